@@ -1,0 +1,6 @@
+include(CMakeFindDependencyMacro)
+find_dependency(Eigen3)
+find_dependency(xsimd)
+set(THREADS_PREFER_PTHREAD_FLAG ON)
+find_dependency(Threads)
+include(${CMAKE_CURRENT_LIST_DIR}/attn-targets.cmake)

@@ -1,0 +1,25 @@
+# What attn stands on: an installed package if there is one, else a pinned release from the project's own repository.
+include(FetchContent)
+
+# attn_header_only(<package> <target> <repository> <tag> <include directory>): only headers are needed, so the project's own
+# CMakeLists.txt is not run (SOURCE_SUBDIR names a folder that has none).
+macro(attn_header_only package target repository tag directory)
+  if(NOT TARGET ${target})
+    find_package(${package} QUIET GLOBAL)
+  endif()
+  if(NOT TARGET ${target})
+    message(STATUS "${package} is not installed: fetching ${tag} from ${repository}")
+    FetchContent_Declare(attn_${package} GIT_REPOSITORY ${repository} GIT_TAG ${tag} GIT_SHALLOW ON SOURCE_SUBDIR no_cmake)
+    FetchContent_MakeAvailable(attn_${package})
+    string(TOLOWER attn_${package} fetched)
+    add_library(${target} INTERFACE IMPORTED GLOBAL)
+    target_include_directories(${target} SYSTEM INTERFACE "${${fetched}_SOURCE_DIR}${directory}")
+  endif()
+endmacro()
+
+# Without a version: Eigen 3.4 and 5 each refuse the other's range. The headers check it.
+attn_header_only(Eigen3 Eigen3::Eigen https://gitlab.com/libeigen/eigen.git 3.4.0 "")
+attn_header_only(xsimd xsimd https://github.com/xtensor-stack/xsimd.git 8.1.0 /include)
+
+set(THREADS_PREFER_PTHREAD_FLAG ON)
+find_package(Threads REQUIRED GLOBAL)

@@ -1,0 +1,17 @@
+# How attn builds its own tests, benchmarks and examples. None of this reaches a user of the library.
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+
+set(attn_warnings
+  -Werror -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wdouble-promotion -Wold-style-cast
+  -Wnon-virtual-dtor -Woverloaded-virtual -Wcast-align -Wimplicit-fallthrough -Wextra-semi)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  list(APPEND attn_warnings -Wno-maybe-uninitialized) # gcc 12 warns in its own AVX-512 header wherever Eigen uses it
+endif()
+
+# attn_own: what each of attn's own programs links.
+add_library(attn_own INTERFACE)
+target_link_libraries(attn_own INTERFACE $<IF:$<BOOL:${ATTN_NATIVE}>,attn::native,attn::attn>)
+target_compile_options(attn_own INTERFACE ${attn_warnings})

@@ -1,0 +1,17 @@
+# attn::attn, the library, and attn::native, the library for the instruction set of this machine.
+
+file(GLOB_RECURSE attn_headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/include/attn/*.hpp)
+
+add_library(attn INTERFACE)
+add_library(attn::attn ALIAS attn)
+target_sources(attn INTERFACE FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR}/include FILES ${attn_headers})
+target_compile_features(attn INTERFACE cxx_std_20)
+target_link_libraries(attn INTERFACE Eigen3::Eigen Threads::Threads)
+# Its include directories, not the target: some installed xsimd targets link xtl, which attn has no use for and which may be missing.
+target_include_directories(attn SYSTEM INTERFACE $<TARGET_PROPERTY:xsimd,INTERFACE_INCLUDE_DIRECTORIES>)
+
+add_library(attn_native INTERFACE)
+add_library(attn::native ALIAS attn_native)
+set_target_properties(attn_native PROPERTIES EXPORT_NAME native)
+target_link_libraries(attn_native INTERFACE attn)
+target_compile_options(attn_native INTERFACE $<$<CXX_COMPILER_ID:GNU,Clang,AppleClang>:-march=native>)

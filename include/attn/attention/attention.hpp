@@ -1,0 +1,143 @@
+// What an attention operator is, and the front door through which all of them are called.
+#pragma once
+
+#include "../core/inputs.hpp"
+#include "../parallel/executor.hpp"
+
+namespace attn {
+
+/// A const value that computes out[b, h, i] = sum over j of A[b, h, i, j] v[b, h, j] from queries, keys and values.
+/// - `name`: what errors call it.
+/// - `check(in)`: throws shape_error if shapes, positions or parameters do not fit. Reads no element.
+/// - `output_shape(shapes)`: of the values it writes; log_sum_exp has the same but for one channel, where the operator has one.
+/// - `workspace_bytes<T>(shapes, concurrency)`: the scratch memory that `forward` needs.
+/// - `forward(in, out, run)`: computes. Everything has been checked; it allocates nothing and writes only to `out`.
+template <class A>
+concept Attention = requires(const A& op, const inputs<float>& in, const outputs<float>& out, const input_shapes& shapes, const execution& run) {
+    { A::name } -> std::convertible_to<std::string_view>;
+    op.check(in);
+    { op.output_shape(shapes) } -> std::same_as<shape>;
+    { op.template workspace_bytes<float>(shapes, index{1}) } -> std::same_as<std::size_t>;
+    op.forward(in, out, run);
+};
+
+namespace detail {
+
+/// Throws shape_error: "softmax_attention: k has shape (1, 2, 9, 63), but q has (1, 2, 9, 64): channels differ".
+[[noreturn]] inline void refuse(std::string_view operation, std::string_view argument, const shape& has, std::string_view other,
+                                const shape& other_has, std::string_view problem) {
+    throw shape_error(operation, argument,
+                      "has shape " + to_string(has) + ", but " + std::string(other) + " has " + to_string(other_has) + ": " + std::string(problem));
+}
+
+template <class T>
+void check_view(std::string_view operation, std::string_view argument, const tensor_view<T>& view) {
+    const auto& s = view.shape();
+    if (std::min({s.batch, s.heads, s.tokens, s.channels}) < 0) throw shape_error(operation, argument, "has the negative shape " + to_string(s));
+    if (!view.data() && s.size() > 0) throw shape_error(operation, argument, "has shape " + to_string(s) + " but no memory (a null pointer)");
+}
+
+template <Scalar T>
+void check_output(std::string_view operation, std::string_view argument, const tensor_view<T>& out, const shape& expected, const inputs<T>& in) {
+    check_view(operation, argument, out);
+    if (out.shape() != expected)
+        throw shape_error(operation, argument, "has shape " + to_string(out.shape()) + ", but the result has " + to_string(expected));
+    if (overlaps_itself(out)) throw shape_error(operation, argument, "of shape " + to_string(out.shape()) + " has strides by which its elements overlap");
+    const auto apart = [&](std::string_view name, const tensor_view<const T>& input) {
+        if (overlap(out, input))
+            throw shape_error(operation, argument, "of shape " + to_string(out.shape()) + " overlaps " + std::string(name) + " of shape " + to_string(input.shape()));
+    };
+    apart("q", in.queries);
+    apart("k", in.keys);
+    apart("v", in.values);
+}
+
+} // namespace detail
+
+/// Throws shape_error unless q (batch, heads, n, d_k), k (batch, kv_heads, m, d_k) and v (batch, kv_heads, m, d_v) fit each other: the
+/// batches equal, kv_heads a divisor of heads, d_k at least 1, and positions given for all batch entries or for none.
+template <Scalar T>
+void check_inputs(std::string_view operation, const inputs<T>& in) {
+    const auto &q = in.queries.shape(), &k = in.keys.shape(), &v = in.values.shape();
+    detail::check_view(operation, "q", in.queries);
+    detail::check_view(operation, "k", in.keys);
+    detail::check_view(operation, "v", in.values);
+    if (q.channels == 0) throw shape_error(operation, "q", "has shape " + to_string(q) + ": a score needs at least one channel");
+    if (k.batch != q.batch) detail::refuse(operation, "k", k, "q", q, "the batches differ");
+    if (v.batch != q.batch) detail::refuse(operation, "v", v, "q", q, "the batches differ");
+    if (k.channels != q.channels) detail::refuse(operation, "k", k, "q", q, "the channels differ");
+    if (v.tokens != k.tokens) detail::refuse(operation, "v", v, "k", k, "the tokens differ");
+    if (v.heads != k.heads) detail::refuse(operation, "v", v, "k", k, "the heads differ");
+    if (k.heads == 0 ? q.heads != 0 : q.heads % k.heads != 0)
+        detail::refuse(operation, "k", k, "q", q, "the heads of k and v must divide the heads of q");
+    const auto check_positions = [&](std::string_view name, const per_batch& p) {
+        if (p.count() != 0 && p.count() != q.batch)
+            throw shape_error(operation, name, "has " + std::to_string(p.count()) + " entries, but q has shape " + to_string(q));
+    };
+    check_positions("positions.first_query", in.positions.first_query);
+    check_positions("positions.first_key", in.positions.first_key);
+}
+
+/// Bytes of workspace that a call of `op` on such shapes needs with such an executor.
+template <Scalar T, Attention A, Executor E>
+std::size_t workspace_bytes(const A& op, const input_shapes& shapes, E& executor) {
+    return op.template workspace_bytes<T>(shapes, std::max<index>(1, executor.concurrency()));
+}
+
+/// Calls an operator: checks everything once, then computes into `out` with the caller's executor and workspace. Allocates nothing.
+/// Throws shape_error, before anything is read or written, naming operator, argument and shapes: shapes that do not fit, an output
+/// that overlaps an input, parameters that do not suit the positions, a workspace too small. What a caller's function throws passes through.
+template <Attention A, Scalar T>
+void attend(const A& op, const inputs<T>& in, const outputs<T>& out, const execution& run) {
+    op.check(in);
+    const auto shapes = shapes_of(in);
+    const auto expected = op.output_shape(shapes);
+    detail::check_output(A::name, "out", out.values, expected, in);
+    if (out.log_sum_exp.data()) {
+        detail::check_output(A::name, "log_sum_exp", out.log_sum_exp, {expected.batch, expected.heads, expected.tokens, 1}, in);
+        if (overlap(out.log_sum_exp, out.values)) throw shape_error(A::name, "log_sum_exp", "overlaps out");
+    }
+    const auto needed = op.template workspace_bytes<T>(shapes, run.concurrency());
+    if (run.workspace().size_bytes() < needed) {
+        throw shape_error(A::name, "workspace", "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but q of shape " + to_string(shapes.queries) +
+                                                    " on " + std::to_string(run.concurrency()) + " threads needs " + std::to_string(needed));
+    }
+    op.forward(in, out, run);
+}
+
+/// Calls an operator and returns the result (batch, heads, n, d_v). Allocates the result and, for the call, a workspace.
+template <Attention A, Scalar T, Executor E>
+tensor<T> attend(const A& op, const inputs<T>& in, E& executor) {
+    op.check(in);
+    tensor<T> out(op.output_shape(shapes_of(in)));
+    workspace memory(workspace_bytes<T>(op, shapes_of(in), executor));
+    attend(op, in, outputs<T>{out}, execution(executor, memory));
+    return out;
+}
+
+namespace detail {
+
+template <class T>
+T scalar_of(const tensor_view<T>&);
+template <class T>
+T scalar_of(const tensor<T>&);
+/// The scalar type of a tensor or of a view.
+template <class V>
+using scalar_t = std::remove_const_t<decltype(scalar_of(std::declval<const V&>()))>;
+
+} // namespace detail
+
+/// A tensor, or a view of one.
+template <class V>
+concept TensorLike = requires { typename detail::scalar_t<V>; } && Scalar<detail::scalar_t<V>>;
+
+/// The same on tensors or views of q, k and v, on the calling thread.
+template <Attention A, TensorLike Q, TensorLike K, TensorLike V>
+auto attend(const A& op, const Q& q, const K& k, const V& v, const positions& where = {}) {
+    using T = detail::scalar_t<Q>;
+    static_assert(std::same_as<T, detail::scalar_t<K>> && std::same_as<T, detail::scalar_t<V>>, "attn: q, k and v must have the same scalar type");
+    sequential here;
+    return attend(op, inputs<T>{q, k, v, where}, here);
+}
+
+} // namespace attn

@@ -1,0 +1,39 @@
+// Joins results of softmax attention over disjoint sets of keys.
+#pragma once
+
+#include "../kernel/online_softmax.hpp"
+#include "attention.hpp"
+
+namespace attn {
+
+/// Merges the result of one set of keys into that of another: with log-sum-exps a and b, and l = ln(e^a + e^b), each row becomes
+///     into = into e^(a - l) + from e^(b - l),   log_sum_exp = l
+/// which is attention over both sets, if no key is in both. A sink belongs to one of them only. Rows that saw nothing add nothing.
+/// Both need their log_sum_exp. Throws shape_error, before anything is written, if shapes differ, a log_sum_exp is missing, or `into` overlaps `from`.
+template <Scalar T>
+void merge(const outputs<T>& into, const outputs<T>& from) {
+    constexpr std::string_view name = "merge";
+    const auto& s = into.values.shape();
+    const shape rows{s.batch, s.heads, s.tokens, 1};
+    detail::check_view(name, "into", into.values);
+    detail::check_view(name, "from", from.values);
+    if (from.values.shape() != s) detail::refuse(name, "from", from.values.shape(), "into", s, "the shapes differ");
+    if (into.log_sum_exp.shape() != rows || from.log_sum_exp.shape() != rows)
+        throw shape_error(name, "log_sum_exp", "has shapes " + to_string(into.log_sum_exp.shape()) + " and " + to_string(from.log_sum_exp.shape()) +
+                                                   ", but both must have " + to_string(rows));
+    detail::check_view(name, "into.log_sum_exp", into.log_sum_exp);
+    detail::check_view(name, "from.log_sum_exp", from.log_sum_exp);
+    if (overlap(into.values, from.values) || overlap(into.log_sum_exp, from.log_sum_exp) || overlap(into.values, from.log_sum_exp) ||
+        overlap(into.log_sum_exp, from.values) || overlap(into.values, into.log_sum_exp))
+        throw shape_error(name, "into", "overlaps from");
+    for (index b = 0; b < s.batch; ++b)
+        for (index h = 0; h < s.heads; ++h)
+            for (index i = 0; i < s.tokens; ++i) {
+                const kernel::merge_weights<T> weights(into.log_sum_exp(b, h, i, 0), from.log_sum_exp(b, h, i, 0));
+                for (index c = 0; c < s.channels; ++c)
+                    into.values(b, h, i, c) = weights.a * into.values(b, h, i, c) + weights.b * from.values(b, h, i, c);
+                into.log_sum_exp(b, h, i, 0) = weights.log_sum_exp;
+            }
+}
+
+} // namespace attn

@@ -1,0 +1,83 @@
+// Softmax attention: scaled dot products, a score function, a pattern, a softmax over the visible keys.
+#pragma once
+
+#include "../kernel/streaming_softmax.hpp"
+#include "attention.hpp"
+
+#include <optional>
+
+namespace attn {
+
+/// For q (batch, heads, n, d_k), k (batch, kv_heads, m, d_k), v (batch, kv_heads, m, d_v); query head h reads kv head h / (heads / kv_heads):
+///     x[b, h, i, j]  = score(scale * q[b, h, i] . k[b, h, j], i, j)          for the keys j that the pattern shows to query i
+///     out[b, h, i]   = sum_j exp(x[b, h, i, j]) v[b, h, j] / (sum_j exp(x[b, h, i, j]) + exp(sinks[h]))
+///     log_sum_exp    = the logarithm of that denominator
+/// A hidden key never influences a row, whatever it holds; a score of -infinity hides its key too. A row that sees no key gives 0, and
+/// log_sum_exp -infinity (or its sink). NaN in a key or value that is seen makes NaN of the rows that see it, and of no others.
+///
+/// Time: 2 (d_k + d_v) flops for each pair that the pattern's schedule visits. Memory: the workspace, tens of kilobytes a thread,
+/// independent of n and m, plus one number a row if a union of patterns with different steps runs as several passes.
+/// The result does not depend on executor, threads, strides or the rest of the batch, bit by bit.
+/// Vaswani et al. 2017, "Attention Is All You Need"; the online softmax is Milakov and Gimelshein 2018.
+template <Pattern P = dense, ScoreFunction S = identity_score, class Arch = simd::native>
+struct softmax_attention {
+    static constexpr std::string_view name = "softmax_attention";
+
+    std::optional<double> scale = {};     ///< 1 / sqrt(d_k) if not given
+    S score = {};                         ///< what happens to a scaled score before the softmax
+    P pattern = {};                       ///< which keys a query may see
+    std::span<const double> sinks = {};   ///< one per head, or none: exp(sink) joins the denominator
+
+    template <Scalar T>
+    void check(const inputs<T>& in) const {
+        check_inputs(name, in);
+        const auto &q = in.queries.shape(), &k = in.keys.shape();
+        if (!sinks.empty() && std::ssize(sinks) != q.heads)
+            throw shape_error(name, "sinks", "has " + std::to_string(sinks.size()) + " entries, but q has shape " + to_string(q));
+        if (scale && !std::isfinite(*scale)) throw shape_error(name, "scale", "is not finite");
+        const auto context = pattern_context_of(in.positions, {q, k, in.values.shape()});
+        attn::check(pattern, context);
+        attn::check(score, context);
+    }
+    shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
+    template <Scalar T>
+    std::size_t workspace_bytes(const input_shapes& s, index concurrency) const {
+        return kernel::streaming_softmax<T, Arch, P, S>::workspace_bytes(s.queries, s.values, score, concurrency);
+    }
+    template <Scalar T>
+    void forward(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
+        const auto factor = scale.value_or(1 / std::sqrt(static_cast<double>(in.queries.shape().channels)));
+        kernel::streaming_softmax<T, Arch, P, S>(pattern, score, factor, sinks)(in, out, run);
+    }
+
+private:
+    static pattern_context pattern_context_of(const positions& where, const input_shapes& s) {
+        pattern_context context{.operation = name, .batch = s.queries.batch, .heads = s.queries.heads};
+        for (index b = 0; b < s.queries.batch; ++b) {
+            const auto i = where.first_query[b], j = where.first_key[b];
+            context.first_query = b == 0 ? i : std::min(context.first_query, i);
+            context.first_key = b == 0 ? j : std::min(context.first_key, j);
+            context.end_query = b == 0 ? i + s.queries.tokens : std::max(context.end_query, i + s.queries.tokens);
+            context.end_key = b == 0 ? j + s.keys.tokens : std::max(context.end_key, j + s.keys.tokens);
+        }
+        return context;
+    }
+};
+
+/// What a call costs: the (query, key) pairs that the pattern makes visible, and those that its schedule visits, over all batch entries
+/// and heads. The kernel spends 2 (d_k + d_v) flops on a visited pair.
+template <Pattern P, ScoreFunction S, class Arch>
+pair_count visited_pairs(const softmax_attention<P, S, Arch>& op, const input_shapes& s, const positions& where = {}) {
+    using tile = kernel::softmax_tile<float, Arch>;
+    pair_count all;
+    for (index b = 0; b < s.queries.batch; ++b)
+        for (index h = 0; h < s.queries.heads; ++h) {
+            const auto pairs = visited_pairs(at(op.pattern, b, h), where.first_query[b], s.queries.tokens, where.first_key[b], s.keys.tokens,
+                                             tile::most_queries, tile::grain);
+            all.visible += pairs.visible;
+            all.visited += pairs.visited;
+        }
+    return all;
+}
+
+} // namespace attn

@@ -1,0 +1,25 @@
+// Eigen matrices as tensor views of one head: rows are tokens, columns are channels.
+#pragma once
+
+#include "tensor_view.hpp"
+
+#include <Eigen/Core>
+
+#if !EIGEN_VERSION_AT_LEAST(3, 4, 0)
+#error "attn needs Eigen 3.4.0 or later"
+#endif
+
+namespace attn {
+
+/// A matrix, Map, Block or Ref with memory of its own, of any storage order.
+template <class M>
+concept EigenMatrix = std::derived_from<std::remove_cvref_t<M>, Eigen::DenseBase<std::remove_cvref_t<M>>> &&
+                      Scalar<typename std::remove_cvref_t<M>::Scalar> && requires(M& m) { m.data(); m.rowStride(); m.colStride(); };
+
+/// Views a matrix (tokens, channels) as a tensor (1, 1, tokens, channels).
+template <EigenMatrix M>
+auto view(M& m) {
+    return tensor_view(m.data(), shape{.tokens = m.rows(), .channels = m.cols()}, strides{0, 0, m.rowStride(), m.colStride()});
+}
+
+} // namespace attn

@@ -1,0 +1,66 @@
+// What an attention operator reads and writes in one call.
+#pragma once
+
+#include "tensor_view.hpp"
+
+#include <span>
+
+namespace attn {
+
+/// One number for all batch entries, or one for each.
+class per_batch {
+public:
+    constexpr per_batch(index same) : same_(same) {}
+    constexpr per_batch(std::span<const index> each) : each_(each) {}
+
+    constexpr index operator[](index batch) const { return each_.empty() ? same_ : each_[static_cast<std::size_t>(batch)]; }
+    /// Count of numbers given one by one; 0 if all entries share one.
+    constexpr index count() const { return static_cast<index>(each_.size()); }
+
+private:
+    index same_ = 0;
+    std::span<const index> each_;
+};
+
+/// Where the rows of a call lie: query row r is at position first_query + r, key row r at first_key + r. Patterns and score
+/// functions see these absolute positions, so that they stay right in a chunk of a sequence and beside a cache of keys.
+struct positions {
+    per_batch first_query = 0;
+    per_batch first_key = 0;
+};
+
+/// Query row 0 beside key row 0. Nothing else is ever assumed when n != m.
+constexpr positions top_left() { return {}; }
+
+/// The last query beside the last key, as when the keys are a cache that ends with the queries' own.
+constexpr positions bottom_right(index queries, index keys) { return {.first_query = keys - queries}; }
+
+/// queries (batch, heads, n, d_k), keys (batch, kv_heads, m, d_k), values (batch, kv_heads, m, d_v) and their positions.
+/// kv_heads divides heads; query head h reads key and value head h / (heads / kv_heads).
+template <Scalar T>
+struct inputs {
+    tensor_view<const T> queries;
+    tensor_view<const T> keys;
+    tensor_view<const T> values;
+    attn::positions positions = {};
+};
+
+/// The shapes of a call: all that output shapes, workspace sizes and costs depend on.
+struct input_shapes {
+    shape queries, keys, values;
+};
+
+template <Scalar T>
+input_shapes shapes_of(const inputs<T>& in) {
+    return {in.queries.shape(), in.keys.shape(), in.values.shape()};
+}
+
+/// values (batch, heads, n, d_v); and, if its data is not null, log_sum_exp (batch, heads, n, 1): the natural logarithm of each
+/// row's softmax denominator, its sink included.
+template <Scalar T>
+struct outputs {
+    tensor_view<T> values;
+    tensor_view<T> log_sum_exp = {};
+};
+
+} // namespace attn

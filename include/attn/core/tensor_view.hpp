@@ -1,0 +1,136 @@
+// A view of somebody's memory as a tensor (batch, heads, tokens, channels), with any strides.
+#pragma once
+
+#include "shape.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <type_traits>
+
+namespace attn {
+
+/// Distances in elements between neighbours along each dimension. Zero repeats an element (broadcast), negative walks back.
+struct strides {
+    index batch = 0;
+    index head = 0;
+    index token = 0;
+    index channel = 1;
+
+    friend constexpr bool operator==(const strides&, const strides&) = default;
+};
+
+/// A non-owning tensor (batch, heads, tokens, channels). A view of T converts to a view of const T.
+template <class T>
+class tensor_view {
+public:
+    using element_type = T;
+
+    constexpr tensor_view() = default;
+    constexpr tensor_view(T* data, const attn::shape& shape, const attn::strides& strides)
+        : data_(data), shape_(shape), strides_(strides) {}
+    template <class U>
+        requires(std::is_const_v<T> && std::same_as<U, std::remove_const_t<T>>)
+    constexpr tensor_view(const tensor_view<U>& other) : data_(other.data()), shape_(other.shape()), strides_(other.strides()) {}
+
+    constexpr T* data() const { return data_; }
+    constexpr const attn::shape& shape() const { return shape_; }
+    constexpr const attn::strides& strides() const { return strides_; }
+
+    /// Address of channel 0 of one token.
+    constexpr T* row(index batch, index head, index token) const {
+        return data_ + batch * strides_.batch + head * strides_.head + token * strides_.token;
+    }
+    constexpr T& operator()(index batch, index head, index token, index channel) const {
+        return row(batch, head, token)[channel * strides_.channel];
+    }
+
+private:
+    T* data_ = nullptr;
+    attn::shape shape_;
+    attn::strides strides_;
+};
+
+/// Views contiguous memory laid out as [batch][heads][tokens][channels].
+template <class T>
+constexpr tensor_view<T> head_major(T* data, const shape& s) {
+    return {data, s, {s.heads * s.tokens * s.channels, s.tokens * s.channels, s.channels, 1}};
+}
+
+/// Views contiguous memory laid out as [batch][tokens][heads][channels], what a linear projection leaves behind.
+template <class T>
+constexpr tensor_view<T> token_major(T* data, const shape& s) {
+    return {data, s, {s.tokens * s.heads * s.channels, s.channels, s.heads * s.channels, 1}};
+}
+
+namespace detail {
+
+struct address_dimension {
+    std::int64_t stride, extent; // bytes, count
+};
+
+/// Strided memory in bytes: first address, and the dimensions by falling stride.
+struct footprint {
+    std::int64_t first = 0, bytes = 0;
+    std::array<address_dimension, 4> dimensions{};
+
+    template <class T>
+    explicit footprint(const tensor_view<T>& v) : first(reinterpret_cast<std::int64_t>(v.data())), bytes(sizeof(T)) {
+        const auto size = static_cast<std::int64_t>(sizeof(T));
+        const auto& n = v.shape();
+        const auto& s = v.strides();
+        dimensions = {{{s.batch * size, n.batch}, {s.head * size, n.heads}, {s.token * size, n.tokens}, {s.channel * size, n.channels}}};
+        for (auto& d : dimensions) {
+            if (d.stride < 0) {
+                first += d.stride * (d.extent - 1);
+                d.stride = -d.stride;
+            }
+            if (d.extent <= 1) d = {0, 1};
+        }
+        std::ranges::sort(dimensions, std::ranges::greater{}, &address_dimension::stride);
+    }
+    /// Bytes from the first element to the end of the last, over the dimensions whose stride is below `limit`.
+    std::int64_t span_below(std::int64_t limit) const {
+        auto span = bytes;
+        for (const auto& d : dimensions)
+            if (d.stride < limit) span += d.stride * (d.extent - 1);
+        return span;
+    }
+};
+
+} // namespace detail
+
+/// True unless the two views provably share no byte. Interleaved views (the q, k, v and out columns of one buffer) count as
+/// disjoint: modulo a stride that both walk by, their inner blocks lie beside each other.
+template <class A, class B>
+bool overlap(const tensor_view<A>& a, const tensor_view<B>& b) {
+    if (a.shape().size() == 0 || b.shape().size() == 0) return false;
+    const detail::footprint x(a), y(b);
+    if (x.first + x.span_below(INT64_MAX) <= y.first || y.first + y.span_below(INT64_MAX) <= x.first) return false;
+    const auto apart_modulo = [&](std::int64_t period) {
+        const auto walks_by_period = [&](const detail::address_dimension& d) { return d.stride < period || d.stride % period == 0; };
+        if (!std::ranges::all_of(x.dimensions, walks_by_period) || !std::ranges::all_of(y.dimensions, walks_by_period)) return false;
+        const auto offset = ((y.first - x.first) % period + period) % period;
+        return x.span_below(period) <= offset && offset + y.span_below(period) <= period;
+    };
+    for (const auto* view : {&x, &y})
+        for (const auto& candidate : view->dimensions)
+            if (candidate.stride > 0 && apart_modulo(candidate.stride)) return false;
+    return true;
+}
+
+/// True if two elements of the view may share an address, so that it cannot be written to.
+template <class T>
+bool overlaps_itself(const tensor_view<T>& v) {
+    if (v.shape().size() == 0) return false;
+    const detail::footprint f(v);
+    auto limit = INT64_MAX;
+    for (const auto& d : f.dimensions) {
+        if (d.extent > 1 && f.span_below(d.stride) > d.stride) return true;
+        if (d.extent > 1 && d.stride == limit) return true;
+        if (d.extent > 1) limit = d.stride;
+    }
+    return false;
+}
+
+} // namespace attn

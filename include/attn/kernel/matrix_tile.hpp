@@ -1,0 +1,83 @@
+// The micro-kernel: every matrix product of the library runs through it.
+#pragma once
+
+#include "../simd/lanes.hpp"
+#include "../simd/unroll.hpp"
+
+#include <algorithm>
+
+namespace attn::kernel {
+
+/// How the registers of an instruction set shape the micro-kernel.
+template <Scalar T, class Arch>
+struct tile_traits {
+    static constexpr int lane_count = simd::lanes<T, Arch>::size;
+    /// Columns of a tile, in registers: of 32 registers 24 accumulate, as 6 x 4 or 8 x 3; of 16 registers 12, as 6 x 2.
+    static constexpr int max_columns = simd::register_count<Arch> >= 32 ? 4 : 2;
+    /// Rows of a tile of that many columns. More than 24 accumulators spill on clang; fewer than 8 wait for each other.
+    static constexpr int max_rows(int columns) {
+        constexpr int of_32[] = {16, 12, 8, 6}, of_16[] = {8, 6};
+        return simd::register_count<Arch> >= 32 ? of_32[columns - 1] : of_16[columns - 1];
+    }
+};
+
+/// Rows x Columns registers of sums.
+template <int Rows, int Columns, Scalar T, class Arch>
+struct matrix_tile {
+    using lanes = simd::lanes<T, Arch>;
+    lanes sum[Rows][Columns];
+
+    [[gnu::always_inline]] void zero() {
+        simd::unroll<Rows>([&](auto i) { simd::unroll<Columns>([&](auto c) { sum[i][c] = lanes(T{0}); }); });
+    }
+    /// Row i begins as factor[i] times what lies at from + i * row_stride.
+    [[gnu::always_inline]] void load_scaled(const T* from, index row_stride, const T* factor) {
+        simd::unroll<Rows>([&](auto i) {
+            const lanes scale = factor[i];
+            simd::unroll<Columns>([&](auto c) { sum[i][c] = lanes::load(from + i * row_stride + c * lanes::size) * scale; });
+        });
+    }
+    [[gnu::always_inline]] void store(T* to, index row_stride) const {
+        simd::unroll<Rows>([&](auto i) { simd::unroll<Columns>([&](auto c) { sum[i][c].store(to + i * row_stride + c * lanes::size); }); });
+    }
+    /// sum[i][c] += sum over k < depth of a(i, k) * b(k, c), where a(i, k) = a[i * a_row + k * a_depth] is a number and b(k, c) the
+    /// register at b + k * b_depth + c * lanes::size. Each lane is one chain of multiply-adds in the order of k: its result is the
+    /// same in a tile of any size.
+    [[gnu::always_inline]] void multiply_add(const T* a, auto a_row, auto a_depth, const T* b, index b_depth, index depth) {
+        for (index k = 0; k < depth; ++k) {
+            lanes right[Columns];
+            simd::unroll<Columns>([&](auto c) { right[c] = lanes::load(b + c * lanes::size); });
+            simd::unroll<Rows>([&](auto i) {
+                const lanes left = a[i * a_row];
+                simd::unroll<Columns>([&](auto c) { sum[i][c] = fma(left, right[c], sum[i][c]); });
+            });
+            a += a_depth;
+            b += b_depth;
+        }
+    }
+};
+
+/// A stride that is known to be one, so that the micro-kernel addresses without multiplying.
+using unit_stride = std::integral_constant<index, 1>;
+
+/// Calls f(std::integral_constant<int, n>) for a run-time n in [1, Most].
+template <int Most, class F>
+[[gnu::always_inline]] inline void with_constant(index n, F&& f) {
+    [&]<int... I>(std::integer_sequence<int, I...>) {
+        static_cast<void>(((n == I + 1 && (f(std::integral_constant<int, I + 1>{}), true)) || ...));
+    }(std::make_integer_sequence<int, Most>{});
+}
+
+/// Cuts [0, count) into pieces of at most `most`, as even as they come, and calls f(first, size) for each: a tail of one row would
+/// leave the micro-kernel waiting for its own adders.
+template <class F>
+[[gnu::always_inline]] inline void for_each_piece(index count, index most, F&& f) {
+    const auto pieces = (count + most - 1) / most;
+    for (index piece = 0, first = 0; piece < pieces; ++piece) {
+        const auto size = (count - first) / (pieces - piece);
+        f(first, size);
+        first += size;
+    }
+}
+
+} // namespace attn::kernel

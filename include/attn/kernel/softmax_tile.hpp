@@ -1,0 +1,226 @@
+// One tile of attention: scores of a panel of queries with up to 128 keys, their softmax, and the weighted values.
+#pragma once
+
+#include "../pattern/schedule.hpp"
+#include "../simd/positions.hpp"
+#include "online_softmax.hpp"
+#include "tile_loader.hpp"
+
+namespace attn::kernel {
+
+/// A run of keys inside a tile: rows [first_row, first_row + keys.count) of the tile's scores.
+template <Scalar T>
+struct key_segment {
+    key_run keys;
+    index first_row;
+    const T *key_rows, *value_rows;
+    index key_stride, value_stride;
+};
+
+/// One thread's memory, and the steps of one panel of queries that do not depend on pattern or score function:
+///     scores   S^T = K Q^T, lanes are queries: only Q is transposed, K is read as it lies, one broadcast number at a time
+///     softmax  vertical in every lane (online_softmax)
+///     values   O += P V, lanes are channels: P is read from the score tile as broadcasts, V as it lies, O stays in cache
+template <Scalar T, class Arch>
+class softmax_tile {
+public:
+    using lanes = simd::lanes<T, Arch>;
+    using traits = tile_traits<T, Arch>;
+    static constexpr index lane_count = lanes::size;
+
+    /// Queries of a panel in registers: so many that Q, the scores and O stay in the nearest caches.
+    static constexpr index most_registers = simd::register_count<Arch> >= 32 ? 3 : 6;
+    static constexpr index most_queries = most_registers * lane_count;
+    /// Keys of a tile: enough to hide the loads and stores of O, few enough for the cache.
+    static constexpr index most_keys = 128;
+    static constexpr std::size_t most_segments = 16;
+    /// Keys that a schedule tells apart.
+    static constexpr index grain = 8;
+    static_assert(most_queries <= 64, "a key's visibility is kept as one bit per query");
+
+    softmax_tile(detail::scratch& memory, index key_channels, index value_channels)
+        : key_channels_(key_channels), value_channels_(value_channels), padded_((value_channels + lane_count - 1) / lane_count * lane_count),
+          queries_(memory.take<T>(most_queries * key_channels)), scores_(memory.take<T>(most_queries * most_keys)),
+          packed_keys_(memory.take<T>(most_keys * key_channels)), packed_values_(memory.take<T>(most_keys * padded_)),
+          visible_(memory.take<std::uint64_t>(most_keys)), softmax_(online_softmax<T, Arch>::take(memory, most_registers, padded_)) {}
+
+    /// A new panel: the queries of `tile`, times factor. `queries` begins with the tile's first, row 0 of keys and values is at first_key.
+    void begin(const query_tile& tile, const row_block<const T>& queries, const row_block<const T>& keys, const row_block<const T>& values,
+               index first_key, T factor) {
+        tile_ = tile;
+        keys_ = keys;
+        values_ = values;
+        first_key_ = first_key;
+        softmax_.reset((tile.count + lane_count - 1) / lane_count);
+        transpose_rows<T, Arch>(queries, tile.count, key_channels_, factor, queries_, stride());
+    }
+    const query_tile& queries() const { return tile_; }
+    online_softmax<T, Arch>& softmax() { return softmax_; }
+    index registers() const { return softmax_.registers; }
+    index stride() const { return softmax_.registers * lane_count; }
+    index rows() const { return rows_; }
+    bool full() const { return rows_ == most_keys || segment_count_ == most_segments; }
+    std::span<const key_segment<T>> segments() const { return {segments_.data(), segment_count_}; }
+    /// Scores of one key with the queries of one register.
+    T* scores(index row, index reg) { return scores_ + row * stride() + reg * lane_count; }
+    /// One bit per query: who sees the key of a row. Only of segments that are not full.
+    std::uint64_t& visible(index row) { return visible_[row]; }
+
+    simd::query_lanes<T, Arch> query_lanes(index reg) const {
+        const auto lane = reg * lane_count;
+        simd::query_lanes<T, Arch> result;
+        result.first = tile_.first + lane * tile_.step;
+        result.step = tile_.step;
+        result.count = static_cast<int>(std::min(lane_count, tile_.count - lane));
+        return result;
+    }
+
+    /// Appends keys to the tile, copying them only where they cannot be read in place.
+    const key_segment<T>& add_segment(const key_run& run) {
+        const auto row = run.first - first_key_;
+        const row_block<const T> keys{keys_.data + row * keys_.row_stride, keys_.row_stride * run.step, keys_.channel_stride};
+        const row_block<const T> values{values_.data + row * values_.row_stride, values_.row_stride * run.step, values_.channel_stride};
+        auto& segment = segments_[segment_count_++];
+        segment = {run, rows_, keys.data, values.data, keys.row_stride, values.row_stride};
+        if (!readable_in_place(keys)) {
+            T* const packed = packed_keys_ + rows_ * key_channels_;
+            copy_rows(keys, run.count, key_channels_, packed, key_channels_);
+            segment.key_rows = packed;
+            segment.key_stride = key_channels_;
+        }
+        if (!readable_in_place(values) || padded_ != value_channels_) {
+            T* const packed = packed_values_ + rows_ * padded_;
+            copy_rows(values, run.count, value_channels_, packed, padded_);
+            segment.value_rows = packed;
+            segment.value_stride = padded_;
+        }
+        rows_ += run.count;
+        return segment;
+    }
+
+    /// S^T = K Q^T. Of a partly visible segment, only the registers that see a key of each group of rows.
+    void multiply_keys(const key_segment<T>& segment) {
+        for_each_piece(softmax_.registers, traits::max_columns, [&](index first, index columns) {
+            const index most_rows = segment.keys.full ? traits::max_rows(static_cast<int>(columns)) : std::min<index>(grain, traits::max_rows(static_cast<int>(columns)));
+            for_each_piece(segment.keys.count, most_rows, [&](index row, index rows) {
+                index left = first, right = first + columns;
+                if (!segment.keys.full) {
+                    std::uint64_t seen = 0;
+                    for (index j = 0; j < rows; ++j) seen |= visible_[segment.first_row + row + j];
+                    while (left < right && !(seen & bits(left * lane_count, lane_count))) ++left;
+                    while (left < right && !(seen & bits((right - 1) * lane_count, lane_count))) --right;
+                }
+                with_constant<traits::max_columns>(right - left, [&](auto c) {
+                    with_constant<traits::max_rows(c())>(rows, [&](auto r) {
+                        multiply_rows<r(), c()>(segment.key_rows + row * segment.key_stride, segment.key_stride, left, segment.first_row + row);
+                    });
+                });
+            });
+        });
+    }
+
+    /// 0 * NaN is NaN: a weight of 0 does not protect from the value of a hidden key. True if all the segment's values are finite.
+    bool has_finite_values(const key_segment<T>& segment) const {
+        lanes sum(T{0});
+        for (index j = 0; j < segment.keys.count; ++j) {
+            const T* const row = segment.value_rows + j * segment.value_stride;
+            for (index c = 0; c < padded_; c += lane_count) sum = fma(lanes::load(row + c), lanes(T{0}), sum); // 0, or NaN for good
+        }
+        return ((sum == lanes(T{0})).bits().value & bits(0, lane_count)) == bits(0, lane_count);
+    }
+
+    /// Takes the tile's scores in, and empties the tile. `careful` leaves hidden keys out instead of multiplying their values by 0.
+    void push(bool careful) {
+        if (careful) find_seen();
+        softmax_.push_scores(scores_, rows_);
+        for_each_piece(padded_ / lane_count, traits::max_columns, [&](index first, index columns) {
+            with_constant<traits::max_columns>(columns, [&](auto c) { add_values<c()>(first * lane_count, careful); });
+        });
+        rows_ = 0;
+        segment_count_ = 0;
+    }
+
+private:
+    static std::uint64_t bits(index first, index count) { return (count >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1) << first; }
+
+    template <int Rows, int Columns>
+    [[gnu::noinline]] void multiply_rows(const T* rows, index key_stride, index reg, index score_row) const {
+        matrix_tile<Rows, Columns, T, Arch> tile;
+        tile.zero();
+        tile.multiply_add(rows, key_stride, unit_stride{}, queries_ + reg * lane_count, stride(), key_channels_);
+        tile.store(scores_ + score_row * stride() + reg * lane_count, stride());
+    }
+
+    /// Before the scores become weights: which keys count for which query, by the pattern and by a score of -infinity.
+    void find_seen() {
+        for (const auto& segment : segments()) {
+            for (index j = segment.first_row; j < segment.first_row + segment.keys.count; ++j) {
+                if (segment.keys.full) visible_[j] = ~std::uint64_t{0};
+                for (index q = 0; q < tile_.count; ++q) {
+                    if (scores_[j * stride() + q] < lowest_maximum<T>) visible_[j] &= ~bits(q, 1);
+                }
+            }
+        }
+    }
+
+    /// O += P V for Columns registers of channels.
+    template <int Columns>
+    void add_values(index channel, bool careful) {
+        if (careful) {
+            for (index query = 0; query < tile_.count; ++query) add_seen_values<Columns>(query, channel);
+        } else {
+            for_each_piece(tile_.count, traits::max_rows(Columns), [&](index query, index count) {
+                with_constant<traits::max_rows(Columns)>(count, [&](auto r) { add_weighted_values<r(), Columns>(query, channel); });
+            });
+        }
+    }
+    /// A group of queries skips the keys before and after those it sees.
+    template <int Rows, int Columns>
+    [[gnu::noinline]] void add_weighted_values(index query, index channel) const {
+        matrix_tile<Rows, Columns, T, Arch> tile;
+        T* const output = softmax_.values + query * padded_ + channel;
+        tile.load_scaled(output, padded_, softmax_.factor + query);
+        for (const auto& segment : segments()) {
+            index first = 0, last = segment.keys.count;
+            if (!segment.keys.full) {
+                const auto own = bits(query, Rows);
+                const auto* const visible = visible_ + segment.first_row;
+                while (first < last && !(visible[first] & own)) ++first;
+                while (first < last && !(visible[last - 1] & own)) --last;
+            }
+            tile.multiply_add(scores_ + (segment.first_row + first) * stride() + query, unit_stride{}, stride(),
+                              segment.value_rows + first * segment.value_stride + channel, segment.value_stride, last - first);
+        }
+        tile.store(output, padded_);
+    }
+    /// The same sum in the same order for one query, but over the keys it sees only.
+    template <int Columns>
+    [[gnu::noinline]] void add_seen_values(index query, index channel) const {
+        matrix_tile<1, Columns, T, Arch> tile;
+        T* const output = softmax_.values + query * padded_ + channel;
+        tile.load_scaled(output, padded_, softmax_.factor + query);
+        for (const auto& segment : segments()) {
+            for (index j = 0; j < segment.keys.count; ++j) {
+                const auto row = segment.first_row + j;
+                if (visible_[row] & bits(query, 1))
+                    tile.multiply_add(scores_ + row * stride() + query, unit_stride{}, unit_stride{},
+                                      segment.value_rows + j * segment.value_stride + channel, unit_stride{}, 1);
+            }
+        }
+        tile.store(output, padded_);
+    }
+
+    index key_channels_, value_channels_, padded_;
+    T *queries_, *scores_, *packed_keys_, *packed_values_;
+    std::uint64_t* visible_;
+    online_softmax<T, Arch> softmax_;
+
+    query_tile tile_{};
+    row_block<const T> keys_{}, values_{};
+    index first_key_ = 0;
+    index rows_ = 0;
+    std::size_t segment_count_ = 0;
+    std::array<key_segment<T>, most_segments> segments_;
+};
+
+} // namespace attn::kernel

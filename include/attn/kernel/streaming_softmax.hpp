@@ -1,0 +1,208 @@
+// The one kernel behind every softmax attention: any pattern, any score function, never an n x m matrix.
+#pragma once
+
+#include "../core/inputs.hpp"
+#include "../parallel/executor.hpp"
+#include "../pattern/passes.hpp"
+#include "score_tile.hpp"
+#include "softmax_tile.hpp"
+
+namespace attn::kernel {
+
+/// Walks the key runs that a pattern shows to one panel of queries.
+template <Scalar T, class Arch, ScoreFunction S>
+class softmax_panel {
+public:
+    using tile_type = softmax_tile<T, Arch>;
+    using lanes = simd::lanes<T, Arch>;
+    static constexpr bool scored = !std::same_as<S, identity_score>;
+
+    softmax_panel(detail::scratch& memory, index key_channels, index value_channels, const S& score)
+        : tile_(memory, key_channels, value_channels),
+          score_(score_tile<T, Arch, S>::take(memory, score, tile_type::lane_count, tile_type::most_queries)) {}
+
+    /// The softmax state of a panel that has begun, over all keys that the pattern shows it.
+    online_softmax<T, Arch>& run(const Pattern auto& pattern, index first_key, index keys) {
+        for_each_run(pattern, tile_.queries(), first_key, keys, tile_type::grain, [&](const key_run& run) { append(pattern, run); });
+        push();
+        return tile_.softmax();
+    }
+    tile_type& tile() { return tile_; }
+
+private:
+    /// Cuts a run into segments, as evenly as they come so that no tile is left with a few keys, and pushes each full tile.
+    void append(const Pattern auto& pattern, key_run run) {
+        while (run.count > 0) {
+            const auto rows = tile_.rows();
+            const auto tiles = (rows + run.count + tile_type::most_keys - 1) / tile_type::most_keys;
+            const auto even = (rows + run.count + tiles - 1) / tiles;
+            auto piece = run;
+            piece.count = std::clamp<index>((even + 15) / 16 * 16 - rows, 1, std::min(run.count, tile_type::most_keys - rows));
+            const auto& segment = tile_.add_segment(piece);
+            if (!piece.full) find_visible(pattern, segment);
+            run.first += piece.count * run.step;
+            run.count -= piece.count;
+            if (run.count > 0 || tile_.full()) push();
+        }
+    }
+    void push() {
+        if (tile_.rows() == 0) return;
+        bool careful = false;
+        for (const auto& segment : tile_.segments()) {
+            tile_.multiply_keys(segment);
+            if (scored || !segment.keys.full) {
+                adjust_scores(segment);
+                careful = careful || !tile_.has_finite_values(segment);
+            }
+        }
+        tile_.push(careful);
+    }
+    /// One bit per query and key of a segment that is partly visible.
+    [[gnu::noinline]] void find_visible(const Pattern auto& pattern, const key_segment<T>& segment) {
+        const auto& keys = segment.keys;
+        for (index j = 0; j < keys.count; ++j) tile_.visible(segment.first_row + j) = 0;
+        for (index reg = 0; reg < tile_.registers(); ++reg) {
+            const auto queries = tile_.query_lanes(reg);
+            const auto present = (std::uint64_t{1} << queries.count) - 1;
+            for (index j = 0; j < keys.count; ++j) {
+                const auto seen = pattern.visible(queries, keys.first + j * keys.step);
+                std::uint64_t bits = 0;
+                if constexpr (std::same_as<std::remove_const_t<decltype(seen)>, simd::lane_bits>) bits = seen.value;
+                else if (seen) bits = present;
+                tile_.visible(segment.first_row + j) |= (bits & present) << (reg * tile_type::lane_count);
+            }
+        }
+    }
+    /// Applies the score function, and takes hidden keys out of the way.
+    [[gnu::noinline]] void adjust_scores(const key_segment<T>& segment) {
+        for (index first = 0; first < segment.keys.count; first += tile_type::lane_count) {
+            auto keys = segment.keys;
+            keys.first += first * keys.step;
+            keys.count = std::min(tile_type::lane_count, keys.count - first);
+            score_.load(tile_.queries(), keys);
+            for (index reg = 0; reg < tile_.registers(); ++reg) {
+                const auto queries = tile_.query_lanes(reg);
+                const auto lane = reg * tile_type::lane_count;
+                for (index j = 0; j < keys.count; ++j) {
+                    const auto row = segment.first_row + first + j;
+                    T* const scores = tile_.scores(row, reg);
+                    auto x = lanes::load(scores);
+                    if constexpr (scored) x = score_(x, queries, keys.first + j * keys.step, j, lane) * lanes(std::numbers::log2e_v<T>);
+                    if (!keys.full) {
+                        const simd::lane_bits seen{static_cast<std::uint32_t>(tile_.visible(row) >> lane)};
+                        x = select(lanes::mask::from_bits(seen), x, lanes(hidden_score<T>));
+                    }
+                    x.store(scores);
+                }
+            }
+        }
+    }
+
+    tile_type tile_;
+    score_tile<T, Arch, S> score_;
+};
+
+/// Softmax attention: out = softmax(score(scale * q k^T), keys hidden by the pattern left out) v. Cuts (batch, head, tile of queries) into tasks; a union
+/// of patterns with different steps runs as passes one after the other, whose results merge. Shapes have been checked.
+/// sinks: one number per head that is added to the softmax denominator as exp(sink), or none.
+template <Scalar T, class Arch, Pattern P, ScoreFunction S>
+class streaming_softmax {
+public:
+    streaming_softmax(const P& pattern, const S& score, double scale, std::span<const double> sinks)
+        : pattern_(pattern), score_(score), scale_(scale), sinks_(sinks) {}
+
+    static std::size_t workspace_bytes(const shape& queries, const shape& values, const S& score, index concurrency) {
+        detail::scratch all;
+        all.take<T>(max_passes<P> > 1 ? queries.batch * queries.heads * queries.tokens : 0);
+        const auto bound = score_at(score, 0, 0);
+        return all.used_bytes() + static_cast<std::size_t>(concurrency) * panel_bytes(queries.channels, values.channels, bound);
+    }
+
+    void operator()(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
+        const auto& s = in.queries.shape();
+        if (s.batch * s.heads * s.tokens == 0) return;
+        detail::scratch memory(run.workspace().bytes().data());
+        auto log_sum_exp = out.log_sum_exp;
+        T* const passed_on = memory.take<T>(max_passes<P> > 1 ? s.batch * s.heads * s.tokens : 0);
+        if (max_passes<P> > 1 && !log_sum_exp.data()) log_sum_exp = head_major(passed_on, {s.batch, s.heads, s.tokens, 1});
+        for (index pass = 0; pass < max_passes<P>; ++pass) {
+            index tiles = 0;
+            for (index h = 0; h < s.batch * s.heads; ++h) {
+                on_pass(in, h / s.heads, h % s.heads, pass, [&](const auto&, index step) { tiles = std::max(tiles, tile_count(s.tokens, panel_size(s.tokens, step), step)); });
+            }
+            run.for_each(s.batch * s.heads * tiles, [&](index task, index slice) {
+                const auto batch = task / tiles / s.heads, head = task / tiles % s.heads, tile = task % tiles;
+                on_pass(in, batch, head, pass, [&](const auto& pattern, index step) {
+                    const auto size = panel_size(s.tokens, step);
+                    if (tile >= tile_count(s.tokens, size, step)) return;
+                    const auto score = score_at(score_, batch, head);
+                    detail::scratch own(run.workspace().bytes().data() + memory.used_bytes() +
+                                        static_cast<std::size_t>(slice) * panel_bytes(s.channels, in.values.shape().channels, score));
+                    const auto queries = tile_at(tile, in.positions.first_query[batch], s.tokens, size, step);
+                    run_tile(in, {out.values, log_sum_exp}, pattern, score, batch, head, queries, pass > 0, own);
+                });
+            });
+        }
+    }
+
+private:
+    using bound_score = decltype(score_at(std::declval<const S&>(), 0, 0));
+    using panel = softmax_panel<T, Arch, bound_score>;
+
+    static std::size_t panel_bytes(index key_channels, index value_channels, const bound_score& score) {
+        detail::scratch memory;
+        panel(memory, key_channels, value_channels, score);
+        return memory.used_bytes();
+    }
+    /// Queries of a tile: whole registers, spread evenly over the panels of the longest residue class.
+    static index panel_size(index queries, index step) {
+        constexpr auto lane_count = panel::tile_type::lane_count, most = panel::tile_type::most_registers;
+        const auto registers = ((queries + step - 1) / step + lane_count - 1) / lane_count;
+        const auto panels = (registers + most - 1) / most;
+        return (registers + panels - 1) / panels * lane_count;
+    }
+    /// Calls f(pattern, step) for one pass of one head, if the head has that many.
+    template <class F>
+    void on_pass(const inputs<T>& in, index batch, index head, index number, F&& f) const {
+        index n = 0;
+        for_each_pass(at(pattern_, batch, head), in.positions.first_query[batch], in.queries.shape().tokens, in.positions.first_key[batch],
+                      in.keys.shape().tokens, [&](const auto& pattern, index step) {
+                          if (n++ == number) f(pattern, step);
+                      });
+    }
+    void run_tile(const inputs<T>& in, const outputs<T>& out, const Pattern auto& pattern, const bound_score& score, index batch, index head,
+                  const query_tile& tile, bool merge, detail::scratch& memory) const {
+        const auto kv_head = head / (in.queries.shape().heads / in.keys.shape().heads);
+        const auto first_query = in.positions.first_query[batch], first_key = in.positions.first_key[batch];
+        panel work(memory, in.queries.shape().channels, in.values.shape().channels, score);
+        auto queries = rows_of(in.queries, batch, head);
+        queries.data += (tile.first - first_query) * queries.row_stride;
+        queries.row_stride *= tile.step;
+        const double factor = scale_ * (panel::scored ? 1.0 : std::numbers::log2e);
+        work.tile().begin(tile, queries, rows_of(in.keys, batch, kv_head), rows_of(in.values, batch, kv_head), first_key, static_cast<T>(factor));
+        const auto sink = sinks_.empty() || merge ? -std::numeric_limits<T>::infinity() : static_cast<T>(sinks_[static_cast<std::size_t>(head)]);
+        work.run(pattern, first_key, in.keys.shape().tokens).finish(tile.count, sink, [&](index q, const T* values, T factor_of_row, T log_sum_exp) {
+            const auto row = tile.first - first_query + q * tile.step;
+            write_row(out, batch, head, row, values, factor_of_row, log_sum_exp, merge);
+        });
+    }
+    static void write_row(const outputs<T>& out, index batch, index head, index row, const T* values, T factor, T log_sum_exp, bool merge) {
+        T* const to = out.values.row(batch, head, row);
+        const auto channels = out.values.shape().channels, stride = out.values.strides().channel;
+        if (!merge) {
+            for (index c = 0; c < channels; ++c) to[c * stride] = values[c] * factor;
+        } else {
+            const merge_weights<T> weights(out.log_sum_exp(batch, head, row, 0), log_sum_exp);
+            for (index c = 0; c < channels; ++c) to[c * stride] = weights.a * to[c * stride] + weights.b * (values[c] * factor);
+            log_sum_exp = weights.log_sum_exp;
+        }
+        if (out.log_sum_exp.data()) out.log_sum_exp(batch, head, row, 0) = log_sum_exp;
+    }
+
+    const P& pattern_;
+    const S& score_;
+    double scale_;
+    std::span<const double> sinks_;
+};
+
+} // namespace attn::kernel

@@ -1,0 +1,68 @@
+// Brings tiles of strided memory into the layouts that the micro-kernel reads.
+#pragma once
+
+#include "../core/tensor_view.hpp"
+#include "../simd/transpose.hpp"
+
+#include <algorithm>
+
+namespace attn::kernel {
+
+/// Rows of channels: row r begins at data + r * row_stride.
+template <class T>
+struct row_block {
+    T* data;
+    index row_stride;
+    index channel_stride;
+};
+
+/// The rows of one batch entry and head.
+template <class T>
+row_block<T> rows_of(const tensor_view<T>& tensor, index batch, index head) {
+    return {tensor.row(batch, head, 0), tensor.strides().token, tensor.strides().channel};
+}
+
+/// True if the micro-kernel should read the rows where they lie. Rows a multiple of 4 KiB apart share the sets of the first-level cache and evict each other.
+template <class T>
+bool readable_in_place(const row_block<T>& rows) {
+    return rows.channel_stride == 1 && rows.row_stride * static_cast<index>(sizeof(T)) % 4096 != 0;
+}
+
+/// Copies rows of `channels` numbers to contiguous rows of `padded` numbers, the rest zero.
+template <Scalar T>
+void copy_rows(const row_block<const T>& from, index rows, index channels, T* to, index padded) {
+    for (index r = 0; r < rows; ++r, to += padded) {
+        const T* row = from.data + r * from.row_stride;
+        if (from.channel_stride == 1) std::copy_n(row, channels, to);
+        else
+            for (index c = 0; c < channels; ++c) to[c] = row[c * from.channel_stride];
+        std::fill(to + channels, to + padded, T{0});
+    }
+}
+
+/// Writes to[c * to_stride + r] = factor * from(r, c), a square of registers at a time; rows from `rows` up to a whole register become zero.
+template <Scalar T, class Arch, Scalar U>
+void transpose_rows(const row_block<const U>& from, index rows, index channels, T factor, T* to, index to_stride) {
+    using lanes = simd::lanes<T, Arch>;
+    constexpr index size = lanes::size;
+    for (index first = 0; first < rows; first += size) {
+        const auto present = std::min(size, rows - first);
+        const U* const corner = from.data + first * from.row_stride;
+        index c = 0;
+        if constexpr (std::same_as<T, U>) {
+            for (; from.channel_stride == 1 && c + size <= channels; c += size) {
+                lanes square[size];
+                for (index r = 0; r < size; ++r) square[r] = r < present ? lanes::load(corner + r * from.row_stride + c) * lanes(factor) : lanes(T{0});
+                simd::transpose<T, Arch>(square);
+                for (index r = 0; r < size; ++r) square[r].store(to + (c + r) * to_stride + first);
+            }
+        }
+        for (; c < channels; ++c) {
+            T* const column = to + c * to_stride + first;
+            for (index r = 0; r < present; ++r) column[r] = factor * static_cast<T>(corner[r * from.row_stride + c * from.channel_stride]);
+            std::fill(column + present, column + size, T{0});
+        }
+    }
+}
+
+} // namespace attn::kernel

@@ -1,0 +1,92 @@
+// Where work runs. An executor is two functions; the library does the rest (tiles, workspace slices, exceptions).
+#pragma once
+
+#include "../core/workspace.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <memory>
+#include <utility>
+
+namespace attn {
+
+/// A reference to a callable void(index), for the duration of a call. Two pointers: passing it never allocates.
+class body_ref {
+public:
+    template <class F>
+        requires(!std::same_as<std::remove_cvref_t<F>, body_ref> && std::invocable<F&, index>)
+    body_ref(F&& body)
+        : object_(const_cast<void*>(static_cast<const void*>(std::addressof(body)))),
+          call_([](void* object, index i) { (*static_cast<std::remove_reference_t<F>*>(object))(i); }) {}
+
+    void operator()(index i) const { call_(object_, i); }
+
+private:
+    void* object_;
+    void (*call_)(void*, index);
+};
+
+/// Runs bodies in parallel.
+/// - `concurrency()`: how many bodies can run at once, at least 1, the same number for the executor's lifetime.
+/// - `parallel_for(count, body)`, count <= concurrency(): calls body(0) ... body(count - 1), each once, in any order, on any
+///   threads, and returns when all are done. The bodies it is given do not throw.
+template <class E>
+concept Executor = requires(E& executor, index count, body_ref body) {
+    { executor.concurrency() } -> std::convertible_to<index>;
+    executor.parallel_for(count, body);
+};
+
+/// Runs everything on the calling thread.
+struct sequential {
+    index concurrency() const { return 1; }
+    void parallel_for(index count, body_ref body) const {
+        for (index i = 0; i < count; ++i) body(i);
+    }
+};
+
+/// An executor and the workspace its bodies share: what `forward` needs besides its tensors. Refers to both, owns neither.
+class execution {
+public:
+    template <Executor E>
+    execution(E& executor, attn::workspace& workspace)
+        : executor_(const_cast<void*>(static_cast<const void*>(std::addressof(executor)))),
+          parallel_for_([](void* e, index count, body_ref body) { static_cast<E*>(e)->parallel_for(count, body); }),
+          concurrency_(std::max<index>(1, executor.concurrency())), workspace_(&workspace) {}
+
+    index concurrency() const { return concurrency_; }
+    attn::workspace& workspace() const { return *workspace_; }
+
+    /// Calls body(task, slice) for every task in [0, count). At any moment no two running bodies have the same slice, and
+    /// slice < concurrency(), so a slice names a piece of the workspace. Tasks are handed out by an atomic counter: a thread that
+    /// is done early takes the next one. The first exception stops the hand-out and reaches the caller.
+    template <std::invocable<index, index> Body>
+    void for_each(index count, const Body& body) const {
+        const auto slices = std::min(count, concurrency_);
+        if (slices <= 1) {
+            for (index task = 0; task < count; ++task) body(task, index{0});
+            return;
+        }
+        std::atomic<index> next = 0;
+        std::atomic_flag failed;
+        std::exception_ptr failure;
+        const auto work = [&](index slice) {
+            try {
+                for (auto task = next++; task < count; task = next++) body(task, slice);
+            } catch (...) {
+                next = count;
+                if (!failed.test_and_set()) failure = std::current_exception();
+            }
+        };
+        parallel_for_(executor_, slices, work);
+        if (failure) std::rethrow_exception(failure);
+    }
+
+private:
+    void* executor_;
+    void (*parallel_for_)(void*, index, body_ref);
+    index concurrency_;
+    attn::workspace* workspace_;
+};
+
+} // namespace attn

@@ -1,0 +1,26 @@
+// An executor over OpenMP, present where the compiler has it switched on (-fopenmp).
+#pragma once
+
+#include "executor.hpp"
+
+#ifdef _OPENMP
+
+#include <omp.h>
+
+namespace attn {
+
+/// OpenMP's threads. Inside somebody's parallel region it follows OpenMP's rule for nested ones: inline, unless allowed otherwise.
+struct openmp {
+    index threads = omp_get_max_threads();
+
+    index concurrency() const { return std::max<index>(1, threads); }
+    void parallel_for(index count, body_ref body) const {
+        [[maybe_unused]] const auto team = static_cast<int>(std::clamp<index>(count, 1, concurrency()));
+#pragma omp parallel for schedule(static, 1) num_threads(team)
+        for (index i = 0; i < count; ++i) body(i);
+    }
+};
+
+} // namespace attn
+
+#endif

@@ -1,0 +1,91 @@
+// An executor over Eigen's non-blocking thread pool.
+#pragma once
+
+#include "executor.hpp"
+
+#include <Eigen/Core>
+
+#if __has_include(<Eigen/ThreadPool>)
+#include <Eigen/ThreadPool> // Eigen 5
+#else
+#include <unsupported/Eigen/CXX11/ThreadPool>
+#endif
+
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+namespace attn {
+
+/// Threads that wait for work. The calling thread is one of them, so a pool of n starts n - 1.
+///
+/// `parallel_for` may be called by several threads at once, and from inside a body: there it runs inline if the body is on one of
+/// the pool's own threads, which keeps nested calls from waiting for each other. A call allocates nothing.
+class thread_pool {
+public:
+    /// The most that Eigen's pool can count.
+    static constexpr index max_threads = 16'383;
+
+    /// Throws std::invalid_argument unless 1 <= threads <= max_threads.
+    explicit thread_pool(index threads = hardware_threads()) : threads_(checked(threads)) {
+        if (threads_ > 1) pool_.emplace(static_cast<int>(threads_ - 1));
+    }
+
+    index concurrency() const { return threads_; }
+
+    void parallel_for(index count, body_ref body) {
+        if (count <= 1 || !pool_ || pool_->CurrentThreadId() != -1) {
+            for (index i = 0; i < count; ++i) body(i);
+            return;
+        }
+        call state{*this, body, count - 1};
+        // Two words: what std::function stores without allocating.
+        for (index i = 1; i < count; ++i) pool_->Schedule([&state, i] { state.run(i); });
+        body(0);
+        state.wait();
+    }
+
+private:
+    /// One call of parallel_for, on the caller's stack. It is gone as soon as `running` is 0, so the last slice wakes the caller
+    /// through what belongs to the pool.
+    struct call {
+        thread_pool& owner;
+        body_ref body;
+        std::atomic<index> running;
+
+        void run(index i) {
+            auto& pool = owner;
+            body(i);
+            if (running.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+                { const std::lock_guard lock(pool.mutex_); }
+                pool.finished_.notify_all();
+            }
+        }
+        bool done() const { return running.load(std::memory_order_acquire) == 0; }
+        void wait() {
+            // Slices end within microseconds of each other, less than a sleep and a wake-up cost.
+            for (int spin = 0; spin < 4096; ++spin)
+                if (done()) return;
+            std::unique_lock lock(owner.mutex_);
+            owner.finished_.wait(lock, [this] { return done(); });
+        }
+    };
+
+    static index hardware_threads() { return std::max<index>(1, std::thread::hardware_concurrency()); }
+    static index checked(index threads) {
+        if (threads < 1 || threads > max_threads)
+            throw std::invalid_argument(std::string("thread_pool: threads must be 1 to ")
+                                            .append(std::to_string(max_threads))
+                                            .append(", not ")
+                                            .append(std::to_string(threads)));
+        return threads;
+    }
+
+    index threads_;
+    std::mutex mutex_;
+    std::condition_variable finished_;
+    std::optional<Eigen::ThreadPool> pool_; // last: its threads are joined before what they notify is gone
+};
+
+} // namespace attn

@@ -1,0 +1,38 @@
+// Opaque visibility as bits, laid out for lanes of queries.
+#pragma once
+
+#include "pattern.hpp"
+
+namespace attn::detail {
+
+/// Rows of queries, columns of keys: 64 queries of one key are one word, and neighbouring keys are neighbouring words.
+struct bit_table {
+    static constexpr index word_rows = 64;
+
+    const std::uint64_t* words;
+    index rows, columns;
+
+    static constexpr index word_count(index rows, index columns) { return (rows + word_rows - 1) / word_rows * columns; }
+
+    constexpr bool bit(index row, index column) const { return words[row / word_rows * columns + column] >> row % word_rows & 1; }
+
+    /// Bit l is that of row + l step, l < count <= 64. Bits from count on mean nothing.
+    constexpr std::uint64_t bits(index row, index step, index count, index column) const {
+        if (step != 1) {
+            std::uint64_t gathered = 0;
+            for (index l = 0; l < count; ++l) gathered |= std::uint64_t{bit(row + l * step, column)} << l;
+            return gathered;
+        }
+        const auto word = row / word_rows * columns + column, shift = row % word_rows;
+        const auto low = words[word] >> shift;
+        return shift + count <= word_rows ? low : low | words[word + columns] << (word_rows - shift);
+    }
+};
+
+/// Bits as the mask of lanes.
+template <QueryLanes I>
+constexpr auto mask_of(const I&, std::uint64_t bits) {
+    return I::mask_from_bits(bits & ~std::uint64_t{0} >> (64 - I::size));
+}
+
+} // namespace attn::detail

@@ -1,0 +1,58 @@
+#pragma once
+
+#include "../core/tensor_view.hpp"
+#include "bit_table.hpp"
+
+namespace attn {
+
+namespace detail {
+
+struct block_plane {
+    const bool* blocks;
+    index row_stride, column_stride, query_block, key_block;
+
+    constexpr bool block(index row, index column) const { return blocks[row * row_stride + column * column_stride]; }
+    constexpr bool visible(index i, index j) const { return block(i / query_block, j / key_block); }
+    constexpr visibility visible(const range& i, const range& j) const {
+        const auto rows = floor_div(i, query_block), columns = floor_div(j, key_block);
+        const bool seen = block(rows.first, columns.first);
+        for (auto row = rows.first; row <= rows.last; ++row)
+            for (auto column = columns.first; column <= columns.last; ++column)
+                if (block(row, column) != seen) return visibility::some;
+        return seen;
+    }
+    template <QueryLanes I>
+    constexpr auto visible(const I& i, index j) const {
+        std::uint64_t bits = 0;
+        for (index l = 0; l < i.count; ++l) bits |= std::uint64_t{visible(i.first + l * i.step, j)} << l;
+        return mask_of(i, bits);
+    }
+};
+
+} // namespace detail
+
+/// A bool matrix over blocks of queries and keys: blocks(floor(i / query_block), floor(j / key_block)). The blocks are the caller's
+/// memory, (batch or 1, heads or 1, query blocks, key blocks). Refused: a block below one, positions that the blocks do not cover.
+/// DeepSpeed Sparse Attention; Zaheer et al. 2020, BigBird.
+struct block_sparse {
+    tensor_view<const bool> blocks;
+    index query_block;
+    index key_block = query_block;
+
+    constexpr detail::block_plane at(index batch, index head) const {
+        const auto& size = blocks.shape();
+        return {blocks.row(size.batch == 1 ? 0 : batch, size.heads == 1 ? 0 : head, 0), blocks.strides().token, blocks.strides().channel,
+                query_block, key_block};
+    }
+
+    void check(const pattern_context& context) const {
+        const auto& size = blocks.shape();
+        const auto name = "block_sparse{" + to_string(size) + ", " + std::to_string(query_block) + ", " + std::to_string(key_block) + "}";
+        context.require_at_least(1, query_block, name, "query block");
+        context.require_at_least(1, key_block, name, "key block");
+        context.require_broadcast(size, name);
+        context.require_inside(0, size.tokens * query_block, 0, size.channels * key_block, name);
+    }
+};
+
+} // namespace attn

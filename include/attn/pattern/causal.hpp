@@ -1,0 +1,13 @@
+#pragma once
+
+#include "pattern.hpp"
+
+namespace attn {
+
+/// The past and the present: j <= i in absolute positions. With n queries and m keys, first_query = 0 aligns the first ones, and
+/// first_query = m - n the last ones.
+struct causal {
+    constexpr auto visible(const auto& i, const auto& j) const { return j <= i; }
+};
+
+} // namespace attn

@@ -1,0 +1,31 @@
+#pragma once
+
+#include "pattern.hpp"
+
+namespace attn {
+
+/// Blocks that see themselves and the summary columns of every block: floor(i / block) == floor(j / block), or
+///     block - (sub + 1) width <= j mod block < block - sub width,
+/// the last `width` columns of each block, or for sub = 1, 2, ... (a head's sub-block) the `width` before those. O(n (block + n width /
+/// block)) pairs. The paper's form is causal{} & fixed{block, width}. Refused: block, width < 1, sub < 0, columns beyond the block.
+/// Child et al. 2019, Generating Long Sequences with Sparse Transformers, and OpenAI's code for it.
+struct fixed {
+    index block;
+    index width;
+    index sub = 0;
+
+    constexpr auto visible(const auto& i, const auto& j) const {
+        const auto column = floor_mod(j, block);
+        return floor_div(i, block) == floor_div(j, block) || (column >= block - (sub + 1) * width && column < block - sub * width);
+    }
+
+    void check(const pattern_context& context) const {
+        const auto name = "fixed{" + std::to_string(block) + ", " + std::to_string(width) + ", " + std::to_string(sub) + "}";
+        context.require_at_least(1, block, name, "block");
+        context.require_at_least(1, width, name, "width");
+        context.require_at_least(0, sub, name, "sub-block");
+        if (sub >= block / width) context.refuse(name, "has its summary columns outside the block");
+    }
+};
+
+} // namespace attn

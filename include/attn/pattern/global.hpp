@@ -1,0 +1,19 @@
+#pragma once
+
+#include "pattern.hpp"
+
+namespace attn {
+
+/// Tokens that see all and that all see, the first `count` positions: i < count or j < count. O(n count) pairs. A negative count is
+/// refused. Beltagy et al. 2020, Longformer: local{w} | global{g}.
+struct global {
+    index count;
+
+    constexpr auto visible(const auto& i, const auto& j) const { return i < count || j < count; }
+
+    void check(const pattern_context& context) const {
+        context.require_at_least(0, count, "global{" + std::to_string(count) + "}", "count");
+    }
+};
+
+} // namespace attn

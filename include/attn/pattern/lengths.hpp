@@ -1,0 +1,34 @@
+#pragma once
+
+#include "pattern.hpp"
+
+#include <span>
+
+namespace attn {
+
+namespace detail {
+
+struct shorter_than {
+    index length;
+
+    constexpr auto visible(auto, auto j) const { return j < length; }
+};
+
+} // namespace detail
+
+/// Padded batches: batch entry b has the keys before absolute position length[b], j < length[b]. The lengths are the caller's memory,
+/// one for each batch entry. Refused: another number of them, a negative one.
+struct lengths {
+    std::span<const index> length;
+
+    constexpr detail::shorter_than at(index batch, index) const { return {length[static_cast<std::size_t>(batch)]}; }
+
+    void check(const pattern_context& context) const {
+        const auto name = "lengths{" + std::to_string(length.size()) + " values}";
+        if (std::ssize(length) != context.batch) context.refuse(name, "is for another batch than " + std::to_string(context.batch));
+        for (const auto value : length)
+            if (value < 0) context.refuse(name, "holds the length " + std::to_string(value));
+    }
+};
+
+} // namespace attn

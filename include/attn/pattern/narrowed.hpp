@@ -1,0 +1,73 @@
+#pragma once
+
+#include "pattern.hpp"
+
+namespace attn {
+
+namespace detail {
+
+/// Both or either of two patterns, of which one may be known not to matter.
+template <class A, class B, bool is_union>
+struct narrowed_pair {
+    A a;
+    B b;
+    bool needs_a, needs_b;
+
+    constexpr auto visible(const auto& i, const auto& j) const {
+        const auto left = [&] { return as_mask(i, a.visible(i, j)); };
+        const auto right = [&] { return as_mask(i, b.visible(i, j)); };
+        if constexpr (std::same_as<decltype(left()), decltype(right())>) {
+            if (!needs_a) return right();
+            if (!needs_b) return left();
+        }
+        if constexpr (is_union)
+            return left() || right();
+        else
+            return left() && right();
+    }
+
+private:
+    template <class I, class V>
+    static constexpr auto as_mask(const I&, V value) {
+        if constexpr (QueryLanes<I> && std::same_as<V, bool>)
+            return I::mask_from_bits(value ? ~std::uint64_t{0} : 0);
+        else
+            return value;
+    }
+};
+
+} // namespace detail
+
+/// The pattern on one box of queries and keys, without the parts that the box decides: a residue-class tile need not divide to learn
+/// that it is strided, nor a tile inside the window compare with its edges. What is left is equal to p on the box, for integers and
+/// for lanes; `visible` of lanes with `mask_from_bits` is then always a mask.
+template <Pattern P>
+constexpr auto narrowed(const P& p, const range&, const range&) {
+    return p;
+}
+
+template <Pattern A, Pattern B>
+constexpr auto narrowed(const both<A, B>& p, const range& queries, const range& keys) {
+    auto a = narrowed(p.a, queries, keys);
+    auto b = narrowed(p.b, queries, keys);
+    const visibility of_a = p.a.visible(queries, keys), of_b = p.b.visible(queries, keys);
+    const bool needs_b = !of_b.is_all() || of_a.is_all();
+    return detail::narrowed_pair<decltype(a), decltype(b), false>{a, b, !of_a.is_all(), needs_b};
+}
+
+template <Pattern A, Pattern B>
+constexpr auto narrowed(const either<A, B>& p, const range& queries, const range& keys) {
+    auto a = narrowed(p.a, queries, keys);
+    auto b = narrowed(p.b, queries, keys);
+    const visibility of_a = p.a.visible(queries, keys), of_b = p.b.visible(queries, keys);
+    const bool needs_b = !of_b.is_none() || of_a.is_none();
+    return detail::narrowed_pair<decltype(a), decltype(b), true>{a, b, !of_a.is_none(), needs_b};
+}
+
+template <Pattern A>
+constexpr auto narrowed(const inverse<A>& p, const range& queries, const range& keys) {
+    auto a = narrowed(p.a, queries, keys);
+    return inverse<decltype(a)>{a};
+}
+
+} // namespace attn

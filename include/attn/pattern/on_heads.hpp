@@ -1,0 +1,32 @@
+#pragma once
+
+#include "pattern.hpp"
+
+namespace attn {
+
+namespace detail {
+
+struct everything_or_nothing {
+    bool everything;
+
+    constexpr bool visible(auto, auto) const { return everything; }
+};
+
+} // namespace detail
+
+/// Everything on the heads first <= head < end, nothing on others, so that heads differ in one call:
+///     (on_heads{0, 2} & local{5}) | (on_heads{2, 4} & strided{6})
+/// Refused: first < 0, end < first.
+struct on_heads {
+    index first;
+    index end;
+
+    constexpr detail::everything_or_nothing at(index, index head) const { return {first <= head && head < end}; }
+
+    void check(const pattern_context& context) const {
+        if (first < 0 || end < first)
+            context.refuse("on_heads{" + std::to_string(first) + ", " + std::to_string(end) + "}", "is no range of heads");
+    }
+};
+
+} // namespace attn

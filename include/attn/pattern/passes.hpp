@@ -1,0 +1,156 @@
+// Unions of patterns that differ in step run as disjoint passes, each with the query tiles of its own step.
+#pragma once
+
+#include "schedule.hpp"
+
+#include <tuple>
+
+namespace attn {
+
+namespace detail {
+
+/// A union taken apart: the terms that promise no step, joined as they were written (`hidden` if there is none), and those that do.
+template <class Stepless, class... Stepped>
+struct union_terms {
+    Stepless stepless;
+    std::tuple<Stepped...> stepped;
+};
+
+struct hidden {
+    constexpr bool visible(auto, auto) const { return false; }
+};
+
+template <class A, class B>
+constexpr auto either_term(const A& a, const B& b) {
+    if constexpr (std::same_as<A, hidden>)
+        return b;
+    else if constexpr (std::same_as<B, hidden>)
+        return a;
+    else
+        return either<A, B>{a, b};
+}
+
+template <class A, class B>
+constexpr auto both_term(const A& a, const B& b) {
+    if constexpr (std::same_as<A, hidden> || std::same_as<B, hidden>)
+        return hidden{};
+    else
+        return both<A, B>{a, b};
+}
+
+template <class A, class... B>
+constexpr auto both_each(const A& a, const std::tuple<B...>& terms) {
+    if constexpr (std::same_as<A, hidden>)
+        return std::tuple<>{};
+    else
+        return std::apply([&](const B&... b) { return std::tuple<both<A, B>...>(both<A, B>{a, b}...); }, terms);
+}
+
+template <class Stepless, class... Stepped>
+constexpr union_terms<Stepless, Stepped...> make_terms(const Stepless& stepless, const std::tuple<Stepped...>& stepped) {
+    return {stepless, stepped};
+}
+
+template <class P>
+constexpr auto terms_of(const P& p) {
+    if constexpr (HasStep<P>)
+        return union_terms<hidden, P>{{}, {p}};
+    else
+        return union_terms<P>{p, {}};
+}
+
+template <class A, class B>
+constexpr auto terms_of(const either<A, B>& p) {
+    const auto a = terms_of(p.a);
+    const auto b = terms_of(p.b);
+    return make_terms(either_term(a.stepless, b.stepless), std::tuple_cat(a.stepped, b.stepped));
+}
+
+template <class A, class B>
+constexpr auto terms_of(const both<A, B>& p) {
+    const auto a = terms_of(p.a);
+    const auto b = terms_of(p.b);
+    const auto cross = std::apply([&](const auto&... term) { return std::tuple_cat(both_each(term, b.stepped)...); }, a.stepped);
+    return make_terms(both_term(a.stepless, b.stepless), std::tuple_cat(both_each(a.stepless, b.stepped), both_each(b.stepless, a.stepped), cross));
+}
+
+template <class P>
+constexpr bool sees_anything(const P& p, const range& queries, const range& keys) {
+    return !visibility(p.visible(queries, keys)).is_none();
+}
+
+template <class Earlier, class F>
+constexpr void passes_after(const Earlier&, const range&, const range&, F&) {}
+
+template <class Earlier, class F, class P, class... Later>
+constexpr void passes_after(const Earlier& earlier, const range& queries, const range& keys, F& body, const P& p, const Later&... later) {
+    if (sees_anything(p, queries, keys)) {
+        if constexpr (std::same_as<Earlier, hidden>)
+            body(p, step_of(p));
+        else
+            body(both<P, inverse<Earlier>>{p, {earlier}}, step_of(p));
+    }
+    passes_after(either_term(earlier, p), queries, keys, body, later...);
+}
+
+} // namespace detail
+
+/// The most passes that a pattern can need: 1 unless it is a union of terms with steps.
+template <Pattern P>
+inline constexpr index max_passes = [] {
+    using terms = decltype(detail::terms_of(attn::at(std::declval<const P&>(), 0, 0)));
+    constexpr auto stepped = std::tuple_size_v<decltype(terms::stepped)>;
+    return static_cast<index>(std::max<std::size_t>(1, stepped + !std::same_as<decltype(terms::stepless), detail::hidden>));
+}();
+
+/// Calls body(pass, step) for patterns that are disjoint and together are p, on `queries` queries from first_query and `keys` keys
+/// from first_key. The tiles of a pass have its step (tile_at, for_each_run). Intersections are distributed over unions; terms
+/// without a step are one pass, the first, each term with one is another, less those before it: the strided keys of
+/// causal{} & (local{w} | strided{s}) leave out what the window has seen. Terms that see nothing here are skipped, and if the
+/// steps of all others are equal, p itself is the only pass. There is always at least one.
+template <Pattern P, class F>
+constexpr void for_each_pass(const P& p, index first_query, index queries, index first_key, index keys, F&& body) {
+    if constexpr (max_passes<P> == 1) {
+        body(p, step_of(p));
+    } else {
+        if (queries <= 0 || keys <= 0) return void(body(p, index{1}));
+        const range i(first_query, first_query + queries - 1, 1), j(first_key, first_key + keys - 1, 1);
+        const auto terms = detail::terms_of(p);
+        index step = 0, differing = 0;
+        const auto look = [&](const auto& term) {
+            if (!detail::sees_anything(term, i, j)) return;
+            differing += step != 0 && step != step_of(term);
+            step = step_of(term);
+        };
+        look(terms.stepless);
+        std::apply([&](const auto&... term) { (look(term), ...); }, terms.stepped);
+        if (differing == 0) return void(body(p, std::max<index>(step, 1)));
+        if (detail::sees_anything(terms.stepless, i, j)) body(terms.stepless, index{1});
+        std::apply([&](const auto&... term) { detail::passes_after(terms.stepless, i, j, body, term...); }, terms.stepped);
+    }
+}
+
+/// The pairs of a pattern (after `at`): how many are visible, and how many its schedule visits with tiles of `tile` queries and runs
+/// of `grain` keys. Full runs are counted by multiplication, partial ones pair by pair.
+template <Pattern P>
+constexpr pair_count visited_pairs(const P& p, index first_query, index queries, index first_key, index keys, index tile, index grain) {
+    pair_count pairs;
+    for_each_pass(p, first_query, queries, first_key, keys, [&](const auto& pass, index step) {
+        for (index t = 0; t < tile_count(queries, tile, step); ++t) {
+            const auto rows = tile_at(t, first_query, queries, tile, step);
+            for_each_run(pass, rows, first_key, keys, grain, [&](const key_run& run) {
+                pairs.visited += rows.count * run.count;
+                if (run.full) {
+                    pairs.visible += rows.count * run.count;
+                    return;
+                }
+                for (index i = 0; i < rows.count; ++i)
+                    for (index j = 0; j < run.count; ++j)
+                        pairs.visible += bool(pass.visible(rows.first + i * step, run.first + j * step));
+            });
+        }
+    });
+    return pairs;
+}
+
+} // namespace attn

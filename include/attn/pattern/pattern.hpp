@@ -1,0 +1,202 @@
+// Patterns: which keys a query may attend to, and how they combine.
+#pragma once
+
+#include "../core/shape.hpp"
+#include "range.hpp"
+
+#include <cstdint>
+#include <limits>
+
+namespace attn {
+
+/// What a pattern is about to be used on: the operation that errors name, the counts, and the absolute positions that occur in any
+/// batch entry (queries first_query .. end_query - 1, keys first_key .. end_key - 1).
+struct pattern_context {
+    std::string_view operation = "pattern";
+    index batch = 1;
+    index heads = 1;
+    index first_query = 0, end_query = 0;
+    index first_key = 0, end_key = 0;
+
+    /// Throws shape_error. `pattern` is the pattern with its numbers, "strided{0}".
+    [[noreturn]] void refuse(const std::string& pattern, const std::string& problem) const {
+        throw shape_error(operation, "pattern", pattern + " " + problem);
+    }
+    /// Throws shape_error unless a parameter is at least `least`.
+    void require_at_least(index least, index value, const std::string& pattern, const char* parameter) const {
+        if (value < least) refuse(pattern, "needs a " + std::string(parameter) + " of at least " + std::to_string(least));
+    }
+    /// Throws shape_error unless a table of that many batch entries and heads serves all, each being 1 or the context's number.
+    void require_broadcast(const shape& table, const std::string& pattern) const {
+        if (table.batch != 1 && table.batch != batch) refuse(pattern, "is for another batch than " + std::to_string(batch));
+        if (table.heads != 1 && table.heads != heads) refuse(pattern, "is for another number of heads than " + std::to_string(heads));
+    }
+    /// Throws shape_error unless all positions lie in a table for the queries query_begin .. query_end - 1 and the keys likewise.
+    void require_inside(index query_begin, index query_end, index key_begin, index key_end, const std::string& pattern) const {
+        const auto outside = [&](const char* what, index first, index end, index begin, index limit) {
+            if (first < end && (first < begin || end > limit))
+                refuse(pattern, "is for " + std::string(what) + " " + std::to_string(begin) + " .. " + std::to_string(limit - 1) + ", not " +
+                                    std::to_string(first) + " .. " + std::to_string(end - 1));
+        };
+        outside("queries", first_query, end_query, query_begin, query_end);
+        outside("keys", first_key, end_key, key_begin, key_end);
+    }
+};
+
+namespace detail {
+
+template <class P>
+concept HasAt = requires(const P& p, index i) { p.at(i, i); };
+
+template <class P>
+concept HasVisible = requires(const P& p, index i) { p.visible(i, i); };
+
+template <class P>
+concept HasStep = requires(const P& p) {
+    { p.step() } -> std::convertible_to<index>;
+};
+
+template <class P>
+concept HasCheck = requires(const P& p, const pattern_context& c) { p.check(c); };
+
+/// i = j modulo two steps is i = j modulo their least common multiple. One that does not fit an index leaves the larger promise.
+constexpr index common_multiple(index a, index b) {
+    const auto factor = a / std::gcd(a, b);
+    return factor > std::numeric_limits<index>::max() / b ? std::max(a, b) : factor * b;
+}
+
+} // namespace detail
+
+/// The pattern that is left for one batch entry and head: `p.at(batch, head)`, or p itself if it is the same everywhere.
+template <class P>
+    requires(detail::HasAt<P> || detail::HasVisible<P>)
+constexpr auto at(const P& p, index batch, index head) {
+    if constexpr (detail::HasAt<P>)
+        return p.at(batch, head);
+    else
+        return p;
+}
+
+/// A value with one generic member `visible(i, j)` on absolute positions of a query and a key. The same text is evaluated on
+/// integers, on ranges, and on lanes of queries with one integer key. Optional members:
+///   at(batch, head)   the pattern for one batch entry and head (`visible` may then be that pattern's only)
+///   step()            a promise: a visible pair has i = j modulo step() (at least 1)
+///   check(context)    throws, by context.refuse, if the parameters do not fit what the pattern is used on
+/// Patterns are copied freely: they hold numbers, or handles of shared tables.
+template <class P>
+concept Pattern = requires(const P& p, index i, range r) {
+    { attn::at(p, i, i).visible(i, i) } -> std::convertible_to<bool>;
+    { attn::at(p, i, i).visible(r, r) } -> std::convertible_to<visibility>;
+};
+
+/// Lanes of query positions as patterns with a memory see them: lane l < count is at position first + l * step.
+template <class I>
+concept QueryLanes = requires(const I& i) {
+    { i.first } -> std::convertible_to<index>;
+    { i.step } -> std::convertible_to<index>;
+    { i.count } -> std::convertible_to<int>;
+    I::size;
+    I::mask_from_bits(std::uint64_t{});
+};
+
+/// step() of a pattern, 1 if it promises nothing.
+template <Pattern P>
+constexpr index step_of(const P& p) {
+    if constexpr (detail::HasStep<P>)
+        return p.step();
+    else
+        return 1;
+}
+
+/// Throws shape_error if a parameter of the pattern, or of one that it is made of, is wrong or does not fit the context.
+template <Pattern P>
+void check(const P& p, const pattern_context& context) {
+    if constexpr (detail::HasCheck<P>) p.check(context);
+}
+
+/// Every key.
+struct dense {
+    constexpr bool visible(auto, auto) const { return true; }
+};
+
+/// a & b: visible to both.
+template <class A, class B>
+struct both {
+    A a;
+    B b;
+
+    constexpr auto visible(const auto& i, const auto& j) const { return a.visible(i, j) && b.visible(i, j); }
+    constexpr auto at(index batch, index head) const
+        requires(detail::HasAt<A> || detail::HasAt<B>)
+    {
+        auto left = attn::at(a, batch, head);
+        auto right = attn::at(b, batch, head);
+        return both<decltype(left), decltype(right)>{left, right};
+    }
+    constexpr index step() const
+        requires(detail::HasStep<A> || detail::HasStep<B>)
+    {
+        return detail::common_multiple(step_of(a), step_of(b));
+    }
+    void check(const pattern_context& context) const {
+        attn::check(a, context);
+        attn::check(b, context);
+    }
+};
+
+/// a | b: visible to one of them or to both.
+template <class A, class B>
+struct either {
+    A a;
+    B b;
+
+    constexpr auto visible(const auto& i, const auto& j) const { return a.visible(i, j) || b.visible(i, j); }
+    constexpr auto at(index batch, index head) const
+        requires(detail::HasAt<A> || detail::HasAt<B>)
+    {
+        auto left = attn::at(a, batch, head);
+        auto right = attn::at(b, batch, head);
+        return either<decltype(left), decltype(right)>{left, right};
+    }
+    constexpr index step() const
+        requires(detail::HasStep<A> && detail::HasStep<B>)
+    {
+        return detail::common_step(step_of(a), step_of(b));
+    }
+    void check(const pattern_context& context) const {
+        attn::check(a, context);
+        attn::check(b, context);
+    }
+};
+
+/// !a: hidden by a.
+template <class A>
+struct inverse {
+    A a;
+
+    constexpr auto visible(const auto& i, const auto& j) const { return !a.visible(i, j); }
+    constexpr auto at(index batch, index head) const
+        requires(detail::HasAt<A>)
+    {
+        auto left = attn::at(a, batch, head);
+        return inverse<decltype(left)>{left};
+    }
+    void check(const pattern_context& context) const { attn::check(a, context); }
+};
+
+template <Pattern A, Pattern B>
+constexpr both<A, B> operator&(const A& a, const B& b) {
+    return {a, b};
+}
+
+template <Pattern A, Pattern B>
+constexpr either<A, B> operator|(const A& a, const B& b) {
+    return {a, b};
+}
+
+template <Pattern A>
+constexpr inverse<A> operator!(const A& a) {
+    return {a};
+}
+
+} // namespace attn

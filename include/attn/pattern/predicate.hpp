@@ -1,0 +1,24 @@
+#pragma once
+
+#include "pattern.hpp"
+
+namespace attn {
+
+/// A pattern of the user's own: a generic function of the absolute positions of a query and a key,
+///     predicate{[w](auto i, auto j) { return j <= i && (i - j < w || j % 4 == 0); }}
+/// in + - * / %, comparisons, && || !, and attn::floor_div, floor_mod, abs. It captures by value, and is called from all threads.
+template <class F>
+struct predicate {
+    F function;
+
+    constexpr auto visible(const auto& i, const auto& j) const {
+        auto seen = function(i, j);
+        static_assert(!std::same_as<decltype(seen), range>, "attn: a predicate returns a comparison, not a number");
+        return seen;
+    }
+};
+
+template <class F>
+predicate(F) -> predicate<F>;
+
+} // namespace attn

@@ -1,0 +1,100 @@
+// The schedule of a pattern: which keys a tile of queries visits, found by evaluating the pattern on ranges.
+#pragma once
+
+#include "pattern.hpp"
+
+#include <bit>
+#include <utility>
+
+namespace attn {
+
+/// Query positions first, first + step, ..., that are computed together.
+struct query_tile {
+    index first, count, step;
+
+    constexpr range positions() const { return {first, first + (count - 1) * step, step}; }
+};
+
+/// Key positions first, first + step, ..., visited by one tile of queries. Full: every pair is visible, so none needs a mask.
+struct key_run {
+    index first, count, step;
+    bool full;
+
+    constexpr range positions() const { return {first, first + (count - 1) * step, step}; }
+};
+
+/// What attention costs: the pairs that are visible, and the pairs that the schedule visits.
+struct pair_count {
+    index visible = 0;
+    index visited = 0;
+};
+
+/// Number of tiles of at most `tile` queries that n queries fall into. Tiles of step s hold queries of one residue class modulo s.
+constexpr index tile_count(index n, index tile, index step = 1) {
+    const auto tiles_of = [tile](index queries) { return (queries + tile - 1) / tile; };
+    return n % step * tiles_of(n / step + 1) + (std::min(n, step) - n % step) * tiles_of(n / step);
+}
+
+/// Tile number t < tile_count(n, tile, step) of the n queries that begin at first_query.
+constexpr query_tile tile_at(index t, index first_query, index n, index tile, index step = 1) {
+    const auto short_class = n / step, long_classes = n % step;
+    const auto tiles_of = [tile](index queries) { return (queries + tile - 1) / tile; };
+    const auto in_long = long_classes * tiles_of(short_class + 1);
+    const bool is_long = t < in_long;
+    const auto queries = short_class + is_long;
+    const auto rest = is_long ? t : t - in_long;
+    const auto residue = rest / tiles_of(queries) + (is_long ? 0 : long_classes);
+    const auto row = rest % tiles_of(queries) * tile;
+    return {first_query + residue + row * step, std::min(tile, queries - row), step};
+}
+
+/// Calls emit(key_run) for the runs of the `keys` keys from first_key that the tile visits, in rising order, disjoint, neighbours
+/// differing in fullness or apart. A tile of step s visits keys of its own residue class, in steps of s: the pattern must promise
+/// that step. Runs begin and end at multiples of `grain` keys from the first, or at the last. Nothing is allocated.
+template <Pattern P, class F>
+constexpr void for_each_run(const P& p, const query_tile& tile, index first_key, index keys, index grain, F&& emit) {
+    const auto skip = tile.step > 1 ? floor_mod(tile.first - first_key, tile.step) : 0;
+    if (tile.count <= 0 || keys <= skip) return;
+    const auto queries = tile.positions();
+    const auto first = first_key + skip, count = (keys - skip + tile.step - 1) / tile.step;
+    const auto box = [&](index from, index to) { return key_run{first + from * tile.step, to - from, tile.step, false}; };
+    auto pending = box(0, 0);
+    index gaps = 0, asked_at = 1;
+
+    // Bisection, depth first: `width` grains from grain `at`. A box is a left half if its width divides `at` an even number of times.
+    const auto grains = (count + grain - 1) / grain;
+    auto width = static_cast<index>(std::bit_ceil(static_cast<std::size_t>(grains)));
+    for (index at = 0; at < grains;) {
+        auto run = box(at * grain, std::min((at + width) * grain, count));
+        const visibility seen = p.visible(queries, run.positions());
+        if (!seen.is_none() && !seen.is_all() && width > 1) {
+            width /= 2;
+            continue;
+        }
+        const bool is_left_half = (at & width) == 0;
+        at += width;
+        // Half of a box that is neither all nor none: if this half is, the other one is not, and is cut without being asked.
+        width = is_left_half && width > 1 ? width / 2 : at & -at;
+        if (seen.is_none()) {
+            if (pending.count == 0) continue;
+            emit(std::as_const(pending));
+            pending.count = 0;
+            // Is that all? Asked after 1, 2, 4, ... gaps: a pattern of many runs answers no each time.
+            if (++gaps == asked_at && at < grains) {
+                if (visibility(p.visible(queries, box(at * grain, count).positions())).is_none()) return;
+                asked_at *= 2;
+            }
+            continue;
+        }
+        run.full = seen.is_all();
+        if (pending.count > 0 && pending.full == run.full) {
+            pending.count += run.count;
+            continue;
+        }
+        if (pending.count > 0) emit(std::as_const(pending));
+        pending = run;
+    }
+    if (pending.count > 0) emit(std::as_const(pending));
+}
+
+} // namespace attn

@@ -1,0 +1,21 @@
+#pragma once
+
+#include "pattern.hpp"
+
+namespace attn {
+
+/// Every stride-th key, counted from the query both ways ("atrous"): (i - j) mod stride == 0. O(n^2 / stride) pairs, in runs of keys
+/// that queries of one residue class share. A stride below one is refused.
+/// Child et al. 2019, Generating Long Sequences with Sparse Transformers; Su 2019 (https://kexue.fm/archives/6853).
+struct strided {
+    index stride;
+
+    constexpr auto visible(const auto& i, const auto& j) const { return (i - j) % stride == 0; }
+    constexpr index step() const { return stride; }
+
+    void check(const pattern_context& context) const {
+        context.require_at_least(1, stride, "strided{" + std::to_string(stride) + "}", "stride");
+    }
+};
+
+} // namespace attn

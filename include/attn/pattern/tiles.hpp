@@ -1,0 +1,184 @@
+#pragma once
+
+#include "../core/tensor_view.hpp"
+#include "bit_table.hpp"
+
+#include <bit>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+namespace attn {
+
+namespace detail {
+
+/// One head's mask: its bits, and for every 16 queries the number of visible pairs before every 8th key, so that how many there are
+/// in a box of boxes is a difference.
+struct tile_plane {
+    static constexpr index box_rows = 16, box_columns = 8;
+
+    bit_table table;
+    const index* visible_before;
+    index first_query, first_key;
+    bool any_query; // one row that stands for all
+
+    static constexpr index counts_per_row(index columns) { return (columns + box_columns - 1) / box_columns + 1; }
+    static constexpr index box_row_count(index rows) { return (rows + box_rows - 1) / box_rows; }
+
+    constexpr index row_of(index i) const { return any_query ? 0 : i - first_query; }
+
+    constexpr bool visible(index i, index j) const { return table.bit(row_of(i), j - first_key); }
+
+    constexpr visibility visible(const range& i, const range& j) const {
+        const auto row = row_of(i.first), last_row = row_of(i.last), column = j.first - first_key, last_column = j.last - first_key;
+        const auto from = row / box_rows, to = last_row / box_rows + 1;
+        const auto left = column / box_columns, right = last_column / box_columns + 1;
+        const auto pairs = (std::min(table.rows, to * box_rows) - from * box_rows) *
+                           (std::min(table.columns, right * box_columns) - left * box_columns);
+        const auto counts = counts_per_row(table.columns);
+        index seen = 0;
+        for (auto box = from; box < to; ++box) seen += visible_before[box * counts + right] - visible_before[box * counts + left];
+        if (seen == 0 || seen == pairs) return seen != 0;
+
+        // Boxes that begin elsewhere or skip positions: a small one is asked pair by pair.
+        const auto row_step = any_query ? 0 : i.step, column_step = j.step;
+        const auto queries = row_step == 0 ? 1 : (last_row - row) / row_step + 1;
+        const auto keys = column_step == 0 ? 1 : (last_column - column) / column_step + 1;
+        if (queries * keys == pairs || queries > bit_table::word_rows || keys > box_columns) return visibility::some;
+        auto all = ~std::uint64_t{0}, any = std::uint64_t{0};
+        for (index k = 0; k < keys; ++k) {
+            const auto bits = table.bits(row, std::max<index>(row_step, 1), queries, column + k * column_step);
+            all &= bits;
+            any |= bits;
+        }
+        const auto mask = ~std::uint64_t{0} >> (64 - queries);
+        return {(all & mask) == mask, (any & mask) == 0};
+    }
+
+    template <QueryLanes I>
+    constexpr auto visible(const I& i, index j) const {
+        if (any_query) return mask_of(i, table.bit(0, j - first_key) ? ~std::uint64_t{0} : 0);
+        return mask_of(i, table.bits(i.first - first_query, i.step, i.count, j - first_key));
+    }
+};
+
+} // namespace detail
+
+/// An opaque mask as a pattern: what is only known pair by pair is looked at once, and then costs one load for up to 64 queries of a
+/// key; boxes of 16 queries and 8 keys that are wholly hidden are skipped, wholly visible ones need no mask. Made once and reused:
+/// copies share the table, of 3 n m / 16 bytes for each head and batch entry that the mask tells apart.
+class tiles {
+public:
+    /// A bool tensor, true = visible, (batch or 1, heads or 1, queries or 1, keys): what is 1, or has stride 0, serves all. Row 0 is
+    /// the query first_query and column 0 the key first_key. The tensor is not needed afterwards.
+    explicit tiles(const tensor_view<const bool>& mask, index first_query = 0, index first_key = 0)
+        : size_(distinct(mask)), first_query_(first_query), first_key_(first_key), any_query_(size_.tokens == 1) {
+        look([&](index batch, index head, index row, std::uint8_t* line) {
+            const auto* from = mask.row(batch, head, row);
+            if (const auto stride = mask.strides().channel; stride == 1)
+                std::memcpy(line, from, static_cast<std::size_t>(size_.channels));
+            else
+                for (index column = 0; column < size_.channels; ++column) line[column] = from[column * stride] ? 1 : 0;
+        });
+    }
+
+    /// A function of positions, visible(i, j), that cannot be evaluated on ranges: it is called for n queries from first_query and m
+    /// keys from first_key, and not needed afterwards.
+    template <class F>
+        requires std::predicate<const F&, index, index>
+    tiles(const F& visible, index n, index m, index first_query = 0, index first_key = 0)
+        : size_{.tokens = n, .channels = m}, first_query_(first_query), first_key_(first_key), any_query_(false) {
+        look([&](index, index, index row, std::uint8_t* line) {
+            for (index column = 0; column < m; ++column) line[column] = visible(first_query + row, first_key + column) ? 1 : 0;
+        });
+    }
+
+    detail::tile_plane at(index batch, index head) const {
+        const auto plane = (size_.batch == 1 ? 0 : batch) * size_.heads + (size_.heads == 1 ? 0 : head);
+        return {{planes_->words.data() + plane * words_per_plane(), size_.tokens, size_.channels},
+                planes_->visible_before.data() + plane * counts_per_plane(),
+                first_query_,
+                first_key_,
+                any_query_};
+    }
+
+    void check(const pattern_context& context) const {
+        const auto name = "tiles{" + to_string(size_) + "}";
+        context.require_broadcast(size_, name);
+        context.require_inside(any_query_ ? context.first_query : first_query_, any_query_ ? context.end_query : first_query_ + size_.tokens,
+                               first_key_, first_key_ + size_.channels, name);
+    }
+
+private:
+    struct planes {
+        std::vector<std::uint64_t> words;
+        std::vector<index> visible_before;
+    };
+
+    static shape distinct(const tensor_view<const bool>& mask) {
+        auto size = mask.shape();
+        if (mask.strides().batch == 0) size.batch = std::min<index>(size.batch, 1);
+        if (mask.strides().head == 0) size.heads = std::min<index>(size.heads, 1);
+        if (mask.strides().token == 0) size.tokens = std::min<index>(size.tokens, 1);
+        return size;
+    }
+
+    index words_per_plane() const { return detail::bit_table::word_count(size_.tokens, size_.channels); }
+    index counts_per_plane() const {
+        return detail::tile_plane::box_row_count(size_.tokens) * detail::tile_plane::counts_per_row(size_.channels);
+    }
+
+    /// read(batch, head, row, line) writes a row of the mask as bytes 0 and 1.
+    template <class Read>
+    void look(const Read& read) {
+        const auto made = std::make_shared<planes>();
+        const auto count = size_.batch * size_.heads;
+        made->words.resize(static_cast<std::size_t>(count * words_per_plane()));
+        made->visible_before.resize(static_cast<std::size_t>(count * counts_per_plane()));
+        const auto padded = 8 * (detail::tile_plane::counts_per_row(size_.channels) - 1);
+        std::vector<std::uint8_t> line(static_cast<std::size_t>(padded)), octets(line.size());
+        for (index plane = 0; plane < count; ++plane)
+            for (index row = 0; row < size_.tokens; row += 8) {
+                std::ranges::fill(octets, std::uint8_t{0});
+                for (index k = 0; k < std::min<index>(8, size_.tokens - row); ++k) {
+                    read(plane / size_.heads, plane % size_.heads, row + k, line.data());
+                    add_row(line, static_cast<int>(k), octets);
+                }
+                add_octets(octets, plane, row, *made);
+            }
+        planes_ = made;
+    }
+
+    // Eight rows become one row of bytes, eight columns at a time: a byte of 0 or 1, shifted by less than 8, stays in its byte.
+    static void add_row(const std::vector<std::uint8_t>& line, int k, std::vector<std::uint8_t>& octets) {
+        for (std::size_t column = 0; column < line.size(); column += 8) {
+            std::uint64_t bytes, sum;
+            std::memcpy(&bytes, line.data() + column, 8);
+            std::memcpy(&sum, octets.data() + column, 8);
+            sum |= bytes << k;
+            std::memcpy(octets.data() + column, &sum, 8);
+        }
+    }
+
+    void add_octets(const std::vector<std::uint8_t>& octets, index plane, index row, planes& to) const {
+        const auto columns = size_.channels, counts = detail::tile_plane::counts_per_row(columns);
+        auto* word = to.words.data() + plane * words_per_plane() + row / detail::bit_table::word_rows * columns;
+        for (index column = 0; column < columns; ++column)
+            word[column] |= std::uint64_t{octets[static_cast<std::size_t>(column)]} << row % detail::bit_table::word_rows;
+        auto* before = to.visible_before.data() + plane * counts_per_plane() + row / detail::tile_plane::box_rows * counts;
+        index seen = 0;
+        for (index box = 0; box + 1 < counts; ++box) {
+            std::uint64_t bits;
+            std::memcpy(&bits, octets.data() + 8 * box, 8);
+            seen += std::popcount(bits);
+            before[box + 1] += seen;
+        }
+    }
+
+    shape size_;
+    index first_query_, first_key_;
+    bool any_query_;
+    std::shared_ptr<const planes> planes_;
+};
+
+} // namespace attn

@@ -1,0 +1,20 @@
+#pragma once
+
+#include "../core/tensor.hpp"
+
+namespace attn::reference {
+
+/// A contiguous copy in double of a tensor (batch, heads, tokens, channels), exact: what the reference of a float input is computed from.
+template <class T>
+    requires Scalar<std::remove_const_t<T>>
+tensor<double> widen(const tensor_view<T>& from) {
+    tensor<double> to(from.shape());
+    const auto [batch, heads, tokens, channels] = from.shape();
+    for (index b = 0; b < batch; ++b)
+        for (index h = 0; h < heads; ++h)
+            for (index i = 0; i < tokens; ++i)
+                for (index c = 0; c < channels; ++c) to(b, h, i, c) = static_cast<double>(from(b, h, i, c));
+    return to;
+}
+
+} // namespace attn::reference

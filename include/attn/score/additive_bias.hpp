@@ -1,0 +1,77 @@
+#pragma once
+
+#include "../core/tensor_view.hpp"
+#include "score_function.hpp"
+
+#include <limits>
+
+namespace attn {
+
+/// The bias that is left for one batch entry and head: bias(i, j) = data[(i - first_query) * query_stride + (j - first_key) * key_stride]
+/// for absolute positions i and j. A stride of 0 means the same bias for all queries, or keys. The call is on numbers: keys lie side by
+/// side in memory and queries in lanes, so a kernel transposes tiles of `data` and treats a bias of -infinity as below.
+template <Scalar T>
+struct head_bias {
+    const T* data;
+    index query_stride, key_stride;
+    index first_query, first_key;
+
+    constexpr T bias(index query, index key) const { return data[(query - first_query) * query_stride + (key - first_key) * key_stride]; }
+
+    /// score + bias; -infinity wherever the bias is, also for a score that is NaN or infinite: what hides a key does not ask what it holds.
+    template <std::floating_point S>
+    constexpr S operator()(S score, index query, index key) const {
+        constexpr auto hidden = -std::numeric_limits<S>::infinity();
+        const auto added = static_cast<S>(bias(query, key));
+        return added == hidden ? hidden : score + added;
+    }
+};
+
+/// A bias tensor: score + bias(b, h, i - first_query, j - first_key); -infinity hides key j from query i.
+/// bias: (batch or 1, heads or 1, queries or 1, keys or 1), any strides; an extent of 1 is the same for all. A view, so what it
+/// refers to outlives the attention operator.
+/// first_query, first_key: the absolute positions of its row 0 and column 0, so that one tensor for a whole sequence also serves
+/// its chunks. Throws shape_error if batch or heads are other counts than the inputs', or if the rows or columns leave out a
+/// position that occurs. More of them than needed is fine.
+template <Scalar T>
+struct additive_bias {
+    tensor_view<const T> bias;
+    index first_query = 0;
+    index first_key = 0;
+
+    constexpr head_bias<T> at(index batch, index head) const {
+        const auto& s = bias.shape();
+        return {.data = bias.row(s.batch == 1 ? 0 : batch, s.heads == 1 ? 0 : head, 0),
+                .query_stride = s.tokens == 1 ? 0 : bias.strides().token,
+                .key_stride = s.channels == 1 ? 0 : bias.strides().channel,
+                .first_query = first_query,
+                .first_key = first_key};
+    }
+    void check(const score_context& context) const {
+        const auto& s = bias.shape();
+        require_count(context, "batch entries", s.batch, context.batch);
+        require_count(context, "heads", s.heads, context.heads);
+        require_cover(context, "query", first_query, s.tokens, context.first_query, context.end_query);
+        require_cover(context, "key", first_key, s.channels, context.first_key, context.end_key);
+    }
+
+private:
+    std::string name() const { return "additive_bias of shape " + to_string(bias.shape()); }
+    void require_count(const score_context& context, const std::string& what, index has, index needed) const {
+        if (has != 1 && has != needed)
+            context.refuse(name(), "has " + std::to_string(has) + " " + what + ", where 1 or " + std::to_string(needed) + " are needed");
+    }
+    void require_cover(const score_context& context, const std::string& what, index first, index count, index needed_first,
+                       index needed_end) const {
+        if (count == 1 || needed_first >= needed_end || (first <= needed_first && needed_end - first <= count)) return;
+        context.refuse(name(), "covers " + what + " positions " + std::to_string(first) + " to " + std::to_string(first + count - 1) +
+                                   ", where " + std::to_string(needed_first) + " to " + std::to_string(needed_end - 1) + " occur");
+    }
+};
+
+template <class T>
+additive_bias(tensor_view<T>) -> additive_bias<std::remove_const_t<T>>;
+template <class T>
+additive_bias(tensor_view<T>, index, index) -> additive_bias<std::remove_const_t<T>>;
+
+} // namespace attn

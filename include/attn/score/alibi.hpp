@@ -1,0 +1,60 @@
+#pragma once
+
+#include "score_function.hpp"
+
+#include <bit>
+#include <ranges>
+#include <span>
+#include <vector>
+
+namespace attn {
+
+namespace detail {
+
+/// ALiBi of one head.
+struct alibi_of_head {
+    double slope;
+
+    template <class S>
+    S operator()(S score, auto query, auto key) const {
+        using std::abs, std::fma;
+        // Lanes take the absolute value of scores in one instruction, of positions one by one.
+        return fma(static_cast<S>(-slope), abs(static_cast<S>(query - key)), score);
+    }
+};
+
+} // namespace detail
+
+/// Attention with linear biases: score - slopes[h] * |i - j| for head h.
+/// slopes: one per head; a view, so what it refers to outlives the attention operator. Another count than heads is refused.
+/// Press et al. 2022, "Train Short, Test Long: Attention with Linear Biases Enables Input Length Extrapolation".
+struct alibi {
+    std::span<const double> slopes;
+
+    constexpr alibi(std::span<const double> one_per_head) : slopes(one_per_head) {}
+    /// A temporary would be gone before it is read: name the slopes first.
+    template <std::ranges::range R>
+        requires(!std::ranges::borrowed_range<R>)
+    alibi(R&& temporary) = delete;
+
+    detail::alibi_of_head at(index, index head) const { return {slopes[static_cast<std::size_t>(head)]}; }
+    void check(const score_context& context) const {
+        if (std::ssize(slopes) != context.heads)
+            context.refuse("alibi with " + std::to_string(slopes.size()) + " slopes",
+                           "needs one for each of " + std::to_string(context.heads) + " heads");
+    }
+};
+
+/// The paper's slopes, one per head. A power of two of heads: 2^(-8/heads), its square, its cube, ..., 2^-8. Otherwise those of the
+/// power of two below, and for the heads beyond it every other one of the power of two above, from its first.
+inline std::vector<double> alibi_slopes(index heads) {
+    if (heads < 0) throw shape_error("alibi_slopes", "heads", "is " + std::to_string(heads));
+    std::vector<double> slopes;
+    const auto below = static_cast<index>(std::bit_floor(static_cast<std::size_t>(heads)));
+    for (index h = 0; h < below; ++h) slopes.push_back(std::exp2(-8.0 * static_cast<double>(h + 1) / static_cast<double>(below)));
+    for (index h = 0; h < heads - below; ++h)
+        slopes.push_back(std::exp2(-4.0 * static_cast<double>(2 * h + 1) / static_cast<double>(below)));
+    return slopes;
+}
+
+} // namespace attn

@@ -1,0 +1,75 @@
+// Score functions: what happens to a scaled score before the softmax.
+#pragma once
+
+#include "../pattern/pattern.hpp"
+
+#include <cmath>
+
+namespace attn {
+
+/// What a score function is about to be used on: as for patterns, with errors that speak of the score.
+struct score_context : pattern_context {
+    /// Throws shape_error. `function` is the score function with its numbers, "soft_cap{0}".
+    [[noreturn]] void refuse(const std::string& function, const std::string& problem) const {
+        throw shape_error(operation, "score", function + " " + problem);
+    }
+
+private:
+    using pattern_context::require_at_least; // it would blame the pattern
+};
+
+namespace detail {
+
+template <class F>
+concept HasScoreCheck = requires(const F& f, const score_context& c) { f.check(c); };
+
+} // namespace detail
+
+/// The score function that is left for one batch entry and head: `f.at(batch, head)`, or f itself if it is the same everywhere.
+template <class F>
+constexpr auto score_at(const F& f, index batch, index head) {
+    if constexpr (detail::HasAt<F>)
+        return f.at(batch, head);
+    else
+        return f;
+}
+
+/// A value with one generic call (score, query, key) -> the new score, on scaled scores before the softmax:
+///     []<class S>(S score, auto query, auto key) {
+///         using std::abs;
+///         return score - S(0.1) * abs(S(query - key));
+///     }
+/// query and key are absolute positions; `S(query - key)` makes a score of them. The same text is evaluated on
+///   numbers   score is double or float, query and key are `index`: the definition
+///   lanes     score is a register of scores, query as many positions, key an `index`: the kernel
+/// What it returns must convert to the type of the score. -infinity hides the key from the query, whatever it holds; NaN makes the
+/// row NaN. abs, exp, fma, log, max, min, sqrt and tanh are found unqualified on lanes, and on numbers after `using std::abs;` and so
+/// on: without it, C's abs is found and rounds to an int. Lanes have no `if`: `using attn::select; select(score > 0, a, b)` chooses.
+/// Optional members:
+///   at(batch, head)   the score function for one batch entry and head (the call may then be that function's only)
+///   check(context)    throws, by context.refuse, if the parameters do not fit what the score function is used on
+/// Score functions are copied freely and called from all threads: they hold numbers and views.
+template <class F>
+concept ScoreFunction = std::copy_constructible<F> && requires(const F& f, double score, index i) {
+    { score_at(f, i, i)(score, i, i) } -> std::convertible_to<double>;
+};
+
+/// Scores as they are.
+struct identity_score {
+    constexpr auto operator()(auto score, auto, auto) const { return score; }
+};
+
+/// Throws shape_error if a parameter of the score function, or of one that it is made of, is wrong or does not fit the context.
+template <ScoreFunction F>
+void check(const F& f, const pattern_context& context) {
+    if constexpr (detail::HasScoreCheck<F>) f.check(score_context{context});
+}
+
+/// condition ? yes : no, for numbers. Lanes have a `select` of their own, so that one text serves both.
+template <class A, class B>
+    requires(std::is_arithmetic_v<A> && std::is_arithmetic_v<B>)
+constexpr std::common_type_t<A, B> select(bool condition, A yes, B no) {
+    return condition ? static_cast<std::common_type_t<A, B>>(yes) : static_cast<std::common_type_t<A, B>>(no);
+}
+
+} // namespace attn

@@ -1,0 +1,35 @@
+#pragma once
+
+#include "score_function.hpp"
+
+#include <tuple>
+
+namespace attn {
+
+/// Score functions one after the other: then{a, b, c} gives c(b(a(score))). `at` and `check` are those of every member.
+/// The usual order is soft cap, then biases: a key that a bias of -infinity hides comes back when its score is capped afterwards.
+/// Between two functions the score has the type that it began with, so a function that returns double does not widen a float.
+template <class... F>
+struct then {
+    std::tuple<F...> functions;
+
+    constexpr explicit(sizeof...(F) == 1) then(F... in_order) : functions(std::move(in_order)...) {}
+
+    template <class S>
+    constexpr S operator()(S score, auto query, auto key) const {
+        const auto apply_each = [&](const auto&... f) { ((score = static_cast<S>(f(score, query, key))), ...); };
+        std::apply(apply_each, functions);
+        return score;
+    }
+    constexpr auto at(index batch, index head) const
+        requires(detail::HasAt<F> || ...)
+    {
+        const auto bind_each = [&](const auto&... f) { return then<decltype(score_at(f, batch, head))...>(score_at(f, batch, head)...); };
+        return std::apply(bind_each, functions);
+    }
+    void check(const score_context& context) const {
+        std::apply([&](const auto&... f) { (attn::check(f, context), ...); }, functions);
+    }
+};
+
+} // namespace attn

@@ -1,0 +1,163 @@
+// A SIMD register as a value: the one seam between attn and xsimd (8.1 to the newest).
+#pragma once
+
+#include "../core/scalar.hpp"
+
+#include <array>
+#include <bit>
+#include <cstdint>
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized" // gcc 12 warns inside its own AVX-512 header
+#endif
+#include <xsimd/xsimd.hpp>
+
+namespace attn::simd {
+
+/// The best instruction set this translation unit is compiled for. Every kernel carries its instruction set as a template
+/// parameter, so that one program may hold several without breaking the one-definition rule.
+using native = xsimd::default_arch;
+
+/// Registers of the instruction set: 32 from AVX-512 on (and on AArch64), 16 before.
+template <class Arch>
+inline constexpr int register_count =
+#if defined(__AVX512F__)
+    std::is_base_of_v<xsimd::avx512f, Arch> ? 32 : 16;
+#elif defined(__aarch64__)
+    32;
+#else
+    16;
+#endif
+
+/// One bit per lane, bit l for lane l: the result of comparing positions. Plain integer work, free beside the floating point.
+struct lane_bits {
+    std::uint32_t value = 0;
+
+    friend constexpr lane_bits operator&&(lane_bits a, lane_bits b) { return {a.value & b.value}; }
+    friend constexpr lane_bits operator||(lane_bits a, lane_bits b) { return {a.value | b.value}; }
+    friend constexpr lane_bits operator!(lane_bits a) { return {~a.value}; }
+    friend constexpr lane_bits operator&&(lane_bits a, bool b) { return {b ? a.value : 0}; }
+    friend constexpr lane_bits operator||(lane_bits a, bool b) { return {b ? ~std::uint32_t{0} : a.value}; }
+    friend constexpr lane_bits operator&&(bool a, lane_bits b) { return b && a; }
+    friend constexpr lane_bits operator||(bool a, lane_bits b) { return b || a; }
+    friend constexpr bool operator==(lane_bits, lane_bits) = default;
+};
+
+template <Scalar T, class Arch>
+struct lanes;
+
+/// A condition per lane, in the form the instruction set selects with.
+template <Scalar T, class Arch>
+struct lane_mask {
+    xsimd::batch_bool<T, Arch> value;
+
+    /// The condition whose lane l is bit l.
+    static lane_mask from_bits(lane_bits bits) {
+        using condition = xsimd::batch_bool<T, Arch>;
+#if defined(__AVX512F__)
+        if constexpr (std::is_base_of_v<xsimd::avx512f, Arch>) {
+            return {condition(static_cast<typename condition::register_type>(bits.value))};
+        } else
+#endif
+        {
+            using integer = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
+            using integers = xsimd::batch<integer, Arch>;
+            static constexpr auto bit_of_lane = [] {
+                std::array<integer, condition::size> bit{};
+                for (std::size_t l = 0; l < bit.size(); ++l) bit[l] = integer{1} << l;
+                return bit;
+            }();
+            const auto own_bit = integers::load_unaligned(bit_of_lane.data());
+            return {std::bit_cast<condition>((integers(static_cast<integer>(bits.value)) & own_bit) == own_bit)};
+        }
+    }
+    lane_bits bits() const {
+#if defined(__AVX512F__)
+        if constexpr (std::is_base_of_v<xsimd::avx512f, Arch>) {
+            return {static_cast<std::uint32_t>(value.data)};
+        } else
+#endif
+        {
+            std::array<bool, xsimd::batch_bool<T, Arch>::size> stored;
+            value.store_unaligned(stored.data());
+            lane_bits result;
+            for (std::size_t l = 0; l < stored.size(); ++l) result.value |= std::uint32_t{stored[l]} << l;
+            return result;
+        }
+    }
+
+    friend lane_mask operator&&(lane_mask a, lane_mask b) { return {a.value && b.value}; }
+    friend lane_mask operator||(lane_mask a, lane_mask b) { return {a.value || b.value}; }
+    friend lane_mask operator!(lane_mask a) { return {!a.value}; }
+};
+
+/// A register of T. Numbers convert to it by broadcast, so score functions written for doubles run on it unchanged.
+template <Scalar T, class Arch>
+struct lanes {
+    using batch = xsimd::batch<T, Arch>;
+    using mask = lane_mask<T, Arch>;
+    static constexpr int size = static_cast<int>(batch::size);
+
+    batch value;
+
+    lanes() = default;
+    lanes(batch v) : value(v) {}
+    template <class U>
+        requires std::is_arithmetic_v<U>
+    lanes(U number) : value(static_cast<T>(number)) {}
+
+    static lanes load(const T* from) { return batch::load_unaligned(from); }
+    void store(T* to) const { value.store_unaligned(to); }
+
+    friend lanes operator+(lanes a, lanes b) { return a.value + b.value; }
+    friend lanes operator-(lanes a, lanes b) { return a.value - b.value; }
+    friend lanes operator*(lanes a, lanes b) { return a.value * b.value; }
+    friend lanes operator/(lanes a, lanes b) { return a.value / b.value; }
+    friend lanes operator-(lanes a) { return -a.value; }
+    lanes& operator+=(lanes b) { return *this = *this + b; }
+    lanes& operator-=(lanes b) { return *this = *this - b; }
+    lanes& operator*=(lanes b) { return *this = *this * b; }
+    lanes& operator/=(lanes b) { return *this = *this / b; }
+    friend mask operator<(lanes a, lanes b) { return {a.value < b.value}; }
+    friend mask operator>(lanes a, lanes b) { return {a.value > b.value}; }
+    friend mask operator<=(lanes a, lanes b) { return {a.value <= b.value}; }
+    friend mask operator>=(lanes a, lanes b) { return {a.value >= b.value}; }
+    friend mask operator==(lanes a, lanes b) { return {a.value == b.value}; }
+    friend mask operator!=(lanes a, lanes b) { return {a.value != b.value}; }
+
+    /// a * b + c, rounded once where the instruction set can.
+    friend lanes fma(lanes a, lanes b, lanes c) {
+#if defined(__AVX512F__)
+        // xsimd 8.1 writes x * y + z here, which clang does not contract.
+        if constexpr (std::is_base_of_v<xsimd::avx512f, Arch>) {
+            if constexpr (sizeof(T) == 4) return batch(_mm512_fmadd_ps(a.value, b.value, c.value));
+            else return batch(_mm512_fmadd_pd(a.value, b.value, c.value));
+        } else
+#endif
+            return xsimd::fma(a.value, b.value, c.value);
+    }
+    /// The larger; the second where either is NaN (x86's rule).
+    friend lanes max_or_second(lanes a, lanes b) {
+#if defined(__SSE2__)
+        return xsimd::max(a.value, b.value);
+#else
+        return select(a > b, a, b);
+#endif
+    }
+    friend lanes select(mask condition, lanes yes, lanes no) { return xsimd::select(condition.value, yes.value, no.value); }
+    friend lanes select(lane_bits condition, lanes yes, lanes no) { return select(mask::from_bits(condition), yes, no); }
+    friend lanes min(lanes a, lanes b) { return xsimd::min(a.value, b.value); }
+    friend lanes max(lanes a, lanes b) { return xsimd::max(a.value, b.value); }
+    friend lanes abs(lanes a) { return xsimd::abs(a.value); }
+    friend lanes sqrt(lanes a) { return xsimd::sqrt(a.value); }
+    friend lanes exp(lanes a) { return xsimd::exp(a.value); }
+    friend lanes log(lanes a) { return xsimd::log(a.value); }
+    friend lanes tanh(lanes a) { return xsimd::tanh(a.value); }
+};
+
+} // namespace attn::simd
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif

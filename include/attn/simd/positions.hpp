@@ -1,0 +1,166 @@
+// Positions of queries as lanes: what a pattern's or a score function's text computes with inside the kernel.
+#pragma once
+
+#include "lanes.hpp"
+
+#include <algorithm>
+#include <array>
+#include <functional>
+
+namespace attn::simd {
+
+template <Scalar T, class Arch>
+struct affine_lanes;
+
+/// One integer per lane, computed lane by lane in 64 bits. Exact as in the definition, and only met where a schedule's box is
+/// partly visible and the pattern divides; everything cheaper stays in affine_lanes.
+template <Scalar T, class Arch>
+struct integer_lanes {
+    static constexpr int size = lanes<T, Arch>::size;
+    std::array<index, size> value;
+
+    constexpr integer_lanes() = default;
+    constexpr integer_lanes(index same) { value.fill(same); }
+
+    template <class F>
+    static constexpr integer_lanes each(const integer_lanes& a, const integer_lanes& b, F f) {
+        integer_lanes result;
+        for (std::size_t l = 0; l < size; ++l) result.value[l] = f(a.value[l], b.value[l]);
+        return result;
+    }
+    template <class F>
+    static constexpr lane_bits test(const integer_lanes& a, const integer_lanes& b, F f) {
+        lane_bits bits;
+        for (std::size_t l = 0; l < size; ++l) bits.value |= static_cast<std::uint32_t>(f(a.value[l], b.value[l])) << l;
+        return bits;
+    }
+    /// The numbers to compute scores with.
+    operator lanes<T, Arch>() const {
+        T numbers[size];
+        for (std::size_t l = 0; l < size; ++l) numbers[l] = static_cast<T>(value[l]);
+        return lanes<T, Arch>::load(numbers);
+    }
+
+    friend constexpr integer_lanes operator+(const integer_lanes& a, const integer_lanes& b) { return each(a, b, std::plus{}); }
+    friend constexpr integer_lanes operator-(const integer_lanes& a, const integer_lanes& b) { return each(a, b, std::minus{}); }
+    friend constexpr integer_lanes operator*(const integer_lanes& a, const integer_lanes& b) { return each(a, b, std::multiplies{}); }
+    friend constexpr integer_lanes operator/(const integer_lanes& a, const integer_lanes& b) { return each(a, b, std::divides{}); }
+    friend constexpr integer_lanes operator%(const integer_lanes& a, const integer_lanes& b) { return each(a, b, std::modulus{}); }
+    friend constexpr integer_lanes operator-(const integer_lanes& a) { return integer_lanes(0) - a; }
+    friend constexpr integer_lanes floor_div(const integer_lanes& a, index c) {
+        return each(a, c, [](index x, index y) { return x / y - (x % y < 0); });
+    }
+    friend constexpr integer_lanes floor_mod(const integer_lanes& a, index c) {
+        return each(a, c, [](index x, index y) { return x % y + (x % y < 0 ? y : 0); });
+    }
+    friend constexpr integer_lanes abs(const integer_lanes& a) {
+        return each(a, a, [](index x, index) { return x < 0 ? -x : x; });
+    }
+    friend constexpr lane_bits operator<(const integer_lanes& a, const integer_lanes& b) { return test(a, b, std::less{}); }
+    friend constexpr lane_bits operator>(const integer_lanes& a, const integer_lanes& b) { return b < a; }
+    friend constexpr lane_bits operator<=(const integer_lanes& a, const integer_lanes& b) { return !(b < a); }
+    friend constexpr lane_bits operator>=(const integer_lanes& a, const integer_lanes& b) { return !(a < b); }
+    friend constexpr lane_bits operator==(const integer_lanes& a, const integer_lanes& b) { return test(a, b, std::equal_to{}); }
+    friend constexpr lane_bits operator!=(const integer_lanes& a, const integer_lanes& b) { return !(a == b); }
+    template <std::floating_point F>
+    friend lanes<T, Arch> operator*(F a, const integer_lanes& b) {
+        return lanes<T, Arch>(a) * static_cast<lanes<T, Arch>>(b);
+    }
+};
+
+/// Lane l stands at first + l * step. Sums and comparisons with integers keep this form, so they cost a few scalar instructions
+/// for all lanes together, at any 64-bit position, on every instruction set.
+template <Scalar T, class Arch>
+struct affine_lanes {
+    static constexpr int size = lanes<T, Arch>::size;
+    index first = 0;
+    index step = 1;
+
+    constexpr operator integer_lanes<T, Arch>() const {
+        integer_lanes<T, Arch> result;
+        for (std::size_t l = 0; l < size; ++l) result.value[l] = first + static_cast<index>(l) * step;
+        return result;
+    }
+    /// The numbers to compute scores with.
+    operator lanes<T, Arch>() const {
+        static constexpr auto count_up = [] {
+            std::array<T, size> numbers{};
+            for (std::size_t l = 0; l < size; ++l) numbers[l] = static_cast<T>(l);
+            return numbers;
+        }();
+        return fma(lanes<T, Arch>::load(count_up.data()), lanes<T, Arch>(static_cast<T>(step)), lanes<T, Arch>(static_cast<T>(first)));
+    }
+    /// Lanes at or before a limit.
+    constexpr lane_bits up_to(index limit) const {
+        if (step < 0) return !affine_lanes{first, -step}.up_to_reversed(limit);
+        if (first > limit) return {0};
+        const auto count = step == 1 ? limit - first : step == 0 ? index{size} : (limit - first) / step;
+        return {count >= 31 ? ~std::uint32_t{0} : (std::uint32_t{2} << count) - 1};
+    }
+
+    template <std::integral I>
+    friend constexpr affine_lanes operator+(const affine_lanes& a, I b) { return {a.first + static_cast<index>(b), a.step}; }
+    template <std::integral I>
+    friend constexpr affine_lanes operator+(I a, const affine_lanes& b) { return b + a; }
+    template <std::integral I>
+    friend constexpr affine_lanes operator-(const affine_lanes& a, I b) { return {a.first - static_cast<index>(b), a.step}; }
+    template <std::integral I>
+    friend constexpr affine_lanes operator-(I a, const affine_lanes& b) { return {static_cast<index>(a) - b.first, -b.step}; }
+    friend constexpr affine_lanes operator-(const affine_lanes& a) { return {-a.first, -a.step}; }
+    template <std::integral I>
+    friend constexpr affine_lanes operator*(const affine_lanes& a, I b) { return {a.first * static_cast<index>(b), a.step * static_cast<index>(b)}; }
+    template <std::integral I>
+    friend constexpr affine_lanes operator*(I a, const affine_lanes& b) { return b * a; }
+    friend constexpr integer_lanes<T, Arch> operator/(const affine_lanes& a, index c) { return integer_lanes<T, Arch>(a) / c; }
+    friend constexpr integer_lanes<T, Arch> operator%(const affine_lanes& a, index c) { return integer_lanes<T, Arch>(a) % c; }
+    friend constexpr integer_lanes<T, Arch> floor_div(const affine_lanes& a, index c) { return floor_div(integer_lanes<T, Arch>(a), c); }
+    friend constexpr integer_lanes<T, Arch> floor_mod(const affine_lanes& a, index c) { return floor_mod(integer_lanes<T, Arch>(a), c); }
+    friend constexpr integer_lanes<T, Arch> abs(const affine_lanes& a) { return abs(integer_lanes<T, Arch>(a)); }
+    template <std::floating_point F>
+    friend lanes<T, Arch> operator*(F a, const affine_lanes& b) { return lanes<T, Arch>(a) * static_cast<lanes<T, Arch>>(b); }
+
+    template <std::integral I>
+    friend constexpr lane_bits operator<=(const affine_lanes& a, I b) { return a.up_to(saturated(b)); }
+    template <std::integral I>
+    friend constexpr lane_bits operator<(const affine_lanes& a, I b) { return a.up_to(saturated(b) - 1); }
+    template <std::integral I>
+    friend constexpr lane_bits operator>=(const affine_lanes& a, I b) { return !(a < b); }
+    template <std::integral I>
+    friend constexpr lane_bits operator>(const affine_lanes& a, I b) { return !(a <= b); }
+    template <std::integral I>
+    friend constexpr lane_bits operator==(const affine_lanes& a, I b) { return a <= b && a >= b; }
+    template <std::integral I>
+    friend constexpr lane_bits operator!=(const affine_lanes& a, I b) { return !(a == b); }
+    template <std::integral I>
+    friend constexpr lane_bits operator<=(I a, const affine_lanes& b) { return b >= a; }
+    template <std::integral I>
+    friend constexpr lane_bits operator<(I a, const affine_lanes& b) { return b > a; }
+    template <std::integral I>
+    friend constexpr lane_bits operator>=(I a, const affine_lanes& b) { return b <= a; }
+    template <std::integral I>
+    friend constexpr lane_bits operator>(I a, const affine_lanes& b) { return b < a; }
+    template <std::integral I>
+    friend constexpr lane_bits operator==(I a, const affine_lanes& b) { return b == a; }
+    template <std::integral I>
+    friend constexpr lane_bits operator!=(I a, const affine_lanes& b) { return b != a; }
+
+private:
+    /// Lanes of a falling sequence first, first - step, ... that lie beyond a limit.
+    constexpr lane_bits up_to_reversed(index limit) const { return affine_lanes{-first, step}.up_to(-limit - 1); }
+    /// Keeps differences of a limit and a position inside 64 bits.
+    template <std::integral I>
+    static constexpr index saturated(I limit) {
+        constexpr index far = index{1} << 62;
+        return std::in_range<index>(limit) ? std::clamp(static_cast<index>(limit), -far, far) : far;
+    }
+};
+
+/// The queries of one register: what the kernel hands to patterns and score functions as `i`. Lanes from `count` on are padding.
+template <Scalar T, class Arch>
+struct query_lanes : affine_lanes<T, Arch> {
+    int count = affine_lanes<T, Arch>::size;
+
+    static constexpr lane_bits mask_from_bits(std::uint64_t bits) { return {static_cast<std::uint32_t>(bits)}; }
+};
+
+} // namespace attn::simd

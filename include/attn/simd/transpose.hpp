@@ -1,0 +1,45 @@
+// Transposes a square of registers in registers.
+#pragma once
+
+#include "lanes.hpp"
+#include "unroll.hpp"
+
+#include <bit>
+
+namespace attn::simd {
+
+namespace detail {
+
+template <Scalar T, int Size>
+struct vector_of {
+    typedef T type __attribute__((vector_size(Size * sizeof(T))));
+};
+
+/// Alternates the lanes of two registers, beginning at lane Begin of each: a0 b0 a1 b1 ...
+template <int Begin, class V, int... I>
+[[gnu::always_inline]] inline V zip(V a, V b, std::integer_sequence<int, I...>) {
+    return __builtin_shufflevector(a, b, (Begin + I / 2 + I % 2 * static_cast<int>(sizeof...(I)))...);
+}
+
+} // namespace detail
+
+/// Swaps rows and columns of a square, rows[0 .. size): lane c of rows[r] becomes lane r of rows[c]. log2(size) rounds of zipping row r with row
+/// r + size / 2 do it; each round is `size` shuffles.
+template <Scalar T, class Arch>
+[[gnu::always_inline]] inline void transpose(lanes<T, Arch>* rows) {
+    constexpr int size = lanes<T, Arch>::size;
+    using vector = typename detail::vector_of<T, size>::type;
+    constexpr auto lane = std::make_integer_sequence<int, size>{};
+    vector from[size], to[size];
+    unroll<size>([&](auto r) { from[r] = std::bit_cast<vector>(rows[r]); });
+    unroll<std::countr_zero(static_cast<unsigned>(size))>([&](auto) {
+        unroll<size / 2>([&](auto r) {
+            to[2 * r] = detail::zip<0>(from[r], from[r + size / 2], lane);
+            to[2 * r + 1] = detail::zip<size / 2>(from[r], from[r + size / 2], lane);
+        });
+        unroll<size>([&](auto r) { from[r] = to[r]; });
+    });
+    unroll<size>([&](auto r) { rows[r] = std::bit_cast<lanes<T, Arch>>(from[r]); });
+}
+
+} // namespace attn::simd

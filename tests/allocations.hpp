@@ -1,0 +1,31 @@
+// How often the program has asked for memory: for tests of code that must not.
+#pragma once
+
+#include <cstddef>
+#include <cstdlib>
+
+// Counted by standing in for glibc's malloc, which everything ends in: operator new, std::function, Eigen. The sanitisers do the
+// same for their own purposes, so there (and on other C libraries) nothing is counted.
+#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define ATTN_COUNTS_ALLOCATIONS 1
+#endif
+#ifdef __has_feature
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
+#undef ATTN_COUNTS_ALLOCATIONS
+#endif
+#endif
+
+namespace attn::testing {
+
+/// Allocations so far, by all threads; always 0 where they are not counted.
+std::size_t allocations();
+
+/// Allocations while the callable runs, by all threads.
+template <class F>
+std::size_t allocations_in(F&& f) {
+    const auto before = allocations();
+    f();
+    return allocations() - before;
+}
+
+} // namespace attn::testing

@@ -1,0 +1,67 @@
+// What the tests, the benchmarks and the demo know of an operator. One file in this folder registers one family of operators;
+// everything that runs over all cases picks it up with no other edit.
+#pragma once
+
+#include "attn/attention/attention.hpp"
+#include "attn/reference/widen.hpp"
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace attn::testing {
+
+/// The sizes of one call.
+struct problem {
+    index batch = 1, heads = 1, kv_heads = 1, queries = 1, keys = 1, key_dim = 1, value_dim = 1;
+    attn::positions positions = {};
+
+    input_shapes shapes() const {
+        return {{batch, heads, queries, key_dim}, {batch, kv_heads, keys, key_dim}, {batch, kv_heads, keys, value_dim}};
+    }
+};
+
+/// An operator made for one problem, with the parameters it refers to; the type of the operator is hidden.
+template <Scalar T>
+struct instance {
+    virtual ~instance() = default;
+    /// The operator's fast kernel, through the front door.
+    virtual void attend(const inputs<T>&, const outputs<T>&, const execution&) const = 0;
+    virtual std::size_t workspace_bytes(const input_shapes&, index concurrency) const = 0;
+    virtual shape output_shape(const input_shapes&) const = 0;
+    /// The definition, in double.
+    virtual void reference(const inputs<double>&, const outputs<double>&) const = 0;
+    /// The textbook formula in the operator's own precision: what accuracy is judged against.
+    virtual void plain(const inputs<T>&, const outputs<T>&) const = 0;
+    /// The same with Eigen and whole matrices (n x m where attention has one): what speed is judged against.
+    virtual void naive(const inputs<T>&, const outputs<T>&) const = 0;
+    /// Floating-point operations that the result needs: for softmax 2 (d_k + d_v) for each visible pair.
+    virtual double useful_flops(const problem&) const = 0;
+};
+
+/// One operator, ready for any problem that it supports.
+struct attention_case {
+    std::string name;                               ///< "softmax_causal": in test names, benchmark names and the demo's table
+    std::string cost;                               ///< operations, for a reader: "2 n m (d_k + d_v) / 2"
+    bool has_log_sum_exp = true;
+    std::function<bool(const problem&)> supports;   ///< whether the operator is meant for such sizes
+    std::function<std::unique_ptr<instance<float>>(const problem&)> make_float;
+    std::function<std::unique_ptr<instance<double>>(const problem&)> make_double;
+
+    template <Scalar T>
+    std::unique_ptr<instance<T>> make(const problem& p) const {
+        if constexpr (std::same_as<T, float>) return make_float(p);
+        else return make_double(p);
+    }
+};
+
+/// All registered cases, by name.
+std::vector<attention_case>& all_cases();
+
+/// Registers a case before main: `static const registered softmax{...};`
+struct registered {
+    explicit registered(attention_case c);
+};
+
+} // namespace attn::testing

@@ -1,0 +1,57 @@
+#include "naive_softmax.hpp"
+
+#include <Eigen/Core>
+#include <cmath>
+#include <limits>
+
+namespace attn::testing {
+
+namespace {
+
+template <Scalar T>
+using matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+/// One head of a tensor as an Eigen matrix (tokens, channels).
+template <class T>
+auto head_of(const tensor_view<T>& t, index batch, index head) {
+    using plain = matrix<std::remove_const_t<T>>;
+    using map = Eigen::Map<std::conditional_t<std::is_const_v<T>, const plain, plain>, 0, Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>>;
+    return map(t.row(batch, head, 0), t.shape().tokens, t.shape().channels, {t.strides().token, t.strides().channel});
+}
+
+} // namespace
+
+template <Scalar T>
+void naive_softmax(const inputs<T>& in, const outputs<T>& out, T scale, const adjust_row<T>& adjust, std::span<const double> sinks) {
+    constexpr auto nothing = -std::numeric_limits<T>::infinity();
+    const auto& q = in.queries.shape();
+    const auto group = q.heads / in.keys.shape().heads;
+    for (index b = 0; b < q.batch; ++b)
+        for (index h = 0; h < q.heads; ++h) {
+            matrix<T> scores = head_of(in.queries, b, h) * head_of(in.keys, b, h / group).transpose();
+            scores *= scale;
+            if (adjust)
+                for (index i = 0; i < scores.rows(); ++i)
+                    adjust(b, h, in.positions.first_query[b] + i, in.positions.first_key[b], scores.row(i).data(), scores.cols());
+            const auto sink = sinks.empty() ? nothing : static_cast<T>(sinks[static_cast<std::size_t>(h)]);
+            for (index i = 0; i < scores.rows(); ++i) {
+                auto row = scores.row(i).array();
+                const T top = row.size() > 0 ? std::max(sink, row.maxCoeff()) : sink;
+                if (top == nothing) {
+                    row.setZero();
+                    if (out.log_sum_exp.data()) out.log_sum_exp(b, h, i, 0) = nothing;
+                    continue;
+                }
+                row = (row - top).exp();
+                const T sum = row.sum() + std::exp(sink - top);
+                row /= sum;
+                if (out.log_sum_exp.data()) out.log_sum_exp(b, h, i, 0) = top + std::log(sum);
+            }
+            head_of(out.values, b, h) = scores * head_of(in.values, b, h / group);
+        }
+}
+
+template void naive_softmax(const inputs<float>&, const outputs<float>&, float, const adjust_row<float>&, std::span<const double>);
+template void naive_softmax(const inputs<double>&, const outputs<double>&, double, const adjust_row<double>&, std::span<const double>);
+
+} // namespace attn::testing

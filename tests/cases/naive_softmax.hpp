@@ -1,0 +1,18 @@
+// Softmax attention as most people would write it with Eigen: an n x m matrix of scores for each head.
+#pragma once
+
+#include "attn/core/inputs.hpp"
+
+#include <functional>
+
+namespace attn::testing {
+
+/// Changes the scaled scores of one query, absolute position `query`, with all keys; a hidden key becomes -infinity.
+template <Scalar T>
+using adjust_row = std::function<void(index batch, index head, index query, index first_key, T* scores, index keys)>;
+
+/// `adjust` may be empty. sinks: one per head, or none.
+template <Scalar T>
+void naive_softmax(const inputs<T>& in, const outputs<T>& out, T scale, const adjust_row<T>& adjust, std::span<const double> sinks);
+
+} // namespace attn::testing

@@ -1,0 +1,70 @@
+// How to register a case of softmax attention: say how to make the operator, the rest follows from its pattern and score function.
+#pragma once
+
+#include "attn/attention/softmax_attention.hpp"
+#include "attn/reference/softmax.hpp"
+#include "case.hpp"
+#include "naive_softmax.hpp"
+
+#include <any>
+
+namespace attn::testing {
+
+/// The operator, and what its views refer to.
+template <class Op>
+struct made {
+    Op op;
+    std::any parameters = {};
+};
+
+template <Scalar T, class Op>
+class softmax_instance final : public instance<T> {
+public:
+    explicit softmax_instance(made<Op> m) : made_(std::move(m)) {}
+
+    void attend(const inputs<T>& in, const outputs<T>& out, const execution& run) const override { attn::attend(op(), in, out, run); }
+    std::size_t workspace_bytes(const input_shapes& s, index concurrency) const override { return op().template workspace_bytes<T>(s, concurrency); }
+    shape output_shape(const input_shapes& s) const override { return op().output_shape(s); }
+    void reference(const inputs<double>& in, const outputs<double>& out) const override {
+        reference::softmax<double>(in, out, op().scale, op().score, op().pattern, op().sinks);
+    }
+    void plain(const inputs<T>& in, const outputs<T>& out) const override {
+        reference::softmax<T>(in, out, op().scale, op().score, op().pattern, op().sinks);
+    }
+    void naive(const inputs<T>& in, const outputs<T>& out) const override {
+        const auto scale = op().scale.value_or(1 / std::sqrt(static_cast<double>(in.queries.shape().channels)));
+        const auto adjust = [this](index batch, index head, index i, index first_key, T* scores, index keys) {
+            const auto pattern = at(op().pattern, batch, head);
+            const auto score = score_at(op().score, batch, head);
+            for (index j = 0; j < keys; ++j)
+                scores[j] = pattern.visible(i, first_key + j) ? static_cast<T>(score(scores[j], i, first_key + j)) : -std::numeric_limits<T>::infinity();
+        };
+        constexpr bool plain_dense = std::same_as<decltype(Op::pattern), dense> && std::same_as<decltype(Op::score), identity_score>;
+        naive_softmax<T>(in, out, static_cast<T>(scale), plain_dense ? adjust_row<T>{} : adjust_row<T>{adjust}, op().sinks);
+    }
+    double useful_flops(const problem& p) const override {
+        return 2.0 * static_cast<double>(p.key_dim + p.value_dim) * static_cast<double>(visited_pairs(op(), p.shapes(), p.positions).visible);
+    }
+
+private:
+    const Op& op() const { return made_.op; }
+    made<Op> made_;
+};
+
+inline bool any_problem(const problem&) { return true; }
+
+/// Registers a case from make.template operator()<T>(problem), which returns made<softmax_attention<...>>.
+template <class Make>
+registered softmax_case(std::string name, std::string cost, Make make, std::function<bool(const problem&)> supports = any_problem) {
+    const auto build = [make]<class T>(const problem& p, T) -> std::unique_ptr<instance<T>> {
+        auto m = make.template operator()<T>(p);
+        return std::make_unique<softmax_instance<T, decltype(m.op)>>(std::move(m));
+    };
+    return registered({.name = std::move(name),
+                       .cost = std::move(cost),
+                       .supports = std::move(supports),
+                       .make_float = [build](const problem& p) { return build(p, float{}); },
+                       .make_double = [build](const problem& p) { return build(p, double{}); }});
+}
+
+} // namespace attn::testing

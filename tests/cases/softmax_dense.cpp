@@ -1,0 +1,16 @@
+#include "softmax_case.hpp"
+
+#include "attn/pattern/causal.hpp"
+#include "attn/pattern/local.hpp"
+
+namespace attn::testing {
+
+static const auto dense_case = softmax_case("softmax", "2 n m (d_k + d_v)", []<class T>(const problem&) { return made{softmax_attention{}}; });
+
+static const auto causal_case =
+    softmax_case("softmax_causal", "n m (d_k + d_v)", []<class T>(const problem&) { return made{softmax_attention{.pattern = causal{}}}; });
+
+static const auto local_case =
+    softmax_case("softmax_local", "2 n (2 w + 1) (d_k + d_v)", []<class T>(const problem&) { return made{softmax_attention{.pattern = local{128}}}; });
+
+} // namespace attn::testing

@@ -1,0 +1,87 @@
+#include "catch.hpp"
+
+#include <attn/core/tensor.hpp>
+#include <attn/core/workspace.hpp>
+
+#include <algorithm>
+
+namespace attn::testing {
+
+namespace {
+
+bool is_aligned(const void* p) {
+    return reinterpret_cast<std::uintptr_t>(p) % alignment == 0;
+}
+
+} // namespace
+
+TEMPLATE_TEST_CASE("tensor: aligned, contiguous and zero", "[core][portable]", float, double, std::int32_t, bool) {
+    for (const auto& s : {shape{1, 1, 1, 1}, shape{2, 3, 5, 7}, shape{1, 1, 97, 1}}) {
+        const tensor<TestType> t(s);
+        CHECK(t.shape() == s);
+        CHECK(is_aligned(t.data()));
+        CHECK(t.view().strides() == head_major(t.data(), s).strides());
+        CHECK(std::all_of(t.data(), t.data() + s.size(), [](TestType x) { return x == TestType{}; }));
+    }
+}
+
+TEST_CASE("tensor: empty ones hold nothing", "[core]") {
+    CHECK(tensor<float>().shape().size() == 0);
+    CHECK(tensor<float>(shape{0, 2, 3, 4}).shape() == shape{0, 2, 3, 4});
+}
+
+TEST_CASE("tensor: element access and views reach the same memory, which a move carries along", "[core]") {
+    tensor<float> t(shape{2, 2, 2, 2});
+    t(1, 0, 1, 0) = 3;
+    const tensor_view<const float> view = t;
+    CHECK(view(1, 0, 1, 0) == 3);
+    CHECK(t.data()[8 + 2] == 3);
+    const auto* memory = t.data();
+    const auto moved = std::move(t);
+    CHECK(moved.data() == memory);
+    CHECK(moved(1, 0, 1, 0) == 3);
+}
+
+TEST_CASE("workspace: aligned, grows, never shrinks", "[core]") {
+    workspace w;
+    CHECK(w.size_bytes() == 0);
+    CHECK(w.bytes().empty());
+    w.reserve(0);
+    CHECK(w.size_bytes() == 0);
+    w.reserve(1000);
+    CHECK(w.size_bytes() == 1000);
+    CHECK(is_aligned(w.bytes().data()));
+    std::ranges::fill(w.bytes(), std::byte{1});
+    const auto* memory = w.bytes().data();
+    w.reserve(10);
+    CHECK(w.size_bytes() == 1000);
+    CHECK(w.bytes().data() == memory);
+    w.reserve(1001);
+    CHECK(w.bytes().size() == 1001);
+    CHECK(workspace(64).size_bytes() == 64);
+}
+
+TEST_CASE("scratch: counting and cutting agree, and the arrays are aligned and apart", "[core][portable]") {
+    const auto cut = [](detail::scratch s) {
+        const auto* a = s.take<float>(1);
+        const auto* none = s.take<double>(0);
+        const auto* b = s.take<double>(9);
+        const auto* c = s.take<std::byte>(65);
+        return std::tuple(s.used_bytes(), a, none, b, c);
+    };
+    const auto bytes = std::get<0>(cut({}));
+    CHECK(bytes == 64 + 128 + 128);
+    CHECK(std::get<1>(cut({})) == nullptr);
+
+    const workspace w(bytes);
+    const auto [used, a, none, b, c] = cut(detail::scratch(w.bytes().data()));
+    CHECK(used == bytes);
+    CHECK(is_aligned(a));
+    CHECK(is_aligned(b));
+    CHECK(is_aligned(c));
+    CHECK(static_cast<const void*>(a + 1) <= b);
+    CHECK(static_cast<const void*>(b + 9) <= c);
+    CHECK(c + 65 <= w.bytes().data() + used);
+}
+
+} // namespace attn::testing

@@ -1,0 +1,187 @@
+#include "catch.hpp"
+
+#include <attn/core/tensor_view.hpp>
+
+#include <random>
+#include <set>
+#include <vector>
+
+namespace attn::testing {
+
+namespace {
+
+template <class T, class F>
+void for_each_element(const tensor_view<T>& v, const F& f) {
+    for (index b = 0; b < v.shape().batch; ++b)
+        for (index h = 0; h < v.shape().heads; ++h)
+            for (index i = 0; i < v.shape().tokens; ++i)
+                for (index c = 0; c < v.shape().channels; ++c) f(v(b, h, i, c));
+}
+
+/// The definition that overlap and overlaps_itself decide without enumerating.
+struct bytes_of {
+    std::set<std::uintptr_t> bytes;
+    bool repeats = false;
+
+    template <class T>
+    explicit bytes_of(const tensor_view<T>& v) {
+        for_each_element(v, [&](T& x) {
+            for (std::size_t k = 0; k < sizeof(T); ++k) repeats |= !bytes.insert(reinterpret_cast<std::uintptr_t>(&x) + k).second;
+        });
+    }
+    bool meets(const bytes_of& other) const {
+        return std::ranges::any_of(bytes, [&](auto byte) { return other.bytes.contains(byte); });
+    }
+};
+
+template <class A, class B>
+void check_disjoint(const tensor_view<A>& a, const tensor_view<B>& b) {
+    CHECK_FALSE(bytes_of(a).meets(bytes_of(b)));
+    CHECK_FALSE(overlap(a, b));
+    CHECK_FALSE(overlap(b, a));
+}
+
+} // namespace
+
+TEST_CASE("tensor_view: head_major and token_major find the elements of their layout", "[core][portable]") {
+    std::vector<int> memory(2 * 3 * 4 * 5);
+    for (std::size_t i = 0; i < memory.size(); ++i) memory[i] = static_cast<int>(i);
+    const shape s{2, 3, 4, 5};
+
+    const auto heads_first = head_major(memory.data(), s);
+    CHECK(heads_first.strides() == strides{60, 20, 5, 1});
+    CHECK(heads_first(1, 2, 3, 4) == 119);
+    CHECK(heads_first(1, 0, 2, 3) == 60 + 2 * 5 + 3);
+
+    const auto tokens_first = token_major(memory.data(), s);
+    CHECK(tokens_first.strides() == strides{60, 5, 15, 1});
+    CHECK(tokens_first(1, 2, 3, 4) == 119);
+    CHECK(tokens_first(1, 2, 0, 3) == 60 + 2 * 5 + 3);
+    CHECK(tokens_first.row(0, 1, 2) == memory.data() + 2 * 15 + 5);
+}
+
+TEST_CASE("tensor_view: zero strides repeat, negative ones walk back", "[core]") {
+    std::vector<int> memory{1, 2, 3};
+    const tensor_view repeated(memory.data(), shape{2, 2, 2, 3}, strides{0, 0, 0, 1});
+    for_each_element(tensor_view(memory.data() + 1, shape{4, 3, 2, 1}, strides{0, 0, 0, 1}), [](int x) { CHECK(x == 2); });
+    CHECK(repeated(1, 1, 1, 2) == 3);
+    const tensor_view backwards(memory.data() + 2, shape{.tokens = 1, .channels = 3}, strides{0, 0, 0, -1});
+    CHECK(backwards(0, 0, 0, 0) == 3);
+    CHECK(backwards(0, 0, 0, 2) == 1);
+}
+
+TEST_CASE("tensor_view: converts to a view of const, and not back", "[core]") {
+    using to_const = tensor_view<const float>;
+    STATIC_REQUIRE(std::is_convertible_v<tensor_view<float>, to_const>);
+    STATIC_REQUIRE_FALSE(std::is_constructible_v<tensor_view<float>, to_const>);
+    STATIC_REQUIRE_FALSE(std::is_constructible_v<to_const, tensor_view<double>>);
+    float x = 7;
+    const to_const view = head_major(&x, shape{1, 1, 1, 1});
+    CHECK(&view(0, 0, 0, 0) == &x);
+}
+
+TEST_CASE("overlap: what interleaves without touching is disjoint", "[core][portable]") {
+    constexpr index batch = 2, heads = 3, tokens = 7, d = 4;
+    std::vector<float> memory(batch * tokens * 4 * heads * d);
+    const shape s{batch, heads, tokens, d};
+
+    SECTION("q, k, v and out columns of one token-major buffer") {
+        const strides columns{tokens * 4 * heads * d, d, 4 * heads * d, 1};
+        for (index x = 0; x < 4; ++x)
+            for (index y = 0; y < 4; ++y) {
+                const tensor_view a(memory.data() + x * heads * d, s, columns), b(memory.data() + y * heads * d, s, columns);
+                if (x == y) CHECK(overlap(a, b));
+                else check_disjoint(a, b);
+            }
+    }
+    SECTION("every head holds its q, k, v and out") {
+        const strides grouped{tokens * 4 * heads * d, 4 * d, 4 * heads * d, 1};
+        check_disjoint(tensor_view(memory.data(), s, grouped), tensor_view(memory.data() + d, s, grouped));
+        check_disjoint(tensor_view(memory.data() + 3 * d, s, grouped), tensor_view(memory.data() + d, s, grouped));
+    }
+    SECTION("one token's out beside all keys") {
+        const strides columns{tokens * 4 * heads * d, d, 4 * heads * d, 1};
+        const tensor_view keys(memory.data() + heads * d, shape{1, heads, tokens, d}, columns);
+        const tensor_view out(memory.data() + (3 * 4 + 3) * heads * d, shape{1, heads, 1, d}, columns);
+        check_disjoint(keys, out);
+    }
+    SECTION("heads of one tensor, tokens of one tensor, even and odd channels") {
+        const auto whole = head_major(memory.data(), s);
+        check_disjoint(tensor_view(whole.row(0, 0, 0), shape{batch, 1, tokens, d}, whole.strides()),
+                       tensor_view(whole.row(0, 2, 0), shape{batch, 1, tokens, d}, whole.strides()));
+        check_disjoint(tensor_view(whole.row(0, 0, 0), shape{batch, heads, 3, d}, whole.strides()),
+                       tensor_view(whole.row(0, 0, 3), shape{batch, heads, 4, d}, whole.strides()));
+        check_disjoint(tensor_view(memory.data(), shape{1, 1, 5, 2}, strides{0, 0, 4, 2}),
+                       tensor_view(memory.data() + 1, shape{1, 1, 5, 2}, strides{0, 0, 4, 2}));
+    }
+    SECTION("neighbours, one of them backwards") {
+        check_disjoint(head_major(memory.data(), shape{1, 1, 2, 4}), head_major(memory.data() + 8, shape{1, 1, 2, 4}));
+        check_disjoint(tensor_view(memory.data() + 4, shape{1, 1, 2, 4}, strides{0, 0, -4, 1}),
+                       head_major(memory.data() + 8, shape{1, 1, 2, 4}));
+    }
+}
+
+TEST_CASE("overlap: shared bytes are found", "[core][portable]") {
+    std::vector<double> memory(64);
+    const auto a = head_major(memory.data(), shape{1, 2, 3, 4});
+    CHECK(overlap(a, a));
+    CHECK(overlap(a, head_major(memory.data() + 23, shape{1, 1, 1, 1})));
+    CHECK_FALSE(overlap(a, head_major(memory.data() + 24, shape{1, 1, 1, 1})));
+    CHECK(overlap(a, tensor_view(memory.data() + 40, shape{1, 1, 6, 1}, strides{0, 0, -4, 1})));
+    CHECK(overlap(a, tensor_view(memory.data() + 5, shape{9, 9, 9, 1}, strides{0, 0, 0, 1})));
+    // Of another type: the second half of the double before the end.
+    CHECK(overlap(a, head_major(reinterpret_cast<float*>(memory.data() + 24) - 1, shape{1, 1, 1, 1})));
+}
+
+TEST_CASE("overlap: an empty view meets nothing", "[core]") {
+    std::vector<float> memory(24);
+    const auto a = head_major(memory.data(), shape{1, 2, 3, 4});
+    for (const auto& empty : {shape{0, 2, 3, 4}, shape{1, 0, 3, 4}, shape{1, 2, 0, 4}, shape{1, 2, 3, 0}}) {
+        CHECK_FALSE(overlap(a, head_major(memory.data(), empty)));
+        CHECK_FALSE(overlap(head_major(memory.data(), empty), a));
+        CHECK_FALSE(overlaps_itself(tensor_view(memory.data(), empty, strides{0, 0, 0, 0})));
+    }
+    CHECK_FALSE(overlap(a, tensor_view<float>()));
+}
+
+TEST_CASE("overlaps_itself: layouts do not, broadcasts and windows do", "[core][portable]") {
+    std::vector<float> memory(256);
+    const shape s{2, 3, 4, 5};
+    CHECK_FALSE(overlaps_itself(head_major(memory.data(), s)));
+    CHECK_FALSE(overlaps_itself(token_major(memory.data(), s)));
+    CHECK_FALSE(overlaps_itself(tensor_view(memory.data() + 119, s, strides{-60, -20, -5, -1})));
+    CHECK_FALSE(overlaps_itself(tensor_view(memory.data(), s, strides{1, 2, 6, 24}))); // channels outermost
+    CHECK_FALSE(overlaps_itself(tensor_view(memory.data(), shape{1, 1, 4, 5}, strides{0, 0, 5, 1})));
+    CHECK(overlaps_itself(tensor_view(memory.data(), s, strides{0, 20, 5, 1})));
+    CHECK(overlaps_itself(tensor_view(memory.data(), s, strides{60, 20, 4, 1})));
+    CHECK(overlaps_itself(tensor_view(memory.data(), s, strides{60, 20, 20, 1})));
+    CHECK(overlaps_itself(tensor_view(memory.data(), s, strides{60, 20, -20, 1})));
+}
+
+TEST_CASE("overlap, overlaps_itself: never miss a shared byte, on random views", "[core][portable]") {
+    std::mt19937 random(2024);
+    const auto pick = [&](index low, index high) { return std::uniform_int_distribution<index>(low, high)(random); };
+    std::vector<float> memory(4096);
+    const auto random_view = [&] {
+        const shape s{pick(1, 2), pick(1, 3), pick(1, 4), pick(1, 4)};
+        const auto unit = pick(1, 3);
+        const strides t{unit * pick(-20, 20), unit * pick(-10, 10), unit * pick(-8, 8), unit * pick(-2, 2)};
+        return tensor_view(memory.data() + 2048 + pick(-30, 30), s, t);
+    };
+    int disjoint = 0, injective = 0, missed = 0, asymmetric = 0;
+    for (int round = 0; round < 4000; ++round) {
+        const auto a = random_view(), b = random_view();
+        const bytes_of bytes_a(a), bytes_b(b);
+        missed += bytes_a.meets(bytes_b) && !overlap(a, b);
+        missed += bytes_a.repeats && !overlaps_itself(a);
+        asymmetric += overlap(a, b) != overlap(b, a);
+        disjoint += !overlap(a, b);
+        injective += !overlaps_itself(a);
+    }
+    CHECK(missed == 0);
+    CHECK(asymmetric == 0);
+    CHECK(disjoint > 400); // the answer is not always "may"
+    CHECK(injective > 400);
+}
+
+} // namespace attn::testing

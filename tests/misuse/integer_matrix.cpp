@@ -1,0 +1,11 @@
+// expect: no matching function for call to .*view
+// A view of an Eigen matrix holds numbers that attn computes in.
+#include <attn/core/eigen.hpp>
+
+#ifdef ATTN_MISUSE
+using matrix = Eigen::MatrixXi;
+#else
+using matrix = Eigen::MatrixXf;
+#endif
+
+attn::index tokens(matrix& m) { return attn::view(m).shape().tokens; }

@@ -1,0 +1,19 @@
+// expect: attn: this predicate cannot be evaluated on ranges of positions.*attn::tiles\(mask, n, m\)
+// A lambda that subscripts a pointer.
+#include <attn/pattern/local.hpp>
+#include <attn/pattern/predicate.hpp>
+
+bool mask[64];
+
+int main() {
+    const bool* table = mask;
+    const attn::predicate p{[table](auto i, auto j) {
+#ifdef ATTN_MISUSE
+        return table[i - j];
+#else
+        return j <= i && (table != nullptr);
+#endif
+    }};
+    const auto both = p & attn::local{8};
+    return both.visible(attn::index{1}, attn::index{0}) ? 1 : 0;
+}

@@ -1,0 +1,14 @@
+// expect: attn: this predicate cannot be evaluated on ranges of positions.*attn::tiles\(mask, n, m\)
+// A lambda that takes its positions as int.
+#include <attn/pattern/causal.hpp>
+#include <attn/pattern/predicate.hpp>
+
+int main() {
+#ifdef ATTN_MISUSE
+    const attn::predicate p{[](int i, int j) { return i - j < 8; }};
+#else
+    const attn::predicate p{[](auto i, auto j) { return i - j < 8; }};
+#endif
+    const auto both = attn::causal{} & p;
+    return both.visible(attn::index{1}, attn::index{0}) ? 1 : 0;
+}

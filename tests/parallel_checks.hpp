@@ -1,0 +1,103 @@
+// What every executor must do, whatever it runs on.
+#pragma once
+
+#include "catch.hpp"
+
+#include <attn/parallel/executor.hpp>
+
+#include <atomic>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+namespace attn::testing {
+
+template <Executor E>
+void check_parallel_for(E& executor) {
+    const index threads = executor.concurrency();
+    REQUIRE(threads >= 1);
+    for (index count = 0; count <= threads; ++count) {
+        std::vector<std::atomic<int>> calls(static_cast<std::size_t>(threads));
+        executor.parallel_for(count, [&](index i) { ++calls[static_cast<std::size_t>(i)]; });
+        for (index i = 0; i < threads; ++i) CHECK(calls[static_cast<std::size_t>(i)] == (i < count ? 1 : 0));
+    }
+}
+
+/// Every task once, and no two running bodies with the same slice, though the tasks differ in length.
+template <Executor E>
+void check_for_each(E& executor) {
+    workspace memory;
+    const execution run(executor, memory);
+    for (index count : {0, 1, 2, 3, 7, 97, 1000}) {
+        std::vector<std::atomic<int>> calls(static_cast<std::size_t>(count));
+        std::vector<std::atomic<int>> inside(static_cast<std::size_t>(run.concurrency()));
+        std::atomic<int> shared_slices = 0;
+        run.for_each(count, [&](index task, index slice) {
+            auto& visitors = inside[static_cast<std::size_t>(slice)];
+            if (++visitors != 1) ++shared_slices;
+            ++calls[static_cast<std::size_t>(task)];
+            for (std::atomic<index> work = 0; work < (task % 13) * 50;) ++work;
+            --visitors;
+        });
+        CHECK(shared_slices == 0);
+        CHECK(std::ranges::all_of(calls, [](const auto& n) { return n == 1; }));
+    }
+}
+
+/// An exception stops the tasks that have not begun and reaches the caller, and the executor still works.
+template <Executor E>
+void check_exceptions(E& executor) {
+    workspace memory;
+    const execution run(executor, memory);
+    for (index thrower : {0, 1, 50, 99}) {
+        std::atomic<index> ran = 0;
+        const auto body = [&](index task, index) {
+            if (task == thrower) throw std::runtime_error("task");
+            ++ran;
+        };
+        CHECK_THROWS_AS(run.for_each(100, body), std::runtime_error);
+        CHECK(ran < 100);
+        CHECK_THROWS_AS(run.for_each(100, [](index, index) { throw 42; }), int);
+    }
+    check_for_each(executor);
+}
+
+/// A task that calls the same executor.
+template <Executor E>
+void check_nested(E& executor) {
+    workspace memory;
+    const execution run(executor, memory);
+    std::atomic<index> sum = 0;
+    run.for_each(8, [&](index outer, index) {
+        workspace inner_memory;
+        const execution inner(executor, inner_memory);
+        inner.for_each(16, [&](index task, index) { sum += outer * 16 + task; });
+    });
+    CHECK(sum == 128 * 127 / 2);
+}
+
+/// Several threads of the user call one executor at a time.
+template <Executor E>
+void check_two_callers(E& executor) {
+    std::vector<std::atomic<index>> sums(3);
+    std::vector<std::thread> callers;
+    for (auto& sum : sums)
+        callers.emplace_back([&] {
+            workspace memory;
+            const execution run(executor, memory);
+            for (int round = 0; round < 200; ++round) run.for_each(20, [&](index task, index) { sum += task; });
+        });
+    for (auto& caller : callers) caller.join();
+    for (const auto& sum : sums) CHECK(sum == 200 * 190);
+}
+
+template <Executor E>
+void check_executor(E& executor) {
+    check_parallel_for(executor);
+    check_for_each(executor);
+    check_exceptions(executor);
+    check_nested(executor);
+    check_two_callers(executor);
+}
+
+} // namespace attn::testing

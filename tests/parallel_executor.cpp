@@ -1,0 +1,81 @@
+#include "parallel_checks.hpp"
+
+namespace attn::testing {
+
+namespace {
+
+/// What a user writes to lend attn threads: two functions.
+class threads_per_call {
+public:
+    index concurrency() const { return 3; }
+    void parallel_for(index count, body_ref body) {
+        std::vector<std::jthread> threads;
+        for (index i = 0; i < count; ++i) threads.emplace_back([=] { body(i); });
+    }
+};
+
+/// Legal, if odd: backwards, on the calling thread.
+struct backwards {
+    index concurrency() const { return 4; }
+    void parallel_for(index count, body_ref body) const {
+        while (count-- > 0) body(count);
+    }
+};
+
+struct no_threads {
+    index concurrency() const { return 0; }
+    void parallel_for(index, body_ref) const { throw std::logic_error("not needed"); }
+};
+
+struct lacks_concurrency {
+    void parallel_for(index, body_ref) const;
+};
+
+} // namespace
+
+TEST_CASE("sequential: runs everything on the calling thread, in order", "[parallel]") {
+    sequential executor;
+    check_executor(executor);
+    std::vector<index> order;
+    const auto caller = std::this_thread::get_id();
+    workspace memory;
+    execution(executor, memory).for_each(5, [&](index task, index slice) {
+        CHECK(std::this_thread::get_id() == caller);
+        CHECK(slice == 0);
+        order.push_back(task);
+    });
+    CHECK(order == std::vector<index>{0, 1, 2, 3, 4});
+}
+
+TEST_CASE("Executor: a user's own class is one", "[parallel]") {
+    threads_per_call own;
+    check_executor(own);
+    backwards odd;
+    check_executor(odd);
+    STATIC_REQUIRE_FALSE(Executor<lacks_concurrency>);
+    STATIC_REQUIRE_FALSE(Executor<int>);
+}
+
+TEST_CASE("execution: refers to its executor and workspace, and counts at least one thread", "[parallel]") {
+    const no_threads executor;
+    workspace memory;
+    const execution run(executor, memory);
+    CHECK(run.concurrency() == 1);
+    CHECK(&run.workspace() == &memory);
+    index sum = 0;
+    run.for_each(4, [&](index task, index) { sum += task; });
+    CHECK(sum == 6);
+}
+
+TEST_CASE("body_ref: refers to the callable, and keeps its state", "[parallel]") {
+    index calls = 0;
+    auto counter = [&, own = index{0}](index i) mutable { calls = ++own + i; };
+    const body_ref body(counter);
+    const auto copy = body;
+    body(10);
+    copy(10);
+    CHECK(calls == 12);
+    STATIC_REQUIRE(sizeof(body_ref) == 2 * sizeof(void*));
+}
+
+} // namespace attn::testing

@@ -1,0 +1,104 @@
+#include "allocations.hpp"
+#include "parallel_checks.hpp"
+
+#include <attn/parallel/thread_pool.hpp>
+
+#include <chrono>
+#include <mutex>
+#include <set>
+
+namespace attn::testing {
+
+TEST_CASE("thread_pool: an executor of 1, 2, 3 and 8 threads", "[parallel]") {
+    const index threads = GENERATE(1, 2, 3, 8);
+    thread_pool pool(threads);
+    CHECK(pool.concurrency() == threads);
+    check_executor(pool);
+}
+
+TEST_CASE("thread_pool: as many threads as the machine by default", "[parallel]") {
+    thread_pool pool;
+    CHECK(pool.concurrency() == std::max<index>(1, std::thread::hardware_concurrency()));
+    check_parallel_for(pool);
+}
+
+TEST_CASE("thread_pool: an impossible number of threads is refused", "[parallel]") {
+    for (index threads : {index{0}, index{-1}, thread_pool::max_threads + 1, index{1} << 40})
+        CHECK_THROWS_AS(thread_pool(threads), std::invalid_argument);
+    CHECK_THROWS_WITH(thread_pool(0), "thread_pool: threads must be 1 to 16383, not 0");
+}
+
+TEST_CASE("thread_pool: the caller and its threads work at once", "[parallel]") {
+    thread_pool pool(3);
+    std::atomic<int> arrived = 0;
+    std::mutex mutex;
+    std::set<std::thread::id> threads;
+    // Each body waits for the others, so one thread could not run two of them.
+    pool.parallel_for(3, [&](index) {
+        ++arrived;
+        while (arrived < 3) std::this_thread::yield();
+        const std::lock_guard lock(mutex);
+        threads.insert(std::this_thread::get_id());
+    });
+    CHECK(threads.size() == 3);
+    CHECK(threads.contains(std::this_thread::get_id()));
+}
+
+TEST_CASE("thread_pool: called from one of its own threads it runs inline", "[parallel]") {
+    thread_pool pool(2);
+    const auto caller = std::this_thread::get_id();
+    std::atomic<int> elsewhere = 0;
+    pool.parallel_for(2, [&](index) {
+        const auto self = std::this_thread::get_id();
+        if (self == caller) return;
+        pool.parallel_for(2, [&](index) { elsewhere += std::this_thread::get_id() != self; });
+    });
+    CHECK(elsewhere == 0);
+}
+
+TEST_CASE("thread_pool: waits for a slice that sleeps", "[parallel]") {
+    thread_pool pool(2);
+    for (index slow : {0, 1}) {
+        std::atomic<bool> slept = false;
+        pool.parallel_for(2, [&](index i) {
+            if (i != slow) return;
+            std::this_thread::sleep_for(std::chrono::milliseconds(20));
+            slept = true;
+        });
+        CHECK(slept);
+    }
+}
+
+TEST_CASE("thread_pool: is destroyed right after its last call", "[parallel]") {
+    for (int round = 0; round < 300; ++round) {
+        std::atomic<index> sum = 0;
+        {
+            thread_pool pool(3);
+            pool.parallel_for(3, [&](index i) { sum += i; });
+        }
+        CHECK(sum == 3);
+    }
+}
+
+#ifdef ATTN_COUNTS_ALLOCATIONS
+TEST_CASE("allocations: the counter sees operator new, aligned or not, and malloc", "[parallel]") {
+    CHECK(allocations_in([] { std::vector<int>(3).at(0) = 1; }) == 1);
+    CHECK(allocations_in([] { const workspace memory(100); }) == 1);
+    CHECK(allocations_in([] { std::free(std::malloc(1)); }) <= 1); // an optimiser may drop the pair
+}
+
+TEST_CASE("thread_pool: a call allocates nothing", "[parallel]") {
+    thread_pool pool(4);
+    workspace memory;
+    const execution run(pool, memory);
+    std::atomic<index> sum = 0;
+    const auto calls = [&] {
+        for (int round = 0; round < 100; ++round) run.for_each(50, [&](index task, index) { sum += task; });
+    };
+    calls();
+    CHECK(allocations_in(calls) == 0);
+    CHECK(sum == 2 * 100 * 49 * 50 / 2);
+}
+#endif
+
+} // namespace attn::testing

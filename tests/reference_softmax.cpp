@@ -1,0 +1,316 @@
+#include <attn/core/tensor.hpp>
+#include <attn/pattern/causal.hpp>
+#include <attn/pattern/predicate.hpp>
+#include <attn/reference/softmax.hpp>
+#include <attn/reference/widen.hpp>
+#include <attn/score/additive_bias.hpp>
+#include <attn/score/then.hpp>
+
+#include "catch.hpp"
+
+#include <array>
+#include <initializer_list>
+
+using namespace attn;
+
+namespace {
+
+using attn::index; // POSIX has another
+
+constexpr double infinity = std::numeric_limits<double>::infinity();
+constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
+
+template <Scalar T = double>
+tensor<T> filled(const shape& s, std::initializer_list<double> numbers) {
+    tensor<T> result(s);
+    REQUIRE(static_cast<index>(numbers.size()) == s.size());
+    std::ranges::transform(numbers, result.data(), [](double number) { return static_cast<T>(number); });
+    return result;
+}
+
+/// Numbers between -1 and 1 that repeat in no short period.
+template <Scalar T = double>
+tensor<T> wavy(const shape& s, double seed) {
+    tensor<T> result(s);
+    for (index e = 0; e < s.size(); ++e)
+        result.data()[e] = static_cast<T>(std::sin(seed + 1.7 * static_cast<double>(e) + 0.01 * static_cast<double>(e * e % 97)));
+    return result;
+}
+
+template <Scalar T>
+struct answer {
+    tensor<T> values, log_sum_exp;
+};
+
+struct everything {
+    std::optional<double> scale = {};
+    std::span<const double> sinks = {};
+    attn::positions positions = {};
+};
+
+/// Every element is overwritten: both tensors begin as NaN.
+template <Scalar T, ScoreFunction S = identity_score, Pattern P = dense>
+answer<T> attend(const tensor<T>& q, const tensor<T>& k, const tensor<T>& v, const everything& with = {}, const S& score = {},
+                 const P& pattern = {}) {
+    const auto [batch, heads, n, d_k] = q.shape();
+    answer<T> result{tensor<T>({batch, heads, n, v.shape().channels}), tensor<T>({batch, heads, n, 1})};
+    std::fill_n(result.values.data(), result.values.shape().size(), std::numeric_limits<T>::quiet_NaN());
+    std::fill_n(result.log_sum_exp.data(), result.log_sum_exp.shape().size(), std::numeric_limits<T>::quiet_NaN());
+    reference::softmax<T>({q, k, v, with.positions}, {result.values, result.log_sum_exp}, with.scale, score, pattern, with.sinks);
+    return result;
+}
+
+/// One head, one channel of queries and keys: the scores of query row i are q[i] * k.
+tensor<double> column(std::initializer_list<double> numbers) {
+    return filled({.tokens = static_cast<index>(numbers.size()), .channels = 1}, numbers);
+}
+
+double at(const tensor<double>& t, index row, index channel = 0) { return t(0, 0, row, channel); }
+
+Approx close(double value) { return Approx(value).epsilon(1e-14).margin(1e-300); }
+
+TEST_CASE("equal scores average the values", "[reference][portable]") {
+    const auto [values, log_sum_exp] = attend(column({0, 0}), column({5, -3, 7, 1}), column({1, 2, 3, 6}));
+    CHECK(at(values, 0) == close(3));
+    CHECK(at(values, 1) == close(3));
+    CHECK(at(log_sum_exp, 0) == close(std::log(4)));
+}
+
+TEST_CASE("a single key gives its value", "[reference][portable]") {
+    const auto [values, log_sum_exp] = attend(column({3, -800}), column({2}), filled({.tokens = 1, .channels = 3}, {1.5, -2, 1e9}));
+    for (index i = 0; i < 2; ++i) {
+        CHECK(at(values, i, 0) == 1.5);
+        CHECK(at(values, i, 1) == -2);
+        CHECK(at(values, i, 2) == 1e9);
+    }
+    CHECK(at(log_sum_exp, 0) == 6);
+    CHECK(at(log_sum_exp, 1) == -1600);
+}
+
+TEST_CASE("two keys by hand", "[reference][portable]") {
+    // Scores log 3 and 0: weights 3/4 and 1/4.
+    const auto [values, log_sum_exp] = attend(column({std::log(3)}), column({1, 0}), column({8, 4}));
+    CHECK(at(values, 0) == close(7));
+    CHECK(at(log_sum_exp, 0) == close(std::log(4)));
+}
+
+TEST_CASE("the scale is 1 / sqrt(d_k) unless given", "[reference][portable]") {
+    const auto q = filled({.tokens = 1, .channels = 4}, {2, 0, 1, 1});
+    const auto k = filled({.tokens = 2, .channels = 4}, {2, 9, 1, 1, 0, 7, 0, 0});
+    const auto v = column({1, 0});
+    CHECK(at(attend(q, k, v).values, 0) == close(1 / (1 + std::exp(-3))));
+    CHECK(at(attend(q, k, v, {.scale = 0.1}).values, 0) == close(1 / (1 + std::exp(-0.6))));
+    CHECK(at(attend(q, k, v, {.scale = 0}).values, 0) == 0.5);
+}
+
+TEST_CASE("large scores neither overflow nor lose the largest", "[reference][portable]") {
+    for (const double sign : {1.0, -1.0}) {
+        const auto [values, log_sum_exp] = attend(column({sign * 1e4}), column({sign, sign - sign * 1e-4}), column({1, 0}));
+        CHECK(at(values, 0) == Approx(1 / (1 + std::exp(-1))).epsilon(1e-10));
+        CHECK(at(log_sum_exp, 0) == close(1e4 + std::log1p(std::exp(-1))));
+    }
+    CHECK(at(attend(column({1}), column({-1e4, -1e4}), column({2, 4})).values, 0) == 3);
+}
+
+TEST_CASE("the first causal row is its own value", "[reference][portable]") {
+    const auto v = wavy({.tokens = 5, .channels = 2}, 3);
+    const auto [values, log_sum_exp] =
+        attend(wavy({.tokens = 5, .channels = 3}, 1), wavy({.tokens = 5, .channels = 3}, 2), v, {}, identity_score{}, causal{});
+    CHECK(at(values, 0, 0) == at(v, 0, 0));
+    CHECK(at(values, 0, 1) == at(v, 0, 1));
+    CHECK(at(values, 4, 0) != at(v, 4, 0));
+}
+
+TEST_CASE("causal follows absolute positions, per batch entry", "[reference][portable]") {
+    // Equal scores, values 0, 1, 2, ...: a row that sees keys 0 to r gives r / 2.
+    const tensor<double> q({2, 1, 2, 1}), k({2, 1, 6, 1});
+    const auto v = filled({2, 1, 6, 1}, {0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5});
+    const auto shifted = [&](const positions& where) { return attend(q, k, v, {.positions = where}, identity_score{}, causal{}).values; };
+    CHECK(shifted(top_left())(1, 0, 1, 0) == 0.5);
+    CHECK(shifted(bottom_right(2, 6))(1, 0, 0, 0) == 2);
+    CHECK(shifted(bottom_right(2, 6))(1, 0, 1, 0) == 2.5);
+
+    const std::array<index, 2> queries{4, 102}, keys{0, 100};
+    const auto values = shifted({.first_query = std::span<const index>(queries), .first_key = std::span<const index>(keys)});
+    CHECK(values(0, 0, 0, 0) == 2);
+    CHECK(values(0, 0, 1, 0) == 2.5);
+    CHECK(values(1, 0, 0, 0) == 1);
+    CHECK(values(1, 0, 1, 0) == 1.5);
+}
+
+TEST_CASE("a sink takes its share", "[reference][portable]") {
+    // Keys of weight 3 and 1, a sink of weight 4.
+    const std::array<double, 1> sink{std::log(4)};
+    const auto [values, log_sum_exp] = attend(column({std::log(3)}), column({1, 0}), column({8, 4}), {.sinks = sink});
+    CHECK(at(values, 0) == close(28.0 / 8));
+    CHECK(at(log_sum_exp, 0) == close(std::log(8)));
+}
+
+TEST_CASE("each head has its own sink, and a large one does not overflow", "[reference][portable]") {
+    const std::array<double, 3> sinks{0, 1e4, -infinity};
+    const tensor<double> q({1, 3, 1, 1}), k({1, 1, 1, 1});
+    const auto [values, log_sum_exp] = attend(q, k, filled({1, 1, 1, 1}, {6}), {.sinks = sinks});
+    CHECK(values(0, 0, 0, 0) == 3);
+    CHECK(values(0, 1, 0, 0) == 0);
+    CHECK(values(0, 2, 0, 0) == 6);
+    CHECK(log_sum_exp(0, 1, 0, 0) == 1e4);
+    CHECK(log_sum_exp(0, 2, 0, 0) == 0);
+}
+
+TEST_CASE("a row that sees nothing is zero", "[reference][portable]") {
+    const std::array<double, 1> sink{-2.5};
+    const auto hidden = predicate{[](auto i, auto j) { return i > 0 && j >= 0; }};
+    const auto q = column({1, 1}), k = column({1, 2}), v = column({3, 3});
+    const auto [values, log_sum_exp] = attend(q, k, v, {}, identity_score{}, hidden);
+    CHECK(at(values, 0) == 0);
+    CHECK(at(log_sum_exp, 0) == -infinity);
+    CHECK(at(values, 1) == close(3));
+    const auto with_sink = attend(q, k, v, {.sinks = sink}, identity_score{}, hidden);
+    CHECK(at(with_sink.values, 0) == 0);
+    CHECK(at(with_sink.log_sum_exp, 0) == -2.5);
+}
+
+TEST_CASE("no keys and no queries", "[reference][portable]") {
+    const std::array<double, 1> sink{1.5};
+    const auto q = column({1, not_a_number});
+    const tensor<double> none({.tokens = 0, .channels = 1});
+    const auto [values, log_sum_exp] = attend(q, none, none);
+    for (index i = 0; i < 2; ++i) {
+        CHECK(at(values, i) == 0);
+        CHECK(at(log_sum_exp, i) == -infinity);
+        CHECK(at(attend(q, none, none, {.sinks = sink}).log_sum_exp, i) == 1.5);
+    }
+    CHECK(attend(none, q, q).values.shape().tokens == 0);
+    CHECK(attend(tensor<double>({0, 2, 3, 1}), tensor<double>({0, 1, 3, 1}), tensor<double>({0, 1, 3, 1})).values.shape().size() == 0);
+}
+
+TEST_CASE("log_sum_exp is optional", "[reference][portable]") {
+    const auto q = column({1}), k = column({1}), v = column({4});
+    tensor<double> values({.tokens = 1, .channels = 1});
+    reference::softmax<double>({q, k, v}, {values});
+    CHECK(at(values, 0) == 4);
+}
+
+TEST_CASE("a hidden key has no influence, whatever it holds", "[reference][portable]") {
+    std::array<double, 3> bias_numbers{0, -infinity, 0};
+    const additive_bias<double> bias{head_major(static_cast<const double*>(bias_numbers.data()), {.tokens = 1, .channels = 3})};
+    const auto not_the_second = predicate{[](auto, auto j) { return j != 1; }};
+    for (const double bad : {not_a_number, infinity, -infinity}) {
+        const auto q = column({1}), k = column({std::log(3), bad, 0}), v = column({8, bad, 4});
+        const auto by_pattern = attend(q, k, v, {}, identity_score{}, not_the_second);
+        CHECK(at(by_pattern.values, 0) == close(7));
+        CHECK(at(by_pattern.log_sum_exp, 0) == close(std::log(4)));
+        const auto by_bias = attend(q, k, v, {}, bias);
+        CHECK(at(by_bias.values, 0) == close(7));
+        CHECK(at(by_bias.log_sum_exp, 0) == close(std::log(4)));
+    }
+}
+
+TEST_CASE("a row whose keys are all hidden by a bias is empty", "[reference][portable]") {
+    std::array<double, 1> hide{-infinity};
+    const additive_bias<double> bias{head_major(static_cast<const double*>(hide.data()), {.tokens = 1, .channels = 1})};
+    const auto [values, log_sum_exp] = attend(column({not_a_number}), column({1, 2}), column({3, not_a_number}), {}, bias);
+    CHECK(at(values, 0) == 0);
+    CHECK(at(log_sum_exp, 0) == -infinity);
+}
+
+TEST_CASE("NaN reaches the rows that see it and no others", "[reference][portable]") {
+    const auto zeros = column({0, 0, 0});
+    const auto seen_by_rows_1_and_2 = [&](const tensor<double>& q, const tensor<double>& k, const tensor<double>& v) {
+        const auto [values, log_sum_exp] = attend(q, k, v, {}, identity_score{}, causal{});
+        return std::array{std::isnan(at(values, 0)), std::isnan(at(values, 1)), std::isnan(at(values, 2)), std::isnan(at(log_sum_exp, 1))};
+    };
+    CHECK(seen_by_rows_1_and_2(zeros, column({0, not_a_number, 0}), zeros) == std::array{false, true, true, true});
+    CHECK(seen_by_rows_1_and_2(zeros, zeros, column({0, not_a_number, 0})) == std::array{false, true, true, false});
+    CHECK(seen_by_rows_1_and_2(column({0, not_a_number, 0}), zeros, zeros) == std::array{false, true, false, true});
+    // The only key it sees, and one whose weight underflows.
+    CHECK(std::isnan(at(attend(column({1}), column({not_a_number}), column({1})).values, 0)));
+    CHECK(std::isnan(at(attend(column({1}), column({0, -1e6}), column({1, not_a_number})).values, 0)));
+}
+
+TEST_CASE("a value of NaN stays in its channel", "[reference][portable]") {
+    const auto v = filled({.tokens = 2, .channels = 2}, {1, not_a_number, 3, 4});
+    const auto values = attend(column({0}), column({0, 0}), v).values;
+    CHECK(at(values, 0, 0) == 2);
+    CHECK(std::isnan(at(values, 0, 1)));
+}
+
+TEST_CASE("grouped heads read the key and value head of their group", "[reference][portable]") {
+    const auto q = wavy({2, 6, 3, 4}, 1), k = wavy({2, 2, 5, 4}, 2), v = wavy({2, 2, 5, 3}, 3);
+    tensor<double> each_k({2, 6, 5, 4}), each_v({2, 6, 5, 3});
+    for (index b = 0; b < 2; ++b)
+        for (index h = 0; h < 6; ++h)
+            for (index j = 0; j < 5; ++j) {
+                for (index c = 0; c < 4; ++c) each_k(b, h, j, c) = k(b, h < 3 ? 0 : 1, j, c);
+                for (index c = 0; c < 3; ++c) each_v(b, h, j, c) = v(b, h < 3 ? 0 : 1, j, c);
+            }
+    const auto grouped = attend(q, k, v), repeated = attend(q, each_k, each_v);
+    CHECK(std::ranges::equal(std::span(grouped.values.data(), 2 * 6 * 3 * 3), std::span(repeated.values.data(), 2 * 6 * 3 * 3)));
+    CHECK(grouped.values(0, 2, 0, 0) != grouped.values(0, 3, 0, 0));
+}
+
+TEST_CASE("score functions see scaled scores, absolute positions, batch entry and head", "[reference][portable]") {
+    const auto squared = [](auto score, auto, auto) { return score * score; };
+    CHECK(at(attend(column({1}), column({2, 0}), column({1, 0}), {.scale = 0.5}, squared).values, 0) == close(1 / (1 + std::exp(-1))));
+
+    const auto by_position = [](auto score, auto query, auto key) {
+        return score + std::log(3) * static_cast<double>(query == 7 && key == 12);
+    };
+    const auto q = column({0, 0}), k = column({0, 0, 0});
+    const auto values = attend(q, k, column({0, 0, 1}), {.positions = {.first_query = 6, .first_key = 10}}, by_position).values;
+    CHECK(at(values, 0) == close(1.0 / 3));
+    CHECK(at(values, 1) == close(3.0 / 5));
+
+    // One bias for each of 2 x 2 (batch, head): key 0 weighs 1, 2, 3, 4 against 1.
+    const auto biases = filled({2, 2, 1, 2}, {0, 0, std::log(2), 0, std::log(3), 0, std::log(4), 0});
+    const auto biased = attend(tensor<double>({2, 2, 1, 1}), tensor<double>({2, 1, 2, 1}), filled({2, 1, 2, 1}, {1, 0, 1, 0}), {},
+                               additive_bias{biases.view()})
+                            .values;
+    for (index b = 0; b < 2; ++b)
+        for (index h = 0; h < 2; ++h)
+            CHECK(biased(b, h, 0, 0) == close(static_cast<double>(2 * b + h + 1) / static_cast<double>(2 * b + h + 2)));
+}
+
+TEST_CASE("any strides of inputs and outputs", "[reference][portable]") {
+    const shape s{2, 3, 4, 5};
+    const auto q = wavy(s, 1);
+    tensor<double> turned(s), values({2, 3, 4, 5});
+    const auto tokens_first = token_major(turned.data(), s);
+    for (index b = 0; b < 2; ++b)
+        for (index h = 0; h < 3; ++h)
+            for (index i = 0; i < 4; ++i)
+                for (index c = 0; c < 5; ++c) tokens_first(b, h, i, c) = q(b, h, i, c);
+    reference::softmax<double>({tokens_first, tokens_first, tokens_first}, {token_major(values.data(), s)});
+    const auto expected = attend(q, q, q).values;
+    for (index b = 0; b < 2; ++b)
+        for (index h = 0; h < 3; ++h)
+            for (index i = 0; i < 4; ++i)
+                for (index c = 0; c < 5; ++c) CHECK(token_major(values.data(), s)(b, h, i, c) == expected(b, h, i, c));
+}
+
+TEST_CASE("a sum of products is rounded to the scalar after each term", "[reference][portable]") {
+    const shape s{.tokens = 1, .channels = 3};
+    const auto log_sum_exp = [&]<class T>(T) {
+        return static_cast<double>(
+            attend(filled<T>(s, {1e8, 1, -1e8}), filled<T>(s, {1, 1, 1}), filled<T>(s, {0, 0, 0}), {.scale = 1}).log_sum_exp(0, 0, 0, 0));
+    };
+    CHECK(log_sum_exp(1.0) == 1);
+    CHECK(log_sum_exp(1.0F) == 0);
+}
+
+TEST_CASE("float computes in float, close to its widened double", "[reference][portable]") {
+    const auto q = wavy<float>({1, 2, 7, 8}, 1), k = wavy<float>({1, 2, 9, 8}, 2), v = wavy<float>({1, 2, 9, 3}, 3);
+    const auto single = attend(q, k, v);
+    const auto both = attend(reference::widen(q.view()), reference::widen(k.view()), reference::widen(v.view()));
+    double largest = 0;
+    for (index h = 0; h < 2; ++h)
+        for (index i = 0; i < 7; ++i)
+            for (index c = 0; c < 3; ++c) {
+                const auto error = std::abs(static_cast<double>(single.values(0, h, i, c)) - both.values(0, h, i, c));
+                if (!(error <= largest)) largest = error;
+            }
+    CHECK(largest < 1e-6);
+    CHECK(largest > 1e-10);
+}
+
+} // namespace

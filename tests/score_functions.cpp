@@ -1,0 +1,248 @@
+#include <attn/core/tensor.hpp>
+#include <attn/score/additive_bias.hpp>
+#include <attn/score/alibi.hpp>
+#include <attn/score/soft_cap.hpp>
+#include <attn/score/then.hpp>
+#include <attn/simd/positions.hpp>
+
+#include "catch.hpp"
+
+#include <array>
+
+using namespace attn;
+
+namespace {
+
+using attn::index; // POSIX has another
+
+constexpr double infinity = std::numeric_limits<double>::infinity();
+constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
+
+/// What `check` throws, "" if it throws nothing.
+template <ScoreFunction F>
+std::string complaint(const F& f, const pattern_context& context) {
+    try {
+        check(f, context);
+        return "";
+    } catch (const shape_error& error) { return error.what(); }
+}
+
+constexpr pattern_context two_by_three{
+    .operation = "softmax_attention", .batch = 2, .heads = 3, .first_query = 4, .end_query = 9, .first_key = 0, .end_key = 7};
+
+/// The largest difference between a score function on lanes and on numbers, over scores of both signs, queries and keys.
+template <Scalar T, ScoreFunction F>
+double largest_lane_error(const F& f, index head) {
+    using lanes = simd::lanes<T, simd::native>;
+    const auto function = score_at(f, 0, head);
+    double largest = 0;
+    for (index key = 0; key < 40; key += 3)
+        for (index first_query = 0; first_query < 60; first_query += 11) {
+            std::array<T, lanes::size> scores, results;
+            for (std::size_t l = 0; l < scores.size(); ++l) scores[l] = static_cast<T>(static_cast<double>(l * 7 % 13) - 6.3);
+            const simd::query_lanes<T, simd::native> queries{{first_query, 2}};
+            const lanes result = function(lanes::load(scores.data()), queries, key);
+            result.store(results.data());
+            for (std::size_t l = 0; l < scores.size(); ++l) {
+                const auto expected =
+                    static_cast<double>(function(static_cast<double>(scores[l]), first_query + 2 * static_cast<index>(l), key));
+                const auto error = std::abs(static_cast<double>(results[l]) - expected);
+                if (!(error <= largest)) largest = error;
+            }
+        }
+    return largest;
+}
+
+/// Has no call of its own, only one per head.
+struct times_head {
+    struct bound {
+        double factor;
+        auto operator()(auto score, auto, auto) const { return factor * score; }
+    };
+    bound at(index batch, index head) const { return {static_cast<double>(10 * batch + head)}; }
+};
+
+struct refuses_everything {
+    double operator()(double score, index, index) const { return score; }
+    void check(const score_context& context) const {
+        context.refuse("refuses_everything", "refuses " + std::to_string(context.heads) + " heads");
+    }
+};
+
+static_assert(ScoreFunction<identity_score> && ScoreFunction<soft_cap> && ScoreFunction<alibi> && ScoreFunction<additive_bias<float>>);
+static_assert(ScoreFunction<times_head> && ScoreFunction<then<soft_cap, alibi>> && ScoreFunction<then<>>);
+static_assert(!ScoreFunction<int> && !ScoreFunction<dense>);
+static_assert(!ScoreFunction<decltype([](auto score) { return score; })>);
+static_assert(!std::is_constructible_v<alibi, std::vector<double>>, "slopes that are gone when read");
+static_assert(std::is_constructible_v<alibi, std::vector<double>&> && std::is_constructible_v<alibi, std::span<double>>);
+
+TEST_CASE("the identity leaves a score alone", "[score][portable]") {
+    CHECK(identity_score{}(2.5, index{3}, index{4}) == 2.5);
+    CHECK(complaint(identity_score{}, {}).empty());
+}
+
+TEST_CASE("a lambda is a score function and sees absolute positions", "[score][portable]") {
+    const auto f = []<class S>(S score, auto query, auto key) {
+        using attn::select;
+        return select(score > 0, score, S(0.5) * score) + S(100 * (query - key));
+    };
+    static_assert(ScoreFunction<decltype(f)>);
+    CHECK(score_at(f, 5, 6)(3.0, index{9}, index{7}) == 203);
+    CHECK(score_at(f, 5, 6)(-3.0, index{7}, index{9}) == -201.5);
+    CHECK(largest_lane_error<double>(f, 0) == 0);
+}
+
+TEST_CASE("select on numbers chooses and does not mix", "[score][portable]") {
+    CHECK(select(true, 1.5, not_a_number) == 1.5);
+    CHECK(std::isnan(select(false, 1.5, not_a_number)));
+    static_assert(std::same_as<decltype(select(true, 1.0F, 2.0)), double>);
+}
+
+TEST_CASE("soft cap", "[score][portable]") {
+    const auto capped = [](double cap, double score) { return soft_cap{cap}(score, index{0}, index{0}); };
+    CHECK(capped(50, 0) == 0);
+    CHECK(capped(2, 2) == Approx(2 * 0.76159415595576489).epsilon(1e-15));
+    CHECK(capped(2, -2) == -capped(2, 2));
+    CHECK(capped(5, 1e4) == 5);
+    CHECK(capped(5, -infinity) == -5);
+    CHECK(capped(1e9, 3) == Approx(3).epsilon(1e-14));
+    CHECK(std::isnan(capped(5, not_a_number)));
+    static_assert(std::same_as<decltype(soft_cap{5}(1.0F, index{0}, index{0})), float>);
+    CHECK(largest_lane_error<double>(soft_cap{3}, 0) < 1e-14);
+    CHECK(largest_lane_error<float>(soft_cap{3}, 0) < 3e-6);
+}
+
+TEST_CASE("soft cap refuses a cap that caps nothing", "[score][portable]") {
+    CHECK(complaint(soft_cap{50}, two_by_three).empty());
+    CHECK(complaint(soft_cap{0}, two_by_three) == "softmax_attention: score soft_cap{0.000000} needs a positive finite cap");
+    CHECK_FALSE(complaint(soft_cap{-1}, two_by_three).empty());
+    CHECK_FALSE(complaint(soft_cap{infinity}, two_by_three).empty());
+    CHECK_FALSE(complaint(soft_cap{not_a_number}, two_by_three).empty());
+}
+
+TEST_CASE("ALiBi's published slopes", "[score][portable]") {
+    CHECK(alibi_slopes(0).empty());
+    CHECK(alibi_slopes(1) == std::vector{1.0 / 256});
+    CHECK(alibi_slopes(8) == std::vector{1.0 / 2, 1.0 / 4, 1.0 / 8, 1.0 / 16, 1.0 / 32, 1.0 / 64, 1.0 / 128, 1.0 / 256});
+    // Twelve heads: those of 8, then the first, third, fifth and seventh of 16.
+    const auto twelve = alibi_slopes(12);
+    const auto sixteen = alibi_slopes(16);
+    REQUIRE(twelve.size() == 12);
+    for (std::size_t h = 0; h < 8; ++h) CHECK(twelve[h] == alibi_slopes(8)[h]);
+    for (std::size_t h = 0; h < 4; ++h) CHECK(twelve[8 + h] == sixteen[2 * h]);
+    CHECK(twelve[8] == Approx(0.70710678118654752).epsilon(1e-15));
+    CHECK(twelve[11] == Approx(0.08838834764831845).epsilon(1e-15));
+    CHECK(sixteen[15] == 1.0 / 256);
+    CHECK_THROWS_AS(alibi_slopes(-1), shape_error);
+}
+
+TEST_CASE("ALiBi takes the slope of the head times the distance away", "[score][portable]") {
+    const auto slopes = alibi_slopes(8);
+    const alibi bias{slopes};
+    CHECK(bias.at(0, 0)(1.0, index{10}, index{4}) == 1 - 6 / 2.0);
+    CHECK(bias.at(3, 2)(1.0, index{4}, index{10}) == 1 - 6 / 8.0);
+    CHECK(bias.at(0, 7)(1.0, index{1'000'000'007}, index{1'000'000'007}) == 1);
+    CHECK(bias.at(0, 0)(-infinity, index{10}, index{4}) == -infinity);
+    CHECK(largest_lane_error<double>(bias, 1) < 1e-14);
+    CHECK(largest_lane_error<float>(bias, 1) < 1e-5);
+}
+
+TEST_CASE("ALiBi refuses another count of slopes than heads", "[score][portable]") {
+    const auto slopes = alibi_slopes(4);
+    CHECK(complaint(alibi{slopes}, two_by_three) == "softmax_attention: score alibi with 4 slopes needs one for each of 3 heads");
+    CHECK(complaint(alibi{std::span(slopes).first(3)}, two_by_three).empty());
+}
+
+TEST_CASE("a bias tensor adds its entry of batch, head, query and key", "[score][portable]") {
+    tensor<float> values({2, 3, 5, 7});
+    for (index e = 0; e < 2 * 3 * 5 * 7; ++e) values.data()[e] = static_cast<float>(e);
+    const additive_bias<float> bias{values.view(), 4, 10};
+    for (index b = 0; b < 2; ++b)
+        for (index h = 0; h < 3; ++h)
+            for (index i = 0; i < 5; ++i)
+                for (index j = 0; j < 7; ++j)
+                    CHECK(bias.at(b, h)(0.5, 4 + i, 10 + j) == 0.5 + static_cast<double>(((b * 3 + h) * 5 + i) * 7 + j));
+    static_assert(std::same_as<decltype(bias.at(0, 0)(1.0F, 4, 10)), float>);
+}
+
+TEST_CASE("a bias tensor repeats along an extent of 1", "[score][portable]") {
+    std::array<double, 4> numbers{1, 2, 3, 4};
+    // Strides that would leave the memory if they were followed.
+    const strides wild{1000, 1000, 1000, 1000};
+    const auto added = [&](const shape& s, const strides& walk) {
+        return additive_bias(tensor_view(numbers.data(), s, walk)).at(1, 2)(0.0, index{1}, index{3});
+    };
+    CHECK(added({1, 1, 1, 1}, wild) == 1);
+    CHECK(added({2, 1, 1, 1}, {1, 1000, 1000, 1000}) == 2);
+    CHECK(added({1, 3, 1, 1}, {1000, 1, 1000, 1000}) == 3);
+    CHECK(added({1, 1, 2, 1}, {1000, 1000, 1, 1000}) == 2);
+    CHECK(added({1, 1, 1, 4}, {1000, 1000, 1000, 1}) == 4);
+    const auto row = additive_bias(tensor_view(numbers.data(), {1, 1, 1, 4}, wild)).at(0, 0);
+    CHECK(row.query_stride == 0);
+    CHECK(row.key_stride == 1000);
+}
+
+TEST_CASE("a bias of -infinity hides whatever the score is", "[score][portable]") {
+    std::array<float, 3> numbers{-std::numeric_limits<float>::infinity(), 1, std::numeric_limits<float>::quiet_NaN()};
+    const auto bias = additive_bias(head_major(numbers.data(), {.tokens = 1, .channels = 3})).at(0, 0);
+    CHECK(bias(2.0, 0, 0) == -infinity);
+    CHECK(bias(not_a_number, 0, 0) == -infinity);
+    CHECK(bias(infinity, 0, 0) == -infinity);
+    CHECK(std::isnan(bias(not_a_number, 0, 1)));
+    CHECK(std::isnan(bias(2.0, 0, 2)));
+}
+
+TEST_CASE("a bias tensor refuses what it does not cover", "[score][portable]") {
+    const float none = 0;
+    const auto of = [&](const shape& s, index first_query = 0, index first_key = 0) {
+        return complaint(additive_bias<float>{head_major(&none, s), first_query, first_key}, two_by_three);
+    };
+    // Queries 4 to 8, keys 0 to 6, 2 batch entries, 3 heads.
+    CHECK(of({2, 3, 9, 7}).empty());
+    CHECK(of({1, 1, 1, 1}).empty());
+    CHECK(of({1, 3, 5, 1}, 4).empty());
+    CHECK(of({1, 1, 100, 100}, -5, -90).empty());
+    CHECK(of({3, 1, 9, 7}) == "softmax_attention: score additive_bias of shape (3, 1, 9, 7) has 3 batch entries, where 1 or 2 are needed");
+    CHECK(of({1, 2, 9, 7}) == "softmax_attention: score additive_bias of shape (1, 2, 9, 7) has 2 heads, where 1 or 3 are needed");
+    CHECK(of({1, 1, 8, 7}) ==
+          "softmax_attention: score additive_bias of shape (1, 1, 8, 7) covers query positions 0 to 7, where 4 to 8 occur");
+    CHECK(of({1, 1, 9, 6}) ==
+          "softmax_attention: score additive_bias of shape (1, 1, 9, 6) covers key positions 0 to 5, where 0 to 6 occur");
+    CHECK_FALSE(of({1, 1, 9, 7}, 5).empty());
+    CHECK_FALSE(of({1, 1, 9, 7}, 0, 1).empty());
+    CHECK_FALSE(of({1, 1, 0, 7}).empty());
+    const pattern_context no_pairs{.batch = 2, .heads = 3, .first_query = 5, .end_query = 5, .first_key = 6, .end_key = 6};
+    CHECK(complaint(additive_bias<float>{head_major(&none, {1, 1, 0, 0})}, no_pairs).empty());
+}
+
+TEST_CASE("then applies its functions in order", "[score][portable]") {
+    const auto twice = [](auto score, auto, auto) { return 2.0 * score; };
+    const auto plus_key = []<class S>(S score, auto, auto key) { return score + S(key); };
+    CHECK(then{twice, plus_key}(3.0, index{0}, index{5}) == 11);
+    CHECK(then{plus_key, twice}(3.0, index{0}, index{5}) == 16);
+    CHECK(then{plus_key, twice, plus_key}(3.0, index{0}, index{5}) == 21);
+    CHECK(then{twice}(3.0, index{0}, index{5}) == 6);
+    CHECK(then{}(3.0, index{0}, index{5}) == 3);
+    CHECK(then{then{plus_key, twice}, plus_key}(3.0, index{0}, index{5}) == 21);
+    static_assert(std::same_as<decltype(then{twice, twice}(1.0F, index{0}, index{0})), float>);
+    CHECK(largest_lane_error<double>(then{soft_cap{3}, plus_key}, 0) < 1e-13);
+}
+
+TEST_CASE("then binds every member to its batch entry and head", "[score][portable]") {
+    const auto plus_one = [](auto score, auto, auto) { return score + 1; };
+    const then chain{times_head{}, plus_one, times_head{}};
+    CHECK(score_at(chain, 2, 3)(1.0, index{0}, index{0}) == (23 + 1) * 23);
+    CHECK(score_at(then{times_head{}}, 1, 0)(1.0, index{0}, index{0}) == 10);
+    const auto slopes = alibi_slopes(2);
+    CHECK(score_at(then{plus_one, alibi{slopes}}, 0, 1)(1.0, index{256}, index{0}) == 1);
+}
+
+TEST_CASE("then checks every member", "[score][portable]") {
+    const auto slopes = alibi_slopes(3);
+    CHECK(complaint(then{soft_cap{5}, alibi{slopes}}, two_by_three).empty());
+    CHECK(complaint(then{alibi{slopes}, soft_cap{-1}}, two_by_three).find("soft_cap{-1") != std::string::npos);
+    CHECK(complaint(then{soft_cap{5}, then{identity_score{}, refuses_everything{}}}, two_by_three) ==
+          "softmax_attention: score refuses_everything refuses 3 heads");
+}
+
+} // namespace
