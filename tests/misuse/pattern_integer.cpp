@@ -1,4 +1,5 @@
 // expect: attn: this predicate cannot be evaluated on ranges of positions.*attn::tiles\(mask, n, m\)
+// flags: -Wno-conversion
 // A lambda that takes its positions as int.
 #include <attn/pattern/causal.hpp>
 #include <attn/pattern/predicate.hpp>

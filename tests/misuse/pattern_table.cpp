@@ -11,7 +11,7 @@ int main() {
 #ifdef ATTN_MISUSE
         return table[j] == 1 && j <= i;
 #else
-        return j <= i && j < table.size();
+        return j <= i && j < std::ssize(table);
 #endif
     }};
     attn::for_each_run(p, {0, 16, 1}, 0, 64, 8, [](const attn::key_run&) {});

@@ -1,58 +1,15 @@
 // The third arithmetic: a predicate on positions, evaluated on whole ranges of positions at once.
 #pragma once
 
-#include "../core/scalar.hpp"
+#include "visibility.hpp"
 
 #include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <numeric>
+#include <type_traits>
 
 namespace attn {
-
-namespace detail {
-
-template <class>
-inline constexpr bool never = false;
-
-// A base, so above its users. Its conversion is no template, so that built-in operators, subscripts and standard functions all
-// find it, and is a member of one, so that it fails only where it is used.
-template <class Self, class Value>
-struct no_value {
-    operator Value() const {
-        static_assert(never<Self>,
-                      "attn: this predicate cannot be evaluated on ranges of positions: use + - * / % and comparisons of i and j, "
-                      "joined by && || !, without table[j], if, ?: or conversions; "
-                      "attn::tiles(mask, n, m) makes a pattern of an opaque mask");
-        return {};
-    }
-};
-
-} // namespace detail
-
-/// What is known of a box of (query, key) pairs: none is visible, all are, or anything may be. `&&`, `||`, `!`, `==` and `!=` are
-/// three-valued, also with `bool`: all means true of every pair, none false of every pair.
-class visibility : public detail::no_value<visibility, bool> {
-public:
-    static const visibility none, some, all;
-
-    constexpr visibility(std::same_as<bool> auto known) : visibility(known, !known) {}
-    constexpr visibility(bool always, bool never) : level_(1 + int{always} - int{never}) {}
-
-    constexpr bool is_none() const { return level_ == 0; }
-    constexpr bool is_all() const { return level_ == 2; }
-
-    friend constexpr visibility operator!(visibility a) { return visibility(2 - a.level_); }
-    static constexpr visibility least(visibility a, visibility b) { return visibility(std::min(a.level_, b.level_)); }
-    static constexpr visibility greatest(visibility a, visibility b) { return visibility(std::max(a.level_, b.level_)); }
-
-private:
-    constexpr explicit visibility(std::same_as<int> auto level) : level_(level) {}
-
-    int level_; // 0 none, 1 some, 2 all
-};
-
-inline constexpr visibility visibility::none{false}, visibility::some{false, false}, visibility::all{true};
 
 /// The positions first, first + step, ..., last; a single one has step 0. Arithmetic encloses: the result holds every value that the
 /// operands' elements can give, so a comparison never claims `all` or `none` wrongly. `/` and `%` truncate, as C++ does.
@@ -68,11 +25,9 @@ public:
 
 namespace detail {
 
-template <class T>
-concept RangeOperand = std::same_as<T, range> || std::integral<T>;
-
-template <class T>
-concept VisibilityOperand = std::same_as<T, visibility> || std::same_as<T, bool>;
+/// Two ranges, or a range and an integer: templates, so that every integral type matches exactly.
+template <class A, class B>
+concept Ranges = (std::same_as<A, range> && (std::same_as<B, range> || std::integral<B>)) || (std::integral<A> && std::same_as<B, range>);
 
 constexpr index common_step(index a, index b) {
     if (a == b || b == 0) return a;
@@ -88,10 +43,33 @@ struct quotient_and_rest {
 constexpr quotient_and_rest floor_divide(index a, index c) {
     const auto x = static_cast<std::uint64_t>(a), y = static_cast<std::uint64_t>(c);
     if ((y & (y - 1)) == 0) return {a >> std::countr_zero(y), a & (c - 1)};
-    if ((x | y) <= UINT32_MAX) return {static_cast<std::uint32_t>(x) / static_cast<std::uint32_t>(y), static_cast<std::uint32_t>(x) % static_cast<std::uint32_t>(y)};
+    if ((x | y) <= UINT32_MAX) {
+        const auto quotient = static_cast<std::uint32_t>(x) / static_cast<std::uint32_t>(y);
+        return {quotient, a - index{quotient} * c};
+    }
     const bool borrow = a % c < 0;
     return {a / c - borrow, a % c + (borrow ? c : 0)};
 }
+
+namespace found_by_argument {
+
+// Hide attn's own, so that the calls below find those that lanes bring along, and nothing else.
+void floor_div();
+void floor_mod();
+void abs();
+
+template <class L>
+concept Lanes = std::is_class_v<L> && !std::same_as<L, range> && requires(const L& a, index c) {
+    floor_div(a, c);
+    floor_mod(a, c);
+    abs(a);
+};
+
+constexpr auto divide(const auto& a, index c) { return floor_div(a, c); }
+constexpr auto rest(const auto& a, index c) { return floor_mod(a, c); }
+constexpr auto magnitude(const auto& a) { return abs(a); }
+
+} // namespace found_by_argument
 
 } // namespace detail
 
@@ -129,22 +107,38 @@ constexpr range abs(range a) {
     return {std::min(floor_mod(a.first, a.step), floor_mod(-a.first, a.step)), std::max(-a.first, a.last), step};
 }
 
-template <detail::RangeOperand A, detail::RangeOperand B>
-    requires(std::same_as<A, range> || std::same_as<B, range>)
+/// The same on lanes, for which a qualified name does not find what they bring along.
+template <detail::found_by_argument::Lanes L>
+constexpr auto floor_div(const L& a, index c) {
+    return detail::found_by_argument::divide(a, c);
+}
+
+template <detail::found_by_argument::Lanes L>
+constexpr auto floor_mod(const L& a, index c) {
+    return detail::found_by_argument::rest(a, c);
+}
+
+template <detail::found_by_argument::Lanes L>
+constexpr auto abs(const L& a) {
+    return detail::found_by_argument::magnitude(a);
+}
+
+template <class A, class B>
+    requires detail::Ranges<A, B>
 constexpr range operator+(A x, B y) {
     const range a(x), b(y);
     return {a.first + b.first, a.last + b.last, detail::common_step(a.step, b.step)};
 }
 
-template <detail::RangeOperand A, detail::RangeOperand B>
-    requires(std::same_as<A, range> || std::same_as<B, range>)
+template <class A, class B>
+    requires detail::Ranges<A, B>
 constexpr range operator-(A x, B y) {
     const range a(x), b(y);
     return {a.first - b.last, a.last - b.first, detail::common_step(a.step, b.step)};
 }
 
-template <detail::RangeOperand A, detail::RangeOperand B>
-    requires(std::same_as<A, range> || std::same_as<B, range>)
+template <class A, class B>
+    requires detail::Ranges<A, B>
 constexpr range operator*(A x, B y) {
     const range a(x), b(y);
     const auto [low, high] = std::minmax({a.first * b.first, a.first * b.last, a.last * b.first, a.last * b.last});
@@ -169,15 +163,15 @@ constexpr range operator%(range a, std::integral auto c) {
     return {low, high, step};
 }
 
-template <detail::RangeOperand A, detail::RangeOperand B>
-    requires(std::same_as<A, range> || std::same_as<B, range>)
+template <class A, class B>
+    requires detail::Ranges<A, B>
 constexpr visibility operator<(A x, B y) {
     const range a(x), b(y);
     return {a.last < b.first, a.first >= b.last};
 }
 
-template <detail::RangeOperand A, detail::RangeOperand B>
-    requires(std::same_as<A, range> || std::same_as<B, range>)
+template <class A, class B>
+    requires detail::Ranges<A, B>
 constexpr visibility operator==(A x, B y) {
     const range a(x), b(y);
     if (a.last < b.first || b.last < a.first) return visibility::none;
@@ -186,51 +180,26 @@ constexpr visibility operator==(A x, B y) {
     return {false, step > 1 && (a.first - b.first) % step != 0};
 }
 
-template <detail::RangeOperand A, detail::RangeOperand B>
-    requires(std::same_as<A, range> || std::same_as<B, range>)
+template <class A, class B>
+    requires detail::Ranges<A, B>
 constexpr visibility operator>(A x, B y) {
     return y < x;
 }
 
-template <detail::RangeOperand A, detail::RangeOperand B>
-    requires(std::same_as<A, range> || std::same_as<B, range>)
+template <class A, class B>
+    requires detail::Ranges<A, B>
 constexpr visibility operator<=(A x, B y) {
     return !(y < x);
 }
 
-template <detail::RangeOperand A, detail::RangeOperand B>
-    requires(std::same_as<A, range> || std::same_as<B, range>)
+template <class A, class B>
+    requires detail::Ranges<A, B>
 constexpr visibility operator>=(A x, B y) {
     return !(x < y);
 }
 
-template <detail::RangeOperand A, detail::RangeOperand B>
-    requires(std::same_as<A, range> || std::same_as<B, range>)
-constexpr visibility operator!=(A x, B y) {
-    return !(x == y);
-}
-
-template <detail::VisibilityOperand A, detail::VisibilityOperand B>
-    requires(std::same_as<A, visibility> || std::same_as<B, visibility>)
-constexpr visibility operator&&(A x, B y) {
-    return visibility::least(x, y);
-}
-
-template <detail::VisibilityOperand A, detail::VisibilityOperand B>
-    requires(std::same_as<A, visibility> || std::same_as<B, visibility>)
-constexpr visibility operator||(A x, B y) {
-    return visibility::greatest(x, y);
-}
-
-template <detail::VisibilityOperand A, detail::VisibilityOperand B>
-    requires(std::same_as<A, visibility> || std::same_as<B, visibility>)
-constexpr visibility operator==(A x, B y) {
-    const visibility a(x), b(y);
-    return (a && b) || (!a && !b);
-}
-
-template <detail::VisibilityOperand A, detail::VisibilityOperand B>
-    requires(std::same_as<A, visibility> || std::same_as<B, visibility>)
+template <class A, class B>
+    requires detail::Ranges<A, B>
 constexpr visibility operator!=(A x, B y) {
     return !(x == y);
 }
