@@ -73,7 +73,7 @@ pair_count visited_pairs(const softmax_attention<P, S, Arch>& op, const input_sh
     for (index b = 0; b < s.queries.batch; ++b)
         for (index h = 0; h < s.queries.heads; ++h) {
             const auto pairs = visited_pairs(at(op.pattern, b, h), where.first_query[b], s.queries.tokens, where.first_key[b], s.keys.tokens,
-                                             tile::most_queries, tile::grain);
+                                             tile::most_queries, tile::grain, tile::lane_count);
             all.visible += pairs.visible;
             all.visited += pairs.visited;
         }

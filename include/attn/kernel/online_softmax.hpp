@@ -33,6 +33,7 @@ struct online_softmax {
     index registers = 0;     ///< queries in the panel, in registers
     index value_stride = 0;  ///< numbers between rows of `values`: value channels padded to whole registers
     T* maximum = nullptr;    ///< m [queries]
+    T* next_maximum = nullptr; ///< m [queries] once the scores at hand are pushed
     T* sum = nullptr;        ///< l [queries]
     T* factor = nullptr;     ///< [queries] what the last push multiplies earlier sums with
     T* values = nullptr;     ///< o [queries][value_stride]
@@ -42,6 +43,7 @@ struct online_softmax {
         online_softmax state;
         state.value_stride = value_stride;
         state.maximum = memory.take<T>(queries);
+        state.next_maximum = memory.take<T>(queries);
         state.sum = memory.take<T>(queries);
         state.factor = memory.take<T>(queries);
         state.values = memory.take<T>(queries * value_stride);
@@ -51,62 +53,83 @@ struct online_softmax {
         registers = panel_registers;
         const auto queries = registers * lanes::size;
         std::fill_n(maximum, queries, lowest_maximum<T>);
+        std::fill_n(next_maximum, queries, lowest_maximum<T>);
         std::fill_n(sum, queries, T{0});
         std::fill_n(values, queries * value_stride, T{0});
     }
 
-    /// Takes in scores[rows][queries]: moves m and l on, leaves weights 2^(x - m) in place of the scores, and the factor by which `values`
-    /// must be multiplied before weighted values are added to it. Everything is vertical: a lane is a query.
-    void push_scores(T* scores, index rows) {
-        for_each_piece(registers, traits::max_columns, [&](index first, index columns) {
-            with_constant<traits::max_columns>(columns, [&](auto c) { push_columns<c()>(scores, rows, first); });
+    /// Raises the maxima to scores[rows][queries], before they become weights.
+    void raise_maximum(const T* scores, index rows) {
+        each_columns([&]<int Columns>(index first) {
+            lanes m[Columns];
+            simd::unroll<Columns>([&](auto c) { m[c] = lanes::load(next_maximum + (first + c) * lanes::size); });
+            for (index j = 0; j < rows; ++j)
+                simd::unroll<Columns>([&](auto c) { m[c] = max_or_second(lanes::load(scores + (j * registers + first + c) * lanes::size), m[c]); });
+            simd::unroll<Columns>([&](auto c) { m[c].store(next_maximum + (first + c) * lanes::size); });
         });
     }
-
-    /// Ends the panel. Row q of the output is o / l, written by write(q, row of values, 1 / l); log_sum_exp(q, value) receives
-    /// ln(l) + m ln(2). The sink (in natural units, -infinity for none) adds exp(sink) to the denominator.
-    void finish(index queries, T sink, auto&& write) {
-        constexpr T log2_e = std::numbers::log2e_v<T>, ln_2 = std::numbers::ln2_v<T>;
-        for (index q = 0; q < queries; ++q) {
-            T m = maximum[q], l = sum[q], share = 1;
-            if (sink > -std::numeric_limits<T>::infinity()) {
-                const T top = std::max(m, sink * log2_e);
-                share = std::exp2(m - top);
-                l = l * share + std::exp2(sink * log2_e - top);
-                m = top;
+    /// Takes in scores[rows][queries], to which the maxima have been raised: leaves weights 2^(x - m) in place of the scores, and the
+    /// factor by which `values` must be multiplied before weighted values are added to it. Everything is vertical: a lane is a query.
+    void push_scores(T* scores, index rows) {
+        each_columns([&]<int Columns>(index first) {
+            lanes m[Columns], l[Columns];
+            simd::unroll<Columns>([&](auto c) {
+                const auto at = (first + c) * lanes::size;
+                m[c] = lanes::load(next_maximum + at);
+                const lanes shrink = simd::exp2_nonpositive(lanes::load(maximum + at) - m[c]);
+                shrink.store(factor + at);
+                m[c].store(maximum + at);
+                l[c] = lanes::load(sum + at) * shrink;
+            });
+            for (index j = 0; j < rows; ++j) {
+                simd::unroll<Columns>([&](auto c) {
+                    T* const x = scores + (j * registers + first + c) * lanes::size;
+                    const lanes weight = simd::exp2_nonpositive(lanes::load(x) - m[c]);
+                    weight.store(x);
+                    l[c] = l[c] + weight;
+                });
             }
-            const bool saw_nothing = sum[q] == 0;
-            const T log_sum_exp = l == 0 ? -std::numeric_limits<T>::infinity() : saw_nothing ? sink : (m + std::log2(l)) * ln_2;
-            write(q, values + q * value_stride, saw_nothing ? T{0} : share / l, log_sum_exp);
+            simd::unroll<Columns>([&](auto c) { l[c].store(sum + (first + c) * lanes::size); });
+        });
+    }
+    /// False if a value of NaN or infinity has come into the sums of the first `queries` rows, be it by a weight of 0.
+    bool has_finite_values(index queries) const {
+        lanes zero(T{0});
+        for (index at = 0; at < queries * value_stride; at += lanes::size) zero = fma(lanes::load(values + at), lanes(T{0}), zero);
+        constexpr auto all = (std::uint64_t{1} << lanes::size) - 1;
+        return ((zero == lanes(T{0})).bits().value & all) == all;
+    }
+
+    /// Ends the panel for query q with a sink (in natural units, -infinity for none) that adds exp(sink) to the denominator: the row of the
+    /// output is `scale` times row q of `values`.
+    struct row_result {
+        T scale;           ///< 1 / l, or 0 if the query saw nothing
+        T maximum, sum;    ///< with the sink taken in
+        T sink;
+
+        /// ln(l) + m ln(2).
+        T log_sum_exp() const {
+            if (scale == 0) return sink;
+            return (maximum + std::log2(sum)) * std::numbers::ln2_v<T>;
         }
+    };
+    row_result finish(index q, T sink) const {
+        if (sum[q] == 0) return {0, 0, 0, sink};
+        if (sink == -std::numeric_limits<T>::infinity()) return {1 / sum[q], maximum[q], sum[q], sink};
+        const T sink_score = sink * std::numbers::log2e_v<T>;
+        const T top = std::max(maximum[q], sink_score);
+        const T share = std::exp2(maximum[q] - top);
+        const T total = sum[q] * share + std::exp2(sink_score - top);
+        return {share / total, top, total, sink};
     }
 
 private:
-    template <int Columns>
-    void push_columns(T* scores, index rows, index first) {
-        const auto stride = registers * lanes::size;
-        T* const column = scores + first * lanes::size;
-        const auto each = [&](auto&& f) { simd::unroll<Columns>([&](auto c) { f(c, (first + c) * lanes::size); }); };
-        lanes m[Columns], l[Columns];
-        each([&](auto c, index at) { m[c] = lanes::load(maximum + at); });
-        for (index j = 0; j < rows; ++j) {
-            each([&](auto c, index) { m[c] = max_or_second(lanes::load(column + j * stride + c * lanes::size), m[c]); });
-        }
-        each([&](auto c, index at) {
-            const lanes shrink = simd::exp2_nonpositive(lanes::load(maximum + at) - m[c]);
-            shrink.store(factor + at);
-            m[c].store(maximum + at);
-            l[c] = lanes::load(sum + at) * shrink;
+    /// f<Columns>(first) for the panel's registers, a micro-kernel's columns at a time.
+    template <class F>
+    void each_columns(F&& f) {
+        for_each_piece(registers, traits::max_columns, [&](index first, index columns) {
+            with_constant<traits::max_columns>(columns, [&](auto c) { f.template operator()<c()>(first); });
         });
-        for (index j = 0; j < rows; ++j) {
-            each([&](auto c, index) {
-                T* const x = column + j * stride + c * lanes::size;
-                const lanes weight = simd::exp2_nonpositive(lanes::load(x) - m[c]);
-                weight.store(x);
-                l[c] = l[c] + weight;
-            });
-        }
-        each([&](auto c, index at) { l[c].store(sum + at); });
     }
 };
 

@@ -40,7 +40,9 @@ struct score_tile<T, Arch, head_bias<U>> {
         const auto& f = function;
         const row_block<const U> block{f.data + (queries.first - f.first_query) * f.query_stride + (keys.first - f.first_key) * f.key_stride,
                                        f.query_stride * queries.step, f.key_stride * keys.step};
-        transpose_rows<T, Arch>(block, queries.count, keys.count, T{1}, tile, stride);
+        // As many rows as there are queries, each a stream of its own, are more than the hardware follows.
+        constexpr index ahead = 64;
+        transpose_rows<T, Arch>(block, queries.count, keys.count, T{1}, tile, stride, ahead);
     }
     [[gnu::always_inline]] lanes operator()(lanes score, const simd::query_lanes<T, Arch>&, index, index row, index lane) const {
         const lanes bias = lanes::load(tile + row * stride + lane);

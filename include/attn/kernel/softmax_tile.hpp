@@ -31,8 +31,8 @@ public:
     /// Queries of a panel in registers: so many that Q, the scores and O stay in the nearest caches.
     static constexpr index most_registers = simd::register_count<Arch> >= 32 ? 3 : 6;
     static constexpr index most_queries = most_registers * lane_count;
-    /// Keys of a tile: enough to hide the loads and stores of O, few enough for the cache.
-    static constexpr index most_keys = 128;
+    /// Keys of a tile: enough to hide the loads and stores of O, few enough for the cache. A rest may make it longer.
+    static constexpr index good_keys = 128, most_keys = 192;
     static constexpr std::size_t most_segments = 16;
     /// Keys that a schedule tells apart.
     static constexpr index grain = 8;
@@ -54,6 +54,8 @@ public:
         softmax_.reset((tile.count + lane_count - 1) / lane_count);
         transpose_rows<T, Arch>(queries, tile.count, key_channels_, factor, queries_, stride());
     }
+    /// The same panel once more, from the start.
+    void begin_again() { softmax_.reset(softmax_.registers); }
     const query_tile& queries() const { return tile_; }
     online_softmax<T, Arch>& softmax() { return softmax_; }
     index registers() const { return softmax_.registers; }
@@ -117,16 +119,6 @@ public:
                 });
             });
         });
-    }
-
-    /// 0 * NaN is NaN: a weight of 0 does not protect from the value of a hidden key. True if all the segment's values are finite.
-    bool has_finite_values(const key_segment<T>& segment) const {
-        lanes sum(T{0});
-        for (index j = 0; j < segment.keys.count; ++j) {
-            const T* const row = segment.value_rows + j * segment.value_stride;
-            for (index c = 0; c < padded_; c += lane_count) sum = fma(lanes::load(row + c), lanes(T{0}), sum); // 0, or NaN for good
-        }
-        return ((sum == lanes(T{0})).bits().value & bits(0, lane_count)) == bits(0, lane_count);
     }
 
     /// Takes the tile's scores in, and empties the tile. `careful` leaves hidden keys out instead of multiplying their values by 0.

@@ -21,11 +21,15 @@ public:
         : tile_(memory, key_channels, value_channels),
           score_(score_tile<T, Arch, S>::take(memory, score, tile_type::lane_count, tile_type::most_queries)) {}
 
-    /// The softmax state of a panel that has begun, over all keys that the pattern shows it.
-    online_softmax<T, Arch>& run(const Pattern auto& pattern, index first_key, index keys) {
-        for_each_run(pattern, tile_.queries(), first_key, keys, tile_type::grain, [&](const key_run& run) { append(pattern, run); });
-        push();
-        return tile_.softmax();
+    /// The softmax state of a panel that has begun, over all keys that the pattern shows it. 0 * NaN is NaN, so a weight of 0 does not
+    /// protect from the value of a hidden key: if a sum is not finite, the panel is done again with every hidden key left out.
+    const online_softmax<T, Arch>& run(const Pattern auto& pattern, index first_key, index keys) {
+        for (careful_ = false;; careful_ = true) {
+            for_each_run(pattern, tile_.queries(), first_key, keys, tile_type::grain, [&](const key_run& run) { append(pattern, run); });
+            push();
+            if (careful_ || tile_.softmax().has_finite_values(tile_.queries().count)) return tile_.softmax();
+            tile_.begin_again();
+        }
     }
     tile_type& tile() { return tile_; }
 
@@ -33,29 +37,29 @@ private:
     /// Cuts a run into segments, as evenly as they come so that no tile is left with a few keys, and pushes each full tile.
     void append(const Pattern auto& pattern, key_run run) {
         while (run.count > 0) {
-            const auto rows = tile_.rows();
-            const auto tiles = (rows + run.count + tile_type::most_keys - 1) / tile_type::most_keys;
-            const auto even = (rows + run.count + tiles - 1) / tiles;
+            if (tile_.full()) push();
             auto piece = run;
-            piece.count = std::clamp<index>((even + 15) / 16 * 16 - rows, 1, std::min(run.count, tile_type::most_keys - rows));
+            const auto rows = tile_.rows();
+            if (rows + run.count > tile_type::most_keys) {
+                const auto tiles = (rows + run.count + tile_type::good_keys - 1) / tile_type::good_keys;
+                const auto even = (rows + run.count + tiles - 1) / tiles;
+                piece.count = std::clamp<index>((even + 7) / 8 * 8 - rows, 1, run.count);
+            }
             const auto& segment = tile_.add_segment(piece);
             if (!piece.full) find_visible(pattern, segment);
             run.first += piece.count * run.step;
             run.count -= piece.count;
-            if (run.count > 0 || tile_.full()) push();
+            if (run.count > 0) push();
         }
     }
     void push() {
         if (tile_.rows() == 0) return;
-        bool careful = false;
         for (const auto& segment : tile_.segments()) {
             tile_.multiply_keys(segment);
-            if (scored || !segment.keys.full) {
-                adjust_scores(segment);
-                careful = careful || !tile_.has_finite_values(segment);
-            }
+            if (scored || !segment.keys.full) adjust_scores(segment);
+            else tile_.softmax().raise_maximum(tile_.scores(segment.first_row, 0), segment.keys.count);
         }
-        tile_.push(careful);
+        tile_.push(careful_);
     }
     /// One bit per query and key of a segment that is partly visible.
     [[gnu::noinline]] void find_visible(const Pattern auto& pattern, const key_segment<T>& segment) {
@@ -83,6 +87,8 @@ private:
             for (index reg = 0; reg < tile_.registers(); ++reg) {
                 const auto queries = tile_.query_lanes(reg);
                 const auto lane = reg * tile_type::lane_count;
+                T* const maximum = tile_.softmax().next_maximum + lane;
+                auto top = lanes::load(maximum);
                 for (index j = 0; j < keys.count; ++j) {
                     const auto row = segment.first_row + first + j;
                     T* const scores = tile_.scores(row, reg);
@@ -93,13 +99,16 @@ private:
                         x = select(lanes::mask::from_bits(seen), x, lanes(hidden_score<T>));
                     }
                     x.store(scores);
+                    top = max_or_second(x, top);
                 }
+                top.store(maximum);
             }
         }
     }
 
     tile_type tile_;
     score_tile<T, Arch, S> score_;
+    bool careful_ = false;
 };
 
 /// Softmax attention: out = softmax(score(scale * q k^T), keys hidden by the pattern left out) v. Cuts (batch, head, tile of queries) into tasks; a union
@@ -112,6 +121,7 @@ public:
         : pattern_(pattern), score_(score), scale_(scale), sinks_(sinks) {}
 
     static std::size_t workspace_bytes(const shape& queries, const shape& values, const S& score, index concurrency) {
+        if (queries.batch * queries.heads == 0) return 0; // there is no head whose score function could be asked
         detail::scratch all;
         all.take<T>(max_passes<P> > 1 ? queries.batch * queries.heads * queries.tokens : 0);
         const auto bound = score_at(score, 0, 0);
@@ -125,20 +135,20 @@ public:
         auto log_sum_exp = out.log_sum_exp;
         T* const passed_on = memory.take<T>(max_passes<P> > 1 ? s.batch * s.heads * s.tokens : 0);
         if (max_passes<P> > 1 && !log_sum_exp.data()) log_sum_exp = head_major(passed_on, {s.batch, s.heads, s.tokens, 1});
+        constexpr auto most = panel::tile_type::most_queries;
         for (index pass = 0; pass < max_passes<P>; ++pass) {
             index tiles = 0;
             for (index h = 0; h < s.batch * s.heads; ++h) {
-                on_pass(in, h / s.heads, h % s.heads, pass, [&](const auto&, index step) { tiles = std::max(tiles, tile_count(s.tokens, panel_size(s.tokens, step), step)); });
+                on_pass(in, h / s.heads, h % s.heads, pass, [&](const auto&, index step) { tiles = std::max(tiles, tile_count(s.tokens, most, step)); });
             }
             run.for_each(s.batch * s.heads * tiles, [&](index task, index slice) {
                 const auto batch = task / tiles / s.heads, head = task / tiles % s.heads, tile = task % tiles;
                 on_pass(in, batch, head, pass, [&](const auto& pattern, index step) {
-                    const auto size = panel_size(s.tokens, step);
-                    if (tile >= tile_count(s.tokens, size, step)) return;
+                    if (tile >= tile_count(s.tokens, most, step)) return;
                     const auto score = score_at(score_, batch, head);
                     detail::scratch own(run.workspace().bytes().data() + memory.used_bytes() +
                                         static_cast<std::size_t>(slice) * panel_bytes(s.channels, in.values.shape().channels, score));
-                    const auto queries = tile_at(tile, in.positions.first_query[batch], s.tokens, size, step);
+                    const auto queries = tile_at(tile, in.positions.first_query[batch], s.tokens, most, step, panel::tile_type::lane_count);
                     run_tile(in, {out.values, log_sum_exp}, pattern, score, batch, head, queries, pass > 0, own);
                 });
             });
@@ -153,13 +163,6 @@ private:
         detail::scratch memory;
         panel(memory, key_channels, value_channels, score);
         return memory.used_bytes();
-    }
-    /// Queries of a tile: whole registers, spread evenly over the panels of the longest residue class.
-    static index panel_size(index queries, index step) {
-        constexpr auto lane_count = panel::tile_type::lane_count, most = panel::tile_type::most_registers;
-        const auto registers = ((queries + step - 1) / step + lane_count - 1) / lane_count;
-        const auto panels = (registers + most - 1) / most;
-        return (registers + panels - 1) / panels * lane_count;
     }
     /// Calls f(pattern, step) for one pass of one head, if the head has that many.
     template <class F>
@@ -181,22 +184,23 @@ private:
         const double factor = scale_ * (panel::scored ? 1.0 : std::numbers::log2e);
         work.tile().begin(tile, queries, rows_of(in.keys, batch, kv_head), rows_of(in.values, batch, kv_head), first_key, static_cast<T>(factor));
         const auto sink = sinks_.empty() || merge ? -std::numeric_limits<T>::infinity() : static_cast<T>(sinks_[static_cast<std::size_t>(head)]);
-        work.run(pattern, first_key, in.keys.shape().tokens).finish(tile.count, sink, [&](index q, const T* values, T factor_of_row, T log_sum_exp) {
-            const auto row = tile.first - first_query + q * tile.step;
-            write_row(out, batch, head, row, values, factor_of_row, log_sum_exp, merge);
-        });
+        const auto& softmax = work.run(pattern, first_key, in.keys.shape().tokens);
+        for (index q = 0; q < tile.count; ++q)
+            write_row(out, batch, head, tile.first - first_query + q * tile.step, softmax.values + q * softmax.value_stride, softmax.finish(q, sink), merge);
     }
-    static void write_row(const outputs<T>& out, index batch, index head, index row, const T* values, T factor, T log_sum_exp, bool merge) {
-        T* const to = out.values.row(batch, head, row);
-        const auto channels = out.values.shape().channels, stride = out.values.strides().channel;
+    static void write_row(const outputs<T>& out, index batch, index head, index row, const T* values,
+                          const typename online_softmax<T, Arch>::row_result& result, bool merge) {
+        const row_block<T> to{out.values.row(batch, head, row), 0, out.values.strides().channel};
+        const auto channels = out.values.shape().channels;
         if (!merge) {
-            for (index c = 0; c < channels; ++c) to[c * stride] = values[c] * factor;
+            write_scaled<T, Arch>(values, channels, result.scale, to);
+            if (out.log_sum_exp.data()) out.log_sum_exp(batch, head, row, 0) = result.log_sum_exp();
         } else {
-            const merge_weights<T> weights(out.log_sum_exp(batch, head, row, 0), log_sum_exp);
-            for (index c = 0; c < channels; ++c) to[c * stride] = weights.a * to[c * stride] + weights.b * (values[c] * factor);
+            T& log_sum_exp = out.log_sum_exp(batch, head, row, 0);
+            const merge_weights<T> weights(log_sum_exp, result.log_sum_exp());
+            for (index c = 0; c < channels; ++c) to.data[c * to.channel_stride] = weights.a * to.data[c * to.channel_stride] + weights.b * result.scale * values[c];
             log_sum_exp = weights.log_sum_exp;
         }
-        if (out.log_sum_exp.data()) out.log_sum_exp(batch, head, row, 0) = log_sum_exp;
     }
 
     const P& pattern_;

@@ -40,9 +40,20 @@ void copy_rows(const row_block<const T>& from, index rows, index channels, T* to
     }
 }
 
+/// Writes factor * from[c] to one row of channels.
+template <Scalar T, class Arch>
+void write_scaled(const T* from, index channels, T factor, const row_block<T>& to) {
+    using lanes = simd::lanes<T, Arch>;
+    index c = 0;
+    if (to.channel_stride == 1)
+        for (; c + lanes::size <= channels; c += lanes::size) (lanes::load(from + c) * lanes(factor)).store(to.data + c);
+    for (; c < channels; ++c) to.data[c * to.channel_stride] = from[c] * factor;
+}
+
 /// Writes to[c * to_stride + r] = factor * from(r, c), a square of registers at a time; rows from `rows` up to a whole register become zero.
+/// `ahead`: channels beyond which the rows are prefetched, 0 for none.
 template <Scalar T, class Arch, Scalar U>
-void transpose_rows(const row_block<const U>& from, index rows, index channels, T factor, T* to, index to_stride) {
+void transpose_rows(const row_block<const U>& from, index rows, index channels, T factor, T* to, index to_stride, index ahead = 0) {
     using lanes = simd::lanes<T, Arch>;
     constexpr index size = lanes::size;
     for (index first = 0; first < rows; first += size) {
@@ -52,9 +63,19 @@ void transpose_rows(const row_block<const U>& from, index rows, index channels, 
         if constexpr (std::same_as<T, U>) {
             for (; from.channel_stride == 1 && c + size <= channels; c += size) {
                 lanes square[size];
-                for (index r = 0; r < size; ++r) square[r] = r < present ? lanes::load(corner + r * from.row_stride + c) * lanes(factor) : lanes(T{0});
+                if (present == size) {
+                    simd::unroll<size>([&](auto r) {
+                        const T* const at = corner + r * from.row_stride + c;
+                        square[r] = lanes::load(at) * lanes(factor);
+                        if (ahead > 0) simd::prefetch(at + ahead);
+                    });
+                } else {
+                    simd::unroll<size>([&](auto r) {
+                        square[r] = r < present ? lanes::load(corner + r * from.row_stride + c) * lanes(factor) : lanes(T{0});
+                    });
+                }
                 simd::transpose<T, Arch>(square);
-                for (index r = 0; r < size; ++r) square[r].store(to + (c + r) * to_stride + first);
+                simd::unroll<size>([&](auto r) { square[r].store(to + (c + r) * to_stride + first); });
             }
         }
         for (; c < channels; ++c) {

@@ -130,14 +130,14 @@ constexpr void for_each_pass(const P& p, index first_query, index queries, index
     }
 }
 
-/// The pairs of a pattern (after `at`): how many are visible, and how many its schedule visits with tiles of `tile` queries and runs
-/// of `grain` keys. Full runs are counted by multiplication, partial ones pair by pair.
+/// The pairs of a pattern (after `at`): how many are visible, and how many its schedule visits with tiles of `tile` queries (and a
+/// unit, see tile_at) and runs of `grain` keys. Full runs are counted by multiplication, partial ones pair by pair.
 template <Pattern P>
-constexpr pair_count visited_pairs(const P& p, index first_query, index queries, index first_key, index keys, index tile, index grain) {
+constexpr pair_count visited_pairs(const P& p, index first_query, index queries, index first_key, index keys, index tile, index grain, index unit = 0) {
     pair_count pairs;
     for_each_pass(p, first_query, queries, first_key, keys, [&](const auto& pass, index step) {
         for (index t = 0; t < tile_count(queries, tile, step); ++t) {
-            const auto rows = tile_at(t, first_query, queries, tile, step);
+            const auto rows = tile_at(t, first_query, queries, tile, step, unit);
             for_each_run(pass, rows, first_key, keys, grain, [&](const key_run& run) {
                 pairs.visited += rows.count * run.count;
                 if (run.full) {

@@ -35,17 +35,21 @@ constexpr index tile_count(index n, index tile, index step = 1) {
     return n % step * tiles_of(n / step + 1) + (std::min(n, step) - n % step) * tiles_of(n / step);
 }
 
-/// Tile number t < tile_count(n, tile, step) of the n queries that begin at first_query.
-constexpr query_tile tile_at(index t, index first_query, index n, index tile, index step = 1) {
+/// Tile number t < tile_count(n, tile, step) of the n queries that begin at first_query. With a unit, of which `tile` is a multiple,
+/// the units of a residue class are spread evenly over its tiles; without, all its tiles but the last are full.
+constexpr query_tile tile_at(index t, index first_query, index n, index tile, index step = 1, index unit = 0) {
     const auto short_class = n / step, long_classes = n % step;
     const auto tiles_of = [tile](index queries) { return (queries + tile - 1) / tile; };
     const auto in_long = long_classes * tiles_of(short_class + 1);
     const bool is_long = t < in_long;
     const auto queries = short_class + is_long;
     const auto rest = is_long ? t : t - in_long;
-    const auto residue = rest / tiles_of(queries) + (is_long ? 0 : long_classes);
-    const auto row = rest % tiles_of(queries) * tile;
-    return {first_query + residue + row * step, std::min(tile, queries - row), step};
+    const auto tiles = tiles_of(queries), number = rest % tiles;
+    const auto residue = rest / tiles + (is_long ? 0 : long_classes);
+    if (unit == 0) unit = tile;
+    const auto units = (queries + unit - 1) / unit;
+    const auto row = units * number / tiles * unit, end = std::min(queries, units * (number + 1) / tiles * unit);
+    return {first_query + residue + row * step, end - row, step};
 }
 
 /// Calls emit(key_run) for the runs of the `keys` keys from first_key that the tile visits, in rising order, disjoint, neighbours

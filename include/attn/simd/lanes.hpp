@@ -30,6 +30,9 @@ inline constexpr int register_count =
     16;
 #endif
 
+/// Asks for the cache line at an address that may be read soon; any address is fine.
+inline void prefetch(const void* address) { __builtin_prefetch(address); }
+
 /// One bit per lane, bit l for lane l: the result of comparing positions. Plain integer work, free beside the floating point.
 struct lane_bits {
     std::uint32_t value = 0;
