@@ -68,14 +68,9 @@ public:
     /// One bit per query: who sees the key of a row. Only of segments that are not full.
     std::uint64_t& visible(index row) { return visible_[row]; }
 
-    simd::query_lanes<T, Arch> query_lanes(index reg) const {
-        const auto lane = reg * lane_count;
-        simd::query_lanes<T, Arch> result;
-        result.first = tile_.first + lane * tile_.step;
-        result.step = tile_.step;
-        result.count = static_cast<int>(std::min(lane_count, tile_.count - lane));
-        return result;
-    }
+    /// The positions of one register of queries, or of all.
+    simd::query_lanes<T, Arch> queries_of(index reg) const { return positions_from<lane_count>(reg * lane_count); }
+    auto all_queries() const { return positions_from<most_queries>(0); }
 
     /// Appends keys to the tile, copying them only where they cannot be read in place.
     const key_segment<T>& add_segment(const key_run& run) {
@@ -133,7 +128,16 @@ public:
     }
 
 private:
-    static std::uint64_t bits(index first, index count) { return (count >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1) << first; }
+    static std::uint64_t bits(index first, index count) { return simd::lane_bits::first(count).value << first; }
+
+    template <int Size>
+    simd::query_lanes<T, Arch, Size> positions_from(index lane) const {
+        simd::query_lanes<T, Arch, Size> result;
+        result.first = tile_.first + lane * tile_.step;
+        result.step = tile_.step;
+        result.count = static_cast<int>(std::min<index>(Size, tile_.count - lane));
+        return result;
+    }
 
     template <int Rows, int Columns>
     [[gnu::noinline]] void multiply_rows(const T* rows, index key_stride, index reg, index score_row) const {

@@ -3,6 +3,7 @@
 
 #include "../core/inputs.hpp"
 #include "../parallel/executor.hpp"
+#include "../pattern/narrowed.hpp"
 #include "../pattern/passes.hpp"
 #include "score_tile.hpp"
 #include "softmax_tile.hpp"
@@ -63,19 +64,11 @@ private:
     }
     /// One bit per query and key of a segment that is partly visible.
     [[gnu::noinline]] void find_visible(const Pattern auto& pattern, const key_segment<T>& segment) {
-        const auto& keys = segment.keys;
-        for (index j = 0; j < keys.count; ++j) tile_.visible(segment.first_row + j) = 0;
-        for (index reg = 0; reg < tile_.registers(); ++reg) {
-            const auto queries = tile_.query_lanes(reg);
-            const auto present = (std::uint64_t{1} << queries.count) - 1;
-            for (index j = 0; j < keys.count; ++j) {
-                const auto seen = pattern.visible(queries, keys.first + j * keys.step);
-                std::uint64_t bits = 0;
-                if constexpr (std::same_as<std::remove_const_t<decltype(seen)>, simd::lane_bits>) bits = seen.value;
-                else if (seen) bits = present;
-                tile_.visible(segment.first_row + j) |= (bits & present) << (reg * tile_type::lane_count);
-            }
-        }
+        const auto queries = tile_.all_queries();
+        const auto present = simd::lane_bits::first(queries.count);
+        const auto here = narrowed(pattern, tile_.queries().positions(), segment.keys.positions());
+        for (index j = 0; j < segment.keys.count; ++j) // a pattern may answer with one bool for all queries
+            tile_.visible(segment.first_row + j) = (present && here.visible(queries, segment.keys.first + j * segment.keys.step)).value;
     }
     /// Applies the score function, and takes hidden keys out of the way.
     [[gnu::noinline]] void adjust_scores(const key_segment<T>& segment) {
@@ -85,7 +78,7 @@ private:
             keys.count = std::min(tile_type::lane_count, keys.count - first);
             score_.load(tile_.queries(), keys);
             for (index reg = 0; reg < tile_.registers(); ++reg) {
-                const auto queries = tile_.query_lanes(reg);
+                const auto queries = tile_.queries_of(reg);
                 const auto lane = reg * tile_type::lane_count;
                 T* const maximum = tile_.softmax().next_maximum + lane;
                 auto top = lanes::load(maximum);
@@ -95,8 +88,7 @@ private:
                     auto x = lanes::load(scores);
                     if constexpr (scored) x = score_(x, queries, keys.first + j * keys.step, j, lane) * lanes(std::numbers::log2e_v<T>);
                     if (!keys.full) {
-                        const simd::lane_bits seen{static_cast<std::uint32_t>(tile_.visible(row) >> lane)};
-                        x = select(lanes::mask::from_bits(seen), x, lanes(hidden_score<T>));
+                        x = select(simd::lane_bits{tile_.visible(row) >> lane}, x, lanes(hidden_score<T>));
                     }
                     x.store(scores);
                     top = max_or_second(x, top);

@@ -35,13 +35,17 @@ inline void prefetch(const void* address) { __builtin_prefetch(address); }
 
 /// One bit per lane, bit l for lane l: the result of comparing positions. Plain integer work, free beside the floating point.
 struct lane_bits {
-    std::uint32_t value = 0;
+    std::uint64_t value = 0;
 
+    /// The first `count` lanes.
+    static constexpr lane_bits first(index count) {
+        return {count <= 0 ? 0 : count >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1};
+    }
     friend constexpr lane_bits operator&&(lane_bits a, lane_bits b) { return {a.value & b.value}; }
     friend constexpr lane_bits operator||(lane_bits a, lane_bits b) { return {a.value | b.value}; }
     friend constexpr lane_bits operator!(lane_bits a) { return {~a.value}; }
     friend constexpr lane_bits operator&&(lane_bits a, bool b) { return {b ? a.value : 0}; }
-    friend constexpr lane_bits operator||(lane_bits a, bool b) { return {b ? ~std::uint32_t{0} : a.value}; }
+    friend constexpr lane_bits operator||(lane_bits a, bool b) { return {b ? ~std::uint64_t{0} : a.value}; }
     friend constexpr lane_bits operator&&(bool a, lane_bits b) { return b && a; }
     friend constexpr lane_bits operator||(bool a, lane_bits b) { return b || a; }
     friend constexpr bool operator==(lane_bits, lane_bits) = default;
@@ -78,14 +82,14 @@ struct lane_mask {
     lane_bits bits() const {
 #if defined(__AVX512F__)
         if constexpr (std::is_base_of_v<xsimd::avx512f, Arch>) {
-            return {static_cast<std::uint32_t>(value.data)};
+            return {static_cast<std::uint64_t>(value.data)};
         } else
 #endif
         {
             std::array<bool, xsimd::batch_bool<T, Arch>::size> stored;
             value.store_unaligned(stored.data());
             lane_bits result;
-            for (std::size_t l = 0; l < stored.size(); ++l) result.value |= std::uint32_t{stored[l]} << l;
+            for (std::size_t l = 0; l < stored.size(); ++l) result.value |= std::uint64_t{stored[l]} << l;
             return result;
         }
     }

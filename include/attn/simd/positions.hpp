@@ -9,14 +9,18 @@
 
 namespace attn::simd {
 
+/// How many queries one register of T holds.
 template <Scalar T, class Arch>
+inline constexpr int lane_count = lanes<T, Arch>::size;
+
+template <Scalar T, class Arch, int Size = lane_count<T, Arch>>
 struct affine_lanes;
 
 /// One integer per lane, computed lane by lane in 64 bits. Exact as in the definition, and only met where a schedule's box is
 /// partly visible and the pattern divides; everything cheaper stays in affine_lanes.
-template <Scalar T, class Arch>
+template <Scalar T, class Arch, int Size = lane_count<T, Arch>>
 struct integer_lanes {
-    static constexpr int size = lanes<T, Arch>::size;
+    static constexpr int size = Size;
     std::array<index, size> value;
 
     constexpr integer_lanes() = default;
@@ -31,11 +35,13 @@ struct integer_lanes {
     template <class F>
     static constexpr lane_bits test(const integer_lanes& a, const integer_lanes& b, F f) {
         lane_bits bits;
-        for (std::size_t l = 0; l < size; ++l) bits.value |= static_cast<std::uint32_t>(f(a.value[l], b.value[l])) << l;
+        for (std::size_t l = 0; l < size; ++l) bits.value |= static_cast<std::uint64_t>(f(a.value[l], b.value[l])) << l;
         return bits;
     }
     /// The numbers to compute scores with.
-    operator lanes<T, Arch>() const {
+    operator lanes<T, Arch>() const
+        requires(Size == lane_count<T, Arch>)
+    {
         T numbers[size];
         for (std::size_t l = 0; l < size; ++l) numbers[l] = static_cast<T>(value[l]);
         return lanes<T, Arch>::load(numbers);
@@ -70,19 +76,22 @@ struct integer_lanes {
 
 /// Lane l stands at first + l * step. Sums and comparisons with integers keep this form, so they cost a few scalar instructions
 /// for all lanes together, at any 64-bit position, on every instruction set.
-template <Scalar T, class Arch>
+template <Scalar T, class Arch, int Size>
 struct affine_lanes {
-    static constexpr int size = lanes<T, Arch>::size;
+    static constexpr int size = Size;
+    using integers = integer_lanes<T, Arch, Size>;
     index first = 0;
     index step = 1;
 
-    constexpr operator integer_lanes<T, Arch>() const {
-        integer_lanes<T, Arch> result;
+    constexpr operator integers() const {
+        integers result;
         for (std::size_t l = 0; l < size; ++l) result.value[l] = first + static_cast<index>(l) * step;
         return result;
     }
     /// The numbers to compute scores with.
-    operator lanes<T, Arch>() const {
+    operator lanes<T, Arch>() const
+        requires(Size == lane_count<T, Arch>)
+    {
         static constexpr auto count_up = [] {
             std::array<T, size> numbers{};
             for (std::size_t l = 0; l < size; ++l) numbers[l] = static_cast<T>(l);
@@ -94,8 +103,7 @@ struct affine_lanes {
     constexpr lane_bits up_to(index limit) const {
         if (step < 0) return !affine_lanes{first, -step}.up_to_reversed(limit);
         if (first > limit) return {0};
-        const auto count = step == 1 ? limit - first : step == 0 ? index{size} : (limit - first) / step;
-        return {count >= 31 ? ~std::uint32_t{0} : (std::uint32_t{2} << count) - 1};
+        return lane_bits::first(step == 1 ? limit - first + 1 : step == 0 ? index{size} : (limit - first) / step + 1);
     }
 
     template <std::integral I>
@@ -111,11 +119,11 @@ struct affine_lanes {
     friend constexpr affine_lanes operator*(const affine_lanes& a, I b) { return {a.first * static_cast<index>(b), a.step * static_cast<index>(b)}; }
     template <std::integral I>
     friend constexpr affine_lanes operator*(I a, const affine_lanes& b) { return b * a; }
-    friend constexpr integer_lanes<T, Arch> operator/(const affine_lanes& a, index c) { return integer_lanes<T, Arch>(a) / c; }
-    friend constexpr integer_lanes<T, Arch> operator%(const affine_lanes& a, index c) { return integer_lanes<T, Arch>(a) % c; }
-    friend constexpr integer_lanes<T, Arch> floor_div(const affine_lanes& a, index c) { return floor_div(integer_lanes<T, Arch>(a), c); }
-    friend constexpr integer_lanes<T, Arch> floor_mod(const affine_lanes& a, index c) { return floor_mod(integer_lanes<T, Arch>(a), c); }
-    friend constexpr integer_lanes<T, Arch> abs(const affine_lanes& a) { return abs(integer_lanes<T, Arch>(a)); }
+    friend constexpr integers operator/(const affine_lanes& a, index c) { return integers(a) / c; }
+    friend constexpr integers operator%(const affine_lanes& a, index c) { return integers(a) % c; }
+    friend constexpr integers floor_div(const affine_lanes& a, index c) { return floor_div(integers(a), c); }
+    friend constexpr integers floor_mod(const affine_lanes& a, index c) { return floor_mod(integers(a), c); }
+    friend constexpr integers abs(const affine_lanes& a) { return abs(integers(a)); }
     template <std::floating_point F>
     friend lanes<T, Arch> operator*(F a, const affine_lanes& b) { return lanes<T, Arch>(a) * static_cast<lanes<T, Arch>>(b); }
 
@@ -155,12 +163,13 @@ private:
     }
 };
 
-/// The queries of one register: what the kernel hands to patterns and score functions as `i`. Lanes from `count` on are padding.
-template <Scalar T, class Arch>
-struct query_lanes : affine_lanes<T, Arch> {
-    int count = affine_lanes<T, Arch>::size;
+/// The queries of one register, what score functions see as `i`; or of a whole panel of up to 64, what patterns see. Lanes from
+/// `count` on are padding.
+template <Scalar T, class Arch, int Size = lane_count<T, Arch>>
+struct query_lanes : affine_lanes<T, Arch, Size> {
+    int count = Size;
 
-    static constexpr lane_bits mask_from_bits(std::uint64_t bits) { return {static_cast<std::uint32_t>(bits)}; }
+    static constexpr lane_bits mask_from_bits(std::uint64_t bits) { return {bits}; }
 };
 
 } // namespace attn::simd
