@@ -16,7 +16,7 @@ namespace attn {
 /// log_sum_exp -infinity (or its sink). NaN in a key or value that is seen makes NaN of the rows that see it, and of no others.
 ///
 /// Time: 2 (d_k + d_v) flops for each pair that the pattern's schedule visits. Memory: the workspace, tens of kilobytes a thread,
-/// independent of n and m, plus one number a row if a union of patterns with different steps runs as several passes.
+/// independent of n and m, plus two numbers a row if a union of patterns with different steps runs as several passes.
 /// The result does not depend on executor, threads, strides or the rest of the batch, bit by bit.
 /// Vaswani et al. 2017, "Attention Is All You Need"; the online softmax is Milakov and Gimelshein 2018.
 template <Pattern P = dense, ScoreFunction S = identity_score, class Arch = simd::native>
@@ -68,12 +68,12 @@ private:
 /// and heads. The kernel spends 2 (d_k + d_v) flops on a visited pair.
 template <Pattern P, ScoreFunction S, class Arch>
 pair_count visited_pairs(const softmax_attention<P, S, Arch>& op, const input_shapes& s, const positions& where = {}) {
-    using tile = kernel::softmax_tile<float, Arch>;
+    using tile = kernel::softmax_tile<float, Arch>; // which computes registers of queries with groups of keys where a panel is partly visible
     pair_count all;
     for (index b = 0; b < s.queries.batch; ++b)
         for (index h = 0; h < s.queries.heads; ++h) {
             const auto pairs = visited_pairs(at(op.pattern, b, h), where.first_query[b], s.queries.tokens, where.first_key[b], s.keys.tokens,
-                                             tile::most_queries, tile::grain, tile::lane_count);
+                                             tile::lane_count, tile::grain);
             all.visible += pairs.visible;
             all.visited += pairs.visited;
         }

@@ -100,30 +100,39 @@ struct online_softmax {
         return ((zero == lanes(T{0})).bits().value & all) == all;
     }
 
-    /// Ends the panel for query q with a sink (in natural units, -infinity for none) that adds exp(sink) to the denominator: the row of the
-    /// output is `scale` times row q of `values`.
-    struct row_result {
-        T scale;           ///< 1 / l, or 0 if the query saw nothing
-        T maximum, sum;    ///< with the sink taken in
-        T sink;
-
-        /// ln(l) + m ln(2).
-        T log_sum_exp() const {
-            if (scale == 0) return sink;
-            return (maximum + std::log2(sum)) * std::numbers::ln2_v<T>;
+    /// Ends the panel: row q of the output is factor[q] * values[q]. The sink, in natural units and -infinity for none, adds exp(sink)
+    /// to every denominator, as a key without a value would.
+    void finish(T sink) {
+        const bool has_sink = sink > -std::numeric_limits<T>::infinity();
+        const lanes sink_score = has_sink ? sink * std::numbers::log2e_v<T> : lowest_maximum<T>, sink_weight = has_sink ? T{1} : T{0};
+        for (index at = 0; at < registers * lanes::size; at += lanes::size) merge_register(at, sink_score, sink_weight).store(factor + at);
+    }
+    /// Ends the panel of a later set of keys, after an earlier set whose m and l were earlier_maximum and earlier_sum: row q of the
+    /// output becomes earlier_sum[q] * row q so far + factor[q] * values[q].
+    void finish_after(const T* earlier_maximum, T* earlier_sum) {
+        for (index at = 0; at < registers * lanes::size; at += lanes::size) {
+            const lanes m = lanes::load(earlier_maximum + at), l = lanes::load(earlier_sum + at);
+            merge_register(at, m, l).store(factor + at);
+            const lanes weight = l * simd::exp2_nonpositive(m - lanes::load(maximum + at)), total = lanes::load(sum + at);
+            select(total == lanes(T{0}), lanes(T{0}), weight / total).store(earlier_sum + at);
         }
-    };
-    row_result finish(index q, T sink) const {
-        if (sum[q] == 0) return {0, 0, 0, sink};
-        if (sink == -std::numeric_limits<T>::infinity()) return {1 / sum[q], maximum[q], sum[q], sink};
-        const T sink_score = sink * std::numbers::log2e_v<T>;
-        const T top = std::max(maximum[q], sink_score);
-        const T share = std::exp2(maximum[q] - top);
-        const T total = sum[q] * share + std::exp2(sink_score - top);
-        return {share / total, top, total, sink};
+    }
+    /// ln(l) + m ln(2) of a finished row.
+    T log_sum_exp(index q) const {
+        return sum[q] == 0 ? -std::numeric_limits<T>::infinity() : (maximum[q] + std::log2(sum[q])) * std::numbers::ln2_v<T>;
     }
 
 private:
+    /// Takes (m, l) of other keys into one register of rows; what their own values are to be multiplied with in the end.
+    lanes merge_register(index at, lanes other_maximum, lanes other_sum) {
+        const lanes m = lanes::load(maximum + at), l = lanes::load(sum + at);
+        const lanes top = max_or_second(other_maximum, m);
+        const lanes weight = simd::exp2_nonpositive(m - top);
+        const lanes total = fma(other_sum, simd::exp2_nonpositive(other_maximum - top), l * weight);
+        top.store(maximum + at);
+        total.store(sum + at);
+        return select(total == lanes(T{0}), lanes(T{0}), weight / total);
+    }
     /// f<Columns>(first) for the panel's registers, a micro-kernel's columns at a time.
     template <class F>
     void each_columns(F&& f) {

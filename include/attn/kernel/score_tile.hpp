@@ -10,6 +10,20 @@
 
 namespace attn::kernel {
 
+/// True if all heads read the same bias: then a panel's rows of it stay in cache while the panel goes through the heads.
+template <class S>
+bool heads_share_bias(const S&) {
+    return false;
+}
+template <Scalar T>
+bool heads_share_bias(const additive_bias<T>& score) {
+    return score.bias.shape().heads == 1 || score.bias.strides().head == 0;
+}
+template <class... S>
+bool heads_share_bias(const then<S...>& score) {
+    return std::apply([](const auto&... part) { return (heads_share_bias(part) || ...); }, score.functions);
+}
+
 /// Applies one head's score function F to tiles of scores. Functions of positions compute in registers and need no memory.
 template <Scalar T, class Arch, class F>
 struct score_tile {

@@ -24,7 +24,7 @@ public:
 
     /// The softmax state of a panel that has begun, over all keys that the pattern shows it. 0 * NaN is NaN, so a weight of 0 does not
     /// protect from the value of a hidden key: if a sum is not finite, the panel is done again with every hidden key left out.
-    const online_softmax<T, Arch>& run(const Pattern auto& pattern, index first_key, index keys) {
+    online_softmax<T, Arch>& run(const Pattern auto& pattern, index first_key, index keys) {
         for (careful_ = false;; careful_ = true) {
             for_each_run(pattern, tile_.queries(), first_key, keys, tile_type::grain, [&](const key_run& run) { append(pattern, run); });
             push();
@@ -113,35 +113,34 @@ public:
         : pattern_(pattern), score_(score), scale_(scale), sinks_(sinks) {}
 
     static std::size_t workspace_bytes(const shape& queries, const shape& values, const S& score, index concurrency) {
-        if (queries.batch * queries.heads == 0) return 0; // there is no head whose score function could be asked
-        detail::scratch all;
-        all.take<T>(max_passes<P> > 1 ? queries.batch * queries.heads * queries.tokens : 0);
-        const auto bound = score_at(score, 0, 0);
-        return all.used_bytes() + static_cast<std::size_t>(concurrency) * panel_bytes(queries.channels, values.channels, bound);
+        detail::scratch memory;
+        between_passes(memory, queries);
+        return memory.used_bytes() + static_cast<std::size_t>(concurrency) * panel_bytes(queries.channels, values.channels, score_at(score, 0, 0));
     }
 
     void operator()(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
         const auto& s = in.queries.shape();
         if (s.batch * s.heads * s.tokens == 0) return;
         detail::scratch memory(run.workspace().bytes().data());
-        auto log_sum_exp = out.log_sum_exp;
-        T* const passed_on = memory.take<T>(max_passes<P> > 1 ? s.batch * s.heads * s.tokens : 0);
-        if (max_passes<P> > 1 && !log_sum_exp.data()) log_sum_exp = head_major(passed_on, {s.batch, s.heads, s.tokens, 1});
+        const auto earlier = between_passes(memory, s);
+        std::byte* const slices = run.workspace().bytes().data() + memory.used_bytes();
         constexpr auto most = panel::tile_type::most_queries;
+        const bool heads_together = heads_share_bias(score_);
         for (index pass = 0; pass < max_passes<P>; ++pass) {
             index tiles = 0;
             for (index h = 0; h < s.batch * s.heads; ++h) {
                 on_pass(in, h / s.heads, h % s.heads, pass, [&](const auto&, index step) { tiles = std::max(tiles, tile_count(s.tokens, most, step)); });
             }
             run.for_each(s.batch * s.heads * tiles, [&](index task, index slice) {
-                const auto batch = task / tiles / s.heads, head = task / tiles % s.heads, tile = task % tiles;
+                const auto batch = task / tiles / s.heads, within = task % (tiles * s.heads);
+                const auto head = heads_together ? within % s.heads : within / tiles, tile = heads_together ? within / s.heads : within % tiles;
                 on_pass(in, batch, head, pass, [&](const auto& pattern, index step) {
                     if (tile >= tile_count(s.tokens, most, step)) return;
                     const auto score = score_at(score_, batch, head);
-                    detail::scratch own(run.workspace().bytes().data() + memory.used_bytes() +
-                                        static_cast<std::size_t>(slice) * panel_bytes(s.channels, in.values.shape().channels, score));
+                    detail::scratch own(slices + static_cast<std::size_t>(slice) * panel_bytes(s.channels, in.values.shape().channels, score));
+                    panel work(own, s.channels, in.values.shape().channels, score);
                     const auto queries = tile_at(tile, in.positions.first_query[batch], s.tokens, most, step, panel::tile_type::lane_count);
-                    run_tile(in, {out.values, log_sum_exp}, pattern, score, batch, head, queries, pass > 0, own);
+                    run_tile(in, out, work, pattern, batch, head, queries, earlier, pass);
                 });
             });
         }
@@ -165,33 +164,55 @@ private:
                           if (n++ == number) f(pattern, step);
                       });
     }
-    void run_tile(const inputs<T>& in, const outputs<T>& out, const Pattern auto& pattern, const bound_score& score, index batch, index head,
-                  const query_tile& tile, bool merge, detail::scratch& memory) const {
-        const auto kv_head = head / (in.queries.shape().heads / in.keys.shape().heads);
-        const auto first_query = in.positions.first_query[batch], first_key = in.positions.first_key[batch];
-        panel work(memory, in.queries.shape().channels, in.values.shape().channels, score);
-        auto queries = rows_of(in.queries, batch, head);
-        queries.data += (tile.first - first_query) * queries.row_stride;
-        queries.row_stride *= tile.step;
-        const double factor = scale_ * (panel::scored ? 1.0 : std::numbers::log2e);
-        work.tile().begin(tile, queries, rows_of(in.keys, batch, kv_head), rows_of(in.values, batch, kv_head), first_key, static_cast<T>(factor));
-        const auto sink = sinks_.empty() || merge ? -std::numeric_limits<T>::infinity() : static_cast<T>(sinks_[static_cast<std::size_t>(head)]);
-        const auto& softmax = work.run(pattern, first_key, in.keys.shape().tokens);
-        for (index q = 0; q < tile.count; ++q)
-            write_row(out, batch, head, tile.first - first_query + q * tile.step, softmax.values + q * softmax.value_stride, softmax.finish(q, sink), merge);
+    /// m and l of every row (batch, heads, n), which the passes of a union hand on.
+    struct row_sums {
+        T *maximum, *sum;
+    };
+    static row_sums between_passes(detail::scratch& memory, const shape& queries) {
+        const auto rows = max_passes<P> > 1 ? queries.batch * queries.heads * queries.tokens : 0;
+        T* const maximum = memory.take<T>(rows);
+        return {maximum, memory.take<T>(rows)};
     }
-    static void write_row(const outputs<T>& out, index batch, index head, index row, const T* values,
-                          const typename online_softmax<T, Arch>::row_result& result, bool merge) {
-        const row_block<T> to{out.values.row(batch, head, row), 0, out.values.strides().channel};
-        const auto channels = out.values.shape().channels;
-        if (!merge) {
-            write_scaled<T, Arch>(values, channels, result.scale, to);
-            if (out.log_sum_exp.data()) out.log_sum_exp(batch, head, row, 0) = result.log_sum_exp();
+    void run_tile(const inputs<T>& in, const outputs<T>& out, panel& work, const Pattern auto& pattern, index batch, index head, const query_tile& tile,
+                  const row_sums& earlier, index pass) const {
+        const auto kv_head = head / (in.queries.shape().heads / in.keys.shape().heads);
+        const auto first_row = tile.first - in.positions.first_query[batch], first_key = in.positions.first_key[batch];
+        const auto rows_of_tile = [&](const auto& tensor, index first) {
+            auto rows = rows_of(tensor, batch, head);
+            rows.data += first * rows.row_stride;
+            rows.row_stride *= tile.step;
+            return rows;
+        };
+        const double factor = scale_ * (panel::scored ? 1.0 : std::numbers::log2e);
+        work.tile().begin(tile, rows_of_tile(in.queries, first_row), rows_of(in.keys, batch, kv_head), rows_of(in.values, batch, kv_head), first_key,
+                          static_cast<T>(factor));
+        // A panel may be too short for the hardware to foresee the rows that end it, and those that begin the next.
+        const auto results = rows_of_tile(out.values, first_row);
+        prefetch_rows(rows_of_tile(in.queries, first_row + tile.count * tile.step), tile.count, in.queries.shape().channels);
+        prefetch_rows(results, tile.count, out.values.shape().channels);
+
+        auto& softmax = work.run(pattern, first_key, in.keys.shape().tokens);
+        T share[panel::tile_type::most_queries] = {}, maximum[panel::tile_type::most_queries] = {};
+        const auto row_of = [&](index q) { return (batch * in.queries.shape().heads + head) * in.queries.shape().tokens + first_row + q * tile.step; };
+        if (pass == 0) {
+            softmax.finish(sinks_.empty() ? -std::numeric_limits<T>::infinity() : static_cast<T>(sinks_[static_cast<std::size_t>(head)]));
         } else {
-            T& log_sum_exp = out.log_sum_exp(batch, head, row, 0);
-            const merge_weights<T> weights(log_sum_exp, result.log_sum_exp());
-            for (index c = 0; c < channels; ++c) to.data[c * to.channel_stride] = weights.a * to.data[c * to.channel_stride] + weights.b * result.scale * values[c];
-            log_sum_exp = weights.log_sum_exp;
+            for (index q = 0; q < tile.count; ++q) {
+                maximum[q] = earlier.maximum[row_of(q)];
+                share[q] = earlier.sum[row_of(q)];
+            }
+            softmax.finish_after(maximum, share);
+        }
+        for (index q = 0; q < tile.count; ++q) {
+            const T* const values = softmax.values + q * softmax.value_stride;
+            T* const to = results.data + q * results.row_stride;
+            if (pass == 0) write_row<false, T, Arch>(values, out.values.shape().channels, softmax.factor[q], T{0}, to, results.channel_stride);
+            else write_row<true, T, Arch>(values, out.values.shape().channels, softmax.factor[q], share[q], to, results.channel_stride);
+            if (max_passes<P> > 1) {
+                earlier.maximum[row_of(q)] = softmax.maximum[q];
+                earlier.sum[row_of(q)] = softmax.sum[q];
+            }
+            if (out.log_sum_exp.data()) out.log_sum_exp(batch, head, first_row + q * tile.step, 0) = softmax.log_sum_exp(q);
         }
     }
 

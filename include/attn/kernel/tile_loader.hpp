@@ -5,6 +5,7 @@
 #include "../simd/transpose.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 namespace attn::kernel {
 
@@ -28,6 +29,15 @@ bool readable_in_place(const row_block<T>& rows) {
     return rows.channel_stride == 1 && rows.row_stride * static_cast<index>(sizeof(T)) % 4096 != 0;
 }
 
+/// Asks for rows that will be read soon.
+template <class T>
+void prefetch_rows(const row_block<T>& rows, index count, index channels) {
+    if (rows.channel_stride != 1) return;
+    constexpr index line = 64 / sizeof(T);
+    for (index r = 0; r < count; ++r)
+        for (index c = 0; c < channels; c += line) simd::prefetch(rows.data + r * rows.row_stride + c);
+}
+
 /// Copies rows of `channels` numbers to contiguous rows of `padded` numbers, the rest zero.
 template <Scalar T>
 void copy_rows(const row_block<const T>& from, index rows, index channels, T* to, index padded) {
@@ -40,14 +50,23 @@ void copy_rows(const row_block<const T>& from, index rows, index channels, T* to
     }
 }
 
-/// Writes factor * from[c] to one row of channels.
-template <Scalar T, class Arch>
-void write_scaled(const T* from, index channels, T factor, const row_block<T>& to) {
+/// to[c] = factor * from[c] for one row of channels; with `added`, to[c] = share * to[c] + factor * from[c].
+template <bool added, Scalar T, class Arch>
+void write_row(const T* from, index channels, T factor, T share, T* to, index channel_stride) {
     using lanes = simd::lanes<T, Arch>;
     index c = 0;
-    if (to.channel_stride == 1)
-        for (; c + lanes::size <= channels; c += lanes::size) (lanes::load(from + c) * lanes(factor)).store(to.data + c);
-    for (; c < channels; ++c) to.data[c * to.channel_stride] = from[c] * factor;
+    if (channel_stride == 1) {
+        for (; c + lanes::size <= channels; c += lanes::size) {
+            auto x = lanes::load(from + c) * lanes(factor);
+            if constexpr (added) x = fma(lanes(share), lanes::load(to + c), x);
+            x.store(to + c);
+        }
+    }
+    for (; c < channels; ++c) {
+        T& x = to[c * channel_stride];
+        if constexpr (added) x = std::fma(share, x, from[c] * factor);
+        else x = from[c] * factor;
+    }
 }
 
 /// Writes to[c * to_stride + r] = factor * from(r, c), a square of registers at a time; rows from `rows` up to a whole register become zero.

@@ -116,6 +116,35 @@ struct lanes {
 
     static lanes load(const T* from) { return batch::load_unaligned(from); }
     void store(T* to) const { value.store_unaligned(to); }
+    /// The first `count` lanes, 0 in the others; reads and writes no further.
+    static lanes load_first(const T* from, index count) {
+#if defined(__AVX512F__)
+        if constexpr (std::is_base_of_v<xsimd::avx512f, Arch>) {
+            const auto first = lane_bits::first(count).value;
+            if constexpr (sizeof(T) == 4) return batch(_mm512_maskz_loadu_ps(static_cast<__mmask16>(first), from));
+            else return batch(_mm512_maskz_loadu_pd(static_cast<__mmask8>(first), from));
+        } else
+#endif
+        {
+            std::array<T, size> present{};
+            for (std::size_t l = 0; l < present.size() && static_cast<index>(l) < count; ++l) present[l] = from[l];
+            return load(present.data());
+        }
+    }
+    void store_first(T* to, index count) const {
+#if defined(__AVX512F__)
+        if constexpr (std::is_base_of_v<xsimd::avx512f, Arch>) {
+            const auto first = lane_bits::first(count).value;
+            if constexpr (sizeof(T) == 4) _mm512_mask_storeu_ps(to, static_cast<__mmask16>(first), value);
+            else _mm512_mask_storeu_pd(to, static_cast<__mmask8>(first), value);
+        } else
+#endif
+        {
+            std::array<T, size> present;
+            store(present.data());
+            for (std::size_t l = 0; l < present.size() && static_cast<index>(l) < count; ++l) to[l] = present[l];
+        }
+    }
 
     friend lanes operator+(lanes a, lanes b) { return a.value + b.value; }
     friend lanes operator-(lanes a, lanes b) { return a.value - b.value; }
@@ -157,6 +186,11 @@ struct lanes {
     friend lanes min(lanes a, lanes b) { return xsimd::min(a.value, b.value); }
     friend lanes max(lanes a, lanes b) { return xsimd::max(a.value, b.value); }
     friend lanes abs(lanes a) { return xsimd::abs(a.value); }
+    /// The sum over the lanes, in an order of the instruction set.
+    friend T sum(lanes a) {
+        if constexpr (requires { reduce_add(a.value); }) return reduce_add(a.value);
+        else return hadd(a.value); // its name before xsimd 10
+    }
     friend lanes sqrt(lanes a) { return xsimd::sqrt(a.value); }
     friend lanes exp(lanes a) { return xsimd::exp(a.value); }
     friend lanes log(lanes a) { return xsimd::log(a.value); }
@@ -164,6 +198,16 @@ struct lanes {
 };
 
 } // namespace attn::simd
+
+namespace attn {
+
+/// The instruction set that the kernels of this translation unit are compiled for, as xsimd calls it: "avx512bw", "fma3+avx2", "sse2".
+template <class Arch = simd::native>
+constexpr const char* instruction_set() {
+    return Arch::name();
+}
+
+} // namespace attn
 
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic pop

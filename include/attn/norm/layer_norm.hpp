@@ -1,0 +1,45 @@
+// LayerNorm: every token row to mean 0 and variance 1.
+#pragma once
+
+#include "norm.hpp"
+#include "row_moments.hpp"
+
+namespace attn {
+
+/// For each row x (channels) of a tensor (batch, heads, tokens, channels), over its channels:
+///     out = (x - mean) / sqrt(variance + eps) * weight + bias,      variance = mean((x - mean)^2)
+/// weight, bias: (channels) each, or empty (weight 1, bias 0). The operator refers to them; their owner keeps them.
+/// A common offset of the channels costs no digits: x = 1e6 + small is normalised as small is. A constant row gives bias. A row that holds
+/// NaN or infinity becomes NaN, and no other row does. Squares that would overflow or underflow are computed in double, scaled.
+/// Time: one read and one write of the tensor. Memory: none. See `normalise` for errors.
+/// Ba, Kiros and Hinton 2016, "Layer Normalization".
+template <Scalar T, class Arch = simd::native>
+struct layer_norm {
+    using scalar = T;
+    static constexpr std::string_view name = "layer_norm";
+
+    std::span<const T> weight = {};
+    std::span<const T> bias = {};
+    double eps = 1e-5;
+
+    void check(const shape& x) const {
+        detail::check_parameter(name, "weight", weight, x);
+        detail::check_parameter(name, "bias", bias, x);
+        detail::check_eps(name, eps);
+    }
+    std::size_t workspace_bytes(const shape&, index) const { return 0; }
+
+    void forward(const tensor_view<const T>& x, const tensor_view<T>& out, const execution& run) const {
+        const auto forward_as = [&](auto has_weight, auto has_bias) {
+            const auto channels = x.shape().channels;
+            detail::row_pairs<T>(x, out).for_each_run(run, [&](const detail::row_run<T>& rows) {
+                detail::normalise_rows<Arch, true, has_weight(), has_bias()>(
+                    rows, channels, weight.data(), bias.data(), [&](const T* row) { return detail::layer_norm_map<Arch>(row, channels, eps); });
+            });
+        };
+        if (weight.empty()) bias.empty() ? forward_as(std::false_type{}, std::false_type{}) : forward_as(std::false_type{}, std::true_type{});
+        else bias.empty() ? forward_as(std::true_type{}, std::false_type{}) : forward_as(std::true_type{}, std::true_type{});
+    }
+};
+
+} // namespace attn

@@ -1,0 +1,103 @@
+// What a norm is, and the front door through which all of them are called.
+#pragma once
+
+#include "../parallel/executor.hpp"
+
+#include <cmath>
+
+namespace attn {
+
+/// A const value that maps token rows to token rows of the same shape (batch, heads, tokens, channels): inference.
+/// - `scalar`, `name`: what it computes in, and what errors call it.
+/// - `check(shape)`: throws shape_error if its parameters do not fit tensors of that shape. Reads no element.
+/// - `workspace_bytes(shape, concurrency)`: the scratch memory that `forward` needs.
+/// - `forward(x, out, run)`: computes. Everything has been checked; it allocates nothing and writes only to `out`, which may be `x`.
+/// Training is another call, `train`, of the norms that have it; nothing here changes any state.
+template <class N>
+concept Norm = requires(const N& norm, const shape& s, const tensor_view<const typename N::scalar>& x,
+                        const tensor_view<typename N::scalar>& out, const execution& run) {
+    requires Scalar<typename N::scalar>;
+    { N::name } -> std::convertible_to<std::string_view>;
+    norm.check(s);
+    { norm.workspace_bytes(s, index{1}) } -> std::same_as<std::size_t>;
+    norm.forward(x, out, run);
+};
+
+namespace detail {
+
+template <class T>
+void check_rows(std::string_view operation, std::string_view argument, const tensor_view<T>& view) {
+    const auto& s = view.shape();
+    const auto fail = [&](const std::string& problem) { throw shape_error(operation, argument, "of shape " + to_string(s) + " has " + problem); };
+    if (std::min({s.batch, s.heads, s.tokens, s.channels}) < 0) fail("a negative extent");
+    if (!view.data() && s.size() > 0) fail("no memory (a null pointer)");
+    if (s.channels > 1 && view.strides().channel != 1)
+        fail("a channel stride of " + std::to_string(view.strides().channel) + ": the channels of a row must lie side by side");
+}
+
+/// The input and the output of a norm: of one shape, and either exactly one memory, where that is allowed, or apart.
+template <class T>
+void check_rows(std::string_view operation, const tensor_view<const T>& x, const tensor_view<T>& out, bool in_place_allowed) {
+    check_rows(operation, "x", x);
+    check_rows(operation, "out", out);
+    if (out.shape() != x.shape()) throw shape_error(operation, "out", "has shape " + to_string(out.shape()) + ", but x has " + to_string(x.shape()));
+    if (overlaps_itself(out)) throw shape_error(operation, "out", "of shape " + to_string(out.shape()) + " has strides by which its elements overlap");
+    if (in_place_allowed && out.data() == x.data() && out.strides() == x.strides()) return;
+    if (overlap(out, x)) {
+        throw shape_error(operation, "out", "of shape " + to_string(out.shape()) + " overlaps x of shape " + to_string(x.shape()) +
+                                                (in_place_allowed ? " without being the same rows" : ": training is not done in place"));
+    }
+}
+
+/// One number per channel, or none.
+template <class T>
+void check_parameter(std::string_view operation, std::string_view argument, std::span<const T> parameter, const shape& x) {
+    if (!parameter.empty() && std::ssize(parameter) != x.channels)
+        throw shape_error(operation, argument, "has " + std::to_string(parameter.size()) + " entries, but x has shape " + to_string(x));
+}
+
+inline void check_eps(std::string_view operation, double eps) {
+    if (!(eps > 0) || std::isinf(eps)) throw shape_error(operation, "eps", "is " + std::to_string(eps) + ", but must be above 0 and finite");
+}
+
+inline void check_workspace(std::string_view operation, const execution& run, std::size_t needed, const shape& x) {
+    if (run.workspace().size_bytes() >= needed) return;
+    throw shape_error(operation, "workspace", "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but x of shape " + to_string(x) + " on " +
+                                                  std::to_string(run.concurrency()) + " threads needs " + std::to_string(needed));
+}
+
+} // namespace detail
+
+/// out = norm(x) for x and out (batch, heads, tokens, channels), of any row strides, channels side by side; out may be x itself.
+/// Checks everything once, then computes with the caller's executor and workspace. Allocates nothing. The result is the same, bit by
+/// bit, for every executor, number of threads and strides.
+/// Throws shape_error, before anything is read or written, naming norm, argument and shapes: shapes or parameters that do not fit,
+/// channels apart, an out that overlaps x but is not x, a workspace too small.
+template <Norm N>
+void normalise(const N& norm, const tensor_view<const typename N::scalar>& x, const tensor_view<typename N::scalar>& out, const execution& run) {
+    detail::check_rows(N::name, x, out, true);
+    norm.check(x.shape());
+    detail::check_workspace(N::name, run, norm.workspace_bytes(x.shape(), run.concurrency()), x.shape());
+    norm.forward(x, out, run);
+}
+
+/// The same on the calling thread, with a workspace for the call.
+template <Norm N>
+void normalise(const N& norm, const tensor_view<const typename N::scalar>& x, const tensor_view<typename N::scalar>& out) {
+    detail::check_rows(N::name, x, out, true);
+    norm.check(x.shape());
+    sequential here;
+    workspace memory(norm.workspace_bytes(x.shape(), 1));
+    norm.forward(x, out, execution(here, memory));
+}
+
+/// The same, to a new tensor.
+template <Norm N>
+tensor<typename N::scalar> normalise(const N& norm, const tensor_view<const typename N::scalar>& x) {
+    detail::check_rows(N::name, "x", x);
+    tensor<typename N::scalar> out(x.shape());
+    normalise(norm, x, out.view());
+    return out;
+}
+
+} // namespace attn

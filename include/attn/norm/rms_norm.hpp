@@ -1,0 +1,42 @@
+// RMSNorm: every token row to a root mean square of 1.
+#pragma once
+
+#include "norm.hpp"
+#include "row_moments.hpp"
+
+namespace attn {
+
+/// For each row x (channels) of a tensor (batch, heads, tokens, channels), over its channels:
+///     out = x / sqrt(mean(x^2) + eps) * weight
+/// weight: (channels), or empty (1). The operator refers to it; its owner keeps it.
+/// A row that holds NaN becomes NaN; beside an infinity, which becomes NaN, the finite numbers become 0; no other row is touched. Squares that
+/// would overflow or underflow are computed in double, scaled.
+/// Time: one read and one write of the tensor. Memory: none. See `normalise` for errors.
+/// Zhang and Sennrich 2019, "Root Mean Square Layer Normalization".
+template <Scalar T, class Arch = simd::native>
+struct rms_norm {
+    using scalar = T;
+    static constexpr std::string_view name = "rms_norm";
+
+    std::span<const T> weight = {};
+    double eps = 1e-5;
+
+    void check(const shape& x) const {
+        detail::check_parameter(name, "weight", weight, x);
+        detail::check_eps(name, eps);
+    }
+    std::size_t workspace_bytes(const shape&, index) const { return 0; }
+
+    void forward(const tensor_view<const T>& x, const tensor_view<T>& out, const execution& run) const {
+        const auto forward_as = [&](auto has_weight) {
+            const auto channels = x.shape().channels;
+            detail::row_pairs<T>(x, out).for_each_run(run, [&](const detail::row_run<T>& rows) {
+                detail::normalise_rows<Arch, false, has_weight(), false, T>(
+                    rows, channels, weight.data(), nullptr, [&](const T* row) { return detail::rms_norm_map<Arch>(row, channels, eps); });
+            });
+        };
+        weight.empty() ? forward_as(std::false_type{}) : forward_as(std::true_type{});
+    }
+};
+
+} // namespace attn
