@@ -33,6 +33,13 @@ inline constexpr int register_count =
 /// Asks for the cache line at an address that may be read soon; any address is fine.
 inline void prefetch(const void* address) { __builtin_prefetch(address); }
 
+/// Ends a series of `lanes::store_streaming`.
+inline void finish_streaming() {
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
+}
+
 /// One bit per lane, bit l for lane l: the result of comparing positions. Plain integer work, free beside the floating point.
 struct lane_bits {
     std::uint64_t value = 0;
@@ -116,6 +123,23 @@ struct lanes {
 
     static lanes load(const T* from) { return batch::load_unaligned(from); }
     void store(T* to) const { value.store_unaligned(to); }
+    /// Stores to memory past the caches, where the instruction set can: for more than they hold. `to` is aligned to the register; other
+    /// threads see it after `finish_streaming`.
+    void store_streaming(T* to) const {
+#if defined(__SSE2__)
+        if constexpr (sizeof(batch) == 16 && sizeof(T) == 4) return _mm_stream_ps(to, value);
+        if constexpr (sizeof(batch) == 16 && sizeof(T) == 8) return _mm_stream_pd(to, value);
+#endif
+#if defined(__AVX__)
+        if constexpr (sizeof(batch) == 32 && sizeof(T) == 4) return _mm256_stream_ps(to, value);
+        if constexpr (sizeof(batch) == 32 && sizeof(T) == 8) return _mm256_stream_pd(to, value);
+#endif
+#if defined(__AVX512F__)
+        if constexpr (sizeof(batch) == 64 && sizeof(T) == 4) return _mm512_stream_ps(to, value);
+        if constexpr (sizeof(batch) == 64 && sizeof(T) == 8) return _mm512_stream_pd(to, value);
+#endif
+        store(to);
+    }
     /// The first `count` lanes, 0 in the others; reads and writes no further.
     static lanes load_first(const T* from, index count) {
 #if defined(__AVX512F__)
@@ -160,7 +184,7 @@ struct lanes {
     friend mask operator<=(lanes a, lanes b) { return {a.value <= b.value}; }
     friend mask operator>=(lanes a, lanes b) { return {a.value >= b.value}; }
     friend mask operator==(lanes a, lanes b) { return {a.value == b.value}; }
-    friend mask operator!=(lanes a, lanes b) { return {a.value != b.value}; }
+    friend mask operator!=(lanes a, lanes b) { return !(a == b); } // xsimd 8.1 says no for NaN on AVX-512
 
     /// a * b + c, rounded once where the instruction set can.
     friend lanes fma(lanes a, lanes b, lanes c) {

@@ -119,10 +119,10 @@ struct affine_lanes {
     friend constexpr affine_lanes operator*(const affine_lanes& a, I b) { return {a.first * static_cast<index>(b), a.step * static_cast<index>(b)}; }
     template <std::integral I>
     friend constexpr affine_lanes operator*(I a, const affine_lanes& b) { return b * a; }
-    friend constexpr integers operator/(const affine_lanes& a, index c) { return integers(a) / c; }
-    friend constexpr integers operator%(const affine_lanes& a, index c) { return integers(a) % c; }
-    friend constexpr integers floor_div(const affine_lanes& a, index c) { return floor_div(integers(a), c); }
-    friend constexpr integers floor_mod(const affine_lanes& a, index c) { return floor_mod(integers(a), c); }
+    friend constexpr integers operator/(const affine_lanes& a, index c) { return a.counts(c) ? a.divided(c).quotient : integers(a) / c; }
+    friend constexpr integers operator%(const affine_lanes& a, index c) { return a.counts(c) ? a.divided(c).remainder : integers(a) % c; }
+    friend constexpr integers floor_div(const affine_lanes& a, index c) { return a.counts(c) ? a.divided(c).quotient : floor_div(integers(a), c); }
+    friend constexpr integers floor_mod(const affine_lanes& a, index c) { return a.counts(c) ? a.divided(c).remainder : floor_mod(integers(a), c); }
     friend constexpr integers abs(const affine_lanes& a) { return abs(integers(a)); }
     template <std::floating_point F>
     friend lanes<T, Arch> operator*(F a, const affine_lanes& b) { return lanes<T, Arch>(a) * static_cast<lanes<T, Arch>>(b); }
@@ -153,6 +153,25 @@ struct affine_lanes {
     friend constexpr lane_bits operator!=(I a, const affine_lanes& b) { return b != a; }
 
 private:
+    struct division {
+        integers quotient, remainder;
+    };
+    /// Where lanes rise from 0 or more, dividing rounds the same way for all, and one division serves all lanes: the others count on.
+    constexpr bool counts(index divisor) const { return first >= 0 && step >= 0 && divisor > 0; }
+    constexpr division divided(index divisor) const {
+        division result;
+        const auto quotient_step = step / divisor, remainder_step = step % divisor;
+        auto quotient = first / divisor, remainder = first % divisor;
+        for (std::size_t l = 0; l < size; ++l) {
+            result.quotient.value[l] = quotient;
+            result.remainder.value[l] = remainder;
+            remainder += remainder_step;
+            const bool over = remainder >= divisor;
+            remainder -= over ? divisor : 0;
+            quotient += quotient_step + over;
+        }
+        return result;
+    }
     /// Lanes of a falling sequence first, first - step, ... that lie beyond a limit.
     constexpr lane_bits up_to_reversed(index limit) const { return affine_lanes{-first, step}.up_to(-limit - 1); }
     /// Keeps differences of a limit and a position inside 64 bits.

@@ -1,0 +1,95 @@
+// attn_bench: how fast every operator is, as a share of what the machine can do. Google Benchmark's options, and --quick.
+#include "bench_report.hpp"
+#include "fma_peak.hpp"
+
+#include <benchmark/benchmark.h>
+
+#include <iostream>
+#include <thread>
+
+namespace attn::bench {
+
+namespace {
+
+/// Times the rows one after the other. A row lives from its first repetition to the first of the next row.
+class runner {
+public:
+    explicit runner(int naive_timings) : naive_timings_(naive_timings) {}
+
+    /// One repetition: ours between two measurements of the peak, and naive Eigen beside the first few of them.
+    void run(const row& r, benchmark::State& state) {
+        if (&r != current_) begin(r);
+        if (!accuracy_.right()) {
+            state.SkipWithError("the answer is wrong");
+            return;
+        }
+        auto& s = *subject_;
+        const auto before = s.peak();
+        const auto seconds = seconds_of([&] {
+            for ([[maybe_unused]] auto _ : state) s.attend();
+        });
+        const auto flops = s.useful_flops() * static_cast<double>(state.iterations()) / seconds;
+        const auto peak = std::max(before, s.peak());
+        if (s.has_naive() && std::ssize(naive_) < naive_timings_) naive_.push_back(seconds_per_call([&] { s.naive(); }, 0.01));
+
+        state.counters["flops"] = flops;
+        state.counters["peak"] = flops / peak;
+        if (!naive_.empty()) state.counters["vs_naive"] = quartiles_of(naive_).median * flops / s.useful_flops();
+        state.counters["useful_share"] = s.useful_flops() / r.dense_flops();
+        state.counters["workspace_bytes"] = s.workspace_bytes();
+        state.counters["matrix_bytes"] = s.matrix_bytes();
+        state.counters["error"] = accuracy_.error;
+    }
+    bool all_right() const { return all_right_; }
+
+private:
+    void begin(const row& r) {
+        subject_.reset();
+        naive_.clear();
+        current_ = &r;
+        subject_ = r.make();
+        accuracy_ = subject_->check();
+        if (accuracy_.right()) return;
+        all_right_ = false;
+        std::cerr << r.name() << ": WRONG, an error of " << accuracy_.error << " where " << accuracy_.bound << " would pass\n";
+    }
+
+    int naive_timings_;
+    const row* current_ = nullptr;
+    std::unique_ptr<subject> subject_;
+    std::vector<double> naive_;
+    accuracy accuracy_;
+    bool all_right_ = true;
+};
+
+int run(std::vector<std::string> arguments) {
+    const bool quick = std::erase(arguments, "--quick") > 0;
+    // Before the caller's, so that those count.
+    arguments.insert(arguments.begin() + 1, {std::string("--benchmark_repetitions=") + (quick ? "5" : "21"), "--benchmark_min_time=" ATTN_BENCH_SECONDS});
+    std::vector<char*> pointers;
+    for (auto& argument : arguments) pointers.push_back(argument.data());
+    auto count = static_cast<int>(pointers.size());
+    pointers.push_back(nullptr);
+    benchmark::Initialize(&count, pointers.data());
+    if (benchmark::ReportUnrecognizedArguments(count, pointers.data())) return 2;
+    benchmark::AddCustomContext("instruction_set", instruction_set());
+    benchmark::AddCustomContext("compiler", compiler());
+    benchmark::AddCustomContext("hardware_threads", std::to_string(std::thread::hardware_concurrency()));
+
+    runner rows_runner(quick ? 1 : 3);
+    const auto rows = all_rows(quick);
+    for (const auto& r : rows) benchmark::RegisterBenchmark(r.name().c_str(), [&](benchmark::State& state) { rows_runner.run(r, state); });
+    report printed;
+    const auto ran = benchmark::RunSpecifiedBenchmarks(&printed);
+    printed.print_summary();
+    benchmark::Shutdown();
+    return ran > 0 && rows_runner.all_right() ? 0 : 1;
+}
+
+} // namespace
+
+} // namespace attn::bench
+
+int main(int count, char** arguments) {
+    return attn::bench::run({arguments, arguments + count});
+}

@@ -1,0 +1,75 @@
+#include "bench_report.hpp"
+
+#include "fma_peak.hpp"
+
+#include <iomanip>
+#include <iostream>
+
+namespace attn::bench {
+
+namespace {
+
+constexpr int name_width = 56;
+
+void print_cells(const std::string& name, const std::vector<std::string>& cells) {
+    std::cout << std::left << std::setw(name_width) << name << std::right;
+    for (const auto& cell : cells) std::cout << std::setw(11) << cell;
+    std::cout << std::endl;
+}
+
+} // namespace
+
+bool report::ReportContext(const Context& context) {
+    const auto& cpu = context.cpu_info;
+    std::cout << instruction_set() << ", " << compiler() << ", " << cpu.num_cpus << " processors at " << fixed_text(cpu.cycles_per_second / 1e9, 1) << " GHz";
+    if (!cpu.load_avg.empty()) std::cout << ", load before " << fixed_text(cpu.load_avg.front(), 1);
+    std::cout << "\nmedians over repetitions; spread: between the quarters of them below and above\n"
+              << "of peak: share of the FMA peak measured beside each; vs naive: Eigen with n x n scores; n x n: those of one head\n\n";
+    print_cells("row", {"time", "spread", "Gflop/s", "of peak", "vs naive", "workspace", "n x n"});
+    return true;
+}
+
+void report::ReportRuns(const std::vector<Run>& runs) {
+    std::map<std::string, std::vector<double>> values;
+    std::string name;
+    for (const auto& run : runs) {
+        if (run.run_type != Run::RT_Iteration) continue;
+        name = run.run_name.function_name;
+        const auto calls = static_cast<double>(run.iterations);
+        if (run.real_accumulated_time <= 0 || calls <= 0) continue; // stopped by an error
+        values["seconds"].push_back(run.real_accumulated_time / calls);
+        values["idle"].push_back(1 - run.cpu_accumulated_time / run.real_accumulated_time);
+        for (const auto& [counter, value] : run.counters) values[counter].push_back(value);
+    }
+    if (name.empty()) return;
+    if (!values.contains("peak")) return print_cells(name, {"FAILED"});
+    const auto median = [&](const std::string& counter) { return values.contains(counter) ? quartiles_of(values[counter]).median : 0; };
+    const auto& r = results_[name] = {quartiles_of(values["seconds"]), quartiles_of(values["peak"]), quartiles_of(values["flops"]), median("useful_share")};
+    if (name.find("/t:1") != std::string::npos) idle_.push_back(median("idle"));
+    print_cells(name, {time_text(r.seconds.median), percent_text(r.seconds.spread()), fixed_text(r.flops.median / 1e9, 1), percent_text(r.share.median),
+                       ratio_text(median("vs_naive")), bytes_text(median("workspace_bytes")), bytes_text(median("matrix_bytes"))});
+}
+
+void report::print_summary() const {
+    std::vector<std::vector<std::string>> table = {{"goal", "meant", "reached", "middle half", ""}};
+    for (const auto& g : all_goals()) {
+        const auto found = results_.find(g.row), other = results_.find(g.against);
+        if (found == results_.end() || (!g.against.empty() && other == results_.end())) continue;
+        const auto meant = register_bits() == 512 ? g.of_512_bits : register_bits() == 256 ? g.of_256_bits : 0;
+        const auto& r = found->second;
+        const auto counted = g.counts_all_pairs ? 1 / r.useful_share : 1;
+        const auto reached = g.against.empty() ? counted * r.share.median : r.flops.median / other->second.flops.median;
+        const auto text = [&](double x) { return x == 0 ? "-" : g.against.empty() ? fixed_text(100 * x, 1) + " %" : fixed_text(x, 2) + "x"; };
+        table.push_back({g.label, text(meant), text(reached),
+                         g.against.empty() ? fixed_text(100 * counted * r.share.low, 1) + " to " + fixed_text(100 * counted * r.share.high, 1) : "",
+                         meant == 0 ? "" : reached >= meant ? "yes" : "no"});
+    }
+    if (table.size() > 1) std::cout << "\nshares of the FMA peak, " << instruction_set() << ", " << compiler() << "\n\n" << table_text(table, 1);
+    if (!idle_.empty()) {
+        const auto idle = quartiles_of(idle_);
+        if (idle.high > 0.03)
+            std::cout << "\nWARNING: other programs took " << percent_text(idle.high) << " and more of the time of a quarter of the rows. These figures are too low.\n";
+    }
+}
+
+} // namespace attn::bench

@@ -1,0 +1,31 @@
+// What the benchmark prints: a line for each row as it is done, and at the end what was reached of what was meant to be.
+#pragma once
+
+#include "bench_rows.hpp"
+#include "measure.hpp"
+
+#include <benchmark/benchmark.h>
+
+#include <map>
+
+namespace attn::bench {
+
+/// Prints medians over the repetitions of a row. What lies in the output file (--benchmark_out) is Google Benchmark's own.
+class report final : public benchmark::BenchmarkReporter {
+public:
+    bool ReportContext(const Context& context) override;
+    void ReportRuns(const std::vector<Run>& runs) override;
+
+    /// The goals whose rows were timed, and a warning if other programs took much of the processor.
+    void print_summary() const;
+
+private:
+    struct result {
+        quartiles seconds, share, flops;
+        double useful_share;
+    };
+    std::map<std::string, result> results_;
+    std::vector<double> idle_; ///< of each row on one thread, the share of its time in which it did not run
+};
+
+} // namespace attn::bench

@@ -1,0 +1,37 @@
+# cmake -DBENCH=<attn_bench> -DFOLDER=<folder to write in> -P check_bench.cmake: a short run, its lines, goals and output file.
+cmake_minimum_required(VERSION 3.24)
+file(REMOVE_RECURSE ${FOLDER})
+file(MAKE_DIRECTORY ${FOLDER})
+set(names attend/softmax/n:512/d:64/h:12/t:1 attend/softmax/b:8/n:197/d:64/h:3/t:1)
+execute_process(
+  COMMAND ${BENCH} --quick "--benchmark_filter=^attend/softmax/(n:512/d:64|b:8)" --benchmark_repetitions=2 --benchmark_out=${FOLDER}/bench.json
+  RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE error)
+if(NOT result EQUAL 0)
+  message(FATAL_ERROR "exit code ${result}\n${output}\n${error}")
+endif()
+foreach(expected IN LISTS names ITEMS "full, d 64, n 512 " "DeiT-tiny")
+  string(FIND "${output}" "\n${expected}" at)
+  if(at EQUAL -1)
+    message(SEND_ERROR "no line of ${expected} in:\n${output}")
+  endif()
+endforeach()
+
+file(READ ${FOLDER}/bench.json json)
+foreach(key instruction_set compiler hardware_threads)
+  string(JSON value GET "${json}" context ${key}) # fails if it is not there
+endforeach()
+string(JSON name GET "${json}" benchmarks 0 name)
+if(NOT name IN_LIST names)
+  message(SEND_ERROR "the first row is called ${name}")
+endif()
+foreach(counter flops peak vs_naive workspace_bytes matrix_bytes)
+  string(JSON value GET "${json}" benchmarks 0 ${counter})
+  if(NOT value GREATER 0)
+    message(SEND_ERROR "${counter} is ${value}")
+  endif()
+endforeach()
+
+execute_process(COMMAND ${BENCH} --slow RESULT_VARIABLE result OUTPUT_QUIET ERROR_QUIET)
+if(NOT result EQUAL 2)
+  message(SEND_ERROR "an unknown option: exit code ${result}, expected 2")
+endif()

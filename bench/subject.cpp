@@ -1,0 +1,135 @@
+#include "subject.hpp"
+
+#include "fma_peak.hpp"
+
+#include <random>
+
+namespace attn::bench {
+
+namespace {
+
+/// Rows [first, first + count) of a tensor.
+template <class T>
+tensor_view<T> rows(const tensor_view<T>& t, index first, index count) {
+    auto s = t.shape();
+    s.tokens = count;
+    return {t.row(0, 0, first), s, t.strides()};
+}
+
+/// The call that computes some queries only. It is another call of the same operator, at another position.
+template <Scalar T>
+inputs<T> some_queries(const inputs<T>& in, index first, index count) {
+    return {rows(in.queries, first, count), in.keys, in.values, {.first_query = first}};
+}
+
+/// max |a - b|; infinite where one of them is not a number.
+template <class A, class B>
+double largest_difference(const tensor_view<A>& a, const tensor_view<B>& b) {
+    double largest = 0;
+    const auto& s = a.shape();
+    for (index n = 0; n < s.batch; ++n)
+        for (index h = 0; h < s.heads; ++h)
+            for (index i = 0; i < s.tokens; ++i)
+                for (index c = 0; c < s.channels; ++c) {
+                    const auto difference = std::abs(static_cast<double>(a(n, h, i, c)) - static_cast<double>(b(n, h, i, c)));
+                    largest = std::isnan(difference) ? std::numeric_limits<double>::infinity() : std::max(largest, difference);
+                }
+    return largest;
+}
+
+template <Scalar T>
+class typed_subject final : public subject {
+public:
+    typed_subject(const testing::attention_case& c, const testing::problem& p, std::shared_ptr<const tensors<T>> in, index threads)
+        : in_(std::move(in)), instance_(c.make<T>(p)), threads_(threads), workspace_(instance_->workspace_bytes(p.shapes(), threads)),
+          out_(instance_->output_shape(p.shapes())) {
+        useful_flops_ = instance_->useful_flops(p);
+        workspace_bytes_ = static_cast<double>(instance_->workspace_bytes(p.shapes(), threads));
+        matrix_bytes_ = static_cast<double>(p.queries) * static_cast<double>(p.keys) * sizeof(T);
+    }
+
+    void attend() override { instance_->attend(*in_, {out_}, execution(threads_, workspace_)); }
+    void naive() override {
+        if (naive_out_.shape() != out_.shape()) naive_out_ = tensor<T>(out_.shape());
+        instance_->naive(*in_, {naive_out_});
+    }
+    double peak() override { return fma_peak<T>(threads_); }
+
+    accuracy check() override {
+        const inputs<T> in = *in_;
+        const auto& q = in.queries.shape();
+        attend();
+        const auto k = reference::widen(in.keys), v = reference::widen(in.values);
+        double largest_value = 0;
+        for (index i = 0; i < v.shape().size(); ++i) largest_value = std::max(largest_value, std::abs(v.data()[i]));
+
+        // An error is twice that of the textbook formula in the same precision, and the rounding of a few sums: a row of weights that
+        // sum to one makes of values no more than the largest of them.
+        const auto compare = [&](index first, index count, accuracy& found) {
+            const auto some = some_queries(in, first, count);
+            const auto wide = reference::widen(some.queries);
+            tensor<double> exact(instance_->output_shape(shapes_of(some)));
+            tensor<T> plain(exact.shape());
+            instance_->reference({wide, k, v, some.positions}, {exact});
+            instance_->plain(some, {plain});
+            const tensor_view<const T> ours = out_;
+            found.error = std::max(found.error, largest_difference(rows(ours, first, count), exact.view()));
+            found.bound = std::max(found.bound, 2 * largest_difference(plain.view(), exact.view()));
+            found.queries += count;
+        };
+        const auto judged = [&](accuracy found) {
+            found.bound += 4 * static_cast<double>(std::numeric_limits<T>::epsilon()) * largest_value;
+            return found;
+        };
+
+        constexpr index pairs_to_compare = 2'000'000, fewest = 24;
+        const auto affordable = pairs_to_compare / std::max<index>(1, q.batch * q.heads * in.keys.shape().tokens);
+        const auto slice = std::max(fewest, affordable) / 3;
+        if (3 * slice < q.tokens) {
+            accuracy found;
+            for (const auto first : {index{0}, (q.tokens - slice) / 2 + 1, q.tokens - slice}) compare(first, slice, found);
+            if (judged(found).right()) return judged(found);
+        }
+        // Few enough; or wrong in the sample, as it also is if an operator's rows depend on other queries.
+        accuracy found;
+        compare(0, q.tokens, found);
+        return judged(found);
+    }
+
+private:
+    std::shared_ptr<const tensors<T>> in_;
+    std::unique_ptr<testing::instance<T>> instance_;
+    thread_pool threads_;
+    workspace workspace_;
+    tensor<T> out_, naive_out_;
+};
+
+} // namespace
+
+template <Scalar T>
+tensors<T> random_tensors(const testing::problem& p, double query_factor) {
+    std::mt19937_64 random(3);
+    std::normal_distribution<double> normal;
+    const auto filled = [&](const shape& s, double factor) {
+        tensor<T> t(s);
+        std::generate_n(t.data(), s.size(), [&] { return static_cast<T>(factor * normal(random)); });
+        return t;
+    };
+    const auto s = p.shapes();
+    auto queries = filled(s.queries, query_factor);
+    auto keys = filled(s.keys, 1);
+    return {std::move(queries), std::move(keys), filled(s.values, 1)};
+}
+
+template <Scalar T>
+std::unique_ptr<subject> make_subject(const testing::attention_case& c, const testing::problem& p, std::shared_ptr<const tensors<T>> in,
+                                      index threads) {
+    return std::make_unique<typed_subject<T>>(c, p, std::move(in), threads);
+}
+
+template tensors<float> random_tensors(const testing::problem&, double);
+template tensors<double> random_tensors(const testing::problem&, double);
+template std::unique_ptr<subject> make_subject(const testing::attention_case&, const testing::problem&, std::shared_ptr<const tensors<float>>, index);
+template std::unique_ptr<subject> make_subject(const testing::attention_case&, const testing::problem&, std::shared_ptr<const tensors<double>>, index);
+
+} // namespace attn::bench

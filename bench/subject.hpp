@@ -1,0 +1,60 @@
+// One operator on one problem, ready to be timed: inputs, output, workspace and threads, beside naive Eigen and the reference.
+#pragma once
+
+#include "attn/parallel/thread_pool.hpp"
+#include "cases/case.hpp"
+
+#include <limits>
+
+namespace attn::bench {
+
+/// Queries, keys and values of a problem, contiguous.
+template <Scalar T>
+struct tensors {
+    tensor<T> queries, keys, values;
+
+    operator inputs<T>() const { return {queries, keys, values}; }
+};
+
+/// Independent standard normal numbers, the queries times `query_factor`; the same in every run.
+template <Scalar T>
+tensors<T> random_tensors(const testing::problem& p, double query_factor = 1);
+
+/// The largest error of an answer against the reference in double, and the largest that passes as right.
+struct accuracy {
+    double error = 0, bound = 0;
+    index queries = 0; ///< how many of the queries of each head were compared
+
+    bool right() const { return error <= bound && error < std::numeric_limits<double>::infinity(); }
+};
+
+/// What is known of a case on a problem, whatever its scalar type.
+class subject {
+public:
+    virtual ~subject() = default;
+
+    /// The operator's kernel. Allocates nothing.
+    virtual void attend() = 0;
+    /// The same by naive Eigen, which holds an n x m matrix of scores for a head.
+    virtual void naive() = 0;
+    /// Computes, and compares with the reference: all queries of a small problem, else the first ones, the last ones and some between.
+    virtual accuracy check() = 0;
+    /// What the machine can do, on as many threads, in flops a second.
+    virtual double peak() = 0;
+
+    double useful_flops() const { return useful_flops_; }
+    double workspace_bytes() const { return workspace_bytes_; }
+    double matrix_bytes() const { return matrix_bytes_; }
+    /// Whether the n x m matrices of naive Eigen are of a size that one would hold.
+    bool has_naive() const { return matrix_bytes_ <= 300e6; }
+
+protected:
+    double useful_flops_ = 0, workspace_bytes_ = 0, matrix_bytes_ = 0;
+};
+
+/// The case on the problem, which it supports, with the given inputs.
+template <Scalar T>
+std::unique_ptr<subject> make_subject(const testing::attention_case& c, const testing::problem& p, std::shared_ptr<const tensors<T>> in,
+                                      index threads);
+
+} // namespace attn::bench
