@@ -39,9 +39,9 @@ public:
     static_assert(most_queries <= 64, "a key's visibility is kept as one bit per query");
 
     softmax_tile(detail::scratch& memory, index key_channels, index value_channels)
-        : key_channels_(key_channels), value_channels_(value_channels), padded_((value_channels + lane_count - 1) / lane_count * lane_count),
+        : key_channels_(key_channels), value_channels_(value_channels), key_padded_(whole_registers(key_channels)), padded_(whole_registers(value_channels)),
           queries_(memory.take<T>(most_queries * key_channels)), scores_(memory.take<T>(most_queries * most_keys)),
-          packed_keys_(memory.take<T>(most_keys * key_channels)), packed_values_(memory.take<T>(most_keys * padded_)),
+          packed_keys_(memory.take<T>(most_keys * key_padded_)), packed_values_(memory.take<T>(most_keys * padded_)),
           visible_(memory.take<std::uint64_t>(most_keys)), softmax_(online_softmax<T, Arch>::take(memory, most_registers, padded_)) {}
 
     /// A new panel: the queries of `tile`, times factor. `queries` begins with the tile's first, row 0 of keys and values is at first_key.
@@ -80,14 +80,14 @@ public:
         auto& segment = segments_[segment_count_++];
         segment = {run, rows_, keys.data, values.data, keys.row_stride, values.row_stride};
         if (!readable_in_place(keys)) {
-            T* const packed = packed_keys_ + rows_ * key_channels_;
-            copy_rows(keys, run.count, key_channels_, packed, key_channels_);
+            T* const packed = packed_keys_ + rows_ * key_padded_;
+            copy_rows<T, Arch>(keys, run.count, key_channels_, packed, key_padded_);
             segment.key_rows = packed;
-            segment.key_stride = key_channels_;
+            segment.key_stride = key_padded_;
         }
         if (!readable_in_place(values) || padded_ != value_channels_) {
             T* const packed = packed_values_ + rows_ * padded_;
-            copy_rows(values, run.count, value_channels_, packed, padded_);
+            copy_rows<T, Arch>(values, run.count, value_channels_, packed, padded_);
             segment.value_rows = packed;
             segment.value_stride = padded_;
         }
@@ -128,6 +128,7 @@ public:
     }
 
 private:
+    static constexpr index whole_registers(index channels) { return (channels + lane_count - 1) / lane_count * lane_count; }
     static std::uint64_t bits(index first, index count) { return simd::lane_bits::first(count).value << first; }
 
     template <int Size>
@@ -206,7 +207,7 @@ private:
         tile.store(output, padded_);
     }
 
-    index key_channels_, value_channels_, padded_;
+    index key_channels_, value_channels_, key_padded_, padded_;
     T *queries_, *scores_, *packed_keys_, *packed_values_;
     std::uint64_t* visible_;
     online_softmax<T, Arch> softmax_;

@@ -113,6 +113,7 @@ public:
         : pattern_(pattern), score_(score), scale_(scale), sinks_(sinks) {}
 
     static std::size_t workspace_bytes(const shape& queries, const shape& values, const S& score, index concurrency) {
+        if (queries.batch * queries.heads == 0) return 0; // there is no head whose score function could be asked
         detail::scratch memory;
         between_passes(memory, queries);
         return memory.used_bytes() + static_cast<std::size_t>(concurrency) * panel_bytes(queries.channels, values.channels, score_at(score, 0, 0));

@@ -38,18 +38,6 @@ void prefetch_rows(const row_block<T>& rows, index count, index channels) {
         for (index c = 0; c < channels; c += line) simd::prefetch(rows.data + r * rows.row_stride + c);
 }
 
-/// Copies rows of `channels` numbers to contiguous rows of `padded` numbers, the rest zero.
-template <Scalar T>
-void copy_rows(const row_block<const T>& from, index rows, index channels, T* to, index padded) {
-    for (index r = 0; r < rows; ++r, to += padded) {
-        const T* row = from.data + r * from.row_stride;
-        if (from.channel_stride == 1) std::copy_n(row, channels, to);
-        else
-            for (index c = 0; c < channels; ++c) to[c] = row[c * from.channel_stride];
-        std::fill(to + channels, to + padded, T{0});
-    }
-}
-
 /// to[c] = factor * from[c] for one row of channels; with `added`, to[c] = share * to[c] + factor * from[c].
 template <bool added, Scalar T, class Arch>
 void write_row(const T* from, index channels, T factor, T share, T* to, index channel_stride) {
@@ -102,6 +90,24 @@ void transpose_rows(const row_block<const U>& from, index rows, index channels, 
             for (index r = 0; r < present; ++r) column[r] = factor * static_cast<T>(corner[r * from.row_stride + c * from.channel_stride]);
             std::fill(column + present, column + size, T{0});
         }
+    }
+}
+
+/// Copies rows of `channels` numbers to rows of `padded` numbers, the rest zero. Column-major rows, what
+/// Eigen has by default, go through registers.
+template <Scalar T, class Arch>
+void copy_rows(const row_block<const T>& from, index rows, index channels, T* to, index padded) {
+    constexpr index size = simd::lanes<T, Arch>::size;
+    if (from.row_stride == 1 && from.channel_stride != 1 && padded == (channels + size - 1) / size * size) {
+        transpose_rows<T, Arch>(row_block<const T>{from.data, from.channel_stride, 1}, channels, rows, T{1}, to, padded);
+        return;
+    }
+    for (index r = 0; r < rows; ++r, to += padded) {
+        const T* const row = from.data + r * from.row_stride;
+        if (from.channel_stride == 1) std::copy_n(row, channels, to);
+        else
+            for (index c = 0; c < channels; ++c) to[c] = row[c * from.channel_stride];
+        std::fill(to + channels, to + padded, T{0});
     }
 }
 

@@ -30,15 +30,12 @@ struct layer_norm {
     std::size_t workspace_bytes(const shape&, index) const { return 0; }
 
     void forward(const tensor_view<const T>& x, const tensor_view<T>& out, const execution& run) const {
-        const auto forward_as = [&](auto has_weight, auto has_bias) {
-            const auto channels = x.shape().channels;
-            detail::row_pairs<T>(x, out).for_each_run(run, [&](const detail::row_run<T>& rows) {
-                detail::normalise_rows<Arch, true, has_weight(), has_bias()>(
-                    rows, channels, weight.data(), bias.data(), [&](const T* row) { return detail::layer_norm_map<Arch>(row, channels, eps); });
-            });
+        const detail::row_pairs<T> pairs(x, out);
+        const auto forward_as = [&](auto streaming, auto has_weight, auto has_bias) {
+            const detail::row_operation<Arch, true, has_weight(), has_bias(), streaming(), T> op{x.shape().channels, weight.data(), bias.data()};
+            pairs.for_each_run(run, [&](const detail::row_run<T>& rows) { detail::normalise_rows(op, rows, eps); });
         };
-        if (weight.empty()) bias.empty() ? forward_as(std::false_type{}, std::false_type{}) : forward_as(std::false_type{}, std::true_type{});
-        else bias.empty() ? forward_as(std::true_type{}, std::false_type{}) : forward_as(std::true_type{}, std::true_type{});
+        detail::with_conditions(forward_as, detail::worth_streaming(x, out), !weight.empty(), !bias.empty());
     }
 };
 

@@ -28,14 +28,12 @@ struct rms_norm {
     std::size_t workspace_bytes(const shape&, index) const { return 0; }
 
     void forward(const tensor_view<const T>& x, const tensor_view<T>& out, const execution& run) const {
-        const auto forward_as = [&](auto has_weight) {
-            const auto channels = x.shape().channels;
-            detail::row_pairs<T>(x, out).for_each_run(run, [&](const detail::row_run<T>& rows) {
-                detail::normalise_rows<Arch, false, has_weight(), false, T>(
-                    rows, channels, weight.data(), nullptr, [&](const T* row) { return detail::rms_norm_map<Arch>(row, channels, eps); });
-            });
+        const detail::row_pairs<T> pairs(x, out);
+        const auto forward_as = [&](auto streaming, auto has_weight) {
+            const detail::row_operation<Arch, false, has_weight(), false, streaming(), T> op{x.shape().channels, weight.data(), nullptr};
+            pairs.for_each_run(run, [&](const detail::row_run<T>& rows) { detail::normalise_rows(op, rows, eps); });
         };
-        weight.empty() ? forward_as(std::false_type{}) : forward_as(std::true_type{});
+        detail::with_conditions(forward_as, detail::worth_streaming(x, out), !weight.empty());
     }
 };
 

@@ -23,37 +23,67 @@ struct row_sums {
     T total, squares;
 };
 
-/// Four chains of registers: more in flight, and shorter partial sums.
-template <class Arch, bool centred, Scalar T>
-[[gnu::always_inline]] inline row_sums<T> sums_of_row(const T* x, index channels, T from) {
+/// What a pass over rows does with them: weight and bias are (channels), or null where the template says so.
+template <class Arch, bool centred_, bool has_weight_, bool has_bias_, bool streaming_, Scalar T>
+struct row_operation {
     using lanes = simd::lanes<T, Arch>;
-    constexpr int chains = 4, size = lanes::size;
-    const lanes shift(from);
-    lanes total[chains], squares[chains];
-    simd::unroll<chains>([&](auto k) { total[k] = squares[k] = lanes(0); });
-    index c = 0;
-    for (; c + chains * size <= channels; c += chains * size) {
-        simd::unroll<chains>([&](auto k) {
-            auto d = lanes::load(x + c + k * size);
-            if constexpr (centred) d -= shift, total[k] += d;
-            squares[k] = fma(d, d, squares[k]);
-#ifdef PFX
-            simd::prefetch(x + c + k * size + PFX);
-#endif
-        });
+    static constexpr bool centred = centred_, has_weight = has_weight_, has_bias = has_bias_, streaming = streaming_;
+    index channels;
+    const T* weight;
+    const T* bias;
+
+    /// ((x - centre) * scale + offset) * weight + bias.
+    template <class Load>
+    [[gnu::always_inline]] lanes mapped(lanes x, lanes centre, lanes scale, lanes offset, index c, const Load& load) const {
+        if constexpr (centred) x = fma(x - centre, scale, offset);
+        else x = x * scale;
+        if constexpr (has_weight && has_bias) return fma(x, load(weight + c), load(bias + c));
+        else if constexpr (has_weight) return x * load(weight + c);
+        else if constexpr (has_bias) return x + load(bias + c);
+        else return x;
     }
-    for (; c + size <= channels; c += size) {
-        auto d = lanes::load(x + c);
-        if constexpr (centred) d -= shift, total[0] += d;
-        squares[0] = fma(d, d, squares[0]);
+
+    /// Sums the row `next` (if sums), while it writes the row `x` (if writes), which may be `out`. Reading one row from memory beside the
+    /// writing of another keeps both streams of memory busy; a row that is summed and then written makes them take turns. Four chains
+    /// of sums hide the latency of adding, and keep partial sums short.
+    template <bool sums, bool writes>
+    [[gnu::always_inline]] row_sums<T> pass(const T* next, T from, const T* x, T* out, const row_map<T>& map) const {
+        constexpr int chains = 4, size = lanes::size, bytes_ahead = 3072;
+        const lanes shift(from), centre(map.centre), scale(map.scale), offset(map.offset);
+        lanes total[chains], squares[chains];
+        simd::unroll<chains>([&](auto k) { total[k] = squares[k] = lanes(0); });
+        const auto whole = [](const T* p) { return lanes::load(p); };
+        const auto step = [&](auto k, index at) __attribute__((always_inline)) {
+            if constexpr (sums) {
+                auto d = lanes::load(next + at);
+                if constexpr (centred) d -= shift, total[k] += d;
+                squares[k] = fma(d, d, squares[k]);
+                simd::prefetch(next + at + bytes_ahead / static_cast<int>(sizeof(T)));
+            }
+            if constexpr (writes) {
+                const auto y = mapped(lanes::load(x + at), centre, scale, offset, at, whole);
+                if constexpr (streaming) y.store_streaming(out + at);
+                else y.store(out + at);
+            }
+        };
+        index c = 0;
+        for (; c + chains * size <= channels; c += chains * size) simd::unroll<chains>([&](auto k) { step(k, c + k * size); });
+        for (; c + size <= channels; c += size) step(std::integral_constant<int, 0>{}, c);
+        if (const auto left = channels - c; left > 0) {
+            if constexpr (sums) {
+                auto d = lanes::load_first(next + c, left);
+                if constexpr (centred) d = select(simd::lane_bits::first(left), d - shift, lanes(0)), total[1] += d;
+                squares[1] = fma(d, d, squares[1]);
+            }
+            if constexpr (writes) {
+                const auto part = [left](const T* p) { return lanes::load_first(p, left); };
+                mapped(part(x + c), centre, scale, offset, c, part).store_first(out + c, left);
+            }
+        }
+        if constexpr (!sums) return {};
+        else return {centred ? sum((total[0] + total[1]) + (total[2] + total[3])) : T{0}, sum((squares[0] + squares[1]) + (squares[2] + squares[3]))};
     }
-    if (const auto left = channels - c; left > 0) {
-        auto d = lanes::load_first(x + c, left);
-        if constexpr (centred) d = select(simd::lane_bits::first(left), d - shift, lanes(0)), total[1] += d;
-        squares[1] = fma(d, d, squares[1]);
-    }
-    return {centred ? sum((total[0] + total[1]) + (total[2] + total[3])) : T{0}, sum((squares[0] + squares[1]) + (squares[2] + squares[3]))};
-}
+};
 
 /// Whether the squares neither overflowed nor sank below the normal numbers, unless eps is large beside what was lost.
 template <Scalar T>
@@ -89,22 +119,21 @@ row_map<T> careful_row_map(const T* x, index channels, double eps) {
     return {centre, static_cast<T>(scale), static_cast<T>((static_cast<double>(centre) - unscaled) * scale)};
 }
 
-/// (x - mean) / sqrt(variance + eps) as a map, in one pass over the row: the sums are taken of x - x[0], which loses no digits to a common
-/// offset. Should x[0] lie far from the rest of its row, a second pass begins at the mean that the first one found. The mean is kept as
-/// centre + rest, for x - centre is nearly exact and a mean rounded to T is not.
-template <class Arch, Scalar T>
-[[gnu::always_inline]] inline row_map<T> layer_norm_map(const T* x, index channels, double eps) {
-    const auto count = static_cast<double>(channels), part = 1 / count;
+/// (x - mean) / sqrt(variance + eps) as a map, from the sums of x - x[0], which lose no digits to a common offset. Should x[0] lie far from
+/// the rest of its row, they are taken again from the mean that they tell. The mean is kept as centre + rest, for x - centre is nearly
+/// exact and a mean rounded to T is not.
+template <class Op, Scalar T>
+[[gnu::always_inline]] inline row_map<T> centred_map(const Op& op, const T* x, row_sums<T> sums, double eps) {
+    const auto count = static_cast<double>(op.channels), part = 1 / count;
     T shift = x[0];
-    auto sums = sums_of_row<Arch, true>(x, channels, shift);
     auto from_shift = static_cast<double>(sums.total) * part;
     if (const auto lost = from_shift * from_shift * count; lost > 8 * (static_cast<double>(sums.squares) - lost)) [[unlikely]] {
         shift = static_cast<T>(static_cast<double>(shift) + from_shift);
-        sums = sums_of_row<Arch, true>(x, channels, shift);
+        sums = op.template pass<true, false>(x, shift, nullptr, nullptr, {});
         from_shift = static_cast<double>(sums.total) * part;
     }
     if (!squares_in_range(sums.squares, eps)) [[unlikely]]
-        return careful_row_map<true>(x, channels, eps);
+        return careful_row_map<true>(x, op.channels, eps);
     const auto variance = std::max(0.0, static_cast<double>(sums.squares) * part - from_shift * from_shift);
     const auto scale = 1 / std::sqrt(variance + eps);
     const auto centre = static_cast<T>(static_cast<double>(shift) + from_shift);
@@ -112,84 +141,32 @@ template <class Arch, Scalar T>
     return {centre, static_cast<T>(scale), static_cast<T>(-rest * scale)};
 }
 
-/// x / sqrt(mean(x^2) + eps) as a map, in one pass over the row.
-template <class Arch, Scalar T>
-[[gnu::always_inline]] inline row_map<T> rms_norm_map(const T* x, index channels, double eps) {
-    const auto squares = sums_of_row<Arch, false>(x, channels, T{0}).squares;
+/// x / sqrt(mean(x^2) + eps) as a map, from the sum of x^2.
+template <Scalar T>
+[[gnu::always_inline]] inline row_map<T> root_mean_square_map(const T* x, index channels, T squares, double eps) {
     if (!squares_in_range(squares, eps)) [[unlikely]]
         return careful_row_map<false>(x, channels, eps);
     return {0, static_cast<T>(1 / std::sqrt(static_cast<double>(squares) / static_cast<double>(channels) + eps)), 0};
 }
 
-/// ((x - centre) * scale + offset) * weight + bias.
-template <bool centred, bool has_weight, bool has_bias, class V>
-[[gnu::always_inline]] inline V mapped(V x, V centre, V scale, V offset, V weight, V bias) {
-    if constexpr (centred) x = fma(x - centre, scale, offset);
-    else x = x * scale;
-    if constexpr (has_weight && has_bias) return fma(x, weight, bias);
-    else if constexpr (has_weight) return x * weight;
-    else if constexpr (has_bias) return x + bias;
-    else return x;
-}
-
-/// Writes some neighbouring rows, which share the loads of weight and bias. Out may be x.
-template <class Arch, bool centred, bool has_weight, bool has_bias, int rows, Scalar T>
-[[gnu::always_inline]] inline void write_rows(const T* x, index x_stride, T* out, index out_stride, index channels, const row_map<T>* maps,
-                                              const T* weight, const T* bias) {
-    using lanes = simd::lanes<T, Arch>;
-    constexpr int size = lanes::size;
-    lanes centre[rows], scale[rows], offset[rows], w(0), b(0);
-    simd::unroll<rows>([&](auto r) {
-        centre[r] = lanes(maps[r].centre);
-        scale[r] = lanes(maps[r].scale);
-        offset[r] = lanes(maps[r].offset);
-    });
-    index c = 0;
-    for (; c + size <= channels; c += size) {
-        if constexpr (has_weight) w = lanes::load(weight + c);
-        if constexpr (has_bias) b = lanes::load(bias + c);
-        simd::unroll<rows>([&](auto r) {
-            const auto y = mapped<centred, has_weight, has_bias>(lanes::load(x + r * x_stride + c), centre[r], scale[r], offset[r], w, b);
-            y.store(out + r * out_stride + c);
-#ifdef PFO
-            __builtin_prefetch(out + r * out_stride + c + PFO, 1);
-#endif
-        });
-    }
-    if (const auto left = channels - c; left > 0) {
-        if constexpr (has_weight) w = lanes::load_first(weight + c, left);
-        if constexpr (has_bias) b = lanes::load_first(bias + c, left);
-        simd::unroll<rows>([&](auto r) {
-            const auto y = mapped<centred, has_weight, has_bias>(lanes::load_first(x + r * x_stride + c, left), centre[r], scale[r], offset[r], w, b);
-            y.store_first(out + r * out_stride + c, left);
-        });
-    }
-}
-
-/// Normalises the rows of a run. The sums run ahead of the writing by as many rows as are written together, so that nothing waits for the
-/// square root of a row, and both read and write memory in order.
-template <class Arch, bool centred, bool has_weight, bool has_bias, Scalar T, class F>
-void normalise_rows(const row_run<T>& run, index channels, const T* weight, const T* bias, const F& map_of) {
-    const auto write = [&](auto rows, index first, const row_map<T>* maps) {
-        write_rows<Arch, centred, has_weight, has_bias, rows()>(run.x + first * run.x_stride, run.x_stride, run.out + first * run.out_stride,
-                                                                run.out_stride, channels, maps, weight, bias);
+/// Normalises the rows of a run. The sums run two rows ahead of the writing, so that nothing waits for the square root of a row.
+template <class Op, Scalar T>
+void normalise_rows(const Op& op, const row_run<T>& run, double eps) {
+    constexpr index ahead = 2;
+    row_map<T> maps[ahead];
+    const auto row = [&](index r) { return run.x + r * run.x_stride; };
+    const auto map_of = [&](index r, const row_sums<T>& sums) {
+        if constexpr (Op::centred) return centred_map(op, row(r), sums, eps);
+        else return root_mean_square_map(row(r), op.channels, sums.squares, eps);
     };
-#ifndef TOG
-#define TOG 2
-#endif
-    constexpr int together = TOG;
-    row_map<T> maps[2 * together];
-    index known = 0;
-    const auto learn = [&](index end) {
-        for (; known < end; ++known) maps[known % (2 * together)] = map_of(run.x + known * run.x_stride);
-    };
-    index first = 0;
-    for (; first + together <= run.count; first += together) {
-        learn(std::min(first + 2 * together, run.count));
-        write(std::integral_constant<int, together>{}, first, maps + first % (2 * together));
+    for (index r = 0; r < std::min(ahead, run.count); ++r) maps[r] = map_of(r, op.template pass<true, false>(row(r), row(r)[0], nullptr, nullptr, {}));
+    for (index r = 0; r < run.count; ++r) {
+        auto& map = maps[r % ahead];
+        T* const out = run.out + r * run.out_stride;
+        if (const auto next = r + ahead; next < run.count) map = map_of(next, op.template pass<true, true>(row(next), row(next)[0], row(r), out, map));
+        else op.template pass<false, true>(nullptr, T{0}, row(r), out, map);
     }
-    learn(run.count);
-    for (; first < run.count; ++first) write(std::integral_constant<int, 1>{}, first, maps + first % (2 * together));
+    if constexpr (Op::streaming) simd::finish_streaming();
 }
 
 } // namespace attn::detail

@@ -8,6 +8,28 @@
 
 namespace attn::detail {
 
+/// Whether to write a result past the caches: it is too large for much of it to be still there when it is read, and memory does not send
+/// what is to be overwritten. Not in place, where the caches hold it already.
+template <Scalar T>
+bool worth_streaming(const tensor_view<const T>& x, const tensor_view<T>& out) {
+    constexpr index many_bytes = index{8} << 20, size = sizeof(T);
+    const auto aligned = [](index bytes) { return bytes % static_cast<index>(alignment) == 0; };
+    const auto& s = out.strides();
+    return out.shape().size() * size >= many_bytes && out.data() != x.data() && aligned(static_cast<index>(reinterpret_cast<std::intptr_t>(out.data()))) &&
+           aligned(s.batch * size) && aligned(s.head * size) && aligned(s.token * size);
+}
+
+/// Calls f with std::bool_constant for each of some conditions, known when the program runs.
+template <class F>
+void with_conditions(const F& f) {
+    f();
+}
+template <class F, class... Rest>
+void with_conditions(const F& f, bool first, Rest... rest) {
+    if (first) with_conditions([&](auto... known) { f(std::true_type{}, known...); }, rest...);
+    else with_conditions([&](auto... known) { f(std::false_type{}, known...); }, rest...);
+}
+
 /// Rows of an input and of an output at constant distances.
 template <Scalar T>
 struct row_run {
@@ -29,7 +51,7 @@ public:
             if (l.extent <= 1) l.x = l.out = 0;
         std::ranges::sort(loops_, [](const loop& a, const loop& b) { return std::abs(a.x) > std::abs(b.x); });
         // Outer loops that continue the next one: fewer, longer runs. Loops of one turn end up innermost, so they join first.
-        for (const std::size_t outer : {1, 0, 1}) {
+        for (const std::size_t outer : {1U, 0U, 1U}) {
             auto &a = loops_[outer], &b = loops_[outer + 1];
             if (b.extent != 1 && (a.x != b.extent * b.x || a.out != b.extent * b.out)) continue;
             if (b.extent == 1) b = a;

@@ -1,0 +1,163 @@
+// BatchNorm: every channel to mean 0 and variance 1, over the tokens.
+#pragma once
+
+#include "channel_map.hpp"
+#include "token_moments.hpp"
+
+#include <optional>
+#include <vector>
+
+namespace attn {
+
+/// What training remembers of the tokens it has seen, for inference to use: the owner's, who passes it to every training call. In double: a
+/// million small steps lose no digits.
+struct batch_norm_statistics {
+    std::vector<double> mean, variance; ///< (channels) each: running mean, running unbiased variance
+    std::int64_t batches = 0;           ///< how many training calls have moved them
+
+    batch_norm_statistics() = default;
+    explicit batch_norm_statistics(index channels) : mean(static_cast<std::size_t>(channels)), variance(static_cast<std::size_t>(channels), 1.0) {}
+
+    /// Moves by one batch: running = (1 - momentum) running + momentum * batch; without momentum, to the mean over all batches.
+    void update(const moments_view& batch, std::optional<double> momentum) {
+        const auto part = momentum.value_or(1 / static_cast<double>(++batches));
+        if (momentum) ++batches;
+        for (std::size_t c = 0; c < mean.size(); ++c) {
+            mean[c] += part * (batch.mean[c] - mean[c]);
+            variance[c] += part * (batch.variance(static_cast<index>(c), true) - variance[c]);
+        }
+    }
+};
+
+/// For a tensor x (batch, heads, tokens, channels), each channel on its own, over all of batch, heads and tokens:
+///     out = (x - mean) / sqrt(variance + eps) * weight + bias
+/// Inference (`normalise`): mean and variance are the given ones, (channels) each; if neither is given, those of x (biased variance).
+/// Training (`train`): those of the batch, with the biased variance; the running ones move, with the unbiased variance.
+/// weight, bias: (channels) each, or empty (weight 1, bias 0). The operator refers to its parameters; their owner keeps them.
+/// In inference with statistics every number stands for itself: NaN stays where it is. A common offset of a channel costs no digits.
+/// Time: one read and one write of the tensor, and one read more where statistics are taken. See `normalise` and `train` for errors.
+/// Ioffe and Szegedy 2015, "Batch Normalization".
+template <Scalar T, class Arch = simd::native>
+struct batch_norm {
+    using scalar = T;
+    using arch = Arch;
+    static constexpr std::string_view name = "batch_norm";
+
+    std::span<const T> weight = {};
+    std::span<const T> bias = {};
+    std::span<const double> mean = {};
+    std::span<const double> variance = {};
+    double eps = 1e-5;
+    std::optional<double> momentum = 0.1; ///< of training; none: running statistics are the mean over all batches
+
+    void check(const shape& x) const { check(name, x); }
+    std::size_t workspace_bytes(const shape& x, index concurrency) const { return workspace_bytes(x, concurrency, mean.empty()); }
+    void forward(const tensor_view<const T>& x, const tensor_view<T>& out, const execution& run) const { forward(x, out, run, 0); }
+
+    /// The map of a channel that inference with statistics applies; eta is RepBN's.
+    channel_map map_of(index c, double eta = 0) const {
+        const auto i = static_cast<std::size_t>(c);
+        return map_of(c, mean[i], variance[i], eta);
+    }
+    channel_map map_of(index c, double its_mean, double its_variance, double eta) const {
+        const auto i = static_cast<std::size_t>(c);
+        return batch_norm_map(its_mean, its_variance, weight.empty() ? 1 : static_cast<double>(weight[i]), bias.empty() ? 0 : static_cast<double>(bias[i]),
+                              eps, eta);
+    }
+
+    void check(std::string_view operation, const shape& x) const {
+        detail::check_parameter(operation, "weight", weight, x);
+        detail::check_parameter(operation, "bias", bias, x);
+        detail::check_parameter(operation, "mean", mean, x);
+        detail::check_parameter(operation, "variance", variance, x);
+        if (mean.size() != variance.size()) throw shape_error(operation, mean.empty() ? "mean" : "variance", "is missing: mean and variance are given together, or neither");
+        detail::check_eps(operation, eps);
+        if (momentum && !(*momentum >= 0 && *momentum <= 1))
+            throw shape_error(operation, "momentum", "is " + std::to_string(*momentum) + ", but must lie between 0 and 1");
+    }
+    static std::size_t workspace_bytes(const shape& x, index concurrency, bool takes_statistics) {
+        detail::scratch counted;
+        detail::channel_maps<T>::in(counted, x.channels);
+        if (takes_statistics) detail::token_statistics<Arch, T>::in(counted, x, concurrency);
+        return counted.used_bytes();
+    }
+    /// out = BN(x) + eta x.
+    void forward(const tensor_view<const T>& x, const tensor_view<T>& out, const execution& run, double eta) const {
+        const auto& s = x.shape();
+        if (s.size() == 0) return;
+        detail::scratch memory(run.workspace().bytes().data());
+        const auto maps = detail::channel_maps<T>::in(memory, s.channels);
+        if (!mean.empty()) {
+            maps.set(s.channels, 1, [&](index c) { return map_of(c, eta); });
+        } else {
+            const auto seen = detail::token_statistics<Arch, T>::in(memory, s, run.concurrency())(x, {}, run);
+            maps.set(s.channels, 1, [&](index c) { return map_of(c, seen.mean[c], seen.variance(c, false), eta); });
+        }
+        detail::map_channels<Arch>(x, out, maps, run);
+    }
+    /// out = kept * out + (1 - kept) (BN(x) + eta x) with the statistics of the tokens that count, by which the running ones move. A token
+    /// that does not count is not normalised: x stands for BN(x).
+    void train(const tensor_view<const T>& x, const tensor_view<T>& out, batch_norm_statistics& statistics, const execution& run, const token_mask& mask,
+               double eta, double kept) const {
+        const auto& s = x.shape();
+        if (s.channels == 0) return;
+        detail::scratch memory(run.workspace().bytes().data());
+        const auto maps = detail::channel_maps<T>::in(memory, s.channels);
+        const auto seen = detail::token_statistics<Arch, T>::in(memory, s, run.concurrency())(x, mask, run);
+        statistics.update(seen, momentum);
+        maps.set(s.channels, 1 - kept, [&](index c) { return map_of(c, seen.mean[c], seen.variance(c, false), eta); });
+        const auto slope_hidden = static_cast<T>((1 - kept) * (1 + eta)), share = static_cast<T>(kept);
+        constexpr index rows_of_a_task = 64;
+        const auto rows = s.batch * s.heads * s.tokens;
+        run.for_each((rows + rows_of_a_task - 1) / rows_of_a_task, [&](index task, index) {
+            for (index r = task * rows_of_a_task; r < std::min(rows, (task + 1) * rows_of_a_task); ++r) {
+                const auto b = r / (s.heads * s.tokens), h = r / s.tokens % s.heads, i = r % s.tokens;
+                const detail::row_run<T> row{x.row(b, h, i), out.row(b, h, i), 0, 0, 1};
+                if (!detail::counts(mask, b, h, i))
+                    for (index c = 0; c < s.channels; ++c) row.out[c] = slope_hidden * row.x[c] + (kept == 0 ? T{0} : share * row.out[c]);
+                else if (kept == 0) detail::map_rows<Arch, false, false, 1>(row, 0, s.channels, maps, share);
+                else detail::map_rows<Arch, true, false, 1>(row, 0, s.channels, maps, share);
+            }
+        });
+    }
+};
+
+namespace detail {
+
+/// What is checked of a training call, whatever the norm.
+template <Scalar T>
+void check_training(std::string_view operation, const tensor_view<const T>& x, const tensor_view<T>& out, const batch_norm_statistics& statistics,
+                    const token_mask& mask, bool takes_statistics = true) {
+    const auto& s = x.shape();
+    check_rows(operation, x, out, false);
+    check_mask(operation, mask, s);
+    if (std::ssize(statistics.mean) != s.channels || std::ssize(statistics.variance) != s.channels)
+        throw shape_error(operation, "statistics", "are of " + std::to_string(statistics.mean.size()) + " channels, but x has shape " + to_string(s));
+    if (!takes_statistics) return;
+    if (const auto tokens = counted_tokens(mask, s); tokens < 2)
+        throw shape_error(operation, "x", "of shape " + to_string(s) + " has " + std::to_string(tokens) + " tokens that count, but training needs two for a variance");
+}
+
+} // namespace detail
+
+/// Bytes of workspace that a training call of the norm needs.
+template <Norm N>
+    requires requires { typename N::arch; }
+std::size_t training_workspace_bytes(const N&, const shape& x, index concurrency) {
+    return batch_norm<typename N::scalar, typename N::arch>::workspace_bytes(x, concurrency, true);
+}
+
+/// Training of a batch_norm: out = BN(x) with the statistics of this batch, by which the running `statistics` move. Tokens that the mask
+/// leaves out are no part of the statistics, and are copied. Allocates nothing; the same bits for any executor and strides.
+/// Throws shape_error, before anything is written: what `normalise` does, an out that is x, statistics or a mask of another shape, fewer
+/// than two tokens that count.
+template <Scalar T, class Arch>
+void train(const batch_norm<T, Arch>& norm, const std::type_identity_t<tensor_view<const T>>& x, const std::type_identity_t<tensor_view<T>>& out,
+           batch_norm_statistics& statistics, const execution& run, const token_mask& mask = {}) {
+    detail::check_training<T>(norm.name, x, out, statistics, mask);
+    norm.check(x.shape());
+    detail::check_workspace(norm.name, run, training_workspace_bytes(norm, x.shape(), run.concurrency()), x.shape());
+    norm.train(x, out, statistics, run, mask, 0, 0);
+}
+
+} // namespace attn

@@ -1,0 +1,98 @@
+// What a norm over tokens is once its statistics are known: one line for each channel.
+#pragma once
+
+#include "../simd/lanes.hpp"
+#include "../simd/unroll.hpp"
+#include "row_pairs.hpp"
+
+#include <cmath>
+
+namespace attn {
+
+/// out = (x - mean) * scale + offset: a norm over tokens, at one channel. As a line, its slope is scale and its value at 0 is `at_zero()`.
+struct channel_map {
+    double mean = 0, scale = 1, offset = 0;
+
+    double at_zero() const { return offset - mean * scale; }
+};
+
+/// BN(x) + eta x at one channel: slope weight / sqrt(variance + eps) + eta.
+inline channel_map batch_norm_map(double mean, double variance, double weight, double bias, double eps, double eta) {
+    return {mean, weight / std::sqrt(variance + eps) + eta, bias + eta * mean};
+}
+
+namespace detail {
+
+/// The maps of all channels, rounded to T for a kernel: (x - centre) * scale + offset. What mean loses when it is rounded to centre is
+/// put into offset, so that a large common offset of x costs no digits.
+template <Scalar T>
+struct channel_maps {
+    T *centre, *scale, *offset; // (channels) each, in whole registers
+
+    static channel_maps in(scratch& memory, index channels) { return {memory.take<T>(channels), memory.take<T>(channels), memory.take<T>(channels)}; }
+
+    /// The map of channel c is map_of(c), times `share`.
+    template <class F>
+    void set(index channels, double share, const F& map_of) const {
+        for (index c = 0; c < channels; ++c) {
+            const channel_map map = map_of(c);
+            centre[c] = static_cast<T>(map.mean);
+            scale[c] = static_cast<T>(share * map.scale);
+            offset[c] = static_cast<T>(share * (map.offset + (static_cast<double>(centre[c]) - map.mean) * map.scale));
+        }
+    }
+};
+
+/// out = (x - centre) * scale + offset, plus `kept` times what out held if blend, for some neighbouring rows, which share the loads of the maps.
+template <class Arch, bool blend, bool streaming, int rows, Scalar T>
+[[gnu::always_inline]] inline void map_rows(const row_run<T>& at, index first, index channels, const channel_maps<T>& maps, T kept) {
+    using lanes = simd::lanes<T, Arch>;
+    constexpr int size = lanes::size, bytes_ahead = 3072;
+    const T* const x = at.x + first * at.x_stride;
+    T* const out = at.out + first * at.out_stride;
+    const auto x_stride = at.x_stride, out_stride = at.out_stride;
+    const lanes share(kept);
+    index c = 0;
+    for (; c + size <= channels; c += size) {
+        const auto centre = lanes::load(maps.centre + c), scale = lanes::load(maps.scale + c), offset = lanes::load(maps.offset + c);
+        simd::unroll<rows>([&](auto r) {
+            auto y = fma(lanes::load(x + r * x_stride + c) - centre, scale, offset);
+            simd::prefetch(x + r * x_stride + c + bytes_ahead / static_cast<int>(sizeof(T)));
+            if constexpr (blend) y = fma(share, lanes::load(out + r * out_stride + c), y);
+            if constexpr (streaming) y.store_streaming(out + r * out_stride + c);
+            else y.store(out + r * out_stride + c);
+        });
+    }
+    if (const auto left = channels - c; left > 0) {
+        const auto centre = lanes::load_first(maps.centre + c, left), scale = lanes::load_first(maps.scale + c, left),
+                   offset = lanes::load_first(maps.offset + c, left);
+        simd::unroll<rows>([&](auto r) {
+            auto y = fma(lanes::load_first(x + r * x_stride + c, left) - centre, scale, offset);
+            if constexpr (blend) y = fma(share, lanes::load_first(out + r * out_stride + c, left), y);
+            y.store_first(out + r * out_stride + c, left);
+        });
+    }
+}
+
+template <class Arch, bool blend, bool streaming, Scalar T>
+void map_run(const row_run<T>& run, index channels, const channel_maps<T>& maps, T kept) {
+    index r = 0;
+    for (; r + 2 <= run.count; r += 2) map_rows<Arch, blend, streaming, 2>(run, r, channels, maps, kept);
+    if (r < run.count) map_rows<Arch, blend, streaming, 1>(run, r, channels, maps, kept);
+    if constexpr (streaming) simd::finish_streaming();
+}
+
+/// Maps all rows of x to out, which may be x: one read and one write of the tensor.
+template <class Arch, Scalar T>
+void map_channels(const tensor_view<const T>& x, const tensor_view<T>& out, const channel_maps<T>& maps, const execution& run) {
+    const row_pairs<T> pairs(x, out);
+    with_conditions(
+        [&](auto streaming) {
+            pairs.for_each_run(run, [&](const row_run<T>& rows) { map_run<Arch, false, streaming()>(rows, x.shape().channels, maps, T{0}); });
+        },
+        worth_streaming(x, out));
+}
+
+} // namespace detail
+
+} // namespace attn

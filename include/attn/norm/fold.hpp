@@ -1,0 +1,169 @@
+// A norm with fixed statistics and the linear beside it, as one linear.
+#pragma once
+
+#include "norm.hpp"
+#include "channel_map.hpp"
+
+#include <vector>
+
+namespace attn {
+
+/// A norm that is one line per channel in inference: batch_norm, rep_batch_norm and progressive_rep_batch_norm with running statistics.
+template <class N>
+concept FoldableNorm = Norm<N> && requires(const N& norm, index c) {
+    { norm.map_of(c) } -> std::same_as<channel_map>;
+};
+
+/// y = W x + b: weight W (1, 1, outputs, inputs), of any strides, and bias b (outputs), or empty. A convolution in front of a norm is one too:
+/// its rows are its outputs.
+template <class T>
+struct linear_view {
+    tensor_view<T> weight;
+    std::span<T> bias = {};
+
+    operator linear_view<const T>() const
+        requires(!std::is_const_v<T>)
+    {
+        return {weight, bias};
+    }
+};
+
+namespace detail {
+
+template <FoldableNorm N>
+std::vector<channel_map> maps_to_fold(std::string_view operation, const N& norm, index channels) {
+    norm.check({.tokens = 1, .channels = channels});
+    if constexpr (requires { norm.mean; }) {
+        if (norm.mean.empty()) throw shape_error(operation, "norm", "has no running statistics to fold");
+    } else if constexpr (requires { norm.batch; }) {
+        if (norm.batch.mean.empty()) throw shape_error(operation, "norm", "has no running statistics to fold");
+    } else {
+        if (norm.rep.batch.mean.empty()) throw shape_error(operation, "norm", "has no running statistics to fold");
+    }
+    std::vector<channel_map> maps;
+    for (index c = 0; c < channels; ++c) maps.push_back(norm.map_of(c));
+    return maps;
+}
+
+template <class T>
+void check_linear(std::string_view operation, std::string_view argument, const linear_view<T>& linear) {
+    const auto& s = linear.weight.shape();
+    if (s.batch != 1 || s.heads != 1 || s.tokens < 0 || s.channels < 0 || (s.size() > 0 && !linear.weight.data()))
+        throw shape_error(operation, argument, "has a weight of shape " + to_string(s) + ", not a matrix (1, 1, outputs, inputs)");
+    if (!linear.bias.empty() && std::ssize(linear.bias) != s.tokens)
+        throw shape_error(operation, argument, "has a bias of " + std::to_string(linear.bias.size()) + " entries, but a weight of shape " + to_string(s));
+}
+
+template <Scalar T>
+void check_folded(std::string_view operation, const linear_view<const T>& linear, const linear_view<T>& folded) {
+    check_linear(operation, "linear", linear);
+    check_linear(operation, "folded", folded);
+    const auto& s = linear.weight.shape();
+    if (folded.weight.shape() != s)
+        throw shape_error(operation, "folded", "has a weight of shape " + to_string(folded.weight.shape()) + ", but linear has " + to_string(s));
+    if (std::ssize(folded.bias) != s.tokens) throw shape_error(operation, "folded", "has no bias, but the norm's goes there: " + std::to_string(s.tokens) + " entries");
+}
+
+template <class T>
+double bias_of(const linear_view<T>& linear, index o) {
+    return linear.bias.empty() ? 0 : static_cast<double>(linear.bias[static_cast<std::size_t>(o)]);
+}
+
+/// Output o of a linear on inputs in(0), in(1), ...
+template <class T, class F>
+double output_of(const linear_view<T>& linear, index o, const F& in) {
+    auto sum = bias_of(linear, o);
+    for (index i = 0; i < linear.weight.shape().channels; ++i) sum += static_cast<double>(linear.weight(0, 0, o, i)) * in(i);
+    return sum;
+}
+
+/// Calls f(row) with each row of the probe, widened.
+template <class T, class F>
+void for_each_probe(std::string_view operation, const tensor_view<T>& probe, index inputs, const F& f) {
+    const auto& s = probe.shape();
+    if (s.channels != inputs) throw shape_error(operation, "probe", "has shape " + to_string(s) + ", but the linear has " + std::to_string(inputs) + " inputs");
+    std::vector<double> row(static_cast<std::size_t>(inputs));
+    for (index b = 0; b < s.batch; ++b)
+        for (index h = 0; h < s.heads; ++h)
+            for (index i = 0; i < s.tokens; ++i) {
+                for (index c = 0; c < inputs; ++c) row[static_cast<std::size_t>(c)] = static_cast<double>(probe(b, h, i, c));
+                f([&](index c) { return row[static_cast<std::size_t>(c)]; });
+            }
+}
+
+inline double applied(const channel_map& map, double x) { return (x - map.mean) * map.scale + map.offset; }
+
+/// Folds by fold(o), which writes row o of the folded linear, and returns the largest deviation on the probe from unfolded(o, in), which is
+/// taken before, for `folded` may be `linear`.
+template <Scalar T, class Unfolded, class Fold>
+double fold_and_compare(std::string_view operation, const linear_view<T>& folded, const tensor_view<const T>& probe, const Unfolded& unfolded, const Fold& fold) {
+    const auto [one, heads, outputs, inputs] = folded.weight.shape();
+    std::vector<double> expected;
+    const bool asked = probe.data() != nullptr;
+    if (asked) {
+        for_each_probe(operation, probe, inputs, [&](const auto& in) {
+            for (index o = 0; o < outputs; ++o) expected.push_back(unfolded(o, in));
+        });
+    }
+    for (index o = 0; o < outputs; ++o) fold(o);
+    double largest = 0;
+    if (asked) {
+        auto at = expected.begin();
+        for_each_probe(operation, probe, inputs, [&](const auto& in) {
+            for (index o = 0; o < outputs; ++o) {
+                const auto deviation = std::abs(output_of(folded, o, in) - *at++);
+                if (!(deviation <= largest)) largest = deviation;
+            }
+        });
+    }
+    return largest;
+}
+
+} // namespace detail
+
+/// The linear that equals `norm` and then `linear`, over the inputs of which the norm is:
+///     W' = W diag(a),   b' = b + W c,   where norm(x) = a x + c,   a = weight / sqrt(variance + eps) + eta
+/// written to `folded`, which may be `linear` itself, its bias being there.
+/// Returns the largest difference that folding makes on a probe (batch, heads, tokens, inputs), both sides in double from the numbers as
+/// stored; 0 without a probe. Throws shape_error, before anything is written, if shapes differ or the norm has no running statistics.
+template <FoldableNorm N>
+double fold(const N& norm, const linear_view<const typename N::scalar>& linear, const linear_view<typename N::scalar>& folded,
+            const tensor_view<const typename N::scalar>& probe = {}) {
+    using T = typename N::scalar;
+    constexpr std::string_view operation = "fold";
+    detail::check_folded<T>(operation, linear, folded);
+    const auto inputs = linear.weight.shape().channels;
+    const auto maps = detail::maps_to_fold(operation, norm, inputs);
+    const auto map = [&](index c) -> const channel_map& { return maps[static_cast<std::size_t>(c)]; };
+    return detail::fold_and_compare<T>(
+        operation, folded, probe,
+        [&](index o, const auto& in) { return detail::output_of(linear, o, [&](index i) { return detail::applied(map(i), in(i)); }); },
+        [&](index o) {
+            const auto bias = detail::output_of(linear, o, [&](index i) { return map(i).at_zero(); });
+            for (index i = 0; i < inputs; ++i)
+                folded.weight(0, 0, o, i) = static_cast<T>(static_cast<double>(linear.weight(0, 0, o, i)) * map(i).scale);
+            folded.bias[static_cast<std::size_t>(o)] = static_cast<T>(bias);
+        });
+}
+
+/// The linear that equals `linear` and then `norm`, over the outputs of which the norm is:
+///     W' = diag(a) W,   b' = a b + c
+/// The rest is as above.
+template <FoldableNorm N>
+double fold(const linear_view<const typename N::scalar>& linear, const N& norm, const linear_view<typename N::scalar>& folded,
+            const tensor_view<const typename N::scalar>& probe = {}) {
+    using T = typename N::scalar;
+    constexpr std::string_view operation = "fold";
+    detail::check_folded<T>(operation, linear, folded);
+    const auto maps = detail::maps_to_fold(operation, norm, linear.weight.shape().tokens);
+    const auto map = [&](index c) -> const channel_map& { return maps[static_cast<std::size_t>(c)]; };
+    return detail::fold_and_compare<T>(
+        operation, folded, probe, [&](index o, const auto& in) { return detail::applied(map(o), detail::output_of(linear, o, in)); },
+        [&](index o) {
+            for (index i = 0; i < linear.weight.shape().channels; ++i)
+                folded.weight(0, 0, o, i) = static_cast<T>(static_cast<double>(linear.weight(0, 0, o, i)) * map(o).scale);
+            folded.bias[static_cast<std::size_t>(o)] = static_cast<T>(detail::applied(map(o), detail::bias_of(linear, o)));
+        });
+}
+
+} // namespace attn

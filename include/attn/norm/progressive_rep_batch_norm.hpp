@@ -1,0 +1,50 @@
+// PRepBN: training that begins with one norm and ends with RepBN.
+#pragma once
+
+#include "gamma_schedule.hpp"
+#include "rep_batch_norm.hpp"
+
+namespace attn {
+
+/// For x (batch, heads, tokens, channels):
+///     training:   out = gamma N(x) + (1 - gamma) RepBN(x),      N a layer_norm or any other norm
+///     inference:  out = RepBN(x), always
+/// gamma is an argument of the training call, made by a schedule from the step (linear_schedule, cosine_schedule, step_schedule). Without gamma,
+/// which is the warm-up, N runs alone, and the running statistics stay as they are. With it both run, even at gamma = 1 and at 0.
+/// Guo et al. 2024, "SLAB: Efficient Transformers with Simplified Linear Attention and Progressive Re-parameterized Batch Normalization".
+template <Norm N, class Arch = simd::native>
+struct progressive_rep_batch_norm {
+    using scalar = typename N::scalar;
+    using arch = Arch;
+    static constexpr std::string_view name = "progressive_rep_batch_norm";
+
+    N norm = {};
+    rep_batch_norm<scalar, Arch> rep = {};
+
+    void check(const shape& x) const { rep.check(name, x); }
+    std::size_t workspace_bytes(const shape& x, index concurrency) const { return rep.workspace_bytes(x, concurrency); }
+    void forward(const tensor_view<const scalar>& x, const tensor_view<scalar>& out, const execution& run) const { rep.forward(x, out, run); }
+    channel_map map_of(index c) const { return rep.map_of(c); }
+};
+
+template <Norm N, class Arch>
+std::size_t training_workspace_bytes(const progressive_rep_batch_norm<N, Arch>& norm, const shape& x, index concurrency) {
+    return std::max(norm.norm.workspace_bytes(x, concurrency), training_workspace_bytes(norm.rep, x, concurrency));
+}
+
+/// One training call: out = gamma N(x) + (1 - gamma) RepBN(x) with the statistics of this batch, by which the running `statistics` move; without
+/// gamma, out = N(x). Tokens that the mask leaves out are no part of the statistics, and give gamma N(x) + (1 - gamma)(x + eta x).
+/// Throws shape_error, before anything is written: as `train` of a batch_norm does, what N refuses, a gamma outside [0, 1].
+template <Norm N, class Arch>
+void train(const progressive_rep_batch_norm<N, Arch>& norm, const tensor_view<const typename N::scalar>& x, const tensor_view<typename N::scalar>& out,
+           batch_norm_statistics& statistics, std::optional<double> gamma, const execution& run, const token_mask& mask = {}) {
+    detail::check_training<typename N::scalar>(norm.name, x, out, statistics, mask, gamma.has_value());
+    norm.check(x.shape());
+    norm.norm.check(x.shape());
+    if (gamma && !(*gamma >= 0 && *gamma <= 1)) throw shape_error(norm.name, "gamma", "is " + std::to_string(*gamma) + ", but must lie between 0 and 1");
+    detail::check_workspace(norm.name, run, training_workspace_bytes(norm, x.shape(), run.concurrency()), x.shape());
+    norm.norm.forward(x, out, run);
+    if (gamma) norm.rep.batch.train(x, out, statistics, run, mask, norm.rep.eta, *gamma);
+}
+
+} // namespace attn

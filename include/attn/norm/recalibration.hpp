@@ -1,0 +1,59 @@
+// Running statistics, taken anew from data.
+#pragma once
+
+#include "batch_norm.hpp"
+
+namespace attn {
+
+/// Gathers the statistics of a norm's inputs, batch after batch, with the weights frozen:
+///     recalibration r(channels);
+///     for (each batch) r.add(x, run);
+///     statistics = r.statistics();
+/// The result is that of all tokens together, however they were cut into batches: the mean, and the unbiased variance. (A training call
+/// without momentum gives the mean of the batches' instead.)
+/// SLAB (Guo et al. 2024) does so in ten passes after training.
+class recalibration {
+public:
+    static constexpr std::string_view name = "recalibration";
+
+    explicit recalibration(index channels) : mean_(static_cast<std::size_t>(channels)), squares_(static_cast<std::size_t>(channels)) {}
+
+    /// Tokens so far.
+    index tokens() const { return count_; }
+
+    template <Scalar T, class Arch = simd::native>
+    static std::size_t workspace_bytes(const shape& x, index concurrency) {
+        detail::scratch counted;
+        detail::token_statistics<Arch, T>::in(counted, x, concurrency);
+        return counted.used_bytes();
+    }
+    /// Adds the tokens of x (batch, heads, tokens, channels) that count. Allocates nothing.
+    /// Throws shape_error if x or the mask do not fit, or the workspace is too small.
+    template <Scalar T, class Arch = simd::native>
+    void add(const tensor_view<const T>& x, const execution& run, const token_mask& mask = {}) {
+        detail::check_rows(name, "x", x);
+        detail::check_mask(name, mask, x.shape());
+        if (x.shape().channels != std::ssize(mean_))
+            throw shape_error(name, "x", "has shape " + to_string(x.shape()) + ", but the statistics are of " + std::to_string(mean_.size()) + " channels");
+        detail::check_workspace(name, run, workspace_bytes<T, Arch>(x.shape(), run.concurrency()), x.shape());
+        if (x.shape().size() == 0) return;
+        detail::scratch memory(run.workspace().bytes().data());
+        moments_view all{mean_.data(), squares_.data(), count_};
+        all.merge(detail::token_statistics<Arch, T>::in(memory, x.shape(), run.concurrency())(x, mask, run), x.shape().channels);
+        count_ = all.count;
+    }
+    /// Throws shape_error if fewer than two tokens were added.
+    batch_norm_statistics statistics() const {
+        if (count_ < 2) throw shape_error(name, "x", "has given " + std::to_string(count_) + " tokens, but a variance needs two");
+        batch_norm_statistics result;
+        result.mean = mean_;
+        for (const auto squares : squares_) result.variance.push_back(squares / static_cast<double>(count_ - 1));
+        return result;
+    }
+
+private:
+    std::vector<double> mean_, squares_;
+    index count_ = 0;
+};
+
+} // namespace attn

@@ -1,0 +1,66 @@
+// RepBN: BatchNorm with a learned share of its input, which folds into a BatchNorm.
+#pragma once
+
+#include "batch_norm.hpp"
+
+namespace attn {
+
+/// For x (batch, heads, tokens, channels), BN as in batch_norm:
+///     RepBN(x) = BN(x) + eta x
+/// eta: one learned number. Inference and training as in batch_norm; a token that the mask of a training call leaves out gives x + eta x.
+/// Inference costs what batch_norm does: the statistics, weight, bias and eta of a channel make one line.
+/// Guo et al. 2024, "SLAB: Efficient Transformers with Simplified Linear Attention and Progressive Re-parameterized Batch Normalization".
+template <Scalar T, class Arch = simd::native>
+struct rep_batch_norm {
+    using scalar = T;
+    using arch = Arch;
+    static constexpr std::string_view name = "rep_batch_norm";
+
+    batch_norm<T, Arch> batch = {};
+    double eta = 1;
+
+    void check(const shape& x) const { check(name, x); }
+    void check(std::string_view operation, const shape& x) const {
+        batch.check(operation, x);
+        if (!std::isfinite(eta)) throw shape_error(operation, "eta", "is not finite");
+    }
+    std::size_t workspace_bytes(const shape& x, index concurrency) const { return batch.workspace_bytes(x, concurrency); }
+    void forward(const tensor_view<const T>& x, const tensor_view<T>& out, const execution& run) const { batch.forward(x, out, run, eta); }
+    channel_map map_of(index c) const { return batch.map_of(c, eta); }
+};
+
+/// Training of a rep_batch_norm: as of a batch_norm, plus eta x.
+template <Scalar T, class Arch>
+void train(const rep_batch_norm<T, Arch>& norm, const std::type_identity_t<tensor_view<const T>>& x, const std::type_identity_t<tensor_view<T>>& out,
+           batch_norm_statistics& statistics, const execution& run, const token_mask& mask = {}) {
+    detail::check_training<T>(norm.name, x, out, statistics, mask);
+    norm.check(x.shape());
+    detail::check_workspace(norm.name, run, training_workspace_bytes(norm, x.shape(), run.concurrency()), x.shape());
+    norm.batch.train(x, out, statistics, run, mask, norm.eta, 0);
+}
+
+/// The plain BatchNorm that equals a RepBN with running statistics:
+///     weight' = weight + eta sqrt(variance + eps),      bias' = bias + eta mean
+/// written to the given memory, (channels) each, which the result refers to beside the statistics of `norm`.
+/// Throws shape_error if the sizes differ or the norm has no statistics. SLAB, lemma 4.1.
+template <Scalar T, class Arch>
+batch_norm<T, Arch> reparameterised(const rep_batch_norm<T, Arch>& norm, std::span<T> weight, std::span<T> bias) {
+    const auto& from = norm.batch;
+    const shape channels{.tokens = 1, .channels = std::ssize(from.mean)};
+    if (from.mean.empty()) throw shape_error(norm.name, "mean", "is missing: only a norm with running statistics is re-parameterised");
+    norm.check(channels);
+    for (const auto& [argument, memory] : {std::pair("weight'", weight), std::pair("bias'", bias)})
+        if (memory.size() != from.mean.size())
+            throw shape_error(norm.name, argument, "has " + std::to_string(memory.size()) + " entries, but the norm has " + std::to_string(from.mean.size()));
+    for (std::size_t c = 0; c < weight.size(); ++c) {
+        const auto old_weight = from.weight.empty() ? 1 : static_cast<double>(from.weight[c]), old_bias = from.bias.empty() ? 0 : static_cast<double>(from.bias[c]);
+        weight[c] = static_cast<T>(old_weight + norm.eta * std::sqrt(from.variance[c] + from.eps));
+        bias[c] = static_cast<T>(old_bias + norm.eta * from.mean[c]);
+    }
+    auto plain = from;
+    plain.weight = weight;
+    plain.bias = bias;
+    return plain;
+}
+
+} // namespace attn

@@ -1,0 +1,192 @@
+// Mean and variance of each channel over many tokens.
+#pragma once
+
+#include "norm.hpp"
+#include "../simd/lanes.hpp"
+#include "../simd/unroll.hpp"
+
+#include <array>
+
+namespace attn {
+
+/// Which tokens count in training: (batch, heads or 1, tokens, 1), true = counts. Without data, all do.
+using token_mask = tensor_view<const bool>;
+
+/// Count of tokens, and for each channel their mean and the sum of their squared deviations from it, in double: tokens can be added for
+/// ever without losing digits, and two such sets merge exactly.
+/// Chan, Golub and LeVeque 1983, "Algorithms for Computing the Sample Variance".
+struct moments_view {
+    double* mean;
+    double* squares;
+    index count = 0;
+
+    /// Adds `more` tokens of one channel. The caller adds to `count` once all channels are done.
+    void merge(index channel, index more, double their_mean, double their_squares) {
+        const auto a = static_cast<double>(count), b = static_cast<double>(more);
+        const auto apart = their_mean - mean[channel];
+        mean[channel] += apart * (b / (a + b));
+        squares[channel] += their_squares + apart * apart * (a * b / (a + b));
+    }
+    void merge(const moments_view& other, index channels) {
+        if (other.count == 0) return;
+        for (index c = 0; c < channels; ++c) merge(c, other.count, other.mean[c], other.squares[c]);
+        count += other.count;
+    }
+    void clear(index channels) {
+        std::fill_n(mean, channels, 0.0);
+        std::fill_n(squares, channels, 0.0);
+        count = 0;
+    }
+    /// Of the tokens themselves; `unbiased`: of what they are a sample of. NaN for no token, and unbiased for one.
+    double variance(index channel, bool unbiased) const { return squares[channel] / static_cast<double>(count - (unbiased ? 1 : 0)); }
+};
+
+namespace detail {
+
+inline void check_mask(std::string_view operation, const token_mask& mask, const shape& x) {
+    if (!mask.data()) return;
+    const auto& s = mask.shape();
+    if (s.batch != x.batch || (s.heads != 1 && s.heads != x.heads) || s.tokens != x.tokens || s.channels != 1)
+        throw shape_error(operation, "mask", "has shape " + to_string(s) + ", but x has " + to_string(x) + ": it must be (batch, heads or 1, tokens, 1)");
+}
+
+inline bool counts(const token_mask& mask, index b, index h, index i) { return !mask.data() || mask(b, mask.shape().heads == 1 ? 0 : h, i, 0); }
+
+inline index counted_tokens(const token_mask& mask, const shape& x) {
+    if (!mask.data()) return x.batch * x.heads * x.tokens;
+    index count = 0;
+    for (index b = 0; b < x.batch; ++b)
+        for (index h = 0; h < x.heads; ++h)
+            for (index i = 0; i < x.tokens; ++i) count += counts(mask, b, h, i);
+    return count;
+}
+
+/// Adds a few rows to moments. In lanes, the sums of x - x of the first row and of its squares; then, in double, the merge.
+template <class Arch, Scalar T>
+class row_group {
+public:
+    static constexpr int most = 32;
+
+    /// total, squares: (channels) each, in whole registers.
+    row_group(T* total, T* squares) : total_(total), squares_(squares) {}
+
+    void push(const T* row, index channels, moments_view& into) {
+        rows_[static_cast<std::size_t>(count_++)] = row;
+        if (count_ == most) flush(channels, into);
+    }
+    void flush(index channels, moments_view& into) {
+        if (count_ == 0) return;
+        constexpr int size = lanes::size;
+        index c = 0;
+        for (; c + 4 * size <= channels; c += 4 * size) sum<4>(c, [](const T* p) { return lanes::load(p); });
+        for (; c + size <= channels; c += size) sum<1>(c, [](const T* p) { return lanes::load(p); });
+        if (c < channels) sum<1>(c, [left = channels - c](const T* p) { return lanes::load_first(p, left); });
+        const auto n = static_cast<double>(count_);
+        for (c = 0; c < channels; ++c) {
+            if (!std::isfinite(squares_[c])) {
+                one_by_one(c, into); // squares that overflow, or x that is not finite
+                continue;
+            }
+            const auto from_first = static_cast<double>(total_[c]) / n;
+            const auto deviation = std::max(0.0, static_cast<double>(squares_[c]) - static_cast<double>(total_[c]) * from_first);
+            into.merge(c, count_, static_cast<double>(rows_[0][c]) + from_first, deviation);
+        }
+        into.count += count_;
+        count_ = 0;
+    }
+
+private:
+    using lanes = simd::lanes<T, Arch>;
+
+    template <int registers, class Load>
+    [[gnu::always_inline]] void sum(index c, const Load& load) {
+        constexpr int size = lanes::size;
+        lanes first[registers], sums[registers], of_squares[registers];
+        simd::unroll<registers>([&](auto k) {
+            first[k] = load(rows_[0] + c + k * size);
+            sums[k] = of_squares[k] = lanes(0);
+        });
+        for (index r = 1; r < count_; ++r) {
+            const T* const row = rows_[static_cast<std::size_t>(r)] + c;
+            simd::unroll<registers>([&](auto k) {
+                const auto d = load(row + k * size) - first[k];
+                sums[k] += d;
+                of_squares[k] = fma(d, d, of_squares[k]);
+            });
+        }
+        simd::unroll<registers>([&](auto k) {
+            sums[k].store(total_ + c + k * size);
+            of_squares[k].store(squares_ + c + k * size);
+        });
+    }
+    void one_by_one(index c, const moments_view& into) const {
+        moments_view one{into.mean + c, into.squares + c, into.count};
+        for (index r = 0; r < count_; ++r, ++one.count) one.merge(0, 1, static_cast<double>(rows_[static_cast<std::size_t>(r)][c]), 0);
+    }
+
+    T *total_, *squares_;
+    std::array<const T*, most> rows_{};
+    index count_ = 0;
+};
+
+/// Moments of the rows that count, over batch, heads and tokens. The rows go in pieces that depend on the shape only, which are merged in
+/// order: the result is the same for any number of threads and any strides.
+template <class Arch, Scalar T>
+class token_statistics {
+public:
+    static token_statistics in(scratch& memory, const shape& x, index concurrency) {
+        token_statistics s;
+        s.pieces_ = std::clamp<index>(x.batch * x.heads * x.tokens / 256, 1, most_pieces);
+        s.moments_ = memory.take<double>(2 * s.pieces_ * x.channels);
+        s.counts_ = memory.take<index>(s.pieces_);
+        s.sums_ = memory.take<T>(concurrency * 2 * padded(x.channels));
+        return s;
+    }
+    /// The result lies in the workspace.
+    moments_view operator()(const tensor_view<const T>& x, const token_mask& mask, const execution& run) const {
+        const auto& s = x.shape();
+        const auto rows = s.batch * s.heads * s.tokens;
+        run.for_each(pieces_, [&](index piece, index slice) {
+            auto moments = of_piece(piece, s.channels);
+            moments.clear(s.channels);
+            T* const sums = sums_ + slice * 2 * padded(s.channels);
+            row_group<Arch, T> group(sums, sums + padded(s.channels));
+            const auto end = rows / pieces_ * (piece + 1) + std::min(piece + 1, rows % pieces_);
+            for (index r = rows / pieces_ * piece + std::min(piece, rows % pieces_); r < end; ++r) {
+                const auto b = r / (s.heads * s.tokens), h = r / s.tokens % s.heads, i = r % s.tokens;
+                if (counts(mask, b, h, i)) group.push(x.row(b, h, i), s.channels, moments);
+            }
+            group.flush(s.channels, moments);
+            counts_[piece] = moments.count;
+        });
+        auto all = of_piece(0, s.channels);
+        all.count = counts_[0];
+        for (index piece = 1; piece < pieces_; ++piece) {
+            auto more = of_piece(piece, s.channels);
+            more.count = counts_[piece];
+            all.merge(more, s.channels);
+        }
+        return all;
+    }
+
+private:
+    static constexpr index most_pieces = 64;
+
+    static index padded(index channels) {
+        constexpr index numbers = alignment / sizeof(T);
+        return (channels + numbers - 1) / numbers * numbers;
+    }
+    moments_view of_piece(index piece, index channels) const {
+        double* const mean = moments_ + 2 * piece * channels;
+        return {mean, mean + channels, 0};
+    }
+
+    index pieces_ = 1;
+    double* moments_ = nullptr;
+    index* counts_ = nullptr;
+    T* sums_ = nullptr;
+};
+
+} // namespace detail
+
+} // namespace attn
