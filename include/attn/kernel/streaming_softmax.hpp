@@ -43,8 +43,12 @@ private:
             const auto rows = tile_.rows();
             if (rows + run.count > tile_type::most_keys) {
                 const auto tiles = (rows + run.count + tile_type::good_keys - 1) / tile_type::good_keys;
-                const auto even = (rows + run.count + tiles - 1) / tiles;
-                piece.count = std::clamp<index>((even + 7) / 8 * 8 - rows, 1, run.count);
+                const auto even = ((rows + run.count + tiles - 1) / tiles + tile_type::grain - 1) / tile_type::grain * tile_type::grain;
+                if (even <= rows) {
+                    push();
+                    continue;
+                }
+                piece.count = std::min(even - rows, run.count);
             }
             const auto& segment = tile_.add_segment(piece);
             if (!piece.full) find_visible(pattern, segment);

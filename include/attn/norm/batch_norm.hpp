@@ -20,8 +20,8 @@ struct batch_norm_statistics {
 
     /// Moves by one batch: running = (1 - momentum) running + momentum * batch; without momentum, to the mean over all batches.
     void update(const moments_view& batch, std::optional<double> momentum) {
-        const auto part = momentum.value_or(1 / static_cast<double>(++batches));
-        if (momentum) ++batches;
+        ++batches;
+        const auto part = momentum.value_or(1 / static_cast<double>(batches));
         for (std::size_t c = 0; c < mean.size(); ++c) {
             mean[c] += part * (batch.mean[c] - mean[c]);
             variance[c] += part * (batch.variance(static_cast<index>(c), true) - variance[c]);

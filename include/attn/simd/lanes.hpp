@@ -9,7 +9,8 @@
 
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized" // gcc 12 warns inside its own AVX-512 header
+#pragma GCC diagnostic ignored "-Wuninitialized" // gcc 12 warns inside its own AVX-512 header
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 #include <xsimd/xsimd.hpp>
 
