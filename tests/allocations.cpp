@@ -9,9 +9,7 @@ std::atomic<std::size_t> count = 0;
 
 } // namespace
 
-std::size_t attn::testing::allocations() {
-    return count;
-}
+std::size_t attn::testing::allocations() { return count; }
 
 #ifdef ATTN_COUNTS_ALLOCATIONS
 

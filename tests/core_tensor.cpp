@@ -9,9 +9,7 @@ namespace attn::testing {
 
 namespace {
 
-bool is_aligned(const void* p) {
-    return reinterpret_cast<std::uintptr_t>(p) % alignment == 0;
-}
+bool is_aligned(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % alignment == 0; }
 
 } // namespace
 

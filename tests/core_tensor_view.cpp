@@ -90,8 +90,10 @@ TEST_CASE("overlap: what interleaves without touching is disjoint", "[core][port
         for (index x = 0; x < 4; ++x)
             for (index y = 0; y < 4; ++y) {
                 const tensor_view a(memory.data() + x * heads * d, s, columns), b(memory.data() + y * heads * d, s, columns);
-                if (x == y) CHECK(overlap(a, b));
-                else check_disjoint(a, b);
+                if (x == y)
+                    CHECK(overlap(a, b));
+                else
+                    check_disjoint(a, b);
             }
     }
     SECTION("every head holds its q, k, v and out") {

@@ -6,6 +6,9 @@
 #include <attn/parallel/executor.hpp>
 
 #include <atomic>
+#include <chrono>
+#include <mutex>
+#include <set>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -50,16 +53,47 @@ void check_exceptions(E& executor) {
     workspace memory;
     const execution run(executor, memory);
     for (index thrower : {0, 1, 50, 99}) {
-        std::atomic<index> ran = 0;
         const auto body = [&](index task, index) {
             if (task == thrower) throw std::runtime_error("task");
-            ++ran;
         };
         CHECK_THROWS_AS(run.for_each(100, body), std::runtime_error);
-        CHECK(ran < 100);
         CHECK_THROWS_AS(run.for_each(100, [](index, index) { throw 42; }), int);
     }
+
+    constexpr index count = 100'000;
+    std::atomic<bool> thrown = false;
+    std::atomic<index> others = 0;
+    const auto body = [&](index task, index) {
+        if (task == 0) {
+            thrown = true;
+            throw std::runtime_error("the first");
+        }
+        while (!thrown) std::this_thread::yield();
+        std::this_thread::yield();
+        ++others;
+    };
+    CHECK_THROWS_WITH(run.for_each(count, body), "the first");
+    CHECK(others < count - 1);
+
     check_for_each(executor);
+}
+
+/// All slices of a call run at once: each waits (not for ever) for the others, so one thread could not run two of them.
+template <Executor E>
+void check_concurrent(E& executor) {
+    const index count = executor.concurrency();
+    std::atomic<index> arrived = 0;
+    std::mutex mutex;
+    std::set<std::thread::id> threads;
+    const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    executor.parallel_for(count, [&](index) {
+        ++arrived;
+        while (arrived < count && std::chrono::steady_clock::now() < patience) std::this_thread::yield();
+        const std::lock_guard lock(mutex);
+        threads.insert(std::this_thread::get_id());
+    });
+    CHECK(std::ssize(threads) == count);
+    CHECK(threads.contains(std::this_thread::get_id()));
 }
 
 /// A task that calls the same executor.

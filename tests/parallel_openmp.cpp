@@ -14,6 +14,11 @@ TEST_CASE("openmp: an executor of 1, 2, 3 and 8 threads", "[parallel][portable]"
     check_executor(executor);
 }
 
+TEST_CASE("openmp: the caller and its threads work at once", "[parallel]") {
+    openmp executor{.threads = 3};
+    check_concurrent(executor);
+}
+
 TEST_CASE("openmp: as many threads as OpenMP by default, and never none", "[parallel]") {
     CHECK(openmp{}.concurrency() == omp_get_max_threads());
     openmp none{.threads = 0};

@@ -4,8 +4,6 @@
 #include <attn/parallel/thread_pool.hpp>
 
 #include <chrono>
-#include <mutex>
-#include <set>
 
 namespace attn::testing {
 
@@ -30,18 +28,7 @@ TEST_CASE("thread_pool: an impossible number of threads is refused", "[parallel]
 
 TEST_CASE("thread_pool: the caller and its threads work at once", "[parallel]") {
     thread_pool pool(3);
-    std::atomic<int> arrived = 0;
-    std::mutex mutex;
-    std::set<std::thread::id> threads;
-    // Each body waits for the others, so one thread could not run two of them.
-    pool.parallel_for(3, [&](index) {
-        ++arrived;
-        while (arrived < 3) std::this_thread::yield();
-        const std::lock_guard lock(mutex);
-        threads.insert(std::this_thread::get_id());
-    });
-    CHECK(threads.size() == 3);
-    CHECK(threads.contains(std::this_thread::get_id()));
+    check_concurrent(pool);
 }
 
 TEST_CASE("thread_pool: called from one of its own threads it runs inline", "[parallel]") {

@@ -1,0 +1,94 @@
+// The front door for Eigen matrices: any storage order, maps, blocks and Refs.
+#include "answers.hpp"
+#include "catch.hpp"
+
+#include <attn/attention/eigen.hpp>
+#include <attn/attention/softmax_attention.hpp>
+#include <attn/pattern/causal.hpp>
+
+namespace attn::testing {
+
+namespace {
+
+template <Scalar T>
+using row_major = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+template <Scalar T>
+using column_major = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic>;
+
+template <Scalar T>
+row_major<T> random_matrix(index rows, index columns, unsigned seed) {
+    const auto numbers = random_tensor<T>({.tokens = rows, .channels = columns}, seed);
+    return Eigen::Map<const row_major<T>>(numbers.data(), rows, columns);
+}
+
+} // namespace
+
+TEMPLATE_TEST_CASE("attend: Eigen matrices of any storage", "[attention][portable]", float, double) {
+    using rows = row_major<TestType>;
+    using columns = column_major<TestType>;
+    const softmax_attention op{.pattern = causal{}};
+    rows q = random_matrix<TestType>(21, 9, 1), k = random_matrix<TestType>(30, 9, 2), v = random_matrix<TestType>(30, 14, 3);
+    const rows expected = attend(op, q, k, v);
+    REQUIRE(expected.rows() == 21);
+    REQUIRE(expected.cols() == 14);
+
+    // The formula, with Eigen.
+    Eigen::MatrixXd weights = (q.template cast<double>() * k.template cast<double>().transpose() / 3).array().exp();
+    weights = weights.triangularView<Eigen::Lower>();
+    const Eigen::MatrixXd exact = weights.rowwise().sum().cwiseInverse().asDiagonal() * weights * v.template cast<double>();
+    CHECK((expected.template cast<double>() - exact).cwiseAbs().maxCoeff() <= 32 * epsilon<TestType>);
+
+    const columns cq = q, ck = k, cv = v;
+    CHECK(attend(op, cq, ck, cv) == expected);
+    CHECK(attend(op, cq, k, cv) == expected);
+    STATIC_REQUIRE(!decltype(attend(op, q, k, cv))::IsRowMajor);
+    STATIC_REQUIRE(decltype(attend(op, cq, ck, v))::IsRowMajor);
+
+    columns wide = columns::Zero(40, 60);
+    wide.block(3, 2, 21, 9) = q;
+    wide.block(1, 20, 30, 9) = k;
+    wide.block(5, 40, 30, 14) = v;
+    CHECK(attend(op, wide.block(3, 2, 21, 9), wide.block(1, 20, 30, 9), wide.block(5, 40, 30, 14)) == expected);
+    const Eigen::Ref<const columns> ref = wide.block(5, 40, 30, 14);
+    CHECK(attend(op, q, k, ref) == expected);
+    const Eigen::Map<const columns> map(cv.data(), 30, 14);
+    CHECK(attend(op, q, k, map) == expected);
+    const Eigen::Matrix<TestType, 30, 14> fixed = v;
+    CHECK(attend(op, q, k, fixed) == expected);
+}
+
+TEMPLATE_TEST_CASE("attend: the identity as values shows the matrix", "[attention][portable]", float, double) {
+    const auto q = random_matrix<TestType>(25, 8, 1), k = random_matrix<TestType>(25, 8, 2);
+    const row_major<TestType> identity = row_major<TestType>::Identity(25, 25);
+    const row_major<TestType> matrix = attend(softmax_attention{.pattern = causal{}}, q, k, identity);
+    for (index i = 0; i < 25; ++i) {
+        CHECK(std::abs(static_cast<double>(matrix.row(i).sum()) - 1) <= 8 * epsilon<TestType>);
+        for (index j = 0; j < 25; ++j) CHECK((matrix(i, j) > 0) == (j <= i));
+    }
+}
+
+TEMPLATE_TEST_CASE("attend: positions and errors of matrices", "[attention][portable]", float, double) {
+    const auto q = random_matrix<TestType>(5, 8, 1), k = random_matrix<TestType>(12, 8, 2), v = random_matrix<TestType>(12, 3, 3);
+    const softmax_attention op{.pattern = causal{}};
+    const row_major<TestType> chunk = attend(op, q, k, v, bottom_right(5, 12)), first = attend(op, q, k, v);
+    CHECK(chunk.row(0) == attend(op, row_major<TestType>(q.row(0)), row_major<TestType>(k.topRows(8)), row_major<TestType>(v.topRows(8)),
+                                 {.first_query = 7}));
+    CHECK(first.row(0) == v.row(0));
+    CHECK_THROWS_AS(attend(op, q, k, v.topRows(11)), shape_error);
+    CHECK_THROWS_WITH(attend(op, q, row_major<TestType>(k.leftCols(7)), v),
+                      Catch::Matchers::Contains("softmax_attention: k has shape (1, 1, 12, 7)"));
+    CHECK(attend(op, row_major<TestType>(0, 8), k, v).rows() == 0);
+    CHECK(attend(op, q, row_major<TestType>(0, 8), row_major<TestType>(0, 3)) == row_major<TestType>::Zero(5, 3));
+}
+
+TEMPLATE_TEST_CASE("attend: tensors, views and the sequential executor", "[attention][portable]", float, double) {
+    auto in = random_given<TestType>({2, 4, 2, 9, 11, 8, 5});
+    const softmax_attention op;
+    sequential here;
+    const auto expected = attn::attend(op, inputs<TestType>(in), here);
+    CHECK(same_bits(attn::attend(op, in.queries, in.keys, in.values), expected));
+    CHECK(same_bits(attn::attend(op, in.queries.view(), std::as_const(in.keys).view(), in.values), expected));
+    CHECK(same_bits(attn::attend(softmax_attention{.pattern = causal{}}, in.queries, in.keys, in.values, {.first_query = 10}), expected));
+}
+
+} // namespace attn::testing

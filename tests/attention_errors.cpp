@@ -1,0 +1,243 @@
+// Misuse at run time: every wrong argument is refused, by name and with its shape, before anything is read or written.
+#include "answers.hpp"
+#include "catch.hpp"
+
+#include <attn/attention/softmax_attention.hpp>
+#include <attn/pattern/block_diagonal.hpp>
+#include <attn/pattern/lengths.hpp>
+#include <attn/pattern/local.hpp>
+#include <attn/pattern/on_heads.hpp>
+#include <attn/pattern/strided.hpp>
+#include <attn/pattern/tiles.hpp>
+#include <attn/score/additive_bias.hpp>
+#include <attn/score/alibi.hpp>
+#include <attn/score/soft_cap.hpp>
+#include <attn/score/then.hpp>
+
+#if __has_include(<sys/mman.h>)
+#include <sys/mman.h>
+#endif
+
+namespace attn::testing {
+
+namespace {
+
+/// Memory that may be pointed at but neither read nor written: whoever does is killed.
+class forbidden_memory {
+public:
+    static constexpr std::size_t bytes = std::size_t{1} << 24;
+
+#if __has_include(<sys/mman.h>)
+    forbidden_memory() : begin_(::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) { REQUIRE(begin_ != MAP_FAILED); }
+    ~forbidden_memory() { ::munmap(begin_, bytes); }
+#else
+    forbidden_memory() : begin_(::operator new(bytes)) {}
+    ~forbidden_memory() { ::operator delete(begin_); }
+#endif
+    forbidden_memory(const forbidden_memory&) = delete;
+    forbidden_memory& operator=(const forbidden_memory&) = delete;
+
+    /// Tensor number n, far from the others.
+    tensor_view<float> tensor(int n, const shape& s) const { return head_major(static_cast<float*>(begin_) + (n + 1) * 100'000, s); }
+
+private:
+    void* begin_;
+};
+
+/// A call of which everything is right, for tests to spoil one thing of.
+struct good_call {
+    forbidden_memory memory;
+    tensor_view<float> q = memory.tensor(0, {2, 4, 9, 8}), k = memory.tensor(1, {2, 2, 11, 8}), v = memory.tensor(2, {2, 2, 11, 5});
+    tensor_view<float> out = memory.tensor(3, {2, 4, 9, 5}), log_sum_exp = memory.tensor(4, {2, 4, 9, 1});
+    attn::positions positions = {};
+    std::size_t missing_bytes = 0;
+
+    /// What the error says.
+    template <class Op = softmax_attention<>>
+    std::string refusal(const Op& op = {}) const {
+        sequential here;
+        workspace space(op.template workspace_bytes<float>({{2, 4, 9, 8}, {2, 2, 11, 8}, {2, 2, 11, 5}}, 1) - missing_bytes);
+        try {
+            attn::attend(op, inputs<float>{q, k, v, positions}, outputs<float>{out, log_sum_exp}, execution(here, space));
+        } catch (const shape_error& e) { return e.what(); }
+        return "nothing was thrown";
+    }
+    /// The same of the operator's own check, which comes first; cheap to compile.
+    template <class Op>
+    std::string check(const Op& op) const {
+        try {
+            op.check(inputs<float>{q, k, v, positions});
+        } catch (const shape_error& e) { return e.what(); }
+        return "nothing was thrown";
+    }
+};
+
+/// The view with another shape.
+tensor_view<float> reshaped(const tensor_view<float>& t, const shape& s) { return {t.data(), s, t.strides()}; }
+
+/// The error contains all these parts.
+void check_says(const std::string& error, const std::vector<std::string>& parts) {
+    for (const auto& part : parts) {
+        INFO("expected: " << part << "\nsaid: " << error);
+        CHECK(error.find(part) != std::string::npos);
+    }
+}
+
+} // namespace
+
+TEST_CASE("attend: shapes that do not fit are refused", "[attention][portable]") {
+    good_call call;
+    SECTION("batch of k") {
+        call.k = reshaped(call.k, {3, 2, 11, 8});
+        check_says(call.refusal(), {"softmax_attention: k ", "(3, 2, 11, 8)", "(2, 4, 9, 8)", "batch"});
+    }
+    SECTION("batch of v") {
+        call.v = reshaped(call.v, {1, 2, 11, 5});
+        check_says(call.refusal(), {"softmax_attention: v ", "(1, 2, 11, 5)", "(2, 4, 9, 8)", "batch"});
+    }
+    SECTION("channels of k") {
+        call.k = reshaped(call.k, {2, 2, 11, 7});
+        check_says(call.refusal(), {"softmax_attention: k ", "(2, 2, 11, 7)", "(2, 4, 9, 8)", "channels"});
+    }
+    SECTION("no channels") {
+        call.q = reshaped(call.q, {2, 4, 9, 0});
+        call.k = reshaped(call.k, {2, 2, 11, 0});
+        check_says(call.refusal(), {"softmax_attention: q ", "(2, 4, 9, 0)", "channel"});
+    }
+    SECTION("tokens of v") {
+        call.v = reshaped(call.v, {2, 2, 12, 5});
+        check_says(call.refusal(), {"softmax_attention: v ", "(2, 2, 12, 5)", "(2, 2, 11, 8)", "tokens"});
+    }
+    SECTION("heads of v") {
+        call.v = reshaped(call.v, {2, 4, 11, 5});
+        check_says(call.refusal(), {"softmax_attention: v ", "(2, 4, 11, 5)", "(2, 2, 11, 8)", "heads"});
+    }
+    SECTION("heads that do not divide") {
+        call.k = reshaped(call.k, {2, 3, 11, 8});
+        call.v = reshaped(call.v, {2, 3, 11, 5});
+        check_says(call.refusal(), {"softmax_attention: k ", "(2, 3, 11, 8)", "(2, 4, 9, 8)", "heads"});
+    }
+    SECTION("no heads of keys") {
+        call.k = reshaped(call.k, {2, 0, 11, 8});
+        call.v = reshaped(call.v, {2, 0, 11, 5});
+        check_says(call.refusal(), {"softmax_attention: k ", "(2, 0, 11, 8)", "heads"});
+    }
+    SECTION("negative") {
+        call.q = reshaped(call.q, {2, 4, -9, 8});
+        check_says(call.refusal(), {"softmax_attention: q ", "negative", "(2, 4, -9, 8)"});
+    }
+    SECTION("no memory") {
+        call.v = {nullptr, call.v.shape(), call.v.strides()};
+        check_says(call.refusal(), {"softmax_attention: v ", "null", "(2, 2, 11, 5)"});
+    }
+}
+
+TEST_CASE("attend: positions and parameters that do not fit are refused", "[attention][portable]") {
+    good_call call;
+    const std::vector<index> three{1, 2, 3}, two{1, 2};
+    SECTION("positions of queries") {
+        call.positions.first_query = std::span<const index>(three);
+        check_says(call.refusal(), {"softmax_attention: positions.first_query ", "3 entries", "(2, 4, 9, 8)"});
+    }
+    SECTION("positions of keys") {
+        call.positions.first_key = std::span<const index>(three);
+        check_says(call.refusal(), {"softmax_attention: positions.first_key ", "3 entries"});
+    }
+    SECTION("sinks and scale") {
+        const std::vector<double> sinks(3);
+        check_says(call.refusal(softmax_attention{.sinks = sinks}), {"softmax_attention: sinks ", "3 entries", "(2, 4, 9, 8)"});
+        for (const double scale : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()})
+            check_says(call.refusal(softmax_attention{.scale = scale}), {"softmax_attention: scale ", "finite"});
+    }
+    SECTION("patterns") {
+        check_says(call.check(softmax_attention{.pattern = strided{0}}), {"softmax_attention: pattern strided{0}"});
+        check_says(call.check(softmax_attention{.pattern = local{-1}}), {"softmax_attention: pattern local{-1, -1}"});
+        check_says(call.check(softmax_attention{.pattern = local{3, -2} & local{2}}), {"pattern local{3, -2}"});
+        check_says(call.check(softmax_attention{.pattern = !(local{2} | block_diagonal{0})}), {"pattern block_diagonal{0}"});
+        check_says(call.check(softmax_attention{.pattern = on_heads{2, 1}}), {"pattern on_heads{2, 1}"});
+        check_says(call.check(softmax_attention{.pattern = lengths{three}}), {"softmax_attention: pattern lengths", "batch"});
+        const tensor<bool> narrow({1, 1, 9, 10}), heads({1, 3, 9, 11}), fitting({2, 4, 9, 11});
+        check_says(call.check(softmax_attention{.pattern = tiles(narrow.view())}), {"pattern tiles", "(1, 1, 9, 10)", "keys"});
+        check_says(call.check(softmax_attention{.pattern = tiles(heads.view())}), {"pattern tiles", "(1, 3, 9, 11)", "heads"});
+        check_says(call.check(softmax_attention{.pattern = tiles(fitting.view(), 1)}), {"pattern tiles", "queries"});
+        CHECK(call.check(softmax_attention{.pattern = tiles(fitting.view())}) == "nothing was thrown");
+    }
+    SECTION("scores") {
+        const std::vector<double> slopes(3);
+        const tensor<float> narrow({1, 1, 9, 10}), batch({3, 1, 9, 11}), fitting({2, 4, 9, 11});
+        check_says(call.check(softmax_attention{.score = soft_cap{0}}), {"softmax_attention: score soft_cap"});
+        check_says(call.check(softmax_attention{.score = alibi(slopes)}), {"softmax_attention: score alibi", "3"});
+        check_says(call.check(softmax_attention{.score = additive_bias(narrow.view())}), {"score additive_bias", "(1, 1, 9, 10)"});
+        check_says(call.check(softmax_attention{.score = then{soft_cap{5}, additive_bias(batch.view())}}),
+                   {"score additive_bias", "(3, 1, 9, 11)"});
+        check_says(call.check(softmax_attention{.score = additive_bias(fitting.view(), 0, 1)}), {"score additive_bias", "key"});
+        CHECK(call.check(softmax_attention{.score = additive_bias(fitting.view())}) == "nothing was thrown");
+    }
+}
+
+TEST_CASE("attend: outputs and workspaces that do not fit are refused", "[attention][portable]") {
+    good_call call;
+    SECTION("shape of out") {
+        call.out = reshaped(call.out, {2, 4, 9, 8});
+        check_says(call.refusal(), {"softmax_attention: out ", "(2, 4, 9, 8)", "(2, 4, 9, 5)"});
+    }
+    SECTION("shape of log_sum_exp") {
+        call.log_sum_exp = reshaped(call.log_sum_exp, {2, 2, 9, 1});
+        check_says(call.refusal(), {"softmax_attention: log_sum_exp ", "(2, 2, 9, 1)", "(2, 4, 9, 1)"});
+    }
+    SECTION("no out") {
+        call.out = {nullptr, call.out.shape(), call.out.strides()};
+        check_says(call.refusal(), {"softmax_attention: out ", "null"});
+    }
+    SECTION("out on an input") {
+        for (const auto* input : {&call.q, &call.k, &call.v}) {
+            call.out = head_major(input->data() + input->shape().size() - 1, {2, 4, 9, 5});
+            check_says(call.refusal(), {"softmax_attention: out ", "(2, 4, 9, 5)", "overlaps ", to_string(input->shape())});
+        }
+    }
+    SECTION("log_sum_exp on an input, or on out") {
+        call.log_sum_exp = reshaped(head_major(call.k.data() + 3, {2, 4, 9, 1}), {2, 4, 9, 1});
+        check_says(call.refusal(), {"softmax_attention: log_sum_exp ", "overlaps k"});
+        call.log_sum_exp = head_major(call.out.data() + 100, {2, 4, 9, 1});
+        check_says(call.refusal(), {"softmax_attention: log_sum_exp ", "overlaps out"});
+    }
+    SECTION("out on itself") {
+        call.out = {call.out.data(), {2, 4, 9, 5}, {180, 45, 4, 1}};
+        check_says(call.refusal(), {"softmax_attention: out ", "(2, 4, 9, 5)", "overlap"});
+        call.out = {call.out.data(), {2, 4, 9, 5}, {0, 45, 5, 1}};
+        check_says(call.refusal(), {"softmax_attention: out ", "overlap"});
+    }
+    SECTION("workspace") {
+        call.missing_bytes = 1;
+        check_says(call.refusal(), {"softmax_attention: workspace ", "bytes", "(2, 4, 9, 8)"});
+    }
+}
+
+TEST_CASE("attend: interleaved views do not overlap", "[attention][portable]") {
+    // [batch][tokens][q | k | v | out | log_sum_exp] of every head, in one buffer.
+    const problem p{2, 2, 2, 9, 9, 8, 5};
+    constexpr index row = 2 * (8 + 8 + 5 + 5 + 1);
+    tensor<float> buffer({1, 1, 2 * 9, row});
+    std::fill_n(buffer.data(), buffer.shape().size(), guard<float>);
+    const auto part = [&](index first, index channels) {
+        return tensor_view<float>(buffer.data() + first, {2, 2, 9, channels}, {9 * row, channels, row, 1});
+    };
+    const auto q = part(0, 8), k = part(16, 8), v = part(32, 5), out = part(42, 5), log_sum_exp = part(52, 1);
+    const auto in = random_given<float>(p);
+    const auto copy = [](const tensor<float>& from, const tensor_view<float>& to) {
+        for (index e = 0; e < from.shape().size(); ++e) {
+            const auto c = e % from.shape().channels, i = e / from.shape().channels;
+            to(i / 18, i / 9 % 2, i % 9, c) = from.data()[e];
+        }
+    };
+    copy(in.queries, q);
+    copy(in.keys, k);
+    copy(in.values, v);
+    sequential here;
+    workspace memory(workspace_bytes<float>(softmax_attention{}, p.shapes(), here));
+    attn::attend(softmax_attention{}, inputs<float>{q, k, v}, outputs<float>{out, log_sum_exp}, execution(here, memory));
+    const auto expected = attn::attend(softmax_attention{}, in.queries, in.keys, in.values);
+    for (index e = 0; e < expected.shape().size(); ++e) CHECK(out(e / 90, e / 45 % 2, e / 5 % 9, e % 5) == expected.data()[e]);
+}
+
+} // namespace attn::testing

@@ -1,0 +1,179 @@
+// Softmax attention: what its formula promises, beside the bound on its errors that the conformance tests hold every operator to.
+#include "answers.hpp"
+#include "catch.hpp"
+
+#include <attn/attention/softmax_attention.hpp>
+
+#include <numeric>
+
+namespace attn::testing {
+
+namespace {
+
+template <Scalar T>
+answer<T> softmax(const given<T>& in, std::span<const double> sinks = {}) {
+    const softmax_attention op{.sinks = sinks};
+    sequential here;
+    auto result = no_answer<T>(op.output_shape(shapes_of(inputs<T>(in))), true);
+    workspace memory(workspace_bytes<T>(op, shapes_of(inputs<T>(in)), here));
+    attn::attend(op, inputs<T>(in), result.out(), execution(here, memory));
+    return result;
+}
+
+/// The tokens of every head in another order.
+template <Scalar T>
+tensor<T> permuted(const tensor<T>& from, const std::vector<index>& order) {
+    tensor<T> to(from.shape());
+    const auto& s = from.shape();
+    for (index head = 0; head < s.batch * s.heads; ++head)
+        for (index i = 0; i < s.tokens; ++i)
+            std::copy_n(from.data() + (head * s.tokens + order[static_cast<std::size_t>(i)]) * s.channels, s.channels,
+                        to.data() + (head * s.tokens + i) * s.channels);
+    return to;
+}
+
+std::vector<index> random_order(index n) {
+    std::vector<index> order(static_cast<std::size_t>(n));
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::shuffle(order, std::mt19937(3));
+    return order;
+}
+
+} // namespace
+
+TEMPLATE_TEST_CASE("softmax: a constant value comes out as it is", "[attention][portable]", float, double) {
+    for (const auto& p : sample_problems(24, 20)) {
+        INFO(describe(p));
+        auto in = random_given<TestType>(p);
+        std::fill_n(in.values.data(), in.values.shape().size(), TestType{-7});
+        const auto out = softmax(in).values;
+        auto expected = tensor<double>(out.shape());
+        std::fill_n(expected.data(), expected.shape().size(), p.keys == 0 ? 0 : -7);
+        CHECK(largest_error(out, expected) <= 7 * (4 + std::sqrt(static_cast<double>(p.keys))) * epsilon<TestType>);
+    }
+}
+
+TEMPLATE_TEST_CASE("softmax: permuted queries give permuted rows, bit by bit", "[attention][portable]", float, double) {
+    for (const index n : {2, 17, 48, 97, 145}) {
+        auto in = random_given<TestType>({2, 2, 1, n, 133, 9, 20});
+        const auto order = random_order(n);
+        const auto expected = softmax(in);
+        in.queries = permuted(in.queries, order);
+        CHECK(same_bits(softmax(in), answer<TestType>{permuted(expected.values, order), permuted(expected.log_sum_exp, order)}));
+    }
+}
+
+TEMPLATE_TEST_CASE("softmax: a row does not depend on how many queries there are", "[attention][portable]", float, double) {
+    const auto in = random_given<TestType>({1, 1, 1, 100, 200, 16, 16});
+    const auto expected = softmax(in);
+    for (const index n : {1, 2, 16, 49, 99}) {
+        const inputs<TestType> some{head_major(in.queries.data(), {1, 1, n, 16}), in.keys, in.values};
+        sequential here;
+        const auto out = attn::attend(softmax_attention{}, some, here);
+        CHECK(std::equal(out.data(), out.data() + out.shape().size(), expected.values.data(),
+                         [](auto x, auto y) { return same_bits(x, y); }));
+    }
+}
+
+TEMPLATE_TEST_CASE("softmax: permuted keys give the same to rounding", "[attention]", float, double) {
+    auto in = random_given<TestType>({2, 3, 3, 30, 257, 9, 20});
+    const auto expected = softmax(in);
+    const auto order = random_order(257);
+    in.keys = permuted(in.keys, order);
+    in.values = permuted(in.values, order);
+    CHECK(largest_error(softmax(in).values, reference::widen(expected.values.view())) <= 32 * epsilon<TestType>);
+}
+
+TEMPLATE_TEST_CASE("softmax: grouped heads read as repeated heads do, bit by bit", "[attention][portable]", float, double) {
+    const auto in = random_given<TestType>({2, 6, 2, 20, 50, 8, 12});
+    given<TestType> repeated{tensor<TestType>({2, 6, 20, 8}), tensor<TestType>({2, 6, 50, 8}), tensor<TestType>({2, 6, 50, 12})};
+    std::copy_n(in.queries.data(), in.queries.shape().size(), repeated.queries.data());
+    for (index b = 0; b < 2; ++b)
+        for (index h = 0; h < 6; ++h) {
+            std::copy_n(in.keys.view().row(b, h / 3, 0), 50 * 8, repeated.keys.view().row(b, h, 0));
+            std::copy_n(in.values.view().row(b, h / 3, 0), 50 * 12, repeated.values.view().row(b, h, 0));
+        }
+    CHECK(same_bits(softmax(in), softmax(repeated)));
+}
+
+TEMPLATE_TEST_CASE("softmax: by hand", "[attention][portable]", float, double) {
+    // One query, scores ln 3, ln 1 and ln 4 (d_k = 1), values 8, 4 and 0.
+    given<TestType> in{tensor<TestType>({1, 1, 1, 1}), tensor<TestType>({1, 1, 3, 1}), tensor<TestType>({1, 1, 3, 1})};
+    in.queries.data()[0] = 1;
+    for (int j = 0; const auto [weight, value] : {std::array{3.0, 8.0}, {1.0, 4.0}, {4.0, 0.0}}) {
+        in.keys.data()[j] = static_cast<TestType>(std::log(weight));
+        in.values.data()[j++] = static_cast<TestType>(value);
+    }
+    const auto close = [](double value) { return Approx(value).epsilon(4 * epsilon<TestType>); };
+    const auto plain = softmax(in);
+    CHECK(static_cast<double>(plain.values.data()[0]) == close(28.0 / 8));
+    CHECK(static_cast<double>(plain.log_sum_exp.data()[0]) == close(std::log(8)));
+    const std::vector<double> sinks{std::log(6)};
+    const auto with_sink = softmax(in, sinks);
+    CHECK(static_cast<double>(with_sink.values.data()[0]) == close(2));
+    CHECK(static_cast<double>(with_sink.log_sum_exp.data()[0]) == close(std::log(14)));
+}
+
+TEMPLATE_TEST_CASE("softmax: sinks of every size", "[attention][portable]", float, double) {
+    const auto in = random_given<TestType>({1, 5, 1, 20, 30, 4, 3});
+    const std::vector<double> sinks{-1e4, -3, 0, 5, 1e4};
+    const auto without = softmax(in), with = softmax(in, sinks);
+    for (index h = 0; h < 5; ++h)
+        for (index i = 0; i < 20; ++i) {
+            const auto sink = sinks[static_cast<std::size_t>(h)], own = static_cast<double>(without.log_sum_exp(0, h, i, 0));
+            const auto top = std::max(sink, own), sum = top + std::log(std::exp(sink - top) + std::exp(own - top));
+            CHECK(std::abs(static_cast<double>(with.log_sum_exp(0, h, i, 0)) - sum) <= 8 * epsilon<TestType> * (1 + std::abs(sum)));
+            for (index c = 0; c < 3; ++c) {
+                const auto expected = static_cast<double>(without.values(0, h, i, c)) * std::exp(own - sum);
+                CHECK(std::abs(static_cast<double>(with.values(0, h, i, c)) - expected) <= 32 * epsilon<TestType>);
+            }
+        }
+}
+
+TEMPLATE_TEST_CASE("softmax: no keys leave zeros and the sinks", "[attention][portable]", float, double) {
+    const auto in = random_given<TestType>({1, 2, 2, 20, 0, 4, 3});
+    const auto without = softmax(in);
+    CHECK(std::all_of(without.values.data(), without.values.data() + 120, [](auto x) { return x == 0; }));
+    CHECK(std::all_of(without.log_sum_exp.data(), without.log_sum_exp.data() + 40,
+                      [](auto x) { return x == -std::numeric_limits<TestType>::infinity(); }));
+    const std::vector<double> sinks{0.5, -2e4};
+    const auto with = softmax(in, sinks);
+    CHECK(std::all_of(with.values.data(), with.values.data() + 120, [](auto x) { return x == 0; }));
+    for (index h = 0; h < 2; ++h)
+        for (index i = 0; i < 20; ++i)
+            CHECK(static_cast<double>(with.log_sum_exp(0, h, i, 0)) ==
+                  Approx(sinks[static_cast<std::size_t>(h)]).epsilon(4 * epsilon<TestType>));
+}
+
+TEMPLATE_TEST_CASE("softmax: values without channels leave log_sum_exp", "[attention][portable]", float, double) {
+    const auto in = random_given<TestType>({1, 2, 1, 20, 30, 4, 3});
+    const auto expected = softmax(in);
+    const given<TestType> narrow{random_tensor<TestType>({1, 2, 20, 4}, 1), random_tensor<TestType>({1, 1, 30, 4}, 2),
+                                 tensor<TestType>({1, 1, 30, 0})};
+    CHECK(same_bits(softmax(narrow).log_sum_exp, expected.log_sum_exp));
+}
+
+TEMPLATE_TEST_CASE("softmax: the identity as values shows the matrix", "[attention][portable]", float, double) {
+    auto in = random_given<TestType>({1, 1, 1, 60, 140, 8, 140});
+    for (index j = 0; j < 140; ++j)
+        for (index c = 0; c < 140; ++c) in.values(0, 0, j, c) = c == j ? TestType{1} : TestType{0};
+    const auto rows = softmax(in).values;
+    for (index i = 0; i < 60; ++i) {
+        double sum = 0;
+        for (index j = 0; j < 140; ++j) {
+            if (!(rows(0, 0, i, j) > 0)) FAIL_CHECK("weight " << i << ", " << j << " is " << rows(0, 0, i, j));
+            sum += static_cast<double>(rows(0, 0, i, j));
+        }
+        CHECK(std::abs(sum - 1) <= 32 * epsilon<TestType>);
+    }
+}
+
+TEST_CASE("softmax: extra memory does not depend on the number of tokens", "[attention][portable]") {
+    const auto bytes = [](index n, index m, index heads) {
+        return softmax_attention{}.workspace_bytes<float>(problem{1, heads, heads, n, m, 64, 64}.shapes(), 1);
+    };
+    CHECK(bytes(64, 64, 1) == bytes(1 << 20, 1 << 20, 12));
+    CHECK(softmax_attention{}.workspace_bytes<float>(problem{1, 1, 1, 64, 64, 64, 64}.shapes(), 3) == 3 * bytes(64, 64, 1));
+}
+
+} // namespace attn::testing

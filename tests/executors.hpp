@@ -1,0 +1,44 @@
+// Executors for tests: the library's, and two of a user's own.
+#pragma once
+
+#include <attn/parallel/thread_pool.hpp>
+
+#include <thread>
+#include <vector>
+
+namespace attn::testing {
+
+/// A user's executor: one thread, the last body first.
+struct backwards {
+    index concurrency() const { return 5; }
+    void parallel_for(index count, body_ref body) const {
+        while (count > 0) body(--count);
+    }
+};
+
+/// A user's executor: new threads for every call.
+struct new_threads {
+    int concurrency() { return 4; }
+    void parallel_for(index count, body_ref body) {
+        std::vector<std::thread> threads;
+        for (index i = 0; i < count; ++i) threads.emplace_back([=] { body(i); });
+        for (auto& thread : threads) thread.join();
+    }
+};
+
+/// Calls f(executor, name) for each.
+template <class F>
+void for_each_executor(F&& f) {
+    sequential one;
+    f(one, "sequential");
+    for (const index threads : {2, 3, 7}) {
+        thread_pool pool(threads);
+        f(pool, "thread_pool of " + std::to_string(threads));
+    }
+    backwards user;
+    f(user, "a user's, backwards");
+    new_threads others;
+    f(others, "a user's, with new threads");
+}
+
+} // namespace attn::testing

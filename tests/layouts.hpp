@@ -1,0 +1,100 @@
+// Tensors laid out in memory in every way a caller may, surrounded by guards.
+#pragma once
+
+#include "answers.hpp"
+
+namespace attn::testing {
+
+enum class layout {
+    head_major,       // [batch][heads][tokens][channels]
+    token_major,      // [batch][tokens][heads][channels]
+    padded_rows,      // gaps between rows and between heads
+    strided_channels, // every third number
+    column_major,     // tokens lie side by side: Eigen's default
+    misaligned,       // head_major, one number further
+    pages_apart,      // rows a multiple of 4096 bytes apart
+    reversed,         // head_major backwards: every stride negative
+};
+
+struct named_layout {
+    layout value;
+    const char* name;
+};
+inline constexpr std::array all_layouts{
+    named_layout{layout::head_major, "head_major"},     named_layout{layout::token_major, "token_major"},
+    named_layout{layout::padded_rows, "padded_rows"},   named_layout{layout::strided_channels, "strided_channels"},
+    named_layout{layout::column_major, "column_major"}, named_layout{layout::misaligned, "misaligned"},
+    named_layout{layout::pages_apart, "pages_apart"},   named_layout{layout::reversed, "reversed"},
+};
+
+template <class T>
+strides strides_of(layout l, const shape& s) {
+    const auto rows = [&](index row, index channel) { return strides{s.heads * s.tokens * row, s.tokens * row, row, channel}; };
+    constexpr index page = 4096 / sizeof(T);
+    switch (l) {
+    case layout::token_major:
+        return {s.tokens * s.heads * s.channels, s.channels, s.heads * s.channels, 1};
+    case layout::padded_rows:
+        return {s.heads * (s.tokens + 1) * (s.channels + 3) + 7, (s.tokens + 1) * (s.channels + 3), s.channels + 3, 1};
+    case layout::strided_channels:
+        return rows(3 * s.channels + 1, 3);
+    case layout::column_major:
+        return {s.heads * s.tokens * s.channels, s.tokens * s.channels, 1, s.tokens};
+    case layout::pages_apart:
+        return rows((s.channels + page - 1) / page * page, 1);
+    case layout::reversed:
+        return {-s.heads * s.tokens * s.channels, -s.tokens * s.channels, -s.channels, -1};
+    default:
+        return rows(s.channels, 1);
+    }
+}
+
+/// A tensor in some layout. All memory that is not its elements holds guards, a cache line and more before and after included.
+template <Scalar T>
+class placed {
+public:
+    placed(const shape& s, layout l) : shape_(s), strides_(strides_of<T>(l, s)) {
+        const auto reach = [](index stride, index extent) { return std::abs(stride) * std::max<index>(0, extent - 1); };
+        const auto span = reach(strides_.batch, s.batch) + reach(strides_.head, s.heads) + reach(strides_.token, s.tokens) +
+                          reach(strides_.channel, s.channels);
+        memory_ = tensor<T>({1, 1, 1, 2 * margin + span + 2});
+        std::fill_n(memory_.data(), memory_.shape().size(), guard<T>);
+        first_ = margin + (l == layout::misaligned ? 1 : l == layout::reversed ? span : 0);
+    }
+    placed(const tensor<T>& from, layout l) : placed(from.shape(), l) {
+        each([&](index b, index h, index i, index c) { view()(b, h, i, c) = from(b, h, i, c); });
+    }
+
+    tensor_view<T> view() { return {memory_.data() + first_, shape_, strides_}; }
+    tensor<T> copy() {
+        tensor<T> result(shape_);
+        each([&](index b, index h, index i, index c) { result(b, h, i, c) = view()(b, h, i, c); });
+        return result;
+    }
+    /// Nothing was written but elements.
+    bool guards_intact() {
+        auto rest = tensor<T>(memory_.shape());
+        std::copy_n(memory_.data(), memory_.shape().size(), rest.data());
+        const tensor_view<T> elements(rest.data() + first_, shape_, strides_);
+        each([&](index b, index h, index i, index c) { elements(b, h, i, c) = guard<T>; });
+        return std::all_of(rest.data(), rest.data() + rest.shape().size(), [](const T& x) { return same_bits(x, guard<T>); });
+    }
+
+private:
+    static constexpr index margin = 128;
+
+    template <class F>
+    void each(F&& f) const {
+        for (index b = 0; b < shape_.batch; ++b)
+            for (index h = 0; h < shape_.heads; ++h)
+                for (index i = 0; i < shape_.tokens; ++i)
+                    for (index c = 0; c < shape_.channels; ++c) f(b, h, i, c);
+    }
+
+    shape shape_;
+    strides strides_;
+    tensor<T> memory_;
+    index first_ = 0;
+};
+
+} // namespace attn::testing

@@ -1,0 +1,14 @@
+// expect: Pattern
+// A lambda as a pattern, not wrapped in predicate{}.
+#include <attn/attention/softmax_attention.hpp>
+#include <attn/pattern/predicate.hpp>
+
+int main() {
+    const auto seen = [](auto i, auto j) { return j <= i; };
+#ifdef ATTN_MISUSE
+    const attn::softmax_attention op{.pattern = seen};
+#else
+    const attn::softmax_attention op{.pattern = attn::predicate{seen}};
+#endif
+    return op.sinks.empty() ? 0 : 1;
+}

@@ -1,0 +1,12 @@
+// expect: ScoreFunction
+// A score function that does not return a number.
+#include <attn/attention/softmax_attention.hpp>
+
+int main() {
+#ifdef ATTN_MISUSE
+    const attn::softmax_attention op{.score = [](auto, auto, auto) { return "score"; }};
+#else
+    const attn::softmax_attention op{.score = [](auto score, auto, auto) { return score; }};
+#endif
+    return op.sinks.empty() ? 0 : 1;
+}
