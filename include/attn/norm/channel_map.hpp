@@ -47,7 +47,7 @@ struct channel_maps {
 template <class Arch, bool blend, bool streaming, int rows, Scalar T>
 [[gnu::always_inline]] inline void map_rows(const row_run<T>& at, index first, index channels, const channel_maps<T>& maps, T kept) {
     using lanes = simd::lanes<T, Arch>;
-    constexpr int size = lanes::size, bytes_ahead = 3072;
+    constexpr int size = lanes::size, bytes_ahead = 2048;
     const T* const x = at.x + first * at.x_stride;
     T* const out = at.out + first * at.out_stride;
     const auto x_stride = at.x_stride, out_stride = at.out_stride;
@@ -74,11 +74,13 @@ template <class Arch, bool blend, bool streaming, int rows, Scalar T>
     }
 }
 
+/// Single rows in the order of memory if they are streamed, else pairs of them.
 template <class Arch, bool blend, bool streaming, Scalar T>
 void map_run(const row_run<T>& run, index channels, const channel_maps<T>& maps, T kept) {
+    constexpr int together = streaming ? 1 : 2;
     index r = 0;
-    for (; r + 2 <= run.count; r += 2) map_rows<Arch, blend, streaming, 2>(run, r, channels, maps, kept);
-    if (r < run.count) map_rows<Arch, blend, streaming, 1>(run, r, channels, maps, kept);
+    for (; r + together <= run.count; r += together) map_rows<Arch, blend, streaming, together>(run, r, channels, maps, kept);
+    for (; r < run.count; ++r) map_rows<Arch, blend, streaming, 1>(run, r, channels, maps, kept);
     if constexpr (streaming) simd::finish_streaming();
 }
 

@@ -20,11 +20,11 @@ struct fixed {
     }
 
     void check(const pattern_context& context) const {
-        const auto name = "fixed{" + std::to_string(block) + ", " + std::to_string(width) + ", " + std::to_string(sub) + "}";
+        const auto name = [&] { return "fixed{" + std::to_string(block) + ", " + std::to_string(width) + ", " + std::to_string(sub) + "}"; };
         context.require_at_least(1, block, name, "block");
         context.require_at_least(1, width, name, "width");
         context.require_at_least(0, sub, name, "sub-block");
-        if (sub >= block / width) context.refuse(name, "has its summary columns outside the block");
+        if (sub >= block / width) context.refuse(name(), "has its summary columns outside the block");
     }
 };
 

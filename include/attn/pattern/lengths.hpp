@@ -24,10 +24,10 @@ struct lengths {
     constexpr detail::shorter_than at(index batch, index) const { return {length[static_cast<std::size_t>(batch)]}; }
 
     void check(const pattern_context& context) const {
-        const auto name = "lengths{" + std::to_string(length.size()) + " values}";
-        if (std::ssize(length) != context.batch) context.refuse(name, "is for another batch than " + std::to_string(context.batch));
+        const auto name = [&] { return "lengths{" + std::to_string(length.size()) + " values}"; };
+        if (std::ssize(length) != context.batch) context.refuse(name(), "is for another batch than " + std::to_string(context.batch));
         for (const auto value : length)
-            if (value < 0) context.refuse(name, "holds the length " + std::to_string(value));
+            if (value < 0) context.refuse(name(), "holds the length " + std::to_string(value));
     }
 };
 

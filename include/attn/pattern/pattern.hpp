@@ -22,20 +22,21 @@ struct pattern_context {
     [[noreturn]] void refuse(const std::string& pattern, const std::string& problem) const {
         throw shape_error(operation, "pattern", pattern + " " + problem);
     }
-    /// Throws shape_error unless a parameter is at least `least`.
-    void require_at_least(index least, index value, const std::string& pattern, const char* parameter) const {
-        if (value < least) refuse(pattern, "needs a " + std::string(parameter) + " of at least " + std::to_string(least));
+    /// Throws shape_error unless a parameter is at least `least`. Here and below name() gives the pattern with its numbers: only a
+    /// refusal spells it out, a call that is fine allocates nothing.
+    void require_at_least(index least, index value, const auto& name, const char* parameter) const {
+        if (value < least) refuse(name(), "needs a " + std::string(parameter) + " of at least " + std::to_string(least));
     }
     /// Throws shape_error unless a table of that many batch entries and heads serves all, each being 1 or the context's number.
-    void require_broadcast(const shape& table, const std::string& pattern) const {
-        if (table.batch != 1 && table.batch != batch) refuse(pattern, "is for another batch than " + std::to_string(batch));
-        if (table.heads != 1 && table.heads != heads) refuse(pattern, "is for another number of heads than " + std::to_string(heads));
+    void require_broadcast(const shape& table, const auto& name) const {
+        if (table.batch != 1 && table.batch != batch) refuse(name(), "is for another batch than " + std::to_string(batch));
+        if (table.heads != 1 && table.heads != heads) refuse(name(), "is for another number of heads than " + std::to_string(heads));
     }
     /// Throws shape_error unless all positions lie in a table for the queries query_begin .. query_end - 1 and the keys likewise.
-    void require_inside(index query_begin, index query_end, index key_begin, index key_end, const std::string& pattern) const {
+    void require_inside(index query_begin, index query_end, index key_begin, index key_end, const auto& name) const {
         const auto outside = [&](const char* what, index first, index end, index begin, index limit) {
             if (first < end && (first < begin || end > limit))
-                refuse(pattern, "is for " + std::string(what) + " " + std::to_string(begin) + " .. " + std::to_string(limit - 1) + ", not " +
+                refuse(name(), "is for " + std::string(what) + " " + std::to_string(begin) + " .. " + std::to_string(limit - 1) + ", not " +
                                     std::to_string(first) + " .. " + std::to_string(end - 1));
         };
         outside("queries", first_query, end_query, query_begin, query_end);

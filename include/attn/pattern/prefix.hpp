@@ -12,7 +12,7 @@ struct prefix {
     constexpr auto visible(const auto& i, const auto& j) const { return j < length || j <= i; }
 
     void check(const pattern_context& context) const {
-        context.require_at_least(0, length, "prefix{" + std::to_string(length) + "}", "length");
+        context.require_at_least(0, length, [&] { return "prefix{" + std::to_string(length) + "}"; }, "length");
     }
 };
 

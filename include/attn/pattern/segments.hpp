@@ -90,9 +90,9 @@ public:
     }
 
     void check(const pattern_context& context) const {
-        const auto name = "segments{" + std::to_string(entries_) + " x " + std::to_string(queries_.count) + " queries, " +
-                          std::to_string(keys_.count) + " keys}";
-        if (context.batch % entries_ != 0) context.refuse(name, "is for another batch than " + std::to_string(context.batch));
+        const auto name = [&] { return "segments{" + std::to_string(entries_) + " x " + std::to_string(queries_.count) + " queries, " +
+                          std::to_string(keys_.count) + " keys}"; };
+        if (context.batch % entries_ != 0) context.refuse(name(), "is for another batch than " + std::to_string(context.batch));
         context.require_inside(queries_.first, queries_.first + queries_.count, keys_.first, keys_.first + keys_.count, name);
     }
 

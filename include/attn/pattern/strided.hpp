@@ -14,7 +14,7 @@ struct strided {
     constexpr index step() const { return stride; }
 
     void check(const pattern_context& context) const {
-        context.require_at_least(1, stride, "strided{" + std::to_string(stride) + "}", "stride");
+        context.require_at_least(1, stride, [&] { return "strided{" + std::to_string(stride) + "}"; }, "stride");
     }
 };
 

@@ -103,7 +103,7 @@ public:
     }
 
     void check(const pattern_context& context) const {
-        const auto name = "tiles{" + to_string(size_) + "}";
+        const auto name = [&] { return "tiles{" + to_string(size_) + "}"; };
         context.require_broadcast(size_, name);
         context.require_inside(any_query_ ? context.first_query : first_query_, any_query_ ? context.end_query : first_query_ + size_.tokens,
                                first_key_, first_key_ + size_.channels, name);

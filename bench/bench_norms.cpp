@@ -1,0 +1,159 @@
+// Norms: how fast they are beside a copy of the same bytes, beside Eigen, and beside no norm at all.
+//     norm/<norm>/rows:4096/channels:768/t:1          in a cache that holds input and output, if it does
+//     norm/<norm>/rows:4096/channels:768/memory/t:1   from memory: a different one of many inputs and outputs in every call
+#include "measure.hpp"
+
+#include "attn/norm/fold.hpp"
+#include "attn/norm/layer_norm.hpp"
+#include "attn/norm/rep_batch_norm.hpp"
+#include "attn/norm/rms_norm.hpp"
+#include "attn/parallel/thread_pool.hpp"
+
+#include <Eigen/Core>
+#include <benchmark/benchmark.h>
+
+#include <cstring>
+#include <functional>
+#include <random>
+
+namespace attn::bench {
+
+namespace {
+
+using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+/// Inputs, outputs and parameters of one size.
+struct norm_problem {
+    index rows, channels;
+    std::vector<tensor<float>> in, out;
+    std::vector<float> weight, bias;
+    std::vector<double> mean, variance;
+    std::size_t at = 0;
+
+    norm_problem(index n, index d, bool from_memory)
+        : rows(n), channels(d), weight(static_cast<std::size_t>(d), 1.25F), bias(static_cast<std::size_t>(d), 0.5F),
+          mean(static_cast<std::size_t>(d), 0.25), variance(static_cast<std::size_t>(d), 1.5) {
+        std::mt19937 random(5);
+        std::normal_distribution<float> normal;
+        const shape s{.tokens = rows, .channels = channels};
+        const auto pairs = from_memory ? std::max<index>(2, (index{200} << 20) / (8 * s.size())) : 1;
+        for (index p = 0; p < pairs; ++p) {
+            in.emplace_back(s);
+            out.emplace_back(s);
+            if (p == 0) std::generate_n(in[0].data(), s.size(), [&] { return normal(random); });
+            else std::copy_n(in[0].data(), s.size(), in.back().data());
+        }
+    }
+    void next() { at = (at + 1) % in.size(); }
+    const tensor<float>& x() const { return in[at]; }
+    tensor<float>& y() { return out[at]; }
+    double bytes() const { return 8.0 * static_cast<double>(rows * channels); }
+};
+
+using call = std::function<void(norm_problem&, const execution&)>;
+
+/// A norm, through the front door.
+template <class F>
+call ours(F make) {
+    return [make](norm_problem& p, const execution& run) { normalise(make(p), p.x(), p.y(), run); };
+}
+layer_norm<float> layer_norm_of(const norm_problem& p) { return {p.weight, p.bias}; }
+rms_norm<float> rms_norm_of(const norm_problem& p) { return {p.weight}; }
+batch_norm<float> batch_norm_of(const norm_problem& p) { return {p.weight, p.bias, p.mean, p.variance}; }
+rep_batch_norm<float> rep_batch_norm_of(const norm_problem& p) { return {batch_norm_of(p), 0.5}; }
+
+/// The expression that one writes in Eigen.
+void eigen_layer_norm(norm_problem& p, const execution&) {
+    const Eigen::Map<const matrix> x(p.x().data(), p.rows, p.channels);
+    Eigen::Map<matrix> y(p.y().data(), p.rows, p.channels);
+    const Eigen::Map<const Eigen::ArrayXf> w(p.weight.data(), p.channels), b(p.bias.data(), p.channels);
+    for (index i = 0; i < p.rows; ++i) {
+        const auto row = x.row(i).array();
+        const float mean = row.mean(), scale = 1 / std::sqrt((row - mean).square().mean() + 1e-5F);
+        y.row(i) = ((row - mean) * scale * w.transpose() + b.transpose()).matrix();
+    }
+}
+void eigen_batch_norm(norm_problem& p, const execution&) {
+    const Eigen::Map<const matrix> x(p.x().data(), p.rows, p.channels);
+    Eigen::Map<matrix> y(p.y().data(), p.rows, p.channels);
+    const Eigen::Map<const Eigen::ArrayXf> w(p.weight.data(), p.channels), b(p.bias.data(), p.channels);
+    const Eigen::Map<const Eigen::ArrayXd> mean(p.mean.data(), p.channels), variance(p.variance.data(), p.channels);
+    const Eigen::ArrayXf scale = w / (variance + 1e-5).sqrt().cast<float>(), offset = b - mean.cast<float>() * scale;
+    y.array() = (x.array().rowwise() * scale.transpose()).rowwise() + offset.transpose();
+}
+void copy(norm_problem& p, const execution&) { std::memcpy(p.y().data(), p.x().data(), static_cast<std::size_t>(p.x().shape().size()) * sizeof(float)); }
+
+/// Times the call between copies of the same bytes: `vs_memcpy` is its speed as a multiple of theirs.
+void time_beside_memcpy(benchmark::State& state, index rows, index channels, bool from_memory, index threads, const call& timed) {
+    norm_problem p(rows, channels, from_memory);
+    thread_pool pool(threads);
+    workspace memory(std::size_t{1} << 22);
+    const execution run(pool, memory);
+    double copying = 0, working = 0;
+    for ([[maybe_unused]] auto _ : state) {
+        p.next();
+        copying += seconds_of([&] { copy(p, run); });
+        p.next();
+        const auto seconds = seconds_of([&] { timed(p, run); });
+        working += seconds;
+        state.SetIterationTime(seconds);
+    }
+    state.counters["bytes_per_second"] = p.bytes() * static_cast<double>(state.iterations()) / working;
+    state.counters["vs_memcpy"] = copying / working;
+}
+
+void add(const std::string& name, index rows, index channels, bool from_memory, index threads, const call& timed) {
+    const auto full = "norm/" + name + "/rows:" + std::to_string(rows) + "/channels:" + std::to_string(channels) + (from_memory ? "/memory" : "") +
+                      "/t:" + std::to_string(threads);
+    benchmark::RegisterBenchmark(full.c_str(), [=](benchmark::State& state) { time_beside_memcpy(state, rows, channels, from_memory, threads, timed); })
+        ->UseManualTime();
+}
+
+/// A norm and the linear after it, on one thread and with Eigen's product: LN against BN against BN folded into the linear.
+void add_before_linear(const std::string& model, index rows, index channels) {
+    enum class form { layer, batch, folded };
+    for (const auto& [name, with] : {std::pair("layer_norm", form::layer), std::pair("rep_batch_norm", form::batch), std::pair("folded", form::folded)}) {
+        const auto full = "norm_and_linear/" + std::string(name) + "/" + model + "/rows:" + std::to_string(rows) + "/channels:" + std::to_string(channels) + "/t:1";
+        benchmark::RegisterBenchmark(full.c_str(), [=, which = with](benchmark::State& state) {
+            norm_problem p(rows, channels, false);
+            matrix weight = matrix::Random(channels, channels), result(rows, channels);
+            std::vector<float> bias(static_cast<std::size_t>(channels));
+            const linear_view<float> linear{head_major(weight.data(), {.tokens = channels, .channels = channels}), bias};
+            if (which == form::folded) fold(rep_batch_norm_of(p), linear, linear);
+            const Eigen::Map<const Eigen::RowVectorXf> b(bias.data(), channels);
+            sequential here;
+            workspace memory(std::size_t{1} << 20);
+            const execution run(here, memory);
+            for ([[maybe_unused]] auto _ : state) {
+                if (which == form::layer) normalise(layer_norm_of(p), p.x(), p.y(), run);
+                if (which == form::batch) normalise(rep_batch_norm_of(p), p.x(), p.y(), run);
+                const Eigen::Map<const matrix> x(which == form::folded ? p.x().data() : p.y().data(), rows, channels);
+                result.noalias() = x * weight.transpose();
+                result.rowwise() += b;
+                benchmark::DoNotOptimize(result.data());
+            }
+        });
+    }
+}
+
+const bool added = [] {
+    const auto layer = ours(layer_norm_of), rms = ours(rms_norm_of), batch = ours(batch_norm_of), rep = ours(rep_batch_norm_of);
+    for (const bool from_memory : {false, true})
+        for (const index threads : {1, 2}) {
+            add("layer_norm", 4096, 768, from_memory, threads, layer);
+            add("rms_norm", 4096, 768, from_memory, threads, rms);
+            add("batch_norm", 4096, 768, from_memory, threads, batch);
+            add("rep_batch_norm", 4096, 768, from_memory, threads, rep);
+            if (threads > 1) continue;
+            add("eigen_layer_norm", 4096, 768, from_memory, threads, eigen_layer_norm);
+            add("eigen_batch_norm", 4096, 768, from_memory, threads, eigen_batch_norm);
+        }
+    add_before_linear("deit_tiny", 8 * 197, 192);
+    for (const auto& [tokens, channels] : {std::pair<index, index>{3136, 96}, {784, 192}, {196, 384}, {49, 768}}) add_before_linear("swin_tiny", 8 * tokens, channels);
+    for (const auto& [tokens, channels] : {std::pair<index, index>{3136, 64}, {784, 128}, {196, 320}, {49, 512}}) add_before_linear("pvt_tiny", 8 * tokens, channels);
+    return true;
+}();
+
+} // namespace
+
+} // namespace attn::bench
