@@ -42,8 +42,13 @@ void report::ReportRuns(const std::vector<Run>& runs) {
         for (const auto& [counter, value] : run.counters) values[counter].push_back(value);
     }
     if (name.empty()) return;
-    if (!values.contains("peak")) return print_cells(name, {"FAILED"});
+    if (!values.contains("seconds")) return print_cells(name, {"FAILED"});
     const auto median = [&](const std::string& counter) { return values.contains(counter) ? quartiles_of(values[counter]).median : 0; };
+    if (!values.contains("peak")) { // bound by memory: beside a copy of the same bytes
+        const auto seconds = quartiles_of(values["seconds"]);
+        return print_cells(name, {time_text(seconds.median), percent_text(seconds.spread()), fixed_text(median("bytes_per_second") / 1e9, 1) + " GB/s",
+                                  ratio_text(median("vs_memcpy")), "of memcpy"});
+    }
     const auto& r = results_[name] = {quartiles_of(values["seconds"]), quartiles_of(values["peak"]), quartiles_of(values["flops"]), median("useful_share")};
     if (name.find("/t:1") != std::string::npos) idle_.push_back(median("idle"));
     print_cells(name, {time_text(r.seconds.median), percent_text(r.seconds.spread()), fixed_text(r.flops.median / 1e9, 1), percent_text(r.share.median),

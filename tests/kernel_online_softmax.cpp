@@ -106,7 +106,7 @@ TEMPLATE_TEST_CASE("online_softmax: hidden scores, infinities and NaN", "[kernel
     CHECK(pushed({kernel::hidden_score<T>}) == nothing);
     CHECK(pushed({-infinity, kernel::hidden_score<T>}) == nothing);
     CHECK(pushed({-infinity, 0, kernel::hidden_score<T>}) == std::array{0.0, 1.0, 0.0});
-    CHECK(pushed({T{-1e30f}, -infinity})[0] == Approx(-1e30 * std::numbers::ln2));
+    CHECK(pushed({static_cast<T>(-1e30), -infinity})[0] == Approx(-1e30 * std::numbers::ln2));
     for (const auto& column : {pushed({0, nan}), pushed({nan, 0}), pushed({nan}), pushed({0, infinity, 1})}) {
         CHECK(std::isnan(column[0]));
         CHECK(std::isnan(column[1]));

@@ -195,6 +195,7 @@ private:
         const auto results = rows_of_tile(out.values, first_row);
         prefetch_rows(rows_of_tile(in.queries, first_row + tile.count * tile.step), tile.count, in.queries.shape().channels);
         prefetch_rows(results, tile.count, out.values.shape().channels);
+        prefetch_next_head(in, batch, kv_head, first_row, tile.count);
 
         auto& softmax = work.run(pattern, first_key, in.keys.shape().tokens);
         T share[panel::tile_type::most_queries] = {}, maximum[panel::tile_type::most_queries] = {};
@@ -219,6 +220,26 @@ private:
             }
             if (out.log_sum_exp.data()) out.log_sum_exp(batch, head, first_row + q * tile.step, 0) = softmax.log_sum_exp(q);
         }
+    }
+
+    /// The panels of one head bring the next head's keys and values closer, each its share, if they fit into a second-level cache beside
+    /// their own: where heads are short, as in a vision transformer, the first panel would wait for all of them.
+    static void prefetch_next_head(const inputs<T>& in, index batch, index kv_head, index first_row, index queries) {
+        const auto& k = in.keys.shape();
+        const auto channels = k.channels + in.values.shape().channels;
+        constexpr index half_a_cache = index{512} << 10;
+        if (k.tokens * channels * static_cast<index>(sizeof(T)) > half_a_cache) return;
+        const auto next = batch * k.heads + kv_head + 1;
+        if (next >= k.batch * k.heads) return;
+        const auto share = (k.tokens * queries + in.queries.shape().tokens - 1) / in.queries.shape().tokens;
+        const auto first = std::min(k.tokens, first_row * k.tokens / in.queries.shape().tokens), count = std::min(share, k.tokens - first);
+        const auto prefetch_share = [&](const auto& tensor) {
+            auto rows = rows_of(tensor, next / k.heads, next % k.heads);
+            rows.data += first * rows.row_stride;
+            prefetch_rows(rows, count, tensor.shape().channels);
+        };
+        prefetch_share(in.keys);
+        prefetch_share(in.values);
     }
 
     const P& pattern_;
