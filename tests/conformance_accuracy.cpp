@@ -7,15 +7,15 @@ namespace attn::testing {
 namespace {
 
 template <Scalar T>
-void check_accuracy(const attention_case& c, const problem& p, const given<T>& in) {
+void check_accuracy(const attention_case& c, const problem& p, const given<T>& in, double slack = 1) {
     INFO(c.name << ": " << describe(p));
     const auto op = c.make<T>(p);
     const auto exact = reference_of(*op, inputs<T>(in), c.has_log_sum_exp);
     const auto ours = attend(*op, inputs<T>(in), c.has_log_sum_exp);
     const error_bounds bounds(c, p, in, exact);
     const auto error = largest_error(ours.values, exact.values), log_error = largest_error(ours.log_sum_exp, exact.log_sum_exp);
-    CHECK(error / epsilon<T> <= bounds.values / epsilon<T>);
-    CHECK(log_error / epsilon<T> <= bounds.log_sum_exp / epsilon<T>);
+    CHECK(error / epsilon<T> <= slack * bounds.values / epsilon<T>);
+    CHECK(log_error / epsilon<T> <= slack * bounds.log_sum_exp / epsilon<T>);
 }
 
 template <Scalar T>
@@ -39,13 +39,15 @@ TEMPLATE_TEST_CASE("every operator: accuracy with many keys", "[conformance][por
     for_each_case(problems, [](const auto& c, const problem& p) { check_accuracy(c, p, random_given<TestType>(p)); });
 }
 
+// Such a score is rounded by a thousand epsilons. Where a cap leaves one key in hundreds sensitive to that, the textbook formula may be
+// lucky with it: hence the slack.
 TEMPLATE_TEST_CASE("every operator: accuracy with scores of +-1e4", "[conformance][portable]", float, double) {
     const std::vector<problem> problems{{1, 2, 1, 50, 150, 16, 16}, {2, 1, 1, 17, 40, 8, 5}};
     for_each_case(problems, [](const auto& c, const problem& p) {
         auto in = random_given<TestType>(p);
         scale(in.queries, TestType{100});
         scale(in.keys, TestType{100});
-        check_accuracy(c, p, in);
+        check_accuracy(c, p, in, 2);
     });
 }
 

@@ -50,10 +50,12 @@ void write_row(const T* from, index channels, T factor, T share, T* to, index ch
             x.store(to + c);
         }
     }
-    for (; c < channels; ++c) {
-        T& x = to[c * channel_stride];
-        if constexpr (added) x = std::fma(share, x, from[c] * factor);
-        else x = from[c] * factor;
+    for (; c < channels; ++c) { // by lanes too: what is fused there must be fused here, or the layout would show in the last bit
+        auto x = lanes(from[c]) * lanes(factor);
+        if constexpr (added) x = fma(lanes(share), lanes(to[c * channel_stride]), x);
+        T one[lanes::size];
+        x.store(one);
+        to[c * channel_stride] = one[0];
     }
 }
 

@@ -76,7 +76,7 @@ public:
         look([&](index batch, index head, index row, std::uint8_t* line) {
             const auto* from = mask.row(batch, head, row);
             if (const auto stride = mask.strides().channel; stride == 1)
-                std::memcpy(line, from, static_cast<std::size_t>(size_.channels));
+                std::copy_n(reinterpret_cast<const std::uint8_t*>(from), size_.channels, line);
             else
                 for (index column = 0; column < size_.channels; ++column) line[column] = from[column * stride] ? 1 : 0;
         });
