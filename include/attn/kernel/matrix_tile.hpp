@@ -40,6 +40,14 @@ struct matrix_tile {
     [[gnu::always_inline]] void store(T* to, index row_stride) const {
         simd::unroll<Rows>([&](auto i) { simd::unroll<Columns>([&](auto c) { sum[i][c].store(to + i * row_stride + c * lanes::size); }); });
     }
+    [[gnu::always_inline]] void add_to(T* to, index row_stride) const {
+        simd::unroll<Rows>([&](auto i) {
+            simd::unroll<Columns>([&](auto c) {
+                T* const at = to + i * row_stride + c * lanes::size;
+                (lanes::load(at) + sum[i][c]).store(at);
+            });
+        });
+    }
     /// sum[i][c] += sum over k < depth of a(i, k) * b(k, c), where a(i, k) = a[i * a_row + k * a_depth] is a number and b(k, c) the
     /// register at b + k * b_depth + c * lanes::size. Each lane is one chain of multiply-adds in the order of k: its result is the
     /// same in a tile of any size.

@@ -1,0 +1,173 @@
+// The blocked matrix product on the micro-kernel, for linear layers and projections.
+#pragma once
+
+#include "../parallel/executor.hpp"
+#include "matrix_tile.hpp"
+#include "tile_loader.hpp"
+
+#include <span>
+
+namespace attn::kernel {
+
+/// The transpose of a matrix, without moving it.
+template <class T>
+row_block<T> transposed(const row_block<T>& m) {
+    return {m.data, m.channel_stride, m.row_stride};
+}
+
+/// C = start + A B for A (rows, depth), B (depth, columns), C and start (rows, columns); C is row-major, the others lie anyhow. What is
+/// added is a matrix, C itself, or with a stride of 0 a bias: of each column with {bias, 0, 1}, of each row with {bias, 1, 0}; or
+/// nothing, without data. For a linear layer y = x W^T + b, with W (out, in), B is transposed(W).
+///
+/// Every element is a sum of chains of multiply-adds over at most `most_depth` terms, cut by the depth alone: its bits do not depend on
+/// the number of rows and columns, on layouts or threads. Blocks of B are packed for the micro-kernel, once in each block of rows.
+template <Scalar T, class Arch>
+class matrix_product {
+public:
+    matrix_product(index rows, index depth, index columns) : rows_(rows), depth_(depth), columns_(columns) {}
+
+    /// All tasks on an executor. memory: workspace_bytes(run.concurrency()).
+    void operator()(const row_block<const T>& a, const row_block<const T>& b, const row_block<const T>& start, const row_block<T>& c,
+                    std::byte* memory, const execution& run) const {
+        run.for_each(task_count(), [&](index task, index slice) {
+            detail::scratch own(memory + static_cast<std::size_t>(slice) * task_bytes());
+            run_task(task, own, a, b, start, c);
+        });
+    }
+    std::size_t workspace_bytes(index concurrency) const { return static_cast<std::size_t>(concurrency) * task_bytes(); }
+
+    /// Blocks of C that are computed independently, in any order.
+    index task_count() const { return row_blocks() * column_blocks(); }
+    /// Memory of one running task.
+    std::size_t task_bytes() const {
+        detail::scratch memory;
+        blocks(memory, *this);
+        return memory.used_bytes();
+    }
+    void run_task(index task, detail::scratch& memory, const row_block<const T>& a, const row_block<const T>& b,
+                  const row_block<const T>& start, const row_block<T>& c) const {
+        run_task(task, memory, a, b, start, c, [](index first, index count, auto&& emit) { emit(first, count); });
+    }
+    /// Only over some of the depth: terms(first, count, emit) calls emit(first, count) for each run of terms of a piece of the depth that
+    /// take part. The others are not multiplied.
+    template <class Terms>
+    void run_task(index task, detail::scratch& memory, const row_block<const T>& a, const row_block<const T>& b,
+                  const row_block<const T>& start, const row_block<T>& c, const Terms& terms) const {
+        const blocks block(memory, *this);
+        const auto [first_row, rows] = piece(rows_, row_blocks(), task % row_blocks());
+        const auto [first_column, columns] = piece(columns_, column_blocks(), task / row_blocks());
+        const row_block<T> to{c.data + first_row * c.row_stride + first_column, c.row_stride, 1};
+        begin(at(start, first_row, first_column), to, rows, columns);
+        std::array<depth_run, most_depth> runs;
+        const auto depth_pieces = std::max<index>(1, (depth_ + most_depth - 1) / most_depth);
+        for (index p = 0; p < depth_pieces; ++p) {
+            const auto within = piece(depth_, depth_pieces, p);
+            std::size_t count = 0;
+            terms(within.first, within.count, [&](index first, index in_run) { runs[count++] = {first - within.first, in_run}; });
+            block.multiply(at(a, first_row, within.first), at(b, within.first, first_column), to, rows, within.count, columns,
+                           std::span(runs.data(), count));
+        }
+    }
+
+private:
+    using lanes = simd::lanes<T, Arch>;
+    using traits = tile_traits<T, Arch>;
+    static constexpr index lane_count = lanes::size;
+    /// A panel of B is max_columns registers wide, or one at the end: most_depth rows of it stay in the first-level cache, and
+    /// most_rows rows of A, of that depth, in the second.
+    static constexpr index panel_width = traits::max_columns * lane_count, most_depth = 128 * 4 / sizeof(T), most_rows = 384,
+                           most_columns = 512;
+
+    struct depth_run {
+        index first, count;
+    };
+    struct extent {
+        index first, count;
+    };
+    static extent piece(index count, index pieces, index number) {
+        const auto first = count * number / pieces;
+        return {first, count * (number + 1) / pieces - first};
+    }
+    /// The part of a matrix that begins there; of none, none.
+    static row_block<const T> at(const row_block<const T>& m, index row, index column) {
+        return {m.data ? m.data + row * m.row_stride + column * m.channel_stride : nullptr, m.row_stride, m.channel_stride};
+    }
+    static index whole_registers(index count) { return (count + lane_count - 1) / lane_count * lane_count; }
+    index row_blocks() const { return (rows_ + most_rows - 1) / most_rows; }
+    index column_blocks() const { return (columns_ + most_columns - 1) / most_columns; }
+
+    /// The packed blocks of one task.
+    struct blocks {
+        T *packed_a, *packed_b;
+
+        blocks(detail::scratch& memory, const matrix_product& p)
+            : packed_a(memory.take<T>(std::min(most_rows, p.rows_) * whole_registers(std::min(most_depth, p.depth_)))),
+              packed_b(memory.take<T>(std::min(most_depth, p.depth_) * panel_width)) {}
+
+        void multiply(row_block<const T> a, const row_block<const T>& b, const row_block<T>& c, index rows, index depth, index columns,
+                      std::span<const depth_run> runs) const {
+            // Rows of A that evict each other are copied if they are read again and again.
+            if (a.channel_stride != 1 || (columns > 2 * panel_width && !readable_in_place(a))) {
+                copy_rows<T, Arch>(a, rows, depth, packed_a, whole_registers(depth));
+                a = {packed_a, whole_registers(depth), 1};
+            }
+            const auto wide = columns / panel_width * panel_width;
+            for (index first = 0; first < wide; first += panel_width)
+                multiply_panel<traits::max_columns>(a, at(b, 0, first), {c.data + first, c.row_stride, 1}, rows, depth, panel_width, runs);
+            for (index first = wide; first < columns; first += lane_count)
+                multiply_panel<1>(a, at(b, 0, first), {c.data + first, c.row_stride, 1}, rows, depth, std::min(lane_count, columns - first),
+                                  runs);
+        }
+
+    private:
+        /// A panel of `present` columns; the registers' other columns are zero.
+        template <int Columns>
+        void multiply_panel(const row_block<const T>& a, const row_block<const T>& b, const row_block<T>& c, index rows, index depth,
+                            index present, std::span<const depth_run> runs) const {
+            copy_rows<T, Arch>(b, depth, present, packed_b, Columns * lane_count);
+            for_each_piece(rows, traits::max_rows(Columns), [&](index row, index count) {
+                prefetch_rows(at(a, row + count, 0), count, depth);
+                with_constant<traits::max_rows(Columns)>(count, [&](auto r) {
+                    multiply_tile<r(), Columns>(a.data + row * a.row_stride, a.row_stride, packed_b, runs, c.data + row * c.row_stride,
+                                                c.row_stride, present);
+                });
+            });
+        }
+    };
+
+    /// What the sums begin with.
+    static void begin(const row_block<const T>& start, const row_block<T>& c, index rows, index columns) {
+        if (start.data == c.data && start.channel_stride == 1) return;
+        for (index r = 0; r < rows; ++r) {
+            const T* const from = start.data + r * start.row_stride;
+            T* const to = c.data + r * c.row_stride;
+            if (!start.data)
+                std::fill_n(to, columns, T{0});
+            else if (start.channel_stride == 1)
+                std::copy_n(from, columns, to);
+            else
+                for (index n = 0; n < columns; ++n) to[n] = from[n * start.channel_stride];
+        }
+    }
+
+    /// C += A B for the runs of one piece of the depth.
+    template <int Rows, int Columns>
+    [[gnu::noinline]] static void multiply_tile(const T* a, index a_row, const T* b, std::span<const depth_run> runs, T* c, index c_row,
+                                                index columns) {
+        matrix_tile<Rows, Columns, T, Arch> tile;
+        tile.zero();
+        for (index i = 0; i < Rows; ++i) // read at the end
+            for (index n = 0; n < Columns; ++n) simd::prefetch(c + i * c_row + n * lane_count);
+        for (const auto& run : runs)
+            tile.multiply_add(a + run.first, a_row, unit_stride{}, b + run.first * Columns * lane_count, Columns * lane_count, run.count);
+        if (columns == Columns * lane_count) return tile.add_to(c, c_row);
+        T sums[Rows * Columns * lane_count];
+        tile.store(sums, Columns * lane_count);
+        for (index i = 0; i < Rows; ++i)
+            for (index n = 0; n < columns; ++n) c[i * c_row + n] += sums[i * Columns * lane_count + n];
+    }
+
+    index rows_, depth_, columns_;
+};
+
+} // namespace attn::kernel
