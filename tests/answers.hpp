@@ -46,22 +46,29 @@ bool same_bits(const answer<T>& a, const answer<T>& b) {
     return same_bits(a.values, b.values) && same_bits(a.log_sum_exp, b.log_sum_exp);
 }
 
-/// Room for a result, all guards.
+/// Room for a result, all guards. Rows: the shape of its log_sum_exp.
+template <Scalar T>
+answer<T> no_answer(const shape& s, const shape& rows) {
+    answer<T> result{tensor<T>(s), tensor<T>(rows)};
+    std::fill_n(result.values.data(), s.size(), guard<T>);
+    std::fill_n(result.log_sum_exp.data(), rows.size(), guard<T>);
+    return result;
+}
 template <Scalar T>
 answer<T> no_answer(const shape& s, bool with_log_sum_exp) {
-    answer<T> result{tensor<T>(s), {}};
-    std::fill_n(result.values.data(), s.size(), guard<T>);
-    if (with_log_sum_exp) {
-        const shape rows{s.batch, s.heads, s.tokens, 1};
-        result.log_sum_exp = tensor<T>(rows);
-        std::fill_n(result.log_sum_exp.data(), rows.size(), guard<T>);
-    }
+    auto result = no_answer<T>(s, shape{s.batch, s.heads, with_log_sum_exp ? s.tokens : 0, 1});
+    if (!with_log_sum_exp) result.log_sum_exp = {};
     return result;
+}
+/// Room for what an operator makes of inputs of such shapes.
+template <Scalar T, Scalar U>
+answer<T> no_answer(const instance<U>& op, const input_shapes& s, bool with_log_sum_exp) {
+    return with_log_sum_exp ? no_answer<T>(op.output_shape(s), op.log_sum_exp_shape(s)) : no_answer<T>(op.output_shape(s), false);
 }
 
 template <Scalar T, Executor E>
 answer<T> attend(const instance<T>& op, const inputs<T>& in, bool with_log_sum_exp, E& executor) {
-    auto result = no_answer<T>(op.output_shape(shapes_of(in)), with_log_sum_exp);
+    auto result = no_answer<T>(op, shapes_of(in), with_log_sum_exp);
     workspace memory(op.workspace_bytes(shapes_of(in), executor.concurrency()));
     op.attend(in, result.out(), execution(executor, memory));
     return result;
@@ -75,7 +82,7 @@ answer<T> attend(const instance<T>& op, const inputs<T>& in, bool with_log_sum_e
 /// The definition's result in double, on inputs that are widened exactly.
 template <Scalar T>
 answer<double> reference_of(const instance<T>& op, const inputs<T>& in, bool with_log_sum_exp) {
-    auto result = no_answer<double>(op.output_shape(shapes_of(in)), with_log_sum_exp);
+    auto result = no_answer<double>(op, shapes_of(in), with_log_sum_exp);
     const auto q = reference::widen(in.queries), k = reference::widen(in.keys), v = reference::widen(in.values);
     op.reference({q, k, v, in.positions}, result.out());
     return result;
@@ -135,7 +142,7 @@ private:
         const auto op = c.make_float(p);
         const given<float> narrow{narrowed(in.queries), narrowed(in.keys), narrowed(in.values), in.positions};
         const auto exact = reference_of(*op, inputs<float>(narrow), c.has_log_sum_exp);
-        auto plain = no_answer<float>(exact.values.shape(), c.has_log_sum_exp);
+        auto plain = no_answer<float>(*op, shapes_of(inputs<float>(narrow)), c.has_log_sum_exp);
         op->plain(narrow, plain.out());
         return {largest_error(plain.values, exact.values) / epsilon<float>,
                 largest_error(plain.log_sum_exp, exact.log_sum_exp) / epsilon<float>};

@@ -5,6 +5,7 @@
 #include "attn/attention/attention.hpp"
 #include "attn/reference/widen.hpp"
 
+#include <any>
 #include <functional>
 #include <memory>
 #include <string>
@@ -30,6 +31,13 @@ struct instance {
     virtual void attend(const inputs<T>&, const outputs<T>&, const execution&) const = 0;
     virtual std::size_t workspace_bytes(const input_shapes&, index concurrency) const = 0;
     virtual shape output_shape(const input_shapes&) const = 0;
+    /// Other than the above only where log_sum_exp has other heads, or less memory does.
+    virtual shape log_sum_exp_shape(const input_shapes& s) const {
+        auto rows = output_shape(s);
+        rows.channels = 1;
+        return rows;
+    }
+    virtual std::size_t least_workspace_bytes(const input_shapes& s, index concurrency) const { return workspace_bytes(s, concurrency); }
     /// The definition, in double.
     virtual void reference(const inputs<double>&, const outputs<double>&) const = 0;
     /// The textbook formula in the operator's own precision: what accuracy is judged against.
@@ -38,6 +46,13 @@ struct instance {
     virtual void naive(const inputs<T>&, const outputs<T>&) const = 0;
     /// Floating-point operations that the result needs: for softmax 2 (d_k + d_v) for each visible pair.
     virtual double useful_flops(const problem&) const = 0;
+};
+
+/// An operator, and what its views refer to.
+template <class Op>
+struct made {
+    Op op;
+    std::any parameters = {};
 };
 
 /// One operator, ready for any problem that it supports.

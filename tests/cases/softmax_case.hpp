@@ -6,16 +6,7 @@
 #include "case.hpp"
 #include "naive_softmax.hpp"
 
-#include <any>
-
 namespace attn::testing {
-
-/// The operator, and what its views refer to.
-template <class Op>
-struct made {
-    Op op;
-    std::any parameters = {};
-};
 
 template <Scalar T, class Op>
 class softmax_instance final : public instance<T> {

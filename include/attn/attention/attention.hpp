@@ -3,6 +3,7 @@
 
 #include "../core/inputs.hpp"
 #include "../parallel/executor.hpp"
+#include "../pattern/pattern.hpp"
 
 namespace attn {
 
@@ -12,6 +13,9 @@ namespace attn {
 /// - `output_shape(shapes)`: of the values it writes; log_sum_exp has the same but for one channel, where the operator has one.
 /// - `workspace_bytes<T>(shapes, concurrency)`: the scratch memory that `forward` needs.
 /// - `forward(in, out, run)`: computes. Everything has been checked; it allocates nothing and writes only to `out`.
+/// Optional members:
+/// - `log_sum_exp_shape(shapes)`: where log_sum_exp has other heads than the values.
+/// - `least_workspace_bytes<T>(shapes, concurrency)`: where forward can do with less than workspace_bytes, in more time, with the same result.
 template <class A>
 concept Attention = requires(const A& op, const inputs<float>& in, const outputs<float>& out, const input_shapes& shapes, const execution& run) {
     { A::name } -> std::convertible_to<std::string_view>;
@@ -54,22 +58,20 @@ void check_output(std::string_view operation, std::string_view argument, const t
 
 } // namespace detail
 
-/// Throws shape_error unless q (batch, heads, n, d_k), k (batch, kv_heads, m, d_k) and v (batch, kv_heads, m, d_v) fit each other: the
-/// batches equal, kv_heads a divisor of heads, d_k at least 1, and positions given for all batch entries or for none.
+namespace detail {
+
+/// Throws shape_error unless q (batch, any, n, d_k), k (batch, any, m, d_k) and v (batch, any, m, d_v) fit each other but for their heads.
 template <Scalar T>
-void check_inputs(std::string_view operation, const inputs<T>& in) {
+void check_tensors(std::string_view operation, const inputs<T>& in) {
     const auto &q = in.queries.shape(), &k = in.keys.shape(), &v = in.values.shape();
-    detail::check_view(operation, "q", in.queries);
-    detail::check_view(operation, "k", in.keys);
-    detail::check_view(operation, "v", in.values);
+    check_view(operation, "q", in.queries);
+    check_view(operation, "k", in.keys);
+    check_view(operation, "v", in.values);
     if (q.channels == 0) throw shape_error(operation, "q", "has shape " + to_string(q) + ": a score needs at least one channel");
-    if (k.batch != q.batch) detail::refuse(operation, "k", k, "q", q, "the batches differ");
-    if (v.batch != q.batch) detail::refuse(operation, "v", v, "q", q, "the batches differ");
-    if (k.channels != q.channels) detail::refuse(operation, "k", k, "q", q, "the channels differ");
-    if (v.tokens != k.tokens) detail::refuse(operation, "v", v, "k", k, "the tokens differ");
-    if (v.heads != k.heads) detail::refuse(operation, "v", v, "k", k, "the heads differ");
-    if (k.heads == 0 ? q.heads != 0 : q.heads % k.heads != 0)
-        detail::refuse(operation, "k", k, "q", q, "the heads of k and v must divide the heads of q");
+    if (k.batch != q.batch) refuse(operation, "k", k, "q", q, "the batches differ");
+    if (v.batch != q.batch) refuse(operation, "v", v, "q", q, "the batches differ");
+    if (k.channels != q.channels) refuse(operation, "k", k, "q", q, "the channels differ");
+    if (v.tokens != k.tokens) refuse(operation, "v", v, "k", k, "the tokens differ");
     const auto check_positions = [&](std::string_view name, const per_batch& p) {
         if (p.count() != 0 && p.count() != q.batch)
             throw shape_error(operation, name, "has " + std::to_string(p.count()) + " entries, but q has shape " + to_string(q));
@@ -78,10 +80,59 @@ void check_inputs(std::string_view operation, const inputs<T>& in) {
     check_positions("positions.first_key", in.positions.first_key);
 }
 
+/// Whether `kv_heads` heads can serve `heads` heads, each as many.
+constexpr bool divides(index kv_heads, index heads) { return kv_heads == 0 ? heads == 0 : heads % kv_heads == 0; }
+
+/// What patterns and score functions for so many heads are checked against.
+inline pattern_context pattern_context_of(std::string_view operation, const positions& where, const input_shapes& s, index heads) {
+    pattern_context context{.operation = operation, .batch = s.queries.batch, .heads = heads};
+    for (index b = 0; b < s.queries.batch; ++b) {
+        const auto i = where.first_query[b], j = where.first_key[b];
+        context.first_query = b == 0 ? i : std::min(context.first_query, i);
+        context.first_key = b == 0 ? j : std::min(context.first_key, j);
+        context.end_query = b == 0 ? i + s.queries.tokens : std::max(context.end_query, i + s.queries.tokens);
+        context.end_key = b == 0 ? j + s.keys.tokens : std::max(context.end_key, j + s.keys.tokens);
+    }
+    return context;
+}
+
+} // namespace detail
+
+/// Throws shape_error unless q (batch, heads, n, d_k), k (batch, kv_heads, m, d_k) and v (batch, kv_heads, m, d_v) fit each other: the
+/// batches equal, kv_heads a divisor of heads, d_k at least 1, and positions given for all batch entries or for none.
+template <Scalar T>
+void check_inputs(std::string_view operation, const inputs<T>& in) {
+    detail::check_tensors(operation, in);
+    const auto &q = in.queries.shape(), &k = in.keys.shape(), &v = in.values.shape();
+    if (v.heads != k.heads) detail::refuse(operation, "v", v, "k", k, "the heads differ");
+    if (!detail::divides(k.heads, q.heads)) detail::refuse(operation, "k", k, "q", q, "the heads of k and v must divide the heads of q");
+}
+
+/// The shape (batch, heads, n, 1) of the operator's log_sum_exp.
+template <Attention A>
+shape log_sum_exp_shape(const A& op, const input_shapes& shapes) {
+    if constexpr (requires { op.log_sum_exp_shape(shapes); }) {
+        return op.log_sum_exp_shape(shapes);
+    } else {
+        auto rows = op.output_shape(shapes);
+        rows.channels = 1;
+        return rows;
+    }
+}
+
 /// Bytes of workspace that a call of `op` on such shapes needs with such an executor.
 template <Scalar T, Attention A, Executor E>
 std::size_t workspace_bytes(const A& op, const input_shapes& shapes, E& executor) {
     return op.template workspace_bytes<T>(shapes, std::max<index>(1, executor.concurrency()));
+}
+
+/// Bytes of workspace that such a call can do with, perhaps in more time: those above, unless the operator says otherwise.
+template <Scalar T, Attention A>
+std::size_t least_workspace_bytes(const A& op, const input_shapes& shapes, index concurrency) {
+    if constexpr (requires { op.template least_workspace_bytes<T>(shapes, concurrency); })
+        return op.template least_workspace_bytes<T>(shapes, concurrency);
+    else
+        return op.template workspace_bytes<T>(shapes, concurrency);
 }
 
 /// Calls an operator: checks everything once, then computes into `out` with the caller's executor and workspace. Allocates nothing.
@@ -91,13 +142,12 @@ template <Attention A, Scalar T>
 void attend(const A& op, const inputs<T>& in, const outputs<T>& out, const execution& run) {
     op.check(in);
     const auto shapes = shapes_of(in);
-    const auto expected = op.output_shape(shapes);
-    detail::check_output(A::name, "out", out.values, expected, in);
+    detail::check_output(A::name, "out", out.values, op.output_shape(shapes), in);
     if (out.log_sum_exp.data()) {
-        detail::check_output(A::name, "log_sum_exp", out.log_sum_exp, {expected.batch, expected.heads, expected.tokens, 1}, in);
+        detail::check_output(A::name, "log_sum_exp", out.log_sum_exp, log_sum_exp_shape(op, shapes), in);
         if (overlap(out.log_sum_exp, out.values)) throw shape_error(A::name, "log_sum_exp", "overlaps out");
     }
-    const auto needed = op.template workspace_bytes<T>(shapes, run.concurrency());
+    const auto needed = least_workspace_bytes<T>(op, shapes, run.concurrency());
     if (run.workspace().size_bytes() < needed) {
         throw shape_error(A::name, "workspace", "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but q of shape " + to_string(shapes.queries) +
                                                     " on " + std::to_string(run.concurrency()) + " threads needs " + std::to_string(needed));

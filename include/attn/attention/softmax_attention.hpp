@@ -31,11 +31,11 @@ struct softmax_attention {
     template <Scalar T>
     void check(const inputs<T>& in) const {
         check_inputs(name, in);
-        const auto &q = in.queries.shape(), &k = in.keys.shape();
+        const auto& q = in.queries.shape();
         if (!sinks.empty() && std::ssize(sinks) != q.heads)
             throw shape_error(name, "sinks", "has " + std::to_string(sinks.size()) + " entries, but q has shape " + to_string(q));
         if (scale && !std::isfinite(*scale)) throw shape_error(name, "scale", "is not finite");
-        const auto context = pattern_context_of(in.positions, {q, k, in.values.shape()});
+        const auto context = detail::pattern_context_of(name, in.positions, shapes_of(in), q.heads);
         attn::check(pattern, context);
         attn::check(score, context);
     }
@@ -48,19 +48,6 @@ struct softmax_attention {
     void forward(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
         const auto factor = scale.value_or(1 / std::sqrt(static_cast<double>(in.queries.shape().channels)));
         kernel::streaming_softmax<T, Arch, P, S>(pattern, score, factor, sinks)(in, out, run);
-    }
-
-private:
-    static pattern_context pattern_context_of(const positions& where, const input_shapes& s) {
-        pattern_context context{.operation = name, .batch = s.queries.batch, .heads = s.queries.heads};
-        for (index b = 0; b < s.queries.batch; ++b) {
-            const auto i = where.first_query[b], j = where.first_key[b];
-            context.first_query = b == 0 ? i : std::min(context.first_query, i);
-            context.first_key = b == 0 ? j : std::min(context.first_key, j);
-            context.end_query = b == 0 ? i + s.queries.tokens : std::max(context.end_query, i + s.queries.tokens);
-            context.end_key = b == 0 ? j + s.keys.tokens : std::max(context.end_key, j + s.keys.tokens);
-        }
-        return context;
     }
 };
 
