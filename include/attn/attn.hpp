@@ -5,6 +5,7 @@
 #include "attention/eigen.hpp"
 #include "attention/merge.hpp"
 #include "attention/softmax_attention.hpp"
+#include "attention/talking_heads_attention.hpp"
 #include "core/tensor.hpp"
 #include "parallel/openmp.hpp"
 #include "parallel/thread_pool.hpp"

@@ -30,6 +30,9 @@ struct matrix_tile {
     [[gnu::always_inline]] void zero() {
         simd::unroll<Rows>([&](auto i) { simd::unroll<Columns>([&](auto c) { sum[i][c] = lanes(T{0}); }); });
     }
+    [[gnu::always_inline]] void load(const T* from, index row_stride) {
+        simd::unroll<Rows>([&](auto i) { simd::unroll<Columns>([&](auto c) { sum[i][c] = lanes::load(from + i * row_stride + c * lanes::size); }); });
+    }
     /// Row i begins as factor[i] times what lies at from + i * row_stride.
     [[gnu::always_inline]] void load_scaled(const T* from, index row_stride, const T* factor) {
         simd::unroll<Rows>([&](auto i) {

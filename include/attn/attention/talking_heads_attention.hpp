@@ -1,0 +1,108 @@
+// Talking-heads attention: softmax attention whose heads are mixed before the softmax, after it, or both.
+#pragma once
+
+#include "../kernel/talking_heads.hpp"
+#include "attention.hpp"
+
+#include <optional>
+
+namespace attn {
+
+/// For q (batch, h_k, n, d_k), k (batch, kv_heads, m, d_k), v (batch, kv_heads, m, d_v), where kv_heads, which may differ between k and v,
+/// divide h_k and h_v; head a of h_k reads key head a / (h_k / kv_heads), and values likewise. With h mixed heads in between:
+///     L[b, a, i, j]  = scale * q[b, a, i] . k[b, a, j]
+///     J[b, c, i, j]  = score(sum_a logits_mix[c, a] L[b, a, i, j] + logits_bias[c], i, j)     for the keys j that the pattern shows to
+///     query i P[b, c, i, j]  = exp(J[b, c, i, j]) / (sum_j exp(J[b, c, i, j]) + exp(sinks[c])) W[b, e, i, j]  = sum_c weights_mix[e, c]
+///     P[b, c, i, j] + weights_bias[e] out[b, e, i]   = sum_j W[b, e, i, j] v[b, e, j]                                         (batch, h_v,
+///     n, d_v) log_sum_exp    = the logarithm of the denominator of P                                  (batch, h, n, 1)
+/// Without a mixing the heads on either side of it are the same. Pattern, score function and sinks are those of the h mixed heads. A key is
+/// hidden if it is in every mixed head, by the pattern or by a score of -infinity: it never influences a row, and gets no weights_bias. A
+/// row that sees no key gives 0. NaN in a key or query reaches all heads, by way of the mixings.
+///
+/// Time: 2 (h_k d_k + h_v d_v) flops for each pair of query and key, and 2 h (h_k + h_v) for the mixings. Memory: what tens of queries need
+/// for some 32 keys in all heads, a few hundred kilobytes a thread at 12 heads; and, with a second mixing, as many times h m weights. A
+/// smaller workspace, down to least_workspace_bytes, does without these: scores are then computed twice, to the same bits. keeps_weights
+/// tells which. Shazeer et al. 2020, "Talking-Heads Attention"; the first mixing alone: Su 2020; both, with biases: Touvron et al. 2021,
+/// CaiT.
+template <Pattern P = dense, ScoreFunction S = identity_score, class Arch = simd::native>
+struct talking_heads_attention {
+    static constexpr std::string_view name = "talking_heads_attention";
+
+    tensor_view<const double> logits_mix = {};  ///< (1, 1, h, h_k), or none
+    std::span<const double> logits_bias = {};   ///< one per mixed head, or none; needs logits_mix
+    tensor_view<const double> weights_mix = {}; ///< (1, 1, h_v, h), or none
+    std::span<const double> weights_bias = {};  ///< one per head of the result, or none; needs weights_mix
+    std::optional<double> scale = {};           ///< 1 / sqrt(d_k) if not given
+    S score = {};                               ///< what happens to a mixed score before the softmax
+    P pattern = {};                             ///< which keys a query may see
+    std::span<const double> sinks = {};         ///< one per mixed head, or none: exp(sink) joins the denominator
+
+    template <Scalar T>
+    void check(const inputs<T>& in) const {
+        detail::check_tensors(name, in);
+        const auto shapes = shapes_of(in);
+        check_mixing("logits_mix", logits_mix, "q", shapes.queries, shapes.queries.heads);
+        check_mixing("weights_mix", weights_mix, logits_mix.data() ? "logits_mix" : "q",
+                     logits_mix.data() ? logits_mix.shape() : shapes.queries, mixed_heads(shapes));
+        check_numbers("logits_bias", logits_bias, mixed_heads(shapes), logits_mix.data() != nullptr, "logits_mix");
+        check_numbers("weights_bias", weights_bias, value_heads(shapes), weights_mix.data() != nullptr, "weights_mix");
+        check_numbers("sinks", sinks, mixed_heads(shapes), true, "");
+        if (!detail::divides(shapes.keys.heads, shapes.queries.heads))
+            detail::refuse(name, "k", shapes.keys, "q", shapes.queries, "the heads of k must divide the heads of q");
+        if (!detail::divides(shapes.values.heads, value_heads(shapes)))
+            detail::refuse(name, "v", shapes.values, "out", output_shape(shapes), "the heads of v must divide the heads of the result");
+        if (scale && !std::isfinite(*scale)) throw shape_error(name, "scale", "is not finite");
+        const auto context = detail::pattern_context_of(name, in.positions, shapes, mixed_heads(shapes));
+        attn::check(pattern, context);
+        attn::check(score, context);
+    }
+    shape output_shape(const input_shapes& s) const { return {s.queries.batch, value_heads(s), s.queries.tokens, s.values.channels}; }
+    shape log_sum_exp_shape(const input_shapes& s) const { return {s.queries.batch, mixed_heads(s), s.queries.tokens, 1}; }
+    template <Scalar T>
+    std::size_t workspace_bytes(const input_shapes& s, index concurrency) const {
+        return kernel_for<T>(s).workspace_bytes(s, concurrency, true);
+    }
+    /// Enough for the same result in two passes: independent of n and m.
+    template <Scalar T>
+    std::size_t least_workspace_bytes(const input_shapes& s, index concurrency) const {
+        return kernel_for<T>(s).workspace_bytes(s, concurrency, false);
+    }
+    /// Whether forward, on such shapes and with this workspace, computes scores but once.
+    template <Scalar T>
+    bool keeps_weights(const input_shapes& s, const execution& run) const {
+        return kernel_for<T>(s).keeps_weights(s, run);
+    }
+    template <Scalar T>
+    void forward(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
+        kernel_for<T>(shapes_of(in))(in, out, run);
+    }
+
+private:
+    index mixed_heads(const input_shapes& s) const { return logits_mix.data() ? logits_mix.shape().tokens : s.queries.heads; }
+    index value_heads(const input_shapes& s) const { return weights_mix.data() ? weights_mix.shape().tokens : mixed_heads(s); }
+
+    template <Scalar T>
+    auto kernel_for(const input_shapes& s) const {
+        const auto factor = scale.value_or(1 / std::sqrt(static_cast<double>(s.queries.channels)));
+        return kernel::talking_heads<T, Arch, P, S>{pattern, score, factor, sinks, logits_mix, logits_bias, weights_mix, weights_bias};
+    }
+    static void check_mixing(std::string_view argument, const tensor_view<const double>& mix, std::string_view other,
+                             const shape& other_shape, index columns) {
+        const auto& m = mix.shape();
+        if (!mix.data() && m.size() == 0) return;
+        detail::check_view(name, argument, mix);
+        if (m.batch != 1 || m.heads != 1 || m.channels != columns)
+            detail::refuse(name, argument, m, other, other_shape,
+                           "the mixing must have the shape (1, 1, heads, " + std::to_string(columns) + ")");
+    }
+    static void check_numbers(std::string_view argument, std::span<const double> numbers, index heads, bool has_mixing,
+                              std::string_view mixing) {
+        if (numbers.empty()) return;
+        if (!has_mixing) throw shape_error(name, argument, "is given without " + std::string(mixing));
+        if (std::ssize(numbers) != heads)
+            throw shape_error(name, argument,
+                              "has " + std::to_string(numbers.size()) + " entries, but there are " + std::to_string(heads) + " heads");
+    }
+};
+
+} // namespace attn

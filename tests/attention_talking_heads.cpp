@@ -1,0 +1,219 @@
+// Talking-heads attention: what its formula promises, beside what the conformance tests hold every operator to.
+#include "answers.hpp"
+#include "catch.hpp"
+
+#include <attn/attention/softmax_attention.hpp>
+#include <attn/attention/talking_heads_attention.hpp>
+
+namespace attn::testing {
+
+namespace {
+
+using matrix = tensor<double>;
+
+matrix random_matrix(index rows, index columns, unsigned seed) { return random_tensor<double>({1, 1, rows, columns}, seed, 1); }
+
+/// Row r has its 1 in column order[r].
+matrix permutation(const std::vector<index>& order) {
+    const auto n = std::ssize(order);
+    matrix result({1, 1, n, n});
+    for (index r = 0; r < n; ++r) result(0, 0, r, order[static_cast<std::size_t>(r)]) = 1;
+    return result;
+}
+matrix transposed(const matrix& m) {
+    matrix result({1, 1, m.shape().channels, m.shape().tokens});
+    for (index r = 0; r < m.shape().tokens; ++r)
+        for (index c = 0; c < m.shape().channels; ++c) result(0, 0, c, r) = m(0, 0, r, c);
+    return result;
+}
+matrix combined(double a, const matrix& x, double b, const matrix& y) {
+    matrix result(x.shape());
+    for (index e = 0; e < x.shape().size(); ++e) result.data()[e] = a * x.data()[e] + b * y.data()[e];
+    return result;
+}
+
+/// With as much workspace as it asks for, or with the least.
+template <class Op, Scalar T>
+answer<T> run(const Op& op, const given<T>& in, bool least = false) {
+    const auto s = shapes_of(inputs<T>(in));
+    sequential here;
+    auto result = no_answer<T>(op.output_shape(s), log_sum_exp_shape(op, s));
+    workspace memory(least ? least_workspace_bytes<T>(op, s, 1) : workspace_bytes<T>(op, s, here));
+    attn::attend(op, inputs<T>(in), result.out(), execution(here, memory));
+    return result;
+}
+
+/// The heads of a tensor in another order.
+template <Scalar T>
+tensor<T> with_heads(const tensor<T>& from, const std::vector<index>& order) {
+    const auto& s = from.shape();
+    tensor<T> to({s.batch, std::ssize(order), s.tokens, s.channels});
+    for (index b = 0; b < s.batch; ++b)
+        for (index h = 0; h < std::ssize(order); ++h)
+            std::copy_n(from.view().row(b, order[static_cast<std::size_t>(h)], 0), s.tokens * s.channels, to.view().row(b, h, 0));
+    return to;
+}
+
+template <Scalar T>
+bool close(const tensor<T>& a, const tensor<T>& b, double bound = 64 * epsilon<T>) {
+    return largest_error(a, reference::widen(b.view())) <= bound;
+}
+
+std::string refusal(const talking_heads_attention<>& op, const input_shapes& s) {
+    const tensor<float> q(s.queries), k(s.keys), v(s.values);
+    try {
+        op.check(inputs<float>{q, k, v});
+    } catch (const shape_error& e) { return e.what(); }
+    return "nothing was thrown";
+}
+
+constexpr input_shapes six_heads{{1, 6, 9, 8}, {1, 3, 11, 8}, {1, 2, 11, 5}};
+
+} // namespace
+
+TEMPLATE_TEST_CASE("talking heads: without a mixing, or with the identity, they are softmax attention", "[attention][portable]", float,
+                   double) {
+    const auto identity = permutation({0, 1, 2, 3});
+    for (const auto& p : {problem{2, 4, 2, 49, 97, 16, 20}, problem{1, 4, 4, 17, 65, 3, 8}}) {
+        INFO(describe(p));
+        const auto in = random_given<TestType>(p);
+        const auto expected = run(softmax_attention{}, in);
+        for (const auto& op :
+             {talking_heads_attention{}, talking_heads_attention{.logits_mix = identity}, talking_heads_attention{.weights_mix = identity},
+              talking_heads_attention{.logits_mix = identity, .weights_mix = identity}}) {
+            const auto ours = run(op, in);
+            CHECK(close(ours.values, expected.values));
+            CHECK(close(ours.log_sum_exp, expected.log_sum_exp));
+        }
+    }
+}
+
+TEMPLATE_TEST_CASE("talking heads: a permutation permutes heads, bit by bit", "[attention][portable]", float, double) {
+    const std::vector<index> order{2, 0, 3, 1};
+    const auto identity = permutation({0, 1, 2, 3}), there = permutation(order), back = transposed(there);
+    const auto in = random_given<TestType>({2, 4, 4, 37, 70, 9, 12});
+    const auto expected = run(talking_heads_attention{.logits_mix = identity, .weights_mix = identity}, in);
+    const auto both = run(talking_heads_attention{.logits_mix = there, .weights_mix = back}, in);
+    CHECK(same_bits(both.values, expected.values));
+    CHECK(same_bits(both.log_sum_exp, with_heads(expected.log_sum_exp, order)));
+    // Of the weights alone: heads of values trade places with those of the result.
+    auto moved = random_given<TestType>({2, 4, 4, 37, 70, 9, 12});
+    moved.values = with_heads(in.values, order);
+    CHECK(same_bits(run(talking_heads_attention{.logits_mix = identity, .weights_mix = there}, moved).values,
+                    with_heads(expected.values, order)));
+}
+
+TEMPLATE_TEST_CASE("talking heads: the weights' mixing is linear", "[attention][portable]", float, double) {
+    const auto in = random_given<TestType>({1, 3, 1, 50, 90, 8, 10});
+    const auto a = random_matrix(5, 3, 1), b = random_matrix(5, 3, 2), sum = combined(1, a, 1, b), twice = combined(2, a, 0, b);
+    const auto of = [&](const matrix& mix) { return run(talking_heads_attention{.weights_mix = mix}, in).values; };
+    const auto of_a = of(a), of_b = of(b), of_sum = of(sum), of_twice = of(twice);
+    for (index e = 0; e < of_sum.shape().size(); ++e) {
+        CHECK(std::abs(of_sum.data()[e] - (of_a.data()[e] + of_b.data()[e])) <= 64 * std::numeric_limits<TestType>::epsilon());
+        CHECK(same_bits(of_twice.data()[e], 2 * of_a.data()[e]));
+    }
+}
+
+TEMPLATE_TEST_CASE("talking heads: by hand", "[attention][portable]", float, double) {
+    // One query of 1 in each of two heads, so that keys are logits L = (ln 2, 0) and (0, ln 3); J = L0 + L1 = (ln 2, ln 3) and L1 + ln 5
+    // for key 0 and key 1 alike, which the softmax does not notice; P = (2/5, 3/5) and (1/4, 3/4); W = P0 - 2 P1 + 1 = (9/10, 1/10); v =
+    // (10, 100).
+    given<TestType> in{tensor<TestType>({1, 2, 1, 1}), tensor<TestType>({1, 2, 2, 1}), tensor<TestType>({1, 1, 2, 1})};
+    in.queries.data()[0] = in.queries.data()[1] = 1;
+    in.keys(0, 0, 0, 0) = static_cast<TestType>(std::log(2));
+    in.keys(0, 1, 1, 0) = static_cast<TestType>(std::log(3));
+    in.values.data()[0] = 10;
+    in.values.data()[1] = 100;
+    matrix logits({1, 1, 2, 2}), weights({1, 1, 1, 2});
+    logits(0, 0, 0, 0) = logits(0, 0, 0, 1) = logits(0, 0, 1, 1) = 1;
+    weights(0, 0, 0, 0) = 1;
+    weights(0, 0, 0, 1) = -2;
+    const std::vector<double> logits_bias{0, std::log(5)}, weights_bias{1};
+    const auto out =
+        run(talking_heads_attention{.logits_mix = logits, .logits_bias = logits_bias, .weights_mix = weights, .weights_bias = weights_bias},
+            in);
+    const auto close_to = [](double value) { return Approx(value).epsilon(8 * epsilon<TestType>); };
+    CHECK(static_cast<double>(out.values.data()[0]) == close_to(19));
+    CHECK(static_cast<double>(out.log_sum_exp.data()[0]) == close_to(std::log(5)));
+    CHECK(static_cast<double>(out.log_sum_exp.data()[1]) == close_to(std::log(20)));
+}
+
+TEMPLATE_TEST_CASE("talking heads: less workspace means two passes to the same bits", "[attention][portable]", float, double) {
+    const auto mix = random_matrix(3, 3, 1);
+    const talking_heads_attention op{.logits_mix = mix, .weights_mix = mix};
+    const auto in = random_given<TestType>({2, 3, 3, 70, 200, 17, 20});
+    CHECK(same_bits(run(op, in, true), run(op, in)));
+
+    sequential here;
+    const auto s = shapes_of(inputs<TestType>(in));
+    workspace enough(workspace_bytes<TestType>(op, s, here)), short_of_one(workspace_bytes<TestType>(op, s, here) - 1);
+    CHECK(op.template keeps_weights<TestType>(s, execution(here, enough)));
+    CHECK(!op.template keeps_weights<TestType>(s, execution(here, short_of_one)));
+    CHECK(talking_heads_attention{.logits_mix = mix}.keeps_weights<TestType>(s, execution(here, short_of_one)));
+}
+
+TEST_CASE("talking heads: memory", "[attention][portable]") {
+    const auto mix = random_matrix(12, 12, 1);
+    const talking_heads_attention both{.logits_mix = mix, .weights_mix = mix}, logits{.logits_mix = mix};
+    const auto shapes = [](index n) { return problem{1, 12, 12, n, n, 64, 64}.shapes(); };
+    CHECK(both.least_workspace_bytes<float>(shapes(64), 1) == both.least_workspace_bytes<float>(shapes(1 << 20), 1));
+    CHECK(logits.workspace_bytes<float>(shapes(64), 1) == logits.workspace_bytes<float>(shapes(1 << 20), 1));
+    // The weights of a panel of queries, a maximum for 32 of them, and what a pass needs anyway.
+    constexpr std::size_t panel = kernel::talking_heads_tile<float, simd::native>::most_queries * sizeof(float);
+    const auto growth = both.workspace_bytes<float>(shapes(8192), 1) - both.workspace_bytes<float>(shapes(4096), 1);
+    CHECK(growth < 4096 * 12 * panel * 33 / 32 + 4096 * sizeof(std::uint64_t) + 4096);
+    CHECK(both.workspace_bytes<float>(shapes(4096), 3) < 3 * both.workspace_bytes<float>(shapes(4096), 1) + 4096);
+}
+
+TEMPLATE_TEST_CASE("talking heads: no heads between leave zeros", "[attention][portable]", float, double) {
+    const matrix none({1, 1, 0, 2}), all({1, 1, 3, 0});
+    const std::vector<double> bias(3, 1.0);
+    const auto out = run(talking_heads_attention{.logits_mix = none, .weights_mix = all, .weights_bias = bias},
+                         random_given<TestType>({1, 2, 1, 5, 9, 4, 6}));
+    CHECK(out.values.shape() == shape{1, 3, 5, 6});
+    CHECK(std::all_of(out.values.data(), out.values.data() + 90, [](auto x) { return x == 0; }));
+}
+
+TEST_CASE("talking heads: keys and values may have other numbers of heads", "[attention][portable]") {
+    const auto mix = random_matrix(4, 6, 1);
+    CHECK(refusal(talking_heads_attention{.logits_mix = mix}, six_heads) == "nothing was thrown");
+    auto in = given<double>{random_tensor<double>(six_heads.queries, 1), random_tensor<double>(six_heads.keys, 2),
+                            random_tensor<double>(six_heads.values, 3)};
+    const auto out = run(talking_heads_attention{.logits_mix = mix}, in);
+    in.keys = with_heads(in.keys, {0, 0, 1, 1, 2, 2});
+    in.values = with_heads(in.values, {0, 0, 1, 1});
+    CHECK(same_bits(run(talking_heads_attention{.logits_mix = mix}, in), out));
+}
+
+TEST_CASE("talking heads: what does not fit is refused by name", "[attention][portable]") {
+    const auto says = [](const std::string& error, const std::vector<std::string>& parts) {
+        for (const auto& part : parts) {
+            INFO("expected: " << part << "\nsaid: " << error);
+            CHECK(error.find(part) != std::string::npos);
+        }
+    };
+    const auto six = random_matrix(6, 6, 1), five = random_matrix(6, 5, 1), to_four = random_matrix(4, 6, 1),
+               to_three = random_matrix(3, 6, 1);
+    const matrix batch({2, 1, 6, 6});
+    const std::vector<double> numbers(5);
+    says(refusal({.logits_mix = five}, six_heads), {"talking_heads_attention: logits_mix ", "(1, 1, 6, 5)", "q has (1, 6, 9, 8)", "6)"});
+    says(refusal({.logits_mix = batch}, six_heads), {"talking_heads_attention: logits_mix ", "(2, 1, 6, 6)"});
+    says(refusal({.weights_mix = five}, six_heads), {"talking_heads_attention: weights_mix ", "(1, 1, 6, 5)", "q has (1, 6, 9, 8)"});
+    says(refusal({.logits_mix = to_four, .weights_mix = six}, six_heads),
+         {"talking_heads_attention: weights_mix ", "(1, 1, 6, 6)", "logits_mix has (1, 1, 4, 6)", "(1, 1, heads, 4)"});
+    says(refusal({.logits_mix = tensor_view<const double>(nullptr, {1, 1, 6, 6}, {})}, six_heads), {"logits_mix ", "null"});
+    says(refusal({.logits_mix = six, .logits_bias = numbers}, six_heads),
+         {"talking_heads_attention: logits_bias ", "5 entries", "6 heads"});
+    says(refusal({.weights_mix = six, .weights_bias = numbers}, six_heads),
+         {"talking_heads_attention: weights_bias ", "5 entries", "6 heads"});
+    says(refusal({.logits_bias = numbers}, six_heads), {"talking_heads_attention: logits_bias ", "without logits_mix"});
+    says(refusal({.weights_bias = numbers}, six_heads), {"talking_heads_attention: weights_bias ", "without weights_mix"});
+    says(refusal({.logits_mix = to_four, .sinks = numbers}, six_heads), {"talking_heads_attention: sinks ", "5 entries", "4 heads"});
+    says(refusal({.logits_mix = to_three}, six_heads), {"talking_heads_attention: v ", "(1, 2, 11, 5)", "out has (1, 3, 9, 5)", "divide"});
+    says(refusal({}, {six_heads.queries, {1, 4, 11, 8}, six_heads.values}),
+         {"talking_heads_attention: k ", "(1, 4, 11, 8)", "(1, 6, 9, 8)", "divide"});
+    says(refusal({}, {six_heads.queries, six_heads.keys, {1, 2, 10, 5}}), {"talking_heads_attention: v ", "tokens"});
+    says(refusal({.scale = std::numeric_limits<double>::infinity()}, six_heads), {"talking_heads_attention: scale ", "finite"});
+}
+
+} // namespace attn::testing

@@ -1,0 +1,62 @@
+#include "talking_heads_case.hpp"
+
+#include "attn/pattern/causal.hpp"
+#include "attn/pattern/local.hpp"
+#include "attn/pattern/on_heads.hpp"
+#include "attn/score/additive_bias.hpp"
+#include "attn/score/alibi.hpp"
+#include "attn/score/soft_cap.hpp"
+#include "attn/score/then.hpp"
+
+namespace attn::testing {
+
+static const auto both_case = talking_heads_case("talking_heads", "2 n m (d_k + d_v + 2 h)", []<class T>(const problem& p) {
+    const auto own = mixings_of(p, p.heads, p.heads);
+    return made{talking_heads_attention{.logits_mix = own->logits, .weights_mix = own->weights}, own};
+});
+
+static const auto causal_case = talking_heads_case("talking_heads_causal", "n m (d_k + d_v + 2 h)", []<class T>(const problem& p) {
+    const auto own = mixings_of(p, p.heads, p.heads);
+    return made{talking_heads_attention{.logits_mix = own->logits, .weights_mix = own->weights, .pattern = causal{}}, own};
+});
+
+/// Su's variant: one pass is enough.
+static const auto logits_case = talking_heads_case("talking_heads_logits", "n m (d_k + d_v + h)", []<class T>(const problem& p) {
+    const auto own = mixings_of(p, p.heads, p.heads);
+    return made{talking_heads_attention{.logits_mix = own->logits, .logits_bias = own->logits_bias, .pattern = causal{}}, own};
+});
+
+/// Only after the softmax, to twice as many heads, some keys hidden in some heads, and a bias for those that are seen in any.
+static const auto weights_case = talking_heads_case("talking_heads_weights", "n m (d_k + 2 d_v + 2 h)", []<class T>(const problem& p) {
+    const auto own = mixings_of(p, p.heads, 2 * p.heads);
+    return made{talking_heads_attention{
+                    .weights_mix = own->weights, .weights_bias = own->weights_bias, .pattern = causal{} & (on_heads{0, 1} | local{11})},
+                own};
+});
+
+/// Everything at once: one more head between than before, twice as many behind; scale, cap, ALiBi, bias, causal, sinks, and both biases.
+static const auto composed_case = talking_heads_case(
+    "talking_heads_composed", "n m (d_k + 2 d_v + (h + 1) 3)",
+    []<class T>(const problem& p) {
+        struct parameters {
+            std::shared_ptr<mixings> mix;
+            std::vector<double> slopes, sinks;
+            tensor<T> bias;
+        };
+        auto own = std::make_shared<parameters>(parameters{mixings_of(p, p.heads + 1, 2 * p.heads), alibi_slopes(p.heads + 1),
+                                                           std::vector<double>(static_cast<std::size_t>(p.heads + 1), 0.5),
+                                                           random_numbers<T>({1, p.heads + 1, p.queries, p.keys}, 7)});
+        const additive_bias<T> bias{own->bias.view(), p.positions.first_query[0], p.positions.first_key[0]};
+        return made{talking_heads_attention{.logits_mix = own->mix->logits,
+                                            .logits_bias = own->mix->logits_bias,
+                                            .weights_mix = own->mix->weights,
+                                            .weights_bias = own->mix->weights_bias,
+                                            .scale = 0.3,
+                                            .score = then{soft_cap{8}, alibi(own->slopes), bias},
+                                            .pattern = causal{},
+                                            .sinks = own->sinks},
+                    own};
+    },
+    [](const problem& p) { return p.positions.first_query.count() == 0 && p.positions.first_key.count() == 0; });
+
+} // namespace attn::testing

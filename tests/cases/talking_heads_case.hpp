@@ -1,0 +1,107 @@
+// How to register a case of talking-heads attention: say how to make the operator, the rest follows from it.
+#pragma once
+
+#include "attn/attention/talking_heads_attention.hpp"
+#include "attn/pattern/passes.hpp"
+#include "attn/reference/talking_heads.hpp"
+#include "case.hpp"
+#include "naive_softmax.hpp"
+
+#include <random>
+
+namespace attn::testing {
+
+template <Scalar T>
+tensor<T> random_numbers(const shape& s, unsigned seed) {
+    tensor<T> numbers(s);
+    std::mt19937 random(seed);
+    std::normal_distribution<T> normal;
+    std::generate_n(numbers.data(), s.size(), [&] { return normal(random); });
+    return numbers;
+}
+
+/// A matrix near the identity, as trained mixings are, for each of the two, and biases.
+struct mixings {
+    tensor<double> logits, weights;
+    std::vector<double> logits_bias, weights_bias;
+};
+std::shared_ptr<mixings> mixings_of(const problem& p, index heads, index value_heads);
+
+/// Talking heads as most people would write them with Eigen: the n x m scores of all heads as the rows of one matrix, so that a mixing is a
+/// product. Queries go in pieces only where such a matrix would fill a gigabyte. `adjust` may be empty; it speaks of mixed heads.
+template <Scalar T>
+void naive_talking_heads(const inputs<T>& in, const outputs<T>& out, T scale, const talking_heads_attention<>& mixings,
+                         const adjust_row<T>& adjust);
+
+template <Scalar T, class Op>
+class talking_heads_instance final : public instance<T> {
+public:
+    explicit talking_heads_instance(made<Op> m) : made_(std::move(m)) {}
+
+    void attend(const inputs<T>& in, const outputs<T>& out, const execution& run) const override { attn::attend(op(), in, out, run); }
+    std::size_t workspace_bytes(const input_shapes& s, index concurrency) const override {
+        return op().template workspace_bytes<T>(s, concurrency);
+    }
+    std::size_t least_workspace_bytes(const input_shapes& s, index concurrency) const override {
+        return op().template least_workspace_bytes<T>(s, concurrency);
+    }
+    shape output_shape(const input_shapes& s) const override { return op().output_shape(s); }
+    shape log_sum_exp_shape(const input_shapes& s) const override { return op().log_sum_exp_shape(s); }
+    void reference(const inputs<double>& in, const outputs<double>& out) const override { by_formula<double>(in, out); }
+    void plain(const inputs<T>& in, const outputs<T>& out) const override { by_formula<T>(in, out); }
+    void naive(const inputs<T>& in, const outputs<T>& out) const override {
+        const auto scale = op().scale.value_or(1 / std::sqrt(static_cast<double>(in.queries.shape().channels)));
+        const auto adjust = [this](index batch, index head, index i, index first_key, T* scores, index keys) {
+            const auto pattern = at(op().pattern, batch, head);
+            const auto score = score_at(op().score, batch, head);
+            for (index j = 0; j < keys; ++j)
+                scores[j] = pattern.visible(i, first_key + j) ? static_cast<T>(score(scores[j], i, first_key + j))
+                                                              : -std::numeric_limits<T>::infinity();
+        };
+        constexpr bool plain_dense = std::same_as<decltype(Op::pattern), dense> && std::same_as<decltype(Op::score), identity_score>;
+        naive_talking_heads<T>(in, out, static_cast<T>(scale),
+                               {.logits_mix = op().logits_mix,
+                                .logits_bias = op().logits_bias,
+                                .weights_mix = op().weights_mix,
+                                .weights_bias = op().weights_bias,
+                                .sinks = op().sinks},
+                               plain_dense ? adjust_row<T>{} : adjust_row<T>{adjust});
+    }
+    double useful_flops(const problem& p) const override {
+        const auto s = p.shapes();
+        const auto heads = op().log_sum_exp_shape(s).heads, value_heads = op().output_shape(s).heads;
+        const auto mixed = (op().logits_mix.data() ? heads * p.heads : 0) + (op().weights_mix.data() ? heads * value_heads : 0);
+        double pairs = 0;
+        for (index b = 0; b < p.batch; ++b)
+            pairs += static_cast<double>(
+                visited_pairs(at(op().pattern, b, 0), p.positions.first_query[b], p.queries, p.positions.first_key[b], p.keys, 16, 8)
+                    .visible);
+        return 2 * pairs * static_cast<double>(p.heads * p.key_dim + value_heads * p.value_dim + mixed);
+    }
+
+private:
+    const Op& op() const { return made_.op; }
+    template <class U>
+    void by_formula(const inputs<U>& in, const outputs<U>& out) const {
+        reference::talking_heads<U>(in, out, op().logits_mix, op().logits_bias, op().weights_mix, op().weights_bias, op().scale, op().score,
+                                    op().pattern, op().sinks);
+    }
+    made<Op> made_;
+};
+
+/// Registers a case from make.template operator()<T>(problem), which returns made<talking_heads_attention<...>>.
+template <class Make>
+registered talking_heads_case(
+    std::string name, std::string cost, Make make, std::function<bool(const problem&)> supports = [](const problem&) { return true; }) {
+    const auto build = [make]<class T>(const problem& p, T) -> std::unique_ptr<instance<T>> {
+        auto m = make.template operator()<T>(p);
+        return std::make_unique<talking_heads_instance<T, decltype(m.op)>>(std::move(m));
+    };
+    return registered({.name = std::move(name),
+                       .cost = std::move(cost),
+                       .supports = std::move(supports),
+                       .make_float = [build](const problem& p) { return build(p, float{}); },
+                       .make_double = [build](const problem& p) { return build(p, double{}); }});
+}
+
+} // namespace attn::testing
