@@ -3,7 +3,10 @@
 
 #include "attention/attention.hpp"
 #include "attention/eigen.hpp"
+#include "attention/linformer_attention.hpp"
 #include "attention/merge.hpp"
+#include "attention/pooling.hpp"
+#include "attention/projection.hpp"
 #include "attention/softmax_attention.hpp"
 #include "attention/talking_heads_attention.hpp"
 #include "core/tensor.hpp"

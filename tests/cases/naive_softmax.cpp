@@ -51,7 +51,19 @@ void naive_softmax(const inputs<T>& in, const outputs<T>& out, T scale, const ad
         }
 }
 
+template <Scalar T>
+tensor<T> naive_projection(const tensor_view<const T>& matrix, const tensor_view<const T>& tokens) {
+    const auto& s = tokens.shape();
+    tensor<T> projected({s.batch, s.heads, matrix.shape().tokens, s.channels});
+    for (index b = 0; b < s.batch; ++b)
+        for (index h = 0; h < s.heads; ++h)
+            head_of(projected.view(), b, h) = head_of(matrix, 0, 0).leftCols(s.tokens) * head_of(tokens, b, h);
+    return projected;
+}
+
 template void naive_softmax(const inputs<float>&, const outputs<float>&, float, const adjust_row<float>&, std::span<const double>);
 template void naive_softmax(const inputs<double>&, const outputs<double>&, double, const adjust_row<double>&, std::span<const double>);
+template tensor<float> naive_projection(const tensor_view<const float>&, const tensor_view<const float>&);
+template tensor<double> naive_projection(const tensor_view<const double>&, const tensor_view<const double>&);
 
 } // namespace attn::testing

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attn/core/inputs.hpp"
+#include "attn/core/tensor.hpp"
 
 #include <functional>
 
@@ -14,5 +15,9 @@ using adjust_row = std::function<void(index batch, index head, index query, inde
 /// `adjust` may be empty. sinks: one per head, or none.
 template <Scalar T>
 void naive_softmax(const inputs<T>& in, const outputs<T>& out, T scale, const adjust_row<T>& adjust, std::span<const double> sinks);
+
+/// matrix (1, 1, rows, tokens or more) times the tokens of every batch entry and head.
+template <Scalar T>
+tensor<T> naive_projection(const tensor_view<const T>& matrix, const tensor_view<const T>& tokens);
 
 } // namespace attn::testing

@@ -1,0 +1,178 @@
+// Projections along the sequence that read a bin of neighbouring tokens: pooling and strided convolutions.
+#pragma once
+
+#include "projection.hpp"
+
+namespace attn {
+
+/// The mean of the visible tokens of each of `projected` bins: bin r of m tokens is floor(r m / projected) .. ceil((r + 1) m / projected)
+/// - 1.
+template <class Arch = simd::native>
+struct mean_pooling {
+    index projected = 1;
+
+    index size(index, index) const { return projected; }
+    kernel::token_range range(index, index row, index tokens) const {
+        return {row * tokens / projected, ((row + 1) * tokens + projected - 1) / projected};
+    }
+    template <Scalar T>
+    std::size_t workspace_bytes(index, index) const {
+        return 0;
+    }
+    void check(const projection_context& context) const {
+        if (projected < 1) context.refuse("pools to " + std::to_string(projected) + " rows: at least one is needed");
+    }
+    template <Scalar T>
+    void project(const kernel::token_rows<T>& x, index head, index first, index count, const kernel::row_block<T>& to,
+                 detail::scratch&) const {
+        using lanes = simd::lanes<T, Arch>;
+        for (index r = 0; r < count; ++r) {
+            const auto bin = range(head, first + r, x.count);
+            index seen = 0;
+            x.for_each_run(bin.first, bin.end, [&](index, index tokens) { seen += tokens; });
+            kernel::reduce_tokens<Arch, T>(
+                x, bin, to.data + r * to.row_stride, [](index, index) { return lanes(T{0}); },
+                [](lanes sum, index, lanes token, index, index) { return sum + token; }, [&](lanes sum) { return sum / lanes(seen); });
+        }
+    }
+};
+
+/// The largest number of each channel over the visible tokens of each bin; the bins are those of mean_pooling. NaN if one of them is.
+template <class Arch = simd::native>
+struct max_pooling {
+    index projected = 1;
+
+    index size(index, index) const { return projected; }
+    kernel::token_range range(index head, index row, index tokens) const { return mean_pooling<Arch>{projected}.range(head, row, tokens); }
+    template <Scalar T>
+    std::size_t workspace_bytes(index, index) const {
+        return 0;
+    }
+    void check(const projection_context& context) const { mean_pooling<Arch>{projected}.check(context); }
+    template <Scalar T>
+    void project(const kernel::token_rows<T>& x, index head, index first, index count, const kernel::row_block<T>& to,
+                 detail::scratch&) const {
+        using lanes = simd::lanes<T, Arch>;
+        for (index r = 0; r < count; ++r) {
+            kernel::reduce_tokens<Arch, T>(
+                x, range(head, first + r, x.count), to.data + r * to.row_stride,
+                [](index, index) { return lanes(-std::numeric_limits<T>::infinity()); },
+                [](lanes largest, index, lanes token, index, index) {
+                    // A NaN is neither above nor equal: it comes in, and stays.
+                    return select(token > largest || token != token, token, largest);
+                },
+                [](lanes largest) { return largest; });
+        }
+    }
+};
+
+/// A convolution along the sequence whose stride is its kernel, one kernel for each channel:
+///     projected[r, c] = bias[c] + sum_t weights[t, c] x[kernel r + t, c]
+/// over the visible tokens. Tokens that do not fill a kernel at the end are dropped.
+template <Scalar T, class Arch = simd::native>
+struct channel_convolution {
+    tensor_view<const T> weights;   ///< (1, heads or 1, kernel, channels)
+    tensor_view<const T> bias = {}; ///< (1, heads or 1, 1, channels), or none
+
+    index size(index, index tokens) const { return tokens / weights.shape().tokens; }
+    kernel::token_range range(index, index row, index) const { return {row * weights.shape().tokens, (row + 1) * weights.shape().tokens}; }
+    template <Scalar>
+    std::size_t workspace_bytes(index, index) const {
+        return 0;
+    }
+    void check(const projection_context& context) const { check_convolution(context, weights, weights.shape().tokens, bias); }
+    void project(const kernel::token_rows<T>& x, index head, index first, index count, const kernel::row_block<T>& to,
+                 detail::scratch&) const {
+        using lanes = simd::lanes<T, Arch>;
+        const auto load = [head](const tensor_view<const T>& t, index row, index c, index present) {
+            return kernel::load_channels<Arch, T>(t.row(0, t.shape().heads == 1 ? 0 : head, row), t.strides().channel, c, present);
+        };
+        for (index r = 0; r < count; ++r) {
+            const auto window = range(head, first + r, x.count);
+            kernel::reduce_tokens<Arch, T>(
+                x, window, to.data + r * to.row_stride,
+                [&](index c, index present) { return bias.data() ? load(bias, 0, c, present) : lanes(T{0}); },
+                [&](lanes sum, index token, lanes value, index c, index present) {
+                    return fma(load(weights, token - window.first, c, present), value, sum);
+                },
+                [](lanes sum) { return sum; });
+        }
+    }
+
+    /// Of both convolutions: kernel at least 1, the weights' rows as wide as the tokens, the bias too.
+    static void check_convolution(const projection_context& context, const tensor_view<const T>& weights, index kernel,
+                                  const tensor_view<const T>& bias) {
+        detail::check_view(context.operation, context.argument, weights);
+        detail::check_view(context.operation, context.argument, bias);
+        context.require_heads("weights", weights.shape());
+        if (kernel < 1 || weights.shape().channels != context.channels)
+            context.refuse("weights have shape " + to_string(weights.shape()) + ", but tokens have " + std::to_string(context.channels) +
+                           " channels");
+        if (!bias.data()) return;
+        context.require_heads("bias", bias.shape());
+        if (bias.shape().tokens != 1 || bias.shape().channels != context.channels)
+            context.refuse("bias has shape " + to_string(bias.shape()) + ", but tokens have " + std::to_string(context.channels) +
+                           " channels");
+    }
+};
+
+/// The same with channels mixed, as the spatial reduction of a pyramid vision transformer does:
+///     projected[r, o] = bias[o] + sum_t sum_c weights[t, o, c] x[kernel r + t, c]
+/// over the visible tokens.
+template <Scalar T, class Arch = simd::native>
+struct mixing_convolution {
+    tensor_view<const T> weights;   ///< (kernel, heads or 1, channels out, channels in), as many out as in
+    tensor_view<const T> bias = {}; ///< (1, heads or 1, 1, channels), or none
+
+    index size(index, index tokens) const { return tokens / weights.shape().batch; }
+    kernel::token_range range(index, index row, index) const { return {row * weights.shape().batch, (row + 1) * weights.shape().batch}; }
+    template <Scalar>
+    std::size_t workspace_bytes(index tokens, index channels) const {
+        detail::scratch memory;
+        memory.take<T>(most_rows * weights.shape().batch * channels);
+        return memory.used_bytes() + kernel::matrix_product<T, Arch>(std::min(most_rows, tokens), channels, channels).task_bytes();
+    }
+    void check(const projection_context& context) const {
+        channel_convolution<T, Arch>::check_convolution(context, weights, weights.shape().batch, bias);
+        if (weights.shape().tokens != context.channels)
+            context.refuse("weights have shape " + to_string(weights.shape()) + ": as many channels must come out as go in");
+    }
+    void project(const kernel::token_rows<T>& x, index head, index first, index count, const kernel::row_block<T>& to,
+                 detail::scratch& memory) const {
+        for (index done = 0; done < count; done += most_rows) {
+            auto own = memory;
+            project_some(x, head, first + done, std::min(most_rows, count - done), {to.data + done * to.row_stride, to.row_stride, 1}, own);
+        }
+    }
+
+private:
+    static constexpr index most_rows = 48;
+
+    void project_some(const kernel::token_rows<T>& x, index head, index first, index count, const kernel::row_block<T>& to,
+                      detail::scratch& memory) const {
+        const auto kernel = weights.shape().batch;
+        auto windows = x.rows;
+        windows.data += first * kernel * windows.row_stride;
+        T* const copy = memory.take<T>(most_rows * kernel * x.channels);
+        if (x.seen) { // with zeros for hidden tokens: here rows are left out, not terms
+            for (index j = 0; j < count * kernel; ++j)
+                for (index c = 0; c < x.channels; ++c)
+                    copy[j * x.channels + c] = x.seen[first * kernel + j] ? x(first * kernel + j, c) : T{0};
+            windows = {copy, x.channels, 1};
+        }
+        const auto own_head = [head](const tensor_view<const T>& t) { return t.shape().heads == 1 ? 0 : head; };
+        kernel::row_block<const T> start{bias.data() ? bias.row(0, own_head(bias), 0) : nullptr, 0, bias.strides().channel};
+        const kernel::matrix_product<T, Arch> product(count, x.channels, x.channels);
+        for (index t = 0; t < kernel; ++t) {
+            const kernel::row_block<const T> w{weights.row(t, own_head(weights), 0), weights.strides().token, weights.strides().channel};
+            for (index task = 0; task < product.task_count(); ++task) {
+                auto own = memory;
+                product.run_task(task, own, {windows.data + t * windows.row_stride, kernel * windows.row_stride, windows.channel_stride},
+                                 kernel::transposed(w), start, to);
+            }
+            start = {to.data, to.row_stride, 1};
+        }
+    }
+};
+
+} // namespace attn
