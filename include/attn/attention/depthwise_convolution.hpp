@@ -1,0 +1,135 @@
+// Depthwise convolution over tokens: a local term that is added to attention.
+#pragma once
+
+#include "../kernel/depthwise_convolution.hpp"
+#include "../norm/norm.hpp"
+#include "attention.hpp"
+
+namespace attn {
+
+/// For x (batch, x_heads, n, c) whose n tokens are a grid, row-major, and out (batch, heads, n, c); head h reads head h / (heads / x_heads)
+/// of x:
+///     out[b, h, (y, x), c] += bias[h, c] + sum over (ky, kx) of weights[h, c, ky, kx] x[b, h, (y + ky - kernel_height / 2, x + kx -
+///     kernel_width / 2), c]
+/// with zeros outside the grid. Kernels have odd sizes, and may be larger than the grid.
+/// A sequence is a grid of one row: kernels (1 or heads, c, 1, width). Causal, token t reads tokens t - width + 1 ... t, and any width will
+/// do. Time: 2 n c kernel_height kernel_width flops a head. Memory: a few tiles a thread.
+template <Scalar U = float, class Arch = simd::native>
+struct depthwise_convolution {
+    static constexpr std::string_view name = "depthwise_convolution";
+
+    tensor_view<const U> weights =
+        {};                       ///< (1 or heads, c, kernel_height, kernel_width), any strides: one kernel for all heads, or one for each
+    std::span<const U> bias = {}; ///< none, c numbers, or c for each head
+    index height = 0, width = 0;  ///< the grid; one row if not given
+    bool causal = false;          ///< of a sequence: the past and the present only
+
+    bool present() const { return weights.data() != nullptr; }
+
+    /// Throws shape_error, in the name of `operation`, if the parameters do not fit x and out.
+    void check(std::string_view operation, const shape& x, const shape& out) const {
+        const auto& w = weights.shape();
+        const auto is = [](index n) { return std::to_string(n); };
+        attn::detail::check_view(operation, "weights", weights);
+        if (weights.strides() == strides{} && w.size() > 1) throw shape_error(operation, "weights", "has no strides");
+        if (w.heads != x.channels || (w.batch != 1 && w.batch != out.heads))
+            throw shape_error(operation, "weights",
+                              "has shape " + to_string(w) + ", but x has " + to_string(x) + " for " + is(out.heads) + " heads");
+        if (w.tokens < 1 || w.channels < 1 || (!causal && (w.tokens % 2 == 0 || w.channels % 2 == 0)))
+            throw shape_error(operation, "weights", "has shape " + to_string(w) + ", but a kernel has an odd height and width");
+        if (std::ssize(bias) != 0 && std::ssize(bias) != x.channels && std::ssize(bias) != out.heads * x.channels)
+            throw shape_error(operation, "bias", "has " + std::to_string(bias.size()) + " entries, but x has shape " + to_string(x));
+        if (causal && (height > 1 || w.tokens != 1))
+            throw shape_error(operation, "weights",
+                              "has shape " + to_string(w) + ", but a causal convolution is one of sequences: of one row");
+        const bool fits = height == 0 ? width == 0 : width == 0 ? x.tokens == 0 : x.tokens % width == 0 && x.tokens / width == height;
+        if (height < 0 || width < 0 || !fits)
+            throw shape_error(operation, "height",
+                              "and width are " + is(height) + " and " + is(width) + ", but x has shape " + to_string(x));
+    }
+    /// The grid that n tokens are.
+    kernel::convolution_grid grid(index n) const {
+        const auto& w = weights.shape();
+        kernel::convolution_grid g{.height = 1, .width = n, .kernel_height = w.tokens, .kernel_width = w.channels};
+        if (height > 0) g.height = height, g.width = width;
+        g.top = g.kernel_height / 2;
+        g.left = causal ? g.kernel_width - 1 : g.kernel_width / 2;
+        return g;
+    }
+    template <Scalar T>
+    std::size_t workspace_bytes(const shape& x, index concurrency) const {
+        detail::scratch memory;
+        worker<T>(memory, grid(x.tokens), x.channels);
+        return static_cast<std::size_t>(concurrency) * memory.used_bytes();
+    }
+    /// Computes. Everything has been checked.
+    template <Scalar T>
+    void forward(const tensor_view<const T>& x, const tensor_view<T>& out, const execution& run) const {
+        const auto [batch, heads, tokens, channels] = out.shape();
+        if (out.shape().size() == 0) return;
+        const auto g = grid(tokens);
+        const auto chunks = kernel::token_chunks::of(g, worker<T>::most_tokens);
+        const auto group = heads / x.shape().heads, chunks_of_a_task = chunks.of_a_task(1024),
+                   tasks = (chunks.count() + chunks_of_a_task - 1) / chunks_of_a_task;
+        const auto slice_bytes = workspace_bytes<T>(x.shape(), 1);
+        run.for_each(batch * heads * tasks, [&](index task, index slice) {
+            const auto b = task / (heads * tasks), h = task / tasks % heads, from = task % tasks * chunks_of_a_task;
+            detail::scratch memory(run.workspace().bytes().data() + static_cast<std::size_t>(slice) * slice_bytes);
+            worker<T> w(memory, g, channels);
+            w.tile.load_weights(kernel::convolution_parameters<U>{g, weights, bias}, h);
+            const auto from_rows = kernel::rows_of(x, b, h / group);
+            const auto to_rows = kernel::rows_of(out, b, h);
+            for (auto chunk = from; chunk < std::min(from + chunks_of_a_task, chunks.count()); ++chunk) {
+                const auto first = chunks.first(chunk), count = chunks.end(chunk) - first;
+                w.tile(from_rows, tokens, first, count, w.result);
+                for (index t = 0; t < count; ++t)
+                    kernel::write_row<true, T, Arch>(w.result + t * w.tile.padded(), channels, T{1}, T{1},
+                                                     to_rows.data + (first + t) * to_rows.row_stride, to_rows.channel_stride);
+            }
+        });
+    }
+
+private:
+    template <Scalar T>
+    struct worker {
+        static constexpr index most_tokens = 96;
+
+        worker(detail::scratch& memory, const kernel::convolution_grid& grid, index channels)
+            : tile(memory, grid, channels, most_tokens), result(memory.take<T>(most_tokens * tile.padded())) {}
+
+        kernel::convolution_tile<T, Arch> tile;
+        T* result;
+    };
+};
+
+/// Adds the convolution of x into out. Checks everything once, then computes with the caller's executor and workspace. Allocates nothing;
+/// the result is the same, bit by bit, for every executor, number of threads and strides. Throws shape_error, before anything is read or
+/// written: shapes or parameters that do not fit, an out that overlaps x, a workspace too small.
+template <Scalar U, class Arch, Scalar T>
+void add_convolution(const depthwise_convolution<U, Arch>& op, const std::type_identity_t<tensor_view<const T>>& x,
+                     const tensor_view<T>& out, const execution& run) {
+    constexpr auto name = depthwise_convolution<U, Arch>::name;
+    const auto &from = x.shape(), &to = out.shape();
+    detail::check_view(name, "x", x);
+    detail::check_view(name, "out", out);
+    if (to.batch != from.batch || to.tokens != from.tokens || to.channels != from.channels ||
+        (from.heads == 0 ? to.heads != 0 : to.heads % from.heads != 0))
+        detail::refuse(name, "out", to, "x", from, "they do not fit");
+    if (overlaps_itself(out)) throw shape_error(name, "out", "of shape " + to_string(to) + " has strides by which its elements overlap");
+    if (overlap(out, x)) throw shape_error(name, "out", "of shape " + to_string(to) + " overlaps x of shape " + to_string(from));
+    op.check(name, from, to);
+    detail::check_workspace(name, run, op.template workspace_bytes<T>(from, run.concurrency()), from);
+    op.forward(x, out, run);
+}
+
+/// The same on the calling thread, with a workspace for the call.
+template <Scalar U, class Arch, Scalar T>
+void add_convolution(const depthwise_convolution<U, Arch>& op, const std::type_identity_t<tensor_view<const T>>& x,
+                     const tensor_view<T>& out) {
+    op.check(op.name, x.shape(), out.shape());
+    sequential here;
+    workspace memory(op.template workspace_bytes<T>(x.shape(), 1));
+    add_convolution(op, x, out, execution(here, memory));
+}
+
+} // namespace attn

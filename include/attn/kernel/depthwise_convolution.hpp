@@ -1,0 +1,241 @@
+// Depthwise convolution over a grid of tokens: each channel has a kernel of its own, so lanes are channels.
+#pragma once
+
+#include "../core/workspace.hpp"
+#include "matrix_tile.hpp"
+#include "tile_loader.hpp"
+
+#include <span>
+
+namespace attn::kernel {
+
+/// A grid of tokens, row-major, and the kernel that moves over it: output (y, x) reads inputs (y - top + ky, x - left + kx).
+struct convolution_grid {
+    index height = 1, width = 0;
+    index kernel_height = 1, kernel_width = 1;
+    index top = 0, left = 0;
+
+    index taps() const { return kernel_height * kernel_width; }
+};
+
+/// Cuts tokens into chunks: lines of `line` tokens, each cut evenly into pieces.
+struct token_chunks {
+    index tokens, line, pieces;
+
+    /// Pieces of at most about `good` tokens.
+    static token_chunks even(index tokens, index good) {
+        return {tokens, std::max<index>(1, tokens), std::max<index>(1, (tokens + good - 1) / good)};
+    }
+    /// Chunks that a grid's rows fall into evenly, as the convolution wants them, of at most `most` tokens.
+    static token_chunks of(const convolution_grid& grid, index most) {
+        const auto tokens = grid.height * grid.width, good = 2 * most / 3;
+        if (grid.width > most) return {tokens, grid.width, (grid.width + good - 1) / good};
+        return {tokens, std::max<index>(1, good / std::max<index>(1, grid.width)) * std::max<index>(1, grid.width), 1};
+    }
+    index count() const { return (tokens + line - 1) / line * pieces; }
+    index first(index chunk) const { return std::min(tokens, chunk / pieces * line + chunk % pieces * line / pieces); }
+    index end(index chunk) const { return std::min(tokens, chunk / pieces * line + (chunk % pieces + 1) * line / pieces); }
+    /// Chunks that make up a task of about so many tokens.
+    index of_a_task(index tokens_of_a_task) const { return std::max<index>(1, tokens_of_a_task * pieces / line); }
+};
+
+/// A convolution with its parameters. weights (1 or heads, channels, kernel_height, kernel_width), null for none; bias: none, one number
+/// for each channel, or for each of every head.
+template <class U>
+struct convolution_parameters {
+    convolution_grid grid;
+    tensor_view<const U> weights;
+    std::span<const U> bias;
+
+    bool present() const { return weights.data() != nullptr; }
+    const U* weights_of(index head) const { return weights.data() + (weights.shape().batch == 1 ? 0 : head * weights.strides().batch); }
+    std::span<const U> bias_of(index head) const {
+        const auto channels = static_cast<std::size_t>(weights.shape().heads);
+        return bias.size() <= channels ? bias : bias.subspan(static_cast<std::size_t>(head) * channels, channels);
+    }
+};
+
+/// out(y, x, c) = bias(c) + sum over (ky, kx) of weight(c, ky, kx) in(y - top + ky, x - left + kx, c)
+/// over the taps inside the grid, in the order of (ky, kx): the same bits wherever a token lies and in whatever layout.
+template <Scalar T, class Arch>
+class convolution_tile {
+public:
+    using lanes = simd::lanes<T, Arch>;
+
+    /// For pieces of up to most_tokens outputs that lie side by side in one row of the grid, or fill whole rows.
+    convolution_tile(detail::scratch& memory, const convolution_grid& grid, index channels, index most_tokens)
+        : grid_(grid), channels_(channels), padded_(whole(channels)), weights_(memory.take<T>((grid.taps() + 1) * padded_)),
+          staged_width_(std::min(grid.width, most_tokens + grid.kernel_width - 1)),
+          staged_(memory.take<T>(std::min(grid.height, grid.kernel_height) * staged_width_ * padded_)) {}
+
+    index padded() const { return padded_; }
+
+    template <class U>
+    void load_weights(const convolution_parameters<U>& parameters, index head) {
+        const U* const weights = parameters.weights_of(head);
+        const auto bias = parameters.bias_of(head);
+        const auto& s = parameters.weights.strides();
+        for (index c = 0; c < padded_; ++c) {
+            T* const column = weights_ + c;
+            const bool present = c < channels_;
+            column[0] = present && !bias.empty() ? static_cast<T>(bias[static_cast<std::size_t>(c)]) : T{0};
+            for (index ky = 0, tap = 1; ky < grid_.kernel_height; ++ky)
+                for (index kx = 0; kx < grid_.kernel_width; ++kx, ++tap)
+                    column[tap * padded_] = present ? static_cast<T>(weights[c * s.head + ky * s.token + kx * s.channel]) : T{0};
+        }
+    }
+
+    /// to[t] = out(token first + t) for t < count, rows of `padded` numbers. Of the input, tokens from `present` on are not there.
+    void operator()(const row_block<const T>& in, index present, index first, index count, T* to) const {
+        const bool in_place = in.channel_stride == 1 && padded_ == channels_;
+        while (count > 0) {
+            const auto y = first / grid_.width, x = first % grid_.width, here = std::min(count, grid_.width - x);
+            const auto above = std::max<index>(0, y - grid_.top), below = std::min(grid_.height, y - grid_.top + grid_.kernel_height);
+            if (in_place) {
+                add_row({{in.data, grid_.width * in.row_stride, in.row_stride, 0}, y, x, here, above, below, present}, to);
+            } else {
+                const auto left = std::max<index>(0, x - grid_.left),
+                           right = std::min(grid_.width, x + here - grid_.left + grid_.kernel_width - 1);
+                for (auto row = above; row < below; ++row) {
+                    const auto token = row * grid_.width + left, there = std::clamp<index>(present - token, 0, right - left);
+                    copy_rows<T, Arch>({in.data + token * in.row_stride, in.row_stride, in.channel_stride}, there, channels_,
+                                       staged_ + (row - above) * staged_width_ * padded_, padded_);
+                }
+                const auto row_stride = staged_width_ * padded_;
+                add_row({{staged_ - above * row_stride, row_stride, padded_, left}, y, x, here, above, below, present}, to);
+            }
+            first += here;
+            count -= here;
+            to += here * padded_;
+        }
+    }
+
+private:
+    static constexpr index whole(index channels) { return (channels + lanes::size - 1) / lanes::size * lanes::size; }
+    /// Outputs of a tile: beside them five weights and an input stay in registers.
+    static constexpr int wide = simd::register_count<Arch> >= 32 ? 14 : 7, narrow = wide / 2;
+
+    /// Inputs as they lie: token (y, x) at data + y * row_stride + (x - left) * token_stride.
+    struct input_rows {
+        const T* data;
+        index row_stride, token_stride, left;
+    };
+
+    /// A piece of one row of the grid: outputs x .. x + count - 1 of row y, from the rows above .. below - 1 of the input.
+    struct row_piece {
+        input_rows in;
+        index y, x, count, above, below, present;
+    };
+
+    void add_row(const row_piece& piece, T* to) const {
+        const bool centred = grid_.left == grid_.kernel_width / 2;
+        if (centred && grid_.kernel_width == 3)
+            add_row_of<3>(piece, to);
+        else if (centred && grid_.kernel_width == 5)
+            add_row_of<5>(piece, to);
+        else if (centred && grid_.kernel_width == 7)
+            add_row_of<7>(piece, to);
+        else
+            add_row_of<0>(piece, to);
+    }
+    /// The last tile of a row overlaps the one before: doing some outputs twice is cheaper than tiles of every size.
+    template <int Width>
+    void add_row_of(const row_piece& piece, T* to) const {
+        const auto cover = [&]<int Outputs>(std::integral_constant<int, Outputs>) {
+            for (index at = 0; at < piece.count; at += Outputs) {
+                const auto from = std::min(at, piece.count - Outputs);
+                add_tile<Outputs, Width>(piece, piece.x + from, to + from * padded_);
+            }
+        };
+        if (piece.count >= wide)
+            cover(std::integral_constant<int, wide>{});
+        else if (piece.count >= narrow)
+            cover(std::integral_constant<int, narrow>{});
+        else
+            cover(std::integral_constant<int, 1>{});
+    }
+    template <int Outputs, int Width>
+    void add_tile(const row_piece& piece, index x, T* to) const {
+        const auto first = x - grid_.left, last = first + Outputs + grid_.kernel_width - 1;
+        const bool whole_rows = piece.present >= piece.below * grid_.width;
+        const bool at_left = first<0, at_right = last> grid_.width;
+        // A tile in a corner lacks half a kernel's width of inputs, no more and no less; others do not come up often.
+        const bool regular = Width > 0 && Outputs > 1 && whole_rows && (!at_left || x == 0) && (!at_right || x + Outputs == grid_.width);
+        for (index channel = 0; channel < padded_; channel += lanes::size) {
+            if constexpr (Width > 0 && Outputs > 1) {
+                if (regular) {
+                    const T* const tokens =
+                        piece.in.data + piece.above * piece.in.row_stride + (first - piece.in.left) * piece.in.token_stride + channel;
+                    const T* const weights = weights_ + (1 + (piece.above - piece.y + grid_.top) * Width) * padded_ + channel;
+                    const auto rows = piece.below - piece.above;
+                    if (at_left && at_right)
+                        add_regular<Outputs, Width, true, true>(tokens, piece.in, rows, weights, channel, to + channel);
+                    else if (at_left)
+                        add_regular<Outputs, Width, true, false>(tokens, piece.in, rows, weights, channel, to + channel);
+                    else if (at_right)
+                        add_regular<Outputs, Width, false, true>(tokens, piece.in, rows, weights, channel, to + channel);
+                    else
+                        add_regular<Outputs, Width, false, false>(tokens, piece.in, rows, weights, channel, to + channel);
+                    continue;
+                }
+            }
+            add_any<Outputs>(piece, first, channel, to + channel);
+        }
+    }
+    /// One register of channels of outputs side by side: each input is loaded once for all the outputs that it reaches. At an end of the
+    /// grid's row half the kernel's width of inputs is missing.
+    template <int Outputs, int Width, bool AtLeft, bool AtRight>
+    [[gnu::noinline]] void add_regular(const T* tokens, const input_rows& in, index rows, const T* weights, index channel, T* to) const {
+        lanes sum[Outputs];
+        const auto bias = lanes::load(weights_ + channel);
+        simd::unroll<Outputs>([&](auto o) { sum[o] = bias; });
+        const auto padded = padded_, token_stride = in.token_stride, row_stride = in.row_stride;
+        if (AtLeft) tokens += Width / 2 * token_stride;
+        for (index row = 0; row < rows; ++row) {
+            lanes weight[Width];
+            simd::unroll<Width>([&](auto k) { weight[k] = lanes::load(weights + k * padded); });
+            const T* at = tokens;
+            simd::unroll<Outputs + Width - 1>([&](auto i) {
+                if constexpr ((!AtLeft || i() >= Width / 2) && (!AtRight || i() < Outputs + Width / 2)) {
+                    const auto value = lanes::load(at);
+                    simd::unroll<Width>([&](auto k) {
+                        constexpr int o = decltype(i)::value - decltype(k)::value;
+                        if constexpr (o >= 0 && o < Outputs) sum[o] = fma(value, weight[k], sum[o]);
+                    });
+                    at += token_stride;
+                }
+            });
+            tokens += row_stride;
+            weights += Width * padded;
+        }
+        simd::unroll<Outputs>([&](auto o) { sum[o].store(to + o * padded); });
+    }
+    /// The same, tap by tap, wherever inputs end.
+    template <int Outputs>
+    [[gnu::noinline]] void add_any(const row_piece& piece, index first, index channel, T* to) const {
+        lanes sum[Outputs];
+        const auto bias = lanes::load(weights_ + channel);
+        simd::unroll<Outputs>([&](auto o) { sum[o] = bias; });
+        for (auto row = piece.above; row < piece.below; ++row) {
+            const auto end = std::clamp<index>(piece.present - row * grid_.width, 0, grid_.width);
+            const T* const weights = weights_ + (1 + (row - piece.y + grid_.top) * grid_.kernel_width) * padded_ + channel;
+            const T* const tokens = piece.in.data + row * piece.in.row_stride - piece.in.left * piece.in.token_stride + channel;
+            for (index k = std::max<index>(0, -first - Outputs + 1); k < grid_.kernel_width && first + k < end; ++k) {
+                const auto weight = lanes::load(weights + k * padded_);
+                simd::unroll<Outputs>([&](auto o) {
+                    const auto x = first + k + o;
+                    if (x >= 0 && x < end) sum[o] = fma(lanes::load(tokens + x * piece.in.token_stride), weight, sum[o]);
+                });
+            }
+        }
+        simd::unroll<Outputs>([&](auto o) { sum[o].store(to + o * padded_); });
+    }
+
+    convolution_grid grid_;
+    index channels_, padded_;
+    T* weights_; ///< [1 + taps][padded], the bias first
+    index staged_width_;
+    T* staged_; ///< [rows of the kernel][staged_width][padded]
+};
+
+} // namespace attn::kernel
