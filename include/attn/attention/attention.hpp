@@ -14,6 +14,7 @@ namespace attn {
 /// - `workspace_bytes<T>(shapes, concurrency)`: the scratch memory that `forward` needs.
 /// - `forward(in, out, run)`: computes. Everything has been checked; it allocates nothing and writes only to `out`.
 /// Optional members:
+/// - `has_log_sum_exp = false`: where there is none, for lack of a softmax.
 /// - `log_sum_exp_shape(shapes)`: where log_sum_exp has other heads than the values.
 /// - `least_workspace_bytes<T>(shapes, concurrency)`: where forward can do with less than workspace_bytes, in more time, with the same result.
 template <class A>
@@ -144,6 +145,7 @@ void attend(const A& op, const inputs<T>& in, const outputs<T>& out, const execu
     const auto shapes = shapes_of(in);
     detail::check_output(A::name, "out", out.values, op.output_shape(shapes), in);
     if (out.log_sum_exp.data()) {
+        if constexpr (requires { requires !A::has_log_sum_exp; }) throw shape_error(A::name, "log_sum_exp", "is asked for, but without a softmax there is none");
         detail::check_output(A::name, "log_sum_exp", out.log_sum_exp, log_sum_exp_shape(op, shapes), in);
         if (overlap(out.log_sum_exp, out.values)) throw shape_error(A::name, "log_sum_exp", "overlaps out");
     }

@@ -42,4 +42,21 @@ template <Scalar T, class Arch>
     unroll<size>([&](auto r) { rows[r] = std::bit_cast<lanes<T, Arch>>(from[r]); });
 }
 
+/// The sum over the lanes of each row of a square, rows[0 .. size), which are overwritten: lane r is that of rows[r]. Half the shuffles of a
+/// transpose, for each round adds what it has zipped.
+template <Scalar T, class Arch>
+[[gnu::always_inline]] inline lanes<T, Arch> sum_each(lanes<T, Arch>* rows) {
+    constexpr int size = lanes<T, Arch>::size;
+    using vector = typename detail::vector_of<T, size>::type;
+    constexpr auto lane = std::make_integer_sequence<int, size>{};
+    unroll<std::countr_zero(static_cast<unsigned>(size))>([&](auto round) {
+        constexpr int half = size >> (round() + 1);
+        unroll<half>([&](auto r) {
+            const auto a = std::bit_cast<vector>(rows[r]), b = std::bit_cast<vector>(rows[r + half]);
+            rows[r] = std::bit_cast<lanes<T, Arch>>(detail::zip<0>(a, b, lane)) + std::bit_cast<lanes<T, Arch>>(detail::zip<size / 2>(a, b, lane));
+        });
+    });
+    return rows[0];
+}
+
 } // namespace attn::simd

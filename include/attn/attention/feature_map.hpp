@@ -1,0 +1,44 @@
+// Feature maps of linear attention: the weight of key j for query i is phi(q_i) . phi(k_j).
+#pragma once
+
+#include "../score/score_function.hpp"
+
+namespace attn {
+
+/// A value with one generic call x -> phi(x), applied to each channel of queries and keys:
+///     []<class S>(S x) { return x * x; }
+/// The same text is evaluated on numbers by the reference and on lanes by the kernel. What it returns must convert to the type of x. As
+/// with score functions, abs, exp, log, max, min, sqrt and tanh are found unqualified on lanes, on numbers after `using std::abs;`,
+/// and `using attn::select; select(x > 0, a, b)` chooses. With a map that is never negative, denominators never vanish.
+template <class F>
+concept FeatureMap = std::copy_constructible<F> && requires(const F& phi, double x) {
+    { phi(x) } -> std::convertible_to<double>;
+};
+
+/// x: weights are plain products, which may be negative, so that a denominator would make no sense.
+struct identity_features {
+    constexpr auto operator()(auto x) const { return x; }
+};
+
+/// max(x, 0). NaN stays NaN.
+struct relu {
+    template <class S>
+    constexpr S operator()(S x) const {
+        if constexpr (std::is_arithmetic_v<S>)
+            return x < 0 ? S(0) : x;
+        else
+            return max_or_second(S(0), x); // one instruction
+    }
+};
+
+/// x + 1 for positive x, else e^x: positive everywhere. Katharopoulos et al. 2020, "Transformers are RNNs".
+struct elu_plus_one {
+    template <class S>
+    S operator()(S x) const {
+        using attn::select;
+        using std::exp;
+        return select(x > S(0), x + S(1), exp(x));
+    }
+};
+
+} // namespace attn

@@ -1,0 +1,59 @@
+// Linear attention: weights that are products of features, so that the keys are summed once for all queries.
+#pragma once
+
+#include "../kernel/linear_attention.hpp"
+#include "feature_map.hpp"
+#include "linear_checks.hpp"
+
+namespace attn {
+
+/// For q (batch, heads, n, d_k), k (batch, kv_heads, m, d_k), v (batch, kv_heads, m, d_v); query head h reads kv head h / (heads /
+/// kv_heads):
+///     out_i = phi(q_i) S / (phi(q_i) . z + eps),      S = sum_j phi(k_j)^T v_j  (d_k, d_v),      z = sum_j phi(k_j)  (d_k)
+/// over the keys j that query i sees; without `normalise`, out_i = scale phi(q_i) S. A row that sees no key is 0. Where phi is never
+/// negative and eps > 0, a query orthogonal to all its keys gives 0. A hidden key never influences a row, whatever it holds. Patterns:
+/// dense, causal, lengths, prefix, and what & and | make of them; the sums are then running sums, which go from chunk to chunk.
+///
+/// Time: 2 d_k d_v flops for each key and each query, O(n); causal, some more for the pairs inside a chunk. For few queries or keys the
+/// other order, (phi(q) phi(k)^T) v, is cheaper and is taken by the count of operations. Memory: the workspace, some 100 kB a thread at d
+/// = 64. Causal heads are computed one by one, others also in parallel over tokens. The result does not depend on executor, threads,
+/// strides or the rest of the batch, bit by bit. Katharopoulos et al. 2020, "Transformers are RNNs: Fast Autoregressive Transformers with
+/// Linear Attention".
+template <FeatureMap F = elu_plus_one, Pattern P = dense, class Arch = simd::native>
+struct linear_attention {
+    static constexpr std::string_view name = "linear_attention";
+    static constexpr bool has_log_sum_exp = false;
+
+    F feature_map = {};    ///< phi, applied to each channel of q and k
+    P pattern = {};        ///< which keys a query sees
+    bool normalise = true; ///< divides by the sum of the weights
+    double eps = 1e-6;     ///< is added to that sum
+    double scale = 1;      ///< multiplies what is not normalised
+
+    template <Scalar T>
+    void check(const inputs<T>& in) const {
+        check_inputs(name, in);
+        detail::check_linear(name, in, pattern, eps);
+        if (!std::isfinite(scale)) throw shape_error(name, "scale", "is not finite");
+        if (normalise && scale != 1) throw shape_error(name, "scale", "is for sums that are not normalised");
+    }
+    shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
+    template <Scalar T>
+    std::size_t workspace_bytes(const input_shapes& s, index concurrency) const {
+        return kernel_of<T>::workspace_bytes(s, concurrency, nullptr);
+    }
+    template <Scalar T>
+    void forward(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
+        const features<T> queries{in.queries, feature_map, {}}, keys{in.keys, feature_map, {}};
+        kernel_of<T>(queries, keys, pattern, {.normalise = normalise, .eps = eps, .scale = scale}, {})(in, out, run,
+                                                                                                       run.workspace().bytes().data());
+    }
+
+private:
+    template <Scalar T>
+    using features = kernel::mapped_features<T, Arch, F>;
+    template <Scalar T>
+    using kernel_of = kernel::linear_attention<T, Arch, features<T>, features<T>, P>;
+};
+
+} // namespace attn

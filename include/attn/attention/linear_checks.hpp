@@ -1,0 +1,66 @@
+// What the linear attentions refuse alike.
+#pragma once
+
+#include "../kernel/linear_attention.hpp"
+#include "attention.hpp"
+#include "depthwise_convolution.hpp"
+
+namespace attn::detail {
+
+/// Throws shape_error if the pattern or eps does not suit a linear attention.
+template <Scalar T, Pattern P>
+void check_linear(std::string_view operation, const inputs<T>& in, const P& pattern, double eps) {
+    static_assert(BeginningsPattern<P>, "attn: linear attention sums keys from the first on: its patterns are dense, causal, lengths, "
+                                        "prefix, and what & and | make of them");
+    if (!(eps >= 0 && std::isfinite(eps)))
+        throw shape_error(operation, "eps", "is " + std::to_string(eps) + ", but must be at least 0 and finite");
+    attn::check(pattern, pattern_context{.operation = operation, .batch = in.queries.shape().batch, .heads = in.queries.shape().heads});
+}
+
+/// What a linear attention of vision transformers has besides queries, keys and values.
+template <Scalar T, class U, class Arch>
+struct local_arguments {
+    const depthwise_convolution<U, Arch>& convolution;
+    const tensor_view<const U>&convolution_input, &positional_encoding;
+
+    /// Throws shape_error if they do not fit.
+    template <Pattern P>
+    void check(std::string_view operation, const inputs<T>& in, const P&) const {
+        const auto &q = in.queries.shape(), &k = in.keys.shape(), &v = in.values.shape();
+        check_view(operation, "positional_encoding", positional_encoding);
+        if (const auto& p = positional_encoding.shape();
+            positional_encoding.data() && ((p.batch != 1 && p.batch != k.batch) || (p.heads != 1 && p.heads != k.heads) ||
+                                           p.tokens != k.tokens || p.channels != k.channels))
+            refuse(operation, "positional_encoding", p, "k", k, "they do not fit");
+        if (!std::same_as<T, U> && convolution_input.data())
+            throw shape_error(operation, "convolution_input", "has another scalar type than v");
+        if (!convolution.present()) return;
+        check_view(operation, "convolution_input", convolution_input);
+        const auto& x = convolution_input.data() ? convolution_input.shape() : v;
+        if (x.batch != v.batch || x.heads != v.heads || x.channels != v.channels)
+            refuse(operation, "convolution_input", x, "v", v, "batch, heads or channels differ");
+        if (x.tokens != q.tokens) {
+            if (convolution_input.data()) refuse(operation, "convolution_input", x, "q", q, "the tokens differ");
+            refuse(operation, "v", v, "q", q, "the convolution adds tokens of v to tokens of q (convolution_input may be another tensor)");
+        }
+        if (follows_queries<decltype(at(std::declval<const P&>(), index{}, index{}))> && !convolution.causal)
+            throw shape_error(operation, "convolution", "is not causal, but the pattern is");
+        convolution.check(operation, x, {q.batch, q.heads, q.tokens, v.channels});
+    }
+    /// For the kernel.
+    kernel::local_term<T, U> term(const inputs<T>& in) const {
+        kernel::local_term<T, U> local{{convolution.present() ? convolution.grid(in.queries.shape().tokens) : kernel::convolution_grid{},
+                                        convolution.weights, convolution.bias},
+                                       in.values,
+                                       true};
+        if constexpr (std::same_as<T, U>) {
+            if (convolution_input.data()) {
+                local.input = convolution_input;
+                local.reads_values = false;
+            }
+        }
+        return local;
+    }
+};
+
+} // namespace attn::detail

@@ -1,0 +1,47 @@
+// Brings rows of queries or keys into the layout of features: phi of each channel, in whole registers.
+#pragma once
+
+#include "linear_state.hpp"
+#include "tile_loader.hpp"
+
+namespace attn::kernel {
+
+/// phi(x + added) of one head's rows. `added`, a tensor that may be left out, has one entry for all batch entries or one for each,
+/// and one head for all or one for each.
+template <Scalar T, class Arch, class Phi, class U = T>
+struct mapped_features {
+    using lanes = simd::lanes<T, Arch>;
+
+    tensor_view<const T> x;
+    Phi phi;
+    tensor_view<const U> added;
+
+    /// to: `count` rows of whole registers, what lies past the channels zero.
+    void operator()(index batch, index head, index first, index count, T* to) const {
+        const auto channels = x.shape().channels, padded = linear_state<T, Arch>::whole(channels);
+        auto rows = rows_of(x, batch, head);
+        rows.data += first * rows.row_stride;
+        if (!added.data() && padded == channels && rows.channel_stride == 1) {
+            for (index r = 0; r < count; ++r)
+                for (index c = 0; c < padded; c += lanes::size)
+                    static_cast<lanes>(phi(lanes::load(rows.data + r * rows.row_stride + c))).store(to + r * padded + c);
+            return;
+        }
+        copy_rows<T, Arch>(rows, count, channels, to, padded);
+        if (added.data()) {
+            const auto& s = added.shape();
+            for (index r = 0; r < count; ++r) {
+                const U* const row = added.row(s.batch == 1 ? 0 : batch, s.heads == 1 ? 0 : head, first + r);
+                for (index c = 0; c < channels; ++c) to[r * padded + c] += static_cast<T>(row[c * added.strides().channel]);
+            }
+        }
+        for (index r = 0; r < count; ++r)
+            for (index c = 0; c < padded; c += lanes::size) {
+                lanes y = phi(lanes::load(to + r * padded + c));
+                if (c + lanes::size > channels) y = select(simd::lane_bits::first(channels - c), y, lanes(T{0})); // phi(0) need not be 0
+                y.store(to + r * padded + c);
+            }
+    }
+};
+
+} // namespace attn::kernel

@@ -1,0 +1,111 @@
+// Features with norms over all heads of a token: two numbers a token are computed first, then features a head at a time.
+#pragma once
+
+#include "../parallel/executor.hpp"
+#include "feature_loader.hpp"
+
+#include <cmath>
+#include <span>
+
+namespace attn::kernel {
+
+/// f = |u| u^p / |u^p| with u = (relu(x) + 1e-6) / softplus(scale), norms over all channels of all heads of a token. With w = u / |u|,
+/// which no power takes out of range, f = |u| w^p / |w^p|: of each token 1 / |u| and |u| / |w^p| are kept.
+template <Scalar T, class Arch, class Relu, class U>
+struct focused_features {
+    using lanes = simd::lanes<T, Arch>;
+    using source = mapped_features<T, Arch, Relu, U>;
+
+    source x = {};
+    int power = 3;
+    index padded = 0;
+    index heads_of_scale = 1;
+    T* inverse_scale = nullptr; ///< 1 / softplus(scale) [heads][padded], 0 past the channels
+    T* inverse_norm = nullptr;  ///< 1 / |u| [batch][tokens]
+    T* factor = nullptr;        ///< |u| / |w^p| [batch][tokens]
+    T* rows = nullptr;          ///< [concurrency][block][padded]
+    static constexpr index block = 16;
+
+    static focused_features take(detail::scratch& memory, const shape& s, index heads, index concurrency) {
+        focused_features f;
+        f.padded = linear_state<T, Arch>::whole(s.channels);
+        f.inverse_scale = memory.take<T>(heads * f.padded);
+        f.inverse_norm = memory.take<T>(s.batch * s.tokens);
+        f.factor = memory.take<T>(s.batch * s.tokens);
+        f.rows = memory.take<T>(concurrency * block * f.padded);
+        return f;
+    }
+    void prepare(const source& from, int p, std::span<const U> scale, const execution& run) {
+        x = from;
+        power = p;
+        const auto [batch, heads, tokens, channels] = x.x.shape();
+        heads_of_scale = std::ssize(scale) > channels ? std::ssize(scale) / channels : 1;
+        for (index h = 0; h < heads_of_scale; ++h)
+            for (index c = 0; c < padded; ++c) {
+                const double s =
+                    scale.empty() || c >= channels ? 0.0 : static_cast<double>(scale[static_cast<std::size_t>(h * channels + c)]);
+                inverse_scale[h * padded + c] =
+                    c < channels ? static_cast<T>(1 / (std::max(s, 0.0) + std::log1p(std::exp(-std::abs(s))))) : T{0};
+            }
+        constexpr index tokens_of_a_task = 16 * block;
+        const auto tasks = (tokens + tokens_of_a_task - 1) / tokens_of_a_task;
+        run.for_each(batch * tasks, [&](index task, index slice) {
+            const auto first = task % tasks * tokens_of_a_task, end = std::min(tokens, first + tokens_of_a_task);
+            for (auto token = first; token < end; token += block)
+                prepare_tokens(task / tasks, token, std::min(block, end - token), rows + slice * block * padded);
+        });
+    }
+    /// to: `count` rows of whole registers, what lies past the channels zero.
+    void operator()(index batch, index head, index first, index count, T* to) const {
+        x(batch, head, first, count, to);
+        const T* const scale = scale_of(head);
+        for (index r = 0; r < count; ++r) {
+            const auto token = batch * x.x.shape().tokens + first + r;
+            const lanes inverse = inverse_norm[token], times = factor[token];
+            for (index c = 0; c < padded; c += lanes::size) {
+                T* const at = to + r * padded + c;
+                (raised(focus(lanes::load(at), lanes::load(scale + c)) * inverse) * times).store(at);
+            }
+        }
+    }
+
+private:
+    const T* scale_of(index head) const { return inverse_scale + (heads_of_scale == 1 ? 0 : head * padded); }
+    static lanes focus(lanes relu_x, lanes inverse) { return (relu_x + lanes(1e-6)) * inverse; }
+    lanes raised(lanes w) const {
+        auto result = w;
+        for (int n = 1; n < power; ++n) result = result * w;
+        return result;
+    }
+    /// Some tokens, head after head.
+    void prepare_tokens(index batch, index first, index count, T* features) const {
+        const auto each = [&](auto&& f) {
+            for (index h = 0; h < x.x.shape().heads; ++h) {
+                x(batch, h, first, count, features);
+                for (index r = 0; r < count; ++r)
+                    for (index c = 0; c < padded; c += lanes::size)
+                        f(r, focus(lanes::load(features + r * padded + c), lanes::load(scale_of(h) + c)));
+            }
+        };
+        lanes squares[block], squares_of_powers[block];
+        T norm[block], inverse[block];
+        std::fill_n(squares, block, lanes(T{0}));
+        std::fill_n(squares_of_powers, block, lanes(T{0}));
+        each([&](index r, lanes u) { squares[r] = fma(u, u, squares[r]); });
+        for (index r = 0; r < count; ++r) {
+            norm[r] = std::sqrt(sum(squares[r]));
+            inverse[r] = 1 / norm[r];
+        }
+        each([&](index r, lanes u) {
+            const auto w = raised(u * lanes(inverse[r]));
+            squares_of_powers[r] = fma(w, w, squares_of_powers[r]);
+        });
+        for (index r = 0; r < count; ++r) {
+            const auto at = batch * x.x.shape().tokens + first + r;
+            inverse_norm[at] = inverse[r];
+            factor[at] = norm[r] / std::sqrt(sum(squares_of_powers[r]));
+        }
+    }
+};
+
+} // namespace attn::kernel

@@ -1,0 +1,110 @@
+// Linear attention in its other order of evaluation: weights of query-key pairs first, then weighted values.
+#pragma once
+
+#include "linear_state.hpp"
+#include "tile_loader.hpp"
+
+namespace attn::kernel {
+
+/// Keys that a chunk of queries meets one by one: query r sees the first seen[r], which never falls. A tile of rows may reach past the last
+/// query, where seen stays as it was.
+template <Scalar T>
+struct seen_keys {
+    feature_rows<T> keys;
+    const T* values;
+    index value_stride;
+    const index* seen;
+};
+
+/// Weights P[i][j] = phi(q_i) . phi(k_j) of a chunk of queries and a block of keys, and what they add:
+///     numerators[i] += sum over seen j of P[i][j] v_j,      denominators[i] += sum over seen j of P[i][j]
+/// A value is never multiplied for a query that does not see it, so that its NaN stays away.
+template <Scalar T, class Arch>
+class linear_scores {
+public:
+    using lanes = simd::lanes<T, Arch>;
+    using traits = tile_traits<T, Arch>;
+
+    linear_scores(detail::scratch& memory, index most_queries, index most_keys, index key_channels, index padded)
+        : key_channels_(key_channels), padded_(padded), stride_(whole(most_keys)), key_columns_(memory.take<T>(key_channels * stride_)),
+          weights_(memory.take<T>(whole(most_queries) * stride_)) {}
+
+    /// numerators: rows of whole registers of channels; `first` if they hold nothing yet. denominators: whole registers of rows.
+    void add(const feature_rows<T>& queries, const seen_keys<T>& block, bool first, T* numerators, T* denominators) const {
+        transpose_rows<T, Arch>(row_block<const T>{block.keys.data, block.keys.stride, 1}, block.keys.count, key_channels_, T{1},
+                                key_columns_, stride_);
+        multiply(queries, block);
+        add_sums(queries.count, block.seen, denominators);
+        for_each_piece(padded_ / lanes::size, traits::max_columns, [&](index reg, index columns) {
+            with_constant<traits::max_columns>(columns, [&](auto c) {
+                for_each_rows<c(), T, Arch>(queries.count, [&](auto rows, index row) {
+                    add_values<rows(), c()>(block, row, reg * lanes::size, first, numerators);
+                });
+            });
+        });
+    }
+
+private:
+    static constexpr index whole(index count) { return (count + lanes::size - 1) / lanes::size * lanes::size; }
+
+    /// Only the registers of keys of which some query of a group sees one.
+    void multiply(const feature_rows<T>& queries, const seen_keys<T>& block) const {
+        for_each_piece(whole(block.keys.count) / lanes::size, traits::max_columns, [&](index reg, index columns) {
+            with_constant<traits::max_columns>(columns, [&](auto c) {
+                for_each_rows<c(), T, Arch>(queries.count, [&](auto rows, index row) {
+                    if (block.seen[row + rows() - 1] > reg * lanes::size) multiply_rows<rows(), c()>(queries, row, reg * lanes::size);
+                });
+            });
+        });
+    }
+    template <int Rows, int Columns>
+    [[gnu::noinline]] void multiply_rows(const feature_rows<T>& queries, index row, index key) const {
+        matrix_tile<Rows, Columns, T, Arch> tile;
+        tile.zero();
+        tile.multiply_add(queries.data + row * queries.stride, queries.stride, unit_stride{}, key_columns_ + key, stride_, key_channels_);
+        tile.store(weights_ + row * stride_ + key, stride_);
+    }
+    void add_sums(index queries, const index* seen, T* denominators) const {
+        for (index first = 0; first < queries; first += lanes::size) {
+            const auto rows = std::min<index>(lanes::size, queries - first);
+            lanes sum[lanes::size];
+            for (index r = 0; r < lanes::size; ++r) {
+                sum[r] = lanes(T{0});
+                for (index j = 0; r < rows && j < seen[first + r]; j += lanes::size) {
+                    const auto weight = lanes::load(weights_ + (first + r) * stride_ + j);
+                    sum[r] += j + lanes::size <= seen[first + r] ? weight
+                                                                 : select(simd::lane_bits::first(seen[first + r] - j), weight, lanes(T{0}));
+                }
+            }
+            (lanes::load(denominators + first) + simd::sum_each<T, Arch>(sum)).store(denominators + first);
+        }
+    }
+    /// A group of queries shares the keys that all of them see; the rest is a triangle.
+    template <int Rows, int Columns>
+    [[gnu::noinline]] void add_values(const seen_keys<T>& block, index row, index channel, bool first, T* numerators) const {
+        matrix_tile<Rows, Columns, T, Arch> tile;
+        T* const at = numerators + row * padded_ + channel;
+        tile.zero();
+        if (!first)
+            simd::unroll<Rows>(
+                [&](auto i) { simd::unroll<Columns>([&](auto c) { tile.sum[i][c] = lanes::load(at + i * padded_ + c * lanes::size); }); });
+        const auto common = block.seen[row], most = block.seen[row + Rows - 1];
+        const T *const weights = weights_ + row * stride_, *const values = block.values + channel;
+        tile.multiply_add(weights, stride_, unit_stride{}, values, block.value_stride, common);
+        for (auto j = common; j < most; ++j) {
+            lanes value[Columns];
+            simd::unroll<Columns>([&](auto c) { value[c] = lanes::load(values + j * block.value_stride + c * lanes::size); });
+            simd::unroll<Rows>([&](auto i) {
+                if (j >= block.seen[row + i]) return;
+                const lanes weight = weights[i * stride_ + j];
+                simd::unroll<Columns>([&](auto c) { tile.sum[i][c] = fma(weight, value[c], tile.sum[i][c]); });
+            });
+        }
+        tile.store(at, padded_);
+    }
+
+    index key_channels_, padded_, stride_;
+    T *key_columns_, *weights_;
+};
+
+} // namespace attn::kernel

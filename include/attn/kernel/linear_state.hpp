@@ -1,0 +1,202 @@
+// The mergeable state of linear attention: what all keys seen so far leave behind.
+#pragma once
+
+#include "../core/workspace.hpp"
+#include "matrix_tile.hpp"
+#include "work_ahead.hpp"
+
+namespace attn::kernel {
+
+/// Covers [0, count) with tiles of so many columns and calls f(std::integral_constant<int, Rows>, first row). Few sizes, for each is a
+/// kernel of its own: the last tile may reach past the count, up to a multiple of 4, where memory must be there.
+template <int Columns, Scalar T, class Arch, class F>
+[[gnu::always_inline]] inline void for_each_rows(index count, F&& f) {
+    constexpr int most = tile_traits<T, Arch>::max_rows(Columns), lower = most > 8 ? 8 : 4;
+    index row = 0;
+    while (row < count) {
+        const auto left = count - row;
+        const auto call = [&]<int Rows>(std::integral_constant<int, Rows> rows) {
+            f(rows, row);
+            row += Rows;
+        };
+        if (left >= most + 4 || (left <= most && left > std::max(lower, most - 4)))
+            call(std::integral_constant<int, most>{});
+        else if (left > 4 && lower > 4)
+            call(std::integral_constant<int, lower>{});
+        else
+            call(std::integral_constant<int, 4>{});
+    }
+}
+
+/// The features of some tokens, rows of `stride` numbers: whole registers, the last filled up with zeros.
+template <Scalar T>
+struct feature_rows {
+    const T* data;
+    index count, stride;
+};
+
+/// Where rows of results go: out[r] = (start[r] + phi(q_r) S) * factor[r] + local[r]. `start` and `local` may be null.
+template <Scalar T>
+struct linear_result {
+    T* out;
+    index out_stride;
+    const T* factor;
+    const T *start, *local; ///< rows of `padded` numbers
+    bool streaming = false; ///< past the caches
+};
+
+/// (S, z) of the keys seen so far:
+///     S = sum_j phi(k_j)^T v_j   (d_k, d_v),      z = sum_j phi(k_j)   (d_k)
+/// An empty one is zero, and two of disjoint keys merge by addition. Each block of keys is summed by itself before it is added, so
+/// that a million keys round little more than a thousand.
+template <Scalar T, class Arch>
+struct linear_state {
+    using lanes = simd::lanes<T, Arch>;
+    using traits = tile_traits<T, Arch>;
+
+    index key_channels = 0;
+    index key_padded = 0, padded = 0; ///< d_k and d_v in whole registers
+    T* sums = nullptr;                ///< S [key_padded][padded]
+    T* key_sum = nullptr;             ///< z [key_padded]
+
+    static linear_state take(detail::scratch& memory, index key_channels, index value_channels) {
+        linear_state state{key_channels, whole(key_channels), (value_channels + lanes::size - 1) / lanes::size * lanes::size};
+        state.sums = memory.take<T>(state.key_padded * state.padded);
+        state.key_sum = memory.take<T>(state.key_padded);
+        return state;
+    }
+    /// Channels in whole registers, and in whole tiles of rows.
+    static constexpr index whole(index channels) {
+        constexpr index unit = std::max(lanes::size, 4);
+        return (channels + unit - 1) / unit * unit;
+    }
+    void reset() const {
+        std::fill_n(sums, key_padded * padded, T{0});
+        std::fill_n(key_sum, key_padded, T{0});
+    }
+    /// Takes keys in: values are rows of `padded` numbers.
+    void push(const feature_rows<T>& keys, const T* values, index value_stride, work_ahead<T>& ahead) const {
+        add_features(keys);
+        ahead.spread(keys.count * key_channels * (padded / lanes::size));
+        for_each_piece(padded / lanes::size, traits::max_columns, [&](index first, index columns) {
+            with_constant<traits::max_columns>(columns, [&](auto c) {
+                for_each_rows<c(), T, Arch>(key_channels, [&](auto rows, index row) {
+                    add_products<rows(), c()>(keys, row, values + first * lanes::size, value_stride, first * lanes::size, ahead);
+                });
+            });
+        });
+    }
+    void merge(const linear_state& other) const {
+        const auto add = [](T* to, const T* from, index count) {
+            for (index e = 0; e < count; e += lanes::size) (lanes::load(to + e) + lanes::load(from + e)).store(to + e);
+        };
+        add(sums, other.sums, key_padded * padded);
+        add(key_sum, other.key_sum, key_padded);
+    }
+    /// to[r] += phi(q_r) . z, for rows up to a whole register of them; those beyond the last hold nothing of use.
+    void add_denominators(const feature_rows<T>& queries, T* to) const {
+        for (index first = 0; first < queries.count; first += lanes::size) {
+            const T* const rows = queries.data + first * queries.stride;
+            lanes sum[lanes::size];
+            simd::unroll<lanes::size>([&](auto r) { sum[r] = lanes(T{0}); });
+            for (index c = 0; c < key_padded; c += lanes::size) {
+                const auto z = lanes::load(key_sum + c);
+                simd::unroll<lanes::size>([&](auto r) { sum[r] = fma(lanes::load(rows + r * queries.stride + c), z, sum[r]); });
+            }
+            (lanes::load(to + first) + simd::sum_each<T, Arch>(sum)).store(to + first);
+        }
+    }
+    /// Ends a chunk of queries. spare: room for a tile of rows, where those past the last go.
+    void finish(const feature_rows<T>& queries, const linear_result<T>& result, T* spare, work_ahead<T>& ahead) const {
+        ahead.spread(queries.count * key_channels * (padded / lanes::size));
+        for_each_piece(padded / lanes::size, traits::max_columns, [&](index first, index columns) {
+            with_constant<traits::max_columns>(columns, [&](auto c) {
+                for_each_rows<c(), T, Arch>(queries.count, [&](auto rows, index row) {
+                    const auto channel = first * lanes::size;
+                    T* const out = result.out + row * result.out_stride + channel;
+                    const auto present = queries.count - row;
+                    if (present >= rows())
+                        return finish_rows<rows(), c()>(queries, row, channel, result, out, result.out_stride, result.streaming, ahead);
+                    finish_rows<rows(), c()>(queries, row, channel, result, spare, padded, false, ahead);
+                    for (index r = 0; r < present; ++r) std::copy_n(spare + r * padded, c() * lanes::size, out + r * result.out_stride);
+                });
+            });
+        });
+    }
+
+private:
+    /// Multiply-adds between two looks ahead, as steps of the depth.
+    static constexpr index stride_ahead = 16;
+
+    /// z += sum of features; four chains of additions, or eight, do not wait for each other.
+    void add_features(const feature_rows<T>& keys) const {
+        for_each_piece(key_padded / lanes::size, 4, [&](index first, index columns) {
+            with_constant<4>(columns, [&](auto c) {
+                lanes even[c()], odd[c()];
+                simd::unroll<c()>([&](auto i) { even[i] = odd[i] = lanes(T{0}); });
+                const T* row = keys.data + first * lanes::size;
+                index j = 0;
+                for (; j + 1 < keys.count; j += 2, row += 2 * keys.stride) {
+                    simd::unroll<c()>([&](auto i) {
+                        even[i] += lanes::load(row + i * lanes::size);
+                        odd[i] += lanes::load(row + keys.stride + i * lanes::size);
+                    });
+                }
+                simd::unroll<c()>([&](auto i) {
+                    T* const at = key_sum + (first + i) * lanes::size;
+                    if (j < keys.count) even[i] += lanes::load(row + i * lanes::size);
+                    (lanes::load(at) + (even[i] + odd[i])).store(at);
+                });
+            });
+        });
+    }
+    /// Some rows of S: rows are key channels.
+    template <int Rows, int Columns>
+    [[gnu::noinline]] void add_products(const feature_rows<T>& keys, index row, const T* values, index value_stride, index channel,
+                                        work_ahead<T>& ahead) const {
+        matrix_tile<Rows, Columns, T, Arch> tile;
+        tile.zero();
+        const T* features = keys.data + row;
+        for (index j = 0; j < keys.count; j += stride_ahead) {
+            tile.multiply_add(features, unit_stride{}, keys.stride, values, value_stride, std::min(stride_ahead, keys.count - j));
+            features += stride_ahead * keys.stride;
+            values += stride_ahead * value_stride;
+            ahead.fetch();
+        }
+        tile.add_to(sums + row * padded + channel, padded);
+    }
+    template <int Rows, int Columns>
+    [[gnu::noinline]] void finish_rows(const feature_rows<T>& queries, index row, index channel, const linear_result<T>& result, T* out,
+                                       index out_stride, bool streaming, work_ahead<T>& ahead) const {
+        matrix_tile<Rows, Columns, T, Arch> tile;
+        tile.zero();
+        if (result.start) {
+            simd::unroll<Rows>([&](auto i) {
+                simd::unroll<Columns>(
+                    [&](auto c) { tile.sum[i][c] = lanes::load(result.start + (row + i) * padded + channel + c * lanes::size); });
+            });
+        }
+        const T *features = queries.data + row * queries.stride, *columns = sums + channel;
+        for (index c = 0; c < key_channels; c += stride_ahead) {
+            tile.multiply_add(features + c, queries.stride, unit_stride{}, columns + c * padded, padded,
+                              std::min(stride_ahead, key_channels - c));
+            ahead.fetch();
+        }
+        simd::unroll<Rows>([&](auto i) {
+            const lanes factor = result.factor[row + i];
+            simd::unroll<Columns>([&](auto c) {
+                auto& x = tile.sum[i][c];
+                if (result.local)
+                    x = fma(x, factor, lanes::load(result.local + (row + i) * padded + channel + c * lanes::size));
+                else
+                    x = x * factor;
+                if (streaming)
+                    x.store_streaming(out + i * out_stride + c * lanes::size);
+                else
+                    x.store(out + i * out_stride + c * lanes::size);
+            });
+        });
+    }
+};
+
+} // namespace attn::kernel

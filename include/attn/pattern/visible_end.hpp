@@ -1,0 +1,64 @@
+// Patterns that show each query the first keys, up to a position that never falls from query to query.
+#pragma once
+
+#include "causal.hpp"
+#include "lengths.hpp"
+#include "prefix.hpp"
+
+#include <limits>
+
+namespace attn {
+
+namespace detail {
+
+/// After every position; half of what an index holds, so that differences of positions fit.
+inline constexpr index everything = std::numeric_limits<index>::max() / 2;
+
+/// The position before which query i sees every key, and from which on it sees none.
+constexpr index visible_end(const dense&, index) { return everything; }
+constexpr index visible_end(const causal&, index i) { return i + 1; }
+constexpr index visible_end(const shorter_than& p, index) { return p.length; }
+constexpr index visible_end(const prefix& p, index i) { return std::max(p.length, i + 1); }
+template <class A, class B>
+constexpr index visible_end(const both<A, B>& p, index i);
+template <class A, class B>
+constexpr index visible_end(const either<A, B>& p, index i);
+
+template <class P>
+concept HasVisibleEnd = requires(const P& p, index i) { visible_end(p, i); };
+
+template <class P>
+inline constexpr bool shows_beginnings = HasVisibleEnd<P>;
+template <class A, class B>
+inline constexpr bool shows_beginnings<both<A, B>> = shows_beginnings<A> && shows_beginnings<B>;
+template <class A, class B>
+inline constexpr bool shows_beginnings<either<A, B>> = shows_beginnings<A> && shows_beginnings<B>;
+
+template <class A, class B>
+constexpr index visible_end(const both<A, B>& p, index i) {
+    return std::min(visible_end(p.a, i), visible_end(p.b, i));
+}
+template <class A, class B>
+constexpr index visible_end(const either<A, B>& p, index i) {
+    return std::max(visible_end(p.a, i), visible_end(p.b, i));
+}
+
+/// False if every query sees the same keys.
+template <class P>
+inline constexpr bool follows_queries = true;
+template <>
+inline constexpr bool follows_queries<dense> = false;
+template <>
+inline constexpr bool follows_queries<shorter_than> = false;
+template <class A, class B>
+inline constexpr bool follows_queries<both<A, B>> = follows_queries<A> || follows_queries<B>;
+template <class A, class B>
+inline constexpr bool follows_queries<either<A, B>> = follows_queries<A> || follows_queries<B>;
+
+} // namespace detail
+
+/// dense, causal, lengths, prefix, and what & and | make of them: what can be attended to by a running sum over the keys.
+template <class P>
+concept BeginningsPattern = Pattern<P> && detail::shows_beginnings<decltype(at(std::declval<const P&>(), index{}, index{}))>;
+
+} // namespace attn
