@@ -3,10 +3,13 @@
 
 #include "attention/attention.hpp"
 #include "attention/eigen.hpp"
+#include "attention/focused_linear_attention.hpp"
+#include "attention/linear_attention.hpp"
 #include "attention/linformer_attention.hpp"
 #include "attention/merge.hpp"
 #include "attention/pooling.hpp"
 #include "attention/projection.hpp"
+#include "attention/simplified_linear_attention.hpp"
 #include "attention/softmax_attention.hpp"
 #include "attention/talking_heads_attention.hpp"
 #include "core/tensor.hpp"

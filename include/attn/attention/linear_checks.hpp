@@ -14,7 +14,7 @@ void check_linear(std::string_view operation, const inputs<T>& in, const P& patt
                                         "prefix, and what & and | make of them");
     if (!(eps >= 0 && std::isfinite(eps)))
         throw shape_error(operation, "eps", "is " + std::to_string(eps) + ", but must be at least 0 and finite");
-    attn::check(pattern, pattern_context{.operation = operation, .batch = in.queries.shape().batch, .heads = in.queries.shape().heads});
+    attn::check(pattern, pattern_context_of(operation, in.positions, shapes_of(in), in.queries.shape().heads));
 }
 
 /// What a linear attention of vision transformers has besides queries, keys and values.

@@ -1,0 +1,81 @@
+// Focused linear attention: features sharpened by a power.
+#pragma once
+
+#include "../kernel/focused_features.hpp"
+#include "feature_map.hpp"
+#include "linear_checks.hpp"
+
+namespace attn {
+
+/// For q (batch, heads, n, d_k), k (batch, kv_heads, m, d_k), v (batch, kv_heads, m, d_v), without a scale:
+///     u = (relu(x) + 1e-6) / softplus(scale),      f(x) = |u| u^power / |u^power|
+///     out_i = f(q_i) S / (f(q_i) . z + eps) + DWC(v)_i,      S = sum_j f(k_j)^T v_j / m,      z = sum_j f(k_j) / m
+/// over the m keys j that query i sees. Powers are by channel; norms are over the channels of all heads of a token together. DWC and the
+/// positional encoding, which is added to k first, are those of simplified_linear_attention. Patterns: dense and lengths.
+///
+/// Time: 4 d_k d_v + 2 d_v kernel_height kernel_width flops a token and the powers. Memory: the workspace, with two numbers a token.
+/// The result does not depend on executor, threads, strides or the rest of the batch, bit by bit.
+/// Han et al. 2023, "FLatten Transformer: Vision Transformer using Focused Linear Attention".
+template <Pattern P = dense, Scalar U = float, class Arch = simd::native>
+struct focused_linear_attention {
+    static constexpr std::string_view name = "focused_linear_attention";
+    static constexpr bool has_log_sum_exp = false;
+
+    int power = 3;                 ///< at least 1
+    std::span<const U> scale = {}; ///< before the softplus: d_k numbers, or d_k for each head (then kv_heads = heads), or none (0)
+    depthwise_convolution<U, Arch> convolution = {}; ///< none if it has no weights
+    P pattern = {};                                  ///< which keys a query sees
+    tensor_view<const U> positional_encoding = {};   ///< (batch or 1, kv_heads or 1, m, d_k), or none
+    tensor_view<const U> convolution_input = {};     ///< (batch, kv_heads, n, d_v) instead of v
+    double eps = 1e-6;                               ///< is added to the mean of the weights
+
+    template <Scalar T>
+    void check(const inputs<T>& in) const {
+        check_inputs(name, in);
+        detail::check_linear(name, in, pattern, eps);
+        static_assert(
+            !detail::follows_queries<decltype(at(std::declval<const P&>(), index{}, index{}))>,
+            "attn: focused linear attention divides by the number of keys, the same for every query: its patterns are dense and lengths");
+        local<T>().check(name, in, pattern);
+        const auto &q = in.queries.shape(), &k = in.keys.shape();
+        if (power < 1) throw shape_error(name, "power", "is " + std::to_string(power) + ", but must be at least 1");
+        if (!scale.empty() && std::ssize(scale) != q.channels && (std::ssize(scale) != q.heads * q.channels || k.heads != q.heads))
+            throw shape_error(name, "scale",
+                              "has " + std::to_string(scale.size()) + " entries, but q has shape " + to_string(q) + " and k " +
+                                  to_string(k));
+    }
+    shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
+    template <Scalar T>
+    std::size_t workspace_bytes(const input_shapes& s, index concurrency) const {
+        const auto grid = convolution.grid(s.queries.tokens);
+        detail::scratch own;
+        features<T>::take(own, s.queries, s.queries.heads, concurrency);
+        features<T>::take(own, s.keys, s.queries.heads, concurrency);
+        return own.used_bytes() + kernel_of<T>::workspace_bytes(s, concurrency, convolution.present() ? &grid : nullptr);
+    }
+    template <Scalar T>
+    void forward(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
+        std::byte* const memory = run.workspace().bytes().data();
+        const auto heads = in.queries.shape().heads;
+        detail::scratch own(memory);
+        auto queries = features<T>::take(own, in.queries.shape(), heads, run.concurrency()),
+             keys = features<T>::take(own, in.keys.shape(), heads, run.concurrency());
+        queries.prepare({in.queries, relu{}, {}}, power, scale, run);
+        keys.prepare({in.keys, relu{}, positional_encoding}, power, scale, run);
+        kernel_of<T>(queries, keys, pattern, {.eps = eps, .eps_per_key = true}, local<T>().term(in))(in, out, run,
+                                                                                                     memory + own.used_bytes());
+    }
+
+private:
+    template <Scalar T>
+    using features = kernel::focused_features<T, Arch, relu, U>;
+    template <Scalar T>
+    using kernel_of = kernel::linear_attention<T, Arch, features<T>, features<T>, P, U>;
+
+    template <Scalar T>
+    detail::local_arguments<T, U, Arch> local() const {
+        return {convolution, convolution_input, positional_encoding};
+    }
+};
+
+} // namespace attn

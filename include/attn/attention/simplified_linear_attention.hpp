@@ -1,0 +1,63 @@
+// Simplified linear attention: relu features and a depthwise convolution.
+#pragma once
+
+#include "feature_map.hpp"
+#include "linear_checks.hpp"
+
+namespace attn {
+
+/// For q (batch, heads, n, d_k), k (batch, kv_heads, m, d_k), v (batch, kv_heads, m, d_v), without a scale:
+///     out_i = relu(q_i) S / (relu(q_i) . z + eps) + DWC(v)_i,      S = sum_j relu(k_j)^T v_j,      z = sum_j relu(k_j)
+/// over the keys j that query i sees. DWC is the depthwise convolution over the grid of tokens of v, which then has n of them; it may read
+/// another tensor of n tokens. A positional encoding may be added to k before the relu. A query orthogonal to all its keys gives the
+/// convolution alone. Patterns are those of linear_attention. Values that no query may see (past a length) count as outside the grid; with
+/// a causal pattern the convolution must be causal too.
+///
+/// Time: 4 d_k d_v + 2 d_v kernel_height kernel_width flops a token, O(n). Memory: the workspace, some 200 kB a thread at d = 64.
+/// The result does not depend on executor, threads, strides or the rest of the batch, bit by bit.
+/// Guo et al. 2024, "SLAB: Efficient Transformers with Simplified Linear Attention and Progressive Re-parameterized Batch Normalization".
+template <Pattern P = dense, Scalar U = float, class Arch = simd::native>
+struct simplified_linear_attention {
+    static constexpr std::string_view name = "simplified_linear_attention";
+    static constexpr bool has_log_sum_exp = false;
+
+    depthwise_convolution<U, Arch> convolution = {}; ///< none if it has no weights
+    P pattern = {};                                  ///< which keys a query sees
+    tensor_view<const U> positional_encoding = {};   ///< (batch or 1, kv_heads or 1, m, d_k), or none
+    tensor_view<const U> convolution_input = {};     ///< (batch, kv_heads, n, d_v) instead of v
+    double eps = 1e-6;                               ///< is added to the sum of the weights
+
+    template <Scalar T>
+    void check(const inputs<T>& in) const {
+        check_inputs(name, in);
+        detail::check_linear(name, in, pattern, eps);
+        local<T>().check(name, in, pattern);
+    }
+    shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
+    template <Scalar T>
+    std::size_t workspace_bytes(const input_shapes& s, index concurrency) const {
+        const auto grid = convolution.grid(s.queries.tokens);
+        return kernel_of<T>::workspace_bytes(s, concurrency, convolution.present() ? &grid : nullptr);
+    }
+    template <Scalar T>
+    void forward(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
+        const query_features<T> queries{in.queries, relu{}, {}};
+        const key_features<T> keys{in.keys, relu{}, positional_encoding};
+        kernel_of<T>(queries, keys, pattern, {.eps = eps}, local<T>().term(in))(in, out, run, run.workspace().bytes().data());
+    }
+
+private:
+    template <Scalar T>
+    using query_features = kernel::mapped_features<T, Arch, relu>;
+    template <Scalar T>
+    using key_features = kernel::mapped_features<T, Arch, relu, U>;
+    template <Scalar T>
+    using kernel_of = kernel::linear_attention<T, Arch, query_features<T>, key_features<T>, P, U>;
+
+    template <Scalar T>
+    detail::local_arguments<T, U, Arch> local() const {
+        return {convolution, convolution_input, positional_encoding};
+    }
+};
+
+} // namespace attn

@@ -1,0 +1,159 @@
+// Linear attention, simplified and focused: what distinguishes them, beyond what the conformance suite asks of every operator.
+#include "answers.hpp"
+#include "catch.hpp"
+
+#include <attn/attention/focused_linear_attention.hpp>
+#include <attn/attention/linear_attention.hpp>
+#include <attn/attention/simplified_linear_attention.hpp>
+
+namespace attn::testing {
+
+namespace {
+
+/// Rows [first, first + count) of every head.
+template <class T>
+tensor_view<const T> rows(const tensor<T>& t, index first, index count) {
+    auto s = t.shape();
+    s.tokens = count;
+    return {t.data() + first * t.shape().channels, s, t.view().strides()};
+}
+
+template <Scalar T>
+double largest_difference(const tensor_view<const T>& a, const tensor_view<const T>& b) {
+    const auto wide = reference::widen(b);
+    tensor<T> narrow(a.shape());
+    for (index e = 0, h = 0; h < a.shape().heads; ++h)
+        for (index i = 0; i < a.shape().tokens; ++i)
+            for (index c = 0; c < a.shape().channels; ++c) narrow.data()[e++] = a(0, h, i, c);
+    return largest_error(narrow, wide);
+}
+
+/// What an operator says of a call.
+template <class Op>
+std::string refusal(const Op& op, const inputs<float>& in) {
+    sequential here;
+    try {
+        attend(op, in, here);
+    } catch (const shape_error& e) { return e.what(); }
+    return "nothing was thrown";
+}
+void check_says(const std::string& error, const std::string& part) {
+    INFO("expected: " << part << "\nsaid: " << error);
+    CHECK(error.find(part) != std::string::npos);
+}
+
+} // namespace
+
+// 64 queries are cheaper by the sum over the keys, one by scores.
+TEMPLATE_TEST_CASE("linear_attention: both orders of evaluation agree", "[linear][portable]", float, double) {
+    const auto in = random_given<TestType>({1, 2, 1, 64, 200, 8, 20});
+    const linear_attention<relu> op;
+    const auto together = attend(op, in.queries, in.keys, in.values);
+    for (index i = 0; i < 64; ++i) {
+        const auto alone = attend(op, rows(in.queries, i, 1), in.keys, in.values);
+        CHECK(largest_difference<TestType>(rows(together, i, 1), alone.view()) <= 16 * epsilon<TestType>);
+    }
+}
+
+TEMPLATE_TEST_CASE("linear_attention: causal equals the prefix of the non-causal", "[linear][portable]", float, double) {
+    const auto in = random_given<TestType>({1, 2, 2, 150, 150, 16, 20});
+    const auto causally = attend(linear_attention{.pattern = causal{}}, in.queries, in.keys, in.values);
+    for (index i = 0; i < 150; ++i) {
+        const auto alone = attend(linear_attention{}, rows(in.queries, i, 1), rows(in.keys, 0, i + 1), rows(in.values, 0, i + 1));
+        CHECK(largest_difference<TestType>(rows(causally, i, 1), alone.view()) <= 16 * epsilon<TestType>);
+    }
+}
+
+TEMPLATE_TEST_CASE("linear_attention: a long causal sequence, in chunks and at once", "[linear]", float, double) {
+    const auto in = random_given<TestType>({1, 1, 1, 3000, 3000, 8, 12});
+    const linear_attention<relu, causal> op;
+    const auto whole = attend(op, in.queries, in.keys, in.values);
+    const auto second = attend(op, rows(in.queries, 1700, 1300), in.keys, in.values, {.first_query = 1700});
+    CHECK(largest_difference<TestType>(rows(whole, 1700, 1300), second.view()) <= 40 * epsilon<TestType>);
+    // The dense sum of that many keys is made of parts; the last query sees them all.
+    const auto last = attend(linear_attention<relu>{}, in.queries, in.keys, in.values);
+    CHECK(largest_difference<TestType>(rows(whole, 2999, 1), rows(last, 2999, 1)) <= 40 * epsilon<TestType>);
+}
+
+TEMPLATE_TEST_CASE("simplified_linear_attention: a query orthogonal to all keys gives the convolution alone", "[linear][portable]", float,
+                   double) {
+    auto in = random_given<TestType>({1, 2, 2, 35, 35, 8, 20});
+    for (index e = 0; e < in.queries.shape().size(); e += 3) in.queries.data()[e] = -1;
+    for (index c = 0; c < 8; ++c) in.queries(0, 0, 4, c) = in.queries(0, 1, 20, c) = -1;
+    const auto weights = random_tensor<TestType>({1, 20, 5, 5}, 5);
+    const simplified_linear_attention<dense, TestType> op{.convolution = {.weights = weights.view(), .height = 5, .width = 7}};
+    const auto out = attend(op, in.queries, in.keys, in.values);
+    tensor<TestType> local(out.shape());
+    add_convolution(op.convolution, in.values.view(), local.view());
+    for (index c = 0; c < 20; ++c) {
+        CHECK(out(0, 0, 4, c) == local(0, 0, 4, c));
+        CHECK(out(0, 1, 20, c) == local(0, 1, 20, c));
+        CHECK(out(0, 0, 5, c) != local(0, 0, 5, c));
+    }
+}
+
+TEMPLATE_TEST_CASE("simplified_linear_attention: padding leaks neither into the sums nor through the convolution", "[linear][portable]",
+                   float, double) {
+    const auto in = random_given<TestType>({1, 1, 1, 36, 36, 8, 9});
+    const auto weights = random_tensor<TestType>({1, 9, 3, 3}, 5);
+    const std::vector<index> length{20}, all{36};
+    const auto with = [&](const std::vector<index>& l, const tensor<TestType>& k, const tensor<TestType>& v) {
+        const simplified_linear_attention<lengths, TestType> op{.convolution = {.weights = weights.view(), .height = 6, .width = 6},
+                                                                .pattern = {l}};
+        return attend(op, in.queries, k, v);
+    };
+    auto spoilt = random_given<TestType>({1, 1, 1, 36, 36, 8, 9});
+    auto &keys = spoilt.keys, &values = spoilt.values;
+    const auto spoil = [&](TestType value) {
+        for (index j = 20; j < 36; ++j) {
+            for (index c = 0; c < 8; ++c) keys(0, 0, j, c) = value;
+            for (index c = 0; c < 9; ++c) values(0, 0, j, c) = value;
+        }
+    };
+    const auto padded = with(length, in.keys, in.values);
+    spoil(std::numeric_limits<TestType>::quiet_NaN());
+    CHECK(same_bits(with(length, keys, values), padded));
+    spoil(0); // no key, no value
+    CHECK(largest_difference<TestType>(with(all, keys, values).view(), padded.view()) <= 16 * epsilon<TestType>);
+}
+
+TEST_CASE("focused_linear_attention: a power of one and one head is relu attention", "[linear][portable]") {
+    const auto in = random_given<double>({1, 1, 1, 30, 40, 8, 9});
+    const auto shifted = []<class S>(S x) { return relu{}(x) + S(1e-6); };
+    const auto focused = attend(focused_linear_attention<dense, double>{.power = 1}, in.queries, in.keys, in.values);
+    CHECK(largest_difference<double>(focused.view(),
+                                     attend(linear_attention{.feature_map = shifted}, in.queries, in.keys, in.values).view()) <= 1e-4);
+}
+
+TEST_CASE("linear attentions: what does not fit is refused", "[linear][portable]") {
+    const auto in = random_given<float>({1, 2, 1, 12, 12, 4, 5});
+    const inputs<float> call = in;
+    check_says(refusal(linear_attention{.eps = -1.0}, call), "linear_attention: eps is -1");
+    check_says(refusal(linear_attention{.scale = 0.5}, call), "linear_attention: scale ");
+    const std::vector<index> three{1, 2, 3};
+    check_says(refusal(linear_attention{.pattern = lengths{three}}, call), "linear_attention: pattern lengths");
+
+    const tensor<float> weights({1, 5, 3, 3}), row({1, 5, 1, 3}), encoding({1, 1, 11, 4}), input({1, 1, 11, 5});
+    simplified_linear_attention<> op{.convolution = {.weights = weights.view(), .height = 3, .width = 4}};
+    CHECK(refusal(op, call) == "nothing was thrown");
+    op.positional_encoding = encoding.view();
+    check_says(refusal(op, call), "simplified_linear_attention: positional_encoding has shape (1, 1, 11, 4), but k has (1, 1, 12, 4)");
+    op.positional_encoding = {};
+    op.convolution_input = input.view();
+    check_says(refusal(op, call), "simplified_linear_attention: convolution_input has shape (1, 1, 11, 5), but q has (1, 2, 12, 4)");
+    op.convolution_input = {};
+    op.convolution.width = 5;
+    check_says(refusal(op, call), "simplified_linear_attention: height and width are 3 and 5");
+    check_says(refusal(simplified_linear_attention<causal>{.convolution = {.weights = row.view()}}, call), "convolution is not causal");
+    check_says(refusal(focused_linear_attention<>{.power = 0}, call), "focused_linear_attention: power is 0");
+    const std::vector<float> scale(8);
+    check_says(refusal(focused_linear_attention<>{.scale = scale}, call), "focused_linear_attention: scale has 8 entries");
+
+    tensor<float> out({1, 2, 12, 5}), log_sum_exp({1, 2, 12, 1});
+    sequential here;
+    workspace memory(std::size_t{1} << 22);
+    CHECK_THROWS_WITH(attend(linear_attention{}, call, outputs<float>{out, log_sum_exp}, execution(here, memory)),
+                      "linear_attention: log_sum_exp is asked for, but without a softmax there is none");
+}
+
+} // namespace attn::testing
