@@ -44,6 +44,17 @@ void report::ReportRuns(const std::vector<Run>& runs) {
     if (name.empty()) return;
     if (!values.contains("seconds")) return print_cells(name, {"FAILED"});
     const auto median = [&](const std::string& counter) { return values.contains(counter) ? quartiles_of(values[counter]).median : 0; };
+    if (values.contains("paper_time")) { // beside standard attention, and what the paper says
+        const auto ratio = [&](const char* counter) { return ratio_text(median(counter)); };
+        if (!std::exchange(has_table_heading_, true)) {
+            std::cout << "\ntimes and memory of standard attention over Linformer's: naive Eigen, the paper, our streaming kernel (blocks: naive Eigen in blocks of rows,\n"
+                         "its memory that of n x n); memory: q, k, v, out, the projections and what is held besides\n\n";
+            print_cells("row", {"time", "a token", "naive", "paper", "streaming", "memory", "paper", "streaming"});
+        }
+        return print_cells(name, {time_text(quartiles_of(values["seconds"]).median), time_text(median("token_seconds")), ratio("vs_naive"), ratio("paper_time"),
+                                  ratio("vs_streaming"), ratio("memory_vs_naive"), ratio("paper_memory"), ratio("memory_vs_streaming"),
+                                  median("in_blocks") > 0 ? "blocks" : ""});
+    }
     if (!values.contains("peak")) { // bound by memory: beside a copy of the same bytes
         const auto seconds = quartiles_of(values["seconds"]);
         return print_cells(name, {time_text(seconds.median), percent_text(seconds.spread()), fixed_text(median("bytes_per_second") / 1e9, 1) + " GB/s",

@@ -25,6 +25,7 @@ private:
         double useful_share;
     };
     std::map<std::string, result> results_;
+    bool has_table_heading_ = false;
     std::vector<double> idle_; ///< of each row on one thread, the share of its time in which it did not run
 };
 

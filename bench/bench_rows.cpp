@@ -52,6 +52,7 @@ std::vector<row> all_rows(bool quick) {
     };
     for (const auto& c : testing::all_cases()) {
         for (const index n : {512, 2048}) add(c, sequence(n));
+        if (c.name == "linformer") add(c, sequence(4096));
         if (c.name != "softmax" && c.name != "softmax_causal") continue;
         add(c, sequence(4096));
         for (const index n : {512, 2048, 4096}) add(c, sequence(n, 128));
@@ -100,6 +101,7 @@ std::vector<goal> all_goals() {
     goals.back().counts_all_pairs = true;
     share("ALiBi, d 64, n 2048", name_of("softmax_alibi", sequence(2048)), 0.84);
     share("soft cap, d 64, n 2048", name_of("softmax_soft_cap", sequence(2048)), 0.77);
+    share("Linformer, k 256, d 64, n 4096", name_of("linformer", sequence(4096)), 0.85);
     against("two threads against one, full", name_of("softmax", sequence(2048), 2), dense(sequence(2048)), 1.9);
     against("two threads against one, causal", name_of("softmax_causal", sequence(2048), 2), causal(sequence(2048)), 1.9);
     against("scores 30 times as large, full", dense(sequence(2048)) + "/q:30", dense(sequence(2048)), 0.95);

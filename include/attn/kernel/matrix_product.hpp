@@ -111,12 +111,15 @@ private:
                 copy_rows<T, Arch>(a, rows, depth, packed_a, whole_registers(depth));
                 a = {packed_a, whole_registers(depth), 1};
             }
-            const auto wide = columns / panel_width * panel_width;
-            for (index first = 0; first < wide; first += panel_width)
-                multiply_panel<traits::max_columns>(a, at(b, 0, first), {c.data + first, c.row_stride, 1}, rows, depth, panel_width, runs);
-            for (index first = wide; first < columns; first += lane_count)
-                multiply_panel<1>(a, at(b, 0, first), {c.data + first, c.row_stride, 1}, rows, depth, std::min(lane_count, columns - first),
-                                  runs);
+            for (index first = 0; first < columns;) {
+                const auto left = columns - first, width = left < panel_width ? std::min(lane_count, left) : panel_width;
+                const row_block<T> to{c.data + first, c.row_stride, 1};
+                if (width == panel_width)
+                    multiply_panel<traits::max_columns>(a, at(b, 0, first), to, rows, depth, width, runs);
+                else
+                    multiply_panel<1>(a, at(b, 0, first), to, rows, depth, width, runs);
+                first += width;
+            }
         }
 
     private:
@@ -126,7 +129,6 @@ private:
                             index present, std::span<const depth_run> runs) const {
             copy_rows<T, Arch>(b, depth, present, packed_b, Columns * lane_count);
             for_each_piece(rows, traits::max_rows(Columns), [&](index row, index count) {
-                prefetch_rows(at(a, row + count, 0), count, depth);
                 with_constant<traits::max_rows(Columns)>(count, [&](auto r) {
                     multiply_tile<r(), Columns>(a.data + row * a.row_stride, a.row_stride, packed_b, runs, c.data + row * c.row_stride,
                                                 c.row_stride, present);
@@ -158,8 +160,15 @@ private:
         tile.zero();
         for (index i = 0; i < Rows; ++i) // read at the end
             for (index n = 0; n < Columns; ++n) simd::prefetch(c + i * c_row + n * lane_count);
-        for (const auto& run : runs)
-            tile.multiply_add(a + run.first, a_row, unit_stride{}, b + run.first * Columns * lane_count, Columns * lane_count, run.count);
+        for (const auto& run : runs) {
+            const T *left = a + run.first, *right = b + run.first * Columns * lane_count;
+            constexpr index line = alignment / sizeof(T);
+            for (index terms = run.count; terms > 0; terms -= line, left += line, right += line * Columns * lane_count) {
+                for (index i = 0; i < Rows; ++i)
+                    simd::prefetch(left + (Rows + i) * a_row); // the rows of the next tile, which may lie far apart
+                tile.multiply_add(left, a_row, unit_stride{}, right, Columns * lane_count, std::min(line, terms));
+            }
+        }
         if (columns == Columns * lane_count) return tile.add_to(c, c_row);
         T sums[Rows * Columns * lane_count];
         tile.store(sums, Columns * lane_count);
