@@ -55,6 +55,7 @@ void report::ReportRuns(const std::vector<Run>& runs) {
                                   ratio("vs_streaming"), ratio("memory_vs_naive"), ratio("paper_memory"), ratio("memory_vs_streaming"),
                                   median("in_blocks") > 0 ? "blocks" : ""});
     }
+    if (!values.contains("peak") && !values.contains("bytes_per_second")) return print_cells(name, {time_text(quartiles_of(values["seconds"]).median)});
     if (!values.contains("peak")) { // bound by memory: beside a copy of the same bytes
         const auto seconds = quartiles_of(values["seconds"]);
         return print_cells(name, {time_text(seconds.median), percent_text(seconds.spread()), fixed_text(median("bytes_per_second") / 1e9, 1) + " GB/s",

@@ -68,7 +68,7 @@ struct depthwise_convolution {
         const auto [batch, heads, tokens, channels] = out.shape();
         if (out.shape().size() == 0) return;
         const auto g = grid(tokens);
-        const auto chunks = kernel::token_chunks::of(g, worker<T>::most_tokens);
+        const auto chunks = kernel::token_chunks::of(g, 64, worker<T>::most_tokens);
         const auto group = heads / x.shape().heads, chunks_of_a_task = chunks.of_a_task(1024),
                    tasks = (chunks.count() + chunks_of_a_task - 1) / chunks_of_a_task;
         const auto slice_bytes = workspace_bytes<T>(x.shape(), 1);

@@ -26,9 +26,9 @@ struct token_chunks {
     static token_chunks even(index tokens, index good) {
         return {tokens, std::max<index>(1, tokens), std::max<index>(1, (tokens + good - 1) / good)};
     }
-    /// Chunks that a grid's rows fall into evenly, as the convolution wants them, of at most `most` tokens.
-    static token_chunks of(const convolution_grid& grid, index most) {
-        const auto tokens = grid.height * grid.width, good = 2 * most / 3;
+    /// Chunks that a grid's rows fall into evenly, as the convolution wants them, of about `good` and at most `most` tokens.
+    static token_chunks of(const convolution_grid& grid, index good, index most) {
+        const auto tokens = grid.height * grid.width;
         if (grid.width > most) return {tokens, grid.width, (grid.width + good - 1) / good};
         return {tokens, std::max<index>(1, good / std::max<index>(1, grid.width)) * std::max<index>(1, grid.width), 1};
     }
@@ -208,6 +208,8 @@ private:
             tokens += row_stride;
             weights += Width * padded;
         }
+        // The row that comes in when the outputs go on to the next one.
+        simd::unroll<Outputs>([&](auto o) { simd::prefetch(tokens + o * token_stride); });
         simd::unroll<Outputs>([&](auto o) { sum[o].store(to + o * padded); });
     }
     /// The same, tap by tap, wherever inputs end.

@@ -22,9 +22,15 @@ struct mapped_features {
         auto rows = rows_of(x, batch, head);
         rows.data += first * rows.row_stride;
         if (!added.data() && padded == channels && rows.channel_stride == 1) {
-            for (index r = 0; r < count; ++r)
-                for (index c = 0; c < padded; c += lanes::size)
-                    static_cast<lanes>(phi(lanes::load(rows.data + r * rows.row_stride + c))).store(to + r * padded + c);
+            for_each_piece(padded / lanes::size, 4, [&](index reg, index columns) {
+                with_constant<4>(columns, [&](auto c) {
+                    const T* from = rows.data + reg * lanes::size;
+                    T* at = to + reg * lanes::size;
+                    for (index r = 0; r < count; ++r, from += rows.row_stride, at += padded)
+                        simd::unroll<c()>(
+                            [&](auto i) { static_cast<lanes>(phi(lanes::load(from + i * lanes::size))).store(at + i * lanes::size); });
+                });
+            });
             return;
         }
         copy_rows<T, Arch>(rows, count, channels, to, padded);

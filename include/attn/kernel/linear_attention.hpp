@@ -79,12 +79,15 @@ public:
 
 private:
     using state_type = linear_state<T, Arch>;
-    /// Keys of a block: they and their features stay in the nearest cache. Queries of a chunk, and the most that a short grid row makes of
-    /// one.
-    static constexpr index key_block = 64, good_queries = 48, most_queries = 96;
+    /// Queries of a chunk, and keys of a block: so many that they and their features stay in the nearest cache. A short row of a grid may
+    /// make a chunk longer.
+    static constexpr index most_queries = 128, most_keys = 128;
+    static index good_rows(const input_shapes& s) {
+        constexpr index numbers = 16384 / sizeof(T);
+        return std::clamp<index>(numbers / std::max(state_type::whole(s.keys.channels), registers_of(s.values.channels)), 32, most_keys);
+    }
     /// Queries of a chunk that see different keys: the scores inside chunks cost as much as the square of it.
     static constexpr index causal_queries = 32;
-    static_assert(causal_queries <= key_block);
     static constexpr index most_rows = tile_traits<T, Arch>::max_rows(1);
     /// Keys whose sum one task makes, and the most sums of one head.
     static constexpr index keys_of_a_sum = 2048, most_sums = 8;
@@ -103,11 +106,11 @@ private:
     struct worker {
         worker(detail::scratch& memory, const input_shapes& s, const convolution_grid* grid)
             : key_padded(state_type::whole(s.keys.channels)), padded(registers_of(s.values.channels)),
-              queries(memory.take<T>(most_queries * key_padded)), keys(memory.take<T>(key_block * key_padded)),
-              packed_values(memory.take<T>(key_block * padded)), numerators(memory.take<T>(most_queries * padded)),
+              queries(memory.take<T>(most_queries * key_padded)), keys(memory.take<T>(most_keys * key_padded)),
+              packed_values(memory.take<T>(most_keys * padded)), numerators(memory.take<T>(most_queries * padded)),
               spare(memory.take<T>(most_rows * padded)), results(memory.take<T>(most_queries * padded)),
               local(memory.take<T>(grid ? most_queries * padded : 0)), factors(memory.take<T>(most_queries)),
-              seen(memory.take<index>(most_queries)), scores(memory, most_queries, key_block, s.keys.channels, padded),
+              seen(memory.take<index>(most_queries)), scores(memory, most_queries, most_keys, s.keys.channels, padded),
               state(causal ? state_type::take(memory, s.keys.channels, s.values.channels) : state_type{}),
               convolution(memory, grid ? *grid : convolution_grid{}, grid ? s.values.channels : 0, most_queries) {}
 
@@ -121,9 +124,9 @@ private:
 
     const convolution_grid* grid() const { return local_.convolution.present() ? &local_.convolution.grid : nullptr; }
 
-    token_chunks chunks_of(index queries) const {
-        if (causal) return token_chunks::even(queries, causal_queries);
-        return grid() ? token_chunks::of(*grid(), most_queries) : token_chunks::even(queries, good_queries);
+    token_chunks chunks_of(const input_shapes& s) const {
+        if (causal) return token_chunks::even(s.queries.tokens, causal_queries);
+        return grid() ? token_chunks::of(*grid(), good_rows(s), most_queries) : token_chunks::even(s.queries.tokens, good_rows(s));
     }
     /// How many of the keys lie before a position.
     static index keys_before(const inputs<T>& in, index batch, index position) {
@@ -143,24 +146,36 @@ private:
         return costs.by_scores < costs.by_state;
     }
 
-    /// Calls f(keys, values, value_stride, first) for blocks of the keys [first, end).
-    template <class F>
-    void for_each_block(worker& w, const inputs<T>& in, index batch, index kv_head, index first, index end, F&& f) const {
-        const auto values = rows_of(in.values, batch, kv_head);
+    /// A block of keys, ready to be pushed or scored; what is to be read next beside that.
+    struct key_rows {
+        feature_rows<T> features;
+        const T* values;
+        index value_stride, first;
+        work_ahead<T> ahead;
+    };
+    key_rows load_keys(worker& w, const inputs<T>& in, index batch, index kv_head, index first, index count) const {
+        const auto values = rows_from(in.values, batch, kv_head, first);
         const auto channels = in.values.shape().channels;
-        const bool in_place = readable_in_place(values) && w.padded == channels;
-        for_each_piece(end - first, key_block, [&](index at, index count) {
-            key_features_(batch, kv_head, first + at, count, w.keys);
-            const T* rows = values.data + (first + at) * values.row_stride;
-            if (!in_place) {
-                copy_rows<T, Arch>({rows, values.row_stride, values.channel_stride}, count, channels, w.packed_values, w.padded);
-                rows = w.packed_values;
-            }
-            const auto next = first + at + count;
-            const auto more = std::min(end - next, count);
-            work_ahead<T> ahead{{rows_from(in.keys, batch, kv_head, next), more, in.keys.shape().channels},
-                                {rows_from(in.values, batch, kv_head, next), more, channels}};
-            f(feature_rows<T>{w.keys, count, w.key_padded}, rows, in_place ? values.row_stride : w.padded, first + at, ahead);
+        key_features_(batch, kv_head, first, count, w.keys);
+        const auto next = first + count, more = std::min(in.keys.shape().tokens - next, count);
+        key_rows block{{w.keys, count, w.key_padded},
+                       values.data,
+                       values.row_stride,
+                       first,
+                       {{rows_from(in.keys, batch, kv_head, next), more, in.keys.shape().channels},
+                        {rows_from(in.values, batch, kv_head, next), more, channels}}};
+        if (!readable_in_place(values) || w.padded != channels) {
+            copy_rows<T, Arch>(values, count, channels, w.packed_values, w.padded);
+            block.values = w.packed_values;
+            block.value_stride = w.padded;
+        }
+        return block;
+    }
+    /// Pushes the keys [first, end).
+    void push_keys(worker& w, const inputs<T>& in, index batch, index kv_head, index first, index end, const state_type& state) const {
+        for_each_piece(end - first, good_rows(shapes_of(in)), [&](index at, index count) {
+            auto block = load_keys(w, in, batch, kv_head, first + at, count);
+            state.push(block.features, block.values, block.value_stride, block.ahead);
         });
     }
     static row_block<const T> rows_from(const tensor_view<const T>& tensor, index batch, index head, index first) {
@@ -168,18 +183,12 @@ private:
         rows.data += first * rows.row_stride;
         return rows;
     }
-    void push_keys(worker& w, const inputs<T>& in, index batch, index kv_head, index first, index end, const state_type& state) const {
-        for_each_block(w, in, batch, kv_head, first, end,
-                       [&](const feature_rows<T>& keys, const T* values, index value_stride, index, work_ahead<T>& ahead) {
-                           state.push(keys, values, value_stride, ahead);
-                       });
-    }
 
-    /// A chunk of queries, which meet the keys before `absorbed` as a state and the others by scores.
-    void run_chunk(worker& w, const inputs<T>& in, const outputs<T>& out, index batch, index head, const token_chunks& chunks, index chunk,
-                   const state_type& state, index absorbed) const {
+    /// A chunk of queries, which meet the keys before `absorbed` as a state and the others by scores. Returns the last block of these.
+    key_rows run_chunk(worker& w, const inputs<T>& in, const outputs<T>& out, index batch, index head, const token_chunks& chunks,
+                       index chunk, const state_type& state, index absorbed) const {
         const auto first = chunks.first(chunk), end = chunks.end(chunk), count = end - first;
-        if (count == 0) return;
+        if (count == 0) return {};
         const auto kv_head = head / (in.queries.shape().heads / in.keys.shape().heads);
         const auto channels = in.values.shape().channels;
         const auto most_seen = seen_by(in, batch, end - 1);
@@ -190,14 +199,14 @@ private:
 
         std::fill_n(w.factors, most_queries, T{0}); // denominators at first
         bool started = false;
-        for_each_block(w, in, batch, kv_head, absorbed, most_seen,
-                       [&](const feature_rows<T>& keys, const T* values, index value_stride, index key, const work_ahead<T>&) {
-                           for (index r = 0; r < count; ++r)
-                               w.seen[r] = std::clamp<index>(seen_by(in, batch, first + r) - key, 0, keys.count);
-                           std::fill(w.seen + count, w.seen + (count + 3) / 4 * 4, w.seen[count - 1]);
-                           w.scores.add(queries, {keys, values, value_stride, w.seen}, !started, w.numerators, w.factors);
-                           started = true;
-                       });
+        key_rows block{};
+        for_each_piece(std::max<index>(0, most_seen - absorbed), good_rows(shapes_of(in)), [&](index at, index keys) {
+            block = load_keys(w, in, batch, kv_head, absorbed + at, keys);
+            for (index r = 0; r < count; ++r) w.seen[r] = std::clamp<index>(seen_by(in, batch, first + r) - block.first, 0, keys);
+            std::fill(w.seen + count, w.seen + (count + 3) / 4 * 4, w.seen[count - 1]);
+            w.scores.add(queries, {block.features, block.values, block.value_stride, w.seen}, !started, w.numerators, w.factors);
+            started = true;
+        });
         if (absorbed > 0) state.add_denominators(queries, w.factors);
         make_factors(in, batch, first, count, w.factors);
 
@@ -213,29 +222,22 @@ private:
         auto from = state;
         if (absorbed == 0) from.key_channels = 0; // an empty sum adds nothing, not even the NaN of a query
         from.padded = w.padded;
-        auto ahead = ahead_of(in, batch, head, kv_head, chunks, chunk);
+        auto ahead = ahead_of(in, batch, head, chunks, chunk);
         const bool streaming = direct && attn::detail::worth_streaming(in.queries, out.values);
         from.finish(queries,
                     {direct ? rows : w.results, direct ? to.row_stride : w.padded, w.factors, started ? w.numerators : nullptr,
                      grid() ? w.local : nullptr, streaming},
                     w.spare, ahead);
         if (streaming) simd::finish_streaming();
-        if (direct) return;
-        for (index r = 0; r < count; ++r)
+        for (index r = 0; !direct && r < count; ++r)
             for (index c = 0; c < channels; ++c) rows[r * to.row_stride + c * to.channel_stride] = w.results[r * w.padded + c];
+        return block;
     }
-    /// The queries of the next chunk, and the row of the grid that its convolution reads first.
-    work_ahead<T> ahead_of(const inputs<T>& in, index batch, index head, index kv_head, const token_chunks& chunks, index chunk) const {
+    /// The queries of the next chunk.
+    static work_ahead<T> ahead_of(const inputs<T>& in, index batch, index head, const token_chunks& chunks, index chunk) {
         if (chunk + 1 == chunks.count()) return {};
         const auto first = chunks.end(chunk), count = chunks.end(chunk + 1) - first;
-        work_ahead<T> ahead{{rows_from(in.queries, batch, head, first), count, in.queries.shape().channels}, {}};
-        if (grid()) {
-            const auto& x = local_.input;
-            const auto token = first + (grid()->kernel_height - 1 - grid()->top) * grid()->width;
-            if (token < x.shape().tokens)
-                ahead.second = {rows_from(x, batch, kv_head, token), std::min(count, x.shape().tokens - token), x.shape().channels};
-        }
-        return ahead;
+        return {{rows_from(in.queries, batch, head, first), count, in.queries.shape().channels}, {}};
     }
     /// Denominators become what numerators are to be multiplied with.
     void make_factors(const inputs<T>& in, index batch, index first, index count, T* factors) const {
@@ -262,7 +264,7 @@ private:
             state.key_sum += n * static_cast<index>(counted.used_bytes() / sizeof(T));
             return state;
         };
-        const auto chunks = chunks_of(q.tokens);
+        const auto chunks = chunks_of(shapes_of(in));
         constexpr index queries_of_a_task = 1024;
         const auto chunks_of_a_task = chunks.of_a_task(queries_of_a_task);
         const auto tasks = (chunks.count() + chunks_of_a_task - 1) / chunks_of_a_task;
@@ -296,18 +298,23 @@ private:
         }
     }
 
-    /// The sum over the keys grows from chunk to chunk.
+    /// The sum over the keys grows from chunk to chunk: a chunk's own keys are scored, and pushed when it is done.
     void run_causal(worker& w, const inputs<T>& in, const outputs<T>& out, index batch, index head) const {
-        const auto chunks = chunks_of(in.queries.shape().tokens);
+        const auto chunks = chunks_of(shapes_of(in));
         const bool by_scores = prefers_scores(in, batch);
         if (grid()) w.convolution.load_weights(local_.convolution, head);
         w.state.reset();
         index absorbed = 0;
         for (index chunk = 0; chunk < chunks.count(); ++chunk) {
-            const auto seen = by_scores ? 0 : seen_by(in, batch, chunks.first(chunk));
-            push_keys(w, in, batch, head / (in.queries.shape().heads / in.keys.shape().heads), absorbed, seen, w.state);
-            absorbed = seen;
-            run_chunk(w, in, out, batch, head, chunks, chunk, w.state, absorbed);
+            const auto common = by_scores ? 0 : std::max<index>(0, seen_by(in, batch, chunks.first(chunk)) - 1);
+            if (common > absorbed) {
+                push_keys(w, in, batch, head / (in.queries.shape().heads / in.keys.shape().heads), absorbed, common, w.state);
+                absorbed = common;
+            }
+            auto own = run_chunk(w, in, out, batch, head, chunks, chunk, w.state, absorbed);
+            if (by_scores || own.features.count == 0) continue;
+            w.state.push(own.features, own.values, own.value_stride, own.ahead);
+            absorbed += own.features.count;
         }
     }
 

@@ -49,7 +49,8 @@ private:
 
     /// Only the registers of keys of which some query of a group sees one.
     void multiply(const feature_rows<T>& queries, const seen_keys<T>& block) const {
-        for_each_piece(whole(block.keys.count) / lanes::size, traits::max_columns, [&](index reg, index columns) {
+        const bool seen_by_all = block.seen[0] > block.keys.count - lanes::size;
+        for_each_piece(whole(block.keys.count) / lanes::size, seen_by_all ? traits::max_columns : 1, [&](index reg, index columns) {
             with_constant<traits::max_columns>(columns, [&](auto c) {
                 for_each_rows<c(), T, Arch>(queries.count, [&](auto rows, index row) {
                     if (block.seen[row + rows() - 1] > reg * lanes::size) multiply_rows<rows(), c()>(queries, row, reg * lanes::size);

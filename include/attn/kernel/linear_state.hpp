@@ -184,17 +184,17 @@ private:
         }
         simd::unroll<Rows>([&](auto i) {
             const lanes factor = result.factor[row + i];
-            simd::unroll<Columns>([&](auto c) {
-                auto& x = tile.sum[i][c];
-                if (result.local)
-                    x = fma(x, factor, lanes::load(result.local + (row + i) * padded + channel + c * lanes::size));
-                else
-                    x = x * factor;
-                if (streaming)
-                    x.store_streaming(out + i * out_stride + c * lanes::size);
-                else
-                    x.store(out + i * out_stride + c * lanes::size);
-            });
+            T* const to = out + i * out_stride;
+            if (result.local) {
+                const T* const local = result.local + (row + i) * padded + channel;
+                simd::unroll<Columns>([&](auto c) { tile.sum[i][c] = fma(tile.sum[i][c], factor, lanes::load(local + c * lanes::size)); });
+            } else {
+                simd::unroll<Columns>([&](auto c) { tile.sum[i][c] = tile.sum[i][c] * factor; });
+            }
+            if (streaming)
+                simd::unroll<Columns>([&](auto c) { tile.sum[i][c].store_streaming(to + c * lanes::size); });
+            else
+                simd::unroll<Columns>([&](auto c) { tile.sum[i][c].store(to + c * lanes::size); });
         });
     }
 };

@@ -1,0 +1,181 @@
+// Linear attentions: shares of the FMA peak with and without the depthwise convolution, time a token from 1k to 1M tokens, and simplified
+// linear attention against focused linear attention and our softmax attention at the shapes of vision transformers, with the n from which
+// it is faster.
+//     linear/<operator>/n:4096/d:64/h:12/t:1          every head reads and writes the same memory, which stays in a cache
+//     linear/<operator>/n:4096/d:64/h:12/memory/t:1   every head has its own
+#include "fma_peak.hpp"
+#include "measure.hpp"
+
+#include "attn/attention/focused_linear_attention.hpp"
+#include "attn/attention/linear_attention.hpp"
+#include "attn/attention/simplified_linear_attention.hpp"
+#include "attn/attention/softmax_attention.hpp"
+
+#include <benchmark/benchmark.h>
+
+#include <functional>
+#include <iostream>
+#include <random>
+
+namespace attn::bench {
+
+namespace {
+
+tensor<float> random_tensor(const shape& s, unsigned seed) {
+    tensor<float> t(s);
+    std::mt19937 random(seed);
+    std::uniform_real_distribution<float> number(-1, 1);
+    std::generate_n(t.data(), s.size(), [&] { return number(random); });
+    return t;
+}
+
+/// A batch of heads of n tokens of d channels, on one thread.
+struct tokens {
+    shape one, all;
+    tensor<float> q, k, v, out, weights, bias;
+    index height = 0, width = 0;
+    workspace memory;
+    sequential here;
+
+    tokens(index batch, index heads, index n, index d, bool in_cache, index grid_width = 0)
+        : one{1, in_cache ? 1 : heads, n, d}, all{batch, heads, n, d}, q(random_tensor(one, 1)), k(random_tensor(one, 2)),
+          v(random_tensor(one, 3)), out(one), weights(random_tensor({1, d, grid_width > 0 ? 5 : 1, 5}, 4)),
+          bias(random_tensor({1, 1, 1, d}, 5)), height(grid_width > 0 ? n / grid_width : 0), width(grid_width) {}
+
+    depthwise_convolution<float> convolution() const {
+        return {.weights = weights.view(),
+                .bias = {bias.data(), static_cast<std::size_t>(bias.shape().channels)},
+                .height = height,
+                .width = width};
+    }
+    double convolution_flops() const { return 2.0 * static_cast<double>(weights.shape().tokens * weights.shape().channels * all.size()); }
+    double flops() const { return 4.0 * static_cast<double>(all.size() * all.channels); }
+
+    /// The operator on all heads; in cache one head after the other in the same memory.
+    template <class Op>
+    void attend(const Op& op) {
+        const auto call = [&](const shape& s) {
+            memory.reserve(op.template workspace_bytes<float>({s, s, s}, 1));
+            const strides z{0, s.tokens * s.channels, s.channels, 1};
+            const inputs<float> in{{q.data(), s, z}, {k.data(), s, z}, {v.data(), s, z}};
+            for (index b = 0; b < all.batch; ++b) attn::attend(op, in, outputs<float>{{out.data(), s, z}}, execution(here, memory));
+        };
+        if (one.heads == all.heads) return call({1, all.heads, all.tokens, all.channels});
+        for (index h = 0; h < all.heads; ++h) call(one);
+    }
+};
+
+/// Times a call between two measurements of the peak.
+void time_beside_peak(benchmark::State& state, double flops, const std::function<void()>& call) {
+    thread_pool one(1);
+    call();
+    const auto before = fma_peak<float>(one);
+    const auto seconds = seconds_of([&] {
+        for ([[maybe_unused]] auto _ : state) call();
+    });
+    const auto reached = flops * static_cast<double>(state.iterations()) / seconds;
+    state.counters["flops"] = reached;
+    state.counters["peak"] = reached / std::max(before, fma_peak<float>(one));
+    state.counters["useful_share"] = 1;
+}
+
+template <class Make>
+void add(const std::string& name, index heads, index n, index d, bool in_cache, index grid_width, Make make, bool counts_convolution) {
+    const auto full = "linear/" + name + "/n:" + std::to_string(n) + "/d:" + std::to_string(d) + "/h:" + std::to_string(heads) +
+                      (in_cache ? "" : "/memory") + "/t:1";
+    benchmark::RegisterBenchmark(full.c_str(), [=](benchmark::State& state) {
+        const auto t = std::make_shared<tokens>(1, heads, n, d, in_cache, grid_width);
+        const auto op = make(*t);
+        time_beside_peak(state, t->flops() + (counts_convolution ? t->convolution_flops() : 0), [&] { t->attend(op); });
+    });
+}
+
+/// One register after the other of channels, the same 5 x 5 kernel, to a buffer of one row: the convolution by itself.
+void add_convolution_alone(index d) {
+    const auto name = "linear/depthwise_5x5/grid:56x56/d:" + std::to_string(d) + "/t:1";
+    benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) {
+        const tokens t(1, 1, 56 * 56, d, true, 56);
+        const auto op = t.convolution();
+        const auto grid = op.grid(56 * 56);
+        workspace memory(std::size_t{1} << 22);
+        detail::scratch own(memory.bytes().data());
+        kernel::convolution_tile<float, simd::native> tile(own, grid, d, 56);
+        tile.load_weights(kernel::convolution_parameters<float>{grid, op.weights, op.bias}, 0);
+        float* const row = own.take<float>(56 * tile.padded());
+        time_beside_peak(state, t.convolution_flops(), [&] {
+            for (index y = 0; y < 56; ++y) tile({t.v.data(), d, 1}, 56 * 56, y * 56, 56, row);
+        });
+    });
+}
+
+/// Medians of the time of a call of each operator.
+struct versus {
+    double softmax, simplified, focused;
+};
+versus compare(index batch, index heads, index n, index d, index grid_width) {
+    tokens t(batch, heads, n, d, false, grid_width);
+    const auto softmax = softmax_attention{};
+    const simplified_linear_attention<> simplified{.convolution = t.convolution()};
+    const focused_linear_attention<> focused{.convolution = t.convolution()};
+    std::vector<double> times[3];
+    for (int round = 0; round < 7; ++round) {
+        times[0].push_back(seconds_per_call([&] { t.attend(softmax); }, 0.002));
+        times[1].push_back(seconds_per_call([&] { t.attend(simplified); }, 0.002));
+        times[2].push_back(seconds_per_call([&] { t.attend(focused); }, 0.002));
+    }
+    return {quartiles_of(times[0]).median, quartiles_of(times[1]).median, quartiles_of(times[2]).median};
+}
+
+/// The model's own shape; then squares of other sizes, to find from which n on a linear attention is faster.
+void add_versus_softmax(const std::string& model, index batch, index heads, index height, index width, index d) {
+    const auto name = "versus_softmax/" + model + "/b:" + std::to_string(batch) + "/n:" + std::to_string(height * width) +
+                      "/d:" + std::to_string(d) + "/h:" + std::to_string(heads) + "/t:1";
+    benchmark::RegisterBenchmark(
+        name.c_str(),
+        [=](benchmark::State& state) {
+            for ([[maybe_unused]] auto _ : state) {
+                std::vector<std::vector<std::string>> table{{"n", "softmax", "simplified linear", "", "focused linear", ""}};
+                index crossover = 0, focused_crossover = 0;
+                const auto line = [&](index h, index w, bool is_model) {
+                    const auto c = compare(is_model ? batch : 1, heads, h * w, d, w);
+                    table.push_back({std::to_string(h * w) + (is_model ? " (" + model + ")" : ""), time_text(c.softmax),
+                                     time_text(c.simplified), ratio_text(c.softmax / c.simplified), time_text(c.focused),
+                                     ratio_text(c.softmax / c.focused)});
+                    if (is_model) return;
+                    if (crossover == 0 && c.simplified < c.softmax) crossover = h * w;
+                    if (focused_crossover == 0 && c.focused < c.softmax) focused_crossover = h * w;
+                };
+                line(height, width, true);
+                for (const index side : {3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 28}) line(side, side, false);
+                std::cout << "\n"
+                          << table_text(table, 0) << "faster than softmax attention from n = " << crossover << " (simplified), "
+                          << focused_crossover << " (focused)\n";
+            }
+        })
+        ->Iterations(1)
+        ->Repetitions(1);
+}
+
+const bool added = [] {
+    const auto without = [](const tokens&) { return simplified_linear_attention<>{}; };
+    const auto with = [](const tokens& t) { return simplified_linear_attention<>{.convolution = t.convolution()}; };
+    const auto causally = [](const tokens&) { return linear_attention<relu, causal>{}; };
+    for (const bool in_cache : {true, false}) {
+        add("simplified", 12, 4096, 64, in_cache, 0, without, false);
+        add("causal", 12, 4096, 64, in_cache, 0, causally, false);
+        add("simplified_5x5", 24, 56 * 56, 32, in_cache, 56, with, true);
+        add("simplified_5x5", 12, 56 * 56, 64, in_cache, 56, with, true);
+    }
+    add("simplified", 12, 512, 64, true, 0, without, false);
+    for (const index n : {1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20}) add("simplified_1x5", 1, n, 64, false, 0, with, true);
+    for (const index d : {32, 64}) add_convolution_alone(d);
+    add_versus_softmax("deit_tiny", 8, 3, 14, 14, 64);
+    add_versus_softmax("swin_tiny_1", 1, 3, 56, 56, 32);
+    add_versus_softmax("pvt_tiny_2", 1, 2, 28, 28, 64);
+    add_versus_softmax("pvt_tiny_3", 1, 5, 14, 14, 64);
+    return true;
+}();
+
+} // namespace
+
+} // namespace attn::bench
