@@ -42,6 +42,33 @@ template <Scalar T, class Arch>
     return fma(p, f, lanes(T{1}));
 }
 
+/// Adding it rounds to a sixteenth and leaves its number in the low bits.
+template <Scalar T>
+inline constexpr T sixteenths = static_cast<T>(std::int64_t{3} << (std::numeric_limits<T>::digits - 6));
+
+/// 2^(i / 16).
+template <Scalar T>
+inline constexpr std::array<T, 16> exp2_of_sixteenths{
+    T(1.0L), T(1.0442737824274138403L), T(1.0905077326652576592L), T(1.1387886347566916537L),
+    T(1.1892071150027210667L), T(1.2418578120734840486L), T(1.2968395546510096659L), T(1.3542555469368927283L),
+    T(1.4142135623730950488L), T(1.4768261459394993114L), T(1.5422108254079408236L), T(1.6104903319492543082L),
+    T(1.6817928305074290861L), T(1.7562521603732994831L), T(1.8340080864093424635L), T(1.9152065613971472939L)};
+
+/// (2^f - 1) / f on [-1/32, 1/32], minimax: 1.6e-9 of 2^f for floats, 7e-18 for doubles.
+template <Scalar T, class Arch>
+[[gnu::always_inline]] inline lanes<T, Arch> exp2_slope(lanes<T, Arch> f) {
+    using lanes = simd::lanes<T, Arch>;
+    if constexpr (sizeof(T) == 4) {
+        return fma(fma(lanes(0.055502136502530324f), f, lanes(0.2402342880139462972f)), f, lanes(0.69314718266662967f));
+    } else {
+        const auto square = f * f;
+        const auto low = fma(lanes(0.24022650695909906875), f, lanes(0.69314718055994685065));
+        const auto middle = fma(lanes(0.0096181291121920692372), f, lanes(0.055504108652133563097));
+        const auto high = fma(lanes(0.00015403348281360884665), f, lanes(0.0013333818526483619751));
+        return fma(fma(high, square, middle), square, low);
+    }
+}
+
 } // namespace detail
 
 /// 2^x to two units in the last place, for x <= 0: 2^0 is exactly 1, 2^-infinity is 0, NaN stays NaN. Where the result would be
@@ -51,16 +78,22 @@ template <Scalar T, class Arch>
 [[gnu::always_inline]] inline lanes<T, Arch> exp2_nonpositive(lanes<T, Arch> x) {
     using lanes = simd::lanes<T, Arch>;
 #if defined(__AVX512F__)
-    // Two instructions round and scale, and scaling by -infinity is 0 even where the polynomial is NaN: 30 % fewer cycles than below.
+    // A register holds 2^(i/16), so that the polynomial has half the terms: k is x to the nearest sixteenth, whose fraction picks the factor.
+    // 4 cycles a register of floats. Scaling takes the floor of k, and by -infinity it is 0 even where the polynomial is NaN.
     if constexpr (std::is_base_of_v<xsimd::avx512f, Arch>) {
         using batch = typename lanes::batch;
         constexpr auto all = static_cast<typename xsimd::batch_bool<T, Arch>::register_type>(~0u); // unmasked forms make gcc 12 warn in its own header
+        const lanes magic = detail::sixteenths<T>;
+        const lanes shifted = x + magic, k = shifted - magic, f = x - k;
+        const T* const table = detail::exp2_of_sixteenths<T>.data();
         if constexpr (sizeof(T) == 4) {
-            const lanes k = batch(_mm512_maskz_roundscale_ps(all, x.value, _MM_FROUND_TO_NEAREST_INT));
-            return batch(_mm512_maskz_scalef_ps(all, detail::exp2_polynomial(x - k).value, k.value));
+            const lanes power = batch(_mm512_maskz_permutexvar_ps(all, _mm512_castps_si512(shifted.value), _mm512_loadu_ps(table)));
+            const lanes p = fma(detail::exp2_slope<T, Arch>(f), f * power, power);
+            return batch(_mm512_maskz_scalef_ps(all, p.value, k.value));
         } else {
-            const lanes k = batch(_mm512_maskz_roundscale_pd(all, x.value, _MM_FROUND_TO_NEAREST_INT));
-            return batch(_mm512_maskz_scalef_pd(all, detail::exp2_polynomial(x - k).value, k.value));
+            const lanes power = batch(_mm512_permutex2var_pd(_mm512_loadu_pd(table), _mm512_castpd_si512(shifted.value), _mm512_loadu_pd(table + 8)));
+            const lanes p = fma(detail::exp2_slope<T, Arch>(f), f * power, power);
+            return batch(_mm512_maskz_scalef_pd(all, p.value, k.value));
         }
     } else
 #endif
