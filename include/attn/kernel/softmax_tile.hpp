@@ -5,6 +5,7 @@
 #include "../simd/positions.hpp"
 #include "online_softmax.hpp"
 #include "tile_loader.hpp"
+#include "work_ahead.hpp"
 
 namespace attn::kernel {
 
@@ -39,21 +40,25 @@ public:
     static_assert(most_queries <= 64, "a key's visibility is kept as one bit per query");
 
     softmax_tile(detail::scratch& memory, index key_channels, index value_channels)
-        : key_channels_(key_channels), value_channels_(value_channels), key_padded_(whole_registers(key_channels)), padded_(whole_registers(value_channels)),
-          queries_(memory.take<T>(most_queries * key_channels)), scores_(memory.take<T>(most_queries * most_keys)),
-          packed_keys_(memory.take<T>(most_keys * key_padded_)), packed_values_(memory.take<T>(most_keys * padded_)),
-          visible_(memory.take<std::uint64_t>(most_keys)), softmax_(online_softmax<T, Arch>::take(memory, most_registers, padded_)) {}
+        : key_channels_(key_channels), value_channels_(value_channels), key_padded_(whole_registers(key_channels)),
+          padded_(whole_registers(value_channels)), queries_(memory.take<T>(most_queries * key_channels)),
+          scores_(memory.take<T>(most_queries * most_keys)), packed_keys_(memory.take<T>(most_keys * key_padded_)),
+          packed_values_(memory.take<T>(most_keys * padded_)), visible_(memory.take<std::uint64_t>(most_keys)),
+          softmax_(online_softmax<T, Arch>::take(memory, most_registers, padded_)) {}
 
     /// A new panel: the queries of `tile`, times factor. `queries` begins with the tile's first, row 0 of keys and values is at first_key.
     void begin(const query_tile& tile, const row_block<const T>& queries, const row_block<const T>& keys, const row_block<const T>& values,
                index first_key, T factor) {
         tile_ = tile;
+        ahead_ = {};
         keys_ = keys;
         values_ = values;
         first_key_ = first_key;
         softmax_.reset((tile.count + lane_count - 1) / lane_count);
         transpose_rows<T, Arch>(queries, tile.count, key_channels_, factor, queries_, stride());
     }
+    /// What the panel asks for while it computes.
+    panel_ahead<T>& ahead() { return ahead_; }
     /// The same panel once more, from the start.
     void begin_again() { softmax_.reset(softmax_.registers); }
     const query_tile& queries() const { return tile_; }
@@ -98,7 +103,8 @@ public:
     /// S^T = K Q^T. Of a partly visible segment, only the registers that see a key of each group of rows.
     void multiply_keys(const key_segment<T>& segment) {
         for_each_piece(softmax_.registers, traits::max_columns, [&](index first, index columns) {
-            const index most_rows = segment.keys.full ? traits::max_rows(static_cast<int>(columns)) : std::min<index>(grain, traits::max_rows(static_cast<int>(columns)));
+            const index most_rows = segment.keys.full ? traits::max_rows(static_cast<int>(columns))
+                                                      : std::min<index>(grain, traits::max_rows(static_cast<int>(columns)));
             for_each_piece(segment.keys.count, most_rows, [&](index row, index rows) {
                 index left = first, right = first + columns;
                 if (!segment.keys.full) {
@@ -107,9 +113,11 @@ public:
                     while (left < right && !(seen & bits(left * lane_count, lane_count))) ++left;
                     while (left < right && !(seen & bits((right - 1) * lane_count, lane_count))) --right;
                 }
+                ahead_.step();
                 with_constant<traits::max_columns>(right - left, [&](auto c) {
                     with_constant<traits::max_rows(c())>(rows, [&](auto r) {
-                        multiply_rows<r(), c()>(segment.key_rows + row * segment.key_stride, segment.key_stride, left, segment.first_row + row);
+                        multiply_rows<r(), c()>(segment.key_rows + row * segment.key_stride, segment.key_stride, left,
+                                                segment.first_row + row);
                     });
                 });
             });
@@ -167,6 +175,7 @@ private:
             for (index query = 0; query < tile_.count; ++query) add_seen_values<Columns>(query, channel);
         } else {
             for_each_piece(tile_.count, traits::max_rows(Columns), [&](index query, index count) {
+                ahead_.step();
                 with_constant<traits::max_rows(Columns)>(count, [&](auto r) { add_weighted_values<r(), Columns>(query, channel); });
             });
         }
@@ -212,6 +221,7 @@ private:
     std::uint64_t* visible_;
     online_softmax<T, Arch> softmax_;
 
+    panel_ahead<T> ahead_;
     query_tile tile_{};
     row_block<const T> keys_{}, values_{};
     index first_key_ = 0;

@@ -19,8 +19,7 @@ public:
     static constexpr bool scored = !std::same_as<S, identity_score>;
 
     softmax_panel(detail::scratch& memory, index key_channels, index value_channels, const S& score)
-        : tile_(memory, key_channels, value_channels),
-          score_(score_tile<T, Arch, S>::take(memory, score, tile_type::lane_count, tile_type::most_queries)) {}
+        : tile_(memory, key_channels, value_channels), score_(score_tile<T, Arch, S>::take(memory, score, tile_type::most_keys)) {}
 
     /// The softmax state of a panel that has begun, over all keys that the pattern shows it. 0 * NaN is NaN, so a weight of 0 does not
     /// protect from the value of a hidden key: if a sum is not finite, the panel is done again with every hidden key left out.
@@ -61,8 +60,10 @@ private:
         if (tile_.rows() == 0) return;
         for (const auto& segment : tile_.segments()) {
             tile_.multiply_keys(segment);
-            if (scored || !segment.keys.full) adjust_scores(segment);
-            else tile_.softmax().raise_maximum(tile_.scores(segment.first_row, 0), segment.keys.count);
+            if (scored || !segment.keys.full)
+                adjust_scores(segment);
+            else
+                tile_.softmax().raise_maximum(tile_.scores(segment.first_row, 0), segment.keys.count);
         }
         tile_.push(careful_);
     }
@@ -76,29 +77,23 @@ private:
     }
     /// Applies the score function, and takes hidden keys out of the way.
     [[gnu::noinline]] void adjust_scores(const key_segment<T>& segment) {
-        for (index first = 0; first < segment.keys.count; first += tile_type::lane_count) {
-            auto keys = segment.keys;
-            keys.first += first * keys.step;
-            keys.count = std::min(tile_type::lane_count, keys.count - first);
-            score_.load(tile_.queries(), keys);
-            for (index reg = 0; reg < tile_.registers(); ++reg) {
-                const auto queries = tile_.queries_of(reg);
-                const auto lane = reg * tile_type::lane_count;
-                T* const maximum = tile_.softmax().next_maximum + lane;
-                auto top = lanes::load(maximum);
-                for (index j = 0; j < keys.count; ++j) {
-                    const auto row = segment.first_row + first + j;
-                    T* const scores = tile_.scores(row, reg);
-                    auto x = lanes::load(scores);
-                    if constexpr (scored) x = score_(x, queries, keys.first + j * keys.step, j, lane) * lanes(std::numbers::log2e_v<T>);
-                    if (!keys.full) {
-                        x = select(simd::lane_bits{tile_.visible(row) >> lane}, x, lanes(hidden_score<T>));
-                    }
-                    x.store(scores);
-                    top = max_or_second(x, top);
-                }
-                top.store(maximum);
+        for (index reg = 0; reg < tile_.registers(); ++reg) {
+            const auto lane = reg * tile_type::lane_count;
+            score_.load(tile_.queries().part(lane, tile_type::lane_count), segment.keys);
+            const auto queries = tile_.queries_of(reg);
+            T* const maximum = tile_.softmax().next_maximum + lane;
+            auto top = lanes::load(maximum);
+            for (index j = 0; j < segment.keys.count; ++j) {
+                const auto row = segment.first_row + j;
+                T* const scores = tile_.scores(row, reg);
+                auto x = lanes::load(scores);
+                if constexpr (scored)
+                    x = score_(x, queries, segment.keys.first + j * segment.keys.step, j) * lanes(std::numbers::log2e_v<T>);
+                if (!segment.keys.full) x = select(simd::lane_bits{tile_.visible(row) >> lane}, x, lanes(hidden_score<T>));
+                x.store(scores);
+                top = max_or_second(x, top);
             }
+            top.store(maximum);
         }
     }
 
@@ -107,8 +102,8 @@ private:
     bool careful_ = false;
 };
 
-/// Softmax attention: out = softmax(score(scale * q k^T), keys hidden by the pattern left out) v. Cuts (batch, head, tile of queries) into tasks; a union
-/// of patterns with different steps runs as passes one after the other, whose results merge. Shapes have been checked.
+/// Softmax attention: out = softmax(score(scale * q k^T), keys hidden by the pattern left out) v. Cuts (batch, head, tile of queries) into
+/// tasks; a union of patterns with different steps runs as passes one after the other, whose results merge. Shapes have been checked.
 /// sinks: one number per head that is added to the softmax denominator as exp(sink), or none.
 template <Scalar T, class Arch, Pattern P, ScoreFunction S>
 class streaming_softmax {
@@ -120,7 +115,8 @@ public:
         if (queries.batch * queries.heads == 0) return 0; // there is no head whose score function could be asked
         detail::scratch memory;
         between_passes(memory, queries);
-        return memory.used_bytes() + static_cast<std::size_t>(concurrency) * panel_bytes(queries.channels, values.channels, score_at(score, 0, 0));
+        return memory.used_bytes() +
+               static_cast<std::size_t>(concurrency) * panel_bytes(queries.channels, values.channels, score_at(score, 0, 0));
     }
 
     void operator()(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
@@ -130,19 +126,19 @@ public:
         const auto earlier = between_passes(memory, s);
         std::byte* const slices = run.workspace().bytes().data() + memory.used_bytes();
         constexpr auto most = panel::tile_type::most_queries;
-        const bool heads_together = heads_share_bias(score_);
         for (index pass = 0; pass < max_passes<P>; ++pass) {
             index tiles = 0;
             for (index h = 0; h < s.batch * s.heads; ++h) {
-                on_pass(in, h / s.heads, h % s.heads, pass, [&](const auto&, index step) { tiles = std::max(tiles, tile_count(s.tokens, most, step)); });
+                on_pass(in, h / s.heads, h % s.heads, pass,
+                        [&](const auto&, index step) { tiles = std::max(tiles, tile_count(s.tokens, most, step)); });
             }
             run.for_each(s.batch * s.heads * tiles, [&](index task, index slice) {
-                const auto batch = task / tiles / s.heads, within = task % (tiles * s.heads);
-                const auto head = heads_together ? within % s.heads : within / tiles, tile = heads_together ? within / s.heads : within % tiles;
+                const auto tile = task % tiles, head = task / tiles % s.heads, batch = task / tiles / s.heads;
                 on_pass(in, batch, head, pass, [&](const auto& pattern, index step) {
                     if (tile >= tile_count(s.tokens, most, step)) return;
                     const auto score = score_at(score_, batch, head);
-                    detail::scratch own(slices + static_cast<std::size_t>(slice) * panel_bytes(s.channels, in.values.shape().channels, score));
+                    detail::scratch own(slices +
+                                        static_cast<std::size_t>(slice) * panel_bytes(s.channels, in.values.shape().channels, score));
                     panel work(own, s.channels, in.values.shape().channels, score);
                     const auto queries = tile_at(tile, in.positions.first_query[batch], s.tokens, most, step, panel::tile_type::lane_count);
                     run_tile(in, out, work, pattern, batch, head, queries, earlier, pass);
@@ -178,8 +174,8 @@ private:
         T* const maximum = memory.take<T>(rows);
         return {maximum, memory.take<T>(rows)};
     }
-    void run_tile(const inputs<T>& in, const outputs<T>& out, panel& work, const Pattern auto& pattern, index batch, index head, const query_tile& tile,
-                  const row_sums& earlier, index pass) const {
+    void run_tile(const inputs<T>& in, const outputs<T>& out, panel& work, const Pattern auto& pattern, index batch, index head,
+                  const query_tile& tile, const row_sums& earlier, index pass) const {
         const auto kv_head = head / (in.queries.shape().heads / in.keys.shape().heads);
         const auto first_row = tile.first - in.positions.first_query[batch], first_key = in.positions.first_key[batch];
         const auto rows_of_tile = [&](const auto& tensor, index first) {
@@ -189,17 +185,21 @@ private:
             return rows;
         };
         const double factor = scale_ * (panel::scored ? 1.0 : std::numbers::log2e);
-        work.tile().begin(tile, rows_of_tile(in.queries, first_row), rows_of(in.keys, batch, kv_head), rows_of(in.values, batch, kv_head), first_key,
-                          static_cast<T>(factor));
+        work.tile().begin(tile, rows_of_tile(in.queries, first_row), rows_of(in.keys, batch, kv_head), rows_of(in.values, batch, kv_head),
+                          first_key, static_cast<T>(factor));
         // A panel may be too short for the hardware to foresee the rows that end it, and those that begin the next.
         const auto results = rows_of_tile(out.values, first_row);
-        prefetch_rows(rows_of_tile(in.queries, first_row + tile.count * tile.step), tile.count, in.queries.shape().channels);
-        prefetch_rows(results, tile.count, out.values.shape().channels);
-        prefetch_next_head(in, batch, kv_head, first_row, tile.count);
+        auto& ahead = work.tile().ahead();
+        ahead.add({row_block<const T>{results.data, results.row_stride, results.channel_stride}, tile.count, out.values.shape().channels});
+        ahead.add({rows_of_tile(in.queries, first_row + tile.count * tile.step), tile.count, in.queries.shape().channels});
+        add_next_head(ahead, in, batch, kv_head, first_row, tile.count);
+        ahead.spread(in.keys.shape().tokens / panel::tile_type::grain);
 
         auto& softmax = work.run(pattern, first_key, in.keys.shape().tokens);
         T share[panel::tile_type::most_queries] = {}, maximum[panel::tile_type::most_queries] = {};
-        const auto row_of = [&](index q) { return (batch * in.queries.shape().heads + head) * in.queries.shape().tokens + first_row + q * tile.step; };
+        const auto row_of = [&](index q) {
+            return (batch * in.queries.shape().heads + head) * in.queries.shape().tokens + first_row + q * tile.step;
+        };
         if (pass == 0) {
             softmax.finish(sinks_.empty() ? -std::numeric_limits<T>::infinity() : static_cast<T>(sinks_[static_cast<std::size_t>(head)]));
         } else {
@@ -212,8 +212,10 @@ private:
         for (index q = 0; q < tile.count; ++q) {
             const T* const values = softmax.values + q * softmax.value_stride;
             T* const to = results.data + q * results.row_stride;
-            if (pass == 0) write_row<false, T, Arch>(values, out.values.shape().channels, softmax.factor[q], T{0}, to, results.channel_stride);
-            else write_row<true, T, Arch>(values, out.values.shape().channels, softmax.factor[q], share[q], to, results.channel_stride);
+            if (pass == 0)
+                write_row<false, T, Arch>(values, out.values.shape().channels, softmax.factor[q], T{0}, to, results.channel_stride);
+            else
+                write_row<true, T, Arch>(values, out.values.shape().channels, softmax.factor[q], share[q], to, results.channel_stride);
             if (max_passes<P> > 1) {
                 earlier.maximum[row_of(q)] = softmax.maximum[q];
                 earlier.sum[row_of(q)] = softmax.sum[q];
@@ -224,7 +226,7 @@ private:
 
     /// The panels of one head bring the next head's keys and values closer, each its share, if they fit into a second-level cache beside
     /// their own: where heads are short, as in a vision transformer, the first panel would wait for all of them.
-    static void prefetch_next_head(const inputs<T>& in, index batch, index kv_head, index first_row, index queries) {
+    static void add_next_head(panel_ahead<T>& ahead, const inputs<T>& in, index batch, index kv_head, index first_row, index queries) {
         const auto& k = in.keys.shape();
         const auto channels = k.channels + in.values.shape().channels;
         constexpr index half_a_cache = index{512} << 10;
@@ -233,13 +235,13 @@ private:
         if (next >= k.batch * k.heads) return;
         const auto share = (k.tokens * queries + in.queries.shape().tokens - 1) / in.queries.shape().tokens;
         const auto first = std::min(k.tokens, first_row * k.tokens / in.queries.shape().tokens), count = std::min(share, k.tokens - first);
-        const auto prefetch_share = [&](const auto& tensor) {
+        const auto add_share = [&](const auto& tensor) {
             auto rows = rows_of(tensor, next / k.heads, next % k.heads);
             rows.data += first * rows.row_stride;
-            prefetch_rows(rows, count, tensor.shape().channels);
+            ahead.add({rows, count, tensor.shape().channels});
         };
-        prefetch_share(in.keys);
-        prefetch_share(in.values);
+        add_share(in.keys);
+        add_share(in.values);
     }
 
     const P& pattern_;

@@ -134,7 +134,7 @@ private:
             : call_(call), shape_(s), mixings_(mixings), keeps_(keeps), tile_(memory, s, keeps && s.mixes_weights),
               visible_(memory.take<std::uint64_t>((differs_by_head ? s.heads : 1) * tile_.block_keys())) {
             detail::scratch sizes;
-            if (s.heads > 0) score_type::take(sizes, score_at(call.score, 0, 0), tile_.block_keys(), tile_type::most_queries);
+            if (s.heads > 0) score_type::take(sizes, score_at(call.score, 0, 0), tile_.block_keys());
             score_memory_ = memory.take<std::byte>(static_cast<index>(sizes.used_bytes()));
         }
 
@@ -221,18 +221,17 @@ private:
         /// The score function of one head, and the mask of its pattern.
         [[gnu::noinline]] void adjust_scores(const weight_block<T>& block, index head) {
             detail::scratch memory(score_memory_);
-            auto function =
-                score_type::take(memory, score_at(call_.score, tile_.batch(), head), tile_.block_keys(), tile_type::most_queries);
-            function.load(tile_.queries(), block.keys);
+            auto function = score_type::take(memory, score_at(call_.score, tile_.batch(), head), tile_.block_keys());
             const auto* const seen = visible(head);
             for (index reg = 0; reg < tile_.registers(); ++reg) {
                 const auto lane = reg * tile_type::lane_count;
                 const auto queries = tile_.template positions_from<tile_type::lane_count>(lane);
+                function.load(tile_.queries().part(lane, tile_type::lane_count), block.keys);
                 for (index j = 0; j < block.keys.count; ++j) {
                     T* const at = tile_.weights(block, head) + j * tile_.stride() + lane;
                     auto x = lanes::load(at);
                     if constexpr (scored)
-                        x = function(x, queries, block.keys.first + j * block.keys.step, j, lane) * lanes(std::numbers::log2e_v<T>);
+                        x = function(x, queries, block.keys.first + j * block.keys.step, j) * lanes(std::numbers::log2e_v<T>);
                     if (!block.keys.full) x = select(simd::lane_bits{seen[j] >> lane}, x, lanes(hidden_score<T>));
                     x.store(at);
                 }
