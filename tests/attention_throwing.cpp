@@ -52,16 +52,17 @@ TEST_CASE("attend: what a score function throws reaches the caller", "[attention
     });
 }
 
-// Not on clang: there this file's predicate is not called at all, and why is not yet known.
-TEST_CASE("attend: what a predicate throws reaches the caller", "[attention]") {
+TEST_CASE("attend: what a predicate throws reaches the caller", "[attention][portable][parallel]") {
     bool armed = false;
     const predicate odd{[&armed](auto i, auto j) {
         if (armed) throw thrown{0};
         return (i + j) % 3 != 0;
     }};
+    // Made here, not in the generic lambda: there clang 19 forgets the initialiser of a captured variable, and deduces a dense operator.
+    const softmax_attention op{.pattern = odd};
     for_each_executor([&](auto& executor, const std::string& name) {
         INFO(name);
-        check_throws(softmax_attention{.pattern = odd}, armed, executor);
+        check_throws(op, armed, executor);
     });
 }
 
