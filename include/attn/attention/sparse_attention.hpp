@@ -1,0 +1,65 @@
+// The sparse patterns of the papers by name, for softmax_attention and talking_heads_attention alike.
+#pragma once
+
+#include "../pattern/causal.hpp"
+#include "../pattern/fixed.hpp"
+#include "../pattern/global.hpp"
+#include "../pattern/local.hpp"
+#include "../pattern/on_heads.hpp"
+#include "../pattern/strided.hpp"
+
+#include <limits>
+#include <string>
+
+namespace attn {
+
+/// Each is a pattern, to be used as it is or combined further:
+///     softmax_attention{.pattern = sparse_transformer_strided(128)}
+///     softmax_attention{.pattern = sparse_transformer_strided(128) & lengths{present}}
+/// The kernel visits a key that several parts show once. Where parts have different steps, as a window and a stride have, it runs one
+/// pass for each and merges their results; two numbers a row pass between them.
+
+/// The last `context` keys, the query's own included: i - context < j <= i. O(n context) pairs. A context below 1 is refused.
+/// Jiang et al. 2023, Mistral 7B; OpenAI's "local" attention (Child et al. 2019).
+constexpr auto sliding_window(index context) { return causal{} & local{context - 1, 0}; }
+
+/// Sparse Transformer, strided: j <= i, and i - j < stride or i = j (mod stride). O(n (stride + n / stride)) pairs, so O(n sqrt n) for a
+/// stride near sqrt n. A stride below 1 is refused. Child et al. 2019, Generating Long Sequences with Sparse Transformers.
+constexpr auto sparse_transformer_strided(index stride) { return causal{} & (local{stride - 1, 0} | strided{stride}); }
+
+/// The same as separate heads: heads below `local_heads` see the window, the others the stride. O(n stride) and O(n^2 / stride) pairs.
+/// Refused: a stride below 1, local_heads below 0. Child et al. 2019, section 5.1 and OpenAI's code.
+constexpr auto sparse_transformer_strided_heads(index stride, index local_heads) {
+    constexpr index any_more = std::numeric_limits<index>::max();
+    return causal{} & ((on_heads{0, local_heads} & local{stride - 1, 0}) | (on_heads{local_heads, any_more} & strided{stride}));
+}
+
+/// Sparse Transformer, fixed: j <= i, and j is in the block of i or in the last `width` columns of its own block. O(n (block + n width /
+/// block)) pairs. Refused: block or width below 1, more columns than the block has. Child et al. 2019.
+constexpr auto sparse_transformer_fixed(index block, index width) { return causal{} & fixed{block, width}; }
+
+/// Sparse Transformer in both directions: abs(i - j) <= window, or i = j (mod stride). O(n (2 window + n / stride)) pairs. Refused: a
+/// window below 0, a stride below 1. Su 2019 (https://kexue.fm/archives/6853).
+constexpr auto sparse_transformer_symmetric(index window, index stride) { return local{window} | strided{stride}; }
+
+/// Longformer: abs(i - j) <= window, or one of the two is among the first `tokens`, which see all and are seen by all. O(n (2 window +
+/// 2 tokens)) pairs. Refused: a window or tokens below 0. Beltagy et al. 2020, Longformer: The Long-Document Transformer.
+constexpr auto longformer(index window, index tokens) { return local{window} | global{tokens}; }
+
+/// Sparse Transformer, fixed, in which head h summarises by the (h mod sub_blocks)-th columns from the end of the block instead of all
+/// heads by the same: block - (u + 1) width <= j mod block < block - u width for u = h mod sub_blocks. Refused: block, width or
+/// sub_blocks below 1, more columns than the block has. Child et al. 2019, section 4.3: "distinct subblocks" for different heads.
+struct sparse_transformer_fixed_heads {
+    index block;
+    index width;
+    index sub_blocks;
+
+    constexpr auto at(index, index head) const { return causal{} & fixed{block, width, head % sub_blocks}; }
+
+    void check(const pattern_context& context) const {
+        context.require_at_least(1, sub_blocks, [&] { return std::string("sparse_transformer_fixed_heads"); }, "sub_blocks");
+        fixed{block, width, sub_blocks - 1}.check(context);
+    }
+};
+
+} // namespace attn
