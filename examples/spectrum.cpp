@@ -1,6 +1,6 @@
 // Linformer rests on an observation: the singular values of attention matrices fall, so that few projected keys can say most of what all say. How
 // fast they fall for the words of a text, as vectors that nobody trained, and what fewer keys then cost.
-//     example_spectrum [FILE]
+//     example_spectrum [FILE]      (README.md, if none is named)
 #include <attn/attn.hpp>
 
 #include <Eigen/SVD>
@@ -9,14 +9,13 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
 
 namespace {
 
-std::vector<std::string> words_of(const std::filesystem::path& file, std::size_t most) {
+std::vector<std::string> words_of(const char* file, std::size_t most) {
     std::ifstream text(file);
     std::vector<std::string> words(1);
     for (char c; words.size() <= most && text.get(c);) {
@@ -57,10 +56,10 @@ double milliseconds(const Op& op, const Eigen::MatrixXf& x) {
 } // namespace
 
 int main(int count, char** arguments) {
-    const auto readme = std::filesystem::path(__FILE__).parent_path().parent_path() / "README.md";
-    const auto words = words_of(count > 1 ? std::filesystem::path(arguments[1]) : readme, 512);
+    const char* const file = count > 1 ? arguments[1] : "README.md";
+    const auto words = words_of(file, 512);
     const auto n = std::ssize(words);
-    if (n < 2) return std::puts("too few words"), 1;
+    if (n < 16) return std::fprintf(stderr, "%s: no text of at least 16 words\n", file), 1;
     const auto x = vectors_of(words, 64);
 
     // The attention matrix is what comes of the unit vectors as values.

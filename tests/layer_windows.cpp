@@ -4,7 +4,7 @@
 #include <attn/attention/softmax_attention.hpp>
 #include <attn/core/tensor.hpp>
 #include <attn/layer/windows.hpp>
-#include <attn/pattern/predicate.hpp>
+#include <attn/pattern/tiles.hpp>
 
 #include <algorithm>
 #include <numeric>
@@ -128,7 +128,7 @@ TEST_CASE("windows: attention in shifted windows is attention over the image wit
         attend(softmax_attention{.pattern = grid.shift_segments()}, partitioned(grid, q), partitioned(grid, k), partitioned(grid, v));
     tensor<float> out(s);
     grid.reverse(in_windows.view(), out.view());
-    const auto same_place = predicate([&](index i, index j) { return place_of(grid, i) == place_of(grid, j); });
+    const auto same_place = tiles([&](index i, index j) { return place_of(grid, i) == place_of(grid, j); }, s.tokens, s.tokens);
     const auto expected = attend(softmax_attention{.pattern = same_place}, q, k, v);
     float worst = 0;
     for (index e = 0; e < s.size(); ++e) worst = std::max(worst, std::abs(out.data()[e] - expected.data()[e]));
@@ -157,9 +157,8 @@ TEST_CASE("windows: wrong sizes are refused by name", "[layer]") {
                Contains("window_grid::partition: image has shape") && Contains("64 tokens"));
     CHECK_THAT(refusal([&] { good.partition(image.view(), few.view()); }), Contains("window_grid::partition: windows has shape"));
     CHECK_THAT(refusal([&] { good.reverse(few.view(), image.view()); }), Contains("window_grid::reverse: windows has shape"));
-    CHECK_THAT(refusal([&] { good.partition(image.view(), tensor_view<float>(image.data(), windows.shape())); }),
-               Contains("overlaps image"));
-    CHECK_THAT(refusal([&] { good.reverse(windows.view(), tensor_view<float>(nullptr, image.shape())); }), Contains("image has no memory"));
+    CHECK_THAT(refusal([&] { good.partition(image.view(), head_major(image.data(), windows.shape())); }), Contains("overlaps image"));
+    CHECK_THAT(refusal([&] { good.reverse(windows.view(), head_major<float>(nullptr, image.shape())); }), Contains("image has no memory"));
 }
 
 } // namespace attn::testing

@@ -17,7 +17,8 @@ index root(const problem& p) { return std::max<index>(1, std::lround(std::sqrt(s
 
 template <class Make>
 registered pattern_case(std::string name, std::string cost, Make pattern) {
-    return softmax_case(std::move(name), std::move(cost), [pattern]<class T>(const problem& p) { return made{softmax_attention{.pattern = pattern(p)}}; });
+    return softmax_case(std::move(name), std::move(cost),
+                        [pattern]<class T>(const problem& p) { return made{softmax_attention{.pattern = pattern(p)}}; });
 }
 
 } // namespace
@@ -41,27 +42,34 @@ static const auto longformer_case =
 static const auto dilated =
     pattern_case("sparse_dilated", "2 n (2 w + 1) (d_k + d_v)", [](const problem& p) { return dilated_window{root(p) / 2, 3}; });
 
-static const auto diagonal = pattern_case("sparse_block_diagonal", "2 n b (d_k + d_v)", [](const problem& p) { return block_diagonal{root(p)}; });
+static const auto diagonal =
+    pattern_case("sparse_block_diagonal", "2 n b (d_k + d_v)", [](const problem& p) { return block_diagonal{root(p)}; });
 
-static const auto prefixed =
-    pattern_case("softmax_prefix", "2 n (m / 2 + p) (d_k + d_v)", [](const problem& p) { return prefix{p.positions.first_key[0] + p.keys / 4}; });
+static const auto prefixed = pattern_case("softmax_prefix", "2 n (m / 2 + p) (d_k + d_v)", [](const problem& p) {
+    return prefix{p.batch == 0 ? 0 : std::max<index>(0, p.positions.first_key[0] + p.keys / 4)};
+});
 
 /// Every second block of keys, another half in every head.
-static const auto blocks = softmax_case("sparse_blocks", "2 n m / 2 (d_k + d_v)", []<class T>(const problem& p) {
-    const auto size = std::max<index>(1, root(p) / 2);
-    const auto last_query = [&](index b) { return p.positions.first_query[b] + p.queries; };
-    const auto last_key = [&](index b) { return p.positions.first_key[b] + p.keys; };
-    index queries = 1, keys = 1;
-    for (index b = 0; b < p.batch; ++b) queries = std::max(queries, last_query(b)), keys = std::max(keys, last_key(b));
-    auto table = std::make_shared<tensor<bool>>(shape{1, p.heads, (queries + size - 1) / size, (keys + size - 1) / size});
-    for (index h = 0; h < p.heads; ++h)
-        for (index row = 0; row < table->shape().tokens; ++row)
-            for (index column = 0; column < table->shape().channels; ++column) (*table)(0, h, row, column) = (h + row + column) % 2 == 0;
-    return made{softmax_attention{.pattern = block_sparse{table->view(), size}}, table};
-}, [](const problem& p) {
-    for (index b = 0; b < p.batch; ++b)
-        if (p.positions.first_query[b] < 0 || p.positions.first_key[b] < 0) return false;
-    return true;
-});
+static const auto blocks = softmax_case(
+    "sparse_blocks", "2 n m / 2 (d_k + d_v)",
+    []<class T>(const problem& p) {
+        const auto size = std::max<index>(1, root(p) / 2);
+        const auto last_query = [&](index b) { return p.positions.first_query[b] + p.queries; };
+        const auto last_key = [&](index b) { return p.positions.first_key[b] + p.keys; };
+        index queries = 1, keys = 1;
+        for (index b = 0; b < p.batch; ++b) queries = std::max(queries, last_query(b)), keys = std::max(keys, last_key(b));
+        auto table = std::make_shared<tensor<bool>>(shape{1, p.heads, (queries + size - 1) / size, (keys + size - 1) / size});
+        for (index h = 0; h < p.heads; ++h)
+            for (index row = 0; row < table->shape().tokens; ++row)
+                for (index column = 0; column < table->shape().channels; ++column)
+                    (*table)(0, h, row, column) = (h + row + column) % 2 == 0;
+        return made{softmax_attention{.pattern = block_sparse{table->view(), size}}, table};
+    },
+    [](const problem& p) {
+        for (index b = 0; b < p.batch; ++b)
+            for (const index first : {p.positions.first_query[b], p.positions.first_key[b]})
+                if (first < 0 || first > 10'000) return false; // a table of all blocks from 0
+        return true;
+    });
 
 } // namespace attn::testing
