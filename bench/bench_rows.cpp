@@ -1,6 +1,7 @@
 #include "bench_rows.hpp"
 
 #include <cmath>
+#include <tuple>
 
 namespace attn::bench {
 
@@ -16,12 +17,18 @@ constexpr size sequence(index n, index head_dim = 64) { return {n, head_dim, hea
 constexpr size deit_tiny{197, 64, 3, 8};
 
 testing::problem problem_of(const size& s) {
-    return {.batch = s.batch, .heads = s.heads, .kv_heads = s.heads, .queries = s.n, .keys = s.n, .key_dim = s.head_dim, .value_dim = s.head_dim};
+    return {.batch = s.batch,
+            .heads = s.heads,
+            .kv_heads = s.heads,
+            .queries = s.n,
+            .keys = s.n,
+            .key_dim = s.head_dim,
+            .value_dim = s.head_dim};
 }
 
 std::string name_of(const std::string& case_name, const size& s, index threads = 1) {
-    return "attend/" + case_name + (s.batch != 1 ? "/b:" + std::to_string(s.batch) : "") + "/n:" + std::to_string(s.n) + "/d:" +
-           std::to_string(s.head_dim) + "/h:" + std::to_string(s.heads) + "/t:" + std::to_string(threads);
+    return "attend/" + case_name + (s.batch != 1 ? "/b:" + std::to_string(s.batch) : "") + "/n:" + std::to_string(s.n) +
+           "/d:" + std::to_string(s.head_dim) + "/h:" + std::to_string(s.heads) + "/t:" + std::to_string(threads);
 }
 
 } // namespace
@@ -46,13 +53,16 @@ double row::dense_flops() const {
 
 std::vector<row> all_rows(bool quick) {
     std::vector<row> rows;
-    const auto add = [&](const testing::attention_case& c, const size& s, index threads = 1, bool is_double = false, double query_factor = 1) {
+    const auto add = [&](const testing::attention_case& c, const size& s, index threads = 1, bool is_double = false,
+                         double query_factor = 1) {
         const row r{&c, problem_of(s), threads, is_double, query_factor};
         if (c.supports(r.problem)) rows.push_back(r);
     };
     for (const auto& c : testing::all_cases()) {
         for (const index n : {512, 2048}) add(c, sequence(n));
         if (c.name == "linformer") add(c, sequence(4096));
+        if (c.name == "talking_heads" || c.name == "talking_heads_causal")
+            for (const index n : {1024, 4096}) add(c, sequence(n));
         if (c.name != "softmax" && c.name != "softmax_causal") continue;
         add(c, sequence(4096));
         for (const index n : {512, 2048, 4096}) add(c, sequence(n, 128));
@@ -102,6 +112,10 @@ std::vector<goal> all_goals() {
     share("ALiBi, d 64, n 2048", name_of("softmax_alibi", sequence(2048)), 0.84);
     share("soft cap, d 64, n 2048", name_of("softmax_soft_cap", sequence(2048)), 0.77);
     share("Linformer, k 256, d 64, n 4096", name_of("linformer", sequence(4096)), 0.85);
+    for (const auto& [n, full_share, causal_share] : {std::tuple{512, 0.76, 0.70}, {1024, 0.76, 0.70}, {4096, 0.66, 0.68}}) {
+        share("talking heads, full, d 64, n " + std::to_string(n), name_of("talking_heads", sequence(n)), full_share);
+        share("talking heads, causal, d 64, n " + std::to_string(n), name_of("talking_heads_causal", sequence(n)), causal_share);
+    }
     against("two threads against one, full", name_of("softmax", sequence(2048), 2), dense(sequence(2048)), 1.9);
     against("two threads against one, causal", name_of("softmax_causal", sequence(2048), 2), causal(sequence(2048)), 1.9);
     against("scores 30 times as large, full", dense(sequence(2048)) + "/q:30", dense(sequence(2048)), 0.95);

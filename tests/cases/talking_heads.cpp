@@ -34,16 +34,16 @@ static const auto weights_case = talking_heads_case("talking_heads_weights", "n 
                 own};
 });
 
-/// Everything at once: one more head between than before, twice as many behind; scale, cap, ALiBi, bias, causal, sinks, and both biases.
+/// Everything at once: one more head between than before and behind; scale, cap, ALiBi, bias, causal, sinks, and both biases.
 static const auto composed_case = talking_heads_case(
-    "talking_heads_composed", "n m (d_k + 2 d_v + (h + 1) 3)",
+    "talking_heads_composed", "n m (d_k + d_v + 2 (h + 1))",
     []<class T>(const problem& p) {
         struct parameters {
             std::shared_ptr<mixings> mix;
             std::vector<double> slopes, sinks;
             tensor<T> bias;
         };
-        auto own = std::make_shared<parameters>(parameters{mixings_of(p, p.heads + 1, 2 * p.heads), alibi_slopes(p.heads + 1),
+        auto own = std::make_shared<parameters>(parameters{mixings_of(p, p.heads + 1, p.heads), alibi_slopes(p.heads + 1),
                                                            std::vector<double>(static_cast<std::size_t>(p.heads + 1), 0.5),
                                                            random_numbers<T>({1, p.heads + 1, p.queries, p.keys}, 7)});
         const additive_bias<T> bias{own->bias.view(), p.positions.first_query[0], p.positions.first_key[0]};

@@ -70,7 +70,7 @@ struct talking_heads_attention {
     /// Whether forward, on such shapes and with this workspace, computes scores but once.
     template <Scalar T>
     bool keeps_weights(const input_shapes& s, const execution& run) const {
-        return kernel_for<T>(s).keeps_weights(s, run);
+        return !weights_mix.data() || kernel_for<T>(s).is_roomy(s, run);
     }
     template <Scalar T>
     void forward(const inputs<T>& in, const outputs<T>& out, const execution& run) const {

@@ -43,15 +43,15 @@ public:
         }
     }
     /// factor: [columns][factor_stride], a number per query, or null for none. Registers of queries that see none of two keys become 0.
-    /// ahead: numbers beyond which `from` is prefetched, 0 for none.
-    void operator()(const head_block& block, const T* from, T* to, const T* factor = nullptr, index factor_stride = 0,
-                    index ahead = 0) const {
+    /// ahead, ahead_to: numbers beyond which `from` and `to` are prefetched, 0 for none.
+    void operator()(const head_block& block, const T* from, T* to, const T* factor = nullptr, index factor_stride = 0, index ahead = 0,
+                    index ahead_to = 0) const {
         for_each_piece(rows, most_rows, [&](index row, index count) {
             with_constant<most_rows>(count, [&](auto r) {
                 if (factor)
-                    mix_rows<r(), true>(row, block, from, to, factor, factor_stride, ahead);
+                    mix_rows<r(), true>(row, block, from, to, factor, factor_stride, ahead, ahead_to);
                 else
-                    mix_rows<r(), false>(row, block, from, to, factor, factor_stride, ahead);
+                    mix_rows<r(), false>(row, block, from, to, factor, factor_stride, ahead, ahead_to);
             });
         });
     }
@@ -62,19 +62,19 @@ private:
 
     template <int Rows, bool scaled>
     [[gnu::noinline]] void mix_rows(index row, const head_block& block, const T* from, T* to, const T* factor, index factor_stride,
-                                    index ahead) const {
+                                    index ahead, index ahead_to) const {
         const auto stride = block.registers * lanes::size;
         index key = 0;
         for (; key + 2 <= block.keys; key += 2)
             for (index lane = 0; lane < stride; lane += lanes::size)
-                mix_keys<Rows, 2, scaled>(row, block, key, lane, from, to, factor, factor_stride, ahead);
+                mix_keys<Rows, 2, scaled>(row, block, key, lane, from, to, factor, factor_stride, ahead, ahead_to);
         if (key < block.keys)
             for (index lane = 0; lane < stride; lane += lanes::size)
-                mix_keys<Rows, 1, scaled>(row, block, key, lane, from, to, factor, factor_stride, ahead);
+                mix_keys<Rows, 1, scaled>(row, block, key, lane, from, to, factor, factor_stride, ahead, ahead_to);
     }
     template <int Rows, int Keys, bool scaled>
     [[gnu::always_inline]] void mix_keys(index row, const head_block& block, index key, index lane, const T* from, T* to, const T* factor,
-                                         index factor_stride, index ahead) const {
+                                         index factor_stride, index ahead, index ahead_to) const {
         matrix_tile<Rows, Keys, T, Arch> tile;
         const auto stride = block.registers * lanes::size, at = key * stride + lane;
         auto depth = columns;
@@ -111,6 +111,9 @@ private:
         T* const y = to + row * block.head_stride + at;
         simd::unroll<Rows>(
             [&](auto r) { simd::unroll<Keys>([&](auto k) { tile.sum[r][k].store(y + r * block.head_stride + k * stride); }); });
+        if (ahead_to > 0)
+            simd::unroll<Rows>(
+                [&](auto r) { simd::unroll<Keys>([&](auto k) { simd::prefetch(y + r * block.head_stride + k * stride + ahead_to); }); });
     }
 
     T* matrix_ = nullptr; ///< [columns][rows]

@@ -46,36 +46,48 @@ public:
     static constexpr index most_queries = most_registers * lane_count;
     static_assert(most_queries <= 64, "a key's visibility is kept as one bit per query");
 
-    /// Keys of a block: some 32, so that the last block of a sequence is not much shorter than the others.
+    /// Keys of a block: some 64, so that the last block of a sequence is not much shorter than the others.
     static constexpr index block_keys(index keys) {
-        constexpr index good = 32;
+        constexpr index good = 64;
         const auto blocks = std::max<index>(1, (keys + good / 2) / good);
         return std::max<index>(1, (keys + blocks - 1) / blocks);
     }
 
+    /// Memory of one step at a time, which panels can share: scores before the first mixing, weights after the second, packed rows.
+    struct step_memory {
+        T *logits, *mixed, *packed;
+
+        static step_memory take(detail::scratch& memory, const talking_heads_shape& s) {
+            const auto keys = block_keys(s.keys);
+            T* const logits = memory.take<T>(s.mixes_logits ? s.query_heads * keys * most_queries : 0);
+            T* const mixed = memory.take<T>(s.mixes_weights ? s.value_heads * keys * most_queries : 0);
+            return {logits, mixed, memory.take<T>(keys * whole_registers(std::max(s.key_channels, s.value_channels)))};
+        }
+    };
+
     /// keeps_weights: whether there is memory for the weights of all keys. Else there is for those of one block.
-    talking_heads_tile(detail::scratch& memory, const talking_heads_shape& s, bool keeps_weights)
-        : shape_(s), block_keys_(block_keys(s.keys)), head_stride_(block_keys_ * most_queries),
+    talking_heads_tile(detail::scratch& memory, const talking_heads_shape& s, const step_memory& step, bool keeps_weights)
+        : shape_(s), step_(step), block_keys_(block_keys(s.keys)), head_stride_(block_keys_ * most_queries),
           key_padded_(whole_registers(s.key_channels)), padded_(whole_registers(s.value_channels)),
+          blocks_(keeps_weights ? std::max<index>(1, (s.keys + block_keys_ - 1) / block_keys_) : 1),
           queries_(memory.take<T>(s.query_heads * most_queries * s.key_channels)),
-          logits_(memory.take<T>(s.mixes_logits ? s.query_heads * head_stride_ : 0)),
-          mixed_(memory.take<T>(s.mixes_weights ? s.value_heads * head_stride_ : 0)),
           values_(memory.take<T>(s.value_heads * most_queries * padded_)), factor_(memory.take<T>(s.heads * most_queries)),
           last_maximum_(memory.take<T>(s.heads * most_queries)), share_(memory.take<T>(s.mixes_weights ? s.heads * most_queries : 0)),
-          packed_(memory.take<T>(block_keys_ * std::max(key_padded_, padded_))), states_(memory.take<online_softmax<T, Arch>>(s.heads)) {
-        blocks_ = keeps_weights ? std::max<index>(1, (s.keys + block_keys_ - 1) / block_keys_) : 1;
+          maximum_(memory.take<T>(blocks_ * s.heads * most_queries)), weights_(memory.take<T>(blocks_ * s.heads * head_stride_)),
+          seen_(memory.take<std::uint64_t>(blocks_ * block_keys_)), states_(memory.take<online_softmax<T, Arch>>(s.heads)) {
         for (index c = 0; c < s.heads; ++c) {
-            auto state = online_softmax<T, Arch>::take(memory, most_registers, 0);
+            const auto state = online_softmax<T, Arch>::take(memory, most_registers, 0);
             if (states_) states_[c] = state;
         }
-        maximum_ = memory.take<T>(blocks_ * s.heads * most_queries);
-        seen_ = memory.take<std::uint64_t>(blocks_ * block_keys_);
-        weights_ = memory.take<T>(blocks_ * s.heads * head_stride_);
     }
 
-    /// A new panel: the queries of `tile`, times factor, of one batch entry.
-    void begin(const query_tile& tile, const inputs<T>& in, index batch, T factor) {
+    /// A new panel: the queries of `tile`, times factor, of one batch entry. It is number `part` of `parts` that walk the keys in
+    /// lock-step.
+    void begin(const query_tile& tile, const inputs<T>& in, const outputs<T>& out, index batch, T factor, index part, index parts) {
         tile_ = tile;
+        out_ = &out;
+        part_ = part;
+        parts_ = parts;
         in_ = &in;
         batch_ = batch;
         registers_ = (tile.count + lane_count - 1) / lane_count;
@@ -118,31 +130,28 @@ public:
 
     /// Scores of all heads with a block of keys, mixed, in place of its weights. Queries that see nothing of some keys may be left out.
     void multiply_keys(const weight_block<T>& block, const head_mixing<T, Arch>& mixing) {
-        T* const scores = shape_.mixes_logits ? logits_ : block.weights;
-        const auto kv_heads = in_->keys.shape().heads;
-        index packed = -1;
-        for (index a = 0; a < shape_.query_heads; ++a) {
-            const auto head = a / (shape_.query_heads / kv_heads);
-            auto rows = block_rows(in_->keys, head, block.keys);
-            if (!readable_in_place(rows)) {
-                if (packed != head) copy_rows<T, Arch>(rows, block.keys.count, shape_.key_channels, packed_, key_padded_);
-                packed = head;
-                rows = {packed_, key_padded_, 1};
-            }
+        T* const scores = shape_.mixes_logits ? step_.logits : block.weights;
+        for_each_head(in_->keys, shape_.query_heads, block.keys, key_padded_, false, [&](index a, const auto& rows, const auto& next) {
             const T* const queries = queries_ + a * stride() * shape_.key_channels;
             for_each_piece(registers_, traits::max_columns, [&](index reg, index columns) {
                 for_each_piece(block.keys.count, traits::max_rows(static_cast<int>(columns)), [&](index row, index count) {
-                    if (!block.all_seen && !(seen_by_any(block, row, count) & bits(reg * lane_count, columns * lane_count))) return;
-                    with_constant<traits::max_columns>(columns, [&](auto c) {
+                    if (reg == 0) prefetch_share(next, shape_.key_channels, block.keys.count, row, row + count, block.keys.count);
+                    index left = reg, right = reg + columns;
+                    if (!block.all_seen) {
+                        const auto seen = seen_by_any(block, row, count);
+                        while (left < right && !(seen & bits(left * lane_count, lane_count))) ++left;
+                        while (left < right && !(seen & bits((right - 1) * lane_count, lane_count))) --right;
+                    }
+                    with_constant<traits::max_columns>(right - left, [&](auto c) {
                         with_constant<traits::max_rows(c())>(count, [&](auto r) {
-                            multiply_rows<r(), c()>(rows.data + row * rows.row_stride, rows.row_stride, queries + reg * lane_count,
-                                                    scores + a * head_stride_ + row * stride() + reg * lane_count);
+                            multiply_rows<r(), c()>(rows.data + row * rows.row_stride, rows.row_stride, queries + left * lane_count,
+                                                    scores + a * head_stride_ + row * stride() + left * lane_count);
                         });
                     });
                 });
             });
-        }
-        if (shape_.mixes_logits) mixing(as_heads(block), logits_, block.weights);
+        });
+        if (shape_.mixes_logits) mixing(as_heads(block), step_.logits, block.weights, nullptr, 0, 0, next_block());
     }
     /// Scores become weights relative to the largest score so far.
     void push_scores(const weight_block<T>& block) {
@@ -186,21 +195,13 @@ public:
                     const lanes below = simd::exp2_nonpositive(lanes::load(block.maximum + at) - lanes::load(last_maximum_ + at));
                     (below * lanes::load(factor_ + at)).store(share_ + at);
                 }
-            mixings.weights(as_heads(block), block.weights, mixed_, share_, most_queries);
-            from = mixed_;
+            mixings.weights(as_heads(block), block.weights, step_.mixed, share_, most_queries, next_block());
+            from = step_.mixed;
         }
-        const auto kv_heads = in_->values.shape().heads;
-        index packed = -1;
-        for (index e = 0; e < shape_.value_heads; ++e) {
-            const auto head = e / (shape_.value_heads / kv_heads);
-            auto rows = block_rows(in_->values, head, block.keys);
-            if (!readable_in_place(rows) || padded_ != shape_.value_channels) {
-                if (packed != head) copy_rows<T, Arch>(rows, block.keys.count, shape_.value_channels, packed_, padded_);
-                packed = head;
-                rows = {packed_, padded_, 1};
-            }
-            add_head_values(block, e, from + e * head_stride_, rows, careful);
-        }
+        for_each_head(in_->values, shape_.value_heads, block.keys, padded_, true, [&](index e, const auto& rows, const auto& next) {
+            add_head_values(block, e, from + e * head_stride_, rows, next, careful);
+            prefetch_ends(block.keys, e);
+        });
     }
     /// False if a value of NaN or infinity has come into the sums, be it by a weight of 0.
     bool has_finite_values() const {
@@ -221,13 +222,51 @@ private:
     head_block as_heads(const weight_block<T>& block) const {
         return {block.keys.count, registers_, head_stride_, block.all_seen ? nullptr : block.seen};
     }
-    template <class U>
-    row_block<U> block_rows(const tensor_view<U>& tensor, index head, const key_run& keys) const {
-        auto rows = rows_of(tensor, batch_, head);
-        rows.data += (keys.first - in_->positions.first_key[batch_]) * rows.row_stride;
-        rows.row_stride *= keys.step;
-        return rows;
+    /// Calls f(head, rows, next) for the heads that share the heads of keys or values: the rows of a block of them, where the micro-kernel
+    /// can read them, and those of the next block. With many heads each of these is a short piece of memory far from the last, which the
+    /// hardware does not foresee; a whole block of all heads fits into the second-level cache.
+    template <class F>
+    void for_each_head(const tensor_view<const T>& tensor, index heads, const key_run& keys, index padded, bool needs_padding, F&& f) {
+        const auto kv_heads = tensor.shape().heads, channels = tensor.shape().channels;
+        const auto rows_at = [&](index head, index first) {
+            auto rows = rows_of(tensor, batch_, head);
+            rows.data += (first - in_->positions.first_key[batch_]) * rows.row_stride;
+            rows.row_stride *= keys.step;
+            return rows;
+        };
+        for (index head = 0; head < kv_heads; ++head) {
+            auto rows = rows_at(head, keys.first);
+            if (!readable_in_place(rows) || (needs_padding && padded != channels)) {
+                copy_rows<T, Arch>(rows, keys.count, channels, step_.packed, padded);
+                rows = {step_.packed, padded, 1};
+            }
+            const auto next = rows_at(head, keys.first + keys.count * keys.step);
+            for (index own = head * heads / kv_heads; own < (head + 1) * heads / kv_heads; ++own) f(own, rows, next);
+        }
     }
+    /// Prefetches what falls to steps [step, end) of `steps` of this part, of `count` rows.
+    void prefetch_share(const row_block<const T>& rows, index channels, index count, index step, index end, index steps) const {
+        const auto first = count * (part_ * steps + step) / (parts_ * steps), last = count * (part_ * steps + end) / (parts_ * steps);
+        prefetch_rows(row_block<const T>{rows.data + first * rows.row_stride, rows.row_stride, rows.channel_stride}, last - first,
+                      channels);
+    }
+    /// While the values of a block are added: prefetches, in proportion to the keys, the rows of one head that end this panel and that
+    /// begin the next.
+    void prefetch_ends(const key_run& keys, index head) const {
+        const auto done = (keys.first - in_->positions.first_key[batch_]) / keys.step, all = shape_.keys / keys.step + 1;
+        const auto first = tile_.count * done / all, count = tile_.count * (done + keys.count) / all - first;
+        const auto row = tile_.first - in_->positions.first_query[batch_] + first * tile_.step;
+        const auto prefetch = [&](const auto& tensor, index at, index channels) {
+            auto rows = rows_of(tensor, batch_, head);
+            rows.data += at * rows.row_stride;
+            rows.row_stride *= tile_.step;
+            prefetch_rows(rows, count, channels);
+        };
+        prefetch(out_->values, row, shape_.value_channels);
+        if (head < shape_.query_heads) prefetch(in_->queries, row + parts_ * tile_.count * tile_.step, shape_.key_channels);
+    }
+    /// Numbers from the weights of a block to those of the next, 0 where that takes the same memory.
+    index next_block() const { return blocks_ > 1 ? shape_.heads * head_stride_ : 0; }
 
     template <int Rows, int Columns>
     [[gnu::noinline]] void multiply_rows(const T* rows, index key_stride, const T* queries, T* scores) const {
@@ -237,10 +276,12 @@ private:
         tile.store(scores, stride());
     }
 
-    void add_head_values(const weight_block<T>& block, index head, const T* weights, const row_block<const T>& rows, bool careful) {
+    void add_head_values(const weight_block<T>& block, index head, const T* weights, const row_block<const T>& rows,
+                         const row_block<const T>& next, bool careful) {
         for_each_piece(padded_ / lane_count, traits::max_columns, [&](index first, index columns) {
             with_constant<traits::max_columns>(columns, [&](auto c) {
                 for_each_piece(tile_.count, careful ? 1 : traits::max_rows(c()), [&](index query, index count) {
+                    if (first == 0) prefetch_share(next, shape_.value_channels, block.keys.count, query, query + count, tile_.count);
                     with_constant<traits::max_rows(c())>(count, [&](auto r) {
                         add_weighted_values<r(), c()>(block, head, weights, rows, query, first * lane_count, careful);
                     });
@@ -280,15 +321,16 @@ private:
     }
 
     talking_heads_shape shape_;
-    index block_keys_, head_stride_, key_padded_, padded_, blocks_ = 1;
-    T *queries_, *logits_, *mixed_, *values_, *factor_, *last_maximum_, *share_, *packed_;
+    step_memory step_;
+    index block_keys_, head_stride_, key_padded_, padded_, blocks_;
+    T *queries_, *values_, *factor_, *last_maximum_, *share_, *maximum_, *weights_;
+    std::uint64_t* seen_;
     online_softmax<T, Arch>* states_;
-    T *maximum_ = nullptr, *weights_ = nullptr;
-    std::uint64_t* seen_ = nullptr;
 
     query_tile tile_{};
     const inputs<T>* in_ = nullptr;
-    index batch_ = 0, registers_ = 0;
+    const outputs<T>* out_ = nullptr;
+    index batch_ = 0, registers_ = 0, part_ = 0, parts_ = 1;
 };
 
 } // namespace attn::kernel
