@@ -1,0 +1,123 @@
+// What a layer is, and the front door through which all of them are called.
+#pragma once
+
+#include "../core/inputs.hpp"
+#include "../kernel/tile_loader.hpp"
+#include "../norm/norm.hpp"
+
+namespace attn {
+
+/// What a layer reads in one call. Tokens are rows of channels, (batch, 1, n, channels), their channels side by side.
+template <Scalar T>
+struct layer_inputs {
+    tensor_view<const T> tokens;
+    tensor_view<const T> residual = {}; ///< is added to the result, of whose shape it is; none without memory
+    tensor_view<const T> context = {};  ///< (batch, 1, m, channels): where attention takes keys and values from, if not from the tokens
+    attn::positions positions = {};     ///< where queries and keys lie: see `positions`
+};
+
+/// A const value that maps token rows to token rows. It refers to its weights, as an operator does; their owner (see `parameters`) keeps
+/// them.
+/// - `scalar`, `name`: what it computes in, and what errors call it.
+/// - `check(in)`: throws shape_error if shapes, positions or weights do not fit. Reads no element.
+/// - `output_shape(tokens)`: of the result.
+/// - `workspace_bytes(tokens, context, concurrency)`: the scratch memory that `forward` needs for such shapes.
+/// - `forward(in, out, run)`: out = layer(in.tokens) + in.residual. Everything has been checked; it allocates nothing and writes only to
+///   `out`, which may be the residual itself, and the tokens too where `in_place` says so.
+template <class L>
+concept Layer = requires(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out,
+                         const shape& s, const execution& run) {
+    requires Scalar<typename L::scalar>;
+    { L::name } -> std::convertible_to<std::string_view>;
+    { L::in_place } -> std::convertible_to<bool>;
+    layer.check(in);
+    { layer.output_shape(s) } -> std::same_as<shape>;
+    { layer.workspace_bytes(s, s, index{1}) } -> std::same_as<std::size_t>;
+    layer.forward(in, out, run);
+};
+
+namespace detail {
+
+/// Throws shape_error unless these are rows (batch, 1, n, channels).
+template <class T>
+void check_tokens(std::string_view operation, std::string_view argument, const tensor_view<T>& rows, index channels) {
+    check_rows(operation, argument, rows);
+    const auto& s = rows.shape();
+    if (s.heads != 1 || s.channels != channels)
+        throw shape_error(operation, argument,
+                          "has shape " + to_string(s) + ", but (batch, 1, tokens, " + std::to_string(channels) + ") is needed");
+}
+
+/// A view that says where memory will be: for checks, which read no element.
+template <class T>
+tensor_view<const T> planned(const tensor_view<T>& view) {
+    static constexpr T somewhere{};
+    return {&somewhere, view.shape(), view.strides()};
+}
+
+/// Rows first .. first + count - 1 of one batch entry.
+template <class T>
+tensor_view<T> some_rows(const tensor_view<T>& t, index batch, index first, index count) {
+    return {t.data() ? t.row(batch, 0, first) : nullptr, {1, 1, count, t.shape().channels}, t.strides()};
+}
+
+/// Calls f(row, batch, token) for each row of a tensor (batch, 1, n, channels), in parallel.
+template <class T, class F>
+void for_each_row(const tensor_view<T>& rows, const execution& run, const F& f) {
+    constexpr index bytes_of_a_task = 64 * 1024;
+    const auto tokens = rows.shape().tokens, channels = rows.shape().channels, count = rows.shape().batch * tokens;
+    const auto rows_of_a_task = std::max<index>(1, bytes_of_a_task / (std::max<index>(1, channels) * static_cast<index>(sizeof(T))));
+    run.for_each((count + rows_of_a_task - 1) / rows_of_a_task, [&](index task, index) {
+        for (auto r = task * rows_of_a_task; r < std::min(count, (task + 1) * rows_of_a_task); ++r) {
+            const auto b = r / tokens, i = r % tokens;
+            f(rows.row(b, 0, i), b, i);
+        }
+    });
+}
+
+/// Whether all rows of a tensor (batch, 1, n, channels) are equally far apart, and so one matrix.
+inline bool is_one_matrix(const shape& s, const strides& z) { return s.batch <= 1 || s.tokens == 0 || z.batch == s.tokens * z.token; }
+
+} // namespace detail
+
+/// out = layer(in), and its residual. Checks everything once, then computes with the caller's executor and workspace. Allocates nothing.
+/// The result is the same, bit by bit, for every executor, number of threads, strides and other batch entries. Throws shape_error, before
+/// anything is read or written, naming layer, argument and shapes.
+template <Layer L>
+void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out, const execution& run) {
+    using T = typename L::scalar;
+    const auto needs = [](std::string_view argument, const std::string& problem) { throw shape_error(L::name, argument, problem); };
+    layer.check(in);
+    const auto expected = layer.output_shape(in.tokens.shape());
+    detail::check_rows(L::name, "out", out);
+    if (out.shape() != expected) needs("out", "has shape " + to_string(out.shape()) + ", but the result has " + to_string(expected));
+    if (overlaps_itself(out)) needs("out", "of shape " + to_string(out.shape()) + " has strides by which its elements overlap");
+    const auto apart = [&](std::string_view name, const tensor_view<const T>& input, bool may_be_out) {
+        if (may_be_out && out.data() == input.data() && out.strides() == input.strides() && out.shape() == input.shape()) return;
+        if (overlap(out, input)) needs("out", "of shape " + to_string(out.shape()) + " overlaps " + std::string(name));
+    };
+    apart("tokens", in.tokens, L::in_place);
+    apart("context", in.context, false);
+    if (in.residual.data()) {
+        detail::check_rows(L::name, "residual", in.residual);
+        if (in.residual.shape() != expected)
+            needs("residual", "has shape " + to_string(in.residual.shape()) + ", but the result has " + to_string(expected));
+        apart("residual", in.residual, true);
+    }
+    detail::check_workspace(L::name, run, layer.workspace_bytes(in.tokens.shape(), in.context.shape(), run.concurrency()),
+                            in.tokens.shape());
+    layer.forward(in, out, run);
+}
+
+/// The same on the calling thread, to a new tensor.
+template <Layer L>
+tensor<typename L::scalar> forward(const L& layer, const layer_inputs<typename L::scalar>& in) {
+    layer.check(in);
+    tensor<typename L::scalar> out(layer.output_shape(in.tokens.shape()));
+    sequential here;
+    workspace memory(layer.workspace_bytes(in.tokens.shape(), in.context.shape(), 1));
+    forward(layer, in, out.view(), execution(here, memory));
+    return out;
+}
+
+} // namespace attn

@@ -1,0 +1,70 @@
+// A linear layer: every token row times a matrix.
+#pragma once
+
+#include "../kernel/matrix_product.hpp"
+#include "../norm/fold.hpp"
+#include "layer.hpp"
+
+namespace attn {
+
+/// For each token row x (inputs):
+///     out = W x + b (+ residual)
+/// weight: W (1, 1, outputs, inputs), of any strides; bias: b (outputs), or empty. Time: 2 inputs outputs flops a token. Memory: packed
+/// blocks, a quarter of a megabyte a thread. A row's bits do not depend on the other rows.
+template <Scalar T, class Arch = simd::native>
+struct linear {
+    using scalar = T;
+    static constexpr std::string_view name = "linear";
+    static constexpr bool in_place = false;
+
+    tensor_view<const T> weight;
+    std::span<const T> bias = {};
+
+    index inputs() const { return weight.shape().channels; }
+    index outputs() const { return weight.shape().tokens; }
+    linear_view<const T> view() const { return {weight, bias}; }
+
+    /// Throws shape_error, in the name of a larger layer, unless the matrix has such sizes.
+    void check(std::string_view operation, std::string_view argument, index needed_outputs, index needed_inputs) const {
+        detail::check_linear(operation, argument, view());
+        if (inputs() != needed_inputs || outputs() != needed_outputs)
+            throw shape_error(operation, argument,
+                              "has a weight of shape " + to_string(weight.shape()) + ", but " + std::to_string(needed_outputs) +
+                                  " outputs of " + std::to_string(needed_inputs) + " inputs are needed");
+    }
+    void check(const layer_inputs<T>& in) const {
+        detail::check_linear(name, "weight", view());
+        detail::check_tokens(name, "tokens", in.tokens, inputs());
+    }
+    shape output_shape(const shape& tokens) const { return {tokens.batch, 1, tokens.tokens, outputs()}; }
+    std::size_t workspace_bytes(const shape& tokens, index concurrency) const {
+        return kernel::matrix_product<T, Arch>(tokens.batch * tokens.tokens, inputs(), outputs()).workspace_bytes(concurrency);
+    }
+    std::size_t workspace_bytes(const shape& tokens, const shape&, index concurrency) const { return workspace_bytes(tokens, concurrency); }
+    void forward(const layer_inputs<T>& in, const tensor_view<T>& out, const execution& run) const {
+        forward(in.tokens, in.residual, out, run);
+    }
+
+    void forward(const tensor_view<const T>& x, const tensor_view<const T>& residual, const tensor_view<T>& out,
+                 const execution& run) const {
+        const auto& s = x.shape();
+        const bool together = detail::is_one_matrix(s, x.strides()) && detail::is_one_matrix(s, out.strides()) &&
+                              (!residual.data() || detail::is_one_matrix(s, residual.strides()));
+        const auto rows = together ? s.batch * s.tokens : s.tokens;
+        const kernel::matrix_product<T, Arch> product(rows, inputs(), outputs());
+        const auto block = [](const auto& t, index b) { return kernel::rows_of(t, b, 0); };
+        for (index b = 0; b < (together ? std::min<index>(s.batch, 1) : s.batch); ++b) {
+            const auto to = block(out, b);
+            const auto start =
+                residual.data() ? block(residual, b) : kernel::row_block<const T>{bias.empty() ? nullptr : bias.data(), 0, 1};
+            product(block(x, b), kernel::transposed(block(weight, 0)), {start.data, start.row_stride, 1}, {to.data, to.row_stride, 1},
+                    run.workspace().bytes().data(), run);
+        }
+        if (!residual.data() || bias.empty()) return;
+        detail::for_each_row(out, run, [&](T* row, index, index) {
+            for (index c = 0; c < outputs(); ++c) row[c] += bias[static_cast<std::size_t>(c)];
+        });
+    }
+};
+
+} // namespace attn

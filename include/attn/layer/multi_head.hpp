@@ -1,0 +1,137 @@
+// Multi-head attention as a layer: projections to queries, keys and values, any attention operator, and the projection of its result.
+#pragma once
+
+#include "../attention/softmax_attention.hpp"
+#include "linear.hpp"
+#include "rotary.hpp"
+
+namespace attn {
+
+/// Keys and values are made of the tokens as they are.
+struct every_token {};
+
+/// For tokens x (batch, 1, n, c) and context y (batch, 1, m, c'), which is x if none is given:
+///     Q = q(x) as (batch, heads, n, d_k),   K = k(y') as (batch, kv_heads, m, d_k),   V = v(y') as (batch, kv_heads, m, d_v)
+///     result = out(attention(Q, K, V)) (+ residual)
+/// q, k, v, out: linears; d_k and d_v are what their outputs are over the heads, free of c. y' is y, or what a layer makes of it (`reduce`:
+/// see spatial_reduction). Rotary positions, if any, turn Q and K. Projections write heads side by side, as the attention reads and writes
+/// them: nothing is transposed or copied in between. Time: that of the projections and of the operator. Memory: Q, K, V, the attention's
+/// result, and what the operator needs. Vaswani et al. 2017, "Attention Is All You Need".
+template <Scalar T, Attention A = softmax_attention<>, class R = every_token, class Arch = simd::native>
+struct multi_head {
+    using scalar = T;
+    static constexpr std::string_view name = "multi_head";
+    static constexpr bool in_place = true;
+    static constexpr bool reduces = !std::same_as<R, every_token>;
+
+    index heads = 1;
+    index kv_heads = heads; ///< divides heads, unless the attention says otherwise
+    linear<T, Arch> q, k, v, out;
+    A attention = {};
+    const rotary<T>* rotation = nullptr; ///< of queries and keys, or none
+    R reduce = {};                       ///< a layer that tokens go through before k and v, or none
+
+    void check(const layer_inputs<T>& in) const {
+        if (heads < 1 || kv_heads < 1)
+            throw shape_error(name, "heads",
+                              "are " + std::to_string(heads) + " and " + std::to_string(kv_heads) + ": one at least is needed");
+        detail::check_tokens(name, "tokens", in.tokens, q.inputs());
+        const auto& source = source_of(in);
+        if constexpr (reduces)
+            reduce.check({source});
+        else
+            detail::check_tokens(name, in.context.data() ? "context" : "tokens", source, k.inputs());
+        if (source.shape().batch != in.tokens.shape().batch)
+            throw shape_error(name, "context",
+                              "has shape " + to_string(source.shape()) + ", but tokens have " + to_string(in.tokens.shape()));
+        check_projection("q", q, q.inputs(), heads);
+        check_projection("k", k, reduced(source.shape()).channels, kv_heads);
+        check_projection("v", v, reduced(source.shape()).channels, kv_heads);
+        const auto s = shapes(in.tokens.shape(), source.shape());
+        const auto planned = [](const shape& of) { return detail::planned(token_major(static_cast<const T*>(nullptr), of)); };
+        attention.check(inputs<T>{planned(s.queries), planned(s.keys), planned(s.values), in.positions});
+        out.check(name, "out", out.outputs(), attention.output_shape(s).heads * attention.output_shape(s).channels);
+        if (rotation) {
+            rotation->check(name, "q", s.queries, in.positions.first_query);
+            rotation->check(name, "k", s.keys, in.positions.first_key);
+        }
+    }
+    shape output_shape(const shape& tokens) const { return {tokens.batch, 1, tokens.tokens, out.outputs()}; }
+    /// An empty context is none.
+    std::size_t workspace_bytes(const shape& tokens, const shape& context, index concurrency) const {
+        detail::scratch memory;
+        work(memory, *this, tokens, context.size() > 0 ? context : tokens, concurrency);
+        return memory.used_bytes();
+    }
+    void forward(const layer_inputs<T>& in, const tensor_view<T>& result, const execution& run) const {
+        const auto source = source_of(in);
+        detail::scratch memory(run.workspace().bytes().data());
+        const work w(memory, *this, in.tokens.shape(), source.shape(), run.concurrency());
+        auto kept = source;
+        if constexpr (reduces) {
+            reduce.forward({source}, w.kept, run);
+            kept = w.kept;
+        }
+        q.forward(in.tokens, {}, rows(w.queries), run);
+        k.forward(kept, {}, rows(w.keys), run);
+        v.forward(kept, {}, rows(w.values), run);
+        if (rotation) {
+            rotation->rotate(w.queries, in.positions.first_query, run);
+            rotation->rotate(w.keys, in.positions.first_key, run);
+        }
+        attention.forward(inputs<T>{w.queries, w.keys, w.values, in.positions}, outputs<T>{w.attended}, run);
+        out.forward(rows(w.attended), in.residual, result, run);
+    }
+
+private:
+    static tensor_view<const T> source_of(const layer_inputs<T>& in) { return in.context.data() ? in.context : in.tokens; }
+    shape reduced(const shape& source) const {
+        if constexpr (reduces)
+            return reduce.output_shape(source);
+        else
+            return source;
+    }
+    /// (batch, heads, n, d), heads side by side, as the rows (batch, 1, n, heads d) of a linear.
+    static tensor_view<T> rows(const tensor_view<T>& t) {
+        const auto [batch, heads_, tokens, channels] = t.shape();
+        return head_major(t.data(), {batch, 1, tokens, heads_ * channels});
+    }
+    static void check_projection(std::string_view argument, const linear<T, Arch>& l, index inputs, index heads) {
+        l.check(name, argument, l.outputs(), inputs);
+        if (l.outputs() % heads != 0)
+            throw shape_error(name, argument,
+                              "has a weight of shape " + to_string(l.weight.shape()) + ", whose outputs do not make " +
+                                  std::to_string(heads) + " heads");
+    }
+    input_shapes shapes(const shape& tokens, const shape& source) const {
+        const auto m = reduced(source).tokens;
+        return {{tokens.batch, heads, tokens.tokens, q.outputs() / heads},
+                {tokens.batch, kv_heads, m, k.outputs() / kv_heads},
+                {tokens.batch, kv_heads, m, v.outputs() / kv_heads}};
+    }
+
+    /// The memory of a call, behind that of the layers and the operator inside.
+    struct work {
+        tensor_view<T> queries, keys, values, attended, kept;
+
+        work(detail::scratch& memory, const multi_head& layer, const shape& tokens, const shape& source, index concurrency) {
+            const auto s = layer.shapes(tokens, source);
+            const auto of_out = layer.attention.output_shape(s), from = layer.reduced(source);
+            const shape joined{of_out.batch, 1, of_out.tokens, of_out.heads * of_out.channels};
+            std::size_t reducing = 0;
+            if constexpr (reduces) reducing = layer.reduce.workspace_bytes(source, {}, concurrency);
+            memory.take<std::byte>(static_cast<index>(
+                std::max({reducing, layer.q.workspace_bytes(tokens, concurrency), layer.k.workspace_bytes(from, concurrency),
+                          layer.v.workspace_bytes(from, concurrency), layer.attention.template workspace_bytes<T>(s, concurrency),
+                          layer.out.workspace_bytes(joined, concurrency)})));
+            const auto take = [&](const shape& of) { return token_major(memory.take<T>(of.size()), of); };
+            queries = take(s.queries);
+            keys = take(s.keys);
+            values = take(s.values);
+            attended = take(of_out);
+            if constexpr (reduces) kept = take(from);
+        }
+    };
+};
+
+} // namespace attn

@@ -1,0 +1,125 @@
+// Named tensors: the weights of layers, in memory.
+#pragma once
+
+#include "../core/tensor.hpp"
+#include "linear.hpp"
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace attn {
+
+/// A tensor that is missing or is not as it should be, by name; or a file that is not what it says.
+struct parameter_error : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+/// Tensors of any number of dimensions, row-major, by name: "layers.0.attn.q.weight". Layers refer to them, so that several may share one;
+/// adding others, or moving the whole, leaves them where they are. Read from a file by read_safetensors. As views of up to four dimensions
+/// (batch, heads, tokens, channels), fewer than four are the last ones: a matrix (outputs, inputs) is (1, 1, outputs, inputs).
+class parameters {
+public:
+    using extents = std::vector<index>;
+
+    /// A new tensor of zeros, to be filled. Throws parameter_error if there is one of that name.
+    template <Scalar T>
+    tensor_view<T> add(const std::string& name, const extents& size) {
+        const auto s = shape_of(name, size);
+        const auto [at, is_new] = entries_.try_emplace(name);
+        if (!is_new) refuse(name, "is there already");
+        at->second.size = size;
+        at->second.is_double = std::same_as<T, double>;
+        at->second.template numbers<T>() = tensor<T>(s);
+        return at->second.template numbers<T>().view();
+    }
+    /// The tensor of that name. If it holds numbers of the other type they are converted, once; not by two threads at a time.
+    /// Throws parameter_error if it is missing or of another size.
+    template <Scalar T>
+    tensor_view<const T> get(const std::string& name, const extents& size) {
+        auto& e = find(name);
+        if (e.size != size) refuse(name, "has shape " + text_of(e.size) + ", but " + text_of(size) + " is needed");
+        if (!e.template numbers<T>().data() && !is<T>(e)) {
+            const auto& from = e.template numbers<other<T>>();
+            tensor<T> converted(from.shape());
+            std::transform(from.data(), from.data() + from.shape().size(), converted.data(), [](other<T> x) { return static_cast<T>(x); });
+            e.template numbers<T>() = std::move(converted);
+        }
+        return std::as_const(e.template numbers<T>()).view();
+    }
+    /// The tensor of that name and one dimension.
+    template <Scalar T>
+    std::span<const T> get_vector(const std::string& name, index count) {
+        return {get<T>(name, {count}).data(), static_cast<std::size_t>(count)};
+    }
+    /// The linear whose weight (outputs, inputs) is `name`.weight, and whose bias (outputs), if it has one, is `name`.bias.
+    template <Scalar T, class Arch = simd::native>
+    linear<T, Arch> get_linear(const std::string& name, index outputs, index inputs) {
+        linear<T, Arch> l{get<T>(name + ".weight", {outputs, inputs})};
+        if (contains(name + ".bias")) l.bias = get_vector<T>(name + ".bias", outputs);
+        return l;
+    }
+
+    bool contains(const std::string& name) const { return entries_.contains(name); }
+    const extents& size(const std::string& name) const { return const_cast<parameters&>(*this).find(name).size; }
+    bool is_double(const std::string& name) const { return const_cast<parameters&>(*this).find(name).is_double; }
+    /// All names, sorted.
+    std::vector<std::string> names() const {
+        std::vector<std::string> result;
+        for (const auto& [name, e] : entries_) result.push_back(name);
+        return result;
+    }
+
+    /// "(64, 32)".
+    static std::string text_of(const extents& size) {
+        std::string text = "(";
+        for (std::size_t i = 0; i < size.size(); ++i) text.append(i > 0 ? ", " : "").append(std::to_string(size[i]));
+        return text.append(")");
+    }
+    [[noreturn]] static void refuse(const std::string& name, const std::string& problem) {
+        throw parameter_error("tensor \"" + name + "\" " + problem);
+    }
+
+private:
+    template <class T>
+    using other = std::conditional_t<std::same_as<T, float>, double, float>;
+
+    struct entry {
+        extents size;
+        bool is_double = false; ///< what it was added as; the other is converted from it
+        tensor<float> single_numbers;
+        tensor<double> double_numbers;
+
+        template <class T>
+        tensor<T>& numbers() {
+            if constexpr (std::same_as<T, double>)
+                return double_numbers;
+            else
+                return single_numbers;
+        }
+    };
+    template <class T>
+    static bool is(const entry& e) {
+        return e.is_double == std::same_as<T, double>;
+    }
+    entry& find(const std::string& name) {
+        const auto at = entries_.find(name);
+        if (at == entries_.end()) refuse(name, "is missing");
+        return at->second;
+    }
+    /// More than four dimensions are joined in front.
+    static shape shape_of(const std::string& name, const extents& size) {
+        shape s{1, 1, 1, 1};
+        index* const last_first[] = {&s.channels, &s.tokens, &s.heads, &s.batch};
+        for (std::size_t i = 0; i < size.size(); ++i) {
+            const auto extent = size[size.size() - 1 - i];
+            if (extent < 0) refuse(name, "has the negative shape " + text_of(size));
+            *last_first[std::min<std::size_t>(i, 3)] *= extent;
+        }
+        return s;
+    }
+
+    std::map<std::string, entry> entries_;
+};
+
+} // namespace attn

@@ -1,0 +1,81 @@
+// Rotary positions: pairs of channels turned by an angle that grows with the position, so that scores depend on distances.
+#pragma once
+
+#include "layer.hpp"
+
+#include <vector>
+
+namespace attn {
+
+/// Which channels of a head make pair p of c / 2: 2p and 2p + 1 (GPT-J, RoFormer), or p and p + c / 2 (GPT-NeoX, Llama).
+enum class rotary_pairs { interleaved, half_split };
+
+/// For the first c channels of each head of queries and keys x (batch, heads, n, d), at position t, pair p being (a, b):
+///     a' = a cos(t f_p) - b sin(t f_p),    b' = a sin(t f_p) + b cos(t f_p),       f_p = base^(-2 p / c)
+/// The table of sines and cosines is made once, in double, for positions 0 .. most - 1, and may serve many layers. Throws shape_error if c
+/// is odd. Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding".
+template <Scalar T>
+class rotary {
+public:
+    static constexpr std::string_view name = "rotary";
+
+    rotary(index most_positions, index channels, rotary_pairs pairs = rotary_pairs::half_split, double base = 10000)
+        : most_(most_positions), channels_(channels), pairs_(pairs) {
+        if (channels < 0 || channels % 2 != 0)
+            throw shape_error(name, "channels", "are " + std::to_string(channels) + ", but they are turned in pairs");
+        for (index t = 0; t < most_; ++t)
+            for (index p = 0; p < channels / 2; ++p) {
+                const auto angle = static_cast<double>(t) * std::pow(base, -2.0 * static_cast<double>(p) / static_cast<double>(channels));
+                turns_.push_back({static_cast<T>(std::cos(angle)), static_cast<T>(std::sin(angle))});
+            }
+    }
+
+    /// Throws shape_error if x has fewer channels, or positions that the table has not.
+    void check(std::string_view operation, std::string_view argument, const shape& x, const per_batch& first) const {
+        if (x.channels < channels_)
+            throw shape_error(operation, argument,
+                              "has shape " + to_string(x) + ", but rotary turns " + std::to_string(channels_) + " channels");
+        if (first.count() != 0 && first.count() != x.batch)
+            throw shape_error(operation, argument,
+                              "has shape " + to_string(x) + ", but there are " + std::to_string(first.count()) + " positions");
+        for (index b = 0; b < x.batch; ++b)
+            if (x.tokens > 0 && (first[b] < 0 || first[b] + x.tokens > most_))
+                throw shape_error(operation, argument,
+                                  "lies at positions " + std::to_string(first[b]) + " to " + std::to_string(first[b] + x.tokens - 1) +
+                                      ", but rotary has 0 to " + std::to_string(most_ - 1));
+    }
+    /// Turns x in place; row r is at position first + r. Checks as above.
+    void rotate(const tensor_view<T>& x, const per_batch& first, const execution& run) const {
+        const auto batch = x.shape().batch, heads = x.shape().heads, tokens = x.shape().tokens;
+        check(name, "x", x.shape(), first);
+        const auto half = channels_ / 2, apart = pairs_ == rotary_pairs::half_split ? half : index{1},
+                   step = half > 0 && apart == half ? index{1} : index{2};
+        constexpr index tokens_of_a_task = 32;
+        const auto chunks = (tokens + tokens_of_a_task - 1) / tokens_of_a_task;
+        run.for_each(batch * chunks, [&](index task, index) {
+            const auto b = task / chunks, begin = task % chunks * tokens_of_a_task;
+            for (index i = begin; i < std::min(tokens, begin + tokens_of_a_task); ++i)
+                for (index h = 0; h < heads; ++h) {
+                    const turn* const turns = turns_.data() + (first[b] + i) * half;
+                    T* const row = x.row(b, h, i);
+                    const auto stride = x.strides().channel;
+                    for (index p = 0; p < half; ++p) {
+                        T &left = row[p * step * stride], &right = row[(p * step + apart) * stride];
+                        const T a = left, c = right;
+                        left = a * turns[p].cosine - c * turns[p].sine;
+                        right = a * turns[p].sine + c * turns[p].cosine;
+                    }
+                }
+        });
+    }
+
+private:
+    struct turn {
+        T cosine, sine;
+    };
+    index most_, channels_;
+    rotary_pairs pairs_;
+    std::vector<turn> turns_; ///< (positions, pairs)
+};
+
+} // namespace attn

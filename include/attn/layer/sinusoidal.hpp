@@ -1,0 +1,28 @@
+// Sinusoidal positions: a fixed row for each position, which is added to its token.
+#pragma once
+
+#include "../norm/norm.hpp"
+
+#include <cmath>
+
+namespace attn {
+
+/// Fills a table (1, 1, n, d), of any strides, whose row r is the encoding of position t = first + r:
+///     table[r, 2i] = sin(t / base^(2i / d)),      table[r, 2i + 1] = cos(t / base^(2i / d))
+/// in double, rounded. Throws shape_error if the table has several heads or batch entries.
+/// Vaswani et al. 2017, "Attention Is All You Need".
+template <Scalar T>
+void fill_sinusoidal_positions(const tensor_view<T>& table, index first = 0, double base = 10000) {
+    const auto& s = table.shape();
+    if (s.batch != 1 || s.heads != 1 || (!table.data() && s.size() > 0))
+        throw shape_error("fill_sinusoidal_positions", "table",
+                          "has shape " + to_string(s) + ", not that of a matrix (1, 1, positions, channels)");
+    for (index r = 0; r < s.tokens; ++r)
+        for (index c = 0; c < s.channels; ++c) {
+            const auto angle =
+                static_cast<double>(first + r) / std::pow(base, static_cast<double>(c / 2 * 2) / static_cast<double>(s.channels));
+            table(0, 0, r, c) = static_cast<T>(c % 2 == 0 ? std::sin(angle) : std::cos(angle));
+        }
+}
+
+} // namespace attn

@@ -1,0 +1,119 @@
+// Layers by their formulas, in double, on plain loops: what the library's are compared with. And random weights for both.
+#pragma once
+
+#include "layer_formulas.hpp"
+#include "norm_checks.hpp"
+
+#include <attn/layer/feed_forward.hpp>
+#include <attn/layer/multi_head.hpp>
+#include <attn/layer/parameters.hpp>
+#include <attn/reference/softmax.hpp>
+
+namespace attn::testing {
+
+/// Random numbers under a name; those of a linear are small enough that sums over its inputs stay near 1.
+template <Scalar T>
+tensor_view<T> add_random(parameters& weights, const std::string& name, const parameters::extents& size, unsigned seed, double scale = 1) {
+    const auto t = weights.add<T>(name, size);
+    std::mt19937 random(seed);
+    std::normal_distribution<double> normal(0, scale);
+    std::generate_n(t.data(), t.shape().size(), [&] { return static_cast<T>(normal(random)); });
+    return t;
+}
+template <Scalar T>
+linear<T> random_linear(parameters& weights, const std::string& name, index outputs, index inputs, bool has_bias = true) {
+    const auto seed = static_cast<unsigned>(std::hash<std::string>()(name));
+    add_random<T>(weights, name + ".weight", {outputs, inputs}, seed, 1 / std::sqrt(static_cast<double>(std::max<index>(1, inputs))));
+    if (has_bias) add_random<T>(weights, name + ".bias", {outputs}, seed + 1);
+    return weights.get_linear<T>(name, outputs, inputs);
+}
+/// Projections of d_k channels for keys and d_v for values.
+template <Scalar T, class A = softmax_attention<>>
+multi_head<T, A> random_multi_head(parameters& weights, const std::string& name, index channels, index heads, index kv_heads, index d_k,
+                                   index d_v, const A& attention = {}, bool has_bias = true) {
+    return {.heads = heads,
+            .kv_heads = kv_heads,
+            .q = random_linear<T>(weights, name + ".q", heads * d_k, channels, has_bias),
+            .k = random_linear<T>(weights, name + ".k", kv_heads * d_k, channels, has_bias),
+            .v = random_linear<T>(weights, name + ".v", kv_heads * d_v, channels, has_bias),
+            .out = random_linear<T>(weights, name + ".out", channels, heads * d_v, has_bias),
+            .attention = attention};
+}
+
+// The formulas. Tokens are (batch, 1, n, channels), in double.
+
+template <Scalar T>
+tensor<double> plain_linear(const tensor<double>& x, const linear<T>& l) {
+    const auto& s = x.shape();
+    tensor<double> y({s.batch, 1, s.tokens, l.outputs()});
+    for (index b = 0; b < s.batch; ++b)
+        for (index i = 0; i < s.tokens; ++i)
+            for (index o = 0; o < l.outputs(); ++o) {
+                double sum = l.bias.empty() ? 0 : static_cast<double>(l.bias[static_cast<std::size_t>(o)]);
+                for (index c = 0; c < s.channels; ++c) sum += static_cast<double>(l.weight(0, 0, o, c)) * x(b, 0, i, c);
+                y(b, 0, i, o) = sum;
+            }
+    return y;
+}
+inline tensor<double> plain_sum(const tensor<double>& a, const tensor<double>& b) {
+    tensor<double> y(a.shape());
+    std::transform(a.data(), a.data() + a.shape().size(), b.data(), y.data(), std::plus{});
+    return y;
+}
+template <Scalar T, class F>
+tensor<double> plain_feed_forward(const tensor<double>& x, const feed_forward<T, F>& layer, double (*activation)(double)) {
+    auto hidden = plain_linear(x, layer.up);
+    const auto gates = layer.gated() ? plain_linear(x, layer.gate) : tensor<double>();
+    for (index e = 0; e < hidden.shape().size(); ++e)
+        hidden.data()[e] = layer.gated() ? activation(gates.data()[e]) * hidden.data()[e] : activation(hidden.data()[e]);
+    return plain_linear(hidden, layer.down);
+}
+/// Heads copied out of rows and back.
+inline tensor<double> heads_of(const tensor<double>& rows, index heads) {
+    const auto& s = rows.shape();
+    tensor<double> t({s.batch, heads, s.tokens, s.channels / heads});
+    for (index b = 0; b < s.batch; ++b)
+        for (index h = 0; h < heads; ++h)
+            for (index i = 0; i < s.tokens; ++i)
+                for (index c = 0; c < t.shape().channels; ++c) t(b, h, i, c) = rows(b, 0, i, h * t.shape().channels + c);
+    return t;
+}
+inline tensor<double> rows_of_heads(const tensor<double>& t) {
+    const auto& s = t.shape();
+    tensor<double> rows({s.batch, 1, s.tokens, s.heads * s.channels});
+    for (index b = 0; b < s.batch; ++b)
+        for (index h = 0; h < s.heads; ++h)
+            for (index i = 0; i < s.tokens; ++i)
+                for (index c = 0; c < s.channels; ++c) rows(b, 0, i, h * s.channels + c) = t(b, h, i, c);
+    return rows;
+}
+/// attend(q, k, v), heads first, gives the attention's result; turn(t, first) turns queries and keys. y: the tokens of keys and values.
+template <class M, class F, class R>
+tensor<double> plain_multi_head(const tensor<double>& x, const tensor<double>& y, const M& layer, const F& attend, const R& turn,
+                                const positions& where = {}) {
+    auto q = heads_of(plain_linear(x, layer.q), layer.heads), k = heads_of(plain_linear(y, layer.k), layer.kv_heads);
+    const auto v = heads_of(plain_linear(y, layer.v), layer.kv_heads);
+    turn(q, where.first_query[0]);
+    turn(k, where.first_key[0]);
+    return plain_linear(rows_of_heads(attend(q, k, v)), layer.out);
+}
+template <class M, class F>
+tensor<double> plain_multi_head(const tensor<double>& x, const M& layer, const F& attend) {
+    return plain_multi_head(x, x, layer, attend, [](auto&, index) {});
+}
+/// The reference of softmax attention, as plain_multi_head calls it.
+template <class P = dense>
+auto plain_softmax(const P& pattern = {}, const positions& where = {}) {
+    return [=](const tensor<double>& q, const tensor<double>& k, const tensor<double>& v) {
+        tensor<double> out({q.shape().batch, q.shape().heads, q.shape().tokens, v.shape().channels});
+        reference::softmax<double>(inputs<double>{q, k, v, where}, {out.view()}, {}, identity_score{}, pattern);
+        return out;
+    };
+}
+/// What a layer gives on the calling thread.
+template <Layer L>
+tensor<typename L::scalar> result_of(const L& layer, const tensor<typename L::scalar>& x) {
+    return forward(layer, {.tokens = x});
+}
+
+} // namespace attn::testing

@@ -1,0 +1,213 @@
+// The layers one by one, against their formulas in double.
+#include "allocations.hpp"
+#include "catch.hpp"
+#include "executors.hpp"
+#include "layer_checks.hpp"
+
+#include <attn/pattern/causal.hpp>
+
+namespace attn::testing {
+
+namespace {
+
+/// Errors of sums of a few hundred terms near 1.
+template <Scalar T>
+bool close(const tensor<T>& ours, const tensor<double>& exact) {
+    return largest_error(ours, exact) <= 32 * epsilon<T> * std::max(1.0, largest_magnitude(exact));
+}
+
+template <Layer L, Executor E>
+tensor<typename L::scalar> result_on(const L& layer, const layer_inputs<typename L::scalar>& in, E& executor) {
+    using T = typename L::scalar;
+    tensor<T> out(layer.output_shape(in.tokens.shape()));
+    std::fill_n(out.data(), out.shape().size(), guard<T>);
+    workspace memory(layer.workspace_bytes(in.tokens.shape(), in.context.shape(), std::max<index>(1, executor.concurrency())));
+    std::ranges::fill(memory.bytes(), std::byte{0xff});
+    forward(layer, in, out.view(), execution(executor, memory));
+    return out;
+}
+
+/// The same bits for every executor and every layout of the rows, from a residual in place, and for a batch entry on its own.
+template <Layer L>
+void check_bits(const L& layer, const tensor<typename L::scalar>& x) {
+    using T = typename L::scalar;
+    const auto expected = result_of(layer, x);
+    for_each_executor([&](auto& executor, const std::string& name) {
+        INFO(name);
+        CHECK(same_bits(result_on(layer, {.tokens = x}, executor), expected));
+    });
+    const auto residual = random_rows<T>(expected.shape(), 17);
+    const auto added = forward(layer, {.tokens = x, .residual = residual});
+    CHECK(close(added, plain_sum(reference::widen(expected.view()), reference::widen(residual.view()))));
+    sequential here;
+    workspace memory(layer.workspace_bytes(x.shape(), {}, 1));
+    for (const auto l : row_layouts) {
+        placed<T> tokens(x, l), out(residual, l);
+        forward(layer, {.tokens = tokens.view(), .residual = out.view()}, out.view(), execution(here, memory));
+        CHECK(same_bits(out.copy(), added));
+        CHECK(out.guards_intact());
+        if (!L::in_place || expected.shape() != x.shape()) continue;
+        forward(layer, {.tokens = tokens.view()}, tokens.view(), execution(here, memory));
+        CHECK(same_bits(tokens.copy(), expected));
+    }
+    const auto& s = x.shape();
+    const auto alone = forward(layer, {.tokens = detail::some_rows(x.view(), s.batch - 1, 0, s.tokens)});
+    CHECK(std::memcmp(alone.data(), expected.data() + (s.batch - 1) * alone.shape().size(),
+                      static_cast<std::size_t>(alone.shape().size()) * sizeof(T)) == 0);
+}
+
+template <Scalar T>
+tensor<double> wide(const tensor<T>& t) {
+    return reference::widen(t.view());
+}
+
+} // namespace
+
+TEST_CASE("linear: sizes, biases and residuals", "[layer]") {
+    using T = float;
+    for (const auto& [batch, tokens, inputs, outputs] : std::vector<std::array<index, 4>>{{1, 1, 1, 1},
+                                                                                          {2, 5, 7, 3},
+                                                                                          {3, 17, 64, 65},
+                                                                                          {1, 97, 130, 33},
+                                                                                          {2, 0, 4, 4},
+                                                                                          {0, 3, 4, 4},
+                                                                                          {2, 3, 0, 5},
+                                                                                          {2, 3, 5, 0},
+                                                                                          {1, 400, 40, 20}})
+        for (const bool has_bias : {false, true}) {
+            INFO(batch << " x " << tokens << " x " << inputs << " to " << outputs);
+            parameters weights;
+            const auto layer = random_linear<T>(weights, "linear", outputs, inputs, has_bias);
+            const auto x = random_rows<T>({batch, 1, tokens, inputs}, 3);
+            const auto expected = plain_linear(wide(x), layer);
+            CHECK(close(result_of(layer, x), expected));
+            if (expected.shape().size() > 0) check_bits(layer, x);
+        }
+}
+
+TEST_CASE("feed_forward: with and without a gate", "[layer]") {
+    using T = float;
+    for (const auto& [batch, tokens, channels, hidden] :
+         std::vector<std::array<index, 4>>{{2, 9, 12, 37}, {1, 1, 1, 1}, {3, 300, 16, 20}}) {
+        const auto x = random_rows<T>({batch, 1, tokens, channels}, 3);
+        parameters weights;
+        const feed_forward<T> plain{.up = random_linear<T>(weights, "up", hidden, channels),
+                                    .down = random_linear<T>(weights, "down", channels, hidden)};
+        CHECK(close(result_of(plain, x), plain_feed_forward(wide(x), plain, plain_gelu)));
+        check_bits(plain, x);
+        const feed_forward<T, silu> gated{
+            .up = plain.up, .down = plain.down, .gate = random_linear<T>(weights, "gate", hidden, channels, false)};
+        CHECK(close(result_of(gated, x), plain_feed_forward(wide(x), gated, plain_silu)));
+        check_bits(gated, x);
+    }
+}
+
+TEST_CASE("multi_head: grouped heads, sizes of keys and values, context, positions", "[layer]") {
+    using T = float;
+    parameters weights;
+    const auto x = random_rows<T>({2, 1, 19, 24}, 3), y = random_rows<T>({2, 1, 30, 24}, 4);
+
+    const auto grouped = random_multi_head<T>(weights, "grouped", 24, 4, 2, 10, 7);
+    CHECK(close(result_of(grouped, x), plain_multi_head(wide(x), grouped, plain_softmax())));
+    check_bits(grouped, x);
+
+    const auto no_turn = [](auto&, index) {};
+    const auto causal_heads = random_multi_head<T>(weights, "causal", 24, 3, 3, 8, 8, softmax_attention{.pattern = causal{}});
+    const auto where = bottom_right(19, 30);
+    CHECK(close(forward(causal_heads, {.tokens = x, .context = y, .positions = where}),
+                plain_multi_head(wide(x), wide(y), causal_heads, plain_softmax(causal{}, where), no_turn)));
+
+    for (const bool interleaved : {false, true}) {
+        const rotary<T> turns(64, 6, interleaved ? rotary_pairs::interleaved : rotary_pairs::half_split);
+        auto rotated = grouped;
+        rotated.rotation = &turns;
+        const auto turn = [&](auto& t, index first) { plain_rotary(t, 6, interleaved, first); };
+        CHECK(close(forward(rotated, {.tokens = x, .context = y, .positions = {.first_query = 20, .first_key = 9}}),
+                    plain_multi_head(wide(x), wide(y), rotated, plain_softmax(), turn, {.first_query = 20, .first_key = 9})));
+        // Softmax of turned scores depends on distances alone.
+        CHECK(close(forward(rotated, {.tokens = x, .positions = {.first_query = 41, .first_key = 41}}), wide(result_of(rotated, x))));
+        check_bits(rotated, x);
+    }
+}
+
+TEST_CASE("layers: what does not fit is refused by layer, argument and shapes", "[layer]") {
+    using Catch::Matchers::Contains;
+    using Catch::Matchers::StartsWith;
+    parameters weights;
+    const auto x = random_rows<float>({2, 1, 9, 24}, 3);
+    const auto l = random_linear<float>(weights, "l", 8, 24);
+    const auto refused = [](const auto& layer, const layer_inputs<float>& in) { return error_of([&] { forward(layer, in); }); };
+    const auto thin = random_rows<float>({2, 1, 9, 23}, 3), two_heads = random_rows<float>({2, 2, 9, 24}, 3);
+    CHECK(refused(l, {.tokens = thin}) == "linear: tokens has shape (2, 1, 9, 23), but (batch, 1, tokens, 24) is needed");
+    CHECK_THAT(refused(l, {.tokens = two_heads}), StartsWith("linear: tokens has shape (2, 2, 9, 24)"));
+    CHECK_THAT(refused(l, {.tokens = x, .residual = x}),
+               StartsWith("linear: residual has shape (2, 1, 9, 24), but the result has (2, 1, 9, 8)"));
+    auto biased = l;
+    biased.bias = biased.bias.first(7);
+    CHECK_THAT(refused(biased, {.tokens = x}), StartsWith("linear: weight has a bias of 7 entries"));
+
+    const feed_forward<float> ff{.up = l, .down = random_linear<float>(weights, "down", 24, 9)};
+    CHECK(refused(ff, {.tokens = x}) == "feed_forward: down has a weight of shape (1, 1, 24, 9), but 24 outputs of 8 inputs are needed");
+
+    const auto good = random_multi_head<float>(weights, "m", 24, 4, 2, 6, 6);
+    CHECK(refused(good, {.tokens = x}) == "nothing was thrown");
+    auto bad = good;
+    bad.heads = 5;
+    CHECK_THAT(refused(bad, {.tokens = x}),
+               StartsWith("multi_head: q has a weight of shape (1, 1, 24, 24), whose outputs do not make 5 heads"));
+    bad = good;
+    bad.heads = 3;
+    CHECK_THAT(refused(bad, {.tokens = x}), StartsWith("softmax_attention: k has shape") && Contains("channels differ"));
+    bad = good;
+    bad.out = random_linear<float>(weights, "wide", 24, 25);
+    CHECK(refused(bad, {.tokens = x}) == "multi_head: out has a weight of shape (1, 1, 24, 25), but 24 outputs of 24 inputs are needed");
+    CHECK_THAT(refused(good, {.tokens = x, .context = thin}), StartsWith("multi_head: context has shape (2, 1, 9, 23)"));
+    const auto other_batch = random_rows<float>({3, 1, 9, 24}, 3);
+    CHECK_THAT(refused(good, {.tokens = x, .context = other_batch}), StartsWith("multi_head: context has shape (3, 1, 9, 24)"));
+    const rotary<float> turns(8, 6), wide_turns(9, 8);
+    bad = good;
+    bad.rotation = &turns;
+    CHECK(refused(bad, {.tokens = x}) == "multi_head: q lies at positions 0 to 8, but rotary has 0 to 7");
+    bad.rotation = &wide_turns;
+    CHECK_THAT(refused(bad, {.tokens = x}), Contains("but rotary turns 8 channels"));
+    CHECK_THAT(error_of([] { rotary<float>(4, 5); }), Contains("turned in pairs"));
+
+    tensor<float> out({2, 1, 9, 8});
+    sequential here;
+    workspace none;
+    CHECK_THAT(error_of([&] { forward(l, {.tokens = x}, out.view(), execution(here, none)); }),
+               StartsWith("linear: workspace has 0 bytes"));
+    workspace some(l.workspace_bytes(x.shape(), 1));
+    CHECK_THAT(error_of([&] { forward(l, {.tokens = x}, head_major(const_cast<float*>(x.data()), out.shape()), execution(here, some)); }),
+               Contains("overlaps tokens"));
+    CHECK_THAT(error_of([&] {
+                   forward(l, {.tokens = x}, tensor_view<float>(out.data(), {2, 1, 8, 8}, out.view().strides()), execution(here, some));
+               }),
+               StartsWith("linear: out has shape (2, 1, 8, 8)"));
+}
+
+#ifdef ATTN_COUNTS_ALLOCATIONS
+TEST_CASE("layers: forward allocates nothing", "[layer]") {
+    parameters weights;
+    const rotary<float> turns(40, 8);
+    auto layer = random_multi_head<float>(weights, "m", 24, 4, 2, 8, 7, softmax_attention{.pattern = causal{}});
+    layer.rotation = &turns;
+    const feed_forward<float, silu> ff{.up = random_linear<float>(weights, "up", 50, 24),
+                                       .down = random_linear<float>(weights, "down", 24, 50),
+                                       .gate = random_linear<float>(weights, "gate", 50, 24)};
+    const auto x = random_rows<float>({2, 1, 30, 24}, 3);
+    tensor<float> out(x.shape());
+    thread_pool pool(2);
+    const auto none_in = [&](const auto& l) {
+        workspace memory(l.workspace_bytes(x.shape(), {}, 2));
+        const execution run(pool, memory);
+        const auto call = [&] { forward(l, {.tokens = x, .residual = x}, out.view(), run); };
+        call();
+        return allocations_in(call) == 0;
+    };
+    CHECK(none_in(layer));
+    CHECK(none_in(ff));
+}
+#endif
+
+} // namespace attn::testing
