@@ -29,6 +29,13 @@ double seconds_per_call(F&& call, double at_least) {
     return total / calls;
 }
 
+/// The same without the first call, unless that one is long: what ran before it left caches that are cold.
+template <class F>
+double seconds_per_warm_call(F&& call, double at_least) {
+    const auto first = seconds_of(call);
+    return first >= at_least ? first : seconds_per_call(call, at_least);
+}
+
 /// The middle of some measurements, and the quarters of them below and above: half of all lie between.
 struct quartiles {
     double low = 0, median = 0, high = 0;

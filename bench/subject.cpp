@@ -22,21 +22,6 @@ inputs<T> some_queries(const inputs<T>& in, index first, index count) {
     return {rows(in.queries, first, count), in.keys, in.values, {.first_query = first}};
 }
 
-/// max |a - b|; infinite where one of them is not a number.
-template <class A, class B>
-double largest_difference(const tensor_view<A>& a, const tensor_view<B>& b) {
-    double largest = 0;
-    const auto& s = a.shape();
-    for (index n = 0; n < s.batch; ++n)
-        for (index h = 0; h < s.heads; ++h)
-            for (index i = 0; i < s.tokens; ++i)
-                for (index c = 0; c < s.channels; ++c) {
-                    const auto difference = std::abs(static_cast<double>(a(n, h, i, c)) - static_cast<double>(b(n, h, i, c)));
-                    largest = std::isnan(difference) ? std::numeric_limits<double>::infinity() : std::max(largest, difference);
-                }
-    return largest;
-}
-
 template <Scalar T>
 class typed_subject final : public subject {
 public:
@@ -54,6 +39,11 @@ public:
         instance_->naive(*in_, {naive_out_});
     }
     double peak() override { return fma_peak<T>(threads_); }
+    double naive_difference() override {
+        naive();
+        return largest_difference<T, T>(out_.view(), naive_out_.view());
+    }
+    double difference(const tensor_view<const float>& answer) const override { return largest_difference<const T, const float>(out_, answer); }
 
     accuracy check() override {
         const inputs<T> in = *in_;

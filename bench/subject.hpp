@@ -4,6 +4,7 @@
 #include "attn/parallel/thread_pool.hpp"
 #include "cases/case.hpp"
 
+#include <cmath>
 #include <limits>
 
 namespace attn::bench {
@@ -19,6 +20,21 @@ struct tensors {
 /// Independent standard normal numbers, the queries times `query_factor`; the same in every run.
 template <Scalar T>
 tensors<T> random_tensors(const testing::problem& p, double query_factor = 1);
+
+/// max |a - b|; infinite where one of them is not a number.
+template <class A, class B>
+double largest_difference(const tensor_view<A>& a, const tensor_view<B>& b) {
+    double largest = 0;
+    const auto& s = a.shape();
+    for (index n = 0; n < s.batch; ++n)
+        for (index h = 0; h < s.heads; ++h)
+            for (index i = 0; i < s.tokens; ++i)
+                for (index c = 0; c < s.channels; ++c) {
+                    const auto difference = std::abs(static_cast<double>(a(n, h, i, c)) - static_cast<double>(b(n, h, i, c)));
+                    largest = std::isnan(difference) ? std::numeric_limits<double>::infinity() : std::max(largest, difference);
+                }
+    return largest;
+}
 
 /// The largest error of an answer against the reference in double, and the largest that passes as right.
 struct accuracy {
@@ -39,6 +55,10 @@ public:
     virtual void naive() = 0;
     /// Computes, and compares with the reference: all queries of a small problem, else the first ones, the last ones and some between.
     virtual accuracy check() = 0;
+    /// How far the answer of naive Eigen is from the last that was computed here.
+    virtual double naive_difference() = 0;
+    /// How far somebody else's answer is from the last that was computed here.
+    virtual double difference(const tensor_view<const float>& answer) const = 0;
     /// What the machine can do, on as many threads, in flops a second.
     virtual double peak() = 0;
 
