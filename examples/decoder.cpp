@@ -1,0 +1,63 @@
+// A decoder: grouped heads, causal, with ALiBi. A prompt in one call, then token by token beside a cache of keys and values.
+#include <attn/attention/softmax_attention.hpp>
+#include <attn/pattern/causal.hpp>
+#include <attn/score/alibi.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <random>
+#include <vector>
+
+namespace {
+
+constexpr attn::index heads = 8, kv_heads = 2, channels = 32, prompt = 20, most = 32;
+
+attn::tensor<float> random_tensor(const attn::shape& shape, std::uint32_t seed) {
+    attn::tensor<float> x(shape);
+    std::mt19937 random(seed);
+    std::generate_n(x.data(), shape.size(), [&] { return static_cast<float>(random()) / 0x1p31f - 1; });
+    return x;
+}
+
+/// `count` tokens of a tensor, from `first`: a view, nothing is copied.
+attn::tensor_view<const float> some_tokens(const attn::tensor<float>& x, attn::index first, attn::index count) {
+    auto shape = x.shape();
+    shape.tokens = count;
+    return {x.view().row(0, 0, first), shape, x.view().strides()};
+}
+
+} // namespace
+
+int main() {
+    // Room for the longest sequence. Four query heads share a head of keys and values, so the cache is a quarter of the size.
+    const auto q = random_tensor({.heads = heads, .tokens = most, .channels = channels}, 1);
+    const auto keys = random_tensor({.heads = kv_heads, .tokens = most, .channels = channels}, 2);
+    const auto values = random_tensor({.heads = kv_heads, .tokens = most, .channels = channels}, 3);
+
+    const auto slopes = attn::alibi_slopes(heads); // the operator refers to them
+    const auto op = attn::softmax_attention{.score = attn::alibi{slopes}, .pattern = attn::causal{}};
+    std::printf("slopes:");
+    for (const auto slope : slopes) std::printf(" %g", slope);
+
+    // The whole sequence at once, to compare with.
+    const auto whole = attn::attend(op, q, keys, values);
+
+    // The prompt at once, then one query at a time. bottom_right says where a query stands: beside the last key.
+    float largest = 0;
+    const auto compare = [&](const attn::tensor<float>& out, attn::index first) {
+        for (attn::index h = 0; h < heads; ++h)
+            for (attn::index i = 0; i < out.shape().tokens; ++i)
+                for (attn::index c = 0; c < channels; ++c)
+                    largest = std::max(largest, std::abs(out(0, h, i, c) - whole(0, h, first + i, c)));
+    };
+    compare(attn::attend(op, some_tokens(q, 0, prompt), some_tokens(keys, 0, prompt), some_tokens(values, 0, prompt)), 0);
+    for (attn::index at = prompt; at < most; ++at) {
+        const auto cached = at + 1; // its own key among them
+        compare(attn::attend(op, some_tokens(q, at, 1), some_tokens(keys, 0, cached), some_tokens(values, 0, cached),
+                             attn::bottom_right(1, cached)),
+                at);
+    }
+    std::printf("\n%td tokens of prompt, %td more one by one: %s\n", prompt, most - prompt,
+                largest < 1e-6f ? "the same as all at once" : "DIFFERENT from all at once");
+}

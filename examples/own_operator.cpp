@@ -1,0 +1,97 @@
+// An attention operator of your own: its definition, its kernel, and the lines that register it. Built with tests/cases, as here, every
+// test and benchmark that runs over all operators runs over it: accuracy, layouts, executors, NaN, memory, speed.
+//     cmake/run bench sigmoid
+#include "cases/case.hpp"
+
+#include <cmath>
+
+namespace my {
+
+/// Sigmoid attention (Ramapuram et al. 2024, "Theory, Analysis, and Best Practices for Sigmoid Self-Attention"):
+///     out[b, h, i] = sum_j s(scale q[b, h, i] . k[b, g, j] + bias) v[b, g, j],      s(x) = 1 / (1 + e^-x),      scale = 1 / sqrt(d_k)
+/// for q (batch, heads, n, d_k), k (batch, kv_heads, m, d_k), v (batch, kv_heads, m, d_v), g = h / (heads / kv_heads).
+struct sigmoid_attention {
+    static constexpr std::string_view name = "sigmoid_attention";
+    static constexpr bool has_log_sum_exp = false;
+
+    double bias = -6; ///< about the negative logarithm of the usual number of keys
+
+    template <attn::Scalar T>
+    void check(const attn::inputs<T>& in) const {
+        attn::check_inputs(name, in); // the shapes of q, k and v; then your own parameters
+        if (!std::isfinite(bias)) throw attn::shape_error(name, "bias", "is not finite");
+    }
+    attn::shape output_shape(const attn::input_shapes& s) const {
+        return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels};
+    }
+    template <attn::Scalar T>
+    std::size_t workspace_bytes(const attn::input_shapes&, attn::index /*concurrency*/) const {
+        return 0;
+    }
+    /// Everything has been checked; nothing may be allocated. A query is a task: any thread, any order, the same bits.
+    template <attn::Scalar T>
+    void forward(const attn::inputs<T>& in, const attn::outputs<T>& out, const attn::execution& run) const {
+        const auto [batch, heads, n, d_v] = out.values.shape();
+        const auto group = in.keys.shape().heads == 0 ? 1 : heads / in.keys.shape().heads;
+        run.for_each(batch * heads * n, [&, heads = heads, n = n](attn::index task, attn::index /*slice of the workspace*/) {
+            const auto b = task / (heads * n), h = task / n % heads, i = task % n;
+            attend_query<T>(in, out.values, b, h, h / group, i);
+        });
+    }
+
+    /// One row of the formula, in the order in which it is printed; a fast kernel would work on tiles of queries and keys. fma is spelled
+    /// out: left to the compiler, it may be fused for channels side by side and not for others, and the layout would change the result.
+    template <attn::Scalar T>
+    void attend_query(const attn::inputs<T>& in, const attn::tensor_view<T>& out, attn::index b, attn::index h, attn::index g,
+                      attn::index i) const {
+        const auto d_k = in.queries.shape().channels, d_v = out.shape().channels;
+        const auto scale = static_cast<T>(1 / std::sqrt(static_cast<double>(d_k)));
+        for (attn::index c = 0; c < d_v; ++c) out(b, h, i, c) = 0;
+        for (attn::index j = 0; j < in.keys.shape().tokens; ++j) {
+            T score = 0;
+            for (attn::index c = 0; c < d_k; ++c) score = std::fma(in.queries(b, h, i, c), in.keys(b, g, j, c), score);
+            const T weight = 1 / (1 + std::exp(-(scale * score + static_cast<T>(bias))));
+            for (attn::index c = 0; c < d_v; ++c) out(b, h, i, c) = std::fma(weight, in.values(b, g, j, c), out(b, h, i, c));
+        }
+    }
+};
+static_assert(attn::Attention<sigmoid_attention>);
+
+/// What the tests are told: how to call it, and its definition. Here both are one text; the definition of a fast kernel is written apart.
+template <attn::Scalar T>
+struct sigmoid_instance final : attn::testing::instance<T> {
+    sigmoid_attention op;
+
+    template <attn::Scalar S>
+    void define(const attn::inputs<S>& in, const attn::outputs<S>& out) const {
+        const auto s = out.values.shape();
+        for (attn::index b = 0; b < s.batch; ++b)
+            for (attn::index h = 0; h < s.heads; ++h)
+                for (attn::index i = 0; i < s.tokens; ++i)
+                    op.attend_query<S>(in, out.values, b, h, h / (s.heads / in.keys.shape().heads), i);
+    }
+    void attend(const attn::inputs<T>& in, const attn::outputs<T>& out, const attn::execution& run) const override {
+        attn::attend(op, in, out, run);
+    }
+    std::size_t workspace_bytes(const attn::input_shapes& s, attn::index concurrency) const override {
+        return op.workspace_bytes<T>(s, concurrency);
+    }
+    attn::shape output_shape(const attn::input_shapes& s) const override { return op.output_shape(s); }
+    void reference(const attn::inputs<double>& in, const attn::outputs<double>& out) const override { define<double>(in, out); }
+    void plain(const attn::inputs<T>& in, const attn::outputs<T>& out) const override { define<T>(in, out); }
+    void naive(const attn::inputs<T>& in, const attn::outputs<T>& out) const override { define<T>(in, out); }
+    double useful_flops(const attn::testing::problem& p) const override {
+        return 2.0 * static_cast<double>(p.batch * p.heads * p.queries * p.keys) * static_cast<double>(p.key_dim + p.value_dim);
+    }
+};
+
+const attn::testing::registered sigmoid({
+    .name = "sigmoid",
+    .cost = "2 n m (d_k + d_v)",
+    .has_log_sum_exp = false,
+    .supports = [](const auto& p) { return p.batch * p.heads * p.queries * p.keys < attn::index{1} << 24; }, // slow, so nothing longer
+    .make_float = [](const auto&) { return std::make_unique<sigmoid_instance<float>>(); },
+    .make_double = [](const auto&) { return std::make_unique<sigmoid_instance<double>>(); },
+});
+
+} // namespace my
