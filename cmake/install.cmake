@@ -8,3 +8,23 @@ install(EXPORT attn-targets NAMESPACE attn:: DESTINATION ${attn_package_dir} COM
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/attn-config-version.cmake COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
 install(FILES ${PROJECT_SOURCE_DIR}/cmake/attn-config.cmake ${PROJECT_BINARY_DIR}/attn-config-version.cmake
   DESTINATION ${attn_package_dir} COMPONENT attn)
+
+# The same for those who ask pkg-config. Relative to where the file lies, so that the whole may be moved.
+configure_file(${PROJECT_SOURCE_DIR}/cmake/attn.pc.in ${PROJECT_BINARY_DIR}/attn.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/attn.pc DESTINATION ${CMAKE_INSTALL_DATADIR}/pkgconfig COMPONENT attn)
+
+# `cpack -G DEB` makes libattn-dev.
+if(PROJECT_IS_TOP_LEVEL)
+  set(CPACK_GENERATOR DEB)
+  set(CPACK_COMPONENTS_ALL attn)
+  set(CPACK_DEB_COMPONENT_INSTALL ON)
+  set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
+  set(CPACK_DEBIAN_ATTN_PACKAGE_NAME libattn-dev)
+  set(CPACK_DEBIAN_ATTN_FILE_NAME DEB-DEFAULT)
+  set(CPACK_DEBIAN_ATTN_PACKAGE_ARCHITECTURE all)
+  set(CPACK_DEBIAN_ATTN_PACKAGE_SECTION libdevel)
+  set(CPACK_DEBIAN_ATTN_PACKAGE_DEPENDS "libeigen3-dev (>= 3.4), libxsimd-dev (>= 8.1)")
+  set(CPACK_PACKAGE_CONTACT "the authors of attn")
+  set(CPACK_COMPONENT_ATTN_DESCRIPTION "Attention operators for CPUs, as C++20 headers.")
+  include(CPack)
+endif()
