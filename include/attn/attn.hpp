@@ -42,3 +42,9 @@
 #include "score/soft_cap.hpp"
 #include "score/then.hpp"
 #include "version.hpp"
+
+/// Attention operators for CPUs, and what they are made of: patterns, score functions, projections, feature maps, norms, layers, executors.
+namespace attn {}
+
+/// The operators' definitions: the printed formulas, slow and obvious, which kernels are held to.
+namespace attn::reference {}

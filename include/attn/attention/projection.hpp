@@ -28,9 +28,9 @@ struct projection_context {
 /// Turns the m tokens of each batch entry and head, rows of channels, into fewer rows of as many channels. What a user's own needs:
 /// - `size(head, m)`: how many rows there will be.
 /// - `range(head, row, m)`: the tokens first .. end - 1 that a projected row may read. A row none of whose tokens is visible is left out.
-/// - `project(tokens, head, first, count, to, memory)`: writes the projected rows first .. first + count - 1 to the rows of `to`,
-/// contiguous
-///   channels. It reads visible tokens only; each of those rows has one. Allocates nothing: `memory` is scratch of workspace_bytes.
+/// - `project(tokens, head, first, count, to, memory)`: writes the projected rows first .. first + count - 1 to the rows of `to`, of
+///   contiguous channels. It reads visible tokens only; each of those rows has one. Allocates nothing: `memory` is scratch of
+///   workspace_bytes.
 /// - `workspace_bytes<T>(m, channels)`: of one call of `project`, whatever the number of rows.
 /// - `check(context)`: throws, by context.refuse, if the parameters do not fit.
 template <class P, class T>

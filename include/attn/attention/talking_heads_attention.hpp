@@ -11,10 +11,12 @@ namespace attn {
 /// For q (batch, h_k, n, d_k), k (batch, kv_heads, m, d_k), v (batch, kv_heads, m, d_v), where kv_heads, which may differ between k and v,
 /// divide h_k and h_v; head a of h_k reads key head a / (h_k / kv_heads), and values likewise. With h mixed heads in between:
 ///     L[b, a, i, j]  = scale * q[b, a, i] . k[b, a, j]
-///     J[b, c, i, j]  = score(sum_a logits_mix[c, a] L[b, a, i, j] + logits_bias[c], i, j)     for the keys j that the pattern shows to
-///     query i P[b, c, i, j]  = exp(J[b, c, i, j]) / (sum_j exp(J[b, c, i, j]) + exp(sinks[c])) W[b, e, i, j]  = sum_c weights_mix[e, c]
-///     P[b, c, i, j] + weights_bias[e] out[b, e, i]   = sum_j W[b, e, i, j] v[b, e, j]                                         (batch, h_v,
-///     n, d_v) log_sum_exp    = the logarithm of the denominator of P                                  (batch, h, n, 1)
+///     J[b, c, i, j]  = score(sum_a logits_mix[c, a] L[b, a, i, j] + logits_bias[c], i, j)
+///     P[b, c, i, j]  = exp(J[b, c, i, j]) / (sum_j exp(J[b, c, i, j]) + exp(sinks[c]))
+///     W[b, e, i, j]  = sum_c weights_mix[e, c] P[b, c, i, j] + weights_bias[e]
+///     out[b, e, i]   = sum_j W[b, e, i, j] v[b, e, j]              (batch, h_v, n, d_v)
+///     log_sum_exp    = the logarithm of the denominator of P       (batch, h, n, 1)
+/// for the keys j that the pattern shows to query i.
 /// Without a mixing the heads on either side of it are the same. Pattern, score function and sinks are those of the h mixed heads. A key is
 /// hidden if it is in every mixed head, by the pattern or by a score of -infinity: it never influences a row, and gets no weights_bias. A
 /// row that sees no key gives 0. NaN in a key or query reaches all heads, by way of the mixings.

@@ -50,6 +50,7 @@ struct input_shapes {
     shape queries, keys, values;
 };
 
+/// The shapes of a call's inputs.
 template <Scalar T>
 input_shapes shapes_of(const inputs<T>& in) {
     return {in.queries.shape(), in.keys.shape(), in.values.shape()};

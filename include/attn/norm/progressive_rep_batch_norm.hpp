@@ -27,6 +27,7 @@ struct progressive_rep_batch_norm {
     channel_map map_of(index c) const { return rep.map_of(c); }
 };
 
+/// Bytes of workspace that a training call needs: enough for either norm, which run one after the other.
 template <Norm N, class Arch>
 std::size_t training_workspace_bytes(const progressive_rep_batch_norm<N, Arch>& norm, const shape& x, index concurrency) {
     return std::max(norm.norm.workspace_bytes(x, concurrency), training_workspace_bytes(norm.rep, x, concurrency));

@@ -46,6 +46,7 @@ constexpr auto narrowed(const P& p, const range&, const range&) {
     return p;
 }
 
+/// Of two patterns, the ones that the box leaves undecided.
 template <Pattern A, Pattern B>
 constexpr auto narrowed(const both<A, B>& p, const range& queries, const range& keys) {
     auto a = narrowed(p.a, queries, keys);
@@ -55,6 +56,7 @@ constexpr auto narrowed(const both<A, B>& p, const range& queries, const range& 
     return detail::narrowed_pair<decltype(a), decltype(b), false>{a, b, !of_a.is_all(), needs_b};
 }
 
+/// Of two patterns, the ones that the box leaves undecided.
 template <Pattern A, Pattern B>
 constexpr auto narrowed(const either<A, B>& p, const range& queries, const range& keys) {
     auto a = narrowed(p.a, queries, keys);
@@ -64,6 +66,7 @@ constexpr auto narrowed(const either<A, B>& p, const range& queries, const range
     return detail::narrowed_pair<decltype(a), decltype(b), true>{a, b, !of_a.is_none(), needs_b};
 }
 
+/// What hides the keys of a pattern, narrowed as the pattern is.
 template <Pattern A>
 constexpr auto narrowed(const inverse<A>& p, const range& queries, const range& keys) {
     auto a = narrowed(p.a, queries, keys);

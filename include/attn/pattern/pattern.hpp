@@ -185,16 +185,19 @@ struct inverse {
     void check(const pattern_context& context) const { attn::check(a, context); }
 };
 
+/// Keys that both patterns show.
 template <Pattern A, Pattern B>
 constexpr both<A, B> operator&(const A& a, const B& b) {
     return {a, b};
 }
 
+/// Keys that one of the patterns shows, or both.
 template <Pattern A, Pattern B>
 constexpr either<A, B> operator|(const A& a, const B& b) {
     return {a, b};
 }
 
+/// Keys that the pattern hides.
 template <Pattern A>
 constexpr inverse<A> operator!(const A& a) {
     return {a};

@@ -83,14 +83,17 @@ constexpr index floor_mod(std::integral auto a, std::integral auto c) {
     return detail::floor_divide(static_cast<index>(a), static_cast<index>(c)).rest;
 }
 
+/// The distance from 0.
 constexpr index abs(std::integral auto a) { return a < 0 ? -static_cast<index>(a) : static_cast<index>(a); }
 
+/// The same on a range, which holds all quotients, and more where steps do not divide.
 constexpr range floor_div(range a, std::integral auto c) {
     const auto y = static_cast<index>(c);
     const auto step = a.step == y ? 1 : a.step > y && a.step % y == 0 ? a.step / y : 1;
     return {floor_div(a.first, y), floor_div(a.last, y), step};
 }
 
+/// The same on a range, which holds all rests, and more where it wraps around.
 constexpr range floor_mod(range a, std::integral auto c) {
     const auto y = static_cast<index>(c);
     const auto rest = floor_mod(a.first, y);
@@ -100,6 +103,7 @@ constexpr range floor_mod(range a, std::integral auto c) {
     return {first, y - step + first, step};
 }
 
+/// A range that holds the distances from 0.
 constexpr range abs(range a) {
     if (a.first >= 0) return a;
     if (a.last <= 0) return -a;
@@ -107,17 +111,19 @@ constexpr range abs(range a) {
     return {std::min(floor_mod(a.first, a.step), floor_mod(-a.first, a.step)), std::max(-a.first, a.last), step};
 }
 
-/// The same on lanes, for which a qualified name does not find what they bring along.
+/// floor_div on lanes, for which a qualified name does not find what they bring along.
 template <detail::found_by_argument::Lanes L>
 constexpr auto floor_div(const L& a, index c) {
     return detail::found_by_argument::divide(a, c);
 }
 
+/// floor_mod on lanes.
 template <detail::found_by_argument::Lanes L>
 constexpr auto floor_mod(const L& a, index c) {
     return detail::found_by_argument::rest(a, c);
 }
 
+/// abs on lanes.
 template <detail::found_by_argument::Lanes L>
 constexpr auto abs(const L& a) {
     return detail::found_by_argument::magnitude(a);
