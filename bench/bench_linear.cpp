@@ -1,10 +1,12 @@
 // Linear attentions: shares of the FMA peak with and without the depthwise convolution, time a token from 1k to 1M tokens, and simplified
 // linear attention against focused linear attention and our softmax attention at the shapes of vision transformers, with the n from which
 // it is faster.
-//     linear/<operator>/n:4096/d:64/h:12/t:1          every head reads and writes the same memory, which stays in a cache
-//     linear/<operator>/n:4096/d:64/h:12/memory/t:1   every head has its own
+//     linear/<operator>/n:4096/d:64/h:12/threads:1          every head reads and writes the same memory, which stays in a cache
+//     linear/<operator>/n:4096/d:64/h:12/memory/threads:1   every head has its own
+#include "bench_report.hpp"
 #include "fma_peak.hpp"
 #include "measure.hpp"
+#include "read_bandwidth.hpp"
 
 #include "attn/attention/focused_linear_attention.hpp"
 #include "attn/attention/linear_attention.hpp"
@@ -67,6 +69,7 @@ struct tokens {
 
 /// Times a call between two measurements of the peak.
 void time_beside_peak(benchmark::State& state, double flops, const std::function<void()>& call) {
+    label(state);
     thread_pool one(1);
     call();
     const auto before = fma_peak<float>(one);
@@ -82,17 +85,24 @@ void time_beside_peak(benchmark::State& state, double flops, const std::function
 template <class Make>
 void add(const std::string& name, index heads, index n, index d, bool in_cache, index grid_width, Make make, bool counts_convolution) {
     const auto full = "linear/" + name + "/n:" + std::to_string(n) + "/d:" + std::to_string(d) + "/h:" + std::to_string(heads) +
-                      (in_cache ? "" : "/memory") + "/t:1";
+                      (in_cache ? "" : "/memory") + "/threads:1";
     benchmark::RegisterBenchmark(full.c_str(), [=](benchmark::State& state) {
         const auto t = std::make_shared<tokens>(1, heads, n, d, in_cache, grid_width);
         const auto op = make(*t);
         time_beside_peak(state, t->flops() + (counts_convolution ? t->convolution_flops() : 0), [&] { t->attend(op); });
+        const auto bytes = 4.0 * sizeof(float) * static_cast<double>(t->one.size());
+        state.counters["bytes"] = bytes;
+        state.counters["workspace_bytes"] = static_cast<double>(t->memory.size_bytes());
+        if (in_cache) return;
+        thread_pool reader(1);
+        state.counters["bandwidth"] =
+            bytes * state.counters["flops"] / (t->flops() + (counts_convolution ? t->convolution_flops() : 0)) / read_bandwidth(reader);
     });
 }
 
 /// One register after the other of channels, the same 5 x 5 kernel, to a buffer of one row: the convolution by itself.
 void add_convolution_alone(index d) {
-    const auto name = "linear/depthwise_5x5/grid:56x56/d:" + std::to_string(d) + "/t:1";
+    const auto name = "linear/depthwise_5x5/grid:56x56/d:" + std::to_string(d) + "/threads:1";
     benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) {
         const tokens t(1, 1, 56 * 56, d, true, 56);
         const auto op = t.convolution();
@@ -129,7 +139,7 @@ versus compare(index batch, index heads, index n, index d, index grid_width) {
 /// The model's own shape; then squares of other sizes, to find from which n on a linear attention is faster.
 void add_versus_softmax(const std::string& model, index batch, index heads, index height, index width, index d) {
     const auto name = "versus_softmax/" + model + "/b:" + std::to_string(batch) + "/n:" + std::to_string(height * width) +
-                      "/d:" + std::to_string(d) + "/h:" + std::to_string(heads) + "/t:1";
+                      "/d:" + std::to_string(d) + "/h:" + std::to_string(heads) + "/threads:1";
     benchmark::RegisterBenchmark(
         name.c_str(),
         [=](benchmark::State& state) {

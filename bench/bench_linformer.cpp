@@ -1,8 +1,9 @@
 // The grid of the Linformer paper (Wang et al. 2020, Table 3): how many times the time and the memory of standard attention Linformer
 // needs.
-//     linformer_table/n:4096/k:256/d:64/t:1      one head, learned projections of keys and of values
+//     linformer_table/n:4096/k:256/d:64/threads:1      one head, learned projections of keys and of values
 // Standard attention is naive Eigen, as in the paper, which holds n x n scores, from 1.2 GB of them on in blocks of rows; and our own
 // streaming kernel.
+#include "bench_report.hpp"
 #include "measure.hpp"
 
 #include "attn/attention/linformer_attention.hpp"
@@ -93,6 +94,7 @@ const standard& standard_of(index n) {
 }
 
 void time_linformer(benchmark::State& state, index n, index k, double paper_time, double paper_memory) {
+    label(state);
     const auto& other = standard_of(n);
     tensor<float> e({1, 1, k, n}), f(e.shape()), out(other.queries.shape());
     fill_random_projection(e.view(), 1);
@@ -128,7 +130,7 @@ const bool added = [] {
             const index k = index{128} << c;
             if (row.time[c] == 0) continue;
             const auto name =
-                "linformer_table/n:" + std::to_string(row.n) + "/k:" + std::to_string(k) + "/d:" + std::to_string(channels) + "/t:1";
+                "linformer_table/n:" + std::to_string(row.n) + "/k:" + std::to_string(k) + "/d:" + std::to_string(channels) + "/threads:1";
             benchmark::RegisterBenchmark(
                 name.c_str(), [&row, c, k](benchmark::State& state) { time_linformer(state, row.n, k, row.time[c], row.memory[c]); })
                 ->UseManualTime()

@@ -1,7 +1,9 @@
 // Norms: how fast they are beside a copy of the same bytes, beside Eigen, and beside no norm at all.
-//     norm/<norm>/rows:4096/channels:768/t:1          in a cache that holds input and output, if it does
-//     norm/<norm>/rows:4096/channels:768/memory/t:1   from memory: a different one of many inputs and outputs in every call
+//     norm/<norm>/rows:4096/channels:768/threads:1          in a cache that holds input and output, if it does
+//     norm/<norm>/rows:4096/channels:768/memory/threads:1   from memory: a different one of many inputs and outputs in every call
+#include "bench_report.hpp"
 #include "measure.hpp"
+#include "read_bandwidth.hpp"
 
 #include "attn/norm/fold.hpp"
 #include "attn/norm/layer_norm.hpp"
@@ -40,8 +42,10 @@ struct norm_problem {
         for (index p = 0; p < pairs; ++p) {
             in.emplace_back(s);
             out.emplace_back(s);
-            if (p == 0) std::generate_n(in[0].data(), s.size(), [&] { return normal(random); });
-            else std::copy_n(in[0].data(), s.size(), in.back().data());
+            if (p == 0)
+                std::generate_n(in[0].data(), s.size(), [&] { return normal(random); });
+            else
+                std::copy_n(in[0].data(), s.size(), in.back().data());
         }
     }
     void next() { at = (at + 1) % in.size(); }
@@ -81,10 +85,13 @@ void eigen_batch_norm(norm_problem& p, const execution&) {
     const Eigen::ArrayXf scale = w / (variance + 1e-5).sqrt().cast<float>(), offset = b - mean.cast<float>() * scale;
     y.array() = (x.array().rowwise() * scale.transpose()).rowwise() + offset.transpose();
 }
-void copy(norm_problem& p, const execution&) { std::memcpy(p.y().data(), p.x().data(), static_cast<std::size_t>(p.x().shape().size()) * sizeof(float)); }
+void copy(norm_problem& p, const execution&) {
+    std::memcpy(p.y().data(), p.x().data(), static_cast<std::size_t>(p.x().shape().size()) * sizeof(float));
+}
 
 /// Times the call between copies of the same bytes: `vs_memcpy` is its speed as a multiple of theirs.
 void time_beside_memcpy(benchmark::State& state, index rows, index channels, bool from_memory, index threads, const call& timed) {
+    label(state);
     norm_problem p(rows, channels, from_memory);
     thread_pool pool(threads);
     workspace memory(std::size_t{1} << 22);
@@ -100,21 +107,27 @@ void time_beside_memcpy(benchmark::State& state, index rows, index channels, boo
     }
     state.counters["bytes_per_second"] = p.bytes() * static_cast<double>(state.iterations()) / working;
     state.counters["vs_memcpy"] = copying / working;
+    state.counters["bytes"] = p.bytes();
+    if (from_memory) state.counters["bandwidth"] = state.counters["bytes_per_second"] / read_bandwidth(pool);
 }
 
 void add(const std::string& name, index rows, index channels, bool from_memory, index threads, const call& timed) {
-    const auto full = "norm/" + name + "/rows:" + std::to_string(rows) + "/channels:" + std::to_string(channels) + (from_memory ? "/memory" : "") +
-                      "/t:" + std::to_string(threads);
-    benchmark::RegisterBenchmark(full.c_str(), [=](benchmark::State& state) { time_beside_memcpy(state, rows, channels, from_memory, threads, timed); })
-        ->UseManualTime();
+    const auto full = "norm/" + name + "/rows:" + std::to_string(rows) + "/channels:" + std::to_string(channels) +
+                      (from_memory ? "/memory" : "") + "/threads:" + std::to_string(threads);
+    benchmark::RegisterBenchmark(full.c_str(), [=](benchmark::State& state) {
+        time_beside_memcpy(state, rows, channels, from_memory, threads, timed);
+    })->UseManualTime();
 }
 
 /// A norm and the linear after it, on one thread and with Eigen's product: LN against BN against BN folded into the linear.
 void add_before_linear(const std::string& model, index rows, index channels) {
     enum class form { layer, batch, folded };
-    for (const auto& [name, with] : {std::pair("layer_norm", form::layer), std::pair("rep_batch_norm", form::batch), std::pair("folded", form::folded)}) {
-        const auto full = "norm_and_linear/" + std::string(name) + "/" + model + "/rows:" + std::to_string(rows) + "/channels:" + std::to_string(channels) + "/t:1";
+    for (const auto& [name, with] :
+         {std::pair("layer_norm", form::layer), std::pair("rep_batch_norm", form::batch), std::pair("folded", form::folded)}) {
+        const auto full = "norm_and_linear/" + std::string(name) + "/" + model + "/rows:" + std::to_string(rows) +
+                          "/channels:" + std::to_string(channels) + "/threads:1";
         benchmark::RegisterBenchmark(full.c_str(), [=, which = with](benchmark::State& state) {
+            label(state);
             norm_problem p(rows, channels, false);
             matrix weight = matrix::Random(channels, channels), result(rows, channels);
             std::vector<float> bias(static_cast<std::size_t>(channels));
@@ -149,8 +162,10 @@ const bool added = [] {
             add("eigen_batch_norm", 4096, 768, from_memory, threads, eigen_batch_norm);
         }
     add_before_linear("deit_tiny", 8 * 197, 192);
-    for (const auto& [tokens, channels] : {std::pair<index, index>{3136, 96}, {784, 192}, {196, 384}, {49, 768}}) add_before_linear("swin_tiny", 8 * tokens, channels);
-    for (const auto& [tokens, channels] : {std::pair<index, index>{3136, 64}, {784, 128}, {196, 320}, {49, 512}}) add_before_linear("pvt_tiny", 8 * tokens, channels);
+    for (const auto& [tokens, channels] : {std::pair<index, index>{3136, 96}, {784, 192}, {196, 384}, {49, 768}})
+        add_before_linear("swin_tiny", 8 * tokens, channels);
+    for (const auto& [tokens, channels] : {std::pair<index, index>{3136, 64}, {784, 128}, {196, 320}, {49, 512}})
+        add_before_linear("pvt_tiny", 8 * tokens, channels);
     return true;
 }();
 

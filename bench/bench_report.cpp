@@ -9,7 +9,7 @@ namespace attn::bench {
 
 namespace {
 
-constexpr int name_width = 56;
+constexpr int name_width = 66;
 
 void print_cells(const std::string& name, const std::vector<std::string>& cells) {
     std::cout << std::left << std::setw(name_width) << name << std::right;
@@ -19,9 +19,12 @@ void print_cells(const std::string& name, const std::vector<std::string>& cells)
 
 } // namespace
 
+void label(benchmark::State& state) { state.SetLabel(instruction_set() + ", " + compiler()); }
+
 bool report::ReportContext(const Context& context) {
     const auto& cpu = context.cpu_info;
-    std::cout << instruction_set() << ", " << compiler() << ", " << cpu.num_cpus << " processors at " << fixed_text(cpu.cycles_per_second / 1e9, 1) << " GHz";
+    std::cout << instruction_set() << ", " << compiler() << ", " << cpu.num_cpus << " processors at "
+              << fixed_text(cpu.cycles_per_second / 1e9, 1) << " GHz";
     if (!cpu.load_avg.empty()) std::cout << ", load before " << fixed_text(cpu.load_avg.front(), 1);
     std::cout << "\nmedians over repetitions; spread: between the quarters of them below and above\n"
               << "of peak: share of the FMA peak measured beside each; vs naive: Eigen with n x n scores; n x n: those of one head\n\n";
@@ -47,27 +50,90 @@ void report::ReportRuns(const std::vector<Run>& runs) {
     if (values.contains("paper_time")) { // beside standard attention, and what the paper says
         const auto ratio = [&](const char* counter) { return ratio_text(median(counter)); };
         if (!std::exchange(has_table_heading_, true)) {
-            std::cout << "\ntimes and memory of standard attention over Linformer's: naive Eigen, the paper, our streaming kernel (blocks: naive Eigen in blocks of rows,\n"
+            std::cout << "\ntimes and memory of standard attention over Linformer's: naive Eigen, the paper, our streaming kernel (blocks: "
+                         "naive Eigen in blocks of rows,\n"
                          "its memory that of n x n); memory: q, k, v, out, the projections and what is held besides\n\n";
             print_cells("row", {"time", "a token", "naive", "paper", "streaming", "memory", "paper", "streaming"});
         }
-        return print_cells(name, {time_text(quartiles_of(values["seconds"]).median), time_text(median("token_seconds")), ratio("vs_naive"), ratio("paper_time"),
-                                  ratio("vs_streaming"), ratio("memory_vs_naive"), ratio("paper_memory"), ratio("memory_vs_streaming"),
-                                  median("in_blocks") > 0 ? "blocks" : ""});
+        return print_cells(name, {time_text(quartiles_of(values["seconds"]).median), time_text(median("token_seconds")), ratio("vs_naive"),
+                                  ratio("paper_time"), ratio("vs_streaming"), ratio("memory_vs_naive"), ratio("paper_memory"),
+                                  ratio("memory_vs_streaming"), median("in_blocks") > 0 ? "blocks" : ""});
     }
-    if (!values.contains("peak") && !values.contains("bytes_per_second")) return print_cells(name, {time_text(quartiles_of(values["seconds"]).median)});
+    if (!values.contains("peak") && !values.contains("bytes_per_second"))
+        return print_cells(name, {time_text(quartiles_of(values["seconds"]).median)});
     if (!values.contains("peak")) { // bound by memory: beside a copy of the same bytes
         const auto seconds = quartiles_of(values["seconds"]);
-        return print_cells(name, {time_text(seconds.median), percent_text(seconds.spread()), fixed_text(median("bytes_per_second") / 1e9, 1) + " GB/s",
-                                  ratio_text(median("vs_memcpy")), "of memcpy"});
+        return print_cells(name, {time_text(seconds.median), percent_text(seconds.spread()),
+                                  fixed_text(median("bytes_per_second") / 1e9, 1) + " GB/s", ratio_text(median("vs_memcpy")), "of memcpy"});
     }
-    const auto& r = results_[name] = {quartiles_of(values["seconds"]), quartiles_of(values["peak"]), quartiles_of(values["flops"]), median("useful_share")};
-    if (name.find("/t:1") != std::string::npos) idle_.push_back(median("idle"));
-    print_cells(name, {time_text(r.seconds.median), percent_text(r.seconds.spread()), fixed_text(r.flops.median / 1e9, 1), percent_text(r.share.median),
-                       ratio_text(median("vs_naive")), bytes_text(median("workspace_bytes")), bytes_text(median("matrix_bytes"))});
+    const auto& r = results_[name] = {quartiles_of(values["seconds"]), quartiles_of(values["peak"]), quartiles_of(values["flops"]),
+                                      median("useful_share")};
+    if (name.find("/threads:1") != std::string::npos) idle_.push_back(median("idle"));
+    print_cells(name, {time_text(r.seconds.median), percent_text(r.seconds.spread()), fixed_text(r.flops.median / 1e9, 1),
+                       percent_text(r.share.median), ratio_text(median("vs_naive")), bytes_text(median("workspace_bytes")),
+                       bytes_text(median("matrix_bytes"))});
 }
 
 void report::print_summary() const {
+    print_comparisons();
+    print_growth();
+    print_goals();
+    if (idle_.empty()) return;
+    const auto idle = quartiles_of(idle_);
+    if (idle.high > 0.03)
+        std::cout << "\nWARNING: other programs took " << percent_text(idle.high)
+                  << " and more of the time of a quarter of the rows. These figures are too low.\n";
+}
+
+void report::print_comparisons() const {
+    std::string group;
+    std::vector<std::vector<std::string>> table;
+    const auto finish = [&] {
+        if (table.size() > 1) std::cout << "\n" << group << "\n\n" << table_text(table, 1);
+        table = {{"row", "time", "times as fast", "by its flops", "the paper's", "beside"}};
+    };
+    for (const auto& c : all_comparisons()) {
+        if (c.group != group) finish();
+        group = c.group;
+        const auto found = results_.find(c.row), other = results_.find(c.against);
+        if (found == results_.end() || other == results_.end()) continue;
+        const auto &r = found->second, &base = other->second;
+        const auto flops = [](const result& x) { return x.flops.median * x.seconds.median; };
+        const auto text = [](double ratio) { return ratio > 0 ? fixed_text(ratio, 2) + "x" : "-"; };
+        table.push_back({c.row, time_text(r.seconds.median), text(base.seconds.median / r.seconds.median), text(flops(base) / flops(r)),
+                         text(c.paper), c.row == c.against ? "itself" : c.against});
+    }
+    finish();
+}
+
+void report::print_growth() const {
+    struct sweep {
+        std::vector<double> n, seconds;
+    };
+    std::map<std::string, sweep> sweeps;
+    for (const auto& [name, r] : results_) {
+        const auto at = name.find("/n:");
+        if (!name.starts_with("sweep/") || at == std::string::npos) continue;
+        auto& s = sweeps[name.substr(6, at - 6)];
+        s.n.push_back(std::stod(name.substr(at + 3)));
+        s.seconds.push_back(r.seconds.median);
+    }
+    std::vector<std::vector<std::string>> table = {{"operator", "n", "exponent", "off c n", "off c n sqrt n", "off c n^2"}};
+    for (const auto& [name, s] : sweeps) {
+        if (s.n.size() < 2) continue;
+        const auto [first, last] = std::ranges::minmax(s.n);
+        std::vector<std::string> line = {name, fixed_text(first, 0) + " to " + fixed_text(last, 0),
+                                         fixed_text(growth_exponent(s.n, s.seconds), 2)};
+        for (const double power : {1.0, 1.5, 2.0}) line.push_back(fixed_text(100 * growth_error(s.n, s.seconds, power), 0) + " %");
+        table.push_back(line);
+    }
+    if (table.size() > 1)
+        std::cout << "\nhow time grows with n: the exponent that fits best, and how far times are from the best c of each law (root of the "
+                     "mean square)\n\n"
+                  << table_text(table, 2);
+}
+
+void report::print_goals() const {
     std::vector<std::vector<std::string>> table = {{"goal", "meant", "reached", "middle half", ""}};
     for (const auto& g : all_goals()) {
         const auto found = results_.find(g.row), other = results_.find(g.against);
@@ -76,17 +142,18 @@ void report::print_summary() const {
         const auto& r = found->second;
         const auto counted = g.counts_all_pairs ? 1 / r.useful_share : 1;
         const auto reached = g.against.empty() ? counted * r.share.median : r.flops.median / other->second.flops.median;
-        const auto text = [&](double x) { return x == 0 ? "-" : g.against.empty() ? fixed_text(100 * x, 1) + " %" : fixed_text(x, 2) + "x"; };
-        table.push_back({g.label, text(meant), text(reached),
-                         g.against.empty() ? fixed_text(100 * counted * r.share.low, 1) + " to " + fixed_text(100 * counted * r.share.high, 1) : "",
-                         meant == 0 ? "" : reached >= meant ? "yes" : "no"});
+        const auto text = [&](double x) {
+            return x == 0 ? "-" : g.against.empty() ? fixed_text(100 * x, 1) + " %" : fixed_text(x, 2) + "x";
+        };
+        table.push_back(
+            {g.label, text(meant), text(reached),
+             g.against.empty() ? fixed_text(100 * counted * r.share.low, 1) + " to " + fixed_text(100 * counted * r.share.high, 1) : "",
+             meant == 0         ? ""
+             : reached >= meant ? "yes"
+                                : "no"});
     }
-    if (table.size() > 1) std::cout << "\nshares of the FMA peak, " << instruction_set() << ", " << compiler() << "\n\n" << table_text(table, 1);
-    if (!idle_.empty()) {
-        const auto idle = quartiles_of(idle_);
-        if (idle.high > 0.03)
-            std::cout << "\nWARNING: other programs took " << percent_text(idle.high) << " and more of the time of a quarter of the rows. These figures are too low.\n";
-    }
+    if (table.size() > 1)
+        std::cout << "\nshares of the FMA peak, " << instruction_set() << ", " << compiler() << "\n\n" << table_text(table, 1);
 }
 
 } // namespace attn::bench

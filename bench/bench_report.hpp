@@ -10,13 +10,17 @@
 
 namespace attn::bench {
 
+/// Says in a row of the output file what it ran with; how many threads says its name.
+void label(benchmark::State& state);
+
 /// Prints medians over the repetitions of a row. What lies in the output file (--benchmark_out) is Google Benchmark's own.
 class report final : public benchmark::BenchmarkReporter {
 public:
     bool ReportContext(const Context& context) override;
     void ReportRuns(const std::vector<Run>& runs) override;
 
-    /// The goals whose rows were timed, and a warning if other programs took much of the processor.
+    /// The goals and comparisons whose rows were timed, how the times of the sweeps grow, and a warning if other programs took much of
+    /// the processor.
     void print_summary() const;
 
 private:
@@ -24,6 +28,10 @@ private:
         quartiles seconds, share, flops;
         double useful_share;
     };
+    void print_goals() const;
+    void print_comparisons() const;
+    void print_growth() const;
+
     std::map<std::string, result> results_;
     bool has_table_heading_ = false;
     std::vector<double> idle_; ///< of each row on one thread, the share of its time in which it did not run

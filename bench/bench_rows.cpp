@@ -1,6 +1,10 @@
 #include "bench_rows.hpp"
 
+#include "bench_patterns.hpp"
+
 #include <cmath>
+#include <stdexcept>
+#include <utility>
 #include <tuple>
 
 namespace attn::bench {
@@ -26,16 +30,82 @@ testing::problem problem_of(const size& s) {
             .value_dim = s.head_dim};
 }
 
+std::string name_of(const std::string& family, const std::string& case_name, const testing::problem& p, index threads = 1) {
+    const auto key = [](const char* word, index number) {
+        return std::string("/").append(word).append(":").append(std::to_string(number));
+    };
+    return family + "/" + case_name + (p.batch != 1 ? key("b", p.batch) : "") + key("n", p.queries) +
+           (p.key_dim == p.value_dim ? key("d", p.key_dim) : key("dk", p.key_dim) + key("dv", p.value_dim)) + key("h", p.heads) +
+           key("threads", threads);
+}
 std::string name_of(const std::string& case_name, const size& s, index threads = 1) {
-    return "attend/" + case_name + (s.batch != 1 ? "/b:" + std::to_string(s.batch) : "") + "/n:" + std::to_string(s.n) +
-           "/d:" + std::to_string(s.head_dim) + "/h:" + std::to_string(s.heads) + "/t:" + std::to_string(threads);
+    return name_of("attend", case_name, problem_of(s), threads);
+}
+
+const testing::attention_case& case_named(const std::string& name) {
+    using cases = std::vector<testing::attention_case>;
+    for (const cases* some : {&std::as_const(testing::all_cases()), &pattern_cases()})
+        for (const auto& c : *some)
+            if (c.name == name) return c;
+    throw std::logic_error("no case is called " + name);
+}
+
+// --- Groups: rows outside of "attend", and what they are compared with ---------------------------------------------------------------
+
+/// Child et al. 2019, Table 2: seconds of an iteration, dense, fixed and strided, of 12288 bytes of text and 3072 of images.
+struct sparse_transformer_times {
+    index n;
+    double dense, fixed, strided;
+};
+constexpr sparse_transformer_times sparse_transformer_table[] = {{12288, 1.31, 0.55, 0.35}, {3072, 0.54, 0.47, 0.38}};
+constexpr index sparse_heads = 2;
+
+/// Heads and head sizes whose product is that of T5-base (Shazeer et al. 2020, Talking-Heads Attention, Table 1).
+constexpr size talking_sizes[] = {{512, 128, 6}, {512, 64, 12}, {512, 32, 24}, {512, 16, 48}};
+
+constexpr index key_sizes[] = {32, 64, 96, 128, 192, 256};
+testing::problem key_size_problem(index key_dim) {
+    auto p = problem_of(sequence(2048));
+    p.key_dim = key_dim;
+    return p;
+}
+
+/// 7 x 7 windows of one 56 x 56 image, whose tensors a cache holds, and of so many that none does.
+constexpr size windows_in_cache{49, 32, 3, 64}, windows_streamed{49, 32, 3, 32 * 64};
+
+void add_groups(std::vector<row>& rows) {
+    const auto add = [&](const std::string& family, const std::string& name, const testing::problem& p, index threads = 1) {
+        rows.push_back({&case_named(name), p, threads, family});
+    };
+    for (const auto& c : {"local_128", "strided_64", "sparse_transformer_strided", "sparse_transformer_symmetric", "softmax"})
+        add("sparse", c, problem_of({16384, 64, sparse_heads}));
+    for (const auto& s : {windows_in_cache, windows_streamed})
+        for (const auto& c : {"windows_7x7", "windows_7x7_shifted"}) add("windows", c, problem_of(s));
+    for (const auto& line : sparse_transformer_table)
+        for (const auto& c : {"softmax_causal", "sparse_transformer_fixed", "sparse_transformer_strided"})
+            add("sparse_transformer", c, problem_of({line.n, 64, sparse_heads}));
+    for (const auto& s : talking_sizes)
+        for (const auto& c : {"softmax", "talking_heads"}) add("talking_heads_overhead", c, problem_of(s));
+    for (const auto key_dim : key_sizes) add("key_size", "softmax", key_size_problem(key_dim));
+}
+
+/// Two heads of every case, from n = 1024 on in doublings while a call stays within so many flops: how time and memory grow.
+void add_sweeps(std::vector<row>& rows) {
+    constexpr double most_flops = 3.5e10;
+    for (const auto& c : testing::all_cases()) {
+        const auto at = [&](index n) { return problem_of({n, 64, 2}); };
+        if (!c.supports(at(512)) || !c.supports(at(1024))) continue;
+        const auto flops = [&](index n) { return c.make_float(at(n))->useful_flops(at(n)); };
+        auto expected = flops(1024); // of larger ones, which take long to make, by how it grew so far
+        const auto growth = expected / flops(512);
+        for (index n = 1024; n <= 65536 && expected <= most_flops; n *= 2, expected *= growth) rows.push_back({&c, at(n), 1, "sweep"});
+    }
 }
 
 } // namespace
 
 std::string row::name() const {
-    const auto& p = problem;
-    return name_of(timed_case->name, {p.queries, p.key_dim, p.heads, p.batch}, threads) +
+    return name_of(family, timed_case->name, problem, threads) +
            (query_factor != 1 ? "/q:" + std::to_string(std::lround(query_factor)) : "") + (is_double ? "/f64" : "");
 }
 
@@ -55,28 +125,53 @@ std::vector<row> all_rows(bool quick) {
     std::vector<row> rows;
     const auto add = [&](const testing::attention_case& c, const size& s, index threads = 1, bool is_double = false,
                          double query_factor = 1) {
-        const row r{&c, problem_of(s), threads, is_double, query_factor};
+        const row r{&c, problem_of(s), threads, "attend", is_double, query_factor};
         if (c.supports(r.problem)) rows.push_back(r);
     };
     for (const auto& c : testing::all_cases()) {
         for (const index n : {512, 2048}) add(c, sequence(n));
+        for (const index head_dim : {32, 128}) add(c, sequence(512, head_dim));
+        add(c, sequence(2048), 2);
         if (c.name == "linformer") add(c, sequence(4096));
-        if (c.name == "talking_heads" || c.name == "talking_heads_causal")
-            for (const index n : {1024, 4096}) add(c, sequence(n));
         if (c.name != "softmax" && c.name != "softmax_causal") continue;
         add(c, sequence(4096));
-        for (const index n : {512, 2048, 4096}) add(c, sequence(n, 128));
+        for (const index n : {2048, 4096}) add(c, sequence(n, 128));
         for (const index head_dim : {64, 128}) add(c, sequence(2048, head_dim), 1, true);
         add(c, deit_tiny);
-        add(c, sequence(2048), 2);
         add(c, sequence(2048), 1, false, 30);
     }
+    add_groups(rows);
+    if (!quick) add_sweeps(rows);
     const auto goals = all_goals();
     const auto can_wait = [&](const row& r) {
-        return r.problem.queries != 512 && std::ranges::none_of(goals, [name = r.name()](const goal& g) { return g.row == name; });
+        if (r.family == "attend" && r.dense_flops() > 4e10) return true;
+        const bool is_shortest = r.family == "attend" && r.problem.queries == 512 && r.problem.key_dim == 64;
+        return !is_shortest && std::ranges::none_of(goals, [name = r.name()](const goal& g) { return g.row == name; });
     };
     if (quick) std::erase_if(rows, can_wait);
     return rows;
+}
+
+std::vector<comparison> all_comparisons() {
+    std::vector<comparison> all;
+    for (const auto& line : sparse_transformer_table) {
+        const auto named = [&](const char* name) { return name_of("sparse_transformer", name, problem_of({line.n, 64, sparse_heads})); };
+        const auto dense = named("softmax_causal");
+        all.push_back({"sparse_transformer", dense, dense, 1});
+        all.push_back({"sparse_transformer", named("sparse_transformer_fixed"), dense, line.dense / line.fixed});
+        all.push_back({"sparse_transformer", named("sparse_transformer_strided"), dense, line.dense / line.strided});
+    }
+    for (const auto& s : talking_sizes) {
+        const auto named = [&](const char* name) { return name_of("talking_heads_overhead", name, problem_of(s)); };
+        all.push_back({"talking_heads_overhead", named("talking_heads"), named("softmax")});
+    }
+    const auto key_size_name = [](index key_dim) { return name_of("key_size", "softmax", key_size_problem(key_dim)); };
+    for (const auto key_dim : key_sizes) all.push_back({"key_size", key_size_name(key_dim), key_size_name(64)});
+    for (const char* name : {"local_128", "strided_64", "sparse_transformer_strided", "sparse_transformer_symmetric"}) {
+        const auto p = problem_of({16384, 64, sparse_heads});
+        all.push_back({"sparse", name_of("sparse", name, p), name_of("sparse", "softmax", p)});
+    }
+    return all;
 }
 
 std::vector<goal> all_goals() {
@@ -116,6 +211,13 @@ std::vector<goal> all_goals() {
         share("talking heads, full, d 64, n " + std::to_string(n), name_of("talking_heads", sequence(n)), full_share);
         share("talking heads, causal, d 64, n " + std::to_string(n), name_of("talking_heads_causal", sequence(n)), causal_share);
     }
+    const auto sparse = [](const char* name) { return name_of("sparse", name, problem_of({16384, 64, sparse_heads})); };
+    share("local +-128, d 64, n 16384", sparse("local_128"), 0.72);
+    share("strided by 64, d 64, n 16384", sparse("strided_64"), 0.75);
+    share("Sparse Transformer, causal, w = s = 128, n 16384", sparse("sparse_transformer_strided"), 0.62);
+    share("Sparse Transformer, symmetric, w = s = 128, n 16384", sparse("sparse_transformer_symmetric"), 0.66);
+    share("shifted 7 x 7 windows, d 32, bias, in cache", name_of("windows", "windows_7x7_shifted", problem_of(windows_in_cache)), 0.68);
+    share("shifted 7 x 7 windows, d 32, bias, streamed", name_of("windows", "windows_7x7_shifted", problem_of(windows_streamed)), 0.58);
     against("two threads against one, full", name_of("softmax", sequence(2048), 2), dense(sequence(2048)), 1.9);
     against("two threads against one, causal", name_of("softmax_causal", sequence(2048), 2), causal(sequence(2048)), 1.9);
     against("scores 30 times as large, full", dense(sequence(2048)) + "/q:30", dense(sequence(2048)), 0.95);

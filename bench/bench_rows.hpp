@@ -10,26 +10,36 @@ struct row {
     const testing::attention_case* timed_case;
     testing::problem problem;
     index threads = 1;
+    std::string family = "attend";
     bool is_double = false;
     double query_factor = 1; ///< large queries make large scores
 
-    /// "attend/softmax_causal/n:2048/d:64/h:12/t:1", before which b: the batch if it is not 1, and after which q: the factor, or f64.
+    /// "attend/softmax_causal/n:2048/d:64/h:12/threads:1"; with b: before n: if the batch is not 1, dk: and dv: for d: if they differ,
+    /// and behind it q: the factor, or f64.
     std::string name() const;
     std::unique_ptr<subject> make() const;
     /// Flops on all pairs of queries and keys, hidden or not.
     double dense_flops() const;
 };
 
-/// All rows, in the order in which they are timed; or those with a goal, and the shortest of every other case.
+/// All rows, in the order in which they are timed; or those of a short call with a goal, and the shortest of every other case.
 std::vector<row> all_rows(bool quick);
 
 /// What a row is meant to reach. With `against`, how many times as fast it is as that row, by flops; else its share of the FMA peak.
 struct goal {
     std::string label, row, against;
     double of_512_bits = 0, of_256_bits = 0; ///< for registers of that size; 0 if none is set
-    bool counts_all_pairs = false; ///< whether the goal counts the work on pairs that the mask hides, which no tile can leave out
+    bool counts_all_pairs = false;           ///< whether the goal counts the work on pairs that the mask hides, which no tile can leave out
 };
 
 std::vector<goal> all_goals();
+
+/// Rows of a group whose times are given as ratios to those of one of them, as in the table of a paper.
+struct comparison {
+    std::string group, row, against;
+    double paper = 0; ///< how many times as fast as `against` the paper's is; 0 if it does not say
+};
+
+std::vector<comparison> all_comparisons();
 
 } // namespace attn::bench

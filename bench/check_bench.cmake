@@ -2,7 +2,7 @@
 cmake_minimum_required(VERSION 3.24)
 file(REMOVE_RECURSE ${FOLDER})
 file(MAKE_DIRECTORY ${FOLDER})
-set(names attend/softmax/n:512/d:64/h:12/t:1 attend/softmax/b:8/n:197/d:64/h:3/t:1)
+set(names attend/softmax/n:512/d:64/h:12/threads:1 attend/softmax/b:8/n:197/d:64/h:3/threads:1)
 execute_process(
   COMMAND ${BENCH} --quick "--benchmark_filter=^attend/softmax/(n:512/d:64|b:8)" --benchmark_repetitions=2 --benchmark_out=${FOLDER}/bench.json
   RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE error)
@@ -24,12 +24,25 @@ string(JSON name GET "${json}" benchmarks 0 name)
 if(NOT name IN_LIST names)
   message(SEND_ERROR "the first row is called ${name}")
 endif()
-foreach(counter flops peak vs_naive workspace_bytes matrix_bytes)
+foreach(counter flops peak vs_naive bytes workspace_bytes matrix_bytes)
   string(JSON value GET "${json}" benchmarks 0 ${counter})
   if(NOT value GREATER 0)
     message(SEND_ERROR "${counter} is ${value}")
   endif()
 endforeach()
+
+string(JSON label GET "${json}" benchmarks 0 label)
+if(NOT label MATCHES "bits, (gcc|clang)")
+  message(SEND_ERROR "the first row says that it ran with ${label}")
+endif()
+
+# Growth and comparisons.
+execute_process(
+  COMMAND ${BENCH} "--benchmark_filter=^sweep/softmax/n:(1024|2048)/|^talking_heads_overhead/.*/d:16/" --benchmark_repetitions=1
+  RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE error)
+if(NOT result EQUAL 0 OR NOT output MATCHES "\nsoftmax +1024 to 2048 +[12]\\.[0-9]" OR NOT output MATCHES "\ntalking_heads_overhead\n")
+  message(SEND_ERROR "exit code ${result}\n${output}\n${error}")
+endif()
 
 execute_process(COMMAND ${BENCH} --slow RESULT_VARIABLE result OUTPUT_QUIET ERROR_QUIET)
 if(NOT result EQUAL 2)

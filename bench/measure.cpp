@@ -34,6 +34,32 @@ quartiles quartiles_of(std::vector<double> measurements) {
     return {at(0.25), at(0.5), at(0.75)};
 }
 
+double growth_exponent(const std::vector<double>& n, const std::vector<double>& seconds) {
+    const auto count = static_cast<double>(n.size());
+    double x_sum = 0, y_sum = 0, xx_sum = 0, xy_sum = 0;
+    for (std::size_t i = 0; i < n.size(); ++i) {
+        const auto x = std::log(n[i]), y = std::log(seconds[i]);
+        x_sum += x, y_sum += y, xx_sum += x * x, xy_sum += x * y;
+    }
+    return (count * xy_sum - x_sum * y_sum) / (count * xx_sum - x_sum * x_sum);
+}
+
+double growth_error(const std::vector<double>& n, const std::vector<double>& seconds, double power) {
+    // With r = seconds / n^power the sum of (r / c - 1)^2 is least for c = sum r^2 / sum r.
+    double sum = 0, squares = 0;
+    for (std::size_t i = 0; i < n.size(); ++i) {
+        const auto r = seconds[i] / std::pow(n[i], power);
+        sum += r, squares += r * r;
+    }
+    const auto best = squares / sum;
+    double error = 0;
+    for (std::size_t i = 0; i < n.size(); ++i) {
+        const auto off = seconds[i] / std::pow(n[i], power) / best - 1;
+        error += off * off;
+    }
+    return std::sqrt(error / static_cast<double>(n.size()));
+}
+
 std::string fixed_text(double number, int digits) {
     char text[64];
     std::snprintf(text, sizeof text, "%.*f", digits, number);

@@ -47,6 +47,11 @@ struct quartiles {
 /// Quartiles of at least one measurement.
 quartiles quartiles_of(std::vector<double> measurements);
 
+/// p of the c n^p that fits the times best, both by their logarithms. At least two different n.
+double growth_exponent(const std::vector<double>& n, const std::vector<double>& seconds);
+/// How far the times are from the best c n^power: the root of the mean square of seconds / (c n^power) - 1.
+double growth_error(const std::vector<double>& n, const std::vector<double>& seconds, double power);
+
 /// "12.3 ms", with the unit that suits.
 std::string time_text(double seconds);
 /// "64.0 MB", with the unit that suits.

@@ -30,6 +30,8 @@ public:
           out_(instance_->output_shape(p.shapes())) {
         useful_flops_ = instance_->useful_flops(p);
         workspace_bytes_ = static_cast<double>(instance_->workspace_bytes(p.shapes(), threads));
+        const auto s = p.shapes();
+        tensor_bytes_ = static_cast<double>((s.queries.size() + s.keys.size() + s.values.size() + out_.shape().size()) * index{sizeof(T)});
         matrix_bytes_ = static_cast<double>(p.queries) * static_cast<double>(p.keys) * sizeof(T);
     }
 
@@ -43,7 +45,9 @@ public:
         naive();
         return largest_difference<T, T>(out_.view(), naive_out_.view());
     }
-    double difference(const tensor_view<const float>& answer) const override { return largest_difference<const T, const float>(out_, answer); }
+    double difference(const tensor_view<const float>& answer) const override {
+        return largest_difference<const T, const float>(out_, answer);
+    }
 
     accuracy check() override {
         const inputs<T> in = *in_;
@@ -119,7 +123,9 @@ std::unique_ptr<subject> make_subject(const testing::attention_case& c, const te
 
 template tensors<float> random_tensors(const testing::problem&, double);
 template tensors<double> random_tensors(const testing::problem&, double);
-template std::unique_ptr<subject> make_subject(const testing::attention_case&, const testing::problem&, std::shared_ptr<const tensors<float>>, index);
-template std::unique_ptr<subject> make_subject(const testing::attention_case&, const testing::problem&, std::shared_ptr<const tensors<double>>, index);
+template std::unique_ptr<subject> make_subject(const testing::attention_case&, const testing::problem&,
+                                               std::shared_ptr<const tensors<float>>, index);
+template std::unique_ptr<subject> make_subject(const testing::attention_case&, const testing::problem&,
+                                               std::shared_ptr<const tensors<double>>, index);
 
 } // namespace attn::bench

@@ -65,11 +65,13 @@ public:
     double useful_flops() const { return useful_flops_; }
     double workspace_bytes() const { return workspace_bytes_; }
     double matrix_bytes() const { return matrix_bytes_; }
+    /// Of queries, keys, values and the answer.
+    double tensor_bytes() const { return tensor_bytes_; }
     /// Whether the n x m matrices of naive Eigen are of a size that one would hold.
     bool has_naive() const { return matrix_bytes_ <= 300e6; }
 
 protected:
-    double useful_flops_ = 0, workspace_bytes_ = 0, matrix_bytes_ = 0;
+    double useful_flops_ = 0, workspace_bytes_ = 0, matrix_bytes_ = 0, tensor_bytes_ = 0;
 };
 
 /// The case on the problem, which it supports, with the given inputs.

@@ -1,0 +1,122 @@
+#include "bench_patterns.hpp"
+
+#include "bench_report.hpp"
+#include "measure.hpp"
+#include "read_bandwidth.hpp"
+
+#include "attn/attention/sparse_attention.hpp"
+#include "attn/layer/windows.hpp"
+#include "attn/pattern/tiles.hpp"
+#include "attn/score/additive_bias.hpp"
+#include "cases/softmax_case.hpp"
+
+#include <benchmark/benchmark.h>
+
+#include <random>
+
+namespace attn::bench {
+
+namespace {
+
+/// A case from make(problem), which returns testing::made<softmax_attention<...>>.
+template <class Make>
+testing::attention_case only_float(std::string name, Make make) {
+    return {.name = std::move(name),
+            .cost = {},
+            .supports = testing::any_problem,
+            .make_float = [make](const testing::problem& p) -> std::unique_ptr<testing::instance<float>> {
+                auto m = make(p);
+                return std::make_unique<testing::softmax_instance<float, decltype(m.op)>>(std::move(m));
+            },
+            .make_double = {}};
+}
+template <Pattern P>
+testing::attention_case pattern_case(std::string name, const P& pattern) {
+    return only_float(std::move(name), [pattern](const testing::problem&) { return testing::made{softmax_attention{.pattern = pattern}}; });
+}
+
+std::shared_ptr<tensor<float>> window_bias(const testing::problem& p) {
+    auto bias = std::make_shared<tensor<float>>(shape{1, p.heads, p.queries, p.keys});
+    std::mt19937 random(9);
+    std::normal_distribution<float> normal;
+    std::generate_n(bias->data(), bias->shape().size(), [&] { return normal(random); });
+    return bias;
+}
+
+testing::attention_case windows_case() {
+    return only_float("windows_7x7", [](const testing::problem& p) {
+        const auto bias = window_bias(p);
+        return testing::made{softmax_attention{.score = additive_bias<float>{bias->view()}}, bias};
+    });
+}
+testing::attention_case shifted_windows_case() {
+    return only_float("windows_7x7_shifted", [](const testing::problem& p) {
+        const auto bias = window_bias(p);
+        const window_grid grid{.height = 56, .width = 56, .window_height = 7, .window_width = 7, .shift_height = 3, .shift_width = 3};
+        return testing::made{softmax_attention{.score = additive_bias<float>{bias->view()}, .pattern = grid.shift_segments()}, bias};
+    });
+}
+
+/// A mask that is only known pair by pair, looked at once: beside a copy of the mask.
+void add_tiles(index n) {
+    const auto name = "derive/tiles/n:" + std::to_string(n) + "/threads:1";
+    benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) {
+        label(state);
+        tensor<bool> mask({1, 1, n, n}), copy(mask.shape());
+        std::mt19937 random(5);
+        for (index i = 0; i < mask.shape().size(); i += 32) {
+            const auto bits = random();
+            for (index k = 0; k < 32; ++k) mask.data()[i + k] = (bits >> k & 1) != 0;
+        }
+        const auto bytes = static_cast<double>(mask.shape().size());
+        double copying = 0, working = 0;
+        for ([[maybe_unused]] auto _ : state) {
+            copying += seconds_of([&] { std::copy_n(mask.data(), mask.shape().size(), copy.data()); });
+            const auto seconds = seconds_of([&] { benchmark::DoNotOptimize(tiles(mask.view())); });
+            working += seconds;
+            state.SetIterationTime(seconds);
+        }
+        const auto speed = bytes * static_cast<double>(state.iterations()) / working;
+        state.counters["bytes"] = bytes;
+        state.counters["bytes_per_second"] = speed;
+        state.counters["vs_memcpy"] = copying / working;
+    })->UseManualTime();
+}
+
+/// The runs of keys of all tiles of queries of a pattern, found by evaluating it on ranges.
+template <Pattern P>
+void add_schedule(const std::string& pattern_name, const P& pattern, index n) {
+    const auto name = "derive/schedule_" + pattern_name + "/n:" + std::to_string(n) + "/threads:1";
+    benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) {
+        label(state);
+        const softmax_attention op{.pattern = pattern};
+        const shape s{1, 1, n, 64};
+        for ([[maybe_unused]] auto _ : state) benchmark::DoNotOptimize(visited_pairs(op, input_shapes{s, s, s}));
+        const auto pairs = visited_pairs(op, input_shapes{s, s, s});
+        state.counters["useful_share"] = static_cast<double>(pairs.visible) / static_cast<double>(pairs.visited);
+    });
+}
+
+const bool added = [] {
+    for (const index n : {2048, 8192}) add_tiles(n);
+    add_schedule("local_128", local{128}, 65536);
+    add_schedule("sparse_transformer_strided", sparse_transformer_strided(256), 65536);
+    return true;
+}();
+
+} // namespace
+
+const std::vector<testing::attention_case>& pattern_cases() {
+    static const std::vector<testing::attention_case> cases{
+        pattern_case("local_128", local{128}),
+        pattern_case("strided_64", strided{64}),
+        pattern_case("sparse_transformer_strided", sparse_transformer_strided(128)),
+        pattern_case("sparse_transformer_symmetric", sparse_transformer_symmetric(128, 128)),
+        pattern_case("sparse_transformer_fixed", sparse_transformer_fixed(128, 8)),
+        windows_case(),
+        shifted_windows_case(),
+    };
+    return cases;
+}
+
+} // namespace attn::bench
