@@ -1,0 +1,316 @@
+// Parameters in files: safetensors, the field's format.
+#pragma once
+
+#include "parameters.hpp"
+
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <fstream>
+#include <iterator>
+
+namespace attn {
+
+namespace detail {
+
+/// What a header says of one tensor.
+struct stored_tensor {
+    std::string name, type = {};
+    std::vector<std::uint64_t> size = {}, offsets = {};
+};
+
+/// The header of a safetensors file, which is JSON of one form: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}
+/// and, if there, "__metadata__": {"key": "value", ...}. Anything else is refused.
+class header_parser {
+public:
+    explicit header_parser(std::string_view text) : text_(text) {}
+
+    std::vector<stored_tensor> parse() {
+        std::vector<stored_tensor> tensors;
+        object([&](const std::string& name) {
+            if (name == "__metadata__") return object([&](const std::string&) { string(); });
+            stored_tensor t{.name = name};
+            object([&](const std::string& key) {
+                if (key == "dtype")
+                    t.type = string();
+                else if (key == "shape")
+                    t.size = numbers();
+                else if (key == "data_offsets")
+                    t.offsets = numbers();
+                else
+                    fail("the key \"" + key + "\" of tensor \"" + name + "\" is not known");
+            });
+            if (t.type.empty() || t.offsets.size() != 2) fail("tensor \"" + name + "\" has no dtype or no two data_offsets");
+            tensors.push_back(std::move(t));
+        });
+        skip_spaces();
+        if (at_ != text_.size()) fail("something follows the object");
+        return tensors;
+    }
+
+private:
+    [[noreturn]] void fail(const std::string& problem) const {
+        throw parameter_error("header, at byte " + std::to_string(at_) + ": " + problem);
+    }
+    void skip_spaces() {
+        while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\t' || text_[at_] == '\r')) ++at_;
+    }
+    bool take_if(char c) {
+        skip_spaces();
+        if (at_ == text_.size() || text_[at_] != c) return false;
+        ++at_;
+        return true;
+    }
+    void take(char c) {
+        if (!take_if(c)) fail(std::string("expected ") + c);
+    }
+    char next() {
+        if (at_ == text_.size()) fail("it ends inside a string");
+        return text_[at_++];
+    }
+    /// Calls member(key) at each value of an object. A key may not come twice.
+    template <class F>
+    void object(const F& member) {
+        take('{');
+        if (take_if('}')) return;
+        std::vector<std::string> keys;
+        do {
+            keys.push_back(string());
+            take(':');
+            member(keys.back());
+        } while (take_if(','));
+        take('}');
+        std::ranges::sort(keys);
+        if (const auto twice = std::ranges::adjacent_find(keys); twice != keys.end()) fail("the key \"" + *twice + "\" comes twice");
+    }
+    std::vector<std::uint64_t> numbers() {
+        std::vector<std::uint64_t> result;
+        take('[');
+        if (take_if(']')) return result;
+        do result.push_back(number());
+        while (take_if(','));
+        take(']');
+        return result;
+    }
+    std::uint64_t number() {
+        skip_spaces();
+        const auto begin = at_;
+        std::uint64_t value = 0;
+        for (; at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9'; ++at_) {
+            const auto digit = static_cast<std::uint64_t>(text_[at_] - '0');
+            if (value > (UINT64_MAX - digit) / 10) fail("a number is too large");
+            value = value * 10 + digit;
+        }
+        if (at_ == begin || (text_[begin] == '0' && at_ > begin + 1)) fail("expected a whole number");
+        return value;
+    }
+    std::string string() {
+        take('"');
+        std::string result;
+        for (char c = next(); c != '"'; c = next()) {
+            if (static_cast<unsigned char>(c) < 0x20) fail("a string holds a control character");
+            if (c == '\\')
+                escape(result);
+            else
+                result += c;
+        }
+        return result;
+    }
+    void escape(std::string& to) {
+        constexpr std::string_view letters = "\"\\/bfnrt", meant = "\"\\/\b\f\n\r\t";
+        const char c = next();
+        if (const auto i = letters.find(c); i != letters.npos) {
+            to += meant[i];
+            return;
+        }
+        if (c != 'u') fail("a string holds an unknown escape");
+        auto code = four_digits();
+        if (code >= 0xd800 && code < 0xdc00 && next() == '\\' && next() == 'u') { // the first of a pair of UTF-16
+            const auto second = four_digits();
+            if (second < 0xdc00 || second >= 0xe000) fail("a string holds half a character");
+            code = 0x10000 + (code - 0xd800) * 0x400 + (second - 0xdc00);
+        }
+        if (code >= 0xd800 && code < 0xe000) fail("a string holds half a character");
+        append_utf8(to, code);
+    }
+    std::uint32_t four_digits() {
+        std::uint32_t code = 0;
+        for (int i = 0; i < 4; ++i) {
+            constexpr std::string_view digits = "0123456789abcdef";
+            const char c = next();
+            const auto digit = digits.find(c >= 'A' && c <= 'F' ? static_cast<char>(c - 'A' + 'a') : c);
+            if (digit == digits.npos) fail("\\u needs four hexadecimal digits");
+            code = code * 16 + static_cast<std::uint32_t>(digit);
+        }
+        return code;
+    }
+    static void append_utf8(std::string& to, std::uint32_t code) {
+        const auto put = [&](std::uint32_t byte) { to += static_cast<char>(static_cast<unsigned char>(byte)); };
+        const auto rest = [&](int shift) { put(0x80 | (code >> shift & 0x3f)); };
+        if (code < 0x80)
+            put(code);
+        else if (code < 0x800)
+            put(0xc0 | code >> 6), rest(0);
+        else if (code < 0x10000)
+            put(0xe0 | code >> 12), rest(6), rest(0);
+        else
+            put(0xf0 | code >> 18), rest(12), rest(6), rest(0);
+    }
+
+    std::string_view text_;
+    std::size_t at_ = 0;
+};
+
+/// An unsigned number from bytes, the lowest first, on machines of any order.
+template <class U>
+U from_little_endian(const char* bytes) {
+    U value = 0;
+    for (std::size_t i = 0; i < sizeof(U); ++i)
+        value = static_cast<U>(value | static_cast<U>(static_cast<U>(static_cast<unsigned char>(bytes[i])) << 8 * i));
+    return value;
+}
+template <class U>
+void append_little_endian(std::string& to, U value) {
+    for (std::size_t i = 0; i < sizeof(U); ++i) to += static_cast<char>(static_cast<unsigned char>(value >> 8 * i & 0xff));
+}
+
+/// The value of a half: exact.
+inline float float_of_half(std::uint16_t half) {
+    const int exponent = half >> 10 & 31, fraction = half & 1023;
+    const float size = exponent == 31  ? (fraction ? std::numeric_limits<float>::quiet_NaN() : std::numeric_limits<float>::infinity())
+                       : exponent == 0 ? std::ldexp(static_cast<float>(fraction), -24)
+                                       : std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
+    return half >> 15 ? -size : size;
+}
+
+/// Number e of the bytes of a tensor.
+inline float number_at(const char* bytes, std::string_view type, std::size_t e) {
+    if (type == "F32") return std::bit_cast<float>(from_little_endian<std::uint32_t>(bytes + 4 * e));
+    const auto half = from_little_endian<std::uint16_t>(bytes + 2 * e);
+    return type == "F16" ? float_of_half(half) : std::bit_cast<float>(std::uint32_t{half} << 16);
+}
+
+/// Bytes of a number, 0 of a type that is not read.
+constexpr std::uint64_t bytes_of_type(std::string_view type) {
+    return type == "F64" ? 8 : type == "F32" ? 4 : type == "F16" || type == "BF16" ? 2 : 0;
+}
+
+/// The number of elements; throws where it does not fit into a file.
+inline std::uint64_t count_of(const stored_tensor& t) {
+    std::uint64_t count = 1;
+    for (const auto extent : t.size) {
+        constexpr auto most = std::uint64_t{1} << 48;
+        if (extent > most || (extent > 0 && count > most / extent)) parameters::refuse(t.name, "has a shape too large for a file");
+        count *= extent;
+    }
+    return count;
+}
+
+} // namespace detail
+
+/// The tensors of a safetensors file, given as its bytes: F32, and F16 and BF16 widened to it, and F64. The format is: 8 bytes N, lowest
+/// first; N bytes of JSON, which name type, shape and place of every tensor; then their numbers, lowest byte first, row-major, without
+/// gaps. Throws parameter_error for anything else, with the tensor's name: truncated, too long, gaps or overlaps, another type, a header
+/// that is not of this form, sizes that are not those of the shape.
+inline parameters parse_safetensors(std::string_view file) {
+    constexpr std::uint64_t most_header = 100'000'000;
+    const auto refuse = [](const std::string& problem) { throw parameter_error("safetensors: " + problem); };
+    if (file.size() < 8) refuse("the file has " + std::to_string(file.size()) + " bytes, too few for a header");
+    const auto header_size = detail::from_little_endian<std::uint64_t>(file.data());
+    if (header_size > most_header || header_size > file.size() - 8)
+        refuse("the header would have " + std::to_string(header_size) + " bytes, the file has " + std::to_string(file.size()));
+    if (header_size == 0 || file[8] != '{') refuse("the header does not begin with {");
+    auto tensors = detail::header_parser(file.substr(8, header_size)).parse();
+    const auto data = file.substr(8 + header_size);
+    std::ranges::sort(tensors, {}, &detail::stored_tensor::offsets);
+    std::uint64_t end = 0;
+    for (const auto& t : tensors) {
+        const auto bytes = detail::bytes_of_type(t.type);
+        if (bytes == 0) parameters::refuse(t.name, "has numbers of type " + t.type + "; F64, F32, F16 and BF16 are read");
+        if (t.offsets[0] != end || t.offsets[1] < end) parameters::refuse(t.name, "does not begin where the one before it ends");
+        if (t.offsets[1] > data.size())
+            parameters::refuse(t.name,
+                               "ends at byte " + std::to_string(t.offsets[1]) + " of the data, which has " + std::to_string(data.size()));
+        end = t.offsets[1];
+        if (end - t.offsets[0] != detail::count_of(t) * bytes)
+            parameters::refuse(t.name, "has " + std::to_string(end - t.offsets[0]) + " bytes, which is not what its shape needs");
+    }
+    if (end != data.size()) refuse(std::to_string(data.size() - end) + " bytes follow the last tensor");
+
+    parameters result;
+    for (const auto& t : tensors) {
+        const char* const from = data.data() + t.offsets[0];
+        const auto count = detail::count_of(t);
+        const parameters::extents size(t.size.begin(), t.size.end());
+        if (t.type == "F64") {
+            double* const to = result.add<double>(t.name, size).data();
+            for (std::uint64_t e = 0; e < count; ++e)
+                to[e] = std::bit_cast<double>(detail::from_little_endian<std::uint64_t>(from + 8 * e));
+        } else {
+            float* const to = result.add<float>(t.name, size).data();
+            for (std::uint64_t e = 0; e < count; ++e) to[e] = detail::number_at(from, t.type, e);
+        }
+    }
+    return result;
+}
+
+/// The bytes of a safetensors file of the parameters, F32 and F64 as they were added.
+inline std::string safetensors_of(parameters& weights) {
+    const auto quoted = [](const std::string& text) {
+        std::string result = "\"";
+        for (const char c : text) {
+            constexpr std::string_view digits = "0123456789abcdef";
+            const auto byte = static_cast<unsigned char>(c);
+            if (c == '"' || c == '\\')
+                result.append(1, '\\').append(1, c);
+            else if (byte < 0x20)
+                result.append("\\u00").append(1, digits[byte >> 4]).append(1, digits[byte & 15]);
+            else
+                result += c;
+        }
+        return result + "\"";
+    };
+    std::string header = "{", data;
+    const auto put = [&]<class T, class U>(const std::string& name, T, U) {
+        const auto numbers = weights.get<T>(name, weights.size(name));
+        for (index e = 0; e < numbers.shape().size(); ++e) detail::append_little_endian(data, std::bit_cast<U>(numbers.data()[e]));
+    };
+    for (const auto& name : weights.names()) {
+        const auto begin = data.size();
+        const bool is_double = weights.is_double(name);
+        if (is_double)
+            put(name, double{}, std::uint64_t{});
+        else
+            put(name, float{}, std::uint32_t{});
+        auto size = parameters::text_of(weights.size(name));
+        size.front() = '[', size.back() = ']';
+        header.append(header.size() > 1 ? "," : "").append(quoted(name)).append(is_double ? ":{\"dtype\":\"F64\"" : ":{\"dtype\":\"F32\"");
+        header.append(",\"shape\":").append(size).append(",\"data_offsets\":[").append(std::to_string(begin));
+        header.append(",").append(std::to_string(data.size())).append("]}");
+    }
+    header += "}";
+    header.append((8 - header.size() % 8) % 8, ' '); // numbers begin on a multiple of 8 bytes
+    std::string file;
+    detail::append_little_endian(file, static_cast<std::uint64_t>(header.size()));
+    return file + header + data;
+}
+
+/// Reads a safetensors file: see parse_safetensors. Throws parameter_error with the path.
+inline parameters read_safetensors(const std::string& path) {
+    std::ifstream in(path, std::ios::binary);
+    const std::string bytes((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+    if (!in.is_open() || in.bad()) throw parameter_error(path + ": cannot be read");
+    try {
+        return parse_safetensors(bytes);
+    } catch (const parameter_error& error) { throw parameter_error(path + ": " + error.what()); }
+}
+/// Writes one. Throws parameter_error if the file cannot be written.
+inline void write_safetensors(const std::string& path, parameters& weights) {
+    const auto bytes = safetensors_of(weights);
+    std::ofstream out(path, std::ios::binary);
+    out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    out.flush();
+    if (!out) throw parameter_error(path + ": cannot be written");
+}
+
+} // namespace attn
