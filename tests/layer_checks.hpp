@@ -1,6 +1,8 @@
 // Layers by their formulas, in double, on plain loops: what the library's are compared with. And random weights for both.
 #pragma once
 
+#include "catch.hpp"
+#include "executors.hpp"
 #include "layer_formulas.hpp"
 #include "norm_checks.hpp"
 
@@ -114,6 +116,58 @@ auto plain_softmax(const P& pattern = {}, const positions& where = {}) {
 template <Layer L>
 tensor<typename L::scalar> result_of(const L& layer, const tensor<typename L::scalar>& x) {
     return forward(layer, {.tokens = x});
+}
+
+/// Errors of sums of a few hundred terms near 1.
+template <Scalar T>
+bool close(const tensor<T>& ours, const tensor<double>& exact) {
+    return largest_error(ours, exact) <= 32 * epsilon<T> * std::max(1.0, largest_magnitude(exact));
+}
+
+template <Layer L, Executor E>
+tensor<typename L::scalar> result_on(const L& layer, const layer_inputs<typename L::scalar>& in, E& executor) {
+    using T = typename L::scalar;
+    tensor<T> out(layer.output_shape(in.tokens.shape()));
+    std::fill_n(out.data(), out.shape().size(), guard<T>);
+    workspace memory(layer.workspace_bytes(in.tokens.shape(), in.context.shape(), std::max<index>(1, executor.concurrency())));
+    std::ranges::fill(memory.bytes(), std::byte{0xff});
+    forward(layer, in, out.view(), execution(executor, memory));
+    return out;
+}
+
+/// The same bits for every executor and every layout of the rows, from a residual in place, and for a batch entry on its own.
+template <Layer L>
+void check_bits(const L& layer, const tensor<typename L::scalar>& x, bool adds_residual = true) {
+    using T = typename L::scalar;
+    const auto expected = result_of(layer, x);
+    for_each_executor([&](auto& executor, const std::string& name) {
+        INFO(name);
+        CHECK(same_bits(result_on(layer, {.tokens = x}, executor), expected));
+    });
+    const auto residual = random_rows<T>(expected.shape(), 17);
+    const auto added = adds_residual ? forward(layer, {.tokens = x, .residual = residual}) : forward(layer, {.tokens = x});
+    if (adds_residual) CHECK(close(added, plain_sum(reference::widen(expected.view()), reference::widen(residual.view()))));
+    sequential here;
+    workspace memory(layer.workspace_bytes(x.shape(), {}, 1));
+    for (const auto l : row_layouts) {
+        placed<T> tokens(x, l), out(residual, l);
+        const auto added_to = adds_residual ? out.view() : tensor_view<T>();
+        forward(layer, {.tokens = tokens.view(), .residual = added_to}, out.view(), execution(here, memory));
+        CHECK(same_bits(out.copy(), added));
+        CHECK(out.guards_intact());
+        if (!L::in_place || expected.shape() != x.shape()) continue;
+        forward(layer, {.tokens = tokens.view()}, tokens.view(), execution(here, memory));
+        CHECK(same_bits(tokens.copy(), expected));
+    }
+    const auto& s = x.shape();
+    const auto alone = forward(layer, {.tokens = detail::some_rows(x.view(), s.batch - 1, 0, s.tokens)});
+    CHECK(std::memcmp(alone.data(), expected.data() + (s.batch - 1) * alone.shape().size(),
+                      static_cast<std::size_t>(alone.shape().size()) * sizeof(T)) == 0);
+}
+
+template <Scalar T>
+tensor<double> wide(const tensor<T>& t) {
+    return reference::widen(t.view());
 }
 
 } // namespace attn::testing

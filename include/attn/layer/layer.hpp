@@ -24,6 +24,7 @@ struct layer_inputs {
 /// - `workspace_bytes(tokens, context, concurrency)`: the scratch memory that `forward` needs for such shapes.
 /// - `forward(in, out, run)`: out = layer(in.tokens) + in.residual. Everything has been checked; it allocates nothing and writes only to
 ///   `out`, which may be the residual itself, and the tokens too where `in_place` says so.
+/// A layer that cannot add a residual, or knows no context, refuses it in `check`.
 template <class L>
 concept Layer = requires(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out,
                          const shape& s, const execution& run) {
@@ -73,6 +74,15 @@ void for_each_row(const tensor_view<T>& rows, const execution& run, const F& f) 
             f(rows.row(b, 0, i), b, i);
         }
     });
+}
+
+/// sum = a + b, for rows of so many channels; it may be one of them.
+template <class Arch, Scalar T>
+void add_rows(const T* a, const T* b, T* sum, index channels) {
+    using lanes = simd::lanes<T, Arch>;
+    index c = 0;
+    for (; c + lanes::size <= channels; c += lanes::size) (lanes::load(a + c) + lanes::load(b + c)).store(sum + c);
+    for (; c < channels; ++c) sum[c] = a[c] + b[c];
 }
 
 /// Whether all rows of a tensor (batch, 1, n, channels) are equally far apart, and so one matrix.

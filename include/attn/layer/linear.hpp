@@ -61,9 +61,7 @@ struct linear {
                     run.workspace().bytes().data(), run);
         }
         if (!residual.data() || bias.empty()) return;
-        detail::for_each_row(out, run, [&](T* row, index, index) {
-            for (index c = 0; c < outputs(); ++c) row[c] += bias[static_cast<std::size_t>(c)];
-        });
+        detail::for_each_row(out, run, [&](T* row, index, index) { detail::add_rows<Arch>(row, bias.data(), row, outputs()); });
     }
 };
 

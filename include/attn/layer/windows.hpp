@@ -74,7 +74,7 @@ struct window_grid {
         return segments(ids, windows());
     }
 
-private:
+    /// Throws shape_error, in the name of `operation`, unless windows and shifts fit the grid.
     void check_sizes(std::string_view operation) const {
         const auto grid = std::to_string(height) + " x " + std::to_string(width),
                    window = std::to_string(window_height) + " x " + std::to_string(window_width);
@@ -86,6 +86,8 @@ private:
                               "of " + std::to_string(shift_height) + " x " + std::to_string(shift_width) +
                                   " tokens does not lie within the window of " + window);
     }
+
+private:
     template <class T>
     void check(std::string_view operation, const tensor_view<const T>& from, std::string_view from_name, const tensor_view<T>& to,
                std::string_view to_name, const shape& image, const shape& windowed, const tensor_view<T>& written) const {

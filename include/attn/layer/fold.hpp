@@ -1,0 +1,75 @@
+// A transformer block without its norms: they go into the linears behind them.
+#pragma once
+
+#include "parameters.hpp"
+#include "transformer_block.hpp"
+#include "windowed.hpp"
+
+namespace attn {
+
+/// The layer that equals `norm` and then `layer`, for norms over tokens with running statistics (batch_norm, rep_batch_norm,
+/// progressive_rep_batch_norm). The linears that read its tokens get new weights and biases, in `folded`, called `name`.q.weight,
+/// `name`.up.bias, ...; the others stay. Keys and values must come of the tokens, not of a context. Throws shape_error if norm and layer do
+/// not fit or the norm has no statistics; parameter_error if a name is taken.
+template <FoldableNorm N, Scalar T, class Arch>
+linear<T, Arch> fold_into(const N& norm, const linear<T, Arch>& layer, parameters& folded, const std::string& name) {
+    const auto weight = folded.add<T>(name + ".weight", {layer.outputs(), layer.inputs()}),
+               bias = folded.add<T>(name + ".bias", {layer.outputs()});
+    const std::span<T> biases(bias.data(), static_cast<std::size_t>(layer.outputs()));
+    fold(norm, layer.view(), linear_view<T>{weight, biases});
+    return {weight, biases};
+}
+template <FoldableNorm N, Scalar T, class F, class Arch>
+feed_forward<T, F, Arch> fold_into(const N& norm, feed_forward<T, F, Arch> layer, parameters& folded, const std::string& name) {
+    layer.up = fold_into(norm, layer.up, folded, name + ".up");
+    if (layer.gated()) layer.gate = fold_into(norm, layer.gate, folded, name + ".gate");
+    return layer;
+}
+template <FoldableNorm N, Scalar T, Norm Own, class Arch>
+spatial_reduction<T, Own, Arch> fold_into(const N& norm, spatial_reduction<T, Own, Arch> layer, parameters& folded,
+                                          const std::string& name) {
+    const auto& from = layer.projection;
+    const auto weight = folded.add<T>(name + ".weight", {from.outputs(), from.inputs()}),
+               bias = folded.add<T>(name + ".bias", {from.outputs()});
+    const std::span<T> biases(bias.data(), static_cast<std::size_t>(from.outputs()));
+    std::ranges::copy(from.bias, biases.begin());
+    const auto channels = from.inputs() / layer.grid.window_tokens();
+    // Token by token of the window, each a linear of its own that adds to the same bias.
+    for (index t = 0; t < layer.grid.window_tokens(); ++t) {
+        const shape part{1, 1, from.outputs(), channels};
+        const auto at = [&](const auto& matrix) {
+            return std::remove_cvref_t<decltype(matrix)>(&matrix(0, 0, 0, t * channels), part, matrix.strides());
+        };
+        fold(norm, linear_view<const T>{at(from.weight), biases}, linear_view<T>{at(weight), biases});
+    }
+    layer.projection = {weight, biases};
+    return layer;
+}
+template <FoldableNorm N, Scalar T, Attention A, class R, class Arch>
+multi_head<T, A, R, Arch> fold_into(const N& norm, multi_head<T, A, R, Arch> layer, parameters& folded, const std::string& name) {
+    layer.q = fold_into(norm, layer.q, folded, name + ".q");
+    if constexpr (layer.reduces) {
+        layer.reduce = fold_into(norm, layer.reduce, folded, name + ".reduce");
+    } else {
+        layer.k = fold_into(norm, layer.k, folded, name + ".k");
+        layer.v = fold_into(norm, layer.v, folded, name + ".v");
+    }
+    return layer;
+}
+template <FoldableNorm N, Layer L, class Arch>
+windowed<L, Arch> fold_into(const N& norm, windowed<L, Arch> outer, parameters& folded, const std::string& name) {
+    outer.layer = fold_into(norm, outer.layer, folded, name);
+    return outer;
+}
+
+/// The block that equals `block`, to rounding, without norms: what a block trained with batch_norm, rep_batch_norm or
+/// progressive_rep_batch_norm becomes for inference. New weights are in `folded`, `name`.attention.q.weight and so on; those that do not
+/// change are where they were. Throws as fold_into does. Guo et al. 2024, "SLAB".
+template <FoldableNorm N, Layer M, Layer F>
+transformer_block<no_norm<typename M::scalar>, M, F> fold(const transformer_block<N, M, F>& block, parameters& folded,
+                                                          const std::string& name = "block") {
+    return {.attention = fold_into(block.attention_norm, block.attention, folded, name + ".attention"),
+            .feed_forward = fold_into(block.feed_forward_norm, block.feed_forward, folded, name + ".feed_forward")};
+}
+
+} // namespace attn
