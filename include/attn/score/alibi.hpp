@@ -3,7 +3,6 @@
 #include "score_function.hpp"
 
 #include <bit>
-#include <ranges>
 #include <span>
 #include <vector>
 
@@ -33,9 +32,7 @@ struct alibi {
 
     constexpr alibi(std::span<const double> one_per_head) : slopes(one_per_head) {}
     /// A temporary would be gone before it is read: name the slopes first.
-    template <std::ranges::range R>
-        requires(!std::ranges::borrowed_range<R>)
-    alibi(R&& temporary) = delete;
+    alibi(std::vector<double>&& temporary) = delete;
 
     detail::alibi_of_head at(index, index head) const { return {slopes[static_cast<std::size_t>(head)]}; }
     void check(const score_context& context) const {
