@@ -47,7 +47,7 @@ void check_against_reference(const Op& op, const given<T>& in) {
 
 } // namespace
 
-TEMPLATE_TEST_CASE("softmax: strided keys with a bias that hides some", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("softmax: strided keys with a bias that hides some", "[attention]", float, double) {
     for (const index keys : {97, 700}) { // of 3 residue classes, 700 keys are more than a tile
         const auto bias = hiding_bias<TestType>({2, 1, 61, keys});
         const softmax_attention op{.score = additive_bias(bias.view(), 7, 2), .pattern = strided{3}};
@@ -55,7 +55,7 @@ TEMPLATE_TEST_CASE("softmax: strided keys with a bias that hides some", "[attent
     }
 }
 
-TEMPLATE_TEST_CASE("softmax: everything at once", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("softmax: everything at once", "[attention]", float, double) {
     const problem p{2, 4, 2, 75, 430, 16, 9, {.first_query = 380, .first_key = 10}};
     const auto bias = hiding_bias<TestType>({1, 4, 75, 430});
     const std::vector<index> length{100, 433};
@@ -67,7 +67,7 @@ TEMPLATE_TEST_CASE("softmax: everything at once", "[attention][portable]", float
     check_against_reference(op, random_given<TestType>(p));
 }
 
-TEMPLATE_TEST_CASE("softmax: a bias of -infinity hides a key that holds NaN", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("softmax: a bias of -infinity hides a key that holds NaN", "[attention]", float, double) {
     auto in = random_given<TestType>({1, 2, 1, 40, 60, 8, 9});
     auto bias = random_tensor<TestType>({1, 1, 40, 60}, 4);
     for (index i = 0; i < 40; ++i) bias(0, 0, i, 17) = static_cast<TestType>(hidden);

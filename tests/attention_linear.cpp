@@ -45,7 +45,7 @@ void check_says(const std::string& error, const std::string& part) {
 } // namespace
 
 // 64 queries are cheaper by the sum over the keys, one by scores.
-TEMPLATE_TEST_CASE("linear_attention: both orders of evaluation agree", "[linear][portable]", float, double) {
+TEMPLATE_TEST_CASE("linear_attention: both orders of evaluation agree", "[linear]", float, double) {
     const auto in = random_given<TestType>({1, 2, 1, 64, 200, 8, 20});
     const linear_attention<relu> op;
     const auto together = attend(op, in.queries, in.keys, in.values);
@@ -55,7 +55,7 @@ TEMPLATE_TEST_CASE("linear_attention: both orders of evaluation agree", "[linear
     }
 }
 
-TEMPLATE_TEST_CASE("linear_attention: causal equals the prefix of the non-causal", "[linear][portable]", float, double) {
+TEMPLATE_TEST_CASE("linear_attention: causal equals the prefix of the non-causal", "[linear]", float, double) {
     const auto in = random_given<TestType>({1, 2, 2, 150, 150, 16, 20});
     const auto causally = attend(linear_attention{.pattern = causal{}}, in.queries, in.keys, in.values);
     for (index i = 0; i < 150; ++i) {
@@ -75,8 +75,7 @@ TEMPLATE_TEST_CASE("linear_attention: a long causal sequence, in chunks and at o
     CHECK(largest_difference<TestType>(rows(whole, 2999, 1), rows(last, 2999, 1)) <= 40 * epsilon<TestType>);
 }
 
-TEMPLATE_TEST_CASE("simplified_linear_attention: a query orthogonal to all keys gives the convolution alone", "[linear][portable]", float,
-                   double) {
+TEMPLATE_TEST_CASE("simplified_linear_attention: a query orthogonal to all keys gives the convolution alone", "[linear]", float, double) {
     auto in = random_given<TestType>({1, 2, 2, 35, 35, 8, 20});
     for (index e = 0; e < in.queries.shape().size(); e += 3) in.queries.data()[e] = -1;
     for (index c = 0; c < 8; ++c) in.queries(0, 0, 4, c) = in.queries(0, 1, 20, c) = -1;
@@ -92,8 +91,8 @@ TEMPLATE_TEST_CASE("simplified_linear_attention: a query orthogonal to all keys 
     }
 }
 
-TEMPLATE_TEST_CASE("simplified_linear_attention: padding leaks neither into the sums nor through the convolution", "[linear][portable]",
-                   float, double) {
+TEMPLATE_TEST_CASE("simplified_linear_attention: padding leaks neither into the sums nor through the convolution", "[linear]", float,
+                   double) {
     const auto in = random_given<TestType>({1, 1, 1, 36, 36, 8, 9});
     const auto weights = random_tensor<TestType>({1, 9, 3, 3}, 5);
     const std::vector<index> length{20}, all{36};
@@ -117,7 +116,7 @@ TEMPLATE_TEST_CASE("simplified_linear_attention: padding leaks neither into the 
     CHECK(largest_difference<TestType>(with(all, keys, values).view(), padded.view()) <= 16 * epsilon<TestType>);
 }
 
-TEST_CASE("focused_linear_attention: a power of one and one head is relu attention", "[linear][portable]") {
+TEST_CASE("focused_linear_attention: a power of one and one head is relu attention", "[linear]") {
     const auto in = random_given<double>({1, 1, 1, 30, 40, 8, 9});
     const auto shifted = []<class S>(S x) { return relu{}(x) + S(1e-6); };
     const auto focused = attend(focused_linear_attention<dense, double>{.power = 1}, in.queries, in.keys, in.values);
@@ -125,7 +124,7 @@ TEST_CASE("focused_linear_attention: a power of one and one head is relu attenti
                                      attend(linear_attention{.feature_map = shifted}, in.queries, in.keys, in.values).view()) <= 1e-4);
 }
 
-TEST_CASE("linear attentions: what does not fit is refused", "[linear][portable]") {
+TEST_CASE("linear attentions: what does not fit is refused", "[linear]") {
     const auto in = random_given<float>({1, 2, 1, 12, 12, 4, 5});
     const inputs<float> call = in;
     check_says(refusal(linear_attention{.eps = -1.0}, call), "linear_attention: eps is -1");

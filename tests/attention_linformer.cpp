@@ -60,13 +60,13 @@ struct every_other {
 
 } // namespace
 
-TEST_CASE("linformer_attention: without projecting it is attention", "[linformer][portable]") {
+TEST_CASE("linformer_attention: without projecting it is attention", "[linformer]") {
     const auto in = random_given<float>(usual);
     CHECK(same_bits(attend(linformer_attention{.key_projection = identity_projection{}}, in.queries, in.keys, in.values),
                     attend(softmax_attention{}, in.queries, in.keys, in.values)));
 }
 
-TEST_CASE("linformer_attention: a user's own projection", "[linformer][portable]") {
+TEST_CASE("linformer_attention: a user's own projection", "[linformer]") {
     const auto in = random_given<float>(usual);
     tensor<float> keys({2, 2, 25, 8}), values(keys.shape());
     for (index row = 0; row < 2 * 2 * 25; ++row) {
@@ -131,7 +131,7 @@ TEST_CASE("linformer_attention: heads of different projected sizes are each its 
     }
 }
 
-TEST_CASE("project: rows that read no visible token are zero", "[linformer][portable]") {
+TEST_CASE("project: rows that read no visible token are zero", "[linformer]") {
     const auto x = random_tensor<float>({1, 1, 12, 5}, 1);
     const auto first_half = predicate{[](auto, auto j) { return j < 6; }};
     const auto means = projected(mean_pooling<>{4}, x, first_half);
@@ -188,7 +188,7 @@ TEST_CASE("fill_random_projection: the error against full attention falls as the
     for (std::size_t e = 1; e < errors.size(); ++e) CHECK(std::abs(errors[e - 1] / errors[e] - 2) < 0.5);
 }
 
-TEST_CASE("fill_random_projection: N(0, 1 / projected), the same for a seed", "[linformer][portable]") {
+TEST_CASE("fill_random_projection: N(0, 1 / projected), the same for a seed", "[linformer]") {
     const auto matrix = random_projection({1, 2, 100, 300}, 3), other = random_projection({1, 2, 100, 300}, 4);
     double sum = 0, squares = 0, fourths = 0;
     for (index e = 0; e < matrix.shape().size(); ++e) {
@@ -224,7 +224,7 @@ TEST_CASE("linformer_attention: pooling approaches attention as it grows", "[lin
     }
 }
 
-TEST_CASE("linformer_attention: what cannot work is refused", "[linformer][portable]") {
+TEST_CASE("linformer_attention: what cannot work is refused", "[linformer]") {
     const auto in = random_given<float>(usual);
     const auto matrix = random_projection({1, 1, 12, 50}, 1), short_one = random_projection({1, 1, 12, 49}, 1),
                three = random_projection({1, 3, 12, 50}, 1);

@@ -65,7 +65,7 @@ std::string merge_error(const outputs<float>& into, const outputs<float>& from) 
 
 } // namespace
 
-TEMPLATE_TEST_CASE("merge: parts of the keys joined are all keys", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("merge: parts of the keys joined are all keys", "[attention]", float, double) {
     std::mt19937 random(8);
     for (const index parts : {1, 2, 3}) {
         check_merged<TestType>(dense{}, {2, 3, 3, 25, 140, 9, 20}, parts, random);
@@ -76,7 +76,7 @@ TEMPLATE_TEST_CASE("merge: parts of the keys joined are all keys", "[attention][
     }
 }
 
-TEMPLATE_TEST_CASE("merge: rows that saw nothing", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("merge: rows that saw nothing", "[attention]", float, double) {
     constexpr auto nothing = -std::numeric_limits<TestType>::infinity();
     const shape s{1, 1, 2, 3}, rows{1, 1, 2, 1};
     tensor<TestType> a(s), b(s), l_a(rows), l_b(rows);
@@ -100,7 +100,7 @@ TEMPLATE_TEST_CASE("merge: rows that saw nothing", "[attention][portable]", floa
     CHECK(l_a.data()[0] == TestType(0.5));
 }
 
-TEMPLATE_TEST_CASE("merge: NaN stays in its row", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("merge: NaN stays in its row", "[attention]", float, double) {
     const shape s{1, 1, 2, 1};
     tensor<TestType> a(s), b(s), l_a(s), l_b(s);
     l_b.data()[1] = b.data()[1] = std::numeric_limits<TestType>::quiet_NaN();
@@ -110,7 +110,7 @@ TEMPLATE_TEST_CASE("merge: NaN stays in its row", "[attention][portable]", float
     CHECK(std::isnan(l_a.data()[1]));
 }
 
-TEST_CASE("merge: refuses what does not fit", "[attention][portable]") {
+TEST_CASE("merge: refuses what does not fit", "[attention]") {
     const shape s{2, 3, 4, 5}, rows{2, 3, 4, 1};
     tensor<float> a(s), b(s), short_b({2, 3, 3, 5}), l_a(rows), l_b(rows), short_l({2, 3, 3, 1});
     using Catch::Matchers::Contains;

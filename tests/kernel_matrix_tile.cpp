@@ -16,45 +16,59 @@ std::vector<T> whole_numbers(std::size_t count, unsigned seed) {
     return numbers;
 }
 
-/// sum = factor * c + a b, `at` numbers off alignment.
+/// The operands of a tile, `at` numbers off alignment.
+template <Scalar T>
+struct operands {
+    index rows, width, depth, at, a_row, a_depth, stride;
+    std::vector<T> a = whole_numbers<T>(static_cast<std::size_t>(at + rows * a_row + depth * a_depth + 1), 1);
+    std::vector<T> b = whole_numbers<T>(static_cast<std::size_t>(at + (depth + 1) * stride), 2);
+    std::vector<T> factor = whole_numbers<T>(static_cast<std::size_t>(rows), 3);
+    std::vector<T> c = whole_numbers<T>(static_cast<std::size_t>(at + rows * stride), 4);
+};
+
+/// c = factor * c + a b.
 template <int Rows, int Columns, Scalar T>
-void check_tile(index depth, index at, index a_row, index a_depth, index padding) {
-    INFO(Rows << " rows, " << Columns << " columns, depth " << depth << ", offset " << at << ", strides " << a_row << ", " << a_depth
-              << ", padding " << padding);
-    using tile_type = kernel::matrix_tile<Rows, Columns, T, simd::native>;
-    constexpr index width = Columns * tile_type::lanes::size;
-    const auto stride = width + padding;
-    const auto a = whole_numbers<T>(static_cast<std::size_t>(at + Rows * a_row + depth * a_depth + 1), 1);
-    const auto b = whole_numbers<T>(static_cast<std::size_t>(at + (depth + 1) * stride), 2), factor = whole_numbers<T>(Rows, 3);
-    auto c = whole_numbers<T>(static_cast<std::size_t>(at + Rows * stride), 4);
-    auto expected = c;
-    for (index i = 0; i < Rows; ++i)
-        for (index n = 0; n < width; ++n) {
-            auto& sum = expected[static_cast<std::size_t>(at + i * stride + n)];
-            sum *= factor[static_cast<std::size_t>(i)];
-            for (index k = 0; k < depth; ++k)
-                sum += a[static_cast<std::size_t>(at + i * a_row + k * a_depth)] * b[static_cast<std::size_t>(at + k * stride + n)];
-        }
-
-    tile_type tile;
-    tile.load_scaled(c.data() + at, stride, factor.data());
-    if (a_depth == 1)
-        tile.multiply_add(a.data() + at, a_row, kernel::unit_stride{}, b.data() + at, stride, depth);
-    else if (a_row == 1)
-        tile.multiply_add(a.data() + at, kernel::unit_stride{}, a_depth, b.data() + at, stride, depth);
+void multiply(operands<T>& o) {
+    kernel::matrix_tile<Rows, Columns, T, simd::native> tile;
+    tile.load_scaled(o.c.data() + o.at, o.stride, o.factor.data());
+    const T *const a = o.a.data() + o.at, *const b = o.b.data() + o.at;
+    if (o.a_depth == 1)
+        tile.multiply_add(a, o.a_row, kernel::unit_stride{}, b, o.stride, o.depth);
+    else if (o.a_row == 1)
+        tile.multiply_add(a, kernel::unit_stride{}, o.a_depth, b, o.stride, o.depth);
     else
-        tile.multiply_add(a.data() + at, a_row, a_depth, b.data() + at, stride, depth);
-    tile.store(c.data() + at, stride);
-    CHECK(c == expected);
-
+        tile.multiply_add(a, o.a_row, o.a_depth, b, o.stride, o.depth);
+    tile.store(o.c.data() + o.at, o.stride);
+}
+/// c = 0.
+template <int Rows, int Columns, Scalar T>
+void clear(operands<T>& o) {
+    kernel::matrix_tile<Rows, Columns, T, simd::native> tile;
     tile.zero();
-    tile.store(c.data() + at, stride);
-    for (index i = 0; i < Rows; ++i)
-        for (index n = 0; n < stride && at + i * stride + n < std::ssize(c); ++n) {
-            const auto e = static_cast<std::size_t>(at + i * stride + n);
-            if (n < width) expected[e] = 0;
+    tile.store(o.c.data() + o.at, o.stride);
+}
+
+/// Not a template of the tile's size, of which there are dozens.
+template <Scalar T>
+void check_tile(void (*multiply_tile)(operands<T>&), void (*clear_tile)(operands<T>&), operands<T> o) {
+    INFO(o.rows << " rows, " << o.width << " wide, depth " << o.depth << ", offset " << o.at << ", strides " << o.a_row << ", " << o.a_depth
+                << ", " << o.stride);
+    auto expected = o.c;
+    for (index i = 0; i < o.rows; ++i)
+        for (index n = 0; n < o.width; ++n) {
+            auto& sum = expected[static_cast<std::size_t>(o.at + i * o.stride + n)];
+            sum *= o.factor[static_cast<std::size_t>(i)];
+            for (index k = 0; k < o.depth; ++k)
+                sum += o.a[static_cast<std::size_t>(o.at + i * o.a_row + k * o.a_depth)] *
+                       o.b[static_cast<std::size_t>(o.at + k * o.stride + n)];
         }
-    CHECK(c == expected);
+    multiply_tile(o);
+    CHECK(o.c == expected);
+
+    clear_tile(o);
+    for (index i = 0; i < o.rows; ++i)
+        for (index n = 0; n < o.width; ++n) expected[static_cast<std::size_t>(o.at + i * o.stride + n)] = 0;
+    CHECK(o.c == expected);
 }
 
 } // namespace
@@ -65,11 +79,12 @@ TEMPLATE_TEST_CASE("matrix_tile: every size against a plain loop", "[kernel][por
         constexpr int columns = c() + 1;
         simd::unroll<traits::max_rows(columns)>([&](auto r) {
             constexpr int rows = r() + 1;
-            for (const index depth : {0, 1, 2, 17}) {
-                check_tile<rows, columns, TestType>(depth, 0, depth + 3, 1, 0);
-                check_tile<rows, columns, TestType>(depth, 1, 1, rows + 2, 5);
-                check_tile<rows, columns, TestType>(depth, 3, 41, 2, 1);
-            }
+            constexpr index width = columns * traits::lane_count;
+            for (const index depth : {0, 1, 2, 17})
+                for (const auto& [at, a_row, a_depth, padding] :
+                     {std::array<index, 4>{0, depth + 3, 1, 0}, {1, 1, rows + 2, 5}, {3, 41, 2, 1}})
+                    check_tile<TestType>(multiply<rows, columns, TestType>, clear<rows, columns, TestType>,
+                                         {rows, width, depth, at, a_row, a_depth, width + padding});
         });
     });
 }

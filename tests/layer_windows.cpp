@@ -58,7 +58,7 @@ std::string refusal(auto&& call) {
 
 } // namespace
 
-TEST_CASE("windows: a shifted grid by hand", "[layer][portable]") {
+TEST_CASE("windows: a shifted grid by hand", "[layer]") {
     const window_grid grid{.height = 2, .width = 4, .window_height = 2, .window_width = 2, .shift_height = 1, .shift_width = 1};
     tensor<float> image({1, 1, 8, 1});
     std::iota(image.data(), image.data() + 8, 0.0f);
@@ -66,7 +66,7 @@ TEST_CASE("windows: a shifted grid by hand", "[layer][portable]") {
     CHECK(std::vector(windows.data(), windows.data() + 8) == std::vector<float>{5, 6, 1, 2, 7, 4, 3, 0});
 }
 
-TEST_CASE("windows: every token lies in the window it is said to, and comes back", "[layer][portable]") {
+TEST_CASE("windows: every token lies in the window it is said to, and comes back", "[layer]") {
     for (const auto& grid : grids) {
         const auto image = random_tensor({2, 3, grid.height * grid.width, 5}, 1);
         const auto windows = partitioned(grid, image);
@@ -86,7 +86,7 @@ TEST_CASE("windows: every token lies in the window it is said to, and comes back
     }
 }
 
-TEST_CASE("windows: any strides", "[layer][portable]") {
+TEST_CASE("windows: any strides", "[layer]") {
     const auto& grid = grids[2];
     const index n = grid.height * grid.width;
     auto memory = random_tensor({1, 1, 1, 2 * n * 3 * 4 * 2}, 2);
@@ -108,7 +108,7 @@ TEST_CASE("windows: any strides", "[layer][portable]") {
     CHECK(same);
 }
 
-TEST_CASE("windows: the shift's segments are Swin's slices", "[layer][portable]") {
+TEST_CASE("windows: the shift's segments are Swin's slices", "[layer]") {
     for (const auto& grid : grids) {
         const auto pattern = grid.shift_segments();
         for (index w = 0; w < 2 * grid.windows(); ++w) // two images
@@ -120,7 +120,7 @@ TEST_CASE("windows: the shift's segments are Swin's slices", "[layer][portable]"
     }
 }
 
-TEST_CASE("windows: attention in shifted windows is attention over the image with a mask", "[layer][portable]") {
+TEST_CASE("windows: attention in shifted windows is attention over the image with a mask", "[layer]") {
     const auto& grid = grids[2];
     const shape s{2, 2, grid.height * grid.width, 7};
     const auto q = random_tensor(s, 1), k = random_tensor(s, 2), v = random_tensor(s, 3);

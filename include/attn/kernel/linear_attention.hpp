@@ -87,7 +87,7 @@ private:
         return std::clamp<index>(numbers / std::max(state_type::whole(s.keys.channels), registers_of(s.values.channels)), 32, most_keys);
     }
     /// Queries of a chunk that see different keys: the scores inside chunks cost as much as the square of it.
-    static constexpr index causal_queries = 32;
+    static constexpr index causal_queries = 16;
     static constexpr index most_rows = tile_traits<T, Arch>::max_rows(1);
     /// Keys whose sum one task makes, and the most sums of one head.
     static constexpr index keys_of_a_sum = 2048, most_sums = 8;
