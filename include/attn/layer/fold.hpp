@@ -19,12 +19,14 @@ linear<T, Arch> fold_into(const N& norm, const linear<T, Arch>& layer, parameter
     fold(norm, layer.view(), linear_view<T>{weight, biases});
     return {weight, biases};
 }
+/// The same for a feed_forward: `up`, and `gate` if there is one.
 template <FoldableNorm N, Scalar T, class F, class Arch>
 feed_forward<T, F, Arch> fold_into(const N& norm, feed_forward<T, F, Arch> layer, parameters& folded, const std::string& name) {
     layer.up = fold_into(norm, layer.up, folded, name + ".up");
     if (layer.gated()) layer.gate = fold_into(norm, layer.gate, folded, name + ".gate");
     return layer;
 }
+/// The same for a spatial_reduction, whose linear reads the tokens of a window side by side.
 template <FoldableNorm N, Scalar T, Norm Own, class Arch>
 spatial_reduction<T, Own, Arch> fold_into(const N& norm, spatial_reduction<T, Own, Arch> layer, parameters& folded,
                                           const std::string& name) {
@@ -45,6 +47,7 @@ spatial_reduction<T, Own, Arch> fold_into(const N& norm, spatial_reduction<T, Ow
     layer.projection = {weight, biases};
     return layer;
 }
+/// The same for a multi_head: `q`, and `k` and `v`, or the layer in front of them.
 template <FoldableNorm N, Scalar T, Attention A, class R, class Arch>
 multi_head<T, A, R, Arch> fold_into(const N& norm, multi_head<T, A, R, Arch> layer, parameters& folded, const std::string& name) {
     layer.q = fold_into(norm, layer.q, folded, name + ".q");
@@ -56,6 +59,7 @@ multi_head<T, A, R, Arch> fold_into(const N& norm, multi_head<T, A, R, Arch> lay
     }
     return layer;
 }
+/// The same for a layer in windows: the layer inside.
 template <FoldableNorm N, Layer L, class Arch>
 windowed<L, Arch> fold_into(const N& norm, windowed<L, Arch> outer, parameters& folded, const std::string& name) {
     outer.layer = fold_into(norm, outer.layer, folded, name);
