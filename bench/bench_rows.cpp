@@ -98,7 +98,8 @@ void add_sweeps(std::vector<row>& rows) {
         const auto flops = [&](index n) { return c.make_float(at(n))->useful_flops(at(n)); };
         auto expected = flops(1024); // of larger ones, which take long to make, by how it grew so far
         const auto growth = expected / flops(512);
-        for (index n = 1024; n <= 65536 && expected <= most_flops; n *= 2, expected *= growth) rows.push_back({&c, at(n), 1, "sweep"});
+        for (index n = 1024; n <= 65536 && expected <= most_flops && c.supports(at(n)); n *= 2, expected *= growth)
+            rows.push_back({&c, at(n), 1, "sweep"});
     }
 }
 
