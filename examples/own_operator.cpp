@@ -89,7 +89,7 @@ const attn::testing::registered sigmoid({
     .name = "sigmoid",
     .cost = "2 n m (d_k + d_v)",
     .has_log_sum_exp = false,
-    .supports = [](const auto& p) { return p.batch * p.heads * p.queries * p.keys < attn::index{1} << 24; }, // slow, so nothing longer
+    .supports = [](const auto& p) { return p.batch * p.heads * p.queries * p.keys < attn::index{1} << 22; }, // slow, so nothing longer
     .make_float = [](const auto&) { return std::make_unique<sigmoid_instance<float>>(); },
     .make_double = [](const auto&) { return std::make_unique<sigmoid_instance<double>>(); },
 });
