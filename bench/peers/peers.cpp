@@ -1,5 +1,5 @@
-// attn_peers [--quick] <folder>: attn beside other people's programs, in one run, in turn, on the same inputs, each answer compared with
-// ours, and ours with the reference. Leaves peers.json and peers.txt in the folder.
+// attn_peers [--quick] [--filter=REGEX] <folder>: attn beside other people's programs, in one run, in turn, on the same inputs, each answer
+// compared with ours, and ours with the reference. Leaves peers.json and peers.txt in the folder.
 #include "fma_peak.hpp"
 #include "measure.hpp"
 #include "peer.hpp"
@@ -14,7 +14,9 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <regex>
 #include <set>
+#include <sstream>
 
 namespace attn::bench {
 
@@ -26,6 +28,12 @@ struct task {
     bool is_long = false;
 
     bool is_norm() const { return kind == "layer_norm"; }
+    /// "peers/softmax/b:1/n:2048/d:64/h:12/threads:1"
+    std::string name(index threads) const {
+        std::ostringstream text;
+        text << "peers/" << kind << "/b:" << batch << "/n:" << n << "/d:" << d << "/h:" << heads << "/threads:" << threads;
+        return text.str();
+    }
     std::string described(index threads, const std::string& folder) const {
         std::string text = kind;
         for (const auto size : {batch, heads, n, d, threads}) text.append(" ").append(std::to_string(size));
@@ -173,7 +181,7 @@ struct outcome {
 
 class contest {
 public:
-    contest(bool quick, std::string folder) : quick_(quick), folder_(std::move(folder)) {}
+    contest(bool quick, const std::string& filter, std::string folder) : quick_(quick), filter_(filter), folder_(std::move(folder)) {}
 
     void run(index threads) {
         std::vector<std::unique_ptr<peer>> peers;
@@ -186,7 +194,7 @@ public:
         }
         for (const auto& p : peers) present_.insert(p->name() + " " + p->version());
         for (const auto& t : tasks)
-            if (!quick_ || !t.is_long) run(t, threads, peers);
+            if ((!quick_ || !t.is_long) && std::regex_search(t.name(threads), filter_)) run(t, threads, peers);
     }
     bool all_right() const { return all_right_; }
     void print_summary() const {
@@ -194,6 +202,11 @@ public:
         for (const auto& name : present_) std::cout << "timed: " << name << "\n";
         for (const auto& name : missing_) std::cout << "MISSING: " << name << "\n";
         const auto lost = std::ranges::count_if(outcomes_, [this](const outcome& o) { return o.seconds.median < ours(o).seconds.median; });
+        std::vector<double> spreads;
+        for (const auto& o : outcomes_) spreads.push_back(o.seconds.spread());
+        if (const auto typical = spreads.empty() ? 0 : quartiles_of(spreads).median; typical > 0.1)
+            std::cout << "WARNING: half of the spreads are above " << percent_text(typical)
+                      << ": the machine is busy, these figures are noise in part\n";
         std::cout << "attn is the slower one in " << lost << " of "
                   << std::ranges::count_if(outcomes_, [](const outcome& o) { return o.contestant != "attn"; }) << " comparisons\n";
         for (const auto& o : outcomes_)
@@ -207,9 +220,7 @@ public:
             << "\", \"missing\": " << missing_.size() << ", \"rows\": [";
         const char* separator = "\n";
         for (const auto& o : outcomes_) {
-            const auto& t = o.what;
-            out << std::exchange(separator, ",\n") << "{\"name\": \"peers/" << t.kind << "/b:" << t.batch << "/n:" << t.n << "/d:" << t.d
-                << "/h:" << t.heads << "/threads:" << o.threads << "\", \"contestant\": \"" << o.contestant
+            out << std::exchange(separator, ",\n") << "{\"name\": \"" << o.what.name(o.threads) << "\", \"contestant\": \"" << o.contestant
                 << "\", \"seconds\": " << o.seconds.median << ", \"spread\": " << o.seconds.spread() << ", \"share\": " << o.share
                 << ", \"ours\": " << ours(o).seconds.median / o.seconds.median << ", \"error\": " << o.error
                 << ", \"agrees\": " << (o.agrees ? "true" : "false") << "}";
@@ -277,6 +288,7 @@ private:
     }
 
     bool quick_;
+    std::regex filter_;
     std::string folder_;
     std::set<std::string> present_, missing_;
     std::vector<outcome> outcomes_;
@@ -285,8 +297,15 @@ private:
 
 int run(std::vector<std::string> arguments) {
     const bool quick = std::erase(arguments, "--quick") > 0;
+    std::string filter;
+    std::erase_if(arguments, [&](const std::string& argument) {
+        constexpr std::string_view option = "--filter=";
+        if (!argument.starts_with(option)) return false;
+        filter = argument.substr(option.size());
+        return true;
+    });
     if (arguments.size() != 2 || arguments[1].starts_with("-")) {
-        std::cerr << "usage: attn_peers [--quick] <folder>\n";
+        std::cerr << "usage: attn_peers [--quick] [--filter=REGEX] <folder>\n";
         return 2;
     }
     std::signal(SIGPIPE, SIG_IGN); // a peer that ended is named, and the others go on
@@ -298,10 +317,12 @@ int run(std::vector<std::string> arguments) {
               << "of peak: useful flops, as a share of the FMA peak of as many threads; attn is: how many times as fast; error: from "
                  "attn's answer,\n"
               << "attn's from the reference in double\n";
-    contest all(quick, folder);
-    for (const index threads : {1, 2}) all.run(threads);
+    contest all(quick, filter, folder);
+    for (const index threads : {1, 2}) {
+        all.run(threads);
+        all.write_json(arguments[1] + "/peers.json");
+    }
     all.print_summary();
-    all.write_json(arguments[1] + "/peers.json");
     std::filesystem::remove_all(folder);
     return all.all_right() ? 0 : 1;
 }

@@ -24,6 +24,7 @@ MARKERS = ["o", "s", "^"]
 
 pyplot.rcParams.update({
     "svg.hashsalt": "attn",  # the same figures give the same file
+    "svg.fonttype": "none",
     "savefig.transparent": True,
     "font.size": 9,
     "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
@@ -58,17 +59,22 @@ def sweeps(file):
 
 
 def log_log(operators, counter, label, unit):
-    figure, axes = pyplot.subplots(figsize=(7, 5.5))
+    figure, axes = pyplot.subplots(figsize=(7, 7.5))
     for number, (operator, counters) in enumerate(operators):
         n, values = numpy.array(counters[counter]).T
         style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number // len(COLOURS) % len(MARKERS)]}
         axes.loglog(n, values / unit, label=label(operator, n, values), linewidth=1.3, markersize=3.5, **style)
+    return figure, axes
+
+
+def finish_log_log(axes, operators, label, title):
+    ticks = sorted({n for _, counters in operators for n, _ in counters["seconds"]})
     axes.set_xscale("log", base=2)
-    ticks = sorted({n for _, counters in operators for n, _ in counters[counter]})
     axes.set_xticks(ticks, [str(n) for n in ticks])
     axes.set_xlabel("n")
+    axes.set_ylabel(label)
     axes.grid(True)
-    return figure, axes
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), title=title, fontsize=8)
 
 
 def draw_growth(folder, operators):
@@ -78,15 +84,13 @@ def draw_growth(folder, operators):
     fitted = {operator: exponent(*numpy.array(counters["seconds"]).T) for operator, counters in operators.items()}
     rising = sorted(operators.items(), key=lambda item: -fitted[item[0]])
     figure, axes = log_log(rising, "seconds", lambda operator, n, values: f"{operator}  {fitted[operator]:.2f}", 1e-3)
-    axes.set_ylabel("milliseconds, 2 heads of 64 channels, one thread")
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), title="operator and exponent", fontsize=8)
+    finish_log_log(axes, rising, "milliseconds, 2 heads of 64 channels, one thread", "operator and exponent")
     save(figure, f"{folder}/time_by_n.svg")
 
     figure, axes = log_log(rising, "workspace_bytes", lambda operator, n, values: operator, 1e3)
     n, matrix = numpy.array(max((counters["matrix_bytes"] for _, counters in rising), key=len)).T
     axes.loglog(n, matrix / 1e3, color=INK, linestyle="--", label="n x n scores of one head")
-    axes.set_ylabel("kilobytes besides inputs and output")
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8)
+    finish_log_log(axes, rising, "kilobytes besides inputs and output", "operator")
     save(figure, f"{folder}/memory_by_n.svg")
 
 
