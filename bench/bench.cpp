@@ -73,7 +73,7 @@ int run(std::vector<std::string> arguments) {
     arguments.insert(arguments.begin() + 1,
                      {std::string("--benchmark_repetitions=") + (quick ? "3" : "21"), "--benchmark_min_time=" ATTN_BENCH_SECONDS});
     if (quick)
-        arguments.insert(arguments.begin() + 1, "--benchmark_filter=-^(linformer_table|versus_softmax|norm_and_linear)/|/memory/|_1x5/");
+        arguments.insert(arguments.begin() + 1, "--benchmark_filter=-^(linformer_table|versus_softmax|norm_and_linear|slab_block)/|/memory/|_1x5/");
     std::vector<char*> pointers;
     for (auto& argument : arguments) pointers.push_back(argument.data());
     auto count = static_cast<int>(pointers.size());
