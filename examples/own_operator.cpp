@@ -31,9 +31,9 @@ struct sigmoid_attention {
     /// Everything has been checked; nothing may be allocated. A query is a task: any thread, any order, the same bits.
     template <attn::Scalar T>
     void forward(const attn::inputs<T>& in, const attn::outputs<T>& out, const attn::execution& run) const {
-        const auto [batch, heads, n, d_v] = out.values.shape();
+        const auto batch = out.values.shape().batch, heads = out.values.shape().heads, n = out.values.shape().tokens;
         const auto group = in.keys.shape().heads == 0 ? 1 : heads / in.keys.shape().heads;
-        run.for_each(batch * heads * n, [&, heads = heads, n = n](attn::index task, attn::index /*slice of the workspace*/) {
+        run.for_each(batch * heads * n, [&](attn::index task, attn::index /*slice of the workspace*/) {
             const auto b = task / (heads * n), h = task / n % heads, i = task % n;
             attend_query<T>(in, out.values, b, h, h / group, i);
         });
