@@ -1,4 +1,5 @@
-// The whole library, but for layer/safetensors.hpp, which reads files. Single headers may be included instead; each compiles alone.
+// Every operator, norm, pattern, score function and executor. What is built of them, layers and blocks, is included by name from layer/.
+// Single headers may be included instead; each compiles alone.
 #pragma once
 
 #include "attention/attention.hpp"
@@ -14,9 +15,6 @@
 #include "attention/sparse_attention.hpp"
 #include "attention/talking_heads_attention.hpp"
 #include "core/tensor.hpp"
-#include "layer/fold.hpp"
-#include "layer/rotary.hpp"
-#include "layer/sinusoidal.hpp"
 #include "norm/fold.hpp"
 #include "norm/gamma_schedule.hpp"
 #include "norm/layer_norm.hpp"

@@ -127,21 +127,28 @@ public:
         std::byte* const slices = run.workspace().bytes().data() + memory.used_bytes();
         constexpr auto most = panel::tile_type::most_queries;
         for (index pass = 0; pass < max_passes<P>; ++pass) {
-            index tiles = 0;
+            index tasks = 0;
             for (index h = 0; h < s.batch * s.heads; ++h) {
-                on_pass(in, h / s.heads, h % s.heads, pass,
-                        [&](const auto&, index step) { tiles = std::max(tiles, tile_count(s.tokens, most, step)); });
+                on_pass(in, h / s.heads, h % s.heads, pass, [&](const auto&, index step) {
+                    tasks = std::max(tasks, (tile_count(s.tokens, most, step) + tiles_of_a_task(s.tokens, step) - 1) /
+                                                tiles_of_a_task(s.tokens, step));
+                });
             }
-            run.for_each(s.batch * s.heads * tiles, [&](index task, index slice) {
-                const auto tile = task % tiles, head = task / tiles % s.heads, batch = task / tiles / s.heads;
+            run.for_each(s.batch * s.heads * tasks, [&](index task, index slice) {
+                const auto head = task / tasks % s.heads, batch = task / tasks / s.heads;
                 on_pass(in, batch, head, pass, [&](const auto& pattern, index step) {
-                    if (tile >= tile_count(s.tokens, most, step)) return;
+                    const auto together = tiles_of_a_task(s.tokens, step), first = task % tasks * together;
+                    const auto end = std::min(first + together, tile_count(s.tokens, most, step));
+                    if (first >= end) return;
                     const auto score = score_at(score_, batch, head);
                     detail::scratch own(slices +
                                         static_cast<std::size_t>(slice) * panel_bytes(s.channels, in.values.shape().channels, score));
                     panel work(own, s.channels, in.values.shape().channels, score);
-                    const auto queries = tile_at(tile, in.positions.first_query[batch], s.tokens, most, step, panel::tile_type::lane_count);
-                    run_tile(in, out, work, pattern, batch, head, queries, earlier, pass);
+                    for (auto tile = first; tile < end; ++tile) {
+                        const auto queries =
+                            tile_at(tile, in.positions.first_query[batch], s.tokens, most, step, panel::tile_type::lane_count);
+                        run_tile(in, out, work, pattern, batch, head, queries, earlier, pass);
+                    }
                 });
             });
         }
@@ -151,6 +158,13 @@ private:
     using bound_score = decltype(score_at(std::declval<const S&>(), 0, 0));
     using panel = softmax_panel<T, Arch, bound_score>;
 
+    /// A residue class's tiles follow each other on one thread, for which its keys are gathered once, as many as are kept.
+    static constexpr index tiles_of_a_task(index queries, index step) {
+        using tile_type = typename panel::tile_type;
+        if (step == 1) return 1;
+        return std::clamp<index>(tile_count(queries / step, tile_type::most_queries), 1,
+                                 tile_type::most_kept / tile_type::most_queries + 1);
+    }
     static std::size_t panel_bytes(index key_channels, index value_channels, const bound_score& score) {
         detail::scratch memory;
         panel(memory, key_channels, value_channels, score);
@@ -186,7 +200,7 @@ private:
         };
         const double factor = scale_ * (panel::scored ? 1.0 : std::numbers::log2e);
         work.tile().begin(tile, rows_of_tile(in.queries, first_row), rows_of(in.keys, batch, kv_head), rows_of(in.values, batch, kv_head),
-                          first_key, static_cast<T>(factor));
+                          first_key, in.keys.shape().tokens, static_cast<T>(factor));
         // A panel may be too short for the hardware to foresee the rows that end it, and those that begin the next.
         const auto results = rows_of_tile(out.values, first_row);
         auto& ahead = work.tile().ahead();
