@@ -41,7 +41,7 @@ static_assert(!Norm<batch_norm_statistics>);
 
 } // namespace
 
-TEMPLATE_TEST_CASE("every norm: the same bits for any executor", "[norm][portable][parallel]", float, double) {
+TEMPLATE_TEST_CASE("every norm: the same bits for any executor", "[norm][parallel]", float, double) {
     for (const auto& s : {shape{2, 3, 131, 65}, shape{1, 1, 1, 3}, shape{1, 1, 700, 192}, shape{0, 1, 3, 5}}) {
         const auto x = random_rows<TestType>(s, 5);
         every_norm<TestType>(s.channels).each([&](const auto& norm) {
@@ -57,7 +57,7 @@ TEMPLATE_TEST_CASE("every norm: the same bits for any executor", "[norm][portabl
     }
 }
 
-TEMPLATE_TEST_CASE("every norm: the same bits in any layout, in place and apart, and nothing beside is written", "[norm][portable]", float, double) {
+TEMPLATE_TEST_CASE("every norm: the same bits in any layout, in place and apart, and nothing beside is written", "[norm]", float, double) {
     for (const auto& s : {shape{2, 3, 7, 19}, shape{1, 2, 33, 64}, shape{2, 1, 1, 1}, shape{1, 4, 0, 8}}) {
         const auto x = random_rows<TestType>(s, 6);
         every_norm<TestType>(s.channels).each([&](const auto& norm) {
@@ -80,7 +80,7 @@ TEMPLATE_TEST_CASE("every norm: the same bits in any layout, in place and apart,
     }
 }
 
-TEMPLATE_TEST_CASE("every norm: rows repeated, backwards and of an Eigen matrix", "[norm][portable]", float, double) {
+TEMPLATE_TEST_CASE("every norm: rows repeated, backwards and of an Eigen matrix", "[norm]", float, double) {
     using matrix = Eigen::Matrix<TestType, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
     matrix x = matrix::Random(11, 21), out(11, 21);
     tensor<TestType> backwards({1, 1, 11, 21}), copied({1, 1, 11, 21});
@@ -91,7 +91,8 @@ TEMPLATE_TEST_CASE("every norm: rows repeated, backwards and of an Eigen matrix"
         normalise(norm, view(x), view(out));
         CHECK(std::equal(out.data(), out.data() + out.size(), expected.data()));
         const shape s{.tokens = 11, .channels = 21};
-        normalise(norm, tensor_view<const TestType>(x.data() + 10 * 21, s, {0, 0, -21, 1}), tensor_view<TestType>(backwards.data() + 10 * 21, s, {0, 0, -21, 1}));
+        normalise(norm, tensor_view<const TestType>(x.data() + 10 * 21, s, {0, 0, -21, 1}),
+                  tensor_view<TestType>(backwards.data() + 10 * 21, s, {0, 0, -21, 1}));
         if (norm.name == "batch_norm") return; // whose statistics, if its own, are of other rows or in another order
         CHECK(std::equal(out.data(), out.data() + out.size(), backwards.data()));
         const auto repeated = normalise(norm, tensor_view<const TestType>(x.data(), {2, 3, 11, 21}, {0, 0, 21, 1}));
@@ -114,7 +115,7 @@ TEMPLATE_TEST_CASE("every norm: results large enough to be written past the cach
 }
 
 #ifdef ATTN_COUNTS_ALLOCATIONS
-TEMPLATE_TEST_CASE("every norm: inference allocates nothing", "[norm][portable]", float, double) {
+TEMPLATE_TEST_CASE("every norm: inference allocates nothing", "[norm]", float, double) {
     const auto x = random_rows<TestType>({2, 2, 300, 33}, 5);
     tensor<TestType> out(x.shape());
     thread_pool pool(3);
