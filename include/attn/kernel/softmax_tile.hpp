@@ -62,8 +62,24 @@ public:
         keys_ = keys;
         values_ = values;
         first_key_ = first_key;
+        key_count_ = key_count;
         softmax_.reset((tile.count + lane_count - 1) / lane_count);
         transpose_rows<T, Arch>(queries, tile.count, key_channels_, factor, queries_, stride());
+    }
+    /// Asks for what lies behind position `key`, the end of what the panel visits: as many keys as it has queries, which with a window or
+    /// causal the next panel is the first to read. Called before the panel's last tile is pushed, which is to have asked for everything.
+    void fetch_beyond(index key) {
+        const auto row = key - first_key_, count = std::min(tile_.count, (key_count_ - row + tile_.step - 1) / tile_.step);
+        const auto add = [&](row_block<const T> rows, index channels) {
+            rows.data += row * rows.row_stride;
+            rows.row_stride *= tile_.step;
+            ahead_.add({rows, count, channels});
+        };
+        if (count > 0) {
+            add(keys_, key_channels_);
+            add(values_, value_channels_);
+        }
+        ahead_.spread(rows_ / grain + tile_.count / traits::max_rows(traits::max_columns));
     }
     /// What the panel asks for while it computes.
     panel_ahead<T>& ahead() { return ahead_; }
@@ -243,7 +259,7 @@ private:
     panel_ahead<T> ahead_;
     query_tile tile_{};
     row_block<const T> keys_{}, values_{};
-    index first_key_ = 0, residue_ = 0;
+    index first_key_ = 0, key_count_ = 0, residue_ = 0;
     bool keeps_ = false;
     index kept_keys_ = 0, kept_values_ = 0; ///< of the residue class, from its first key
     index rows_ = 0;

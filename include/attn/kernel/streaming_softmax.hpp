@@ -25,7 +25,12 @@ public:
     /// protect from the value of a hidden key: if a sum is not finite, the panel is done again with every hidden key left out.
     online_softmax<T, Arch>& run(const Pattern auto& pattern, index first_key, index keys) {
         for (careful_ = false;; careful_ = true) {
-            for_each_run(pattern, tile_.queries(), first_key, keys, tile_type::grain, [&](const key_run& run) { append(pattern, run); });
+            index end = first_key + keys;
+            for_each_run(pattern, tile_.queries(), first_key, keys, tile_type::grain, [&](const key_run& run) {
+                end = run.first + run.count * run.step;
+                append(pattern, run);
+            });
+            if (!careful_) tile_.fetch_beyond(end);
             push();
             if (careful_ || tile_.softmax().has_finite_values(tile_.queries().count)) return tile_.softmax();
             tile_.begin_again();

@@ -64,11 +64,12 @@ template <Scalar T>
 class panel_ahead {
 public:
     void add(const rows_ahead<const T>& rows) {
+        if (rows.lines() <= 0) return;
         lines_ += rows.lines();
         rows_[count_++] = rows;
     }
-    /// So many lines a step that all are under way after `steps` steps, but never a burst.
-    void spread(index steps) { pace_ = std::clamp<index>(lines_ / std::max<index>(1, steps) + 1, 4, 20); }
+    /// So many lines a step that all that are left are under way after `steps` steps, but never a burst.
+    void spread(index steps) { pace_ = std::clamp<index>(lines_ / std::max<index>(1, steps) + 1, 4, 32); }
     void step() {
         if (next_ < count_) fetch();
     }
@@ -76,13 +77,15 @@ public:
 private:
     [[gnu::noinline]] void fetch() {
         for (index lines = pace_; next_ < count_;) {
-            lines = rows_[next_].fetch(lines);
+            const auto left = rows_[next_].fetch(lines);
+            lines_ -= lines - left;
+            lines = left;
             if (lines == 0) return;
             ++next_;
         }
     }
 
-    std::array<rows_ahead<const T>, 4> rows_;
+    std::array<rows_ahead<const T>, 6> rows_;
     std::size_t count_ = 0, next_ = 0;
     index lines_ = 0, pace_ = 0;
 };
