@@ -21,8 +21,9 @@ public:
     }
 
     index lines() const { return rows_ * ((channels_ + line - 1) / line); }
-    /// Asks for so many lines more; how many of them were not there to ask for.
-    index fetch(index count) {
+    /// Asks for so many lines more; how many of them were not there to ask for. A call between a micro-kernel's steps would make it put its
+    /// registers aside.
+    [[gnu::always_inline]] index fetch(index count) {
         for (; count > 0 && rows_ > 0; --count) {
             simd::prefetch(row_ + at_);
             at_ += line;
@@ -51,7 +52,7 @@ struct work_ahead {
         constexpr index between = 24 * 16; // of a tile between two calls of fetch
         lines_each = (std::max(first.lines(), second.lines()) * between + multiply_adds) / std::max<index>(1, multiply_adds);
     }
-    void fetch() {
+    [[gnu::always_inline]] void fetch() {
         first.fetch(lines_each);
         second.fetch(lines_each);
     }

@@ -32,7 +32,10 @@ inline constexpr int register_count =
 #endif
 
 /// Asks for the cache line at an address that may be read soon; any address is fine.
-inline void prefetch(const void* address) { __builtin_prefetch(address); }
+[[gnu::always_inline]] inline void prefetch(const void* address) {
+    __builtin_prefetch(address);
+    asm volatile(""); // gcc 12 takes a function that only prefetches for one without effect, and drops the calls of it
+}
 
 /// Ends a series of `lanes::store_streaming`.
 inline void finish_streaming() {
