@@ -80,26 +80,17 @@ public:
         if (s.mixes_weights) mixings.weights.load(weights_mix, weights_bias, 1);
         std::byte* const slices = run.workspace().bytes().data() + memory.used_bytes();
         const auto bytes = slice_bytes(shapes, roomy);
-        const auto parts = parts_of(n, roomy);
 
         index tasks = 0;
         const auto tiles_of = [&](index step) { return tile_count(n, tile_type::most_queries, step); };
         const auto step_of_entry = [&](index b) { return over_heads<P>{pattern, b, s.heads}.common_step(); };
-        for (index b = 0; b < batch; ++b) tasks = std::max(tasks, (tiles_of(step_of_entry(b)) + parts - 1) / parts);
+        for (index b = 0; b < batch; ++b) tasks = std::max(tasks, tiles_of(step_of_entry(b)));
         run.for_each(batch * tasks, [&](index task, index slice) {
-            const auto b = task / tasks, step = step_of_entry(b);
-            const auto first = task % tasks * parts, last = std::min(first + parts, tiles_of(step));
+            const auto b = task / tasks, t = task % tasks, step = step_of_entry(b);
+            if (t >= tiles_of(step)) return;
             detail::scratch own(slices + static_cast<std::size_t>(slice) * bytes);
-            panels work(*this, own, s, mixings, parts, roomy);
-            std::array<query_tile, most_parts> tiles{};
-            for (index t = first; t < last; ++t)
-                tiles[static_cast<std::size_t>(t - first)] =
-                    tile_at(t, in.positions.first_query[b], n, tile_type::most_queries, step, tile_type::lane_count);
-            const std::span given(tiles.data(), static_cast<std::size_t>(std::max<index>(0, last - first)));
-            if (step == 1 && !given.empty()) work.run(in, out, b, given);
-            // Residue classes see different keys, so that their panels have no blocks in common.
-            else
-                for (const auto& tile : given) work.run(in, out, b, {&tile, 1});
+            panel(*this, own, s, mixings, roomy)
+                .run(in, out, b, tile_at(t, in.positions.first_query[b], n, tile_type::most_queries, step, tile_type::lane_count));
         });
     }
 
@@ -110,10 +101,6 @@ private:
     using lanes = simd::lanes<T, Arch>;
     static constexpr bool scored = !std::same_as<bound_score, identity_score>;
     static constexpr bool differs_by_head = attn::detail::HasAt<P>;
-    /// Panels that walk the keys in lock-step, so that a block of keys and values comes from memory once for all of them. Of few queries it
-    /// is not worth the fewer tasks: their keys and values stay in the caches.
-    static constexpr index most_parts = 2;
-    static constexpr index parts_of(index queries, bool roomy) { return roomy && queries > 512 ? most_parts : 1; }
 
     index heads_of(const input_shapes& s) const { return logits_mix.data() ? logits_mix.shape().tokens : s.queries.heads; }
     talking_heads_shape tile_shape(const input_shapes& s) const {
@@ -134,129 +121,106 @@ private:
     }
     std::size_t slice_bytes(const input_shapes& s, bool roomy) const {
         detail::scratch memory;
-        panels(*this, memory, tile_shape(s), {}, parts_of(s.queries.tokens, roomy), roomy);
+        panel(*this, memory, tile_shape(s), {}, roomy);
         return memory.used_bytes();
     }
 
-    /// One thread's work on one panel, or on several in lock-step.
-    class panels {
+    /// One thread's work on one panel of queries.
+    class panel {
     public:
-        panels(const talking_heads& call, detail::scratch& memory, const talking_heads_shape& s,
-               const talking_heads_mixings<T, Arch>& mixings, index parts, bool roomy)
-            : call_(call), shape_(s), mixings_(mixings), keeps_(roomy && s.mixes_weights), step_(tile_type::step_memory::take(memory, s)),
-              tiles_(take_tiles(memory, s, step_, parts, keeps_)),
-              visible_(memory.take<std::uint64_t>((differs_by_head ? s.heads : 1) * tiles_[0].block_keys())) {
+        panel(const talking_heads& call, detail::scratch& memory, const talking_heads_shape& s,
+              const talking_heads_mixings<T, Arch>& mixings, bool roomy)
+            : call_(call), shape_(s), mixings_(mixings), keeps_(roomy && s.mixes_weights), tile_(memory, s, keeps_),
+              visible_(memory.take<std::uint64_t>((differs_by_head ? s.heads : 1) * tile_.block_keys())) {
             detail::scratch sizes;
-            if (s.heads > 0) score_type::take(sizes, score_at(call.score, 0, 0), tiles_[0].block_keys());
+            if (s.heads > 0) score_type::take(sizes, score_at(call.score, 0, 0), tile_.block_keys());
             score_memory_ = memory.take<std::byte>(static_cast<index>(sizes.used_bytes()));
         }
 
-        /// Of neighbouring panels. 0 * NaN is NaN, so a weight of 0 does not protect from the value of a hidden key: if a sum is not
-        /// finite, all is done again with every hidden key left out.
-        void run(const inputs<T>& in, const outputs<T>& out, index batch, std::span<const query_tile> queries) {
+        /// 0 * NaN is NaN, so a weight of 0 does not protect from the value of a hidden key: if a sum is not finite, all is done again with
+        /// every hidden key left out.
+        void run(const inputs<T>& in, const outputs<T>& out, index batch, const query_tile& queries) {
             first_key_ = in.positions.first_key[batch];
-            parts_ = std::ssize(queries);
-            const auto factor = static_cast<T>(call_.scale * (scored ? 1.0 : std::numbers::log2e));
-            for_each_part(
-                [&](tile_type& tile, index p) { tile.begin(queries[static_cast<std::size_t>(p)], in, out, batch, factor, p, parts_); });
+            tile_.begin(queries, in, batch, static_cast<T>(call_.scale * (scored ? 1.0 : std::numbers::log2e)));
             for (careful_ = false;; careful_ = true) {
-                for_each_part([&](tile_type& tile, index) {
-                    tile.reset_states();
-                    tile.reset_values();
+                tile_.reset_states();
+                tile_.reset_values();
+                for_each_block([&](const weight_block<T>& block) {
+                    compute_weights(block);
+                    if (!shape_.mixes_weights) tile_.add_values(block, mixings_, careful_);
                 });
-                for_each_block([&](tile_type& tile, const weight_block<T>& block) {
-                    compute_weights(tile, block);
-                    if (!shape_.mixes_weights) tile.add_values(block, mixings_, careful_);
-                });
-                for_each_part([&](tile_type& tile, index) { finish_states(tile, in, out, batch); });
+                finish_states(in, out);
                 if (shape_.mixes_weights) {
-                    for_each_block([&](tile_type& tile, const weight_block<T>& block) {
-                        if (!keeps_) compute_weights(tile, block);
-                        tile.add_values(block, mixings_, careful_);
+                    for_each_block([&](const weight_block<T>& block) {
+                        if (!keeps_) compute_weights(block);
+                        tile_.add_values(block, mixings_, careful_);
                     });
                 }
-                bool finite = true;
-                for_each_part([&](tile_type& tile, index) { finite = finite && tile.has_finite_values(); });
-                if (careful_ || finite) break;
+                if (write_values(in, out) || careful_) break;
             }
-            for_each_part([&](tile_type& tile, index) { write_values(tile, in, out, batch); });
         }
 
     private:
-        /// Those beyond `parts` have no memory.
-        static std::array<tile_type, most_parts> take_tiles(detail::scratch& memory, const talking_heads_shape& s,
-                                                            const typename tile_type::step_memory& step, index parts, bool keeps) {
-            detail::scratch none;
-            tile_type first(memory, s, step, keeps);
-            return {first, tile_type(parts > 1 ? memory : none, s, step, keeps)};
-        }
-        template <class F>
-        void for_each_part(F&& f) {
-            for (index p = 0; p < parts_; ++p) f(tiles_[static_cast<std::size_t>(p)], p);
-        }
-        /// Calls f(tile, block) for the blocks of keys that any head of a panel sees.
+        /// Calls f(block) for the blocks of keys that any head sees.
         template <class F>
         void for_each_block(F&& f) {
-            const over_heads<P> any_head{call_.pattern, tiles_[0].batch(), shape_.heads};
-            const auto most = tiles_[0].block_keys();
-            query_tile all = tiles_[0].queries();
-            for (index p = 1; p < parts_; ++p) all.count += tiles_[static_cast<std::size_t>(p)].queries().count;
+            const auto most = tile_.block_keys();
             index number = 0;
-            for_each_run(any_head, all, first_key_, shape_.keys, most, [&](key_run run) {
-                for (; run.count > 0; run.first += most * run.step, run.count -= most, ++number) {
-                    auto keys = run;
-                    keys.count = std::min(most, run.count);
-                    for_each_part([&](tile_type& tile, index) {
-                        // What the panels see together need not be what each of them sees.
-                        const auto seen = run.full || parts_ == 1 ? visibility(run.full, false)
-                                                                  : any_head.visible(tile.queries().positions(), keys.positions());
-                        if (seen.is_none()) return;
-                        keys.full = seen.is_all();
-                        f(tile, tile.block(number, keys, keys.full && !looks_at_scores()));
-                    });
-                }
-            });
+            for_each_run(over_heads<P>{call_.pattern, tile_.batch(), shape_.heads}, tile_.queries(), first_key_, shape_.keys, most,
+                         [&](key_run run) {
+                             for (; run.count > 0; run.first += most * run.step, run.count -= most, ++number) {
+                                 auto keys = run;
+                                 keys.count = std::min(most, run.count);
+                                 f(tile_.block(number, keys, keys.full && !looks_at_scores()));
+                             }
+                         });
         }
-        /// The first pass of a panel is over.
-        void finish_states(tile_type& tile, const inputs<T>& in, const outputs<T>& out, index batch) {
-            const auto& queries = tile.queries();
-            tile.finish_states([&](index c) {
+        /// The first pass is over.
+        void finish_states(const inputs<T>& in, const outputs<T>& out) {
+            const auto& queries = tile_.queries();
+            tile_.finish_states([&](index c) {
                 return call_.sinks.empty() ? -std::numeric_limits<T>::infinity() : static_cast<T>(call_.sinks[static_cast<std::size_t>(c)]);
             });
-            const auto row = queries.first - in.positions.first_query[batch];
+            const auto row = queries.first - in.positions.first_query[tile_.batch()];
             if (out.log_sum_exp.data())
                 for (index c = 0; c < shape_.heads; ++c)
                     for (index q = 0; q < queries.count; ++q)
-                        out.log_sum_exp(batch, c, row + q * queries.step, 0) = tile.state(c).log_sum_exp(q);
-            if (shape_.mixes_weights && !keeps_) tile.reset_states();
+                        out.log_sum_exp(tile_.batch(), c, row + q * queries.step, 0) = tile_.state(c).log_sum_exp(q);
+            if (shape_.mixes_weights && !keeps_) tile_.reset_states();
         }
-        void write_values(const tile_type& tile, const inputs<T>& in, const outputs<T>& out, index batch) const {
-            const auto& queries = tile.queries();
-            const auto row = queries.first - in.positions.first_query[batch];
-            for (index e = 0; e < shape_.value_heads; ++e)
+        /// Writes head by head what is still in the caches from the look at it; whether all of it is finite.
+        bool write_values(const inputs<T>& in, const outputs<T>& out) {
+            const auto& queries = tile_.queries();
+            const auto row = queries.first - in.positions.first_query[tile_.batch()];
+            bool finite = true;
+            tile_.finish_values();
+            for (index e = 0; e < shape_.value_heads; ++e) {
+                finite = finite && tile_.has_finite_values(e);
                 for (index q = 0; q < queries.count; ++q)
-                    write_row<false, T, Arch>(tile.values(e, q), shape_.value_channels, tile.factor(e, q), T{0},
-                                              out.values.row(batch, e, row + q * queries.step), out.values.strides().channel);
+                    write_row<false, T, Arch>(tile_.values(e, q), shape_.value_channels, tile_.factor(e, q), T{0},
+                                              out.values.row(tile_.batch(), e, row + q * queries.step), out.values.strides().channel);
+            }
+            return finite;
         }
         /// Whether a score of -infinity must be told from a low one: where values of hidden keys are left out, or get no bias.
         bool looks_at_scores() const { return careful_ || !call_.weights_bias.empty(); }
 
-        void compute_weights(tile_type& tile, const weight_block<T>& block) {
-            if (!block.all_seen) find_visible(tile, block);
-            tile.multiply_keys(block, mixings_.logits);
+        void compute_weights(const weight_block<T>& block) {
+            if (!block.all_seen) find_visible(block);
+            tile_.multiply_keys(block, mixings_.logits);
             if (scored || !block.keys.full)
-                for (index c = 0; c < shape_.heads; ++c) adjust_scores(tile, block, c);
-            if (looks_at_scores()) tile.find_seen(block);
-            tile.push_scores(block);
+                for (index c = 0; c < shape_.heads; ++c) adjust_scores(block, c);
+            if (looks_at_scores()) tile_.find_seen(block);
+            tile_.push_scores(block);
         }
         /// One bit per query and key, by head if the pattern differs, and for any head.
-        [[gnu::noinline]] void find_visible(const tile_type& tile, const weight_block<T>& block) {
-            const auto queries = tile.template positions_from<tile_type::most_queries>(0);
+        [[gnu::noinline]] void find_visible(const weight_block<T>& block) {
+            const auto queries = tile_.template positions_from<tile_type::most_queries>(0);
             const auto present = simd::lane_bits::first(queries.count);
             std::fill_n(block.seen, block.keys.count, block.keys.full ? present.value : 0);
             if (block.keys.full) return;
             for (index c = 0; c < (differs_by_head ? shape_.heads : 1); ++c) {
-                const auto here = narrowed(at(call_.pattern, tile.batch(), c), tile.queries().positions(), block.keys.positions());
+                const auto here = narrowed(at(call_.pattern, tile_.batch(), c), tile_.queries().positions(), block.keys.positions());
                 for (index j = 0; j < block.keys.count; ++j) { // a pattern may answer with one bool for all queries
                     const auto bits = (present && here.visible(queries, block.keys.first + j * block.keys.step)).value;
                     visible(c)[j] = bits;
@@ -264,19 +228,19 @@ private:
                 }
             }
         }
-        std::uint64_t* visible(index head) const { return visible_ + (differs_by_head ? head * tiles_[0].block_keys() : 0); }
+        std::uint64_t* visible(index head) const { return visible_ + (differs_by_head ? head * tile_.block_keys() : 0); }
 
         /// The score function of one head, and the mask of its pattern.
-        [[gnu::noinline]] void adjust_scores(const tile_type& tile, const weight_block<T>& block, index head) {
+        [[gnu::noinline]] void adjust_scores(const weight_block<T>& block, index head) {
             detail::scratch memory(score_memory_);
-            auto function = score_type::take(memory, score_at(call_.score, tile.batch(), head), tile.block_keys());
+            auto function = score_type::take(memory, score_at(call_.score, tile_.batch(), head), tile_.block_keys());
             const auto* const seen = visible(head);
-            for (index reg = 0; reg < tile.registers(); ++reg) {
+            for (index reg = 0; reg < tile_.registers(); ++reg) {
                 const auto lane = reg * tile_type::lane_count;
-                const auto queries = tile.template positions_from<tile_type::lane_count>(lane);
-                function.load(tile.queries().part(lane, tile_type::lane_count), block.keys);
+                const auto queries = tile_.template positions_from<tile_type::lane_count>(lane);
+                function.load(tile_.queries().part(lane, tile_type::lane_count), block.keys);
                 for (index j = 0; j < block.keys.count; ++j) {
-                    T* const at = tile.weights(block, head) + j * tile.stride() + lane;
+                    T* const at = tile_.weights(block, head) + j * tile_.stride() + lane;
                     auto x = lanes::load(at);
                     if constexpr (scored)
                         x = function(x, queries, block.keys.first + j * block.keys.step, j) * lanes(std::numbers::log2e_v<T>);
@@ -290,11 +254,10 @@ private:
         const talking_heads_shape& shape_;
         const talking_heads_mixings<T, Arch>& mixings_;
         bool keeps_, careful_ = false;
-        typename tile_type::step_memory step_;
-        std::array<tile_type, most_parts> tiles_;
+        tile_type tile_;
         std::uint64_t* visible_;
         std::byte* score_memory_ = nullptr;
-        index first_key_ = 0, parts_ = 1;
+        index first_key_ = 0;
     };
 };
 
