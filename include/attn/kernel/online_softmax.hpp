@@ -49,13 +49,13 @@ struct online_softmax {
         state.values = memory.take<T>(queries * value_stride);
         return state;
     }
+    /// No key has been seen. What `values` holds is then nobody's: the first weighted values replace it.
     void reset(index panel_registers) {
         registers = panel_registers;
         const auto queries = registers * lanes::size;
         std::fill_n(maximum, queries, lowest_maximum<T>);
         std::fill_n(next_maximum, queries, lowest_maximum<T>);
         std::fill_n(sum, queries, T{0});
-        std::fill_n(values, queries * value_stride, T{0});
     }
 
     /// Raises the maxima to scores[rows][queries], before they become weights.
@@ -81,9 +81,12 @@ struct online_softmax {
                 m[c].store(maximum + at);
                 l[c] = lanes::load(sum + at) * shrink;
             });
-            for (index j = 0; j < rows; ++j) {
+            // What the stores might overlap would be read anew in each turn: so nothing but locals here.
+            const index stride = registers * lanes::size;
+            T* row = scores + first * lanes::size;
+            for (T* const end = row + rows * stride; row != end; row += stride) {
                 simd::unroll<Columns>([&](auto c) {
-                    T* const x = scores + (j * registers + first + c) * lanes::size;
+                    T* const x = row + c * lanes::size;
                     const lanes weight = simd::exp2_nonpositive(lanes::load(x) - m[c]);
                     weight.store(x);
                     l[c] = l[c] + weight;
@@ -92,20 +95,13 @@ struct online_softmax {
             simd::unroll<Columns>([&](auto c) { l[c].store(sum + (first + c) * lanes::size); });
         });
     }
-    /// False if a value of NaN or infinity has come into the sums of the first `queries` rows, be it by a weight of 0.
-    bool has_finite_values(index queries) const {
-        lanes zero(T{0});
-        for (index at = 0; at < queries * value_stride; at += lanes::size) zero = fma(lanes::load(values + at), lanes(T{0}), zero);
-        constexpr auto all = (std::uint64_t{1} << lanes::size) - 1;
-        return ((zero == lanes(T{0})).bits().value & all) == all;
-    }
-
-    /// Ends the panel: row q of the output is factor[q] * values[q]. The sink, in natural units and -infinity for none, adds exp(sink)
+    /// Ends the panel: row q of the output is last_factor[q] * values[q]. The sink, in natural units and -infinity for none, adds exp(sink)
     /// to every denominator, as a key without a value would.
-    void finish(T sink) {
+    void finish(T sink) { finish(sink, factor); }
+    void finish(T sink, T* last_factor) {
         const bool has_sink = sink > -std::numeric_limits<T>::infinity();
         const lanes sink_score = has_sink ? sink * std::numbers::log2e_v<T> : lowest_maximum<T>, sink_weight = has_sink ? T{1} : T{0};
-        for (index at = 0; at < registers * lanes::size; at += lanes::size) merge_register(at, sink_score, sink_weight).store(factor + at);
+        for (index at = 0; at < registers * lanes::size; at += lanes::size) merge_register(at, sink_score, sink_weight).store(last_factor + at);
     }
     /// Ends the panel of a later set of keys, after an earlier set whose m and l were earlier_maximum and earlier_sum: row q of the
     /// output becomes earlier_sum[q] * row q so far + factor[q] * values[q].

@@ -16,8 +16,12 @@ struct score_tile {
     using lanes = simd::lanes<T, Arch>;
     F function;
 
-    static score_tile take(detail::scratch&, const F& f, index) { return {f}; }
-    /// Makes ready for a run of keys and one register of queries.
+    static score_tile take(detail::scratch&, const F& f, index, T = 1) { return {f}; }
+    /// The score function of another head, or batch entry, in the same memory.
+    score_tile rebound(const F& f) const { return {f}; }
+    /// Makes ready for a panel of queries and all keys that it may see.
+    void begin(const query_tile&, index, index) {}
+    /// Makes ready for a run of keys and one register of the panel's queries.
     void load(const query_tile&, const key_run&) {}
     /// New scores of that register with one key, which is the row-th of the run.
     [[gnu::always_inline]] lanes operator()(lanes score, const simd::query_lanes<T, Arch>& query, index key, index) const {
@@ -30,24 +34,66 @@ template <Scalar T, class Arch, class U>
 struct score_tile<T, Arch, head_bias<U>> {
     using lanes = simd::lanes<T, Arch>;
     head_bias<U> function;
-    T* tile = nullptr;
+    T* memory = nullptr;
+    T unit = 1;              ///< what scores are multiples of: the bias is multiplied by it
+    const T* tile = nullptr; ///< of the run of keys and the register of queries at hand
+    index stride = 0;        ///< from key to key
 
-    static score_tile take(detail::scratch& memory, const head_bias<U>& f, index most_keys) {
-        return {f, memory.take<T>(most_keys * lanes::size)};
+    /// A panel of few keys is transposed at once, and kept for the next batch entry if it has the same bias.
+    static constexpr index most_kept = 256; ///< registers
+    row_block<const U> kept{};
+    index kept_queries = 0, kept_keys = 0, first_query = 0, first_key = 0;
+
+    static score_tile take(detail::scratch& memory, const head_bias<U>& f, index most_keys, T unit = 1) {
+        return {f, memory.take<T>(std::max(most_keys, most_kept) * lanes::size), unit};
     }
-    void load(const query_tile& queries, const key_run& keys) {
+    score_tile rebound(const head_bias<U>& f) const {
+        auto result = *this;
+        result.function = f;
+        return result;
+    }
+    void begin(const query_tile& queries, index first, index keys) {
+        const auto registers = (queries.count + lanes::size - 1) / lanes::size;
+        const bool keeps = queries.step == 1 && registers * keys <= most_kept;
+        const auto block = rows(queries, {first, keys, 1, true});
+        const bool same = block.data == kept.data && block.row_stride == kept.row_stride && block.channel_stride == kept.channel_stride &&
+                          queries.count == kept_queries && keys == kept_keys;
+        first_query = queries.first;
+        first_key = first;
+        if (keeps && !same) {
+            stride = registers * lanes::size;
+            transpose_rows<T, Arch>(block, queries.count, keys, unit, memory, stride);
+        }
+        kept = block;
+        kept_queries = keeps ? queries.count : 0;
+        kept_keys = keys;
+    }
+    row_block<const U> rows(const query_tile& queries, const key_run& keys) const {
         const auto& f = function;
-        const row_block<const U> block{f.data + (queries.first - f.first_query) * f.query_stride +
-                                           (keys.first - f.first_key) * f.key_stride,
-                                       f.query_stride * queries.step, f.key_stride * keys.step};
+        return {f.data + (queries.first - f.first_query) * f.query_stride + (keys.first - f.first_key) * f.key_stride,
+                f.query_stride * queries.step, f.key_stride * keys.step};
+    }
+    bool keeps_panel() const { return kept_queries > 0; }
+    void load(const query_tile& queries, const key_run& keys) {
+        if (keeps_panel()) {
+            tile = memory + (keys.first - first_key) * stride + queries.first - first_query;
+            return;
+        }
+        tile = memory;
+        stride = lanes::size;
         // Every row is a stream of its own. More than a register of them at once are more than the hardware follows: a whole panel by
         // 16 keys took 9 % longer.
         constexpr index ahead = 64;
-        transpose_rows<T, Arch>(block, queries.count, keys.count, T{1}, tile, lanes::size, ahead);
+        transpose_rows<T, Arch>(rows(queries, keys), queries.count, keys.count, unit, memory, stride, ahead);
     }
     [[gnu::always_inline]] lanes operator()(lanes score, const simd::query_lanes<T, Arch>&, index, index row) const {
-        const lanes bias = lanes::load(tile + row * lanes::size);
+        const lanes bias = lanes::load(tile + row * stride);
         return select(bias == lanes(-std::numeric_limits<T>::infinity()), bias, score + bias);
+    }
+    /// The score, to which the bias has been added, unless it hides the key.
+    [[gnu::always_inline]] lanes hide(lanes score, index row) const {
+        const lanes bias = lanes::load(tile + row * stride);
+        return select(bias == lanes(-std::numeric_limits<T>::infinity()), bias, score);
     }
 };
 
@@ -56,9 +102,17 @@ struct score_tile<T, Arch, then<F...>> {
     using lanes = simd::lanes<T, Arch>;
     std::tuple<score_tile<T, Arch, F>...> parts;
 
-    static score_tile take(detail::scratch& memory, const then<F...>& f, index most_keys) {
+    static score_tile take(detail::scratch& memory, const then<F...>& f, index most_keys, T = 1) {
         return {std::apply([&](const auto&... part) { return std::tuple{score_tile<T, Arch, F>::take(memory, part, most_keys)...}; },
                            f.functions)};
+    }
+    score_tile rebound(const then<F...>& f) const {
+        return {[&]<std::size_t... I>(std::index_sequence<I...>) {
+            return std::tuple{std::get<I>(parts).rebound(std::get<I>(f.functions))...};
+        }(std::index_sequence_for<F...>{})};
+    }
+    void begin(const query_tile& queries, index first_key, index keys) {
+        std::apply([&](auto&... part) { (part.begin(queries, first_key, keys), ...); }, parts);
     }
     void load(const query_tile& queries, const key_run& keys) {
         std::apply([&](auto&... part) { (part.load(queries, keys), ...); }, parts);

@@ -29,9 +29,12 @@ public:
     using traits = tile_traits<T, Arch>;
     static constexpr index lane_count = lanes::size;
 
-    /// Queries of a panel in registers: so many that Q, the scores and O stay in the nearest caches.
-    static constexpr index most_registers = simd::register_count<Arch> >= 32 ? 3 : 6;
+    /// Queries of a panel in registers: so many that Q, the scores and O stay in the nearest caches. A few more where that makes one panel
+    /// of all queries, so that a window of 49 or 64 reads its keys but once.
+    static constexpr index good_registers = simd::register_count<Arch> >= 32 ? 3 : 6, most_registers = good_registers * 4 / 3;
     static constexpr index most_queries = most_registers * lane_count;
+    /// The most queries of a panel of so many that are there.
+    static constexpr index panel_queries(index queries) { return (queries <= most_queries ? most_registers : good_registers) * lane_count; }
     /// Keys of a tile: enough to hide the loads and stores of O, few enough for the cache. A rest may make it longer.
     static constexpr index good_keys = 128, most_keys = 192;
     /// Keys of a residue class that are gathered but once for the panels of it that follow each other.
@@ -63,7 +66,7 @@ public:
         values_ = values;
         first_key_ = first_key;
         key_count_ = key_count;
-        softmax_.reset((tile.count + lane_count - 1) / lane_count);
+        reset((tile.count + lane_count - 1) / lane_count);
         transpose_rows<T, Arch>(queries, tile.count, key_channels_, factor, queries_, stride());
     }
     /// Asks for what lies behind position `key`, the end of what the panel visits: as many keys as it has queries, which with a window or
@@ -84,7 +87,7 @@ public:
     /// What the panel asks for while it computes.
     panel_ahead<T>& ahead() { return ahead_; }
     /// The same panel once more, from the start.
-    void begin_again() { softmax_.reset(softmax_.registers); }
+    void begin_again() { reset(softmax_.registers); }
     const query_tile& queries() const { return tile_; }
     online_softmax<T, Arch>& softmax() { return softmax_; }
     index registers() const { return softmax_.registers; }
@@ -121,8 +124,14 @@ public:
         return segment;
     }
 
-    /// S^T = K Q^T. Of a partly visible segment, only the registers that see a key of each group of rows.
-    void multiply_keys(const key_segment<T>& segment) {
+    /// What is added to the scores of a segment: numbers[key * stride + query], or nothing.
+    struct added_scores {
+        const T* numbers = nullptr;
+        index stride = 0;
+    };
+    /// S^T = K Q^T + added; raises the maxima to the scores if `raises`. Of a segment that is not full, only the registers are computed
+    /// that see a key of each group of rows.
+    void multiply_keys(const key_segment<T>& segment, const added_scores& added, bool raises) {
         for_each_piece(softmax_.registers, traits::max_columns, [&](index first, index columns) {
             const index most_rows = segment.keys.full ? traits::max_rows(static_cast<int>(columns))
                                                       : std::min<index>(grain, traits::max_rows(static_cast<int>(columns)));
@@ -136,10 +145,7 @@ public:
                 }
                 ahead_.step();
                 with_constant<traits::max_columns>(right - left, [&](auto c) {
-                    with_constant<traits::max_rows(c())>(rows, [&](auto r) {
-                        multiply_rows<r(), c()>(segment.key_rows + row * segment.key_stride, segment.key_stride, left,
-                                                segment.first_row + row);
-                    });
+                    with_constant<traits::max_rows(c())>(rows, [&](auto r) { multiply_rows<r(), c()>(segment, row, left, added, raises); });
                 });
             });
         });
@@ -149,14 +155,39 @@ public:
     void push(bool careful) {
         if (careful) find_seen();
         softmax_.push_scores(scores_, rows_);
+        add_all_values(careful);
+    }
+    /// The same for the last keys of a panel. With `results` the panel ends here, and goes to them straight from the registers. False if a
+    /// value of NaN or infinity has come into its sums, be it by a weight of 0.
+    bool push_last(bool careful, const row_block<T>& results, T sink) {
+        if (careful) find_seen();
+        softmax_.push_scores(scores_, rows_);
+        results_ = results;
+        if (results.data) softmax_.finish(sink, share_.data());
+        zeros_.fill(T{0});
+        last_ = true;
+        add_all_values(careful);
+        last_ = false;
+        return std::all_of(zeros_.begin(), zeros_.end(), [](T x) { return x == 0; });
+    }
+    /// The panel has seen no key.
+    void push_nothing() { std::fill_n(softmax_.values, tile_.count * padded_, T{0}); }
+    /// Whether rows can be results of push_last.
+    bool ends_in(const row_block<T>& results) const { return results.channel_stride == 1 && padded_ == value_channels_; }
+
+private:
+    void reset(index registers) {
+        softmax_.reset(registers);
+        pushed_ = false;
+    }
+    void add_all_values(bool careful) {
         for_each_piece(padded_ / lane_count, traits::max_columns, [&](index first, index columns) {
             with_constant<traits::max_columns>(columns, [&](auto c) { add_values<c()>(first * lane_count, careful); });
         });
         rows_ = 0;
         segment_count_ = 0;
+        pushed_ = true;
     }
-
-private:
     static constexpr index whole_registers(index channels) { return (channels + lane_count - 1) / lane_count * lane_count; }
     static std::uint64_t bits(index first, index count) { return simd::lane_bits::first(count).value << first; }
 
@@ -184,11 +215,17 @@ private:
     }
 
     template <int Rows, int Columns>
-    [[gnu::noinline]] void multiply_rows(const T* rows, index key_stride, index reg, index score_row) const {
+    [[gnu::noinline]] void multiply_rows(const key_segment<T>& segment, index row, index reg, const added_scores& added,
+                                         bool raises) const {
         matrix_tile<Rows, Columns, T, Arch> tile;
         tile.zero();
-        tile.multiply_add(rows, key_stride, unit_stride{}, queries_ + reg * lane_count, stride(), key_channels_);
-        tile.store(scores_ + score_row * stride() + reg * lane_count, stride());
+        const auto lane = reg * lane_count;
+        tile.multiply_add(segment.key_rows + row * segment.key_stride, segment.key_stride, unit_stride{}, queries_ + lane, stride(),
+                          key_channels_);
+        // While the scores are in registers: a pass over them by itself took twice as long.
+        if (added.numbers) tile.add(added.numbers + row * added.stride + lane, added.stride);
+        if (raises) tile.raise(softmax_.next_maximum + lane);
+        tile.store(scores_ + (segment.first_row + row) * stride() + lane, stride());
     }
 
     /// Before the scores become weights: which keys count for which query, by the pattern and by a score of -infinity.
@@ -217,10 +254,9 @@ private:
     }
     /// A group of queries skips the keys before and after those it sees.
     template <int Rows, int Columns>
-    [[gnu::noinline]] void add_weighted_values(index query, index channel) const {
+    [[gnu::noinline]] void add_weighted_values(index query, index channel) {
         matrix_tile<Rows, Columns, T, Arch> tile;
-        T* const output = softmax_.values + query * padded_ + channel;
-        tile.load_scaled(output, padded_, softmax_.factor + query);
+        load_values(tile, query, channel);
         for (const auto& segment : segments()) {
             index first = 0, last = segment.keys.count;
             if (!segment.keys.full) {
@@ -232,14 +268,13 @@ private:
             tile.multiply_add(scores_ + (segment.first_row + first) * stride() + query, unit_stride{}, stride(),
                               segment.value_rows + first * segment.value_stride + channel, segment.value_stride, last - first);
         }
-        tile.store(output, padded_);
+        store_values(tile, query, channel);
     }
     /// The same sum in the same order for one query, but over the keys it sees only.
     template <int Columns>
-    [[gnu::noinline]] void add_seen_values(index query, index channel) const {
+    [[gnu::noinline]] void add_seen_values(index query, index channel) {
         matrix_tile<1, Columns, T, Arch> tile;
-        T* const output = softmax_.values + query * padded_ + channel;
-        tile.load_scaled(output, padded_, softmax_.factor + query);
+        load_values(tile, query, channel);
         for (const auto& segment : segments()) {
             for (index j = 0; j < segment.keys.count; ++j) {
                 const auto row = segment.first_row + j;
@@ -248,13 +283,34 @@ private:
                                       segment.value_rows + j * segment.value_stride + channel, unit_stride{}, 1);
             }
         }
-        tile.store(output, padded_);
+        store_values(tile, query, channel);
+    }
+    template <int Rows, int Columns>
+    [[gnu::always_inline]] void load_values(matrix_tile<Rows, Columns, T, Arch>& tile, index query, index channel) const {
+        if (pushed_)
+            tile.load_scaled(softmax_.values + query * padded_ + channel, padded_, softmax_.factor + query);
+        else
+            tile.zero();
+    }
+    template <int Rows, int Columns>
+    [[gnu::always_inline]] void store_values(matrix_tile<Rows, Columns, T, Arch>& tile, index query, index channel) {
+        if (last_) (lanes::load(zeros_.data()) + tile.times_zero()).store(zeros_.data());
+        if (last_ && results_.data) {
+            tile.scale(share_.data() + query);
+            tile.store(results_.data + query * results_.row_stride + channel, results_.row_stride);
+        } else {
+            tile.store(softmax_.values + query * padded_ + channel, padded_);
+        }
     }
 
     index key_channels_, value_channels_, key_padded_, padded_;
     T *queries_, *scores_, *packed_keys_, *packed_values_;
     std::uint64_t* visible_;
     online_softmax<T, Arch> softmax_;
+    bool pushed_ = false, last_ = false; ///< whether keys have been pushed, whether those at hand are the last
+    row_block<T> results_{};
+    std::array<T, most_queries> share_{};
+    std::array<T, lane_count> zeros_{}; ///< 0 times all sums
 
     panel_ahead<T> ahead_;
     query_tile tile_{};

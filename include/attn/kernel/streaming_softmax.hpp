@@ -5,8 +5,11 @@
 #include "../parallel/executor.hpp"
 #include "../pattern/narrowed.hpp"
 #include "../pattern/passes.hpp"
+#include "head_groups.hpp"
 #include "score_tile.hpp"
 #include "softmax_tile.hpp"
+
+#include <optional>
 
 namespace attn::kernel {
 
@@ -17,22 +20,35 @@ public:
     using tile_type = softmax_tile<T, Arch>;
     using lanes = simd::lanes<T, Arch>;
     static constexpr bool scored = !std::same_as<S, identity_score>;
+    /// A bias is added to scores that log2(e) has been multiplied into; before other score functions it must not be.
+    static constexpr bool adds_bias = requires(score_tile<T, Arch, S>& tile) { tile.keeps_panel(); };
+    static constexpr bool in_powers_of_two = !scored || adds_bias;
 
     softmax_panel(detail::scratch& memory, index key_channels, index value_channels, const S& score)
-        : tile_(memory, key_channels, value_channels), score_(score_tile<T, Arch, S>::take(memory, score, tile_type::most_keys)) {}
+        : tile_(memory, key_channels, value_channels),
+          score_(score_tile<T, Arch, S>::take(memory, score, tile_type::most_keys, in_powers_of_two ? std::numbers::log2e_v<T> : T{1})) {}
 
-    /// The softmax state of a panel that has begun, over all keys that the pattern shows it. 0 * NaN is NaN, so a weight of 0 does not
-    /// protect from the value of a hidden key: if a sum is not finite, the panel is done again with every hidden key left out.
-    online_softmax<T, Arch>& run(const Pattern auto& pattern, index first_key, index keys) {
+    /// Goes on with another batch entry or head.
+    void rebind(const S& score) { score_.emplace(score_->rebound(score)); }
+
+    /// The softmax of a panel that has begun, over all keys that the pattern shows it. With `results` and if it sees a key it is ended with
+    /// the sink and written to them: then the answer is true. 0 * NaN is NaN, so a weight of 0 does not protect from the value of a hidden
+    /// key: if a sum is not finite, the panel is done again with every hidden key left out.
+    bool run(const Pattern auto& pattern, index first_key, index keys, const row_block<T>& results, T sink) {
+        score_->begin(tile_.queries(), first_key, keys);
         for (careful_ = false;; careful_ = true) {
             index end = first_key + keys;
             for_each_run(pattern, tile_.queries(), first_key, keys, tile_type::grain, [&](const key_run& run) {
                 end = run.first + run.count * run.step;
                 append(pattern, run);
             });
+            if (tile_.rows() == 0) {
+                tile_.push_nothing();
+                return false;
+            }
             if (!careful_) tile_.fetch_beyond(end);
-            push();
-            if (careful_ || tile_.softmax().has_finite_values(tile_.queries().count)) return tile_.softmax();
+            multiply();
+            if (tile_.push_last(careful_, results, sink) || careful_) return results.data != nullptr;
             tile_.begin_again();
         }
     }
@@ -63,14 +79,24 @@ private:
     }
     void push() {
         if (tile_.rows() == 0) return;
-        for (const auto& segment : tile_.segments()) {
-            tile_.multiply_keys(segment);
-            if (scored || !segment.keys.full)
-                adjust_scores(segment);
-            else
-                tile_.softmax().raise_maximum(tile_.scores(segment.first_row, 0), segment.keys.count);
-        }
+        multiply();
         tile_.push(careful_);
+    }
+    void multiply() {
+        for (const auto& segment : tile_.segments()) {
+            bool adjusts = scored;
+            typename tile_type::added_scores added;
+            if constexpr (adds_bias) {
+                if (score_->keeps_panel()) {
+                    score_->load(tile_.queries(), segment.keys);
+                    added = {score_->tile, score_->stride};
+                    adjusts = careful_; // -infinity + NaN is NaN: what hides a key does not ask what it holds
+                }
+            }
+            adjusts = adjusts || !segment.keys.full;
+            tile_.multiply_keys(segment, added, !adjusts);
+            if (adjusts) adjust_scores(segment);
+        }
     }
     /// One bit per query and key of a segment that is partly visible.
     [[gnu::noinline]] void find_visible(const Pattern auto& pattern, const key_segment<T>& segment) {
@@ -82,9 +108,11 @@ private:
     }
     /// Applies the score function, and takes hidden keys out of the way.
     [[gnu::noinline]] void adjust_scores(const key_segment<T>& segment) {
+        bool added = false;
+        if constexpr (adds_bias) added = score_->keeps_panel();
         for (index reg = 0; reg < tile_.registers(); ++reg) {
             const auto lane = reg * tile_type::lane_count;
-            score_.load(tile_.queries().part(lane, tile_type::lane_count), segment.keys);
+            score_->load(tile_.queries().part(lane, tile_type::lane_count), segment.keys);
             const auto queries = tile_.queries_of(reg);
             T* const maximum = tile_.softmax().next_maximum + lane;
             auto top = lanes::load(maximum);
@@ -92,8 +120,10 @@ private:
                 const auto row = segment.first_row + j;
                 T* const scores = tile_.scores(row, reg);
                 auto x = lanes::load(scores);
-                if constexpr (scored)
-                    x = score_(x, queries, segment.keys.first + j * segment.keys.step, j) * lanes(std::numbers::log2e_v<T>);
+                if constexpr (adds_bias)
+                    x = added ? score_->hide(x, j) : (*score_)(x, queries, segment.keys.first + j * segment.keys.step, j);
+                else if constexpr (scored)
+                    x = (*score_)(x, queries, segment.keys.first + j * segment.keys.step, j) * lanes(std::numbers::log2e_v<T>);
                 if (!segment.keys.full) x = select(simd::lane_bits{tile_.visible(row) >> lane}, x, lanes(hidden_score<T>));
                 x.store(scores);
                 top = max_or_second(x, top);
@@ -103,7 +133,7 @@ private:
     }
 
     tile_type tile_;
-    score_tile<T, Arch, S> score_;
+    std::optional<score_tile<T, Arch, S>> score_; // score functions can be copied, but need not be assignable
     bool careful_ = false;
 };
 
@@ -130,31 +160,37 @@ public:
         detail::scratch memory(run.workspace().bytes().data());
         const auto earlier = between_passes(memory, s);
         std::byte* const slices = run.workspace().bytes().data() + memory.used_bytes();
-        constexpr auto most = panel::tile_type::most_queries;
         for (index pass = 0; pass < max_passes<P>; ++pass) {
             index tasks = 0;
             for (index h = 0; h < s.batch * s.heads; ++h) {
-                on_pass(in, h / s.heads, h % s.heads, pass, [&](const auto&, index step) {
-                    tasks = std::max(tasks, (tile_count(s.tokens, most, step) + tiles_of_a_task(s.tokens, step) - 1) /
-                                                tiles_of_a_task(s.tokens, step));
+                on_pass(in, {h / s.heads, h % s.heads}, pass, [&](const auto&, index step) {
+                    const auto tiles = tile_count(s.tokens, queries_of_a_tile(s.tokens, step), step),
+                               together = tiles_of_a_task(s.tokens, step);
+                    tasks = std::max(tasks, (tiles + together - 1) / together);
                 });
             }
-            run.for_each(s.batch * s.heads * tasks, [&](index task, index slice) {
-                const auto head = task / tasks % s.heads, batch = task / tasks / s.heads;
-                on_pass(in, batch, head, pass, [&](const auto& pattern, index step) {
-                    const auto together = tiles_of_a_task(s.tokens, step), first = task % tasks * together;
-                    const auto end = std::min(first + together, tile_count(s.tokens, most, step));
-                    if (first >= end) return;
-                    const auto score = score_at(score_, batch, head);
-                    detail::scratch own(slices +
-                                        static_cast<std::size_t>(slice) * panel_bytes(s.channels, in.values.shape().channels, score));
-                    panel work(own, s.channels, in.values.shape().channels, score);
-                    for (auto tile = first; tile < end; ++tile) {
-                        const auto queries =
-                            tile_at(tile, in.positions.first_query[batch], s.tokens, most, step, panel::tile_type::lane_count);
-                        run_tile(in, out, work, pattern, batch, head, queries, earlier, pass);
-                    }
-                });
+            // Short heads: a task takes several, of which those that follow each other may share a bias.
+            const auto together = tasks == 1 ? std::clamp<index>(s.batch * s.heads / (4 * run.concurrency()), 1, 16) : 1;
+            const head_groups groups{s.batch, s.heads, together, panel::scored && tasks == 1};
+            run.for_each(groups.count() * tasks, [&](index task, index slice) {
+                const auto group = task / tasks;
+                const auto score_of = [&](const head_place& place) { return score_at(score_, place.batch, place.head); };
+                const auto score = score_of(groups.at(group, 0));
+                detail::scratch own(slices + static_cast<std::size_t>(slice) * panel_bytes(s.channels, in.values.shape().channels, score));
+                panel work(own, s.channels, in.values.shape().channels, score);
+                for (index number = 0; number < groups.size(group); ++number) {
+                    const auto place = groups.at(group, number), next = groups.after(group, number);
+                    if (number > 0) work.rebind(score_of(place));
+                    on_pass(in, place, pass, [&](const auto& pattern, index step) {
+                        const auto most = queries_of_a_tile(s.tokens, step), tiles = tiles_of_a_task(s.tokens, step);
+                        const auto first = task % tasks * tiles, end = std::min(first + tiles, tile_count(s.tokens, most, step));
+                        for (auto tile = first; tile < end; ++tile) {
+                            const auto queries =
+                                tile_at(tile, in.positions.first_query[place.batch], s.tokens, most, step, panel::tile_type::lane_count);
+                            run_tile(in, out, work, pattern, place, queries, earlier, pass, next);
+                        }
+                    });
+                }
             });
         }
     }
@@ -163,12 +199,15 @@ private:
     using bound_score = decltype(score_at(std::declval<const S&>(), 0, 0));
     using panel = softmax_panel<T, Arch, bound_score>;
 
+    static constexpr index queries_of_a_tile(index queries, index step) {
+        return panel::tile_type::panel_queries((queries + step - 1) / step);
+    }
     /// A residue class's tiles follow each other on one thread, for which its keys are gathered once, as many as are kept.
     static constexpr index tiles_of_a_task(index queries, index step) {
         using tile_type = typename panel::tile_type;
         if (step == 1) return 1;
-        return std::clamp<index>(tile_count(queries / step, tile_type::most_queries), 1,
-                                 tile_type::most_kept / tile_type::most_queries + 1);
+        return std::clamp<index>(tile_count(queries / step, queries_of_a_tile(queries, step)), 1,
+                                 tile_type::most_kept / queries_of_a_tile(queries, step) + 1);
     }
     static std::size_t panel_bytes(index key_channels, index value_channels, const bound_score& score) {
         detail::scratch memory;
@@ -177,7 +216,8 @@ private:
     }
     /// Calls f(pattern, step) for one pass of one head, if the head has that many.
     template <class F>
-    void on_pass(const inputs<T>& in, index batch, index head, index number, F&& f) const {
+    void on_pass(const inputs<T>& in, const head_place& place, index number, F&& f) const {
+        const auto [batch, head] = place;
         index n = 0;
         for_each_pass(at(pattern_, batch, head), in.positions.first_query[batch], in.queries.shape().tokens, in.positions.first_key[batch],
                       in.keys.shape().tokens, [&](const auto& pattern, index step) {
@@ -193,9 +233,10 @@ private:
         T* const maximum = memory.take<T>(rows);
         return {maximum, memory.take<T>(rows)};
     }
-    void run_tile(const inputs<T>& in, const outputs<T>& out, panel& work, const Pattern auto& pattern, index batch, index head,
-                  const query_tile& tile, const row_sums& earlier, index pass) const {
-        const auto kv_head = head / (in.queries.shape().heads / in.keys.shape().heads);
+    void run_tile(const inputs<T>& in, const outputs<T>& out, panel& work, const Pattern auto& pattern, const head_place& place,
+                  const query_tile& tile, const row_sums& earlier, index pass, const head_place& next) const {
+        const auto [batch, head] = place;
+        const auto heads_of_keys = in.queries.shape().heads / in.keys.shape().heads, kv_head = head / heads_of_keys;
         const auto first_row = tile.first - in.positions.first_query[batch], first_key = in.positions.first_key[batch];
         const auto rows_of_tile = [&](const auto& tensor, index first) {
             auto rows = rows_of(tensor, batch, head);
@@ -203,24 +244,30 @@ private:
             rows.row_stride *= tile.step;
             return rows;
         };
-        const double factor = scale_ * (panel::scored ? 1.0 : std::numbers::log2e);
+        const double factor = scale_ * (panel::in_powers_of_two ? std::numbers::log2e : 1.0);
         work.tile().begin(tile, rows_of_tile(in.queries, first_row), rows_of(in.keys, batch, kv_head), rows_of(in.values, batch, kv_head),
                           first_key, in.keys.shape().tokens, static_cast<T>(factor));
         // A panel may be too short for the hardware to foresee the rows that end it, and those that begin the next.
         const auto results = rows_of_tile(out.values, first_row);
         auto& ahead = work.tile().ahead();
         ahead.add({row_block<const T>{results.data, results.row_stride, results.channel_stride}, tile.count, out.values.shape().channels});
-        ahead.add({rows_of_tile(in.queries, first_row + tile.count * tile.step), tile.count, in.queries.shape().channels});
-        add_next_head(ahead, in, batch, kv_head, first_row, tile.count);
+        if (tile.count < in.queries.shape().tokens)
+            ahead.add({rows_of_tile(in.queries, first_row + tile.count * tile.step), tile.count, in.queries.shape().channels});
+        else
+            ahead.add({rows_of(in.queries, next.batch, next.head), tile.count, in.queries.shape().channels});
+        add_next_head(ahead, in, next.batch, next.head / heads_of_keys, first_row, tile.count);
         ahead.spread(in.keys.shape().tokens / panel::tile_type::grain);
 
-        auto& softmax = work.run(pattern, first_key, in.keys.shape().tokens);
+        const T sink = sinks_.empty() ? -std::numeric_limits<T>::infinity() : static_cast<T>(sinks_[static_cast<std::size_t>(head)]);
+        const bool in_place = pass == 0 && work.tile().ends_in(results);
+        const bool written = work.run(pattern, first_key, in.keys.shape().tokens, in_place ? results : row_block<T>{}, sink);
+        auto& softmax = work.tile().softmax();
         T share[panel::tile_type::most_queries] = {}, maximum[panel::tile_type::most_queries] = {};
         const auto row_of = [&](index q) {
             return (batch * in.queries.shape().heads + head) * in.queries.shape().tokens + first_row + q * tile.step;
         };
         if (pass == 0) {
-            softmax.finish(sinks_.empty() ? -std::numeric_limits<T>::infinity() : static_cast<T>(sinks_[static_cast<std::size_t>(head)]));
+            if (!written) softmax.finish(sink);
         } else {
             for (index q = 0; q < tile.count; ++q) {
                 maximum[q] = earlier.maximum[row_of(q)];
@@ -228,13 +275,16 @@ private:
             }
             softmax.finish_after(maximum, share);
         }
+        if (written && max_passes<P> == 1 && !out.log_sum_exp.data()) return;
         for (index q = 0; q < tile.count; ++q) {
-            const T* const values = softmax.values + q * softmax.value_stride;
-            T* const to = results.data + q * results.row_stride;
-            if (pass == 0)
-                write_row<false, T, Arch>(values, out.values.shape().channels, softmax.factor[q], T{0}, to, results.channel_stride);
-            else
-                write_row<true, T, Arch>(values, out.values.shape().channels, softmax.factor[q], share[q], to, results.channel_stride);
+            if (!written) {
+                const T* const values = softmax.values + q * softmax.value_stride;
+                T* const to = results.data + q * results.row_stride;
+                if (pass == 0)
+                    write_row<false, T, Arch>(values, out.values.shape().channels, softmax.factor[q], T{0}, to, results.channel_stride);
+                else
+                    write_row<true, T, Arch>(values, out.values.shape().channels, softmax.factor[q], share[q], to, results.channel_stride);
+            }
             if (max_passes<P> > 1) {
                 earlier.maximum[row_of(q)] = softmax.maximum[q];
                 earlier.sum[row_of(q)] = softmax.sum[q];
@@ -245,17 +295,16 @@ private:
 
     /// The panels of one head bring the next head's keys and values closer, each its share, if they fit into a second-level cache beside
     /// their own: where heads are short, as in a vision transformer, the first panel would wait for all of them.
-    static void add_next_head(panel_ahead<T>& ahead, const inputs<T>& in, index batch, index kv_head, index first_row, index queries) {
+    static void add_next_head(panel_ahead<T>& ahead, const inputs<T>& in, index next_batch, index next_head, index first_row,
+                              index queries) {
         const auto& k = in.keys.shape();
         const auto channels = k.channels + in.values.shape().channels;
         constexpr index half_a_cache = index{512} << 10;
         if (k.tokens * channels * static_cast<index>(sizeof(T)) > half_a_cache) return;
-        const auto next = batch * k.heads + kv_head + 1;
-        if (next >= k.batch * k.heads) return;
         const auto share = (k.tokens * queries + in.queries.shape().tokens - 1) / in.queries.shape().tokens;
         const auto first = std::min(k.tokens, first_row * k.tokens / in.queries.shape().tokens), count = std::min(share, k.tokens - first);
         const auto add_share = [&](const auto& tensor) {
-            auto rows = rows_of(tensor, next / k.heads, next % k.heads);
+            auto rows = rows_of(tensor, next_batch, next_head);
             rows.data += first * rows.row_stride;
             ahead.add({rows, count, tensor.shape().channels});
         };

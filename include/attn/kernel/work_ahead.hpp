@@ -24,10 +24,12 @@ public:
     /// Asks for so many lines more; how many of them were not there to ask for. A call between a micro-kernel's steps would make it put its
     /// registers aside.
     [[gnu::always_inline]] index fetch(index count) {
-        for (; count > 0 && rows_ > 0; --count) {
-            simd::prefetch(row_ + at_);
-            at_ += line;
-            if (at_ < channels_) continue;
+        while (count > 0 && rows_ > 0) {
+            const auto own = std::min(count, (channels_ - at_ + line - 1) / line);
+            for (const T *x = row_ + at_, *end = x + own * line; x != end; x += line) simd::prefetch(x);
+            count -= own;
+            at_ += own * line;
+            if (at_ < channels_) break;
             at_ = 0;
             row_ += row_stride_;
             --rows_;
