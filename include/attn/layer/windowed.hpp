@@ -13,18 +13,9 @@ namespace detail {
 /// w.
 template <class F>
 void for_each_window_token(const window_grid& grid, index images, const execution& run, const F& f) {
-    const auto across = grid.width / grid.window_width;
     run.for_each(images * grid.windows(), [&](index entry, index) {
-        const auto image = entry / grid.windows(), window = entry % grid.windows();
-        const auto top = window / across * grid.window_height + grid.shift_height,
-                   left = window % across * grid.window_width + grid.shift_width;
-        for (index y = 0; y < grid.window_height; ++y) {
-            const auto row = top + y < grid.height ? top + y : top + y - grid.height;
-            for (index x = 0; x < grid.window_width; ++x) {
-                const auto column = left + x < grid.width ? left + x : left + x - grid.width;
-                f(image, row * grid.width + column, entry, y * grid.window_width + x);
-            }
-        }
+        grid.for_each_token(entry % grid.windows(),
+                            [&](index of_image, index of_window) { f(entry / grid.windows(), of_image, entry, of_window); });
     });
 }
 
@@ -39,12 +30,8 @@ void partition_rows(const window_grid& grid, const tensor_view<const T>& image, 
 /// Throws shape_error unless the tokens are the grid's.
 template <Scalar T>
 void check_grid(std::string_view operation, const window_grid& grid, const tensor_view<const T>& tokens) {
-    grid.check_sizes(operation);
     check_tokens(operation, "tokens", tokens, tokens.shape().channels);
-    if (tokens.shape().tokens != grid.height * grid.width)
-        throw shape_error(operation, "tokens",
-                          "has shape " + to_string(tokens.shape()) + ", but the grid has " + std::to_string(grid.height * grid.width) +
-                              " tokens");
+    grid.check_tokens(operation, "tokens", tokens.shape());
 }
 
 } // namespace detail

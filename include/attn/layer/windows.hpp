@@ -39,12 +39,26 @@ struct window_grid {
         return row * width + (window % across * window_width + token % window_width + shift_width) % width;
     }
 
+    /// Calls f(token of the grid, token of the window) for each token of a window, in the window's order: grid_token without divisions.
+    template <class F>
+    void for_each_token(index window, F&& f) const {
+        const auto across = width / window_width;
+        const auto top = window / across * window_height + shift_height, left = window % across * window_width + shift_width;
+        for (index y = 0; y < window_height; ++y) {
+            const auto row = top + y < height ? top + y : top + y - height;
+            for (index x = 0; x < window_width; ++x) {
+                const auto column = left + x < width ? left + x : left + x - width;
+                f(row * width + column, y * window_width + x);
+            }
+        }
+    }
+
     /// The windows of images: from (batch, heads, height width, channels) to (batch windows(), heads, window_tokens(), channels).
     /// Both have any strides. Throws shape_error if shapes do not fit, or the two overlap.
     template <Scalar T>
     void partition(const std::type_identity_t<tensor_view<const T>>& image, const tensor_view<T>& windowed) const {
-        check("window_grid::partition", image, "image", windowed, "windows", image.shape(), windowed.shape(), windowed);
-        for_each_token(image.shape(), [&](index b, index entry, index h, index from, index to) {
+        check("window_grid::partition", image, "image", windowed, "windows", image.shape(), windowed.shape());
+        for_each_row(image.shape(), [&](index b, index entry, index h, index from, index to) {
             copy_channels(image.row(b, h, from), image.strides().channel, windowed.row(entry, h, to), windowed.strides().channel,
                           image.shape().channels);
         });
@@ -52,8 +66,8 @@ struct window_grid {
     /// The images of windows: what `partition` did, undone, the shift with it.
     template <Scalar T>
     void reverse(const std::type_identity_t<tensor_view<const T>>& windowed, const tensor_view<T>& image) const {
-        check("window_grid::reverse", windowed, "windows", image, "image", image.shape(), windowed.shape(), image);
-        for_each_token(image.shape(), [&](index b, index entry, index h, index to, index from) {
+        check("window_grid::reverse", windowed, "windows", image, "image", image.shape(), windowed.shape());
+        for_each_row(image.shape(), [&](index b, index entry, index h, index to, index from) {
             copy_channels(windowed.row(entry, h, from), windowed.strides().channel, image.row(b, h, to), image.strides().channel,
                           image.shape().channels);
         });
@@ -86,15 +100,19 @@ struct window_grid {
                               "of " + std::to_string(shift_height) + " x " + std::to_string(shift_width) +
                                   " tokens does not lie within the window of " + window);
     }
+    /// The same, and unless a tensor holds the tokens of the grid.
+    void check_tokens(std::string_view operation, std::string_view argument, const shape& tokens) const {
+        check_sizes(operation);
+        if (tokens.tokens != height * width)
+            throw shape_error(operation, argument,
+                              "has shape " + to_string(tokens) + ", but the grid has " + std::to_string(height * width) + " tokens");
+    }
 
 private:
     template <class T>
     void check(std::string_view operation, const tensor_view<const T>& from, std::string_view from_name, const tensor_view<T>& to,
-               std::string_view to_name, const shape& image, const shape& windowed, const tensor_view<T>& written) const {
-        check_sizes(operation);
-        if (image.tokens != height * width)
-            throw shape_error(operation, "image",
-                              "has shape " + to_string(image) + ", but the grid has " + std::to_string(height * width) + " tokens");
+               std::string_view to_name, const shape& image, const shape& windowed) const {
+        check_tokens(operation, "image", image);
         const shape expected{image.batch * windows(), image.heads, window_tokens(), image.channels};
         if (windowed != expected)
             throw shape_error(operation, "windows",
@@ -102,18 +120,18 @@ private:
                                   to_string(expected));
         if ((!from.data() || !to.data()) && image.size() > 0)
             throw shape_error(operation, from.data() ? to_name : from_name, "has no memory (a null pointer)");
-        if (overlaps_itself(written))
+        if (overlaps_itself(to))
             throw shape_error(operation, to_name, "of shape " + to_string(to.shape()) + " has strides by which its elements overlap");
         if (overlap(to, from))
             throw shape_error(operation, to_name, "of shape " + to_string(to.shape()) + " overlaps " + std::string(from_name));
     }
     /// f(image, entry, head, token of the image, token of the window).
     template <class F>
-    void for_each_token(const shape& image, F&& f) const {
+    void for_each_row(const shape& image, F&& f) const {
         for (index b = 0; b < image.batch; ++b)
             for (index w = 0; w < windows(); ++w)
                 for (index h = 0; h < image.heads; ++h)
-                    for (index t = 0; t < window_tokens(); ++t) f(b, b * windows() + w, h, grid_token(w, t), t);
+                    for_each_token(w, [&](index of_image, index of_window) { f(b, b * windows() + w, h, of_image, of_window); });
     }
     template <class T>
     static void copy_channels(const T* from, index from_stride, T* to, index to_stride, index channels) {
