@@ -41,7 +41,7 @@ TEMPLATE_TEST_CASE("every operator: accuracy with many keys", "[conformance][por
 
 // Such a score is rounded by a thousand epsilons. Where a cap leaves one key in hundreds sensitive to that, the textbook formula may be
 // lucky with it: hence the slack.
-TEMPLATE_TEST_CASE("every operator: accuracy with scores of +-1e4", "[conformance][portable]", float, double) {
+TEMPLATE_TEST_CASE("every operator: accuracy with scores of +-1e4", "[conformance][portable][arithmetic]", float, double) {
     const std::vector<problem> problems{{1, 2, 1, 50, 150, 16, 16}, {2, 1, 1, 17, 40, 8, 5}};
     for_each_case(problems, [](const auto& c, const problem& p) {
         auto in = random_given<TestType>(p);

@@ -123,7 +123,7 @@ TEMPLATE_TEST_CASE("every operator: a row that sees no key is exactly 0", "[conf
     CHECK(blank > 1000);
 }
 
-TEMPLATE_TEST_CASE("every operator: equal values come out equal", "[conformance][portable]", float, double) {
+TEMPLATE_TEST_CASE("every operator: equal values come out equal", "[conformance][portable][arithmetic]", float, double) {
     for_each_case(sample_problems(20, 7), [&](const auto& c, const problem& p) {
         INFO(c.name << ": " << describe(p));
         const auto op = c.template make<TestType>(p);

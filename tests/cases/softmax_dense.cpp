@@ -1,7 +1,6 @@
 #include "softmax_case.hpp"
 
 #include "attn/pattern/causal.hpp"
-#include "attn/pattern/local.hpp"
 
 namespace attn::testing {
 
@@ -9,8 +8,5 @@ static const auto dense_case = softmax_case("softmax", "2 n m (d_k + d_v)", []<c
 
 static const auto causal_case =
     softmax_case("softmax_causal", "n m (d_k + d_v)", []<class T>(const problem&) { return made{softmax_attention{.pattern = causal{}}}; });
-
-static const auto local_case =
-    softmax_case("softmax_local", "2 n (2 w + 1) (d_k + d_v)", []<class T>(const problem&) { return made{softmax_attention{.pattern = local{128}}}; });
 
 } // namespace attn::testing

@@ -3,8 +3,6 @@
 #include "attn/pattern/causal.hpp"
 #include "attn/pattern/lengths.hpp"
 #include "attn/pattern/local.hpp"
-#include "attn/pattern/predicate.hpp"
-#include "attn/pattern/segments.hpp"
 #include "attn/pattern/strided.hpp"
 #include "attn/pattern/tiles.hpp"
 
@@ -28,20 +26,6 @@ static const auto lengths_case = softmax_case("softmax_lengths", "2 n length (d_
         length->push_back(std::max<index>(0, p.positions.first_key[b] + present));
     }
     return made{softmax_attention{.pattern = lengths{*length}}, length};
-});
-
-/// Packed sequences, causal in each.
-static const auto segments_case = softmax_case("softmax_segments", "2 sum of squared lengths (d_k + d_v) / 2", []<class T>(const problem& p) {
-    std::vector<std::int32_t> ids(static_cast<std::size_t>(std::max(p.queries, p.keys)));
-    for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int32_t>(i / 37);
-    return made{softmax_attention{.pattern = causal{} & segments(ids)}};
-}, [](const problem& p) {
-    return p.positions.first_query.count() == 0 && p.positions.first_key.count() == 0 && p.positions.first_query[0] == 0 && p.positions.first_key[0] == 0;
-});
-
-/// The user's own pattern, and one that no range can decide.
-static const auto predicate_case = softmax_case("softmax_predicate", "2 n m (d_k + d_v)", []<class T>(const problem&) {
-    return made{softmax_attention{.pattern = predicate{[](auto i, auto j) { return (i + j) % 3 != 0 || j <= 4; }}}};
 });
 
 /// A union of a window and a stride runs as two passes whose results merge.

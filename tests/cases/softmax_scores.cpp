@@ -32,15 +32,6 @@ bool one_origin(const problem& p) { return p.positions.first_query.count() == 0 
 
 } // namespace
 
-static const auto soft_cap_case = softmax_case("softmax_soft_cap", "2 n m (d_k + d_v)", []<class T>(const problem&) {
-    return made{softmax_attention{.score = soft_cap{5}}};
-});
-
-static const auto alibi_case = softmax_case("softmax_alibi", "2 n m (d_k + d_v)", []<class T>(const problem& p) {
-    auto slopes = std::make_shared<std::vector<double>>(alibi_slopes(p.heads));
-    return made{softmax_attention{.score = alibi(*slopes)}, slopes};
-});
-
 static const auto bias_case = softmax_case("softmax_bias", "2 n m (d_k + d_v)", []<class T>(const problem& p) {
     auto bias = random_bias<T>(p, 1, 1);
     return made{softmax_attention{.score = bias_of(*bias, p)}, bias};

@@ -15,17 +15,6 @@ static const auto both_case = talking_heads_case("talking_heads", "2 n m (d_k + 
     return made{talking_heads_attention{.logits_mix = own->logits, .weights_mix = own->weights}, own};
 });
 
-static const auto causal_case = talking_heads_case("talking_heads_causal", "n m (d_k + d_v + 2 h)", []<class T>(const problem& p) {
-    const auto own = mixings_of(p, p.heads, p.heads);
-    return made{talking_heads_attention{.logits_mix = own->logits, .weights_mix = own->weights, .pattern = causal{}}, own};
-});
-
-/// Su's variant: one pass is enough.
-static const auto logits_case = talking_heads_case("talking_heads_logits", "n m (d_k + d_v + h)", []<class T>(const problem& p) {
-    const auto own = mixings_of(p, p.heads, p.heads);
-    return made{talking_heads_attention{.logits_mix = own->logits, .logits_bias = own->logits_bias, .pattern = causal{}}, own};
-});
-
 /// Only after the softmax, to twice as many heads, some keys hidden in some heads, and a bias for those that are seen in any.
 static const auto weights_case = talking_heads_case("talking_heads_weights", "n m (d_k + 2 d_v + 2 h)", []<class T>(const problem& p) {
     const auto own = mixings_of(p, p.heads, 2 * p.heads);
