@@ -1,5 +1,6 @@
 // The depthwise convolution alone against a direct sum, on whole numbers, whose sums are exact in any order.
 #include "catch.hpp"
+#include "errors.hpp"
 #include "executors.hpp"
 #include "layouts.hpp"
 
@@ -86,39 +87,30 @@ TEMPLATE_TEST_CASE("depthwise_convolution: executors do not change a bit", "[con
 TEST_CASE("depthwise_convolution: what does not fit is refused", "[convolution][portable]") {
     tensor<float> x({1, 2, 12, 4}), out({1, 2, 12, 4}), weights({1, 4, 3, 5});
     const auto refusal = [&](const depthwise_convolution<float>& op, const tensor_view<const float>& from,
-                             const tensor_view<float>& to) -> std::string {
-        try {
-            add_convolution(op, from, to);
-        } catch (const shape_error& e) { return e.what(); }
-        return "nothing was thrown";
-    };
-    const auto says = [](const std::string& error, const std::string& part) {
-        INFO("expected: " << part << "\nsaid: " << error);
-        CHECK(error.find(part) != std::string::npos);
-    };
+                             const tensor_view<float>& to) { return error_of([&] { add_convolution(op, from, to); }); };
     const depthwise_convolution<float> good{.weights = weights.view(), .height = 3, .width = 4};
-    CHECK(refusal(good, x.view(), out.view()) == "nothing was thrown");
+    CHECK(refusal(good, x.view(), out.view()) == nothing_thrown);
     auto op = good;
     op.width = 5;
-    says(refusal(op, x.view(), out.view()), "depthwise_convolution: height and width are 3 and 5, but x has shape (1, 2, 12, 4)");
+    check_says(refusal(op, x.view(), out.view()), {"depthwise_convolution: height and width are 3 and 5, but x has shape (1, 2, 12, 4)"});
     op = good;
     const tensor<float> even({1, 4, 2, 3}), other({1, 5, 3, 3}), heads({3, 4, 3, 3}), row({1, 4, 1, 4});
     op.weights = even.view();
-    says(refusal(op, x.view(), out.view()), "weights has shape (1, 4, 2, 3), but a kernel has an odd height and width");
+    check_says(refusal(op, x.view(), out.view()), {"weights has shape (1, 4, 2, 3), but a kernel has an odd height and width"});
     op.weights = other.view();
-    says(refusal(op, x.view(), out.view()), "weights has shape (1, 5, 3, 3)");
+    check_says(refusal(op, x.view(), out.view()), {"weights has shape (1, 5, 3, 3)"});
     op.weights = heads.view();
-    says(refusal(op, x.view(), out.view()), "weights has shape (3, 4, 3, 3)");
+    check_says(refusal(op, x.view(), out.view()), {"weights has shape (3, 4, 3, 3)"});
     op.weights = row.view();
     op.causal = true;
-    says(refusal(op, x.view(), out.view()), "causal");
+    check_says(refusal(op, x.view(), out.view()), {"causal"});
     op = good;
     const std::vector<float> bias(5);
     op.bias = bias;
-    says(refusal(op, x.view(), out.view()), "bias has 5 entries");
-    says(refusal(good, x.view(), x.view()), "out of shape (1, 2, 12, 4) overlaps x");
+    check_says(refusal(op, x.view(), out.view()), {"bias has 5 entries"});
+    check_says(refusal(good, x.view(), x.view()), {"out of shape (1, 2, 12, 4) overlaps x"});
     tensor<float> narrow({1, 2, 12, 3});
-    says(refusal(good, x.view(), narrow.view()), "out has shape (1, 2, 12, 3), but x has (1, 2, 12, 4)");
+    check_says(refusal(good, x.view(), narrow.view()), {"out has shape (1, 2, 12, 3), but x has (1, 2, 12, 4)"});
 }
 
 } // namespace attn::testing

@@ -1,6 +1,7 @@
 // merge: attention over parts of the keys, joined, is attention over all of them.
 #include "answers.hpp"
 #include "catch.hpp"
+#include "errors.hpp"
 
 #include <attn/attention/merge.hpp>
 #include <attn/attention/softmax_attention.hpp>
@@ -57,10 +58,7 @@ outputs<T> out_of(tensor<T>& values, tensor<T>& log_sum_exp) {
 }
 
 std::string merge_error(const outputs<float>& into, const outputs<float>& from) {
-    try {
-        merge(into, from);
-    } catch (const shape_error& e) { return e.what(); }
-    return "nothing was thrown";
+    return error_of([&] { merge(into, from); });
 }
 
 } // namespace

@@ -1,6 +1,7 @@
 // Talking-heads attention: what its formula promises, beside what the conformance tests hold every operator to.
 #include "answers.hpp"
 #include "catch.hpp"
+#include "errors.hpp"
 
 #include <attn/attention/softmax_attention.hpp>
 #include <attn/attention/talking_heads_attention.hpp>
@@ -63,10 +64,7 @@ bool close(const tensor<T>& a, const tensor<T>& b, double bound = 64 * epsilon<T
 
 std::string refusal(const talking_heads_attention<>& op, const input_shapes& s) {
     const tensor<float> q(s.queries), k(s.keys), v(s.values);
-    try {
-        op.check(inputs<float>{q, k, v});
-    } catch (const shape_error& e) { return e.what(); }
-    return "nothing was thrown";
+    return error_of([&] { op.check(inputs<float>{q, k, v}); });
 }
 
 constexpr input_shapes six_heads{{1, 6, 9, 8}, {1, 3, 11, 8}, {1, 2, 11, 5}};
@@ -186,7 +184,7 @@ TEMPLATE_TEST_CASE("talking heads: no heads between leave zeros", "[attention]",
 
 TEST_CASE("talking heads: keys and values may have other numbers of heads", "[attention]") {
     const auto mix = random_matrix(4, 6, 1);
-    CHECK(refusal(talking_heads_attention{.logits_mix = mix}, six_heads) == "nothing was thrown");
+    CHECK(refusal(talking_heads_attention{.logits_mix = mix}, six_heads) == nothing_thrown);
     auto in = given<double>{random_tensor<double>(six_heads.queries, 1), random_tensor<double>(six_heads.keys, 2),
                             random_tensor<double>(six_heads.values, 3)};
     const auto out = run(talking_heads_attention{.logits_mix = mix}, in);
@@ -196,34 +194,28 @@ TEST_CASE("talking heads: keys and values may have other numbers of heads", "[at
 }
 
 TEST_CASE("talking heads: what does not fit is refused by name", "[attention]") {
-    const auto says = [](const std::string& error, const std::vector<std::string>& parts) {
-        for (const auto& part : parts) {
-            INFO("expected: " << part << "\nsaid: " << error);
-            CHECK(error.find(part) != std::string::npos);
-        }
-    };
     const auto six = random_matrix(6, 6, 1), five = random_matrix(6, 5, 1), to_four = random_matrix(4, 6, 1),
                to_three = random_matrix(3, 6, 1);
     const matrix batch({2, 1, 6, 6});
     const std::vector<double> numbers(5);
-    says(refusal({.logits_mix = five}, six_heads), {"talking_heads_attention: logits_mix ", "(1, 1, 6, 5)", "q has (1, 6, 9, 8)", "6)"});
-    says(refusal({.logits_mix = batch}, six_heads), {"talking_heads_attention: logits_mix ", "(2, 1, 6, 6)"});
-    says(refusal({.weights_mix = five}, six_heads), {"talking_heads_attention: weights_mix ", "(1, 1, 6, 5)", "q has (1, 6, 9, 8)"});
-    says(refusal({.logits_mix = to_four, .weights_mix = six}, six_heads),
+    check_says(refusal({.logits_mix = five}, six_heads), {"talking_heads_attention: logits_mix ", "(1, 1, 6, 5)", "q has (1, 6, 9, 8)", "6)"});
+    check_says(refusal({.logits_mix = batch}, six_heads), {"talking_heads_attention: logits_mix ", "(2, 1, 6, 6)"});
+    check_says(refusal({.weights_mix = five}, six_heads), {"talking_heads_attention: weights_mix ", "(1, 1, 6, 5)", "q has (1, 6, 9, 8)"});
+    check_says(refusal({.logits_mix = to_four, .weights_mix = six}, six_heads),
          {"talking_heads_attention: weights_mix ", "(1, 1, 6, 6)", "logits_mix has (1, 1, 4, 6)", "(1, 1, heads, 4)"});
-    says(refusal({.logits_mix = tensor_view<const double>(nullptr, {1, 1, 6, 6}, {})}, six_heads), {"logits_mix ", "null"});
-    says(refusal({.logits_mix = six, .logits_bias = numbers}, six_heads),
+    check_says(refusal({.logits_mix = tensor_view<const double>(nullptr, {1, 1, 6, 6}, {})}, six_heads), {"logits_mix ", "null"});
+    check_says(refusal({.logits_mix = six, .logits_bias = numbers}, six_heads),
          {"talking_heads_attention: logits_bias ", "5 entries", "6 heads"});
-    says(refusal({.weights_mix = six, .weights_bias = numbers}, six_heads),
+    check_says(refusal({.weights_mix = six, .weights_bias = numbers}, six_heads),
          {"talking_heads_attention: weights_bias ", "5 entries", "6 heads"});
-    says(refusal({.logits_bias = numbers}, six_heads), {"talking_heads_attention: logits_bias ", "without logits_mix"});
-    says(refusal({.weights_bias = numbers}, six_heads), {"talking_heads_attention: weights_bias ", "without weights_mix"});
-    says(refusal({.logits_mix = to_four, .sinks = numbers}, six_heads), {"talking_heads_attention: sinks ", "5 entries", "4 heads"});
-    says(refusal({.logits_mix = to_three}, six_heads), {"talking_heads_attention: v ", "(1, 2, 11, 5)", "out has (1, 3, 9, 5)", "divide"});
-    says(refusal({}, {six_heads.queries, {1, 4, 11, 8}, six_heads.values}),
+    check_says(refusal({.logits_bias = numbers}, six_heads), {"talking_heads_attention: logits_bias ", "without logits_mix"});
+    check_says(refusal({.weights_bias = numbers}, six_heads), {"talking_heads_attention: weights_bias ", "without weights_mix"});
+    check_says(refusal({.logits_mix = to_four, .sinks = numbers}, six_heads), {"talking_heads_attention: sinks ", "5 entries", "4 heads"});
+    check_says(refusal({.logits_mix = to_three}, six_heads), {"talking_heads_attention: v ", "(1, 2, 11, 5)", "out has (1, 3, 9, 5)", "divide"});
+    check_says(refusal({}, {six_heads.queries, {1, 4, 11, 8}, six_heads.values}),
          {"talking_heads_attention: k ", "(1, 4, 11, 8)", "(1, 6, 9, 8)", "divide"});
-    says(refusal({}, {six_heads.queries, six_heads.keys, {1, 2, 10, 5}}), {"talking_heads_attention: v ", "tokens"});
-    says(refusal({.scale = std::numeric_limits<double>::infinity()}, six_heads), {"talking_heads_attention: scale ", "finite"});
+    check_says(refusal({}, {six_heads.queries, six_heads.keys, {1, 2, 10, 5}}), {"talking_heads_attention: v ", "tokens"});
+    check_says(refusal({.scale = std::numeric_limits<double>::infinity()}, six_heads), {"talking_heads_attention: scale ", "finite"});
 }
 
 } // namespace attn::testing

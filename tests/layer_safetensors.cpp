@@ -16,12 +16,7 @@ std::string file_of(const std::string& header, const std::string& data) {
     detail::append_little_endian(file, static_cast<std::uint64_t>(header.size()));
     return file + header + data;
 }
-std::string problem_of(const auto& call) {
-    try {
-        call();
-    } catch (const parameter_error& error) { return error.what(); }
-    return "nothing was thrown";
-}
+std::string problem_of(const auto& call) { return error_of<parameter_error>(call); }
 std::string problem_of(const std::string& header, const std::string& data) {
     return problem_of([&] { parse_safetensors(file_of(header, data)); });
 }
@@ -101,7 +96,7 @@ TEST_CASE("safetensors: there and back, and into a layer", "[layer]") {
     CHECK(bytes.size() % 8 == 0);
     for (auto end = bytes.begin(); end != bytes.end(); ++end) {
         const std::vector<char> part(bytes.begin(), end);
-        if (problem_of([&] { parse_safetensors({part.data(), part.size()}); }) == "nothing was thrown")
+        if (problem_of([&] { parse_safetensors({part.data(), part.size()}); }) == nothing_thrown)
             FAIL(part.size() << " bytes were accepted");
     }
     CHECK(problem_of([&] { parse_safetensors(bytes + "x"); }) == "safetensors: 1 bytes follow the last tensor");
@@ -115,7 +110,7 @@ TEST_CASE("safetensors: wrong files are refused, by tensor where there is one", 
     const auto one = [](const std::string& type, const std::string& size, const std::string& offsets) {
         return "{\"w\":{\"dtype\":\"" + type + "\",\"shape\":" + size + ",\"data_offsets\":" + offsets + "}}";
     };
-    CHECK(problem_of(one("F32", "[1]", "[0,4]"), four) == "nothing was thrown");
+    CHECK(problem_of(one("F32", "[1]", "[0,4]"), four) == nothing_thrown);
     CHECK(problem_of(one("I64", "[1]", "[0,8]"), eight) == "tensor \"w\" has numbers of type I64; F64, F32, F16 and BF16 are read");
     CHECK(problem_of(one("F32", "[2]", "[0,4]"), four) == "tensor \"w\" has 4 bytes, which is not what its shape needs");
     CHECK(problem_of(one("F32", "[2]", "[0,8]"), four) == "tensor \"w\" ends at byte 8 of the data, which has 4");
@@ -137,7 +132,7 @@ TEST_CASE("safetensors: wrong files are refused, by tensor where there is one", 
     CHECK(problem_of([] { parse_safetensors("{}"); }) == "safetensors: the file has 2 bytes, too few for a header");
     CHECK(problem_of([] { parse_safetensors(std::string(8, '\xff') + "{}"); }) ==
           "safetensors: the header would have 18446744073709551615 bytes, the file has 10");
-    CHECK(problem_of("{}", "") == "nothing was thrown");
+    CHECK(problem_of("{}", "") == nothing_thrown);
 }
 
 } // namespace attn::testing

@@ -1,5 +1,7 @@
 // Windows of images, against the roll and the slices of Swin's own description.
 #include "catch.hpp"
+#include "errors.hpp"
+#include "problems.hpp"
 
 #include <attn/attention/softmax_attention.hpp>
 #include <attn/core/tensor.hpp>
@@ -8,7 +10,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <random>
 
 namespace attn::testing {
 
@@ -34,26 +35,11 @@ const std::vector<window_grid> grids{{.height = 8, .width = 12, .window_height =
                                      {.height = 7, .width = 7, .window_height = 7, .window_width = 7, .shift_height = 3, .shift_width = 0},
                                      {.height = 1, .width = 6, .window_height = 1, .window_width = 2, .shift_height = 0, .shift_width = 1}};
 
-tensor<float> random_tensor(const shape& s, unsigned seed) {
-    tensor<float> t(s);
-    std::mt19937 random(seed);
-    std::normal_distribution<float> normal;
-    std::generate_n(t.data(), s.size(), [&] { return normal(random); });
-    return t;
-}
-
 tensor<float> partitioned(const window_grid& g, const tensor<float>& image) {
     const auto& s = image.shape();
     tensor<float> windows({s.batch * g.windows(), s.heads, g.window_tokens(), s.channels});
     g.partition(image.view(), windows.view());
     return windows;
-}
-
-std::string refusal(auto&& call) {
-    try {
-        call();
-    } catch (const shape_error& error) { return error.what(); }
-    return "accepted";
 }
 
 } // namespace
@@ -68,7 +54,7 @@ TEST_CASE("windows: a shifted grid by hand", "[layer]") {
 
 TEST_CASE("windows: every token lies in the window it is said to, and comes back", "[layer]") {
     for (const auto& grid : grids) {
-        const auto image = random_tensor({2, 3, grid.height * grid.width, 5}, 1);
+        const auto image = random_tensor<float>({2, 3, grid.height * grid.width, 5}, 1);
         const auto windows = partitioned(grid, image);
         std::vector<index> seen(static_cast<std::size_t>(grid.height * grid.width));
         for (index w = 0; w < grid.windows(); ++w)
@@ -89,7 +75,7 @@ TEST_CASE("windows: every token lies in the window it is said to, and comes back
 TEST_CASE("windows: any strides", "[layer]") {
     const auto& grid = grids[2];
     const index n = grid.height * grid.width;
-    auto memory = random_tensor({1, 1, 1, 2 * n * 3 * 4 * 2}, 2);
+    auto memory = random_tensor<float>({1, 1, 1, 2 * n * 3 * 4 * 2}, 2);
     const shape s{2, 3, n, 4};
     const tensor_view<const float> image(memory.data(), s, {n * 24, 2, 24, 6});
     tensor<float> dense(s), expected({2 * grid.windows(), 3, grid.window_tokens(), 4}), got(expected.shape());
@@ -123,7 +109,7 @@ TEST_CASE("windows: the shift's segments are Swin's slices", "[layer]") {
 TEST_CASE("windows: attention in shifted windows is attention over the image with a mask", "[layer]") {
     const auto& grid = grids[2];
     const shape s{2, 2, grid.height * grid.width, 7};
-    const auto q = random_tensor(s, 1), k = random_tensor(s, 2), v = random_tensor(s, 3);
+    const auto q = random_tensor<float>(s, 1), k = random_tensor<float>(s, 2), v = random_tensor<float>(s, 3);
     const auto in_windows =
         attend(softmax_attention{.pattern = grid.shift_segments()}, partitioned(grid, q), partitioned(grid, k), partitioned(grid, v));
     tensor<float> out(s);
@@ -141,7 +127,7 @@ TEST_CASE("windows: wrong sizes are refused by name", "[layer]") {
     const auto with = [&](index window_grid::* member, index value) {
         auto grid = good;
         grid.*member = value;
-        return refusal([&] { grid.shift_segments(); });
+        return error_of([&] { grid.shift_segments(); });
     };
     CHECK(with(&window_grid::height, 0) == "window_grid::shift_segments: grid of 0 x 8 tokens is empty");
     CHECK(with(&window_grid::window_height, 3) == "window_grid::shift_segments: window of 3 x 2 tokens does not divide the grid of 8 x 8");
@@ -152,13 +138,13 @@ TEST_CASE("windows: wrong sizes are refused by name", "[layer]") {
           "window_grid::shift_segments: shift of -1 x 1 tokens does not lie within the window of 4 x 2");
 
     tensor<float> image({1, 2, 64, 3}), windows({8, 2, 8, 3}), other({1, 2, 60, 3}), few({4, 2, 8, 3});
-    CHECK(refusal([&] { good.partition(image.view(), windows.view()); }) == "accepted");
-    CHECK_THAT(refusal([&] { good.partition(other.view(), windows.view()); }),
+    CHECK(error_of([&] { good.partition(image.view(), windows.view()); }) == nothing_thrown);
+    CHECK_THAT(error_of([&] { good.partition(other.view(), windows.view()); }),
                Contains("window_grid::partition: image has shape") && Contains("64 tokens"));
-    CHECK_THAT(refusal([&] { good.partition(image.view(), few.view()); }), Contains("window_grid::partition: windows has shape"));
-    CHECK_THAT(refusal([&] { good.reverse(few.view(), image.view()); }), Contains("window_grid::reverse: windows has shape"));
-    CHECK_THAT(refusal([&] { good.partition(image.view(), head_major(image.data(), windows.shape())); }), Contains("overlaps image"));
-    CHECK_THAT(refusal([&] { good.reverse(windows.view(), head_major<float>(nullptr, image.shape())); }), Contains("image has no memory"));
+    CHECK_THAT(error_of([&] { good.partition(image.view(), few.view()); }), Contains("window_grid::partition: windows has shape"));
+    CHECK_THAT(error_of([&] { good.reverse(few.view(), image.view()); }), Contains("window_grid::reverse: windows has shape"));
+    CHECK_THAT(error_of([&] { good.partition(image.view(), head_major(image.data(), windows.shape())); }), Contains("overlaps image"));
+    CHECK_THAT(error_of([&] { good.reverse(windows.view(), head_major<float>(nullptr, image.shape())); }), Contains("image has no memory"));
 }
 
 } // namespace attn::testing

@@ -1,6 +1,7 @@
 // Rows to normalise, and what is asked of every norm.
 #pragma once
 
+#include "errors.hpp"
 #include "layouts.hpp"
 
 #include <attn/norm/norm.hpp>
@@ -49,17 +50,6 @@ template <Norm N, Executor E>
 void normalise_on(const N& norm, const tensor_view<const typename N::scalar>& x, const tensor_view<typename N::scalar>& out, E& executor) {
     workspace memory(norm.workspace_bytes(x.shape(), std::max<index>(1, executor.concurrency())));
     normalise(norm, x, out, execution(executor, memory));
-}
-
-/// The message of the shape_error that a call throws.
-template <class F>
-std::string error_of(const F& f) {
-    try {
-        f();
-    } catch (const shape_error& e) {
-        return e.what();
-    }
-    return "nothing was thrown";
 }
 
 } // namespace attn::testing
