@@ -35,13 +35,10 @@ struct feed_forward {
         return memory.used_bytes();
     }
     void forward(const layer_inputs<T>& in, const tensor_view<T>& out, const execution& run) const {
-        const auto& s = in.tokens.shape();
-        const bool together = detail::is_one_matrix(s, in.tokens.strides()) && detail::is_one_matrix(s, out.strides()) &&
-                              (!in.residual.data() || detail::is_one_matrix(s, in.residual.strides()));
-        const auto rows = together ? s.batch * s.tokens : s.tokens;
-        for (index b = 0; b < (together ? std::min<index>(s.batch, 1) : s.batch); ++b)
-            for (index first = 0; first < rows; first += most_rows) {
-                const auto count = std::min(most_rows, rows - first);
+        const detail::row_matrices matrices(in.tokens.shape(), in.tokens, in.residual, out);
+        for (index b = 0; b < matrices.count; ++b)
+            for (index first = 0; first < matrices.rows; first += most_rows) {
+                const auto count = std::min(most_rows, matrices.rows - first);
                 const auto part = [&](const auto& t) { return detail::some_rows(t, b, first, count); };
                 forward_some(part(in.tokens), in.residual.data() ? part(in.residual) : tensor_view<const T>{}, part(out), run);
             }

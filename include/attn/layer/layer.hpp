@@ -85,8 +85,19 @@ void add_rows(const T* a, const T* b, T* sum, index channels) {
     for (; c < channels; ++c) sum[c] = a[c] + b[c];
 }
 
-/// Whether all rows of a tensor (batch, 1, n, channels) are equally far apart, and so one matrix.
-inline bool is_one_matrix(const shape& s, const strides& z) { return s.batch <= 1 || s.tokens == 0 || z.batch == s.tokens * z.token; }
+/// How many matrices the rows of tensors (batch, 1, n, channels) are, and how many rows each has: one of all rows if they are equally far
+/// apart in every tensor, else one of each batch entry. A tensor without memory does not count.
+struct row_matrices {
+    index count, rows;
+
+    template <class... Views>
+    explicit row_matrices(const shape& s, const Views&... tensors) : count(s.batch), rows(s.tokens) {
+        const auto even = [&](const auto& t) { return !t.data() || t.strides().batch == s.tokens * t.strides().token; };
+        if (s.batch < 2 || !(even(tensors) && ...)) return;
+        rows = s.batch * s.tokens;
+        count = 1;
+    }
+};
 
 } // namespace detail
 

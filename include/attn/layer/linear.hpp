@@ -47,13 +47,10 @@ struct linear {
 
     void forward(const tensor_view<const T>& x, const tensor_view<const T>& residual, const tensor_view<T>& out,
                  const execution& run) const {
-        const auto& s = x.shape();
-        const bool together = detail::is_one_matrix(s, x.strides()) && detail::is_one_matrix(s, out.strides()) &&
-                              (!residual.data() || detail::is_one_matrix(s, residual.strides()));
-        const auto rows = together ? s.batch * s.tokens : s.tokens;
-        const kernel::matrix_product<T, Arch> product(rows, inputs(), outputs());
+        const detail::row_matrices matrices(x.shape(), x, residual, out);
+        const kernel::matrix_product<T, Arch> product(matrices.rows, inputs(), outputs());
         const auto block = [](const auto& t, index b) { return kernel::rows_of(t, b, 0); };
-        for (index b = 0; b < (together ? std::min<index>(s.batch, 1) : s.batch); ++b) {
+        for (index b = 0; b < matrices.count; ++b) {
             const auto to = block(out, b);
             const auto start =
                 residual.data() ? block(residual, b) : kernel::row_block<const T>{bias.empty() ? nullptr : bias.data(), 0, 1};
