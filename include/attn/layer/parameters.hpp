@@ -37,7 +37,7 @@ public:
     /// Throws parameter_error if it is missing or of another size.
     template <Scalar T>
     tensor_view<const T> get(const std::string& name, const extents& size) {
-        auto& e = find(name);
+        auto& e = find(entries_, name);
         if (e.size != size) refuse(name, "has shape " + text_of(e.size) + ", but " + text_of(size) + " is needed");
         if (!e.template numbers<T>().data() && !is<T>(e)) {
             const auto& from = e.template numbers<other<T>>();
@@ -61,8 +61,8 @@ public:
     }
 
     bool contains(const std::string& name) const { return entries_.contains(name); }
-    const extents& size(const std::string& name) const { return const_cast<parameters&>(*this).find(name).size; }
-    bool is_double(const std::string& name) const { return const_cast<parameters&>(*this).find(name).is_double; }
+    const extents& size(const std::string& name) const { return find(entries_, name).size; }
+    bool is_double(const std::string& name) const { return find(entries_, name).is_double; }
     /// All names, sorted.
     std::vector<std::string> names() const {
         std::vector<std::string> result;
@@ -102,9 +102,10 @@ private:
     static bool is(const entry& e) {
         return e.is_double == std::same_as<T, double>;
     }
-    entry& find(const std::string& name) {
-        const auto at = entries_.find(name);
-        if (at == entries_.end()) refuse(name, "is missing");
+    /// The entry of that name, const as the entries are.
+    static auto find(auto& entries, const std::string& name) -> decltype((entries.begin()->second)) {
+        const auto at = entries.find(name);
+        if (at == entries.end()) refuse(name, "is missing");
         return at->second;
     }
     /// More than four dimensions are joined in front.
