@@ -4,7 +4,9 @@
 
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
 #include <iostream>
+#include <sstream>
 #include <thread>
 
 namespace attn::bench {
@@ -40,9 +42,11 @@ public:
         if (!naive_.empty()) state.counters["vs_naive"] = quartiles_of(naive_).median * flops / s.useful_flops();
         state.counters["useful_share"] = s.useful_flops() / r.dense_flops();
         state.counters["bytes"] = s.tensor_bytes();
+        if (bandwidth_ > 0) state.counters["bandwidth"] = s.tensor_bytes() * static_cast<double>(state.iterations()) / seconds / bandwidth_;
         state.counters["workspace_bytes"] = s.workspace_bytes();
         state.counters["matrix_bytes"] = s.matrix_bytes();
         state.counters["error"] = accuracy_.error;
+        state.counters["checked_queries"] = static_cast<double>(accuracy_.queries);
     }
     bool all_right() const { return all_right_; }
 
@@ -52,8 +56,8 @@ private:
         naive_.clear();
         current_ = &r;
         subject_ = r.make();
-        // The reference takes n^2 steps or more, and of a long sweep the shorter rows have been checked.
-        accuracy_ = r.family == "sweep" && r.problem.queries > 2048 ? accuracy{} : subject_->check();
+        bandwidth_ = subject_->counts_bandwidth() ? subject_->bandwidth() : 0;
+        accuracy_ = subject_->check();
         if (accuracy_.right()) return;
         all_right_ = false;
         std::cerr << r.name() << ": WRONG, an error of " << accuracy_.error << " where " << accuracy_.bound << " would pass\n";
@@ -64,22 +68,44 @@ private:
     std::unique_ptr<subject> subject_;
     std::vector<double> naive_;
     accuracy accuracy_;
+    double bandwidth_ = 0; ///< bytes a second, where memory may bound the row
     bool all_right_ = true;
 };
 
-int run(std::vector<std::string> arguments) {
-    const bool quick = std::erase(arguments, "--quick") > 0;
-    // Before the caller's, so that those count.
-    arguments.insert(arguments.begin() + 1,
-                     {std::string("--benchmark_repetitions=") + (quick ? "3" : "21"), "--benchmark_min_time=" ATTN_BENCH_SECONDS});
-    if (quick)
-        arguments.insert(arguments.begin() + 1, "--benchmark_filter=-^(linformer_table|versus_softmax|norm_and_linear|slab_block)/|/memory/|_1x5/");
+/// Gives Google Benchmark its options. False if one of them is not known.
+bool initialized(std::vector<std::string> arguments) {
     std::vector<char*> pointers;
     for (auto& argument : arguments) pointers.push_back(argument.data());
     auto count = static_cast<int>(pointers.size());
     pointers.push_back(nullptr);
     benchmark::Initialize(&count, pointers.data());
-    if (benchmark::ReportUnrecognizedArguments(count, pointers.data())) return 2;
+    return !benchmark::ReportUnrecognizedArguments(count, pointers.data());
+}
+
+/// How many rows the options choose, which Google Benchmark says when it lists them. It remembers options until they are given again.
+std::size_t row_count(const std::vector<std::string>& arguments) {
+    auto listing = arguments;
+    for (const char* option : {"--benchmark_list_tests=true", "--benchmark_out="}) listing.emplace_back(option);
+    initialized(listing);
+    std::ostringstream names;
+    benchmark::ConsoleReporter silent;
+    silent.SetOutputStream(&names);
+    silent.SetErrorStream(&names);
+    const auto count = benchmark::RunSpecifiedBenchmarks(&silent);
+    initialized(arguments);
+    return count;
+}
+
+int run(std::vector<std::string> arguments) {
+    const bool quick = std::erase(arguments, "--quick") > 0;
+    // Before the caller's, so that those count.
+    arguments.insert(arguments.begin() + 1,
+                     {std::string("--benchmark_repetitions=") + (quick ? "3" : "21"), "--benchmark_min_time=" ATTN_BENCH_SECONDS,
+                      "--benchmark_list_tests=false", "--benchmark_out="});
+    if (quick)
+        arguments.insert(arguments.begin() + 1,
+                         "--benchmark_filter=-^(linformer_table|versus_softmax|norm_and_linear|slab_block|compile)/|/memory/|_1x5/");
+    if (!initialized(arguments)) return 2;
     benchmark::AddCustomContext("instruction_set", instruction_set());
     benchmark::AddCustomContext("compiler", compiler());
     benchmark::AddCustomContext("hardware_threads", std::to_string(std::thread::hardware_concurrency()));
@@ -89,9 +115,9 @@ int run(std::vector<std::string> arguments) {
     for (const auto& r : rows) {
         auto* const registered =
             benchmark::RegisterBenchmark(r.name().c_str(), [&](benchmark::State& state) { rows_runner.run(r, state); });
-        if (r.family == "sweep") registered->Repetitions(5);
+        if (r.family == "sweep" || r.family == "crossover") registered->Repetitions(5);
     }
-    report printed;
+    report printed(row_count(arguments));
     const auto ran = benchmark::RunSpecifiedBenchmarks(&printed);
     printed.print_summary();
     benchmark::Shutdown();

@@ -109,6 +109,7 @@ const bool added = [] {
 const std::vector<testing::attention_case>& pattern_cases() {
     static const std::vector<testing::attention_case> cases{
         pattern_case("local_128", local{128}),
+        pattern_case("sliding_window_256", sliding_window(256)),
         pattern_case("strided_64", strided{64}),
         pattern_case("sparse_transformer_strided", sparse_transformer_strided(128)),
         pattern_case("sparse_transformer_symmetric", sparse_transformer_symmetric(128, 128)),

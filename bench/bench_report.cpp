@@ -2,8 +2,10 @@
 
 #include "fma_peak.hpp"
 
+#include <algorithm>
 #include <iomanip>
 #include <iostream>
+#include <set>
 
 namespace attn::bench {
 
@@ -26,9 +28,11 @@ bool report::ReportContext(const Context& context) {
     std::cout << instruction_set() << ", " << compiler() << ", " << cpu.num_cpus << " processors at "
               << fixed_text(cpu.cycles_per_second / 1e9, 1) << " GHz";
     if (!cpu.load_avg.empty()) std::cout << ", load before " << fixed_text(cpu.load_avg.front(), 1);
-    std::cout << "\nmedians over repetitions; spread: between the quarters of them below and above\n"
-              << "of peak: share of the FMA peak measured beside each; vs naive: Eigen with n x n scores; n x n: those of one head\n\n";
-    print_cells("row", {"time", "spread", "Gflop/s", "of peak", "vs naive", "workspace", "n x n"});
+    std::cout
+        << "\nmedians over repetitions; spread: between the quarters of them below and above\n"
+        << "of peak: share of the FMA peak measured beside each; of memory: share of the bandwidth of reading, more than all of it from a "
+           "cache;\nvs naive: Eigen with n x n scores; n x n: those of one head\n\n";
+    print_cells("row", {"time", "spread", "Gflop/s", "of peak", "of memory", "vs naive", "workspace", "n x n"});
     return true;
 }
 
@@ -45,6 +49,21 @@ void report::ReportRuns(const std::vector<Run>& runs) {
         for (const auto& [counter, value] : run.counters) values[counter].push_back(value);
     }
     if (name.empty()) return;
+    print_row(name, values);
+    ++done_;
+    print_progress();
+}
+
+void report::print_progress() {
+    const auto now = std::chrono::steady_clock::now();
+    const bool is_last = done_ == rows_;
+    if (!is_last && now - told_ < std::chrono::seconds(10)) return;
+    told_ = now;
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(now - began_).count();
+    std::cerr << "[" << done_ << " of " << rows_ << " rows, " << seconds / 60 << " min " << seconds % 60 << " s]" << std::endl;
+}
+
+void report::print_row(const std::string& name, std::map<std::string, std::vector<double>>& values) {
     if (!values.contains("seconds")) return print_cells(name, {"FAILED"});
     const auto median = [&](const std::string& counter) { return values.contains(counter) ? quartiles_of(values[counter]).median : 0; };
     if (values.contains("paper_time")) { // beside standard attention, and what the paper says
@@ -59,23 +78,28 @@ void report::ReportRuns(const std::vector<Run>& runs) {
                                   ratio("paper_time"), ratio("vs_streaming"), ratio("memory_vs_naive"), ratio("paper_memory"),
                                   ratio("memory_vs_streaming"), median("in_blocks") > 0 ? "blocks" : ""});
     }
+    if (values.contains("times_the_base")) // compiling
+        return print_cells(name, {time_text(quartiles_of(values["seconds"]).median), percent_text(quartiles_of(values["seconds"]).spread()),
+                                  fixed_text(median("times_the_base"), 2) + "x", " of Eigen/Core + xsimd"});
     if (!values.contains("peak") && !values.contains("bytes_per_second"))
         return print_cells(name, {time_text(quartiles_of(values["seconds"]).median)});
     if (!values.contains("peak")) { // bound by memory: beside a copy of the same bytes
         const auto seconds = quartiles_of(values["seconds"]);
         return print_cells(name, {time_text(seconds.median), percent_text(seconds.spread()),
-                                  fixed_text(median("bytes_per_second") / 1e9, 1) + " GB/s", ratio_text(median("vs_memcpy")), "of memcpy"});
+                                  fixed_text(median("bytes_per_second") / 1e9, 1) + " GB/s", ratio_text(median("vs_memcpy")), "of memcpy",
+                                  percent_text(median("bandwidth")), "of memory"});
     }
     const auto& r = results_[name] = {quartiles_of(values["seconds"]), quartiles_of(values["peak"]), quartiles_of(values["flops"]),
                                       median("useful_share")};
     if (name.find("/threads:1") != std::string::npos) idle_.push_back(median("idle"));
     print_cells(name, {time_text(r.seconds.median), percent_text(r.seconds.spread()), fixed_text(r.flops.median / 1e9, 1),
-                       percent_text(r.share.median), ratio_text(median("vs_naive")), bytes_text(median("workspace_bytes")),
-                       bytes_text(median("matrix_bytes"))});
+                       percent_text(r.share.median), percent_text(median("bandwidth")), ratio_text(median("vs_naive")),
+                       bytes_text(median("workspace_bytes")), bytes_text(median("matrix_bytes"))});
 }
 
 void report::print_summary() const {
     print_comparisons();
+    print_crossover();
     print_growth();
     print_goals();
     if (idle_.empty()) return;
@@ -93,6 +117,7 @@ void report::print_comparisons() const {
         table = {{"row", "time", "times as fast", "by its flops", "the paper's", "beside"}};
     };
     for (const auto& c : all_comparisons()) {
+        if (c.group == "crossover") continue; // as a table of n
         if (c.group != group) finish();
         group = c.group;
         const auto found = results_.find(c.row), other = results_.find(c.against);
@@ -104,6 +129,30 @@ void report::print_comparisons() const {
                          text(c.paper), c.row == c.against ? "itself" : c.against});
     }
     finish();
+}
+
+void report::print_crossover() const {
+    std::map<std::string, std::map<int, double>> ratios; // of each operator, by n
+    std::set<int> sizes;
+    for (const auto& c : all_comparisons()) {
+        const auto found = results_.find(c.row), other = results_.find(c.against);
+        if (c.group != "crossover" || found == results_.end() || other == results_.end()) continue;
+        const auto begin = c.row.find('/') + 1, at = c.row.find("/n:");
+        const auto n = std::stoi(c.row.substr(at + 3));
+        ratios[c.row.substr(begin, at - begin)][n] = other->second.seconds.median / found->second.seconds.median;
+        sizes.insert(n);
+    }
+    if (ratios.empty()) return;
+    std::vector<std::vector<std::string>> table{{"operator", "pays from"}};
+    for (const auto n : sizes) table[0].push_back("n " + std::to_string(n));
+    for (const auto& [name, by_n] : ratios) {
+        // The first n from which on it is always faster.
+        const auto last_slower = std::ranges::find_if(by_n.rbegin(), by_n.rend(), [](const auto& entry) { return entry.second <= 1; });
+        const auto first = last_slower.base();
+        table.push_back({name, first == by_n.end() ? "-" : "n = " + std::to_string(first->first)});
+        for (const auto n : sizes) table.back().push_back(by_n.contains(n) ? fixed_text(by_n.at(n), 2) + "x" : "-");
+    }
+    std::cout << "\nwhich operator when: times as fast as softmax attention, causal where the operator is\n\n" << table_text(table, 1);
 }
 
 void report::print_growth() const {

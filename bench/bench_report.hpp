@@ -6,6 +6,7 @@
 
 #include <benchmark/benchmark.h>
 
+#include <chrono>
 #include <map>
 
 namespace attn::bench {
@@ -13,9 +14,12 @@ namespace attn::bench {
 /// Says in a row of the output file what it ran with; how many threads says its name.
 void label(benchmark::State& state);
 
-/// Prints medians over the repetitions of a row. What lies in the output file (--benchmark_out) is Google Benchmark's own.
+/// Prints medians over the repetitions of a row, and to stderr how far it is. What lies in the output file (--benchmark_out) is Google
+/// Benchmark's own.
 class report final : public benchmark::BenchmarkReporter {
 public:
+    explicit report(std::size_t rows) : rows_(rows) {}
+
     bool ReportContext(const Context& context) override;
     void ReportRuns(const std::vector<Run>& runs) override;
 
@@ -30,8 +34,14 @@ private:
     };
     void print_goals() const;
     void print_comparisons() const;
+    void print_crossover() const;
     void print_growth() const;
 
+    void print_progress();
+    void print_row(const std::string& name, std::map<std::string, std::vector<double>>& values);
+
+    std::size_t rows_, done_ = 0;
+    std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now(), told_ = began_;
     std::map<std::string, result> results_;
     bool has_table_heading_ = false;
     std::vector<double> idle_; ///< of each row on one thread, the share of its time in which it did not run

@@ -35,8 +35,9 @@ std::string name_of(const std::string& family, const std::string& case_name, con
         return std::string("/").append(word).append(":").append(std::to_string(number));
     };
     return family + "/" + case_name + (p.batch != 1 ? key("b", p.batch) : "") + key("n", p.queries) +
+           (p.keys != p.queries ? key("m", p.keys) : "") +
            (p.key_dim == p.value_dim ? key("d", p.key_dim) : key("dk", p.key_dim) + key("dv", p.value_dim)) + key("h", p.heads) +
-           key("threads", threads);
+           (p.kv_heads != p.heads ? key("kv", p.kv_heads) : "") + key("threads", threads);
 }
 std::string name_of(const std::string& case_name, const size& s, index threads = 1) {
     return name_of("attend", case_name, problem_of(s), threads);
@@ -73,6 +74,35 @@ testing::problem key_size_problem(index key_dim) {
 /// 7 x 7 windows of one 56 x 56 image, whose tensors a cache holds, and of so many that none does.
 constexpr size windows_in_cache{49, 32, 3, 64}, windows_streamed{49, 32, 3, 32 * 64};
 
+/// One new token against a cache of so many, with the heads of Llama 3 8B: every number of the cache is read once.
+testing::problem decoding(index keys) {
+    return {.batch = 1, .heads = 32, .kv_heads = 8, .queries = 1, .keys = keys, .key_dim = 128, .value_dim = 128};
+}
+
+/// From which n on an operator is faster than softmax attention, which is causal where the operator is.
+struct crossover {
+    const char *name, *against;
+    index first = 64; ///< n
+};
+constexpr crossover crossovers[] = {{"sliding_window_256", "softmax_causal"},
+                                    {"sparse_strided", "softmax_causal"},
+                                    {"linformer", "softmax", 512}, // to 256 rows from there on
+                                    {"linear", "softmax"},
+                                    {"linear_causal", "softmax_causal"},
+                                    {"simplified_linear", "softmax"},
+                                    {"focused_linear", "softmax"},
+                                    {"talking_heads", "softmax"}};
+constexpr index last_crossover = 2048;
+
+void add_crossovers(std::vector<row>& rows) {
+    for (index n = 64; n <= last_crossover; n *= 2) { // what is compared comes soon after: the machine changes
+        const auto add = [&](const char* name) { rows.push_back({&case_named(name), problem_of(sequence(n)), 1, "crossover"}); };
+        for (const char* name : {"softmax", "softmax_causal"}) add(name);
+        for (const auto& c : crossovers)
+            if (n >= c.first) add(c.name);
+    }
+}
+
 void add_groups(std::vector<row>& rows) {
     const auto add = [&](const std::string& family, const std::string& name, const testing::problem& p, index threads = 1) {
         rows.push_back({&case_named(name), p, threads, family});
@@ -87,6 +117,9 @@ void add_groups(std::vector<row>& rows) {
     for (const auto& s : talking_sizes)
         for (const auto& c : {"softmax", "talking_heads"}) add("talking_heads_overhead", c, problem_of(s));
     for (const auto key_dim : key_sizes) add("key_size", "softmax", key_size_problem(key_dim));
+    for (const index keys : {4096, 32768})
+        for (const index threads : {1, 2}) add("decode", "softmax", decoding(keys), threads);
+    add_crossovers(rows);
 }
 
 /// Two heads of every case, from n = 1024 on in doublings while a call stays within so many flops: how time and memory grow.
@@ -166,6 +199,11 @@ std::vector<comparison> all_comparisons() {
         const auto named = [&](const char* name) { return name_of("talking_heads_overhead", name, problem_of(s)); };
         all.push_back({"talking_heads_overhead", named("talking_heads"), named("softmax")});
     }
+    for (const auto& c : crossovers)
+        for (auto n = c.first; n <= last_crossover; n *= 2) {
+            const auto named = [&](const char* name) { return name_of("crossover", name, problem_of(sequence(n))); };
+            all.push_back({"crossover", named(c.name), named(c.against)});
+        }
     const auto key_size_name = [](index key_dim) { return name_of("key_size", "softmax", key_size_problem(key_dim)); };
     for (const auto key_dim : key_sizes) all.push_back({"key_size", key_size_name(key_dim), key_size_name(64)});
     for (const char* name : {"local_128", "strided_64", "sparse_transformer_strided", "sparse_transformer_symmetric"}) {

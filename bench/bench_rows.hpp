@@ -14,8 +14,8 @@ struct row {
     bool is_double = false;
     double query_factor = 1; ///< large queries make large scores
 
-    /// "attend/softmax_causal/n:2048/d:64/h:12/threads:1"; with b: before n: if the batch is not 1, dk: and dv: for d: if they differ,
-    /// and behind it q: the factor, or f64.
+    /// "attend/softmax_causal/n:2048/d:64/h:12/threads:1"; with b: before n: if the batch is not 1, m: and kv: behind n: and h: if keys
+    /// are not as many as queries, dk: and dv: for d: if they differ, and behind it q: the factor, or f64.
     std::string name() const;
     std::unique_ptr<subject> make() const;
     /// Flops on all pairs of queries and keys, hidden or not.

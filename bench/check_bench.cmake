@@ -9,6 +9,9 @@ execute_process(
 if(NOT result EQUAL 0)
   message(FATAL_ERROR "exit code ${result}\n${output}\n${error}")
 endif()
+if(NOT error MATCHES "\\[2 of 2 rows, ")
+  message(SEND_ERROR "no line of progress in:\n${error}")
+endif()
 foreach(expected IN LISTS names ITEMS "full, d 64, n 512 " "DeiT-tiny")
   string(FIND "${output}" "\n${expected}" at)
   if(at EQUAL -1)
@@ -31,16 +34,29 @@ foreach(counter flops peak vs_naive bytes workspace_bytes matrix_bytes)
   endif()
 endforeach()
 
+# Memory may bound short sequences only.
+string(JSON count LENGTH "${json}" benchmarks)
+math(EXPR last "${count} - 1")
+foreach(row RANGE ${last})
+  string(JSON name GET "${json}" benchmarks ${row} name)
+  string(JSON bandwidth ERROR_VARIABLE missing GET "${json}" benchmarks ${row} bandwidth)
+  if(name MATCHES "n:197" AND NOT missing STREQUAL "NOTFOUND" OR name MATCHES "n:512" AND missing STREQUAL "NOTFOUND")
+    message(SEND_ERROR "${name}: bandwidth is ${bandwidth}")
+  endif()
+endforeach()
+
 string(JSON label GET "${json}" benchmarks 0 label)
 if(NOT label MATCHES "bits, (gcc|clang)")
   message(SEND_ERROR "the first row says that it ran with ${label}")
 endif()
 
-# Growth and comparisons.
+# Growth, comparisons and the table of operators.
 execute_process(
-  COMMAND ${BENCH} "--benchmark_filter=^sweep/softmax/n:(1024|2048)/|^talking_heads_overhead/.*/d:16/" --benchmark_repetitions=1
+  COMMAND ${BENCH} "--benchmark_filter=^sweep/softmax/n:(1024|2048)/|^talking_heads_overhead/.*/d:16/|^crossover/(softmax|linear)/n:64/"
+    --benchmark_repetitions=1
   RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE error)
-if(NOT result EQUAL 0 OR NOT output MATCHES "\nsoftmax +1024 to 2048 +[12]\\.[0-9]" OR NOT output MATCHES "\ntalking_heads_overhead\n")
+if(NOT result EQUAL 0 OR NOT output MATCHES "\nsoftmax +1024 to 2048 +[12]\\.[0-9]" OR NOT output MATCHES "\ntalking_heads_overhead\n"
+   OR NOT output MATCHES "\nlinear +(-|n = 64) +[0-9.]+x\n")
   message(SEND_ERROR "exit code ${result}\n${output}\n${error}")
 endif()
 

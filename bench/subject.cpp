@@ -1,6 +1,7 @@
 #include "subject.hpp"
 
 #include "fma_peak.hpp"
+#include "read_bandwidth.hpp"
 
 #include <random>
 
@@ -41,6 +42,7 @@ public:
         instance_->naive(*in_, {naive_out_});
     }
     double peak() override { return fma_peak<T>(threads_); }
+    double bandwidth() override { return read_bandwidth(threads_); }
     double naive_difference() override {
         naive();
         return largest_difference<T, T>(out_.view(), naive_out_.view());
@@ -76,13 +78,14 @@ public:
             return found;
         };
 
-        constexpr index pairs_to_compare = 2'000'000, fewest = 24;
-        const auto affordable = pairs_to_compare / std::max<index>(1, q.batch * q.heads * in.keys.shape().tokens);
+        constexpr index pairs_to_compare = 1'000'000, most_pairs = 60'000'000, fewest = 6;
+        const auto pairs_of_a_query = std::max<index>(1, q.batch * q.heads * in.keys.shape().tokens);
+        const auto affordable = pairs_to_compare / pairs_of_a_query;
         const auto slice = std::max(fewest, affordable) / 3;
         if (3 * slice < q.tokens) {
             accuracy found;
             for (const auto first : {index{0}, (q.tokens - slice) / 2 + 1, q.tokens - slice}) compare(first, slice, found);
-            if (judged(found).right()) return judged(found);
+            if (judged(found).right() || q.tokens > most_pairs / pairs_of_a_query) return judged(found);
         }
         // Few enough; or wrong in the sample, as it also is if an operator's rows depend on other queries.
         accuracy found;

@@ -53,7 +53,8 @@ public:
     virtual void attend() = 0;
     /// The same by naive Eigen, which holds an n x m matrix of scores for a head.
     virtual void naive() = 0;
-    /// Computes, and compares with the reference: all queries of a small problem, else the first ones, the last ones and some between.
+    /// Computes, and compares with the reference: all queries of a small problem, else the first ones, the last ones and some between; few
+    /// of a long one, which would take the reference as many steps as there are pairs.
     virtual accuracy check() = 0;
     /// How far the answer of naive Eigen is from the last that was computed here.
     virtual double naive_difference() = 0;
@@ -61,12 +62,16 @@ public:
     virtual double difference(const tensor_view<const float>& answer) const = 0;
     /// What the machine can do, on as many threads, in flops a second.
     virtual double peak() = 0;
+    /// How fast it reads memory, on as many threads, in bytes a second.
+    virtual double bandwidth() = 0;
 
     double useful_flops() const { return useful_flops_; }
     double workspace_bytes() const { return workspace_bytes_; }
     double matrix_bytes() const { return matrix_bytes_; }
     /// Of queries, keys, values and the answer.
     double tensor_bytes() const { return tensor_bytes_; }
+    /// Whether memory may bound it: where each byte of its tensors is worth less than a hundred flops. Dense attention does n / 4 of them.
+    bool counts_bandwidth() const { return useful_flops_ < 100 * tensor_bytes_; }
     /// Whether the n x m matrices of naive Eigen are of a size that one would hold.
     bool has_naive() const { return matrix_bytes_ <= 300e6; }
 

@@ -41,7 +41,7 @@ const auto focused_case = linear_case(
                 reference::linear_attention<S>(mapped, out, identity_features{}, dense{}, true, eps, 1);
             });
             reference::add_depthwise_convolution<S, T>(in.values, out.values, {g.height, g.width, g.top, g.left}, op.convolution.weights,
-                                                       op.convolution.bias);
+                                                       op.convolution.bias, {}, first_row(in, p));
         };
         const auto naive = [=](const inputs<T>& in, const outputs<T>& out) {
             attend(in, out,

@@ -54,6 +54,12 @@ inline std::array<index, 2> grid_of(index n) {
     return {height, n / height};
 }
 
+/// The first of the problem's tokens that a call's rows are: of some queries only, as benchmarks ask the reference for, position tells.
+template <Scalar T>
+index first_row(const inputs<T>& in, const problem& p) {
+    return in.queries.shape().tokens == p.queries ? 0 : in.positions.first_query[0];
+}
+
 /// phi on the numbers of a matrix.
 template <Scalar T, class F>
 map_numbers<T> each_number(const F& phi) {

@@ -40,7 +40,7 @@ auto with_definition(const problem& p, const Op& op, const std::shared_ptr<convo
         std::copy_n(own->input.data(), other.shape().size(), other.data());
         const tensor_view<const S> from = op.convolution_input.data() ? tensor_view<const S>(other) : in.values;
         reference::add_depthwise_convolution<S, T>(from, out.values, {g.height, g.width, g.top, g.left}, op.convolution.weights,
-                                                   op.convolution.bias, present);
+                                                   op.convolution.bias, present, first_row(in, p));
     };
     const auto naive = [=](const inputs<T>& in, const outputs<T>& out) {
         const auto keys = reference::sum_of<T, T>(in.keys, op.positional_encoding);

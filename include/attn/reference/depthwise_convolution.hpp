@@ -14,16 +14,19 @@ struct grid {
 
 /// out[b,h,(y,x),c] += bias[h,c] + sum over (ky, kx) of weights[h,c,ky,kx] in[b,g,(y - top + ky, x - left + kx),c]     g = h / (heads /
 /// in's heads) over the inputs inside the grid that are before token present[b] (all, if that is empty). weights: (1 or heads, channels,
-/// kernel_height, kernel_width); bias: none, one for each channel, or for each of every head. Everything in T.
+/// kernel_height, kernel_width); bias: none, one for each channel, or for each of every head. Row r of out is token first + r. Everything
+/// in T.
 template <Scalar T, Scalar U>
 void add_depthwise_convolution(const tensor_view<const T>& in, const tensor_view<T>& out, const grid& g,
-                               const tensor_view<const U>& weights, std::span<const U> bias, std::span<const index> present = {}) {
-    const auto [batch, heads, tokens, channels] = out.shape();
+                               const tensor_view<const U>& weights, std::span<const U> bias, std::span<const index> present = {},
+                               index first = 0) {
+    const auto [batch, heads, rows, channels] = out.shape();
     const auto [kernels, kernel_channels, kernel_height, kernel_width] = weights.shape();
     for (index b = 0; b < batch; ++b)
         for (index h = 0; h < heads; ++h)
-            for (index t = 0; t < tokens; ++t)
+            for (index r = 0; r < rows; ++r)
                 for (index c = 0; c < channels; ++c) {
+                    const auto t = first + r;
                     const auto own_bias = static_cast<std::size_t>(std::ssize(bias) > channels ? h * channels + c : c);
                     T sum = bias.empty() ? T{0} : static_cast<T>(bias[own_bias]);
                     for (index ky = 0; ky < kernel_height; ++ky)
@@ -34,7 +37,7 @@ void add_depthwise_convolution(const tensor_view<const T>& in, const tensor_view
                             sum += static_cast<T>(weights(kernels == 1 ? 0 : h, c, ky, kx)) *
                                    in(b, h / (heads / in.shape().heads), y * g.width + x, c);
                         }
-                    out(b, h, t, c) += sum;
+                    out(b, h, r, c) += sum;
                 }
 }
 
