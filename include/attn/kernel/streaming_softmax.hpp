@@ -254,7 +254,7 @@ private:
         if (tile.count < in.queries.shape().tokens)
             ahead.add({rows_of_tile(in.queries, first_row + tile.count * tile.step), tile.count, in.queries.shape().channels});
         else
-            ahead.add({rows_of(in.queries, next.batch, next.head), tile.count, in.queries.shape().channels});
+            ahead.add({rows_of(in.queries, next.batch, next.head), tile.count, in.queries.shape().channels, true});
         add_next_head(ahead, in, next.batch, next.head / heads_of_keys, first_row, tile.count);
         ahead.spread(in.keys.shape().tokens / panel::tile_type::grain);
 
@@ -306,7 +306,7 @@ private:
         const auto add_share = [&](const auto& tensor) {
             auto rows = rows_of(tensor, next_batch, next_head);
             rows.data += first * rows.row_stride;
-            ahead.add({rows, count, tensor.shape().channels});
+            ahead.add({rows, count, tensor.shape().channels, queries == in.queries.shape().tokens});
         };
         add_share(in.keys);
         add_share(in.values);
