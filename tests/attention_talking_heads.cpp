@@ -7,6 +7,8 @@
 #include <attn/attention/talking_heads_attention.hpp>
 #include <attn/pattern/causal.hpp>
 #include <attn/pattern/local.hpp>
+#include <attn/pattern/on_heads.hpp>
+#include <attn/pattern/strided.hpp>
 
 namespace attn::testing {
 
@@ -71,8 +73,7 @@ constexpr input_shapes six_heads{{1, 6, 9, 8}, {1, 3, 11, 8}, {1, 2, 11, 5}};
 
 } // namespace
 
-TEMPLATE_TEST_CASE("talking heads: without a mixing, or with the identity, they are softmax attention", "[attention]", float,
-                   double) {
+TEMPLATE_TEST_CASE("talking heads: without a mixing, or with the identity, they are softmax attention", "[attention]", float, double) {
     const auto identity = permutation({0, 1, 2, 3});
     for (const auto& p : {problem{2, 4, 2, 49, 97, 16, 20}, problem{1, 4, 4, 17, 65, 3, 8}}) {
         INFO(describe(p));
@@ -171,6 +172,27 @@ TEST_CASE("talking heads: memory", "[attention]") {
     const auto growth = both.workspace_bytes<float>(shapes(8192), 1) - both.workspace_bytes<float>(shapes(4096), 1);
     CHECK(growth < 4096 * 12 * panel * 66 / 64 + 4096 * sizeof(std::uint64_t) + 4096);
     CHECK(both.workspace_bytes<float>(shapes(4096), 3) < 3 * both.workspace_bytes<float>(shapes(4096), 1) + 4096);
+}
+
+TEST_CASE("talking heads: what the patterns cost", "[attention]") {
+    const auto mix = random_matrix(4, 2, 1);
+    const auto pairs = [&](const auto& pattern, index n, const positions& where = {}) {
+        return visited_pairs(talking_heads_attention{.logits_mix = mix, .pattern = pattern}, {{3, 2, n, 8}, {3, 2, n, 8}, {3, 4, n, 8}},
+                             where);
+    };
+    CHECK(pairs(dense{}, 100).visible == 3 * 100 * 100);
+    CHECK(pairs(dense{}, 100).visited == 3 * 100 * 100);
+    // Once for all heads, of which none sees more than the triangle.
+    const auto triangle = pairs(causal{}, 1000);
+    CHECK(triangle.visible == 3 * 1000 * 1001 / 2);
+    CHECK((triangle.visited > triangle.visible && triangle.visited < triangle.visible + 3 * 1000 * 32));
+    // Heads that differ: the widest band, and every pair that is in one of two.
+    CHECK(pairs((on_heads{0, 3} & local{5}) | (on_heads{3, 4} & local{9}), 300).visible == pairs(local{9}, 300).visible);
+    const auto apart = (on_heads{0, 1} & local{2}) | (on_heads{1, 4} & strided{6});
+    CHECK(pairs(apart, 60).visible == pairs(local{2} | strided{6}, 60).visible);
+    // Of every sixth key alone only these are visited.
+    CHECK(pairs(strided{6}, 60).visited == 3 * 60 * 10);
+    CHECK(pairs(causal{}, 10, {.first_query = 10}).visible == 3 * 100);
 }
 
 TEMPLATE_TEST_CASE("talking heads: no heads between leave zeros", "[attention]", float, double) {

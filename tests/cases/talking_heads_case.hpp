@@ -71,11 +71,7 @@ public:
         const auto s = p.shapes();
         const auto heads = op().log_sum_exp_shape(s).heads, value_heads = op().output_shape(s).heads;
         const auto mixed = (op().logits_mix.data() ? heads * p.heads : 0) + (op().weights_mix.data() ? heads * value_heads : 0);
-        double pairs = 0;
-        for (index b = 0; b < p.batch; ++b)
-            pairs += static_cast<double>(
-                visited_pairs(at(op().pattern, b, 0), p.positions.first_query[b], p.queries, p.positions.first_key[b], p.keys, 16, 8)
-                    .visible);
+        const auto pairs = static_cast<double>(visited_pairs(op(), s, p.positions).visible);
         return 2 * pairs * static_cast<double>(p.heads * p.key_dim + value_heads * p.value_dim + mixed);
     }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../kernel/talking_heads.hpp"
+#include "../pattern/passes.hpp"
 #include "attention.hpp"
 
 #include <optional>
@@ -86,7 +87,7 @@ private:
     template <Scalar T>
     auto kernel_for(const input_shapes& s) const {
         const auto factor = scale.value_or(1 / std::sqrt(static_cast<double>(s.queries.channels)));
-        return kernel::talking_heads<T, Arch, P, S>{pattern, score, factor, sinks, logits_mix, logits_bias, weights_mix, weights_bias};
+        return kernel::talking_heads<T, Arch, P, S>{{pattern, score, factor, sinks, logits_mix, logits_bias, weights_mix, weights_bias}};
     }
     static void check_mixing(std::string_view argument, const tensor_view<const double>& mix, std::string_view other,
                              const shape& other_shape, index columns) {
@@ -106,5 +107,20 @@ private:
                               "has " + std::to_string(numbers.size()) + " entries, but there are " + std::to_string(heads) + " heads");
     }
 };
+
+/// What a call costs: the (query, key) pairs that any mixed head sees, and those that its schedule visits, over all batch entries. The
+/// kernel spends 2 (h_k d_k + h_v d_v) flops on a visited pair, in all heads together, and 2 h (h_k + h_v) on the mixings.
+template <Pattern P, ScoreFunction S, class Arch>
+pair_count visited_pairs(const talking_heads_attention<P, S, Arch>& op, const input_shapes& s, const positions& where = {}) {
+    const auto heads = op.log_sum_exp_shape(s).heads;
+    pair_count all;
+    for (index b = 0; b < s.queries.batch; ++b) { // registers of queries with groups of keys, where a panel sees a block in part
+        const auto pairs = visited_pairs(detail::over_heads<P>{op.pattern, b, heads}, where.first_query[b], s.queries.tokens,
+                                         where.first_key[b], s.keys.tokens, simd::lanes<float, Arch>::size, 8);
+        all.visible += pairs.visible;
+        all.visited += pairs.visited;
+    }
+    return all;
+}
 
 } // namespace attn

@@ -42,16 +42,21 @@ public:
             bias_[row] = bias.empty() ? T{0} : static_cast<T>(bias_factor * bias[static_cast<std::size_t>(row)]);
         }
     }
-    /// factor: [columns][factor_stride], a number per query, or null for none. Registers of queries that see none of two keys become 0.
-    /// ahead, ahead_to: numbers beyond which `from` and `to` are prefetched, 0 for none.
-    void operator()(const head_block& block, const T* from, T* to, const T* factor = nullptr, index factor_stride = 0, index ahead = 0,
-                    index ahead_to = 0) const {
+    /// What happens beside a mixing.
+    struct options {
+        const T* factor = nullptr; ///< [columns][factor_stride] a number per query, or none
+        index factor_stride = 0;
+        index ahead = 0;             ///< numbers beyond which `from` is prefetched, 0 for none
+        T* const* maximum = nullptr; ///< [rows] numbers per query that are raised to the results, or none
+    };
+    /// Registers of queries that see none of two keys become 0.
+    void operator()(const head_block& block, const T* from, T* to, const options& with) const {
         for_each_piece(rows, most_rows, [&](index row, index count) {
             with_constant<most_rows>(count, [&](auto r) {
-                if (factor)
-                    mix_rows<r(), true>(row, block, from, to, factor, factor_stride, ahead, ahead_to);
+                if (with.factor)
+                    mix_rows<r(), true>(row, block, from, to, with);
                 else
-                    mix_rows<r(), false>(row, block, from, to, factor, factor_stride, ahead, ahead_to);
+                    mix_rows<r(), false>(row, block, from, to, with);
             });
         });
     }
@@ -61,20 +66,17 @@ private:
     static constexpr int most_rows = traits::max_rows(2);
 
     template <int Rows, bool scaled>
-    [[gnu::noinline]] void mix_rows(index row, const head_block& block, const T* from, T* to, const T* factor, index factor_stride,
-                                    index ahead, index ahead_to) const {
+    [[gnu::noinline]] void mix_rows(index row, const head_block& block, const T* from, T* to, const options& with) const {
         const auto stride = block.registers * lanes::size;
         index key = 0;
         for (; key + 2 <= block.keys; key += 2)
-            for (index lane = 0; lane < stride; lane += lanes::size)
-                mix_keys<Rows, 2, scaled>(row, block, key, lane, from, to, factor, factor_stride, ahead, ahead_to);
+            for (index lane = 0; lane < stride; lane += lanes::size) mix_keys<Rows, 2, scaled>(row, block, key, lane, from, to, with);
         if (key < block.keys)
-            for (index lane = 0; lane < stride; lane += lanes::size)
-                mix_keys<Rows, 1, scaled>(row, block, key, lane, from, to, factor, factor_stride, ahead, ahead_to);
+            for (index lane = 0; lane < stride; lane += lanes::size) mix_keys<Rows, 1, scaled>(row, block, key, lane, from, to, with);
     }
     template <int Rows, int Keys, bool scaled>
-    [[gnu::always_inline]] void mix_keys(index row, const head_block& block, index key, index lane, const T* from, T* to, const T* factor,
-                                         index factor_stride, index ahead, index ahead_to) const {
+    [[gnu::always_inline]] void mix_keys(index row, const head_block& block, index key, index lane, const T* from, T* to,
+                                         const options& with) const {
         matrix_tile<Rows, Keys, T, Arch> tile;
         const auto stride = block.registers * lanes::size, at = key * stride + lane;
         auto depth = columns;
@@ -95,10 +97,10 @@ private:
             lanes right[Keys];
             simd::unroll<Keys>([&](auto k) {
                 right[k] = lanes::load(x + k * stride);
-                if (ahead > 0) simd::prefetch(x + k * stride + ahead);
+                if (with.ahead > 0) simd::prefetch(x + k * stride + with.ahead);
             });
             if constexpr (scaled) {
-                const auto f = lanes::load(factor + column * factor_stride + lane);
+                const auto f = lanes::load(with.factor + column * with.factor_stride + lane);
                 simd::unroll<Keys>([&](auto k) { right[k] = right[k] * f; });
             }
             simd::unroll<Rows>([&](auto r) {
@@ -111,9 +113,14 @@ private:
         T* const y = to + row * block.head_stride + at;
         simd::unroll<Rows>(
             [&](auto r) { simd::unroll<Keys>([&](auto k) { tile.sum[r][k].store(y + r * block.head_stride + k * stride); }); });
-        if (ahead_to > 0)
-            simd::unroll<Rows>(
-                [&](auto r) { simd::unroll<Keys>([&](auto k) { simd::prefetch(y + r * block.head_stride + k * stride + ahead_to); }); });
+        if (with.maximum) {
+            simd::unroll<Rows>([&](auto r) {
+                T* const maximum = with.maximum[row + r] + lane;
+                auto most = lanes::load(maximum);
+                simd::unroll<Keys>([&](auto k) { most = max_or_second(tile.sum[r][k], most); });
+                most.store(maximum);
+            });
+        }
     }
 
     T* matrix_ = nullptr; ///< [columns][rows]

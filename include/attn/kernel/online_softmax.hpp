@@ -70,7 +70,8 @@ struct online_softmax {
     }
     /// Takes in scores[rows][queries], to which the maxima have been raised: leaves weights 2^(x - m) in place of the scores, and the
     /// factor by which `values` must be multiplied before weighted values are added to it. Everything is vertical: a lane is a query.
-    void push_scores(T* scores, index rows) {
+    /// ahead: numbers beyond which the scores are prefetched, 0 for none.
+    void push_scores(T* scores, index rows, index ahead = 0) {
         each_columns([&]<int Columns>(index first) {
             lanes m[Columns], l[Columns];
             simd::unroll<Columns>([&](auto c) {
@@ -82,13 +83,14 @@ struct online_softmax {
                 l[c] = lanes::load(sum + at) * shrink;
             });
             // What the stores might overlap would be read anew in each turn: so nothing but locals here.
-            const index stride = registers * lanes::size;
+            const index stride = registers * lanes::size, next = ahead;
             T* row = scores + first * lanes::size;
             for (T* const end = row + rows * stride; row != end; row += stride) {
                 simd::unroll<Columns>([&](auto c) {
                     T* const x = row + c * lanes::size;
                     const lanes weight = simd::exp2_nonpositive(lanes::load(x) - m[c]);
                     weight.store(x);
+                    if (next > 0) simd::prefetch(x + next);
                     l[c] = l[c] + weight;
                 });
             }

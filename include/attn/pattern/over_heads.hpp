@@ -1,0 +1,44 @@
+// A pattern of heads that are computed together.
+#pragma once
+
+#include "pattern.hpp"
+
+#include <numeric>
+
+namespace attn::detail {
+
+/// One batch entry of a pattern for all its heads together: a key is seen if any head sees it, and ranges are all visible if they are to
+/// all.
+template <Pattern P>
+struct over_heads {
+    const P& pattern;
+    index batch, heads;
+
+    constexpr visibility visible(const range& i, const range& j) const { return of_all(i, j); }
+    constexpr bool visible(index i, index j) const {
+        for (index c = 0; c < patterns(); ++c)
+            if (bool(at(pattern, batch, c).visible(i, j))) return true;
+        return false;
+    }
+    /// The step that all heads promise.
+    constexpr index step() const {
+        index common = 0;
+        for (index c = 0; c < patterns(); ++c) common = std::gcd(common, step_of(at(pattern, batch, c)));
+        return std::max<index>(common, 1);
+    }
+
+private:
+    /// Different ones, at most.
+    constexpr index patterns() const { return HasAt<P> ? heads : std::min<index>(heads, 1); }
+    constexpr visibility of_all(const range& i, const range& j) const {
+        bool all = heads > 0, none = true;
+        for (index c = 0; c < patterns(); ++c) {
+            const visibility seen = at(pattern, batch, c).visible(i, j);
+            all = all && seen.is_all();
+            none = none && seen.is_none();
+        }
+        return {all, none};
+    }
+};
+
+} // namespace attn::detail
