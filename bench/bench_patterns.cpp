@@ -83,7 +83,7 @@ void add_tiles(index n) {
     })->UseManualTime();
 }
 
-/// The runs of keys of all tiles of queries of a pattern, found by evaluating it on ranges.
+/// The runs of keys of all panels of queries, found by evaluating the pattern on ranges as the kernel does.
 template <Pattern P>
 void add_schedule(const std::string& pattern_name, const P& pattern, index n) {
     const auto name = "derive/schedule_" + pattern_name + "/n:" + std::to_string(n) + "/threads:1";
@@ -91,7 +91,16 @@ void add_schedule(const std::string& pattern_name, const P& pattern, index n) {
         label(state);
         const softmax_attention op{.pattern = pattern};
         const shape s{1, 1, n, 64};
-        for ([[maybe_unused]] auto _ : state) benchmark::DoNotOptimize(visited_pairs(op, input_shapes{s, s, s}));
+        using panel = kernel::softmax_tile<float, simd::native>;
+        for ([[maybe_unused]] auto _ : state) {
+            index keys = 0;
+            for_each_pass(pattern, 0, n, 0, n, [&](const auto& pass, index step) {
+                for (index t = 0; t < tile_count(n, panel::most_queries, step); ++t)
+                    for_each_run(pass, tile_at(t, 0, n, panel::most_queries, step, panel::lane_count), 0, n, panel::grain,
+                                 [&](const key_run& run) { keys += run.count; });
+            });
+            benchmark::DoNotOptimize(keys);
+        }
         const auto pairs = visited_pairs(op, input_shapes{s, s, s});
         state.counters["useful_share"] = static_cast<double>(pairs.visible) / static_cast<double>(pairs.visited);
     });

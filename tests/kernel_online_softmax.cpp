@@ -87,6 +87,29 @@ TEMPLATE_TEST_CASE("online_softmax: a push tells how far earlier sums shrink", "
     CHECK(softmax.state.sum[0] == T(1.3125));
 }
 
+TEMPLATE_TEST_CASE("online_softmax: rows that a register does not see weigh nothing, whatever lies there", "[kernel][portable]", float, double) {
+    using T = TestType;
+    constexpr auto lane_count = softmax_state<T>::lane_count;
+    softmax_state<T> softmax(3);
+    constexpr index rows = 5;
+    const auto queries = 3 * lane_count;
+    std::vector<T> scores(static_cast<std::size_t>(rows * queries), std::numeric_limits<T>::quiet_NaN());
+    const std::array<kernel::row_range, 3> seen{{{0, 2}, {3, 5}, {0, 0}}};
+    const auto sees = [&](index q, index j) {
+        const auto& range = seen[static_cast<std::size_t>(q / lane_count)];
+        return range.first <= j && j < range.last;
+    };
+    for (index q = 0; q < queries; ++q)
+        for (index j = 0; j < rows; ++j)
+            if (sees(q, j)) scores[static_cast<std::size_t>(j * queries + q)] = 1;
+    std::fill_n(softmax.state.next_maximum, 2 * lane_count, T{1});
+    softmax.state.push_seen_scores(scores.data(), rows, seen.data());
+    for (index q = 0; q < queries; ++q) {
+        for (index j = 0; j < rows; ++j) CHECK(scores[static_cast<std::size_t>(j * queries + q)] == T(sees(q, j)));
+        CHECK(softmax.state.sum[q] == T(q < 2 * lane_count ? 2 : 0));
+    }
+}
+
 TEMPLATE_TEST_CASE("online_softmax: hidden scores, infinities and NaN", "[kernel][portable]", float, double) {
     using T = TestType;
     constexpr auto lane_count = softmax_state<T>::lane_count;

@@ -19,6 +19,11 @@ inline constexpr T hidden_score = std::numeric_limits<T>::lowest();
 template <Scalar T>
 inline constexpr T lowest_maximum = std::numeric_limits<T>::lowest() / 2;
 
+/// Rows of a tile of scores, first .. last - 1.
+struct row_range {
+    index first = 0, last = 0;
+};
+
 /// (m, l, o) for each query of a panel, over the keys seen so far, with scores x in powers of two (log2(e) is part of the scale):
 ///     m = max x,   l = sum 2^(x - m),   o = sum 2^(x - m) v
 /// The rules for rows that see nothing, for infinities and for NaN live here:
@@ -97,6 +102,10 @@ struct online_softmax {
             simd::unroll<Columns>([&](auto c) { l[c].store(sum + (first + c) * lanes::size); });
         });
     }
+    /// The same where the queries of register r see none of the rows outside of seen[r]: their weight is 0, whatever the scores are.
+    void push_seen_scores(T* scores, index rows, const row_range* seen) {
+        for (index reg = 0; reg < registers; ++reg) push_register(scores, rows, reg, seen[reg]);
+    }
     /// Ends the panel: row q of the output is last_factor[q] * values[q]. The sink, in natural units and -infinity for none, adds exp(sink)
     /// to every denominator, as a key without a value would.
     void finish(T sink) { finish(sink, factor); }
@@ -121,6 +130,23 @@ struct online_softmax {
     }
 
 private:
+    void push_register(T* scores, index rows, index reg, row_range seen) {
+        const auto at = reg * lanes::size, stride = registers * lanes::size;
+        const lanes m = lanes::load(next_maximum + at), shrink = simd::exp2_nonpositive(lanes::load(maximum + at) - m);
+        shrink.store(factor + at);
+        m.store(maximum + at);
+        lanes l = lanes::load(sum + at) * shrink;
+        T* x = scores + at;
+        index j = 0;
+        for (; j < seen.first; ++j, x += stride) lanes(T{0}).store(x);
+        for (; j < seen.last; ++j, x += stride) {
+            const lanes weight = simd::exp2_nonpositive(lanes::load(x) - m);
+            weight.store(x);
+            l = l + weight;
+        }
+        for (; j < rows; ++j, x += stride) lanes(T{0}).store(x);
+        l.store(sum + at);
+    }
     /// Takes (m, l) of other keys into one register of rows; what their own values are to be multiplied with in the end.
     lanes merge_register(index at, lanes other_maximum, lanes other_sum) {
         const lanes m = lanes::load(maximum + at), l = lanes::load(sum + at);

@@ -99,6 +99,8 @@ public:
     T* scores(index row, index reg) { return scores_ + row * stride() + reg * lane_count; }
     /// One bit per query: who sees the key of a row. Only of segments that are not full.
     std::uint64_t& visible(index row) { return visible_[row]; }
+    /// Rows outside of which the queries of one register see nothing, once the tile's keys are multiplied.
+    const row_range& seen_rows(index reg) const { return seen_[static_cast<std::size_t>(reg)]; }
 
     /// The positions of one register of queries, or of all.
     simd::query_lanes<T, Arch> queries_of(index reg) const { return positions_from<lane_count>(reg * lane_count); }
@@ -143,6 +145,11 @@ public:
                     while (left < right && !(seen & bits(left * lane_count, lane_count))) ++left;
                     while (left < right && !(seen & bits((right - 1) * lane_count, lane_count))) --right;
                 }
+                for (index reg = left; reg < right; ++reg) {
+                    auto& range = seen_[static_cast<std::size_t>(reg)];
+                    if (range.last == 0) range.first = segment.first_row + row;
+                    range.last = segment.first_row + row + rows;
+                }
                 ahead_.step();
                 with_constant<traits::max_columns>(right - left, [&](auto c) {
                     with_constant<traits::max_rows(c())>(rows, [&](auto r) { multiply_rows<r(), c()>(segment, row, left, added, raises); });
@@ -154,14 +161,14 @@ public:
     /// Takes the tile's scores in, and empties the tile. `careful` leaves hidden keys out instead of multiplying their values by 0.
     void push(bool careful) {
         if (careful) find_seen();
-        softmax_.push_scores(scores_, rows_);
+        softmax_.push_seen_scores(scores_, rows_, seen_.data());
         add_all_values(careful);
     }
     /// The same for the last keys of a panel. With `results` the panel ends here, and goes to them straight from the registers. False if a
     /// value of NaN or infinity has come into its sums, be it by a weight of 0.
     bool push_last(bool careful, const row_block<T>& results, T sink) {
         if (careful) find_seen();
-        softmax_.push_scores(scores_, rows_);
+        softmax_.push_seen_scores(scores_, rows_, seen_.data());
         results_ = results;
         if (results.data) softmax_.finish(sink, share_.data());
         zeros_.fill(T{0});
@@ -184,6 +191,7 @@ private:
         for_each_piece(padded_ / lane_count, traits::max_columns, [&](index first, index columns) {
             with_constant<traits::max_columns>(columns, [&](auto c) { add_values<c()>(first * lane_count, careful); });
         });
+        seen_ = {};
         rows_ = 0;
         segment_count_ = 0;
         pushed_ = true;
@@ -257,9 +265,12 @@ private:
     [[gnu::noinline]] void add_weighted_values(index query, index channel) {
         matrix_tile<Rows, Columns, T, Arch> tile;
         load_values(tile, query, channel);
+        const auto &a = seen_rows(query / lane_count), &b = seen_rows((query + Rows - 1) / lane_count);
         for (const auto& segment : segments()) {
             index first = 0, last = segment.keys.count;
             if (!segment.keys.full) {
+                first = std::clamp<index>(std::min(a.first, b.first) - segment.first_row, 0, last);
+                last = std::clamp<index>(std::max(a.last, b.last) - segment.first_row, first, last);
                 const auto own = bits(query, Rows);
                 const auto* const visible = visible_ + segment.first_row;
                 while (first < last && !(visible[first] & own)) ++first;
@@ -321,6 +332,7 @@ private:
     index rows_ = 0;
     std::size_t segment_count_ = 0;
     std::array<key_segment<T>, most_segments> segments_;
+    std::array<row_range, most_registers> seen_{};
 };
 
 } // namespace attn::kernel

@@ -116,7 +116,10 @@ private:
             const auto queries = tile_.queries_of(reg);
             T* const maximum = tile_.softmax().next_maximum + lane;
             auto top = lanes::load(maximum);
-            for (index j = 0; j < segment.keys.count; ++j) {
+            // Not the rows before the first that the register sees. Those after the last it may yet see a later segment of.
+            const auto& seen = tile_.seen_rows(reg);
+            const auto begin = seen.last == 0 ? segment.keys.count : std::max<index>(0, seen.first - segment.first_row);
+            for (index j = begin; j < segment.keys.count; ++j) {
                 const auto row = segment.first_row + j;
                 T* const scores = tile_.scores(row, reg);
                 auto x = lanes::load(scores);
@@ -251,12 +254,19 @@ private:
         const auto results = rows_of_tile(out.values, first_row);
         auto& ahead = work.tile().ahead();
         ahead.add({row_block<const T>{results.data, results.row_stride, results.channel_stride}, tile.count, out.values.shape().channels});
-        if (tile.count < in.queries.shape().tokens)
-            ahead.add({rows_of_tile(in.queries, first_row + tile.count * tile.step), tile.count, in.queries.shape().channels});
-        else
-            ahead.add({rows_of(in.queries, next.batch, next.head), tile.count, in.queries.shape().channels, true});
-        add_next_head(ahead, in, next.batch, next.head / heads_of_keys, first_row, tile.count);
-        ahead.spread(in.keys.shape().tokens / panel::tile_type::grain);
+        if (tile.step > 1) {
+            const bool ends_class = first_row + tile.count * tile.step >= in.queries.shape().tokens;
+            const auto next_row = ends_class ? first_row % tile.step + 1 : first_row + tile.count * tile.step;
+            ahead.add({rows_of_tile(in.queries, next_row), tile.count, in.queries.shape().channels});
+            add_next_class(ahead, in, batch, kv_head, first_row, tile);
+        } else {
+            if (tile.count < in.queries.shape().tokens)
+                ahead.add({rows_of_tile(in.queries, first_row + tile.count), tile.count, in.queries.shape().channels});
+            else
+                ahead.add({rows_of(in.queries, next.batch, next.head), tile.count, in.queries.shape().channels, true});
+            add_next_head(ahead, in, next.batch, next.head / heads_of_keys, first_row, tile.count);
+        }
+        ahead.spread(in.keys.shape().tokens / tile.step / panel::tile_type::grain);
 
         const T sink = sinks_.empty() ? -std::numeric_limits<T>::infinity() : static_cast<T>(sinks_[static_cast<std::size_t>(head)]);
         const bool in_place = pass == 0 && work.tile().ends_in(results);
@@ -307,6 +317,25 @@ private:
             auto rows = rows_of(tensor, next_batch, next_head);
             rows.data += first * rows.row_stride;
             ahead.add({rows, count, tensor.shape().channels, queries == in.queries.shape().tokens});
+        };
+        add_share(in.keys);
+        add_share(in.values);
+    }
+
+    /// The panels of a residue class bring the next one's keys and values closer, each its share, if the class keeps them: no hardware
+    /// foresees rows that far apart.
+    static void add_next_class(panel_ahead<T>& ahead, const inputs<T>& in, index batch, index kv_head, index first_row,
+                               const query_tile& tile) {
+        const auto class_rows = [&](index rows) { return (rows + tile.step - 1) / tile.step; };
+        const auto skip = floor_mod(tile.first + 1 - in.positions.first_key[batch], tile.step);
+        const auto queries = class_rows(in.queries.shape().tokens), keys = class_rows(in.keys.shape().tokens - skip);
+        if (keys > panel::tile_type::most_kept) return;
+        const auto row = first_row / tile.step, begin = row * keys / queries, end = (row + tile.count) * keys / queries;
+        const auto add_share = [&](const auto& tensor) {
+            auto rows = rows_of(tensor, batch, kv_head);
+            rows.data += (skip + begin * tile.step) * rows.row_stride;
+            rows.row_stride *= tile.step;
+            ahead.add({rows, end - begin, tensor.shape().channels});
         };
         add_share(in.keys);
         add_share(in.values);

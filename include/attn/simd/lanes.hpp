@@ -57,7 +57,7 @@ struct lane_bits {
 
     /// The first `count` lanes.
     static constexpr lane_bits first(index count) {
-        return {count <= 0 ? 0 : count >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1};
+        return {count <= 0 ? 0 : ~std::uint64_t{0} >> (64 - (count < 64 ? count : 64))};
     }
     friend constexpr lane_bits operator&&(lane_bits a, lane_bits b) { return {a.value & b.value}; }
     friend constexpr lane_bits operator||(lane_bits a, lane_bits b) { return {a.value | b.value}; }
