@@ -41,7 +41,7 @@ struct state_checker {
         const rows_of_numbers<T> k(m, d_k, state::whole(d_k), 1), v(m, d_v, whole(d_v), 2), q(queries, d_k, state::whole(d_k), 3);
         const rows_of_numbers<T> start(queries, d_v, whole(d_v), 4), local(queries, d_v, whole(d_v), 5);
         const auto one = state::take(space, d_k, d_v), two = state::take(space, d_k, d_v);
-        kernel::work_ahead<T> none;
+        kernel::lines_ahead<T> none;
         one.reset();
         two.reset();
         one.push(k.features(0, first_keys), v.data.data(), v.padded, none);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "../core/inputs.hpp"
-#include "../norm/row_pairs.hpp"
 #include "../parallel/executor.hpp"
 #include "../pattern/visible_end.hpp"
 #include "depthwise_convolution.hpp"
@@ -151,19 +150,14 @@ private:
         feature_rows<T> features;
         const T* values;
         index value_stride, first;
-        work_ahead<T> ahead;
+        lines_ahead<T> ahead;
     };
     key_rows load_keys(worker& w, const inputs<T>& in, index batch, index kv_head, index first, index count) const {
         const auto values = rows_from(in.values, batch, kv_head, first);
         const auto channels = in.values.shape().channels;
         key_features_(batch, kv_head, first, count, w.keys);
         const auto next = first + count, more = std::min(in.keys.shape().tokens - next, count);
-        key_rows block{{w.keys, count, w.key_padded},
-                       values.data,
-                       values.row_stride,
-                       first,
-                       {{rows_from(in.keys, batch, kv_head, next), more, in.keys.shape().channels},
-                        {rows_from(in.values, batch, kv_head, next), more, channels}}};
+        key_rows block{{w.keys, count, w.key_padded}, values.data, values.row_stride, first, keys_ahead(in, batch, kv_head, next, more)};
         if (!readable_in_place(values) || w.padded != channels) {
             copy_rows<T, Arch>(values, count, channels, w.packed_values, w.padded);
             block.values = w.packed_values;
@@ -222,22 +216,38 @@ private:
         auto from = state;
         if (absorbed == 0) from.key_channels = 0; // an empty sum adds nothing, not even the NaN of a query
         from.padded = w.padded;
-        auto ahead = ahead_of(in, batch, head, chunks, chunk);
-        const bool streaming = direct && attn::detail::worth_streaming(in.queries, out.values);
+        auto ahead = ahead_of(in, out, batch, head, chunks, chunk);
         from.finish(queries,
                     {direct ? rows : w.results, direct ? to.row_stride : w.padded, w.factors, started ? w.numerators : nullptr,
-                     grid() ? w.local : nullptr, streaming},
+                     grid() ? w.local : nullptr},
                     w.spare, ahead);
-        if (streaming) simd::finish_streaming();
         for (index r = 0; !direct && r < count; ++r)
             for (index c = 0; c < channels; ++c) rows[r * to.row_stride + c * to.channel_stride] = w.results[r * w.padded + c];
         return block;
     }
-    /// The queries of the next chunk.
-    static work_ahead<T> ahead_of(const inputs<T>& in, index batch, index head, const token_chunks& chunks, index chunk) {
-        if (chunk + 1 == chunks.count()) return {};
-        const auto first = chunks.end(chunk), count = chunks.end(chunk + 1) - first;
-        return {{rows_from(in.queries, batch, head, first), count, in.queries.shape().channels}, {}};
+    /// Keys and values, or queries and where their results go, which will be needed soon.
+    static lines_ahead<T> keys_ahead(const inputs<T>& in, index batch, index kv_head, index first, index count) {
+        return {{rows_from(in.keys, batch, kv_head, first), count, in.keys.shape().channels},
+                {rows_from(in.values, batch, kv_head, first), count, in.values.shape().channels}};
+    }
+    static lines_ahead<T> queries_ahead(const inputs<T>& in, const outputs<T>& out, index batch, index head, index first, index count) {
+        const auto& s = in.queries.shape();
+        const auto rows = std::min(count, s.tokens - first);
+        const auto to = rows_of(out.values, batch, head);
+        return {{rows_from(in.queries, batch, head, first), rows, s.channels},
+                {row_block<const T>{to.data + first * to.row_stride, to.row_stride, to.channel_stride}, rows, out.values.shape().channels}};
+    }
+    /// What follows a chunk of queries: the next chunk, or another head.
+    static lines_ahead<T> ahead_of(const inputs<T>& in, const outputs<T>& out, index batch, index head, const token_chunks& chunks,
+                                   index chunk) {
+        const auto first = chunks.first(chunk), end = chunks.end(chunk);
+        if (chunk + 1 < chunks.count()) return queries_ahead(in, out, batch, head, end, chunks.end(chunk + 1) - end);
+        const auto& s = in.queries.shape();
+        if (++head == s.heads) head = 0, ++batch;
+        if (batch == s.batch) return {};
+        const auto group = s.heads / in.keys.shape().heads;
+        if (head % group > 0) return queries_ahead(in, out, batch, head, 0, end - first);
+        return keys_ahead(in, batch, head / group, 0, std::min(in.keys.shape().tokens, end - first));
     }
     /// Denominators become what numerators are to be multiplied with.
     void make_factors(const inputs<T>& in, index batch, index first, index count, T* factors) const {

@@ -42,7 +42,6 @@ struct linear_result {
     index out_stride;
     const T* factor;
     const T *start, *local; ///< rows of `padded` numbers
-    bool streaming = false; ///< past the caches
 };
 
 /// (S, z) of the keys seen so far:
@@ -75,9 +74,9 @@ struct linear_state {
         std::fill_n(key_sum, key_padded, T{0});
     }
     /// Takes keys in: values are rows of `padded` numbers.
-    void push(const feature_rows<T>& keys, const T* values, index value_stride, work_ahead<T>& ahead) const {
+    void push(const feature_rows<T>& keys, const T* values, index value_stride, lines_ahead<T>& ahead) const {
         add_features(keys);
-        ahead.spread(keys.count * key_channels * (padded / lanes::size));
+        ahead.spread(keys.count * key_channels * (padded / lanes::size) / sums_of_a_tile);
         for_each_piece(padded / lanes::size, traits::max_columns, [&](index first, index columns) {
             with_constant<traits::max_columns>(columns, [&](auto c) {
                 for_each_rows<c(), T, Arch>(key_channels, [&](auto rows, index row) {
@@ -107,17 +106,16 @@ struct linear_state {
         }
     }
     /// Ends a chunk of queries. spare: room for a tile of rows, where those past the last go.
-    void finish(const feature_rows<T>& queries, const linear_result<T>& result, T* spare, work_ahead<T>& ahead) const {
-        ahead.spread(queries.count * key_channels * (padded / lanes::size));
+    void finish(const feature_rows<T>& queries, const linear_result<T>& result, T* spare, lines_ahead<T>& ahead) const {
+        ahead.spread(queries.count * key_channels * (padded / lanes::size) / sums_of_a_tile);
         for_each_piece(padded / lanes::size, traits::max_columns, [&](index first, index columns) {
             with_constant<traits::max_columns>(columns, [&](auto c) {
                 for_each_rows<c(), T, Arch>(queries.count, [&](auto rows, index row) {
                     const auto channel = first * lanes::size;
                     T* const out = result.out + row * result.out_stride + channel;
                     const auto present = queries.count - row;
-                    if (present >= rows())
-                        return finish_rows<rows(), c()>(queries, row, channel, result, out, result.out_stride, result.streaming, ahead);
-                    finish_rows<rows(), c()>(queries, row, channel, result, spare, padded, false, ahead);
+                    if (present >= rows()) return finish_rows<rows(), c()>(queries, row, channel, result, out, result.out_stride, ahead);
+                    finish_rows<rows(), c()>(queries, row, channel, result, spare, padded, ahead);
                     for (index r = 0; r < present; ++r) std::copy_n(spare + r * padded, c() * lanes::size, out + r * result.out_stride);
                 });
             });
@@ -125,8 +123,7 @@ struct linear_state {
     }
 
 private:
-    /// Multiply-adds between two looks ahead, as steps of the depth.
-    static constexpr index stride_ahead = 16;
+    static constexpr index sums_of_a_tile = traits::max_rows(traits::max_columns) * traits::max_columns;
 
     /// z += sum of features; four chains of additions, or eight, do not wait for each other.
     void add_features(const feature_rows<T>& keys) const {
@@ -153,48 +150,39 @@ private:
     /// Some rows of S: rows are key channels.
     template <int Rows, int Columns>
     [[gnu::noinline]] void add_products(const feature_rows<T>& keys, index row, const T* values, index value_stride, index channel,
-                                        work_ahead<T>& ahead) const {
+                                        lines_ahead<T>& ahead) const {
         matrix_tile<Rows, Columns, T, Arch> tile;
         tile.zero();
-        const T* features = keys.data + row;
-        for (index j = 0; j < keys.count; j += stride_ahead) {
-            tile.multiply_add(features, unit_stride{}, keys.stride, values, value_stride, std::min(stride_ahead, keys.count - j));
-            features += stride_ahead * keys.stride;
-            values += stride_ahead * value_stride;
-            ahead.fetch();
-        }
+        tile.multiply_add(keys.data + row, unit_stride{}, keys.stride, values, value_stride, keys.count, ahead.every,
+                          [&] { ahead.fetch(); });
         tile.add_to(sums + row * padded + channel, padded);
     }
     template <int Rows, int Columns>
     [[gnu::noinline]] void finish_rows(const feature_rows<T>& queries, index row, index channel, const linear_result<T>& result, T* out,
-                                       index out_stride, bool streaming, work_ahead<T>& ahead) const {
+                                       index out_stride, lines_ahead<T>& ahead) const {
         matrix_tile<Rows, Columns, T, Arch> tile;
-        tile.zero();
-        if (result.start) {
-            simd::unroll<Rows>([&](auto i) {
-                simd::unroll<Columns>(
-                    [&](auto c) { tile.sum[i][c] = lanes::load(result.start + (row + i) * padded + channel + c * lanes::size); });
-            });
-        }
-        const T *features = queries.data + row * queries.stride, *columns = sums + channel;
-        for (index c = 0; c < key_channels; c += stride_ahead) {
-            tile.multiply_add(features + c, queries.stride, unit_stride{}, columns + c * padded, padded,
-                              std::min(stride_ahead, key_channels - c));
-            ahead.fetch();
-        }
+        if (result.start)
+            tile.load(result.start + row * padded + channel, padded);
+        else
+            tile.zero();
+        tile.multiply_add(queries.data + row * queries.stride, queries.stride, unit_stride{}, sums + channel, padded, key_channels,
+                          ahead.every, [&] { ahead.fetch(); });
+        const T* const local = result.local ? result.local + row * padded + channel : nullptr;
+        if (local)
+            write<true>(tile, result.factor + row, local, out, out_stride);
+        else
+            write<false>(tile, result.factor + row, local, out, out_stride);
+    }
+    template <bool has_local, int Rows, int Columns>
+    [[gnu::always_inline]] void write(const matrix_tile<Rows, Columns, T, Arch>& tile, const T* factor, const T* local, T* out,
+                                      index out_stride) const {
         simd::unroll<Rows>([&](auto i) {
-            const lanes factor = result.factor[row + i];
-            T* const to = out + i * out_stride;
-            if (result.local) {
-                const T* const local = result.local + (row + i) * padded + channel;
-                simd::unroll<Columns>([&](auto c) { tile.sum[i][c] = fma(tile.sum[i][c], factor, lanes::load(local + c * lanes::size)); });
-            } else {
-                simd::unroll<Columns>([&](auto c) { tile.sum[i][c] = tile.sum[i][c] * factor; });
-            }
-            if (streaming)
-                simd::unroll<Columns>([&](auto c) { tile.sum[i][c].store_streaming(to + c * lanes::size); });
-            else
-                simd::unroll<Columns>([&](auto c) { tile.sum[i][c].store(to + c * lanes::size); });
+            const lanes times = factor[i];
+            simd::unroll<Columns>([&](auto c) {
+                auto y = tile.sum[i][c] * times;
+                if constexpr (has_local) y = fma(tile.sum[i][c], times, lanes::load(local + i * padded + c * lanes::size));
+                y.store(out + i * out_stride + c * lanes::size);
+            });
         });
     }
 };

@@ -21,6 +21,9 @@ struct tile_traits {
     }
 };
 
+/// A stride that is known to be one, so that the micro-kernel addresses without multiplying.
+using unit_stride = std::integral_constant<index, 1>;
+
 /// Rows x Columns registers of sums.
 template <int Rows, int Columns, Scalar T, class Arch>
 struct matrix_tile {
@@ -31,7 +34,8 @@ struct matrix_tile {
         simd::unroll<Rows>([&](auto i) { simd::unroll<Columns>([&](auto c) { sum[i][c] = lanes(T{0}); }); });
     }
     [[gnu::always_inline]] void load(const T* from, index row_stride) {
-        simd::unroll<Rows>([&](auto i) { simd::unroll<Columns>([&](auto c) { sum[i][c] = lanes::load(from + i * row_stride + c * lanes::size); }); });
+        simd::unroll<Rows>(
+            [&](auto i) { simd::unroll<Columns>([&](auto c) { sum[i][c] = lanes::load(from + i * row_stride + c * lanes::size); }); });
     }
     /// Row i begins as factor[i] times what lies at from + i * row_stride.
     [[gnu::always_inline]] void load_scaled(const T* from, index row_stride, const T* factor) {
@@ -83,20 +87,39 @@ struct matrix_tile {
     /// same in a tile of any size.
     [[gnu::always_inline]] void multiply_add(const T* a, auto a_row, auto a_depth, const T* b, index b_depth, index depth) {
         for (index k = 0; k < depth; ++k) {
-            lanes right[Columns];
-            simd::unroll<Columns>([&](auto c) { right[c] = lanes::load(b + c * lanes::size); });
-            simd::unroll<Rows>([&](auto i) {
-                const lanes left = a[i * a_row];
-                simd::unroll<Columns>([&](auto c) { sum[i][c] = fma(left, right[c], sum[i][c]); });
-            });
+            add_term(b, [&](auto i) { return a[i * a_row]; });
             a += a_depth;
             b += b_depth;
         }
     }
-};
+    /// The same, with a call of `between` after every so many terms. Rows are addressed three by three: a register for each multiple of
+    /// a_row, and what `between` needs, would be more than there are, and the pointers of the loop would go through memory.
+    [[gnu::always_inline]] void multiply_add(const T* a, auto a_row, auto a_depth, const T* b, index b_depth, index depth, index every,
+                                             auto&& between) {
+        constexpr int together = std::same_as<decltype(a_row), unit_stride> ? Rows : 3;
+        constexpr int groups = (Rows + together - 1) / together;
+        const T* three[groups];
+        simd::unroll<groups>([&](auto g) { three[g] = a + together * g * a_row; });
+        while (depth > 0) {
+            for (const auto rest = depth - std::min(depth, every); depth > rest; --depth, b += b_depth) {
+                add_term(b, [&](auto i) { return three[i / together][i % together * a_row]; });
+                for (auto& rows : three) rows += a_depth;
+            }
+            between();
+        }
+    }
 
-/// A stride that is known to be one, so that the micro-kernel addresses without multiplying.
-using unit_stride = std::integral_constant<index, 1>;
+private:
+    /// One more term of each sum: number(i) of row i times the registers at b.
+    [[gnu::always_inline]] void add_term(const T* b, auto&& number) {
+        lanes right[Columns];
+        simd::unroll<Columns>([&](auto c) { right[c] = lanes::load(b + c * lanes::size); });
+        simd::unroll<Rows>([&](auto i) {
+            const lanes left = number(i);
+            simd::unroll<Columns>([&](auto c) { sum[i][c] = fma(left, right[c], sum[i][c]); });
+        });
+    }
+};
 
 /// Calls f(std::integral_constant<int, n>) for a run-time n in [1, Most].
 template <int Most, class F>
