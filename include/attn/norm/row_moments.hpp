@@ -48,7 +48,7 @@ struct row_operation {
     /// of sums hide the latency of adding, and keep partial sums short.
     template <bool sums, bool writes>
     [[gnu::always_inline]] row_sums<T> pass(const T* next, T from, const T* x, T* out, const row_map<T>& map) const {
-        constexpr int chains = 4, size = lanes::size, bytes_ahead = 2048;
+        constexpr int chains = 4, size = lanes::size, bytes_ahead = 6144;
         const lanes shift(from), centre(map.centre), scale(map.scale), offset(map.offset);
         lanes total[chains], squares[chains];
         simd::unroll<chains>([&](auto k) { total[k] = squares[k] = lanes(0); });
