@@ -12,24 +12,18 @@
 #include "attn/attention/linear_attention.hpp"
 #include "attn/attention/simplified_linear_attention.hpp"
 #include "attn/attention/softmax_attention.hpp"
+#include "problems.hpp"
 
 #include <benchmark/benchmark.h>
 
 #include <functional>
 #include <iostream>
-#include <random>
 
 namespace attn::bench {
 
 namespace {
 
-tensor<float> random_tensor(const shape& s, unsigned seed) {
-    tensor<float> t(s);
-    std::mt19937 random(seed);
-    std::uniform_real_distribution<float> number(-1, 1);
-    std::generate_n(t.data(), s.size(), [&] { return number(random); });
-    return t;
-}
+tensor<float> random_numbers(const shape& s, unsigned seed) { return testing::random_tensor<float>(s, seed, 1); }
 
 /// A batch of heads of n tokens of d channels, on one thread.
 struct tokens {
@@ -40,9 +34,9 @@ struct tokens {
     sequential here;
 
     tokens(index batch, index heads, index n, index d, bool in_cache, index grid_width = 0)
-        : one{1, in_cache ? 1 : heads, n, d}, all{batch, heads, n, d}, q(random_tensor(one, 1)), k(random_tensor(one, 2)),
-          v(random_tensor(one, 3)), out(one), weights(random_tensor({1, d, grid_width > 0 ? 5 : 1, 5}, 4)),
-          bias(random_tensor({1, 1, 1, d}, 5)), height(grid_width > 0 ? n / grid_width : 0), width(grid_width) {}
+        : one{1, in_cache ? 1 : heads, n, d}, all{batch, heads, n, d}, q(random_numbers(one, 1)), k(random_numbers(one, 2)),
+          v(random_numbers(one, 3)), out(one), weights(random_numbers({1, d, grid_width > 0 ? 5 : 1, 5}, 4)),
+          bias(random_numbers({1, 1, 1, d}, 5)), height(grid_width > 0 ? n / grid_width : 0), width(grid_width) {}
 
     depthwise_convolution<float> convolution() const {
         return {.weights = weights.view(),

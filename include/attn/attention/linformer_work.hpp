@@ -1,0 +1,132 @@
+// How Linformer runs: some heads at a time, their keys and values are projected into the workspace and attended to there.
+#pragma once
+
+#include "../pattern/lengths.hpp"
+#include "projection.hpp"
+#include "softmax_attention.hpp"
+
+namespace attn {
+
+namespace detail {
+
+/// The projected rows of each head: the first rows[batch * kv_heads + head / group] of them.
+struct projected_rows {
+    const index* rows;
+    index kv_heads, group;
+
+    constexpr shorter_than at(index batch, index head) const { return {rows[batch * kv_heads + head / group]}; }
+};
+
+/// Batch entries and heads b .. b + batches - 1, h .. h + heads - 1 of a tensor.
+template <class T>
+tensor_view<T> some_heads(const tensor_view<T>& t, index b, index batches, index h, index heads) {
+    return {t.data() ? t.row(b, h, 0) : nullptr, {batches, heads, t.shape().tokens, t.shape().channels}, t.strides()};
+}
+
+/// The memory of a call, and its steps for some heads of keys and values: as many as there are threads, or as fill a quarter of a megabyte.
+template <Scalar T, class Op, class Arch>
+struct linformer_work {
+    using softmax = kernel::streaming_softmax<T, Arch, projected_rows, identity_score>;
+    static constexpr bool all_visible = std::same_as<decltype(Op::pattern), dense>;
+    static constexpr index rows_of_task = projected_rows_of_task;
+
+    index batches, heads, tokens, most_rows;
+    std::size_t task_bytes;
+    std::byte* shared;        ///< of the softmax, or of projecting: not at the same time
+    bool* seen;               ///< (batches, heads, tokens)
+    index *kept, *kept_count; ///< the projected rows that a visible token takes part in: (batches, heads, most_rows), and how many
+    tensor_view<T> keys, values;
+
+    linformer_work(scratch& memory, const Op& op, const input_shapes& s, index concurrency) : tokens(s.keys.tokens), most_rows(0) {
+        for (index h = 0; h < s.keys.heads; ++h) most_rows = std::max(most_rows, op.key_projection.size(h, tokens));
+        const auto row_size = s.keys.channels + s.values.channels;
+        const auto bytes_of_head = most_rows * row_size * static_cast<index>(sizeof(T));
+        const auto at_once = std::max(concurrency, (index{1} << 18) / std::max<index>(1, bytes_of_head));
+        heads = std::clamp<index>(s.keys.heads, 1, at_once);
+        batches = std::clamp<index>(s.keys.batch, 1, std::max<index>(1, at_once / heads));
+
+        task_bytes = std::max(op.key_projection.template workspace_bytes<T>(tokens, s.keys.channels),
+                              op.for_values().template workspace_bytes<T>(tokens, s.values.channels));
+        task_bytes = (task_bytes + alignment - 1) / alignment * alignment;
+        const auto softmax_bytes = softmax::workspace_bytes(s.queries, s.values, identity_score{}, concurrency);
+        shared = memory.take<std::byte>(static_cast<index>(std::max(softmax_bytes, task_bytes * static_cast<std::size_t>(concurrency))));
+        seen = memory.take<bool>(batches * heads * tokens);
+        kept = memory.take<index>(batches * heads * most_rows);
+        kept_count = memory.take<index>(batches * heads);
+        keys = head_major(memory.take<T>(batches * heads * most_rows * s.keys.channels), {batches, heads, most_rows, s.keys.channels});
+        values =
+            head_major(memory.take<T>(batches * heads * most_rows * s.values.channels), {batches, heads, most_rows, s.values.channels});
+    }
+
+    /// Everything for the keys and values of heads g .. g + kv_heads - 1 in batch entries b .. b + entries - 1.
+    void attend_some(const Op& op, const inputs<T>& in, const outputs<T>& out, const execution& run, index b, index entries, index g,
+                     index kv_heads) const {
+        const auto group = in.queries.shape().heads / in.keys.shape().heads;
+        const auto blocks = (most_rows + rows_of_task - 1) / rows_of_task;
+        run.for_each(entries * kv_heads, [&](index task, index) { find_rows(op, in, b + task / kv_heads, g + task % kv_heads, task); });
+        run.for_each(entries * kv_heads * blocks * 2, [&](index task, index slice) {
+            const auto head = task / (2 * blocks), block = task / 2 % blocks;
+            scratch own(shared + task_bytes * static_cast<std::size_t>(slice));
+            const auto project = [&](const auto& projection, const auto& from, const auto& to) {
+                project_rows(projection, some_heads(from, b + head / kv_heads, 1, g + head % kv_heads, 1), g + head % kv_heads, head, block,
+                             own, {to.data() + head * most_rows * to.shape().channels, to.shape().channels, 1});
+            };
+            if (task % 2 == 0)
+                project(op.key_projection, in.keys, keys);
+            else
+                project(op.for_values(), in.values, values);
+        });
+        const auto of_chunk = [&](const auto& t) { return some_heads(t, b, entries, g * group, kv_heads * group); };
+        const auto projected = [&](const tensor_view<T>& t) -> tensor_view<const T> {
+            return head_major(t.data(), {entries, kv_heads, most_rows, t.shape().channels});
+        };
+        const projected_rows rows{kept_count, kv_heads, group};
+        const auto factor = op.scale.value_or(1 / std::sqrt(static_cast<double>(in.queries.shape().channels)));
+        softmax(rows, identity_score{}, factor, {})({of_chunk(in.queries), projected(keys), projected(values)},
+                                                    {of_chunk(out.values), of_chunk(out.log_sum_exp)}, run);
+    }
+
+private:
+    kernel::token_rows<T> tokens_of(const tensor_view<const T>& one_head, index head) const {
+        return {kernel::rows_of(one_head, 0, 0), tokens, one_head.shape().channels, all_visible ? nullptr : seen + head * tokens};
+    }
+    /// Which tokens of a head are visible, and which projected rows one of them takes part in.
+    void find_rows(const Op& op, const inputs<T>& in, index batch, index kv_head, index head) const {
+        if constexpr (!all_visible) {
+            const auto pattern = at(op.pattern, batch, kv_head * (in.queries.shape().heads / in.keys.shape().heads));
+            find_visible(pattern, {in.positions.first_query[batch], in.queries.shape().tokens, 1}, in.positions.first_key[batch], tokens,
+                         seen + head * tokens);
+        }
+        const auto x = tokens_of(in.keys, head);
+        index count = 0;
+        for (index r = 0; r < op.key_projection.size(kv_head, tokens); ++r)
+            if (x.any_visible(op.key_projection.range(kv_head, r, tokens)) && x.any_visible(op.for_values().range(kv_head, r, tokens)))
+                kept[head * most_rows + count++] = r;
+        kept_count[head] = count;
+        // Rows beyond that share a group of keys with the last ones: hidden, but lest they look like a NaN that needs care, zero.
+        const auto clear = [&](const tensor_view<T>& t) {
+            const auto channels = t.shape().channels, end = std::min(most_rows, count + kernel::softmax_tile<T, Arch>::grain);
+            std::fill(t.data() + (head * most_rows + count) * channels, t.data() + (head * most_rows + end) * channels, T{0});
+        };
+        clear(keys);
+        clear(values);
+    }
+    /// One block of the projected rows of a head, those that are kept, one after the other.
+    void project_rows(const auto& projection, const tensor_view<const T>& one_head, index kv_head, index head, index block, scratch& memory,
+                      const kernel::row_block<T>& to) const {
+        const auto x = tokens_of(one_head, head);
+        const index* const row = kept + head * most_rows;
+        const auto end = std::min(kept_count[head], (block + 1) * rows_of_task);
+        for (auto at = block * rows_of_task; at < end;) {
+            auto next = at + 1;
+            while (next < end && row[next] == row[next - 1] + 1) ++next;
+            auto own = memory;
+            projection.project(x, kv_head, row[at], next - at, kernel::row_block<T>{to.data + at * to.row_stride, to.row_stride, 1}, own);
+            at = next;
+        }
+    }
+};
+
+} // namespace detail
+
+} // namespace attn
