@@ -9,7 +9,7 @@ namespace attn::kernel {
 /// Keys that a chunk of queries meets one by one: query r sees the first seen[r], which never falls. A tile of rows may reach past the last
 /// query, where seen stays as it was.
 template <Scalar T>
-struct seen_keys {
+struct scored_keys {
     feature_rows<T> keys;
     const T* values;
     index value_stride;
@@ -30,7 +30,7 @@ public:
           weights_(memory.take<T>(whole(most_queries) * stride_)) {}
 
     /// numerators: rows of whole registers of channels; `first` if they hold nothing yet. denominators: whole registers of rows.
-    void add(const feature_rows<T>& queries, const seen_keys<T>& block, bool first, T* numerators, T* denominators) const {
+    void add(const feature_rows<T>& queries, const scored_keys<T>& block, bool first, T* numerators, T* denominators) const {
         transpose_rows<T, Arch>(row_block<const T>{block.keys.data, block.keys.stride, 1}, block.keys.count, key_channels_, T{1},
                                 key_columns_, stride_);
         multiply(queries, block);
@@ -48,7 +48,7 @@ private:
     static constexpr index whole(index count) { return (count + lanes::size - 1) / lanes::size * lanes::size; }
 
     /// Only the registers of keys of which some query of a group sees one.
-    void multiply(const feature_rows<T>& queries, const seen_keys<T>& block) const {
+    void multiply(const feature_rows<T>& queries, const scored_keys<T>& block) const {
         const bool seen_by_all = block.seen[0] > block.keys.count - lanes::size;
         for_each_piece(whole(block.keys.count) / lanes::size, seen_by_all ? traits::max_columns : 1, [&](index reg, index columns) {
             with_constant<traits::max_columns>(columns, [&](auto c) {
@@ -82,7 +82,7 @@ private:
     }
     /// A group of queries shares the keys that all of them see; the rest is a triangle.
     template <int Rows, int Columns>
-    [[gnu::noinline]] void add_values(const seen_keys<T>& block, index row, index channel, bool first, T* numerators) const {
+    [[gnu::noinline]] void add_values(const scored_keys<T>& block, index row, index channel, bool first, T* numerators) const {
         matrix_tile<Rows, Columns, T, Arch> tile;
         T* const at = numerators + row * padded_ + channel;
         tile.zero();
