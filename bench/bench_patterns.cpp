@@ -95,8 +95,9 @@ void add_schedule(const std::string& pattern_name, const P& pattern, index n) {
         for ([[maybe_unused]] auto _ : state) {
             index keys = 0;
             for_each_pass(pattern, 0, n, 0, n, [&](const auto& pass, index step) {
-                for (index t = 0; t < tile_count(n, panel::most_queries, step); ++t)
-                    for_each_run(pass, tile_at(t, 0, n, panel::most_queries, step, panel::lane_count), 0, n, panel::grain,
+                const auto queries = panel::panel_queries((n + step - 1) / step);
+                for (index t = 0; t < tile_count(n, queries, step); ++t)
+                    for_each_run(pass, tile_at(t, 0, n, queries, step, panel::lane_count), 0, n, panel::grain,
                                  [&](const key_run& run) { keys += run.count; });
             });
             benchmark::DoNotOptimize(keys);
