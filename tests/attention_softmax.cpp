@@ -3,6 +3,7 @@
 #include "catch.hpp"
 
 #include <attn/attention/softmax_attention.hpp>
+#include <attn/reference/softmax.hpp>
 
 #include <numeric>
 
@@ -112,6 +113,36 @@ TEMPLATE_TEST_CASE("softmax: by hand", "[attention][portable]", float, double) {
     const auto with_sink = softmax(in, sinks);
     CHECK(static_cast<double>(with_sink.values.data()[0]) == close(2));
     CHECK(static_cast<double>(with_sink.log_sum_exp.data()[0]) == close(std::log(14)));
+}
+
+TEMPLATE_TEST_CASE("softmax: scores that rise or fall along the keys, slowly or out of all range", "[attention][portable]", float, double) {
+    using T = TestType;
+    constexpr index keys = 700, channels = 8;
+    for (const double step : {0.01, 0.3, 1.0, 7.0, -0.3, -7.0}) { // of a score, from key to key
+        INFO("step " << step);
+        auto in = random_given<T>({1, 2, 1, 50, keys, channels, 5});
+        for (index j = 0; j < keys; ++j) in.keys.data()[j * channels] = static_cast<T>(step * static_cast<double>(j) * std::sqrt(8.0));
+        const auto look = [&](index every) { // the first channel of the queries: the others do not see the slope
+            for (index i = 0; i < 100; ++i) in.queries.data()[i * channels] = every > 0 && i % every == 1 ? T{1} : T{0};
+        };
+        look(0);
+        const auto level = softmax(in);
+        look(3);
+        const auto out = softmax(in);
+
+        auto exact = no_answer<double>(out.values.shape(), true);
+        const auto q = reference::widen(inputs<T>(in).queries), k = reference::widen(inputs<T>(in).keys),
+                   v = reference::widen(inputs<T>(in).values);
+        reference::softmax<double>({q, k, v}, exact.out());
+        const auto bound = 8 * std::max(1.0, keys * std::abs(step)) * epsilon<T>;
+        CHECK(largest_error(out.values, exact.values) <= bound);
+        CHECK(largest_error(out.log_sum_exp, exact.log_sum_exp) <= bound);
+        for (index i = 0; i < 100; ++i) {
+            if (i % 3 == 1) continue;
+            CHECK(std::memcmp(level.values.data() + i * 5, out.values.data() + i * 5, 5 * sizeof(T)) == 0);
+            CHECK(same_bits(level.log_sum_exp.data()[i], out.log_sum_exp.data()[i]));
+        }
+    }
 }
 
 TEMPLATE_TEST_CASE("softmax: sinks of every size", "[attention][portable]", float, double) {

@@ -133,11 +133,12 @@ template <int Most, class F>
 /// leave the micro-kernel waiting for its own adders.
 template <class F>
 [[gnu::always_inline]] inline void for_each_piece(index count, index most, F&& f) {
-    const auto pieces = (count + most - 1) / most;
+    if (count <= 0) return;
+    const auto pieces = (count + most - 1) / most, size = count / pieces, larger = count % pieces;
     for (index piece = 0, first = 0; piece < pieces; ++piece) {
-        const auto size = (count - first) / (pieces - piece);
-        f(first, size);
-        first += size;
+        const auto own = piece < pieces - larger ? size : size + 1;
+        f(first, own);
+        first += own;
     }
 }
 

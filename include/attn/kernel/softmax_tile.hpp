@@ -3,7 +3,7 @@
 
 #include "../pattern/schedule.hpp"
 #include "../simd/positions.hpp"
-#include "online_softmax.hpp"
+#include "early_weights.hpp"
 #include "tile_loader.hpp"
 #include "work_ahead.hpp"
 
@@ -42,6 +42,8 @@ public:
     static constexpr std::size_t most_segments = 16;
     /// Keys that a schedule tells apart.
     static constexpr index grain = 8;
+    /// Channels of scores for each register of weights beside them: 24 registers are done after 48 channels.
+    static constexpr index weight_channels = 2;
     static_assert(most_queries <= 64, "a key's visibility is kept as one bit per query");
 
     softmax_tile(detail::scratch& memory, index key_channels, index value_channels)
@@ -49,7 +51,7 @@ public:
           padded_(whole_registers(value_channels)), queries_(memory.take<T>(most_queries * key_channels)),
           scores_(memory.take<T>(most_queries * most_keys)), packed_keys_(memory.take<T>(most_kept * key_padded_)),
           packed_values_(memory.take<T>(most_kept * padded_)), visible_(memory.take<std::uint64_t>(most_keys)),
-          softmax_(online_softmax<T, Arch>::take(memory, most_registers, padded_)) {}
+          softmax_(online_softmax<T, Arch>::take(memory, most_registers, padded_)), weights_(memory, most_queries) {}
 
     /// A new panel: the queries of `tile`, times factor. `queries` begins with the tile's first, row 0 of keys and values is at first_key.
     void begin(const query_tile& tile, const row_block<const T>& queries, const row_block<const T>& keys, const row_block<const T>& values,
@@ -131,9 +133,10 @@ public:
         const T* numbers = nullptr;
         index stride = 0;
     };
-    /// S^T = K Q^T + added; raises the maxima to the scores if `raises`. Of a segment that is not full, only the registers are computed
-    /// that see a key of each group of rows.
-    void multiply_keys(const key_segment<T>& segment, const added_scores& added, bool raises) {
+    /// What becomes of scores where they are made: they stay, raise the maxima, or become weights one piece later.
+    enum class then_scores { stay, raise, weigh };
+    /// S^T = K Q^T + added. Of a segment that is not full, only the registers are computed that see a key of each group of rows.
+    void multiply_keys(const key_segment<T>& segment, const added_scores& added, then_scores then) {
         for_each_piece(softmax_.registers, traits::max_columns, [&](index first, index columns) {
             const index most_rows = segment.keys.full ? traits::max_rows(static_cast<int>(columns))
                                                       : std::min<index>(grain, traits::max_rows(static_cast<int>(columns)));
@@ -152,23 +155,34 @@ public:
                 }
                 ahead_.step();
                 with_constant<traits::max_columns>(right - left, [&](auto c) {
-                    with_constant<traits::max_rows(c())>(rows, [&](auto r) { multiply_rows<r(), c()>(segment, row, left, added, raises); });
+                    with_constant<traits::max_rows(c())>(
+                        rows, [&](auto r) { multiply_rows<r(), c()>(segment, row, left, added, then == then_scores::raise); });
                 });
+                if constexpr (early_weights<T, Arch>::possible)
+                    if (then == then_scores::weigh) weights_.add(softmax_, scores(segment.first_row + row, 0), rows);
             });
         });
+        if constexpr (early_weights<T, Arch>::possible) weights_.finish();
+    }
+    /// Before the scores of a tile: `wanted` if they may become weights before all of them are known.
+    void begin_scores(bool wanted) { weights_.begin(softmax_, wanted); }
+    /// True if scores are to become weights as they come, instead of raising the maxima.
+    bool weighs_at_once() const { return weights_.at_once(); }
+    /// All scores of the tile become weights, if they are not yet; false if they must be made again. `careful`: they are still scores.
+    bool weigh_scores(bool careful) {
+        if (careful) find_seen();
+        if (careful || !weights_.at_once()) {
+            weights_.choose_maxima(softmax_);
+            softmax_.push_seen_scores(scores_, rows_, seen_.data());
+        }
+        return weights_.settle(softmax_, scores_, rows_);
     }
 
-    /// Takes the tile's scores in, and empties the tile. `careful` leaves hidden keys out instead of multiplying their values by 0.
-    void push(bool careful) {
-        if (careful) find_seen();
-        softmax_.push_seen_scores(scores_, rows_, seen_.data());
-        add_all_values(careful);
-    }
+    /// Takes the tile's weights in, and empties the tile. `careful` leaves hidden keys out instead of multiplying their values by 0.
+    void push(bool careful) { add_all_values(careful); }
     /// The same for the last keys of a panel. With `results` the panel ends here, and goes to them straight from the registers. False if a
     /// value of NaN or infinity has come into its sums, be it by a weight of 0.
     bool push_last(bool careful, const row_block<T>& results, T sink) {
-        if (careful) find_seen();
-        softmax_.push_seen_scores(scores_, rows_, seen_.data());
         results_ = results;
         if (results.data) softmax_.finish(sink, share_.data());
         zeros_.fill(T{0});
@@ -185,6 +199,10 @@ public:
 private:
     void reset(index registers) {
         softmax_.reset(registers);
+        // Queries that are not there must not make the others wait for a maximum.
+        const auto absent = stride() - tile_.count;
+        std::fill_n(softmax_.maximum + tile_.count, absent, T{0});
+        std::fill_n(softmax_.next_maximum + tile_.count, absent, T{0});
         pushed_ = false;
     }
     void add_all_values(bool careful) {
@@ -222,18 +240,30 @@ private:
         return packed + place * padded;
     }
 
+    /// Scores of a few keys, and beside them the weights of those before.
     template <int Rows, int Columns>
-    [[gnu::noinline]] void multiply_rows(const key_segment<T>& segment, index row, index reg, const added_scores& added,
-                                         bool raises) const {
+    [[gnu::noinline]] void multiply_rows(const key_segment<T>& segment, index row, index reg, const added_scores& added, bool raises) {
         matrix_tile<Rows, Columns, T, Arch> tile;
         tile.zero();
         const auto lane = reg * lane_count;
-        tile.multiply_add(segment.key_rows + row * segment.key_stride, segment.key_stride, unit_stride{}, queries_ + lane, stride(),
-                          key_channels_);
+        const T* const keys = segment.key_rows + row * segment.key_stride;
+        const T* const queries = queries_ + lane;
+        const index query_stride = stride();
+        index channel = 0;
+        if constexpr (early_weights<T, Arch>::possible) {
+            for (; channel + weight_channels <= key_channels_ && weights_.any(); channel += weight_channels) {
+                tile.multiply_add(keys + channel, segment.key_stride, unit_stride{}, queries + channel * query_stride, query_stride,
+                                  weight_channels);
+                weights_.step();
+            }
+        }
+        tile.multiply_add(keys + channel, segment.key_stride, unit_stride{}, queries + channel * query_stride, query_stride,
+                          key_channels_ - channel);
         // While the scores are in registers: a pass over them by itself took twice as long.
         if (added.numbers) tile.add(added.numbers + row * added.stride + lane, added.stride);
         if (raises) tile.raise(softmax_.next_maximum + lane);
         tile.store(scores_ + (segment.first_row + row) * stride() + lane, stride());
+        if constexpr (early_weights<T, Arch>::possible) weights_.finish();
     }
 
     /// Before the scores become weights: which keys count for which query, by the pattern and by a score of -infinity.
@@ -318,6 +348,7 @@ private:
     T *queries_, *scores_, *packed_keys_, *packed_values_;
     std::uint64_t* visible_;
     online_softmax<T, Arch> softmax_;
+    early_weights<T, Arch> weights_;
     bool pushed_ = false, last_ = false; ///< whether keys have been pushed, whether those at hand are the last
     row_block<T> results_{};
     std::array<T, most_queries> share_{};

@@ -82,21 +82,33 @@ private:
         multiply();
         tile_.push(careful_);
     }
+    /// The weights of the tile.
     void multiply() {
-        for (const auto& segment : tile_.segments()) {
-            bool adjusts = scored;
-            typename tile_type::added_scores added;
-            if constexpr (adds_bias) {
-                if (score_->keeps_panel()) {
-                    score_->load(tile_.queries(), segment.keys);
-                    added = {score_->tile, score_->stride};
-                    adjusts = careful_; // -infinity + NaN is NaN: what hides a key does not ask what it holds
-                }
+        tile_.begin_scores(!scored);
+        do {
+            const bool weighs = tile_.weighs_at_once() && !careful_;
+            for (const auto& segment : tile_.segments()) multiply(segment, weighs);
+        } while (!tile_.weigh_scores(careful_));
+    }
+    /// The scores of a segment, which raise the maxima, or their weights.
+    void multiply(const key_segment<T>& segment, bool weighs) {
+        using then = typename tile_type::then_scores;
+        bool adjusts = scored;
+        typename tile_type::added_scores added;
+        if constexpr (adds_bias) {
+            if (score_->keeps_panel()) {
+                score_->load(tile_.queries(), segment.keys);
+                added = {score_->tile, score_->stride};
+                adjusts = careful_; // -infinity + NaN is NaN: what hides a key does not ask what it holds
             }
-            adjusts = adjusts || !segment.keys.full;
-            tile_.multiply_keys(segment, added, !adjusts);
-            if (adjusts) adjust_scores(segment);
         }
+        adjusts = adjusts || !segment.keys.full;
+        tile_.multiply_keys(segment, added, adjusts ? then::stay : weighs ? then::weigh : then::raise);
+        if (!adjusts) return;
+        if (weighs && !scored)
+            adjust_scores<true>(segment);
+        else
+            adjust_scores<false>(segment);
     }
     /// One bit per query and key of a segment that is partly visible.
     [[gnu::noinline]] void find_visible(const Pattern auto& pattern, const key_segment<T>& segment) {
@@ -106,32 +118,50 @@ private:
         for (index j = 0; j < segment.keys.count; ++j) // a pattern may answer with one bool for all queries
             tile_.visible(segment.first_row + j) = (present && here.visible(queries, segment.keys.first + j * segment.keys.step)).value;
     }
-    /// Applies the score function, and takes hidden keys out of the way.
+    /// Applies the score function, and takes hidden keys out of the way. Then raises the maxima, or makes weights of the scores.
+    template <bool weighs>
     [[gnu::noinline]] void adjust_scores(const key_segment<T>& segment) {
         bool added = false;
         if constexpr (adds_bias) added = score_->keeps_panel();
+        const bool full = segment.keys.full;
+        const index keys = segment.keys.count, first_key = segment.keys.first, step = segment.keys.step, stride = tile_.stride();
+        const std::uint64_t* const visible = &tile_.visible(segment.first_row);
+        const auto& softmax = tile_.softmax();
         for (index reg = 0; reg < tile_.registers(); ++reg) {
             const auto lane = reg * tile_type::lane_count;
             score_->load(tile_.queries().part(lane, tile_type::lane_count), segment.keys);
+            // A copy that nobody else can see: scores are stored in each turn, and what they might overlap would be read and broadcast
+            // anew.
+            const auto score = *score_;
             const auto queries = tile_.queries_of(reg);
-            T* const maximum = tile_.softmax().next_maximum + lane;
-            auto top = lanes::load(maximum);
+            const auto maximum = lanes::load(softmax.maximum + lane);
+            auto top = lanes::load(softmax.next_maximum + lane), sum = lanes::load(softmax.sum + lane);
             // Not the rows before the first that the register sees. Those after the last it may yet see a later segment of.
             const auto& seen = tile_.seen_rows(reg);
-            const auto begin = seen.last == 0 ? segment.keys.count : std::max<index>(0, seen.first - segment.first_row);
-            for (index j = begin; j < segment.keys.count; ++j) {
-                const auto row = segment.first_row + j;
-                T* const scores = tile_.scores(row, reg);
+            const auto begin = seen.last == 0 ? keys : std::clamp<index>(seen.first - segment.first_row, 0, keys);
+            T* scores = tile_.scores(segment.first_row, reg);
+            if constexpr (weighs)
+                for (index j = 0; j < begin; ++j) lanes(T{0}).store(scores + j * stride);
+            scores += begin * stride;
+            for (index j = begin; j < keys; ++j, scores += stride) {
                 auto x = lanes::load(scores);
                 if constexpr (adds_bias)
-                    x = added ? score_->hide(x, j) : (*score_)(x, queries, segment.keys.first + j * segment.keys.step, j);
+                    x = added ? score.hide(x, j) : score(x, queries, first_key + j * step, j);
                 else if constexpr (scored)
-                    x = (*score_)(x, queries, segment.keys.first + j * segment.keys.step, j) * lanes(std::numbers::log2e_v<T>);
-                if (!segment.keys.full) x = select(simd::lane_bits{tile_.visible(row) >> lane}, x, lanes(hidden_score<T>));
+                    x = score(x, queries, first_key + j * step, j) * lanes(std::numbers::log2e_v<T>);
+                if (!full) x = select(simd::lane_bits{visible[j] >> lane}, x, lanes(hidden_score<T>));
+                if constexpr (weighs) {
+                    x = simd::exp2_nonpositive(x - maximum);
+                    sum = sum + x;
+                } else {
+                    top = max_or_second(x, top);
+                }
                 x.store(scores);
-                top = max_or_second(x, top);
             }
-            top.store(maximum);
+            if constexpr (weighs)
+                sum.store(softmax.sum + lane);
+            else
+                top.store(softmax.next_maximum + lane);
         }
     }
 
