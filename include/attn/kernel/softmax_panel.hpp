@@ -1,0 +1,169 @@
+// A panel of queries: its tiles of scores, one after the other, as a pattern and a score function would have them.
+#pragma once
+
+#include "../pattern/narrowed.hpp"
+#include "score_tile.hpp"
+#include "softmax_tile.hpp"
+
+#include <optional>
+
+namespace attn::kernel {
+
+/// Walks the key runs that a pattern shows to one panel of queries.
+template <Scalar T, class Arch, ScoreFunction S>
+class softmax_panel {
+public:
+    using tile_type = softmax_tile<T, Arch>;
+    using lanes = simd::lanes<T, Arch>;
+    static constexpr bool scored = !std::same_as<S, identity_score>;
+    /// A bias is added to scores that log2(e) has been multiplied into; before other score functions it must not be.
+    static constexpr bool adds_bias = requires(score_tile<T, Arch, S>& tile) { tile.keeps_panel(); };
+    static constexpr bool in_powers_of_two = !scored || adds_bias;
+
+    softmax_panel(detail::scratch& memory, index key_channels, index value_channels, const S& score)
+        : tile_(memory, key_channels, value_channels),
+          score_(score_tile<T, Arch, S>::take(memory, score, tile_type::most_keys, in_powers_of_two ? std::numbers::log2e_v<T> : T{1})) {}
+
+    /// Goes on with another batch entry or head.
+    void rebind(const S& score) { score_.emplace(score_->rebound(score)); }
+
+    /// The softmax of a panel that has begun, over all keys that the pattern shows it. With `results` and if it sees a key it is ended with
+    /// the sink and written to them: then the answer is true. 0 * NaN is NaN, so a weight of 0 does not protect from the value of a hidden
+    /// key: if a sum is not finite, the panel is done again with every hidden key left out.
+    bool run(const Pattern auto& pattern, index first_key, index keys, const row_block<T>& results, T sink) {
+        score_->begin(tile_.queries(), first_key, keys);
+        for (careful_ = false;; careful_ = true) {
+            index end = first_key + keys;
+            for_each_run(pattern, tile_.queries(), first_key, keys, tile_type::grain, [&](const key_run& run) {
+                end = run.first + run.count * run.step;
+                append(pattern, run);
+            });
+            if (tile_.rows() == 0) {
+                tile_.push_nothing();
+                return false;
+            }
+            if (!careful_) tile_.fetch_beyond(end);
+            multiply();
+            if (tile_.push_last(careful_, results, sink) || careful_) return results.data != nullptr;
+            tile_.begin_again();
+        }
+    }
+    tile_type& tile() { return tile_; }
+
+private:
+    /// Cuts a run into segments, as evenly as they come so that no tile is left with a few keys, and pushes each full tile.
+    void append(const Pattern auto& pattern, key_run run) {
+        while (run.count > 0) {
+            if (tile_.full()) push();
+            auto piece = run;
+            const auto rows = tile_.rows();
+            if (rows + run.count > tile_type::most_keys) {
+                const auto tiles = (rows + run.count + tile_type::good_keys - 1) / tile_type::good_keys;
+                const auto even = ((rows + run.count + tiles - 1) / tiles + tile_type::grain - 1) / tile_type::grain * tile_type::grain;
+                if (even <= rows) {
+                    push();
+                    continue;
+                }
+                piece.count = std::min(even - rows, run.count);
+            }
+            const auto& segment = tile_.add_segment(piece);
+            if (!piece.full) find_visible(pattern, segment);
+            run.first += piece.count * run.step;
+            run.count -= piece.count;
+            if (run.count > 0) push();
+        }
+    }
+    void push() {
+        if (tile_.rows() == 0) return;
+        multiply();
+        tile_.push(careful_);
+    }
+    /// The weights of the tile.
+    void multiply() {
+        tile_.begin_scores(!scored);
+        do {
+            const bool weighs = tile_.weighs_at_once() && !careful_;
+            for (const auto& segment : tile_.segments()) multiply(segment, weighs);
+        } while (!tile_.weigh_scores(careful_));
+    }
+    /// The scores of a segment, which raise the maxima, or their weights.
+    void multiply(const key_segment<T>& segment, bool weighs) {
+        using then = typename tile_type::then_scores;
+        bool adjusts = scored;
+        typename tile_type::added_scores added;
+        if constexpr (adds_bias) {
+            if (score_->keeps_panel()) {
+                score_->load(tile_.queries(), segment.keys);
+                added = {score_->tile, score_->stride};
+                adjusts = careful_; // -infinity + NaN is NaN: what hides a key does not ask what it holds
+            }
+        }
+        adjusts = adjusts || !segment.keys.full;
+        tile_.multiply_keys(segment, added, adjusts ? then::stay : weighs ? then::weigh : then::raise);
+        if (!adjusts) return;
+        if (weighs && !scored)
+            adjust_scores<true>(segment);
+        else
+            adjust_scores<false>(segment);
+    }
+    /// One bit per query and key of a segment that is partly visible.
+    [[gnu::noinline]] void find_visible(const Pattern auto& pattern, const key_segment<T>& segment) {
+        const auto queries = tile_.all_queries();
+        const auto present = simd::lane_bits::first(queries.count);
+        const auto here = narrowed(pattern, tile_.queries().positions(), segment.keys.positions());
+        for (index j = 0; j < segment.keys.count; ++j) // a pattern may answer with one bool for all queries
+            tile_.visible(segment.first_row + j) = (present && here.visible(queries, segment.keys.first + j * segment.keys.step)).value;
+    }
+    /// Applies the score function, and takes hidden keys out of the way. Then raises the maxima, or makes weights of the scores.
+    template <bool weighs>
+    [[gnu::noinline]] void adjust_scores(const key_segment<T>& segment) {
+        bool added = false;
+        if constexpr (adds_bias) added = score_->keeps_panel();
+        const bool full = segment.keys.full;
+        const index keys = segment.keys.count, first_key = segment.keys.first, step = segment.keys.step, stride = tile_.stride();
+        const std::uint64_t* const visible = &tile_.visible(segment.first_row);
+        const auto& softmax = tile_.softmax();
+        for (index reg = 0; reg < tile_.registers(); ++reg) {
+            const auto lane = reg * tile_type::lane_count;
+            score_->load(tile_.queries().part(lane, tile_type::lane_count), segment.keys);
+            // A copy that nobody else can see: scores are stored in each turn, and what they might overlap would be read and broadcast
+            // anew.
+            const auto score = *score_;
+            const auto queries = tile_.queries_of(reg);
+            const auto maximum = lanes::load(softmax.maximum + lane);
+            auto top = lanes::load(softmax.next_maximum + lane), sum = lanes::load(softmax.sum + lane);
+            // Not the rows before the first that the register sees. Those after the last it may yet see a later segment of.
+            const auto& seen = tile_.seen_rows(reg);
+            const auto begin = seen.last == 0 ? keys : std::clamp<index>(seen.first - segment.first_row, 0, keys);
+            T* scores = tile_.scores(segment.first_row, reg);
+            if constexpr (weighs)
+                for (index j = 0; j < begin; ++j) lanes(T{0}).store(scores + j * stride);
+            scores += begin * stride;
+            for (index j = begin; j < keys; ++j, scores += stride) {
+                auto x = lanes::load(scores);
+                if constexpr (adds_bias)
+                    x = added ? score.hide(x, j) : score(x, queries, first_key + j * step, j);
+                else if constexpr (scored)
+                    x = score(x, queries, first_key + j * step, j) * lanes(std::numbers::log2e_v<T>);
+                if (!full) x = select(simd::lane_bits{visible[j] >> lane}, x, lanes(hidden_score<T>));
+                if constexpr (weighs) {
+                    x = simd::exp2_nonpositive(x - maximum);
+                    sum = sum + x;
+                } else {
+                    top = max_or_second(x, top);
+                }
+                x.store(scores);
+            }
+            if constexpr (weighs)
+                sum.store(softmax.sum + lane);
+            else
+                top.store(softmax.next_maximum + lane);
+        }
+    }
+
+    tile_type tile_;
+    std::optional<score_tile<T, Arch, S>> score_; // score functions can be copied, but need not be assignable
+    bool careful_ = false;
+};
+
+} // namespace attn::kernel
