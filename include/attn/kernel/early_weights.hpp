@@ -85,7 +85,7 @@ public:
 
 private:
     static constexpr std::uint64_t everybody = ~std::uint64_t{0};
-    static constexpr T most_sum = 0x1p24f, most_finite = 0x1p100f;
+    static constexpr auto most_sum = static_cast<T>(0x1p24), most_finite = static_cast<T>(0x1p100);
 
     static index count(const softmax_type& softmax) { return softmax.registers * lanes::size; }
     /// One bit per query for which test(first lane of its register) is true.
