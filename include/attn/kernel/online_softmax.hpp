@@ -88,11 +88,11 @@ struct online_softmax {
                 l[c] = lanes::load(sum + at) * shrink;
             });
             // What the stores might overlap would be read anew in each turn: so nothing but locals here.
-            const index stride = registers * lanes::size, next = ahead;
-            T* row = scores + first * lanes::size;
-            for (T* const end = row + rows * stride; row != end; row += stride) {
+            const index stride = registers * lanes::size, next = ahead, begin = first * lanes::size;
+            T* const table = scores;
+            for (index at = begin, end = begin + rows * stride; at != end; at += stride) {
                 simd::unroll<Columns>([&](auto c) {
-                    T* const x = row + c * lanes::size;
+                    T* const x = table + at + c * lanes::size;
                     const lanes weight = simd::exp2_nonpositive(lanes::load(x) - m[c]);
                     weight.store(x);
                     if (next > 0) simd::prefetch(x + next);
