@@ -89,6 +89,45 @@ TEMPLATE_TEST_CASE("linear_state: push, merge and finish against plain loops", "
     for (index queries = 1; queries <= 40; ++queries) state_checker<TestType>{6, 40}.check(queries % 5, 3, queries % 3, queries);
 }
 
+TEMPLATE_TEST_CASE("linear_state: a map applied in reading gives the bits of features written before", "[kernel][linear][portable]", float,
+                   double) {
+    using state = kernel::linear_state<TestType, simd::native>;
+    const auto positive = []<class S>(S x) {
+        if constexpr (std::is_arithmetic_v<S>)
+            return std::max(x, S{0});
+        else
+            return max_or_second(S{TestType{0}}, x);
+    };
+    constexpr index columns = kernel::tile_traits<TestType, simd::native>::max_columns, whole = columns * state::lanes::size;
+    for (const index d_v : {whole, 2 * whole, whole + state::lanes::size}) {
+        INFO("d_v " << d_v);
+        constexpr index rows = 37, d_k = state::whole(20);
+        const rows_of_numbers<TestType> x(rows, d_k, d_k, 1), v(rows, d_v, d_v, 2);
+        auto written = x;
+        for (auto& e : written.data) e = positive(e);
+        const bool on_reading = state::maps_on_reading(d_v);
+        CHECK(on_reading == (columns == 4 && d_v % whole == 0));
+
+        tensor<TestType> memory({1, 1, 1, 4 * (d_k + 16) * (d_v + 16) + 1024});
+        detail::scratch space(reinterpret_cast<std::byte*>(memory.data()));
+        kernel::lines_ahead<TestType> none;
+        const auto run = [&](const auto& features) {
+            const auto sum = state::take(space, d_k, d_v);
+            sum.reset();
+            sum.push(features, v.data.data(), d_v, none);
+            std::vector<TestType> denominators(static_cast<std::size_t>(rows + 16)), out(static_cast<std::size_t>(rows * d_v)),
+                factors(denominators.size(), TestType{1}), spare(static_cast<std::size_t>(16 * d_v));
+            sum.add_denominators(features, denominators.data());
+            sum.finish(features, {out.data(), d_v, factors.data(), nullptr, nullptr}, spare.data(), none);
+            denominators.resize(rows);
+            return std::pair(denominators, out);
+        };
+        const auto& read = on_reading ? x : written; // what is not mapped in reading has to be written
+        const auto ours = run(kernel::feature_rows<TestType, decltype(positive)>{read.data.data(), rows, d_k, positive});
+        CHECK(ours == run(written.features(0, rows)));
+    }
+}
+
 TEMPLATE_TEST_CASE("sum_each: lane r is the sum of row r", "[simd][linear][portable]", float, double) {
     using lanes = simd::lanes<TestType, simd::native>;
     TestType numbers[lanes::size][lanes::size], sums[lanes::size];

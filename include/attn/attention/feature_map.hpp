@@ -10,6 +10,8 @@ namespace attn {
 /// The same text is evaluated on numbers by the reference and on lanes by the kernel. What it returns must convert to the type of x. As
 /// with score functions, abs, exp, log, max, min, sqrt and tanh are found unqualified on lanes, on numbers after `using std::abs;`,
 /// and `using attn::select; select(x > 0, a, b)` chooses. With a map that is never negative, denominators never vanish.
+/// A map of one instruction with phi(phi(x)) = phi(x) may say so, `static constexpr bool idempotent = true`: the kernel then applies it
+/// wherever it reads queries and keys, instead of writing features first.
 template <class F>
 concept FeatureMap = std::copy_constructible<F> && requires(const F& phi, double x) {
     { phi(x) } -> std::convertible_to<double>;
@@ -17,11 +19,13 @@ concept FeatureMap = std::copy_constructible<F> && requires(const F& phi, double
 
 /// x: weights are plain products, which may be negative, so that a denominator would make no sense.
 struct identity_features {
+    static constexpr bool idempotent = true;
     constexpr auto operator()(auto x) const { return x; }
 };
 
 /// max(x, 0). NaN stays NaN.
 struct relu {
+    static constexpr bool idempotent = true;
     template <class S>
     constexpr S operator()(S x) const {
         if constexpr (std::is_arithmetic_v<S>)

@@ -168,14 +168,18 @@ private:
                         piece.in.data + piece.above * piece.in.row_stride + (first - piece.in.left) * piece.in.token_stride + channel;
                     const T* const weights = weights_ + (1 + (piece.above - piece.y + grid_.top) * Width) * padded_ + channel;
                     const auto rows = piece.below - piece.above;
+                    // Of what the outputs after these of the piece read, the row that is new: the next one, or more of the last.
+                    const T* const ahead = piece.below < grid_.height
+                                               ? tokens + rows * piece.in.row_stride
+                                               : tokens + (rows - 1) * piece.in.row_stride + piece.count * piece.in.token_stride;
                     if (at_left && at_right)
-                        add_regular<Outputs, Width, true, true>(tokens, piece.in, rows, weights, channel, to + channel);
+                        add_regular<Outputs, Width, true, true>(tokens, piece.in, rows, weights, ahead, channel, to + channel);
                     else if (at_left)
-                        add_regular<Outputs, Width, true, false>(tokens, piece.in, rows, weights, channel, to + channel);
+                        add_regular<Outputs, Width, true, false>(tokens, piece.in, rows, weights, ahead, channel, to + channel);
                     else if (at_right)
-                        add_regular<Outputs, Width, false, true>(tokens, piece.in, rows, weights, channel, to + channel);
+                        add_regular<Outputs, Width, false, true>(tokens, piece.in, rows, weights, ahead, channel, to + channel);
                     else
-                        add_regular<Outputs, Width, false, false>(tokens, piece.in, rows, weights, channel, to + channel);
+                        add_regular<Outputs, Width, false, false>(tokens, piece.in, rows, weights, ahead, channel, to + channel);
                     continue;
                 }
             }
@@ -185,7 +189,8 @@ private:
     /// One register of channels of outputs side by side: each input is loaded once for all the outputs that it reaches. At an end of the
     /// grid's row half the kernel's width of inputs is missing.
     template <int Outputs, int Width, bool AtLeft, bool AtRight>
-    [[gnu::noinline]] void add_regular(const T* tokens, const input_rows& in, index rows, const T* weights, index channel, T* to) const {
+    [[gnu::noinline]] void add_regular(const T* tokens, const input_rows& in, index rows, const T* weights, const T* ahead, index channel,
+                                       T* to) const {
         lanes sum[Outputs];
         const auto bias = lanes::load(weights_ + channel);
         simd::unroll<Outputs>([&](auto o) { sum[o] = bias; });
@@ -208,8 +213,7 @@ private:
             tokens += row_stride;
             weights += Width * padded;
         }
-        // The row that comes in when the outputs go on to the next one.
-        simd::unroll<Outputs>([&](auto o) { simd::prefetch(tokens + o * token_stride); });
+        simd::unroll<Outputs>([&](auto o) { simd::prefetch(ahead + o * token_stride); });
         simd::unroll<Outputs>([&](auto o) { sum[o].store(to + o * padded); });
     }
     /// The same, tap by tap, wherever inputs end.

@@ -6,16 +6,34 @@
 
 namespace attn::kernel {
 
+/// A map of one instruction that changes nothing when it is applied again, so that it can be applied wherever x is read.
+template <class Phi>
+concept idempotent_map = requires { requires Phi::idempotent; };
+
 /// phi(x + added) of one head's rows. `added`, a tensor that may be left out, has one entry for all batch entries or one for each,
 /// and one head for all or one for each.
 template <Scalar T, class Arch, class Phi, class U = T>
 struct mapped_features {
     using lanes = simd::lanes<T, Arch>;
+    using on_reading = std::conditional_t<idempotent_map<Phi>, Phi, std::identity>;
 
     tensor_view<const T> x;
     Phi phi;
     tensor_view<const U> added;
 
+    /// The features as a linear_state reads them, with room for a tile of rows more: where x lies, if it may apply phi there, else, or if
+    /// they are to be `written`, in `to`.
+    feature_rows<T, on_reading> load(index batch, index head, index first, index count, T* to, bool written) const {
+        using state = linear_state<T, Arch>;
+        auto rows = rows_of(x, batch, head);
+        rows.data += first * rows.row_stride;
+        if constexpr (idempotent_map<Phi>)
+            if (!written && !added.data() && state::whole(x.shape().channels) == x.shape().channels && readable_in_place(rows) &&
+                first + state::whole(count) <= x.shape().tokens)
+                return {rows.data, count, rows.row_stride, phi};
+        (*this)(batch, head, first, count, to);
+        return {to, count, state::whole(x.shape().channels)};
+    }
     /// to: `count` rows of whole registers, what lies past the channels zero.
     void operator()(index batch, index head, index first, index count, T* to) const {
         const auto channels = x.shape().channels, padded = linear_state<T, Arch>::whole(channels);

@@ -55,6 +55,11 @@ struct focused_features {
                 prepare_tokens(task / tasks, token, std::min(block, end - token), rows + slice * block * padded);
         });
     }
+    using on_reading = std::identity;
+    feature_rows<T> load(index batch, index head, index first, index count, T* to, bool) const {
+        (*this)(batch, head, first, count, to);
+        return {to, count, padded};
+    }
     /// to: `count` rows of whole registers, what lies past the channels zero.
     void operator()(index batch, index head, index first, index count, T* to) const {
         x(batch, head, first, count, to);

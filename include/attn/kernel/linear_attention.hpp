@@ -82,7 +82,7 @@ private:
     /// make a chunk longer.
     static constexpr index most_queries = 128, most_keys = 128;
     static index good_rows(const input_shapes& s) {
-        constexpr index numbers = 16384 / sizeof(T);
+        constexpr index numbers = 32768 / sizeof(T);
         return std::clamp<index>(numbers / std::max(state_type::whole(s.keys.channels), registers_of(s.values.channels)), 32, most_keys);
     }
     /// Queries of a chunk that see different keys: the scores inside chunks cost as much as the square of it.
@@ -147,17 +147,17 @@ private:
 
     /// A block of keys, ready to be pushed or scored; what is to be read next beside that.
     struct key_rows {
-        feature_rows<T> features;
+        feature_rows<T, typename KeyFeatures::on_reading> features;
         const T* values;
         index value_stride, first;
         lines_ahead<T> ahead;
     };
-    key_rows load_keys(worker& w, const inputs<T>& in, index batch, index kv_head, index first, index count) const {
+    key_rows load_keys(worker& w, const inputs<T>& in, index batch, index kv_head, index first, index count, bool scored) const {
         const auto values = rows_from(in.values, batch, kv_head, first);
         const auto channels = in.values.shape().channels;
-        key_features_(batch, kv_head, first, count, w.keys);
         const auto next = first + count, more = std::min(in.keys.shape().tokens - next, count);
-        key_rows block{{w.keys, count, w.key_padded}, values.data, values.row_stride, first, keys_ahead(in, batch, kv_head, next, more)};
+        const auto features = key_features_.load(batch, kv_head, first, count, w.keys, scored || !state_type::maps_on_reading(w.padded));
+        key_rows block{features, values.data, values.row_stride, first, keys_ahead(in, batch, kv_head, next, more)};
         if (!readable_in_place(values) || w.padded != channels) {
             copy_rows<T, Arch>(values, count, channels, w.packed_values, w.padded);
             block.values = w.packed_values;
@@ -168,7 +168,7 @@ private:
     /// Pushes the keys [first, end).
     void push_keys(worker& w, const inputs<T>& in, index batch, index kv_head, index first, index end, const state_type& state) const {
         for_each_piece(end - first, good_rows(shapes_of(in)), [&](index at, index count) {
-            auto block = load_keys(w, in, batch, kv_head, first + at, count);
+            auto block = load_keys(w, in, batch, kv_head, first + at, count, false);
             state.push(block.features, block.values, block.value_stride, block.ahead);
         });
     }
@@ -186,19 +186,21 @@ private:
         const auto kv_head = head / (in.queries.shape().heads / in.keys.shape().heads);
         const auto channels = in.values.shape().channels;
         const auto most_seen = seen_by(in, batch, end - 1);
-        const feature_rows<T> queries{w.queries, count, w.key_padded};
-        query_features_(batch, head, first, count, w.queries);
-        for (index r = 0; r < count && seen_by(in, batch, first + r) == 0; ++r)
+        const bool some_see_nothing = seen_by(in, batch, first) == 0, scored = most_seen > absorbed;
+        const auto queries = query_features_.load(batch, head, first, count, w.queries,
+                                                  scored || some_see_nothing || !state_type::maps_on_reading(w.padded));
+        for (index r = 0; some_see_nothing && r < count && seen_by(in, batch, first + r) == 0; ++r)
             std::fill_n(w.queries + r * w.key_padded, w.key_padded, T{0});
 
         std::fill_n(w.factors, most_queries, T{0}); // denominators at first
         bool started = false;
         key_rows block{};
         for_each_piece(std::max<index>(0, most_seen - absorbed), good_rows(shapes_of(in)), [&](index at, index keys) {
-            block = load_keys(w, in, batch, kv_head, absorbed + at, keys);
+            block = load_keys(w, in, batch, kv_head, absorbed + at, keys, true);
             for (index r = 0; r < count; ++r) w.seen[r] = std::clamp<index>(seen_by(in, batch, first + r) - block.first, 0, keys);
             std::fill(w.seen + count, w.seen + (count + 3) / 4 * 4, w.seen[count - 1]);
-            w.scores.add(queries, {block.features, block.values, block.value_stride, w.seen}, !started, w.numerators, w.factors);
+            w.scores.add({w.queries, count, w.key_padded}, {{w.keys, keys, w.key_padded}, block.values, block.value_stride, w.seen},
+                         !started, w.numerators, w.factors);
             started = true;
         });
         if (absorbed > 0) state.add_denominators(queries, w.factors);

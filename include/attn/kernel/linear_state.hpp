@@ -5,6 +5,8 @@
 #include "matrix_tile.hpp"
 #include "work_ahead.hpp"
 
+#include <functional>
+
 namespace attn::kernel {
 
 /// Covers [0, count) with tiles of so many columns and calls f(std::integral_constant<int, Rows>, first row). Few sizes, for each is a
@@ -28,11 +30,13 @@ template <int Columns, Scalar T, class Arch, class F>
     }
 }
 
-/// The features of some tokens, rows of `stride` numbers: whole registers, the last filled up with zeros.
-template <Scalar T>
+/// The features of some tokens, rows of `stride` numbers: whole registers, the last filled up with zeros. What is written there is still
+/// to be mapped by phi.
+template <Scalar T, class Phi = std::identity>
 struct feature_rows {
     const T* data;
     index count, stride;
+    [[no_unique_address]] Phi phi = {};
 };
 
 /// Where rows of results go: out[r] = (start[r] + phi(q_r) S) * factor[r] + local[r]. `start` and `local` may be null.
@@ -69,18 +73,26 @@ struct linear_state {
         constexpr index unit = std::max(lanes::size, 4);
         return (channels + unit - 1) / unit * unit;
     }
+    /// Whether the micro-kernels apply an idempotent map to what they read. Beside four registers of values this is free, but a number is
+    /// read once for each tile's width of them: beside two, of d_v = 32, it took 7 % more time than a pass that writes the features.
+    static constexpr bool maps_on_reading(index padded) {
+        constexpr int columns = traits::max_columns;
+        return columns == 4 && padded % (columns * lanes::size) == 0;
+    }
     void reset() const {
         std::fill_n(sums, key_padded * padded, T{0});
         std::fill_n(key_sum, key_padded, T{0});
     }
     /// Takes keys in: values are rows of `padded` numbers.
-    void push(const feature_rows<T>& keys, const T* values, index value_stride, lines_ahead<T>& ahead) const {
+    template <class Phi>
+    void push(const feature_rows<T, Phi>& keys, const T* values, index value_stride, lines_ahead<T>& ahead) const {
         add_features(keys);
         ahead.spread(keys.count * key_channels * (padded / lanes::size) / sums_of_a_tile);
         for_each_piece(padded / lanes::size, traits::max_columns, [&](index first, index columns) {
             with_constant<traits::max_columns>(columns, [&](auto c) {
                 for_each_rows<c(), T, Arch>(key_channels, [&](auto rows, index row) {
-                    add_products<rows(), c()>(keys, row, values + first * lanes::size, value_stride, first * lanes::size, ahead);
+                    add_products<rows(), c()>(as_read<c()>(keys), row, values + first * lanes::size, value_stride, first * lanes::size,
+                                              ahead);
                 });
             });
         });
@@ -93,20 +105,25 @@ struct linear_state {
         add(key_sum, other.key_sum, key_padded);
     }
     /// to[r] += phi(q_r) . z, for rows up to a whole register of them; those beyond the last hold nothing of use.
-    void add_denominators(const feature_rows<T>& queries, T* to) const {
+    template <class Phi>
+    void add_denominators(const feature_rows<T, Phi>& queries, T* to) const {
         for (index first = 0; first < queries.count; first += lanes::size) {
-            const T* const rows = queries.data + first * queries.stride;
             lanes sum[lanes::size];
             simd::unroll<lanes::size>([&](auto r) { sum[r] = lanes(T{0}); });
             for (index c = 0; c < key_padded; c += lanes::size) {
                 const auto z = lanes::load(key_sum + c);
-                simd::unroll<lanes::size>([&](auto r) { sum[r] = fma(lanes::load(rows + r * queries.stride + c), z, sum[r]); });
+                const T* row = queries.data + first * queries.stride + c; // not an address for each row, as below
+                simd::unroll<lanes::size>([&](auto r) {
+                    sum[r] = fma(queries.phi(lanes::load(row)), z, sum[r]);
+                    row += queries.stride;
+                });
             }
             (lanes::load(to + first) + simd::sum_each<T, Arch>(sum)).store(to + first);
         }
     }
     /// Ends a chunk of queries. spare: room for a tile of rows, where those past the last go.
-    void finish(const feature_rows<T>& queries, const linear_result<T>& result, T* spare, lines_ahead<T>& ahead) const {
+    template <class Phi>
+    void finish(const feature_rows<T, Phi>& queries, const linear_result<T>& result, T* spare, lines_ahead<T>& ahead) const {
         ahead.spread(queries.count * key_channels * (padded / lanes::size) / sums_of_a_tile);
         for_each_piece(padded / lanes::size, traits::max_columns, [&](index first, index columns) {
             with_constant<traits::max_columns>(columns, [&](auto c) {
@@ -114,8 +131,9 @@ struct linear_state {
                     const auto channel = first * lanes::size;
                     T* const out = result.out + row * result.out_stride + channel;
                     const auto present = queries.count - row;
-                    if (present >= rows()) return finish_rows<rows(), c()>(queries, row, channel, result, out, result.out_stride, ahead);
-                    finish_rows<rows(), c()>(queries, row, channel, result, spare, padded, ahead);
+                    if (present >= rows())
+                        return finish_rows<rows(), c()>(as_read<c()>(queries), row, channel, result, out, result.out_stride, ahead);
+                    finish_rows<rows(), c()>(as_read<c()>(queries), row, channel, result, spare, padded, ahead);
                     for (index r = 0; r < present; ++r) std::copy_n(spare + r * padded, c() * lanes::size, out + r * result.out_stride);
                 });
             });
@@ -123,10 +141,19 @@ struct linear_state {
     }
 
 private:
+    /// Of narrower tiles there is one instance for all maps.
+    template <int Columns, class Phi>
+    static auto as_read(const feature_rows<T, Phi>& rows) {
+        if constexpr (maps_on_reading(Columns * lanes::size))
+            return rows;
+        else
+            return feature_rows<T>{rows.data, rows.count, rows.stride};
+    }
     static constexpr index sums_of_a_tile = traits::max_rows(traits::max_columns) * traits::max_columns;
 
     /// z += sum of features; four chains of additions, or eight, do not wait for each other.
-    void add_features(const feature_rows<T>& keys) const {
+    template <class Phi>
+    void add_features(const feature_rows<T, Phi>& keys) const {
         for_each_piece(key_padded / lanes::size, 4, [&](index first, index columns) {
             with_constant<4>(columns, [&](auto c) {
                 lanes even[c()], odd[c()];
@@ -135,38 +162,38 @@ private:
                 index j = 0;
                 for (; j + 1 < keys.count; j += 2, row += 2 * keys.stride) {
                     simd::unroll<c()>([&](auto i) {
-                        even[i] += lanes::load(row + i * lanes::size);
-                        odd[i] += lanes::load(row + keys.stride + i * lanes::size);
+                        even[i] += keys.phi(lanes::load(row + i * lanes::size));
+                        odd[i] += keys.phi(lanes::load(row + keys.stride + i * lanes::size));
                     });
                 }
                 simd::unroll<c()>([&](auto i) {
                     T* const at = key_sum + (first + i) * lanes::size;
-                    if (j < keys.count) even[i] += lanes::load(row + i * lanes::size);
+                    if (j < keys.count) even[i] += keys.phi(lanes::load(row + i * lanes::size));
                     (lanes::load(at) + (even[i] + odd[i])).store(at);
                 });
             });
         });
     }
     /// Some rows of S: rows are key channels.
-    template <int Rows, int Columns>
-    [[gnu::noinline]] void add_products(const feature_rows<T>& keys, index row, const T* values, index value_stride, index channel,
+    template <int Rows, int Columns, class Phi>
+    [[gnu::noinline]] void add_products(const feature_rows<T, Phi>& keys, index row, const T* values, index value_stride, index channel,
                                         lines_ahead<T>& ahead) const {
         matrix_tile<Rows, Columns, T, Arch> tile;
         tile.zero();
-        tile.multiply_add(keys.data + row, unit_stride{}, keys.stride, values, value_stride, keys.count, ahead.every,
+        tile.multiply_add(keys.data + row, unit_stride{}, keys.stride, values, value_stride, keys.count, keys.phi, ahead.every,
                           [&] { ahead.fetch(); });
         tile.add_to(sums + row * padded + channel, padded);
     }
-    template <int Rows, int Columns>
-    [[gnu::noinline]] void finish_rows(const feature_rows<T>& queries, index row, index channel, const linear_result<T>& result, T* out,
-                                       index out_stride, lines_ahead<T>& ahead) const {
+    template <int Rows, int Columns, class Phi>
+    [[gnu::noinline]] void finish_rows(const feature_rows<T, Phi>& queries, index row, index channel, const linear_result<T>& result,
+                                       T* out, index out_stride, lines_ahead<T>& ahead) const {
         matrix_tile<Rows, Columns, T, Arch> tile;
         if (result.start)
             tile.load(result.start + row * padded + channel, padded);
         else
             tile.zero();
         tile.multiply_add(queries.data + row * queries.stride, queries.stride, unit_stride{}, sums + channel, padded, key_channels,
-                          ahead.every, [&] { ahead.fetch(); });
+                          queries.phi, ahead.every, [&] { ahead.fetch(); });
         const T* const local = result.local ? result.local + row * padded + channel : nullptr;
         if (local)
             write<true>(tile, result.factor + row, local, out, out_stride);
@@ -176,13 +203,16 @@ private:
     template <bool has_local, int Rows, int Columns>
     [[gnu::always_inline]] void write(const matrix_tile<Rows, Columns, T, Arch>& tile, const T* factor, const T* local, T* out,
                                       index out_stride) const {
-        simd::unroll<Rows>([&](auto i) {
+        const auto local_stride = padded;
+        simd::unroll<Rows>([&](auto i) { // row after row: gcc would keep the addresses of all of them in vector registers
             const lanes times = factor[i];
             simd::unroll<Columns>([&](auto c) {
                 auto y = tile.sum[i][c] * times;
-                if constexpr (has_local) y = fma(tile.sum[i][c], times, lanes::load(local + i * padded + c * lanes::size));
-                y.store(out + i * out_stride + c * lanes::size);
+                if constexpr (has_local) y = fma(tile.sum[i][c], times, lanes::load(local + c * lanes::size));
+                y.store(out + c * lanes::size);
             });
+            out += out_stride;
+            if constexpr (has_local) local += local_stride;
         });
     }
 };

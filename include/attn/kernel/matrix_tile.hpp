@@ -94,15 +94,15 @@ struct matrix_tile {
     }
     /// The same, with a call of `between` after every so many terms. Rows are addressed three by three: a register for each multiple of
     /// a_row, and what `between` needs, would be more than there are, and the pointers of the loop would go through memory.
-    [[gnu::always_inline]] void multiply_add(const T* a, auto a_row, auto a_depth, const T* b, index b_depth, index depth, index every,
-                                             auto&& between) {
+    [[gnu::always_inline]] void multiply_add(const T* a, auto a_row, auto a_depth, const T* b, index b_depth, index depth, auto&& phi,
+                                             index every, auto&& between) {
         constexpr int together = std::same_as<decltype(a_row), unit_stride> ? Rows : 3;
         constexpr int groups = (Rows + together - 1) / together;
         const T* three[groups];
         simd::unroll<groups>([&](auto g) { three[g] = a + together * g * a_row; });
         while (depth > 0) {
             for (const auto rest = depth - std::min(depth, every); depth > rest; --depth, b += b_depth) {
-                add_term(b, [&](auto i) { return three[i / together][i % together * a_row]; });
+                add_term(b, [&](auto i) { return phi(lanes(three[i / together][i % together * a_row])); });
                 for (auto& rows : three) rows += a_depth;
             }
             between();
