@@ -1,9 +1,8 @@
 // One tile of attention: scores of a panel of queries with up to 128 keys, their softmax, and the weighted values.
 #pragma once
 
-#include "../pattern/schedule.hpp"
-#include "../simd/positions.hpp"
 #include "early_weights.hpp"
+#include "panel_queries.hpp"
 #include "tile_loader.hpp"
 #include "work_ahead.hpp"
 
@@ -105,8 +104,8 @@ public:
     const row_range& seen_rows(index reg) const { return seen_[static_cast<std::size_t>(reg)]; }
 
     /// The positions of one register of queries, or of all.
-    simd::query_lanes<T, Arch> queries_of(index reg) const { return positions_from<lane_count>(reg * lane_count); }
-    auto all_queries() const { return positions_from<most_queries>(0); }
+    simd::query_lanes<T, Arch> queries_of(index reg) const { return queries_from<T, Arch, lane_count>(tile_, reg * lane_count); }
+    auto all_queries() const { return queries_from<T, Arch, most_queries>(tile_, 0); }
 
     /// Appends keys to the tile, copying them only where they cannot be read in place.
     const key_segment<T>& add_segment(const key_run& run) {
@@ -145,8 +144,7 @@ public:
                 if (!segment.keys.full) {
                     std::uint64_t seen = 0;
                     for (index j = 0; j < rows; ++j) seen |= visible_[segment.first_row + row + j];
-                    while (left < right && !(seen & bits(left * lane_count, lane_count))) ++left;
-                    while (left < right && !(seen & bits((right - 1) * lane_count, lane_count))) --right;
+                    leave_out_unseen<lane_count>(seen, left, right);
                 }
                 for (index reg = left; reg < right; ++reg) {
                     auto& range = seen_[static_cast<std::size_t>(reg)];
@@ -179,7 +177,15 @@ public:
     }
 
     /// Takes the tile's weights in, and empties the tile. `careful` leaves hidden keys out instead of multiplying their values by 0.
-    void push(bool careful) { add_all_values(careful); }
+    void push(bool careful) {
+        for_each_piece(padded_ / lane_count, traits::max_columns, [&](index first, index columns) {
+            with_constant<traits::max_columns>(columns, [&](auto c) { add_values<c()>(first * lane_count, careful); });
+        });
+        seen_ = {};
+        rows_ = 0;
+        segment_count_ = 0;
+        pushed_ = true;
+    }
     /// The same for the last keys of a panel. With `results` the panel ends here, and goes to them straight from the registers. False if a
     /// value of NaN or infinity has come into its sums, be it by a weight of 0.
     bool push_last(bool careful, const row_block<T>& results, T sink) {
@@ -187,7 +193,7 @@ public:
         if (results.data) softmax_.finish(sink, share_.data());
         zeros_.fill(T{0});
         last_ = true;
-        add_all_values(careful);
+        push(careful);
         last_ = false;
         return std::all_of(zeros_.begin(), zeros_.end(), [](T x) { return x == 0; });
     }
@@ -205,26 +211,7 @@ private:
         std::fill_n(softmax_.next_maximum + tile_.count, absent, T{0});
         pushed_ = false;
     }
-    void add_all_values(bool careful) {
-        for_each_piece(padded_ / lane_count, traits::max_columns, [&](index first, index columns) {
-            with_constant<traits::max_columns>(columns, [&](auto c) { add_values<c()>(first * lane_count, careful); });
-        });
-        seen_ = {};
-        rows_ = 0;
-        segment_count_ = 0;
-        pushed_ = true;
-    }
     static constexpr index whole_registers(index channels) { return (channels + lane_count - 1) / lane_count * lane_count; }
-    static std::uint64_t bits(index first, index count) { return simd::lane_bits::first(count).value << first; }
-
-    template <int Size>
-    simd::query_lanes<T, Arch, Size> positions_from(index lane) const {
-        simd::query_lanes<T, Arch, Size> result;
-        result.first = tile_.first + lane * tile_.step;
-        result.step = tile_.step;
-        result.count = static_cast<int>(std::min<index>(Size, tile_.count - lane));
-        return result;
-    }
 
     /// Copies rows to their place, but for those that have been kept from an earlier panel. Rows of a stride lie in few sets of the caches:
     /// gathered for each panel anew, 256 keys took a fifth of the time.
@@ -272,7 +259,7 @@ private:
             for (index j = segment.first_row; j < segment.first_row + segment.keys.count; ++j) {
                 if (segment.keys.full) visible_[j] = ~std::uint64_t{0};
                 for (index q = 0; q < tile_.count; ++q) {
-                    if (scores_[j * stride() + q] < lowest_maximum<T>) visible_[j] &= ~bits(q, 1);
+                    if (scores_[j * stride() + q] < lowest_maximum<T>) visible_[j] &= ~query_bits(q, 1);
                 }
             }
         }
@@ -301,7 +288,7 @@ private:
             if (!segment.keys.full) {
                 first = std::clamp<index>(std::min(a.first, b.first) - segment.first_row, 0, last);
                 last = std::clamp<index>(std::max(a.last, b.last) - segment.first_row, first, last);
-                const auto own = bits(query, Rows);
+                const auto own = query_bits(query, Rows);
                 const auto* const visible = visible_ + segment.first_row;
                 while (first < last && !(visible[first] & own)) ++first;
                 while (first < last && !(visible[last - 1] & own)) --last;
@@ -319,7 +306,7 @@ private:
         for (const auto& segment : segments()) {
             for (index j = 0; j < segment.keys.count; ++j) {
                 const auto row = segment.first_row + j;
-                if (visible_[row] & bits(query, 1))
+                if (visible_[row] & query_bits(query, 1))
                     tile.multiply_add(scores_ + row * stride() + query, unit_stride{}, unit_stride{},
                                       segment.value_rows + j * segment.value_stride + channel, unit_stride{}, 1);
             }

@@ -131,7 +131,7 @@ private:
     }
     /// One bit per query and key, by head if the pattern differs, and for any head.
     [[gnu::noinline]] void find_visible(const weight_block<T>& block) {
-        const auto queries = tile_.template positions_from<tile_type::most_queries>(0);
+        const auto queries = queries_from<T, Arch, tile_type::most_queries>(tile_.queries(), 0);
         const auto present = simd::lane_bits::first(queries.count);
         std::fill_n(block.seen, block.keys.count, block.keys.full ? present.value : 0);
         if (block.keys.full) return;
@@ -153,7 +153,7 @@ private:
         const auto* const seen = visible(head);
         for (index reg = 0; reg < tile_.registers(); ++reg) {
             const auto lane = reg * tile_type::lane_count;
-            const auto queries = tile_.template positions_from<tile_type::lane_count>(lane);
+            const auto queries = queries_from<T, Arch, tile_type::lane_count>(tile_.queries(), lane);
             function.load(tile_.queries().part(lane, tile_type::lane_count), block.keys);
             for (index j = 0; j < block.keys.count; ++j) {
                 if (!scored && (~seen[j] >> lane & simd::lane_bits::first(tile_type::lane_count).value) == 0) continue;

@@ -2,8 +2,7 @@
 #pragma once
 
 #include "../core/inputs.hpp"
-#include "../pattern/schedule.hpp"
-#include "../simd/positions.hpp"
+#include "panel_queries.hpp"
 #include "talking_heads_memory.hpp"
 #include "work_ahead.hpp"
 
@@ -59,15 +58,6 @@ public:
     /// Weights of one head, and scores until they become weights.
     T* weights(const weight_block<T>& block, index head) const { return block.weights + head * memory_.head_stride; }
 
-    template <int Size>
-    simd::query_lanes<T, Arch, Size> positions_from(index lane) const {
-        simd::query_lanes<T, Arch, Size> result;
-        result.first = tile_.first + lane * tile_.step;
-        result.step = tile_.step;
-        result.count = static_cast<int>(std::min<index>(Size, tile_.count - lane));
-        return result;
-    }
-
     /// Scores of all heads with a block of keys, mixed, in place of its weights. Queries that see nothing of some keys may be left out.
     /// final: they are what the softmax takes, which lets the mixing raise the maxima.
     void multiply_keys(const weight_block<T>& block, const head_mixing<T, Arch>& mixing, bool final) {
@@ -80,8 +70,7 @@ public:
                     index left = reg, right = reg + columns;
                     if (!block.all_seen) {
                         const auto seen = seen_by_any(block, row, count);
-                        while (left < right && !(seen & bits(left * lane_count, lane_count))) ++left;
-                        while (left < right && !(seen & bits((right - 1) * lane_count, lane_count))) --right;
+                        leave_out_unseen<lane_count>(seen, left, right);
                     }
                     with_constant<traits::max_columns>(right - left, [&](auto c) {
                         with_constant<traits::max_rows(c())>(count, [&](auto r) {
@@ -110,7 +99,7 @@ public:
             for (index c = 0; c < shape_.heads; ++c)
                 for (index reg = 0; reg < registers_; ++reg) {
                     const auto hidden = lanes::load(weights(block, c) + j * stride() + reg * lane_count) < lanes(lowest_maximum<T>);
-                    seen |= (~hidden.bits().value & bits(0, lane_count)) << reg * lane_count;
+                    seen |= (~hidden.bits().value & query_bits(0, lane_count)) << reg * lane_count;
                 }
             block.seen[j] = seen;
         }
@@ -155,13 +144,12 @@ public:
         lanes zero(T{0});
         for (index at = 0; at < tile_.count * memory_.padded; at += lane_count)
             zero = fma(lanes::load(values(head, 0) + at), lanes(T{0}), zero);
-        return (zero == lanes(T{0})).bits().value == bits(0, lane_count);
+        return (zero == lanes(T{0})).bits().value == query_bits(0, lane_count);
     }
 
 private:
     /// Steps of a micro-kernel's depth between two looks ahead.
     static constexpr index between_fetches = 16;
-    static std::uint64_t bits(index first, index count) { return simd::lane_bits::first(count).value << first; }
     static std::uint64_t seen_by_any(const weight_block<T>& block, index row, index count) {
         std::uint64_t seen = 0;
         for (index j = row; j < row + count; ++j) seen |= block.seen[j];
@@ -245,7 +233,7 @@ private:
             tile.load(output, memory_.padded);
         else
             tile.load_scaled(output, memory_.padded, memory_.states[head].factor + query);
-        const auto own = bits(query, Rows);
+        const auto own = query_bits(query, Rows);
         index first = 0, last = block.keys.count;
         if (!block.all_seen && !careful) std::tie(first, last) = seen_keys_.of(query, Rows);
         const index most = careful ? 1 : between_fetches;
