@@ -92,7 +92,6 @@ private:
     static row_block<const T> at(const row_block<const T>& m, index row, index column) {
         return {m.data ? m.data + row * m.row_stride + column * m.channel_stride : nullptr, m.row_stride, m.channel_stride};
     }
-    static index whole_registers(index count) { return (count + lane_count - 1) / lane_count * lane_count; }
     index row_blocks() const { return (rows_ + most_rows - 1) / most_rows; }
     index column_blocks() const { return (columns_ + most_columns - 1) / most_columns; }
 
@@ -101,15 +100,15 @@ private:
         T *packed_a, *packed_b;
 
         blocks(detail::scratch& memory, const matrix_product& p)
-            : packed_a(memory.take<T>(std::min(most_rows, p.rows_) * whole_registers(std::min(most_depth, p.depth_)))),
+            : packed_a(memory.take<T>(std::min(most_rows, p.rows_) * whole_registers<T, Arch>(std::min(most_depth, p.depth_)))),
               packed_b(memory.take<T>(std::min(most_depth, p.depth_) * panel_width)) {}
 
         void multiply(row_block<const T> a, const row_block<const T>& b, const row_block<T>& c, index rows, index depth, index columns,
                       std::span<const depth_run> runs) const {
             // Rows of A that evict each other are copied if they are read again and again.
             if (a.channel_stride != 1 || (columns > 2 * panel_width && !readable_in_place(a))) {
-                copy_rows<T, Arch>(a, rows, depth, packed_a, whole_registers(depth));
-                a = {packed_a, whole_registers(depth), 1};
+                copy_rows<T, Arch>(a, rows, depth, packed_a, whole_registers<T, Arch>(depth));
+                a = {packed_a, whole_registers<T, Arch>(depth), 1};
             }
             for (index first = 0; first < columns;) {
                 const auto left = columns - first, width = left < panel_width ? std::min(lane_count, left) : panel_width;

@@ -22,7 +22,8 @@ public:
 
     softmax_panel(detail::scratch& memory, index key_channels, index value_channels, const S& score)
         : tile_(memory, key_channels, value_channels),
-          score_(score_tile<T, Arch, S>::take(memory, score, tile_type::most_keys, in_powers_of_two ? std::numbers::log2e_v<T> : T{1})) {}
+          score_(
+              score_tile<T, Arch, S>::take(memory, score, tile_keys<T, Arch>::most, in_powers_of_two ? std::numbers::log2e_v<T> : T{1})) {}
 
     /// Goes on with another batch entry or head.
     void rebind(const S& score) { score_.emplace(score_->rebound(score)); }
@@ -38,7 +39,7 @@ public:
                 end = run.first + run.count * run.step;
                 append(pattern, run);
             });
-            if (tile_.rows() == 0) {
+            if (tile_.keys().rows() == 0) {
                 tile_.push_nothing();
                 return false;
             }
@@ -53,12 +54,13 @@ public:
 private:
     /// Cuts a run into segments, as evenly as they come so that no tile is left with a few keys, and pushes each full tile.
     void append(const Pattern auto& pattern, key_run run) {
+        using keys_type = tile_keys<T, Arch>;
         while (run.count > 0) {
-            if (tile_.full()) push();
+            if (tile_.keys().full()) push();
             auto piece = run;
-            const auto rows = tile_.rows();
-            if (rows + run.count > tile_type::most_keys) {
-                const auto tiles = (rows + run.count + tile_type::good_keys - 1) / tile_type::good_keys;
+            const auto rows = tile_.keys().rows();
+            if (rows + run.count > keys_type::most) {
+                const auto tiles = (rows + run.count + keys_type::good - 1) / keys_type::good;
                 const auto even = ((rows + run.count + tiles - 1) / tiles + tile_type::grain - 1) / tile_type::grain * tile_type::grain;
                 if (even <= rows) {
                     push();
@@ -66,7 +68,7 @@ private:
                 }
                 piece.count = std::min(even - rows, run.count);
             }
-            const auto& segment = tile_.add_segment(piece);
+            const auto& segment = tile_.keys().add(piece);
             if (!piece.full) find_visible(pattern, segment);
             run.first += piece.count * run.step;
             run.count -= piece.count;
@@ -74,7 +76,7 @@ private:
         }
     }
     void push() {
-        if (tile_.rows() == 0) return;
+        if (tile_.keys().rows() == 0) return;
         multiply();
         tile_.push(careful_);
     }
@@ -83,7 +85,7 @@ private:
         tile_.begin_scores(!scored);
         do {
             const bool weighs = tile_.weighs_at_once() && !careful_;
-            for (const auto& segment : tile_.segments()) multiply(segment, weighs);
+            for (const auto& segment : tile_.keys().segments()) multiply(segment, weighs);
         } while (!tile_.weigh_scores(careful_));
     }
     /// The scores of a segment, which raise the maxima, or their weights.

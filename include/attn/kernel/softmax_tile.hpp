@@ -3,19 +3,10 @@
 
 #include "early_weights.hpp"
 #include "panel_queries.hpp"
-#include "tile_loader.hpp"
+#include "tile_keys.hpp"
 #include "work_ahead.hpp"
 
 namespace attn::kernel {
-
-/// A run of keys inside a tile: rows [first_row, first_row + keys.count) of the tile's scores.
-template <Scalar T>
-struct key_segment {
-    key_run keys;
-    index first_row;
-    const T *key_rows, *value_rows;
-    index key_stride, value_stride;
-};
 
 /// One thread's memory, and the steps of one panel of queries that do not depend on pattern or score function:
 ///     scores   S^T = K Q^T, lanes are queries: only Q is transposed, K is read as it lies, one broadcast number at a time
@@ -34,11 +25,6 @@ public:
     static constexpr index most_queries = most_registers * lane_count;
     /// The most queries of a panel of so many that are there.
     static constexpr index panel_queries(index queries) { return (queries <= most_queries ? most_registers : good_registers) * lane_count; }
-    /// Keys of a tile: enough to hide the loads and stores of O, few enough for the cache. A rest may make it longer.
-    static constexpr index good_keys = 128, most_keys = 192;
-    /// Keys of a residue class that are gathered but once for the panels of it that follow each other.
-    static constexpr index most_kept = 256;
-    static constexpr std::size_t most_segments = 16;
     /// Keys that a schedule tells apart.
     static constexpr index grain = 8;
     /// Channels of scores for each register of weights beside them: 24 registers are done after 48 channels.
@@ -46,44 +32,25 @@ public:
     static_assert(most_queries <= 64, "a key's visibility is kept as one bit per query");
 
     softmax_tile(detail::scratch& memory, index key_channels, index value_channels)
-        : key_channels_(key_channels), value_channels_(value_channels), key_padded_(whole_registers(key_channels)),
-          padded_(whole_registers(value_channels)), queries_(memory.take<T>(most_queries * key_channels)),
-          scores_(memory.take<T>(most_queries * most_keys)), packed_keys_(memory.take<T>(most_kept * key_padded_)),
-          packed_values_(memory.take<T>(most_kept * padded_)), visible_(memory.take<std::uint64_t>(most_keys)),
+        : key_channels_(key_channels), value_channels_(value_channels), padded_(whole_registers<T, Arch>(value_channels)),
+          queries_(memory.take<T>(most_queries * key_channels)), scores_(memory.take<T>(most_queries * tile_keys<T, Arch>::most)),
+          visible_(memory.take<std::uint64_t>(tile_keys<T, Arch>::most)), keys_(memory, key_channels, value_channels),
           softmax_(online_softmax<T, Arch>::take(memory, most_registers, padded_)), weights_(memory, most_queries) {}
 
     /// A new panel: the queries of `tile`, times factor. `queries` begins with the tile's first, row 0 of keys and values is at first_key.
     void begin(const query_tile& tile, const row_block<const T>& queries, const row_block<const T>& keys, const row_block<const T>& values,
                index first_key, index key_count, T factor) {
-        const auto residue = floor_mod(tile.first - first_key, tile.step);
-        const bool same_class = tile.step == tile_.step && residue == residue_ && first_key == first_key_ && keys.data == keys_.data &&
-                                values.data == values_.data;
-        if (!same_class) kept_keys_ = kept_values_ = 0;
-        keeps_ = tile.step > 1 && (key_count - residue + tile.step - 1) / tile.step <= most_kept;
-        residue_ = residue;
         tile_ = tile;
         ahead_ = {};
-        keys_ = keys;
-        values_ = values;
-        first_key_ = first_key;
-        key_count_ = key_count;
+        keys_.begin(tile, keys, values, first_key, key_count);
         reset((tile.count + lane_count - 1) / lane_count);
         transpose_rows<T, Arch>(queries, tile.count, key_channels_, factor, queries_, stride());
     }
     /// Asks for what lies behind position `key`, the end of what the panel visits: as many keys as it has queries, which with a window or
     /// causal the next panel is the first to read. Called before the panel's last tile is pushed, which is to have asked for everything.
     void fetch_beyond(index key) {
-        const auto row = key - first_key_, count = std::min(tile_.count, (key_count_ - row + tile_.step - 1) / tile_.step);
-        const auto add = [&](row_block<const T> rows, index channels) {
-            rows.data += row * rows.row_stride;
-            rows.row_stride *= tile_.step;
-            ahead_.add({rows, count, channels});
-        };
-        if (count > 0) {
-            add(keys_, key_channels_);
-            add(values_, value_channels_);
-        }
-        ahead_.spread(rows_ / grain + tile_.count / traits::max_rows(traits::max_columns));
+        keys_.add_beyond(ahead_, key, tile_.count);
+        ahead_.spread(keys_.rows() / grain + tile_.count / traits::max_rows(traits::max_columns));
     }
     /// What the panel asks for while it computes.
     panel_ahead<T>& ahead() { return ahead_; }
@@ -93,9 +60,8 @@ public:
     online_softmax<T, Arch>& softmax() { return softmax_; }
     index registers() const { return softmax_.registers; }
     index stride() const { return softmax_.registers * lane_count; }
-    index rows() const { return rows_; }
-    bool full() const { return rows_ == most_keys || segment_count_ == most_segments; }
-    std::span<const key_segment<T>> segments() const { return {segments_.data(), segment_count_}; }
+    /// The keys of the tile.
+    tile_keys<T, Arch>& keys() { return keys_; }
     /// Scores of one key with the queries of one register.
     T* scores(index row, index reg) { return scores_ + row * stride() + reg * lane_count; }
     /// One bit per query: who sees the key of a row. Only of segments that are not full.
@@ -106,26 +72,6 @@ public:
     /// The positions of one register of queries, or of all.
     simd::query_lanes<T, Arch> queries_of(index reg) const { return queries_from<T, Arch, lane_count>(tile_, reg * lane_count); }
     auto all_queries() const { return queries_from<T, Arch, most_queries>(tile_, 0); }
-
-    /// Appends keys to the tile, copying them only where they cannot be read in place.
-    const key_segment<T>& add_segment(const key_run& run) {
-        const auto row = run.first - first_key_;
-        const row_block<const T> keys{keys_.data + row * keys_.row_stride, keys_.row_stride * run.step, keys_.channel_stride};
-        const row_block<const T> values{values_.data + row * values_.row_stride, values_.row_stride * run.step, values_.channel_stride};
-        auto& segment = segments_[segment_count_++];
-        segment = {run, rows_, keys.data, values.data, keys.row_stride, values.row_stride};
-        const auto place = keeps_ ? row / run.step : rows_;
-        if (!readable_in_place(keys)) {
-            segment.key_rows = pack(keys, place, run.count, key_channels_, packed_keys_, key_padded_, kept_keys_);
-            segment.key_stride = key_padded_;
-        }
-        if (!readable_in_place(values) || padded_ != value_channels_) {
-            segment.value_rows = pack(values, place, run.count, value_channels_, packed_values_, padded_, kept_values_);
-            segment.value_stride = padded_;
-        }
-        rows_ += run.count;
-        return segment;
-    }
 
     /// What is added to the scores of a segment: numbers[key * stride + query], or nothing.
     struct added_scores {
@@ -171,9 +117,9 @@ public:
         if (careful) find_seen();
         if (careful || !weights_.at_once()) {
             weights_.choose_maxima(softmax_);
-            softmax_.push_seen_scores(scores_, rows_, seen_.data());
+            softmax_.push_seen_scores(scores_, keys_.rows(), seen_.data());
         }
-        return weights_.settle(softmax_, scores_, rows_);
+        return weights_.settle(softmax_, scores_, keys_.rows());
     }
 
     /// Takes the tile's weights in, and empties the tile. `careful` leaves hidden keys out instead of multiplying their values by 0.
@@ -182,8 +128,7 @@ public:
             with_constant<traits::max_columns>(columns, [&](auto c) { add_values<c()>(first * lane_count, careful); });
         });
         seen_ = {};
-        rows_ = 0;
-        segment_count_ = 0;
+        keys_.clear();
         pushed_ = true;
     }
     /// The same for the last keys of a panel. With `results` the panel ends here, and goes to them straight from the registers. False if a
@@ -210,21 +155,6 @@ private:
         std::fill_n(softmax_.maximum + tile_.count, absent, T{0});
         std::fill_n(softmax_.next_maximum + tile_.count, absent, T{0});
         pushed_ = false;
-    }
-    static constexpr index whole_registers(index channels) { return (channels + lane_count - 1) / lane_count * lane_count; }
-
-    /// Copies rows to their place, but for those that have been kept from an earlier panel. Rows of a stride lie in few sets of the caches:
-    /// gathered for each panel anew, 256 keys took a fifth of the time.
-    const T* pack(row_block<const T> rows, index place, index count, index channels, T* packed, index padded, index& kept) const {
-        auto first = place;
-        if (keeps_) {
-            first = kept;
-            kept = std::max(kept, place + count);
-            rows.data += (first - place) * rows.row_stride;
-            count = kept - first;
-        }
-        if (count > 0) copy_rows<T, Arch>(rows, count, channels, packed + first * padded, padded);
-        return packed + place * padded;
     }
 
     /// Scores of a few keys, and beside them the weights of those before.
@@ -255,7 +185,7 @@ private:
 
     /// Before the scores become weights: which keys count for which query, by the pattern and by a score of -infinity.
     void find_seen() {
-        for (const auto& segment : segments()) {
+        for (const auto& segment : keys_.segments()) {
             for (index j = segment.first_row; j < segment.first_row + segment.keys.count; ++j) {
                 if (segment.keys.full) visible_[j] = ~std::uint64_t{0};
                 for (index q = 0; q < tile_.count; ++q) {
@@ -283,7 +213,7 @@ private:
         matrix_tile<Rows, Columns, T, Arch> tile;
         load_values(tile, query, channel);
         const auto &a = seen_rows(query / lane_count), &b = seen_rows((query + Rows - 1) / lane_count);
-        for (const auto& segment : segments()) {
+        for (const auto& segment : keys_.segments()) {
             index first = 0, last = segment.keys.count;
             if (!segment.keys.full) {
                 first = std::clamp<index>(std::min(a.first, b.first) - segment.first_row, 0, last);
@@ -303,7 +233,7 @@ private:
     [[gnu::noinline]] void add_seen_values(index query, index channel) {
         matrix_tile<1, Columns, T, Arch> tile;
         load_values(tile, query, channel);
-        for (const auto& segment : segments()) {
+        for (const auto& segment : keys_.segments()) {
             for (index j = 0; j < segment.keys.count; ++j) {
                 const auto row = segment.first_row + j;
                 if (visible_[row] & query_bits(query, 1))
@@ -331,9 +261,10 @@ private:
         }
     }
 
-    index key_channels_, value_channels_, key_padded_, padded_;
-    T *queries_, *scores_, *packed_keys_, *packed_values_;
+    index key_channels_, value_channels_, padded_;
+    T *queries_, *scores_;
     std::uint64_t* visible_;
+    tile_keys<T, Arch> keys_;
     online_softmax<T, Arch> softmax_;
     early_weights<T, Arch> weights_;
     bool pushed_ = false, last_ = false; ///< whether keys have been pushed, whether those at hand are the last
@@ -343,13 +274,6 @@ private:
 
     panel_ahead<T> ahead_;
     query_tile tile_{};
-    row_block<const T> keys_{}, values_{};
-    index first_key_ = 0, key_count_ = 0, residue_ = 0;
-    bool keeps_ = false;
-    index kept_keys_ = 0, kept_values_ = 0; ///< of the residue class, from its first key
-    index rows_ = 0;
-    std::size_t segment_count_ = 0;
-    std::array<key_segment<T>, most_segments> segments_;
     std::array<row_range, most_registers> seen_{};
 };
 

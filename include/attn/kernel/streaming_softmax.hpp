@@ -7,7 +7,6 @@
 #include "head_groups.hpp"
 #include "softmax_panel.hpp"
 
-
 namespace attn::kernel {
 
 /// Softmax attention: out = softmax(score(scale * q k^T), keys hidden by the pattern left out) v. Cuts (batch, head, tile of queries) into
@@ -77,10 +76,9 @@ private:
     }
     /// A residue class's tiles follow each other on one thread, for which its keys are gathered once, as many as are kept.
     static constexpr index tiles_of_a_task(index queries, index step) {
-        using tile_type = typename panel::tile_type;
         if (step == 1) return 1;
         return std::clamp<index>(tile_count(queries / step, queries_of_a_tile(queries, step)), 1,
-                                 tile_type::most_kept / queries_of_a_tile(queries, step) + 1);
+                                 tile_keys<T, Arch>::most_kept / queries_of_a_tile(queries, step) + 1);
     }
     static std::size_t panel_bytes(index key_channels, index value_channels, const bound_score& score) {
         detail::scratch memory;
@@ -199,7 +197,7 @@ private:
         const auto class_rows = [&](index rows) { return (rows + tile.step - 1) / tile.step; };
         const auto skip = floor_mod(tile.first + 1 - in.positions.first_key[batch], tile.step);
         const auto queries = class_rows(in.queries.shape().tokens), keys = class_rows(in.keys.shape().tokens - skip);
-        if (keys > panel::tile_type::most_kept) return;
+        if (keys > tile_keys<T, Arch>::most_kept) return;
         const auto row = first_row / tile.step, begin = row * keys / queries, end = (row + tile.count) * keys / queries;
         const auto add_share = [&](const auto& tensor) {
             auto rows = rows_of(tensor, batch, kv_head);

@@ -97,8 +97,9 @@ struct talking_heads_memory {
         : heads(s.heads), block_keys(keys_of_blocks(s.keys)),
           // The mixings read all heads at once: one row more than there are keys, so that they do not lie a multiple of 4 KiB apart, in
           // the same sets of the first-level cache.
-          head_stride((block_keys + 1) * most_queries), key_padded(whole_registers(s.key_channels)),
-          padded(whole_registers(s.value_channels)), blocks(keeps_weights ? std::max<index>(1, (s.keys + block_keys - 1) / block_keys) : 1),
+          head_stride((block_keys + 1) * most_queries), key_padded(whole_registers<T, Arch>(s.key_channels)),
+          padded(whole_registers<T, Arch>(s.value_channels)),
+          blocks(keeps_weights ? std::max<index>(1, (s.keys + block_keys - 1) / block_keys) : 1),
           next_block(blocks > 1 ? heads * head_stride : 0), logits(memory.take<T>(s.mixes_logits ? s.query_heads * head_stride : 0)),
           mixed(memory.take<T>(s.mixes_weights ? s.value_heads * head_stride : 0)),
           packed(memory.take<T>(block_keys * std::max(key_padded, padded))),
@@ -123,7 +124,6 @@ struct talking_heads_memory {
     }
 
 private:
-    static constexpr index whole_registers(index channels) { return (channels + lane_count - 1) / lane_count * lane_count; }
     /// Some 64, so that the last block of a sequence is not much shorter than the others.
     static constexpr index keys_of_blocks(index keys) {
         constexpr index good = 64;

@@ -9,6 +9,12 @@
 
 namespace attn::kernel {
 
+/// So many numbers that they fill whole registers.
+template <Scalar T, class Arch>
+constexpr index whole_registers(index count) {
+    return (count + simd::lanes<T, Arch>::size - 1) / simd::lanes<T, Arch>::size * simd::lanes<T, Arch>::size;
+}
+
 /// Rows of channels: row r begins at data + r * row_stride.
 template <class T>
 struct row_block {
@@ -23,7 +29,8 @@ row_block<T> rows_of(const tensor_view<T>& tensor, index batch, index head) {
     return {tensor.row(batch, head, 0), tensor.strides().token, tensor.strides().channel};
 }
 
-/// True if the micro-kernel should read the rows where they lie. Rows a multiple of 4 KiB apart share the sets of the first-level cache and evict each other.
+/// True if the micro-kernel should read the rows where they lie. Rows a multiple of 4 KiB apart share the sets of the first-level cache and
+/// evict each other.
 template <class T>
 bool readable_in_place(const row_block<T>& rows) {
     return rows.channel_stride == 1 && rows.row_stride * static_cast<index>(sizeof(T)) % 4096 != 0;
@@ -59,8 +66,8 @@ void write_row(const T* from, index channels, T factor, T share, T* to, index ch
     }
 }
 
-/// Writes to[c * to_stride + r] = factor * from(r, c), a square of registers at a time; rows from `rows` up to a whole register become zero.
-/// `ahead`: channels beyond which the rows are prefetched, 0 for none.
+/// Writes to[c * to_stride + r] = factor * from(r, c), a square of registers at a time; rows from `rows` up to a whole register become
+/// zero. `ahead`: channels beyond which the rows are prefetched, 0 for none.
 template <Scalar T, class Arch, Scalar U>
 void transpose_rows(const row_block<const U>& from, index rows, index channels, T factor, T* to, index to_stride, index ahead = 0) {
     using lanes = simd::lanes<T, Arch>;
@@ -99,14 +106,14 @@ void transpose_rows(const row_block<const U>& from, index rows, index channels, 
 /// Eigen has by default, go through registers.
 template <Scalar T, class Arch>
 void copy_rows(const row_block<const T>& from, index rows, index channels, T* to, index padded) {
-    constexpr index size = simd::lanes<T, Arch>::size;
-    if (from.row_stride == 1 && from.channel_stride != 1 && padded == (channels + size - 1) / size * size) {
+    if (from.row_stride == 1 && from.channel_stride != 1 && padded == whole_registers<T, Arch>(channels)) {
         transpose_rows<T, Arch>(row_block<const T>{from.data, from.channel_stride, 1}, channels, rows, T{1}, to, padded);
         return;
     }
     for (index r = 0; r < rows; ++r, to += padded) {
         const T* const row = from.data + r * from.row_stride;
-        if (from.channel_stride == 1) std::copy_n(row, channels, to);
+        if (from.channel_stride == 1)
+            std::copy_n(row, channels, to);
         else
             for (index c = 0; c < channels; ++c) to[c] = row[c * from.channel_stride];
         std::fill(to + channels, to + padded, T{0});
