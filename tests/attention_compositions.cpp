@@ -1,55 +1,19 @@
 // Softmax attention with everything at once: strides, windows, lengths, biases that hide keys, caps, sinks, grouped heads, positions.
-#include "answers.hpp"
-#include "catch.hpp"
+#include "softmax_checks.hpp"
 
-#include <attn/attention/softmax_attention.hpp>
 #include <attn/pattern/causal.hpp>
 #include <attn/pattern/lengths.hpp>
 #include <attn/pattern/local.hpp>
 #include <attn/pattern/strided.hpp>
-#include <attn/reference/softmax.hpp>
 #include <attn/score/additive_bias.hpp>
 #include <attn/score/soft_cap.hpp>
 #include <attn/score/then.hpp>
 
 namespace attn::testing {
 
-namespace {
-
-constexpr auto hidden = -std::numeric_limits<double>::infinity();
-
-/// Random numbers, every fifth of which hides its key.
-template <Scalar T>
-tensor<T> hiding_bias(const shape& s) {
-    auto bias = random_tensor<T>(s, 4);
-    for (index e = 0; e < s.size(); e += 5) bias.data()[e] = static_cast<T>(hidden);
-    return bias;
-}
-
-template <Scalar T, class Op>
-answer<T> attend_rows(const Op& op, const inputs<T>& in) {
-    auto result = no_answer<T>(op.output_shape(shapes_of(in)), true);
-    sequential here;
-    workspace memory(workspace_bytes<T>(op, shapes_of(in), here));
-    attn::attend(op, in, result.out(), execution(here, memory));
-    return result;
-}
-
-template <Scalar T, class Op>
-void check_against_reference(const Op& op, const given<T>& in) {
-    const auto ours = attend_rows<T>(op, in);
-    auto exact = no_answer<double>(ours.values.shape(), true);
-    const auto q = reference::widen(in.queries.view()), k = reference::widen(in.keys.view()), v = reference::widen(in.values.view());
-    reference::softmax<double>({q, k, v, in.positions}, exact.out(), op.scale, op.score, op.pattern, op.sinks);
-    CHECK(largest_error(ours.values, exact.values) / epsilon<T> <= 64);
-    CHECK(largest_error(ours.log_sum_exp, exact.log_sum_exp) / epsilon<T> <= 64);
-}
-
-} // namespace
-
 TEMPLATE_TEST_CASE("softmax: strided keys with a bias that hides some", "[attention]", float, double) {
     for (const index keys : {97, 700}) { // of 3 residue classes, 700 keys are more than a tile
-        const auto bias = hiding_bias<TestType>({2, 1, 61, keys});
+        const auto bias = hiding_bias<TestType>({2, 1, 61, keys}, 5);
         const softmax_attention op{.score = additive_bias(bias.view(), 7, 2), .pattern = strided{3}};
         check_against_reference(op, random_given<TestType>({2, 2, 1, 61, keys, 8, 12, {.first_query = 7, .first_key = 2}}));
     }
@@ -57,7 +21,7 @@ TEMPLATE_TEST_CASE("softmax: strided keys with a bias that hides some", "[attent
 
 TEMPLATE_TEST_CASE("softmax: everything at once", "[attention]", float, double) {
     const problem p{2, 4, 2, 75, 430, 16, 9, {.first_query = 380, .first_key = 10}};
-    const auto bias = hiding_bias<TestType>({1, 4, 75, 430});
+    const auto bias = hiding_bias<TestType>({1, 4, 75, 430}, 5);
     const std::vector<index> length{100, 433};
     const std::vector<double> sinks{-1, 0, 1, 2};
     const softmax_attention op{.scale = 0.5,
@@ -70,7 +34,7 @@ TEMPLATE_TEST_CASE("softmax: everything at once", "[attention]", float, double) 
 TEMPLATE_TEST_CASE("softmax: a bias of -infinity hides a key that holds NaN", "[attention]", float, double) {
     auto in = random_given<TestType>({1, 2, 1, 40, 60, 8, 9});
     auto bias = random_tensor<TestType>({1, 1, 40, 60}, 4);
-    for (index i = 0; i < 40; ++i) bias(0, 0, i, 17) = static_cast<TestType>(hidden);
+    for (index i = 0; i < 40; ++i) bias(0, 0, i, 17) = -std::numeric_limits<TestType>::infinity();
     const softmax_attention op{.score = additive_bias(bias.view())};
     const auto expected = attend_rows<TestType>(op, in);
     for (auto* t : {&in.keys, &in.values})

@@ -1,25 +1,14 @@
 // merge: attention over parts of the keys, joined, is attention over all of them.
-#include "answers.hpp"
-#include "catch.hpp"
 #include "errors.hpp"
+#include "softmax_checks.hpp"
 
 #include <attn/attention/merge.hpp>
-#include <attn/attention/softmax_attention.hpp>
 #include <attn/pattern/causal.hpp>
 #include <attn/pattern/local.hpp>
 
 namespace attn::testing {
 
 namespace {
-
-template <Scalar T, class Op>
-answer<T> attend_rows(const Op& op, const inputs<T>& in) {
-    auto result = no_answer<T>(op.output_shape(shapes_of(in)), true);
-    sequential here;
-    workspace memory(workspace_bytes<T>(op, shapes_of(in), here));
-    attn::attend(op, in, result.out(), execution(here, memory));
-    return result;
-}
 
 /// Keys begin .. end - 1 at their own positions.
 template <Scalar T>

@@ -1,11 +1,8 @@
 // Softmax attention over many short heads, as windows are: a task takes several of them, and keeps what they share.
-#include "answers.hpp"
-#include "catch.hpp"
+#include "softmax_checks.hpp"
 
-#include <attn/attention/softmax_attention.hpp>
 #include <attn/parallel/thread_pool.hpp>
 #include <attn/pattern/segments.hpp>
-#include <attn/reference/softmax.hpp>
 #include <attn/score/additive_bias.hpp>
 #include <attn/score/soft_cap.hpp>
 #include <attn/score/then.hpp>
@@ -16,27 +13,11 @@ namespace {
 
 constexpr index entries = 37, heads = 2, channels = 5;
 
-template <Scalar T, class Op, Executor E>
-answer<T> answer_of(const Op& op, const inputs<T>& in, E& executor) {
-    auto result = no_answer<T>(op.output_shape(shapes_of(in)), true);
-    workspace memory(workspace_bytes<T>(op, shapes_of(in), executor));
-    attn::attend(op, in, result.out(), execution(executor, memory));
-    return result;
-}
-
 template <Scalar T>
 tensor_view<const T> entry_of(const tensor<T>& t, index entry) {
     auto s = t.shape();
     s.batch = 1;
     return head_major<const T>(t.data() + (t.shape().batch == 1 ? 0 : entry) * s.size(), s);
-}
-
-/// Random numbers, every seventh of which hides its key.
-template <Scalar T>
-tensor<T> hiding_bias(const shape& s) {
-    auto bias = random_tensor<T>(s, 4);
-    for (index e = 0; e < s.size(); e += 7) bias.data()[e] = -std::numeric_limits<T>::infinity();
-    return bias;
 }
 
 /// Three kinds of windows: one segment, two, and keys of which some belong to nobody.
@@ -58,11 +39,11 @@ TEMPLATE_TEST_CASE("softmax: short heads together are what each is by itself, bi
             auto in = random_given<TestType>({entries, heads, heads, tokens, tokens, channels, 16});
             for (index e = 0; e < 3 * channels; ++e) in.keys.data()[5 * heads * tokens * channels + e] *= 1000;
             in.keys.data()[in.keys.shape().size() / 2] = std::numeric_limits<TestType>::quiet_NaN();
-            const auto bias = hiding_bias<TestType>(s);
+            const auto bias = hiding_bias<TestType>(s, 7);
             const auto ids = window_ids(tokens);
             const auto all = [&](auto& executor) {
                 const softmax_attention op{.score = additive_bias(bias.view()), .pattern = segments(ids, entries)};
-                return answer_of<TestType>(op, in, executor);
+                return attend_rows<TestType>(op, in, executor);
             };
             const auto together = all(here);
             CHECK(same_bits(all(threads), together));
@@ -70,7 +51,7 @@ TEMPLATE_TEST_CASE("softmax: short heads together are what each is by itself, bi
                 const auto own = std::span(ids).subspan(static_cast<std::size_t>(entry * tokens), static_cast<std::size_t>(tokens));
                 const softmax_attention op{.score = additive_bias<TestType>{entry_of(bias, entry)}, .pattern = segments(own)};
                 const inputs<TestType> one{entry_of(in.queries, entry), entry_of(in.keys, entry), entry_of(in.values, entry)};
-                const auto alone = answer_of<TestType>(op, one, here);
+                const auto alone = attend_rows<TestType>(op, one, here);
                 const auto rows = entry_of(together.values, entry);
                 CHECK(std::equal(alone.values.data(), alone.values.data() + alone.values.shape().size(), rows.data(),
                                  [](auto a, auto b) { return same_bits(a, b); }));
@@ -80,17 +61,9 @@ TEMPLATE_TEST_CASE("softmax: short heads together are what each is by itself, bi
 
 TEMPLATE_TEST_CASE("softmax: short heads with a bias before or after other scores", "[attention]", float, double) {
     const auto in = random_given<TestType>({entries, 4, 2, 49, 49, channels, 9});
-    const auto bias = hiding_bias<TestType>({1, 4, 49, 49});
+    const auto bias = hiding_bias<TestType>({1, 4, 49, 49}, 7);
     const auto ids = window_ids(49);
-    sequential here;
-    const auto q = reference::widen(in.queries.view()), k = reference::widen(in.keys.view()), v = reference::widen(in.values.view());
-    const auto check = [&](const auto& op) {
-        const auto ours = answer_of<TestType>(op, in, here);
-        auto exact = no_answer<double>(ours.values.shape(), true);
-        reference::softmax<double>({q, k, v, in.positions}, exact.out(), op.scale, op.score, op.pattern, op.sinks);
-        CHECK(largest_error(ours.values, exact.values) / epsilon<TestType> <= 64);
-        CHECK(largest_error(ours.log_sum_exp, exact.log_sum_exp) / epsilon<TestType> <= 64);
-    };
+    const auto check = [&](const auto& op) { check_against_reference(op, in); };
     const additive_bias added(bias.view());
     const segments pattern(ids, entries);
     const std::vector<double> sinks{-1, 0, 1, 2};

@@ -86,7 +86,7 @@ const auto sequence_case = linear_case(
     },
     [](const problem& p) { return tokens_agree(p) && p.batch > 0; });
 
-const auto causal_case = linear_case(
+const auto causal_convolution_case = linear_case(
     "simplified_linear_causal", "4 n d_k d_v + 8 n d_v",
     []<class T>(const problem& p) {
         const auto own = std::make_shared<convolved<T>>(p, shape{1, p.value_dim, 1, 4});
