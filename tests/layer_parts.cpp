@@ -30,16 +30,15 @@ TEST_CASE("linear: sizes, biases and residuals", "[layer]") {
 
 TEST_CASE("feed_forward: with and without a gate", "[layer]") {
     using T = float;
-    for (const auto& [batch, tokens, channels, hidden] :
-         std::vector<std::array<index, 4>>{{2, 9, 12, 37}, {1, 1, 1, 1}, {3, 300, 16, 20}}) {
-        const auto x = random_rows<T>({batch, 1, tokens, channels}, 3);
+    for (const auto& [batch, tokens, width, hidden] : std::vector<std::array<index, 4>>{{2, 9, 12, 37}, {1, 1, 1, 1}, {3, 300, 16, 20}}) {
+        const auto x = random_rows<T>({batch, 1, tokens, width}, 3);
         parameters weights;
-        const feed_forward<T> plain{.up = random_linear<T>(weights, "up", hidden, channels),
-                                    .down = random_linear<T>(weights, "down", channels, hidden)};
+        const feed_forward<T> plain{.up = random_linear<T>(weights, "up", hidden, width),
+                                    .down = random_linear<T>(weights, "down", width, hidden)};
         CHECK(close(result_of(plain, x), plain_feed_forward(wide(x), plain, plain_gelu)));
         check_bits(plain, x);
         const feed_forward<T, silu> gated{
-            .up = plain.up, .down = plain.down, .gate = random_linear<T>(weights, "gate", hidden, channels, false)};
+            .up = plain.up, .down = plain.down, .gate = random_linear<T>(weights, "gate", hidden, width, false)};
         CHECK(close(result_of(gated, x), plain_feed_forward(wide(x), gated, plain_silu)));
         check_bits(gated, x);
     }
