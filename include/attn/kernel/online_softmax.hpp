@@ -35,13 +35,14 @@ struct online_softmax {
     using lanes = simd::lanes<T, Arch>;
     using traits = tile_traits<T, Arch>;
 
-    index registers = 0;     ///< queries in the panel, in registers
-    index value_stride = 0;  ///< numbers between rows of `values`: value channels padded to whole registers
-    T* maximum = nullptr;    ///< m [queries]
+    index registers = 0;       ///< queries in the panel, in registers
+    bool lone = false;         ///< one more query after them, whose scores are a row of their own
+    index value_stride = 0;    ///< numbers between rows of `values`: value channels padded to whole registers
+    T* maximum = nullptr;      ///< m [queries]
     T* next_maximum = nullptr; ///< m [queries] once the scores at hand are pushed
-    T* sum = nullptr;        ///< l [queries]
-    T* factor = nullptr;     ///< [queries] what the last push multiplies earlier sums with
-    T* values = nullptr;     ///< o [queries][value_stride]
+    T* sum = nullptr;          ///< l [queries]
+    T* factor = nullptr;       ///< [queries] what the last push multiplies earlier sums with
+    T* values = nullptr;       ///< o [queries][value_stride]
 
     static online_softmax take(detail::scratch& memory, index most_registers, index value_stride) {
         const auto queries = most_registers * lanes::size;
@@ -55,9 +56,10 @@ struct online_softmax {
         return state;
     }
     /// No key has been seen. What `values` holds is then nobody's: the first weighted values replace it.
-    void reset(index panel_registers) {
+    void reset(index panel_registers, bool lone_query = false) {
         registers = panel_registers;
-        const auto queries = registers * lanes::size;
+        lone = lone_query;
+        const auto queries = (registers + lone) * lanes::size;
         std::fill_n(maximum, queries, lowest_maximum<T>);
         std::fill_n(next_maximum, queries, lowest_maximum<T>);
         std::fill_n(sum, queries, T{0});
@@ -69,7 +71,8 @@ struct online_softmax {
             lanes m[Columns];
             simd::unroll<Columns>([&](auto c) { m[c] = lanes::load(next_maximum + (first + c) * lanes::size); });
             for (index j = 0; j < rows; ++j)
-                simd::unroll<Columns>([&](auto c) { m[c] = max_or_second(lanes::load(scores + (j * registers + first + c) * lanes::size), m[c]); });
+                simd::unroll<Columns>(
+                    [&](auto c) { m[c] = max_or_second(lanes::load(scores + (j * registers + first + c) * lanes::size), m[c]); });
             simd::unroll<Columns>([&](auto c) { m[c].store(next_maximum + (first + c) * lanes::size); });
         });
     }
@@ -112,12 +115,13 @@ struct online_softmax {
     void finish(T sink, T* last_factor) {
         const bool has_sink = sink > -std::numeric_limits<T>::infinity();
         const lanes sink_score = has_sink ? sink * std::numbers::log2e_v<T> : lowest_maximum<T>, sink_weight = has_sink ? T{1} : T{0};
-        for (index at = 0; at < registers * lanes::size; at += lanes::size) merge_register(at, sink_score, sink_weight).store(last_factor + at);
+        for (index at = 0; at < (registers + lone) * lanes::size; at += lanes::size)
+            merge_register(at, sink_score, sink_weight).store(last_factor + at);
     }
     /// Ends the panel of a later set of keys, after an earlier set whose m and l were earlier_maximum and earlier_sum: row q of the
     /// output becomes earlier_sum[q] * row q so far + factor[q] * values[q].
     void finish_after(const T* earlier_maximum, T* earlier_sum) {
-        for (index at = 0; at < registers * lanes::size; at += lanes::size) {
+        for (index at = 0; at < (registers + lone) * lanes::size; at += lanes::size) {
             const lanes m = lanes::load(earlier_maximum + at), l = lanes::load(earlier_sum + at);
             merge_register(at, m, l).store(factor + at);
             const lanes weight = l * simd::exp2_nonpositive(m - lanes::load(maximum + at)), total = lanes::load(sum + at);

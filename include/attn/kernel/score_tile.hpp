@@ -6,6 +6,7 @@
 #include "../score/additive_bias.hpp"
 #include "../score/then.hpp"
 #include "../simd/positions.hpp"
+#include "lone_query.hpp"
 #include "tile_loader.hpp"
 
 namespace attn::kernel {
@@ -42,7 +43,7 @@ struct score_tile<T, Arch, head_bias<U>> {
     /// A panel of few keys is transposed at once, and kept for the next batch entry if it has the same bias.
     static constexpr index most_kept = 256; ///< registers
     row_block<const U> kept{};
-    index kept_queries = 0, kept_keys = 0, first_query = 0, first_key = 0;
+    index kept_queries = 0, kept_keys = 0, kept_stride = 0, first_query = 0, first_key = 0;
 
     static score_tile take(detail::scratch& memory, const head_bias<U>& f, index most_keys, T unit = 1) {
         return {f, memory.take<T>(std::max(most_keys, most_kept) * lanes::size), unit};
@@ -53,16 +54,21 @@ struct score_tile<T, Arch, head_bias<U>> {
         return result;
     }
     void begin(const query_tile& queries, index first, index keys) {
-        const auto registers = (queries.count + lanes::size - 1) / lanes::size;
-        const bool keeps = queries.step == 1 && registers * keys <= most_kept;
+        const bool lone = leaves_lone_query<T, Arch>(queries.count);
+        const auto columns = queries.count - lone, registers = (columns + lanes::size - 1) / lanes::size;
+        const bool keeps = queries.step == 1 && (registers + lone) * keys <= most_kept;
         const auto block = rows(queries, {first, keys, 1, true});
         const bool same = block.data == kept.data && block.row_stride == kept.row_stride && block.channel_stride == kept.channel_stride &&
                           queries.count == kept_queries && keys == kept_keys;
         first_query = queries.first;
         first_key = first;
         if (keeps && !same) {
-            stride = registers * lanes::size;
-            transpose_rows<T, Arch>(block, queries.count, keys, unit, memory, stride);
+            kept_stride = registers * lanes::size;
+            transpose_rows<T, Arch>(block, columns, keys, unit, memory, kept_stride);
+            if (lone)
+                for (index j = 0; j < keys; ++j)
+                    memory[kept_stride * keys + j] =
+                        unit * static_cast<T>(block.data[columns * block.row_stride + j * block.channel_stride]);
         }
         kept = block;
         kept_queries = keeps ? queries.count : 0;
@@ -74,9 +80,13 @@ struct score_tile<T, Arch, head_bias<U>> {
                 f.query_stride * queries.step, f.key_stride * keys.step};
     }
     bool keeps_panel() const { return kept_queries > 0; }
+    /// Of a kept panel: the bias of the lone query for a run of keys.
+    const T* lone_row(const key_run& keys) const { return memory + kept_stride * kept_keys + keys.first - first_key; }
     void load(const query_tile& queries, const key_run& keys) {
         if (keeps_panel()) {
-            tile = memory + (keys.first - first_key) * stride + queries.first - first_query;
+            const auto query = queries.first - first_query;
+            stride = query < kept_stride ? kept_stride : 1;
+            tile = query < kept_stride ? memory + (keys.first - first_key) * stride + query : lone_row(keys);
             return;
         }
         tile = memory;

@@ -96,7 +96,7 @@ private:
         if constexpr (adds_bias) {
             if (score_->keeps_panel()) {
                 score_->load(tile_.queries(), segment.keys);
-                added = {score_->tile, score_->stride};
+                added = {score_->tile, score_->stride, score_->lone_row(segment.keys)};
                 adjusts = careful_; // -infinity + NaN is NaN: what hides a key does not ask what it holds
             }
         }
@@ -107,6 +107,7 @@ private:
             adjust_scores<true>(segment);
         else
             adjust_scores<false>(segment);
+        if (tile_.has_lone_query()) adjust_lone_scores(segment);
     }
     /// One bit per query and key of a segment that is partly visible.
     [[gnu::noinline]] void find_visible(const Pattern auto& pattern, const key_segment<T>& segment) {
@@ -142,11 +143,7 @@ private:
                 for (index j = 0; j < begin; ++j) lanes(T{0}).store(scores + j * stride);
             scores += begin * stride;
             for (index j = begin; j < keys; ++j, scores += stride) {
-                auto x = lanes::load(scores);
-                if constexpr (adds_bias)
-                    x = added ? score.hide(x, j) : score(x, queries, first_key + j * step, j);
-                else if constexpr (scored)
-                    x = score(x, queries, first_key + j * step, j) * lanes(std::numbers::log2e_v<T>);
+                auto x = adjusted(score, lanes::load(scores), queries, first_key + j * step, j, added);
                 if (!full) x = select(simd::lane_bits{visible[j] >> lane}, x, lanes(hidden_score<T>));
                 if constexpr (weighs) {
                     x = simd::exp2_nonpositive(x - maximum);
@@ -161,6 +158,34 @@ private:
             else
                 top.store(softmax.next_maximum + lane);
         }
+    }
+
+    /// The same for the lone query, a number at a time.
+    [[gnu::noinline]] void adjust_lone_scores(const key_segment<T>& segment) {
+        bool added = false;
+        if constexpr (adds_bias) added = score_->keeps_panel();
+        const auto lane = tile_.stride();
+        score_->load(tile_.queries().part(lane, 1), segment.keys);
+        const auto queries = tile_.queries_of(tile_.registers());
+        T* const scores = tile_.lone_scores(segment.first_row);
+        for (index j = 0; j < segment.keys.count; ++j) {
+            if (!segment.keys.full && !(tile_.visible(segment.first_row + j) & query_bits(lane, 1))) {
+                scores[j] = hidden_score<T>;
+                continue;
+            }
+            if constexpr (scored)
+                adjusted(*score_, scores[j], queries, segment.keys.first + j * segment.keys.step, j, added).store_first(scores + j, 1);
+        }
+    }
+    /// What the score function makes of scores with one key, the row-th of its run; if a bias has been `added`, -infinity where it hides.
+    [[gnu::always_inline]] static lanes adjusted(const score_tile<T, Arch, S>& score, lanes x, const auto& queries, index key, index row,
+                                                 bool added) {
+        if constexpr (adds_bias)
+            return added ? score.hide(x, row) : score(x, queries, key, row);
+        else if constexpr (scored)
+            return score(x, queries, key, row) * lanes(std::numbers::log2e_v<T>);
+        else
+            return x;
     }
 
     tile_type tile_;

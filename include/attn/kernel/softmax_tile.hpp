@@ -2,6 +2,7 @@
 #pragma once
 
 #include "early_weights.hpp"
+#include "lone_query.hpp"
 #include "panel_queries.hpp"
 #include "tile_keys.hpp"
 #include "work_ahead.hpp"
@@ -34,8 +35,9 @@ public:
     softmax_tile(detail::scratch& memory, index key_channels, index value_channels)
         : key_channels_(key_channels), value_channels_(value_channels), padded_(whole_registers<T, Arch>(value_channels)),
           queries_(memory.take<T>(most_queries * key_channels)), scores_(memory.take<T>(most_queries * tile_keys<T, Arch>::most)),
-          visible_(memory.take<std::uint64_t>(tile_keys<T, Arch>::most)), keys_(memory, key_channels, value_channels),
-          softmax_(online_softmax<T, Arch>::take(memory, most_registers, padded_)), weights_(memory, most_queries) {}
+          lone_scores_(memory.take<T>(tile_keys<T, Arch>::most)), visible_(memory.take<std::uint64_t>(tile_keys<T, Arch>::most)),
+          keys_(memory, key_channels, value_channels), softmax_(online_softmax<T, Arch>::take(memory, most_registers, padded_)),
+          weights_(memory, most_queries) {}
 
     /// A new panel: the queries of `tile`, times factor. `queries` begins with the tile's first, row 0 of keys and values is at first_key.
     void begin(const query_tile& tile, const row_block<const T>& queries, const row_block<const T>& keys, const row_block<const T>& values,
@@ -43,8 +45,14 @@ public:
         tile_ = tile;
         ahead_ = {};
         keys_.begin(tile, keys, values, first_key, key_count);
-        reset((tile.count + lane_count - 1) / lane_count);
-        transpose_rows<T, Arch>(queries, tile.count, key_channels_, factor, queries_, stride());
+        const bool lone = leaves_lone_query<T, Arch>(tile.count);
+        const auto columns = tile.count - lone;
+        reset((columns + lane_count - 1) / lane_count, lone);
+        transpose_rows<T, Arch>(queries, columns, key_channels_, factor, queries_, stride());
+        if (lone) {
+            const T* const row = queries.data + columns * queries.row_stride;
+            for (index c = 0; c < key_channels_; ++c) queries_[stride() * key_channels_ + c] = factor * row[c * queries.channel_stride];
+        }
     }
     /// Asks for what lies behind position `key`, the end of what the panel visits: as many keys as it has queries, which with a window or
     /// causal the next panel is the first to read. Called before the panel's last tile is pushed, which is to have asked for everything.
@@ -55,7 +63,7 @@ public:
     /// What the panel asks for while it computes.
     panel_ahead<T>& ahead() { return ahead_; }
     /// The same panel once more, from the start.
-    void begin_again() { reset(softmax_.registers); }
+    void begin_again() { reset(softmax_.registers, softmax_.lone); }
     const query_tile& queries() const { return tile_; }
     online_softmax<T, Arch>& softmax() { return softmax_; }
     index registers() const { return softmax_.registers; }
@@ -64,6 +72,9 @@ public:
     tile_keys<T, Arch>& keys() { return keys_; }
     /// Scores of one key with the queries of one register.
     T* scores(index row, index reg) { return scores_ + row * stride() + reg * lane_count; }
+    /// Scores of the lone query, which comes after all registers.
+    T* lone_scores(index row) { return lone_scores_ + row; }
+    bool has_lone_query() const { return softmax_.lone; }
     /// One bit per query: who sees the key of a row. Only of segments that are not full.
     std::uint64_t& visible(index row) { return visible_[row]; }
     /// Rows outside of which the queries of one register see nothing, once the tile's keys are multiplied.
@@ -73,15 +84,17 @@ public:
     simd::query_lanes<T, Arch> queries_of(index reg) const { return queries_from<T, Arch, lane_count>(tile_, reg * lane_count); }
     auto all_queries() const { return queries_from<T, Arch, most_queries>(tile_, 0); }
 
-    /// What is added to the scores of a segment: numbers[key * stride + query], or nothing.
+    /// What is added to the scores of a segment: numbers[key * stride + query], to the lone query's lone[key], or nothing.
     struct added_scores {
         const T* numbers = nullptr;
         index stride = 0;
+        const T* lone = nullptr;
     };
     /// What becomes of scores where they are made: they stay, raise the maxima, or become weights one piece later.
     enum class then_scores { stay, raise, weigh };
     /// S^T = K Q^T + added. Of a segment that is not full, only the registers are computed that see a key of each group of rows.
     void multiply_keys(const key_segment<T>& segment, const added_scores& added, then_scores then) {
+        if (has_lone_query()) multiply_lone_query(segment, added.lone);
         for_each_piece(softmax_.registers, traits::max_columns, [&](index first, index columns) {
             const index most_rows = segment.keys.full ? traits::max_rows(static_cast<int>(columns))
                                                       : std::min<index>(grain, traits::max_rows(static_cast<int>(columns)));
@@ -119,7 +132,9 @@ public:
             weights_.choose_maxima(softmax_);
             softmax_.push_seen_scores(scores_, keys_.rows(), seen_.data());
         }
-        return weights_.settle(softmax_, scores_, keys_.rows());
+        if (!weights_.settle(softmax_, scores_, keys_.rows())) return false;
+        if (has_lone_query()) push_lone_query(softmax_, lone_scores_, keys_.rows());
+        return true;
     }
 
     /// Takes the tile's weights in, and empties the tile. `careful` leaves hidden keys out instead of multiplying their values by 0.
@@ -148,10 +163,10 @@ public:
     bool ends_in(const row_block<T>& results) const { return results.channel_stride == 1 && padded_ == value_channels_; }
 
 private:
-    void reset(index registers) {
-        softmax_.reset(registers);
+    void reset(index registers, bool lone) {
+        softmax_.reset(registers, lone);
         // Queries that are not there must not make the others wait for a maximum.
-        const auto absent = stride() - tile_.count;
+        const auto absent = std::max<index>(0, stride() - tile_.count);
         std::fill_n(softmax_.maximum + tile_.count, absent, T{0});
         std::fill_n(softmax_.next_maximum + tile_.count, absent, T{0});
         pushed_ = false;
@@ -183,13 +198,39 @@ private:
         if constexpr (early_weights<T, Arch>::possible) weights_.finish();
     }
 
+    void multiply_lone_query(const key_segment<T>& segment, const T* added) {
+        const T* const query = queries_ + stride() * key_channels_;
+        T* const scores = lone_scores(segment.first_row);
+        for (index first = 0; first < segment.keys.count; first += lane_count) {
+            ahead_.step();
+            kernel::multiply_lone_query<T, Arch>(query, segment.key_rows + first * segment.key_stride, segment.key_stride, key_channels_,
+                                                 std::min(lane_count, segment.keys.count - first), scores + first);
+        }
+        if (added)
+            for (index j = 0; j < segment.keys.count; ++j) scores[j] += added[j];
+        auto& range = seen_[static_cast<std::size_t>(registers())];
+        if (range.last == 0) range.first = segment.first_row;
+        range.last = segment.first_row + segment.keys.count;
+    }
+
+    /// Scores of a query, which become its weights: numbers[row * stride].
+    struct query_scores {
+        const T* numbers;
+        index stride;
+    };
+    query_scores scores_of(index query) const {
+        if (query == stride()) return {lone_scores_, 1};
+        return {scores_ + query, stride()};
+    }
+
     /// Before the scores become weights: which keys count for which query, by the pattern and by a score of -infinity.
     void find_seen() {
         for (const auto& segment : keys_.segments()) {
             for (index j = segment.first_row; j < segment.first_row + segment.keys.count; ++j) {
                 if (segment.keys.full) visible_[j] = ~std::uint64_t{0};
                 for (index q = 0; q < tile_.count; ++q) {
-                    if (scores_[j * stride() + q] < lowest_maximum<T>) visible_[j] &= ~query_bits(q, 1);
+                    const auto scores = scores_of(q);
+                    if (scores.numbers[j * scores.stride] < lowest_maximum<T>) visible_[j] &= ~query_bits(q, 1);
                 }
             }
         }
@@ -201,10 +242,11 @@ private:
         if (careful) {
             for (index query = 0; query < tile_.count; ++query) add_seen_values<Columns>(query, channel);
         } else {
-            for_each_piece(tile_.count, traits::max_rows(Columns), [&](index query, index count) {
+            for_each_piece(tile_.count - has_lone_query(), traits::max_rows(Columns), [&](index query, index count) {
                 ahead_.step();
                 with_constant<traits::max_rows(Columns)>(count, [&](auto r) { add_weighted_values<r(), Columns>(query, channel); });
             });
+            if (has_lone_query()) add_weighted_values<1, Columns>(stride(), channel);
         }
     }
     /// A group of queries skips the keys before and after those it sees.
@@ -212,6 +254,7 @@ private:
     [[gnu::noinline]] void add_weighted_values(index query, index channel) {
         matrix_tile<Rows, Columns, T, Arch> tile;
         load_values(tile, query, channel);
+        const auto weights = scores_of(query);
         const auto &a = seen_rows(query / lane_count), &b = seen_rows((query + Rows - 1) / lane_count);
         for (const auto& segment : keys_.segments()) {
             index first = 0, last = segment.keys.count;
@@ -223,7 +266,7 @@ private:
                 while (first < last && !(visible[first] & own)) ++first;
                 while (first < last && !(visible[last - 1] & own)) --last;
             }
-            tile.multiply_add(scores_ + (segment.first_row + first) * stride() + query, unit_stride{}, stride(),
+            tile.multiply_add(weights.numbers + (segment.first_row + first) * weights.stride, unit_stride{}, weights.stride,
                               segment.value_rows + first * segment.value_stride + channel, segment.value_stride, last - first);
         }
         store_values(tile, query, channel);
@@ -233,11 +276,12 @@ private:
     [[gnu::noinline]] void add_seen_values(index query, index channel) {
         matrix_tile<1, Columns, T, Arch> tile;
         load_values(tile, query, channel);
+        const auto weights = scores_of(query);
         for (const auto& segment : keys_.segments()) {
             for (index j = 0; j < segment.keys.count; ++j) {
                 const auto row = segment.first_row + j;
                 if (visible_[row] & query_bits(query, 1))
-                    tile.multiply_add(scores_ + row * stride() + query, unit_stride{}, unit_stride{},
+                    tile.multiply_add(weights.numbers + row * weights.stride, unit_stride{}, unit_stride{},
                                       segment.value_rows + j * segment.value_stride + channel, unit_stride{}, 1);
             }
         }
@@ -262,7 +306,7 @@ private:
     }
 
     index key_channels_, value_channels_, padded_;
-    T *queries_, *scores_;
+    T *queries_, *scores_, *lone_scores_;
     std::uint64_t* visible_;
     tile_keys<T, Arch> keys_;
     online_softmax<T, Arch> softmax_;
