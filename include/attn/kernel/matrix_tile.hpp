@@ -81,7 +81,12 @@ struct matrix_tile {
     /// register at b + k * b_depth + c * lanes::size. Each lane is one chain of multiply-adds in the order of k: its result is the
     /// same in a tile of any size.
     [[gnu::always_inline]] void multiply_add(const T* a, auto a_row, auto a_depth, const T* b, index b_depth, index depth) {
+        multiply_add(a, a_row, a_depth, b, b_depth, depth, [] {});
+    }
+    /// The same, with a call of `beside` for each term.
+    [[gnu::always_inline]] void multiply_add(const T* a, auto a_row, auto a_depth, const T* b, index b_depth, index depth, auto&& beside) {
         for (index k = 0; k < depth; ++k) {
+            beside();
             add_term(b, [&](auto i) { return a[i * a_row]; });
             a += a_depth;
             b += b_depth;

@@ -192,14 +192,15 @@ private:
                 weights_.step();
             }
         }
-        tile.multiply_add(keys + channel, segment.key_stride, unit_stride{}, queries + channel * query_stride, query_stride,
-                          key_channels_ - channel);
+        ahead_.multiply_add(tile, keys + channel, segment.key_stride, unit_stride{}, queries + channel * query_stride, query_stride,
+                            key_channels_ - channel);
         // While the scores are in registers: a pass over them by itself took twice as long.
         if (raises) tile.raise(softmax_.next_maximum + lane);
         tile.store(scores_ + (segment.first_row + row) * stride() + lane, stride());
         if constexpr (early_weights<T, Arch>::possible) weights_.finish();
     }
 
+    /// Scores of the lone query.
     void multiply_lone_query(const key_segment<T>& segment, const T* added) {
         const T* const query = queries_ + stride() * key_channels_;
         T* const scores = lone_scores(segment.first_row);
@@ -248,7 +249,9 @@ private:
                 ahead_.step();
                 with_constant<traits::max_rows(Columns)>(count, [&](auto r) { add_weighted_values<r(), Columns>(query, channel); });
             });
-            if (has_lone_query()) add_weighted_values<1, Columns>(stride(), channel);
+            if (!has_lone_query()) return;
+            ahead_.step();
+            add_weighted_values<1, Columns>(stride(), channel);
         }
     }
     /// A group of queries skips the keys before and after those it sees.
@@ -268,8 +271,8 @@ private:
                 while (first < last && !(visible[first] & own)) ++first;
                 while (first < last && !(visible[last - 1] & own)) --last;
             }
-            tile.multiply_add(weights.numbers + (segment.first_row + first) * weights.stride, unit_stride{}, weights.stride,
-                              segment.value_rows + first * segment.value_stride + channel, segment.value_stride, last - first);
+            ahead_.multiply_add(tile, weights.numbers + (segment.first_row + first) * weights.stride, unit_stride{}, weights.stride,
+                                segment.value_rows + first * segment.value_stride + channel, segment.value_stride, last - first);
         }
         store_values(tile, query, channel);
     }

@@ -121,14 +121,16 @@ private:
         // A panel may be too short for the hardware to foresee the rows that end it, and those that begin the next.
         const auto results = rows_of_tile(out.values, first_row);
         auto& ahead = work.tile().ahead();
-        ahead.add({row_block<const T>{results.data, results.row_stride, results.channel_stride}, tile.count, out.values.shape().channels});
+        const bool one_panel = tile.count == in.queries.shape().tokens;
+        ahead.add({row_block<const T>{results.data, results.row_stride, results.channel_stride}, tile.count, out.values.shape().channels,
+                   one_panel});
         if (tile.step > 1) {
             const bool ends_class = first_row + tile.count * tile.step >= in.queries.shape().tokens;
             const auto next_row = ends_class ? first_row % tile.step + 1 : first_row + tile.count * tile.step;
             ahead.add({rows_of_tile(in.queries, next_row), tile.count, in.queries.shape().channels});
             add_next_class(ahead, in, batch, kv_head, first_row, tile);
         } else {
-            if (tile.count < in.queries.shape().tokens)
+            if (!one_panel)
                 ahead.add({rows_of_tile(in.queries, first_row + tile.count), tile.count, in.queries.shape().channels});
             else
                 ahead.add({rows_of(in.queries, next.batch, next.head), tile.count, in.queries.shape().channels, true});

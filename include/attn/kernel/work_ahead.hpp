@@ -22,6 +22,9 @@ public:
         }
     }
 
+    /// Whether it is one row that is read later.
+    bool is_later_row() const { return later_ && rows_ == 1; }
+    const T* first() const { return row_ + at_; }
     index lines() const { return rows_ * ((channels_ + line - 1) / line); }
     /// Asks for one line more, if there is one.
     [[gnu::always_inline]] void fetch() {
@@ -96,7 +99,8 @@ struct lines_ahead {
 /// once it would fill the queue of outstanding misses, and the kernel would wait for it after all: spread, it took 7 % off heads of 512
 /// tokens that lie in the third-level cache, 15 % off heads of 197. What another head of one panel
 /// begins with goes to the second-level cache: windows of 49 tokens took 7 to 11 % less time from memory, but heads of 197 tokens, which
-/// are more panels, 2 % more.
+/// are more panels, 2 % more. And if it is one row, a micro-kernel asks for a line of it with each term, as its multiply-adds leave room
+/// for loads: asked for between micro-kernels, windows took 9 % longer in the third-level cache and 7 to 20 % from memory.
 template <Scalar T>
 class panel_ahead {
 public:
@@ -107,12 +111,32 @@ public:
     }
     /// So many lines a step that all that are left are under way after `steps` steps, but never a burst.
     void spread(index steps) { pace_ = std::clamp<index>(lines_ / std::max<index>(1, steps) + 1, 4, 32); }
+    /// Before a micro-kernel.
     void step() {
-        if (next_ < count_) fetch();
+        if (row_left_ < few && (row_left_ > 0 || next_ < count_)) fetch();
+    }
+    /// tile.multiply_add(a, a_row, a_depth, b, b_depth, depth), with a line for each term until the micro-kernel's end, and so with some
+    /// beyond a row's: a second loop without them, or a test in this one, cost what the lines beside it had brought.
+    [[gnu::always_inline]] void multiply_add(auto& tile, const T* a, auto a_row, auto a_depth, const T* b, index b_depth, index depth) {
+        if (row_left_ == 0) return tile.multiply_add(a, a_row, a_depth, b, b_depth, depth);
+        const T* at = row_;
+        tile.multiply_add(a, a_row, a_depth, b, b_depth, depth, [&] {
+            simd::prefetch_second_level(at);
+            at += line;
+        });
+        row_ = at;
+        row_left_ -= std::min(row_left_, depth);
     }
 
 private:
     [[gnu::noinline]] void fetch() {
+        for (; row_left_ > 0; --row_left_, row_ += line) simd::prefetch_second_level(row_);
+        if (next_ < count_ && rows_[next_].is_later_row()) {
+            row_ = rows_[next_].first();
+            row_left_ = rows_[next_++].lines();
+            lines_ -= row_left_;
+            return;
+        }
         for (index lines = pace_; next_ < count_;) {
             const auto left = rows_[next_].fetch(lines);
             lines_ -= lines - left;
@@ -125,6 +149,9 @@ private:
     std::array<rows_ahead<const T>, 6> rows_;
     std::size_t count_ = 0, next_ = 0;
     index lines_ = 0, pace_ = 0;
+    static constexpr index line = 64 / sizeof(T), few = 8; ///< so few lines are not worth a micro-kernel
+    const T* row_ = nullptr;                               ///< which micro-kernels ask for
+    index row_left_ = 0;                                   ///< lines
 };
 
 } // namespace attn::kernel
