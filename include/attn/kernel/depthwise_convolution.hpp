@@ -4,40 +4,11 @@
 #include "../core/workspace.hpp"
 #include "matrix_tile.hpp"
 #include "tile_loader.hpp"
+#include "token_chunks.hpp"
 
 #include <span>
 
 namespace attn::kernel {
-
-/// A grid of tokens, row-major, and the kernel that moves over it: output (y, x) reads inputs (y - top + ky, x - left + kx).
-struct convolution_grid {
-    index height = 1, width = 0;
-    index kernel_height = 1, kernel_width = 1;
-    index top = 0, left = 0;
-
-    index taps() const { return kernel_height * kernel_width; }
-};
-
-/// Cuts tokens into chunks: lines of `line` tokens, each cut evenly into pieces.
-struct token_chunks {
-    index tokens, line, pieces;
-
-    /// Pieces of at most about `good` tokens.
-    static token_chunks even(index tokens, index good) {
-        return {tokens, std::max<index>(1, tokens), std::max<index>(1, (tokens + good - 1) / good)};
-    }
-    /// Chunks that a grid's rows fall into evenly, as the convolution wants them, of about `good` and at most `most` tokens.
-    static token_chunks of(const convolution_grid& grid, index good, index most) {
-        const auto tokens = grid.height * grid.width;
-        if (grid.width > most) return {tokens, grid.width, (grid.width + good - 1) / good};
-        return {tokens, std::max<index>(1, good / std::max<index>(1, grid.width)) * std::max<index>(1, grid.width), 1};
-    }
-    index count() const { return (tokens + line - 1) / line * pieces; }
-    index first(index chunk) const { return std::min(tokens, chunk / pieces * line + chunk % pieces * line / pieces); }
-    index end(index chunk) const { return std::min(tokens, chunk / pieces * line + (chunk % pieces + 1) * line / pieces); }
-    /// Chunks that make up a task of about so many tokens.
-    index of_a_task(index tokens_of_a_task) const { return std::max<index>(1, tokens_of_a_task * pieces / line); }
-};
 
 /// A convolution with its parameters. weights (1 or heads, channels, kernel_height, kernel_width), null for none; bias: none, one number
 /// for each channel, or for each of every head.
@@ -53,6 +24,15 @@ struct convolution_parameters {
         const auto channels = static_cast<std::size_t>(weights.shape().heads);
         return bias.size() <= channels ? bias : bias.subspan(static_cast<std::size_t>(head) * channels, channels);
     }
+};
+
+/// A depthwise convolution that is added to the result. Reads input (batch, kv_heads, n, d_v); if that is the values, those that no query
+/// may see count as outside the grid.
+template <Scalar T, class U>
+struct local_term {
+    convolution_parameters<U> convolution;
+    tensor_view<const T> input;
+    bool reads_values = true;
 };
 
 /// out(y, x, c) = bias(c) + sum over (ky, kx) of weight(c, ky, kx) in(y - top + ky, x - left + kx, c)
@@ -168,10 +148,8 @@ private:
                         piece.in.data + piece.above * piece.in.row_stride + (first - piece.in.left) * piece.in.token_stride + channel;
                     const T* const weights = weights_ + (1 + (piece.above - piece.y + grid_.top) * Width) * padded_ + channel;
                     const auto rows = piece.below - piece.above;
-                    // Of what the outputs after these of the piece read, the row that is new: the next one, or more of the last.
-                    const T* const ahead = piece.below < grid_.height
-                                               ? tokens + rows * piece.in.row_stride
-                                               : tokens + (rows - 1) * piece.in.row_stride + piece.count * piece.in.token_stride;
+                    // The row that comes in when the outputs go on to the next one.
+                    const T* const ahead = piece.below < grid_.height ? tokens + rows * piece.in.row_stride : nullptr;
                     if (at_left && at_right)
                         add_regular<Outputs, Width, true, true>(tokens, piece.in, rows, weights, ahead, channel, to + channel);
                     else if (at_left)
@@ -213,7 +191,7 @@ private:
             tokens += row_stride;
             weights += Width * padded;
         }
-        simd::unroll<Outputs>([&](auto o) { simd::prefetch(ahead + o * token_stride); });
+        if (ahead) simd::unroll<Outputs>([&](auto o) { simd::prefetch(ahead + o * token_stride); });
         simd::unroll<Outputs>([&](auto o) { sum[o].store(to + o * padded); });
     }
     /// The same, tap by tap, wherever inputs end.

@@ -25,8 +25,7 @@ struct mapped_features {
     /// they are to be `written`, in `to`.
     feature_rows<T, on_reading> load(index batch, index head, index first, index count, T* to, bool written) const {
         using state = linear_state<T, Arch>;
-        auto rows = rows_of(x, batch, head);
-        rows.data += first * rows.row_stride;
+        const auto rows = rows_of(x, batch, head, first);
         if constexpr (idempotent_map<Phi>)
             if (!written && !added.data() && state::whole(x.shape().channels) == x.shape().channels && readable_in_place(rows) &&
                 first + state::whole(count) <= x.shape().tokens)
@@ -37,8 +36,7 @@ struct mapped_features {
     /// to: `count` rows of whole registers, what lies past the channels zero.
     void operator()(index batch, index head, index first, index count, T* to) const {
         const auto channels = x.shape().channels, padded = linear_state<T, Arch>::whole(channels);
-        auto rows = rows_of(x, batch, head);
-        rows.data += first * rows.row_stride;
+        const auto rows = rows_of(x, batch, head, first);
         if (!added.data() && padded == channels && rows.channel_stride == 1) {
             for_each_piece(padded / lanes::size, 4, [&](index reg, index columns) {
                 with_constant<4>(columns, [&](auto c) {

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "../core/workspace.hpp"
+#include "lines_ahead.hpp"
 #include "matrix_tile.hpp"
-#include "work_ahead.hpp"
 
 #include <functional>
 
@@ -180,7 +180,7 @@ private:
                                         lines_ahead<T>& ahead) const {
         matrix_tile<Rows, Columns, T, Arch> tile;
         tile.zero();
-        tile.multiply_add(keys.data + row, unit_stride{}, keys.stride, values, value_stride, keys.count, keys.phi, ahead.every,
+        tile.multiply_add(keys.data + row, unit_stride{}, keys.stride, values, value_stride, keys.count, keys.phi, ahead.every(),
                           [&] { ahead.fetch(); });
         tile.add_to(sums + row * padded + channel, padded);
     }
@@ -193,7 +193,7 @@ private:
         else
             tile.zero();
         tile.multiply_add(queries.data + row * queries.stride, queries.stride, unit_stride{}, sums + channel, padded, key_channels,
-                          queries.phi, ahead.every, [&] { ahead.fetch(); });
+                          queries.phi, ahead.every(), [&] { ahead.fetch(); });
         const T* const local = result.local ? result.local + row * padded + channel : nullptr;
         if (local)
             write<true>(tile, result.factor + row, local, out, out_stride);

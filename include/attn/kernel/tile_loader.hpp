@@ -23,10 +23,10 @@ struct row_block {
     index channel_stride;
 };
 
-/// The rows of one batch entry and head.
+/// The rows of one batch entry and head, from one of them on.
 template <class T>
-row_block<T> rows_of(const tensor_view<T>& tensor, index batch, index head) {
-    return {tensor.row(batch, head, 0), tensor.strides().token, tensor.strides().channel};
+row_block<T> rows_of(const tensor_view<T>& tensor, index batch, index head, index first = 0) {
+    return {tensor.row(batch, head, first), tensor.strides().token, tensor.strides().channel};
 }
 
 /// True if the micro-kernel should read the rows where they lie. Rows a multiple of 4 KiB apart share the sets of the first-level cache and

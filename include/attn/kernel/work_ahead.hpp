@@ -26,16 +26,6 @@ public:
     bool is_later_row() const { return later_ && rows_ == 1; }
     const T* first() const { return row_ + at_; }
     index lines() const { return rows_ * ((channels_ + line - 1) / line); }
-    /// Asks for one line more, if there is one.
-    [[gnu::always_inline]] void fetch() {
-        if (rows_ <= 0) return;
-        simd::prefetch(row_ + at_);
-        at_ += line;
-        if (at_ < channels_) return;
-        at_ = 0;
-        row_ += row_stride_;
-        --rows_;
-    }
     /// Asks for so many lines more; how many of them were not there to ask for. A call between a micro-kernel's steps would make it put its
     /// registers aside.
     [[gnu::always_inline]] index fetch(index count) {
@@ -77,21 +67,6 @@ struct work_ahead {
     [[gnu::always_inline]] void fetch() {
         first.fetch(lines_each);
         second.fetch(lines_each);
-    }
-};
-
-/// The same, a line of each after every so many terms of a tile. Fetching several at a time takes so many integer registers that gcc, where
-/// the strides of a tile take some too, keeps its pointers in vector registers, and they wait behind the multiply-adds.
-template <Scalar T>
-struct lines_ahead {
-    rows_ahead<const T> first, second;
-    index every = 1;
-
-    /// Spreads them over so many terms of tiles.
-    void spread(index terms) { every = std::max<index>(1, terms / std::max<index>(1, std::max(first.lines(), second.lines()))); }
-    [[gnu::always_inline]] void fetch() {
-        first.fetch();
-        second.fetch();
     }
 };
 

@@ -1,0 +1,40 @@
+// How tokens lie on a grid, and how they are cut into chunks.
+#pragma once
+
+#include "../core/shape.hpp"
+
+#include <algorithm>
+
+namespace attn::kernel {
+
+/// A grid of tokens, row-major, and the kernel that moves over it: output (y, x) reads inputs (y - top + ky, x - left + kx).
+struct convolution_grid {
+    index height = 1, width = 0;
+    index kernel_height = 1, kernel_width = 1;
+    index top = 0, left = 0;
+
+    index taps() const { return kernel_height * kernel_width; }
+};
+
+/// Cuts tokens into chunks: lines of `line` tokens, each cut evenly into pieces.
+struct token_chunks {
+    index tokens, line, pieces;
+
+    /// Pieces of at most about `good` tokens.
+    static token_chunks even(index tokens, index good) {
+        return {tokens, std::max<index>(1, tokens), std::max<index>(1, (tokens + good - 1) / good)};
+    }
+    /// Chunks that a grid's rows fall into evenly, as the convolution wants them, of about `good` and at most `most` tokens.
+    static token_chunks of(const convolution_grid& grid, index good, index most) {
+        const auto tokens = grid.height * grid.width;
+        if (grid.width > most) return {tokens, grid.width, (grid.width + good - 1) / good};
+        return {tokens, std::max<index>(1, good / std::max<index>(1, grid.width)) * std::max<index>(1, grid.width), 1};
+    }
+    index count() const { return (tokens + line - 1) / line * pieces; }
+    index first(index chunk) const { return std::min(tokens, chunk / pieces * line + chunk % pieces * line / pieces); }
+    index end(index chunk) const { return std::min(tokens, chunk / pieces * line + (chunk % pieces + 1) * line / pieces); }
+    /// Chunks that make up a task of about so many tokens.
+    index of_a_task(index tokens_of_a_task) const { return std::max<index>(1, tokens_of_a_task * pieces / line); }
+};
+
+} // namespace attn::kernel
