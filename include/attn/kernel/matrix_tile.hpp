@@ -44,6 +44,11 @@ struct matrix_tile {
             simd::unroll<Columns>([&](auto c) { sum[i][c] = lanes::load(from + i * row_stride + c * lanes::size) * scale; });
         });
     }
+    [[gnu::always_inline]] void add(const T* from, index row_stride) {
+        simd::unroll<Rows>([&](auto i) {
+            simd::unroll<Columns>([&](auto c) { sum[i][c] = sum[i][c] + lanes::load(from + i * row_stride + c * lanes::size); });
+        });
+    }
     /// Row i times factor[i].
     [[gnu::always_inline]] void scale(const T* factor) {
         simd::unroll<Rows>([&](auto i) { simd::unroll<Columns>([&](auto c) { sum[i][c] = sum[i][c] * lanes(factor[i]); }); });
