@@ -73,4 +73,29 @@ TEMPLATE_TEST_CASE("softmax: short heads with a bias before or after other score
     check(softmax_attention<segments, then<additive_bias<TestType>, soft_cap>>{.score = then{added, soft_cap{3}}, .pattern = pattern});
 }
 
+TEMPLATE_TEST_CASE("softmax: whether heads share a bias changes no bit", "[attention][portable]", float, double) {
+    thread_pool threads(2);
+    sequential here;
+    constexpr index heads = 2, channels = 5, tokens = 150, few = 3;
+    auto in = random_given<TestType>({few, heads, heads, tokens, tokens, channels, 16});
+    for (index e = 0; e < 3 * channels; ++e) in.keys.data()[5 * tokens * channels + e] *= 1000;
+    in.keys.data()[in.keys.shape().size() / 2] = std::numeric_limits<TestType>::quiet_NaN();
+    const auto ids = window_ids(tokens);
+    const auto own_ids = std::span(ids).first(few * tokens);
+    for (const auto& s : {shape{1, 1, tokens, tokens}, {1, heads, tokens, tokens}, {few, 1, tokens, tokens}}) {
+        INFO("bias " << to_string(s));
+        const auto shared = hiding_bias<TestType>(s, 7);
+        tensor<TestType> repeated({few, heads, tokens, tokens});
+        for (index entry = 0; entry < few; ++entry)
+            for (index head = 0; head < heads; ++head)
+                std::copy_n(shared.view().row(s.batch == 1 ? 0 : entry, s.heads == 1 ? 0 : head, 0), tokens * tokens,
+                            repeated.view().row(entry, head, 0));
+        const softmax_attention op{.score = additive_bias(shared.view()), .pattern = segments(own_ids, few)};
+        const softmax_attention plain{.score = additive_bias(repeated.view()), .pattern = segments(own_ids, few)};
+        const auto exact = attend_rows<TestType>(plain, in);
+        CHECK(same_bits(attend_rows<TestType>(op, in, here), exact));
+        CHECK(same_bits(attend_rows<TestType>(op, in, threads), exact));
+    }
+}
+
 } // namespace attn::testing

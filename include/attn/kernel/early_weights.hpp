@@ -1,6 +1,7 @@
 // Weights without waiting for the maximum: exponentials that run between the multiply-adds of the next scores.
 #pragma once
 
+#include "added_scores.hpp"
 #include "online_softmax.hpp"
 
 namespace attn::kernel {
@@ -34,8 +35,9 @@ public:
     /// True if the tile's scores become weights as they come.
     bool at_once() const { return waiting_ == 0; }
 
-    /// Rows of scores that are to become weights.
-    void add(const softmax_type& softmax, T* scores, index rows) {
+    /// Rows of scores that are to become weights, and what is to be added to them before.
+    void add(const softmax_type& softmax, T* scores, index rows, const added_scores<T, Arch>& added = {}) {
+        added_ = added;
         maximum_ = softmax.maximum;
         sum_ = softmax.sum;
         stride_ = count(softmax);
@@ -45,16 +47,23 @@ public:
     }
     [[gnu::always_inline]] bool any() const { return at_ != end_; }
     /// One register of them.
+    template <bool adds>
     [[gnu::always_inline]] void step() {
         if (at_ == end_) return;
-        const lanes weight = simd::exp2_nonpositive(lanes::load(at_) - lanes::load(maximum_ + lane_));
+        lanes score = lanes::load(at_);
+        if constexpr (adds) score = score + lanes::load(added_.numbers + lane_);
+        const lanes weight = simd::exp2_nonpositive(score - lanes::load(maximum_ + lane_));
         weight.store(at_);
         (lanes::load(sum_ + lane_) + weight).store(sum_ + lane_);
         at_ += lanes::size;
-        lane_ = lane_ + lanes::size == stride_ ? 0 : lane_ + lanes::size;
+        lane_ += lanes::size;
+        if (lane_ != stride_) return;
+        lane_ = 0;
+        if constexpr (adds) added_.numbers += added_.stride;
     }
+    template <bool adds>
     void finish() {
-        while (any()) step();
+        while (any()) step<adds>();
     }
 
     /// Before scores that have raised the maxima become weights: those of queries that need not wait are measured from the m they have.
@@ -120,6 +129,7 @@ private:
 
     T* earlier_sum_;
     std::uint64_t waiting_ = everybody; ///< one bit per query: its weights are measured from the tile's maximum
+    added_scores<T, Arch> added_;
     const T* maximum_ = nullptr;
     T *sum_ = nullptr, *at_ = nullptr, *end_ = nullptr;
     index lane_ = 0, stride_ = 0;

@@ -5,9 +5,11 @@
 #include "../pattern/schedule.hpp"
 #include "../score/additive_bias.hpp"
 #include "../score/then.hpp"
-#include "../simd/positions.hpp"
+#include "added_scores.hpp"
 #include "lone_query.hpp"
 #include "tile_loader.hpp"
+
+#include <bitset>
 
 namespace attn::kernel {
 
@@ -17,7 +19,7 @@ struct score_tile {
     using lanes = simd::lanes<T, Arch>;
     F function;
 
-    static score_tile take(detail::scratch&, const F& f, index, T = 1) { return {f}; }
+    static score_tile take(detail::scratch&, const F& f, index, index, T = 1) { return {f}; }
     /// The score function of another head, or batch entry, in the same memory.
     score_tile rebound(const F& f) const { return {f}; }
     /// Makes ready for a panel of queries and all keys that it may see.
@@ -30,23 +32,30 @@ struct score_tile {
     }
 };
 
-/// A bias lies in memory row by row while lanes are queries: each tile of it is transposed first.
+/// A bias lies in memory row by row while lanes are queries: each tile of it is transposed first. If a panel's tiles all fit into the
+/// memory, they are kept for the heads and batch entries that follow and have the same bias.
 template <Scalar T, class Arch, class U>
-struct score_tile<T, Arch, head_bias<U>> {
+struct score_tile<T, Arch, head_bias<U>> : added_scores<T, Arch> {
     using lanes = simd::lanes<T, Arch>;
     head_bias<U> function;
-    T* memory = nullptr;
-    T unit = 1;              ///< what scores are multiples of: the bias is multiplied by it
-    const T* tile = nullptr; ///< of the run of keys and the register of queries at hand
-    index stride = 0;        ///< from key to key
+    T* memory;
+    index capacity; ///< of the memory
+    T* lone_memory; ///< of the lone query, whose row is not transposed
+    T unit;         ///< what scores are multiples of: the bias is multiplied by it
 
-    /// A panel of few keys is transposed at once, and kept for the next batch entry if it has the same bias.
-    static constexpr index most_kept = 256; ///< registers
-    row_block<const U> kept{};
-    index kept_queries = 0, kept_keys = 0, kept_stride = 0, first_query = 0, first_key = 0;
+    static constexpr index most_kept_keys = 2048, block = 16;
+    bool keeps_panel = false;
+    query_tile panel{}; ///< no queries before `begin`
+    index panel_stride = 0;
+    bool has_lone = false;
+    index first_key = 0, key_count = 0;
+    row_block<const U> panel_rows{};
+    std::bitset<most_kept_keys / block> transposed{}; ///< of the panel, so many keys a bit
 
-    static score_tile take(detail::scratch& memory, const head_bias<U>& f, index most_keys, T unit = 1) {
-        return {f, memory.take<T>(std::max(most_keys, most_kept) * lanes::size), unit};
+    static score_tile take(detail::scratch& memory, const head_bias<U>& f, index most_keys, index most_queries, T unit = 1) {
+        constexpr index window = 256 * lanes::size; // a few short panels are worth keeping whoever shares them
+        const auto capacity = std::max(most_keys * whole_registers<T, Arch>(most_queries), window);
+        return {{}, f, memory.take<T>(capacity), capacity, memory.take<T>(std::max(most_keys, window / lanes::size) + lanes::size), unit};
     }
     score_tile rebound(const head_bias<U>& f) const {
         auto result = *this;
@@ -54,56 +63,63 @@ struct score_tile<T, Arch, head_bias<U>> {
         return result;
     }
     void begin(const query_tile& queries, index first, index keys) {
-        const bool lone = leaves_lone_query<T, Arch>(queries.count);
-        const auto columns = queries.count - lone, registers = (columns + lanes::size - 1) / lanes::size;
-        const bool keeps = queries.step == 1 && (registers + lone) * keys <= most_kept;
-        const auto block = rows(queries, {first, keys, 1, true});
-        const bool same = block.data == kept.data && block.row_stride == kept.row_stride && block.channel_stride == kept.channel_stride &&
-                          queries.count == kept_queries && keys == kept_keys;
-        first_query = queries.first;
+        const auto all = rows(queries, {first, keys, 1, true});
+        const bool same = all.data == panel_rows.data && all.row_stride == panel_rows.row_stride &&
+                          all.channel_stride == panel_rows.channel_stride && queries.count == panel.count && keys == key_count;
+        panel = queries;
+        has_lone = leaves_lone_query<T, Arch>(queries.count);
+        panel_stride = whole_registers<T, Arch>(queries.count - has_lone);
+        // Also as many keys of the lone query by itself.
+        keeps_panel = queries.step == 1 && keys <= most_kept_keys && std::max<index>(panel_stride, lanes::size) * keys <= capacity;
         first_key = first;
-        if (keeps && !same) {
-            kept_stride = registers * lanes::size;
-            transpose_rows<T, Arch>(block, columns, keys, unit, memory, kept_stride);
-            if (lone)
-                for (index j = 0; j < keys; ++j)
-                    memory[kept_stride * keys + j] =
-                        unit * static_cast<T>(block.data[columns * block.row_stride + j * block.channel_stride]);
-        }
-        kept = block;
-        kept_queries = keeps ? queries.count : 0;
-        kept_keys = keys;
+        key_count = keys;
+        panel_rows = all;
+        if (!keeps_panel || !same) transposed.reset();
     }
     row_block<const U> rows(const query_tile& queries, const key_run& keys) const {
         const auto& f = function;
         return {f.data + (queries.first - f.first_query) * f.query_stride + (keys.first - f.first_key) * f.key_stride,
                 f.query_stride * queries.step, f.key_stride * keys.step};
     }
-    bool keeps_panel() const { return kept_queries > 0; }
-    /// Of a kept panel: the bias of the lone query for a run of keys.
-    const T* lone_row(const key_run& keys) const { return memory + kept_stride * kept_keys + keys.first - first_key; }
+    /// True if a run of keys is not kept from before.
+    bool needs(const key_run& keys) const { return !keeps_panel || !is_transposed((keys.first - first_key) / block); }
     void load(const query_tile& queries, const key_run& keys) {
-        if (keeps_panel()) {
-            const auto query = queries.first - first_query;
-            stride = query < kept_stride ? kept_stride : 1;
-            tile = query < kept_stride ? memory + (keys.first - first_key) * stride + query : lone_row(keys);
-            return;
+        const auto begin = keeps_panel ? keys.first - first_key : 0, query = keeps_panel ? queries.first - panel.first : 0;
+        const bool whole = queries.count == panel.count;
+        if (keeps_panel) {
+            this->stride = panel_stride;
+            keep(begin, begin + keys.count);
+        } else {
+            this->stride = whole ? panel_stride : whole_registers<T, Arch>(queries.count);
+            transpose(queries, keys, whole && has_lone, 0);
         }
-        tile = memory;
-        stride = lanes::size;
+        this->numbers = memory + begin * this->stride + query;
+        this->lone = lone_memory + begin;
+        if (query >= this->stride) *static_cast<added_scores<T, Arch>*>(this) = this->of_lone_query();
+    }
+
+private:
+    bool is_transposed(index number) const { return transposed[static_cast<std::size_t>(number)]; }
+    /// Transposes what is missing of keys begin .. end - 1 of the panel, whole blocks of them.
+    void keep(index begin, index end) {
+        for (auto number = begin / block; number * block < end; ++number) {
+            const auto first = number * block;
+            for (; number * block < end && !is_transposed(number); ++number) transposed.set(static_cast<std::size_t>(number));
+            const auto count = std::min(number * block, key_count) - first;
+            if (count > 0) transpose(panel, {first_key + first, count, 1, true}, has_lone, first);
+        }
+    }
+    /// To row `row` of the memory and those after it.
+    void transpose(const query_tile& queries, const key_run& keys, bool lone, index row) const {
         // Every row is a stream of its own. More than a register of them at once are more than the hardware follows: a whole panel by
         // 16 keys took 9 % longer.
         constexpr index ahead = 64;
-        transpose_rows<T, Arch>(rows(queries, keys), queries.count, keys.count, unit, memory, stride, ahead);
-    }
-    [[gnu::always_inline]] lanes operator()(lanes score, const simd::query_lanes<T, Arch>&, index, index row) const {
-        const lanes bias = lanes::load(tile + row * stride);
-        return select(bias == lanes(-std::numeric_limits<T>::infinity()), bias, score + bias);
-    }
-    /// The score, to which the bias has been added, unless it hides the key.
-    [[gnu::always_inline]] lanes hide(lanes score, index row) const {
-        const lanes bias = lanes::load(tile + row * stride);
-        return select(bias == lanes(-std::numeric_limits<T>::infinity()), bias, score);
+        const auto from = rows(queries, keys);
+        const auto columns = queries.count - lone;
+        transpose_rows<T, Arch>(from, columns, keys.count, unit, memory + row * this->stride, this->stride, ahead);
+        if (!lone) return;
+        const U* const numbers = from.data + columns * from.row_stride;
+        for (index j = 0; j < keys.count; ++j) lone_memory[row + j] = unit * static_cast<T>(numbers[j * from.channel_stride]);
     }
 };
 
@@ -112,9 +128,10 @@ struct score_tile<T, Arch, then<F...>> {
     using lanes = simd::lanes<T, Arch>;
     std::tuple<score_tile<T, Arch, F>...> parts;
 
-    static score_tile take(detail::scratch& memory, const then<F...>& f, index most_keys, T = 1) {
-        return {std::apply([&](const auto&... part) { return std::tuple{score_tile<T, Arch, F>::take(memory, part, most_keys)...}; },
-                           f.functions)};
+    static score_tile take(detail::scratch& memory, const then<F...>& f, index most_keys, index most_queries, T = 1) {
+        return {std::apply(
+            [&](const auto&... part) { return std::tuple{score_tile<T, Arch, F>::take(memory, part, most_keys, most_queries)...}; },
+            f.functions)};
     }
     score_tile rebound(const then<F...>& f) const {
         return {[&]<std::size_t... I>(std::index_sequence<I...>) {

@@ -14,16 +14,19 @@ template <Scalar T, class Arch, ScoreFunction S>
 class softmax_panel {
 public:
     using tile_type = softmax_tile<T, Arch>;
+    using keys_type = tile_keys<T, Arch>;
     using lanes = simd::lanes<T, Arch>;
-    static constexpr bool scored = !std::same_as<S, identity_score>;
-    /// A bias is added to scores that log2(e) has been multiplied into; before other score functions it must not be.
-    static constexpr bool adds_bias = requires(score_tile<T, Arch, S>& tile) { tile.keeps_panel(); };
-    static constexpr bool in_powers_of_two = !scored || adds_bias;
+    using score_type = score_tile<T, Arch, S>;
+    static constexpr bool scored = !std::same_as<S, identity_score>, adds = std::derived_from<score_type, added_scores<T, Arch>>;
+    /// What is added can be multiplied by log2(e) as the queries are; before other score functions they must not be.
+    static constexpr bool in_powers_of_two = !scored || adds;
+    static constexpr bool keeps_bias = requires { score_type::most_kept_keys; };
 
-    softmax_panel(detail::scratch& memory, index key_channels, index value_channels, const S& score)
-        : tile_(memory, key_channels, value_channels),
-          score_(
-              score_tile<T, Arch, S>::take(memory, score, tile_keys<T, Arch>::most, in_powers_of_two ? std::numbers::log2e_v<T> : T{1})) {}
+    /// kept_keys: of how many keys a bias is kept for the head that follows.
+    softmax_panel(detail::scratch& memory, index key_channels, index value_channels, const S& score, index kept_keys)
+        : tile_(memory, key_channels, value_channels), score_(score_type::take(memory, score, std::max(keys_type::most, kept_keys),
+                                                                               adds ? tile_type::most_queries : tile_type::lane_count,
+                                                                               in_powers_of_two ? std::numbers::log2e_v<T> : T{1})) {}
 
     /// Goes on with another batch entry or head.
     void rebind(const S& score) { score_.emplace(score_->rebound(score)); }
@@ -33,6 +36,7 @@ public:
     /// key: if a sum is not finite, the panel is done again with every hidden key left out.
     bool run(const Pattern auto& pattern, index first_key, index keys, const row_block<T>& results, T sink) {
         score_->begin(tile_.queries(), first_key, keys);
+        end_key_ = first_key + keys;
         for (careful_ = false;; careful_ = true) {
             index end = first_key + keys;
             for_each_run(pattern, tile_.queries(), first_key, keys, tile_type::grain, [&](const key_run& run) {
@@ -54,7 +58,6 @@ public:
 private:
     /// Cuts a run into segments, as evenly as they come so that no tile is left with a few keys, and pushes each full tile.
     void append(const Pattern auto& pattern, key_run run) {
-        using keys_type = tile_keys<T, Arch>;
         while (run.count > 0) {
             if (tile_.keys().full()) push();
             auto piece = run;
@@ -82,7 +85,7 @@ private:
     }
     /// The weights of the tile.
     void multiply() {
-        tile_.begin_scores(!scored);
+        tile_.begin_scores(in_powers_of_two);
         do {
             const bool weighs = tile_.weighs_at_once() && !careful_;
             for (const auto& segment : tile_.keys().segments()) multiply(segment, weighs);
@@ -91,23 +94,33 @@ private:
     /// The scores of a segment, which raise the maxima, or their weights.
     void multiply(const key_segment<T>& segment, bool weighs) {
         using then = typename tile_type::then_scores;
-        bool adjusts = scored;
-        typename tile_type::added_scores added;
-        if constexpr (adds_bias) {
-            if (score_->keeps_panel()) {
-                score_->load(tile_.queries(), segment.keys);
-                added = {score_->tile, score_->stride, score_->lone_row(segment.keys)};
-                adjusts = careful_; // -infinity + NaN is NaN: what hides a key does not ask what it holds
-            }
+        // -infinity + NaN is NaN: what hides a key does not ask what it holds.
+        const bool adjusts = !in_powers_of_two || !segment.keys.full || (adds && careful_);
+        const auto becomes = adjusts ? then::stay : weighs ? then::weigh : then::raise;
+        if constexpr (adds) {
+            score_->load(tile_.queries(), segment.keys);
+            fetch_next_bias(segment.keys);
+            tile_.multiply_keys(segment, static_cast<const added_scores<T, Arch>&>(*score_), becomes);
+        } else {
+            tile_.multiply_keys(segment, no_scores{}, becomes);
         }
-        adjusts = adjusts || !segment.keys.full;
-        tile_.multiply_keys(segment, added, adjusts ? then::stay : weighs ? then::weigh : then::raise);
         if (!adjusts) return;
-        if (weighs && !scored)
+        if (weighs && in_powers_of_two)
             adjust_scores<true>(segment);
         else
             adjust_scores<false>(segment);
         if (tile_.has_lone_query()) adjust_lone_scores(segment);
+    }
+    /// A bias lies in as many streams as the panel has queries: nothing but this foresees them.
+    void fetch_next_bias(key_run keys) {
+        if constexpr (keeps_bias && requires {
+                          { score_->rows(tile_.queries(), keys) } -> std::same_as<row_block<const T>>;
+                      }) {
+            keys.first += keys.count * keys.step;
+            keys.count = std::min(keys.count, (end_key_ - keys.first + keys.step - 1) / keys.step);
+            if (keys.count > 0 && score_->needs(keys))
+                tile_.fetch_for_next_tile(score_->rows(tile_.queries(), keys), tile_.queries().count, keys.count);
+        }
     }
     /// One bit per query and key of a segment that is partly visible.
     [[gnu::noinline]] void find_visible(const Pattern auto& pattern, const key_segment<T>& segment) {
@@ -120,18 +133,15 @@ private:
     /// Applies the score function, and takes hidden keys out of the way. Then raises the maxima, or makes weights of the scores.
     template <bool weighs>
     [[gnu::noinline]] void adjust_scores(const key_segment<T>& segment) {
-        bool added = false;
-        if constexpr (adds_bias) added = score_->keeps_panel();
         const bool full = segment.keys.full;
         const index keys = segment.keys.count, first_key = segment.keys.first, step = segment.keys.step, stride = tile_.stride();
         const std::uint64_t* const visible = &tile_.visible(segment.first_row);
         const auto& softmax = tile_.softmax();
         for (index reg = 0; reg < tile_.registers(); ++reg) {
             const auto lane = reg * tile_type::lane_count;
-            score_->load(tile_.queries().part(lane, tile_type::lane_count), segment.keys);
             // A copy that nobody else can see: scores are stored in each turn, and what they might overlap would be read and broadcast
             // anew.
-            const auto score = *score_;
+            const auto score = score_of(lane, segment.keys);
             const auto queries = tile_.queries_of(reg);
             const auto maximum = lanes::load(softmax.maximum + lane);
             auto top = lanes::load(softmax.next_maximum + lane), sum = lanes::load(softmax.sum + lane);
@@ -143,7 +153,7 @@ private:
                 for (index j = 0; j < begin; ++j) lanes(T{0}).store(scores + j * stride);
             scores += begin * stride;
             for (index j = begin; j < keys; ++j, scores += stride) {
-                auto x = adjusted(score, lanes::load(scores), queries, first_key + j * step, j, added);
+                auto x = adjusted(score, lanes::load(scores), queries, first_key + j * step, j);
                 if (!full) x = select(simd::lane_bits{visible[j] >> lane}, x, lanes(hidden_score<T>));
                 if constexpr (weighs) {
                     x = simd::exp2_nonpositive(x - maximum);
@@ -162,26 +172,30 @@ private:
 
     /// The same for the lone query, a number at a time.
     [[gnu::noinline]] void adjust_lone_scores(const key_segment<T>& segment) {
-        bool added = false;
-        if constexpr (adds_bias) added = score_->keeps_panel();
         const auto lane = tile_.stride();
-        score_->load(tile_.queries().part(lane, 1), segment.keys);
+        const auto score = score_of(lane, segment.keys);
         const auto queries = tile_.queries_of(tile_.registers());
         T* const scores = tile_.lone_scores(segment.first_row);
         for (index j = 0; j < segment.keys.count; ++j) {
-            if (!segment.keys.full && !(tile_.visible(segment.first_row + j) & query_bits(lane, 1))) {
+            if (!segment.keys.full && !(tile_.visible(segment.first_row + j) & query_bits(lane, 1)))
                 scores[j] = hidden_score<T>;
-                continue;
-            }
-            if constexpr (scored)
-                adjusted(*score_, scores[j], queries, segment.keys.first + j * segment.keys.step, j, added).store_first(scores + j, 1);
+            else if constexpr (scored)
+                adjusted(score, scores[j], queries, segment.keys.first + j * segment.keys.step, j).store_first(scores + j, 1);
         }
     }
-    /// What the score function makes of scores with one key, the row-th of its run; if a bias has been `added`, -infinity where it hides.
-    [[gnu::always_inline]] static lanes adjusted(const score_tile<T, Arch, S>& score, lanes x, const auto& queries, index key, index row,
-                                                 bool added) {
-        if constexpr (adds_bias)
-            return added ? score.hide(x, row) : score(x, queries, key, row);
+    /// What one register of queries, or the lone query, has been or is to be scored with.
+    auto score_of(index lane, const key_run& keys) {
+        if constexpr (adds) {
+            return lane == tile_.stride() ? score_->of_lone_query() : score_->from(0, lane);
+        } else {
+            score_->load(tile_.queries().part(lane, std::min(tile_type::lane_count, tile_.queries().count - lane)), keys);
+            return *score_;
+        }
+    }
+    /// What the score function makes of scores with one key, the row-th of its run.
+    [[gnu::always_inline]] lanes adjusted(const auto& score, lanes x, const auto& queries, index key, index row) const {
+        if constexpr (adds)
+            return careful_ ? score.hide(x, row) : x; // it has been added
         else if constexpr (scored)
             return score(x, queries, key, row) * lanes(std::numbers::log2e_v<T>);
         else
@@ -189,7 +203,8 @@ private:
     }
 
     tile_type tile_;
-    std::optional<score_tile<T, Arch, S>> score_; // score functions can be copied, but need not be assignable
+    std::optional<score_type> score_; // score functions can be copied, but need not be assignable
+    index end_key_ = 0;
     bool careful_ = false;
 };
 

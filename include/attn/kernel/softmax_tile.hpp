@@ -43,7 +43,7 @@ public:
     void begin(const query_tile& tile, const row_block<const T>& queries, const row_block<const T>& keys, const row_block<const T>& values,
                index first_key, index key_count, T factor) {
         tile_ = tile;
-        ahead_ = {};
+        ahead_ = next_tile_ = {};
         keys_.begin(tile, keys, values, first_key, key_count);
         const bool lone = leaves_lone_query<T, Arch>(tile.count);
         const auto columns = tile.count - lone;
@@ -62,6 +62,12 @@ public:
     }
     /// What the panel asks for while it computes.
     panel_ahead<T>& ahead() { return ahead_; }
+    /// Asks for rows that the next tile reads, while this one computes.
+    void fetch_for_next_tile(const row_block<const T>& rows, index count, index channels) {
+        next_tile_ = {};
+        next_tile_.add({rows, count, channels});
+        next_tile_.spread(keys_.rows() / grain + tile_.count / traits::max_rows(traits::max_columns));
+    }
     /// The same panel once more, from the start.
     void begin_again() { reset(softmax_.registers, softmax_.lone); }
     const query_tile& queries() const { return tile_; }
@@ -84,17 +90,14 @@ public:
     simd::query_lanes<T, Arch> queries_of(index reg) const { return queries_from<T, Arch, lane_count>(tile_, reg * lane_count); }
     auto all_queries() const { return queries_from<T, Arch, most_queries>(tile_, 0); }
 
-    /// What is added to the scores of a segment: numbers[key * stride + query], to the lone query's lone[key], or nothing.
-    struct added_scores {
-        const T* numbers = nullptr;
-        index stride = 0;
-        const T* lone = nullptr;
-    };
     /// What becomes of scores where they are made: they stay, raise the maxima, or become weights one piece later.
     enum class then_scores { stay, raise, weigh };
-    /// S^T = K Q^T + added. Of a segment that is not full, only the registers are computed that see a key of each group of rows.
-    void multiply_keys(const key_segment<T>& segment, const added_scores& added, then_scores then) {
-        if (has_lone_query()) multiply_lone_query(segment, added.lone);
+    /// S^T = K Q^T + added, which is added_scores or no_scores. Of a segment that is not full, only the registers are computed that see a
+    /// key of each group of rows.
+    template <class Added>
+    void multiply_keys(const key_segment<T>& segment, const Added& added, then_scores then) {
+        constexpr bool adds = !std::same_as<Added, no_scores>;
+        if (has_lone_query()) multiply_lone_query(segment, added);
         for_each_piece(softmax_.registers, traits::max_columns, [&](index first, index columns) {
             const index most_rows = segment.keys.full ? traits::max_rows(static_cast<int>(columns))
                                                       : std::min<index>(grain, traits::max_rows(static_cast<int>(columns)));
@@ -111,15 +114,21 @@ public:
                     range.last = segment.first_row + row + rows;
                 }
                 ahead_.step();
+                next_tile_.step();
                 with_constant<traits::max_columns>(right - left, [&](auto c) {
-                    with_constant<traits::max_rows(c())>(
-                        rows, [&](auto r) { multiply_rows<r(), c()>(segment, row, left, added, then == then_scores::raise); });
+                    with_constant<traits::max_rows(c())>(rows, [&](auto r) { multiply_rows<r(), c()>(segment, row, left, added, then); });
                 });
-                if constexpr (early_weights<T, Arch>::possible)
-                    if (then == then_scores::weigh) weights_.add(softmax_, scores(segment.first_row + row, 0), rows);
+                if constexpr (early_weights<T, Arch>::possible) {
+                    if (then != then_scores::weigh) return;
+                    T* const first_score = scores(segment.first_row + row, 0);
+                    if constexpr (adds)
+                        weights_.add(softmax_, first_score, rows, added.from(row, 0));
+                    else
+                        weights_.add(softmax_, first_score, rows);
+                }
             });
         });
-        if constexpr (early_weights<T, Arch>::possible) weights_.finish();
+        if constexpr (early_weights<T, Arch>::possible) weights_.template finish<adds>();
     }
     /// Before the scores of a tile: `wanted` if they may become weights before all of them are known.
     void begin_scores(bool wanted) { weights_.begin(softmax_, wanted); }
@@ -173,8 +182,9 @@ private:
     }
 
     /// Scores of a few keys, and beside them the weights of those before.
-    template <int Rows, int Columns>
-    [[gnu::noinline]] void multiply_rows(const key_segment<T>& segment, index row, index reg, const added_scores& added, bool raises) {
+    template <int Rows, int Columns, class Added>
+    [[gnu::noinline]] void multiply_rows(const key_segment<T>& segment, index row, index reg, const Added& added, then_scores then) {
+        constexpr bool adds = !std::same_as<Added, no_scores>;
         matrix_tile<Rows, Columns, T, Arch> tile;
         tile.zero();
         const auto lane = reg * lane_count;
@@ -186,20 +196,22 @@ private:
             for (; channel + weight_channels <= key_channels_ && weights_.any(); channel += weight_channels) {
                 tile.multiply_add(keys + channel, segment.key_stride, unit_stride{}, queries + channel * query_stride, query_stride,
                                   weight_channels);
-                weights_.step();
+                weights_.template step<adds>();
             }
         }
         ahead_.multiply_add(tile, keys + channel, segment.key_stride, unit_stride{}, queries + channel * query_stride, query_stride,
                             key_channels_ - channel);
         // While the scores are in registers: a pass over them by itself took twice as long.
-        if (added.numbers) tile.add(added.numbers + row * added.stride + lane, added.stride);
-        if (raises) tile.raise(softmax_.next_maximum + lane);
+        if constexpr (adds)
+            if (then != then_scores::weigh) tile.add(added.from(row, lane).numbers, added.stride);
+        if (then == then_scores::raise) tile.raise(softmax_.next_maximum + lane);
         tile.store(scores_ + (segment.first_row + row) * stride() + lane, stride());
-        if constexpr (early_weights<T, Arch>::possible) weights_.finish();
+        if constexpr (early_weights<T, Arch>::possible) weights_.template finish<adds>();
     }
 
     /// Scores of the lone query.
-    void multiply_lone_query(const key_segment<T>& segment, const T* added) {
+    template <class Added>
+    void multiply_lone_query(const key_segment<T>& segment, [[maybe_unused]] const Added& added) {
         const T* const query = queries_ + stride() * key_channels_;
         T* const scores = lone_scores(segment.first_row);
         for (index first = 0; first < segment.keys.count; first += lane_count) {
@@ -207,8 +219,8 @@ private:
             kernel::multiply_lone_query<T, Arch>(query, segment.key_rows + first * segment.key_stride, segment.key_stride, key_channels_,
                                                  std::min(lane_count, segment.keys.count - first), scores + first);
         }
-        if (added)
-            for (index j = 0; j < segment.keys.count; ++j) scores[j] += added[j];
+        if constexpr (!std::same_as<Added, no_scores>)
+            for (index j = 0; j < segment.keys.count; ++j) scores[j] += added.lone[j];
         auto& range = seen_[static_cast<std::size_t>(registers())];
         if (range.last == 0) range.first = segment.first_row;
         range.last = segment.first_row + segment.keys.count;
@@ -319,7 +331,7 @@ private:
     std::array<T, most_queries> share_{};
     std::array<T, lane_count> zeros_{}; ///< 0 times all sums
 
-    panel_ahead<T> ahead_;
+    panel_ahead<T> ahead_, next_tile_;
     query_tile tile_{};
     std::array<row_range, most_registers> seen_{};
 };

@@ -22,8 +22,9 @@ public:
         if (queries.batch * queries.heads == 0) return 0; // there is no head whose score function could be asked
         detail::scratch memory;
         between_passes(memory, queries);
-        return memory.used_bytes() +
-               static_cast<std::size_t>(concurrency) * panel_bytes(queries.channels, values.channels, score_at(score, 0, 0));
+        return memory.used_bytes() + static_cast<std::size_t>(concurrency) * panel_bytes(queries.channels, values.channels,
+                                                                                         score_at(score, 0, 0),
+                                                                                         kept_keys(queries, values.tokens, score));
     }
 
     void operator()(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
@@ -31,6 +32,7 @@ public:
         if (s.batch * s.heads * s.tokens == 0) return;
         detail::scratch memory(run.workspace().bytes().data());
         const auto earlier = between_passes(memory, s);
+        const auto kept = kept_keys(s, in.values.shape().tokens, score_);
         std::byte* const slices = run.workspace().bytes().data() + memory.used_bytes();
         for (index pass = 0; pass < max_passes<P>; ++pass) {
             index tasks = 0;
@@ -41,15 +43,19 @@ public:
                     tasks = std::max(tasks, (tiles + together - 1) / together);
                 });
             }
-            // Short heads: a task takes several, of which those that follow each other may share a bias.
-            const auto together = tasks == 1 ? std::clamp<index>(s.batch * s.heads / (4 * run.concurrency()), 1, 16) : 1;
-            const head_groups groups{s.batch, s.heads, together, panel::scored && tasks == 1};
+            // A task takes several heads if they are short, of which those that follow each other may share a bias, or if they do share
+            // one.
+            const bool by_head = tasks == 1 ? panel::scored : kept > 0 && !shared_by_heads(s, score_);
+            const auto most_heads = tasks == 1 ? 16 : kept > 0 ? heads_together(s, in.values.shape()) : 1;
+            const head_groups groups{s.batch, s.heads,
+                                     std::clamp<index>(s.batch * s.heads * tasks / (4 * run.concurrency()), 1, most_heads), by_head};
             run.for_each(groups.count() * tasks, [&](index task, index slice) {
                 const auto group = task / tasks;
                 const auto score_of = [&](const head_place& place) { return score_at(score_, place.batch, place.head); };
                 const auto score = score_of(groups.at(group, 0));
-                detail::scratch own(slices + static_cast<std::size_t>(slice) * panel_bytes(s.channels, in.values.shape().channels, score));
-                panel work(own, s.channels, in.values.shape().channels, score);
+                detail::scratch own(slices +
+                                    static_cast<std::size_t>(slice) * panel_bytes(s.channels, in.values.shape().channels, score, kept));
+                panel work(own, s.channels, in.values.shape().channels, score, kept);
                 for (index number = 0; number < groups.size(group); ++number) {
                     const auto place = groups.at(group, number), next = groups.after(group, number);
                     if (number > 0) work.rebind(score_of(place));
@@ -80,10 +86,29 @@ private:
         return std::clamp<index>(tile_count(queries / step, queries_of_a_tile(queries, step)), 1,
                                  tile_keys<T, Arch>::most_kept / queries_of_a_tile(queries, step) + 1);
     }
-    static std::size_t panel_bytes(index key_channels, index value_channels, const bound_score& score) {
+    static std::size_t panel_bytes(index key_channels, index value_channels, const bound_score& score, index kept) {
         detail::scratch memory;
-        panel(memory, key_channels, value_channels, score);
+        panel(memory, key_channels, value_channels, score, kept);
         return memory.used_bytes();
+    }
+    static bool shared_by_heads(const shape& queries, const S& score) {
+        if constexpr (panel::keeps_bias) return queries.heads > 1 && score_at(score, 0, 0) == score_at(score, 0, 1);
+        return false;
+    }
+    /// The keys of a panel whose bias is kept for the next head, or batch entry, that has the same.
+    static index kept_keys(const shape& queries, index keys, const S& score) {
+        if constexpr (panel::keeps_bias) {
+            const bool shared = shared_by_heads(queries, score) || (queries.batch > 1 && score_at(score, 0, 0) == score_at(score, 1, 0));
+            if (shared && keys <= panel::score_type::most_kept_keys) return keys;
+        }
+        return 0;
+    }
+    /// Long heads that a panel's bias is kept for: each panel reads the keys and values of all of them. Of 12 heads of 2048 tokens it
+    /// waited for memory half of the time, of 4 it did not.
+    static index heads_together(const shape& queries, const shape& values) {
+        constexpr index near = index{4} << 20; // of a third-level cache, which others use too
+        return std::max<index>(
+            1, near / std::max<index>(1, values.tokens * (queries.channels + values.channels) * static_cast<index>(sizeof(T))));
     }
     /// Calls f(pattern, step) for one pass of one head, if the head has that many.
     template <class F>

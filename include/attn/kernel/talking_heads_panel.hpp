@@ -34,7 +34,7 @@ public:
         : call_(call), shape_(s), mixings_(mixings), keeps_(roomy && s.mixes_weights), tile_(memory, s, keeps_),
           visible_(memory.take<std::uint64_t>((differs_by_head ? s.heads : 1) * tile_.block_keys())) {
         detail::scratch sizes;
-        if (s.heads > 0) score_type::take(sizes, score_at(call.score, 0, 0), tile_.block_keys());
+        if (s.heads > 0) score_type::take(sizes, score_at(call.score, 0, 0), tile_.block_keys(), tile_type::lane_count);
         score_memory_ = memory.take<std::byte>(static_cast<index>(sizes.used_bytes()));
     }
 
@@ -149,7 +149,7 @@ private:
     /// The score function of one head, and the mask of its pattern.
     [[gnu::noinline]] void adjust_scores(const weight_block<T>& block, index head) {
         detail::scratch memory(score_memory_);
-        auto function = score_type::take(memory, score_at(call_.score, tile_.batch(), head), tile_.block_keys());
+        auto function = score_type::take(memory, score_at(call_.score, tile_.batch(), head), tile_.block_keys(), tile_type::lane_count);
         const auto* const seen = visible(head);
         for (index reg = 0; reg < tile_.registers(); ++reg) {
             const auto lane = reg * tile_type::lane_count;

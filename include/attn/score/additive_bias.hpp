@@ -25,6 +25,7 @@ struct head_bias {
         const auto added = static_cast<S>(bias(query, key));
         return added == hidden ? hidden : score + added;
     }
+    friend constexpr bool operator==(const head_bias&, const head_bias&) = default;
 };
 
 /// A bias tensor: score + bias(b, h, i - first_query, j - first_key); -infinity hides key j from query i.

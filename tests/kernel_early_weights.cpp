@@ -1,0 +1,119 @@
+// Weights that are measured from an earlier maximum: where sums stay in range, where the maximum rises afterwards, and where it is all
+// redone.
+#include "answers.hpp"
+#include "catch.hpp"
+
+#include <attn/kernel/early_weights.hpp>
+
+namespace attn::testing {
+
+namespace {
+
+constexpr index registers = 2, rows = 7;
+
+/// A panel's state after a tile of scores of 0, and how it takes in another tile.
+template <Scalar T>
+struct early_panel {
+    using state_type = kernel::online_softmax<T, simd::native>;
+    using weights_type = kernel::early_weights<T, simd::native>;
+    static constexpr index queries = registers * state_type::lanes::size;
+    using tile = std::vector<T>; ///< [rows][queries]
+
+    workspace memory{4096 * sizeof(T)};
+    attn::detail::scratch scratch{memory.bytes().data()};
+    state_type state = state_type::take(scratch, registers, 0);
+    weights_type weights{scratch, queries};
+    int attempts = 0; ///< of the last tile
+
+    early_panel() {
+        state.reset(registers);
+        push(tile(rows * queries, T{0}), tile(rows * queries, T{0}));
+    }
+    /// The weights of scores + added.
+    tile push(const tile& scores, const tile& added) {
+        weights.begin(state, true);
+        for (attempts = 1;; ++attempts) {
+            auto x = scores;
+            if (weights.at_once()) {
+                weights.add(state, x.data(), rows, {added.data(), queries});
+                weights.template finish<true>();
+            } else {
+                std::transform(x.begin(), x.end(), added.begin(), x.begin(), std::plus{});
+                state.raise_maximum(x.data(), rows);
+                weights.choose_maxima(state);
+                state.push_scores(x.data(), rows);
+            }
+            if (weights.settle(state, x.data(), rows)) return x;
+        }
+    }
+};
+
+template <Scalar T>
+std::vector<T> random_tile(unsigned seed) {
+    const auto numbers = random_tensor<T>({.tokens = 1, .channels = rows * early_panel<T>::queries}, seed, T{3});
+    return {numbers.data(), numbers.data() + numbers.shape().size()};
+}
+
+} // namespace
+
+TEMPLATE_TEST_CASE("early_weights: with one high score, they are the softmax all the same", "[kernel][portable]", float, double) {
+    using T = TestType;
+    using panel_type = early_panel<T>;
+    constexpr auto possible = panel_type::weights_type::possible;
+    const auto scores = random_tile<T>(1), added = random_tile<T>(2);
+    panel_type plain;
+    CHECK(plain.state.maximum[0] == 0);
+    const auto plain_weights = plain.push(scores, added);
+    CHECK(plain.attempts == 1);
+    // Query 3 sees one high score: its sum stays below 2^24, passes 2^24, passes 2^100.
+    for (const double high : {10.0, 23.0, 25.5, 60.0, 99.0, 100.5, 1000.0}) {
+        INFO("a score of " << high);
+        panel_type panel;
+        auto x = scores, y = added;
+        x[2 * panel.queries + 3] = static_cast<T>(high / 2);
+        y[2 * panel.queries + 3] = static_cast<T>(high / 2);
+        const auto weights = panel.push(x, y);
+        CHECK(panel.attempts == (possible && high > 100 ? 2 : 1));
+        if (possible) CHECK(static_cast<double>(panel.state.maximum[3]) == (high < 24 ? 0.0 : high > 100 ? high : std::floor(high)));
+        for (index q = 0; q < panel.queries; ++q) {
+            const auto m = static_cast<double>(panel.state.maximum[q]);
+            double sum = rows * std::exp2(-m); // of the first tile
+            CHECK(std::abs(static_cast<double>(panel.state.factor[q]) - std::exp2(-m)) <= 8 * epsilon<T>);
+            for (index j = 0; j < rows; ++j) {
+                const auto at = static_cast<std::size_t>(j * panel.queries + q);
+                const auto exact = std::exp2(static_cast<double>(x[at] + y[at]) - m);
+                CHECK(std::abs(static_cast<double>(weights[at]) - exact) <= (8 + std::abs(std::log2(exact))) * epsilon<T> * exact + 1e-37);
+                if (q != 3) CHECK(same_bits(weights[at], plain_weights[at])); // no query notices another
+                sum += exact;
+            }
+            CHECK(std::abs(static_cast<double>(panel.state.sum[q]) - sum) <= 16 * epsilon<T> * sum);
+            CHECK(static_cast<double>(panel.state.sum[q]) <= 0x1p25);
+        }
+    }
+}
+
+TEMPLATE_TEST_CASE("early_weights: what is infinite, not a number, or hidden", "[kernel][portable]", float, double) {
+    using T = TestType;
+    constexpr auto infinity = std::numeric_limits<T>::infinity(), nan = std::numeric_limits<T>::quiet_NaN();
+    early_panel<T> panel;
+    const auto scores = random_tile<T>(1);
+    auto added = random_tile<T>(2);
+    added[1] = -infinity;
+    added[2] = nan;
+    added[3] = infinity;
+    const auto weights = panel.push(scores, added);
+    CHECK(weights[1] == 0);
+    CHECK(std::isnan(panel.state.sum[2]));
+    CHECK(std::isnan(panel.state.sum[3]));
+    early_panel<T> plain;
+    const auto plain_weights = plain.push(scores, random_tile<T>(2));
+    CHECK(same_bits(panel.state.sum[0], plain.state.sum[0]));
+    CHECK(same_bits(weights[0], plain_weights[0]));
+    // What is NaN stays so, and makes nobody redo the next tile.
+    panel.push(scores, random_tile<T>(2));
+    CHECK(panel.attempts == 1);
+    CHECK(std::isnan(panel.state.sum[2]));
+    CHECK_FALSE(std::isnan(panel.state.sum[1]));
+}
+
+} // namespace attn::testing
