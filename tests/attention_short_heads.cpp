@@ -98,4 +98,22 @@ TEMPLATE_TEST_CASE("softmax: whether heads share a bias changes no bit", "[atten
     }
 }
 
+// A sum of products that began with its bias would be rounded at the bias's size once for each channel.
+TEST_CASE("softmax: a large bias costs no accuracy", "[attention]") {
+    for (const index keys : {49, 500}) {
+        const auto in = random_given<float>({3, 2, 2, 49, keys, 32, 16});
+        auto bias = random_tensor<float>({1, 2, 49, keys}, 5);
+        for (index e = 0; e < bias.shape().size(); ++e) bias.data()[e] *= 10;
+        const softmax_attention op{.score = additive_bias(bias.view())};
+        const auto ours = attend_rows<float>(op, in);
+        auto exact = no_answer<double>(ours.values.shape(), true);
+        auto plain = no_answer<float>(ours.values.shape(), true);
+        const auto q = reference::widen(in.queries.view()), k = reference::widen(in.keys.view()), v = reference::widen(in.values.view());
+        reference::softmax<double>({q, k, v, in.positions}, exact.out(), op.scale, op.score, op.pattern, op.sinks);
+        reference::softmax<float>(in, plain.out(), op.scale, op.score, op.pattern, op.sinks);
+        CHECK(largest_error(ours.values, exact.values) <=
+              2 * largest_error(plain.values, exact.values) + 4 * epsilon<float> * largest_magnitude(exact.values));
+    }
+}
+
 } // namespace attn::testing

@@ -110,16 +110,16 @@ private:
         }
     }
     /// To row `row` of the memory and those after it.
-    void transpose(const query_tile& queries, const key_run& keys, bool lone, index row) const {
+    void transpose(const query_tile& queries, const key_run& keys, bool with_lone, index row) const {
         // Every row is a stream of its own. More than a register of them at once are more than the hardware follows: a whole panel by
         // 16 keys took 9 % longer.
         constexpr index ahead = 64;
         const auto from = rows(queries, keys);
-        const auto columns = queries.count - lone;
+        const auto columns = queries.count - with_lone;
         transpose_rows<T, Arch>(from, columns, keys.count, unit, memory + row * this->stride, this->stride, ahead);
-        if (!lone) return;
-        const U* const numbers = from.data + columns * from.row_stride;
-        for (index j = 0; j < keys.count; ++j) lone_memory[row + j] = unit * static_cast<T>(numbers[j * from.channel_stride]);
+        if (!with_lone) return;
+        const U* const last = from.data + columns * from.row_stride;
+        for (index j = 0; j < keys.count; ++j) lone_memory[row + j] = unit * static_cast<T>(last[j * from.channel_stride]);
     }
 };
 
