@@ -8,6 +8,7 @@
 #include "attn/norm/layer_norm.hpp"
 #include "attn/reference/norms.hpp"
 
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -17,6 +18,7 @@
 #include <regex>
 #include <set>
 #include <sstream>
+#include <thread>
 
 namespace attn::bench {
 
@@ -253,8 +255,12 @@ private:
 
         std::vector<double> most;
         for (int round = 0; round < (quick_ ? 3 : 9); ++round) {
+            let_others_sleep();
             most.push_back(own->most());
-            for (auto& c : all) c.times.push_back(c.seconds(quick_ ? 0.05 : 0.15));
+            for (auto& c : all) {
+                let_others_sleep();
+                c.times.push_back(c.seconds(quick_ ? 0.05 : 0.15));
+            }
         }
         std::erase_if(all, [&](const contestant& c) { // a peer that ended meanwhile
             const bool failed = std::ranges::any_of(c.times, [](double seconds) { return !(seconds > 0); });
@@ -263,6 +269,10 @@ private:
         });
         print(t, threads, all, own->amount() / quartiles_of(most).median);
     }
+
+    /// Some programs' threads spin for a while after their work, on the core that the next one's second thread needs: it took up to 1.6
+    /// times as long.
+    static void let_others_sleep() { std::this_thread::sleep_for(std::chrono::milliseconds(50)); }
 
     void print(const task& t, index threads, const std::vector<contestant>& all, double least_seconds) {
         std::vector<std::vector<std::string>> table = {{t.label + ", " + std::to_string(threads) + (threads == 1 ? " thread" : " threads"),
