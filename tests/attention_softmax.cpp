@@ -1,9 +1,5 @@
 // Softmax attention: what its formula promises, beside the bound on its errors that the conformance tests hold every operator to.
-#include "answers.hpp"
-#include "catch.hpp"
-
-#include <attn/attention/softmax_attention.hpp>
-#include <attn/reference/softmax.hpp>
+#include "softmax_checks.hpp"
 
 #include <numeric>
 
@@ -13,12 +9,7 @@ namespace {
 
 template <Scalar T>
 answer<T> softmax(const given<T>& in, std::span<const double> sinks = {}) {
-    const softmax_attention op{.sinks = sinks};
-    sequential here;
-    auto result = no_answer<T>(op.output_shape(shapes_of(inputs<T>(in))), true);
-    workspace memory(workspace_bytes<T>(op, shapes_of(inputs<T>(in)), here));
-    attn::attend(op, inputs<T>(in), result.out(), execution(here, memory));
-    return result;
+    return attend_rows<T>(softmax_attention{.sinks = sinks}, in);
 }
 
 /// The tokens of every head in another order.
@@ -132,10 +123,7 @@ TEMPLATE_TEST_CASE("softmax: scores that rise or fall along the keys, slowly or 
         look(3);
         const auto out = softmax(in);
 
-        auto exact = no_answer<double>(out.values.shape(), true);
-        const auto q = reference::widen(inputs<T>(in).queries), k = reference::widen(inputs<T>(in).keys),
-                   v = reference::widen(inputs<T>(in).values);
-        reference::softmax<double>({q, k, v}, exact.out());
+        const auto exact = exact_rows<T>(softmax_attention{}, in);
         const auto bound = 8 * std::max(1.0, keys * std::abs(step)) * epsilon<T>;
         CHECK(largest_error(out.values, exact.values) <= bound);
         CHECK(largest_error(out.log_sum_exp, exact.log_sum_exp) <= bound);

@@ -30,12 +30,19 @@ tensor<T> hiding_bias(const shape& s, index every) {
     return bias;
 }
 
+/// The definition's result in double.
+template <Scalar T, class Op>
+answer<double> exact_rows(const Op& op, const inputs<T>& in) {
+    auto exact = no_answer<double>(op.output_shape(shapes_of(in)), true);
+    const auto q = reference::widen(in.queries), k = reference::widen(in.keys), v = reference::widen(in.values);
+    reference::softmax<double>({q, k, v, in.positions}, exact.out(), op.scale, op.score, op.pattern, op.sinks);
+    return exact;
+}
+
 template <Scalar T, class Op>
 void check_against_reference(const Op& op, const given<T>& in) {
     const auto ours = attend_rows<T>(op, in);
-    auto exact = no_answer<double>(ours.values.shape(), true);
-    const auto q = reference::widen(in.queries.view()), k = reference::widen(in.keys.view()), v = reference::widen(in.values.view());
-    reference::softmax<double>({q, k, v, in.positions}, exact.out(), op.scale, op.score, op.pattern, op.sinks);
+    const auto exact = exact_rows<T>(op, in);
     CHECK(largest_error(ours.values, exact.values) / epsilon<T> <= 64);
     CHECK(largest_error(ours.log_sum_exp, exact.log_sum_exp) / epsilon<T> <= 64);
 }

@@ -26,8 +26,9 @@ public:
     using traits = tile_traits<T, Arch>;
 
     linear_scores(detail::scratch& memory, index most_queries, index most_keys, index key_channels, index padded)
-        : key_channels_(key_channels), padded_(padded), stride_(whole(most_keys)), key_columns_(memory.take<T>(key_channels * stride_)),
-          weights_(memory.take<T>(whole(most_queries) * stride_)) {}
+        : key_channels_(key_channels), padded_(padded), stride_(whole_registers<T, Arch>(most_keys)),
+          key_columns_(memory.take<T>(key_channels * stride_)), weights_(memory.take<T>(whole_registers<T, Arch>(most_queries) * stride_)) {
+    }
 
     /// numerators: rows of whole registers of channels; `first` if they hold nothing yet. denominators: whole registers of rows.
     void add(const feature_rows<T>& queries, const scored_keys<T>& block, bool first, T* numerators, T* denominators) const {
@@ -45,12 +46,11 @@ public:
     }
 
 private:
-    static constexpr index whole(index count) { return (count + lanes::size - 1) / lanes::size * lanes::size; }
-
     /// Only the registers of keys of which some query of a group sees one.
     void multiply(const feature_rows<T>& queries, const scored_keys<T>& block) const {
         const bool seen_by_all = block.seen[0] > block.keys.count - lanes::size;
-        for_each_piece(whole(block.keys.count) / lanes::size, seen_by_all ? traits::max_columns : 1, [&](index reg, index columns) {
+        const auto registers = whole_registers<T, Arch>(block.keys.count) / lanes::size;
+        for_each_piece(registers, seen_by_all ? traits::max_columns : 1, [&](index reg, index columns) {
             with_constant<traits::max_columns>(columns, [&](auto c) {
                 for_each_rows<c(), T, Arch>(queries.count, [&](auto rows, index row) {
                     if (block.seen[row + rows() - 1] > reg * lanes::size) multiply_rows<rows(), c()>(queries, row, reg * lanes::size);

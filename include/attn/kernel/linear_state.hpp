@@ -63,7 +63,7 @@ struct linear_state {
     T* key_sum = nullptr;             ///< z [key_padded]
 
     static linear_state take(detail::scratch& memory, index key_channels, index value_channels) {
-        linear_state state{key_channels, whole(key_channels), (value_channels + lanes::size - 1) / lanes::size * lanes::size};
+        linear_state state{key_channels, whole(key_channels), whole_registers<T, Arch>(value_channels)};
         state.sums = memory.take<T>(state.key_padded * state.padded);
         state.key_sum = memory.take<T>(state.key_padded);
         return state;

@@ -1,8 +1,8 @@
 // Scores of one query by itself: lanes are channels, then keys.
 #pragma once
 
-#include "../simd/transpose.hpp"
 #include "online_softmax.hpp"
+#include "tile_loader.hpp"
 
 #include <algorithm>
 
@@ -49,7 +49,7 @@ void multiply_lone_query(const T* query, const T* keys, index key_stride, index 
 template <Scalar T, class Arch>
 void push_lone_query(online_softmax<T, Arch>& softmax, T* scores, index keys) {
     using lanes = simd::lanes<T, Arch>;
-    const auto at = softmax.registers * lanes::size, end = (keys + lanes::size - 1) / lanes::size * lanes::size;
+    const auto at = softmax.registers * lanes::size, end = whole_registers<T, Arch>(keys);
     std::fill(scores + keys, scores + end, hidden_score<T>);
     const auto earlier = lanes::load(softmax.maximum + at);
     auto top = earlier, total = lanes(T{0});
