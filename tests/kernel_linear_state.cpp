@@ -41,12 +41,11 @@ struct state_checker {
         const rows_of_numbers<T> k(m, d_k, state::whole(d_k), 1), v(m, d_v, whole(d_v), 2), q(queries, d_k, state::whole(d_k), 3);
         const rows_of_numbers<T> start(queries, d_v, whole(d_v), 4), local(queries, d_v, whole(d_v), 5);
         const auto one = state::take(space, d_k, d_v), two = state::take(space, d_k, d_v);
-        kernel::lines_ahead<T> none;
         one.reset();
         two.reset();
-        one.push(k.features(0, first_keys), v.data.data(), v.padded, none);
-        one.push(k.features(first_keys, more_keys), v.data.data() + first_keys * v.padded, v.padded, none);
-        two.push(k.features(first_keys + more_keys, merged_keys), v.data.data() + (first_keys + more_keys) * v.padded, v.padded, none);
+        one.push(k.features(0, first_keys), v.data.data(), v.padded, {});
+        one.push(k.features(first_keys, more_keys), v.data.data() + first_keys * v.padded, v.padded, {});
+        two.push(k.features(first_keys + more_keys, merged_keys), v.data.data() + (first_keys + more_keys) * v.padded, v.padded, {});
         one.merge(two);
 
         std::vector<T> denominators(static_cast<std::size_t>(queries + 16), T{1}), factors(denominators.size());
@@ -57,7 +56,7 @@ struct state_checker {
         for (const bool with : {false, true}) {
             one.finish(q.features(0, queries),
                        {out.data(), stride, factors.data(), with ? start.data.data() : nullptr, with ? local.data.data() : nullptr},
-                       spare.data(), none);
+                       spare.data(), {});
             index wrong = 0;
             for (index i = 0; i < queries; ++i) {
                 T sum = 1;
@@ -110,15 +109,14 @@ TEMPLATE_TEST_CASE("linear_state: a map applied in reading gives the bits of fea
 
         tensor<TestType> memory({1, 1, 1, 4 * (d_k + 16) * (d_v + 16) + 1024});
         detail::scratch space(reinterpret_cast<std::byte*>(memory.data()));
-        kernel::lines_ahead<TestType> none;
         const auto run = [&](const auto& features) {
             const auto sum = state::take(space, d_k, d_v);
             sum.reset();
-            sum.push(features, v.data.data(), d_v, none);
+            sum.push(features, v.data.data(), d_v, {});
             std::vector<TestType> denominators(static_cast<std::size_t>(rows + 16)), out(static_cast<std::size_t>(rows * d_v)),
                 factors(denominators.size(), TestType{1}), spare(static_cast<std::size_t>(16 * d_v));
             sum.add_denominators(features, denominators.data());
-            sum.finish(features, {out.data(), d_v, factors.data(), nullptr, nullptr}, spare.data(), none);
+            sum.finish(features, {out.data(), d_v, factors.data(), nullptr, nullptr}, spare.data(), {});
             denominators.resize(rows);
             return std::pair(denominators, out);
         };

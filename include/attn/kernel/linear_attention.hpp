@@ -99,14 +99,13 @@ private:
         read_features<KeyFeatures> features;
         const T* values;
         index value_stride, first;
-        lines_ahead<T> ahead;
+        keys_ahead<T> ahead;
     };
     key_rows load_keys(worker& w, const inputs<T>& in, index batch, index kv_head, index first, index count, bool scored) const {
         const auto values = rows_of(in.values, batch, kv_head, first);
         const auto channels = in.values.shape().channels;
-        const auto next = first + count, more = std::min(in.keys.shape().tokens - next, count);
         const auto features = load(key_features_, batch, kv_head, first, count, w, w.keys, scored);
-        key_rows block{features, values.data, values.row_stride, first, keys_ahead(in, batch, kv_head, next, more)};
+        key_rows block{features, values.data, values.row_stride, first, {in, batch, kv_head, first + count}};
         if (!readable_in_place(values) || w.padded != channels) {
             copy_rows<T, Arch>(values, count, channels, w.packed_values, w.padded);
             block.values = w.packed_values;
@@ -158,7 +157,9 @@ private:
         if (absorbed == 0) from.key_channels = 0; // an empty sum adds nothing, not even the NaN of a query
         from.padded = w.padded;
         // A convolution over one long row reads as many new tokens; over a grid it asks itself for the row below.
-        auto ahead = queries_ahead(in, out, batch, head, chunks, chunk, grid() && grid()->height == 1 ? &local_.input : nullptr);
+        constexpr index two_tiles = 2 * tile_traits<T, Arch>::max_rows(tile_traits<T, Arch>::max_columns);
+        const queries_ahead<T> ahead(in, out, batch, head, chunks, chunk, grid() && grid()->height == 1 ? &local_.input : nullptr,
+                                     two_tiles);
         from.finish(queries,
                     {direct ? to.data : w.results, direct ? to.row_stride : w.padded, w.factors, started ? w.numerators : nullptr,
                      grid() ? w.local : nullptr},

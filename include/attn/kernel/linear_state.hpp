@@ -5,8 +5,6 @@
 #include "lines_ahead.hpp"
 #include "matrix_tile.hpp"
 
-#include <functional>
-
 namespace attn::kernel {
 
 /// Covers [0, count) with tiles of so many columns and calls f(std::integral_constant<int, Rows>, first row). Few sizes, for each is a
@@ -85,9 +83,8 @@ struct linear_state {
     }
     /// Takes keys in: values are rows of `padded` numbers.
     template <class Phi>
-    void push(const feature_rows<T, Phi>& keys, const T* values, index value_stride, lines_ahead<T>& ahead) const {
+    void push(const feature_rows<T, Phi>& keys, const T* values, index value_stride, const keys_ahead<T>& ahead) const {
         add_features(keys);
-        ahead.spread(keys.count * key_channels * (padded / lanes::size) / sums_of_a_tile);
         for_each_piece(padded / lanes::size, traits::max_columns, [&](index first, index columns) {
             with_constant<traits::max_columns>(columns, [&](auto c) {
                 for_each_rows<c(), T, Arch>(key_channels, [&](auto rows, index row) {
@@ -123,8 +120,7 @@ struct linear_state {
     }
     /// Ends a chunk of queries. spare: room for a tile of rows, where those past the last go.
     template <class Phi>
-    void finish(const feature_rows<T, Phi>& queries, const linear_result<T>& result, T* spare, lines_ahead<T>& ahead) const {
-        ahead.spread(queries.count * key_channels * (padded / lanes::size) / sums_of_a_tile);
+    void finish(const feature_rows<T, Phi>& queries, const linear_result<T>& result, T* spare, const queries_ahead<T>& ahead) const {
         for_each_piece(padded / lanes::size, traits::max_columns, [&](index first, index columns) {
             with_constant<traits::max_columns>(columns, [&](auto c) {
                 for_each_rows<c(), T, Arch>(queries.count, [&](auto rows, index row) {
@@ -149,7 +145,6 @@ private:
         else
             return feature_rows<T>{rows.data, rows.count, rows.stride};
     }
-    static constexpr index sums_of_a_tile = traits::max_rows(traits::max_columns) * traits::max_columns;
 
     /// z += sum of features; four chains of additions, or eight, do not wait for each other.
     template <class Phi>
@@ -177,23 +172,40 @@ private:
     /// Some rows of S: rows are key channels.
     template <int Rows, int Columns, class Phi>
     [[gnu::noinline]] void add_products(const feature_rows<T, Phi>& keys, index row, const T* values, index value_stride, index channel,
-                                        lines_ahead<T>& ahead) const {
+                                        const keys_ahead<T>& ahead) const {
+        // The lines of a row, evenly over the tiles: as a rule one or none in each, in the few tiles of narrow values two.
+        const auto lines_of_a_sum = static_cast<double>(ahead.lines) / static_cast<double>(key_channels * padded);
+        const auto done = channel * key_channels + row * Columns * lanes::size;
+        const auto first = static_cast<index>(static_cast<double>(done) * lines_of_a_sum);
+        const auto end = static_cast<index>(static_cast<double>(done + Rows * Columns * lanes::size) * lines_of_a_sum);
+        auto one = ahead.line(first, end, values);
+        [[maybe_unused]] auto two = ahead.line(first + 1, end, values);
         matrix_tile<Rows, Columns, T, Arch> tile;
         tile.zero();
-        tile.multiply_add(keys.data + row, unit_stride{}, keys.stride, values, value_stride, keys.count, keys.phi, ahead.every(),
-                          [&] { ahead.fetch(); });
+        tile.multiply_add(keys.data + row, unit_stride{}, keys.stride, values, value_stride, keys.count, keys.phi, [&] {
+            one.fetch();
+            if constexpr (Columns < traits::max_columns) two.fetch();
+        });
         tile.add_to(sums + row * padded + channel, padded);
     }
     template <int Rows, int Columns, class Phi>
     [[gnu::noinline]] void finish_rows(const feature_rows<T, Phi>& queries, index row, index channel, const linear_result<T>& result,
-                                       T* out, index out_stride, lines_ahead<T>& ahead) const {
+                                       T* out, index out_stride, const queries_ahead<T>& ahead) const {
         matrix_tile<Rows, Columns, T, Arch> tile;
         if (result.start)
             tile.load(result.start + row * padded + channel, padded);
         else
             tile.zero();
-        tile.multiply_add(queries.data + row * queries.stride, queries.stride, unit_stride{}, sums + channel, padded, key_channels,
-                          queries.phi, ahead.every(), [&] { ahead.fetch(); });
+        constexpr index line = coming_rows<T>::line, columns = coming_rows<T>::lines(Columns * lanes::size);
+        const T *x = queries.data + row * queries.stride, *s = sums + channel;
+        for (index c = 0, l = 0; c < key_channels; c += line, ++l, x += line, s += line * padded) {
+            const auto first = channel / line + std::min(l, columns);
+            const auto end = channel / line + (c + line < key_channels ? std::min(l + 1, columns) : columns);
+            ahead.queries.fetch(row, Rows, l, channel == 0 ? l + 1 : l);
+            ahead.results.fetch(row, Rows, first, end);
+            ahead.local.fetch(row, Rows, first, end);
+            tile.multiply_add(x, queries.stride, unit_stride{}, s, padded, std::min(line, key_channels - c), queries.phi);
+        }
         const T* const local = result.local ? result.local + row * padded + channel : nullptr;
         if (local)
             write<true>(tile, result.factor + row, local, out, out_stride);

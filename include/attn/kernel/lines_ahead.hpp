@@ -1,104 +1,100 @@
-// Brings the next block of linear attention closer, a cache line at a time beside the terms of the micro-kernel.
+// Brings the next block of linear attention closer, beside the terms of the micro-kernel.
 #pragma once
 
 #include "../core/inputs.hpp"
 #include "tile_loader.hpp"
 #include "token_chunks.hpp"
 
-#include <utility>
-
 namespace attn::kernel {
 
-/// The cache lines of some rows, one after the other.
+/// Rows that will soon be read or written: row r begins at data + r * stride. None, if they do not lie in lines of memory.
 template <Scalar T>
-class row_lines {
-public:
-    row_lines() = default;
-    row_lines(const row_block<const T>& rows, index count, index channels) {
-        if (rows.channel_stride != 1 || count <= 0 || channels <= 0) return;
-        if (rows.row_stride == channels) channels *= std::exchange(count, 1); // one long row
-        next_ = rows.data;
-        end_ = next_ + channels;
-        row_stride_ = rows.row_stride;
-        gap_ = row_stride_ - channels;
-        more_rows_ = count - 1;
-        count_ = count * ((channels + line - 1) / line);
-    }
-    index count() const { return count_; }
-    /// Asks for one more; false if there is none.
-    [[gnu::always_inline]] bool fetch() {
-        if (next_ == end_) return false;
-        simd::prefetch(next_);
-        next_ += line;
-        if (next_ < end_) return true;
-        next_ = end_;
-        if (more_rows_ == 0) return true;
-        --more_rows_;
-        next_ += gap_;
-        end_ += row_stride_;
-        return true;
-    }
-
-private:
+struct coming_rows {
     static constexpr index line = 64 / sizeof(T);
-    // In this order gcc does not pair next_ and end_ in a register: a load of both would wait for the stores of each, 15 % of d = 32.
-    const T* next_ = nullptr;
-    index more_rows_ = 0;
-    const T* end_ = nullptr;
-    index gap_ = 0, count_ = 0, row_stride_ = 0;
+    static constexpr index lines(index channels) { return (channels + line - 1) / line; }
+
+    const T* data = nullptr;
+    index stride = 0;
+
+    coming_rows() = default;
+    coming_rows(const row_block<const T>& rows) : data(rows.channel_stride == 1 ? rows.data : nullptr), stride(rows.row_stride) {}
+
+    /// Asks for lines [first, end) of `count` rows from `row` on.
+    [[gnu::always_inline]] void fetch(index row, index count, index first, index end) const {
+        if (!data) return;
+        for (; first < end; ++first) {
+            const T* at = data + row * stride + first * line;
+            for (index r = 0; r < count; ++r, at += stride) simd::prefetch(at);
+        }
+    }
 };
 
-/// What the next block of linear attention will read and write: a line of the first and one of the second after every so many terms of a
-/// tile, and when there are no more of the first, of the third. Two streams at a time were faster than all in one by 3 to 5 %, and than
-/// several lines at a time: those take so many integer registers that gcc, where the strides of a tile take some too, keeps its pointers
-/// in vector registers, and they wait behind the multiply-adds.
+/// What follows a block of keys. A tile of S meets each key of the block in one of its terms, and there asks for a line or two of the same
+/// row of the next block: that is all the address needs. A general walk over lines, some twenty instructions for two of them, took 2 to 4 %
+/// of the time, and 10 % where another thread shares the core.
 template <Scalar T>
-class lines_ahead {
-public:
-    lines_ahead() = default;
-    lines_ahead(const row_lines<T>& first, const row_lines<T>& second, const row_lines<T>& third = {})
-        : first_(first), second_(second), third_(third) {}
+struct keys_ahead {
+    coming_rows<T> keys, values;
+    index key_lines = 0, lines = 0; ///< of a row of keys, and of both
 
-    /// Spreads them over so many terms of tiles.
-    void spread(index terms) { every_ = terms / std::max<index>(1, std::max(first_.count() + third_.count(), second_.count())); }
-    /// Terms between two calls of fetch.
-    index every() const { return std::max<index>(1, every_); }
-    [[gnu::always_inline]] void fetch() {
-        if (!first_.fetch() && third_.count() > 0) first_ = std::exchange(third_, {});
-        second_.fetch();
+    keys_ahead() = default;
+    /// From key `first` on.
+    keys_ahead(const inputs<T>& in, index batch, index kv_head, index first) {
+        const auto &k = in.keys.shape(), &v = in.values.shape();
+        if (first >= k.tokens) return;
+        keys = rows_of(in.keys, batch, kv_head, first);
+        values = rows_of(in.values, batch, kv_head, first);
+        key_lines = coming_rows<T>::lines(k.channels);
+        lines = key_lines + coming_rows<T>::lines(v.channels);
     }
 
-private:
-    row_lines<T> first_, second_, third_;
-    index every_ = 1;
+    /// One line of each row, one after the other.
+    struct column {
+        const T* at;
+        index step;
+
+        [[gnu::always_inline]] void fetch() {
+            simd::prefetch(at);
+            at += step;
+        }
+    };
+    /// Line `number`, if it is before `end`; else what is at `otherwise`, in the cache already, again and again.
+    column line(index number, index end, const T* otherwise) const {
+        const bool of_keys = number < key_lines;
+        const auto& rows = of_keys ? keys : values;
+        if (number >= end || !rows.data) return {otherwise, 0};
+        return {rows.data + (of_keys ? number : number - key_lines) * coming_rows<T>::line, rows.stride};
+    }
 };
 
-/// The keys [first, first + count) and their values.
+/// What follows a chunk of queries.
 template <Scalar T>
-lines_ahead<T> keys_ahead(const inputs<T>& in, index batch, index kv_head, index first, index count) {
-    return {{rows_of(in.keys, batch, kv_head, first), count, in.keys.shape().channels},
-            {rows_of(in.values, batch, kv_head, first), count, in.values.shape().channels}};
-}
+struct queries_ahead {
+    coming_rows<T> queries, results, local;
 
-/// What follows a chunk of queries: the next chunk, with where its results go and, if not null, its rows of `local`; or the keys of another
-/// head.
-template <Scalar T>
-lines_ahead<T> queries_ahead(const inputs<T>& in, const outputs<T>& out, index batch, index head, const token_chunks& chunks, index chunk,
-                             const tensor_view<const T>* local) {
-    const auto& s = in.queries.shape();
-    const auto group = s.heads / in.keys.shape().heads;
-    auto first = chunks.end(chunk), count = first - chunks.first(chunk);
-    if (chunk + 1 == chunks.count()) {
-        first = 0;
-        if (++head == s.heads) head = 0, ++batch;
-        if (batch == s.batch) return {};
-        if (head % group == 0) return keys_ahead(in, batch, head / group, 0, std::min(in.keys.shape().tokens, count));
+    queries_ahead() = default;
+    /// The next chunk, with where its results go and, if not null, its rows of `local`; or the keys and values of another head. Results
+    /// are asked for two tiles ahead.
+    queries_ahead(const inputs<T>& in, const outputs<T>& out, index batch, index head, const token_chunks& chunks, index chunk,
+                  const tensor_view<const T>* locals, index two_tiles) {
+        const auto& s = in.queries.shape();
+        const auto group = s.heads / in.keys.shape().heads;
+        auto first = chunks.end(chunk);
+        if (chunk + 1 == chunks.count()) {
+            first = 0;
+            if (++head == s.heads) head = 0, ++batch;
+            if (batch == s.batch) return;
+        }
+        if (first == 0 && head % group == 0) {
+            queries = rows_of(in.keys, batch, head / group);
+            results = rows_of(in.values, batch, head / group);
+            return;
+        }
+        queries = rows_of(in.queries, batch, head, first);
+        const auto to = rows_of(out.values, batch, head, first == 0 ? 0 : chunks.first(chunk) + two_tiles);
+        results = row_block<const T>{to.data, to.row_stride, to.channel_stride};
+        if (locals) local = rows_of(*locals, batch, head / group, first);
     }
-    count = std::min(count, s.tokens - first);
-    const auto to = rows_of(out.values, batch, head, first);
-    return {{rows_of(in.queries, batch, head, first), count, s.channels},
-            {{to.data, to.row_stride, to.channel_stride}, count, out.values.shape().channels},
-            local ? row_lines<T>{rows_of(*local, batch, head / group, first), count, local->shape().channels} : row_lines<T>{}};
-}
+};
 
 } // namespace attn::kernel

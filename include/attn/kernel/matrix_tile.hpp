@@ -5,6 +5,7 @@
 #include "../simd/unroll.hpp"
 
 #include <algorithm>
+#include <functional>
 
 namespace attn::kernel {
 
@@ -23,6 +24,10 @@ struct tile_traits {
 
 /// A stride that is known to be one, so that the micro-kernel addresses without multiplying.
 using unit_stride = std::integral_constant<index, 1>;
+
+struct nothing_beside {
+    void operator()() const {}
+};
 
 /// Rows x Columns registers of sums.
 template <int Rows, int Columns, Scalar T, class Arch>
@@ -82,47 +87,24 @@ struct matrix_tile {
             });
         });
     }
-    /// sum[i][c] += sum over k < depth of a(i, k) * b(k, c), where a(i, k) = a[i * a_row + k * a_depth] is a number and b(k, c) the
+    /// sum[i][c] += sum over k < depth of phi(a(i, k)) * b(k, c), where a(i, k) = a[i * a_row + k * a_depth] is a number and b(k, c) the
     /// register at b + k * b_depth + c * lanes::size. Each lane is one chain of multiply-adds in the order of k: its result is the
-    /// same in a tile of any size.
-    [[gnu::always_inline]] void multiply_add(const T* a, auto a_row, auto a_depth, const T* b, index b_depth, index depth) {
-        multiply_add(a, a_row, a_depth, b, b_depth, depth, [] {});
-    }
-    /// The same, with a call of `beside` for each term.
-    [[gnu::always_inline]] void multiply_add(const T* a, auto a_row, auto a_depth, const T* b, index b_depth, index depth, auto&& beside) {
+    /// same in a tile of any size. `beside` is called with each term. Rows are addressed as they are: with a pointer for every three of
+    /// them clang keeps these in vector registers, and sums in memory (26 against 87 % of peak).
+    template <class Phi = std::identity, class Beside = nothing_beside>
+    [[gnu::always_inline]] void multiply_add(const T* a, auto a_row, auto a_depth, const T* b, index b_depth, index depth,
+                                             const Phi& phi = {}, Beside&& beside = {}) {
         for (index k = 0; k < depth; ++k) {
             beside();
-            add_term(b, [&](auto i) { return a[i * a_row]; });
+            lanes right[Columns];
+            simd::unroll<Columns>([&](auto c) { right[c] = lanes::load(b + c * lanes::size); });
+            simd::unroll<Rows>([&](auto i) {
+                const lanes left = phi(lanes(a[i * a_row]));
+                simd::unroll<Columns>([&](auto c) { sum[i][c] = fma(left, right[c], sum[i][c]); });
+            });
             a += a_depth;
             b += b_depth;
         }
-    }
-    /// The same, with a call of `between` after every so many terms. Rows are addressed three by three: a register for each multiple of
-    /// a_row, and what `between` needs, would be more than there are, and the pointers of the loop would go through memory.
-    [[gnu::always_inline]] void multiply_add(const T* a, auto a_row, auto a_depth, const T* b, index b_depth, index depth, auto&& phi,
-                                             index every, auto&& between) {
-        constexpr int together = std::same_as<decltype(a_row), unit_stride> ? Rows : 3;
-        constexpr int groups = (Rows + together - 1) / together;
-        const T* three[groups];
-        simd::unroll<groups>([&](auto g) { three[g] = a + together * g * a_row; });
-        while (depth > 0) {
-            for (const auto rest = depth - std::min(depth, every); depth > rest; --depth, b += b_depth) {
-                add_term(b, [&](auto i) { return phi(lanes(three[i / together][i % together * a_row])); });
-                for (auto& rows : three) rows += a_depth;
-            }
-            between();
-        }
-    }
-
-private:
-    /// One more term of each sum: number(i) of row i times the registers at b.
-    [[gnu::always_inline]] void add_term(const T* b, auto&& number) {
-        lanes right[Columns];
-        simd::unroll<Columns>([&](auto c) { right[c] = lanes::load(b + c * lanes::size); });
-        simd::unroll<Rows>([&](auto i) {
-            const lanes left = number(i);
-            simd::unroll<Columns>([&](auto c) { sum[i][c] = fma(left, right[c], sum[i][c]); });
-        });
     }
 };
 

@@ -4,6 +4,7 @@
 #include "tile_loader.hpp"
 
 #include <array>
+#include <functional>
 
 namespace attn::kernel {
 
@@ -95,7 +96,7 @@ public:
     [[gnu::always_inline]] void multiply_add(auto& tile, const T* a, auto a_row, auto a_depth, const T* b, index b_depth, index depth) {
         if (row_left_ == 0) return tile.multiply_add(a, a_row, a_depth, b, b_depth, depth);
         const T* at = row_;
-        tile.multiply_add(a, a_row, a_depth, b, b_depth, depth, [&] {
+        tile.multiply_add(a, a_row, a_depth, b, b_depth, depth, std::identity{}, [&] {
             simd::prefetch_second_level(at);
             at += line;
         });
