@@ -92,6 +92,55 @@ TEMPLATE_TEST_CASE("early_weights: with one high score, they are the softmax all
     }
 }
 
+TEMPLATE_TEST_CASE("early_weights: measured from the maximum of the first keys", "[kernel][portable]", float, double) {
+    using T = TestType;
+    using panel_type = early_panel<T>;
+    constexpr auto infinity = std::numeric_limits<T>::infinity(), nan = std::numeric_limits<T>::quiet_NaN();
+    constexpr auto possible = panel_type::weights_type::possible;
+    constexpr index first = 2;
+    auto x = random_tile<T>(1);
+    for (const bool all_see_numbers : {true, false}) {
+        INFO("all see numbers: " << all_see_numbers);
+        if (!all_see_numbers)
+            for (index j = 0; j < first; ++j) {
+                x[static_cast<std::size_t>(j * panel_type::queries)] = nan;
+                x[static_cast<std::size_t>(j * panel_type::queries + 1)] = -infinity;
+            }
+        panel_type panel;
+        panel.weights.begin(panel.state, true);
+        CHECK_FALSE(panel.weights.asks_first_keys()); // all know an m
+        panel.state.reset(registers);
+        panel.state.maximum[5] = panel.state.next_maximum[5] = T{7}; // but for one, nobody does
+        panel.weights.begin(panel.state, true);
+        CHECK(panel.weights.asks_first_keys() == possible);
+        if (!possible) return;
+        panel.state.raise_maximum(x.data(), first);
+        panel.weights.measure_from_first_keys(panel.state);
+        CHECK_FALSE(panel.weights.asks_first_keys());
+        CHECK(panel.weights.at_once() == all_see_numbers);
+        for (index q = all_see_numbers ? 0 : 2; q < panel.queries; ++q)
+            CHECK(panel.state.maximum[q] ==
+                  (q == 5 ? T{7} : std::max(x[static_cast<std::size_t>(q)], x[static_cast<std::size_t>(panel.queries + q)])));
+        auto weights = x;
+        if (all_see_numbers) {
+            panel.weights.add(panel.state, weights.data(), rows);
+            panel.weights.template finish<false>();
+        } else {
+            panel.state.raise_maximum(x.data(), rows);
+            panel.weights.choose_maxima(panel.state);
+            panel.state.push_scores(weights.data(), rows);
+            CHECK(panel.state.maximum[1] > kernel::lowest_maximum<T>);
+        }
+        CHECK(panel.weights.settle(panel.state, weights.data(), rows));
+        for (index q = all_see_numbers ? 0 : 1; q < panel.queries; ++q)
+            for (index j = 0; j < rows; ++j) {
+                const auto at = static_cast<std::size_t>(j * panel.queries + q);
+                const auto exact = std::exp2(static_cast<double>(x[at]) - static_cast<double>(panel.state.maximum[q]));
+                CHECK(std::abs(static_cast<double>(weights[at]) - exact) <= 64 * epsilon<T> * exact + 1e-37);
+            }
+    }
+}
+
 TEMPLATE_TEST_CASE("early_weights: what is infinite, not a number, or hidden", "[kernel][portable]", float, double) {
     using T = TestType;
     constexpr auto infinity = std::numeric_limits<T>::infinity(), nan = std::numeric_limits<T>::quiet_NaN();

@@ -26,11 +26,25 @@ public:
     /// Before the scores of a tile. `wanted`: queries that know an m need not wait for the tile's maximum.
     void begin(const softmax_type& softmax, bool wanted) {
         waiting_ = everybody;
+        asks_first_keys_ = false;
         if (!possible || !wanted) return;
-        const auto knows_m = [&](index at) { return lanes::load(softmax.maximum + at) > lanes(lowest_maximum<T>); };
-        waiting_ = simd::lane_bits::first(count(softmax)).value & ~queries_where(softmax, knows_m);
+        waiting_ = queries_without_m(softmax);
+        asks_first_keys_ = waiting_ != 0;
         std::copy_n(softmax.sum, count(softmax), earlier_sum_);
         std::fill_n(softmax.factor, count(softmax), T{1});
+    }
+    /// Whether some queries know no m, and would rather measure from the maximum of the tile's first keys, if they see all of these, than
+    /// wait for that of the tile: it is as good as an m that earlier tiles left. The same keys for all, so that a query's m does not
+    /// depend on who else is there. Heads of 128 and 256 tokens took 2 to 4 % less time, of 512 up to 1 %.
+    bool asks_first_keys() const { return asks_first_keys_; }
+    /// Once the maxima have been raised to them.
+    void measure_from_first_keys(const softmax_type& softmax) {
+        for (index at = 0; at < count(softmax); at += lanes::size) {
+            const lanes m = lanes::load(softmax.maximum + at), first = lanes::load(softmax.next_maximum + at);
+            select(m > lanes(lowest_maximum<T>), m, first).store(softmax.maximum + at);
+        }
+        waiting_ = queries_without_m(softmax);
+        asks_first_keys_ = false;
     }
     /// True if the tile's scores become weights as they come.
     bool at_once() const { return waiting_ == 0; }
@@ -96,6 +110,10 @@ private:
     static constexpr std::uint64_t everybody = ~std::uint64_t{0};
     static constexpr auto most_sum = static_cast<T>(0x1p24), most_finite = static_cast<T>(0x1p100);
 
+    static std::uint64_t queries_without_m(const softmax_type& softmax) {
+        const auto knows_m = [&](index at) { return lanes::load(softmax.maximum + at) > lanes(lowest_maximum<T>); };
+        return simd::lane_bits::first(count(softmax)).value & ~queries_where(softmax, knows_m);
+    }
     static index count(const softmax_type& softmax) { return softmax.registers * lanes::size; }
     /// One bit per query for which test(first lane of its register) is true.
     static std::uint64_t queries_where(const softmax_type& softmax, auto test) {
@@ -129,6 +147,7 @@ private:
 
     T* earlier_sum_;
     std::uint64_t waiting_ = everybody; ///< one bit per query: its weights are measured from the tile's maximum
+    bool asks_first_keys_ = false;
     added_scores<T, Arch> added_;
     const T* maximum_ = nullptr;
     T *sum_ = nullptr, *at_ = nullptr, *end_ = nullptr;

@@ -87,29 +87,52 @@ private:
     void multiply() {
         tile_.begin_scores(in_powers_of_two);
         do {
-            const bool weighs = tile_.weighs_at_once() && !careful_;
-            for (const auto& segment : tile_.keys().segments()) multiply(segment, weighs);
+            for (const auto& segment : tile_.keys().segments()) {
+                if constexpr (adds) {
+                    score_->load(tile_.queries(), segment.keys);
+                    fetch_next_bias(segment.keys);
+                }
+                const auto first = multiply_first_keys(segment);
+                multiply(segment.part(first, segment.keys.count - first), first);
+            }
         } while (!tile_.weigh_scores(careful_));
     }
-    /// The scores of a segment, which raise the maxima, or their weights.
-    void multiply(const key_segment<T>& segment, bool weighs) {
+    /// The first keys of the tile, if from their maxima the others can be measured: how many of them.
+    index multiply_first_keys(const key_segment<T>& segment) {
+        constexpr index first = tile_type::grain;
+        if (segment.first_row > 0 || !segment.keys.full || segment.keys.count <= first || !tile_.asks_first_keys()) return 0;
+        const auto part = segment.part(0, first);
+        if (careful_) {
+            multiply(part, 0);
+            tile_.measure_from_first_keys();
+            return first;
+        }
+        tile_.multiply_keys(part, added_from(0), tile_type::then_scores::raise_and_weigh);
+        tile_.measure_from_first_keys();
+        if (!tile_.weighs_at_once()) return 0;
+        tile_.weigh_first_keys(first, added_from(0));
+        return first;
+    }
+    /// What is added to the scores of the segment's keys from `row` on.
+    auto added_from([[maybe_unused]] index row) const {
+        if constexpr (adds)
+            return static_cast<const added_scores<T, Arch>&>(*score_).from(row);
+        else
+            return no_scores{};
+    }
+    /// The scores of a segment's keys from `row` on, which raise the maxima, or their weights.
+    void multiply(const key_segment<T>& segment, index row) {
         using then = typename tile_type::then_scores;
+        const bool weighs = tile_.weighs_at_once() && !careful_;
         // -infinity + NaN is NaN: what hides a key does not ask what it holds.
         const bool adjusts = !in_powers_of_two || !segment.keys.full || (adds && careful_);
-        const auto becomes = adjusts ? then::stay : weighs ? then::weigh : then::raise;
-        if constexpr (adds) {
-            score_->load(tile_.queries(), segment.keys);
-            fetch_next_bias(segment.keys);
-            tile_.multiply_keys(segment, static_cast<const added_scores<T, Arch>&>(*score_), becomes);
-        } else {
-            tile_.multiply_keys(segment, no_scores{}, becomes);
-        }
+        tile_.multiply_keys(segment, added_from(row), adjusts ? then::stay : weighs ? then::weigh : then::raise);
         if (!adjusts) return;
         if (weighs && in_powers_of_two)
-            adjust_scores<true>(segment);
+            adjust_scores<true>(segment, row);
         else
-            adjust_scores<false>(segment);
-        if (tile_.has_lone_query()) adjust_lone_scores(segment);
+            adjust_scores<false>(segment, row);
+        if (tile_.has_lone_query()) adjust_lone_scores(segment, row);
     }
     /// A bias lies in as many streams as the panel has queries: nothing but this foresees them.
     void fetch_next_bias(key_run keys) {
@@ -132,7 +155,7 @@ private:
     }
     /// Applies the score function, and takes hidden keys out of the way. Then raises the maxima, or makes weights of the scores.
     template <bool weighs>
-    [[gnu::noinline]] void adjust_scores(const key_segment<T>& segment) {
+    [[gnu::noinline]] void adjust_scores(const key_segment<T>& segment, index row) {
         const bool full = segment.keys.full;
         const index keys = segment.keys.count, first_key = segment.keys.first, step = segment.keys.step, stride = tile_.stride();
         const std::uint64_t* const visible = &tile_.visible(segment.first_row);
@@ -141,7 +164,7 @@ private:
             const auto lane = reg * tile_type::lane_count;
             // A copy that nobody else can see: scores are stored in each turn, and what they might overlap would be read and broadcast
             // anew.
-            const auto score = score_of(lane, segment.keys);
+            const auto score = score_of(lane, segment.keys, row);
             const auto queries = tile_.queries_of(reg);
             const auto maximum = lanes::load(softmax.maximum + lane);
             auto top = lanes::load(softmax.next_maximum + lane), sum = lanes::load(softmax.sum + lane);
@@ -171,9 +194,9 @@ private:
     }
 
     /// The same for the lone query, a number at a time.
-    [[gnu::noinline]] void adjust_lone_scores(const key_segment<T>& segment) {
+    [[gnu::noinline]] void adjust_lone_scores(const key_segment<T>& segment, index row) {
         const auto lane = tile_.stride();
-        const auto score = score_of(lane, segment.keys);
+        const auto score = score_of(lane, segment.keys, row);
         const auto queries = tile_.queries_of(tile_.registers());
         T* const scores = tile_.lone_scores(segment.first_row);
         for (index j = 0; j < segment.keys.count; ++j) {
@@ -183,10 +206,12 @@ private:
                 adjusted(score, scores[j], queries, segment.keys.first + j * segment.keys.step, j).store_first(scores + j, 1);
         }
     }
-    /// What one register of queries, or the lone query, has been or is to be scored with.
-    auto score_of(index lane, const key_run& keys) {
+    /// What one register of queries, or the lone query, has been or is to be scored with: `keys` are those of the segment at hand from `row`
+    /// on.
+    auto score_of(index lane, const key_run& keys, [[maybe_unused]] index row) {
         if constexpr (adds) {
-            return lane == tile_.stride() ? score_->of_lone_query() : score_->from(0, lane);
+            const auto added = added_from(row);
+            return lane == tile_.stride() ? added.of_lone_query() : added.from(0, lane);
         } else {
             score_->load(tile_.queries().part(lane, std::min(tile_type::lane_count, tile_.queries().count - lane)), keys);
             return *score_;

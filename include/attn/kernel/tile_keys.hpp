@@ -16,6 +16,14 @@ struct key_segment {
     index first_row;
     const T *key_rows, *value_rows;
     index key_stride, value_stride;
+
+    /// `count` of its keys, from one of them on.
+    key_segment part(index first, index count) const {
+        auto run = keys;
+        run.first += first * run.step;
+        run.count = count;
+        return {run, first_row + first, key_rows + first * key_stride, value_rows + first * value_stride, key_stride, value_stride};
+    }
 };
 
 /// The segments of one tile after the other, for panels of queries that follow each other.
