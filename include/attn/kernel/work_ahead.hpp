@@ -23,8 +23,9 @@ public:
         }
     }
 
-    /// Whether it is one row that is read later.
-    bool is_later_row() const { return later_ && rows_ == 1; }
+    /// Whether it is one row, and whether it is read later.
+    bool is_row() const { return rows_ == 1; }
+    bool is_later() const { return later_; }
     const T* first() const { return row_ + at_; }
     index lines() const { return rows_ * ((channels_ + line - 1) / line); }
     /// Asks for so many lines more; how many of them were not there to ask for. A call between a micro-kernel's steps would make it put its
@@ -75,8 +76,9 @@ struct work_ahead {
 /// once it would fill the queue of outstanding misses, and the kernel would wait for it after all: spread, it took 7 % off heads of 512
 /// tokens that lie in the third-level cache, 15 % off heads of 197. What another head of one panel
 /// begins with goes to the second-level cache: windows of 49 tokens took 7 to 11 % less time from memory, but heads of 197 tokens, which
-/// are more panels, 2 % more. And if it is one row, a micro-kernel asks for a line of it with each term, as its multiply-adds leave room
-/// for loads: asked for between micro-kernels, windows took 9 % longer in the third-level cache and 7 to 20 % from memory.
+/// are more panels, 2 % more. And of what is one row, as the tokens of a head are, a micro-kernel asks for a line with each term, as its
+/// multiply-adds leave room for loads: asked for between micro-kernels, heads of 128 tokens took 10 to 18 % longer, of 512 2 to 5 %, windows
+/// 9 % in the third-level cache and 7 to 20 % from memory.
 template <Scalar T>
 class panel_ahead {
 public:
@@ -96,10 +98,16 @@ public:
     [[gnu::always_inline]] void multiply_add(auto& tile, const T* a, auto a_row, auto a_depth, const T* b, index b_depth, index depth) {
         if (row_left_ == 0) return tile.multiply_add(a, a_row, a_depth, b, b_depth, depth);
         const T* at = row_;
-        tile.multiply_add(a, a_row, a_depth, b, b_depth, depth, std::identity{}, [&] {
-            simd::prefetch_second_level(at);
-            at += line;
-        });
+        if (row_is_later_)
+            tile.multiply_add(a, a_row, a_depth, b, b_depth, depth, std::identity{}, [&] {
+                simd::prefetch_second_level(at);
+                at += line;
+            });
+        else
+            tile.multiply_add(a, a_row, a_depth, b, b_depth, depth, std::identity{}, [&] {
+                simd::prefetch(at);
+                at += line;
+            });
         row_ = at;
         row_left_ -= std::min(row_left_, depth);
     }
@@ -107,7 +115,8 @@ public:
 private:
     [[gnu::noinline]] void fetch() {
         for (; row_left_ > 0; --row_left_, row_ += line) simd::prefetch_second_level(row_);
-        if (next_ < count_ && rows_[next_].is_later_row()) {
+        if (next_ < count_ && rows_[next_].is_row()) {
+            row_is_later_ = rows_[next_].is_later();
             row_ = rows_[next_].first();
             row_left_ = rows_[next_++].lines();
             lines_ -= row_left_;
@@ -128,6 +137,7 @@ private:
     static constexpr index line = 64 / sizeof(T), few = 8; ///< so few lines are not worth a micro-kernel
     const T* row_ = nullptr;                               ///< which micro-kernels ask for
     index row_left_ = 0;                                   ///< lines
+    bool row_is_later_ = false;
 };
 
 } // namespace attn::kernel
