@@ -98,14 +98,13 @@ TEMPLATE_TEST_CASE("early_weights: measured from the maximum of the first keys",
     constexpr auto infinity = std::numeric_limits<T>::infinity(), nan = std::numeric_limits<T>::quiet_NaN();
     constexpr auto possible = panel_type::weights_type::possible;
     constexpr index first = 2;
-    auto x = random_tile<T>(1);
-    for (const bool all_see_numbers : {true, false}) {
-        INFO("all see numbers: " << all_see_numbers);
-        if (!all_see_numbers)
-            for (index j = 0; j < first; ++j) {
-                x[static_cast<std::size_t>(j * panel_type::queries)] = nan;
-                x[static_cast<std::size_t>(j * panel_type::queries + 1)] = -infinity;
-            }
+    for (const T low : {T{0}, T{39}, T{41}, infinity}) { // how far a score of query 1 lies below its first
+        INFO("a score lower by " << low);
+        auto x = random_tile<T>(1);
+        x[1] = T{1};
+        x[panel_type::queries + 1] = T{1} - low;
+        if (low == infinity) x[1] = -infinity, x[0] = x[panel_type::queries] = nan;
+        const auto waits = [&](index q) { return (q == 1 && low > 40) || (q == 0 && low == infinity); };
         panel_type panel;
         panel.weights.begin(panel.state, true);
         CHECK_FALSE(panel.weights.asks_first_keys()); // all know an m
@@ -115,14 +114,21 @@ TEMPLATE_TEST_CASE("early_weights: measured from the maximum of the first keys",
         CHECK(panel.weights.asks_first_keys() == possible);
         if (!possible) return;
         panel.state.raise_maximum(x.data(), first);
-        panel.weights.measure_from_first_keys(panel.state);
+        if (low == 0) {
+            panel.weights.measure_from_first_keys(panel.state, x.data(), first);
+        } else { // scores in two parts
+            std::vector<T> part(x.size()), rest(x.size());
+            for (std::size_t i = 0; i < x.size(); ++i) rest[i] = x[i] - (part[i] = T{2} * static_cast<T>(i % 5));
+            panel.weights.measure_from_first_keys(panel.state, part.data(), first, {rest.data(), panel_type::queries});
+        }
         CHECK_FALSE(panel.weights.asks_first_keys());
-        CHECK(panel.weights.at_once() == all_see_numbers);
-        for (index q = all_see_numbers ? 0 : 2; q < panel.queries; ++q)
-            CHECK(panel.state.maximum[q] ==
-                  (q == 5 ? T{7} : std::max(x[static_cast<std::size_t>(q)], x[static_cast<std::size_t>(panel.queries + q)])));
+        CHECK(panel.weights.at_once() == (low < 40));
+        for (index q = 0; q < panel.queries; ++q) {
+            const auto maximum = std::max(x[static_cast<std::size_t>(q)], x[static_cast<std::size_t>(panel.queries + q)]);
+            CHECK(panel.state.maximum[q] == (waits(q) ? kernel::lowest_maximum<T> : q == 5 ? T{7} : maximum));
+        }
         auto weights = x;
-        if (all_see_numbers) {
+        if (panel.weights.at_once()) {
             panel.weights.add(panel.state, weights.data(), rows);
             panel.weights.template finish<false>();
         } else {
@@ -132,7 +138,7 @@ TEMPLATE_TEST_CASE("early_weights: measured from the maximum of the first keys",
             CHECK(panel.state.maximum[1] > kernel::lowest_maximum<T>);
         }
         CHECK(panel.weights.settle(panel.state, weights.data(), rows));
-        for (index q = all_see_numbers ? 0 : 1; q < panel.queries; ++q)
+        for (index q = low == infinity ? 1 : 0; q < panel.queries; ++q) // query 0 has seen NaN
             for (index j = 0; j < rows; ++j) {
                 const auto at = static_cast<std::size_t>(j * panel.queries + q);
                 const auto exact = std::exp2(static_cast<double>(x[at]) - static_cast<double>(panel.state.maximum[q]));

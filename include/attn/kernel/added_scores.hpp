@@ -17,8 +17,7 @@ struct added_scores {
     const T* lone = nullptr;
 
     /// Those of later rows and queries.
-    added_scores from(index row, index query) const { return {numbers + row * stride + query, stride}; }
-    added_scores from(index row) const { return {numbers + row * stride, stride, lone ? lone + row : nullptr}; }
+    added_scores from(index row, index query = 0) const { return {numbers + row * stride + query, stride, lone ? lone + row : nullptr}; }
     added_scores of_lone_query() const { return {lone, 1, lone}; }
     /// As a score function: the score of the first queries with one key. What hides a key does not ask what it holds.
     [[gnu::always_inline]] lanes operator()(lanes score, const simd::query_lanes<T, Arch>&, index, index row) const {

@@ -37,11 +37,19 @@ public:
     /// wait for that of the tile: it is as good as an m that earlier tiles left. The same keys for all, so that a query's m does not
     /// depend on who else is there. Heads of 128 and 256 tokens took 2 to 4 % less time, of 512 up to 1 %.
     bool asks_first_keys() const { return asks_first_keys_; }
-    /// Once the maxima have been raised to them.
-    void measure_from_first_keys(const softmax_type& softmax) {
+    /// Once the maxima have been raised to them: scores[rows][queries], to which `added` is yet to be added. A query whose first scores lie
+    /// far apart waits all the same: its maximum may lie as far above them.
+    void measure_from_first_keys(const softmax_type& softmax, const T* scores, index rows, const added_scores<T, Arch>& added = {}) {
         for (index at = 0; at < count(softmax); at += lanes::size) {
             const lanes m = lanes::load(softmax.maximum + at), first = lanes::load(softmax.next_maximum + at);
-            select(m > lanes(lowest_maximum<T>), m, first).store(softmax.maximum + at);
+            lanes width = T{0};
+            for (index j = 0; j < rows; ++j) {
+                lanes score = lanes::load(scores + j * count(softmax) + at);
+                if (added.numbers) score = score + lanes::load(added.numbers + j * added.stride + at);
+                width = max_or_second(first - score, width);
+            }
+            const lanes near_first = select(width <= lanes(most_width), first, lanes(lowest_maximum<T>));
+            select(m > lanes(lowest_maximum<T>), m, near_first).store(softmax.maximum + at);
         }
         waiting_ = queries_without_m(softmax);
         asks_first_keys_ = false;
@@ -108,7 +116,7 @@ public:
 
 private:
     static constexpr std::uint64_t everybody = ~std::uint64_t{0};
-    static constexpr auto most_sum = static_cast<T>(0x1p24), most_finite = static_cast<T>(0x1p100);
+    static constexpr auto most_sum = static_cast<T>(0x1p24), most_finite = static_cast<T>(0x1p100), most_width = T{40};
 
     static std::uint64_t queries_without_m(const softmax_type& softmax) {
         const auto knows_m = [&](index at) { return lanes::load(softmax.maximum + at) > lanes(lowest_maximum<T>); };

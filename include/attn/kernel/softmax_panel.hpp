@@ -104,13 +104,13 @@ private:
         const auto part = segment.part(0, first);
         if (careful_) {
             multiply(part, 0);
-            tile_.measure_from_first_keys();
+            tile_.measure_from_first_keys(first, no_scores{}); // it has been added
             return first;
         }
         tile_.multiply_keys(part, added_from(0), tile_type::then_scores::raise_and_weigh);
-        tile_.measure_from_first_keys();
+        tile_.measure_from_first_keys(first, added_from(0));
         if (!tile_.weighs_at_once()) return 0;
-        tile_.weigh_first_keys(first, added_from(0));
+        tile_.weigh_beside_next(0, first, added_from(0));
         return first;
     }
     /// What is added to the scores of the segment's keys from `row` on.

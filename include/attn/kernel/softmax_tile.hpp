@@ -91,7 +91,7 @@ public:
     auto all_queries() const { return queries_from<T, Arch, most_queries>(tile_, 0); }
 
     /// What becomes of scores where they are made: they stay, raise the maxima, or become weights one piece later; or they raise the maxima
-    /// and become weights, by a call of weigh_first_keys.
+    /// and become weights, by a call of weigh_beside_next.
     enum class then_scores { stay, raise, weigh, raise_and_weigh };
     /// S^T = K Q^T + added, which is added_scores or no_scores. Of a segment that is not full, only the registers are computed that see a
     /// key of each group of rows.
@@ -119,14 +119,7 @@ public:
                 with_constant<traits::max_columns>(right - left, [&](auto c) {
                     with_constant<traits::max_rows(c())>(rows, [&](auto r) { multiply_rows<r(), c()>(segment, row, left, added, then); });
                 });
-                if constexpr (early_weights<T, Arch>::possible) {
-                    if (then != then_scores::weigh) return;
-                    T* const first_score = scores(segment.first_row + row, 0);
-                    if constexpr (adds)
-                        weights_.add(softmax_, first_score, rows, added.from(row, 0));
-                    else
-                        weights_.add(softmax_, first_score, rows);
-                }
+                if (then == then_scores::weigh) weigh_beside_next(segment.first_row + row, rows, added, row);
             });
         });
         if constexpr (early_weights<T, Arch>::possible) weights_.template finish<adds>();
@@ -138,14 +131,22 @@ public:
     /// Whether the first keys of the tile are to be scored before the others, if all queries see them. Fewer channels end before the
     /// weights beside them: windows of 32 channels took a third more time.
     bool asks_first_keys() const { return key_channels_ >= 24 * weight_channels && weights_.asks_first_keys(); }
-    void measure_from_first_keys() { weights_.measure_from_first_keys(softmax_); }
-    /// The scores of the tile's first keys become weights beside those of the next.
+    /// Once their scores have raised the maxima.
     template <class Added>
-    void weigh_first_keys(index count, const Added& added) {
+    void measure_from_first_keys(index count, const Added& added) {
         if constexpr (std::same_as<Added, no_scores>)
-            weights_.add(softmax_, scores_, count);
+            weights_.measure_from_first_keys(softmax_, scores_, count);
         else
-            weights_.add(softmax_, scores_, count, added);
+            weights_.measure_from_first_keys(softmax_, scores_, count, added);
+    }
+    /// Scores of the tile's rows from first_row on, to which is to be added what `added` has from first_added on, become weights beside the
+    /// scores of the next keys.
+    template <class Added>
+    void weigh_beside_next(index first_row, index rows, const Added& added, index first_added = 0) {
+        if constexpr (std::same_as<Added, no_scores>)
+            weights_.add(softmax_, scores(first_row, 0), rows);
+        else
+            weights_.add(softmax_, scores(first_row, 0), rows, added.from(first_added));
     }
     /// All scores of the tile become weights, if they are not yet; false if they must be made again. `careful`: they are still scores.
     bool weigh_scores(bool careful) {
