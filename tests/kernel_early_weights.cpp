@@ -171,4 +171,37 @@ TEMPLATE_TEST_CASE("early_weights: what is infinite, not a number, or hidden", "
     CHECK_FALSE(std::isnan(panel.state.sum[1]));
 }
 
+TEMPLATE_TEST_CASE("early_weights: a key weighs 0 for queries that do not see it, whatever its score", "[kernel][portable]", float, double) {
+    using T = TestType;
+    using panel_type = early_panel<T>;
+    if (!panel_type::weights_type::possible) return;
+    constexpr auto nan = std::numeric_limits<T>::quiet_NaN();
+    const auto scores = random_tile<T>(1);
+    std::vector<std::uint64_t> visible(rows);
+    for (index j = 0; j < rows; ++j) visible[static_cast<std::size_t>(j)] = 0x9E3779B97F4A7C15u >> j;
+    const auto sees = [&](index j, index q) { return (visible[static_cast<std::size_t>(j)] >> q & 1) != 0; };
+    panel_type panel, plain;
+    auto hidden = scores, seen = scores;
+    for (index j = 0; j < rows; ++j)
+        for (index q = 0; q < panel.queries; ++q)
+            if (!sees(j, q)) hidden[static_cast<std::size_t>(j * panel.queries + q)] = nan;
+    panel.weights.begin(panel.state, true);
+    panel.weights.add(panel.state, hidden.data(), 3, {}, visible.data());
+    panel.weights.add(panel.state, hidden.data() + 3 * panel.queries, rows - 3, {}, visible.data() + 3); // ends with what was added before
+    panel.weights.finish();
+    CHECK(panel.weights.settle(panel.state, hidden.data(), rows));
+    plain.weights.begin(plain.state, true);
+    plain.weights.add(plain.state, seen.data(), rows);
+    plain.weights.finish();
+    for (index q = 0; q < panel.queries; ++q) {
+        auto sum = T{rows}; // of the first tile
+        for (index j = 0; j < rows; ++j) {
+            const auto at = static_cast<std::size_t>(j * panel.queries + q);
+            CHECK(same_bits(hidden[at], sees(j, q) ? seen[at] : T{0}));
+            sum += hidden[at];
+        }
+        CHECK(same_bits(panel.state.sum[q], sum));
+    }
+}
+
 } // namespace attn::testing

@@ -31,6 +31,12 @@ struct added_scores {
 };
 
 /// Nothing is added.
-struct no_scores {};
+struct no_scores {
+    no_scores from(index) const { return {}; }
+    template <Scalar T, class Arch>
+    operator added_scores<T, Arch>() const {
+        return {};
+    }
+};
 
 } // namespace attn::kernel

@@ -57,9 +57,13 @@ public:
     /// True if the tile's scores become weights as they come.
     bool at_once() const { return waiting_ == 0; }
 
-    /// Rows of scores that are to become weights, and what is to be added to them before.
-    void add(const softmax_type& softmax, T* scores, index rows, const added_scores<T, Arch>& added = {}) {
+    /// Rows of scores that are to become weights, what is to be added to them before, and one bit per query for each row, who sees its key:
+    /// where that is not everybody.
+    void add(const softmax_type& softmax, T* scores, index rows, const added_scores<T, Arch>& added = {},
+             const std::uint64_t* visible = nullptr) {
+        finish();
         added_ = added;
+        visible_ = visible;
         maximum_ = softmax.maximum;
         sum_ = softmax.sum;
         stride_ = count(softmax);
@@ -74,7 +78,8 @@ public:
         if (at_ == end_) return;
         lanes score = lanes::load(at_);
         if constexpr (adds) score = score + lanes::load(added_.numbers + lane_);
-        const lanes weight = simd::exp2_nonpositive(score - lanes::load(maximum_ + lane_));
+        lanes weight = simd::exp2_nonpositive(score - lanes::load(maximum_ + lane_));
+        if (visible_) weight = select(simd::lane_bits{*visible_ >> lane_}, weight, lanes(T{0}));
         weight.store(at_);
         (lanes::load(sum_ + lane_) + weight).store(sum_ + lane_);
         at_ += lanes::size;
@@ -82,10 +87,18 @@ public:
         if (lane_ != stride_) return;
         lane_ = 0;
         if constexpr (adds) added_.numbers += added_.stride;
+        if (visible_) ++visible_;
     }
     template <bool adds>
-    void finish() {
+    [[gnu::always_inline]] void finish() {
         while (any()) step<adds>();
+    }
+    void finish() {
+        if (!any()) return;
+        if (added_.numbers)
+            finish<true>();
+        else
+            finish<false>();
     }
 
     /// Before scores that have raised the maxima become weights: those of queries that need not wait are measured from the m they have.
@@ -157,6 +170,7 @@ private:
     std::uint64_t waiting_ = everybody; ///< one bit per query: its weights are measured from the tile's maximum
     bool asks_first_keys_ = false;
     added_scores<T, Arch> added_;
+    const std::uint64_t* visible_ = nullptr;
     const T* maximum_ = nullptr;
     T *sum_ = nullptr, *at_ = nullptr, *end_ = nullptr;
     index lane_ = 0, stride_ = 0;

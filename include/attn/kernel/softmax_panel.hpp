@@ -21,6 +21,7 @@ public:
     /// What is added can be multiplied by log2(e) as the queries are; before other score functions they must not be.
     static constexpr bool in_powers_of_two = !scored || adds;
     static constexpr bool keeps_bias = requires { score_type::most_kept_keys; };
+    static constexpr index first_keys = tile_type::grain;
 
     /// kept_keys: of how many keys a bias is kept for the head that follows.
     softmax_panel(detail::scratch& memory, index key_channels, index value_channels, const S& score, index kept_keys)
@@ -87,31 +88,42 @@ private:
     void multiply() {
         tile_.begin_scores(in_powers_of_two);
         do {
-            for (const auto& segment : tile_.keys().segments()) {
+            const auto segments = tile_.keys().segments();
+            const auto* const measured = tile_.asks_first_keys() ? measurable(segments) : nullptr;
+            if constexpr (!adds)
+                if (measured) measure_from_first_keys(*measured);
+            for (const auto& segment : segments) {
                 if constexpr (adds) {
                     score_->load(tile_.queries(), segment.keys);
                     fetch_next_bias(segment.keys);
+                    if (&segment == measured) measure_from_first_keys(segment);
                 }
-                const auto first = multiply_first_keys(segment);
+                const auto first = &segment == measured ? weigh_first_keys(segment) : 0;
                 multiply(segment.part(first, segment.keys.count - first), first);
             }
         } while (!tile_.weigh_scores(careful_));
     }
-    /// The first keys of the tile, if from their maxima the others can be measured: how many of them.
-    index multiply_first_keys(const key_segment<T>& segment) {
-        constexpr index first = tile_type::grain;
-        if (segment.first_row > 0 || !segment.keys.full || segment.keys.count <= first || !tile_.asks_first_keys()) return 0;
-        const auto part = segment.part(0, first);
-        if (careful_) {
+    /// Keys that all queries see, from the maxima of the first of which the tile's scores can be measured. What is added to scores is at
+    /// hand for one segment at a time.
+    const key_segment<T>* measurable(std::span<const key_segment<T>> segments) const {
+        for (const auto& segment : adds ? segments.first(1) : segments)
+            if (segment.keys.full && segment.keys.count > first_keys) return &segment;
+        return nullptr;
+    }
+    void measure_from_first_keys(const key_segment<T>& segment) {
+        const auto part = segment.part(0, first_keys);
+        if (careful_)
             multiply(part, 0);
-            tile_.measure_from_first_keys(first, no_scores{}); // it has been added
-            return first;
-        }
-        tile_.multiply_keys(part, added_from(0), tile_type::then_scores::raise_and_weigh);
-        tile_.measure_from_first_keys(first, added_from(0));
-        if (!tile_.weighs_at_once()) return 0;
-        tile_.weigh_beside_next(0, first, added_from(0));
-        return first;
+        else
+            tile_.multiply_keys(part, added_from(0), tile_type::then_scores::raise_and_weigh);
+        tile_.measure_from_first_keys(part, careful_ ? added_scores<T, Arch>{} : added_from(0)); // or it has been added
+    }
+    /// Their turn in the segment: how many need not be multiplied again.
+    index weigh_first_keys(const key_segment<T>& segment) {
+        if (careful_) return first_keys;
+        if (!tile_.weighs_at_once()) return adds ? 0 : first_keys;
+        tile_.weigh_beside_next(segment.part(0, first_keys), added_from(0));
+        return first_keys;
     }
     /// What is added to the scores of the segment's keys from `row` on.
     auto added_from([[maybe_unused]] index row) const {
@@ -125,14 +137,10 @@ private:
         using then = typename tile_type::then_scores;
         const bool weighs = tile_.weighs_at_once() && !careful_;
         // -infinity + NaN is NaN: what hides a key does not ask what it holds.
-        const bool adjusts = !in_powers_of_two || !segment.keys.full || (adds && careful_);
+        const bool adjusts = !in_powers_of_two || (!segment.keys.full && !weighs) || (adds && careful_);
         tile_.multiply_keys(segment, added_from(row), adjusts ? then::stay : weighs ? then::weigh : then::raise);
-        if (!adjusts) return;
-        if (weighs && in_powers_of_two)
-            adjust_scores<true>(segment, row);
-        else
-            adjust_scores<false>(segment, row);
-        if (tile_.has_lone_query()) adjust_lone_scores(segment, row);
+        if (adjusts) adjust_scores(segment, row);
+        if (tile_.has_lone_query() && (adjusts || !segment.keys.full)) adjust_lone_scores(segment, row);
     }
     /// A bias lies in as many streams as the panel has queries: nothing but this foresees them.
     void fetch_next_bias(key_run keys) {
@@ -153,8 +161,7 @@ private:
         for (index j = 0; j < segment.keys.count; ++j) // a pattern may answer with one bool for all queries
             tile_.visible(segment.first_row + j) = (present && here.visible(queries, segment.keys.first + j * segment.keys.step)).value;
     }
-    /// Applies the score function, and takes hidden keys out of the way. Then raises the maxima, or makes weights of the scores.
-    template <bool weighs>
+    /// Applies the score function, takes hidden keys out of the way, and raises the maxima.
     [[gnu::noinline]] void adjust_scores(const key_segment<T>& segment, index row) {
         const bool full = segment.keys.full;
         const index keys = segment.keys.count, first_key = segment.keys.first, step = segment.keys.step, stride = tile_.stride();
@@ -166,30 +173,18 @@ private:
             // anew.
             const auto score = score_of(lane, segment.keys, row);
             const auto queries = tile_.queries_of(reg);
-            const auto maximum = lanes::load(softmax.maximum + lane);
-            auto top = lanes::load(softmax.next_maximum + lane), sum = lanes::load(softmax.sum + lane);
+            auto top = lanes::load(softmax.next_maximum + lane);
             // Not the rows before the first that the register sees. Those after the last it may yet see a later segment of.
             const auto& seen = tile_.seen_rows(reg);
             const auto begin = seen.last == 0 ? keys : std::clamp<index>(seen.first - segment.first_row, 0, keys);
-            T* scores = tile_.scores(segment.first_row, reg);
-            if constexpr (weighs)
-                for (index j = 0; j < begin; ++j) lanes(T{0}).store(scores + j * stride);
-            scores += begin * stride;
+            T* scores = tile_.scores(segment.first_row + begin, reg);
             for (index j = begin; j < keys; ++j, scores += stride) {
                 auto x = adjusted(score, lanes::load(scores), queries, first_key + j * step, j);
                 if (!full) x = select(simd::lane_bits{visible[j] >> lane}, x, lanes(hidden_score<T>));
-                if constexpr (weighs) {
-                    x = simd::exp2_nonpositive(x - maximum);
-                    sum = sum + x;
-                } else {
-                    top = max_or_second(x, top);
-                }
+                top = max_or_second(x, top);
                 x.store(scores);
             }
-            if constexpr (weighs)
-                sum.store(softmax.sum + lane);
-            else
-                top.store(softmax.next_maximum + lane);
+            top.store(softmax.next_maximum + lane);
         }
     }
 

@@ -110,19 +110,17 @@ public:
                     leave_out_unseen<lane_count>(seen, left, right);
                 }
                 for (index reg = left; reg < right; ++reg) {
-                    auto& range = seen_[static_cast<std::size_t>(reg)];
-                    if (range.last == 0) range.first = segment.first_row + row;
-                    range.last = segment.first_row + row + rows;
+                    see(reg, segment.first_row + row, rows);
                 }
                 ahead_.step();
                 next_tile_.step();
                 with_constant<traits::max_columns>(right - left, [&](auto c) {
                     with_constant<traits::max_rows(c())>(rows, [&](auto r) { multiply_rows<r(), c()>(segment, row, left, added, then); });
                 });
-                if (then == then_scores::weigh) weigh_beside_next(segment.first_row + row, rows, added, row);
+                if (then == then_scores::weigh) weigh_beside_next(segment.part(row, rows), added.from(row));
             });
         });
-        if constexpr (early_weights<T, Arch>::possible) weights_.template finish<adds>();
+        if constexpr (adds) weights_.finish(); // what is added may be gone when the next segment comes
     }
     /// Before the scores of a tile: `wanted` if they may become weights before all of them are known.
     void begin_scores(bool wanted) { weights_.begin(softmax_, wanted); }
@@ -131,25 +129,18 @@ public:
     /// Whether the first keys of the tile are to be scored before the others, if all queries see them. Fewer channels end before the
     /// weights beside them: windows of 32 channels took a third more time.
     bool asks_first_keys() const { return key_channels_ >= 24 * weight_channels && weights_.asks_first_keys(); }
-    /// Once their scores have raised the maxima.
-    template <class Added>
-    void measure_from_first_keys(index count, const Added& added) {
-        if constexpr (std::same_as<Added, no_scores>)
-            weights_.measure_from_first_keys(softmax_, scores_, count);
-        else
-            weights_.measure_from_first_keys(softmax_, scores_, count, added);
+    /// Once the scores of these keys have raised the maxima.
+    void measure_from_first_keys(const key_segment<T>& segment, const added_scores<T, Arch>& added) {
+        weights_.measure_from_first_keys(softmax_, scores(segment.first_row, 0), segment.keys.count, added);
     }
-    /// Scores of the tile's rows from first_row on, to which is to be added what `added` has from first_added on, become weights beside the
-    /// scores of the next keys.
-    template <class Added>
-    void weigh_beside_next(index first_row, index rows, const Added& added, index first_added = 0) {
-        if constexpr (std::same_as<Added, no_scores>)
-            weights_.add(softmax_, scores(first_row, 0), rows);
-        else
-            weights_.add(softmax_, scores(first_row, 0), rows, added.from(first_added));
+    /// The scores of these keys become weights beside those of the next.
+    void weigh_beside_next(const key_segment<T>& segment, const added_scores<T, Arch>& added) {
+        weights_.add(softmax_, scores(segment.first_row, 0), segment.keys.count, added,
+                     segment.keys.full ? nullptr : visible_ + segment.first_row);
     }
     /// All scores of the tile become weights, if they are not yet; false if they must be made again. `careful`: they are still scores.
     bool weigh_scores(bool careful) {
+        weights_.finish();
         if (careful) find_seen();
         if (careful || !weights_.at_once()) {
             weights_.choose_maxima(softmax_);
@@ -237,9 +228,12 @@ private:
         }
         if constexpr (!std::same_as<Added, no_scores>)
             for (index j = 0; j < segment.keys.count; ++j) scores[j] += added.lone[j];
-        auto& range = seen_[static_cast<std::size_t>(registers())];
-        if (range.last == 0) range.first = segment.first_row;
-        range.last = segment.first_row + segment.keys.count;
+        see(registers(), segment.first_row, segment.keys.count);
+    }
+    void see(index reg, index row, index rows) {
+        auto& range = seen_[static_cast<std::size_t>(reg)];
+        range.first = range.last == 0 ? row : std::min(range.first, row);
+        range.last = std::max(range.last, row + rows);
     }
 
     /// Scores of a query, which become its weights: numbers[row * stride].
