@@ -100,10 +100,10 @@ struct affine_lanes {
         return fma(lanes<T, Arch>::load(count_up.data()), lanes<T, Arch>(static_cast<T>(step)), lanes<T, Arch>(static_cast<T>(first)));
     }
     /// Lanes at or before a limit.
-    constexpr lane_bits up_to(index limit) const {
-        if (step < 0) return !affine_lanes{first, -step}.up_to_reversed(limit);
-        if (first > limit) return {0};
-        return lane_bits::first(step == 1 ? limit - first + 1 : step == 0 ? index{size} : (limit - first) / step + 1);
+    [[gnu::always_inline]] constexpr lane_bits up_to(index limit) const {
+        if (step == 1) return lane_bits::first(first > limit ? 0 : limit - first + 1);
+        if (step == -1) return !lane_bits::first(first > limit ? first - limit : 0);
+        return up_to_by_division(limit);
     }
 
     template <std::integral I>
@@ -172,8 +172,12 @@ private:
         }
         return result;
     }
-    /// Lanes of a falling sequence first, first - step, ... that lie beyond a limit.
-    constexpr lane_bits up_to_reversed(index limit) const { return affine_lanes{-first, step}.up_to(-limit - 1); }
+    /// The same for any step. By itself: clang would inline neither, and call it for each key.
+    constexpr lane_bits up_to_by_division(index limit) const {
+        if (step < 0) return !affine_lanes{-first, -step}.up_to_by_division(-limit - 1);
+        if (first > limit) return {0};
+        return lane_bits::first(step == 0 ? index{size} : (limit - first) / step + 1);
+    }
     /// Keeps differences of a limit and a position inside 64 bits.
     template <std::integral I>
     static constexpr index saturated(I limit) {
