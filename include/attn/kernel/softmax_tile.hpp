@@ -201,6 +201,7 @@ private:
             for (; channel + weight_channels <= key_channels_ && weights_.any(); channel += weight_channels) {
                 tile.multiply_add(keys + channel, segment.key_stride, unit_stride{}, queries + channel * query_stride, query_stride,
                                   weight_channels);
+                tile.settle();
                 weights_.template step<adds>();
             }
         }
