@@ -118,7 +118,7 @@ private:
             tile_.multiply_keys(part, added_from(0), tile_type::then_scores::raise_and_weigh);
         tile_.measure_from_first_keys(part, careful_ ? added_scores<T, Arch>{} : added_from(0)); // or it has been added
     }
-    /// Their turn in the segment: how many need not be multiplied again.
+    /// Their turn in the segment: how many need not be multiplied again. Scores that have to wait after all lack what is to be added.
     index weigh_first_keys(const key_segment<T>& segment) {
         if (careful_) return first_keys;
         if (!tile_.weighs_at_once()) return adds ? 0 : first_keys;
