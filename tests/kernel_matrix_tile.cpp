@@ -4,6 +4,9 @@
 
 #include <attn/kernel/matrix_tile.hpp>
 
+#include <utility>
+#include <vector>
+
 namespace attn::testing {
 
 namespace {
@@ -110,6 +113,21 @@ TEST_CASE("for_each_piece: pieces follow each other, as even as they come", "[ke
             });
             INFO(count << " by " << most);
             CHECK((next == count && pieces == (count + most - 1) / most && largest <= most && (pieces == 0 || largest - smallest <= 1)));
+        }
+}
+
+TEST_CASE("for_each_size: the same pieces, those of a size at once", "[kernel][portable]") {
+    for (index most = 1; most <= 17; ++most)
+        for (index count = 0; count <= 60; ++count) {
+            std::vector<std::pair<index, index>> one_by_one, by_size;
+            index calls = 0;
+            kernel::for_each_piece(count, most, [&](index first, index size) { one_by_one.emplace_back(first, size); });
+            kernel::for_each_size(count, most, [&](index first, index size, index pieces) {
+                ++calls;
+                for (; pieces > 0; --pieces, first += size) by_size.emplace_back(first, size);
+            });
+            INFO(count << " by " << most);
+            CHECK((by_size == one_by_one && calls <= 2));
         }
 }
 

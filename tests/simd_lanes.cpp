@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <utility>
 #include <vector>
 
 namespace attn::testing {
@@ -210,6 +211,12 @@ TEST_CASE("unroll: each index once, in order, as a constant", "[simd][portable]"
     CHECK(seen == std::vector<int>{0, 1, 2, 3, 4});
     simd::unroll<0>([&](auto) { seen.clear(); });
     CHECK(seen.size() == 5);
+}
+
+TEST_CASE("unroll: each pair of indices once, row by row, as constants", "[simd][portable]") {
+    std::vector<std::pair<int, int>> seen;
+    simd::unroll<2, 3>([&](auto i, auto c) { seen.emplace_back(decltype(i)::value, decltype(c)::value); });
+    CHECK(seen == std::vector<std::pair<int, int>>{{0, 0}, {0, 1}, {0, 2}, {1, 0}, {1, 1}, {1, 2}});
 }
 
 } // namespace attn::testing

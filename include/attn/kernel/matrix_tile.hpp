@@ -36,27 +36,23 @@ struct matrix_tile {
     lanes sum[Rows][Columns];
 
     [[gnu::always_inline]] void zero() {
-        simd::unroll<Rows>([&](auto i) { simd::unroll<Columns>([&](auto c) { sum[i][c] = lanes(T{0}); }); });
+        simd::unroll<Rows, Columns>([&](auto i, auto c) { sum[i][c] = lanes(T{0}); });
     }
     [[gnu::always_inline]] void load(const T* from, index row_stride) {
-        simd::unroll<Rows>(
-            [&](auto i) { simd::unroll<Columns>([&](auto c) { sum[i][c] = lanes::load(from + i * row_stride + c * lanes::size); }); });
+        simd::unroll<Rows, Columns>([&](auto i, auto c) { sum[i][c] = lanes::load(from + i * row_stride + c * lanes::size); });
     }
     /// Row i begins as factor[i] times what lies at from + i * row_stride.
     [[gnu::always_inline]] void load_scaled(const T* from, index row_stride, const T* factor) {
-        simd::unroll<Rows>([&](auto i) {
-            const lanes scale = factor[i];
-            simd::unroll<Columns>([&](auto c) { sum[i][c] = lanes::load(from + i * row_stride + c * lanes::size) * scale; });
-        });
+        simd::unroll<Rows, Columns>(
+            [&](auto i, auto c) { sum[i][c] = lanes::load(from + i * row_stride + c * lanes::size) * lanes(factor[i]); });
     }
     [[gnu::always_inline]] void add(const T* from, index row_stride) {
-        simd::unroll<Rows>([&](auto i) {
-            simd::unroll<Columns>([&](auto c) { sum[i][c] = sum[i][c] + lanes::load(from + i * row_stride + c * lanes::size); });
-        });
+        simd::unroll<Rows, Columns>(
+            [&](auto i, auto c) { sum[i][c] = sum[i][c] + lanes::load(from + i * row_stride + c * lanes::size); });
     }
     /// Row i times factor[i].
     [[gnu::always_inline]] void scale(const T* factor) {
-        simd::unroll<Rows>([&](auto i) { simd::unroll<Columns>([&](auto c) { sum[i][c] = sum[i][c] * lanes(factor[i]); }); });
+        simd::unroll<Rows, Columns>([&](auto i, auto c) { sum[i][c] = sum[i][c] * lanes(factor[i]); });
     }
     /// Raises maximum[lane], one register for each column, to the rows; NaN does not count.
     [[gnu::always_inline]] void raise(T* maximum) const {
@@ -77,20 +73,18 @@ struct matrix_tile {
         return zero[0];
     }
     [[gnu::always_inline]] void store(T* to, index row_stride) const {
-        simd::unroll<Rows>([&](auto i) { simd::unroll<Columns>([&](auto c) { sum[i][c].store(to + i * row_stride + c * lanes::size); }); });
+        simd::unroll<Rows, Columns>([&](auto i, auto c) { sum[i][c].store(to + i * row_stride + c * lanes::size); });
     }
     [[gnu::always_inline]] void add_to(T* to, index row_stride) const {
-        simd::unroll<Rows>([&](auto i) {
-            simd::unroll<Columns>([&](auto c) {
-                T* const at = to + i * row_stride + c * lanes::size;
-                (lanes::load(at) + sum[i][c]).store(at);
-            });
+        simd::unroll<Rows, Columns>([&](auto i, auto c) {
+            T* const at = to + i * row_stride + c * lanes::size;
+            (lanes::load(at) + sum[i][c]).store(at);
         });
     }
     /// Ends the multiply-adds that have been begun, before other arithmetic: clang mixes the two, and then keeps sums in memory. Exponentials
     /// beside scores with a bias: 80 against 73 % of peak.
     [[gnu::always_inline]] void settle() {
-        simd::unroll<Rows>([&](auto i) { simd::unroll<Columns>([&](auto c) { sum[i][c].settle(); }); });
+        simd::unroll<Rows, Columns>([&](auto i, auto c) { sum[i][c].settle(); });
     }
     /// sum[i][c] += sum over k < depth of phi(a(i, k)) * b(k, c), where a(i, k) = a[i * a_row + k * a_depth] is a number and b(k, c) the
     /// register at b + k * b_depth + c * lanes::size. Each lane is one chain of multiply-adds in the order of k: its result is the
@@ -132,6 +126,14 @@ template <class F>
         f(first, own);
         first += own;
     }
+}
+/// The same pieces by their size: f(first, size, pieces) for those of a size, which follow each other.
+template <class F>
+[[gnu::always_inline]] inline void for_each_size(index count, index most, F&& f) {
+    if (count <= 0) return;
+    const auto pieces = (count + most - 1) / most, size = count / pieces, larger = count % pieces, smaller = pieces - larger;
+    f(index{0}, size, smaller);
+    if (larger > 0) f(smaller * size, size + 1, larger);
 }
 
 } // namespace attn::kernel

@@ -15,6 +15,11 @@ template <class F, int... I>
     (f(std::integral_constant<int, I>{}), ...);
 }
 
+template <int Columns, class F, int... I>
+[[gnu::always_inline]] inline void call_each_pair(F& f, std::integer_sequence<int, I...>) {
+    (f(std::integral_constant<int, I / Columns>{}, std::integral_constant<int, I % Columns>{}), ...);
+}
+
 } // namespace detail
 
 /// f(0) ... f(N - 1), each index a compile-time constant. Arrays of registers that are indexed so stay in registers; an unroll
@@ -22,6 +27,13 @@ template <class F, int... I>
 template <int N, class F>
 [[gnu::always_inline]] inline void unroll(F&& f) {
     detail::call_each(f, std::make_integer_sequence<int, N>{});
+}
+
+/// f(0, 0), f(0, 1) ... f(Rows - 1, Columns - 1). Not one loop in the other: gcc inlines what it is given without fail if that is a step or
+/// two, but a row of a tile only while the program is small. Then a tile was kept in memory, at 0.4 times the speed.
+template <int Rows, int Columns, class F>
+[[gnu::always_inline]] inline void unroll(F&& f) {
+    detail::call_each_pair<Columns>(f, std::make_integer_sequence<int, Rows * Columns>{});
 }
 
 } // namespace attn::simd
