@@ -99,25 +99,28 @@ public:
     void multiply_keys(const key_segment<T>& segment, const Added& added, then_scores then) {
         constexpr bool adds = !std::same_as<Added, no_scores>;
         if (has_lone_query()) multiply_lone_query(segment, added);
+        const auto multiply = [&](index row, index rows, index count, index left, index right) {
+            for (index reg = left; reg < right; ++reg) see(reg, segment.first_row + row, rows * count);
+            with_constant<traits::max_columns>(right - left, [&](auto c) {
+                with_constant<traits::max_rows(c())>(rows,
+                                                     [&](auto r) { multiply_rows<r(), c()>(segment, row, count, left, added, then); });
+            });
+        };
         for_each_piece(softmax_.registers, traits::max_columns, [&](index first, index columns) {
-            const index most_rows = segment.keys.full ? traits::max_rows(static_cast<int>(columns))
-                                                      : std::min<index>(grain, traits::max_rows(static_cast<int>(columns)));
-            for_each_piece(segment.keys.count, most_rows, [&](index row, index rows) {
-                index left = first, right = first + columns;
-                if (!segment.keys.full) {
-                    std::uint64_t seen = 0;
-                    for (index j = 0; j < rows; ++j) seen |= visible_[segment.first_row + row + j];
-                    leave_out_unseen<lane_count>(seen, left, right);
-                }
-                for (index reg = left; reg < right; ++reg) {
-                    see(reg, segment.first_row + row, rows);
-                }
-                ahead_.step();
-                next_tile_.step();
-                with_constant<traits::max_columns>(right - left, [&](auto c) {
-                    with_constant<traits::max_rows(c())>(rows, [&](auto r) { multiply_rows<r(), c()>(segment, row, left, added, then); });
-                });
-                if (then == then_scores::weigh) weigh_beside_next(segment.part(row, rows), added.from(row));
+            const index most_rows = traits::max_rows(static_cast<int>(columns)), end = first + columns;
+            if (segment.keys.full) {
+                for_each_size(segment.keys.count, most_rows,
+                              [&](index row, index rows, index count) { multiply(row, rows, count, first, end); });
+                return;
+            }
+            for_each_piece(segment.keys.count, std::min<index>(grain, most_rows), [&](index row, index rows) {
+                index left = first, right = end;
+                std::uint64_t seen = 0;
+                for (index j = 0; j < rows; ++j) seen |= visible_[segment.first_row + row + j];
+                leave_out_unseen<lane_count>(seen, left, right);
+                multiply(row, rows, 1, left, right);
+                // Keys that nobody sees have weights too, of 0.
+                if (left == right && then == then_scores::weigh) weigh_beside_next(segment.part(row, rows), added.from(row));
             });
         });
         if constexpr (adds) weights_.finish(); // what is added may be gone when the next segment comes
@@ -186,35 +189,42 @@ private:
         pushed_ = false;
     }
 
-    /// Scores of a few keys, and beside them the weights of those before.
+    /// Scores of `count` times a few keys, and beside them the weights of those before. The loop is here and not where it is called: the
+    /// way into and out of this function took 3 % of the time of a window.
     template <int Rows, int Columns, class Added>
-    [[gnu::noinline]] void multiply_rows(const key_segment<T>& segment, index row, index reg, const Added& added, then_scores then) {
+    [[gnu::noinline]] void multiply_rows(const key_segment<T>& segment, index row, index count, index reg, const Added& added,
+                                         then_scores then) {
         constexpr bool adds = !std::same_as<Added, no_scores>;
-        matrix_tile<Rows, Columns, T, Arch> tile;
-        tile.zero();
         const auto lane = reg * lane_count;
-        const T* const keys = segment.key_rows + row * segment.key_stride;
+        const T* keys = segment.key_rows + row * segment.key_stride;
         const T* const queries = queries_ + lane;
         const index query_stride = stride();
-        index channel = 0;
-        if constexpr (early_weights<T, Arch>::possible) {
-            for (; channel + weight_channels <= key_channels_ && weights_.any(); channel += weight_channels) {
-                tile.multiply_add(keys + channel, segment.key_stride, unit_stride{}, queries + channel * query_stride, query_stride,
-                                  weight_channels);
-                tile.settle();
-                weights_.template step<adds>();
+        for (; count > 0; --count, row += Rows, keys += Rows * segment.key_stride) {
+            ahead_.step();
+            next_tile_.step();
+            matrix_tile<Rows, Columns, T, Arch> tile;
+            tile.zero();
+            index channel = 0;
+            if constexpr (early_weights<T, Arch>::possible) {
+                for (; channel + weight_channels <= key_channels_ && weights_.any(); channel += weight_channels) {
+                    tile.multiply_add(keys + channel, segment.key_stride, unit_stride{}, queries + channel * query_stride, query_stride,
+                                      weight_channels);
+                    tile.settle();
+                    weights_.template step<adds>();
+                }
             }
+            ahead_.multiply_add(tile, keys + channel, segment.key_stride, unit_stride{}, queries + channel * query_stride, query_stride,
+                                key_channels_ - channel);
+            // While the scores are in registers: a pass over them by itself took twice as long.
+            T* const scores = scores_ + (segment.first_row + row) * query_stride + lane;
+            if (then == then_scores::raise_and_weigh) tile.store(scores, query_stride);
+            if constexpr (adds)
+                if (then != then_scores::weigh) tile.add(added.from(row, lane).numbers, added.stride);
+            if (then == then_scores::raise || then == then_scores::raise_and_weigh) tile.raise(softmax_.next_maximum + lane);
+            if (then != then_scores::raise_and_weigh) tile.store(scores, query_stride);
+            if constexpr (early_weights<T, Arch>::possible) weights_.template finish<adds>();
+            if (then == then_scores::weigh) weigh_beside_next(segment.part(row, Rows), added.from(row));
         }
-        ahead_.multiply_add(tile, keys + channel, segment.key_stride, unit_stride{}, queries + channel * query_stride, query_stride,
-                            key_channels_ - channel);
-        // While the scores are in registers: a pass over them by itself took twice as long.
-        T* const scores = scores_ + (segment.first_row + row) * stride() + lane;
-        if (then == then_scores::raise_and_weigh) tile.store(scores, stride());
-        if constexpr (adds)
-            if (then != then_scores::weigh) tile.add(added.from(row, lane).numbers, added.stride);
-        if (then == then_scores::raise || then == then_scores::raise_and_weigh) tile.raise(softmax_.next_maximum + lane);
-        if (then != then_scores::raise_and_weigh) tile.store(scores, stride());
-        if constexpr (early_weights<T, Arch>::possible) weights_.template finish<adds>();
     }
 
     /// Scores of the lone query.
@@ -266,36 +276,37 @@ private:
         if (careful) {
             for (index query = 0; query < tile_.count; ++query) add_seen_values<Columns>(query, channel);
         } else {
-            for_each_piece(tile_.count - has_lone_query(), traits::max_rows(Columns), [&](index query, index count) {
-                ahead_.step();
-                with_constant<traits::max_rows(Columns)>(count, [&](auto r) { add_weighted_values<r(), Columns>(query, channel); });
+            for_each_size(tile_.count - has_lone_query(), traits::max_rows(Columns), [&](index query, index rows, index count) {
+                with_constant<traits::max_rows(Columns)>(rows, [&](auto r) { add_weighted_values<r(), Columns>(query, count, channel); });
             });
             if (!has_lone_query()) return;
-            ahead_.step();
-            add_weighted_values<1, Columns>(stride(), channel);
+            add_weighted_values<1, Columns>(stride(), 1, channel);
         }
     }
-    /// A group of queries skips the keys before and after those it sees.
+    /// `count` groups of queries, of which each skips the keys before and after those it sees.
     template <int Rows, int Columns>
-    [[gnu::noinline]] void add_weighted_values(index query, index channel) {
-        matrix_tile<Rows, Columns, T, Arch> tile;
-        load_values(tile, query, channel);
-        const auto weights = scores_of(query);
-        const auto &a = seen_rows(query / lane_count), &b = seen_rows((query + Rows - 1) / lane_count);
-        for (const auto& segment : keys_.segments()) {
-            index first = 0, last = segment.keys.count;
-            if (!segment.keys.full) {
-                first = std::clamp<index>(std::min(a.first, b.first) - segment.first_row, 0, last);
-                last = std::clamp<index>(std::max(a.last, b.last) - segment.first_row, first, last);
-                const auto own = query_bits(query, Rows);
-                const auto* const visible = visible_ + segment.first_row;
-                while (first < last && !(visible[first] & own)) ++first;
-                while (first < last && !(visible[last - 1] & own)) --last;
+    [[gnu::noinline]] void add_weighted_values(index query, index count, index channel) {
+        for (; count > 0; --count, query += Rows) {
+            ahead_.step();
+            matrix_tile<Rows, Columns, T, Arch> tile;
+            load_values(tile, query, channel);
+            const auto weights = scores_of(query);
+            const auto &a = seen_rows(query / lane_count), &b = seen_rows((query + Rows - 1) / lane_count);
+            for (const auto& segment : keys_.segments()) {
+                index first = 0, last = segment.keys.count;
+                if (!segment.keys.full) {
+                    first = std::clamp<index>(std::min(a.first, b.first) - segment.first_row, 0, last);
+                    last = std::clamp<index>(std::max(a.last, b.last) - segment.first_row, first, last);
+                    const auto own = query_bits(query, Rows);
+                    const auto* const visible = visible_ + segment.first_row;
+                    while (first < last && !(visible[first] & own)) ++first;
+                    while (first < last && !(visible[last - 1] & own)) --last;
+                }
+                ahead_.multiply_add(tile, weights.numbers + (segment.first_row + first) * weights.stride, unit_stride{}, weights.stride,
+                                    segment.value_rows + first * segment.value_stride + channel, segment.value_stride, last - first);
             }
-            ahead_.multiply_add(tile, weights.numbers + (segment.first_row + first) * weights.stride, unit_stride{}, weights.stride,
-                                segment.value_rows + first * segment.value_stride + channel, segment.value_stride, last - first);
+            store_values(tile, query, channel);
         }
-        store_values(tile, query, channel);
     }
     /// The same sum in the same order for one query, but over the keys it sees only.
     template <int Columns>
