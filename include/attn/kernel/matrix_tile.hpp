@@ -56,19 +56,16 @@ struct matrix_tile {
     }
     /// Raises maximum[lane], one register for each column, to the rows; NaN does not count.
     [[gnu::always_inline]] void raise(T* maximum) const {
-        simd::unroll<Columns>([&](auto c) {
-            auto top = lanes::load(maximum + c * lanes::size);
-            simd::unroll<Rows>([&](auto i) { top = max_or_second(sum[i][c], top); });
-            top.store(maximum + c * lanes::size);
-        });
+        lanes top[Columns];
+        simd::unroll<Columns>([&](auto c) { top[c] = lanes::load(maximum + c * lanes::size); });
+        simd::unroll<Rows, Columns>([&](auto i, auto c) { top[c] = max_or_second(sum[i][c], top[c]); });
+        simd::unroll<Columns>([&](auto c) { top[c].store(maximum + c * lanes::size); });
     }
     /// A register that is 0 where all sums are finite, and NaN elsewhere.
     [[gnu::always_inline]] lanes times_zero() const {
         lanes zero[Columns];
-        simd::unroll<Columns>([&](auto c) {
-            zero[c] = sum[0][c] * lanes(T{0});
-            simd::unroll<Rows - 1>([&](auto i) { zero[c] = fma(sum[i + 1][c], lanes(T{0}), zero[c]); });
-        });
+        simd::unroll<Columns>([&](auto c) { zero[c] = sum[0][c] * lanes(T{0}); });
+        simd::unroll<Rows - 1, Columns>([&](auto i, auto c) { zero[c] = fma(sum[i + 1][c], lanes(T{0}), zero[c]); });
         simd::unroll<Columns - 1>([&](auto c) { zero[0] = zero[0] + zero[c + 1]; });
         return zero[0];
     }
@@ -115,25 +112,21 @@ template <int Most, class F>
     }(std::make_integer_sequence<int, Most>{});
 }
 
-/// Cuts [0, count) into pieces of at most `most`, as even as they come, and calls f(first, size) for each: a tail of one row would
-/// leave the micro-kernel waiting for its own adders.
-template <class F>
-[[gnu::always_inline]] inline void for_each_piece(index count, index most, F&& f) {
-    if (count <= 0) return;
-    const auto pieces = (count + most - 1) / most, size = count / pieces, larger = count % pieces;
-    for (index piece = 0, first = 0; piece < pieces; ++piece) {
-        const auto own = piece < pieces - larger ? size : size + 1;
-        f(first, own);
-        first += own;
-    }
-}
-/// The same pieces by their size: f(first, size, pieces) for those of a size, which follow each other.
+/// Cuts [0, count) into pieces of at most `most`, as even as they come, and calls f(first, size, pieces) for those of each size, which
+/// follow each other: a tail of one row would leave the micro-kernel waiting for its own adders.
 template <class F>
 [[gnu::always_inline]] inline void for_each_size(index count, index most, F&& f) {
     if (count <= 0) return;
-    const auto pieces = (count + most - 1) / most, size = count / pieces, larger = count % pieces, smaller = pieces - larger;
-    f(index{0}, size, smaller);
-    if (larger > 0) f(smaller * size, size + 1, larger);
+    const auto pieces = (count + most - 1) / most, larger = count % pieces;
+    index size = count / pieces, same = pieces - larger;
+    for (index first = 0; first < count; first += size * same, ++size, same = larger) f(first, size, same);
+}
+/// The same, f(first, size) for each piece.
+template <class F>
+[[gnu::always_inline]] inline void for_each_piece(index count, index most, F&& f) {
+    for_each_size(count, most, [&](index first, index size, index pieces) {
+        for (; pieces > 0; --pieces, first += size) f(first, size);
+    });
 }
 
 } // namespace attn::kernel
