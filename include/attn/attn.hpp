@@ -48,4 +48,4 @@
 namespace attn {}
 
 /// The operators' definitions: the printed formulas, slow and obvious, which kernels are held to.
-namespace attn::reference {}
+namespace attn::inline ATTN_INSTRUCTION_SET::reference {}

@@ -5,7 +5,7 @@
 #include "../parallel/executor.hpp"
 #include "../pattern/pattern.hpp"
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// A const value that computes out[b, h, i] = sum over j of A[b, h, i, j] v[b, h, j] from queries, keys and values.
 /// - `name`: what errors call it.

@@ -5,7 +5,7 @@
 #include "../norm/norm.hpp"
 #include "attention.hpp"
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// For x (batch, x_heads, n, c) whose n tokens are a grid, row-major, and out (batch, heads, n, c); head h reads head h / (heads / x_heads)
 /// of x:

@@ -4,7 +4,7 @@
 #include "../core/eigen.hpp"
 #include "attention.hpp"
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// Calls an operator on matrices q (n, d_k), k (m, d_k) and v (m, d_v) of any storage order, maps and blocks included. Returns a matrix
 /// (n, d_v) in v's storage order. Throws like `attend` on views, which see them as (1, 1, rows, columns).

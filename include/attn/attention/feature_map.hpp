@@ -3,7 +3,7 @@
 
 #include "../score/score_function.hpp"
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// A value with one generic call x -> phi(x), applied to each channel of queries and keys:
 ///     []<class S>(S x) { return x * x; }

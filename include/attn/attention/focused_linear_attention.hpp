@@ -5,7 +5,7 @@
 #include "feature_map.hpp"
 #include "linear_checks.hpp"
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// For q (batch, heads, n, d_k), k (batch, kv_heads, m, d_k), v (batch, kv_heads, m, d_v), without a scale:
 ///     u = (relu(x) + 1e-6) / softplus(scale),      f(x) = |u| u^power / |u^power|

@@ -5,7 +5,7 @@
 #include "feature_map.hpp"
 #include "linear_checks.hpp"
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// For q (batch, heads, n, d_k), k (batch, kv_heads, m, d_k), v (batch, kv_heads, m, d_v); query head h reads kv head h / (heads /
 /// kv_heads):

@@ -5,7 +5,7 @@
 #include "attention.hpp"
 #include "depthwise_convolution.hpp"
 
-namespace attn::detail {
+namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
 /// Throws shape_error if the pattern or eps does not suit a linear attention.
 template <Scalar T, Pattern P>

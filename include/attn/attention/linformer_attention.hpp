@@ -3,7 +3,7 @@
 
 #include "linformer_work.hpp"
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// The values are projected as the keys are, by the same parameters (E = F).
 struct same_projection {};

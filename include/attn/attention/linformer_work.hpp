@@ -5,7 +5,7 @@
 #include "projection.hpp"
 #include "softmax_attention.hpp"
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 namespace detail {
 

@@ -4,7 +4,7 @@
 #include "../kernel/online_softmax.hpp"
 #include "attention.hpp"
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// Merges the result of one set of keys into that of another: with log-sum-exps a and b, and l = ln(e^a + e^b), each row becomes
 ///     into = into e^(a - l) + from e^(b - l),   log_sum_exp = l

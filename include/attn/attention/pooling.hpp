@@ -3,7 +3,7 @@
 
 #include "projection.hpp"
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// The mean of the visible tokens of each of `projected` bins: bin r of m tokens is floor(r m / projected) .. ceil((r + 1) m / projected)
 /// - 1.

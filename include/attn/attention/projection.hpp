@@ -9,7 +9,7 @@
 #include <optional>
 #include <numbers>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// What a projection is about to be used on; errors name the operation and the argument.
 struct projection_context {

@@ -4,7 +4,7 @@
 #include "feature_map.hpp"
 #include "linear_checks.hpp"
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// For q (batch, heads, n, d_k), k (batch, kv_heads, m, d_k), v (batch, kv_heads, m, d_v), without a scale:
 ///     out_i = relu(q_i) S / (relu(q_i) . z + eps) + DWC(v)_i,      S = sum_j relu(k_j)^T v_j,      z = sum_j relu(k_j)

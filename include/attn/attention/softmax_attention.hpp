@@ -6,7 +6,7 @@
 
 #include <optional>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// For q (batch, heads, n, d_k), k (batch, kv_heads, m, d_k), v (batch, kv_heads, m, d_v); query head h reads kv head h / (heads / kv_heads):
 ///     x[b, h, i, j]  = score(scale * q[b, h, i] . k[b, h, j], i, j)          for the keys j that the pattern shows to query i

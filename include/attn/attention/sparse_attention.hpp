@@ -11,7 +11,7 @@
 #include <limits>
 #include <string>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// Each is a pattern, to be used as it is or combined further:
 ///     softmax_attention{.pattern = sparse_transformer_strided(128)}

@@ -7,7 +7,7 @@
 
 #include <optional>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// For q (batch, h_k, n, d_k), k (batch, kv_heads, m, d_k), v (batch, kv_heads, m, d_v), where kv_heads, which may differ between k and v,
 /// divide h_k and h_v; head a of h_k reads key head a / (h_k / kv_heads), and values likewise. With h mixed heads in between:

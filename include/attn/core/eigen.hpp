@@ -9,7 +9,7 @@
 #error "attn needs Eigen 3.4.0 or later"
 #endif
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// A matrix, Map, Block or Ref with memory of its own, of any storage order.
 template <class M>

@@ -5,7 +5,7 @@
 
 #include <span>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// One number for all batch entries, or one for each.
 class per_batch {

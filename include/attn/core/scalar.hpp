@@ -1,6 +1,8 @@
 // The numbers attn computes with.
 #pragma once
 
+#include "instruction_set.hpp"
+
 #include <concepts>
 #include <cstddef>
 
@@ -8,7 +10,7 @@
 #error "attn: -ffast-math removes the rounding and the NaN rules that attention kernels rely on; compile without it (-O3 is enough)"
 #endif
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// Sizes, strides and positions: signed and 64 bits wide, so that differences of positions need no care.
 using index = std::ptrdiff_t;

@@ -6,7 +6,7 @@
 #include <memory>
 #include <new>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// Cache lines, and the widest SIMD register: memory the library allocates begins on such a boundary.
 inline constexpr std::size_t alignment = 64;

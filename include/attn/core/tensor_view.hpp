@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// Distances in elements between neighbours along each dimension. Zero repeats an element (broadcast), negative walks back.
 struct strides {

@@ -5,7 +5,7 @@
 
 #include <span>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// Scratch memory, aligned and uninitialised. Its contents mean nothing between calls; two calls at a time need two workspaces.
 class workspace {

@@ -5,7 +5,7 @@
 
 #include <limits>
 
-namespace attn::kernel {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Score functions that add a tile of numbers to the scores of a run of keys, and do nothing else: numbers[row * stride + query], and to
 /// those of a panel's lone query lone[row].

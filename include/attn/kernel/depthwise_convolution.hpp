@@ -8,7 +8,7 @@
 
 #include <span>
 
-namespace attn::kernel {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// A convolution with its parameters. weights (1 or heads, channels, kernel_height, kernel_width), null for none; bias: none, one number
 /// for each channel, or for each of every head.

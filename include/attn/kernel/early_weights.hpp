@@ -4,7 +4,7 @@
 #include "added_scores.hpp"
 #include "online_softmax.hpp"
 
-namespace attn::kernel {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// A softmax divides by the sum of its weights, so what their scores are measured from cancels: the maximum m only keeps them in range. A
 /// query's weights are measured from the m that earlier tiles left, and need not wait until all scores of this tile are known. Afterwards,

@@ -4,7 +4,7 @@
 #include "linear_state.hpp"
 #include "tile_loader.hpp"
 
-namespace attn::kernel {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// A map of one instruction that changes nothing when it is applied again, so that it can be applied wherever x is read.
 template <class Phi>

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <span>
 
-namespace attn::kernel {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// f = |u| u^p / |u^p| with u = (relu(x) + 1e-6) / softplus(scale), norms over all channels of all heads of a token. With w = u / |u|,
 /// which no power takes out of range, f = |u| w^p / |w^p|: of each token 1 / |u| and |u| / |w^p| are kept.

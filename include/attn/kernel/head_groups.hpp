@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-namespace attn::kernel {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// One head of one batch entry.
 struct head_place {

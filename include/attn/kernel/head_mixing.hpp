@@ -7,7 +7,7 @@
 
 #include <span>
 
-namespace attn::kernel {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Numbers of every head for a block of keys and a panel of queries, [heads][keys][registers].
 struct head_block {

@@ -6,7 +6,7 @@
 #include "linear_order.hpp"
 #include "linear_worker.hpp"
 
-namespace attn::kernel {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// What the denominator is: out_i = numerator / (denominator + eps), or scale * numerator.
 struct linear_normalisation {

@@ -4,7 +4,7 @@
 #include "../core/inputs.hpp"
 #include "../pattern/visible_end.hpp"
 
-namespace attn::kernel {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Multiply-adds in each order of evaluation, for queries that share a sum over the keys. pairs: of a query and a key that it sees.
 struct linear_costs {

@@ -4,7 +4,7 @@
 #include "linear_state.hpp"
 #include "tile_loader.hpp"
 
-namespace attn::kernel {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Keys that a chunk of queries meets one by one: query r sees the first seen[r], which never falls. A tile of rows may reach past the last
 /// query, where seen stays as it was.

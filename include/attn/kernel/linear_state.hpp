@@ -5,7 +5,7 @@
 #include "lines_ahead.hpp"
 #include "matrix_tile.hpp"
 
-namespace attn::kernel {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Covers [0, count) with tiles of so many columns and calls f(std::integral_constant<int, Rows>, first row). Few sizes, for each is a
 /// kernel of its own: the last tile may reach past the count, up to a multiple of 4, where memory must be there.

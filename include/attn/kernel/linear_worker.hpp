@@ -5,7 +5,7 @@
 #include "depthwise_convolution.hpp"
 #include "linear_scores.hpp"
 
-namespace attn::kernel {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Room for a chunk of queries and a block of keys.
 template <Scalar T, class Arch>

@@ -5,7 +5,7 @@
 #include "tile_loader.hpp"
 #include "token_chunks.hpp"
 
-namespace attn::kernel {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Rows that will soon be read or written: row r begins at data + r * stride. None, if they do not lie in lines of memory.
 template <Scalar T>

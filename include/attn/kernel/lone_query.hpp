@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-namespace attn::kernel {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// True if the last of so many queries would be alone in its register, as a window of 49 leaves it. Then its scores are a row: computed
 /// in lanes of queries like the others', 15 of 16 would be for nothing, a quarter of the time of a window.

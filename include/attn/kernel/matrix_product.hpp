@@ -7,7 +7,7 @@
 
 #include <span>
 
-namespace attn::kernel {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// The transpose of a matrix, without moving it.
 template <class T>

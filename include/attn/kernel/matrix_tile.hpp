@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <functional>
 
-namespace attn::kernel {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// How the registers of an instruction set shape the micro-kernel.
 template <Scalar T, class Arch>

@@ -9,7 +9,7 @@
 #include <limits>
 #include <numbers>
 
-namespace attn::kernel {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// What a hidden key scores. Finite, so that no difference of scores is NaN by itself.
 template <Scalar T>

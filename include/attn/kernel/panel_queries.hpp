@@ -4,7 +4,7 @@
 #include "../pattern/schedule.hpp"
 #include "../simd/positions.hpp"
 
-namespace attn::kernel {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Bits first .. first + count - 1.
 inline std::uint64_t query_bits(index first, index count) { return simd::lane_bits::first(count).value << first; }

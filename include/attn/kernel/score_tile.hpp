@@ -11,7 +11,7 @@
 
 #include <bitset>
 
-namespace attn::kernel {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Applies one head's score function F to tiles of scores. Functions of positions compute in registers and need no memory.
 template <Scalar T, class Arch, class F>

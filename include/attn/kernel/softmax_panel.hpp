@@ -7,7 +7,7 @@
 
 #include <optional>
 
-namespace attn::kernel {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Walks the key runs that a pattern shows to one panel of queries.
 template <Scalar T, class Arch, ScoreFunction S>

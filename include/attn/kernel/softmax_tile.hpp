@@ -7,7 +7,7 @@
 #include "tile_keys.hpp"
 #include "work_ahead.hpp"
 
-namespace attn::kernel {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// One thread's memory, and the steps of one panel of queries that do not depend on pattern or score function:
 ///     scores   S^T = K Q^T, lanes are queries: only Q is transposed, K is read as it lies, one broadcast number at a time

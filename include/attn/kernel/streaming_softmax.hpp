@@ -7,7 +7,7 @@
 #include "head_groups.hpp"
 #include "softmax_panel.hpp"
 
-namespace attn::kernel {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Softmax attention: out = softmax(score(scale * q k^T), keys hidden by the pattern left out) v. Cuts (batch, head, tile of queries) into
 /// tasks; a union of patterns with different steps runs as passes one after the other, whose results merge. Shapes have been checked.

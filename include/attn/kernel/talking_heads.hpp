@@ -4,7 +4,7 @@
 #include "../parallel/executor.hpp"
 #include "talking_heads_panel.hpp"
 
-namespace attn::kernel {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Talking-heads attention as tasks of a panel each; see talking_heads_attention. Shapes have been checked.
 /// A panel of queries goes through all keys in blocks, all heads together. Without a second mixing the values are added on the way. With

@@ -9,7 +9,7 @@
 #include <bit>
 #include <utility>
 
-namespace attn::kernel {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// What the steps of talking-heads attention share. A mixing without columns is absent.
 template <Scalar T, class Arch>

@@ -6,7 +6,7 @@
 #include "score_tile.hpp"
 #include "talking_heads_tile.hpp"
 
-namespace attn::kernel {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// What a call is made of, as in talking_heads_attention.
 template <Pattern P, ScoreFunction S>

@@ -8,7 +8,7 @@
 
 #include <tuple>
 
-namespace attn::kernel {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// The steps of one panel that no pattern or score function changes.
 template <Scalar T, class Arch>

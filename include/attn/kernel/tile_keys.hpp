@@ -7,7 +7,7 @@
 
 #include <span>
 
-namespace attn::kernel {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// A run of keys inside a tile: rows [first_row, first_row + keys.count) of the tile's scores.
 template <Scalar T>

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace attn::kernel {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// So many numbers that they fill whole registers.
 template <Scalar T, class Arch>

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-namespace attn::kernel {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// A grid of tokens, row-major, and the kernel that moves over it: output (y, x) reads inputs (y - top + ky, x - left + kx).
 struct convolution_grid {

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-namespace attn::kernel {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Tokens first .. end - 1.
 struct token_range {

@@ -6,7 +6,7 @@
 #include <array>
 #include <functional>
 
-namespace attn::kernel {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Rows that will be read soon, asked for a few cache lines at a time beside other work, so that neither waits for the other.
 template <class T>

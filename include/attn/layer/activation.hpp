@@ -6,7 +6,7 @@
 #include <cmath>
 #include <numbers>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// A value with one generic call x -> f(x), on numbers and on lanes: what a FeatureMap is.
 template <class F>

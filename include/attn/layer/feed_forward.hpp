@@ -4,7 +4,7 @@
 #include "activation.hpp"
 #include "linear.hpp"
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// For each token row x (channels):
 ///     out = down(f(up(x))) (+ residual),      and with a gate   out = down(f(gate(x)) * up(x)) (+ residual)

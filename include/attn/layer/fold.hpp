@@ -5,7 +5,7 @@
 #include "transformer_block.hpp"
 #include "windowed.hpp"
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// The layer that equals `norm` and then `layer`, for norms over tokens with running statistics (batch_norm, rep_batch_norm,
 /// progressive_rep_batch_norm). The linears that read its tokens get new weights and biases, in `folded`, called `name`.q.weight,

@@ -5,7 +5,7 @@
 #include "../kernel/tile_loader.hpp"
 #include "../norm/norm.hpp"
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// What a layer reads in one call. Tokens are rows of channels, (batch, 1, n, channels), their channels side by side.
 template <Scalar T>

@@ -5,7 +5,7 @@
 #include "../norm/fold.hpp"
 #include "layer.hpp"
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// For each token row x (inputs):
 ///     out = W x + b (+ residual)

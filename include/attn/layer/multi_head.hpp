@@ -5,7 +5,7 @@
 #include "linear.hpp"
 #include "rotary.hpp"
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// Keys and values are made of the tokens as they are.
 struct every_token {};

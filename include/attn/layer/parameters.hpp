@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// A tensor that is missing or is not as it should be, by name; or a file that is not what it says.
 struct parameter_error : std::runtime_error {

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// Which channels of a head make pair p of c / 2: 2p and 2p + 1 (GPT-J, RoFormer), or p and p + c / 2 (GPT-NeoX, Llama).
 enum class rotary_pairs { interleaved, half_split };

@@ -10,7 +10,7 @@
 #include <fstream>
 #include <iterator>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 namespace detail {
 

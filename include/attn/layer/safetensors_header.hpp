@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace attn::detail {
+namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
 /// What a header says of one tensor.
 struct stored_tensor {

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// Fills a table (1, 1, n, d), of any strides, whose row r is the encoding of position t = first + r:
 ///     table[r, 2i] = sin(t / base^(2i / d)),      table[r, 2i + 1] = cos(t / base^(2i / d))

@@ -5,7 +5,7 @@
 #include "feed_forward.hpp"
 #include "multi_head.hpp"
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// For tokens x (batch, 1, n, c):
 ///     y   = x + attention(attention_norm(x)),       out = y + feed_forward(feed_forward_norm(y))

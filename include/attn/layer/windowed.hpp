@@ -5,7 +5,7 @@
 #include "linear.hpp"
 #include "windows.hpp"
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 namespace detail {
 

@@ -10,7 +10,7 @@
 #include <type_traits>
 #include <vector>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// Cuts a height x width grid of tokens, row by row, into windows that do not overlap, after a cyclic shift of the grid:
 ///     token (r, c) of window (y, x) is the grid's token ((y window_height + r + shift_height) mod height, (x window_width + c +

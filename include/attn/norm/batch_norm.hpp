@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// What training remembers of the tokens it has seen, for inference to use: the owner's, who passes it to every training call. In double: a
 /// million small steps lose no digits.

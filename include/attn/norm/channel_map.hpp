@@ -7,7 +7,7 @@
 
 #include <cmath>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// out = (x - mean) * scale + offset: a norm over tokens, at one channel. As a line, its slope is scale and its value at 0 is `at_zero()`.
 struct channel_map {

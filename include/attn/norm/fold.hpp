@@ -6,7 +6,7 @@
 
 #include <vector>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// A norm that is one line per channel in inference: batch_norm, rep_batch_norm and progressive_rep_batch_norm with running statistics.
 template <class N>

@@ -10,7 +10,7 @@
 #include <numbers>
 #include <optional>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// A const callable: the training step (0, 1, ...) -> gamma in [0, 1], the share of the first norm; none during the warm-up, when the
 /// first norm runs alone. The step is the whole state: saving a number saves the schedule.

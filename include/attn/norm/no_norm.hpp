@@ -3,7 +3,7 @@
 
 #include "norm.hpp"
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// out = x, for x (batch, heads, tokens, channels). A transformer_block with it reads its tokens where they are.
 template <Scalar T>

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// A const value that maps token rows to token rows of the same shape (batch, heads, tokens, channels): inference.
 /// - `scalar`, `name`: what it computes in, and what errors call it.

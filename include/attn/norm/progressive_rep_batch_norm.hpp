@@ -4,7 +4,7 @@
 #include "gamma_schedule.hpp"
 #include "rep_batch_norm.hpp"
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// For x (batch, heads, tokens, channels):
 ///     training:   out = gamma N(x) + (1 - gamma) RepBN(x),      N a layer_norm or any other norm

@@ -3,7 +3,7 @@
 
 #include "batch_norm.hpp"
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// Gathers the statistics of a norm's inputs, batch after batch, with the weights frozen:
 ///     recalibration r(channels);

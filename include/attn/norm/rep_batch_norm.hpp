@@ -3,7 +3,7 @@
 
 #include "batch_norm.hpp"
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// For x (batch, heads, tokens, channels), BN as in batch_norm:
 ///     RepBN(x) = BN(x) + eta x

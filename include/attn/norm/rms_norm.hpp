@@ -4,7 +4,7 @@
 #include "norm.hpp"
 #include "row_moments.hpp"
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// For each row x (channels) of a tensor (batch, heads, tokens, channels), over its channels:
 ///     out = x / sqrt(mean(x^2) + eps) * weight

@@ -9,7 +9,7 @@
 #include <cmath>
 #include <limits>
 
-namespace attn::detail {
+namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
 /// A row is written as (x - centre) * scale + offset, before weight and bias.
 template <Scalar T>

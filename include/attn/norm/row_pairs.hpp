@@ -6,7 +6,7 @@
 #include <array>
 #include <cstdlib>
 
-namespace attn::detail {
+namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
 /// Whether to write a result past the caches: it is too large for much of it to be still there when it is read, and memory does not send
 /// what is to be overwritten. Not in place, where the caches hold it already.

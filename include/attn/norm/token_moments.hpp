@@ -7,7 +7,7 @@
 
 #include <array>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// Which tokens count in training: (batch, heads or 1, tokens, 1), true = counts. Without data, all do.
 using token_mask = tensor_view<const bool>;

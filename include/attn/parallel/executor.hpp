@@ -9,7 +9,7 @@
 #include <memory>
 #include <utility>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// A reference to a callable void(index), for the duration of a call. Two pointers: passing it never allocates.
 class body_ref {

@@ -7,7 +7,7 @@
 
 #include <omp.h>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// OpenMP's threads. Inside somebody's parallel region it follows OpenMP's rule for nested ones: inline, unless allowed otherwise.
 struct openmp {

@@ -16,7 +16,7 @@
 #include <optional>
 #include <thread>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// Threads that wait for work. The calling thread is one of them, so a pool of n starts n - 1.
 ///

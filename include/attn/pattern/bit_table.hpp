@@ -3,7 +3,7 @@
 
 #include "pattern.hpp"
 
-namespace attn::detail {
+namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
 /// Rows of queries, columns of keys: 64 queries of one key are one word, and neighbouring keys are neighbouring words.
 struct bit_table {

@@ -2,7 +2,7 @@
 
 #include "pattern.hpp"
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// Blocks of `block` positions that see only themselves: floor(i / block) == floor(j / block). O(n block) pairs. A block below one is
 /// refused.

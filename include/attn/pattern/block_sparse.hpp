@@ -3,7 +3,7 @@
 #include "../core/tensor_view.hpp"
 #include "bit_table.hpp"
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 namespace detail {
 

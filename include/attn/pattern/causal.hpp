@@ -2,7 +2,7 @@
 
 #include "pattern.hpp"
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// The past and the present: j <= i in absolute positions. With n queries and m keys, first_query = 0 aligns the first ones, and
 /// first_query = m - n the last ones.

@@ -2,7 +2,7 @@
 
 #include "pattern.hpp"
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// Tokens that see all and that all see, the first `count` positions: i < count or j < count. O(n count) pairs. A negative count is
 /// refused. Beltagy et al. 2020, Longformer: local{w} | global{g}.

@@ -4,7 +4,7 @@
 
 #include <span>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 namespace detail {
 

@@ -2,7 +2,7 @@
 
 #include "pattern.hpp"
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 namespace detail {
 

@@ -5,7 +5,7 @@
 
 #include <numeric>
 
-namespace attn::detail {
+namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
 /// One batch entry of a pattern for all its heads together: a key is seen if any head sees it, and ranges are all visible if they are to
 /// all.

@@ -5,7 +5,7 @@
 
 #include <tuple>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 namespace detail {
 

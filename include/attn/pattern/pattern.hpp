@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <limits>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// What a pattern is about to be used on: the operation that errors name, the counts, and the absolute positions that occur in any
 /// batch entry (queries first_query .. end_query - 1, keys first_key .. end_key - 1).

@@ -9,7 +9,7 @@
 #include <numeric>
 #include <type_traits>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// The positions first, first + step, ..., last; a single one has step 0. Arithmetic encloses: the result holds every value that the
 /// operands' elements can give, so a comparison never claims `all` or `none` wrongly. `/` and `%` truncate, as C++ does.

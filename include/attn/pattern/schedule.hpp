@@ -6,7 +6,7 @@
 #include <bit>
 #include <utility>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// Query positions first, first + step, ..., that are computed together.
 struct query_tile {

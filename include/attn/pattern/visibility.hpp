@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 namespace detail {
 

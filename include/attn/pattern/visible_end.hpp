@@ -7,7 +7,7 @@
 
 #include <limits>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 namespace detail {
 

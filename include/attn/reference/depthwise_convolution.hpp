@@ -5,7 +5,7 @@
 
 #include <span>
 
-namespace attn::reference {
+namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 
 /// A grid of tokens, row-major, and where its kernel begins: output (y, x) reads inputs (y - top + ky, x - left + kx).
 struct grid {

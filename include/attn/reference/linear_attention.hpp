@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-namespace attn::reference {
+namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 
 /// With A_ij = phi(q_i) . phi(k_j) for the keys j that query i sees, everything in T:
 ///     out_i = sum_j A_ij v_j / (sum_j A_ij + eps),     or scale * sum_j A_ij v_j if not `normalise`

@@ -3,7 +3,7 @@
 
 #include "softmax.hpp"
 
-namespace attn::reference {
+namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 
 /// The tokens of one batch entry and head: x(j, c), and which are visible.
 template <Scalar T>

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-namespace attn::reference {
+namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 
 /// Everything in T: with double the reference, with float the textbook that kernels are judged against. x and out are (batch, heads,
 /// tokens, channels), of any strides; parameters are (channels), or empty. All is taken as checked.

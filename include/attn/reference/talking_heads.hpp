@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-namespace attn::reference {
+namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 
 namespace detail {
 

@@ -2,7 +2,7 @@
 
 #include "../core/tensor.hpp"
 
-namespace attn::reference {
+namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 
 /// A contiguous copy in double of a tensor (batch, heads, tokens, channels), exact: what the reference of a float input is computed from.
 template <class T>

@@ -5,7 +5,7 @@
 
 #include <limits>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// The bias that is left for one batch entry and head: bias(i, j) = data[(i - first_query) * query_stride + (j - first_key) * key_stride]
 /// for absolute positions i and j. A stride of 0 means the same bias for all queries, or keys. The call is on numbers: keys lie side by

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 namespace detail {
 

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// What a score function is about to be used on: as for patterns, with errors that speak of the score.
 struct score_context : pattern_context {

@@ -2,7 +2,7 @@
 
 #include "score_function.hpp"
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// Keeps scores between -cap and cap: cap * tanh(score / cap), close to the score where |score| is much smaller than cap.
 /// A cap that is not a positive finite number is refused. Cost: one tanh a pair.

@@ -4,7 +4,7 @@
 
 #include <tuple>
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// Score functions one after the other: then{a, b, c} gives c(b(a(score))). `at` and `check` are those of every member.
 /// The usual order is soft cap, then biases: a key that a bias of -infinity hides comes back when its score is capped afterwards.

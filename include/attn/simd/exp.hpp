@@ -7,7 +7,7 @@
 #include <array>
 #include <limits>
 
-namespace attn::simd {
+namespace attn::inline ATTN_INSTRUCTION_SET::simd {
 
 namespace detail {
 

@@ -14,7 +14,7 @@
 #endif
 #include <xsimd/xsimd.hpp>
 
-namespace attn::simd {
+namespace attn::inline ATTN_INSTRUCTION_SET::simd {
 
 /// The best instruction set this translation unit is compiled for. Every kernel carries its instruction set as a template
 /// parameter, so that one program may hold several without breaking the one-definition rule.
@@ -241,7 +241,7 @@ struct lanes {
 
 } // namespace attn::simd
 
-namespace attn {
+namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// The instruction set that the kernels of this translation unit are compiled for, as xsimd calls it: "avx512bw", "fma3+avx2", "sse2".
 template <class Arch = simd::native>

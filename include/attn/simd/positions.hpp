@@ -7,7 +7,7 @@
 #include <array>
 #include <functional>
 
-namespace attn::simd {
+namespace attn::inline ATTN_INSTRUCTION_SET::simd {
 
 /// How many queries one register of T holds.
 template <Scalar T, class Arch>

@@ -6,7 +6,7 @@
 
 #include <bit>
 
-namespace attn::simd {
+namespace attn::inline ATTN_INSTRUCTION_SET::simd {
 
 namespace detail {
 

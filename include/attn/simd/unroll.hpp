@@ -6,7 +6,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace attn::simd {
+namespace attn::inline ATTN_INSTRUCTION_SET::simd {
 
 namespace detail {
 

@@ -1,0 +1,45 @@
+// The inline namespace that all of attn's code lives in: it is named after the instruction set that a translation unit is compiled for.
+#pragma once
+
+// A program may link objects that were compiled for different instruction sets, and of an inline function that both hold the linker keeps
+// either one. The name tells the functions apart, `attn::avx512::overlap` and `attn::sse2::overlap`: no object ever runs another's code. So
+// types differ too, and what such objects hand to each other are plain pointers and numbers.
+#if defined(__AVX512FP16__)
+#define ATTN_INSTRUCTION_SET avx512_fp16
+#elif defined(__AVX512BF16__)
+#define ATTN_INSTRUCTION_SET avx512_bf16
+#elif defined(__AVX512VBMI2__)
+#define ATTN_INSTRUCTION_SET avx512_vbmi2
+#elif defined(__AVX512VNNI__)
+#define ATTN_INSTRUCTION_SET avx512_vnni
+#elif defined(__AVX512BW__) && defined(__AVX512CD__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#define ATTN_INSTRUCTION_SET avx512
+#elif defined(__AVX512F__)
+#define ATTN_INSTRUCTION_SET avx512f
+#elif defined(__AVXVNNI__)
+#define ATTN_INSTRUCTION_SET avx_vnni
+#elif defined(__AVX2__) && defined(__FMA__)
+#define ATTN_INSTRUCTION_SET avx2_fma
+#elif defined(__AVX2__)
+#define ATTN_INSTRUCTION_SET avx2
+#elif defined(__AVX__) && defined(__FMA__)
+#define ATTN_INSTRUCTION_SET avx_fma
+#elif defined(__AVX__)
+#define ATTN_INSTRUCTION_SET avx
+#elif defined(__SSE4_2__)
+#define ATTN_INSTRUCTION_SET sse4_2
+#elif defined(__SSE4_1__)
+#define ATTN_INSTRUCTION_SET sse4_1
+#elif defined(__SSSE3__)
+#define ATTN_INSTRUCTION_SET ssse3
+#elif defined(__SSE3__)
+#define ATTN_INSTRUCTION_SET sse3
+#elif defined(__SSE2__)
+#define ATTN_INSTRUCTION_SET sse2
+#elif defined(__ARM_FEATURE_SVE)
+#define ATTN_INSTRUCTION_SET sve
+#elif defined(__ARM_NEON)
+#define ATTN_INSTRUCTION_SET neon
+#else
+#define ATTN_INSTRUCTION_SET baseline
+#endif
