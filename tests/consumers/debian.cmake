@@ -1,5 +1,5 @@
-# cmake -DTREE=<build tree> -DCPACK=<cpack> -DCOMPILER=<compiler> -DFOLDER=<folder> -P debian.cmake: makes libattn-dev, unpacks it as dpkg would, and
-# builds a project that finds it there.
+# cmake -DTREE=<build tree> -DCPACK=<cpack> -DCOMPILER=<compiler> -DGENERATOR=<generator> -DMAKE_PROGRAM=<its program> -DFOLDER=<folder> -P debian.cmake:
+# makes libattn-dev, unpacks it as dpkg would, and builds a project that finds it there.
 file(REMOVE_RECURSE ${FOLDER})
 execute_process(COMMAND ${CPACK} --config ${TREE}/CPackConfig.cmake -G DEB -B ${FOLDER} OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
 file(GLOB package ${FOLDER}/libattn-dev_*_all.deb)
@@ -10,7 +10,7 @@ endif()
 execute_process(COMMAND dpkg-deb -x ${package} ${FOLDER}/root COMMAND_ERROR_IS_FATAL ANY)
 execute_process(
   COMMAND ${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR}/find_package -B ${FOLDER}/build -DCMAKE_CXX_COMPILER=${COMPILER}
-    -DCMAKE_PREFIX_PATH=${FOLDER}/root/usr
+    -G ${GENERATOR} -DCMAKE_MAKE_PROGRAM=${MAKE_PROGRAM} -DCMAKE_PREFIX_PATH=${FOLDER}/root/usr
   OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
 load_cache(${FOLDER}/build READ_WITH_PREFIX found_ attn_DIR)
 if(NOT found_attn_DIR STREQUAL "${FOLDER}/root/usr/share/cmake/attn")
