@@ -6,8 +6,8 @@
 
 namespace attn::testing {
 
-TEST_CASE("linear: sizes, biases and residuals", "[layer]") {
-    using T = float;
+TEMPLATE_TEST_CASE("linear: sizes, biases and residuals", "[layer]", float, double) {
+    using T = TestType;
     for (const auto& [batch, tokens, inputs, outputs] : std::vector<std::array<index, 4>>{{1, 1, 1, 1},
                                                                                           {2, 5, 7, 3},
                                                                                           {3, 17, 64, 65},
@@ -28,8 +28,8 @@ TEST_CASE("linear: sizes, biases and residuals", "[layer]") {
         }
 }
 
-TEST_CASE("feed_forward: with and without a gate", "[layer]") {
-    using T = float;
+TEMPLATE_TEST_CASE("feed_forward: with and without a gate", "[layer]", float, double) {
+    using T = TestType;
     for (const auto& [batch, tokens, width, hidden] : std::vector<std::array<index, 4>>{{2, 9, 12, 37}, {1, 1, 1, 1}, {3, 300, 16, 20}}) {
         const auto x = random_rows<T>({batch, 1, tokens, width}, 3);
         parameters weights;
@@ -44,8 +44,8 @@ TEST_CASE("feed_forward: with and without a gate", "[layer]") {
     }
 }
 
-TEST_CASE("multi_head: grouped heads, sizes of keys and values, context, positions", "[layer]") {
-    using T = float;
+TEMPLATE_TEST_CASE("multi_head: grouped heads, sizes of keys and values, context, positions", "[layer]", float, double) {
+    using T = TestType;
     parameters weights;
     const auto x = random_rows<T>({2, 1, 19, 24}, 3), y = random_rows<T>({2, 1, 30, 24}, 4);
 
