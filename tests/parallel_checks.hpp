@@ -125,6 +125,34 @@ void check_two_callers(E& executor) {
     for (const auto& sum : sums) CHECK(sum == 200 * 190);
 }
 
+/// A body that throws, the caller's or another's: the bodies that run beside it end before the caller goes on, and the executor still
+/// works. The others wait (not for ever) until one has thrown, and then stay a while inside what an early return would take away.
+template <Executor E>
+void check_throwing_bodies(E& executor) {
+    const index count = executor.concurrency();
+    for (index thrower = 0; thrower < count; ++thrower) {
+        std::atomic<bool> thrown = false;
+        std::atomic<index> inside = 0;
+        const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+        const auto body = [&](index i) {
+            if (i == thrower) {
+                while (inside < count - 1 && std::chrono::steady_clock::now() < patience) std::this_thread::yield();
+                thrown = true;
+                throw std::runtime_error("body " + std::to_string(i));
+            }
+            ++inside;
+            while (!thrown && std::chrono::steady_clock::now() < patience) std::this_thread::yield();
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+            --inside;
+        };
+        CHECK_THROWS_WITH(executor.parallel_for(count, body), "body " + std::to_string(thrower));
+        CHECK(inside == 0);
+        CHECK(thrown);
+    }
+    CHECK_THROWS_AS(executor.parallel_for(count, [](index) { throw 42; }), int);
+    check_parallel_for(executor);
+}
+
 template <Executor E>
 void check_executor(E& executor) {
     check_parallel_for(executor);

@@ -19,6 +19,11 @@ TEST_CASE("openmp: the caller and its threads work at once", "[parallel]") {
     check_concurrent(executor);
 }
 
+TEST_CASE("openmp: a throwing body waits for the others, and reaches the caller", "[parallel]") {
+    const openmp executor{.threads = 3};
+    check_throwing_bodies(executor);
+}
+
 TEST_CASE("openmp: as many threads as OpenMP by default, and never none", "[parallel]") {
     CHECK(openmp{}.concurrency() == omp_get_max_threads());
     openmp none{.threads = 0};

@@ -31,6 +31,12 @@ TEST_CASE("thread_pool: the caller and its threads work at once", "[parallel]") 
     check_concurrent(pool);
 }
 
+TEST_CASE("thread_pool: a throwing body waits for the others, and reaches the caller", "[parallel]") {
+    const index threads = GENERATE(1, 2, 3, 8);
+    thread_pool pool(threads);
+    check_throwing_bodies(pool);
+}
+
 TEST_CASE("thread_pool: called from one of its own threads it runs inline", "[parallel]") {
     thread_pool pool(2);
     const auto caller = std::this_thread::get_id();

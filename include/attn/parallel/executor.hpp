@@ -27,10 +27,36 @@ private:
     void (*call_)(void*, index);
 };
 
+namespace detail {
+
+/// The first exception of bodies that run at once, kept until all of them are done: until then nothing that they refer to may be unwound.
+class first_exception {
+public:
+    template <class F>
+    void keep_of(const F& body) noexcept {
+        try {
+            body();
+        } catch (...) {
+            if (!thrown_.test_and_set()) exception_ = std::current_exception();
+        }
+    }
+    /// By the caller, when all are done.
+    void rethrow() const {
+        if (exception_) std::rethrow_exception(exception_);
+    }
+
+private:
+    std::atomic_flag thrown_;
+    std::exception_ptr exception_;
+};
+
+} // namespace detail
+
 /// Runs bodies in parallel.
 /// - `concurrency()`: how many bodies can run at once, at least 1, the same number for the executor's lifetime.
 /// - `parallel_for(count, body)`, count <= concurrency(): calls body(0) ... body(count - 1), each once, in any order, on any
-///   threads, and returns when all are done. The bodies it is given do not throw.
+///   threads, and returns when all are done. The bodies that attn gives it do not throw; attn's own executors wait for all bodies even
+///   if one throws, and then pass on the first exception.
 template <class E>
 concept Executor = requires(E& executor, index count, body_ref body) {
     { executor.concurrency() } -> std::convertible_to<index>;
@@ -68,18 +94,19 @@ public:
             return;
         }
         std::atomic<index> next = 0;
-        std::atomic_flag failed;
-        std::exception_ptr failure;
+        detail::first_exception failure;
         const auto work = [&](index slice) {
-            try {
-                for (auto task = next++; task < count; task = next++) body(task, slice);
-            } catch (...) {
-                next = count;
-                if (!failed.test_and_set()) failure = std::current_exception();
-            }
+            failure.keep_of([&] {
+                try {
+                    for (auto task = next++; task < count; task = next++) body(task, slice);
+                } catch (...) {
+                    next = count;
+                    throw;
+                }
+            });
         };
         parallel_for_(executor_, slices, work);
-        if (failure) std::rethrow_exception(failure);
+        failure.rethrow();
     }
 
 private:

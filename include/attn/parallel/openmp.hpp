@@ -16,8 +16,10 @@ struct openmp {
     index concurrency() const { return std::max<index>(1, threads); }
     void parallel_for(index count, body_ref body) const {
         [[maybe_unused]] const auto team = static_cast<int>(std::clamp<index>(count, 1, concurrency()));
+        detail::first_exception failure; // none may leave OpenMP's loop
 #pragma omp parallel for schedule(static, 1) num_threads(team)
-        for (index i = 0; i < count; ++i) body(i);
+        for (index i = 0; i < count; ++i) failure.keep_of([&] { body(i); });
+        failure.rethrow();
     }
 };
 

@@ -21,7 +21,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// Threads that wait for work. The calling thread is one of them, so a pool of n starts n - 1.
 ///
 /// `parallel_for` may be called by several threads at once, and from inside a body: there it runs inline if the body is on one of
-/// the pool's own threads, which keeps nested calls from waiting for each other. A call allocates nothing.
+/// the pool's own threads, which keeps nested calls from waiting for each other. A call allocates nothing. If bodies throw, the first
+/// exception reaches the caller when all that run are done.
 class thread_pool {
 public:
     /// The most that Eigen's pool can count.
@@ -39,11 +40,12 @@ public:
             for (index i = 0; i < count; ++i) body(i);
             return;
         }
-        call state{*this, body, count - 1};
+        call state{*this, body, count - 1, {}};
         // Two words: what std::function stores without allocating.
         for (index i = 1; i < count; ++i) pool_->Schedule([&state, i] { state.run(i); });
-        body(0);
+        state.failure.keep_of([&] { body(0); });
         state.wait();
+        state.failure.rethrow();
     }
 
 private:
@@ -53,10 +55,11 @@ private:
         thread_pool& owner;
         body_ref body;
         std::atomic<index> running;
+        detail::first_exception failure;
 
         void run(index i) {
             auto& pool = owner;
-            body(i);
+            failure.keep_of([&] { body(i); });
             if (running.fetch_sub(1, std::memory_order_acq_rel) == 1) {
                 { const std::lock_guard lock(pool.mutex_); }
                 pool.finished_.notify_all();
