@@ -58,6 +58,17 @@ TEMPLATE_TEST_CASE("rotary: part of the channels, any strides, a position for ea
         }
 }
 
+TEST_CASE("rotary: positions that the table has not are refused, to the ends of their type", "[layer][portable]") {
+    const rotary<float> turns(100, 8);
+    const auto refusal = [&](index first) {
+        return error_of([&] { turns.check("multi_head", "q", {.tokens = 40, .channels = 8}, first); });
+    };
+    CHECK(refusal(60) == nothing_thrown);
+    constexpr auto least = std::numeric_limits<index>::min(), most = std::numeric_limits<index>::max();
+    for (const index first : {least, index{-1}, index{61}, most - 39, most - 38, most})
+        check_says(refusal(first), {"multi_head: q lies at positions " + std::to_string(first) + " to ", "but rotary has 0 to 99"});
+}
+
 TEST_CASE("sinusoidal positions: by hand", "[layer][portable]") {
     tensor<float> table({1, 1, 3, 5});
     fill_sinusoidal_positions(table.view(), 7);
@@ -68,6 +79,11 @@ TEST_CASE("sinusoidal positions: by hand", "[layer][portable]") {
     CHECK(std::abs(at(1, 4) - std::sin(8 / std::pow(10000, 4 / 5.0))) < 1e-7);
     CHECK(error_of([] { fill_sinusoidal_positions(tensor<float>({1, 2, 3, 4}).view()); }) ==
           "fill_sinusoidal_positions: table has shape (1, 2, 3, 4), not that of a matrix (1, 1, positions, channels)");
+    for (const index first : {std::numeric_limits<index>::max(), std::numeric_limits<index>::min(), farthest_position - 1})
+        check_says(error_of([&] { fill_sinusoidal_positions(table.view(), first); }),
+                   {"fill_sinusoidal_positions: first is " + std::to_string(first) + " for 3 rows"});
+    fill_sinusoidal_positions(table.view(), farthest_position - 2);
+    CHECK(at(1, 0) == static_cast<double>(static_cast<float>(std::sin(static_cast<double>(farthest_position - 1)))));
 }
 
 } // namespace attn::testing

@@ -100,4 +100,33 @@ TEST_CASE("tables made for something else are refused", "[pattern]") {
     CHECK_THROWS_AS(segments(ids, 0), shape_error);
 }
 
+TEST_CASE("tables at the farthest positions, and beyond", "[pattern]") {
+    using namespace attn;
+    constexpr auto far = farthest_position, least = std::numeric_limits<attn::index>::min(), most = std::numeric_limits<attn::index>::max();
+    const bool values[60 * 60]{};
+    const auto view = head_major(values, {1, 1, 60, 60});
+    const std::vector<std::int32_t> ids(120);
+    auto end = context, begin = context;
+    end.first_query = far - 49, end.end_query = far + 1, end.first_key = far - 59, end.end_key = far + 1;
+    begin.first_query = -far, begin.end_query = -far + 50, begin.first_key = -far, begin.end_key = -far + 60;
+    CHECK(refusal(tiles(view, far - 59, far - 59), end) == accepted);
+    CHECK(refusal(tiles(view, -far, -far), begin) == accepted);
+    CHECK(refusal(segments(ids, 2, far - 59), end) == accepted);
+    CHECK(refusal(segments(ids, 2, -far), begin) == accepted);
+    CHECK(refusal(tiles(view, far, far), end).find("is for queries " + std::to_string(far)) != std::string::npos);
+    for (const auto first : {least, -far - 1, far + 1, most}) {
+        CHECK_THROWS_AS(tiles(view, first), shape_error);
+        CHECK_THROWS_AS(tiles(view, 0, first), shape_error);
+        CHECK_THROWS_AS(tiles([](attn::index, attn::index) { return true; }, 2, 2, first, 0), shape_error);
+        CHECK_THROWS_AS(segments(ids, 2, first), shape_error);
+        CHECK_THROWS_AS(segments(ids, ids, 2, 0, first), shape_error);
+    }
+    for (const auto huge : {most, most / 2, most / 4 + 2, attn::index{1} << 61}) {
+        CHECK(refusal(block_sparse{head_major(values, {1, 1, 4, 4}), huge}, context) == accepted);
+        CHECK(block_sparse{head_major(values, {1, 1, 4, 4}), huge}.at(0, 0).visible(59, 59) == false);
+    }
+    end.first_query = 0, end.first_key = 0;
+    CHECK(refusal(block_sparse{head_major(values, {1, 1, 4, 4}), most}, end) == accepted);
+}
+
 } // namespace

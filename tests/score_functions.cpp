@@ -212,6 +212,17 @@ TEST_CASE("a bias tensor refuses what it does not cover", "[score][portable]") {
     CHECK(of({1, 1, 0, 7}) != nothing_thrown);
     const pattern_context no_pairs{.batch = 2, .heads = 3, .first_query = 5, .end_query = 5, .first_key = 6, .end_key = 6};
     CHECK(complaint(additive_bias<float>{head_major(&none, {1, 1, 0, 0})}, no_pairs) == nothing_thrown);
+
+    constexpr auto least = std::numeric_limits<index>::min(), most = std::numeric_limits<index>::max();
+    for (const index first : {least, -farthest_position - 1, farthest_position + 1, most}) {
+        attn::testing::check_says(of({1, 1, 9, 7}, first), {"begins at query position " + std::to_string(first)});
+        attn::testing::check_says(of({1, 1, 9, 7}, 0, first), {"begins at key position " + std::to_string(first)});
+        CHECK(of({1, 1, 1, 1}, first, first) == nothing_thrown);
+        const float one = 3;
+        CHECK(additive_bias<float>{head_major(&one, {1, 1, 1, 1}), first, first}.at(0, 0)(0.5, farthest_position, -farthest_position) == 3.5);
+    }
+    for (const index first : {-farthest_position, farthest_position})
+        attn::testing::check_says(of({1, 1, 9, 7}, first), {"covers query positions " + std::to_string(first)});
 }
 
 TEST_CASE("then applies its functions in order", "[score][portable]") {

@@ -73,12 +73,13 @@ void check_tensors(std::string_view operation, const inputs<T>& in) {
     if (v.batch != q.batch) refuse(operation, "v", v, "q", q, "the batches differ");
     if (k.channels != q.channels) refuse(operation, "k", k, "q", q, "the channels differ");
     if (v.tokens != k.tokens) refuse(operation, "v", v, "k", k, "the tokens differ");
-    const auto check_positions = [&](std::string_view name, const per_batch& p) {
+    const auto check_each = [&](std::string_view name, const per_batch& p, index rows) {
         if (p.count() != 0 && p.count() != q.batch)
             throw shape_error(operation, name, "has " + std::to_string(p.count()) + " entries, but q has shape " + to_string(q));
+        for (index b = 0; b < std::max<index>(1, p.count()); ++b) check_positions(operation, name, p[b], rows);
     };
-    check_positions("positions.first_query", in.positions.first_query);
-    check_positions("positions.first_key", in.positions.first_key);
+    check_each("positions.first_query", in.positions.first_query, q.tokens);
+    check_each("positions.first_key", in.positions.first_key, k.tokens);
 }
 
 /// Whether `kv_heads` heads can serve `heads` heads, each as many.
@@ -100,7 +101,8 @@ inline pattern_context pattern_context_of(std::string_view operation, const posi
 } // namespace detail
 
 /// Throws shape_error unless q (batch, heads, n, d_k), k (batch, kv_heads, m, d_k) and v (batch, kv_heads, m, d_v) fit each other: the
-/// batches equal, kv_heads a divisor of heads, d_k at least 1, and positions given for all batch entries or for none.
+/// batches equal, kv_heads a divisor of heads, d_k at least 1, and positions given for all batch entries or for none, none beyond
+/// farthest_position.
 template <Scalar T>
 void check_inputs(std::string_view operation, const inputs<T>& in) {
     detail::check_tensors(operation, in);

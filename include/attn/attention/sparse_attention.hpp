@@ -19,19 +19,26 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// The kernel visits a key that several parts show once. Where parts have different steps, as a window and a stride have, it runs one
 /// pass for each and merges their results; two numbers a row pass between them.
 
+namespace detail {
+
+/// The last `keys` keys; a window that is refused where there are none.
+constexpr local last_keys(index keys) { return {keys < 1 ? -1 : keys - 1, 0}; }
+
+} // namespace detail
+
 /// The last `context` keys, the query's own included: i - context < j <= i. O(n context) pairs. A context below 1 is refused.
 /// Jiang et al. 2023, Mistral 7B; OpenAI's "local" attention (Child et al. 2019).
-constexpr auto sliding_window(index context) { return causal{} & local{context - 1, 0}; }
+constexpr auto sliding_window(index context) { return causal{} & detail::last_keys(context); }
 
 /// Sparse Transformer, strided: j <= i, and i - j < stride or i = j (mod stride). O(n (stride + n / stride)) pairs, so O(n sqrt n) for a
 /// stride near sqrt n. A stride below 1 is refused. Child et al. 2019, Generating Long Sequences with Sparse Transformers.
-constexpr auto sparse_transformer_strided(index stride) { return causal{} & (local{stride - 1, 0} | strided{stride}); }
+constexpr auto sparse_transformer_strided(index stride) { return causal{} & (detail::last_keys(stride) | strided{stride}); }
 
 /// The same as separate heads: heads below `local_heads` see the window, the others the stride. O(n stride) and O(n^2 / stride) pairs.
 /// Refused: a stride below 1, local_heads below 0. Child et al. 2019, section 5.1 and OpenAI's code.
 constexpr auto sparse_transformer_strided_heads(index stride, index local_heads) {
     constexpr index any_more = std::numeric_limits<index>::max();
-    return causal{} & ((on_heads{0, local_heads} & local{stride - 1, 0}) | (on_heads{local_heads, any_more} & strided{stride}));
+    return causal{} & ((on_heads{0, local_heads} & detail::last_keys(stride)) | (on_heads{local_heads, any_more} & strided{stride}));
 }
 
 /// Sparse Transformer, fixed: j <= i, and j is in the block of i or in the last `width` columns of its own block. O(n (block + n width /

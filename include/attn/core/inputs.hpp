@@ -1,6 +1,7 @@
 // What an attention operator reads and writes in one call.
 #pragma once
 
+#include "position.hpp"
 #include "tensor_view.hpp"
 
 #include <span>
@@ -24,6 +25,7 @@ private:
 
 /// Where the rows of a call lie: query row r is at position first_query + r, key row r at first_key + r. Patterns and score
 /// functions see these absolute positions, so that they stay right in a chunk of a sequence and beside a cache of keys.
+/// Rows lie between -farthest_position and farthest_position, 2^60 on either side; others are refused.
 struct positions {
     per_batch first_query = 0;
     per_batch first_key = 0;

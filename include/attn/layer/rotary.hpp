@@ -39,9 +39,9 @@ public:
             throw shape_error(operation, argument,
                               "has shape " + to_string(x) + ", but there are " + std::to_string(first.count()) + " positions");
         for (index b = 0; b < x.batch; ++b)
-            if (x.tokens > 0 && (first[b] < 0 || first[b] + x.tokens > most_))
+            if (x.tokens > 0 && (first[b] < 0 || first[b] > most_ - x.tokens))
                 throw shape_error(operation, argument,
-                                  "lies at positions " + std::to_string(first[b]) + " to " + std::to_string(first[b] + x.tokens - 1) +
+                                  "lies at positions " + std::to_string(first[b]) + " to " + std::to_string(detail::saturating_sum(first[b], x.tokens - 1)) +
                                       ", but rotary has 0 to " + std::to_string(most_ - 1));
     }
     /// Turns x in place; row r is at position first + r. Checks as above.

@@ -51,7 +51,7 @@ struct block_sparse {
         context.require_at_least(1, query_block, name, "query block");
         context.require_at_least(1, key_block, name, "key block");
         context.require_broadcast(size, name);
-        context.require_inside(0, size.tokens * query_block, 0, size.channels * key_block, name);
+        context.require_inside(0, detail::saturating_product(size.tokens, query_block), 0, detail::saturating_product(size.channels, key_block), name);
     }
 };
 

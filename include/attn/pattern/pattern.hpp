@@ -1,7 +1,7 @@
 // Patterns: which keys a query may attend to, and how they combine.
 #pragma once
 
-#include "../core/shape.hpp"
+#include "../core/position.hpp"
 #include "range.hpp"
 
 #include <cstdint>
@@ -100,11 +100,18 @@ concept QueryLanes = requires(const I& i) {
     I::mask_from_bits(std::uint64_t{});
 };
 
+namespace detail {
+
+/// Longer steps are no promise: a tile of them would hold one query, and the queries that pad it out would lie beyond all positions.
+inline constexpr index longest_step = farthest_position >> 6;
+
+} // namespace detail
+
 /// step() of a pattern, 1 if it promises nothing.
 template <Pattern P>
 constexpr index step_of(const P& p) {
     if constexpr (detail::HasStep<P>)
-        return p.step();
+        return p.step() <= detail::longest_step ? p.step() : 1;
     else
         return 1;
 }

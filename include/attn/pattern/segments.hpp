@@ -68,6 +68,8 @@ public:
     segments(std::span<const std::int32_t> query_ids, std::span<const std::int32_t> key_ids, index entries = 1, index first_query = 0,
              index first_key = 0)
         : entries_(entries) {
+        detail::check_positions("segments", "first_query", first_query, 0);
+        detail::check_positions("segments", "first_key", first_key, 0);
         if (entries < 1 || std::ssize(query_ids) % entries != 0 || std::ssize(key_ids) % entries != 0)
             throw shape_error("segments", "ids", "(" + std::to_string(query_ids.size()) + " for queries, " + std::to_string(key_ids.size()) +
                                                      " for keys) do not fall into " + std::to_string(entries) + " entries");

@@ -73,6 +73,7 @@ public:
     /// the query first_query and column 0 the key first_key. The tensor is not needed afterwards.
     explicit tiles(const tensor_view<const bool>& mask, index first_query = 0, index first_key = 0)
         : size_(distinct(mask)), first_query_(first_query), first_key_(first_key), any_query_(size_.tokens == 1) {
+        check_first();
         look([&](index batch, index head, index row, std::uint8_t* line) {
             const auto* from = mask.row(batch, head, row);
             if (const auto stride = mask.strides().channel; stride == 1)
@@ -88,6 +89,7 @@ public:
         requires std::predicate<const F&, index, index>
     tiles(const F& visible, index n, index m, index first_query = 0, index first_key = 0)
         : size_{.tokens = n, .channels = m}, first_query_(first_query), first_key_(first_key), any_query_(false) {
+        check_first();
         look([&](index, index, index row, std::uint8_t* line) {
             for (index column = 0; column < m; ++column) line[column] = visible(first_query + row, first_key + column) ? 1 : 0;
         });
@@ -105,8 +107,8 @@ public:
     void check(const pattern_context& context) const {
         const auto name = [&] { return "tiles{" + to_string(size_) + "}"; };
         context.require_broadcast(size_, name);
-        context.require_inside(any_query_ ? context.first_query : first_query_, any_query_ ? context.end_query : first_query_ + size_.tokens,
-                               first_key_, first_key_ + size_.channels, name);
+        context.require_inside(any_query_ ? context.first_query : first_query_, any_query_ ? context.end_query : detail::saturating_sum(first_query_, size_.tokens),
+                               first_key_, detail::saturating_sum(first_key_, size_.channels), name);
     }
 
 private:
@@ -123,6 +125,10 @@ private:
         return size;
     }
 
+    void check_first() const {
+        detail::check_positions("tiles", "first_query", first_query_, 0);
+        detail::check_positions("tiles", "first_key", first_key_, 0);
+    }
     index words_per_plane() const { return detail::bit_table::word_count(size_.tokens, size_.channels); }
     index counts_per_plane() const {
         return detail::tile_plane::box_row_count(size_.tokens) * detail::tile_plane::counts_per_row(size_.channels);

@@ -5,20 +5,18 @@
 #include "lengths.hpp"
 #include "prefix.hpp"
 
-#include <limits>
-
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
 namespace detail {
 
-/// After every position; half of what an index holds, so that differences of positions fit.
-inline constexpr index everything = std::numeric_limits<index>::max() / 2;
+/// After every position, and differences of it and a position fit.
+inline constexpr index everything = 2 * farthest_position;
 
 /// The position before which query i sees every key, and from which on it sees none.
 constexpr index visible_end(const dense&, index) { return everything; }
 constexpr index visible_end(const causal&, index i) { return i + 1; }
-constexpr index visible_end(const shorter_than& p, index) { return p.length; }
-constexpr index visible_end(const prefix& p, index i) { return std::max(p.length, i + 1); }
+constexpr index visible_end(const shorter_than& p, index) { return std::min(p.length, everything); }
+constexpr index visible_end(const prefix& p, index i) { return std::clamp(p.length, i + 1, everything); }
 template <class A, class B>
 constexpr index visible_end(const both<A, B>& p, index i);
 template <class A, class B>

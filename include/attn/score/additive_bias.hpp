@@ -45,8 +45,8 @@ struct additive_bias {
         return {.data = bias.row(s.batch == 1 ? 0 : batch, s.heads == 1 ? 0 : head, 0),
                 .query_stride = s.tokens == 1 ? 0 : bias.strides().token,
                 .key_stride = s.channels == 1 ? 0 : bias.strides().channel,
-                .first_query = first_query,
-                .first_key = first_key};
+                .first_query = s.tokens == 1 ? 0 : first_query,
+                .first_key = s.channels == 1 ? 0 : first_key};
     }
     void check(const score_context& context) const {
         const auto& s = bias.shape();
@@ -64,8 +64,12 @@ private:
     }
     void require_cover(const score_context& context, const std::string& what, index first, index count, index needed_first,
                        index needed_end) const {
-        if (count == 1 || needed_first >= needed_end || (first <= needed_first && needed_end - first <= count)) return;
-        context.refuse(name(), "covers " + what + " positions " + std::to_string(first) + " to " + std::to_string(first + count - 1) +
+        if (count != 1 && (first < -farthest_position || first > farthest_position))
+            context.refuse(name(), "begins at " + what + " position " + std::to_string(first) +
+                                       ", but positions lie between -2^60 and 2^60 (attn::farthest_position)");
+        const auto end = detail::saturating_sum(first, count);
+        if (count == 1 || needed_first >= needed_end || (first <= needed_first && needed_end <= end)) return;
+        context.refuse(name(), "covers " + what + " positions " + std::to_string(first) + " to " + std::to_string(end - 1) +
                                    ", where " + std::to_string(needed_first) + " to " + std::to_string(needed_end - 1) + " occur");
     }
 };

@@ -1,6 +1,7 @@
 // Positions of queries as lanes: what a pattern's or a score function's text computes with inside the kernel.
 #pragma once
 
+#include "../core/position.hpp"
 #include "lanes.hpp"
 
 #include <algorithm>
@@ -75,7 +76,7 @@ struct integer_lanes {
 };
 
 /// Lane l stands at first + l * step. Sums and comparisons with integers keep this form, so they cost a few scalar instructions
-/// for all lanes together, at any 64-bit position, on every instruction set.
+/// for all lanes together, at any position, on every instruction set.
 template <Scalar T, class Arch, int Size>
 struct affine_lanes {
     static constexpr int size = Size;
@@ -178,10 +179,10 @@ private:
         if (first > limit) return {0};
         return lane_bits::first(step == 0 ? index{size} : (limit - first) / step + 1);
     }
-    /// Keeps differences of a limit and a position inside 64 bits.
+    /// Keeps differences of a limit and a position inside 64 bits: twice as far as two positions can be apart.
     template <std::integral I>
     static constexpr index saturated(I limit) {
-        constexpr index far = index{1} << 62;
+        constexpr index far = 4 * farthest_position;
         return std::in_range<index>(limit) ? std::clamp(static_cast<index>(limit), -far, far) : far;
     }
 };

@@ -1,0 +1,40 @@
+// Which positions there are, and sums that stay among the numbers that an index holds.
+#pragma once
+
+#include "shape.hpp"
+
+#include <algorithm>
+#include <limits>
+
+namespace attn::inline ATTN_INSTRUCTION_SET {
+
+/// Positions lie between -farthest_position and farthest_position, so that differences of two, and sums of a few such differences, fit an
+/// index. What lies beyond is refused.
+inline constexpr index farthest_position = index{1} << 60;
+
+namespace detail {
+
+/// a + b, or the nearest index to it.
+constexpr index saturating_sum(index a, index b) {
+    constexpr auto least = std::numeric_limits<index>::min(), most = std::numeric_limits<index>::max();
+    if (b >= 0) return a > most - b ? most : a + b;
+    return a < least - b ? least : a + b;
+}
+
+/// a * b, or the nearest index to it, for a >= 0 and b >= 0.
+constexpr index saturating_product(index a, index b) {
+    constexpr auto most = std::numeric_limits<index>::max();
+    return b > 0 && a > most / b ? most : a * b;
+}
+
+/// Throws shape_error unless `count` rows from position `first` on lie at positions that there are.
+inline void check_positions(std::string_view operation, std::string_view argument, index first, index count) {
+    if (first >= -farthest_position && first <= farthest_position - std::max<index>(count - 1, 0)) return;
+    throw shape_error(operation, argument,
+                      "is " + std::to_string(first) + " for " + std::to_string(count) +
+                          " rows, but positions lie between -2^60 and 2^60 (attn::farthest_position)");
+}
+
+} // namespace detail
+
+} // namespace attn
