@@ -104,6 +104,27 @@ TEST_CASE("safetensors: there and back, and into a layer", "[layer]") {
     CHECK(problem_of([&] { write_safetensors("/nowhere/at/all", few); }) == "/nowhere/at/all: cannot be written");
 }
 
+TEST_CASE("safetensors: names are text in UTF-8, read and written", "[layer]") {
+    using Catch::Matchers::Contains;
+    const auto named = [](const std::string& name) { return "{\"" + name + "\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]}}"; };
+    const std::string four(4, '\0');
+    for (const std::string name : {"\x7f", "\xc2\x80", "\xdf\xbf", "\xe0\xa0\x80", "\xed\x9f\xbf", "\xee\x80\x80", "\xef\xbf\xbf", "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf"}) {
+        auto read = parse_safetensors(file_of(named("a" + name + "b"), four));
+        CHECK(read.names() == std::vector<std::string>{"a" + name + "b"});
+        CHECK(parse_safetensors(safetensors_of(read)).names() == read.names());
+    }
+    for (const std::string name : {"\x80", "\xbf", "\xc0\x80", "\xc1\xbf", "\xc2", "\xe0\x9f\xbf", "\xe2\x82", "\xed\xa0\x80", "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff",
+                                   "\xc2\xc2\x80", "\xf0\x90\x80"}) {
+        for (const std::string end : {"", "b", "\\u00e9"}) CHECK_THAT(problem_of(named("a" + name + end), four), Contains("a string is not UTF-8"));
+        parameters weights;
+        weights.add<float>("a" + name, {});
+        CHECK_THAT(problem_of([&] { safetensors_of(weights); }), Contains("cannot have this name in a safetensors file"));
+    }
+    parameters weights;
+    weights.add<float>("__metadata__", {});
+    CHECK_THAT(problem_of([&] { safetensors_of(weights); }), Contains("cannot have this name"));
+}
+
 TEST_CASE("safetensors: wrong files are refused, by tensor where there is one", "[layer]") {
     using Catch::Matchers::Contains;
     const std::string four(4, '\0'), eight(8, '\0');
@@ -123,7 +144,11 @@ TEST_CASE("safetensors: wrong files are refused, by tensor where there is one", 
     CHECK_THAT(problem_of("{\"w\":{" + w + "},\"w\":{" + w + "}}", four), Contains("\"w\" comes twice"));
     CHECK_THAT(problem_of("{\"w\":{" + w + ",\"shape\":[1]}}", four), Contains("\"shape\" comes twice"));
     CHECK_THAT(problem_of("{\"w\":{" + w + ",\"more\":1}}", four), Contains("\"more\" of tensor \"w\" is not known"));
-    CHECK_THAT(problem_of("{\"w\":{\"dtype\":\"F32\",\"shape\":[1]}}", four), Contains("tensor \"w\" has no dtype"));
+    for (const char* part : {"\"dtype\":\"F32\",\"shape\":[1]", "\"dtype\":\"F32\",\"data_offsets\":[0,4]", "\"shape\":[1],\"data_offsets\":[0,4]"})
+        CHECK_THAT(problem_of("{\"w\":{" + std::string(part) + "}}", four), Contains("tensor \"w\" has no dtype, no shape or no two data_offsets"));
+    for (const char* size : {"[0,281474976710656,281474976710656]", "[281474976710656,0,2]", "[281474976710657,0]", "[4294967296,4294967296,0,4294967296,4294967296]"})
+        CHECK(problem_of(one("F32", size, "[0,0]"), "") == "tensor \"w\" has a shape too large for a file");
+    CHECK(problem_of(one("F32", "[0,281474976710656]", "[0,0]"), "") == nothing_thrown);
     for (const char* header : {"{", "{}x", "{\"w\"}", "{\"w\":{}}", "{\"w\":1}", "{\"w\":[]}", "{\"\\x\":{}}", "{\"\\ud800\":{}}",
                                "{\"\\u00zz\":{}}", "{\"a\nb\":{}}", "{,}"})
         if (!Contains("header, at byte").match(problem_of(header, ""))) FAIL(header << " was accepted: " << problem_of(header, ""));

@@ -48,15 +48,17 @@ constexpr std::uint64_t bytes_of_type(std::string_view type) {
     return type == "F64" ? 8 : type == "F32" ? 4 : type == "F16" || type == "BF16" ? 2 : 0;
 }
 
-/// The number of elements; throws where it does not fit into a file.
+/// The number of elements; throws where it does not fit into a file, or would not but for an extent of 0.
 inline std::uint64_t count_of(const stored_tensor& t) {
     std::uint64_t count = 1;
+    bool is_empty = false;
     for (const auto extent : t.size) {
         constexpr auto most = std::uint64_t{1} << 48;
-        if (extent > most || (extent > 0 && count > most / extent)) parameters::refuse(t.name, "has a shape too large for a file");
-        count *= extent;
+        if (extent > 0 && count > most / extent) parameters::refuse(t.name, "has a shape too large for a file");
+        count *= std::max<std::uint64_t>(extent, 1);
+        is_empty = is_empty || extent == 0;
     }
-    return count;
+    return is_empty ? 0 : count;
 }
 
 } // namespace detail
@@ -107,7 +109,8 @@ inline parameters parse_safetensors(std::string_view file) {
     return result;
 }
 
-/// The bytes of a safetensors file of the parameters, F32 and F64 as they were added.
+/// The bytes of a safetensors file of the parameters, F32 and F64 as they were added. Throws parameter_error for a name that cannot be in
+/// one: not UTF-8, or "__metadata__".
 inline std::string safetensors_of(parameters& weights) {
     const auto quoted = [](const std::string& text) {
         std::string result = "\"";
@@ -129,6 +132,7 @@ inline std::string safetensors_of(parameters& weights) {
         for (index e = 0; e < numbers.shape().size(); ++e) detail::append_little_endian(data, std::bit_cast<U>(numbers.data()[e]));
     };
     for (const auto& name : weights.names()) {
+        if (!detail::is_utf8(name) || name == "__metadata__") parameters::refuse(name, "cannot have this name in a safetensors file");
         const auto begin = data.size();
         const bool is_double = weights.is_double(name);
         if (is_double)

@@ -9,10 +9,28 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
+/// Whether bytes are text in UTF-8: no overlong form, no half of a pair, nothing beyond U+10FFFF.
+inline bool is_utf8(std::string_view text) {
+    for (std::size_t i = 0; i < text.size();) {
+        const auto byte = [&](std::size_t at) { return at < text.size() ? static_cast<unsigned char>(text[at]) : 0U; };
+        const auto first = byte(i);
+        const std::size_t more = first < 0x80 ? 0 : first >= 0xc2 && first < 0xe0 ? 1 : first >= 0xe0 && first < 0xf0 ? 2 : first >= 0xf0 && first < 0xf5 ? 3 : 4;
+        if (more == 4) return false;
+        for (std::size_t k = 1; k <= more; ++k)
+            if ((byte(i + k) & 0xc0) != 0x80) return false;
+        const auto second = byte(i + 1);
+        if ((first == 0xe0 && second < 0xa0) || (first == 0xed && second >= 0xa0) || (first == 0xf0 && second < 0x90) || (first == 0xf4 && second >= 0x90))
+            return false;
+        i += 1 + more;
+    }
+    return true;
+}
+
 /// What a header says of one tensor.
 struct stored_tensor {
     std::string name, type = {};
     std::vector<std::uint64_t> size = {}, offsets = {};
+    bool has_size = false; ///< [] is that of a single number
 };
 
 /// The header of a safetensors file, which is JSON of one form: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}
@@ -30,13 +48,13 @@ public:
                 if (key == "dtype")
                     t.type = string();
                 else if (key == "shape")
-                    t.size = numbers();
+                    t.size = numbers(), t.has_size = true;
                 else if (key == "data_offsets")
                     t.offsets = numbers();
                 else
                     fail("the key \"" + key + "\" of tensor \"" + name + "\" is not known");
             });
-            if (t.type.empty() || t.offsets.size() != 2) fail("tensor \"" + name + "\" has no dtype or no two data_offsets");
+            if (t.type.empty() || !t.has_size || t.offsets.size() != 2) fail("tensor \"" + name + "\" has no dtype, no shape or no two data_offsets");
             tensors.push_back(std::move(t));
         });
         skip_spaces();
@@ -110,6 +128,7 @@ private:
             else
                 result += c;
         }
+        if (!is_utf8(result)) fail("a string is not UTF-8");
         return result;
     }
     void escape(std::string& to) {
