@@ -350,12 +350,12 @@ private:
     early_weights<T, Arch> weights_;
     bool pushed_ = false, last_ = false; ///< whether keys have been pushed, whether those at hand are the last
     row_block<T> results_{};
-    std::array<T, most_queries> share_{};
-    std::array<T, lane_count> zeros_{}; ///< 0 times all sums
+    std::array<T, static_cast<std::size_t>(most_queries)> share_{};
+    std::array<T, static_cast<std::size_t>(lane_count)> zeros_{}; ///< 0 times all sums
 
     panel_ahead<T> ahead_, next_tile_;
     query_tile tile_{};
-    std::array<row_range, most_registers> seen_{};
+    std::array<row_range, static_cast<std::size_t>(most_registers)> seen_{};
 };
 
 } // namespace attn::kernel
