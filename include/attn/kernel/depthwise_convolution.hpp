@@ -168,13 +168,13 @@ private:
     template <int Outputs, int Width, bool AtLeft, bool AtRight>
     [[gnu::noinline]] void add_regular(const T* tokens, const input_rows& in, index rows, const T* weights, const T* ahead, index channel,
                                        T* to) const {
-        lanes sum[Outputs];
+        lanes sum[static_cast<std::size_t>(Outputs)];
         const auto bias = lanes::load(weights_ + channel);
         simd::unroll<Outputs>([&](auto o) { sum[o] = bias; });
         const auto padded = padded_, token_stride = in.token_stride, row_stride = in.row_stride;
         if (AtLeft) tokens += Width / 2 * token_stride;
         for (index row = 0; row < rows; ++row) {
-            lanes weight[Width];
+            lanes weight[static_cast<std::size_t>(Width)];
             simd::unroll<Width>([&](auto k) { weight[k] = lanes::load(weights + k * padded); });
             const T* at = tokens;
             simd::unroll<Outputs + Width - 1>([&](auto i) {
@@ -196,7 +196,7 @@ private:
     /// The same, tap by tap, wherever inputs end.
     template <int Outputs>
     [[gnu::noinline]] void add_any(const row_piece& piece, index first, index channel, T* to) const {
-        lanes sum[Outputs];
+        lanes sum[static_cast<std::size_t>(Outputs)];
         const auto bias = lanes::load(weights_ + channel);
         simd::unroll<Outputs>([&](auto o) { sum[o] = bias; });
         for (auto row = piece.above; row < piece.below; ++row) {

@@ -82,7 +82,7 @@ private:
         auto depth = columns;
         if (block.seen) {
             const auto own = simd::lane_bits::first(lanes::size).value;
-            std::uint64_t seen[Keys], any = 0;
+            std::uint64_t seen[static_cast<std::size_t>(Keys)], any = 0;
             simd::unroll<Keys>([&](auto k) { any |= seen[k] = block.seen[key + k] >> lane & own; });
             simd::unroll<Rows>([&](auto r) {
                 simd::unroll<Keys>([&](auto k) { tile.sum[r][k] = select(simd::lane_bits{seen[k]}, lanes(bias_[row + r]), lanes(T{0})); });
@@ -94,7 +94,7 @@ private:
         const T* x = from + at;
         const T* m = matrix_ + row;
         for (index column = 0; column < depth; ++column) {
-            lanes right[Keys];
+            lanes right[static_cast<std::size_t>(Keys)];
             simd::unroll<Keys>([&](auto k) {
                 right[k] = lanes::load(x + k * stride);
                 if (with.ahead > 0) simd::prefetch(x + k * stride + with.ahead);

@@ -93,7 +93,7 @@ private:
         const T *const weights = weights_ + row * stride_, *const values = block.values + channel;
         tile.multiply_add(weights, stride_, unit_stride{}, values, block.value_stride, common);
         for (auto j = common; j < most; ++j) {
-            lanes value[Columns];
+            lanes value[static_cast<std::size_t>(Columns)];
             simd::unroll<Columns>([&](auto c) { value[c] = lanes::load(values + j * block.value_stride + c * lanes::size); });
             simd::unroll<Rows>([&](auto i) {
                 if (j >= block.seen[row + i]) return;

@@ -58,7 +58,7 @@ public:
         const auto [first_column, columns] = piece(columns_, column_blocks(), task / row_blocks());
         const row_block<T> to{c.data + first_row * c.row_stride + first_column, c.row_stride, 1};
         begin(at(start, first_row, first_column), to, rows, columns);
-        std::array<depth_run, most_depth> runs;
+        std::array<depth_run, static_cast<std::size_t>(most_depth)> runs;
         const auto depth_pieces = std::max<index>(1, (depth_ + most_depth - 1) / most_depth);
         for (index p = 0; p < depth_pieces; ++p) {
             const auto within = piece(depth_, depth_pieces, p);
@@ -169,7 +169,7 @@ private:
             }
         }
         if (columns == Columns * lane_count) return tile.add_to(c, c_row);
-        T sums[Rows * Columns * lane_count];
+        T sums[static_cast<std::size_t>(Rows * Columns * lane_count)];
         tile.store(sums, Columns * lane_count);
         for (index i = 0; i < Rows; ++i)
             for (index n = 0; n < columns; ++n) c[i * c_row + n] += sums[i * Columns * lane_count + n];

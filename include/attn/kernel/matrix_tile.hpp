@@ -33,7 +33,7 @@ struct nothing_beside {
 template <int Rows, int Columns, Scalar T, class Arch>
 struct matrix_tile {
     using lanes = simd::lanes<T, Arch>;
-    lanes sum[Rows][Columns];
+    lanes sum[static_cast<std::size_t>(Rows)][static_cast<std::size_t>(Columns)];
 
     [[gnu::always_inline]] void zero() {
         simd::unroll<Rows, Columns>([&](auto i, auto c) { sum[i][c] = lanes(T{0}); });
@@ -56,14 +56,14 @@ struct matrix_tile {
     }
     /// Raises maximum[lane], one register for each column, to the rows; NaN does not count.
     [[gnu::always_inline]] void raise(T* maximum) const {
-        lanes top[Columns];
+        lanes top[static_cast<std::size_t>(Columns)];
         simd::unroll<Columns>([&](auto c) { top[c] = lanes::load(maximum + c * lanes::size); });
         simd::unroll<Rows, Columns>([&](auto i, auto c) { top[c] = max_or_second(sum[i][c], top[c]); });
         simd::unroll<Columns>([&](auto c) { top[c].store(maximum + c * lanes::size); });
     }
     /// A register that is 0 where all sums are finite, and NaN elsewhere.
     [[gnu::always_inline]] lanes times_zero() const {
-        lanes zero[Columns];
+        lanes zero[static_cast<std::size_t>(Columns)];
         simd::unroll<Columns>([&](auto c) { zero[c] = sum[0][c] * lanes(T{0}); });
         simd::unroll<Rows - 1, Columns>([&](auto i, auto c) { zero[c] = fma(sum[i + 1][c], lanes(T{0}), zero[c]); });
         simd::unroll<Columns - 1>([&](auto c) { zero[0] = zero[0] + zero[c + 1]; });
@@ -92,7 +92,7 @@ struct matrix_tile {
                                              const Phi& phi = {}, Beside&& beside = {}) {
         for (index k = 0; k < depth; ++k) {
             beside();
-            lanes right[Columns];
+            lanes right[static_cast<std::size_t>(Columns)];
             simd::unroll<Columns>([&](auto c) { right[c] = lanes::load(b + c * lanes::size); });
             simd::unroll<Rows>([&](auto i) {
                 const lanes left = phi(lanes(a[i * a_row]));

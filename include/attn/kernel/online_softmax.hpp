@@ -68,7 +68,7 @@ struct online_softmax {
     /// Raises the maxima to scores[rows][queries], before they become weights.
     void raise_maximum(const T* scores, index rows) {
         each_columns([&]<int Columns>(index first) {
-            lanes m[Columns];
+            lanes m[static_cast<std::size_t>(Columns)];
             simd::unroll<Columns>([&](auto c) { m[c] = lanes::load(next_maximum + (first + c) * lanes::size); });
             for (index j = 0; j < rows; ++j)
                 simd::unroll<Columns>(
@@ -81,7 +81,7 @@ struct online_softmax {
     /// ahead: numbers beyond which the scores are prefetched, 0 for none.
     void push_scores(T* scores, index rows, index ahead = 0) {
         each_columns([&]<int Columns>(index first) {
-            lanes m[Columns], l[Columns];
+            lanes m[static_cast<std::size_t>(Columns)], l[static_cast<std::size_t>(Columns)];
             simd::unroll<Columns>([&](auto c) {
                 const auto at = (first + c) * lanes::size;
                 m[c] = lanes::load(next_maximum + at);

@@ -78,7 +78,7 @@ void transpose_rows(const row_block<const U>& from, index rows, index channels, 
         index c = 0;
         if constexpr (std::same_as<T, U>) {
             for (; from.channel_stride == 1 && c + size <= channels; c += size) {
-                lanes square[size];
+                lanes square[static_cast<std::size_t>(size)];
                 if (present == size) {
                     simd::unroll<size>([&](auto r) {
                         const T* const at = corner + r * from.row_stride + c;

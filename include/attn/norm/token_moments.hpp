@@ -101,7 +101,7 @@ private:
     template <int registers, class Load>
     [[gnu::always_inline]] void sum(index c, const Load& load) {
         constexpr int size = lanes::size;
-        lanes first[registers], sums[registers], of_squares[registers];
+        lanes first[static_cast<std::size_t>(registers)], sums[static_cast<std::size_t>(registers)], of_squares[static_cast<std::size_t>(registers)];
         simd::unroll<registers>([&](auto k) {
             first[k] = load(rows_[0] + c + k * size);
             sums[k] = of_squares[k] = lanes(0);

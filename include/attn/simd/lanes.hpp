@@ -161,7 +161,7 @@ struct lanes {
         } else
 #endif
         {
-            std::array<T, size> present{};
+            std::array<T, static_cast<std::size_t>(size)> present{};
             for (std::size_t l = 0; l < present.size() && static_cast<index>(l) < count; ++l) present[l] = from[l];
             return load(present.data());
         }
@@ -175,7 +175,7 @@ struct lanes {
         } else
 #endif
         {
-            std::array<T, size> present;
+            std::array<T, static_cast<std::size_t>(size)> present;
             store(present.data());
             for (std::size_t l = 0; l < present.size() && static_cast<index>(l) < count; ++l) to[l] = present[l];
         }

@@ -22,7 +22,7 @@ struct affine_lanes;
 template <Scalar T, class Arch, int Size = lane_count<T, Arch>>
 struct integer_lanes {
     static constexpr int size = Size;
-    std::array<index, size> value;
+    std::array<index, static_cast<std::size_t>(size)> value;
 
     constexpr integer_lanes() = default;
     constexpr integer_lanes(index same) { value.fill(same); }
@@ -43,7 +43,7 @@ struct integer_lanes {
     operator lanes<T, Arch>() const
         requires(Size == lane_count<T, Arch>)
     {
-        T numbers[size];
+        T numbers[static_cast<std::size_t>(size)];
         for (std::size_t l = 0; l < size; ++l) numbers[l] = static_cast<T>(value[l]);
         return lanes<T, Arch>::load(numbers);
     }
@@ -94,7 +94,7 @@ struct affine_lanes {
         requires(Size == lane_count<T, Arch>)
     {
         static constexpr auto count_up = [] {
-            std::array<T, size> numbers{};
+            std::array<T, static_cast<std::size_t>(size)> numbers{};
             for (std::size_t l = 0; l < size; ++l) numbers[l] = static_cast<T>(l);
             return numbers;
         }();

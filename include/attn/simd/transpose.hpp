@@ -30,7 +30,7 @@ template <Scalar T, class Arch>
     constexpr int size = lanes<T, Arch>::size;
     using vector = typename detail::vector_of<T, size>::type;
     constexpr auto lane = std::make_integer_sequence<int, size>{};
-    vector from[size], to[size];
+    vector from[static_cast<std::size_t>(size)], to[static_cast<std::size_t>(size)];
     unroll<size>([&](auto r) { from[r] = std::bit_cast<vector>(rows[r]); });
     unroll<std::countr_zero(static_cast<unsigned>(size))>([&](auto) {
         unroll<size / 2>([&](auto r) {
