@@ -58,6 +58,19 @@ TEST_CASE("norm errors: parameters", "[norm]") {
                Contains("rep_batch_norm: eta is not finite"));
 }
 
+TEST_CASE("norm errors: inference without statistics is asked for, never guessed", "[norm]") {
+    constexpr auto missing = ": mean is missing, and variance: inference needs running statistics, or batch_statistics = true";
+    CHECK_THAT(refusal_of(batch_norm<float>{}), Contains(std::string("batch_norm") + missing));
+    CHECK_THAT(refusal_of(rep_batch_norm<float>{}), Contains(std::string("rep_batch_norm") + missing));
+    CHECK_THAT(refusal_of(progressive_rep_batch_norm<layer_norm<float>>{}), Contains(std::string("progressive_rep_batch_norm") + missing));
+    CHECK_THAT(refusal_of(batch_norm<float>{.mean = four_doubles, .variance = four_doubles, .batch_statistics = true}),
+               Contains("batch_norm: batch_statistics is true, but mean and variance are given too"));
+    const auto accepts = [](const auto& norm, const shape& s) { return error_of([&] { normalise(norm, tensor<float>(s)); }) == nothing_thrown; };
+    CHECK(accepts(batch_norm<float>{.batch_statistics = true}, {1, 2, 3, 4}));
+    CHECK(accepts(rep_batch_norm<float>{.batch = {.batch_statistics = true}}, {1, 2, 3, 4}));
+    CHECK(accepts(batch_norm<float>{}, {1, 2, 3, 0}));
+}
+
 TEST_CASE("norm errors: shapes, strides, overlap and workspace", "[norm]") {
     const layer_norm<float> norm;
     tensor<float> other({1, 2, 3, 5});
@@ -85,7 +98,7 @@ TEST_CASE("norm errors: shapes, strides, overlap and workspace", "[norm]") {
     CHECK_THAT(error_of([&] { normalise(norm, view(columns), view(columns)); }), Contains("channel stride of 3"));
     sequential here;
     workspace none;
-    CHECK_THAT(refusal([&](auto x, auto out) { normalise(batch_norm<float>{}, x, out, execution(here, none)); }),
+    CHECK_THAT(refusal([&](auto x, auto out) { normalise(batch_norm<float>{.batch_statistics = true}, x, out, execution(here, none)); }),
                Contains("batch_norm: workspace has 0 bytes"));
 }
 

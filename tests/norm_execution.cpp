@@ -29,7 +29,7 @@ struct every_norm {
         f(layer_norm<T>{weight, bias});
         f(rms_norm<T>{weight});
         f(batch);
-        f(batch_norm<T>{weight, bias});
+        f(batch_norm<T>{.weight = weight, .bias = bias, .batch_statistics = true});
         f(rep_batch_norm<T>{batch, 0.7});
         f(progressive_rep_batch_norm<layer_norm<T>>{{weight, bias}, {batch, 0.7}});
     }

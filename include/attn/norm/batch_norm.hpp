@@ -31,7 +31,8 @@ struct batch_norm_statistics {
 
 /// For a tensor x (batch, heads, tokens, channels), each channel on its own, over all of batch, heads and tokens:
 ///     out = (x - mean) / sqrt(variance + eps) * weight + bias
-/// Inference (`normalise`): mean and variance are the given ones, (channels) each; if neither is given, those of x (biased variance).
+/// Inference (`normalise`): mean and variance are the given ones, (channels) each; with `batch_statistics` instead of them, those of x
+/// (biased variance). A norm that has neither is refused: what it gave would depend on what else is in the batch.
 /// Training (`train`): those of the batch, with the biased variance; the running ones move, with the unbiased variance.
 /// weight, bias: (channels) each, or empty (weight 1, bias 0). The operator refers to its parameters; their owner keeps them.
 /// In inference with statistics every number stands for itself: NaN stays where it is. A common offset of a channel costs no digits.
@@ -49,6 +50,7 @@ struct batch_norm {
     std::span<const double> variance = {};
     double eps = 1e-5;
     std::optional<double> momentum = 0.1; ///< of training; none: running statistics are the mean over all batches
+    bool batch_statistics = false;        ///< of inference, for a norm that keeps no running statistics: take those of x
 
     void check(const shape& x) const { check(name, x); }
     std::size_t workspace_bytes(const shape& x, index concurrency) const { return workspace_bytes(x, concurrency, mean.empty()); }
@@ -66,6 +68,13 @@ struct batch_norm {
     }
 
     void check(std::string_view operation, const shape& x) const {
+        check_parameters(operation, x);
+        if (x.channels > 0 && mean.empty() && !batch_statistics)
+            throw shape_error(operation, "mean", "is missing, and variance: inference needs running statistics, or batch_statistics = true to take those of x");
+        if (!mean.empty() && batch_statistics) throw shape_error(operation, "batch_statistics", "is true, but mean and variance are given too");
+    }
+    /// Of training, which needs no statistics.
+    void check_parameters(std::string_view operation, const shape& x) const {
         detail::check_parameter(operation, "weight", weight, x);
         detail::check_parameter(operation, "bias", bias, x);
         detail::check_parameter(operation, "mean", mean, x);
@@ -155,7 +164,7 @@ template <Scalar T, class Arch>
 void train(const batch_norm<T, Arch>& norm, const std::type_identity_t<tensor_view<const T>>& x, const std::type_identity_t<tensor_view<T>>& out,
            batch_norm_statistics& statistics, const execution& run, const token_mask& mask = {}) {
     detail::check_training<T>(norm.name, x, out, statistics, mask);
-    norm.check(x.shape());
+    norm.check_parameters(norm.name, x.shape());
     detail::check_workspace(norm.name, run, training_workspace_bytes(norm, x.shape(), run.concurrency()), x.shape());
     norm.train(x, out, statistics, run, mask, 0, 0);
 }

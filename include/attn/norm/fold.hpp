@@ -32,7 +32,6 @@ namespace detail {
 
 template <FoldableNorm N>
 std::vector<channel_map> maps_to_fold(std::string_view operation, const N& norm, index channels) {
-    norm.check({.tokens = 1, .channels = channels});
     if constexpr (requires { norm.mean; }) {
         if (norm.mean.empty()) throw shape_error(operation, "norm", "has no running statistics to fold");
     } else if constexpr (requires { norm.batch; }) {
@@ -40,6 +39,7 @@ std::vector<channel_map> maps_to_fold(std::string_view operation, const N& norm,
     } else {
         if (norm.rep.batch.mean.empty()) throw shape_error(operation, "norm", "has no running statistics to fold");
     }
+    norm.check({.tokens = 1, .channels = channels});
     std::vector<channel_map> maps;
     for (index c = 0; c < channels; ++c) maps.push_back(norm.map_of(c));
     return maps;

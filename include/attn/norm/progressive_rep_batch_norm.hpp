@@ -40,7 +40,7 @@ template <Norm N, class Arch>
 void train(const progressive_rep_batch_norm<N, Arch>& norm, const tensor_view<const typename N::scalar>& x, const tensor_view<typename N::scalar>& out,
            batch_norm_statistics& statistics, std::optional<double> gamma, const execution& run, const token_mask& mask = {}) {
     detail::check_training<typename N::scalar>(norm.name, x, out, statistics, mask, gamma.has_value());
-    norm.check(x.shape());
+    norm.rep.check_parameters(norm.name, x.shape());
     norm.norm.check(x.shape());
     if (gamma && !(*gamma >= 0 && *gamma <= 1)) throw shape_error(norm.name, "gamma", "is " + std::to_string(*gamma) + ", but must lie between 0 and 1");
     detail::check_workspace(norm.name, run, training_workspace_bytes(norm, x.shape(), run.concurrency()), x.shape());

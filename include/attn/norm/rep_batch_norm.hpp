@@ -21,7 +21,11 @@ struct rep_batch_norm {
 
     void check(const shape& x) const { check(name, x); }
     void check(std::string_view operation, const shape& x) const {
+        check_parameters(operation, x);
         batch.check(operation, x);
+    }
+    void check_parameters(std::string_view operation, const shape& x) const {
+        batch.check_parameters(operation, x);
         if (!std::isfinite(eta)) throw shape_error(operation, "eta", "is not finite");
     }
     std::size_t workspace_bytes(const shape& x, index concurrency) const { return batch.workspace_bytes(x, concurrency); }
@@ -34,7 +38,7 @@ template <Scalar T, class Arch>
 void train(const rep_batch_norm<T, Arch>& norm, const std::type_identity_t<tensor_view<const T>>& x, const std::type_identity_t<tensor_view<T>>& out,
            batch_norm_statistics& statistics, const execution& run, const token_mask& mask = {}) {
     detail::check_training<T>(norm.name, x, out, statistics, mask);
-    norm.check(x.shape());
+    norm.check_parameters(norm.name, x.shape());
     detail::check_workspace(norm.name, run, training_workspace_bytes(norm, x.shape(), run.concurrency()), x.shape());
     norm.batch.train(x, out, statistics, run, mask, norm.eta, 0);
 }
