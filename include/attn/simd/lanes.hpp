@@ -16,8 +16,9 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::simd {
 
-/// The best instruction set this translation unit is compiled for. Every kernel carries its instruction set as a template
-/// parameter, so that one program may hold several without breaking the one-definition rule.
+/// The best instruction set this translation unit is compiled for. One program may hold several: everything of attn's lives in an inline
+/// namespace named after the set (core/instruction_set.hpp), so objects for two sets share none of its symbols, and types of two sets
+/// differ. What std and Eigen instantiate in both objects they do share: README, "Versions and small print".
 using native = xsimd::default_arch;
 
 /// Registers of the instruction set: 32 from AVX-512 on (and on AArch64), 16 before.

@@ -1,0 +1,38 @@
+# cmake -DCOMPILE=<compiler and flags, no instruction set> -DNM=<nm> -DFOLDER=<of this file> -DBUILD=<folder> -P check.cmake
+# One program, two instruction sets: the objects share no code of attn's, so that they link in any order and neither runs the other's.
+cmake_minimum_required(VERSION 3.24)
+file(MAKE_DIRECTORY ${BUILD})
+function(run)
+  execute_process(COMMAND ${ARGN} COMMAND_ERROR_IS_FATAL ANY)
+endfunction()
+run(${COMPILE} -DATTEND=attend_baseline -c ${FOLDER}/attention.cpp -o ${BUILD}/baseline.o)
+run(${COMPILE} -march=native -DATTEND=attend_wide -c ${FOLDER}/attention.cpp -o ${BUILD}/wide.o)
+run(${COMPILE} -c ${FOLDER}/main.cpp -o ${BUILD}/main.o)
+
+# Weak symbols (W: functions, V: objects) and unique ones (u) that attn's names occur in, with the instruction set that each names.
+foreach(object IN ITEMS baseline wide)
+  execute_process(COMMAND ${NM} -C --defined-only ${BUILD}/${object}.o OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
+  string(REPLACE ";" "," symbols "${symbols}")
+  string(REGEX MATCHALL "[^\n]* [WVu] [^\n]*attn::[^\n]*" found "${symbols}")
+  list(TRANSFORM found REPLACE "^[0-9a-f]+ +" "")
+  list(LENGTH found count)
+  if(count LESS 20)
+    message(FATAL_ERROR "${object}.o has ${count} symbols of attn's: this looks at too little.")
+  endif()
+  set(${object} "${found}")
+endforeach()
+set(shared "")
+foreach(symbol IN LISTS wide)
+  if(symbol IN_LIST baseline)
+    string(APPEND shared "  ${symbol}\n")
+  endif()
+endforeach()
+if(shared)
+  message(FATAL_ERROR "Code of attn's that both objects hold, of which a program keeps one:\n${shared}")
+endif()
+
+# The baseline object first keeps the baseline's copies of what std and Eigen instantiate in both; wide first is right for attn's own.
+run(${COMPILE} ${BUILD}/main.o ${BUILD}/baseline.o ${BUILD}/wide.o -pthread -o ${BUILD}/baseline_first)
+run(${COMPILE} ${BUILD}/main.o ${BUILD}/wide.o ${BUILD}/baseline.o -pthread -o ${BUILD}/wide_first)
+run(${BUILD}/baseline_first)
+run(${BUILD}/wide_first)
