@@ -1,7 +1,7 @@
 // Patterns: which keys a query may attend to, and how they combine.
 #pragma once
 
-#include "../core/shape.hpp"
+#include "../core/output_memory.hpp"
 #include "range.hpp"
 
 #include <cstdint>
@@ -83,6 +83,7 @@ constexpr auto at(const P& p, index batch, index head) {
 ///   at(batch, head)   the pattern for one batch entry and head (`visible` may then be that pattern's only)
 ///   step()            a promise: a visible pair has i = j modulo step() (at least 1)
 ///   check(context)    throws, by context.refuse, if the parameters do not fit what the pattern is used on
+///   check_apart(out)  throws, by out.require_apart, if an output overlaps memory that the pattern refers to: see output_memory
 /// Patterns are copied freely: they hold numbers, or handles of shared tables.
 template <class P>
 concept Pattern = requires(const P& p, index i, range r) {
@@ -143,6 +144,10 @@ struct both {
         attn::check(a, context);
         attn::check(b, context);
     }
+    void check_apart(const output_memory& out) const {
+        attn::check_apart(a, out);
+        attn::check_apart(b, out);
+    }
 };
 
 /// a | b: visible to one of them or to both.
@@ -168,6 +173,10 @@ struct either {
         attn::check(a, context);
         attn::check(b, context);
     }
+    void check_apart(const output_memory& out) const {
+        attn::check_apart(a, out);
+        attn::check_apart(b, out);
+    }
 };
 
 /// !a: hidden by a.
@@ -183,6 +192,7 @@ struct inverse {
         return inverse<decltype(left)>{left};
     }
     void check(const pattern_context& context) const { attn::check(a, context); }
+    void check_apart(const output_memory& out) const { attn::check_apart(a, out); }
 };
 
 /// Keys that both patterns show.
