@@ -49,9 +49,9 @@ struct good_arguments {
 
 const good_arguments good;
 
-const std::vector<double> four(4), eight(8);
+const std::vector<double> numbers(1000); // more than needed, so that an output on some of them is on nothing else
+const auto four = std::span(numbers).first(4), eight = std::span(numbers).subspan(500, 8);
 const std::vector<float> weights(1000);
-const tensor_view<const double> square = head_major(four.data(), {1, 1, 2, 2});
 
 /// An operator with everything but q, k, v and out as it should be.
 template <class A>
@@ -89,14 +89,15 @@ void check_tensor_arguments(const A& op) {
     check_refused({{"itself", [&] { call.attend(op); }, {name + ": out ", "elements overlap"}}});
 
     call = good;
-    const std::vector<index> none, two(2), three(3);
+    const std::vector<index> none, three(3), many(400);
+    const auto two = std::span(many).first(2);
     for (const auto position : {&positions::first_query, &positions::first_key}) {
         call.positions = {};
         for (const auto& wrong : {none, three}) {
             call.positions.*position = std::span<const index>(wrong);
             check_refused({{"positions", [&] { call.attend(op); }, {name + ": positions.first_", std::to_string(wrong.size()) + " entries"}}});
         }
-        call.positions.*position = std::span<const index>(two);
+        call.positions.*position = two;
         check_refused({{"onto positions", [&] { auto onto = call; onto.attend_onto(two.data(), op); }, {name + ": out ", "overlaps positions.first_"}}});
     }
     // Nothing to compute, in so many ways that trying each would take for ever.
@@ -157,7 +158,8 @@ TEST_CASE("misuse: an output on what an operator refers to", "[misuse][portable]
     const auto onto = [&](const void* other, const auto& op) { return [&call, other, op] { call.attend_onto(other, op); }; };
     const auto bias = head_major(weights.data(), {1, 1, 9, 9});
     const bool mask[81]{};
-    const std::vector<index> present{9, 9};
+    const std::vector<index> many(400, 9);
+    const auto present = std::span(many).first(2);
     const auto matrix = head_major(weights.data(), {1, 1, 3, 9});
     const auto kernel = head_major(weights.data(), {1, 5, 3, 3});
     const auto taps = head_major(weights.data(), {1, 1, 3, 8});

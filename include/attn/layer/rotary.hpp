@@ -41,7 +41,7 @@ public:
         if (!first.fits(x.batch))
             throw shape_error(operation, argument,
                               "has shape " + to_string(x) + ", but there are " + std::to_string(first.count()) + " positions");
-        for (index b = 0; b < x.batch; ++b)
+        for (index b = 0; b < (first.shared() ? std::min<index>(x.batch, 1) : x.batch); ++b)
             if (x.tokens > 0 && (first[b] < 0 || first[b] + x.tokens > most_))
                 throw shape_error(operation, argument,
                                   "lies at positions " + std::to_string(first[b]) + " to " + std::to_string(first[b] + x.tokens - 1) +
