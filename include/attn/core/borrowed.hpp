@@ -28,6 +28,9 @@ public:
     template <class R>
         requires(!std::same_as<std::remove_cvref_t<R>, borrowed> && std::convertible_to<R, std::span<T>> && !detail::Temporary<R>)
     constexpr borrowed(R&& numbers) : std::span<T>(std::forward<R>(numbers)) {}
+    template <class U> // deduced, so that the 0 of {0, 1} is no pointer
+        requires std::convertible_to<U*, T*>
+    constexpr borrowed(U* numbers, std::size_t count) : std::span<T>(numbers, count) {}
     template <detail::Temporary R>
     borrowed(R&& temporary) = delete;
 };
