@@ -1,7 +1,7 @@
 // What an attention operator is, and the front door through which all of them are called.
 #pragma once
 
-#include "../core/inputs.hpp"
+#include "../core/output_memory.hpp"
 #include "../parallel/executor.hpp"
 #include "../pattern/pattern.hpp"
 
@@ -17,6 +17,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// - `has_log_sum_exp = false`: where there is none, for lack of a softmax.
 /// - `log_sum_exp_shape(shapes)`: where log_sum_exp has other heads than the values.
 /// - `least_workspace_bytes<T>(shapes, concurrency)`: where forward can do with less than workspace_bytes, in more time, with the same result.
+/// - `check_apart(out)`: throws, by out.require_apart, if an output overlaps what the operator refers to: see output_memory.
 template <class A>
 concept Attention = requires(const A& op, const inputs<float>& in, const outputs<float>& out, const input_shapes& shapes, const execution& run) {
     { A::name } -> std::convertible_to<std::string_view>;
@@ -35,26 +36,19 @@ namespace detail {
                       "has shape " + to_string(has) + ", but " + std::string(other) + " has " + to_string(other_has) + ": " + std::string(problem));
 }
 
-template <class T>
-void check_view(std::string_view operation, std::string_view argument, const tensor_view<T>& view) {
-    const auto& s = view.shape();
-    if (std::min({s.batch, s.heads, s.tokens, s.channels}) < 0) throw shape_error(operation, argument, "has the negative shape " + to_string(s));
-    if (!view.data() && s.size() > 0) throw shape_error(operation, argument, "has shape " + to_string(s) + " but no memory (a null pointer)");
-}
-
+/// Throws shape_error unless `out` has that shape and can be written while the inputs are read.
 template <Scalar T>
 void check_output(std::string_view operation, std::string_view argument, const tensor_view<T>& out, const shape& expected, const inputs<T>& in) {
     check_view(operation, argument, out);
     if (out.shape() != expected)
         throw shape_error(operation, argument, "has shape " + to_string(out.shape()) + ", but the result has " + to_string(expected));
     if (overlaps_itself(out)) throw shape_error(operation, argument, "of shape " + to_string(out.shape()) + " has strides by which its elements overlap");
-    const auto apart = [&](std::string_view name, const tensor_view<const T>& input) {
-        if (overlap(out, input))
-            throw shape_error(operation, argument, "of shape " + to_string(out.shape()) + " overlaps " + std::string(name) + " of shape " + to_string(input.shape()));
-    };
-    apart("q", in.queries);
-    apart("k", in.keys);
-    apart("v", in.values);
+    const output_memory memory(operation, argument, out);
+    memory.require_apart("q", in.queries);
+    memory.require_apart("k", in.keys);
+    memory.require_apart("v", in.values);
+    memory.require_apart("positions.first_query", in.positions.first_query);
+    memory.require_apart("positions.first_key", in.positions.first_key);
 }
 
 } // namespace detail
@@ -74,7 +68,7 @@ void check_tensors(std::string_view operation, const inputs<T>& in) {
     if (k.channels != q.channels) refuse(operation, "k", k, "q", q, "the channels differ");
     if (v.tokens != k.tokens) refuse(operation, "v", v, "k", k, "the tokens differ");
     const auto check_each = [&](std::string_view name, const per_batch& p, index rows) {
-        if (p.count() != 0 && p.count() != q.batch)
+        if (!p.fits(q.batch))
             throw shape_error(operation, name, "has " + std::to_string(p.count()) + " entries, but q has shape " + to_string(q));
         for (index b = 0; b < std::max<index>(1, p.count()); ++b) check_positions(operation, name, p[b], rows);
     };
@@ -88,7 +82,8 @@ constexpr bool divides(index kv_heads, index heads) { return kv_heads == 0 ? hea
 /// What patterns and score functions for so many heads are checked against.
 inline pattern_context pattern_context_of(std::string_view operation, const positions& where, const input_shapes& s, index heads) {
     pattern_context context{.operation = operation, .batch = s.queries.batch, .heads = heads};
-    for (index b = 0; b < s.queries.batch; ++b) {
+    const bool shared = where.first_query.shared() && where.first_key.shared();
+    for (index b = 0; b < (shared ? std::min<index>(s.queries.batch, 1) : s.queries.batch); ++b) {
         const auto i = where.first_query[b], j = where.first_key[b];
         context.first_query = b == 0 ? i : std::min(context.first_query, i);
         context.first_key = b == 0 ? j : std::min(context.first_key, j);
@@ -96,6 +91,16 @@ inline pattern_context pattern_context_of(std::string_view operation, const posi
         context.end_key = b == 0 ? j + s.keys.tokens : std::max(context.end_key, j + s.keys.tokens);
     }
     return context;
+}
+
+/// Throws shape_error unless a pattern can be asked about calls of such shapes at such positions, of which only the shapes are known.
+template <Pattern P>
+void check_pattern(std::string_view operation, const P& pattern, const input_shapes& s, const positions& where, index heads) {
+    check_shape<float>(operation, "q", s.queries);
+    check_shape<float>(operation, "k", s.keys);
+    if (!where.first_query.fits(s.queries.batch) || !where.first_key.fits(s.queries.batch))
+        throw shape_error(operation, "positions", "are of another batch than q of shape " + to_string(s.queries));
+    attn::check(pattern, pattern_context_of(operation, where, s, heads));
 }
 
 } // namespace detail
@@ -123,9 +128,13 @@ shape log_sum_exp_shape(const A& op, const input_shapes& shapes) {
     }
 }
 
-/// Bytes of workspace that a call of `op` on such shapes needs with such an executor.
+/// Bytes of workspace that a call of `op` on such shapes needs with such an executor. Throws shape_error if it cannot tell: no tensors have
+/// such shapes, or the operator lacks what its size depends on.
 template <Scalar T, Attention A, Executor E>
 std::size_t workspace_bytes(const A& op, const input_shapes& shapes, E& executor) {
+    detail::check_shape<T>(A::name, "q", shapes.queries);
+    detail::check_shape<T>(A::name, "k", shapes.keys);
+    detail::check_shape<T>(A::name, "v", shapes.values);
     return op.template workspace_bytes<T>(shapes, std::max<index>(1, executor.concurrency()));
 }
 
@@ -140,15 +149,18 @@ std::size_t least_workspace_bytes(const A& op, const input_shapes& shapes, index
 
 /// Calls an operator: checks everything once, then computes into `out` with the caller's executor and workspace. Allocates nothing.
 /// Throws shape_error, before anything is read or written, naming operator, argument and shapes: shapes that do not fit, an output
-/// that overlaps an input, parameters that do not suit the positions, a workspace too small. What a caller's function throws passes through.
+/// that overlaps an input or what the operator refers to, parameters that do not suit the positions, a workspace too small. What a caller's
+/// function throws passes through.
 template <Attention A, Scalar T>
 void attend(const A& op, const inputs<T>& in, const outputs<T>& out, const execution& run) {
     op.check(in);
     const auto shapes = shapes_of(in);
     detail::check_output(A::name, "out", out.values, op.output_shape(shapes), in);
+    check_apart(op, output_memory(A::name, "out", out.values));
     if (out.log_sum_exp.data()) {
         if constexpr (requires { requires !A::has_log_sum_exp; }) throw shape_error(A::name, "log_sum_exp", "is asked for, but without a softmax there is none");
         detail::check_output(A::name, "log_sum_exp", out.log_sum_exp, log_sum_exp_shape(op, shapes), in);
+        check_apart(op, output_memory(A::name, "log_sum_exp", out.log_sum_exp));
         if (overlap(out.log_sum_exp, out.values)) throw shape_error(A::name, "log_sum_exp", "overlaps out");
     }
     const auto needed = least_workspace_bytes<T>(op, shapes, run.concurrency());
@@ -156,7 +168,8 @@ void attend(const A& op, const inputs<T>& in, const outputs<T>& out, const execu
         throw shape_error(A::name, "workspace", "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but q of shape " + to_string(shapes.queries) +
                                                     " on " + std::to_string(run.concurrency()) + " threads needs " + std::to_string(needed));
     }
-    op.forward(in, out, run);
+    const bool any_rows = out.log_sum_exp.data() && out.log_sum_exp.shape().size() > 0;
+    if (any_rows || out.values.shape().size() > 0) op.forward(in, out, run);
 }
 
 /// Calls an operator and returns the result (batch, heads, n, d_v). Allocates the result and, for the call, a workspace.

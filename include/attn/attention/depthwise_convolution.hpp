@@ -20,7 +20,7 @@ struct depthwise_convolution {
 
     tensor_view<const U> weights =
         {};                       ///< (1 or heads, c, kernel_height, kernel_width), any strides: one kernel for all heads, or one for each
-    std::span<const U> bias = {}; ///< none, c numbers, or c for each head
+    borrowed<const U> bias = {};  ///< none, c numbers, or c for each head
     index height = 0, width = 0;  ///< the grid; one row if not given
     bool causal = false;          ///< of a sequence: the past and the present only
 
@@ -42,10 +42,16 @@ struct depthwise_convolution {
         if (causal && (height > 1 || w.tokens != 1))
             throw shape_error(operation, "weights",
                               "has shape " + to_string(w) + ", but a causal convolution is one of sequences: of one row");
+        if (std::max({w.tokens, w.channels, height, width}) > most_size)
+            throw shape_error(operation, "weights", "has shape " + to_string(w) + " for a grid of " + is(height) + " x " + is(width) + ": more than 2^40");
         const bool fits = height == 0 ? width == 0 : width == 0 ? x.tokens == 0 : x.tokens % width == 0 && x.tokens / width == height;
         if (height < 0 || width < 0 || !fits)
             throw shape_error(operation, "height",
                               "and width are " + is(height) + " and " + is(width) + ", but x has shape " + to_string(x));
+    }
+    void check_apart(const output_memory& out) const {
+        out.require_apart("the convolution's weights", weights);
+        out.require_apart("the convolution's bias", bias);
     }
     /// The grid that n tokens are.
     kernel::convolution_grid grid(index n) const {
@@ -90,6 +96,9 @@ struct depthwise_convolution {
     }
 
 private:
+    /// Of a kernel and a grid: far from where sums of their places would overflow.
+    static constexpr index most_size = index{1} << 40;
+
     template <Scalar T>
     struct worker {
         static constexpr index most_tokens = 96;
@@ -116,7 +125,9 @@ void add_convolution(const depthwise_convolution<U, Arch>& op, const std::type_i
         (from.heads == 0 ? to.heads != 0 : to.heads % from.heads != 0))
         detail::refuse(name, "out", to, "x", from, "they do not fit");
     if (overlaps_itself(out)) throw shape_error(name, "out", "of shape " + to_string(to) + " has strides by which its elements overlap");
-    if (overlap(out, x)) throw shape_error(name, "out", "of shape " + to_string(to) + " overlaps x of shape " + to_string(from));
+    const output_memory memory(name, "out", out);
+    memory.require_apart("x", x);
+    op.check_apart(memory);
     op.check(name, from, to);
     detail::check_workspace(name, run, op.template workspace_bytes<T>(from, run.concurrency()), from);
     op.forward(x, out, run);
@@ -126,6 +137,7 @@ void add_convolution(const depthwise_convolution<U, Arch>& op, const std::type_i
 template <Scalar U, class Arch, Scalar T>
 void add_convolution(const depthwise_convolution<U, Arch>& op, const std::type_identity_t<tensor_view<const T>>& x,
                      const tensor_view<T>& out) {
+    detail::check_view(op.name, "x", x);
     op.check(op.name, x.shape(), out.shape());
     sequential here;
     workspace memory(op.template workspace_bytes<T>(x.shape(), 1));

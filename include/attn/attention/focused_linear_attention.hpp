@@ -22,7 +22,7 @@ struct focused_linear_attention {
     static constexpr bool has_log_sum_exp = false;
 
     int power = 3;                 ///< at least 1
-    std::span<const U> scale = {}; ///< before the softplus: d_k numbers, or d_k for each head (then kv_heads = heads), or none (0)
+    borrowed<const U> scale = {};  ///< before the softplus: d_k numbers, or d_k for each head (then kv_heads = heads), or none (0)
     depthwise_convolution<U, Arch> convolution = {}; ///< none if it has no weights
     P pattern = {};                                  ///< which keys a query sees
     tensor_view<const U> positional_encoding = {};   ///< (batch or 1, kv_heads or 1, m, d_k), or none
@@ -43,6 +43,11 @@ struct focused_linear_attention {
             throw shape_error(name, "scale",
                               "has " + std::to_string(scale.size()) + " entries, but q has shape " + to_string(q) + " and k " +
                                   to_string(k));
+    }
+    void check_apart(const output_memory& out) const {
+        out.require_apart("scale", scale);
+        attn::check_apart(pattern, out);
+        local<float>().check_apart(out);
     }
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
     template <Scalar T>

@@ -37,6 +37,7 @@ struct linear_attention {
         if (!std::isfinite(scale)) throw shape_error(name, "scale", "is not finite");
         if (normalise && scale != 1) throw shape_error(name, "scale", "is for sums that are not normalised");
     }
+    void check_apart(const output_memory& out) const { attn::check_apart(pattern, out); }
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
     template <Scalar T>
     std::size_t workspace_bytes(const input_shapes& s, index concurrency) const {

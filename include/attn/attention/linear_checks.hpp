@@ -47,6 +47,11 @@ struct local_arguments {
             throw shape_error(operation, "convolution", "is not causal, but the pattern is");
         convolution.check(operation, x, {q.batch, q.heads, q.tokens, v.channels});
     }
+    void check_apart(const output_memory& out) const {
+        convolution.check_apart(out);
+        out.require_apart("positional_encoding", positional_encoding);
+        out.require_apart("convolution_input", convolution_input);
+    }
     /// For the kernel.
     kernel::local_term<T, U> term(const inputs<T>& in) const {
         kernel::local_term<T, U> local{{convolution.present() ? convolution.grid(in.queries.shape().tokens) : kernel::convolution_grid{},

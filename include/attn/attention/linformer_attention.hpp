@@ -46,14 +46,26 @@ struct linformer_attention {
         if (scale && !std::isfinite(*scale)) throw shape_error(name, "scale", "is not finite");
         key_projection.check(projection_context{name, "key_projection", k.heads, k.tokens, k.channels});
         for_values().check(projection_context{name, "value_projection", v.heads, v.tokens, v.channels});
-        for (index h = 0; h < k.heads; ++h)
-            if (const auto keys = key_projection.size(h, k.tokens), values = for_values().size(h, k.tokens); keys != values)
+        for (index h = 0; h < k.heads; ++h) {
+            const auto keys = key_projection.size(h, k.tokens), values = for_values().size(h, k.tokens);
+            detail::check_shape<T>(name, "key_projection", {k.batch, k.heads, keys, std::max(k.channels, v.channels)});
+            if (keys != values)
                 throw shape_error(name, "value_projection",
                                   "gives head " + std::to_string(h) + " " + std::to_string(values) + " rows, but key_projection " +
                                       std::to_string(keys));
+        }
         attn::check(pattern, detail::pattern_context_of(name, in.positions, shapes_of(in), q.heads));
-        for (index b = 0; b < q.batch; ++b)
-            for (index h = 0; h < q.heads; ++h) check_pattern(in, b, h);
+        if (q.tokens == 0 || k.tokens == 0) return; // there is no pair to be shown or hidden
+        // What is the same for all heads, or for all batch entries, is looked at once.
+        constexpr bool varies = detail::HasAt<P>;
+        const bool shifts = varies || !in.positions.first_query.shared() || !in.positions.first_key.shared();
+        for (index b = 0; b < (shifts ? q.batch : std::min<index>(q.batch, 1)); ++b)
+            for (index h = 0; h < (varies ? q.heads : std::min<index>(q.heads, 1)); ++h) check_pattern(in, b, h);
+    }
+    void check_apart(const output_memory& out) const {
+        attn::check_apart(key_projection, out);
+        attn::check_apart(value_projection, out);
+        attn::check_apart(pattern, out);
     }
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
     template <Scalar T>

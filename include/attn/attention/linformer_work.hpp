@@ -40,7 +40,7 @@ struct linformer_work {
     linformer_work(scratch& memory, const Op& op, const input_shapes& s, index concurrency) : tokens(s.keys.tokens), most_rows(0) {
         for (index h = 0; h < s.keys.heads; ++h) most_rows = std::max(most_rows, op.key_projection.size(h, tokens));
         const auto row_size = s.keys.channels + s.values.channels;
-        const auto bytes_of_head = most_rows * row_size * static_cast<index>(sizeof(T));
+        const auto bytes_of_head = product(most_rows, row_size, static_cast<index>(sizeof(T)));
         const auto at_once = std::max(concurrency, (index{1} << 18) / std::max<index>(1, bytes_of_head));
         heads = std::clamp<index>(s.keys.heads, 1, at_once);
         batches = std::clamp<index>(s.keys.batch, 1, std::max<index>(1, at_once / heads));
@@ -49,13 +49,12 @@ struct linformer_work {
                               op.for_values().template workspace_bytes<T>(tokens, s.values.channels));
         task_bytes = (task_bytes + alignment - 1) / alignment * alignment;
         const auto softmax_bytes = softmax::workspace_bytes(s.queries, s.values, identity_score{}, concurrency);
-        shared = memory.take<std::byte>(static_cast<index>(std::max(softmax_bytes, task_bytes * static_cast<std::size_t>(concurrency))));
-        seen = memory.take<bool>(batches * heads * tokens);
-        kept = memory.take<index>(batches * heads * most_rows);
-        kept_count = memory.take<index>(batches * heads);
-        keys = head_major(memory.take<T>(batches * heads * most_rows * s.keys.channels), {batches, heads, most_rows, s.keys.channels});
-        values =
-            head_major(memory.take<T>(batches * heads * most_rows * s.values.channels), {batches, heads, most_rows, s.values.channels});
+        shared = memory.take<std::byte>(std::max(softmax_bytes, task_bytes * static_cast<std::size_t>(concurrency)));
+        seen = memory.take<bool>(batches, heads, tokens);
+        kept = memory.take<index>(batches, heads, most_rows);
+        kept_count = memory.take<index>(batches, heads);
+        keys = head_major(memory.take<T>(batches, heads, most_rows, s.keys.channels), {batches, heads, most_rows, s.keys.channels});
+        values = head_major(memory.take<T>(batches, heads, most_rows, s.values.channels), {batches, heads, most_rows, s.values.channels});
     }
 
     /// Everything for the keys and values of heads g .. g + kv_heads - 1 in batch entries b .. b + entries - 1.

@@ -9,7 +9,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// Merges the result of one set of keys into that of another: with log-sum-exps a and b, and l = ln(e^a + e^b), each row becomes
 ///     into = into e^(a - l) + from e^(b - l),   log_sum_exp = l
 /// which is attention over both sets, if no key is in both. A sink belongs to one of them only. Rows that saw nothing add nothing.
-/// Both need their log_sum_exp. Throws shape_error, before anything is written, if shapes differ, a log_sum_exp is missing, or `into` overlaps `from`.
+/// Both need their log_sum_exp. Throws shape_error, before anything is written, if shapes differ, a log_sum_exp is missing, or `into` overlaps
+/// `from` or itself.
 template <Scalar T>
 void merge(const outputs<T>& into, const outputs<T>& from) {
     constexpr std::string_view name = "merge";
@@ -26,6 +27,8 @@ void merge(const outputs<T>& into, const outputs<T>& from) {
     if (overlap(into.values, from.values) || overlap(into.log_sum_exp, from.log_sum_exp) || overlap(into.values, from.log_sum_exp) ||
         overlap(into.log_sum_exp, from.values) || overlap(into.values, into.log_sum_exp))
         throw shape_error(name, "into", "overlaps from");
+    if (overlaps_itself(into.values) || overlaps_itself(into.log_sum_exp))
+        throw shape_error(name, "into", "of shape " + to_string(s) + " has strides by which its elements overlap");
     for (index b = 0; b < s.batch; ++b)
         for (index h = 0; h < s.heads; ++h)
             for (index i = 0; i < s.tokens; ++i) {

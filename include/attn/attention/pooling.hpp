@@ -74,13 +74,14 @@ struct channel_convolution {
     tensor_view<const T> weights;   ///< (1, heads or 1, kernel, channels)
     tensor_view<const T> bias = {}; ///< (1, heads or 1, 1, channels), or none
 
-    index size(index, index tokens) const { return tokens / weights.shape().tokens; }
+    index size(index, index tokens) const { return tokens / kernel_of(weights.shape().tokens); }
     kernel::token_range range(index, index row, index) const { return {row * weights.shape().tokens, (row + 1) * weights.shape().tokens}; }
     template <Scalar>
     std::size_t workspace_bytes(index, index) const {
         return 0;
     }
     void check(const projection_context& context) const { check_convolution(context, weights, weights.shape().tokens, bias); }
+    void check_apart(const output_memory& out) const { check_apart(out, weights, bias); }
     void project(const kernel::token_rows<T>& x, index head, index first, index count, const kernel::row_block<T>& to,
                  detail::scratch&) const {
         using lanes = simd::lanes<T, Arch>;
@@ -99,6 +100,16 @@ struct channel_convolution {
         }
     }
 
+    /// Of both convolutions. Throws shape_error without a kernel: sizes are asked for before anything is checked.
+    static index kernel_of(index tokens) {
+        if (tokens < 1) [[unlikely]]
+            throw shape_error("convolution", "weights", "have a kernel of " + std::to_string(tokens) + " tokens");
+        return tokens;
+    }
+    static void check_apart(const output_memory& out, const tensor_view<const T>& weights, const tensor_view<const T>& bias) {
+        out.require_apart("the weights of a projection", weights);
+        out.require_apart("the bias of a projection", bias);
+    }
     /// Of both convolutions: kernel at least 1, the weights' rows as wide as the tokens, the bias too.
     static void check_convolution(const projection_context& context, const tensor_view<const T>& weights, index kernel,
                                   const tensor_view<const T>& bias) {
@@ -124,12 +135,12 @@ struct mixing_convolution {
     tensor_view<const T> weights;   ///< (kernel, heads or 1, channels out, channels in), as many out as in
     tensor_view<const T> bias = {}; ///< (1, heads or 1, 1, channels), or none
 
-    index size(index, index tokens) const { return tokens / weights.shape().batch; }
+    index size(index, index tokens) const { return tokens / channel_convolution<T, Arch>::kernel_of(weights.shape().batch); }
     kernel::token_range range(index, index row, index) const { return {row * weights.shape().batch, (row + 1) * weights.shape().batch}; }
     template <Scalar>
     std::size_t workspace_bytes(index tokens, index channels) const {
         detail::scratch memory;
-        memory.take<T>(most_rows * weights.shape().batch * channels);
+        memory.take<T>(most_rows, weights.shape().batch, channels);
         return memory.used_bytes() + kernel::matrix_product<T, Arch>(std::min(most_rows, tokens), channels, channels).task_bytes();
     }
     void check(const projection_context& context) const {
@@ -137,6 +148,7 @@ struct mixing_convolution {
         if (weights.shape().tokens != context.channels)
             context.refuse("weights have shape " + to_string(weights.shape()) + ": as many channels must come out as go in");
     }
+    void check_apart(const output_memory& out) const { channel_convolution<T, Arch>::check_apart(out, weights, bias); }
     void project(const kernel::token_rows<T>& x, index head, index first, index count, const kernel::row_block<T>& to,
                  detail::scratch& memory) const {
         for (index done = 0; done < count; done += most_rows) {

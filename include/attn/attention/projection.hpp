@@ -33,6 +33,7 @@ struct projection_context {
 ///   workspace_bytes.
 /// - `workspace_bytes<T>(m, channels)`: of one call of `project`, whatever the number of rows.
 /// - `check(context)`: throws, by context.refuse, if the parameters do not fit.
+/// Optional: `check_apart(out)`, if it refers to memory: see output_memory.
 template <class P, class T>
 concept Projection = Scalar<T> && requires(const P& p, const kernel::token_rows<T>& tokens, const kernel::row_block<T>& to,
                                            detail::scratch& memory, const projection_context& context, index i) {
@@ -84,6 +85,10 @@ struct linear_projection {
         if (bias.shape().tokens != matrix.shape().tokens || bias.shape().channels != 1)
             context.refuse("bias has shape " + to_string(bias.shape()) + ", but matrix has " + to_string(matrix.shape()));
     }
+    void check_apart(const output_memory& out) const {
+        out.require_apart("the matrix of a projection", matrix);
+        out.require_apart("the bias of a projection", bias);
+    }
     void project(const kernel::token_rows<T>& x, index head, index first, index count, const kernel::row_block<T>& to,
                  detail::scratch& memory) const {
         const auto at = [head, first](const tensor_view<const T>& t) {
@@ -102,7 +107,7 @@ struct linear_projection {
 /// A projection of its own for each head, whose sizes may differ: each[head]. The caller's memory.
 template <class P>
 struct projection_per_head {
-    std::span<const P> each;
+    borrowed<const P> each;
 
     index size(index head, index tokens) const { return of(head).size(head, tokens); }
     kernel::token_range range(index head, index row, index tokens) const { return of(head).range(head, row, tokens); }
@@ -118,6 +123,9 @@ struct projection_per_head {
                            " heads of keys and values");
         for (const auto& p : each) p.check(context);
     }
+    void check_apart(const output_memory& out) const {
+        for (const auto& p : each) attn::check_apart(p, out);
+    }
     template <Scalar T>
     void project(const kernel::token_rows<T>& x, index head, index first, index count, const kernel::row_block<T>& to,
                  detail::scratch& memory) const {
@@ -125,15 +133,22 @@ struct projection_per_head {
     }
 
 private:
-    const P& of(index head) const { return each[static_cast<std::size_t>(head)]; }
+    const P& of(index head) const {
+        if (head >= std::ssize(each)) [[unlikely]] // sizes are asked for before anything is checked
+            throw shape_error("projection_per_head", "each", "has " + std::to_string(each.size()) + " projections, none for head " + std::to_string(head));
+        return each[static_cast<std::size_t>(head)];
+    }
 };
 
 /// Fills a matrix (1, heads, projected, m) with the random projection by which the paper proves that few rows suffice: independent
 /// N(0, 1 / projected), so that E^T E is the identity on average. The same numbers for a seed in every run; the distribution is
-/// computed here, for the standard library's may differ.
+/// computed here, for the standard library's may differ. Throws shape_error if the matrix cannot be written.
 template <Scalar T>
 void fill_random_projection(const tensor_view<T>& matrix, std::uint64_t seed) {
     const auto& s = matrix.shape();
+    detail::check_view("fill_random_projection", "matrix", matrix);
+    if (overlaps_itself(matrix))
+        throw shape_error("fill_random_projection", "matrix", "of shape " + to_string(s) + " has strides by which its elements overlap");
     const auto next = [&seed] { // splitmix64, to a number in (0, 1]
         auto x = seed += 0x9e3779b97f4a7c15u;
         x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
@@ -177,7 +192,7 @@ std::size_t project_workspace_bytes(const P& projection, const shape& tokens, in
     detail::scratch memory;
     for (index slice = 0; slice < concurrency; ++slice) {
         memory.take<bool>(tokens.tokens);
-        memory.take<std::byte>(static_cast<index>(projection.template workspace_bytes<T>(tokens.tokens, tokens.channels)));
+        memory.take<std::byte>(projection.template workspace_bytes<T>(tokens.tokens, tokens.channels));
     }
     return memory.used_bytes();
 }
@@ -192,7 +207,12 @@ void project(const P& projection, const tensor_view<const T>& x, const tensor_vi
     const auto& s = x.shape();
     detail::check_view(name, "x", x);
     projection.check(projection_context{name, "projection", s.heads, s.tokens, s.channels});
-    detail::check_output(name, "out", out, projected_shape<T>(projection, s), inputs<T>{x, x, x});
+    const auto expected = projected_shape<T>(projection, s);
+    detail::check_shape<T>(name, "projection", expected);
+    detail::check_output(name, "out", out, expected, inputs<T>{x, x, x});
+    const output_memory memory_of_out(name, "out", out);
+    check_apart(projection, memory_of_out);
+    check_apart(pattern, memory_of_out);
     if (out.strides().channel != 1 && out.shape().channels > 1)
         throw shape_error(name, "out", "of shape " + to_string(out.shape()) + " needs contiguous channels");
     attn::check(pattern, pattern_context{.operation = name, .batch = s.batch, .heads = s.heads, .end_query = 1, .end_key = s.tokens});

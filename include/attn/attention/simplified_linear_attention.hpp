@@ -33,6 +33,10 @@ struct simplified_linear_attention {
         detail::check_linear(name, in, pattern, eps);
         local<T>().check(name, in, pattern);
     }
+    void check_apart(const output_memory& out) const {
+        attn::check_apart(pattern, out);
+        local<float>().check_apart(out);
+    }
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
     template <Scalar T>
     std::size_t workspace_bytes(const input_shapes& s, index concurrency) const {

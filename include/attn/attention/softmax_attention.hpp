@@ -26,7 +26,7 @@ struct softmax_attention {
     std::optional<double> scale = {};     ///< 1 / sqrt(d_k) if not given
     S score = {};                         ///< what happens to a scaled score before the softmax
     P pattern = {};                       ///< which keys a query may see
-    std::span<const double> sinks = {};   ///< one per head, or none: exp(sink) joins the denominator
+    borrowed<const double> sinks = {};    ///< one per head, or none: exp(sink) joins the denominator
 
     template <Scalar T>
     void check(const inputs<T>& in) const {
@@ -38,6 +38,11 @@ struct softmax_attention {
         const auto context = detail::pattern_context_of(name, in.positions, shapes_of(in), q.heads);
         attn::check(pattern, context);
         attn::check(score, context);
+    }
+    void check_apart(const output_memory& out) const {
+        out.require_apart("sinks", sinks);
+        attn::check_apart(pattern, out);
+        attn::check_apart(score, out);
     }
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
     template <Scalar T>
@@ -52,9 +57,10 @@ struct softmax_attention {
 };
 
 /// What a call costs: the (query, key) pairs that the pattern makes visible, and those that its schedule visits, over all batch entries
-/// and heads. The kernel spends 2 (d_k + d_v) flops on a visited pair.
+/// and heads. The kernel spends 2 (d_k + d_v) flops on a visited pair. Throws shape_error if the pattern or the positions do not fit.
 template <Pattern P, ScoreFunction S, class Arch>
 pair_count visited_pairs(const softmax_attention<P, S, Arch>& op, const input_shapes& s, const positions& where = {}) {
+    detail::check_pattern(op.name, op.pattern, s, where, s.queries.heads);
     using tile = kernel::softmax_tile<float, Arch>; // which computes registers of queries with groups of keys where a panel is partly visible
     pair_count all;
     for (index b = 0; b < s.queries.batch; ++b)

@@ -32,13 +32,13 @@ struct talking_heads_attention {
     static constexpr std::string_view name = "talking_heads_attention";
 
     tensor_view<const double> logits_mix = {};  ///< (1, 1, h, h_k), or none
-    std::span<const double> logits_bias = {};   ///< one per mixed head, or none; needs logits_mix
+    borrowed<const double> logits_bias = {};    ///< one per mixed head, or none; needs logits_mix
     tensor_view<const double> weights_mix = {}; ///< (1, 1, h_v, h), or none
-    std::span<const double> weights_bias = {};  ///< one per head of the result, or none; needs weights_mix
+    borrowed<const double> weights_bias = {};   ///< one per head of the result, or none; needs weights_mix
     std::optional<double> scale = {};           ///< 1 / sqrt(d_k) if not given
     S score = {};                               ///< what happens to a mixed score before the softmax
     P pattern = {};                             ///< which keys a query may see
-    std::span<const double> sinks = {};         ///< one per mixed head, or none: exp(sink) joins the denominator
+    borrowed<const double> sinks = {};          ///< one per mixed head, or none: exp(sink) joins the denominator
 
     template <Scalar T>
     void check(const inputs<T>& in) const {
@@ -58,6 +58,15 @@ struct talking_heads_attention {
         const auto context = detail::pattern_context_of(name, in.positions, shapes, mixed_heads(shapes));
         attn::check(pattern, context);
         attn::check(score, context);
+    }
+    void check_apart(const output_memory& out) const {
+        out.require_apart("logits_mix", logits_mix);
+        out.require_apart("logits_bias", logits_bias);
+        out.require_apart("weights_mix", weights_mix);
+        out.require_apart("weights_bias", weights_bias);
+        out.require_apart("sinks", sinks);
+        attn::check_apart(pattern, out);
+        attn::check_apart(score, out);
     }
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, value_heads(s), s.queries.tokens, s.values.channels}; }
     shape log_sum_exp_shape(const input_shapes& s) const { return {s.queries.batch, mixed_heads(s), s.queries.tokens, 1}; }
@@ -109,10 +118,12 @@ private:
 };
 
 /// What a call costs: the (query, key) pairs that any mixed head sees, and those that its schedule visits, over all batch entries. The
-/// kernel spends 2 (h_k d_k + h_v d_v) flops on a visited pair, in all heads together, and 2 h (h_k + h_v) on the mixings.
+/// kernel spends 2 (h_k d_k + h_v d_v) flops on a visited pair, in all heads together, and 2 h (h_k + h_v) on the mixings. Throws shape_error
+/// if the pattern or the positions do not fit.
 template <Pattern P, ScoreFunction S, class Arch>
 pair_count visited_pairs(const talking_heads_attention<P, S, Arch>& op, const input_shapes& s, const positions& where = {}) {
     const auto heads = op.log_sum_exp_shape(s).heads;
+    detail::check_pattern(op.name, op.pattern, s, where, heads);
     pair_count all;
     for (index b = 0; b < s.queries.batch; ++b) { // registers of queries with groups of keys, where a panel sees a block in part
         const auto pairs = visited_pairs(detail::over_heads<P>{op.pattern, b, heads}, where.first_query[b], s.queries.tokens,

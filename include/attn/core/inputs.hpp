@@ -1,10 +1,9 @@
 // What an attention operator reads and writes in one call.
 #pragma once
 
+#include "borrowed.hpp"
 #include "position.hpp"
 #include "tensor_view.hpp"
-
-#include <span>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
@@ -12,14 +11,23 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 class per_batch {
 public:
     constexpr per_batch(index same) : same_(same) {}
-    constexpr per_batch(std::span<const index> each) : each_(each) {}
+    constexpr per_batch(std::span<const index> each) : shared_(false), each_(each) {}
+    /// A temporary would be gone before it is read: name the numbers first.
+    template <detail::Temporary R>
+    per_batch(R&& numbers) = delete;
 
-    constexpr index operator[](index batch) const { return each_.empty() ? same_ : each_[static_cast<std::size_t>(batch)]; }
+    constexpr index operator[](index batch) const { return shared_ ? same_ : each_[static_cast<std::size_t>(batch)]; }
     /// Count of numbers given one by one; 0 if all entries share one.
     constexpr index count() const { return static_cast<index>(each_.size()); }
+    /// Whether there is a number for each of so many batch entries.
+    constexpr bool fits(index batch) const { return shared_ || count() == batch; }
+    /// Whether one number is for all entries.
+    constexpr bool shared() const { return shared_; }
+    constexpr std::span<const index> each() const { return each_; }
 
 private:
     index same_ = 0;
+    bool shared_ = true;
     std::span<const index> each_;
 };
 

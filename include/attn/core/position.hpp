@@ -21,12 +21,6 @@ constexpr index saturating_sum(index a, index b) {
     return a < least - b ? least : a + b;
 }
 
-/// a * b, or the nearest index to it, for a >= 0 and b >= 0.
-constexpr index saturating_product(index a, index b) {
-    constexpr auto most = std::numeric_limits<index>::max();
-    return b > 0 && a > most / b ? most : a * b;
-}
-
 /// Throws shape_error unless `count` rows from position `first` on lie at positions that there are.
 inline void check_positions(std::string_view operation, std::string_view argument, index first, index count) {
     if (first >= -farthest_position && first <= farthest_position - std::max<index>(count - 1, 0)) return;

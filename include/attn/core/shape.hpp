@@ -3,11 +3,31 @@
 
 #include "scalar.hpp"
 
+#include <algorithm>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
+
+/// The most bytes of a tensor or a workspace, 256 TiB: what 48 bits address. It is so far from the largest index that sums of a few sizes,
+/// and their multiples by a number of threads, fit as well.
+inline constexpr index most_bytes = index{1} << 48;
+
+namespace detail {
+
+/// The product of counts, none of them negative; the largest index where it does not fit one, which is beyond every limit.
+constexpr index product(std::same_as<index> auto... counts) {
+    index result = 1;
+    const auto times = [&](index count) {
+        if (__builtin_mul_overflow(result, count, &result)) result = std::numeric_limits<index>::max();
+    };
+    (times(counts), ...);
+    return result;
+}
+
+} // namespace detail
 
 /// Extents of a tensor (batch, heads, tokens, channels). A matrix of one head is {.tokens = n, .channels = d}.
 struct shape {
@@ -16,7 +36,8 @@ struct shape {
     index tokens = 0;
     index channels = 0;
 
-    constexpr index size() const { return batch * heads * tokens * channels; }
+    /// Count of elements; the largest index if they are more.
+    constexpr index size() const { return detail::product(batch, heads, tokens, channels); }
     friend constexpr bool operator==(const shape&, const shape&) = default;
 };
 
@@ -32,5 +53,25 @@ struct shape_error : std::invalid_argument {
     shape_error(std::string_view operation, std::string_view argument, std::string_view problem)
         : std::invalid_argument(std::string(operation) + ": " + std::string(argument) + " " + std::string(problem)) {}
 };
+
+namespace detail {
+
+/// Why no tensor can be of that shape: it has a negative extent, or its elements take more than most_bytes. Empty if one can. Extents of 0
+/// count as 1, so that what loops over the others ends: 2^32 batch entries of 2^32 heads without tokens are too many too.
+inline std::string problem_of(const shape& s, std::size_t bytes_of_element) {
+    if (std::min({s.batch, s.heads, s.tokens, s.channels}) < 0) return "has the negative shape " + to_string(s);
+    const auto at_least_one = [](index extent) { return std::max<index>(1, extent); };
+    const auto bytes = product(at_least_one(s.batch), at_least_one(s.heads), at_least_one(s.tokens), at_least_one(s.channels),
+                               static_cast<index>(bytes_of_element));
+    return bytes > most_bytes ? "has shape " + to_string(s) + ", which is more than 2^48 bytes" : std::string();
+}
+
+/// Throws shape_error if no tensor of T can be of that shape.
+template <class T>
+void check_shape(std::string_view operation, std::string_view argument, const shape& s) {
+    if (const auto problem = problem_of(s, sizeof(T)); !problem.empty()) throw shape_error(operation, argument, problem);
+}
+
+} // namespace detail
 
 } // namespace attn

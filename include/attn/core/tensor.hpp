@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <new>
+#include <utility>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
@@ -19,14 +20,21 @@ struct aligned_delete {
 
 } // namespace detail
 
-/// A contiguous, zero-initialised tensor [batch][heads][tokens][channels].
+/// A contiguous, zero-initialised tensor [batch][heads][tokens][channels]. One that was moved from is empty.
 template <class T>
 class tensor {
 public:
     tensor() = default;
+    /// Throws shape_error if an extent is negative, or there would be more than most_bytes.
     explicit tensor(const attn::shape& shape)
-        : shape_(shape), data_(static_cast<T*>(::operator new(static_cast<std::size_t>(shape.size()) * sizeof(T), std::align_val_t{alignment}))) {
+        : shape_(shape), data_(static_cast<T*>(::operator new(bytes_of(shape), std::align_val_t{alignment}))) {
         std::uninitialized_value_construct_n(data_.get(), shape.size());
+    }
+    tensor(tensor&& other) noexcept : shape_(std::exchange(other.shape_, {})), data_(std::move(other.data_)) {}
+    tensor& operator=(tensor&& other) noexcept {
+        shape_ = std::exchange(other.shape_, {});
+        data_ = std::move(other.data_);
+        return *this;
     }
 
     T* data() { return data_.get(); }
@@ -41,6 +49,12 @@ public:
     const T& operator()(index b, index h, index i, index c) const { return view()(b, h, i, c); }
 
 private:
+    static std::size_t bytes_of(const attn::shape& shape) {
+        detail::check_shape<T>("tensor", "shape", shape);
+        // At most what was checked: gcc 12 does not see it, and warns of an allocation of the largest index.
+        return static_cast<std::size_t>(std::min(detail::product(shape.size(), static_cast<index>(sizeof(T))), most_bytes));
+    }
+
     attn::shape shape_;
     std::unique_ptr<T, detail::aligned_delete> data_;
 };

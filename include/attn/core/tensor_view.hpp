@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstdlib>
 #include <type_traits>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
@@ -54,13 +55,15 @@ private:
 /// Views contiguous memory laid out as [batch][heads][tokens][channels].
 template <class T>
 constexpr tensor_view<T> head_major(T* data, const shape& s) {
-    return {data, s, {s.heads * s.tokens * s.channels, s.tokens * s.channels, s.channels, 1}};
+    using detail::product;
+    return {data, s, {product(s.heads, s.tokens, s.channels), product(s.tokens, s.channels), s.channels, 1}};
 }
 
 /// Views contiguous memory laid out as [batch][tokens][heads][channels], what a linear projection leaves behind.
 template <class T>
 constexpr tensor_view<T> token_major(T* data, const shape& s) {
-    return {data, s, {s.tokens * s.heads * s.channels, s.channels, s.heads * s.channels, 1}};
+    using detail::product;
+    return {data, s, {product(s.tokens, s.heads, s.channels), s.channels, product(s.heads, s.channels), 1}};
 }
 
 namespace detail {
@@ -79,13 +82,14 @@ struct footprint {
         const auto size = static_cast<std::int64_t>(sizeof(T));
         const auto& n = v.shape();
         const auto& s = v.strides();
-        dimensions = {{{s.batch * size, n.batch}, {s.head * size, n.heads}, {s.token * size, n.tokens}, {s.channel * size, n.channels}}};
+        dimensions = {{{s.batch, n.batch}, {s.head, n.heads}, {s.token, n.tokens}, {s.channel, n.channels}}};
         for (auto& d : dimensions) {
+            if (d.extent <= 1) d = {0, 1};
+            d.stride *= size;
             if (d.stride < 0) {
                 first += d.stride * (d.extent - 1);
                 d.stride = -d.stride;
             }
-            if (d.extent <= 1) d = {0, 1};
         }
         std::ranges::sort(dimensions, std::ranges::greater{}, &address_dimension::stride);
     }
@@ -100,15 +104,12 @@ struct footprint {
 
 } // namespace detail
 
-/// True unless the two views provably share no byte. Interleaved views (the q, k, v and out columns of one buffer) count as
-/// disjoint: modulo a stride that both walk by, their inner blocks lie beside each other.
-template <class A, class B>
-bool overlap(const tensor_view<A>& a, const tensor_view<B>& b) {
-    if (a.shape().size() == 0 || b.shape().size() == 0) return false;
-    const detail::footprint x(a), y(b);
+namespace detail {
+
+inline bool overlap(const footprint& x, const footprint& y) {
     if (x.first + x.span_below(INT64_MAX) <= y.first || y.first + y.span_below(INT64_MAX) <= x.first) return false;
     const auto apart_modulo = [&](std::int64_t period) {
-        const auto walks_by_period = [&](const detail::address_dimension& d) { return d.stride < period || d.stride % period == 0; };
+        const auto walks_by_period = [&](const address_dimension& d) { return d.stride < period || d.stride % period == 0; };
         if (!std::ranges::all_of(x.dimensions, walks_by_period) || !std::ranges::all_of(y.dimensions, walks_by_period)) return false;
         const auto offset = ((y.first - x.first) % period + period) % period;
         return x.span_below(period) <= offset && offset + y.span_below(period) <= period;
@@ -117,6 +118,40 @@ bool overlap(const tensor_view<A>& a, const tensor_view<B>& b) {
         for (const auto& candidate : view->dimensions)
             if (candidate.stride > 0 && apart_modulo(candidate.stride)) return false;
     return true;
+}
+
+/// Why no kernel can read the view: no tensor has its shape, it has elements but no memory, or strides beyond what can be addressed. Empty
+/// if one can.
+template <class T>
+std::string problem_of(const tensor_view<T>& view) {
+    const auto &n = view.shape();
+    const auto &s = view.strides();
+    if (auto problem = problem_of(n, sizeof(T)); !problem.empty() || n.size() == 0) return problem;
+    if (!view.data()) return "has shape " + to_string(n) + " but no memory (a null pointer)";
+    const auto reaches_far = [](index stride, index extent) {
+        constexpr auto size = static_cast<index>(sizeof(T));
+        if (extent <= 1) return false;
+        return stride < -most_bytes || stride > most_bytes || product(std::abs(stride), extent - 1, size) > most_bytes;
+    };
+    if (reaches_far(s.batch, n.batch) || reaches_far(s.head, n.heads) || reaches_far(s.token, n.tokens) || reaches_far(s.channel, n.channels))
+        return "of shape " + to_string(n) + " has strides that reach beyond 2^48 bytes";
+    return {};
+}
+
+/// Throws shape_error if no kernel can read, or write, the view.
+template <class T>
+void check_view(std::string_view operation, std::string_view argument, const tensor_view<T>& view) {
+    if (const auto problem = problem_of(view); !problem.empty()) throw shape_error(operation, argument, problem);
+}
+
+} // namespace detail
+
+/// True unless the two views provably share no byte. Interleaved views (the q, k, v and out columns of one buffer) count as
+/// disjoint: modulo a stride that both walk by, their inner blocks lie beside each other.
+template <class A, class B>
+bool overlap(const tensor_view<A>& a, const tensor_view<B>& b) {
+    if (a.shape().size() == 0 || b.shape().size() == 0) return false;
+    return detail::overlap(detail::footprint(a), detail::footprint(b));
 }
 
 /// True if two elements of the view may share an address, so that it cannot be written to.

@@ -7,18 +7,27 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-/// Scratch memory, aligned and uninitialised. Its contents mean nothing between calls; two calls at a time need two workspaces.
+/// Scratch memory, aligned and uninitialised. Its contents mean nothing between calls; two calls at a time need two workspaces. One that was
+/// moved from is empty.
 class workspace {
 public:
     workspace() = default;
     explicit workspace(std::size_t bytes) { reserve(bytes); }
+    workspace(workspace&& other) noexcept : data_(std::move(other.data_)), size_(std::exchange(other.size_, 0)) {}
+    workspace& operator=(workspace&& other) noexcept {
+        data_ = std::move(other.data_);
+        size_ = std::exchange(other.size_, 0);
+        return *this;
+    }
 
     std::size_t size_bytes() const { return size_; }
     std::span<std::byte> bytes() const { return {data_.get(), size_}; }
 
-    /// Grows to at least `bytes`; never shrinks.
+    /// Grows to at least `bytes`; never shrinks. Throws shape_error if that is more than most_bytes.
     void reserve(std::size_t bytes) {
         if (bytes <= size_) return;
+        if (bytes > static_cast<std::size_t>(most_bytes))
+            throw shape_error("workspace", "size", "of " + std::to_string(bytes) + " bytes is more than 2^48");
         data_.reset(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{alignment})));
         size_ = bytes;
     }
@@ -31,23 +40,32 @@ private:
 namespace detail {
 
 /// Cuts a workspace into aligned arrays. A default-constructed one only counts, so that the code which lays out the memory is
-/// also the code which tells its size.
+/// also the code which tells its size. Throws shape_error if they take more than most_bytes, or a count is negative: the shapes that the
+/// memory is for are no tensors'.
 class scratch {
 public:
     scratch() = default;
     explicit scratch(std::byte* begin) : begin_(begin) {}
 
+    /// An array of as many elements as the product of the counts.
     template <class T>
-    T* take(index count) {
-        const auto at = used_;
-        used_ += (static_cast<std::size_t>(count) * sizeof(T) + alignment - 1) / alignment * alignment;
+    T* take(std::integral auto... counts) {
+        const auto at = used_, bytes = product(static_cast<index>(counts)..., static_cast<index>(sizeof(T)));
+        if (std::min({static_cast<index>(counts)...}) < 0 || bytes > most_bytes - used_) refuse();
+        used_ += (bytes + line - 1) / line * line;
         return begin_ ? reinterpret_cast<T*>(begin_ + at) : nullptr;
     }
-    std::size_t used_bytes() const { return used_; }
+    std::size_t used_bytes() const { return static_cast<std::size_t>(used_); }
 
 private:
+    static constexpr auto line = static_cast<index>(alignment);
+
+    [[noreturn, gnu::cold, gnu::noinline]] static void refuse() {
+        throw shape_error("workspace", "size", "for such shapes would be more than 2^48 bytes, or negative");
+    }
+
     std::byte* begin_ = nullptr;
-    std::size_t used_ = 0;
+    index used_ = 0;
 };
 
 } // namespace detail

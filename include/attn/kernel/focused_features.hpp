@@ -29,10 +29,10 @@ struct focused_features {
     static focused_features take(detail::scratch& memory, const shape& s, index heads, index concurrency) {
         focused_features f;
         f.padded = linear_state<T, Arch>::whole(s.channels);
-        f.inverse_scale = memory.take<T>(heads * f.padded);
-        f.inverse_norm = memory.take<T>(s.batch * s.tokens);
-        f.factor = memory.take<T>(s.batch * s.tokens);
-        f.rows = memory.take<T>(concurrency * block * f.padded);
+        f.inverse_scale = memory.take<T>(heads, f.padded);
+        f.inverse_norm = memory.take<T>(s.batch, s.tokens);
+        f.factor = memory.take<T>(s.batch, s.tokens);
+        f.rows = memory.take<T>(concurrency, block, f.padded);
         return f;
     }
     void prepare(const source& from, int p, std::span<const U> scale, const execution& run) {

@@ -31,7 +31,7 @@ public:
         head_mixing result;
         result.rows = rows;
         result.columns = columns;
-        result.matrix_ = memory.take<T>(rows * columns);
+        result.matrix_ = memory.take<T>(rows, columns);
         result.bias_ = memory.take<T>(rows);
         return result;
     }

@@ -62,7 +62,7 @@ struct linear_state {
 
     static linear_state take(detail::scratch& memory, index key_channels, index value_channels) {
         linear_state state{key_channels, whole(key_channels), whole_registers<T, Arch>(value_channels)};
-        state.sums = memory.take<T>(state.key_padded * state.padded);
+        state.sums = memory.take<T>(state.key_padded, state.padded);
         state.key_sum = memory.take<T>(state.key_padded);
         return state;
     }

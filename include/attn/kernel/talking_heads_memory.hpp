@@ -100,13 +100,13 @@ struct talking_heads_memory {
           head_stride((block_keys + 1) * most_queries), key_padded(whole_registers<T, Arch>(s.key_channels)),
           padded(whole_registers<T, Arch>(s.value_channels)),
           blocks(keeps_weights ? std::max<index>(1, (s.keys + block_keys - 1) / block_keys) : 1),
-          next_block(blocks > 1 ? heads * head_stride : 0), logits(memory.take<T>(s.mixes_logits ? s.query_heads * head_stride : 0)),
-          mixed(memory.take<T>(s.mixes_weights ? s.value_heads * head_stride : 0)),
+          next_block(blocks > 1 ? detail::product(heads, head_stride) : 0), logits(memory.take<T>(s.mixes_logits ? s.query_heads : 0, head_stride)),
+          mixed(memory.take<T>(s.mixes_weights ? s.value_heads : 0, head_stride)),
           packed(memory.take<T>(block_keys * std::max(key_padded, padded))),
-          queries(memory.take<T>(s.query_heads * most_queries * s.key_channels)),
-          values(memory.take<T>(s.value_heads * most_queries * padded)), factor(memory.take<T>(heads * most_queries)),
+          queries(memory.take<T>(s.query_heads, most_queries, s.key_channels)),
+          values(memory.take<T>(s.value_heads, most_queries, padded)), factor(memory.take<T>(heads * most_queries)),
           last_maximum(memory.take<T>(heads * most_queries)), share(memory.take<T>(s.mixes_weights ? heads * most_queries : 0)),
-          maximum(memory.take<T>(blocks * heads * most_queries)), weights(memory.take<T>(blocks * heads * head_stride)),
+          maximum(memory.take<T>(blocks, heads, most_queries)), weights(memory.take<T>(blocks, heads, head_stride)),
           seen(memory.take<std::uint64_t>(blocks * block_keys)), states(memory.take<online_softmax<T, Arch>>(heads)),
           next_maximum(memory.take<T*>(heads)) {
         for (index c = 0; c < heads; ++c) {

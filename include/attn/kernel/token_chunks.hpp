@@ -13,7 +13,7 @@ struct convolution_grid {
     index kernel_height = 1, kernel_width = 1;
     index top = 0, left = 0;
 
-    index taps() const { return kernel_height * kernel_width; }
+    index taps() const { return detail::product(kernel_height, kernel_width); }
 };
 
 /// Cuts tokens into chunks: lines of `line` tokens, each cut evenly into pieces.

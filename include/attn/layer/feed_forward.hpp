@@ -28,6 +28,11 @@ struct feed_forward {
         down.check(name, "down", down.outputs(), up.outputs());
         if (gated()) gate.check(name, "gate", up.outputs(), up.inputs());
     }
+    void check_apart(const output_memory& out) const {
+        up.check_apart(out);
+        down.check_apart(out);
+        gate.check_apart(out);
+    }
     shape output_shape(const shape& tokens) const { return {tokens.batch, 1, tokens.tokens, down.outputs()}; }
     std::size_t workspace_bytes(const shape& tokens, const shape&, index concurrency) const {
         detail::scratch memory;
@@ -53,8 +58,7 @@ private:
 
         work(detail::scratch& memory, const feed_forward& layer, index rows, index concurrency) {
             const shape in{1, 1, rows, layer.up.inputs()}, within{1, 1, rows, layer.up.outputs()};
-            memory.take<std::byte>(
-                static_cast<index>(std::max(layer.up.workspace_bytes(in, concurrency), layer.down.workspace_bytes(within, concurrency))));
+            memory.take<std::byte>(std::max(layer.up.workspace_bytes(in, concurrency), layer.down.workspace_bytes(within, concurrency)));
             hidden = memory.take<T>(within.size());
             gates = layer.gated() ? memory.take<T>(within.size()) : nullptr;
         }

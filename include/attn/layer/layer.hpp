@@ -24,6 +24,7 @@ struct layer_inputs {
 /// - `workspace_bytes(tokens, context, concurrency)`: the scratch memory that `forward` needs for such shapes.
 /// - `forward(in, out, run)`: out = layer(in.tokens) + in.residual. Everything has been checked; it allocates nothing and writes only to
 ///   `out`, which may be the residual itself, and the tokens too where `in_place` says so.
+/// Optional: `check_apart(out)`, if it refers to memory, as all but the simplest do: see output_memory.
 /// A layer that cannot add a residual, or knows no context, refuses it in `check`.
 template <class L>
 concept Layer = requires(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out,
@@ -110,6 +111,7 @@ void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const t
     const auto needs = [](std::string_view argument, const std::string& problem) { throw shape_error(L::name, argument, problem); };
     layer.check(in);
     const auto expected = layer.output_shape(in.tokens.shape());
+    detail::check_shape<T>(L::name, "the result", expected);
     detail::check_rows(L::name, "out", out);
     if (out.shape() != expected) needs("out", "has shape " + to_string(out.shape()) + ", but the result has " + to_string(expected));
     if (overlaps_itself(out)) needs("out", "of shape " + to_string(out.shape()) + " has strides by which its elements overlap");
@@ -117,6 +119,10 @@ void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const t
         if (may_be_out && out.data() == input.data() && out.strides() == input.strides() && out.shape() == input.shape()) return;
         if (overlap(out, input)) needs("out", "of shape " + to_string(out.shape()) + " overlaps " + std::string(name));
     };
+    const output_memory memory(L::name, "out", out);
+    check_apart(layer, memory);
+    memory.require_apart("positions.first_query", in.positions.first_query);
+    memory.require_apart("positions.first_key", in.positions.first_key);
     apart("tokens", in.tokens, L::in_place);
     apart("context", in.context, false);
     if (in.residual.data()) {

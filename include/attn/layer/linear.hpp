@@ -18,7 +18,7 @@ struct linear {
     static constexpr bool in_place = false;
 
     tensor_view<const T> weight;
-    std::span<const T> bias = {};
+    borrowed<const T> bias = {};
 
     index inputs() const { return weight.shape().channels; }
     index outputs() const { return weight.shape().tokens; }
@@ -35,6 +35,10 @@ struct linear {
     void check(const layer_inputs<T>& in) const {
         detail::check_linear(name, "weight", view());
         detail::check_tokens(name, "tokens", in.tokens, inputs());
+    }
+    void check_apart(const output_memory& out) const {
+        out.require_apart("the weight of a linear", weight);
+        out.require_apart("the bias of a linear", bias);
     }
     shape output_shape(const shape& tokens) const { return {tokens.batch, 1, tokens.tokens, outputs()}; }
     std::size_t workspace_bytes(const shape& tokens, index concurrency) const {

@@ -56,6 +56,12 @@ struct multi_head {
             rotation->check(name, "k", s.keys, in.positions.first_key);
         }
     }
+    void check_apart(const output_memory& result) const {
+        for (const auto* projection : {&q, &k, &v, &out}) projection->check_apart(result);
+        attn::check_apart(attention, result);
+        attn::check_apart(reduce, result);
+        if (rotation) rotation->check_apart(result);
+    }
     shape output_shape(const shape& tokens) const { return {tokens.batch, 1, tokens.tokens, out.outputs()}; }
     /// An empty context is none.
     std::size_t workspace_bytes(const shape& tokens, const shape& context, index concurrency) const {

@@ -115,8 +115,10 @@ private:
         for (std::size_t i = 0; i < size.size(); ++i) {
             const auto extent = size[size.size() - 1 - i];
             if (extent < 0) refuse(name, "has the negative shape " + text_of(size));
-            *last_first[std::min<std::size_t>(i, 3)] *= extent;
+            auto& joined = *last_first[std::min<std::size_t>(i, 3)];
+            joined = detail::product(joined, extent);
         }
+        if (!detail::problem_of(s, sizeof(double)).empty()) refuse(name, "has shape " + text_of(size) + ", which is more than 2^48 bytes");
         return s;
     }
 

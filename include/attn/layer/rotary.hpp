@@ -13,7 +13,7 @@ enum class rotary_pairs { interleaved, half_split };
 /// For the first c channels of each head of queries and keys x (batch, heads, n, d), at position t, pair p being (a, b):
 ///     a' = a cos(t f_p) - b sin(t f_p),    b' = a sin(t f_p) + b cos(t f_p),       f_p = base^(-2 p / c)
 /// The table of sines and cosines is made once, in double, for positions 0 .. most - 1, and may serve many layers. Throws shape_error if c
-/// is odd. Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding".
+/// is odd, a count is negative, or the table would be too large. Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding".
 template <Scalar T>
 class rotary {
 public:
@@ -23,6 +23,9 @@ public:
         : most_(most_positions), channels_(channels), pairs_(pairs) {
         if (channels < 0 || channels % 2 != 0)
             throw shape_error(name, "channels", "are " + std::to_string(channels) + ", but they are turned in pairs");
+        const shape table{.tokens = most_positions, .channels = channels / 2};
+        detail::check_shape<turn>(name, "table", table);
+        turns_.reserve(static_cast<std::size_t>(table.size()));
         for (index t = 0; t < most_; ++t)
             for (index p = 0; p < channels / 2; ++p) {
                 const auto angle = static_cast<double>(t) * std::pow(base, -2.0 * static_cast<double>(p) / static_cast<double>(channels));
@@ -35,18 +38,24 @@ public:
         if (x.channels < channels_)
             throw shape_error(operation, argument,
                               "has shape " + to_string(x) + ", but rotary turns " + std::to_string(channels_) + " channels");
-        if (first.count() != 0 && first.count() != x.batch)
+        if (!first.fits(x.batch))
             throw shape_error(operation, argument,
                               "has shape " + to_string(x) + ", but there are " + std::to_string(first.count()) + " positions");
-        for (index b = 0; b < x.batch; ++b)
+        for (index b = 0; b < (first.shared() ? std::min<index>(x.batch, 1) : x.batch); ++b)
             if (x.tokens > 0 && (first[b] < 0 || first[b] > most_ - x.tokens))
                 throw shape_error(operation, argument,
                                   "lies at positions " + std::to_string(first[b]) + " to " + std::to_string(detail::saturating_sum(first[b], x.tokens - 1)) +
                                       ", but rotary has 0 to " + std::to_string(most_ - 1));
     }
-    /// Turns x in place; row r is at position first + r. Checks as above.
+    void check_apart(const output_memory& out) const {
+        const auto bytes = std::as_bytes(std::span(turns_));
+        out.require_apart("the table of rotary", bytes);
+    }
+    /// Turns x in place; row r is at position first + r. Checks as above, and that x can be written.
     void rotate(const tensor_view<T>& x, const per_batch& first, const execution& run) const {
         const auto batch = x.shape().batch, heads = x.shape().heads, tokens = x.shape().tokens;
+        detail::check_view(name, "x", x);
+        if (overlaps_itself(x)) throw shape_error(name, "x", "of shape " + to_string(x.shape()) + " has strides by which its elements overlap");
         check(name, "x", x.shape(), first);
         const auto half = channels_ / 2, apart = pairs_ == rotary_pairs::half_split ? half : index{1},
                    step = half > 0 && apart == half ? index{1} : index{2};

@@ -10,14 +10,18 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// Fills a table (1, 1, n, d), of any strides, whose row r is the encoding of position t = first + r:
 ///     table[r, 2i] = sin(t / base^(2i / d)),      table[r, 2i + 1] = cos(t / base^(2i / d))
-/// in double, rounded. Throws shape_error if the table has several heads or batch entries, or lies beyond farthest_position.
+/// in double, rounded. Throws shape_error if the table cannot be written, has several heads or batch entries, or lies beyond
+/// farthest_position.
 /// Vaswani et al. 2017, "Attention Is All You Need".
 template <Scalar T>
 void fill_sinusoidal_positions(const tensor_view<T>& table, index first = 0, double base = 10000) {
     const auto& s = table.shape();
-    if (s.batch != 1 || s.heads != 1 || (!table.data() && s.size() > 0))
+    detail::check_view("fill_sinusoidal_positions", "table", table);
+    if (s.batch != 1 || s.heads != 1)
         throw shape_error("fill_sinusoidal_positions", "table",
                           "has shape " + to_string(s) + ", not that of a matrix (1, 1, positions, channels)");
+    if (overlaps_itself(table))
+        throw shape_error("fill_sinusoidal_positions", "table", "of shape " + to_string(s) + " has strides by which its elements overlap");
     detail::check_positions("fill_sinusoidal_positions", "first", first, s.tokens);
     for (index r = 0; r < s.tokens; ++r)
         for (index c = 0; c < s.channels; ++c) {

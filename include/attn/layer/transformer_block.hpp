@@ -39,6 +39,12 @@ struct transformer_block {
         check_kept("attention", attention.output_shape(s), s);
         check_kept("feed_forward", feed_forward.output_shape(s), s);
     }
+    void check_apart(const output_memory& out) const {
+        attn::check_apart(attention_norm, out);
+        attn::check_apart(attention, out);
+        attn::check_apart(feed_forward_norm, out);
+        attn::check_apart(feed_forward, out);
+    }
     shape output_shape(const shape& tokens) const { return tokens; }
     std::size_t workspace_bytes(const shape& tokens, const shape& context, index concurrency) const {
         detail::scratch memory;

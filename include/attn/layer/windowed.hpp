@@ -54,6 +54,7 @@ struct windowed {
         layer.check({.tokens = detail::planned(head_major(static_cast<const scalar*>(nullptr), windows_of(in.tokens.shape()))),
                      .positions = in.positions});
     }
+    void check_apart(const output_memory& out) const { attn::check_apart(layer, out); }
     shape output_shape(const shape& tokens) const {
         return {tokens.batch, 1, tokens.tokens, layer.output_shape(windows_of(tokens)).channels};
     }
@@ -113,6 +114,10 @@ struct spatial_reduction {
         norm.check(output_shape(in.tokens.shape()));
         if (in.residual.data() || in.context.data())
             throw shape_error(name, in.residual.data() ? "residual" : "context", "is given, but not used here");
+    }
+    void check_apart(const output_memory& out) const {
+        projection.check_apart(out);
+        attn::check_apart(norm, out);
     }
     shape output_shape(const shape& tokens) const { return {tokens.batch, 1, grid.windows(), projection.outputs()}; }
     std::size_t workspace_bytes(const shape& tokens, const shape&, index concurrency) const {

@@ -29,9 +29,13 @@ struct window_grid {
     index shift_height = 0, shift_width = 0;
 
     /// Windows of one image.
-    index windows() const { return (height / window_height) * (width / window_width); }
+    index windows() const {
+        if (window_height < 1 || window_width < 1) [[unlikely]]
+            check_sizes("window_grid"); // which throws: layers ask for sizes before they check
+        return detail::product(height / window_height, width / window_width);
+    }
     /// Tokens of one window.
-    index window_tokens() const { return window_height * window_width; }
+    index window_tokens() const { return detail::product(window_height, window_width); }
     /// Where token `token` of window `window` lies in the grid.
     index grid_token(index window, index token) const {
         const auto across = width / window_width;
@@ -93,6 +97,7 @@ struct window_grid {
         const auto grid = std::to_string(height) + " x " + std::to_string(width),
                    window = std::to_string(window_height) + " x " + std::to_string(window_width);
         if (height < 1 || width < 1) throw shape_error(operation, "grid", "of " + grid + " tokens is empty");
+        if (detail::product(height, width) > most_bytes) throw shape_error(operation, "grid", "of " + grid + " tokens is too large");
         if (window_height < 1 || window_width < 1 || height % window_height != 0 || width % window_width != 0)
             throw shape_error(operation, "window", "of " + window + " tokens does not divide the grid of " + grid);
         if (shift_height < 0 || shift_width < 0 || shift_height >= window_height || shift_width >= window_width)
@@ -112,14 +117,14 @@ private:
     template <class T>
     void check(std::string_view operation, const tensor_view<const T>& from, std::string_view from_name, const tensor_view<T>& to,
                std::string_view to_name, const shape& image, const shape& windowed) const {
+        detail::check_view(operation, from_name, from);
+        detail::check_view(operation, to_name, to);
         check_tokens(operation, "image", image);
         const shape expected{image.batch * windows(), image.heads, window_tokens(), image.channels};
         if (windowed != expected)
             throw shape_error(operation, "windows",
                               "has shape " + to_string(windowed) + ", but the image of shape " + to_string(image) + " gives " +
                                   to_string(expected));
-        if ((!from.data() || !to.data()) && image.size() > 0)
-            throw shape_error(operation, from.data() ? to_name : from_name, "has no memory (a null pointer)");
         if (overlaps_itself(to))
             throw shape_error(operation, to_name, "of shape " + to_string(to.shape()) + " has strides by which its elements overlap");
         if (overlap(to, from))

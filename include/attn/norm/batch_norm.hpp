@@ -16,7 +16,12 @@ struct batch_norm_statistics {
     std::int64_t batches = 0;           ///< how many training calls have moved them
 
     batch_norm_statistics() = default;
-    explicit batch_norm_statistics(index channels) : mean(static_cast<std::size_t>(channels)), variance(static_cast<std::size_t>(channels), 1.0) {}
+    /// Throws shape_error if the channels are fewer than none, or too many.
+    explicit batch_norm_statistics(index channels) {
+        detail::check_shape<double>("batch_norm_statistics", "channels", {.tokens = 1, .channels = channels});
+        mean.assign(static_cast<std::size_t>(channels), 0.0);
+        variance.assign(static_cast<std::size_t>(channels), 1.0);
+    }
 
     /// Moves by one batch: running = (1 - momentum) running + momentum * batch; without momentum, to the mean over all batches.
     void update(const moments_view& batch, std::optional<double> momentum) {
@@ -44,15 +49,21 @@ struct batch_norm {
     using arch = Arch;
     static constexpr std::string_view name = "batch_norm";
 
-    std::span<const T> weight = {};
-    std::span<const T> bias = {};
-    std::span<const double> mean = {};
-    std::span<const double> variance = {};
+    borrowed<const T> weight = {};
+    borrowed<const T> bias = {};
+    borrowed<const double> mean = {};
+    borrowed<const double> variance = {};
     double eps = 1e-5;
     std::optional<double> momentum = 0.1; ///< of training; none: running statistics are the mean over all batches
     bool batch_statistics = false;        ///< of inference, for a norm that keeps no running statistics: take those of x
 
     void check(const shape& x) const { check(name, x); }
+    void check_apart(const output_memory& out) const {
+        out.require_apart("weight", weight);
+        out.require_apart("bias", bias);
+        out.require_apart("mean", mean);
+        out.require_apart("variance", variance);
+    }
     std::size_t workspace_bytes(const shape& x, index concurrency) const { return workspace_bytes(x, concurrency, mean.empty()); }
     void forward(const tensor_view<const T>& x, const tensor_view<T>& out, const execution& run) const { forward(x, out, run, 0); }
 
@@ -140,6 +151,10 @@ void check_training(std::string_view operation, const tensor_view<const T>& x, c
     const auto& s = x.shape();
     check_rows(operation, x, out, false);
     check_mask(operation, mask, s);
+    const output_memory memory(operation, "out", out);
+    memory.require_apart("mask", mask);
+    memory.require_apart("statistics.mean", std::span(statistics.mean));
+    memory.require_apart("statistics.variance", std::span(statistics.variance));
     if (std::ssize(statistics.mean) != s.channels || std::ssize(statistics.variance) != s.channels)
         throw shape_error(operation, "statistics", "are of " + std::to_string(statistics.mean.size()) + " channels, but x has shape " + to_string(s));
     if (!takes_statistics) return;
@@ -165,6 +180,7 @@ void train(const batch_norm<T, Arch>& norm, const std::type_identity_t<tensor_vi
            batch_norm_statistics& statistics, const execution& run, const token_mask& mask = {}) {
     detail::check_training<T>(norm.name, x, out, statistics, mask);
     norm.check_parameters(norm.name, x.shape());
+    norm.check_apart(output_memory(norm.name, "out", out));
     detail::check_workspace(norm.name, run, training_workspace_bytes(norm, x.shape(), run.concurrency()), x.shape());
     norm.train(x, out, statistics, run, mask, 0, 0);
 }

@@ -19,7 +19,7 @@ concept FoldableNorm = Norm<N> && requires(const N& norm, index c) {
 template <class T>
 struct linear_view {
     tensor_view<T> weight;
-    std::span<T> bias = {};
+    borrowed<T> bias = {};
 
     operator linear_view<const T>() const
         requires(!std::is_const_v<T>)
@@ -48,20 +48,32 @@ std::vector<channel_map> maps_to_fold(std::string_view operation, const N& norm,
 template <class T>
 void check_linear(std::string_view operation, std::string_view argument, const linear_view<T>& linear) {
     const auto& s = linear.weight.shape();
-    if (s.batch != 1 || s.heads != 1 || s.tokens < 0 || s.channels < 0 || (s.size() > 0 && !linear.weight.data()))
+    check_view(operation, argument, linear.weight);
+    if (s.batch != 1 || s.heads != 1)
         throw shape_error(operation, argument, "has a weight of shape " + to_string(s) + ", not a matrix (1, 1, outputs, inputs)");
     if (!linear.bias.empty() && std::ssize(linear.bias) != s.tokens)
         throw shape_error(operation, argument, "has a bias of " + std::to_string(linear.bias.size()) + " entries, but a weight of shape " + to_string(s));
 }
 
 template <Scalar T>
-void check_folded(std::string_view operation, const linear_view<const T>& linear, const linear_view<T>& folded) {
+void check_folded(std::string_view operation, const linear_view<const T>& linear, const linear_view<T>& folded, const tensor_view<const T>& probe) {
+    if (probe.data()) check_view(operation, "probe", probe);
     check_linear(operation, "linear", linear);
     check_linear(operation, "folded", folded);
     const auto& s = linear.weight.shape();
     if (folded.weight.shape() != s)
         throw shape_error(operation, "folded", "has a weight of shape " + to_string(folded.weight.shape()) + ", but linear has " + to_string(s));
     if (std::ssize(folded.bias) != s.tokens) throw shape_error(operation, "folded", "has no bias, but the norm's goes there: " + std::to_string(s.tokens) + " entries");
+    if (overlaps_itself(folded.weight)) throw shape_error(operation, "folded", "has a weight with strides by which its elements overlap");
+    const output_memory weight(operation, "folded.weight", folded.weight), bias(operation, "folded.bias", head_major(folded.bias.data(), {.tokens = 1, .channels = s.tokens}));
+    const bool same_weight = folded.weight.data() == linear.weight.data() && folded.weight.strides() == linear.weight.strides();
+    if (!same_weight) weight.require_apart("linear.weight", linear.weight);
+    if (folded.bias.data() != linear.bias.data()) bias.require_apart("linear.bias", linear.bias);
+    weight.require_apart("linear.bias", linear.bias);
+    weight.require_apart("folded.bias", folded.bias);
+    bias.require_apart("linear.weight", linear.weight);
+    weight.require_apart("probe", probe);
+    bias.require_apart("probe", probe);
 }
 
 template <class T>
@@ -131,7 +143,7 @@ double fold(const N& norm, const linear_view<const typename N::scalar>& linear, 
             const tensor_view<const typename N::scalar>& probe = {}) {
     using T = typename N::scalar;
     constexpr std::string_view operation = "fold";
-    detail::check_folded<T>(operation, linear, folded);
+    detail::check_folded<T>(operation, linear, folded, probe);
     const auto inputs = linear.weight.shape().channels;
     const auto maps = detail::maps_to_fold(operation, norm, inputs);
     const auto map = [&](index c) -> const channel_map& { return maps[static_cast<std::size_t>(c)]; };
@@ -154,7 +166,7 @@ double fold(const linear_view<const typename N::scalar>& linear, const N& norm, 
             const tensor_view<const typename N::scalar>& probe = {}) {
     using T = typename N::scalar;
     constexpr std::string_view operation = "fold";
-    detail::check_folded<T>(operation, linear, folded);
+    detail::check_folded<T>(operation, linear, folded, probe);
     const auto maps = detail::maps_to_fold(operation, norm, linear.weight.shape().tokens);
     const auto map = [&](index c) -> const channel_map& { return maps[static_cast<std::size_t>(c)]; };
     return detail::fold_and_compare<T>(

@@ -18,14 +18,18 @@ struct layer_norm {
     using scalar = T;
     static constexpr std::string_view name = "layer_norm";
 
-    std::span<const T> weight = {};
-    std::span<const T> bias = {};
+    borrowed<const T> weight = {};
+    borrowed<const T> bias = {};
     double eps = 1e-5;
 
     void check(const shape& x) const {
         detail::check_parameter(name, "weight", weight, x);
         detail::check_parameter(name, "bias", bias, x);
         detail::check_eps(name, eps);
+    }
+    void check_apart(const output_memory& out) const {
+        out.require_apart("weight", weight);
+        out.require_apart("bias", bias);
     }
     std::size_t workspace_bytes(const shape&, index) const { return 0; }
 

@@ -1,6 +1,7 @@
 // What a norm is, and the front door through which all of them are called.
 #pragma once
 
+#include "../core/output_memory.hpp"
 #include "../parallel/executor.hpp"
 
 #include <cmath>
@@ -12,6 +13,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// - `check(shape)`: throws shape_error if its parameters do not fit tensors of that shape. Reads no element.
 /// - `workspace_bytes(shape, concurrency)`: the scratch memory that `forward` needs.
 /// - `forward(x, out, run)`: computes. Everything has been checked; it allocates nothing and writes only to `out`, which may be `x`.
+/// Optional: `check_apart(out)`, if it refers to memory: see output_memory.
 /// Training is another call, `train`, of the norms that have it; nothing here changes any state.
 template <class N>
 concept Norm = requires(const N& norm, const shape& s, const tensor_view<const typename N::scalar>& x,
@@ -27,12 +29,10 @@ namespace detail {
 
 template <class T>
 void check_rows(std::string_view operation, std::string_view argument, const tensor_view<T>& view) {
-    const auto& s = view.shape();
-    const auto fail = [&](const std::string& problem) { throw shape_error(operation, argument, "of shape " + to_string(s) + " has " + problem); };
-    if (std::min({s.batch, s.heads, s.tokens, s.channels}) < 0) fail("a negative extent");
-    if (!view.data() && s.size() > 0) fail("no memory (a null pointer)");
-    if (s.channels > 1 && view.strides().channel != 1)
-        fail("a channel stride of " + std::to_string(view.strides().channel) + ": the channels of a row must lie side by side");
+    check_view(operation, argument, view);
+    if (view.shape().channels > 1 && view.strides().channel != 1)
+        throw shape_error(operation, argument, "of shape " + to_string(view.shape()) + " has a channel stride of " +
+                                                   std::to_string(view.strides().channel) + ": the channels of a row must lie side by side");
 }
 
 /// The input and the output of a norm: of one shape, and either exactly one memory, where that is allowed, or apart.
@@ -72,11 +72,12 @@ inline void check_workspace(std::string_view operation, const execution& run, st
 /// Checks everything once, then computes with the caller's executor and workspace. Allocates nothing. The result is the same, bit by
 /// bit, for every executor, number of threads and strides.
 /// Throws shape_error, before anything is read or written, naming norm, argument and shapes: shapes or parameters that do not fit,
-/// channels apart, an out that overlaps x but is not x, a workspace too small.
+/// channels apart, an out that overlaps the parameters, or x but is not x, a workspace too small.
 template <Norm N>
 void normalise(const N& norm, const tensor_view<const typename N::scalar>& x, const tensor_view<typename N::scalar>& out, const execution& run) {
     detail::check_rows(N::name, x, out, true);
     norm.check(x.shape());
+    check_apart(norm, output_memory(N::name, "out", out));
     detail::check_workspace(N::name, run, norm.workspace_bytes(x.shape(), run.concurrency()), x.shape());
     norm.forward(x, out, run);
 }
@@ -86,6 +87,7 @@ template <Norm N>
 void normalise(const N& norm, const tensor_view<const typename N::scalar>& x, const tensor_view<typename N::scalar>& out) {
     detail::check_rows(N::name, x, out, true);
     norm.check(x.shape());
+    check_apart(norm, output_memory(N::name, "out", out));
     sequential here;
     workspace memory(norm.workspace_bytes(x.shape(), 1));
     norm.forward(x, out, execution(here, memory));

@@ -22,6 +22,10 @@ struct progressive_rep_batch_norm {
     rep_batch_norm<scalar, Arch> rep = {};
 
     void check(const shape& x) const { rep.check(name, x); }
+    void check_apart(const output_memory& out) const {
+        attn::check_apart(norm, out);
+        rep.check_apart(out);
+    }
     std::size_t workspace_bytes(const shape& x, index concurrency) const { return rep.workspace_bytes(x, concurrency); }
     void forward(const tensor_view<const scalar>& x, const tensor_view<scalar>& out, const execution& run) const { rep.forward(x, out, run); }
     channel_map map_of(index c) const { return rep.map_of(c); }
@@ -42,6 +46,7 @@ void train(const progressive_rep_batch_norm<N, Arch>& norm, const tensor_view<co
     detail::check_training<typename N::scalar>(norm.name, x, out, statistics, mask, gamma.has_value());
     norm.rep.check_parameters(norm.name, x.shape());
     norm.norm.check(x.shape());
+    norm.check_apart(output_memory(norm.name, "out", out));
     if (gamma && !(*gamma >= 0 && *gamma <= 1)) throw shape_error(norm.name, "gamma", "is " + std::to_string(*gamma) + ", but must lie between 0 and 1");
     detail::check_workspace(norm.name, run, training_workspace_bytes(norm, x.shape(), run.concurrency()), x.shape());
     norm.norm.forward(x, out, run);

@@ -16,7 +16,8 @@ class recalibration {
 public:
     static constexpr std::string_view name = "recalibration";
 
-    explicit recalibration(index channels) : mean_(static_cast<std::size_t>(channels)), squares_(static_cast<std::size_t>(channels)) {}
+    /// Throws shape_error if the channels are fewer than none, or too many.
+    explicit recalibration(index channels) : mean_(batch_norm_statistics(channels).mean), squares_(mean_) {}
 
     /// Tokens so far.
     index tokens() const { return count_; }

@@ -20,6 +20,7 @@ struct rep_batch_norm {
     double eta = 1;
 
     void check(const shape& x) const { check(name, x); }
+    void check_apart(const output_memory& out) const { batch.check_apart(out); }
     void check(std::string_view operation, const shape& x) const {
         check_parameters(operation, x);
         batch.check(operation, x);
@@ -39,6 +40,7 @@ void train(const rep_batch_norm<T, Arch>& norm, const std::type_identity_t<tenso
            batch_norm_statistics& statistics, const execution& run, const token_mask& mask = {}) {
     detail::check_training<T>(norm.name, x, out, statistics, mask);
     norm.check_parameters(norm.name, x.shape());
+    norm.check_apart(output_memory(norm.name, "out", out));
     detail::check_workspace(norm.name, run, training_workspace_bytes(norm, x.shape(), run.concurrency()), x.shape());
     norm.batch.train(x, out, statistics, run, mask, norm.eta, 0);
 }

@@ -18,13 +18,14 @@ struct rms_norm {
     using scalar = T;
     static constexpr std::string_view name = "rms_norm";
 
-    std::span<const T> weight = {};
+    borrowed<const T> weight = {};
     double eps = 1e-5;
 
     void check(const shape& x) const {
         detail::check_parameter(name, "weight", weight, x);
         detail::check_eps(name, eps);
     }
+    void check_apart(const output_memory& out) const { out.require_apart("weight", weight); }
     std::size_t workspace_bytes(const shape&, index) const { return 0; }
 
     void forward(const tensor_view<const T>& x, const tensor_view<T>& out, const execution& run) const {

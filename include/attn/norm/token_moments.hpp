@@ -45,6 +45,7 @@ namespace detail {
 
 inline void check_mask(std::string_view operation, const token_mask& mask, const shape& x) {
     if (!mask.data()) return;
+    check_view(operation, "mask", mask);
     const auto& s = mask.shape();
     if (s.batch != x.batch || (s.heads != 1 && s.heads != x.heads) || s.tokens != x.tokens || s.channels != 1)
         throw shape_error(operation, "mask", "has shape " + to_string(s) + ", but x has " + to_string(x) + ": it must be (batch, heads or 1, tokens, 1)");
@@ -137,9 +138,9 @@ public:
     static token_statistics in(scratch& memory, const shape& x, index concurrency) {
         token_statistics s;
         s.pieces_ = std::clamp<index>(x.batch * x.heads * x.tokens / 256, 1, most_pieces);
-        s.moments_ = memory.take<double>(2 * s.pieces_ * x.channels);
+        s.moments_ = memory.take<double>(2, s.pieces_, x.channels);
         s.counts_ = memory.take<index>(s.pieces_);
-        s.sums_ = memory.take<T>(concurrency * 2 * padded(x.channels));
+        s.sums_ = memory.take<T>(concurrency, 2, padded(x.channels));
         return s;
     }
     /// The result lies in the workspace.

@@ -32,7 +32,8 @@ struct block_plane {
 } // namespace detail
 
 /// A bool matrix over blocks of queries and keys: blocks(floor(i / query_block), floor(j / key_block)). The blocks are the caller's
-/// memory, (batch or 1, heads or 1, query blocks, key blocks). Refused: a block below one, positions that the blocks do not cover.
+/// memory, (batch or 1, heads or 1, query blocks, key blocks). Refused: a block below one, blocks without memory, positions that they do not
+/// cover.
 /// DeepSpeed Sparse Attention; Zaheer et al. 2020, BigBird.
 struct block_sparse {
     tensor_view<const bool> blocks;
@@ -50,9 +51,11 @@ struct block_sparse {
         const auto name = [&] { return "block_sparse{" + to_string(size) + ", " + std::to_string(query_block) + ", " + std::to_string(key_block) + "}"; };
         context.require_at_least(1, query_block, name, "query block");
         context.require_at_least(1, key_block, name, "key block");
+        if (const auto problem = detail::problem_of(blocks); !problem.empty()) context.refuse(name(), problem);
         context.require_broadcast(size, name);
-        context.require_inside(0, detail::saturating_product(size.tokens, query_block), 0, detail::saturating_product(size.channels, key_block), name);
+        context.require_inside(0, detail::product(size.tokens, query_block), 0, detail::product(size.channels, key_block), name);
     }
+    void check_apart(const output_memory& out) const { out.require_apart("the blocks of the pattern", blocks); }
 };
 
 } // namespace attn

@@ -2,8 +2,6 @@
 
 #include "pattern.hpp"
 
-#include <span>
-
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
 namespace detail {
@@ -19,7 +17,7 @@ struct shorter_than {
 /// Padded batches: batch entry b has the keys before absolute position length[b], j < length[b]. The lengths are the caller's memory,
 /// one for each batch entry. Refused: another number of them, a negative one.
 struct lengths {
-    std::span<const index> length;
+    borrowed<const index> length;
 
     constexpr detail::shorter_than at(index batch, index) const { return {length[static_cast<std::size_t>(batch)]}; }
 
@@ -29,6 +27,7 @@ struct lengths {
         for (const auto value : length)
             if (value < 0) context.refuse(name(), "holds the length " + std::to_string(value));
     }
+    void check_apart(const output_memory& out) const { out.require_apart("the lengths of the pattern", length); }
 };
 
 } // namespace attn

@@ -131,9 +131,12 @@ constexpr void for_each_pass(const P& p, index first_query, index queries, index
 }
 
 /// The pairs of a pattern (after `at`): how many are visible, and how many its schedule visits with tiles of `tile` queries (and a
-/// unit, see tile_at) and runs of `grain` keys. Full runs are counted by multiplication, partial ones pair by pair.
+/// unit, see tile_at) and runs of `grain` keys. Full runs are counted by multiplication, partial ones pair by pair. Throws shape_error if
+/// the pattern is wrong.
 template <Pattern P>
 constexpr pair_count visited_pairs(const P& p, index first_query, index queries, index first_key, index keys, index tile, index grain, index unit = 0) {
+    attn::check(p, pattern_context{.operation = "visited_pairs", .first_query = first_query, .end_query = first_query + queries,
+                             .first_key = first_key, .end_key = first_key + keys});
     pair_count pairs;
     for_each_pass(p, first_query, queries, first_key, keys, [&](const auto& pass, index step) {
         for (index t = 0; t < tile_count(queries, tile, step); ++t) {

@@ -1,6 +1,7 @@
 // Patterns: which keys a query may attend to, and how they combine.
 #pragma once
 
+#include "../core/output_memory.hpp"
 #include "../core/position.hpp"
 #include "range.hpp"
 
@@ -83,6 +84,7 @@ constexpr auto at(const P& p, index batch, index head) {
 ///   at(batch, head)   the pattern for one batch entry and head (`visible` may then be that pattern's only)
 ///   step()            a promise: a visible pair has i = j modulo step() (at least 1)
 ///   check(context)    throws, by context.refuse, if the parameters do not fit what the pattern is used on
+///   check_apart(out)  throws, by out.require_apart, if an output overlaps memory that the pattern refers to: see output_memory
 /// Patterns are copied freely: they hold numbers, or handles of shared tables.
 template <class P>
 concept Pattern = requires(const P& p, index i, range r) {
@@ -150,6 +152,10 @@ struct both {
         attn::check(a, context);
         attn::check(b, context);
     }
+    void check_apart(const output_memory& out) const {
+        attn::check_apart(a, out);
+        attn::check_apart(b, out);
+    }
 };
 
 /// a | b: visible to one of them or to both.
@@ -175,6 +181,10 @@ struct either {
         attn::check(a, context);
         attn::check(b, context);
     }
+    void check_apart(const output_memory& out) const {
+        attn::check_apart(a, out);
+        attn::check_apart(b, out);
+    }
 };
 
 /// !a: hidden by a.
@@ -190,6 +200,7 @@ struct inverse {
         return inverse<decltype(left)>{left};
     }
     void check(const pattern_context& context) const { attn::check(a, context); }
+    void check_apart(const output_memory& out) const { attn::check_apart(a, out); }
 };
 
 /// Keys that both patterns show.

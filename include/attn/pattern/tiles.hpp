@@ -70,9 +70,9 @@ struct tile_plane {
 class tiles {
 public:
     /// A bool tensor, true = visible, (batch or 1, heads or 1, queries or 1, keys): what is 1, or has stride 0, serves all. Row 0 is
-    /// the query first_query and column 0 the key first_key. The tensor is not needed afterwards.
+    /// the query first_query and column 0 the key first_key. The tensor is not needed afterwards. Throws shape_error if it has no memory.
     explicit tiles(const tensor_view<const bool>& mask, index first_query = 0, index first_key = 0)
-        : size_(distinct(mask)), first_query_(first_query), first_key_(first_key), any_query_(size_.tokens == 1) {
+        : size_(distinct(readable(mask))), first_query_(first_query), first_key_(first_key), any_query_(size_.tokens == 1) {
         check_first();
         look([&](index batch, index head, index row, std::uint8_t* line) {
             const auto* from = mask.row(batch, head, row);
@@ -84,11 +84,11 @@ public:
     }
 
     /// A function of positions, visible(i, j), that cannot be evaluated on ranges: it is called for n queries from first_query and m
-    /// keys from first_key, and not needed afterwards.
+    /// keys from first_key, and not needed afterwards. Throws shape_error if n or m is negative, or the table would be too large.
     template <class F>
         requires std::predicate<const F&, index, index>
     tiles(const F& visible, index n, index m, index first_query = 0, index first_key = 0)
-        : size_{.tokens = n, .channels = m}, first_query_(first_query), first_key_(first_key), any_query_(false) {
+        : size_(possible({.tokens = n, .channels = m})), first_query_(first_query), first_key_(first_key), any_query_(false) {
         check_first();
         look([&](index, index, index row, std::uint8_t* line) {
             for (index column = 0; column < m; ++column) line[column] = visible(first_query + row, first_key + column) ? 1 : 0;
@@ -117,6 +117,14 @@ private:
         std::vector<index> visible_before;
     };
 
+    static const tensor_view<const bool>& readable(const tensor_view<const bool>& mask) {
+        detail::check_view("tiles", "mask", mask);
+        return mask;
+    }
+    static shape possible(const shape& size) {
+        detail::check_shape<bool>("tiles", "size", size);
+        return size;
+    }
     static shape distinct(const tensor_view<const bool>& mask) {
         auto size = mask.shape();
         if (mask.strides().batch == 0) size.batch = std::min<index>(size.batch, 1);

@@ -33,7 +33,7 @@ struct head_bias {
 /// refers to outlives the attention operator.
 /// first_query, first_key: the absolute positions of its row 0 and column 0, so that one tensor for a whole sequence also serves
 /// its chunks. Throws shape_error if batch or heads are other counts than the inputs', or if the rows or columns leave out a
-/// position that occurs. More of them than needed is fine.
+/// position that occurs, or if it has no memory. More of them than needed is fine.
 template <Scalar T>
 struct additive_bias {
     tensor_view<const T> bias;
@@ -50,11 +50,13 @@ struct additive_bias {
     }
     void check(const score_context& context) const {
         const auto& s = bias.shape();
+        if (const auto problem = detail::problem_of(bias); !problem.empty()) context.refuse("additive_bias", problem);
         require_count(context, "batch entries", s.batch, context.batch);
         require_count(context, "heads", s.heads, context.heads);
         require_cover(context, "query", first_query, s.tokens, context.first_query, context.end_query);
         require_cover(context, "key", first_key, s.channels, context.first_key, context.end_key);
     }
+    void check_apart(const output_memory& out) const { out.require_apart("the bias of the score", bias); }
 
 private:
     std::string name() const { return "additive_bias of shape " + to_string(bias.shape()); }

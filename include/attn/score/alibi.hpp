@@ -3,7 +3,6 @@
 #include "score_function.hpp"
 
 #include <bit>
-#include <span>
 #include <vector>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
@@ -28,25 +27,29 @@ struct alibi_of_head {
 /// slopes: one per head; a view, so what it refers to outlives the attention operator. Another count than heads is refused.
 /// Press et al. 2022, "Train Short, Test Long: Attention with Linear Biases Enables Input Length Extrapolation".
 struct alibi {
-    std::span<const double> slopes;
+    borrowed<const double> slopes;
 
-    constexpr alibi(std::span<const double> one_per_head) : slopes(one_per_head) {}
-    /// A temporary would be gone before it is read: name the slopes first.
-    alibi(std::vector<double>&& temporary) = delete;
+    constexpr alibi(borrowed<const double> one_per_head) : slopes(one_per_head) {}
 
-    detail::alibi_of_head at(index, index head) const { return {slopes[static_cast<std::size_t>(head)]}; }
+    detail::alibi_of_head at(index, index head) const {
+        if (head >= std::ssize(slopes)) [[unlikely]] // workspace_bytes asks before anything is checked
+            throw shape_error("alibi", "slopes", "are " + std::to_string(slopes.size()) + ", none for head " + std::to_string(head));
+        return {slopes[static_cast<std::size_t>(head)]};
+    }
     void check(const score_context& context) const {
         if (std::ssize(slopes) != context.heads)
             context.refuse("alibi with " + std::to_string(slopes.size()) + " slopes",
                            "needs one for each of " + std::to_string(context.heads) + " heads");
     }
+    void check_apart(const output_memory& out) const { out.require_apart("the slopes of alibi", slopes); }
 };
 
 /// The paper's slopes, one per head. A power of two of heads: 2^(-8/heads), its square, its cube, ..., 2^-8. Otherwise those of the
 /// power of two below, and for the heads beyond it every other one of the power of two above, from its first.
 inline std::vector<double> alibi_slopes(index heads) {
-    if (heads < 0) throw shape_error("alibi_slopes", "heads", "is " + std::to_string(heads));
+    detail::check_shape<double>("alibi_slopes", "heads", {.tokens = 1, .channels = heads});
     std::vector<double> slopes;
+    slopes.reserve(static_cast<std::size_t>(heads));
     const auto below = static_cast<index>(std::bit_floor(static_cast<std::size_t>(heads)));
     for (index h = 0; h < below; ++h) slopes.push_back(std::exp2(-8.0 * static_cast<double>(h + 1) / static_cast<double>(below)));
     for (index h = 0; h < heads - below; ++h)

@@ -48,6 +48,7 @@ constexpr auto score_at(const F& f, index batch, index head) {
 /// Optional members:
 ///   at(batch, head)   the score function for one batch entry and head (the call may then be that function's only)
 ///   check(context)    throws, by context.refuse, if the parameters do not fit what the score function is used on
+///   check_apart(out)  throws, by out.require_apart, if an output overlaps memory that the function refers to: see output_memory
 /// Score functions are copied freely and called from all threads: they hold numbers and views.
 template <class F>
 concept ScoreFunction = std::copy_constructible<F> && requires(const F& f, double score, index i) {

@@ -30,6 +30,9 @@ struct then {
     void check(const score_context& context) const {
         std::apply([&](const auto&... f) { (attn::check(f, context), ...); }, functions);
     }
+    void check_apart(const output_memory& out) const {
+        std::apply([&](const auto&... f) { (attn::check_apart(f, out), ...); }, functions);
+    }
 };
 
 } // namespace attn

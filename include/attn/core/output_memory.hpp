@@ -1,0 +1,46 @@
+// The memory that a call writes, compared with what it reads.
+#pragma once
+
+#include "inputs.hpp"
+
+namespace attn::inline ATTN_INSTRUCTION_SET {
+
+/// One output of a call. Operators, patterns, score functions, projections, norms and layers that refer to memory have an optional member
+///     void check_apart(const output_memory& out) const { out.require_apart("bias", bias); }
+/// by which the front doors refuse an output that overlaps it: what a call reads must not change while it runs.
+class output_memory {
+public:
+    template <class T>
+    output_memory(std::string_view operation, std::string_view argument, const tensor_view<T>& out)
+        : operation_(operation), argument_(argument), shape_(out.shape()), memory_(out) {}
+
+    /// Throws shape_error if the output overlaps other memory, which the message calls `name`.
+    template <class T>
+    void require_apart(std::string_view name, const tensor_view<T>& other) const {
+        if (other.data() && other.shape().size() > 0) require_apart(name, detail::footprint(other), other.shape());
+    }
+    template <class T>
+    void require_apart(std::string_view name, const std::span<T>& numbers) const {
+        require_apart(name, head_major(numbers.data(), {.tokens = 1, .channels = std::ssize(numbers)}));
+    }
+    void require_apart(std::string_view name, const per_batch& numbers) const { require_apart(name, numbers.each()); }
+
+private:
+    void require_apart(std::string_view name, const detail::footprint& other, const shape& other_shape) const {
+        if (shape_.size() > 0 && detail::overlap(memory_, other))
+            throw shape_error(operation_, argument_,
+                              "of shape " + to_string(shape_) + " overlaps " + std::string(name) + " of shape " + to_string(other_shape));
+    }
+
+    std::string_view operation_, argument_;
+    shape shape_;
+    detail::footprint memory_;
+};
+
+/// Throws shape_error if `out` overlaps memory that a value refers to, if it has a member that says so.
+template <class V>
+void check_apart(const V& value, const output_memory& out) {
+    if constexpr (requires { value.check_apart(out); }) value.check_apart(out);
+}
+
+} // namespace attn

@@ -1,0 +1,15 @@
+// expect: deleted function
+// Lengths that are gone before the operator reads them.
+#include <attn/pattern/lengths.hpp>
+
+#include <vector>
+
+int main() {
+#ifdef ATTN_MISUSE
+    const attn::lengths pattern{std::vector<attn::index>{3, 5}};
+#else
+    const std::vector<attn::index> present{3, 5};
+    const attn::lengths pattern{present};
+#endif
+    return pattern.length.size() == 2 ? 0 : 1;
+}
