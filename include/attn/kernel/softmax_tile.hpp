@@ -247,6 +247,16 @@ private:
         range.last = std::max(range.last, row + rows);
     }
 
+    /// Rows outside of which `count` queries from one on see nothing, in as many registers as they lie in.
+    row_range seen_rows_of(index query, index count) const {
+        auto all = seen_rows(query / lane_count);
+        for (auto reg = query / lane_count + 1; reg <= (query + count - 1) / lane_count; ++reg) {
+            all.first = std::min(all.first, seen_rows(reg).first);
+            all.last = std::max(all.last, seen_rows(reg).last);
+        }
+        return all;
+    }
+
     /// Scores of a query, which become its weights: numbers[row * stride].
     struct query_scores {
         const T* numbers;
@@ -291,12 +301,12 @@ private:
             matrix_tile<Rows, Columns, T, Arch> tile;
             load_values(tile, query, channel);
             const auto weights = scores_of(query);
-            const auto &a = seen_rows(query / lane_count), &b = seen_rows((query + Rows - 1) / lane_count);
+            const auto rows = seen_rows_of(query, Rows);
             for (const auto& segment : keys_.segments()) {
                 index first = 0, last = segment.keys.count;
                 if (!segment.keys.full) {
-                    first = std::clamp<index>(std::min(a.first, b.first) - segment.first_row, 0, last);
-                    last = std::clamp<index>(std::max(a.last, b.last) - segment.first_row, first, last);
+                    first = std::clamp<index>(rows.first - segment.first_row, 0, last);
+                    last = std::clamp<index>(rows.last - segment.first_row, first, last);
                     const auto own = query_bits(query, Rows);
                     const auto* const visible = visible_ + segment.first_row;
                     while (first < last && !(visible[first] & own)) ++first;
