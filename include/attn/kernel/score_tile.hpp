@@ -40,7 +40,7 @@ struct score_tile<T, Arch, head_bias<U>> : added_scores<T, Arch> {
     head_bias<U> function;
     T* memory;
     index capacity; ///< of the memory
-    T* lone_memory; ///< of the lone query, whose row is not transposed
+    T* lone_memory; ///< of the lone query, whose row is not transposed: of as many keys as `memory` holds registers
     T unit;         ///< what scores are multiples of: the bias is multiplied by it
 
     static constexpr index most_kept_keys = 2048, block = 16;
@@ -55,7 +55,7 @@ struct score_tile<T, Arch, head_bias<U>> : added_scores<T, Arch> {
     static score_tile take(detail::scratch& memory, const head_bias<U>& f, index most_keys, index most_queries, T unit = 1) {
         constexpr index window = 256 * lanes::size; // a few short panels are worth keeping whoever shares them
         const auto capacity = std::max(most_keys * whole_registers<T, Arch>(most_queries), window);
-        return {{}, f, memory.take<T>(capacity), capacity, memory.take<T>(std::max(most_keys, window / lanes::size) + lanes::size), unit};
+        return {{}, f, memory.take<T>(capacity), capacity, memory.take<T>(capacity / lanes::size + lanes::size), unit};
     }
     score_tile rebound(const head_bias<U>& f) const {
         auto result = *this;
