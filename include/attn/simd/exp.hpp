@@ -109,7 +109,8 @@ template <Scalar T, class Arch>
         const auto p = detail::exp2_polynomial(clamped - (shifted - lanes(magic)));
         const auto exponent = std::bit_cast<integers>(shifted.value) << mantissa_bits;
         const lanes result = std::bit_cast<typename lanes::batch>(std::bit_cast<integers>(p.value) + exponent);
-        return select(x < lanes(lowest), lanes(T{0}), result);
+        // The bits of a NaN may have become those of a number: 0 times it is NaN still.
+        return select(x < lanes(lowest), lanes(T{0}), fma(clamped, lanes(T{0}), result));
     }
 }
 
