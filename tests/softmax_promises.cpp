@@ -64,7 +64,8 @@ TEMPLATE_TEST_CASE("softmax: keys that few of the queries see count for these", 
             for (index other = 0; other < n; ++other) {
                 INFO(n << " queries, of which " << other << " sees other keys, value_dim " << value_dim);
                 const auto in = random_given<T>({1, 1, 1, n, 24, 3, value_dim});
-                check_close<T>(softmax_attention{.pattern = mask(n, 24, [&](index i, index j) { return (j / 8 == 1) == (i == other); })}, in, 64);
+                const auto sees = [&](index i, index j) { return (j / 8 == 1) == (i == other); };
+                check_close<T>(softmax_attention{.pattern = mask(n, 24, sees)}, in, 64);
             }
     // Every so many rows see keys of their own.
     for (const index rows : {1, 2, 4, 8, 16})
