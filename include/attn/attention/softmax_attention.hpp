@@ -13,7 +13,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 ///     out[b, h, i]   = sum_j exp(x[b, h, i, j]) v[b, h, j] / (sum_j exp(x[b, h, i, j]) + exp(sinks[h]))
 ///     log_sum_exp    = the logarithm of that denominator
 /// A hidden key never influences a row, whatever it holds; a score of -infinity hides its key too. A row that sees no key gives 0, and
-/// log_sum_exp -infinity (or its sink). NaN in a key or value that is seen makes NaN of the rows that see it, and of no others.
+/// log_sum_exp -infinity (or its sink). NaN in a key or value that is seen makes NaN of the rows that see it, and of no others. So does a sink
+/// of NaN with the rows of its head; one of +infinity takes all of the weight. Scores may be of any size, down to the lowest number.
 ///
 /// Time: 2 (d_k + d_v) flops for each pair that the pattern's schedule visits. Memory: the workspace, tens of kilobytes a thread,
 /// independent of n and m, plus two numbers a row if a union of patterns with different steps runs as several passes.

@@ -35,11 +35,10 @@ public:
         result.bias_ = memory.take<T>(rows);
         return result;
     }
-    /// bias_factor: what the numbers to be mixed have been multiplied with.
-    void load(const tensor_view<const double>& matrix, std::span<const double> bias, double bias_factor) {
+    void load(const tensor_view<const double>& matrix, std::span<const double> bias) {
         for (index row = 0; row < rows; ++row) {
             for (index column = 0; column < columns; ++column) matrix_[column * rows + row] = static_cast<T>(matrix(0, 0, row, column));
-            bias_[row] = bias.empty() ? T{0} : static_cast<T>(bias_factor * bias[static_cast<std::size_t>(row)]);
+            bias_[row] = bias.empty() ? T{0} : static_cast<T>(bias[static_cast<std::size_t>(row)]);
         }
     }
     /// What happens beside a mixing.

@@ -56,9 +56,9 @@ void push_lone_query(online_softmax<T, Arch>& softmax, T* scores, index keys) {
     for (index j = 0; j < end; j += lanes::size) top = max_or_second(lanes::load(scores + j), top);
     T tops[lanes::size];
     top.store(tops);
-    const lanes m = *std::max_element(tops, tops + lanes::size), shrink = simd::exp2_nonpositive(earlier - m);
+    const lanes m = *std::max_element(tops, tops + lanes::size), shrink = softmax.weight_of(earlier, m);
     for (index j = 0; j < end; j += lanes::size) {
-        const auto weight = simd::exp2_nonpositive(lanes::load(scores + j) - m);
+        const auto weight = softmax.weight_of(lanes::load(scores + j), m);
         weight.store(scores + j);
         total = total + weight;
     }

@@ -78,11 +78,6 @@ struct matrix_tile {
             (lanes::load(at) + sum[i][c]).store(at);
         });
     }
-    /// Ends the multiply-adds that have been begun, before other arithmetic: clang mixes the two, and then keeps sums in memory. Exponentials
-    /// beside scores with a bias: 80 against 73 % of peak.
-    [[gnu::always_inline]] void settle() {
-        simd::unroll<Rows, Columns>([&](auto i, auto c) { sum[i][c].settle(); });
-    }
     /// sum[i][c] += sum over k < depth of phi(a(i, k)) * b(k, c), where a(i, k) = a[i * a_row + k * a_depth] is a number and b(k, c) the
     /// register at b + k * b_depth + c * lanes::size. Each lane is one chain of multiply-adds in the order of k: its result is the
     /// same in a tile of any size. `beside` is called with each term. Rows are addressed as they are: with a pointer for every three of

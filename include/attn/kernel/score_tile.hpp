@@ -19,7 +19,7 @@ struct score_tile {
     using lanes = simd::lanes<T, Arch>;
     F function;
 
-    static score_tile take(detail::scratch&, const F& f, index, index, T = 1) { return {f}; }
+    static score_tile take(detail::scratch&, const F& f, index, index) { return {f}; }
     /// The score function of another head, or batch entry, in the same memory.
     score_tile rebound(const F& f) const { return {f}; }
     /// Makes ready for a panel of queries and all keys that it may see.
@@ -40,8 +40,7 @@ struct score_tile<T, Arch, head_bias<U>> : added_scores<T, Arch> {
     head_bias<U> function;
     T* memory;
     index capacity; ///< of the memory
-    T* lone_memory; ///< of the lone query, whose row is not transposed
-    T unit;         ///< what scores are multiples of: the bias is multiplied by it
+    T* lone_memory; ///< of the lone query, whose row is not transposed: of as many keys as `memory` holds registers
 
     static constexpr index most_kept_keys = 2048, block = 16;
     bool keeps_panel = false;
@@ -52,10 +51,10 @@ struct score_tile<T, Arch, head_bias<U>> : added_scores<T, Arch> {
     row_block<const U> panel_rows{};
     std::bitset<most_kept_keys / block> transposed{}; ///< of the panel, so many keys a bit
 
-    static score_tile take(detail::scratch& memory, const head_bias<U>& f, index most_keys, index most_queries, T unit = 1) {
+    static score_tile take(detail::scratch& memory, const head_bias<U>& f, index most_keys, index most_queries) {
         constexpr index window = 256 * lanes::size; // a few short panels are worth keeping whoever shares them
         const auto capacity = std::max(most_keys * whole_registers<T, Arch>(most_queries), window);
-        return {{}, f, memory.take<T>(capacity), capacity, memory.take<T>(std::max(most_keys, window / lanes::size) + lanes::size), unit};
+        return {{}, f, memory.take<T>(capacity), capacity, memory.take<T>(capacity / lanes::size + lanes::size)};
     }
     score_tile rebound(const head_bias<U>& f) const {
         auto result = *this;
@@ -116,10 +115,10 @@ private:
         constexpr index ahead = 64;
         const auto from = rows(queries, keys);
         const auto columns = queries.count - with_lone;
-        transpose_rows<T, Arch>(from, columns, keys.count, unit, memory + row * this->stride, this->stride, ahead);
+        transpose_rows<T, Arch>(from, columns, keys.count, T{1}, memory + row * this->stride, this->stride, ahead);
         if (!with_lone) return;
         const U* const last = from.data + columns * from.row_stride;
-        for (index j = 0; j < keys.count; ++j) lone_memory[row + j] = unit * static_cast<T>(last[j * from.channel_stride]);
+        for (index j = 0; j < keys.count; ++j) lone_memory[row + j] = static_cast<T>(last[j * from.channel_stride]);
     }
 };
 
@@ -128,7 +127,7 @@ struct score_tile<T, Arch, then<F...>> {
     using lanes = simd::lanes<T, Arch>;
     std::tuple<score_tile<T, Arch, F>...> parts;
 
-    static score_tile take(detail::scratch& memory, const then<F...>& f, index most_keys, index most_queries, T = 1) {
+    static score_tile take(detail::scratch& memory, const then<F...>& f, index most_keys, index most_queries) {
         return {std::apply(
             [&](const auto&... part) { return std::tuple{score_tile<T, Arch, F>::take(memory, part, most_keys, most_queries)...}; },
             f.functions)};

@@ -18,27 +18,26 @@ public:
     using lanes = simd::lanes<T, Arch>;
     using score_type = score_tile<T, Arch, S>;
     static constexpr bool scored = !std::same_as<S, identity_score>, adds = std::derived_from<score_type, added_scores<T, Arch>>;
-    /// What is added can be multiplied by log2(e) as the queries are; before other score functions they must not be.
-    static constexpr bool in_powers_of_two = !scored || adds;
     static constexpr bool keeps_bias = requires { score_type::most_kept_keys; };
-    static constexpr index first_keys = tile_type::grain;
 
     /// kept_keys: of how many keys a bias is kept for the head that follows.
     softmax_panel(detail::scratch& memory, index key_channels, index value_channels, const S& score, index kept_keys)
         : tile_(memory, key_channels, value_channels), score_(score_type::take(memory, score, std::max(keys_type::most, kept_keys),
-                                                                               adds ? tile_type::most_queries : tile_type::lane_count,
-                                                                               in_powers_of_two ? std::numbers::log2e_v<T> : T{1})) {}
+                                                                               adds ? tile_type::most_queries : tile_type::lane_count)),
+          no_sums_(value_channels == 0) {}
 
     /// Goes on with another batch entry or head.
     void rebind(const S& score) { score_.emplace(score_->rebound(score)); }
 
     /// The softmax of a panel that has begun, over all keys that the pattern shows it. With `results` and if it sees a key it is ended with
     /// the sink and written to them: then the answer is true. 0 * NaN is NaN, so a weight of 0 does not protect from the value of a hidden
-    /// key: if a sum is not finite, the panel is done again with every hidden key left out.
+    /// key: if a sum is not finite, the panel is done again with every hidden key left out; and if it is not finite even so, with smaller
+    /// weights, in case only the sum is too large for a number. Where no sum could tell, all is done with care at once.
     bool run(const Pattern auto& pattern, index first_key, index keys, const row_block<T>& results, T sink) {
         score_->begin(tile_.queries(), first_key, keys);
         end_key_ = first_key + keys;
-        for (careful_ = false;; careful_ = true) {
+        bool smaller = false;
+        for (careful_ = adds && no_sums_;; careful_ = true) {
             index end = first_key + keys;
             for_each_run(pattern, tile_.queries(), first_key, keys, tile_type::grain, [&](const key_run& run) {
                 end = run.first + run.count * run.step;
@@ -50,8 +49,12 @@ public:
             }
             if (!careful_) tile_.fetch_beyond(end);
             multiply();
-            if (tile_.push_last(careful_, results, sink) || careful_) return results.data != nullptr;
-            tile_.begin_again();
+            if (tile_.push_last(careful_, results, sink) || smaller) return results.data != nullptr;
+            smaller = careful_;
+            if (smaller)
+                tile_.begin_smaller(keys);
+            else
+                tile_.begin_again();
         }
     }
     tile_type& tile() { return tile_; }
@@ -86,61 +89,30 @@ private:
     }
     /// The weights of the tile.
     void multiply() {
-        tile_.begin_scores(in_powers_of_two);
-        do {
-            const auto segments = tile_.keys().segments();
-            const auto* const measured = tile_.asks_first_keys() ? measurable(segments) : nullptr;
-            if constexpr (!adds)
-                if (measured) measure_from_first_keys(*measured);
-            for (const auto& segment : segments) {
-                if constexpr (adds) {
-                    score_->load(tile_.queries(), segment.keys);
-                    fetch_next_bias(segment.keys);
-                    if (&segment == measured) measure_from_first_keys(segment);
-                }
-                const auto first = &segment == measured ? weigh_first_keys(segment) : 0;
-                multiply(segment.part(first, segment.keys.count - first), first);
+        for (const auto& segment : tile_.keys().segments()) {
+            if constexpr (adds) {
+                score_->load(tile_.queries(), segment.keys);
+                fetch_next_bias(segment.keys);
             }
-        } while (!tile_.weigh_scores(careful_));
+            multiply(segment);
+        }
+        tile_.weigh_scores(careful_);
     }
-    /// Keys that all queries see, from the maxima of the first of which the tile's scores can be measured. What is added to scores is at
-    /// hand for one segment at a time.
-    const key_segment<T>* measurable(std::span<const key_segment<T>> segments) const {
-        for (const auto& segment : adds ? segments.first(1) : segments)
-            if (segment.keys.full && segment.keys.count > first_keys) return &segment;
-        return nullptr;
-    }
-    void measure_from_first_keys(const key_segment<T>& segment) {
-        const auto part = segment.part(0, first_keys);
-        if (careful_)
-            multiply(part, 0);
-        else
-            tile_.multiply_keys(part, added_from(0), tile_type::then_scores::raise_and_weigh);
-        tile_.measure_from_first_keys(part, careful_ ? added_scores<T, Arch>{} : added_from(0)); // or it has been added
-    }
-    /// Their turn in the segment: how many need not be multiplied again. Scores that have to wait after all lack what is to be added.
-    index weigh_first_keys(const key_segment<T>& segment) {
-        if (careful_) return first_keys;
-        if (!tile_.weighs_at_once()) return adds ? 0 : first_keys;
-        tile_.weigh_beside_next(segment.part(0, first_keys), added_from(0));
-        return first_keys;
-    }
-    /// What is added to the scores of the segment's keys from `row` on.
-    auto added_from([[maybe_unused]] index row) const {
+    /// What is added to the scores of the segment's keys.
+    auto added() const {
         if constexpr (adds)
-            return static_cast<const added_scores<T, Arch>&>(*score_).from(row);
+            return static_cast<const added_scores<T, Arch>&>(*score_);
         else
             return no_scores{};
     }
-    /// The scores of a segment's keys from `row` on, which raise the maxima, or their weights.
-    void multiply(const key_segment<T>& segment, index row) {
-        using then = typename tile_type::then_scores;
-        const bool weighs = tile_.weighs_at_once() && !careful_;
+    /// The scores of a segment's keys, which raise the maxima.
+    void multiply(const key_segment<T>& segment) {
         // -infinity + NaN is NaN: what hides a key does not ask what it holds.
-        const bool adjusts = !in_powers_of_two || (!segment.keys.full && !weighs) || (adds && careful_);
-        tile_.multiply_keys(segment, added_from(row), adjusts ? then::stay : weighs ? then::weigh : then::raise);
-        if (adjusts) adjust_scores(segment, row);
-        if (tile_.has_lone_query() && (adjusts || !segment.keys.full)) adjust_lone_scores(segment, row);
+        const bool adjusts = !segment.keys.full || (adds ? careful_ : scored);
+        tile_.multiply_keys(segment, added(), !adjusts);
+        if (!adjusts) return;
+        adjust_scores(segment);
+        if (tile_.has_lone_query()) adjust_lone_scores(segment);
     }
     /// A bias lies in as many streams as the panel has queries: nothing but this foresees them.
     void fetch_next_bias(key_run keys) {
@@ -162,7 +134,7 @@ private:
             tile_.visible(segment.first_row + j) = (present && here.visible(queries, segment.keys.first + j * segment.keys.step)).value;
     }
     /// Applies the score function, takes hidden keys out of the way, and raises the maxima.
-    [[gnu::noinline]] void adjust_scores(const key_segment<T>& segment, index row) {
+    [[gnu::noinline]] void adjust_scores(const key_segment<T>& segment) {
         const bool full = segment.keys.full;
         const index keys = segment.keys.count, first_key = segment.keys.first, step = segment.keys.step, stride = tile_.stride();
         const std::uint64_t* const visible = &tile_.visible(segment.first_row);
@@ -171,7 +143,7 @@ private:
             const auto lane = reg * tile_type::lane_count;
             // A copy that nobody else can see: scores are stored in each turn, and what they might overlap would be read and broadcast
             // anew.
-            const auto score = score_of(lane, segment.keys, row);
+            const auto score = score_of(lane, segment.keys);
             const auto queries = tile_.queries_of(reg);
             auto top = lanes::load(softmax.next_maximum + lane);
             // Not the rows before the first that the register sees. Those after the last it may yet see a later segment of.
@@ -189,9 +161,9 @@ private:
     }
 
     /// The same for the lone query, a number at a time.
-    [[gnu::noinline]] void adjust_lone_scores(const key_segment<T>& segment, index row) {
+    [[gnu::noinline]] void adjust_lone_scores(const key_segment<T>& segment) {
         const auto lane = tile_.stride();
-        const auto score = score_of(lane, segment.keys, row);
+        const auto score = score_of(lane, segment.keys);
         const auto queries = tile_.queries_of(tile_.registers());
         T* const scores = tile_.lone_scores(segment.first_row);
         for (index j = 0; j < segment.keys.count; ++j) {
@@ -201,12 +173,10 @@ private:
                 adjusted(score, scores[j], queries, segment.keys.first + j * segment.keys.step, j).store_first(scores + j, 1);
         }
     }
-    /// What one register of queries, or the lone query, has been or is to be scored with: `keys` are those of the segment at hand from `row`
-    /// on.
-    auto score_of(index lane, const key_run& keys, [[maybe_unused]] index row) {
+    /// What one register of queries, or the lone query, has been or is to be scored with: `keys` are those of the segment at hand.
+    auto score_of(index lane, const key_run& keys) {
         if constexpr (adds) {
-            const auto added = added_from(row);
-            return lane == tile_.stride() ? added.of_lone_query() : added.from(0, lane);
+            return lane == tile_.stride() ? added().of_lone_query() : added().from(0, lane);
         } else {
             score_->load(tile_.queries().part(lane, std::min(tile_type::lane_count, tile_.queries().count - lane)), keys);
             return *score_;
@@ -217,7 +187,7 @@ private:
         if constexpr (adds)
             return careful_ ? score.hide(x, row) : x; // it has been added
         else if constexpr (scored)
-            return score(x, queries, key, row) * lanes(std::numbers::log2e_v<T>);
+            return score(x, queries, key, row);
         else
             return x;
     }
@@ -225,7 +195,7 @@ private:
     tile_type tile_;
     std::optional<score_type> score_; // score functions can be copied, but need not be assignable
     index end_key_ = 0;
-    bool careful_ = false;
+    bool no_sums_, careful_ = false;
 };
 
 } // namespace attn::kernel

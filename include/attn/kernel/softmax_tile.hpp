@@ -1,7 +1,7 @@
 // One tile of attention: scores of a panel of queries with up to 128 keys, their softmax, and the weighted values.
 #pragma once
 
-#include "early_weights.hpp"
+#include "added_scores.hpp"
 #include "lone_query.hpp"
 #include "panel_queries.hpp"
 #include "tile_keys.hpp"
@@ -28,16 +28,13 @@ public:
     static constexpr index panel_queries(index queries) { return (queries <= most_queries ? most_registers : good_registers) * lane_count; }
     /// Keys that a schedule tells apart.
     static constexpr index grain = 8;
-    /// Channels of scores for each register of weights beside them: 24 registers are done after 48 channels.
-    static constexpr index weight_channels = 2;
     static_assert(most_queries <= 64, "a key's visibility is kept as one bit per query");
 
     softmax_tile(detail::scratch& memory, index key_channels, index value_channels)
         : key_channels_(key_channels), value_channels_(value_channels), padded_(whole_registers<T, Arch>(value_channels)),
           queries_(memory.take<T>(most_queries * key_channels)), scores_(memory.take<T>(most_queries * tile_keys<T, Arch>::most)),
           lone_scores_(memory.take<T>(tile_keys<T, Arch>::most)), visible_(memory.take<std::uint64_t>(tile_keys<T, Arch>::most)),
-          keys_(memory, key_channels, value_channels), softmax_(online_softmax<T, Arch>::take(memory, most_registers, padded_)),
-          weights_(memory, most_queries) {}
+          keys_(memory, key_channels, value_channels), softmax_(online_softmax<T, Arch>::take(memory, most_registers, padded_)) {}
 
     /// A new panel: the queries of `tile`, times factor. `queries` begins with the tile's first, row 0 of keys and values is at first_key.
     void begin(const query_tile& tile, const row_block<const T>& queries, const row_block<const T>& keys, const row_block<const T>& values,
@@ -47,7 +44,8 @@ public:
         keys_.begin(tile, keys, values, first_key, key_count);
         const bool lone = leaves_lone_query<T, Arch>(tile.count);
         const auto columns = tile.count - lone;
-        reset((columns + lane_count - 1) / lane_count, lone);
+        softmax_.reset((columns + lane_count - 1) / lane_count, lone);
+        pushed_ = shrinks_ = false;
         transpose_rows<T, Arch>(queries, columns, key_channels_, factor, queries_, stride());
         if (lone) {
             const T* const row = queries.data + columns * queries.row_stride;
@@ -69,7 +67,16 @@ public:
         next_tile_.spread(keys_.rows() / grain + tile_.count / traits::max_rows(traits::max_columns));
     }
     /// The same panel once more, from the start.
-    void begin_again() { reset(softmax_.registers, softmax_.lone); }
+    void begin_again() {
+        softmax_.begin_again();
+        pushed_ = false;
+    }
+    /// The same after a careful turn, with smaller weights for the queries whose sums of values were not finite.
+    void begin_smaller(index keys) {
+        softmax_.grow(infinite_, keys);
+        shrinks_ = true;
+        begin_again();
+    }
     const query_tile& queries() const { return tile_; }
     online_softmax<T, Arch>& softmax() { return softmax_; }
     index registers() const { return softmax_.registers; }
@@ -90,20 +97,16 @@ public:
     simd::query_lanes<T, Arch> queries_of(index reg) const { return queries_from<T, Arch, lane_count>(tile_, reg * lane_count); }
     auto all_queries() const { return queries_from<T, Arch, most_queries>(tile_, 0); }
 
-    /// What becomes of scores where they are made: they stay, raise the maxima, or become weights one piece later; or they raise the maxima
-    /// and become weights, by a call of weigh_beside_next.
-    enum class then_scores { stay, raise, weigh, raise_and_weigh };
-    /// S^T = K Q^T + added, which is added_scores or no_scores. Of a segment that is not full, only the registers are computed that see a
-    /// key of each group of rows.
+    /// S^T = K Q^T + added, which is added_scores or no_scores; `raises`: the maxima too. Of a segment that is not full, only the registers
+    /// are computed that see a key of each group of rows.
     template <class Added>
-    void multiply_keys(const key_segment<T>& segment, const Added& added, then_scores then) {
-        constexpr bool adds = !std::same_as<Added, no_scores>;
+    void multiply_keys(const key_segment<T>& segment, const Added& added, bool raises) {
         if (has_lone_query()) multiply_lone_query(segment, added);
         const auto multiply = [&](index row, index rows, index count, index left, index right) {
             for (index reg = left; reg < right; ++reg) see(reg, segment.first_row + row, rows * count);
             with_constant<traits::max_columns>(right - left, [&](auto c) {
                 with_constant<traits::max_rows(c())>(rows,
-                                                     [&](auto r) { multiply_rows<r(), c()>(segment, row, count, left, added, then); });
+                                                     [&](auto r) { multiply_rows<r(), c()>(segment, row, count, left, added, raises); });
             });
         };
         for_each_piece(softmax_.registers, traits::max_columns, [&](index first, index columns) {
@@ -119,43 +122,19 @@ public:
                 for (index j = 0; j < rows; ++j) seen |= visible_[segment.first_row + row + j];
                 leave_out_unseen<lane_count>(seen, left, right);
                 multiply(row, rows, 1, left, right);
-                // Keys that nobody sees have weights too, of 0.
-                if (left == right && then == then_scores::weigh) weigh_beside_next(segment.part(row, rows), added.from(row));
             });
         });
-        if constexpr (adds) weights_.finish(); // what is added may be gone when the next segment comes
     }
-    /// Before the scores of a tile: `wanted` if they may become weights before all of them are known.
-    void begin_scores(bool wanted) { weights_.begin(softmax_, wanted); }
-    /// True if scores are to become weights as they come, instead of raising the maxima.
-    bool weighs_at_once() const { return weights_.at_once(); }
-    /// Whether the first keys of the tile are to be scored before the others, if all queries see them. Fewer channels end before the
-    /// weights beside them: windows of 32 channels took a third more time.
-    bool asks_first_keys() const { return key_channels_ >= 24 * weight_channels && weights_.asks_first_keys(); }
-    /// Once the scores of these keys have raised the maxima.
-    void measure_from_first_keys(const key_segment<T>& segment, const added_scores<T, Arch>& added) {
-        weights_.measure_from_first_keys(softmax_, scores(segment.first_row, 0), segment.keys.count, added);
-    }
-    /// The scores of these keys become weights beside those of the next.
-    void weigh_beside_next(const key_segment<T>& segment, const added_scores<T, Arch>& added) {
-        weights_.add(softmax_, scores(segment.first_row, 0), segment.keys.count, added,
-                     segment.keys.full ? nullptr : visible_ + segment.first_row);
-    }
-    /// All scores of the tile become weights, if they are not yet; false if they must be made again. `careful`: they are still scores.
-    bool weigh_scores(bool careful) {
-        weights_.finish();
+    /// All scores of the tile become weights. `careful`: who sees which key is found out before.
+    void weigh_scores(bool careful) {
         if (careful) find_seen();
-        if (careful || !weights_.at_once()) {
-            weights_.choose_maxima(softmax_);
-            softmax_.push_seen_scores(scores_, keys_.rows(), seen_.data());
-        }
-        if (!weights_.settle(softmax_, scores_, keys_.rows())) return false;
+        softmax_.push_seen_scores(scores_, keys_.rows(), seen_.data());
         if (has_lone_query()) push_lone_query(softmax_, lone_scores_, keys_.rows());
-        return true;
     }
 
     /// Takes the tile's weights in, and empties the tile. `careful` leaves hidden keys out instead of multiplying their values by 0.
     void push(bool careful) {
+        if (shrinks_) shrink_weights();
         for_each_piece(padded_ / lane_count, traits::max_columns, [&](index first, index columns) {
             with_constant<traits::max_columns>(columns, [&](auto c) { add_values<c()>(first * lane_count, careful); });
         });
@@ -169,6 +148,7 @@ public:
         results_ = results;
         if (results.data) softmax_.finish(sink, share_.data());
         zeros_.fill(T{0});
+        infinite_ = 0;
         last_ = true;
         push(careful);
         last_ = false;
@@ -180,20 +160,11 @@ public:
     bool ends_in(const row_block<T>& results) const { return results.channel_stride == 1 && padded_ == value_channels_; }
 
 private:
-    void reset(index registers, bool lone) {
-        softmax_.reset(registers, lone);
-        // Queries that are not there must not make the others wait for a maximum.
-        const auto absent = std::max<index>(0, stride() - tile_.count);
-        std::fill_n(softmax_.maximum + tile_.count, absent, T{0});
-        std::fill_n(softmax_.next_maximum + tile_.count, absent, T{0});
-        pushed_ = false;
-    }
-
-    /// Scores of `count` times a few keys, and beside them the weights of those before. The loop is here and not where it is called: the
-    /// way into and out of this function took 3 % of the time of a window.
+    /// Scores of `count` times a few keys. The loop is here and not where it is called: the way into and out of this function took 3 % of
+    /// the time of a window.
     template <int Rows, int Columns, class Added>
     [[gnu::noinline]] void multiply_rows(const key_segment<T>& segment, index row, index count, index reg, const Added& added,
-                                         then_scores then) {
+                                         bool raises) {
         constexpr bool adds = !std::same_as<Added, no_scores>;
         const auto lane = reg * lane_count;
         const T* keys = segment.key_rows + row * segment.key_stride;
@@ -204,26 +175,11 @@ private:
             next_tile_.step();
             matrix_tile<Rows, Columns, T, Arch> tile;
             tile.zero();
-            index channel = 0;
-            if constexpr (early_weights<T, Arch>::possible) {
-                for (; channel + weight_channels <= key_channels_ && weights_.any(); channel += weight_channels) {
-                    tile.multiply_add(keys + channel, segment.key_stride, unit_stride{}, queries + channel * query_stride, query_stride,
-                                      weight_channels);
-                    tile.settle();
-                    weights_.template step<adds>();
-                }
-            }
-            ahead_.multiply_add(tile, keys + channel, segment.key_stride, unit_stride{}, queries + channel * query_stride, query_stride,
-                                key_channels_ - channel);
+            ahead_.multiply_add(tile, keys, segment.key_stride, unit_stride{}, queries, query_stride, key_channels_);
             // While the scores are in registers: a pass over them by itself took twice as long.
-            T* const scores = scores_ + (segment.first_row + row) * query_stride + lane;
-            if (then == then_scores::raise_and_weigh) tile.store(scores, query_stride);
-            if constexpr (adds)
-                if (then != then_scores::weigh) tile.add(added.from(row, lane).numbers, added.stride);
-            if (then == then_scores::raise || then == then_scores::raise_and_weigh) tile.raise(softmax_.next_maximum + lane);
-            if (then != then_scores::raise_and_weigh) tile.store(scores, query_stride);
-            if constexpr (early_weights<T, Arch>::possible) weights_.template finish<adds>();
-            if (then == then_scores::weigh) weigh_beside_next(segment.part(row, Rows), added.from(row));
+            if constexpr (adds) tile.add(added.from(row, lane).numbers, added.stride);
+            if (raises) tile.raise(softmax_.next_maximum + lane);
+            tile.store(scores_ + (segment.first_row + row) * query_stride + lane, query_stride);
         }
     }
 
@@ -245,6 +201,16 @@ private:
         auto& range = seen_[static_cast<std::size_t>(reg)];
         range.first = range.last == 0 ? row : std::min(range.first, row);
         range.last = std::max(range.last, row + rows);
+    }
+
+    /// Rows outside of which `count` queries from one on see nothing, in as many registers as they lie in.
+    row_range seen_rows_of(index query, index count) const {
+        auto all = seen_rows(query / lane_count);
+        for (auto reg = query / lane_count + 1; reg <= (query + count - 1) / lane_count; ++reg) {
+            all.first = std::min(all.first, seen_rows(reg).first);
+            all.last = std::max(all.last, seen_rows(reg).last);
+        }
+        return all;
     }
 
     /// Scores of a query, which become its weights: numbers[row * stride].
@@ -270,6 +236,13 @@ private:
         }
     }
 
+    /// The weights of queries whose values are summed smaller than they are.
+    void shrink_weights() {
+        softmax_.shrink(scores_, keys_.rows());
+        if (!has_lone_query()) return;
+        for (index j = 0; j < keys_.rows(); ++j) lone_scores_[j] /= softmax_.growth[stride()];
+    }
+
     /// O += P V for Columns registers of channels.
     template <int Columns>
     void add_values(index channel, bool careful) {
@@ -291,12 +264,12 @@ private:
             matrix_tile<Rows, Columns, T, Arch> tile;
             load_values(tile, query, channel);
             const auto weights = scores_of(query);
-            const auto &a = seen_rows(query / lane_count), &b = seen_rows((query + Rows - 1) / lane_count);
+            const auto rows = seen_rows_of(query, Rows);
             for (const auto& segment : keys_.segments()) {
                 index first = 0, last = segment.keys.count;
                 if (!segment.keys.full) {
-                    first = std::clamp<index>(std::min(a.first, b.first) - segment.first_row, 0, last);
-                    last = std::clamp<index>(std::max(a.last, b.last) - segment.first_row, first, last);
+                    first = std::clamp<index>(rows.first - segment.first_row, 0, last);
+                    last = std::clamp<index>(rows.last - segment.first_row, first, last);
                     const auto own = query_bits(query, Rows);
                     const auto* const visible = visible_ + segment.first_row;
                     while (first < last && !(visible[first] & own)) ++first;
@@ -333,7 +306,12 @@ private:
     }
     template <int Rows, int Columns>
     [[gnu::always_inline]] void store_values(matrix_tile<Rows, Columns, T, Arch>& tile, index query, index channel) {
-        if (last_) (lanes::load(zeros_.data()) + tile.times_zero()).store(zeros_.data());
+        if (last_) {
+            const lanes zero = tile.times_zero();
+            (lanes::load(zeros_.data()) + zero).store(zeros_.data());
+            if constexpr (Rows == 1)
+                if ((zero == lanes(T{0})).bits() != simd::lane_bits::first(lane_count)) infinite_ |= query_bits(query, 1);
+        }
         if (last_ && results_.data) {
             tile.scale(share_.data() + query);
             tile.store(results_.data + query * results_.row_stride + channel, results_.row_stride);
@@ -347,8 +325,9 @@ private:
     std::uint64_t* visible_;
     tile_keys<T, Arch> keys_;
     online_softmax<T, Arch> softmax_;
-    early_weights<T, Arch> weights_;
     bool pushed_ = false, last_ = false; ///< whether keys have been pushed, whether those at hand are the last
+    bool shrinks_ = false;               ///< whether some queries' values are summed smaller than they are
+    std::uint64_t infinite_ = 0;         ///< one bit per query, of those whose last sums were made one by one: not all were finite
     row_block<T> results_{};
     std::array<T, static_cast<std::size_t>(most_queries)> share_{};
     std::array<T, static_cast<std::size_t>(lane_count)> zeros_{}; ///< 0 times all sums

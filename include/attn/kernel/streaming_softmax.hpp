@@ -140,9 +140,8 @@ private:
             rows.row_stride *= tile.step;
             return rows;
         };
-        const double factor = scale_ * (panel::in_powers_of_two ? std::numbers::log2e : 1.0);
         work.tile().begin(tile, rows_of_tile(in.queries, first_row), rows_of(in.keys, batch, kv_head), rows_of(in.values, batch, kv_head),
-                          first_key, in.keys.shape().tokens, static_cast<T>(factor));
+                          first_key, in.keys.shape().tokens, static_cast<T>(scale_));
         // A panel may be too short for the hardware to foresee the rows that end it, and those that begin the next.
         const auto results = rows_of_tile(out.values, first_row);
         auto& ahead = work.tile().ahead();

@@ -34,8 +34,8 @@ public:
         const bool roomy = is_roomy(shapes, run);
         detail::scratch memory(run.workspace().bytes().data());
         auto mixings = take_mixings(memory, s);
-        if (s.mixes_logits) mixings.logits.load(call.logits_mix, call.logits_bias, panel::scored ? 1 : std::numbers::log2e);
-        if (s.mixes_weights) mixings.weights.load(call.weights_mix, call.weights_bias, 1);
+        if (s.mixes_logits) mixings.logits.load(call.logits_mix, call.logits_bias);
+        if (s.mixes_weights) mixings.weights.load(call.weights_mix, call.weights_bias);
         std::byte* const slices = run.workspace().bytes().data() + memory.used_bytes();
         const auto bytes = slice_bytes(shapes, roomy);
 

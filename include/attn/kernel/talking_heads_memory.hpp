@@ -30,7 +30,7 @@ struct talking_heads_shape {
 template <Scalar T>
 struct weight_block {
     key_run keys;
-    T* weights;          ///< [heads][keys of a block][queries] 2^(score - maximum)
+    T* weights;          ///< [heads][keys of a block][queries] e^(score - maximum)
     T* maximum;          ///< [heads][queries] the largest score up to this block
     std::uint64_t* seen; ///< [keys] one bit per query: whether any head sees the key
     bool all_seen;       ///< then `seen` is not filled in

@@ -39,10 +39,11 @@ public:
     }
 
     /// 0 * NaN is NaN, so a weight of 0 does not protect from the value of a hidden key: if a sum is not finite, all is done again with
-    /// every hidden key left out.
+    /// every hidden key left out; and if it is not finite even so, with smaller weights, in case only the sum is too large for a number.
     void run(const inputs<T>& in, const outputs<T>& out, index batch, const query_tile& queries) {
         first_key_ = in.positions.first_key[batch];
-        tile_.begin(queries, in, out, batch, static_cast<T>(call_.scale * (scored ? 1.0 : std::numbers::log2e)));
+        tile_.begin(queries, in, out, batch, static_cast<T>(call_.scale));
+        bool smaller = false;
         for (careful_ = false;; careful_ = true) {
             tile_.reset_states();
             tile_.reset_values();
@@ -60,7 +61,8 @@ public:
                     tile_.add_values(block, mixings_, careful_, blocks - 1 - number);
                 });
             }
-            if (write_values(in, out) || careful_) break;
+            if (write_values(in, out) || smaller) break;
+            if (careful_ && !(smaller = tile_.grow_infinite_values(shape_.keys))) break;
         }
     }
 
@@ -159,7 +161,7 @@ private:
                 if (!scored && (~seen[j] >> lane & simd::lane_bits::first(tile_type::lane_count).value) == 0) continue;
                 T* const at = tile_.weights(block, head) + j * tile_.stride() + lane;
                 auto x = lanes::load(at);
-                if constexpr (scored) x = function(x, queries, block.keys.first + j * block.keys.step, j) * lanes(std::numbers::log2e_v<T>);
+                if constexpr (scored) x = function(x, queries, block.keys.first + j * block.keys.step, j);
                 if (!block.keys.full) x = select(simd::lane_bits{seen[j] >> lane}, x, lanes(hidden_score<T>));
                 x.store(at);
             }

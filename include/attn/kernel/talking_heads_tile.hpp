@@ -29,6 +29,8 @@ public:
         out_ = &out;
         batch_ = batch;
         registers_ = (tile.count + lane_count - 1) / lane_count;
+        shrinks_ = false;
+        for (index c = 0; c < shape_.heads; ++c) memory_.states[c].reset(registers_);
         const auto first = tile.first - in.positions.first_query[batch];
         for (index a = 0; a < shape_.query_heads; ++a) {
             auto rows = rows_of(in.queries, batch, a);
@@ -39,7 +41,7 @@ public:
         }
     }
     void reset_states() {
-        for (index c = 0; c < shape_.heads; ++c) memory_.states[c].reset(registers_);
+        for (index c = 0; c < shape_.heads; ++c) memory_.states[c].begin_again();
     }
     void reset_values() { has_values_ = false; }
     /// Zeros, if no block has had any.
@@ -119,12 +121,15 @@ public:
     /// Adds the weighted values of a block, whose weights are mixed first if they are at all. careful: hidden keys are left out.
     /// blocks_left: how many are still to come, or some large number.
     void add_values(const weight_block<T>& block, const talking_heads_mixings<T, Arch>& mixings, bool careful, index blocks_left) {
+        if (shrinks_)
+            for (index c = 0; c < shape_.heads; ++c) memory_.states[c].shrink(weights(block, c), block.keys.count);
         const T* from = block.weights;
         if (shape_.mixes_weights) {
             for (index c = 0; c < shape_.heads; ++c)
                 for (index lane = 0; lane < stride(); lane += lane_count) {
                     const auto at = c * most_queries + lane;
-                    const lanes below = simd::exp2_nonpositive(lanes::load(block.maximum + at) - lanes::load(memory_.last_maximum + at));
+                    const auto top = lanes::load(memory_.last_maximum + at);
+                    const auto below = online_softmax<T, Arch>::weight_of(lanes::load(block.maximum + at), top);
                     (below * lanes::load(memory_.factor + at)).store(memory_.share + at);
                 }
             mixings.weights(as_heads(block), block.weights, memory_.mixed,
@@ -141,15 +146,30 @@ public:
     }
     /// False if a value of NaN or infinity has come into the sums of a head, be it by a weight of 0.
     bool has_finite_values(index head) const {
-        lanes zero(T{0});
-        for (index at = 0; at < tile_.count * memory_.padded; at += lane_count)
-            zero = fma(lanes::load(values(head, 0) + at), lanes(T{0}), zero);
-        return (zero == lanes(T{0})).bits().value == query_bits(0, lane_count);
+        return are_finite(values(head, 0), tile_.count * memory_.padded);
+    }
+    /// From now on sums that are not finite are made of smaller weights. Weights that are mixed have been divided by their sum already: then
+    /// the answer is false.
+    bool grow_infinite_values(index keys) {
+        if (shape_.mixes_weights) return false;
+        for (index c = 0; c < shape_.heads; ++c) {
+            std::uint64_t infinite = 0;
+            for (index q = 0; q < tile_.count; ++q)
+                if (!are_finite(values(c, q), memory_.padded)) infinite |= query_bits(q, 1);
+            memory_.states[c].grow(infinite, keys);
+        }
+        shrinks_ = true;
+        return true;
     }
 
 private:
     /// Steps of a micro-kernel's depth between two looks ahead.
     static constexpr index between_fetches = 16;
+    static bool are_finite(const T* numbers, index count) {
+        lanes zero(T{0});
+        for (index at = 0; at < count; at += lane_count) zero = fma(lanes::load(numbers + at), lanes(T{0}), zero);
+        return (zero == lanes(T{0})).bits().value == query_bits(0, lane_count);
+    }
     static std::uint64_t seen_by_any(const weight_block<T>& block, index row, index count) {
         std::uint64_t seen = 0;
         for (index j = row; j < row + count; ++j) seen |= block.seen[j];
@@ -256,6 +276,7 @@ private:
     seen_keys<most_queries> seen_keys_; ///< of a block that is not all seen
     index batch_ = 0, registers_ = 0;
     bool has_values_ = false; ///< of any block
+    bool shrinks_ = false;    ///< whether some sums of values are made of smaller weights
 };
 
 } // namespace attn::kernel

@@ -82,8 +82,9 @@ struct work_ahead {
 template <Scalar T>
 class panel_ahead {
 public:
+    /// What there is no room for is not asked for.
     void add(const rows_ahead<const T>& rows) {
-        if (rows.lines() <= 0) return;
+        if (rows.lines() <= 0 || count_ == rows_.size()) return;
         lines_ += rows.lines();
         rows_[count_++] = rows;
     }

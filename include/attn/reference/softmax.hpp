@@ -30,7 +30,8 @@ struct seen_key {
 ///     Z_i  = exp(sink_h) + sum over seen j of exp(s_ij)
 ///     out[b,h,i,:] = sum over seen j of exp(s_ij) / Z_i * v[b,g,j,:],      log_sum_exp[b,h,i] = log Z_i
 /// A key is seen if the pattern says so and its score is not -infinity; what is not seen is never multiplied. A row that sees
-/// nothing is zero, with the sink as its log_sum_exp, -infinity without one. A NaN score makes its row NaN.
+/// nothing is zero, with the sink as its log_sum_exp, -infinity without one. A NaN score makes its row NaN, and so does a NaN sink; one of
+/// +infinity leaves no weight to the keys.
 /// Shapes: as in inputs and outputs. They, the pattern and the score function are taken as checked.
 /// scale: 1 / sqrt(d_k) if not given. sinks: none, or one per head. Time O(n m (d_k + d_v)) a head, memory O(m).
 /// Vaswani et al. 2017, "Attention Is All You Need"; sinks: OpenAI 2025, gpt-oss.
@@ -64,7 +65,7 @@ void softmax(const inputs<T>& in, const outputs<T>& out, std::optional<double> s
 
                 T largest = sink;
                 for (const auto& k : seen) largest = std::max(largest, k.score);
-                T denominator = sink == nothing ? 0 : std::exp(sink - largest);
+                T denominator = sink == nothing ? 0 : sink == largest ? 1 : std::exp(sink - largest); // infinity - infinity is NaN
                 for (auto& k : seen) denominator += k.exponential = std::exp(k.score - largest);
 
                 for (index c = 0; c < d_v; ++c) {

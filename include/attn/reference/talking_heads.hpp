@@ -72,18 +72,19 @@ void talking_heads(const inputs<T>& in, const outputs<T>& out, tensor_view<const
                 T* const head = weights.data() + c * m;
                 const T sink = sinks.empty() ? nothing : static_cast<T>(sinks[static_cast<std::size_t>(c)]);
                 T largest = sink;
+                bool sees_any = false;
                 for (index key = 0; key < m; ++key) {
                     const auto j = in.positions.first_key[b] + key;
                     const bool visible = at(pattern, b, c).visible(i, j);
                     head[key] = visible ? static_cast<T>(score_at(score, b, c)(head[key], i, j)) : nothing;
-                    if (head[key] != nothing) seen[static_cast<std::size_t>(key)] = true;
+                    if (head[key] != nothing) sees_any = seen[static_cast<std::size_t>(key)] = true;
                     largest = std::max(largest, head[key]);
                 }
-                T denominator = sink == nothing ? 0 : std::exp(sink - largest);
+                T denominator = sink == nothing ? 0 : sink == largest ? 1 : std::exp(sink - largest); // infinity - infinity is NaN
                 for (index key = 0; key < m; ++key) denominator += head[key] = head[key] == nothing ? 0 : std::exp(head[key] - largest);
-                // A row that sees nothing has weights 0 and a denominator of 0. NaN in it reaches all keys, and so the whole row.
+                // A row that sees nothing has weights 0, whatever the sink is. NaN in another reaches all keys, and so the whole row.
                 for (index key = 0; key < m; ++key)
-                    if (denominator != 0) head[key] /= denominator;
+                    if (sees_any) head[key] /= denominator;
                 if (out.log_sum_exp.data()) out.log_sum_exp(b, c, row, 0) = largest + std::log(denominator);
             }
 

@@ -71,15 +71,6 @@ template <Scalar T, class Arch>
 
 } // namespace detail
 
-/// Where exp2_nonpositive is right for x > 0 too, and infinite from 2^128 or 2^1024 on.
-template <class Arch>
-inline constexpr bool exp2_takes_positive =
-#if defined(__AVX512F__)
-    std::is_base_of_v<xsimd::avx512f, Arch>;
-#else
-    false;
-#endif
-
 /// 2^x to two units in the last place, for x <= 0: 2^0 is exactly 1, 2^-infinity is 0, NaN stays NaN. Where the result would be
 /// subnormal it is 0 or the subnormal, as the instruction set does it best. A third of the time of xsimd's exp, which covers signs and ranges that a
 /// softmax never meets.
@@ -118,7 +109,8 @@ template <Scalar T, class Arch>
         const auto p = detail::exp2_polynomial(clamped - (shifted - lanes(magic)));
         const auto exponent = std::bit_cast<integers>(shifted.value) << mantissa_bits;
         const lanes result = std::bit_cast<typename lanes::batch>(std::bit_cast<integers>(p.value) + exponent);
-        return select(x < lanes(lowest), lanes(T{0}), result);
+        // The bits of a NaN may have become those of a number: 0 times it is NaN still.
+        return select(x < lanes(lowest), lanes(T{0}), fma(clamped, lanes(T{0}), result));
     }
 }
 

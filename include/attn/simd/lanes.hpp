@@ -209,12 +209,6 @@ struct lanes {
 #endif
             return xsimd::fma(a.value, b.value, c.value);
     }
-    /// What comes after it in the text is not begun before; of what clang compiles for 32 registers.
-    [[gnu::always_inline]] void settle() {
-#if defined(__clang__) && defined(__AVX512F__)
-        asm volatile("" : "+v"(value.data) : : "memory");
-#endif
-    }
     /// The larger; the second where either is NaN (x86's rule).
     friend lanes max_or_second(lanes a, lanes b) {
 #if defined(__SSE2__)
