@@ -142,49 +142,49 @@ private:
         return problem.empty() ? problem : where + problem;
     }
 
-    /// NaN or infinity in a key or a value: what of the definition it does not reach, it does not of ours, bit by bit.
+    /// NaN or infinity in keys or values. What NaN there does not reach in the definition keeps its bits; what it reaches becomes NaN, or
+    /// as infinite as the definition says.
     std::string spoiled() {
         const auto& s = t_.size;
         if (s.batch * s.kv_heads * s.keys * s.queries == 0) return {};
-        auto in = copy_of(t_.in);
+        auto in = copy_of(t_.in), with_nan = copy_of(t_.in);
         const auto kind = random_.number(0, 3);
-        constexpr auto infinity = std::numeric_limits<T>::infinity();
-        const T value = kind == 0 ? infinity : kind == 1 ? -infinity : std::numeric_limits<T>::quiet_NaN();
+        constexpr auto infinity = std::numeric_limits<T>::infinity(), not_a_number = std::numeric_limits<T>::quiet_NaN();
+        const T value = kind == 0 ? infinity : kind == 1 ? -infinity : not_a_number;
         const bool key = random_.one_in(2), one_channel = random_.one_in(2), both = !one_channel && random_.one_in(2);
-        std::string where = key || both ? "key" : "value";
-        where.append(one_channel ? " (one channel)" : "").append(both ? " and value " : " ");
+        std::string where = both ? "keys and values" : key ? "keys" : "values";
+        if (one_channel) where += " (one channel)";
         for (auto count = random_.number(1, 3); count > 0; --count) {
             const auto b = random_.number(0, s.batch - 1), h = random_.number(0, s.kv_heads - 1), j = random_.number(0, s.keys - 1);
-            const auto fill = [&](tensor<T>& t) {
+            const auto fill = [&](tensor<T>& t, T number) {
                 if (h >= t.shape().heads) return;
-                for (index c = 0; c < (one_channel ? std::min<index>(1, t.shape().channels) : t.shape().channels); ++c) t(b, h, j, c) = value;
+                for (index c = 0; c < (one_channel ? std::min<index>(1, t.shape().channels) : t.shape().channels); ++c) t(b, h, j, c) = number;
             };
-            if (key || both) fill(in.keys);
-            if (!key || both) fill(in.values);
-            where.append(std::to_string(j)).append(count > 1 ? ", " : " is ");
+            if (key || both) fill(in.keys, value), fill(with_nan.keys, not_a_number);
+            if (!key || both) fill(in.values, value), fill(with_nan.values, not_a_number);
+            where.append(" ").append(std::to_string(j));
         }
         const auto ours = attend(t_.op, in, has_log_sum_exp_);
-        const auto exact = reference(in);
-        auto problem = changed(ours.values, exact.values, expected_.values, exact_.values, kind >= 2);
+        const auto reached = reference(with_nan), exact = kind < 2 ? reference(in) : answer<double>();
+        const auto differs_from = [&](const tensor<T>& now, const tensor<T>& before, const tensor<double>& nan, const tensor<double>& infinite) {
+            index at_e = 0;
+            const auto at = first_offence(now.shape(), [&](index e) {
+                at_e = e;
+                const T a = now.data()[e], b = before.data()[e];
+                if (!std::isnan(nan.data()[e])) return !same_bits(a, b);
+                if (std::isnan(b)) return false;
+                return kind < 2 ? std::isfinite(a) != std::isfinite(infinite.data()[e]) : !std::isnan(a);
+            });
+            if (at.empty()) return at;
+            const bool seen = std::isnan(nan.data()[at_e]);
+            return at + " is " + text_of(now.data()[at_e]) + ", not " +
+                   (!seen ? text_of(before.data()[at_e]) + " (which does not see it)" : kind < 2 ? text_of(infinite.data()[at_e]) : "nan");
+        };
+        auto problem = differs_from(ours.values, expected_.values, reached.values, exact.values);
         if (problem.empty() && has_log_sum_exp_)
-            if (problem = changed(ours.log_sum_exp, exact.log_sum_exp, expected_.log_sum_exp, exact_.log_sum_exp, kind >= 2); !problem.empty())
+            if (problem = differs_from(ours.log_sum_exp, expected_.log_sum_exp, reached.log_sum_exp, exact.log_sum_exp); !problem.empty())
                 problem = "log_sum_exp " + problem;
-        return problem.empty() ? problem : where + text_of(value) + ": " + problem;
-    }
-    static std::string changed(const tensor<T>& ours, const tensor<double>& exact, const tensor<T>& before, const tensor<double>& exact_before,
-                               bool only_nan) {
-        const auto lost = [&](double x) { return only_nan ? std::isnan(x) : !std::isfinite(x); };
-        index at_e = 0;
-        bool leaked = false;
-        const auto at = first_offence(ours.shape(), [&](index e) {
-            at_e = e;
-            leaked = same_bits(exact.data()[e], exact_before.data()[e]);
-            const T a = ours.data()[e], b = before.data()[e];
-            if (leaked) return !same_bits(a, b) && !(std::isnan(a) && std::isnan(b));
-            return lost(static_cast<double>(a)) != lost(exact.data()[e]);
-        });
-        if (at.empty()) return {};
-        return at + " is " + text_of(ours.data()[at_e]) + ", not " + (leaked ? text_of(before.data()[at_e]) : text_of(exact.data()[at_e]));
+        return problem.empty() ? problem : where + " made " + text_of(value) + ": " + problem;
     }
 
     /// The rows i .. i + count - 1 of a view, and positions that begin so much later.

@@ -41,7 +41,7 @@ operation<T> convolved_operation(const std::shared_ptr<const convolved_drawn<T>>
     const auto g = op.convolution.grid(queries);
     const auto present = [d](const positions& where) {
         std::vector<index> tokens;
-        for (index b = 0; d->has_length && b < std::ssize(d->length); ++b)
+        for (index b = 0; d->has_length && !d->other_input.data() && b < std::ssize(d->length); ++b)
             tokens.push_back(d->length[static_cast<std::size_t>(b)] - where.first_key[b]);
         return tokens;
     };
@@ -102,11 +102,18 @@ operation<T> focused(const std::shared_ptr<const convolved_drawn<T>>& d, const d
                                             .convolution_input = view_of(d->other_input)};
     // Two norms are sums of all channels of all heads; a power multiplies what rounding its base has done.
     const auto feature_error = unit_of<T> * static_cast<double>(s.heads * s.key_dim + 16 * d->power + 32);
-    return convolved_operation<T>(d, op, s.queries, feature_error, {}, [](const auto& o, const inputs<double>& in, const auto& then) {
+    return convolved_operation<T>(d, op, s.queries, feature_error, {}, [d](const auto& o, const inputs<double>& in, const auto& then) {
         const auto sums = reference::sum_of<double, T>(in.keys, o.positional_encoding);
-        const auto q = reference::focused_features<double, T>(in.queries, o.power, o.scale),
-                   k = reference::focused_features<double, T>(std::as_const(sums).view(), o.power, o.scale);
-        then(inputs<double>{q, k, in.values, in.positions}, o.eps * static_cast<double>(in.keys.shape().tokens));
+        const auto q = reference::focused_features<double, T>(in.queries, o.power, o.scale);
+        auto k = reference::focused_features<double, T>(std::as_const(sums).view(), o.power, o.scale);
+        // The means over the keys that are there.
+        const auto [batch, heads, m, d_k] = k.shape();
+        for (index b = 0; b < batch; ++b) {
+            const auto present = d->has_length ? d->length[static_cast<std::size_t>(b)] - in.positions.first_key[b] : m;
+            const auto count = static_cast<double>(std::clamp<index>(present, 1, std::max<index>(1, m)));
+            for (index e = 0; e < heads * m * d_k; ++e) k.data()[b * heads * m * d_k + e] /= count;
+        }
+        then(inputs<double>{q, k, in.values, in.positions}, o.eps);
     });
 }
 
@@ -142,7 +149,7 @@ trial<T> draw_convolved(draw& random) {
     if (other) d->other_input = filled<T>({s.batch, s.kv_heads, s.queries, s.value_dim}, number);
     for (index b = 0; b < s.batch; ++b)
         d->length.push_back(std::max<index>(0, s.first_key[s.first_key.size() == 1 ? 0 : static_cast<std::size_t>(b)] + random.number(0, s.keys)));
-    d->has_length = kind == 2 && !other;
+    d->has_length = kind == 2;
     d->power = static_cast<int>(random.number(1, 4));
     if (random.one_in(2)) {
         d->scale.resize(static_cast<std::size_t>(s.heads == s.kv_heads && random.one_in(2) ? s.heads * s.key_dim : s.key_dim));

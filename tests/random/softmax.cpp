@@ -1,5 +1,7 @@
 #include "softmax.hpp"
 
+#include <algorithm>
+
 namespace attn::fuzz {
 
 namespace {
@@ -76,6 +78,11 @@ std::vector<double> draw_sinks(draw& random, index heads) {
     return sinks;
 }
 
+template <Scalar T>
+bool has_lowest(const tensor<T>& t) {
+    return std::find(t.data(), t.data() + t.shape().size(), std::numeric_limits<T>::lowest()) != t.data() + t.shape().size();
+}
+
 } // namespace
 
 template <Scalar T>
@@ -90,7 +97,12 @@ trial<T> draw_softmax(draw& random) {
     d.other_stepped = draw_stepped_pattern(random, d.size);
     d.order = order_of(kind);
     d.steps = std::make_shared<const score_steps>(draw_score(random, d.size, static_cast<double>(std::numeric_limits<T>::lowest())));
-    if (d.order == score_order::bias || d.order > score_order::bias) d.bias = std::make_shared<const drawn_bias<T>>(draw_bias<T>(random, d.size));
+    if (d.order >= score_order::bias) {
+        auto bias = draw_bias<T>(random, d.size);
+        if (d.order != score_order::bias) // a step may carry the lowest number on to -infinity, in one precision only
+            std::replace(bias.numbers.data(), bias.numbers.data() + bias.numbers.shape().size(), std::numeric_limits<T>::lowest(), T{-1000});
+        d.bias = std::make_shared<const drawn_bias<T>>(std::move(bias));
+    }
     d.sinks = std::make_shared<const std::vector<double>>(draw_sinks(random, d.size.heads));
     static constexpr numbers kinds[] = {numbers::usual, numbers::usual, numbers::usual, numbers::usual,
                                         numbers::peaked, numbers::equal, numbers::integers};
@@ -118,7 +130,7 @@ trial<T> draw_softmax(draw& random) {
                            (kind == softmax_kind::window || kind == softmax_kind::sparse || kind == softmax_kind::packed || kind == softmax_kind::blocks
                                 ? " of " + std::to_string(d.length)
                                 : "") +
-                           (mentions("steps") ? "; steps " + d.steps->name() : "") + (d.bias ? "; bias " + to_string(d.bias->numbers.shape()) : "");
+                           (mentions("steps") ? "; steps " + d.steps->name() : "") + (d.bias ? "; bias " + to_string(d.bias->numbers.shape()) + (has_lowest(d.bias->numbers) ? " with lowest numbers" : "") : "");
     static constexpr const char* kinds_of_values[] = {"", "; peaked", "; equal scores", "; exact scores"};
     t.name = described + kinds_of_values[static_cast<int>(values)] + (large_values ? "; large values" : "");
     if (!d.sinks->empty()) {
