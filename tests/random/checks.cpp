@@ -250,11 +250,10 @@ private:
         const auto front = random_.number(0, m), count = random_.number(0, m - front);
         if (count == m) return {};
         auto in = copy_of(t_.in);
-        for (index row = 0; row < in.keys.shape().batch * in.keys.shape().heads * m; ++row) {
-            if (row % m >= front && row % m < front + count) continue;
-            std::fill_n(in.keys.data() + row * in.keys.shape().channels, in.keys.shape().channels, std::numeric_limits<T>::quiet_NaN());
-            std::fill_n(in.values.data() + row * in.values.shape().channels, in.values.shape().channels, std::numeric_limits<T>::quiet_NaN());
-        }
+        for (auto* t : {&in.keys, &in.values})
+            for (index row = 0; row < t->shape().batch * t->shape().heads * m; ++row)
+                if (row % m < front || row % m >= front + count)
+                    std::fill_n(t->data() + row * t->shape().channels, t->shape().channels, std::numeric_limits<T>::quiet_NaN());
         const auto spoiled = reference(in);
         if (!same_bits(spoiled, exact_)) return {};
         const auto first_key = later(t_.size.first_key, front);

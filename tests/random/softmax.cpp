@@ -4,6 +4,26 @@
 
 namespace attn::fuzz {
 
+template <Scalar T>
+rounded softmax_drawn<T>::score(rounded x, index batch, index head, index query, index key) const {
+    const auto step = [&] { x = (*steps)(x, head, query, key, unit_of<T>); };
+    const auto add = [&] {
+        const auto b = bias->at(batch, head, query, key);
+        // A sum that rounds to one of the two does so for every key that has it: that error cancels.
+        const auto least = unit_of<T> / 4;
+        const bool absorbed = std::abs(x.value) + x.error < least * std::abs(b) || (x.error == 0 && std::abs(b) < least * std::abs(x.value));
+        x = {x.value + b, absorbed ? 0 : x.error + unit_of<T> * 3 * (std::abs(b) + std::abs(x.value))};
+        if (b == -std::numeric_limits<double>::infinity()) x = {b, 0};
+    };
+    if (order == score_order::steps || order == score_order::steps_bias) step();
+    if (order != score_order::none && order != score_order::steps) add();
+    if (order == score_order::bias_steps) step();
+    return x;
+}
+
+template struct softmax_drawn<float>;
+template struct softmax_drawn<double>;
+
 namespace {
 
 template <Scalar T>

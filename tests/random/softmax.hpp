@@ -47,20 +47,7 @@ struct softmax_drawn {
     }
 
     /// The score function on a number with an error, as `order` says.
-    rounded score(rounded x, index batch, index head, index query, index key) const {
-        const auto step = [&] { x = (*steps)(x, head, query, key, unit_of<T>); };
-        const auto add = [&] {
-            const auto b = bias->at(batch, head, query, key);
-            // A sum that rounds to the bias itself does so for every score: that error cancels.
-            const bool absorbed = std::abs(x.value) + x.error < unit_of<T> / 4 * std::abs(b);
-            x = {x.value + b, absorbed ? 0 : x.error + unit_of<T> * (3 * std::abs(b) + 3 * std::abs(x.value))};
-            if (b == -std::numeric_limits<double>::infinity()) x = {b, 0};
-        };
-        if (order == score_order::steps || order == score_order::steps_bias) step();
-        if (order != score_order::none && order != score_order::steps) add();
-        if (order == score_order::bias_steps) step();
-        return x;
-    }
+    rounded score(rounded x, index batch, index head, index query, index key) const;
     softmax_terms terms(const slice& s, index key_dim) const {
         softmax_terms t{.scale = scale.value_or(1 / std::sqrt(static_cast<double>(key_dim))), .exact_scores = exact_scores, .sees = {}};
         t.sinks = sinks_of(s);
