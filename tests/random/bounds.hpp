@@ -1,0 +1,33 @@
+// How far rounding may take a result from its formula: derived, operation by operation, so that a problem drawn in any hour keeps to it.
+#pragma once
+
+#include "random_score.hpp"
+
+#include <functional>
+#include <span>
+
+namespace attn::fuzz {
+
+/// Half the distance of 1 to the next number: the relative error of one operation.
+template <Scalar T>
+inline constexpr double unit_of = static_cast<double>(std::numeric_limits<T>::epsilon()) / 2;
+
+/// A softmax attention as its formula reads (talking_heads_attention.hpp; softmax attention is that without mixings), in all that its
+/// rounding depends on.
+struct softmax_terms {
+    double scale = 1;
+    bool exact_scores = false;
+    std::function<bool(index batch, index head, index query, index key)> sees; ///< absolute positions
+    std::function<rounded(rounded, index batch, index head, index query, index key)> score = {};
+    std::span<const double> sinks = {};
+    tensor_view<const double> logits_mix = {}, weights_mix = {};
+    std::span<const double> logits_bias = {}, weights_bias = {};
+    const tensor<double>*key_error = nullptr, *value_error = nullptr; ///< what keys and values carry already
+    double unit = 0;
+    double least = 0; ///< numbers below this may become 0
+};
+
+/// Writes the bounds of values and, where asked for, of log_sum_exp. Where the definition is not finite, what it writes means nothing.
+void softmax_bounds(const inputs<double>& in, const outputs<double>& bounds, const softmax_terms& terms);
+
+} // namespace attn::fuzz

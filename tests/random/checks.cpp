@@ -1,0 +1,286 @@
+#include "checks.hpp"
+
+#include "executors.hpp"
+#include "layouts.hpp"
+
+namespace attn::fuzz {
+
+namespace {
+
+using testing::answer;
+using testing::guard;
+using testing::same_bits;
+
+template <class V>
+std::string text_of(V value) {
+    char text[40];
+    std::snprintf(text, sizeof text, "%.9g", static_cast<double>(value));
+    return text;
+}
+
+/// f(element) for every element, "[b, h, i, c]" of the first that it objects to.
+template <class F>
+std::string first_offence(const shape& s, F&& offends) {
+    for (index e = 0; e < s.size(); ++e)
+        if (offends(e)) {
+            const auto row = e / s.channels, head = row / s.tokens;
+            return "[" + std::to_string(head / s.heads) + ", " + std::to_string(head % s.heads) + ", " + std::to_string(row % s.tokens) +
+                   ", " + std::to_string(e % s.channels) + "]";
+        }
+    return {};
+}
+
+template <Scalar T>
+class trial_checks {
+public:
+    trial_checks(const trial<T>& t, draw& random, const check_options& options)
+        : t_(t), random_(random), options_(options), has_log_sum_exp_(static_cast<bool>(t.op.log_sum_exp_shape)) {}
+
+    std::string operator()() {
+        expected_ = attend(t_.op, t_.in, has_log_sum_exp_);
+        exact_ = reference(t_.in);
+        if (auto problem = accuracy(); !problem.empty()) return "accuracy: " + problem;
+        if (auto problem = elsewhere(); !problem.empty()) return problem;
+        if (t_.may_spoil && random_.one_in(2))
+            if (auto problem = spoiled(); !problem.empty()) return problem;
+        if (t_.part && random_.one_in(3))
+            if (auto problem = part(); !problem.empty()) return "alone, not in a batch: " + problem;
+        if (options_.rows && t_.rows_stand_alone) {
+            if (auto problem = cut(); !problem.empty()) return "rows: " + problem;
+            if (!t_.keys_stand_alone) return {};
+            if (auto problem = without_unseen_keys(); !problem.empty()) return "rows: " + problem;
+        }
+        return {};
+    }
+
+private:
+    template <Scalar U>
+    answer<U> room(const operation<T>& op, const input_shapes& s, bool with_log_sum_exp) const {
+        return with_log_sum_exp ? testing::no_answer<U>(op.output_shape(s), op.log_sum_exp_shape(s))
+                                : testing::no_answer<U>(op.output_shape(s), false);
+    }
+    answer<T> attend(const operation<T>& op, const inputs<T>& in, bool with_log_sum_exp) const {
+        auto result = room<T>(op, shapes_of(in), with_log_sum_exp);
+        sequential here;
+        workspace memory(op.workspace_bytes(shapes_of(in), 1));
+        op.attend(in, result.out(), execution(here, memory));
+        return result;
+    }
+    answer<double> reference(const inputs<T>& in) const {
+        auto result = room<double>(t_.op, shapes_of(in), has_log_sum_exp_);
+        const auto q = reference::widen(in.queries), k = reference::widen(in.keys), v = reference::widen(in.values);
+        t_.op.reference({q, k, v, in.positions}, result.out());
+        return result;
+    }
+
+    std::string accuracy() const {
+        auto bounds = room<double>(t_.op, shapes_of(inputs<T>(t_.in)), has_log_sum_exp_);
+        t_.op.bounds(t_.in, bounds.out());
+        auto problem = near(expected_.values, exact_.values, bounds.values);
+        if (problem.empty() && has_log_sum_exp_)
+            if (problem = near(expected_.log_sum_exp, exact_.log_sum_exp, bounds.log_sum_exp); !problem.empty())
+                problem = "log_sum_exp " + problem;
+        return problem;
+    }
+    static std::string near(const tensor<T>& ours, const tensor<double>& exact, const tensor<double>& bound) {
+        // In double the definition rounds too.
+        constexpr double times = std::same_as<T, double> ? 2 : 1.001;
+        index worst = -1;
+        const auto at = first_offence(ours.shape(), [&](index e) {
+            const auto a = static_cast<double>(ours.data()[e]), b = exact.data()[e];
+            if (a == b || (std::isnan(a) && std::isnan(b))) return false;
+            worst = e;
+            return !std::isfinite(a) || !std::isfinite(b) || !(std::abs(a - b) <= times * bound.data()[e]);
+        });
+        if (at.empty()) return {};
+        return at + " is " + text_of(ours.data()[worst]) + ", not " + text_of(exact.data()[worst]) + " +- " + text_of(bound.data()[worst]);
+    }
+    /// Other bits than expected: "[b, h, i, c] is x, not y".
+    static std::string differs(const tensor<T>& ours, const tensor<T>& expected) {
+        if (ours.shape() != expected.shape()) return "has another shape";
+        index at_e = 0;
+        const auto at = first_offence(ours.shape(), [&](index e) {
+            at_e = e;
+            const T a = ours.data()[e], b = expected.data()[e];
+            return !same_bits(a, b) && !(std::isnan(a) && std::isnan(b) && !same_bits(a, guard<T>));
+        });
+        return at.empty() ? at : at + " is " + text_of(ours.data()[at_e]) + ", not " + text_of(expected.data()[at_e]);
+    }
+    static std::string differs(const answer<T>& ours, const answer<T>& expected, bool with_log_sum_exp) {
+        if (auto problem = differs(ours.values, expected.values); !problem.empty()) return problem;
+        if (!with_log_sum_exp) return {};
+        const auto problem = differs(ours.log_sum_exp, expected.log_sum_exp);
+        return problem.empty() ? problem : "log_sum_exp " + problem;
+    }
+
+    /// Other layouts, guarded, and another executor give the same bits.
+    std::string elsewhere() {
+        const auto any = [&] { return random_.one_of({testing::layout::head_major, testing::layout::token_major, testing::layout::padded_rows,
+                                                      testing::layout::strided_channels, testing::layout::column_major,
+                                                      testing::layout::misaligned, testing::layout::pages_apart, testing::layout::reversed}); };
+        const auto s = shapes_of(inputs<T>(t_.in));
+        testing::placed<T> q(t_.in.queries, any()), k(t_.in.keys, any()), v(t_.in.values, any()), out(t_.op.output_shape(s), any());
+        const bool with_log_sum_exp = has_log_sum_exp_ && random_.one_in(2);
+        testing::placed<T> lse(with_log_sum_exp ? t_.op.log_sum_exp_shape(s) : shape{}, any());
+        const auto threads = random_.number(1, 4);
+        const bool tight = t_.op.has_least_workspace && random_.one_in(2);
+        workspace memory(t_.op.workspace_bytes(s, tight ? -threads : threads));
+        std::ranges::fill(memory.bytes(), std::byte{0xff}); // NaN, in either precision
+        const inputs<T> in{q.view(), k.view(), v.view(), t_.in.positions};
+        const outputs<T> to{out.view(), with_log_sum_exp ? lse.view() : tensor_view<T>{}};
+        if (threads == 1) {
+            sequential here;
+            t_.op.attend(in, to, execution(here, memory));
+        } else {
+            static thread_pool pools[] = {thread_pool(2), thread_pool(3), thread_pool(4)};
+            t_.op.attend(in, to, execution(pools[threads - 2], memory));
+        }
+        const auto where = "elsewhere (" + std::to_string(threads) + " threads" + (tight ? ", least workspace" : "") + "): ";
+        if (!q.guards_intact() || !k.guards_intact() || !v.guards_intact()) return where + "an input was written to";
+        if (!out.guards_intact() || (with_log_sum_exp && !lse.guards_intact())) return where + "wrote beside its output";
+        const auto problem = differs(answer<T>{out.copy(), with_log_sum_exp ? lse.copy() : tensor<T>()}, expected_, with_log_sum_exp);
+        return problem.empty() ? problem : where + problem;
+    }
+
+    /// NaN or infinity in keys or values. What NaN there does not reach in the definition keeps its bits; what it reaches becomes NaN, or
+    /// as infinite as the definition says.
+    std::string spoiled() {
+        const auto& s = t_.size;
+        if (s.batch * s.kv_heads * s.keys * s.queries == 0) return {};
+        auto in = copy_of(t_.in), with_nan = copy_of(t_.in);
+        const auto kind = random_.number(0, 3);
+        constexpr auto infinity = std::numeric_limits<T>::infinity(), not_a_number = std::numeric_limits<T>::quiet_NaN();
+        const T value = kind == 0 ? infinity : kind == 1 ? -infinity : not_a_number;
+        const bool key = random_.one_in(2), one_channel = random_.one_in(2), both = !one_channel && random_.one_in(2);
+        std::string where = both ? "keys and values" : key ? "keys" : "values";
+        if (one_channel) where += " (one channel)";
+        for (auto count = random_.number(1, 3); count > 0; --count) {
+            const auto b = random_.number(0, s.batch - 1), h = random_.number(0, s.kv_heads - 1), j = random_.number(0, s.keys - 1);
+            const auto fill = [&](tensor<T>& t, T number) {
+                if (h >= t.shape().heads) return;
+                for (index c = 0; c < (one_channel ? std::min<index>(1, t.shape().channels) : t.shape().channels); ++c) t(b, h, j, c) = number;
+            };
+            if (key || both) fill(in.keys, value), fill(with_nan.keys, not_a_number);
+            if (!key || both) fill(in.values, value), fill(with_nan.values, not_a_number);
+            where.append(" ").append(std::to_string(j));
+        }
+        const auto ours = attend(t_.op, in, has_log_sum_exp_);
+        const auto reached = reference(with_nan), exact = kind < 2 ? reference(in) : answer<double>();
+        const auto differs_from = [&](const tensor<T>& now, const tensor<T>& before, const tensor<double>& nan, const tensor<double>& infinite) {
+            index at_e = 0;
+            const auto at = first_offence(now.shape(), [&](index e) {
+                at_e = e;
+                const T a = now.data()[e], b = before.data()[e];
+                if (!std::isnan(nan.data()[e])) return !same_bits(a, b);
+                if (std::isnan(b)) return false;
+                return kind < 2 ? std::isfinite(a) != std::isfinite(infinite.data()[e]) : !std::isnan(a);
+            });
+            if (at.empty()) return at;
+            const bool seen = std::isnan(nan.data()[at_e]);
+            return at + " is " + text_of(now.data()[at_e]) + ", not " +
+                   (!seen ? text_of(before.data()[at_e]) + " (which does not see it)" : kind < 2 ? text_of(infinite.data()[at_e]) : "nan");
+        };
+        auto problem = differs_from(ours.values, expected_.values, reached.values, exact.values);
+        if (problem.empty() && has_log_sum_exp_)
+            if (problem = differs_from(ours.log_sum_exp, expected_.log_sum_exp, reached.log_sum_exp, exact.log_sum_exp); !problem.empty())
+                problem = "log_sum_exp " + problem;
+        return problem.empty() ? problem : where + " made " + text_of(value) + ": " + problem;
+    }
+
+    /// The rows i .. i + count - 1 of a view, and positions that begin so much later.
+    template <class U>
+    static tensor_view<U> rows(const tensor_view<U>& t, index first, index count) {
+        auto s = t.shape();
+        s.tokens = count;
+        return {t.data() ? t.row(0, 0, first) : nullptr, s, t.strides()};
+    }
+    static std::vector<index> later(std::vector<index> first, index by) {
+        for (auto& x : first) x += by;
+        return first;
+    }
+    static per_batch each(const std::vector<index>& v) { return v.size() == 1 ? per_batch(v[0]) : per_batch(std::span(v)); }
+
+    /// A head of keys of a batch entry by itself.
+    std::string part() {
+        const auto& s = t_.size;
+        if (s.batch * s.kv_heads == 0) return {};
+        const auto b = random_.number(0, s.batch - 1), g = random_.number(0, s.kv_heads - 1), group = s.heads / s.kv_heads;
+        const auto one = [&]<class U>(const tensor_view<U>& t, index head, index heads) {
+            return tensor_view<U>(t.row(b, head, 0), {1, heads, t.shape().tokens, t.shape().channels}, t.strides());
+        };
+        const inputs<T> all = t_.in;
+        const inputs<T> in{one(all.queries, g * group, group), one(all.keys, g, 1), one(all.values, g, 1),
+                           {all.positions.first_query[b], all.positions.first_key[b]}};
+        const auto ours = attend(t_.part(b, g), in, has_log_sum_exp_);
+        const auto copied = [&](const tensor<T>& from) {
+            tensor<T> to({1, group, from.shape().tokens, from.shape().channels});
+            const auto view = one(from.view(), g * group, group);
+            for (index h = 0; h < group; ++h)
+                for (index i = 0; i < to.shape().tokens; ++i)
+                    for (index c = 0; c < to.shape().channels; ++c) to(0, h, i, c) = view(0, h, i, c);
+            return to;
+        };
+        return differs(ours, {copied(expected_.values), has_log_sum_exp_ ? copied(expected_.log_sum_exp) : tensor<T>()}, has_log_sum_exp_);
+    }
+
+    /// The queries in several calls, against the same keys.
+    std::string cut() {
+        const inputs<T> all = t_.in;
+        const auto n = t_.size.queries;
+        const auto most = random_.one_in(2) ? random_.number(1, 3) : random_.number(1, std::max<index>(1, n));
+        auto ours = room<T>(t_.op, shapes_of(all), has_log_sum_exp_);
+        for (index first = 0; first < n;) {
+            const auto count = std::min(n - first, random_.number(1, most));
+            const auto first_query = later(t_.size.first_query, first);
+            const inputs<T> in{rows(all.queries, first, count), all.keys, all.values, {each(first_query), all.positions.first_key}};
+            sequential here;
+            workspace memory(t_.op.workspace_bytes(shapes_of(in), 1));
+            t_.op.attend(in, {rows(ours.values.view(), first, count),
+                              has_log_sum_exp_ ? rows(ours.log_sum_exp.view(), first, count) : tensor_view<T>{}},
+                         execution(here, memory));
+            first += count;
+        }
+        const auto problem = n == 0 ? std::string() : differs(ours, expected_, has_log_sum_exp_);
+        return problem.empty() ? problem : "cut into calls of at most " + std::to_string(most) + " queries: " + problem;
+    }
+    /// Without the first keys, or the last, as far as the definition does not change: NaN in them would have told.
+    std::string without_unseen_keys() {
+        const auto m = t_.size.keys;
+        if (m == 0 || t_.size.batch * t_.size.kv_heads * t_.size.queries == 0) return {};
+        const auto front = random_.number(0, m), count = random_.number(0, m - front);
+        if (count == m) return {};
+        auto in = copy_of(t_.in);
+        for (auto* t : {&in.keys, &in.values})
+            for (index row = 0; row < t->shape().batch * t->shape().heads * m; ++row)
+                if (row % m < front || row % m >= front + count)
+                    std::fill_n(t->data() + row * t->shape().channels, t->shape().channels, std::numeric_limits<T>::quiet_NaN());
+        const auto spoiled = reference(in);
+        if (!same_bits(spoiled, exact_)) return {};
+        const auto first_key = later(t_.size.first_key, front);
+        const inputs<T> all = t_.in;
+        const auto ours = attend(t_.op, {all.queries, rows(all.keys, front, count), rows(all.values, front, count),
+                                         {all.positions.first_query, each(first_key)}}, has_log_sum_exp_);
+        const auto problem = differs(ours, expected_, has_log_sum_exp_);
+        return problem.empty() ? problem
+                               : "with keys " + std::to_string(front) + " .. " + std::to_string(front + count - 1) + " only: " + problem;
+    }
+
+    const trial<T>& t_;
+    draw& random_;
+    const check_options& options_;
+    bool has_log_sum_exp_;
+    answer<T> expected_;
+    answer<double> exact_;
+};
+
+} // namespace
+
+template <Scalar T>
+std::string broken_promise(const trial<T>& t, draw& random, const check_options& options) {
+    return trial_checks<T>(t, random, options)();
+}
+
+template std::string broken_promise(const trial<float>&, draw&, const check_options&);
+template std::string broken_promise(const trial<double>&, draw&, const check_options&);
+
+} // namespace attn::fuzz

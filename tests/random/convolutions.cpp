@@ -1,0 +1,61 @@
+#include "layouts.hpp"
+#include "linear_bounds.hpp"
+#include "others.hpp"
+
+#include <attn/attention/depthwise_convolution.hpp>
+#include <attn/parallel/thread_pool.hpp>
+
+namespace attn::fuzz {
+
+namespace {
+
+using testing::layout;
+
+template <Scalar T>
+outcome attempt(draw& random) {
+    const auto batch = random.number(0, 3), x_heads = random.number(1, 3), heads = x_heads * random.number(1, 3);
+    const auto height = random.number(1, 12), width = random.number(0, 40), channels = random.number(0, 70);
+    const bool grid = random.one_in(2), causal = !grid && random.one_in(2);
+    const shape from{batch, x_heads, grid ? height * width : width * height, channels}, to{batch, heads, from.tokens, channels};
+    const auto number = [&] { return random.real(-1, 1); };
+    const auto weights = filled<T>({random.one_in(2) ? heads : 1, channels, grid ? 2 * random.number(0, 4) + 1 : 1,
+                                    causal ? random.number(1, 9) : 2 * random.number(0, 4) + 1}, number);
+    std::vector<T> bias(static_cast<std::size_t>(random.number(0, 1) * channels * (random.one_in(2) ? heads : 1)));
+    std::ranges::generate(bias, [&] { return static_cast<T>(number()); });
+    const auto x = filled<T>(from, number), before = filled<T>(to, number);
+    const depthwise_convolution<T> op{weights.view(), bias, grid ? height : 0, grid ? width : 0, causal};
+    outcome result{"x " + to_string(from) + ", kernel " + to_string(weights.shape()) + ", grid " + std::to_string(op.height) + " x " +
+                       std::to_string(op.width) + (causal ? ", causal" : "") + (bias.empty() ? "" : ", bias"), {}};
+
+    auto expected = copy_of(before);
+    add_convolution(op, x.view(), expected.view());
+    const auto g = op.grid(from.tokens);
+    const reference::grid where{g.height, g.width, g.top, g.left};
+    auto exact = reference::widen(before.view());
+    tensor<double> bounds(to);
+    const auto wide = reference::widen(x.view()), wide_weights = reference::widen(weights.view());
+    const std::vector<double> wide_bias(bias.begin(), bias.end());
+    reference::add_depthwise_convolution<double, double>(wide.view(), exact.view(), where, wide_weights.view(), wide_bias);
+    add_convolution_bounds(wide.view(), std::as_const(exact).view(), bounds.view(), where, wide_weights.view(), wide_bias, {}, unit_of<T>);
+    for (index e = 0; e < to.size(); ++e)
+        if (!(std::abs(static_cast<double>(expected.data()[e]) - exact.data()[e]) <= 2 * bounds.data()[e] + 2 * unit_of<T>)) {
+            result.problem = "element " + std::to_string(e) + " is " + std::to_string(expected.data()[e]) + ", not " + std::to_string(exact.data()[e]);
+            return result;
+        }
+
+    static constexpr layout layouts[] = {layout::head_major, layout::token_major, layout::padded_rows, layout::strided_channels,
+                                         layout::column_major, layout::misaligned, layout::pages_apart, layout::reversed};
+    testing::placed<T> other_x(x, random.one_of(layouts)), out(before, random.one_of(layouts));
+    static thread_pool pool(3);
+    workspace memory(op.template workspace_bytes<T>(from, 3));
+    add_convolution(op, other_x.view(), out.view(), execution(pool, memory));
+    if (!other_x.guards_intact() || !out.guards_intact()) result.problem = "wrote beside its output";
+    else if (!testing::same_bits(out.copy(), expected)) result.problem = "other bits elsewhere";
+    return result;
+}
+
+} // namespace
+
+outcome check_convolution(draw& random) { return random.one_in(2) ? attempt<float>(random) : attempt<double>(random); }
+
+} // namespace attn::fuzz

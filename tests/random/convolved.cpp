@@ -1,0 +1,174 @@
+// Problems of simplified and focused linear attention.
+#include "linear_bounds.hpp"
+#include "operators.hpp"
+
+#include <attn/attention/focused_linear_attention.hpp>
+#include <attn/attention/simplified_linear_attention.hpp>
+#include <attn/pattern/lengths.hpp>
+#include <attn/reference/linear_attention.hpp>
+#include <attn/reference/widen.hpp>
+
+#include <algorithm>
+
+namespace attn::fuzz {
+
+namespace {
+
+template <Scalar T>
+struct convolved_drawn {
+    tensor<T> weights, encoding, other_input; ///< the last two without memory for none
+    std::vector<T> bias, scale;
+    std::vector<index> length;
+    bool has_length = false;
+    int power = 3;
+};
+
+template <Scalar T>
+tensor_view<const T> view_of(const tensor<T>& t) {
+    return t.data() ? t.view() : tensor_view<const T>();
+}
+
+/// An operator with its definition: reads(inputs, then) calls then(what linear attention reads, eps).
+template <Scalar T, class Op, class Reads>
+operation<T> convolved_operation(const std::shared_ptr<const convolved_drawn<T>>& d, const Op& op, index queries, double feature_error,
+                                 const std::function<double(double)>& feature, const Reads& reads) {
+    struct owner {
+        std::shared_ptr<const convolved_drawn<T>> drawn;
+        Op op;
+    };
+    const auto own = std::make_shared<const owner>(owner{d, op});
+    auto result = operation_of<T>(std::shared_ptr<const Op>(own, &own->op));
+    const auto g = op.convolution.grid(queries);
+    const auto present = [d](const positions& where) {
+        std::vector<index> tokens;
+        for (index b = 0; d->has_length && !d->other_input.data() && b < std::ssize(d->length); ++b)
+            tokens.push_back(d->length[static_cast<std::size_t>(b)] - where.first_key[b]);
+        return tokens;
+    };
+    result.reference = [=](const inputs<double>& in, const outputs<double>& out) {
+        reads(own->op, in, [&](const inputs<double>& mapped, double eps) {
+            if (feature) reference::linear_attention<double>(mapped, out, relu{}, own->op.pattern, true, eps, 1);
+            else reference::linear_attention<double>(mapped, out, identity_features{}, own->op.pattern, true, eps, 1);
+        });
+        const auto other = reference::widen(view_of(d->other_input));
+        reference::add_depthwise_convolution<double, T>(d->other_input.data() ? other.view() : in.values, out.values,
+                                                        {g.height, g.width, g.top, g.left}, own->op.convolution.weights,
+                                                        own->op.convolution.bias, present(in.positions));
+    };
+    result.bounds = [=, reference = result.reference](const inputs<T>& in, const outputs<double>& bounds) {
+        const auto q = reference::widen(in.queries), k = reference::widen(in.keys), v = reference::widen(in.values);
+        const inputs<double> wide{q, k, v, in.positions};
+        reads(own->op, wide, [&](const inputs<double>& mapped, double eps) {
+            linear_bounds(mapped, bounds.values,
+                          {.feature = feature,
+                           .sees = [&](index b, index h, index i, index j) -> bool { return attn::at(own->op.pattern, b, h).visible(i, j); },
+                           .eps = eps,
+                           .feature_error = feature_error,
+                           .unit = unit_of<T>,
+                           .least = static_cast<double>(std::numeric_limits<T>::min())});
+        });
+        tensor<double> exact(bounds.values.shape());
+        reference(wide, {exact.view()});
+        const auto other = reference::widen(view_of(d->other_input)), weights = reference::widen(d->weights.view());
+        const std::vector<double> bias(d->bias.begin(), d->bias.end());
+        add_convolution_bounds(d->other_input.data() ? other.view() : v.view(), std::as_const(exact).view(), bounds.values,
+                               {g.height, g.width, g.top, g.left}, weights.view(), bias, present(in.positions), unit_of<T>);
+    };
+    return result;
+}
+
+template <Scalar T, class P>
+operation<T> simplified(const std::shared_ptr<const convolved_drawn<T>>& d, const depthwise_convolution<T>& convolution, const P& pattern,
+                        index queries) {
+    const simplified_linear_attention<P, T> op{.convolution = convolution,
+                                               .pattern = pattern,
+                                               .positional_encoding = view_of(d->encoding),
+                                               .convolution_input = view_of(d->other_input)};
+    return convolved_operation<T>(d, op, queries, 2 * unit_of<T>, [](double x) { return std::max(x, 0.0); },
+                                  [](const auto& o, const inputs<double>& in, const auto& then) {
+                                      const auto keys = reference::sum_of<double, T>(in.keys, o.positional_encoding);
+                                      then(inputs<double>{in.queries, keys, in.values, in.positions}, o.eps);
+                                  });
+}
+
+template <Scalar T, class P>
+operation<T> focused(const std::shared_ptr<const convolved_drawn<T>>& d, const depthwise_convolution<T>& convolution, const P& pattern,
+                     const sizes& s) {
+    const focused_linear_attention<P, T> op{.power = d->power,
+                                            .scale = d->scale,
+                                            .convolution = convolution,
+                                            .pattern = pattern,
+                                            .positional_encoding = view_of(d->encoding),
+                                            .convolution_input = view_of(d->other_input)};
+    // Two norms are sums of all channels of all heads; a power multiplies what rounding its base has done.
+    const auto feature_error = unit_of<T> * static_cast<double>(s.heads * s.key_dim + 16 * d->power + 32);
+    return convolved_operation<T>(d, op, s.queries, feature_error, {}, [d](const auto& o, const inputs<double>& in, const auto& then) {
+        const auto sums = reference::sum_of<double, T>(in.keys, o.positional_encoding);
+        const auto q = reference::focused_features<double, T>(in.queries, o.power, o.scale);
+        auto k = reference::focused_features<double, T>(std::as_const(sums).view(), o.power, o.scale);
+        // The means over the keys that are there.
+        const auto [batch, heads, m, d_k] = k.shape();
+        for (index b = 0; b < batch; ++b) {
+            const auto present = d->has_length ? d->length[static_cast<std::size_t>(b)] - in.positions.first_key[b] : m;
+            const auto count = static_cast<double>(std::clamp<index>(present, 1, std::max<index>(1, m)));
+            for (index e = 0; e < heads * m * d_k; ++e) k.data()[b * heads * m * d_k + e] /= count;
+        }
+        then(inputs<double>{q, k, in.values, in.positions}, o.eps);
+    });
+}
+
+} // namespace
+
+template <Scalar T>
+trial<T> draw_convolved(draw& random) {
+    trial<T> t;
+    auto& s = t.size = draw_sizes(random);
+    const auto kind = random.number(0, 4); // 0, 1: dense; 2: lengths; 3: causal; 4: focused
+    const bool is_focused = kind == 4 || (kind < 3 && random.one_in(3)), other = random.one_in(4);
+    if (!other) s.keys = s.queries = std::min(s.queries, s.keys);
+    draw_positions(random, s);
+    auto d = std::make_shared<convolved_drawn<T>>();
+    const auto number = [&] { return random.real(-1, 1); };
+    static constexpr index kernels[] = {1, 3, 5, 7};
+    const bool causal_kernel = kind == 3;
+    index height = 0, width = 0;
+    if (!causal_kernel && random.one_in(2)) {
+        for (index h = 1; h * h <= s.queries; ++h)
+            if (s.queries % h == 0 && random.one_in(2)) height = h;
+        if (height > 0) width = s.queries / height;
+    }
+    const auto kernel_height = causal_kernel || height == 0 ? 1 : random.one_of(kernels);
+    const auto kernel_width = causal_kernel ? random.number(1, 6) : random.one_of(kernels);
+    d->weights = filled<T>({random.one_in(2) ? s.heads : 1, s.value_dim, kernel_height, kernel_width}, number);
+    if (d->weights.shape().batch == 0) d->weights = filled<T>({1, s.value_dim, kernel_height, kernel_width}, number);
+    if (random.one_in(2)) {
+        d->bias.resize(static_cast<std::size_t>(s.value_dim * (random.one_in(2) ? s.heads : 1)));
+        std::ranges::generate(d->bias, [&] { return static_cast<T>(number()); });
+    }
+    if (random.one_in(2)) d->encoding = filled<T>({random.one_in(2) ? s.batch : 1, random.one_in(2) ? s.kv_heads : 1, s.keys, s.key_dim}, number);
+    if (other) d->other_input = filled<T>({s.batch, s.kv_heads, s.queries, s.value_dim}, number);
+    for (index b = 0; b < s.batch; ++b)
+        d->length.push_back(std::max<index>(0, s.first_key[s.first_key.size() == 1 ? 0 : static_cast<std::size_t>(b)] + random.number(0, s.keys)));
+    d->has_length = kind == 2;
+    d->power = static_cast<int>(random.number(1, 4));
+    if (random.one_in(2)) {
+        d->scale.resize(static_cast<std::size_t>(s.heads == s.kv_heads && random.one_in(2) ? s.heads * s.key_dim : s.key_dim));
+        std::ranges::generate(d->scale, [&] { return static_cast<T>(number()); });
+    }
+    t.in = draw_given<T>(random, s, numbers::usual);
+    const std::shared_ptr<const convolved_drawn<T>> own = d;
+    const depthwise_convolution<T> convolution{d->weights.view(), d->bias, height, width, causal_kernel};
+    if (kind == 2) t.op = is_focused ? focused<T>(own, convolution, lengths{own->length}, s) : simplified<T>(own, convolution, lengths{own->length}, s.queries);
+    else if (kind == 3) t.op = simplified<T>(own, convolution, causal{}, s.queries);
+    else t.op = is_focused ? focused<T>(own, convolution, dense{}, s) : simplified<T>(own, convolution, dense{}, s.queries);
+    t.rows_stand_alone = false;
+    t.name = std::string(kind == 2 ? "lengths" : kind == 3 ? "causal" : "dense") + (is_focused && kind != 3 ? ", focused, power " + std::to_string(d->power) : "") +
+             ", kernel " + to_string(d->weights.shape()) + ", grid " + std::to_string(height) + " x " + std::to_string(width) +
+             (d->encoding.data() ? ", encoding" : "") + (other ? ", another input" : "") + (d->bias.empty() ? "" : ", bias");
+    return t;
+}
+
+template trial<float> draw_convolved(draw&);
+template trial<double> draw_convolved(draw&);
+
+} // namespace attn::fuzz

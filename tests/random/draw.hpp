@@ -1,0 +1,57 @@
+// Random numbers of one problem, the same on every machine: the standard's generators are, its distributions are not.
+#pragma once
+
+#include <attn/core/tensor.hpp>
+
+#include <array>
+#include <limits>
+#include <vector>
+
+namespace attn::fuzz {
+
+/// Numbers drawn from the seed of a run and the number of a problem, so that any problem can be had alone. (splitmix64)
+class draw {
+public:
+    draw(std::uint64_t seed, std::uint64_t problem) : state_(seed * 0x9e3779b97f4a7c15u + problem) { state_ = bits() ^ problem; }
+
+    std::uint64_t bits() {
+        auto x = state_ += 0x9e3779b97f4a7c15u;
+        x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+        x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+        return x ^ x >> 31;
+    }
+    /// first <= number <= last.
+    index number(index first, index last) {
+        return first + static_cast<index>(bits() % static_cast<std::uint64_t>(last - first + 1));
+    }
+    bool one_in(index n) { return number(1, n) == 1; }
+    /// In [low, high).
+    double real(double low, double high) { return low + (high - low) * 0x1p-53 * static_cast<double>(bits() >> 11); }
+    template <class V, std::size_t Count>
+    V one_of(const V (&values)[Count]) {
+        return values[static_cast<std::size_t>(number(0, Count - 1))];
+    }
+    /// A size of 0 .. most. Small ones dominate; many lie at the edges of registers, of panels of 3 of them, and of tiles of 128 keys.
+    index size(index most) {
+        static constexpr index edges[] = {8, 16, 24, 32, 48, 64, 96, 128, 144, 192, 256, 384, 512, 768, 1024, 2048};
+        const auto kind = number(0, 9);
+        const auto any = kind < 4   ? number(0, 20)
+                         : kind < 8 ? one_of(edges) * number(1, 2) / 2 + number(-1, 2)
+                         : kind < 9 ? number(0, 140)
+                                    : number(0, most);
+        return any <= most ? any : number(0, most);
+    }
+
+private:
+    std::uint64_t state_;
+};
+
+/// A tensor whose numbers are what f() gives.
+template <Scalar T, class F>
+tensor<T> filled(const shape& s, F&& f) {
+    tensor<T> t(s);
+    std::generate_n(t.data(), s.size(), [&] { return static_cast<T>(f()); });
+    return t;
+}
+
+} // namespace attn::fuzz

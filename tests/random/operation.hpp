@@ -1,0 +1,64 @@
+// An operator under test, its type hidden: what the checks need of it.
+#pragma once
+
+#include "sizes.hpp"
+
+#include <attn/attention/attention.hpp>
+
+#include <functional>
+#include <memory>
+
+namespace attn::fuzz {
+
+template <Scalar T>
+struct operation {
+    std::function<void(const inputs<T>&, const outputs<T>&, const execution&)> attend;
+    std::function<std::size_t(const input_shapes&, index concurrency)> workspace_bytes;
+    std::function<shape(const input_shapes&)> output_shape;
+    std::function<shape(const input_shapes&)> log_sum_exp_shape; ///< none if it has none
+    /// The definition, in double.
+    std::function<void(const inputs<double>&, const outputs<double>&)> reference;
+    /// How far from the definition each number may be; values and, where there is one, log_sum_exp.
+    std::function<void(const inputs<T>&, const outputs<double>& bounds)> bounds;
+    bool has_least_workspace = false; ///< workspace_bytes of concurrency -c is then the least for c
+};
+
+template <Scalar T, class Op>
+operation<T> operation_of(const std::shared_ptr<const Op>& op) {
+    operation<T> result;
+    result.attend = [op](const inputs<T>& in, const outputs<T>& out, const execution& run) { attn::attend(*op, in, out, run); };
+    result.workspace_bytes = [op](const input_shapes& s, index concurrency) -> std::size_t {
+        if constexpr (requires { op->template least_workspace_bytes<T>(s, concurrency); }) {
+            if (concurrency < 0) return op->template least_workspace_bytes<T>(s, -concurrency);
+        }
+        return op->template workspace_bytes<T>(s, concurrency);
+    };
+    result.has_least_workspace = requires(input_shapes s) { op->template least_workspace_bytes<T>(s, index{1}); };
+    result.output_shape = [op](const input_shapes& s) { return op->output_shape(s); };
+    if constexpr (!requires { requires !Op::has_log_sum_exp; }) {
+        result.log_sum_exp_shape = [op](const input_shapes& s) {
+            if constexpr (requires { op->log_sum_exp_shape(s); }) return op->log_sum_exp_shape(s);
+            auto rows = op->output_shape(s);
+            rows.channels = 1;
+            return rows;
+        };
+    }
+    return result;
+}
+
+/// One problem: an operator, its inputs, and what else may be asked of it.
+template <Scalar T>
+struct trial {
+    std::string name; ///< all that was drawn, for a reader
+    operation<T> op;
+    sizes size;
+    given<T> in;
+    /// The operator for one batch entry and one head of keys, with the query heads that share it; none if it mixes heads or batch entries.
+    std::function<operation<T>(index batch, index kv_head)> part;
+    /// Whether a row's bits may be asked for under any cut of the queries into calls.
+    bool rows_stand_alone = true;
+    bool keys_stand_alone = true; ///< so that keys that nobody sees may be left out
+    bool may_spoil = true;
+};
+
+} // namespace attn::fuzz

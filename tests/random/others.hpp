@@ -1,0 +1,17 @@
+// The families that are no attention operators.
+#pragma once
+
+#include "families.hpp"
+
+namespace attn::fuzz {
+
+/// Patterns composed at random: integers, ranges, lanes, schedules and passes agree.
+outcome check_pattern(draw&);
+/// Layer, RMS, batch and rep batch norm.
+outcome check_norm(draw&);
+/// The depthwise convolution by itself.
+outcome check_convolution(draw&);
+/// Two halves of the keys, merged.
+outcome check_merge(draw&);
+
+} // namespace attn::fuzz

@@ -1,0 +1,112 @@
+// Problems of softmax attention: what is drawn, and the few static types that it is put into.
+#pragma once
+
+#include "bounds.hpp"
+#include "operation.hpp"
+#include "random_pattern.hpp"
+#include "random_score.hpp"
+
+#include <attn/attention/softmax_attention.hpp>
+#include <attn/attention/sparse_attention.hpp>
+#include <attn/reference/softmax.hpp>
+#include <attn/reference/widen.hpp>
+
+namespace attn::fuzz {
+
+/// Batch entries and heads of a problem.
+struct slice {
+    index batch, batches, head, heads;
+};
+
+enum class score_order { none, steps, bias, steps_bias, bias_steps };
+
+/// The parameters of one problem. Copies share what is large.
+template <Scalar T>
+struct softmax_drawn {
+    sizes size;
+    std::optional<double> scale = {};
+    bool exact_scores = false;
+    std::shared_ptr<const std::vector<double>> sinks = {};
+    std::shared_ptr<const pattern_tree> tree = {}, stepped = {}, other_stepped = {};
+    score_order order = score_order::none;
+    std::shared_ptr<const score_steps> steps = {};
+    std::shared_ptr<const drawn_bias<T>> bias = {};
+    index length = 1;                             ///< of a window, a stride, a block
+    std::shared_ptr<const tensor<bool>> blocks{}; ///< block_sparse, for positions from 0 on
+    std::shared_ptr<const segments> documents{};
+    std::shared_ptr<const tiles> mask{};
+
+    random_pattern tree_of(const slice& s) const { return {tree.get(), s.batch, s.head}; }
+    random_stepped_pattern stepped_of(const slice& s) const { return {stepped.get(), s.batch, s.head}; }
+    random_stepped_pattern other_stepped_of(const slice& s) const { return {other_stepped.get(), s.batch, s.head}; }
+    random_score steps_of(const slice& s) const { return {steps.get(), s.head}; }
+    additive_bias<T> bias_of(const slice& s) const { return bias->part(s.batch, s.batches, s.head, s.heads); }
+    std::span<const double> sinks_of(const slice& s) const {
+        if (sinks->empty()) return {};
+        return std::span(*sinks).subspan(static_cast<std::size_t>(s.head), static_cast<std::size_t>(s.heads));
+    }
+
+    /// The score function on a number with an error, as `order` says.
+    rounded score(rounded x, index batch, index head, index query, index key) const;
+    softmax_terms terms(const slice& s, index key_dim) const {
+        softmax_terms t{.scale = scale.value_or(1 / std::sqrt(static_cast<double>(key_dim))), .exact_scores = exact_scores, .sees = {}};
+        t.sinks = sinks_of(s);
+        t.unit = unit_of<T>;
+        t.least = static_cast<double>(std::numeric_limits<T>::min());
+        if (order != score_order::none)
+            t.score = [this](rounded x, index b, index h, index i, index j) { return score(x, b, h, i, j); };
+        return t;
+    }
+};
+
+/// The operator with a pattern and a score function; the definition takes the same.
+template <Scalar T, Pattern P, ScoreFunction S>
+operation<T> softmax_operation(const softmax_drawn<T>& drawn, const slice& part, const P& pattern, const S& score) {
+    using op_type = softmax_attention<P, S>;
+    struct owner {
+        softmax_drawn<T> drawn;
+        op_type op;
+    };
+    const auto own = std::make_shared<const owner>(
+        owner{drawn, op_type{.scale = drawn.scale, .score = score, .pattern = pattern, .sinks = drawn.sinks_of(part)}});
+    auto result = operation_of<T>(std::shared_ptr<const op_type>(own, &own->op));
+    result.reference = [own](const inputs<double>& in, const outputs<double>& out) {
+        reference::softmax<double>(in, out, own->op.scale, own->op.score, own->op.pattern, own->op.sinks);
+    };
+    result.bounds = [own, part](const inputs<T>& in, const outputs<double>& bounds) {
+        const auto q = reference::widen(in.queries), k = reference::widen(in.keys), v = reference::widen(in.values);
+        auto terms = own->drawn.terms(part, in.queries.shape().channels);
+        terms.sees = [&](index b, index h, index i, index j) -> bool { return attn::at(own->op.pattern, b, h).visible(i, j); };
+        softmax_bounds({q, k, v, in.positions}, bounds, terms);
+    };
+    return result;
+}
+
+/// Each of these is compiled in a file of its own group.
+enum class softmax_kind {
+    all, past, window, composed,            // softmax_plain
+    stepped, passes, stepped_passes, sparse, // softmax_passes
+    packed, blocks, masked,                  // softmax_tables
+    scored, scored_passes,                   // softmax_scores
+    biased, biased_composed, biased_passes,  // softmax_bias
+    scored_biased, biased_scored,            // softmax_then
+    count
+};
+
+template <Scalar T>
+operation<T> softmax_plain(softmax_kind, const softmax_drawn<T>&, const slice&);
+template <Scalar T>
+operation<T> softmax_passes(softmax_kind, const softmax_drawn<T>&, const slice&);
+template <Scalar T>
+operation<T> softmax_tables(softmax_kind, const softmax_drawn<T>&, const slice&);
+template <Scalar T>
+operation<T> softmax_scores(softmax_kind, const softmax_drawn<T>&, const slice&);
+template <Scalar T>
+operation<T> softmax_bias(softmax_kind, const softmax_drawn<T>&, const slice&);
+template <Scalar T>
+operation<T> softmax_then(softmax_kind, const softmax_drawn<T>&, const slice&);
+
+template <Scalar T>
+trial<T> draw_softmax(draw&);
+
+} // namespace attn::fuzz

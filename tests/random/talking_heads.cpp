@@ -1,0 +1,117 @@
+// Problems of talking-heads attention.
+#include "softmax.hpp"
+#include "operators.hpp"
+
+#include <attn/attention/talking_heads_attention.hpp>
+#include <attn/reference/talking_heads.hpp>
+
+namespace attn::fuzz {
+
+namespace {
+
+/// The parameters of one problem. What softmax attention has too is drawn for the mixed heads.
+template <Scalar T>
+struct talking_drawn {
+    softmax_drawn<T> softmax;
+    tensor<double> logits_mix, weights_mix; ///< without memory for none
+    std::vector<double> logits_bias, weights_bias;
+
+    slice all() const { return {0, softmax.size.batch, 0, softmax.size.heads}; }
+};
+
+template <Scalar T, Pattern P, ScoreFunction S>
+operation<T> talking_operation(const std::shared_ptr<const talking_drawn<T>>& d, const P& pattern, const S& score) {
+    using op_type = talking_heads_attention<P, S>;
+    struct owner {
+        std::shared_ptr<const talking_drawn<T>> drawn;
+        op_type op;
+    };
+    const auto view = [](const tensor<double>& mix) { return mix.data() ? mix.view() : tensor_view<const double>(); };
+    const auto own = std::make_shared<const owner>(owner{d, op_type{.logits_mix = view(d->logits_mix),
+                                                                   .logits_bias = d->logits_bias,
+                                                                   .weights_mix = view(d->weights_mix),
+                                                                   .weights_bias = d->weights_bias,
+                                                                   .scale = d->softmax.scale,
+                                                                   .score = score,
+                                                                   .pattern = pattern,
+                                                                   .sinks = d->softmax.sinks_of(d->all())}});
+    auto result = operation_of<T>(std::shared_ptr<const op_type>(own, &own->op));
+    result.reference = [own](const inputs<double>& in, const outputs<double>& out) {
+        const auto& op = own->op;
+        reference::talking_heads<double>(in, out, op.logits_mix, op.logits_bias, op.weights_mix, op.weights_bias, op.scale, op.score,
+                                         op.pattern, op.sinks);
+    };
+    result.bounds = [own](const inputs<T>& in, const outputs<double>& bounds) {
+        const auto q = reference::widen(in.queries), k = reference::widen(in.keys), v = reference::widen(in.values);
+        auto terms = own->drawn->softmax.terms(own->drawn->all(), in.queries.shape().channels);
+        terms.sees = [&](index b, index h, index i, index j) -> bool { return attn::at(own->op.pattern, b, h).visible(i, j); };
+        terms.logits_mix = own->op.logits_mix, terms.logits_bias = own->op.logits_bias;
+        terms.weights_mix = own->op.weights_mix, terms.weights_bias = own->op.weights_bias;
+        softmax_bounds({q, k, v, in.positions}, bounds, terms);
+    };
+    return result;
+}
+
+} // namespace
+
+template <Scalar T>
+trial<T> draw_talking_heads(draw& random) {
+    trial<T> t;
+    t.size = draw_sizes(random);
+    t.size.heads = std::min<index>(t.size.heads, 6);
+    if (t.size.heads % std::max<index>(1, t.size.kv_heads) != 0) t.size.heads = t.size.kv_heads;
+    draw_positions(random, t.size);
+    const auto drawn = std::make_shared<talking_drawn<T>>();
+    auto& d = drawn->softmax;
+    d.size = t.size;
+    const auto matrix = [&](index rows, index columns) {
+        return filled<double>({1, 1, rows, columns}, [&] { return random.real(-1, 1); });
+    };
+    const auto bias = [&](index heads) {
+        std::vector<double> numbers(random.one_in(2) ? static_cast<std::size_t>(heads) : 0);
+        std::ranges::generate(numbers, [&] { return random.real(-1, 1); });
+        return numbers;
+    };
+    const bool some = t.size.heads > 0;
+    if (some && !random.one_in(4)) { // mixed heads
+        d.size.heads = random.number(1, 7);
+        drawn->logits_mix = matrix(d.size.heads, t.size.heads);
+        drawn->logits_bias = bias(d.size.heads);
+    }
+    auto value_heads = d.size.heads;
+    if (some && !random.one_in(4)) {
+        value_heads = random.number(1, 7);
+        drawn->weights_mix = matrix(value_heads, d.size.heads);
+        drawn->weights_bias = bias(value_heads);
+    }
+    const auto kind = random.number(0, 2);
+    d.tree = draw_pattern(random, d.size);
+    d.stepped = draw_stepped_pattern(random, d.size);
+    d.order = kind == 0 ? score_order::steps : kind == 1 ? score_order::bias : score_order::none;
+    d.steps = std::make_shared<const score_steps>(draw_score(random, d.size, static_cast<double>(std::numeric_limits<T>::lowest())));
+    if (kind == 1) d.bias = std::make_shared<const drawn_bias<T>>(draw_bias<T>(random, d.size));
+    std::vector<double> sinks(random.one_in(3) ? static_cast<std::size_t>(d.size.heads) : 0);
+    std::ranges::generate(sinks, [&] { return random.real(-4, 4); });
+    d.sinks = std::make_shared<const std::vector<double>>(sinks);
+    t.in = draw_given<T>(random, t.size, random.one_in(6) ? numbers::peaked : random.one_in(6) ? numbers::equal : numbers::usual);
+    // The heads of v are a divisor of those of the result.
+    auto v_heads = some ? random.number(1, value_heads) : 0;
+    while (v_heads > 1 && value_heads % v_heads != 0) --v_heads;
+    t.in.values = filled<T>({t.size.batch, v_heads, t.size.keys, t.size.value_dim}, [&] { return random.real(-2, 2); });
+
+    const std::shared_ptr<const talking_drawn<T>> own = drawn;
+    t.op = kind == 0   ? talking_operation<T>(own, own->softmax.tree_of(own->all()), own->softmax.steps_of(own->all()))
+           : kind == 1 ? talking_operation<T>(own, own->softmax.tree_of(own->all()), own->softmax.bias_of(own->all()))
+                       : talking_operation<T>(own, own->softmax.stepped_of(own->all()), identity_score{});
+    t.name = std::to_string(d.size.heads) + " mixed heads" + (drawn->logits_mix.data() ? "" : " (none)") + ", " + std::to_string(value_heads) +
+             " of values" + (drawn->weights_mix.data() ? "" : " (none)") + "; " +
+             (kind == 2 ? "stepped " + d.stepped->name() : "tree " + d.tree->name()) +
+             (kind == 0 ? "; steps " + d.steps->name() : kind == 1 ? "; bias " + to_string(d.bias->numbers.shape()) : "") +
+             (sinks.empty() ? "" : "; sinks");
+    return t;
+}
+
+template trial<float> draw_talking_heads(draw&);
+template trial<double> draw_talking_heads(draw&);
+
+} // namespace attn::fuzz
