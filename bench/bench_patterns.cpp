@@ -83,7 +83,7 @@ void add_tiles(index n) {
     })->UseManualTime();
 }
 
-/// The runs of keys of all panels of queries, found by evaluating the pattern on ranges as the kernel does.
+/// The key blocks of all query blocks, found by evaluating the pattern on ranges as the kernel does.
 template <Pattern P>
 void add_schedule(const std::string& pattern_name, const P& pattern, index n) {
     const auto name = "derive/schedule_" + pattern_name + "/n:" + std::to_string(n) + "/threads:1";
@@ -91,15 +91,21 @@ void add_schedule(const std::string& pattern_name, const P& pattern, index n) {
         label(state);
         const softmax_attention op{.pattern = pattern};
         const shape s{1, 1, n, 64};
-        using panel = kernel::softmax_tile<float, simd::native>;
+        using traits = kernel::query_block_traits<float, simd::native>;
+        const positions where;
+        const kernel::visible_keys_of<float, simd::native, P> visible(pattern, {s, s, s}, where);
         for ([[maybe_unused]] auto _ : state) {
             index keys = 0;
-            for_each_pass(pattern, 0, n, 0, n, [&](const auto& pass, index step) {
-                const auto queries = panel::panel_queries((n + step - 1) / step);
-                for (index t = 0; t < tile_count(n, queries, step); ++t)
-                    for_each_run(pass, tile_at(t, 0, n, queries, step, panel::lane_count), 0, n, panel::grain,
-                                 [&](const key_run& run) { keys += run.count; });
-            });
+            for (index pass = 0; pass < visible.passes(); ++pass) {
+                const auto step = visible.step(0, 0, pass);
+                const auto rows = traits::rows_of((n + step - 1) / step);
+                for (index t = 0; t < tile_count(n, rows, step); ++t) {
+                    const kernel::query_block queries{.tokens = tile_at(t, 0, n, rows, step, traits::lane_count)};
+                    const kernel::key_blocks blocks(kernel::softmax_call<float>::block_keys, 0, n, queries.tokens);
+                    kernel::for_each_visible_block(visible, queries, pass, blocks, blocks.first_block(), blocks.end_block(),
+                                                   [&](index block, bool) { keys += blocks.run(block, block + 1).count; });
+                }
+            }
             benchmark::DoNotOptimize(keys);
         }
         const auto pairs = visited_pairs(op, input_shapes{s, s, s});

@@ -93,21 +93,21 @@ linear<float> linear_at(index n, index outputs, index inputs) { return {at(n, {1
 TEST_CASE("misuse: norms", "[misuse][portable]") {
     check_norm(layer_norm<float>{});
     check_norm(rms_norm<float>{});
-    check_norm(batch_norm<float>{});
-    check_norm(rep_batch_norm<float>{});
-    check_norm(progressive_rep_batch_norm<layer_norm<float>>{});
+    const batch_norm<float> batch{.mean = four_doubles, .variance = four_doubles};
+    check_norm(batch);
+    check_norm(rep_batch_norm<float>{batch});
+    check_norm(progressive_rep_batch_norm<layer_norm<float>>{.rep = {batch}});
     check_norm(no_norm<float>{});
     const shape one{1, 1, 1, 4};
     const auto onto = [&](const void* parameter, const auto& norm) {
         return [=] { normalise(checks_of_norm<std::remove_cvref_t<decltype(norm)>>{norm}, at(0, one), on<float>(parameter, one)); };
     };
-    const batch_norm<float> batch{.mean = four_doubles, .variance = four_doubles};
     check_refused({
         {"weight", onto(four.data(), layer_norm<float>{.weight = four}), {"layer_norm: out ", "overlaps weight"}},
         {"bias", onto(four.data(), layer_norm<float>{.bias = four}), {"layer_norm: out ", "overlaps bias"}},
         {"rms weight", onto(four.data(), rms_norm<float>{.weight = four}), {"rms_norm: out ", "overlaps weight"}},
         {"mean", onto(four_doubles.data(), rep_batch_norm<float>{batch}), {"rep_batch_norm: out ", "overlaps mean"}},
-        {"of both", onto(four.data(), progressive_rep_batch_norm<layer_norm<float>>{{.weight = four}}), {"overlaps weight"}},
+        {"of both", onto(four.data(), progressive_rep_batch_norm<layer_norm<float>>{.norm = {.weight = four}, .rep = {batch}}), {"overlaps weight"}},
         {"statistics < 0", [] { batch_norm_statistics(-1); }, {"batch_norm_statistics: channels "}},
         {"2^62 statistics", [] { batch_norm_statistics{unsized}; }, {"batch_norm_statistics: channels ", "2^48"}},
         {"recalibration", [] { recalibration{-int_size}; }, {"channels "}},

@@ -300,7 +300,9 @@ TEMPLATE_TEST_CASE("softmax: scores of any size weigh what their differences say
         const auto exact = exact_rows<T>(op, in);
         const auto size = largest_magnitude(exact.log_sum_exp);
         CHECK(largest_error(ours.values, exact.values) <= 2 * largest_error(textbook.values, exact.values) + 8 * epsilon<T>);
-        CHECK(largest_error(ours.log_sum_exp, exact.log_sum_exp) <= (8 + 2 * size) * epsilon<T>);
+        // In double the definition rounds as often as it adds.
+        const auto own = std::same_as<T, double> ? static_cast<double>(in.keys.shape().tokens) / 2 : 0;
+        CHECK(largest_error(ours.log_sum_exp, exact.log_sum_exp) <= (8 + 2 * size + own) * epsilon<T>);
     };
     for (const double offset : {0.0, 100.0, 1e4, 1e6, 8e6, 1e9}) {
         if (4 * epsilon<T> * offset > 4) continue; // scores that are exact

@@ -26,7 +26,7 @@ tensor_view<T> some_heads(const tensor_view<T>& t, index b, index batches, index
 /// The memory of a call, and its steps for some heads of keys and values: as many as there are threads, or as fill a quarter of a megabyte.
 template <Scalar T, class Op, class Arch>
 struct linformer_work {
-    using softmax = kernel::streaming_softmax<T, Arch, projected_rows, identity_score>;
+    using softmax = kernel::softmax_scheduler<T, Arch>;
     static constexpr bool all_visible = std::same_as<decltype(Op::pattern), dense>;
     static constexpr index rows_of_task = projected_rows_of_task;
 
@@ -48,7 +48,7 @@ struct linformer_work {
         task_bytes = std::max(op.key_projection.template workspace_bytes<T>(tokens, s.keys.channels),
                               op.for_values().template workspace_bytes<T>(tokens, s.values.channels));
         task_bytes = (task_bytes + alignment - 1) / alignment * alignment;
-        const auto softmax_bytes = softmax::workspace_bytes(s.queries, s.values, identity_score{}, concurrency);
+        const auto softmax_bytes = softmax::workspace_bytes(s, 1, concurrency);
         shared = memory.take<std::byte>(std::max(softmax_bytes, task_bytes * static_cast<std::size_t>(concurrency)));
         seen = memory.take<bool>(batches, heads, tokens);
         kept = memory.take<index>(batches, heads, most_rows);
@@ -81,8 +81,10 @@ struct linformer_work {
         };
         const projected_rows rows{kept_count, kv_heads, group};
         const auto factor = op.scale.value_or(1 / std::sqrt(static_cast<double>(in.queries.shape().channels)));
-        softmax(rows, identity_score{}, factor, {})({of_chunk(in.queries), projected(keys), projected(values)},
-                                                    {of_chunk(out.values), of_chunk(out.log_sum_exp)}, run);
+        const inputs<T> projected_in{of_chunk(in.queries), projected(keys), projected(values)};
+        const outputs<T> out_of_chunk{of_chunk(out.values), of_chunk(out.log_sum_exp)};
+        const auto visible = kernel::visible_keys_of<T, Arch, projected_rows>(rows, shapes_of(projected_in), projected_in.positions);
+        softmax()({projected_in, out_of_chunk, visible, nullptr, static_cast<T>(factor), {}}, run);
     }
 
 private:
@@ -102,13 +104,6 @@ private:
             if (x.any_visible(op.key_projection.range(kv_head, r, tokens)) && x.any_visible(op.for_values().range(kv_head, r, tokens)))
                 kept[head * most_rows + count++] = r;
         kept_count[head] = count;
-        // Rows beyond that share a group of keys with the last ones: hidden, but lest they look like a NaN that needs care, zero.
-        const auto clear = [&](const tensor_view<T>& t) {
-            const auto channels = t.shape().channels, end = std::min(most_rows, count + kernel::softmax_tile<T, Arch>::grain);
-            std::fill(t.data() + (head * most_rows + count) * channels, t.data() + (head * most_rows + end) * channels, T{0});
-        };
-        clear(keys);
-        clear(values);
     }
     /// One block of the projected rows of a head, those that are kept, one after the other.
     void project_rows(const auto& projection, const tensor_view<const T>& one_head, index kv_head, index head, index block, scratch& memory,

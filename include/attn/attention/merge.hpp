@@ -1,7 +1,7 @@
 // Joins results of softmax attention over disjoint sets of keys.
 #pragma once
 
-#include "../kernel/online_softmax.hpp"
+#include "../kernel/softmax/softmax_state.hpp"
 #include "attention.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
@@ -32,10 +32,18 @@ void merge(const outputs<T>& into, const outputs<T>& from) {
     for (index b = 0; b < s.batch; ++b)
         for (index h = 0; h < s.heads; ++h)
             for (index i = 0; i < s.tokens; ++i) {
-                const kernel::merge_weights<T> weights(into.log_sum_exp(b, h, i, 0), from.log_sum_exp(b, h, i, 0));
+                const auto saw = [](T log_sum_exp) { return log_sum_exp == -std::numeric_limits<T>::infinity() ? T{0} : T{1}; };
+                const T into_log = into.log_sum_exp(b, h, i, 0), from_log = from.log_sum_exp(b, h, i, 0);
+                const kernel::softmax_merge<T, simd::native> merged(into_log, saw(into_log), from_log, saw(from_log));
+                const auto number = [](const auto& lanes) {
+                    T first = 0;
+                    lanes.store_first(&first, 1);
+                    return first;
+                };
+                const T a_share = number(merged.a), b_share = number(merged.b);
                 for (index c = 0; c < s.channels; ++c)
-                    into.values(b, h, i, c) = weights.a * into.values(b, h, i, c) + weights.b * from.values(b, h, i, c);
-                into.log_sum_exp(b, h, i, 0) = weights.log_sum_exp;
+                    into.values(b, h, i, c) = a_share * into.values(b, h, i, c) + b_share * from.values(b, h, i, c);
+                into.log_sum_exp(b, h, i, 0) = merged.log_sum_exp(number(merged.maximum), number(merged.sum));
             }
 }
 

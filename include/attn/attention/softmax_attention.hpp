@@ -1,7 +1,7 @@
 // Softmax attention: scaled dot products, a score function, a pattern, a softmax over the visible keys.
 #pragma once
 
-#include "../kernel/streaming_softmax.hpp"
+#include "../kernel/softmax/scheduler.hpp"
 #include "attention.hpp"
 
 #include <optional>
@@ -48,12 +48,16 @@ struct softmax_attention {
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
     template <Scalar T>
     std::size_t workspace_bytes(const input_shapes& s, index concurrency) const {
-        return kernel::streaming_softmax<T, Arch, P, S>::workspace_bytes(s.queries, s.values, score, concurrency);
+        return kernel::softmax_scheduler<T, Arch>::workspace_bytes(s, max_passes<P>, concurrency);
     }
     template <Scalar T>
     void forward(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
         const auto factor = scale.value_or(1 / std::sqrt(static_cast<double>(in.queries.shape().channels)));
-        kernel::streaming_softmax<T, Arch, P, S>(pattern, score, factor, sinks)(in, out, run);
+        const auto shapes = shapes_of(in);
+        const kernel::visible_keys_of<T, Arch, P> visible(pattern, shapes, in.positions);
+        const kernel::score_adjustment_of<T, Arch, S> adjustment(score);
+        constexpr bool adjusts = !std::same_as<S, identity_score>;
+        kernel::softmax_scheduler<T, Arch>()({in, out, visible, adjusts ? &adjustment : nullptr, static_cast<T>(factor), sinks}, run);
     }
 };
 
@@ -62,12 +66,12 @@ struct softmax_attention {
 template <Pattern P, ScoreFunction S, class Arch>
 pair_count visited_pairs(const softmax_attention<P, S, Arch>& op, const input_shapes& s, const positions& where = {}) {
     detail::check_pattern(op.name, op.pattern, s, where, s.queries.heads);
-    using tile = kernel::softmax_tile<float, Arch>; // which computes registers of queries with groups of keys where a panel is partly visible
+    using score_stage = kernel::score_stage<float, Arch>; // which computes registers of queries with groups of keys where a panel is partly visible
     pair_count all;
     for (index b = 0; b < s.queries.batch; ++b)
         for (index h = 0; h < s.queries.heads; ++h) {
             const auto pairs = visited_pairs(at(op.pattern, b, h), where.first_query[b], s.queries.tokens, where.first_key[b], s.keys.tokens,
-                                             tile::lane_count, tile::grain);
+                                             kernel::query_block_traits<float, Arch>::lane_count, score_stage::grain);
             all.visible += pairs.visible;
             all.visited += pairs.visited;
         }

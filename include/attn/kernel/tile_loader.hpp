@@ -45,7 +45,8 @@ void prefetch_rows(const row_block<T>& rows, index count, index channels) {
         for (index c = 0; c < channels; c += line) simd::prefetch(rows.data + r * rows.row_stride + c);
 }
 
-/// to[c] = factor * from[c] for one row of channels; with `added`, to[c] = share * to[c] + factor * from[c].
+/// to[c] = factor * from[c] for one row of channels; with `added`, to[c] = share * to[c] + factor * from[c]. Never -0 by itself: what was
+/// added to 0 and what was written first are the same.
 template <bool added, Scalar T, class Arch>
 void write_row(const T* from, index channels, T factor, T share, T* to, index channel_stride) {
     using lanes = simd::lanes<T, Arch>;
@@ -54,12 +55,14 @@ void write_row(const T* from, index channels, T factor, T share, T* to, index ch
         for (; c + lanes::size <= channels; c += lanes::size) {
             auto x = lanes::load(from + c) * lanes(factor);
             if constexpr (added) x = fma(lanes(share), lanes::load(to + c), x);
+            else x = x + lanes(T{0});
             x.store(to + c);
         }
     }
     for (; c < channels; ++c) { // by lanes too: what is fused there must be fused here, or the layout would show in the last bit
         auto x = lanes(from[c]) * lanes(factor);
         if constexpr (added) x = fma(lanes(share), lanes(to[c * channel_stride]), x);
+        else x = x + lanes(T{0});
         T one[lanes::size];
         x.store(one);
         to[c * channel_stride] = one[0];

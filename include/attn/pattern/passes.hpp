@@ -106,27 +106,28 @@ inline constexpr index max_passes = [] {
 /// Calls body(pass, step) for patterns that are disjoint and together are p, on `queries` queries from first_query and `keys` keys
 /// from first_key. The tiles of a pass have its step (tile_at, for_each_run). Intersections are distributed over unions; terms
 /// without a step are one pass, the first, each term with one is another, less those before it: the strided keys of
-/// causal{} & (local{w} | strided{s}) leave out what the window has seen. Terms that see nothing here are skipped, and if the
-/// steps of all others are equal, p itself is the only pass. There is always at least one.
+/// causal{} & (local{w} | strided{s}) leave out what the window has seen. A union whose terms all have the same step is one pass. How a
+/// pattern falls into passes depends on the pattern alone, so that a row's keys are added up in the same order in any call; those that
+/// see nothing here are skipped, but there is always one.
 template <Pattern P, class F>
 constexpr void for_each_pass(const P& p, index first_query, index queries, index first_key, index keys, F&& body) {
     if constexpr (max_passes<P> == 1) {
         body(p, step_of(p));
     } else {
         if (queries <= 0 || keys <= 0) return void(body(p, index{1}));
+        auto terms = detail::terms_of(p);
+        constexpr bool has_stepless = !std::same_as<decltype(terms.stepless), detail::hidden>;
+        const bool same = std::apply([](const auto& a, const auto&... b) { return ((step_of(b) == step_of(a)) && ...); }, terms.stepped);
+        if (same && (!has_stepless || step_of(std::get<0>(terms.stepped)) == 1)) return void(body(p, step_of(std::get<0>(terms.stepped))));
         const range i(first_query, first_query + queries - 1, 1), j(first_key, first_key + keys - 1, 1);
-        const auto terms = detail::terms_of(p);
-        index step = 0, differing = 0;
-        const auto look = [&](const auto& term) {
-            if (!detail::sees_anything(term, i, j)) return;
-            differing += step != 0 && step != step_of(term);
-            step = step_of(term);
+        bool any = false;
+        const auto emit = [&](const auto& pass, index step) {
+            any = true;
+            body(pass, step);
         };
-        look(terms.stepless);
-        std::apply([&](const auto&... term) { (look(term), ...); }, terms.stepped);
-        if (differing == 0) return void(body(p, std::max<index>(step, 1)));
-        if (detail::sees_anything(terms.stepless, i, j)) body(terms.stepless, index{1});
-        std::apply([&](const auto&... term) { detail::passes_after(terms.stepless, i, j, body, term...); }, terms.stepped);
+        if (detail::sees_anything(terms.stepless, i, j)) emit(terms.stepless, index{1});
+        std::apply([&](const auto&... term) { detail::passes_after(terms.stepless, i, j, emit, term...); }, terms.stepped);
+        if (!any) body(p, index{1});
     }
 }
 

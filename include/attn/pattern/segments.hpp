@@ -53,6 +53,29 @@ struct segments_of_entry {
     }
 };
 
+/// The same on one box of queries. Keys of a segment follow each other: what the last one answered serves the next.
+struct segments_of_box {
+    segments_of_entry segments;
+    mutable std::int32_t last_id = 0;
+    mutable std::uint64_t last_bits = 0;
+    mutable bool has_last = false;
+
+    constexpr auto visible(const auto& i, const auto& j) const { return segments.visible(i, j); }
+    template <QueryLanes I>
+    constexpr auto visible(const I& i, index j) const {
+        if (segments.equal.words) return segments.visible(i, j);
+        const auto id = segments.keys[j];
+        if (!has_last || id != last_id) {
+            has_last = true;
+            last_id = id;
+            last_bits = 0;
+            for (index l = 0; l < i.count; ++l) last_bits |= std::uint64_t{segments.queries[i.first + l * i.step] == id} << l;
+        }
+        return mask_of(i, last_bits);
+    }
+};
+constexpr segments_of_box narrowed(const segments_of_entry& p, const range&, const range&) { return {p}; }
+
 } // namespace detail
 
 /// Pairs of the same segment: query_id[i] == key_id[j]. Packed sequences (ids rise), the regions of shifted windows (any order).

@@ -1,4 +1,4 @@
-// 2^x for the softmax: the exponential of a score minus its row's maximum.
+// e^x for the softmax: the exponential of a score minus its row's maximum.
 #pragma once
 
 #include "lanes.hpp"
@@ -6,6 +6,7 @@
 
 #include <array>
 #include <limits>
+#include <numbers>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::simd {
 
@@ -71,20 +72,23 @@ template <Scalar T, class Arch>
 
 } // namespace detail
 
-/// 2^x to two units in the last place, for x <= 0: 2^0 is exactly 1, 2^-infinity is 0, NaN stays NaN. Where the result would be
-/// subnormal it is 0 or the subnormal, as the instruction set does it best. A third of the time of xsimd's exp, which covers signs and ranges that a
-/// softmax never meets.
+/// e^x for x <= 0: e^0 is exactly 1, e^-infinity is 0, NaN stays NaN. Where the result would be subnormal it is 0 or the subnormal, as the
+/// instruction set does it best. A third of the time of xsimd's exp, which covers signs and ranges that a softmax never meets.
+///     x log2(e) = k + f,   e^x = 2^k 2^f
+/// The error is at most two units in the last place and |x| times the relative error of the number log2(e), which is less than half a unit:
+/// a weight that far below the largest counts that much less. Where multiply-adds round twice, half a unit of x log2(e) comes to it.
 template <Scalar T, class Arch>
-[[gnu::always_inline]] inline lanes<T, Arch> exp2_nonpositive(lanes<T, Arch> x) {
+[[gnu::always_inline]] inline lanes<T, Arch> exp_nonpositive(lanes<T, Arch> x) {
     using lanes = simd::lanes<T, Arch>;
+    const lanes log2e = std::numbers::log2e_v<T>;
 #if defined(__AVX512F__)
-    // A register holds 2^(i/16), so that the polynomial has half the terms: k is x to the nearest sixteenth, whose fraction picks the factor.
-    // 4 cycles a register of floats. Scaling takes the floor of k, and by -infinity it is 0 even where the polynomial is NaN.
+    // A register holds 2^(i/16), so that the polynomial has half the terms: k is a multiple of a sixteenth, whose fraction picks the factor.
+    // 4 cycles a register of floats. Scaling takes the floor of k. x is kept where k fits the magic number's last bits: 2^-2000 is 0.
     if constexpr (std::is_base_of_v<xsimd::avx512f, Arch>) {
         using batch = typename lanes::batch;
         constexpr auto all = static_cast<typename xsimd::batch_bool<T, Arch>::register_type>(~0u); // unmasked forms make gcc 12 warn in its own header
-        const lanes magic = detail::sixteenths<T>;
-        const lanes shifted = x + magic, k = shifted - magic, f = x - k;
+        const lanes magic = detail::sixteenths<T>, kept = max_or_second(lanes(T{-1386}), x);
+        const lanes shifted = fma(kept, log2e, magic), k = shifted - magic, f = fma(kept, log2e, -k);
         const T* const table = detail::exp2_of_sixteenths<T>.data();
         if constexpr (sizeof(T) == 4) {
             const lanes power = batch(_mm512_maskz_permutexvar_ps(all, _mm512_castps_si512(shifted.value), _mm512_loadu_ps(table)));
@@ -100,17 +104,17 @@ template <Scalar T, class Arch>
     {
         using integer = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
         using integers = xsimd::batch<integer, Arch>;
-        constexpr T lowest = std::numeric_limits<T>::min_exponent - 1;
         constexpr int mantissa_bits = std::numeric_limits<T>::digits - 1;
+        constexpr T lowest = static_cast<T>((std::numeric_limits<T>::min_exponent - 1) * std::numbers::ln2_v<double>);
         // Adding 1.5 * 2^mantissa_bits rounds to an integer and leaves it in the low bits: cheaper than a conversion there and back.
-        constexpr T magic = static_cast<T>(integer{3} << (mantissa_bits - 1));
-        const auto clamped = max_or_second(lanes(lowest), x); // a NaN is the second, and stays
-        const auto shifted = clamped + lanes(magic);
-        const auto p = detail::exp2_polynomial(clamped - (shifted - lanes(magic)));
+        const lanes magic = static_cast<T>(integer{3} << (mantissa_bits - 1));
+        const auto kept = max_or_second(lanes(lowest), x); // a NaN is the second, and stays
+        const auto shifted = fma(kept, log2e, magic), k = shifted - magic;
+        const auto p = detail::exp2_polynomial(fma(kept, log2e, -k));
         const auto exponent = std::bit_cast<integers>(shifted.value) << mantissa_bits;
         const lanes result = std::bit_cast<typename lanes::batch>(std::bit_cast<integers>(p.value) + exponent);
         // The bits of a NaN may have become those of a number: 0 times it is NaN still.
-        return select(x < lanes(lowest), lanes(T{0}), fma(clamped, lanes(T{0}), result));
+        return select(x < lanes(lowest), lanes(T{0}), fma(kept, lanes(T{0}), result));
     }
 }
 

@@ -1,9 +1,9 @@
 // Mixes the scores or the weights of a block of keys across heads: small dense algebra whose lanes are queries.
 #pragma once
 
-#include "../core/tensor_view.hpp"
-#include "../core/workspace.hpp"
-#include "matrix_tile.hpp"
+#include "../../core/tensor_view.hpp"
+#include "../../core/workspace.hpp"
+#include "../matrix_tile.hpp"
 
 #include <span>
 
@@ -45,8 +45,7 @@ public:
     struct options {
         const T* factor = nullptr; ///< [columns][factor_stride] a number per query, or none
         index factor_stride = 0;
-        index ahead = 0;             ///< numbers beyond which `from` is prefetched, 0 for none
-        T* const* maximum = nullptr; ///< [rows] numbers per query that are raised to the results, or none
+        index ahead = 0; ///< numbers beyond which `from` is prefetched, 0 for none
     };
     /// Registers of queries that see none of two keys become 0.
     void operator()(const head_block& block, const T* from, T* to, const options& with) const {
@@ -81,7 +80,7 @@ private:
         auto depth = columns;
         if (block.seen) {
             const auto own = simd::lane_bits::first(lanes::size).value;
-            std::uint64_t seen[static_cast<std::size_t>(Keys)], any = 0;
+            std::uint64_t seen[Keys], any = 0;
             simd::unroll<Keys>([&](auto k) { any |= seen[k] = block.seen[key + k] >> lane & own; });
             simd::unroll<Rows>([&](auto r) {
                 simd::unroll<Keys>([&](auto k) { tile.sum[r][k] = select(simd::lane_bits{seen[k]}, lanes(bias_[row + r]), lanes(T{0})); });
@@ -93,7 +92,7 @@ private:
         const T* x = from + at;
         const T* m = matrix_ + row;
         for (index column = 0; column < depth; ++column) {
-            lanes right[static_cast<std::size_t>(Keys)];
+            lanes right[Keys];
             simd::unroll<Keys>([&](auto k) {
                 right[k] = lanes::load(x + k * stride);
                 if (with.ahead > 0) simd::prefetch(x + k * stride + with.ahead);
@@ -112,14 +111,6 @@ private:
         T* const y = to + row * block.head_stride + at;
         simd::unroll<Rows>(
             [&](auto r) { simd::unroll<Keys>([&](auto k) { tile.sum[r][k].store(y + r * block.head_stride + k * stride); }); });
-        if (with.maximum) {
-            simd::unroll<Rows>([&](auto r) {
-                T* const maximum = with.maximum[row + r] + lane;
-                auto most = lanes::load(maximum);
-                simd::unroll<Keys>([&](auto k) { most = max_or_second(tile.sum[r][k], most); });
-                most.store(maximum);
-            });
-        }
     }
 
     T* matrix_ = nullptr; ///< [columns][rows]

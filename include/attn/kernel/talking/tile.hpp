@@ -1,10 +1,9 @@
 // The steps of talking-heads attention on one panel of queries, all heads together.
 #pragma once
 
-#include "../core/inputs.hpp"
-#include "panel_queries.hpp"
-#include "talking_heads_memory.hpp"
-#include "work_ahead.hpp"
+#include "../../core/inputs.hpp"
+#include "../work_ahead.hpp"
+#include "memory.hpp"
 
 #include <tuple>
 
@@ -29,8 +28,6 @@ public:
         out_ = &out;
         batch_ = batch;
         registers_ = (tile.count + lane_count - 1) / lane_count;
-        shrinks_ = false;
-        for (index c = 0; c < shape_.heads; ++c) memory_.states[c].reset(registers_);
         const auto first = tile.first - in.positions.first_query[batch];
         for (index a = 0; a < shape_.query_heads; ++a) {
             auto rows = rows_of(in.queries, batch, a);
@@ -41,7 +38,7 @@ public:
         }
     }
     void reset_states() {
-        for (index c = 0; c < shape_.heads; ++c) memory_.states[c].begin_again();
+        for (index c = 0; c < shape_.heads; ++c) memory_.states[c].begin(stride());
     }
     void reset_values() { has_values_ = false; }
     /// Zeros, if no block has had any.
@@ -54,15 +51,14 @@ public:
     index registers() const { return registers_; }
     index stride() const { return registers_ * lane_count; }
     index block_keys() const { return memory_.block_keys; }
-    online_softmax<T, Arch>& state(index head) { return memory_.states[head]; }
+    softmax_state<T, Arch>& state(index head) { return memory_.states[head]; }
     const T* values(index head, index query) const { return memory_.values + (head * tile_.count + query) * memory_.padded; }
     weight_block<T> block(index n, const key_run& keys, bool all_seen) const { return memory_.block(n, keys, all_seen); }
     /// Weights of one head, and scores until they become weights.
     T* weights(const weight_block<T>& block, index head) const { return block.weights + head * memory_.head_stride; }
 
     /// Scores of all heads with a block of keys, mixed, in place of its weights. Queries that see nothing of some keys may be left out.
-    /// final: they are what the softmax takes, which lets the mixing raise the maxima.
-    void multiply_keys(const weight_block<T>& block, const head_mixing<T, Arch>& mixing, bool final) {
+    void multiply_keys(const weight_block<T>& block, const head_mixing<T, Arch>& mixing) {
         T* const logits = shape_.mixes_logits ? memory_.logits : block.weights;
         for_each_head(in_->keys, shape_.query_heads, block.keys, memory_.key_padded, false, [&](index a, const auto& rows) {
             const T* const queries = memory_.queries + a * stride() * shape_.key_channels;
@@ -72,7 +68,8 @@ public:
                     index left = reg, right = reg + columns;
                     if (!block.all_seen) {
                         const auto seen = seen_by_any(block, row, count);
-                        leave_out_unseen<lane_count>(seen, left, right);
+                        while (left < right && !(seen & bit_range(left * lane_count, lane_count))) ++left;
+                        while (left < right && !(seen & bit_range((right - 1) * lane_count, lane_count))) --right;
                     }
                     with_constant<traits::max_columns>(right - left, [&](auto c) {
                         with_constant<traits::max_rows(c())>(count, [&](auto r) {
@@ -84,35 +81,45 @@ public:
             });
         });
         if (shape_.mixes_logits)
-            mixing(as_heads(block), memory_.logits, block.weights, {.maximum = final ? memory_.next_maximum : nullptr});
+            mixing(as_heads(block), memory_.logits, block.weights, {});
     }
-    /// Scores become weights relative to the largest score so far.
-    void push_scores(const weight_block<T>& block, bool raised) {
+    /// Scores become weights relative to the largest score so far, times `unit`.
+    void push_scores(const weight_block<T>& block, T unit) {
         for (index c = 0; c < shape_.heads; ++c) {
-            if (!raised) memory_.states[c].raise_maximum(weights(block, c), block.keys.count);
-            memory_.states[c].push_scores(weights(block, c), block.keys.count, memory_.next_block);
+            memory_.states[c].push(weights(block, c), block.keys.count, stride());
             if (shape_.mixes_weights) std::copy_n(memory_.states[c].maximum, stride(), block.maximum + c * most_queries);
+            if (unit == 1) continue;
+            for (index at = 0; at < block.keys.count * stride(); ++at) weights(block, c)[at] *= unit;
         }
     }
-    /// Which keys count for which query: those that score more than a hidden key in any head.
+    /// Which keys count for which query: those whose score is not -infinity in every head.
     void find_seen(const weight_block<T>& block) {
         for (index j = 0; j < block.keys.count; ++j) {
             std::uint64_t seen = 0;
             for (index c = 0; c < shape_.heads; ++c)
                 for (index reg = 0; reg < registers_; ++reg) {
-                    const auto hidden = lanes::load(weights(block, c) + j * stride() + reg * lane_count) < lanes(lowest_maximum<T>);
-                    seen |= (~hidden.bits().value & query_bits(0, lane_count)) << reg * lane_count;
+                    const auto hidden = lanes::load(weights(block, c) + j * stride() + reg * lane_count) == lanes(softmax_state<T, Arch>::hidden);
+                    seen |= (~hidden.bits().value & bit_range(0, lane_count)) << reg * lane_count;
                 }
             block.seen[j] = seen;
         }
     }
 
-    /// Ends the first pass: a sink per head, in natural units and -infinity for none.
-    void finish_states(auto&& sink_of) {
+    /// Ends the first pass: a sink per head, -infinity for none, joins its rows, as a key without a value would. Weights were multiplied by `unit`.
+    void finish_states(auto&& sink_of, T unit) {
         for (index c = 0; c < shape_.heads; ++c) {
-            std::copy_n(memory_.states[c].maximum, stride(), memory_.last_maximum + c * most_queries);
-            memory_.states[c].finish(sink_of(c));
-            std::copy_n(memory_.states[c].factor, stride(), memory_.factor + c * most_queries);
+            auto& state = memory_.states[c];
+            std::copy_n(state.maximum, stride(), memory_.last_maximum + c * most_queries);
+            const T sink = sink_of(c);
+            const bool has_sink = sink != softmax_state<T, Arch>::hidden;
+            for (index q = 0; q < stride(); q += lane_count) {
+                const auto l = lanes::load(state.sum + q);
+                const softmax_merge<T, Arch> merged(lanes(has_sink ? sink : softmax_state<T, Arch>::nothing), lanes(has_sink ? T{1} : T{0}),
+                                                    lanes::load(state.maximum + q), l);
+                select(l == lanes(T{0}), lanes(T{0}), merged.b / l / lanes(unit)).store(memory_.factor + c * most_queries + q);
+                merged.maximum.store(state.maximum + q);
+                merged.sum.store(state.sum + q);
+            }
         }
     }
     /// The factor by which a head's values are multiplied in the end, where weights are not mixed.
@@ -121,15 +128,12 @@ public:
     /// Adds the weighted values of a block, whose weights are mixed first if they are at all. careful: hidden keys are left out.
     /// blocks_left: how many are still to come, or some large number.
     void add_values(const weight_block<T>& block, const talking_heads_mixings<T, Arch>& mixings, bool careful, index blocks_left) {
-        if (shrinks_)
-            for (index c = 0; c < shape_.heads; ++c) memory_.states[c].shrink(weights(block, c), block.keys.count);
         const T* from = block.weights;
         if (shape_.mixes_weights) {
             for (index c = 0; c < shape_.heads; ++c)
                 for (index lane = 0; lane < stride(); lane += lane_count) {
                     const auto at = c * most_queries + lane;
-                    const auto top = lanes::load(memory_.last_maximum + at);
-                    const auto below = online_softmax<T, Arch>::weight_of(lanes::load(block.maximum + at), top);
+                    const lanes below = simd::exp_nonpositive(lanes::load(block.maximum + at) - lanes::load(memory_.last_maximum + at));
                     (below * lanes::load(memory_.factor + at)).store(memory_.share + at);
                 }
             mixings.weights(as_heads(block), block.weights, memory_.mixed,
@@ -146,30 +150,15 @@ public:
     }
     /// False if a value of NaN or infinity has come into the sums of a head, be it by a weight of 0.
     bool has_finite_values(index head) const {
-        return are_finite(values(head, 0), tile_.count * memory_.padded);
-    }
-    /// From now on sums that are not finite are made of smaller weights. Weights that are mixed have been divided by their sum already: then
-    /// the answer is false.
-    bool grow_infinite_values(index keys) {
-        if (shape_.mixes_weights) return false;
-        for (index c = 0; c < shape_.heads; ++c) {
-            std::uint64_t infinite = 0;
-            for (index q = 0; q < tile_.count; ++q)
-                if (!are_finite(values(c, q), memory_.padded)) infinite |= query_bits(q, 1);
-            memory_.states[c].grow(infinite, keys);
-        }
-        shrinks_ = true;
-        return true;
+        lanes zero(T{0});
+        for (index at = 0; at < tile_.count * memory_.padded; at += lane_count)
+            zero = fma(lanes::load(values(head, 0) + at), lanes(T{0}), zero);
+        return (zero == lanes(T{0})).bits().value == bit_range(0, lane_count);
     }
 
 private:
     /// Steps of a micro-kernel's depth between two looks ahead.
     static constexpr index between_fetches = 16;
-    static bool are_finite(const T* numbers, index count) {
-        lanes zero(T{0});
-        for (index at = 0; at < count; at += lane_count) zero = fma(lanes::load(numbers + at), lanes(T{0}), zero);
-        return (zero == lanes(T{0})).bits().value == query_bits(0, lane_count);
-    }
     static std::uint64_t seen_by_any(const weight_block<T>& block, index row, index count) {
         std::uint64_t seen = 0;
         for (index j = row; j < row + count; ++j) seen |= block.seen[j];
@@ -253,7 +242,7 @@ private:
             tile.load(output, memory_.padded);
         else
             tile.load_scaled(output, memory_.padded, memory_.states[head].factor + query);
-        const auto own = query_bits(query, Rows);
+        const auto own = bit_range(query, Rows);
         index first = 0, last = block.keys.count;
         if (!block.all_seen && !careful) std::tie(first, last) = seen_keys_.of(query, Rows);
         const index most = careful ? 1 : between_fetches;
@@ -276,7 +265,6 @@ private:
     seen_keys<most_queries> seen_keys_; ///< of a block that is not all seen
     index batch_ = 0, registers_ = 0;
     bool has_values_ = false; ///< of any block
-    bool shrinks_ = false;    ///< whether some sums of values are made of smaller weights
 };
 
 } // namespace attn::kernel

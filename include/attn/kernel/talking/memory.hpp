@@ -1,9 +1,9 @@
 // What one thread of talking-heads attention keeps in memory: a panel of queries and a block of keys in all heads.
 #pragma once
 
-#include "../pattern/schedule.hpp"
+#include "../softmax/query_block.hpp"
+#include "../softmax/softmax_state.hpp"
 #include "head_mixing.hpp"
-#include "online_softmax.hpp"
 
 #include <array>
 #include <bit>
@@ -68,9 +68,9 @@ template <Scalar T, class Arch>
 struct talking_heads_memory {
     static constexpr index lane_count = simd::lanes<T, Arch>::size;
     /// Queries of a panel in registers: so few that the scores of all heads for a block of keys stay in the second-level cache.
-    static constexpr index most_registers = simd::register_count<Arch> >= 32 ? 3 : 6;
-    static constexpr index most_queries = most_registers * lane_count;
-    static_assert(most_queries <= 64, "a key's visibility is kept as one bit per query");
+    static constexpr index most_queries = query_block_traits<T, Arch>::usual_registers * lane_count;
+    /// Keys of a block, whose borders are absolute.
+    static constexpr index keys_of_block = 64;
 
     index heads;
     index block_keys;         ///< at most so many in a block
@@ -90,16 +90,15 @@ struct talking_heads_memory {
     T* maximum;                      ///< [blocks][heads][queries] the largest score up to a block
     T* weights;                      ///< [blocks][heads][keys of a block][queries]
     std::uint64_t* seen;             ///< [blocks][keys of a block]
-    online_softmax<T, Arch>* states; ///< [heads]
-    T** next_maximum;                ///< [heads] those of the states
+    softmax_state<T, Arch>* states;  ///< [heads] without values
 
     talking_heads_memory(detail::scratch& memory, const talking_heads_shape& s, bool keeps_weights)
-        : heads(s.heads), block_keys(keys_of_blocks(s.keys)),
+        : heads(s.heads), block_keys(std::clamp<index>(s.keys, 1, keys_of_block)),
           // The mixings read all heads at once: one row more than there are keys, so that they do not lie a multiple of 4 KiB apart, in
           // the same sets of the first-level cache.
           head_stride((block_keys + 1) * most_queries), key_padded(whole_registers<T, Arch>(s.key_channels)),
           padded(whole_registers<T, Arch>(s.value_channels)),
-          blocks(keeps_weights ? std::max<index>(1, (s.keys + block_keys - 1) / block_keys) : 1),
+          blocks(keeps_weights ? (s.keys + keys_of_block - 2) / keys_of_block + 1 : 1),
           next_block(blocks > 1 ? detail::product(heads, head_stride) : 0), logits(memory.take<T>(s.mixes_logits ? s.query_heads : 0, head_stride)),
           mixed(memory.take<T>(s.mixes_weights ? s.value_heads : 0, head_stride)),
           packed(memory.take<T>(block_keys * std::max(key_padded, padded))),
@@ -107,13 +106,10 @@ struct talking_heads_memory {
           values(memory.take<T>(s.value_heads, most_queries, padded)), factor(memory.take<T>(heads * most_queries)),
           last_maximum(memory.take<T>(heads * most_queries)), share(memory.take<T>(s.mixes_weights ? heads * most_queries : 0)),
           maximum(memory.take<T>(blocks, heads, most_queries)), weights(memory.take<T>(blocks, heads, head_stride)),
-          seen(memory.take<std::uint64_t>(blocks * block_keys)), states(memory.take<online_softmax<T, Arch>>(heads)),
-          next_maximum(memory.take<T*>(heads)) {
+          seen(memory.take<std::uint64_t>(blocks * block_keys)), states(memory.take<softmax_state<T, Arch>>(heads)) {
         for (index c = 0; c < heads; ++c) {
-            const auto state = online_softmax<T, Arch>::take(memory, most_registers, 0);
-            if (!states) continue;
-            states[c] = state;
-            next_maximum[c] = state.next_maximum;
+            const auto state = softmax_state<T, Arch>::take(memory, most_queries, 0);
+            if (states) states[c] = state;
         }
     }
 
@@ -121,14 +117,6 @@ struct talking_heads_memory {
     weight_block<T> block(index n, const key_run& keys, bool all_seen) const {
         const auto slot = blocks > 1 ? n : 0;
         return {keys, weights + slot * heads * head_stride, maximum + slot * heads * most_queries, seen + slot * block_keys, all_seen};
-    }
-
-private:
-    /// Some 64, so that the last block of a sequence is not much shorter than the others.
-    static constexpr index keys_of_blocks(index keys) {
-        constexpr index good = 64;
-        const auto blocks = std::max<index>(1, (keys + good / 2) / good);
-        return std::max<index>(1, (keys + blocks - 1) / blocks);
     }
 };
 

@@ -1,8 +1,8 @@
 // Talking-heads attention: any pattern, any score function, any two mixings of heads, never an n x m matrix.
 #pragma once
 
-#include "../parallel/executor.hpp"
-#include "talking_heads_panel.hpp"
+#include "../../parallel/executor.hpp"
+#include "panel.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 

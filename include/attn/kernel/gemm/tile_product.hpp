@@ -1,0 +1,105 @@
+// The micro-kernel of attention: a tile of sums that stays in registers while its depth goes by.
+#pragma once
+
+#include "../../simd/lanes.hpp"
+#include "tile_traits.hpp"
+
+#include <array>
+
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
+
+/// C = diag(scale) C + A B on a few rows. A number of A is broadcast, a register of B is loaded, and C stays in registers:
+///     c[i][n] = scale[i] c[i][n] + sum over k < depth of a[i * a_row + k * a_depth] b[k * b_depth + n]
+/// Each element is one chain of multiply-adds in the order of k, whatever tile computes it: so its bits are its own.
+template <Scalar T>
+struct tile_product {
+    const T* a;
+    index a_row, a_depth;
+    const T* b;
+    index b_depth, depth;
+    T* c;
+    index c_row;
+    const T* scale = nullptr; ///< one number a row; none: C begins as 0, and is not read
+
+    /// The same from row `rows` on.
+    void skip(index rows) {
+        a += rows * a_row;
+        c += rows * c_row;
+        if (scale) scale += rows;
+    }
+};
+
+/// `tiles` times Rows x Columns registers of the product, one below the other. The loop over them is here, so that the loads of one tile run
+/// beside the last stores of the one before.
+template <int Rows, int Columns, Scalar T, class Arch>
+[[gnu::noinline]] void multiply_tiles(index tiles, const tile_product<T>& p) {
+    using lanes = simd::lanes<T, Arch>;
+    const index a_row = p.a_row, a_depth = p.a_depth, b_depth = p.b_depth, c_row = p.c_row;
+    const T *rows = p.a, *scale = p.scale;
+    for (T* c = p.c; tiles > 0; --tiles, rows += Rows * a_row, c += Rows * c_row) {
+        lanes sum[Rows][Columns];
+        if (scale) {
+#pragma GCC unroll 16
+            for (int i = 0; i < Rows; ++i)
+#pragma GCC unroll 4
+                for (int n = 0; n < Columns; ++n) sum[i][n] = lanes::load(c + i * c_row + n * lanes::size) * lanes(scale[i]);
+            scale += Rows;
+        } else {
+#pragma GCC unroll 16
+            for (int i = 0; i < Rows; ++i)
+#pragma GCC unroll 4
+                for (int n = 0; n < Columns; ++n) sum[i][n] = lanes(T{0});
+        }
+        const T *a = rows, *b = p.b;
+        for (index k = p.depth; k > 0; --k, a += a_depth, b += b_depth) {
+            lanes right[Columns];
+#pragma GCC unroll 4
+            for (int n = 0; n < Columns; ++n) right[n] = lanes::load(b + n * lanes::size);
+#pragma GCC unroll 16
+            for (int i = 0; i < Rows; ++i) {
+                const lanes left(a[i * a_row]);
+#pragma GCC unroll 4
+                for (int n = 0; n < Columns; ++n) sum[i][n] = fma(left, right[n], sum[i][n]);
+            }
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < Rows; ++i)
+#pragma GCC unroll 4
+            for (int n = 0; n < Columns; ++n) sum[i][n].store(c + i * c_row + n * lanes::size);
+    }
+}
+
+/// The product on any number of rows, of `columns` registers, 1 to max_columns: the tallest tile as often as it fits, then smaller ones.
+template <Scalar T, class Arch>
+void multiply(index rows, index columns, tile_product<T> p) {
+    using traits = tile_traits<T, Arch>;
+    using tiles_function = void (*)(index, const tile_product<T>&);
+    struct tiles_of {
+        index tallest;
+        std::array<tiles_function, 5> rows; ///< the tallest, then 8, 4, 2, 1
+    };
+    constexpr auto of = []<int Columns>(std::integral_constant<int, Columns>) -> tiles_of {
+        constexpr int tallest = traits::max_rows(Columns);
+        return {tallest,
+                {multiply_tiles<tallest, Columns, T, Arch>, multiply_tiles<(tallest > 8 ? 8 : 4), Columns, T, Arch>,
+                 multiply_tiles<4, Columns, T, Arch>, multiply_tiles<2, Columns, T, Arch>, multiply_tiles<1, Columns, T, Arch>}};
+    };
+    static constexpr auto table = [of]<int... C>(std::integer_sequence<int, C...>) {
+        return std::array{of(std::integral_constant<int, C + 1>{})...};
+    }(std::make_integer_sequence<int, traits::max_columns>{});
+    const auto& tiles = table[static_cast<std::size_t>(columns - 1)];
+    if (const auto whole = rows / tiles.tallest; whole > 0) {
+        tiles.rows[0](whole, p);
+        p.skip(whole * tiles.tallest);
+        rows -= whole * tiles.tallest;
+    }
+    for (std::size_t t = 1; rows > 0; ++t) {
+        const index height = index{8} >> (t - 1);
+        if (rows < height) continue;
+        tiles.rows[t](1, p);
+        p.skip(height);
+        rows -= height;
+    }
+}
+
+} // namespace attn::kernel

@@ -1,0 +1,142 @@
+// The score stage: S^T = K Q^T for one query block and one key block.
+#pragma once
+
+#include "../gemm/tile_product.hpp"
+#include "../tile_loader.hpp"
+#include "query_block.hpp"
+
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
+
+/// Queries of one block, laid out for two ways to make one tile of scores[keys][rows], bit by bit the same: a score is one chain of
+/// multiply-adds over the channels in order.
+///   many rows   lanes are rows: only Q is transposed, K is broadcast as it lies, one number at a time
+///   few rows    lanes are keys: squares of K are transposed in registers, the finished scores transposed back. So the rows that are left
+///               over by whole registers are scored, if they are few, and a decoding step's heads
+template <Scalar T, class Arch>
+class score_stage {
+public:
+    using lanes = simd::lanes<T, Arch>;
+    using traits = query_block_traits<T, Arch>;
+    /// Keys that are looked at together where not every row sees all.
+    static constexpr index grain = 8;
+
+    score_stage(detail::scratch& memory, index channels)
+        : channels_(channels), lanes_(memory.take<T>(traits::max_rows, channels)), few_(memory.take<T>(max_few, channels)) {}
+
+    /// A block's queries, times `scale`.
+    void begin(const query_block& block, const tensor_view<const T>& queries, T scale) {
+        const auto rows = block.rows(), rest = rows % lanes::size;
+        few_rows_ = rest <= max_few ? rest : 0;
+        many_rows_ = rows - few_rows_;
+        stride_ = whole_registers<T, Arch>(rows);
+        const auto rows_from = [&](index row) {
+            auto from = rows_of(queries, block.batch, block.head_of(row), block.token_of(row));
+            from.row_stride *= block.tokens.step;
+            return from;
+        };
+        if (block.heads == 1) {
+            transpose_rows<T, Arch>(rows_from(0), many_rows_, channels_, scale, lanes_, stride_);
+        } else {
+            for (index row = 0; row < many_rows_; ++row) {
+                const auto from = rows_from(row);
+                for (index c = 0; c < channels_; ++c) lanes_[c * stride_ + row] = scale * from.data[c * from.channel_stride];
+            }
+            for (index c = 0; c < channels_; ++c)
+                std::fill(lanes_ + c * stride_ + many_rows_, lanes_ + c * stride_ + whole_registers<T, Arch>(many_rows_), T{0});
+        }
+        for (index q = 0; q < few_rows_; ++q) {
+            const auto from = rows_from(many_rows_ + q);
+            for (index c = 0; c < channels_; ++c) few_[q * channels_ + c] = scale * from.data[c * from.channel_stride];
+        }
+    }
+    /// Numbers between the scores of two keys: the rows of the block in whole registers.
+    index stride() const { return stride_; }
+
+    /// scores[j * stride()] for the keys of a block. visible: one bit per row and key, or null if all see all; what nobody of a register sees
+    /// may be left out, and holds any number.
+    void multiply(const row_block<const T>& keys, index count, const std::uint64_t* visible, T* scores) const {
+        const auto registers = (many_rows_ + lanes::size - 1) / lanes::size;
+        constexpr index wide = tile_traits<T, Arch>::max_columns;
+        for (index pieces = (registers + wide - 1) / wide, piece = 0; piece < pieces; ++piece) { // as even as they come
+            const auto left = registers * piece / pieces, right = registers * (piece + 1) / pieces;
+            if (!visible) {
+                multiply_many(keys, 0, count, left, right, scores);
+                continue;
+            }
+            for (index first = 0, next; first < count; first = next) {
+                next = std::min(first + grain, count);
+                auto seen = seen_of(visible, first, next), from = left, to = right;
+                while (from < to && !(seen & bit_range(from * lanes::size, lanes::size))) ++from;
+                while (from < to && !(seen & bit_range((to - 1) * lanes::size, lanes::size))) --to;
+                // Grains alike are one run: a tall tile does with fewer loads.
+                for (; next < count; next = std::min(next + grain, count)) {
+                    const auto more = seen_of(visible, next, std::min(next + grain, count));
+                    if (spread(more, left, right) != spread(seen, left, right)) break;
+                }
+                if (from < to) multiply_many(keys, first, next - first, from, to, scores);
+            }
+        }
+        if (few_rows_ == 0) return;
+        for (index first = 0; first < count; first += lanes::size)
+            multiply_few(keys.data + first * keys.row_stride, keys.row_stride, std::min<index>(lanes::size, count - first),
+                         scores + first * stride_ + many_rows_);
+    }
+
+private:
+    /// Rows that are fewer are scored as such: so many chains of multiply-adds take less time than a register of lanes that are mostly empty.
+    static constexpr index max_few = std::max<index>(1, lanes::size / 4);
+
+    static std::uint64_t seen_of(const std::uint64_t* visible, index first, index end) {
+        std::uint64_t seen = 0;
+        for (; first < end; ++first) seen |= visible[first];
+        return seen;
+    }
+    /// One bit per register left .. right - 1 that sees something.
+    static std::uint64_t spread(std::uint64_t seen, index left, index right) {
+        std::uint64_t registers = 0;
+        for (index reg = left; reg < right; ++reg) registers |= std::uint64_t{(seen & bit_range(reg * lanes::size, lanes::size)) != 0} << reg;
+        return registers;
+    }
+    void multiply_many(const row_block<const T>& keys, index first, index count, index left, index right, T* scores) const {
+        const auto lane = left * lanes::size;
+        kernel::multiply<T, Arch>(count, right - left,
+                                  {.a = keys.data + first * keys.row_stride,
+                                   .a_row = keys.row_stride,
+                                   .a_depth = 1,
+                                   .b = lanes_ + lane,
+                                   .b_depth = stride_,
+                                   .depth = channels_,
+                                   .c = scores + first * stride_ + lane,
+                                   .c_row = stride_});
+    }
+    /// A register of keys. Where there are fewer the last is read again, and its scores are for nobody.
+    void multiply_few(const T* keys, index key_stride, index count, T* scores) const {
+        constexpr int size = lanes::size;
+        lanes sum[size];
+#pragma GCC unroll 16
+        for (int q = 0; q < size; ++q) sum[q] = lanes(T{0});
+        for (index c = 0; c < channels_; c += size) {
+            lanes square[size];
+            const auto present = std::min<index>(size, channels_ - c);
+            if (present == size) {
+                for (index j = 0; j < size; ++j) square[j] = lanes::load(keys + std::min(j, count - 1) * key_stride + c);
+            } else {
+                for (index j = 0; j < size; ++j) square[j] = lanes::load_first(keys + std::min(j, count - 1) * key_stride + c, present);
+            }
+            simd::transpose<T, Arch>(square);
+            const T* const query = few_ + c;
+#pragma GCC unroll 4
+            for (index q = 0; q < max_few; ++q) {
+                if (q >= few_rows_) break;
+                for (index i = 0; i < present; ++i) sum[q] = fma(square[i], lanes(query[q * channels_ + i]), sum[q]);
+            }
+        }
+        simd::transpose<T, Arch>(sum);
+        for (index j = 0; j < count; ++j) sum[j].store(scores + j * stride_);
+    }
+
+    index channels_, many_rows_ = 0, few_rows_ = 0, stride_ = 0;
+    T *lanes_, *few_;
+};
+
+} // namespace attn::kernel

@@ -1,0 +1,110 @@
+// The mergeable state of a softmax: running maximum, running sum and unnormalised output of a block of rows.
+#pragma once
+
+#include "../../core/workspace.hpp"
+#include "../../simd/exp.hpp"
+
+#include <cmath>
+#include <limits>
+
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
+
+/// (m, l, o) for each row, over the keys seen so far, with scores x:
+///     m = max x,   l = sum e^(x - m),   o = sum e^(x - m) v
+/// The rules for rows that see nothing, for infinities and for NaN live here:
+/// - a key whose score is -infinity has weight 0 exactly: so a pattern hides one, and so does a score function;
+/// - m begins as the lowest finite number. A row that sees no key keeps it, and l = 0: its output is 0, its log-sum-exp -infinity;
+/// - a NaN score makes l, and with it the whole row, NaN; maxima ignore it.
+/// Every decision is a lane's own, and keys that a row does not see change none of its bits: its m stays, its factor is e^0 = 1, and what is
+/// added to its l is 0.
+template <Scalar T, class Arch>
+struct softmax_state {
+    using lanes = simd::lanes<T, Arch>;
+    static constexpr T nothing = std::numeric_limits<T>::lowest(), hidden = -std::numeric_limits<T>::infinity();
+
+    index value_stride = 0; ///< numbers between rows of `values`: value channels padded to whole registers
+    T* maximum = nullptr;   ///< m [rows]
+    T* sum = nullptr;       ///< l [rows]
+    T* factor = nullptr;    ///< [rows] what the last push multiplies o with
+    T* values = nullptr;    ///< o [rows][value_stride]
+
+    static softmax_state take(detail::scratch& memory, index max_rows, index value_stride) {
+        return {value_stride, memory.take<T>(max_rows), memory.take<T>(max_rows), memory.take<T>(max_rows),
+                memory.take<T>(max_rows, value_stride)};
+    }
+    /// No key has been seen.
+    void begin(index rows) {
+        std::fill_n(maximum, rows, nothing);
+        std::fill_n(sum, rows, T{0});
+        std::fill_n(values, rows * value_stride, T{0});
+    }
+    /// Takes in scores[keys][rows], which become weights e^(x - m), and leaves the factors by which `values` must be multiplied before the
+    /// weighted values of these keys are added. rows: whole registers.
+    void push(T* scores, index keys, index rows) {
+        for (index row = 0; row < rows; row += lanes::size) {
+            T* const column = scores + row;
+            const auto earlier = lanes::load(maximum + row), m = raised(earlier, column, keys, rows);
+            const auto shrink = simd::exp_nonpositive(earlier - m);
+            m.store(maximum + row);
+            shrink.store(factor + row);
+            fma(lanes::load(sum + row), shrink, weigh(column, keys, rows, m)).store(sum + row);
+        }
+    }
+
+private:
+    /// The larger of m and a column of scores. Four chains: one would wait for its own last step.
+    static lanes raised(lanes m, const T* column, index keys, index stride) {
+        lanes top[4] = {m, m, m, m};
+        index j = 0;
+        for (; j + 4 <= keys; j += 4)
+#pragma GCC unroll 4
+            for (index i = 0; i < 4; ++i) top[i] = max_or_second(lanes::load(column + (j + i) * stride), top[i]);
+        for (; j < keys; ++j) top[0] = max_or_second(lanes::load(column + j * stride), top[0]);
+        return max_or_second(max_or_second(top[0], top[1]), max_or_second(top[2], top[3]));
+    }
+    /// Scores become weights. Their sum, in the order of the keys.
+    static lanes weigh(T* column, index keys, index stride, lanes m) {
+        lanes l = T{0};
+        index j = 0;
+        for (; j + 2 <= keys; j += 2) {
+            T *const a = column + j * stride, *const b = a + stride;
+            const auto x = simd::exp_nonpositive(lanes::load(a) - m), y = simd::exp_nonpositive(lanes::load(b) - m);
+            x.store(a);
+            y.store(b);
+            l = l + x + y;
+        }
+        for (; j < keys; ++j) {
+            T* const a = column + j * stride;
+            const auto x = simd::exp_nonpositive(lanes::load(a) - m);
+            x.store(a);
+            l = l + x;
+        }
+        return l;
+    }
+};
+
+/// Joins the softmax of two disjoint sets of keys, each finished: out = o / l, with m and l. Their shares are
+///     a = l_a e^(m_a - m) / l,   b = l_b e^(m_b - m) / l,   m = max(m_a, m_b),   l = l_a e^(m_a - m) + l_b e^(m_b - m)
+/// and out = a out_a + b out_b. One that saw nothing (l = 0) leaves the other's bits alone; two of them make a row of zeros. A maximum of
+/// +infinity takes all, NaN stays NaN.
+template <Scalar T, class Arch>
+struct softmax_merge {
+    using lanes = simd::lanes<T, Arch>;
+    lanes maximum, sum, a, b;
+
+    softmax_merge(lanes m_a, lanes l_a, lanes m_b, lanes l_b) {
+        const lanes zero = T{0}, one = T{1};
+        const auto top = max_or_second(m_a, m_b);
+        const auto below = [&](lanes m) { return select(m == top, one, simd::exp_nonpositive(m - top)); };
+        const auto weight_a = l_a * below(m_a), weight_b = l_b * below(m_b), both = weight_a + weight_b;
+        const auto no_a = l_a == zero, no_b = l_b == zero;
+        maximum = select(no_a, m_b, select(no_b, m_a, top));
+        sum = select(no_a, l_b, select(no_b, l_a, both));
+        a = select(no_a, zero, select(no_b, one, weight_a / both));
+        b = select(no_b, zero, select(no_a, one, weight_b / both));
+    }
+    /// ln(l) + m.
+    static T log_sum_exp(T maximum, T sum) { return sum == 0 ? -std::numeric_limits<T>::infinity() : maximum + std::log(sum); }
+};
+
+} // namespace attn::kernel
