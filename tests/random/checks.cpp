@@ -33,8 +33,8 @@ std::string first_offence(const shape& s, F&& offends) {
 template <Scalar T>
 class trial_checks {
 public:
-    trial_checks(const trial<T>& t, draw& random, const check_options& options)
-        : t_(t), random_(random), options_(options), has_log_sum_exp_(static_cast<bool>(t.op.log_sum_exp_shape)) {}
+    trial_checks(const trial<T>& t, draw& random)
+        : t_(t), random_(random), has_log_sum_exp_(static_cast<bool>(t.op.log_sum_exp_shape)) {}
 
     std::string operator()() {
         expected_ = attend(t_.op, t_.in, has_log_sum_exp_);
@@ -45,7 +45,7 @@ public:
             if (auto problem = spoiled(); !problem.empty()) return problem;
         if (t_.part && random_.one_in(3))
             if (auto problem = part(); !problem.empty()) return "alone, not in a batch: " + problem;
-        if (options_.rows && t_.rows_stand_alone) {
+        if (t_.rows_stand_alone) {
             if (auto problem = cut(); !problem.empty()) return "rows: " + problem;
             if (!t_.keys_stand_alone) return {};
             if (auto problem = without_unseen_keys(); !problem.empty()) return "rows: " + problem;
@@ -267,7 +267,6 @@ private:
 
     const trial<T>& t_;
     draw& random_;
-    const check_options& options_;
     bool has_log_sum_exp_;
     answer<T> expected_;
     answer<double> exact_;
@@ -276,11 +275,11 @@ private:
 } // namespace
 
 template <Scalar T>
-std::string broken_promise(const trial<T>& t, draw& random, const check_options& options) {
-    return trial_checks<T>(t, random, options)();
+std::string broken_promise(const trial<T>& t, draw& random) {
+    return trial_checks<T>(t, random)();
 }
 
-template std::string broken_promise(const trial<float>&, draw&, const check_options&);
-template std::string broken_promise(const trial<double>&, draw&, const check_options&);
+template std::string broken_promise(const trial<float>&, draw&);
+template std::string broken_promise(const trial<double>&, draw&);
 
 } // namespace attn::fuzz

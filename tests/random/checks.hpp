@@ -5,14 +5,8 @@
 
 namespace attn::fuzz {
 
-/// Whether a row's bits are asked to be the same under any cut of the queries into calls, and without keys that nobody sees. The engine
-/// does not promise it yet.
-struct check_options {
-    bool rows = false;
-};
-
 /// The first promise that does not hold, in words; empty if all do.
 template <Scalar T>
-std::string broken_promise(const trial<T>&, draw&, const check_options&);
+std::string broken_promise(const trial<T>&, draw&);
 
 } // namespace attn::fuzz

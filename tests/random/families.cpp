@@ -9,12 +9,12 @@ namespace attn::fuzz {
 namespace {
 
 template <Scalar T, class Draw>
-outcome attempt(draw& random, const check_options& options, const Draw& of) {
+outcome attempt(draw& random, const Draw& of) {
     outcome result;
     try {
         const trial<T> t = of(random);
         result.name = std::string(std::same_as<T, float> ? "float; " : "double; ") + describe(t.size) + "; " + t.name;
-        result.problem = broken_promise(t, random, options);
+        result.problem = broken_promise(t, random);
     } catch (const std::exception& e) {
         result.problem = std::string("threw: ") + e.what();
     }
@@ -22,27 +22,23 @@ outcome attempt(draw& random, const check_options& options, const Draw& of) {
 }
 
 /// In float or double.
-outcome attempt_either(draw& random, const check_options& options, trial<float> (*of_float)(draw&), trial<double> (*of_double)(draw&)) {
-    return random.one_in(2) ? attempt<float>(random, options, of_float) : attempt<double>(random, options, of_double);
+outcome attempt_either(draw& random, trial<float> (*of_float)(draw&), trial<double> (*of_double)(draw&)) {
+    return random.one_in(2) ? attempt<float>(random, of_float) : attempt<double>(random, of_double);
 }
-outcome check_softmax(draw& random, const check_options& options) {
-    return attempt_either(random, options, draw_softmax<float>, draw_softmax<double>);
+outcome check_softmax(draw& random) {
+    return attempt_either(random, draw_softmax<float>, draw_softmax<double>);
 }
-outcome check_talking_heads(draw& random, const check_options& options) {
-    return attempt_either(random, options, draw_talking_heads<float>, draw_talking_heads<double>);
+outcome check_talking_heads(draw& random) {
+    return attempt_either(random, draw_talking_heads<float>, draw_talking_heads<double>);
 }
-outcome check_linear(draw& random, const check_options& options) {
-    return attempt_either(random, options, draw_linear<float>, draw_linear<double>);
+outcome check_linear(draw& random) {
+    return attempt_either(random, draw_linear<float>, draw_linear<double>);
 }
-outcome check_convolved(draw& random, const check_options& options) {
-    return attempt_either(random, options, draw_convolved<float>, draw_convolved<double>);
+outcome check_convolved(draw& random) {
+    return attempt_either(random, draw_convolved<float>, draw_convolved<double>);
 }
-outcome check_linformer(draw& random, const check_options& options) {
-    return attempt_either(random, options, draw_linformer<float>, draw_linformer<double>);
-}
-template <outcome (*check)(draw&)>
-outcome without_options(draw& random, const check_options&) {
-    return check(random);
+outcome check_linformer(draw& random) {
+    return attempt_either(random, draw_linformer<float>, draw_linformer<double>);
 }
 
 } // namespace
@@ -59,10 +55,10 @@ std::vector<family> all_families() {
             {"linear", check_linear},
             {"convolved", check_convolved},
             {"linformer", check_linformer},
-            {"pattern", without_options<check_pattern>},
-            {"norm", without_options<check_norm>},
-            {"convolution", without_options<check_convolution>},
-            {"merge", without_options<check_merge>}};
+            {"pattern", check_pattern},
+            {"norm", check_norm},
+            {"convolution", check_convolution},
+            {"merge", check_merge}};
 }
 
 } // namespace attn::fuzz

@@ -15,7 +15,7 @@ struct outcome {
 
 struct family {
     const char* name;
-    outcome (*check)(draw&, const check_options&);
+    outcome (*check)(draw&);
 };
 
 std::vector<family> all_families();

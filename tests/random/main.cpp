@@ -13,9 +13,9 @@ namespace {
 using namespace attn::fuzz;
 
 [[noreturn]] void usage() {
-    std::puts("usage: attn_random [--seconds S] [--seed N] [--problem K] [--family NAME] [--rows] [--verbose]\n"
+    std::puts("usage: attn_random [--seconds S] [--seed N] [--problem K] [--family NAME] [--verbose]\n"
               "Draws problems from the seed for so many seconds (60), or number K alone, and compares every operator with its definition,\n"
-              "and its bits over executors, layouts, batches and hidden keys. --rows: over cuts of the queries into calls too.\n"
+              "and its bits over executors, layouts, batches, hidden keys and cuts of the queries into calls.\n"
               "Exits with 1 if a promise is broken.");
     std::exit(2);
 }
@@ -26,7 +26,6 @@ struct arguments {
     std::int64_t problem = -1;
     const char* family = "";
     bool verbose = false;
-    check_options options;
 
     arguments(int count, char** values) {
         for (int a = 1; a < count; ++a) {
@@ -36,7 +35,6 @@ struct arguments {
             else if (is("--seed")) seed = std::strtoull(next(), nullptr, 10);
             else if (is("--problem")) problem = std::atoll(next());
             else if (is("--family")) family = next();
-            else if (is("--rows")) options.rows = true;
             else if (is("--verbose")) verbose = true;
             else usage();
         }
@@ -59,7 +57,7 @@ int main(int count, char** values) {
         const auto f = static_cast<std::size_t>(random.number(0, std::ssize(families) - 1));
         if (*given.family && std::strcmp(given.family, families[f].name) != 0) continue;
         ++problems[f];
-        const auto [name, problem] = families[f].check(random, given.options);
+        const auto [name, problem] = families[f].check(random);
         if (given.verbose) std::printf("%lld %s: %s\n", static_cast<long long>(k), families[f].name, name.c_str());
         if (problem.empty()) continue;
         ++failures;
