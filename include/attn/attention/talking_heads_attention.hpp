@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../kernel/talking/talking_heads.hpp"
+#include "../pattern/over_heads.hpp"
 #include "../pattern/passes.hpp"
 #include "attention.hpp"
 
@@ -86,17 +87,24 @@ struct talking_heads_attention {
     }
     template <Scalar T>
     void forward(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
-        kernel_for<T>(shapes_of(in))(in, out, run);
+        const auto shapes = shapes_of(in);
+        const kernel::visible_keys_of<T, Arch, P> visible(pattern, shapes, in.positions);
+        const kernel::score_adjustment_of<T, Arch, S> adjustment(score);
+        kernel_for<T>(shapes, &visible, scored ? &adjustment : nullptr)(in, out, run);
     }
 
 private:
     index mixed_heads(const input_shapes& s) const { return logits_mix.data() ? logits_mix.shape().tokens : s.queries.heads; }
     index value_heads(const input_shapes& s) const { return weights_mix.data() ? weights_mix.shape().tokens : mixed_heads(s); }
 
+    static constexpr bool scored = !std::same_as<S, identity_score>;
+
+    /// The kernel; without a pattern it only counts memory.
     template <Scalar T>
-    auto kernel_for(const input_shapes& s) const {
+    kernel::talking_heads<T, Arch> kernel_for(const input_shapes& s, const kernel::visible_keys* visible = nullptr,
+                                              const kernel::score_adjustment<T>* adjustment = nullptr) const {
         const auto factor = scale.value_or(1 / std::sqrt(static_cast<double>(s.queries.channels)));
-        return kernel::talking_heads<T, Arch, P, S>{{pattern, score, factor, sinks, logits_mix, logits_bias, weights_mix, weights_bias}};
+        return {{visible, adjustment, detail::HasAt<P>, scored, factor, sinks, logits_mix, logits_bias, weights_mix, weights_bias}};
     }
     static void check_mixing(std::string_view argument, const tensor_view<const double>& mix, std::string_view other,
                              const shape& other_shape, index columns) {

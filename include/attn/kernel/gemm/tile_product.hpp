@@ -37,7 +37,7 @@ template <int Rows, int Columns, Scalar T, class Arch>
     const index a_row = p.a_row, a_depth = p.a_depth, b_depth = p.b_depth, c_row = p.c_row;
     const T *rows = p.a, *scale = p.scale;
     for (T* c = p.c; tiles > 0; --tiles, rows += Rows * a_row, c += Rows * c_row) {
-        lanes sum[Rows][Columns];
+        lanes sum[std::size_t{Rows}][std::size_t{Columns}];
         if (scale) {
 #pragma GCC unroll 16
             for (int i = 0; i < Rows; ++i)
@@ -52,7 +52,7 @@ template <int Rows, int Columns, Scalar T, class Arch>
         }
         const T *a = rows, *b = p.b;
         for (index k = p.depth; k > 0; --k, a += a_depth, b += b_depth) {
-            lanes right[Columns];
+            lanes right[std::size_t{Columns}];
 #pragma GCC unroll 4
             for (int n = 0; n < Columns; ++n) right[n] = lanes::load(b + n * lanes::size);
 #pragma GCC unroll 16

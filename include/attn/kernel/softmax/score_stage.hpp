@@ -65,7 +65,8 @@ public:
             }
             for (index first = 0, next; first < count; first = next) {
                 next = std::min(first + grain, count);
-                auto seen = seen_of(visible, first, next), from = left, to = right;
+                const auto seen = seen_of(visible, first, next);
+                auto from = left, to = right;
                 while (from < to && !(seen & bit_range(from * lanes::size, lanes::size))) ++from;
                 while (from < to && !(seen & bit_range((to - 1) * lanes::size, lanes::size))) --to;
                 // Grains alike are one run: a tall tile does with fewer loads.
@@ -112,11 +113,11 @@ private:
     /// A register of keys. Where there are fewer the last is read again, and its scores are for nobody.
     void multiply_few(const T* keys, index key_stride, index count, T* scores) const {
         constexpr int size = lanes::size;
-        lanes sum[size];
+        lanes sum[std::size_t{size}];
 #pragma GCC unroll 16
         for (int q = 0; q < size; ++q) sum[q] = lanes(T{0});
         for (index c = 0; c < channels_; c += size) {
-            lanes square[size];
+            lanes square[std::size_t{size}];
             const auto present = std::min<index>(size, channels_ - c);
             if (present == size) {
                 for (index j = 0; j < size; ++j) square[j] = lanes::load(keys + std::min(j, count - 1) * key_stride + c);

@@ -80,7 +80,7 @@ private:
         auto depth = columns;
         if (block.seen) {
             const auto own = simd::lane_bits::first(lanes::size).value;
-            std::uint64_t seen[Keys], any = 0;
+            std::uint64_t seen[std::size_t{Keys}], any = 0;
             simd::unroll<Keys>([&](auto k) { any |= seen[k] = block.seen[key + k] >> lane & own; });
             simd::unroll<Rows>([&](auto r) {
                 simd::unroll<Keys>([&](auto k) { tile.sum[r][k] = select(simd::lane_bits{seen[k]}, lanes(bias_[row + r]), lanes(T{0})); });
@@ -92,7 +92,7 @@ private:
         const T* x = from + at;
         const T* m = matrix_ + row;
         for (index column = 0; column < depth; ++column) {
-            lanes right[Keys];
+            lanes right[std::size_t{Keys}];
             simd::unroll<Keys>([&](auto k) {
                 right[k] = lanes::load(x + k * stride);
                 if (with.ahead > 0) simd::prefetch(x + k * stride + with.ahead);

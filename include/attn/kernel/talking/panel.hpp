@@ -1,7 +1,6 @@
 // One panel of queries of talking-heads attention: which keys it sees, and what becomes of their scores.
 #pragma once
 
-#include "../../pattern/over_heads.hpp"
 #include "../softmax/score_adjustment.hpp"
 #include "../softmax/visible_keys.hpp"
 #include "tile.hpp"
@@ -9,10 +8,12 @@
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// What a call is made of, as in talking_heads_attention.
-template <Pattern P, ScoreFunction S>
+template <Scalar T>
 struct talking_heads_call {
-    const P& pattern;
-    const S& score;
+    const visible_keys* pattern;           ///< none where only memory is counted
+    const score_adjustment<T>* adjustment; ///< likewise, or where scores stay as they are
+    bool differs_by_head;                  ///< of the pattern
+    bool scored;
     double scale;
     std::span<const double> sinks;
     tensor_view<const double> logits_mix;
@@ -22,23 +23,20 @@ struct talking_heads_call {
 };
 
 /// One thread's work on one panel of queries.
-template <Scalar T, class Arch, Pattern P, ScoreFunction S>
+template <Scalar T, class Arch>
 class talking_heads_panel {
 public:
     using tile_type = talking_heads_tile<T, Arch>;
-    static constexpr bool scored = !std::same_as<S, identity_score>;
 
-    talking_heads_panel(const talking_heads_call<P, S>& call, detail::scratch& memory, const talking_heads_shape& s,
+    talking_heads_panel(const talking_heads_call<T>& call, detail::scratch& memory, const talking_heads_shape& s,
                         const talking_heads_mixings<T, Arch>& mixings, bool roomy)
         : call_(call), shape_(s), mixings_(mixings), keeps_(roomy && s.mixes_weights), tile_(memory, s, keeps_),
-          visible_(memory.take<std::uint64_t>((differs_by_head ? s.heads : 1) * tile_.block_keys())),
-          scratch_(memory.take<T>(scored ? tile_.block_keys() * tile_type::most_queries : 0)) {}
+          visible_(memory.take<std::uint64_t>((call.differs_by_head ? s.heads : 1) * tile_.block_keys())),
+          scratch_(memory.take<T>(call.scored ? tile_.block_keys() * tile_type::most_queries : 0)) {}
 
     /// 0 * NaN is NaN, so a weight of 0 does not protect from the value of a hidden key; and sums of large values may pass what numbers hold
     /// before they are divided. If one is not finite, all is done again with every hidden key left out, and then with smaller weights.
     void run(const inputs<T>& in, const outputs<T>& out, index batch, const query_tile& queries) {
-        const visible_keys_of<T, Arch, P> visible(call_.pattern, shapes_of(in), in.positions);
-        pattern_ = &visible;
         rows_ = {.batch = batch, .first_head = 0, .heads = shape_.heads, .tokens = queries, .first_row = queries.first - in.positions.first_query[batch]};
         blocks_ = {tile_type::memory_type::keys_of_block, in.positions.first_key[batch], shape_.keys, queries};
         tile_.begin(queries, in, out, batch, static_cast<T>(call_.scale));
@@ -69,13 +67,12 @@ public:
 
 private:
     using lanes = simd::lanes<T, Arch>;
-    static constexpr bool differs_by_head = attn::detail::HasAt<P>;
 
     /// Calls f(block, number) for the blocks of keys that any head sees; how many they are.
     template <class F>
     index for_each_block(F&& f) {
         index number = 0;
-        for_each_visible_block(*pattern_, rows_, visible_keys::whole, blocks_, blocks_.first_block(), blocks_.end_block(), [&](index block, bool all) {
+        for_each_visible_block(*call_.pattern, rows_, visible_keys::whole, blocks_, blocks_.first_block(), blocks_.end_block(), [&](index block, bool all) {
             auto keys = blocks_.run(block, block + 1);
             keys.full = all;
             f(tile_.block(number, keys, all && !looks_at_scores()), number);
@@ -140,12 +137,12 @@ private:
     void find_visible(const weight_block<T>& block) {
         std::fill_n(block.seen, block.keys.count, block.keys.full ? bit_range(0, tile_.queries().count) : 0);
         if (block.keys.full) return;
-        for (index c = 0; c < (differs_by_head ? shape_.heads : 1); ++c) {
-            pattern_->find(rows_of_head(c), visible_keys::whole, block.keys, visible(c));
+        for (index c = 0; c < (call_.differs_by_head ? shape_.heads : 1); ++c) {
+            call_.pattern->find(rows_of_head(c), visible_keys::whole, block.keys, visible(c));
             for (index j = 0; j < block.keys.count; ++j) block.seen[j] |= visible(c)[j];
         }
     }
-    std::uint64_t* visible(index head) const { return visible_ + (differs_by_head ? head * tile_.block_keys() : 0); }
+    std::uint64_t* visible(index head) const { return visible_ + (call_.differs_by_head ? head * tile_.block_keys() : 0); }
     query_block rows_of_head(index head) const {
         auto rows = rows_;
         rows.first_head = head;
@@ -156,11 +153,11 @@ private:
     /// The score function of one head, and the mask of its pattern.
     void adjust_scores(const weight_block<T>& block, index head) {
         T* const scores = tile_.weights(block, head);
-        if constexpr (scored) score_adjustment_of<T, Arch, S>(call_.score)({rows_of_head(head), block.keys, scores, tile_.stride(), scratch_});
+        if (call_.adjustment) (*call_.adjustment)({rows_of_head(head), block.keys, scores, tile_.stride(), scratch_});
         if (!block.keys.full) hide_scores<T, Arch>(scores, block.keys.count, tile_.stride(), visible(head));
     }
 
-    const talking_heads_call<P, S>& call_;
+    const talking_heads_call<T>& call_;
     const talking_heads_shape& shape_;
     const talking_heads_mixings<T, Arch>& mixings_;
     bool keeps_, careful_ = false;
@@ -168,7 +165,6 @@ private:
     tile_type tile_;
     std::uint64_t* visible_;
     T* scratch_;
-    const visible_keys* pattern_ = nullptr;
     query_block rows_{};
     key_blocks blocks_{0, 0, 0, {0, 0, 1}};
 };

@@ -10,10 +10,10 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 /// A panel of queries goes through all keys in blocks, all heads together. Without a second mixing the values are added on the way. With
 /// one, they have to wait until every head knows its maximum and sum: the weights of all keys are kept, heads x m numbers per query of the
 /// panel, if the workspace has room for them; else a second pass computes them again, by the same steps and thus to the same bits.
-template <Scalar T, class Arch, Pattern P, ScoreFunction S>
+template <Scalar T, class Arch>
 class talking_heads {
 public:
-    talking_heads_call<P, S> call;
+    talking_heads_call<T> call;
 
     /// roomy: all that makes it fast, or else the least.
     std::size_t workspace_bytes(const input_shapes& s, index concurrency, bool roomy) const {
@@ -41,7 +41,11 @@ public:
 
         index tasks = 0;
         const auto tiles_of = [&](index step) { return tile_count(n, panel::tile_type::most_queries, step); };
-        const auto step_of_entry = [&](index b) { return attn::detail::over_heads<P>{call.pattern, b, s.heads}.step(); };
+        const auto step_of_entry = [&](index b) { // which all heads promise
+            index common = 0;
+            for (index c = 0; c < (call.differs_by_head ? s.heads : 1); ++c) common = std::gcd(common, call.pattern->step(b, c, visible_keys::whole));
+            return std::max<index>(common, 1);
+        };
         for (index b = 0; b < batch; ++b) tasks = std::max(tasks, tiles_of(step_of_entry(b)));
         run.for_each(batch * tasks, [&](index task, index slice) {
             const auto b = task / tasks, t = task % tasks, step = step_of_entry(b);
@@ -54,7 +58,7 @@ public:
     }
 
 private:
-    using panel = talking_heads_panel<T, Arch, P, S>;
+    using panel = talking_heads_panel<T, Arch>;
 
     index heads_of(const input_shapes& s) const { return call.logits_mix.data() ? call.logits_mix.shape().tokens : s.queries.heads; }
     talking_heads_shape tile_shape(const input_shapes& s) const {
