@@ -37,7 +37,9 @@ public:
 
 } // namespace attn
 
+/// @cond
 template <class T>
 inline constexpr bool std::ranges::enable_borrowed_range<attn::borrowed<T>> = true;
 template <class T>
 inline constexpr bool std::ranges::enable_view<attn::borrowed<T>> = true;
+/// @endcond
