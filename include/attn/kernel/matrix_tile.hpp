@@ -38,25 +38,6 @@ struct matrix_tile {
         simd::unroll<Rows, Columns>(
             [&](auto i, auto c) { sum[i][c] = sum[i][c] + lanes::load(from + i * row_stride + c * lanes::size); });
     }
-    /// Row i times factor[i].
-    [[gnu::always_inline]] void scale(const T* factor) {
-        simd::unroll<Rows, Columns>([&](auto i, auto c) { sum[i][c] = sum[i][c] * lanes(factor[i]); });
-    }
-    /// Raises maximum[lane], one register for each column, to the rows; NaN does not count.
-    [[gnu::always_inline]] void raise(T* maximum) const {
-        lanes top[static_cast<std::size_t>(Columns)];
-        simd::unroll<Columns>([&](auto c) { top[c] = lanes::load(maximum + c * lanes::size); });
-        simd::unroll<Rows, Columns>([&](auto i, auto c) { top[c] = max_or_second(sum[i][c], top[c]); });
-        simd::unroll<Columns>([&](auto c) { top[c].store(maximum + c * lanes::size); });
-    }
-    /// A register that is 0 where all sums are finite, and NaN elsewhere.
-    [[gnu::always_inline]] lanes times_zero() const {
-        lanes zero[static_cast<std::size_t>(Columns)];
-        simd::unroll<Columns>([&](auto c) { zero[c] = sum[0][c] * lanes(T{0}); });
-        simd::unroll<Rows - 1, Columns>([&](auto i, auto c) { zero[c] = fma(sum[i + 1][c], lanes(T{0}), zero[c]); });
-        simd::unroll<Columns - 1>([&](auto c) { zero[0] = zero[0] + zero[c + 1]; });
-        return zero[0];
-    }
     [[gnu::always_inline]] void store(T* to, index row_stride) const {
         simd::unroll<Rows, Columns>([&](auto i, auto c) { sum[i][c].store(to + i * row_stride + c * lanes::size); });
     }

@@ -36,15 +36,6 @@ bool readable_in_place(const row_block<T>& rows) {
     return rows.channel_stride == 1 && rows.row_stride * static_cast<index>(sizeof(T)) % 4096 != 0;
 }
 
-/// Asks for rows that will be read soon.
-template <class T>
-void prefetch_rows(const row_block<T>& rows, index count, index channels) {
-    if (rows.channel_stride != 1) return;
-    constexpr index line = 64 / sizeof(T);
-    for (index r = 0; r < count; ++r)
-        for (index c = 0; c < channels; c += line) simd::prefetch(rows.data + r * rows.row_stride + c);
-}
-
 /// to[c] = factor * from[c] for one row of channels; with `added`, to[c] = share * to[c] + factor * from[c]. Never -0 by itself: what was
 /// added to 0 and what was written first are the same.
 template <bool added, Scalar T, class Arch>

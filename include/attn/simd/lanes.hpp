@@ -38,13 +38,6 @@ inline constexpr int register_count =
     asm volatile(""); // gcc 12 takes a function that only prefetches for one without effect, and drops the calls of it
 }
 
-/// The same for what is read later: into the second-level cache, so that it neither pushes out of the first what is at work there, nor
-/// takes the few places where the first waits for memory.
-[[gnu::always_inline]] inline void prefetch_second_level(const void* address) {
-    __builtin_prefetch(address, 0, 2);
-    asm volatile("");
-}
-
 /// Ends a series of `lanes::store_streaming`.
 inline void finish_streaming() {
 #if defined(__SSE2__)
