@@ -41,21 +41,20 @@ bool readable_in_place(const row_block<T>& rows) {
 template <bool added, Scalar T, class Arch>
 void write_row(const T* from, index channels, T factor, T share, T* to, index channel_stride) {
     using lanes = simd::lanes<T, Arch>;
+    const auto positive_zero = [](lanes x) { return select(x == lanes(T{0}), lanes(T{0}), x); }; // x + 0 may become part of a multiply-add
     index c = 0;
     if (channel_stride == 1) {
         for (; c + lanes::size <= channels; c += lanes::size) {
             auto x = lanes::load(from + c) * lanes(factor);
             if constexpr (added) x = fma(lanes(share), lanes::load(to + c), x);
-            else x = x + lanes(T{0});
-            x.store(to + c);
+            positive_zero(x).store(to + c);
         }
     }
     for (; c < channels; ++c) { // by lanes too: what is fused there must be fused here, or the layout would show in the last bit
         auto x = lanes(from[c]) * lanes(factor);
         if constexpr (added) x = fma(lanes(share), lanes(to[c * channel_stride]), x);
-        else x = x + lanes(T{0});
         T one[lanes::size];
-        x.store(one);
+        positive_zero(x).store(one);
         to[c * channel_stride] = one[0];
     }
 }
