@@ -4,8 +4,8 @@
 #include "instruction_set.hpp"
 
 #include <concepts>
-#include <ranges>
-#include <span>
+#include <iterator>
+#include <span> // and std::ranges::enable_view, enable_borrowed_range, which it specialises: <ranges> takes long to compile
 #include <type_traits>
 #include <utility>
 
@@ -15,7 +15,7 @@ namespace detail {
 
 /// A range that owns its elements and is about to go, such as std::vector{1, 2, 3}.
 template <class R>
-concept Temporary = std::ranges::range<R> && !std::is_lvalue_reference_v<R> && !std::ranges::enable_borrowed_range<std::remove_cvref_t<R>>;
+concept Temporary = requires(R& range) { std::data(range); } && !std::is_lvalue_reference_v<R> && !std::ranges::enable_borrowed_range<std::remove_cvref_t<R>>;
 
 } // namespace detail
 

@@ -1,6 +1,7 @@
 // The score stage: S^T = K Q^T for one query block and one key block.
 #pragma once
 
+#include "../../core/workspace.hpp"
 #include "../gemm/tile_product.hpp"
 #include "../tile_loader.hpp"
 #include "query_block.hpp"
