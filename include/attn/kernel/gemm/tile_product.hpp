@@ -38,11 +38,12 @@ template <int Rows, int Columns, Scalar T, class Arch>
     const T *rows = p.a, *scale = p.scale;
     for (T* c = p.c; tiles > 0; --tiles, rows += Rows * a_row, c += Rows * c_row) {
         lanes sum[std::size_t{Rows}][std::size_t{Columns}];
+        T* row = c;
         if (scale) {
 #pragma GCC unroll 16
-            for (int i = 0; i < Rows; ++i)
+            for (int i = 0; i < Rows; ++i, row += c_row)
 #pragma GCC unroll 4
-                for (int n = 0; n < Columns; ++n) sum[i][n] = lanes::load(c + i * c_row + n * lanes::size) * lanes(scale[i]);
+                for (int n = 0; n < Columns; ++n) sum[i][n] = lanes::load(row + n * lanes::size) * lanes(scale[i]);
             scale += Rows;
         } else {
 #pragma GCC unroll 16
@@ -62,16 +63,18 @@ template <int Rows, int Columns, Scalar T, class Arch>
                 for (int n = 0; n < Columns; ++n) sum[i][n] = fma(left, right[n], sum[i][n]);
             }
         }
+        row = c;
 #pragma GCC unroll 16
-        for (int i = 0; i < Rows; ++i)
+        for (int i = 0; i < Rows; ++i, row += c_row)
 #pragma GCC unroll 4
-            for (int n = 0; n < Columns; ++n) sum[i][n].store(c + i * c_row + n * lanes::size);
+            for (int n = 0; n < Columns; ++n) sum[i][n].store(row + n * lanes::size);
     }
 }
 
 /// The product on any number of rows, of `columns` registers, 1 to max_columns: the tallest tile as often as it fits, then smaller ones.
-template <Scalar T, class Arch>
-void multiply(index rows, index columns, tile_product<T> p) {
+/// ahead: what comes next is asked for between tiles.
+template <Scalar T, class Arch, class Prefetch>
+void multiply(index rows, index columns, tile_product<T> p, Prefetch& ahead) {
     using traits = tile_traits<T, Arch>;
     using tiles_function = void (*)(index, const tile_product<T>&);
     struct tiles_of {
@@ -88,17 +91,17 @@ void multiply(index rows, index columns, tile_product<T> p) {
         return std::array{of(std::integral_constant<int, C + 1>{})...};
     }(std::make_integer_sequence<int, traits::max_columns>{});
     const auto& tiles = table[static_cast<std::size_t>(columns - 1)];
-    if (const auto whole = rows / tiles.tallest; whole > 0) {
-        tiles.rows[0](whole, p);
-        p.skip(whole * tiles.tallest);
-        rows -= whole * tiles.tallest;
-    }
+    const auto take = [&](std::size_t t, index count, index height) {
+        tiles.rows[t](count, p);
+        p.skip(count * height);
+        rows -= count * height;
+        ahead.beside(count * height * columns * p.depth);
+    };
+    while (rows >= tiles.tallest) take(0, std::min<index>(2, rows / tiles.tallest), tiles.tallest);
     for (std::size_t t = 1; rows > 0; ++t) {
         const index height = index{8} >> (t - 1);
         if (rows < height) continue;
-        tiles.rows[t](1, p);
-        p.skip(height);
-        rows -= height;
+        take(t, 1, height);
     }
 }
 

@@ -13,16 +13,17 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 /// What is known of each row of a query block over the spans and passes that have been: out holds its result so far, o / l.
 template <Scalar T>
 struct finished_rows {
-    T maximum[64] = {}, sum[64] = {};
+    T maximum[64], sum[64];
 
     /// No key has been seen; a sink per head is a key without a value, and is there from the start.
     void begin(const query_block& block, std::span<const double> sinks) {
-        for (index row = 0; row < block.rows(); ++row) {
-            const bool has_sink = !sinks.empty();
-            const auto sink = has_sink ? static_cast<T>(sinks[static_cast<std::size_t>(block.head_of(row))]) : T{0};
-            const bool counts = has_sink && sink != -std::numeric_limits<T>::infinity();
-            maximum[row] = counts ? sink : std::numeric_limits<T>::lowest();
-            sum[row] = counts ? T{1} : T{0};
+        std::fill_n(maximum, 64, std::numeric_limits<T>::lowest());
+        std::fill_n(sum, 64, T{0});
+        for (index row = 0; row < (sinks.empty() ? 0 : block.rows()); ++row) {
+            const auto sink = static_cast<T>(sinks[static_cast<std::size_t>(block.head_of(row))]);
+            if (sink == -std::numeric_limits<T>::infinity()) continue;
+            maximum[row] = sink;
+            sum[row] = T{1};
         }
     }
 };
@@ -33,59 +34,63 @@ class epilogue {
 public:
     using lanes = simd::lanes<T, Arch>;
 
-    epilogue(const query_block& block, const outputs<T>& out) : block_(block), out_(out) {}
+    epilogue(const query_block& block, const outputs<T>& out) : block_(block), out_(out) {
+        T** to = rows_;
+        for (auto head = block.first_head; head < block.first_head + block.heads; ++head) {
+            T* row = out.values.row(block.batch, head, block.first_row);
+            for (index token = 0; token < block.tokens.count; ++token, row += block.tokens.step * out.values.strides().token) *to++ = row;
+        }
+    }
 
     /// Rows that see no key at all, as bits.
     void clear_rows(std::uint64_t rows) const {
         for (; rows != 0; rows &= rows - 1) {
-            T* const to = row_of(std::countr_zero(rows));
+            T* const to = rows_[std::countr_zero(rows)];
             for (index c = 0; c < channels(); ++c) to[c * channel_stride()] = T{0};
         }
     }
-    /// o becomes o / l for the rows whose bit is set. Returns the bits of those that hold an infinity or a NaN which no score put there.
-    /// unit: what the weights were multiplied with.
-    static std::uint64_t finish(softmax_state<T, Arch>& state, std::uint64_t rows, T unit) {
-        // All quotients at once: a division a row would take as long as the row.
-        for (index row = 0; row < 64 - std::countl_zero(rows); row += lanes::size) {
-            const auto l = lanes::load(state.sum + row);
-            select(l == lanes(T{0}), lanes(T{0}), lanes(T{1}) / l).store(state.factor + row);
-        }
+    /// The rows, as bits, whose sums hold an infinity or a NaN that no score put there.
+    static std::uint64_t odd_rows(const softmax_state<T, Arch>& span, std::uint64_t rows) {
+        const auto finite = [&](index row, index count) { // four chains: one would wait for its own last step
+            const T* const values = span.values + row * span.value_stride;
+            lanes zero[4] = {T{0}, T{0}, T{0}, T{0}};
+            index i = 0;
+            for (const auto end = count * span.value_stride; i < end; i += lanes::size) {
+                auto& sum = zero[i / lanes::size % 4];
+                sum = fma(lanes::load(values + i), lanes(T{0}), sum);
+            }
+            return (zero[0] + zero[1] + (zero[2] + zero[3]) == lanes(T{0})).bits() == simd::lane_bits::first(lanes::size);
+        };
+        const auto end = 64 - std::countl_zero(rows);
+        if (rows == bit_range(0, end) && finite(0, end)) return 0;
         std::uint64_t odd = 0;
         for (auto left = rows; left != 0; left &= left - 1) {
             const auto row = std::countr_zero(left);
-            const lanes inverse = state.factor[row];
-            T* const values = state.values + row * state.value_stride;
-            lanes zero = T{0};
-            for (index c = 0; c < state.value_stride; c += lanes::size) {
-                auto x = lanes::load(values + c) * inverse;
-                if (unit != 1) x = x / lanes(unit);
-                zero = fma(x, lanes(T{0}), zero);
-                x.store(values + c);
-            }
-            const bool finite = (zero == lanes(T{0})).bits() == simd::lane_bits::first(lanes::size);
-            if (!finite && state.sum[row] == state.sum[row]) odd |= std::uint64_t{1} << row;
+            if (span.sum[row] == span.sum[row] && !finite(row, 1)) odd |= std::uint64_t{1} << row;
         }
         return odd;
     }
-    /// Joins the finished rows of a span, those whose bit is set, with what is known of them. fresh: rows of which nothing is.
-    void merge(std::uint64_t rows, std::uint64_t fresh, const softmax_state<T, Arch>& span, finished_rows<T>& earlier) const {
+    /// Joins the rows of a span whose bit is set with what is known of them: out becomes share_of_out out + share_of_span o / l. fresh: rows
+    /// of which nothing is written yet. unit: what the weights of the values were multiplied with.
+    void merge(std::uint64_t rows, std::uint64_t fresh, const softmax_state<T, Arch>& span, T unit, finished_rows<T>& earlier) const {
         for (index first = 0; first < 64 - std::countl_zero(rows); first += lanes::size) {
             const auto own = rows >> first & simd::lane_bits::first(lanes::size).value;
             const auto m = lanes::load(earlier.maximum + first), l = lanes::load(earlier.sum + first);
-            const softmax_merge<T, Arch> merged(m, l, lanes::load(span.maximum + first), lanes::load(span.sum + first));
+            const auto span_sum = lanes::load(span.sum + first);
+            const softmax_merge<T, Arch> merged(m, l, lanes::load(span.maximum + first), span_sum);
             select(simd::lane_bits{own}, merged.maximum, m).store(earlier.maximum + first);
             select(simd::lane_bits{own}, merged.sum, l).store(earlier.sum + first);
-            T a[lanes::size], b[lanes::size];
-            merged.a.store(a);
-            merged.b.store(b);
+            T of_out[lanes::size], of_span[lanes::size];
+            merged.a.store(of_out);
+            select(span_sum == lanes(T{0}), lanes(T{0}), merged.b / (span_sum * lanes(unit))).store(of_span);
             for (auto left = own; left != 0; left &= left - 1) {
                 const auto lane = std::countr_zero(left);
                 const auto row = first + lane;
                 const T* const values = span.values + row * span.value_stride;
                 if (fresh >> row & 1)
-                    write_row<false, T, Arch>(values, channels(), b[lane], T{0}, row_of(row), channel_stride());
+                    write_row<false, T, Arch>(values, channels(), of_span[lane], T{0}, rows_[row], channel_stride());
                 else if (span.sum[row] != 0)
-                    write_row<true, T, Arch>(values, channels(), b[lane], a[lane], row_of(row), channel_stride());
+                    write_row<true, T, Arch>(values, channels(), of_span[lane], of_out[lane], rows_[row], channel_stride());
             }
         }
     }
@@ -99,10 +104,10 @@ public:
 private:
     index channels() const { return out_.values.shape().channels; }
     index channel_stride() const { return out_.values.strides().channel; }
-    T* row_of(index row) const { return out_.values.row(block_.batch, block_.head_of(row), block_.token_of(row)); }
 
     const query_block& block_;
     const outputs<T>& out_;
+    T* rows_[64]; ///< of the result
 };
 
 } // namespace attn::kernel

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "epilogue.hpp"
+#include "../prefetch.hpp"
 #include "key_reader.hpp"
 #include "score_adjustment.hpp"
 #include "score_stage.hpp"
@@ -30,7 +31,7 @@ struct softmax_call {
 };
 
 /// One thread's memory, and its work on one query block after the other.
-template <Scalar T, class Arch>
+template <Scalar T, class Arch, class Prefetch = prefetch_next>
 class mainloop {
 public:
     using lanes = simd::lanes<T, Arch>;
@@ -47,37 +48,41 @@ public:
         return memory.used_bytes();
     }
 
-    void begin(const query_block& block, index pass) {
+    /// next: the query block that this thread is likely to begin with afterwards, or null.
+    void begin(const query_block& block, const query_block* next, index pass) {
         block_ = &block;
+        next_ = next;
         pass_ = pass;
         queries_.begin(block, call_->in.queries, call_->scale);
         const auto first_key = call_->in.positions.first_key[block.batch];
         keys_.begin(rows_of(call_->in.keys, block.batch, block.kv_head), first_key);
         values_.begin(rows_of(call_->in.values, block.batch, block.kv_head), first_key);
     }
-    /// Calls end_of_span(state, rows) for each span of key blocks first .. end - 1 that the pattern does not rule out, in order. Rows are
-    /// finished once each, as bits; those left over hold NaN or infinity, be it by a weight of 0 or by a sum that is too large: they are
-    /// done again with hidden keys left out, and then with smaller weights.
+    /// Calls end_of_span(state, rows, unit) for each span of key blocks first .. end - 1 that the pattern does not rule out, in order. Rows
+    /// come once each, as bits. Those whose sums hold NaN or infinity, be it by a weight of 0 or by a sum that is too large, are done again
+    /// first with hidden keys left out, and then with smaller weights.
     template <class F>
     void run(index first, index end, F&& end_of_span) {
+        constexpr T small = std::same_as<T, float> ? 0x1p-40 : 0x1p-80;
         const auto blocks = call_->blocks_of(*block_);
         for (auto at = first; at < end;) {
             const auto span_end = std::min(end, (floor_div(at, span_blocks) + 1) * span_blocks);
-            constexpr T small = std::same_as<T, float> ? 0x1p-40 : 0x1p-80;
-            auto rows = bit_range(0, block_->rows());
+            visible_block seen[span_blocks];
+            index count = 0;
+            for_each_visible_block(call_->pattern, *block_, pass_, blocks, at, span_end, [&](visible_block block) { seen[count++] = block; });
+            auto rows = count == 0 ? 0 : bit_range(0, block_->rows());
             for (const auto how : {pass_through{false, 1}, pass_through{true, 1}, pass_through{true, small}}) {
-                state_.begin(queries_.stride());
-                bool any = false;
-                for_each_visible_block(call_->pattern, *block_, pass_, blocks, at, span_end, [&](index block, bool all) {
-                    any = true;
-                    push(blocks.run(block, block + 1), all, how);
-                });
-                if (!any) break;
-                const auto odd = how.unit == small ? 0 : epilogue<T, Arch>::finish(state_, rows, how.unit);
-                if (how.unit == small) epilogue<T, Arch>::finish(state_, rows, how.unit);
-                end_of_span(std::as_const(state_), rows & ~odd);
-                rows = odd;
                 if (rows == 0) break;
+                state_.begin(queries_.stride());
+                for (index i = 0; i < count; ++i) {
+                    const auto block = seen[i].number;
+                    ask_for_next(blocks, i + 1 < count ? seen[i + 1].number : span_end, end);
+                    push(blocks.run(block, block + 1), seen[i].all, how);
+                }
+                if (!state_.has_values) break;
+                const auto odd = how.unit == small ? 0 : epilogue<T, Arch>::odd_rows(state_, rows);
+                end_of_span(std::as_const(state_), rows & ~odd, how.unit);
+                rows = odd;
             }
             at = span_end;
         }
@@ -97,6 +102,35 @@ private:
         T unit;
     };
 
+    /// What is read next and may still be in memory: where rows are few, and memory is what they wait for, the next key block; after the
+    /// last one, the queries and results of the next query block, with its first keys if they are another head's.
+    void ask_for_next(const key_blocks& blocks, index number, index end) {
+        ahead_.clear();
+        const auto& in = call_->in;
+        const auto add = [&](const auto& of_keys, const auto& of_values, const query_tile& tokens) {
+            const auto each = [&](auto rows, index channels) {
+                rows.row_stride *= tokens.step;
+                ahead_.add(rows, tokens.count, channels);
+            };
+            each(of_keys, in.keys.shape().channels);
+            each(of_values, in.values.shape().channels);
+        };
+        const auto add_keys = [&](const query_block& of, const key_run& keys) {
+            const auto first = keys.first - in.positions.first_key[of.batch];
+            add(rows_of(in.keys, of.batch, of.kv_head, first), rows_of(in.values, of.batch, of.kv_head, first), {first, keys.count, keys.step});
+        };
+        if (number < end) {
+            if (block_->rows() <= lanes::size) add_keys(*block_, blocks.run(number, number + 1));
+        } else if (next_) {
+            const auto& [batch, head, heads, kv_head, tokens, first_row] = *next_;
+            if (batch != block_->batch || kv_head != block_->kv_head) {
+                const auto of_next = call_->blocks_of(*next_);
+                add_keys(*next_, of_next.run(of_next.first_block(), of_next.first_block() + 1));
+            }
+            add(rows_of(in.queries, batch, head, first_row), rows_of(call_->out.values, batch, head, first_row), tokens);
+        }
+    }
+
     /// Scores of a key block become weights, and add its values.
     void push(key_run keys, bool all, const pass_through& how) {
         const auto stride = queries_.stride();
@@ -111,7 +145,7 @@ private:
             keys.count -= first;
         }
         const auto* const visible = all ? nullptr : visible_;
-        queries_.multiply(keys_.read(keys), keys.count, visible, scores_);
+        queries_.multiply(keys_.read(keys), keys.count, visible, scores_, ahead_);
         if (call_->adjustment) (*call_->adjustment)({*block_, keys, scores_, stride, scratch_});
         if (!all) hide_scores<T, Arch>(scores_, keys.count, stride, visible_);
         if (how.masked) find_seen(keys.count, all);
@@ -119,7 +153,7 @@ private:
         if (how.masked)
             add_seen_values(state_, block_->rows(), scores_, stride, values_.read(keys), keys.count, visible_, how.unit);
         else
-            add_weighted_values(state_, block_->rows(), scores_, stride, values_.read(keys), keys.count, visible);
+            add_weighted_values(state_, block_->rows(), scores_, stride, values_.read(keys), keys.count, visible, ahead_);
     }
     /// Which keys count: those that the pattern shows, and whose score is not -infinity.
     void find_seen(index keys, bool all) {
@@ -131,13 +165,14 @@ private:
     }
 
     const softmax_call<T>* call_;
-    const query_block* block_ = nullptr;
+    const query_block *block_ = nullptr, *next_ = nullptr;
     index pass_ = 0;
     score_stage<T, Arch> queries_;
     block_reader<T, Arch> keys_, values_;
     state_type state_;
     T *scores_, *scratch_;
     std::uint64_t* visible_;
+    Prefetch ahead_;
 };
 
 } // namespace attn::kernel

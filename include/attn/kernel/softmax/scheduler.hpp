@@ -4,11 +4,13 @@
 #include "../../parallel/executor.hpp"
 #include "mainloop.hpp"
 
+#include <optional>
+
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Softmax attention of any pattern and score function: out = softmax(score(scale * q k^T), keys hidden by the pattern left out) v. A task is
 /// one query block, or those of one residue class that share their copied keys. Passes of a union run one after the other.
-template <Scalar T, class Arch>
+template <Scalar T, class Arch, class Prefetch = prefetch_next>
 class softmax_scheduler {
 public:
     static std::size_t workspace_bytes(const input_shapes& s, index passes, index concurrency) {
@@ -31,25 +33,35 @@ public:
                 const auto block = grid.heads_at(place);
                 tasks = std::max(tasks, grid.tasks(call.pattern.step(block.batch, block.first_head, pass)));
             }
-            run.for_each(grid.places() * tasks, [&](index task, index slice) {
+            /// Block `number` of a task, if there is one.
+            const auto block_of = [&](index task, index number) -> std::optional<query_block> {
+                if (task >= grid.places() * tasks) return {};
                 auto block = grid.heads_at(task / tasks);
                 const auto step = call.pattern.step(block.batch, block.first_head, pass);
-                if (step == 0) return;
+                const auto together = grid.blocks_together(step);
+                number += task % tasks * together;
+                if (number >= std::min((task % tasks + 1) * together, grid.blocks(step))) return {};
+                const auto first_query = call.in.positions.first_query[block.batch];
+                block.tokens = grid.tokens_at(number, first_query, step);
+                block.first_row = block.tokens.first - first_query;
+                return block;
+            };
+            run.for_each(grid.places() * tasks, [&](index task, index slice) {
                 detail::scratch own(slices + static_cast<std::size_t>(slice) * mainloop_type::bytes(s.keys, s.values));
                 mainloop_type loop(own, call);
-                const auto first_query = call.in.positions.first_query[block.batch];
-                const auto first = task % tasks * grid.blocks_together(step);
-                for (auto number = first; number < std::min(first + grid.blocks_together(step), grid.blocks(step)); ++number) {
-                    block.tokens = grid.tokens_at(number, first_query, step);
-                    block.first_row = block.tokens.first - first_query;
-                    attend(loop, call, block, pass, known);
+                index number = 0;
+                for (auto block = block_of(task, number); block;) {
+                    auto next = block_of(task, ++number);
+                    const auto after = next ? next : block_of(task + run.concurrency(), 0);
+                    attend(loop, call, *block, after ? &*after : nullptr, pass, known);
+                    block = next;
                 }
             });
         }
     }
 
 private:
-    using mainloop_type = mainloop<T, Arch>;
+    using mainloop_type = mainloop<T, Arch, Prefetch>;
     using traits = query_block_traits<T, Arch>;
 
     /// The query blocks of a call.
@@ -97,7 +109,8 @@ private:
         T* const maximum = rows();
         return {maximum, rows()};
     }
-    static void attend(mainloop_type& loop, const softmax_call<T>& call, const query_block& block, index pass, const row_sums& known) {
+    static void attend(mainloop_type& loop, const softmax_call<T>& call, const query_block& block, const query_block* next, index pass,
+                       const row_sums& known) {
         const auto& q = call.in.queries.shape();
         const auto number_of = [&](index row) { return (block.batch * q.heads + block.head_of(row)) * q.tokens + block.token_of(row); };
         finished_rows<T> rows;
@@ -108,10 +121,10 @@ private:
         }
         const epilogue<T, Arch> end(block, call.out);
         auto written = pass == 0 ? std::uint64_t{0} : ~std::uint64_t{0};
-        loop.begin(block, pass);
+        loop.begin(block, next, pass);
         const auto blocks = call.blocks_of(block);
-        loop.run(blocks.first_block(), blocks.end_block(), [&](const auto& state, std::uint64_t finished) {
-            end.merge(finished, finished & ~written, state, rows);
+        loop.run(blocks.first_block(), blocks.end_block(), [&](const auto& state, std::uint64_t finished, T unit) {
+            end.merge(finished, finished & ~written, state, unit, rows);
             written |= finished;
         });
         end.clear_rows(~written & bit_range(0, block.rows()));

@@ -3,7 +3,7 @@
 
 #include "../../core/workspace.hpp"
 #include "../gemm/tile_product.hpp"
-#include "../tile_loader.hpp"
+#include "../prefetch.hpp"
 #include "query_block.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
@@ -55,13 +55,14 @@ public:
 
     /// scores[j * stride()] for the keys of a block. visible: one bit per row and key, or null if all see all; what nobody of a register sees
     /// may be left out, and holds any number.
-    void multiply(const row_block<const T>& keys, index count, const std::uint64_t* visible, T* scores) const {
+    template <class Prefetch>
+    void multiply(const row_block<const T>& keys, index count, const std::uint64_t* visible, T* scores, Prefetch& ahead) const {
         const auto registers = (many_rows_ + lanes::size - 1) / lanes::size;
         constexpr index wide = tile_traits<T, Arch>::max_columns;
         for (index pieces = (registers + wide - 1) / wide, piece = 0; piece < pieces; ++piece) { // as even as they come
             const auto left = registers * piece / pieces, right = registers * (piece + 1) / pieces;
             if (!visible) {
-                multiply_many(keys, 0, count, left, right, scores);
+                multiply_many(keys, 0, count, left, right, scores, ahead);
                 continue;
             }
             for (index first = 0, next; first < count; first = next) {
@@ -75,13 +76,15 @@ public:
                     const auto more = seen_of(visible, next, std::min(next + grain, count));
                     if (spread(more, left, right) != spread(seen, left, right)) break;
                 }
-                if (from < to) multiply_many(keys, first, next - first, from, to, scores);
+                if (from < to) multiply_many(keys, first, next - first, from, to, scores, ahead);
             }
         }
         if (few_rows_ == 0) return;
-        for (index first = 0; first < count; first += lanes::size)
+        for (index first = 0; first < count; first += lanes::size) {
             multiply_few(keys.data + first * keys.row_stride, keys.row_stride, std::min<index>(lanes::size, count - first),
                          scores + first * stride_ + many_rows_);
+            ahead.beside(8 * lanes::size * channels_);
+        }
     }
 
 private:
@@ -99,7 +102,8 @@ private:
         for (index reg = left; reg < right; ++reg) registers |= std::uint64_t{(seen & bit_range(reg * lanes::size, lanes::size)) != 0} << reg;
         return registers;
     }
-    void multiply_many(const row_block<const T>& keys, index first, index count, index left, index right, T* scores) const {
+    template <class Prefetch>
+    void multiply_many(const row_block<const T>& keys, index first, index count, index left, index right, T* scores, Prefetch& ahead) const {
         const auto lane = left * lanes::size;
         kernel::multiply<T, Arch>(count, right - left,
                                   {.a = keys.data + first * keys.row_stride,
@@ -109,7 +113,8 @@ private:
                                    .b_depth = stride_,
                                    .depth = channels_,
                                    .c = scores + first * stride_ + lane,
-                                   .c_row = stride_});
+                                   .c_row = stride_},
+                                  ahead);
     }
     /// A register of keys. Where there are fewer the last is read again, and its scores are for nobody.
     void multiply_few(const T* keys, index key_stride, index count, T* scores) const {

@@ -27,6 +27,7 @@ struct softmax_state {
     T* sum = nullptr;       ///< l [rows]
     T* factor = nullptr;    ///< [rows] what the last push multiplies o with
     T* values = nullptr;    ///< o [rows][value_stride]
+    bool has_values = false; ///< o has been written; until then it counts as 0
 
     static softmax_state take(detail::scratch& memory, index max_rows, index value_stride) {
         return {value_stride, memory.take<T>(max_rows), memory.take<T>(max_rows), memory.take<T>(max_rows),
@@ -36,7 +37,7 @@ struct softmax_state {
     void begin(index rows) {
         std::fill_n(maximum, rows, nothing);
         std::fill_n(sum, rows, T{0});
-        std::fill_n(values, rows * value_stride, T{0});
+        has_values = false;
     }
     /// Takes in scores[keys][rows], which become weights e^(x - m), and leaves the factors by which `values` must be multiplied before the
     /// weighted values of these keys are added. rows: whole registers.

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../gemm/tile_product.hpp"
-#include "../tile_loader.hpp"
+#include "../prefetch.hpp"
 #include "query_block.hpp"
 #include "softmax_state.hpp"
 
@@ -38,9 +38,9 @@ private:
 /// Adds weights[keys][rows] times the values to the state's sums. Lanes are channels: weights are broadcast from where the softmax left
 /// them, values are read as they lie. A value's sum is one chain of multiply-adds over the keys in order. A row's hidden keys are left out
 /// or have a weight of 0. visible: one bit per row and key, or null if all see all.
-template <Scalar T, class Arch>
+template <Scalar T, class Arch, class Prefetch>
 void add_weighted_values(softmax_state<T, Arch>& state, index rows, const T* weights, index stride, const row_block<const T>& values,
-                         index keys, const std::uint64_t* visible) {
+                         index keys, const std::uint64_t* visible, Prefetch& ahead) {
     using traits = tile_traits<T, Arch>;
     constexpr index lane_count = traits::lane_count;
     const auto registers = state.value_stride / lane_count;
@@ -58,7 +58,8 @@ void add_weighted_values(softmax_state<T, Arch>& state, index rows, const T* wei
                                .depth = depth,
                                .c = state.values + row * state.value_stride + channel,
                                .c_row = state.value_stride,
-                               .scale = state.factor + row});
+                               .scale = state.has_values ? state.factor + row : nullptr},
+                              ahead);
         };
         if (!visible) {
             add(0, rows, 0, keys);
@@ -71,6 +72,7 @@ void add_weighted_values(softmax_state<T, Arch>& state, index rows, const T* wei
             add(row, count, first, depth);
         }
     }
+    state.has_values = true;
 }
 
 /// The same to the same bits, but values of hidden keys are not touched: 0 times NaN or infinity is NaN. Every weight is multiplied by
@@ -82,13 +84,14 @@ void add_seen_values(softmax_state<T, Arch>& state, index rows, const T* weights
     for (index row = 0; row < rows; ++row) {
         for (index channel = 0; channel < state.value_stride; channel += lanes::size) {
             T* const at = state.values + row * state.value_stride + channel;
-            auto sum = lanes::load(at) * lanes(state.factor[row]);
+            auto sum = state.has_values ? lanes::load(at) * lanes(state.factor[row]) : lanes(T{0});
             for (index j = 0; j < keys; ++j)
                 if (visible[j] >> row & 1)
                     sum = fma(lanes(unit * weights[j * stride + row]), lanes::load(values.data + j * values.row_stride + channel), sum);
             sum.store(at);
         }
     }
+    state.has_values = true;
 }
 
 } // namespace attn::kernel

@@ -136,8 +136,13 @@ void hide_scores(T* scores, index keys, index rows, const std::uint64_t* visible
     }
 }
 
-/// Calls f(block, all) for the key blocks from .. end - 1 that the pattern shows to some row, found by bisection: whether it shows all of it
-/// to all.
+/// A key block that some row sees: whether all rows see all of it.
+struct visible_block {
+    index number;
+    bool all;
+};
+
+/// Calls f(visible_block) for those of the key blocks from .. end - 1, in order, found by bisection.
 template <class F>
 void for_each_visible_block(const visible_keys& pattern, const query_block& queries, index pass, const key_blocks& blocks, index from, index end,
                             const F& f) {
@@ -146,9 +151,9 @@ void for_each_visible_block(const visible_keys& pattern, const query_block& quer
     const auto seen = pattern.of_box(queries, pass, keys.positions());
     if (seen.is_none()) return;
     if (seen.is_all()) {
-        for (auto block = from; block < end; ++block) f(block, true);
+        for (auto block = from; block < end; ++block) f(visible_block{block, true});
     } else if (end - from == 1) {
-        f(from, false);
+        f(visible_block{from, false});
     } else {
         const auto middle = from + (end - from) / 2;
         for_each_visible_block(pattern, queries, pass, blocks, from, middle, f);

@@ -1,0 +1,57 @@
+// What will be read soon, asked for beside the multiply-adds of what is being computed.
+#pragma once
+
+#include "tile_loader.hpp"
+
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
+
+/// A queue of rows that come next, asked for a few cache lines at a time, in address order: asked for at once they would fill the buffers
+/// of the lines that are on their way, and the next load would wait for all of them. What fits no more, or does not lie in lines, is left
+/// to the hardware.
+class prefetch_next {
+public:
+    void clear() { first_ = end_ = 0; }
+    template <class T>
+    void add(const row_block<T>& rows, index count, index channels) {
+        if (end_ == capacity || count <= 0 || channels <= 0 || rows.channel_stride != 1) return;
+        constexpr auto size = static_cast<index>(sizeof(T));
+        queue_[end_++] = rows.row_stride == channels
+                             ? block{reinterpret_cast<const std::byte*>(rows.data), 0, 1, count * channels * size}
+                             : block{reinterpret_cast<const std::byte*>(rows.data), rows.row_stride * size, count, channels * size};
+    }
+    /// Asks for what so many multiply-adds of registers give time for: a line for 32, or 16 cycles.
+    void beside(index multiply_adds) {
+        for (auto lines = multiply_adds / 32; lines > 0 && first_ < end_;) lines -= fetch(queue_[first_], lines);
+    }
+
+private:
+    static constexpr index line = 64, capacity = 8;
+    struct block {
+        const std::byte* row;
+        index row_stride, rows, row_bytes, at = 0;
+    };
+
+    index fetch(block& from, index most) {
+        const auto count = std::min(most, (from.row_bytes - from.at + line - 1) / line);
+        for (index i = 0; i < count; ++i) simd::prefetch(from.row + from.at + i * line);
+        from.at += count * line;
+        if (from.at >= from.row_bytes) {
+            from.at = 0;
+            from.row += from.row_stride;
+            if (--from.rows == 0) ++first_;
+        }
+        return count;
+    }
+
+    block queue_[capacity];
+    index first_ = 0, end_ = 0;
+};
+
+/// The policy that leaves all of it to the hardware: what prefetch_next is measured against.
+struct no_prefetch {
+    static void clear() {}
+    static void add(const auto&, index, index) {}
+    static void beside(index) {}
+};
+
+} // namespace attn::kernel
