@@ -46,6 +46,8 @@ struct block_sparse {
                 query_block, key_block};
     }
 
+    constexpr bool heads_alike() const { return blocks.shape().heads == 1; }
+
     void check(const pattern_context& context) const {
         const auto& size = blocks.shape();
         const auto name = [&] { return "block_sparse{" + to_string(size) + ", " + std::to_string(query_block) + ", " + std::to_string(key_block) + "}"; };

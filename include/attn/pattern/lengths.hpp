@@ -20,6 +20,7 @@ struct lengths {
     borrowed<const index> length;
 
     constexpr detail::shorter_than at(index batch, index) const { return {length[static_cast<std::size_t>(batch)]}; }
+    constexpr bool heads_alike() const { return true; }
 
     void check(const pattern_context& context) const {
         const auto name = [&] { return "lengths{" + std::to_string(length.size()) + " values}"; };

@@ -59,6 +59,11 @@ concept HasStep = requires(const P& p) {
 };
 
 template <class P>
+concept HasHeadsAlike = requires(const P& p) {
+    { p.heads_alike() } -> std::convertible_to<bool>;
+};
+
+template <class P>
 concept HasCheck = requires(const P& p, const pattern_context& c) { p.check(c); };
 
 /// i = j modulo two steps is i = j modulo their least common multiple. One that does not fit an index leaves the larger promise.
@@ -79,9 +84,19 @@ constexpr auto at(const P& p, index batch, index head) {
         return p;
 }
 
+/// True if all heads of a batch entry have the same pattern, for all that its type and its promise tell.
+template <class P>
+constexpr bool heads_alike(const P& p) {
+    if constexpr (detail::HasHeadsAlike<P>)
+        return p.heads_alike();
+    else
+        return !detail::HasAt<P>;
+}
+
 /// A value with one generic member `visible(i, j)` on absolute positions of a query and a key. The same text is evaluated on
 /// integers, on ranges, and on lanes of queries with one integer key. Optional members:
 ///   at(batch, head)   the pattern for one batch entry and head (`visible` may then be that pattern's only)
+///   heads_alike()     a promise beside `at`: no head's pattern differs from another's, so that what is found for one serves all
 ///   step()            a promise: a visible pair has i = j modulo step() (at least 1)
 ///   check(context)    throws, by context.refuse, if the parameters do not fit what the pattern is used on
 ///   check_apart(out)  throws, by out.require_apart, if an output overlaps memory that the pattern refers to: see output_memory
@@ -143,6 +158,7 @@ struct both {
         auto right = attn::at(b, batch, head);
         return both<decltype(left), decltype(right)>{left, right};
     }
+    constexpr bool heads_alike() const { return attn::heads_alike(a) && attn::heads_alike(b); }
     constexpr index step() const
         requires(detail::HasStep<A> || detail::HasStep<B>)
     {
@@ -172,6 +188,7 @@ struct either {
         auto right = attn::at(b, batch, head);
         return either<decltype(left), decltype(right)>{left, right};
     }
+    constexpr bool heads_alike() const { return attn::heads_alike(a) && attn::heads_alike(b); }
     constexpr index step() const
         requires(detail::HasStep<A> && detail::HasStep<B>)
     {
@@ -199,6 +216,7 @@ struct inverse {
         auto left = attn::at(a, batch, head);
         return inverse<decltype(left)>{left};
     }
+    constexpr bool heads_alike() const { return attn::heads_alike(a); }
     void check(const pattern_context& context) const { attn::check(a, context); }
     void check_apart(const output_memory& out) const { attn::check_apart(a, out); }
 };

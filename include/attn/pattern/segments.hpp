@@ -114,6 +114,8 @@ public:
         return {queries, keys, {tables_->equal.empty() ? nullptr : tables_->equal.data() + entry * words, queries.count, keys.count}};
     }
 
+    bool heads_alike() const { return true; }
+
     void check(const pattern_context& context) const {
         const auto name = [&] { return "segments{" + std::to_string(entries_) + " x " + std::to_string(queries_.count) + " queries, " +
                           std::to_string(keys_.count) + " keys}"; };

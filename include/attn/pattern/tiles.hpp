@@ -104,6 +104,8 @@ public:
                 any_query_};
     }
 
+    bool heads_alike() const { return size_.heads == 1; }
+
     void check(const pattern_context& context) const {
         const auto name = [&] { return "tiles{" + to_string(size_) + "}"; };
         context.require_broadcast(size_, name);

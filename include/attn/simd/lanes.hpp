@@ -38,6 +38,12 @@ inline constexpr int register_count =
     asm volatile(""); // gcc 12 takes a function that only prefetches for one without effect, and drops the calls of it
 }
 
+/// The same into the second-level cache.
+[[gnu::always_inline]] inline void prefetch_far(const void* address) {
+    __builtin_prefetch(address, 0, 2);
+    asm volatile("");
+}
+
 /// Ends a series of `lanes::store_streaming`.
 inline void finish_streaming() {
 #if defined(__SSE2__)

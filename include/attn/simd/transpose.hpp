@@ -31,15 +31,20 @@ template <Scalar T, class Arch>
     using vector = typename detail::vector_of<T, size>::type;
     constexpr auto lane = std::make_integer_sequence<int, size>{};
     vector from[static_cast<std::size_t>(size)], to[static_cast<std::size_t>(size)];
-    unroll<size>([&](auto r) { from[r] = std::bit_cast<vector>(rows[r]); });
-    unroll<std::countr_zero(static_cast<unsigned>(size))>([&](auto) {
-        unroll<size / 2>([&](auto r) {
+#pragma GCC unroll 16
+    for (int r = 0; r < size; ++r) from[r] = std::bit_cast<vector>(rows[r]);
+#pragma GCC unroll 4
+    for (int round = 1; round < size; round *= 2) {
+#pragma GCC unroll 8
+        for (int r = 0; r < size / 2; ++r) {
             to[2 * r] = detail::zip<0>(from[r], from[r + size / 2], lane);
             to[2 * r + 1] = detail::zip<size / 2>(from[r], from[r + size / 2], lane);
-        });
-        unroll<size>([&](auto r) { from[r] = to[r]; });
-    });
-    unroll<size>([&](auto r) { rows[r] = std::bit_cast<lanes<T, Arch>>(from[r]); });
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < size; ++r) from[r] = to[r];
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < size; ++r) rows[r] = std::bit_cast<lanes<T, Arch>>(from[r]);
 }
 
 /// The sum over the lanes of each row of a square, rows[0 .. size), which are overwritten: lane r is that of rows[r]. Half the shuffles of a

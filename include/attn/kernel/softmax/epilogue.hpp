@@ -10,45 +10,38 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// What is known of each row of a query block over the spans and passes that have been: out holds its result so far, o / l.
+/// m and l of every row (batch, heads, n), which the passes of a union hand on.
 template <Scalar T>
-struct finished_rows {
-    T maximum[64], sum[64];
-
-    /// No key has been seen; a sink per head is a key without a value, and is there from the start.
-    void begin(const query_block& block, std::span<const double> sinks) {
-        std::fill_n(maximum, 64, std::numeric_limits<T>::lowest());
-        std::fill_n(sum, 64, T{0});
-        for (index row = 0; row < (sinks.empty() ? 0 : block.rows()); ++row) {
-            const auto sink = static_cast<T>(sinks[static_cast<std::size_t>(block.head_of(row))]);
-            if (sink == -std::numeric_limits<T>::infinity()) continue;
-            maximum[row] = sink;
-            sum[row] = T{1};
-        }
-    }
+struct row_sums {
+    T *maximum, *sum;
 };
 
-/// Rows of the result of one query block.
+/// Rows of the result of one query block: out holds o / l over the spans and passes that have been, and m and l stand here.
 template <Scalar T, class Arch>
 class epilogue {
 public:
     using lanes = simd::lanes<T, Arch>;
 
-    epilogue(const query_block& block, const outputs<T>& out) : block_(block), out_(out) {
-        T** to = rows_;
-        for (auto head = block.first_head; head < block.first_head + block.heads; ++head) {
-            T* row = out.values.row(block.batch, head, block.first_row);
-            for (index token = 0; token < block.tokens.count; ++token, row += block.tokens.step * out.values.strides().token) *to++ = row;
+    /// No key has been seen; a sink per head is a key without a value, and is there from the start.
+    epilogue(const query_block& block, const outputs<T>& out, std::span<const double> sinks) : epilogue(block, out) {
+        std::fill_n(maximum_, 64, std::numeric_limits<T>::lowest());
+        std::fill_n(sum_, 64, T{0});
+        for (index row = 0; row < (sinks.empty() ? 0 : block.rows()); ++row) {
+            const auto sink = static_cast<T>(sinks[static_cast<std::size_t>(block.head_of(row))]);
+            if (sink == -std::numeric_limits<T>::infinity()) continue;
+            maximum_[row] = sink;
+            sum_[row] = T{1};
+        }
+    }
+    /// Another pass has been there.
+    epilogue(const query_block& block, const outputs<T>& out, const row_sums<T>& known) : epilogue(block, out) {
+        written_ = bit_range(0, block.rows());
+        for (index row = 0; row < block.rows(); ++row) {
+            maximum_[row] = known.maximum[number_of(row)];
+            sum_[row] = known.sum[number_of(row)];
         }
     }
 
-    /// Rows that see no key at all, as bits.
-    void clear_rows(std::uint64_t rows) const {
-        for (; rows != 0; rows &= rows - 1) {
-            T* const to = rows_[std::countr_zero(rows)];
-            for (index c = 0; c < channels(); ++c) to[c * channel_stride()] = T{0};
-        }
-    }
     /// The rows, as bits, whose sums hold an infinity or a NaN that no score put there.
     static std::uint64_t odd_rows(const softmax_state<T, Arch>& span, std::uint64_t rows) {
         const auto finite = [&](index row, index count) { // four chains: one would wait for its own last step
@@ -70,44 +63,69 @@ public:
         }
         return odd;
     }
-    /// Joins the rows of a span whose bit is set with what is known of them: out becomes share_of_out out + share_of_span o / l. fresh: rows
-    /// of which nothing is written yet. unit: what the weights of the values were multiplied with.
-    void merge(std::uint64_t rows, std::uint64_t fresh, const softmax_state<T, Arch>& span, T unit, finished_rows<T>& earlier) const {
+    /// Joins the rows of a span whose bit is set with what is known of them: out becomes share_of_out out + share_of_span o / l.
+    void merge(const softmax_state<T, Arch>& span, std::uint64_t rows) {
         for (index first = 0; first < 64 - std::countl_zero(rows); first += lanes::size) {
             const auto own = rows >> first & simd::lane_bits::first(lanes::size).value;
-            const auto m = lanes::load(earlier.maximum + first), l = lanes::load(earlier.sum + first);
-            const auto span_sum = lanes::load(span.sum + first);
+            const auto m = lanes::load(maximum_ + first), l = lanes::load(sum_ + first), span_sum = lanes::load(span.sum + first);
             const softmax_merge<T, Arch> merged(m, l, lanes::load(span.maximum + first), span_sum);
-            select(simd::lane_bits{own}, merged.maximum, m).store(earlier.maximum + first);
-            select(simd::lane_bits{own}, merged.sum, l).store(earlier.sum + first);
+            select(simd::lane_bits{own}, merged.maximum, m).store(maximum_ + first);
+            select(simd::lane_bits{own}, merged.sum, l).store(sum_ + first);
             T of_out[lanes::size], of_span[lanes::size];
             merged.a.store(of_out);
-            select(span_sum == lanes(T{0}), lanes(T{0}), merged.b / (span_sum * lanes(unit))).store(of_span);
+            select(span_sum == lanes(T{0}), lanes(T{0}), merged.b / (span_sum * lanes::load(span.unit + first))).store(of_span);
             for (auto left = own; left != 0; left &= left - 1) {
                 const auto lane = std::countr_zero(left);
                 const auto row = first + lane;
                 const T* const values = span.values + row * span.value_stride;
-                if (fresh >> row & 1)
+                if (!(written_ >> row & 1))
                     write_row<false, T, Arch>(values, channels(), of_span[lane], T{0}, rows_[row], channel_stride());
                 else if (span.sum[row] != 0)
                     write_row<true, T, Arch>(values, channels(), of_span[lane], of_out[lane], rows_[row], channel_stride());
             }
         }
+        written_ |= rows;
     }
-    void write_log_sum_exp(const finished_rows<T>& rows) const {
+    /// After the last span: rows that see no key at all are 0.
+    void finish() const {
+        for (auto rows = ~written_ & bit_range(0, block_.rows()); rows != 0; rows &= rows - 1) {
+            T* const to = rows_[std::countr_zero(rows)];
+            for (index c = 0; c < channels(); ++c) to[c * channel_stride()] = T{0};
+        }
         if (!out_.log_sum_exp.data()) return;
         for (index row = 0; row < block_.rows(); ++row)
             out_.log_sum_exp(block_.batch, block_.head_of(row), block_.token_of(row), 0) =
-                softmax_merge<T, Arch>::log_sum_exp(rows.maximum[row], rows.sum[row]);
+                softmax_merge<T, Arch>::log_sum_exp(maximum_[row], sum_[row]);
+    }
+    /// For the next pass.
+    void keep(const row_sums<T>& known) const {
+        for (index row = 0; row < block_.rows(); ++row) {
+            known.maximum[number_of(row)] = maximum_[row];
+            known.sum[number_of(row)] = sum_[row];
+        }
     }
 
 private:
+    epilogue(const query_block& block, const outputs<T>& out) : block_(block), out_(out) {
+        T** to = rows_;
+        for (auto head = block.first_head; head < block.first_head + block.heads; ++head) {
+            T* row = out.values.row(block.batch, head, block.first_row);
+            for (index token = 0; token < block.tokens.count; ++token, row += block.tokens.step * out.values.strides().token) *to++ = row;
+        }
+    }
+
     index channels() const { return out_.values.shape().channels; }
     index channel_stride() const { return out_.values.strides().channel; }
+    index number_of(index row) const {
+        const auto& s = out_.values.shape();
+        return (block_.batch * s.heads + block_.head_of(row)) * s.tokens + block_.token_of(row);
+    }
 
-    const query_block& block_;
+    query_block block_;
     const outputs<T>& out_;
-    T* rows_[64]; ///< of the result
+    std::uint64_t written_ = 0; ///< rows of out
+    T* rows_[64];               ///< of out
+    T maximum_[64], sum_[64];   ///< m and l
 };
 
 } // namespace attn::kernel

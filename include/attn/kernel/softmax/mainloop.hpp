@@ -16,7 +16,7 @@ template <Scalar T>
 struct softmax_call {
     /// Keys of a block: enough to hide the loads and stores of O, few enough for the cache. So many blocks are a span, whose softmax is
     /// finished by itself.
-    static constexpr index block_keys = 128, span_blocks = 8;
+    static constexpr index block_keys = 128, span_blocks = visible_span::max_blocks;
 
     const inputs<T>& in;
     const outputs<T>& out;
@@ -48,43 +48,48 @@ public:
         return memory.used_bytes();
     }
 
+    /// Query blocks whose visible keys are kept, each by its number, until `forget`: what heads that see the same have in common.
+    static constexpr index max_blocks = 4;
+    void forget() {
+        for (auto& span : spans_) span.forget();
+    }
     /// next: the query block that this thread is likely to begin with afterwards, or null.
-    void begin(const query_block& block, const query_block* next, index pass) {
+    void begin(const query_block& block, const query_block* next, index pass, index number) {
         block_ = &block;
         next_ = next;
         pass_ = pass;
+        span_ = &spans_[number];
         queries_.begin(block, call_->in.queries, call_->scale);
         const auto first_key = call_->in.positions.first_key[block.batch];
         keys_.begin(rows_of(call_->in.keys, block.batch, block.kv_head), first_key);
         values_.begin(rows_of(call_->in.values, block.batch, block.kv_head), first_key);
     }
-    /// Calls end_of_span(state, rows, unit) for each span of key blocks first .. end - 1 that the pattern does not rule out, in order. Rows
+    /// Calls end_of_span(state, rows) for each span of key blocks first .. end - 1 that the pattern does not rule out, in order. Rows
     /// come once each, as bits. Those whose sums hold NaN or infinity, be it by a weight of 0 or by a sum that is too large, are done again
     /// first with hidden keys left out, and then with smaller weights.
     template <class F>
     void run(index first, index end, F&& end_of_span) {
         constexpr T small = std::same_as<T, float> ? 0x1p-40 : 0x1p-80;
         const auto blocks = call_->blocks_of(*block_);
-        for (auto at = first; at < end;) {
-            const auto span_end = std::min(end, (floor_div(at, span_blocks) + 1) * span_blocks);
-            visible_block seen[span_blocks];
-            index count = 0;
-            for_each_visible_block(call_->pattern, *block_, pass_, blocks, at, span_end, [&](visible_block block) { seen[count++] = block; });
-            auto rows = count == 0 ? 0 : bit_range(0, block_->rows());
-            for (const auto how : {pass_through{false, 1}, pass_through{true, 1}, pass_through{true, small}}) {
+        for (; first < end && span_->find(call_->pattern, *block_, pass_, blocks, first, end); first = span_->end()) {
+            const auto parts = span_->parts();
+            auto rows = bit_range(0, block_->rows());
+            constexpr struct {
+                bool masked; // values of hidden keys are not touched
+                T unit;
+            } attempts[] = {{false, 1}, {true, 1}, {true, small}};
+            for (const auto& [masked, unit] : attempts) {
                 if (rows == 0) break;
-                state_.begin(queries_.stride());
-                for (index i = 0; i < count; ++i) {
-                    const auto block = seen[i].number;
-                    ask_for_next(blocks, i + 1 < count ? seen[i + 1].number : span_end, end);
-                    push(blocks.run(block, block + 1), seen[i].all, how);
+                state_.begin(queries_.stride(), unit);
+                for (const auto& part : parts) {
+                    const bool last = &part == &parts.back();
+                    ask_for_next(last ? blocks.run(span_->end(), std::min(span_->end() + 1, end)) : (&part)[1].keys);
+                    push(part, masked);
                 }
-                if (!state_.has_values) break;
-                const auto odd = how.unit == small ? 0 : epilogue<T, Arch>::odd_rows(state_, rows);
-                end_of_span(std::as_const(state_), rows & ~odd, how.unit);
+                const auto odd = unit == small ? 0 : epilogue<T, Arch>::odd_rows(state_, rows);
+                end_of_span(std::as_const(state_), rows & ~odd);
                 rows = odd;
             }
-            at = span_end;
         }
     }
 
@@ -94,23 +99,19 @@ private:
           values_(memory, block_keys, values.channels, true),
           state_(state_type::take(memory, traits::max_rows, whole_registers<T, Arch>(values.channels))),
           scores_(memory.take<T>(block_keys * traits::max_rows)), scratch_(memory.take<T>(block_keys * traits::max_rows)),
-          visible_(memory.take<std::uint64_t>(block_keys)) {}
+          seen_(memory.take<std::uint64_t>(block_keys)) {
+        for (auto& span : spans_) span = visible_span(memory, block_keys);
+    }
 
-    /// masked: values of hidden keys are not touched. Weights are multiplied by `unit` before values are.
-    struct pass_through {
-        bool masked;
-        T unit;
-    };
-
-    /// What is read next and may still be in memory: where rows are few, and memory is what they wait for, the next key block; after the
-    /// last one, the queries and results of the next query block, with its first keys if they are another head's.
-    void ask_for_next(const key_blocks& blocks, index number, index end) {
+    /// What is read next and may still be in memory: where rows are few, and memory is what they wait for, the next keys; after the last, the
+    /// queries and results of the next query block, with its first keys if they are another head's.
+    void ask_for_next(const key_run& coming) {
         ahead_.clear();
         const auto& in = call_->in;
         const auto add = [&](const auto& of_keys, const auto& of_values, const query_tile& tokens) {
             const auto each = [&](auto rows, index channels) {
                 rows.row_stride *= tokens.step;
-                ahead_.add(rows, tokens.count, channels);
+                ahead_.add(rows, tokens.count, channels, coming.count > 0);
             };
             each(of_keys, in.keys.shape().channels);
             each(of_values, in.values.shape().channels);
@@ -119,8 +120,8 @@ private:
             const auto first = keys.first - in.positions.first_key[of.batch];
             add(rows_of(in.keys, of.batch, of.kv_head, first), rows_of(in.values, of.batch, of.kv_head, first), {first, keys.count, keys.step});
         };
-        if (number < end) {
-            if (block_->rows() <= lanes::size) add_keys(*block_, blocks.run(number, number + 1));
+        if (coming.count > 0) {
+            if (block_->rows() <= lanes::size) add_keys(*block_, coming);
         } else if (next_) {
             const auto& [batch, head, heads, kv_head, tokens, first_row] = *next_;
             if (batch != block_->batch || kv_head != block_->kv_head) {
@@ -132,35 +133,25 @@ private:
     }
 
     /// Scores of a key block become weights, and add its values.
-    void push(key_run keys, bool all, const pass_through& how) {
+    void push(const visible_span::part& part, bool masked) {
+        const auto& [keys, visible] = part;
         const auto stride = queries_.stride();
-        if (!all) {
-            call_->pattern.find(*block_, pass_, keys, visible_);
-            index first = 0;
-            while (first < keys.count && visible_[first] == 0) ++first;
-            while (first < keys.count && visible_[keys.count - 1] == 0) --keys.count;
-            if (first == keys.count) return;
-            std::copy(visible_ + first, visible_ + keys.count, visible_);
-            keys.first += first * keys.step;
-            keys.count -= first;
-        }
-        const auto* const visible = all ? nullptr : visible_;
         queries_.multiply(keys_.read(keys), keys.count, visible, scores_, ahead_);
         if (call_->adjustment) (*call_->adjustment)({*block_, keys, scores_, stride, scratch_});
-        if (!all) hide_scores<T, Arch>(scores_, keys.count, stride, visible_);
-        if (how.masked) find_seen(keys.count, all);
+        if (visible) hide_scores<T, Arch>(scores_, keys.count, stride, visible);
+        if (masked) find_seen(part);
         state_.push(scores_, keys.count, stride);
-        if (how.masked)
-            add_seen_values(state_, block_->rows(), scores_, stride, values_.read(keys), keys.count, visible_, how.unit);
+        if (masked)
+            add_seen_values(state_, block_->rows(), scores_, stride, values_.read(keys), keys.count, seen_);
         else
             add_weighted_values(state_, block_->rows(), scores_, stride, values_.read(keys), keys.count, visible, ahead_);
     }
     /// Which keys count: those that the pattern shows, and whose score is not -infinity.
-    void find_seen(index keys, bool all) {
-        for (index j = 0; j < keys; ++j) {
-            if (all) visible_[j] = bit_range(0, block_->rows());
+    void find_seen(const visible_span::part& part) {
+        for (index j = 0; j < part.keys.count; ++j) {
+            seen_[j] = part.rows ? part.rows[j] : bit_range(0, block_->rows());
             for (index row = 0; row < block_->rows(); ++row)
-                if (scores_[j * queries_.stride() + row] == state_type::hidden) visible_[j] &= ~bit_range(row, 1);
+                if (scores_[j * queries_.stride() + row] == state_type::hidden) seen_[j] &= ~bit_range(row, 1);
         }
     }
 
@@ -171,7 +162,8 @@ private:
     block_reader<T, Arch> keys_, values_;
     state_type state_;
     T *scores_, *scratch_;
-    std::uint64_t* visible_;
+    std::uint64_t* seen_; ///< [block_keys] where hidden keys are left out
+    visible_span spans_[max_blocks], *span_ = nullptr;
     Prefetch ahead_;
 };
 

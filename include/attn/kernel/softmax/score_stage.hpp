@@ -82,8 +82,7 @@ public:
         if (few_rows_ == 0) return;
         for (index first = 0; first < count; first += lanes::size) {
             multiply_few(keys.data + first * keys.row_stride, keys.row_stride, std::min<index>(lanes::size, count - first),
-                         scores + first * stride_ + many_rows_);
-            ahead.beside(8 * lanes::size * channels_);
+                         scores + first * stride_ + many_rows_, ahead);
         }
     }
 
@@ -117,26 +116,38 @@ private:
                                   ahead);
     }
     /// A register of keys. Where there are fewer the last is read again, and its scores are for nobody.
-    void multiply_few(const T* keys, index key_stride, index count, T* scores) const {
+    template <class Prefetch>
+    void multiply_few(const T* keys, index key_stride, index count, T* scores, Prefetch& ahead) const {
         constexpr int size = lanes::size;
         lanes sum[std::size_t{size}];
 #pragma GCC unroll 16
         for (int q = 0; q < size; ++q) sum[q] = lanes(T{0});
-        for (index c = 0; c < channels_; c += size) {
+        const T *rows[std::size_t{size}], *query = few_;
+#pragma GCC unroll 16
+        for (int j = 0; j < size; ++j) rows[j] = keys + std::min<index>(j, count - 1) * key_stride;
+        index c = 0;
+        for (; c + size <= channels_; c += size, query += size) {
             lanes square[std::size_t{size}];
-            const auto present = std::min<index>(size, channels_ - c);
-            if (present == size) {
-                for (index j = 0; j < size; ++j) square[j] = lanes::load(keys + std::min(j, count - 1) * key_stride + c);
-            } else {
-                for (index j = 0; j < size; ++j) square[j] = lanes::load_first(keys + std::min(j, count - 1) * key_stride + c, present);
-            }
+#pragma GCC unroll 16
+            for (int j = 0; j < size; ++j) square[j] = lanes::load(rows[j] + c);
             simd::transpose<T, Arch>(square);
-            const T* const query = few_ + c;
+            ahead.beside(2 * 32 * size); // a row of keys and one of values for each of these
 #pragma GCC unroll 4
             for (index q = 0; q < max_few; ++q) {
                 if (q >= few_rows_) break;
-                for (index i = 0; i < present; ++i) sum[q] = fma(square[i], lanes(query[q * channels_ + i]), sum[q]);
+#pragma GCC unroll 16
+                for (int i = 0; i < size; ++i) sum[q] = fma(square[i], lanes(query[q * channels_ + i]), sum[q]);
             }
+        }
+        if (const auto rest = channels_ - c; rest > 0) {
+            lanes square[std::size_t{size}];
+#pragma GCC unroll 16
+            for (int j = 0; j < size; ++j) square[j] = lanes::load_first(rows[j] + c, rest);
+            simd::transpose<T, Arch>(square);
+            T columns[std::size_t{size * size}];
+            for (int i = 0; i < size; ++i) square[i].store(columns + i * size);
+            for (index q = 0; q < few_rows_; ++q)
+                for (index i = 0; i < rest; ++i) sum[q] = fma(lanes::load(columns + i * size), lanes(query[q * channels_ + i]), sum[q]);
         }
         simd::transpose<T, Arch>(sum);
         for (index j = 0; j < count; ++j) sum[j].store(scores + j * stride_);

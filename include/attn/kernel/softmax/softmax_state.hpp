@@ -4,13 +4,14 @@
 #include "../../core/workspace.hpp"
 #include "../../simd/exp.hpp"
 
+#include <bit>
 #include <cmath>
 #include <limits>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// (m, l, o) for each row, over the keys seen so far, with scores x:
-///     m = max x,   l = sum e^(x - m),   o = sum e^(x - m) v
+///     m = max x,   l = sum e^(x - m),   o = unit sum e^(x - m) v
 /// The rules for rows that see nothing, for infinities and for NaN live here:
 /// - a key whose score is -infinity has weight 0 exactly: so a pattern hides one, and so does a score function;
 /// - m begins as the lowest finite number. A row that sees no key keeps it, and l = 0: its output is 0, its log-sum-exp -infinity;
@@ -26,15 +27,18 @@ struct softmax_state {
     T* maximum = nullptr;   ///< m [rows]
     T* sum = nullptr;       ///< l [rows]
     T* factor = nullptr;    ///< [rows] what the last push multiplies o with
+    T* unit = nullptr;      ///< [rows] 1, or a power of two below, which keeps o from growing too large
     T* values = nullptr;    ///< o [rows][value_stride]
     bool has_values = false; ///< o has been written; until then it counts as 0
 
     static softmax_state take(detail::scratch& memory, index max_rows, index value_stride) {
-        return {value_stride, memory.take<T>(max_rows), memory.take<T>(max_rows), memory.take<T>(max_rows),
-                memory.take<T>(max_rows, value_stride)};
+        const auto rows = [&] { return memory.take<T>(max_rows); };
+        T *const maximum = rows(), *const sum = rows(), *const factor = rows(), *const unit = rows();
+        return {value_stride, maximum, sum, factor, unit, memory.take<T>(max_rows, value_stride)};
     }
     /// No key has been seen.
-    void begin(index rows) {
+    void begin(index rows, T of_values = 1) {
+        std::fill_n(unit, rows, of_values);
         std::fill_n(maximum, rows, nothing);
         std::fill_n(sum, rows, T{0});
         has_values = false;
@@ -49,6 +53,17 @@ struct softmax_state {
             m.store(maximum + row);
             shrink.store(factor + row);
             fma(lanes::load(sum + row), shrink, weigh(column, keys, rows, m)).store(sum + row);
+        }
+    }
+
+    /// What `from` knows of the rows whose bit is set.
+    void copy(const softmax_state& from, std::uint64_t rows) const {
+        for (; rows != 0; rows &= rows - 1) {
+            const auto row = std::countr_zero(rows);
+            maximum[row] = from.maximum[row];
+            sum[row] = from.sum[row];
+            unit[row] = from.unit[row];
+            std::copy_n(from.values + row * value_stride, value_stride, values + row * value_stride);
         }
     }
 

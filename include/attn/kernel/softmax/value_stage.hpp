@@ -75,11 +75,11 @@ void add_weighted_values(softmax_state<T, Arch>& state, index rows, const T* wei
     state.has_values = true;
 }
 
-/// The same to the same bits, but values of hidden keys are not touched: 0 times NaN or infinity is NaN. Every weight is multiplied by
-/// `unit` first, a power of two.
+/// The same to the same bits, but values of hidden keys are not touched: 0 times NaN or infinity is NaN. And weights are multiplied by the
+/// unit of their row.
 template <Scalar T, class Arch>
 void add_seen_values(softmax_state<T, Arch>& state, index rows, const T* weights, index stride, const row_block<const T>& values, index keys,
-                     const std::uint64_t* visible, T unit) {
+                     const std::uint64_t* visible) {
     using lanes = simd::lanes<T, Arch>;
     for (index row = 0; row < rows; ++row) {
         for (index channel = 0; channel < state.value_stride; channel += lanes::size) {
@@ -87,7 +87,7 @@ void add_seen_values(softmax_state<T, Arch>& state, index rows, const T* weights
             auto sum = state.has_values ? lanes::load(at) * lanes(state.factor[row]) : lanes(T{0});
             for (index j = 0; j < keys; ++j)
                 if (visible[j] >> row & 1)
-                    sum = fma(lanes(unit * weights[j * stride + row]), lanes::load(values.data + j * values.row_stride + channel), sum);
+                    sum = fma(lanes(state.unit[row] * weights[j * stride + row]), lanes::load(values.data + j * values.row_stride + channel), sum);
             sum.store(at);
         }
     }
