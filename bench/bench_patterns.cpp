@@ -35,6 +35,21 @@ testing::attention_case pattern_case(std::string name, const P& pattern) {
     return only_float(std::move(name), [pattern](const testing::problem&) { return testing::made{softmax_attention{.pattern = pattern}}; });
 }
 
+/// Softmax attention that leaves it to the hardware what comes next.
+template <Pattern P, ScoreFunction S = identity_score>
+struct without_prefetch : softmax_attention<P, S> {
+    template <Scalar T>
+    void forward(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
+        softmax_attention<P, S>::template run_with<kernel::no_prefetch>(in, out, run);
+    }
+};
+template <Pattern P>
+testing::attention_case without_prefetch_case(std::string name, const P& pattern) {
+    return only_float(std::move(name), [pattern](const testing::problem&) {
+        return testing::made{without_prefetch<P>{{.pattern = pattern}}};
+    });
+}
+
 std::shared_ptr<tensor<float>> window_bias(const testing::problem& p) {
     auto bias = std::make_shared<tensor<float>>(shape{1, p.heads, p.queries, p.keys});
     std::mt19937 random(9);
@@ -83,7 +98,7 @@ void add_tiles(index n) {
     })->UseManualTime();
 }
 
-/// The key blocks of all query blocks, found by evaluating the pattern on ranges as the kernel does.
+/// The visible keys of all query blocks, found by evaluating the pattern on ranges as the kernel does.
 template <Pattern P>
 void add_schedule(const std::string& pattern_name, const P& pattern, index n) {
     const auto name = "derive/schedule_" + pattern_name + "/n:" + std::to_string(n) + "/threads:1";
@@ -94,6 +109,9 @@ void add_schedule(const std::string& pattern_name, const P& pattern, index n) {
         using traits = kernel::query_block_traits<float, simd::native>;
         const positions where;
         const kernel::visible_keys_of<float, simd::native, P> visible(pattern, {s, s, s}, where);
+        std::vector<std::uint64_t> masks(kernel::visible_span::max_blocks * kernel::softmax_call<float>::block_keys);
+        attn::detail::scratch memory(reinterpret_cast<std::byte*>(masks.data()));
+        kernel::visible_span span(memory, kernel::softmax_call<float>::block_keys);
         for ([[maybe_unused]] auto _ : state) {
             index keys = 0;
             for (index pass = 0; pass < visible.passes(); ++pass) {
@@ -102,8 +120,9 @@ void add_schedule(const std::string& pattern_name, const P& pattern, index n) {
                 for (index t = 0; t < tile_count(n, rows, step); ++t) {
                     const kernel::query_block queries{.tokens = tile_at(t, 0, n, rows, step, traits::lane_count)};
                     const kernel::key_blocks blocks(kernel::softmax_call<float>::block_keys, 0, n, queries.tokens);
-                    kernel::for_each_visible_block(visible, queries, pass, blocks, blocks.first_block(), blocks.end_block(),
-                                                   [&](index block, bool) { keys += blocks.run(block, block + 1).count; });
+                    span.forget();
+                    for (auto at = blocks.first_block(); span.find(visible, queries, pass, blocks, at, blocks.end_block()); at = span.end())
+                        for (const auto& part : span.parts()) keys += part.keys.count;
                 }
             }
             benchmark::DoNotOptimize(keys);
@@ -130,6 +149,9 @@ const std::vector<testing::attention_case>& pattern_cases() {
         pattern_case("sparse_transformer_strided", sparse_transformer_strided(128)),
         pattern_case("sparse_transformer_symmetric", sparse_transformer_symmetric(128, 128)),
         pattern_case("sparse_transformer_fixed", sparse_transformer_fixed(128, 8)),
+        without_prefetch_case("softmax_no_prefetch", dense{}),
+        without_prefetch_case("softmax_causal_no_prefetch", causal{}),
+        without_prefetch_case("local_128_no_prefetch", local{128}),
         windows_case(),
         shifted_windows_case(),
     };

@@ -79,6 +79,16 @@ testing::problem decoding(index keys) {
     return {.batch = 1, .heads = 32, .kv_heads = 8, .queries = 1, .keys = keys, .key_dim = 128, .value_dim = 128};
 }
 
+/// Softmax attention with and without asking for what comes next, where that may matter.
+struct prefetched {
+    const char* name;
+    testing::problem problem;
+};
+const prefetched prefetched_calls[] = {{"softmax", problem_of(windows_in_cache)}, {"softmax", problem_of(windows_streamed)},
+                                       {"softmax", decoding(4096)},              {"softmax", decoding(32768)},
+                                       {"softmax", problem_of(sequence(512))},   {"softmax_causal", problem_of(sequence(512))},
+                                       {"local_128", problem_of({16384, 64, sparse_heads})}};
+
 /// From which n on an operator is faster than softmax attention, which is causal where the operator is.
 struct crossover {
     const char *name, *against;
@@ -119,6 +129,8 @@ void add_groups(std::vector<row>& rows) {
     for (const auto key_dim : key_sizes) add("key_size", "softmax", key_size_problem(key_dim));
     for (const index keys : {4096, 32768})
         for (const index threads : {1, 2}) add("decode", "softmax", decoding(keys), threads);
+    for (const auto& [name, problem] : prefetched_calls)
+        for (const char* how : {"", "_no_prefetch"}) add("prefetch", std::string(name).append(how), problem);
     add_crossovers(rows);
 }
 
@@ -204,6 +216,8 @@ std::vector<comparison> all_comparisons() {
             const auto named = [&](const char* name) { return name_of("crossover", name, problem_of(sequence(n))); };
             all.push_back({"crossover", named(c.name), named(c.against)});
         }
+    for (const auto& [name, problem] : prefetched_calls)
+        all.push_back({"prefetch", name_of("prefetch", name, problem), name_of("prefetch", std::string(name).append("_no_prefetch"), problem)});
     const auto key_size_name = [](index key_dim) { return name_of("key_size", "softmax", key_size_problem(key_dim)); };
     for (const auto key_dim : key_sizes) all.push_back({"key_size", key_size_name(key_dim), key_size_name(64)});
     for (const char* name : {"local_128", "strided_64", "sparse_transformer_strided", "sparse_transformer_symmetric"}) {

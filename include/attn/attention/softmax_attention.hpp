@@ -52,12 +52,19 @@ struct softmax_attention {
     }
     template <Scalar T>
     void forward(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
+        run_with<kernel::prefetch_next>(in, out, run);
+    }
+
+protected:
+    /// Prefetch: a policy of kernel/prefetch.hpp.
+    template <class Prefetch, Scalar T>
+    void run_with(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
         const auto factor = scale.value_or(1 / std::sqrt(static_cast<double>(in.queries.shape().channels)));
         const auto shapes = shapes_of(in);
         const kernel::visible_keys_of<T, Arch, P> visible(pattern, shapes, in.positions);
         const kernel::score_adjustment_of<T, Arch, S> adjustment(score);
         constexpr bool adjusts = !std::same_as<S, identity_score>;
-        kernel::softmax_scheduler<T, Arch>()({in, out, visible, adjusts ? &adjustment : nullptr, static_cast<T>(factor), sinks}, run);
+        kernel::softmax_scheduler<T, Arch, Prefetch>()({in, out, visible, adjusts ? &adjustment : nullptr, static_cast<T>(factor), sinks}, run);
     }
 };
 
