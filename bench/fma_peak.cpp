@@ -1,6 +1,6 @@
 #include "fma_peak.hpp"
 
-#include "attn/kernel/matrix_tile.hpp"
+#include "attn/kernel/gemm/matrix_tile.hpp"
 #include "measure.hpp"
 
 #include <numeric>

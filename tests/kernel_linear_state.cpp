@@ -2,7 +2,7 @@
 #include "answers.hpp"
 #include "catch.hpp"
 
-#include <attn/kernel/linear_scores.hpp>
+#include <attn/kernel/linear/scores.hpp>
 
 namespace attn::testing {
 

@@ -4,7 +4,7 @@
 #include "catch.hpp"
 #include "executors.hpp"
 
-#include <attn/kernel/matrix_product.hpp>
+#include <attn/kernel/gemm/matrix_product.hpp>
 
 namespace attn::testing {
 

@@ -2,7 +2,7 @@
 #include "answers.hpp"
 #include "catch.hpp"
 
-#include <attn/kernel/matrix_tile.hpp>
+#include <attn/kernel/gemm/matrix_tile.hpp>
 
 #include <utility>
 #include <vector>

@@ -1,7 +1,7 @@
 // Depthwise convolution over tokens: a local term that is added to attention.
 #pragma once
 
-#include "../kernel/depthwise_convolution.hpp"
+#include "../kernel/convolution/depthwise.hpp"
 #include "../norm/norm.hpp"
 #include "attention.hpp"
 

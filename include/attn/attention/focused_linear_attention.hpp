@@ -1,7 +1,7 @@
 // Focused linear attention: features sharpened by a power.
 #pragma once
 
-#include "../kernel/focused_features.hpp"
+#include "../kernel/linear/focused_features.hpp"
 #include "feature_map.hpp"
 #include "linear_checks.hpp"
 

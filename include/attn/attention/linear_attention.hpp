@@ -1,7 +1,7 @@
 // Linear attention: weights that are products of features, so that the keys are summed once for all queries.
 #pragma once
 
-#include "../kernel/linear_attention.hpp"
+#include "../kernel/linear/attention.hpp"
 #include "feature_map.hpp"
 #include "linear_checks.hpp"
 

@@ -1,7 +1,7 @@
 // What the linear attentions refuse alike.
 #pragma once
 
-#include "../kernel/linear_attention.hpp"
+#include "../kernel/linear/attention.hpp"
 #include "attention.hpp"
 #include "depthwise_convolution.hpp"
 

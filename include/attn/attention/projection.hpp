@@ -1,8 +1,8 @@
 // Projections of tokens along the sequence: m tokens become fewer.
 #pragma once
 
-#include "../kernel/matrix_product.hpp"
-#include "../kernel/token_rows.hpp"
+#include "../kernel/gemm/matrix_product.hpp"
+#include "../kernel/projection/token_rows.hpp"
 #include "../pattern/schedule.hpp"
 #include "attention.hpp"
 

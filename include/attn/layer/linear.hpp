@@ -1,7 +1,7 @@
 // A linear layer: every token row times a matrix.
 #pragma once
 
-#include "../kernel/matrix_product.hpp"
+#include "../kernel/gemm/matrix_product.hpp"
 #include "../norm/fold.hpp"
 #include "layer.hpp"
 

@@ -1,8 +1,8 @@
 // Which keys a query of linear attention sees, and which order of evaluation costs less for them.
 #pragma once
 
-#include "../core/inputs.hpp"
-#include "../pattern/visible_end.hpp"
+#include "../../core/inputs.hpp"
+#include "../../pattern/visible_end.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 

@@ -1,10 +1,10 @@
 // The kernel behind every linear attention: sums over the keys, chunks of queries, and the order of evaluation that costs less.
 #pragma once
 
-#include "../parallel/executor.hpp"
+#include "../../parallel/executor.hpp"
 #include "feature_loader.hpp"
-#include "linear_order.hpp"
-#include "linear_worker.hpp"
+#include "order.hpp"
+#include "worker.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 

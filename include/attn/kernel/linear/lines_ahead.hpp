@@ -1,9 +1,9 @@
 // Brings the next block of linear attention closer, beside the terms of the micro-kernel.
 #pragma once
 
-#include "../core/inputs.hpp"
-#include "tile_loader.hpp"
-#include "token_chunks.hpp"
+#include "../../core/inputs.hpp"
+#include "../convolution/grid.hpp"
+#include "../tile_loader.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 

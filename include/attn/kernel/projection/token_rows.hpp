@@ -1,7 +1,7 @@
 // The tokens that a projection along the sequence reads: rows of channels, some of them hidden.
 #pragma once
 
-#include "tile_loader.hpp"
+#include "../tile_loader.hpp"
 
 #include <algorithm>
 

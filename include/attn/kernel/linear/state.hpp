@@ -1,9 +1,9 @@
 // The mergeable state of linear attention: what all keys seen so far leave behind.
 #pragma once
 
-#include "../core/workspace.hpp"
+#include "../../core/workspace.hpp"
+#include "../gemm/matrix_tile.hpp"
 #include "lines_ahead.hpp"
-#include "matrix_tile.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 

@@ -1,10 +1,10 @@
 // Depthwise convolution over a grid of tokens: each channel has a kernel of its own, so lanes are channels.
 #pragma once
 
-#include "../core/workspace.hpp"
-#include "matrix_tile.hpp"
-#include "tile_loader.hpp"
-#include "token_chunks.hpp"
+#include "../../core/workspace.hpp"
+#include "../../simd/unroll.hpp"
+#include "../tile_loader.hpp"
+#include "grid.hpp"
 
 #include <span>
 

@@ -1,9 +1,9 @@
 // The memory in which one thread computes linear attention.
 #pragma once
 
-#include "../core/inputs.hpp"
-#include "depthwise_convolution.hpp"
-#include "linear_scores.hpp"
+#include "../../core/inputs.hpp"
+#include "../convolution/depthwise.hpp"
+#include "scores.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 

@@ -1,9 +1,9 @@
 // The micro-kernel: every matrix product of the library runs through it.
 #pragma once
 
-#include "../simd/lanes.hpp"
-#include "../simd/unroll.hpp"
-#include "gemm/tile_traits.hpp"
+#include "../../simd/lanes.hpp"
+#include "../../simd/unroll.hpp"
+#include "tile_traits.hpp"
 
 #include <algorithm>
 #include <functional>

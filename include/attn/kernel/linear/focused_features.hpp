@@ -1,7 +1,7 @@
 // Features with norms over all heads of a token: two numbers a token are computed first, then features a head at a time.
 #pragma once
 
-#include "../parallel/executor.hpp"
+#include "../../parallel/executor.hpp"
 #include "feature_loader.hpp"
 
 #include <cmath>

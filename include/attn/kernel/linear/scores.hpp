@@ -1,8 +1,8 @@
 // Linear attention in its other order of evaluation: weights of query-key pairs first, then weighted values.
 #pragma once
 
-#include "linear_state.hpp"
-#include "tile_loader.hpp"
+#include "../tile_loader.hpp"
+#include "state.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 

@@ -1,7 +1,7 @@
 // How tokens lie on a grid, and how they are cut into chunks.
 #pragma once
 
-#include "../core/shape.hpp"
+#include "../../core/shape.hpp"
 
 #include <algorithm>
 

@@ -1,9 +1,9 @@
 // The blocked matrix product on the micro-kernel, for linear layers and projections.
 #pragma once
 
-#include "../parallel/executor.hpp"
+#include "../../parallel/executor.hpp"
+#include "../tile_loader.hpp"
 #include "matrix_tile.hpp"
-#include "tile_loader.hpp"
 
 #include <span>
 

@@ -1,8 +1,8 @@
 // Brings rows of queries or keys into the layout of features: phi of each channel, in whole registers.
 #pragma once
 
-#include "linear_state.hpp"
-#include "tile_loader.hpp"
+#include "../tile_loader.hpp"
+#include "state.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
