@@ -38,15 +38,15 @@ std::string refusal(const Op& op, const inputs<float>& in) {
 
 } // namespace
 
-// 64 queries are cheaper by the sum over the keys, one by scores.
+// At these channels 11 keys are scored, and 12 are summed. A key without positive channels changes nothing but that.
 TEMPLATE_TEST_CASE("linear_attention: both orders of evaluation agree", "[linear]", float, double) {
-    const auto in = random_given<TestType>({1, 2, 1, 64, 200, 8, 20});
+    auto in = random_given<TestType>({1, 2, 1, 64, 12, 8, 20});
+    for (index c = 0; c < 8; ++c) in.keys(0, 0, 11, c) = -1;
     const linear_attention<relu> op;
-    const auto together = attend(op, in.queries, in.keys, in.values);
-    for (index i = 0; i < 64; ++i) {
-        const auto alone = attend(op, rows(in.queries, i, 1), in.keys, in.values);
-        CHECK(largest_difference<TestType>(rows(together, i, 1), alone.view()) <= 16 * epsilon<TestType>);
-    }
+    const auto summed = attend(op, in.queries, in.keys, in.values);
+    const auto scored = attend(op, in.queries, rows(in.keys, 0, 11), rows(in.values, 0, 11));
+    CHECK(largest_difference<TestType>(summed.view(), scored.view()) <= 16 * epsilon<TestType>);
+    CHECK(!same_bits(summed, scored)); // so it was another order
 }
 
 // relu says that it is idempotent; the same map that does not say so has its features written first.
@@ -80,7 +80,7 @@ TEMPLATE_TEST_CASE("linear_attention: a long causal sequence, in chunks and at o
     const linear_attention<relu, causal> op;
     const auto whole = attend(op, in.queries, in.keys, in.values);
     const auto second = attend(op, rows(in.queries, 1700, 1300), in.keys, in.values, {.first_query = 1700});
-    CHECK(largest_difference<TestType>(rows(whole, 1700, 1300), second.view()) <= 40 * epsilon<TestType>);
+    CHECK(largest_difference<TestType>(rows(whole, 1700, 1300), second.view()) == 0);
     // The dense sum of that many keys is made of parts; the last query sees them all.
     const auto last = attend(linear_attention<relu>{}, in.queries, in.keys, in.values);
     CHECK(largest_difference<TestType>(rows(whole, 2999, 1), rows(last, 2999, 1)) <= 40 * epsilon<TestType>);

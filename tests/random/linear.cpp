@@ -81,7 +81,6 @@ trial<T> draw_linear(draw& random) {
                                             "identity, not normalised, prefix "};
     t.name = names[kind] + (kind == 4 ? std::to_string(ahead) : std::string());
     t.op = make(0, t.size.batch);
-    t.rows_stand_alone = false; // which order of products it takes depends on how many queries there are
     t.part = [make](index b, index) { return make(b, 1); };
     return t;
 }

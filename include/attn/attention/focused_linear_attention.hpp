@@ -14,7 +14,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// positional encoding, which is added to k first, are those of simplified_linear_attention. Patterns: dense and lengths.
 ///
 /// Time: 4 d_k d_v + 2 d_v kernel_height kernel_width flops a token and the powers. Memory: the workspace, with two numbers a token.
-/// The result does not depend on executor, threads, strides or the rest of the batch, bit by bit.
+/// A row of the result depends on its query, the keys that it sees and where they lie, and what the convolution reads around it, bit by bit:
+/// not on the number of queries in the call, executor, threads, strides or the rest of the batch.
 /// Han et al. 2023, "FLatten Transformer: Vision Transformer using Focused Linear Attention".
 template <Pattern P = dense, Scalar U = float, class Arch = simd::native>
 struct focused_linear_attention {

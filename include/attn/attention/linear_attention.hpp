@@ -14,11 +14,11 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// negative and eps > 0, a query orthogonal to all its keys gives 0. A hidden key never influences a row, whatever it holds. Patterns:
 /// dense, causal, lengths, prefix, and what & and | make of them; the sums are then running sums, which go from chunk to chunk.
 ///
-/// Time: 2 d_k d_v flops for each key and each query, O(n); causal, some more for the pairs inside a chunk. For few queries or keys the
-/// other order, (phi(q) phi(k)^T) v, is cheaper and is taken by the count of operations. Memory: the workspace, some 100 kB a thread at d
-/// = 64. Causal heads are computed one by one, others also in parallel over tokens. The result does not depend on executor, threads,
-/// strides or the rest of the batch, bit by bit. Katharopoulos et al. 2020, "Transformers are RNNs: Fast Autoregressive Transformers with
-/// Linear Attention".
+/// Time: 2 d_k d_v flops for each key and each query, O(n); causal, some more for the pairs inside a block of 16 keys. Rows that see few
+/// keys, at most 2 d_k d_v / (d_k + d_v), are computed in the other order, (phi(q) phi(k)^T) v. Memory: the workspace, some 100 kB a
+/// thread at d = 64. Causal heads are computed one by one, others also in parallel over tokens. A row of the result depends on its query,
+/// the keys that it sees and where they lie, bit by bit: not on the number of queries in the call, executor, threads, strides or the rest
+/// of the batch. Katharopoulos et al. 2020, "Transformers are RNNs: Fast Autoregressive Transformers with Linear Attention".
 template <FeatureMap F = elu_plus_one, Pattern P = dense, class Arch = simd::native>
 struct linear_attention {
     static constexpr std::string_view name = "linear_attention";

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "../../core/inputs.hpp"
-#include "../convolution/grid.hpp"
 #include "../tile_loader.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
@@ -30,8 +29,8 @@ struct coming_rows {
 };
 
 /// What follows a block of keys. A tile of S meets each key of the block in one of its terms, and there asks for a line or two of the same
-/// row of the next block: that is all the address needs. A general walk over lines, some twenty instructions for two of them, took 2 to 4 %
-/// of the time, and 10 % where another thread shares the core.
+/// row of the next block: that is all the address needs. A general walk over lines takes some twenty instructions for two of them, which the
+/// multiply-adds of a term do not hide.
 template <Scalar T>
 struct keys_ahead {
     coming_rows<T> keys, values;
@@ -73,27 +72,27 @@ struct queries_ahead {
     coming_rows<T> queries, results, local;
 
     queries_ahead() = default;
-    /// The next chunk, with where its results go and, if not null, its rows of `local`; or the keys and values of another head. Results
-    /// are asked for two tiles ahead.
-    queries_ahead(const inputs<T>& in, const outputs<T>& out, index batch, index head, const token_chunks& chunks, index chunk,
+    /// Behind the rows first .. end - 1: the next chunk, with where its results go and, if not null, its rows of `local`; or the keys and
+    /// values of another head. Results are asked for two tiles ahead.
+    queries_ahead(const inputs<T>& in, const outputs<T>& out, index batch, index head, index first, index end,
                   const tensor_view<const T>* locals, index two_tiles) {
         const auto& s = in.queries.shape();
         const auto group = s.heads / in.keys.shape().heads;
-        auto first = chunks.end(chunk);
-        if (chunk + 1 == chunks.count()) {
-            first = 0;
+        auto next = end;
+        if (end == s.tokens) {
+            next = 0;
             if (++head == s.heads) head = 0, ++batch;
             if (batch == s.batch) return;
         }
-        if (first == 0 && head % group == 0) {
+        if (next == 0 && head % group == 0) {
             queries = rows_of(in.keys, batch, head / group);
             results = rows_of(in.values, batch, head / group);
             return;
         }
-        queries = rows_of(in.queries, batch, head, first);
-        const auto to = rows_of(out.values, batch, head, first == 0 ? 0 : chunks.first(chunk) + two_tiles);
+        queries = rows_of(in.queries, batch, head, next);
+        const auto to = rows_of(out.values, batch, head, next == 0 ? 0 : first + two_tiles);
         results = row_block<const T>{to.data, to.row_stride, to.channel_stride};
-        if (locals) local = rows_of(*locals, batch, head / group, first);
+        if (locals) local = rows_of(*locals, batch, head / group, next);
     }
 };
 

@@ -1,26 +1,22 @@
-// Which keys a query of linear attention sees, and which order of evaluation costs less for them.
+// Which keys a row of linear attention sees, and in which order of evaluation it takes them.
 #pragma once
 
 #include "../../core/inputs.hpp"
 #include "../../pattern/visible_end.hpp"
 
+#include <algorithm>
+
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// Multiply-adds in each order of evaluation, for queries that share a sum over the keys. pairs: of a query and a key that it sees.
-struct linear_costs {
-    double by_state, by_scores;
-
-    /// own_pairs: those that the order by states also computes as scores, inside the chunks.
-    linear_costs(double keys, double queries, double pairs, double own_pairs, double key_channels, double value_channels)
-        : by_state((keys + queries) * key_channels * value_channels + own_pairs * (key_channels + value_channels)),
-          by_scores(pairs * (key_channels + value_channels)) {}
-};
-
-/// The keys of a call that its queries see: of each query all before some key.
+/// The keys of a call that its queries see: of each query all before some key. How a row takes them follows from the keys that it sees,
+/// where they lie, and the channels; never from what else is in the call, so that a row has the same bits in any call.
 template <Scalar T, Pattern P>
 struct linear_order {
     /// Whether queries of one head may see different keys.
     static constexpr bool causal = detail::follows_queries<decltype(at(std::declval<const P&>(), index{}, index{}))>;
+    /// Where queries see different keys, a sum over the keys grows by blocks that begin at absolute multiples of this: the keys of the block
+    /// in which a row's keys end are scored, which costs as much as the square of it.
+    static constexpr index causal_block = 16;
 
     const inputs<T>& in;
     const P& pattern;
@@ -29,18 +25,31 @@ struct linear_order {
     index seen_by(index batch, index row) const { return before(batch, in.positions.first_query[batch] + row); }
     /// How many keys some query may see.
     index ever_seen(index batch) const { return before(batch, detail::everything - 1); }
-    /// True if weights of pairs cost less than sums over the keys. chunk: queries that are scored with their own keys in any case.
-    bool prefers_scores(index batch, index chunk) const {
-        const auto &q = in.queries.shape(), &k = in.keys.shape();
-        const auto number = [](index n) { return static_cast<double>(n); };
-        const auto least = number(seen_by(batch, 0)), most = number(seen_by(batch, q.tokens - 1));
-        const auto queries = number(causal ? q.tokens : q.heads / k.heads * q.tokens);
-        const auto own = causal ? queries * number(std::min(chunk, q.tokens)) / 2 : 0;
-        const linear_costs costs(most, queries, queries * (least + most) / 2, own, number(k.channels), number(in.values.shape().channels));
-        return costs.by_scores < costs.by_state;
+
+    /// How many keys, from the first on, a row takes as a sum over them; it is scored with the others. Never falls from row to row.
+    index absorbed_by(index batch, index row) const {
+        const auto seen = seen_by(batch, row);
+        if (prefers_scores(seen)) return 0;
+        return causal ? block_begin(batch, seen - 1, causal_block) : seen;
     }
+    /// The first key of the block that holds a key, blocks beginning at absolute multiples of `block`; 0 for the first.
+    index block_begin(index batch, index key, index block) const { return std::max<index>(0, key - offset(batch, key, block)); }
+    /// The end of that block, be there so many keys or not.
+    index block_end(index batch, index key, index block) const { return key - offset(batch, key, block) + block; }
 
 private:
+    /// Whether the weights of so many keys cost no more than a sum over them: for as many queries as keys, multiply-adds of (d_k + d_v) for
+    /// each key against d_k d_v for the key and for the query.
+    bool prefers_scores(index seen) const {
+        const auto number = [](index n) { return static_cast<double>(n); };
+        const auto d_k = number(in.keys.shape().channels), d_v = number(in.values.shape().channels);
+        return number(seen) * (d_k + d_v) <= 2 * d_k * d_v;
+    }
+    /// How far behind a multiple of `block` a key's position is.
+    index offset(index batch, index key, index block) const {
+        const auto behind = (in.positions.first_key[batch] + key) % block;
+        return behind < 0 ? behind + block : behind;
+    }
     index before(index batch, index position) const {
         const auto end = detail::visible_end(at(pattern, batch, 0), position);
         return std::clamp<index>(end - in.positions.first_key[batch], 0, in.keys.shape().tokens);

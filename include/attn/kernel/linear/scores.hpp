@@ -25,9 +25,9 @@ public:
     using lanes = simd::lanes<T, Arch>;
     using traits = tile_traits<T, Arch>;
 
-    linear_scores(detail::scratch& memory, index most_queries, index most_keys, index key_channels, index padded)
-        : key_channels_(key_channels), padded_(padded), stride_(whole_registers<T, Arch>(most_keys)),
-          key_columns_(memory.take<T>(key_channels, stride_)), weights_(memory.take<T>(whole_registers<T, Arch>(most_queries) * stride_)) {
+    linear_scores(detail::scratch& memory, index max_queries, index max_keys, index key_channels, index padded)
+        : key_channels_(key_channels), padded_(padded), stride_(whole_registers<T, Arch>(max_keys)),
+          key_columns_(memory.take<T>(key_channels, stride_)), weights_(memory.take<T>(whole_registers<T, Arch>(max_queries) * stride_)) {
     }
 
     /// numerators: rows of whole registers of channels; `first` if they hold nothing yet. denominators: whole registers of rows.

@@ -72,7 +72,7 @@ struct linear_state {
         return (channels + unit - 1) / unit * unit;
     }
     /// Whether the micro-kernels apply an idempotent map to what they read. Beside four registers of values this is free, but a number is
-    /// read once for each tile's width of them: beside two, of d_v = 32, it took 7 % more time than a pass that writes the features.
+    /// read once for each tile's width of them: beside two, a pass that writes the features costs less.
     static constexpr bool maps_on_reading(index padded) {
         constexpr int columns = traits::max_columns;
         return columns == 4 && padded % (columns * lanes::size) == 0;

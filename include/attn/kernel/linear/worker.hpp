@@ -5,6 +5,8 @@
 #include "../convolution/depthwise.hpp"
 #include "scores.hpp"
 
+#include <bit>
+
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Room for a chunk of queries and a block of keys.
@@ -12,26 +14,26 @@ template <Scalar T, class Arch>
 struct linear_worker {
     using state_type = linear_state<T, Arch>;
 
-    /// A short row of a grid may make a chunk longer than `good_rows`.
-    static constexpr index most_queries = 128, most_keys = 128;
-    /// Queries of a chunk, and keys of a block. With keys, values and what is fetched for the next block they fill the first-level cache
-    /// twice; half as many left the micro-kernel at its beginnings and ends for 1 to 3 % of the time.
-    static index good_rows(const input_shapes& s) {
-        constexpr index numbers = 32768 / sizeof(T);
+    /// A short row of a grid may make a chunk longer than `target_rows`.
+    static constexpr index max_queries = 128, max_keys = 128;
+    /// Queries of a chunk, and keys of a block, a power of two. With keys, values and what is fetched for the next block they fill the
+    /// first-level cache twice; half as many would leave the micro-kernel at its beginnings and ends more often.
+    static index target_rows(const input_shapes& s) {
+        constexpr std::size_t bytes = 32768;
         const auto channels = std::max(state_type::whole(s.keys.channels), whole_registers<T, Arch>(s.values.channels));
-        return std::clamp<index>(numbers / channels, 32, most_keys);
+        return std::clamp<index>(static_cast<index>(std::bit_floor(bytes / sizeof(T) / static_cast<std::size_t>(channels))), 32, max_keys);
     }
 
     /// grid: of the convolution, or null.
     linear_worker(detail::scratch& memory, const input_shapes& s, const convolution_grid* grid, bool has_state)
         : key_padded(state_type::whole(s.keys.channels)), padded(whole_registers<T, Arch>(s.values.channels)),
-          queries(memory.take<T>(most_queries * key_padded)), keys(memory.take<T>(most_keys * key_padded)),
-          packed_values(memory.take<T>(most_keys * padded)), numerators(memory.take<T>(most_queries * padded)),
-          spare(memory.take<T>(tile_traits<T, Arch>::max_rows(1) * padded)), results(memory.take<T>(most_queries * padded)),
-          local(memory.take<T>(grid ? most_queries * padded : 0)), factors(memory.take<T>(most_queries)),
-          seen(memory.take<index>(most_queries)), scores(memory, most_queries, most_keys, s.keys.channels, padded),
+          queries(memory.take<T>(max_queries * key_padded)), keys(memory.take<T>(max_keys * key_padded)),
+          packed_values(memory.take<T>(max_keys * padded)), numerators(memory.take<T>(max_queries * padded)),
+          spare(memory.take<T>(tile_traits<T, Arch>::max_rows(1) * padded)), results(memory.take<T>(max_queries * padded)),
+          local(memory.take<T>(grid ? max_queries * padded : 0)), factors(memory.take<T>(max_queries)),
+          seen(memory.take<index>(max_queries)), scores(memory, max_queries, max_keys, s.keys.channels, padded),
           state(has_state ? state_type::take(memory, s.keys.channels, s.values.channels) : state_type{}),
-          convolution(memory, grid ? *grid : convolution_grid{}, grid ? s.values.channels : 0, most_queries) {}
+          convolution(memory, grid ? *grid : convolution_grid{}, grid ? s.values.channels : 0, max_queries) {}
 
     index key_padded, padded; ///< d_k and d_v in whole registers
     T *queries, *keys;        ///< features

@@ -1,0 +1,74 @@
+// Blocks of rows of linear attention, brought to where the micro-kernels read them.
+#pragma once
+
+#include "feature_loader.hpp"
+#include "order.hpp"
+#include "worker.hpp"
+
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
+
+/// The features of rows first .. first + count - 1 of a head: where they lie if that will do, else, or if they are to be `written`, in `to`.
+/// Those of causal chunks are scored, and so written in any case: it spares their micro-kernels an instance that applies a map.
+template <bool causal, Scalar T, class Arch, class Features>
+auto load_features(const Features& features, index batch, index head, index first, index count, const linear_worker<T, Arch>& w, T* to,
+                   bool written) {
+    if constexpr (causal) {
+        features(batch, head, first, count, to);
+        return feature_rows<T>{to, count, w.key_padded};
+    } else {
+        return features.load(batch, head, first, count, to, written || !linear_state<T, Arch>::maps_on_reading(w.padded));
+    }
+}
+
+/// The keys of one head, block by block.
+template <Scalar T, class Arch, class Features, Pattern P>
+struct linear_keys {
+    using worker = linear_worker<T, Arch>;
+    using order_type = linear_order<T, P>;
+
+    const inputs<T>& in;
+    const Features& features;
+    order_type order;
+    index batch, kv_head;
+
+    /// A block, ready to be pushed or scored; what is to be read next beside that.
+    struct block {
+        using loaded = decltype(load_features<order_type::causal, T, Arch>(std::declval<const Features&>(), index{}, index{}, index{}, index{},
+                                                                           std::declval<const worker&>(), static_cast<T*>(nullptr), bool{}));
+        loaded rows;
+        const T* values;
+        index value_stride, first;
+        keys_ahead<T> ahead;
+
+        index end() const { return first + rows.count; }
+        void push(const linear_state<T, Arch>& state) const { state.push(rows, values, value_stride, ahead); }
+    };
+
+    block load(worker& w, index first, index count, bool scored) const {
+        const auto values = rows_of(in.values, batch, kv_head, first);
+        const auto channels = in.values.shape().channels;
+        block b{load_features<order_type::causal, T, Arch>(features, batch, kv_head, first, count, w, w.keys, scored), values.data,
+                values.row_stride, first, {in, batch, kv_head, first + count}};
+        if (!readable_in_place(values) || w.padded != channels) {
+            copy_rows<T, Arch>(values, count, channels, w.packed_values, w.padded);
+            b.values = w.packed_values;
+            b.value_stride = w.padded;
+        }
+        return b;
+    }
+    /// Calls f(first key, count) for the blocks that the keys first .. end - 1 fall into: they begin at absolute multiples of `size`.
+    template <class F>
+    void for_each(index first, index end, index size, const F& f) const {
+        while (first < end) {
+            const auto stop = std::min(end, order.block_end(batch, first, size));
+            f(first, stop - first);
+            first = stop;
+        }
+    }
+    /// Pushes the keys first .. end - 1, each block of them summed by itself.
+    void push(worker& w, index first, index end, index size, const linear_state<T, Arch>& state) const {
+        for_each(first, end, size, [&](index at, index count) { load(w, at, count, false).push(state); });
+    }
+};
+
+} // namespace attn::kernel

@@ -1,0 +1,77 @@
+// The sums over the keys that all queries of a head share.
+#pragma once
+
+#include "../../core/inputs.hpp"
+#include "../../parallel/executor.hpp"
+#include "state.hpp"
+
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
+
+/// Sums of some heads at once. Keys are summed in spans that begin at absolute multiples of a constant, and these are added in their order:
+/// threads share the spans of one head, and the result is the same however many of them are summed beside each other.
+template <Scalar T, class Arch>
+class span_sums {
+public:
+    using state_type = linear_state<T, Arch>;
+    static constexpr index span = 2048;
+
+    span_sums(detail::scratch& memory, const input_shapes& s, index concurrency)
+        : slots_(slots(s, concurrency)), heads_(heads_at_once(s, concurrency)) {
+        const auto before = memory.used_bytes();
+        first_ = state_type::take(memory, s.keys.channels, s.values.channels);
+        distance_ = static_cast<index>((memory.used_bytes() - before) / sizeof(T));
+        for (index n = 1; n < heads_ * slots_; ++n) state_type::take(memory, s.keys.channels, s.values.channels);
+    }
+
+    /// For how many heads there is room.
+    index heads() const { return heads_; }
+    /// The sum of a head, once it is made.
+    state_type of(index head) const { return slot(head, 0); }
+
+    /// Makes the sums of `heads` heads. spans(head): how many there are; push(head, span, slice, state) takes the keys of one of them in.
+    template <class Spans, class Push>
+    void make(index heads, const execution& run, const Spans& spans, const Push& push) const {
+        index last = 0;
+        for (index head = 0; head < heads; ++head) last = std::max<index>(last, spans(head));
+        for (index first = 0, count = 0; first < last; first += count) {
+            const index begun = first > 0; // slot 0 holds the sum of the spans before
+            count = std::min(slots_ - begun, last - first);
+            run.for_each(heads * count, [&](index task, index slice) {
+                const auto head = task / count, number = task % count;
+                if (first + number >= spans(head)) return;
+                const auto state = slot(head, begun + number);
+                state.reset();
+                push(head, first + number, slice, state);
+            });
+            if (begun + count == 1) continue;
+            run.for_each(heads, [&](index head, index) {
+                const auto present = std::min(count, spans(head) - first);
+                for (index s = 1; s < begun + present; ++s) of(head).merge(slot(head, s));
+            });
+        }
+    }
+
+private:
+    /// The most sums of one head that are made beside each other.
+    static constexpr index max_slots = 8;
+
+    static index slots(const input_shapes& s, index concurrency) {
+        const auto most_spans = (std::max<index>(s.keys.tokens, 1) + span - 2) / span + 1; // wherever they begin
+        return std::min(most_spans, concurrency == 1 ? 2 : max_slots);
+    }
+    static index heads_at_once(const input_shapes& s, index concurrency) {
+        const auto wanted = concurrency == 1 ? 1 : std::max<index>(1, max_slots * concurrency / slots(s, concurrency));
+        return std::min(wanted, s.keys.batch * s.keys.heads);
+    }
+    state_type slot(index head, index number) const {
+        auto state = first_;
+        state.sums += (head * slots_ + number) * distance_;
+        state.key_sum += (head * slots_ + number) * distance_;
+        return state;
+    }
+
+    index slots_, heads_, distance_ = 0;
+    state_type first_;
+};
+
+} // namespace attn::kernel
