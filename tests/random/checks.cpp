@@ -45,11 +45,9 @@ public:
             if (auto problem = spoiled(); !problem.empty()) return problem;
         if (t_.part && random_.one_in(3))
             if (auto problem = part(); !problem.empty()) return "alone, not in a batch: " + problem;
-        if (t_.rows_stand_alone) {
-            if (auto problem = cut(); !problem.empty()) return "rows: " + problem;
-            if (!t_.keys_stand_alone) return {};
-            if (auto problem = without_unseen_keys(); !problem.empty()) return "rows: " + problem;
-        }
+        if (auto problem = cut(); !problem.empty()) return "rows: " + problem;
+        if (!t_.keys_stand_alone) return {};
+        if (auto problem = without_unseen_keys(); !problem.empty()) return "rows: " + problem;
         return {};
     }
 
@@ -226,22 +224,29 @@ private:
     /// The queries in several calls, against the same keys.
     std::string cut() {
         const inputs<T> all = t_.in;
-        const auto n = t_.size.queries;
-        const auto most = random_.one_in(2) ? random_.number(1, 3) : random_.number(1, std::max<index>(1, n));
+        const auto& [unit, before, after] = t_.cuts;
+        const auto n = t_.size.queries, units = n / unit;
+        const auto most = random_.one_in(2) ? random_.number(1, 3) : random_.number(1, std::max<index>(1, units));
         auto ours = room<T>(t_.op, shapes_of(all), has_log_sum_exp_);
-        for (index first = 0; first < n;) {
-            const auto count = std::min(n - first, random_.number(1, most));
-            const auto first_query = later(t_.size.first_query, first);
-            const inputs<T> in{rows(all.queries, first, count), all.keys, all.values, {each(first_query), all.positions.first_key}};
-            sequential here;
-            workspace memory(t_.op.workspace_bytes(shapes_of(in), 1));
-            t_.op.attend(in, {rows(ours.values.view(), first, count),
-                              has_log_sum_exp_ ? rows(ours.log_sum_exp.view(), first, count) : tensor_view<T>{}},
-                         execution(here, memory));
+        for (index first = 0; first < units;) {
+            const auto count = std::min(units - first, random_.number(1, most));
+            const auto begin = std::max<index>(0, first - before) * unit, end = std::min(units, first + count + after) * unit;
+            const auto first_query = later(t_.size.first_query, begin);
+            const auto part = attend(t_.within ? t_.within(begin, end - begin, 0, t_.size.keys) : t_.op,
+                                     {rows(all.queries, begin, end - begin), all.keys, all.values, {each(first_query), all.positions.first_key}},
+                                     has_log_sum_exp_);
+            copy_rows(part.values, first * unit - begin, count * unit, ours.values, first * unit);
+            if (has_log_sum_exp_) copy_rows(part.log_sum_exp, first * unit - begin, count * unit, ours.log_sum_exp, first * unit);
             first += count;
         }
         const auto problem = n == 0 ? std::string() : differs(ours, expected_, has_log_sum_exp_);
-        return problem.empty() ? problem : "cut into calls of at most " + std::to_string(most) + " queries: " + problem;
+        return problem.empty() ? problem : "cut into calls of at most " + std::to_string(most * unit) + " queries: " + problem;
+    }
+    static void copy_rows(const tensor<T>& from, index first, index count, tensor<T>& to, index at) {
+        const auto& s = from.shape();
+        for (index head = 0; head < s.batch * s.heads; ++head)
+            std::copy_n(from.data() + (head * s.tokens + first) * s.channels, count * s.channels,
+                        to.data() + (head * to.shape().tokens + at) * s.channels);
     }
     /// Without the first keys, or the last, as far as the definition does not change: NaN in them would have told, but for rows that are NaN
     /// in any case, and in a score that a function replaces where there is no value.
@@ -261,8 +266,9 @@ private:
         if (!same_bits(spoiled, exact_)) return {};
         const auto first_key = later(t_.size.first_key, front);
         const inputs<T> all = t_.in;
-        const auto ours = attend(t_.op, {all.queries, rows(all.keys, front, count), rows(all.values, front, count),
-                                         {all.positions.first_query, each(first_key)}}, has_log_sum_exp_);
+        const auto ours = attend(t_.within ? t_.within(0, t_.size.queries, front, count) : t_.op,
+                                 {all.queries, rows(all.keys, front, count), rows(all.values, front, count),
+                                  {all.positions.first_query, each(first_key)}}, has_log_sum_exp_);
         const auto problem = differs(ours, expected_, has_log_sum_exp_);
         return problem.empty() ? problem
                                : "with keys " + std::to_string(front) + " .. " + std::to_string(front + count - 1) + " only: " + problem;

@@ -17,6 +17,7 @@ namespace {
 template <Scalar T>
 struct convolved_drawn {
     tensor<T> weights, encoding, other_input; ///< the last two without memory for none
+    tensor<T> read;                           ///< what the convolution reads: values that are not there are 0
     std::vector<T> bias, scale;
     std::vector<index> length;
     bool has_length = false;
@@ -26,6 +27,21 @@ struct convolved_drawn {
 template <Scalar T>
 tensor_view<const T> view_of(const tensor<T>& t) {
     return t.data() ? t.view() : tensor_view<const T>();
+}
+
+/// What is given by token, for all of them or some.
+template <Scalar T>
+struct by_token {
+    depthwise_convolution<T> convolution;
+    tensor_view<const T> encoding, input; ///< without memory for none
+};
+
+/// Rows first .. first + count - 1 of what there is.
+template <Scalar T>
+tensor_view<const T> rows_of(const tensor<T>& t, index first, index count) {
+    auto s = t.shape();
+    s.tokens = count;
+    return t.data() ? tensor_view<const T>(t.view().row(0, 0, first), s, t.view().strides()) : tensor_view<const T>();
 }
 
 /// An operator with its definition: reads(inputs, then) calls then(what linear attention reads, eps).
@@ -78,12 +94,11 @@ operation<T> convolved_operation(const std::shared_ptr<const convolved_drawn<T>>
 }
 
 template <Scalar T, class P>
-operation<T> simplified(const std::shared_ptr<const convolved_drawn<T>>& d, const depthwise_convolution<T>& convolution, const P& pattern,
-                        index queries) {
-    const simplified_linear_attention<P, T> op{.convolution = convolution,
+operation<T> simplified(const std::shared_ptr<const convolved_drawn<T>>& d, const by_token<T>& tokens, const P& pattern, index queries) {
+    const simplified_linear_attention<P, T> op{.convolution = tokens.convolution,
                                                .pattern = pattern,
-                                               .positional_encoding = view_of(d->encoding),
-                                               .convolution_input = view_of(d->other_input)};
+                                               .positional_encoding = tokens.encoding,
+                                               .convolution_input = tokens.input};
     return convolved_operation<T>(d, op, queries, 2 * unit_of<T>, [](double x) { return std::max(x, 0.0); },
                                   [](const auto& o, const inputs<double>& in, const auto& then) {
                                       const auto keys = reference::sum_of<double, T>(in.keys, o.positional_encoding);
@@ -92,17 +107,17 @@ operation<T> simplified(const std::shared_ptr<const convolved_drawn<T>>& d, cons
 }
 
 template <Scalar T, class P>
-operation<T> focused(const std::shared_ptr<const convolved_drawn<T>>& d, const depthwise_convolution<T>& convolution, const P& pattern,
-                     const sizes& s) {
+operation<T> focused(const std::shared_ptr<const convolved_drawn<T>>& d, const by_token<T>& tokens, const P& pattern, const sizes& s,
+                     index queries) {
     const focused_linear_attention<P, T> op{.power = d->power,
                                             .scale = d->scale,
-                                            .convolution = convolution,
+                                            .convolution = tokens.convolution,
                                             .pattern = pattern,
-                                            .positional_encoding = view_of(d->encoding),
-                                            .convolution_input = view_of(d->other_input)};
+                                            .positional_encoding = tokens.encoding,
+                                            .convolution_input = tokens.input};
     // Two norms are sums of all channels of all heads; a power multiplies what rounding its base has done.
     const auto feature_error = unit_of<T> * static_cast<double>(s.heads * s.key_dim + 16 * d->power + 32);
-    return convolved_operation<T>(d, op, s.queries, feature_error, {}, [d](const auto& o, const inputs<double>& in, const auto& then) {
+    return convolved_operation<T>(d, op, queries, feature_error, {}, [d](const auto& o, const inputs<double>& in, const auto& then) {
         const auto sums = reference::sum_of<double, T>(in.keys, o.positional_encoding);
         const auto q = reference::focused_features<double, T>(in.queries, o.power, o.scale);
         auto k = reference::focused_features<double, T>(std::as_const(sums).view(), o.power, o.scale);
@@ -156,12 +171,28 @@ trial<T> draw_convolved(draw& random) {
         std::ranges::generate(d->scale, [&] { return static_cast<T>(number()); });
     }
     t.in = draw_given<T>(random, s, numbers::usual);
+    const T* const read = other ? d->other_input.data() : t.in.values.data();
+    d->read = filled<T>({s.batch, s.kv_heads, s.queries, s.value_dim}, [&, e = index{0}]() mutable {
+        const auto row = e / s.value_dim, b = row / (s.kv_heads * s.queries);
+        const bool there = other || !d->has_length || row % s.queries + t.in.positions.first_key[b] < d->length[static_cast<std::size_t>(b)];
+        const T x = read[e++];
+        return there ? x : T{0};
+    });
     const std::shared_ptr<const convolved_drawn<T>> own = d;
-    const depthwise_convolution<T> convolution{d->weights.view(), d->bias, height, width, causal_kernel};
-    if (kind == 2) t.op = is_focused ? focused<T>(own, convolution, lengths{own->length}, s) : simplified<T>(own, convolution, lengths{own->length}, s.queries);
-    else if (kind == 3) t.op = simplified<T>(own, convolution, causal{}, s.queries);
-    else t.op = is_focused ? focused<T>(own, convolution, dense{}, s) : simplified<T>(own, convolution, dense{}, s.queries);
-    t.rows_stand_alone = false;
+    const auto make = [own, kind, is_focused, s](const by_token<T>& tokens, index queries) {
+        if (kind == 3) return simplified<T>(own, tokens, causal{}, queries);
+        if (kind == 2) return is_focused ? focused<T>(own, tokens, lengths{own->length}, s, queries) : simplified<T>(own, tokens, lengths{own->length}, queries);
+        return is_focused ? focused<T>(own, tokens, dense{}, s, queries) : simplified<T>(own, tokens, dense{}, queries);
+    };
+    t.op = make({{d->weights.view(), d->bias, height, width, causal_kernel}, view_of(d->encoding), view_of(d->other_input)}, s.queries);
+    // A cut is one of the grid's rows, and takes along those that the convolution reads.
+    t.cuts = {.unit = height > 0 ? width : 1,
+              .before = causal_kernel ? kernel_width - 1 : height > 0 ? kernel_height / 2 : kernel_width / 2,
+              .after = causal_kernel ? 0 : height > 0 ? kernel_height / 2 : kernel_width / 2};
+    t.within = [=](index first, index queries, index first_key, index keys) {
+        return make({{own->weights.view(), own->bias, height > 0 ? queries / width : 0, width, causal_kernel}, rows_of(own->encoding, first_key, keys),
+                     rows_of(own->read, first, queries)}, queries);
+    };
     t.name = std::string(kind == 2 ? "lengths" : kind == 3 ? "causal" : "dense") + (is_focused && kind != 3 ? ", focused, power " + std::to_string(d->power) : "") +
              ", kernel " + to_string(d->weights.shape()) + ", grid " + std::to_string(height) + " x " + std::to_string(width) +
              (d->encoding.data() ? ", encoding" : "") + (other ? ", another input" : "") + (d->bias.empty() ? "" : ", bias");

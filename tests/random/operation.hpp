@@ -55,8 +55,12 @@ struct trial {
     given<T> in;
     /// The operator for one batch entry and one head of keys, with the query heads that share it; none if it mixes heads or batch entries.
     std::function<operation<T>(index batch, index kv_head)> part;
-    /// Whether a row's bits may be asked for under any cut of the queries into calls.
-    bool rows_stand_alone = true;
+    /// The operator for queries first .. first + queries - 1 and such keys, where something is given to it by token. Its definition is not.
+    std::function<operation<T>(index first, index queries, index first_key, index keys)> within;
+    /// How queries may be cut into calls: between units of so many rows. A call takes so many units before and after its own along.
+    struct {
+        index unit = 1, before = 0, after = 0;
+    } cuts;
     bool keys_stand_alone = true; ///< so that keys that nobody sees may be left out
     bool may_spoil = true;
 };
