@@ -50,7 +50,7 @@ struct matrix_tile {
     /// sum[i][c] += sum over k < depth of phi(a(i, k)) * b(k, c), where a(i, k) = a[i * a_row + k * a_depth] is a number and b(k, c) the
     /// register at b + k * b_depth + c * lanes::size. Each lane is one chain of multiply-adds in the order of k: its result is the
     /// same in a tile of any size. `beside` is called with each term. Rows are addressed as they are: with a pointer for every three of
-    /// them clang keeps these in vector registers, and sums in memory (26 against 87 % of peak).
+    /// them clang keeps these in vector registers, and sums in memory.
     template <class Phi = std::identity, class Beside = nothing_beside>
     [[gnu::always_inline]] void multiply_add(const T* a, auto a_row, auto a_depth, const T* b, index b_depth, index depth,
                                              const Phi& phi = {}, Beside&& beside = {}) {
