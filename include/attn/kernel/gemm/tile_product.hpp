@@ -98,10 +98,10 @@ void multiply(index rows, index columns, tile_product<T> p, Prefetch& ahead) {
         ahead.beside(count * height * columns * p.depth);
     };
     while (rows >= tiles.tallest) take(0, std::min<index>(2, rows / tiles.tallest), tiles.tallest);
-    for (std::size_t t = 1; rows > 0; ++t) {
-        const index height = index{8} >> (t - 1);
-        if (rows < height) continue;
-        take(t, 1, height);
+    std::size_t smaller = 1;
+    for (const index height : {8, 4, 2, 1}) {
+        if (rows >= height) take(smaller, 1, height);
+        ++smaller;
     }
 }
 
