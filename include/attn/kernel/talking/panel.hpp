@@ -72,10 +72,10 @@ private:
     template <class F>
     index for_each_block(F&& f) {
         index number = 0;
-        for_each_visible_block(*call_.pattern, rows_, visible_keys::whole, blocks_, blocks_.first_block(), blocks_.end_block(), [&](index block, bool all) {
-            auto keys = blocks_.run(block, block + 1);
-            keys.full = all;
-            f(tile_.block(number, keys, all && !looks_at_scores()), number);
+        for_each_visible_block(*call_.pattern, rows_, visible_keys::whole, blocks_, blocks_.first_block(), blocks_.end_block(), [&](visible_block block) {
+            auto keys = blocks_.run(block.number, block.number + 1);
+            keys.full = block.all;
+            f(tile_.block(number, keys, block.all && !looks_at_scores()), number);
             ++number;
         });
         return number;
