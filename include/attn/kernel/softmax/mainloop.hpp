@@ -4,6 +4,7 @@
 #include "epilogue.hpp"
 #include "../prefetch.hpp"
 #include "key_reader.hpp"
+#include "masked_recompute.hpp"
 #include "score_adjustment.hpp"
 #include "score_stage.hpp"
 #include "value_stage.hpp"
@@ -65,31 +66,23 @@ public:
         values_.begin(rows_of(call_->in.values, block.batch, block.kv_head), first_key);
     }
     /// Calls end_of_span(state, rows) for each span of key blocks first .. end - 1 that the pattern does not rule out, in order. Rows
-    /// come once each, as bits. Those whose sums hold NaN or infinity, be it by a weight of 0 or by a sum that is too large, are done again
-    /// first with hidden keys left out, and then with smaller weights.
+    /// come once each, as bits; some are done again first (recompute_masked).
     template <class F>
     void run(index first, index end, F&& end_of_span) {
-        constexpr T small = std::same_as<T, float> ? 0x1p-40 : 0x1p-80;
         const auto blocks = call_->blocks_of(*block_);
         for (; first < end && span_->find(call_->pattern, *block_, pass_, blocks, first, end); first = span_->end()) {
             const auto parts = span_->parts();
-            auto rows = bit_range(0, block_->rows());
-            constexpr struct {
-                bool masked; // values of hidden keys are not touched
-                T unit;
-            } attempts[] = {{false, 1}, {true, 1}, {true, small}};
-            for (const auto& [masked, unit] : attempts) {
-                if (rows == 0) break;
-                state_.begin(queries_.stride(), unit);
+            recompute_masked<T>(bit_range(0, block_->rows()), [&](std::uint64_t rows, const pass_through<T>& how) {
+                state_.begin(queries_.stride(), how.unit);
                 for (const auto& part : parts) {
                     const bool last = &part == &parts.back();
                     ask_for_next(last ? blocks.run(span_->end(), std::min(span_->end() + 1, end)) : (&part)[1].keys);
-                    push(part, masked);
+                    push(part, how.masked);
                 }
-                const auto odd = unit == small ? 0 : epilogue<T, Arch>::odd_rows(state_, rows);
+                const auto odd = how.is_last() ? 0 : epilogue<T, Arch>::odd_rows(state_, rows);
                 end_of_span(std::as_const(state_), rows & ~odd);
-                rows = odd;
-            }
+                return odd;
+            });
         }
     }
 
