@@ -83,14 +83,14 @@ struct talking_heads_attention {
     /// Whether forward, on such shapes and with this workspace, computes scores but once.
     template <Scalar T>
     bool keeps_weights(const input_shapes& s, const execution& run) const {
-        return !weights_mix.data() || kernel_for<T>(s).is_roomy(s, run);
+        return !weights_mix.data() || kernel_for<T>(s).keeps_weights(s, run);
     }
     template <Scalar T>
     void forward(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
         const auto shapes = shapes_of(in);
         const kernel::visible_keys_of<T, Arch, P> visible(pattern, shapes, in.positions);
         const kernel::score_adjustment_of<T, Arch, S> adjustment(score);
-        kernel_for<T>(shapes, &visible, scored ? &adjustment : nullptr)(in, out, run);
+        kernel_for<T>(shapes)(in, out, visible, scored ? &adjustment : nullptr, run);
     }
 
 private:
@@ -99,12 +99,10 @@ private:
 
     static constexpr bool scored = !std::same_as<S, identity_score>;
 
-    /// The kernel; without a pattern it only counts memory.
     template <Scalar T>
-    kernel::talking_heads<T, Arch> kernel_for(const input_shapes& s, const kernel::visible_keys* visible = nullptr,
-                                              const kernel::score_adjustment<T>* adjustment = nullptr) const {
+    kernel::talking_heads_scheduler<T, Arch> kernel_for(const input_shapes& s) const {
         const auto factor = scale.value_or(1 / std::sqrt(static_cast<double>(s.queries.channels)));
-        return {{visible, adjustment, detail::HasAt<P>, scored, factor, sinks, logits_mix, logits_bias, weights_mix, weights_bias}};
+        return {{factor, sinks, logits_mix, logits_bias, weights_mix, weights_bias, detail::HasAt<P>, scored}};
     }
     static void check_mixing(std::string_view argument, const tensor_view<const double>& mix, std::string_view other,
                              const shape& other_shape, index columns) {

@@ -1,15 +1,16 @@
-// Mixes the scores or the weights of a block of keys across heads: small dense algebra whose lanes are queries.
+// Mixes the scores or weights of a block of keys across heads: small dense algebra whose lanes are queries.
 #pragma once
 
 #include "../../core/tensor_view.hpp"
 #include "../../core/workspace.hpp"
-#include "../gemm/matrix_tile.hpp"
+#include "../gemm/tile_traits.hpp"
 
+#include <array>
 #include <span>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// Numbers of every head for a block of keys and a panel of queries, [heads][keys][registers].
+/// Numbers of every head for a block of keys and a query block, [heads][keys][registers].
 struct head_block {
     index keys, registers;
     index head_stride;                   ///< numbers from one head to the next
@@ -23,98 +24,97 @@ template <Scalar T, class Arch>
 class head_mixing {
 public:
     using lanes = simd::lanes<T, Arch>;
-    using traits = tile_traits<T, Arch>;
-
-    index rows = 0, columns = 0;
 
     static head_mixing take(detail::scratch& memory, index rows, index columns) {
         head_mixing result;
-        result.rows = rows;
-        result.columns = columns;
-        result.matrix_ = memory.take<T>(rows, columns);
-        result.bias_ = memory.take<T>(rows);
+        result.rows_ = rows;
+        result.columns_ = columns;
+        result.stride_ = rows + max_rows;
+        result.matrix_ = memory.take<T>(columns, result.stride_);
+        result.bias_ = memory.take<T>(result.stride_);
         return result;
     }
     void load(const tensor_view<const double>& matrix, std::span<const double> bias) {
-        for (index row = 0; row < rows; ++row) {
-            for (index column = 0; column < columns; ++column) matrix_[column * rows + row] = static_cast<T>(matrix(0, 0, row, column));
-            bias_[row] = bias.empty() ? T{0} : static_cast<T>(bias[static_cast<std::size_t>(row)]);
+        std::fill_n(matrix_, columns_ * stride_, T{0});
+        std::fill_n(bias_, stride_, T{0});
+        for (index row = 0; row < rows_; ++row) {
+            for (index column = 0; column < columns_; ++column) matrix_[column * stride_ + row] = static_cast<T>(matrix(0, 0, row, column));
+            if (!bias.empty()) bias_[row] = static_cast<T>(bias[static_cast<std::size_t>(row)]);
         }
     }
-    /// What happens beside a mixing.
-    struct options {
-        const T* factor = nullptr; ///< [columns][factor_stride] a number per query, or none
-        index factor_stride = 0;
-        index ahead = 0; ///< numbers beyond which `from` is prefetched, 0 for none
-    };
-    /// Registers of queries that see none of two keys become 0.
-    void operator()(const head_block& block, const T* from, T* to, const options& with) const {
-        for_each_piece(rows, most_rows, [&](index row, index count) {
-            with_constant<most_rows>(count, [&](auto r) {
-                if (with.factor)
-                    mix_rows<r(), true>(row, block, from, to, with);
-                else
-                    mix_rows<r(), false>(row, block, from, to, with);
-            });
-        });
+    /// factor: [columns][factor_stride] a number per query, or null for none. Registers of queries that see none of two keys become 0.
+    void operator()(const head_block& block, const T* from, T* to, const T* factor = nullptr, index factor_stride = 0) const {
+        for (index pieces = (rows_ + max_rows - 1) / max_rows, piece = 0; piece < pieces; ++piece) { // as even as they come
+            const auto row = rows_ * piece / pieces, count = rows_ * (piece + 1) / pieces - row;
+            const tile t{row, count, from, to, factor, factor_stride};
+            count <= 2 ? mix<2>(block, t) : count <= 4 ? mix<4>(block, t) : count <= 6 ? mix<6>(block, t)
+            : count <= 8 ? mix<std::min(8, max_rows)>(block, t) : mix<max_rows>(block, t);
+        }
     }
 
 private:
-    /// Two keys at a time: every number is loaded, and multiplied with its factor, but once for twelve heads.
-    static constexpr int most_rows = traits::max_rows(2);
+    /// Of a tile of two keys: every number is loaded, and multiplied with its factor, but once for twelve heads.
+    static constexpr int max_rows = tile_traits<T, Arch>::max_rows(2);
 
-    template <int Rows, bool scaled>
-    [[gnu::noinline]] void mix_rows(index row, const head_block& block, const T* from, T* to, const options& with) const {
+    struct tile {
+        index row, count; ///< of the matrix
+        const T* from;
+        T* to;
+        const T* factor;
+        index factor_stride;
+    };
+
+    /// So many rows of a matrix that is followed by rows of zeros, `count` of which are written.
+    template <int Rows>
+    [[gnu::noinline]] void mix(const head_block& block, const tile& t) const {
         const auto stride = block.registers * lanes::size;
-        index key = 0;
-        for (; key + 2 <= block.keys; key += 2)
-            for (index lane = 0; lane < stride; lane += lanes::size) mix_keys<Rows, 2, scaled>(row, block, key, lane, from, to, with);
-        if (key < block.keys)
-            for (index lane = 0; lane < stride; lane += lanes::size) mix_keys<Rows, 1, scaled>(row, block, key, lane, from, to, with);
-    }
-    template <int Rows, int Keys, bool scaled>
-    [[gnu::always_inline]] void mix_keys(index row, const head_block& block, index key, index lane, const T* from, T* to,
-                                         const options& with) const {
-        matrix_tile<Rows, Keys, T, Arch> tile;
-        const auto stride = block.registers * lanes::size, at = key * stride + lane;
-        auto depth = columns;
-        if (block.seen) {
-            const auto own = simd::lane_bits::first(lanes::size).value;
-            std::uint64_t seen[std::size_t{Keys}], any = 0;
-            simd::unroll<Keys>([&](auto k) { any |= seen[k] = block.seen[key + k] >> lane & own; });
-            simd::unroll<Rows>([&](auto r) {
-                simd::unroll<Keys>([&](auto k) { tile.sum[r][k] = select(simd::lane_bits{seen[k]}, lanes(bias_[row + r]), lanes(T{0})); });
-            });
-            depth = any == 0 ? 0 : columns;
-        } else {
-            simd::unroll<Rows>([&](auto r) { simd::unroll<Keys>([&](auto k) { tile.sum[r][k] = lanes(bias_[row + r]); }); });
-        }
-        const T* x = from + at;
-        const T* m = matrix_ + row;
-        for (index column = 0; column < depth; ++column) {
-            lanes right[std::size_t{Keys}];
-            simd::unroll<Keys>([&](auto k) {
-                right[k] = lanes::load(x + k * stride);
-                if (with.ahead > 0) simd::prefetch(x + k * stride + with.ahead);
-            });
-            if constexpr (scaled) {
-                const auto f = lanes::load(with.factor + column * with.factor_stride + lane);
-                simd::unroll<Keys>([&](auto k) { right[k] = right[k] * f; });
+        const T* const bias = bias_ + t.row;
+        for (index key = 0; key < block.keys; key += 2) {
+            const auto next = key + 1 < block.keys ? stride : 0; // a last key alone is taken twice
+            for (index lane = 0; lane < stride; lane += lanes::size) {
+                lanes sum[std::size_t{Rows}][2];
+                auto depth = columns_;
+#pragma GCC unroll 16
+                for (int r = 0; r < Rows; ++r) sum[r][0] = sum[r][1] = lanes(bias[r]);
+                if (block.seen) {
+                    const auto own = simd::lane_bits::first(lanes::size).value;
+                    const auto a = block.seen[key] >> lane & own, b = block.seen[key + (next > 0)] >> lane & own;
+                    if ((a | b) == 0) depth = 0;
+#pragma GCC unroll 16
+                    for (int r = 0; r < Rows; ++r) {
+                        sum[r][0] = select(simd::lane_bits{a}, sum[r][0], lanes(T{0}));
+                        sum[r][1] = select(simd::lane_bits{b}, sum[r][1], lanes(T{0}));
+                    }
+                }
+                const T *x = t.from + key * stride + lane, *m = matrix_ + t.row, *f = t.factor ? t.factor + lane : nullptr;
+                for (; depth > 0; --depth, x += block.head_stride, m += stride_, f += t.factor_stride) {
+                    auto a = lanes::load(x), b = lanes::load(x + next);
+                    if (t.factor) {
+                        const auto factor = lanes::load(f);
+                        a = a * factor;
+                        b = b * factor;
+                    }
+#pragma GCC unroll 16
+                    for (int r = 0; r < Rows; ++r) {
+                        const lanes left(m[r]);
+                        sum[r][0] = fma(left, a, sum[r][0]);
+                        sum[r][1] = fma(left, b, sum[r][1]);
+                    }
+                }
+                T* y = t.to + t.row * block.head_stride + key * stride + lane;
+#pragma GCC unroll 16
+                for (int r = 0; r < Rows; ++r, y += block.head_stride) {
+                    if (r >= t.count) continue;
+                    sum[r][0].store(y);
+                    sum[r][1].store(y + next);
+                }
             }
-            simd::unroll<Rows>([&](auto r) {
-                const lanes left = m[r];
-                simd::unroll<Keys>([&](auto k) { tile.sum[r][k] = fma(left, right[k], tile.sum[r][k]); });
-            });
-            x += block.head_stride;
-            m += rows;
         }
-        T* const y = to + row * block.head_stride + at;
-        simd::unroll<Rows>(
-            [&](auto r) { simd::unroll<Keys>([&](auto k) { tile.sum[r][k].store(y + r * block.head_stride + k * stride); }); });
     }
 
-    T* matrix_ = nullptr; ///< [columns][rows]
-    T* bias_ = nullptr;   ///< [rows]
+    index rows_ = 0, columns_ = 0, stride_ = 0;
+    T* matrix_ = nullptr; ///< [columns][stride], the rows of a column and zeros
+    T* bias_ = nullptr;   ///< [stride]
 };
 
 } // namespace attn::kernel

@@ -2,85 +2,94 @@
 #pragma once
 
 #include "../../parallel/executor.hpp"
-#include "panel.hpp"
+#include "mainloop.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// Talking-heads attention as tasks of a panel each; see talking_heads_attention. Shapes have been checked.
-/// A panel of queries goes through all keys in blocks, all heads together. Without a second mixing the values are added on the way. With
-/// one, they have to wait until every head knows its maximum and sum: the weights of all keys are kept, heads x m numbers per query of the
-/// panel, if the workspace has room for them; else a second pass computes them again, by the same steps and thus to the same bits.
+/// What an operator is made of, as in talking_heads_attention.
+struct talking_heads_parameters {
+    double scale;
+    std::span<const double> sinks;
+    tensor_view<const double> logits_mix;
+    std::span<const double> logits_bias;
+    tensor_view<const double> weights_mix;
+    std::span<const double> weights_bias;
+    bool differs_by_head; ///< the pattern does
+    bool scored;          ///< by a function
+};
+
+/// Talking-heads attention as tasks of a query block each; see talking_heads_attention. Shapes have been checked.
+/// A query block goes through all keys in blocks, all heads together. Without a second mixing the values are added on the way. With one,
+/// they have to wait until every head knows its maximum and sum: the weights of all keys are kept, heads x m numbers per query of the
+/// block, if the workspace has room for them; else a second sweep computes them again, by the same steps and thus to the same bits.
 template <Scalar T, class Arch>
-class talking_heads {
+class talking_heads_scheduler {
 public:
-    talking_heads_call<T> call;
+    talking_heads_parameters with;
 
-    /// roomy: all that makes it fast, or else the least.
-    std::size_t workspace_bytes(const input_shapes& s, index concurrency, bool roomy) const {
-        if (s.queries.batch == 0) return 0; // there is no head whose score function could be asked
+    /// keeps_weights: all that makes it fast, or else the least.
+    std::size_t workspace_bytes(const input_shapes& s, index concurrency, bool keeps_weights) const {
         detail::scratch memory;
-        take_mixings(memory, tile_shape(s));
-        return memory.used_bytes() + static_cast<std::size_t>(concurrency) * slice_bytes(s, roomy);
+        take_mixings(memory, shape_of(s));
+        return memory.used_bytes() + static_cast<std::size_t>(concurrency) * loop_type::bytes(shape_of(s), keeps_weights && mixes_weights());
     }
-    bool is_roomy(const input_shapes& s, const execution& run) const {
-        return run.workspace().size_bytes() >= workspace_bytes(s, run.concurrency(), true);
+    /// Whether the workspace has room for the weights of all keys.
+    bool keeps_weights(const input_shapes& s, const execution& run) const {
+        return mixes_weights() && run.workspace().size_bytes() >= workspace_bytes(s, run.concurrency(), true);
     }
 
-    void operator()(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
+    void operator()(const inputs<T>& in, const outputs<T>& out, const visible_keys& pattern, const score_adjustment<T>* adjustment,
+                    const execution& run) const {
         const auto shapes = shapes_of(in);
-        const auto s = tile_shape(shapes);
+        const auto s = shape_of(shapes);
         const auto batch = shapes.queries.batch, n = shapes.queries.tokens;
         if (batch * n == 0) return;
-        const bool roomy = is_roomy(shapes, run);
         detail::scratch memory(run.workspace().bytes().data());
-        auto mixings = take_mixings(memory, s);
-        if (s.mixes_logits) mixings.logits.load(call.logits_mix, call.logits_bias);
-        if (s.mixes_weights) mixings.weights.load(call.weights_mix, call.weights_bias);
+        auto [logits, weights] = take_mixings(memory, s);
+        if (s.mixes_logits) logits.load(with.logits_mix, with.logits_bias);
+        if (s.mixes_weights) weights.load(with.weights_mix, with.weights_bias);
+        const talking_heads_call<T, Arch> call{in, out, s, pattern, adjustment, static_cast<T>(with.scale), with.sinks, logits, weights,
+                                               !with.weights_bias.empty(), keeps_weights(shapes, run)};
         std::byte* const slices = run.workspace().bytes().data() + memory.used_bytes();
-        const auto bytes = slice_bytes(shapes, roomy);
+        const auto bytes = loop_type::bytes(s, call.keeps_weights);
 
-        index tasks = 0;
-        const auto tiles_of = [&](index step) { return tile_count(n, panel::tile_type::most_queries, step); };
+        const auto blocks_of = [&](index step) { return tile_count(n, max_queries, step); };
         const auto step_of_entry = [&](index b) { // which all heads promise
             index common = 0;
-            for (index c = 0; c < (call.differs_by_head ? s.heads : 1); ++c) common = std::gcd(common, call.pattern->step(b, c, visible_keys::whole));
+            for (index c = 0; c < (with.differs_by_head ? s.heads : 1); ++c) common = std::gcd(common, pattern.step(b, c, visible_keys::whole));
             return std::max<index>(common, 1);
         };
-        for (index b = 0; b < batch; ++b) tasks = std::max(tasks, tiles_of(step_of_entry(b)));
+        index tasks = 0;
+        for (index b = 0; b < batch; ++b) tasks = std::max(tasks, blocks_of(step_of_entry(b)));
         run.for_each(batch * tasks, [&](index task, index slice) {
             const auto b = task / tasks, t = task % tasks, step = step_of_entry(b);
-            if (t >= tiles_of(step)) return;
+            if (t >= blocks_of(step)) return;
             detail::scratch own(slices + static_cast<std::size_t>(slice) * bytes);
-            panel(call, own, s, mixings, roomy)
-                .run(in, out, b,
-                     tile_at(t, in.positions.first_query[b], n, panel::tile_type::most_queries, step, panel::tile_type::lane_count));
+            loop_type(own, call).run(b, tile_at(t, in.positions.first_query[b], n, max_queries, step, loop_type::lanes::size));
         });
     }
 
 private:
-    using panel = talking_heads_panel<T, Arch>;
+    using loop_type = talking_heads_mainloop<T, Arch>;
+    static constexpr auto max_queries = loop_type::memory_type::max_queries;
 
-    index heads_of(const input_shapes& s) const { return call.logits_mix.data() ? call.logits_mix.shape().tokens : s.queries.heads; }
-    talking_heads_shape tile_shape(const input_shapes& s) const {
-        const auto heads = heads_of(s);
+    bool mixes_weights() const { return with.weights_mix.data() != nullptr; }
+    talking_heads_shape shape_of(const input_shapes& s) const {
+        const auto heads = with.logits_mix.data() ? with.logits_mix.shape().tokens : s.queries.heads;
         return {.query_heads = s.queries.heads,
                 .heads = heads,
-                .value_heads = call.weights_mix.data() ? call.weights_mix.shape().tokens : heads,
+                .value_heads = mixes_weights() ? with.weights_mix.shape().tokens : heads,
                 .key_channels = s.queries.channels,
                 .value_channels = s.values.channels,
                 .keys = s.keys.tokens,
-                .mixes_logits = call.logits_mix.data() != nullptr,
-                .mixes_weights = call.weights_mix.data() != nullptr};
+                .mixes_logits = with.logits_mix.data() != nullptr,
+                .mixes_weights = mixes_weights(),
+                .differs_by_head = with.differs_by_head,
+                .scored = with.scored};
     }
-    static talking_heads_mixings<T, Arch> take_mixings(detail::scratch& memory, const talking_heads_shape& s) {
-        const auto rows = s.mixes_logits ? s.heads : 0, value_rows = s.mixes_weights ? s.value_heads : 0;
-        auto logits = head_mixing<T, Arch>::take(memory, rows, s.query_heads);
-        return {logits, head_mixing<T, Arch>::take(memory, value_rows, s.heads)};
-    }
-    std::size_t slice_bytes(const input_shapes& s, bool roomy) const {
-        detail::scratch memory;
-        panel(call, memory, tile_shape(s), {}, roomy);
-        return memory.used_bytes();
+    static std::pair<head_mixing<T, Arch>, head_mixing<T, Arch>> take_mixings(detail::scratch& memory, const talking_heads_shape& s) {
+        const auto logits = head_mixing<T, Arch>::take(memory, s.mixes_logits ? s.heads : 0, s.query_heads);
+        return {logits, head_mixing<T, Arch>::take(memory, s.mixes_weights ? s.value_heads : 0, s.heads)};
     }
 };
 

@@ -1,0 +1,238 @@
+// The mainloop of talking-heads attention: one query block walks the key blocks that any head sees, all heads together.
+#pragma once
+
+#include "../softmax/epilogue.hpp"
+#include "../softmax/masked_recompute.hpp"
+#include "../softmax/score_adjustment.hpp"
+#include "../softmax/value_stage.hpp"
+#include "../softmax/visible_keys.hpp"
+#include "head_mixing.hpp"
+#include "memory.hpp"
+
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
+
+/// What a call of talking-heads attention is made of.
+template <Scalar T, class Arch>
+struct talking_heads_call {
+    const inputs<T>& in;
+    const outputs<T>& out;
+    talking_heads_shape shape;
+    const visible_keys& pattern;
+    const score_adjustment<T>* adjustment; ///< none if scores stay as they are
+    T scale;
+    std::span<const double> sinks;
+    head_mixing<T, Arch> logits_mix, weights_mix;
+    bool has_weights_bias, keeps_weights;
+};
+
+/// One thread's memory, and its work on one query block. Nothing is asked for ahead: lines that are asked for between two tiles come at once,
+/// and what a block of all heads needs fills the first-level cache already.
+template <Scalar T, class Arch>
+class talking_heads_mainloop {
+public:
+    using lanes = simd::lanes<T, Arch>;
+    using memory_type = talking_heads_memory<T, Arch>;
+
+    talking_heads_mainloop(detail::scratch& memory, const talking_heads_call<T, Arch>& call)
+        : call_(call), memory_(memory, call.shape, call.keeps_weights), keys_(memory, memory_.block_keys, call.shape.key_channels, false),
+          values_(memory, memory_.block_keys, call.shape.value_channels, true) {}
+    /// What it takes of the memory.
+    static std::size_t bytes(const talking_heads_shape& s, bool keeps_weights) {
+        detail::scratch memory;
+        const memory_type arrays(memory, s, keeps_weights);
+        block_reader<T, Arch>(memory, arrays.block_keys, s.key_channels, false);
+        block_reader<T, Arch>(memory, arrays.block_keys, s.value_channels, true);
+        return memory.used_bytes();
+    }
+
+    /// tokens: so many as memory_type::max_queries at most.
+    void run(index batch, const query_tile& tokens) {
+        const auto& s = call_.shape;
+        block_ = {.batch = batch, .heads = s.heads, .tokens = tokens, .first_row = tokens.first - call_.in.positions.first_query[batch]};
+        for (index a = 0; a < s.query_heads; ++a) memory_.queries[a].begin(of_head(a), call_.in.queries, call_.scale);
+        const auto all = bit_range(0, tokens.count);
+        std::fill_n(memory_.unwritten, s.value_heads, all);
+        recompute_masked<T>(all, [&](std::uint64_t, const pass_through<T>& how) {
+            begin();
+            for_each_block(how, [&](weight_block<T>& block) {
+                compute_weights(block, how);
+                if (!s.mixes_weights) add_values(block, block.weights, how);
+            });
+            finish_softmax();
+            if (s.mixes_weights) {
+                if (!call_.keeps_weights) begin();
+                for_each_block(how, [&](weight_block<T>& block) {
+                    if (call_.keeps_weights)
+                        leave_out_last(block);
+                    else
+                        compute_weights(block, how);
+                    mix_weights(block);
+                    add_values(block, memory_.mixed, how);
+                });
+            }
+            return write(how);
+        });
+    }
+
+private:
+    index stride() const { return whole_registers<T, Arch>(block_.tokens.count); }
+    /// The rows of one head, of the queries or of those that are mixed.
+    query_block of_head(index head) const {
+        return {.batch = block_.batch, .first_head = head, .heads = 1, .tokens = block_.tokens, .first_row = block_.first_row};
+    }
+    /// Weights of one head, and scores until they become weights.
+    T* weights(const weight_block<T>& block, index head) const { return block.weights + head * memory_.head_stride; }
+    head_block as_heads(const weight_block<T>& block) const {
+        return {block.keys.count, stride() / lanes::size, memory_.head_stride, block.visible()};
+    }
+    /// Whether a score of -infinity must be told from a low one: where values of hidden keys are left out, or get no bias.
+    bool looks_at_scores(const pass_through<T>& how) const { return how.masked || call_.has_weights_bias; }
+
+    void begin() {
+        for (index c = 0; c < call_.shape.heads; ++c) memory_.states[c].begin(stride());
+        for (index e = 0; e < call_.shape.value_heads; ++e) memory_.sums[e].has_values = false;
+    }
+    /// Calls f(block) for the key blocks that any head sees.
+    template <class F>
+    void for_each_block(const pass_through<T>& how, F&& f) {
+        const key_blocks blocks(memory_type::keys_of_block, call_.in.positions.first_key[block_.batch], call_.shape.keys, block_.tokens);
+        const auto first = blocks.first_block(), end = blocks.end_block();
+        index number = 0;
+        for_each_visible_block(call_.pattern, block_, visible_keys::whole, blocks, first, end, [&](visible_block seen) {
+            auto keys = blocks.run(seen.number, seen.number + 1);
+            keys.full = seen.all;
+            auto block = memory_.block(number++, keys, seen.all && !looks_at_scores(how));
+            f(block);
+        });
+    }
+    /// Calls f(head, rows) for the heads that share the heads of keys or values, with a block of these.
+    template <class F>
+    void for_each_head(const tensor_view<const T>& tensor, block_reader<T, Arch>& reader, index heads, const key_run& keys, F&& f) {
+        const auto kv_heads = tensor.shape().heads;
+        for (index head = 0; head < kv_heads; ++head) {
+            reader.begin(rows_of(tensor, block_.batch, head), call_.in.positions.first_key[block_.batch]);
+            const auto rows = reader.read(keys);
+            for (index own = head * heads / kv_heads; own < (head + 1) * heads / kv_heads; ++own) f(own, rows);
+        }
+    }
+
+    /// Scores of all heads, mixed, become weights relative to the largest score so far.
+    void compute_weights(weight_block<T>& block, const pass_through<T>& how) {
+        const auto& s = call_.shape;
+        if (!block.all_seen) find_visible(block);
+        leave_out_last(block);
+        T* const logits = s.mixes_logits ? memory_.logits : block.weights;
+        for_each_head(call_.in.keys, keys_, s.query_heads, block.keys, [&](index a, const auto& rows) {
+            memory_.queries[a].multiply(rows, block.keys.count, block.visible(), logits + a * memory_.head_stride, ahead_);
+        });
+        if (s.mixes_logits) call_.logits_mix(as_heads(block), logits, block.weights);
+        for (index c = 0; c < s.heads; ++c) {
+            T* const scores = weights(block, c);
+            if (call_.adjustment) (*call_.adjustment)({of_head(c), block.keys, scores, stride(), memory_.scratch});
+            if (!block.keys.full) hide_scores<T, Arch>(scores, block.keys.count, stride(), visible(c));
+        }
+        if (looks_at_scores(how)) find_seen(block);
+        for (index c = 0; c < s.heads; ++c) {
+            memory_.states[c].push(weights(block, c), block.keys.count, stride());
+            if (s.mixes_weights) std::copy_n(memory_.states[c].maximum, stride(), block.maximum + c * memory_type::max_queries);
+        }
+    }
+    /// Of a block that is not all seen, the keys behind the last that any query sees.
+    static void leave_out_last(weight_block<T>& block) {
+        if (block.all_seen) return;
+        while (block.keys.count > 1 && block.seen[block.keys.count - 1] == 0) --block.keys.count;
+    }
+    /// One bit per query and key, by head if the pattern differs, and for any head.
+    void find_visible(const weight_block<T>& block) {
+        std::fill_n(block.seen, block.keys.count, block.keys.full ? bit_range(0, block_.tokens.count) : 0);
+        if (block.keys.full) return;
+        for (index c = 0; c < (call_.shape.differs_by_head ? call_.shape.heads : 1); ++c) {
+            call_.pattern.find(of_head(c), visible_keys::whole, block.keys, visible(c));
+            for (index j = 0; j < block.keys.count; ++j) block.seen[j] |= visible(c)[j];
+        }
+    }
+    std::uint64_t* visible(index head) const { return memory_.visible + (call_.shape.differs_by_head ? head * memory_.block_keys : 0); }
+    /// Which keys count for which query: those whose score is not -infinity in every head.
+    void find_seen(const weight_block<T>& block) {
+        for (index j = 0; j < block.keys.count; ++j) {
+            std::uint64_t seen = 0;
+            for (index c = 0; c < call_.shape.heads; ++c)
+                for (index q = 0; q < stride(); q += lanes::size) {
+                    const auto hidden = lanes::load(weights(block, c) + j * stride() + q) == lanes(memory_type::state_type::hidden);
+                    seen |= (~hidden.bits().value & bit_range(0, lanes::size)) << q;
+                }
+            block.seen[j] = seen & bit_range(0, block_.tokens.count);
+        }
+    }
+
+    /// All keys have been seen: a sink per head joins its rows, as a key without a value would.
+    void finish_softmax() {
+        const auto& log_sum_exp = call_.out.log_sum_exp;
+        for (index c = 0; c < call_.shape.heads; ++c) {
+            const auto& state = memory_.states[c];
+            finished_rows<T> rows;
+            rows.begin(of_head(c), call_.sinks);
+            for (index q = 0; q < stride(); q += lanes::size) {
+                const auto m = lanes::load(state.maximum + q), l = lanes::load(state.sum + q);
+                const softmax_merge<T, Arch> merged(lanes::load(rows.maximum + q), lanes::load(rows.sum + q), m, l);
+                select(l == lanes(T{0}), lanes(T{0}), merged.b / l).store(memory_.share + c * memory_type::max_queries + q);
+                if (call_.shape.mixes_weights) m.store(memory_.last_maximum + c * memory_type::max_queries + q);
+                merged.maximum.store(rows.maximum + q);
+                merged.sum.store(rows.sum + q);
+            }
+            if (!log_sum_exp.data()) continue;
+            for (index q = 0; q < block_.tokens.count; ++q)
+                log_sum_exp(block_.batch, c, block_.token_of(q), 0) = softmax_merge<T, Arch>::log_sum_exp(rows.maximum[q], rows.sum[q]);
+        }
+    }
+    /// Weights relative to the largest score of all and divided by their sum, across heads.
+    void mix_weights(const weight_block<T>& block) {
+        for (index c = 0; c < call_.shape.heads; ++c)
+            for (index q = 0; q < stride(); q += lanes::size) {
+                const auto at = c * memory_type::max_queries + q;
+                const auto below = simd::exp_nonpositive(lanes::load(block.maximum + at) - lanes::load(memory_.last_maximum + at));
+                (below * lanes::load(memory_.share + at)).store(memory_.block_share + at);
+            }
+        call_.weights_mix(as_heads(block), block.weights, memory_.mixed, memory_.block_share, memory_type::max_queries);
+    }
+    void add_values(const weight_block<T>& block, const T* weights, const pass_through<T>& how) {
+        const auto queries = block_.tokens.count, keys = block.keys.count;
+        for_each_head(call_.in.values, values_, call_.shape.value_heads, block.keys, [&](index e, const auto& rows) {
+            const T* const own = weights + e * memory_.head_stride;
+            if (how.masked)
+                add_seen_values(memory_.sums[e], queries, own, stride(), rows, keys, block.seen, how.unit);
+            else
+                add_weighted_values(memory_.sums[e], queries, own, stride(), rows, keys, block.visible(), ahead_);
+        });
+    }
+
+    /// Writes head by head what is finite, or has to do. Which queries are left in any head.
+    std::uint64_t write(const pass_through<T>& how) {
+        const bool mixes = call_.shape.mixes_weights, last = how.is_last() || (mixes && how.masked); // mixed weights have been divided
+        std::uint64_t left = 0;
+        for (index e = 0; e < call_.shape.value_heads; ++e) {
+            const auto& sums = memory_.sums[e];
+            if (!sums.has_values) std::fill_n(sums.values, block_.tokens.count * sums.value_stride, T{0});
+            auto& unwritten = memory_.unwritten[e];
+            const auto odd = last || unwritten == 0 ? 0 : epilogue<T, Arch>::odd_rows(sums, unwritten);
+            for (auto ready = unwritten & ~odd; ready != 0; ready &= ready - 1) {
+                const auto q = std::countr_zero(ready);
+                const auto to = rows_of(call_.out.values, block_.batch, e, block_.token_of(q));
+                const T factor = mixes ? T{1} : memory_.share[e * memory_type::max_queries + q] / how.unit;
+                const T* const row = sums.values + q * sums.value_stride;
+                write_row<false, T, Arch>(row, call_.shape.value_channels, factor, T{0}, to.data, to.channel_stride);
+            }
+            unwritten = odd;
+            left |= odd;
+        }
+        return left;
+    }
+
+    const talking_heads_call<T, Arch>& call_;
+    memory_type memory_;
+    block_reader<T, Arch> keys_, values_;
+    query_block block_;
+    no_prefetch ahead_;
+};
+
+} // namespace attn::kernel
