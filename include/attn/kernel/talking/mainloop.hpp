@@ -34,14 +34,11 @@ public:
     using memory_type = talking_heads_memory<T, Arch>;
 
     talking_heads_mainloop(detail::scratch& memory, const talking_heads_call<T, Arch>& call)
-        : call_(call), memory_(memory, call.shape, call.keeps_weights), keys_(memory, memory_.block_keys, call.shape.key_channels, false),
-          values_(memory, memory_.block_keys, call.shape.value_channels, true) {}
+        : call_(call), memory_(memory, call.shape, call.keeps_weights) {}
     /// What it takes of the memory.
     static std::size_t bytes(const talking_heads_shape& s, bool keeps_weights) {
         detail::scratch memory;
-        const memory_type arrays(memory, s, keeps_weights);
-        block_reader<T, Arch>(memory, arrays.block_keys, s.key_channels, false);
-        block_reader<T, Arch>(memory, arrays.block_keys, s.value_channels, true);
+        memory_type(memory, s, keeps_weights);
         return memory.used_bytes();
     }
 
@@ -105,14 +102,15 @@ private:
             f(block);
         });
     }
-    /// Calls f(head, rows) for the heads that share the heads of keys or values, with a block of these.
+    /// Calls f(head, rows) for the heads that share the heads of keys or values, with a block of these. pads: in whole registers.
     template <class F>
-    void for_each_head(const tensor_view<const T>& tensor, block_reader<T, Arch>& reader, index heads, const key_run& keys, F&& f) {
-        const auto kv_heads = tensor.shape().heads;
-        for (index head = 0; head < kv_heads; ++head) {
+    void for_each_head(const tensor_view<const T>& tensor, bool pads, index heads, const key_run& keys, F&& f) {
+        const auto& s = tensor.shape();
+        auto reader = memory_.reader(s.channels, pads);
+        for (index head = 0; head < s.heads; ++head) {
             reader.begin(rows_of(tensor, block_.batch, head), call_.in.positions.first_key[block_.batch]);
             const auto rows = reader.read(keys);
-            for (index own = head * heads / kv_heads; own < (head + 1) * heads / kv_heads; ++own) f(own, rows);
+            for (index own = head * heads / s.heads; own < (head + 1) * heads / s.heads; ++own) f(own, rows);
         }
     }
 
@@ -122,7 +120,7 @@ private:
         if (!block.all_seen) find_visible(block);
         leave_out_last(block);
         T* const logits = s.mixes_logits ? memory_.logits : block.weights;
-        for_each_head(call_.in.keys, keys_, s.query_heads, block.keys, [&](index a, const auto& rows) {
+        for_each_head(call_.in.keys, false, s.query_heads, block.keys, [&](index a, const auto& rows) {
             memory_.queries[a].multiply(rows, block.keys.count, block.visible(), logits + a * memory_.head_stride, ahead_);
         });
         if (s.mixes_logits) call_.logits_mix(as_heads(block), logits, block.weights);
@@ -197,7 +195,7 @@ private:
     }
     void add_values(const weight_block<T>& block, const T* weights, const pass_through<T>& how) {
         const auto queries = block_.tokens.count, keys = block.keys.count;
-        for_each_head(call_.in.values, values_, call_.shape.value_heads, block.keys, [&](index e, const auto& rows) {
+        for_each_head(call_.in.values, true, call_.shape.value_heads, block.keys, [&](index e, const auto& rows) {
             const T* const own = weights + e * memory_.head_stride;
             if (how.masked)
                 add_seen_values(memory_.sums[e], queries, own, stride(), rows, keys, block.seen, how.unit);
@@ -230,7 +228,6 @@ private:
 
     const talking_heads_call<T, Arch>& call_;
     memory_type memory_;
-    block_reader<T, Arch> keys_, values_;
     query_block block_;
     no_prefetch ahead_;
 };

@@ -5,6 +5,8 @@
 #include "../softmax/score_stage.hpp"
 #include "../softmax/softmax_state.hpp"
 
+#include <memory>
+
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// How many heads there are, of how many channels, how many keys, and what happens to a score.
@@ -56,6 +58,7 @@ struct talking_heads_memory {
     std::uint64_t* seen;      ///< [blocks][keys of a block]
     std::uint64_t* visible;   ///< [heads, or 1 if they see the same][keys of a block]
     std::uint64_t* unwritten; ///< [value_heads] rows whose sums were not finite so far, one bit per query
+    std::byte* copies;        ///< of keys or values that cannot be read in place
 
     score_stage<T, Arch>* queries; ///< [query_heads]
     state_type* states;            ///< [heads] of the softmax
@@ -73,7 +76,9 @@ struct talking_heads_memory {
           maximum(memory.take<T>(blocks, heads, max_queries)), weights(memory.take<T>(blocks, heads, head_stride)),
           scratch(memory.take<T>(s.scored ? block_keys : 0, max_queries)), seen(memory.take<std::uint64_t>(blocks, block_keys)),
           visible(memory.take<std::uint64_t>(s.differs_by_head ? heads : 1, block_keys)),
-          unwritten(memory.take<std::uint64_t>(s.value_heads)), queries(memory.take<score_stage<T, Arch>>(s.query_heads)),
+          unwritten(memory.take<std::uint64_t>(s.value_heads)),
+          copies(memory.take<std::byte>(std::max(copied_bytes(s.key_channels, false), copied_bytes(s.value_channels, true)))),
+          queries(memory.take<score_stage<T, Arch>>(s.query_heads)),
           states(memory.take<state_type>(heads)), sums(s.mixes_weights ? memory.take<state_type>(s.value_heads) : states) {
         for (index a = 0; a < s.query_heads; ++a) {
             const score_stage<T, Arch> stage(memory, s.key_channels);
@@ -91,10 +96,22 @@ struct talking_heads_memory {
         if (ones) std::fill_n(ones, max_queries, T{1});
     }
 
+    /// Of keys or of values, one at a time.
+    block_reader<T, Arch> reader(index channels, bool pads) const {
+        detail::scratch memory(copies);
+        return {memory, block_keys, channels, pads};
+    }
     /// Block number n. Where weights are not kept, all blocks share the same memory.
     weight_block<T> block(index n, const key_run& keys, bool all_seen) const {
         const auto slot = blocks > 1 ? n : 0;
         return {keys, weights + slot * heads * head_stride, maximum + slot * heads * max_queries, seen + slot * block_keys, all_seen};
+    }
+
+private:
+    index copied_bytes(index channels, bool pads) const {
+        detail::scratch memory;
+        block_reader<T, Arch>(memory, block_keys, channels, pads);
+        return static_cast<index>(memory.used_bytes());
     }
 };
 
