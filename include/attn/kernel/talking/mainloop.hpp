@@ -5,9 +5,9 @@
 #include "../softmax/masked_recompute.hpp"
 #include "../softmax/score_adjustment.hpp"
 #include "../softmax/value_stage.hpp"
-#include "../softmax/visible_keys.hpp"
 #include "head_mixing.hpp"
 #include "memory.hpp"
+#include "visible_blocks.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
@@ -50,14 +50,14 @@ public:
         const auto all = bit_range(0, tokens.count);
         std::fill_n(memory_.unwritten, s.value_heads, all);
         recompute_masked<T>(all, [&](std::uint64_t, const pass_through<T>& how) {
-            begin();
+            begin(how);
             for_each_block(how, [&](weight_block<T>& block) {
                 compute_weights(block, how);
                 if (!s.mixes_weights) add_values(block, block.weights, how);
             });
             finish_softmax();
             if (s.mixes_weights) {
-                if (!call_.keeps_weights) begin();
+                if (!call_.keeps_weights) begin(how);
                 for_each_block(how, [&](weight_block<T>& block) {
                     if (call_.keeps_weights)
                         leave_out_last(block);
@@ -85,8 +85,8 @@ private:
     /// Whether a score of -infinity must be told from a low one: where values of hidden keys are left out, or get no bias.
     bool looks_at_scores(const pass_through<T>& how) const { return how.masked || call_.has_weights_bias; }
 
-    void begin() {
-        for (index c = 0; c < call_.shape.heads; ++c) memory_.states[c].begin(stride());
+    void begin(const pass_through<T>& how) {
+        for (index c = 0; c < call_.shape.heads; ++c) memory_.states[c].begin(stride(), how.unit);
         for (index e = 0; e < call_.shape.value_heads; ++e) memory_.sums[e].has_values = false;
     }
     /// Calls f(block) for the key blocks that any head sees.
@@ -95,10 +95,10 @@ private:
         const key_blocks blocks(memory_type::keys_of_block, call_.in.positions.first_key[block_.batch], call_.shape.keys, block_.tokens);
         const auto first = blocks.first_block(), end = blocks.end_block();
         index number = 0;
-        for_each_visible_block(call_.pattern, block_, visible_keys::whole, blocks, first, end, [&](visible_block seen) {
-            auto keys = blocks.run(seen.number, seen.number + 1);
-            keys.full = seen.all;
-            auto block = memory_.block(number++, keys, seen.all && !looks_at_scores(how));
+        for_each_visible_block(call_.pattern, block_, blocks, first, end, [&](index seen, bool all) {
+            auto keys = blocks.run(seen, seen + 1);
+            keys.full = all;
+            auto block = memory_.block(number++, keys, all && !looks_at_scores(how));
             f(block);
         });
     }
@@ -168,19 +168,20 @@ private:
         const auto& log_sum_exp = call_.out.log_sum_exp;
         for (index c = 0; c < call_.shape.heads; ++c) {
             const auto& state = memory_.states[c];
-            finished_rows<T> rows;
-            rows.begin(of_head(c), call_.sinks);
+            const T sink = call_.sinks.empty() ? state.hidden : static_cast<T>(call_.sinks[static_cast<std::size_t>(c)]);
+            const bool has_sink = sink != state.hidden;
+            T maximum[memory_type::max_queries], sum[memory_type::max_queries];
             for (index q = 0; q < stride(); q += lanes::size) {
                 const auto m = lanes::load(state.maximum + q), l = lanes::load(state.sum + q);
-                const softmax_merge<T, Arch> merged(lanes::load(rows.maximum + q), lanes::load(rows.sum + q), m, l);
+                const softmax_merge<T, Arch> merged(has_sink ? sink : state.nothing, has_sink ? T{1} : T{0}, m, l);
                 select(l == lanes(T{0}), lanes(T{0}), merged.b / l).store(memory_.share + c * memory_type::max_queries + q);
                 if (call_.shape.mixes_weights) m.store(memory_.last_maximum + c * memory_type::max_queries + q);
-                merged.maximum.store(rows.maximum + q);
-                merged.sum.store(rows.sum + q);
+                merged.maximum.store(maximum + q);
+                merged.sum.store(sum + q);
             }
             if (!log_sum_exp.data()) continue;
             for (index q = 0; q < block_.tokens.count; ++q)
-                log_sum_exp(block_.batch, c, block_.token_of(q), 0) = softmax_merge<T, Arch>::log_sum_exp(rows.maximum[q], rows.sum[q]);
+                log_sum_exp(block_.batch, c, block_.token_of(q), 0) = softmax_merge<T, Arch>::log_sum_exp(maximum[q], sum[q]);
         }
     }
     /// Weights relative to the largest score of all and divided by their sum, across heads.
@@ -198,7 +199,7 @@ private:
         for_each_head(call_.in.values, true, call_.shape.value_heads, block.keys, [&](index e, const auto& rows) {
             const T* const own = weights + e * memory_.head_stride;
             if (how.masked)
-                add_seen_values(memory_.sums[e], queries, own, stride(), rows, keys, block.seen, how.unit);
+                add_seen_values(memory_.sums[e], queries, own, stride(), rows, keys, block.seen);
             else
                 add_weighted_values(memory_.sums[e], queries, own, stride(), rows, keys, block.visible(), ahead_);
         });

@@ -91,7 +91,8 @@ struct talking_heads_memory {
         }
         for (index e = 0; e < (s.mixes_weights ? s.value_heads : 0); ++e) { // what is mixed has been divided, and is not rescaled
             T* const values = memory.take<T>(max_queries, padded);
-            if (sums) std::construct_at(sums + e, state_type{.value_stride = padded, .sum = ones, .factor = ones, .values = values});
+            const state_type state{.value_stride = padded, .sum = ones, .factor = ones, .unit = ones, .values = values};
+            if (sums) std::construct_at(sums + e, state);
         }
         if (ones) std::fill_n(ones, max_queries, T{1});
     }
