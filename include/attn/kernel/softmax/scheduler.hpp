@@ -77,7 +77,7 @@ private:
     }
 
     static std::optional<query_block> first_block(const task_grid<T, Arch>& tasks, index task) {
-        query_tile tiles[task_grid<T, Arch>::max_blocks];
+        query_tile tiles[std::size_t{task_grid<T, Arch>::max_blocks}];
         if (task >= tasks.count() || typename task_grid<T, Arch>::walk(tasks, task).next(tiles) == 0) return {};
         return tasks.block_at(tasks.places(task).first, tiles[0]);
     }
@@ -87,7 +87,7 @@ private:
         auto loop = own.loop_of(call, slice);
         const auto [first_place, end_place] = tasks.places(task);
         typename task_grid<T, Arch>::walk walk(tasks, task);
-        query_tile tiles[task_grid<T, Arch>::max_blocks];
+        query_tile tiles[std::size_t{task_grid<T, Arch>::max_blocks}];
         while (const auto count = walk.next(tiles)) {
             loop.forget();
             for (auto place = first_place; place < end_place; ++place) {
@@ -112,7 +112,7 @@ private:
                             const execution& run) {
         const auto [first_place, end_place] = tasks.places(task);
         typename task_grid<T, Arch>::walk walk(tasks, task);
-        query_tile tiles[task_grid<T, Arch>::max_blocks];
+        query_tile tiles[std::size_t{task_grid<T, Arch>::max_blocks}];
         while (const auto count = walk.next(tiles)) {
             for (index i = 0; i < count * (end_place - first_place); ++i) {
                 const auto block = tasks.block_at(first_place + i / count, tiles[i % count]);

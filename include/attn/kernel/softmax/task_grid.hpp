@@ -60,7 +60,7 @@ public:
               number_(task % grid.parts_ * grid.blocks_in_part(step_)), end_(std::min(number_ + grid.blocks_in_part(step_), grid.blocks(step_))) {}
 
         /// Some more of them; how many there are.
-        index next(query_tile (&tiles)[max_blocks]) {
+        index next(query_tile (&tiles)[std::size_t{max_blocks}]) {
             index count = 0;
             for (; count < max_blocks; ++count) {
                 if (left_.count == 0 && !fill()) break;
