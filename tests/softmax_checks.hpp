@@ -40,7 +40,7 @@ answer<double> exact_rows(const Op& op, const inputs<T>& in) {
 }
 
 template <Scalar T, class Op>
-void check_against_reference(const Op& op, const inputs<T>& in) {
+void check_against_reference(const Op& op, const given<T>& in) {
     const auto ours = attend_rows<T>(op, in);
     const auto exact = exact_rows<T>(op, in);
     CHECK(largest_error(ours.values, exact.values) / epsilon<T> <= 64);

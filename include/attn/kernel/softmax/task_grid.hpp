@@ -28,7 +28,8 @@ public:
             places_together_ = std::clamp<index>(all_places * parts / least, 1, places_of_batch);
             if (all_places * parts < least) blocks_together_ = 1;
         }
-        for (index place = 0; place < (call.pattern.steps_alike() ? 1 : all_places); ++place) parts_ = std::max(parts_, parts_of(place));
+        for (index place = 0; place < all_places; place += call.pattern.steps_alike() ? places_of_batch : 1)
+            parts_ = std::max(parts_, parts_of(place));
         groups_ = (places_of_batch + places_together_ - 1) / places_together_;
     }
 
