@@ -17,9 +17,12 @@ struct key_blocks {
     key_blocks(index keys_of_block, index first, index count, const query_tile& tokens)
         : block_keys(keys_of_block), first_key(first), keys(count), step(tokens.step), residue(floor_mod(tokens.first, tokens.step)) {}
 
-    /// Blocks first_block() .. end_block() - 1 hold the keys of the call.
+    /// Blocks first_block() .. end_block() - 1 hold the keys of the call: at least one each.
     index first_block() const { return floor_div(number_from(first_key), block_keys); }
-    index end_block() const { return floor_div(number_from(first_key + keys) - 1, block_keys) + 1; }
+    index end_block() const {
+        const auto end = number_from(first_key + keys);
+        return end > number_from(first_key) ? floor_div(end - 1, block_keys) + 1 : first_block();
+    }
     /// The keys of the call in blocks from .. to - 1.
     key_run run(index from, index to) const {
         const auto first = std::max(from * block_keys, number_from(first_key));

@@ -51,8 +51,7 @@ private:
             const auto rows = [&] { return passes > 1 ? memory.take<T>(s.queries.batch, s.queries.heads, s.queries.tokens) : nullptr; };
             known.maximum = rows();
             known.sum = rows();
-            constexpr auto keys_of_span = softmax_call<T>::block_keys * softmax_call<T>::span_blocks;
-            span_count = concurrency > 1 ? std::min(2 * concurrency, s.keys.tokens / keys_of_span + 2) : 0;
+            span_count = concurrency > 1 ? 2 * concurrency : 0;
             spans = memory.take<state_type>(span_count);
             span_rows = memory.take<std::uint64_t>(span_count);
             for (index i = 0; i < span_count; ++i) {
