@@ -16,6 +16,18 @@ struct row_sums {
     T *maximum, *sum;
 };
 
+/// Writes to = share * to + factor * sums / unit, as write_row does. What unit kept from overflowing is multiplied before it is divided; the
+/// rest has the bits that it has with a unit of 1.
+template <bool added, Scalar T, class Arch>
+void write_sums(const T* sums, T unit, index channels, T factor, T share, T* to, index channel_stride) {
+    if (unit == 1) return write_row<added, T, Arch>(sums, channels, factor, share, to, channel_stride);
+    for (index c = 0; c < channels; ++c) {
+        const auto sum = sums[c] / unit;
+        const bool fits = std::isfinite(sum);
+        write_row<added, T, Arch>(fits ? &sum : sums + c, 1, fits ? factor : factor / unit, share, to + c * channel_stride, 1);
+    }
+}
+
 /// Rows of the result of one query block: out holds o / l over the spans and passes that have been, and m and l stand here.
 template <Scalar T, class Arch>
 class epilogue {
@@ -73,15 +85,15 @@ public:
             select(simd::lane_bits{own}, merged.sum, l).store(sum_ + first);
             T of_out[lanes::size], of_span[lanes::size];
             merged.a.store(of_out);
-            select(span_sum == lanes(T{0}), lanes(T{0}), merged.b / (span_sum * lanes::load(span.unit + first))).store(of_span);
+            select(span_sum == lanes(T{0}), lanes(T{0}), merged.b / span_sum).store(of_span);
             for (auto left = own; left != 0; left &= left - 1) {
                 const auto lane = std::countr_zero(left);
                 const auto row = first + lane;
                 const T* const values = span.values + row * span.value_stride;
                 if (!(written_ >> row & 1))
-                    write_row<false, T, Arch>(values, channels(), of_span[lane], T{0}, rows_[row], channel_stride());
+                    write_sums<false, T, Arch>(values, span.unit[row], channels(), of_span[lane], T{0}, rows_[row], channel_stride());
                 else if (span.sum[row] != 0)
-                    write_row<true, T, Arch>(values, channels(), of_span[lane], of_out[lane], rows_[row], channel_stride());
+                    write_sums<true, T, Arch>(values, span.unit[row], channels(), of_span[lane], of_out[lane], rows_[row], channel_stride());
             }
         }
         written_ |= rows;

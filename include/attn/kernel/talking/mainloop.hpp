@@ -217,9 +217,9 @@ private:
             for (auto ready = unwritten & ~odd; ready != 0; ready &= ready - 1) {
                 const auto q = std::countr_zero(ready);
                 const auto to = rows_of(call_.out.values, block_.batch, e, block_.token_of(q));
-                const T factor = mixes ? T{1} : memory_.share[e * memory_type::max_queries + q] / how.unit;
+                const T factor = mixes ? T{1} : memory_.share[e * memory_type::max_queries + q];
                 const T* const row = sums.values + q * sums.value_stride;
-                write_row<false, T, Arch>(row, call_.shape.value_channels, factor, T{0}, to.data, to.channel_stride);
+                write_sums<false, T, Arch>(row, how.unit, call_.shape.value_channels, factor, T{0}, to.data, to.channel_stride);
             }
             unwritten = odd;
             left |= odd;
