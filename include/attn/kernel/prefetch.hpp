@@ -34,8 +34,8 @@ private:
         index at = 0;
     };
 
-    index fetch(block& from, index most) {
-        const auto count = std::min(most, (from.row_bytes - from.at + line - 1) / line);
+    index fetch(block& from, index limit) {
+        const auto count = std::min(limit, (from.row_bytes - from.at + line - 1) / line);
         const auto* const at = from.row + from.at;
         if (from.near)
             for (index i = 0; i < count; ++i) simd::prefetch(at + i * line);

@@ -36,8 +36,8 @@ public:
 
     /// No key has been seen; a sink per head is a key without a value, and is there from the start.
     epilogue(const query_block& block, const outputs<T>& out, std::span<const double> sinks) : epilogue(block, out) {
-        std::fill_n(maximum_, 64, std::numeric_limits<T>::lowest());
-        std::fill_n(sum_, 64, T{0});
+        std::fill_n(maximum_, max_block_rows, std::numeric_limits<T>::lowest());
+        std::fill_n(sum_, max_block_rows, T{0});
         for (index row = 0; row < (sinks.empty() ? 0 : block.rows()); ++row) {
             const auto sink = static_cast<T>(sinks[static_cast<std::size_t>(block.head_of(row))]);
             if (sink == -std::numeric_limits<T>::infinity()) continue;
@@ -57,16 +57,16 @@ public:
     /// The rows, as bits, whose sums hold an infinity or a NaN that no score put there.
     static std::uint64_t odd_rows(const softmax_state<T, Arch>& span, std::uint64_t rows) {
         const auto finite = [&](index row, index count) { // four chains: one would wait for its own last step
-            const T* const values = span.values + row * span.value_stride;
+            const T* values = span.values + row * span.value_stride;
             lanes zero[4] = {T{0}, T{0}, T{0}, T{0}};
-            index i = 0;
-            for (const auto end = count * span.value_stride; i < end; i += lanes::size) {
-                auto& sum = zero[i / lanes::size % 4];
-                sum = fma(lanes::load(values + i), lanes(T{0}), sum);
-            }
+            auto left = count * span.value_stride / lanes::size;
+            for (; left >= 4; left -= 4)
+#pragma GCC unroll 4
+                for (int i = 0; i < 4; ++i, values += lanes::size) zero[i] = fma(lanes::load(values), lanes(T{0}), zero[i]);
+            for (; left > 0; --left, values += lanes::size) zero[0] = fma(lanes::load(values), lanes(T{0}), zero[0]);
             return (zero[0] + zero[1] + (zero[2] + zero[3]) == lanes(T{0})).bits() == simd::lane_bits::first(lanes::size);
         };
-        const auto end = 64 - std::countl_zero(rows);
+        const auto end = bit_end(rows);
         if (rows == bit_range(0, end) && finite(0, end)) return 0;
         std::uint64_t odd = 0;
         for (auto left = rows; left != 0; left &= left - 1) {
@@ -77,7 +77,7 @@ public:
     }
     /// Joins the rows of a span whose bit is set with what is known of them: out becomes share_of_out out + share_of_span o / l.
     void merge(const softmax_state<T, Arch>& span, std::uint64_t rows) {
-        for (index first = 0; first < 64 - std::countl_zero(rows); first += lanes::size) {
+        for (index first = 0; first < bit_end(rows); first += lanes::size) {
             const auto own = rows >> first & simd::lane_bits::first(lanes::size).value;
             const auto m = lanes::load(maximum_ + first), l = lanes::load(sum_ + first), span_sum = lanes::load(span.sum + first);
             const softmax_merge<T, Arch> merged(m, l, lanes::load(span.maximum + first), span_sum);
@@ -136,8 +136,8 @@ private:
     query_block block_;
     const outputs<T>& out_;
     std::uint64_t written_ = 0; ///< rows of out
-    T* rows_[64];               ///< of out
-    T maximum_[64], sum_[64];   ///< m and l
+    T* rows_[max_block_rows];   ///< of out
+    T maximum_[max_block_rows], sum_[max_block_rows]; ///< m and l
 };
 
 } // namespace attn::kernel

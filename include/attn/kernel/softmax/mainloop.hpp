@@ -1,8 +1,8 @@
 // The mainloop: one query block walks the key blocks that its pattern shows, span by span.
 #pragma once
 
-#include "epilogue.hpp"
 #include "../prefetch.hpp"
+#include "epilogue.hpp"
 #include "key_reader.hpp"
 #include "masked_recompute.hpp"
 #include "score_adjustment.hpp"
@@ -15,9 +15,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 /// What a call of softmax attention is made of.
 template <Scalar T>
 struct softmax_call {
-    /// Keys of a block: enough to hide the loads and stores of O, few enough for the cache. So many blocks are a span, whose softmax is
-    /// finished by itself.
-    static constexpr index block_keys = 128, span_blocks = visible_span::max_blocks;
+    /// Keys of a block: enough to hide the loads and stores of O, few enough for the cache.
+    static constexpr index block_keys = 128;
 
     const inputs<T>& in;
     const outputs<T>& out;
@@ -38,7 +37,7 @@ public:
     using lanes = simd::lanes<T, Arch>;
     using traits = query_block_traits<T, Arch>;
     using state_type = softmax_state<T, Arch>;
-    static constexpr index block_keys = softmax_call<T>::block_keys, span_blocks = softmax_call<T>::span_blocks;
+    static constexpr index block_keys = softmax_call<T>::block_keys;
 
     mainloop(detail::scratch& memory, const softmax_call<T>& call)
         : mainloop(memory, &call, call.in.keys.shape(), call.in.values.shape()) {}
@@ -49,17 +48,13 @@ public:
         return memory.used_bytes();
     }
 
-    /// Query blocks whose visible keys are kept, each by its number, until `forget`: what heads that see the same have in common.
-    static constexpr index max_blocks = 4;
-    void forget() {
-        for (auto& span : spans_) span.forget();
-    }
-    /// next: the query block that this thread is likely to begin with afterwards, or null.
-    void begin(const query_block& block, const query_block* next, index pass, index number) {
+    /// next: the query block after it, or null.
+    void begin(const query_block& block, const query_block* next, index pass) {
         block_ = &block;
         next_ = next;
         pass_ = pass;
-        span_ = &spans_[number];
+        span_ = &spans_[block.masks];
+        if (!block.shares_masks) span_->forget();
         queries_.begin(block, call_->in.queries, call_->scale);
         const auto first_key = call_->in.positions.first_key[block.batch];
         keys_.begin(rows_of(call_->in.keys, block.batch, block.kv_head), first_key);
@@ -116,12 +111,12 @@ private:
         if (coming.count > 0) {
             if (block_->rows() <= lanes::size) add_keys(*block_, coming);
         } else if (next_) {
-            const auto& [batch, head, heads, kv_head, tokens, first_row] = *next_;
-            if (batch != block_->batch || kv_head != block_->kv_head) {
+            if (next_->batch != block_->batch || next_->kv_head != block_->kv_head) {
                 const auto of_next = call_->blocks_of(*next_);
                 add_keys(*next_, of_next.run(of_next.first_block(), of_next.first_block() + 1));
             }
-            add(rows_of(in.queries, batch, head, first_row), rows_of(call_->out.values, batch, head, first_row), tokens);
+            const auto rows = [&](const auto& tensor) { return rows_of(tensor, next_->batch, next_->first_head, next_->first_row); };
+            add(rows(in.queries), rows(call_->out.values), next_->tokens);
         }
     }
 
@@ -156,7 +151,7 @@ private:
     state_type state_;
     T *scores_, *scratch_;
     std::uint64_t* seen_; ///< [block_keys] where hidden keys are left out
-    visible_span spans_[max_blocks], *span_ = nullptr;
+    visible_span spans_[std::size_t{kept_masks}], *span_ = nullptr;
     Prefetch ahead_;
 };
 

@@ -4,8 +4,6 @@
 #include "../../parallel/executor.hpp"
 #include "task_grid.hpp"
 
-#include <optional>
-
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Softmax attention of any pattern and score function: out = softmax(score(scale * q k^T), keys hidden by the pattern left out) v. Passes of
@@ -25,15 +23,22 @@ public:
         detail::scratch memory(run.workspace().bytes().data());
         const layout own(memory, s, call.pattern.passes(), run.concurrency());
         for (index pass = 0; pass < call.pattern.passes(); ++pass) {
-            const task_grid<T, Arch> tasks(call, pass, run.concurrency());
-            if (run.concurrency() > 1 && tasks.count() < std::min(2 * run.concurrency(), tasks.spans()))
-                for (index task = 0; task < tasks.count(); ++task) share_spans(call, tasks, task, pass, own, run);
-            else
-                run.for_each(tasks.count(), [&](index task, index slice) { attend(call, tasks, task, pass, own, slice, run.concurrency()); });
+            const grid_type tasks(call, pass, run.concurrency());
+            const auto count = tasks.count();
+            if (run.concurrency() > 1 && count < std::min(2 * run.concurrency(), tasks.spans())) {
+                share_spans(call, {tasks, 0, count}, pass, own, run);
+            } else { // some at a time: so a thread knows what comes next
+                const auto parts = run.concurrency() == 1 ? 1 : std::min(count, 16 * run.concurrency());
+                run.for_each(parts, [&](index part, index slice) {
+                    attend(call, {tasks, count * part / parts, count * (part + 1) / parts}, pass, own, slice);
+                });
+            }
         }
     }
 
 private:
+    using grid_type = task_grid<T, Arch>;
+    using walk_type = typename grid_type::walk;
     using mainloop_type = mainloop<T, Arch, Prefetch>;
     using state_type = softmax_state<T, Arch>;
 
@@ -75,67 +80,42 @@ private:
         if (call.pattern.passes() > 1) rows.keep(own.known);
     }
 
-    static std::optional<query_block> first_block(const task_grid<T, Arch>& tasks, index task) {
-        query_tile tiles[std::size_t{task_grid<T, Arch>::max_blocks}];
-        if (task >= tasks.count() || typename task_grid<T, Arch>::walk(tasks, task).next(tiles) == 0) return {};
-        return tasks.block_at(tasks.places(task).first, tiles[0]);
-    }
-    /// One task on one thread, which is likely to take task + concurrency after it.
-    static void attend(const softmax_call<T>& call, const task_grid<T, Arch>& tasks, index task, index pass, const layout& own, index slice,
-                       index concurrency) {
+    /// Query blocks on one thread.
+    static void attend(const softmax_call<T>& call, walk_type blocks, index pass, const layout& own, index slice) {
         auto loop = own.loop_of(call, slice);
-        const auto [first_place, end_place] = tasks.places(task);
-        typename task_grid<T, Arch>::walk walk(tasks, task);
-        query_tile tiles[std::size_t{task_grid<T, Arch>::max_blocks}];
-        while (const auto count = walk.next(tiles)) {
-            loop.forget();
-            for (auto place = first_place; place < end_place; ++place) {
-                for (index number = 0; number < count; ++number) {
-                    const bool last = number + 1 == count;
-                    const auto block = tasks.block_at(place, tiles[number]);
-                    std::optional<query_block> next;
-                    if (!last) next = tasks.block_at(place, tiles[number + 1]);
-                    else if (place + 1 < end_place) next = tasks.block_at(place + 1, tiles[0]);
-                    else next = first_block(tasks, task + concurrency);
-                    auto rows = begin_rows(call, block, pass, own);
-                    const auto keys = call.blocks_of(block);
-                    loop.begin(block, next ? &*next : nullptr, pass, number);
-                    loop.run(keys.first_block(), keys.end_block(), [&](const state_type& state, std::uint64_t done) { rows.merge(state, done); });
-                    finish_rows(call, rows, own);
-                }
-            }
+        query_block block, next;
+        for (bool more = blocks.next(block); more; block = next) {
+            more = blocks.next(next);
+            auto rows = begin_rows(call, block, pass, own);
+            const auto keys = call.blocks_of(block);
+            loop.begin(block, more ? &next : nullptr, pass);
+            loop.run(keys.first_block(), keys.end_block(), [&](const state_type& state, std::uint64_t done) { rows.merge(state, done); });
+            finish_rows(call, rows, own);
         }
     }
-    /// One task on all threads: each takes a span of keys, some spans at a time, which merge in order.
-    static void share_spans(const softmax_call<T>& call, const task_grid<T, Arch>& tasks, index task, index pass, const layout& own,
-                            const execution& run) {
-        const auto [first_place, end_place] = tasks.places(task);
-        typename task_grid<T, Arch>::walk walk(tasks, task);
-        query_tile tiles[std::size_t{task_grid<T, Arch>::max_blocks}];
-        while (const auto count = walk.next(tiles)) {
-            for (index i = 0; i < count * (end_place - first_place); ++i) {
-                const auto block = tasks.block_at(first_place + i / count, tiles[i % count]);
-                auto rows = begin_rows(call, block, pass, own);
-                const auto keys = call.blocks_of(block);
-                constexpr auto size = softmax_call<T>::span_blocks;
-                const auto end = floor_div(keys.end_block() - 1, size) + 1;
-                for (auto first = floor_div(keys.first_block(), size); first < end; first += own.span_count) {
-                    const auto some = std::min(own.span_count, end - first);
-                    run.for_each(some, [&](index span, index slice) {
-                        auto loop = own.loop_of(call, slice);
-                        own.span_rows[span] = 0;
-                        loop.forget();
-                        loop.begin(block, nullptr, pass, 0);
-                        loop.run(std::max(keys.first_block(), (first + span) * size), std::min(keys.end_block(), (first + span + 1) * size),
-                                 [&](const state_type& state, std::uint64_t done) {
-                                     own.spans[span].copy(state, done);
-                                     own.span_rows[span] |= done;
-                                 });
-                    });
-                    for (index span = 0; span < some; ++span) rows.merge(own.spans[span], own.span_rows[span]);
-                }
-                finish_rows(call, rows, own);
+    /// Query blocks on all threads: each takes a span of keys, some spans at a time, which merge in order.
+    static void share_spans(const softmax_call<T>& call, walk_type blocks, index pass, const layout& own, const execution& run) {
+        constexpr auto size = visible_span::max_blocks;
+        for (query_block block; blocks.next(block);) {
+            block.shares_masks = false;
+            auto rows = begin_rows(call, block, pass, own);
+            const auto keys = call.blocks_of(block);
+            const auto end = floor_div(keys.end_block() - 1, size) + 1;
+            for (auto first = floor_div(keys.first_block(), size); first < end; first += own.span_count) {
+                const auto some = std::min(own.span_count, end - first);
+                run.for_each(some, [&](index span, index slice) {
+                    auto loop = own.loop_of(call, slice);
+                    own.span_rows[span] = 0;
+                    loop.begin(block, nullptr, pass);
+                    loop.run(std::max(keys.first_block(), (first + span) * size), std::min(keys.end_block(), (first + span + 1) * size),
+                             [&](const state_type& state, std::uint64_t done) {
+                                 own.spans[span].copy(state, done);
+                                 own.span_rows[span] |= done;
+                             });
+                });
+                for (index span = 0; span < some; ++span) rows.merge(own.spans[span], own.span_rows[span]);
             }
+            finish_rows(call, rows, own);
         }
     }
 };

@@ -6,13 +6,15 @@
 #include "../prefetch.hpp"
 #include "query_block.hpp"
 
+#include <bit>
+
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// Queries of one block, laid out for two ways to make one tile of scores[keys][rows], bit by bit the same: a score is one chain of
+/// Queries of one block, laid out for one of two ways to make a tile of scores[keys][rows], bit by bit the same: a score is one chain of
 /// multiply-adds over the channels in order.
 ///   many rows   lanes are rows: only Q is transposed, K is broadcast as it lies, one number at a time
-///   few rows    lanes are keys: squares of K are transposed in registers, the finished scores transposed back. So the rows that are left
-///               over by whole registers are scored, if they are few, and a decoding step's heads
+///   few rows    lanes are keys: squares of K are transposed in registers, the finished scores transposed back. So a decoding step's heads
+///               are scored, where lanes of rows would be mostly empty
 template <Scalar T, class Arch>
 class score_stage {
 public:
@@ -22,33 +24,26 @@ public:
     static constexpr index grain = 8;
 
     score_stage(detail::scratch& memory, index channels)
-        : channels_(channels), lanes_(memory.take<T>(traits::max_rows, channels)), few_(memory.take<T>(max_few, channels)) {}
+        : channels_(channels), queries_(memory.take<T>(traits::max_rows, channels)) {}
 
     /// A block's queries, times `scale`.
     void begin(const query_block& block, const tensor_view<const T>& queries, T scale) {
-        const auto rows = block.rows(), rest = rows % lanes::size;
-        few_rows_ = rest <= max_few ? rest : 0;
-        many_rows_ = rows - few_rows_;
-        stride_ = whole_registers<T, Arch>(rows);
+        rows_ = block.rows();
+        stride_ = whole_registers<T, Arch>(rows_);
         const auto rows_from = [&](index row) {
             auto from = rows_of(queries, block.batch, block.head_of(row), block.token_of(row));
             from.row_stride *= block.tokens.step;
             return from;
         };
-        if (block.heads == 1) {
-            transpose_rows<T, Arch>(rows_from(0), many_rows_, channels_, scale, lanes_, stride_);
-        } else {
-            for (index row = 0; row < many_rows_; ++row) {
-                const auto from = rows_from(row);
-                for (index c = 0; c < channels_; ++c) lanes_[c * stride_ + row] = scale * from.data[c * from.channel_stride];
-            }
+        if (block.heads == 1 && rows_ > max_few) return transpose_rows<T, Arch>(rows_from(0), rows_, channels_, scale, queries_, stride_);
+        const auto row_stride = rows_ > max_few ? index{1} : channels_, channel_stride = rows_ > max_few ? stride_ : index{1};
+        for (index row = 0; row < rows_; ++row) {
+            const auto from = rows_from(row);
             for (index c = 0; c < channels_; ++c)
-                std::fill(lanes_ + c * stride_ + many_rows_, lanes_ + c * stride_ + whole_registers<T, Arch>(many_rows_), T{0});
+                queries_[row * row_stride + c * channel_stride] = scale * from.data[c * from.channel_stride];
         }
-        for (index q = 0; q < few_rows_; ++q) {
-            const auto from = rows_from(many_rows_ + q);
-            for (index c = 0; c < channels_; ++c) few_[q * channels_ + c] = scale * from.data[c * from.channel_stride];
-        }
+        if (rows_ > max_few)
+            for (index c = 0; c < channels_; ++c) std::fill(queries_ + c * stride_ + rows_, queries_ + (c + 1) * stride_, T{0});
     }
     /// Numbers between the scores of two keys: the rows of the block in whole registers.
     index stride() const { return stride_; }
@@ -57,7 +52,13 @@ public:
     /// may be left out, and holds any number.
     template <class Prefetch>
     void multiply(const row_block<const T>& keys, index count, const std::uint64_t* visible, T* scores, Prefetch& ahead) const {
-        const auto registers = (many_rows_ + lanes::size - 1) / lanes::size;
+        if (rows_ <= max_few) {
+            for (index first = 0; first < count; first += lanes::size)
+                multiply_few(keys.data + first * keys.row_stride, keys.row_stride, std::min<index>(lanes::size, count - first),
+                             scores + first * stride_, ahead);
+            return;
+        }
+        const auto registers = stride_ / lanes::size;
         constexpr index wide = tile_traits<T, Arch>::max_columns;
         for (index pieces = (registers + wide - 1) / wide, piece = 0; piece < pieces; ++piece) { // as even as they come
             const auto left = registers * piece / pieces, right = registers * (piece + 1) / pieces;
@@ -65,40 +66,26 @@ public:
                 multiply_many(keys, 0, count, left, right, scores, ahead);
                 continue;
             }
-            for (index first = 0, next; first < count; first = next) {
-                next = std::min(first + grain, count);
-                const auto seen = seen_of(visible, first, next);
-                auto from = left, to = right;
-                while (from < to && !(seen & bit_range(from * lanes::size, lanes::size))) ++from;
-                while (from < to && !(seen & bit_range((to - 1) * lanes::size, lanes::size))) --to;
-                // Grains alike are one run: a tall tile does with fewer loads.
-                for (; next < count; next = std::min(next + grain, count)) {
-                    const auto more = seen_of(visible, next, std::min(next + grain, count));
-                    if (spread(more, left, right) != spread(seen, left, right)) break;
-                }
-                if (from < to) multiply_many(keys, first, next - first, from, to, scores, ahead);
+            const auto seen_from = [&](index first) { return seen_registers(visible + first, std::min(grain, count - first), left, right); };
+            for (index first = 0, next; first < count; first = next) { // grains alike are one run: a tall tile does with fewer loads
+                const auto seen = seen_from(first);
+                for (next = first + grain; next < count && seen_from(next) == seen;) next += grain;
+                next = std::min(next, count);
+                if (seen != 0) multiply_many(keys, first, next - first, left + std::countr_zero(seen), left + bit_end(seen), scores, ahead);
             }
-        }
-        if (few_rows_ == 0) return;
-        for (index first = 0; first < count; first += lanes::size) {
-            multiply_few(keys.data + first * keys.row_stride, keys.row_stride, std::min<index>(lanes::size, count - first),
-                         scores + first * stride_ + many_rows_, ahead);
         }
     }
 
 private:
-    /// Rows that are fewer are scored as such: so many chains of multiply-adds take less time than a register of lanes that are mostly empty.
+    /// So many chains of multiply-adds take less time than a register of lanes that are mostly empty.
     static constexpr index max_few = std::max<index>(1, lanes::size / 4);
 
-    static std::uint64_t seen_of(const std::uint64_t* visible, index first, index end) {
-        std::uint64_t seen = 0;
-        for (; first < end; ++first) seen |= visible[first];
-        return seen;
-    }
-    /// One bit per register left .. right - 1 that sees something.
-    static std::uint64_t spread(std::uint64_t seen, index left, index right) {
-        std::uint64_t registers = 0;
-        for (index reg = left; reg < right; ++reg) registers |= std::uint64_t{(seen & bit_range(reg * lanes::size, lanes::size)) != 0} << reg;
+    /// One bit for each of the registers left .. right - 1 that sees one of the keys.
+    static std::uint64_t seen_registers(const std::uint64_t* visible, index keys, index left, index right) {
+        std::uint64_t rows = 0, registers = 0;
+        for (index j = 0; j < keys; ++j) rows |= visible[j];
+        for (auto reg = left; reg < right; ++reg)
+            registers |= std::uint64_t{(rows & bit_range(reg * lanes::size, lanes::size)) != 0} << (reg - left);
         return registers;
     }
     template <class Prefetch>
@@ -108,7 +95,7 @@ private:
                                   {.a = keys.data + first * keys.row_stride,
                                    .a_row = keys.row_stride,
                                    .a_depth = 1,
-                                   .b = lanes_ + lane,
+                                   .b = queries_ + lane,
                                    .b_depth = stride_,
                                    .depth = channels_,
                                    .c = scores + first * stride_ + lane,
@@ -122,7 +109,7 @@ private:
         lanes sum[std::size_t{size}];
 #pragma GCC unroll 16
         for (int q = 0; q < size; ++q) sum[q] = lanes(T{0});
-        const T *rows[std::size_t{size}], *query = few_;
+        const T *rows[std::size_t{size}], *query = queries_;
 #pragma GCC unroll 16
         for (int j = 0; j < size; ++j) rows[j] = keys + std::min<index>(j, count - 1) * key_stride;
         index c = 0;
@@ -134,7 +121,7 @@ private:
             ahead.beside(2 * 32 * size); // a row of keys and one of values for each of these
 #pragma GCC unroll 4
             for (index q = 0; q < max_few; ++q) {
-                if (q >= few_rows_) break;
+                if (q >= rows_) break;
 #pragma GCC unroll 16
                 for (int i = 0; i < size; ++i) sum[q] = fma(square[i], lanes(query[q * channels_ + i]), sum[q]);
             }
@@ -146,15 +133,15 @@ private:
             simd::transpose<T, Arch>(square);
             T columns[std::size_t{size * size}];
             for (int i = 0; i < size; ++i) square[i].store(columns + i * size);
-            for (index q = 0; q < few_rows_; ++q)
+            for (index q = 0; q < rows_; ++q)
                 for (index i = 0; i < rest; ++i) sum[q] = fma(lanes::load(columns + i * size), lanes(query[q * channels_ + i]), sum[q]);
         }
         simd::transpose<T, Arch>(sum);
         for (index j = 0; j < count; ++j) sum[j].store(scores + j * stride_);
     }
 
-    index channels_, many_rows_ = 0, few_rows_ = 0, stride_ = 0;
-    T *lanes_, *few_;
+    index channels_, rows_ = 0, stride_ = 0;
+    T* queries_; ///< [channels][stride()], or [rows][channels] if they are few
 };
 
 } // namespace attn::kernel

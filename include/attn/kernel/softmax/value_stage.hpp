@@ -6,34 +6,7 @@
 #include "query_block.hpp"
 #include "softmax_state.hpp"
 
-#include <bit>
-
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
-
-/// Which keys of a block each row sees between: rows first[row] .. end[row] - 1 of the block's keys.
-class seen_range {
-public:
-    /// visible: one bit per row for each key.
-    void find(const std::uint64_t* visible, index keys) {
-        std::fill_n(first_, 64, keys);
-        std::fill_n(end_, 64, index{0});
-        const auto walk = [&](index j, std::uint64_t& known, index* of_row, index value) {
-            for (auto newly = visible[j] & ~known; newly != 0; newly &= newly - 1) of_row[std::countr_zero(newly)] = value;
-            known |= visible[j];
-        };
-        std::uint64_t from_first = 0, from_last = 0;
-        for (index j = 0; j < keys; ++j) walk(j, from_first, first_, j);
-        for (index j = keys; j-- > 0;) walk(j, from_last, end_, j + 1);
-    }
-    /// Of some rows together: the first key that any of them sees, and how many there are up to the last.
-    std::pair<index, index> of(index row, index rows) const {
-        const auto first = *std::min_element(first_ + row, first_ + row + rows), end = *std::max_element(end_ + row, end_ + row + rows);
-        return {first, std::max<index>(0, end - first)};
-    }
-
-private:
-    index first_[64], end_[64];
-};
 
 /// Adds weights[keys][rows] times the values to the state's sums. Lanes are channels: weights are broadcast from where the softmax left
 /// them, values are read as they lie. A value's sum is one chain of multiply-adds over the keys in order. A row's hidden keys are left out
@@ -44,8 +17,6 @@ void add_weighted_values(softmax_state<T, Arch>& state, index rows, const T* wei
     using traits = tile_traits<T, Arch>;
     constexpr index lane_count = traits::lane_count;
     const auto registers = state.value_stride / lane_count;
-    seen_range seen;
-    if (visible) seen.find(visible, keys);
     for (index pieces = (registers + traits::max_columns - 1) / traits::max_columns, piece = 0; piece < pieces; ++piece) {
         const auto left = registers * piece / pieces, columns = registers * (piece + 1) / pieces - left, channel = left * lane_count;
         const auto add = [&](index row, index count, index first, index depth) {
@@ -61,15 +32,15 @@ void add_weighted_values(softmax_state<T, Arch>& state, index rows, const T* wei
                                .scale = state.has_values ? state.factor + row : nullptr},
                               ahead);
         };
-        if (!visible) {
-            add(0, rows, 0, keys);
-            continue;
-        }
-        const index group = traits::max_rows(static_cast<int>(columns));
+        // Only rows of one tile leave out what is before the first key that any of them sees, and after the last.
+        const index group = visible ? traits::max_rows(static_cast<int>(columns)) : rows;
         for (index row = 0; row < rows; row += group) {
             const auto count = std::min(group, rows - row);
-            const auto [first, depth] = seen.of(row, count);
-            add(row, count, first, depth);
+            const auto hidden = [&](index key) { return visible && !(visible[key] & bit_range(row, count)); };
+            index first = 0, end = keys;
+            while (first < end && hidden(first)) ++first;
+            while (first < end && hidden(end - 1)) --end;
+            add(row, count, first, end - first);
         }
     }
     state.has_values = true;

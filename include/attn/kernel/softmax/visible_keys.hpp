@@ -27,9 +27,9 @@ public:
     virtual index step(index batch, index head, index pass) const = 0;
     /// What is known of all pairs of a box.
     virtual visibility of_box(const query_block& queries, index pass, const range& keys) const = 0;
-    /// Where the queries before `query` fall apart, if they do within `most` positions: the last p <= query from which on they see no key
+    /// Where the queries before `query` fall apart, if they do within `reach` positions: the last p <= query from which on they see no key
     /// before p, as a packed document begins. Else `query`.
-    virtual index cut(index batch, index head, index pass, index query, index most) const = 0;
+    virtual index cut(index batch, index head, index pass, index query, index reach) const = 0;
     /// bits[j]: one bit per row of the block, whether it sees key j of the run.
     virtual void find(const query_block& queries, index pass, const key_run& keys, std::uint64_t* bits) const = 0;
 
@@ -66,7 +66,7 @@ public:
         });
         return {always, never};
     }
-    index cut(index batch, index head, index pass, index query, index most) const override {
+    index cut(index batch, index head, index pass, index query, index reach) const override {
         const auto first_key = positions_.first_key[batch];
         auto found = query;
         on_pass(batch, head, pass, [&](const auto& pattern, index) {
@@ -74,7 +74,7 @@ public:
                 const auto before = std::min(key, first_key + keys_) - first_key;
                 return before > 0 && !visibility(pattern.visible(range{from, query, 1}, range{first_key, first_key + before - 1, 1})).is_none();
             };
-            auto low = std::max(query - most, positions_.first_query[batch]), high = query;
+            auto low = std::max(query - reach, positions_.first_query[batch]), high = query;
             if (sees_before(query, low)) return;
             while (low < high) { // the first key that `query` sees
                 const auto middle = high - (high - low) / 2;
@@ -160,18 +160,10 @@ public:
     visible_span() = default;
     visible_span(detail::scratch& memory, index block_keys) : block_keys_(block_keys), bits_(memory.take<std::uint64_t>(max_blocks, block_keys)) {}
 
-    void forget() {
-        asked_from_ = none;
-        nothing_from_ = std::numeric_limits<index>::max();
-    }
+    void forget() { asked_from_ = none; }
     /// The first span of which something is seen, of the key blocks from .. end - 1, unless it is known already. False if there is none.
     bool find(const visible_keys& pattern, const query_block& queries, index pass, const key_blocks& blocks, index from, index end) {
         if (from == asked_from_) return count_ > 0;
-        if (from >= nothing_from_) return false;
-        if (pattern.of_box(queries, pass, blocks.run(from, end).positions()).is_none()) {
-            nothing_from_ = from;
-            return false;
-        }
         asked_from_ = from;
         count_ = 0;
         for (end_ = from; end_ < end && count_ == 0;) {
@@ -179,8 +171,10 @@ public:
             end_ = std::min(end, (floor_div(from, max_blocks) + 1) * max_blocks);
             find_blocks(pattern, queries, pass, blocks, from, end_);
         }
+        if (end_ < end && pattern.of_box(queries, pass, blocks.run(end_, end).positions()).is_none()) end_ = end;
         return count_ > 0;
     }
+    /// Where the next one may begin.
     index end() const { return end_; }
     std::span<const part> parts() const { return {parts_, static_cast<std::size_t>(count_)}; }
 
@@ -190,7 +184,6 @@ private:
     /// By bisection.
     void find_blocks(const visible_keys& pattern, const query_block& queries, index pass, const key_blocks& blocks, index from, index end) {
         const auto keys = blocks.run(from, end);
-        if (keys.count == 0) return;
         const auto seen = pattern.of_box(queries, pass, keys.positions());
         if (seen.is_none()) return;
         if (seen.is_all()) {
@@ -218,7 +211,7 @@ private:
 
     index block_keys_ = 0;
     std::uint64_t* bits_ = nullptr;
-    index asked_from_ = none, nothing_from_ = none, end_ = 0, count_ = 0;
+    index asked_from_ = none, end_ = 0, count_ = 0;
     part parts_[max_blocks];
 };
 
