@@ -8,7 +8,7 @@
 #include "score_adjustment.hpp"
 #include "score_stage.hpp"
 #include "value_stage.hpp"
-#include "visible_keys.hpp"
+#include "visible_span.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 

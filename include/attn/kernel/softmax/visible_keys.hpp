@@ -3,11 +3,7 @@
 
 #include "../../pattern/narrowed.hpp"
 #include "../../pattern/passes.hpp"
-#include "key_reader.hpp"
 #include "query_block.hpp"
-
-#include <limits>
-#include <span>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
@@ -90,7 +86,9 @@ public:
         for_each_head(queries, [&](index head, index copies) {
             on_pass(queries.batch, head, pass, [&](const auto& pattern, index) {
                 const auto first = (head - queries.first_head) * queries.tokens.count;
-                for_each_run_of(pattern, queries.tokens, keys, [&](const key_run& run, index number) {
+                constexpr index grain = 16; // keys that are not worth a question
+                for_each_run(pattern, queries.tokens, keys.first, (keys.count - 1) * keys.step + 1, grain, [&](const key_run& run) {
+                    const auto number = (run.first - keys.first) / keys.step;
                     const auto add = [&](index j, std::uint64_t seen) {
                         for (index copy = 0; copy < copies; ++copy) bits[number + j] |= seen << (first + copy * queries.tokens.count);
                     };
@@ -122,17 +120,6 @@ private:
                           if (number++ == pass) f(pattern, step);
                       });
     }
-    /// f(run, number of its first key) for the parts of a run that a pattern does not rule out.
-    template <class F>
-    static void for_each_run_of(const auto& pattern, const query_tile& tokens, const key_run& keys, const F& f, index number = 0) {
-        constexpr index small = 16; // keys that are not worth a question
-        const visibility seen = pattern.visible(tokens.positions(), keys.positions());
-        if (seen.is_none()) return;
-        if (seen.is_all() || keys.count <= small) return f({keys.first, keys.count, keys.step, seen.is_all()}, number);
-        const auto half = std::max(small, keys.count / 2 / small * small);
-        for_each_run_of(pattern, tokens, {keys.first, half, keys.step, false}, f, number);
-        for_each_run_of(pattern, tokens, {keys.first + half * keys.step, keys.count - half, keys.step, false}, f, number + half);
-    }
     /// f(head, copies): each head of the block, or its first for all if they see the same.
     template <class F>
     void for_each_head(const query_block& queries, F&& f) const {
@@ -144,91 +131,5 @@ private:
     index queries_, keys_; ///< how many there are
     const positions& positions_;
 };
-
-/// What a query block sees of one span of keys, found once for all heads that see the same: a run of keys for each key block that some row
-/// sees something of, and one bit per row for each key where not every row sees all.
-class visible_span {
-public:
-    struct part {
-        key_run keys;
-        const std::uint64_t* rows; ///< [keys] null if all see all
-    };
-
-    /// Spans of at most max_blocks key blocks.
-    static constexpr index max_blocks = 8;
-
-    visible_span() = default;
-    visible_span(detail::scratch& memory, index block_keys) : block_keys_(block_keys), bits_(memory.take<std::uint64_t>(max_blocks, block_keys)) {}
-
-    void forget() { asked_from_ = none; }
-    /// The first span of which something is seen, of the key blocks from .. end - 1, unless it is known already. False if there is none.
-    bool find(const visible_keys& pattern, const query_block& queries, index pass, const key_blocks& blocks, index from, index end) {
-        if (from == asked_from_) return count_ > 0;
-        asked_from_ = from;
-        count_ = 0;
-        for (end_ = from; end_ < end && count_ == 0;) {
-            from = end_;
-            end_ = std::min(end, (floor_div(from, max_blocks) + 1) * max_blocks);
-            find_blocks(pattern, queries, pass, blocks, from, end_);
-        }
-        if (end_ < end && pattern.of_box(queries, pass, blocks.run(end_, end).positions()).is_none()) end_ = end;
-        return count_ > 0;
-    }
-    /// Where the next one may begin.
-    index end() const { return end_; }
-    std::span<const part> parts() const { return {parts_, static_cast<std::size_t>(count_)}; }
-
-private:
-    static constexpr index none = std::numeric_limits<index>::min();
-
-    /// By bisection.
-    void find_blocks(const visible_keys& pattern, const query_block& queries, index pass, const key_blocks& blocks, index from, index end) {
-        const auto keys = blocks.run(from, end);
-        const auto seen = pattern.of_box(queries, pass, keys.positions());
-        if (seen.is_none()) return;
-        if (seen.is_all()) {
-            for (auto block = from; block < end; ++block) parts_[count_++] = {blocks.run(block, block + 1), nullptr};
-        } else if (end - from == 1) {
-            find_rows(pattern, queries, pass, keys);
-        } else {
-            const auto middle = from + (end - from) / 2;
-            find_blocks(pattern, queries, pass, blocks, from, middle);
-            find_blocks(pattern, queries, pass, blocks, middle, end);
-        }
-    }
-    /// Of one block, from the first key that some row sees to the last.
-    void find_rows(const visible_keys& pattern, const query_block& queries, index pass, key_run keys) {
-        auto* bits = bits_ + count_ * block_keys_;
-        pattern.find(queries, pass, keys, bits);
-        while (keys.count > 0 && bits[keys.count - 1] == 0) --keys.count;
-        while (keys.count > 0 && *bits == 0) {
-            ++bits;
-            keys.first += keys.step;
-            --keys.count;
-        }
-        if (keys.count > 0) parts_[count_++] = {keys, bits};
-    }
-
-    index block_keys_ = 0;
-    std::uint64_t* bits_ = nullptr;
-    index asked_from_ = none, end_ = 0, count_ = 0;
-    part parts_[max_blocks];
-};
-
-/// Scores[keys][rows] of hidden keys become -infinity. visible: one bit per row for each key. rows: whole registers.
-template <Scalar T, class Arch>
-void hide_scores(T* scores, index keys, index rows, const std::uint64_t* visible) {
-    using lanes = simd::lanes<T, Arch>;
-    const lanes hidden = -std::numeric_limits<T>::infinity();
-    const auto all = simd::lane_bits::first(lanes::size).value;
-    for (index j = 0; j < keys; ++j) {
-        for (index row = 0; row < rows; row += lanes::size) {
-            T* const at = scores + j * rows + row;
-            const auto seen = visible[j] >> row & all;
-            if (seen == all) continue;
-            (seen == 0 ? hidden : select(simd::lane_bits{seen}, lanes::load(at), hidden)).store(at);
-        }
-    }
-}
 
 } // namespace attn::kernel
