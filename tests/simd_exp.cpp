@@ -106,13 +106,11 @@ TEMPLATE_TEST_CASE("exp_nonpositive: exact values and special ones", "[simd][por
     CHECK(exp_of(-limits::denorm_min()) == 1);
 }
 
-TEMPLATE_TEST_CASE("exp_nonpositive: a subnormal result is itself or 0", "[simd][portable]", float, double) {
+TEMPLATE_TEST_CASE("exp_nonpositive: a subnormal result is 0", "[simd][portable]", float, double) {
     using limits = std::numeric_limits<TestType>;
     const auto lowest = static_cast<TestType>((limits::min_exponent - 1) * std::numbers::ln2);
-    for (TestType x = lowest; x > lowest - limits::digits - 4; x -= TestType(0.37)) {
-        const auto ours = exp_of(x), exact = std::exp(x);
-        CHECK((ours == 0 || static_cast<double>(std::abs(ours - exact)) <= allowed(x) * static_cast<double>(std::max(limits::denorm_min(), exact * limits::epsilon()))));
-    }
+    CHECK(exp_of(lowest * TestType(0.999)) >= limits::min());
+    for (TestType x = lowest * TestType(1.001); x > lowest - limits::digits - 4; x -= TestType(0.37)) CHECK(exp_of(x) == 0);
 }
 
 } // namespace attn::testing

@@ -72,8 +72,8 @@ template <Scalar T, class Arch>
 
 } // namespace detail
 
-/// e^x for x <= 0: e^0 is exactly 1, e^-infinity is 0, NaN stays NaN. Where the result would be subnormal it is 0 or the subnormal, as the
-/// instruction set does it best. A third of the time of xsimd's exp, which covers signs and ranges that a softmax never meets.
+/// e^x for x <= 0: e^0 is exactly 1, e^-infinity is 0, NaN stays NaN. Where the result would be subnormal it is 0. A third of
+/// the time of xsimd's exp, which covers signs and ranges that a softmax never meets.
 ///     x log2(e) = k + f,   e^x = 2^k 2^f
 /// The error is at most two units in the last place and |x| times the relative error of the number log2(e), which is less than half a unit:
 /// a weight that far below the largest counts that much less. Where multiply-adds round twice, half a unit of x log2(e) comes to it.
@@ -81,23 +81,25 @@ template <Scalar T, class Arch>
 [[gnu::always_inline]] inline lanes<T, Arch> exp_nonpositive(lanes<T, Arch> x) {
     using lanes = simd::lanes<T, Arch>;
     const lanes log2e = std::numbers::log2e_v<T>;
+    constexpr T lowest = static_cast<T>((std::numeric_limits<T>::min_exponent - 1) * std::numbers::ln2_v<double>);
 #if defined(__AVX512F__)
     // A register holds 2^(i/16), so that the polynomial has half the terms: k is a multiple of a sixteenth, whose fraction picks the factor.
-    // 4 cycles a register of floats. Scaling takes the floor of k. x is kept where k fits the magic number's last bits: 2^-2000 is 0.
+    // 4 cycles a register of floats. Scaling takes the floor of k; lanes whose result would be subnormal are left out of it and are 0: many
+    // processors take a hundred cycles for a multiply-add with such a number. A NaN is not less than anything, and stays.
     if constexpr (std::is_base_of_v<xsimd::avx512f, Arch>) {
         using batch = typename lanes::batch;
         constexpr auto all = static_cast<typename xsimd::batch_bool<T, Arch>::register_type>(~0u); // unmasked forms make gcc 12 warn in its own header
-        const lanes magic = detail::sixteenths<T>, kept = max_or_second(lanes(T{-1386}), x);
-        const lanes shifted = fma(kept, log2e, magic), k = shifted - magic, f = fma(kept, log2e, -k);
+        const lanes magic = detail::sixteenths<T>, smallest = lowest;
+        const lanes shifted = fma(x, log2e, magic), k = shifted - magic, f = fma(x, log2e, -k);
         const T* const table = detail::exp2_of_sixteenths<T>.data();
         if constexpr (sizeof(T) == 4) {
             const lanes power = batch(_mm512_maskz_permutexvar_ps(all, _mm512_castps_si512(shifted.value), _mm512_loadu_ps(table)));
             const lanes p = fma(detail::exp2_slope<T, Arch>(f), f * power, power);
-            return batch(_mm512_maskz_scalef_ps(all, p.value, k.value));
+            return batch(_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x.value, smallest.value, _CMP_NLT_UQ), p.value, k.value));
         } else {
             const lanes power = batch(_mm512_permutex2var_pd(_mm512_loadu_pd(table), _mm512_castpd_si512(shifted.value), _mm512_loadu_pd(table + 8)));
             const lanes p = fma(detail::exp2_slope<T, Arch>(f), f * power, power);
-            return batch(_mm512_maskz_scalef_pd(all, p.value, k.value));
+            return batch(_mm512_maskz_scalef_pd(_mm512_cmp_pd_mask(x.value, smallest.value, _CMP_NLT_UQ), p.value, k.value));
         }
     } else
 #endif
@@ -105,7 +107,6 @@ template <Scalar T, class Arch>
         using integer = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
         using integers = xsimd::batch<integer, Arch>;
         constexpr int mantissa_bits = std::numeric_limits<T>::digits - 1;
-        constexpr T lowest = static_cast<T>((std::numeric_limits<T>::min_exponent - 1) * std::numbers::ln2_v<double>);
         // Adding 1.5 * 2^mantissa_bits rounds to an integer and leaves it in the low bits: cheaper than a conversion there and back.
         const lanes magic = static_cast<T>(integer{3} << (mantissa_bits - 1));
         const auto kept = max_or_second(lanes(lowest), x); // a NaN is the second, and stays
