@@ -29,46 +29,41 @@ struct tile_product {
     }
 };
 
-/// `tiles` times Rows x Columns registers of the product, one below the other. The loop over them is here, so that the loads of one tile run
-/// beside the last stores of the one before.
+/// Rows x Columns registers of the product.
 template <int Rows, int Columns, Scalar T, class Arch>
-[[gnu::noinline]] void multiply_tiles(index tiles, const tile_product<T>& p) {
+[[gnu::noinline]] void multiply_tile(const tile_product<T>& p) {
     using lanes = simd::lanes<T, Arch>;
     const index a_row = p.a_row, a_depth = p.a_depth, b_depth = p.b_depth, c_row = p.c_row;
-    const T *rows = p.a, *scale = p.scale;
-    for (T* c = p.c; tiles > 0; --tiles, rows += Rows * a_row, c += Rows * c_row) {
-        lanes sum[std::size_t{Rows}][std::size_t{Columns}];
-        T* row = c;
-        if (scale) {
-#pragma GCC unroll 16
-            for (int i = 0; i < Rows; ++i, row += c_row)
-#pragma GCC unroll 4
-                for (int n = 0; n < Columns; ++n) sum[i][n] = lanes::load(row + n * lanes::size) * lanes(scale[i]);
-            scale += Rows;
-        } else {
-#pragma GCC unroll 16
-            for (int i = 0; i < Rows; ++i)
-#pragma GCC unroll 4
-                for (int n = 0; n < Columns; ++n) sum[i][n] = lanes(T{0});
-        }
-        const T *a = rows, *b = p.b;
-        for (index k = p.depth; k > 0; --k, a += a_depth, b += b_depth) {
-            lanes right[std::size_t{Columns}];
-#pragma GCC unroll 4
-            for (int n = 0; n < Columns; ++n) right[n] = lanes::load(b + n * lanes::size);
-#pragma GCC unroll 16
-            for (int i = 0; i < Rows; ++i) {
-                const lanes left(a[i * a_row]);
-#pragma GCC unroll 4
-                for (int n = 0; n < Columns; ++n) sum[i][n] = fma(left, right[n], sum[i][n]);
-            }
-        }
-        row = c;
+    lanes sum[std::size_t{Rows}][std::size_t{Columns}];
+    T* row = p.c;
+    if (p.scale) {
 #pragma GCC unroll 16
         for (int i = 0; i < Rows; ++i, row += c_row)
 #pragma GCC unroll 4
-            for (int n = 0; n < Columns; ++n) sum[i][n].store(row + n * lanes::size);
+            for (int n = 0; n < Columns; ++n) sum[i][n] = lanes::load(row + n * lanes::size) * lanes(p.scale[i]);
+    } else {
+#pragma GCC unroll 16
+        for (int i = 0; i < Rows; ++i)
+#pragma GCC unroll 4
+            for (int n = 0; n < Columns; ++n) sum[i][n] = lanes(T{0});
     }
+    const T *a = p.a, *b = p.b;
+    for (index k = p.depth; k > 0; --k, a += a_depth, b += b_depth) {
+        lanes right[std::size_t{Columns}];
+#pragma GCC unroll 4
+        for (int n = 0; n < Columns; ++n) right[n] = lanes::load(b + n * lanes::size);
+#pragma GCC unroll 16
+        for (int i = 0; i < Rows; ++i) {
+            const lanes left(a[i * a_row]);
+#pragma GCC unroll 4
+            for (int n = 0; n < Columns; ++n) sum[i][n] = fma(left, right[n], sum[i][n]);
+        }
+    }
+    row = p.c;
+#pragma GCC unroll 16
+    for (int i = 0; i < Rows; ++i, row += c_row)
+#pragma GCC unroll 4
+        for (int n = 0; n < Columns; ++n) sum[i][n].store(row + n * lanes::size);
 }
 
 /// The product on any number of rows, of `columns` registers, 1 to max_columns: the tallest tile as often as it fits, then smaller ones.
@@ -76,31 +71,30 @@ template <int Rows, int Columns, Scalar T, class Arch>
 template <Scalar T, class Arch, class Prefetch>
 void multiply(index rows, index columns, tile_product<T> p, Prefetch& ahead) {
     using traits = tile_traits<T, Arch>;
-    using tiles_function = void (*)(index, const tile_product<T>&);
     struct tiles_of {
         index tallest;
-        std::array<tiles_function, 5> rows; ///< the tallest, then 8, 4, 2, 1
+        std::array<void (*)(const tile_product<T>&), 5> rows; ///< the tallest, then 8, 4, 2, 1
     };
     constexpr auto of = []<int Columns>(std::integral_constant<int, Columns>) -> tiles_of {
         constexpr int tallest = traits::max_rows(Columns);
         return {tallest,
-                {multiply_tiles<tallest, Columns, T, Arch>, multiply_tiles<(tallest > 8 ? 8 : 4), Columns, T, Arch>,
-                 multiply_tiles<4, Columns, T, Arch>, multiply_tiles<2, Columns, T, Arch>, multiply_tiles<1, Columns, T, Arch>}};
+                {multiply_tile<tallest, Columns, T, Arch>, multiply_tile<(tallest > 8 ? 8 : 4), Columns, T, Arch>,
+                 multiply_tile<4, Columns, T, Arch>, multiply_tile<2, Columns, T, Arch>, multiply_tile<1, Columns, T, Arch>}};
     };
     static constexpr auto table = [of]<int... C>(std::integer_sequence<int, C...>) {
         return std::array{of(std::integral_constant<int, C + 1>{})...};
     }(std::make_integer_sequence<int, traits::max_columns>{});
     const auto& tiles = table[static_cast<std::size_t>(columns - 1)];
-    const auto take = [&](std::size_t t, index count, index height) {
-        tiles.rows[t](count, p);
-        p.skip(count * height);
-        rows -= count * height;
-        ahead.beside(count * height * columns * p.depth);
+    const auto take = [&](std::size_t t, index height) {
+        tiles.rows[t](p);
+        p.skip(height);
+        rows -= height;
+        ahead.beside(height * columns * p.depth);
     };
-    while (rows >= tiles.tallest) take(0, std::min<index>(2, rows / tiles.tallest), tiles.tallest);
+    while (rows >= tiles.tallest) take(0, tiles.tallest);
     std::size_t smaller = 1;
     for (const index height : {8, 4, 2, 1}) {
-        if (rows >= height) take(smaller, 1, height);
+        if (rows >= height) take(smaller, height);
         ++smaller;
     }
 }
