@@ -6,19 +6,18 @@
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// A queue of rows that come next, asked for a few cache lines at a time, in address order: asked for at once they would fill the buffers
-/// of the lines that are on their way, and the next load would wait for all of them. What fits no more, or does not lie in lines, is left
-/// to the hardware.
+/// of the lines that are on their way, and the next load would wait for all of them. They go to the second-level cache: a key block is
+/// larger than the first. What fits no more, or does not lie in lines, is left to the hardware.
 class prefetch_next {
 public:
     void clear() { first_ = end_ = 0; }
-    /// near: into the first-level cache, for what is read before long; else into the second, where it is in nobody's way.
     template <class T>
-    void add(const row_block<T>& rows, index count, index channels, bool near) {
+    void add(const row_block<T>& rows, index count, index channels) {
         if (end_ == capacity || count <= 0 || channels <= 0 || rows.channel_stride != 1) return;
         constexpr auto size = static_cast<index>(sizeof(T));
         queue_[end_++] = rows.row_stride == channels
-                             ? block{reinterpret_cast<const std::byte*>(rows.data), 0, 1, count * channels * size, near}
-                             : block{reinterpret_cast<const std::byte*>(rows.data), rows.row_stride * size, count, channels * size, near};
+                             ? block{reinterpret_cast<const std::byte*>(rows.data), 0, 1, count * channels * size}
+                             : block{reinterpret_cast<const std::byte*>(rows.data), rows.row_stride * size, count, channels * size};
     }
     /// Asks for what so many multiply-adds of registers give time for: a line for 32, or 16 cycles.
     void beside(index multiply_adds) {
@@ -30,17 +29,13 @@ private:
     struct block {
         const std::byte* row;
         index row_stride, rows, row_bytes;
-        bool near;
         index at = 0;
     };
 
     index fetch(block& from, index limit) {
         const auto count = std::min(limit, (from.row_bytes - from.at + line - 1) / line);
         const auto* const at = from.row + from.at;
-        if (from.near)
-            for (index i = 0; i < count; ++i) simd::prefetch(at + i * line);
-        else
-            for (index i = 0; i < count; ++i) simd::prefetch_far(at + i * line);
+        for (index i = 0; i < count; ++i) simd::prefetch_far(at + i * line);
         from.at += count * line;
         if (from.at >= from.row_bytes) {
             from.at = 0;
@@ -57,7 +52,7 @@ private:
 /// The policy that leaves all of it to the hardware: what prefetch_next is measured against.
 struct no_prefetch {
     static void clear() {}
-    static void add(const auto&, index, index, bool) {}
+    static void add(const auto&, index, index) {}
     static void beside(index) {}
 };
 

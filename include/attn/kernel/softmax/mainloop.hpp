@@ -99,7 +99,7 @@ private:
         const auto add = [&](const auto& of_keys, const auto& of_values, const query_tile& tokens) {
             const auto each = [&](auto rows, index channels) {
                 rows.row_stride *= tokens.step;
-                ahead_.add(rows, tokens.count, channels, coming.count > 0);
+                ahead_.add(rows, tokens.count, channels);
             };
             each(of_keys, in.keys.shape().channels);
             each(of_values, in.values.shape().channels);
