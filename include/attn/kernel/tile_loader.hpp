@@ -59,10 +59,9 @@ void write_row(const T* from, index channels, T factor, T share, T* to, index ch
     }
 }
 
-/// Writes to[c * to_stride + r] = factor * from(r, c), a square of registers at a time; rows from `rows` up to a whole register become
-/// zero. `ahead`: channels beyond which the rows are prefetched, 0 for none.
+/// Writes to[c * to_stride + r] = factor * from(r, c), a square of registers at a time; rows from `rows` up to a whole register become zero.
 template <Scalar T, class Arch, Scalar U>
-void transpose_rows(const row_block<const U>& from, index rows, index channels, T factor, T* to, index to_stride, index ahead = 0) {
+void transpose_rows(const row_block<const U>& from, index rows, index channels, T factor, T* to, index to_stride) {
     using lanes = simd::lanes<T, Arch>;
     constexpr index size = lanes::size;
     for (index first = 0; first < rows; first += size) {
@@ -72,19 +71,16 @@ void transpose_rows(const row_block<const U>& from, index rows, index channels, 
         if constexpr (std::same_as<T, U>) {
             for (; from.channel_stride == 1 && c + size <= channels; c += size) {
                 lanes square[static_cast<std::size_t>(size)];
-                if (present == size) {
-                    simd::unroll<size>([&](auto r) {
-                        const T* const at = corner + r * from.row_stride + c;
-                        square[r] = lanes::load(at) * lanes(factor);
-                        if (ahead > 0) simd::prefetch(at + ahead);
-                    });
-                } else {
-                    simd::unroll<size>([&](auto r) {
-                        square[r] = r < present ? lanes::load(corner + r * from.row_stride + c) * lanes(factor) : lanes(T{0});
-                    });
-                }
+                const auto row = [&](index r) { return lanes::load(corner + r * from.row_stride + c) * lanes(factor); };
+                if (present == size)
+#pragma GCC unroll 16
+                    for (index r = 0; r < size; ++r) square[r] = row(r);
+                else
+#pragma GCC unroll 16
+                    for (index r = 0; r < size; ++r) square[r] = r < present ? row(r) : lanes(T{0});
                 simd::transpose<T, Arch>(square);
-                simd::unroll<size>([&](auto r) { square[r].store(to + (c + r) * to_stride + first); });
+#pragma GCC unroll 16
+                for (index r = 0; r < size; ++r) square[r].store(to + (c + r) * to_stride + first);
             }
         }
         for (; c < channels; ++c) {
