@@ -1,18 +1,13 @@
 // A SIMD register as a value: the one seam between attn and xsimd (8.1 to the newest).
 #pragma once
 
-#include "../core/scalar.hpp"
-
-#include <array>
-#include <bit>
-#include <cstdint>
+#include "lane_mask.hpp"
 
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized" // gcc 12 warns inside its own AVX-512 header
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
-#include <xsimd/xsimd.hpp>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::simd {
 
@@ -50,72 +45,6 @@ inline void finish_streaming() {
     _mm_sfence();
 #endif
 }
-
-/// One bit per lane, bit l for lane l: the result of comparing positions. Plain integer work, free beside the floating point.
-struct lane_bits {
-    std::uint64_t value = 0;
-
-    /// The first `count` lanes.
-    static constexpr lane_bits first(index count) {
-        return {count <= 0 ? 0 : ~std::uint64_t{0} >> (64 - (count < 64 ? count : 64))};
-    }
-    friend constexpr lane_bits operator&&(lane_bits a, lane_bits b) { return {a.value & b.value}; }
-    friend constexpr lane_bits operator||(lane_bits a, lane_bits b) { return {a.value | b.value}; }
-    friend constexpr lane_bits operator!(lane_bits a) { return {~a.value}; }
-    friend constexpr lane_bits operator&&(lane_bits a, bool b) { return {b ? a.value : 0}; }
-    friend constexpr lane_bits operator||(lane_bits a, bool b) { return {b ? ~std::uint64_t{0} : a.value}; }
-    friend constexpr lane_bits operator&&(bool a, lane_bits b) { return b && a; }
-    friend constexpr lane_bits operator||(bool a, lane_bits b) { return b || a; }
-    friend constexpr bool operator==(lane_bits, lane_bits) = default;
-};
-
-template <Scalar T, class Arch>
-struct lanes;
-
-/// A condition per lane, in the form the instruction set selects with.
-template <Scalar T, class Arch>
-struct lane_mask {
-    xsimd::batch_bool<T, Arch> value;
-
-    /// The condition whose lane l is bit l.
-    static lane_mask from_bits(lane_bits bits) {
-        using condition = xsimd::batch_bool<T, Arch>;
-#if defined(__AVX512F__)
-        if constexpr (std::is_base_of_v<xsimd::avx512f, Arch>) {
-            return {condition(static_cast<typename condition::register_type>(bits.value))};
-        } else
-#endif
-        {
-            using integer = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
-            using integers = xsimd::batch<integer, Arch>;
-            static constexpr auto bit_of_lane = [] {
-                std::array<integer, condition::size> bit{};
-                for (std::size_t l = 0; l < bit.size(); ++l) bit[l] = integer{1} << l;
-                return bit;
-            }();
-            const auto own_bit = integers::load_unaligned(bit_of_lane.data());
-            return {std::bit_cast<condition>((integers(static_cast<integer>(bits.value)) & own_bit) == own_bit)};
-        }
-    }
-    lane_bits bits() const {
-#if defined(__AVX512F__)
-        if constexpr (std::is_base_of_v<xsimd::avx512f, Arch>) {
-            return {static_cast<std::uint64_t>(value.data)};
-        } else
-#endif
-        {
-            std::array<bool, xsimd::batch_bool<T, Arch>::size> stored;
-            value.store_unaligned(stored.data());
-            lane_bits result;
-            for (std::size_t l = 0; l < stored.size(); ++l) result.value |= std::uint64_t{stored[l]} << l;
-            return result;
-        }
-    }
-
-    friend lane_mask operator&&(lane_mask a, lane_mask b) { return {a.value && b.value}; }
-    friend lane_mask operator||(lane_mask a, lane_mask b) { return {a.value || b.value}; }
-    friend lane_mask operator!(lane_mask a) { return {!a.value}; }
-};
 
 /// A register of T. Numbers convert to it by broadcast, so score functions written for doubles run on it unchanged.
 template <Scalar T, class Arch>
@@ -208,13 +137,22 @@ struct lanes {
 #endif
             return xsimd::fma(a.value, b.value, c.value);
     }
-    /// The larger; the second where either is NaN (x86's rule).
+    /// The larger; the second where either is NaN: the rule of x86's instruction, which xsimd's max gives in one order of operands up to 13
+    /// and in the other from 14 on.
     friend lanes max_or_second(lanes a, lanes b) {
-#if defined(__SSE2__)
-        return xsimd::max(a.value, b.value);
-#else
-        return select(a > b, a, b);
+#if defined(__AVX512F__)
+        if constexpr (sizeof(batch) == 64 && sizeof(T) == 4) return batch(_mm512_max_ps(a.value, b.value));
+        if constexpr (sizeof(batch) == 64 && sizeof(T) == 8) return batch(_mm512_max_pd(a.value, b.value));
 #endif
+#if defined(__AVX__)
+        if constexpr (sizeof(batch) == 32 && sizeof(T) == 4) return batch(_mm256_max_ps(a.value, b.value));
+        if constexpr (sizeof(batch) == 32 && sizeof(T) == 8) return batch(_mm256_max_pd(a.value, b.value));
+#endif
+#if defined(__SSE2__)
+        if constexpr (sizeof(batch) == 16 && sizeof(T) == 4) return batch(_mm_max_ps(a.value, b.value));
+        if constexpr (sizeof(batch) == 16 && sizeof(T) == 8) return batch(_mm_max_pd(a.value, b.value));
+#endif
+        return select(a > b, a, b);
     }
     friend lanes select(mask condition, lanes yes, lanes no) { return xsimd::select(condition.value, yes.value, no.value); }
     friend lanes select(lane_bits condition, lanes yes, lanes no) { return select(mask::from_bits(condition), yes, no); }
