@@ -131,7 +131,8 @@ TEST_CASE("linformer_attention at the farthest positions", "[linformer][portable
         const auto end = std::max<index>(0, where.first_key[0] + m);
         const std::array<index, 2> present{std::max<index>(0, end - 40), std::numeric_limits<index>::max()};
         const auto in = problem_at(where);
-        const linformer_attention<linear_projection<float>, same_projection, lengths> op{.key_projection = {matrix.view()}, .pattern = {present}};
+        const linformer_attention<linear_projection<float>, shared_projection, lengths> op{.key_projection = {matrix.view()},
+                                                                                           .pattern = {present}};
         const auto project = [&]<class T>(const reference::tokens<T>& x) { return reference::linear_projection<T, float>(x, matrix.view(), {}); };
         check_against(attended(op, in), in,
                       [&](const auto& wide, const auto& out) { reference::linformer<double>(wide, out, project, project, {}, op.pattern); });
