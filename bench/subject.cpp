@@ -78,14 +78,14 @@ public:
             return found;
         };
 
-        constexpr index pairs_to_compare = 1'000'000, most_pairs = 60'000'000, fewest = 6;
+        constexpr index pairs_to_compare = 1'000'000, max_pairs = 60'000'000, fewest = 6;
         const auto pairs_of_a_query = std::max<index>(1, q.batch * q.heads * in.keys.shape().tokens);
         const auto affordable = pairs_to_compare / pairs_of_a_query;
         const auto slice = std::max(fewest, affordable) / 3;
         if (3 * slice < q.tokens) {
             accuracy found;
             for (const auto first : {index{0}, (q.tokens - slice) / 2 + 1, q.tokens - slice}) compare(first, slice, found);
-            if (judged(found).right() || q.tokens > most_pairs / pairs_of_a_query) return judged(found);
+            if (judged(found).right() || q.tokens > max_pairs / pairs_of_a_query) return judged(found);
         }
         // Few enough; or wrong in the sample, as it also is if an operator's rows depend on other queries.
         accuracy found;

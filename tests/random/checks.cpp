@@ -226,10 +226,10 @@ private:
         const inputs<T> all = t_.in;
         const auto& [unit, before, after] = t_.cuts;
         const auto n = t_.size.queries, units = n / unit;
-        const auto most = random_.one_in(2) ? random_.number(1, 3) : random_.number(1, std::max<index>(1, units));
+        const auto limit = random_.one_in(2) ? random_.number(1, 3) : random_.number(1, std::max<index>(1, units));
         auto ours = room<T>(t_.op, shapes_of(all), has_log_sum_exp_);
         for (index first = 0; first < units;) {
-            const auto count = std::min(units - first, random_.number(1, most));
+            const auto count = std::min(units - first, random_.number(1, limit));
             const auto begin = std::max<index>(0, first - before) * unit, end = std::min(units, first + count + after) * unit;
             const auto first_query = later(t_.size.first_query, begin);
             const auto part = attend(t_.within ? t_.within(begin, end - begin, 0, t_.size.keys) : t_.op,
@@ -240,7 +240,7 @@ private:
             first += count;
         }
         const auto problem = n == 0 ? std::string() : differs(ours, expected_, has_log_sum_exp_);
-        return problem.empty() ? problem : "cut into calls of at most " + std::to_string(most * unit) + " queries: " + problem;
+        return problem.empty() ? problem : "cut into calls of at most " + std::to_string(limit * unit) + " queries: " + problem;
     }
     static void copy_rows(const tensor<T>& from, index first, index count, tensor<T>& to, index at) {
         const auto& s = from.shape();

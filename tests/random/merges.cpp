@@ -47,11 +47,11 @@ outcome attempt(draw& random) {
     op.reference({q, k, v, in.positions}, exact.out());
     op.bounds(in, bounds.out());
     // Each half's weight is wrong by what its log_sum_exp is, and all is rounded a few times more.
-    const auto most = testing::largest_magnitude(v);
+    const auto largest = testing::largest_magnitude(v);
     for (index e = 0; e < exact.values.shape().size(); ++e) {
         const auto of_row = bounds.log_sum_exp.data()[e / d.size.value_dim];
         const auto a = static_cast<double>(ours.values.data()[e]), b = exact.values.data()[e];
-        if (a != b && !(std::abs(a - b) <= 4 * (bounds.values.data()[e] + most * (of_row + 16 * unit_of<T>))))
+        if (a != b && !(std::abs(a - b) <= 4 * (bounds.values.data()[e] + largest * (of_row + 16 * unit_of<T>))))
             result.problem = "element " + std::to_string(e) + " is " + std::to_string(a) + ", not " + std::to_string(b);
     }
     for (index e = 0; e < exact.log_sum_exp.shape().size(); ++e) {

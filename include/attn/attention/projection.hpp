@@ -113,9 +113,9 @@ struct projection_per_head {
     kernel::token_range range(index head, index row, index tokens) const { return of(head).range(head, row, tokens); }
     template <Scalar T>
     std::size_t workspace_bytes(index tokens, index channels) const {
-        std::size_t most = 0;
-        for (const auto& p : each) most = std::max(most, p.template workspace_bytes<T>(tokens, channels));
-        return most;
+        std::size_t largest = 0;
+        for (const auto& p : each) largest = std::max(largest, p.template workspace_bytes<T>(tokens, channels));
+        return largest;
     }
     void check(const projection_context& context) const {
         if (std::ssize(each) != context.heads)
@@ -221,7 +221,7 @@ void project(const P& projection, const tensor_view<const T>& x, const tensor_vi
         throw shape_error(name, "workspace",
                           "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but " + std::to_string(needed) + " are needed");
 
-    const auto most = out.shape().tokens, blocks = (most + detail::projected_rows_of_task - 1) / detail::projected_rows_of_task;
+    const auto max_rows = out.shape().tokens, blocks = (max_rows + detail::projected_rows_of_task - 1) / detail::projected_rows_of_task;
     run.for_each(s.batch * s.heads * blocks, [&](index task, index slice) {
         const auto batch = task / blocks / s.heads, head = task / blocks % s.heads, first = task % blocks * detail::projected_rows_of_task;
         detail::scratch memory(run.workspace().bytes().data() +
@@ -235,7 +235,7 @@ void project(const P& projection, const tensor_view<const T>& x, const tensor_vi
         const auto size = projection.size(head, s.tokens);
         const auto present = [&](index row) { return row < size && tokens.any_visible(projection.range(head, row, s.tokens)); };
         const auto to = kernel::rows_of(out, batch, head);
-        const auto end = std::min(most, first + detail::projected_rows_of_task);
+        const auto end = std::min(max_rows, first + detail::projected_rows_of_task);
         for (auto row = first; row < end;) {
             const bool has_tokens = present(row);
             auto next = row + 1;

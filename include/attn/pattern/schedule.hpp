@@ -13,8 +13,8 @@ struct query_tile {
     index first, count, step;
 
     constexpr range positions() const { return {first, first + (count - 1) * step, step}; }
-    /// At most `most` of its queries, from number `begin` on.
-    constexpr query_tile part(index begin, index most) const { return {first + begin * step, std::min(most, count - begin), step}; }
+    /// At most `limit` of its queries, from number `begin` on.
+    constexpr query_tile part(index begin, index limit) const { return {first + begin * step, std::min(limit, count - begin), step}; }
 };
 
 /// Key positions first, first + step, ..., visited by one tile of queries. Full: every pair is visible, so none needs a mask.
