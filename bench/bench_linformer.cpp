@@ -7,6 +7,7 @@
 #include "measure.hpp"
 
 #include "attn/attention/linformer_attention.hpp"
+#include "attn/attention/random_projection.hpp"
 #include "attn/parallel/thread_pool.hpp"
 #include "cases/naive_softmax.hpp"
 

@@ -5,6 +5,9 @@
 
 #include <attn/attention/linformer_attention.hpp>
 #include <attn/attention/pooling.hpp>
+#include <attn/attention/project.hpp>
+#include <attn/attention/projection.hpp>
+#include <attn/attention/random_projection.hpp>
 #include <attn/pattern/causal.hpp>
 #include <attn/pattern/on_heads.hpp>
 #include <attn/pattern/predicate.hpp>

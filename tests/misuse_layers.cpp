@@ -7,6 +7,8 @@
 #include <attn/attention/linformer_attention.hpp>
 #include <attn/attention/merge.hpp>
 #include <attn/attention/pooling.hpp>
+#include <attn/attention/project.hpp>
+#include <attn/attention/random_projection.hpp>
 #include <attn/attention/softmax_attention.hpp>
 #include <attn/attention/sparse_attention.hpp>
 #include <attn/layer/parameters.hpp>

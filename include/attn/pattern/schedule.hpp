@@ -103,4 +103,15 @@ constexpr void for_each_run(const P& p, const query_tile& tile, index first_key,
     if (pending.count > 0) emit(std::as_const(pending));
 }
 
+namespace detail {
+
+/// seen[j]: whether the pattern shows key first_key + j to all of the queries.
+inline void find_visible(const Pattern auto& pattern, const query_tile& queries, index first_key, index keys, bool* seen) {
+    std::fill_n(seen, keys, false);
+    for_each_run(pattern, queries, first_key, keys, 1,
+                 [&](const key_run& r) { std::fill_n(seen + (r.first - first_key), r.count, r.full); });
+}
+
+} // namespace detail
+
 } // namespace attn
