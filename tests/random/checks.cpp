@@ -2,6 +2,7 @@
 
 #include "executors.hpp"
 #include "layouts.hpp"
+#include "some_rows.hpp"
 
 namespace attn::fuzz {
 
@@ -10,6 +11,7 @@ namespace {
 using testing::answer;
 using testing::guard;
 using testing::same_bits;
+using testing::some_rows;
 
 template <class V>
 std::string text_of(V value) {
@@ -185,13 +187,7 @@ private:
         return problem.empty() ? problem : where + " made " + text_of(value) + ": " + problem;
     }
 
-    /// The rows i .. i + count - 1 of a view, and positions that begin so much later.
-    template <class U>
-    static tensor_view<U> rows(const tensor_view<U>& t, index first, index count) {
-        auto s = t.shape();
-        s.tokens = count;
-        return {t.data() ? t.row(0, 0, first) : nullptr, s, t.strides()};
-    }
+    /// Positions that begin so much later.
     static std::vector<index> later(std::vector<index> first, index by) {
         for (auto& x : first) x += by;
         return first;
@@ -233,7 +229,7 @@ private:
             const auto begin = std::max<index>(0, first - before) * unit, end = std::min(units, first + count + after) * unit;
             const auto first_query = later(t_.size.first_query, begin);
             const auto part = attend(t_.within ? t_.within(begin, end - begin, 0, t_.size.keys) : t_.op,
-                                     {rows(all.queries, begin, end - begin), all.keys, all.values, {each(first_query), all.positions.first_key}},
+                                     {some_rows(all.queries, begin, end - begin), all.keys, all.values, {each(first_query), all.positions.first_key}},
                                      has_log_sum_exp_);
             copy_rows(part.values, first * unit - begin, count * unit, ours.values, first * unit);
             if (has_log_sum_exp_) copy_rows(part.log_sum_exp, first * unit - begin, count * unit, ours.log_sum_exp, first * unit);
@@ -267,7 +263,7 @@ private:
         const auto first_key = later(t_.size.first_key, front);
         const inputs<T> all = t_.in;
         const auto ours = attend(t_.within ? t_.within(0, t_.size.queries, front, count) : t_.op,
-                                 {all.queries, rows(all.keys, front, count), rows(all.values, front, count),
+                                 {all.queries, some_rows(all.keys, front, count), some_rows(all.values, front, count),
                                   {all.positions.first_query, each(first_key)}}, has_log_sum_exp_);
         const auto problem = differs(ours, expected_, has_log_sum_exp_);
         return problem.empty() ? problem

@@ -1,6 +1,7 @@
 #include "answers.hpp"
 #include "others.hpp"
 #include "softmax.hpp"
+#include "some_rows.hpp"
 
 #include <attn/attention/merge.hpp>
 
@@ -11,11 +12,7 @@ namespace {
 /// The keys first .. first + count - 1.
 template <Scalar T>
 testing::answer<T> some_keys(const operation<T>& op, const inputs<T>& all, index first, index count) {
-    const auto rows = [&](const tensor_view<const T>& t) {
-        auto s = t.shape();
-        s.tokens = count;
-        return tensor_view<const T>(t.row(0, 0, first), s, t.strides());
-    };
+    const auto rows = [&](const tensor_view<const T>& t) { return testing::some_rows(t, first, count); };
     const inputs<T> in{all.queries, rows(all.keys), rows(all.values), {all.positions.first_query, all.positions.first_key[0] + first}};
     auto result = testing::no_answer<T>(op.output_shape(shapes_of(in)), true);
     sequential here;
