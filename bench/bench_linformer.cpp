@@ -7,8 +7,10 @@
 #include "measure.hpp"
 
 #include "attn/attention/linformer_attention.hpp"
+#include "attn/attention/random_projection.hpp"
 #include "attn/parallel/thread_pool.hpp"
 #include "cases/naive_softmax.hpp"
+#include "some_rows.hpp"
 
 #include <benchmark/benchmark.h>
 
@@ -74,10 +76,8 @@ private:
     void attend_naively() {
         const auto n = queries.shape().tokens;
         for (index first = 0; first < n; first += block_rows) {
-            const auto rows = [&](const auto& t) {
-                return std::remove_cvref_t<decltype(t)>(t.row(0, 0, first), {1, 1, std::min(block_rows, n - first), channels}, t.strides());
-            };
-            testing::naive_softmax<float>({rows(tensor_view<const float>(queries)), keys, values}, {rows(out.view())},
+            const auto rows = [&](const auto& t) { return testing::some_rows(t, first, std::min(block_rows, n - first)); };
+            testing::naive_softmax<float>({rows(queries), keys, values}, {rows(out.view())},
                                           1 / std::sqrt(float{channels}), {}, {});
         }
     }

@@ -136,14 +136,14 @@ void add_groups(std::vector<row>& rows) {
 
 /// Two heads of every case, from n = 1024 on in doublings while a call stays within so many flops: how time and memory grow.
 void add_sweeps(std::vector<row>& rows) {
-    constexpr double most_flops = 3.5e10;
+    constexpr double max_flops = 3.5e10;
     for (const auto& c : testing::all_cases()) {
         const auto at = [&](index n) { return problem_of({n, 64, 2}); };
         if (!c.supports(at(512)) || !c.supports(at(1024))) continue;
         const auto flops = [&](index n) { return c.make_float(at(n))->useful_flops(at(n)); };
         auto expected = flops(1024); // of larger ones, which take long to make, by how it grew so far
         const auto growth = expected / flops(512);
-        for (index n = 1024; n <= 65536 && expected <= most_flops && c.supports(at(n)); n *= 2, expected *= growth)
+        for (index n = 1024; n <= 65536 && expected <= max_flops && c.supports(at(n)); n *= 2, expected *= growth)
             rows.push_back({&c, at(n), 1, "sweep"});
     }
 }

@@ -15,7 +15,7 @@ namespace attn::bench {
 
 namespace {
 
-constexpr index heads = 4, channels = 64, most_words = 4096, words_in_picture = 32;
+constexpr index heads = 4, channels = 64, max_words = 4096, words_in_picture = 32;
 
 constexpr const char* usage = "usage: attn_demo [--picture FILE.svg] [TEXT FILE]\n";
 
@@ -61,11 +61,11 @@ struct timing {
 
 /// Medians over rounds of ours, naive Eigen and the peak, one after the other, so that what else the machine does meets them all.
 timing timed(subject& s) {
-    constexpr int most_rounds = 15;
+    constexpr int max_rounds = 15;
     constexpr double enough = 1.5, enough_naive = 0.5;
     std::vector<double> ours, naive, shares;
     double spent = 0, spent_naive = 0;
-    while (ours.size() < most_rounds && (ours.size() < 3 || spent < enough)) {
+    while (ours.size() < max_rounds && (ours.size() < 3 || spent < enough)) {
         const auto before = s.peak();
         spent += seconds_of([&] { ours.push_back(seconds_per_call([&] { s.attend(); }, 0.005)); });
         shares.push_back(s.useful_flops() / ours.back() / std::max(before, s.peak()));
@@ -131,7 +131,7 @@ std::vector<picture_panel> panels_of(const std::vector<std::string>& words) {
 }
 
 int run(const options& o) {
-    const auto text = read_words(o.text, most_words);
+    const auto text = read_words(o.text, max_words);
     std::ofstream picture(o.picture);
     if (!picture) throw unusable_file(o.picture + ": the picture cannot be written there");
 

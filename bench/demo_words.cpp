@@ -57,22 +57,22 @@ bool is_binary(std::string_view bytes) {
     return bytes.find('\0') != std::string_view::npos || std::ranges::count_if(bytes, is_control) * 20 > std::ssize(bytes);
 }
 
-std::string beginning_of(const std::string& path, std::size_t most) {
+std::string beginning_of(const std::string& path, std::size_t limit) {
     std::error_code unknown;
     const auto status = std::filesystem::status(path, unknown);
     if (!std::filesystem::exists(status)) throw unusable_file(path + ": there is no such file");
     if (std::filesystem::is_directory(status)) throw unusable_file(path + " is a directory; the demo reads one text file");
     std::ifstream file(path, std::ios::binary);
     if (!file) throw unusable_file(path + " cannot be read: " + std::strerror(errno));
-    std::string bytes(most, '\0');
-    file.read(bytes.data(), static_cast<std::streamsize>(most));
+    std::string bytes(limit, '\0');
+    file.read(bytes.data(), static_cast<std::streamsize>(limit));
     if (file.bad()) throw unusable_file(path + " cannot be read: " + std::strerror(errno));
     bytes.resize(static_cast<std::size_t>(file.gcount()));
     return bytes;
 }
 
-/// The words of a text, at most one more than `most`.
-std::vector<std::string> split(std::string_view text, std::size_t most) {
+/// The words of a text, at most one more than `limit`.
+std::vector<std::string> split(std::string_view text, std::size_t limit) {
     std::vector<std::string> words;
     std::string word, joint;
     const auto end_word = [&] {
@@ -80,7 +80,7 @@ std::vector<std::string> split(std::string_view text, std::size_t most) {
         word.clear();
         joint.clear();
     };
-    while (!text.empty() && words.size() <= most) {
+    while (!text.empty() && words.size() <= limit) {
         const auto [code, bytes] = first_character(text);
         const auto spelt = code == replacement ? spelt_replacement : std::string(text.substr(0, bytes));
         text.remove_prefix(bytes);
@@ -114,16 +114,16 @@ std::uint64_t hash(std::string_view word) { // FNV-1a
 
 } // namespace
 
-text_words read_words(const std::string& path, index most) {
+text_words read_words(const std::string& path, index limit) {
     // Words of more than 64 bytes on average would be no text.
-    const auto bytes_to_read = static_cast<std::size_t>(most) * 64;
+    const auto bytes_to_read = static_cast<std::size_t>(limit) * 64;
     const auto bytes = beginning_of(path, bytes_to_read);
     if (bytes.empty()) throw unusable_file(path + " is empty");
     if (is_binary(bytes)) throw unusable_file(path + " looks like a binary file; the demo reads text in UTF-8");
-    auto words = split(bytes, static_cast<std::size_t>(most));
+    auto words = split(bytes, static_cast<std::size_t>(limit));
     if (words.empty()) throw unusable_file(path + " holds no words");
-    const bool is_all = std::ssize(words) <= most && bytes.size() < bytes_to_read;
-    if (std::ssize(words) > most) words.resize(static_cast<std::size_t>(most));
+    const bool is_all = std::ssize(words) <= limit && bytes.size() < bytes_to_read;
+    if (std::ssize(words) > limit) words.resize(static_cast<std::size_t>(limit));
     return {std::move(words), is_all};
 }
 

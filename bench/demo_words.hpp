@@ -21,10 +21,10 @@ struct text_words {
     bool is_all = true; ///< whether the text ends with the last of them
 };
 
-/// The first words of a file, at most `most`: runs of letters and digits (apostrophes and hyphens inside included), in UTF-8; an
+/// The first words of a file, at most `limit`: runs of letters and digits (apostrophes and hyphens inside included), in UTF-8; an
 /// ideograph is a word. Bytes that are not UTF-8 become U+FFFD. Reads no more of the file than it has to.
 /// Throws unusable_file: missing, a directory, unreadable, binary, empty, or without a word.
-text_words read_words(const std::string& path, index most);
+text_words read_words(const std::string& path, index limit);
 
 /// A text in which bytes that are not UTF-8, and what XML does not take, are U+FFFD.
 std::string valid_utf8(std::string_view text);

@@ -2,6 +2,7 @@
 
 #include "fma_peak.hpp"
 #include "read_bandwidth.hpp"
+#include "some_rows.hpp"
 
 #include <random>
 
@@ -9,18 +10,12 @@ namespace attn::bench {
 
 namespace {
 
-/// Rows [first, first + count) of a tensor.
-template <class T>
-tensor_view<T> rows(const tensor_view<T>& t, index first, index count) {
-    auto s = t.shape();
-    s.tokens = count;
-    return {t.row(0, 0, first), s, t.strides()};
-}
+using testing::some_rows;
 
 /// The call that computes some queries only. It is another call of the same operator, at another position.
 template <Scalar T>
 inputs<T> some_queries(const inputs<T>& in, index first, index count) {
-    return {rows(in.queries, first, count), in.keys, in.values, {.first_query = first}};
+    return {some_rows(in.queries, first, count), in.keys, in.values, {.first_query = first}};
 }
 
 template <Scalar T>
@@ -69,7 +64,7 @@ public:
             instance_->reference({wide, k, v, some.positions}, {exact});
             instance_->plain(some, {plain});
             const tensor_view<const T> ours = out_;
-            found.error = std::max(found.error, largest_difference(rows(ours, first, count), exact.view()));
+            found.error = std::max(found.error, largest_difference(some_rows(ours, first, count), exact.view()));
             found.bound = std::max(found.bound, 2 * largest_difference(plain.view(), exact.view()));
             found.queries += count;
         };
@@ -78,14 +73,14 @@ public:
             return found;
         };
 
-        constexpr index pairs_to_compare = 1'000'000, most_pairs = 60'000'000, fewest = 6;
+        constexpr index pairs_to_compare = 1'000'000, max_pairs = 60'000'000, fewest = 6;
         const auto pairs_of_a_query = std::max<index>(1, q.batch * q.heads * in.keys.shape().tokens);
         const auto affordable = pairs_to_compare / pairs_of_a_query;
         const auto slice = std::max(fewest, affordable) / 3;
         if (3 * slice < q.tokens) {
             accuracy found;
             for (const auto first : {index{0}, (q.tokens - slice) / 2 + 1, q.tokens - slice}) compare(first, slice, found);
-            if (judged(found).right() || q.tokens > most_pairs / pairs_of_a_query) return judged(found);
+            if (judged(found).right() || q.tokens > max_pairs / pairs_of_a_query) return judged(found);
         }
         // Few enough; or wrong in the sample, as it also is if an operator's rows depend on other queries.
         accuracy found;

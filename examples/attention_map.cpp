@@ -34,9 +34,9 @@ bool write_picture(const std::string& file, const Eigen::MatrixXf& weights, Eige
     std::ofstream out(file, std::ios::binary);
     out << "P6\n" << weights.cols() * pixels << ' ' << weights.rows() * pixels << "\n255\n";
     for (Eigen::Index y = 0; y < weights.rows() * pixels; ++y) {
-        const float most = weights.row(y / pixels).maxCoeff();
+        const float largest = weights.row(y / pixels).maxCoeff();
         for (Eigen::Index x = 0; x < weights.cols() * pixels; ++x) {
-            const float share = std::sqrt(weights(y / pixels, x / pixels) / most);
+            const float share = std::sqrt(weights(y / pixels, x / pixels) / largest);
             for (const float level : {20 + 235 * share, 20 + 200 * share, 80 - 60 * share})
                 out.put(static_cast<char>(static_cast<unsigned char>(level)));
         }

@@ -11,7 +11,7 @@
 
 namespace {
 
-constexpr attn::index heads = 8, kv_heads = 2, channels = 32, prompt = 20, most = 32;
+constexpr attn::index heads = 8, kv_heads = 2, channels = 32, prompt = 20, max_tokens = 32;
 
 attn::tensor<float> random_tensor(const attn::shape& shape, std::uint32_t seed) {
     attn::tensor<float> x(shape);
@@ -31,9 +31,9 @@ attn::tensor_view<const float> some_tokens(const attn::tensor<float>& x, attn::i
 
 int main() {
     // Room for the longest sequence. Four query heads share a head of keys and values, so the cache is a quarter of the size.
-    const auto q = random_tensor({.heads = heads, .tokens = most, .channels = channels}, 1);
-    const auto keys = random_tensor({.heads = kv_heads, .tokens = most, .channels = channels}, 2);
-    const auto values = random_tensor({.heads = kv_heads, .tokens = most, .channels = channels}, 3);
+    const auto q = random_tensor({.heads = heads, .tokens = max_tokens, .channels = channels}, 1);
+    const auto keys = random_tensor({.heads = kv_heads, .tokens = max_tokens, .channels = channels}, 2);
+    const auto values = random_tensor({.heads = kv_heads, .tokens = max_tokens, .channels = channels}, 3);
 
     const auto slopes = attn::alibi_slopes(heads); // the operator refers to them
     const auto op = attn::softmax_attention{.score = attn::alibi{slopes}, .pattern = attn::causal{}};
@@ -52,12 +52,12 @@ int main() {
                     largest = std::max(largest, std::abs(out(0, h, i, c) - whole(0, h, first + i, c)));
     };
     compare(attn::attend(op, some_tokens(q, 0, prompt), some_tokens(keys, 0, prompt), some_tokens(values, 0, prompt)), 0);
-    for (attn::index at = prompt; at < most; ++at) {
+    for (attn::index at = prompt; at < max_tokens; ++at) {
         const auto cached = at + 1; // its own key among them
         compare(attn::attend(op, some_tokens(q, at, 1), some_tokens(keys, 0, cached), some_tokens(values, 0, cached),
                              attn::bottom_right(1, cached)),
                 at);
     }
-    std::printf("\n%td tokens of prompt, %td more one by one: %s\n", prompt, most - prompt,
+    std::printf("\n%td tokens of prompt, %td more one by one: %s\n", prompt, max_tokens - prompt,
                 largest < 1e-6f ? "the same as all at once" : "DIFFERENT from all at once");
 }

@@ -1,5 +1,6 @@
 // An encoder of Linformer layers that share one projection: 1024 tokens are attended as 64, by a matrix that all layers refer to.
 #include <attn/attention/linformer_attention.hpp>
+#include <attn/attention/random_projection.hpp>
 #include <attn/norm/layer_norm.hpp>
 
 #include <algorithm>
@@ -13,11 +14,11 @@ namespace {
 constexpr attn::index n = 1024, projected = 64, width = 64, heads = 2, layers = 4;
 constexpr attn::shape tokens{.tokens = n, .channels = width};
 using tensor = attn::tensor<float>;
-using shared_projection = attn::linear_projection<float>;
+using projection = attn::linear_projection<float>;
 
 struct layer {
-    tensor queries, keys, values, up, down;                 ///< weights (1, 1, outputs, inputs)
-    attn::linformer_attention<shared_projection> attention; ///< refers to the projection that all share
+    tensor queries, keys, values, up, down;          ///< weights (1, 1, outputs, inputs)
+    attn::linformer_attention<projection> attention; ///< refers to the projection that all share
 };
 
 /// x W^T: stands for the linear layer that your program has.
@@ -66,7 +67,7 @@ int main() {
     // One matrix E (64 x 1024) for keys and values, all heads and all layers: the operators are views of it.
     tensor e({.tokens = projected, .channels = n});
     attn::fill_random_projection(e.view(), 7);
-    const shared_projection shared{e.view()};
+    const projection shared{e.view()};
 
     std::vector<layer> encoder;
     for (attn::index l = 0; l < layers; ++l)

@@ -52,7 +52,7 @@ struct my_executor {
     my_pool& pool;
 
     attn::index concurrency() const { return pool.size() + 1; }
-    void parallel_for(attn::index count, attn::body_ref body) const {
+    void parallel_for(attn::index count, attn::function_ref body) const {
         if (count < 1) return;
         std::latch done(count - 1);
         for (attn::index i = 1; i < count; ++i)

@@ -15,10 +15,10 @@
 
 namespace {
 
-std::vector<std::string> words_of(const char* file, std::size_t most) {
+std::vector<std::string> words_of(const char* file, std::size_t limit) {
     std::ifstream text(file);
     std::vector<std::string> words(1);
-    for (char c; words.size() <= most && text.get(c);) {
+    for (char c; words.size() <= limit && text.get(c);) {
         if (std::isalnum(static_cast<unsigned char>(c))) words.back() += static_cast<char>(std::tolower(c));
         else if (!words.back().empty()) words.emplace_back();
     }

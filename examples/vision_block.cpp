@@ -29,10 +29,10 @@ image read_ppm(const std::string& name) {
     std::ifstream file(name, std::ios::binary);
     std::string kind;
     image picture;
-    int most = 0;
-    file >> kind >> picture.width >> picture.height >> most;
+    int max_value = 0;
+    file >> kind >> picture.width >> picture.height >> max_value;
     file.get();
-    if (!file || kind != "P6" || most != 255 || picture.width < patch || picture.height < patch || picture.width * picture.height > 1 << 26)
+    if (!file || kind != "P6" || max_value != 255 || picture.width < patch || picture.height < patch || picture.width * picture.height > 1 << 26)
         throw std::runtime_error(name + " is not a binary PPM of at least 8 x 8 pixels");
     picture.rgb.resize(static_cast<std::size_t>(3 * picture.width * picture.height));
     if (!file.read(reinterpret_cast<char*>(picture.rgb.data()), std::ssize(picture.rgb))) throw std::runtime_error(name + " is cut off");

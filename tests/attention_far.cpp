@@ -35,15 +35,15 @@ given<float> problem_at(const positions& where) {
 /// Calls f(pattern parameters, where): first, window, stride, present.
 template <class F>
 void for_each_place(const F& f) {
-    constexpr index most = std::numeric_limits<index>::max();
+    constexpr index max_index = std::numeric_limits<index>::max();
     for (const auto& where : {low, high, after, before}) {
         const auto end = std::max<index>(0, where.first_key[0] + m);
-        const std::array<index, 2> all{most, most}, some{std::max<index>(0, end - 40), end};
+        const std::array<index, 2> all{max_index, max_index}, some{std::max<index>(0, end - 40), end};
         for (const auto& present : {all, some}) {
-            f(where, index{0}, most, index{1}, present);                          // causal
-            f(where, most, most, index{1}, present);                              // dense
+            f(where, index{0}, max_index, index{1}, present);                    // causal
+            f(where, max_index, max_index, index{1}, present);                   // dense
             f(where, std::max<index>(0, end - 70), index{9}, index{7}, present); // a prefix, a window and a stride
-            f(where, index{0}, index{0}, most, present);                          // a query's own key
+            f(where, index{0}, index{0}, max_index, present);                    // a query's own key
         }
     }
 }
@@ -131,7 +131,8 @@ TEST_CASE("linformer_attention at the farthest positions", "[linformer][portable
         const auto end = std::max<index>(0, where.first_key[0] + m);
         const std::array<index, 2> present{std::max<index>(0, end - 40), std::numeric_limits<index>::max()};
         const auto in = problem_at(where);
-        const linformer_attention<linear_projection<float>, same_projection, lengths> op{.key_projection = {matrix.view()}, .pattern = {present}};
+        const linformer_attention<linear_projection<float>, shared_projection, lengths> op{.key_projection = {matrix.view()},
+                                                                                           .pattern = {present}};
         const auto project = [&]<class T>(const reference::tokens<T>& x) { return reference::linear_projection<T, float>(x, matrix.view(), {}); };
         check_against(attended(op, in), in,
                       [&](const auto& wide, const auto& out) { reference::linformer<double>(wide, out, project, project, {}, op.pattern); });
@@ -139,7 +140,7 @@ TEST_CASE("linformer_attention at the farthest positions", "[linformer][portable
 }
 
 TEST_CASE("attend: positions beyond the farthest are refused by name", "[attention][portable]") {
-    constexpr auto least = std::numeric_limits<index>::min(), most = std::numeric_limits<index>::max();
+    constexpr auto min_index = std::numeric_limits<index>::min(), max_index = std::numeric_limits<index>::max();
     const auto matrix = random_tensor<float>({1, 1, 30, m}, 6, 0.2F);
     const auto refusals = [&](const positions& where, const std::string& argument, index first, index rows) {
         const auto in = problem_at(where);
@@ -155,12 +156,12 @@ TEST_CASE("attend: positions beyond the farthest are refused by name", "[attenti
         check(focused_linear_attention<dense, float>{});
         check(linformer_attention{.key_projection = linear_projection<float>{matrix.view()}});
     };
-    for (const auto first : {least, -far - 1, far - n + 2, far + 1, most - n, most})
+    for (const auto first : {min_index, -far - 1, far - n + 2, far + 1, max_index - n, max_index})
         refusals({.first_query = first}, "positions.first_query", first, n);
-    for (const auto first : {least, -far - 1, far - m + 2, most}) refusals({.first_key = first}, "positions.first_key", first, m);
-    const std::array<index, 2> each{5, most};
-    refusals({.first_query = std::span<const index>(each)}, "positions.first_query", most, n);
-    refusals({.first_key = std::span<const index>(each)}, "positions.first_key", most, m);
+    for (const auto first : {min_index, -far - 1, far - m + 2, max_index}) refusals({.first_key = first}, "positions.first_key", first, m);
+    const std::array<index, 2> each{5, max_index};
+    refusals({.first_query = std::span<const index>(each)}, "positions.first_query", max_index, n);
+    refusals({.first_key = std::span<const index>(each)}, "positions.first_key", max_index, m);
 }
 
 } // namespace attn::testing

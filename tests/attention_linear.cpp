@@ -2,6 +2,7 @@
 #include "answers.hpp"
 #include "catch.hpp"
 #include "errors.hpp"
+#include "some_rows.hpp"
 
 #include <attn/attention/focused_linear_attention.hpp>
 #include <attn/attention/linear_attention.hpp>
@@ -10,14 +11,6 @@
 namespace attn::testing {
 
 namespace {
-
-/// Rows [first, first + count) of every head.
-template <class T>
-tensor_view<const T> rows(const tensor<T>& t, index first, index count) {
-    auto s = t.shape();
-    s.tokens = count;
-    return {t.data() + first * t.shape().channels, s, t.view().strides()};
-}
 
 template <Scalar T>
 double largest_difference(const tensor_view<const T>& a, const tensor_view<const T>& b) {
@@ -44,7 +37,7 @@ TEMPLATE_TEST_CASE("linear_attention: both orders of evaluation agree", "[linear
     for (index c = 0; c < 8; ++c) in.keys(0, 0, 11, c) = -1;
     const linear_attention<relu> op;
     const auto summed = attend(op, in.queries, in.keys, in.values);
-    const auto scored = attend(op, in.queries, rows(in.keys, 0, 11), rows(in.values, 0, 11));
+    const auto scored = attend(op, in.queries, some_rows(in.keys, 0, 11), some_rows(in.values, 0, 11));
     CHECK(largest_difference<TestType>(summed.view(), scored.view()) <= 16 * epsilon<TestType>);
     CHECK(!same_bits(summed, scored)); // so it was another order
 }
@@ -70,8 +63,8 @@ TEMPLATE_TEST_CASE("linear_attention: causal equals the prefix of the non-causal
     const auto in = random_given<TestType>({1, 2, 2, 150, 150, 16, 20});
     const auto causally = attend(linear_attention{.pattern = causal{}}, in.queries, in.keys, in.values);
     for (index i = 0; i < 150; ++i) {
-        const auto alone = attend(linear_attention{}, rows(in.queries, i, 1), rows(in.keys, 0, i + 1), rows(in.values, 0, i + 1));
-        CHECK(largest_difference<TestType>(rows(causally, i, 1), alone.view()) <= 16 * epsilon<TestType>);
+        const auto alone = attend(linear_attention{}, some_rows(in.queries, i, 1), some_rows(in.keys, 0, i + 1), some_rows(in.values, 0, i + 1));
+        CHECK(largest_difference<TestType>(some_rows(causally, i, 1), alone.view()) <= 16 * epsilon<TestType>);
     }
 }
 
@@ -79,11 +72,11 @@ TEMPLATE_TEST_CASE("linear_attention: a long causal sequence, in chunks and at o
     const auto in = random_given<TestType>({1, 1, 1, 3000, 3000, 8, 12});
     const linear_attention<relu, causal> op;
     const auto whole = attend(op, in.queries, in.keys, in.values);
-    const auto second = attend(op, rows(in.queries, 1700, 1300), in.keys, in.values, {.first_query = 1700});
-    CHECK(largest_difference<TestType>(rows(whole, 1700, 1300), second.view()) == 0);
+    const auto second = attend(op, some_rows(in.queries, 1700, 1300), in.keys, in.values, {.first_query = 1700});
+    CHECK(largest_difference<TestType>(some_rows(whole, 1700, 1300), second.view()) == 0);
     // The dense sum of that many keys is made of parts; the last query sees them all.
     const auto last = attend(linear_attention<relu>{}, in.queries, in.keys, in.values);
-    CHECK(largest_difference<TestType>(rows(whole, 2999, 1), rows(last, 2999, 1)) <= 40 * epsilon<TestType>);
+    CHECK(largest_difference<TestType>(some_rows(whole, 2999, 1), some_rows(last, 2999, 1)) <= 40 * epsilon<TestType>);
 }
 
 TEMPLATE_TEST_CASE("simplified_linear_attention: a query orthogonal to all keys gives the convolution alone", "[linear]", float, double) {

@@ -5,6 +5,9 @@
 
 #include <attn/attention/linformer_attention.hpp>
 #include <attn/attention/pooling.hpp>
+#include <attn/attention/project.hpp>
+#include <attn/attention/projection.hpp>
+#include <attn/attention/random_projection.hpp>
 #include <attn/pattern/causal.hpp>
 #include <attn/pattern/on_heads.hpp>
 #include <attn/pattern/predicate.hpp>
@@ -233,13 +236,13 @@ TEST_CASE("linformer_attention: what cannot work is refused", "[linformer]") {
         CHECK_THROWS_WITH(attend(op, in.queries, in.keys, in.values), Contains(why));
     };
     using linear = linear_projection<float>;
-    refused(linformer_attention<linear, same_projection, causal>{.key_projection = {matrix.view()}},
+    refused(linformer_attention<linear, shared_projection, causal>{.key_projection = {matrix.view()}},
             "causal attention cannot be projected");
-    refused(linformer_attention<linear, same_projection, causal>{.key_projection = {matrix.view()}},
+    refused(linformer_attention<linear, shared_projection, causal>{.key_projection = {matrix.view()}},
             "linformer_attention: pattern shows key 1 of batch entry 0");
     const auto by_head = on_heads{0, 1} & predicate{[](auto, auto j) { return j < 7; }};
-    refused(linformer_attention<linear, same_projection, std::remove_const_t<decltype(by_head)>>{.key_projection = {matrix.view()},
-                                                                                                 .pattern = by_head},
+    refused(linformer_attention<linear, shared_projection, std::remove_const_t<decltype(by_head)>>{.key_projection = {matrix.view()},
+                                                                                                   .pattern = by_head},
             "heads of a group");
     refused(linformer_attention<linear>{.key_projection = {short_one.view()}},
             "key_projection matrix has shape (1, 1, 12, 49), made for fewer than 50 tokens");

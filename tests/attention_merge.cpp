@@ -1,6 +1,7 @@
 // merge: attention over parts of the keys, joined, is attention over all of them.
 #include "errors.hpp"
 #include "softmax_checks.hpp"
+#include "some_rows.hpp"
 
 #include <attn/attention/merge.hpp>
 #include <attn/pattern/causal.hpp>
@@ -13,11 +14,7 @@ namespace {
 /// Keys begin .. end - 1 at their own positions.
 template <Scalar T>
 inputs<T> keys_between(const inputs<T>& in, index begin, index end) {
-    const auto part = [&](const tensor_view<const T>& t) {
-        auto s = t.shape();
-        s.tokens = end - begin;
-        return tensor_view<const T>(t.data() + begin * t.strides().token, s, t.strides());
-    };
+    const auto part = [&](const auto& t) { return some_rows(t, begin, end - begin); };
     return {in.queries, part(in.keys), part(in.values), {in.positions.first_query, in.positions.first_key[0] + begin}};
 }
 

@@ -11,7 +11,7 @@ namespace attn::testing {
 /// A user's executor: one thread, the last body first.
 struct backwards {
     index concurrency() const { return 5; }
-    void parallel_for(index count, body_ref body) const {
+    void parallel_for(index count, function_ref body) const {
         while (count > 0) body(--count);
     }
 };
@@ -19,7 +19,7 @@ struct backwards {
 /// A user's executor: new threads for every call.
 struct new_threads {
     int concurrency() { return 4; }
-    void parallel_for(index count, body_ref body) {
+    void parallel_for(index count, function_ref body) {
         std::vector<std::thread> threads;
         for (index i = 0; i < count; ++i) threads.emplace_back([=] { body(i); });
         for (auto& thread : threads) thread.join();

@@ -101,32 +101,33 @@ TEST_CASE("with_constant: calls once, with the number as a constant", "[kernel][
 }
 
 TEST_CASE("for_each_piece: pieces follow each other, as even as they come", "[kernel][portable]") {
-    for (index most = 1; most <= 17; ++most)
+    for (index max_size = 1; max_size <= 17; ++max_size)
         for (index count = 0; count <= 60; ++count) {
-            index next = 0, pieces = 0, smallest = most, largest = 0;
-            kernel::for_each_piece(count, most, [&](index first, index size) {
-                if (first != next) FAIL_CHECK(count << " by " << most << ": a piece begins at " << first);
+            index next = 0, pieces = 0, smallest = max_size, largest = 0;
+            kernel::for_each_piece(count, max_size, [&](index first, index size) {
+                if (first != next) FAIL_CHECK(count << " by " << max_size << ": a piece begins at " << first);
                 next += size;
                 ++pieces;
                 smallest = std::min(smallest, size);
                 largest = std::max(largest, size);
             });
-            INFO(count << " by " << most);
-            CHECK((next == count && pieces == (count + most - 1) / most && largest <= most && (pieces == 0 || largest - smallest <= 1)));
+            INFO(count << " by " << max_size);
+            CHECK((next == count && pieces == (count + max_size - 1) / max_size && largest <= max_size));
+            CHECK((pieces == 0 || largest - smallest <= 1));
         }
 }
 
 TEST_CASE("for_each_size: the same pieces, those of a size at once", "[kernel][portable]") {
-    for (index most = 1; most <= 17; ++most)
+    for (index max_size = 1; max_size <= 17; ++max_size)
         for (index count = 0; count <= 60; ++count) {
             std::vector<std::pair<index, index>> one_by_one, by_size;
             index calls = 0;
-            kernel::for_each_piece(count, most, [&](index first, index size) { one_by_one.emplace_back(first, size); });
-            kernel::for_each_size(count, most, [&](index first, index size, index pieces) {
+            kernel::for_each_piece(count, max_size, [&](index first, index size) { one_by_one.emplace_back(first, size); });
+            kernel::for_each_size(count, max_size, [&](index first, index size, index pieces) {
                 ++calls;
                 for (; pieces > 0; --pieces, first += size) by_size.emplace_back(first, size);
             });
-            INFO(count << " by " << most);
+            INFO(count << " by " << max_size);
             CHECK((by_size == one_by_one && calls <= 2));
         }
 }

@@ -64,8 +64,8 @@ TEST_CASE("rotary: positions that the table has not are refused, to the ends of 
         return error_of([&] { turns.check("multi_head", "q", {.tokens = 40, .channels = 8}, first); });
     };
     CHECK(refusal(60) == nothing_thrown);
-    constexpr auto least = std::numeric_limits<index>::min(), most = std::numeric_limits<index>::max();
-    for (const index first : {least, index{-1}, index{61}, most - 39, most - 38, most})
+    constexpr auto min_index = std::numeric_limits<index>::min(), max_index = std::numeric_limits<index>::max();
+    for (const index first : {min_index, index{-1}, index{61}, max_index - 39, max_index - 38, max_index})
         check_says(refusal(first), {"multi_head: q lies at positions " + std::to_string(first) + " to ", "but rotary has 0 to 99"});
 }
 

@@ -7,6 +7,8 @@
 #include <attn/attention/linformer_attention.hpp>
 #include <attn/attention/merge.hpp>
 #include <attn/attention/pooling.hpp>
+#include <attn/attention/project.hpp>
+#include <attn/attention/random_projection.hpp>
 #include <attn/attention/softmax_attention.hpp>
 #include <attn/attention/sparse_attention.hpp>
 #include <attn/layer/parameters.hpp>
@@ -97,7 +99,7 @@ TEST_CASE("misuse: norms", "[misuse][portable]") {
     check_norm(batch);
     check_norm(rep_batch_norm<float>{batch});
     check_norm(progressive_rep_batch_norm<layer_norm<float>>{.rep = {batch}});
-    check_norm(no_norm<float>{});
+    check_norm(identity_norm<float>{});
     const shape one{1, 1, 1, 4};
     const auto onto = [&](const void* parameter, const auto& norm) {
         return [=] { normalise(checks_of_norm<std::remove_cvref_t<decltype(norm)>>{norm}, at(0, one), on<float>(parameter, one)); };

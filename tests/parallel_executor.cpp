@@ -8,7 +8,7 @@ namespace {
 class threads_per_call {
 public:
     index concurrency() const { return 3; }
-    void parallel_for(index count, body_ref body) {
+    void parallel_for(index count, function_ref body) {
         std::vector<std::jthread> threads;
         for (index i = 0; i < count; ++i) threads.emplace_back([=] { body(i); });
     }
@@ -17,18 +17,18 @@ public:
 /// Legal, if odd: backwards, on the calling thread.
 struct backwards {
     index concurrency() const { return 4; }
-    void parallel_for(index count, body_ref body) const {
+    void parallel_for(index count, function_ref body) const {
         while (count-- > 0) body(count);
     }
 };
 
 struct no_threads {
     index concurrency() const { return 0; }
-    void parallel_for(index, body_ref) const { throw std::logic_error("not needed"); }
+    void parallel_for(index, function_ref) const { throw std::logic_error("not needed"); }
 };
 
 struct lacks_concurrency {
-    void parallel_for(index, body_ref) const;
+    void parallel_for(index, function_ref) const;
 };
 
 } // namespace
@@ -67,15 +67,15 @@ TEST_CASE("execution: refers to its executor and workspace, and counts at least 
     CHECK(sum == 6);
 }
 
-TEST_CASE("body_ref: refers to the callable, and keeps its state", "[parallel]") {
+TEST_CASE("function_ref: refers to the callable, and keeps its state", "[parallel]") {
     index calls = 0;
     auto counter = [&, own = index{0}](index i) mutable { calls = ++own + i; };
-    const body_ref body(counter);
+    const function_ref body(counter);
     const auto copy = body;
     body(10);
     copy(10);
     CHECK(calls == 12);
-    STATIC_REQUIRE(sizeof(body_ref) == 2 * sizeof(void*));
+    STATIC_REQUIRE(sizeof(function_ref) == 2 * sizeof(void*));
 }
 
 } // namespace attn::testing

@@ -172,11 +172,11 @@ inline index schedule_offences(const auto& p, const problem& x) {
 
 inline index pick(std::mt19937& random, index low, index high) { return std::uniform_int_distribution<index>(low, high)(random); }
 
-inline problem random_problem(std::mt19937& random, index most = 90) {
+inline problem random_problem(std::mt19937& random, index limit = 90) {
     return {pick(random, -20, 40),
-            pick(random, 0, most),
+            pick(random, 0, limit),
             pick(random, -20, 40),
-            pick(random, 0, most),
+            pick(random, 0, limit),
             std::array<index, 5>{1, 4, 16, 17, 64}[static_cast<std::size_t>(pick(random, 0, 4))],
             std::array<index, 3>{1, 3, 8}[static_cast<std::size_t>(pick(random, 0, 2))]};
 }

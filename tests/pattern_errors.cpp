@@ -102,7 +102,8 @@ TEST_CASE("tables made for something else are refused", "[pattern]") {
 
 TEST_CASE("tables at the farthest positions, and beyond", "[pattern]") {
     using namespace attn;
-    constexpr auto far = farthest_position, least = std::numeric_limits<attn::index>::min(), most = std::numeric_limits<attn::index>::max();
+    constexpr auto far = farthest_position;
+    constexpr auto min_index = std::numeric_limits<attn::index>::min(), max_index = std::numeric_limits<attn::index>::max();
     const bool values[60 * 60]{};
     const auto view = head_major(values, {1, 1, 60, 60});
     const std::vector<std::int32_t> ids(120);
@@ -114,19 +115,19 @@ TEST_CASE("tables at the farthest positions, and beyond", "[pattern]") {
     CHECK(refusal(segments(ids, 2, far - 59), end) == accepted);
     CHECK(refusal(segments(ids, 2, -far), begin) == accepted);
     CHECK(refusal(tiles(view, far, far), end).find("is for queries " + std::to_string(far)) != std::string::npos);
-    for (const auto first : {least, -far - 1, far + 1, most}) {
+    for (const auto first : {min_index, -far - 1, far + 1, max_index}) {
         CHECK_THROWS_AS(tiles(view, first), shape_error);
         CHECK_THROWS_AS(tiles(view, 0, first), shape_error);
         CHECK_THROWS_AS(tiles([](attn::index, attn::index) { return true; }, 2, 2, first, 0), shape_error);
         CHECK_THROWS_AS(segments(ids, 2, first), shape_error);
         CHECK_THROWS_AS(segments(ids, ids, 2, 0, first), shape_error);
     }
-    for (const auto huge : {most, most / 2, most / 4 + 2, attn::index{1} << 61}) {
+    for (const auto huge : {max_index, max_index / 2, max_index / 4 + 2, attn::index{1} << 61}) {
         CHECK(refusal(block_sparse{head_major(values, {1, 1, 4, 4}), huge}, context) == accepted);
         CHECK(block_sparse{head_major(values, {1, 1, 4, 4}), huge}.at(0, 0).visible(59, 59) == false);
     }
     end.first_query = 0, end.first_key = 0;
-    CHECK(refusal(block_sparse{head_major(values, {1, 1, 4, 4}), most}, end) == accepted);
+    CHECK(refusal(block_sparse{head_major(values, {1, 1, 4, 4}), max_index}, end) == accepted);
 }
 
 } // namespace

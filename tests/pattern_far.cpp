@@ -13,7 +13,7 @@ namespace attn::testing {
 
 namespace {
 
-constexpr index far = farthest_position, most = std::numeric_limits<index>::max();
+constexpr index far = farthest_position, max_index = std::numeric_limits<index>::max();
 
 /// What the kernels compute with, as a tile of 40 queries of which the rest is padding.
 index wrong_on_kernel_lanes(const auto& p, index first, index step, index count, index key, const auto& formula) {
@@ -80,7 +80,8 @@ TEST_CASE("patterns at the farthest positions", "[pattern][portable]") {
 }
 
 TEST_CASE("parameters of patterns as large as their type", "[pattern][portable]") {
-    for (const index huge : {most, most - 1, index{1} << 62, (index{1} << 62) + 1, (index{1} << 61) + 1, far + 1, far - 1, index{1} << 55}) {
+    constexpr auto bit = [](int n) { return index{1} << n; };
+    for (const index huge : {max_index, max_index - 1, bit(62), bit(62) + 1, bit(61) + 1, far + 1, far - 1, bit(55)}) {
         INFO("parameter " << huge);
         check_everywhere(local{huge}, [=](auto i, auto j) { return distance(i, j) <= huge; });
         check_everywhere(local{0, huge}, [=](auto i, auto j) { return j >= i && j - i <= huge; });
@@ -112,9 +113,9 @@ TEST_CASE("parameters of patterns below their range, to the end of their type", 
         is_refused(sparse_transformer_strided_heads(wrong, 1));
         is_refused(strided{wrong});
         is_refused(dilated_window{1, wrong});
-        is_refused(fixed{8, 2, most});
-        is_refused(fixed{most, most, 1});
-        is_refused(dilated_window{most, 2});
+        is_refused(fixed{8, 2, max_index});
+        is_refused(fixed{max_index, max_index, 1});
+        is_refused(dilated_window{max_index, 2});
     }
 }
 

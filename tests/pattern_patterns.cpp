@@ -19,7 +19,7 @@ namespace {
 using attn::index;
 
 // Claims must be right; how many boxes ranges cannot decide is kept from growing.
-void check_pattern(const auto& p, const auto& formula, double most_undecided) {
+void check_pattern(const auto& p, const auto& formula, double max_undecided) {
     index differing = 0;
     for (index i = -15; i < 25; ++i)
         for (index j = -15; j < 25; ++j) differing += p.visible(i, j) != formula(i, j);
@@ -27,7 +27,7 @@ void check_pattern(const auto& p, const auto& formula, double most_undecided) {
     const auto found = pattern_checks::check_boxes(p, -9, 9);
     CHECK(found.boxes > 10000);
     CHECK(found.wrong == 0);
-    CHECK(static_cast<double>(found.undecided) <= most_undecided * static_cast<double>(found.boxes));
+    CHECK(static_cast<double>(found.undecided) <= max_undecided * static_cast<double>(found.boxes));
 }
 
 index floored(index a, index c) { return (a >= 0 ? a : a - c + 1) / c; }

@@ -117,10 +117,10 @@ void for_each_case(const std::vector<problem>& problems, F&& f) {
 }
 
 template <Scalar T>
-tensor<T> random_tensor(const shape& s, unsigned seed, T most = 2) {
+tensor<T> random_tensor(const shape& s, unsigned seed, T limit = 2) {
     tensor<T> result(s);
     std::mt19937 random(seed);
-    std::uniform_real_distribution<T> number(-most, most);
+    std::uniform_real_distribution<T> number(-limit, limit);
     std::generate_n(result.data(), s.size(), [&] { return number(random); });
     return result;
 }

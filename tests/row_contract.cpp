@@ -3,6 +3,7 @@
 #include "answers.hpp"
 #include "catch.hpp"
 #include "layer_checks.hpp"
+#include "some_rows.hpp"
 
 #include <attn/attention/linear_attention.hpp>
 #include <attn/layer/transformer_block.hpp>
@@ -16,14 +17,6 @@ namespace attn::testing {
 namespace {
 
 constexpr index all_rows = 333;
-
-/// Rows first .. first + count - 1 of every head.
-template <Scalar T>
-tensor_view<const T> some_rows(const tensor<T>& t, index first, index count) {
-    auto s = t.shape();
-    s.tokens = count;
-    return {t.view().row(0, 0, first), s, t.view().strides()};
-}
 
 /// How many rows differ from those of the one call if it is cut into calls of 1, 2, 3 ... rows. result(first, count): of such rows.
 template <class F>

@@ -213,8 +213,8 @@ TEST_CASE("a bias tensor refuses what it does not cover", "[score][portable]") {
     const pattern_context no_pairs{.batch = 2, .heads = 3, .first_query = 5, .end_query = 5, .first_key = 6, .end_key = 6};
     CHECK(complaint(additive_bias<float>{head_major(&none, {1, 1, 0, 0})}, no_pairs) == nothing_thrown);
 
-    constexpr auto least = std::numeric_limits<index>::min(), most = std::numeric_limits<index>::max();
-    for (const index first : {least, -farthest_position - 1, farthest_position + 1, most}) {
+    constexpr auto min_index = std::numeric_limits<index>::min(), max_index = std::numeric_limits<index>::max();
+    for (const index first : {min_index, -farthest_position - 1, farthest_position + 1, max_index}) {
         attn::testing::check_says(of({1, 1, 9, 7}, first), {"begins at query position " + std::to_string(first)});
         attn::testing::check_says(of({1, 1, 9, 7}, 0, first), {"begins at key position " + std::to_string(first)});
         CHECK(of({1, 1, 1, 1}, first, first) == nothing_thrown);

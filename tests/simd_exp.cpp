@@ -74,8 +74,8 @@ TEST_CASE("exp_nonpositive: doubles from 0 to the smallest normal result", "[sim
     std::mt19937_64 random(3);
     double worst = 0;
     std::array<double, lanes<double>::size> x;
-    for (const double most : {1e-300, 1e-17, 1e-3, 0.5, 1.0, 2.0, 50.0, 708.0}) {
-        std::uniform_real_distribution<double> number(-most, 0);
+    for (const double limit : {1e-300, 1e-17, 1e-3, 0.5, 1.0, 2.0, 50.0, 708.0}) {
+        std::uniform_real_distribution<double> number(-limit, 0);
         for (int round = 0; round < 5'000; ++round) {
             for (auto& n : x) n = number(random);
             worst = std::max(worst, largest_error<double>(x));

@@ -26,8 +26,8 @@ std::array<T, lanes<T>::size> numbers_of(const lanes<T>& x) {
 }
 
 template <Scalar T>
-lanes<T> random_lanes(std::mt19937& random, T most = 100) {
-    std::uniform_real_distribution<T> number(-most, most);
+lanes<T> random_lanes(std::mt19937& random, T limit = 100) {
+    std::uniform_real_distribution<T> number(-limit, limit);
     std::array<T, lanes<T>::size> numbers;
     for (auto& x : numbers) x = number(random);
     return lanes<T>::load(numbers.data());

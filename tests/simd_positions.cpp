@@ -97,8 +97,8 @@ TEMPLATE_TEST_CASE("affine_lanes and integer_lanes: large numbers", "[simd][port
     std::mt19937_64 random(4);
     constexpr index far = index{1} << 40;
     for (int round = 0; round < 20'000; ++round) {
-        const auto near = [&](index centre, index most) {
-            return centre + static_cast<index>(random() % static_cast<std::uint64_t>(2 * most + 1)) - most;
+        const auto near = [&](index centre, index reach) {
+            return centre + static_cast<index>(random() % static_cast<std::uint64_t>(2 * reach + 1)) - reach;
         };
         const index steps[] = {1, 1, -1, 2, 7, -7, 64, 1000, far / 1000};
         const TestType a{near(round % 2 == 0 ? far : -far, 50), steps[random() % std::size(steps)]};
@@ -109,15 +109,15 @@ TEMPLATE_TEST_CASE("affine_lanes and integer_lanes: large numbers", "[simd][port
 }
 
 TEMPLATE_TEST_CASE("affine_lanes: limits at the ends of their types", "[simd][portable]", floats, doubles, wide) {
-    constexpr auto most = std::numeric_limits<index>::max(), least = std::numeric_limits<index>::min();
+    constexpr auto max_index = std::numeric_limits<index>::max(), min_index = std::numeric_limits<index>::min();
     for (const index first : {index{0}, index{1} << 40, -(index{1} << 40)})
         for (const index step : {1, -1, 3, 0})
-            for (const index limit : {most, most - 1, least, least + 1}) check_comparisons<TestType>({first, step}, limit);
+            for (const index limit : {max_index, max_index - 1, min_index, min_index + 1}) check_comparisons<TestType>({first, step}, limit);
     const TestType a{5, 1};
-    const auto unsigned_most = std::numeric_limits<std::uint64_t>::max();
-    CHECK(agrees<TestType>(a < unsigned_most, a, [](index) { return true; }));
-    CHECK(agrees<TestType>(a > unsigned_most, a, [](index) { return false; }));
-    CHECK(agrees<TestType>(a == unsigned_most, a, [](index) { return false; }));
+    const auto max_unsigned = std::numeric_limits<std::uint64_t>::max();
+    CHECK(agrees<TestType>(a < max_unsigned, a, [](index) { return true; }));
+    CHECK(agrees<TestType>(a > max_unsigned, a, [](index) { return false; }));
+    CHECK(agrees<TestType>(a == max_unsigned, a, [](index) { return false; }));
     CHECK(agrees<TestType>(a <= 7u, a, [](index x) { return x <= 7; }));
     CHECK(agrees<TestType>(std::int8_t{7} > a, a, [](index x) { return x < 7; }));
 }

@@ -2,6 +2,7 @@
 // masks that are made once for several heads.
 #include "executors.hpp"
 #include "softmax_checks.hpp"
+#include "some_rows.hpp"
 
 #include <attn/pattern/causal.hpp>
 #include <attn/pattern/local.hpp>
@@ -18,13 +19,6 @@ bool same_answer(const answer<T>& a, const answer<T>& b) {
         return std::equal(x.data(), x.data() + x.shape().size(), y.data(), [](T left, T right) { return same_bits(left, right); });
     };
     return same(a.values, b.values) && same(a.log_sum_exp, b.log_sum_exp);
-}
-
-template <Scalar T>
-tensor_view<const T> rows_of_document(const tensor<T>& t, index first, index count) {
-    auto s = t.shape();
-    s.tokens = count;
-    return {t.view().row(0, 0, first), s, t.view().strides()};
 }
 
 /// Ids of documents of these lengths, again and again, until there are n tokens.
@@ -77,7 +71,7 @@ TEMPLATE_TEST_CASE("softmax: a packed document has the bits that it has by itsel
             index different = 0;
             for (index first = 0, end; first < n; first = end) {
                 end = std::find_if(ids.begin() + first, ids.end(), [&](auto id) { return id != ids[static_cast<std::size_t>(first)]; }) - ids.begin();
-                const auto document = [&](const tensor<T>& t) { return rows_of_document(t, first, end - first); };
+                const auto document = [&](const tensor<T>& t) { return some_rows(t, first, end - first); };
                 const auto own = attend(alone, document(in.queries), document(in.keys), document(in.values), {.first_query = first, .first_key = first});
                 for (index h = 0; h < heads; ++h)
                     for (index i = first; i < end; ++i)

@@ -81,7 +81,7 @@ struct own_side {
     virtual shape answer_shape() const = 0;
     /// What is done in a call, and what the machine does of it in a second: flops and the FMA peak, or bytes and a copy's.
     virtual double amount() const = 0;
-    virtual double most() = 0;
+    virtual double peak() = 0;
 };
 
 class own_attention final : public own_side {
@@ -110,7 +110,7 @@ public:
     double difference(const tensor_view<const float>& answer) const override { return subject_->difference(answer); }
     shape answer_shape() const override { return shape_; }
     double amount() const override { return subject_->useful_flops(); }
-    double most() override { return subject_->peak(); }
+    double peak() override { return subject_->peak(); }
 
 private:
     index threads_;
@@ -147,7 +147,7 @@ public:
     }
     shape answer_shape() const override { return x_.shape(); }
     double amount() const override { return 2.0 * sizeof(float) * static_cast<double>(x_.shape().size()); }
-    double most() override {
+    double peak() override {
         const auto bytes = static_cast<std::size_t>(x_.shape().size()) * sizeof(float);
         return amount() / seconds_per_warm_call([&] { std::memcpy(copy_.data(), x_.data(), bytes); }, 0.02);
     }
@@ -253,10 +253,10 @@ private:
             }
         }
 
-        std::vector<double> most;
+        std::vector<double> peaks;
         for (int round = 0; round < (quick_ ? 3 : 9); ++round) {
             let_others_sleep();
-            most.push_back(own->most());
+            peaks.push_back(own->peak());
             for (auto& c : all) {
                 let_others_sleep();
                 c.times.push_back(c.seconds(quick_ ? 0.05 : 0.15));
@@ -267,7 +267,7 @@ private:
             if (failed) missing_.insert(c.name + ", " + t.label + ": it failed while it was timed");
             return failed;
         });
-        print(t, threads, all, own->amount() / quartiles_of(most).median);
+        print(t, threads, all, own->amount() / quartiles_of(peaks).median);
     }
 
     /// Some programs' threads spin for a while after their work, on the core that the next one's second thread needs: it took up to 1.6

@@ -139,8 +139,8 @@ static const auto lengths_case = linformer_case("linformer_lengths", "2 (n + len
     }
     auto e = random_matrix<T>(p, 1, projected_size(p), 23), bias = random_parameter<T>({1, 1, projected_size(p), 1}, 24, 0.1);
     const linear_definition<T> both{e->view(), bias->view()};
-    const linformer_attention<linear_projection<T>, same_projection, lengths> op{.key_projection = {both.matrix, both.bias},
-                                                                                 .pattern = lengths{*length}};
+    const linformer_attention<linear_projection<T>, shared_projection, lengths> op{.key_projection = {both.matrix, both.bias},
+                                                                                   .pattern = lengths{*length}};
     return parts{op, both, both, linear_operations, std::tuple{e, bias, length}};
 });
 
@@ -175,8 +175,8 @@ static const auto mean_case = linformer_case("linformer_mean", "2 n p (d_k + d_v
     const auto rows = projected_size(p);
     const auto third = predicate{[](auto, auto j) { return j % 4 != 1; }};
     const auto define = [rows]<Scalar U>(const reference::tokens<U>& x) { return reference::mean_pooling(x, rows); };
-    const linformer_attention<mean_pooling<>, same_projection, std::remove_const_t<decltype(third)>> op{.key_projection = {rows},
-                                                                                                        .pattern = third};
+    const linformer_attention<mean_pooling<>, shared_projection, std::remove_const_t<decltype(third)>> op{.key_projection = {rows},
+                                                                                                          .pattern = third};
     return parts{op, define, define, one_operation, std::any()};
 });
 

@@ -85,12 +85,12 @@ template <Scalar T>
 void naive_talking_heads(const inputs<T>& in, const outputs<T>& out, T scale, const talking_heads_attention<>& op,
                          const adjust_row<T>& adjust) {
     const auto& q = in.queries.shape();
-    constexpr index most_numbers = index{1} << 28;
-    const auto most =
-        std::max<index>(1, most_numbers / std::max<index>(1, in.keys.shape().tokens * std::max(q.heads, out.values.shape().heads)));
+    constexpr index max_numbers = index{1} << 28;
+    const auto max_queries =
+        std::max<index>(1, max_numbers / std::max<index>(1, in.keys.shape().tokens * std::max(q.heads, out.values.shape().heads)));
     for (index b = 0; b < q.batch; ++b)
-        for (index first = 0; first < q.tokens; first += most)
-            naive_piece(in, out, scale, op, adjust, b, first, std::min(most, q.tokens - first));
+        for (index first = 0; first < q.tokens; first += max_queries)
+            naive_piece(in, out, scale, op, adjust, b, first, std::min(max_queries, q.tokens - first));
 }
 
 template void naive_talking_heads(const inputs<float>&, const outputs<float>&, float, const talking_heads_attention<>&,

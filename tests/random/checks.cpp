@@ -2,6 +2,7 @@
 
 #include "executors.hpp"
 #include "layouts.hpp"
+#include "some_rows.hpp"
 
 namespace attn::fuzz {
 
@@ -10,6 +11,7 @@ namespace {
 using testing::answer;
 using testing::guard;
 using testing::same_bits;
+using testing::some_rows;
 
 template <class V>
 std::string text_of(V value) {
@@ -185,13 +187,7 @@ private:
         return problem.empty() ? problem : where + " made " + text_of(value) + ": " + problem;
     }
 
-    /// The rows i .. i + count - 1 of a view, and positions that begin so much later.
-    template <class U>
-    static tensor_view<U> rows(const tensor_view<U>& t, index first, index count) {
-        auto s = t.shape();
-        s.tokens = count;
-        return {t.data() ? t.row(0, 0, first) : nullptr, s, t.strides()};
-    }
+    /// Positions that begin so much later.
     static std::vector<index> later(std::vector<index> first, index by) {
         for (auto& x : first) x += by;
         return first;
@@ -226,21 +222,21 @@ private:
         const inputs<T> all = t_.in;
         const auto& [unit, before, after] = t_.cuts;
         const auto n = t_.size.queries, units = n / unit;
-        const auto most = random_.one_in(2) ? random_.number(1, 3) : random_.number(1, std::max<index>(1, units));
+        const auto limit = random_.one_in(2) ? random_.number(1, 3) : random_.number(1, std::max<index>(1, units));
         auto ours = room<T>(t_.op, shapes_of(all), has_log_sum_exp_);
         for (index first = 0; first < units;) {
-            const auto count = std::min(units - first, random_.number(1, most));
+            const auto count = std::min(units - first, random_.number(1, limit));
             const auto begin = std::max<index>(0, first - before) * unit, end = std::min(units, first + count + after) * unit;
             const auto first_query = later(t_.size.first_query, begin);
             const auto part = attend(t_.within ? t_.within(begin, end - begin, 0, t_.size.keys) : t_.op,
-                                     {rows(all.queries, begin, end - begin), all.keys, all.values, {each(first_query), all.positions.first_key}},
+                                     {some_rows(all.queries, begin, end - begin), all.keys, all.values, {each(first_query), all.positions.first_key}},
                                      has_log_sum_exp_);
             copy_rows(part.values, first * unit - begin, count * unit, ours.values, first * unit);
             if (has_log_sum_exp_) copy_rows(part.log_sum_exp, first * unit - begin, count * unit, ours.log_sum_exp, first * unit);
             first += count;
         }
         const auto problem = n == 0 ? std::string() : differs(ours, expected_, has_log_sum_exp_);
-        return problem.empty() ? problem : "cut into calls of at most " + std::to_string(most * unit) + " queries: " + problem;
+        return problem.empty() ? problem : "cut into calls of at most " + std::to_string(limit * unit) + " queries: " + problem;
     }
     static void copy_rows(const tensor<T>& from, index first, index count, tensor<T>& to, index at) {
         const auto& s = from.shape();
@@ -267,7 +263,7 @@ private:
         const auto first_key = later(t_.size.first_key, front);
         const inputs<T> all = t_.in;
         const auto ours = attend(t_.within ? t_.within(0, t_.size.queries, front, count) : t_.op,
-                                 {all.queries, rows(all.keys, front, count), rows(all.values, front, count),
+                                 {all.queries, some_rows(all.keys, front, count), some_rows(all.values, front, count),
                                   {all.positions.first_query, each(first_key)}}, has_log_sum_exp_);
         const auto problem = differs(ours, expected_, has_log_sum_exp_);
         return problem.empty() ? problem

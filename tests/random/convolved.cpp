@@ -1,6 +1,7 @@
 // Problems of simplified and focused linear attention.
 #include "linear_bounds.hpp"
 #include "operators.hpp"
+#include "some_rows.hpp"
 
 #include <attn/attention/focused_linear_attention.hpp>
 #include <attn/attention/simplified_linear_attention.hpp>
@@ -13,6 +14,8 @@
 namespace attn::fuzz {
 
 namespace {
+
+using testing::some_rows;
 
 template <Scalar T>
 struct convolved_drawn {
@@ -35,14 +38,6 @@ struct by_token {
     depthwise_convolution<T> convolution;
     tensor_view<const T> encoding, input; ///< without memory for none
 };
-
-/// Rows first .. first + count - 1 of what there is.
-template <Scalar T>
-tensor_view<const T> rows_of(const tensor<T>& t, index first, index count) {
-    auto s = t.shape();
-    s.tokens = count;
-    return t.data() ? tensor_view<const T>(t.view().row(0, 0, first), s, t.view().strides()) : tensor_view<const T>();
-}
 
 /// An operator with its definition: reads(inputs, then) calls then(what linear attention reads, eps).
 template <Scalar T, class Op, class Reads>
@@ -190,8 +185,8 @@ trial<T> draw_convolved(draw& random) {
               .before = causal_kernel ? kernel_width - 1 : height > 0 ? kernel_height / 2 : kernel_width / 2,
               .after = causal_kernel ? 0 : height > 0 ? kernel_height / 2 : kernel_width / 2};
     t.within = [=](index first, index queries, index first_key, index keys) {
-        return make({{own->weights.view(), own->bias, height > 0 ? queries / width : 0, width, causal_kernel}, rows_of(own->encoding, first_key, keys),
-                     rows_of(own->read, first, queries)}, queries);
+        return make({{own->weights.view(), own->bias, height > 0 ? queries / width : 0, width, causal_kernel},
+                     some_rows(own->encoding, first_key, keys), some_rows(own->read, first, queries)}, queries);
     };
     t.name = std::string(kind == 2 ? "lengths" : kind == 3 ? "causal" : "dense") + (is_focused && kind != 3 ? ", focused, power " + std::to_string(d->power) : "") +
              ", kernel " + to_string(d->weights.shape()) + ", grid " + std::to_string(height) + " x " + std::to_string(width) +

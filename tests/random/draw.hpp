@@ -31,15 +31,15 @@ public:
     V one_of(const V (&values)[Count]) {
         return values[static_cast<std::size_t>(number(0, Count - 1))];
     }
-    /// A size of 0 .. most. Small ones dominate; many lie at the edges of registers, of panels of 3 of them, and of tiles of 128 keys.
-    index size(index most) {
+    /// A size of 0 .. limit. Small ones dominate; many lie at the edges of registers, of panels of 3 of them, and of tiles of 128 keys.
+    index size(index limit) {
         static constexpr index edges[] = {8, 16, 24, 32, 48, 64, 96, 128, 144, 192, 256, 384, 512, 768, 1024, 2048};
         const auto kind = number(0, 9);
         const auto any = kind < 4   ? number(0, 20)
                          : kind < 8 ? one_of(edges) * number(1, 2) / 2 + number(-1, 2)
                          : kind < 9 ? number(0, 140)
-                                    : number(0, most);
-        return any <= most ? any : number(0, most);
+                                    : number(0, limit);
+        return any <= limit ? any : number(0, limit);
     }
 
 private:

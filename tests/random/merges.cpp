@@ -1,6 +1,7 @@
 #include "answers.hpp"
 #include "others.hpp"
 #include "softmax.hpp"
+#include "some_rows.hpp"
 
 #include <attn/attention/merge.hpp>
 
@@ -11,11 +12,7 @@ namespace {
 /// The keys first .. first + count - 1.
 template <Scalar T>
 testing::answer<T> some_keys(const operation<T>& op, const inputs<T>& all, index first, index count) {
-    const auto rows = [&](const tensor_view<const T>& t) {
-        auto s = t.shape();
-        s.tokens = count;
-        return tensor_view<const T>(t.row(0, 0, first), s, t.strides());
-    };
+    const auto rows = [&](const tensor_view<const T>& t) { return testing::some_rows(t, first, count); };
     const inputs<T> in{all.queries, rows(all.keys), rows(all.values), {all.positions.first_query, all.positions.first_key[0] + first}};
     auto result = testing::no_answer<T>(op.output_shape(shapes_of(in)), true);
     sequential here;
@@ -47,11 +44,11 @@ outcome attempt(draw& random) {
     op.reference({q, k, v, in.positions}, exact.out());
     op.bounds(in, bounds.out());
     // Each half's weight is wrong by what its log_sum_exp is, and all is rounded a few times more.
-    const auto most = testing::largest_magnitude(v);
+    const auto largest = testing::largest_magnitude(v);
     for (index e = 0; e < exact.values.shape().size(); ++e) {
         const auto of_row = bounds.log_sum_exp.data()[e / d.size.value_dim];
         const auto a = static_cast<double>(ours.values.data()[e]), b = exact.values.data()[e];
-        if (a != b && !(std::abs(a - b) <= 4 * (bounds.values.data()[e] + most * (of_row + 16 * unit_of<T>))))
+        if (a != b && !(std::abs(a - b) <= 4 * (bounds.values.data()[e] + largest * (of_row + 16 * unit_of<T>))))
             result.problem = "element " + std::to_string(e) + " is " + std::to_string(a) + ", not " + std::to_string(b);
     }
     for (index e = 0; e < exact.log_sum_exp.shape().size(); ++e) {

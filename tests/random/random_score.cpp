@@ -79,11 +79,11 @@ drawn_bias<T> draw_bias(draw& random, const sizes& s) {
     const shape size{random.one_in(2) ? s.batch : 1, random.one_in(2) ? s.heads : 1,
                      random.one_in(4) ? 1 : sizes::extent(s.first_query, s.queries),
                      random.one_in(10) ? 1 : sizes::extent(s.first_key, s.keys)};
-    const auto most = random.one_in(8) ? 300.0 : 2.0;
+    const auto limit = random.one_in(8) ? 300.0 : 2.0;
     const double hidden = random.one_in(4) ? static_cast<double>(std::numeric_limits<T>::lowest()) : -infinity;
     const index rare[] = {1, 2, 8, 1000, 1 << 30};
     const auto hides = random.one_of(rare), hides_row = random.one_in(4) ? index{3} : index{1} << 30;
-    bias.numbers = filled<T>(size, [&] { return random.one_in(hides) && random.one_in(2) ? hidden : random.real(-most, most); });
+    bias.numbers = filled<T>(size, [&] { return random.one_in(hides) && random.one_in(2) ? hidden : random.real(-limit, limit); });
     for (index row = 0; row < size.batch * size.heads * size.tokens; ++row)
         if (random.one_in(hides_row)) std::fill_n(bias.numbers.data() + row * size.channels, size.channels, static_cast<T>(hidden));
     return bias;

@@ -85,8 +85,8 @@ std::string describe(const sizes& s) {
 template <Scalar T>
 given<T> draw_given(draw& random, const sizes& s, numbers kind) {
     const auto [q, k, v] = s.shapes();
-    const auto most = kind == numbers::peaked ? random.real(2, 40) : 2.0;
-    const auto uniform = [&] { return random.real(-most, most); };
+    const auto limit = kind == numbers::peaked ? random.real(2, 40) : 2.0;
+    const auto uniform = [&] { return random.real(-limit, limit); };
     given<T> in{filled<T>(q, uniform), filled<T>(k, uniform), filled<T>(v, [&] { return random.real(-2, 2); }), s.positions()};
     if (kind == numbers::equal) in.queries = tensor<T>(q);
     if (kind == numbers::integers) {

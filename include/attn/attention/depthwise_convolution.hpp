@@ -42,7 +42,7 @@ struct depthwise_convolution {
         if (causal && (height > 1 || w.tokens != 1))
             throw shape_error(operation, "weights",
                               "has shape " + to_string(w) + ", but a causal convolution is one of sequences: of one row");
-        if (std::max({w.tokens, w.channels, height, width}) > most_size)
+        if (std::max({w.tokens, w.channels, height, width}) > max_size)
             throw shape_error(operation, "weights", "has shape " + to_string(w) + " for a grid of " + is(height) + " x " + is(width) + ": more than 2^40");
         const bool fits = height == 0 ? width == 0 : width == 0 ? x.tokens == 0 : x.tokens % width == 0 && x.tokens / width == height;
         if (height < 0 || width < 0 || !fits)
@@ -74,7 +74,7 @@ struct depthwise_convolution {
         const auto [batch, heads, tokens, channels] = out.shape();
         if (out.shape().size() == 0) return;
         const auto g = grid(tokens);
-        const auto chunks = kernel::token_chunks::of(g, 64, worker<T>::most_tokens);
+        const auto chunks = kernel::token_chunks::of(g, 64, worker<T>::max_tokens);
         const auto group = heads / x.shape().heads, chunks_of_a_task = chunks.of_a_task(1024),
                    tasks = (chunks.count() + chunks_of_a_task - 1) / chunks_of_a_task;
         const auto slice_bytes = workspace_bytes<T>(x.shape(), 1);
@@ -97,14 +97,14 @@ struct depthwise_convolution {
 
 private:
     /// Of a kernel and a grid: far from where sums of their places would overflow.
-    static constexpr index most_size = index{1} << 40;
+    static constexpr index max_size = index{1} << 40;
 
     template <Scalar T>
     struct worker {
-        static constexpr index most_tokens = 96;
+        static constexpr index max_tokens = 96;
 
         worker(detail::scratch& memory, const kernel::convolution_grid& grid, index channels)
-            : tile(memory, grid, channels, most_tokens), result(memory.take<T>(most_tokens * tile.padded())) {}
+            : tile(memory, grid, channels, max_tokens), result(memory.take<T>(max_tokens * tile.padded())) {}
 
         kernel::convolution_tile<T, Arch> tile;
         T* result;

@@ -6,7 +6,7 @@
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// The values are projected as the keys are, by the same parameters (E = F).
-struct same_projection {};
+struct shared_projection {};
 
 /// For q (batch, heads, n, d_k), k (batch, kv_heads, m, d_k), v (batch, kv_heads, m, d_v), and projections E and F from m tokens to fewer:
 ///     out[b, h] = softmax(scale * q[b, h] (E k[b, g])^T) (F v[b, g])            g = h / (heads / kv_heads)
@@ -23,7 +23,7 @@ struct same_projection {};
 /// the workspace, p (d_k + d_v) numbers for a few heads at a time. The result does not depend on executor, threads, strides or the rest of
 /// the batch, bit by bit.
 /// Wang et al. 2020, "Linformer: Self-Attention with Linear Complexity".
-template <class E, class F = same_projection, Pattern P = dense, class Arch = simd::native>
+template <class E, class F = shared_projection, Pattern P = dense, class Arch = simd::native>
 struct linformer_attention {
     static constexpr std::string_view name = "linformer_attention";
 
@@ -37,7 +37,7 @@ struct linformer_attention {
         static_assert(
             Projection<E, T>,
             "attn: key_projection is not a projection of such tokens (see attn::Projection); a matrix must have their scalar type");
-        if constexpr (!std::same_as<F, same_projection>)
+        if constexpr (!std::same_as<F, shared_projection>)
             static_assert(
                 Projection<F, T>,
                 "attn: value_projection is not a projection of such tokens (see attn::Projection); a matrix must have their scalar type");
@@ -86,7 +86,7 @@ struct linformer_attention {
     }
 
     const auto& for_values() const {
-        if constexpr (std::same_as<F, same_projection>)
+        if constexpr (std::same_as<F, shared_projection>)
             return key_projection;
         else
             return value_projection;

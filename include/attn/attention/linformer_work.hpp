@@ -30,17 +30,17 @@ struct linformer_work {
     static constexpr bool all_visible = std::same_as<decltype(Op::pattern), dense>;
     static constexpr index rows_of_task = projected_rows_of_task;
 
-    index batches, heads, tokens, most_rows;
+    index batches, heads, tokens, max_rows;
     std::size_t task_bytes;
     std::byte* shared;        ///< of the softmax, or of projecting: not at the same time
     bool* seen;               ///< (batches, heads, tokens)
-    index *kept, *kept_count; ///< the projected rows that a visible token takes part in: (batches, heads, most_rows), and how many
+    index *kept, *kept_count; ///< the projected rows that a visible token takes part in: (batches, heads, max_rows), and how many
     tensor_view<T> keys, values;
 
-    linformer_work(scratch& memory, const Op& op, const input_shapes& s, index concurrency) : tokens(s.keys.tokens), most_rows(0) {
-        for (index h = 0; h < s.keys.heads; ++h) most_rows = std::max(most_rows, op.key_projection.size(h, tokens));
+    linformer_work(scratch& memory, const Op& op, const input_shapes& s, index concurrency) : tokens(s.keys.tokens), max_rows(0) {
+        for (index h = 0; h < s.keys.heads; ++h) max_rows = std::max(max_rows, op.key_projection.size(h, tokens));
         const auto row_size = s.keys.channels + s.values.channels;
-        const auto bytes_of_head = product(most_rows, row_size, static_cast<index>(sizeof(T)));
+        const auto bytes_of_head = product(max_rows, row_size, static_cast<index>(sizeof(T)));
         const auto at_once = std::max(concurrency, (index{1} << 18) / std::max<index>(1, bytes_of_head));
         heads = std::clamp<index>(s.keys.heads, 1, at_once);
         batches = std::clamp<index>(s.keys.batch, 1, std::max<index>(1, at_once / heads));
@@ -51,24 +51,24 @@ struct linformer_work {
         const auto softmax_bytes = softmax::workspace_bytes(s, 1, concurrency);
         shared = memory.take<std::byte>(std::max(softmax_bytes, task_bytes * static_cast<std::size_t>(concurrency)));
         seen = memory.take<bool>(batches, heads, tokens);
-        kept = memory.take<index>(batches, heads, most_rows);
+        kept = memory.take<index>(batches, heads, max_rows);
         kept_count = memory.take<index>(batches, heads);
-        keys = head_major(memory.take<T>(batches, heads, most_rows, s.keys.channels), {batches, heads, most_rows, s.keys.channels});
-        values = head_major(memory.take<T>(batches, heads, most_rows, s.values.channels), {batches, heads, most_rows, s.values.channels});
+        keys = head_major(memory.take<T>(batches, heads, max_rows, s.keys.channels), {batches, heads, max_rows, s.keys.channels});
+        values = head_major(memory.take<T>(batches, heads, max_rows, s.values.channels), {batches, heads, max_rows, s.values.channels});
     }
 
     /// Everything for the keys and values of heads g .. g + kv_heads - 1 in batch entries b .. b + entries - 1.
     void attend_some(const Op& op, const inputs<T>& in, const outputs<T>& out, const execution& run, index b, index entries, index g,
                      index kv_heads) const {
         const auto group = in.queries.shape().heads / in.keys.shape().heads;
-        const auto blocks = (most_rows + rows_of_task - 1) / rows_of_task;
+        const auto blocks = (max_rows + rows_of_task - 1) / rows_of_task;
         run.for_each(entries * kv_heads, [&](index task, index) { find_rows(op, in, b + task / kv_heads, g + task % kv_heads, task); });
         run.for_each(entries * kv_heads * blocks * 2, [&](index task, index slice) {
             const auto head = task / (2 * blocks), block = task / 2 % blocks;
             scratch own(shared + task_bytes * static_cast<std::size_t>(slice));
             const auto project = [&](const auto& projection, const auto& from, const auto& to) {
                 project_rows(projection, some_heads(from, b + head / kv_heads, 1, g + head % kv_heads, 1), g + head % kv_heads, head, block,
-                             own, {to.data() + head * most_rows * to.shape().channels, to.shape().channels, 1});
+                             own, {to.data() + head * max_rows * to.shape().channels, to.shape().channels, 1});
             };
             if (task % 2 == 0)
                 project(op.key_projection, in.keys, keys);
@@ -77,7 +77,7 @@ struct linformer_work {
         });
         const auto of_chunk = [&](const auto& t) { return some_heads(t, b, entries, g * group, kv_heads * group); };
         const auto projected = [&](const tensor_view<T>& t) -> tensor_view<const T> {
-            return head_major(t.data(), {entries, kv_heads, most_rows, t.shape().channels});
+            return head_major(t.data(), {entries, kv_heads, max_rows, t.shape().channels});
         };
         const projected_rows rows{kept_count, kv_heads, group};
         const auto factor = op.scale.value_or(1 / std::sqrt(static_cast<double>(in.queries.shape().channels)));
@@ -102,14 +102,14 @@ private:
         index count = 0;
         for (index r = 0; r < op.key_projection.size(kv_head, tokens); ++r)
             if (x.any_visible(op.key_projection.range(kv_head, r, tokens)) && x.any_visible(op.for_values().range(kv_head, r, tokens)))
-                kept[head * most_rows + count++] = r;
+                kept[head * max_rows + count++] = r;
         kept_count[head] = count;
     }
     /// One block of the projected rows of a head, those that are kept, one after the other.
     void project_rows(const auto& projection, const tensor_view<const T>& one_head, index kv_head, index head, index block, scratch& memory,
                       const kernel::row_block<T>& to) const {
         const auto x = tokens_of(one_head, head);
-        const index* const row = kept + head * most_rows;
+        const index* const row = kept + head * max_rows;
         const auto end = std::min(kept_count[head], (block + 1) * rows_of_task);
         for (auto at = block * rows_of_task; at < end;) {
             auto next = at + 1;

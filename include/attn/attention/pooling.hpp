@@ -140,8 +140,8 @@ struct mixing_convolution {
     template <Scalar>
     std::size_t workspace_bytes(index tokens, index channels) const {
         detail::scratch memory;
-        memory.take<T>(most_rows, weights.shape().batch, channels);
-        return memory.used_bytes() + kernel::matrix_product<T, Arch>(std::min(most_rows, tokens), channels, channels).task_bytes();
+        memory.take<T>(max_rows, weights.shape().batch, channels);
+        return memory.used_bytes() + kernel::matrix_product<T, Arch>(std::min(max_rows, tokens), channels, channels).task_bytes();
     }
     void check(const projection_context& context) const {
         channel_convolution<T, Arch>::check_convolution(context, weights, weights.shape().batch, bias);
@@ -151,21 +151,21 @@ struct mixing_convolution {
     void check_apart(const output_memory& out) const { channel_convolution<T, Arch>::check_apart(out, weights, bias); }
     void project(const kernel::token_rows<T>& x, index head, index first, index count, const kernel::row_block<T>& to,
                  detail::scratch& memory) const {
-        for (index done = 0; done < count; done += most_rows) {
+        for (index done = 0; done < count; done += max_rows) {
             auto own = memory;
-            project_some(x, head, first + done, std::min(most_rows, count - done), {to.data + done * to.row_stride, to.row_stride, 1}, own);
+            project_some(x, head, first + done, std::min(max_rows, count - done), {to.data + done * to.row_stride, to.row_stride, 1}, own);
         }
     }
 
 private:
-    static constexpr index most_rows = 48;
+    static constexpr index max_rows = 48;
 
     void project_some(const kernel::token_rows<T>& x, index head, index first, index count, const kernel::row_block<T>& to,
                       detail::scratch& memory) const {
         const auto kernel = weights.shape().batch;
         auto windows = x.rows;
         windows.data += first * kernel * windows.row_stride;
-        T* const copy = memory.take<T>(most_rows * kernel * x.channels);
+        T* const copy = memory.take<T>(max_rows * kernel * x.channels);
         if (x.seen) { // with zeros for hidden tokens: here rows are left out, not terms
             for (index j = 0; j < count * kernel; ++j)
                 for (index c = 0; c < x.channels; ++c)

@@ -1,13 +1,10 @@
-// Projections of tokens along the sequence: m tokens become fewer.
+// Projections of tokens along the sequence, m to fewer: what one is, the identity, and learned matrices.
 #pragma once
 
+#include "../core/borrowed.hpp"
+#include "../core/output_memory.hpp"
 #include "../kernel/gemm/matrix_product.hpp"
 #include "../kernel/projection/token_rows.hpp"
-#include "../pattern/schedule.hpp"
-#include "attention.hpp"
-
-#include <optional>
-#include <numbers>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
@@ -113,9 +110,9 @@ struct projection_per_head {
     kernel::token_range range(index head, index row, index tokens) const { return of(head).range(head, row, tokens); }
     template <Scalar T>
     std::size_t workspace_bytes(index tokens, index channels) const {
-        std::size_t most = 0;
-        for (const auto& p : each) most = std::max(most, p.template workspace_bytes<T>(tokens, channels));
-        return most;
+        std::size_t largest = 0;
+        for (const auto& p : each) largest = std::max(largest, p.template workspace_bytes<T>(tokens, channels));
+        return largest;
     }
     void check(const projection_context& context) const {
         if (std::ssize(each) != context.heads)
@@ -140,43 +137,6 @@ private:
     }
 };
 
-/// Fills a matrix (1, heads, projected, m) with the random projection by which the paper proves that few rows suffice: independent
-/// N(0, 1 / projected), so that E^T E is the identity on average. The same numbers for a seed in every run; the distribution is
-/// computed here, for the standard library's may differ. Throws shape_error if the matrix cannot be written.
-template <Scalar T>
-void fill_random_projection(const tensor_view<T>& matrix, std::uint64_t seed) {
-    const auto& s = matrix.shape();
-    detail::check_view("fill_random_projection", "matrix", matrix);
-    if (overlaps_itself(matrix))
-        throw shape_error("fill_random_projection", "matrix", "of shape " + to_string(s) + " has strides by which its elements overlap");
-    const auto next = [&seed] { // splitmix64, to a number in (0, 1]
-        auto x = seed += 0x9e3779b97f4a7c15u;
-        x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-        x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-        return static_cast<double>((x ^ x >> 31) >> 11) * 0x1p-53 + 0x1p-54;
-    };
-    for (index b = 0; b < s.batch; ++b)
-        for (index h = 0; h < s.heads; ++h)
-            for (index r = 0; r < s.tokens; ++r)
-                for (index j = 0; j < s.channels; ++j) {
-                    const auto radius = std::sqrt(-2 * std::log(next()) / static_cast<double>(s.tokens));
-                    matrix(b, h, r, j) = static_cast<T>(radius * std::cos(2 * std::numbers::pi * next()));
-                }
-}
-
-namespace detail {
-
-/// seen[j]: whether the pattern shows token first_token + j to all of the queries.
-inline void find_visible(const Pattern auto& pattern, const query_tile& queries, index first_token, index tokens, bool* seen) {
-    std::fill_n(seen, tokens, false);
-    for_each_run(pattern, queries, first_token, tokens, 1,
-                 [&](const key_run& r) { std::fill_n(seen + (r.first - first_token), r.count, r.full); });
-}
-
-inline constexpr index projected_rows_of_task = 384;
-
-} // namespace detail
-
 /// The shape of projected tokens: as many rows as the head with most has.
 template <Scalar T, Projection<T> P>
 shape projected_shape(const P& projection, const shape& tokens) {
@@ -186,69 +146,11 @@ shape projected_shape(const P& projection, const shape& tokens) {
     return s;
 }
 
-/// Bytes of workspace that `project` needs.
-template <Scalar T, Projection<T> P>
-std::size_t project_workspace_bytes(const P& projection, const shape& tokens, index concurrency) {
-    detail::scratch memory;
-    for (index slice = 0; slice < concurrency; ++slice) {
-        memory.take<bool>(tokens.tokens);
-        memory.take<std::byte>(projection.template workspace_bytes<T>(tokens.tokens, tokens.channels));
-    }
-    return memory.used_bytes();
-}
+namespace detail {
 
-/// Projects the tokens x (batch, heads, m, d) to out (batch, heads, p, d), whose channels are contiguous: an operation of its own, as
-/// before the linear layers of keys and values. The pattern says which tokens exist, as query 0 sees them; a row that reads none of them is
-/// zero, and so are rows that a head lacks. Throws shape_error, before anything is read or written, if shapes, parameters or the workspace
-/// do not fit.
-template <Scalar T, Projection<T> P, Pattern V = dense>
-void project(const P& projection, const tensor_view<const T>& x, const tensor_view<T>& out, const execution& run, const V& pattern = {}) {
-    constexpr std::string_view name = "project";
-    const auto& s = x.shape();
-    detail::check_view(name, "x", x);
-    projection.check(projection_context{name, "projection", s.heads, s.tokens, s.channels});
-    const auto expected = projected_shape<T>(projection, s);
-    detail::check_shape<T>(name, "projection", expected);
-    detail::check_output(name, "out", out, expected, inputs<T>{x, x, x});
-    const output_memory memory_of_out(name, "out", out);
-    check_apart(projection, memory_of_out);
-    check_apart(pattern, memory_of_out);
-    if (out.strides().channel != 1 && out.shape().channels > 1)
-        throw shape_error(name, "out", "of shape " + to_string(out.shape()) + " needs contiguous channels");
-    attn::check(pattern, pattern_context{.operation = name, .batch = s.batch, .heads = s.heads, .end_query = 1, .end_key = s.tokens});
-    const auto needed = project_workspace_bytes<T>(projection, s, run.concurrency());
-    if (run.workspace().size_bytes() < needed)
-        throw shape_error(name, "workspace",
-                          "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but " + std::to_string(needed) + " are needed");
+/// A head's projected rows are made by so many at a time, each of which reads all of its tokens.
+inline constexpr index projected_rows_of_task = 384;
 
-    const auto most = out.shape().tokens, blocks = (most + detail::projected_rows_of_task - 1) / detail::projected_rows_of_task;
-    run.for_each(s.batch * s.heads * blocks, [&](index task, index slice) {
-        const auto batch = task / blocks / s.heads, head = task / blocks % s.heads, first = task % blocks * detail::projected_rows_of_task;
-        detail::scratch memory(run.workspace().bytes().data() +
-                               needed / static_cast<std::size_t>(run.concurrency()) * static_cast<std::size_t>(slice));
-        bool* const seen = memory.take<bool>(s.tokens);
-        kernel::token_rows<T> tokens{kernel::rows_of(x, batch, head), s.tokens, s.channels};
-        if constexpr (!std::same_as<V, dense>) {
-            detail::find_visible(at(pattern, batch, head), {0, 1, 1}, 0, s.tokens, seen);
-            tokens.seen = seen;
-        }
-        const auto size = projection.size(head, s.tokens);
-        const auto present = [&](index row) { return row < size && tokens.any_visible(projection.range(head, row, s.tokens)); };
-        const auto to = kernel::rows_of(out, batch, head);
-        const auto end = std::min(most, first + detail::projected_rows_of_task);
-        for (auto row = first; row < end;) {
-            const bool has_tokens = present(row);
-            auto next = row + 1;
-            while (next < end && present(next) == has_tokens) ++next;
-            auto own = memory;
-            const kernel::row_block<T> rows{to.data + row * to.row_stride, to.row_stride, 1};
-            if (has_tokens)
-                projection.project(tokens, head, row, next - row, rows, own);
-            else
-                for (index r = 0; r < next - row; ++r) std::fill_n(rows.data + r * rows.row_stride, s.channels, T{0});
-            row = next;
-        }
-    });
-}
+} // namespace detail
 
 } // namespace attn

@@ -16,9 +16,9 @@ namespace detail {
 
 /// a + b, or the nearest index to it.
 constexpr index saturating_sum(index a, index b) {
-    constexpr auto least = std::numeric_limits<index>::min(), most = std::numeric_limits<index>::max();
-    if (b >= 0) return a > most - b ? most : a + b;
-    return a < least - b ? least : a + b;
+    constexpr auto min_index = std::numeric_limits<index>::min(), max_index = std::numeric_limits<index>::max();
+    if (b >= 0) return a > max_index - b ? max_index : a + b;
+    return a < min_index - b ? min_index : a + b;
 }
 
 /// Throws shape_error unless `count` rows from position `first` on lie at positions that there are.

@@ -13,7 +13,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// The most bytes of a tensor or a workspace, 256 TiB: what 48 bits address. It is so far from the largest index that sums of a few sizes,
 /// and their multiples by a number of threads, fit as well.
-inline constexpr index most_bytes = index{1} << 48;
+inline constexpr index max_bytes = index{1} << 48;
 
 namespace detail {
 
@@ -56,14 +56,14 @@ struct shape_error : std::invalid_argument {
 
 namespace detail {
 
-/// Why no tensor can be of that shape: it has a negative extent, or its elements take more than most_bytes. Empty if one can. Extents of 0
+/// Why no tensor can be of that shape: it has a negative extent, or its elements take more than max_bytes. Empty if one can. Extents of 0
 /// count as 1, so that what loops over the others ends: 2^32 batch entries of 2^32 heads without tokens are too many too.
 inline std::string problem_of(const shape& s, std::size_t bytes_of_element) {
     if (std::min({s.batch, s.heads, s.tokens, s.channels}) < 0) return "has the negative shape " + to_string(s);
     const auto at_least_one = [](index extent) { return std::max<index>(1, extent); };
     const auto bytes = product(at_least_one(s.batch), at_least_one(s.heads), at_least_one(s.tokens), at_least_one(s.channels),
                                static_cast<index>(bytes_of_element));
-    return bytes > most_bytes ? "has shape " + to_string(s) + ", which is more than 2^48 bytes" : std::string();
+    return bytes > max_bytes ? "has shape " + to_string(s) + ", which is more than 2^48 bytes" : std::string();
 }
 
 /// Throws shape_error if no tensor of T can be of that shape.

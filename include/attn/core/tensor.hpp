@@ -25,7 +25,7 @@ template <class T>
 class tensor {
 public:
     tensor() = default;
-    /// Throws shape_error if an extent is negative, or there would be more than most_bytes.
+    /// Throws shape_error if an extent is negative, or there would be more than max_bytes.
     explicit tensor(const attn::shape& shape)
         : shape_(shape), data_(static_cast<T*>(::operator new(bytes_of(shape), std::align_val_t{alignment}))) {
         std::uninitialized_value_construct_n(data_.get(), shape.size());
@@ -52,7 +52,7 @@ private:
     static std::size_t bytes_of(const attn::shape& shape) {
         detail::check_shape<T>("tensor", "shape", shape);
         // At most what was checked: gcc 12 does not see it, and warns of an allocation of the largest index.
-        return static_cast<std::size_t>(std::min(detail::product(shape.size(), static_cast<index>(sizeof(T))), most_bytes));
+        return static_cast<std::size_t>(std::min(detail::product(shape.size(), static_cast<index>(sizeof(T))), max_bytes));
     }
 
     attn::shape shape_;

@@ -131,7 +131,7 @@ std::string problem_of(const tensor_view<T>& view) {
     const auto reaches_far = [](index stride, index extent) {
         constexpr auto size = static_cast<index>(sizeof(T));
         if (extent <= 1) return false;
-        return stride < -most_bytes || stride > most_bytes || product(std::abs(stride), extent - 1, size) > most_bytes;
+        return stride < -max_bytes || stride > max_bytes || product(std::abs(stride), extent - 1, size) > max_bytes;
     };
     if (reaches_far(s.batch, n.batch) || reaches_far(s.head, n.heads) || reaches_far(s.token, n.tokens) || reaches_far(s.channel, n.channels))
         return "of shape " + to_string(n) + " has strides that reach beyond 2^48 bytes";

@@ -23,10 +23,10 @@ public:
     std::size_t size_bytes() const { return size_; }
     std::span<std::byte> bytes() const { return {data_.get(), size_}; }
 
-    /// Grows to at least `bytes`; never shrinks. Throws shape_error if that is more than most_bytes.
+    /// Grows to at least `bytes`; never shrinks. Throws shape_error if that is more than max_bytes.
     void reserve(std::size_t bytes) {
         if (bytes <= size_) return;
-        if (bytes > static_cast<std::size_t>(most_bytes))
+        if (bytes > static_cast<std::size_t>(max_bytes))
             throw shape_error("workspace", "size", "of " + std::to_string(bytes) + " bytes is more than 2^48");
         data_.reset(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{alignment})));
         size_ = bytes;
@@ -40,7 +40,7 @@ private:
 namespace detail {
 
 /// Cuts a workspace into aligned arrays. A default-constructed one only counts, so that the code which lays out the memory is
-/// also the code which tells its size. Throws shape_error if they take more than most_bytes, or a count is negative: the shapes that the
+/// also the code which tells its size. Throws shape_error if they take more than max_bytes, or a count is negative: the shapes that the
 /// memory is for are no tensors'.
 class scratch {
 public:
@@ -51,7 +51,7 @@ public:
     template <class T>
     T* take(std::integral auto... counts) {
         const auto at = used_, bytes = product(static_cast<index>(counts)..., static_cast<index>(sizeof(T)));
-        if (std::min({static_cast<index>(counts)...}) < 0 || bytes > most_bytes - used_) refuse();
+        if (std::min({static_cast<index>(counts)...}) < 0 || bytes > max_bytes - used_) refuse();
         used_ += (bytes + line - 1) / line * line;
         return begin_ ? reinterpret_cast<T*>(begin_ + at) : nullptr;
     }

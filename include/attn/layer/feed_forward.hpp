@@ -36,14 +36,14 @@ struct feed_forward {
     shape output_shape(const shape& tokens) const { return {tokens.batch, 1, tokens.tokens, down.outputs()}; }
     std::size_t workspace_bytes(const shape& tokens, const shape&, index concurrency) const {
         detail::scratch memory;
-        work(memory, *this, std::min(most_rows, tokens.batch * tokens.tokens), concurrency);
+        work(memory, *this, std::min(max_rows, tokens.batch * tokens.tokens), concurrency);
         return memory.used_bytes();
     }
     void forward(const layer_inputs<T>& in, const tensor_view<T>& out, const execution& run) const {
         const detail::row_matrices matrices(in.tokens.shape(), in.tokens, in.residual, out);
         for (index b = 0; b < matrices.count; ++b)
-            for (index first = 0; first < matrices.rows; first += most_rows) {
-                const auto count = std::min(most_rows, matrices.rows - first);
+            for (index first = 0; first < matrices.rows; first += max_rows) {
+                const auto count = std::min(max_rows, matrices.rows - first);
                 const auto part = [&](const auto& t) { return detail::some_rows(t, b, first, count); };
                 forward_some(part(in.tokens), in.residual.data() ? part(in.residual) : tensor_view<const T>{}, part(out), run);
             }
@@ -51,7 +51,7 @@ struct feed_forward {
 
 private:
     /// Two blocks of the matrix product: enough that packing the weights costs little, few enough that the hidden channels stay in a cache.
-    static constexpr index most_rows = 768;
+    static constexpr index max_rows = 768;
 
     struct work {
         T *hidden, *gates;

@@ -70,8 +70,8 @@ windowed<L, Arch> fold_into(const N& norm, windowed<L, Arch> outer, parameters& 
 /// progressive_rep_batch_norm becomes for inference. New weights are in `folded`, `name`.attention.q.weight and so on; those that do not
 /// change are where they were. Throws as fold_into does. Guo et al. 2024, "SLAB".
 template <FoldableNorm N, Layer M, Layer F>
-transformer_block<no_norm<typename M::scalar>, M, F> fold(const transformer_block<N, M, F>& block, parameters& folded,
-                                                          const std::string& name = "block") {
+transformer_block<identity_norm<typename M::scalar>, M, F> fold(const transformer_block<N, M, F>& block, parameters& folded,
+                                                                const std::string& name = "block") {
     return {.attention = fold_into(block.attention_norm, block.attention, folded, name + ".attention"),
             .feed_forward = fold_into(block.feed_forward_norm, block.feed_forward, folded, name + ".feed_forward")};
 }

@@ -8,7 +8,7 @@
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// Keys and values are made of the tokens as they are.
-struct every_token {};
+struct identity_reduction {};
 
 /// For tokens x (batch, 1, n, c) and context y (batch, 1, m, c'), which is x if none is given:
 ///     Q = q(x) as (batch, heads, n, d_k),   K = k(y') as (batch, kv_heads, m, d_k),   V = v(y') as (batch, kv_heads, m, d_v)
@@ -17,12 +17,12 @@ struct every_token {};
 /// see spatial_reduction). Rotary positions, if any, turn Q and K. Projections write heads side by side, as the attention reads and writes
 /// them: nothing is transposed or copied in between. Time: that of the projections and of the operator. Memory: Q, K, V, the attention's
 /// result, and what the operator needs. Vaswani et al. 2017, "Attention Is All You Need".
-template <Scalar T, Attention A = softmax_attention<>, class R = every_token, class Arch = simd::native>
+template <Scalar T, Attention A = softmax_attention<>, class R = identity_reduction, class Arch = simd::native>
 struct multi_head {
     using scalar = T;
     static constexpr std::string_view name = "multi_head";
     static constexpr bool in_place = true;
-    static constexpr bool reduces = !std::same_as<R, every_token>;
+    static constexpr bool reduces = !std::same_as<R, identity_reduction>;
 
     index heads = 1;
     index kv_heads = heads; ///< divides heads, unless the attention says otherwise

@@ -12,21 +12,22 @@ enum class rotary_pairs { interleaved, half_split };
 
 /// For the first c channels of each head of queries and keys x (batch, heads, n, d), at position t, pair p being (a, b):
 ///     a' = a cos(t f_p) - b sin(t f_p),    b' = a sin(t f_p) + b cos(t f_p),       f_p = base^(-2 p / c)
-/// The table of sines and cosines is made once, in double, for positions 0 .. most - 1, and may serve many layers. Throws shape_error if c
-/// is odd, a count is negative, or the table would be too large. Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding".
+/// The table of sines and cosines is made once, in double, for positions 0 .. max_positions - 1, and may serve many layers. Throws
+/// shape_error if c is odd, a count is negative, or the table would be too large. Su et al. 2021, "RoFormer: Enhanced Transformer with
+/// Rotary Position Embedding".
 template <Scalar T>
 class rotary {
 public:
     static constexpr std::string_view name = "rotary";
 
-    rotary(index most_positions, index channels, rotary_pairs pairs = rotary_pairs::half_split, double base = 10000)
-        : most_(most_positions), channels_(channels), pairs_(pairs) {
+    rotary(index max_positions, index channels, rotary_pairs pairs = rotary_pairs::half_split, double base = 10000)
+        : max_positions_(max_positions), channels_(channels), pairs_(pairs) {
         if (channels < 0 || channels % 2 != 0)
             throw shape_error(name, "channels", "are " + std::to_string(channels) + ", but they are turned in pairs");
-        const shape table{.tokens = most_positions, .channels = channels / 2};
+        const shape table{.tokens = max_positions, .channels = channels / 2};
         detail::check_shape<turn>(name, "table", table);
         turns_.reserve(static_cast<std::size_t>(table.size()));
-        for (index t = 0; t < most_; ++t)
+        for (index t = 0; t < max_positions_; ++t)
             for (index p = 0; p < channels / 2; ++p) {
                 const auto angle = static_cast<double>(t) * std::pow(base, -2.0 * static_cast<double>(p) / static_cast<double>(channels));
                 turns_.push_back({static_cast<T>(std::cos(angle)), static_cast<T>(std::sin(angle))});
@@ -42,10 +43,10 @@ public:
             throw shape_error(operation, argument,
                               "has shape " + to_string(x) + ", but there are " + std::to_string(first.count()) + " positions");
         for (index b = 0; b < (first.shared() ? std::min<index>(x.batch, 1) : x.batch); ++b)
-            if (x.tokens > 0 && (first[b] < 0 || first[b] > most_ - x.tokens))
+            if (x.tokens > 0 && (first[b] < 0 || first[b] > max_positions_ - x.tokens))
                 throw shape_error(operation, argument,
                                   "lies at positions " + std::to_string(first[b]) + " to " + std::to_string(detail::saturating_sum(first[b], x.tokens - 1)) +
-                                      ", but rotary has 0 to " + std::to_string(most_ - 1));
+                                      ", but rotary has 0 to " + std::to_string(max_positions_ - 1));
     }
     void check_apart(const output_memory& out) const {
         const auto bytes = std::as_bytes(std::span(turns_));
@@ -82,7 +83,7 @@ private:
     struct turn {
         T cosine, sine;
     };
-    index most_, channels_;
+    index max_positions_, channels_;
     rotary_pairs pairs_;
     std::vector<turn> turns_; ///< (positions, pairs)
 };

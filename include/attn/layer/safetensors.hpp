@@ -53,8 +53,8 @@ inline std::uint64_t count_of(const stored_tensor& t) {
     std::uint64_t count = 1;
     bool is_empty = false;
     for (const auto extent : t.size) {
-        constexpr auto most = std::uint64_t{1} << 48;
-        if (extent > 0 && count > most / extent) parameters::refuse(t.name, "has a shape too large for a file");
+        constexpr auto limit = std::uint64_t{1} << 48;
+        if (extent > 0 && count > limit / extent) parameters::refuse(t.name, "has a shape too large for a file");
         count *= std::max<std::uint64_t>(extent, 1);
         is_empty = is_empty || extent == 0;
     }
@@ -68,11 +68,11 @@ inline std::uint64_t count_of(const stored_tensor& t) {
 /// gaps. Throws parameter_error for anything else, with the tensor's name: truncated, too long, gaps or overlaps, another type, a header
 /// that is not of this form, sizes that are not those of the shape.
 inline parameters parse_safetensors(std::string_view file) {
-    constexpr std::uint64_t most_header = 100'000'000;
+    constexpr std::uint64_t max_header = 100'000'000;
     const auto refuse = [](const std::string& problem) { throw parameter_error("safetensors: " + problem); };
     if (file.size() < 8) refuse("the file has " + std::to_string(file.size()) + " bytes, too few for a header");
     const auto header_size = detail::from_little_endian<std::uint64_t>(file.data());
-    if (header_size > most_header || header_size > file.size() - 8)
+    if (header_size > max_header || header_size > file.size() - 8)
         refuse("the header would have " + std::to_string(header_size) + " bytes, the file has " + std::to_string(file.size()));
     if (header_size == 0 || file[8] != '{') refuse("the header does not begin with {");
     auto tensors = detail::header_parser(file.substr(8, header_size)).parse();

@@ -1,7 +1,7 @@
 // The pre-norm transformer block, over any attention layer, norm and feed-forward layer.
 #pragma once
 
-#include "../norm/no_norm.hpp"
+#include "../norm/identity_norm.hpp"
 #include "feed_forward.hpp"
 #include "multi_head.hpp"
 
@@ -17,7 +17,7 @@ template <Norm N, Layer M, Layer F>
 struct transformer_block {
     using scalar = typename M::scalar;
     static constexpr std::string_view name = "transformer_block";
-    static constexpr bool has_norms = !std::same_as<N, no_norm<scalar>>;
+    static constexpr bool has_norms = !std::same_as<N, identity_norm<scalar>>;
     static_assert(has_norms || (M::in_place && F::in_place),
                   "attn: without norms, attention and feed_forward must be able to write where they read");
     static constexpr bool in_place = true;

@@ -1,7 +1,7 @@
 // A layer in windows of a grid of tokens, and one that makes a token of each window.
 #pragma once
 
-#include "../norm/no_norm.hpp"
+#include "../norm/identity_norm.hpp"
 #include "linear.hpp"
 #include "windows.hpp"
 
@@ -98,7 +98,7 @@ private:
 /// which is a convolution whose kernel is its stride, then a norm: projection.weight[o, (y, x, channel)] = kernel[o, channel, y, x]. It
 /// shortens keys and values (`reduce` of a multi_head), and cuts images into patches. Adds no residual. Wang et al. 2021, "Pyramid Vision
 /// Transformer".
-template <Scalar T, Norm N = no_norm<T>, class Arch = simd::native>
+template <Scalar T, Norm N = identity_norm<T>, class Arch = simd::native>
 struct spatial_reduction {
     using scalar = T;
     static constexpr std::string_view name = "spatial_reduction";
@@ -131,7 +131,7 @@ struct spatial_reduction {
         const auto windows = take_windows(memory, s, run.concurrency());
         detail::partition_rows<T>(grid, in.tokens, windows, run);
         projection.forward(head_major(windows.data(), joined(s)), {}, out, run);
-        if constexpr (!std::same_as<N, no_norm<T>>) norm.forward(out, out, run);
+        if constexpr (!std::same_as<N, identity_norm<T>>) norm.forward(out, out, run);
     }
 
 private:

@@ -97,7 +97,7 @@ struct window_grid {
         const auto grid = std::to_string(height) + " x " + std::to_string(width),
                    window = std::to_string(window_height) + " x " + std::to_string(window_width);
         if (height < 1 || width < 1) throw shape_error(operation, "grid", "of " + grid + " tokens is empty");
-        if (detail::product(height, width) > most_bytes) throw shape_error(operation, "grid", "of " + grid + " tokens is too large");
+        if (detail::product(height, width) > max_bytes) throw shape_error(operation, "grid", "of " + grid + " tokens is too large");
         if (window_height < 1 || window_width < 1 || height % window_height != 0 || width % window_width != 0)
             throw shape_error(operation, "window", "of " + window + " tokens does not divide the grid of " + grid);
         if (shift_height < 0 || shift_width < 0 || shift_height >= window_height || shift_width >= window_width)

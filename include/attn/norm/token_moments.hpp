@@ -66,14 +66,14 @@ inline index counted_tokens(const token_mask& mask, const shape& x) {
 template <class Arch, Scalar T>
 class row_group {
 public:
-    static constexpr int most = 32;
+    static constexpr int max_rows = 32;
 
     /// total, squares: (channels) each, in whole registers.
     row_group(T* total, T* squares) : total_(total), squares_(squares) {}
 
     void push(const T* row, index channels, moments_view& into) {
         rows_[static_cast<std::size_t>(count_++)] = row;
-        if (count_ == most) flush(channels, into);
+        if (count_ == max_rows) flush(channels, into);
     }
     void flush(index channels, moments_view& into) {
         if (count_ == 0) return;
@@ -126,7 +126,7 @@ private:
     }
 
     T *total_, *squares_;
-    std::array<const T*, most> rows_{};
+    std::array<const T*, max_rows> rows_{};
     index count_ = 0;
 };
 
@@ -137,7 +137,7 @@ class token_statistics {
 public:
     static token_statistics in(scratch& memory, const shape& x, index concurrency) {
         token_statistics s;
-        s.pieces_ = std::clamp<index>(x.batch * x.heads * x.tokens / 256, 1, most_pieces);
+        s.pieces_ = std::clamp<index>(x.batch * x.heads * x.tokens / 256, 1, max_pieces);
         s.moments_ = memory.take<double>(2, s.pieces_, x.channels);
         s.counts_ = memory.take<index>(s.pieces_);
         s.sums_ = memory.take<T>(concurrency, 2, padded(x.channels));
@@ -171,7 +171,7 @@ public:
     }
 
 private:
-    static constexpr index most_pieces = 64;
+    static constexpr index max_pieces = 64;
 
     static index padded(index channels) {
         constexpr index numbers = alignment / sizeof(T);

@@ -12,12 +12,12 @@
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// A reference to a callable void(index), for the duration of a call. Two pointers: passing it never allocates.
-class body_ref {
+class function_ref {
 public:
     template <class F>
-        requires(!std::same_as<std::remove_cvref_t<F>, body_ref> && std::invocable<F&, index>)
-    body_ref(F&& body)
-        : object_(const_cast<void*>(static_cast<const void*>(std::addressof(body)))),
+        requires(!std::same_as<std::remove_cvref_t<F>, function_ref> && std::invocable<F&, index>)
+    function_ref(F&& function)
+        : object_(const_cast<void*>(static_cast<const void*>(std::addressof(function)))),
           call_([](void* object, index i) { (*static_cast<std::remove_reference_t<F>*>(object))(i); }) {}
 
     void operator()(index i) const { call_(object_, i); }
@@ -58,7 +58,7 @@ private:
 ///   threads, and returns when all are done. The bodies that attn gives it do not throw; attn's own executors wait for all bodies even
 ///   if one throws, and then pass on the first exception.
 template <class E>
-concept Executor = requires(E& executor, index count, body_ref body) {
+concept Executor = requires(E& executor, index count, function_ref body) {
     { executor.concurrency() } -> std::convertible_to<index>;
     executor.parallel_for(count, body);
 };
@@ -66,7 +66,7 @@ concept Executor = requires(E& executor, index count, body_ref body) {
 /// Runs everything on the calling thread.
 struct sequential {
     index concurrency() const { return 1; }
-    void parallel_for(index count, body_ref body) const {
+    void parallel_for(index count, function_ref body) const {
         for (index i = 0; i < count; ++i) body(i);
     }
 };
@@ -77,7 +77,7 @@ public:
     template <Executor E>
     execution(E& executor, attn::workspace& workspace)
         : executor_(const_cast<void*>(static_cast<const void*>(std::addressof(executor)))),
-          parallel_for_([](void* e, index count, body_ref body) { static_cast<E*>(e)->parallel_for(count, body); }),
+          parallel_for_([](void* e, index count, function_ref body) { static_cast<E*>(e)->parallel_for(count, body); }),
           concurrency_(std::max<index>(1, executor.concurrency())), workspace_(&workspace) {}
 
     index concurrency() const { return concurrency_; }
@@ -111,7 +111,7 @@ public:
 
 private:
     void* executor_;
-    void (*parallel_for_)(void*, index, body_ref);
+    void (*parallel_for_)(void*, index, function_ref);
     index concurrency_;
     attn::workspace* workspace_;
 };

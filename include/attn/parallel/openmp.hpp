@@ -14,7 +14,7 @@ struct openmp {
     index threads = omp_get_max_threads();
 
     index concurrency() const { return std::max<index>(1, threads); }
-    void parallel_for(index count, body_ref body) const {
+    void parallel_for(index count, function_ref body) const {
         [[maybe_unused]] const auto team = static_cast<int>(std::clamp<index>(count, 1, concurrency()));
         detail::first_exception failure; // none may leave OpenMP's loop
 #pragma omp parallel for schedule(static, 1) num_threads(team)

@@ -35,7 +35,7 @@ public:
 
     index concurrency() const { return threads_; }
 
-    void parallel_for(index count, body_ref body) {
+    void parallel_for(index count, function_ref body) {
         if (count <= 1 || !pool_ || pool_->CurrentThreadId() != -1) {
             for (index i = 0; i < count; ++i) body(i);
             return;
@@ -53,7 +53,7 @@ private:
     /// through what belongs to the pool.
     struct call {
         thread_pool& owner;
-        body_ref body;
+        function_ref body;
         std::atomic<index> running;
         detail::first_exception failure;
 

@@ -13,8 +13,8 @@ struct query_tile {
     index first, count, step;
 
     constexpr range positions() const { return {first, first + (count - 1) * step, step}; }
-    /// At most `most` of its queries, from number `begin` on.
-    constexpr query_tile part(index begin, index most) const { return {first + begin * step, std::min(most, count - begin), step}; }
+    /// At most `limit` of its queries, from number `begin` on.
+    constexpr query_tile part(index begin, index limit) const { return {first + begin * step, std::min(limit, count - begin), step}; }
 };
 
 /// Key positions first, first + step, ..., visited by one tile of queries. Full: every pair is visible, so none needs a mask.
@@ -102,5 +102,16 @@ constexpr void for_each_run(const P& p, const query_tile& tile, index first_key,
     }
     if (pending.count > 0) emit(std::as_const(pending));
 }
+
+namespace detail {
+
+/// seen[j]: whether the pattern shows key first_key + j to all of the queries.
+inline void find_visible(const Pattern auto& pattern, const query_tile& queries, index first_key, index keys, bool* seen) {
+    std::fill_n(seen, keys, false);
+    for_each_run(pattern, queries, first_key, keys, 1,
+                 [&](const key_run& r) { std::fill_n(seen + (r.first - first_key), r.count, r.full); });
+}
+
+} // namespace detail
 
 } // namespace attn

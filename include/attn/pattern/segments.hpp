@@ -101,7 +101,7 @@ public:
         made->keys = trees(key_ids, entries);
         queries_ = {made->queries.data(), std::ssize(query_ids) / entries, first_query};
         keys_ = {made->keys.data(), std::ssize(key_ids) / entries, first_key};
-        if (queries_.count <= most_bit_rows) made->equal = equal_ids();
+        if (queries_.count <= max_bit_rows) made->equal = equal_ids();
         tables_ = made;
     }
 
@@ -125,7 +125,7 @@ public:
 
 private:
     // As bits, a short sequence's segments cost one load a key, at most 32 bytes for each.
-    static constexpr index most_bit_rows = 256;
+    static constexpr index max_bit_rows = 256;
 
     struct tables {
         std::vector<detail::id_bounds> queries, keys;

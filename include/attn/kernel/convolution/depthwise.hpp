@@ -42,10 +42,10 @@ class convolution_tile {
 public:
     using lanes = simd::lanes<T, Arch>;
 
-    /// For pieces of up to most_tokens outputs that lie side by side in one row of the grid, or fill whole rows.
-    convolution_tile(detail::scratch& memory, const convolution_grid& grid, index channels, index most_tokens)
+    /// For pieces of up to max_tokens outputs that lie side by side in one row of the grid, or fill whole rows.
+    convolution_tile(detail::scratch& memory, const convolution_grid& grid, index channels, index max_tokens)
         : grid_(grid), channels_(channels), padded_(whole_registers<T, Arch>(channels)),
-          weights_(memory.take<T>(std::min(grid.taps(), most_bytes) + 1, padded_)), staged_width_(std::min(grid.width, most_tokens + grid.kernel_width - 1)),
+          weights_(memory.take<T>(std::min(grid.taps(), max_bytes) + 1, padded_)), staged_width_(std::min(grid.width, max_tokens + grid.kernel_width - 1)),
           staged_(memory.take<T>(std::min(grid.height, grid.kernel_height), staged_width_, padded_)) {}
 
     index padded() const { return padded_; }

@@ -20,15 +20,15 @@ struct convolution_grid {
 struct token_chunks {
     index tokens, line, pieces;
 
-    /// Pieces of at most about `good` tokens.
-    static token_chunks even(index tokens, index good) {
-        return {tokens, std::max<index>(1, tokens), std::max<index>(1, (tokens + good - 1) / good)};
+    /// Pieces of at most about `target` tokens.
+    static token_chunks even(index tokens, index target) {
+        return {tokens, std::max<index>(1, tokens), std::max<index>(1, (tokens + target - 1) / target)};
     }
-    /// Chunks that a grid's rows fall into evenly, as the convolution wants them, of about `good` and at most `most` tokens.
-    static token_chunks of(const convolution_grid& grid, index good, index most) {
+    /// Chunks that a grid's rows fall into evenly, as the convolution wants them, of about `target` and at most `limit` tokens.
+    static token_chunks of(const convolution_grid& grid, index target, index limit) {
         const auto tokens = grid.height * grid.width;
-        if (grid.width > most) return {tokens, grid.width, (grid.width + good - 1) / good};
-        return {tokens, std::max<index>(1, good / std::max<index>(1, grid.width)) * std::max<index>(1, grid.width), 1};
+        if (grid.width > limit) return {tokens, grid.width, (grid.width + target - 1) / target};
+        return {tokens, std::max<index>(1, target / std::max<index>(1, grid.width)) * std::max<index>(1, grid.width), 1};
     }
     index count() const { return (tokens + line - 1) / line * pieces; }
     index first(index chunk) const { return std::min(tokens, chunk / pieces * line + chunk % pieces * line / pieces); }

@@ -19,8 +19,9 @@ row_block<T> transposed(const row_block<T>& m) {
 /// added is a matrix, C itself, or with a stride of 0 a bias: of each column with {bias, 0, 1}, of each row with {bias, 1, 0}; or
 /// nothing, without data. For a linear layer y = x W^T + b, with W (out, in), B is transposed(W).
 ///
-/// Every element is a sum of chains of multiply-adds over at most `most_depth` terms, cut by the depth alone: its bits do not depend on
-/// the number of rows and columns, on layouts or threads. Blocks of B are packed for the micro-kernel, once in each block of rows.
+/// Every element is a sum of chains of multiply-adds over at most `max_block_depth` terms, cut by the depth alone: its bits do not
+/// depend on the number of rows and columns, on layouts or threads. Blocks of B are packed for the micro-kernel, once in each block of
+/// rows.
 template <Scalar T, class Arch>
 class matrix_product {
 public:
@@ -58,8 +59,8 @@ public:
         const auto [first_column, columns] = piece(columns_, column_blocks(), task / row_blocks());
         const row_block<T> to{c.data + first_row * c.row_stride + first_column, c.row_stride, 1};
         begin(at(start, first_row, first_column), to, rows, columns);
-        std::array<depth_run, static_cast<std::size_t>(most_depth)> runs;
-        const auto depth_pieces = std::max<index>(1, (depth_ + most_depth - 1) / most_depth);
+        std::array<depth_run, static_cast<std::size_t>(max_block_depth)> runs;
+        const auto depth_pieces = std::max<index>(1, (depth_ + max_block_depth - 1) / max_block_depth);
         for (index p = 0; p < depth_pieces; ++p) {
             const auto within = piece(depth_, depth_pieces, p);
             std::size_t count = 0;
@@ -73,10 +74,10 @@ private:
     using lanes = simd::lanes<T, Arch>;
     using traits = tile_traits<T, Arch>;
     static constexpr index lane_count = lanes::size;
-    /// A panel of B is max_columns registers wide, or one at the end: most_depth rows of it stay in the first-level cache, and
-    /// most_rows rows of A, of that depth, in the second.
-    static constexpr index panel_width = traits::max_columns * lane_count, most_depth = 128 * 4 / sizeof(T), most_rows = 384,
-                           most_columns = 512;
+    /// A panel of B is max_columns registers wide, or one at the end: max_block_depth rows of it stay in the first-level cache, and
+    /// max_block_rows rows of A, of that depth, in the second.
+    static constexpr index panel_width = traits::max_columns * lane_count, max_block_depth = 128 * 4 / sizeof(T), max_block_rows = 384,
+                           max_block_columns = 512;
 
     struct depth_run {
         index first, count;
@@ -92,16 +93,16 @@ private:
     static row_block<const T> at(const row_block<const T>& m, index row, index column) {
         return {m.data ? m.data + row * m.row_stride + column * m.channel_stride : nullptr, m.row_stride, m.channel_stride};
     }
-    index row_blocks() const { return (rows_ + most_rows - 1) / most_rows; }
-    index column_blocks() const { return (columns_ + most_columns - 1) / most_columns; }
+    index row_blocks() const { return (rows_ + max_block_rows - 1) / max_block_rows; }
+    index column_blocks() const { return (columns_ + max_block_columns - 1) / max_block_columns; }
 
     /// The packed blocks of one task.
     struct blocks {
         T *packed_a, *packed_b;
 
         blocks(detail::scratch& memory, const matrix_product& p)
-            : packed_a(memory.take<T>(std::min(most_rows, p.rows_) * whole_registers<T, Arch>(std::min(most_depth, p.depth_)))),
-              packed_b(memory.take<T>(std::min(most_depth, p.depth_) * panel_width)) {}
+            : packed_a(memory.take<T>(std::min(max_block_rows, p.rows_) * whole_registers<T, Arch>(std::min(max_block_depth, p.depth_)))),
+              packed_b(memory.take<T>(std::min(max_block_depth, p.depth_) * panel_width)) {}
 
         void multiply(row_block<const T> a, const row_block<const T>& b, const row_block<T>& c, index rows, index depth, index columns,
                       std::span<const depth_run> runs) const {

@@ -68,27 +68,27 @@ struct matrix_tile {
     }
 };
 
-/// Calls f(std::integral_constant<int, n>) for a run-time n in [1, Most].
-template <int Most, class F>
+/// Calls f(std::integral_constant<int, n>) for a run-time n in [1, Max].
+template <int Max, class F>
 [[gnu::always_inline]] inline void with_constant(index n, F&& f) {
     [&]<int... I>(std::integer_sequence<int, I...>) {
         static_cast<void>(((n == I + 1 && (f(std::integral_constant<int, I + 1>{}), true)) || ...));
-    }(std::make_integer_sequence<int, Most>{});
+    }(std::make_integer_sequence<int, Max>{});
 }
 
-/// Cuts [0, count) into pieces of at most `most`, as even as they come, and calls f(first, size, pieces) for those of each size, which
-/// follow each other: a tail of one row would leave the micro-kernel waiting for its own adders.
+/// Cuts [0, count) into pieces of at most `max_size`, as even as they come, and calls f(first, size, pieces) for those of each size,
+/// which follow each other: a tail of one row would leave the micro-kernel waiting for its own adders.
 template <class F>
-[[gnu::always_inline]] inline void for_each_size(index count, index most, F&& f) {
+[[gnu::always_inline]] inline void for_each_size(index count, index max_size, F&& f) {
     if (count <= 0) return;
-    const auto pieces = (count + most - 1) / most, larger = count % pieces;
+    const auto pieces = (count + max_size - 1) / max_size, larger = count % pieces;
     index size = count / pieces, same = pieces - larger;
     for (index first = 0; first < count; first += size * same, ++size, same = larger) f(first, size, same);
 }
 /// The same, f(first, size) for each piece.
 template <class F>
-[[gnu::always_inline]] inline void for_each_piece(index count, index most, F&& f) {
-    for_each_size(count, most, [&](index first, index size, index pieces) {
+[[gnu::always_inline]] inline void for_each_piece(index count, index max_size, F&& f) {
+    for_each_size(count, max_size, [&](index first, index size, index pieces) {
         for (; pieces > 0; --pieces, first += size) f(first, size);
     });
 }

@@ -73,8 +73,8 @@ private:
         const auto count = end - first;
         const auto keys = keys_of(in, batch, head / (in.queries.shape().heads / in.keys.shape().heads));
         const auto channels = in.values.shape().channels;
-        const auto most_seen = order(in).seen_by(batch, end - 1);
-        const bool some_see_nothing = order(in).seen_by(batch, first) == 0, scored = most_seen > absorbed;
+        const auto max_seen = order(in).seen_by(batch, end - 1);
+        const bool some_see_nothing = order(in).seen_by(batch, first) == 0, scored = max_seen > absorbed;
         const auto queries = load_features<causal, T, Arch>(query_features_, batch, head, first, count, w, w.queries, scored || some_see_nothing);
         for (index r = 0; some_see_nothing && r < count && order(in).seen_by(batch, first + r) == 0; ++r)
             std::fill_n(w.queries + r * w.key_padded, w.key_padded, T{0});
@@ -82,7 +82,7 @@ private:
         std::fill_n(w.factors, worker::max_queries, T{0}); // denominators at first
         bool started = false;
         block own{};
-        keys.for_each(absorbed, most_seen, worker::target_rows(shapes_of(in)), [&](index first_key, index in_block) {
+        keys.for_each(absorbed, max_seen, worker::target_rows(shapes_of(in)), [&](index first_key, index in_block) {
             own = keys.load(w, first_key, in_block, true);
             for (index r = 0; r < count; ++r) w.seen[r] = std::clamp<index>(order(in).seen_by(batch, first + r) - first_key, 0, in_block);
             std::fill(w.seen + count, w.seen + (count + 3) / 4 * 4, w.seen[count - 1]);

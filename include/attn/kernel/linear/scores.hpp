@@ -89,10 +89,10 @@ private:
         if (!first)
             simd::unroll<Rows>(
                 [&](auto i) { simd::unroll<Columns>([&](auto c) { tile.sum[i][c] = lanes::load(at + i * padded_ + c * lanes::size); }); });
-        const auto common = block.seen[row], most = block.seen[row + Rows - 1];
+        const auto common = block.seen[row], max_seen = block.seen[row + Rows - 1];
         const T *const weights = weights_ + row * stride_, *const values = block.values + channel;
         tile.multiply_add(weights, stride_, unit_stride{}, values, block.value_stride, common);
-        for (auto j = common; j < most; ++j) {
+        for (auto j = common; j < max_seen; ++j) {
             lanes value[static_cast<std::size_t>(Columns)];
             simd::unroll<Columns>([&](auto c) { value[c] = lanes::load(values + j * block.value_stride + c * lanes::size); });
             simd::unroll<Rows>([&](auto i) {

@@ -56,8 +56,8 @@ private:
     static constexpr index max_slots = 8;
 
     static index slots(const input_shapes& s, index concurrency) {
-        const auto most_spans = (std::max<index>(s.keys.tokens, 1) + span - 2) / span + 1; // wherever they begin
-        return std::min(most_spans, concurrency == 1 ? 2 : max_slots);
+        const auto max_spans = (std::max<index>(s.keys.tokens, 1) + span - 2) / span + 1; // wherever they begin
+        return std::min(max_spans, concurrency == 1 ? 2 : max_slots);
     }
     static index heads_at_once(const input_shapes& s, index concurrency) {
         const auto wanted = concurrency == 1 ? 1 : std::max<index>(1, max_slots * concurrency / slots(s, concurrency));

@@ -11,7 +11,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 /// kernel of its own: the last tile may reach past the count, up to a multiple of 4, where memory must be there.
 template <int Columns, Scalar T, class Arch, class F>
 [[gnu::always_inline]] inline void for_each_rows(index count, F&& f) {
-    constexpr int most = tile_traits<T, Arch>::max_rows(Columns), lower = most > 8 ? 8 : 4;
+    constexpr int max_rows = tile_traits<T, Arch>::max_rows(Columns), lower = max_rows > 8 ? 8 : 4;
     index row = 0;
     while (row < count) {
         const auto left = count - row;
@@ -19,8 +19,8 @@ template <int Columns, Scalar T, class Arch, class F>
             f(rows, row);
             row += Rows;
         };
-        if (left >= most + 4 || (left <= most && left > std::max(lower, most - 4)))
-            call(std::integral_constant<int, most>{});
+        if (left >= max_rows + 4 || (left <= max_rows && left > std::max(lower, max_rows - 4)))
+            call(std::integral_constant<int, max_rows>{});
         else if (left > 4 && lower > 4)
             call(std::integral_constant<int, lower>{});
         else

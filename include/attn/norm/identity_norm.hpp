@@ -7,9 +7,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// out = x, for x (batch, heads, tokens, channels). A transformer_block with it reads its tokens where they are.
 template <Scalar T>
-struct no_norm {
+struct identity_norm {
     using scalar = T;
-    static constexpr std::string_view name = "no_norm";
+    static constexpr std::string_view name = "identity_norm";
 
     void check(const shape&) const {}
     std::size_t workspace_bytes(const shape&, index) const { return 0; }

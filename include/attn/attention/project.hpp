@@ -1,0 +1,75 @@
+// Projecting tokens along the sequence as an operation of its own.
+#pragma once
+
+#include "../pattern/schedule.hpp"
+#include "attention.hpp"
+#include "projection.hpp"
+
+namespace attn::inline ATTN_INSTRUCTION_SET {
+
+/// Bytes of workspace that `project` needs.
+template <Scalar T, Projection<T> P>
+std::size_t project_workspace_bytes(const P& projection, const shape& tokens, index concurrency) {
+    detail::scratch memory;
+    for (index slice = 0; slice < concurrency; ++slice) {
+        memory.take<bool>(tokens.tokens);
+        memory.take<std::byte>(projection.template workspace_bytes<T>(tokens.tokens, tokens.channels));
+    }
+    return memory.used_bytes();
+}
+
+/// Projects the tokens x (batch, heads, m, d) to out (batch, heads, p, d), whose channels are contiguous: an operation of its own, as
+/// before the linear layers of keys and values. The pattern says which tokens exist, as query 0 sees them; a row that reads none of them is
+/// zero, and so are rows that a head lacks. Throws shape_error, before anything is read or written, if shapes, parameters or the workspace
+/// do not fit.
+template <Scalar T, Projection<T> P, Pattern V = dense>
+void project(const P& projection, const tensor_view<const T>& x, const tensor_view<T>& out, const execution& run, const V& pattern = {}) {
+    constexpr std::string_view name = "project";
+    const auto& s = x.shape();
+    detail::check_view(name, "x", x);
+    projection.check(projection_context{name, "projection", s.heads, s.tokens, s.channels});
+    const auto expected = projected_shape<T>(projection, s);
+    detail::check_shape<T>(name, "projection", expected);
+    detail::check_output(name, "out", out, expected, inputs<T>{x, x, x});
+    const output_memory memory_of_out(name, "out", out);
+    check_apart(projection, memory_of_out);
+    check_apart(pattern, memory_of_out);
+    if (out.strides().channel != 1 && out.shape().channels > 1)
+        throw shape_error(name, "out", "of shape " + to_string(out.shape()) + " needs contiguous channels");
+    attn::check(pattern, pattern_context{.operation = name, .batch = s.batch, .heads = s.heads, .end_query = 1, .end_key = s.tokens});
+    const auto needed = project_workspace_bytes<T>(projection, s, run.concurrency());
+    if (run.workspace().size_bytes() < needed)
+        throw shape_error(name, "workspace",
+                          "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but " + std::to_string(needed) + " are needed");
+
+    const auto max_rows = out.shape().tokens, blocks = (max_rows + detail::projected_rows_of_task - 1) / detail::projected_rows_of_task;
+    run.for_each(s.batch * s.heads * blocks, [&](index task, index slice) {
+        const auto batch = task / blocks / s.heads, head = task / blocks % s.heads, first = task % blocks * detail::projected_rows_of_task;
+        detail::scratch memory(run.workspace().bytes().data() +
+                               needed / static_cast<std::size_t>(run.concurrency()) * static_cast<std::size_t>(slice));
+        bool* const seen = memory.take<bool>(s.tokens);
+        kernel::token_rows<T> tokens{kernel::rows_of(x, batch, head), s.tokens, s.channels};
+        if constexpr (!std::same_as<V, dense>) {
+            detail::find_visible(at(pattern, batch, head), {0, 1, 1}, 0, s.tokens, seen);
+            tokens.seen = seen;
+        }
+        const auto size = projection.size(head, s.tokens);
+        const auto present = [&](index row) { return row < size && tokens.any_visible(projection.range(head, row, s.tokens)); };
+        const auto to = kernel::rows_of(out, batch, head);
+        const auto end = std::min(max_rows, first + detail::projected_rows_of_task);
+        for (auto row = first; row < end;) {
+            const bool has_tokens = present(row);
+            auto next = row + 1;
+            while (next < end && present(next) == has_tokens) ++next;
+            auto own = memory;
+            const kernel::row_block<T> rows{to.data + row * to.row_stride, to.row_stride, 1};
+            if (has_tokens)
+                projection.project(tokens, head, row, next - row, rows, own);
+            else
+                for (index r = 0; r < next - row; ++r) std::fill_n(rows.data + r * rows.row_stride, s.channels, T{0});
+            row = next;
+        }
+    });
+}
+
+} // namespace attn
