@@ -72,8 +72,10 @@ private:
     bool all_right_ = true;
 };
 
-/// Gives Google Benchmark its options. False if one of them is not known.
-bool initialized(std::vector<std::string> arguments) {
+/// Gives Google Benchmark its options, which may go on to read the program's name. False if one of them is not known.
+bool initialized(const std::vector<std::string>& given) {
+    static std::vector<std::string> arguments;
+    arguments = given;
     std::vector<char*> pointers;
     for (auto& argument : arguments) pointers.push_back(argument.data());
     auto count = static_cast<int>(pointers.size());

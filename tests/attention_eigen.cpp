@@ -76,7 +76,7 @@ TEMPLATE_TEST_CASE("attend: positions and errors of matrices", "[attention][port
     CHECK(first.row(0) == v.row(0));
     CHECK_THROWS_AS(attend(op, q, k, v.topRows(11)), shape_error);
     CHECK_THROWS_WITH(attend(op, q, row_major<TestType>(k.leftCols(7)), v),
-                      Catch::Matchers::Contains("softmax_attention: k has shape (1, 1, 12, 7)"));
+                      Contains("softmax_attention: k has shape (1, 1, 12, 7)"));
     CHECK(attend(op, row_major<TestType>(0, 8), k, v).rows() == 0);
     CHECK(attend(op, q, row_major<TestType>(0, 8), row_major<TestType>(0, 3)) == row_major<TestType>::Zero(5, 3));
 }

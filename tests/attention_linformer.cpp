@@ -16,7 +16,6 @@ namespace attn::testing {
 
 namespace {
 
-using Catch::Matchers::Contains;
 
 constexpr problem usual{2, 4, 2, 33, 50, 8, 8};
 

@@ -97,7 +97,6 @@ TEMPLATE_TEST_CASE("merge: NaN stays in its row", "[attention]", float, double) 
 TEST_CASE("merge: refuses what does not fit", "[attention]") {
     const shape s{2, 3, 4, 5}, rows{2, 3, 4, 1};
     tensor<float> a(s), b(s), short_b({2, 3, 3, 5}), l_a(rows), l_b(rows), short_l({2, 3, 3, 1});
-    using Catch::Matchers::Contains;
     CHECK_THAT(merge_error(out_of(a, l_a), out_of(short_b, short_l)),
                Contains("merge: from") && Contains("(2, 3, 3, 5)") && Contains("(2, 3, 4, 5)"));
     CHECK_THAT(merge_error({a}, out_of(b, l_b)), Contains("merge: log_sum_exp") && Contains("(2, 3, 4, 1)"));

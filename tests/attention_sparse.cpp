@@ -62,7 +62,6 @@ TEST_CASE("sparse attention: what the names cost", "[attention]") {
 }
 
 TEST_CASE("sparse attention: wrong parameters are refused", "[attention]") {
-    using Catch::Matchers::Contains;
     CHECK(refusal(sliding_window(1)) == nothing_thrown);
     CHECK_THAT(refusal(sliding_window(0)), Contains("needs a window of at least 0"));
     CHECK_THAT(refusal(sparse_transformer_strided(0)), Contains("softmax_attention: pattern"));

@@ -70,7 +70,6 @@ TEMPLATE_TEST_CASE("multi_head: grouped heads, sizes of keys and values, context
 }
 
 TEST_CASE("layers: what does not fit is refused by layer, argument and shapes", "[layer]") {
-    using Catch::Matchers::Contains;
     using Catch::Matchers::StartsWith;
     parameters weights;
     const auto x = random_rows<float>({2, 1, 9, 24}, 3);

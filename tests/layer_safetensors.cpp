@@ -105,7 +105,6 @@ TEST_CASE("safetensors: there and back, and into a layer", "[layer]") {
 }
 
 TEST_CASE("safetensors: names are text in UTF-8, read and written", "[layer]") {
-    using Catch::Matchers::Contains;
     const auto named = [](const std::string& name) { return "{\"" + name + "\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]}}"; };
     const std::string four(4, '\0');
     for (const std::string name : {"\x7f", "\xc2\x80", "\xdf\xbf", "\xe0\xa0\x80", "\xed\x9f\xbf", "\xee\x80\x80", "\xef\xbf\xbf", "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf"}) {
@@ -126,7 +125,6 @@ TEST_CASE("safetensors: names are text in UTF-8, read and written", "[layer]") {
 }
 
 TEST_CASE("safetensors: wrong files are refused, by tensor where there is one", "[layer]") {
-    using Catch::Matchers::Contains;
     const std::string four(4, '\0'), eight(8, '\0');
     const auto one = [](const std::string& type, const std::string& size, const std::string& offsets) {
         return "{\"w\":{\"dtype\":\"" + type + "\",\"shape\":" + size + ",\"data_offsets\":" + offsets + "}}";

@@ -122,7 +122,6 @@ TEST_CASE("windows: attention in shifted windows is attention over the image wit
 }
 
 TEST_CASE("windows: wrong sizes are refused by name", "[layer]") {
-    using Catch::Matchers::Contains;
     const window_grid good{.height = 8, .width = 8, .window_height = 4, .window_width = 2, .shift_height = 1, .shift_width = 1};
     const auto with = [&](index window_grid::* member, index value) {
         auto grid = good;

@@ -13,7 +13,6 @@ namespace attn::testing {
 
 namespace {
 
-using Catch::Matchers::Contains;
 
 const std::vector<float> five(5, 1.0F);
 const std::vector<double> five_doubles(5, 1.0), four_doubles(4, 1.0);
