@@ -57,10 +57,9 @@ struct linformer_attention {
         attn::check(pattern, detail::pattern_context_of(name, in.positions, shapes_of(in), q.heads));
         if (q.tokens == 0 || k.tokens == 0) return; // there is no pair to be shown or hidden
         // What is the same for all heads, or for all batch entries, is looked at once.
-        constexpr bool varies = detail::HasAt<P>;
-        const bool shifts = varies || !in.positions.first_query.shared() || !in.positions.first_key.shared();
+        const bool shifts = detail::HasAt<P> || !in.positions.first_query.shared() || !in.positions.first_key.shared();
         for (index b = 0; b < (shifts ? q.batch : std::min<index>(q.batch, 1)); ++b)
-            for (index h = 0; h < (varies ? q.heads : std::min<index>(q.heads, 1)); ++h) check_pattern(in, b, h);
+            for (index h = 0; h < (heads_alike(pattern) ? std::min<index>(q.heads, 1) : q.heads); ++h) check_pattern(in, b, h);
     }
     void check_apart(const output_memory& out) const {
         attn::check_apart(key_projection, out);
@@ -114,19 +113,17 @@ private:
                                 "causal attention cannot be projected");
             keys += r.count;
         });
-        if constexpr (detail::HasAt<P>) {
-            index keys_of_group = 0;
-            const auto first_of_group = head / (q.heads / k.heads) * (q.heads / k.heads);
-            if (head == first_of_group) return;
-            constexpr auto problem = "heads of a group and hides it from others, but they share the projected keys";
-            for_each_key_run(at(pattern, batch, first_of_group), [&](const key_run& r) {
-                for (index j = 0; j < r.count; ++j)
-                    if (!visibility(own.visible(queries.positions(), key_run{r.first + j, 1, 1, true}.positions())).is_all())
-                        refuse(r.first + j, problem);
-                keys_of_group += r.count;
-            });
-            if (keys != keys_of_group) refuse(in.positions.first_key[batch], problem);
-        }
+        const auto first_of_group = head / (q.heads / k.heads) * (q.heads / k.heads);
+        if (head == first_of_group) return;
+        index keys_of_group = 0;
+        constexpr auto problem = "heads of a group and hides it from others, but they share the projected keys";
+        for_each_key_run(at(pattern, batch, first_of_group), [&](const key_run& r) {
+            for (index j = 0; j < r.count; ++j)
+                if (!visibility(own.visible(queries.positions(), key_run{r.first + j, 1, 1, true}.positions())).is_all())
+                    refuse(r.first + j, problem);
+            keys_of_group += r.count;
+        });
+        if (keys != keys_of_group) refuse(in.positions.first_key[batch], problem);
     }
 
     template <Scalar T>

@@ -29,7 +29,7 @@ struct over_heads {
 
 private:
     /// Different ones, at most.
-    constexpr index patterns() const { return HasAt<P> ? heads : std::min<index>(heads, 1); }
+    constexpr index patterns() const { return attn::heads_alike(pattern) ? std::min<index>(heads, 1) : heads; }
     constexpr visibility of_all(const range& i, const range& j) const {
         bool all = heads > 0, none = true;
         for (index c = 0; c < patterns(); ++c) {

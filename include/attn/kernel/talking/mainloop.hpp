@@ -144,12 +144,12 @@ private:
     void find_visible(const weight_block<T>& block) {
         std::fill_n(block.seen, block.keys.count, block.keys.full ? bit_range(0, block_.tokens.count) : 0);
         if (block.keys.full) return;
-        for (index c = 0; c < (call_.shape.differs_by_head ? call_.shape.heads : 1); ++c) {
+        for (index c = 0; c < (call_.shape.heads_alike ? 1 : call_.shape.heads); ++c) {
             call_.pattern.find(of_head(c), visible_keys::whole, block.keys, visible(c));
             for (index j = 0; j < block.keys.count; ++j) block.seen[j] |= visible(c)[j];
         }
     }
-    std::uint64_t* visible(index head) const { return memory_.visible + (call_.shape.differs_by_head ? head * memory_.block_keys : 0); }
+    std::uint64_t* visible(index head) const { return memory_.visible + (call_.shape.heads_alike ? 0 : head * memory_.block_keys); }
     /// Which keys count for which query: those whose score is not -infinity in every head.
     void find_seen(const weight_block<T>& block) {
         for (index j = 0; j < block.keys.count; ++j) {

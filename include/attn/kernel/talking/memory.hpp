@@ -15,8 +15,8 @@ struct talking_heads_shape {
     index key_channels, value_channels;
     index keys;
     bool mixes_logits, mixes_weights;
-    bool differs_by_head; ///< the pattern does
-    bool scored;          ///< by a function
+    bool heads_alike; ///< all mixed heads have the same pattern
+    bool scored;      ///< by a function
 };
 
 /// A key block: its weights in every head, and what was known when these were computed.
@@ -75,7 +75,7 @@ struct talking_heads_memory {
           block_share(memory.take<T>(s.mixes_weights ? heads : 0, max_queries)), ones(memory.take<T>(max_queries)),
           maximum(memory.take<T>(blocks, heads, max_queries)), weights(memory.take<T>(blocks, heads, head_stride)),
           scratch(memory.take<T>(s.scored ? block_keys : 0, max_queries)), seen(memory.take<std::uint64_t>(blocks, block_keys)),
-          visible(memory.take<std::uint64_t>(s.differs_by_head ? heads : 1, block_keys)),
+          visible(memory.take<std::uint64_t>(s.heads_alike ? 1 : heads, block_keys)),
           unwritten(memory.take<std::uint64_t>(s.value_heads)),
           copies(memory.take<std::byte>(std::max(copied_bytes(s.key_channels, false), copied_bytes(s.value_channels, true)))),
           queries(memory.take<score_stage<T, Arch>>(s.query_heads)),

@@ -14,8 +14,8 @@ struct talking_heads_parameters {
     std::span<const double> logits_bias;
     tensor_view<const double> weights_mix;
     std::span<const double> weights_bias;
-    bool differs_by_head; ///< the pattern does
-    bool scored;          ///< by a function
+    bool heads_alike; ///< all mixed heads have the same pattern
+    bool scored;      ///< by a function
 };
 
 /// Talking-heads attention as tasks of a query block each; see talking_heads_attention. Shapes have been checked.
@@ -56,7 +56,7 @@ public:
         const auto blocks_of = [&](index step) { return tile_count(n, max_queries, step); };
         const auto step_of_entry = [&](index b) { // which all heads promise
             index common = 0;
-            for (index c = 0; c < (with.differs_by_head ? s.heads : 1); ++c) common = std::gcd(common, pattern.step(b, c, visible_keys::whole));
+            for (index c = 0; c < (with.heads_alike ? 1 : s.heads); ++c) common = std::gcd(common, pattern.step(b, c, visible_keys::whole));
             return std::max<index>(common, 1);
         };
         index tasks = 0;
@@ -84,7 +84,7 @@ private:
                 .keys = s.keys.tokens,
                 .mixes_logits = with.logits_mix.data() != nullptr,
                 .mixes_weights = mixes_weights(),
-                .differs_by_head = with.differs_by_head,
+                .heads_alike = with.heads_alike,
                 .scored = with.scored};
     }
     static std::pair<head_mixing<T, Arch>, head_mixing<T, Arch>> take_mixings(detail::scratch& memory, const talking_heads_shape& s) {
