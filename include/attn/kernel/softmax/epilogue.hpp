@@ -7,6 +7,7 @@
 #include "softmax_state.hpp"
 
 #include <bit>
+#include <tuple>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
@@ -38,12 +39,8 @@ public:
     epilogue(const query_block& block, const outputs<T>& out, std::span<const double> sinks) : epilogue(block, out) {
         std::fill_n(maximum_, max_block_rows, std::numeric_limits<T>::lowest());
         std::fill_n(sum_, max_block_rows, T{0});
-        for (index row = 0; row < (sinks.empty() ? 0 : block.rows()); ++row) {
-            const auto sink = static_cast<T>(sinks[static_cast<std::size_t>(block.head_of(row))]);
-            if (sink == -std::numeric_limits<T>::infinity()) continue;
-            maximum_[row] = sink;
-            sum_[row] = T{1};
-        }
+        for (index row = 0; row < block.rows(); ++row)
+            std::tie(maximum_[row], sum_[row]) = softmax_state<T, Arch>::at_start(sinks, block.head_of(row));
     }
     /// Another pass has been there.
     epilogue(const query_block& block, const outputs<T>& out, const row_sums<T>& known) : epilogue(block, out) {

@@ -127,20 +127,13 @@ private:
         queries_.multiply(keys_.read(keys), keys.count, visible, scores_, ahead_);
         if (call_->adjustment) (*call_->adjustment)({*block_, keys, scores_, stride, scratch_});
         if (visible) hide_scores<T, Arch>(scores_, keys.count, stride, visible);
-        if (masked) find_seen(part);
+        for (index j = 0; masked && j < keys.count; ++j)
+            seen_[j] = rows_not_hidden<T, Arch>(scores_ + j * stride, stride) & bit_range(0, block_->rows());
         state_.push(scores_, keys.count, stride);
         if (masked)
             add_seen_values(state_, block_->rows(), scores_, stride, values_.read(keys), keys.count, seen_);
         else
             add_weighted_values(state_, block_->rows(), scores_, stride, values_.read(keys), keys.count, visible, ahead_);
-    }
-    /// Which keys count: those that the pattern shows, and whose score is not -infinity.
-    void find_seen(const visible_span::part& part) {
-        for (index j = 0; j < part.keys.count; ++j) {
-            seen_[j] = part.rows ? part.rows[j] : bit_range(0, block_->rows());
-            for (index row = 0; row < block_->rows(); ++row)
-                if (scores_[j * queries_.stride() + row] == state_type::hidden) seen_[j] &= ~bit_range(row, 1);
-        }
     }
 
     const softmax_call<T>* call_;

@@ -7,6 +7,8 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <span>
+#include <utility>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
@@ -35,6 +37,11 @@ struct softmax_state {
         const auto rows = [&] { return memory.take<T>(max_rows); };
         T *const maximum = rows(), *const sum = rows(), *const factor = rows(), *const unit = rows();
         return {value_stride, maximum, sum, factor, unit, memory.take<T>(max_rows, value_stride)};
+    }
+    /// m and l of a row that has seen no key. A sink per head, if there are any, is a key without a value that is there from the start.
+    static std::pair<T, T> at_start(std::span<const double> sinks, index head) {
+        const T sink = sinks.empty() ? hidden : static_cast<T>(sinks[static_cast<std::size_t>(head)]);
+        return sink == hidden ? std::pair(nothing, T{0}) : std::pair(sink, T{1});
     }
     /// No key has been seen.
     void begin(index rows, T of_values = 1) {

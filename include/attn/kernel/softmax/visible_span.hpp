@@ -9,6 +9,29 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
+/// Calls f(keys) for those of the key blocks from .. end - 1, one at least, that some row of some head sees something of, in order, found by
+/// bisection. keys.full: all rows see all of it.
+template <class F>
+void for_each_visible_block(const visible_keys& pattern, const query_block& queries, index pass, const key_blocks& blocks, index from, index end,
+                            const F& f) {
+    auto keys = blocks.run(from, end);
+    const auto seen = pattern.of_box(queries, pass, keys.positions());
+    if (seen.is_none()) return;
+    if (seen.is_all()) {
+        for (; from < end; ++from) {
+            keys = blocks.run(from, from + 1);
+            keys.full = true;
+            f(keys);
+        }
+    } else if (end - from == 1) {
+        f(keys);
+    } else {
+        const auto middle = from + (end - from) / 2;
+        for_each_visible_block(pattern, queries, pass, blocks, from, middle, f);
+        for_each_visible_block(pattern, queries, pass, blocks, middle, end, f);
+    }
+}
+
 /// What a query block sees of one span of keys, found once for all heads that see the same: a run of keys for each key block that some row
 /// sees something of, and one bit per row for each key where not every row sees all.
 class visible_span {
@@ -33,7 +56,10 @@ public:
         for (end_ = from; end_ < end && count_ == 0;) {
             from = end_;
             end_ = std::min(end, (floor_div(from, max_blocks) + 1) * max_blocks);
-            find_blocks(pattern, queries, pass, blocks, from, end_);
+            for_each_visible_block(pattern, queries, pass, blocks, from, end_, [&](const key_run& keys) {
+                if (keys.full) parts_[count_++] = {keys, nullptr};
+                else find_rows(pattern, queries, pass, keys);
+            });
         }
         if (end_ < end && pattern.of_box(queries, pass, blocks.run(end_, end).positions()).is_none()) end_ = end;
         return count_ > 0;
@@ -45,21 +71,6 @@ public:
 private:
     static constexpr index none = std::numeric_limits<index>::min();
 
-    /// By bisection.
-    void find_blocks(const visible_keys& pattern, const query_block& queries, index pass, const key_blocks& blocks, index from, index end) {
-        const auto keys = blocks.run(from, end);
-        const auto seen = pattern.of_box(queries, pass, keys.positions());
-        if (seen.is_none()) return;
-        if (seen.is_all()) {
-            for (auto block = from; block < end; ++block) parts_[count_++] = {blocks.run(block, block + 1), nullptr};
-        } else if (end - from == 1) {
-            find_rows(pattern, queries, pass, keys);
-        } else {
-            const auto middle = from + (end - from) / 2;
-            find_blocks(pattern, queries, pass, blocks, from, middle);
-            find_blocks(pattern, queries, pass, blocks, middle, end);
-        }
-    }
     /// Of one block, from the first key that some row sees to the last.
     void find_rows(const visible_keys& pattern, const query_block& queries, index pass, key_run keys) {
         auto* bits = bits_ + count_ * block_keys_;
@@ -93,6 +104,17 @@ void hide_scores(T* scores, index keys, index rows, const std::uint64_t* visible
             (seen == 0 ? hidden : select(simd::lane_bits{seen}, lanes::load(at), hidden)).store(at);
         }
     }
+}
+
+/// The rows, as bits, for which a key counts whose scores[rows] these are: those that are not -infinity. rows: whole registers.
+template <Scalar T, class Arch>
+std::uint64_t rows_not_hidden(const T* scores, index rows) {
+    using lanes = simd::lanes<T, Arch>;
+    const lanes hidden = -std::numeric_limits<T>::infinity();
+    std::uint64_t seen = 0;
+    for (index row = 0; row < rows; row += lanes::size)
+        seen |= (~(lanes::load(scores + row) == hidden).bits().value & bit_range(0, lanes::size)) << row;
+    return seen;
 }
 
 } // namespace attn::kernel

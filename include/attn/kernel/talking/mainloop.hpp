@@ -5,9 +5,9 @@
 #include "../softmax/masked_recompute.hpp"
 #include "../softmax/score_adjustment.hpp"
 #include "../softmax/value_stage.hpp"
+#include "../softmax/visible_span.hpp"
 #include "head_mixing.hpp"
 #include "memory.hpp"
-#include "visible_blocks.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
@@ -95,10 +95,9 @@ private:
         const key_blocks blocks(memory_type::keys_of_block, call_.in.positions.first_key[block_.batch], call_.shape.keys, block_.tokens);
         const auto first = blocks.first_block(), end = blocks.end_block();
         index number = 0;
-        for_each_visible_block(call_.pattern, block_, blocks, first, end, [&](index seen, bool all) {
-            auto keys = blocks.run(seen, seen + 1);
-            keys.full = all;
-            auto block = memory_.block(number++, keys, all && !looks_at_scores(how));
+        if (first == end) return;
+        for_each_visible_block(call_.pattern, block_, visible_keys::whole, blocks, first, end, [&](const key_run& keys) {
+            auto block = memory_.block(number++, keys, keys.full && !looks_at_scores(how));
             f(block);
         });
     }
@@ -154,11 +153,7 @@ private:
     void find_seen(const weight_block<T>& block) {
         for (index j = 0; j < block.keys.count; ++j) {
             std::uint64_t seen = 0;
-            for (index c = 0; c < call_.shape.heads; ++c)
-                for (index q = 0; q < stride(); q += lanes::size) {
-                    const auto hidden = lanes::load(weights(block, c) + j * stride() + q) == lanes(memory_type::state_type::hidden);
-                    seen |= (~hidden.bits().value & bit_range(0, lanes::size)) << q;
-                }
+            for (index c = 0; c < call_.shape.heads; ++c) seen |= rows_not_hidden<T, Arch>(weights(block, c) + j * stride(), stride());
             block.seen[j] = seen & bit_range(0, block_.tokens.count);
         }
     }
@@ -168,12 +163,11 @@ private:
         const auto& log_sum_exp = call_.out.log_sum_exp;
         for (index c = 0; c < call_.shape.heads; ++c) {
             const auto& state = memory_.states[c];
-            const T sink = call_.sinks.empty() ? state.hidden : static_cast<T>(call_.sinks[static_cast<std::size_t>(c)]);
-            const bool has_sink = sink != state.hidden;
+            const auto [maximum_at_start, sum_at_start] = state.at_start(call_.sinks, c);
             T maximum[memory_type::max_queries], sum[memory_type::max_queries];
             for (index q = 0; q < stride(); q += lanes::size) {
                 const auto m = lanes::load(state.maximum + q), l = lanes::load(state.sum + q);
-                const softmax_merge<T, Arch> merged(has_sink ? sink : state.nothing, has_sink ? T{1} : T{0}, m, l);
+                const softmax_merge<T, Arch> merged(maximum_at_start, sum_at_start, m, l);
                 select(l == lanes(T{0}), lanes(T{0}), merged.b / l).store(memory_.share + c * memory_type::max_queries + q);
                 if (call_.shape.mixes_weights) m.store(memory_.last_maximum + c * memory_type::max_queries + q);
                 merged.maximum.store(maximum + q);
