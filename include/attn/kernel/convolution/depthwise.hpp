@@ -2,7 +2,6 @@
 #pragma once
 
 #include "../../core/workspace.hpp"
-#include "../../simd/unroll.hpp"
 #include "../tile_loader.hpp"
 #include "grid.hpp"
 
@@ -143,20 +142,7 @@ private:
         for (index channel = 0; channel < padded_; channel += lanes::size) {
             if constexpr (Width > 0 && Outputs > 1) {
                 if (regular) {
-                    const T* const tokens =
-                        piece.in.data + piece.above * piece.in.row_stride + (first - piece.in.left) * piece.in.token_stride + channel;
-                    const T* const weights = weights_ + (1 + (piece.above - piece.y + grid_.top) * Width) * padded_ + channel;
-                    const auto rows = piece.below - piece.above;
-                    // The row that comes in when the outputs go on to the next one.
-                    const T* const ahead = piece.below < grid_.height ? tokens + rows * piece.in.row_stride : nullptr;
-                    if (at_left && at_right)
-                        add_regular<Outputs, Width, true, true>(tokens, piece.in, rows, weights, ahead, channel, to + channel);
-                    else if (at_left)
-                        add_regular<Outputs, Width, true, false>(tokens, piece.in, rows, weights, ahead, channel, to + channel);
-                    else if (at_right)
-                        add_regular<Outputs, Width, false, true>(tokens, piece.in, rows, weights, ahead, channel, to + channel);
-                    else
-                        add_regular<Outputs, Width, false, false>(tokens, piece.in, rows, weights, ahead, channel, to + channel);
+                    add_regular<Outputs, Width>(piece, first, at_left, at_right, channel, to + channel);
                     continue;
                 }
             }
@@ -165,53 +151,71 @@ private:
     }
     /// One register of channels of outputs side by side: each input is loaded once for all the outputs that it reaches. At an end of the
     /// grid's row half the kernel's width of inputs is missing.
-    template <int Outputs, int Width, bool AtLeft, bool AtRight>
-    [[gnu::noinline]] void add_regular(const T* tokens, const input_rows& in, index rows, const T* weights, const T* ahead, index channel,
-                                       T* to) const {
-        lanes sum[static_cast<std::size_t>(Outputs)];
+    template <int Outputs, int Width>
+    [[gnu::noinline]] void add_regular(const row_piece& piece, index first, bool at_left, bool at_right, index channel, T* to) const {
+        constexpr int half = Width / 2;
+        const auto padded = padded_, token_stride = piece.in.token_stride, row_stride = piece.in.row_stride;
+        const T* tokens = piece.in.data + piece.above * row_stride + (first - piece.in.left) * token_stride + channel;
+        const T* weights = weights_ + (1 + (piece.above - piece.y + grid_.top) * Width) * padded + channel;
+        lanes sum[std::size_t{Outputs}];
         const auto bias = lanes::load(weights_ + channel);
-        simd::unroll<Outputs>([&](auto o) { sum[o] = bias; });
-        const auto padded = padded_, token_stride = in.token_stride, row_stride = in.row_stride;
-        if (AtLeft) tokens += Width / 2 * token_stride;
-        for (index row = 0; row < rows; ++row) {
-            lanes weight[static_cast<std::size_t>(Width)];
-            simd::unroll<Width>([&](auto k) { weight[k] = lanes::load(weights + k * padded); });
+#pragma GCC unroll 16
+        for (int o = 0; o < Outputs; ++o) sum[o] = bias;
+        for (auto rows = piece.below - piece.above; rows > 0; --rows, tokens += row_stride) {
+            lanes weight[std::size_t{Width}];
+#pragma GCC unroll 8
+            for (int k = 0; k < Width; ++k, weights += padded) weight[k] = lanes::load(weights);
             const T* at = tokens;
-            simd::unroll<Outputs + Width - 1>([&](auto i) {
-                if constexpr ((!AtLeft || i() >= Width / 2) && (!AtRight || i() < Outputs + Width / 2)) {
-                    const auto value = lanes::load(at);
-                    simd::unroll<Width>([&](auto k) {
-                        constexpr int o = decltype(i)::value - decltype(k)::value;
-                        if constexpr (o >= 0 && o < Outputs) sum[o] = fma(value, weight[k], sum[o]);
-                    });
-                    at += token_stride;
-                }
-            });
-            tokens += row_stride;
-            weights += Width * padded;
+            if (at_left) {
+                at += half * token_stride;
+            } else {
+#pragma GCC unroll 4
+                for (int i = 0; i < half; ++i, at += token_stride) add_input<Outputs, Width>(lanes::load(at), i, weight, sum);
+            }
+#pragma GCC unroll 16
+            for (int i = half; i < half + Outputs; ++i, at += token_stride) add_input<Outputs, Width>(lanes::load(at), i, weight, sum);
+            if (at_right) continue;
+#pragma GCC unroll 4
+            for (int i = half + Outputs; i < 2 * half + Outputs; ++i, at += token_stride)
+                add_input<Outputs, Width>(lanes::load(at), i, weight, sum);
         }
-        if (ahead) simd::unroll<Outputs>([&](auto o) { simd::prefetch(ahead + o * token_stride); });
-        simd::unroll<Outputs>([&](auto o) { sum[o].store(to + o * padded); });
+        if (piece.below < grid_.height) { // the row that comes in when the outputs go on to the next one
+            if (at_left) tokens += half * token_stride;
+#pragma GCC unroll 16
+            for (int o = 0; o < Outputs; ++o) simd::prefetch(tokens + o * token_stride);
+        }
+#pragma GCC unroll 16
+        for (int o = 0; o < Outputs; ++o) sum[o].store(to + o * padded);
+    }
+    /// What the input number i, the first output's first being 0, adds to each output that it reaches.
+    template <int Outputs, int Width>
+    [[gnu::always_inline]] static void add_input(lanes value, int i, const lanes* weight, lanes* sum) {
+#pragma GCC unroll 8
+        for (int k = 0; k < Width; ++k)
+            if (k <= i && i < k + Outputs) sum[i - k] = fma(value, weight[k], sum[i - k]);
     }
     /// The same, tap by tap, wherever inputs end.
     template <int Outputs>
     [[gnu::noinline]] void add_any(const row_piece& piece, index first, index channel, T* to) const {
-        lanes sum[static_cast<std::size_t>(Outputs)];
+        lanes sum[std::size_t{Outputs}];
         const auto bias = lanes::load(weights_ + channel);
-        simd::unroll<Outputs>([&](auto o) { sum[o] = bias; });
+#pragma GCC unroll 16
+        for (int o = 0; o < Outputs; ++o) sum[o] = bias;
         for (auto row = piece.above; row < piece.below; ++row) {
             const auto end = std::clamp<index>(piece.present - row * grid_.width, 0, grid_.width);
             const T* const weights = weights_ + (1 + (row - piece.y + grid_.top) * grid_.kernel_width) * padded_ + channel;
             const T* const tokens = piece.in.data + row * piece.in.row_stride - piece.in.left * piece.in.token_stride + channel;
             for (index k = std::max<index>(0, -first - Outputs + 1); k < grid_.kernel_width && first + k < end; ++k) {
                 const auto weight = lanes::load(weights + k * padded_);
-                simd::unroll<Outputs>([&](auto o) {
+#pragma GCC unroll 16
+                for (int o = 0; o < Outputs; ++o) {
                     const auto x = first + k + o;
                     if (x >= 0 && x < end) sum[o] = fma(lanes::load(tokens + x * piece.in.token_stride), weight, sum[o]);
-                });
+                }
             }
         }
-        simd::unroll<Outputs>([&](auto o) { sum[o].store(to + o * padded_); });
+#pragma GCC unroll 16
+        for (int o = 0; o < Outputs; ++o) sum[o].store(to + o * padded_);
     }
 
     convolution_grid grid_;
