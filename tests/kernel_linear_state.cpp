@@ -24,6 +24,8 @@ struct rows_of_numbers {
     kernel::feature_rows<T> features(index first, index n) const { return {data.data() + first * padded, n, padded}; }
 };
 
+kernel::no_prefetch nothing_ahead;
+
 template <Scalar T>
 struct state_checker {
     using state = kernel::linear_state<T, simd::native>;
@@ -43,9 +45,9 @@ struct state_checker {
         const auto one = state::take(space, d_k, d_v), two = state::take(space, d_k, d_v);
         one.reset();
         two.reset();
-        one.push(k.features(0, first_keys), v.data.data(), v.padded, {});
-        one.push(k.features(first_keys, more_keys), v.data.data() + first_keys * v.padded, v.padded, {});
-        two.push(k.features(first_keys + more_keys, merged_keys), v.data.data() + (first_keys + more_keys) * v.padded, v.padded, {});
+        one.push(k.features(0, first_keys), v.data.data(), v.padded, nothing_ahead);
+        one.push(k.features(first_keys, more_keys), v.data.data() + first_keys * v.padded, v.padded, nothing_ahead);
+        two.push(k.features(first_keys + more_keys, merged_keys), v.data.data() + (first_keys + more_keys) * v.padded, v.padded, nothing_ahead);
         one.merge(two);
 
         std::vector<T> denominators(static_cast<std::size_t>(queries + 16), T{1}), factors(denominators.size());
@@ -56,7 +58,7 @@ struct state_checker {
         for (const bool with : {false, true}) {
             one.finish(q.features(0, queries),
                        {out.data(), stride, factors.data(), with ? start.data.data() : nullptr, with ? local.data.data() : nullptr},
-                       spare.data(), {});
+                       spare.data(), nothing_ahead);
             index wrong = 0;
             for (index i = 0; i < queries; ++i) {
                 T sum = 1;
@@ -112,11 +114,11 @@ TEMPLATE_TEST_CASE("linear_state: a map applied in reading gives the bits of fea
         const auto run = [&](const auto& features) {
             const auto sum = state::take(space, d_k, d_v);
             sum.reset();
-            sum.push(features, v.data.data(), d_v, {});
+            sum.push(features, v.data.data(), d_v, nothing_ahead);
             std::vector<TestType> denominators(static_cast<std::size_t>(rows + 16)), out(static_cast<std::size_t>(rows * d_v)),
                 factors(denominators.size(), TestType{1}), spare(static_cast<std::size_t>(16 * d_v));
             sum.add_denominators(features, denominators.data());
-            sum.finish(features, {out.data(), d_v, factors.data(), nullptr, nullptr}, spare.data(), {});
+            sum.finish(features, {out.data(), d_v, factors.data(), nullptr, nullptr}, spare.data(), nothing_ahead);
             denominators.resize(rows);
             return std::pair(denominators, out);
         };

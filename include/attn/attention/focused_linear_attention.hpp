@@ -76,7 +76,7 @@ private:
     template <Scalar T>
     using features = kernel::focused_features<T, Arch, relu, U>;
     template <Scalar T>
-    using kernel_of = kernel::linear_attention<T, Arch, features<T>, features<T>, P, U>;
+    using kernel_of = kernel::linear_attention<T, Arch, features<T>, features<T>, P, kernel::local_term<T, U>>;
 
     template <Scalar T>
     detail::local_arguments<T, U, Arch> local() const {

@@ -46,7 +46,7 @@ struct linear_attention {
     template <Scalar T>
     void forward(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
         const features<T> queries{in.queries, feature_map, {}}, keys{in.keys, feature_map, {}};
-        kernel_of<T>(queries, keys, pattern, {.normalise = normalise, .eps = eps, .scale = scale}, {})(in, out, run,
+        kernel_of<T>(queries, keys, pattern, {.normalise = normalise, .eps = eps, .scale = scale})(in, out, run,
                                                                                                        run.workspace().bytes().data());
     }
 

@@ -57,7 +57,7 @@ private:
     template <Scalar T>
     using key_features = kernel::mapped_features<T, Arch, relu, U>;
     template <Scalar T>
-    using kernel_of = kernel::linear_attention<T, Arch, query_features<T>, key_features<T>, P, U>;
+    using kernel_of = kernel::linear_attention<T, Arch, query_features<T>, key_features<T>, P, kernel::local_term<T, U>>;
 
     template <Scalar T>
     detail::local_arguments<T, U, Arch> local() const {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "../../simd/lanes.hpp"
-#include "../../simd/unroll.hpp"
 #include "tile_traits.hpp"
 
 #include <algorithm>
@@ -13,10 +12,6 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 /// A stride that is known to be one, so that the micro-kernel addresses without multiplying.
 using unit_stride = std::integral_constant<index, 1>;
 
-struct nothing_beside {
-    void operator()() const {}
-};
-
 /// Rows x Columns registers of sums.
 template <int Rows, int Columns, Scalar T, class Arch>
 struct matrix_tile {
@@ -24,46 +19,46 @@ struct matrix_tile {
     lanes sum[static_cast<std::size_t>(Rows)][static_cast<std::size_t>(Columns)];
 
     [[gnu::always_inline]] void zero() {
-        simd::unroll<Rows, Columns>([&](auto i, auto c) { sum[i][c] = lanes(T{0}); });
+#pragma GCC unroll 16
+        for (int i = 0; i < Rows; ++i)
+#pragma GCC unroll 4
+            for (int c = 0; c < Columns; ++c) sum[i][c] = lanes(T{0});
     }
     [[gnu::always_inline]] void load(const T* from, index row_stride) {
-        simd::unroll<Rows, Columns>([&](auto i, auto c) { sum[i][c] = lanes::load(from + i * row_stride + c * lanes::size); });
-    }
-    /// Row i begins as factor[i] times what lies at from + i * row_stride.
-    [[gnu::always_inline]] void load_scaled(const T* from, index row_stride, const T* factor) {
-        simd::unroll<Rows, Columns>(
-            [&](auto i, auto c) { sum[i][c] = lanes::load(from + i * row_stride + c * lanes::size) * lanes(factor[i]); });
-    }
-    [[gnu::always_inline]] void add(const T* from, index row_stride) {
-        simd::unroll<Rows, Columns>(
-            [&](auto i, auto c) { sum[i][c] = sum[i][c] + lanes::load(from + i * row_stride + c * lanes::size); });
+#pragma GCC unroll 16
+        for (int i = 0; i < Rows; ++i, from += row_stride)
+#pragma GCC unroll 4
+            for (int c = 0; c < Columns; ++c) sum[i][c] = lanes::load(from + c * lanes::size);
     }
     [[gnu::always_inline]] void store(T* to, index row_stride) const {
-        simd::unroll<Rows, Columns>([&](auto i, auto c) { sum[i][c].store(to + i * row_stride + c * lanes::size); });
+#pragma GCC unroll 16
+        for (int i = 0; i < Rows; ++i, to += row_stride)
+#pragma GCC unroll 4
+            for (int c = 0; c < Columns; ++c) sum[i][c].store(to + c * lanes::size);
     }
     [[gnu::always_inline]] void add_to(T* to, index row_stride) const {
-        simd::unroll<Rows, Columns>([&](auto i, auto c) {
-            T* const at = to + i * row_stride + c * lanes::size;
-            (lanes::load(at) + sum[i][c]).store(at);
-        });
+#pragma GCC unroll 16
+        for (int i = 0; i < Rows; ++i, to += row_stride)
+#pragma GCC unroll 4
+            for (int c = 0; c < Columns; ++c) (lanes::load(to + c * lanes::size) + sum[i][c]).store(to + c * lanes::size);
     }
     /// sum[i][c] += sum over k < depth of phi(a(i, k)) * b(k, c), where a(i, k) = a[i * a_row + k * a_depth] is a number and b(k, c) the
     /// register at b + k * b_depth + c * lanes::size. Each lane is one chain of multiply-adds in the order of k: its result is the
-    /// same in a tile of any size. `beside` is called with each term. Rows are addressed as they are: with a pointer for every three of
-    /// them clang keeps these in vector registers, and sums in memory.
-    template <class Phi = std::identity, class Beside = nothing_beside>
+    /// same in a tile of any size. Rows are addressed as they are: with a pointer for every three of them clang keeps these in vector
+    /// registers, and sums in memory.
+    template <class Phi = std::identity>
     [[gnu::always_inline]] void multiply_add(const T* a, auto a_row, auto a_depth, const T* b, index b_depth, index depth,
-                                             const Phi& phi = {}, Beside&& beside = {}) {
-        for (index k = 0; k < depth; ++k) {
-            beside();
-            lanes right[static_cast<std::size_t>(Columns)];
-            simd::unroll<Columns>([&](auto c) { right[c] = lanes::load(b + c * lanes::size); });
-            simd::unroll<Rows>([&](auto i) {
+                                             const Phi& phi = {}) {
+        for (; depth > 0; --depth, a += a_depth, b += b_depth) {
+            lanes right[std::size_t{Columns}];
+#pragma GCC unroll 4
+            for (int c = 0; c < Columns; ++c) right[c] = lanes::load(b + c * lanes::size);
+#pragma GCC unroll 16
+            for (int i = 0; i < Rows; ++i) {
                 const lanes left = phi(lanes(a[i * a_row]));
-                simd::unroll<Columns>([&](auto c) { sum[i][c] = fma(left, right[c], sum[i][c]); });
-            });
-            a += a_depth;
-            b += b_depth;
+#pragma GCC unroll 4
+                for (int c = 0; c < Columns; ++c) sum[i][c] = fma(left, right[c], sum[i][c]);
+            }
         }
     }
 };

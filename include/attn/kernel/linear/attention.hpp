@@ -14,17 +14,20 @@ struct linear_normalisation {
     bool eps_per_key = false; ///< eps is for a mean over the keys, not a sum
 };
 
+/// In place of a local_term: none.
+struct no_local_term {};
+
 /// out_i = sum over seen j of (phi(q_i) . phi(k_j)) v_j, normalised, plus a local term. Features: how rows of queries and keys become
 /// features. A row meets some of its keys as a sum over them and scores the others; which ones, and how the sum is made, linear_order says
 /// for each row by itself. Shapes have been checked.
-template <Scalar T, class Arch, class QueryFeatures, class KeyFeatures, Pattern P, class U = T>
+template <Scalar T, class Arch, class QueryFeatures, class KeyFeatures, Pattern P, class Local = no_local_term, class Prefetch = prefetch_next>
 class linear_attention {
 public:
     using lanes = simd::lanes<T, Arch>;
     static constexpr bool causal = linear_order<T, P>::causal;
 
     linear_attention(const QueryFeatures& query_features, const KeyFeatures& key_features, const P& pattern,
-                     const linear_normalisation& normalisation, const local_term<T, U>& local)
+                     const linear_normalisation& normalisation, const Local& local = {})
         : query_features_(query_features), key_features_(key_features), pattern_(pattern), normalisation_(normalisation), local_(local) {}
 
     static std::size_t workspace_bytes(const input_shapes& s, index concurrency, const convolution_grid* grid) {
@@ -57,11 +60,22 @@ public:
 
 private:
     using state_type = linear_state<T, Arch>;
-    using worker = linear_worker<T, Arch>;
-    using keys_type = linear_keys<T, Arch, KeyFeatures, P>;
+    using worker = linear_worker<T, Arch, Prefetch>;
+    using keys_type = linear_keys<T, Arch, KeyFeatures, P, Prefetch>;
     using block = typename keys_type::block;
 
-    const convolution_grid* grid() const { return local_.convolution.present() ? &local_.convolution.grid : nullptr; }
+    static constexpr bool has_local = !std::same_as<Local, no_local_term>;
+
+    const convolution_grid* grid() const {
+        if constexpr (has_local)
+            return local_.convolution.present() ? &local_.convolution.grid : nullptr;
+        else
+            return nullptr;
+    }
+    void load_weights(worker& w, index head) const {
+        if constexpr (has_local)
+            if (grid()) w.convolution.load_weights(local_.convolution, head);
+    }
     linear_order<T, P> order(const inputs<T>& in) const { return {in, pattern_}; }
     keys_type keys_of(const inputs<T>& in, index batch, index kv_head) const {
         return {in, key_features_, order(in), batch, kv_head};
@@ -75,7 +89,7 @@ private:
         const auto channels = in.values.shape().channels;
         const auto max_seen = order(in).seen_by(batch, end - 1);
         const bool some_see_nothing = order(in).seen_by(batch, first) == 0, scored = max_seen > absorbed;
-        const auto queries = load_features<causal, T, Arch>(query_features_, batch, head, first, count, w, w.queries, scored || some_see_nothing);
+        const auto queries = load_features<causal, T, Arch, Prefetch>(query_features_, batch, head, first, count, w, w.queries, scored || some_see_nothing);
         for (index r = 0; some_see_nothing && r < count && order(in).seen_by(batch, first + r) == 0; ++r)
             std::fill_n(w.queries + r * w.key_padded, w.key_padded, T{0});
 
@@ -93,25 +107,48 @@ private:
         if (absorbed > 0) state.add_denominators(queries, w.factors);
         make_factors(in, batch, first, count, w.factors);
 
-        if (grid()) {
-            const auto present = local_.reads_values ? order(in).ever_seen(batch) : local_.input.shape().tokens;
-            w.convolution(rows_of(local_.input, batch, keys.kv_head), present, first, count, w.local);
+        if constexpr (has_local) {
+            if (grid()) {
+                const auto present = local_.reads_values ? order(in).ever_seen(batch) : local_.input.shape().tokens;
+                w.convolution(rows_of(local_.input, batch, keys.kv_head), present, first, count, w.local);
+            }
         }
         const auto to = rows_of(out.values, batch, head, first);
         const bool direct = to.channel_stride == 1 && w.padded == channels;
         auto from = state;
         if (absorbed == 0) from.key_channels = 0; // an empty sum adds nothing, not even the NaN of a query
         from.padded = w.padded;
-        // A convolution over one long row reads as many new tokens; over a grid it asks itself for the row below.
-        constexpr index two_tiles = 2 * tile_traits<T, Arch>::max_rows(tile_traits<T, Arch>::max_columns);
-        const queries_ahead<T> ahead(in, out, batch, head, first, end, grid() && grid()->height == 1 ? &local_.input : nullptr, two_tiles);
+        ask_for_next(w.ahead, in, out, batch, head, end, count);
         from.finish(queries,
                     {direct ? to.data : w.results, direct ? to.row_stride : w.padded, w.factors, started ? w.numerators : nullptr,
                      grid() ? w.local : nullptr},
-                    w.spare, ahead);
+                    w.spare, w.ahead);
         for (index r = 0; !direct && r < count; ++r)
             for (index c = 0; c < channels; ++c) to.data[r * to.row_stride + c * to.channel_stride] = w.results[r * w.padded + c];
         return own;
+    }
+    /// What is read after the rows of a head before `end`: so many more, and where their results go; or the first keys and values of another
+    /// head.
+    void ask_for_next(Prefetch& ahead, const inputs<T>& in, const outputs<T>& out, index batch, index head, index end, index count) const {
+        ahead.clear();
+        const auto &q = in.queries.shape(), &k = in.keys.shape(), &v = in.values.shape();
+        const auto group = q.heads / k.heads;
+        if (end == q.tokens) {
+            end = 0;
+            if (++head == q.heads) head = 0, ++batch;
+            if (batch == q.batch) return;
+        }
+        if (end == 0 && head % group == 0) {
+            count = std::min(count, k.tokens);
+            ahead.add(rows_of(in.keys, batch, head / group), count, k.channels);
+            ahead.add(rows_of(in.values, batch, head / group), count, v.channels);
+            return;
+        }
+        count = std::min(count, q.tokens - end);
+        ahead.add(rows_of(in.queries, batch, head, end), count, q.channels);
+        ahead.add(rows_of(out.values, batch, head, end), count, v.channels);
+        if constexpr (has_local) // over a grid it asks itself for the row below
+            if (grid() && grid()->height == 1) ahead.add(rows_of(local_.input, batch, head / group, end), count, v.channels);
     }
     /// Denominators become what numerators are to be multiplied with.
     void make_factors(const inputs<T>& in, index batch, index first, index count, T* factors) const {
@@ -154,7 +191,7 @@ private:
                 const auto number = task / (group * tasks), batch = batch_of(number);
                 const auto head = (begin + number) % k.heads * group + task / tasks % group;
                 with_worker(slice, [&](worker& w) {
-                    if (grid()) w.convolution.load_weights(local_.convolution, head);
+                    load_weights(w, head);
                     const auto from = task % tasks * chunks_of_a_task;
                     for (auto chunk = from; chunk < std::min(from + chunks_of_a_task, chunks.count()); ++chunk)
                         if (const auto first = chunks.first(chunk), end = chunks.end(chunk); first < end)
@@ -171,7 +208,7 @@ private:
         const auto rows = order(in);
         const auto keys = keys_of(in, batch, head / (in.queries.shape().heads / in.keys.shape().heads));
         const auto tokens = in.queries.shape().tokens, target = worker::target_rows(shapes_of(in));
-        if (grid()) w.convolution.load_weights(local_.convolution, head);
+        load_weights(w, head);
         w.state.reset();
         index absorbed = 0;
         for (index first = 0, end = 0; first < tokens; first = end) {
@@ -182,7 +219,7 @@ private:
             const auto own = run_chunk(w, in, out, batch, head, first, end, w.state, absorbed);
             const bool whole = own.rows.count > 0 && own.first == absorbed && own.end() == rows.block_end(batch, absorbed, size);
             if (end == tokens || !whole || rows.absorbed_by(batch, end) < own.end()) continue;
-            own.push(w.state);
+            keys.push(w, own, w.state);
             absorbed = own.end();
         }
     }
@@ -191,7 +228,7 @@ private:
     const KeyFeatures& key_features_;
     const P& pattern_;
     linear_normalisation normalisation_;
-    local_term<T, U> local_;
+    [[no_unique_address]] Local local_;
 };
 
 } // namespace attn::kernel

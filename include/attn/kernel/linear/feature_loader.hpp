@@ -39,12 +39,12 @@ struct mapped_features {
         const auto rows = rows_of(x, batch, head, first);
         if (!added.data() && padded == channels && rows.channel_stride == 1) {
             for_each_piece(padded / lanes::size, 4, [&](index reg, index columns) {
-                with_constant<4>(columns, [&](auto c) {
+                with_constant<4>(columns, [&]<int Columns>(std::integral_constant<int, Columns>) {
                     const T* from = rows.data + reg * lanes::size;
                     T* at = to + reg * lanes::size;
                     for (index r = 0; r < count; ++r, from += rows.row_stride, at += padded)
-                        simd::unroll<c()>(
-                            [&](auto i) { static_cast<lanes>(phi(lanes::load(from + i * lanes::size))).store(at + i * lanes::size); });
+#pragma GCC unroll 4
+                        for (int i = 0; i < Columns; ++i) static_cast<lanes>(phi(lanes::load(from + i * lanes::size))).store(at + i * lanes::size);
                 });
             });
             return;

@@ -9,9 +9,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// The features of rows first .. first + count - 1 of a head: where they lie if that will do, else, or if they are to be `written`, in `to`.
 /// Those of causal chunks are scored, and so written in any case: it spares their micro-kernels an instance that applies a map.
-template <bool causal, Scalar T, class Arch, class Features>
-auto load_features(const Features& features, index batch, index head, index first, index count, const linear_worker<T, Arch>& w, T* to,
-                   bool written) {
+template <bool causal, Scalar T, class Arch, class Prefetch, class Features>
+auto load_features(const Features& features, index batch, index head, index first, index count, const linear_worker<T, Arch, Prefetch>& w,
+                   T* to, bool written) {
     if constexpr (causal) {
         features(batch, head, first, count, to);
         return feature_rows<T>{to, count, w.key_padded};
@@ -21,9 +21,9 @@ auto load_features(const Features& features, index batch, index head, index firs
 }
 
 /// The keys of one head, block by block.
-template <Scalar T, class Arch, class Features, Pattern P>
+template <Scalar T, class Arch, class Features, Pattern P, class Prefetch>
 struct linear_keys {
-    using worker = linear_worker<T, Arch>;
+    using worker = linear_worker<T, Arch, Prefetch>;
     using order_type = linear_order<T, P>;
 
     const inputs<T>& in;
@@ -31,24 +31,22 @@ struct linear_keys {
     order_type order;
     index batch, kv_head;
 
-    /// A block, ready to be pushed or scored; what is to be read next beside that.
+    /// A block, ready to be pushed or scored.
     struct block {
-        using loaded = decltype(load_features<order_type::causal, T, Arch>(std::declval<const Features&>(), index{}, index{}, index{}, index{},
+        using loaded = decltype(load_features<order_type::causal, T, Arch, Prefetch>(std::declval<const Features&>(), index{}, index{}, index{}, index{},
                                                                            std::declval<const worker&>(), static_cast<T*>(nullptr), bool{}));
         loaded rows;
         const T* values;
         index value_stride, first;
-        keys_ahead<T> ahead;
 
         index end() const { return first + rows.count; }
-        void push(const linear_state<T, Arch>& state) const { state.push(rows, values, value_stride, ahead); }
     };
 
     block load(worker& w, index first, index count, bool scored) const {
         const auto values = rows_of(in.values, batch, kv_head, first);
         const auto channels = in.values.shape().channels;
-        block b{load_features<order_type::causal, T, Arch>(features, batch, kv_head, first, count, w, w.keys, scored), values.data,
-                values.row_stride, first, {in, batch, kv_head, first + count}};
+        block b{load_features<order_type::causal, T, Arch, Prefetch>(features, batch, kv_head, first, count, w, w.keys, scored), values.data,
+                values.row_stride, first};
         if (!readable_in_place(values) || w.padded != channels) {
             copy_rows<T, Arch>(values, count, channels, w.packed_values, w.padded);
             b.values = w.packed_values;
@@ -65,9 +63,18 @@ struct linear_keys {
             first = stop;
         }
     }
+    /// Beside the products of a block as many keys are asked for as follow it.
+    void push(worker& w, const block& b, const linear_state<T, Arch>& state) const {
+        w.ahead.clear();
+        if (const auto next = b.end(), count = std::min(b.rows.count, in.keys.shape().tokens - next); count > 0) {
+            w.ahead.add(rows_of(in.keys, batch, kv_head, next), count, in.keys.shape().channels);
+            w.ahead.add(rows_of(in.values, batch, kv_head, next), count, in.values.shape().channels);
+        }
+        state.push(b.rows, b.values, b.value_stride, w.ahead);
+    }
     /// Pushes the keys first .. end - 1, each block of them summed by itself.
     void push(worker& w, index first, index end, index size, const linear_state<T, Arch>& state) const {
-        for_each(first, end, size, [&](index at, index count) { load(w, at, count, false).push(state); });
+        for_each(first, end, size, [&](index at, index count) { push(w, load(w, at, count, false), state); });
     }
 };
 

@@ -85,21 +85,24 @@ private:
     [[gnu::noinline]] void add_values(const scored_keys<T>& block, index row, index channel, bool first, T* numerators) const {
         matrix_tile<Rows, Columns, T, Arch> tile;
         T* const at = numerators + row * padded_ + channel;
-        tile.zero();
-        if (!first)
-            simd::unroll<Rows>(
-                [&](auto i) { simd::unroll<Columns>([&](auto c) { tile.sum[i][c] = lanes::load(at + i * padded_ + c * lanes::size); }); });
+        if (first)
+            tile.zero();
+        else
+            tile.load(at, padded_);
         const auto common = block.seen[row], max_seen = block.seen[row + Rows - 1];
         const T *const weights = weights_ + row * stride_, *const values = block.values + channel;
         tile.multiply_add(weights, stride_, unit_stride{}, values, block.value_stride, common);
         for (auto j = common; j < max_seen; ++j) {
-            lanes value[static_cast<std::size_t>(Columns)];
-            simd::unroll<Columns>([&](auto c) { value[c] = lanes::load(values + j * block.value_stride + c * lanes::size); });
-            simd::unroll<Rows>([&](auto i) {
-                if (j >= block.seen[row + i]) return;
+            lanes value[std::size_t{Columns}];
+#pragma GCC unroll 4
+            for (int c = 0; c < Columns; ++c) value[c] = lanes::load(values + j * block.value_stride + c * lanes::size);
+#pragma GCC unroll 16
+            for (int i = 0; i < Rows; ++i) {
+                if (j >= block.seen[row + i]) continue;
                 const lanes weight = weights[i * stride_ + j];
-                simd::unroll<Columns>([&](auto c) { tile.sum[i][c] = fma(weight, value[c], tile.sum[i][c]); });
-            });
+#pragma GCC unroll 4
+                for (int c = 0; c < Columns; ++c) tile.sum[i][c] = fma(weight, value[c], tile.sum[i][c]);
+            }
         }
         tile.store(at, padded_);
     }

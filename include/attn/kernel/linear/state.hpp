@@ -3,7 +3,7 @@
 
 #include "../../core/workspace.hpp"
 #include "../gemm/matrix_tile.hpp"
-#include "lines_ahead.hpp"
+#include "../prefetch.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
@@ -82,14 +82,13 @@ struct linear_state {
         std::fill_n(key_sum, key_padded, T{0});
     }
     /// Takes keys in: values are rows of `padded` numbers.
-    template <class Phi>
-    void push(const feature_rows<T, Phi>& keys, const T* values, index value_stride, const keys_ahead<T>& ahead) const {
+    template <class Phi, class Prefetch>
+    void push(const feature_rows<T, Phi>& keys, const T* values, index value_stride, Prefetch& ahead) const {
         add_features(keys);
         for_each_piece(padded / lanes::size, traits::max_columns, [&](index first, index columns) {
             with_constant<traits::max_columns>(columns, [&](auto c) {
                 for_each_rows<c(), T, Arch>(key_channels, [&](auto rows, index row) {
-                    add_products<rows(), c()>(as_read<c()>(keys), row, values + first * lanes::size, value_stride, first * lanes::size,
-                                              ahead);
+                    add_products<rows(), c()>(as_read<c()>(keys), row, values + first * lanes::size, value_stride, first * lanes::size, ahead);
                 });
             });
         });
@@ -106,21 +105,20 @@ struct linear_state {
     void add_denominators(const feature_rows<T, Phi>& queries, T* to) const {
         for (index first = 0; first < queries.count; first += lanes::size) {
             lanes sum[lanes::size];
-            simd::unroll<lanes::size>([&](auto r) { sum[r] = lanes(T{0}); });
+#pragma GCC unroll 16
+            for (int r = 0; r < lanes::size; ++r) sum[r] = lanes(T{0});
             for (index c = 0; c < key_padded; c += lanes::size) {
                 const auto z = lanes::load(key_sum + c);
                 const T* row = queries.data + first * queries.stride + c; // not an address for each row, as below
-                simd::unroll<lanes::size>([&](auto r) {
-                    sum[r] = fma(queries.phi(lanes::load(row)), z, sum[r]);
-                    row += queries.stride;
-                });
+#pragma GCC unroll 16
+                for (int r = 0; r < lanes::size; ++r, row += queries.stride) sum[r] = fma(queries.phi(lanes::load(row)), z, sum[r]);
             }
             (lanes::load(to + first) + simd::sum_each<T, Arch>(sum)).store(to + first);
         }
     }
     /// Ends a chunk of queries. spare: room for a tile of rows, where those past the last go.
-    template <class Phi>
-    void finish(const feature_rows<T, Phi>& queries, const linear_result<T>& result, T* spare, const queries_ahead<T>& ahead) const {
+    template <class Phi, class Prefetch>
+    void finish(const feature_rows<T, Phi>& queries, const linear_result<T>& result, T* spare, Prefetch& ahead) const {
         for_each_piece(padded / lanes::size, traits::max_columns, [&](index first, index columns) {
             with_constant<traits::max_columns>(columns, [&](auto c) {
                 for_each_rows<c(), T, Arch>(queries.count, [&](auto rows, index row) {
@@ -150,82 +148,78 @@ private:
     template <class Phi>
     void add_features(const feature_rows<T, Phi>& keys) const {
         for_each_piece(key_padded / lanes::size, 4, [&](index first, index columns) {
-            with_constant<4>(columns, [&](auto c) {
-                lanes even[c()], odd[c()];
-                simd::unroll<c()>([&](auto i) { even[i] = odd[i] = lanes(T{0}); });
+            with_constant<4>(columns, [&]<int Columns>(std::integral_constant<int, Columns>) {
+                lanes even[std::size_t{Columns}], odd[std::size_t{Columns}];
+#pragma GCC unroll 4
+                for (int i = 0; i < Columns; ++i) even[i] = odd[i] = lanes(T{0});
                 const T* row = keys.data + first * lanes::size;
                 index j = 0;
-                for (; j + 1 < keys.count; j += 2, row += 2 * keys.stride) {
-                    simd::unroll<c()>([&](auto i) {
+                for (; j + 1 < keys.count; j += 2, row += 2 * keys.stride)
+#pragma GCC unroll 4
+                    for (int i = 0; i < Columns; ++i) {
                         even[i] += keys.phi(lanes::load(row + i * lanes::size));
                         odd[i] += keys.phi(lanes::load(row + keys.stride + i * lanes::size));
-                    });
-                }
-                simd::unroll<c()>([&](auto i) {
+                    }
+#pragma GCC unroll 4
+                for (int i = 0; i < Columns; ++i) {
                     T* const at = key_sum + (first + i) * lanes::size;
                     if (j < keys.count) even[i] += keys.phi(lanes::load(row + i * lanes::size));
                     (lanes::load(at) + (even[i] + odd[i])).store(at);
-                });
+                }
             });
         });
     }
+    /// Terms of a tile between which lines are asked for: so few lines at once that loads hardly wait for them, so many terms that the ends of
+    /// these loops do not count.
+    template <int Rows, int Columns>
+    static constexpr index terms_between = 384 / (Rows * Columns);
+
     /// Some rows of S: rows are key channels.
-    template <int Rows, int Columns, class Phi>
+    template <int Rows, int Columns, class Phi, class Prefetch>
     [[gnu::noinline]] void add_products(const feature_rows<T, Phi>& keys, index row, const T* values, index value_stride, index channel,
-                                        const keys_ahead<T>& ahead) const {
-        // The lines of a row, evenly over the tiles: as a rule one or none in each, in the few tiles of narrow values two.
-        const auto lines_of_a_sum = static_cast<double>(ahead.lines) / static_cast<double>(key_channels * padded);
-        const auto done = channel * key_channels + row * Columns * lanes::size;
-        const auto first = static_cast<index>(static_cast<double>(done) * lines_of_a_sum);
-        const auto end = static_cast<index>(static_cast<double>(done + Rows * Columns * lanes::size) * lines_of_a_sum);
-        auto one = ahead.line(first, end, values);
-        [[maybe_unused]] auto two = ahead.line(first + 1, end, values);
+                                        Prefetch& ahead) const {
         matrix_tile<Rows, Columns, T, Arch> tile;
         tile.zero();
-        tile.multiply_add(keys.data + row, unit_stride{}, keys.stride, values, value_stride, keys.count, keys.phi, [&] {
-            one.fetch();
-            if constexpr (Columns < traits::max_columns) two.fetch();
-        });
+        const T* k = keys.data + row;
+        constexpr auto terms = terms_between<Rows, Columns>;
+        for (index left = keys.count; left > 0; left -= terms) {
+            ahead.beside(Rows * Columns * terms);
+            tile.multiply_add(k, unit_stride{}, keys.stride, values, value_stride, std::min(terms, left), keys.phi);
+            k += terms * keys.stride;
+            values += terms * value_stride;
+        }
         tile.add_to(sums + row * padded + channel, padded);
     }
-    template <int Rows, int Columns, class Phi>
+    template <int Rows, int Columns, class Phi, class Prefetch>
     [[gnu::noinline]] void finish_rows(const feature_rows<T, Phi>& queries, index row, index channel, const linear_result<T>& result,
-                                       T* out, index out_stride, const queries_ahead<T>& ahead) const {
+                                       T* out, index out_stride, Prefetch& ahead) const {
         matrix_tile<Rows, Columns, T, Arch> tile;
         if (result.start)
             tile.load(result.start + row * padded + channel, padded);
         else
             tile.zero();
-        constexpr index line = coming_rows<T>::line, columns = coming_rows<T>::lines(Columns * lanes::size);
         const T *x = queries.data + row * queries.stride, *s = sums + channel;
-        for (index c = 0, l = 0; c < key_channels; c += line, ++l, x += line, s += line * padded) {
-            const auto first = channel / line + std::min(l, columns);
-            const auto end = channel / line + (c + line < key_channels ? std::min(l + 1, columns) : columns);
-            ahead.queries.fetch(row, Rows, l, channel == 0 ? l + 1 : l);
-            ahead.results.fetch(row, Rows, first, end);
-            ahead.local.fetch(row, Rows, first, end);
-            tile.multiply_add(x, queries.stride, unit_stride{}, s, padded, std::min(line, key_channels - c), queries.phi);
+        constexpr auto terms = terms_between<Rows, Columns>;
+        for (index left = key_channels; left > 0; left -= terms) {
+            ahead.beside(Rows * Columns * terms);
+            tile.multiply_add(x, queries.stride, unit_stride{}, s, padded, std::min(terms, left), queries.phi);
+            x += terms;
+            s += terms * padded;
         }
-        const T* const local = result.local ? result.local + row * padded + channel : nullptr;
-        if (local)
-            write<true>(tile, result.factor + row, local, out, out_stride);
-        else
-            write<false>(tile, result.factor + row, local, out, out_stride);
-    }
-    template <bool has_local, int Rows, int Columns>
-    [[gnu::always_inline]] void write(const matrix_tile<Rows, Columns, T, Arch>& tile, const T* factor, const T* local, T* out,
-                                      index out_stride) const {
-        const auto local_stride = padded;
-        simd::unroll<Rows>([&](auto i) { // row after row: gcc would keep the addresses of all of them in vector registers
-            const lanes times = factor[i];
-            simd::unroll<Columns>([&](auto c) {
-                auto y = tile.sum[i][c] * times;
-                if constexpr (has_local) y = fma(tile.sum[i][c], times, lanes::load(local + c * lanes::size));
-                y.store(out + c * lanes::size);
-            });
-            out += out_stride;
-            if constexpr (has_local) local += local_stride;
-        });
+        // Row after row: gcc would keep the addresses of all of them in vector registers.
+        const T *factor = result.factor + row, *local = result.local ? result.local + row * padded + channel : nullptr;
+        if (local) {
+#pragma GCC unroll 16
+            for (int i = 0; i < Rows; ++i, out += out_stride, local += padded)
+#pragma GCC unroll 4
+                for (int c = 0; c < Columns; ++c)
+                    fma(tile.sum[i][c], lanes(factor[i]), lanes::load(local + c * lanes::size)).store(out + c * lanes::size);
+        } else {
+#pragma GCC unroll 16
+            for (int i = 0; i < Rows; ++i, out += out_stride)
+#pragma GCC unroll 4
+                for (int c = 0; c < Columns; ++c) (tile.sum[i][c] * lanes(factor[i])).store(out + c * lanes::size);
+        }
     }
 };
 

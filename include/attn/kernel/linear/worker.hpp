@@ -10,7 +10,7 @@
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Room for a chunk of queries and a block of keys.
-template <Scalar T, class Arch>
+template <Scalar T, class Arch, class Prefetch = prefetch_next>
 struct linear_worker {
     using state_type = linear_state<T, Arch>;
 
@@ -42,6 +42,7 @@ struct linear_worker {
     linear_scores<T, Arch> scores;
     state_type state; ///< of a head whose sum grows from chunk to chunk
     convolution_tile<T, Arch> convolution;
+    Prefetch ahead; ///< what is read next
 };
 
 } // namespace attn::kernel
