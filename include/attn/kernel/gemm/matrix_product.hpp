@@ -128,12 +128,24 @@ private:
         void multiply_panel(const row_block<const T>& a, const row_block<const T>& b, const row_block<T>& c, index rows, index depth,
                             index present, std::span<const depth_run> runs) const {
             copy_rows<T, Arch>(b, depth, present, packed_b, Columns * lane_count);
-            for_each_piece(rows, traits::max_rows(Columns), [&](index row, index count) {
-                with_constant<traits::max_rows(Columns)>(count, [&](auto r) {
-                    multiply_tile<r(), Columns>(a.data + row * a.row_stride, a.row_stride, packed_b, runs, c.data + row * c.row_stride,
-                                                c.row_stride, present);
-                });
-            });
+            constexpr int max_rows = traits::max_rows(Columns);
+            index row = 0;
+            const auto multiply = [&]<int Rows>(std::integral_constant<int, Rows>) {
+                multiply_tile<Rows, Columns>(a.data + row * a.row_stride, a.row_stride, packed_b, runs, c.data + row * c.row_stride,
+                                             c.row_stride, present);
+                row += Rows;
+            };
+            if constexpr (Columns > 1) {
+                for_each_piece(rows, max_rows, [&](index, index count) { with_constant<max_rows>(count, multiply); });
+            } else { // of the tall tiles of a narrow panel not every height is worth an instance
+                while (row < rows)
+                    if (const auto left = std::min<index>(rows - row, max_rows); left < 4)
+                        with_constant<3>(left, multiply);
+                    else
+                        with_constant<max_rows / 4>(left / 4, [&]<int Quarters>(std::integral_constant<int, Quarters>) {
+                            multiply(std::integral_constant<int, 4 * Quarters>{});
+                        });
+            }
         }
     };
 
