@@ -25,13 +25,14 @@ struct burst {
     [[gnu::noinline]] static T run(T factor, T summand) {
         std::array<T, rows * row_size> sums;
         std::iota(sums.begin(), sums.end(), summand);
-        std::array<T, rows> ones;
-        ones.fill(1);
         kernel::matrix_tile<rows, columns, T, arch> tile;
-        tile.load_scaled(sums.data(), row_size, ones.data());
+        tile.load(sums.data(), row_size);
         const lanes f = factor, s = summand;
         for (int step = 0; step < steps; ++step)
-            simd::unroll<rows>([&](auto i) { simd::unroll<columns>([&](auto c) { tile.sum[i][c] = fma(tile.sum[i][c], f, s); }); });
+#pragma GCC unroll 16
+            for (int i = 0; i < rows; ++i)
+#pragma GCC unroll 4
+                for (int c = 0; c < columns; ++c) tile.sum[i][c] = fma(tile.sum[i][c], f, s);
         tile.store(sums.data(), row_size);
         return std::accumulate(sums.begin(), sums.end(), T(0));
     }
