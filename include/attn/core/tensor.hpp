@@ -26,9 +26,10 @@ class tensor {
 public:
     tensor() = default;
     /// Throws shape_error if an extent is negative, or there would be more than max_bytes.
-    explicit tensor(const attn::shape& shape)
-        : shape_(shape), data_(static_cast<T*>(::operator new(bytes_of(shape), std::align_val_t{alignment}))) {
-        std::uninitialized_value_construct_n(data_.get(), shape.size());
+    explicit tensor(const attn::shape& shape) : shape_(shape) {
+        const auto bytes = bytes_of(shape);
+        data_.reset(static_cast<T*>(::operator new(bytes, std::align_val_t{alignment})));
+        std::uninitialized_value_construct_n(data_.get(), bytes / sizeof(T));
     }
     tensor(tensor&& other) noexcept : shape_(std::exchange(other.shape_, {})), data_(std::move(other.data_)) {}
     tensor& operator=(tensor&& other) noexcept {
@@ -51,8 +52,8 @@ public:
 private:
     static std::size_t bytes_of(const attn::shape& shape) {
         detail::check_shape<T>("tensor", "shape", shape);
-        // At most what was checked: gcc 12 does not see it, and warns of an allocation of the largest index.
-        return static_cast<std::size_t>(std::min(detail::product(shape.size(), static_cast<index>(sizeof(T))), max_bytes));
+        // No less and no more than what was checked: gcc 12 does not see it, and warns of allocations that cannot be.
+        return static_cast<std::size_t>(std::clamp<index>(detail::product(shape.size(), static_cast<index>(sizeof(T))), 0, max_bytes));
     }
 
     attn::shape shape_;
