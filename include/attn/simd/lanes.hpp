@@ -46,6 +46,10 @@ inline void finish_streaming() {
 #endif
 }
 
+#if defined(__aarch64__)
+using neon_floats = xsimd::batch<float, xsimd::neon64>;
+#endif
+
 /// A register of T. Numbers convert to it by broadcast, so score functions written for doubles run on it unchanged.
 template <Scalar T, class Arch>
 struct lanes {
@@ -113,7 +117,12 @@ struct lanes {
     friend lanes operator+(lanes a, lanes b) { return a.value + b.value; }
     friend lanes operator-(lanes a, lanes b) { return a.value - b.value; }
     friend lanes operator*(lanes a, lanes b) { return a.value * b.value; }
-    friend lanes operator/(lanes a, lanes b) { return a.value / b.value; }
+    friend lanes operator/(lanes a, lanes b) {
+#if defined(__aarch64__)
+        if constexpr (std::same_as<batch, neon_floats>) return batch(vdivq_f32(a.value, b.value)); // xsimd estimates it
+#endif
+        return a.value / b.value;
+    }
     friend lanes operator-(lanes a) { return -a.value; }
     lanes& operator+=(lanes b) { return *this = *this + b; }
     lanes& operator-=(lanes b) { return *this = *this - b; }
@@ -164,7 +173,12 @@ struct lanes {
         if constexpr (requires { reduce_add(a.value); }) return reduce_add(a.value);
         else return hadd(a.value); // its name before xsimd 10
     }
-    friend lanes sqrt(lanes a) { return xsimd::sqrt(a.value); }
+    friend lanes sqrt(lanes a) {
+#if defined(__aarch64__)
+        if constexpr (std::same_as<batch, neon_floats>) return batch(vsqrtq_f32(a.value)); // likewise
+#endif
+        return xsimd::sqrt(a.value);
+    }
     friend lanes exp(lanes a) { return xsimd::exp(a.value); }
     friend lanes log(lanes a) { return xsimd::log(a.value); }
     friend lanes tanh(lanes a) { return xsimd::tanh(a.value); }
