@@ -26,14 +26,15 @@ struct operands {
     index rows, width, depth, at, a_row, a_depth, stride;
     std::vector<T> a = whole_numbers<T>(static_cast<std::size_t>(at + rows * a_row + depth * a_depth + 1), 1);
     std::vector<T> b = whole_numbers<T>(static_cast<std::size_t>(at + (depth + 1) * stride), 2);
+    std::vector<T> factor = whole_numbers<T>(static_cast<std::size_t>(rows), 3);
     std::vector<T> c = whole_numbers<T>(static_cast<std::size_t>(at + rows * stride), 4);
 };
 
-/// c = c + a b.
+/// c = factor * c + a b.
 template <int Rows, int Columns, Scalar T>
 void multiply(operands<T>& o) {
     kernel::matrix_tile<Rows, Columns, T, simd::native> tile;
-    tile.load(o.c.data() + o.at, o.stride);
+    tile.load(o.c.data() + o.at, o.stride, o.factor.data());
     const T *const a = o.a.data() + o.at, *const b = o.b.data() + o.at;
     if (o.a_depth == 1)
         tile.multiply_add(a, o.a_row, kernel::unit_stride{}, b, o.stride, o.depth);
@@ -60,6 +61,7 @@ void check_tile(void (*multiply_tile)(operands<T>&), void (*clear_tile)(operands
     for (index i = 0; i < o.rows; ++i)
         for (index n = 0; n < o.width; ++n) {
             auto& sum = expected[static_cast<std::size_t>(o.at + i * o.stride + n)];
+            sum *= o.factor[static_cast<std::size_t>(i)];
             for (index k = 0; k < o.depth; ++k)
                 sum += o.a[static_cast<std::size_t>(o.at + i * o.a_row + k * o.a_depth)] *
                        o.b[static_cast<std::size_t>(o.at + k * o.stride + n)];

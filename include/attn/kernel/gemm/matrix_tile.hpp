@@ -30,6 +30,13 @@ struct matrix_tile {
 #pragma GCC unroll 4
             for (int c = 0; c < Columns; ++c) sum[i][c] = lanes::load(from + c * lanes::size);
     }
+    /// Row i begins as factor[i] times what lies at from + i * row_stride.
+    [[gnu::always_inline]] void load(const T* from, index row_stride, const T* factor) {
+#pragma GCC unroll 16
+        for (int i = 0; i < Rows; ++i, from += row_stride)
+#pragma GCC unroll 4
+            for (int c = 0; c < Columns; ++c) sum[i][c] = lanes::load(from + c * lanes::size) * lanes(factor[i]);
+    }
     [[gnu::always_inline]] void store(T* to, index row_stride) const {
 #pragma GCC unroll 16
         for (int i = 0; i < Rows; ++i, to += row_stride)

@@ -1,8 +1,7 @@
 // The micro-kernel of attention: a tile of sums that stays in registers while its depth goes by.
 #pragma once
 
-#include "../../simd/lanes.hpp"
-#include "tile_traits.hpp"
+#include "matrix_tile.hpp"
 
 #include <array>
 
@@ -32,38 +31,13 @@ struct tile_product {
 /// Rows x Columns registers of the product.
 template <int Rows, int Columns, Scalar T, class Arch>
 [[gnu::noinline]] void multiply_tile(const tile_product<T>& p) {
-    using lanes = simd::lanes<T, Arch>;
-    const index a_row = p.a_row, a_depth = p.a_depth, b_depth = p.b_depth, c_row = p.c_row;
-    lanes sum[std::size_t{Rows}][std::size_t{Columns}];
-    T* row = p.c;
-    if (p.scale) {
-#pragma GCC unroll 16
-        for (int i = 0; i < Rows; ++i, row += c_row)
-#pragma GCC unroll 4
-            for (int n = 0; n < Columns; ++n) sum[i][n] = lanes::load(row + n * lanes::size) * lanes(p.scale[i]);
-    } else {
-#pragma GCC unroll 16
-        for (int i = 0; i < Rows; ++i)
-#pragma GCC unroll 4
-            for (int n = 0; n < Columns; ++n) sum[i][n] = lanes(T{0});
-    }
-    const T *a = p.a, *b = p.b;
-    for (index k = p.depth; k > 0; --k, a += a_depth, b += b_depth) {
-        lanes right[std::size_t{Columns}];
-#pragma GCC unroll 4
-        for (int n = 0; n < Columns; ++n) right[n] = lanes::load(b + n * lanes::size);
-#pragma GCC unroll 16
-        for (int i = 0; i < Rows; ++i) {
-            const lanes left(a[i * a_row]);
-#pragma GCC unroll 4
-            for (int n = 0; n < Columns; ++n) sum[i][n] = fma(left, right[n], sum[i][n]);
-        }
-    }
-    row = p.c;
-#pragma GCC unroll 16
-    for (int i = 0; i < Rows; ++i, row += c_row)
-#pragma GCC unroll 4
-        for (int n = 0; n < Columns; ++n) sum[i][n].store(row + n * lanes::size);
+    matrix_tile<Rows, Columns, T, Arch> tile;
+    if (p.scale)
+        tile.load(p.c, p.c_row, p.scale);
+    else
+        tile.zero();
+    tile.multiply_add(p.a, p.a_row, p.a_depth, p.b, p.b_depth, p.depth);
+    tile.store(p.c, p.c_row);
 }
 
 /// The product on any number of rows, of `columns` registers, 1 to max_columns: the tallest tile as often as it fits, then smaller ones.
