@@ -39,7 +39,7 @@ public:
     epilogue(const query_block& block, const outputs<T>& out, std::span<const double> sinks) : epilogue(block, out) {
         std::fill_n(maximum_, max_block_rows, std::numeric_limits<T>::lowest());
         std::fill_n(sum_, max_block_rows, T{0});
-        for (index row = 0; row < block.rows(); ++row)
+        for (index row = 0; !sinks.empty() && row < block.rows(); ++row)
             std::tie(maximum_[row], sum_[row]) = softmax_state<T, Arch>::at_start(sinks, block.head_of(row));
     }
     /// Another pass has been there.

@@ -33,7 +33,8 @@ struct query_block {
     index token_of(index row) const { return first_row + row % tokens.count * tokens.step; }
 };
 
-/// How many rows a block may have with an instruction set: so many that queries, scores and results stay in the nearest caches. A few more where that makes one block of all, so that a window of 49 reads its keys but once.
+/// How many rows a block may have with an instruction set: so many that queries, scores and results stay in the nearest caches. A few more
+/// where that makes one block of all, so that a window of 49 reads its keys but once.
 template <Scalar T, class Arch>
 struct query_block_traits {
     static constexpr index lane_count = simd::lanes<T, Arch>::size;
