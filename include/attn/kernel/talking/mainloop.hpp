@@ -1,6 +1,7 @@
 // The mainloop of talking-heads attention: one query block walks the key blocks that any head sees, all heads together.
 #pragma once
 
+#include "../prefetch.hpp"
 #include "../softmax/epilogue.hpp"
 #include "../softmax/masked_recompute.hpp"
 #include "../softmax/score_adjustment.hpp"
@@ -25,8 +26,8 @@ struct talking_heads_call {
     bool has_weights_bias, keeps_weights;
 };
 
-/// One thread's memory, and its work on one query block. Nothing is asked for ahead: lines that are asked for between two tiles come at once,
-/// and what a block of all heads needs fills the first-level cache already.
+/// One thread's memory, and its work on one query block. Beside the tiles of one head the keys or values of the next are asked for: all heads
+/// together seldom stay in the second-level cache.
 template <Scalar T, class Arch>
 class talking_heads_mainloop {
 public:
@@ -109,8 +110,18 @@ private:
         for (index head = 0; head < s.heads; ++head) {
             reader.begin(rows_of(tensor, block_.batch, head), call_.in.positions.first_key[block_.batch]);
             const auto rows = reader.read(keys);
+            ask_for_next(tensor, head + 1, keys);
             for (index own = head * heads / s.heads; own < (head + 1) * heads / s.heads; ++own) f(own, rows);
         }
+    }
+
+    /// The rows of a key block of another head, if there is one.
+    void ask_for_next(const tensor_view<const T>& tensor, index head, const key_run& keys) {
+        ahead_.clear();
+        if (head == tensor.shape().heads) return;
+        auto rows = rows_of(tensor, block_.batch, head, keys.first - call_.in.positions.first_key[block_.batch]);
+        rows.row_stride *= keys.step;
+        ahead_.add(rows, keys.count, tensor.shape().channels);
     }
 
     /// Scores of all heads, mixed, become weights relative to the largest score so far.
@@ -224,7 +235,7 @@ private:
     const talking_heads_call<T, Arch>& call_;
     memory_type memory_;
     query_block block_;
-    no_prefetch ahead_;
+    prefetch_next ahead_;
 };
 
 } // namespace attn::kernel
