@@ -109,7 +109,7 @@ int main(int count, char** arguments) try {
     const auto tokens = attn::forward(add_linear("embedding", channels, pixels), {.tokens = patches_of(picture)});
     const auto seconds = [&](const auto& layer) {
         const auto began = std::chrono::steady_clock::now();
-        for (int i = 0; i < 20; ++i) attn::forward(layer, {.tokens = tokens});
+        for (int i = 0; i < 20; ++i) (void)attn::forward(layer, {.tokens = tokens});
         return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count() / 20;
     };
     const auto a = attn::forward(block, {.tokens = tokens}), b = attn::forward(fast, {.tokens = tokens});

@@ -40,7 +40,7 @@ tensor<float> projected(const P& projection, const tensor<float>& x, const V& pa
     tensor<float> out(projected_shape<float>(projection, x.shape()));
     sequential here;
     workspace memory(project_workspace_bytes<float>(projection, x.shape(), 1));
-    project<float>(projection, x, out.view(), execution(here, memory), pattern);
+    project(projection, x, out.view(), execution(here, memory), pattern);
     return out;
 }
 
@@ -152,14 +152,14 @@ TEST_CASE("project: into rows with gaps, and what does not fit is refused", "[li
     workspace memory(project_workspace_bytes<float>(mean_pooling<>{4}, x.shape(), 1)), none;
     tensor<float> wide({1, 2, 4, 8}), out({1, 2, 4, 5});
     const execution run(here, memory);
-    project<float>(mean_pooling<>{4}, x, tensor_view<float>(wide.data(), {1, 2, 4, 5}, {0, 32, 8, 1}), run);
-    project<float>(mean_pooling<>{4}, x, out.view(), run);
+    project(mean_pooling<>{4}, x, tensor_view<float>(wide.data(), {1, 2, 4, 5}, {0, 32, 8, 1}), run);
+    project(mean_pooling<>{4}, x, out.view(), run);
     CHECK((wide(0, 1, 3, 4) == out(0, 1, 3, 4) && wide(0, 1, 3, 5) == 0));
-    CHECK_THROWS_WITH(project<float>(mean_pooling<>{3}, x, out.view(), run),
+    CHECK_THROWS_WITH(project(mean_pooling<>{3}, x, out.view(), run),
                       Contains("project: out has shape (1, 2, 4, 5), but the result has (1, 2, 3, 5)"));
-    CHECK_THROWS_WITH(project<float>(mean_pooling<>{0}, x, out.view(), run), Contains("project: projection pools to 0 rows"));
-    CHECK_THROWS_WITH(project<float>(mean_pooling<>{4}, x, out.view(), execution(here, none)), Contains("project: workspace has 0 bytes"));
-    CHECK_THROWS_WITH(project<float>(mean_pooling<>{4}, x, tensor_view<float>(out.data(), {1, 2, 4, 5}, {0, 20, 1, 4}), run),
+    CHECK_THROWS_WITH(project(mean_pooling<>{0}, x, out.view(), run), Contains("project: projection pools to 0 rows"));
+    CHECK_THROWS_WITH(project(mean_pooling<>{4}, x, out.view(), execution(here, none)), Contains("project: workspace has 0 bytes"));
+    CHECK_THROWS_WITH(project(mean_pooling<>{4}, x, tensor_view<float>(out.data(), {1, 2, 4, 5}, {0, 20, 1, 4}), run),
                       Contains("contiguous channels"));
 }
 

@@ -83,8 +83,8 @@ TEST_CASE("Swin's blocks: shifted windows with a relative bias, and SLAB's, fold
     // The formula's windows: tokens gathered one by one.
     const auto in_windows = [](const window_grid& g, const tensor<double>& t, const auto& layer) {
         tensor<double> windows({t.shape().batch * g.windows(), 1, g.window_tokens(), channels}), back(t.shape());
-        g.partition(t.view(), windows.view());
-        g.reverse(layer(windows).view(), back.view());
+        window_partition(g, t.view(), windows.view());
+        window_reverse(g, layer(windows).view(), back.view());
         return back;
     };
 

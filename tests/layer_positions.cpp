@@ -43,9 +43,7 @@ TEMPLATE_TEST_CASE("rotary: part of the channels, any strides, a position for ea
             const rotary<T> turns(100, 8, interleaved ? rotary_pairs::interleaved : rotary_pairs::half_split);
             const auto x = random_rows<T>({2, 3, 40, 11}, 5);
             placed<T> turned(x, l);
-            sequential here;
-            workspace none;
-            turns.rotate(turned.view(), per_batch(first), execution(here, none));
+            rotate(turns, turned.view(), per_batch(first), turned.view());
             CHECK(turned.guards_intact());
             for (index b = 0; b < 2; ++b) {
                 auto expected = reference::widen(x.view()), ours = reference::widen(turned.copy().view());

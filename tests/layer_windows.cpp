@@ -38,7 +38,7 @@ const std::vector<window_grid> grids{{.height = 8, .width = 12, .window_height =
 tensor<float> partitioned(const window_grid& g, const tensor<float>& image) {
     const auto& s = image.shape();
     tensor<float> windows({s.batch * g.windows(), s.heads, g.window_tokens(), s.channels});
-    g.partition(image.view(), windows.view());
+    window_partition(g, image.view(), windows.view());
     return windows;
 }
 
@@ -67,7 +67,7 @@ TEST_CASE("windows: every token lies in the window it is said to, and comes back
             }
         CHECK(std::ranges::count(seen, 1) == grid.height * grid.width);
         tensor<float> back(image.shape());
-        grid.reverse(windows.view(), back.view());
+        window_reverse(grid, windows.view(), back.view());
         CHECK(std::equal(back.data(), back.data() + back.shape().size(), image.data()));
     }
 }
@@ -83,8 +83,8 @@ TEST_CASE("windows: any strides", "[layer]") {
         for (index h = 0; h < 3; ++h)
             for (index t = 0; t < n; ++t)
                 for (index c = 0; c < 4; ++c) dense.view()(b, h, t, c) = image(b, h, t, c);
-    grid.partition(dense.view(), expected.view());
-    grid.partition(image, token_major(got.data(), expected.shape()));
+    window_partition(grid, dense.view(), expected.view());
+    window_partition(grid, image, token_major(got.data(), expected.shape()));
     const auto view = token_major(got.data(), expected.shape());
     bool same = true;
     for (index b = 0; b < expected.shape().batch; ++b)
@@ -113,7 +113,7 @@ TEST_CASE("windows: attention in shifted windows is attention over the image wit
     const auto in_windows =
         attend(softmax_attention{.pattern = grid.shift_segments()}, partitioned(grid, q), partitioned(grid, k), partitioned(grid, v));
     tensor<float> out(s);
-    grid.reverse(in_windows.view(), out.view());
+    window_reverse(grid, in_windows.view(), out.view());
     const auto same_place = tiles([&](index i, index j) { return place_of(grid, i) == place_of(grid, j); }, s.tokens, s.tokens);
     const auto expected = attend(softmax_attention{.pattern = same_place}, q, k, v);
     float worst = 0;
@@ -137,13 +137,13 @@ TEST_CASE("windows: wrong sizes are refused by name", "[layer]") {
           "window_grid::shift_segments: shift of -1 x 1 tokens does not lie within the window of 4 x 2");
 
     tensor<float> image({1, 2, 64, 3}), windows({8, 2, 8, 3}), other({1, 2, 60, 3}), few({4, 2, 8, 3});
-    CHECK(error_of([&] { good.partition(image.view(), windows.view()); }) == nothing_thrown);
-    CHECK_THAT(error_of([&] { good.partition(other.view(), windows.view()); }),
-               Contains("window_grid::partition: image has shape") && Contains("64 tokens"));
-    CHECK_THAT(error_of([&] { good.partition(image.view(), few.view()); }), Contains("window_grid::partition: windows has shape"));
-    CHECK_THAT(error_of([&] { good.reverse(few.view(), image.view()); }), Contains("window_grid::reverse: windows has shape"));
-    CHECK_THAT(error_of([&] { good.partition(image.view(), head_major(image.data(), windows.shape())); }), Contains("overlaps image"));
-    CHECK_THAT(error_of([&] { good.reverse(windows.view(), head_major<float>(nullptr, image.shape())); }), Contains("image has shape (1, 2, 64, 3) but no memory"));
+    CHECK(error_of([&] { window_partition(good, image.view(), windows.view()); }) == nothing_thrown);
+    CHECK_THAT(error_of([&] { window_partition(good, other.view(), windows.view()); }),
+               Contains("window_partition: image has shape") && Contains("64 tokens"));
+    CHECK_THAT(error_of([&] { window_partition(good, image.view(), few.view()); }), Contains("window_partition: windows has shape"));
+    CHECK_THAT(error_of([&] { window_reverse(good, few.view(), image.view()); }), Contains("window_reverse: windows has shape"));
+    CHECK_THAT(error_of([&] { window_partition(good, image.view(), head_major(image.data(), windows.shape())); }), Contains("overlaps image"));
+    CHECK_THAT(error_of([&] { window_reverse(good, windows.view(), head_major<float>(nullptr, image.shape())); }), Contains("image has shape (1, 2, 64, 3) but no memory"));
 }
 
 } // namespace attn::testing

@@ -157,9 +157,9 @@ TEST_CASE("misuse: layers", "[misuse][portable]") {
     CHECK(weights.names().empty());
     const window_grid empty{0, 0, 0, 0}, endless{unsized, 4, unsized, 1};
     check_refused({
-        {"rotary null", [&] { rotation.rotate(without_memory(at(0)), 0, run); }, {"rotary: x ", "null pointer"}},
-        {"rotary on itself", [&] { rotation.rotate({at(0).data(), rows, {.token = 4}}, 0, run); }, {"rotary: x ", "elements overlap"}},
-        {"rotary of no entry", [&] { rotation.rotate(at(0), std::span<const index>(), run); }, {"rotary: x ", "0 positions"}},
+        {"rotary null", [&] { rotate(rotation, without_memory(at(0)), 0, at(0), run); }, {"rotary: x ", "null pointer"}},
+        {"rotary on itself", [&] { rotate(rotation, at(0), 0, {at(0).data(), rows, {.token = 4}}, run); }, {"rotary: out ", "elements overlap"}},
+        {"rotary of no entry", [&] { rotate(rotation, at(0), std::span<const index>(), at(0), run); }, {"rotary: x ", "0 positions"}},
         {"rotary of -1", [] { rotary<float>(-1, 4); }, {"rotary: table ", "negative"}},
         {"rotary of 2^62", [] { rotary<float>(unsized, 8); }, {"rotary: table ", "2^48"}},
         {"rotary of 2^31 x 2^40", [] { rotary<float>(int_size, long_index); }, {"rotary: table ", "2^48"}},
@@ -169,9 +169,9 @@ TEST_CASE("misuse: layers", "[misuse][portable]") {
         {"no windows", [&] { (void)empty.windows(); }, {"window_grid: grid ", "empty"}},
         {"no windows of a layer", [&] { (void)windowed<feed_forward<float>>{empty, mlp}.workspace_bytes(rows, {}, 1); }, {"window_grid: grid "}},
         {"2^62 x 4", [&] { (void)endless.shift_segments(); }, {"grid ", "too large"}},
-        {"null images", [&] { grid.partition<float>(without_memory(at(0)), at(100, {6, 1, 3, 4})); }, {"partition: image ", "null pointer"}},
-        {"huge images", [&] { grid.reverse<float>(at(0, {unsized, 1, 3, 4}), at(100)); }, {"reverse: windows ", "2^48"}},
-        {"windows on images", [&] { grid.partition<float>(at(0), at(1, {6, 1, 3, 4})); }, {"partition: windows ", "overlaps image"}},
+        {"null images", [&] { window_partition(grid, without_memory(at(0)), at(100, {6, 1, 3, 4})); }, {"window_partition: image ", "null pointer"}},
+        {"huge images", [&] { window_reverse(grid, at(0, {unsized, 1, 3, 4}), at(100)); }, {"window_reverse: windows ", "2^48"}},
+        {"windows on images", [&] { window_partition(grid, at(0), at(1, {6, 1, 3, 4})); }, {"window_partition: windows ", "overlaps image"}},
     });
 }
 
@@ -189,7 +189,7 @@ TEST_CASE("misuse: sizes before checks, projections, convolutions and merging", 
         return [=] { (void)visited_pairs(softmax_attention{.pattern = pattern}, small, where); };
     };
     const auto projected = [&](const auto& projection, const tensor_view<float>& from, const tensor_view<float>& into) {
-        return [=] { project<float>(projection, from, into, run); };
+        return [=] { project(projection, from, into, run); };
     };
     const depthwise_convolution<float> kernel{.weights = at(1000, {1, 4, 1, 3})}, none, huge{.weights = {at(0).data(), {1, 4, 1, unsized + 1}, {.token = 0, .channel = 0}}};
     const auto added = [&](const auto& convolution, const tensor_view<float>& from, const tensor_view<float>& into) {

@@ -23,9 +23,9 @@ extern "C" int ATTEND(long tokens, long channels, const float* qkv, float* out, 
     if (!attn::segments(ids).at(0, 0).visible(0, tokens - 1)) return 0;
     const attn::rotary<float> turns(tokens, channels);
     attn::tensor<float> copy(s);
-    turns.rotate(copy.view(), 0, attn::execution(threads, memory));
+    attn::rotate(turns, copy, 0, copy, threads);
     try {
-        attn::attend(op, attn::inputs<float>{x, x, x, {.first_query = attn::farthest_position + 1}}, threads);
+        (void)attn::attend(op, attn::inputs<float>{x, x, x, {.first_query = attn::farthest_position + 1}}, threads);
         return 0;
     } catch (const std::exception&) { return attn::simd::lanes<float, attn::simd::native>::size; }
 }

@@ -172,39 +172,29 @@ void attend(const A& op, const inputs<T>& in, const outputs<T>& out, const execu
     if (any_rows || out.values.shape().size() > 0) op.forward(in, out, run);
 }
 
-/// Calls an operator and returns the result (batch, heads, n, d_v). Allocates the result and, for the call, a workspace.
-template <Attention A, Scalar T, Executor E>
-tensor<T> attend(const A& op, const inputs<T>& in, E& executor) {
+/// The same, with a workspace for the call.
+template <Attention A, Scalar T, ExecutorArgument E = sequential>
+void attend(const A& op, const inputs<T>& in, const outputs<T>& out, E&& executor = {}) {
+    op.check(in);
+    workspace memory(workspace_bytes<T>(op, shapes_of(in), executor));
+    attend(op, in, out, execution(executor, memory));
+}
+
+/// The same, to a new tensor (batch, heads, n, d_v).
+template <Attention A, Scalar T, ExecutorArgument E = sequential>
+[[nodiscard]] tensor<T> attend(const A& op, const inputs<T>& in, E&& executor = {}) {
     op.check(in);
     tensor<T> out(op.output_shape(shapes_of(in)));
-    workspace memory(workspace_bytes<T>(op, shapes_of(in), executor));
-    attend(op, in, outputs<T>{out}, execution(executor, memory));
+    attend(op, in, outputs<T>{out}, executor);
     return out;
 }
 
-namespace detail {
-
-template <class T>
-T scalar_of(const tensor_view<T>&);
-template <class T>
-T scalar_of(const tensor<T>&);
-/// The scalar type of a tensor or of a view.
-template <class V>
-using scalar_t = std::remove_const_t<decltype(scalar_of(std::declval<const V&>()))>;
-
-} // namespace detail
-
-/// A tensor, or a view of one.
-template <class V>
-concept TensorLike = requires { typename detail::scalar_t<V>; } && Scalar<detail::scalar_t<V>>;
-
-/// The same on tensors or views of q, k and v, on the calling thread.
+/// The same of tensors or views of q, k and v, on the calling thread.
 template <Attention A, TensorLike Q, TensorLike K, TensorLike V>
-auto attend(const A& op, const Q& q, const K& k, const V& v, const positions& where = {}) {
+[[nodiscard]] auto attend(const A& op, const Q& q, const K& k, const V& v, const positions& where = {}) {
     using T = detail::scalar_t<Q>;
     static_assert(std::same_as<T, detail::scalar_t<K>> && std::same_as<T, detail::scalar_t<V>>, "attn: q, k and v must have the same scalar type");
-    sequential here;
-    return attend(op, inputs<T>{q, k, v, where}, here);
+    return attend(op, inputs<T>{q, k, v, where});
 }
 
 } // namespace attn

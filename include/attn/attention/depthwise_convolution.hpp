@@ -114,34 +114,46 @@ private:
 /// Adds the convolution of x into out. Checks everything once, then computes with the caller's executor and workspace. Allocates nothing;
 /// the result is the same, bit by bit, for every executor, number of threads and strides. Throws shape_error, before anything is read or
 /// written: shapes or parameters that do not fit, an out that overlaps x, a workspace too small.
-template <Scalar U, class Arch, Scalar T>
-void add_convolution(const depthwise_convolution<U, Arch>& op, const std::type_identity_t<tensor_view<const T>>& x,
-                     const tensor_view<T>& out, const execution& run) {
+template <Scalar U, class Arch, TensorLike X>
+void add_convolution(const depthwise_convolution<U, Arch>& op, const X& x, const tensor_view<detail::scalar_t<X>>& out, const execution& run) {
+    using T = detail::scalar_t<X>;
     constexpr auto name = depthwise_convolution<U, Arch>::name;
-    const auto &from = x.shape(), &to = out.shape();
-    detail::check_view(name, "x", x);
+    const tensor_view<const T> tokens = x;
+    const auto &from = tokens.shape(), &to = out.shape();
+    detail::check_view(name, "x", tokens);
     detail::check_view(name, "out", out);
     if (to.batch != from.batch || to.tokens != from.tokens || to.channels != from.channels ||
         (from.heads == 0 ? to.heads != 0 : to.heads % from.heads != 0))
         detail::refuse(name, "out", to, "x", from, "they do not fit");
     if (overlaps_itself(out)) throw shape_error(name, "out", "of shape " + to_string(to) + " has strides by which its elements overlap");
     const output_memory memory(name, "out", out);
-    memory.require_apart("x", x);
+    memory.require_apart("x", tokens);
     op.check_apart(memory);
     op.check(name, from, to);
     detail::check_workspace(name, run, op.template workspace_bytes<T>(from, run.concurrency()), from);
-    op.forward(x, out, run);
+    op.forward(tokens, out, run);
 }
 
-/// The same on the calling thread, with a workspace for the call.
-template <Scalar U, class Arch, Scalar T>
-void add_convolution(const depthwise_convolution<U, Arch>& op, const std::type_identity_t<tensor_view<const T>>& x,
-                     const tensor_view<T>& out) {
-    detail::check_view(op.name, "x", x);
-    op.check(op.name, x.shape(), out.shape());
-    sequential here;
-    workspace memory(op.template workspace_bytes<T>(x.shape(), 1));
-    add_convolution(op, x, out, execution(here, memory));
+/// The same, with a workspace for the call.
+template <Scalar U, class Arch, TensorLike X, ExecutorArgument E = sequential>
+void add_convolution(const depthwise_convolution<U, Arch>& op, const X& x, const tensor_view<detail::scalar_t<X>>& out, E&& executor = {}) {
+    using T = detail::scalar_t<X>;
+    const tensor_view<const T> tokens = x;
+    detail::check_view(op.name, "x", tokens);
+    op.check(op.name, tokens.shape(), out.shape());
+    workspace memory(op.template workspace_bytes<T>(tokens.shape(), std::max<index>(1, executor.concurrency())));
+    add_convolution(op, tokens, out, execution(executor, memory));
+}
+
+/// The convolution of x by itself, in a new tensor of x's shape.
+template <Scalar U, class Arch, TensorLike X, ExecutorArgument E = sequential>
+[[nodiscard]] auto convolve(const depthwise_convolution<U, Arch>& op, const X& x, E&& executor = {}) {
+    using T = detail::scalar_t<X>;
+    const tensor_view<const T> tokens = x;
+    detail::check_view(op.name, "x", tokens);
+    tensor<T> out(tokens.shape());
+    add_convolution(op, tokens, out, executor);
+    return out;
 }
 
 } // namespace attn

@@ -11,8 +11,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// which is attention over both sets, if no key is in both. A sink belongs to one of them only. Rows that saw nothing add nothing.
 /// Both need their log_sum_exp. Throws shape_error, before anything is written, if shapes differ, a log_sum_exp is missing, or `into` overlaps
 /// `from` or itself.
+/// The result is the same, bit by bit, for every executor and number of threads.
 template <Scalar T>
-void merge(const outputs<T>& into, const outputs<T>& from) {
+void merge(const outputs<T>& into, const outputs<T>& from, const execution& run) {
     constexpr std::string_view name = "merge";
     const auto& s = into.values.shape();
     const shape rows{s.batch, s.heads, s.tokens, 1};
@@ -29,22 +30,33 @@ void merge(const outputs<T>& into, const outputs<T>& from) {
         throw shape_error(name, "into", "overlaps from");
     if (overlaps_itself(into.values) || overlaps_itself(into.log_sum_exp))
         throw shape_error(name, "into", "of shape " + to_string(s) + " has strides by which its elements overlap");
-    for (index b = 0; b < s.batch; ++b)
-        for (index h = 0; h < s.heads; ++h)
-            for (index i = 0; i < s.tokens; ++i) {
-                const auto saw = [](T log_sum_exp) { return log_sum_exp == -std::numeric_limits<T>::infinity() ? T{0} : T{1}; };
-                const T into_log = into.log_sum_exp(b, h, i, 0), from_log = from.log_sum_exp(b, h, i, 0);
-                const kernel::softmax_merge<T, simd::native> merged(into_log, saw(into_log), from_log, saw(from_log));
-                const auto number = [](const auto& lanes) {
-                    T first = 0;
-                    lanes.store_first(&first, 1);
-                    return first;
-                };
-                const T a_share = number(merged.a), b_share = number(merged.b);
-                for (index c = 0; c < s.channels; ++c)
-                    into.values(b, h, i, c) = a_share * into.values(b, h, i, c) + b_share * from.values(b, h, i, c);
-                into.log_sum_exp(b, h, i, 0) = merged.log_sum_exp(number(merged.maximum), number(merged.sum));
-            }
+    const auto merge_row = [&](index b, index h, index i) {
+        const auto saw = [](T log_sum_exp) { return log_sum_exp == -std::numeric_limits<T>::infinity() ? T{0} : T{1}; };
+        const T into_log = into.log_sum_exp(b, h, i, 0), from_log = from.log_sum_exp(b, h, i, 0);
+        const kernel::softmax_merge<T, simd::native> merged(into_log, saw(into_log), from_log, saw(from_log));
+        const auto number = [](const auto& lanes) {
+            T first = 0;
+            lanes.store_first(&first, 1);
+            return first;
+        };
+        const T a_share = number(merged.a), b_share = number(merged.b);
+        for (index c = 0; c < s.channels; ++c)
+            into.values(b, h, i, c) = a_share * into.values(b, h, i, c) + b_share * from.values(b, h, i, c);
+        into.log_sum_exp(b, h, i, 0) = merged.log_sum_exp(number(merged.maximum), number(merged.sum));
+    };
+    constexpr index rows_of_a_task = 64;
+    const auto parts = (s.tokens + rows_of_a_task - 1) / rows_of_a_task;
+    run.for_each(s.batch * s.heads * parts, [&](index task, index) {
+        const auto b = task / parts / s.heads, h = task / parts % s.heads, first = task % parts * rows_of_a_task;
+        for (index i = first; i < std::min(s.tokens, first + rows_of_a_task); ++i) merge_row(b, h, i);
+    });
+}
+
+/// The same.
+template <Scalar T, ExecutorArgument E = sequential>
+void merge(const outputs<T>& into, const outputs<T>& from, E&& executor = {}) {
+    workspace none;
+    merge(into, from, execution(executor, none));
 }
 
 } // namespace attn

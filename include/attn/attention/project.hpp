@@ -18,19 +18,33 @@ std::size_t project_workspace_bytes(const P& projection, const shape& tokens, in
     return memory.used_bytes();
 }
 
+namespace detail {
+
+/// Throws shape_error unless these tokens can be projected so. The shape of the result.
+template <Scalar T, Projection<T> P>
+shape check_projected(const P& projection, const tensor_view<const T>& x) {
+    constexpr std::string_view name = "project";
+    const auto& s = x.shape();
+    check_view(name, "x", x);
+    projection.check(projection_context{name, "projection", s.heads, s.tokens, s.channels});
+    const auto result = projected_shape<T>(projection, s);
+    check_shape<T>(name, "projection", result);
+    return result;
+}
+
+} // namespace detail
+
 /// Projects the tokens x (batch, heads, m, d) to out (batch, heads, p, d), whose channels are contiguous: an operation of its own, as
 /// before the linear layers of keys and values. The pattern says which tokens exist, as query 0 sees them; a row that reads none of them is
 /// zero, and so are rows that a head lacks. Throws shape_error, before anything is read or written, if shapes, parameters or the workspace
 /// do not fit.
-template <Scalar T, Projection<T> P, Pattern V = dense>
-void project(const P& projection, const tensor_view<const T>& x, const tensor_view<T>& out, const execution& run, const V& pattern = {}) {
+template <TensorLike X, Projection<detail::scalar_t<X>> P, Pattern V = dense>
+void project(const P& projection, const X& from, const tensor_view<detail::scalar_t<X>>& out, const execution& run, const V& pattern = {}) {
+    using T = detail::scalar_t<X>;
     constexpr std::string_view name = "project";
+    const tensor_view<const T> x = from;
     const auto& s = x.shape();
-    detail::check_view(name, "x", x);
-    projection.check(projection_context{name, "projection", s.heads, s.tokens, s.channels});
-    const auto expected = projected_shape<T>(projection, s);
-    detail::check_shape<T>(name, "projection", expected);
-    detail::check_output(name, "out", out, expected, inputs<T>{x, x, x});
+    detail::check_output(name, "out", out, detail::check_projected(projection, x), inputs<T>{x, x, x});
     const output_memory memory_of_out(name, "out", out);
     check_apart(projection, memory_of_out);
     check_apart(pattern, memory_of_out);
@@ -70,6 +84,26 @@ void project(const P& projection, const tensor_view<const T>& x, const tensor_vi
             row = next;
         }
     });
+}
+
+/// The same, with a workspace for the call.
+template <TensorLike X, Projection<detail::scalar_t<X>> P, ExecutorArgument E = sequential, Pattern V = dense>
+void project(const P& projection, const X& from, const tensor_view<detail::scalar_t<X>>& out, E&& executor = {}, const V& pattern = {}) {
+    using T = detail::scalar_t<X>;
+    const tensor_view<const T> x = from;
+    detail::check_projected(projection, x);
+    workspace memory(project_workspace_bytes<T>(projection, x.shape(), std::max<index>(1, executor.concurrency())));
+    project(projection, x, out, execution(executor, memory), pattern);
+}
+
+/// The same, to a new tensor (batch, heads, p, d).
+template <TensorLike X, Projection<detail::scalar_t<X>> P, ExecutorArgument E = sequential, Pattern V = dense>
+[[nodiscard]] auto project(const P& projection, const X& from, E&& executor = {}, const V& pattern = {}) {
+    using T = detail::scalar_t<X>;
+    const tensor_view<const T> x = from;
+    tensor<T> out(detail::check_projected(projection, x));
+    project(projection, x, out, executor, pattern);
+    return out;
 }
 
 } // namespace attn

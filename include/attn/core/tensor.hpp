@@ -1,6 +1,7 @@
 // A tensor that owns its memory: what `attend` returns.
 #pragma once
 
+#include "scalar.hpp"
 #include "tensor_view.hpp"
 
 #include <memory>
@@ -59,5 +60,23 @@ private:
     attn::shape shape_;
     std::unique_ptr<T, detail::aligned_delete> data_;
 };
+
+namespace detail {
+
+template <class T>
+T scalar_of(const tensor_view<T>&);
+template <class T>
+T scalar_of(const tensor<T>&);
+template <MdspanLike M>
+typename M::element_type scalar_of(const M&);
+/// The scalar type of a tensor or of a view.
+template <class V>
+using scalar_t = std::remove_const_t<decltype(scalar_of(std::declval<const V&>()))>;
+
+} // namespace detail
+
+/// A tensor, or a view of one, or what converts to a view: an mdspan.
+template <class V>
+concept TensorLike = requires { typename detail::scalar_t<V>; } && Scalar<detail::scalar_t<V>>;
 
 } // namespace attn

@@ -21,7 +21,22 @@ struct strides {
     friend constexpr bool operator==(const strides&, const strides&) = default;
 };
 
-/// A non-owning tensor (batch, heads, tokens, channels). A view of T converts to a view of const T.
+namespace detail {
+
+/// What looks like an mdspan over plain memory, std's or another: 2, 3 or 4 extents.
+template <class M>
+concept MdspanLike = requires(const M& m, std::size_t r) {
+    typename M::element_type;
+    { m.data_handle() } -> std::same_as<typename M::element_type*>;
+    { m.extent(r) } -> std::convertible_to<index>;
+    { m.stride(r) } -> std::convertible_to<index>;
+    requires M::rank() >= 2 && M::rank() <= 4;
+};
+
+} // namespace detail
+
+/// A non-owning tensor (batch, heads, tokens, channels). A view of T converts to a view of const T. So does an mdspan of 4 extents, of 3 (heads,
+/// tokens, channels), or of 2 (tokens, channels).
 template <class T>
 class tensor_view {
 public:
@@ -33,6 +48,12 @@ public:
     template <class U>
         requires(std::is_const_v<T> && std::same_as<U, std::remove_const_t<T>>)
     constexpr tensor_view(const tensor_view<U>& other) : data_(other.data()), shape_(other.shape()), strides_(other.strides()) {}
+
+    template <detail::MdspanLike M>
+        requires std::convertible_to<typename M::element_type (*)[], T (*)[]>
+    constexpr tensor_view(const M& m)
+        : data_(m.data_handle()), shape_{extent_of(m, 4), extent_of(m, 3), extent_of(m, 2), extent_of(m, 1)},
+          strides_{stride_of(m, 4), stride_of(m, 3), stride_of(m, 2), stride_of(m, 1)} {}
 
     constexpr T* data() const { return data_; }
     constexpr const attn::shape& shape() const { return shape_; }
@@ -47,10 +68,21 @@ public:
     }
 
 private:
+    /// Of a dimension counted from the last, which is 1. Those that an mdspan lacks have one element.
+    static constexpr index extent_of(const auto& m, std::size_t from_last) {
+        return from_last > m.rank() ? 1 : static_cast<index>(m.extent(m.rank() - from_last));
+    }
+    static constexpr index stride_of(const auto& m, std::size_t from_last) {
+        return from_last > m.rank() ? 0 : static_cast<index>(m.stride(m.rank() - from_last));
+    }
+
     T* data_ = nullptr;
     attn::shape shape_;
     attn::strides strides_;
 };
+
+template <detail::MdspanLike M>
+tensor_view(const M&) -> tensor_view<typename M::element_type>;
 
 /// Views contiguous memory laid out as [batch][heads][tokens][channels].
 template <class T>

@@ -136,14 +136,20 @@ void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const t
     layer.forward(in, out, run);
 }
 
-/// The same on the calling thread, to a new tensor.
-template <Layer L>
-tensor<typename L::scalar> forward(const L& layer, const layer_inputs<typename L::scalar>& in) {
+/// The same, with a workspace for the call.
+template <Layer L, ExecutorArgument E = sequential>
+void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out, E&& executor = {}) {
+    layer.check(in);
+    workspace memory(layer.workspace_bytes(in.tokens.shape(), in.context.shape(), std::max<index>(1, executor.concurrency())));
+    forward(layer, in, out, execution(executor, memory));
+}
+
+/// The same, to a new tensor.
+template <Layer L, ExecutorArgument E = sequential>
+[[nodiscard]] tensor<typename L::scalar> forward(const L& layer, const layer_inputs<typename L::scalar>& in, E&& executor = {}) {
     layer.check(in);
     tensor<typename L::scalar> out(layer.output_shape(in.tokens.shape()));
-    sequential here;
-    workspace memory(layer.workspace_bytes(in.tokens.shape(), in.context.shape(), 1));
-    forward(layer, in, out.view(), execution(here, memory));
+    forward(layer, in, out, executor);
     return out;
 }
 

@@ -82,8 +82,8 @@ struct multi_head {
         k.forward(kept, {}, rows(w.keys), run);
         v.forward(kept, {}, rows(w.values), run);
         if (rotation) {
-            rotation->rotate(w.queries, in.positions.first_query, run);
-            rotation->rotate(w.keys, in.positions.first_key, run);
+            rotation->forward(w.queries, in.positions.first_query, w.queries, run);
+            rotation->forward(w.keys, in.positions.first_key, w.keys, run);
         }
         attention.forward(inputs<T>{w.queries, w.keys, w.values, in.positions}, outputs<T>{w.attended}, run);
         out.forward(rows(w.attended), in.residual, result, run);

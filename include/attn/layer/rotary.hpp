@@ -52,30 +52,16 @@ public:
         const auto bytes = std::as_bytes(std::span(turns_));
         out.require_apart("the table of rotary", bytes);
     }
-    /// Turns x in place; row r is at position first + r. Checks as above, and that x can be written.
-    void rotate(const tensor_view<T>& x, const per_batch& first, const execution& run) const {
+    /// Computes: out may be x. Everything has been checked.
+    void forward(const tensor_view<const T>& x, const per_batch& first, const tensor_view<T>& out, const execution& run) const {
         const auto batch = x.shape().batch, heads = x.shape().heads, tokens = x.shape().tokens;
-        detail::check_view(name, "x", x);
-        if (overlaps_itself(x)) throw shape_error(name, "x", "of shape " + to_string(x.shape()) + " has strides by which its elements overlap");
-        check(name, "x", x.shape(), first);
-        const auto half = channels_ / 2, apart = pairs_ == rotary_pairs::half_split ? half : index{1},
-                   step = half > 0 && apart == half ? index{1} : index{2};
         constexpr index tokens_of_a_task = 32;
         const auto chunks = (tokens + tokens_of_a_task - 1) / tokens_of_a_task;
         run.for_each(batch * chunks, [&](index task, index) {
             const auto b = task / chunks, begin = task % chunks * tokens_of_a_task;
             for (index i = begin; i < std::min(tokens, begin + tokens_of_a_task); ++i)
-                for (index h = 0; h < heads; ++h) {
-                    const turn* const turns = turns_.data() + (first[b] + i) * half;
-                    T* const row = x.row(b, h, i);
-                    const auto stride = x.strides().channel;
-                    for (index p = 0; p < half; ++p) {
-                        T &left = row[p * step * stride], &right = row[(p * step + apart) * stride];
-                        const T a = left, c = right;
-                        left = a * turns[p].cosine - c * turns[p].sine;
-                        right = a * turns[p].sine + c * turns[p].cosine;
-                    }
-                }
+                for (index h = 0; h < heads; ++h)
+                    turn_row(x.row(b, h, i), x.strides().channel, x.shape().channels, first[b] + i, out.row(b, h, i), out.strides().channel);
         });
     }
 
@@ -83,9 +69,60 @@ private:
     struct turn {
         T cosine, sine;
     };
+    void turn_row(const T* from, index from_stride, index channels, index position, T* to, index to_stride) const {
+        const auto half = channels_ / 2, apart = pairs_ == rotary_pairs::half_split ? half : index{1}, step = apart == half ? index{1} : index{2};
+        const turn* const turns = turns_.data() + position * half;
+        for (index p = 0; p < half; ++p) {
+            const auto left = p * step, right = left + apart;
+            const T a = from[left * from_stride], c = from[right * from_stride];
+            to[left * to_stride] = a * turns[p].cosine - c * turns[p].sine;
+            to[right * to_stride] = a * turns[p].sine + c * turns[p].cosine;
+        }
+        if (from == to) return;
+        for (index c = channels_; c < channels; ++c) to[c * to_stride] = from[c * from_stride];
+    }
+
     index max_positions_, channels_;
     rotary_pairs pairs_;
     std::vector<turn> turns_; ///< (positions, pairs)
 };
+
+/// out = x (batch, heads, n, d) turned; row r of batch entry b is at position first[b] + r. out may be x itself. Allocates nothing. Throws
+/// shape_error, before anything is read or written: shapes that do not fit, positions that the table has not, an out that overlaps x but is
+/// not x, or the table.
+template <Scalar T>
+void rotate(const rotary<T>& rotation, const std::type_identity_t<tensor_view<const T>>& x, const per_batch& first,
+            const std::type_identity_t<tensor_view<T>>& out, const execution& run) {
+    constexpr auto name = rotary<T>::name;
+    detail::check_view(name, "x", x);
+    detail::check_view(name, "out", out);
+    if (out.shape() != x.shape()) throw shape_error(name, "out", "has shape " + to_string(out.shape()) + ", but x has " + to_string(x.shape()));
+    if (overlaps_itself(out)) throw shape_error(name, "out", "of shape " + to_string(out.shape()) + " has strides by which its elements overlap");
+    const bool in_place = out.data() == x.data() && out.strides() == x.strides();
+    if (!in_place && overlap(out, x)) throw shape_error(name, "out", "of shape " + to_string(out.shape()) + " overlaps x without being the same rows");
+    rotation.check(name, "x", x.shape(), first);
+    const output_memory memory(name, "out", out);
+    rotation.check_apart(memory);
+    memory.require_apart("first", first);
+    rotation.forward(x, first, out, run);
+}
+
+/// The same.
+template <Scalar T, ExecutorArgument E = sequential>
+void rotate(const rotary<T>& rotation, const std::type_identity_t<tensor_view<const T>>& x, const per_batch& first,
+            const std::type_identity_t<tensor_view<T>>& out, E&& executor = {}) {
+    workspace none;
+    rotate(rotation, x, first, out, execution(executor, none));
+}
+
+/// The same, to a new tensor.
+template <Scalar T, ExecutorArgument E = sequential>
+[[nodiscard]] tensor<T> rotate(const rotary<T>& rotation, const std::type_identity_t<tensor_view<const T>>& x, const per_batch& first = 0,
+                               E&& executor = {}) {
+    detail::check_view(rotary<T>::name, "x", x);
+    tensor<T> out(x.shape());
+    rotate(rotation, x, first, out, executor);
+    return out;
+}
 
 } // namespace attn

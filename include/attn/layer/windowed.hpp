@@ -9,24 +9,6 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 namespace detail {
 
-/// Calls f(image, token of the image, entry, token of the window) for each token, in parallel: window w of image b is entry b windows() +
-/// w.
-template <class F>
-void for_each_window_token(const window_grid& grid, index images, const execution& run, const F& f) {
-    run.for_each(images * grid.windows(), [&](index entry, index) {
-        grid.for_each_token(entry % grid.windows(),
-                            [&](index of_image, index of_window) { f(entry / grid.windows(), of_image, entry, of_window); });
-    });
-}
-
-/// window_grid::partition of rows (batch, 1, height width, channels), in parallel; everything has been checked.
-template <Scalar T>
-void partition_rows(const window_grid& grid, const tensor_view<const T>& image, const tensor_view<T>& windows, const execution& run) {
-    for_each_window_token(grid, image.shape().batch, run, [&](index b, index from, index entry, index to) {
-        std::copy_n(image.row(b, 0, from), image.shape().channels, windows.row(entry, 0, to));
-    });
-}
-
 /// Throws shape_error unless the tokens are the grid's.
 template <Scalar T>
 void check_grid(std::string_view operation, const window_grid& grid, const tensor_view<const T>& tokens) {
@@ -51,12 +33,12 @@ struct windowed {
     void check(const layer_inputs<scalar>& in) const {
         detail::check_grid(name, grid, in.tokens);
         if (in.context.data()) throw shape_error(name, "context", "is not cut into windows");
-        layer.check({.tokens = detail::planned(head_major(static_cast<const scalar*>(nullptr), windows_of(in.tokens.shape()))),
+        layer.check({.tokens = detail::planned(head_major(static_cast<const scalar*>(nullptr), grid.windows_of(in.tokens.shape()))),
                      .positions = in.positions});
     }
     void check_apart(const output_memory& out) const { attn::check_apart(layer, out); }
     shape output_shape(const shape& tokens) const {
-        return {tokens.batch, 1, tokens.tokens, layer.output_shape(windows_of(tokens)).channels};
+        return {tokens.batch, 1, tokens.tokens, layer.output_shape(grid.windows_of(tokens)).channels};
     }
     std::size_t workspace_bytes(const shape& tokens, const shape&, index concurrency) const {
         detail::scratch memory;
@@ -66,7 +48,7 @@ struct windowed {
     void forward(const layer_inputs<scalar>& in, const tensor_view<scalar>& out, const execution& run) const {
         detail::scratch memory(run.workspace().bytes().data());
         const work w(memory, *this, in.tokens.shape(), run.concurrency());
-        detail::partition_rows<scalar>(grid, in.tokens, w.before, run);
+        detail::copy_to_windows(grid, in.tokens, w.before, run);
         layer.forward({.tokens = w.before, .positions = in.positions}, w.after, run);
         const auto channels = out.shape().channels;
         detail::for_each_window_token(grid, out.shape().batch, run, [&](index b, index to, index entry, index from) {
@@ -79,13 +61,11 @@ struct windowed {
     }
 
 private:
-    shape windows_of(const shape& tokens) const { return {tokens.batch * grid.windows(), 1, grid.window_tokens(), tokens.channels}; }
-
     struct work {
         tensor_view<scalar> before, after;
 
         work(detail::scratch& memory, const windowed& outer, const shape& tokens, index concurrency) {
-            const auto in = outer.windows_of(tokens), result = outer.layer.output_shape(in);
+            const auto in = outer.grid.windows_of(tokens), result = outer.layer.output_shape(in);
             memory.take<std::byte>(static_cast<index>(outer.layer.workspace_bytes(in, {}, concurrency)));
             before = head_major(memory.take<scalar>(in.size()), in);
             after = head_major(memory.take<scalar>(result.size()), result);
@@ -129,7 +109,7 @@ struct spatial_reduction {
         detail::scratch memory(run.workspace().bytes().data());
         const auto& s = in.tokens.shape();
         const auto windows = take_windows(memory, s, run.concurrency());
-        detail::partition_rows<T>(grid, in.tokens, windows, run);
+        detail::copy_to_windows(grid, in.tokens, windows, run);
         projection.forward(head_major(windows.data(), joined(s)), {}, out, run);
         if constexpr (!std::same_as<N, identity_norm<T>>) norm.forward(out, out, run);
     }
@@ -139,7 +119,7 @@ private:
     tensor_view<T> take_windows(detail::scratch& memory, const shape& s, index concurrency) const {
         memory.take<std::byte>(static_cast<index>(
             std::max(projection.workspace_bytes(joined(s), concurrency), norm.workspace_bytes(output_shape(s), concurrency))));
-        return head_major(memory.take<T>(s.size()), {s.batch * grid.windows(), 1, grid.window_tokens(), s.channels});
+        return head_major(memory.take<T>(s.size()), grid.windows_of(s));
     }
 };
 

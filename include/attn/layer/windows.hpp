@@ -1,7 +1,8 @@
 // Two-dimensional windows: an image's tokens as windows that attend by themselves, shifted every other layer.
 #pragma once
 
-#include "../core/tensor_view.hpp"
+#include "../core/tensor.hpp"
+#include "../parallel/executor.hpp"
 #include "../pattern/segments.hpp"
 
 #include <algorithm>
@@ -18,9 +19,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// Windows become batch entries: window w of image b is entry b windows() + w. Attention over shifted windows must not join the grid's
 /// opposite edges, which lie side by side in its last windows: `shift_segments` is the pattern that keeps them apart.
 ///     const window_grid grid{.height = 56, .width = 56, .window_height = 7, .window_width = 7, .shift_height = 3, .shift_width = 3};
-///     grid.partition(q, q_windows);                    // and k, v
-///     attend(softmax_attention{.pattern = grid.shift_segments()}, q_windows, ...);
-///     grid.reverse(out_windows, out);
+///     const auto windows = window_partition(grid, q);    // and k, v
+///     const auto out = attend(softmax_attention{.pattern = grid.shift_segments()}, windows, ...);
+///     const auto result = window_reverse(grid, out);
 /// Every member throws shape_error unless the windows divide the grid and each shift is in [0, window).
 /// Liu et al. 2021, Swin Transformer: Hierarchical Vision Transformer using Shifted Windows.
 struct window_grid {
@@ -57,26 +58,10 @@ struct window_grid {
         }
     }
 
-    /// The windows of images: from (batch, heads, height width, channels) to (batch windows(), heads, window_tokens(), channels).
-    /// Both have any strides. Throws shape_error if shapes do not fit, or the two overlap.
-    template <Scalar T>
-    void partition(const std::type_identity_t<tensor_view<const T>>& image, const tensor_view<T>& windowed) const {
-        check("window_grid::partition", image, "image", windowed, "windows", image.shape(), windowed.shape());
-        for_each_row(image.shape(), [&](index b, index entry, index h, index from, index to) {
-            copy_channels(image.row(b, h, from), image.strides().channel, windowed.row(entry, h, to), windowed.strides().channel,
-                          image.shape().channels);
-        });
+    /// The shape of the windows of images.
+    shape windows_of(const shape& image) const {
+        return {detail::product(image.batch, windows()), image.heads, window_tokens(), image.channels};
     }
-    /// The images of windows: what `partition` did, undone, the shift with it.
-    template <Scalar T>
-    void reverse(const std::type_identity_t<tensor_view<const T>>& windowed, const tensor_view<T>& image) const {
-        check("window_grid::reverse", windowed, "windows", image, "image", image.shape(), windowed.shape());
-        for_each_row(image.shape(), [&](index b, index entry, index h, index to, index from) {
-            copy_channels(windowed.row(entry, h, from), windowed.strides().channel, image.row(b, h, to), image.strides().channel,
-                          image.shape().channels);
-        });
-    }
-
     /// Which tokens of a window may see each other: those that were neighbours before the shift. One region if there is no shift.
     segments shift_segments() const {
         check_sizes("window_grid::shift_segments");
@@ -112,39 +97,110 @@ struct window_grid {
             throw shape_error(operation, argument,
                               "has shape " + to_string(tokens) + ", but the grid has " + std::to_string(height * width) + " tokens");
     }
-
-private:
-    template <class T>
-    void check(std::string_view operation, const tensor_view<const T>& from, std::string_view from_name, const tensor_view<T>& to,
-               std::string_view to_name, const shape& image, const shape& windowed) const {
-        detail::check_view(operation, from_name, from);
-        detail::check_view(operation, to_name, to);
-        check_tokens(operation, "image", image);
-        const shape expected{image.batch * windows(), image.heads, window_tokens(), image.channels};
-        if (windowed != expected)
-            throw shape_error(operation, "windows",
-                              "has shape " + to_string(windowed) + ", but the image of shape " + to_string(image) + " gives " +
-                                  to_string(expected));
-        if (overlaps_itself(to))
-            throw shape_error(operation, to_name, "of shape " + to_string(to.shape()) + " has strides by which its elements overlap");
-        if (overlap(to, from))
-            throw shape_error(operation, to_name, "of shape " + to_string(to.shape()) + " overlaps " + std::string(from_name));
-    }
-    /// f(image, entry, head, token of the image, token of the window).
-    template <class F>
-    void for_each_row(const shape& image, F&& f) const {
-        for (index b = 0; b < image.batch; ++b)
-            for (index w = 0; w < windows(); ++w)
-                for (index h = 0; h < image.heads; ++h)
-                    for_each_token(w, [&](index of_image, index of_window) { f(b, b * windows() + w, h, of_image, of_window); });
-    }
-    template <class T>
-    static void copy_channels(const T* from, index from_stride, T* to, index to_stride, index channels) {
-        if (from_stride == 1 && to_stride == 1)
-            std::copy_n(from, channels, to);
-        else
-            for (index c = 0; c < channels; ++c) to[c * to_stride] = from[c * from_stride];
-    }
 };
+
+namespace detail {
+
+/// Throws shape_error unless windows and images of such shapes belong together, and `to` can be written. Either is what is read.
+template <class T>
+void check_windows(const window_grid& grid, std::string_view operation, const shape& image, const shape& windows, const tensor_view<const T>& from,
+                   std::string_view from_name, const tensor_view<T>& to, std::string_view to_name) {
+    check_view(operation, from_name, from);
+    check_view(operation, to_name, to);
+    grid.check_tokens(operation, "image", image);
+    const auto expected = grid.windows_of(image);
+    if (windows != expected)
+        throw shape_error(operation, "windows",
+                          "has shape " + to_string(windows) + ", but the image of shape " + to_string(image) + " gives " + to_string(expected));
+    if (overlaps_itself(to))
+        throw shape_error(operation, to_name, "of shape " + to_string(to.shape()) + " has strides by which its elements overlap");
+    if (overlap(to, from))
+        throw shape_error(operation, to_name, "of shape " + to_string(to.shape()) + " overlaps " + std::string(from_name));
+}
+
+/// Calls f(image, token of the image, window, token of the window) for each token, in parallel: window w of image b is entry b windows() + w.
+template <class F>
+void for_each_window_token(const window_grid& grid, index images, const execution& run, const F& f) {
+    run.for_each(images * grid.windows(), [&](index entry, index) {
+        grid.for_each_token(entry % grid.windows(),
+                            [&](index of_image, index of_window) { f(entry / grid.windows(), of_image, entry, of_window); });
+    });
+}
+
+/// The channels of one token, in all heads.
+template <class T>
+void copy_token(const tensor_view<const T>& from, index from_batch, index from_token, const tensor_view<T>& to, index to_batch, index to_token) {
+    for (index h = 0; h < from.shape().heads; ++h) {
+        const T* const source = from.row(from_batch, h, from_token);
+        T* const target = to.row(to_batch, h, to_token);
+        const auto from_stride = from.strides().channel, to_stride = to.strides().channel;
+        if (from_stride == 1 && to_stride == 1)
+            std::copy_n(source, from.shape().channels, target);
+        else
+            for (index c = 0; c < from.shape().channels; ++c) target[c * to_stride] = source[c * from_stride];
+    }
+}
+
+/// window_partition, of which everything has been checked.
+template <class T>
+void copy_to_windows(const window_grid& grid, const tensor_view<const T>& image, const tensor_view<T>& windows, const execution& run) {
+    for_each_window_token(grid, image.shape().batch, run, [&](index b, index of_image, index entry, index of_window) {
+        copy_token(image, b, of_image, windows, entry, of_window);
+    });
+}
+
+} // namespace detail
+
+/// The windows of images: from (batch, heads, height width, channels) to (batch windows(), heads, window_tokens(), channels), of any
+/// strides. Throws shape_error, before anything is read or written, if shapes do not fit, or the two overlap.
+template <TensorLike V>
+void window_partition(const window_grid& grid, const V& image, const tensor_view<detail::scalar_t<V>>& windows, const execution& run) {
+    const tensor_view<const detail::scalar_t<V>> from = image;
+    detail::check_windows(grid, "window_partition", from.shape(), windows.shape(), from, "image", windows, "windows");
+    detail::copy_to_windows(grid, from, windows, run);
+}
+
+/// The same.
+template <TensorLike V, ExecutorArgument E = sequential>
+void window_partition(const window_grid& grid, const V& image, const tensor_view<detail::scalar_t<V>>& windows, E&& executor = {}) {
+    workspace none;
+    window_partition(grid, image, windows, execution(executor, none));
+}
+
+/// The same, to a new tensor.
+template <TensorLike V, ExecutorArgument E = sequential>
+[[nodiscard]] auto window_partition(const window_grid& grid, const V& image, E&& executor = {}) {
+    grid.check_tokens("window_partition", "image", image.shape());
+    tensor<detail::scalar_t<V>> windows(grid.windows_of(image.shape()));
+    window_partition(grid, image, windows, executor);
+    return windows;
+}
+
+/// The images of windows: what window_partition did, undone, the shift with it. Throws like it.
+template <TensorLike V>
+void window_reverse(const window_grid& grid, const V& windows, const tensor_view<detail::scalar_t<V>>& image, const execution& run) {
+    const tensor_view<const detail::scalar_t<V>> from = windows;
+    detail::check_windows(grid, "window_reverse", image.shape(), from.shape(), from, "windows", image, "image");
+    detail::for_each_window_token(grid, image.shape().batch, run, [&](index b, index of_image, index entry, index of_window) {
+        detail::copy_token(from, entry, of_window, image, b, of_image);
+    });
+}
+
+/// The same.
+template <TensorLike V, ExecutorArgument E = sequential>
+void window_reverse(const window_grid& grid, const V& windows, const tensor_view<detail::scalar_t<V>>& image, E&& executor = {}) {
+    workspace none;
+    window_reverse(grid, windows, image, execution(executor, none));
+}
+
+/// The same, to a new tensor.
+template <TensorLike V, ExecutorArgument E = sequential>
+[[nodiscard]] auto window_reverse(const window_grid& grid, const V& windows, E&& executor = {}) {
+    grid.check_sizes("window_reverse");
+    const auto& s = windows.shape();
+    tensor<detail::scalar_t<V>> image({s.batch / grid.windows(), s.heads, grid.height * grid.width, s.channels});
+    window_reverse(grid, windows, image, executor);
+    return image;
+}
 
 } // namespace attn

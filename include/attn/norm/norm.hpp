@@ -82,23 +82,21 @@ void normalise(const N& norm, const tensor_view<const typename N::scalar>& x, co
     norm.forward(x, out, run);
 }
 
-/// The same on the calling thread, with a workspace for the call.
-template <Norm N>
-void normalise(const N& norm, const tensor_view<const typename N::scalar>& x, const tensor_view<typename N::scalar>& out) {
+/// The same, with a workspace for the call.
+template <Norm N, ExecutorArgument E = sequential>
+void normalise(const N& norm, const tensor_view<const typename N::scalar>& x, const tensor_view<typename N::scalar>& out, E&& executor = {}) {
     detail::check_rows(N::name, x, out, true);
     norm.check(x.shape());
-    check_apart(norm, output_memory(N::name, "out", out));
-    sequential here;
-    workspace memory(norm.workspace_bytes(x.shape(), 1));
-    norm.forward(x, out, execution(here, memory));
+    workspace memory(norm.workspace_bytes(x.shape(), std::max<index>(1, executor.concurrency())));
+    normalise(norm, x, out, execution(executor, memory));
 }
 
 /// The same, to a new tensor.
-template <Norm N>
-tensor<typename N::scalar> normalise(const N& norm, const tensor_view<const typename N::scalar>& x) {
+template <Norm N, ExecutorArgument E = sequential>
+[[nodiscard]] tensor<typename N::scalar> normalise(const N& norm, const tensor_view<const typename N::scalar>& x, E&& executor = {}) {
     detail::check_rows(N::name, "x", x);
     tensor<typename N::scalar> out(x.shape());
-    normalise(norm, x, out.view());
+    normalise(norm, x, out, executor);
     return out;
 }
 

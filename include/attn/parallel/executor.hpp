@@ -63,6 +63,10 @@ concept Executor = requires(E& executor, index count, function_ref body) {
     executor.parallel_for(count, body);
 };
 
+/// An executor as calls take it: a variable, or a temporary.
+template <class E>
+concept ExecutorArgument = Executor<std::remove_reference_t<E>>;
+
 /// Runs everything on the calling thread.
 struct sequential {
     index concurrency() const { return 1; }
