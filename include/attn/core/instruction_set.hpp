@@ -1,6 +1,8 @@
 // The inline namespace that all of attn's code lives in: it is named after the instruction set that a translation unit is compiled for.
 #pragma once
 
+#include "platform.hpp"
+
 // A program may link objects that were compiled for different instruction sets, and of an inline function that both hold the linker keeps
 // either one. The name tells the functions apart, `attn::avx512::overlap` and `attn::sse2::overlap`: no object ever runs another's code. So
 // types differ too, and what such objects hand to each other are plain pointers and numbers.

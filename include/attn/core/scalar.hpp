@@ -6,15 +6,6 @@
 #include <concepts>
 #include <cstddef>
 
-#ifdef __FAST_MATH__
-#error "attn: -ffast-math removes the rounding and the NaN rules that attention kernels rely on; compile without it (-O3 is enough)"
-#elif defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
-#error "attn: -ffinite-math-only takes NaN and infinity for impossible, but hidden keys and empty rows are computed with them; compile without it"
-#endif
-#ifndef __cpp_exceptions
-#error "attn: errors are reported by exceptions; compile without -fno-exceptions"
-#endif
-
 #if defined(__clang__) && !__FINITE_MATH_ONLY__
 #if __has_warning("-Wnan-infinity-disabled")
 // -fno-honor-nans and -fno-honor-infinities, each by itself, leave no macro behind, but clang knows (and tells unless attn is a

@@ -14,6 +14,12 @@
 #endif
 #include <xsimd/xsimd.hpp>
 
+#if XSIMD_VERSION_MAJOR < 8 || (XSIMD_VERSION_MAJOR == 8 && XSIMD_VERSION_MINOR < 1)
+#error "attn needs xsimd 8.1 or later"
+#elif defined(XSIMD_NO_SUPPORTED_ARCHITECTURE)
+#error "attn: xsimd knows no instruction set of this processor; xsimd 10 and later emulate one: -DXSIMD_WITH_EMULATED=1 -DXSIMD_DEFAULT_ARCH=xsimd::emulated<128>"
+#endif
+
 namespace attn::inline ATTN_INSTRUCTION_SET::simd {
 
 /// One bit per lane, bit l for lane l: the result of comparing positions. Plain integer work, free beside the floating point.

@@ -1,0 +1,26 @@
+// What attn needs of the compiler, its flags and the processor: said here, before anything else of attn's is read.
+#pragma once
+
+#if __cplusplus < 202002L
+#error "attn needs C++20: compile with -std=c++20 or later"
+#elif defined(__apple_build_version__) && __apple_build_version__ < 16000000
+#error "attn needs Apple clang 16 or later"
+#elif defined(__clang__) && !defined(__apple_build_version__) && __clang_major__ < 17
+#error "attn needs clang 17 or later"
+#elif defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 12
+#error "attn needs gcc 12 or later"
+#elif !defined(__GNUC__)
+#error "attn needs gcc or clang: it uses their vectors"
+#endif
+#if defined(__SIZEOF_POINTER__) && __SIZEOF_POINTER__ < 8
+#error "attn needs a 64-bit processor: sizes and positions have 64 bits"
+#endif
+
+#ifdef __FAST_MATH__
+#error "attn: -ffast-math removes the rounding and the NaN rules that attention kernels rely on; compile without it (-O3 is enough)"
+#elif defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
+#error "attn: -ffinite-math-only takes NaN and infinity for impossible, but hidden keys and empty rows are computed with them; compile without it"
+#endif
+#ifndef __cpp_exceptions
+#error "attn: errors are reported by exceptions; compile without -fno-exceptions"
+#endif
