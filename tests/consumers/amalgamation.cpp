@@ -16,5 +16,6 @@ int main(int, char** arguments) {
     attn::tensor<float> tokens({.tokens = 10, .channels = 4});
     std::fill_n(tokens.data(), tokens.shape().size(), 1.0f);
     const auto out = forward(attention, {.tokens = tokens});
-    return std::all_of(out.data(), out.data() + out.shape().size(), [](float x) { return x > 3.999f && x < 4.001f; }) ? 0 : 1; // averages of fours
+    const auto is_four = [](float x) { return x > 3.999f && x < 4.001f; }; // an average of fours
+    return std::all_of(out.data(), out.data() + out.shape().size(), is_four) ? 0 : 1;
 }
