@@ -1,9 +1,10 @@
-// An attention operator of your own: its definition, its kernel, and the lines that register it. Built with tests/cases, as here, every
-// test and benchmark that runs over all operators runs over it: accuracy, layouts, executors, NaN, memory, speed.
-//     cmake/run bench sigmoid
-#include "cases/case.hpp"
+// An attention operator of your own, which is called as attn's are. Registered as in tests/cases/own_operator.cpp, every test and benchmark
+// that runs over all operators runs over it: accuracy, layouts, executors, NaN, memory, speed.
+#include <attn/attention/eigen.hpp>
 
 #include <cmath>
+#include <cstdio>
+#include <limits>
 
 namespace my {
 
@@ -57,41 +58,26 @@ struct sigmoid_attention {
 };
 static_assert(attn::Attention<sigmoid_attention>);
 
-/// What the tests are told: how to call it, and its definition. Here both are one text; the definition of a fast kernel is written apart.
-template <attn::Scalar T>
-struct sigmoid_instance final : attn::testing::instance<T> {
-    sigmoid_attention op;
-
-    template <attn::Scalar S>
-    void define(const attn::inputs<S>& in, const attn::outputs<S>& out) const {
-        const auto s = out.values.shape();
-        for (attn::index b = 0; b < s.batch; ++b)
-            for (attn::index h = 0; h < s.heads; ++h)
-                for (attn::index i = 0; i < s.tokens; ++i)
-                    op.attend_query<S>(in, out.values, b, h, h / (s.heads / in.keys.shape().heads), i);
-    }
-    void attend(const attn::inputs<T>& in, const attn::outputs<T>& out, const attn::execution& run) const override {
-        attn::attend(op, in, out, run);
-    }
-    std::size_t workspace_bytes(const attn::input_shapes& s, attn::index concurrency) const override {
-        return op.workspace_bytes<T>(s, concurrency);
-    }
-    attn::shape output_shape(const attn::input_shapes& s) const override { return op.output_shape(s); }
-    void reference(const attn::inputs<double>& in, const attn::outputs<double>& out) const override { define<double>(in, out); }
-    void plain(const attn::inputs<T>& in, const attn::outputs<T>& out) const override { define<T>(in, out); }
-    void naive(const attn::inputs<T>& in, const attn::outputs<T>& out) const override { define<T>(in, out); }
-    double useful_flops(const attn::testing::problem& p) const override {
-        return 2.0 * static_cast<double>(p.batch * p.heads * p.queries * p.keys) * static_cast<double>(p.key_dim + p.value_dim);
-    }
-};
-
-const attn::testing::registered sigmoid({
-    .name = "sigmoid",
-    .cost = "2 n m (d_k + d_v)",
-    .has_log_sum_exp = false,
-    .supports = [](const auto& p) { return p.batch * p.heads * p.queries * p.keys < attn::index{1} << 22; }, // slow, so nothing longer
-    .make_float = [](const auto&) { return std::make_unique<sigmoid_instance<float>>(); },
-    .make_double = [](const auto&) { return std::make_unique<sigmoid_instance<double>>(); },
-});
-
 } // namespace my
+
+int main() {
+    const auto op = my::sigmoid_attention{.bias = -1};
+    const Eigen::MatrixXf tokens = 3 * Eigen::MatrixXf::Identity(4, 4);
+    const Eigen::MatrixXf weights = attn::attend(op, tokens, tokens, Eigen::MatrixXf(Eigen::MatrixXf::Identity(4, 4)));
+    std::puts("weights: each key by itself, so that a row need not sum to one");
+    for (Eigen::Index i = 0; i < 4; ++i) {
+        for (Eigen::Index j = 0; j < 4; ++j) std::printf(" %.3f", static_cast<double>(weights(i, j)));
+        std::puts("");
+    }
+
+    // The front door checks before it calls: the shapes for every operator, and what yours asks for.
+    const auto problem = [&](const my::sigmoid_attention& asked, const Eigen::MatrixXf& values) -> std::string {
+        try {
+            attn::attend(asked, tokens, tokens, values);
+        } catch (const attn::shape_error& error) { return error.what(); }
+        return "none";
+    };
+    std::puts(problem(op, Eigen::MatrixXf::Zero(3, 4)).c_str());
+    std::puts(problem({.bias = std::numeric_limits<double>::infinity()}, tokens).c_str());
+    return 0;
+}

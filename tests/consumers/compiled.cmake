@@ -1,0 +1,33 @@
+# cmake -DROOT=<source tree> -DCOMPILER=<compiler> -DGENERATOR=<generator> -DMAKE_PROGRAM=<its program> -DNM=<nm> -DFOLDER=<folder> -P compiled.cmake:
+# installs attn with attn::compiled, and builds and runs programs that find it. What was built is kept: it takes minutes.
+cmake_minimum_required(VERSION 3.24)
+function(run)
+  execute_process(COMMAND ${ARGN} COMMAND_ERROR_IS_FATAL ANY)
+endfunction()
+set(configure ${CMAKE_COMMAND} -G ${GENERATOR} -DCMAKE_MAKE_PROGRAM=${MAKE_PROGRAM} -DCMAKE_CXX_COMPILER=${COMPILER})
+file(REMOVE_RECURSE ${FOLDER}/prefix ${FOLDER}/build)
+run(${configure} -S ${ROOT} -B ${FOLDER}/attn -DATTN_COMPILED=ON -DATTN_BUILD_TESTS=OFF -DATTN_BUILD_BENCH=OFF -DATTN_BUILD_EXAMPLES=OFF)
+run(${CMAKE_COMMAND} --build ${FOLDER}/attn)
+run(${CMAKE_COMMAND} --install ${FOLDER}/attn --prefix ${FOLDER}/prefix)
+
+# The code of each set is of that set, and no other object can take it: the library defines its functions, and no other name.
+file(GLOB_RECURSE library ${FOLDER}/prefix/*/libattn_compiled.a)
+foreach(set IN ITEMS sse2:sse2 avx2:avx2_fma avx512:avx512)
+  string(REGEX MATCH "(.*):(.*)" _ ${set})
+  execute_process(COMMAND ${NM} -C --defined-only ${library} COMMAND grep -c "attn::${CMAKE_MATCH_2}::" OUTPUT_VARIABLE count COMMAND_ERROR_IS_FATAL LAST)
+  if(count LESS 100)
+    message(FATAL_ERROR "attn::compiled has ${count} functions of attn::${CMAKE_MATCH_2}")
+  endif()
+endforeach()
+execute_process(COMMAND ${NM} -C --extern-only --defined-only --format=posix ${library} OUTPUT_VARIABLE names COMMAND_ERROR_IS_FATAL ANY)
+string(REGEX REPLACE "\n*[^\n]*\\[[^\n]*\\]:" "" names "${names}") # the objects' names
+string(REGEX REPLACE "(attn_compiled_(sse2|avx2|avx512)|attn::compiled_library::(widest\\(\\)|run\\([^\n]*\\))) T [^\n]*|DW\\.ref[^\n]*" "" names "${names}")
+string(STRIP "${names}" names)
+if(NOT names STREQUAL "")
+  message(FATAL_ERROR "attn::compiled shows more than its functions:\n${names}")
+endif()
+
+run(${configure} -S ${CMAKE_CURRENT_LIST_DIR}/compiled -B ${FOLDER}/build -DCMAKE_PREFIX_PATH=${FOLDER}/prefix -DEXAMPLE=${ROOT}/examples/instruction_sets.cpp)
+run(${CMAKE_COMMAND} --build ${FOLDER}/build)
+run(${FOLDER}/build/consumer)
+run(${CMAKE_COMMAND} -DPROGRAM=${FOLDER}/build/example -DEXPECTED=${ROOT}/examples/instruction_sets.txt -P ${ROOT}/cmake/check_output.cmake)
