@@ -1,5 +1,5 @@
-// Attention matrices as a picture: the words of a text look at words that share letters with them, under three patterns; the picture is an SVG
-// file with the words along its sides.
+// Attention matrices as a picture: the words of a text look at words that share letters with them, under three patterns; an SVG file with
+// the words along its sides.
 //     example_attention_map [TEXT FILE [PICTURE]]
 #include <attn/attention/eigen.hpp>
 #include <attn/attention/softmax_attention.hpp>
@@ -93,11 +93,13 @@ int main(int count, char** arguments) {
     if (words.empty()) return std::puts("no words to read"), 1;
 
     const Eigen::MatrixXf x = letters_of(words);
-    const std::vector<map> maps{map_of("dense", attn::dense{}, x), map_of("causal", attn::causal{}, x), map_of("local{3, 3}", attn::local{3, 3}, x)};
+    const std::vector<map> maps{map_of("dense", attn::dense{}, x), map_of("causal", attn::causal{}, x),
+                                map_of("local{3, 3}", attn::local{3, 3}, x)};
 
     const std::string picture = count > 2 ? arguments[2] : "attention_map.svg";
     if (!write_picture(picture, maps, words)) return std::printf("cannot write %s\n", picture.c_str()), 1;
-    std::printf("%s: %zu x %zu words, each row a query that looks at the keys of the columns\n", picture.c_str(), words.size(), words.size());
+    std::printf("%s: %zu x %zu words, each row a query that looks at the keys of the columns\n", picture.c_str(), words.size(),
+                words.size());
 
     // Every word looks most at itself; at which other word then.
     std::printf("\n%-14s", "looks most at");
