@@ -6,6 +6,7 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
+/// A feed-forward network: two linears with an activation between, gated or not, applied to every token.
 /// For each token row x (channels):
 ///     out = down(f(up(x))) (+ residual),      and with a gate   out = down(f(gate(x)) * up(x)) (+ residual)
 /// up and gate: weights (1, 1, hidden, channels); down: weight (1, 1, outputs, hidden). f: gelu, gelu_tanh, relu, silu or any generic

@@ -7,6 +7,7 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
+/// A linear layer: weight and bias, applied to every token.
 /// For each token row x (inputs):
 ///     out = W x + b (+ residual)
 /// weight: W (1, 1, outputs, inputs), of any strides; bias: b (outputs), or empty. Time: 2 inputs outputs flops a token. Memory: packed

@@ -34,6 +34,7 @@ struct batch_norm_statistics {
     }
 };
 
+/// BatchNorm: channels are normalised by their mean and variance over tokens.
 /// For a tensor x (batch, heads, tokens, channels), each channel on its own, over all of batch, heads and tokens:
 ///     out = (x - mean) / sqrt(variance + eps) * weight + bias
 /// Inference (`normalise`): mean and variance are the given ones, (channels) each; with `batch_statistics` instead of them, those of x

@@ -6,6 +6,7 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
+/// PRepBN: a norm that training turns into a RepBN, step by step.
 /// For x (batch, heads, tokens, channels):
 ///     training:   out = gamma N(x) + (1 - gamma) RepBN(x),      N a layer_norm or any other norm
 ///     inference:  out = RepBN(x), always

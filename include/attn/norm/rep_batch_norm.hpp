@@ -5,6 +5,7 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
+/// RepBN: a BatchNorm plus a multiple of its input.
 /// For x (batch, heads, tokens, channels), BN as in batch_norm:
 ///     RepBN(x) = BN(x) + eta x
 /// eta: one learned number. Inference and training as in batch_norm; a token that the mask of a training call leaves out gives x + eta x.
