@@ -25,6 +25,7 @@ struct depthwise_convolution {
     index height = 0, width = 0;  ///< the grid; one row if not given
     bool causal = false;          ///< of a sequence: the past and the present only
 
+    /// Whether there are weights.
     bool present() const { return weights.data() != nullptr; }
 
     /// Throws shape_error, in the name of `operation`, if the parameters do not fit x and out.

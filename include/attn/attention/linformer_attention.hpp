@@ -85,6 +85,7 @@ struct linformer_attention {
                 w.attend_some(*this, in, out, run, b, std::min(w.batches, s.keys.batch - b), g, std::min(w.heads, s.keys.heads - g));
     }
 
+    /// The projection of the values: that of the keys unless another is given.
     const auto& for_values() const {
         if constexpr (std::same_as<F, shared_projection>)
             return key_projection;

@@ -71,6 +71,7 @@ struct talking_heads_attention {
         attn::check_apart(score, out);
     }
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, value_heads(s), s.queries.tokens, s.values.channels}; }
+    /// The shape of its log_sum_exp: a row for each mixed head.
     shape log_sum_exp_shape(const input_shapes& s) const { return {s.queries.batch, mixed_heads(s), s.queries.tokens, 1}; }
     template <Scalar T>
     std::size_t workspace_bytes(const input_shapes& s, index concurrency) const {

@@ -10,7 +10,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// One number for all batch entries, or one for each.
 class per_batch {
 public:
+    /// One number for all.
     constexpr per_batch(index same) : same_(same) {}
+    /// One number for each; a view of them.
     constexpr per_batch(std::span<const index> each) : shared_(false), each_(each) {}
     /// A temporary would be gone before it is read: name the numbers first.
     template <detail::Temporary R>
@@ -23,6 +25,7 @@ public:
     constexpr bool fits(index batch) const { return shared_ || count() == batch; }
     /// Whether one number is for all entries.
     constexpr bool shared() const { return shared_; }
+    /// The numbers given one by one; none if all entries share one.
     constexpr std::span<const index> each() const { return each_; }
 
 private:

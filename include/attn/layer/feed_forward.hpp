@@ -22,6 +22,7 @@ struct feed_forward {
     linear<T, Arch> gate = {}; ///< none without memory
     F activation = {};
 
+    /// Whether there is a gate.
     bool gated() const { return gate.weight.data() != nullptr; }
     void check(const layer_inputs<T>& in) const {
         detail::check_linear(name, "up", up.view());

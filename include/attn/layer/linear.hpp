@@ -21,8 +21,11 @@ struct linear {
     tensor_view<const T> weight;
     borrowed<const T> bias = {};
 
+    /// Channels that go in.
     index inputs() const { return weight.shape().channels; }
+    /// Channels that come out.
     index outputs() const { return weight.shape().tokens; }
+    /// Weight and bias, as `fold` reads them.
     linear_view<const T> view() const { return {weight, bias}; }
 
     /// Throws shape_error, in the name of a larger layer, unless the matrix has such sizes.

@@ -21,6 +21,7 @@ class rotary {
 public:
     static constexpr std::string_view name = "rotary";
 
+    /// A table of the angles of positions 0 to max_positions - 1.
     rotary(index max_positions, index channels, rotary_pairs pairs = rotary_pairs::half_split, double base = 10000)
         : max_positions_(max_positions), channels_(channels), pairs_(pairs) {
         if (channels < 0 || channels % 2 != 0)

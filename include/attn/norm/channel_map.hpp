@@ -13,6 +13,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 struct channel_map {
     double mean = 0, scale = 1, offset = 0;
 
+    /// The value at 0.
     double at_zero() const { return offset - mean * scale; }
 };
 

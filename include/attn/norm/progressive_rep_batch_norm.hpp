@@ -29,6 +29,7 @@ struct progressive_rep_batch_norm {
     }
     std::size_t workspace_bytes(const shape& x, index concurrency) const { return rep.workspace_bytes(x, concurrency); }
     void forward(const tensor_view<const scalar>& x, const tensor_view<scalar>& out, const execution& run) const { rep.forward(x, out, run); }
+    /// What inference does to channel c.
     channel_map map_of(index c) const { return rep.map_of(c); }
 };
 
