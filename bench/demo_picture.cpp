@@ -12,7 +12,7 @@ namespace attn::bench {
 namespace {
 
 // In pixels, at the picture's own size.
-constexpr int cell = 10, panel_gap = 26, title_room = 40, margin = 28, heading_room = 62, legend_room = 64;
+constexpr int cell = 10, panel_gap = 26, title_room = 40, margin = 28, heading_room = 62, legend_room = 96;
 constexpr index longest_label = 12;
 
 /// Steps of a colour ramp.
@@ -132,9 +132,13 @@ void write_legend(std::ostream& out) {
     out << "\n</g>\n<g class=\"s\">\n";
     for (const auto& [weight, text] : {std::pair{0.0, "0"}, std::pair{0.0625, "1/16"}, std::pair{0.25, "1/4"}, std::pair{1.0, "1"}})
         out << "<text text-anchor=\"middle\" x=\"" << std::lround(std::sqrt(weight) * steps * width) << "\" y=\"26\">" << text << "</text>";
-    out << "\n<text x=\"" << (steps + 1) * width << "\" y=\"10\">weight of a word; rows look at columns</text>"
-        << "<rect class=\"h\" x=\"" << (steps + 16) * width << "\" width=\"" << width << "\" height=\"12\"/>"
-        << "<text x=\"" << (steps + 17) * width + 6 << "\" y=\"10\">hidden</text>\n</g>\n";
+    out << "\n<text x=\"" << (steps + 1) * width << "\" y=\"10\">blue: the weight of a word; rows look at columns</text>\n</g>\n"
+        << "<g class=\"c\">\n";
+    for (int step = 0; step < steps; ++step)
+        out << "<rect class=\"n" << step << "\" x=\"" << step * width << "\" y=\"32\" width=\"" << width << "\" height=\"12\"/>";
+    out << "\n</g>\n<g class=\"s\">\n<text x=\"" << (steps + 1) * width << "\" y=\"42\">red: a negative weight, of the same size</text>\n"
+        << "<rect class=\"h\" y=\"50\" width=\"" << width << "\" height=\"12\"/>"
+        << "<text x=\"" << width + 6 << "\" y=\"60\">no weight: hidden, or zero</text>\n</g>\n";
 }
 
 } // namespace
@@ -161,7 +165,7 @@ void write_picture(std::ostream& out, const std::string& title, const std::strin
         write_panel(out, panels[p], words, label_room);
         out << "</g>\n";
     }
-    out << "<g transform=\"translate(" << margin + label_room << ' ' << height - margin - legend_room / 2 << ")\">\n";
+    out << "<g transform=\"translate(" << margin + label_room << ' ' << height - margin - 64 << ")\">\n";
     write_legend(out);
     out << "</g>\n</svg>\n";
 }

@@ -1,7 +1,7 @@
 """draw.py <folder> <bench.json> [<peers.json>]: what attn_bench and attn_peers left, as pictures in the folder.
 
-time_by_n.svg    time against n of every operator that was swept, with the exponent that fits
-memory_by_n.svg  workspace against n, beside the n x n scores of one head
+time_by_n.svg    time against n of the operators in the README's table, with the exponent that fits
+memory_by_n.svg  their workspace against n, beside the n x n scores of one head
 peers.svg        share of the FMA peak by shape, attn beside its peers
 
 The background is transparent and the colours are of middle lightness, so that a page may be light or dark.
@@ -20,7 +20,17 @@ import numpy
 
 INK = "#7d8590"
 COLOURS = ["#3b82c4", "#d9772b", "#3a9e5c", "#c2548f", "#8f6bd1", "#b08d1e", "#2a9d9d", "#d0524a", "#6f8f2f", "#7a7f8a"]
-MARKERS = ["o", "s", "^"]
+# The cases whose growth is drawn, by the names that a reader of the README knows them by.
+GROWTH = {
+    "talking_heads": "talking heads",
+    "softmax": "softmax",
+    "sparse_strided": "Sparse Transformer",
+    "softmax_local": "local window",
+    "linformer": "Linformer",
+    "focused_linear": "focused linear",
+    "simplified_linear": "simplified linear",
+    "linear": "linear",
+}
 
 pyplot.rcParams.update({
     "svg.hashsalt": "attn",  # the same figures give the same file
@@ -58,40 +68,50 @@ def sweeps(file):
     }
 
 
-def log_log(operators, counter, label, unit):
-    figure, axes = pyplot.subplots(figsize=(7, 7.5))
-    for number, (operator, counters) in enumerate(operators):
-        n, values = numpy.array(counters[counter]).T
-        style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number // len(COLOURS) % len(MARKERS)]}
-        axes.loglog(n, values / unit, label=label(operator, n, values), linewidth=1.3, markersize=3.5, **style)
-    return figure, axes
-
-
-def finish_log_log(axes, operators, label, title):
-    ticks = sorted({n for _, counters in operators for n, _ in counters["seconds"]})
+def draw_log_log(file, curves, label):
+    """Each curve: its name, n, values and how it is drawn. Names stand at the ends: on the right apart from each other; of a curve that
+    ends before, above it, or below if no other is lower there."""
+    figure, axes = pyplot.subplots(figsize=(7, 5))
+    for _, n, values, style in curves:
+        axes.loglog(n, values, linewidth=1.3, markersize=3.5, **style)
+    ticks = sorted({int(size) for _, n, _, _ in curves for size in n})
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [str(n) for n in ticks])
     axes.set_xlabel("n")
     axes.set_ylabel(label)
     axes.grid(True)
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), title=title, fontsize=8)
+    axes.margins(y=0.1)
+
+    to_points = 72 / figure.dpi
+    lowest = -numpy.inf
+    for name, n, values, style in sorted(curves, key=lambda curve: curve[2][-1]):
+        if n[-1] == ticks[-1]:
+            y = axes.transData.transform((n[-1], values[-1]))[1] * to_points
+            lowest = max(y, lowest + 10)
+            where = {"xytext": (7, lowest - y), "va": "center"}
+        elif values[-1] <= min(others[list(at).index(n[-1])] for _, at, others, _ in curves if n[-1] in at):
+            where = {"xytext": (0, -6), "va": "top", "ha": "right"}
+        else:
+            where = {"xytext": (0, 6), "va": "bottom", "ha": "right"}
+        axes.annotate(name, (n[-1], values[-1]), textcoords="offset points", color=style["color"], **where)
+    save(figure, file)
 
 
 def draw_growth(folder, operators):
-    def exponent(n, values):
-        return numpy.polyfit(numpy.log(n), numpy.log(values), 1)[0] if len(n) > 1 else float("nan")
-
-    fitted = {operator: exponent(*numpy.array(counters["seconds"]).T) for operator, counters in operators.items()}
-    rising = sorted(operators.items(), key=lambda item: -fitted[item[0]])
-    figure, axes = log_log(rising, "seconds", lambda operator, n, values: f"{operator}  {fitted[operator]:.2f}", 1e-3)
-    finish_log_log(axes, rising, "milliseconds, 2 heads of 64 channels, one thread", "operator and exponent")
-    save(figure, f"{folder}/time_by_n.svg")
-
-    figure, axes = log_log(rising, "workspace_bytes", lambda operator, n, values: operator, 1e3)
-    n, matrix = numpy.array(max((counters["matrix_bytes"] for _, counters in rising), key=len)).T
-    axes.loglog(n, matrix / 1e3, color=INK, linestyle="--", label="n x n scores of one head")
-    finish_log_log(axes, rising, "kilobytes besides inputs and output", "operator")
-    save(figure, f"{folder}/memory_by_n.svg")
+    drawn = [(name, operators[case], {"color": COLOURS[number], "marker": "o"})
+             for number, (case, name) in enumerate(GROWTH.items()) if len(operators.get(case, {}).get("seconds", ())) > 1]
+    if not drawn:
+        return
+    times, memory = [], []
+    for name, counters, style in drawn:
+        n, seconds = numpy.array(counters["seconds"]).T
+        exponent = numpy.polyfit(numpy.log(n), numpy.log(seconds), 1)[0]
+        times.append((f"{name}  {exponent:.2f}", n, 1e3 * seconds, style))
+        memory.append((name, n, numpy.array(counters["workspace_bytes"])[:, 1] / 1e3, style))
+    n, matrix = numpy.array(max((counters["matrix_bytes"] for _, counters, _ in drawn), key=len)).T
+    memory.append(("n x n scores", n, matrix / 1e3, {"color": INK, "linestyle": "--"}))
+    draw_log_log(f"{folder}/time_by_n.svg", times, "milliseconds, 2 heads of 64 channels, one thread")
+    draw_log_log(f"{folder}/memory_by_n.svg", memory, "kilobytes besides inputs and output")
 
 
 def draw_peers(folder, file):

@@ -7,6 +7,7 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
+/// A depthwise convolution over tokens, which is added to what attention gives.
 /// For x (batch, x_heads, n, c) whose n tokens are a grid, row-major, and out (batch, heads, n, c); head h reads head h / (heads / x_heads)
 /// of x:
 ///     out[b, h, (y, x), c] += bias[h, c] + sum over (ky, kx) of weights[h, c, ky, kx] x[b, h, (y + ky - kernel_height / 2, x + kx -
@@ -24,6 +25,7 @@ struct depthwise_convolution {
     index height = 0, width = 0;  ///< the grid; one row if not given
     bool causal = false;          ///< of a sequence: the past and the present only
 
+    /// Whether there are weights.
     bool present() const { return weights.data() != nullptr; }
 
     /// Throws shape_error, in the name of `operation`, if the parameters do not fit x and out.

@@ -17,13 +17,13 @@ concept FeatureMap = std::copy_constructible<F> && requires(const F& phi, double
     { phi(x) } -> std::convertible_to<double>;
 };
 
-/// x: weights are plain products, which may be negative, so that a denominator would make no sense.
+/// The features x themselves: weights are plain products, which may be negative, so that a denominator would make no sense.
 struct identity_features {
     static constexpr bool idempotent = true;
     constexpr auto operator()(auto x) const { return x; }
 };
 
-/// max(x, 0). NaN stays NaN.
+/// ReLU: max(x, 0). NaN stays NaN.
 struct relu {
     static constexpr bool idempotent = true;
     template <class S>
@@ -35,7 +35,7 @@ struct relu {
     }
 };
 
-/// x + 1 for positive x, else e^x: positive everywhere. Katharopoulos et al. 2020, "Transformers are RNNs".
+/// ELU plus one: x + 1 for positive x, else e^x: positive everywhere. Katharopoulos et al. 2020, "Transformers are RNNs".
 struct elu_plus_one {
     template <class S>
     S operator()(S x) const {

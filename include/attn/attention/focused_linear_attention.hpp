@@ -7,6 +7,7 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
+/// Focused linear attention: linear attention with features that are sharpened, and a depthwise convolution of the values.
 /// For q (batch, heads, n, d_k), k (batch, kv_heads, m, d_k), v (batch, kv_heads, m, d_v), without a scale:
 ///     u = (relu(x) + 1e-6) / softplus(scale),      f(x) = |u| u^power / |u^power|
 ///     out_i = f(q_i) S / (f(q_i) . z + eps) + DWC(v)_i,      S = sum_j f(k_j)^T v_j / m,      z = sum_j f(k_j) / m

@@ -7,6 +7,7 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
+/// Linear attention: weights are products of features, so that a running sum over the keys replaces the scores.
 /// For q (batch, heads, n, d_k), k (batch, kv_heads, m, d_k), v (batch, kv_heads, m, d_v); query head h reads kv head h / (heads /
 /// kv_heads):
 ///     out_i = phi(q_i) S / (phi(q_i) . z + eps),      S = sum_j phi(k_j)^T v_j  (d_k, d_v),      z = sum_j phi(k_j)  (d_k)

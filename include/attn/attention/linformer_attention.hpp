@@ -8,6 +8,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// The values are projected as the keys are, by the same parameters (E = F).
 struct shared_projection {};
 
+/// Linformer: softmax attention over keys and values that were projected along the sequence.
 /// For q (batch, heads, n, d_k), k (batch, kv_heads, m, d_k), v (batch, kv_heads, m, d_v), and projections E and F from m tokens to fewer:
 ///     out[b, h] = softmax(scale * q[b, h] (E k[b, g])^T) (F v[b, g])            g = h / (heads / kv_heads)
 /// the softmax being over the projected rows; log_sum_exp is of those scores. E and F may be any projections that give equally many rows:
@@ -84,6 +85,7 @@ struct linformer_attention {
                 w.attend_some(*this, in, out, run, b, std::min(w.batches, s.keys.batch - b), g, std::min(w.heads, s.keys.heads - g));
     }
 
+    /// The projection of the values: that of the keys unless another is given.
     const auto& for_values() const {
         if constexpr (std::same_as<F, shared_projection>)
             return key_projection;

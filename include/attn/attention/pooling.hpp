@@ -5,8 +5,8 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-/// The mean of the visible tokens of each of `projected` bins: bin r of m tokens is floor(r m / projected) .. ceil((r + 1) m / projected)
-/// - 1.
+/// Mean pooling: the mean of the visible tokens of each of `projected` bins. Bin r of m tokens is floor(r m / projected) to
+/// ceil((r + 1) m / projected) - 1.
 template <class Arch = simd::native>
 struct mean_pooling {
     index projected = 1;
@@ -37,7 +37,8 @@ struct mean_pooling {
     }
 };
 
-/// The largest number of each channel over the visible tokens of each bin; the bins are those of mean_pooling. NaN if one of them is.
+/// Max pooling: the largest number of each channel over the visible tokens of each bin, NaN if one of them is; the bins are those of
+/// mean_pooling.
 template <class Arch = simd::native>
 struct max_pooling {
     index projected = 1;
@@ -127,7 +128,7 @@ struct channel_convolution {
     }
 };
 
-/// The same with channels mixed, as the spatial reduction of a pyramid vision transformer does:
+/// A convolution along the sequence that mixes channels, as the spatial reduction of a pyramid vision transformer does:
 ///     projected[r, o] = bias[o] + sum_t sum_c weights[t, o, c] x[kernel r + t, c]
 /// over the visible tokens.
 template <Scalar T, class Arch = simd::native>

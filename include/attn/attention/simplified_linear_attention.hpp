@@ -6,6 +6,7 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
+/// Simplified linear attention (SLA): linear attention with relu features, and a depthwise convolution of the values.
 /// For q (batch, heads, n, d_k), k (batch, kv_heads, m, d_k), v (batch, kv_heads, m, d_v), without a scale:
 ///     out_i = relu(q_i) S / (relu(q_i) . z + eps) + DWC(v)_i,      S = sum_j relu(k_j)^T v_j,      z = sum_j relu(k_j)
 /// over the keys j that query i sees. DWC is the depthwise convolution over the grid of tokens of v, which then has n of them; it may read

@@ -8,6 +8,7 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
+/// Softmax attention: every query takes the mean of the values, weighted by the softmax of its scores.
 /// For q (batch, heads, n, d_k), k (batch, kv_heads, m, d_k), v (batch, kv_heads, m, d_v); query head h reads kv head h / (heads / kv_heads):
 ///     x[b, h, i, j]  = score(scale * q[b, h, i] . k[b, h, j], i, j)          for the keys j that the pattern shows to query i
 ///     out[b, h, i]   = sum_j exp(x[b, h, i, j]) v[b, h, j] / (sum_j exp(x[b, h, i, j]) + exp(sinks[h]))

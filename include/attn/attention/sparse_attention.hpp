@@ -34,7 +34,8 @@ constexpr auto sliding_window(index context) { return causal{} & detail::last_ke
 /// stride near sqrt n. A stride below 1 is refused. Child et al. 2019, Generating Long Sequences with Sparse Transformers.
 constexpr auto sparse_transformer_strided(index stride) { return causal{} & (detail::last_keys(stride) | strided{stride}); }
 
-/// The same as separate heads: heads below `local_heads` see the window, the others the stride. O(n stride) and O(n^2 / stride) pairs.
+/// Sparse Transformer, strided, as separate heads: heads below `local_heads` see the window, the others the stride. O(n stride) and
+/// O(n^2 / stride) pairs.
 /// Refused: a stride below 1, local_heads below 0. Child et al. 2019, section 5.1 and OpenAI's code.
 constexpr auto sparse_transformer_strided_heads(index stride, index local_heads) {
     constexpr index any_more = std::numeric_limits<index>::max();

@@ -10,6 +10,7 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
+/// Talking-heads attention: softmax attention whose heads are mixed before the softmax and after it.
 /// For q (batch, h_k, n, d_k), k (batch, kv_heads, m, d_k), v (batch, kv_heads, m, d_v), where kv_heads, which may differ between k and v,
 /// divide h_k and h_v; head a of h_k reads key head a / (h_k / kv_heads), and values likewise. With h mixed heads in between:
 ///     L[b, a, i, j]  = scale * q[b, a, i] . k[b, a, j]
@@ -70,6 +71,7 @@ struct talking_heads_attention {
         attn::check_apart(score, out);
     }
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, value_heads(s), s.queries.tokens, s.values.channels}; }
+    /// The shape of its log_sum_exp: a row for each mixed head.
     shape log_sum_exp_shape(const input_shapes& s) const { return {s.queries.batch, mixed_heads(s), s.queries.tokens, 1}; }
     template <Scalar T>
     std::size_t workspace_bytes(const input_shapes& s, index concurrency) const {

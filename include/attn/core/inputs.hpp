@@ -10,7 +10,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// One number for all batch entries, or one for each.
 class per_batch {
 public:
+    /// One number for all.
     constexpr per_batch(index same) : same_(same) {}
+    /// One number for each; a view of them.
     constexpr per_batch(std::span<const index> each) : shared_(false), each_(each) {}
     /// A temporary would be gone before it is read: name the numbers first.
     template <detail::Temporary R>
@@ -23,6 +25,7 @@ public:
     constexpr bool fits(index batch) const { return shared_ || count() == batch; }
     /// Whether one number is for all entries.
     constexpr bool shared() const { return shared_; }
+    /// The numbers given one by one; none if all entries share one.
     constexpr std::span<const index> each() const { return each_; }
 
 private:
@@ -45,7 +48,8 @@ constexpr positions top_left() { return {}; }
 /// The last query beside the last key, as when the keys are a cache that ends with the queries' own.
 constexpr positions bottom_right(index queries, index keys) { return {.first_query = keys - queries}; }
 
-/// queries (batch, heads, n, d_k), keys (batch, kv_heads, m, d_k), values (batch, kv_heads, m, d_v) and their positions.
+/// What attention reads: queries (batch, heads, n, d_k), keys (batch, kv_heads, m, d_k), values (batch, kv_heads, m, d_v) and their
+/// positions.
 /// kv_heads divides heads; query head h reads key and value head h / (heads / kv_heads).
 template <Scalar T>
 struct inputs {
@@ -66,8 +70,8 @@ input_shapes shapes_of(const inputs<T>& in) {
     return {in.queries.shape(), in.keys.shape(), in.values.shape()};
 }
 
-/// values (batch, heads, n, d_v); and, if its data is not null, log_sum_exp (batch, heads, n, 1): the natural logarithm of each
-/// row's softmax denominator, its sink included.
+/// What attention writes: values (batch, heads, n, d_v); and, if its data is not null, log_sum_exp (batch, heads, n, 1): the natural
+/// logarithm of each row's softmax denominator, its sink included.
 template <Scalar T>
 struct outputs {
     tensor_view<T> values;

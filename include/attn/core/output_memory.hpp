@@ -10,6 +10,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// by which the front doors refuse an output that overlaps it: what a call reads must not change while it runs.
 class output_memory {
 public:
+    /// The memory that `out`, an argument of `operation`, is written to.
     template <class T>
     output_memory(std::string_view operation, std::string_view argument, const tensor_view<T>& out)
         : operation_(operation), argument_(argument), shape_(out.shape()), memory_(out) {}
@@ -19,10 +20,12 @@ public:
     void require_apart(std::string_view name, const tensor_view<T>& other) const {
         if (other.data() && other.shape().size() > 0) require_apart(name, detail::footprint(other), other.shape());
     }
+    /// The same for numbers side by side.
     template <class T>
     void require_apart(std::string_view name, const std::span<T>& numbers) const {
         require_apart(name, head_major(numbers.data(), {.tokens = 1, .channels = std::ssize(numbers)}));
     }
+    /// The same for numbers of batch entries.
     void require_apart(std::string_view name, const per_batch& numbers) const { require_apart(name, numbers.each()); }
 
 private:

@@ -50,6 +50,7 @@ inline std::string to_string(const shape& s) {
 
 /// Bad input, found before anything was read or written. The message names the operator, the argument and the shapes.
 struct shape_error : std::invalid_argument {
+    /// The message is "operation: argument problem".
     shape_error(std::string_view operation, std::string_view argument, std::string_view problem)
         : std::invalid_argument(std::string(operation) + ": " + std::string(argument) + " " + std::string(problem)) {}
 };

@@ -32,6 +32,7 @@ public:
         data_.reset(static_cast<T*>(::operator new(bytes, std::align_val_t{alignment})));
         std::uninitialized_value_construct_n(data_.get(), bytes / sizeof(T));
     }
+    /// Takes the memory of another, which is empty afterwards.
     tensor(tensor&& other) noexcept : shape_(std::exchange(other.shape_, {})), data_(std::move(other.data_)) {}
     tensor& operator=(tensor&& other) noexcept {
         shape_ = std::exchange(other.shape_, {});
@@ -39,10 +40,15 @@ public:
         return *this;
     }
 
+    /// Where the elements lie.
     T* data() { return data_.get(); }
+    /// Where the elements lie.
     const T* data() const { return data_.get(); }
+    /// The extents.
     const attn::shape& shape() const { return shape_; }
+    /// A view of all of it.
     tensor_view<T> view() { return head_major(data(), shape_); }
+    /// A view of all of it.
     tensor_view<const T> view() const { return head_major(data(), shape_); }
     operator tensor_view<T>() { return view(); }
     operator tensor_view<const T>() const { return view(); }

@@ -43,8 +43,10 @@ public:
     using element_type = T;
 
     constexpr tensor_view() = default;
+    /// A view of memory that somebody else owns.
     constexpr tensor_view(T* data, const attn::shape& shape, const attn::strides& strides)
         : data_(data), shape_(shape), strides_(strides) {}
+    /// The same elements, to be read only.
     template <class U>
         requires(std::is_const_v<T> && std::same_as<U, std::remove_const_t<T>>)
     constexpr tensor_view(const tensor_view<U>& other) : data_(other.data()), shape_(other.shape()), strides_(other.strides()) {}
@@ -55,8 +57,11 @@ public:
         : data_(m.data_handle()), shape_{extent_of(m, 4), extent_of(m, 3), extent_of(m, 2), extent_of(m, 1)},
           strides_{stride_of(m, 4), stride_of(m, 3), stride_of(m, 2), stride_of(m, 1)} {}
 
+    /// Where element (0, 0, 0, 0) lies.
     constexpr T* data() const { return data_; }
+    /// The extents.
     constexpr const attn::shape& shape() const { return shape_; }
+    /// The distances between neighbours.
     constexpr const attn::strides& strides() const { return strides_; }
 
     /// Address of channel 0 of one token.

@@ -12,7 +12,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 class workspace {
 public:
     workspace() = default;
+    /// Memory of so many bytes.
     explicit workspace(std::size_t bytes) { reserve(bytes); }
+    /// Takes the memory of another.
     workspace(workspace&& other) noexcept : data_(std::move(other.data_)), size_(std::exchange(other.size_, 0)) {}
     workspace& operator=(workspace&& other) noexcept {
         data_ = std::move(other.data_);
@@ -20,7 +22,9 @@ public:
         return *this;
     }
 
+    /// How many bytes there are.
     std::size_t size_bytes() const { return size_; }
+    /// The bytes.
     std::span<std::byte> bytes() const { return {data_.get(), size_}; }
 
     /// Grows to at least `bytes`; never shrinks. Throws shape_error if that is more than max_bytes.

@@ -12,7 +12,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 template <class F>
 concept Activation = FeatureMap<F>;
 
-/// x Phi(x) = x (1 + erf(x / sqrt 2)) / 2, exactly. Hendrycks and Gimpel 2016, "Gaussian Error Linear Units".
+/// GELU: x Phi(x) = x (1 + erf(x / sqrt 2)) / 2, exactly. Hendrycks and Gimpel 2016, "Gaussian Error Linear Units".
 struct gelu {
     template <class S>
     S operator()(S x) const {
@@ -31,7 +31,7 @@ struct gelu_tanh {
     }
 };
 
-/// x / (1 + e^-x), also called swish. With a gate it makes SwiGLU (Shazeer 2020, "GLU Variants Improve Transformer").
+/// SiLU: x / (1 + e^-x), also called swish. With a gate it makes SwiGLU (Shazeer 2020, "GLU Variants Improve Transformer").
 struct silu {
     template <class S>
     S operator()(S x) const {

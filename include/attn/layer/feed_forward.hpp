@@ -6,6 +6,7 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
+/// A feed-forward network: two linears with an activation between, gated or not, applied to every token.
 /// For each token row x (channels):
 ///     out = down(f(up(x))) (+ residual),      and with a gate   out = down(f(gate(x)) * up(x)) (+ residual)
 /// up and gate: weights (1, 1, hidden, channels); down: weight (1, 1, outputs, hidden). f: gelu, gelu_tanh, relu, silu or any generic
@@ -21,6 +22,7 @@ struct feed_forward {
     linear<T, Arch> gate = {}; ///< none without memory
     F activation = {};
 
+    /// Whether there is a gate.
     bool gated() const { return gate.weight.data() != nullptr; }
     void check(const layer_inputs<T>& in) const {
         detail::check_linear(name, "up", up.view());

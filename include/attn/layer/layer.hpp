@@ -102,7 +102,8 @@ struct row_matrices {
 
 } // namespace detail
 
-/// out = layer(in), and its residual. Checks everything once, then computes with the caller's executor and workspace. Allocates nothing.
+/// Runs a layer: out = layer(in), and its residual. Checks everything once, then computes with the caller's executor and workspace.
+/// Allocates nothing.
 /// The result is the same, bit by bit, for every executor, number of threads, strides and other batch entries. Throws shape_error, before
 /// anything is read or written, naming layer, argument and shapes.
 template <Layer L>

@@ -7,6 +7,7 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
+/// A linear layer: weight and bias, applied to every token.
 /// For each token row x (inputs):
 ///     out = W x + b (+ residual)
 /// weight: W (1, 1, outputs, inputs), of any strides; bias: b (outputs), or empty. Time: 2 inputs outputs flops a token. Memory: packed
@@ -20,8 +21,11 @@ struct linear {
     tensor_view<const T> weight;
     borrowed<const T> bias = {};
 
+    /// Channels that go in.
     index inputs() const { return weight.shape().channels; }
+    /// Channels that come out.
     index outputs() const { return weight.shape().tokens; }
+    /// Weight and bias, as `fold` reads them.
     linear_view<const T> view() const { return {weight, bias}; }
 
     /// Throws shape_error, in the name of a larger layer, unless the matrix has such sizes.

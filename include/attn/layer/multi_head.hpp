@@ -10,6 +10,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// Keys and values are made of the tokens as they are.
 struct identity_reduction {};
 
+/// Multi-head attention: linears around any operator.
 /// For tokens x (batch, 1, n, c) and context y (batch, 1, m, c'), which is x if none is given:
 ///     Q = q(x) as (batch, heads, n, d_k),   K = k(y') as (batch, kv_heads, m, d_k),   V = v(y') as (batch, kv_heads, m, d_v)
 ///     result = out(attention(Q, K, V)) (+ residual)

@@ -60,8 +60,11 @@ public:
         return l;
     }
 
+    /// Whether there is a tensor of that name.
     bool contains(const std::string& name) const { return entries_.contains(name); }
+    /// The extents of the tensor.
     const extents& size(const std::string& name) const { return find(entries_, name).size; }
+    /// Whether the tensor was added as double.
     bool is_double(const std::string& name) const { return find(entries_, name).is_double; }
     /// All names, sorted.
     std::vector<std::string> names() const {
@@ -76,6 +79,7 @@ public:
         for (std::size_t i = 0; i < size.size(); ++i) text.append(i > 0 ? ", " : "").append(std::to_string(size[i]));
         return text.append(")");
     }
+    /// Throws parameter_error about the tensor.
     [[noreturn]] static void refuse(const std::string& name, const std::string& problem) {
         throw parameter_error("tensor \"" + name + "\" " + problem);
     }

@@ -10,6 +10,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// Which channels of a head make pair p of c / 2: 2p and 2p + 1 (GPT-J, RoFormer), or p and p + c / 2 (GPT-NeoX, Llama).
 enum class rotary_pairs { interleaved, half_split };
 
+/// Rotary positions: pairs of channels are turned by angles that grow with the position.
 /// For the first c channels of each head of queries and keys x (batch, heads, n, d), at position t, pair p being (a, b):
 ///     a' = a cos(t f_p) - b sin(t f_p),    b' = a sin(t f_p) + b cos(t f_p),       f_p = base^(-2 p / c)
 /// The table of sines and cosines is made once, in double, for positions 0 .. max_positions - 1, and may serve many layers. Throws
@@ -20,6 +21,7 @@ class rotary {
 public:
     static constexpr std::string_view name = "rotary";
 
+    /// A table of the angles of positions 0 to max_positions - 1.
     rotary(index max_positions, index channels, rotary_pairs pairs = rotary_pairs::half_split, double base = 10000)
         : max_positions_(max_positions), channels_(channels), pairs_(pairs) {
         if (channels < 0 || channels % 2 != 0)

@@ -7,6 +7,7 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
+/// A transformer block: attention and a feed-forward network, each behind a norm and added to its input.
 /// For tokens x (batch, 1, n, c):
 ///     y   = x + attention(attention_norm(x)),       out = y + feed_forward(feed_forward_norm(y))
 /// attention: a multi_head, a windowed one, or any layer that keeps the shape; a context, from which it takes keys and values, is not

@@ -34,6 +34,7 @@ struct batch_norm_statistics {
     }
 };
 
+/// BatchNorm: channels are normalised by their mean and variance over tokens.
 /// For a tensor x (batch, heads, tokens, channels), each channel on its own, over all of batch, heads and tokens:
 ///     out = (x - mean) / sqrt(variance + eps) * weight + bias
 /// Inference (`normalise`): mean and variance are the given ones, (channels) each; with `batch_statistics` instead of them, those of x
@@ -72,6 +73,7 @@ struct batch_norm {
         const auto i = static_cast<std::size_t>(c);
         return map_of(c, mean[i], variance[i], eta);
     }
+    /// What it does to channel c with such statistics, plus eta times the input.
     channel_map map_of(index c, double its_mean, double its_variance, double eta) const {
         const auto i = static_cast<std::size_t>(c);
         return batch_norm_map(its_mean, its_variance, weight.empty() ? 1 : static_cast<double>(weight[i]), bias.empty() ? 0 : static_cast<double>(bias[i]),

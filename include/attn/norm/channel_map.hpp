@@ -9,10 +9,11 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-/// out = (x - mean) * scale + offset: a norm over tokens, at one channel. As a line, its slope is scale and its value at 0 is `at_zero()`.
+/// A norm over tokens, at one channel: out = (x - mean) * scale + offset. As a line, its slope is scale and its value at 0 is `at_zero()`.
 struct channel_map {
     double mean = 0, scale = 1, offset = 0;
 
+    /// The value at 0.
     double at_zero() const { return offset - mean * scale; }
 };
 

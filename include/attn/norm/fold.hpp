@@ -14,8 +14,8 @@ concept FoldableNorm = Norm<N> && requires(const N& norm, index c) {
     { norm.map_of(c) } -> std::same_as<channel_map>;
 };
 
-/// y = W x + b: weight W (1, 1, outputs, inputs), of any strides, and bias b (outputs), or empty. A convolution in front of a norm is one too:
-/// its rows are its outputs.
+/// A linear's weight and bias: y = W x + b, weight W (1, 1, outputs, inputs), of any strides, and bias b (outputs), or empty. A
+/// convolution in front of a norm is one too: its rows are its outputs.
 template <class T>
 struct linear_view {
     tensor_view<T> weight;

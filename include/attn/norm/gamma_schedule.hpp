@@ -30,7 +30,7 @@ inline std::optional<double> passed(std::int64_t step, std::int64_t warm_up, std
 
 } // namespace detail
 
-/// gamma = from (T - t) / T, T = steps, t = step - warm_up; 0 from t = T on.
+/// A straight line: gamma = from (T - t) / T, T = steps, t = step - warm_up; 0 from t = T on.
 struct linear_schedule {
     std::int64_t steps = 1;
     std::int64_t warm_up = 0;
@@ -43,7 +43,7 @@ struct linear_schedule {
     }
 };
 
-/// gamma = from (1 + cos(pi t / T)) / 2; 0 from t = T on.
+/// A cosine: gamma = from (1 + cos(pi t / T)) / 2; 0 from t = T on.
 struct cosine_schedule {
     std::int64_t steps = 1;
     std::int64_t warm_up = 0;
@@ -56,7 +56,7 @@ struct cosine_schedule {
     }
 };
 
-/// gamma falls in `stairs` equal stairs of equal length: from (1 - floor(stairs t / T) / stairs); 0 from t = T on.
+/// A staircase: gamma falls in `stairs` equal stairs of equal length: from (1 - floor(stairs t / T) / stairs); 0 from t = T on.
 struct step_schedule {
     std::int64_t steps = 1;
     std::int64_t stairs = 1;

@@ -5,7 +5,7 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-/// out = x, for x (batch, heads, tokens, channels). A transformer_block with it reads its tokens where they are.
+/// No norm: out = x, for x (batch, heads, tokens, channels). A transformer_block with it reads its tokens where they are.
 template <Scalar T>
 struct identity_norm {
     using scalar = T;

@@ -6,6 +6,7 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
+/// LayerNorm: each token is normalised by the mean and variance of its channels.
 /// For each row x (channels) of a tensor (batch, heads, tokens, channels), over its channels:
 ///     out = (x - mean) / sqrt(variance + eps) * weight + bias,      variance = mean((x - mean)^2)
 /// weight, bias: (channels) each, or empty (weight 1, bias 0). The operator refers to them; their owner keeps them.

@@ -68,7 +68,8 @@ inline void check_workspace(std::string_view operation, const execution& run, st
 
 } // namespace detail
 
-/// out = norm(x) for x and out (batch, heads, tokens, channels), of any row strides, channels side by side; out may be x itself.
+/// Normalises tokens: out = norm(x) for x and out (batch, heads, tokens, channels), of any row strides, channels side by side; out may be
+/// x itself.
 /// Checks everything once, then computes with the caller's executor and workspace. Allocates nothing. The result is the same, bit by
 /// bit, for every executor, number of threads and strides.
 /// Throws shape_error, before anything is read or written, naming norm, argument and shapes: shapes or parameters that do not fit,

@@ -6,6 +6,7 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
+/// PRepBN: a norm that training turns into a RepBN, step by step.
 /// For x (batch, heads, tokens, channels):
 ///     training:   out = gamma N(x) + (1 - gamma) RepBN(x),      N a layer_norm or any other norm
 ///     inference:  out = RepBN(x), always
@@ -28,6 +29,7 @@ struct progressive_rep_batch_norm {
     }
     std::size_t workspace_bytes(const shape& x, index concurrency) const { return rep.workspace_bytes(x, concurrency); }
     void forward(const tensor_view<const scalar>& x, const tensor_view<scalar>& out, const execution& run) const { rep.forward(x, out, run); }
+    /// What inference does to channel c.
     channel_map map_of(index c) const { return rep.map_of(c); }
 };
 

@@ -5,6 +5,7 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
+/// RepBN: a BatchNorm plus a multiple of its input.
 /// For x (batch, heads, tokens, channels), BN as in batch_norm:
 ///     RepBN(x) = BN(x) + eta x
 /// eta: one learned number. Inference and training as in batch_norm; a token that the mask of a training call leaves out gives x + eta x.
@@ -25,12 +26,14 @@ struct rep_batch_norm {
         check_parameters(operation, x);
         batch.check(operation, x);
     }
+    /// Throws shape_error if its parameters do not fit x.
     void check_parameters(std::string_view operation, const shape& x) const {
         batch.check_parameters(operation, x);
         if (!std::isfinite(eta)) throw shape_error(operation, "eta", "is not finite");
     }
     std::size_t workspace_bytes(const shape& x, index concurrency) const { return batch.workspace_bytes(x, concurrency); }
     void forward(const tensor_view<const T>& x, const tensor_view<T>& out, const execution& run) const { batch.forward(x, out, run, eta); }
+    /// What inference does to channel c.
     channel_map map_of(index c) const { return batch.map_of(c, eta); }
 };
 

@@ -6,6 +6,7 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
+/// RMSNorm: each token is divided by the root of the mean square of its channels.
 /// For each row x (channels) of a tensor (batch, heads, tokens, channels), over its channels:
 ///     out = x / sqrt(mean(x^2) + eps) * weight
 /// weight: (channels), or empty (1). The operator refers to it; its owner keeps it.

@@ -27,11 +27,13 @@ struct moments_view {
         mean[channel] += apart * (b / (a + b));
         squares[channel] += their_squares + apart * apart * (a * b / (a + b));
     }
+    /// Adds the tokens of another set.
     void merge(const moments_view& other, index channels) {
         if (other.count == 0) return;
         for (index c = 0; c < channels; ++c) merge(c, other.count, other.mean[c], other.squares[c]);
         count += other.count;
     }
+    /// Forgets all tokens.
     void clear(index channels) {
         std::fill_n(mean, channels, 0.0);
         std::fill_n(squares, channels, 0.0);

@@ -14,6 +14,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// A reference to a callable void(index), for the duration of a call. Two pointers: passing it never allocates.
 class function_ref {
 public:
+    /// Refers to `function`, which outlives it.
     template <class F>
         requires(!std::same_as<std::remove_cvref_t<F>, function_ref> && std::invocable<F&, index>)
     function_ref(F&& function)
@@ -78,6 +79,7 @@ struct sequential {
 /// An executor and the workspace its bodies share: what `forward` needs besides its tensors. Refers to both, owns neither.
 class execution {
 public:
+    /// Both outlive it.
     template <Executor E>
     execution(E& executor, attn::workspace& workspace)
         : executor_(const_cast<void*>(static_cast<const void*>(std::addressof(executor)))),
@@ -85,6 +87,7 @@ public:
           concurrency_(std::max<index>(1, executor.concurrency())), workspace_(&workspace) {}
 
     index concurrency() const { return concurrency_; }
+    /// The memory that the bodies share.
     attn::workspace& workspace() const { return *workspace_; }
 
     /// Calls body(task, slice) for every task in [0, count). At any moment no two running bodies have the same slice, and

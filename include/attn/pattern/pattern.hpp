@@ -139,7 +139,7 @@ void check(const P& p, const pattern_context& context) {
     if constexpr (detail::HasCheck<P>) p.check(context);
 }
 
-/// Every key.
+/// Dense: every key.
 struct dense {
     constexpr bool visible(auto, auto) const { return true; }
 };

@@ -17,7 +17,9 @@ class range : public detail::no_value<range, index> {
 public:
     index first, last, step;
 
+    /// A single position.
     constexpr range(std::integral auto at) : first(static_cast<index>(at)), last(first), step(0) {}
+    /// Positions `from` to `to`, `by` apart.
     constexpr range(index from, index to, index by) : first(from), last(to), step(from == to ? 0 : by) {}
 
     friend constexpr range operator-(range a) { return {-a.last, -a.first, a.step}; }

@@ -12,6 +12,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 struct query_tile {
     index first, count, step;
 
+    /// The positions, as a pattern sees them.
     constexpr range positions() const { return {first, first + (count - 1) * step, step}; }
     /// At most `limit` of its queries, from number `begin` on.
     constexpr query_tile part(index begin, index limit) const { return {first + begin * step, std::min(limit, count - begin), step}; }
@@ -22,6 +23,7 @@ struct key_run {
     index first, count, step;
     bool full;
 
+    /// The positions, as a pattern sees them.
     constexpr range positions() const { return {first, first + (count - 1) * step, step}; }
 };
 

@@ -33,14 +33,20 @@ class visibility : public detail::no_value<visibility, bool> {
 public:
     static const visibility none, some, all;
 
+    /// All, or none.
     constexpr visibility(std::same_as<bool> auto known) : visibility(known, !known) {}
+    /// All if always, none if never, else some.
     constexpr visibility(bool always, bool never) : level_(1 + int{always} - int{never}) {}
 
+    /// Whether no pair is visible.
     constexpr bool is_none() const { return level_ == 0; }
+    /// Whether all pairs are.
     constexpr bool is_all() const { return level_ == 2; }
 
     friend constexpr visibility operator!(visibility a) { return visibility(2 - a.level_); }
+    /// Of two, the less visible: a && b.
     static constexpr visibility least(visibility a, visibility b) { return visibility(std::min(a.level_, b.level_)); }
+    /// Of two, the more visible: a or b.
     static constexpr visibility greatest(visibility a, visibility b) { return visibility(std::max(a.level_, b.level_)); }
 
 private:

@@ -12,9 +12,12 @@ struct tokens {
     index batch, head;
     std::vector<bool> visible;
 
+    /// How many there are.
     index count() const { return x.shape().tokens; }
+    /// Channels of each.
     index channels() const { return x.shape().channels; }
     T operator()(index j, index c) const { return x(batch, head, j, c); }
+    /// Whether one of the tokens first to end - 1 is visible.
     bool any_visible(index first, index end) const {
         for (auto j = first; j < end; ++j)
             if (visible[static_cast<std::size_t>(j)]) return true;

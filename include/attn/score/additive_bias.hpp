@@ -16,6 +16,7 @@ struct head_bias {
     index query_stride, key_stride;
     index first_query, first_key;
 
+    /// The bias of one pair.
     constexpr T bias(index query, index key) const { return data[(query - first_query) * query_stride + (key - first_key) * key_stride]; }
 
     /// score + bias; -infinity wherever the bias is, also for a score that is NaN or infinite: what hides a key does not ask what it holds.

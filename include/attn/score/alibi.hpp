@@ -29,6 +29,7 @@ struct alibi_of_head {
 struct alibi {
     borrowed<const double> slopes;
 
+    /// With such slopes.
     constexpr alibi(borrowed<const double> one_per_head) : slopes(one_per_head) {}
 
     detail::alibi_of_head at(index, index head) const {

@@ -55,7 +55,7 @@ concept ScoreFunction = std::copy_constructible<F> && requires(const F& f, doubl
     { score_at(f, i, i)(score, i, i) } -> std::convertible_to<double>;
 };
 
-/// Scores as they are.
+/// No score function: scores as they are.
 struct identity_score {
     constexpr auto operator()(auto score, auto, auto) const { return score; }
 };

@@ -13,6 +13,7 @@ template <class... F>
 struct then {
     std::tuple<F...> functions;
 
+    /// Applies the first one first.
     constexpr explicit(sizeof...(F) == 1) then(F... in_order) : functions(std::move(in_order)...) {}
 
     template <class S>
