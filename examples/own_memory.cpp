@@ -58,5 +58,5 @@ int main() {
     // What does not fit is refused before anything is read or written.
     try {
         attn::attend(op, by_heads, attn::outputs<float>{attn::head_major(q.data(), tokens)}, run);
-    } catch (const attn::shape_error& error) { std::printf("%s\n", error.what()); }
+    } catch (const attn::attention_error& error) { std::printf("%s\n", error.what()); }
 }

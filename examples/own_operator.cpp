@@ -20,7 +20,7 @@ struct sigmoid_attention {
     template <attn::Scalar T>
     void check(const attn::inputs<T>& in) const {
         attn::check_inputs(name, in); // the shapes of q, k and v; then your own parameters
-        if (!std::isfinite(bias)) throw attn::shape_error(name, "bias", "is not finite");
+        if (!std::isfinite(bias)) throw attn::argument_error(name, "bias", "is not finite");
     }
     attn::shape output_shape(const attn::input_shapes& s) const {
         return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels};
@@ -74,7 +74,7 @@ int main() {
     const auto problem = [&](const my::sigmoid_attention& asked, const Eigen::MatrixXf& values) -> std::string {
         try {
             (void)attn::attend(asked, tokens, tokens, values);
-        } catch (const attn::shape_error& error) { return error.what(); }
+        } catch (const attn::attention_error& error) { return error.what(); }
         return "none";
     };
     std::puts(problem(op, Eigen::MatrixXf::Zero(3, 4)).c_str());

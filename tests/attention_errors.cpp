@@ -201,6 +201,20 @@ TEST_CASE("attend: outputs and workspaces that do not fit are refused", "[attent
     }
 }
 
+TEST_CASE("attend: a shape is refused by shape_error, a value by argument_error", "[attention][portable]") {
+    const tensor<float> x({.tokens = 3, .channels = 4}), other({.tokens = 3, .channels = 5});
+    CHECK_THROWS_AS(attend(softmax_attention{}, x, other, x), shape_error);
+    CHECK_THROWS_AS(attend(softmax_attention{.scale = NAN}, x, x, x), argument_error);
+    CHECK_THROWS_AS(attend(softmax_attention{.pattern = strided{0}}, x, x, x), argument_error);
+    CHECK_THROWS_AS(attend(softmax_attention{.score = soft_cap{-1}}, x, x, x), argument_error);
+    CHECK_THROWS_AS(attend(softmax_attention{}, x, x, x, {.first_query = farthest_position + 1}), argument_error);
+    sequential here;
+    workspace none;
+    tensor<float> out(x.shape()), wide(other.shape());
+    CHECK_THROWS_AS(attend(softmax_attention{}, inputs<float>{x, x, x}, outputs<float>{out}, execution(here, none)), argument_error);
+    CHECK_THROWS_AS(attend(softmax_attention{}, inputs<float>{x, x, x}, outputs<float>{wide}), shape_error);
+}
+
 TEST_CASE("attend: interleaved views do not overlap", "[attention][portable]") {
     // [batch][tokens][q | k | v | out | log_sum_exp] of every head, in one buffer.
     const problem p{2, 2, 2, 9, 9, 8, 5};

@@ -19,9 +19,11 @@ TEST_CASE("shape: written as batch, heads, tokens, channels", "[core]") {
     CHECK(to_string(shape{}) == "(1, 1, 0, 0)");
 }
 
-TEST_CASE("shape_error: names operator, argument and problem, and is an invalid_argument", "[core]") {
+TEST_CASE("errors: name operator, argument and problem, and have one base, an invalid_argument", "[core]") {
     const shape_error error("softmax_attention", "keys", "(1, 2, 3, 4) does not match queries (1, 2, 3, 5)");
     CHECK(std::string_view(error.what()) == "softmax_attention: keys (1, 2, 3, 4) does not match queries (1, 2, 3, 5)");
+    CHECK_THROWS_AS(throw error, attention_error);
+    CHECK_THROWS_AS(throw argument_error("softmax_attention", "scale", "is not finite"), attention_error);
     CHECK_THROWS_AS(throw error, std::invalid_argument);
 }
 

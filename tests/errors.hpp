@@ -13,7 +13,7 @@ namespace attn::testing {
 inline const std::string nothing_thrown = "nothing was thrown";
 
 /// The message of the error that a call throws.
-template <class Error = shape_error, class F>
+template <class Error = attention_error, class F>
 std::string error_of(const F& call) {
     try {
         call();

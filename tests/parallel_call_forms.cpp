@@ -101,7 +101,7 @@ TEST_CASE("calls: every operation takes an execution, an executor or nothing, an
         rotate(turns, in_place, 20, in_place);
         CHECK(same_bits(in_place, expected));
         CHECK(expected(1, 2, 3, 7) == x(1, 2, 3, 7)); // beyond the channels that are turned
-        CHECK_THROWS_AS(rotate(turns, x, 25), shape_error);
+        CHECK_THROWS_AS(rotate(turns, x, 25), argument_error);
     }
     SECTION("windows") {
         const window_grid grid{.height = 4, .width = 4, .window_height = 2, .window_width = 2, .shift_height = 1};

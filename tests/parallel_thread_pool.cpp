@@ -22,7 +22,7 @@ TEST_CASE("thread_pool: as many threads as the machine by default", "[parallel]"
 
 TEST_CASE("thread_pool: an impossible number of threads is refused", "[parallel]") {
     for (index threads : {index{0}, index{-1}, thread_pool::max_threads + 1, index{1} << 40})
-        CHECK_THROWS_AS(thread_pool(threads), std::invalid_argument);
+        CHECK_THROWS_AS(thread_pool(threads), argument_error);
     CHECK_THROWS_WITH(thread_pool(0), "thread_pool: threads must be 1 to 16383, not 0");
 }
 

@@ -116,11 +116,11 @@ TEST_CASE("tables at the farthest positions, and beyond", "[pattern]") {
     CHECK(refusal(segments(ids, 2, -far), begin) == accepted);
     CHECK(refusal(tiles(view, far, far), end).find("is for queries " + std::to_string(far)) != std::string::npos);
     for (const auto first : {min_index, -far - 1, far + 1, max_index}) {
-        CHECK_THROWS_AS(tiles(view, first), shape_error);
-        CHECK_THROWS_AS(tiles(view, 0, first), shape_error);
-        CHECK_THROWS_AS(tiles([](attn::index, attn::index) { return true; }, 2, 2, first, 0), shape_error);
-        CHECK_THROWS_AS(segments(ids, 2, first), shape_error);
-        CHECK_THROWS_AS(segments(ids, ids, 2, 0, first), shape_error);
+        CHECK_THROWS_AS(tiles(view, first), argument_error);
+        CHECK_THROWS_AS(tiles(view, 0, first), argument_error);
+        CHECK_THROWS_AS(tiles([](attn::index, attn::index) { return true; }, 2, 2, first, 0), argument_error);
+        CHECK_THROWS_AS(segments(ids, 2, first), argument_error);
+        CHECK_THROWS_AS(segments(ids, ids, 2, 0, first), argument_error);
     }
     for (const auto huge : {max_index, max_index / 2, max_index / 4 + 2, attn::index{1} << 61}) {
         CHECK(refusal(block_sparse{head_major(values, {1, 1, 4, 4}), huge}, context) == accepted);

@@ -151,7 +151,7 @@ void run(const Op& op, const In& in, const Out& out, E& executor, target where) 
 } // namespace detail
 
 /// Calls the library's operator: softmax_attention, linear_attention or linformer_attention. Allocates its workspace for the call. Throws
-/// std::invalid_argument where attn's own call throws shape_error, which is one, and if this processor does not run `where`.
+/// std::invalid_argument where attn's own call throws attention_error, which is one, and if this processor does not run `where`.
 template <template <class> class Op, Scalar T, Executor E = const sequential>
     requires(Op<T>::asked <= operation::linformer_attention)
 void attend(const Op<T>& op, const std::type_identity_t<inputs<T>>& in, const std::type_identity_t<outputs<T>>& out, E&& executor = {},

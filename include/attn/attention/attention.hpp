@@ -9,7 +9,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// A const value that computes out[b, h, i] = sum over j of A[b, h, i, j] v[b, h, j] from queries, keys and values.
 /// - `name`: what errors call it.
-/// - `check(in)`: throws shape_error if shapes, positions or parameters do not fit. Reads no element.
+/// - `check(in)`: throws attention_error if shapes, positions or parameters do not fit. Reads no element.
 /// - `output_shape(shapes)`: of the values it writes; log_sum_exp has the same but for one channel, where the operator has one.
 /// - `workspace_bytes<T>(shapes, concurrency)`: the scratch memory that `forward` needs.
 /// - `forward(in, out, run)`: computes. Everything has been checked; it allocates nothing and writes only to `out`.
@@ -93,7 +93,7 @@ inline pattern_context pattern_context_of(std::string_view operation, const posi
     return context;
 }
 
-/// Throws shape_error unless a pattern can be asked about calls of such shapes at such positions, of which only the shapes are known.
+/// Throws attention_error unless a pattern can be asked about calls of such shapes at such positions, of which only the shapes are known.
 template <Pattern P>
 void check_pattern(std::string_view operation, const P& pattern, const input_shapes& s, const positions& where, index heads) {
     check_shape<float>(operation, "q", s.queries);
@@ -128,7 +128,7 @@ shape log_sum_exp_shape(const A& op, const input_shapes& shapes) {
     }
 }
 
-/// Bytes of workspace that a call of `op` on such shapes needs with such an executor. Throws shape_error if it cannot tell: no tensors have
+/// Bytes of workspace that a call of `op` on such shapes needs with such an executor. Throws attention_error if it cannot tell: no tensors have
 /// such shapes, or the operator lacks what its size depends on.
 template <Scalar T, Attention A, Executor E>
 std::size_t workspace_bytes(const A& op, const input_shapes& shapes, E& executor) {
@@ -148,7 +148,7 @@ std::size_t least_workspace_bytes(const A& op, const input_shapes& shapes, index
 }
 
 /// Calls an operator: checks everything once, then computes into `out` with the caller's executor and workspace. Allocates nothing.
-/// Throws shape_error, before anything is read or written, naming operator, argument and shapes: shapes that do not fit, an output
+/// Throws attention_error, before anything is read or written, naming operator, argument and shapes: shapes that do not fit, an output
 /// that overlaps an input or what the operator refers to, parameters that do not suit the positions, a workspace too small. What a caller's
 /// function throws passes through.
 template <Attention A, Scalar T>
@@ -158,14 +158,14 @@ void attend(const A& op, const inputs<T>& in, const outputs<T>& out, const execu
     detail::check_output(A::name, "out", out.values, op.output_shape(shapes), in);
     check_apart(op, output_memory(A::name, "out", out.values));
     if (out.log_sum_exp.data()) {
-        if constexpr (requires { requires !A::has_log_sum_exp; }) throw shape_error(A::name, "log_sum_exp", "is asked for, but without a softmax there is none");
+        if constexpr (requires { requires !A::has_log_sum_exp; }) throw argument_error(A::name, "log_sum_exp", "is asked for, but without a softmax there is none");
         detail::check_output(A::name, "log_sum_exp", out.log_sum_exp, log_sum_exp_shape(op, shapes), in);
         check_apart(op, output_memory(A::name, "log_sum_exp", out.log_sum_exp));
         if (overlap(out.log_sum_exp, out.values)) throw shape_error(A::name, "log_sum_exp", "overlaps out");
     }
     const auto needed = least_workspace_bytes<T>(op, shapes, run.concurrency());
     if (run.workspace().size_bytes() < needed) {
-        throw shape_error(A::name, "workspace", "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but q of shape " + to_string(shapes.queries) +
+        throw argument_error(A::name, "workspace", "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but q of shape " + to_string(shapes.queries) +
                                                     " on " + std::to_string(run.concurrency()) + " threads needs " + std::to_string(needed));
     }
     const bool any_rows = out.log_sum_exp.data() && out.log_sum_exp.shape().size() > 0;

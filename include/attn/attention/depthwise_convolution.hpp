@@ -28,7 +28,7 @@ struct depthwise_convolution {
     /// Whether there are weights.
     bool present() const { return weights.data() != nullptr; }
 
-    /// Throws shape_error, in the name of `operation`, if the parameters do not fit x and out.
+    /// Throws attention_error, in the name of `operation`, if the parameters do not fit x and out.
     void check(std::string_view operation, const shape& x, const shape& out) const {
         const auto& w = weights.shape();
         const auto is = [](index n) { return std::to_string(n); };
@@ -114,7 +114,7 @@ private:
 };
 
 /// Adds the convolution of x into out. Checks everything once, then computes with the caller's executor and workspace. Allocates nothing;
-/// the result is the same, bit by bit, for every executor, number of threads and strides. Throws shape_error, before anything is read or
+/// the result is the same, bit by bit, for every executor, number of threads and strides. Throws attention_error, before anything is read or
 /// written: shapes or parameters that do not fit, an out that overlaps x, a workspace too small.
 template <Scalar U, class Arch, TensorLike X>
 void add_convolution(const depthwise_convolution<U, Arch>& op, const X& x, const tensor_view<detail::scalar_t<X>>& out, const execution& run) {

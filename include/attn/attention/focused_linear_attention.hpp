@@ -40,9 +40,9 @@ struct focused_linear_attention {
             "attn: focused linear attention divides by the number of keys, the same for every query: its patterns are dense and lengths");
         local<T>().check(name, in, pattern);
         const auto &q = in.queries.shape(), &k = in.keys.shape();
-        if (power < 1) throw shape_error(name, "power", "is " + std::to_string(power) + ", but must be at least 1");
+        if (power < 1) throw argument_error(name, "power", "is " + std::to_string(power) + ", but must be at least 1");
         if (!scale.empty() && std::ssize(scale) != q.channels && (std::ssize(scale) != q.heads * q.channels || k.heads != q.heads))
-            throw shape_error(name, "scale",
+            throw argument_error(name, "scale",
                               "has " + std::to_string(scale.size()) + " entries, but q has shape " + to_string(q) + " and k " +
                                   to_string(k));
     }

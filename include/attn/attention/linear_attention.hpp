@@ -35,8 +35,8 @@ struct linear_attention {
     void check(const inputs<T>& in) const {
         check_inputs(name, in);
         detail::check_linear(name, in, pattern, eps);
-        if (!std::isfinite(scale)) throw shape_error(name, "scale", "is not finite");
-        if (normalise && scale != 1) throw shape_error(name, "scale", "is for sums that are not normalised");
+        if (!std::isfinite(scale)) throw argument_error(name, "scale", "is not finite");
+        if (normalise && scale != 1) throw argument_error(name, "scale", "is for sums that are not normalised");
     }
     void check_apart(const output_memory& out) const { attn::check_apart(pattern, out); }
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }

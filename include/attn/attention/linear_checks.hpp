@@ -7,13 +7,13 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
-/// Throws shape_error if the pattern or eps does not suit a linear attention.
+/// Throws attention_error if the pattern or eps does not suit a linear attention.
 template <Scalar T, Pattern P>
 void check_linear(std::string_view operation, const inputs<T>& in, const P& pattern, double eps) {
     static_assert(BeginningsPattern<P>, "attn: linear attention sums keys from the first on: its patterns are dense, causal, lengths, "
                                         "prefix, and what & and | make of them");
     if (!(eps >= 0 && std::isfinite(eps)))
-        throw shape_error(operation, "eps", "is " + std::to_string(eps) + ", but must be at least 0 and finite");
+        throw argument_error(operation, "eps", "is " + std::to_string(eps) + ", but must be at least 0 and finite");
     attn::check(pattern, pattern_context_of(operation, in.positions, shapes_of(in), in.queries.shape().heads));
 }
 
@@ -23,7 +23,7 @@ struct local_arguments {
     const depthwise_convolution<U, Arch>& convolution;
     const tensor_view<const U>&convolution_input, &positional_encoding;
 
-    /// Throws shape_error if they do not fit.
+    /// Throws attention_error if they do not fit.
     template <Pattern P>
     void check(std::string_view operation, const inputs<T>& in, const P&) const {
         const auto &q = in.queries.shape(), &k = in.keys.shape(), &v = in.values.shape();
@@ -33,7 +33,7 @@ struct local_arguments {
                                            p.tokens != k.tokens || p.channels != k.channels))
             refuse(operation, "positional_encoding", p, "k", k, "they do not fit");
         if (!std::same_as<T, U> && convolution_input.data())
-            throw shape_error(operation, "convolution_input", "has another scalar type than v");
+            throw argument_error(operation, "convolution_input", "has another scalar type than v");
         if (!convolution.present()) return;
         check_view(operation, "convolution_input", convolution_input);
         const auto& x = convolution_input.data() ? convolution_input.shape() : v;
@@ -44,7 +44,7 @@ struct local_arguments {
             refuse(operation, "v", v, "q", q, "the convolution adds tokens of v to tokens of q (convolution_input may be another tensor)");
         }
         if (follows_queries<decltype(at(std::declval<const P&>(), index{}, index{}))> && !convolution.causal)
-            throw shape_error(operation, "convolution", "is not causal, but the pattern is");
+            throw argument_error(operation, "convolution", "is not causal, but the pattern is");
         convolution.check(operation, x, {q.batch, q.heads, q.tokens, v.channels});
     }
     void check_apart(const output_memory& out) const {

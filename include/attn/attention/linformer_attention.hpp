@@ -44,7 +44,7 @@ struct linformer_attention {
                 "attn: value_projection is not a projection of such tokens (see attn::Projection); a matrix must have their scalar type");
         check_inputs(name, in);
         const auto &q = in.queries.shape(), &k = in.keys.shape(), &v = in.values.shape();
-        if (scale && !std::isfinite(*scale)) throw shape_error(name, "scale", "is not finite");
+        if (scale && !std::isfinite(*scale)) throw argument_error(name, "scale", "is not finite");
         key_projection.check(projection_context{name, "key_projection", k.heads, k.tokens, k.channels});
         for_values().check(projection_context{name, "value_projection", v.heads, v.tokens, v.channels});
         for (index h = 0; h < k.heads; ++h) {
@@ -94,13 +94,13 @@ struct linformer_attention {
     }
 
 private:
-    /// Throws shape_error unless the pattern shows each key to all queries of a head or to none, and to all heads of a group.
+    /// Throws argument_error unless the pattern shows each key to all queries of a head or to none, and to all heads of a group.
     template <Scalar T>
     void check_pattern(const inputs<T>& in, index batch, index head) const {
         const auto &q = in.queries.shape(), &k = in.keys.shape();
         const query_tile queries{in.positions.first_query[batch], q.tokens, 1};
         const auto refuse = [&](index key, const char* problem) {
-            throw shape_error(name, "pattern",
+            throw argument_error(name, "pattern",
                               "shows key " + std::to_string(key) + " of batch entry " + std::to_string(batch) + " to some " + problem);
         };
         const auto for_each_key_run = [&](const auto& own, auto&& f) {

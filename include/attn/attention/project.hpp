@@ -20,7 +20,7 @@ std::size_t project_workspace_bytes(const P& projection, const shape& tokens, in
 
 namespace detail {
 
-/// Throws shape_error unless these tokens can be projected so. The shape of the result.
+/// Throws attention_error unless these tokens can be projected so. The shape of the result.
 template <Scalar T, Projection<T> P>
 shape check_projected(const P& projection, const tensor_view<const T>& x) {
     constexpr std::string_view name = "project";
@@ -36,7 +36,7 @@ shape check_projected(const P& projection, const tensor_view<const T>& x) {
 
 /// Projects the tokens x (batch, heads, m, d) to out (batch, heads, p, d), whose channels are contiguous: an operation of its own, as
 /// before the linear layers of keys and values. The pattern says which tokens exist, as query 0 sees them; a row that reads none of them is
-/// zero, and so are rows that a head lacks. Throws shape_error, before anything is read or written, if shapes, parameters or the workspace
+/// zero, and so are rows that a head lacks. Throws attention_error, before anything is read or written, if shapes, parameters or the workspace
 /// do not fit.
 template <TensorLike X, Projection<detail::scalar_t<X>> P, Pattern V = dense>
 void project(const P& projection, const X& from, const tensor_view<detail::scalar_t<X>>& out, const execution& run, const V& pattern = {}) {
@@ -53,7 +53,7 @@ void project(const P& projection, const X& from, const tensor_view<detail::scala
     attn::check(pattern, pattern_context{.operation = name, .batch = s.batch, .heads = s.heads, .end_query = 1, .end_key = s.tokens});
     const auto needed = project_workspace_bytes<T>(projection, s, run.concurrency());
     if (run.workspace().size_bytes() < needed)
-        throw shape_error(name, "workspace",
+        throw argument_error(name, "workspace",
                           "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but " + std::to_string(needed) + " are needed");
 
     const auto max_rows = out.shape().tokens, blocks = (max_rows + detail::projected_rows_of_task - 1) / detail::projected_rows_of_task;

@@ -36,7 +36,7 @@ struct softmax_attention {
         const auto& q = in.queries.shape();
         if (!sinks.empty() && std::ssize(sinks) != q.heads)
             throw shape_error(name, "sinks", "has " + std::to_string(sinks.size()) + " entries, but q has shape " + to_string(q));
-        if (scale && !std::isfinite(*scale)) throw shape_error(name, "scale", "is not finite");
+        if (scale && !std::isfinite(*scale)) throw argument_error(name, "scale", "is not finite");
         const auto context = detail::pattern_context_of(name, in.positions, shapes_of(in), q.heads);
         attn::check(pattern, context);
         attn::check(score, context);
@@ -70,7 +70,7 @@ protected:
 };
 
 /// What a call costs: the (query, key) pairs that the pattern makes visible, and those that its schedule visits, over all batch entries
-/// and heads. The kernel spends 2 (d_k + d_v) flops on a visited pair. Throws shape_error if the pattern or the positions do not fit.
+/// and heads. The kernel spends 2 (d_k + d_v) flops on a visited pair. Throws attention_error if the pattern or the positions do not fit.
 template <Pattern P, ScoreFunction S, class Arch>
 pair_count visited_pairs(const softmax_attention<P, S, Arch>& op, const input_shapes& s, const positions& where = {}) {
     detail::check_pattern(op.name, op.pattern, s, where, s.queries.heads);

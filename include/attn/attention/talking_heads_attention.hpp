@@ -56,7 +56,7 @@ struct talking_heads_attention {
             detail::refuse(name, "k", shapes.keys, "q", shapes.queries, "the heads of k must divide the heads of q");
         if (!detail::divides(shapes.values.heads, value_heads(shapes)))
             detail::refuse(name, "v", shapes.values, "out", output_shape(shapes), "the heads of v must divide the heads of the result");
-        if (scale && !std::isfinite(*scale)) throw shape_error(name, "scale", "is not finite");
+        if (scale && !std::isfinite(*scale)) throw argument_error(name, "scale", "is not finite");
         const auto context = detail::pattern_context_of(name, in.positions, shapes, mixed_heads(shapes));
         attn::check(pattern, context);
         attn::check(score, context);
@@ -118,7 +118,7 @@ private:
     static void check_numbers(std::string_view argument, std::span<const double> numbers, index heads, bool has_mixing,
                               std::string_view mixing) {
         if (numbers.empty()) return;
-        if (!has_mixing) throw shape_error(name, argument, "is given without " + std::string(mixing));
+        if (!has_mixing) throw argument_error(name, argument, "is given without " + std::string(mixing));
         if (std::ssize(numbers) != heads)
             throw shape_error(name, argument,
                               "has " + std::to_string(numbers.size()) + " entries, but there are " + std::to_string(heads) + " heads");
@@ -126,7 +126,7 @@ private:
 };
 
 /// What a call costs: the (query, key) pairs that any mixed head sees, and those that its schedule visits, over all batch entries. The
-/// kernel spends 2 (h_k d_k + h_v d_v) flops on a visited pair, in all heads together, and 2 h (h_k + h_v) on the mixings. Throws shape_error
+/// kernel spends 2 (h_k d_k + h_v d_v) flops on a visited pair, in all heads together, and 2 h (h_k + h_v) on the mixings. Throws attention_error
 /// if the pattern or the positions do not fit.
 template <Pattern P, ScoreFunction S, class Arch>
 pair_count visited_pairs(const talking_heads_attention<P, S, Arch>& op, const input_shapes& s, const positions& where = {}) {

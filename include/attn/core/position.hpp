@@ -21,10 +21,10 @@ constexpr index saturating_sum(index a, index b) {
     return a < min_index - b ? min_index : a + b;
 }
 
-/// Throws shape_error unless `count` rows from position `first` on lie at positions that there are.
+/// Throws argument_error unless `count` rows from position `first` on lie at positions that there are.
 inline void check_positions(std::string_view operation, std::string_view argument, index first, index count) {
     if (first >= -farthest_position && first <= farthest_position - std::max<index>(count - 1, 0)) return;
-    throw shape_error(operation, argument,
+    throw argument_error(operation, argument,
                       "is " + std::to_string(first) + " for " + std::to_string(count) +
                           " rows, but positions lie between -2^60 and 2^60 (attn::farthest_position)");
 }

@@ -1,4 +1,4 @@
-// The shape of a four-dimensional tensor, and the error that speaks of shapes.
+// The shape of a four-dimensional tensor, and the errors that speak of arguments.
 #pragma once
 
 #include "scalar.hpp"
@@ -48,11 +48,21 @@ inline std::string to_string(const shape& s) {
     return text.append(std::to_string(s.channels)).append(")");
 }
 
-/// Bad input, found before anything was read or written. The message names the operator, the argument and the shapes.
-struct shape_error : std::invalid_argument {
-    /// The message is "operation: argument problem".
-    shape_error(std::string_view operation, std::string_view argument, std::string_view problem)
+/// What attn throws: "operation: argument problem".
+struct attention_error : std::invalid_argument {
+    using std::invalid_argument::invalid_argument;
+    attention_error(std::string_view operation, std::string_view argument, std::string_view problem)
         : std::invalid_argument(std::string(operation) + ": " + std::string(argument) + " " + std::string(problem)) {}
+};
+
+/// An argument's shape, strides or memory do not fit: "softmax_attention: k has shape (1, 2, 9, 63), but q has (1, 2, 9, 64): channels differ".
+struct shape_error : attention_error {
+    using attention_error::attention_error;
+};
+
+/// An argument is refused for its value, or for being given or missing: "layer_norm: eps is 0, but must be above 0 and finite".
+struct argument_error : attention_error {
+    using attention_error::attention_error;
 };
 
 namespace detail {

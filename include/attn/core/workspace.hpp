@@ -27,11 +27,11 @@ public:
     /// The bytes.
     std::span<std::byte> bytes() const { return {data_.get(), size_}; }
 
-    /// Grows to at least `bytes`; never shrinks. Throws shape_error if that is more than max_bytes.
+    /// Grows to at least `bytes`; never shrinks. Throws argument_error if that is more than max_bytes.
     void reserve(std::size_t bytes) {
         if (bytes <= size_) return;
         if (bytes > static_cast<std::size_t>(max_bytes))
-            throw shape_error("workspace", "size", "of " + std::to_string(bytes) + " bytes is more than 2^48");
+            throw argument_error("workspace", "size", "of " + std::to_string(bytes) + " bytes is more than 2^48");
         data_.reset(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{alignment})));
         size_ = bytes;
     }
@@ -44,7 +44,7 @@ private:
 namespace detail {
 
 /// Cuts a workspace into aligned arrays. A default-constructed one only counts, so that the code which lays out the memory is
-/// also the code which tells its size. Throws shape_error if they take more than max_bytes, or a count is negative: the shapes that the
+/// also the code which tells its size. Throws argument_error if they take more than max_bytes, or a count is negative: the shapes that the
 /// memory is for are no tensors'.
 class scratch {
 public:
@@ -65,7 +65,7 @@ private:
     static constexpr auto line = static_cast<index>(alignment);
 
     [[noreturn, gnu::cold, gnu::noinline]] static void refuse() {
-        throw shape_error("workspace", "size", "for such shapes would be more than 2^48 bytes, or negative");
+        throw argument_error("workspace", "size", "for such shapes would be more than 2^48 bytes, or negative");
     }
 
     std::byte* begin_ = nullptr;

@@ -9,7 +9,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// The layer that equals `norm` and then `layer`, for norms over tokens with running statistics (batch_norm, rep_batch_norm,
 /// progressive_rep_batch_norm). The linears that read its tokens get new weights and biases, in `folded`, called `name`.q.weight,
-/// `name`.up.bias, ...; the others stay. Keys and values must come of the tokens, not of a context. Throws shape_error if norm and layer do
+/// `name`.up.bias, ...; the others stay. Keys and values must come of the tokens, not of a context. Throws attention_error if norm and layer do
 /// not fit or the norm has no statistics; parameter_error if a name is taken.
 template <FoldableNorm N, Scalar T, class Arch>
 linear<T, Arch> fold_into(const N& norm, const linear<T, Arch>& layer, parameters& folded, const std::string& name) {

@@ -19,7 +19,7 @@ struct layer_inputs {
 /// A const value that maps token rows to token rows. It refers to its weights, as an operator does; their owner (see `parameters`) keeps
 /// them.
 /// - `scalar`, `name`: what it computes in, and what errors call it.
-/// - `check(in)`: throws shape_error if shapes, positions or weights do not fit. Reads no element.
+/// - `check(in)`: throws attention_error if shapes, positions or weights do not fit. Reads no element.
 /// - `output_shape(tokens)`: of the result.
 /// - `workspace_bytes(tokens, context, concurrency)`: the scratch memory that `forward` needs for such shapes.
 /// - `forward(in, out, run)`: out = layer(in.tokens) + in.residual. Everything has been checked; it allocates nothing and writes only to
@@ -104,7 +104,7 @@ struct row_matrices {
 
 /// Runs a layer: out = layer(in), and its residual. Checks everything once, then computes with the caller's executor and workspace.
 /// Allocates nothing.
-/// The result is the same, bit by bit, for every executor, number of threads, strides and other batch entries. Throws shape_error, before
+/// The result is the same, bit by bit, for every executor, number of threads, strides and other batch entries. Throws attention_error, before
 /// anything is read or written, naming layer, argument and shapes.
 template <Layer L>
 void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out, const execution& run) {

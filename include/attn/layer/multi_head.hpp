@@ -34,7 +34,7 @@ struct multi_head {
 
     void check(const layer_inputs<T>& in) const {
         if (heads < 1 || kv_heads < 1)
-            throw shape_error(name, "heads",
+            throw argument_error(name, "heads",
                               "are " + std::to_string(heads) + " and " + std::to_string(kv_heads) + ": one at least is needed");
         detail::check_tokens(name, "tokens", in.tokens, q.inputs());
         const auto& source = source_of(in);

@@ -11,8 +11,8 @@
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// A tensor that is missing or is not as it should be, by name; or a file that is not what it says.
-struct parameter_error : std::runtime_error {
-    using std::runtime_error::runtime_error;
+struct parameter_error : attention_error {
+    using attention_error::attention_error;
 };
 
 /// Tensors of any number of dimensions, row-major, by name: "layers.0.attn.q.weight". Layers refer to them, so that several may share one;

@@ -14,7 +14,7 @@ enum class rotary_pairs { interleaved, half_split };
 /// For the first c channels of each head of queries and keys x (batch, heads, n, d), at position t, pair p being (a, b):
 ///     a' = a cos(t f_p) - b sin(t f_p),    b' = a sin(t f_p) + b cos(t f_p),       f_p = base^(-2 p / c)
 /// The table of sines and cosines is made once, in double, for positions 0 .. max_positions - 1, and may serve many layers. Throws
-/// shape_error if c is odd, a count is negative, or the table would be too large. Su et al. 2021, "RoFormer: Enhanced Transformer with
+/// attention_error if c is odd, a count is negative, or the table would be too large. Su et al. 2021, "RoFormer: Enhanced Transformer with
 /// Rotary Position Embedding".
 template <Scalar T>
 class rotary {
@@ -25,7 +25,7 @@ public:
     rotary(index max_positions, index channels, rotary_pairs pairs = rotary_pairs::half_split, double base = 10000)
         : max_positions_(max_positions), channels_(channels), pairs_(pairs) {
         if (channels < 0 || channels % 2 != 0)
-            throw shape_error(name, "channels", "are " + std::to_string(channels) + ", but they are turned in pairs");
+            throw argument_error(name, "channels", "are " + std::to_string(channels) + ", but they are turned in pairs");
         const shape table{.tokens = max_positions, .channels = channels / 2};
         detail::check_shape<turn>(name, "table", table);
         turns_.reserve(static_cast<std::size_t>(table.size()));
@@ -36,7 +36,7 @@ public:
             }
     }
 
-    /// Throws shape_error if x has fewer channels, or positions that the table has not.
+    /// Throws attention_error if x has fewer channels, or positions that the table has not.
     void check(std::string_view operation, std::string_view argument, const shape& x, const per_batch& first) const {
         if (x.channels < channels_)
             throw shape_error(operation, argument,
@@ -46,7 +46,7 @@ public:
                               "has shape " + to_string(x) + ", but there are " + std::to_string(first.count()) + " positions");
         for (index b = 0; b < (first.shared() ? std::min<index>(x.batch, 1) : x.batch); ++b)
             if (x.tokens > 0 && (first[b] < 0 || first[b] > max_positions_ - x.tokens))
-                throw shape_error(operation, argument,
+                throw argument_error(operation, argument,
                                   "lies at positions " + std::to_string(first[b]) + " to " + std::to_string(detail::saturating_sum(first[b], x.tokens - 1)) +
                                       ", but rotary has 0 to " + std::to_string(max_positions_ - 1));
     }
@@ -90,7 +90,7 @@ private:
 };
 
 /// out = x (batch, heads, n, d) turned; row r of batch entry b is at position first[b] + r. out may be x itself. Allocates nothing. Throws
-/// shape_error, before anything is read or written: shapes that do not fit, positions that the table has not, an out that overlaps x but is
+/// attention_error, before anything is read or written: shapes that do not fit, positions that the table has not, an out that overlaps x but is
 /// not x, or the table.
 template <Scalar T>
 void rotate(const rotary<T>& rotation, const std::type_identity_t<tensor_view<const T>>& x, const per_batch& first,

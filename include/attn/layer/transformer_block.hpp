@@ -29,7 +29,7 @@ struct transformer_block {
     F feed_forward;
 
     void check(const layer_inputs<scalar>& in) const {
-        if (in.residual.data()) throw shape_error(name, "residual", "is given, but a block adds its own tokens");
+        if (in.residual.data()) throw argument_error(name, "residual", "is given, but a block adds its own tokens");
         detail::check_tokens(name, "tokens", in.tokens, in.tokens.shape().channels);
         const auto& s = in.tokens.shape();
         attention_norm.check(s);

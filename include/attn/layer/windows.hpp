@@ -22,7 +22,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 ///     const auto windows = window_partition(grid, q);    // and k, v
 ///     const auto out = attend(softmax_attention{.pattern = grid.shift_segments()}, windows, ...);
 ///     const auto result = window_reverse(grid, out);
-/// Every member throws shape_error unless the windows divide the grid and each shift is in [0, window).
+/// Every member throws argument_error unless the windows divide the grid and each shift is in [0, window).
 /// Liu et al. 2021, Swin Transformer: Hierarchical Vision Transformer using Shifted Windows.
 struct window_grid {
     index height, width;
@@ -77,16 +77,16 @@ struct window_grid {
         return segments(ids, windows());
     }
 
-    /// Throws shape_error, in the name of `operation`, unless windows and shifts fit the grid.
+    /// Throws argument_error, in the name of `operation`, unless windows and shifts fit the grid.
     void check_sizes(std::string_view operation) const {
         const auto grid = std::to_string(height) + " x " + std::to_string(width),
                    window = std::to_string(window_height) + " x " + std::to_string(window_width);
-        if (height < 1 || width < 1) throw shape_error(operation, "grid", "of " + grid + " tokens is empty");
-        if (detail::product(height, width) > max_bytes) throw shape_error(operation, "grid", "of " + grid + " tokens is too large");
+        if (height < 1 || width < 1) throw argument_error(operation, "grid", "of " + grid + " tokens is empty");
+        if (detail::product(height, width) > max_bytes) throw argument_error(operation, "grid", "of " + grid + " tokens is too large");
         if (window_height < 1 || window_width < 1 || height % window_height != 0 || width % window_width != 0)
-            throw shape_error(operation, "window", "of " + window + " tokens does not divide the grid of " + grid);
+            throw argument_error(operation, "window", "of " + window + " tokens does not divide the grid of " + grid);
         if (shift_height < 0 || shift_width < 0 || shift_height >= window_height || shift_width >= window_width)
-            throw shape_error(operation, "shift",
+            throw argument_error(operation, "shift",
                               "of " + std::to_string(shift_height) + " x " + std::to_string(shift_width) +
                                   " tokens does not lie within the window of " + window);
     }
@@ -152,7 +152,7 @@ void copy_to_windows(const window_grid& grid, const tensor_view<const T>& image,
 } // namespace detail
 
 /// The windows of images: from (batch, heads, height width, channels) to (batch windows(), heads, window_tokens(), channels), of any
-/// strides. Throws shape_error, before anything is read or written, if shapes do not fit, or the two overlap.
+/// strides. Throws attention_error, before anything is read or written, if shapes do not fit, or the two overlap.
 template <TensorLike V>
 void window_partition(const window_grid& grid, const V& image, const tensor_view<detail::scalar_t<V>>& windows, const execution& run) {
     const tensor_view<const detail::scalar_t<V>> from = image;

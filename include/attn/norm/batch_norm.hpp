@@ -16,7 +16,7 @@ struct batch_norm_statistics {
     std::int64_t batches = 0;           ///< how many training calls have moved them
 
     batch_norm_statistics() = default;
-    /// Throws shape_error if the channels are fewer than none, or too many.
+    /// Throws attention_error if the channels are fewer than none, or too many.
     explicit batch_norm_statistics(index channels) {
         detail::check_shape<double>("batch_norm_statistics", "channels", {.tokens = 1, .channels = channels});
         mean.assign(static_cast<std::size_t>(channels), 0.0);
@@ -83,8 +83,8 @@ struct batch_norm {
     void check(std::string_view operation, const shape& x) const {
         check_parameters(operation, x);
         if (x.channels > 0 && mean.empty() && !batch_statistics)
-            throw shape_error(operation, "mean", "is missing, and variance: inference needs running statistics, or batch_statistics = true to take those of x");
-        if (!mean.empty() && batch_statistics) throw shape_error(operation, "batch_statistics", "is true, but mean and variance are given too");
+            throw argument_error(operation, "mean", "is missing, and variance: inference needs running statistics, or batch_statistics = true to take those of x");
+        if (!mean.empty() && batch_statistics) throw argument_error(operation, "batch_statistics", "is true, but mean and variance are given too");
     }
     /// Of training, which needs no statistics.
     void check_parameters(std::string_view operation, const shape& x) const {
@@ -92,10 +92,10 @@ struct batch_norm {
         detail::check_parameter(operation, "bias", bias, x);
         detail::check_parameter(operation, "mean", mean, x);
         detail::check_parameter(operation, "variance", variance, x);
-        if (mean.size() != variance.size()) throw shape_error(operation, mean.empty() ? "mean" : "variance", "is missing: mean and variance are given together, or neither");
+        if (mean.size() != variance.size()) throw argument_error(operation, mean.empty() ? "mean" : "variance", "is missing: mean and variance are given together, or neither");
         detail::check_eps(operation, eps);
         if (momentum && !(*momentum >= 0 && *momentum <= 1))
-            throw shape_error(operation, "momentum", "is " + std::to_string(*momentum) + ", but must lie between 0 and 1");
+            throw argument_error(operation, "momentum", "is " + std::to_string(*momentum) + ", but must lie between 0 and 1");
     }
     static std::size_t workspace_bytes(const shape& x, index concurrency, bool takes_statistics) {
         detail::scratch counted;
@@ -175,7 +175,7 @@ std::size_t training_workspace_bytes(const N&, const shape& x, index concurrency
 
 /// Training of a batch_norm: out = BN(x) with the statistics of this batch, by which the running `statistics` move. Tokens that the mask
 /// leaves out are no part of the statistics, and are copied. Allocates nothing; the same bits for any executor and strides.
-/// Throws shape_error, before anything is written: what `normalise` does, an out that is x, statistics or a mask of another shape, fewer
+/// Throws attention_error, before anything is written: what `normalise` does, an out that is x, statistics or a mask of another shape, fewer
 /// than two tokens that count.
 template <Scalar T, class Arch>
 void train(const batch_norm<T, Arch>& norm, const std::type_identity_t<tensor_view<const T>>& x, const std::type_identity_t<tensor_view<T>>& out,

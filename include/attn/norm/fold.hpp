@@ -33,11 +33,11 @@ namespace detail {
 template <FoldableNorm N>
 std::vector<channel_map> maps_to_fold(std::string_view operation, const N& norm, index channels) {
     if constexpr (requires { norm.mean; }) {
-        if (norm.mean.empty()) throw shape_error(operation, "norm", "has no running statistics to fold");
+        if (norm.mean.empty()) throw argument_error(operation, "norm", "has no running statistics to fold");
     } else if constexpr (requires { norm.batch; }) {
-        if (norm.batch.mean.empty()) throw shape_error(operation, "norm", "has no running statistics to fold");
+        if (norm.batch.mean.empty()) throw argument_error(operation, "norm", "has no running statistics to fold");
     } else {
-        if (norm.rep.batch.mean.empty()) throw shape_error(operation, "norm", "has no running statistics to fold");
+        if (norm.rep.batch.mean.empty()) throw argument_error(operation, "norm", "has no running statistics to fold");
     }
     norm.check({.tokens = 1, .channels = channels});
     std::vector<channel_map> maps;
@@ -137,7 +137,7 @@ double fold_and_compare(std::string_view operation, const linear_view<T>& folded
 ///     W' = W diag(a),   b' = b + W c,   where norm(x) = a x + c,   a = weight / sqrt(variance + eps) + eta
 /// written to `folded`, which may be `linear` itself, its bias being there.
 /// Returns the largest difference that folding makes on a probe (batch, heads, tokens, inputs), both sides in double from the numbers as
-/// stored; 0 without a probe. Throws shape_error, before anything is written, if shapes differ or the norm has no running statistics.
+/// stored; 0 without a probe. Throws attention_error, before anything is written, if shapes differ or the norm has no running statistics.
 template <FoldableNorm N>
 double fold(const N& norm, const linear_view<const typename N::scalar>& linear, const linear_view<typename N::scalar>& folded,
             const tensor_view<const typename N::scalar>& probe = {}) {

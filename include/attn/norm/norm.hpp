@@ -10,7 +10,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// A const value that maps token rows to token rows of the same shape (batch, heads, tokens, channels): inference.
 /// - `scalar`, `name`: what it computes in, and what errors call it.
-/// - `check(shape)`: throws shape_error if its parameters do not fit tensors of that shape. Reads no element.
+/// - `check(shape)`: throws attention_error if its parameters do not fit tensors of that shape. Reads no element.
 /// - `workspace_bytes(shape, concurrency)`: the scratch memory that `forward` needs.
 /// - `forward(x, out, run)`: computes. Everything has been checked; it allocates nothing and writes only to `out`, which may be `x`.
 /// Optional: `check_apart(out)`, if it refers to memory: see output_memory.
@@ -57,12 +57,12 @@ void check_parameter(std::string_view operation, std::string_view argument, std:
 }
 
 inline void check_eps(std::string_view operation, double eps) {
-    if (!(eps > 0) || std::isinf(eps)) throw shape_error(operation, "eps", "is " + std::to_string(eps) + ", but must be above 0 and finite");
+    if (!(eps > 0) || std::isinf(eps)) throw argument_error(operation, "eps", "is " + std::to_string(eps) + ", but must be above 0 and finite");
 }
 
 inline void check_workspace(std::string_view operation, const execution& run, std::size_t needed, const shape& x) {
     if (run.workspace().size_bytes() >= needed) return;
-    throw shape_error(operation, "workspace", "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but x of shape " + to_string(x) + " on " +
+    throw argument_error(operation, "workspace", "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but x of shape " + to_string(x) + " on " +
                                                   std::to_string(run.concurrency()) + " threads needs " + std::to_string(needed));
 }
 
@@ -72,7 +72,7 @@ inline void check_workspace(std::string_view operation, const execution& run, st
 /// x itself.
 /// Checks everything once, then computes with the caller's executor and workspace. Allocates nothing. The result is the same, bit by
 /// bit, for every executor, number of threads and strides.
-/// Throws shape_error, before anything is read or written, naming norm, argument and shapes: shapes or parameters that do not fit,
+/// Throws attention_error, before anything is read or written, naming norm, argument and shapes: shapes or parameters that do not fit,
 /// channels apart, an out that overlaps the parameters, or x but is not x, a workspace too small.
 template <Norm N>
 void normalise(const N& norm, const tensor_view<const typename N::scalar>& x, const tensor_view<typename N::scalar>& out, const execution& run) {

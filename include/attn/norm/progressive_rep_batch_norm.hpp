@@ -41,7 +41,7 @@ std::size_t training_workspace_bytes(const progressive_rep_batch_norm<N, Arch>& 
 
 /// One training call: out = gamma N(x) + (1 - gamma) RepBN(x) with the statistics of this batch, by which the running `statistics` move; without
 /// gamma, out = N(x). Tokens that the mask leaves out are no part of the statistics, and give gamma N(x) + (1 - gamma)(x + eta x).
-/// Throws shape_error, before anything is written: as `train` of a batch_norm does, what N refuses, a gamma outside [0, 1].
+/// Throws attention_error, before anything is written: as `train` of a batch_norm does, what N refuses, a gamma outside [0, 1].
 template <Norm N, class Arch>
 void train(const progressive_rep_batch_norm<N, Arch>& norm, const tensor_view<const typename N::scalar>& x, const tensor_view<typename N::scalar>& out,
            batch_norm_statistics& statistics, std::optional<double> gamma, const execution& run, const token_mask& mask = {}) {
@@ -49,7 +49,7 @@ void train(const progressive_rep_batch_norm<N, Arch>& norm, const tensor_view<co
     norm.rep.check_parameters(norm.name, x.shape());
     norm.norm.check(x.shape());
     norm.check_apart(output_memory(norm.name, "out", out));
-    if (gamma && !(*gamma >= 0 && *gamma <= 1)) throw shape_error(norm.name, "gamma", "is " + std::to_string(*gamma) + ", but must lie between 0 and 1");
+    if (gamma && !(*gamma >= 0 && *gamma <= 1)) throw argument_error(norm.name, "gamma", "is " + std::to_string(*gamma) + ", but must lie between 0 and 1");
     detail::check_workspace(norm.name, run, training_workspace_bytes(norm, x.shape(), run.concurrency()), x.shape());
     norm.norm.forward(x, out, run);
     if (gamma) norm.rep.batch.train(x, out, statistics, run, mask, norm.rep.eta, *gamma);

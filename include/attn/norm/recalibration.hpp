@@ -16,7 +16,7 @@ class recalibration {
 public:
     static constexpr std::string_view name = "recalibration";
 
-    /// Throws shape_error if the channels are fewer than none, or too many.
+    /// Throws attention_error if the channels are fewer than none, or too many.
     explicit recalibration(index channels) : mean_(batch_norm_statistics(channels).mean), squares_(mean_) {}
 
     /// Tokens so far.
@@ -29,7 +29,7 @@ public:
         return counted.used_bytes();
     }
     /// Adds the tokens of x (batch, heads, tokens, channels) that count. Allocates nothing.
-    /// Throws shape_error if x or the mask do not fit, or the workspace is too small.
+    /// Throws attention_error if x or the mask do not fit, or the workspace is too small.
     template <Scalar T, class Arch = simd::native>
     void add(const tensor_view<const T>& x, const execution& run, const token_mask& mask = {}) {
         detail::check_rows(name, "x", x);
@@ -43,7 +43,7 @@ public:
         all.merge(detail::token_statistics<Arch, T>::in(memory, x.shape(), run.concurrency())(x, mask, run), x.shape().channels);
         count_ = all.count;
     }
-    /// Throws shape_error if fewer than two tokens were added.
+    /// Throws attention_error if fewer than two tokens were added.
     batch_norm_statistics statistics() const {
         if (count_ < 2) throw shape_error(name, "x", "has given " + std::to_string(count_) + " tokens, but a variance needs two");
         batch_norm_statistics result;

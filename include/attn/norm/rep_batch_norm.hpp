@@ -26,10 +26,10 @@ struct rep_batch_norm {
         check_parameters(operation, x);
         batch.check(operation, x);
     }
-    /// Throws shape_error if its parameters do not fit x.
+    /// Throws attention_error if its parameters do not fit x.
     void check_parameters(std::string_view operation, const shape& x) const {
         batch.check_parameters(operation, x);
-        if (!std::isfinite(eta)) throw shape_error(operation, "eta", "is not finite");
+        if (!std::isfinite(eta)) throw argument_error(operation, "eta", "is not finite");
     }
     std::size_t workspace_bytes(const shape& x, index concurrency) const { return batch.workspace_bytes(x, concurrency); }
     void forward(const tensor_view<const T>& x, const tensor_view<T>& out, const execution& run) const { batch.forward(x, out, run, eta); }
@@ -51,12 +51,12 @@ void train(const rep_batch_norm<T, Arch>& norm, const std::type_identity_t<tenso
 /// The plain BatchNorm that equals a RepBN with running statistics:
 ///     weight' = weight + eta sqrt(variance + eps),      bias' = bias + eta mean
 /// written to the given memory, (channels) each, which the result refers to beside the statistics of `norm`.
-/// Throws shape_error if the sizes differ or the norm has no statistics. SLAB, lemma 4.1.
+/// Throws attention_error if the sizes differ or the norm has no statistics. SLAB, lemma 4.1.
 template <Scalar T, class Arch>
 batch_norm<T, Arch> reparameterised(const rep_batch_norm<T, Arch>& norm, std::span<T> weight, std::span<T> bias) {
     const auto& from = norm.batch;
     const shape channels{.tokens = 1, .channels = std::ssize(from.mean)};
-    if (from.mean.empty()) throw shape_error(norm.name, "mean", "is missing: only a norm with running statistics is re-parameterised");
+    if (from.mean.empty()) throw argument_error(norm.name, "mean", "is missing: only a norm with running statistics is re-parameterised");
     norm.check(channels);
     for (const auto& [argument, memory] : {std::pair("weight'", weight), std::pair("bias'", bias)})
         if (memory.size() != from.mean.size())

@@ -28,7 +28,7 @@ public:
     /// The most that Eigen's pool can count.
     static constexpr index max_threads = 16'383;
 
-    /// Throws std::invalid_argument unless 1 <= threads <= max_threads.
+    /// Throws argument_error unless 1 <= threads <= max_threads.
     explicit thread_pool(index threads = hardware_threads()) : threads_(checked(threads)) {
         if (threads_ > 1) pool_.emplace(static_cast<int>(threads_ - 1));
     }
@@ -78,10 +78,7 @@ private:
     static index hardware_threads() { return std::max<index>(1, std::thread::hardware_concurrency()); }
     static index checked(index threads) {
         if (threads < 1 || threads > max_threads)
-            throw std::invalid_argument(std::string("thread_pool: threads must be 1 to ")
-                                            .append(std::to_string(max_threads))
-                                            .append(", not ")
-                                            .append(std::to_string(threads)));
+            throw argument_error("thread_pool", "threads", "must be 1 to " + std::to_string(max_threads) + ", not " + std::to_string(threads));
         return threads;
     }
 

@@ -132,7 +132,7 @@ constexpr void for_each_pass(const P& p, index first_query, index queries, index
 }
 
 /// The pairs of a pattern (after `at`): how many are visible, and how many its schedule visits with tiles of `tile` queries (and a
-/// unit, see tile_at) and runs of `grain` keys. Full runs are counted by multiplication, partial ones pair by pair. Throws shape_error if
+/// unit, see tile_at) and runs of `grain` keys. Full runs are counted by multiplication, partial ones pair by pair. Throws attention_error if
 /// the pattern is wrong.
 template <Pattern P>
 constexpr pair_count visited_pairs(const P& p, index first_query, index queries, index first_key, index keys, index tile, index grain, index unit = 0) {

@@ -19,21 +19,21 @@ struct pattern_context {
     index first_query = 0, end_query = 0;
     index first_key = 0, end_key = 0;
 
-    /// Throws shape_error. `pattern` is the pattern with its numbers, "strided{0}".
+    /// Throws argument_error. `pattern` is the pattern with its numbers, "strided{0}".
     [[noreturn]] void refuse(const std::string& pattern, const std::string& problem) const {
-        throw shape_error(operation, "pattern", pattern + " " + problem);
+        throw argument_error(operation, "pattern", pattern + " " + problem);
     }
-    /// Throws shape_error unless a parameter is at least `least`. Here and below name() gives the pattern with its numbers: only a
+    /// Throws argument_error unless a parameter is at least `least`. Here and below name() gives the pattern with its numbers: only a
     /// refusal spells it out, a call that is fine allocates nothing.
     void require_at_least(index least, index value, const auto& name, const char* parameter) const {
         if (value < least) refuse(name(), "needs a " + std::string(parameter) + " of at least " + std::to_string(least));
     }
-    /// Throws shape_error unless a table of that many batch entries and heads serves all, each being 1 or the context's number.
+    /// Throws argument_error unless a table of that many batch entries and heads serves all, each being 1 or the context's number.
     void require_broadcast(const shape& table, const auto& name) const {
         if (table.batch != 1 && table.batch != batch) refuse(name(), "is for another batch than " + std::to_string(batch));
         if (table.heads != 1 && table.heads != heads) refuse(name(), "is for another number of heads than " + std::to_string(heads));
     }
-    /// Throws shape_error unless all positions lie in a table for the queries query_begin .. query_end - 1 and the keys likewise.
+    /// Throws argument_error unless all positions lie in a table for the queries query_begin .. query_end - 1 and the keys likewise.
     void require_inside(index query_begin, index query_end, index key_begin, index key_end, const auto& name) const {
         const auto outside = [&](const char* what, index first, index end, index begin, index limit) {
             if (first < end && (first < begin || end > limit))
@@ -133,7 +133,7 @@ constexpr index step_of(const P& p) {
         return 1;
 }
 
-/// Throws shape_error if a parameter of the pattern, or of one that it is made of, is wrong or does not fit the context.
+/// Throws argument_error if a parameter of the pattern, or of one that it is made of, is wrong or does not fit the context.
 template <Pattern P>
 void check(const P& p, const pattern_context& context) {
     if constexpr (detail::HasCheck<P>) p.check(context);

@@ -70,7 +70,7 @@ struct tile_plane {
 class tiles {
 public:
     /// A bool tensor, true = visible, (batch or 1, heads or 1, queries or 1, keys): what is 1, or has stride 0, serves all. Row 0 is
-    /// the query first_query and column 0 the key first_key. The tensor is not needed afterwards. Throws shape_error if it has no memory.
+    /// the query first_query and column 0 the key first_key. The tensor is not needed afterwards. Throws attention_error if it has no memory.
     explicit tiles(const tensor_view<const bool>& mask, index first_query = 0, index first_key = 0)
         : size_(distinct(readable(mask))), first_query_(first_query), first_key_(first_key), any_query_(size_.tokens == 1) {
         check_first();
@@ -84,7 +84,7 @@ public:
     }
 
     /// A function of positions, visible(i, j), that cannot be evaluated on ranges: it is called for n queries from first_query and m
-    /// keys from first_key, and not needed afterwards. Throws shape_error if n or m is negative, or the table would be too large.
+    /// keys from first_key, and not needed afterwards. Throws attention_error if n or m is negative, or the table would be too large.
     template <class F>
         requires std::predicate<const F&, index, index>
     tiles(const F& visible, index n, index m, index first_query = 0, index first_key = 0)

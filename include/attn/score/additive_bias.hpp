@@ -33,7 +33,7 @@ struct head_bias {
 /// bias: (batch or 1, heads or 1, queries or 1, keys or 1), any strides; an extent of 1 is the same for all. A view, so what it
 /// refers to outlives the attention operator.
 /// first_query, first_key: the absolute positions of its row 0 and column 0, so that one tensor for a whole sequence also serves
-/// its chunks. Throws shape_error if batch or heads are other counts than the inputs', or if the rows or columns leave out a
+/// its chunks. Throws attention_error if batch or heads are other counts than the inputs', or if the rows or columns leave out a
 /// position that occurs, or if it has no memory. More of them than needed is fine.
 template <Scalar T>
 struct additive_bias {

@@ -34,7 +34,7 @@ struct alibi {
 
     detail::alibi_of_head at(index, index head) const {
         if (head >= std::ssize(slopes)) [[unlikely]] // workspace_bytes asks before anything is checked
-            throw shape_error("alibi", "slopes", "are " + std::to_string(slopes.size()) + ", none for head " + std::to_string(head));
+            throw argument_error("alibi", "slopes", "are " + std::to_string(slopes.size()) + ", none for head " + std::to_string(head));
         return {slopes[static_cast<std::size_t>(head)]};
     }
     void check(const score_context& context) const {

@@ -9,9 +9,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// What a score function is about to be used on: as for patterns, with errors that speak of the score.
 struct score_context : pattern_context {
-    /// Throws shape_error. `function` is the score function with its numbers, "soft_cap{0}".
+    /// Throws argument_error. `function` is the score function with its numbers, "soft_cap{0}".
     [[noreturn]] void refuse(const std::string& function, const std::string& problem) const {
-        throw shape_error(operation, "score", function + " " + problem);
+        throw argument_error(operation, "score", function + " " + problem);
     }
 
 private:
@@ -60,7 +60,7 @@ struct identity_score {
     constexpr auto operator()(auto score, auto, auto) const { return score; }
 };
 
-/// Throws shape_error if a parameter of the score function, or of one that it is made of, is wrong or does not fit the context.
+/// Throws argument_error if a parameter of the score function, or of one that it is made of, is wrong or does not fit the context.
 template <ScoreFunction F>
 void check(const F& f, const pattern_context& context) {
     if constexpr (detail::HasScoreCheck<F>) f.check(score_context{context});
