@@ -29,11 +29,11 @@ tensor<float> random_numbers(const shape& s, unsigned seed) { return testing::ra
 struct tokens {
     shape one, all;
     tensor<float> q, k, v, out, weights, bias;
-    index height = 0, width = 0;
+    index_t height = 0, width = 0;
     workspace memory;
     sequential here;
 
-    tokens(index batch, index heads, index n, index d, bool in_cache, index grid_width = 0)
+    tokens(index_t batch, index_t heads, index_t n, index_t d, bool in_cache, index_t grid_width = 0)
         : one{1, in_cache ? 1 : heads, n, d}, all{batch, heads, n, d}, q(random_numbers(one, 1)), k(random_numbers(one, 2)),
           v(random_numbers(one, 3)), out(one), weights(random_numbers({1, d, grid_width > 0 ? 5 : 1, 5}, 4)),
           bias(random_numbers({1, 1, 1, d}, 5)), height(grid_width > 0 ? n / grid_width : 0), width(grid_width) {}
@@ -54,10 +54,10 @@ struct tokens {
             memory.reserve(op.template workspace_bytes<float>({s, s, s}, 1));
             const strides z{0, s.tokens * s.channels, s.channels, 1};
             const inputs<float> in{{q.data(), s, z}, {k.data(), s, z}, {v.data(), s, z}};
-            for (index b = 0; b < all.batch; ++b) attn::attend(op, in, outputs<float>{{out.data(), s, z}}, execution(here, memory));
+            for (index_t b = 0; b < all.batch; ++b) attn::attend(op, in, outputs<float>{{out.data(), s, z}}, execution(here, memory));
         };
         if (one.heads == all.heads) return call({1, all.heads, all.tokens, all.channels});
-        for (index h = 0; h < all.heads; ++h) call(one);
+        for (index_t h = 0; h < all.heads; ++h) call(one);
     }
 };
 
@@ -77,7 +77,7 @@ void time_beside_peak(benchmark::State& state, double flops, const std::function
 }
 
 template <class Make>
-void add(const std::string& name, index heads, index n, index d, bool in_cache, index grid_width, Make make, bool counts_convolution) {
+void add(const std::string& name, index_t heads, index_t n, index_t d, bool in_cache, index_t grid_width, Make make, bool counts_convolution) {
     const auto full = "linear/" + name + "/n:" + std::to_string(n) + "/d:" + std::to_string(d) + "/h:" + std::to_string(heads) +
                       (in_cache ? "" : "/memory") + "/threads:1";
     benchmark::RegisterBenchmark(full.c_str(), [=](benchmark::State& state) {
@@ -95,7 +95,7 @@ void add(const std::string& name, index heads, index n, index d, bool in_cache, 
 }
 
 /// One register after the other of channels, the same 5 x 5 kernel, to a buffer of one row: the convolution by itself.
-void add_convolution_alone(index d) {
+void add_convolution_alone(index_t d) {
     const auto name = "linear/depthwise_5x5/grid:56x56/d:" + std::to_string(d) + "/threads:1";
     benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) {
         const tokens t(1, 1, 56 * 56, d, true, 56);
@@ -107,7 +107,7 @@ void add_convolution_alone(index d) {
         tile.load_weights(kernel::convolution_parameters<float>{grid, op.weights, op.bias}, 0);
         float* const row = own.take<float>(56 * tile.padded());
         time_beside_peak(state, t.convolution_flops(), [&] {
-            for (index y = 0; y < 56; ++y) tile({t.v.data(), d, 1}, 56 * 56, y * 56, 56, row);
+            for (index_t y = 0; y < 56; ++y) tile({t.v.data(), d, 1}, 56 * 56, y * 56, 56, row);
         });
     });
 }
@@ -116,7 +116,7 @@ void add_convolution_alone(index d) {
 struct versus {
     double softmax, simplified, focused;
 };
-versus compare(index batch, index heads, index n, index d, index grid_width) {
+versus compare(index_t batch, index_t heads, index_t n, index_t d, index_t grid_width) {
     tokens t(batch, heads, n, d, false, grid_width);
     const auto softmax = softmax_attention{};
     const simplified_linear_attention<> simplified{.convolution = t.convolution()};
@@ -131,7 +131,7 @@ versus compare(index batch, index heads, index n, index d, index grid_width) {
 }
 
 /// The model's own shape; then squares of other sizes, to find from which n on a linear attention is faster.
-void add_versus_softmax(const std::string& model, index batch, index heads, index height, index width, index d) {
+void add_versus_softmax(const std::string& model, index_t batch, index_t heads, index_t height, index_t width, index_t d) {
     const auto name = "versus_softmax/" + model + "/b:" + std::to_string(batch) + "/n:" + std::to_string(height * width) +
                       "/d:" + std::to_string(d) + "/h:" + std::to_string(heads) + "/threads:1";
     benchmark::RegisterBenchmark(
@@ -139,8 +139,8 @@ void add_versus_softmax(const std::string& model, index batch, index heads, inde
         [=](benchmark::State& state) {
             for ([[maybe_unused]] auto _ : state) {
                 std::vector<std::vector<std::string>> table{{"n", "softmax", "simplified linear", "", "focused linear", ""}};
-                index crossover = 0, focused_crossover = 0;
-                const auto line = [&](index h, index w, bool is_model) {
+                index_t crossover = 0, focused_crossover = 0;
+                const auto line = [&](index_t h, index_t w, bool is_model) {
                     const auto c = compare(is_model ? batch : 1, heads, h * w, d, w);
                     table.push_back({std::to_string(h * w) + (is_model ? " (" + model + ")" : ""), time_text(c.softmax),
                                      time_text(c.simplified), ratio_text(c.softmax / c.simplified), time_text(c.focused),
@@ -150,7 +150,7 @@ void add_versus_softmax(const std::string& model, index batch, index heads, inde
                     if (focused_crossover == 0 && c.focused < c.softmax) focused_crossover = h * w;
                 };
                 line(height, width, true);
-                for (const index side : {3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 28}) line(side, side, false);
+                for (const index_t side : {3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 28}) line(side, side, false);
                 std::cout << "\n"
                           << table_text(table, 0) << "faster than softmax attention from n = " << crossover << " (simplified), "
                           << focused_crossover << " (focused)\n";
@@ -171,8 +171,8 @@ const bool added = [] {
         add("simplified_5x5", 12, 56 * 56, 64, in_cache, 56, with, true);
     }
     add("simplified", 12, 512, 64, true, 0, without, false);
-    for (const index n : {1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20}) add("simplified_1x5", 1, n, 64, false, 0, with, true);
-    for (const index d : {32, 64}) add_convolution_alone(d);
+    for (const index_t n : {1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20}) add("simplified_1x5", 1, n, 64, false, 0, with, true);
+    for (const index_t d : {32, 64}) add_convolution_alone(d);
     add_versus_softmax("deit_tiny", 8, 3, 14, 14, 64);
     add_versus_softmax("swin_tiny_1", 1, 3, 56, 56, 32);
     add_versus_softmax("pvt_tiny_2", 1, 2, 28, 28, 64);

@@ -22,10 +22,10 @@ namespace attn::bench {
 
 namespace {
 
-constexpr index channels = 64;
+constexpr index_t channels = 64;
 
 struct paper_row {
-    index n;
+    index_t n;
     double time[5], memory[5]; ///< for k = 128, 256, 512, 1024, 2048; 0 where the paper has none
 };
 constexpr paper_row paper[] = {
@@ -51,9 +51,9 @@ tensor<float> normal_numbers(const shape& s, unsigned seed) {
 struct standard {
     tensor<float> queries, keys, values, out;
     double naive_seconds = 0, streaming_seconds = 0;
-    index block_rows;
+    index_t block_rows;
 
-    explicit standard(index n)
+    explicit standard(index_t n)
         : queries(normal_numbers({1, 1, n, channels}, 1)), keys(normal_numbers(queries.shape(), 2)),
           values(normal_numbers(queries.shape(), 3)), out(queries.shape()), block_rows(std::min(n, 300'000'000 / n)) {
         const auto few = [n](const auto& call) { // one call of a long one
@@ -75,7 +75,7 @@ struct standard {
 private:
     void attend_naively() {
         const auto n = queries.shape().tokens;
-        for (index first = 0; first < n; first += block_rows) {
+        for (index_t first = 0; first < n; first += block_rows) {
             const auto rows = [&](const auto& t) { return testing::some_rows(t, first, std::min(block_rows, n - first)); };
             testing::naive_softmax<float>({rows(queries), keys, values}, {rows(out.view())},
                                           1 / std::sqrt(float{channels}), {}, {});
@@ -83,8 +83,8 @@ private:
     }
 };
 
-const standard& standard_of(index n) {
-    static std::map<index, standard> all;
+const standard& standard_of(index_t n) {
+    static std::map<index_t, standard> all;
     auto found = all.find(n);
     if (found == all.end()) {
         all.clear(); // of rows in order only the last length is needed
@@ -93,7 +93,7 @@ const standard& standard_of(index n) {
     return found->second;
 }
 
-void time_linformer(benchmark::State& state, index n, index k, double paper_time, double paper_memory) {
+void time_linformer(benchmark::State& state, index_t n, index_t k, double paper_time, double paper_memory) {
     label(state);
     const auto& other = standard_of(n);
     tensor<float> e({1, 1, k, n}), f(e.shape()), out(other.queries.shape());
@@ -127,7 +127,7 @@ void time_linformer(benchmark::State& state, index n, index k, double paper_time
 const bool added = [] {
     for (const auto& row : paper)
         for (int c = 0; c < 5; ++c) {
-            const index k = index{128} << c;
+            const index_t k = index_t{128} << c;
             if (row.time[c] == 0) continue;
             const auto name =
                 "linformer_table/n:" + std::to_string(row.n) + "/k:" + std::to_string(k) + "/d:" + std::to_string(channels) + "/threads:1";

@@ -26,20 +26,20 @@ using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMa
 
 /// Inputs, outputs and parameters of one size.
 struct norm_problem {
-    index rows, channels;
+    index_t rows, channels;
     std::vector<tensor<float>> in, out;
     std::vector<float> weight, bias;
     std::vector<double> mean, variance;
     std::size_t at = 0;
 
-    norm_problem(index n, index d, bool from_memory)
+    norm_problem(index_t n, index_t d, bool from_memory)
         : rows(n), channels(d), weight(static_cast<std::size_t>(d), 1.25F), bias(static_cast<std::size_t>(d), 0.5F),
           mean(static_cast<std::size_t>(d), 0.25), variance(static_cast<std::size_t>(d), 1.5) {
         std::mt19937 random(5);
         std::normal_distribution<float> normal;
         const shape s{.tokens = rows, .channels = channels};
-        const auto pairs = from_memory ? std::max<index>(2, (index{200} << 20) / (8 * s.size())) : 1;
-        for (index p = 0; p < pairs; ++p) {
+        const auto pairs = from_memory ? std::max<index_t>(2, (index_t{200} << 20) / (8 * s.size())) : 1;
+        for (index_t p = 0; p < pairs; ++p) {
             in.emplace_back(s);
             out.emplace_back(s);
             if (p == 0)
@@ -71,7 +71,7 @@ void eigen_layer_norm(norm_problem& p, const execution&) {
     const Eigen::Map<const matrix> x(p.x().data(), p.rows, p.channels);
     Eigen::Map<matrix> y(p.y().data(), p.rows, p.channels);
     const Eigen::Map<const Eigen::ArrayXf> w(p.weight.data(), p.channels), b(p.bias.data(), p.channels);
-    for (index i = 0; i < p.rows; ++i) {
+    for (index_t i = 0; i < p.rows; ++i) {
         const auto row = x.row(i).array();
         const float mean = row.mean(), scale = 1 / std::sqrt((row - mean).square().mean() + 1e-5F);
         y.row(i) = ((row - mean) * scale * w.transpose() + b.transpose()).matrix();
@@ -90,7 +90,7 @@ void copy(norm_problem& p, const execution&) {
 }
 
 /// Times the call between copies of the same bytes: `vs_memcpy` is its speed as a multiple of theirs.
-void time_beside_memcpy(benchmark::State& state, index rows, index channels, bool from_memory, index threads, const call& timed) {
+void time_beside_memcpy(benchmark::State& state, index_t rows, index_t channels, bool from_memory, index_t threads, const call& timed) {
     label(state);
     norm_problem p(rows, channels, from_memory);
     thread_pool pool(threads);
@@ -111,7 +111,7 @@ void time_beside_memcpy(benchmark::State& state, index rows, index channels, boo
     if (from_memory) state.counters["bandwidth"] = state.counters["bytes_per_second"] / read_bandwidth(pool);
 }
 
-void add(const std::string& name, index rows, index channels, bool from_memory, index threads, const call& timed) {
+void add(const std::string& name, index_t rows, index_t channels, bool from_memory, index_t threads, const call& timed) {
     const auto full = "norm/" + name + "/rows:" + std::to_string(rows) + "/channels:" + std::to_string(channels) +
                       (from_memory ? "/memory" : "") + "/threads:" + std::to_string(threads);
     benchmark::RegisterBenchmark(full.c_str(), [=](benchmark::State& state) {
@@ -120,7 +120,7 @@ void add(const std::string& name, index rows, index channels, bool from_memory, 
 }
 
 /// A norm and the linear after it, on one thread and with Eigen's product: LN against BN against BN folded into the linear.
-void add_before_linear(const std::string& model, index rows, index channels) {
+void add_before_linear(const std::string& model, index_t rows, index_t channels) {
     enum class form { layer, batch, folded };
     for (const auto& [name, with] :
          {std::pair("layer_norm", form::layer), std::pair("rep_batch_norm", form::batch), std::pair("folded", form::folded)}) {
@@ -152,7 +152,7 @@ void add_before_linear(const std::string& model, index rows, index channels) {
 const bool added = [] {
     const auto layer = ours(layer_norm_of), rms = ours(rms_norm_of), batch = ours(batch_norm_of), rep = ours(rep_batch_norm_of);
     for (const bool from_memory : {false, true})
-        for (const index threads : {1, 2}) {
+        for (const index_t threads : {1, 2}) {
             add("layer_norm", 4096, 768, from_memory, threads, layer);
             add("rms_norm", 4096, 768, from_memory, threads, rms);
             add("batch_norm", 4096, 768, from_memory, threads, batch);
@@ -162,9 +162,9 @@ const bool added = [] {
             add("eigen_batch_norm", 4096, 768, from_memory, threads, eigen_batch_norm);
         }
     add_before_linear("deit_tiny", 8 * 197, 192);
-    for (const auto& [tokens, channels] : {std::pair<index, index>{3136, 96}, {784, 192}, {196, 384}, {49, 768}})
+    for (const auto& [tokens, channels] : {std::pair<index_t, index_t>{3136, 96}, {784, 192}, {196, 384}, {49, 768}})
         add_before_linear("swin_tiny", 8 * tokens, channels);
-    for (const auto& [tokens, channels] : {std::pair<index, index>{3136, 64}, {784, 128}, {196, 320}, {49, 512}})
+    for (const auto& [tokens, channels] : {std::pair<index_t, index_t>{3136, 64}, {784, 128}, {196, 320}, {49, 512}})
         add_before_linear("pvt_tiny", 8 * tokens, channels);
     return true;
 }();

@@ -73,15 +73,15 @@ testing::attention_case shifted_windows_case() {
 }
 
 /// A mask that is only known pair by pair, looked at once: beside a copy of the mask.
-void add_tiles(index n) {
+void add_tiles(index_t n) {
     const auto name = "derive/tiles/n:" + std::to_string(n) + "/threads:1";
     benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) {
         label(state);
         tensor<bool> mask({1, 1, n, n}), copy(mask.shape());
         std::mt19937 random(5);
-        for (index i = 0; i < mask.shape().size(); i += 32) {
+        for (index_t i = 0; i < mask.shape().size(); i += 32) {
             const auto bits = random();
-            for (index k = 0; k < 32; ++k) mask.data()[i + k] = (bits >> k & 1) != 0;
+            for (index_t k = 0; k < 32; ++k) mask.data()[i + k] = (bits >> k & 1) != 0;
         }
         const auto bytes = static_cast<double>(mask.shape().size());
         double copying = 0, working = 0;
@@ -100,7 +100,7 @@ void add_tiles(index n) {
 
 /// The visible keys of all query blocks, found by evaluating the pattern on ranges as the kernel does.
 template <Pattern P>
-void add_schedule(const std::string& pattern_name, const P& pattern, index n) {
+void add_schedule(const std::string& pattern_name, const P& pattern, index_t n) {
     const auto name = "derive/schedule_" + pattern_name + "/n:" + std::to_string(n) + "/threads:1";
     benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) {
         label(state);
@@ -113,11 +113,11 @@ void add_schedule(const std::string& pattern_name, const P& pattern, index n) {
         attn::detail::scratch memory(reinterpret_cast<std::byte*>(masks.data()));
         kernel::visible_span span(memory, kernel::softmax_call<float>::block_keys);
         for ([[maybe_unused]] auto _ : state) {
-            index keys = 0;
-            for (index pass = 0; pass < visible.passes(); ++pass) {
+            index_t keys = 0;
+            for (index_t pass = 0; pass < visible.passes(); ++pass) {
                 const auto step = visible.step(0, 0, pass);
                 const auto rows = traits::rows_of((n + step - 1) / step);
-                for (index t = 0; t < tile_count(n, rows, step); ++t) {
+                for (index_t t = 0; t < tile_count(n, rows, step); ++t) {
                     const kernel::query_block queries{.tokens = tile_at(t, 0, n, rows, step, traits::lane_count)};
                     const kernel::key_blocks blocks(kernel::softmax_call<float>::block_keys, 0, n, queries.tokens);
                     span.forget();
@@ -133,7 +133,7 @@ void add_schedule(const std::string& pattern_name, const P& pattern, index n) {
 }
 
 const bool added = [] {
-    for (const index n : {2048, 8192}) add_tiles(n);
+    for (const index_t n : {2048, 8192}) add_tiles(n);
     add_schedule("local_128", local{128}, 65536);
     add_schedule("sparse_transformer_strided", sparse_transformer_strided(256), 65536);
     return true;

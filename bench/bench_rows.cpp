@@ -12,12 +12,12 @@ namespace attn::bench {
 namespace {
 
 struct size {
-    index n, head_dim, heads, batch = 1;
+    index_t n, head_dim, heads, batch = 1;
 };
 
 // The heads of transformers with these head dimensions.
-constexpr index heads_of(index head_dim) { return head_dim >= 128 ? 8 : 12; }
-constexpr size sequence(index n, index head_dim = 64) { return {n, head_dim, heads_of(head_dim)}; }
+constexpr index_t heads_of(index_t head_dim) { return head_dim >= 128 ? 8 : 12; }
+constexpr size sequence(index_t n, index_t head_dim = 64) { return {n, head_dim, heads_of(head_dim)}; }
 constexpr size deit_tiny{197, 64, 3, 8};
 
 testing::problem problem_of(const size& s) {
@@ -30,8 +30,8 @@ testing::problem problem_of(const size& s) {
             .value_dim = s.head_dim};
 }
 
-std::string name_of(const std::string& family, const std::string& case_name, const testing::problem& p, index threads = 1) {
-    const auto key = [](const char* word, index number) {
+std::string name_of(const std::string& family, const std::string& case_name, const testing::problem& p, index_t threads = 1) {
+    const auto key = [](const char* word, index_t number) {
         return std::string("/").append(word).append(":").append(std::to_string(number));
     };
     return family + "/" + case_name + (p.batch != 1 ? key("b", p.batch) : "") + key("n", p.queries) +
@@ -39,7 +39,7 @@ std::string name_of(const std::string& family, const std::string& case_name, con
            (p.key_dim == p.value_dim ? key("d", p.key_dim) : key("dk", p.key_dim) + key("dv", p.value_dim)) + key("h", p.heads) +
            (p.kv_heads != p.heads ? key("kv", p.kv_heads) : "") + key("threads", threads);
 }
-std::string name_of(const std::string& case_name, const size& s, index threads = 1) {
+std::string name_of(const std::string& case_name, const size& s, index_t threads = 1) {
     return name_of("attend", case_name, problem_of(s), threads);
 }
 
@@ -55,17 +55,17 @@ const testing::attention_case& case_named(const std::string& name) {
 
 /// Child et al. 2019, Table 2: seconds of an iteration, dense, fixed and strided, of 12288 bytes of text and 3072 of images.
 struct sparse_transformer_times {
-    index n;
+    index_t n;
     double dense, fixed, strided;
 };
 constexpr sparse_transformer_times sparse_transformer_table[] = {{12288, 1.31, 0.55, 0.35}, {3072, 0.54, 0.47, 0.38}};
-constexpr index sparse_heads = 2;
+constexpr index_t sparse_heads = 2;
 
 /// Heads and head sizes whose product is that of T5-base (Shazeer et al. 2020, Talking-Heads Attention, Table 1).
 constexpr size talking_sizes[] = {{512, 128, 6}, {512, 64, 12}, {512, 32, 24}, {512, 16, 48}};
 
-constexpr index key_sizes[] = {32, 64, 96, 128, 192, 256};
-testing::problem key_size_problem(index key_dim) {
+constexpr index_t key_sizes[] = {32, 64, 96, 128, 192, 256};
+testing::problem key_size_problem(index_t key_dim) {
     auto p = problem_of(sequence(2048));
     p.key_dim = key_dim;
     return p;
@@ -75,7 +75,7 @@ testing::problem key_size_problem(index key_dim) {
 constexpr size windows_in_cache{49, 32, 3, 64}, windows_streamed{49, 32, 3, 32 * 64};
 
 /// One new token against a cache of so many, with the heads of Llama 3 8B: every number of the cache is read once.
-testing::problem decoding(index keys) {
+testing::problem decoding(index_t keys) {
     return {.batch = 1, .heads = 32, .kv_heads = 8, .queries = 1, .keys = keys, .key_dim = 128, .value_dim = 128};
 }
 
@@ -92,7 +92,7 @@ const prefetched prefetched_calls[] = {{"softmax", problem_of(windows_in_cache)}
 /// From which n on an operator is faster than softmax attention, which is causal where the operator is.
 struct crossover {
     const char *name, *against;
-    index first = 64; ///< n
+    index_t first = 64; ///< n
 };
 constexpr crossover crossovers[] = {{"sliding_window_256", "softmax_causal"},
                                     {"sparse_strided", "softmax_causal"},
@@ -102,10 +102,10 @@ constexpr crossover crossovers[] = {{"sliding_window_256", "softmax_causal"},
                                     {"simplified_linear", "softmax"},
                                     {"focused_linear", "softmax"},
                                     {"talking_heads", "softmax"}};
-constexpr index last_crossover = 2048;
+constexpr index_t last_crossover = 2048;
 
 void add_crossovers(std::vector<row>& rows) {
-    for (index n = 64; n <= last_crossover; n *= 2) { // what is compared comes soon after: the machine changes
+    for (index_t n = 64; n <= last_crossover; n *= 2) { // what is compared comes soon after: the machine changes
         const auto add = [&](const char* name) { rows.push_back({&case_named(name), problem_of(sequence(n)), 1, "crossover"}); };
         for (const char* name : {"softmax", "softmax_causal"}) add(name);
         for (const auto& c : crossovers)
@@ -114,7 +114,7 @@ void add_crossovers(std::vector<row>& rows) {
 }
 
 void add_groups(std::vector<row>& rows) {
-    const auto add = [&](const std::string& family, const std::string& name, const testing::problem& p, index threads = 1) {
+    const auto add = [&](const std::string& family, const std::string& name, const testing::problem& p, index_t threads = 1) {
         rows.push_back({&case_named(name), p, threads, family});
     };
     for (const auto& c : {"local_128", "strided_64", "sparse_transformer_strided", "sparse_transformer_symmetric", "softmax"})
@@ -127,8 +127,8 @@ void add_groups(std::vector<row>& rows) {
     for (const auto& s : talking_sizes)
         for (const auto& c : {"softmax", "talking_heads"}) add("talking_heads_overhead", c, problem_of(s));
     for (const auto key_dim : key_sizes) add("key_size", "softmax", key_size_problem(key_dim));
-    for (const index keys : {4096, 32768})
-        for (const index threads : {1, 2}) add("decode", "softmax", decoding(keys), threads);
+    for (const index_t keys : {4096, 32768})
+        for (const index_t threads : {1, 2}) add("decode", "softmax", decoding(keys), threads);
     for (const auto& [name, problem] : prefetched_calls)
         for (const char* how : {"", "_no_prefetch"}) add("prefetch", std::string(name).append(how), problem);
     add_crossovers(rows);
@@ -138,12 +138,12 @@ void add_groups(std::vector<row>& rows) {
 void add_sweeps(std::vector<row>& rows) {
     constexpr double max_flops = 3.5e10;
     for (const auto& c : testing::all_cases()) {
-        const auto at = [&](index n) { return problem_of({n, 64, 2}); };
+        const auto at = [&](index_t n) { return problem_of({n, 64, 2}); };
         if (!c.supports(at(512)) || !c.supports(at(1024))) continue;
-        const auto flops = [&](index n) { return c.make_float(at(n))->useful_flops(at(n)); };
+        const auto flops = [&](index_t n) { return c.make_float(at(n))->useful_flops(at(n)); };
         auto expected = flops(1024); // of larger ones, which take long to make, by how it grew so far
         const auto growth = expected / flops(512);
-        for (index n = 1024; n <= 65536 && expected <= max_flops && c.supports(at(n)); n *= 2, expected *= growth)
+        for (index_t n = 1024; n <= 65536 && expected <= max_flops && c.supports(at(n)); n *= 2, expected *= growth)
             rows.push_back({&c, at(n), 1, "sweep"});
     }
 }
@@ -169,20 +169,20 @@ double row::dense_flops() const {
 
 std::vector<row> all_rows(bool quick) {
     std::vector<row> rows;
-    const auto add = [&](const testing::attention_case& c, const size& s, index threads = 1, bool is_double = false,
+    const auto add = [&](const testing::attention_case& c, const size& s, index_t threads = 1, bool is_double = false,
                          double query_factor = 1) {
         const row r{&c, problem_of(s), threads, "attend", is_double, query_factor};
         if (c.supports(r.problem)) rows.push_back(r);
     };
     for (const auto& c : testing::all_cases()) {
-        for (const index n : {512, 2048}) add(c, sequence(n));
-        for (const index head_dim : {32, 128}) add(c, sequence(512, head_dim));
+        for (const index_t n : {512, 2048}) add(c, sequence(n));
+        for (const index_t head_dim : {32, 128}) add(c, sequence(512, head_dim));
         add(c, sequence(2048), 2);
         if (c.name == "linformer") add(c, sequence(4096));
         if (c.name != "softmax" && c.name != "softmax_causal") continue;
         add(c, sequence(4096));
-        for (const index n : {2048, 4096}) add(c, sequence(n, 128));
-        for (const index head_dim : {64, 128}) add(c, sequence(2048, head_dim), 1, true);
+        for (const index_t n : {2048, 4096}) add(c, sequence(n, 128));
+        for (const index_t head_dim : {64, 128}) add(c, sequence(2048, head_dim), 1, true);
         add(c, deit_tiny);
         add(c, sequence(2048), 1, false, 30);
     }
@@ -218,7 +218,7 @@ std::vector<comparison> all_comparisons() {
         }
     for (const auto& [name, problem] : prefetched_calls)
         all.push_back({"prefetch", name_of("prefetch", name, problem), name_of("prefetch", std::string(name).append("_no_prefetch"), problem)});
-    const auto key_size_name = [](index key_dim) { return name_of("key_size", "softmax", key_size_problem(key_dim)); };
+    const auto key_size_name = [](index_t key_dim) { return name_of("key_size", "softmax", key_size_problem(key_dim)); };
     for (const auto key_dim : key_sizes) all.push_back({"key_size", key_size_name(key_dim), key_size_name(64)});
     for (const char* name : {"local_128", "strided_64", "sparse_transformer_strided", "sparse_transformer_symmetric"}) {
         const auto p = problem_of({16384, 64, sparse_heads});

@@ -9,7 +9,7 @@ namespace attn::bench {
 struct row {
     const testing::attention_case* timed_case;
     testing::problem problem;
-    index threads = 1;
+    index_t threads = 1;
     std::string family = "attend";
     bool is_double = false;
     double query_factor = 1; ///< large queries make large scores

@@ -29,14 +29,14 @@ std::string ratio_of(double ratio) { return fixed_text(ratio, 2) + "x"; }
 /// Where a block stands in its model. Without windows, attention is over the whole grid.
 struct place {
     std::string name;
-    index side, window, channels, heads;
+    index_t side, window, channels, heads;
     int blocks; ///< of that kind in the model
 
-    index tokens() const { return side * side; }
-    index attended() const { return window > 0 ? window * window : tokens(); }
+    index_t tokens() const { return side * side; }
+    index_t attended() const { return window > 0 ? window * window : tokens(); }
     window_grid grid() const { return {.height = side, .width = side, .window_height = window, .window_width = window}; }
     /// Of the linears and of softmax attention.
-    double flops(index batch) const {
+    double flops(index_t batch) const {
         return 2.0 * static_cast<double>(batch * tokens()) * static_cast<double>(12 * channels * channels + 2 * attended() * channels);
     }
 };
@@ -64,7 +64,7 @@ struct block_weights {
         const auto t = weights.add<float>(name, size);
         std::generate_n(t.data(), t.shape().size(), [&] { return static_cast<float>(normal(random)); });
     }
-    void add_linear(const std::string& name, index outputs, index inputs) {
+    void add_linear(const std::string& name, index_t outputs, index_t inputs) {
         add(name + ".weight", {outputs, inputs}, 1 / std::sqrt(static_cast<double>(inputs)));
         add(name + ".bias", {outputs}, 0.1);
     }
@@ -128,7 +128,7 @@ struct block_times {
     std::array<double, 4> seconds;
     double peak_share;
 };
-block_times time_blocks(const place& p, index batch) {
+block_times time_blocks(const place& p, index_t batch) {
     block_weights w(p);
     std::array<block_call, 4> calls;
     if (p.window > 0) {
@@ -162,7 +162,7 @@ block_times time_blocks(const place& p, index batch) {
     return result;
 }
 
-void add_blocks(const std::string& model, index batch, const std::vector<place>& places) {
+void add_blocks(const std::string& model, index_t batch, const std::vector<place>& places) {
     const auto name = "slab_block/" + model + "/b:" + std::to_string(batch) + "/threads:1";
     benchmark::RegisterBenchmark(
         name.c_str(),
@@ -193,7 +193,7 @@ void add_blocks(const std::string& model, index batch, const std::vector<place>&
 }
 
 /// y = x W^T, as a linear layer does it.
-void add_product(index rows, index depth, index columns) {
+void add_product(index_t rows, index_t depth, index_t columns) {
     const auto name = "matrix_product/" + std::to_string(rows) + "x" + std::to_string(depth) + "x" + std::to_string(columns) + "/threads:1";
     benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) {
         tensor<float> x({1, 1, rows, depth}), w({1, 1, columns, depth}), out({1, 1, rows, columns});
@@ -219,7 +219,7 @@ void add_product(index rows, index depth, index columns) {
 
 const bool added = [] {
     const std::vector<place> deit{{"DeiT-tiny", 14, 0, 192, 3, 12}};
-    for (const index batch : {1, 8}) add_blocks("deit_tiny", batch, deit);
+    for (const index_t batch : {1, 8}) add_blocks("deit_tiny", batch, deit);
     add_blocks("swin_tiny", 1,
                {{"stage 1: 56 x 56, 96", 56, 7, 96, 3, 2},
                 {"stage 2: 28 x 28, 192", 28, 7, 192, 6, 2},

@@ -15,7 +15,7 @@ namespace attn::bench {
 
 namespace {
 
-constexpr index heads = 4, channels = 64, max_words = 4096, words_in_picture = 32;
+constexpr index_t heads = 4, channels = 64, max_words = 4096, words_in_picture = 32;
 
 constexpr const char* usage = "usage: attn_demo [--picture FILE.svg] [TEXT FILE]\n";
 
@@ -42,14 +42,14 @@ std::optional<options> parsed(const std::vector<std::string>& arguments) {
     return o;
 }
 
-testing::problem problem_of(index words, index value_dim) {
+testing::problem problem_of(index_t words, index_t value_dim) {
     return {.heads = heads, .kv_heads = heads, .queries = words, .keys = words, .key_dim = channels, .value_dim = value_dim};
 }
 
-std::string words_text(index count) { return std::to_string(count) + (count == 1 ? " word" : " words"); }
+std::string words_text(index_t count) { return std::to_string(count) + (count == 1 ? " word" : " words"); }
 
 /// A line on stderr for each operator: written over on a terminal, elsewhere only if the text is long.
-void show_progress(const std::string& text, index words) {
+void show_progress(const std::string& text, index_t words) {
     static const bool is_terminal = isatty(STDERR_FILENO) != 0;
     if (is_terminal) std::fprintf(stderr, "\r\033[K%s", text.c_str());
     else if (words > 1000 && !text.empty()) std::fprintf(stderr, "%s\n", text.c_str());
@@ -77,14 +77,14 @@ timing timed(subject& s) {
 /// max |x|
 double largest_of(const tensor<float>& x) {
     float largest = 0;
-    for (index e = 0; e < x.shape().size(); ++e) largest = std::max(largest, std::abs(x.data()[e]));
+    for (index_t e = 0; e < x.shape().size(); ++e) largest = std::max(largest, std::abs(x.data()[e]));
     return static_cast<double>(largest);
 }
 
 struct table {
     std::vector<std::vector<std::string>> rows = {
         {"operator", "operations of a head", "time", "naive Eigen", "speed-up", "of peak", "workspace", "n x n", "max |error|"}};
-    index queries_checked = 0;
+    index_t queries_checked = 0;
     bool all_right = true;
 };
 
@@ -119,8 +119,8 @@ std::vector<picture_panel> panels_of(const std::vector<std::string>& words) {
     const auto p = problem_of(n, n);
     const auto x = embed(words, heads, channels);
     tensor<float> identity({1, heads, n, n});
-    for (index h = 0; h < heads; ++h)
-        for (index i = 0; i < n; ++i) identity(0, h, i, i) = 1;
+    for (index_t h = 0; h < heads; ++h)
+        for (index_t i = 0; i < n; ++i) identity(0, h, i, i) = 1;
     std::vector<picture_panel> panels;
     for (const auto& c : testing::all_cases()) {
         if (!c.supports(p)) continue;
@@ -130,9 +130,9 @@ std::vector<picture_panel> panels_of(const std::vector<std::string>& words) {
         workspace memory(instance->workspace_bytes(p.shapes(), 1));
         instance->attend({x, x, identity}, {matrices}, execution(here, memory));
         tensor<float> mean({1, 1, n, n});
-        for (index h = 0; h < heads; ++h)
-            for (index i = 0; i < n; ++i)
-                for (index j = 0; j < n; ++j) mean(0, 0, i, j) += matrices(0, h, i, j) / static_cast<float>(heads);
+        for (index_t h = 0; h < heads; ++h)
+            for (index_t i = 0; i < n; ++i)
+                for (index_t j = 0; j < n; ++j) mean(0, 0, i, j) += matrices(0, h, i, j) / static_cast<float>(heads);
         panels.push_back({c.name, c.cost, std::move(mean)});
     }
     return panels;
@@ -158,7 +158,7 @@ int run(const options& o) {
               << (result.queries_checked < count ? std::to_string(result.queries_checked) + " of the " + n : "all")
               << " queries\n             (the largest of the values is " << fixed_text(largest_of(words->values), 1) << ")\n";
 
-    const auto shown = std::min<index>(words_in_picture, count);
+    const auto shown = std::min<index_t>(words_in_picture, count);
     const auto first_words = "the first " + words_text(shown);
     const std::vector<std::string> first(text.words.begin(), text.words.begin() + shown);
     write_picture(picture, "What the words of " + valid_utf8(o.text.substr(o.text.find_last_of('/') + 1)) + " look at",

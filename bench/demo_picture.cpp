@@ -13,7 +13,7 @@ namespace {
 
 // In pixels, at the picture's own size.
 constexpr int cell = 10, panel_gap = 26, title_room = 40, margin = 28, heading_room = 62, legend_room = 96;
-constexpr index longest_label = 12;
+constexpr index_t longest_label = 12;
 
 /// Steps of a colour ramp.
 constexpr int steps = 16;
@@ -35,7 +35,7 @@ bool begins_character(char c) { return (static_cast<unsigned char>(c) & 0xC0) !=
 
 /// A word of at most longest_label characters.
 std::string label(std::string_view word) {
-    index characters = 0;
+    index_t characters = 0;
     for (std::size_t i = 0; i < word.size(); ++i) {
         characters += begins_character(word[i]);
         if (characters > longest_label) return escaped(word.substr(0, i)) + "…";
@@ -80,12 +80,12 @@ int step_of_weight(double weight) { return std::min(steps - 1, static_cast<int>(
 void write_cells(std::ostream& out, const tensor<float>& weights) {
     std::array<std::string, 2 * steps> paths;
     const auto n = weights.shape().tokens, m = weights.shape().channels;
-    const auto colour = [&](index i, index j) {
+    const auto colour = [&](index_t i, index_t j) {
         const auto w = static_cast<double>(weights(0, 0, i, j));
         return w == 0 || std::isnan(w) ? -1 : step_of_weight(w) + (w < 0 ? steps : 0);
     };
-    for (index i = 0; i < n; ++i)
-        for (index j = 0, end; j < m; j = end) {
+    for (index_t i = 0; i < n; ++i)
+        for (index_t j = 0, end; j < m; j = end) {
             const auto c = colour(i, j);
             for (end = j + 1; end < m && colour(i, end) == c;) ++end;
             const auto width = std::to_string(end - j);
@@ -102,8 +102,8 @@ void write_cells(std::ostream& out, const tensor<float>& weights) {
 
 /// Room for the longest of the labels.
 int label_room_of(const std::vector<std::string>& words) {
-    index longest = 4;
-    for (const auto& word : words) longest = std::max(longest, static_cast<index>(std::ranges::count_if(word, begins_character)));
+    index_t longest = 4;
+    for (const auto& word : words) longest = std::max(longest, static_cast<index_t>(std::ranges::count_if(word, begins_character)));
     return 14 + static_cast<int>(5.2 * static_cast<double>(std::min(longest, longest_label + 1)));
 }
 

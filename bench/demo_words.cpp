@@ -114,7 +114,7 @@ std::uint64_t hash(std::string_view word) { // FNV-1a
 
 } // namespace
 
-text_words read_words(const std::string& path, index limit) {
+text_words read_words(const std::string& path, index_t limit) {
     // Words of more than 64 bytes on average would be no text.
     const auto bytes_to_read = static_cast<std::size_t>(limit) * 64;
     const auto bytes = beginning_of(path, bytes_to_read);
@@ -137,13 +137,13 @@ std::string valid_utf8(std::string_view text) {
     return valid;
 }
 
-tensor<float> embed(const std::vector<std::string>& words, index heads, index channels) {
+tensor<float> embed(const std::vector<std::string>& words, index_t heads, index_t channels) {
     const auto n = std::ssize(words);
     tensor<float> vectors({1, heads, n, channels});
-    for (index i = 0; i < n; ++i) {
+    for (index_t i = 0; i < n; ++i) {
         const auto word = hash(words[static_cast<std::size_t>(i)]);
-        for (index h = 0; h < heads; ++h)
-            for (index c = 0; c < channels; ++c) {
+        for (index_t h = 0; h < heads; ++h)
+            for (index_t c = 0; c < channels; ++c) {
                 const auto bits = mixed(word + static_cast<std::uint64_t>(h * channels + c) * 0x9E3779B97F4A7C15u);
                 const auto sign = bits >> 63 ? -1.0 : 1.0;
                 const auto angle = static_cast<double>(i) * std::pow(10'000.0, -static_cast<double>(c / 2 * 2) / static_cast<double>(channels));

@@ -49,7 +49,7 @@ double fma_peak(thread_pool& threads) {
     double best = 0;
     for (int attempt = 0; attempt < 3; ++attempt) {
         const auto seconds = seconds_of([&] {
-            threads.parallel_for(count, [&](index slice) {
+            threads.parallel_for(count, [&](index_t slice) {
                 const T total = burst<T>::run(factor, summand);
                 if (slice == 0) result = total;
             });

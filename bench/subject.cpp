@@ -14,20 +14,20 @@ using testing::some_rows;
 
 /// The call that computes some queries only. It is another call of the same operator, at another position.
 template <Scalar T>
-inputs<T> some_queries(const inputs<T>& in, index first, index count) {
+inputs<T> some_queries(const inputs<T>& in, index_t first, index_t count) {
     return {some_rows(in.queries, first, count), in.keys, in.values, {.first_query = first}};
 }
 
 template <Scalar T>
 class typed_subject final : public subject {
 public:
-    typed_subject(const testing::attention_case& c, const testing::problem& p, std::shared_ptr<const tensors<T>> in, index threads)
+    typed_subject(const testing::attention_case& c, const testing::problem& p, std::shared_ptr<const tensors<T>> in, index_t threads)
         : in_(std::move(in)), instance_(c.make<T>(p)), threads_(threads), workspace_(instance_->workspace_bytes(p.shapes(), threads)),
           out_(instance_->output_shape(p.shapes())) {
         useful_flops_ = instance_->useful_flops(p);
         workspace_bytes_ = static_cast<double>(instance_->workspace_bytes(p.shapes(), threads));
         const auto s = p.shapes();
-        tensor_bytes_ = static_cast<double>((s.queries.size() + s.keys.size() + s.values.size() + out_.shape().size()) * index{sizeof(T)});
+        tensor_bytes_ = static_cast<double>((s.queries.size() + s.keys.size() + s.values.size() + out_.shape().size()) * index_t{sizeof(T)});
         matrix_bytes_ = static_cast<double>(p.queries) * static_cast<double>(p.keys) * sizeof(T);
     }
 
@@ -52,11 +52,11 @@ public:
         attend();
         const auto k = reference::widen(in.keys), v = reference::widen(in.values);
         double largest_value = 0;
-        for (index i = 0; i < v.shape().size(); ++i) largest_value = std::max(largest_value, std::abs(v.data()[i]));
+        for (index_t i = 0; i < v.shape().size(); ++i) largest_value = std::max(largest_value, std::abs(v.data()[i]));
 
         // An error is twice that of the textbook formula in the same precision, and the rounding of a few sums: a row of weights that
         // sum to one makes of values no more than the largest of them.
-        const auto compare = [&](index first, index count, accuracy& found) {
+        const auto compare = [&](index_t first, index_t count, accuracy& found) {
             const auto some = some_queries(in, first, count);
             const auto wide = reference::widen(some.queries);
             tensor<double> exact(instance_->output_shape(shapes_of(some)));
@@ -73,13 +73,13 @@ public:
             return found;
         };
 
-        constexpr index pairs_to_compare = 1'000'000, max_pairs = 60'000'000, fewest = 6;
-        const auto pairs_of_a_query = std::max<index>(1, q.batch * q.heads * in.keys.shape().tokens);
+        constexpr index_t pairs_to_compare = 1'000'000, max_pairs = 60'000'000, fewest = 6;
+        const auto pairs_of_a_query = std::max<index_t>(1, q.batch * q.heads * in.keys.shape().tokens);
         const auto affordable = pairs_to_compare / pairs_of_a_query;
         const auto slice = std::max(fewest, affordable) / 3;
         if (3 * slice < q.tokens) {
             accuracy found;
-            for (const auto first : {index{0}, (q.tokens - slice) / 2 + 1, q.tokens - slice}) compare(first, slice, found);
+            for (const auto first : {index_t{0}, (q.tokens - slice) / 2 + 1, q.tokens - slice}) compare(first, slice, found);
             if (judged(found).right() || q.tokens > max_pairs / pairs_of_a_query) return judged(found);
         }
         // Few enough; or wrong in the sample, as it also is if an operator's rows depend on other queries.
@@ -115,15 +115,15 @@ tensors<T> random_tensors(const testing::problem& p, double query_factor) {
 
 template <Scalar T>
 std::unique_ptr<subject> make_subject(const testing::attention_case& c, const testing::problem& p, std::shared_ptr<const tensors<T>> in,
-                                      index threads) {
+                                      index_t threads) {
     return std::make_unique<typed_subject<T>>(c, p, std::move(in), threads);
 }
 
 template tensors<float> random_tensors(const testing::problem&, double);
 template tensors<double> random_tensors(const testing::problem&, double);
 template std::unique_ptr<subject> make_subject(const testing::attention_case&, const testing::problem&,
-                                               std::shared_ptr<const tensors<float>>, index);
+                                               std::shared_ptr<const tensors<float>>, index_t);
 template std::unique_ptr<subject> make_subject(const testing::attention_case&, const testing::problem&,
-                                               std::shared_ptr<const tensors<double>>, index);
+                                               std::shared_ptr<const tensors<double>>, index_t);
 
 } // namespace attn::bench

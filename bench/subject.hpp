@@ -26,10 +26,10 @@ template <class A, class B>
 double largest_difference(const tensor_view<A>& a, const tensor_view<B>& b) {
     double largest = 0;
     const auto& s = a.shape();
-    for (index n = 0; n < s.batch; ++n)
-        for (index h = 0; h < s.heads; ++h)
-            for (index i = 0; i < s.tokens; ++i)
-                for (index c = 0; c < s.channels; ++c) {
+    for (index_t n = 0; n < s.batch; ++n)
+        for (index_t h = 0; h < s.heads; ++h)
+            for (index_t i = 0; i < s.tokens; ++i)
+                for (index_t c = 0; c < s.channels; ++c) {
                     const auto difference = std::abs(static_cast<double>(a(n, h, i, c)) - static_cast<double>(b(n, h, i, c)));
                     largest = std::isnan(difference) ? std::numeric_limits<double>::infinity() : std::max(largest, difference);
                 }
@@ -39,7 +39,7 @@ double largest_difference(const tensor_view<A>& a, const tensor_view<B>& b) {
 /// The largest error of an answer against the reference in double, and the largest that passes as right.
 struct accuracy {
     double error = 0, bound = 0;
-    index queries = 0; ///< how many of the queries of each head were compared
+    index_t queries = 0; ///< how many of the queries of each head were compared
 
     bool right() const { return error <= bound && error < std::numeric_limits<double>::infinity(); }
 };
@@ -82,6 +82,6 @@ protected:
 /// The case on the problem, which it supports, with the given inputs.
 template <Scalar T>
 std::unique_ptr<subject> make_subject(const testing::attention_case& c, const testing::problem& p, std::shared_ptr<const tensors<T>> in,
-                                      index threads);
+                                      index_t threads);
 
 } // namespace attn::bench

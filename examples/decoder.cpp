@@ -11,7 +11,7 @@
 
 namespace {
 
-constexpr attn::index heads = 8, kv_heads = 2, channels = 32, prompt = 20, max_tokens = 32;
+constexpr attn::index_t heads = 8, kv_heads = 2, channels = 32, prompt = 20, max_tokens = 32;
 
 attn::tensor<float> random_tensor(const attn::shape& shape, std::uint32_t seed) {
     attn::tensor<float> x(shape);
@@ -21,7 +21,7 @@ attn::tensor<float> random_tensor(const attn::shape& shape, std::uint32_t seed) 
 }
 
 /// `count` tokens of a tensor, from `first`: a view, nothing is copied.
-attn::tensor_view<const float> some_tokens(const attn::tensor<float>& x, attn::index first, attn::index count) {
+attn::tensor_view<const float> some_tokens(const attn::tensor<float>& x, attn::index_t first, attn::index_t count) {
     auto shape = x.shape();
     shape.tokens = count;
     return {x.view().row(0, 0, first), shape, x.view().strides()};
@@ -45,14 +45,14 @@ int main() {
 
     // The prompt at once, then one query at a time. bottom_right says where a query stands: beside the last key.
     float largest = 0;
-    const auto compare = [&](const attn::tensor<float>& out, attn::index first) {
-        for (attn::index h = 0; h < heads; ++h)
-            for (attn::index i = 0; i < out.shape().tokens; ++i)
-                for (attn::index c = 0; c < channels; ++c)
+    const auto compare = [&](const attn::tensor<float>& out, attn::index_t first) {
+        for (attn::index_t h = 0; h < heads; ++h)
+            for (attn::index_t i = 0; i < out.shape().tokens; ++i)
+                for (attn::index_t c = 0; c < channels; ++c)
                     largest = std::max(largest, std::abs(out(0, h, i, c) - whole(0, h, first + i, c)));
     };
     compare(attn::attend(op, some_tokens(q, 0, prompt), some_tokens(keys, 0, prompt), some_tokens(values, 0, prompt)), 0);
-    for (attn::index at = prompt; at < max_tokens; ++at) {
+    for (attn::index_t at = prompt; at < max_tokens; ++at) {
         const auto cached = at + 1; // its own key among them
         compare(attn::attend(op, some_tokens(q, at, 1), some_tokens(keys, 0, cached), some_tokens(values, 0, cached),
                              attn::bottom_right(1, cached)),

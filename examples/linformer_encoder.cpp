@@ -11,7 +11,7 @@
 
 namespace {
 
-constexpr attn::index n = 1024, projected = 64, width = 64, heads = 2, layers = 4;
+constexpr attn::index_t n = 1024, projected = 64, width = 64, heads = 2, layers = 4;
 constexpr attn::shape tokens{.tokens = n, .channels = width};
 using tensor = attn::tensor<float>;
 using projection = attn::linear_projection<float>;
@@ -24,9 +24,9 @@ struct layer {
 /// x W^T: stands for the linear layer that your program has.
 tensor linear(const tensor& x, const tensor& w) {
     tensor y({.tokens = x.shape().tokens, .channels = w.shape().tokens});
-    for (attn::index i = 0; i < y.shape().tokens; ++i)
-        for (attn::index o = 0; o < y.shape().channels; ++o)
-            for (attn::index c = 0; c < x.shape().channels; ++c) y(0, 0, i, o) += x(0, 0, i, c) * w(0, 0, o, c);
+    for (attn::index_t i = 0; i < y.shape().tokens; ++i)
+        for (attn::index_t o = 0; o < y.shape().channels; ++o)
+            for (attn::index_t c = 0; c < x.shape().channels; ++c) y(0, 0, i, o) += x(0, 0, i, c) * w(0, 0, o, c);
     return y;
 }
 
@@ -36,7 +36,7 @@ attn::tensor_view<const float> by_heads(const tensor& x) {
 }
 
 void add(tensor& x, const float* y) {
-    for (attn::index i = 0; i < x.shape().size(); ++i) x.data()[i] += y[i];
+    for (attn::index_t i = 0; i < x.shape().size(); ++i) x.data()[i] += y[i];
 }
 
 void forward(const layer& l, tensor& x) {
@@ -58,7 +58,7 @@ void forward(const layer& l, tensor& x) {
 
 int main() {
     std::mt19937 random(1);
-    const auto random_tensor = [&](attn::index rows, attn::index columns, float size) {
+    const auto random_tensor = [&](attn::index_t rows, attn::index_t columns, float size) {
         tensor t({.tokens = rows, .channels = columns});
         std::generate_n(t.data(), t.shape().size(), [&] { return size * (static_cast<float>(random()) / 0x1p31f - 1); });
         return t;
@@ -70,7 +70,7 @@ int main() {
     const projection shared{e.view()};
 
     std::vector<layer> encoder;
-    for (attn::index l = 0; l < layers; ++l)
+    for (attn::index_t l = 0; l < layers; ++l)
         encoder.push_back({random_tensor(width, width, .2f),
                            random_tensor(width, width, .2f),
                            random_tensor(width, width, .2f),

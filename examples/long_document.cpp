@@ -30,9 +30,9 @@ attn::tensor<float> timed(const char* name, const Op& op, const attn::inputs<flo
 } // namespace
 
 int main(int count, char** arguments) {
-    const attn::index n = count > 1 ? std::atol(arguments[1]) : 16384;
+    const attn::index_t n = count > 1 ? std::atol(arguments[1]) : 16384;
     if (n < 1) return std::puts("usage: example_long_document [TOKENS]"), 1;
-    const auto stride = static_cast<attn::index>(std::lround(std::sqrt(static_cast<double>(n))));
+    const auto stride = static_cast<attn::index_t>(std::lround(std::sqrt(static_cast<double>(n))));
     attn::tensor<float> x({.tokens = n, .channels = 64});
     std::mt19937 random(1);
     std::generate_n(x.data(), x.shape().size(), [&] { return static_cast<float>(random()) / 0x1p31f - 1; });

@@ -51,11 +51,11 @@ private:
 struct my_executor {
     my_pool& pool;
 
-    attn::index concurrency() const { return pool.size() + 1; }
-    void parallel_for(attn::index count, attn::function_ref body) const {
+    attn::index_t concurrency() const { return pool.size() + 1; }
+    void parallel_for(attn::index_t count, attn::function_ref body) const {
         if (count < 1) return;
         std::latch done(count - 1);
-        for (attn::index i = 1; i < count; ++i)
+        for (attn::index_t i = 1; i < count; ++i)
             pool.submit([&done, body, i] {
                 body(i);
                 done.count_down();

@@ -32,15 +32,15 @@ int main() {
     // [batch][tokens][q, k, v][heads][channels]: what one linear layer for all three leaves behind. A view is a pointer, a shape and
     // strides.
     std::vector<float> packed(3 * size), packed_out(size);
-    const attn::index row = tokens.heads * tokens.channels;
-    const auto part = [&](attn::index which) {
+    const attn::index_t row = tokens.heads * tokens.channels;
+    const auto part = [&](attn::index_t which) {
         return attn::tensor_view<float>(packed.data() + which * row, tokens,
                                         {.batch = tokens.tokens * 3 * row, .head = tokens.channels, .token = 3 * row, .channel = 1});
     };
     const auto copy = [&](const attn::tensor_view<const float>& from, const attn::tensor_view<float>& to) {
-        for (attn::index b = 0; b < tokens.batch; ++b)
-            for (attn::index h = 0; h < tokens.heads; ++h)
-                for (attn::index i = 0; i < tokens.tokens; ++i) std::copy_n(from.row(b, h, i), tokens.channels, to.row(b, h, i));
+        for (attn::index_t b = 0; b < tokens.batch; ++b)
+            for (attn::index_t h = 0; h < tokens.heads; ++h)
+                for (attn::index_t i = 0; i < tokens.tokens; ++i) std::copy_n(from.row(b, h, i), tokens.channels, to.row(b, h, i));
     };
     copy(by_heads.queries, part(0));
     copy(by_heads.keys, part(1));

@@ -26,7 +26,7 @@ struct sigmoid_attention {
         return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels};
     }
     template <attn::Scalar T>
-    std::size_t workspace_bytes(const attn::input_shapes&, attn::index /*concurrency*/) const {
+    std::size_t workspace_bytes(const attn::input_shapes&, attn::index_t /*concurrency*/) const {
         return 0;
     }
     /// Everything has been checked; nothing may be allocated. A query is a task: any thread, any order, the same bits.
@@ -34,7 +34,7 @@ struct sigmoid_attention {
     void forward(const attn::inputs<T>& in, const attn::outputs<T>& out, const attn::execution& run) const {
         const auto batch = out.values.shape().batch, heads = out.values.shape().heads, n = out.values.shape().tokens;
         const auto group = in.keys.shape().heads == 0 ? 1 : heads / in.keys.shape().heads;
-        run.for_each(batch * heads * n, [&](attn::index task, attn::index /*slice of the workspace*/) {
+        run.for_each(batch * heads * n, [&](attn::index_t task, attn::index_t /*slice of the workspace*/) {
             const auto b = task / (heads * n), h = task / n % heads, i = task % n;
             attend_query<T>(in, out.values, b, h, h / group, i);
         });
@@ -43,16 +43,16 @@ struct sigmoid_attention {
     /// One row of the formula, in the order in which it is printed; a fast kernel would work on tiles of queries and keys. fma is spelled
     /// out: left to the compiler, it may be fused for channels side by side and not for others, and the layout would change the result.
     template <attn::Scalar T>
-    void attend_query(const attn::inputs<T>& in, const attn::tensor_view<T>& out, attn::index b, attn::index h, attn::index g,
-                      attn::index i) const {
+    void attend_query(const attn::inputs<T>& in, const attn::tensor_view<T>& out, attn::index_t b, attn::index_t h, attn::index_t g,
+                      attn::index_t i) const {
         const auto d_k = in.queries.shape().channels, d_v = out.shape().channels;
         const auto scale = static_cast<T>(1 / std::sqrt(static_cast<double>(d_k)));
-        for (attn::index c = 0; c < d_v; ++c) out(b, h, i, c) = 0;
-        for (attn::index j = 0; j < in.keys.shape().tokens; ++j) {
+        for (attn::index_t c = 0; c < d_v; ++c) out(b, h, i, c) = 0;
+        for (attn::index_t j = 0; j < in.keys.shape().tokens; ++j) {
             T score = 0;
-            for (attn::index c = 0; c < d_k; ++c) score = std::fma(in.queries(b, h, i, c), in.keys(b, g, j, c), score);
+            for (attn::index_t c = 0; c < d_k; ++c) score = std::fma(in.queries(b, h, i, c), in.keys(b, g, j, c), score);
             const T weight = 1 / (1 + std::exp(-(scale * score + static_cast<T>(bias))));
-            for (attn::index c = 0; c < d_v; ++c) out(b, h, i, c) = std::fma(weight, in.values(b, g, j, c), out(b, h, i, c));
+            for (attn::index_t c = 0; c < d_v; ++c) out(b, h, i, c) = std::fma(weight, in.values(b, g, j, c), out(b, h, i, c));
         }
     }
 };

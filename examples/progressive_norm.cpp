@@ -11,10 +11,10 @@
 #include <vector>
 
 int main() {
-    constexpr attn::index tokens = 64, channels = 8, outputs = 4;
+    constexpr attn::index_t tokens = 64, channels = 8, outputs = 4;
     constexpr std::int64_t steps = 100;
     std::mt19937 random(1);
-    const auto fill = [&](auto* to, attn::index count) {
+    const auto fill = [&](auto* to, attn::index_t count) {
         std::generate_n(to, count, [&] { return static_cast<float>(random()) / 0x1p31f - 1; });
     };
 
@@ -57,7 +57,7 @@ int main() {
     const auto plain = attn::reparameterised(inference.rep, std::span(plain_weight), std::span(plain_bias));
     const auto again = attn::normalise(plain, x.view());
     float difference = 0;
-    for (attn::index i = 0; i < x.shape().size(); ++i) difference = std::max(difference, std::abs(normalised.data()[i] - again.data()[i]));
+    for (attn::index_t i = 0; i < x.shape().size(); ++i) difference = std::max(difference, std::abs(normalised.data()[i] - again.data()[i]));
     std::printf("re-parameterised as a BatchNorm, the difference is below 1e-6: %s\n", difference < 1e-6f ? "yes" : "no");
 
     // 4. And a BatchNorm before a linear layer is no work at all: it folds into it.

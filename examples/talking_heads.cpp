@@ -8,17 +8,17 @@
 
 namespace {
 
-constexpr attn::index heads = 4, n = 6, channels = 8;
+constexpr attn::index_t heads = 4, n = 6, channels = 8;
 
 /// The weights of query 5 in every head: the identity as values shows the attention matrix.
 void show(const char* title, const attn::talking_heads_attention<>& op, const attn::tensor<float>& q, const attn::tensor<float>& k) {
     attn::tensor<float> identity({.heads = 1, .tokens = n, .channels = n});
-    for (attn::index i = 0; i < n; ++i) identity(0, 0, i, i) = 1;
+    for (attn::index_t i = 0; i < n; ++i) identity(0, 0, i, i) = 1;
     const auto weights = attn::attend(op, q, k, identity);
     std::printf("%s\n", title);
-    for (attn::index h = 0; h < weights.shape().heads; ++h) {
+    for (attn::index_t h = 0; h < weights.shape().heads; ++h) {
         std::printf("  head %td:", h);
-        for (attn::index j = 0; j < n; ++j) std::printf(" %5.2f", static_cast<double>(weights(0, h, n - 1, j)));
+        for (attn::index_t j = 0; j < n; ++j) std::printf(" %5.2f", static_cast<double>(weights(0, h, n - 1, j)));
         std::puts("");
     }
 }
@@ -42,7 +42,7 @@ int main() {
 
     // Memory never holds heads x n x n numbers: a bounded tile, whatever n is, if you give it no more.
     const attn::talking_heads_attention<> op{.logits_mix = before, .weights_mix = before};
-    for (const attn::index tokens : {1000, 10000}) {
+    for (const attn::index_t tokens : {1000, 10000}) {
         const attn::shape s{.heads = heads, .tokens = tokens, .channels = channels};
         const bool small = attn::least_workspace_bytes<float>(op, {s, s, s}, 1) < 1'000'000;
         std::printf("%td tokens: %s of workspace do\n", tokens, small ? "less than a megabyte" : "more than a megabyte");

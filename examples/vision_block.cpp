@@ -17,11 +17,11 @@
 
 namespace {
 
-constexpr attn::index patch = 8, channels = 32, heads = 2, pixels = 3 * patch * patch;
+constexpr attn::index_t patch = 8, channels = 32, heads = 2, pixels = 3 * patch * patch;
 constexpr std::size_t rounds = 51;
 
 struct image {
-    attn::index width = 96, height = 64;
+    attn::index_t width = 96, height = 64;
     std::vector<unsigned char> rgb;
 };
 
@@ -43,8 +43,8 @@ image read_ppm(const std::string& name) {
 /// Something to look at if there is no file: a disc on a slope of grey.
 image drawn() {
     image picture;
-    for (attn::index y = 0; y < picture.height; ++y)
-        for (attn::index x = 0; x < picture.width; ++x)
+    for (attn::index_t y = 0; y < picture.height; ++y)
+        for (attn::index_t x = 0; x < picture.width; ++x)
             for (const int tint : {0, 40, 80}) {
                 const bool disc = (x - 40) * (x - 40) + (y - 30) * (y - 30) < 400;
                 picture.rgb.push_back(static_cast<unsigned char>(disc ? 170 + tint : x + y));
@@ -56,8 +56,8 @@ image drawn() {
 attn::tensor<float> patches_of(const image& picture) {
     const auto across = picture.width / patch, down = picture.height / patch;
     attn::tensor<float> tokens({.tokens = across * down, .channels = pixels});
-    for (attn::index i = 0; i < across * down; ++i)
-        for (attn::index p = 0; p < pixels; ++p) {
+    for (attn::index_t i = 0; i < across * down; ++i)
+        for (attn::index_t p = 0; p < pixels; ++p) {
             const auto y = i / across * patch + p / (3 * patch), x = i % across * patch + p / 3 % patch;
             tokens(0, 0, i, p) =
                 static_cast<float>(picture.rgb[static_cast<std::size_t>(3 * (y * picture.width + x) + p % 3)]) / 127.5f - 1;
@@ -74,7 +74,7 @@ double median(std::vector<double> times) {
 
 int main(int count, char** arguments) try {
     const auto picture = count > 1 ? read_ppm(arguments[1]) : drawn();
-    const attn::index width = picture.width / patch, height = picture.height / patch;
+    const attn::index_t width = picture.width / patch, height = picture.height / patch;
 
     // Weights by name, random here; read_safetensors reads trained ones.
     attn::parameters weights;
@@ -85,7 +85,7 @@ int main(int count, char** arguments) try {
         std::generate_n(t.data(), t.shape().size(), [&] { return spread * (static_cast<float>(random()) / 0x1p31f - 1); });
         return t;
     };
-    const auto add_linear = [&](const std::string& name, attn::index outputs, attn::index inputs) {
+    const auto add_linear = [&](const std::string& name, attn::index_t outputs, attn::index_t inputs) {
         add(name + ".weight", {outputs, inputs});
         add(name + ".bias", {outputs});
         return weights.get_linear<float>(name, outputs, inputs);
@@ -124,7 +124,7 @@ int main(int count, char** arguments) try {
     for (std::size_t i = 0; i < rounds; ++i) with_norms[i] = microseconds(block), without[i] = microseconds(fast);
     const auto a = attn::forward(block, {.tokens = tokens}), b = attn::forward(fast, {.tokens = tokens});
     float largest = 0, difference = 0;
-    for (attn::index e = 0; e < a.shape().size(); ++e) {
+    for (attn::index_t e = 0; e < a.shape().size(); ++e) {
         largest = std::max(largest, std::abs(a.data()[e]));
         difference = std::max(difference, std::abs(a.data()[e] - b.data()[e]));
     }

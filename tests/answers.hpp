@@ -94,7 +94,7 @@ double largest_error(const tensor<T>& ours, const tensor<double>& exact) {
     constexpr auto infinity = std::numeric_limits<double>::infinity();
     if (ours.shape() != exact.shape()) return infinity;
     double worst = 0;
-    for (index e = 0; e < exact.shape().size(); ++e) {
+    for (index_t e = 0; e < exact.shape().size(); ++e) {
         const auto a = static_cast<double>(ours.data()[e]), b = exact.data()[e];
         if (a == b || (std::isnan(a) && std::isnan(b))) continue;
         const auto error = std::abs(a - b);
@@ -106,7 +106,7 @@ double largest_error(const tensor<T>& ours, const tensor<double>& exact) {
 /// The largest |x| among finite numbers.
 inline double largest_magnitude(const tensor<double>& t) {
     double largest = 0;
-    for (index e = 0; e < t.shape().size(); ++e)
+    for (index_t e = 0; e < t.shape().size(); ++e)
         if (std::isfinite(t.data()[e])) largest = std::max(largest, std::abs(t.data()[e]));
     return largest;
 }

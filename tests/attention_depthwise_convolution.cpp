@@ -20,8 +20,8 @@ tensor<T> whole_numbers(const shape& s, unsigned seed) {
 }
 
 struct sizes {
-    index height, width, channels, kernel_height, kernel_width;
-    index batch = 1, heads = 1, x_heads = 1;
+    index_t height, width, channels, kernel_height, kernel_width;
+    index_t batch = 1, heads = 1, x_heads = 1;
     bool causal = false, per_head = false;
 };
 

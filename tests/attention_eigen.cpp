@@ -16,7 +16,7 @@ template <Scalar T>
 using column_major = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic>;
 
 template <Scalar T>
-row_major<T> random_matrix(index rows, index columns, unsigned seed) {
+row_major<T> random_matrix(index_t rows, index_t columns, unsigned seed) {
     const auto numbers = random_tensor<T>({.tokens = rows, .channels = columns}, seed);
     return Eigen::Map<const row_major<T>>(numbers.data(), rows, columns);
 }
@@ -61,9 +61,9 @@ TEMPLATE_TEST_CASE("attend: the identity as values shows the matrix", "[attentio
     const auto q = random_matrix<TestType>(25, 8, 1), k = random_matrix<TestType>(25, 8, 2);
     const row_major<TestType> identity = row_major<TestType>::Identity(25, 25);
     const row_major<TestType> matrix = attend(softmax_attention{.pattern = causal{}}, q, k, identity);
-    for (index i = 0; i < 25; ++i) {
+    for (index_t i = 0; i < 25; ++i) {
         CHECK(std::abs(static_cast<double>(matrix.row(i).sum()) - 1) <= 8 * epsilon<TestType>);
-        for (index j = 0; j < 25; ++j) CHECK((matrix(i, j) > 0) == (j <= i));
+        for (index_t j = 0; j < 25; ++j) CHECK((matrix(i, j) > 0) == (j <= i));
     }
 }
 

@@ -13,7 +13,7 @@
 #include <attn/score/additive_bias.hpp>
 #include <attn/score/alibi.hpp>
 #include <attn/score/soft_cap.hpp>
-#include <attn/score/then.hpp>
+#include <attn/score/composed_score.hpp>
 
 #if __has_include(<sys/mman.h>)
 #include <sys/mman.h>
@@ -122,13 +122,13 @@ TEST_CASE("attend: shapes that do not fit are refused", "[attention][portable]")
 
 TEST_CASE("attend: positions and parameters that do not fit are refused", "[attention][portable]") {
     good_call call;
-    const std::vector<index> three{1, 2, 3}, two{1, 2};
+    const std::vector<index_t> three{1, 2, 3}, two{1, 2};
     SECTION("positions of queries") {
-        call.positions.first_query = std::span<const index>(three);
+        call.positions.first_query = std::span<const index_t>(three);
         check_says(call.refusal(), {"softmax_attention: positions.first_query ", "3 entries", "(2, 4, 9, 8)"});
     }
     SECTION("positions of keys") {
-        call.positions.first_key = std::span<const index>(three);
+        call.positions.first_key = std::span<const index_t>(three);
         check_says(call.refusal(), {"softmax_attention: positions.first_key ", "3 entries"});
     }
     SECTION("sinks and scale") {
@@ -156,7 +156,7 @@ TEST_CASE("attend: positions and parameters that do not fit are refused", "[atte
         check_says(call.check(softmax_attention{.score = soft_cap{0}}), {"softmax_attention: score soft_cap"});
         check_says(call.check(softmax_attention{.score = alibi(slopes)}), {"softmax_attention: score alibi", "3"});
         check_says(call.check(softmax_attention{.score = additive_bias(narrow.view())}), {"score additive_bias", "(1, 1, 9, 10)"});
-        check_says(call.check(softmax_attention{.score = then{soft_cap{5}, additive_bias(batch.view())}}),
+        check_says(call.check(softmax_attention{.score = composed_score{soft_cap{5}, additive_bias(batch.view())}}),
                    {"score additive_bias", "(3, 1, 9, 11)"});
         check_says(call.check(softmax_attention{.score = additive_bias(fitting.view(), 0, 1)}), {"score additive_bias", "key"});
         CHECK(call.check(softmax_attention{.score = additive_bias(fitting.view())}) == nothing_thrown);
@@ -218,16 +218,16 @@ TEST_CASE("attend: a shape is refused by shape_error, a value by argument_error"
 TEST_CASE("attend: interleaved views do not overlap", "[attention][portable]") {
     // [batch][tokens][q | k | v | out | log_sum_exp] of every head, in one buffer.
     const problem p{2, 2, 2, 9, 9, 8, 5};
-    constexpr index row = 2 * (8 + 8 + 5 + 5 + 1);
+    constexpr index_t row = 2 * (8 + 8 + 5 + 5 + 1);
     tensor<float> buffer({1, 1, 2 * 9, row});
     std::fill_n(buffer.data(), buffer.shape().size(), guard<float>);
-    const auto part = [&](index first, index channels) {
+    const auto part = [&](index_t first, index_t channels) {
         return tensor_view<float>(buffer.data() + first, {2, 2, 9, channels}, {9 * row, channels, row, 1});
     };
     const auto q = part(0, 8), k = part(16, 8), v = part(32, 5), out = part(42, 5), log_sum_exp = part(52, 1);
     const auto in = random_given<float>(p);
     const auto copy = [](const tensor<float>& from, const tensor_view<float>& to) {
-        for (index e = 0; e < from.shape().size(); ++e) {
+        for (index_t e = 0; e < from.shape().size(); ++e) {
             const auto c = e % from.shape().channels, i = e / from.shape().channels;
             to(i / 18, i / 9 % 2, i % 9, c) = from.data()[e];
         }
@@ -239,7 +239,7 @@ TEST_CASE("attend: interleaved views do not overlap", "[attention][portable]") {
     workspace memory(workspace_bytes<float>(softmax_attention{}, p.shapes(), here));
     attn::attend(softmax_attention{}, inputs<float>{q, k, v}, outputs<float>{out, log_sum_exp}, execution(here, memory));
     const auto expected = attn::attend(softmax_attention{}, in.queries, in.keys, in.values);
-    for (index e = 0; e < expected.shape().size(); ++e) CHECK(out(e / 90, e / 45 % 2, e / 5 % 9, e % 5) == expected.data()[e]);
+    for (index_t e = 0; e < expected.shape().size(); ++e) CHECK(out(e / 90, e / 45 % 2, e / 5 % 9, e % 5) == expected.data()[e]);
 }
 
 } // namespace attn::testing

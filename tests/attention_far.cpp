@@ -18,13 +18,13 @@ namespace attn::testing {
 
 namespace {
 
-constexpr index n = 45, m = 150, far = farthest_position;
+constexpr index_t n = 45, m = 150, far = farthest_position;
 
 /// Both ends, with the last query beside the last key; and as far from each other as rows can be.
 constexpr positions low{-far + m - n, -far}, high{far - n + 1, far - m + 1}, after{far - n + 1, -far}, before{-far, far - m + 1};
 
 /// One type for many patterns, so that a kernel is compiled once: causal but for a prefix, a window, strided keys beyond it, padding.
-auto shown(index first, index window, index stride, std::span<const index> present) {
+auto shown(index_t first, index_t window, index_t stride, std::span<const index_t> present) {
     return prefix{first} & (local{window, 0} | strided{stride}) & lengths{present};
 }
 
@@ -35,15 +35,15 @@ given<float> problem_at(const positions& where) {
 /// Calls f(pattern parameters, where): first, window, stride, present.
 template <class F>
 void for_each_place(const F& f) {
-    constexpr index max_index = std::numeric_limits<index>::max();
+    constexpr index_t max_index = std::numeric_limits<index_t>::max();
     for (const auto& where : {low, high, after, before}) {
-        const auto end = std::max<index>(0, where.first_key[0] + m);
-        const std::array<index, 2> all{max_index, max_index}, some{std::max<index>(0, end - 40), end};
+        const auto end = std::max<index_t>(0, where.first_key[0] + m);
+        const std::array<index_t, 2> all{max_index, max_index}, some{std::max<index_t>(0, end - 40), end};
         for (const auto& present : {all, some}) {
-            f(where, index{0}, max_index, index{1}, present);                    // causal
-            f(where, max_index, max_index, index{1}, present);                   // dense
-            f(where, std::max<index>(0, end - 70), index{9}, index{7}, present); // a prefix, a window and a stride
-            f(where, index{0}, index{0}, max_index, present);                    // a query's own key
+            f(where, index_t{0}, max_index, index_t{1}, present);                    // causal
+            f(where, max_index, max_index, index_t{1}, present);                   // dense
+            f(where, std::max<index_t>(0, end - 70), index_t{9}, index_t{7}, present); // a prefix, a window and a stride
+            f(where, index_t{0}, index_t{0}, max_index, present);                    // a query's own key
         }
     }
 }
@@ -65,7 +65,7 @@ void check_against(const tensor<float>& ours, const given<float>& in, const auto
 } // namespace
 
 TEST_CASE("softmax_attention at the farthest positions", "[attention][portable]") {
-    for_each_place([](const positions& where, index first, index window, index stride, const std::array<index, 2>& present) {
+    for_each_place([](const positions& where, index_t first, index_t window, index_t stride, const std::array<index_t, 2>& present) {
         INFO("queries from " << where.first_query[0] << ", keys from " << where.first_key[0] << ", prefix " << first << ", window " << window);
         const auto in = problem_at(where);
         const bool near = where.first_query[0] - where.first_key[0] == m - n;
@@ -79,7 +79,7 @@ TEST_CASE("softmax_attention at the farthest positions", "[attention][portable]"
 
 TEST_CASE("talking_heads_attention at the farthest positions", "[attention][portable]") {
     const auto mix = random_tensor<double>({1, 1, 4, 4}, 9, 1);
-    for_each_place([&](const positions& where, index first, index window, index stride, const std::array<index, 2>& present) {
+    for_each_place([&](const positions& where, index_t first, index_t window, index_t stride, const std::array<index_t, 2>& present) {
         INFO("queries from " << where.first_query[0] << ", keys from " << where.first_key[0] << ", prefix " << first << ", window " << window);
         const auto in = problem_at(where);
         const auto pattern = shown(first, window, stride, present);
@@ -91,7 +91,7 @@ TEST_CASE("talking_heads_attention at the farthest positions", "[attention][port
 }
 
 TEST_CASE("linear attentions at the farthest positions", "[linear][portable]") {
-    for_each_place([](const positions& where, index first, index, index, const std::array<index, 2>& present) {
+    for_each_place([](const positions& where, index_t first, index_t, index_t, const std::array<index_t, 2>& present) {
         INFO("queries from " << where.first_query[0] << ", keys from " << where.first_key[0] << ", prefix " << first);
         auto in = problem_at(where);
         const auto pattern = prefix{first} & lengths{present};
@@ -108,7 +108,7 @@ TEST_CASE("linear attentions at the farthest positions", "[linear][portable]") {
             const auto q = reference::focused_features<double, float>(wide.queries, focused.power, {}),
                        k = reference::focused_features<double, float>(wide.keys, focused.power, {});
             // Its eps is per key that is present, which batch entries differ in.
-            for (index b = 0; b < 2; ++b) {
+            for (index_t b = 0; b < 2; ++b) {
                 const auto entry = [&](const auto& t) {
                     using view = std::remove_cvref_t<decltype(t)>;
                     auto s = t.shape();
@@ -116,7 +116,7 @@ TEST_CASE("linear attentions at the farthest positions", "[linear][portable]") {
                     return view(t.row(b, 0, 0), s, t.strides());
                 };
                 const auto own = std::span(present).subspan(static_cast<std::size_t>(b), 1);
-                const auto keys = std::clamp<index>(detail::saturating_sum(own[0], -where.first_key[0]), 0, m);
+                const auto keys = std::clamp<index_t>(detail::saturating_sum(own[0], -where.first_key[0]), 0, m);
                 const inputs<double> mapped{entry(tensor_view<const double>(q)), entry(tensor_view<const double>(k)), entry(wide.values), where};
                 reference::linear_attention<double>(mapped, {entry(out.values)}, identity_features{}, lengths{own}, true,
                                                     focused.eps * static_cast<double>(keys), 1);
@@ -128,8 +128,8 @@ TEST_CASE("linear attentions at the farthest positions", "[linear][portable]") {
 TEST_CASE("linformer_attention at the farthest positions", "[linformer][portable]") {
     const auto matrix = random_tensor<float>({1, 1, 30, m}, 6, 0.2F);
     for (const auto& where : {low, high, after, before}) {
-        const auto end = std::max<index>(0, where.first_key[0] + m);
-        const std::array<index, 2> present{std::max<index>(0, end - 40), std::numeric_limits<index>::max()};
+        const auto end = std::max<index_t>(0, where.first_key[0] + m);
+        const std::array<index_t, 2> present{std::max<index_t>(0, end - 40), std::numeric_limits<index_t>::max()};
         const auto in = problem_at(where);
         const linformer_attention<linear_projection<float>, shared_projection, lengths> op{.key_projection = {matrix.view()},
                                                                                            .pattern = {present}};
@@ -140,9 +140,9 @@ TEST_CASE("linformer_attention at the farthest positions", "[linformer][portable
 }
 
 TEST_CASE("attend: positions beyond the farthest are refused by name", "[attention][portable]") {
-    constexpr auto min_index = std::numeric_limits<index>::min(), max_index = std::numeric_limits<index>::max();
+    constexpr auto min_index = std::numeric_limits<index_t>::min(), max_index = std::numeric_limits<index_t>::max();
     const auto matrix = random_tensor<float>({1, 1, 30, m}, 6, 0.2F);
-    const auto refusals = [&](const positions& where, const std::string& argument, index first, index rows) {
+    const auto refusals = [&](const positions& where, const std::string& argument, index_t first, index_t rows) {
         const auto in = problem_at(where);
         sequential here;
         const auto expected = argument + " is " + std::to_string(first) + " for " + std::to_string(rows) + " rows, but positions lie between -2^60 and 2^60";
@@ -159,9 +159,9 @@ TEST_CASE("attend: positions beyond the farthest are refused by name", "[attenti
     for (const auto first : {min_index, -far - 1, far - n + 2, far + 1, max_index - n, max_index})
         refusals({.first_query = first}, "positions.first_query", first, n);
     for (const auto first : {min_index, -far - 1, far - m + 2, max_index}) refusals({.first_key = first}, "positions.first_key", first, m);
-    const std::array<index, 2> each{5, max_index};
-    refusals({.first_query = std::span<const index>(each)}, "positions.first_query", max_index, n);
-    refusals({.first_key = std::span<const index>(each)}, "positions.first_key", max_index, m);
+    const std::array<index_t, 2> each{5, max_index};
+    refusals({.first_query = std::span<const index_t>(each)}, "positions.first_query", max_index, n);
+    refusals({.first_key = std::span<const index_t>(each)}, "positions.first_key", max_index, m);
 }
 
 } // namespace attn::testing

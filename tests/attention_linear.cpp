@@ -16,9 +16,9 @@ template <Scalar T>
 double largest_difference(const tensor_view<const T>& a, const tensor_view<const T>& b) {
     const auto wide = reference::widen(b);
     tensor<T> narrow(a.shape());
-    for (index e = 0, h = 0; h < a.shape().heads; ++h)
-        for (index i = 0; i < a.shape().tokens; ++i)
-            for (index c = 0; c < a.shape().channels; ++c) narrow.data()[e++] = a(0, h, i, c);
+    for (index_t e = 0, h = 0; h < a.shape().heads; ++h)
+        for (index_t i = 0; i < a.shape().tokens; ++i)
+            for (index_t c = 0; c < a.shape().channels; ++c) narrow.data()[e++] = a(0, h, i, c);
     return largest_error(narrow, wide);
 }
 
@@ -34,7 +34,7 @@ std::string refusal(const Op& op, const inputs<float>& in) {
 // At these channels 11 keys are scored, and 12 are summed. A key without positive channels changes nothing but that.
 TEMPLATE_TEST_CASE("linear_attention: both orders of evaluation agree", "[linear]", float, double) {
     auto in = random_given<TestType>({1, 2, 1, 64, 12, 8, 20});
-    for (index c = 0; c < 8; ++c) in.keys(0, 0, 11, c) = -1;
+    for (index_t c = 0; c < 8; ++c) in.keys(0, 0, 11, c) = -1;
     const linear_attention<relu> op;
     const auto summed = attend(op, in.queries, in.keys, in.values);
     const auto scored = attend(op, in.queries, some_rows(in.keys, 0, 11), some_rows(in.values, 0, 11));
@@ -45,13 +45,13 @@ TEMPLATE_TEST_CASE("linear_attention: both orders of evaluation agree", "[linear
 // relu says that it is idempotent; the same map that does not say so has its features written first.
 TEMPLATE_TEST_CASE("linear_attention: bits do not depend on where the map is applied", "[linear][portable]", float, double) {
     const auto silent = [](auto x) { return relu{}(x); };
-    for (const index d_v : {32, 64, 80}) {
+    for (const index_t d_v : {32, 64, 80}) {
         auto in = random_given<TestType>({1, 2, 1, 150, 150, 32, d_v});
         in.queries.data()[70 * 32] = std::numeric_limits<TestType>::quiet_NaN();
         const auto one = attend(linear_attention{.feature_map = relu{}}, in.queries, in.keys, in.values);
         const auto other = attend(linear_attention{.feature_map = silent}, in.queries, in.keys, in.values);
-        index wrong = 0;
-        for (index e = 0; e < one.shape().size(); ++e) {
+        index_t wrong = 0;
+        for (index_t e = 0; e < one.shape().size(); ++e) {
             const bool is_nan = e / d_v == 70;
             wrong += std::isnan(one.data()[e]) != is_nan || (!is_nan && one.data()[e] != other.data()[e]);
         }
@@ -62,7 +62,7 @@ TEMPLATE_TEST_CASE("linear_attention: bits do not depend on where the map is app
 TEMPLATE_TEST_CASE("linear_attention: causal equals the prefix of the non-causal", "[linear]", float, double) {
     const auto in = random_given<TestType>({1, 2, 2, 150, 150, 16, 20});
     const auto causally = attend(linear_attention{.pattern = causal{}}, in.queries, in.keys, in.values);
-    for (index i = 0; i < 150; ++i) {
+    for (index_t i = 0; i < 150; ++i) {
         const auto alone = attend(linear_attention{}, some_rows(in.queries, i, 1), some_rows(in.keys, 0, i + 1), some_rows(in.values, 0, i + 1));
         CHECK(largest_difference<TestType>(some_rows(causally, i, 1), alone.view()) <= 16 * epsilon<TestType>);
     }
@@ -81,14 +81,14 @@ TEMPLATE_TEST_CASE("linear_attention: a long causal sequence, in chunks and at o
 
 TEMPLATE_TEST_CASE("simplified_linear_attention: a query orthogonal to all keys gives the convolution alone", "[linear]", float, double) {
     auto in = random_given<TestType>({1, 2, 2, 35, 35, 8, 20});
-    for (index e = 0; e < in.queries.shape().size(); e += 3) in.queries.data()[e] = -1;
-    for (index c = 0; c < 8; ++c) in.queries(0, 0, 4, c) = in.queries(0, 1, 20, c) = -1;
+    for (index_t e = 0; e < in.queries.shape().size(); e += 3) in.queries.data()[e] = -1;
+    for (index_t c = 0; c < 8; ++c) in.queries(0, 0, 4, c) = in.queries(0, 1, 20, c) = -1;
     const auto weights = random_tensor<TestType>({1, 20, 5, 5}, 5);
     const simplified_linear_attention<dense, TestType> op{.convolution = {.weights = weights.view(), .height = 5, .width = 7}};
     const auto out = attend(op, in.queries, in.keys, in.values);
     tensor<TestType> local(out.shape());
     add_convolution(op.convolution, in.values.view(), local.view());
-    for (index c = 0; c < 20; ++c) {
+    for (index_t c = 0; c < 20; ++c) {
         CHECK(out(0, 0, 4, c) == local(0, 0, 4, c));
         CHECK(out(0, 1, 20, c) == local(0, 1, 20, c));
         CHECK(out(0, 0, 5, c) != local(0, 0, 5, c));
@@ -99,8 +99,8 @@ TEMPLATE_TEST_CASE("simplified_linear_attention: padding leaks neither into the 
                    double) {
     const auto in = random_given<TestType>({1, 1, 1, 36, 36, 8, 9});
     const auto weights = random_tensor<TestType>({1, 9, 3, 3}, 5);
-    const std::vector<index> length{20}, all{36};
-    const auto with = [&](const std::vector<index>& l, const tensor<TestType>& k, const tensor<TestType>& v) {
+    const std::vector<index_t> length{20}, all{36};
+    const auto with = [&](const std::vector<index_t>& l, const tensor<TestType>& k, const tensor<TestType>& v) {
         const simplified_linear_attention<lengths, TestType> op{.convolution = {.weights = weights.view(), .height = 6, .width = 6},
                                                                 .pattern = {l}};
         return attend(op, in.queries, k, v);
@@ -108,9 +108,9 @@ TEMPLATE_TEST_CASE("simplified_linear_attention: padding leaks neither into the 
     auto spoilt = random_given<TestType>({1, 1, 1, 36, 36, 8, 9});
     auto &keys = spoilt.keys, &values = spoilt.values;
     const auto spoil = [&](TestType value) {
-        for (index j = 20; j < 36; ++j) {
-            for (index c = 0; c < 8; ++c) keys(0, 0, j, c) = value;
-            for (index c = 0; c < 9; ++c) values(0, 0, j, c) = value;
+        for (index_t j = 20; j < 36; ++j) {
+            for (index_t c = 0; c < 8; ++c) keys(0, 0, j, c) = value;
+            for (index_t c = 0; c < 9; ++c) values(0, 0, j, c) = value;
         }
     };
     const auto padded = with(length, in.keys, in.values);
@@ -133,7 +133,7 @@ TEST_CASE("linear attentions: what does not fit is refused", "[linear]") {
     const inputs<float> call = in;
     check_says(refusal(linear_attention{.eps = -1.0}, call), {"linear_attention: eps is -1"});
     check_says(refusal(linear_attention{.scale = 0.5}, call), {"linear_attention: scale "});
-    const std::vector<index> three{1, 2, 3};
+    const std::vector<index_t> three{1, 2, 3};
     check_says(refusal(linear_attention{.pattern = lengths{three}}, call), {"linear_attention: pattern lengths"});
 
     const tensor<float> weights({1, 5, 3, 3}), row({1, 5, 1, 3}), encoding({1, 1, 11, 4}), input({1, 1, 11, 5});

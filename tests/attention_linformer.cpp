@@ -28,7 +28,7 @@ tensor<float> random_projection(const shape& s, std::uint64_t seed) {
 /// The Frobenius norm of a - b over that of b.
 double relative_error(const tensor<float>& a, const tensor<float>& b) {
     double difference = 0, size = 0;
-    for (index e = 0; e < b.shape().size(); ++e) {
+    for (index_t e = 0; e < b.shape().size(); ++e) {
         difference += std::pow(static_cast<double>(a.data()[e]) - static_cast<double>(b.data()[e]), 2);
         size += std::pow(static_cast<double>(b.data()[e]), 2);
     }
@@ -46,17 +46,17 @@ tensor<float> projected(const P& projection, const tensor<float>& x, const V& pa
 
 /// A user's own projection: every other token.
 struct every_other {
-    index size(index, index tokens) const { return tokens / 2; }
-    kernel::token_range range(index, index row, index) const { return {2 * row, 2 * row + 1}; }
+    index_t size(index_t, index_t tokens) const { return tokens / 2; }
+    kernel::token_range range(index_t, index_t row, index_t) const { return {2 * row, 2 * row + 1}; }
     template <Scalar>
-    std::size_t workspace_bytes(index, index) const {
+    std::size_t workspace_bytes(index_t, index_t) const {
         return 0;
     }
     void check(const projection_context&) const {}
     template <Scalar T>
-    void project(const kernel::token_rows<T>& x, index, index first, index count, const kernel::row_block<T>& to, detail::scratch&) const {
-        for (index r = 0; r < count; ++r)
-            for (index c = 0; c < x.channels; ++c) to.data[r * to.row_stride + c] = x(2 * (first + r), c);
+    void project(const kernel::token_rows<T>& x, index_t, index_t first, index_t count, const kernel::row_block<T>& to, detail::scratch&) const {
+        for (index_t r = 0; r < count; ++r)
+            for (index_t c = 0; c < x.channels; ++c) to.data[r * to.row_stride + c] = x(2 * (first + r), c);
     }
 };
 
@@ -71,7 +71,7 @@ TEST_CASE("linformer_attention: without projecting it is attention", "[linformer
 TEST_CASE("linformer_attention: a user's own projection", "[linformer]") {
     const auto in = random_given<float>(usual);
     tensor<float> keys({2, 2, 25, 8}), values(keys.shape());
-    for (index row = 0; row < 2 * 2 * 25; ++row) {
+    for (index_t row = 0; row < 2 * 2 * 25; ++row) {
         std::copy_n(in.keys.data() + 2 * row * 8, 8, keys.data() + row * 8);
         std::copy_n(in.values.data() + 2 * row * 8, 8, values.data() + row * 8);
     }
@@ -103,14 +103,14 @@ TEST_CASE("linformer_attention: one matrix serves heads, keys and values, and la
     }
     SECTION("of all heads is one for each, the same") {
         tensor<float> copies({1, 2, 12, 50});
-        for (index h = 0; h < 2; ++h) std::copy_n(e.data(), e.shape().size(), copies.view().row(0, h, 0));
+        for (index_t h = 0; h < 2; ++h) std::copy_n(e.data(), e.shape().size(), copies.view().row(0, h, 0));
         CHECK(same_bits(attend(shared{.key_projection = {e.view()}}, in.queries, in.keys, in.values),
                         attend(shared{.key_projection = {copies.view()}}, in.queries, in.keys, in.values)));
     }
     SECTION("a shorter sequence uses the first columns") {
         tensor<float> wide({1, 1, 12, 64});
         std::fill_n(wide.data(), wide.shape().size(), guard<float>);
-        for (index r = 0; r < 12; ++r) std::copy_n(e.view().row(0, 0, r), 50, wide.view().row(0, 0, r));
+        for (index_t r = 0; r < 12; ++r) std::copy_n(e.view().row(0, 0, r), 50, wide.view().row(0, 0, r));
         CHECK(same_bits(attend(shared{.key_projection = {e.view()}}, in.queries, in.keys, in.values),
                         attend(shared{.key_projection = {wide.view()}}, in.queries, in.keys, in.values)));
     }
@@ -121,11 +121,11 @@ TEST_CASE("linformer_attention: heads of different projected sizes are each its 
     const auto in = random_given<float>(p);
     std::vector<tensor<float>> matrices;
     std::vector<linear_projection<float>> projections;
-    for (const index rows : {5, 16, 9}) matrices.push_back(random_projection({1, 1, rows, 40}, static_cast<std::uint64_t>(rows)));
+    for (const index_t rows : {5, 16, 9}) matrices.push_back(random_projection({1, 1, rows, 40}, static_cast<std::uint64_t>(rows)));
     for (const auto& m : matrices) projections.push_back({m.view()});
     const linformer_attention<projection_per_head<linear_projection<float>>> op{.key_projection = {projections}};
     const auto together = attend(op, in.queries, in.keys, in.values);
-    for (index h = 0; h < 3; ++h) {
+    for (index_t h = 0; h < 3; ++h) {
         const auto head = [h](const tensor<float>& t) { return detail::some_heads(t.view(), 0, 1, h, 1); };
         const auto alone = attend(linformer_attention<linear_projection<float>>{.key_projection = projections[static_cast<std::size_t>(h)]},
                                   head(in.queries), head(in.keys), head(in.values));
@@ -137,7 +137,7 @@ TEST_CASE("project: rows that read no visible token are zero", "[linformer]") {
     const auto x = random_tensor<float>({1, 1, 12, 5}, 1);
     const auto first_half = predicate{[](auto, auto j) { return j < 6; }};
     const auto means = projected(mean_pooling<>{4}, x, first_half);
-    for (index c = 0; c < 5; ++c) {
+    for (index_t c = 0; c < 5; ++c) {
         CHECK(std::abs(means(0, 0, 0, c) - (x(0, 0, 0, c) + x(0, 0, 1, c) + x(0, 0, 2, c)) / 3) < 1e-6f);
         CHECK(means(0, 0, 2, c) == 0);
         CHECK(means(0, 0, 3, c) == 0);
@@ -170,20 +170,20 @@ TEST_CASE("fill_random_projection: the error against full attention falls as the
     const problem p{1, 1, 1, 60, 512, 16, 16};
     const auto in = random_given<float>(p);
     tensor<float> identity({1, 1, 512, 512}), by_key({1, 1, 512, 60});
-    for (index j = 0; j < 512; ++j) identity(0, 0, j, j) = 1;
+    for (index_t j = 0; j < 512; ++j) identity(0, 0, j, j) = 1;
     const auto full = attend(softmax_attention{}, in.queries, in.keys, in.values),
                weights = attend(softmax_attention{}, in.queries, in.keys, identity);
-    for (index i = 0; i < 60; ++i)
-        for (index j = 0; j < 512; ++j) by_key(0, 0, j, i) = weights(0, 0, i, j);
+    for (index_t i = 0; i < 60; ++i)
+        for (index_t j = 0; j < 512; ++j) by_key(0, 0, j, i) = weights(0, 0, i, j);
     std::vector<double> errors;
-    for (const index rows : {32, 128, 512, 2048}) {
+    for (const index_t rows : {32, 128, 512, 2048}) {
         const auto matrix = random_projection({1, 1, rows, 512}, 7);
         const linear_projection<float> r{matrix.view()};
         const auto a = projected(r, by_key), b = projected(r, in.values); // R A^T and R v
         tensor<float> out(full.shape());
-        for (index i = 0; i < 60; ++i)
-            for (index k = 0; k < rows; ++k)
-                for (index c = 0; c < 16; ++c) out(0, 0, i, c) += a(0, 0, k, i) * b(0, 0, k, c);
+        for (index_t i = 0; i < 60; ++i)
+            for (index_t k = 0; k < rows; ++k)
+                for (index_t c = 0; c < 16; ++c) out(0, 0, i, c) += a(0, 0, k, i) * b(0, 0, k, c);
         errors.push_back(relative_error(out, full));
     }
     INFO("errors " << errors[0] << ", " << errors[1] << ", " << errors[2] << ", " << errors[3]);
@@ -193,7 +193,7 @@ TEST_CASE("fill_random_projection: the error against full attention falls as the
 TEST_CASE("fill_random_projection: N(0, 1 / projected), the same for a seed", "[linformer]") {
     const auto matrix = random_projection({1, 2, 100, 300}, 3), other = random_projection({1, 2, 100, 300}, 4);
     double sum = 0, squares = 0, fourths = 0;
-    for (index e = 0; e < matrix.shape().size(); ++e) {
+    for (index_t e = 0; e < matrix.shape().size(); ++e) {
         const auto x = 10 * static_cast<double>(matrix.data()[e]);
         sum += x;
         squares += x * x;
@@ -210,14 +210,14 @@ TEST_CASE("fill_random_projection: N(0, 1 / projected), the same for a seed", "[
 TEST_CASE("linformer_attention: pooling approaches attention as it grows", "[linformer]") {
     const problem p{1, 1, 1, 40, 240, 8, 8};
     auto in = random_given<float>(p);
-    for (index j = 0; j < 240; ++j)
-        for (index c = 0; c < 8; ++c) {
+    for (index_t j = 0; j < 240; ++j)
+        for (index_t c = 0; c < 8; ++c) {
             in.keys(0, 0, j, c) = std::sin(0.02f * static_cast<float>(j * (c + 1)));
             in.values(0, 0, j, c) = std::cos(0.03f * static_cast<float>(j * (c + 1)));
         }
     const auto full = attend(softmax_attention{}, in.queries, in.keys, in.values);
     double last = 1;
-    for (const index rows : {15, 30, 60, 120, 240}) {
+    for (const index_t rows : {15, 30, 60, 120, 240}) {
         const auto error =
             relative_error(attend(linformer_attention{.key_projection = mean_pooling<>{rows}}, in.queries, in.keys, in.values), full);
         INFO(rows << " rows: " << error);

@@ -13,19 +13,19 @@ namespace {
 
 /// Keys begin .. end - 1 at their own positions.
 template <Scalar T>
-inputs<T> keys_between(const inputs<T>& in, index begin, index end) {
+inputs<T> keys_between(const inputs<T>& in, index_t begin, index_t end) {
     const auto part = [&](const auto& t) { return some_rows(t, begin, end - begin); };
     return {in.queries, part(in.keys), part(in.values), {in.positions.first_query, in.positions.first_key[0] + begin}};
 }
 
 /// Cuts the keys at random places; the sinks go with the first part.
 template <Scalar T, Pattern P>
-void check_merged(const P& pattern, const problem& p, index parts, std::mt19937& random) {
+void check_merged(const P& pattern, const problem& p, index_t parts, std::mt19937& random) {
     INFO(describe(p) << ", " << parts << " parts");
     const auto in = random_given<T>(p);
     const std::vector<double> sinks(static_cast<std::size_t>(p.heads), 0.25);
-    std::vector<index> cuts{0, p.keys};
-    while (std::ssize(cuts) <= parts) cuts.push_back(static_cast<index>(random() % static_cast<unsigned>(p.keys + 1)));
+    std::vector<index_t> cuts{0, p.keys};
+    while (std::ssize(cuts) <= parts) cuts.push_back(static_cast<index_t>(random() % static_cast<unsigned>(p.keys + 1)));
     std::ranges::sort(cuts);
 
     const auto whole = attend_rows<T>(softmax_attention{.pattern = pattern, .sinks = sinks}, in);
@@ -51,7 +51,7 @@ std::string merge_error(const outputs<float>& into, const outputs<float>& from) 
 
 TEMPLATE_TEST_CASE("merge: parts of the keys joined are all keys", "[attention]", float, double) {
     std::mt19937 random(8);
-    for (const index parts : {1, 2, 3}) {
+    for (const index_t parts : {1, 2, 3}) {
         check_merged<TestType>(dense{}, {2, 3, 3, 25, 140, 9, 20}, parts, random);
         check_merged<TestType>(causal{}, {1, 4, 2, 50, 97, 16, 16, position_kind(4, 1, 50, 97)}, parts, random);
         check_merged<TestType>(causal{}, {1, 1, 1, 5, 3, 1, 1}, parts, random);
@@ -69,7 +69,7 @@ TEMPLATE_TEST_CASE("merge: rows that saw nothing", "[attention]", float, double)
     l_b.data()[0] = TestType(0.5);
     l_b.data()[1] = nothing;
     merge(out_of(a, l_a), out_of(b, l_b));
-    for (index c = 0; c < 3; ++c) {
+    for (index_t c = 0; c < 3; ++c) {
         CHECK(a(0, 0, 0, c) == 5);
         CHECK(a(0, 0, 1, c) == 0);
     }

@@ -14,18 +14,18 @@ answer<T> softmax(const given<T>& in, std::span<const double> sinks = {}) {
 
 /// The tokens of every head in another order.
 template <Scalar T>
-tensor<T> permuted(const tensor<T>& from, const std::vector<index>& order) {
+tensor<T> permuted(const tensor<T>& from, const std::vector<index_t>& order) {
     tensor<T> to(from.shape());
     const auto& s = from.shape();
-    for (index head = 0; head < s.batch * s.heads; ++head)
-        for (index i = 0; i < s.tokens; ++i)
+    for (index_t head = 0; head < s.batch * s.heads; ++head)
+        for (index_t i = 0; i < s.tokens; ++i)
             std::copy_n(from.data() + (head * s.tokens + order[static_cast<std::size_t>(i)]) * s.channels, s.channels,
                         to.data() + (head * s.tokens + i) * s.channels);
     return to;
 }
 
-std::vector<index> random_order(index n) {
-    std::vector<index> order(static_cast<std::size_t>(n));
+std::vector<index_t> random_order(index_t n) {
+    std::vector<index_t> order(static_cast<std::size_t>(n));
     std::iota(order.begin(), order.end(), 0);
     std::ranges::shuffle(order, std::mt19937(3));
     return order;
@@ -46,7 +46,7 @@ TEMPLATE_TEST_CASE("softmax: a constant value comes out as it is", "[attention][
 }
 
 TEMPLATE_TEST_CASE("softmax: permuted queries give permuted rows, bit by bit", "[attention][portable]", float, double) {
-    for (const index n : {2, 18, 48, 98, 146}) {
+    for (const index_t n : {2, 18, 48, 98, 146}) {
         auto in = random_given<TestType>({2, 2, 1, n, 133, 9, 20});
         const auto order = random_order(n);
         const auto expected = softmax(in);
@@ -58,7 +58,7 @@ TEMPLATE_TEST_CASE("softmax: permuted queries give permuted rows, bit by bit", "
 TEMPLATE_TEST_CASE("softmax: a row does not depend on how many queries there are", "[attention][portable]", float, double) {
     const auto in = random_given<TestType>({1, 1, 1, 100, 200, 16, 16});
     const auto expected = softmax(in);
-    for (const index n : {1, 2, 16, 49, 99}) {
+    for (const index_t n : {1, 2, 16, 49, 99}) {
         const inputs<TestType> some{head_major(in.queries.data(), {1, 1, n, 16}), in.keys, in.values};
         sequential here;
         const auto out = attn::attend(softmax_attention{}, some, here);
@@ -79,8 +79,8 @@ TEMPLATE_TEST_CASE("softmax: grouped heads read as repeated heads do, bit by bit
     const auto in = random_given<TestType>({2, 6, 2, 20, 50, 8, 12});
     given<TestType> repeated{tensor<TestType>({2, 6, 20, 8}), tensor<TestType>({2, 6, 50, 8}), tensor<TestType>({2, 6, 50, 12})};
     std::copy_n(in.queries.data(), in.queries.shape().size(), repeated.queries.data());
-    for (index b = 0; b < 2; ++b)
-        for (index h = 0; h < 6; ++h) {
+    for (index_t b = 0; b < 2; ++b)
+        for (index_t h = 0; h < 6; ++h) {
             std::copy_n(in.keys.view().row(b, h / 3, 0), 50 * 8, repeated.keys.view().row(b, h, 0));
             std::copy_n(in.values.view().row(b, h / 3, 0), 50 * 12, repeated.values.view().row(b, h, 0));
         }
@@ -107,13 +107,13 @@ TEMPLATE_TEST_CASE("softmax: by hand", "[attention][portable]", float, double) {
 
 TEMPLATE_TEST_CASE("softmax: scores that rise or fall along the keys, slowly or out of all range", "[attention][portable]", float, double) {
     using T = TestType;
-    constexpr index keys = 700, channels = 8;
+    constexpr index_t keys = 700, channels = 8;
     for (const double step : {0.01, 0.3, 1.0, 7.0, -0.3, -7.0}) { // of a score, from key to key
         INFO("step " << step);
         auto in = random_given<T>({1, 2, 1, 50, keys, channels, 5});
-        for (index j = 0; j < keys; ++j) in.keys.data()[j * channels] = static_cast<T>(step * static_cast<double>(j) * std::sqrt(8.0));
-        const auto look = [&](index every) { // the first channel of the queries: the others do not see the slope
-            for (index i = 0; i < 100; ++i) in.queries.data()[i * channels] = every > 0 && i % every == 1 ? T{1} : T{0};
+        for (index_t j = 0; j < keys; ++j) in.keys.data()[j * channels] = static_cast<T>(step * static_cast<double>(j) * std::sqrt(8.0));
+        const auto look = [&](index_t every) { // the first channel of the queries: the others do not see the slope
+            for (index_t i = 0; i < 100; ++i) in.queries.data()[i * channels] = every > 0 && i % every == 1 ? T{1} : T{0};
         };
         look(0);
         const auto level = softmax(in);
@@ -124,7 +124,7 @@ TEMPLATE_TEST_CASE("softmax: scores that rise or fall along the keys, slowly or 
         const auto bound = 8 * std::max(1.0, keys * std::abs(step)) * epsilon<T>;
         CHECK(largest_error(out.values, exact.values) <= bound);
         CHECK(largest_error(out.log_sum_exp, exact.log_sum_exp) <= bound);
-        for (index i = 0; i < 100; ++i) {
+        for (index_t i = 0; i < 100; ++i) {
             if (i % 3 == 1) continue;
             CHECK(std::memcmp(level.values.data() + i * 5, out.values.data() + i * 5, 5 * sizeof(T)) == 0);
             CHECK(same_bits(level.log_sum_exp.data()[i], out.log_sum_exp.data()[i]));
@@ -136,12 +136,12 @@ TEMPLATE_TEST_CASE("softmax: sinks of every size", "[attention][portable]", floa
     const auto in = random_given<TestType>({1, 5, 1, 20, 30, 4, 3});
     const std::vector<double> sinks{-1e4, -3, 0, 5, 1e4};
     const auto without = softmax(in), with = softmax(in, sinks);
-    for (index h = 0; h < 5; ++h)
-        for (index i = 0; i < 20; ++i) {
+    for (index_t h = 0; h < 5; ++h)
+        for (index_t i = 0; i < 20; ++i) {
             const auto sink = sinks[static_cast<std::size_t>(h)], own = static_cast<double>(without.log_sum_exp(0, h, i, 0));
             const auto top = std::max(sink, own), sum = top + std::log(std::exp(sink - top) + std::exp(own - top));
             CHECK(std::abs(static_cast<double>(with.log_sum_exp(0, h, i, 0)) - sum) <= 8 * epsilon<TestType> * (1 + std::abs(sum)));
-            for (index c = 0; c < 3; ++c) {
+            for (index_t c = 0; c < 3; ++c) {
                 const auto expected = static_cast<double>(without.values(0, h, i, c)) * std::exp(own - sum);
                 CHECK(std::abs(static_cast<double>(with.values(0, h, i, c)) - expected) <= 32 * epsilon<TestType>);
             }
@@ -157,8 +157,8 @@ TEMPLATE_TEST_CASE("softmax: no keys leave zeros and the sinks", "[attention][po
     const std::vector<double> sinks{0.5, -2e4};
     const auto with = softmax(in, sinks);
     CHECK(std::all_of(with.values.data(), with.values.data() + 120, [](auto x) { return x == 0; }));
-    for (index h = 0; h < 2; ++h)
-        for (index i = 0; i < 20; ++i)
+    for (index_t h = 0; h < 2; ++h)
+        for (index_t i = 0; i < 20; ++i)
             CHECK(static_cast<double>(with.log_sum_exp(0, h, i, 0)) ==
                   Approx(sinks[static_cast<std::size_t>(h)]).epsilon(4 * epsilon<TestType>));
 }
@@ -173,12 +173,12 @@ TEMPLATE_TEST_CASE("softmax: values without channels leave log_sum_exp", "[atten
 
 TEMPLATE_TEST_CASE("softmax: the identity as values shows the matrix", "[attention][portable]", float, double) {
     auto in = random_given<TestType>({1, 1, 1, 60, 140, 8, 140});
-    for (index j = 0; j < 140; ++j)
-        for (index c = 0; c < 140; ++c) in.values(0, 0, j, c) = c == j ? TestType{1} : TestType{0};
+    for (index_t j = 0; j < 140; ++j)
+        for (index_t c = 0; c < 140; ++c) in.values(0, 0, j, c) = c == j ? TestType{1} : TestType{0};
     const auto rows = softmax(in).values;
-    for (index i = 0; i < 60; ++i) {
+    for (index_t i = 0; i < 60; ++i) {
         double sum = 0;
-        for (index j = 0; j < 140; ++j) {
+        for (index_t j = 0; j < 140; ++j) {
             if (!(rows(0, 0, i, j) > 0)) FAIL_CHECK("weight " << i << ", " << j << " is " << rows(0, 0, i, j));
             sum += static_cast<double>(rows(0, 0, i, j));
         }
@@ -187,10 +187,10 @@ TEMPLATE_TEST_CASE("softmax: the identity as values shows the matrix", "[attenti
 }
 
 TEST_CASE("softmax: extra memory does not depend on the number of tokens", "[attention][portable]") {
-    const auto bytes = [](index n, index m, index heads, index threads) {
+    const auto bytes = [](index_t n, index_t m, index_t heads, index_t threads) {
         return softmax_attention{}.workspace_bytes<float>(problem{1, heads, heads, n, m, 64, 64}.shapes(), threads);
     };
-    for (const index threads : {1, 3}) CHECK(bytes(64, 64, 1, threads) == bytes(1 << 20, 1 << 20, 12, threads));
+    for (const index_t threads : {1, 3}) CHECK(bytes(64, 64, 1, threads) == bytes(1 << 20, 1 << 20, 12, threads));
     // Of several threads, each has a little more: the spans of keys that they may share.
     CHECK(bytes(64, 64, 1, 3) >= 3 * bytes(64, 64, 1, 1));
     CHECK(2 * bytes(64, 64, 1, 3) <= 9 * bytes(64, 64, 1, 1));

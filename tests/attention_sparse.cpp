@@ -11,14 +11,14 @@ namespace attn::testing {
 
 namespace {
 
-constexpr index n = 61, heads = 5;
+constexpr index_t n = 61, heads = 5;
 
 /// The first pair of a pattern for which it says other than visible(head, i, j); "none" if there is none.
 std::string difference(const auto& pattern, auto&& visible) {
-    for (index h = 0; h < heads; ++h) {
+    for (index_t h = 0; h < heads; ++h) {
         const auto own = at(pattern, 0, h);
-        for (index i = 0; i < n; ++i)
-            for (index j = 0; j < n; ++j)
+        for (index_t i = 0; i < n; ++i)
+            for (index_t j = 0; j < n; ++j)
                 if (own.visible(i, j) != visible(h, i, j))
                     return "head " + std::to_string(h) + ", query " + std::to_string(i) + ", key " + std::to_string(j);
     }
@@ -34,25 +34,25 @@ std::string refusal(const auto& pattern) {
 } // namespace
 
 TEST_CASE("sparse attention: the names mean their definitions", "[attention]") {
-    CHECK(difference(sliding_window(7), [](index, index i, index j) { return i - 7 < j && j <= i; }) == "none");
-    CHECK(difference(sliding_window(1), [](index, index i, index j) { return i == j; }) == "none");
-    CHECK(difference(sparse_transformer_strided(8), [](index, index i, index j) { return j <= i && (i - j < 8 || (i - j) % 8 == 0); }) ==
+    CHECK(difference(sliding_window(7), [](index_t, index_t i, index_t j) { return i - 7 < j && j <= i; }) == "none");
+    CHECK(difference(sliding_window(1), [](index_t, index_t i, index_t j) { return i == j; }) == "none");
+    CHECK(difference(sparse_transformer_strided(8), [](index_t, index_t i, index_t j) { return j <= i && (i - j < 8 || (i - j) % 8 == 0); }) ==
           "none");
     CHECK(difference(sparse_transformer_strided_heads(6, 2),
-                     [](index h, index i, index j) { return j <= i && (h < 2 ? i - j < 6 : (i - j) % 6 == 0); }) == "none");
-    CHECK(difference(sparse_transformer_fixed(8, 3), [](index, index i, index j) { return j <= i && (i / 8 == j / 8 || j % 8 >= 5); }) ==
+                     [](index_t h, index_t i, index_t j) { return j <= i && (h < 2 ? i - j < 6 : (i - j) % 6 == 0); }) == "none");
+    CHECK(difference(sparse_transformer_fixed(8, 3), [](index_t, index_t i, index_t j) { return j <= i && (i / 8 == j / 8 || j % 8 >= 5); }) ==
           "none");
-    CHECK(difference(sparse_transformer_fixed_heads{12, 2, 3}, [](index h, index i, index j) {
+    CHECK(difference(sparse_transformer_fixed_heads{12, 2, 3}, [](index_t h, index_t i, index_t j) {
               const auto end = 12 - h % 3 * 2;
               return j <= i && (i / 12 == j / 12 || (j % 12 < end && j % 12 >= end - 2));
           }) == "none");
     CHECK(difference(sparse_transformer_symmetric(4, 9),
-                     [](index, index i, index j) { return std::abs(i - j) <= 4 || (i - j) % 9 == 0; }) == "none");
-    CHECK(difference(longformer(5, 3), [](index, index i, index j) { return std::abs(i - j) <= 5 || i < 3 || j < 3; }) == "none");
+                     [](index_t, index_t i, index_t j) { return std::abs(i - j) <= 4 || (i - j) % 9 == 0; }) == "none");
+    CHECK(difference(longformer(5, 3), [](index_t, index_t i, index_t j) { return std::abs(i - j) <= 5 || i < 3 || j < 3; }) == "none");
 }
 
 TEST_CASE("sparse attention: what the names cost", "[attention]") {
-    const index m = 4096, s = 64;
+    const index_t m = 4096, s = 64;
     const input_shapes shapes{{1, 1, m, 8}, {1, 1, m, 8}, {1, 1, m, 8}};
     const auto pairs = [&](const auto& pattern) { return visited_pairs(softmax_attention{.pattern = pattern}, shapes).visible; };
     CHECK(pairs(sliding_window(s)) == s * m - s * (s - 1) / 2);

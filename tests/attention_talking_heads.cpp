@@ -16,24 +16,24 @@ namespace {
 
 using matrix = tensor<double>;
 
-matrix random_matrix(index rows, index columns, unsigned seed) { return random_tensor<double>({1, 1, rows, columns}, seed, 1); }
+matrix random_matrix(index_t rows, index_t columns, unsigned seed) { return random_tensor<double>({1, 1, rows, columns}, seed, 1); }
 
 /// Row r has its 1 in column order[r].
-matrix permutation(const std::vector<index>& order) {
+matrix permutation(const std::vector<index_t>& order) {
     const auto n = std::ssize(order);
     matrix result({1, 1, n, n});
-    for (index r = 0; r < n; ++r) result(0, 0, r, order[static_cast<std::size_t>(r)]) = 1;
+    for (index_t r = 0; r < n; ++r) result(0, 0, r, order[static_cast<std::size_t>(r)]) = 1;
     return result;
 }
 matrix transposed(const matrix& m) {
     matrix result({1, 1, m.shape().channels, m.shape().tokens});
-    for (index r = 0; r < m.shape().tokens; ++r)
-        for (index c = 0; c < m.shape().channels; ++c) result(0, 0, c, r) = m(0, 0, r, c);
+    for (index_t r = 0; r < m.shape().tokens; ++r)
+        for (index_t c = 0; c < m.shape().channels; ++c) result(0, 0, c, r) = m(0, 0, r, c);
     return result;
 }
 matrix combined(double a, const matrix& x, double b, const matrix& y) {
     matrix result(x.shape());
-    for (index e = 0; e < x.shape().size(); ++e) result.data()[e] = a * x.data()[e] + b * y.data()[e];
+    for (index_t e = 0; e < x.shape().size(); ++e) result.data()[e] = a * x.data()[e] + b * y.data()[e];
     return result;
 }
 
@@ -50,11 +50,11 @@ answer<T> run(const Op& op, const given<T>& in, bool least = false) {
 
 /// The heads of a tensor in another order.
 template <Scalar T>
-tensor<T> with_heads(const tensor<T>& from, const std::vector<index>& order) {
+tensor<T> with_heads(const tensor<T>& from, const std::vector<index_t>& order) {
     const auto& s = from.shape();
     tensor<T> to({s.batch, std::ssize(order), s.tokens, s.channels});
-    for (index b = 0; b < s.batch; ++b)
-        for (index h = 0; h < std::ssize(order); ++h)
+    for (index_t b = 0; b < s.batch; ++b)
+        for (index_t h = 0; h < std::ssize(order); ++h)
             std::copy_n(from.view().row(b, order[static_cast<std::size_t>(h)], 0), s.tokens * s.channels, to.view().row(b, h, 0));
     return to;
 }
@@ -90,7 +90,7 @@ TEMPLATE_TEST_CASE("talking heads: without a mixing, or with the identity, they 
 }
 
 TEMPLATE_TEST_CASE("talking heads: a permutation permutes heads, bit by bit", "[attention]", float, double) {
-    const std::vector<index> order{2, 0, 3, 1};
+    const std::vector<index_t> order{2, 0, 3, 1};
     const auto identity = permutation({0, 1, 2, 3}), there = permutation(order), back = transposed(there);
     const auto in = random_given<TestType>({2, 4, 4, 37, 70, 9, 12});
     const auto expected = run(talking_heads_attention{.logits_mix = identity, .weights_mix = identity}, in);
@@ -109,7 +109,7 @@ TEMPLATE_TEST_CASE("talking heads: the weights' mixing is linear", "[attention]"
     const auto a = random_matrix(5, 3, 1), b = random_matrix(5, 3, 2), sum = combined(1, a, 1, b), twice = combined(2, a, 0, b);
     const auto of = [&](const matrix& mix) { return run(talking_heads_attention{.weights_mix = mix}, in).values; };
     const auto of_a = of(a), of_b = of(b), of_sum = of(sum), of_twice = of(twice);
-    for (index e = 0; e < of_sum.shape().size(); ++e) {
+    for (index_t e = 0; e < of_sum.shape().size(); ++e) {
         CHECK(std::abs(of_sum.data()[e] - (of_a.data()[e] + of_b.data()[e])) <= 64 * std::numeric_limits<TestType>::epsilon());
         CHECK(same_bits(of_twice.data()[e], 2 * of_a.data()[e]));
     }
@@ -151,7 +151,7 @@ TEMPLATE_TEST_CASE("talking heads: less workspace means two passes to the same b
     many.values(0, 1, 300, 2) = std::numeric_limits<TestType>::quiet_NaN();
     const auto spoiled = run(banded, many);
     CHECK(same_bits(run(banded, many, true), spoiled));
-    for (index i = 0; i < 600; ++i) CHECK(std::isnan(spoiled.values(0, 1, i, 2)) == (i >= 300 && i <= 370));
+    for (index_t i = 0; i < 600; ++i) CHECK(std::isnan(spoiled.values(0, 1, i, 2)) == (i >= 300 && i <= 370));
 
     sequential here;
     const auto s = shapes_of(inputs<TestType>(in));
@@ -164,7 +164,7 @@ TEMPLATE_TEST_CASE("talking heads: less workspace means two passes to the same b
 TEST_CASE("talking heads: memory", "[attention]") {
     const auto mix = random_matrix(12, 12, 1);
     const talking_heads_attention both{.logits_mix = mix, .weights_mix = mix}, logits{.logits_mix = mix};
-    const auto shapes = [](index n) { return problem{1, 12, 12, n, n, 64, 64}.shapes(); };
+    const auto shapes = [](index_t n) { return problem{1, 12, 12, n, n, 64, 64}.shapes(); };
     CHECK(both.least_workspace_bytes<float>(shapes(64), 1) == both.least_workspace_bytes<float>(shapes(1 << 20), 1));
     CHECK(logits.workspace_bytes<float>(shapes(1024), 1) == logits.workspace_bytes<float>(shapes(1 << 20), 1));
     // A panel's weights, for 64 of them a maximum and one row that spreads them over the cache, and who sees the key.
@@ -176,7 +176,7 @@ TEST_CASE("talking heads: memory", "[attention]") {
 
 TEST_CASE("talking heads: what the patterns cost", "[attention]") {
     const auto mix = random_matrix(4, 2, 1);
-    const auto pairs = [&](const auto& pattern, index n, const positions& where = {}) {
+    const auto pairs = [&](const auto& pattern, index_t n, const positions& where = {}) {
         return visited_pairs(talking_heads_attention{.logits_mix = mix, .pattern = pattern}, {{3, 2, n, 8}, {3, 2, n, 8}, {3, 4, n, 8}},
                              where);
     };

@@ -11,7 +11,7 @@ namespace attn::testing {
 namespace {
 
 struct thrown {
-    index key;
+    index_t key;
 };
 
 /// A score function that throws at one key if told to.

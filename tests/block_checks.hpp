@@ -10,14 +10,14 @@
 
 namespace attn::testing {
 
-inline std::span<const float> random_vector(parameters& weights, const std::string& name, index count, double scale = 1) {
+inline std::span<const float> random_vector(parameters& weights, const std::string& name, index_t count, double scale = 1) {
     add_random<float>(weights, name, {count}, static_cast<unsigned>(std::hash<std::string>()(name)), scale);
     return weights.get_vector<float>(name, count);
 }
-inline layer_norm<float> random_layer_norm(parameters& weights, const std::string& name, index channels) {
+inline layer_norm<float> random_layer_norm(parameters& weights, const std::string& name, index_t channels) {
     return {random_vector(weights, name + ".weight", channels), random_vector(weights, name + ".bias", channels)};
 }
-inline feed_forward<float> random_feed_forward(parameters& weights, const std::string& name, index channels, index hidden) {
+inline feed_forward<float> random_feed_forward(parameters& weights, const std::string& name, index_t channels, index_t hidden) {
     return {.up = random_linear<float>(weights, name + ".up", hidden, channels),
             .down = random_linear<float>(weights, name + ".down", channels, hidden)};
 }
@@ -34,7 +34,7 @@ struct random_statistics {
     std::span<const float> weight, bias;
     std::vector<double> mean, variance;
 
-    random_statistics(parameters& weights, const std::string& name, index channels)
+    random_statistics(parameters& weights, const std::string& name, index_t channels)
         : weight(random_vector(weights, name + ".weight", channels)), bias(random_vector(weights, name + ".bias", channels)),
           mean(random_numbers<double>(channels, 8)), variance(random_numbers<double>(channels, 9)) {
         for (auto& v : variance) v = 0.5 + v * v;

@@ -20,7 +20,7 @@ void check_accuracy(const attention_case& c, const problem& p, const given<T>& i
 
 template <Scalar T>
 void scale(tensor<T>& t, T factor) {
-    for (index e = 0; e < t.shape().size(); ++e) t.data()[e] *= factor;
+    for (index_t e = 0; e < t.shape().size(); ++e) t.data()[e] *= factor;
 }
 
 } // namespace

@@ -9,7 +9,7 @@ namespace {
 
 /// The first entries of a batch.
 template <Scalar T>
-tensor<T> first_entries(const tensor<T>& from, index count) {
+tensor<T> first_entries(const tensor<T>& from, index_t count) {
     const auto& s = from.shape();
     tensor<T> to({count, s.heads, s.tokens, s.channels});
     std::copy_n(from.data(), to.shape().size(), to.data());
@@ -17,7 +17,7 @@ tensor<T> first_entries(const tensor<T>& from, index count) {
 }
 
 template <Scalar T>
-answer<T> first_entries(const answer<T>& from, index count) {
+answer<T> first_entries(const answer<T>& from, index_t count) {
     return {first_entries(from.values, count), from.log_sum_exp.data() ? first_entries(from.log_sum_exp, count) : tensor<T>()};
 }
 
@@ -43,12 +43,12 @@ TEMPLATE_TEST_CASE("every operator: what the other batch entries hold does not m
         const auto op = c.template make<TestType>(p);
         const auto in = random_given<TestType>(p);
         auto other = random_given<TestType>(p);
-        const auto entry = [](auto& t, index b) {
+        const auto entry = [](auto& t, index_t b) {
             return std::span(t.data() + b * t.shape().size() / t.shape().batch,
                              static_cast<std::size_t>(t.shape().size() / t.shape().batch));
         };
         const auto expected = attend(*op, inputs<TestType>(in), c.has_log_sum_exp);
-        for (index b = 0; b < p.batch; ++b) {
+        for (index_t b = 0; b < p.batch; ++b) {
             for (auto* t : {&other.queries, &other.keys, &other.values}) {
                 std::fill_n(t->data(), t->shape().size(), std::numeric_limits<TestType>::quiet_NaN());
                 const auto& own = t == &other.queries ? in.queries : t == &other.keys ? in.keys : in.values;
@@ -68,7 +68,7 @@ TEMPLATE_TEST_CASE("every operator: how many batch entries there are does not ma
         const auto op = c.template make<TestType>(whole);
         const auto expected = attend(*op, inputs<TestType>(in), c.has_log_sum_exp);
         const auto exact = reference_of(*op, inputs<TestType>(in), c.has_log_sum_exp);
-        for (index count = 1; count < whole.batch; ++count) {
+        for (index_t count = 1; count < whole.batch; ++count) {
             auto p = whole;
             p.batch = count;
             INFO(c.name << ": " << describe(p));

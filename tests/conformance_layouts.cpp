@@ -59,7 +59,7 @@ TEMPLATE_TEST_CASE("every operator: inputs may repeat elements by strides of 0",
             v(one.values.data(), s.values, {0, 0, p.value_dim, 1});
         given<TestType> copies{tensor<TestType>(s.queries), tensor<TestType>(s.keys), tensor<TestType>(s.values)};
         const auto copy = [](const auto& from, auto& to) {
-            for (index row = 0; row < to.shape().batch * to.shape().heads * to.shape().tokens; ++row)
+            for (index_t row = 0; row < to.shape().batch * to.shape().heads * to.shape().tokens; ++row)
                 std::copy_n(from.row(0, 0, row % to.shape().tokens), to.shape().channels, to.data() + row * to.shape().channels);
         };
         copy(q, copies.queries);

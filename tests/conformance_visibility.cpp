@@ -10,8 +10,8 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 
 template <Scalar T>
-void fill_row(tensor<T>& t, index b, index h, index i, double value, index channels = 1 << 30) {
-    for (index c = 0; c < std::min(channels, t.shape().channels); ++c) t(b, h, i, c) = static_cast<T>(value);
+void fill_row(tensor<T>& t, index_t b, index_t h, index_t i, double value, index_t channels = 1 << 30) {
+    for (index_t c = 0; c < std::min(channels, t.shape().channels); ++c) t(b, h, i, c) = static_cast<T>(value);
 }
 
 /// What the definition makes of a change of the inputs, ours must: the same elements become NaN (or cease to be finite), and those
@@ -19,9 +19,9 @@ void fill_row(tensor<T>& t, index b, index h, index i, double value, index chann
 template <Scalar T>
 void check_change(const tensor<T>& before, const tensor<T>& after, const tensor<double>& exact_before, const tensor<double>& exact_after,
                   bool only_nan) {
-    index wrong = 0, leaked = 0, inexact = 0;
+    index_t wrong = 0, leaked = 0, inexact = 0;
     const auto spoiled = [&](double x) { return only_nan ? std::isnan(x) : !std::isfinite(x); };
-    for (index e = 0; e < before.shape().size(); ++e) {
+    for (index_t e = 0; e < before.shape().size(); ++e) {
         const T ours = after.data()[e];
         const double exact = exact_after.data()[e];
         wrong += spoiled(static_cast<double>(ours)) != spoiled(exact);
@@ -49,9 +49,9 @@ void check_spoiled(const attention_case& c, const problem& p, bool only_nan, con
 /// Spoils one key, value or query after another.
 template <Scalar T>
 void check_all_spoils(const attention_case& c, const problem& p, std::mt19937& random) {
-    for (const index j : {index{0}, p.keys / 2, p.keys - 1, static_cast<index>(random() % static_cast<unsigned>(p.keys))}) {
-        const auto b = static_cast<index>(random() % static_cast<unsigned>(p.batch)),
-                   h = static_cast<index>(random() % static_cast<unsigned>(p.kv_heads));
+    for (const index_t j : {index_t{0}, p.keys / 2, p.keys - 1, static_cast<index_t>(random() % static_cast<unsigned>(p.keys))}) {
+        const auto b = static_cast<index_t>(random() % static_cast<unsigned>(p.batch)),
+                   h = static_cast<index_t>(random() % static_cast<unsigned>(p.kv_heads));
         const auto i = j % p.queries;
         INFO(c.name << ": " << describe(p) << "; key " << j << " or query " << i << " of batch entry " << b << " and kv head " << h
                     << " is spoiled");
@@ -76,7 +76,7 @@ template <Scalar T>
 void check_infinitely_low_score(const attention_case& c, const problem& p) {
     INFO(c.name << ": " << describe(p));
     check_spoiled<T>(c, p, false, [&](given<T>& in) {
-        for (index e = 0; e < in.queries.shape().size(); ++e) in.queries.data()[e] = std::abs(in.queries.data()[e]);
+        for (index_t e = 0; e < in.queries.shape().size(); ++e) in.queries.data()[e] = std::abs(in.queries.data()[e]);
         fill_row(in.keys, 0, 0, p.keys / 3, -infinity);
         fill_row(in.values, 0, 0, p.keys / 3, not_a_number);
     });
@@ -102,9 +102,9 @@ TEMPLATE_TEST_CASE("every operator: a score of -infinity hides its key", "[confo
 }
 
 TEMPLATE_TEST_CASE("every operator: a row that sees no key is exactly 0", "[conformance][portable]", float, double) {
-    index blank = 0;
+    index_t blank = 0;
     const auto count_blank = [&](const auto& ours, const auto& exact, double expected) {
-        for (index e = 0; e < exact.shape().size(); ++e) {
+        for (index_t e = 0; e < exact.shape().size(); ++e) {
             if (exact.data()[e] != expected) continue;
             ++blank;
             if (static_cast<double>(ours.data()[e]) != expected)

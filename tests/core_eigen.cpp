@@ -10,8 +10,8 @@ template <class M>
 void check_elements(M& m) {
     const auto v = view(m);
     REQUIRE(v.shape() == shape{1, 1, m.rows(), m.cols()});
-    for (index i = 0; i < m.rows(); ++i)
-        for (index c = 0; c < m.cols(); ++c) CHECK(&v(0, 0, i, c) == &m.coeffRef(i, c));
+    for (index_t i = 0; i < m.rows(); ++i)
+        for (index_t c = 0; c < m.cols(); ++c) CHECK(&v(0, 0, i, c) == &m.coeffRef(i, c));
 }
 
 } // namespace

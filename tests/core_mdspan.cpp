@@ -45,8 +45,8 @@ TEST_CASE("mdspan: converts to a view, whose missing dimensions have one element
 
 TEST_CASE("mdspan: attention takes them as they are", "[core]") {
     tensor<float> q({.tokens = 7, .channels = 5}), k({.tokens = 9, .channels = 5});
-    for (index e = 0; e < q.shape().size(); ++e) q.data()[e] = static_cast<float>(e % 11) - 5;
-    for (index e = 0; e < k.shape().size(); ++e) k.data()[e] = static_cast<float>(e % 7) - 3;
+    for (index_t e = 0; e < q.shape().size(); ++e) q.data()[e] = static_cast<float>(e % 11) - 5;
+    for (index_t e = 0; e < k.shape().size(); ++e) k.data()[e] = static_cast<float>(e % 7) - 3;
     const auto as_mdspan = [](const tensor<float>& t) {
         return mdspan<const float, 2>{t.data(), {static_cast<unsigned>(t.shape().tokens), 5}, {5, 1}};
     };

@@ -21,13 +21,13 @@ struct refers_to_nothing {};
 TEST_CASE("output_memory: refuses what shares a byte with the output, and names both", "[core][portable]") {
     std::array<float, 64> memory{};
     const output_memory out("operation", "out", head_major(memory.data() + 10, {1, 2, 3, 4})); // numbers 10 .. 33
-    const auto problem = [&](index first, index count) {
+    const auto problem = [&](index_t first, index_t count) {
         const auto numbers = std::span(memory).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
         return error_of([&] { out.require_apart("numbers", numbers); });
     };
     CHECK(problem(11, 3) == "operation: out of shape (1, 2, 3, 4) overlaps numbers of shape (1, 1, 1, 3)");
-    for (index first = 0; first < 60; ++first)
-        for (const index count : {1, 2, 4}) {
+    for (index_t first = 0; first < 60; ++first)
+        for (const index_t count : {1, 2, 4}) {
             INFO(count << " numbers from " << first);
             CHECK((problem(first, count) == nothing_thrown) == (first + count <= 10 || first >= 34));
         }
@@ -48,16 +48,16 @@ TEST_CASE("output_memory: what has no elements, or lies between the output's row
     CHECK_FALSE(apart(out, tensor_view<const float>(memory.data() + 3, {1, 1, 8, 6}, {64, 64, 8, 1})));
     CHECK(apart(out, head_major(memory.data(), {1, 1, 8, 0})));
     CHECK(apart(out, std::span<const float>()));
-    CHECK(apart(out, head_major<const float>(nullptr, {1, 1, index{1} << 43, 8}))); // check_view says that it is missing
+    CHECK(apart(out, head_major<const float>(nullptr, {1, 1, index_t{1} << 43, 8}))); // check_view says that it is missing
     CHECK(apart(none, std::span<float>(memory)));
 }
 
 TEST_CASE("output_memory: positions of a batch, and values that may or may not refer to memory", "[core]") {
     std::array<float, 4> numbers{};
-    std::array<index, 4> starts{};
+    std::array<index_t, 4> starts{};
     const output_memory on_numbers("operation", "out", head_major(numbers.data(), {1, 1, 1, 4})),
         on_starts("operation", "out", head_major(starts.data(), {1, 1, 1, 4}));
-    CHECK(error_of([&] { on_starts.require_apart("first_query", per_batch(std::span<const index>(starts))); }) ==
+    CHECK(error_of([&] { on_starts.require_apart("first_query", per_batch(std::span<const index_t>(starts))); }) ==
           "operation: out of shape (1, 1, 1, 4) overlaps first_query of shape (1, 1, 1, 4)");
     CHECK(error_of([&] { on_starts.require_apart("first_query", per_batch(0)); }) == nothing_thrown);
     check_says(error_of([&] { check_apart(refers_to{numbers}, on_numbers); }), {"operation: out", "overlaps numbers"});

@@ -12,7 +12,7 @@ TEST_CASE("shape: a matrix of one head names two extents", "[core]") {
     STATIC_REQUIRE(shape{2, 3, 0, 5}.size() == 0);
 }
 
-TEST_CASE("shape: sizes are 64 bits wide", "[core]") { STATIC_REQUIRE(shape{1 << 10, 1 << 10, 1 << 20, 1 << 10}.size() == index{1} << 50); }
+TEST_CASE("shape: sizes are 64 bits wide", "[core]") { STATIC_REQUIRE(shape{1 << 10, 1 << 10, 1 << 20, 1 << 10}.size() == index_t{1} << 50); }
 
 TEST_CASE("shape: written as batch, heads, tokens, channels", "[core]") {
     CHECK(to_string(shape{2, 8, 197, 64}) == "(2, 8, 197, 64)");

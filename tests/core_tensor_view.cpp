@@ -12,10 +12,10 @@ namespace {
 
 template <class T, class F>
 void for_each_element(const tensor_view<T>& v, const F& f) {
-    for (index b = 0; b < v.shape().batch; ++b)
-        for (index h = 0; h < v.shape().heads; ++h)
-            for (index i = 0; i < v.shape().tokens; ++i)
-                for (index c = 0; c < v.shape().channels; ++c) f(v(b, h, i, c));
+    for (index_t b = 0; b < v.shape().batch; ++b)
+        for (index_t h = 0; h < v.shape().heads; ++h)
+            for (index_t i = 0; i < v.shape().tokens; ++i)
+                for (index_t c = 0; c < v.shape().channels; ++c) f(v(b, h, i, c));
 }
 
 /// The definition that overlap and overlaps_itself decide without enumerating.
@@ -81,14 +81,14 @@ TEST_CASE("tensor_view: converts to a view of const, and not back", "[core]") {
 }
 
 TEST_CASE("overlap: what interleaves without touching is disjoint", "[core][portable]") {
-    constexpr index batch = 2, heads = 3, tokens = 7, d = 4;
+    constexpr index_t batch = 2, heads = 3, tokens = 7, d = 4;
     std::vector<float> memory(batch * tokens * 4 * heads * d);
     const shape s{batch, heads, tokens, d};
 
     SECTION("q, k, v and out columns of one token-major buffer") {
         const strides columns{tokens * 4 * heads * d, d, 4 * heads * d, 1};
-        for (index x = 0; x < 4; ++x)
-            for (index y = 0; y < 4; ++y) {
+        for (index_t x = 0; x < 4; ++x)
+            for (index_t y = 0; y < 4; ++y) {
                 const tensor_view a(memory.data() + x * heads * d, s, columns), b(memory.data() + y * heads * d, s, columns);
                 if (x == y)
                     CHECK(overlap(a, b));
@@ -162,7 +162,7 @@ TEST_CASE("overlaps_itself: layouts do not, broadcasts and windows do", "[core][
 
 TEST_CASE("overlap, overlaps_itself: never miss a shared byte, on random views", "[core][portable]") {
     std::mt19937 random(2024);
-    const auto pick = [&](index low, index high) { return std::uniform_int_distribution<index>(low, high)(random); };
+    const auto pick = [&](index_t low, index_t high) { return std::uniform_int_distribution<index_t>(low, high)(random); };
     std::vector<float> memory(4096);
     const auto random_view = [&] {
         const shape s{pick(1, 2), pick(1, 3), pick(1, 4), pick(1, 4)};

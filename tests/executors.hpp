@@ -10,8 +10,8 @@ namespace attn::testing {
 
 /// A user's executor: one thread, the last body first.
 struct backwards {
-    index concurrency() const { return 5; }
-    void parallel_for(index count, function_ref body) const {
+    index_t concurrency() const { return 5; }
+    void parallel_for(index_t count, function_ref body) const {
         while (count > 0) body(--count);
     }
 };
@@ -19,9 +19,9 @@ struct backwards {
 /// A user's executor: new threads for every call.
 struct new_threads {
     int concurrency() { return 4; }
-    void parallel_for(index count, function_ref body) {
+    void parallel_for(index_t count, function_ref body) {
         std::vector<std::thread> threads;
-        for (index i = 0; i < count; ++i) threads.emplace_back([=] { body(i); });
+        for (index_t i = 0; i < count; ++i) threads.emplace_back([=] { body(i); });
         for (auto& thread : threads) thread.join();
     }
 };
@@ -31,7 +31,7 @@ template <class F>
 void for_each_executor(F&& f) {
     sequential one;
     f(one, "sequential");
-    for (const index threads : {2, 3, 7}) {
+    for (const index_t threads : {2, 3, 7}) {
         thread_pool pool(threads);
         f(pool, "thread_pool of " + std::to_string(threads));
     }

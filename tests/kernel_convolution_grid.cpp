@@ -10,9 +10,9 @@ namespace {
 using kernel::token_chunks;
 
 /// Chunks follow each other from token 0 to the last, none is empty, none has more than `limit` tokens.
-void check_cover(const token_chunks& chunks, index tokens, index limit) {
-    index end = 0, wrong = 0;
-    for (index c = 0; c < chunks.count(); ++c) {
+void check_cover(const token_chunks& chunks, index_t tokens, index_t limit) {
+    index_t end = 0, wrong = 0;
+    for (index_t c = 0; c < chunks.count(); ++c) {
         const auto count = chunks.end(c) - chunks.first(c);
         wrong += chunks.first(c) != end || count < 1 || count > limit;
         end = chunks.end(c);
@@ -24,25 +24,25 @@ void check_cover(const token_chunks& chunks, index tokens, index limit) {
 } // namespace
 
 TEST_CASE("token_chunks: even pieces of a sequence", "[kernel]") {
-    for (const index target : {1, 5, 64})
-        for (index tokens = 0; tokens < 200; ++tokens) {
+    for (const index_t target : {1, 5, 64})
+        for (index_t tokens = 0; tokens < 200; ++tokens) {
             INFO(tokens << " tokens, about " << target << " in a chunk");
             const auto chunks = token_chunks::even(tokens, target);
             check_cover(chunks, tokens, target);
             CHECK(chunks.count() == (tokens + target - 1) / target); // no more of them than it takes
-            for (index c = 0; c < chunks.count(); ++c) CHECK(chunks.end(c) - chunks.first(c) >= tokens / chunks.count());
+            for (index_t c = 0; c < chunks.count(); ++c) CHECK(chunks.end(c) - chunks.first(c) >= tokens / chunks.count());
         }
 }
 
 TEST_CASE("token_chunks: whole rows of a grid, or parts of one row", "[kernel]") {
-    constexpr index target = 16, limit = 24;
-    for (const index height : {0, 1, 2, 7, 40})
-        for (index width = 0; width < 60; ++width) {
+    constexpr index_t target = 16, limit = 24;
+    for (const index_t height : {0, 1, 2, 7, 40})
+        for (index_t width = 0; width < 60; ++width) {
             INFO("grid " << height << " x " << width);
             const kernel::convolution_grid grid{.height = height, .width = width};
             const auto chunks = token_chunks::of(grid, target, limit);
             check_cover(chunks, height * width, limit);
-            for (index c = 0; c < chunks.count(); ++c) {
+            for (index_t c = 0; c < chunks.count(); ++c) {
                 const auto first = chunks.first(c), end = chunks.end(c);
                 const bool in_one_row = first / width == (end - 1) / width;
                 CHECK((in_one_row || (first % width == 0 && end % width == 0)));
@@ -62,8 +62,8 @@ TEST_CASE("token_chunks: tasks of at least a chunk", "[kernel]") {
 }
 
 TEST_CASE("convolution_grid: taps of a kernel that nobody could hold stay an index", "[kernel]") {
-    const kernel::convolution_grid grid{.kernel_height = index{1} << 40, .kernel_width = index{1} << 40};
-    CHECK(grid.taps() == std::numeric_limits<index>::max());
+    const kernel::convolution_grid grid{.kernel_height = index_t{1} << 40, .kernel_width = index_t{1} << 40};
+    CHECK(grid.taps() == std::numeric_limits<index_t>::max());
     CHECK(kernel::convolution_grid{.kernel_height = 3, .kernel_width = 5}.taps() == 15);
 }
 

@@ -10,18 +10,18 @@ namespace {
 
 template <Scalar T>
 struct rows_of_numbers {
-    index count, channels, padded;
+    index_t count, channels, padded;
     std::vector<T> data;
 
     /// Rows of whole numbers, filled up with zeros; room for a tile of rows more.
-    rows_of_numbers(index n, index c, index p, unsigned seed)
+    rows_of_numbers(index_t n, index_t c, index_t p, unsigned seed)
         : count(n), channels(c), padded(p), data(static_cast<std::size_t>((n + 16) * p)) {
         std::mt19937 random(seed);
-        for (index r = 0; r < n; ++r)
-            for (index k = 0; k < c; ++k) data[static_cast<std::size_t>(r * p + k)] = static_cast<T>(static_cast<int>(random() % 7) - 3);
+        for (index_t r = 0; r < n; ++r)
+            for (index_t k = 0; k < c; ++k) data[static_cast<std::size_t>(r * p + k)] = static_cast<T>(static_cast<int>(random() % 7) - 3);
     }
-    T operator()(index r, index c) const { return data[static_cast<std::size_t>(r * padded + c)]; }
-    kernel::feature_rows<T> features(index first, index n) const { return {data.data() + first * padded, n, padded}; }
+    T operator()(index_t r, index_t c) const { return data[static_cast<std::size_t>(r * padded + c)]; }
+    kernel::feature_rows<T> features(index_t first, index_t n) const { return {data.data() + first * padded, n, padded}; }
 };
 
 kernel::no_prefetch nothing_ahead;
@@ -29,14 +29,14 @@ kernel::no_prefetch nothing_ahead;
 template <Scalar T>
 struct state_checker {
     using state = kernel::linear_state<T, simd::native>;
-    static index whole(index c) { return (c + state::lanes::size - 1) / state::lanes::size * state::lanes::size; }
+    static index_t whole(index_t c) { return (c + state::lanes::size - 1) / state::lanes::size * state::lanes::size; }
 
-    index d_k, d_v;
+    index_t d_k, d_v;
     tensor<T> memory{{1, 1, 1, 4 * (d_k + 16) * (d_v + 16) + 1024}};
     detail::scratch space{reinterpret_cast<std::byte*>(memory.data())};
 
     /// Keys in two pushes and a merge; then `queries` rows, with and without a start and a local term.
-    void check(index first_keys, index more_keys, index merged_keys, index queries) {
+    void check(index_t first_keys, index_t more_keys, index_t merged_keys, index_t queries) {
         INFO("d_k " << d_k << ", d_v " << d_v << ", keys " << first_keys << " + " << more_keys << " + " << merged_keys << ", " << queries
                     << " queries");
         const auto m = first_keys + more_keys + merged_keys;
@@ -59,21 +59,21 @@ struct state_checker {
             one.finish(q.features(0, queries),
                        {out.data(), stride, factors.data(), with ? start.data.data() : nullptr, with ? local.data.data() : nullptr},
                        spare.data(), nothing_ahead);
-            index wrong = 0;
-            for (index i = 0; i < queries; ++i) {
+            index_t wrong = 0;
+            for (index_t i = 0; i < queries; ++i) {
                 T sum = 1;
-                for (index j = 0; j < m; ++j)
-                    for (index c = 0; c < d_k; ++c) sum += q(i, c) * k(j, c);
+                for (index_t j = 0; j < m; ++j)
+                    for (index_t c = 0; c < d_k; ++c) sum += q(i, c) * k(j, c);
                 wrong += denominators[static_cast<std::size_t>(i)] != sum;
-                for (index c = 0; c < stride; ++c) {
+                for (index_t c = 0; c < stride; ++c) {
                     const T ours = out[static_cast<std::size_t>(i * stride + c)];
                     if (c >= d_v) {
                         wrong += c >= v.padded && ours != T{77};
                         continue;
                     }
                     T x = with ? start(i, c) : T{0};
-                    for (index j = 0; j < m; ++j)
-                        for (index a = 0; a < d_k; ++a) x += q(i, a) * k(j, a) * v(j, c);
+                    for (index_t j = 0; j < m; ++j)
+                        for (index_t a = 0; a < d_k; ++a) x += q(i, a) * k(j, a) * v(j, c);
                     wrong += ours != x * factors[static_cast<std::size_t>(i)] + (with ? local(i, c) : T{0});
                 }
             }
@@ -85,9 +85,9 @@ struct state_checker {
 } // namespace
 
 TEMPLATE_TEST_CASE("linear_state: push, merge and finish against plain loops", "[kernel][linear][portable]", float, double) {
-    for (const index d_k : {1, 3, 4, 5, 9, 15, 16, 17, 31, 33, 64})
-        for (const index d_v : {1, 16, 20, 33, 48, 64, 80}) state_checker<TestType>{d_k, d_v}.check(7, 0, 5, 1 + (d_k + d_v) % 23);
-    for (index queries = 1; queries <= 40; ++queries) state_checker<TestType>{6, 40}.check(queries % 5, 3, queries % 3, queries);
+    for (const index_t d_k : {1, 3, 4, 5, 9, 15, 16, 17, 31, 33, 64})
+        for (const index_t d_v : {1, 16, 20, 33, 48, 64, 80}) state_checker<TestType>{d_k, d_v}.check(7, 0, 5, 1 + (d_k + d_v) % 23);
+    for (index_t queries = 1; queries <= 40; ++queries) state_checker<TestType>{6, 40}.check(queries % 5, 3, queries % 3, queries);
 }
 
 TEMPLATE_TEST_CASE("linear_state: a map applied in reading gives the bits of features written before", "[kernel][linear][portable]", float,
@@ -99,10 +99,10 @@ TEMPLATE_TEST_CASE("linear_state: a map applied in reading gives the bits of fea
         else
             return max_or_second(S{TestType{0}}, x);
     };
-    constexpr index columns = kernel::tile_traits<TestType, simd::native>::max_columns, whole = columns * state::lanes::size;
-    for (const index d_v : {whole, 2 * whole, whole + state::lanes::size}) {
+    constexpr index_t columns = kernel::tile_traits<TestType, simd::native>::max_columns, whole = columns * state::lanes::size;
+    for (const index_t d_v : {whole, 2 * whole, whole + state::lanes::size}) {
         INFO("d_v " << d_v);
-        constexpr index rows = 37, d_k = state::whole(20);
+        constexpr index_t rows = 37, d_k = state::whole(20);
         const rows_of_numbers<TestType> x(rows, d_k, d_k, 1), v(rows, d_v, d_v, 2);
         auto written = x;
         for (auto& e : written.data) e = positive(e);
@@ -147,16 +147,16 @@ TEMPLATE_TEST_CASE("linear_scores: sums over the seen keys, and not one more", "
     constexpr auto not_a_number = std::numeric_limits<TestType>::quiet_NaN();
     std::mt19937 random(3);
     for (int round = 0; round < 60; ++round) {
-        const index queries = 1 + static_cast<index>(random() % 40), m = 1 + static_cast<index>(random() % 64),
-                    d_k = 1 + static_cast<index>(random() % 20), d_v = 1 + static_cast<index>(random() % 70),
+        const index_t queries = 1 + static_cast<index_t>(random() % 40), m = 1 + static_cast<index_t>(random() % 64),
+                    d_k = 1 + static_cast<index_t>(random() % 20), d_v = 1 + static_cast<index_t>(random() % 70),
                     v_padded = state_checker<TestType>::whole(d_v);
         INFO(queries << " queries, " << m << " keys, d_k " << d_k << ", d_v " << d_v);
         const rows_of_numbers<TestType> q(queries, d_k, state::whole(d_k), 1), k(m, d_k, state::whole(d_k), 2);
         rows_of_numbers<TestType> v(m, d_v, v_padded, 3);
-        std::vector<index> seen(static_cast<std::size_t>(queries));
-        for (auto& s : seen) s = static_cast<index>(random() % static_cast<unsigned>(m + 1));
+        std::vector<index_t> seen(static_cast<std::size_t>(queries));
+        for (auto& s : seen) s = static_cast<index_t>(random() % static_cast<unsigned>(m + 1));
         std::ranges::sort(seen);
-        for (index j = seen.back(); j < m; ++j) v.data[static_cast<std::size_t>(j * v_padded)] = not_a_number;
+        for (index_t j = seen.back(); j < m; ++j) v.data[static_cast<std::size_t>(j * v_padded)] = not_a_number;
         seen.resize(seen.size() + 3, seen.back());
 
         tensor<TestType> memory({1, 1, 1, 20'000});
@@ -167,13 +167,13 @@ TEMPLATE_TEST_CASE("linear_scores: sums over the seen keys, and not one more", "
         for (const bool first : {true, false})
             ours.add(q.features(0, queries), {k.features(0, m), v.data.data(), v_padded, seen.data()}, first, numerators.data(),
                      denominators.data());
-        index wrong = 0;
-        for (index i = 0; i < queries; ++i)
-            for (index c = 0; c < d_v; ++c) {
+        index_t wrong = 0;
+        for (index_t i = 0; i < queries; ++i)
+            for (index_t c = 0; c < d_v; ++c) {
                 TestType sum = 0, weights = 0;
-                for (index j = 0; j < seen[static_cast<std::size_t>(i)]; ++j) {
+                for (index_t j = 0; j < seen[static_cast<std::size_t>(i)]; ++j) {
                     TestType weight = 0;
-                    for (index a = 0; a < d_k; ++a) weight += q(i, a) * k(j, a);
+                    for (index_t a = 0; a < d_k; ++a) weight += q(i, a) * k(j, a);
                     weights += weight;
                     sum += weight * v(j, c);
                 }

@@ -15,23 +15,23 @@ enum class order { rows_first, columns_first };
 /// A matrix in some layout inside memory that is otherwise guards.
 template <Scalar T>
 struct placed_matrix {
-    index rows, columns, row_stride, channel_stride;
+    index_t rows, columns, row_stride, channel_stride;
     std::vector<T> memory;
 
-    placed_matrix(index rows_, index columns_, order o = order::rows_first, index padding = 0)
+    placed_matrix(index_t rows_, index_t columns_, order o = order::rows_first, index_t padding = 0)
         : rows(rows_), columns(columns_), row_stride(o == order::rows_first ? columns + padding : 1),
           channel_stride(o == order::rows_first ? 1 : rows + padding),
           memory(static_cast<std::size_t>((rows + padding) * (columns + padding) + 16), guard<T>) {}
 
-    T& operator()(index r, index c) { return memory[static_cast<std::size_t>(8 + r * row_stride + c * channel_stride)]; }
+    T& operator()(index_t r, index_t c) { return memory[static_cast<std::size_t>(8 + r * row_stride + c * channel_stride)]; }
     kernel::row_block<T> block() { return {memory.data() + 8, row_stride, channel_stride}; }
     operator kernel::row_block<const T>() const { return {memory.data() + 8, row_stride, channel_stride}; }
 };
 
 template <Scalar T, class Number>
 placed_matrix<T> filled(placed_matrix<T> m, Number number) {
-    for (index r = 0; r < m.rows; ++r)
-        for (index c = 0; c < m.columns; ++c) m(r, c) = static_cast<T>(number());
+    for (index_t r = 0; r < m.rows; ++r)
+        for (index_t c = 0; c < m.columns; ++c) m(r, c) = static_cast<T>(number());
     return m;
 }
 
@@ -47,7 +47,7 @@ using product = kernel::matrix_product<T, simd::native>;
 
 template <Scalar T, class Executor>
 void multiply(const kernel::row_block<const T>& a, const kernel::row_block<const T>& b, const kernel::row_block<const T>& start,
-              placed_matrix<T>& c, index depth, Executor& executor) {
+              placed_matrix<T>& c, index_t depth, Executor& executor) {
     const product<T> p(c.rows, depth, c.columns);
     workspace memory(p.workspace_bytes(executor.concurrency()));
     std::ranges::fill(memory.bytes(), std::byte{0xff});
@@ -56,10 +56,10 @@ void multiply(const kernel::row_block<const T>& a, const kernel::row_block<const
 
 /// c = start + a b on whole numbers, every matrix in a layout of its own.
 template <Scalar T>
-void check_product(index rows, index depth, index columns, unsigned layouts) {
+void check_product(index_t rows, index_t depth, index_t columns, unsigned layouts) {
     INFO(rows << " x " << depth << " x " << columns << ", layouts " << layouts);
     const auto order_of = [&](unsigned bit) { return layouts & bit ? order::columns_first : order::rows_first; };
-    const index padding = layouts & 4 ? 5 : 0;
+    const index_t padding = layouts & 4 ? 5 : 0;
     auto a = filled(placed_matrix<T>(rows, depth, order_of(1), padding), whole_numbers(1));
     auto b = filled(placed_matrix<T>(depth, columns, order_of(2), padding), whole_numbers(2));
     auto c = filled(placed_matrix<T>(rows, columns, order::rows_first, padding), whole_numbers(3));
@@ -68,10 +68,10 @@ void check_product(index rows, index depth, index columns, unsigned layouts) {
 
     const auto sums = [&](auto begin) {
         auto expected = c;
-        for (index i = 0; i < rows; ++i)
-            for (index n = 0; n < columns; ++n) {
+        for (index_t i = 0; i < rows; ++i)
+            for (index_t n = 0; n < columns; ++n) {
                 T sum = begin(i, n);
-                for (index k = 0; k < depth; ++k) sum += a(i, k) * b(k, n);
+                for (index_t k = 0; k < depth; ++k) sum += a(i, k) * b(k, n);
                 expected(i, n) = sum;
             }
         return expected.memory;
@@ -84,10 +84,10 @@ void check_product(index rows, index depth, index columns, unsigned layouts) {
     multiply<T>(a, b, {bias.block().data, 0, 1}, column_bias, depth, here);
     multiply<T>(a, b, {bias.block().data, 1, 0}, row_bias, depth, here);
     multiply<T>(a, b, added, added, depth, here);
-    CHECK(same(plain.memory, sums([](index, index) { return T{0}; })));
-    CHECK(same(column_bias.memory, sums([&](index, index n) { return bias(0, n); })));
-    CHECK(same(row_bias.memory, sums([&](index i, index) { return bias(0, i); })));
-    CHECK(same(added.memory, sums([&](index i, index n) { return c(i, n); })));
+    CHECK(same(plain.memory, sums([](index_t, index_t) { return T{0}; })));
+    CHECK(same(column_bias.memory, sums([&](index_t, index_t n) { return bias(0, n); })));
+    CHECK(same(row_bias.memory, sums([&](index_t i, index_t) { return bias(0, i); })));
+    CHECK(same(added.memory, sums([&](index_t i, index_t n) { return c(i, n); })));
 }
 
 } // namespace
@@ -95,9 +95,9 @@ void check_product(index rows, index depth, index columns, unsigned layouts) {
 TEMPLATE_TEST_CASE("matrix_product: shapes at the edges of registers, tiles and blocks, in every layout", "[kernel][portable]", float,
                    double) {
     unsigned layouts = 0;
-    for (const index rows : {0, 1, 2, 5, 6, 7, 16, 17})
-        for (const index depth : {0, 1, 2, 17, 63, 64, 65, 130})
-            for (const index columns : {0, 1, 3, 4, 15, 16, 17, 33, 64, 66}) check_product<TestType>(rows, depth, columns, layouts++ % 8);
+    for (const index_t rows : {0, 1, 2, 5, 6, 7, 16, 17})
+        for (const index_t depth : {0, 1, 2, 17, 63, 64, 65, 130})
+            for (const index_t columns : {0, 1, 3, 4, 15, 16, 17, 33, 64, 66}) check_product<TestType>(rows, depth, columns, layouts++ % 8);
     for (unsigned l = 0; l < 8; ++l) {
         check_product<TestType>(391, 70, 20, l);
         check_product<TestType>(3, 300, 530, l);
@@ -108,7 +108,7 @@ TEMPLATE_TEST_CASE("matrix_product: shapes at the edges of registers, tiles and 
 TEMPLATE_TEST_CASE("matrix_product: a row's bits do not depend on other rows, other columns, layouts or threads",
                    "[kernel][portable][parallel]", float, double) {
     using T = TestType;
-    const index rows = 403, depth = 301, columns = 531;
+    const index_t rows = 403, depth = 301, columns = 531;
     const auto a = filled(placed_matrix<T>(rows, depth), any_numbers(1)), b = filled(placed_matrix<T>(depth, columns), any_numbers(2));
     const auto bias = filled(placed_matrix<T>(1, columns), any_numbers(3));
     const kernel::row_block<const T> left = a, right = b, start{kernel::row_block<const T>(bias).data, 0, 1};
@@ -122,21 +122,21 @@ TEMPLATE_TEST_CASE("matrix_product: a row's bits do not depend on other rows, ot
         multiply<T>(left, right, start, again, depth, executor);
         CHECK(std::memcmp(again.memory.data(), whole.memory.data(), again.memory.size() * sizeof(T)) == 0);
     });
-    index different = 0;
-    for (const index count : {1, 2, 7, 50})
-        for (const index width : {1, 18, 100}) {
-            const index row = 100, column = 31;
+    index_t different = 0;
+    for (const index_t count : {1, 2, 7, 50})
+        for (const index_t width : {1, 18, 100}) {
+            const index_t row = 100, column = 31;
             placed_matrix<T> part(count, width);
             multiply<T>({left.data + row * left.row_stride, left.row_stride, 1}, {right.data + column, right.row_stride, 1},
                         {start.data + column, 0, 1}, part, depth, here);
-            for (index r = 0; r < count; ++r)
-                for (index c = 0; c < width; ++c) different += !same_bits(part(r, c), whole(row + r, column + c));
+            for (index_t r = 0; r < count; ++r)
+                for (index_t c = 0; c < width; ++c) different += !same_bits(part(r, c), whole(row + r, column + c));
         }
     CHECK(different == 0);
 
     auto columns_first = placed_matrix<T>(columns, depth); // as a linear layer's weights lie
-    for (index k = 0; k < depth; ++k)
-        for (index c = 0; c < columns; ++c) columns_first(c, k) = right.data[k * right.row_stride + c];
+    for (index_t k = 0; k < depth; ++k)
+        for (index_t c = 0; c < columns; ++c) columns_first(c, k) = right.data[k * right.row_stride + c];
     placed_matrix<T> linear(rows, columns);
     multiply<T>(left, kernel::transposed(kernel::row_block<const T>(columns_first)), start, linear, depth, here);
     CHECK(std::memcmp(linear.memory.data(), whole.memory.data(), whole.memory.size() * sizeof(T)) == 0);
@@ -144,27 +144,27 @@ TEMPLATE_TEST_CASE("matrix_product: a row's bits do not depend on other rows, ot
 
 TEMPLATE_TEST_CASE("matrix_product: terms that are left out are not multiplied", "[kernel][portable]", float, double) {
     using T = TestType;
-    const index rows = 20, depth = 300, columns = 37;
-    const auto missing = [](index k) { return k % 7 == 3 || (k > 120 && k < 260); };
+    const index_t rows = 20, depth = 300, columns = 37;
+    const auto missing = [](index_t k) { return k % 7 == 3 || (k > 120 && k < 260); };
     auto a = filled(placed_matrix<T>(rows, depth), whole_numbers(1)), b = filled(placed_matrix<T>(depth, columns), whole_numbers(2));
     placed_matrix<T> expected(rows, columns), c(rows, columns);
-    for (index i = 0; i < rows; ++i)
-        for (index n = 0; n < columns; ++n) {
+    for (index_t i = 0; i < rows; ++i)
+        for (index_t n = 0; n < columns; ++n) {
             expected(i, n) = 0;
-            for (index k = 0; k < depth; ++k) expected(i, n) += missing(k) ? 0 : a(i, k) * b(k, n);
+            for (index_t k = 0; k < depth; ++k) expected(i, n) += missing(k) ? 0 : a(i, k) * b(k, n);
         }
-    for (index k = 0; k < depth; ++k)
+    for (index_t k = 0; k < depth; ++k)
         if (missing(k)) {
-            for (index i = 0; i < rows; ++i) a(i, k) = std::numeric_limits<T>::quiet_NaN();
-            for (index n = 0; n < columns; ++n) b(k, n) = std::numeric_limits<T>::infinity();
+            for (index_t i = 0; i < rows; ++i) a(i, k) = std::numeric_limits<T>::quiet_NaN();
+            for (index_t n = 0; n < columns; ++n) b(k, n) = std::numeric_limits<T>::infinity();
         }
     const product<T> p(rows, depth, columns);
     workspace memory(p.task_bytes());
-    for (index task = 0; task < p.task_count(); ++task) {
+    for (index_t task = 0; task < p.task_count(); ++task) {
         detail::scratch own(memory.bytes().data());
-        p.run_task(task, own, a, b, {nullptr, 0, 0}, c.block(), [&](index first, index count, auto&& emit) {
-            for (index k = first; k < first + count; ++k)
-                if (!missing(k)) emit(k, index{1});
+        p.run_task(task, own, a, b, {nullptr, 0, 0}, c.block(), [&](index_t first, index_t count, auto&& emit) {
+            for (index_t k = first; k < first + count; ++k)
+                if (!missing(k)) emit(k, index_t{1});
         });
     }
     CHECK(std::memcmp(c.memory.data(), expected.memory.data(), c.memory.size() * sizeof(T)) == 0);
@@ -172,16 +172,16 @@ TEMPLATE_TEST_CASE("matrix_product: terms that are left out are not multiplied",
 
 TEMPLATE_TEST_CASE("matrix_product: long sums are more exact than one chain", "[kernel]", float, double) {
     using T = TestType;
-    const index depth = 50'000, columns = 12;
+    const index_t depth = 50'000, columns = 12;
     auto a = filled(placed_matrix<T>(1, depth), any_numbers(1)), b = filled(placed_matrix<T>(depth, columns), any_numbers(2));
     placed_matrix<T> c(1, columns);
     sequential here;
     multiply<T>(a, b, {nullptr, 0, 0}, c, depth, here);
     long double our_errors = 0, chain_errors = 0;
-    for (index n = 0; n < columns; ++n) {
+    for (index_t n = 0; n < columns; ++n) {
         long double exact = 0;
         T chain = 0;
-        for (index k = 0; k < depth; ++k) {
+        for (index_t k = 0; k < depth; ++k) {
             exact += static_cast<long double>(a(0, k)) * static_cast<long double>(b(k, n));
             chain += a(0, k) * b(k, n);
         }

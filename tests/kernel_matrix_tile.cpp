@@ -23,7 +23,7 @@ std::vector<T> whole_numbers(std::size_t count, unsigned seed) {
 /// The operands of a tile, `at` numbers off alignment.
 template <Scalar T>
 struct operands {
-    index rows, width, depth, at, a_row, a_depth, stride;
+    index_t rows, width, depth, at, a_row, a_depth, stride;
     std::vector<T> a = whole_numbers<T>(static_cast<std::size_t>(at + rows * a_row + depth * a_depth + 1), 1);
     std::vector<T> b = whole_numbers<T>(static_cast<std::size_t>(at + (depth + 1) * stride), 2);
     std::vector<T> factor = whole_numbers<T>(static_cast<std::size_t>(rows), 3);
@@ -58,11 +58,11 @@ void check_tile(void (*multiply_tile)(operands<T>&), void (*clear_tile)(operands
     INFO(o.rows << " rows, " << o.width << " wide, depth " << o.depth << ", offset " << o.at << ", strides " << o.a_row << ", " << o.a_depth
                 << ", " << o.stride);
     auto expected = o.c;
-    for (index i = 0; i < o.rows; ++i)
-        for (index n = 0; n < o.width; ++n) {
+    for (index_t i = 0; i < o.rows; ++i)
+        for (index_t n = 0; n < o.width; ++n) {
             auto& sum = expected[static_cast<std::size_t>(o.at + i * o.stride + n)];
             sum *= o.factor[static_cast<std::size_t>(i)];
-            for (index k = 0; k < o.depth; ++k)
+            for (index_t k = 0; k < o.depth; ++k)
                 sum += o.a[static_cast<std::size_t>(o.at + i * o.a_row + k * o.a_depth)] *
                        o.b[static_cast<std::size_t>(o.at + k * o.stride + n)];
         }
@@ -70,8 +70,8 @@ void check_tile(void (*multiply_tile)(operands<T>&), void (*clear_tile)(operands
     CHECK(o.c == expected);
 
     clear_tile(o);
-    for (index i = 0; i < o.rows; ++i)
-        for (index n = 0; n < o.width; ++n) expected[static_cast<std::size_t>(o.at + i * o.stride + n)] = 0;
+    for (index_t i = 0; i < o.rows; ++i)
+        for (index_t n = 0; n < o.width; ++n) expected[static_cast<std::size_t>(o.at + i * o.stride + n)] = 0;
     CHECK(o.c == expected);
 }
 
@@ -83,10 +83,10 @@ TEMPLATE_TEST_CASE("matrix_tile: every size against a plain loop", "[kernel][por
         constexpr int columns = c() + 1;
         simd::unroll<traits::max_rows(columns)>([&](auto r) {
             constexpr int rows = r() + 1;
-            constexpr index width = columns * traits::lane_count;
-            for (const index depth : {0, 1, 2, 17})
+            constexpr index_t width = columns * traits::lane_count;
+            for (const index_t depth : {0, 1, 2, 17})
                 for (const auto& [at, a_row, a_depth, padding] :
-                     {std::array<index, 4>{0, depth + 3, 1, 0}, {1, 1, rows + 2, 5}, {3, 41, 2, 1}})
+                     {std::array<index_t, 4>{0, depth + 3, 1, 0}, {1, 1, rows + 2, 5}, {3, 41, 2, 1}})
                     check_tile<TestType>(multiply<rows, columns, TestType>, clear<rows, columns, TestType>,
                                          {rows, width, depth, at, a_row, a_depth, width + padding});
         });
@@ -94,18 +94,18 @@ TEMPLATE_TEST_CASE("matrix_tile: every size against a plain loop", "[kernel][por
 }
 
 TEST_CASE("with_constant: calls once, with the number as a constant", "[kernel][portable]") {
-    for (index n = 0; n <= 8; ++n) {
-        std::vector<index> seen;
+    for (index_t n = 0; n <= 8; ++n) {
+        std::vector<index_t> seen;
         kernel::with_constant<6>(n, [&](auto constant) { seen.push_back(decltype(constant)::value); });
-        CHECK(seen == (n >= 1 && n <= 6 ? std::vector<index>{n} : std::vector<index>{}));
+        CHECK(seen == (n >= 1 && n <= 6 ? std::vector<index_t>{n} : std::vector<index_t>{}));
     }
 }
 
 TEST_CASE("for_each_piece: pieces follow each other, as even as they come", "[kernel][portable]") {
-    for (index max_size = 1; max_size <= 17; ++max_size)
-        for (index count = 0; count <= 60; ++count) {
-            index next = 0, pieces = 0, smallest = max_size, largest = 0;
-            kernel::for_each_piece(count, max_size, [&](index first, index size) {
+    for (index_t max_size = 1; max_size <= 17; ++max_size)
+        for (index_t count = 0; count <= 60; ++count) {
+            index_t next = 0, pieces = 0, smallest = max_size, largest = 0;
+            kernel::for_each_piece(count, max_size, [&](index_t first, index_t size) {
                 if (first != next) FAIL_CHECK(count << " by " << max_size << ": a piece begins at " << first);
                 next += size;
                 ++pieces;
@@ -119,12 +119,12 @@ TEST_CASE("for_each_piece: pieces follow each other, as even as they come", "[ke
 }
 
 TEST_CASE("for_each_size: the same pieces, those of a size at once", "[kernel][portable]") {
-    for (index max_size = 1; max_size <= 17; ++max_size)
-        for (index count = 0; count <= 60; ++count) {
-            std::vector<std::pair<index, index>> one_by_one, by_size;
-            index calls = 0;
-            kernel::for_each_piece(count, max_size, [&](index first, index size) { one_by_one.emplace_back(first, size); });
-            kernel::for_each_size(count, max_size, [&](index first, index size, index pieces) {
+    for (index_t max_size = 1; max_size <= 17; ++max_size)
+        for (index_t count = 0; count <= 60; ++count) {
+            std::vector<std::pair<index_t, index_t>> one_by_one, by_size;
+            index_t calls = 0;
+            kernel::for_each_piece(count, max_size, [&](index_t first, index_t size) { one_by_one.emplace_back(first, size); });
+            kernel::for_each_size(count, max_size, [&](index_t first, index_t size, index_t pieces) {
                 ++calls;
                 for (; pieces > 0; --pieces, first += size) by_size.emplace_back(first, size);
             });

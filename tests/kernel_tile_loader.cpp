@@ -10,14 +10,14 @@ namespace {
 
 /// Numbers to read, all different.
 template <Scalar T>
-std::vector<T> counted(index count) {
+std::vector<T> counted(index_t count) {
     std::vector<T> numbers(static_cast<std::size_t>(count));
     for (std::size_t e = 0; e < numbers.size(); ++e) numbers[e] = static_cast<T>(e + 1);
     return numbers;
 }
 
 template <Scalar T>
-std::vector<T> guards(index count) {
+std::vector<T> guards(index_t count) {
     return std::vector<T>(static_cast<std::size_t>(count), guard<T>);
 }
 
@@ -28,9 +28,9 @@ bool same(const std::vector<T>& a, const std::vector<T>& b) {
 
 /// Where a row_block of `rows` and `channels` may lie in memory, with its first element in the numbers.
 struct arrangement {
-    index offset, row_stride, channel_stride;
+    index_t offset, row_stride, channel_stride;
 };
-std::vector<arrangement> arrangements(index rows, index channels) {
+std::vector<arrangement> arrangements(index_t rows, index_t channels) {
     return {{0, channels, 1},
             {1, channels + 3, 1},
             {2, 3 * channels + 1, 3},
@@ -44,17 +44,17 @@ std::vector<arrangement> arrangements(index rows, index channels) {
 
 TEMPLATE_TEST_CASE("copy_rows: count and misalignment", "[kernel][portable]", float, double) {
     using T = TestType;
-    for (const index rows : {0, 1, 2, 3, 4, 7, 8, 15, 16, 17, 33})
-        for (index channels = 0; channels <= 35; ++channels)
+    for (const index_t rows : {0, 1, 2, 3, 4, 7, 8, 15, 16, 17, 33})
+        for (index_t channels = 0; channels <= 35; ++channels)
             for (const auto& from : arrangements(rows, channels))
-                for (const index padded : {channels, channels + 1, (channels + 15) / 16 * 16})
-                    for (const index at : {1, 4}) {
+                for (const index_t padded : {channels, channels + 1, (channels + 15) / 16 * 16})
+                    for (const index_t at : {1, 4}) {
                         const auto numbers = counted<T>(from.offset + 4 * (rows + 2) * (channels + 2));
                         const kernel::row_block<const T> block{numbers.data() + from.offset, from.row_stride, from.channel_stride};
                         auto to = guards<T>(at + rows * padded + 8);
                         auto expected = to;
-                        for (index r = 0; r < rows; ++r)
-                            for (index c = 0; c < padded; ++c)
+                        for (index_t r = 0; r < rows; ++r)
+                            for (index_t c = 0; c < padded; ++c)
                                 expected[static_cast<std::size_t>(at + r * padded + c)] =
                                     c < channels ? block.data[r * block.row_stride + c * block.channel_stride] : T{0};
                         kernel::copy_rows<TestType, simd::native>(block, rows, channels, to.data() + at, padded);
@@ -66,18 +66,18 @@ TEMPLATE_TEST_CASE("copy_rows: count and misalignment", "[kernel][portable]", fl
 
 TEMPLATE_TEST_CASE("transpose_rows: count and misalignment", "[kernel][portable]", float, double) {
     using T = TestType;
-    constexpr index size = simd::lanes<T, simd::native>::size;
-    for (index rows = 0; rows <= 2 * size + 1; ++rows)
-        for (index channels = 0; channels <= 35; ++channels)
+    constexpr index_t size = simd::lanes<T, simd::native>::size;
+    for (index_t rows = 0; rows <= 2 * size + 1; ++rows)
+        for (index_t channels = 0; channels <= 35; ++channels)
             for (const auto& from : arrangements(rows, channels))
-                for (const index at : {0, 3}) {
+                for (const index_t at : {0, 3}) {
                     const auto numbers = counted<T>(from.offset + 4 * (rows + 2) * (channels + 2));
                     const kernel::row_block<const T> block{numbers.data() + from.offset, from.row_stride, from.channel_stride};
                     const auto whole = (rows + size - 1) / size * size, stride = whole + 2;
                     auto to = guards<T>(at + channels * stride + 8);
                     auto expected = to;
-                    for (index c = 0; c < channels; ++c)
-                        for (index r = 0; r < whole; ++r)
+                    for (index_t c = 0; c < channels; ++c)
+                        for (index_t r = 0; r < whole; ++r)
                             expected[static_cast<std::size_t>(at + c * stride + r)] =
                                 r < rows ? 2 * block.data[r * block.row_stride + c * block.channel_stride] : T{0};
                     kernel::transpose_rows<T, simd::native>(block, rows, channels, T{2}, to.data() + at, stride);
@@ -90,14 +90,14 @@ TEST_CASE("transpose_rows: from the other scalar type", "[kernel][portable]") {
     const kernel::row_block<const double> block{numbers.data(), 20, 1};
     std::vector<float> to(20 * 16);
     kernel::transpose_rows<float, simd::native>(block, 9, 20, 1.0f, to.data(), 16);
-    for (index r = 0; r < 9; ++r)
-        for (index c = 0; c < 20; ++c)
+    for (index_t r = 0; r < 9; ++r)
+        for (index_t c = 0; c < 20; ++c)
             CHECK(to[static_cast<std::size_t>(c * 16 + r)] == static_cast<float>(numbers[static_cast<std::size_t>(r * 20 + c)]));
 }
 
 TEMPLATE_TEST_CASE("readable_in_place: unit stride, and rows not a multiple of pages apart", "[kernel][portable]", float, double) {
-    constexpr index page = 4096 / sizeof(TestType);
-    const auto readable = [](index row, index channel) {
+    constexpr index_t page = 4096 / sizeof(TestType);
+    const auto readable = [](index_t row, index_t channel) {
         return kernel::readable_in_place(kernel::row_block<const TestType>{nullptr, row, channel});
     };
     CHECK(readable(64, 1));

@@ -10,7 +10,7 @@ namespace attn::testing {
 
 TEST_CASE("transformer_block: the plain one, on every executor, in place, beside any batch entry", "[layer]") {
     parameters weights;
-    const index channels = 48;
+    const index_t channels = 48;
     const transformer_block<layer_norm<float>, multi_head<float>, feed_forward<float>> block{
         .attention_norm = random_layer_norm(weights, "norm1", channels),
         .attention = random_multi_head<float>(weights, "attention", channels, 4, 4, 12, 12),
@@ -28,14 +28,14 @@ TEST_CASE("transformer_block: the plain one, on every executor, in place, beside
     const auto y = random_rows<float>({3, 1, 11, channels}, 4);
     const auto crossed = plain_block(
         wide(x), plain_layer_norm(block.attention_norm),
-        [&](const auto& t) { return plain_multi_head(t, wide(y), block.attention, plain_softmax(), [](auto&, index) {}); },
+        [&](const auto& t) { return plain_multi_head(t, wide(y), block.attention, plain_softmax(), [](auto&, index_t) {}); },
         plain_layer_norm(block.feed_forward_norm), [&](const auto& t) { return plain_feed_forward(t, block.feed_forward, plain_gelu); });
     CHECK(close(forward(block, {.tokens = x, .context = y}), crossed));
 }
 
 TEST_CASE("transformer_block: Llama's, at once and in chunks of positions", "[layer]") {
     parameters weights;
-    const index channels = 64;
+    const index_t channels = 64;
     const rotary<float> turns(50, 16);
     auto attention = random_multi_head<float>(weights, "attention", channels, 4, 2, 16, 16, softmax_attention{.pattern = causal{}}, false);
     attention.rotation = &turns;
@@ -55,7 +55,7 @@ TEST_CASE("transformer_block: Llama's, at once and in chunks of positions", "[la
         };
     };
     const auto exact = [&](const positions& where) {
-        const auto turn = [](auto& t, index first) { plain_rotary(t, 16, false, first); };
+        const auto turn = [](auto& t, index_t first) { plain_rotary(t, 16, false, first); };
         return plain_block(
             wide(x), norm_by(norm1),
             [&](const auto& t) { return plain_multi_head(t, t, attention, plain_softmax(causal{}, where), turn, where); }, norm_by(norm2),
@@ -67,15 +67,15 @@ TEST_CASE("transformer_block: Llama's, at once and in chunks of positions", "[la
     // What the first tokens become does not depend on later ones.
     const auto beginning = forward(block, {.tokens = tensor_view<const float>(x.data(), {2, 1, 20, channels}, x.view().strides())});
     double worst = 0;
-    for (index i = 0; i < 20; ++i)
-        for (index c = 0; c < channels; ++c)
+    for (index_t i = 0; i < 20; ++i)
+        for (index_t c = 0; c < channels; ++c)
             worst = std::max(worst, static_cast<double>(std::abs(beginning(1, 0, i, c) - whole(1, 0, i, c))));
     CHECK(worst <= 32 * epsilon<float>);
 }
 
 TEST_CASE("transformer_block: many heads of large keys, free of the model's size", "[layer]") {
     parameters weights;
-    const index channels = 512;
+    const index_t channels = 512;
     const transformer_block<layer_norm<float>, multi_head<float>, feed_forward<float>> block{
         .attention = random_multi_head<float>(weights, "attention", channels, 32, 32, 128, 16),
         .feed_forward = random_feed_forward(weights, "mlp", channels, 64)};
@@ -90,7 +90,7 @@ TEST_CASE("transformer_block: many heads of large keys, free of the model's size
 
 TEST_CASE("fold: a block without its norms is the same block", "[layer]") {
     parameters weights, folded;
-    const index channels = 24;
+    const index_t channels = 24;
     const random_statistics first(weights, "norm1", channels), second(weights, "norm2", channels);
     const transformer_block<rep_batch_norm<float>, multi_head<float>, feed_forward<float>> block{
         .attention_norm = first.norm(),

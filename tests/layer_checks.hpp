@@ -23,16 +23,16 @@ tensor_view<T> add_random(parameters& weights, const std::string& name, const pa
     return t;
 }
 template <Scalar T>
-linear<T> random_linear(parameters& weights, const std::string& name, index outputs, index inputs, bool has_bias = true) {
+linear<T> random_linear(parameters& weights, const std::string& name, index_t outputs, index_t inputs, bool has_bias = true) {
     const auto seed = static_cast<unsigned>(std::hash<std::string>()(name));
-    add_random<T>(weights, name + ".weight", {outputs, inputs}, seed, 1 / std::sqrt(static_cast<double>(std::max<index>(1, inputs))));
+    add_random<T>(weights, name + ".weight", {outputs, inputs}, seed, 1 / std::sqrt(static_cast<double>(std::max<index_t>(1, inputs))));
     if (has_bias) add_random<T>(weights, name + ".bias", {outputs}, seed + 1);
     return weights.get_linear<T>(name, outputs, inputs);
 }
 /// Projections of d_k channels for keys and d_v for values.
 template <Scalar T, class A = softmax_attention<>>
-multi_head<T, A> random_multi_head(parameters& weights, const std::string& name, index channels, index heads, index kv_heads, index d_k,
-                                   index d_v, const A& attention = {}, bool has_bias = true) {
+multi_head<T, A> random_multi_head(parameters& weights, const std::string& name, index_t channels, index_t heads, index_t kv_heads, index_t d_k,
+                                   index_t d_v, const A& attention = {}, bool has_bias = true) {
     return {.heads = heads,
             .kv_heads = kv_heads,
             .q = random_linear<T>(weights, name + ".q", heads * d_k, channels, has_bias),
@@ -48,11 +48,11 @@ template <Scalar T>
 tensor<double> plain_linear(const tensor<double>& x, const linear<T>& l) {
     const auto& s = x.shape();
     tensor<double> y({s.batch, 1, s.tokens, l.outputs()});
-    for (index b = 0; b < s.batch; ++b)
-        for (index i = 0; i < s.tokens; ++i)
-            for (index o = 0; o < l.outputs(); ++o) {
+    for (index_t b = 0; b < s.batch; ++b)
+        for (index_t i = 0; i < s.tokens; ++i)
+            for (index_t o = 0; o < l.outputs(); ++o) {
                 double sum = l.bias.empty() ? 0 : static_cast<double>(l.bias[static_cast<std::size_t>(o)]);
-                for (index c = 0; c < s.channels; ++c) sum += static_cast<double>(l.weight(0, 0, o, c)) * x(b, 0, i, c);
+                for (index_t c = 0; c < s.channels; ++c) sum += static_cast<double>(l.weight(0, 0, o, c)) * x(b, 0, i, c);
                 y(b, 0, i, o) = sum;
             }
     return y;
@@ -66,27 +66,27 @@ template <Scalar T, class F>
 tensor<double> plain_feed_forward(const tensor<double>& x, const feed_forward<T, F>& layer, double (*activation)(double)) {
     auto hidden = plain_linear(x, layer.up);
     const auto gates = layer.gated() ? plain_linear(x, layer.gate) : tensor<double>();
-    for (index e = 0; e < hidden.shape().size(); ++e)
+    for (index_t e = 0; e < hidden.shape().size(); ++e)
         hidden.data()[e] = layer.gated() ? activation(gates.data()[e]) * hidden.data()[e] : activation(hidden.data()[e]);
     return plain_linear(hidden, layer.down);
 }
 /// Heads copied out of rows and back.
-inline tensor<double> heads_of(const tensor<double>& rows, index heads) {
+inline tensor<double> heads_of(const tensor<double>& rows, index_t heads) {
     const auto& s = rows.shape();
     tensor<double> t({s.batch, heads, s.tokens, s.channels / heads});
-    for (index b = 0; b < s.batch; ++b)
-        for (index h = 0; h < heads; ++h)
-            for (index i = 0; i < s.tokens; ++i)
-                for (index c = 0; c < t.shape().channels; ++c) t(b, h, i, c) = rows(b, 0, i, h * t.shape().channels + c);
+    for (index_t b = 0; b < s.batch; ++b)
+        for (index_t h = 0; h < heads; ++h)
+            for (index_t i = 0; i < s.tokens; ++i)
+                for (index_t c = 0; c < t.shape().channels; ++c) t(b, h, i, c) = rows(b, 0, i, h * t.shape().channels + c);
     return t;
 }
 inline tensor<double> rows_of_heads(const tensor<double>& t) {
     const auto& s = t.shape();
     tensor<double> rows({s.batch, 1, s.tokens, s.heads * s.channels});
-    for (index b = 0; b < s.batch; ++b)
-        for (index h = 0; h < s.heads; ++h)
-            for (index i = 0; i < s.tokens; ++i)
-                for (index c = 0; c < s.channels; ++c) rows(b, 0, i, h * s.channels + c) = t(b, h, i, c);
+    for (index_t b = 0; b < s.batch; ++b)
+        for (index_t h = 0; h < s.heads; ++h)
+            for (index_t i = 0; i < s.tokens; ++i)
+                for (index_t c = 0; c < s.channels; ++c) rows(b, 0, i, h * s.channels + c) = t(b, h, i, c);
     return rows;
 }
 /// attend(q, k, v), heads first, gives the attention's result; turn(t, first) turns queries and keys. y: the tokens of keys and values.
@@ -101,7 +101,7 @@ tensor<double> plain_multi_head(const tensor<double>& x, const tensor<double>& y
 }
 template <class M, class F>
 tensor<double> plain_multi_head(const tensor<double>& x, const M& layer, const F& attend) {
-    return plain_multi_head(x, x, layer, attend, [](auto&, index) {});
+    return plain_multi_head(x, x, layer, attend, [](auto&, index_t) {});
 }
 /// The reference of softmax attention, as plain_multi_head calls it.
 template <class P = dense>
@@ -129,7 +129,7 @@ tensor<typename L::scalar> result_on(const L& layer, const layer_inputs<typename
     using T = typename L::scalar;
     tensor<T> out(layer.output_shape(in.tokens.shape()));
     std::fill_n(out.data(), out.shape().size(), guard<T>);
-    workspace memory(layer.workspace_bytes(in.tokens.shape(), in.context.shape(), std::max<index>(1, executor.concurrency())));
+    workspace memory(layer.workspace_bytes(in.tokens.shape(), in.context.shape(), std::max<index_t>(1, executor.concurrency())));
     std::ranges::fill(memory.bytes(), std::byte{0xff});
     forward(layer, in, out.view(), execution(executor, memory));
     return out;

@@ -16,7 +16,7 @@ namespace attn::testing {
 namespace {
 
 using progressive = progressive_rep_batch_norm<layer_norm<float>>;
-constexpr index channels = 24, heads = 3;
+constexpr index_t channels = 24, heads = 3;
 
 /// Of an attention on q, k and v, heads first.
 tensor<double> no_result(const tensor<double>& q, const tensor<double>& v) {
@@ -35,7 +35,7 @@ auto plain_simplified(const depthwise_convolution<float>& convolution) {
         return out;
     };
 }
-depthwise_convolution<float> random_convolution(parameters& weights, index d, index height, index width) {
+depthwise_convolution<float> random_convolution(parameters& weights, index_t d, index_t height, index_t width) {
     return {.weights = add_random<float>(weights, "dwc.weight", {1, d, 5, 5}, 5, 0.2),
             .bias = random_vector(weights, "dwc.bias", d),
             .height = height,
@@ -138,17 +138,17 @@ TEST_CASE("PVT's block: keys and values of a reduced grid, folded through the re
     check_folded(block, random_rows<float>({2, 1, 48, channels}, 3), first, second, [&](const tensor<double>& t) {
         // A convolution of stride 2: token (y, x) of the reduced grid reads (2y, 2x) .. (2y + 1, 2x + 1).
         tensor<double> reduced({2, 1, 12, channels});
-        for (index b = 0; b < 2; ++b)
-            for (index token = 0; token < 12; ++token)
-                for (index o = 0; o < channels; ++o) {
+        for (index_t b = 0; b < 2; ++b)
+            for (index_t token = 0; token < 12; ++token)
+                for (index_t o = 0; o < channels; ++o) {
                     double sum = static_cast<double>(attention.reduce.projection.bias[static_cast<std::size_t>(o)]);
-                    for (index tap = 0; tap < 4; ++tap)
-                        for (index c = 0; c < channels; ++c)
+                    for (index_t tap = 0; tap < 4; ++tap)
+                        for (index_t c = 0; c < channels; ++c)
                             sum += static_cast<double>(attention.reduce.projection.weight(0, 0, o, tap * channels + c)) *
                                    t(b, 0, (token / 4 * 2 + tap / 2) * 8 + token % 4 * 2 + tap % 2, c);
                     reduced(b, 0, token, o) = sum;
                 }
-        return plain_multi_head(t, plain_layer_norm(norm)(reduced), attention, plain_softmax(), [](auto&, index) {});
+        return plain_multi_head(t, plain_layer_norm(norm)(reduced), attention, plain_softmax(), [](auto&, index_t) {});
     });
 }
 
@@ -164,9 +164,9 @@ TEST_CASE("CaiT's block: talking heads, and its layer scale in the last linear",
     auto attention = unscaled;
     const auto scaled = weights.add<float>("scaled.weight", {channels, channels}),
                scaled_bias = weights.add<float>("scaled.bias", {channels});
-    for (index o = 0; o < channels; ++o) {
+    for (index_t o = 0; o < channels; ++o) {
         const auto at = static_cast<std::size_t>(o);
-        for (index c = 0; c < channels; ++c) scaled(0, 0, o, c) = gamma[at] * unscaled.out.weight(0, 0, o, c);
+        for (index_t c = 0; c < channels; ++c) scaled(0, 0, o, c) = gamma[at] * unscaled.out.weight(0, 0, o, c);
         scaled_bias(0, 0, 0, o) = gamma[at] * unscaled.out.bias[at];
     }
     attention.out = weights.get_linear<float>("scaled", channels, channels);
@@ -187,7 +187,7 @@ TEST_CASE("CaiT's block: talking heads, and its layer scale in the last linear",
                                                                  talking.weights_mix, bias2);
                                 return out;
                             });
-                        for (index e = 0; e < y.shape().size(); ++e)
+                        for (index_t e = 0; e < y.shape().size(); ++e)
                             y.data()[e] *= static_cast<double>(gamma[static_cast<std::size_t>(e % channels)]);
                         return y;
                     },

@@ -8,7 +8,7 @@ namespace attn::testing {
 
 TEMPLATE_TEST_CASE("linear: sizes, biases and residuals", "[layer]", float, double) {
     using T = TestType;
-    for (const auto& [batch, tokens, inputs, outputs] : std::vector<std::array<index, 4>>{{1, 1, 1, 1},
+    for (const auto& [batch, tokens, inputs, outputs] : std::vector<std::array<index_t, 4>>{{1, 1, 1, 1},
                                                                                           {2, 5, 7, 3},
                                                                                           {3, 17, 64, 65},
                                                                                           {1, 97, 130, 33},
@@ -30,7 +30,7 @@ TEMPLATE_TEST_CASE("linear: sizes, biases and residuals", "[layer]", float, doub
 
 TEMPLATE_TEST_CASE("feed_forward: with and without a gate", "[layer]", float, double) {
     using T = TestType;
-    for (const auto& [batch, tokens, width, hidden] : std::vector<std::array<index, 4>>{{2, 9, 12, 37}, {1, 1, 1, 1}, {3, 300, 16, 20}}) {
+    for (const auto& [batch, tokens, width, hidden] : std::vector<std::array<index_t, 4>>{{2, 9, 12, 37}, {1, 1, 1, 1}, {3, 300, 16, 20}}) {
         const auto x = random_rows<T>({batch, 1, tokens, width}, 3);
         parameters weights;
         const feed_forward<T> plain{.up = random_linear<T>(weights, "up", hidden, width),
@@ -54,13 +54,13 @@ TEMPLATE_TEST_CASE("multi_head: grouped heads, sizes of keys and values, context
     check_bits(grouped, x);
 
     CHECK(close(forward(grouped, {.tokens = x, .context = y}),
-                plain_multi_head(wide(x), wide(y), grouped, plain_softmax(), [](auto&, index) {})));
+                plain_multi_head(wide(x), wide(y), grouped, plain_softmax(), [](auto&, index_t) {})));
 
     for (const bool interleaved : {false, true}) {
         const rotary<T> turns(64, 6, interleaved ? rotary_pairs::interleaved : rotary_pairs::half_split);
         auto rotated = grouped;
         rotated.rotation = &turns;
-        const auto turn = [&](auto& t, index first) { plain_rotary(t, 6, interleaved, first); };
+        const auto turn = [&](auto& t, index_t first) { plain_rotary(t, 6, interleaved, first); };
         CHECK(close(forward(rotated, {.tokens = x, .context = y, .positions = {.first_query = 20, .first_key = 9}}),
                     plain_multi_head(wide(x), wide(y), rotated, plain_softmax(), turn, {.first_query = 20, .first_key = 9})));
         // Softmax of turned scores depends on distances alone.

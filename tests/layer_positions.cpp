@@ -36,7 +36,7 @@ TEMPLATE_TEST_CASE("activations: lanes against the formulas", "[layer][portable]
 
 TEMPLATE_TEST_CASE("rotary: part of the channels, any strides, a position for each batch entry", "[layer][portable]", float, double) {
     using T = TestType;
-    const std::vector<index> first{3, 11};
+    const std::vector<index_t> first{3, 11};
     for (const bool interleaved : {false, true})
         for (const auto& [l, name] : all_layouts) {
             INFO(name);
@@ -45,11 +45,11 @@ TEMPLATE_TEST_CASE("rotary: part of the channels, any strides, a position for ea
             placed<T> turned(x, l);
             rotate(turns, turned.view(), per_batch(first), turned.view());
             CHECK(turned.guards_intact());
-            for (index b = 0; b < 2; ++b) {
+            for (index_t b = 0; b < 2; ++b) {
                 auto expected = reference::widen(x.view()), ours = reference::widen(turned.copy().view());
                 plain_rotary(expected, 8, interleaved, first[static_cast<std::size_t>(b)]);
                 double worst = 0;
-                for (index e = b * expected.shape().size() / 2; e < (b + 1) * expected.shape().size() / 2; ++e)
+                for (index_t e = b * expected.shape().size() / 2; e < (b + 1) * expected.shape().size() / 2; ++e)
                     worst = std::max(worst, std::abs(expected.data()[e] - ours.data()[e]));
                 CHECK(worst <= 4 * epsilon<T> * largest_magnitude(expected));
             }
@@ -58,26 +58,26 @@ TEMPLATE_TEST_CASE("rotary: part of the channels, any strides, a position for ea
 
 TEST_CASE("rotary: positions that the table has not are refused, to the ends of their type", "[layer][portable]") {
     const rotary<float> turns(100, 8);
-    const auto refusal = [&](index first) {
+    const auto refusal = [&](index_t first) {
         return error_of([&] { turns.check("multi_head", "q", {.tokens = 40, .channels = 8}, first); });
     };
     CHECK(refusal(60) == nothing_thrown);
-    constexpr auto min_index = std::numeric_limits<index>::min(), max_index = std::numeric_limits<index>::max();
-    for (const index first : {min_index, index{-1}, index{61}, max_index - 39, max_index - 38, max_index})
+    constexpr auto min_index = std::numeric_limits<index_t>::min(), max_index = std::numeric_limits<index_t>::max();
+    for (const index_t first : {min_index, index_t{-1}, index_t{61}, max_index - 39, max_index - 38, max_index})
         check_says(refusal(first), {"multi_head: q lies at positions " + std::to_string(first) + " to ", "but rotary has 0 to 99"});
 }
 
 TEST_CASE("sinusoidal positions: by hand", "[layer][portable]") {
     tensor<float> table({1, 1, 3, 5});
     fill_sinusoidal_positions(table.view(), 7);
-    const auto at = [&](index r, index c) { return static_cast<double>(table(0, 0, r, c)); };
+    const auto at = [&](index_t r, index_t c) { return static_cast<double>(table(0, 0, r, c)); };
     CHECK(std::abs(at(2, 0) - std::sin(9.0)) < 1e-7);
     CHECK(std::abs(at(2, 1) - std::cos(9.0)) < 1e-7);
     CHECK(std::abs(at(1, 2) - std::sin(8 / std::pow(10000, 2 / 5.0))) < 1e-7);
     CHECK(std::abs(at(1, 4) - std::sin(8 / std::pow(10000, 4 / 5.0))) < 1e-7);
     CHECK(error_of([] { fill_sinusoidal_positions(tensor<float>({1, 2, 3, 4}).view()); }) ==
           "fill_sinusoidal_positions: table has shape (1, 2, 3, 4), not that of a matrix (1, 1, positions, channels)");
-    for (const index first : {std::numeric_limits<index>::max(), std::numeric_limits<index>::min(), farthest_position - 1})
+    for (const index_t first : {std::numeric_limits<index_t>::max(), std::numeric_limits<index_t>::min(), farthest_position - 1})
         check_says(error_of([&] { fill_sinusoidal_positions(table.view(), first); }),
                    {"fill_sinusoidal_positions: first is " + std::to_string(first) + " for 3 rows"});
     fill_sinusoidal_positions(table.view(), farthest_position - 2);

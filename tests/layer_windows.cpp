@@ -17,14 +17,14 @@ namespace {
 
 /// Which window a token falls into, and which of the slices [0, n - window), [n - window, n - shift), [n - shift, n) of the shifted grid.
 struct place {
-    index window, slice;
+    index_t window, slice;
     bool operator==(const place&) const = default;
 };
-place place_of(index at, index size, index window, index shift) {
+place place_of(index_t at, index_t size, index_t window, index_t shift) {
     const auto shifted = (at + size - shift) % size;
     return {shifted / window, shifted < size - window ? 0 : shifted < size - shift ? 1 : 2};
 }
-std::pair<place, place> place_of(const window_grid& g, index token) {
+std::pair<place, place> place_of(const window_grid& g, index_t token) {
     return {place_of(token / g.width, g.height, g.window_height, g.shift_height),
             place_of(token % g.width, g.width, g.window_width, g.shift_width)};
 }
@@ -56,9 +56,9 @@ TEST_CASE("windows: every token lies in the window it is said to, and comes back
     for (const auto& grid : grids) {
         const auto image = random_tensor<float>({2, 3, grid.height * grid.width, 5}, 1);
         const auto windows = partitioned(grid, image);
-        std::vector<index> seen(static_cast<std::size_t>(grid.height * grid.width));
-        for (index w = 0; w < grid.windows(); ++w)
-            for (index t = 0; t < grid.window_tokens(); ++t) {
+        std::vector<index_t> seen(static_cast<std::size_t>(grid.height * grid.width));
+        for (index_t w = 0; w < grid.windows(); ++w)
+            for (index_t t = 0; t < grid.window_tokens(); ++t) {
                 const auto token = grid.grid_token(w, t);
                 const auto [down, across] = place_of(grid, token);
                 CHECK(down.window * (grid.width / grid.window_width) + across.window == w);
@@ -74,32 +74,32 @@ TEST_CASE("windows: every token lies in the window it is said to, and comes back
 
 TEST_CASE("windows: any strides", "[layer]") {
     const auto& grid = grids[2];
-    const index n = grid.height * grid.width;
+    const index_t n = grid.height * grid.width;
     auto memory = random_tensor<float>({1, 1, 1, 2 * n * 3 * 4 * 2}, 2);
     const shape s{2, 3, n, 4};
     const tensor_view<const float> image(memory.data(), s, {n * 24, 2, 24, 6});
     tensor<float> dense(s), expected({2 * grid.windows(), 3, grid.window_tokens(), 4}), got(expected.shape());
-    for (index b = 0; b < 2; ++b)
-        for (index h = 0; h < 3; ++h)
-            for (index t = 0; t < n; ++t)
-                for (index c = 0; c < 4; ++c) dense.view()(b, h, t, c) = image(b, h, t, c);
+    for (index_t b = 0; b < 2; ++b)
+        for (index_t h = 0; h < 3; ++h)
+            for (index_t t = 0; t < n; ++t)
+                for (index_t c = 0; c < 4; ++c) dense.view()(b, h, t, c) = image(b, h, t, c);
     window_partition(grid, dense.view(), expected.view());
     window_partition(grid, image, token_major(got.data(), expected.shape()));
     const auto view = token_major(got.data(), expected.shape());
     bool same = true;
-    for (index b = 0; b < expected.shape().batch; ++b)
-        for (index h = 0; h < 3; ++h)
-            for (index t = 0; t < grid.window_tokens(); ++t)
-                for (index c = 0; c < 4; ++c) same &= view(b, h, t, c) == expected.view()(b, h, t, c);
+    for (index_t b = 0; b < expected.shape().batch; ++b)
+        for (index_t h = 0; h < 3; ++h)
+            for (index_t t = 0; t < grid.window_tokens(); ++t)
+                for (index_t c = 0; c < 4; ++c) same &= view(b, h, t, c) == expected.view()(b, h, t, c);
     CHECK(same);
 }
 
 TEST_CASE("windows: the shift's segments are Swin's slices", "[layer]") {
     for (const auto& grid : grids) {
         const auto pattern = grid.shift_segments();
-        for (index w = 0; w < 2 * grid.windows(); ++w) // two images
-            for (index i = 0; i < grid.window_tokens(); ++i)
-                for (index j = 0; j < grid.window_tokens(); ++j)
+        for (index_t w = 0; w < 2 * grid.windows(); ++w) // two images
+            for (index_t i = 0; i < grid.window_tokens(); ++i)
+                for (index_t j = 0; j < grid.window_tokens(); ++j)
                     if (pattern.at(w, 0).visible(i, j) !=
                         (place_of(grid, grid.grid_token(w % grid.windows(), i)) == place_of(grid, grid.grid_token(w % grid.windows(), j))))
                         FAIL("window " << w << ", tokens " << i << " and " << j);
@@ -114,16 +114,16 @@ TEST_CASE("windows: attention in shifted windows is attention over the image wit
         attend(softmax_attention{.pattern = grid.shift_segments()}, partitioned(grid, q), partitioned(grid, k), partitioned(grid, v));
     tensor<float> out(s);
     window_reverse(grid, in_windows.view(), out.view());
-    const auto same_place = tiles([&](index i, index j) { return place_of(grid, i) == place_of(grid, j); }, s.tokens, s.tokens);
+    const auto same_place = tiles([&](index_t i, index_t j) { return place_of(grid, i) == place_of(grid, j); }, s.tokens, s.tokens);
     const auto expected = attend(softmax_attention{.pattern = same_place}, q, k, v);
     float worst = 0;
-    for (index e = 0; e < s.size(); ++e) worst = std::max(worst, std::abs(out.data()[e] - expected.data()[e]));
+    for (index_t e = 0; e < s.size(); ++e) worst = std::max(worst, std::abs(out.data()[e] - expected.data()[e]));
     CHECK(worst < 1e-5f);
 }
 
 TEST_CASE("windows: wrong sizes are refused by name", "[layer]") {
     const window_grid good{.height = 8, .width = 8, .window_height = 4, .window_width = 2, .shift_height = 1, .shift_width = 1};
-    const auto with = [&](index window_grid::* member, index value) {
+    const auto with = [&](index_t window_grid::* member, index_t value) {
         auto grid = good;
         grid.*member = value;
         return error_of([&] { grid.shift_segments(); });

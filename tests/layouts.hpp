@@ -29,8 +29,8 @@ inline constexpr std::array all_layouts{
 
 template <class T>
 strides strides_of(layout l, const shape& s) {
-    const auto rows = [&](index row, index channel) { return strides{s.heads * s.tokens * row, s.tokens * row, row, channel}; };
-    constexpr index page = 4096 / sizeof(T);
+    const auto rows = [&](index_t row, index_t channel) { return strides{s.heads * s.tokens * row, s.tokens * row, row, channel}; };
+    constexpr index_t page = 4096 / sizeof(T);
     switch (l) {
     case layout::token_major:
         return {s.tokens * s.heads * s.channels, s.channels, s.heads * s.channels, 1};
@@ -54,7 +54,7 @@ template <Scalar T>
 class placed {
 public:
     placed(const shape& s, layout l) : shape_(s), strides_(strides_of<T>(l, s)) {
-        const auto reach = [](index stride, index extent) { return std::abs(stride) * std::max<index>(0, extent - 1); };
+        const auto reach = [](index_t stride, index_t extent) { return std::abs(stride) * std::max<index_t>(0, extent - 1); };
         const auto span = reach(strides_.batch, s.batch) + reach(strides_.head, s.heads) + reach(strides_.token, s.tokens) +
                           reach(strides_.channel, s.channels);
         memory_ = tensor<T>({1, 1, 1, 2 * margin + span + 2});
@@ -62,13 +62,13 @@ public:
         first_ = margin + (l == layout::misaligned ? 1 : l == layout::reversed ? span : 0);
     }
     placed(const tensor<T>& from, layout l) : placed(from.shape(), l) {
-        each([&](index b, index h, index i, index c) { view()(b, h, i, c) = from(b, h, i, c); });
+        each([&](index_t b, index_t h, index_t i, index_t c) { view()(b, h, i, c) = from(b, h, i, c); });
     }
 
     tensor_view<T> view() { return {memory_.data() + first_, shape_, strides_}; }
     tensor<T> copy() {
         tensor<T> result(shape_);
-        each([&](index b, index h, index i, index c) { result(b, h, i, c) = view()(b, h, i, c); });
+        each([&](index_t b, index_t h, index_t i, index_t c) { result(b, h, i, c) = view()(b, h, i, c); });
         return result;
     }
     /// Nothing was written but elements.
@@ -76,25 +76,25 @@ public:
         auto rest = tensor<T>(memory_.shape());
         std::copy_n(memory_.data(), memory_.shape().size(), rest.data());
         const tensor_view<T> elements(rest.data() + first_, shape_, strides_);
-        each([&](index b, index h, index i, index c) { elements(b, h, i, c) = guard<T>; });
+        each([&](index_t b, index_t h, index_t i, index_t c) { elements(b, h, i, c) = guard<T>; });
         return std::all_of(rest.data(), rest.data() + rest.shape().size(), [](const T& x) { return same_bits(x, guard<T>); });
     }
 
 private:
-    static constexpr index margin = 128;
+    static constexpr index_t margin = 128;
 
     template <class F>
     void each(F&& f) const {
-        for (index b = 0; b < shape_.batch; ++b)
-            for (index h = 0; h < shape_.heads; ++h)
-                for (index i = 0; i < shape_.tokens; ++i)
-                    for (index c = 0; c < shape_.channels; ++c) f(b, h, i, c);
+        for (index_t b = 0; b < shape_.batch; ++b)
+            for (index_t h = 0; h < shape_.heads; ++h)
+                for (index_t i = 0; i < shape_.tokens; ++i)
+                    for (index_t c = 0; c < shape_.channels; ++c) f(b, h, i, c);
     }
 
     shape shape_;
     strides strides_;
     tensor<T> memory_;
-    index first_ = 0;
+    index_t first_ = 0;
 };
 
 } // namespace attn::testing

@@ -32,7 +32,7 @@ struct checks_of {
     shape output_shape(const input_shapes& s) const { return op.output_shape(s); }
     shape log_sum_exp_shape(const input_shapes& s) const { return attn::log_sum_exp_shape(op, s); }
     template <Scalar T>
-    std::size_t workspace_bytes(const input_shapes&, index) const {
+    std::size_t workspace_bytes(const input_shapes&, index_t) const {
         return 0;
     }
     template <Scalar T>
@@ -51,7 +51,7 @@ struct checks_of_norm {
 
     void check(const shape& x) const { norm.check(x); }
     void check_apart(const output_memory& out) const { attn::check_apart(norm, out); }
-    std::size_t workspace_bytes(const shape&, index) const { return 0; }
+    std::size_t workspace_bytes(const shape&, index_t) const { return 0; }
     void forward(const tensor_view<const scalar>&, const tensor_view<scalar>&, const execution&) const { throw nothing_refused(); }
 };
 template <Layer L>
@@ -65,7 +65,7 @@ struct checks_of_layer {
     void check(const layer_inputs<scalar>& in) const { layer.check(in); }
     void check_apart(const output_memory& out) const { attn::check_apart(layer, out); }
     shape output_shape(const shape& tokens) const { return layer.output_shape(tokens); }
-    std::size_t workspace_bytes(const shape&, const shape&, index) const { return 0; }
+    std::size_t workspace_bytes(const shape&, const shape&, index_t) const { return 0; }
     void forward(const layer_inputs<scalar>&, const tensor_view<scalar>&, const execution&) const { throw nothing_refused(); }
 };
 
@@ -88,11 +88,11 @@ inline void check_refused(const std::vector<misuse>& table) {
 }
 
 /// Numbers that no extent of a small tensor is: none, fewer than none, and so many that products of them do not fit an index.
-inline constexpr index wrong_extents[] = {0, -1, -(index{1} << 62), index{1} << 31, index{1} << 40, index{1} << 62};
+inline constexpr index_t wrong_extents[] = {0, -1, -(index_t{1} << 62), index_t{1} << 31, index_t{1} << 40, index_t{1} << 62};
 
 /// The shape with one of its four extents changed.
-inline shape with_extent(shape s, int dimension, index extent) {
-    index* const extents[] = {&s.batch, &s.heads, &s.tokens, &s.channels};
+inline shape with_extent(shape s, int dimension, index_t extent) {
+    index_t* const extents[] = {&s.batch, &s.heads, &s.tokens, &s.channels};
     *extents[dimension] = extent;
     return s;
 }

@@ -15,7 +15,7 @@
 #include <attn/pattern/tiles.hpp>
 #include <attn/score/additive_bias.hpp>
 #include <attn/score/alibi.hpp>
-#include <attn/score/then.hpp>
+#include <attn/score/composed_score.hpp>
 
 #include <optional>
 
@@ -23,7 +23,7 @@ namespace attn::testing {
 
 namespace {
 
-constexpr auto unsized = index{1} << 62;
+constexpr auto unsized = index_t{1} << 62;
 
 /// Tensors that fit each other, in memory that nobody writes to.
 struct good_arguments {
@@ -78,7 +78,7 @@ void check_tensor_arguments(const A& op) {
             }
         call.*argument = {right.data(), right.shape(), {.head = unsized, .token = 8}};
         refused({name + ": ", "strides that reach beyond"});
-        call.*argument = {right.data(), right.shape(), {.token = std::numeric_limits<index>::min()}};
+        call.*argument = {right.data(), right.shape(), {.token = std::numeric_limits<index_t>::min()}};
         refused({name + ": ", "strides that reach beyond"});
     }
     auto call = good;
@@ -89,23 +89,23 @@ void check_tensor_arguments(const A& op) {
     check_refused({{"itself", [&] { call.attend(op); }, {name + ": out ", "elements overlap"}}});
 
     call = good;
-    const std::vector<index> none, three(3), many(400);
+    const std::vector<index_t> none, three(3), many(400);
     const auto two = std::span(many).first(2);
     for (const auto position : {&positions::first_query, &positions::first_key}) {
         call.positions = {};
         for (const auto& wrong : {none, three}) {
-            call.positions.*position = std::span<const index>(wrong);
+            call.positions.*position = std::span<const index_t>(wrong);
             check_refused({{"positions", [&] { call.attend(op); }, {name + ": positions.first_", std::to_string(wrong.size()) + " entries"}}});
         }
         call.positions.*position = two;
         check_refused({{"onto positions", [&] { auto onto = call; onto.attend_onto(two.data(), op); }, {name + ": out ", "overlaps positions.first_"}}});
     }
     // Nothing to compute, in so many ways that trying each would take for ever.
-    const shape empty{index{1} << 32, index{1} << 32, 0, 8};
+    const shape empty{index_t{1} << 32, index_t{1} << 32, 0, 8};
     call = good;
     call.q = call.k = call.v = call.out = head_major(call.q.data(), empty);
     check_refused({{"2^32 x 2^32 times nothing", [&] { call.attend(op); }, {name + ": q ", to_string(empty), "more than 2^48 bytes"}}});
-    call.q = call.k = call.v = call.out = head_major(call.q.data(), {index{1} << 40, 1, 0, 8});
+    call.q = call.k = call.v = call.out = head_major(call.q.data(), {index_t{1} << 40, 1, 0, 8});
     CHECK_NOTHROW(call.attend(op));
 }
 
@@ -128,7 +128,7 @@ TEST_CASE("misuse: tables of patterns, and score functions", "[misuse][portable]
     const bool mask[81]{};
     const tensor_view<const bool> blocks = head_major(mask, {1, 1, 9, 9});
     const auto bias = head_major(weights.data(), {1, 1, 9, 9});
-    const auto hidden = [](index, index) { return false; };
+    const auto hidden = [](index_t, index_t) { return false; };
     const auto far = [](const auto& view) { return decltype(without_memory(view))(view.data(), view.shape(), {.token = unsized}); };
     check_refused({
         {"null blocks", [&] { ask(block_sparse{without_memory(blocks), 1}); }, {"softmax_attention: pattern block_sparse", "null pointer"}},
@@ -141,11 +141,11 @@ TEST_CASE("misuse: tables of patterns, and score functions", "[misuse][portable]
         {"huge mask", [&] { tiles(head_major(mask, {1, 1, unsized, 9})); }, {"tiles: mask ", "2^48"}},
         {"negative queries", [&] { tiles(hidden, -1, 9); }, {"tiles: size ", "(1, 1, -1, 9)"}},
         {"negative keys", [&] { tiles(hidden, 9, -unsized); }, {"tiles: size ", "negative"}},
-        {"2^31 x 2^40 pairs", [&] { tiles(hidden, index{1} << 31, index{1} << 40); }, {"tiles: size ", "2^48"}},
+        {"2^31 x 2^40 pairs", [&] { tiles(hidden, index_t{1} << 31, index_t{1} << 40); }, {"tiles: size ", "2^48"}},
         {"null bias", [&] { ask_score(additive_bias(without_memory(bias))); }, {"softmax_attention: score additive_bias", "null pointer"}},
         {"negative bias", [&] { ask_score(additive_bias(head_major(weights.data(), {1, -1, 9, 9}))); }, {"score additive_bias", "negative"}},
         {"huge bias", [&] { ask_score(additive_bias(head_major(weights.data(), {1, 1, unsized, 9}))); }, {"score additive_bias", "2^48"}},
-        {"null bias in a chain", [&] { ask_score(then{identity_score{}, additive_bias(without_memory(bias))}); }, {"additive_bias", "null"}},
+        {"null bias in a chain", [&] { ask_score(composed_score{identity_score{}, additive_bias(without_memory(bias))}); }, {"additive_bias", "null"}},
         {"no slopes", [&] { ask_score(alibi(std::span<const double>())); }, {"score alibi", "4 heads"}},
         {"a slope that is not there", [&] { alibi(four).at(0, 4); }, {"alibi: slopes are 4", "head 4"}},
         {"negative slopes", [&] { alibi_slopes(-unsized); }, {"alibi_slopes: heads "}},
@@ -158,7 +158,7 @@ TEST_CASE("misuse: an output on what an operator refers to", "[misuse][portable]
     const auto onto = [&](const void* other, const auto& op) { return [&call, other, op] { call.attend_onto(other, op); }; };
     const auto bias = head_major(weights.data(), {1, 1, 9, 9});
     const bool mask[81]{};
-    const std::vector<index> many(400, 9);
+    const std::vector<index_t> many(400, 9);
     const auto present = std::span(many).first(2);
     const auto matrix = head_major(weights.data(), {1, 1, 3, 9});
     const auto kernel = head_major(weights.data(), {1, 5, 3, 3});
@@ -169,7 +169,7 @@ TEST_CASE("misuse: an output on what an operator refers to", "[misuse][portable]
     check_refused({
         {"sinks", onto(four.data(), softmax_attention{.sinks = four}), {"softmax_attention: out ", "overlaps sinks"}},
         {"bias", onto(weights.data(), softmax_attention{.score = additive_bias(bias)}), {"out ", "(2, 4, 9, 5)", "overlaps the bias", "(1, 1, 9, 9)"}},
-        {"bias in a chain", onto(weights.data() + 80, softmax_attention{.score = then{identity, additive_bias(bias)}}), {"overlaps the bias"}},
+        {"bias in a chain", onto(weights.data() + 80, softmax_attention{.score = composed_score{identity, additive_bias(bias)}}), {"overlaps the bias"}},
         {"slopes", onto(four.data(), softmax_attention{.score = alibi(four)}), {"overlaps the slopes"}},
         {"lengths", onto(present.data(), softmax_attention{.pattern = lengths{present}}), {"overlaps the lengths"}},
         {"blocks inside", onto(mask, softmax_attention{.pattern = dense{} | !block_sparse{head_major(mask, {1, 1, 9, 9}), 1}}), {"overlaps the blocks"}},

@@ -26,7 +26,7 @@ namespace attn::testing {
 
 namespace {
 
-constexpr auto unsized = index{1} << 62, long_index = index{1} << 40, int_size = index{1} << 31;
+constexpr auto unsized = index_t{1} << 62, long_index = index_t{1} << 40, int_size = index_t{1} << 31;
 const std::vector<float> memory(4000);
 const std::vector<float> numbers(400); // more than needed, so that an output on the first of them is on nothing else
 const auto four = std::span(numbers).first(4);
@@ -34,7 +34,7 @@ const std::vector<double> four_doubles(4);
 const shape rows{2, 1, 9, 4};
 
 /// Rows of floats from number n of the memory on.
-tensor_view<float> at(index n, const shape& s = rows) { return on<float>(memory.data() + n, s); }
+tensor_view<float> at(index_t n, const shape& s = rows) { return on<float>(memory.data() + n, s); }
 
 template <Norm N>
 void check_norm(const N& norm) {
@@ -88,7 +88,7 @@ void check_layer(const L& layer, const std::vector<std::pair<std::string, const 
         }
 }
 
-linear<float> linear_at(index n, index outputs, index inputs) { return {at(n, {1, 1, outputs, inputs})}; }
+linear<float> linear_at(index_t n, index_t outputs, index_t inputs) { return {at(n, {1, 1, outputs, inputs})}; }
 
 } // namespace
 
@@ -115,8 +115,8 @@ TEST_CASE("misuse: norms", "[misuse][portable]") {
         {"recalibration", [] { recalibration{-int_size}; }, {"channels "}},
     });
     // Folding writes where it reads only where both are the same.
-    const auto folded = [&](index weight, index bias) {
-        const auto linear_of = [](index w, index b) {
+    const auto folded = [&](index_t weight, index_t bias) {
+        const auto linear_of = [](index_t w, index_t b) {
             return linear_view<float>{at(w, {1, 1, 3, 4}), std::span(at(b, {1, 1, 1, 3}).data(), 3)};
         };
         return [=] { fold(batch, linear_of(0, 50), linear_of(weight, bias)); };
@@ -159,7 +159,7 @@ TEST_CASE("misuse: layers", "[misuse][portable]") {
     check_refused({
         {"rotary null", [&] { rotate(rotation, without_memory(at(0)), 0, at(0), run); }, {"rotary: x ", "null pointer"}},
         {"rotary on itself", [&] { rotate(rotation, at(0), 0, {at(0).data(), rows, {.token = 4}}, run); }, {"rotary: out ", "elements overlap"}},
-        {"rotary of no entry", [&] { rotate(rotation, at(0), std::span<const index>(), at(0), run); }, {"rotary: x ", "0 positions"}},
+        {"rotary of no entry", [&] { rotate(rotation, at(0), std::span<const index_t>(), at(0), run); }, {"rotary: x ", "0 positions"}},
         {"rotary of -1", [] { rotary<float>(-1, 4); }, {"rotary: table ", "negative"}},
         {"rotary of 2^62", [] { rotary<float>(unsized, 8); }, {"rotary: table ", "2^48"}},
         {"rotary of 2^31 x 2^40", [] { rotary<float>(int_size, long_index); }, {"rotary: table ", "2^48"}},
@@ -207,7 +207,7 @@ TEST_CASE("misuse: sizes before checks, projections, convolutions and merging", 
         {"2^40 channels", bytes_for({1, 1, 1, long_index}), {"workspace: size "}},
         {"strided{0}", pairs(strided{0}), {"softmax_attention: pattern strided{0}"}},
         {"sub_blocks 0", pairs(sparse_transformer_fixed_heads{4, 1, 0}), {"softmax_attention: pattern ", "sub_blocks"}},
-        {"positions of no entry", pairs(dense{}, {.first_query = std::span<const index>()}), {"softmax_attention: positions "}},
+        {"positions of no entry", pairs(dense{}, {.first_query = std::span<const index_t>()}), {"softmax_attention: positions "}},
         {"strided{0} of no operator", [] { (void)visited_pairs(strided{0}, 0, 9, 0, 9, 4, 4); }, {"visited_pairs: pattern strided{0}"}},
         {"projected null", projected(linear{one[0]}, without_memory(x), to), {"project: x ", "null pointer"}},
         {"null matrix", projected(linear{without_memory(at(0, {1, 1, 3, 9}))}, x, to), {"project: projection ", "null pointer"}},
@@ -229,7 +229,7 @@ TEST_CASE("misuse: sizes before checks, projections, convolutions and merging", 
 
 TEST_CASE("misuse: what owns memory", "[misuse][portable]") {
     for (int dimension = 0; dimension < 4; ++dimension)
-        for (const auto extent : {index{-1}, -unsized, unsized}) {
+        for (const auto extent : {index_t{-1}, -unsized, unsized}) {
             const auto wrong = with_extent({2, 2, 2, 2}, dimension, extent);
             check_refused({{to_string(wrong), [&] { tensor<float>{wrong}; }, {"tensor: shape ", to_string(wrong)}}});
         }
@@ -241,7 +241,7 @@ TEST_CASE("misuse: what owns memory", "[misuse][portable]") {
         {"scratch", [] { detail::scratch().take<float>(int_size, int_size); }, {"workspace: size "}},
         {"scratch that wraps", [] { detail::scratch().take<double>(unsized, 4); }, {"workspace: size "}},
         {"scratch below none", [] { detail::scratch().take<double>(-1, 4); }, {"workspace: size "}},
-        {"scratch by sums", [] { detail::scratch s; for (;;) s.take<char>(index{1} << 46); }, {"workspace: size "}},
+        {"scratch by sums", [] { detail::scratch s; for (;;) s.take<char>(index_t{1} << 46); }, {"workspace: size "}},
     });
 
     tensor<float> t(shape{1, 1, 2, 3}), u;

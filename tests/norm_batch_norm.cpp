@@ -86,8 +86,8 @@ TEMPLATE_TEST_CASE("batch_norm: NaN stays where it is in inference, and in its c
     const auto spoilt = normalise(batch_norm<TestType>{.batch_statistics = true}, x);
     const std::vector<double> mean(21), variance(21, 1.0);
     const auto fixed = normalise(batch_norm<TestType>{.mean = mean, .variance = variance}, x);
-    for (index i = 0; i < 50; ++i)
-        for (index c = 0; c < 21; ++c) {
+    for (index_t i = 0; i < 50; ++i)
+        for (index_t c = 0; c < 21; ++c) {
             const bool right = c == 4 ? std::isnan(spoilt(0, 0, i, c)) : same_bits(spoilt(0, 0, i, c), clean(0, 0, i, c));
             if (!right || std::isnan(fixed(0, 0, i, c)) != (i == 33 && c == 4)) FAIL("row " << i << ", channel " << c);
         }
@@ -142,18 +142,18 @@ TEMPLATE_TEST_CASE("training: a hidden token may hold anything", "[norm][portabl
     mask.data()[5] = false;
     batch_norm_statistics a(9), b(9);
     const auto clean = trained(rep_batch_norm<TestType>{}, x, a, mask.view());
-    for (index c = 0; c < 9; ++c) CHECK(clean(0, 0, 5, c) == 2 * x(0, 0, 5, c));
+    for (index_t c = 0; c < 9; ++c) CHECK(clean(0, 0, 5, c) == 2 * x(0, 0, 5, c));
     std::fill_n(x.data() + 5 * 9, 9, std::numeric_limits<TestType>::quiet_NaN());
     const auto with_nan = trained(rep_batch_norm<TestType>{}, x, b, mask.view());
     CHECK(a.mean == b.mean);
     CHECK(a.variance == b.variance);
-    for (index i = 0; i < 80; ++i) CHECK(std::isnan(with_nan(0, 0, i, 0)) == (i == 5));
+    for (index_t i = 0; i < 80; ++i) CHECK(std::isnan(with_nan(0, 0, i, 0)) == (i == 5));
 }
 
 TEMPLATE_TEST_CASE("training: statistics of large offsets, of an outlier in front, and of squares that overflow", "[norm][portable]", float, double) {
     auto x = random_rows<TestType>({1, 1, 3000, 3}, 3, 1e6);
     x(0, 0, 0, 1) = 0;
-    for (index i = 0; i < 3000; ++i) x(0, 0, i, 2) *= static_cast<TestType>(std::same_as<TestType, float> ? 1e24 : 1e100);
+    for (index_t i = 0; i < 3000; ++i) x(0, 0, i, 2) *= static_cast<TestType>(std::same_as<TestType, float> ? 1e24 : 1e100);
     const auto wide = reference::widen(x.view());
     const reference::channel_statistics<double> exact(wide.view());
     batch_norm_statistics statistics(3);
@@ -167,7 +167,7 @@ TEMPLATE_TEST_CASE("training: statistics of large offsets, of an outlier in fron
 TEST_CASE("training: a million tokens in small steps lose no digits", "[norm]") {
     // Every batch has the mean 1000 + 1/1024 and the biased variance 1: the running ones end there.
     tensor<float> x({1, 1, 100, 2});
-    for (index i = 0; i < 200; ++i) x.data()[i] = 1000 + 1.0F / 1024 + (i / 2 % 2 == 0 ? 1.0F : -1.0F);
+    for (index_t i = 0; i < 200; ++i) x.data()[i] = 1000 + 1.0F / 1024 + (i / 2 % 2 == 0 ? 1.0F : -1.0F);
     batch_norm_statistics average(2), moving(2);
     recalibration all(2);
     sequential here;
@@ -238,7 +238,7 @@ TEMPLATE_TEST_CASE("progressive_rep_batch_norm: training blends, warms up and mo
             CHECK(ours.variance == theirs.variance);
             CHECK(ours.batches == 1);
             auto exact = tensor<double>(s);
-            for (index e = 0; e < s.size(); ++e)
+            for (index_t e = 0; e < s.size(); ++e)
                 exact.data()[e] = gamma * static_cast<double>(first.data()[e]) + (1 - gamma) * static_cast<double>(second.data()[e]);
             CHECK(largest_error(blended, exact) <= 32 * epsilon<TestType>);
         }
@@ -277,7 +277,7 @@ TEMPLATE_TEST_CASE("recalibration: the statistics of all tokens, however they co
     const auto wide = reference::widen(x.view());
     const reference::channel_statistics<double> exact(wide.view());
     thread_pool pool(2);
-    for (const index cut : {0, 1, 333, 1000}) {
+    for (const index_t cut : {0, 1, 333, 1000}) {
         recalibration r(11);
         workspace memory(recalibration::workspace_bytes<TestType>(x.shape(), 2));
         const execution run(pool, memory);

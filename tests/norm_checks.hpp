@@ -19,7 +19,7 @@ tensor<T> random_rows(const shape& s, unsigned seed, double mean = 0, double sca
     return t;
 }
 template <class T>
-std::vector<T> random_numbers(index count, unsigned seed, double mean = 0, double scale = 1) {
+std::vector<T> random_numbers(index_t count, unsigned seed, double mean = 0, double scale = 1) {
     std::mt19937 random(seed);
     std::normal_distribution<double> normal(mean, scale);
     std::vector<T> v(static_cast<std::size_t>(count));
@@ -32,7 +32,7 @@ std::vector<double> widened(const std::vector<T>& v) {
 }
 
 /// At the edges of registers of 2 to 16 lanes and of four of them, and primes.
-inline const std::vector<index> edge_sizes{0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 127, 128, 129, 197, 768};
+inline const std::vector<index_t> edge_sizes{0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 127, 128, 129, 197, 768};
 
 /// A reference's result in double: f(x, out).
 template <Scalar T, class F>
@@ -48,7 +48,7 @@ inline const std::vector<layout> row_layouts{layout::head_major, layout::token_m
 
 template <Norm N, Executor E>
 void normalise_on(const N& norm, const tensor_view<const typename N::scalar>& x, const tensor_view<typename N::scalar>& out, E& executor) {
-    workspace memory(norm.workspace_bytes(x.shape(), std::max<index>(1, executor.concurrency())));
+    workspace memory(norm.workspace_bytes(x.shape(), std::max<index_t>(1, executor.concurrency())));
     normalise(norm, x, out, execution(executor, memory));
 }
 

@@ -19,7 +19,7 @@ struct every_norm {
     std::vector<T> weight, bias;
     std::vector<double> mean, variance;
 
-    explicit every_norm(index channels)
+    explicit every_norm(index_t channels)
         : weight(random_numbers<T>(channels, 1, 1)), bias(random_numbers<T>(channels, 2)), mean(random_numbers<double>(channels, 3)),
           variance(static_cast<std::size_t>(channels), 2.5) {}
 
@@ -101,7 +101,7 @@ TEMPLATE_TEST_CASE("every norm: rows repeated, backwards and of an Eigen matrix"
 }
 
 TEMPLATE_TEST_CASE("every norm: results large enough to be written past the caches have the same bits", "[norm]", float, double) {
-    const index tokens = 2 * (index{8} << 20) / (64 * sizeof(TestType));
+    const index_t tokens = 2 * (index_t{8} << 20) / (64 * sizeof(TestType));
     const auto x = random_rows<TestType>({1, 1, tokens, 64}, 8);
     every_norm<TestType>(64).each([&](const auto& norm) {
         INFO(norm.name);

@@ -16,10 +16,10 @@ tensor<double> applied(const tensor<double>& x, const linear_view<T>& linear) {
     auto s = x.shape();
     s.channels = linear.weight.shape().tokens;
     tensor<double> y(s);
-    for (index i = 0; i < s.tokens; ++i)
-        for (index o = 0; o < s.channels; ++o) {
+    for (index_t i = 0; i < s.tokens; ++i)
+        for (index_t o = 0; o < s.channels; ++o) {
             double sum = linear.bias.empty() ? 0 : static_cast<double>(linear.bias[static_cast<std::size_t>(o)]);
-            for (index c = 0; c < x.shape().channels; ++c) sum += static_cast<double>(linear.weight(0, 0, o, c)) * x(0, 0, i, c);
+            for (index_t c = 0; c < x.shape().channels; ++c) sum += static_cast<double>(linear.weight(0, 0, o, c)) * x(0, 0, i, c);
             y(0, 0, i, o) = sum;
         }
     return y;
@@ -31,7 +31,7 @@ struct parts {
     std::vector<double> mean, variance;
     rep_batch_norm<T> norm;
 
-    explicit parts(index channels)
+    explicit parts(index_t channels)
         : weight(random_numbers<T>(channels, 1, 1)), bias(random_numbers<T>(channels, 2)), mean(random_numbers<double>(channels, 3, 2)),
           variance(static_cast<std::size_t>(channels), 1.7), norm{{weight, bias, mean, variance}, 0.8} {}
     parts(const parts&) = delete;
@@ -48,7 +48,7 @@ struct parts {
 } // namespace
 
 TEMPLATE_TEST_CASE("fold: a norm into the next linear, in place and apart, with and without a bias", "[norm]", float, double) {
-    for (const auto& [outputs, inputs] : {std::pair<index, index>{5, 7}, {1, 1}, {33, 64}})
+    for (const auto& [outputs, inputs] : {std::pair<index_t, index_t>{5, 7}, {1, 1}, {33, 64}})
         for (const bool has_bias : {true, false}) {
             const parts<TestType> p(inputs);
             auto w = random_rows<TestType>({1, 1, outputs, inputs}, 5, 0, 0.2);
@@ -74,7 +74,7 @@ TEMPLATE_TEST_CASE("fold: a norm into the next linear, in place and apart, with 
 }
 
 TEMPLATE_TEST_CASE("fold: a norm into the linear before it", "[norm]", float, double) {
-    for (const auto& [outputs, inputs] : {std::pair<index, index>{5, 7}, {1, 1}, {33, 64}, {4, 0}})
+    for (const auto& [outputs, inputs] : {std::pair<index_t, index_t>{5, 7}, {1, 1}, {33, 64}, {4, 0}})
         for (const bool has_bias : {true, false}) {
             const parts<TestType> p(outputs);
             auto w = random_rows<TestType>({1, 1, outputs, inputs}, 5, 0, 0.2);

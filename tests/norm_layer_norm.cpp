@@ -26,7 +26,7 @@ double rms_norm_error(const tensor<T>& x, double eps, std::span<const T> weight 
 
 TEMPLATE_TEST_CASE("layer_norm and rms_norm: any size, with and without weight and bias", "[norm][portable]", float, double) {
     for (const auto channels : edge_sizes)
-        for (const index tokens : {0, 1, 2, 3, 5, 8}) {
+        for (const index_t tokens : {0, 1, 2, 3, 5, 8}) {
             INFO(tokens << " tokens, " << channels << " channels");
             const auto x = random_rows<TestType>({2, 1, tokens, channels}, 1);
             const auto w = random_numbers<TestType>(channels, 2, 1, 0.3), b = random_numbers<TestType>(channels, 3);
@@ -60,18 +60,18 @@ TEMPLATE_TEST_CASE("layer_norm: closed forms", "[norm][portable]", float, double
 
 TEMPLATE_TEST_CASE("layer_norm: a constant row gives the bias, exactly", "[norm][portable]", float, double) {
     for (const auto value : {0.0, 0.1, -1e6, 3e30})
-        for (const index channels : {1, 5, 64, 100}) {
+        for (const index_t channels : {1, 5, 64, 100}) {
             tensor<TestType> x({1, 1, 3, channels});
             std::fill_n(x.data(), x.shape().size(), static_cast<TestType>(value));
             const auto b = random_numbers<TestType>(channels, 4);
             const auto y = normalise(layer_norm<TestType>{.bias = b}, x);
-            for (index i = 0; i < 3; ++i) CHECK(std::equal(b.begin(), b.end(), y.data() + i * channels));
+            for (index_t i = 0; i < 3; ++i) CHECK(std::equal(b.begin(), b.end(), y.data() + i * channels));
         }
 }
 
 TEMPLATE_TEST_CASE("layer_norm: a common offset costs no digits", "[norm][portable]", float, double) {
     for (const double offset : {1e3, 1e6, -1e6, std::same_as<TestType, double> ? 1e12 : 2e6})
-        for (const index channels : {5, 17, 64, 100, 768})
+        for (const index_t channels : {5, 17, 64, 100, 768})
             for (unsigned seed = 0; seed < 4; ++seed) {
                 const auto x = random_rows<TestType>({1, 1, 6, channels}, seed, offset);
                 // In double, what is seen is the reference's own loss.
@@ -82,7 +82,7 @@ TEMPLATE_TEST_CASE("layer_norm: a common offset costs no digits", "[norm][portab
 TEMPLATE_TEST_CASE("layer_norm: a first number far from the others costs no digits", "[norm][portable]", float, double) {
     for (const double first : {5.0, 30.0, 1e3, 1e6}) {
         auto x = random_rows<TestType>({1, 1, 6, 700}, 7, 0.5);
-        for (index i = 0; i < 6; ++i) x(0, 0, i, 0) = static_cast<TestType>(first);
+        for (index_t i = 0; i < 6; ++i) x(0, 0, i, 0) = static_cast<TestType>(first);
         CHECK(layer_norm_error<TestType>(x, 1e-5) <= 24 * std::max(1.0, std::min(first, 27.0)));
     }
 }
@@ -91,7 +91,7 @@ TEMPLATE_TEST_CASE("layer_norm and rms_norm: scales that overflow or underflow w
     const bool is_double = std::same_as<TestType, double>;
     for (const auto& [scale, eps] : {std::pair(is_double ? 1e170 : 1e25, 1e-5), std::pair(is_double ? 1e-170 : 1e-25, is_double ? 1e-300 : 1e-60),
                                      std::pair(is_double ? 1e-170 : 1e-25, 1e-5), std::pair(1e-4, 1e-5), std::pair(1e-8, 1e-16)})
-        for (const index channels : {2, 16, 100}) {
+        for (const index_t channels : {2, 16, 100}) {
             INFO("scale " << scale << ", eps " << eps << ", " << channels << " channels");
             const auto x = random_rows<TestType>({1, 1, 5, channels}, 9, 0, scale);
             // The reference in double itself overflows there: what is normalised is the same numbers at scale 1.
@@ -110,14 +110,14 @@ TEMPLATE_TEST_CASE("layer_norm and rms_norm: NaN and infinity stay in their row"
     const auto clean = random_rows<TestType>({1, 1, 9, 37}, 5);
     const auto layer = normalise(layer_norm<TestType>{}, clean), rms = normalise(rms_norm<TestType>{}, clean);
     for (const auto bad : {nan, infinity, -infinity})
-        for (index row = 0; row < 9; ++row)
-            for (const index column : {0, 5, 36}) {
+        for (index_t row = 0; row < 9; ++row)
+            for (const index_t column : {0, 5, 36}) {
                 auto x = random_rows<TestType>({1, 1, 9, 37}, 5);
                 x(0, 0, row, column) = bad;
                 const auto a = normalise(layer_norm<TestType>{}, x), b = normalise(rms_norm<TestType>{}, x);
                 bool right = true;
-                for (index i = 0; i < 9; ++i)
-                    for (index c = 0; c < 37; ++c) {
+                for (index_t i = 0; i < 9; ++i)
+                    for (index_t c = 0; c < 37; ++c) {
                         right &= i == row ? std::isnan(a(0, 0, i, c)) : same_bits(a(0, 0, i, c), layer(0, 0, i, c));
                         if (i != row) right &= same_bits(b(0, 0, i, c), rms(0, 0, i, c));
                         else right &= std::isnan(bad) || c == column ? std::isnan(b(0, 0, i, c)) : b(0, 0, i, c) == 0;

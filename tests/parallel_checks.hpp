@@ -17,12 +17,12 @@ namespace attn::testing {
 
 template <Executor E>
 void check_parallel_for(E& executor) {
-    const index threads = executor.concurrency();
+    const index_t threads = executor.concurrency();
     REQUIRE(threads >= 1);
-    for (index count = 0; count <= threads; ++count) {
+    for (index_t count = 0; count <= threads; ++count) {
         std::vector<std::atomic<int>> calls(static_cast<std::size_t>(threads));
-        executor.parallel_for(count, [&](index i) { ++calls[static_cast<std::size_t>(i)]; });
-        for (index i = 0; i < threads; ++i) CHECK(calls[static_cast<std::size_t>(i)] == (i < count ? 1 : 0));
+        executor.parallel_for(count, [&](index_t i) { ++calls[static_cast<std::size_t>(i)]; });
+        for (index_t i = 0; i < threads; ++i) CHECK(calls[static_cast<std::size_t>(i)] == (i < count ? 1 : 0));
     }
 }
 
@@ -31,15 +31,15 @@ template <Executor E>
 void check_for_each(E& executor) {
     workspace memory;
     const execution run(executor, memory);
-    for (index count : {0, 1, 2, 3, 7, 97, 1000}) {
+    for (index_t count : {0, 1, 2, 3, 7, 97, 1000}) {
         std::vector<std::atomic<int>> calls(static_cast<std::size_t>(count));
         std::vector<std::atomic<int>> inside(static_cast<std::size_t>(run.concurrency()));
         std::atomic<int> shared_slices = 0;
-        run.for_each(count, [&](index task, index slice) {
+        run.for_each(count, [&](index_t task, index_t slice) {
             auto& visitors = inside[static_cast<std::size_t>(slice)];
             if (++visitors != 1) ++shared_slices;
             ++calls[static_cast<std::size_t>(task)];
-            for (std::atomic<index> work = 0; work < (task % 13) * 50;) ++work;
+            for (std::atomic<index_t> work = 0; work < (task % 13) * 50;) ++work;
             --visitors;
         });
         CHECK(shared_slices == 0);
@@ -52,18 +52,18 @@ template <Executor E>
 void check_exceptions(E& executor) {
     workspace memory;
     const execution run(executor, memory);
-    for (index thrower : {0, 1, 50, 99}) {
-        const auto body = [&](index task, index) {
+    for (index_t thrower : {0, 1, 50, 99}) {
+        const auto body = [&](index_t task, index_t) {
             if (task == thrower) throw std::runtime_error("task");
         };
         CHECK_THROWS_AS(run.for_each(100, body), std::runtime_error);
-        CHECK_THROWS_AS(run.for_each(100, [](index, index) { throw 42; }), int);
+        CHECK_THROWS_AS(run.for_each(100, [](index_t, index_t) { throw 42; }), int);
     }
 
-    constexpr index count = 100'000;
+    constexpr index_t count = 100'000;
     std::atomic<bool> thrown = false;
-    std::atomic<index> others = 0;
-    const auto body = [&](index task, index) {
+    std::atomic<index_t> others = 0;
+    const auto body = [&](index_t task, index_t) {
         if (task == 0) {
             thrown = true;
             throw std::runtime_error("the first");
@@ -81,12 +81,12 @@ void check_exceptions(E& executor) {
 /// All slices of a call run at once: each waits (not for ever) for the others, so one thread could not run two of them.
 template <Executor E>
 void check_concurrent(E& executor) {
-    const index count = executor.concurrency();
-    std::atomic<index> arrived = 0;
+    const index_t count = executor.concurrency();
+    std::atomic<index_t> arrived = 0;
     std::mutex mutex;
     std::set<std::thread::id> threads;
     const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-    executor.parallel_for(count, [&](index) {
+    executor.parallel_for(count, [&](index_t) {
         ++arrived;
         while (arrived < count && std::chrono::steady_clock::now() < patience) std::this_thread::yield();
         const std::lock_guard lock(mutex);
@@ -101,11 +101,11 @@ template <Executor E>
 void check_nested(E& executor) {
     workspace memory;
     const execution run(executor, memory);
-    std::atomic<index> sum = 0;
-    run.for_each(8, [&](index outer, index) {
+    std::atomic<index_t> sum = 0;
+    run.for_each(8, [&](index_t outer, index_t) {
         workspace inner_memory;
         const execution inner(executor, inner_memory);
-        inner.for_each(16, [&](index task, index) { sum += outer * 16 + task; });
+        inner.for_each(16, [&](index_t task, index_t) { sum += outer * 16 + task; });
     });
     CHECK(sum == 128 * 127 / 2);
 }
@@ -113,13 +113,13 @@ void check_nested(E& executor) {
 /// Several threads of the user call one executor at a time.
 template <Executor E>
 void check_two_callers(E& executor) {
-    std::vector<std::atomic<index>> sums(3);
+    std::vector<std::atomic<index_t>> sums(3);
     std::vector<std::thread> callers;
     for (auto& sum : sums)
         callers.emplace_back([&] {
             workspace memory;
             const execution run(executor, memory);
-            for (int round = 0; round < 200; ++round) run.for_each(20, [&](index task, index) { sum += task; });
+            for (int round = 0; round < 200; ++round) run.for_each(20, [&](index_t task, index_t) { sum += task; });
         });
     for (auto& caller : callers) caller.join();
     for (const auto& sum : sums) CHECK(sum == 200 * 190);
@@ -129,12 +129,12 @@ void check_two_callers(E& executor) {
 /// works. The others wait (not for ever) until one has thrown, and then stay a while inside what an early return would take away.
 template <Executor E>
 void check_throwing_bodies(E& executor) {
-    const index count = executor.concurrency();
-    for (index thrower = 0; thrower < count; ++thrower) {
+    const index_t count = executor.concurrency();
+    for (index_t thrower = 0; thrower < count; ++thrower) {
         std::atomic<bool> thrown = false;
-        std::atomic<index> inside = 0;
+        std::atomic<index_t> inside = 0;
         const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-        const auto body = [&](index i) {
+        const auto body = [&](index_t i) {
             if (i == thrower) {
                 while (inside < count - 1 && std::chrono::steady_clock::now() < patience) std::this_thread::yield();
                 thrown = true;
@@ -149,7 +149,7 @@ void check_throwing_bodies(E& executor) {
         CHECK(inside == 0);
         CHECK(thrown);
     }
-    CHECK_THROWS_AS(executor.parallel_for(count, [](index) { throw 42; }), int);
+    CHECK_THROWS_AS(executor.parallel_for(count, [](index_t) { throw 42; }), int);
     check_parallel_for(executor);
 }
 

@@ -7,28 +7,28 @@ namespace {
 /// What a user writes to lend attn threads: two functions.
 class threads_per_call {
 public:
-    index concurrency() const { return 3; }
-    void parallel_for(index count, function_ref body) {
+    index_t concurrency() const { return 3; }
+    void parallel_for(index_t count, function_ref body) {
         std::vector<std::jthread> threads;
-        for (index i = 0; i < count; ++i) threads.emplace_back([=] { body(i); });
+        for (index_t i = 0; i < count; ++i) threads.emplace_back([=] { body(i); });
     }
 };
 
 /// Legal, if odd: backwards, on the calling thread.
 struct backwards {
-    index concurrency() const { return 4; }
-    void parallel_for(index count, function_ref body) const {
+    index_t concurrency() const { return 4; }
+    void parallel_for(index_t count, function_ref body) const {
         while (count-- > 0) body(count);
     }
 };
 
 struct no_threads {
-    index concurrency() const { return 0; }
-    void parallel_for(index, function_ref) const { throw std::logic_error("not needed"); }
+    index_t concurrency() const { return 0; }
+    void parallel_for(index_t, function_ref) const { throw std::logic_error("not needed"); }
 };
 
 struct lacks_concurrency {
-    void parallel_for(index, function_ref) const;
+    void parallel_for(index_t, function_ref) const;
 };
 
 } // namespace
@@ -36,15 +36,15 @@ struct lacks_concurrency {
 TEST_CASE("sequential: runs everything on the calling thread, in order", "[parallel]") {
     sequential executor;
     check_executor(executor);
-    std::vector<index> order;
+    std::vector<index_t> order;
     const auto caller = std::this_thread::get_id();
     workspace memory;
-    execution(executor, memory).for_each(5, [&](index task, index slice) {
+    execution(executor, memory).for_each(5, [&](index_t task, index_t slice) {
         CHECK(std::this_thread::get_id() == caller);
         CHECK(slice == 0);
         order.push_back(task);
     });
-    CHECK(order == std::vector<index>{0, 1, 2, 3, 4});
+    CHECK(order == std::vector<index_t>{0, 1, 2, 3, 4});
 }
 
 TEST_CASE("Executor: a user's own class is one", "[parallel]") {
@@ -62,14 +62,14 @@ TEST_CASE("execution: refers to its executor and workspace, and counts at least 
     const execution run(executor, memory);
     CHECK(run.concurrency() == 1);
     CHECK(&run.workspace() == &memory);
-    index sum = 0;
-    run.for_each(4, [&](index task, index) { sum += task; });
+    index_t sum = 0;
+    run.for_each(4, [&](index_t task, index_t) { sum += task; });
     CHECK(sum == 6);
 }
 
 TEST_CASE("function_ref: refers to the callable, and keeps its state", "[parallel]") {
-    index calls = 0;
-    auto counter = [&, own = index{0}](index i) mutable { calls = ++own + i; };
+    index_t calls = 0;
+    auto counter = [&, own = index_t{0}](index_t i) mutable { calls = ++own + i; };
     const function_ref body(counter);
     const auto copy = body;
     body(10);

@@ -8,7 +8,7 @@
 namespace attn::testing {
 
 TEST_CASE("openmp: an executor of 1, 2, 3 and 8 threads", "[parallel][portable]") {
-    const index threads = GENERATE(1, 2, 3, 8);
+    const index_t threads = GENERATE(1, 2, 3, 8);
     openmp executor{.threads = threads};
     CHECK(executor.concurrency() == threads);
     check_executor(executor);
@@ -33,9 +33,9 @@ TEST_CASE("openmp: as many threads as OpenMP by default, and never none", "[para
 
 TEST_CASE("openmp: inside the user's parallel region every thread may call it", "[parallel]") {
     openmp executor{.threads = 2};
-    std::atomic<index> sum = 0;
+    std::atomic<index_t> sum = 0;
 #pragma omp parallel num_threads(2)
-    executor.parallel_for(2, [&](index i) { sum += i + 1; });
+    executor.parallel_for(2, [&](index_t i) { sum += i + 1; });
     CHECK(sum == 6);
 }
 

@@ -8,7 +8,7 @@
 namespace attn::testing {
 
 TEST_CASE("thread_pool: an executor of 1, 2, 3 and 8 threads", "[parallel]") {
-    const index threads = GENERATE(1, 2, 3, 8);
+    const index_t threads = GENERATE(1, 2, 3, 8);
     thread_pool pool(threads);
     CHECK(pool.concurrency() == threads);
     check_executor(pool);
@@ -16,12 +16,12 @@ TEST_CASE("thread_pool: an executor of 1, 2, 3 and 8 threads", "[parallel]") {
 
 TEST_CASE("thread_pool: as many threads as the machine by default", "[parallel]") {
     thread_pool pool;
-    CHECK(pool.concurrency() == std::max<index>(1, std::thread::hardware_concurrency()));
+    CHECK(pool.concurrency() == std::max<index_t>(1, std::thread::hardware_concurrency()));
     check_parallel_for(pool);
 }
 
 TEST_CASE("thread_pool: an impossible number of threads is refused", "[parallel]") {
-    for (index threads : {index{0}, index{-1}, thread_pool::max_threads + 1, index{1} << 40})
+    for (index_t threads : {index_t{0}, index_t{-1}, thread_pool::max_threads + 1, index_t{1} << 40})
         CHECK_THROWS_AS(thread_pool(threads), argument_error);
     CHECK_THROWS_WITH(thread_pool(0), "thread_pool: threads must be 1 to 16383, not 0");
 }
@@ -32,7 +32,7 @@ TEST_CASE("thread_pool: the caller and its threads work at once", "[parallel]") 
 }
 
 TEST_CASE("thread_pool: a throwing body waits for the others, and reaches the caller", "[parallel]") {
-    const index threads = GENERATE(1, 2, 3, 8);
+    const index_t threads = GENERATE(1, 2, 3, 8);
     thread_pool pool(threads);
     check_throwing_bodies(pool);
 }
@@ -41,19 +41,19 @@ TEST_CASE("thread_pool: called from one of its own threads it runs inline", "[pa
     thread_pool pool(2);
     const auto caller = std::this_thread::get_id();
     std::atomic<int> elsewhere = 0;
-    pool.parallel_for(2, [&](index) {
+    pool.parallel_for(2, [&](index_t) {
         const auto self = std::this_thread::get_id();
         if (self == caller) return;
-        pool.parallel_for(2, [&](index) { elsewhere += std::this_thread::get_id() != self; });
+        pool.parallel_for(2, [&](index_t) { elsewhere += std::this_thread::get_id() != self; });
     });
     CHECK(elsewhere == 0);
 }
 
 TEST_CASE("thread_pool: waits for a slice that sleeps", "[parallel]") {
     thread_pool pool(2);
-    for (index slow : {0, 1}) {
+    for (index_t slow : {0, 1}) {
         std::atomic<bool> slept = false;
-        pool.parallel_for(2, [&](index i) {
+        pool.parallel_for(2, [&](index_t i) {
             if (i != slow) return;
             std::this_thread::sleep_for(std::chrono::milliseconds(20));
             slept = true;
@@ -64,10 +64,10 @@ TEST_CASE("thread_pool: waits for a slice that sleeps", "[parallel]") {
 
 TEST_CASE("thread_pool: is destroyed right after its last call", "[parallel]") {
     for (int round = 0; round < 300; ++round) {
-        std::atomic<index> sum = 0;
+        std::atomic<index_t> sum = 0;
         {
             thread_pool pool(3);
-            pool.parallel_for(3, [&](index i) { sum += i; });
+            pool.parallel_for(3, [&](index_t i) { sum += i; });
         }
         CHECK(sum == 3);
     }
@@ -84,9 +84,9 @@ TEST_CASE("thread_pool: a call allocates nothing", "[parallel]") {
     thread_pool pool(4);
     workspace memory;
     const execution run(pool, memory);
-    std::atomic<index> sum = 0;
+    std::atomic<index_t> sum = 0;
     const auto calls = [&] {
-        for (int round = 0; round < 100; ++round) run.for_each(50, [&](index task, index) { sum += task; });
+        for (int round = 0; round < 100; ++round) run.for_each(50, [&](index_t task, index_t) { sum += task; });
     };
     calls();
     CHECK(allocations_in(calls) == 0);

@@ -19,7 +19,7 @@
 
 namespace {
 
-using attn::index;
+using attn::index_t;
 
 std::string refusal(const auto& pattern, const attn::pattern_context& context) {
     return attn::testing::error_of([&] { attn::check(pattern, context); });
@@ -46,7 +46,7 @@ TEST_CASE("wrong parameters of patterns are refused", "[pattern]") {
     CHECK(refusal(prefix{-1}, context) == "softmax_attention: pattern prefix{-1} needs a length of at least 0");
     CHECK(refusal(dilated_window{2, 0}, context) == "softmax_attention: pattern dilated_window{2, 0} needs a dilation of at least 1");
     CHECK(refusal(dilated_window{-2, 1}, context) == "softmax_attention: pattern dilated_window{-2, 1} needs a window of at least 0");
-    CHECK(refusal(dilated_window{attn::index{1} << 62, 8}, context).find("reaches further") != std::string::npos);
+    CHECK(refusal(dilated_window{attn::index_t{1} << 62, 8}, context).find("reaches further") != std::string::npos);
     CHECK(refusal(on_heads{2, 1}, context) == "softmax_attention: pattern on_heads{2, 1} is no range of heads");
 }
 
@@ -60,7 +60,7 @@ TEST_CASE("wrong parameters are found inside combinations", "[pattern]") {
 }
 
 TEST_CASE("lengths of another batch are refused", "[pattern]") {
-    const std::vector<index> two{3, 60}, three{1, 2, 3}, negative{1, -2};
+    const std::vector<index_t> two{3, 60}, three{1, 2, 3}, negative{1, -2};
     CHECK(refusal(attn::lengths{two}, context) == accepted);
     CHECK(refusal(attn::lengths{three}, context) == "softmax_attention: pattern lengths{3 values} is for another batch than 2");
     CHECK(refusal(attn::lengths{negative}, context) == "softmax_attention: pattern lengths{2 values} holds the length -2");
@@ -69,7 +69,7 @@ TEST_CASE("lengths of another batch are refused", "[pattern]") {
 TEST_CASE("tables made for something else are refused", "[pattern]") {
     using namespace attn;
     const bool values[4 * 60 * 60]{};
-    const auto mask = [&](const shape& s, attn::index row = 0, attn::index column = 0) { return tiles(head_major(values, s), row, column); };
+    const auto mask = [&](const shape& s, attn::index_t row = 0, attn::index_t column = 0) { return tiles(head_major(values, s), row, column); };
     CHECK(refusal(mask({1, 1, 60, 60}), context) == accepted);
     CHECK(refusal(mask({1, 4, 50, 60}, 10), context) == accepted);
     CHECK(refusal(mask({2, 1, 1, 60}), context) == accepted);
@@ -103,7 +103,7 @@ TEST_CASE("tables made for something else are refused", "[pattern]") {
 TEST_CASE("tables at the farthest positions, and beyond", "[pattern]") {
     using namespace attn;
     constexpr auto far = farthest_position;
-    constexpr auto min_index = std::numeric_limits<attn::index>::min(), max_index = std::numeric_limits<attn::index>::max();
+    constexpr auto min_index = std::numeric_limits<attn::index_t>::min(), max_index = std::numeric_limits<attn::index_t>::max();
     const bool values[60 * 60]{};
     const auto view = head_major(values, {1, 1, 60, 60});
     const std::vector<std::int32_t> ids(120);
@@ -118,11 +118,11 @@ TEST_CASE("tables at the farthest positions, and beyond", "[pattern]") {
     for (const auto first : {min_index, -far - 1, far + 1, max_index}) {
         CHECK_THROWS_AS(tiles(view, first), argument_error);
         CHECK_THROWS_AS(tiles(view, 0, first), argument_error);
-        CHECK_THROWS_AS(tiles([](attn::index, attn::index) { return true; }, 2, 2, first, 0), argument_error);
+        CHECK_THROWS_AS(tiles([](attn::index_t, attn::index_t) { return true; }, 2, 2, first, 0), argument_error);
         CHECK_THROWS_AS(segments(ids, 2, first), argument_error);
         CHECK_THROWS_AS(segments(ids, ids, 2, 0, first), argument_error);
     }
-    for (const auto huge : {max_index, max_index / 2, max_index / 4 + 2, attn::index{1} << 61}) {
+    for (const auto huge : {max_index, max_index / 2, max_index / 4 + 2, attn::index_t{1} << 61}) {
         CHECK(refusal(block_sparse{head_major(values, {1, 1, 4, 4}), huge}, context) == accepted);
         CHECK(block_sparse{head_major(values, {1, 1, 4, 4}), huge}.at(0, 0).visible(59, 59) == false);
     }

@@ -13,18 +13,18 @@ namespace attn::testing {
 
 namespace {
 
-constexpr index far = farthest_position, max_index = std::numeric_limits<index>::max();
+constexpr index_t far = farthest_position, max_index = std::numeric_limits<index_t>::max();
 
 /// What the kernels compute with, as a tile of 40 queries of which the rest is padding.
-index wrong_on_kernel_lanes(const auto& p, index first, index step, index count, index key, const auto& formula) {
+index_t wrong_on_kernel_lanes(const auto& p, index_t first, index_t step, index_t count, index_t key, const auto& formula) {
     using queries = simd::query_lanes<float, simd::native, 40>;
     queries lanes;
     lanes.first = first;
     lanes.step = step;
     lanes.count = static_cast<int>(count);
     const auto seen = p.visible(lanes, key);
-    index wrong = 0;
-    for (index l = 0; l < count; ++l) {
+    index_t wrong = 0;
+    for (index_t l = 0; l < count; ++l) {
         bool here;
         if constexpr (std::same_as<std::remove_cvref_t<decltype(seen)>, bool>)
             here = seen;
@@ -37,27 +37,27 @@ index wrong_on_kernel_lanes(const auto& p, index first, index step, index count,
 
 /// At both ends, beside zero, and with the queries at one end and the keys at the other.
 void check_everywhere(const auto& p, const auto& formula) {
-    constexpr index n = 45, m = 53;
-    const index first_queries[] = {-far, far - n + 1, -20, far - n - 7, -far + 11}, first_keys[] = {-far, far - m + 1, -30};
+    constexpr index_t n = 45, m = 53;
+    const index_t first_queries[] = {-far, far - n + 1, -20, far - n - 7, -far + 11}, first_keys[] = {-far, far - m + 1, -30};
     const pattern_context context{.end_query = n, .end_key = m};
     check(p, context);
-    index differing = 0;
+    index_t differing = 0;
     for (const auto i : first_queries)
         for (const auto j : first_keys) {
-            for (index row = 0; row < n; ++row)
-                for (index key = 0; key < m; ++key) differing += p.visible(i + row, j + key) != formula(i + row, j + key);
-            for (const index tile : {1, 16, 40})
-                for (const index grain : {1, 8}) CHECK(pattern_checks::schedule_offences(p, {i, n, j, m, tile, grain}) == 0);
-            for (const index step : {1, 3, 7}) {
-                const auto count = std::min<index>(40, (n - 1) / step + 1);
-                for (index key = 0; key < m; ++key) differing += wrong_on_kernel_lanes(p, i, step, count, j + key, formula);
+            for (index_t row = 0; row < n; ++row)
+                for (index_t key = 0; key < m; ++key) differing += p.visible(i + row, j + key) != formula(i + row, j + key);
+            for (const index_t tile : {1, 16, 40})
+                for (const index_t grain : {1, 8}) CHECK(pattern_checks::schedule_offences(p, {i, n, j, m, tile, grain}) == 0);
+            for (const index_t step : {1, 3, 7}) {
+                const auto count = std::min<index_t>(40, (n - 1) / step + 1);
+                for (index_t key = 0; key < m; ++key) differing += wrong_on_kernel_lanes(p, i, step, count, j + key, formula);
             }
         }
     CHECK(differing == 0);
 }
 
-index floored(index a, index c) { return a >= 0 ? a / c : -((-a - 1) / c) - 1; }
-index distance(index a, index b) { return a < b ? b - a : a - b; }
+index_t floored(index_t a, index_t c) { return a >= 0 ? a / c : -((-a - 1) / c) - 1; }
+index_t distance(index_t a, index_t b) { return a < b ? b - a : a - b; }
 
 } // namespace
 
@@ -70,7 +70,7 @@ TEST_CASE("patterns at the farthest positions", "[pattern][portable]") {
     check_everywhere(dilated_window{3, 5}, [](auto i, auto j) { return distance(i, j) <= 15 && distance(i, j) % 5 == 0; });
     check_everywhere(block_diagonal{12}, [](auto i, auto j) { return floored(i, 12) == floored(j, 12); });
     check_everywhere(fixed{7, 2}, [](auto i, auto j) { return floored(i, 7) == floored(j, 7) || j - 7 * floored(j, 7) >= 5; });
-    for (const index length : {index{3}, far - 40, far}) {
+    for (const index_t length : {index_t{3}, far - 40, far}) {
         check_everywhere(prefix{length}, [=](auto i, auto j) { return j < length || j <= i; });
         check_everywhere(global{length}, [=](auto i, auto j) { return i < length || j < length; });
         check_everywhere(detail::shorter_than{length}, [=](auto, auto j) { return j < length; });
@@ -80,8 +80,8 @@ TEST_CASE("patterns at the farthest positions", "[pattern][portable]") {
 }
 
 TEST_CASE("parameters of patterns as large as their type", "[pattern][portable]") {
-    constexpr auto bit = [](int n) { return index{1} << n; };
-    for (const index huge : {max_index, max_index - 1, bit(62), bit(62) + 1, bit(61) + 1, far + 1, far - 1, bit(55)}) {
+    constexpr auto bit = [](int n) { return index_t{1} << n; };
+    for (const index_t huge : {max_index, max_index - 1, bit(62), bit(62) + 1, bit(61) + 1, far + 1, far - 1, bit(55)}) {
         INFO("parameter " << huge);
         check_everywhere(local{huge}, [=](auto i, auto j) { return distance(i, j) <= huge; });
         check_everywhere(local{0, huge}, [=](auto i, auto j) { return j >= i && j - i <= huge; });
@@ -107,7 +107,7 @@ TEST_CASE("parameters of patterns as large as their type", "[pattern][portable]"
 
 TEST_CASE("parameters of patterns below their range, to the end of their type", "[pattern]") {
     const auto is_refused = [](const auto& p) { CHECK_THROWS_AS(check(p, pattern_context{}), argument_error); };
-    for (const auto wrong : {index{0}, index{-1}, std::numeric_limits<index>::min()}) {
+    for (const auto wrong : {index_t{0}, index_t{-1}, std::numeric_limits<index_t>::min()}) {
         is_refused(sliding_window(wrong));
         is_refused(sparse_transformer_strided(wrong));
         is_refused(sparse_transformer_strided_heads(wrong, 1));

@@ -14,16 +14,16 @@
 
 namespace {
 
-using attn::index;
+using attn::index_t;
 using pattern_checks::pick;
 
-std::vector<attn::key_run> runs_of(const auto& p, const attn::query_tile& tile, index keys) {
+std::vector<attn::key_run> runs_of(const auto& p, const attn::query_tile& tile, index_t keys) {
     std::vector<attn::key_run> runs;
     attn::for_each_run(p, tile, 0, keys, 8, [&](const attn::key_run& run) { runs.push_back(run); });
     return runs;
 }
 
-bool same(const attn::key_run& run, index first, index count, index step, bool full) {
+bool same(const attn::key_run& run, index_t first, index_t count, index_t step, bool full) {
     return run.first == first && run.count == count && run.step == step && run.full == full;
 }
 
@@ -55,15 +55,15 @@ void for_random_compositions(std::mt19937& random, const auto& body) {
 }
 
 TEST_CASE("tiles cover every query once", "[pattern]") {
-    index wrong = 0;
-    for (index n = 0; n < 40; ++n)
-        for (index step = 1; step < 12; ++step)
-            for (index tile : {1, 2, 4, 16}) {
+    index_t wrong = 0;
+    for (index_t n = 0; n < 40; ++n)
+        for (index_t step = 1; step < 12; ++step)
+            for (index_t tile : {1, 2, 4, 16}) {
                 std::vector<int> met(static_cast<std::size_t>(n));
-                for (index t = 0; t < attn::tile_count(n, tile, step); ++t) {
+                for (index_t t = 0; t < attn::tile_count(n, tile, step); ++t) {
                     const auto rows = attn::tile_at(t, -5, n, tile, step);
                     wrong += rows.count < 1 || rows.count > tile || rows.step != step;
-                    for (index k = 0; k < rows.count; ++k) ++met.at(static_cast<std::size_t>(rows.first + 5 + k * step));
+                    for (index_t k = 0; k < rows.count; ++k) ++met.at(static_cast<std::size_t>(rows.first + 5 + k * step));
                 }
                 for (const auto times : met) wrong += times != 1;
             }
@@ -94,13 +94,13 @@ TEST_CASE("neighbouring runs are one run", "[pattern]") {
 
 TEST_CASE("a union is disjoint passes", "[pattern]") {
     using namespace attn;
-    std::vector<attn::index> steps;
+    std::vector<attn::index_t> steps;
     const auto steps_of = [&](const auto& p) {
         steps.clear();
-        for_each_pass(p, 0, 100, 0, 100, [&](const auto&, attn::index step) { steps.push_back(step); });
+        for_each_pass(p, 0, 100, 0, 100, [&](const auto&, attn::index_t step) { steps.push_back(step); });
         return steps;
     };
-    using list = std::vector<attn::index>;
+    using list = std::vector<attn::index_t>;
     CHECK(steps_of(causal{} & local{5}) == list{1});
     CHECK(steps_of(causal{} & strided{7}) == list{7});
     CHECK(steps_of(causal{} & (local{5} | strided{7})) == list{1, 7});
@@ -122,7 +122,7 @@ TEST_CASE("a union is disjoint passes", "[pattern]") {
 
 TEST_CASE("the schedule of every composition visits what is visible, once", "[pattern][portable]") {
     std::mt19937 random(20240611);
-    index compositions = 0, offences = 0;
+    index_t compositions = 0, offences = 0;
     for (int round = 0; round < 50; ++round)
         for_random_compositions(random, [&](const auto& p) {
             ++compositions;

@@ -12,22 +12,22 @@
 
 namespace {
 
-using attn::index;
+using attn::index_t;
 
-attn::pair_count pairs_of(const auto& p, index n) { return attn::visited_pairs(p, 0, n, 0, n, 16, 8); }
+attn::pair_count pairs_of(const auto& p, index_t n) { return attn::visited_pairs(p, 0, n, 0, n, 16, 8); }
 
-double useful(const auto& p, index n) {
+double useful(const auto& p, index_t n) {
     const auto pairs = pairs_of(p, n);
     return static_cast<double>(pairs.visible) / static_cast<double>(pairs.visited);
 }
 
 TEST_CASE("visible pairs are counted exactly", "[pattern]") {
     using namespace attn;
-    for (attn::index n : {0, 1, 7, 64, 97, 130}) {
+    for (attn::index_t n : {0, 1, 7, 64, 97, 130}) {
         const auto p = causal{} & (local{9} | strided{11});
-        attn::index visible = 0;
-        for (attn::index i = 0; i < n; ++i)
-            for (attn::index j = 0; j < n; ++j) visible += p.visible(i, j);
+        attn::index_t visible = 0;
+        for (attn::index_t i = 0; i < n; ++i)
+            for (attn::index_t j = 0; j < n; ++j) visible += p.visible(i, j);
         CHECK(pairs_of(p, n).visible == visible);
     }
     CHECK(pairs_of(dense{}, 1000).visited == 1000 * 1000);
@@ -39,11 +39,11 @@ TEST_CASE("visible pairs are counted exactly", "[pattern]") {
 
 TEST_CASE("sparse patterns visit few pairs", "[pattern]") {
     using namespace attn;
-    for (attn::index n : {1024, 4096, 16384, 65536}) {
+    for (attn::index_t n : {1024, 4096, 16384, 65536}) {
         CAPTURE(n);
-        for (attn::index w : {16, 128}) CHECK(pairs_of(local{w}, n).visited <= n * (2 * w + 1 + 32));
-        for (attn::index s : {64, 128}) CHECK(pairs_of(strided{s}, n).visited == n * n / s);
-        const auto root = static_cast<attn::index>(std::lround(std::sqrt(static_cast<double>(n))));
+        for (attn::index_t w : {16, 128}) CHECK(pairs_of(local{w}, n).visited <= n * (2 * w + 1 + 32));
+        for (attn::index_t s : {64, 128}) CHECK(pairs_of(strided{s}, n).visited == n * n / s);
+        const auto root = static_cast<attn::index_t>(std::lround(std::sqrt(static_cast<double>(n))));
         CHECK(pairs_of(causal{} & (local{root - 1} | strided{root}), n).visited <= n * (2 * root + 32));
         CHECK(pairs_of(local{root} | strided{root}, n).visited <= 4 * n * root);
         CHECK(pairs_of(causal{} & fixed{root, 8}, n).visited <= 6 * n * root);
@@ -52,7 +52,7 @@ TEST_CASE("sparse patterns visit few pairs", "[pattern]") {
 
 TEST_CASE("most of what is visited is useful", "[pattern]") {
     using namespace attn;
-    const attn::index n = 16384, root = 128;
+    const attn::index_t n = 16384, root = 128;
     CHECK(useful(causal{} & (local{root - 1} | strided{root}), n) >= 0.88);
     CHECK(useful(local{root} | strided{root}, n) >= 0.95);
     CHECK(useful(causal{} & fixed{root, 8}, n) >= 0.95);

@@ -14,7 +14,7 @@ namespace attn::testing {
 inline std::string describe(const problem& p) {
     const auto from = [&](const per_batch& position) {
         auto text = std::to_string(position[0]);
-        for (index b = 1; b < position.count(); ++b) text.append(" ").append(std::to_string(position[b]));
+        for (index_t b = 1; b < position.count(); ++b) text.append(" ").append(std::to_string(position[b]));
         return text;
     };
     return "batch " + std::to_string(p.batch) + ", heads " + std::to_string(p.heads) + " / " + std::to_string(p.kv_heads) + ", " +
@@ -44,9 +44,9 @@ private:
 
 /// Where queries and keys may lie: kind < position_kinds.
 inline constexpr int position_kinds = 9;
-inline positions position_kind(int kind, index batch, index queries, index keys) {
-    static constexpr std::array<index, 4> staggered_queries{3, 0, -20, 41}, staggered_keys{0, 12, -5, 2};
-    constexpr index far = index{1} << 40;
+inline positions position_kind(int kind, index_t batch, index_t queries, index_t keys) {
+    static constexpr std::array<index_t, 4> staggered_queries{3, 0, -20, 41}, staggered_keys{0, 12, -5, 2};
+    constexpr index_t far = index_t{1} << 40;
     const auto each = [&](const auto& numbers) { return per_batch(std::span(numbers).first(static_cast<std::size_t>(batch))); };
     switch (kind) {
     case 1:
@@ -73,13 +73,13 @@ inline positions position_kind(int kind, index batch, index queries, index keys)
 /// `count` problems in which every listed number occurs, if there are as many. The large ones have few heads.
 inline std::vector<problem> sample_problems(std::size_t count, unsigned seed) {
     struct head_counts {
-        index batch, heads, kv_heads;
+        index_t batch, heads, kv_heads;
     };
     std::mt19937 random(seed);
     // A register has 2 to 16 lanes, a panel of queries 12 to 48, a tile of keys 128.
-    shuffled<index> queries({0, 1, 2, 3, 4, 5, 7, 8, 9, 11, 12, 13, 15, 16, 17, 23, 24, 25, 47, 48, 49, 64, 97, 145});
-    shuffled<index> keys({0, 1, 2, 4, 7, 8, 9, 15, 16, 17, 31, 47, 48, 49, 64, 97, 112, 127, 128, 129, 136, 197, 255, 257});
-    shuffled<index> key_dims({1, 2, 3, 8, 16, 17, 33, 64, 80, 128}), value_dims({1, 3, 4, 15, 16, 33, 48, 64, 80, 128});
+    shuffled<index_t> queries({0, 1, 2, 3, 4, 5, 7, 8, 9, 11, 12, 13, 15, 16, 17, 23, 24, 25, 47, 48, 49, 64, 97, 145});
+    shuffled<index_t> keys({0, 1, 2, 4, 7, 8, 9, 15, 16, 17, 31, 47, 48, 49, 64, 97, 112, 127, 128, 129, 136, 197, 255, 257});
+    shuffled<index_t> key_dims({1, 2, 3, 8, 16, 17, 33, 64, 80, 128}), value_dims({1, 3, 4, 15, 16, 33, 48, 64, 80, 128});
     shuffled<head_counts> heads({{0, 2, 1}, {1, 0, 0}, {1, 1, 1}, {1, 1, 1}, {1, 4, 2}, {2, 3, 3}, {2, 6, 2}, {3, 4, 1}, {3, 2, 2}});
     shuffled<int> places([] {
         std::vector<int> kinds(position_kinds);

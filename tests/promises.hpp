@@ -45,30 +45,30 @@ answer<T> in_its_memory(const Op& op, const inputs<T>& in, const shape& rows) {
 }
 
 /// A mask as a pattern: a function of rows of queries and keys.
-inline tiles mask(index queries, index keys, const std::function<bool(index, index)>& visible) { return tiles(visible, queries, keys); }
-inline tiles everything(index queries, index keys) {
-    return mask(queries, keys, [](index, index) { return true; });
+inline tiles mask(index_t queries, index_t keys, const std::function<bool(index_t, index_t)>& visible) { return tiles(visible, queries, keys); }
+inline tiles everything(index_t queries, index_t keys) {
+    return mask(queries, keys, [](index_t, index_t) { return true; });
 }
 
 /// Row i of all heads together: whether it is the same in two results, bit by bit.
 template <Scalar T>
-bool same_row(const tensor<T>& a, const tensor<T>& b, index i) {
+bool same_row(const tensor<T>& a, const tensor<T>& b, index_t i) {
     const auto& s = a.shape();
-    for (index h = 0; h < s.heads; ++h)
-        for (index c = 0; c < s.channels; ++c)
+    for (index_t h = 0; h < s.heads; ++h)
+        for (index_t c = 0; c < s.channels; ++c)
             if (!same_bits(a(0, h, i, c), b(0, h, i, c))) return false;
     return true;
 }
 template <Scalar T>
-bool same_row(const answer<T>& a, const answer<T>& b, index i) {
+bool same_row(const answer<T>& a, const answer<T>& b, index_t i) {
     return same_row(a.values, b.values, i) && same_row(a.log_sum_exp, b.log_sum_exp, i);
 }
 /// Whether all of a row is NaN.
 template <Scalar T>
-bool nan_row(const tensor<T>& a, index i) {
+bool nan_row(const tensor<T>& a, index_t i) {
     const auto& s = a.shape();
-    for (index h = 0; h < s.heads; ++h)
-        for (index c = 0; c < s.channels; ++c)
+    for (index_t h = 0; h < s.heads; ++h)
+        for (index_t c = 0; c < s.channels; ++c)
             if (!std::isnan(a(0, h, i, c))) return false;
     return true;
 }

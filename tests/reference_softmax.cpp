@@ -4,7 +4,7 @@
 #include <attn/reference/softmax.hpp>
 #include <attn/reference/widen.hpp>
 #include <attn/score/additive_bias.hpp>
-#include <attn/score/then.hpp>
+#include <attn/score/composed_score.hpp>
 
 #include "catch.hpp"
 
@@ -15,7 +15,7 @@ using namespace attn;
 
 namespace {
 
-using attn::index; // POSIX has another
+using attn::index_t; // POSIX has another
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
@@ -23,7 +23,7 @@ constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 template <Scalar T = double>
 tensor<T> filled(const shape& s, std::initializer_list<double> numbers) {
     tensor<T> result(s);
-    REQUIRE(static_cast<index>(numbers.size()) == s.size());
+    REQUIRE(static_cast<index_t>(numbers.size()) == s.size());
     std::ranges::transform(numbers, result.data(), [](double number) { return static_cast<T>(number); });
     return result;
 }
@@ -32,7 +32,7 @@ tensor<T> filled(const shape& s, std::initializer_list<double> numbers) {
 template <Scalar T = double>
 tensor<T> wavy(const shape& s, double seed) {
     tensor<T> result(s);
-    for (index e = 0; e < s.size(); ++e)
+    for (index_t e = 0; e < s.size(); ++e)
         result.data()[e] = static_cast<T>(std::sin(seed + 1.7 * static_cast<double>(e) + 0.01 * static_cast<double>(e * e % 97)));
     return result;
 }
@@ -62,10 +62,10 @@ answer<T> attend(const tensor<T>& q, const tensor<T>& k, const tensor<T>& v, con
 
 /// One head, one channel of queries and keys: the scores of query row i are q[i] * k.
 tensor<double> column(std::initializer_list<double> numbers) {
-    return filled({.tokens = static_cast<index>(numbers.size()), .channels = 1}, numbers);
+    return filled({.tokens = static_cast<index_t>(numbers.size()), .channels = 1}, numbers);
 }
 
-double at(const tensor<double>& t, index row, index channel = 0) { return t(0, 0, row, channel); }
+double at(const tensor<double>& t, index_t row, index_t channel = 0) { return t(0, 0, row, channel); }
 
 Approx close(double value) { return Approx(value).epsilon(1e-14).margin(1e-300); }
 
@@ -78,7 +78,7 @@ TEST_CASE("equal scores average the values", "[reference][portable]") {
 
 TEST_CASE("a single key gives its value", "[reference][portable]") {
     const auto [values, log_sum_exp] = attend(column({3, -800}), column({2}), filled({.tokens = 1, .channels = 3}, {1.5, -2, 1e9}));
-    for (index i = 0; i < 2; ++i) {
+    for (index_t i = 0; i < 2; ++i) {
         CHECK(at(values, i, 0) == 1.5);
         CHECK(at(values, i, 1) == -2);
         CHECK(at(values, i, 2) == 1e9);
@@ -130,8 +130,8 @@ TEST_CASE("causal follows absolute positions, per batch entry", "[reference][por
     CHECK(shifted(bottom_right(2, 6))(1, 0, 0, 0) == 2);
     CHECK(shifted(bottom_right(2, 6))(1, 0, 1, 0) == 2.5);
 
-    const std::array<index, 2> queries{4, 102}, keys{0, 100};
-    const auto values = shifted({.first_query = std::span<const index>(queries), .first_key = std::span<const index>(keys)});
+    const std::array<index_t, 2> queries{4, 102}, keys{0, 100};
+    const auto values = shifted({.first_query = std::span<const index_t>(queries), .first_key = std::span<const index_t>(keys)});
     CHECK(values(0, 0, 0, 0) == 2);
     CHECK(values(0, 0, 1, 0) == 2.5);
     CHECK(values(1, 0, 0, 0) == 1);
@@ -175,7 +175,7 @@ TEST_CASE("no keys and no queries", "[reference][portable]") {
     const auto q = column({1, not_a_number});
     const tensor<double> none({.tokens = 0, .channels = 1});
     const auto [values, log_sum_exp] = attend(q, none, none);
-    for (index i = 0; i < 2; ++i) {
+    for (index_t i = 0; i < 2; ++i) {
         CHECK(at(values, i) == 0);
         CHECK(at(log_sum_exp, i) == -infinity);
         CHECK(at(attend(q, none, none, {.sinks = sink}).log_sum_exp, i) == 1.5);
@@ -238,11 +238,11 @@ TEST_CASE("a value of NaN stays in its channel", "[reference][portable]") {
 TEST_CASE("grouped heads read the key and value head of their group", "[reference][portable]") {
     const auto q = wavy({2, 6, 3, 4}, 1), k = wavy({2, 2, 5, 4}, 2), v = wavy({2, 2, 5, 3}, 3);
     tensor<double> each_k({2, 6, 5, 4}), each_v({2, 6, 5, 3});
-    for (index b = 0; b < 2; ++b)
-        for (index h = 0; h < 6; ++h)
-            for (index j = 0; j < 5; ++j) {
-                for (index c = 0; c < 4; ++c) each_k(b, h, j, c) = k(b, h < 3 ? 0 : 1, j, c);
-                for (index c = 0; c < 3; ++c) each_v(b, h, j, c) = v(b, h < 3 ? 0 : 1, j, c);
+    for (index_t b = 0; b < 2; ++b)
+        for (index_t h = 0; h < 6; ++h)
+            for (index_t j = 0; j < 5; ++j) {
+                for (index_t c = 0; c < 4; ++c) each_k(b, h, j, c) = k(b, h < 3 ? 0 : 1, j, c);
+                for (index_t c = 0; c < 3; ++c) each_v(b, h, j, c) = v(b, h < 3 ? 0 : 1, j, c);
             }
     const auto grouped = attend(q, k, v), repeated = attend(q, each_k, each_v);
     CHECK(std::ranges::equal(std::span(grouped.values.data(), 2 * 6 * 3 * 3), std::span(repeated.values.data(), 2 * 6 * 3 * 3)));
@@ -266,8 +266,8 @@ TEST_CASE("score functions see scaled scores, absolute positions, batch entry an
     const auto biased = attend(tensor<double>({2, 2, 1, 1}), tensor<double>({2, 1, 2, 1}), filled({2, 1, 2, 1}, {1, 0, 1, 0}), {},
                                additive_bias{biases.view()})
                             .values;
-    for (index b = 0; b < 2; ++b)
-        for (index h = 0; h < 2; ++h)
+    for (index_t b = 0; b < 2; ++b)
+        for (index_t h = 0; h < 2; ++h)
             CHECK(biased(b, h, 0, 0) == close(static_cast<double>(2 * b + h + 1) / static_cast<double>(2 * b + h + 2)));
 }
 
@@ -276,16 +276,16 @@ TEST_CASE("any strides of inputs and outputs", "[reference][portable]") {
     const auto q = wavy(s, 1);
     tensor<double> turned(s), values({2, 3, 4, 5});
     const auto tokens_first = token_major(turned.data(), s);
-    for (index b = 0; b < 2; ++b)
-        for (index h = 0; h < 3; ++h)
-            for (index i = 0; i < 4; ++i)
-                for (index c = 0; c < 5; ++c) tokens_first(b, h, i, c) = q(b, h, i, c);
+    for (index_t b = 0; b < 2; ++b)
+        for (index_t h = 0; h < 3; ++h)
+            for (index_t i = 0; i < 4; ++i)
+                for (index_t c = 0; c < 5; ++c) tokens_first(b, h, i, c) = q(b, h, i, c);
     reference::softmax<double>({tokens_first, tokens_first, tokens_first}, {token_major(values.data(), s)});
     const auto expected = attend(q, q, q).values;
-    for (index b = 0; b < 2; ++b)
-        for (index h = 0; h < 3; ++h)
-            for (index i = 0; i < 4; ++i)
-                for (index c = 0; c < 5; ++c) CHECK(token_major(values.data(), s)(b, h, i, c) == expected(b, h, i, c));
+    for (index_t b = 0; b < 2; ++b)
+        for (index_t h = 0; h < 3; ++h)
+            for (index_t i = 0; i < 4; ++i)
+                for (index_t c = 0; c < 5; ++c) CHECK(token_major(values.data(), s)(b, h, i, c) == expected(b, h, i, c));
 }
 
 TEST_CASE("a sum of products is rounded to the scalar after each term", "[reference][portable]") {
@@ -303,9 +303,9 @@ TEST_CASE("float computes in float, close to its widened double", "[reference][p
     const auto single = attend(q, k, v);
     const auto both = attend(reference::widen(q.view()), reference::widen(k.view()), reference::widen(v.view()));
     double largest = 0;
-    for (index h = 0; h < 2; ++h)
-        for (index i = 0; i < 7; ++i)
-            for (index c = 0; c < 3; ++c) {
+    for (index_t h = 0; h < 2; ++h)
+        for (index_t i = 0; i < 7; ++i)
+            for (index_t c = 0; c < 3; ++c) {
                 const auto error = std::abs(static_cast<double>(single.values(0, h, i, c)) - both.values(0, h, i, c));
                 if (!(error <= largest)) largest = error;
             }

@@ -16,19 +16,19 @@ namespace attn::testing {
 
 namespace {
 
-constexpr index all_rows = 333;
+constexpr index_t all_rows = 333;
 
 /// How many rows differ from those of the one call if it is cut into calls of 1, 2, 3 ... rows. result(first, count): of such rows.
 template <class F>
-index rows_that_differ(const F& result) {
+index_t rows_that_differ(const F& result) {
     const auto whole = result(0, all_rows);
     const auto& s = whole.shape();
-    index different = 0;
-    for (const index rows : {1, 2, 3, 7, 16, 17, 48, 64, 100})
-        for (index first = 0; first < all_rows; first += rows) {
+    index_t different = 0;
+    for (const index_t rows : {1, 2, 3, 7, 16, 17, 48, 64, 100})
+        for (index_t first = 0; first < all_rows; first += rows) {
             const auto part = result(first, std::min(rows, all_rows - first));
-            for (index h = 0; h < s.heads; ++h)
-                for (index i = 0; i < part.shape().tokens; ++i)
+            for (index_t h = 0; h < s.heads; ++h)
+                for (index_t i = 0; i < part.shape().tokens; ++i)
                     different += !std::equal(part.view().row(0, h, i), part.view().row(0, h, i) + s.channels, whole.view().row(0, h, first + i),
                                              [](auto a, auto b) { return same_bits(a, b); });
         }
@@ -37,8 +37,8 @@ index rows_that_differ(const F& result) {
 
 /// The queries in several calls against the same keys, which begin `behind` positions before them.
 template <Scalar T, class Op>
-index attention_rows_that_differ(const Op& op, const given<T>& in, index behind) {
-    return rows_that_differ([&](index first, index count) {
+index_t attention_rows_that_differ(const Op& op, const given<T>& in, index_t behind) {
+    return rows_that_differ([&](index_t first, index_t count) {
         return attend(op, some_rows(in.queries, first, count), in.keys, in.values, {.first_query = behind + first});
     });
 }
@@ -47,7 +47,7 @@ index attention_rows_that_differ(const Op& op, const given<T>& in, index behind)
 
 TEMPLATE_TEST_CASE("the contract of a row: norms", "[norm][portable]", float, double) {
     using T = TestType;
-    for (const index channels : {1, 19, 64, 197}) {
+    for (const index_t channels : {1, 19, 64, 197}) {
         INFO(channels << " channels");
         const auto x = random_rows<T>({1, 2, all_rows, channels}, 1, 3);
         const auto weight = random_numbers<T>(channels, 2), bias = random_numbers<T>(channels, 3);
@@ -55,7 +55,7 @@ TEMPLATE_TEST_CASE("the contract of a row: norms", "[norm][portable]", float, do
         const std::vector<double> variance(static_cast<std::size_t>(channels), 2.5);
         const auto check = [&](const auto& norm) {
             INFO(norm.name);
-            CHECK(rows_that_differ([&](index first, index count) { return normalise(norm, some_rows(x, first, count)); }) == 0);
+            CHECK(rows_that_differ([&](index_t first, index_t count) { return normalise(norm, some_rows(x, first, count)); }) == 0);
         };
         const batch_norm<T> batch{weight, bias, mean, variance};
         check(layer_norm<T>{weight, bias});
@@ -68,21 +68,21 @@ TEMPLATE_TEST_CASE("the contract of a row: norms", "[norm][portable]", float, do
 
 TEMPLATE_TEST_CASE("the contract of a row: linear and feed_forward", "[layer][portable]", float, double) {
     using T = TestType;
-    for (const index channels : {5, 64, 150}) {
+    for (const index_t channels : {5, 64, 150}) {
         INFO(channels << " channels");
         parameters weights;
         const auto x = random_rows<T>({1, 1, all_rows, channels}, 1);
         const auto one = random_linear<T>(weights, "one", 37, channels);
         const feed_forward<T> mlp{.up = random_linear<T>(weights, "up", 83, channels), .down = random_linear<T>(weights, "down", channels, 83)};
-        CHECK(rows_that_differ([&](index first, index count) { return forward(one, {.tokens = some_rows(x, first, count)}); }) == 0);
-        CHECK(rows_that_differ([&](index first, index count) {
+        CHECK(rows_that_differ([&](index_t first, index_t count) { return forward(one, {.tokens = some_rows(x, first, count)}); }) == 0);
+        CHECK(rows_that_differ([&](index_t first, index_t count) {
                   return forward(mlp, {.tokens = some_rows(x, first, count), .residual = some_rows(x, first, count)});
               }) == 0);
     }
 }
 
 TEMPLATE_TEST_CASE("the contract of a row: causal linear attention", "[linear][portable]", float, double) {
-    for (const index behind : {0, 5, 200}) { // keys before the first query
+    for (const index_t behind : {0, 5, 200}) { // keys before the first query
         INFO(behind << " keys behind");
         const auto in = random_given<TestType>({1, 2, 1, all_rows, all_rows + behind, 24, 40});
         CHECK(attention_rows_that_differ(linear_attention{.pattern = causal{}}, in, behind) == 0);
@@ -90,7 +90,7 @@ TEMPLATE_TEST_CASE("the contract of a row: causal linear attention", "[linear][p
 }
 
 TEST_CASE("the contract of a row: causal and local softmax attention", "[portable]") {
-    for (const index behind : {0, 5, 200}) {
+    for (const index_t behind : {0, 5, 200}) {
         INFO(behind << " keys behind");
         const auto in = random_given<float>({1, 2, 1, all_rows, all_rows + behind, 24, 40});
         CHECK(attention_rows_that_differ(softmax_attention{.pattern = causal{}}, in, behind) == 0);
@@ -100,21 +100,21 @@ TEST_CASE("the contract of a row: causal and local softmax attention", "[portabl
 
 // The keys of all rows are the context, so that a call of some rows sees what the call of all of them sees.
 TEST_CASE("the contract of a row: multi_head and transformer_block", "[layer][portable]") {
-    constexpr index channels = 24, behind = 60;
+    constexpr index_t channels = 24, behind = 60;
     parameters weights;
     const auto x = random_rows<float>({1, 1, all_rows, channels}, 1), context = random_rows<float>({1, 1, all_rows + behind, channels}, 2);
-    const auto part = [&](index first, index count) {
+    const auto part = [&](index_t first, index_t count) {
         return layer_inputs<float>{.tokens = some_rows(x, first, count), .context = context, .positions = {.first_query = behind + first}};
     };
     const auto attention = random_multi_head<float>(weights, "softmax", channels, 3, 3, 8, 8, softmax_attention{.pattern = causal{}});
-    CHECK(rows_that_differ([&](index first, index count) { return forward(attention, part(first, count)); }) == 0);
+    CHECK(rows_that_differ([&](index_t first, index_t count) { return forward(attention, part(first, count)); }) == 0);
 
     const auto heads = random_multi_head<float>(weights, "linear", channels, 3, 3, 8, 8, linear_attention{.pattern = causal{}});
     const feed_forward<float> mlp{.up = random_linear<float>(weights, "up", 2 * channels, channels),
                                   .down = random_linear<float>(weights, "down", channels, 2 * channels)};
     const std::vector<float> scale(channels, 1.5f);
     const transformer_block<layer_norm<float>, std::remove_cv_t<decltype(heads)>, feed_forward<float>> block{{scale}, heads, {scale}, mlp};
-    CHECK(rows_that_differ([&](index first, index count) { return forward(block, part(first, count)); }) == 0);
+    CHECK(rows_that_differ([&](index_t first, index_t count) { return forward(block, part(first, count)); }) == 0);
 }
 
 } // namespace attn::testing

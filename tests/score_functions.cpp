@@ -2,7 +2,7 @@
 #include <attn/score/additive_bias.hpp>
 #include <attn/score/alibi.hpp>
 #include <attn/score/soft_cap.hpp>
-#include <attn/score/then.hpp>
+#include <attn/score/composed_score.hpp>
 #include <attn/simd/positions.hpp>
 
 #include "catch.hpp"
@@ -14,7 +14,7 @@ using namespace attn;
 
 namespace {
 
-using attn::index; // POSIX has another
+using attn::index_t; // POSIX has another
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
@@ -31,12 +31,12 @@ constexpr pattern_context two_by_three{
 
 /// The largest difference between a score function on lanes and on numbers, over scores of both signs, queries and keys.
 template <Scalar T, ScoreFunction F>
-double largest_lane_error(const F& f, index head) {
+double largest_lane_error(const F& f, index_t head) {
     using lanes = simd::lanes<T, simd::native>;
     const auto function = score_at(f, 0, head);
     double largest = 0;
-    for (index key = 0; key < 40; key += 3)
-        for (index first_query = 0; first_query < 60; first_query += 11) {
+    for (index_t key = 0; key < 40; key += 3)
+        for (index_t first_query = 0; first_query < 60; first_query += 11) {
             std::array<T, lanes::size> scores, results;
             for (std::size_t l = 0; l < scores.size(); ++l) scores[l] = static_cast<T>(static_cast<double>(l * 7 % 13) - 6.3);
             const simd::query_lanes<T, simd::native> queries{{first_query, 2}};
@@ -44,7 +44,7 @@ double largest_lane_error(const F& f, index head) {
             result.store(results.data());
             for (std::size_t l = 0; l < scores.size(); ++l) {
                 const auto expected =
-                    static_cast<double>(function(static_cast<double>(scores[l]), first_query + 2 * static_cast<index>(l), key));
+                    static_cast<double>(function(static_cast<double>(scores[l]), first_query + 2 * static_cast<index_t>(l), key));
                 const auto error = std::abs(static_cast<double>(results[l]) - expected);
                 if (!(error <= largest)) largest = error;
             }
@@ -58,25 +58,25 @@ struct times_head {
         double factor;
         auto operator()(auto score, auto, auto) const { return factor * score; }
     };
-    bound at(index batch, index head) const { return {static_cast<double>(10 * batch + head)}; }
+    bound at(index_t batch, index_t head) const { return {static_cast<double>(10 * batch + head)}; }
 };
 
 struct refuses_everything {
-    double operator()(double score, index, index) const { return score; }
+    double operator()(double score, index_t, index_t) const { return score; }
     void check(const score_context& context) const {
         context.refuse("refuses_everything", "refuses " + std::to_string(context.heads) + " heads");
     }
 };
 
 static_assert(ScoreFunction<identity_score> && ScoreFunction<soft_cap> && ScoreFunction<alibi> && ScoreFunction<additive_bias<float>>);
-static_assert(ScoreFunction<times_head> && ScoreFunction<then<soft_cap, alibi>> && ScoreFunction<then<>>);
+static_assert(ScoreFunction<times_head> && ScoreFunction<composed_score<soft_cap, alibi>> && ScoreFunction<composed_score<>>);
 static_assert(!ScoreFunction<int> && !ScoreFunction<dense>);
 static_assert(!ScoreFunction<decltype([](auto score) { return score; })>);
 static_assert(!std::is_constructible_v<alibi, std::vector<double>>, "slopes that are gone when read");
 static_assert(std::is_constructible_v<alibi, std::vector<double>&> && std::is_constructible_v<alibi, std::span<double>>);
 
 TEST_CASE("the identity leaves a score alone", "[score][portable]") {
-    CHECK(identity_score{}(2.5, index{3}, index{4}) == 2.5);
+    CHECK(identity_score{}(2.5, index_t{3}, index_t{4}) == 2.5);
     CHECK(complaint(identity_score{}, {}) == nothing_thrown);
 }
 
@@ -86,8 +86,8 @@ TEST_CASE("a lambda is a score function and sees absolute positions", "[score][p
         return select(score > 0, score, S(0.5) * score) + S(100 * (query - key));
     };
     static_assert(ScoreFunction<decltype(f)>);
-    CHECK(score_at(f, 5, 6)(3.0, index{9}, index{7}) == 203);
-    CHECK(score_at(f, 5, 6)(-3.0, index{7}, index{9}) == -201.5);
+    CHECK(score_at(f, 5, 6)(3.0, index_t{9}, index_t{7}) == 203);
+    CHECK(score_at(f, 5, 6)(-3.0, index_t{7}, index_t{9}) == -201.5);
     CHECK(largest_lane_error<double>(f, 0) == 0);
 }
 
@@ -98,7 +98,7 @@ TEST_CASE("select on numbers chooses and does not mix", "[score][portable]") {
 }
 
 TEST_CASE("soft cap", "[score][portable]") {
-    const auto capped = [](double cap, double score) { return soft_cap{cap}(score, index{0}, index{0}); };
+    const auto capped = [](double cap, double score) { return soft_cap{cap}(score, index_t{0}, index_t{0}); };
     CHECK(capped(50, 0) == 0);
     CHECK(capped(2, 2) == Approx(2 * 0.76159415595576489).epsilon(1e-15));
     CHECK(capped(2, -2) == -capped(2, 2));
@@ -106,7 +106,7 @@ TEST_CASE("soft cap", "[score][portable]") {
     CHECK(capped(5, -infinity) == -5);
     CHECK(capped(1e9, 3) == Approx(3).epsilon(1e-14));
     CHECK(std::isnan(capped(5, not_a_number)));
-    static_assert(std::same_as<decltype(soft_cap{5}(1.0F, index{0}, index{0})), float>);
+    static_assert(std::same_as<decltype(soft_cap{5}(1.0F, index_t{0}, index_t{0})), float>);
     CHECK(largest_lane_error<double>(soft_cap{3}, 0) < 1e-14);
     CHECK(largest_lane_error<float>(soft_cap{3}, 0) < 3e-6);
 }
@@ -138,10 +138,10 @@ TEST_CASE("ALiBi's published slopes", "[score][portable]") {
 TEST_CASE("ALiBi takes the slope of the head times the distance away", "[score][portable]") {
     const auto slopes = alibi_slopes(8);
     const alibi bias{slopes};
-    CHECK(bias.at(0, 0)(1.0, index{10}, index{4}) == 1 - 6 / 2.0);
-    CHECK(bias.at(3, 2)(1.0, index{4}, index{10}) == 1 - 6 / 8.0);
-    CHECK(bias.at(0, 7)(1.0, index{1'000'000'007}, index{1'000'000'007}) == 1);
-    CHECK(bias.at(0, 0)(-infinity, index{10}, index{4}) == -infinity);
+    CHECK(bias.at(0, 0)(1.0, index_t{10}, index_t{4}) == 1 - 6 / 2.0);
+    CHECK(bias.at(3, 2)(1.0, index_t{4}, index_t{10}) == 1 - 6 / 8.0);
+    CHECK(bias.at(0, 7)(1.0, index_t{1'000'000'007}, index_t{1'000'000'007}) == 1);
+    CHECK(bias.at(0, 0)(-infinity, index_t{10}, index_t{4}) == -infinity);
     CHECK(largest_lane_error<double>(bias, 1) < 1e-14);
     CHECK(largest_lane_error<float>(bias, 1) < 1e-5);
 }
@@ -154,12 +154,12 @@ TEST_CASE("ALiBi refuses another count of slopes than heads", "[score][portable]
 
 TEST_CASE("a bias tensor adds its entry of batch, head, query and key", "[score][portable]") {
     tensor<float> values({2, 3, 5, 7});
-    for (index e = 0; e < 2 * 3 * 5 * 7; ++e) values.data()[e] = static_cast<float>(e);
+    for (index_t e = 0; e < 2 * 3 * 5 * 7; ++e) values.data()[e] = static_cast<float>(e);
     const additive_bias<float> bias{values.view(), 4, 10};
-    for (index b = 0; b < 2; ++b)
-        for (index h = 0; h < 3; ++h)
-            for (index i = 0; i < 5; ++i)
-                for (index j = 0; j < 7; ++j)
+    for (index_t b = 0; b < 2; ++b)
+        for (index_t h = 0; h < 3; ++h)
+            for (index_t i = 0; i < 5; ++i)
+                for (index_t j = 0; j < 7; ++j)
                     CHECK(bias.at(b, h)(0.5, 4 + i, 10 + j) == 0.5 + static_cast<double>(((b * 3 + h) * 5 + i) * 7 + j));
     static_assert(std::same_as<decltype(bias.at(0, 0)(1.0F, 4, 10)), float>);
 }
@@ -169,7 +169,7 @@ TEST_CASE("a bias tensor repeats along an extent of 1", "[score][portable]") {
     // Strides that would leave the memory if they were followed.
     const strides wild{1000, 1000, 1000, 1000};
     const auto added = [&](const shape& s, const strides& walk) {
-        return additive_bias(tensor_view(numbers.data(), s, walk)).at(1, 2)(0.0, index{1}, index{3});
+        return additive_bias(tensor_view(numbers.data(), s, walk)).at(1, 2)(0.0, index_t{1}, index_t{3});
     };
     CHECK(added({1, 1, 1, 1}, wild) == 1);
     CHECK(added({2, 1, 1, 1}, {1, 1000, 1000, 1000}) == 2);
@@ -193,7 +193,7 @@ TEST_CASE("a bias of -infinity hides whatever the score is", "[score][portable]"
 
 TEST_CASE("a bias tensor refuses what it does not cover", "[score][portable]") {
     const float none = 0;
-    const auto of = [&](const shape& s, index first_query = 0, index first_key = 0) {
+    const auto of = [&](const shape& s, index_t first_query = 0, index_t first_key = 0) {
         return complaint(additive_bias<float>{head_major(&none, s), first_query, first_key}, two_by_three);
     };
     // Queries 4 to 8, keys 0 to 6, 2 batch entries, 3 heads.
@@ -213,45 +213,45 @@ TEST_CASE("a bias tensor refuses what it does not cover", "[score][portable]") {
     const pattern_context no_pairs{.batch = 2, .heads = 3, .first_query = 5, .end_query = 5, .first_key = 6, .end_key = 6};
     CHECK(complaint(additive_bias<float>{head_major(&none, {1, 1, 0, 0})}, no_pairs) == nothing_thrown);
 
-    constexpr auto min_index = std::numeric_limits<index>::min(), max_index = std::numeric_limits<index>::max();
-    for (const index first : {min_index, -farthest_position - 1, farthest_position + 1, max_index}) {
+    constexpr auto min_index = std::numeric_limits<index_t>::min(), max_index = std::numeric_limits<index_t>::max();
+    for (const index_t first : {min_index, -farthest_position - 1, farthest_position + 1, max_index}) {
         attn::testing::check_says(of({1, 1, 9, 7}, first), {"begins at query position " + std::to_string(first)});
         attn::testing::check_says(of({1, 1, 9, 7}, 0, first), {"begins at key position " + std::to_string(first)});
         CHECK(of({1, 1, 1, 1}, first, first) == nothing_thrown);
         const float one = 3;
         CHECK(additive_bias<float>{head_major(&one, {1, 1, 1, 1}), first, first}.at(0, 0)(0.5, farthest_position, -farthest_position) == 3.5);
     }
-    for (const index first : {-farthest_position, farthest_position})
+    for (const index_t first : {-farthest_position, farthest_position})
         attn::testing::check_says(of({1, 1, 9, 7}, first), {"covers query positions " + std::to_string(first)});
 }
 
 TEST_CASE("then applies its functions in order", "[score][portable]") {
     const auto twice = [](auto score, auto, auto) { return 2.0 * score; };
     const auto plus_key = []<class S>(S score, auto, auto key) { return score + S(key); };
-    CHECK(then{twice, plus_key}(3.0, index{0}, index{5}) == 11);
-    CHECK(then{plus_key, twice}(3.0, index{0}, index{5}) == 16);
-    CHECK(then{plus_key, twice, plus_key}(3.0, index{0}, index{5}) == 21);
-    CHECK(then{twice}(3.0, index{0}, index{5}) == 6);
-    CHECK(then{}(3.0, index{0}, index{5}) == 3);
-    CHECK(then{then{plus_key, twice}, plus_key}(3.0, index{0}, index{5}) == 21);
-    static_assert(std::same_as<decltype(then{twice, twice}(1.0F, index{0}, index{0})), float>);
-    CHECK(largest_lane_error<double>(then{soft_cap{3}, plus_key}, 0) < 1e-13);
+    CHECK(composed_score{twice, plus_key}(3.0, index_t{0}, index_t{5}) == 11);
+    CHECK(composed_score{plus_key, twice}(3.0, index_t{0}, index_t{5}) == 16);
+    CHECK(composed_score{plus_key, twice, plus_key}(3.0, index_t{0}, index_t{5}) == 21);
+    CHECK(composed_score{twice}(3.0, index_t{0}, index_t{5}) == 6);
+    CHECK(composed_score{}(3.0, index_t{0}, index_t{5}) == 3);
+    CHECK(composed_score{composed_score{plus_key, twice}, plus_key}(3.0, index_t{0}, index_t{5}) == 21);
+    static_assert(std::same_as<decltype(composed_score{twice, twice}(1.0F, index_t{0}, index_t{0})), float>);
+    CHECK(largest_lane_error<double>(composed_score{soft_cap{3}, plus_key}, 0) < 1e-13);
 }
 
 TEST_CASE("then binds every member to its batch entry and head", "[score][portable]") {
     const auto plus_one = [](auto score, auto, auto) { return score + 1; };
     const then chain{times_head{}, plus_one, times_head{}};
-    CHECK(score_at(chain, 2, 3)(1.0, index{0}, index{0}) == (23 + 1) * 23);
-    CHECK(score_at(then{times_head{}}, 1, 0)(1.0, index{0}, index{0}) == 10);
+    CHECK(score_at(chain, 2, 3)(1.0, index_t{0}, index_t{0}) == (23 + 1) * 23);
+    CHECK(score_at(composed_score{times_head{}}, 1, 0)(1.0, index_t{0}, index_t{0}) == 10);
     const auto slopes = alibi_slopes(2);
-    CHECK(score_at(then{plus_one, alibi{slopes}}, 0, 1)(1.0, index{256}, index{0}) == 1);
+    CHECK(score_at(composed_score{plus_one, alibi{slopes}}, 0, 1)(1.0, index_t{256}, index_t{0}) == 1);
 }
 
 TEST_CASE("then checks every member", "[score][portable]") {
     const auto slopes = alibi_slopes(3);
-    CHECK(complaint(then{soft_cap{5}, alibi{slopes}}, two_by_three) == nothing_thrown);
-    CHECK(complaint(then{alibi{slopes}, soft_cap{-1}}, two_by_three).find("soft_cap{-1") != std::string::npos);
-    CHECK(complaint(then{soft_cap{5}, then{identity_score{}, refuses_everything{}}}, two_by_three) ==
+    CHECK(complaint(composed_score{soft_cap{5}, alibi{slopes}}, two_by_three) == nothing_thrown);
+    CHECK(complaint(composed_score{alibi{slopes}, soft_cap{-1}}, two_by_three).find("soft_cap{-1") != std::string::npos);
+    CHECK(complaint(composed_score{soft_cap{5}, composed_score{identity_score{}, refuses_everything{}}}, two_by_three) ==
           "softmax_attention: score refuses_everything refuses 3 heads");
 }
 

@@ -19,13 +19,13 @@ using wide = simd::affine_lanes<float, simd::native, 64>;
 /// bits[l] is f(position of lane l), for all lanes there are.
 template <class L, class F>
 bool agrees(const simd::lane_bits& bits, const L& a, F f) {
-    for (index l = 0; l < L::size; ++l)
+    for (index_t l = 0; l < L::size; ++l)
         if (((bits.value >> l & 1) != 0) != f(a.first + l * a.step)) return false;
     return true;
 }
 template <class L, class F>
 bool agrees(const typename L::integers& ours, const L& a, F f) {
-    for (index l = 0; l < L::size; ++l)
+    for (index_t l = 0; l < L::size; ++l)
         if (ours.value[static_cast<std::size_t>(l)] != f(a.first + l * a.step)) return false;
     return true;
 }
@@ -40,7 +40,7 @@ bool agrees_affine(F f, const L& a) {
 }
 
 template <class L>
-void check_comparisons(const L& a, index b) {
+void check_comparisons(const L& a, index_t b) {
     INFO("first " << a.first << ", step " << a.step << ", limit " << b);
     const bool same = agrees<L>([b](auto x) { return x < b; }, a) && agrees<L>([b](auto x) { return x <= b; }, a) &&
                       agrees<L>([b](auto x) { return x > b; }, a) && agrees<L>([b](auto x) { return x >= b; }, a) &&
@@ -52,7 +52,7 @@ void check_comparisons(const L& a, index b) {
 }
 
 template <class L>
-void check_arithmetic(const L& a, index b) {
+void check_arithmetic(const L& a, index_t b) {
     INFO("first " << a.first << ", step " << a.step << ", number " << b);
     const bool sums = agrees_affine<L>([b](auto x) { return x + b; }, a) && agrees_affine<L>([b](auto x) { return b + x; }, a) &&
                       agrees_affine<L>([b](auto x) { return x - b; }, a) && agrees_affine<L>([b](auto x) { return b - x; }, a) &&
@@ -61,7 +61,7 @@ void check_arithmetic(const L& a, index b) {
 }
 
 template <class L>
-void check_products(const L& a, index b) {
+void check_products(const L& a, index_t b) {
     INFO("first " << a.first << ", step " << a.step << ", number " << b);
     bool right = agrees_affine<L>([b](auto x) { return x * b; }, a) && agrees_affine<L>([b](auto x) { return b * x; }, a) &&
                  agrees<L>(
@@ -72,10 +72,10 @@ void check_products(const L& a, index b) {
                      a);
     if (b != 0) right = right && agrees<L>([b](auto x) { return x / b; }, a) && agrees<L>([b](auto x) { return x % b; }, a);
     if (b > 0) {
-        right = right && agrees<L>(floor_div(a, b), a, [b](index x) {
-                    return static_cast<index>(std::floor(static_cast<double>(x) / static_cast<double>(b)));
+        right = right && agrees<L>(floor_div(a, b), a, [b](index_t x) {
+                    return static_cast<index_t>(std::floor(static_cast<double>(x) / static_cast<double>(b)));
                 });
-        right = right && agrees<L>(floor_mod(a, b), a, [b](index x) { return (x % b + b) % b; });
+        right = right && agrees<L>(floor_mod(a, b), a, [b](index_t x) { return (x % b + b) % b; });
     }
     if (!right) FAIL_CHECK("a product is wrong");
 }
@@ -83,9 +83,9 @@ void check_products(const L& a, index b) {
 } // namespace
 
 TEMPLATE_TEST_CASE("affine_lanes and integer_lanes: small numbers, exhaustively", "[simd][portable]", floats, doubles, wide) {
-    for (index first = -20; first <= 20; ++first)
-        for (index step = -4; step <= 4; ++step)
-            for (index b = -25; b <= 25; ++b) {
+    for (index_t first = -20; first <= 20; ++first)
+        for (index_t step = -4; step <= 4; ++step)
+            for (index_t b = -25; b <= 25; ++b) {
                 const TestType a{first, step};
                 check_comparisons<TestType>(a, b);
                 check_arithmetic<TestType>(a, b);
@@ -95,31 +95,31 @@ TEMPLATE_TEST_CASE("affine_lanes and integer_lanes: small numbers, exhaustively"
 
 TEMPLATE_TEST_CASE("affine_lanes and integer_lanes: large numbers", "[simd][portable]", floats, doubles, wide) {
     std::mt19937_64 random(4);
-    constexpr index far = index{1} << 40;
+    constexpr index_t far = index_t{1} << 40;
     for (int round = 0; round < 20'000; ++round) {
-        const auto near = [&](index centre, index reach) {
-            return centre + static_cast<index>(random() % static_cast<std::uint64_t>(2 * reach + 1)) - reach;
+        const auto near = [&](index_t centre, index_t reach) {
+            return centre + static_cast<index_t>(random() % static_cast<std::uint64_t>(2 * reach + 1)) - reach;
         };
-        const index steps[] = {1, 1, -1, 2, 7, -7, 64, 1000, far / 1000};
+        const index_t steps[] = {1, 1, -1, 2, 7, -7, 64, 1000, far / 1000};
         const TestType a{near(round % 2 == 0 ? far : -far, 50), steps[random() % std::size(steps)]};
-        const auto b = near(a.first + static_cast<index>(random() % 16) * a.step, 2);
+        const auto b = near(a.first + static_cast<index_t>(random() % 16) * a.step, 2);
         check_comparisons<TestType>(a, b);
         check_arithmetic<TestType>(a, b);
     }
 }
 
 TEMPLATE_TEST_CASE("affine_lanes: limits at the ends of their types", "[simd][portable]", floats, doubles, wide) {
-    constexpr auto max_index = std::numeric_limits<index>::max(), min_index = std::numeric_limits<index>::min();
-    for (const index first : {index{0}, index{1} << 40, -(index{1} << 40)})
-        for (const index step : {1, -1, 3, 0})
-            for (const index limit : {max_index, max_index - 1, min_index, min_index + 1}) check_comparisons<TestType>({first, step}, limit);
+    constexpr auto max_index = std::numeric_limits<index_t>::max(), min_index = std::numeric_limits<index_t>::min();
+    for (const index_t first : {index_t{0}, index_t{1} << 40, -(index_t{1} << 40)})
+        for (const index_t step : {1, -1, 3, 0})
+            for (const index_t limit : {max_index, max_index - 1, min_index, min_index + 1}) check_comparisons<TestType>({first, step}, limit);
     const TestType a{5, 1};
     const auto max_unsigned = std::numeric_limits<std::uint64_t>::max();
-    CHECK(agrees<TestType>(a < max_unsigned, a, [](index) { return true; }));
-    CHECK(agrees<TestType>(a > max_unsigned, a, [](index) { return false; }));
-    CHECK(agrees<TestType>(a == max_unsigned, a, [](index) { return false; }));
-    CHECK(agrees<TestType>(a <= 7u, a, [](index x) { return x <= 7; }));
-    CHECK(agrees<TestType>(std::int8_t{7} > a, a, [](index x) { return x < 7; }));
+    CHECK(agrees<TestType>(a < max_unsigned, a, [](index_t) { return true; }));
+    CHECK(agrees<TestType>(a > max_unsigned, a, [](index_t) { return false; }));
+    CHECK(agrees<TestType>(a == max_unsigned, a, [](index_t) { return false; }));
+    CHECK(agrees<TestType>(a <= 7u, a, [](index_t x) { return x <= 7; }));
+    CHECK(agrees<TestType>(std::int8_t{7} > a, a, [](index_t x) { return x < 7; }));
 }
 
 TEMPLATE_TEST_CASE("positions as numbers to compute scores with", "[simd][portable]", float, double) {
@@ -130,7 +130,7 @@ TEMPLATE_TEST_CASE("positions as numbers to compute scores with", "[simd][portab
              {static_cast<lanes>(a), static_cast<lanes>(typename affine::integers(a)), 1.0 * a, 1.0 * typename affine::integers(a)}) {
             TestType numbers[lanes::size];
             x.store(numbers);
-            for (index l = 0; l < lanes::size; ++l) CHECK(numbers[l] == static_cast<TestType>(a.first + l * a.step));
+            for (index_t l = 0; l < lanes::size; ++l) CHECK(numbers[l] == static_cast<TestType>(a.first + l * a.step));
         }
     }
 }
@@ -143,7 +143,7 @@ TEMPLATE_TEST_CASE("query_lanes: what patterns with a memory rely on", "[simd][p
     CHECK(queries::mask_from_bits(0b101).value == 0b101);
     q.first = 40;
     q.step = 3;
-    CHECK(agrees<simd::affine_lanes<TestType, simd::native>>(q <= 46, q, [](index x) { return x <= 46; }));
+    CHECK(agrees<simd::affine_lanes<TestType, simd::native>>(q <= 46, q, [](index_t x) { return x <= 46; }));
 }
 
 } // namespace attn::testing

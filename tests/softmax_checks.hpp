@@ -24,9 +24,9 @@ answer<T> attend_rows(const Op& op, const inputs<T>& in) {
 
 /// Random numbers, one in every so many of which hides its key.
 template <Scalar T>
-tensor<T> hiding_bias(const shape& s, index every) {
+tensor<T> hiding_bias(const shape& s, index_t every) {
     auto bias = random_tensor<T>(s, 4);
-    for (index e = 0; e < s.size(); e += every) bias.data()[e] = -std::numeric_limits<T>::infinity();
+    for (index_t e = 0; e < s.size(); e += every) bias.data()[e] = -std::numeric_limits<T>::infinity();
     return bias;
 }
 

@@ -48,9 +48,9 @@ void check_close(const Op& op, const given<T>& in, double tolerance) {
 
 /// The mean of the values of keys first .. end - 1, one channel.
 template <Scalar T>
-T mean_of(const given<T>& in, index head, index channel, index first, index end) {
+T mean_of(const given<T>& in, index_t head, index_t channel, index_t first, index_t end) {
     long double sum = 0;
-    for (index j = first; j < end; ++j) sum += static_cast<long double>(in.values(0, head, j, channel)) / static_cast<long double>(end - first);
+    for (index_t j = first; j < end; ++j) sum += static_cast<long double>(in.values(0, head, j, channel)) / static_cast<long double>(end - first);
     return static_cast<T>(sum);
 }
 
@@ -59,21 +59,21 @@ T mean_of(const given<T>& in, index head, index channel, index first, index end)
 TEMPLATE_TEST_CASE("softmax: keys that few of the queries see count for these", "[attention][portable]", float, double) {
     using T = TestType;
     // Of rows beside each other one sees other keys, wherever in its micro-kernel and register it lies.
-    for (const index n : {3, 5, 8, 12, 17, 27, 33})
-        for (const index value_dim : {1, 9, 34})
-            for (index other = 0; other < n; ++other) {
+    for (const index_t n : {3, 5, 8, 12, 17, 27, 33})
+        for (const index_t value_dim : {1, 9, 34})
+            for (index_t other = 0; other < n; ++other) {
                 INFO(n << " queries, of which " << other << " sees other keys, value_dim " << value_dim);
                 const auto in = random_given<T>({1, 1, 1, n, 24, 3, value_dim});
-                const auto sees = [&](index i, index j) { return (j / 8 == 1) == (i == other); };
+                const auto sees = [&](index_t i, index_t j) { return (j / 8 == 1) == (i == other); };
                 check_close<T>(softmax_attention{.pattern = mask(n, 24, sees)}, in, 64);
             }
     // Every so many rows see keys of their own.
-    for (const index rows : {1, 2, 4, 8, 16})
-        for (const index n : {5, 16, 33, 49, 64, 97})
-            for (const index value_dim : {1, 20, 64}) {
+    for (const index_t rows : {1, 2, 4, 8, 16})
+        for (const index_t n : {5, 16, 33, 49, 64, 97})
+            for (const index_t value_dim : {1, 20, 64}) {
                 INFO(n << " queries, " << rows << " of which see the same keys, value_dim " << value_dim);
                 const auto in = random_given<T>({1, 1, 1, n, 200, 3, value_dim});
-                const auto own = [&](index i, index j) { return j / 8 == i / rows * 7 % 25; };
+                const auto own = [&](index_t i, index_t j) { return j / 8 == i / rows * 7 % 25; };
                 check_close<T>(softmax_attention{.pattern = mask(n, 200, own)}, in, 64);
             }
 }
@@ -81,10 +81,10 @@ TEMPLATE_TEST_CASE("softmax: keys that few of the queries see count for these", 
 TEMPLATE_TEST_CASE("softmax: biases of many keys stay in the workspace, whatever number of queries is left over", "[attention][portable]", float,
                    double) {
     using T = TestType;
-    for (const auto& [n, m] : {std::pair<index, index>{1, 100}, {1, 273}, {1, 300}, {1, 768}, {1, 769}, {1, 1500}, {2, 2100}, {3, 700},
+    for (const auto& [n, m] : {std::pair<index_t, index_t>{1, 100}, {1, 273}, {1, 300}, {1, 768}, {1, 769}, {1, 1500}, {2, 2100}, {3, 700},
                                {5, 700}, {9, 400}, {9, 1537}, {17, 272}, {17, 700}, {25, 350}, {33, 350}, {49, 260}}) {
         const auto in = random_given<T>({1, 2, 1, n, m, 5, 4});
-        for (const index heads : {1, 2}) { // the same bias for both, or another
+        for (const index_t heads : {1, 2}) { // the same bias for both, or another
             INFO(n << " queries, " << m << " keys, " << heads << " biases");
             const auto bias = hiding_bias<T>({1, heads, n, m}, 5);
             check_close<T>(biased_attention<T>{.score = additive_bias(bias.view())}, in, 64);
@@ -94,16 +94,16 @@ TEMPLATE_TEST_CASE("softmax: biases of many keys stay in the workspace, whatever
 
 TEMPLATE_TEST_CASE("softmax: what a hidden key holds changes no bit of a row", "[attention][portable]", float, double) {
     using T = TestType;
-    for (const index n : {1, 5, 16, 17, 49})
-        for (const index m : {24, 150})
-            for (const index key_dim : {3, 48, 65})
-                for (const index value_dim : {0, 5, 33}) {
+    for (const index_t n : {1, 5, 16, 17, 49})
+        for (const index_t m : {24, 150})
+            for (const index_t key_dim : {3, 48, 65})
+                for (const index_t value_dim : {0, 5, 33}) {
                     auto in = random_given<T>({1, 2, 1, n, m, key_dim, value_dim});
-                    for (index e = 0; e < in.keys.shape().size(); ++e) in.keys.data()[e] *= 20; // scores far apart
+                    for (index_t e = 0; e < in.keys.shape().size(); ++e) in.keys.data()[e] *= 20; // scores far apart
                     auto bias = random_tensor<T>({1, 2, n, m}, 4);
-                    const index key = m / 3;
-                    const auto sees = [&](index i, index j) { return j != key || i % 3 == 1; };
-                    for (index i = 0; i < n; ++i)
+                    const index_t key = m / 3;
+                    const auto sees = [&](index_t i, index_t j) { return j != key || i % 3 == 1; };
+                    for (index_t i = 0; i < n; ++i)
                         if (!sees(i, key)) bias(0, 0, i, key) = bias(0, 1, i, key) = -infinite<T>;
                     const biased_attention<T> by_bias{.score = additive_bias(bias.view())};
                     const softmax_attention by_pattern{.pattern = mask(n, m, sees)};
@@ -115,7 +115,7 @@ TEMPLATE_TEST_CASE("softmax: what a hidden key holds changes no bit of a row", "
                         std::fill_n(other.keys.view().row(0, 0, key), key_dim, held);
                         std::fill_n(other.values.view().row(0, 0, key), value_dim, held);
                         const auto other_bias = attended(by_bias, other), other_pattern = attended(by_pattern, other);
-                        for (index i = 0; i < n; ++i) {
+                        for (index_t i = 0; i < n; ++i) {
                             CAPTURE(i);
                             if (!sees(i, key)) {
                                 CHECK(same_row(other_bias, with_bias, i));
@@ -138,31 +138,31 @@ TEMPLATE_TEST_CASE("softmax: NaN in a key that is seen is NaN in the row, whatev
             const T nan = std::bit_cast<T>(static_cast<bits>(std::bit_cast<bits>(not_a_number<T>) | payload | sign));
             auto in = random_given<T>({1, 1, 1, 18, 30, 4, 5});
             in.keys(0, 0, 11, 2) = nan;
-            const auto out = attended(softmax_attention{.pattern = mask(18, 30, [](index i, index j) { return j != 11 || i % 2 == 0; })}, in);
-            for (index i = 0; i < 18; ++i) CHECK((nan_row(out.values, i) && nan_row(out.log_sum_exp, i)) == (i % 2 == 0));
+            const auto out = attended(softmax_attention{.pattern = mask(18, 30, [](index_t i, index_t j) { return j != 11 || i % 2 == 0; })}, in);
+            for (index_t i = 0; i < 18; ++i) CHECK((nan_row(out.values, i) && nan_row(out.log_sum_exp, i)) == (i % 2 == 0));
         }
 }
 
 TEMPLATE_TEST_CASE("softmax: the lowest scores are scores", "[attention][portable]", float, double) {
     using T = TestType;
-    for (const index n : {1, 5, 17, 34})
-        for (const index m : {6, 40, 300}) {
+    for (const index_t n : {1, 5, 17, 34})
+        for (const index_t m : {6, 40, 300}) {
             INFO(n << " queries, " << m << " keys");
             const auto in = random_given<T>({1, 2, 2, n, m, 3, 4});
             // Rows by turns: all keys are scored the lowest number, all but key 1, the first half while the others are hidden, none.
             const auto half = m / 2;
             auto bias = random_tensor<T>({1, 2, n, m}, 4);
-            for (index h = 0; h < 2; ++h)
-                for (index i = 0; i < n; ++i)
-                    for (index j = 0; j < m; ++j) {
+            for (index_t h = 0; h < 2; ++h)
+                for (index_t i = 0; i < n; ++i)
+                    for (index_t j = 0; j < m; ++j) {
                         const auto turn = i % 4;
                         if (turn == 0 || (turn == 1 && j != 1) || (turn == 2 && j < half)) bias(0, h, i, j) = lowest<T>;
                         if (turn == 3 || (turn == 2 && j >= half)) bias(0, h, i, j) = -infinite<T>;
                     }
             const auto check_rows = [&](const answer<T>& out) {
-                for (index h = 0; h < 2; ++h)
-                    for (index i = 0; i < n; ++i)
-                        for (index c = 0; c < 4; ++c) {
+                for (index_t h = 0; h < 2; ++h)
+                    for (index_t i = 0; i < n; ++i)
+                        for (index_t c = 0; c < 4; ++c) {
                             CAPTURE(i);
                             const std::array expected{mean_of(in, h, c, 0, m), in.values(0, h, 1, c), mean_of(in, h, c, 0, half), T{0}};
                             CHECK(is_close(out.values(0, h, i, c), expected[static_cast<std::size_t>(i % 4)], static_cast<T>(16 * epsilon<T>)));
@@ -175,7 +175,7 @@ TEMPLATE_TEST_CASE("softmax: the lowest scores are scores", "[attention][portabl
             for (const T score : {lowest<T>, lowest<T> / 2, static_cast<T>(-1e30), -lowest<T>}) {
                 CAPTURE(score);
                 for_both(softmax_attention<dense, constant_score<T>>{.score = {score}}, in, [&](const answer<T>& out) {
-                    for (index i = 0; i < n; ++i) {
+                    for (index_t i = 0; i < n; ++i) {
                         CHECK(is_close(out.values(0, 1, i, 2), mean_of(in, 1, 2, 0, m), static_cast<T>(16 * epsilon<T>)));
                         CHECK(out.log_sum_exp(0, 1, i, 0) == score);
                     }
@@ -188,10 +188,10 @@ TEMPLATE_TEST_CASE("softmax: sinks of any value", "[attention][portable]", float
     using T = TestType;
     constexpr std::array sinks{std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(),
                                std::numeric_limits<double>::quiet_NaN(), static_cast<double>(lowest<T>), 1.5};
-    constexpr index heads = 5, plain = 1; // the second head's sink adds nothing
+    constexpr index_t heads = 5, plain = 1; // the second head's sink adds nothing
     const auto check_rows = [&](const answer<T>& out, const given<T>& in, const auto& sees_any) {
-        for (index h = 0; h < heads; ++h)
-            for (index i = 0; i < in.queries.shape().tokens; ++i) {
+        for (index_t h = 0; h < heads; ++h)
+            for (index_t i = 0; i < in.queries.shape().tokens; ++i) {
                 const auto sink = static_cast<T>(sinks[static_cast<std::size_t>(h)]);
                 CAPTURE(sink, i);
                 const T value = out.values(0, h, i, 1), log_sum_exp = out.log_sum_exp(0, h, i, 0);
@@ -210,18 +210,18 @@ TEMPLATE_TEST_CASE("softmax: sinks of any value", "[attention][portable]", float
                 }
             }
     };
-    for (const index n : {1, 5, 17, 34}) {
+    for (const index_t n : {1, 5, 17, 34}) {
         INFO(n << " queries");
         auto in = random_given<T>({1, heads, 1, n, 20, 3, 4});
-        for (index h = 1; h < heads; ++h) std::copy_n(in.queries.data(), n * 3, in.queries.view().row(0, h, 0)); // all heads are the same
-        const auto some = [](index i) { return i % 3 != 2; };
-        const softmax_attention op{.pattern = mask(n, 20, [&](index i, index) { return some(i); }), .sinks = sinks};
+        for (index_t h = 1; h < heads; ++h) std::copy_n(in.queries.data(), n * 3, in.queries.view().row(0, h, 0)); // all heads are the same
+        const auto some = [](index_t i) { return i % 3 != 2; };
+        const softmax_attention op{.pattern = mask(n, 20, [&](index_t i, index_t) { return some(i); }), .sinks = sinks};
         for_both(op, in, [&](const answer<T>& out) { check_rows(out, in, some); });
 
         in.positions = {.first_key = 9}; // the first queries see no key, the next only in one of the passes
         const passes_attention passes{.pattern = local{1, 0} | strided{4}, .sinks = sinks};
-        const auto strided_or_local = [](index i) {
-            for (index j = 9; j < 29; ++j)
+        const auto strided_or_local = [](index_t i) {
+            for (index_t j = 9; j < 29; ++j)
                 if ((local{1, 0} | strided{4}).visible(i, j)) return true;
             return false;
         };
@@ -239,7 +239,7 @@ TEMPLATE_TEST_CASE("merge: a sink of infinity takes all of the weight, on either
         auto other = attended(softmax_attention{.pattern = pattern}, more);
         auto& into = first ? sunk : other;
         attn::merge(into.out(), first ? other.out() : sunk.out());
-        for (index i = 0; i < 3; ++i) {
+        for (index_t i = 0; i < 3; ++i) {
             CHECK((into.values(0, 0, i, 0) == 0 && into.values(0, 0, i, 1) == 0));
             CHECK(into.log_sum_exp(0, 0, i, 0) == infinite<T>);
         }
@@ -252,45 +252,45 @@ TEMPLATE_TEST_CASE("softmax: a mean of the largest values is finite, and rows of
     constexpr T large = -lowest<T> / 8 * 7;
     const auto check_rows = [](const auto& op, const given<T>& in, const answer<T>& small, const answer<double>& exact, const auto& sees_large) {
         const auto out = attended(op, in);
-        for (index i = 0; i < in.queries.shape().tokens; ++i) {
+        for (index_t i = 0; i < in.queries.shape().tokens; ++i) {
             CAPTURE(i);
             if (sees_large(i))
-                for (index c = 0; c < in.values.shape().channels; ++c)
+                for (index_t c = 0; c < in.values.shape().channels; ++c)
                     CHECK(is_close(out.values(0, 0, i, c) / large, static_cast<T>(exact.values(0, 0, i, c)), static_cast<T>(32 * epsilon<T>)));
             else
                 CHECK(same_row(out, small, i));
         }
     };
-    for (const index n : {1, 4, 17, 34})
-        for (const index m : {3, 48, 300})
-            for (const index value_dim : {5, 16}) {
+    for (const index_t n : {1, 4, 17, 34})
+        for (const index_t m : {3, 48, 300})
+            for (const index_t value_dim : {5, 16}) {
                 INFO(n << " queries, " << m << " keys, value_dim " << value_dim);
                 // The first two thirds of the keys have large values, of one sign in the first channel; every third row sees the others only.
                 const auto large_keys = m * 2 / 3;
                 auto in = random_given<T>({1, 1, 1, n, m, 3, value_dim});
-                for (index j = 0; j < m; ++j) in.values(0, 0, j, 0) = 1;
-                for (index e = 0; e < in.values.shape().size(); ++e) in.values.data()[e] /= 2;
-                const auto sees_large = [](index i) { return i % 3 != 2; };
-                const softmax_attention by_pattern{.pattern = mask(n, m, [&](index i, index j) { return sees_large(i) == (j < large_keys); })};
+                for (index_t j = 0; j < m; ++j) in.values(0, 0, j, 0) = 1;
+                for (index_t e = 0; e < in.values.shape().size(); ++e) in.values.data()[e] /= 2;
+                const auto sees_large = [](index_t i) { return i % 3 != 2; };
+                const softmax_attention by_pattern{.pattern = mask(n, m, [&](index_t i, index_t j) { return sees_large(i) == (j < large_keys); })};
                 auto bias = random_tensor<T>({1, 1, n, m}, 4);
-                for (index i = 0; i < n; ++i)
-                    for (index j = 0; j < m; ++j)
+                for (index_t i = 0; i < n; ++i)
+                    for (index_t j = 0; j < m; ++j)
                         if (sees_large(i) != (j < large_keys)) bias(0, 0, i, j) = -infinite<T>;
                 const biased_attention<T> by_bias{.score = additive_bias(bias.view())};
                 const auto few = attended(by_pattern, in), few_biased = attended(by_bias, in);
                 const auto exact = exact_rows<T>(by_pattern, in), exact_biased = exact_rows<T>(by_bias, in);
-                for (index j = 0; j < large_keys; ++j)
-                    for (index c = 0; c < value_dim; ++c) in.values(0, 0, j, c) *= large;
+                for (index_t j = 0; j < large_keys; ++j)
+                    for (index_t c = 0; c < value_dim; ++c) in.values(0, 0, j, c) *= large;
                 check_rows(by_pattern, in, few, exact, sees_large);
                 check_rows(by_bias, in, few_biased, exact_biased, sees_large);
             }
 
     auto in = random_given<T>({1, 1, 1, 18, 50, 3, 5});
-    for (index e = 0; e < in.values.shape().size(); ++e) in.values.data()[e] = in.values.data()[e] / 16 + T{0.8125};
+    for (index_t e = 0; e < in.values.shape().size(); ++e) in.values.data()[e] = in.values.data()[e] / 16 + T{0.8125};
     const passes_attention passes{.pattern = local{1, 0} | strided{4}};
     const auto exact = exact_rows<T>(passes, in);
-    for (index e = 0; e < in.values.shape().size(); ++e) in.values.data()[e] *= large;
-    check_rows(passes, in, {}, exact, [](index) { return true; });
+    for (index_t e = 0; e < in.values.shape().size(); ++e) in.values.data()[e] *= large;
+    check_rows(passes, in, {}, exact, [](index_t) { return true; });
 }
 
 TEMPLATE_TEST_CASE("softmax: scores of any size weigh what their differences say", "[attention][portable]", float, double) {
@@ -306,12 +306,12 @@ TEMPLATE_TEST_CASE("softmax: scores of any size weigh what their differences say
     };
     for (const double offset : {0.0, 100.0, 1e4, 1e6, 8e6, 1e9}) {
         if (4 * epsilon<T> * offset > 4) continue; // scores that are exact
-        for (const index n : {1, 6, 17, 34})
-            for (const index m : {4, 200, 300}) {
+        for (const index_t n : {1, 6, 17, 34})
+            for (const index_t m : {4, 200, 300}) {
                 INFO("scores from " << offset << ", " << n << " queries, " << m << " keys");
                 auto in = random_given<T>({1, 1, 1, n, m, 1, 3});
-                for (index i = 0; i < n; ++i) in.queries(0, 0, i, 0) = static_cast<T>(i % 2 == 0 ? 1 : -1);
-                for (index j = 0; j < m; ++j) in.keys(0, 0, j, 0) = static_cast<T>(offset + static_cast<double>(j * 7 % 4));
+                for (index_t i = 0; i < n; ++i) in.queries(0, 0, i, 0) = static_cast<T>(i % 2 == 0 ? 1 : -1);
+                for (index_t j = 0; j < m; ++j) in.keys(0, 0, j, 0) = static_cast<T>(offset + static_cast<double>(j * 7 % 4));
                 const auto all = everything(n, m);
                 check_weights(softmax_attention{.scale = 1.0, .pattern = all}, in);
                 const std::array sinks{offset + 2};
@@ -319,8 +319,8 @@ TEMPLATE_TEST_CASE("softmax: scores of any size weigh what their differences say
                 check_weights(passes_attention{.scale = 1.0, .pattern = local{1, 0} | strided{4}, .sinks = sinks}, in);
 
                 tensor<T> bias({1, 1, n, m}); // or a bias makes them so large
-                for (index e = 0; e < bias.shape().size(); ++e) bias.data()[e] = static_cast<T>(offset);
-                for (index j = 0; j < m; ++j) in.keys(0, 0, j, 0) = static_cast<T>(j * 7 % 4);
+                for (index_t e = 0; e < bias.shape().size(); ++e) bias.data()[e] = static_cast<T>(offset);
+                for (index_t j = 0; j < m; ++j) in.keys(0, 0, j, 0) = static_cast<T>(j * 7 % 4);
                 check_weights(biased_attention<T>{.scale = 1.0, .score = additive_bias(bias.view())}, in);
             }
     }

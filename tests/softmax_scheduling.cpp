@@ -22,7 +22,7 @@ bool same_answer(const answer<T>& a, const answer<T>& b) {
 }
 
 /// Ids of documents of these lengths, again and again, until there are n tokens.
-std::vector<std::int32_t> packed(const std::vector<index>& lengths, index n) {
+std::vector<std::int32_t> packed(const std::vector<index_t>& lengths, index_t n) {
     std::vector<std::int32_t> ids;
     for (std::int32_t id = 0; std::ssize(ids) < n; ++id)
         ids.insert(ids.end(), static_cast<std::size_t>(lengths[static_cast<std::size_t>(id) % lengths.size()]), id);
@@ -45,37 +45,37 @@ TEMPLATE_TEST_CASE("softmax: threads that share the keys of few queries give the
             CHECK(same_answer(attend_rows<T>(op, in, executor), one));
         });
     };
-    for (const index queries : {1, 3, 20})
-        for (const index keys : {1025, 5200}) {
+    for (const index_t queries : {1, 3, 20})
+        for (const index_t keys : {1025, 5200}) {
             INFO(queries << " queries, " << keys << " keys");
             auto in = random_given<T>({1, 2, 1, queries, keys, 5, 3});
             const std::array sinks{0.5, -1.0};
             check(softmax_attention{.sinks = sinks}, in);
             check(softmax_attention{.pattern = local{3000, 0}}, in);
             check(softmax_attention{.pattern = local{7, 0} | strided{3}}, in);
-            for (index c = 0; c < 3; ++c) in.values(0, 0, keys / 2, c) = std::numeric_limits<T>::max(); // sums that are done again
+            for (index_t c = 0; c < 3; ++c) in.values(0, 0, keys / 2, c) = std::numeric_limits<T>::max(); // sums that are done again
             check(softmax_attention{.pattern = local{keys, 0} & !local{2, 2}}, in);
         }
 }
 
 TEMPLATE_TEST_CASE("softmax: a packed document has the bits that it has by itself", "[attention][portable]", float, double) {
     using T = TestType;
-    constexpr index n = 700, heads = 3;
+    constexpr index_t n = 700, heads = 3;
     const auto in = random_given<T>({1, heads, 3, n, n, 9, 6});
-    for (const auto& lengths : {std::vector<index>{1}, {5}, {37}, {64}, {65}, {1, 100}, {48, 3, 130, 20}, {300, 2, 2}}) {
+    for (const auto& lengths : {std::vector<index_t>{1}, {5}, {37}, {64}, {65}, {1, 100}, {48, 3, 130, 20}, {300, 2, 2}}) {
         INFO("documents of " << lengths.front() << " tokens and others");
         const auto ids = packed(lengths, n);
         const auto check = [&](const auto& op, const auto& alone) {
             check_against_reference<T>(op, in);
             const auto all = attend_rows<T>(op, in);
-            index different = 0;
-            for (index first = 0, end; first < n; first = end) {
+            index_t different = 0;
+            for (index_t first = 0, end; first < n; first = end) {
                 end = std::find_if(ids.begin() + first, ids.end(), [&](auto id) { return id != ids[static_cast<std::size_t>(first)]; }) - ids.begin();
                 const auto document = [&](const tensor<T>& t) { return some_rows(t, first, end - first); };
                 const auto own = attend(alone, document(in.queries), document(in.keys), document(in.values), {.first_query = first, .first_key = first});
-                for (index h = 0; h < heads; ++h)
-                    for (index i = first; i < end; ++i)
-                        for (index c = 0; c < 6; ++c) different += !same_bits(own(0, h, i - first, c), all.values(0, h, i, c));
+                for (index_t h = 0; h < heads; ++h)
+                    for (index_t i = first; i < end; ++i)
+                        for (index_t c = 0; c < 6; ++c) different += !same_bits(own(0, h, i - first, c), all.values(0, h, i, c));
             }
             CHECK(different == 0);
         };

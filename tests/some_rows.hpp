@@ -7,13 +7,13 @@ namespace attn::testing {
 
 /// Rows first .. first + count - 1 of every batch entry and head; of a tensor without memory, rows without memory.
 template <class T>
-tensor_view<T> some_rows(const tensor_view<T>& t, index first, index count) {
+tensor_view<T> some_rows(const tensor_view<T>& t, index_t first, index_t count) {
     auto s = t.shape();
     s.tokens = count;
     return {t.data() ? t.row(0, 0, first) : nullptr, s, t.strides()};
 }
 template <class T>
-tensor_view<const T> some_rows(const tensor<T>& t, index first, index count) {
+tensor_view<const T> some_rows(const tensor<T>& t, index_t first, index_t count) {
     return some_rows(t.view(), first, count);
 }
 

@@ -47,7 +47,7 @@ template <Scalar T, class Op, class F>
 void for_each_talk(const Op& op, const given<T>& in, F&& check) {
     const auto heads = in.queries.shape().heads;
     tensor<double> identity({1, 1, heads, heads});
-    for (index h = 0; h < heads; ++h) identity(0, 0, h, h) = 1;
+    for (index_t h = 0; h < heads; ++h) identity(0, 0, h, h) = 1;
     with_mixings(op, identity, [&](const Op& mixing) {
         {
             INFO("the kernel");
@@ -78,16 +78,16 @@ TEMPLATE_TEST_CASE("talking heads: keys that few of the queries see count for th
             CHECK(largest_error(ours.log_sum_exp, exact.log_sum_exp) <= 64 * epsilon<T>);
         });
     };
-    for (const index value_dim : {1, 34}) {
-        for (const index n : {5, 12, 33})
-            for (index other = 0; other < n; ++other) {
+    for (const index_t value_dim : {1, 34}) {
+        for (const index_t n : {5, 12, 33})
+            for (index_t other = 0; other < n; ++other) {
                 INFO(n << " queries, of which " << other << " sees other keys, value_dim " << value_dim);
-                check_close(mask(n, 24, [&](index i, index j) { return (j / 8 == 1) == (i == other); }),
+                check_close(mask(n, 24, [&](index_t i, index_t j) { return (j / 8 == 1) == (i == other); }),
                             random_given<T>({1, 2, 1, n, 24, 3, value_dim}));
             }
-        for (const index rows : {1, 4, 16}) {
+        for (const index_t rows : {1, 4, 16}) {
             INFO("97 queries, " << rows << " of which see the same keys, value_dim " << value_dim);
-            check_close(mask(97, 200, [&](index i, index j) { return j / 8 == i / rows * 7 % 25; }),
+            check_close(mask(97, 200, [&](index_t i, index_t j) { return j / 8 == i / rows * 7 % 25; }),
                         random_given<T>({1, 2, 1, 97, 200, 3, value_dim}));
         }
     }
@@ -96,15 +96,15 @@ TEMPLATE_TEST_CASE("talking heads: keys that few of the queries see count for th
 TEMPLATE_TEST_CASE("talking heads: what a hidden key holds changes no bit of a row", "[attention][portable]", float, double) {
     using T = TestType;
     const auto mix = some_mixing();
-    for (const index n : {1, 17, 50})
-        for (const index m : {24, 150})
-            for (const index value_dim : {0, 5, 33}) {
+    for (const index_t n : {1, 17, 50})
+        for (const index_t m : {24, 150})
+            for (const index_t value_dim : {0, 5, 33}) {
                 const auto p = problem{1, 2, 1, n, m, 48, value_dim};
                 const auto in = random_given<T>(p);
                 auto bias = random_tensor<T>({1, 2, n, m}, 4);
-                const index key = m / 3;
-                const auto sees = [&](index i, index j) { return j != key || i % 3 == 1; };
-                for (index i = 0; i < n; ++i)
+                const index_t key = m / 3;
+                const auto sees = [&](index_t i, index_t j) { return j != key || i % 3 == 1; };
+                for (index_t i = 0; i < n; ++i)
                     if (!sees(i, key)) bias(0, 0, i, key) = bias(0, 1, i, key) = -infinite<T>;
                 const auto compare = [&](const auto& op) {
                     const auto expected = talked(op, in);
@@ -114,7 +114,7 @@ TEMPLATE_TEST_CASE("talking heads: what a hidden key holds changes no bit of a r
                         std::fill_n(other.keys.view().row(0, 0, key), 48, held);
                         std::fill_n(other.values.view().row(0, 0, key), value_dim, held);
                         const auto out = talked(op, other);
-                        for (index i = 0; i < n; ++i) {
+                        for (index_t i = 0; i < n; ++i) {
                             CAPTURE(i);
                             if (!sees(i, key))
                                 CHECK(same_row(out, expected, i));
@@ -131,19 +131,19 @@ TEMPLATE_TEST_CASE("talking heads: what a hidden key holds changes no bit of a r
 TEMPLATE_TEST_CASE("talking heads: the lowest scores are scores, and sinks may have any value", "[attention][portable]", float, double) {
     using T = TestType;
     constexpr auto nothing = -std::numeric_limits<double>::infinity();
-    constexpr index heads = 3, n = 33, m = 90, half = m / 2;
+    constexpr index_t heads = 3, n = 33, m = 90, half = m / 2;
     const auto in = random_given<T>({1, heads, 1, n, m, 3, 4});
     // Rows by turns: all keys are scored the lowest number, all but key 1, the first half while the others are hidden, none.
     auto bias = random_tensor<T>({1, 1, n, m}, 4);
-    for (index i = 0; i < n; ++i)
-        for (index j = 0; j < m; ++j) {
+    for (index_t i = 0; i < n; ++i)
+        for (index_t j = 0; j < m; ++j) {
             const auto turn = i % 4;
             if (turn == 0 || (turn == 1 && j != 1) || (turn == 2 && j < half)) bias(0, 0, i, j) = lowest<T>;
             if (turn == 3 || (turn == 2 && j >= half)) bias(0, 0, i, j) = -infinite<T>;
         }
-    const auto mean = [&](index end) {
+    const auto mean = [&](index_t end) {
         T sum = 0;
-        for (index j = 0; j < end; ++j) sum += in.values(0, 0, j, 2) / static_cast<T>(end);
+        for (index_t j = 0; j < end; ++j) sum += in.values(0, 0, j, 2) / static_cast<T>(end);
         return sum;
     };
     const std::array means{mean(m), in.values(0, 0, 1, 2), mean(half), T{0}};
@@ -152,8 +152,8 @@ TEMPLATE_TEST_CASE("talking heads: the lowest scores are scores, and sinks may h
         const biased_talking_heads<T> op{.score = additive_bias(bias.view()), .pattern = everything(n, m), .sinks = sinks};
         for_each_talk(op, in, [&](const auto& mixing, const answer<T>& out) {
             const bool hears_nan = std::isnan(sinks[1]) && mixing.weights_mix.data(); // 0 times NaN
-            for (index h = 0; h < heads; ++h)
-                for (index i = 0; i < n; ++i) {
+            for (index_t h = 0; h < heads; ++h)
+                for (index_t i = 0; i < n; ++i) {
                     const auto sink = static_cast<T>(sinks[static_cast<std::size_t>(h)]);
                     const auto turn = i % 4;
                     CAPTURE(sink, i);
@@ -179,23 +179,23 @@ TEMPLATE_TEST_CASE("talking heads: the lowest scores are scores, and sinks may h
 TEMPLATE_TEST_CASE("talking heads: a mean of the largest values is finite", "[attention][portable]", float, double) {
     using T = TestType;
     constexpr T large = -lowest<T> / 8 * 7;
-    for (const index m : {3, 100}) {
-        constexpr index n = 34;
+    for (const index_t m : {3, 100}) {
+        constexpr index_t n = 34;
         INFO(m << " keys");
         auto in = random_given<T>({1, 2, 2, n, m, 3, 5});
-        for (index j = 0; j < m; ++j) in.values(0, 0, j, 0) = in.values(0, 1, j, 0) = 2;
-        for (index e = 0; e < in.values.shape().size(); ++e) in.values.data()[e] /= 2;
-        const auto sees_large = [](index i) { return i % 3 != 2; };
-        const talking_heads_attention op{.pattern = mask(n, m, [&](index i, index j) { return sees_large(i) == (j < 2 * m / 3); })};
+        for (index_t j = 0; j < m; ++j) in.values(0, 0, j, 0) = in.values(0, 1, j, 0) = 2;
+        for (index_t e = 0; e < in.values.shape().size(); ++e) in.values.data()[e] /= 2;
+        const auto sees_large = [](index_t i) { return i % 3 != 2; };
+        const talking_heads_attention op{.pattern = mask(n, m, [&](index_t i, index_t j) { return sees_large(i) == (j < 2 * m / 3); })};
         const auto exact = talked_by_definition<double>(op, in);
         const auto small = talked(op, in);
-        for (index h = 0; h < 2; ++h)
-            for (index j = 0; j < 2 * m / 3; ++j)
-                for (index c = 0; c < 5; ++c) in.values(0, h, j, c) *= large;
+        for (index_t h = 0; h < 2; ++h)
+            for (index_t j = 0; j < 2 * m / 3; ++j)
+                for (index_t c = 0; c < 5; ++c) in.values(0, h, j, c) *= large;
         const auto out = talked(op, in);
-        for (index i = 0; i < n; ++i)
-            for (index h = 0; h < 2; ++h)
-                for (index c = 0; c < 5; ++c) {
+        for (index_t i = 0; i < n; ++i)
+            for (index_t h = 0; h < 2; ++h)
+                for (index_t c = 0; c < 5; ++c) {
                     CAPTURE(i, h, c);
                     const T value = out.values(0, h, i, c);
                     if (sees_large(i))
@@ -220,20 +220,20 @@ TEMPLATE_TEST_CASE("talking heads: scores of any size weigh what their differenc
     };
     for (const double offset : {0.0, 100.0, 1e4, 1e6, 1e9}) {
         if (4 * epsilon<T> * offset > 4) continue; // scores that are exact
-        for (const index m : {4, 150}) {
+        for (const index_t m : {4, 150}) {
             INFO("scores from " << offset << ", " << m << " keys");
-            constexpr index n = 19;
+            constexpr index_t n = 19;
             auto in = random_given<T>({1, 2, 1, n, m, 1, 3});
-            for (index i = 0; i < n; ++i) in.queries(0, 0, i, 0) = in.queries(0, 1, i, 0) = static_cast<T>(i % 2 == 0 ? 1 : -1);
-            for (index j = 0; j < m; ++j) in.keys(0, 0, j, 0) = static_cast<T>(offset + static_cast<double>(j * 7 % 4));
+            for (index_t i = 0; i < n; ++i) in.queries(0, 0, i, 0) = in.queries(0, 1, i, 0) = static_cast<T>(i % 2 == 0 ? 1 : -1);
+            for (index_t j = 0; j < m; ++j) in.keys(0, 0, j, 0) = static_cast<T>(offset + static_cast<double>(j * 7 % 4));
             const auto all = everything(n, m);
             const std::array sinks{offset + 2, offset};
             check_weights(talking_heads_attention{.scale = 1.0, .pattern = all}, in);
             check_weights(talking_heads_attention{.scale = 1.0, .pattern = all, .sinks = sinks}, in);
 
             tensor<T> bias({1, 1, n, m}); // or a bias makes them so large
-            for (index e = 0; e < bias.shape().size(); ++e) bias.data()[e] = static_cast<T>(offset);
-            for (index j = 0; j < m; ++j) in.keys(0, 0, j, 0) = static_cast<T>(j * 7 % 4);
+            for (index_t e = 0; e < bias.shape().size(); ++e) bias.data()[e] = static_cast<T>(offset);
+            for (index_t j = 0; j < m; ++j) in.keys(0, 0, j, 0) = static_cast<T>(j * 7 % 4);
             check_weights(biased_talking_heads<T>{.scale = 1.0, .score = additive_bias(bias.view()), .pattern = all}, in);
         }
     }

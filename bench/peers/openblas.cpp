@@ -28,7 +28,7 @@ struct blocked_attention {
 
     void operator()() {
         const long heads = p.batch * p.heads;
-        threads.parallel_for(p.threads, [&](index thread) {
+        threads.parallel_for(p.threads, [&](index_t thread) {
             for (long h = thread; h < heads; h += p.threads)
                 for (long first = 0; first < p.n; first += block_rows) block(h, first, scores[static_cast<std::size_t>(thread)].data());
         });

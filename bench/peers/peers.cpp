@@ -26,17 +26,17 @@ namespace {
 
 struct task {
     std::string label, kind;
-    index batch, heads, n, d;
+    index_t batch, heads, n, d;
     bool is_long = false;
 
     bool is_norm() const { return kind == "layer_norm"; }
     /// "peers/softmax/b:1/n:2048/d:64/h:12/threads:1"
-    std::string name(index threads) const {
+    std::string name(index_t threads) const {
         std::ostringstream text;
         text << "peers/" << kind << "/b:" << batch << "/n:" << n << "/d:" << d << "/h:" << heads << "/threads:" << threads;
         return text.str();
     }
-    std::string described(index threads, const std::string& folder) const {
+    std::string described(index_t threads, const std::string& folder) const {
         std::string text = kind;
         for (const auto size : {batch, heads, n, d, threads}) text.append(" ").append(std::to_string(size));
         return text + " " + folder;
@@ -59,15 +59,15 @@ struct contestant {
 };
 
 template <class T>
-void write_numbers(const std::string& file, const T* numbers, index count) {
+void write_numbers(const std::string& file, const T* numbers, index_t count) {
     std::ofstream(file, std::ios::binary)
-        .write(reinterpret_cast<const char*>(numbers), static_cast<std::streamsize>(count * index{sizeof(T)}));
+        .write(reinterpret_cast<const char*>(numbers), static_cast<std::streamsize>(count * index_t{sizeof(T)}));
 }
 
 tensor<float> read_numbers(const std::string& file, const shape& s) {
     tensor<float> t(s);
     std::ifstream in(file, std::ios::binary);
-    in.read(reinterpret_cast<char*>(t.data()), static_cast<std::streamsize>(s.size() * index{sizeof(float)}));
+    in.read(reinterpret_cast<char*>(t.data()), static_cast<std::streamsize>(s.size() * index_t{sizeof(float)}));
     if (!in) std::fill_n(t.data(), s.size(), std::numeric_limits<float>::quiet_NaN());
     return t;
 }
@@ -86,7 +86,7 @@ struct own_side {
 
 class own_attention final : public own_side {
 public:
-    own_attention(const task& t, index threads, const std::string& folder) : threads_(threads) {
+    own_attention(const task& t, index_t threads, const std::string& folder) : threads_(threads) {
         const testing::problem p{
             .batch = t.batch, .heads = t.heads, .kv_heads = t.heads, .queries = t.n, .keys = t.n, .key_dim = t.d, .value_dim = t.d};
         const auto in = std::make_shared<const tensors<float>>(random_tensors<float>(p));
@@ -113,7 +113,7 @@ public:
     double peak() override { return subject_->peak(); }
 
 private:
-    index threads_;
+    index_t threads_;
     shape shape_;
     std::unique_ptr<subject> subject_;
     accuracy accuracy_;
@@ -121,7 +121,7 @@ private:
 
 class own_norm final : public own_side {
 public:
-    own_norm(const task& t, index threads, const std::string& folder)
+    own_norm(const task& t, index_t threads, const std::string& folder)
         : x_({1, 1, t.n, t.d}), out_(x_.shape()), weight_(static_cast<std::size_t>(t.d)), bias_(weight_.size()), threads_(threads),
           memory_(std::size_t{1} << 22) {
         const testing::problem p{.queries = t.n, .keys = 1, .key_dim = t.d};
@@ -174,7 +174,7 @@ std::vector<std::vector<std::string>> peer_commands() {
 
 struct outcome {
     task what;
-    index threads;
+    index_t threads;
     std::string contestant;
     quartiles seconds;
     double share, error;
@@ -185,7 +185,7 @@ class contest {
 public:
     contest(bool quick, const std::string& filter, std::string folder) : quick_(quick), filter_(filter), folder_(std::move(folder)) {}
 
-    void run(index threads) {
+    void run(index_t threads) {
         std::vector<std::unique_ptr<peer>> peers;
         for (const auto& command : peer_commands()) {
             auto p = std::make_unique<peer>(command, static_cast<int>(threads));
@@ -231,7 +231,7 @@ public:
     }
 
 private:
-    void run(const task& t, index threads, const std::vector<std::unique_ptr<peer>>& peers) {
+    void run(const task& t, index_t threads, const std::vector<std::unique_ptr<peer>>& peers) {
         std::unique_ptr<own_side> own;
         if (t.is_norm())
             own = std::make_unique<own_norm>(t, threads, folder_);
@@ -274,7 +274,7 @@ private:
     /// times as long.
     static void let_others_sleep() { std::this_thread::sleep_for(std::chrono::milliseconds(50)); }
 
-    void print(const task& t, index threads, const std::vector<contestant>& all, double least_seconds) {
+    void print(const task& t, index_t threads, const std::vector<contestant>& all, double least_seconds) {
         std::vector<std::vector<std::string>> table = {{t.label + ", " + std::to_string(threads) + (threads == 1 ? " thread" : " threads"),
                                                         "time", "spread", t.is_norm() ? "of memcpy" : "of peak", "attn is", "error"}};
         const auto ours = quartiles_of(all.front().times).median;
@@ -328,7 +328,7 @@ int run(std::vector<std::string> arguments) {
                  "attn's answer,\n"
               << "attn's from the reference in double\n";
     contest all(quick, filter, folder);
-    for (const index threads : {1, 2}) {
+    for (const index_t threads : {1, 2}) {
         all.run(threads);
         all.write_json(arguments[1] + "/peers.json");
     }

@@ -22,9 +22,9 @@ V received(const void* from) {
 struct caller {
     const call& c;
 
-    index concurrency() const { return c.concurrency; }
-    void parallel_for(index count, function_ref body) const {
-        c.parallel_for(c.executor, count, &body, [](const void* work, index i) { (*static_cast<const function_ref*>(work))(i); });
+    index_t concurrency() const { return c.concurrency; }
+    void parallel_for(index_t count, function_ref body) const {
+        c.parallel_for(c.executor, count, &body, [](const void* work, index_t i) { (*static_cast<const function_ref*>(work))(i); });
     }
 };
 

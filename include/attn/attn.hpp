@@ -15,6 +15,7 @@
 #include "attention/softmax_attention.hpp"
 #include "attention/sparse_attention.hpp"
 #include "attention/talking_heads_attention.hpp"
+#include "core/heads.hpp"
 #include "core/tensor.hpp"
 #include "norm/fold.hpp"
 #include "norm/gamma_schedule.hpp"
@@ -41,8 +42,8 @@
 #include "pattern/tiles.hpp"
 #include "score/additive_bias.hpp"
 #include "score/alibi.hpp"
+#include "score/composed_score.hpp"
 #include "score/soft_cap.hpp"
-#include "score/then.hpp"
 #include "version.hpp"
 
 /// Attention operators for CPUs, and what they are made of: patterns, score functions, projections, feature maps, norms, layers, executors.

@@ -134,8 +134,8 @@ namespace detail {
 template <Scalar T, class Op, class In, class Out, Executor E>
 void run(const Op& op, const In& in, const Out& out, E& executor, target where) {
     static_assert(std::is_trivially_copyable_v<Op> && std::is_trivially_copyable_v<In> && std::is_trivially_copyable_v<Out>);
-    const auto parallel_for = [](void* e, index count, const void* work, void (*body)(const void*, index)) {
-        static_cast<E*>(e)->parallel_for(count, [&](index i) { body(work, i); });
+    const auto parallel_for = [](void* e, index_t count, const void* work, void (*body)(const void*, index_t)) {
+        static_cast<E*>(e)->parallel_for(count, [&](index_t i) { body(work, i); });
     };
     compiled_library::run({.asked = Op::asked,
                            .is_double = std::same_as<T, double>,
@@ -143,7 +143,7 @@ void run(const Op& op, const In& in, const Out& out, E& executor, target where) 
                            .in = &in,
                            .out = &out,
                            .executor = const_cast<void*>(static_cast<const void*>(std::addressof(executor))),
-                           .concurrency = std::max<index>(1, executor.concurrency()),
+                           .concurrency = std::max<index_t>(1, executor.concurrency()),
                            .parallel_for = parallel_for},
                           where);
 }

@@ -15,7 +15,7 @@ namespace attn::testing {
 
 /// The sizes of one call.
 struct problem {
-    index batch = 1, heads = 1, kv_heads = 1, queries = 1, keys = 1, key_dim = 1, value_dim = 1;
+    index_t batch = 1, heads = 1, kv_heads = 1, queries = 1, keys = 1, key_dim = 1, value_dim = 1;
     attn::positions positions = {};
 
     input_shapes shapes() const {
@@ -29,7 +29,7 @@ struct instance {
     virtual ~instance() = default;
     /// The operator's fast kernel, through the front door.
     virtual void attend(const inputs<T>&, const outputs<T>&, const execution&) const = 0;
-    virtual std::size_t workspace_bytes(const input_shapes&, index concurrency) const = 0;
+    virtual std::size_t workspace_bytes(const input_shapes&, index_t concurrency) const = 0;
     virtual shape output_shape(const input_shapes&) const = 0;
     /// Other than the above only where log_sum_exp has other heads, or less memory does.
     virtual shape log_sum_exp_shape(const input_shapes& s) const {
@@ -37,7 +37,7 @@ struct instance {
         rows.channels = 1;
         return rows;
     }
-    virtual std::size_t least_workspace_bytes(const input_shapes& s, index concurrency) const { return workspace_bytes(s, concurrency); }
+    virtual std::size_t least_workspace_bytes(const input_shapes& s, index_t concurrency) const { return workspace_bytes(s, concurrency); }
     /// The definition, in double.
     virtual void reference(const inputs<double>&, const outputs<double>&) const = 0;
     /// The textbook formula in the operator's own precision: what accuracy is judged against.

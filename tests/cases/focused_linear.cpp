@@ -45,7 +45,7 @@ const auto focused_case = linear_case(
         };
         const auto naive = [=](const inputs<T>& in, const outputs<T>& out) {
             attend(in, out,
-                   [&](const inputs<T>& mapped, double eps) { naive_linear<T>(mapped, out, [](T*, index) {}, {}, static_cast<T>(eps)); });
+                   [&](const inputs<T>& mapped, double eps) { naive_linear<T>(mapped, out, [](T*, index_t) {}, {}, static_cast<T>(eps)); });
             add_naive_convolution<T>(in.values, out.values, {g.height, g.width, g.top, g.left}, op.convolution.weights,
                                      op.convolution.bias);
         };

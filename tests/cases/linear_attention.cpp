@@ -42,9 +42,9 @@ const auto unnormalised_case = linear_case(
 const auto lengths_case = linear_case(
     "linear_lengths", "4 n d_k d_v",
     []<class T>(const problem& p) {
-        auto length = std::make_shared<std::vector<index>>();
-        for (index b = 0; b < p.batch; ++b)
-            length->push_back(std::max<index>(0, p.positions.first_key[b] + (p.batch == 1 ? 2 * p.keys / 3 : p.keys * b / (p.batch - 1))));
+        auto length = std::make_shared<std::vector<index_t>>();
+        for (index_t b = 0; b < p.batch; ++b)
+            length->push_back(std::max<index_t>(0, p.positions.first_key[b] + (p.batch == 1 ? 2 * p.keys / 3 : p.keys * b / (p.batch - 1))));
         const auto squares = []<class S>(S x) { return x * x; };
         return with_definition<T>(p, attn::linear_attention{.feature_map = squares, .pattern = lengths{*length}}, length);
     },

@@ -28,7 +28,7 @@ public:
     explicit linear_instance(Made m) : made_(std::move(m)) {}
 
     void attend(const inputs<T>& in, const outputs<T>& out, const execution& run) const override { attn::attend(made_.op, in, out, run); }
-    std::size_t workspace_bytes(const input_shapes& s, index concurrency) const override {
+    std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const override {
         return made_.op.template workspace_bytes<T>(s, concurrency);
     }
     shape output_shape(const input_shapes& s) const override { return made_.op.output_shape(s); }
@@ -47,29 +47,29 @@ inline double linear_flops(const problem& p) {
 }
 
 /// The grid that n tokens are: the most square one.
-inline std::array<index, 2> grid_of(index n) {
-    index height = 1;
-    for (index h = 1; h * h <= n; ++h)
+inline std::array<index_t, 2> grid_of(index_t n) {
+    index_t height = 1;
+    for (index_t h = 1; h * h <= n; ++h)
         if (n % h == 0) height = h;
     return {height, n / height};
 }
 
 /// The first of the problem's tokens that a call's rows are: of some queries only, as benchmarks ask the reference for, position tells.
 template <Scalar T>
-index first_row(const inputs<T>& in, const problem& p) {
+index_t first_row(const inputs<T>& in, const problem& p) {
     return in.queries.shape().tokens == p.queries ? 0 : in.positions.first_query[0];
 }
 
 /// phi on the numbers of a matrix.
 template <Scalar T, class F>
 map_numbers<T> each_number(const F& phi) {
-    return [phi](T* x, index count) { std::transform(x, x + count, x, [&](T number) { return static_cast<T>(phi(number)); }); };
+    return [phi](T* x, index_t count) { std::transform(x, x + count, x, [&](T number) { return static_cast<T>(phi(number)); }); };
 }
 /// What a pattern shows.
 template <class P>
 sees_key shown_by(const P& pattern, const positions& where) {
     if (std::same_as<P, dense>) return {};
-    return [pattern, where](index batch, index i, index j) {
+    return [pattern, where](index_t batch, index_t i, index_t j) {
         return static_cast<bool>(at(pattern, batch, 0).visible(where.first_query[batch] + i, where.first_key[batch] + j));
     };
 }

@@ -30,7 +30,7 @@ public:
     explicit linformer_instance(Parts p) : parts_(std::move(p)) {}
 
     void attend(const inputs<T>& in, const outputs<T>& out, const execution& run) const override { attn::attend(op(), in, out, run); }
-    std::size_t workspace_bytes(const input_shapes& s, index concurrency) const override {
+    std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const override {
         return op().template workspace_bytes<T>(s, concurrency);
     }
     shape output_shape(const input_shapes& s) const override { return op().output_shape(s); }
@@ -47,10 +47,10 @@ public:
     double useful_flops(const problem& p) const override {
         double flops = 0;
         const auto channels = p.key_dim + p.value_dim;
-        for (index b = 0; b < p.batch; ++b)
-            for (index g = 0; g < p.kv_heads; ++g) {
-                index seen = 0;
-                for (index j = 0; j < p.keys && p.queries > 0; ++j)
+        for (index_t b = 0; b < p.batch; ++b)
+            for (index_t g = 0; g < p.kv_heads; ++g) {
+                index_t seen = 0;
+                for (index_t j = 0; j < p.keys && p.queries > 0; ++j)
                     seen +=
                         at(op().pattern, b, g * (p.heads / p.kv_heads)).visible(p.positions.first_query[b], p.positions.first_key[b] + j);
                 const auto rows = op().key_projection.size(g, p.keys);
@@ -89,7 +89,7 @@ registered linformer_case(std::string name, std::string cost, Make make) {
 }
 
 /// How many rows a problem's keys are projected to: few, odd and more than keys where a problem is small.
-index projected_size(const problem& p) { return p.keys >= 512 ? 256 : 1 + (p.keys * 5 / 8 + p.key_dim) % 67; }
+index_t projected_size(const problem& p) { return p.keys >= 512 ? 256 : 1 + (p.keys * 5 / 8 + p.key_dim) % 67; }
 
 template <class T>
 std::shared_ptr<tensor<T>> random_parameter(const shape& s, unsigned seed, double deviation) {
@@ -102,7 +102,7 @@ std::shared_ptr<tensor<T>> random_parameter(const shape& s, unsigned seed, doubl
 
 /// The matrix of a learned projection, N(0, 1 / projected).
 template <class T>
-std::shared_ptr<tensor<T>> random_matrix(const problem& p, index heads, index rows, unsigned seed) {
+std::shared_ptr<tensor<T>> random_matrix(const problem& p, index_t heads, index_t rows, unsigned seed) {
     return random_parameter<T>({1, heads, rows, p.keys + 3}, seed, 1 / std::sqrt(static_cast<double>(rows)));
 }
 
@@ -117,8 +117,8 @@ struct linear_definition {
     }
 };
 
-constexpr auto linear_operations = [](index rows, index) { return 2.0 * static_cast<double>(rows); };
-constexpr auto one_operation = [](index, index) { return 1.0; };
+constexpr auto linear_operations = [](index_t rows, index_t) { return 2.0 * static_cast<double>(rows); };
+constexpr auto one_operation = [](index_t, index_t) { return 1.0; };
 
 } // namespace
 
@@ -132,10 +132,10 @@ static const auto linear_case = linformer_case("linformer", "2 (n + m) p (d_k + 
 
 /// E = F, with lengths: of several entries the first has no token at all.
 static const auto lengths_case = linformer_case("linformer_lengths", "2 (n + length) p (d_k + d_v)", []<class T>(const problem& p) {
-    auto length = std::make_shared<std::vector<index>>();
-    for (index b = 0; b < p.batch; ++b) {
+    auto length = std::make_shared<std::vector<index_t>>();
+    for (index_t b = 0; b < p.batch; ++b) {
         const auto present = p.batch == 1 ? 2 * p.keys / 3 : p.keys * b / (p.batch - 1);
-        length->push_back(std::max<index>(0, p.positions.first_key[b] + present));
+        length->push_back(std::max<index_t>(0, p.positions.first_key[b] + present));
     }
     auto e = random_matrix<T>(p, 1, projected_size(p), 23), bias = random_parameter<T>({1, 1, projected_size(p), 1}, 24, 0.1);
     const linear_definition<T> both{e->view(), bias->view()};
@@ -152,8 +152,8 @@ static const auto per_head_case = linformer_case("linformer_per_head", "2 (n + m
     };
     const auto make = [&](unsigned seed) {
         auto o = std::make_shared<owner>();
-        for (index h = 0; h < p.kv_heads; ++h) {
-            o->matrices.push_back(random_matrix<T>(p, 1, std::max<index>(1, projected_size(p) - 5 * h), seed + static_cast<unsigned>(h)));
+        for (index_t h = 0; h < p.kv_heads; ++h) {
+            o->matrices.push_back(random_matrix<T>(p, 1, std::max<index_t>(1, projected_size(p) - 5 * h), seed + static_cast<unsigned>(h)));
             o->projections.push_back({o->matrices.back()->view()});
         }
         return o;
@@ -188,7 +188,7 @@ static const auto max_case = linformer_case("linformer_max", "2 n p (d_k + d_v)"
 
 /// Keys by a kernel for each channel, values with their channels mixed. Every fifth token is hidden.
 static const auto convolution_case = linformer_case("linformer_convolution", "2 n m (d_k + d_v) / kernel", []<class T>(const problem& p) {
-    const index kernel = p.keys >= 512 ? 8 : 1 + p.keys % 5;
+    const index_t kernel = p.keys >= 512 ? 8 : 1 + p.keys % 5;
     auto w = random_parameter<T>({1, p.kv_heads, kernel, p.key_dim}, 25, 0.5), b = random_parameter<T>({1, 1, 1, p.key_dim}, 26, 0.5);
     auto x = random_parameter<T>({kernel, 1, p.value_dim, p.value_dim}, 27, 1 / std::sqrt(static_cast<double>(kernel * p.value_dim)));
     auto c = random_parameter<T>({1, p.kv_heads, 1, p.value_dim}, 28, 0.5);
@@ -200,7 +200,7 @@ static const auto convolution_case = linformer_case("linformer_convolution", "2 
     return parts{
         op, [keys]<Scalar U>(const reference::tokens<U>& t) { return reference::channel_convolution(t, keys.weights, keys.bias); },
         [values]<Scalar U>(const reference::tokens<U>& t) { return reference::mixing_convolution(t, values.weights, values.bias); },
-        [](index, index channels) { return static_cast<double>(1 + channels); }, std::tuple{w, b, x, c}};
+        [](index_t, index_t channels) { return static_cast<double>(1 + channels); }, std::tuple{w, b, x, c}};
 });
 
 } // namespace attn::testing

@@ -20,7 +20,7 @@ using column = Eigen::Matrix<T, Eigen::Dynamic, 1>;
 
 /// One head of a tensor as an Eigen matrix (tokens, channels).
 template <class T>
-auto head_of(const tensor_view<T>& t, index batch, index head) {
+auto head_of(const tensor_view<T>& t, index_t batch, index_t head) {
     using plain = matrix<std::remove_const_t<T>>;
     using map = Eigen::Map<std::conditional_t<std::is_const_v<T>, const plain, plain>, 0, Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>>;
     return map(t.row(batch, head, 0), t.shape().tokens, t.shape().channels, {t.strides().token, t.strides().channel});
@@ -31,9 +31,9 @@ auto head_of(const tensor_view<T>& t, index batch, index head) {
 template <Scalar T>
 void naive_linear(const inputs<T>& in, const outputs<T>& out, const map_numbers<T>& phi, const sees_key& sees, T eps) {
     const auto& q = in.queries.shape();
-    const auto group = q.heads / std::max<index>(1, in.keys.shape().heads);
-    for (index b = 0; b < q.batch; ++b)
-        for (index h = 0; h < q.heads; ++h) {
+    const auto group = q.heads / std::max<index_t>(1, in.keys.shape().heads);
+    for (index_t b = 0; b < q.batch; ++b)
+        for (index_t h = 0; h < q.heads; ++h) {
             matrix<T> queries = head_of(in.queries, b, h), keys = head_of(in.keys, b, h / group);
             phi(queries.data(), queries.size());
             phi(keys.data(), keys.size());
@@ -42,8 +42,8 @@ void naive_linear(const inputs<T>& in, const outputs<T>& out, const map_numbers<
             column<T> sums;
             if (sees) {
                 matrix<T> weights = queries * keys.transpose();
-                for (index i = 0; i < weights.rows(); ++i)
-                    for (index j = 0; j < weights.cols(); ++j)
+                for (index_t i = 0; i < weights.rows(); ++i)
+                    for (index_t j = 0; j < weights.cols(); ++j)
                         if (!sees(b, i, j)) weights(i, j) = 0;
                 sums = weights.rowwise().sum();
                 result = weights * values;
@@ -62,21 +62,21 @@ void add_naive_convolution(const tensor_view<const T>& in, const tensor_view<T>&
                            const tensor_view<const T>& weights, std::span<const T> bias) {
     const auto& s = out.shape();
     const auto& w = weights.shape();
-    const auto group = s.heads / std::max<index>(1, in.shape().heads);
-    for (index h = 0; h < s.heads; ++h) {
+    const auto group = s.heads / std::max<index_t>(1, in.shape().heads);
+    for (index_t h = 0; h < s.heads; ++h) {
         matrix<T> taps(w.tokens * w.channels, s.channels);
-        for (index tap = 0; tap < taps.rows(); ++tap)
-            for (index c = 0; c < s.channels; ++c) taps(tap, c) = weights(w.batch == 1 ? 0 : h, c, tap / w.channels, tap % w.channels);
-        for (index b = 0; b < s.batch; ++b) {
+        for (index_t tap = 0; tap < taps.rows(); ++tap)
+            for (index_t c = 0; c < s.channels; ++c) taps(tap, c) = weights(w.batch == 1 ? 0 : h, c, tap / w.channels, tap % w.channels);
+        for (index_t b = 0; b < s.batch; ++b) {
             const auto from = head_of(in, b, h / group);
             auto to = head_of(out, b, h);
-            for (index t = 0; t < s.tokens; ++t) {
+            for (index_t t = 0; t < s.tokens; ++t) {
                 if (!bias.empty()) {
                     const T* const own = bias.data() + (std::ssize(bias) > s.channels ? h * s.channels : 0);
                     to.row(t) += Eigen::Map<const matrix<T>>(own, 1, s.channels);
                 }
-                for (index ky = 0; ky < w.tokens; ++ky)
-                    for (index kx = 0; kx < w.channels; ++kx) {
+                for (index_t ky = 0; ky < w.tokens; ++ky)
+                    for (index_t kx = 0; kx < w.channels; ++kx) {
                         const auto y = t / grid.width - grid.top + ky, x = t % grid.width - grid.left + kx;
                         if (y < 0 || y >= grid.height || x < 0 || x >= grid.width) continue;
                         to.row(t).array() += taps.row(ky * w.channels + kx).array() * from.row(y * grid.width + x).array();

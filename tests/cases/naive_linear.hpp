@@ -10,9 +10,9 @@ namespace attn::testing {
 
 /// Replaces x by phi(x), for a contiguous matrix of so many numbers.
 template <Scalar T>
-using map_numbers = std::function<void(T* x, index count)>;
+using map_numbers = std::function<void(T* x, index_t count)>;
 /// Whether query row i of a batch entry sees key row j.
-using sees_key = std::function<bool(index batch, index i, index j)>;
+using sees_key = std::function<bool(index_t batch, index_t i, index_t j)>;
 
 /// Three products, phi(q) (phi(k)^T v) and phi(q) z; with `sees`, an n x m matrix of weights instead. eps < 0: not normalised.
 template <Scalar T>

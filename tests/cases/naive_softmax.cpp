@@ -13,7 +13,7 @@ using matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>
 
 /// One head of a tensor as an Eigen matrix (tokens, channels).
 template <class T>
-auto head_of(const tensor_view<T>& t, index batch, index head) {
+auto head_of(const tensor_view<T>& t, index_t batch, index_t head) {
     using plain = matrix<std::remove_const_t<T>>;
     using map = Eigen::Map<std::conditional_t<std::is_const_v<T>, const plain, plain>, 0, Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>>;
     return map(t.row(batch, head, 0), t.shape().tokens, t.shape().channels, {t.strides().token, t.strides().channel});
@@ -26,15 +26,15 @@ void naive_softmax(const inputs<T>& in, const outputs<T>& out, T scale, const ad
     constexpr auto nothing = -std::numeric_limits<T>::infinity();
     const auto& q = in.queries.shape();
     const auto group = q.heads / in.keys.shape().heads;
-    for (index b = 0; b < q.batch; ++b)
-        for (index h = 0; h < q.heads; ++h) {
+    for (index_t b = 0; b < q.batch; ++b)
+        for (index_t h = 0; h < q.heads; ++h) {
             matrix<T> scores = head_of(in.queries, b, h) * head_of(in.keys, b, h / group).transpose();
             scores *= scale;
             if (adjust)
-                for (index i = 0; i < scores.rows(); ++i)
+                for (index_t i = 0; i < scores.rows(); ++i)
                     adjust(b, h, in.positions.first_query[b] + i, in.positions.first_key[b], scores.row(i).data(), scores.cols());
             const auto sink = sinks.empty() ? nothing : static_cast<T>(sinks[static_cast<std::size_t>(h)]);
-            for (index i = 0; i < scores.rows(); ++i) {
+            for (index_t i = 0; i < scores.rows(); ++i) {
                 auto row = scores.row(i).array();
                 const T top = row.size() > 0 ? std::max(sink, row.maxCoeff()) : sink;
                 if (top == nothing) {
@@ -55,8 +55,8 @@ template <Scalar T>
 tensor<T> naive_projection(const tensor_view<const T>& matrix, const tensor_view<const T>& tokens) {
     const auto& s = tokens.shape();
     tensor<T> projected({s.batch, s.heads, matrix.shape().tokens, s.channels});
-    for (index b = 0; b < s.batch; ++b)
-        for (index h = 0; h < s.heads; ++h)
+    for (index_t b = 0; b < s.batch; ++b)
+        for (index_t h = 0; h < s.heads; ++h)
             head_of(projected.view(), b, h) = head_of(matrix, 0, 0).leftCols(s.tokens) * head_of(tokens, b, h);
     return projected;
 }

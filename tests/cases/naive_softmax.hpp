@@ -10,7 +10,7 @@ namespace attn::testing {
 
 /// Changes the scaled scores of one query, absolute position `query`, with all keys; a hidden key becomes -infinity.
 template <Scalar T>
-using adjust_row = std::function<void(index batch, index head, index query, index first_key, T* scores, index keys)>;
+using adjust_row = std::function<void(index_t batch, index_t head, index_t query, index_t first_key, T* scores, index_t keys)>;
 
 /// `adjust` may be empty. sinks: one per head, or none.
 template <Scalar T>

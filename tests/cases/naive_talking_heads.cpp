@@ -4,14 +4,14 @@
 
 namespace attn::testing {
 
-std::shared_ptr<mixings> mixings_of(const problem& p, index heads, index value_heads) {
-    const auto near_identity = [](index rows, index columns, unsigned seed) {
+std::shared_ptr<mixings> mixings_of(const problem& p, index_t heads, index_t value_heads) {
+    const auto near_identity = [](index_t rows, index_t columns, unsigned seed) {
         auto matrix = random_numbers<double>({1, 1, rows, columns}, seed);
-        for (index r = 0; r < rows; ++r)
-            for (index c = 0; c < columns; ++c) matrix(0, 0, r, c) = 0.3 * matrix(0, 0, r, c) + (r % std::max<index>(1, columns) == c);
+        for (index_t r = 0; r < rows; ++r)
+            for (index_t c = 0; c < columns; ++c) matrix(0, 0, r, c) = 0.3 * matrix(0, 0, r, c) + (r % std::max<index_t>(1, columns) == c);
         return matrix;
     };
-    const auto bias = [](index count, unsigned seed) {
+    const auto bias = [](index_t count, unsigned seed) {
         const auto numbers = random_numbers<double>({1, 1, 1, count}, seed);
         return std::vector<double>(numbers.data(), numbers.data() + count);
     };
@@ -26,7 +26,7 @@ using matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>
 
 /// Rows [first, first + count) of one head of a tensor as an Eigen matrix.
 template <class T>
-auto rows_of(const tensor_view<T>& t, index batch, index head, index first, index count) {
+auto rows_of(const tensor_view<T>& t, index_t batch, index_t head, index_t first, index_t count) {
     using plain = matrix<std::remove_const_t<T>>;
     using map = Eigen::Map<std::conditional_t<std::is_const_v<T>, const plain, plain>, 0, Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>>;
     return map(t.row(batch, head, first), count, t.shape().channels, {t.strides().token, t.strides().channel});
@@ -36,26 +36,26 @@ template <Scalar T>
 void mix(matrix<T>& heads, const tensor_view<const double>& mixing, std::span<const double> bias) {
     if (!mixing.data()) return;
     heads = (rows_of(mixing, 0, 0, 0, mixing.shape().tokens).template cast<T>() * heads).eval();
-    for (std::size_t row = 0; row < bias.size(); ++row) heads.row(static_cast<index>(row)).array() += static_cast<T>(bias[row]);
+    for (std::size_t row = 0; row < bias.size(); ++row) heads.row(static_cast<index_t>(row)).array() += static_cast<T>(bias[row]);
 }
 
 template <Scalar T>
 void naive_piece(const inputs<T>& in, const outputs<T>& out, T scale, const talking_heads_attention<>& op, const adjust_row<T>& adjust,
-                 index b, index first, index count) {
+                 index_t b, index_t first, index_t count) {
     constexpr auto nothing = -std::numeric_limits<T>::infinity();
     const auto m = in.keys.shape().tokens, query_heads = in.queries.shape().heads, value_heads = out.values.shape().heads;
-    const auto scores_of = [&](matrix<T>& heads, index c) { return Eigen::Map<matrix<T>>(heads.row(c).data(), count, m); };
+    const auto scores_of = [&](matrix<T>& heads, index_t c) { return Eigen::Map<matrix<T>>(heads.row(c).data(), count, m); };
     matrix<T> heads(query_heads, count * m);
-    for (index a = 0; a < query_heads; ++a)
+    for (index_t a = 0; a < query_heads; ++a)
         scores_of(heads, a) = scale * (rows_of(in.queries, b, a, first, count) *
                                        rows_of(in.keys, b, a / (query_heads / in.keys.shape().heads), 0, m).transpose());
     mix(heads, op.logits_mix, op.logits_bias);
     Eigen::Array<bool, 1, Eigen::Dynamic> seen;
     if (!op.weights_bias.empty()) seen = Eigen::Array<bool, 1, Eigen::Dynamic>::Constant(count * m, !adjust);
-    for (index c = 0; c < heads.rows(); ++c) {
+    for (index_t c = 0; c < heads.rows(); ++c) {
         auto scores = scores_of(heads, c);
         const auto sink = op.sinks.empty() ? nothing : static_cast<T>(op.sinks[static_cast<std::size_t>(c)]);
-        for (index i = 0; i < count; ++i) {
+        for (index_t i = 0; i < count; ++i) {
             auto row = scores.row(i).array();
             if (adjust) adjust(b, c, in.positions.first_query[b] + first + i, in.positions.first_key[b], scores.row(i).data(), m);
             if (adjust && seen.size() > 0) seen.segment(i * m, m) = seen.segment(i * m, m) || row != nothing;
@@ -72,7 +72,7 @@ void naive_piece(const inputs<T>& in, const outputs<T>& out, T scale, const talk
         }
     }
     mix(heads, op.weights_mix, op.weights_bias);
-    for (index e = 0; e < value_heads; ++e) {
+    for (index_t e = 0; e < value_heads; ++e) {
         if (seen.size() > 0) heads.row(e).array() *= seen.template cast<T>();
         rows_of(out.values, b, e, first, count) =
             scores_of(heads, e) * rows_of(in.values, b, e / (value_heads / in.values.shape().heads), 0, m);
@@ -85,11 +85,11 @@ template <Scalar T>
 void naive_talking_heads(const inputs<T>& in, const outputs<T>& out, T scale, const talking_heads_attention<>& op,
                          const adjust_row<T>& adjust) {
     const auto& q = in.queries.shape();
-    constexpr index max_numbers = index{1} << 28;
+    constexpr index_t max_numbers = index_t{1} << 28;
     const auto max_queries =
-        std::max<index>(1, max_numbers / std::max<index>(1, in.keys.shape().tokens * std::max(q.heads, out.values.shape().heads)));
-    for (index b = 0; b < q.batch; ++b)
-        for (index first = 0; first < q.tokens; first += max_queries)
+        std::max<index_t>(1, max_numbers / std::max<index_t>(1, in.keys.shape().tokens * std::max(q.heads, out.values.shape().heads)));
+    for (index_t b = 0; b < q.batch; ++b)
+        for (index_t first = 0; first < q.tokens; first += max_queries)
             naive_piece(in, out, scale, op, adjust, b, first, std::min(max_queries, q.tokens - first));
 }
 

@@ -15,15 +15,15 @@ struct sigmoid_instance final : attn::testing::instance<T> {
     template <attn::Scalar S>
     void define(const attn::inputs<S>& in, const attn::outputs<S>& out) const {
         const auto s = out.values.shape();
-        for (attn::index b = 0; b < s.batch; ++b)
-            for (attn::index h = 0; h < s.heads; ++h)
-                for (attn::index i = 0; i < s.tokens; ++i)
+        for (attn::index_t b = 0; b < s.batch; ++b)
+            for (attn::index_t h = 0; h < s.heads; ++h)
+                for (attn::index_t i = 0; i < s.tokens; ++i)
                     op.attend_query<S>(in, out.values, b, h, h / (s.heads / in.keys.shape().heads), i);
     }
     void attend(const attn::inputs<T>& in, const attn::outputs<T>& out, const attn::execution& run) const override {
         attn::attend(op, in, out, run);
     }
-    std::size_t workspace_bytes(const attn::input_shapes& s, attn::index concurrency) const override {
+    std::size_t workspace_bytes(const attn::input_shapes& s, attn::index_t concurrency) const override {
         return op.workspace_bytes<T>(s, concurrency);
     }
     attn::shape output_shape(const attn::input_shapes& s) const override { return op.output_shape(s); }
@@ -39,7 +39,7 @@ const attn::testing::registered sigmoid({
     .name = "sigmoid",
     .cost = "2 n m (d_k + d_v)",
     .has_log_sum_exp = false,
-    .supports = [](const auto& p) { return p.batch * p.heads * p.queries * p.keys < attn::index{1} << 22; }, // slow, so nothing longer
+    .supports = [](const auto& p) { return p.batch * p.heads * p.queries * p.keys < attn::index_t{1} << 22; }, // slow, so nothing longer
     .make_float = [](const auto&) { return std::make_unique<sigmoid_instance<float>>(); },
     .make_double = [](const auto&) { return std::make_unique<sigmoid_instance<double>>(); },
 });

@@ -14,7 +14,7 @@ template <Scalar T>
 struct convolved {
     tensor<T> weights, positional_encoding, input;
     std::vector<T> bias;
-    std::vector<index> length;
+    std::vector<index_t> length;
 
     convolved(const problem& p, const shape& kernel)
         : weights(kernel), positional_encoding({1, p.kv_heads, p.keys, p.key_dim}), input({p.batch, p.kv_heads, p.queries, p.value_dim}) {
@@ -33,8 +33,8 @@ auto with_definition(const problem& p, const Op& op, const std::shared_ptr<convo
     const auto reference = [=]<Scalar S>(const inputs<S>& in, const outputs<S>& out) {
         const auto keys = reference::sum_of<S, T>(in.keys, op.positional_encoding);
         reference::linear_attention<S>({in.queries, keys, in.values, in.positions}, out, relu{}, op.pattern, true, op.eps, 1);
-        std::vector<index> present;
-        for (index b = 0; b < std::ssize(own->length); ++b)
+        std::vector<index_t> present;
+        for (index_t b = 0; b < std::ssize(own->length); ++b)
             present.push_back(own->length[static_cast<std::size_t>(b)] - in.positions.first_key[b]);
         tensor<S> other(op.convolution_input.data() ? op.convolution_input.shape() : shape{});
         std::copy_n(own->input.data(), other.shape().size(), other.data());
@@ -55,7 +55,7 @@ auto with_definition(const problem& p, const Op& op, const std::shared_ptr<convo
 }
 
 template <Scalar T>
-depthwise_convolution<T> convolution_of(const convolved<T>& own, std::array<index, 2> grid, bool causal = false) {
+depthwise_convolution<T> convolution_of(const convolved<T>& own, std::array<index_t, 2> grid, bool causal = false) {
     return {own.weights.view(), own.bias, grid[0], grid[1], causal};
 }
 
@@ -75,9 +75,9 @@ const auto sequence_case = linear_case(
     "simplified_linear_lengths", "4 n d_k d_v + 14 n d_v",
     []<class T>(const problem& p) {
         const auto own = std::make_shared<convolved<T>>(p, shape{p.heads, p.value_dim, 1, 7});
-        for (index b = 0; b < p.batch; ++b)
+        for (index_t b = 0; b < p.batch; ++b)
             own->length.push_back(
-                std::max<index>(0, p.positions.first_key[b] + (p.batch == 1 ? 2 * p.keys / 3 : p.keys * b / (p.batch - 1))));
+                std::max<index_t>(0, p.positions.first_key[b] + (p.batch == 1 ? 2 * p.keys / 3 : p.keys * b / (p.batch - 1))));
         return with_definition<T>(p,
                                   simplified_linear_attention<lengths, T>{.convolution = convolution_of(*own, {0, 0}),
                                                                           .pattern = {own->length},

@@ -14,7 +14,7 @@ public:
     explicit softmax_instance(made<Op> m) : made_(std::move(m)) {}
 
     void attend(const inputs<T>& in, const outputs<T>& out, const execution& run) const override { attn::attend(op(), in, out, run); }
-    std::size_t workspace_bytes(const input_shapes& s, index concurrency) const override { return op().template workspace_bytes<T>(s, concurrency); }
+    std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const override { return op().template workspace_bytes<T>(s, concurrency); }
     shape output_shape(const input_shapes& s) const override { return op().output_shape(s); }
     void reference(const inputs<double>& in, const outputs<double>& out) const override {
         reference::softmax<double>(in, out, op().scale, op().score, op().pattern, op().sinks);
@@ -24,10 +24,10 @@ public:
     }
     void naive(const inputs<T>& in, const outputs<T>& out) const override {
         const auto scale = op().scale.value_or(1 / std::sqrt(static_cast<double>(in.queries.shape().channels)));
-        const auto adjust = [this](index batch, index head, index i, index first_key, T* scores, index keys) {
+        const auto adjust = [this](index_t batch, index_t head, index_t i, index_t first_key, T* scores, index_t keys) {
             const auto pattern = at(op().pattern, batch, head);
             const auto score = score_at(op().score, batch, head);
-            for (index j = 0; j < keys; ++j)
+            for (index_t j = 0; j < keys; ++j)
                 scores[j] = pattern.visible(i, first_key + j) ? static_cast<T>(score(scores[j], i, first_key + j)) : -std::numeric_limits<T>::infinity();
         };
         constexpr bool plain_dense = std::same_as<decltype(Op::pattern), dense> && std::same_as<decltype(Op::score), identity_score>;

@@ -20,10 +20,10 @@ static const auto mask_case = softmax_case("softmax_mask", "2 n m (d_k + d_v)", 
 
 /// Keys past a length of their own in every batch entry are hidden. Of several entries the first sees none at all.
 static const auto lengths_case = softmax_case("softmax_lengths", "2 n length (d_k + d_v)", []<class T>(const problem& p) {
-    auto length = std::make_shared<std::vector<index>>();
-    for (index b = 0; b < p.batch; ++b) {
+    auto length = std::make_shared<std::vector<index_t>>();
+    for (index_t b = 0; b < p.batch; ++b) {
         const auto present = p.batch == 1 ? 2 * p.keys / 3 : p.keys * b / (p.batch - 1);
-        length->push_back(std::max<index>(0, p.positions.first_key[b] + present));
+        length->push_back(std::max<index_t>(0, p.positions.first_key[b] + present));
     }
     return made{softmax_attention{.pattern = lengths{*length}}, length};
 });

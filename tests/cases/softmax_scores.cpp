@@ -4,7 +4,7 @@
 #include "attn/score/additive_bias.hpp"
 #include "attn/score/alibi.hpp"
 #include "attn/score/soft_cap.hpp"
-#include "attn/score/then.hpp"
+#include "attn/score/composed_score.hpp"
 
 #include <random>
 
@@ -14,7 +14,7 @@ namespace {
 
 /// A random bias (batch or 1, heads or 1, queries, keys) whose rows reach every position of the problem.
 template <class T>
-std::shared_ptr<tensor<T>> random_bias(const problem& p, index batch, index heads) {
+std::shared_ptr<tensor<T>> random_bias(const problem& p, index_t batch, index_t heads) {
     auto bias = std::make_shared<tensor<T>>(shape{batch, heads, p.queries, p.keys});
     std::mt19937 random(7);
     std::normal_distribution<T> normal;
@@ -54,7 +54,7 @@ static const auto composed_case = softmax_case("softmax_composed", "n m (d_k + d
         std::shared_ptr<tensor<T>> bias;
     };
     auto own = std::make_shared<parameters>(parameters{alibi_slopes(p.heads), std::vector<double>(static_cast<std::size_t>(p.heads), 0.5), random_bias<T>(p, 1, p.heads)});
-    return made{softmax_attention{.scale = 0.3, .score = then{soft_cap{8}, alibi(own->slopes), bias_of(*own->bias, p)}, .pattern = causal{}, .sinks = own->sinks}, own};
+    return made{softmax_attention{.scale = 0.3, .score = composed_score{soft_cap{8}, alibi(own->slopes), bias_of(*own->bias, p)}, .pattern = causal{}, .sinks = own->sinks}, own};
 }, one_origin);
 
 } // namespace attn::testing

@@ -6,7 +6,7 @@
 #include "attn/score/additive_bias.hpp"
 #include "attn/score/alibi.hpp"
 #include "attn/score/soft_cap.hpp"
-#include "attn/score/then.hpp"
+#include "attn/score/composed_score.hpp"
 
 namespace attn::testing {
 
@@ -41,7 +41,7 @@ static const auto composed_case = talking_heads_case(
                                             .weights_mix = own->mix->weights,
                                             .weights_bias = own->mix->weights_bias,
                                             .scale = 0.3,
-                                            .score = then{soft_cap{8}, alibi(own->slopes), bias},
+                                            .score = composed_score{soft_cap{8}, alibi(own->slopes), bias},
                                             .pattern = causal{},
                                             .sinks = own->sinks},
                     own};

@@ -25,7 +25,7 @@ struct mixings {
     tensor<double> logits, weights;
     std::vector<double> logits_bias, weights_bias;
 };
-std::shared_ptr<mixings> mixings_of(const problem& p, index heads, index value_heads);
+std::shared_ptr<mixings> mixings_of(const problem& p, index_t heads, index_t value_heads);
 
 /// Talking heads as most people would write them with Eigen: the n x m scores of all heads as the rows of one matrix, so that a mixing is a
 /// product. Queries go in pieces only where such a matrix would fill a gigabyte. `adjust` may be empty; it speaks of mixed heads.
@@ -39,10 +39,10 @@ public:
     explicit talking_heads_instance(made<Op> m) : made_(std::move(m)) {}
 
     void attend(const inputs<T>& in, const outputs<T>& out, const execution& run) const override { attn::attend(op(), in, out, run); }
-    std::size_t workspace_bytes(const input_shapes& s, index concurrency) const override {
+    std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const override {
         return op().template workspace_bytes<T>(s, concurrency);
     }
-    std::size_t least_workspace_bytes(const input_shapes& s, index concurrency) const override {
+    std::size_t least_workspace_bytes(const input_shapes& s, index_t concurrency) const override {
         return op().template least_workspace_bytes<T>(s, concurrency);
     }
     shape output_shape(const input_shapes& s) const override { return op().output_shape(s); }
@@ -51,10 +51,10 @@ public:
     void plain(const inputs<T>& in, const outputs<T>& out) const override { by_formula<T>(in, out); }
     void naive(const inputs<T>& in, const outputs<T>& out) const override {
         const auto scale = op().scale.value_or(1 / std::sqrt(static_cast<double>(in.queries.shape().channels)));
-        const auto adjust = [this](index batch, index head, index i, index first_key, T* scores, index keys) {
+        const auto adjust = [this](index_t batch, index_t head, index_t i, index_t first_key, T* scores, index_t keys) {
             const auto pattern = at(op().pattern, batch, head);
             const auto score = score_at(op().score, batch, head);
-            for (index j = 0; j < keys; ++j)
+            for (index_t j = 0; j < keys; ++j)
                 scores[j] = pattern.visible(i, first_key + j) ? static_cast<T>(score(scores[j], i, first_key + j))
                                                               : -std::numeric_limits<T>::infinity();
         };

@@ -6,7 +6,7 @@
 int main(int, char** arguments) {
     attn::parameters weights;
     const auto scale = weights.add<float>("scale.weight", {4, 4});
-    for (attn::index c = 0; c < 4; ++c) scale(0, 0, c, c) = 2;
+    for (attn::index_t c = 0; c < 4; ++c) scale(0, 0, c, c) = 2;
     const auto path = std::string(arguments[0]) + ".safetensors";
     write_safetensors(path, weights);
 

@@ -8,4 +8,4 @@ using matrix = Eigen::MatrixXi;
 using matrix = Eigen::MatrixXf;
 #endif
 
-attn::index tokens(matrix& m) { return attn::view(m).shape().tokens; }
+attn::index_t tokens(matrix& m) { return attn::view(m).shape().tokens; }

@@ -6,9 +6,9 @@
 
 int main() {
 #ifdef ATTN_MISUSE
-    const attn::lengths pattern{std::vector<attn::index>{3, 5}};
+    const attn::lengths pattern{std::vector<attn::index_t>{3, 5}};
 #else
-    const std::vector<attn::index> present{3, 5};
+    const std::vector<attn::index_t> present{3, 5};
     const attn::lengths pattern{present};
 #endif
     return pattern.length.size() == 2 ? 0 : 1;

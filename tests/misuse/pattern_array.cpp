@@ -15,5 +15,5 @@ int main() {
 #endif
     }};
     const auto both = p & attn::local{8};
-    return both.visible(attn::index{1}, attn::index{0}) ? 1 : 0;
+    return both.visible(attn::index_t{1}, attn::index_t{0}) ? 1 : 0;
 }

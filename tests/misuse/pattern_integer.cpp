@@ -11,5 +11,5 @@ int main() {
     const attn::predicate p{[](auto i, auto j) { return i - j < 8; }};
 #endif
     const auto both = attn::causal{} & p;
-    return both.visible(attn::index{1}, attn::index{0}) ? 1 : 0;
+    return both.visible(attn::index_t{1}, attn::index_t{0}) ? 1 : 0;
 }

@@ -6,9 +6,9 @@
 
 int main() {
 #ifdef ATTN_MISUSE
-    const attn::positions where{.first_query = attn::per_batch(std::vector<attn::index>{3, 5})};
+    const attn::positions where{.first_query = attn::per_batch(std::vector<attn::index_t>{3, 5})};
 #else
-    const std::vector<attn::index> first{3, 5};
+    const std::vector<attn::index_t> first{3, 5};
     const attn::positions where{.first_query = attn::per_batch(first)};
 #endif
     return where.first_query.count() == 2 ? 0 : 1;

@@ -8,34 +8,34 @@ namespace {
 
 constexpr double nothing = -std::numeric_limits<double>::infinity();
 
-double entry(std::span<const double> numbers, index at, double otherwise) {
+double entry(std::span<const double> numbers, index_t at, double otherwise) {
     return numbers.empty() ? otherwise : numbers[static_cast<std::size_t>(at)];
 }
 
 /// The bounds of one query position of one batch entry, in all heads.
 class row_bounds {
 public:
-    row_bounds(const inputs<double>& in, const softmax_terms& terms, index batch, index row)
+    row_bounds(const inputs<double>& in, const softmax_terms& terms, index_t batch, index_t row)
         : in_(in), t_(terms), b_(batch), row_(row), i_(in.positions.first_query[batch] + row), m_(in.keys.shape().tokens) {}
 
     void write(const outputs<double>& bounds) {
         const auto query_heads = in_.queries.shape().heads, heads = t_.logits_mix.data() ? t_.logits_mix.shape().tokens : query_heads;
-        for (index a = 0; a < query_heads; ++a) product(a);
+        for (index_t a = 0; a < query_heads; ++a) product(a);
         seen_.assign(size(m_), false);
-        for (index c = 0; c < heads; ++c) softmax(c, bounds);
+        for (index_t c = 0; c < heads; ++c) softmax(c, bounds);
         const auto [batch, out_heads, n, d_v] = bounds.values.shape();
-        for (index e = 0; e < out_heads; ++e) values(e, heads, out_heads, bounds);
+        for (index_t e = 0; e < out_heads; ++e) values(e, heads, out_heads, bounds);
     }
 
 private:
-    static std::size_t size(index n) { return static_cast<std::size_t>(n); }
+    static std::size_t size(index_t n) { return static_cast<std::size_t>(n); }
 
     /// L[a, :]: a chain of d_k multiply-adds, the scale and perhaps log2(e) come to d_k + 4 roundings.
-    void product(index a) {
+    void product(index_t a) {
         const auto d_k = in_.queries.shape().channels, g = a / (in_.queries.shape().heads / in_.keys.shape().heads);
-        for (index key = 0; key < m_; ++key) {
+        for (index_t key = 0; key < m_; ++key) {
             double sum = 0, magnitudes = 0, carried = 0;
-            for (index x = 0; x < d_k; ++x) {
+            for (index_t x = 0; x < d_k; ++x) {
                 const auto q = in_.queries(b_, a, row_, x), k = in_.keys(b_, g, key, x);
                 sum += q * k;
                 magnitudes += std::abs(q * k);
@@ -45,13 +45,13 @@ private:
             logits_.push_back({t_.scale * sum, std::abs(t_.scale) * (rounding + carried)});
         }
     }
-    rounded mixed(index c, index key) const {
+    rounded mixed(index_t c, index_t key) const {
         if (!t_.logits_mix.data()) return logits_[size(c * m_ + key)];
         const auto heads = t_.logits_mix.shape().channels;
         const auto bias = entry(t_.logits_bias, c, 0);
         rounded sum{bias, 0};
         double magnitudes = std::abs(bias);
-        for (index a = 0; a < heads; ++a) {
+        for (index_t a = 0; a < heads; ++a) {
             const auto& from = logits_[size(a * m_ + key)];
             const auto weight = t_.logits_mix(0, 0, c, a);
             sum.value += weight * from.value;
@@ -64,11 +64,11 @@ private:
     /// P[c, :] with the relative error of each. A weight exp(x - M) is wrong by what x is, by what the difference to the maximum and the
     /// factors of later maxima round (they add up to M - x), and by a few units; a sum of m terms by m units more, and a quarter for what
     /// blocks of keys multiply it with.
-    void softmax(index c, const outputs<double>& bounds) {
+    void softmax(index_t c, const outputs<double>& bounds) {
         std::vector<rounded> x(size(m_));
         const auto sink = entry(t_.sinks, c, nothing);
         double top = sink, terms = 0;
-        for (index key = 0; key < m_; ++key) {
+        for (index_t key = 0; key < m_; ++key) {
             const auto j = in_.positions.first_key[b_] + key;
             x[size(key)] = {nothing, 0};
             if (!t_.sees(b_, c, i_, j)) continue;
@@ -100,12 +100,12 @@ private:
             bounds.log_sum_exp(b_, c, row_, 0) = of_sum + 8 * t_.unit * (std::abs(lse) + 1) + 8 * t_.unit * std::abs(top);
         }
     }
-    rounded weight(index e, index heads, index key) const {
+    rounded weight(index_t e, index_t heads, index_t key) const {
         if (!t_.weights_mix.data()) return weights_[size(e * m_ + key)];
         const auto bias = entry(t_.weights_bias, e, 0);
         rounded sum{bias, 0};
         double magnitudes = std::abs(bias);
-        for (index c = 0; c < heads; ++c) {
+        for (index_t c = 0; c < heads; ++c) {
             const auto& from = weights_[size(c * m_ + key)];
             const auto factor = t_.weights_mix(0, 0, e, c);
             sum.value += factor * from.value;
@@ -115,27 +115,27 @@ private:
         sum.error += static_cast<double>(heads + 8) * t_.unit * magnitudes;
         return sum;
     }
-    void values(index e, index heads, index out_heads, const outputs<double>& bounds) const {
+    void values(index_t e, index_t heads, index_t out_heads, const outputs<double>& bounds) const {
         const auto d_v = bounds.values.shape().channels, g = e / (out_heads / in_.values.shape().heads);
         std::vector<double> errors(size(d_v)), magnitudes(size(d_v));
         double terms = 0;
-        for (index key = 0; key < m_; ++key) {
+        for (index_t key = 0; key < m_; ++key) {
             if (!seen_[size(key)]) continue;
             ++terms;
             const auto w = weight(e, heads, key);
-            for (index x = 0; x < d_v; ++x) {
+            for (index_t x = 0; x < d_v; ++x) {
                 const auto v = std::abs(in_.values(b_, g, key, x)), carried = t_.value_error ? (*t_.value_error)(b_, g, key, x) : 0;
                 errors[size(x)] += w.error * v + (std::abs(w.value) + w.error) * carried;
                 magnitudes[size(x)] += (std::abs(w.value) + w.error) * v;
             }
         }
-        for (index x = 0; x < d_v; ++x)
+        for (index_t x = 0; x < d_v; ++x)
             bounds.values(b_, e, row_, x) = errors[size(x)] + t_.unit * (1.25 * terms + 32) * magnitudes[size(x)] + t_.least;
     }
 
     const inputs<double>& in_;
     const softmax_terms& t_;
-    index b_, row_, i_, m_;
+    index_t b_, row_, i_, m_;
     std::vector<rounded> logits_, weights_;
     std::vector<bool> seen_;
 };
@@ -143,8 +143,8 @@ private:
 } // namespace
 
 void softmax_bounds(const inputs<double>& in, const outputs<double>& bounds, const softmax_terms& terms) {
-    for (index b = 0; b < in.queries.shape().batch; ++b)
-        for (index row = 0; row < in.queries.shape().tokens; ++row) row_bounds(in, terms, b, row).write(bounds);
+    for (index_t b = 0; b < in.queries.shape().batch; ++b)
+        for (index_t row = 0; row < in.queries.shape().tokens; ++row) row_bounds(in, terms, b, row).write(bounds);
 }
 
 } // namespace attn::fuzz

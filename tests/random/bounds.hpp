@@ -17,8 +17,8 @@ inline constexpr double unit_of = static_cast<double>(std::numeric_limits<T>::ep
 struct softmax_terms {
     double scale = 1;
     bool exact_scores = false;
-    std::function<bool(index batch, index head, index query, index key)> sees; ///< absolute positions
-    std::function<rounded(rounded, index batch, index head, index query, index key)> score = {};
+    std::function<bool(index_t batch, index_t head, index_t query, index_t key)> sees; ///< absolute positions
+    std::function<rounded(rounded, index_t batch, index_t head, index_t query, index_t key)> score = {};
     std::span<const double> sinks = {};
     tensor_view<const double> logits_mix = {}, weights_mix = {};
     std::span<const double> logits_bias = {}, weights_bias = {};

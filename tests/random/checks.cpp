@@ -23,7 +23,7 @@ std::string text_of(V value) {
 /// f(element) for every element, "[b, h, i, c]" of the first that it objects to.
 template <class F>
 std::string first_offence(const shape& s, F&& offends) {
-    for (index e = 0; e < s.size(); ++e)
+    for (index_t e = 0; e < s.size(); ++e)
         if (offends(e)) {
             const auto row = e / s.channels, head = row / s.tokens;
             return "[" + std::to_string(head / s.heads) + ", " + std::to_string(head % s.heads) + ", " + std::to_string(row % s.tokens) +
@@ -85,8 +85,8 @@ private:
     static std::string near(const tensor<T>& ours, const tensor<double>& exact, const tensor<double>& bound) {
         // In double the definition rounds too.
         constexpr double times = std::same_as<T, double> ? 2 : 1.001;
-        index worst = -1;
-        const auto at = first_offence(ours.shape(), [&](index e) {
+        index_t worst = -1;
+        const auto at = first_offence(ours.shape(), [&](index_t e) {
             const auto a = static_cast<double>(ours.data()[e]), b = exact.data()[e];
             if (a == b || (std::isnan(a) && std::isnan(b))) return false;
             worst = e;
@@ -98,8 +98,8 @@ private:
     /// Other bits than expected: "[b, h, i, c] is x, not y".
     static std::string differs(const tensor<T>& ours, const tensor<T>& expected) {
         if (ours.shape() != expected.shape()) return "has another shape";
-        index at_e = 0;
-        const auto at = first_offence(ours.shape(), [&](index e) {
+        index_t at_e = 0;
+        const auto at = first_offence(ours.shape(), [&](index_t e) {
             at_e = e;
             const T a = ours.data()[e], b = expected.data()[e];
             return !same_bits(a, b) && !(std::isnan(a) && std::isnan(b) && !same_bits(a, guard<T>));
@@ -158,7 +158,7 @@ private:
             const auto b = random_.number(0, s.batch - 1), h = random_.number(0, s.kv_heads - 1), j = random_.number(0, s.keys - 1);
             const auto fill = [&](tensor<T>& t, T number) {
                 if (h >= t.shape().heads) return;
-                for (index c = 0; c < (one_channel ? std::min<index>(1, t.shape().channels) : t.shape().channels); ++c) t(b, h, j, c) = number;
+                for (index_t c = 0; c < (one_channel ? std::min<index_t>(1, t.shape().channels) : t.shape().channels); ++c) t(b, h, j, c) = number;
             };
             if (key || both) fill(in.keys, value), fill(with_nan.keys, not_a_number);
             if (!key || both) fill(in.values, value), fill(with_nan.values, not_a_number);
@@ -167,8 +167,8 @@ private:
         const auto ours = attend(t_.op, in, has_log_sum_exp_);
         const auto reached = reference(with_nan), exact = kind < 2 ? reference(in) : answer<double>();
         const auto differs_from = [&](const tensor<T>& now, const tensor<T>& before, const tensor<double>& nan, const tensor<double>& infinite) {
-            index at_e = 0;
-            const auto at = first_offence(now.shape(), [&](index e) {
+            index_t at_e = 0;
+            const auto at = first_offence(now.shape(), [&](index_t e) {
                 at_e = e;
                 const T a = now.data()[e], b = before.data()[e];
                 if (!std::isnan(nan.data()[e])) return !same_bits(a, b);
@@ -188,18 +188,18 @@ private:
     }
 
     /// Positions that begin so much later.
-    static std::vector<index> later(std::vector<index> first, index by) {
+    static std::vector<index_t> later(std::vector<index_t> first, index_t by) {
         for (auto& x : first) x += by;
         return first;
     }
-    static per_batch each(const std::vector<index>& v) { return v.size() == 1 ? per_batch(v[0]) : per_batch(std::span(v)); }
+    static per_batch each(const std::vector<index_t>& v) { return v.size() == 1 ? per_batch(v[0]) : per_batch(std::span(v)); }
 
     /// A head of keys of a batch entry by itself.
     std::string part() {
         const auto& s = t_.size;
         if (s.batch * s.kv_heads == 0) return {};
         const auto b = random_.number(0, s.batch - 1), g = random_.number(0, s.kv_heads - 1), group = s.heads / s.kv_heads;
-        const auto one = [&]<class U>(const tensor_view<U>& t, index head, index heads) {
+        const auto one = [&]<class U>(const tensor_view<U>& t, index_t head, index_t heads) {
             return tensor_view<U>(t.row(b, head, 0), {1, heads, t.shape().tokens, t.shape().channels}, t.strides());
         };
         const inputs<T> all = t_.in;
@@ -209,9 +209,9 @@ private:
         const auto copied = [&](const tensor<T>& from) {
             tensor<T> to({1, group, from.shape().tokens, from.shape().channels});
             const auto view = one(from.view(), g * group, group);
-            for (index h = 0; h < group; ++h)
-                for (index i = 0; i < to.shape().tokens; ++i)
-                    for (index c = 0; c < to.shape().channels; ++c) to(0, h, i, c) = view(0, h, i, c);
+            for (index_t h = 0; h < group; ++h)
+                for (index_t i = 0; i < to.shape().tokens; ++i)
+                    for (index_t c = 0; c < to.shape().channels; ++c) to(0, h, i, c) = view(0, h, i, c);
             return to;
         };
         return differs(ours, {copied(expected_.values), has_log_sum_exp_ ? copied(expected_.log_sum_exp) : tensor<T>()}, has_log_sum_exp_);
@@ -222,11 +222,11 @@ private:
         const inputs<T> all = t_.in;
         const auto& [unit, before, after] = t_.cuts;
         const auto n = t_.size.queries, units = n / unit;
-        const auto limit = random_.one_in(2) ? random_.number(1, 3) : random_.number(1, std::max<index>(1, units));
+        const auto limit = random_.one_in(2) ? random_.number(1, 3) : random_.number(1, std::max<index_t>(1, units));
         auto ours = room<T>(t_.op, shapes_of(all), has_log_sum_exp_);
-        for (index first = 0; first < units;) {
+        for (index_t first = 0; first < units;) {
             const auto count = std::min(units - first, random_.number(1, limit));
-            const auto begin = std::max<index>(0, first - before) * unit, end = std::min(units, first + count + after) * unit;
+            const auto begin = std::max<index_t>(0, first - before) * unit, end = std::min(units, first + count + after) * unit;
             const auto first_query = later(t_.size.first_query, begin);
             const auto part = attend(t_.within ? t_.within(begin, end - begin, 0, t_.size.keys) : t_.op,
                                      {some_rows(all.queries, begin, end - begin), all.keys, all.values, {each(first_query), all.positions.first_key}},
@@ -238,9 +238,9 @@ private:
         const auto problem = n == 0 ? std::string() : differs(ours, expected_, has_log_sum_exp_);
         return problem.empty() ? problem : "cut into calls of at most " + std::to_string(limit * unit) + " queries: " + problem;
     }
-    static void copy_rows(const tensor<T>& from, index first, index count, tensor<T>& to, index at) {
+    static void copy_rows(const tensor<T>& from, index_t first, index_t count, tensor<T>& to, index_t at) {
         const auto& s = from.shape();
-        for (index head = 0; head < s.batch * s.heads; ++head)
+        for (index_t head = 0; head < s.batch * s.heads; ++head)
             std::copy_n(from.data() + (head * s.tokens + first) * s.channels, count * s.channels,
                         to.data() + (head * to.shape().tokens + at) * s.channels);
     }
@@ -255,7 +255,7 @@ private:
         if (count == m) return {};
         auto in = copy_of(t_.in);
         for (auto* t : {&in.keys, &in.values})
-            for (index row = 0; row < t->shape().batch * t->shape().heads * m; ++row)
+            for (index_t row = 0; row < t->shape().batch * t->shape().heads * m; ++row)
                 if (row % m < front || row % m >= front + count)
                     std::fill_n(t->data() + row * t->shape().channels, t->shape().channels, std::numeric_limits<T>::quiet_NaN());
         const auto spoiled = reference(in);

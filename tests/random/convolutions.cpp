@@ -37,7 +37,7 @@ outcome attempt(draw& random) {
     const std::vector<double> wide_bias(bias.begin(), bias.end());
     reference::add_depthwise_convolution<double, double>(wide.view(), exact.view(), where, wide_weights.view(), wide_bias);
     add_convolution_bounds(wide.view(), std::as_const(exact).view(), bounds.view(), where, wide_weights.view(), wide_bias, {}, unit_of<T>);
-    for (index e = 0; e < to.size(); ++e)
+    for (index_t e = 0; e < to.size(); ++e)
         if (!(std::abs(static_cast<double>(expected.data()[e]) - exact.data()[e]) <= 2 * bounds.data()[e] + 2 * unit_of<T>)) {
             result.problem = "element " + std::to_string(e) + " is " + std::to_string(expected.data()[e]) + ", not " + std::to_string(exact.data()[e]);
             return result;

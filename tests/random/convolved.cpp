@@ -22,7 +22,7 @@ struct convolved_drawn {
     tensor<T> weights, encoding, other_input; ///< the last two without memory for none
     tensor<T> read;                           ///< what the convolution reads: values that are not there are 0
     std::vector<T> bias, scale;
-    std::vector<index> length;
+    std::vector<index_t> length;
     bool has_length = false;
     int power = 3;
 };
@@ -41,7 +41,7 @@ struct by_token {
 
 /// An operator with its definition: reads(inputs, then) calls then(what linear attention reads, eps).
 template <Scalar T, class Op, class Reads>
-operation<T> convolved_operation(const std::shared_ptr<const convolved_drawn<T>>& d, const Op& op, index queries, double feature_error,
+operation<T> convolved_operation(const std::shared_ptr<const convolved_drawn<T>>& d, const Op& op, index_t queries, double feature_error,
                                  const std::function<double(double)>& feature, const Reads& reads) {
     struct owner {
         std::shared_ptr<const convolved_drawn<T>> drawn;
@@ -51,8 +51,8 @@ operation<T> convolved_operation(const std::shared_ptr<const convolved_drawn<T>>
     auto result = operation_of<T>(std::shared_ptr<const Op>(own, &own->op));
     const auto g = op.convolution.grid(queries);
     const auto present = [d](const positions& where) {
-        std::vector<index> tokens;
-        for (index b = 0; d->has_length && !d->other_input.data() && b < std::ssize(d->length); ++b)
+        std::vector<index_t> tokens;
+        for (index_t b = 0; d->has_length && !d->other_input.data() && b < std::ssize(d->length); ++b)
             tokens.push_back(d->length[static_cast<std::size_t>(b)] - where.first_key[b]);
         return tokens;
     };
@@ -72,7 +72,7 @@ operation<T> convolved_operation(const std::shared_ptr<const convolved_drawn<T>>
         reads(own->op, wide, [&](const inputs<double>& mapped, double eps) {
             linear_bounds(mapped, bounds.values,
                           {.feature = feature,
-                           .sees = [&](index b, index h, index i, index j) -> bool { return attn::at(own->op.pattern, b, h).visible(i, j); },
+                           .sees = [&](index_t b, index_t h, index_t i, index_t j) -> bool { return attn::at(own->op.pattern, b, h).visible(i, j); },
                            .eps = eps,
                            .feature_error = feature_error,
                            .unit = unit_of<T>,
@@ -89,7 +89,7 @@ operation<T> convolved_operation(const std::shared_ptr<const convolved_drawn<T>>
 }
 
 template <Scalar T, class P>
-operation<T> simplified(const std::shared_ptr<const convolved_drawn<T>>& d, const by_token<T>& tokens, const P& pattern, index queries) {
+operation<T> simplified(const std::shared_ptr<const convolved_drawn<T>>& d, const by_token<T>& tokens, const P& pattern, index_t queries) {
     const simplified_linear_attention<P, T> op{.convolution = tokens.convolution,
                                                .pattern = pattern,
                                                .positional_encoding = tokens.encoding,
@@ -103,7 +103,7 @@ operation<T> simplified(const std::shared_ptr<const convolved_drawn<T>>& d, cons
 
 template <Scalar T, class P>
 operation<T> focused(const std::shared_ptr<const convolved_drawn<T>>& d, const by_token<T>& tokens, const P& pattern, const sizes& s,
-                     index queries) {
+                     index_t queries) {
     const focused_linear_attention<P, T> op{.power = d->power,
                                             .scale = d->scale,
                                             .convolution = tokens.convolution,
@@ -118,10 +118,10 @@ operation<T> focused(const std::shared_ptr<const convolved_drawn<T>>& d, const b
         auto k = reference::focused_features<double, T>(std::as_const(sums).view(), o.power, o.scale);
         // The means over the keys that are there.
         const auto [batch, heads, m, d_k] = k.shape();
-        for (index b = 0; b < batch; ++b) {
+        for (index_t b = 0; b < batch; ++b) {
             const auto present = d->has_length ? d->length[static_cast<std::size_t>(b)] - in.positions.first_key[b] : m;
-            const auto count = static_cast<double>(std::clamp<index>(present, 1, std::max<index>(1, m)));
-            for (index e = 0; e < heads * m * d_k; ++e) k.data()[b * heads * m * d_k + e] /= count;
+            const auto count = static_cast<double>(std::clamp<index_t>(present, 1, std::max<index_t>(1, m)));
+            for (index_t e = 0; e < heads * m * d_k; ++e) k.data()[b * heads * m * d_k + e] /= count;
         }
         then(inputs<double>{q, k, in.values, in.positions}, o.eps);
     });
@@ -139,11 +139,11 @@ trial<T> draw_convolved(draw& random) {
     draw_positions(random, s);
     auto d = std::make_shared<convolved_drawn<T>>();
     const auto number = [&] { return random.real(-1, 1); };
-    static constexpr index kernels[] = {1, 3, 5, 7};
+    static constexpr index_t kernels[] = {1, 3, 5, 7};
     const bool causal_kernel = kind == 3;
-    index height = 0, width = 0;
+    index_t height = 0, width = 0;
     if (!causal_kernel && random.one_in(2)) {
-        for (index h = 1; h * h <= s.queries; ++h)
+        for (index_t h = 1; h * h <= s.queries; ++h)
             if (s.queries % h == 0 && random.one_in(2)) height = h;
         if (height > 0) width = s.queries / height;
     }
@@ -157,8 +157,8 @@ trial<T> draw_convolved(draw& random) {
     }
     if (random.one_in(2)) d->encoding = filled<T>({random.one_in(2) ? s.batch : 1, random.one_in(2) ? s.kv_heads : 1, s.keys, s.key_dim}, number);
     if (other) d->other_input = filled<T>({s.batch, s.kv_heads, s.queries, s.value_dim}, number);
-    for (index b = 0; b < s.batch; ++b)
-        d->length.push_back(std::max<index>(0, s.first_key[s.first_key.size() == 1 ? 0 : static_cast<std::size_t>(b)] + random.number(0, s.keys)));
+    for (index_t b = 0; b < s.batch; ++b)
+        d->length.push_back(std::max<index_t>(0, s.first_key[s.first_key.size() == 1 ? 0 : static_cast<std::size_t>(b)] + random.number(0, s.keys)));
     d->has_length = kind == 2;
     d->power = static_cast<int>(random.number(1, 4));
     if (random.one_in(2)) {
@@ -167,14 +167,14 @@ trial<T> draw_convolved(draw& random) {
     }
     t.in = draw_given<T>(random, s, numbers::usual);
     const T* const read = other ? d->other_input.data() : t.in.values.data();
-    d->read = filled<T>({s.batch, s.kv_heads, s.queries, s.value_dim}, [&, e = index{0}]() mutable {
+    d->read = filled<T>({s.batch, s.kv_heads, s.queries, s.value_dim}, [&, e = index_t{0}]() mutable {
         const auto row = e / s.value_dim, b = row / (s.kv_heads * s.queries);
         const bool there = other || !d->has_length || row % s.queries + t.in.positions.first_key[b] < d->length[static_cast<std::size_t>(b)];
         const T x = read[e++];
         return there ? x : T{0};
     });
     const std::shared_ptr<const convolved_drawn<T>> own = d;
-    const auto make = [own, kind, is_focused, s](const by_token<T>& tokens, index queries) {
+    const auto make = [own, kind, is_focused, s](const by_token<T>& tokens, index_t queries) {
         if (kind == 3) return simplified<T>(own, tokens, causal{}, queries);
         if (kind == 2) return is_focused ? focused<T>(own, tokens, lengths{own->length}, s, queries) : simplified<T>(own, tokens, lengths{own->length}, queries);
         return is_focused ? focused<T>(own, tokens, dense{}, s, queries) : simplified<T>(own, tokens, dense{}, queries);
@@ -184,7 +184,7 @@ trial<T> draw_convolved(draw& random) {
     t.cuts = {.unit = height > 0 ? width : 1,
               .before = causal_kernel ? kernel_width - 1 : height > 0 ? kernel_height / 2 : kernel_width / 2,
               .after = causal_kernel ? 0 : height > 0 ? kernel_height / 2 : kernel_width / 2};
-    t.within = [=](index first, index queries, index first_key, index keys) {
+    t.within = [=](index_t first, index_t queries, index_t first_key, index_t keys) {
         return make({{own->weights.view(), own->bias, height > 0 ? queries / width : 0, width, causal_kernel},
                      some_rows(own->encoding, first_key, keys), some_rows(own->read, first, queries)}, queries);
     };

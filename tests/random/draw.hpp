@@ -21,10 +21,10 @@ public:
         return x ^ x >> 31;
     }
     /// first <= number <= last.
-    index number(index first, index last) {
-        return first + static_cast<index>(bits() % static_cast<std::uint64_t>(last - first + 1));
+    index_t number(index_t first, index_t last) {
+        return first + static_cast<index_t>(bits() % static_cast<std::uint64_t>(last - first + 1));
     }
-    bool one_in(index n) { return number(1, n) == 1; }
+    bool one_in(index_t n) { return number(1, n) == 1; }
     /// In [low, high).
     double real(double low, double high) { return low + (high - low) * 0x1p-53 * static_cast<double>(bits() >> 11); }
     template <class V, std::size_t Count>
@@ -32,8 +32,8 @@ public:
         return values[static_cast<std::size_t>(number(0, Count - 1))];
     }
     /// A size of 0 .. limit. Small ones dominate; many lie at the edges of registers, of panels of 3 of them, and of tiles of 128 keys.
-    index size(index limit) {
-        static constexpr index edges[] = {8, 16, 24, 32, 48, 64, 96, 128, 144, 192, 256, 384, 512, 768, 1024, 2048};
+    index_t size(index_t limit) {
+        static constexpr index_t edges[] = {8, 16, 24, 32, 48, 64, 96, 128, 144, 192, 256, 384, 512, 768, 1024, 2048};
         const auto kind = number(0, 9);
         const auto any = kind < 4   ? number(0, 20)
                          : kind < 8 ? one_of(edges) * number(1, 2) / 2 + number(-1, 2)

@@ -20,11 +20,11 @@ struct squares {
 };
 
 template <Scalar T, class F, Pattern P>
-operation<T> linear_operation(const linear_attention<F, P>& op, const std::shared_ptr<const std::vector<index>>& lengths) {
+operation<T> linear_operation(const linear_attention<F, P>& op, const std::shared_ptr<const std::vector<index_t>>& lengths) {
     using op_type = linear_attention<F, P>;
     struct owner {
         op_type op;
-        std::shared_ptr<const std::vector<index>> lengths;
+        std::shared_ptr<const std::vector<index_t>> lengths;
     };
     const auto own = std::make_shared<const owner>(owner{op, lengths});
     auto result = operation_of<T>(std::shared_ptr<const op_type>(own, &own->op));
@@ -36,7 +36,7 @@ operation<T> linear_operation(const linear_attention<F, P>& op, const std::share
         const auto& o = own->op;
         linear_bounds({q, k, v, in.positions}, bounds.values,
                       {.feature = [&](double x) { return static_cast<double>(o.feature_map(x)); },
-                       .sees = [&](index b, index h, index i, index j) -> bool { return attn::at(o.pattern, b, h).visible(i, j); },
+                       .sees = [&](index_t b, index_t h, index_t i, index_t j) -> bool { return attn::at(o.pattern, b, h).visible(i, j); },
                        .normalise = o.normalise,
                        .eps = o.eps,
                        .scale = o.scale,
@@ -56,13 +56,13 @@ trial<T> draw_linear(draw& random) {
     draw_positions(random, t.size);
     const auto kind = random.number(0, 4);
     t.in = draw_given<T>(random, t.size, random.one_in(8) ? numbers::equal : numbers::usual);
-    const auto to_a_key = [&] { return std::max<index>(0, sizes::lowest(t.size.first_key) + random.number(0, t.size.keys)); };
-    auto length = std::make_shared<std::vector<index>>();
-    for (index b = 0; b < t.size.batch; ++b) length->push_back(to_a_key());
+    const auto to_a_key = [&] { return std::max<index_t>(0, sizes::lowest(t.size.first_key) + random.number(0, t.size.keys)); };
+    auto length = std::make_shared<std::vector<index_t>>();
+    for (index_t b = 0; b < t.size.batch; ++b) length->push_back(to_a_key());
     const auto ahead = to_a_key();
     const auto eps = random.one_in(3) ? random.real(1e-3, 1) : 1e-6;
-    const auto make = [=](index batch, index batches) -> operation<T> {
-        const auto own = std::make_shared<const std::vector<index>>(length->begin() + batch, length->begin() + batch + batches);
+    const auto make = [=](index_t batch, index_t batches) -> operation<T> {
+        const auto own = std::make_shared<const std::vector<index_t>>(length->begin() + batch, length->begin() + batch + batches);
         switch (kind) {
         case 0:
             return linear_operation<T>(linear_attention<>{.eps = eps}, own);
@@ -81,7 +81,7 @@ trial<T> draw_linear(draw& random) {
                                             "identity, not normalised, prefix "};
     t.name = names[kind] + (kind == 4 ? std::to_string(ahead) : std::string());
     t.op = make(0, t.size.batch);
-    t.part = [make](index b, index) { return make(b, 1); };
+    t.part = [make](index_t b, index_t) { return make(b, 1); };
     return t;
 }
 

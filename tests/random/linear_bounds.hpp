@@ -10,7 +10,7 @@ namespace attn::fuzz {
 /// Linear attention as its formula reads, in all that its rounding depends on.
 struct linear_terms {
     std::function<double(double)> feature; ///< none: queries and keys are features
-    std::function<bool(index batch, index head, index query, index key)> sees;
+    std::function<bool(index_t batch, index_t head, index_t query, index_t key)> sees;
     bool normalise = true;
     double eps = 0, scale = 1;
     double feature_error = 0; ///< relative, of each feature
@@ -24,6 +24,6 @@ void linear_bounds(const inputs<double>& in, const tensor_view<double>& bounds, 
 /// Adds the bounds of a convolution, sum being what it is added to.
 void add_convolution_bounds(const tensor_view<const double>& x, const tensor_view<const double>& result, const tensor_view<double>& bounds,
                             const reference::grid& grid, const tensor_view<const double>& weights, std::span<const double> bias,
-                            std::span<const index> present, double unit);
+                            std::span<const index_t> present, double unit);
 
 } // namespace attn::fuzz

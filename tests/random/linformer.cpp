@@ -16,7 +16,7 @@ namespace {
 template <Scalar T>
 struct drawn_projection {
     tensor<T> weights, bias; ///< bias: without memory for none
-    index projected = 0;
+    index_t projected = 0;
 
     tensor_view<const T> bias_view() const { return bias.data() ? bias.view() : tensor_view<const T>(); }
 };
@@ -51,7 +51,7 @@ reference::projected_tokens<double> define(projected_by how, const drawn_project
     }
 }
 template <Scalar T>
-double roundings(projected_by how, const drawn_projection<T>& d, index tokens, index channels) {
+double roundings(projected_by how, const drawn_projection<T>& d, index_t tokens, index_t channels) {
     if (how == projected_by::largest) return 0;
     if (how == projected_by::channels) return static_cast<double>(d.weights.shape().tokens + 4);
     if (how == projected_by::mixing) return static_cast<double>(d.weights.shape().batch * channels + 4);
@@ -65,23 +65,23 @@ struct projected_tensor {
 };
 
 template <Scalar T>
-projected_tensor project_all(projected_by how, const drawn_projection<T>& d, const tensor<double>& x, const std::vector<bool>& visible, index rows) {
+projected_tensor project_all(projected_by how, const drawn_projection<T>& d, const tensor<double>& x, const std::vector<bool>& visible, index_t rows) {
     const auto [batch, heads, m, channels] = x.shape();
     projected_tensor to{tensor<double>({batch, heads, rows, channels}), tensor<double>({batch, heads, rows, channels}),
                         std::vector<bool>(static_cast<std::size_t>(batch * heads * rows))};
     const auto magnitudes = without_signs(x);
     const tensor_view<const double> own = x.view(), own_magnitudes = magnitudes.view();
-    for (index b = 0; b < batch; ++b)
-        for (index h = 0; h < heads; ++h) {
+    for (index_t b = 0; b < batch; ++b)
+        for (index_t h = 0; h < heads; ++h) {
             const std::vector<bool> seen(visible.begin() + b * m, visible.begin() + (b + 1) * m);
             const auto exact = define(how, d, {own, b, h, seen}, false), sums = define(how, d, {own_magnitudes, b, h, seen}, true);
             for (std::size_t r = 0; r < exact.size(); ++r) {
                 if (!exact[r]) continue;
                 to.present[static_cast<std::size_t>((b * heads + h) * rows) + r] = true;
-                for (index c = 0; c < channels; ++c) {
+                for (index_t c = 0; c < channels; ++c) {
                     const auto at = static_cast<std::size_t>(c);
-                    to.numbers(b, h, static_cast<index>(r), c) = (*exact[r])[at];
-                    to.errors(b, h, static_cast<index>(r), c) = unit_of<T> * roundings(how, d, m, channels) * (*sums[r])[at];
+                    to.numbers(b, h, static_cast<index_t>(r), c) = (*exact[r])[at];
+                    to.errors(b, h, static_cast<index_t>(r), c) = unit_of<T> * roundings(how, d, m, channels) * (*sums[r])[at];
                 }
             }
         }
@@ -97,7 +97,7 @@ struct linformer_owner {
 };
 
 template <Scalar T, class E, class F>
-operation<T> linformer_operation(const std::shared_ptr<const linformer_owner<T, E, F>>& own, index rows) {
+operation<T> linformer_operation(const std::shared_ptr<const linformer_owner<T, E, F>>& own, index_t rows) {
     using op_type = linformer_attention<E, F, random_pattern>;
     auto result = operation_of<T>(std::shared_ptr<const op_type>(own, &*own->op));
     result.reference = [own](const inputs<double>& in, const outputs<double>& out) {
@@ -108,13 +108,13 @@ operation<T> linformer_operation(const std::shared_ptr<const linformer_owner<T, 
     result.bounds = [own, rows](const inputs<T>& in, const outputs<double>& bounds) {
         const auto q = reference::widen(in.queries), k = reference::widen(in.keys), v = reference::widen(in.values);
         std::vector<bool> visible;
-        for (index b = 0; b < k.shape().batch; ++b)
-            for (index j = 0; j < k.shape().tokens; ++j)
+        for (index_t b = 0; b < k.shape().batch; ++b)
+            for (index_t j = 0; j < k.shape().tokens; ++j)
                 visible.push_back(attn::at(own->op->pattern, b, 0).visible(in.positions.first_query[b], in.positions.first_key[b] + j));
         const auto keys = project_all(own->keys_by, own->keys, k, visible, rows), values = project_all(own->values_by, own->values, v, visible, rows);
         const auto kv_heads = k.shape().heads, group = kv_heads > 0 ? q.shape().heads / kv_heads : 1;
         softmax_terms terms{.scale = own->op->scale.value_or(1 / std::sqrt(static_cast<double>(q.shape().channels))),
-                            .sees = [&](index b, index h, index, index r) -> bool {
+                            .sees = [&](index_t b, index_t h, index_t, index_t r) -> bool {
                                 const auto at = static_cast<std::size_t>((b * kv_heads + h / group) * rows + r);
                                 return keys.present[at] && values.present[at];
                             }};
@@ -137,9 +137,9 @@ trial<T> draw_linformer(draw& random) {
     t.in = draw_given<T>(random, s, random.one_in(6) ? numbers::peaked : numbers::usual);
     const auto tree = draw_pattern(random, s, pattern_kind::of_keys);
     const auto number = [&] { return random.real(-1, 1); };
-    const auto heads = [&] { return random.one_in(2) ? std::max<index>(1, s.kv_heads) : 1; };
+    const auto heads = [&] { return random.one_in(2) ? std::max<index_t>(1, s.kv_heads) : 1; };
     const std::optional<double> scale = random.one_in(4) ? std::optional(random.real(-1, 1)) : std::nullopt;
-    index rows = random.number(1, std::max<index>(2, std::min<index>(s.keys, 150)));
+    index_t rows = random.number(1, std::max<index_t>(2, std::min<index_t>(s.keys, 150)));
     const auto kind = random.number(0, 2);
     if (kind == 0) {
         using matrix = linear_projection<T>;

@@ -11,7 +11,7 @@ namespace {
 
 /// The keys first .. first + count - 1.
 template <Scalar T>
-testing::answer<T> some_keys(const operation<T>& op, const inputs<T>& all, index first, index count) {
+testing::answer<T> some_keys(const operation<T>& op, const inputs<T>& all, index_t first, index_t count) {
     const auto rows = [&](const tensor_view<const T>& t) { return testing::some_rows(t, first, count); };
     const inputs<T> in{all.queries, rows(all.keys), rows(all.values), {all.positions.first_query, all.positions.first_key[0] + first}};
     auto result = testing::no_answer<T>(op.output_shape(shapes_of(in)), true);
@@ -45,13 +45,13 @@ outcome attempt(draw& random) {
     op.bounds(in, bounds.out());
     // Each half's weight is wrong by what its log_sum_exp is, and all is rounded a few times more.
     const auto largest = testing::largest_magnitude(v);
-    for (index e = 0; e < exact.values.shape().size(); ++e) {
+    for (index_t e = 0; e < exact.values.shape().size(); ++e) {
         const auto of_row = bounds.log_sum_exp.data()[e / d.size.value_dim];
         const auto a = static_cast<double>(ours.values.data()[e]), b = exact.values.data()[e];
         if (a != b && !(std::abs(a - b) <= 4 * (bounds.values.data()[e] + largest * (of_row + 16 * unit_of<T>))))
             result.problem = "element " + std::to_string(e) + " is " + std::to_string(a) + ", not " + std::to_string(b);
     }
-    for (index e = 0; e < exact.log_sum_exp.shape().size(); ++e) {
+    for (index_t e = 0; e < exact.log_sum_exp.shape().size(); ++e) {
         const auto a = static_cast<double>(ours.log_sum_exp.data()[e]), b = exact.log_sum_exp.data()[e];
         if (a != b && !(std::abs(a - b) <= 4 * bounds.log_sum_exp.data()[e]))
             result.problem = "log_sum_exp " + std::to_string(e) + " is " + std::to_string(a) + ", not " + std::to_string(b);

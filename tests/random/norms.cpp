@@ -20,7 +20,7 @@ using testing::layout;
 template <Scalar T, class N>
 std::string broken(draw& random, const N& norm, const tensor<T>& x, const tensor<double>& exact, const tensor<double>& bounds) {
     const auto expected = normalise(norm, x.view());
-    for (index e = 0; e < x.shape().size(); ++e) {
+    for (index_t e = 0; e < x.shape().size(); ++e) {
         const auto a = static_cast<double>(expected.data()[e]), b = exact.data()[e];
         if (!(std::abs(a - b) <= 2 * bounds.data()[e]))
             return "element " + std::to_string(e) + " is " + std::to_string(a) + ", not " + std::to_string(b) + " +- " +
@@ -39,7 +39,7 @@ std::string broken(draw& random, const N& norm, const tensor<T>& x, const tensor
 template <Scalar T>
 outcome attempt(draw& random) {
     const auto kind = random.number(0, 3);
-    const shape s{random.number(0, 3), random.number(1, 3), random.size(100), std::max<index>(1, random.size(800))};
+    const shape s{random.number(0, 3), random.number(1, 3), random.size(100), std::max<index_t>(1, random.size(800))};
     const double mean = random.one_in(2) ? random.real(-3, 3) : 0, deviation = random.one_in(4) ? random.real(0.01, 50) : 1;
     const auto x = filled<T>(s, [&] { return mean + deviation * random.real(-1.7, 1.7); });
     const auto numbers = [&]<class U>(U, double low, double high) {
@@ -61,14 +61,14 @@ outcome attempt(draw& random) {
     if (kind >= 2) reference::rep_batch_norm<double>(wide, exact.view(), means, variances, w, b, eta, eps);
     // A mean of n numbers is wrong by n units of their mean magnitude, a variance relatively by n + 4 and by what the mean did to it; what
     // is divided by the root of it, by half of that.
-    for (index row = 0; s.channels > 0 && row < s.size() / s.channels; ++row) {
+    for (index_t row = 0; s.channels > 0 && row < s.size() / s.channels; ++row) {
         const auto* const of = wide.data() + row * s.channels;
         double sum = 0, magnitudes = 0, variance = 0;
-        for (index c = 0; c < s.channels; ++c) sum += of[c], magnitudes += std::abs(of[c]);
-        for (index c = 0; c < s.channels; ++c) variance += (kind == 0 ? of[c] - sum / n : of[c]) * (kind == 0 ? of[c] - sum / n : of[c]);
+        for (index_t c = 0; c < s.channels; ++c) sum += of[c], magnitudes += std::abs(of[c]);
+        for (index_t c = 0; c < s.channels; ++c) variance += (kind == 0 ? of[c] - sum / n : of[c]) * (kind == 0 ? of[c] - sum / n : of[c]);
         const auto root = std::sqrt(variance / n + eps), of_mean = kind == 0 ? (n + 4) * unit * magnitudes / n : 0;
         const auto relative = (n + 8) * unit + of_mean * of_mean / (root * root) + 2 * of_mean / root * 4 * unit;
-        for (index c = 0; c < s.channels; ++c) {
+        for (index_t c = 0; c < s.channels; ++c) {
             const auto at = static_cast<std::size_t>(c);
             const auto factor = w.empty() ? 1 : std::abs(w[at]), added = b.empty() ? 0 : std::abs(b[at]);
             double error = 0;

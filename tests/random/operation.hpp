@@ -13,7 +13,7 @@ namespace attn::fuzz {
 template <Scalar T>
 struct operation {
     std::function<void(const inputs<T>&, const outputs<T>&, const execution&)> attend;
-    std::function<std::size_t(const input_shapes&, index concurrency)> workspace_bytes;
+    std::function<std::size_t(const input_shapes&, index_t concurrency)> workspace_bytes;
     std::function<shape(const input_shapes&)> output_shape;
     std::function<shape(const input_shapes&)> log_sum_exp_shape; ///< none if it has none
     /// The definition, in double.
@@ -27,13 +27,13 @@ template <Scalar T, class Op>
 operation<T> operation_of(const std::shared_ptr<const Op>& op) {
     operation<T> result;
     result.attend = [op](const inputs<T>& in, const outputs<T>& out, const execution& run) { attn::attend(*op, in, out, run); };
-    result.workspace_bytes = [op](const input_shapes& s, index concurrency) -> std::size_t {
+    result.workspace_bytes = [op](const input_shapes& s, index_t concurrency) -> std::size_t {
         if constexpr (requires { op->template least_workspace_bytes<T>(s, concurrency); }) {
             if (concurrency < 0) return op->template least_workspace_bytes<T>(s, -concurrency);
         }
         return op->template workspace_bytes<T>(s, concurrency);
     };
-    result.has_least_workspace = requires(input_shapes s) { op->template least_workspace_bytes<T>(s, index{1}); };
+    result.has_least_workspace = requires(input_shapes s) { op->template least_workspace_bytes<T>(s, index_t{1}); };
     result.output_shape = [op](const input_shapes& s) { return op->output_shape(s); };
     if constexpr (!requires { requires !Op::has_log_sum_exp; }) {
         result.log_sum_exp_shape = [op](const input_shapes& s) {
@@ -54,12 +54,12 @@ struct trial {
     sizes size;
     given<T> in;
     /// The operator for one batch entry and one head of keys, with the query heads that share it; none if it mixes heads or batch entries.
-    std::function<operation<T>(index batch, index kv_head)> part;
+    std::function<operation<T>(index_t batch, index_t kv_head)> part;
     /// The operator for queries first .. first + queries - 1 and such keys, where something is given to it by token. Its definition is not.
-    std::function<operation<T>(index first, index queries, index first_key, index keys)> within;
+    std::function<operation<T>(index_t first, index_t queries, index_t first_key, index_t keys)> within;
     /// How queries may be cut into calls: between units of so many rows. A call takes so many units before and after its own along.
     struct {
-        index unit = 1, before = 0, after = 0;
+        index_t unit = 1, before = 0, after = 0;
     } cuts;
     bool keys_stand_alone = true; ///< so that keys that nobody sees may be left out
     bool may_spoil = true;

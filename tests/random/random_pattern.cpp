@@ -54,20 +54,20 @@ private:
         tree_->nodes.push_back({.how = how, .left = left, .right = right, .name = std::move(name)});
         return tree_->nodes.size() - 1;
     }
-    std::size_t leaf(pattern_node::leaf_type p, const std::string& name, std::initializer_list<index> arguments = {}) {
+    std::size_t leaf(pattern_node::leaf_type p, const std::string& name, std::initializer_list<index_t> arguments = {}) {
         std::string text;
         for (const auto a : arguments) text.append(text.empty() ? "" : ", ").append(std::to_string(a));
         tree_->nodes.push_back({.leaf = std::move(p), .name = name + (text.empty() ? "{}" : "{" + text + "}")});
         return tree_->nodes.size() - 1;
     }
     /// A length that matters here: of a window, a block, a stride.
-    index length(index least) { return random_.one_in(2) ? random_.number(least, 9) : random_.number(least, std::max<index>(least, near())); }
-    index near() const { return std::min<index>(std::max(queries_, keys_), 600); }
+    index_t length(index_t least) { return random_.one_in(2) ? random_.number(least, 9) : random_.number(least, std::max<index_t>(least, near())); }
+    index_t near() const { return std::min<index_t>(std::max(queries_, keys_), 600); }
     /// The number of positions from 0 to somewhere among the keys: 0 if they lie below.
-    index up_to_a_key() { return std::max<index>(0, first_key_ + random_.number(0, keys_)); }
+    index_t up_to_a_key() { return std::max<index_t>(0, first_key_ + random_.number(0, keys_)); }
 
     std::size_t stepped_leaf() {
-        const auto by = random_.one_in(3) ? random_.number(1, std::max<index>(2, near())) : random_.number(1, 9);
+        const auto by = random_.one_in(3) ? random_.number(1, std::max<index_t>(2, near())) : random_.number(1, 9);
         if (random_.one_in(2)) return leaf(strided{by}, "strided", {by});
         const auto window = random_.number(0, 12);
         return leaf(dilated_window{window, by}, "dilated_window", {window, by});
@@ -125,8 +125,8 @@ private:
         case 0:
             return leaf(dense{}, "dense");
         case 1: {
-            auto each = std::make_shared<std::vector<index>>();
-            for (index b = 0; b < s_.batch; ++b) each->push_back(up_to_a_key());
+            auto each = std::make_shared<std::vector<index_t>>();
+            for (index_t b = 0; b < s_.batch; ++b) each->push_back(up_to_a_key());
             tree_->parameters.push_back(each);
             return leaf(lengths{*each}, "lengths", {each->empty() ? 0 : each->front()});
         }
@@ -139,9 +139,9 @@ private:
         }
     }
     std::size_t segments_leaf() {
-        const auto longest = random_.number(1, std::max<index>(2, near()));
+        const auto longest = random_.number(1, std::max<index_t>(2, near()));
         const auto entries = random_.one_in(2) && s_.batch > 0 ? s_.batch : 1;
-        const auto ids = [&](index count) {
+        const auto ids = [&](index_t count) {
             std::vector<std::int32_t> v(static_cast<std::size_t>(entries * count));
             std::int32_t id = 0;
             const bool any_order = random_.one_in(4);
@@ -160,7 +160,7 @@ private:
                            any_query ? 1 : queries_, keys_});
         const auto run = random_.number(1, 40);
         bool seen = mostly;
-        for (index e = 0; e < mask.shape().size(); ++e) {
+        for (index_t e = 0; e < mask.shape().size(); ++e) {
             if (e % run == 0) seen = random_.one_in(rare) ? !mostly : mostly;
             mask.data()[e] = seen;
         }
@@ -172,7 +172,7 @@ private:
         const auto query_block = length(1), key_block = length(1);
         auto blocks = std::make_shared<tensor<bool>>(shape{random_.one_in(2) ? s_.batch : 1, random_.one_in(2) ? s_.heads : 1,
                                                            ends / query_block + 1, ends / key_block + 1});
-        for (index e = 0; e < blocks->shape().size(); ++e) blocks->data()[e] = random_.one_in(2);
+        for (index_t e = 0; e < blocks->shape().size(); ++e) blocks->data()[e] = random_.one_in(2);
         tree_->parameters.push_back(blocks);
         return leaf(block_sparse{std::as_const(*blocks).view(), query_block, key_block}, "block_sparse", {query_block, key_block});
     }
@@ -180,12 +180,12 @@ private:
     draw& random_;
     const sizes& s_;
     std::shared_ptr<pattern_tree> tree_;
-    index first_query_, queries_, first_key_, keys_;
+    index_t first_query_, queries_, first_key_, keys_;
 };
 
 } // namespace
 
-index pattern_tree::step(std::size_t number) const {
+index_t pattern_tree::step(std::size_t number) const {
     const auto& node = nodes[number];
     if (node.how == joint::inverse) return 1;
     if (node.how == joint::leaf)

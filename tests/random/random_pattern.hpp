@@ -28,7 +28,7 @@ namespace attn::fuzz {
 /// Some predicates of a user's own.
 struct drawn_predicate {
     int kind;
-    index a, b;
+    index_t a, b;
 
     constexpr auto operator()(const auto& i, const auto& j) const {
         // Branches of one type: what a comparison of i and j gives.
@@ -42,7 +42,7 @@ struct drawn_predicate {
 
 /// Nothing but what a key's position says: the same for all queries.
 struct drawn_key_predicate {
-    index a, b;
+    index_t a, b;
 
     constexpr auto operator()(const auto&, const auto& j) const { return floor_mod(j, a) != b; }
 };
@@ -65,8 +65,8 @@ struct pattern_tree {
     std::vector<std::shared_ptr<const void>> parameters;
 
     /// What all visible pairs have in common modulo: 1 if nothing.
-    index step(std::size_t node) const;
-    index step() const { return step(nodes.size() - 1); }
+    index_t step(std::size_t node) const;
+    index_t step() const { return step(nodes.size() - 1); }
     std::string name() const { return nodes.back().name; }
 };
 
@@ -80,7 +80,7 @@ std::shared_ptr<const pattern_tree> draw_stepped_pattern(draw&, const sizes&);
 /// The tree for one batch entry and head.
 struct bound_pattern {
     const pattern_tree* tree;
-    index batch, head;
+    index_t batch, head;
 
     constexpr auto visible(const auto& i, const auto& j) const { return node_sees(tree->nodes.size() - 1, i, j); }
 
@@ -90,7 +90,7 @@ private:
     static constexpr auto truth(const V& value) {
         if constexpr (QueryLanes<I> && std::same_as<V, bool>)
             return I::mask_from_bits(value ? ~std::uint64_t{0} : 0);
-        else if constexpr (std::same_as<I, range>)
+        else if constexpr (std::same_as<I, position_range>)
             return visibility(value);
         else
             return value;
@@ -116,24 +116,24 @@ private:
 };
 
 struct bound_stepped_pattern : bound_pattern {
-    index by;
-    constexpr index step() const { return by; }
+    index_t by;
+    constexpr index_t step() const { return by; }
 };
 
 /// A tree as a pattern. For a part of a problem: its batch entries and heads begin at these of the tree's.
 struct random_pattern {
     const pattern_tree* tree;
-    index first_batch = 0, first_head = 0;
+    index_t first_batch = 0, first_head = 0;
 
-    constexpr bound_pattern at(index batch, index head) const { return {tree, first_batch + batch, first_head + head}; }
+    constexpr bound_pattern at(index_t batch, index_t head) const { return {tree, first_batch + batch, first_head + head}; }
 };
 
 /// The same with the promise of a step.
 struct random_stepped_pattern {
     const pattern_tree* tree;
-    index first_batch = 0, first_head = 0;
+    index_t first_batch = 0, first_head = 0;
 
-    bound_stepped_pattern at(index batch, index head) const {
+    bound_stepped_pattern at(index_t batch, index_t head) const {
         return {{tree, first_batch + batch, first_head + head}, tree->step()};
     }
 };

@@ -15,7 +15,7 @@ std::string score_steps::name() const {
     return "then{" + text + "}";
 }
 
-rounded score_steps::operator()(rounded s, index head, index query, index key, double unit) const {
+rounded score_steps::operator()(rounded s, index_t head, index_t query, index_t key, double unit) const {
     const auto distance = std::abs(static_cast<double>(query - key));
     for (const auto& step : each) {
         switch (step.kind) {
@@ -63,7 +63,7 @@ score_steps draw_score(draw& random, const sizes& s, double lowest) {
         if (kind == score_kind::beyond) {
             const double hidden[] = {-std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(), lowest / 2, -1e4};
             step.number = random.one_of(hidden);
-            step.reach = random.number(0, std::max<index>(2, std::max(s.queries, s.keys)));
+            step.reach = random.number(0, std::max<index_t>(2, std::max(s.queries, s.keys)));
         }
         steps.each.push_back(step);
         // What follows would make infinity of -infinity, or of the lowest number.
@@ -81,10 +81,10 @@ drawn_bias<T> draw_bias(draw& random, const sizes& s) {
                      random.one_in(10) ? 1 : sizes::extent(s.first_key, s.keys)};
     const auto limit = random.one_in(8) ? 300.0 : 2.0;
     const double hidden = random.one_in(4) ? static_cast<double>(std::numeric_limits<T>::lowest()) : -infinity;
-    const index rare[] = {1, 2, 8, 1000, 1 << 30};
-    const auto hides = random.one_of(rare), hides_row = random.one_in(4) ? index{3} : index{1} << 30;
+    const index_t rare[] = {1, 2, 8, 1000, 1 << 30};
+    const auto hides = random.one_of(rare), hides_row = random.one_in(4) ? index_t{3} : index_t{1} << 30;
     bias.numbers = filled<T>(size, [&] { return random.one_in(hides) && random.one_in(2) ? hidden : random.real(-limit, limit); });
-    for (index row = 0; row < size.batch * size.heads * size.tokens; ++row)
+    for (index_t row = 0; row < size.batch * size.heads * size.tokens; ++row)
         if (random.one_in(hides_row)) std::fill_n(bias.numbers.data() + row * size.channels, size.channels, static_cast<T>(hidden));
     return bias;
 }

@@ -6,7 +6,7 @@
 #include <attn/score/additive_bias.hpp>
 #include <attn/score/alibi.hpp>
 #include <attn/score/soft_cap.hpp>
-#include <attn/score/then.hpp>
+#include <attn/score/composed_score.hpp>
 
 namespace attn::fuzz {
 
@@ -16,7 +16,7 @@ enum class score_kind { cap, alibi, times, plus, distance, beyond };
 struct score_step {
     score_kind kind;
     double number;             ///< the cap, the factor, the summand, what is returned beyond a distance
-    index reach = 0;           ///< of that distance
+    index_t reach = 0;           ///< of that distance
     std::vector<double> slopes = {};
 };
 
@@ -31,19 +31,19 @@ struct score_steps {
 
     std::string name() const;
     /// What the steps make of a score that is known with an error, where every operation rounds by `unit`, relatively.
-    rounded operator()(rounded score, index head, index query, index key, double unit) const;
+    rounded operator()(rounded score, index_t head, index_t query, index_t key, double unit) const;
 };
 
 score_steps draw_score(draw&, const sizes&, double lowest);
 
 struct bound_score {
     const score_steps* steps;
-    index head;
+    index_t head;
 
     template <class S>
     S operator()(S score, auto query, auto key) const {
         using attn::select, std::abs;
-        constexpr index here{};
+        constexpr index_t here{};
         for (const auto& step : steps->each) {
             const auto number = static_cast<S>(step.number);
             switch (step.kind) {
@@ -74,19 +74,19 @@ struct bound_score {
 /// The steps as a score function: the user's lambda, as far as a kernel knows.
 struct random_score {
     const score_steps* steps;
-    index first_head = 0;
+    index_t first_head = 0;
 
-    constexpr bound_score at(index, index head) const { return {steps, first_head + head}; }
+    constexpr bound_score at(index_t, index_t head) const { return {steps, first_head + head}; }
 };
 
 /// A bias that is broadcast over batch, heads, queries or keys; -infinity here and there, or the lowest number.
 template <Scalar T>
 struct drawn_bias {
     tensor<T> numbers;
-    index first_query = 0, first_key = 0;
+    index_t first_query = 0, first_key = 0;
 
     /// For the batch entries from one on, and the heads.
-    additive_bias<T> part(index batch, index batches, index head, index heads) const {
+    additive_bias<T> part(index_t batch, index_t batches, index_t head, index_t heads) const {
         const tensor_view<const T> all = numbers.view();
         auto s = numbers.shape();
         const auto* const data = all.row(s.batch == 1 ? 0 : batch, s.heads == 1 ? 0 : head, 0);
@@ -94,7 +94,7 @@ struct drawn_bias {
         if (s.heads != 1) s.heads = heads;
         return {{data, s, all.strides()}, first_query, first_key};
     }
-    double at(index batch, index head, index query, index key) const {
+    double at(index_t batch, index_t head, index_t query, index_t key) const {
         const auto& s = numbers.shape();
         return static_cast<double>(numbers(s.batch == 1 ? 0 : batch, s.heads == 1 ? 0 : head, s.tokens == 1 ? 0 : query - first_query,
                                            s.channels == 1 ? 0 : key - first_key));

@@ -4,15 +4,15 @@ namespace attn::fuzz {
 
 namespace {
 
-index draw_channels(draw& random, index least) {
-    static constexpr index usual[] = {1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 64, 65, 80, 128, 129};
+index_t draw_channels(draw& random, index_t least) {
+    static constexpr index_t usual[] = {1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 64, 65, 80, 128, 129};
     return std::max(least, random.one_in(3) ? random.number(0, 130) : random.one_in(2) ? random.number(0, 20) : random.one_of(usual));
 }
 
 } // namespace
 
 sizes draw_sizes(draw& random) {
-    static constexpr index few[] = {1, 1, 1, 1, 2, 2, 3};
+    static constexpr index_t few[] = {1, 1, 1, 1, 2, 2, 3};
     sizes s;
     s.batch = random.one_in(50) ? 0 : random.one_of(few);
     s.kv_heads = random.one_in(50) ? 0 : random.one_of(few);
@@ -26,10 +26,10 @@ sizes draw_sizes(draw& random) {
     while (too_large()) {
         switch (random.number(0, 5)) {
         case 0:
-            s.batch = std::min<index>(s.batch, 1);
+            s.batch = std::min<index_t>(s.batch, 1);
             break;
         case 1:
-            s.heads = s.kv_heads = std::min<index>(s.kv_heads, 1);
+            s.heads = s.kv_heads = std::min<index_t>(s.kv_heads, 1);
             break;
         case 2:
             s.queries = random.number(0, s.queries);
@@ -50,7 +50,7 @@ sizes draw_sizes(draw& random) {
 
 void draw_positions(draw& random, sizes& s) {
     const auto each = [&](auto&& f) {
-        std::vector<index> v(random.one_in(2) && s.batch > 0 ? static_cast<std::size_t>(s.batch) : 1);
+        std::vector<index_t> v(random.one_in(2) && s.batch > 0 ? static_cast<std::size_t>(s.batch) : 1);
         std::ranges::generate(v, f);
         return v;
     };
@@ -60,19 +60,19 @@ void draw_positions(draw& random, sizes& s) {
         s.first_query = {s.keys - s.queries};
         return;
     }
-    index origin = 0;
+    index_t origin = 0;
     if (kind == 6) origin = random.number(-3000, 3000);
     if (kind == 7) {
-        static constexpr index far[] = {index{1} << 24, index{1} << 31, index{1} << 40, (index{1} << 53) - 1, farthest - 5000};
+        static constexpr index_t far[] = {index_t{1} << 24, index_t{1} << 31, index_t{1} << 40, (index_t{1} << 53) - 1, farthest - 5000};
         origin = random.one_of(far) * (random.one_in(2) ? 1 : -1);
     }
-    const auto near = std::max<index>(10, std::max(s.queries, s.keys));
+    const auto near = std::max<index_t>(10, std::max(s.queries, s.keys));
     s.first_query = each([&] { return origin + random.number(-near, near); });
     s.first_key = each([&] { return origin + random.number(-near, near); });
 }
 
 std::string describe(const sizes& s) {
-    const auto list = [](const std::vector<index>& v) {
+    const auto list = [](const std::vector<index_t>& v) {
         std::string text;
         for (const auto x : v) text.append(text.empty() ? "" : " ").append(std::to_string(x));
         return text;
@@ -95,8 +95,8 @@ given<T> draw_given(draw& random, const sizes& s, numbers kind) {
         const auto offset = random.number(0, 2500);
         in.queries = filled<T>(q, [&] { return random.number(-3, 3); });
         in.keys = filled<T>(k, [&] { return random.number(-3, 3); });
-        for (index row = 0; row < q.batch * q.heads * q.tokens; ++row) in.queries.data()[row * q.channels] = 4;
-        for (index row = 0; row < k.batch * k.heads * k.tokens; ++row)
+        for (index_t row = 0; row < q.batch * q.heads * q.tokens; ++row) in.queries.data()[row * q.channels] = 4;
+        for (index_t row = 0; row < k.batch * k.heads * k.tokens; ++row)
             in.keys.data()[row * k.channels] = static_cast<T>(offset + random.number(-1, 1));
     }
     if (random.one_in(8)) std::fill_n(in.values.data(), v.size(), static_cast<T>(random.real(-4, 4)));

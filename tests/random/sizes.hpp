@@ -10,14 +10,14 @@
 namespace attn::fuzz {
 
 /// The positions that are allowed lie within this of 0.
-inline constexpr index farthest = index{1} << 60;
+inline constexpr index_t farthest = index_t{1} << 60;
 
 struct sizes {
-    index batch = 1, heads = 1, kv_heads = 1, queries = 1, keys = 1, key_dim = 1, value_dim = 1;
-    std::vector<index> first_query, first_key; ///< one for all batch entries, or one for each
+    index_t batch = 1, heads = 1, kv_heads = 1, queries = 1, keys = 1, key_dim = 1, value_dim = 1;
+    std::vector<index_t> first_query, first_key; ///< one for all batch entries, or one for each
 
     attn::positions positions() const {
-        const auto each = [](const std::vector<index>& v) { return v.size() == 1 ? per_batch(v[0]) : per_batch(std::span(v)); };
+        const auto each = [](const std::vector<index_t>& v) { return v.size() == 1 ? per_batch(v[0]) : per_batch(std::span(v)); };
         return {each(first_query), each(first_key)};
     }
     input_shapes shapes() const {
@@ -25,8 +25,8 @@ struct sizes {
     }
     double pairs() const { return static_cast<double>(batch * heads) * static_cast<double>(queries * keys); }
     /// The lowest of some positions, and how many positions there are from it to the end of the highest.
-    static index lowest(const std::vector<index>& first) { return *std::ranges::min_element(first); }
-    static index extent(const std::vector<index>& first, index count) { return std::ranges::max(first) - lowest(first) + count; }
+    static index_t lowest(const std::vector<index_t>& first) { return *std::ranges::min_element(first); }
+    static index_t extent(const std::vector<index_t>& first, index_t count) { return std::ranges::max(first) - lowest(first) + count; }
 };
 
 /// As many as `limit` channels of pairs at most, for a definition takes a nanosecond for each; large problems come now and then.

@@ -5,7 +5,7 @@
 namespace attn::fuzz {
 
 template <Scalar T>
-rounded softmax_drawn<T>::score(rounded x, index batch, index head, index query, index key) const {
+rounded softmax_drawn<T>::score(rounded x, index_t batch, index_t head, index_t query, index_t key) const {
     const auto step = [&] { x = (*steps)(x, head, query, key, unit_of<T>); };
     const auto add = [&] {
         const auto b = bias->at(batch, head, query, key);
@@ -64,15 +64,15 @@ void draw_tables(draw& random, softmax_kind kind, softmax_drawn<T>& d) {
     }
     const auto first_query = sizes::lowest(s.first_query), first_key = sizes::lowest(s.first_key);
     const auto queries = sizes::extent(s.first_query, s.queries), keys = sizes::extent(s.first_key, s.keys);
-    d.length = random.number(1, random.one_in(2) ? 8 : std::max<index>(9, s.keys));
+    d.length = random.number(1, random.one_in(2) ? 8 : std::max<index_t>(9, s.keys));
     if (kind == softmax_kind::blocks) {
         auto blocks = std::make_shared<tensor<bool>>(
             shape{1, 1, (first_query + queries) / d.length + 1, (first_key + keys) / d.length + 1});
-        for (index e = 0; e < blocks->shape().size(); ++e) blocks->data()[e] = random.one_in(2);
+        for (index_t e = 0; e < blocks->shape().size(); ++e) blocks->data()[e] = random.one_in(2);
         d.blocks = blocks;
     }
     if (kind == softmax_kind::packed) {
-        const auto ids = [&](index count) {
+        const auto ids = [&](index_t count) {
             std::vector<std::int32_t> v(static_cast<std::size_t>(count));
             std::int32_t id = 0;
             for (auto& x : v) x = id += random.one_in(d.length);
@@ -82,11 +82,11 @@ void draw_tables(draw& random, softmax_kind kind, softmax_drawn<T>& d) {
     }
     if (kind == softmax_kind::masked) {
         const auto rare = random.number(1, 20);
-        d.mask = std::make_shared<tiles>([&](index, index) { return !random.one_in(rare); }, queries, keys, first_query, first_key);
+        d.mask = std::make_shared<tiles>([&](index_t, index_t) { return !random.one_in(rare); }, queries, keys, first_query, first_key);
     }
 }
 
-std::vector<double> draw_sinks(draw& random, index heads) {
+std::vector<double> draw_sinks(draw& random, index_t heads) {
     std::vector<double> sinks(random.one_in(3) ? static_cast<std::size_t>(heads) : 0);
     constexpr auto infinity = std::numeric_limits<double>::infinity();
     for (auto& sink : sinks) {
@@ -108,7 +108,7 @@ bool has_lowest(const tensor<T>& t) {
 template <Scalar T>
 trial<T> draw_softmax(draw& random) {
     trial<T> t;
-    const auto kind = static_cast<softmax_kind>(random.number(0, static_cast<index>(softmax_kind::count) - 1));
+    const auto kind = static_cast<softmax_kind>(random.number(0, static_cast<index_t>(softmax_kind::count) - 1));
     softmax_drawn<T> d{.size = draw_sizes(random)};
     draw_positions(random, d.size);
     draw_tables(random, kind, d);
@@ -141,7 +141,7 @@ trial<T> draw_softmax(draw& random) {
     t.in.positions = t.size.positions();
     const bool large_values = random.one_in(64); // whose mean exists, but no sum
     if (large_values)
-        for (index e = 0; e < t.in.values.shape().size(); ++e) t.in.values.data()[e] *= std::numeric_limits<T>::max() / 4;
+        for (index_t e = 0; e < t.in.values.shape().size(); ++e) t.in.values.data()[e] *= std::numeric_limits<T>::max() / 4;
     t.name = names[static_cast<std::size_t>(kind)];
     const auto mentions = [&](const char* part) { return t.name.find(part) != std::string::npos; };
     const auto described = t.name + (mentions("tree") && !mentions("sparse_transformer") ? "; tree " + d.tree->name() : "") +
@@ -159,7 +159,7 @@ trial<T> draw_softmax(draw& random) {
     }
     const auto own = std::make_shared<const softmax_drawn<T>>(d);
     t.op = softmax_of(kind, *own, {0, t.size.batch, 0, t.size.heads});
-    t.part = [own, kind](index b, index g) {
+    t.part = [own, kind](index_t b, index_t g) {
         const auto group = own->size.heads / own->size.kv_heads;
         return softmax_of(kind, *own, {b, 1, g * group, group});
     };

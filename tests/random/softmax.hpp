@@ -15,7 +15,7 @@ namespace attn::fuzz {
 
 /// Batch entries and heads of a problem.
 struct slice {
-    index batch, batches, head, heads;
+    index_t batch, batches, head, heads;
 };
 
 enum class score_order { none, steps, bias, steps_bias, bias_steps };
@@ -31,7 +31,7 @@ struct softmax_drawn {
     score_order order = score_order::none;
     std::shared_ptr<const score_steps> steps = {};
     std::shared_ptr<const drawn_bias<T>> bias = {};
-    index length = 1;                             ///< of a window, a stride, a block
+    index_t length = 1;                             ///< of a window, a stride, a block
     std::shared_ptr<const tensor<bool>> blocks{}; ///< block_sparse, for positions from 0 on
     std::shared_ptr<const segments> documents{};
     std::shared_ptr<const tiles> mask{};
@@ -47,14 +47,14 @@ struct softmax_drawn {
     }
 
     /// The score function on a number with an error, as `order` says.
-    rounded score(rounded x, index batch, index head, index query, index key) const;
-    softmax_terms terms(const slice& s, index key_dim) const {
+    rounded score(rounded x, index_t batch, index_t head, index_t query, index_t key) const;
+    softmax_terms terms(const slice& s, index_t key_dim) const {
         softmax_terms t{.scale = scale.value_or(1 / std::sqrt(static_cast<double>(key_dim))), .exact_scores = exact_scores, .sees = {}};
         t.sinks = sinks_of(s);
         t.unit = unit_of<T>;
         t.least = static_cast<double>(std::numeric_limits<T>::min());
         if (order != score_order::none)
-            t.score = [this](rounded x, index b, index h, index i, index j) { return score(x, b, h, i, j); };
+            t.score = [this](rounded x, index_t b, index_t h, index_t i, index_t j) { return score(x, b, h, i, j); };
         return t;
     }
 };
@@ -76,7 +76,7 @@ operation<T> softmax_operation(const softmax_drawn<T>& drawn, const slice& part,
     result.bounds = [own, part](const inputs<T>& in, const outputs<double>& bounds) {
         const auto q = reference::widen(in.queries), k = reference::widen(in.keys), v = reference::widen(in.values);
         auto terms = own->drawn.terms(part, in.queries.shape().channels);
-        terms.sees = [&](index b, index h, index i, index j) -> bool { return attn::at(own->op.pattern, b, h).visible(i, j); };
+        terms.sees = [&](index_t b, index_t h, index_t i, index_t j) -> bool { return attn::at(own->op.pattern, b, h).visible(i, j); };
         softmax_bounds({q, k, v, in.positions}, bounds, terms);
     };
     return result;

@@ -44,7 +44,7 @@ operation<T> talking_operation(const std::shared_ptr<const talking_drawn<T>>& d,
     result.bounds = [own](const inputs<T>& in, const outputs<double>& bounds) {
         const auto q = reference::widen(in.queries), k = reference::widen(in.keys), v = reference::widen(in.values);
         auto terms = own->drawn->softmax.terms(own->drawn->all(), in.queries.shape().channels);
-        terms.sees = [&](index b, index h, index i, index j) -> bool { return attn::at(own->op.pattern, b, h).visible(i, j); };
+        terms.sees = [&](index_t b, index_t h, index_t i, index_t j) -> bool { return attn::at(own->op.pattern, b, h).visible(i, j); };
         terms.logits_mix = own->op.logits_mix, terms.logits_bias = own->op.logits_bias;
         terms.weights_mix = own->op.weights_mix, terms.weights_bias = own->op.weights_bias;
         softmax_bounds({q, k, v, in.positions}, bounds, terms);
@@ -58,16 +58,16 @@ template <Scalar T>
 trial<T> draw_talking_heads(draw& random) {
     trial<T> t;
     t.size = draw_sizes(random);
-    t.size.heads = std::min<index>(t.size.heads, 6);
-    if (t.size.heads % std::max<index>(1, t.size.kv_heads) != 0) t.size.heads = t.size.kv_heads;
+    t.size.heads = std::min<index_t>(t.size.heads, 6);
+    if (t.size.heads % std::max<index_t>(1, t.size.kv_heads) != 0) t.size.heads = t.size.kv_heads;
     draw_positions(random, t.size);
     const auto drawn = std::make_shared<talking_drawn<T>>();
     auto& d = drawn->softmax;
     d.size = t.size;
-    const auto matrix = [&](index rows, index columns) {
+    const auto matrix = [&](index_t rows, index_t columns) {
         return filled<double>({1, 1, rows, columns}, [&] { return random.real(-1, 1); });
     };
-    const auto bias = [&](index heads) {
+    const auto bias = [&](index_t heads) {
         std::vector<double> numbers(random.one_in(2) ? static_cast<std::size_t>(heads) : 0);
         std::ranges::generate(numbers, [&] { return random.real(-1, 1); });
         return numbers;

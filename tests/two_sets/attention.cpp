@@ -17,7 +17,7 @@ extern "C" int ATTEND(long tokens, long channels, const float* qkv, float* out, 
     std::vector<double> wide(qkv, qkv + tokens * channels);
     const auto y = attn::head_major<const double>(wide.data(), s);
     const auto result = attn::attend(attn::linear_attention<attn::relu>{}, attn::inputs<double>{y, y, y}, threads);
-    for (attn::index e = 0; e < result.shape().size(); ++e) linear[e] = result.data()[e];
+    for (attn::index_t e = 0; e < result.shape().size(); ++e) linear[e] = result.data()[e];
 
     const std::vector<std::int32_t> ids(static_cast<std::size_t>(tokens), 3);
     if (!attn::segments(ids).at(0, 0).visible(0, tokens - 1)) return 0;

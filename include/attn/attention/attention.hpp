@@ -23,7 +23,7 @@ concept Attention = requires(const A& op, const inputs<float>& in, const outputs
     { A::name } -> std::convertible_to<std::string_view>;
     op.check(in);
     { op.output_shape(shapes) } -> std::same_as<shape>;
-    { op.template workspace_bytes<float>(shapes, index{1}) } -> std::same_as<std::size_t>;
+    { op.template workspace_bytes<float>(shapes, index_t{1}) } -> std::same_as<std::size_t>;
     op.forward(in, out, run);
 };
 
@@ -67,23 +67,23 @@ void check_tensors(std::string_view operation, const inputs<T>& in) {
     if (v.batch != q.batch) refuse(operation, "v", v, "q", q, "the batches differ");
     if (k.channels != q.channels) refuse(operation, "k", k, "q", q, "the channels differ");
     if (v.tokens != k.tokens) refuse(operation, "v", v, "k", k, "the tokens differ");
-    const auto check_each = [&](std::string_view name, const per_batch& p, index rows) {
+    const auto check_each = [&](std::string_view name, const per_batch& p, index_t rows) {
         if (!p.fits(q.batch))
             throw shape_error(operation, name, "has " + std::to_string(p.count()) + " entries, but q has shape " + to_string(q));
-        for (index b = 0; b < std::max<index>(1, p.count()); ++b) check_positions(operation, name, p[b], rows);
+        for (index_t b = 0; b < std::max<index_t>(1, p.count()); ++b) check_positions(operation, name, p[b], rows);
     };
     check_each("positions.first_query", in.positions.first_query, q.tokens);
     check_each("positions.first_key", in.positions.first_key, k.tokens);
 }
 
 /// Whether `kv_heads` heads can serve `heads` heads, each as many.
-constexpr bool divides(index kv_heads, index heads) { return kv_heads == 0 ? heads == 0 : heads % kv_heads == 0; }
+constexpr bool divides(index_t kv_heads, index_t heads) { return kv_heads == 0 ? heads == 0 : heads % kv_heads == 0; }
 
 /// What patterns and score functions for so many heads are checked against.
-inline pattern_context pattern_context_of(std::string_view operation, const positions& where, const input_shapes& s, index heads) {
+inline pattern_context pattern_context_of(std::string_view operation, const positions& where, const input_shapes& s, index_t heads) {
     pattern_context context{.operation = operation, .batch = s.queries.batch, .heads = heads};
     const bool shared = where.first_query.shared() && where.first_key.shared();
-    for (index b = 0; b < (shared ? std::min<index>(s.queries.batch, 1) : s.queries.batch); ++b) {
+    for (index_t b = 0; b < (shared ? std::min<index_t>(s.queries.batch, 1) : s.queries.batch); ++b) {
         const auto i = where.first_query[b], j = where.first_key[b];
         context.first_query = b == 0 ? i : std::min(context.first_query, i);
         context.first_key = b == 0 ? j : std::min(context.first_key, j);
@@ -95,7 +95,7 @@ inline pattern_context pattern_context_of(std::string_view operation, const posi
 
 /// Throws attention_error unless a pattern can be asked about calls of such shapes at such positions, of which only the shapes are known.
 template <Pattern P>
-void check_pattern(std::string_view operation, const P& pattern, const input_shapes& s, const positions& where, index heads) {
+void check_pattern(std::string_view operation, const P& pattern, const input_shapes& s, const positions& where, index_t heads) {
     check_shape<float>(operation, "q", s.queries);
     check_shape<float>(operation, "k", s.keys);
     if (!where.first_query.fits(s.queries.batch) || !where.first_key.fits(s.queries.batch))
@@ -135,12 +135,12 @@ std::size_t workspace_bytes(const A& op, const input_shapes& shapes, E& executor
     detail::check_shape<T>(A::name, "q", shapes.queries);
     detail::check_shape<T>(A::name, "k", shapes.keys);
     detail::check_shape<T>(A::name, "v", shapes.values);
-    return op.template workspace_bytes<T>(shapes, std::max<index>(1, executor.concurrency()));
+    return op.template workspace_bytes<T>(shapes, std::max<index_t>(1, executor.concurrency()));
 }
 
 /// Bytes of workspace that such a call can do with, perhaps in more time: those above, unless the operator says otherwise.
 template <Scalar T, Attention A>
-std::size_t least_workspace_bytes(const A& op, const input_shapes& shapes, index concurrency) {
+std::size_t least_workspace_bytes(const A& op, const input_shapes& shapes, index_t concurrency) {
     if constexpr (requires { op.template least_workspace_bytes<T>(shapes, concurrency); })
         return op.template least_workspace_bytes<T>(shapes, concurrency);
     else

@@ -22,7 +22,7 @@ struct depthwise_convolution {
     tensor_view<const U> weights =
         {};                       ///< (1 or heads, c, kernel_height, kernel_width), any strides: one kernel for all heads, or one for each
     borrowed<const U> bias = {};  ///< none, c numbers, or c for each head
-    index height = 0, width = 0;  ///< the grid; one row if not given
+    index_t height = 0, width = 0;  ///< the grid; one row if not given
     bool causal = false;          ///< of a sequence: the past and the present only
 
     /// Whether there are weights.
@@ -31,7 +31,7 @@ struct depthwise_convolution {
     /// Throws attention_error, in the name of `operation`, if the parameters do not fit x and out.
     void check(std::string_view operation, const shape& x, const shape& out) const {
         const auto& w = weights.shape();
-        const auto is = [](index n) { return std::to_string(n); };
+        const auto is = [](index_t n) { return std::to_string(n); };
         attn::detail::check_view(operation, "weights", weights);
         if (weights.strides() == strides{} && w.size() > 1) throw shape_error(operation, "weights", "has no strides");
         if (w.heads != x.channels || (w.batch != 1 && w.batch != out.heads))
@@ -56,7 +56,7 @@ struct depthwise_convolution {
         out.require_apart("the convolution's bias", bias);
     }
     /// The grid that n tokens are.
-    kernel::convolution_grid grid(index n) const {
+    kernel::convolution_grid grid(index_t n) const {
         const auto& w = weights.shape();
         kernel::convolution_grid g{.height = 1, .width = n, .kernel_height = w.tokens, .kernel_width = w.channels};
         if (height > 0) g.height = height, g.width = width;
@@ -65,7 +65,7 @@ struct depthwise_convolution {
         return g;
     }
     template <Scalar T>
-    std::size_t workspace_bytes(const shape& x, index concurrency) const {
+    std::size_t workspace_bytes(const shape& x, index_t concurrency) const {
         detail::scratch memory;
         worker<T>(memory, grid(x.tokens), x.channels);
         return static_cast<std::size_t>(concurrency) * memory.used_bytes();
@@ -80,7 +80,7 @@ struct depthwise_convolution {
         const auto group = heads / x.shape().heads, chunks_of_a_task = chunks.of_a_task(1024),
                    tasks = (chunks.count() + chunks_of_a_task - 1) / chunks_of_a_task;
         const auto slice_bytes = workspace_bytes<T>(x.shape(), 1);
-        run.for_each(batch * heads * tasks, [&](index task, index slice) {
+        run.for_each(batch * heads * tasks, [&](index_t task, index_t slice) {
             const auto b = task / (heads * tasks), h = task / tasks % heads, from = task % tasks * chunks_of_a_task;
             detail::scratch memory(run.workspace().bytes().data() + static_cast<std::size_t>(slice) * slice_bytes);
             worker<T> w(memory, g, channels);
@@ -90,7 +90,7 @@ struct depthwise_convolution {
             for (auto chunk = from; chunk < std::min(from + chunks_of_a_task, chunks.count()); ++chunk) {
                 const auto first = chunks.first(chunk), count = chunks.end(chunk) - first;
                 w.tile(from_rows, tokens, first, count, w.result);
-                for (index t = 0; t < count; ++t)
+                for (index_t t = 0; t < count; ++t)
                     kernel::write_row<true, T, Arch>(w.result + t * w.tile.padded(), channels, T{1}, T{1},
                                                      to_rows.data + (first + t) * to_rows.row_stride, to_rows.channel_stride);
             }
@@ -99,13 +99,13 @@ struct depthwise_convolution {
 
 private:
     /// Of a kernel and a grid: far from where sums of their places would overflow.
-    static constexpr index max_size = index{1} << 40;
+    static constexpr index_t max_size = index_t{1} << 40;
 
     template <Scalar T>
     struct worker {
-        static constexpr index max_tokens = 96;
+        static constexpr index_t max_tokens = 96;
 
-        worker(detail::scratch& memory, const kernel::convolution_grid& grid, index channels)
+        worker(detail::scratch& memory, const kernel::convolution_grid& grid, index_t channels)
             : tile(memory, grid, channels, max_tokens), result(memory.take<T>(max_tokens * tile.padded())) {}
 
         kernel::convolution_tile<T, Arch> tile;
@@ -143,7 +143,7 @@ void add_convolution(const depthwise_convolution<U, Arch>& op, const X& x, const
     const tensor_view<const T> tokens = x;
     detail::check_view(op.name, "x", tokens);
     op.check(op.name, tokens.shape(), out.shape());
-    workspace memory(op.template workspace_bytes<T>(tokens.shape(), std::max<index>(1, executor.concurrency())));
+    workspace memory(op.template workspace_bytes<T>(tokens.shape(), std::max<index_t>(1, executor.concurrency())));
     add_convolution(op, tokens, out, execution(executor, memory));
 }
 

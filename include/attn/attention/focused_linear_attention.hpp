@@ -36,7 +36,7 @@ struct focused_linear_attention {
         check_inputs(name, in);
         detail::check_linear(name, in, pattern, eps);
         static_assert(
-            !detail::follows_queries<decltype(at(std::declval<const P&>(), index{}, index{}))>,
+            !detail::follows_queries<decltype(at(std::declval<const P&>(), index_t{}, index_t{}))>,
             "attn: focused linear attention divides by the number of keys, the same for every query: its patterns are dense and lengths");
         local<T>().check(name, in, pattern);
         const auto &q = in.queries.shape(), &k = in.keys.shape();
@@ -53,7 +53,7 @@ struct focused_linear_attention {
     }
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
     template <Scalar T>
-    std::size_t workspace_bytes(const input_shapes& s, index concurrency) const {
+    std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const {
         const auto grid = convolution.grid(s.queries.tokens);
         detail::scratch own;
         features<T>::take(own, s.queries, s.queries.heads, concurrency);

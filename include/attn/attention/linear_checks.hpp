@@ -43,7 +43,7 @@ struct local_arguments {
             if (convolution_input.data()) refuse(operation, "convolution_input", x, "q", q, "the tokens differ");
             refuse(operation, "v", v, "q", q, "the convolution adds tokens of v to tokens of q (convolution_input may be another tensor)");
         }
-        if (follows_queries<decltype(at(std::declval<const P&>(), index{}, index{}))> && !convolution.causal)
+        if (follows_queries<decltype(at(std::declval<const P&>(), index_t{}, index_t{}))> && !convolution.causal)
             throw argument_error(operation, "convolution", "is not causal, but the pattern is");
         convolution.check(operation, x, {q.batch, q.heads, q.tokens, v.channels});
     }

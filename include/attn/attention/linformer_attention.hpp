@@ -47,7 +47,7 @@ struct linformer_attention {
         if (scale && !std::isfinite(*scale)) throw argument_error(name, "scale", "is not finite");
         key_projection.check(projection_context{name, "key_projection", k.heads, k.tokens, k.channels});
         for_values().check(projection_context{name, "value_projection", v.heads, v.tokens, v.channels});
-        for (index h = 0; h < k.heads; ++h) {
+        for (index_t h = 0; h < k.heads; ++h) {
             const auto keys = key_projection.size(h, k.tokens), values = for_values().size(h, k.tokens);
             detail::check_shape<T>(name, "key_projection", {k.batch, k.heads, keys, std::max(k.channels, v.channels)});
             if (keys != values)
@@ -59,8 +59,8 @@ struct linformer_attention {
         if (q.tokens == 0 || k.tokens == 0) return; // there is no pair to be shown or hidden
         // What is the same for all heads, or for all batch entries, is looked at once.
         const bool shifts = detail::HasAt<P> || !in.positions.first_query.shared() || !in.positions.first_key.shared();
-        for (index b = 0; b < (shifts ? q.batch : std::min<index>(q.batch, 1)); ++b)
-            for (index h = 0; h < (heads_alike(pattern) ? std::min<index>(q.heads, 1) : q.heads); ++h) check_pattern(in, b, h);
+        for (index_t b = 0; b < (shifts ? q.batch : std::min<index_t>(q.batch, 1)); ++b)
+            for (index_t h = 0; h < (heads_alike(pattern) ? std::min<index_t>(q.heads, 1) : q.heads); ++h) check_pattern(in, b, h);
     }
     void check_apart(const output_memory& out) const {
         attn::check_apart(key_projection, out);
@@ -69,7 +69,7 @@ struct linformer_attention {
     }
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
     template <Scalar T>
-    std::size_t workspace_bytes(const input_shapes& s, index concurrency) const {
+    std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const {
         detail::scratch memory;
         work<T>(memory, *this, s, concurrency);
         return memory.used_bytes();
@@ -80,8 +80,8 @@ struct linformer_attention {
         if (s.queries.batch * s.queries.heads * s.queries.tokens == 0) return;
         detail::scratch memory(run.workspace().bytes().data());
         const work<T> w(memory, *this, s, run.concurrency());
-        for (index b = 0; b < s.keys.batch; b += w.batches)
-            for (index g = 0; g < s.keys.heads; g += w.heads)
+        for (index_t b = 0; b < s.keys.batch; b += w.batches)
+            for (index_t g = 0; g < s.keys.heads; g += w.heads)
                 w.attend_some(*this, in, out, run, b, std::min(w.batches, s.keys.batch - b), g, std::min(w.heads, s.keys.heads - g));
     }
 
@@ -96,17 +96,17 @@ struct linformer_attention {
 private:
     /// Throws argument_error unless the pattern shows each key to all queries of a head or to none, and to all heads of a group.
     template <Scalar T>
-    void check_pattern(const inputs<T>& in, index batch, index head) const {
+    void check_pattern(const inputs<T>& in, index_t batch, index_t head) const {
         const auto &q = in.queries.shape(), &k = in.keys.shape();
         const query_tile queries{in.positions.first_query[batch], q.tokens, 1};
-        const auto refuse = [&](index key, const char* problem) {
+        const auto refuse = [&](index_t key, const char* problem) {
             throw argument_error(name, "pattern",
                               "shows key " + std::to_string(key) + " of batch entry " + std::to_string(batch) + " to some " + problem);
         };
         const auto for_each_key_run = [&](const auto& own, auto&& f) {
             for_each_run(own, queries, in.positions.first_key[batch], k.tokens, 1, f);
         };
-        index keys = 0;
+        index_t keys = 0;
         const auto own = at(pattern, batch, head);
         for_each_key_run(own, [&](const key_run& r) {
             if (!r.full)
@@ -117,10 +117,10 @@ private:
         });
         const auto first_of_group = head / (q.heads / k.heads) * (q.heads / k.heads);
         if (head == first_of_group) return;
-        index keys_of_group = 0;
+        index_t keys_of_group = 0;
         constexpr auto problem = "heads of a group and hides it from others, but they share the projected keys";
         for_each_key_run(at(pattern, batch, first_of_group), [&](const key_run& r) {
-            for (index j = 0; j < r.count; ++j)
+            for (index_t j = 0; j < r.count; ++j)
                 if (!visibility(own.visible(queries.positions(), key_run{r.first + j, 1, 1, true}.positions())).is_all())
                     refuse(r.first + j, problem);
             keys_of_group += r.count;

@@ -30,7 +30,7 @@ void merge(const outputs<T>& into, const outputs<T>& from, const execution& run)
         throw shape_error(name, "into", "overlaps from");
     if (overlaps_itself(into.values) || overlaps_itself(into.log_sum_exp))
         throw shape_error(name, "into", "of shape " + to_string(s) + " has strides by which its elements overlap");
-    const auto merge_row = [&](index b, index h, index i) {
+    const auto merge_row = [&](index_t b, index_t h, index_t i) {
         const auto saw = [](T log_sum_exp) { return log_sum_exp == -std::numeric_limits<T>::infinity() ? T{0} : T{1}; };
         const T into_log = into.log_sum_exp(b, h, i, 0), from_log = from.log_sum_exp(b, h, i, 0);
         const kernel::softmax_merge<T, simd::native> merged(into_log, saw(into_log), from_log, saw(from_log));
@@ -40,15 +40,15 @@ void merge(const outputs<T>& into, const outputs<T>& from, const execution& run)
             return first;
         };
         const T a_share = number(merged.a), b_share = number(merged.b);
-        for (index c = 0; c < s.channels; ++c)
+        for (index_t c = 0; c < s.channels; ++c)
             into.values(b, h, i, c) = a_share * into.values(b, h, i, c) + b_share * from.values(b, h, i, c);
         into.log_sum_exp(b, h, i, 0) = merged.log_sum_exp(number(merged.maximum), number(merged.sum));
     };
-    constexpr index rows_of_a_task = 64;
+    constexpr index_t rows_of_a_task = 64;
     const auto parts = (s.tokens + rows_of_a_task - 1) / rows_of_a_task;
-    run.for_each(s.batch * s.heads * parts, [&](index task, index) {
+    run.for_each(s.batch * s.heads * parts, [&](index_t task, index_t) {
         const auto b = task / parts / s.heads, h = task / parts % s.heads, first = task % parts * rows_of_a_task;
-        for (index i = first; i < std::min(s.tokens, first + rows_of_a_task); ++i) merge_row(b, h, i);
+        for (index_t i = first; i < std::min(s.tokens, first + rows_of_a_task); ++i) merge_row(b, h, i);
     });
 }
 

@@ -9,30 +9,30 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// ceil((r + 1) m / projected) - 1.
 template <class Arch = simd::native>
 struct mean_pooling {
-    index projected = 1;
+    index_t projected = 1;
 
-    index size(index, index) const { return projected; }
-    kernel::token_range range(index, index row, index tokens) const {
+    index_t size(index_t, index_t) const { return projected; }
+    kernel::token_range range(index_t, index_t row, index_t tokens) const {
         return {row * tokens / projected, ((row + 1) * tokens + projected - 1) / projected};
     }
     template <Scalar T>
-    std::size_t workspace_bytes(index, index) const {
+    std::size_t workspace_bytes(index_t, index_t) const {
         return 0;
     }
     void check(const projection_context& context) const {
         if (projected < 1) context.refuse("pools to " + std::to_string(projected) + " rows: at least one is needed");
     }
     template <Scalar T>
-    void project(const kernel::token_rows<T>& x, index head, index first, index count, const kernel::row_block<T>& to,
+    void project(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<T>& to,
                  detail::scratch&) const {
         using lanes = simd::lanes<T, Arch>;
-        for (index r = 0; r < count; ++r) {
+        for (index_t r = 0; r < count; ++r) {
             const auto bin = range(head, first + r, x.count);
-            index seen = 0;
-            x.for_each_run(bin.first, bin.end, [&](index, index tokens) { seen += tokens; });
+            index_t seen = 0;
+            x.for_each_run(bin.first, bin.end, [&](index_t, index_t tokens) { seen += tokens; });
             kernel::reduce_tokens<Arch, T>(
-                x, bin, to.data + r * to.row_stride, [](index, index) { return lanes(T{0}); },
-                [](lanes sum, index, lanes token, index, index) { return sum + token; }, [&](lanes sum) { return sum / lanes(seen); });
+                x, bin, to.data + r * to.row_stride, [](index_t, index_t) { return lanes(T{0}); },
+                [](lanes sum, index_t, lanes token, index_t, index_t) { return sum + token; }, [&](lanes sum) { return sum / lanes(seen); });
         }
     }
 };
@@ -41,24 +41,24 @@ struct mean_pooling {
 /// mean_pooling.
 template <class Arch = simd::native>
 struct max_pooling {
-    index projected = 1;
+    index_t projected = 1;
 
-    index size(index, index) const { return projected; }
-    kernel::token_range range(index head, index row, index tokens) const { return mean_pooling<Arch>{projected}.range(head, row, tokens); }
+    index_t size(index_t, index_t) const { return projected; }
+    kernel::token_range range(index_t head, index_t row, index_t tokens) const { return mean_pooling<Arch>{projected}.range(head, row, tokens); }
     template <Scalar T>
-    std::size_t workspace_bytes(index, index) const {
+    std::size_t workspace_bytes(index_t, index_t) const {
         return 0;
     }
     void check(const projection_context& context) const { mean_pooling<Arch>{projected}.check(context); }
     template <Scalar T>
-    void project(const kernel::token_rows<T>& x, index head, index first, index count, const kernel::row_block<T>& to,
+    void project(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<T>& to,
                  detail::scratch&) const {
         using lanes = simd::lanes<T, Arch>;
-        for (index r = 0; r < count; ++r) {
+        for (index_t r = 0; r < count; ++r) {
             kernel::reduce_tokens<Arch, T>(
                 x, range(head, first + r, x.count), to.data + r * to.row_stride,
-                [](index, index) { return lanes(-std::numeric_limits<T>::infinity()); },
-                [](lanes largest, index, lanes token, index, index) {
+                [](index_t, index_t) { return lanes(-std::numeric_limits<T>::infinity()); },
+                [](lanes largest, index_t, lanes token, index_t, index_t) {
                     // A NaN is neither above nor equal: it comes in, and stays.
                     return select(token > largest || token != token, token, largest);
                 },
@@ -75,26 +75,26 @@ struct channel_convolution {
     tensor_view<const T> weights;   ///< (1, heads or 1, kernel, channels)
     tensor_view<const T> bias = {}; ///< (1, heads or 1, 1, channels), or none
 
-    index size(index, index tokens) const { return tokens / kernel_of(weights.shape().tokens); }
-    kernel::token_range range(index, index row, index) const { return {row * weights.shape().tokens, (row + 1) * weights.shape().tokens}; }
+    index_t size(index_t, index_t tokens) const { return tokens / kernel_of(weights.shape().tokens); }
+    kernel::token_range range(index_t, index_t row, index_t) const { return {row * weights.shape().tokens, (row + 1) * weights.shape().tokens}; }
     template <Scalar>
-    std::size_t workspace_bytes(index, index) const {
+    std::size_t workspace_bytes(index_t, index_t) const {
         return 0;
     }
     void check(const projection_context& context) const { check_convolution(context, weights, weights.shape().tokens, bias); }
     void check_apart(const output_memory& out) const { check_apart(out, weights, bias); }
-    void project(const kernel::token_rows<T>& x, index head, index first, index count, const kernel::row_block<T>& to,
+    void project(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<T>& to,
                  detail::scratch&) const {
         using lanes = simd::lanes<T, Arch>;
-        const auto load = [head](const tensor_view<const T>& t, index row, index c, index present) {
+        const auto load = [head](const tensor_view<const T>& t, index_t row, index_t c, index_t present) {
             return kernel::load_channels<Arch, T>(t.row(0, t.shape().heads == 1 ? 0 : head, row), t.strides().channel, c, present);
         };
-        for (index r = 0; r < count; ++r) {
+        for (index_t r = 0; r < count; ++r) {
             const auto window = range(head, first + r, x.count);
             kernel::reduce_tokens<Arch, T>(
                 x, window, to.data + r * to.row_stride,
-                [&](index c, index present) { return bias.data() ? load(bias, 0, c, present) : lanes(T{0}); },
-                [&](lanes sum, index token, lanes value, index c, index present) {
+                [&](index_t c, index_t present) { return bias.data() ? load(bias, 0, c, present) : lanes(T{0}); },
+                [&](lanes sum, index_t token, lanes value, index_t c, index_t present) {
                     return fma(load(weights, token - window.first, c, present), value, sum);
                 },
                 [](lanes sum) { return sum; });
@@ -102,7 +102,7 @@ struct channel_convolution {
     }
 
     /// Of both convolutions. Throws shape_error without a kernel: sizes are asked for before anything is checked.
-    static index kernel_of(index tokens) {
+    static index_t kernel_of(index_t tokens) {
         if (tokens < 1) [[unlikely]]
             throw shape_error("convolution", "weights", "have a kernel of " + std::to_string(tokens) + " tokens");
         return tokens;
@@ -112,7 +112,7 @@ struct channel_convolution {
         out.require_apart("the bias of a projection", bias);
     }
     /// Of both convolutions: kernel at least 1, the weights' rows as wide as the tokens, the bias too.
-    static void check_convolution(const projection_context& context, const tensor_view<const T>& weights, index kernel,
+    static void check_convolution(const projection_context& context, const tensor_view<const T>& weights, index_t kernel,
                                   const tensor_view<const T>& bias) {
         detail::check_view(context.operation, context.argument, weights);
         detail::check_view(context.operation, context.argument, bias);
@@ -136,10 +136,10 @@ struct mixing_convolution {
     tensor_view<const T> weights;   ///< (kernel, heads or 1, channels out, channels in), as many out as in
     tensor_view<const T> bias = {}; ///< (1, heads or 1, 1, channels), or none
 
-    index size(index, index tokens) const { return tokens / channel_convolution<T, Arch>::kernel_of(weights.shape().batch); }
-    kernel::token_range range(index, index row, index) const { return {row * weights.shape().batch, (row + 1) * weights.shape().batch}; }
+    index_t size(index_t, index_t tokens) const { return tokens / channel_convolution<T, Arch>::kernel_of(weights.shape().batch); }
+    kernel::token_range range(index_t, index_t row, index_t) const { return {row * weights.shape().batch, (row + 1) * weights.shape().batch}; }
     template <Scalar>
-    std::size_t workspace_bytes(index tokens, index channels) const {
+    std::size_t workspace_bytes(index_t tokens, index_t channels) const {
         detail::scratch memory;
         memory.take<T>(max_rows, weights.shape().batch, channels);
         return memory.used_bytes() + kernel::matrix_product<T, Arch>(std::min(max_rows, tokens), channels, channels).task_bytes();
@@ -150,35 +150,35 @@ struct mixing_convolution {
             context.refuse("weights have shape " + to_string(weights.shape()) + ": as many channels must come out as go in");
     }
     void check_apart(const output_memory& out) const { channel_convolution<T, Arch>::check_apart(out, weights, bias); }
-    void project(const kernel::token_rows<T>& x, index head, index first, index count, const kernel::row_block<T>& to,
+    void project(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<T>& to,
                  detail::scratch& memory) const {
-        for (index done = 0; done < count; done += max_rows) {
+        for (index_t done = 0; done < count; done += max_rows) {
             auto own = memory;
             project_some(x, head, first + done, std::min(max_rows, count - done), {to.data + done * to.row_stride, to.row_stride, 1}, own);
         }
     }
 
 private:
-    static constexpr index max_rows = 48;
+    static constexpr index_t max_rows = 48;
 
-    void project_some(const kernel::token_rows<T>& x, index head, index first, index count, const kernel::row_block<T>& to,
+    void project_some(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<T>& to,
                       detail::scratch& memory) const {
         const auto kernel = weights.shape().batch;
         auto windows = x.rows;
         windows.data += first * kernel * windows.row_stride;
         T* const copy = memory.take<T>(max_rows * kernel * x.channels);
         if (x.seen) { // with zeros for hidden tokens: here rows are left out, not terms
-            for (index j = 0; j < count * kernel; ++j)
-                for (index c = 0; c < x.channels; ++c)
+            for (index_t j = 0; j < count * kernel; ++j)
+                for (index_t c = 0; c < x.channels; ++c)
                     copy[j * x.channels + c] = x.seen[first * kernel + j] ? x(first * kernel + j, c) : T{0};
             windows = {copy, x.channels, 1};
         }
         const auto own_head = [head](const tensor_view<const T>& t) { return t.shape().heads == 1 ? 0 : head; };
         kernel::row_block<const T> start{bias.data() ? bias.row(0, own_head(bias), 0) : nullptr, 0, bias.strides().channel};
         const kernel::matrix_product<T, Arch> product(count, x.channels, x.channels);
-        for (index t = 0; t < kernel; ++t) {
+        for (index_t t = 0; t < kernel; ++t) {
             const kernel::row_block<const T> w{weights.row(t, own_head(weights), 0), weights.strides().token, weights.strides().channel};
-            for (index task = 0; task < product.task_count(); ++task) {
+            for (index_t task = 0; task < product.task_count(); ++task) {
                 auto own = memory;
                 product.run_task(task, own, {windows.data + t * windows.row_stride, kernel * windows.row_stride, windows.channel_stride},
                                  kernel::transposed(w), start, to);

@@ -9,9 +9,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// Bytes of workspace that `project` needs.
 template <Scalar T, Projection<T> P>
-std::size_t project_workspace_bytes(const P& projection, const shape& tokens, index concurrency) {
+std::size_t project_workspace_bytes(const P& projection, const shape& tokens, index_t concurrency) {
     detail::scratch memory;
-    for (index slice = 0; slice < concurrency; ++slice) {
+    for (index_t slice = 0; slice < concurrency; ++slice) {
         memory.take<bool>(tokens.tokens);
         memory.take<std::byte>(projection.template workspace_bytes<T>(tokens.tokens, tokens.channels));
     }
@@ -57,7 +57,7 @@ void project(const P& projection, const X& from, const tensor_view<detail::scala
                           "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but " + std::to_string(needed) + " are needed");
 
     const auto max_rows = out.shape().tokens, blocks = (max_rows + detail::projected_rows_of_task - 1) / detail::projected_rows_of_task;
-    run.for_each(s.batch * s.heads * blocks, [&](index task, index slice) {
+    run.for_each(s.batch * s.heads * blocks, [&](index_t task, index_t slice) {
         const auto batch = task / blocks / s.heads, head = task / blocks % s.heads, first = task % blocks * detail::projected_rows_of_task;
         detail::scratch memory(run.workspace().bytes().data() +
                                needed / static_cast<std::size_t>(run.concurrency()) * static_cast<std::size_t>(slice));
@@ -68,7 +68,7 @@ void project(const P& projection, const X& from, const tensor_view<detail::scala
             tokens.seen = seen;
         }
         const auto size = projection.size(head, s.tokens);
-        const auto present = [&](index row) { return row < size && tokens.any_visible(projection.range(head, row, s.tokens)); };
+        const auto present = [&](index_t row) { return row < size && tokens.any_visible(projection.range(head, row, s.tokens)); };
         const auto to = kernel::rows_of(out, batch, head);
         const auto end = std::min(max_rows, first + detail::projected_rows_of_task);
         for (auto row = first; row < end;) {
@@ -80,7 +80,7 @@ void project(const P& projection, const X& from, const tensor_view<detail::scala
             if (has_tokens)
                 projection.project(tokens, head, row, next - row, rows, own);
             else
-                for (index r = 0; r < next - row; ++r) std::fill_n(rows.data + r * rows.row_stride, s.channels, T{0});
+                for (index_t r = 0; r < next - row; ++r) std::fill_n(rows.data + r * rows.row_stride, s.channels, T{0});
             row = next;
         }
     });
@@ -92,7 +92,7 @@ void project(const P& projection, const X& from, const tensor_view<detail::scala
     using T = detail::scalar_t<X>;
     const tensor_view<const T> x = from;
     detail::check_projected(projection, x);
-    workspace memory(project_workspace_bytes<T>(projection, x.shape(), std::max<index>(1, executor.concurrency())));
+    workspace memory(project_workspace_bytes<T>(projection, x.shape(), std::max<index_t>(1, executor.concurrency())));
     project(projection, x, out, execution(executor, memory), pattern);
 }
 

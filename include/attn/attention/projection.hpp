@@ -11,7 +11,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// What a projection is about to be used on; errors name the operation and the argument.
 struct projection_context {
     std::string_view operation, argument;
-    index heads, tokens, channels;
+    index_t heads, tokens, channels;
 
     /// Throws shape_error.
     [[noreturn]] void refuse(const std::string& problem) const { throw shape_error(operation, argument, problem); }
@@ -34,8 +34,8 @@ struct projection_context {
 /// Optional: `check_apart(out)`, if it refers to memory: see output_memory.
 template <class P, class T>
 concept Projection = Scalar<T> && requires(const P& p, const kernel::token_rows<T>& tokens, const kernel::row_block<T>& to,
-                                           detail::scratch& memory, const projection_context& context, index i) {
-    { p.size(i, i) } -> std::same_as<index>;
+                                           detail::scratch& memory, const projection_context& context, index_t i) {
+    { p.size(i, i) } -> std::same_as<index_t>;
     { p.range(i, i, i) } -> std::same_as<kernel::token_range>;
     p.project(tokens, i, i, i, to, memory);
     { p.template workspace_bytes<T>(i, i) } -> std::same_as<std::size_t>;
@@ -44,17 +44,17 @@ concept Projection = Scalar<T> && requires(const P& p, const kernel::token_rows<
 
 /// No projection: every token as it is. With it, projected attention is attention.
 struct identity_projection {
-    index size(index, index tokens) const { return tokens; }
-    kernel::token_range range(index, index row, index) const { return {row, row + 1}; }
+    index_t size(index_t, index_t tokens) const { return tokens; }
+    kernel::token_range range(index_t, index_t row, index_t) const { return {row, row + 1}; }
     template <Scalar T>
-    std::size_t workspace_bytes(index, index) const {
+    std::size_t workspace_bytes(index_t, index_t) const {
         return 0;
     }
     void check(const projection_context&) const {}
     template <Scalar T>
-    void project(const kernel::token_rows<T>& x, index, index first, index count, const kernel::row_block<T>& to, detail::scratch&) const {
-        for (index r = 0; r < count; ++r)
-            for (index c = 0; c < x.channels; ++c) to.data[r * to.row_stride + c] = x(first + r, c);
+    void project(const kernel::token_rows<T>& x, index_t, index_t first, index_t count, const kernel::row_block<T>& to, detail::scratch&) const {
+        for (index_t r = 0; r < count; ++r)
+            for (index_t c = 0; c < x.channels; ++c) to.data[r * to.row_stride + c] = x(first + r, c);
     }
 };
 
@@ -65,10 +65,10 @@ struct linear_projection {
     tensor_view<const T> matrix;    ///< (1, heads or 1, projected, most tokens)
     tensor_view<const T> bias = {}; ///< (1, heads or 1, projected, 1), or none
 
-    index size(index, index) const { return matrix.shape().tokens; }
-    kernel::token_range range(index, index, index tokens) const { return {0, tokens}; }
+    index_t size(index_t, index_t) const { return matrix.shape().tokens; }
+    kernel::token_range range(index_t, index_t, index_t tokens) const { return {0, tokens}; }
     template <Scalar>
-    std::size_t workspace_bytes(index tokens, index channels) const {
+    std::size_t workspace_bytes(index_t tokens, index_t channels) const {
         return kernel::matrix_product<T, Arch>(size(0, tokens), tokens, channels).task_bytes();
     }
     void check(const projection_context& context) const {
@@ -87,17 +87,17 @@ struct linear_projection {
         out.require_apart("the matrix of a projection", matrix);
         out.require_apart("the bias of a projection", bias);
     }
-    void project(const kernel::token_rows<T>& x, index head, index first, index count, const kernel::row_block<T>& to,
+    void project(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<T>& to,
                  detail::scratch& memory) const {
         const auto at = [head, first](const tensor_view<const T>& t) {
             return t.data() ? t.row(0, t.shape().heads == 1 ? 0 : head, first) : nullptr;
         };
         const kernel::matrix_product<T, Arch> product(count, x.count, x.channels);
-        for (index task = 0; task < product.task_count(); ++task) {
+        for (index_t task = 0; task < product.task_count(); ++task) {
             auto own = memory;
             product.run_task(task, own, {at(matrix), matrix.strides().token, matrix.strides().channel}, x.rows,
                              {at(bias), bias.strides().token, 0}, to,
-                             [&](index from, index terms, auto&& emit) { x.for_each_run(from, from + terms, emit); });
+                             [&](index_t from, index_t terms, auto&& emit) { x.for_each_run(from, from + terms, emit); });
         }
     }
 };
@@ -107,10 +107,10 @@ template <class P>
 struct projection_per_head {
     borrowed<const P> each;
 
-    index size(index head, index tokens) const { return of(head).size(head, tokens); }
-    kernel::token_range range(index head, index row, index tokens) const { return of(head).range(head, row, tokens); }
+    index_t size(index_t head, index_t tokens) const { return of(head).size(head, tokens); }
+    kernel::token_range range(index_t head, index_t row, index_t tokens) const { return of(head).range(head, row, tokens); }
     template <Scalar T>
-    std::size_t workspace_bytes(index tokens, index channels) const {
+    std::size_t workspace_bytes(index_t tokens, index_t channels) const {
         std::size_t largest = 0;
         for (const auto& p : each) largest = std::max(largest, p.template workspace_bytes<T>(tokens, channels));
         return largest;
@@ -125,13 +125,13 @@ struct projection_per_head {
         for (const auto& p : each) attn::check_apart(p, out);
     }
     template <Scalar T>
-    void project(const kernel::token_rows<T>& x, index head, index first, index count, const kernel::row_block<T>& to,
+    void project(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<T>& to,
                  detail::scratch& memory) const {
         of(head).project(x, head, first, count, to, memory);
     }
 
 private:
-    const P& of(index head) const {
+    const P& of(index_t head) const {
         if (head >= std::ssize(each)) [[unlikely]] // sizes are asked for before anything is checked
             throw shape_error("projection_per_head", "each", "has " + std::to_string(each.size()) + " projections, none for head " + std::to_string(head));
         return each[static_cast<std::size_t>(head)];
@@ -143,14 +143,14 @@ template <Scalar T, Projection<T> P>
 shape projected_shape(const P& projection, const shape& tokens) {
     auto s = tokens;
     s.tokens = 0;
-    for (index h = 0; h < tokens.heads; ++h) s.tokens = std::max(s.tokens, projection.size(h, tokens.tokens));
+    for (index_t h = 0; h < tokens.heads; ++h) s.tokens = std::max(s.tokens, projection.size(h, tokens.tokens));
     return s;
 }
 
 namespace detail {
 
 /// A head's projected rows are made by so many at a time, each of which reads all of its tokens.
-inline constexpr index projected_rows_of_task = 384;
+inline constexpr index_t projected_rows_of_task = 384;
 
 } // namespace detail
 

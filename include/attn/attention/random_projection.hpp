@@ -24,10 +24,10 @@ void fill_random_projection(const tensor_view<T>& matrix, std::uint64_t seed) {
         x = (x ^ x >> 27) * 0x94d049bb133111ebu;
         return static_cast<double>((x ^ x >> 31) >> 11) * 0x1p-53 + 0x1p-54;
     };
-    for (index b = 0; b < s.batch; ++b)
-        for (index h = 0; h < s.heads; ++h)
-            for (index r = 0; r < s.tokens; ++r)
-                for (index j = 0; j < s.channels; ++j) {
+    for (index_t b = 0; b < s.batch; ++b)
+        for (index_t h = 0; h < s.heads; ++h)
+            for (index_t r = 0; r < s.tokens; ++r)
+                for (index_t j = 0; j < s.channels; ++j) {
                     const auto radius = std::sqrt(-2 * std::log(next()) / static_cast<double>(s.tokens));
                     matrix(b, h, r, j) = static_cast<T>(radius * std::cos(2 * std::numbers::pi * next()));
                 }

@@ -41,7 +41,7 @@ struct simplified_linear_attention {
     }
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
     template <Scalar T>
-    std::size_t workspace_bytes(const input_shapes& s, index concurrency) const {
+    std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const {
         const auto grid = convolution.grid(s.queries.tokens);
         return kernel_of<T>::workspace_bytes(s, concurrency, convolution.present() ? &grid : nullptr);
     }

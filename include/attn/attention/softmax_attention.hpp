@@ -48,7 +48,7 @@ struct softmax_attention {
     }
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
     template <Scalar T>
-    std::size_t workspace_bytes(const input_shapes& s, index concurrency) const {
+    std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const {
         return kernel::softmax_scheduler<T, Arch>::workspace_bytes(s, max_passes<P>, concurrency);
     }
     template <Scalar T>
@@ -76,8 +76,8 @@ pair_count visited_pairs(const softmax_attention<P, S, Arch>& op, const input_sh
     detail::check_pattern(op.name, op.pattern, s, where, s.queries.heads);
     using score_stage = kernel::score_stage<float, Arch>; // which computes registers of queries with groups of keys where a panel is partly visible
     pair_count all;
-    for (index b = 0; b < s.queries.batch; ++b)
-        for (index h = 0; h < s.queries.heads; ++h) {
+    for (index_t b = 0; b < s.queries.batch; ++b)
+        for (index_t h = 0; h < s.queries.heads; ++h) {
             const auto pairs = visited_pairs(at(op.pattern, b, h), where.first_query[b], s.queries.tokens, where.first_key[b], s.keys.tokens,
                                              kernel::query_block_traits<float, Arch>::lane_count, score_stage::grain);
             all.visible += pairs.visible;

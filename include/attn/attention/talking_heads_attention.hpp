@@ -74,12 +74,12 @@ struct talking_heads_attention {
     /// The shape of its log_sum_exp: a row for each mixed head.
     shape log_sum_exp_shape(const input_shapes& s) const { return {s.queries.batch, mixed_heads(s), s.queries.tokens, 1}; }
     template <Scalar T>
-    std::size_t workspace_bytes(const input_shapes& s, index concurrency) const {
+    std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const {
         return kernel_for<T>(s).workspace_bytes(s, concurrency, true);
     }
     /// Enough for the same result in two passes: independent of n and m.
     template <Scalar T>
-    std::size_t least_workspace_bytes(const input_shapes& s, index concurrency) const {
+    std::size_t least_workspace_bytes(const input_shapes& s, index_t concurrency) const {
         return kernel_for<T>(s).workspace_bytes(s, concurrency, false);
     }
     /// Whether forward, on such shapes and with this workspace, computes scores but once.
@@ -96,8 +96,8 @@ struct talking_heads_attention {
     }
 
 private:
-    index mixed_heads(const input_shapes& s) const { return logits_mix.data() ? logits_mix.shape().tokens : s.queries.heads; }
-    index value_heads(const input_shapes& s) const { return weights_mix.data() ? weights_mix.shape().tokens : mixed_heads(s); }
+    index_t mixed_heads(const input_shapes& s) const { return logits_mix.data() ? logits_mix.shape().tokens : s.queries.heads; }
+    index_t value_heads(const input_shapes& s) const { return weights_mix.data() ? weights_mix.shape().tokens : mixed_heads(s); }
 
     static constexpr bool scored = !std::same_as<S, identity_score>;
 
@@ -107,7 +107,7 @@ private:
         return {{factor, sinks, logits_mix, logits_bias, weights_mix, weights_bias, heads_alike(pattern), scored}};
     }
     static void check_mixing(std::string_view argument, const tensor_view<const double>& mix, std::string_view other,
-                             const shape& other_shape, index columns) {
+                             const shape& other_shape, index_t columns) {
         const auto& m = mix.shape();
         if (!mix.data() && m.size() == 0) return;
         detail::check_view(name, argument, mix);
@@ -115,7 +115,7 @@ private:
             detail::refuse(name, argument, m, other, other_shape,
                            "the mixing must have the shape (1, 1, heads, " + std::to_string(columns) + ")");
     }
-    static void check_numbers(std::string_view argument, std::span<const double> numbers, index heads, bool has_mixing,
+    static void check_numbers(std::string_view argument, std::span<const double> numbers, index_t heads, bool has_mixing,
                               std::string_view mixing) {
         if (numbers.empty()) return;
         if (!has_mixing) throw argument_error(name, argument, "is given without " + std::string(mixing));
@@ -133,7 +133,7 @@ pair_count visited_pairs(const talking_heads_attention<P, S, Arch>& op, const in
     const auto heads = op.log_sum_exp_shape(s).heads;
     detail::check_pattern(op.name, op.pattern, s, where, heads);
     pair_count all;
-    for (index b = 0; b < s.queries.batch; ++b) { // registers of queries with groups of keys, where a panel sees a block in part
+    for (index_t b = 0; b < s.queries.batch; ++b) { // registers of queries with groups of keys, where a panel sees a block in part
         const auto pairs = visited_pairs(detail::over_heads<P>{op.pattern, b, heads}, where.first_query[b], s.queries.tokens,
                                          where.first_key[b], s.keys.tokens, simd::lanes<float, Arch>::size, 8);
         all.visible += pairs.visible;

@@ -11,27 +11,27 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 class per_batch {
 public:
     /// One number for all.
-    constexpr per_batch(index same) : same_(same) {}
+    constexpr per_batch(index_t same) : same_(same) {}
     /// One number for each; a view of them.
-    constexpr per_batch(std::span<const index> each) : shared_(false), each_(each) {}
+    constexpr per_batch(std::span<const index_t> each) : shared_(false), each_(each) {}
     /// A temporary would be gone before it is read: name the numbers first.
     template <detail::Temporary R>
     per_batch(R&& numbers) = delete;
 
-    constexpr index operator[](index batch) const { return shared_ ? same_ : each_[static_cast<std::size_t>(batch)]; }
+    constexpr index_t operator[](index_t batch) const { return shared_ ? same_ : each_[static_cast<std::size_t>(batch)]; }
     /// Count of numbers given one by one; 0 if all entries share one.
-    constexpr index count() const { return static_cast<index>(each_.size()); }
+    constexpr index_t count() const { return static_cast<index_t>(each_.size()); }
     /// Whether there is a number for each of so many batch entries.
-    constexpr bool fits(index batch) const { return shared_ || count() == batch; }
+    constexpr bool fits(index_t batch) const { return shared_ || count() == batch; }
     /// Whether one number is for all entries.
     constexpr bool shared() const { return shared_; }
     /// The numbers given one by one; none if all entries share one.
-    constexpr std::span<const index> each() const { return each_; }
+    constexpr std::span<const index_t> each() const { return each_; }
 
 private:
-    index same_ = 0;
+    index_t same_ = 0;
     bool shared_ = true;
-    std::span<const index> each_;
+    std::span<const index_t> each_;
 };
 
 /// Where the rows of a call lie: query row r is at position first_query + r, key row r at first_key + r. Patterns and score
@@ -46,7 +46,7 @@ struct positions {
 constexpr positions top_left() { return {}; }
 
 /// The last query beside the last key, as when the keys are a cache that ends with the queries' own.
-constexpr positions bottom_right(index queries, index keys) { return {.first_query = keys - queries}; }
+constexpr positions bottom_right(index_t queries, index_t keys) { return {.first_query = keys - queries}; }
 
 /// What attention reads: queries (batch, heads, n, d_k), keys (batch, kv_heads, m, d_k), values (batch, kv_heads, m, d_v) and their
 /// positions.

@@ -24,7 +24,7 @@ constexpr bool has_nan_and_infinity(double x) {
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// Sizes, strides and positions: signed and 64 bits wide, so that differences of positions need no care.
-using index = std::ptrdiff_t;
+using index_t = std::ptrdiff_t;
 
 /// An element type that the kernels compute in.
 template <class T>

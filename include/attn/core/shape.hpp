@@ -13,15 +13,15 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// The most bytes of a tensor or a workspace, 256 TiB: what 48 bits address. It is so far from the largest index that sums of a few sizes,
 /// and their multiples by a number of threads, fit as well.
-inline constexpr index max_bytes = index{1} << 48;
+inline constexpr index_t max_bytes = index_t{1} << 48;
 
 namespace detail {
 
 /// The product of counts, none of them negative; the largest index where it does not fit one, which is beyond every limit.
-constexpr index product(std::same_as<index> auto... counts) {
-    index result = 1;
-    const auto times = [&](index count) {
-        if (__builtin_mul_overflow(result, count, &result)) result = std::numeric_limits<index>::max();
+constexpr index_t product(std::same_as<index_t> auto... counts) {
+    index_t result = 1;
+    const auto times = [&](index_t count) {
+        if (__builtin_mul_overflow(result, count, &result)) result = std::numeric_limits<index_t>::max();
     };
     (times(counts), ...);
     return result;
@@ -31,13 +31,13 @@ constexpr index product(std::same_as<index> auto... counts) {
 
 /// Extents of a tensor (batch, heads, tokens, channels). A matrix of one head is {.tokens = n, .channels = d}.
 struct shape {
-    index batch = 1;
-    index heads = 1;
-    index tokens = 0;
-    index channels = 0;
+    index_t batch = 1;
+    index_t heads = 1;
+    index_t tokens = 0;
+    index_t channels = 0;
 
     /// Count of elements; the largest index if they are more.
-    constexpr index size() const { return detail::product(batch, heads, tokens, channels); }
+    constexpr index_t size() const { return detail::product(batch, heads, tokens, channels); }
     friend constexpr bool operator==(const shape&, const shape&) = default;
 };
 
@@ -71,9 +71,9 @@ namespace detail {
 /// count as 1, so that what loops over the others ends: 2^32 batch entries of 2^32 heads without tokens are too many too.
 inline std::string problem_of(const shape& s, std::size_t bytes_of_element) {
     if (std::min({s.batch, s.heads, s.tokens, s.channels}) < 0) return "has the negative shape " + to_string(s);
-    const auto at_least_one = [](index extent) { return std::max<index>(1, extent); };
+    const auto at_least_one = [](index_t extent) { return std::max<index_t>(1, extent); };
     const auto bytes = product(at_least_one(s.batch), at_least_one(s.heads), at_least_one(s.tokens), at_least_one(s.channels),
-                               static_cast<index>(bytes_of_element));
+                               static_cast<index_t>(bytes_of_element));
     return bytes > max_bytes ? "has shape " + to_string(s) + ", which is more than 2^48 bytes" : std::string();
 }
 

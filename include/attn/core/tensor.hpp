@@ -53,19 +53,24 @@ public:
     operator tensor_view<T>() { return view(); }
     operator tensor_view<const T>() const { return view(); }
 
-    T& operator()(index b, index h, index i, index c) { return view()(b, h, i, c); }
-    const T& operator()(index b, index h, index i, index c) const { return view()(b, h, i, c); }
+    T& operator()(index_t b, index_t h, index_t i, index_t c) { return view()(b, h, i, c); }
+    const T& operator()(index_t b, index_t h, index_t i, index_t c) const { return view()(b, h, i, c); }
 
 private:
     static std::size_t bytes_of(const attn::shape& shape) {
         detail::check_shape<T>("tensor", "shape", shape);
         // No less and no more than what was checked: gcc 12 does not see it, and warns of allocations that cannot be.
-        return static_cast<std::size_t>(std::clamp<index>(detail::product(shape.size(), static_cast<index>(sizeof(T))), 0, max_bytes));
+        return static_cast<std::size_t>(std::clamp<index_t>(detail::product(shape.size(), static_cast<index_t>(sizeof(T))), 0, max_bytes));
     }
 
     attn::shape shape_;
     std::unique_ptr<T, detail::aligned_delete> data_;
 };
+
+template <class T>
+tensor_view(tensor<T>&) -> tensor_view<T>;
+template <class T>
+tensor_view(const tensor<T>&) -> tensor_view<const T>;
 
 namespace detail {
 

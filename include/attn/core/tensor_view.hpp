@@ -13,10 +13,10 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// Distances in elements between neighbours along each dimension. Zero repeats an element (broadcast), negative walks back.
 struct strides {
-    index batch = 0;
-    index head = 0;
-    index token = 0;
-    index channel = 1;
+    index_t batch = 0;
+    index_t head = 0;
+    index_t token = 0;
+    index_t channel = 1;
 
     friend constexpr bool operator==(const strides&, const strides&) = default;
 };
@@ -28,8 +28,8 @@ template <class M>
 concept MdspanLike = requires(const M& m, std::size_t r) {
     typename M::element_type;
     { m.data_handle() } -> std::same_as<typename M::element_type*>;
-    { m.extent(r) } -> std::convertible_to<index>;
-    { m.stride(r) } -> std::convertible_to<index>;
+    { m.extent(r) } -> std::convertible_to<index_t>;
+    { m.stride(r) } -> std::convertible_to<index_t>;
     requires M::rank() >= 2 && M::rank() <= 4;
 };
 
@@ -65,20 +65,20 @@ public:
     constexpr const attn::strides& strides() const { return strides_; }
 
     /// Address of channel 0 of one token.
-    constexpr T* row(index batch, index head, index token) const {
+    constexpr T* row(index_t batch, index_t head, index_t token) const {
         return data_ + batch * strides_.batch + head * strides_.head + token * strides_.token;
     }
-    constexpr T& operator()(index batch, index head, index token, index channel) const {
+    constexpr T& operator()(index_t batch, index_t head, index_t token, index_t channel) const {
         return row(batch, head, token)[channel * strides_.channel];
     }
 
 private:
     /// Of a dimension counted from the last, which is 1. Those that an mdspan lacks have one element.
-    static constexpr index extent_of(const auto& m, std::size_t from_last) {
-        return from_last > m.rank() ? 1 : static_cast<index>(m.extent(m.rank() - from_last));
+    static constexpr index_t extent_of(const auto& m, std::size_t from_last) {
+        return from_last > m.rank() ? 1 : static_cast<index_t>(m.extent(m.rank() - from_last));
     }
-    static constexpr index stride_of(const auto& m, std::size_t from_last) {
-        return from_last > m.rank() ? 0 : static_cast<index>(m.stride(m.rank() - from_last));
+    static constexpr index_t stride_of(const auto& m, std::size_t from_last) {
+        return from_last > m.rank() ? 0 : static_cast<index_t>(m.stride(m.rank() - from_last));
     }
 
     T* data_ = nullptr;
@@ -165,8 +165,8 @@ std::string problem_of(const tensor_view<T>& view) {
     const auto &s = view.strides();
     if (auto problem = problem_of(n, sizeof(T)); !problem.empty() || n.size() == 0) return problem;
     if (!view.data()) return "has shape " + to_string(n) + " but no memory (a null pointer)";
-    const auto reaches_far = [](index stride, index extent) {
-        constexpr auto size = static_cast<index>(sizeof(T));
+    const auto reaches_far = [](index_t stride, index_t extent) {
+        constexpr auto size = static_cast<index_t>(sizeof(T));
         if (extent <= 1) return false;
         return stride < -max_bytes || stride > max_bytes || product(std::abs(stride), extent - 1, size) > max_bytes;
     };

@@ -54,22 +54,22 @@ public:
     /// An array of as many elements as the product of the counts.
     template <class T>
     T* take(std::integral auto... counts) {
-        const auto at = used_, bytes = product(static_cast<index>(counts)..., static_cast<index>(sizeof(T)));
-        if (std::min({static_cast<index>(counts)...}) < 0 || bytes > max_bytes - used_) refuse();
+        const auto at = used_, bytes = product(static_cast<index_t>(counts)..., static_cast<index_t>(sizeof(T)));
+        if (std::min({static_cast<index_t>(counts)...}) < 0 || bytes > max_bytes - used_) refuse();
         used_ += (bytes + line - 1) / line * line;
         return begin_ ? reinterpret_cast<T*>(begin_ + at) : nullptr;
     }
     std::size_t used_bytes() const { return static_cast<std::size_t>(used_); }
 
 private:
-    static constexpr auto line = static_cast<index>(alignment);
+    static constexpr auto line = static_cast<index_t>(alignment);
 
     [[noreturn, gnu::cold, gnu::noinline]] static void refuse() {
         throw argument_error("workspace", "size", "for such shapes would be more than 2^48 bytes, or negative");
     }
 
     std::byte* begin_ = nullptr;
-    index used_ = 0;
+    index_t used_ = 0;
 };
 
 } // namespace detail

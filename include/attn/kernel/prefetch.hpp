@@ -12,31 +12,31 @@ class prefetch_next {
 public:
     void clear() { first_ = end_ = 0; }
     template <class T>
-    void add(const row_block<T>& rows, index count, index channels) {
+    void add(const row_block<T>& rows, index_t count, index_t channels) {
         if (end_ == capacity || count <= 0 || channels <= 0 || rows.channel_stride != 1) return;
-        constexpr auto size = static_cast<index>(sizeof(T));
+        constexpr auto size = static_cast<index_t>(sizeof(T));
         queue_[end_++] = rows.row_stride == channels
                              ? block{reinterpret_cast<const std::byte*>(rows.data), 0, 1, count * channels * size}
                              : block{reinterpret_cast<const std::byte*>(rows.data), rows.row_stride * size, count, channels * size};
     }
     /// Asks for what so many multiply-adds of registers give time for: a line for 32, or 16 cycles. Inlined where sums are in registers,
     /// which a call would store and load.
-    [[gnu::always_inline]] void beside(index multiply_adds) {
+    [[gnu::always_inline]] void beside(index_t multiply_adds) {
         for (auto lines = multiply_adds / 32; lines > 0 && first_ < end_;) lines -= fetch(queue_[first_], lines);
     }
 
 private:
-    static constexpr index line = 64, capacity = 8;
+    static constexpr index_t line = 64, capacity = 8;
     struct block {
         const std::byte* row;
-        index row_stride, rows, row_bytes;
-        index at = 0;
+        index_t row_stride, rows, row_bytes;
+        index_t at = 0;
     };
 
-    [[gnu::always_inline]] index fetch(block& from, index limit) {
+    [[gnu::always_inline]] index_t fetch(block& from, index_t limit) {
         const auto count = std::min(limit, (from.row_bytes - from.at + line - 1) / line);
         const auto* const at = from.row + from.at;
-        for (index i = 0; i < count; ++i) simd::prefetch_far(at + i * line);
+        for (index_t i = 0; i < count; ++i) simd::prefetch_far(at + i * line);
         from.at += count * line;
         if (from.at >= from.row_bytes) {
             from.at = 0;
@@ -47,14 +47,14 @@ private:
     }
 
     block queue_[capacity];
-    index first_ = 0, end_ = 0;
+    index_t first_ = 0, end_ = 0;
 };
 
 /// The policy that leaves all of it to the hardware: what prefetch_next is measured against.
 struct no_prefetch {
     static void clear() {}
-    static void add(const auto&, index, index) {}
-    static void beside(index) {}
+    static void add(const auto&, index_t, index_t) {}
+    static void beside(index_t) {}
 };
 
 } // namespace attn::kernel

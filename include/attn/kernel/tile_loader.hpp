@@ -11,7 +11,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// So many numbers that they fill whole registers.
 template <Scalar T, class Arch>
-constexpr index whole_registers(index count) {
+constexpr index_t whole_registers(index_t count) {
     return (count + simd::lanes<T, Arch>::size - 1) / simd::lanes<T, Arch>::size * simd::lanes<T, Arch>::size;
 }
 
@@ -19,13 +19,13 @@ constexpr index whole_registers(index count) {
 template <class T>
 struct row_block {
     T* data;
-    index row_stride;
-    index channel_stride;
+    index_t row_stride;
+    index_t channel_stride;
 };
 
 /// The rows of one batch entry and head, from one of them on.
 template <class T>
-row_block<T> rows_of(const tensor_view<T>& tensor, index batch, index head, index first = 0) {
+row_block<T> rows_of(const tensor_view<T>& tensor, index_t batch, index_t head, index_t first = 0) {
     return {tensor.row(batch, head, first), tensor.strides().token, tensor.strides().channel};
 }
 
@@ -33,16 +33,16 @@ row_block<T> rows_of(const tensor_view<T>& tensor, index batch, index head, inde
 /// evict each other.
 template <class T>
 bool readable_in_place(const row_block<T>& rows) {
-    return rows.channel_stride == 1 && rows.row_stride * static_cast<index>(sizeof(T)) % 4096 != 0;
+    return rows.channel_stride == 1 && rows.row_stride * static_cast<index_t>(sizeof(T)) % 4096 != 0;
 }
 
 /// to[c] = factor * from[c] for one row of channels; with `added`, to[c] = share * to[c] + factor * from[c]. Never -0 by itself: what was
 /// added to 0 and what was written first are the same.
 template <bool added, Scalar T, class Arch>
-void write_row(const T* from, index channels, T factor, T share, T* to, index channel_stride) {
+void write_row(const T* from, index_t channels, T factor, T share, T* to, index_t channel_stride) {
     using lanes = simd::lanes<T, Arch>;
     const auto positive_zero = [](lanes x) { return select(x == lanes(T{0}), lanes(T{0}), x); }; // x + 0 may become part of a multiply-add
-    index c = 0;
+    index_t c = 0;
     if (channel_stride == 1) {
         for (; c + lanes::size <= channels; c += lanes::size) {
             auto x = lanes::load(from + c) * lanes(factor);
@@ -61,31 +61,31 @@ void write_row(const T* from, index channels, T factor, T share, T* to, index ch
 
 /// Writes to[c * to_stride + r] = factor * from(r, c), a square of registers at a time; rows from `rows` up to a whole register become zero.
 template <Scalar T, class Arch, Scalar U>
-void transpose_rows(const row_block<const U>& from, index rows, index channels, T factor, T* to, index to_stride) {
+void transpose_rows(const row_block<const U>& from, index_t rows, index_t channels, T factor, T* to, index_t to_stride) {
     using lanes = simd::lanes<T, Arch>;
-    constexpr index size = lanes::size;
-    for (index first = 0; first < rows; first += size) {
+    constexpr index_t size = lanes::size;
+    for (index_t first = 0; first < rows; first += size) {
         const auto present = std::min(size, rows - first);
         const U* const corner = from.data + first * from.row_stride;
-        index c = 0;
+        index_t c = 0;
         if constexpr (std::same_as<T, U>) {
             for (; from.channel_stride == 1 && c + size <= channels; c += size) {
                 lanes square[static_cast<std::size_t>(size)];
-                const auto row = [&](index r) { return lanes::load(corner + r * from.row_stride + c) * lanes(factor); };
+                const auto row = [&](index_t r) { return lanes::load(corner + r * from.row_stride + c) * lanes(factor); };
                 if (present == size)
 #pragma GCC unroll 16
-                    for (index r = 0; r < size; ++r) square[r] = row(r);
+                    for (index_t r = 0; r < size; ++r) square[r] = row(r);
                 else
 #pragma GCC unroll 16
-                    for (index r = 0; r < size; ++r) square[r] = r < present ? row(r) : lanes(T{0});
+                    for (index_t r = 0; r < size; ++r) square[r] = r < present ? row(r) : lanes(T{0});
                 simd::transpose<T, Arch>(square);
 #pragma GCC unroll 16
-                for (index r = 0; r < size; ++r) square[r].store(to + (c + r) * to_stride + first);
+                for (index_t r = 0; r < size; ++r) square[r].store(to + (c + r) * to_stride + first);
             }
         }
         for (; c < channels; ++c) {
             T* const column = to + c * to_stride + first;
-            for (index r = 0; r < present; ++r) column[r] = factor * static_cast<T>(corner[r * from.row_stride + c * from.channel_stride]);
+            for (index_t r = 0; r < present; ++r) column[r] = factor * static_cast<T>(corner[r * from.row_stride + c * from.channel_stride]);
             std::fill(column + present, column + size, T{0});
         }
     }
@@ -94,17 +94,17 @@ void transpose_rows(const row_block<const U>& from, index rows, index channels, 
 /// Copies rows of `channels` numbers to rows of `padded` numbers, the rest zero. Column-major rows, what
 /// Eigen has by default, go through registers.
 template <Scalar T, class Arch>
-void copy_rows(const row_block<const T>& from, index rows, index channels, T* to, index padded) {
+void copy_rows(const row_block<const T>& from, index_t rows, index_t channels, T* to, index_t padded) {
     if (from.row_stride == 1 && from.channel_stride != 1 && padded == whole_registers<T, Arch>(channels)) {
         transpose_rows<T, Arch>(row_block<const T>{from.data, from.channel_stride, 1}, channels, rows, T{1}, to, padded);
         return;
     }
-    for (index r = 0; r < rows; ++r, to += padded) {
+    for (index_t r = 0; r < rows; ++r, to += padded) {
         const T* const row = from.data + r * from.row_stride;
         if (from.channel_stride == 1)
             std::copy_n(row, channels, to);
         else
-            for (index c = 0; c < channels; ++c) to[c] = row[c * from.channel_stride];
+            for (index_t c = 0; c < channels; ++c) to[c] = row[c * from.channel_stride];
         std::fill(to + channels, to + padded, T{0});
     }
 }

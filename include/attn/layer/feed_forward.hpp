@@ -36,15 +36,15 @@ struct feed_forward {
         gate.check_apart(out);
     }
     shape output_shape(const shape& tokens) const { return {tokens.batch, 1, tokens.tokens, down.outputs()}; }
-    std::size_t workspace_bytes(const shape& tokens, const shape&, index concurrency) const {
+    std::size_t workspace_bytes(const shape& tokens, const shape&, index_t concurrency) const {
         detail::scratch memory;
         work(memory, *this, std::min(max_rows, tokens.batch * tokens.tokens), concurrency);
         return memory.used_bytes();
     }
     void forward(const layer_inputs<T>& in, const tensor_view<T>& out, const execution& run) const {
         const detail::row_matrices matrices(in.tokens.shape(), in.tokens, in.residual, out);
-        for (index b = 0; b < matrices.count; ++b)
-            for (index first = 0; first < matrices.rows; first += max_rows) {
+        for (index_t b = 0; b < matrices.count; ++b)
+            for (index_t first = 0; first < matrices.rows; first += max_rows) {
                 const auto count = std::min(max_rows, matrices.rows - first);
                 const auto part = [&](const auto& t) { return detail::some_rows(t, b, first, count); };
                 forward_some(part(in.tokens), in.residual.data() ? part(in.residual) : tensor_view<const T>{}, part(out), run);
@@ -53,12 +53,12 @@ struct feed_forward {
 
 private:
     /// Two blocks of the matrix product: enough that packing the weights costs little, few enough that the hidden channels stay in a cache.
-    static constexpr index max_rows = 768;
+    static constexpr index_t max_rows = 768;
 
     struct work {
         T *hidden, *gates;
 
-        work(detail::scratch& memory, const feed_forward& layer, index rows, index concurrency) {
+        work(detail::scratch& memory, const feed_forward& layer, index_t rows, index_t concurrency) {
             const shape in{1, 1, rows, layer.up.inputs()}, within{1, 1, rows, layer.up.outputs()};
             memory.take<std::byte>(std::max(layer.up.workspace_bytes(in, concurrency), layer.down.workspace_bytes(within, concurrency)));
             hidden = memory.take<T>(within.size());
@@ -74,7 +74,7 @@ private:
         const auto hidden = head_major(own.hidden, within), gates = head_major(own.gates, within);
         up.forward(x, {}, hidden, run);
         if (gated()) gate.forward(x, {}, gates, run);
-        detail::for_each_row(hidden, run, [&](T* row, index, index token) {
+        detail::for_each_row(hidden, run, [&](T* row, index_t, index_t token) {
             const T* const factors = gated() ? gates.row(0, 0, token) : nullptr;
             activate(row, factors);
         });
@@ -83,10 +83,10 @@ private:
     /// One row: f(hidden), or f(gate) * hidden.
     void activate(T* row, const T* gates) const {
         using lanes = simd::lanes<T, Arch>;
-        const auto activated = [&](index c, const auto& load) -> lanes {
+        const auto activated = [&](index_t c, const auto& load) -> lanes {
             return gates ? static_cast<lanes>(activation(load(gates + c))) * load(row + c) : static_cast<lanes>(activation(load(row + c)));
         };
-        index c = 0;
+        index_t c = 0;
         for (; c + lanes::size <= up.outputs(); c += lanes::size) activated(c, [](const T* p) { return lanes::load(p); }).store(row + c);
         if (const auto left = up.outputs() - c; left > 0)
             activated(c, [left](const T* p) { return lanes::load_first(p, left); }).store_first(row + c, left);

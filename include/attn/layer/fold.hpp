@@ -37,7 +37,7 @@ spatial_reduction<T, Own, Arch> fold_into(const N& norm, spatial_reduction<T, Ow
     std::ranges::copy(from.bias, biases.begin());
     const auto channels = from.inputs() / layer.grid.window_tokens();
     // Token by token of the window, each a linear of its own that adds to the same bias.
-    for (index t = 0; t < layer.grid.window_tokens(); ++t) {
+    for (index_t t = 0; t < layer.grid.window_tokens(); ++t) {
         const shape part{1, 1, from.outputs(), channels};
         const auto at = [&](const auto& matrix) {
             return std::remove_cvref_t<decltype(matrix)>(&matrix(0, 0, 0, t * channels), part, matrix.strides());

@@ -34,7 +34,7 @@ concept Layer = requires(const L& layer, const layer_inputs<typename L::scalar>&
     { L::in_place } -> std::convertible_to<bool>;
     layer.check(in);
     { layer.output_shape(s) } -> std::same_as<shape>;
-    { layer.workspace_bytes(s, s, index{1}) } -> std::same_as<std::size_t>;
+    { layer.workspace_bytes(s, s, index_t{1}) } -> std::same_as<std::size_t>;
     layer.forward(in, out, run);
 };
 
@@ -42,7 +42,7 @@ namespace detail {
 
 /// Throws shape_error unless these are rows (batch, 1, n, channels).
 template <class T>
-void check_tokens(std::string_view operation, std::string_view argument, const tensor_view<T>& rows, index channels) {
+void check_tokens(std::string_view operation, std::string_view argument, const tensor_view<T>& rows, index_t channels) {
     check_rows(operation, argument, rows);
     const auto& s = rows.shape();
     if (s.heads != 1 || s.channels != channels)
@@ -59,17 +59,17 @@ tensor_view<const T> planned(const tensor_view<T>& view) {
 
 /// Rows first .. first + count - 1 of one batch entry.
 template <class T>
-tensor_view<T> some_rows(const tensor_view<T>& t, index batch, index first, index count) {
+tensor_view<T> some_rows(const tensor_view<T>& t, index_t batch, index_t first, index_t count) {
     return {t.data() ? t.row(batch, 0, first) : nullptr, {1, 1, count, t.shape().channels}, t.strides()};
 }
 
 /// Calls f(row, batch, token) for each row of a tensor (batch, 1, n, channels), in parallel.
 template <class T, class F>
 void for_each_row(const tensor_view<T>& rows, const execution& run, const F& f) {
-    constexpr index bytes_of_a_task = 64 * 1024;
+    constexpr index_t bytes_of_a_task = 64 * 1024;
     const auto tokens = rows.shape().tokens, channels = rows.shape().channels, count = rows.shape().batch * tokens;
-    const auto rows_of_a_task = std::max<index>(1, bytes_of_a_task / (std::max<index>(1, channels) * static_cast<index>(sizeof(T))));
-    run.for_each((count + rows_of_a_task - 1) / rows_of_a_task, [&](index task, index) {
+    const auto rows_of_a_task = std::max<index_t>(1, bytes_of_a_task / (std::max<index_t>(1, channels) * static_cast<index_t>(sizeof(T))));
+    run.for_each((count + rows_of_a_task - 1) / rows_of_a_task, [&](index_t task, index_t) {
         for (auto r = task * rows_of_a_task; r < std::min(count, (task + 1) * rows_of_a_task); ++r) {
             const auto b = r / tokens, i = r % tokens;
             f(rows.row(b, 0, i), b, i);
@@ -79,9 +79,9 @@ void for_each_row(const tensor_view<T>& rows, const execution& run, const F& f) 
 
 /// sum = a + b, for rows of so many channels; it may be one of them.
 template <class Arch, Scalar T>
-void add_rows(const T* a, const T* b, T* sum, index channels) {
+void add_rows(const T* a, const T* b, T* sum, index_t channels) {
     using lanes = simd::lanes<T, Arch>;
-    index c = 0;
+    index_t c = 0;
     for (; c + lanes::size <= channels; c += lanes::size) (lanes::load(a + c) + lanes::load(b + c)).store(sum + c);
     for (; c < channels; ++c) sum[c] = a[c] + b[c];
 }
@@ -89,7 +89,7 @@ void add_rows(const T* a, const T* b, T* sum, index channels) {
 /// How many matrices the rows of tensors (batch, 1, n, channels) are, and how many rows each has: one of all rows if they are equally far
 /// apart in every tensor, else one of each batch entry. A tensor without memory does not count.
 struct row_matrices {
-    index count, rows;
+    index_t count, rows;
 
     template <class... Views>
     explicit row_matrices(const shape& s, const Views&... tensors) : count(s.batch), rows(s.tokens) {
@@ -141,7 +141,7 @@ void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const t
 template <Layer L, ExecutorArgument E = sequential>
 void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out, E&& executor = {}) {
     layer.check(in);
-    workspace memory(layer.workspace_bytes(in.tokens.shape(), in.context.shape(), std::max<index>(1, executor.concurrency())));
+    workspace memory(layer.workspace_bytes(in.tokens.shape(), in.context.shape(), std::max<index_t>(1, executor.concurrency())));
     forward(layer, in, out, execution(executor, memory));
 }
 

@@ -22,14 +22,14 @@ struct linear {
     borrowed<const T> bias = {};
 
     /// Channels that go in.
-    index inputs() const { return weight.shape().channels; }
+    index_t inputs() const { return weight.shape().channels; }
     /// Channels that come out.
-    index outputs() const { return weight.shape().tokens; }
+    index_t outputs() const { return weight.shape().tokens; }
     /// Weight and bias, as `fold` reads them.
     linear_view<const T> view() const { return {weight, bias}; }
 
     /// Throws shape_error, in the name of a larger layer, unless the matrix has such sizes.
-    void check(std::string_view operation, std::string_view argument, index needed_outputs, index needed_inputs) const {
+    void check(std::string_view operation, std::string_view argument, index_t needed_outputs, index_t needed_inputs) const {
         detail::check_linear(operation, argument, view());
         if (inputs() != needed_inputs || outputs() != needed_outputs)
             throw shape_error(operation, argument,
@@ -45,10 +45,10 @@ struct linear {
         out.require_apart("the bias of a linear", bias);
     }
     shape output_shape(const shape& tokens) const { return {tokens.batch, 1, tokens.tokens, outputs()}; }
-    std::size_t workspace_bytes(const shape& tokens, index concurrency) const {
+    std::size_t workspace_bytes(const shape& tokens, index_t concurrency) const {
         return kernel::matrix_product<T, Arch>(tokens.batch * tokens.tokens, inputs(), outputs()).workspace_bytes(concurrency);
     }
-    std::size_t workspace_bytes(const shape& tokens, const shape&, index concurrency) const { return workspace_bytes(tokens, concurrency); }
+    std::size_t workspace_bytes(const shape& tokens, const shape&, index_t concurrency) const { return workspace_bytes(tokens, concurrency); }
     void forward(const layer_inputs<T>& in, const tensor_view<T>& out, const execution& run) const {
         forward(in.tokens, in.residual, out, run);
     }
@@ -57,8 +57,8 @@ struct linear {
                  const execution& run) const {
         const detail::row_matrices matrices(x.shape(), x, residual, out);
         const kernel::matrix_product<T, Arch> product(matrices.rows, inputs(), outputs());
-        const auto block = [](const auto& t, index b) { return kernel::rows_of(t, b, 0); };
-        for (index b = 0; b < matrices.count; ++b) {
+        const auto block = [](const auto& t, index_t b) { return kernel::rows_of(t, b, 0); };
+        for (index_t b = 0; b < matrices.count; ++b) {
             const auto to = block(out, b);
             const auto start =
                 residual.data() ? block(residual, b) : kernel::row_block<const T>{bias.empty() ? nullptr : bias.data(), 0, 1};
@@ -66,7 +66,7 @@ struct linear {
                     run.workspace().bytes().data(), run);
         }
         if (!residual.data() || bias.empty()) return;
-        detail::for_each_row(out, run, [&](T* row, index, index) { detail::add_rows<Arch>(row, bias.data(), row, outputs()); });
+        detail::for_each_row(out, run, [&](T* row, index_t, index_t) { detail::add_rows<Arch>(row, bias.data(), row, outputs()); });
     }
 };
 

@@ -25,8 +25,8 @@ struct multi_head {
     static constexpr bool in_place = true;
     static constexpr bool reduces = !std::same_as<R, identity_reduction>;
 
-    index heads = 1;
-    index kv_heads = heads; ///< divides heads, unless the attention says otherwise
+    index_t heads = 1;
+    index_t kv_heads = heads; ///< divides heads, unless the attention says otherwise
     linear<T, Arch> q, k, v, out;
     A attention = {};
     const rotary<T>* rotation = nullptr; ///< of queries and keys, or none
@@ -65,7 +65,7 @@ struct multi_head {
     }
     shape output_shape(const shape& tokens) const { return {tokens.batch, 1, tokens.tokens, out.outputs()}; }
     /// An empty context is none.
-    std::size_t workspace_bytes(const shape& tokens, const shape& context, index concurrency) const {
+    std::size_t workspace_bytes(const shape& tokens, const shape& context, index_t concurrency) const {
         detail::scratch memory;
         work(memory, *this, tokens, context.size() > 0 ? context : tokens, concurrency);
         return memory.used_bytes();
@@ -103,7 +103,7 @@ private:
         const auto [batch, heads_, tokens, channels] = t.shape();
         return head_major(t.data(), {batch, 1, tokens, heads_ * channels});
     }
-    static void check_projection(std::string_view argument, const linear<T, Arch>& l, index inputs, index heads) {
+    static void check_projection(std::string_view argument, const linear<T, Arch>& l, index_t inputs, index_t heads) {
         l.check(name, argument, l.outputs(), inputs);
         if (l.outputs() % heads != 0)
             throw shape_error(name, argument,
@@ -121,13 +121,13 @@ private:
     struct work {
         tensor_view<T> queries, keys, values, attended, kept;
 
-        work(detail::scratch& memory, const multi_head& layer, const shape& tokens, const shape& source, index concurrency) {
+        work(detail::scratch& memory, const multi_head& layer, const shape& tokens, const shape& source, index_t concurrency) {
             const auto s = layer.shapes(tokens, source);
             const auto of_out = layer.attention.output_shape(s), from = layer.reduced(source);
             const shape joined{of_out.batch, 1, of_out.tokens, of_out.heads * of_out.channels};
             std::size_t reducing = 0;
             if constexpr (reduces) reducing = layer.reduce.workspace_bytes(source, {}, concurrency);
-            memory.take<std::byte>(static_cast<index>(
+            memory.take<std::byte>(static_cast<index_t>(
                 std::max({reducing, layer.q.workspace_bytes(tokens, concurrency), layer.k.workspace_bytes(from, concurrency),
                           layer.v.workspace_bytes(from, concurrency), layer.attention.template workspace_bytes<T>(s, concurrency),
                           layer.out.workspace_bytes(joined, concurrency)})));

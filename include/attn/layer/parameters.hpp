@@ -20,7 +20,7 @@ struct parameter_error : attention_error {
 /// (batch, heads, tokens, channels), fewer than four are the last ones: a matrix (outputs, inputs) is (1, 1, outputs, inputs).
 class parameters {
 public:
-    using extents = std::vector<index>;
+    using extents = std::vector<index_t>;
 
     /// A new tensor of zeros, to be filled. Throws parameter_error if there is one of that name.
     template <Scalar T>
@@ -49,12 +49,12 @@ public:
     }
     /// The tensor of that name and one dimension.
     template <Scalar T>
-    std::span<const T> get_vector(const std::string& name, index count) {
+    std::span<const T> get_vector(const std::string& name, index_t count) {
         return {get<T>(name, {count}).data(), static_cast<std::size_t>(count)};
     }
     /// The linear whose weight (outputs, inputs) is `name`.weight, and whose bias (outputs), if it has one, is `name`.bias.
     template <Scalar T, class Arch = simd::native>
-    linear<T, Arch> get_linear(const std::string& name, index outputs, index inputs) {
+    linear<T, Arch> get_linear(const std::string& name, index_t outputs, index_t inputs) {
         linear<T, Arch> l{get<T>(name + ".weight", {outputs, inputs})};
         if (contains(name + ".bias")) l.bias = get_vector<T>(name + ".bias", outputs);
         return l;
@@ -115,7 +115,7 @@ private:
     /// More than four dimensions are joined in front.
     static shape shape_of(const std::string& name, const extents& size) {
         shape s{1, 1, 1, 1};
-        index* const last_first[] = {&s.channels, &s.tokens, &s.heads, &s.batch};
+        index_t* const last_first[] = {&s.channels, &s.tokens, &s.heads, &s.batch};
         for (std::size_t i = 0; i < size.size(); ++i) {
             const auto extent = size[size.size() - 1 - i];
             if (extent < 0) refuse(name, "has the negative shape " + text_of(size));

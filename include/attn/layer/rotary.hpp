@@ -22,15 +22,15 @@ public:
     static constexpr std::string_view name = "rotary";
 
     /// A table of the angles of positions 0 to max_positions - 1.
-    rotary(index max_positions, index channels, rotary_pairs pairs = rotary_pairs::half_split, double base = 10000)
+    rotary(index_t max_positions, index_t channels, rotary_pairs pairs = rotary_pairs::half_split, double base = 10000)
         : max_positions_(max_positions), channels_(channels), pairs_(pairs) {
         if (channels < 0 || channels % 2 != 0)
             throw argument_error(name, "channels", "are " + std::to_string(channels) + ", but they are turned in pairs");
         const shape table{.tokens = max_positions, .channels = channels / 2};
         detail::check_shape<turn>(name, "table", table);
         turns_.reserve(static_cast<std::size_t>(table.size()));
-        for (index t = 0; t < max_positions_; ++t)
-            for (index p = 0; p < channels / 2; ++p) {
+        for (index_t t = 0; t < max_positions_; ++t)
+            for (index_t p = 0; p < channels / 2; ++p) {
                 const auto angle = static_cast<double>(t) * std::pow(base, -2.0 * static_cast<double>(p) / static_cast<double>(channels));
                 turns_.push_back({static_cast<T>(std::cos(angle)), static_cast<T>(std::sin(angle))});
             }
@@ -44,7 +44,7 @@ public:
         if (!first.fits(x.batch))
             throw shape_error(operation, argument,
                               "has shape " + to_string(x) + ", but there are " + std::to_string(first.count()) + " positions");
-        for (index b = 0; b < (first.shared() ? std::min<index>(x.batch, 1) : x.batch); ++b)
+        for (index_t b = 0; b < (first.shared() ? std::min<index_t>(x.batch, 1) : x.batch); ++b)
             if (x.tokens > 0 && (first[b] < 0 || first[b] > max_positions_ - x.tokens))
                 throw argument_error(operation, argument,
                                   "lies at positions " + std::to_string(first[b]) + " to " + std::to_string(detail::saturating_sum(first[b], x.tokens - 1)) +
@@ -57,12 +57,12 @@ public:
     /// Computes: out may be x. Everything has been checked.
     void forward(const tensor_view<const T>& x, const per_batch& first, const tensor_view<T>& out, const execution& run) const {
         const auto batch = x.shape().batch, heads = x.shape().heads, tokens = x.shape().tokens;
-        constexpr index tokens_of_a_task = 32;
+        constexpr index_t tokens_of_a_task = 32;
         const auto chunks = (tokens + tokens_of_a_task - 1) / tokens_of_a_task;
-        run.for_each(batch * chunks, [&](index task, index) {
+        run.for_each(batch * chunks, [&](index_t task, index_t) {
             const auto b = task / chunks, begin = task % chunks * tokens_of_a_task;
-            for (index i = begin; i < std::min(tokens, begin + tokens_of_a_task); ++i)
-                for (index h = 0; h < heads; ++h)
+            for (index_t i = begin; i < std::min(tokens, begin + tokens_of_a_task); ++i)
+                for (index_t h = 0; h < heads; ++h)
                     turn_row(x.row(b, h, i), x.strides().channel, x.shape().channels, first[b] + i, out.row(b, h, i), out.strides().channel);
         });
     }
@@ -71,20 +71,20 @@ private:
     struct turn {
         T cosine, sine;
     };
-    void turn_row(const T* from, index from_stride, index channels, index position, T* to, index to_stride) const {
-        const auto half = channels_ / 2, apart = pairs_ == rotary_pairs::half_split ? half : index{1}, step = apart == half ? index{1} : index{2};
+    void turn_row(const T* from, index_t from_stride, index_t channels, index_t position, T* to, index_t to_stride) const {
+        const auto half = channels_ / 2, apart = pairs_ == rotary_pairs::half_split ? half : index_t{1}, step = apart == half ? index_t{1} : index_t{2};
         const turn* const turns = turns_.data() + position * half;
-        for (index p = 0; p < half; ++p) {
+        for (index_t p = 0; p < half; ++p) {
             const auto left = p * step, right = left + apart;
             const T a = from[left * from_stride], c = from[right * from_stride];
             to[left * to_stride] = a * turns[p].cosine - c * turns[p].sine;
             to[right * to_stride] = a * turns[p].sine + c * turns[p].cosine;
         }
         if (from == to) return;
-        for (index c = channels_; c < channels; ++c) to[c * to_stride] = from[c * from_stride];
+        for (index_t c = channels_; c < channels; ++c) to[c * to_stride] = from[c * from_stride];
     }
 
-    index max_positions_, channels_;
+    index_t max_positions_, channels_;
     rotary_pairs pairs_;
     std::vector<turn> turns_; ///< (positions, pairs)
 };

@@ -129,7 +129,7 @@ inline std::string safetensors_of(parameters& weights) {
     std::string header = "{", data;
     const auto put = [&]<class T, class U>(const std::string& name, T, U) {
         const auto numbers = weights.get<T>(name, weights.size(name));
-        for (index e = 0; e < numbers.shape().size(); ++e) detail::append_little_endian(data, std::bit_cast<U>(numbers.data()[e]));
+        for (index_t e = 0; e < numbers.shape().size(); ++e) detail::append_little_endian(data, std::bit_cast<U>(numbers.data()[e]));
     };
     for (const auto& name : weights.names()) {
         if (!detail::is_utf8(name) || name == "__metadata__") parameters::refuse(name, "cannot have this name in a safetensors file");

@@ -14,7 +14,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// farthest_position.
 /// Vaswani et al. 2017, "Attention Is All You Need".
 template <Scalar T>
-void fill_sinusoidal_positions(const tensor_view<T>& table, index first = 0, double base = 10000) {
+void fill_sinusoidal_positions(const tensor_view<T>& table, index_t first = 0, double base = 10000) {
     const auto& s = table.shape();
     detail::check_view("fill_sinusoidal_positions", "table", table);
     if (s.batch != 1 || s.heads != 1)
@@ -23,8 +23,8 @@ void fill_sinusoidal_positions(const tensor_view<T>& table, index first = 0, dou
     if (overlaps_itself(table))
         throw shape_error("fill_sinusoidal_positions", "table", "of shape " + to_string(s) + " has strides by which its elements overlap");
     detail::check_positions("fill_sinusoidal_positions", "first", first, s.tokens);
-    for (index r = 0; r < s.tokens; ++r)
-        for (index c = 0; c < s.channels; ++c) {
+    for (index_t r = 0; r < s.tokens; ++r)
+        for (index_t c = 0; c < s.channels; ++c) {
             const auto angle =
                 static_cast<double>(first + r) / std::pow(base, static_cast<double>(c / 2 * 2) / static_cast<double>(s.channels));
             table(0, 0, r, c) = static_cast<T>(c % 2 == 0 ? std::sin(angle) : std::cos(angle));

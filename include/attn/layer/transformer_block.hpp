@@ -47,7 +47,7 @@ struct transformer_block {
         attn::check_apart(feed_forward, out);
     }
     shape output_shape(const shape& tokens) const { return tokens; }
-    std::size_t workspace_bytes(const shape& tokens, const shape& context, index concurrency) const {
+    std::size_t workspace_bytes(const shape& tokens, const shape& context, index_t concurrency) const {
         detail::scratch memory;
         take_normal(memory, tokens, context, concurrency);
         return memory.used_bytes();
@@ -74,8 +74,8 @@ private:
         if (result != tokens) throw shape_error(name, argument, "makes " + to_string(result) + " of tokens of shape " + to_string(tokens));
     }
     /// The normalised tokens, behind the memory of what is inside.
-    tensor_view<scalar> take_normal(detail::scratch& memory, const shape& s, const shape& context, index concurrency) const {
-        memory.take<std::byte>(static_cast<index>(
+    tensor_view<scalar> take_normal(detail::scratch& memory, const shape& s, const shape& context, index_t concurrency) const {
+        memory.take<std::byte>(static_cast<index_t>(
             std::max({attention_norm.workspace_bytes(s, concurrency), feed_forward_norm.workspace_bytes(s, concurrency),
                       attention.workspace_bytes(s, context, concurrency), feed_forward.workspace_bytes(s, {}, concurrency)})));
         return head_major(has_norms ? memory.take<scalar>(s.size()) : nullptr, s);

@@ -40,7 +40,7 @@ struct windowed {
     shape output_shape(const shape& tokens) const {
         return {tokens.batch, 1, tokens.tokens, layer.output_shape(grid.windows_of(tokens)).channels};
     }
-    std::size_t workspace_bytes(const shape& tokens, const shape&, index concurrency) const {
+    std::size_t workspace_bytes(const shape& tokens, const shape&, index_t concurrency) const {
         detail::scratch memory;
         work(memory, *this, tokens, concurrency);
         return memory.used_bytes();
@@ -51,7 +51,7 @@ struct windowed {
         detail::copy_to_windows(grid, in.tokens, w.before, run);
         layer.forward({.tokens = w.before, .positions = in.positions}, w.after, run);
         const auto channels = out.shape().channels;
-        detail::for_each_window_token(grid, out.shape().batch, run, [&](index b, index to, index entry, index from) {
+        detail::for_each_window_token(grid, out.shape().batch, run, [&](index_t b, index_t to, index_t entry, index_t from) {
             const scalar* const row = w.after.row(entry, 0, from);
             if (in.residual.data())
                 detail::add_rows<Arch>(in.residual.row(b, 0, to), row, out.row(b, 0, to), channels);
@@ -64,9 +64,9 @@ private:
     struct work {
         tensor_view<scalar> before, after;
 
-        work(detail::scratch& memory, const windowed& outer, const shape& tokens, index concurrency) {
+        work(detail::scratch& memory, const windowed& outer, const shape& tokens, index_t concurrency) {
             const auto in = outer.grid.windows_of(tokens), result = outer.layer.output_shape(in);
-            memory.take<std::byte>(static_cast<index>(outer.layer.workspace_bytes(in, {}, concurrency)));
+            memory.take<std::byte>(static_cast<index_t>(outer.layer.workspace_bytes(in, {}, concurrency)));
             before = head_major(memory.take<scalar>(in.size()), in);
             after = head_major(memory.take<scalar>(result.size()), result);
         }
@@ -100,7 +100,7 @@ struct spatial_reduction {
         attn::check_apart(norm, out);
     }
     shape output_shape(const shape& tokens) const { return {tokens.batch, 1, grid.windows(), projection.outputs()}; }
-    std::size_t workspace_bytes(const shape& tokens, const shape&, index concurrency) const {
+    std::size_t workspace_bytes(const shape& tokens, const shape&, index_t concurrency) const {
         detail::scratch memory;
         take_windows(memory, tokens, concurrency);
         return memory.used_bytes();
@@ -116,8 +116,8 @@ struct spatial_reduction {
 
 private:
     shape joined(const shape& s) const { return {s.batch, 1, grid.windows(), grid.window_tokens() * s.channels}; }
-    tensor_view<T> take_windows(detail::scratch& memory, const shape& s, index concurrency) const {
-        memory.take<std::byte>(static_cast<index>(
+    tensor_view<T> take_windows(detail::scratch& memory, const shape& s, index_t concurrency) const {
+        memory.take<std::byte>(static_cast<index_t>(
             std::max(projection.workspace_bytes(joined(s), concurrency), norm.workspace_bytes(output_shape(s), concurrency))));
         return head_major(memory.take<T>(s.size()), grid.windows_of(s));
     }

@@ -25,20 +25,20 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// Every member throws argument_error unless the windows divide the grid and each shift is in [0, window).
 /// Liu et al. 2021, Swin Transformer: Hierarchical Vision Transformer using Shifted Windows.
 struct window_grid {
-    index height, width;
-    index window_height, window_width;
-    index shift_height = 0, shift_width = 0;
+    index_t height, width;
+    index_t window_height, window_width;
+    index_t shift_height = 0, shift_width = 0;
 
     /// Windows of one image.
-    index windows() const {
+    index_t windows() const {
         if (window_height < 1 || window_width < 1) [[unlikely]]
             check_sizes("window_grid"); // which throws: layers ask for sizes before they check
         return detail::product(height / window_height, width / window_width);
     }
     /// Tokens of one window.
-    index window_tokens() const { return detail::product(window_height, window_width); }
+    index_t window_tokens() const { return detail::product(window_height, window_width); }
     /// Where token `token` of window `window` lies in the grid.
-    index grid_token(index window, index token) const {
+    index_t grid_token(index_t window, index_t token) const {
         const auto across = width / window_width;
         const auto row = (window / across * window_height + token / window_width + shift_height) % height;
         return row * width + (window % across * window_width + token % window_width + shift_width) % width;
@@ -46,12 +46,12 @@ struct window_grid {
 
     /// Calls f(token of the grid, token of the window) for each token of a window, in the window's order: grid_token without divisions.
     template <class F>
-    void for_each_token(index window, F&& f) const {
+    void for_each_token(index_t window, F&& f) const {
         const auto across = width / window_width;
         const auto top = window / across * window_height + shift_height, left = window % across * window_width + shift_width;
-        for (index y = 0; y < window_height; ++y) {
+        for (index_t y = 0; y < window_height; ++y) {
             const auto row = top + y < height ? top + y : top + y - height;
-            for (index x = 0; x < window_width; ++x) {
+            for (index_t x = 0; x < window_width; ++x) {
                 const auto column = left + x < width ? left + x : left + x - width;
                 f(row * width + column, y * window_width + x);
             }
@@ -68,10 +68,10 @@ struct window_grid {
         std::vector<std::int32_t> ids;
         ids.reserve(static_cast<std::size_t>(height * width));
         // In shifted coordinates the last `shift` rows and columns come from the grid's first.
-        const auto wrapped = [](index at, index size, index shift) { return at >= size - shift ? 1 : 0; };
+        const auto wrapped = [](index_t at, index_t size, index_t shift) { return at >= size - shift ? 1 : 0; };
         const auto across = width / window_width;
-        for (index w = 0; w < windows(); ++w)
-            for (index t = 0; t < window_tokens(); ++t)
+        for (index_t w = 0; w < windows(); ++w)
+            for (index_t t = 0; t < window_tokens(); ++t)
                 ids.push_back(2 * wrapped(w / across * window_height + t / window_width, height, shift_height) +
                               wrapped(w % across * window_width + t % window_width, width, shift_width));
         return segments(ids, windows());
@@ -120,31 +120,31 @@ void check_windows(const window_grid& grid, std::string_view operation, const sh
 
 /// Calls f(image, token of the image, window, token of the window) for each token, in parallel: window w of image b is entry b windows() + w.
 template <class F>
-void for_each_window_token(const window_grid& grid, index images, const execution& run, const F& f) {
-    run.for_each(images * grid.windows(), [&](index entry, index) {
+void for_each_window_token(const window_grid& grid, index_t images, const execution& run, const F& f) {
+    run.for_each(images * grid.windows(), [&](index_t entry, index_t) {
         grid.for_each_token(entry % grid.windows(),
-                            [&](index of_image, index of_window) { f(entry / grid.windows(), of_image, entry, of_window); });
+                            [&](index_t of_image, index_t of_window) { f(entry / grid.windows(), of_image, entry, of_window); });
     });
 }
 
 /// The channels of one token, in all heads.
 template <class T>
-void copy_token(const tensor_view<const T>& from, index from_batch, index from_token, const tensor_view<T>& to, index to_batch, index to_token) {
-    for (index h = 0; h < from.shape().heads; ++h) {
+void copy_token(const tensor_view<const T>& from, index_t from_batch, index_t from_token, const tensor_view<T>& to, index_t to_batch, index_t to_token) {
+    for (index_t h = 0; h < from.shape().heads; ++h) {
         const T* const source = from.row(from_batch, h, from_token);
         T* const target = to.row(to_batch, h, to_token);
         const auto from_stride = from.strides().channel, to_stride = to.strides().channel;
         if (from_stride == 1 && to_stride == 1)
             std::copy_n(source, from.shape().channels, target);
         else
-            for (index c = 0; c < from.shape().channels; ++c) target[c * to_stride] = source[c * from_stride];
+            for (index_t c = 0; c < from.shape().channels; ++c) target[c * to_stride] = source[c * from_stride];
     }
 }
 
 /// window_partition, of which everything has been checked.
 template <class T>
 void copy_to_windows(const window_grid& grid, const tensor_view<const T>& image, const tensor_view<T>& windows, const execution& run) {
-    for_each_window_token(grid, image.shape().batch, run, [&](index b, index of_image, index entry, index of_window) {
+    for_each_window_token(grid, image.shape().batch, run, [&](index_t b, index_t of_image, index_t entry, index_t of_window) {
         copy_token(image, b, of_image, windows, entry, of_window);
     });
 }
@@ -181,7 +181,7 @@ template <TensorLike V>
 void window_reverse(const window_grid& grid, const V& windows, const tensor_view<detail::scalar_t<V>>& image, const execution& run) {
     const tensor_view<const detail::scalar_t<V>> from = windows;
     detail::check_windows(grid, "window_reverse", image.shape(), from.shape(), from, "windows", image, "image");
-    detail::for_each_window_token(grid, image.shape().batch, run, [&](index b, index of_image, index entry, index of_window) {
+    detail::for_each_window_token(grid, image.shape().batch, run, [&](index_t b, index_t of_image, index_t entry, index_t of_window) {
         detail::copy_token(from, entry, of_window, image, b, of_image);
     });
 }

@@ -17,7 +17,7 @@ struct batch_norm_statistics {
 
     batch_norm_statistics() = default;
     /// Throws attention_error if the channels are fewer than none, or too many.
-    explicit batch_norm_statistics(index channels) {
+    explicit batch_norm_statistics(index_t channels) {
         detail::check_shape<double>("batch_norm_statistics", "channels", {.tokens = 1, .channels = channels});
         mean.assign(static_cast<std::size_t>(channels), 0.0);
         variance.assign(static_cast<std::size_t>(channels), 1.0);
@@ -29,7 +29,7 @@ struct batch_norm_statistics {
         const auto part = momentum.value_or(1 / static_cast<double>(batches));
         for (std::size_t c = 0; c < mean.size(); ++c) {
             mean[c] += part * (batch.mean[c] - mean[c]);
-            variance[c] += part * (batch.variance(static_cast<index>(c), true) - variance[c]);
+            variance[c] += part * (batch.variance(static_cast<index_t>(c), true) - variance[c]);
         }
     }
 };
@@ -65,16 +65,16 @@ struct batch_norm {
         out.require_apart("mean", mean);
         out.require_apart("variance", variance);
     }
-    std::size_t workspace_bytes(const shape& x, index concurrency) const { return workspace_bytes(x, concurrency, mean.empty()); }
+    std::size_t workspace_bytes(const shape& x, index_t concurrency) const { return workspace_bytes(x, concurrency, mean.empty()); }
     void forward(const tensor_view<const T>& x, const tensor_view<T>& out, const execution& run) const { forward(x, out, run, 0); }
 
     /// The map of a channel that inference with statistics applies; eta is RepBN's.
-    channel_map map_of(index c, double eta = 0) const {
+    channel_map map_of(index_t c, double eta = 0) const {
         const auto i = static_cast<std::size_t>(c);
         return map_of(c, mean[i], variance[i], eta);
     }
     /// What it does to channel c with such statistics, plus eta times the input.
-    channel_map map_of(index c, double its_mean, double its_variance, double eta) const {
+    channel_map map_of(index_t c, double its_mean, double its_variance, double eta) const {
         const auto i = static_cast<std::size_t>(c);
         return batch_norm_map(its_mean, its_variance, weight.empty() ? 1 : static_cast<double>(weight[i]), bias.empty() ? 0 : static_cast<double>(bias[i]),
                               eps, eta);
@@ -97,7 +97,7 @@ struct batch_norm {
         if (momentum && !(*momentum >= 0 && *momentum <= 1))
             throw argument_error(operation, "momentum", "is " + std::to_string(*momentum) + ", but must lie between 0 and 1");
     }
-    static std::size_t workspace_bytes(const shape& x, index concurrency, bool takes_statistics) {
+    static std::size_t workspace_bytes(const shape& x, index_t concurrency, bool takes_statistics) {
         detail::scratch counted;
         detail::channel_maps<T>::in(counted, x.channels);
         if (takes_statistics) detail::token_statistics<Arch, T>::in(counted, x, concurrency);
@@ -110,10 +110,10 @@ struct batch_norm {
         detail::scratch memory(run.workspace().bytes().data());
         const auto maps = detail::channel_maps<T>::in(memory, s.channels);
         if (!mean.empty()) {
-            maps.set(s.channels, 1, [&](index c) { return map_of(c, eta); });
+            maps.set(s.channels, 1, [&](index_t c) { return map_of(c, eta); });
         } else {
             const auto seen = detail::token_statistics<Arch, T>::in(memory, s, run.concurrency())(x, {}, run);
-            maps.set(s.channels, 1, [&](index c) { return map_of(c, seen.mean[c], seen.variance(c, false), eta); });
+            maps.set(s.channels, 1, [&](index_t c) { return map_of(c, seen.mean[c], seen.variance(c, false), eta); });
         }
         detail::map_channels<Arch>(x, out, maps, run);
     }
@@ -127,16 +127,16 @@ struct batch_norm {
         const auto maps = detail::channel_maps<T>::in(memory, s.channels);
         const auto seen = detail::token_statistics<Arch, T>::in(memory, s, run.concurrency())(x, mask, run);
         statistics.update(seen, momentum);
-        maps.set(s.channels, 1 - kept, [&](index c) { return map_of(c, seen.mean[c], seen.variance(c, false), eta); });
+        maps.set(s.channels, 1 - kept, [&](index_t c) { return map_of(c, seen.mean[c], seen.variance(c, false), eta); });
         const auto slope_hidden = static_cast<T>((1 - kept) * (1 + eta)), share = static_cast<T>(kept);
-        constexpr index rows_of_a_task = 64;
+        constexpr index_t rows_of_a_task = 64;
         const auto rows = s.batch * s.heads * s.tokens;
-        run.for_each((rows + rows_of_a_task - 1) / rows_of_a_task, [&](index task, index) {
-            for (index r = task * rows_of_a_task; r < std::min(rows, (task + 1) * rows_of_a_task); ++r) {
+        run.for_each((rows + rows_of_a_task - 1) / rows_of_a_task, [&](index_t task, index_t) {
+            for (index_t r = task * rows_of_a_task; r < std::min(rows, (task + 1) * rows_of_a_task); ++r) {
                 const auto b = r / (s.heads * s.tokens), h = r / s.tokens % s.heads, i = r % s.tokens;
                 const detail::row_run<T> row{x.row(b, h, i), out.row(b, h, i), 0, 0, 1};
                 if (!detail::counts(mask, b, h, i))
-                    for (index c = 0; c < s.channels; ++c) row.out[c] = slope_hidden * row.x[c] + (kept == 0 ? T{0} : share * row.out[c]);
+                    for (index_t c = 0; c < s.channels; ++c) row.out[c] = slope_hidden * row.x[c] + (kept == 0 ? T{0} : share * row.out[c]);
                 else if (kept == 0) detail::map_rows<Arch, false, false, 1>(row, 0, s.channels, maps, share);
                 else detail::map_rows<Arch, true, false, 1>(row, 0, s.channels, maps, share);
             }
@@ -169,7 +169,7 @@ void check_training(std::string_view operation, const tensor_view<const T>& x, c
 /// Bytes of workspace that a training call of the norm needs.
 template <Norm N>
     requires requires { typename N::arch; }
-std::size_t training_workspace_bytes(const N&, const shape& x, index concurrency) {
+std::size_t training_workspace_bytes(const N&, const shape& x, index_t concurrency) {
     return batch_norm<typename N::scalar, typename N::arch>::workspace_bytes(x, concurrency, true);
 }
 

@@ -30,12 +30,12 @@ template <Scalar T>
 struct channel_maps {
     T *centre, *scale, *offset; // (channels) each, in whole registers
 
-    static channel_maps in(scratch& memory, index channels) { return {memory.take<T>(channels), memory.take<T>(channels), memory.take<T>(channels)}; }
+    static channel_maps in(scratch& memory, index_t channels) { return {memory.take<T>(channels), memory.take<T>(channels), memory.take<T>(channels)}; }
 
     /// The map of channel c is map_of(c), times `share`.
     template <class F>
-    void set(index channels, double share, const F& map_of) const {
-        for (index c = 0; c < channels; ++c) {
+    void set(index_t channels, double share, const F& map_of) const {
+        for (index_t c = 0; c < channels; ++c) {
             const channel_map map = map_of(c);
             centre[c] = static_cast<T>(map.mean);
             scale[c] = static_cast<T>(share * map.scale);
@@ -46,14 +46,14 @@ struct channel_maps {
 
 /// out = (x - centre) * scale + offset, plus `kept` times what out held if blend, for some neighbouring rows, which share the loads of the maps.
 template <class Arch, bool blend, bool streaming, int rows, Scalar T>
-[[gnu::always_inline]] inline void map_rows(const row_run<T>& at, index first, index channels, const channel_maps<T>& maps, T kept) {
+[[gnu::always_inline]] inline void map_rows(const row_run<T>& at, index_t first, index_t channels, const channel_maps<T>& maps, T kept) {
     using lanes = simd::lanes<T, Arch>;
     constexpr int size = lanes::size, bytes_ahead = 2048;
     const T* const x = at.x + first * at.x_stride;
     T* const out = at.out + first * at.out_stride;
     const auto x_stride = at.x_stride, out_stride = at.out_stride;
     const lanes share(kept);
-    index c = 0;
+    index_t c = 0;
     for (; c + size <= channels; c += size) {
         const auto centre = lanes::load(maps.centre + c), scale = lanes::load(maps.scale + c), offset = lanes::load(maps.offset + c);
         simd::unroll<rows>([&](auto r) {
@@ -77,9 +77,9 @@ template <class Arch, bool blend, bool streaming, int rows, Scalar T>
 
 /// Single rows in the order of memory if they are streamed, else pairs of them.
 template <class Arch, bool blend, bool streaming, Scalar T>
-void map_run(const row_run<T>& run, index channels, const channel_maps<T>& maps, T kept) {
+void map_run(const row_run<T>& run, index_t channels, const channel_maps<T>& maps, T kept) {
     constexpr int together = streaming ? 1 : 2;
-    index r = 0;
+    index_t r = 0;
     for (; r + together <= run.count; r += together) map_rows<Arch, blend, streaming, together>(run, r, channels, maps, kept);
     for (; r < run.count; ++r) map_rows<Arch, blend, streaming, 1>(run, r, channels, maps, kept);
     if constexpr (streaming) simd::finish_streaming();

@@ -10,7 +10,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// A norm that is one line per channel in inference: batch_norm, rep_batch_norm and progressive_rep_batch_norm with running statistics.
 template <class N>
-concept FoldableNorm = Norm<N> && requires(const N& norm, index c) {
+concept FoldableNorm = Norm<N> && requires(const N& norm, index_t c) {
     { norm.map_of(c) } -> std::same_as<channel_map>;
 };
 
@@ -31,7 +31,7 @@ struct linear_view {
 namespace detail {
 
 template <FoldableNorm N>
-std::vector<channel_map> maps_to_fold(std::string_view operation, const N& norm, index channels) {
+std::vector<channel_map> maps_to_fold(std::string_view operation, const N& norm, index_t channels) {
     if constexpr (requires { norm.mean; }) {
         if (norm.mean.empty()) throw argument_error(operation, "norm", "has no running statistics to fold");
     } else if constexpr (requires { norm.batch; }) {
@@ -41,7 +41,7 @@ std::vector<channel_map> maps_to_fold(std::string_view operation, const N& norm,
     }
     norm.check({.tokens = 1, .channels = channels});
     std::vector<channel_map> maps;
-    for (index c = 0; c < channels; ++c) maps.push_back(norm.map_of(c));
+    for (index_t c = 0; c < channels; ++c) maps.push_back(norm.map_of(c));
     return maps;
 }
 
@@ -77,29 +77,29 @@ void check_folded(std::string_view operation, const linear_view<const T>& linear
 }
 
 template <class T>
-double bias_of(const linear_view<T>& linear, index o) {
+double bias_of(const linear_view<T>& linear, index_t o) {
     return linear.bias.empty() ? 0 : static_cast<double>(linear.bias[static_cast<std::size_t>(o)]);
 }
 
 /// Output o of a linear on inputs in(0), in(1), ...
 template <class T, class F>
-double output_of(const linear_view<T>& linear, index o, const F& in) {
+double output_of(const linear_view<T>& linear, index_t o, const F& in) {
     auto sum = bias_of(linear, o);
-    for (index i = 0; i < linear.weight.shape().channels; ++i) sum += static_cast<double>(linear.weight(0, 0, o, i)) * in(i);
+    for (index_t i = 0; i < linear.weight.shape().channels; ++i) sum += static_cast<double>(linear.weight(0, 0, o, i)) * in(i);
     return sum;
 }
 
 /// Calls f(row) with each row of the probe, widened.
 template <class T, class F>
-void for_each_probe(std::string_view operation, const tensor_view<T>& probe, index inputs, const F& f) {
+void for_each_probe(std::string_view operation, const tensor_view<T>& probe, index_t inputs, const F& f) {
     const auto& s = probe.shape();
     if (s.channels != inputs) throw shape_error(operation, "probe", "has shape " + to_string(s) + ", but the linear has " + std::to_string(inputs) + " inputs");
     std::vector<double> row(static_cast<std::size_t>(inputs));
-    for (index b = 0; b < s.batch; ++b)
-        for (index h = 0; h < s.heads; ++h)
-            for (index i = 0; i < s.tokens; ++i) {
-                for (index c = 0; c < inputs; ++c) row[static_cast<std::size_t>(c)] = static_cast<double>(probe(b, h, i, c));
-                f([&](index c) { return row[static_cast<std::size_t>(c)]; });
+    for (index_t b = 0; b < s.batch; ++b)
+        for (index_t h = 0; h < s.heads; ++h)
+            for (index_t i = 0; i < s.tokens; ++i) {
+                for (index_t c = 0; c < inputs; ++c) row[static_cast<std::size_t>(c)] = static_cast<double>(probe(b, h, i, c));
+                f([&](index_t c) { return row[static_cast<std::size_t>(c)]; });
             }
 }
 
@@ -114,15 +114,15 @@ double fold_and_compare(std::string_view operation, const linear_view<T>& folded
     const bool asked = probe.data() != nullptr;
     if (asked) {
         for_each_probe(operation, probe, inputs, [&](const auto& in) {
-            for (index o = 0; o < outputs; ++o) expected.push_back(unfolded(o, in));
+            for (index_t o = 0; o < outputs; ++o) expected.push_back(unfolded(o, in));
         });
     }
-    for (index o = 0; o < outputs; ++o) fold(o);
+    for (index_t o = 0; o < outputs; ++o) fold(o);
     double largest = 0;
     if (asked) {
         auto at = expected.begin();
         for_each_probe(operation, probe, inputs, [&](const auto& in) {
-            for (index o = 0; o < outputs; ++o) {
+            for (index_t o = 0; o < outputs; ++o) {
                 const auto deviation = std::abs(output_of(folded, o, in) - *at++);
                 if (!(deviation <= largest)) largest = deviation;
             }
@@ -146,13 +146,13 @@ double fold(const N& norm, const linear_view<const typename N::scalar>& linear, 
     detail::check_folded<T>(operation, linear, folded, probe);
     const auto inputs = linear.weight.shape().channels;
     const auto maps = detail::maps_to_fold(operation, norm, inputs);
-    const auto map = [&](index c) -> const channel_map& { return maps[static_cast<std::size_t>(c)]; };
+    const auto map = [&](index_t c) -> const channel_map& { return maps[static_cast<std::size_t>(c)]; };
     return detail::fold_and_compare<T>(
         operation, folded, probe,
-        [&](index o, const auto& in) { return detail::output_of(linear, o, [&](index i) { return detail::applied(map(i), in(i)); }); },
-        [&](index o) {
-            const auto bias = detail::output_of(linear, o, [&](index i) { return map(i).at_zero(); });
-            for (index i = 0; i < inputs; ++i)
+        [&](index_t o, const auto& in) { return detail::output_of(linear, o, [&](index_t i) { return detail::applied(map(i), in(i)); }); },
+        [&](index_t o) {
+            const auto bias = detail::output_of(linear, o, [&](index_t i) { return map(i).at_zero(); });
+            for (index_t i = 0; i < inputs; ++i)
                 folded.weight(0, 0, o, i) = static_cast<T>(static_cast<double>(linear.weight(0, 0, o, i)) * map(i).scale);
             folded.bias[static_cast<std::size_t>(o)] = static_cast<T>(bias);
         });
@@ -168,11 +168,11 @@ double fold(const linear_view<const typename N::scalar>& linear, const N& norm, 
     constexpr std::string_view operation = "fold";
     detail::check_folded<T>(operation, linear, folded, probe);
     const auto maps = detail::maps_to_fold(operation, norm, linear.weight.shape().tokens);
-    const auto map = [&](index c) -> const channel_map& { return maps[static_cast<std::size_t>(c)]; };
+    const auto map = [&](index_t c) -> const channel_map& { return maps[static_cast<std::size_t>(c)]; };
     return detail::fold_and_compare<T>(
-        operation, folded, probe, [&](index o, const auto& in) { return detail::applied(map(o), detail::output_of(linear, o, in)); },
-        [&](index o) {
-            for (index i = 0; i < linear.weight.shape().channels; ++i)
+        operation, folded, probe, [&](index_t o, const auto& in) { return detail::applied(map(o), detail::output_of(linear, o, in)); },
+        [&](index_t o) {
+            for (index_t i = 0; i < linear.weight.shape().channels; ++i)
                 folded.weight(0, 0, o, i) = static_cast<T>(static_cast<double>(linear.weight(0, 0, o, i)) * map(o).scale);
             folded.bias[static_cast<std::size_t>(o)] = static_cast<T>(detail::applied(map(o), detail::bias_of(linear, o)));
         });

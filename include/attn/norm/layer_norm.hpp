@@ -32,7 +32,7 @@ struct layer_norm {
         out.require_apart("weight", weight);
         out.require_apart("bias", bias);
     }
-    std::size_t workspace_bytes(const shape&, index) const { return 0; }
+    std::size_t workspace_bytes(const shape&, index_t) const { return 0; }
 
     void forward(const tensor_view<const T>& x, const tensor_view<T>& out, const execution& run) const {
         const detail::row_pairs<T> pairs(x, out);

@@ -21,7 +21,7 @@ concept Norm = requires(const N& norm, const shape& s, const tensor_view<const t
     requires Scalar<typename N::scalar>;
     { N::name } -> std::convertible_to<std::string_view>;
     norm.check(s);
-    { norm.workspace_bytes(s, index{1}) } -> std::same_as<std::size_t>;
+    { norm.workspace_bytes(s, index_t{1}) } -> std::same_as<std::size_t>;
     norm.forward(x, out, run);
 };
 
@@ -88,7 +88,7 @@ template <Norm N, ExecutorArgument E = sequential>
 void normalise(const N& norm, const tensor_view<const typename N::scalar>& x, const tensor_view<typename N::scalar>& out, E&& executor = {}) {
     detail::check_rows(N::name, x, out, true);
     norm.check(x.shape());
-    workspace memory(norm.workspace_bytes(x.shape(), std::max<index>(1, executor.concurrency())));
+    workspace memory(norm.workspace_bytes(x.shape(), std::max<index_t>(1, executor.concurrency())));
     normalise(norm, x, out, execution(executor, memory));
 }
 

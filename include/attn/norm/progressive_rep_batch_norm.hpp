@@ -27,15 +27,15 @@ struct progressive_rep_batch_norm {
         attn::check_apart(norm, out);
         rep.check_apart(out);
     }
-    std::size_t workspace_bytes(const shape& x, index concurrency) const { return rep.workspace_bytes(x, concurrency); }
+    std::size_t workspace_bytes(const shape& x, index_t concurrency) const { return rep.workspace_bytes(x, concurrency); }
     void forward(const tensor_view<const scalar>& x, const tensor_view<scalar>& out, const execution& run) const { rep.forward(x, out, run); }
     /// What inference does to channel c.
-    channel_map map_of(index c) const { return rep.map_of(c); }
+    channel_map map_of(index_t c) const { return rep.map_of(c); }
 };
 
 /// Bytes of workspace that a training call needs: enough for either norm, which run one after the other.
 template <Norm N, class Arch>
-std::size_t training_workspace_bytes(const progressive_rep_batch_norm<N, Arch>& norm, const shape& x, index concurrency) {
+std::size_t training_workspace_bytes(const progressive_rep_batch_norm<N, Arch>& norm, const shape& x, index_t concurrency) {
     return std::max(norm.norm.workspace_bytes(x, concurrency), training_workspace_bytes(norm.rep, x, concurrency));
 }
 

@@ -17,13 +17,13 @@ public:
     static constexpr std::string_view name = "recalibration";
 
     /// Throws attention_error if the channels are fewer than none, or too many.
-    explicit recalibration(index channels) : mean_(batch_norm_statistics(channels).mean), squares_(mean_) {}
+    explicit recalibration(index_t channels) : mean_(batch_norm_statistics(channels).mean), squares_(mean_) {}
 
     /// Tokens so far.
-    index tokens() const { return count_; }
+    index_t tokens() const { return count_; }
 
     template <Scalar T, class Arch = simd::native>
-    static std::size_t workspace_bytes(const shape& x, index concurrency) {
+    static std::size_t workspace_bytes(const shape& x, index_t concurrency) {
         detail::scratch counted;
         detail::token_statistics<Arch, T>::in(counted, x, concurrency);
         return counted.used_bytes();
@@ -54,7 +54,7 @@ public:
 
 private:
     std::vector<double> mean_, squares_;
-    index count_ = 0;
+    index_t count_ = 0;
 };
 
 } // namespace attn

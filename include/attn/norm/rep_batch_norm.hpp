@@ -31,10 +31,10 @@ struct rep_batch_norm {
         batch.check_parameters(operation, x);
         if (!std::isfinite(eta)) throw argument_error(operation, "eta", "is not finite");
     }
-    std::size_t workspace_bytes(const shape& x, index concurrency) const { return batch.workspace_bytes(x, concurrency); }
+    std::size_t workspace_bytes(const shape& x, index_t concurrency) const { return batch.workspace_bytes(x, concurrency); }
     void forward(const tensor_view<const T>& x, const tensor_view<T>& out, const execution& run) const { batch.forward(x, out, run, eta); }
     /// What inference does to channel c.
-    channel_map map_of(index c) const { return batch.map_of(c, eta); }
+    channel_map map_of(index_t c) const { return batch.map_of(c, eta); }
 };
 
 /// Training of a rep_batch_norm: as of a batch_norm, plus eta x.

@@ -27,7 +27,7 @@ struct rms_norm {
         detail::check_eps(name, eps);
     }
     void check_apart(const output_memory& out) const { out.require_apart("weight", weight); }
-    std::size_t workspace_bytes(const shape&, index) const { return 0; }
+    std::size_t workspace_bytes(const shape&, index_t) const { return 0; }
 
     void forward(const tensor_view<const T>& x, const tensor_view<T>& out, const execution& run) const {
         const detail::row_pairs<T> pairs(x, out);

@@ -28,13 +28,13 @@ template <class Arch, bool centred_, bool has_weight_, bool has_bias_, bool stre
 struct row_operation {
     using lanes = simd::lanes<T, Arch>;
     static constexpr bool centred = centred_, has_weight = has_weight_, has_bias = has_bias_, streaming = streaming_;
-    index channels;
+    index_t channels;
     const T* weight;
     const T* bias;
 
     /// ((x - centre) * scale + offset) * weight + bias.
     template <class Load>
-    [[gnu::always_inline]] lanes mapped(lanes x, lanes centre, lanes scale, lanes offset, index c, const Load& load) const {
+    [[gnu::always_inline]] lanes mapped(lanes x, lanes centre, lanes scale, lanes offset, index_t c, const Load& load) const {
         if constexpr (centred) x = fma(x - centre, scale, offset);
         else x = x * scale;
         if constexpr (has_weight && has_bias) return fma(x, load(weight + c), load(bias + c));
@@ -53,7 +53,7 @@ struct row_operation {
         lanes total[chains], squares[chains];
         simd::unroll<chains>([&](auto k) { total[k] = squares[k] = lanes(0); });
         const auto whole = [](const T* p) { return lanes::load(p); };
-        const auto step = [&](auto k, index at) __attribute__((always_inline)) {
+        const auto step = [&](auto k, index_t at) __attribute__((always_inline)) {
             if constexpr (sums) {
                 auto d = lanes::load(next + at);
                 if constexpr (centred) d -= shift, total[k] += d;
@@ -66,7 +66,7 @@ struct row_operation {
                 else y.store(out + at);
             }
         };
-        index c = 0;
+        index_t c = 0;
         for (; c + chains * size <= channels; c += chains * size) simd::unroll<chains>([&](auto k) { step(k, c + k * size); });
         for (; c + size <= channels; c += size) step(std::integral_constant<int, 0>{}, c);
         if (const auto left = channels - c; left > 0) {
@@ -95,9 +95,9 @@ bool squares_in_range(T squares, double eps) {
 /// The same row map from a scaled copy of the numbers, in double: for rows whose squares leave the range of T. Infinity and NaN end here
 /// too: a NaN makes NaN of the row; an infinity makes NaN of a centred row, and otherwise 0 of the others and NaN of itself.
 template <bool centred, Scalar T>
-row_map<T> careful_row_map(const T* x, index channels, double eps) {
+row_map<T> careful_row_map(const T* x, index_t channels, double eps) {
     double largest = 0, sum_of_all = 0;
-    for (index c = 0; c < channels; ++c) {
+    for (index_t c = 0; c < channels; ++c) {
         const auto value = static_cast<double>(x[c]);
         largest = std::max(largest, std::abs(value));
         sum_of_all += value - value; // NaN if any is not finite
@@ -108,11 +108,11 @@ row_map<T> careful_row_map(const T* x, index channels, double eps) {
         return centred || any_nan ? row_map<T>{0, nan, nan} : row_map<T>{0, 0, 0};
     }
     const auto exponent = largest > 0 ? std::ilogb(largest) : 0;
-    const auto scaled = [&](index c) { return std::scalbn(static_cast<double>(x[c]), -exponent); };
+    const auto scaled = [&](index_t c) { return std::scalbn(static_cast<double>(x[c]), -exponent); };
     const auto count = static_cast<double>(channels);
     double mean = 0, squares = 0;
-    for (index c = 0; centred && c < channels; ++c) mean += scaled(c) / count;
-    for (index c = 0; c < channels; ++c) squares += (scaled(c) - mean) * (scaled(c) - mean) / count;
+    for (index_t c = 0; centred && c < channels; ++c) mean += scaled(c) / count;
+    for (index_t c = 0; c < channels; ++c) squares += (scaled(c) - mean) * (scaled(c) - mean) / count;
     const auto scale = std::scalbn(1 / std::sqrt(squares + std::scalbn(eps, -2 * exponent)), -exponent);
     const auto unscaled = std::scalbn(mean, exponent);
     const auto centre = static_cast<T>(unscaled);
@@ -143,7 +143,7 @@ template <class Op, Scalar T>
 
 /// x / sqrt(mean(x^2) + eps) as a map, from the sum of x^2.
 template <Scalar T>
-[[gnu::always_inline]] inline row_map<T> root_mean_square_map(const T* x, index channels, T squares, double eps) {
+[[gnu::always_inline]] inline row_map<T> root_mean_square_map(const T* x, index_t channels, T squares, double eps) {
     if (!squares_in_range(squares, eps)) [[unlikely]]
         return careful_row_map<false>(x, channels, eps);
     return {0, static_cast<T>(1 / std::sqrt(static_cast<double>(squares) / static_cast<double>(channels) + eps)), 0};
@@ -152,15 +152,15 @@ template <Scalar T>
 /// Normalises the rows of a run. The sums run two rows ahead of the writing, so that nothing waits for the square root of a row.
 template <class Op, Scalar T>
 void normalise_rows(const Op& op, const row_run<T>& run, double eps) {
-    constexpr index ahead = 2;
+    constexpr index_t ahead = 2;
     row_map<T> maps[ahead];
-    const auto row = [&](index r) { return run.x + r * run.x_stride; };
-    const auto map_of = [&](index r, const row_sums<T>& sums) {
+    const auto row = [&](index_t r) { return run.x + r * run.x_stride; };
+    const auto map_of = [&](index_t r, const row_sums<T>& sums) {
         if constexpr (Op::centred) return centred_map(op, row(r), sums, eps);
         else return root_mean_square_map(row(r), op.channels, sums.squares, eps);
     };
-    for (index r = 0; r < std::min(ahead, run.count); ++r) maps[r] = map_of(r, op.template pass<true, false>(row(r), row(r)[0], nullptr, nullptr, {}));
-    for (index r = 0; r < run.count; ++r) {
+    for (index_t r = 0; r < std::min(ahead, run.count); ++r) maps[r] = map_of(r, op.template pass<true, false>(row(r), row(r)[0], nullptr, nullptr, {}));
+    for (index_t r = 0; r < run.count; ++r) {
         auto& map = maps[r % ahead];
         T* const out = run.out + r * run.out_stride;
         if (const auto next = r + ahead; next < run.count) map = map_of(next, op.template pass<true, true>(row(next), row(next)[0], row(r), out, map));

@@ -12,10 +12,10 @@ namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 /// what is to be overwritten. Not in place, where the caches hold it already.
 template <Scalar T>
 bool worth_streaming(const tensor_view<const T>& x, const tensor_view<T>& out) {
-    constexpr index many_bytes = index{8} << 20, size = sizeof(T);
-    const auto aligned = [](index bytes) { return bytes % static_cast<index>(alignment) == 0; };
+    constexpr index_t many_bytes = index_t{8} << 20, size = sizeof(T);
+    const auto aligned = [](index_t bytes) { return bytes % static_cast<index_t>(alignment) == 0; };
     const auto& s = out.strides();
-    return out.shape().size() * size >= many_bytes && out.data() != x.data() && aligned(static_cast<index>(reinterpret_cast<std::intptr_t>(out.data()))) &&
+    return out.shape().size() * size >= many_bytes && out.data() != x.data() && aligned(static_cast<index_t>(reinterpret_cast<std::intptr_t>(out.data()))) &&
            aligned(s.batch * size) && aligned(s.head * size) && aligned(s.token * size);
 }
 
@@ -35,7 +35,7 @@ template <Scalar T>
 struct row_run {
     const T* x;
     T* out;
-    index x_stride, out_stride, count;
+    index_t x_stride, out_stride, count;
 };
 
 /// The token rows of x and out (batch, heads, tokens, channels) in the order in which x lies in memory, for work that treats every row
@@ -60,11 +60,11 @@ public:
         }
     }
 
-    index count() const { return loops_[0].extent * loops_[1].extent * loops_[2].extent; }
+    index_t count() const { return loops_[0].extent * loops_[1].extent * loops_[2].extent; }
 
     /// Calls f(row_run) until rows [first, first + count) are done.
     template <class F>
-    void for_each_run(index first, index count, const F& f) const {
+    void for_each_run(index_t first, index_t count, const F& f) const {
         const auto& [a, b, c] = loops_;
         while (count > 0) {
             const auto i = first / (b.extent * c.extent), j = first / c.extent % b.extent, k = first % c.extent;
@@ -78,11 +78,11 @@ public:
     /// Calls f(row_run) on pieces of all rows, in parallel. The pieces do not depend on the number of threads.
     template <class F>
     void for_each_run(const execution& run, const F& f) const {
-        constexpr index bytes_of_a_task = 64 * 1024;
+        constexpr index_t bytes_of_a_task = 64 * 1024;
         const auto rows = count();
-        const auto rows_of_a_task = std::max<index>(1, bytes_of_a_task / (std::max<index>(1, channels_) * static_cast<index>(sizeof(T))));
+        const auto rows_of_a_task = std::max<index_t>(1, bytes_of_a_task / (std::max<index_t>(1, channels_) * static_cast<index_t>(sizeof(T))));
         if (channels_ == 0) return;
-        run.for_each((rows + rows_of_a_task - 1) / rows_of_a_task, [&](index task, index) {
+        run.for_each((rows + rows_of_a_task - 1) / rows_of_a_task, [&](index_t task, index_t) {
             const auto first = task * rows_of_a_task;
             for_each_run(first, std::min(rows_of_a_task, rows - first), f);
         });
@@ -90,11 +90,11 @@ public:
 
 private:
     struct loop {
-        index extent, x, out;
+        index_t extent, x, out;
     };
     const T* x_;
     T* out_;
-    index channels_;
+    index_t channels_;
     std::array<loop, 3> loops_;
 };
 

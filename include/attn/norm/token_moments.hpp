@@ -18,29 +18,29 @@ using token_mask = tensor_view<const bool>;
 struct moments_view {
     double* mean;
     double* squares;
-    index count = 0;
+    index_t count = 0;
 
     /// Adds `more` tokens of one channel. The caller adds to `count` once all channels are done.
-    void merge(index channel, index more, double their_mean, double their_squares) {
+    void merge(index_t channel, index_t more, double their_mean, double their_squares) {
         const auto a = static_cast<double>(count), b = static_cast<double>(more);
         const auto apart = their_mean - mean[channel];
         mean[channel] += apart * (b / (a + b));
         squares[channel] += their_squares + apart * apart * (a * b / (a + b));
     }
     /// Adds the tokens of another set.
-    void merge(const moments_view& other, index channels) {
+    void merge(const moments_view& other, index_t channels) {
         if (other.count == 0) return;
-        for (index c = 0; c < channels; ++c) merge(c, other.count, other.mean[c], other.squares[c]);
+        for (index_t c = 0; c < channels; ++c) merge(c, other.count, other.mean[c], other.squares[c]);
         count += other.count;
     }
     /// Forgets all tokens.
-    void clear(index channels) {
+    void clear(index_t channels) {
         std::fill_n(mean, channels, 0.0);
         std::fill_n(squares, channels, 0.0);
         count = 0;
     }
     /// Of the tokens themselves; `unbiased`: of what they are a sample of. NaN for no token, and unbiased for one.
-    double variance(index channel, bool unbiased) const { return squares[channel] / static_cast<double>(count - (unbiased ? 1 : 0)); }
+    double variance(index_t channel, bool unbiased) const { return squares[channel] / static_cast<double>(count - (unbiased ? 1 : 0)); }
 };
 
 namespace detail {
@@ -53,14 +53,14 @@ inline void check_mask(std::string_view operation, const token_mask& mask, const
         throw shape_error(operation, "mask", "has shape " + to_string(s) + ", but x has " + to_string(x) + ": it must be (batch, heads or 1, tokens, 1)");
 }
 
-inline bool counts(const token_mask& mask, index b, index h, index i) { return !mask.data() || mask(b, mask.shape().heads == 1 ? 0 : h, i, 0); }
+inline bool counts(const token_mask& mask, index_t b, index_t h, index_t i) { return !mask.data() || mask(b, mask.shape().heads == 1 ? 0 : h, i, 0); }
 
-inline index counted_tokens(const token_mask& mask, const shape& x) {
+inline index_t counted_tokens(const token_mask& mask, const shape& x) {
     if (!mask.data()) return x.batch * x.heads * x.tokens;
-    index count = 0;
-    for (index b = 0; b < x.batch; ++b)
-        for (index h = 0; h < x.heads; ++h)
-            for (index i = 0; i < x.tokens; ++i) count += counts(mask, b, h, i);
+    index_t count = 0;
+    for (index_t b = 0; b < x.batch; ++b)
+        for (index_t h = 0; h < x.heads; ++h)
+            for (index_t i = 0; i < x.tokens; ++i) count += counts(mask, b, h, i);
     return count;
 }
 
@@ -73,14 +73,14 @@ public:
     /// total, squares: (channels) each, in whole registers.
     row_group(T* total, T* squares) : total_(total), squares_(squares) {}
 
-    void push(const T* row, index channels, moments_view& into) {
+    void push(const T* row, index_t channels, moments_view& into) {
         rows_[static_cast<std::size_t>(count_++)] = row;
         if (count_ == max_rows) flush(channels, into);
     }
-    void flush(index channels, moments_view& into) {
+    void flush(index_t channels, moments_view& into) {
         if (count_ == 0) return;
         constexpr int size = lanes::size;
-        index c = 0;
+        index_t c = 0;
         for (; c + 4 * size <= channels; c += 4 * size) sum<4>(c, [](const T* p) { return lanes::load(p); });
         for (; c + size <= channels; c += size) sum<1>(c, [](const T* p) { return lanes::load(p); });
         if (c < channels) sum<1>(c, [left = channels - c](const T* p) { return lanes::load_first(p, left); });
@@ -102,14 +102,14 @@ private:
     using lanes = simd::lanes<T, Arch>;
 
     template <int registers, class Load>
-    [[gnu::always_inline]] void sum(index c, const Load& load) {
+    [[gnu::always_inline]] void sum(index_t c, const Load& load) {
         constexpr int size = lanes::size;
         lanes first[static_cast<std::size_t>(registers)], sums[static_cast<std::size_t>(registers)], of_squares[static_cast<std::size_t>(registers)];
         simd::unroll<registers>([&](auto k) {
             first[k] = load(rows_[0] + c + k * size);
             sums[k] = of_squares[k] = lanes(0);
         });
-        for (index r = 1; r < count_; ++r) {
+        for (index_t r = 1; r < count_; ++r) {
             const T* const row = rows_[static_cast<std::size_t>(r)] + c;
             simd::unroll<registers>([&](auto k) {
                 const auto d = load(row + k * size) - first[k];
@@ -122,14 +122,14 @@ private:
             of_squares[k].store(squares_ + c + k * size);
         });
     }
-    void one_by_one(index c, const moments_view& into) const {
+    void one_by_one(index_t c, const moments_view& into) const {
         moments_view one{into.mean + c, into.squares + c, into.count};
-        for (index r = 0; r < count_; ++r, ++one.count) one.merge(0, 1, static_cast<double>(rows_[static_cast<std::size_t>(r)][c]), 0);
+        for (index_t r = 0; r < count_; ++r, ++one.count) one.merge(0, 1, static_cast<double>(rows_[static_cast<std::size_t>(r)][c]), 0);
     }
 
     T *total_, *squares_;
     std::array<const T*, max_rows> rows_{};
-    index count_ = 0;
+    index_t count_ = 0;
 };
 
 /// Moments of the rows that count, over batch, heads and tokens. The rows go in pieces that depend on the shape only, which are merged in
@@ -137,11 +137,11 @@ private:
 template <class Arch, Scalar T>
 class token_statistics {
 public:
-    static token_statistics in(scratch& memory, const shape& x, index concurrency) {
+    static token_statistics in(scratch& memory, const shape& x, index_t concurrency) {
         token_statistics s;
-        s.pieces_ = std::clamp<index>(x.batch * x.heads * x.tokens / 256, 1, max_pieces);
+        s.pieces_ = std::clamp<index_t>(x.batch * x.heads * x.tokens / 256, 1, max_pieces);
         s.moments_ = memory.take<double>(2, s.pieces_, x.channels);
-        s.counts_ = memory.take<index>(s.pieces_);
+        s.counts_ = memory.take<index_t>(s.pieces_);
         s.sums_ = memory.take<T>(concurrency, 2, padded(x.channels));
         return s;
     }
@@ -149,13 +149,13 @@ public:
     moments_view operator()(const tensor_view<const T>& x, const token_mask& mask, const execution& run) const {
         const auto& s = x.shape();
         const auto rows = s.batch * s.heads * s.tokens;
-        run.for_each(pieces_, [&](index piece, index slice) {
+        run.for_each(pieces_, [&](index_t piece, index_t slice) {
             auto moments = of_piece(piece, s.channels);
             moments.clear(s.channels);
             T* const sums = sums_ + slice * 2 * padded(s.channels);
             row_group<Arch, T> group(sums, sums + padded(s.channels));
             const auto end = rows / pieces_ * (piece + 1) + std::min(piece + 1, rows % pieces_);
-            for (index r = rows / pieces_ * piece + std::min(piece, rows % pieces_); r < end; ++r) {
+            for (index_t r = rows / pieces_ * piece + std::min(piece, rows % pieces_); r < end; ++r) {
                 const auto b = r / (s.heads * s.tokens), h = r / s.tokens % s.heads, i = r % s.tokens;
                 if (counts(mask, b, h, i)) group.push(x.row(b, h, i), s.channels, moments);
             }
@@ -164,7 +164,7 @@ public:
         });
         auto all = of_piece(0, s.channels);
         all.count = counts_[0];
-        for (index piece = 1; piece < pieces_; ++piece) {
+        for (index_t piece = 1; piece < pieces_; ++piece) {
             auto more = of_piece(piece, s.channels);
             more.count = counts_[piece];
             all.merge(more, s.channels);
@@ -173,20 +173,20 @@ public:
     }
 
 private:
-    static constexpr index max_pieces = 64;
+    static constexpr index_t max_pieces = 64;
 
-    static index padded(index channels) {
-        constexpr index numbers = alignment / sizeof(T);
+    static index_t padded(index_t channels) {
+        constexpr index_t numbers = alignment / sizeof(T);
         return (channels + numbers - 1) / numbers * numbers;
     }
-    moments_view of_piece(index piece, index channels) const {
+    moments_view of_piece(index_t piece, index_t channels) const {
         double* const mean = moments_ + 2 * piece * channels;
         return {mean, mean + channels, 0};
     }
 
-    index pieces_ = 1;
+    index_t pieces_ = 1;
     double* moments_ = nullptr;
-    index* counts_ = nullptr;
+    index_t* counts_ = nullptr;
     T* sums_ = nullptr;
 };
 

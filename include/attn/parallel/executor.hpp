@@ -11,21 +11,21 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-/// A reference to a callable void(index), for the duration of a call. Two pointers: passing it never allocates.
+/// A reference to a callable void(index_t), for the duration of a call. Two pointers: passing it never allocates.
 class function_ref {
 public:
     /// Refers to `function`, which outlives it.
     template <class F>
-        requires(!std::same_as<std::remove_cvref_t<F>, function_ref> && std::invocable<F&, index>)
+        requires(!std::same_as<std::remove_cvref_t<F>, function_ref> && std::invocable<F&, index_t>)
     function_ref(F&& function)
         : object_(const_cast<void*>(static_cast<const void*>(std::addressof(function)))),
-          call_([](void* object, index i) { (*static_cast<std::remove_reference_t<F>*>(object))(i); }) {}
+          call_([](void* object, index_t i) { (*static_cast<std::remove_reference_t<F>*>(object))(i); }) {}
 
-    void operator()(index i) const { call_(object_, i); }
+    void operator()(index_t i) const { call_(object_, i); }
 
 private:
     void* object_;
-    void (*call_)(void*, index);
+    void (*call_)(void*, index_t);
 };
 
 namespace detail {
@@ -59,8 +59,8 @@ private:
 ///   threads, and returns when all are done. The bodies that attn gives it do not throw; attn's own executors wait for all bodies even
 ///   if one throws, and then pass on the first exception.
 template <class E>
-concept Executor = requires(E& executor, index count, function_ref body) {
-    { executor.concurrency() } -> std::convertible_to<index>;
+concept Executor = requires(E& executor, index_t count, function_ref body) {
+    { executor.concurrency() } -> std::convertible_to<index_t>;
     executor.parallel_for(count, body);
 };
 
@@ -70,9 +70,9 @@ concept ExecutorArgument = Executor<std::remove_reference_t<E>>;
 
 /// Runs everything on the calling thread.
 struct sequential {
-    index concurrency() const { return 1; }
-    void parallel_for(index count, function_ref body) const {
-        for (index i = 0; i < count; ++i) body(i);
+    index_t concurrency() const { return 1; }
+    void parallel_for(index_t count, function_ref body) const {
+        for (index_t i = 0; i < count; ++i) body(i);
     }
 };
 
@@ -83,26 +83,26 @@ public:
     template <Executor E>
     execution(E& executor, attn::workspace& workspace)
         : executor_(const_cast<void*>(static_cast<const void*>(std::addressof(executor)))),
-          parallel_for_([](void* e, index count, function_ref body) { static_cast<E*>(e)->parallel_for(count, body); }),
-          concurrency_(std::max<index>(1, executor.concurrency())), workspace_(&workspace) {}
+          parallel_for_([](void* e, index_t count, function_ref body) { static_cast<E*>(e)->parallel_for(count, body); }),
+          concurrency_(std::max<index_t>(1, executor.concurrency())), workspace_(&workspace) {}
 
-    index concurrency() const { return concurrency_; }
+    index_t concurrency() const { return concurrency_; }
     /// The memory that the bodies share.
     attn::workspace& workspace() const { return *workspace_; }
 
     /// Calls body(task, slice) for every task in [0, count). At any moment no two running bodies have the same slice, and
     /// slice < concurrency(), so a slice names a piece of the workspace. Tasks are handed out by an atomic counter: a thread that
     /// is done early takes the next one. The first exception stops the hand-out and reaches the caller.
-    template <std::invocable<index, index> Body>
-    void for_each(index count, const Body& body) const {
+    template <std::invocable<index_t, index_t> Body>
+    void for_each(index_t count, const Body& body) const {
         const auto slices = std::min(count, concurrency_);
         if (slices <= 1) {
-            for (index task = 0; task < count; ++task) body(task, index{0});
+            for (index_t task = 0; task < count; ++task) body(task, index_t{0});
             return;
         }
-        std::atomic<index> next = 0;
+        std::atomic<index_t> next = 0;
         detail::first_exception failure;
-        const auto work = [&](index slice) {
+        const auto work = [&](index_t slice) {
             failure.keep_of([&] {
                 try {
                     for (auto task = next++; task < count; task = next++) body(task, slice);
@@ -118,8 +118,8 @@ public:
 
 private:
     void* executor_;
-    void (*parallel_for_)(void*, index, function_ref);
-    index concurrency_;
+    void (*parallel_for_)(void*, index_t, function_ref);
+    index_t concurrency_;
     attn::workspace* workspace_;
 };
 

@@ -26,23 +26,23 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 class thread_pool {
 public:
     /// The most that Eigen's pool can count.
-    static constexpr index max_threads = 16'383;
+    static constexpr index_t max_threads = 16'383;
 
     /// Throws argument_error unless 1 <= threads <= max_threads.
-    explicit thread_pool(index threads = hardware_threads()) : threads_(checked(threads)) {
+    explicit thread_pool(index_t threads = hardware_threads()) : threads_(checked(threads)) {
         if (threads_ > 1) pool_.emplace(static_cast<int>(threads_ - 1));
     }
 
-    index concurrency() const { return threads_; }
+    index_t concurrency() const { return threads_; }
 
-    void parallel_for(index count, function_ref body) {
+    void parallel_for(index_t count, function_ref body) {
         if (count <= 1 || !pool_ || pool_->CurrentThreadId() != -1) {
-            for (index i = 0; i < count; ++i) body(i);
+            for (index_t i = 0; i < count; ++i) body(i);
             return;
         }
         call state{*this, body, count - 1, {}};
         // Two words: what std::function stores without allocating.
-        for (index i = 1; i < count; ++i) pool_->Schedule([&state, i] { state.run(i); });
+        for (index_t i = 1; i < count; ++i) pool_->Schedule([&state, i] { state.run(i); });
         state.failure.keep_of([&] { body(0); });
         state.wait();
         state.failure.rethrow();
@@ -54,10 +54,10 @@ private:
     struct call {
         thread_pool& owner;
         function_ref body;
-        std::atomic<index> running;
+        std::atomic<index_t> running;
         detail::first_exception failure;
 
-        void run(index i) {
+        void run(index_t i) {
             auto& pool = owner;
             failure.keep_of([&] { body(i); });
             if (running.fetch_sub(1, std::memory_order_acq_rel) == 1) {
@@ -75,14 +75,14 @@ private:
         }
     };
 
-    static index hardware_threads() { return std::max<index>(1, std::thread::hardware_concurrency()); }
-    static index checked(index threads) {
+    static index_t hardware_threads() { return std::max<index_t>(1, std::thread::hardware_concurrency()); }
+    static index_t checked(index_t threads) {
         if (threads < 1 || threads > max_threads)
             throw argument_error("thread_pool", "threads", "must be 1 to " + std::to_string(max_threads) + ", not " + std::to_string(threads));
         return threads;
     }
 
-    index threads_;
+    index_t threads_;
     std::mutex mutex_;
     std::condition_variable finished_;
     std::optional<Eigen::ThreadPool> pool_; // last: its threads are joined before what they notify is gone

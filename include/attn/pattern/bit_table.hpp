@@ -7,20 +7,20 @@ namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
 /// Rows of queries, columns of keys: 64 queries of one key are one word, and neighbouring keys are neighbouring words.
 struct bit_table {
-    static constexpr index word_rows = 64;
+    static constexpr index_t word_rows = 64;
 
     const std::uint64_t* words;
-    index rows, columns;
+    index_t rows, columns;
 
-    static constexpr index word_count(index rows, index columns) { return (rows + word_rows - 1) / word_rows * columns; }
+    static constexpr index_t word_count(index_t rows, index_t columns) { return (rows + word_rows - 1) / word_rows * columns; }
 
-    constexpr bool bit(index row, index column) const { return words[row / word_rows * columns + column] >> row % word_rows & 1; }
+    constexpr bool bit(index_t row, index_t column) const { return words[row / word_rows * columns + column] >> row % word_rows & 1; }
 
     /// Bit l is that of row + l step, l < count <= 64. Bits from count on mean nothing.
-    constexpr std::uint64_t bits(index row, index step, index count, index column) const {
+    constexpr std::uint64_t bits(index_t row, index_t step, index_t count, index_t column) const {
         if (step != 1) {
             std::uint64_t gathered = 0;
-            for (index l = 0; l < count; ++l) gathered |= std::uint64_t{bit(row + l * step, column)} << l;
+            for (index_t l = 0; l < count; ++l) gathered |= std::uint64_t{bit(row + l * step, column)} << l;
             return gathered;
         }
         const auto word = row / word_rows * columns + column, shift = row % word_rows;

@@ -8,7 +8,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// refused.
 /// Qiu et al. 2019, Blockwise Self-Attention for Long Document Understanding.
 struct block_diagonal {
-    index block;
+    index_t block;
 
     constexpr auto visible(const auto& i, const auto& j) const { return floor_div(i, block) == floor_div(j, block); }
 

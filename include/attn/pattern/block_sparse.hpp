@@ -9,11 +9,11 @@ namespace detail {
 
 struct block_plane {
     const bool* blocks;
-    index row_stride, column_stride, query_block, key_block;
+    index_t row_stride, column_stride, query_block, key_block;
 
-    constexpr bool block(index row, index column) const { return blocks[row * row_stride + column * column_stride]; }
-    constexpr bool visible(index i, index j) const { return block(i / query_block, j / key_block); }
-    constexpr visibility visible(const range& i, const range& j) const {
+    constexpr bool block(index_t row, index_t column) const { return blocks[row * row_stride + column * column_stride]; }
+    constexpr bool visible(index_t i, index_t j) const { return block(i / query_block, j / key_block); }
+    constexpr visibility visible(const position_range& i, const position_range& j) const {
         const auto rows = floor_div(i, query_block), columns = floor_div(j, key_block);
         const bool seen = block(rows.first, columns.first);
         for (auto row = rows.first; row <= rows.last; ++row)
@@ -22,9 +22,9 @@ struct block_plane {
         return seen;
     }
     template <QueryLanes I>
-    constexpr auto visible(const I& i, index j) const {
+    constexpr auto visible(const I& i, index_t j) const {
         std::uint64_t bits = 0;
-        for (index l = 0; l < i.count; ++l) bits |= std::uint64_t{visible(i.first + l * i.step, j)} << l;
+        for (index_t l = 0; l < i.count; ++l) bits |= std::uint64_t{visible(i.first + l * i.step, j)} << l;
         return mask_of(i, bits);
     }
 };
@@ -37,10 +37,10 @@ struct block_plane {
 /// DeepSpeed Sparse Attention; Zaheer et al. 2020, BigBird.
 struct block_sparse {
     tensor_view<const bool> blocks;
-    index query_block;
-    index key_block = query_block;
+    index_t query_block;
+    index_t key_block = query_block;
 
-    constexpr detail::block_plane at(index batch, index head) const {
+    constexpr detail::block_plane at(index_t batch, index_t head) const {
         const auto& size = blocks.shape();
         return {blocks.row(size.batch == 1 ? 0 : batch, size.heads == 1 ? 0 : head, 0), blocks.strides().token, blocks.strides().channel,
                 query_block, key_block};

@@ -8,20 +8,20 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// apart. O(n (2 window + 1)) pairs. Refused: window < 0, dilation < 1, a reach that does not fit an index.
 /// Beltagy et al. 2020, Longformer.
 struct dilated_window {
-    index window;
-    index dilation;
+    index_t window;
+    index_t dilation;
 
     constexpr auto visible(const auto& i, const auto& j) const {
         const auto reach = window * dilation;
         return i - j <= reach && j - i <= reach && (i - j) % dilation == 0;
     }
-    constexpr index step() const { return dilation; }
+    constexpr index_t step() const { return dilation; }
 
     void check(const pattern_context& context) const {
         const auto name = [&] { return "dilated_window{" + std::to_string(window) + ", " + std::to_string(dilation) + "}"; };
         context.require_at_least(0, window, name, "window");
         context.require_at_least(1, dilation, name, "dilation");
-        if (window > std::numeric_limits<index>::max() / dilation) context.refuse(name(), "reaches further than positions do");
+        if (window > std::numeric_limits<index_t>::max() / dilation) context.refuse(name(), "reaches further than positions do");
     }
 };
 

@@ -10,9 +10,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// block)) pairs. The paper's form is causal{} & fixed{block, width}. Refused: block, width < 1, sub < 0, columns beyond the block.
 /// Child et al. 2019, Generating Long Sequences with Sparse Transformers, and OpenAI's code for it.
 struct fixed {
-    index block;
-    index width;
-    index sub = 0;
+    index_t block;
+    index_t width;
+    index_t sub = 0;
 
     constexpr auto visible(const auto& i, const auto& j) const {
         const auto column = floor_mod(j, block);

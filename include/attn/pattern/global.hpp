@@ -7,7 +7,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// Tokens that see all and that all see, the first `count` positions: i < count or j < count. O(n count) pairs. A negative count is
 /// refused. Beltagy et al. 2020, Longformer: local{w} | global{g}.
 struct global {
-    index count;
+    index_t count;
 
     constexpr auto visible(const auto& i, const auto& j) const { return i < count || j < count; }
 

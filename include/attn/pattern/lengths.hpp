@@ -7,7 +7,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 namespace detail {
 
 struct shorter_than {
-    index length;
+    index_t length;
 
     constexpr auto visible(auto, auto j) const { return j < length; }
 };
@@ -17,9 +17,9 @@ struct shorter_than {
 /// Padded batches: batch entry b has the keys before absolute position length[b], j < length[b]. The lengths are the caller's memory,
 /// one for each batch entry. Refused: another number of them, a negative one.
 struct lengths {
-    borrowed<const index> length;
+    borrowed<const index_t> length;
 
-    constexpr detail::shorter_than at(index batch, index) const { return {length[static_cast<std::size_t>(batch)]}; }
+    constexpr detail::shorter_than at(index_t batch, index_t) const { return {length[static_cast<std::size_t>(batch)]}; }
     constexpr bool heads_alike() const { return true; }
 
     void check(const pattern_context& context) const {

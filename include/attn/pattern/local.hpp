@@ -8,8 +8,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// O(n (before + after + 1)) pairs. A side below zero is refused.
 /// Beltagy et al. 2020, Longformer; Su 2019 (https://kexue.fm/archives/6853).
 struct local {
-    index before;
-    index after = before;
+    index_t before;
+    index_t after = before;
 
     constexpr auto visible(const auto& i, const auto& j) const { return i - j <= before && j - i <= after; }
 

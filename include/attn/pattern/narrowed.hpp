@@ -42,13 +42,13 @@ private:
 /// that it is strided, nor a tile inside the window compare with its edges. What is left is equal to p on the box, for integers and
 /// for lanes; `visible` of lanes with `mask_from_bits` is then always a mask.
 template <Pattern P>
-constexpr auto narrowed(const P& p, const range&, const range&) {
+constexpr auto narrowed(const P& p, const position_range&, const position_range&) {
     return p;
 }
 
 /// Of two patterns, the ones that the box leaves undecided.
 template <Pattern A, Pattern B>
-constexpr auto narrowed(const both<A, B>& p, const range& queries, const range& keys) {
+constexpr auto narrowed(const both<A, B>& p, const position_range& queries, const position_range& keys) {
     auto a = narrowed(p.a, queries, keys);
     auto b = narrowed(p.b, queries, keys);
     const visibility of_a = p.a.visible(queries, keys), of_b = p.b.visible(queries, keys);
@@ -58,7 +58,7 @@ constexpr auto narrowed(const both<A, B>& p, const range& queries, const range& 
 
 /// Of two patterns, the ones that the box leaves undecided.
 template <Pattern A, Pattern B>
-constexpr auto narrowed(const either<A, B>& p, const range& queries, const range& keys) {
+constexpr auto narrowed(const either<A, B>& p, const position_range& queries, const position_range& keys) {
     auto a = narrowed(p.a, queries, keys);
     auto b = narrowed(p.b, queries, keys);
     const visibility of_a = p.a.visible(queries, keys), of_b = p.b.visible(queries, keys);
@@ -68,7 +68,7 @@ constexpr auto narrowed(const either<A, B>& p, const range& queries, const range
 
 /// What hides the keys of a pattern, narrowed as the pattern is.
 template <Pattern A>
-constexpr auto narrowed(const inverse<A>& p, const range& queries, const range& keys) {
+constexpr auto narrowed(const inverse<A>& p, const position_range& queries, const position_range& keys) {
     auto a = narrowed(p.a, queries, keys);
     return inverse<decltype(a)>{a};
 }

@@ -18,10 +18,10 @@ struct everything_or_nothing {
 ///     (on_heads{0, 2} & local{5}) | (on_heads{2, 4} & strided{6})
 /// Refused: first < 0, end < first.
 struct on_heads {
-    index first;
-    index end;
+    index_t first;
+    index_t end;
 
-    constexpr detail::everything_or_nothing at(index, index head) const { return {first <= head && head < end}; }
+    constexpr detail::everything_or_nothing at(index_t, index_t head) const { return {first <= head && head < end}; }
 
     void check(const pattern_context& context) const {
         if (first < 0 || end < first)

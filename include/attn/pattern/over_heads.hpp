@@ -12,27 +12,27 @@ namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 template <Pattern P>
 struct over_heads {
     const P& pattern;
-    index batch, heads;
+    index_t batch, heads;
 
-    constexpr visibility visible(const range& i, const range& j) const { return of_all(i, j); }
-    constexpr bool visible(index i, index j) const {
-        for (index c = 0; c < patterns(); ++c)
+    constexpr visibility visible(const position_range& i, const position_range& j) const { return of_all(i, j); }
+    constexpr bool visible(index_t i, index_t j) const {
+        for (index_t c = 0; c < patterns(); ++c)
             if (bool(at(pattern, batch, c).visible(i, j))) return true;
         return false;
     }
     /// The step that all heads promise.
-    constexpr index step() const {
-        index common = 0;
-        for (index c = 0; c < patterns(); ++c) common = std::gcd(common, step_of(at(pattern, batch, c)));
-        return std::max<index>(common, 1);
+    constexpr index_t step() const {
+        index_t common = 0;
+        for (index_t c = 0; c < patterns(); ++c) common = std::gcd(common, step_of(at(pattern, batch, c)));
+        return std::max<index_t>(common, 1);
     }
 
 private:
     /// Different ones, at most.
-    constexpr index patterns() const { return attn::heads_alike(pattern) ? std::min<index>(heads, 1) : heads; }
-    constexpr visibility of_all(const range& i, const range& j) const {
+    constexpr index_t patterns() const { return attn::heads_alike(pattern) ? std::min<index_t>(heads, 1) : heads; }
+    constexpr visibility of_all(const position_range& i, const position_range& j) const {
         bool all = heads > 0, none = true;
-        for (index c = 0; c < patterns(); ++c) {
+        for (index_t c = 0; c < patterns(); ++c) {
             const visibility seen = at(pattern, batch, c).visible(i, j);
             all = all && seen.is_all();
             none = none && seen.is_none();

@@ -75,15 +75,15 @@ constexpr auto terms_of(const both<A, B>& p) {
 }
 
 template <class P>
-constexpr bool sees_anything(const P& p, const range& queries, const range& keys) {
+constexpr bool sees_anything(const P& p, const position_range& queries, const position_range& keys) {
     return !visibility(p.visible(queries, keys)).is_none();
 }
 
 template <class Earlier, class F>
-constexpr void passes_after(const Earlier&, const range&, const range&, F&) {}
+constexpr void passes_after(const Earlier&, const position_range&, const position_range&, F&) {}
 
 template <class Earlier, class F, class P, class... Later>
-constexpr void passes_after(const Earlier& earlier, const range& queries, const range& keys, F& body, const P& p, const Later&... later) {
+constexpr void passes_after(const Earlier& earlier, const position_range& queries, const position_range& keys, F& body, const P& p, const Later&... later) {
     if (sees_anything(p, queries, keys)) {
         if constexpr (std::same_as<Earlier, hidden>)
             body(p, step_of(p));
@@ -97,10 +97,10 @@ constexpr void passes_after(const Earlier& earlier, const range& queries, const 
 
 /// The most passes that a pattern can need: 1 unless it is a union of terms with steps.
 template <Pattern P>
-inline constexpr index max_passes = [] {
+inline constexpr index_t max_passes = [] {
     using terms = decltype(detail::terms_of(attn::at(std::declval<const P&>(), 0, 0)));
     constexpr auto stepped = std::tuple_size_v<decltype(terms::stepped)>;
-    return static_cast<index>(std::max<std::size_t>(1, stepped + !std::same_as<decltype(terms::stepless), detail::hidden>));
+    return static_cast<index_t>(std::max<std::size_t>(1, stepped + !std::same_as<decltype(terms::stepless), detail::hidden>));
 }();
 
 /// Calls body(pass, step) for patterns that are disjoint and together are p, on `queries` queries from first_query and `keys` keys
@@ -110,24 +110,24 @@ inline constexpr index max_passes = [] {
 /// pattern falls into passes depends on the pattern alone, so that a row's keys are added up in the same order in any call; those that
 /// see nothing here are skipped, but there is always one.
 template <Pattern P, class F>
-constexpr void for_each_pass(const P& p, index first_query, index queries, index first_key, index keys, F&& body) {
+constexpr void for_each_pass(const P& p, index_t first_query, index_t queries, index_t first_key, index_t keys, F&& body) {
     if constexpr (max_passes<P> == 1) {
         body(p, step_of(p));
     } else {
-        if (queries <= 0 || keys <= 0) return void(body(p, index{1}));
+        if (queries <= 0 || keys <= 0) return void(body(p, index_t{1}));
         auto terms = detail::terms_of(p);
         constexpr bool has_stepless = !std::same_as<decltype(terms.stepless), detail::hidden>;
         const bool same = std::apply([](const auto& a, const auto&... b) { return ((step_of(b) == step_of(a)) && ...); }, terms.stepped);
         if (same && (!has_stepless || step_of(std::get<0>(terms.stepped)) == 1)) return void(body(p, step_of(std::get<0>(terms.stepped))));
-        const range i(first_query, first_query + queries - 1, 1), j(first_key, first_key + keys - 1, 1);
+        const position_range i(first_query, first_query + queries - 1, 1), j(first_key, first_key + keys - 1, 1);
         bool any = false;
-        const auto emit = [&](const auto& pass, index step) {
+        const auto emit = [&](const auto& pass, index_t step) {
             any = true;
             body(pass, step);
         };
-        if (detail::sees_anything(terms.stepless, i, j)) emit(terms.stepless, index{1});
+        if (detail::sees_anything(terms.stepless, i, j)) emit(terms.stepless, index_t{1});
         std::apply([&](const auto&... term) { detail::passes_after(terms.stepless, i, j, emit, term...); }, terms.stepped);
-        if (!any) body(p, index{1});
+        if (!any) body(p, index_t{1});
     }
 }
 
@@ -135,12 +135,12 @@ constexpr void for_each_pass(const P& p, index first_query, index queries, index
 /// unit, see tile_at) and runs of `grain` keys. Full runs are counted by multiplication, partial ones pair by pair. Throws attention_error if
 /// the pattern is wrong.
 template <Pattern P>
-constexpr pair_count visited_pairs(const P& p, index first_query, index queries, index first_key, index keys, index tile, index grain, index unit = 0) {
+constexpr pair_count visited_pairs(const P& p, index_t first_query, index_t queries, index_t first_key, index_t keys, index_t tile, index_t grain, index_t unit = 0) {
     attn::check(p, pattern_context{.operation = "visited_pairs", .first_query = first_query, .end_query = first_query + queries,
                              .first_key = first_key, .end_key = first_key + keys});
     pair_count pairs;
-    for_each_pass(p, first_query, queries, first_key, keys, [&](const auto& pass, index step) {
-        for (index t = 0; t < tile_count(queries, tile, step); ++t) {
+    for_each_pass(p, first_query, queries, first_key, keys, [&](const auto& pass, index_t step) {
+        for (index_t t = 0; t < tile_count(queries, tile, step); ++t) {
             const auto rows = tile_at(t, first_query, queries, tile, step, unit);
             for_each_run(pass, rows, first_key, keys, grain, [&](const key_run& run) {
                 pairs.visited += rows.count * run.count;
@@ -148,8 +148,8 @@ constexpr pair_count visited_pairs(const P& p, index first_query, index queries,
                     pairs.visible += rows.count * run.count;
                     return;
                 }
-                for (index i = 0; i < rows.count; ++i)
-                    for (index j = 0; j < run.count; ++j)
+                for (index_t i = 0; i < rows.count; ++i)
+                    for (index_t j = 0; j < run.count; ++j)
                         pairs.visible += bool(pass.visible(rows.first + i * step, run.first + j * step));
             });
         }

@@ -3,7 +3,7 @@
 
 #include "../core/output_memory.hpp"
 #include "../core/position.hpp"
-#include "range.hpp"
+#include "position_range.hpp"
 
 #include <cstdint>
 #include <limits>
@@ -14,10 +14,10 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// batch entry (queries first_query .. end_query - 1, keys first_key .. end_key - 1).
 struct pattern_context {
     std::string_view operation = "pattern";
-    index batch = 1;
-    index heads = 1;
-    index first_query = 0, end_query = 0;
-    index first_key = 0, end_key = 0;
+    index_t batch = 1;
+    index_t heads = 1;
+    index_t first_query = 0, end_query = 0;
+    index_t first_key = 0, end_key = 0;
 
     /// Throws argument_error. `pattern` is the pattern with its numbers, "strided{0}".
     [[noreturn]] void refuse(const std::string& pattern, const std::string& problem) const {
@@ -25,7 +25,7 @@ struct pattern_context {
     }
     /// Throws argument_error unless a parameter is at least `least`. Here and below name() gives the pattern with its numbers: only a
     /// refusal spells it out, a call that is fine allocates nothing.
-    void require_at_least(index least, index value, const auto& name, const char* parameter) const {
+    void require_at_least(index_t least, index_t value, const auto& name, const char* parameter) const {
         if (value < least) refuse(name(), "needs a " + std::string(parameter) + " of at least " + std::to_string(least));
     }
     /// Throws argument_error unless a table of that many batch entries and heads serves all, each being 1 or the context's number.
@@ -34,8 +34,8 @@ struct pattern_context {
         if (table.heads != 1 && table.heads != heads) refuse(name(), "is for another number of heads than " + std::to_string(heads));
     }
     /// Throws argument_error unless all positions lie in a table for the queries query_begin .. query_end - 1 and the keys likewise.
-    void require_inside(index query_begin, index query_end, index key_begin, index key_end, const auto& name) const {
-        const auto outside = [&](const char* what, index first, index end, index begin, index limit) {
+    void require_inside(index_t query_begin, index_t query_end, index_t key_begin, index_t key_end, const auto& name) const {
+        const auto outside = [&](const char* what, index_t first, index_t end, index_t begin, index_t limit) {
             if (first < end && (first < begin || end > limit))
                 refuse(name(), "is for " + std::string(what) + " " + std::to_string(begin) + " .. " + std::to_string(limit - 1) + ", not " +
                                     std::to_string(first) + " .. " + std::to_string(end - 1));
@@ -48,14 +48,14 @@ struct pattern_context {
 namespace detail {
 
 template <class P>
-concept HasAt = requires(const P& p, index i) { p.at(i, i); };
+concept HasAt = requires(const P& p, index_t i) { p.at(i, i); };
 
 template <class P>
-concept HasVisible = requires(const P& p, index i) { p.visible(i, i); };
+concept HasVisible = requires(const P& p, index_t i) { p.visible(i, i); };
 
 template <class P>
 concept HasStep = requires(const P& p) {
-    { p.step() } -> std::convertible_to<index>;
+    { p.step() } -> std::convertible_to<index_t>;
 };
 
 template <class P>
@@ -67,9 +67,9 @@ template <class P>
 concept HasCheck = requires(const P& p, const pattern_context& c) { p.check(c); };
 
 /// i = j modulo two steps is i = j modulo their least common multiple. One that does not fit an index leaves the larger promise.
-constexpr index common_multiple(index a, index b) {
+constexpr index_t common_multiple(index_t a, index_t b) {
     const auto factor = a / std::gcd(a, b);
-    return factor > std::numeric_limits<index>::max() / b ? std::max(a, b) : factor * b;
+    return factor > std::numeric_limits<index_t>::max() / b ? std::max(a, b) : factor * b;
 }
 
 } // namespace detail
@@ -77,7 +77,7 @@ constexpr index common_multiple(index a, index b) {
 /// The pattern that is left for one batch entry and head: `p.at(batch, head)`, or p itself if it is the same everywhere.
 template <class P>
     requires(detail::HasAt<P> || detail::HasVisible<P>)
-constexpr auto at(const P& p, index batch, index head) {
+constexpr auto at(const P& p, index_t batch, index_t head) {
     if constexpr (detail::HasAt<P>)
         return p.at(batch, head);
     else
@@ -102,7 +102,7 @@ constexpr bool heads_alike(const P& p) {
 ///   check_apart(out)  throws, by out.require_apart, if an output overlaps memory that the pattern refers to: see output_memory
 /// Patterns are copied freely: they hold numbers, or handles of shared tables.
 template <class P>
-concept Pattern = requires(const P& p, index i, range r) {
+concept Pattern = requires(const P& p, index_t i, position_range r) {
     { attn::at(p, i, i).visible(i, i) } -> std::convertible_to<bool>;
     { attn::at(p, i, i).visible(r, r) } -> std::convertible_to<visibility>;
 };
@@ -110,8 +110,8 @@ concept Pattern = requires(const P& p, index i, range r) {
 /// Lanes of query positions as patterns with a memory see them: lane l < count is at position first + l * step.
 template <class I>
 concept QueryLanes = requires(const I& i) {
-    { i.first } -> std::convertible_to<index>;
-    { i.step } -> std::convertible_to<index>;
+    { i.first } -> std::convertible_to<index_t>;
+    { i.step } -> std::convertible_to<index_t>;
     { i.count } -> std::convertible_to<int>;
     I::size;
     I::mask_from_bits(std::uint64_t{});
@@ -120,13 +120,13 @@ concept QueryLanes = requires(const I& i) {
 namespace detail {
 
 /// Longer steps are no promise: a tile of them would hold one query, and the queries that pad it out would lie beyond all positions.
-inline constexpr index longest_step = farthest_position >> 6;
+inline constexpr index_t longest_step = farthest_position >> 6;
 
 } // namespace detail
 
 /// step() of a pattern, 1 if it promises nothing.
 template <Pattern P>
-constexpr index step_of(const P& p) {
+constexpr index_t step_of(const P& p) {
     if constexpr (detail::HasStep<P>)
         return p.step() <= detail::longest_step ? p.step() : 1;
     else
@@ -151,7 +151,7 @@ struct both {
     B b;
 
     constexpr auto visible(const auto& i, const auto& j) const { return a.visible(i, j) && b.visible(i, j); }
-    constexpr auto at(index batch, index head) const
+    constexpr auto at(index_t batch, index_t head) const
         requires(detail::HasAt<A> || detail::HasAt<B>)
     {
         auto left = attn::at(a, batch, head);
@@ -159,7 +159,7 @@ struct both {
         return both<decltype(left), decltype(right)>{left, right};
     }
     constexpr bool heads_alike() const { return attn::heads_alike(a) && attn::heads_alike(b); }
-    constexpr index step() const
+    constexpr index_t step() const
         requires(detail::HasStep<A> || detail::HasStep<B>)
     {
         return detail::common_multiple(step_of(a), step_of(b));
@@ -181,7 +181,7 @@ struct either {
     B b;
 
     constexpr auto visible(const auto& i, const auto& j) const { return a.visible(i, j) || b.visible(i, j); }
-    constexpr auto at(index batch, index head) const
+    constexpr auto at(index_t batch, index_t head) const
         requires(detail::HasAt<A> || detail::HasAt<B>)
     {
         auto left = attn::at(a, batch, head);
@@ -189,7 +189,7 @@ struct either {
         return either<decltype(left), decltype(right)>{left, right};
     }
     constexpr bool heads_alike() const { return attn::heads_alike(a) && attn::heads_alike(b); }
-    constexpr index step() const
+    constexpr index_t step() const
         requires(detail::HasStep<A> && detail::HasStep<B>)
     {
         return detail::common_step(step_of(a), step_of(b));
@@ -210,7 +210,7 @@ struct inverse {
     A a;
 
     constexpr auto visible(const auto& i, const auto& j) const { return !a.visible(i, j); }
-    constexpr auto at(index batch, index head) const
+    constexpr auto at(index_t batch, index_t head) const
         requires(detail::HasAt<A>)
     {
         auto left = attn::at(a, batch, head);

@@ -13,8 +13,8 @@ struct predicate {
 
     constexpr auto visible(const auto& i, const auto& j) const {
         using seen = decltype(function(i, j));
-        static_assert(!std::same_as<seen, range>, "attn: a predicate returns a comparison, not a number");
-        if constexpr (!std::same_as<seen, range>) return function(i, j);
+        static_assert(!std::same_as<seen, position_range>, "attn: a predicate returns a comparison, not a number");
+        if constexpr (!std::same_as<seen, position_range>) return function(i, j);
         else return visibility::some; // one error is enough
     }
 };

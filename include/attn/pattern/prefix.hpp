@@ -7,7 +7,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// Causal, but for the first `length` keys, which every query sees: j < length or j <= i. A negative length is refused.
 /// Raffel et al. 2020, T5: the prefix language model.
 struct prefix {
-    index length;
+    index_t length;
 
     constexpr auto visible(const auto& i, const auto& j) const { return j < length || j <= i; }
 

@@ -10,40 +10,40 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// Query positions first, first + step, ..., that are computed together.
 struct query_tile {
-    index first, count, step;
+    index_t first, count, step;
 
     /// The positions, as a pattern sees them.
-    constexpr range positions() const { return {first, first + (count - 1) * step, step}; }
+    constexpr position_range positions() const { return {first, first + (count - 1) * step, step}; }
     /// At most `limit` of its queries, from number `begin` on.
-    constexpr query_tile part(index begin, index limit) const { return {first + begin * step, std::min(limit, count - begin), step}; }
+    constexpr query_tile part(index_t begin, index_t limit) const { return {first + begin * step, std::min(limit, count - begin), step}; }
 };
 
 /// Key positions first, first + step, ..., visited by one tile of queries. Full: every pair is visible, so none needs a mask.
 struct key_run {
-    index first, count, step;
+    index_t first, count, step;
     bool full;
 
     /// The positions, as a pattern sees them.
-    constexpr range positions() const { return {first, first + (count - 1) * step, step}; }
+    constexpr position_range positions() const { return {first, first + (count - 1) * step, step}; }
 };
 
 /// What attention costs: the pairs that are visible, and the pairs that the schedule visits.
 struct pair_count {
-    index visible = 0;
-    index visited = 0;
+    index_t visible = 0;
+    index_t visited = 0;
 };
 
 /// Number of tiles of at most `tile` queries that n queries fall into. Tiles of step s hold queries of one residue class modulo s.
-constexpr index tile_count(index n, index tile, index step = 1) {
-    const auto tiles_of = [tile](index queries) { return (queries + tile - 1) / tile; };
+constexpr index_t tile_count(index_t n, index_t tile, index_t step = 1) {
+    const auto tiles_of = [tile](index_t queries) { return (queries + tile - 1) / tile; };
     return n % step * tiles_of(n / step + 1) + (std::min(n, step) - n % step) * tiles_of(n / step);
 }
 
 /// Tile number t < tile_count(n, tile, step) of the n queries that begin at first_query. With a unit, of which `tile` is a multiple,
 /// the units of a residue class are spread evenly over its tiles; without, all its tiles but the last are full.
-constexpr query_tile tile_at(index t, index first_query, index n, index tile, index step = 1, index unit = 0) {
+constexpr query_tile tile_at(index_t t, index_t first_query, index_t n, index_t tile, index_t step = 1, index_t unit = 0) {
     const auto short_class = n / step, long_classes = n % step;
-    const auto tiles_of = [tile](index queries) { return (queries + tile - 1) / tile; };
+    const auto tiles_of = [tile](index_t queries) { return (queries + tile - 1) / tile; };
     const auto in_long = long_classes * tiles_of(short_class + 1);
     const bool is_long = t < in_long;
     const auto queries = short_class + is_long;
@@ -60,19 +60,19 @@ constexpr query_tile tile_at(index t, index first_query, index n, index tile, in
 /// differing in fullness or apart. A tile of step s visits keys of its own residue class, in steps of s: the pattern must promise
 /// that step. Runs begin and end at multiples of `grain` keys from the first, or at the last. Nothing is allocated.
 template <Pattern P, class F>
-constexpr void for_each_run(const P& p, const query_tile& tile, index first_key, index keys, index grain, F&& emit) {
+constexpr void for_each_run(const P& p, const query_tile& tile, index_t first_key, index_t keys, index_t grain, F&& emit) {
     const auto skip = tile.step > 1 ? floor_mod(tile.first - first_key, tile.step) : 0;
     if (tile.count <= 0 || keys <= skip) return;
     const auto queries = tile.positions();
     const auto first = first_key + skip, count = (keys - skip + tile.step - 1) / tile.step;
-    const auto box = [&](index from, index to) { return key_run{first + from * tile.step, to - from, tile.step, false}; };
+    const auto box = [&](index_t from, index_t to) { return key_run{first + from * tile.step, to - from, tile.step, false}; };
     auto pending = box(0, 0);
-    index gaps = 0, asked_at = 1;
+    index_t gaps = 0, asked_at = 1;
 
     // Bisection, depth first: `width` grains from grain `at`. A box is a left half if its width divides `at` an even number of times.
     const auto grains = (count + grain - 1) / grain;
-    auto width = static_cast<index>(std::bit_ceil(static_cast<std::size_t>(grains)));
-    for (index at = 0; at < grains;) {
+    auto width = static_cast<index_t>(std::bit_ceil(static_cast<std::size_t>(grains)));
+    for (index_t at = 0; at < grains;) {
         auto run = box(at * grain, std::min((at + width) * grain, count));
         const visibility seen = p.visible(queries, run.positions());
         if (!seen.is_none() && !seen.is_all() && width > 1) {
@@ -108,7 +108,7 @@ constexpr void for_each_run(const P& p, const query_tile& tile, index first_key,
 namespace detail {
 
 /// seen[j]: whether the pattern shows key first_key + j to all of the queries.
-inline void find_visible(const Pattern auto& pattern, const query_tile& queries, index first_key, index keys, bool* seen) {
+inline void find_visible(const Pattern auto& pattern, const query_tile& queries, index_t first_key, index_t keys, bool* seen) {
     std::fill_n(seen, keys, false);
     for_each_run(pattern, queries, first_key, keys, 1,
                  [&](const key_run& r) { std::fill_n(seen + (r.first - first_key), r.count, r.full); });

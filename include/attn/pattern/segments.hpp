@@ -18,10 +18,10 @@ struct id_bounds {
 /// `count` on. It answers for any interval in O(log count).
 struct id_sequence {
     const id_bounds* nodes;
-    index count, first;
+    index_t count, first;
 
-    constexpr std::int32_t operator[](index position) const { return nodes[count + position - first].low; }
-    constexpr id_bounds bounds(const range& positions) const {
+    constexpr std::int32_t operator[](index_t position) const { return nodes[count + position - first].low; }
+    constexpr id_bounds bounds(const position_range& positions) const {
         auto a = count + positions.first - first, b = count + positions.last - first;
         auto found = nodes[a];
         const auto include = [&](const id_bounds& node) { found = {std::min(found.low, node.low), std::max(found.high, node.high)}; };
@@ -38,17 +38,17 @@ struct segments_of_entry {
     id_sequence queries, keys;
     bit_table equal;
 
-    constexpr bool visible(index i, index j) const { return queries[i] == keys[j]; }
-    constexpr visibility visible(const range& i, const range& j) const {
+    constexpr bool visible(index_t i, index_t j) const { return queries[i] == keys[j]; }
+    constexpr visibility visible(const position_range& i, const position_range& j) const {
         const auto a = queries.bounds(i), b = keys.bounds(j);
         return {a.low == b.high && a.high == b.low, a.high < b.low || b.high < a.low};
     }
     template <QueryLanes I>
-    constexpr auto visible(const I& i, index j) const {
+    constexpr auto visible(const I& i, index_t j) const {
         if (equal.words) return mask_of(i, equal.bits(i.first - queries.first, i.step, i.count, j - keys.first));
         const auto id = keys[j];
         std::uint64_t bits = 0;
-        for (index l = 0; l < i.count; ++l) bits |= std::uint64_t{queries[i.first + l * i.step] == id} << l;
+        for (index_t l = 0; l < i.count; ++l) bits |= std::uint64_t{queries[i.first + l * i.step] == id} << l;
         return mask_of(i, bits);
     }
 };
@@ -62,19 +62,19 @@ struct segments_of_box {
 
     constexpr auto visible(const auto& i, const auto& j) const { return segments.visible(i, j); }
     template <QueryLanes I>
-    constexpr auto visible(const I& i, index j) const {
+    constexpr auto visible(const I& i, index_t j) const {
         if (segments.equal.words) return segments.visible(i, j);
         const auto id = segments.keys[j];
         if (!has_last || id != last_id) {
             has_last = true;
             last_id = id;
             last_bits = 0;
-            for (index l = 0; l < i.count; ++l) last_bits |= std::uint64_t{segments.queries[i.first + l * i.step] == id} << l;
+            for (index_t l = 0; l < i.count; ++l) last_bits |= std::uint64_t{segments.queries[i.first + l * i.step] == id} << l;
         }
         return mask_of(i, last_bits);
     }
 };
-constexpr segments_of_box narrowed(const segments_of_entry& p, const range&, const range&) { return {p}; }
+constexpr segments_of_box narrowed(const segments_of_entry& p, const position_range&, const position_range&) { return {p}; }
 
 } // namespace detail
 
@@ -85,11 +85,11 @@ class segments {
 public:
     /// The same ids for queries and keys, laid out [entries][n], for the positions from `first`. Batch entry b has those of entry
     /// b mod entries: one for all, or the windows of an image, image after image. Throws shape_error if `entries` does not divide.
-    explicit segments(std::span<const std::int32_t> ids, index entries = 1, index first = 0) : segments(ids, ids, entries, first, first) {}
+    explicit segments(std::span<const std::int32_t> ids, index_t entries = 1, index_t first = 0) : segments(ids, ids, entries, first, first) {}
 
     /// Separate ids for queries and keys, laid out [entries][n] and [entries][m].
-    segments(std::span<const std::int32_t> query_ids, std::span<const std::int32_t> key_ids, index entries = 1, index first_query = 0,
-             index first_key = 0)
+    segments(std::span<const std::int32_t> query_ids, std::span<const std::int32_t> key_ids, index_t entries = 1, index_t first_query = 0,
+             index_t first_key = 0)
         : entries_(entries) {
         detail::check_positions("segments", "first_query", first_query, 0);
         detail::check_positions("segments", "first_key", first_key, 0);
@@ -105,7 +105,7 @@ public:
         tables_ = made;
     }
 
-    detail::segments_of_entry at(index batch, index) const {
+    detail::segments_of_entry at(index_t batch, index_t) const {
         const auto entry = batch % entries_;
         auto queries = queries_, keys = keys_;
         queries.nodes += entry * 2 * queries.count;
@@ -125,20 +125,20 @@ public:
 
 private:
     // As bits, a short sequence's segments cost one load a key, at most 32 bytes for each.
-    static constexpr index max_bit_rows = 256;
+    static constexpr index_t max_bit_rows = 256;
 
     struct tables {
         std::vector<detail::id_bounds> queries, keys;
         std::vector<std::uint64_t> equal;
     };
 
-    static std::vector<detail::id_bounds> trees(std::span<const std::int32_t> ids, index entries) {
+    static std::vector<detail::id_bounds> trees(std::span<const std::int32_t> ids, index_t entries) {
         const auto count = std::ssize(ids) / entries;
         std::vector<detail::id_bounds> nodes(2 * ids.size());
-        for (index entry = 0; entry < entries; ++entry) {
+        for (index_t entry = 0; entry < entries; ++entry) {
             auto* tree = nodes.data() + entry * 2 * count;
-            for (index k = 0; k < count; ++k) tree[count + k].low = tree[count + k].high = ids[static_cast<std::size_t>(entry * count + k)];
-            for (index k = count - 1; k > 0; --k)
+            for (index_t k = 0; k < count; ++k) tree[count + k].low = tree[count + k].high = ids[static_cast<std::size_t>(entry * count + k)];
+            for (index_t k = count - 1; k > 0; --k)
                 tree[k] = {std::min(tree[2 * k].low, tree[2 * k + 1].low), std::max(tree[2 * k].high, tree[2 * k + 1].high)};
         }
         return nodes;
@@ -147,18 +147,18 @@ private:
     std::vector<std::uint64_t> equal_ids() const {
         const auto words = detail::bit_table::word_count(queries_.count, keys_.count);
         std::vector<std::uint64_t> equal(static_cast<std::size_t>(entries_ * words));
-        for (index entry = 0; entry < entries_; ++entry) {
+        for (index_t entry = 0; entry < entries_; ++entry) {
             auto* word = equal.data() + entry * words;
             const auto* query = queries_.nodes + (2 * entry + 1) * queries_.count;
             const auto* key = keys_.nodes + (2 * entry + 1) * keys_.count;
-            for (index i = 0; i < queries_.count; ++i)
-                for (index j = 0; j < keys_.count; ++j)
+            for (index_t i = 0; i < queries_.count; ++i)
+                for (index_t j = 0; j < keys_.count; ++j)
                     word[i / 64 * keys_.count + j] |= std::uint64_t{query[i].low == key[j].low} << i % 64;
         }
         return equal;
     }
 
-    index entries_;
+    index_t entries_;
     detail::id_sequence queries_{}, keys_{};
     std::shared_ptr<const tables> tables_;
 };

@@ -8,10 +8,10 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// that queries of one residue class share. A stride below one is refused.
 /// Child et al. 2019, Generating Long Sequences with Sparse Transformers; Su 2019 (https://kexue.fm/archives/6853).
 struct strided {
-    index stride;
+    index_t stride;
 
     constexpr auto visible(const auto& i, const auto& j) const { return (i - j) % stride == 0; }
-    constexpr index step() const { return stride; }
+    constexpr index_t step() const { return stride; }
 
     void check(const pattern_context& context) const {
         context.require_at_least(1, stride, [&] { return "strided{" + std::to_string(stride) + "}"; }, "stride");

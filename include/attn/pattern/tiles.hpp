@@ -15,28 +15,28 @@ namespace detail {
 /// One head's mask: its bits, and for every 16 queries the number of visible pairs before every 8th key, so that how many there are
 /// in a box of boxes is a difference.
 struct tile_plane {
-    static constexpr index box_rows = 16, box_columns = 8;
+    static constexpr index_t box_rows = 16, box_columns = 8;
 
     bit_table table;
-    const index* visible_before;
-    index first_query, first_key;
+    const index_t* visible_before;
+    index_t first_query, first_key;
     bool any_query; // one row that stands for all
 
-    static constexpr index counts_per_row(index columns) { return (columns + box_columns - 1) / box_columns + 1; }
-    static constexpr index box_row_count(index rows) { return (rows + box_rows - 1) / box_rows; }
+    static constexpr index_t counts_per_row(index_t columns) { return (columns + box_columns - 1) / box_columns + 1; }
+    static constexpr index_t box_row_count(index_t rows) { return (rows + box_rows - 1) / box_rows; }
 
-    constexpr index row_of(index i) const { return any_query ? 0 : i - first_query; }
+    constexpr index_t row_of(index_t i) const { return any_query ? 0 : i - first_query; }
 
-    constexpr bool visible(index i, index j) const { return table.bit(row_of(i), j - first_key); }
+    constexpr bool visible(index_t i, index_t j) const { return table.bit(row_of(i), j - first_key); }
 
-    constexpr visibility visible(const range& i, const range& j) const {
+    constexpr visibility visible(const position_range& i, const position_range& j) const {
         const auto row = row_of(i.first), last_row = row_of(i.last), column = j.first - first_key, last_column = j.last - first_key;
         const auto from = row / box_rows, to = last_row / box_rows + 1;
         const auto left = column / box_columns, right = last_column / box_columns + 1;
         const auto pairs = (std::min(table.rows, to * box_rows) - from * box_rows) *
                            (std::min(table.columns, right * box_columns) - left * box_columns);
         const auto counts = counts_per_row(table.columns);
-        index seen = 0;
+        index_t seen = 0;
         for (auto box = from; box < to; ++box) seen += visible_before[box * counts + right] - visible_before[box * counts + left];
         if (seen == 0 || seen == pairs) return seen != 0;
 
@@ -46,8 +46,8 @@ struct tile_plane {
         const auto keys = column_step == 0 ? 1 : (last_column - column) / column_step + 1;
         if (queries * keys == pairs || queries > bit_table::word_rows || keys > box_columns) return visibility::some;
         auto all = ~std::uint64_t{0}, any = std::uint64_t{0};
-        for (index k = 0; k < keys; ++k) {
-            const auto bits = table.bits(row, std::max<index>(row_step, 1), queries, column + k * column_step);
+        for (index_t k = 0; k < keys; ++k) {
+            const auto bits = table.bits(row, std::max<index_t>(row_step, 1), queries, column + k * column_step);
             all &= bits;
             any |= bits;
         }
@@ -56,7 +56,7 @@ struct tile_plane {
     }
 
     template <QueryLanes I>
-    constexpr auto visible(const I& i, index j) const {
+    constexpr auto visible(const I& i, index_t j) const {
         if (any_query) return mask_of(i, table.bit(0, j - first_key) ? ~std::uint64_t{0} : 0);
         return mask_of(i, table.bits(i.first - first_query, i.step, i.count, j - first_key));
     }
@@ -71,31 +71,31 @@ class tiles {
 public:
     /// A bool tensor, true = visible, (batch or 1, heads or 1, queries or 1, keys): what is 1, or has stride 0, serves all. Row 0 is
     /// the query first_query and column 0 the key first_key. The tensor is not needed afterwards. Throws attention_error if it has no memory.
-    explicit tiles(const tensor_view<const bool>& mask, index first_query = 0, index first_key = 0)
+    explicit tiles(const tensor_view<const bool>& mask, index_t first_query = 0, index_t first_key = 0)
         : size_(distinct(readable(mask))), first_query_(first_query), first_key_(first_key), any_query_(size_.tokens == 1) {
         check_first();
-        look([&](index batch, index head, index row, std::uint8_t* line) {
+        look([&](index_t batch, index_t head, index_t row, std::uint8_t* line) {
             const auto* from = mask.row(batch, head, row);
             if (const auto stride = mask.strides().channel; stride == 1)
                 std::copy_n(reinterpret_cast<const std::uint8_t*>(from), size_.channels, line);
             else
-                for (index column = 0; column < size_.channels; ++column) line[column] = from[column * stride] ? 1 : 0;
+                for (index_t column = 0; column < size_.channels; ++column) line[column] = from[column * stride] ? 1 : 0;
         });
     }
 
     /// A function of positions, visible(i, j), that cannot be evaluated on ranges: it is called for n queries from first_query and m
     /// keys from first_key, and not needed afterwards. Throws attention_error if n or m is negative, or the table would be too large.
     template <class F>
-        requires std::predicate<const F&, index, index>
-    tiles(const F& visible, index n, index m, index first_query = 0, index first_key = 0)
+        requires std::predicate<const F&, index_t, index_t>
+    tiles(const F& visible, index_t n, index_t m, index_t first_query = 0, index_t first_key = 0)
         : size_(possible({.tokens = n, .channels = m})), first_query_(first_query), first_key_(first_key), any_query_(false) {
         check_first();
-        look([&](index, index, index row, std::uint8_t* line) {
-            for (index column = 0; column < m; ++column) line[column] = visible(first_query + row, first_key + column) ? 1 : 0;
+        look([&](index_t, index_t, index_t row, std::uint8_t* line) {
+            for (index_t column = 0; column < m; ++column) line[column] = visible(first_query + row, first_key + column) ? 1 : 0;
         });
     }
 
-    detail::tile_plane at(index batch, index head) const {
+    detail::tile_plane at(index_t batch, index_t head) const {
         const auto plane = (size_.batch == 1 ? 0 : batch) * size_.heads + (size_.heads == 1 ? 0 : head);
         return {{planes_->words.data() + plane * words_per_plane(), size_.tokens, size_.channels},
                 planes_->visible_before.data() + plane * counts_per_plane(),
@@ -116,7 +116,7 @@ public:
 private:
     struct planes {
         std::vector<std::uint64_t> words;
-        std::vector<index> visible_before;
+        std::vector<index_t> visible_before;
     };
 
     static const tensor_view<const bool>& readable(const tensor_view<const bool>& mask) {
@@ -129,9 +129,9 @@ private:
     }
     static shape distinct(const tensor_view<const bool>& mask) {
         auto size = mask.shape();
-        if (mask.strides().batch == 0) size.batch = std::min<index>(size.batch, 1);
-        if (mask.strides().head == 0) size.heads = std::min<index>(size.heads, 1);
-        if (mask.strides().token == 0) size.tokens = std::min<index>(size.tokens, 1);
+        if (mask.strides().batch == 0) size.batch = std::min<index_t>(size.batch, 1);
+        if (mask.strides().head == 0) size.heads = std::min<index_t>(size.heads, 1);
+        if (mask.strides().token == 0) size.tokens = std::min<index_t>(size.tokens, 1);
         return size;
     }
 
@@ -139,8 +139,8 @@ private:
         detail::check_positions("tiles", "first_query", first_query_, 0);
         detail::check_positions("tiles", "first_key", first_key_, 0);
     }
-    index words_per_plane() const { return detail::bit_table::word_count(size_.tokens, size_.channels); }
-    index counts_per_plane() const {
+    index_t words_per_plane() const { return detail::bit_table::word_count(size_.tokens, size_.channels); }
+    index_t counts_per_plane() const {
         return detail::tile_plane::box_row_count(size_.tokens) * detail::tile_plane::counts_per_row(size_.channels);
     }
 
@@ -153,10 +153,10 @@ private:
         made->visible_before.resize(static_cast<std::size_t>(count * counts_per_plane()));
         const auto padded = 8 * (detail::tile_plane::counts_per_row(size_.channels) - 1);
         std::vector<std::uint8_t> line(static_cast<std::size_t>(padded)), octets(line.size());
-        for (index plane = 0; plane < count; ++plane)
-            for (index row = 0; row < size_.tokens; row += 8) {
+        for (index_t plane = 0; plane < count; ++plane)
+            for (index_t row = 0; row < size_.tokens; row += 8) {
                 std::ranges::fill(octets, std::uint8_t{0});
-                for (index k = 0; k < std::min<index>(8, size_.tokens - row); ++k) {
+                for (index_t k = 0; k < std::min<index_t>(8, size_.tokens - row); ++k) {
                     read(plane / size_.heads, plane % size_.heads, row + k, line.data());
                     add_row(line, static_cast<int>(k), octets);
                 }
@@ -176,14 +176,14 @@ private:
         }
     }
 
-    void add_octets(const std::vector<std::uint8_t>& octets, index plane, index row, planes& to) const {
+    void add_octets(const std::vector<std::uint8_t>& octets, index_t plane, index_t row, planes& to) const {
         const auto columns = size_.channels, counts = detail::tile_plane::counts_per_row(columns);
         auto* word = to.words.data() + plane * words_per_plane() + row / detail::bit_table::word_rows * columns;
-        for (index column = 0; column < columns; ++column)
+        for (index_t column = 0; column < columns; ++column)
             word[column] |= std::uint64_t{octets[static_cast<std::size_t>(column)]} << row % detail::bit_table::word_rows;
         auto* before = to.visible_before.data() + plane * counts_per_plane() + row / detail::tile_plane::box_rows * counts;
-        index seen = 0;
-        for (index box = 0; box + 1 < counts; ++box) {
+        index_t seen = 0;
+        for (index_t box = 0; box + 1 < counts; ++box) {
             std::uint64_t bits;
             std::memcpy(&bits, octets.data() + 8 * box, 8);
             seen += std::popcount(bits);
@@ -192,7 +192,7 @@ private:
     }
 
     shape size_;
-    index first_query_, first_key_;
+    index_t first_query_, first_key_;
     bool any_query_;
     std::shared_ptr<const planes> planes_;
 };

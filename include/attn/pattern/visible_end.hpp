@@ -10,20 +10,20 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 namespace detail {
 
 /// After every position, and differences of it and a position fit.
-inline constexpr index everything = 2 * farthest_position;
+inline constexpr index_t everything = 2 * farthest_position;
 
 /// The position before which query i sees every key, and from which on it sees none.
-constexpr index visible_end(const dense&, index) { return everything; }
-constexpr index visible_end(const causal&, index i) { return i + 1; }
-constexpr index visible_end(const shorter_than& p, index) { return std::min(p.length, everything); }
-constexpr index visible_end(const prefix& p, index i) { return std::clamp(p.length, i + 1, everything); }
+constexpr index_t visible_end(const dense&, index_t) { return everything; }
+constexpr index_t visible_end(const causal&, index_t i) { return i + 1; }
+constexpr index_t visible_end(const shorter_than& p, index_t) { return std::min(p.length, everything); }
+constexpr index_t visible_end(const prefix& p, index_t i) { return std::clamp(p.length, i + 1, everything); }
 template <class A, class B>
-constexpr index visible_end(const both<A, B>& p, index i);
+constexpr index_t visible_end(const both<A, B>& p, index_t i);
 template <class A, class B>
-constexpr index visible_end(const either<A, B>& p, index i);
+constexpr index_t visible_end(const either<A, B>& p, index_t i);
 
 template <class P>
-concept HasVisibleEnd = requires(const P& p, index i) { visible_end(p, i); };
+concept HasVisibleEnd = requires(const P& p, index_t i) { visible_end(p, i); };
 
 template <class P>
 inline constexpr bool shows_beginnings = HasVisibleEnd<P>;
@@ -33,11 +33,11 @@ template <class A, class B>
 inline constexpr bool shows_beginnings<either<A, B>> = shows_beginnings<A> && shows_beginnings<B>;
 
 template <class A, class B>
-constexpr index visible_end(const both<A, B>& p, index i) {
+constexpr index_t visible_end(const both<A, B>& p, index_t i) {
     return std::min(visible_end(p.a, i), visible_end(p.b, i));
 }
 template <class A, class B>
-constexpr index visible_end(const either<A, B>& p, index i) {
+constexpr index_t visible_end(const either<A, B>& p, index_t i) {
     return std::max(visible_end(p.a, i), visible_end(p.b, i));
 }
 
@@ -57,6 +57,6 @@ inline constexpr bool follows_queries<either<A, B>> = follows_queries<A> || foll
 
 /// dense, causal, lengths, prefix, and what & and | make of them: what can be attended to by a running sum over the keys.
 template <class P>
-concept BeginningsPattern = Pattern<P> && detail::shows_beginnings<decltype(at(std::declval<const P&>(), index{}, index{}))>;
+concept BeginningsPattern = Pattern<P> && detail::shows_beginnings<decltype(at(std::declval<const P&>(), index_t{}, index_t{}))>;
 
 } // namespace attn

@@ -22,27 +22,27 @@ void linear_attention(const inputs<T>& in, const outputs<T>& out, const F& phi, 
     const auto [batch, heads, n, d_k] = in.queries.shape();
     const auto [kv_batch, kv_heads, m, d_v] = in.values.shape();
     std::vector<T> sum(static_cast<std::size_t>(d_v)), query(static_cast<std::size_t>(d_k));
-    for (index b = 0; b < batch; ++b)
-        for (index h = 0; h < heads; ++h) {
+    for (index_t b = 0; b < batch; ++b)
+        for (index_t h = 0; h < heads; ++h) {
             const auto g = h / (heads / kv_heads);
             const auto pattern_here = at(pattern, b, h);
             tensor<T> keys({1, 1, m, d_k});
-            for (index j = 0; j < m; ++j)
-                for (index c = 0; c < d_k; ++c) keys(0, 0, j, c) = static_cast<T>(phi(in.keys(b, g, j, c)));
-            for (index i = 0; i < n; ++i) {
-                for (index c = 0; c < d_k; ++c) query[static_cast<std::size_t>(c)] = static_cast<T>(phi(in.queries(b, h, i, c)));
+            for (index_t j = 0; j < m; ++j)
+                for (index_t c = 0; c < d_k; ++c) keys(0, 0, j, c) = static_cast<T>(phi(in.keys(b, g, j, c)));
+            for (index_t i = 0; i < n; ++i) {
+                for (index_t c = 0; c < d_k; ++c) query[static_cast<std::size_t>(c)] = static_cast<T>(phi(in.queries(b, h, i, c)));
                 std::ranges::fill(sum, T{0});
                 T denominator = 0;
                 bool sees_one = false;
-                for (index j = 0; j < m; ++j) {
+                for (index_t j = 0; j < m; ++j) {
                     if (!pattern_here.visible(in.positions.first_query[b] + i, in.positions.first_key[b] + j)) continue;
                     sees_one = true;
                     T weight = 0;
-                    for (index c = 0; c < d_k; ++c) weight += query[static_cast<std::size_t>(c)] * keys(0, 0, j, c);
+                    for (index_t c = 0; c < d_k; ++c) weight += query[static_cast<std::size_t>(c)] * keys(0, 0, j, c);
                     denominator += weight;
-                    for (index c = 0; c < d_v; ++c) sum[static_cast<std::size_t>(c)] += weight * in.values(b, g, j, c);
+                    for (index_t c = 0; c < d_v; ++c) sum[static_cast<std::size_t>(c)] += weight * in.values(b, g, j, c);
                 }
-                for (index c = 0; c < d_v; ++c) {
+                for (index_t c = 0; c < d_v; ++c) {
                     const auto numerator = sum[static_cast<std::size_t>(c)];
                     out.values(b, h, i, c) = !sees_one   ? T{0}
                                              : normalise ? numerator / (denominator + static_cast<T>(eps))
@@ -57,10 +57,10 @@ template <Scalar T, Scalar U>
 tensor<T> sum_of(const tensor_view<const T>& x, const tensor_view<const U>& added) {
     const auto [batch, heads, n, d] = x.shape();
     tensor<T> result(x.shape());
-    for (index b = 0; b < batch; ++b)
-        for (index h = 0; h < heads; ++h)
-            for (index i = 0; i < n; ++i)
-                for (index c = 0; c < d; ++c) {
+    for (index_t b = 0; b < batch; ++b)
+        for (index_t h = 0; h < heads; ++h)
+            for (index_t i = 0; i < n; ++i)
+                for (index_t c = 0; c < d; ++c) {
                     result(b, h, i, c) = x(b, h, i, c);
                     if (added.data())
                         result(b, h, i, c) +=
@@ -77,22 +77,22 @@ template <Scalar T, Scalar U>
 tensor<T> focused_features(const tensor_view<const T>& x, int power, std::span<const U> scale) {
     const auto [batch, heads, n, d] = x.shape();
     tensor<T> result(x.shape());
-    for (index b = 0; b < batch; ++b)
-        for (index i = 0; i < n; ++i) {
+    for (index_t b = 0; b < batch; ++b)
+        for (index_t i = 0; i < n; ++i) {
             T squares = 0, squares_of_powers = 0;
             const auto each = [&](auto&& f) {
-                for (index h = 0; h < heads; ++h)
-                    for (index c = 0; c < d; ++c) {
+                for (index_t h = 0; h < heads; ++h)
+                    for (index_t c = 0; c < d; ++c) {
                         const auto own = static_cast<std::size_t>(std::ssize(scale) > d ? h * d + c : c);
                         const T s = scale.empty() ? T{0} : static_cast<T>(scale[own]), y = x(b, h, i, c);
                         f(h, c, ((y < 0 ? T{0} : y) + static_cast<T>(1e-6)) / (std::max(s, T{0}) + std::log1p(std::exp(-std::abs(s)))));
                     }
             };
-            each([&](index, index, T u) { squares += u * u; });
+            each([&](index_t, index_t, T u) { squares += u * u; });
             const T norm = std::sqrt(squares);
             // u / |u| instead of u, which changes nothing but that no power overflows.
-            each([&](index, index, T u) { squares_of_powers += std::pow(u / norm, static_cast<T>(2 * power)); });
-            each([&](index h, index c, T u) {
+            each([&](index_t, index_t, T u) { squares_of_powers += std::pow(u / norm, static_cast<T>(2 * power)); });
+            each([&](index_t h, index_t c, T u) {
                 result(b, h, i, c) = norm * std::pow(u / norm, static_cast<T>(power)) / std::sqrt(squares_of_powers);
             });
         }

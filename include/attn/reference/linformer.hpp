@@ -9,23 +9,23 @@ namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 template <Scalar T>
 struct tokens {
     const tensor_view<const T>& x;
-    index batch, head;
+    index_t batch, head;
     std::vector<bool> visible;
 
     /// How many there are.
-    index count() const { return x.shape().tokens; }
+    index_t count() const { return x.shape().tokens; }
     /// Channels of each.
-    index channels() const { return x.shape().channels; }
-    T operator()(index j, index c) const { return x(batch, head, j, c); }
+    index_t channels() const { return x.shape().channels; }
+    T operator()(index_t j, index_t c) const { return x(batch, head, j, c); }
     /// Whether one of the tokens first to end - 1 is visible.
-    bool any_visible(index first, index end) const {
+    bool any_visible(index_t first, index_t end) const {
         for (auto j = first; j < end; ++j)
             if (visible[static_cast<std::size_t>(j)]) return true;
         return false;
     }
     /// Calls f(j) for the visible tokens of first .. end - 1.
     template <class F>
-    void for_each_visible(index first, index end, const F& f) const {
+    void for_each_visible(index_t first, index_t end, const F& f) const {
         for (auto j = first; j < end; ++j)
             if (visible[static_cast<std::size_t>(j)]) f(j);
     }
@@ -39,15 +39,15 @@ namespace detail {
 
 /// The row of a parameter's own head, or of the one that serves all.
 template <class U>
-index head_of(const tensor_view<const U>& parameter, index head) {
+index_t head_of(const tensor_view<const U>& parameter, index_t head) {
     return parameter.shape().heads == 1 ? 0 : head;
 }
 
 /// `count` rows; row r is write(r, numbers) on zeros if range(r) = {first, end} holds a visible token.
 template <Scalar T>
-projected_tokens<T> project_each(const tokens<T>& x, index count, const auto& range, const auto& write) {
+projected_tokens<T> project_each(const tokens<T>& x, index_t count, const auto& range, const auto& write) {
     projected_tokens<T> rows(static_cast<std::size_t>(count));
-    for (index r = 0; r < count; ++r) {
+    for (index_t r = 0; r < count; ++r) {
         const auto [first, end] = range(r);
         if (!x.any_visible(first, end)) continue;
         std::vector<T> row(static_cast<std::size_t>(x.channels()), T{0});
@@ -63,9 +63,9 @@ projected_tokens<T> project_each(const tokens<T>& x, index count, const auto& ra
 template <Scalar T>
 projected_tokens<T> identity_projection(const tokens<T>& x) {
     return detail::project_each(
-        x, x.count(), [](index r) { return std::pair{r, r + 1}; },
-        [&](index r, std::vector<T>& row) {
-            for (index c = 0; c < x.channels(); ++c) row[static_cast<std::size_t>(c)] = x(r, c);
+        x, x.count(), [](index_t r) { return std::pair{r, r + 1}; },
+        [&](index_t r, std::vector<T>& row) {
+            for (index_t c = 0; c < x.channels(); ++c) row[static_cast<std::size_t>(c)] = x(r, c);
         });
 }
 
@@ -73,11 +73,11 @@ projected_tokens<T> identity_projection(const tokens<T>& x) {
 /// (1, heads or 1, projected, 1) or without data.
 template <Scalar T, class U>
 projected_tokens<T> linear_projection(const tokens<T>& x, const tensor_view<const U>& matrix, const tensor_view<const U>& bias) {
-    const auto all = [&](index) { return std::pair{index{0}, x.count()}; };
-    return detail::project_each(x, matrix.shape().tokens, all, [&](index r, std::vector<T>& row) {
-        x.for_each_visible(0, x.count(), [&](index j) {
+    const auto all = [&](index_t) { return std::pair{index_t{0}, x.count()}; };
+    return detail::project_each(x, matrix.shape().tokens, all, [&](index_t r, std::vector<T>& row) {
+        x.for_each_visible(0, x.count(), [&](index_t j) {
             const auto weight = static_cast<T>(matrix(0, detail::head_of(matrix, x.head), r, j));
-            for (index c = 0; c < x.channels(); ++c) row[static_cast<std::size_t>(c)] += weight * x(j, c);
+            for (index_t c = 0; c < x.channels(); ++c) row[static_cast<std::size_t>(c)] += weight * x(j, c);
         });
         if (bias.data())
             for (auto& number : row) number += static_cast<T>(bias(0, detail::head_of(bias, x.head), r, 0));
@@ -85,20 +85,20 @@ projected_tokens<T> linear_projection(const tokens<T>& x, const tensor_view<cons
 }
 
 /// Bin r of a pooling to `projected` rows: tokens floor(r m / projected) .. ceil((r + 1) m / projected) - 1.
-inline std::pair<index, index> pooling_bin(index r, index tokens, index projected) {
+inline std::pair<index_t, index_t> pooling_bin(index_t r, index_t tokens, index_t projected) {
     const auto end = (r + 1) * tokens;
     return {r * tokens / projected, end / projected + (end % projected != 0)};
 }
 
 /// The mean over the visible tokens of each bin.
 template <Scalar T>
-projected_tokens<T> mean_pooling(const tokens<T>& x, index projected) {
-    const auto bin = [&](index r) { return pooling_bin(r, x.count(), projected); };
-    return detail::project_each(x, projected, bin, [&](index r, std::vector<T>& row) {
+projected_tokens<T> mean_pooling(const tokens<T>& x, index_t projected) {
+    const auto bin = [&](index_t r) { return pooling_bin(r, x.count(), projected); };
+    return detail::project_each(x, projected, bin, [&](index_t r, std::vector<T>& row) {
         T seen = 0;
-        x.for_each_visible(bin(r).first, bin(r).second, [&](index j) {
+        x.for_each_visible(bin(r).first, bin(r).second, [&](index_t j) {
             ++seen;
-            for (index c = 0; c < x.channels(); ++c) row[static_cast<std::size_t>(c)] += x(j, c);
+            for (index_t c = 0; c < x.channels(); ++c) row[static_cast<std::size_t>(c)] += x(j, c);
         });
         for (auto& sum : row) sum /= seen;
     });
@@ -106,12 +106,12 @@ projected_tokens<T> mean_pooling(const tokens<T>& x, index projected) {
 
 /// The largest number of each channel over the visible tokens of each bin, NaN if one is.
 template <Scalar T>
-projected_tokens<T> max_pooling(const tokens<T>& x, index projected) {
-    const auto bin = [&](index r) { return pooling_bin(r, x.count(), projected); };
-    return detail::project_each(x, projected, bin, [&](index r, std::vector<T>& row) {
+projected_tokens<T> max_pooling(const tokens<T>& x, index_t projected) {
+    const auto bin = [&](index_t r) { return pooling_bin(r, x.count(), projected); };
+    return detail::project_each(x, projected, bin, [&](index_t r, std::vector<T>& row) {
         std::ranges::fill(row, -std::numeric_limits<T>::infinity());
-        x.for_each_visible(bin(r).first, bin(r).second, [&](index j) {
-            for (index c = 0; c < x.channels(); ++c) {
+        x.for_each_visible(bin(r).first, bin(r).second, [&](index_t j) {
+            for (index_t c = 0; c < x.channels(); ++c) {
                 auto& largest = row[static_cast<std::size_t>(c)];
                 if (x(j, c) > largest || std::isnan(x(j, c))) largest = x(j, c);
             }
@@ -123,12 +123,12 @@ projected_tokens<T> max_pooling(const tokens<T>& x, index projected) {
 template <Scalar T, class U>
 projected_tokens<T> channel_convolution(const tokens<T>& x, const tensor_view<const U>& weights, const tensor_view<const U>& bias) {
     const auto kernel = weights.shape().tokens;
-    const auto window = [&](index r) { return std::pair{r * kernel, (r + 1) * kernel}; };
-    return detail::project_each(x, x.count() / kernel, window, [&](index r, std::vector<T>& row) {
-        for (index c = 0; c < x.channels(); ++c) {
+    const auto window = [&](index_t r) { return std::pair{r * kernel, (r + 1) * kernel}; };
+    return detail::project_each(x, x.count() / kernel, window, [&](index_t r, std::vector<T>& row) {
+        for (index_t c = 0; c < x.channels(); ++c) {
             auto& sum = row[static_cast<std::size_t>(c)];
             if (bias.data()) sum = static_cast<T>(bias(0, detail::head_of(bias, x.head), 0, c));
-            x.for_each_visible(r * kernel, (r + 1) * kernel, [&](index j) {
+            x.for_each_visible(r * kernel, (r + 1) * kernel, [&](index_t j) {
                 sum += static_cast<T>(weights(0, detail::head_of(weights, x.head), j - r * kernel, c)) * x(j, c);
             });
         }
@@ -140,13 +140,13 @@ projected_tokens<T> channel_convolution(const tokens<T>& x, const tensor_view<co
 template <Scalar T, class U>
 projected_tokens<T> mixing_convolution(const tokens<T>& x, const tensor_view<const U>& weights, const tensor_view<const U>& bias) {
     const auto kernel = weights.shape().batch;
-    const auto window = [&](index r) { return std::pair{r * kernel, (r + 1) * kernel}; };
-    return detail::project_each(x, x.count() / kernel, window, [&](index r, std::vector<T>& row) {
-        for (index o = 0; o < x.channels(); ++o) {
+    const auto window = [&](index_t r) { return std::pair{r * kernel, (r + 1) * kernel}; };
+    return detail::project_each(x, x.count() / kernel, window, [&](index_t r, std::vector<T>& row) {
+        for (index_t o = 0; o < x.channels(); ++o) {
             auto& sum = row[static_cast<std::size_t>(o)];
             if (bias.data()) sum = static_cast<T>(bias(0, detail::head_of(bias, x.head), 0, o));
-            x.for_each_visible(r * kernel, (r + 1) * kernel, [&](index j) {
-                for (index c = 0; c < x.channels(); ++c)
+            x.for_each_visible(r * kernel, (r + 1) * kernel, [&](index_t j) {
+                for (index_t c = 0; c < x.channels(); ++c)
                     sum += static_cast<T>(weights(j - r * kernel, detail::head_of(weights, x.head), o, c)) * x(j, c);
             });
         }
@@ -164,11 +164,11 @@ void linformer(const inputs<T>& in, const outputs<T>& out, const auto& project_k
     const auto [batch, heads, n, d_k] = in.queries.shape();
     const auto [kv_batch, kv_heads, m, d_v] = in.values.shape();
     if (n == 0) return;
-    for (index b = 0; b < batch; ++b)
-        for (index g = 0; g < kv_heads; ++g) {
+    for (index_t b = 0; b < batch; ++b)
+        for (index_t g = 0; g < kv_heads; ++g) {
             const auto group = heads / kv_heads;
             std::vector<bool> visible;
-            for (index j = 0; j < m; ++j)
+            for (index_t j = 0; j < m; ++j)
                 visible.push_back(at(pattern, b, g * group).visible(in.positions.first_query[b], in.positions.first_key[b] + j));
             const auto keys = project_keys(tokens<T>{in.keys, b, g, visible}), values = project_values(tokens<T>{in.values, b, g, visible});
             std::vector<T> k, v;
@@ -177,11 +177,11 @@ void linformer(const inputs<T>& in, const outputs<T>& out, const auto& project_k
                 k.insert(k.end(), keys[r]->begin(), keys[r]->end());
                 v.insert(v.end(), values[r]->begin(), values[r]->end());
             }
-            const auto rows = static_cast<index>(k.size()) / d_k;
-            const auto one_head = [&](const auto& t, index h) {
+            const auto rows = static_cast<index_t>(k.size()) / d_k;
+            const auto one_head = [&](const auto& t, index_t h) {
                 return std::remove_cvref_t<decltype(t)>(t.data() ? t.row(b, h, 0) : nullptr, {1, 1, n, t.shape().channels}, t.strides());
             };
-            for (index h = g * group; h < (g + 1) * group; ++h) {
+            for (index_t h = g * group; h < (g + 1) * group; ++h) {
                 const inputs<T> projected{one_head(in.queries, h), head_major<const T>(k.data(), {1, 1, rows, d_k}),
                                           head_major<const T>(v.data(), {1, 1, rows, d_v})};
                 softmax<T>(projected, {one_head(out.values, h), one_head(out.log_sum_exp, h)}, scale);

@@ -15,12 +15,12 @@ namespace detail {
 
 template <class F>
 void for_each_row(const shape& s, const F& f) {
-    for (index b = 0; b < s.batch; ++b)
-        for (index h = 0; h < s.heads; ++h)
-            for (index i = 0; i < s.tokens; ++i) f(b, h, i);
+    for (index_t b = 0; b < s.batch; ++b)
+        for (index_t h = 0; h < s.heads; ++h)
+            for (index_t i = 0; i < s.tokens; ++i) f(b, h, i);
 }
 template <Scalar T>
-T entry(std::span<const T> parameter, index c, T otherwise) {
+T entry(std::span<const T> parameter, index_t c, T otherwise) {
     return parameter.empty() ? otherwise : parameter[static_cast<std::size_t>(c)];
 }
 
@@ -30,13 +30,13 @@ T entry(std::span<const T> parameter, index c, T otherwise) {
 template <Scalar T>
 void layer_norm(const tensor_view<const T>& x, const tensor_view<T>& out, std::span<const T> weight = {}, std::span<const T> bias = {}, T eps = T(1e-5)) {
     const auto channels = x.shape().channels;
-    detail::for_each_row(x.shape(), [&](index b, index h, index i) {
+    detail::for_each_row(x.shape(), [&](index_t b, index_t h, index_t i) {
         T mean = 0, variance = 0;
-        for (index c = 0; c < channels; ++c) mean += x(b, h, i, c);
+        for (index_t c = 0; c < channels; ++c) mean += x(b, h, i, c);
         mean /= static_cast<T>(channels);
-        for (index c = 0; c < channels; ++c) variance += (x(b, h, i, c) - mean) * (x(b, h, i, c) - mean);
+        for (index_t c = 0; c < channels; ++c) variance += (x(b, h, i, c) - mean) * (x(b, h, i, c) - mean);
         variance /= static_cast<T>(channels);
-        for (index c = 0; c < channels; ++c)
+        for (index_t c = 0; c < channels; ++c)
             out(b, h, i, c) = (x(b, h, i, c) - mean) / std::sqrt(variance + eps) * detail::entry(weight, c, T{1}) + detail::entry(bias, c, T{0});
     });
 }
@@ -45,11 +45,11 @@ void layer_norm(const tensor_view<const T>& x, const tensor_view<T>& out, std::s
 template <Scalar T>
 void rms_norm(const tensor_view<const T>& x, const tensor_view<T>& out, std::span<const T> weight = {}, T eps = T(1e-5)) {
     const auto channels = x.shape().channels;
-    detail::for_each_row(x.shape(), [&](index b, index h, index i) {
+    detail::for_each_row(x.shape(), [&](index_t b, index_t h, index_t i) {
         T squares = 0;
-        for (index c = 0; c < channels; ++c) squares += x(b, h, i, c) * x(b, h, i, c);
+        for (index_t c = 0; c < channels; ++c) squares += x(b, h, i, c) * x(b, h, i, c);
         const T root = std::sqrt(squares / static_cast<T>(channels) + eps);
-        for (index c = 0; c < channels; ++c) out(b, h, i, c) = x(b, h, i, c) / root * detail::entry(weight, c, T{1});
+        for (index_t c = 0; c < channels; ++c) out(b, h, i, c) = x(b, h, i, c) / root * detail::entry(weight, c, T{1});
     });
 }
 
@@ -57,22 +57,22 @@ void rms_norm(const tensor_view<const T>& x, const tensor_view<T>& out, std::spa
 template <Scalar T>
 struct channel_statistics {
     std::vector<T> mean, variance;
-    index tokens = 0;
+    index_t tokens = 0;
 
     /// Of the tokens of x that the mask counts.
     explicit channel_statistics(const tensor_view<const T>& x, const tensor_view<const bool>& mask = {})
         : mean(static_cast<std::size_t>(x.shape().channels)), variance(mean.size()) {
         const auto counted = [&](const auto& f) {
-            detail::for_each_row(x.shape(), [&](index b, index h, index i) {
+            detail::for_each_row(x.shape(), [&](index_t b, index_t h, index_t i) {
                 if (!mask.data() || mask(b, mask.shape().heads == 1 ? 0 : h, i, 0)) f(b, h, i);
             });
         };
-        counted([&](index, index, index) { ++tokens; });
+        counted([&](index_t, index_t, index_t) { ++tokens; });
         for (std::size_t c = 0; c < mean.size(); ++c) {
-            const auto channel = static_cast<index>(c);
-            counted([&](index b, index h, index i) { mean[c] += x(b, h, i, channel); });
+            const auto channel = static_cast<index_t>(c);
+            counted([&](index_t b, index_t h, index_t i) { mean[c] += x(b, h, i, channel); });
             mean[c] /= static_cast<T>(tokens);
-            counted([&](index b, index h, index i) { variance[c] += (x(b, h, i, channel) - mean[c]) * (x(b, h, i, channel) - mean[c]); });
+            counted([&](index_t b, index_t h, index_t i) { variance[c] += (x(b, h, i, channel) - mean[c]) * (x(b, h, i, channel) - mean[c]); });
             variance[c] /= static_cast<T>(tokens);
         }
     }
@@ -85,9 +85,9 @@ struct channel_statistics {
 template <Scalar T>
 void rep_batch_norm(const tensor_view<const T>& x, const tensor_view<T>& out, std::span<const T> mean, std::span<const T> variance,
                     std::span<const T> weight = {}, std::span<const T> bias = {}, T eta = 0, T eps = T(1e-5), const tensor_view<const bool>& mask = {}) {
-    detail::for_each_row(x.shape(), [&](index b, index h, index i) {
+    detail::for_each_row(x.shape(), [&](index_t b, index_t h, index_t i) {
         const bool hidden = mask.data() && !mask(b, mask.shape().heads == 1 ? 0 : h, i, 0);
-        for (index c = 0; c < x.shape().channels; ++c) {
+        for (index_t c = 0; c < x.shape().channels; ++c) {
             const auto at = static_cast<std::size_t>(c);
             const T value = x(b, h, i, c);
             const T normal = (value - mean[at]) / std::sqrt(variance[at] + eps) * detail::entry(weight, c, T{1}) + detail::entry(bias, c, T{0});

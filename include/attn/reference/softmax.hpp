@@ -19,7 +19,7 @@ namespace detail {
 /// A key that a query sees: its row, its score after the score function, and the exponential of that, relative to the largest.
 template <Scalar T>
 struct seen_key {
-    index row;
+    index_t row;
     T score, exponential;
 };
 
@@ -44,21 +44,21 @@ void softmax(const inputs<T>& in, const outputs<T>& out, std::optional<double> s
     constexpr auto nothing = -std::numeric_limits<T>::infinity();
     std::vector<detail::seen_key<T>> seen;
 
-    for (index b = 0; b < batch; ++b)
-        for (index h = 0; h < heads; ++h) {
+    for (index_t b = 0; b < batch; ++b)
+        for (index_t h = 0; h < heads; ++h) {
             const auto g = h / (heads / kv_heads);
             const auto score_here = score_at(score, b, h);
             const auto pattern_here = at(pattern, b, h);
             const T sink = sinks.empty() ? nothing : static_cast<T>(sinks[static_cast<std::size_t>(h)]);
 
-            for (index row = 0; row < n; ++row) {
+            for (index_t row = 0; row < n; ++row) {
                 const auto i = in.positions.first_query[b] + row;
                 seen.clear();
-                for (index key = 0; key < m; ++key) {
+                for (index_t key = 0; key < m; ++key) {
                     const auto j = in.positions.first_key[b] + key;
                     if (!pattern_here.visible(i, j)) continue;
                     T product = 0;
-                    for (index c = 0; c < d_k; ++c) product += in.queries(b, h, row, c) * in.keys(b, g, key, c);
+                    for (index_t c = 0; c < d_k; ++c) product += in.queries(b, h, row, c) * in.keys(b, g, key, c);
                     const auto s = static_cast<T>(score_here(factor * product, i, j));
                     if (s != nothing) seen.push_back({key, s, 0});
                 }
@@ -68,7 +68,7 @@ void softmax(const inputs<T>& in, const outputs<T>& out, std::optional<double> s
                 T denominator = sink == nothing ? 0 : sink == largest ? 1 : std::exp(sink - largest); // infinity - infinity is NaN
                 for (auto& k : seen) denominator += k.exponential = std::exp(k.score - largest);
 
-                for (index c = 0; c < d_v; ++c) {
+                for (index_t c = 0; c < d_v; ++c) {
                     T sum = 0;
                     for (const auto& k : seen) sum += k.exponential / denominator * in.values(b, g, k.row, c);
                     out.values(b, h, row, c) = sum;

@@ -18,13 +18,13 @@ namespace detail {
 
 /// to[row, x] = sum_column matrix[row, column] from[column, x] + bias[row], of `count` numbers a head; a copy without a matrix.
 template <Scalar T>
-std::vector<T> mixed_heads(const tensor_view<const double>& matrix, std::span<const double> bias, const std::vector<T>& from, index count) {
+std::vector<T> mixed_heads(const tensor_view<const double>& matrix, std::span<const double> bias, const std::vector<T>& from, index_t count) {
     if (!matrix.data()) return from;
     std::vector<T> to(static_cast<std::size_t>(matrix.shape().tokens * count));
-    for (index row = 0; row < matrix.shape().tokens; ++row)
-        for (index x = 0; x < count; ++x) {
+    for (index_t row = 0; row < matrix.shape().tokens; ++row)
+        for (index_t x = 0; x < count; ++x) {
             T sum = bias.empty() ? T{0} : static_cast<T>(bias[static_cast<std::size_t>(row)]);
-            for (index column = 0; column < matrix.shape().channels; ++column)
+            for (index_t column = 0; column < matrix.shape().channels; ++column)
                 sum += static_cast<T>(matrix(0, 0, row, column)) * from[static_cast<std::size_t>(column * count + x)];
             to[static_cast<std::size_t>(row * count + x)] = sum;
         }
@@ -54,26 +54,26 @@ void talking_heads(const inputs<T>& in, const outputs<T>& out, tensor_view<const
     const auto factor = static_cast<T>(scale.value_or(1 / std::sqrt(static_cast<double>(d_k))));
     constexpr auto nothing = -std::numeric_limits<T>::infinity();
 
-    for (index b = 0; b < batch; ++b)
-        for (index row = 0; row < n; ++row) {
+    for (index_t b = 0; b < batch; ++b)
+        for (index_t row = 0; row < n; ++row) {
             const auto i = in.positions.first_query[b] + row;
             std::vector<T> logits;
-            for (index a = 0; a < query_heads; ++a)
-                for (index key = 0; key < m; ++key) {
+            for (index_t a = 0; a < query_heads; ++a)
+                for (index_t key = 0; key < m; ++key) {
                     const auto kv = a / (query_heads / in.keys.shape().heads);
                     T product = 0;
-                    for (index x = 0; x < d_k; ++x) product += in.queries(b, a, row, x) * in.keys(b, kv, key, x);
+                    for (index_t x = 0; x < d_k; ++x) product += in.queries(b, a, row, x) * in.keys(b, kv, key, x);
                     logits.push_back(factor * product);
                 }
 
             auto weights = detail::mixed_heads(logits_mix, logits_bias, logits, m);
             std::vector<bool> seen(static_cast<std::size_t>(m));
-            for (index c = 0; c < heads; ++c) {
+            for (index_t c = 0; c < heads; ++c) {
                 T* const head = weights.data() + c * m;
                 const T sink = sinks.empty() ? nothing : static_cast<T>(sinks[static_cast<std::size_t>(c)]);
                 T largest = sink;
                 bool sees_any = false;
-                for (index key = 0; key < m; ++key) {
+                for (index_t key = 0; key < m; ++key) {
                     const auto j = in.positions.first_key[b] + key;
                     const bool visible = at(pattern, b, c).visible(i, j);
                     head[key] = visible ? static_cast<T>(score_at(score, b, c)(head[key], i, j)) : nothing;
@@ -81,18 +81,18 @@ void talking_heads(const inputs<T>& in, const outputs<T>& out, tensor_view<const
                     largest = std::max(largest, head[key]);
                 }
                 T denominator = sink == nothing ? 0 : sink == largest ? 1 : std::exp(sink - largest); // infinity - infinity is NaN
-                for (index key = 0; key < m; ++key) denominator += head[key] = head[key] == nothing ? 0 : std::exp(head[key] - largest);
+                for (index_t key = 0; key < m; ++key) denominator += head[key] = head[key] == nothing ? 0 : std::exp(head[key] - largest);
                 // A row that sees nothing has weights 0, whatever the sink is. NaN in another reaches all keys, and so the whole row.
-                for (index key = 0; key < m; ++key)
+                for (index_t key = 0; key < m; ++key)
                     if (sees_any) head[key] /= denominator;
                 if (out.log_sum_exp.data()) out.log_sum_exp(b, c, row, 0) = largest + std::log(denominator);
             }
 
             weights = detail::mixed_heads(weights_mix, weights_bias, weights, m);
-            for (index e = 0; e < out_heads; ++e)
-                for (index x = 0; x < d_v; ++x) {
+            for (index_t e = 0; e < out_heads; ++e)
+                for (index_t x = 0; x < d_v; ++x) {
                     T sum = 0;
-                    for (index key = 0; key < m; ++key)
+                    for (index_t key = 0; key < m; ++key)
                         if (seen[static_cast<std::size_t>(key)])
                             sum += weights[static_cast<std::size_t>(e * m + key)] * in.values(b, e / (out_heads / value_heads), key, x);
                     out.values(b, e, row, x) = sum;

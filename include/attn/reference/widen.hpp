@@ -10,10 +10,10 @@ template <class T>
 tensor<double> widen(const tensor_view<T>& from) {
     tensor<double> to(from.shape());
     const auto [batch, heads, tokens, channels] = from.shape();
-    for (index b = 0; b < batch; ++b)
-        for (index h = 0; h < heads; ++h)
-            for (index i = 0; i < tokens; ++i)
-                for (index c = 0; c < channels; ++c) to(b, h, i, c) = static_cast<double>(from(b, h, i, c));
+    for (index_t b = 0; b < batch; ++b)
+        for (index_t h = 0; h < heads; ++h)
+            for (index_t i = 0; i < tokens; ++i)
+                for (index_t c = 0; c < channels; ++c) to(b, h, i, c) = static_cast<double>(from(b, h, i, c));
     return to;
 }
 

@@ -13,15 +13,15 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 template <Scalar T>
 struct head_bias {
     const T* data;
-    index query_stride, key_stride;
-    index first_query, first_key;
+    index_t query_stride, key_stride;
+    index_t first_query, first_key;
 
     /// The bias of one pair.
-    constexpr T bias(index query, index key) const { return data[(query - first_query) * query_stride + (key - first_key) * key_stride]; }
+    constexpr T bias(index_t query, index_t key) const { return data[(query - first_query) * query_stride + (key - first_key) * key_stride]; }
 
     /// score + bias; -infinity wherever the bias is, also for a score that is NaN or infinite: what hides a key does not ask what it holds.
     template <std::floating_point S>
-    constexpr S operator()(S score, index query, index key) const {
+    constexpr S operator()(S score, index_t query, index_t key) const {
         constexpr auto hidden = -std::numeric_limits<S>::infinity();
         const auto added = static_cast<S>(bias(query, key));
         return added == hidden ? hidden : score + added;
@@ -38,10 +38,10 @@ struct head_bias {
 template <Scalar T>
 struct additive_bias {
     tensor_view<const T> bias;
-    index first_query = 0;
-    index first_key = 0;
+    index_t first_query = 0;
+    index_t first_key = 0;
 
-    constexpr head_bias<T> at(index batch, index head) const {
+    constexpr head_bias<T> at(index_t batch, index_t head) const {
         const auto& s = bias.shape();
         return {.data = bias.row(s.batch == 1 ? 0 : batch, s.heads == 1 ? 0 : head, 0),
                 .query_stride = s.tokens == 1 ? 0 : bias.strides().token,
@@ -61,12 +61,12 @@ struct additive_bias {
 
 private:
     std::string name() const { return "additive_bias of shape " + to_string(bias.shape()); }
-    void require_count(const score_context& context, const std::string& what, index has, index needed) const {
+    void require_count(const score_context& context, const std::string& what, index_t has, index_t needed) const {
         if (has != 1 && has != needed)
             context.refuse(name(), "has " + std::to_string(has) + " " + what + ", where 1 or " + std::to_string(needed) + " are needed");
     }
-    void require_cover(const score_context& context, const std::string& what, index first, index count, index needed_first,
-                       index needed_end) const {
+    void require_cover(const score_context& context, const std::string& what, index_t first, index_t count, index_t needed_first,
+                       index_t needed_end) const {
         if (count != 1 && (first < -farthest_position || first > farthest_position))
             context.refuse(name(), "begins at " + what + " position " + std::to_string(first) +
                                        ", but positions lie between -2^60 and 2^60 (attn::farthest_position)");
@@ -80,6 +80,6 @@ private:
 template <class T>
 additive_bias(tensor_view<T>) -> additive_bias<std::remove_const_t<T>>;
 template <class T>
-additive_bias(tensor_view<T>, index, index) -> additive_bias<std::remove_const_t<T>>;
+additive_bias(tensor_view<T>, index_t, index_t) -> additive_bias<std::remove_const_t<T>>;
 
 } // namespace attn

@@ -32,7 +32,7 @@ struct alibi {
     /// With such slopes.
     constexpr alibi(borrowed<const double> one_per_head) : slopes(one_per_head) {}
 
-    detail::alibi_of_head at(index, index head) const {
+    detail::alibi_of_head at(index_t, index_t head) const {
         if (head >= std::ssize(slopes)) [[unlikely]] // workspace_bytes asks before anything is checked
             throw argument_error("alibi", "slopes", "are " + std::to_string(slopes.size()) + ", none for head " + std::to_string(head));
         return {slopes[static_cast<std::size_t>(head)]};
@@ -47,13 +47,13 @@ struct alibi {
 
 /// The paper's slopes, one per head. A power of two of heads: 2^(-8/heads), its square, its cube, ..., 2^-8. Otherwise those of the
 /// power of two below, and for the heads beyond it every other one of the power of two above, from its first.
-inline std::vector<double> alibi_slopes(index heads) {
+inline std::vector<double> alibi_slopes(index_t heads) {
     detail::check_shape<double>("alibi_slopes", "heads", {.tokens = 1, .channels = heads});
     std::vector<double> slopes;
     slopes.reserve(static_cast<std::size_t>(heads));
-    const auto below = static_cast<index>(std::bit_floor(static_cast<std::size_t>(heads)));
-    for (index h = 0; h < below; ++h) slopes.push_back(std::exp2(-8.0 * static_cast<double>(h + 1) / static_cast<double>(below)));
-    for (index h = 0; h < heads - below; ++h)
+    const auto below = static_cast<index_t>(std::bit_floor(static_cast<std::size_t>(heads)));
+    for (index_t h = 0; h < below; ++h) slopes.push_back(std::exp2(-8.0 * static_cast<double>(h + 1) / static_cast<double>(below)));
+    for (index_t h = 0; h < heads - below; ++h)
         slopes.push_back(std::exp2(-4.0 * static_cast<double>(2 * h + 1) / static_cast<double>(below)));
     return slopes;
 }

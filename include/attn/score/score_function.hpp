@@ -27,7 +27,7 @@ concept HasScoreCheck = requires(const F& f, const score_context& c) { f.check(c
 
 /// The score function that is left for one batch entry and head: `f.at(batch, head)`, or f itself if it is the same everywhere.
 template <class F>
-constexpr auto score_at(const F& f, index batch, index head) {
+constexpr auto score_at(const F& f, index_t batch, index_t head) {
     if constexpr (detail::HasAt<F>)
         return f.at(batch, head);
     else
@@ -40,8 +40,8 @@ constexpr auto score_at(const F& f, index batch, index head) {
 ///         return score - S(0.1) * abs(S(query - key));
 ///     }
 /// query and key are absolute positions; `S(query - key)` makes a score of them. The same text is evaluated on
-///   numbers   score is double or float, query and key are `index`: the definition
-///   lanes     score is a register of scores, query as many positions, key an `index`: the kernel
+///   numbers   score is double or float, query and key are `index_t`: the definition
+///   lanes     score is a register of scores, query as many positions, key an `index_t`: the kernel
 /// What it returns must convert to the type of the score. -infinity hides the key from the query, whatever it holds; NaN makes the
 /// row NaN. abs, exp, fma, log, max, min, sqrt and tanh are found unqualified on lanes, and on numbers after `using std::abs;` and so
 /// on: without it, C's abs is found and rounds to an int. Lanes have no `if`: `using attn::select; select(score > 0, a, b)` chooses.
@@ -51,7 +51,7 @@ constexpr auto score_at(const F& f, index batch, index head) {
 ///   check_apart(out)  throws, by out.require_apart, if an output overlaps memory that the function refers to: see output_memory
 /// Score functions are copied freely and called from all threads: they hold numbers and views.
 template <class F>
-concept ScoreFunction = std::copy_constructible<F> && requires(const F& f, double score, index i) {
+concept ScoreFunction = std::copy_constructible<F> && requires(const F& f, double score, index_t i) {
     { score_at(f, i, i)(score, i, i) } -> std::convertible_to<double>;
 };
 

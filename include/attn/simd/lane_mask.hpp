@@ -27,7 +27,7 @@ struct lane_bits {
     std::uint64_t value = 0;
 
     /// The first `count` lanes.
-    static constexpr lane_bits first(index count) {
+    static constexpr lane_bits first(index_t count) {
         return {count <= 0 ? 0 : ~std::uint64_t{0} >> (64 - (count < 64 ? count : 64))};
     }
     friend constexpr lane_bits operator&&(lane_bits a, lane_bits b) { return {a.value & b.value}; }

@@ -85,7 +85,7 @@ struct lanes {
         store(to);
     }
     /// The first `count` lanes, 0 in the others; reads and writes no further.
-    static lanes load_first(const T* from, index count) {
+    static lanes load_first(const T* from, index_t count) {
 #if defined(__AVX512F__)
         if constexpr (std::is_base_of_v<xsimd::avx512f, Arch>) {
             const auto first = lane_bits::first(count).value;
@@ -95,11 +95,11 @@ struct lanes {
 #endif
         {
             std::array<T, static_cast<std::size_t>(size)> present{};
-            for (std::size_t l = 0; l < present.size() && static_cast<index>(l) < count; ++l) present[l] = from[l];
+            for (std::size_t l = 0; l < present.size() && static_cast<index_t>(l) < count; ++l) present[l] = from[l];
             return load(present.data());
         }
     }
-    void store_first(T* to, index count) const {
+    void store_first(T* to, index_t count) const {
 #if defined(__AVX512F__)
         if constexpr (std::is_base_of_v<xsimd::avx512f, Arch>) {
             const auto first = lane_bits::first(count).value;
@@ -110,7 +110,7 @@ struct lanes {
         {
             std::array<T, static_cast<std::size_t>(size)> present;
             store(present.data());
-            for (std::size_t l = 0; l < present.size() && static_cast<index>(l) < count; ++l) to[l] = present[l];
+            for (std::size_t l = 0; l < present.size() && static_cast<index_t>(l) < count; ++l) to[l] = present[l];
         }
     }
 

@@ -22,10 +22,10 @@ struct affine_lanes;
 template <Scalar T, class Arch, int Size = lane_count<T, Arch>>
 struct integer_lanes {
     static constexpr int size = Size;
-    std::array<index, static_cast<std::size_t>(size)> value;
+    std::array<index_t, static_cast<std::size_t>(size)> value;
 
     constexpr integer_lanes() = default;
-    constexpr integer_lanes(index same) { value.fill(same); }
+    constexpr integer_lanes(index_t same) { value.fill(same); }
 
     template <class F>
     static constexpr integer_lanes each(const integer_lanes& a, const integer_lanes& b, F f) {
@@ -54,14 +54,14 @@ struct integer_lanes {
     friend constexpr integer_lanes operator/(const integer_lanes& a, const integer_lanes& b) { return each(a, b, std::divides{}); }
     friend constexpr integer_lanes operator%(const integer_lanes& a, const integer_lanes& b) { return each(a, b, std::modulus{}); }
     friend constexpr integer_lanes operator-(const integer_lanes& a) { return integer_lanes(0) - a; }
-    friend constexpr integer_lanes floor_div(const integer_lanes& a, index c) {
-        return each(a, c, [](index x, index y) { return x / y - (x % y < 0); });
+    friend constexpr integer_lanes floor_div(const integer_lanes& a, index_t c) {
+        return each(a, c, [](index_t x, index_t y) { return x / y - (x % y < 0); });
     }
-    friend constexpr integer_lanes floor_mod(const integer_lanes& a, index c) {
-        return each(a, c, [](index x, index y) { return x % y + (x % y < 0 ? y : 0); });
+    friend constexpr integer_lanes floor_mod(const integer_lanes& a, index_t c) {
+        return each(a, c, [](index_t x, index_t y) { return x % y + (x % y < 0 ? y : 0); });
     }
     friend constexpr integer_lanes abs(const integer_lanes& a) {
-        return each(a, a, [](index x, index) { return x < 0 ? -x : x; });
+        return each(a, a, [](index_t x, index_t) { return x < 0 ? -x : x; });
     }
     friend constexpr lane_bits operator<(const integer_lanes& a, const integer_lanes& b) { return test(a, b, std::less{}); }
     friend constexpr lane_bits operator>(const integer_lanes& a, const integer_lanes& b) { return b < a; }
@@ -81,12 +81,12 @@ template <Scalar T, class Arch, int Size>
 struct affine_lanes {
     static constexpr int size = Size;
     using integers = integer_lanes<T, Arch, Size>;
-    index first = 0;
-    index step = 1;
+    index_t first = 0;
+    index_t step = 1;
 
     constexpr operator integers() const {
         integers result;
-        for (std::size_t l = 0; l < size; ++l) result.value[l] = first + static_cast<index>(l) * step;
+        for (std::size_t l = 0; l < size; ++l) result.value[l] = first + static_cast<index_t>(l) * step;
         return result;
     }
     /// The numbers to compute scores with.
@@ -101,29 +101,29 @@ struct affine_lanes {
         return fma(lanes<T, Arch>::load(count_up.data()), lanes<T, Arch>(static_cast<T>(step)), lanes<T, Arch>(static_cast<T>(first)));
     }
     /// Lanes at or before a limit.
-    [[gnu::always_inline]] constexpr lane_bits up_to(index limit) const {
+    [[gnu::always_inline]] constexpr lane_bits up_to(index_t limit) const {
         if (step == 1) return lane_bits::first(first > limit ? 0 : limit - first + 1);
         if (step == -1) return !lane_bits::first(first > limit ? first - limit : 0);
         return up_to_by_division(limit);
     }
 
     template <std::integral I>
-    friend constexpr affine_lanes operator+(const affine_lanes& a, I b) { return {a.first + static_cast<index>(b), a.step}; }
+    friend constexpr affine_lanes operator+(const affine_lanes& a, I b) { return {a.first + static_cast<index_t>(b), a.step}; }
     template <std::integral I>
     friend constexpr affine_lanes operator+(I a, const affine_lanes& b) { return b + a; }
     template <std::integral I>
-    friend constexpr affine_lanes operator-(const affine_lanes& a, I b) { return {a.first - static_cast<index>(b), a.step}; }
+    friend constexpr affine_lanes operator-(const affine_lanes& a, I b) { return {a.first - static_cast<index_t>(b), a.step}; }
     template <std::integral I>
-    friend constexpr affine_lanes operator-(I a, const affine_lanes& b) { return {static_cast<index>(a) - b.first, -b.step}; }
+    friend constexpr affine_lanes operator-(I a, const affine_lanes& b) { return {static_cast<index_t>(a) - b.first, -b.step}; }
     friend constexpr affine_lanes operator-(const affine_lanes& a) { return {-a.first, -a.step}; }
     template <std::integral I>
-    friend constexpr affine_lanes operator*(const affine_lanes& a, I b) { return {a.first * static_cast<index>(b), a.step * static_cast<index>(b)}; }
+    friend constexpr affine_lanes operator*(const affine_lanes& a, I b) { return {a.first * static_cast<index_t>(b), a.step * static_cast<index_t>(b)}; }
     template <std::integral I>
     friend constexpr affine_lanes operator*(I a, const affine_lanes& b) { return b * a; }
-    friend constexpr integers operator/(const affine_lanes& a, index c) { return a.counts(c) ? a.divided(c).quotient : integers(a) / c; }
-    friend constexpr integers operator%(const affine_lanes& a, index c) { return a.counts(c) ? a.divided(c).remainder : integers(a) % c; }
-    friend constexpr integers floor_div(const affine_lanes& a, index c) { return a.counts(c) ? a.divided(c).quotient : floor_div(integers(a), c); }
-    friend constexpr integers floor_mod(const affine_lanes& a, index c) { return a.counts(c) ? a.divided(c).remainder : floor_mod(integers(a), c); }
+    friend constexpr integers operator/(const affine_lanes& a, index_t c) { return a.counts(c) ? a.divided(c).quotient : integers(a) / c; }
+    friend constexpr integers operator%(const affine_lanes& a, index_t c) { return a.counts(c) ? a.divided(c).remainder : integers(a) % c; }
+    friend constexpr integers floor_div(const affine_lanes& a, index_t c) { return a.counts(c) ? a.divided(c).quotient : floor_div(integers(a), c); }
+    friend constexpr integers floor_mod(const affine_lanes& a, index_t c) { return a.counts(c) ? a.divided(c).remainder : floor_mod(integers(a), c); }
     friend constexpr integers abs(const affine_lanes& a) { return abs(integers(a)); }
     template <std::floating_point F>
     friend lanes<T, Arch> operator*(F a, const affine_lanes& b) { return lanes<T, Arch>(a) * static_cast<lanes<T, Arch>>(b); }
@@ -158,8 +158,8 @@ private:
         integers quotient, remainder;
     };
     /// Where lanes rise from 0 or more, dividing rounds the same way for all, and one division serves all lanes: the others count on.
-    constexpr bool counts(index divisor) const { return first >= 0 && step >= 0 && divisor > 0; }
-    constexpr division divided(index divisor) const {
+    constexpr bool counts(index_t divisor) const { return first >= 0 && step >= 0 && divisor > 0; }
+    constexpr division divided(index_t divisor) const {
         division result;
         const auto quotient_step = step / divisor, remainder_step = step % divisor;
         auto quotient = first / divisor, remainder = first % divisor;
@@ -174,16 +174,16 @@ private:
         return result;
     }
     /// The same for any step. By itself: clang would inline neither, and call it for each key.
-    constexpr lane_bits up_to_by_division(index limit) const {
+    constexpr lane_bits up_to_by_division(index_t limit) const {
         if (step < 0) return !affine_lanes{-first, -step}.up_to_by_division(-limit - 1);
         if (first > limit) return {0};
-        return lane_bits::first(step == 0 ? index{size} : (limit - first) / step + 1);
+        return lane_bits::first(step == 0 ? index_t{size} : (limit - first) / step + 1);
     }
     /// Keeps differences of a limit and a position inside 64 bits: twice as far as two positions can be apart.
     template <std::integral I>
-    static constexpr index saturated(I limit) {
-        constexpr index far = 4 * farthest_position;
-        return std::in_range<index>(limit) ? std::clamp(static_cast<index>(limit), -far, far) : far;
+    static constexpr index_t saturated(I limit) {
+        constexpr index_t far = 4 * farthest_position;
+        return std::in_range<index_t>(limit) ? std::clamp(static_cast<index_t>(limit), -far, far) : far;
     }
 };
 

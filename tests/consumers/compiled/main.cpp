@@ -29,7 +29,7 @@ struct problem {
         std::mt19937 random(1);
         std::uniform_real_distribution<T> number(-1, 1);
         for (auto* t : {&q, &k, &v, &bias, &matrix})
-            for (attn::index e = 0; e < t->shape().size(); ++e) t->data()[e] = number(random);
+            for (attn::index_t e = 0; e < t->shape().size(); ++e) t->data()[e] = number(random);
         for (int c = 0; c < 24; ++c) {
             mean.push_back(static_cast<double>(number(random)));
             variance.push_back(static_cast<double>(1 + number(random)));
@@ -41,7 +41,7 @@ struct problem {
 
     void compare(const char* what, target where, const attn::tensor<T>& expected, const attn::tensor<T>& computed) {
         T difference = 0;
-        for (attn::index e = 0; e < expected.shape().size(); ++e) {
+        for (attn::index_t e = 0; e < expected.shape().size(); ++e) {
             difference = std::isfinite(computed.data()[e]) ? std::max(difference, std::abs(expected.data()[e] - computed.data()[e])) : T(1);
             bits = 31 * bits + std::hash<T>()(computed.data()[e]);
         }

@@ -18,8 +18,8 @@ struct convolution_parameters {
     std::span<const U> bias;
 
     bool present() const { return weights.data() != nullptr; }
-    const U* weights_of(index head) const { return weights.data() + (weights.shape().batch == 1 ? 0 : head * weights.strides().batch); }
-    std::span<const U> bias_of(index head) const {
+    const U* weights_of(index_t head) const { return weights.data() + (weights.shape().batch == 1 ? 0 : head * weights.strides().batch); }
+    std::span<const U> bias_of(index_t head) const {
         const auto channels = static_cast<std::size_t>(weights.shape().heads);
         return bias.size() <= channels ? bias : bias.subspan(static_cast<std::size_t>(head) * channels, channels);
     }
@@ -42,41 +42,41 @@ public:
     using lanes = simd::lanes<T, Arch>;
 
     /// For pieces of up to max_tokens outputs that lie side by side in one row of the grid, or fill whole rows.
-    convolution_tile(detail::scratch& memory, const convolution_grid& grid, index channels, index max_tokens)
+    convolution_tile(detail::scratch& memory, const convolution_grid& grid, index_t channels, index_t max_tokens)
         : grid_(grid), channels_(channels), padded_(whole_registers<T, Arch>(channels)),
           weights_(memory.take<T>(std::min(grid.taps(), max_bytes) + 1, padded_)), staged_width_(std::min(grid.width, max_tokens + grid.kernel_width - 1)),
           staged_(memory.take<T>(std::min(grid.height, grid.kernel_height), staged_width_, padded_)) {}
 
-    index padded() const { return padded_; }
+    index_t padded() const { return padded_; }
 
     template <class U>
-    void load_weights(const convolution_parameters<U>& parameters, index head) {
+    void load_weights(const convolution_parameters<U>& parameters, index_t head) {
         const U* const weights = parameters.weights_of(head);
         const auto bias = parameters.bias_of(head);
         const auto& s = parameters.weights.strides();
-        for (index c = 0; c < padded_; ++c) {
+        for (index_t c = 0; c < padded_; ++c) {
             T* const column = weights_ + c;
             const bool present = c < channels_;
             column[0] = present && !bias.empty() ? static_cast<T>(bias[static_cast<std::size_t>(c)]) : T{0};
-            for (index ky = 0, tap = 1; ky < grid_.kernel_height; ++ky)
-                for (index kx = 0; kx < grid_.kernel_width; ++kx, ++tap)
+            for (index_t ky = 0, tap = 1; ky < grid_.kernel_height; ++ky)
+                for (index_t kx = 0; kx < grid_.kernel_width; ++kx, ++tap)
                     column[tap * padded_] = present ? static_cast<T>(weights[c * s.head + ky * s.token + kx * s.channel]) : T{0};
         }
     }
 
     /// to[t] = out(token first + t) for t < count, rows of `padded` numbers. Of the input, tokens from `present` on are not there.
-    void operator()(const row_block<const T>& in, index present, index first, index count, T* to) const {
+    void operator()(const row_block<const T>& in, index_t present, index_t first, index_t count, T* to) const {
         const bool in_place = in.channel_stride == 1 && padded_ == channels_;
         while (count > 0) {
             const auto y = first / grid_.width, x = first % grid_.width, here = std::min(count, grid_.width - x);
-            const auto above = std::max<index>(0, y - grid_.top), below = std::min(grid_.height, y - grid_.top + grid_.kernel_height);
+            const auto above = std::max<index_t>(0, y - grid_.top), below = std::min(grid_.height, y - grid_.top + grid_.kernel_height);
             if (in_place) {
                 add_row({{in.data, grid_.width * in.row_stride, in.row_stride, 0}, y, x, here, above, below, present}, to);
             } else {
-                const auto left = std::max<index>(0, x - grid_.left),
+                const auto left = std::max<index_t>(0, x - grid_.left),
                            right = std::min(grid_.width, x + here - grid_.left + grid_.kernel_width - 1);
                 for (auto row = above; row < below; ++row) {
-                    const auto token = row * grid_.width + left, there = std::clamp<index>(present - token, 0, right - left);
+                    const auto token = row * grid_.width + left, there = std::clamp<index_t>(present - token, 0, right - left);
                     copy_rows<T, Arch>({in.data + token * in.row_stride, in.row_stride, in.channel_stride}, there, channels_,
                                        staged_ + (row - above) * staged_width_ * padded_, padded_);
                 }
@@ -96,13 +96,13 @@ private:
     /// Inputs as they lie: token (y, x) at data + y * row_stride + (x - left) * token_stride.
     struct input_rows {
         const T* data;
-        index row_stride, token_stride, left;
+        index_t row_stride, token_stride, left;
     };
 
     /// A piece of one row of the grid: outputs x .. x + count - 1 of row y, from the rows above .. below - 1 of the input.
     struct row_piece {
         input_rows in;
-        index y, x, count, above, below, present;
+        index_t y, x, count, above, below, present;
     };
 
     void add_row(const row_piece& piece, T* to) const {
@@ -120,7 +120,7 @@ private:
     template <int Width>
     void add_row_of(const row_piece& piece, T* to) const {
         const auto cover = [&]<int Outputs>(std::integral_constant<int, Outputs>) {
-            for (index at = 0; at < piece.count; at += Outputs) {
+            for (index_t at = 0; at < piece.count; at += Outputs) {
                 const auto from = std::min(at, piece.count - Outputs);
                 add_tile<Outputs, Width>(piece, piece.x + from, to + from * padded_);
             }
@@ -133,13 +133,13 @@ private:
             cover(std::integral_constant<int, 1>{});
     }
     template <int Outputs, int Width>
-    void add_tile(const row_piece& piece, index x, T* to) const {
+    void add_tile(const row_piece& piece, index_t x, T* to) const {
         const auto first = x - grid_.left, last = first + Outputs + grid_.kernel_width - 1;
         const bool whole_rows = piece.present >= piece.below * grid_.width;
         const bool at_left = first<0, at_right = last> grid_.width;
         // A tile in a corner lacks half a kernel's width of inputs, no more and no less; others do not come up often.
         const bool regular = Width > 0 && Outputs > 1 && whole_rows && (!at_left || x == 0) && (!at_right || x + Outputs == grid_.width);
-        for (index channel = 0; channel < padded_; channel += lanes::size) {
+        for (index_t channel = 0; channel < padded_; channel += lanes::size) {
             if constexpr (Width > 0 && Outputs > 1) {
                 if (regular) {
                     add_regular<Outputs, Width>(piece, first, at_left, at_right, channel, to + channel);
@@ -152,7 +152,7 @@ private:
     /// One register of channels of outputs side by side: each input is loaded once for all the outputs that it reaches. At an end of the
     /// grid's row half the kernel's width of inputs is missing.
     template <int Outputs, int Width>
-    [[gnu::noinline]] void add_regular(const row_piece& piece, index first, bool at_left, bool at_right, index channel, T* to) const {
+    [[gnu::noinline]] void add_regular(const row_piece& piece, index_t first, bool at_left, bool at_right, index_t channel, T* to) const {
         constexpr int half = Width / 2;
         const auto padded = padded_, token_stride = piece.in.token_stride, row_stride = piece.in.row_stride;
         const T* tokens = piece.in.data + piece.above * row_stride + (first - piece.in.left) * token_stride + channel;
@@ -196,16 +196,16 @@ private:
     }
     /// The same, tap by tap, wherever inputs end.
     template <int Outputs>
-    [[gnu::noinline]] void add_any(const row_piece& piece, index first, index channel, T* to) const {
+    [[gnu::noinline]] void add_any(const row_piece& piece, index_t first, index_t channel, T* to) const {
         lanes sum[std::size_t{Outputs}];
         const auto bias = lanes::load(weights_ + channel);
 #pragma GCC unroll 16
         for (int o = 0; o < Outputs; ++o) sum[o] = bias;
         for (auto row = piece.above; row < piece.below; ++row) {
-            const auto end = std::clamp<index>(piece.present - row * grid_.width, 0, grid_.width);
+            const auto end = std::clamp<index_t>(piece.present - row * grid_.width, 0, grid_.width);
             const T* const weights = weights_ + (1 + (row - piece.y + grid_.top) * grid_.kernel_width) * padded_ + channel;
             const T* const tokens = piece.in.data + row * piece.in.row_stride - piece.in.left * piece.in.token_stride + channel;
-            for (index k = std::max<index>(0, -first - Outputs + 1); k < grid_.kernel_width && first + k < end; ++k) {
+            for (index_t k = std::max<index_t>(0, -first - Outputs + 1); k < grid_.kernel_width && first + k < end; ++k) {
                 const auto weight = lanes::load(weights + k * padded_);
 #pragma GCC unroll 16
                 for (int o = 0; o < Outputs; ++o) {
@@ -219,9 +219,9 @@ private:
     }
 
     convolution_grid grid_;
-    index channels_, padded_;
+    index_t channels_, padded_;
     T* weights_; ///< [1 + taps][padded], the bias first
-    index staged_width_;
+    index_t staged_width_;
     T* staged_; ///< [rows of the kernel][staged_width][padded]
 };
 

@@ -25,34 +25,34 @@ row_block<T> transposed(const row_block<T>& m) {
 template <Scalar T, class Arch>
 class matrix_product {
 public:
-    matrix_product(index rows, index depth, index columns) : rows_(rows), depth_(depth), columns_(columns) {}
+    matrix_product(index_t rows, index_t depth, index_t columns) : rows_(rows), depth_(depth), columns_(columns) {}
 
     /// All tasks on an executor. memory: workspace_bytes(run.concurrency()).
     void operator()(const row_block<const T>& a, const row_block<const T>& b, const row_block<const T>& start, const row_block<T>& c,
                     std::byte* memory, const execution& run) const {
-        run.for_each(task_count(), [&](index task, index slice) {
+        run.for_each(task_count(), [&](index_t task, index_t slice) {
             detail::scratch own(memory + static_cast<std::size_t>(slice) * task_bytes());
             run_task(task, own, a, b, start, c);
         });
     }
-    std::size_t workspace_bytes(index concurrency) const { return static_cast<std::size_t>(concurrency) * task_bytes(); }
+    std::size_t workspace_bytes(index_t concurrency) const { return static_cast<std::size_t>(concurrency) * task_bytes(); }
 
     /// Blocks of C that are computed independently, in any order.
-    index task_count() const { return row_blocks() * column_blocks(); }
+    index_t task_count() const { return row_blocks() * column_blocks(); }
     /// Memory of one running task.
     std::size_t task_bytes() const {
         detail::scratch memory;
         blocks(memory, *this);
         return memory.used_bytes();
     }
-    void run_task(index task, detail::scratch& memory, const row_block<const T>& a, const row_block<const T>& b,
+    void run_task(index_t task, detail::scratch& memory, const row_block<const T>& a, const row_block<const T>& b,
                   const row_block<const T>& start, const row_block<T>& c) const {
-        run_task(task, memory, a, b, start, c, [](index first, index count, auto&& emit) { emit(first, count); });
+        run_task(task, memory, a, b, start, c, [](index_t first, index_t count, auto&& emit) { emit(first, count); });
     }
     /// Only over some of the depth: terms(first, count, emit) calls emit(first, count) for each run of terms of a piece of the depth that
     /// take part. The others are not multiplied.
     template <class Terms>
-    void run_task(index task, detail::scratch& memory, const row_block<const T>& a, const row_block<const T>& b,
+    void run_task(index_t task, detail::scratch& memory, const row_block<const T>& a, const row_block<const T>& b,
                   const row_block<const T>& start, const row_block<T>& c, const Terms& terms) const {
         const blocks block(memory, *this);
         const auto [first_row, rows] = piece(rows_, row_blocks(), task % row_blocks());
@@ -60,11 +60,11 @@ public:
         const row_block<T> to{c.data + first_row * c.row_stride + first_column, c.row_stride, 1};
         begin(at(start, first_row, first_column), to, rows, columns);
         std::array<depth_run, static_cast<std::size_t>(max_block_depth)> runs;
-        const auto depth_pieces = std::max<index>(1, (depth_ + max_block_depth - 1) / max_block_depth);
-        for (index p = 0; p < depth_pieces; ++p) {
+        const auto depth_pieces = std::max<index_t>(1, (depth_ + max_block_depth - 1) / max_block_depth);
+        for (index_t p = 0; p < depth_pieces; ++p) {
             const auto within = piece(depth_, depth_pieces, p);
             std::size_t count = 0;
-            terms(within.first, within.count, [&](index first, index in_run) { runs[count++] = {first - within.first, in_run}; });
+            terms(within.first, within.count, [&](index_t first, index_t in_run) { runs[count++] = {first - within.first, in_run}; });
             block.multiply(at(a, first_row, within.first), at(b, within.first, first_column), to, rows, within.count, columns,
                            std::span(runs.data(), count));
         }
@@ -73,28 +73,28 @@ public:
 private:
     using lanes = simd::lanes<T, Arch>;
     using traits = tile_traits<T, Arch>;
-    static constexpr index lane_count = lanes::size;
+    static constexpr index_t lane_count = lanes::size;
     /// A panel of B is max_columns registers wide, or one at the end: max_block_depth rows of it stay in the first-level cache, and
     /// max_block_rows rows of A, of that depth, in the second.
-    static constexpr index panel_width = traits::max_columns * lane_count, max_block_depth = 128 * 4 / sizeof(T), max_block_rows = 384,
+    static constexpr index_t panel_width = traits::max_columns * lane_count, max_block_depth = 128 * 4 / sizeof(T), max_block_rows = 384,
                            max_block_columns = 512;
 
     struct depth_run {
-        index first, count;
+        index_t first, count;
     };
     struct extent {
-        index first, count;
+        index_t first, count;
     };
-    static extent piece(index count, index pieces, index number) {
+    static extent piece(index_t count, index_t pieces, index_t number) {
         const auto first = count * number / pieces;
         return {first, count * (number + 1) / pieces - first};
     }
     /// The part of a matrix that begins there; of none, none.
-    static row_block<const T> at(const row_block<const T>& m, index row, index column) {
+    static row_block<const T> at(const row_block<const T>& m, index_t row, index_t column) {
         return {m.data ? m.data + row * m.row_stride + column * m.channel_stride : nullptr, m.row_stride, m.channel_stride};
     }
-    index row_blocks() const { return (rows_ + max_block_rows - 1) / max_block_rows; }
-    index column_blocks() const { return (columns_ + max_block_columns - 1) / max_block_columns; }
+    index_t row_blocks() const { return (rows_ + max_block_rows - 1) / max_block_rows; }
+    index_t column_blocks() const { return (columns_ + max_block_columns - 1) / max_block_columns; }
 
     /// The packed blocks of one task.
     struct blocks {
@@ -104,14 +104,14 @@ private:
             : packed_a(memory.take<T>(std::min(max_block_rows, p.rows_) * whole_registers<T, Arch>(std::min(max_block_depth, p.depth_)))),
               packed_b(memory.take<T>(std::min(max_block_depth, p.depth_) * panel_width)) {}
 
-        void multiply(row_block<const T> a, const row_block<const T>& b, const row_block<T>& c, index rows, index depth, index columns,
+        void multiply(row_block<const T> a, const row_block<const T>& b, const row_block<T>& c, index_t rows, index_t depth, index_t columns,
                       std::span<const depth_run> runs) const {
             // Rows of A that evict each other are copied if they are read again and again.
             if (a.channel_stride != 1 || (columns > 2 * panel_width && !readable_in_place(a))) {
                 copy_rows<T, Arch>(a, rows, depth, packed_a, whole_registers<T, Arch>(depth));
                 a = {packed_a, whole_registers<T, Arch>(depth), 1};
             }
-            for (index first = 0; first < columns;) {
+            for (index_t first = 0; first < columns;) {
                 const auto left = columns - first, width = left < panel_width ? std::min(lane_count, left) : panel_width;
                 const row_block<T> to{c.data + first, c.row_stride, 1};
                 if (width == panel_width)
@@ -125,21 +125,21 @@ private:
     private:
         /// A panel of `present` columns; the registers' other columns are zero.
         template <int Columns>
-        void multiply_panel(const row_block<const T>& a, const row_block<const T>& b, const row_block<T>& c, index rows, index depth,
-                            index present, std::span<const depth_run> runs) const {
+        void multiply_panel(const row_block<const T>& a, const row_block<const T>& b, const row_block<T>& c, index_t rows, index_t depth,
+                            index_t present, std::span<const depth_run> runs) const {
             copy_rows<T, Arch>(b, depth, present, packed_b, Columns * lane_count);
             constexpr int max_rows = traits::max_rows(Columns);
-            index row = 0;
+            index_t row = 0;
             const auto multiply = [&]<int Rows>(std::integral_constant<int, Rows>) {
                 multiply_tile<Rows, Columns>(a.data + row * a.row_stride, a.row_stride, packed_b, runs, c.data + row * c.row_stride,
                                              c.row_stride, present);
                 row += Rows;
             };
             if constexpr (Columns > 1) {
-                for_each_piece(rows, max_rows, [&](index, index count) { with_constant<max_rows>(count, multiply); });
+                for_each_piece(rows, max_rows, [&](index_t, index_t count) { with_constant<max_rows>(count, multiply); });
             } else { // of the tall tiles of a narrow panel not every height is worth an instance
                 while (row < rows)
-                    if (const auto left = std::min<index>(rows - row, max_rows); left < 4)
+                    if (const auto left = std::min<index_t>(rows - row, max_rows); left < 4)
                         with_constant<3>(left, multiply);
                     else
                         with_constant<max_rows / 4>(left / 4, [&]<int Quarters>(std::integral_constant<int, Quarters>) {
@@ -150,9 +150,9 @@ private:
     };
 
     /// What the sums begin with.
-    static void begin(const row_block<const T>& start, const row_block<T>& c, index rows, index columns) {
+    static void begin(const row_block<const T>& start, const row_block<T>& c, index_t rows, index_t columns) {
         if (start.data == c.data && start.channel_stride == 1) return;
-        for (index r = 0; r < rows; ++r) {
+        for (index_t r = 0; r < rows; ++r) {
             const T* const from = start.data + r * start.row_stride;
             T* const to = c.data + r * c.row_stride;
             if (!start.data)
@@ -160,23 +160,23 @@ private:
             else if (start.channel_stride == 1)
                 std::copy_n(from, columns, to);
             else
-                for (index n = 0; n < columns; ++n) to[n] = from[n * start.channel_stride];
+                for (index_t n = 0; n < columns; ++n) to[n] = from[n * start.channel_stride];
         }
     }
 
     /// C += A B for the runs of one piece of the depth.
     template <int Rows, int Columns>
-    [[gnu::noinline]] static void multiply_tile(const T* a, index a_row, const T* b, std::span<const depth_run> runs, T* c, index c_row,
-                                                index columns) {
+    [[gnu::noinline]] static void multiply_tile(const T* a, index_t a_row, const T* b, std::span<const depth_run> runs, T* c, index_t c_row,
+                                                index_t columns) {
         matrix_tile<Rows, Columns, T, Arch> tile;
         tile.zero();
-        for (index i = 0; i < Rows; ++i) // read at the end
-            for (index n = 0; n < Columns; ++n) simd::prefetch(c + i * c_row + n * lane_count);
+        for (index_t i = 0; i < Rows; ++i) // read at the end
+            for (index_t n = 0; n < Columns; ++n) simd::prefetch(c + i * c_row + n * lane_count);
         for (const auto& run : runs) {
             const T *left = a + run.first, *right = b + run.first * Columns * lane_count;
-            constexpr index line = alignment / sizeof(T);
-            for (index terms = run.count; terms > 0; terms -= line, left += line, right += line * Columns * lane_count) {
-                for (index i = 0; i < Rows; ++i)
+            constexpr index_t line = alignment / sizeof(T);
+            for (index_t terms = run.count; terms > 0; terms -= line, left += line, right += line * Columns * lane_count) {
+                for (index_t i = 0; i < Rows; ++i)
                     simd::prefetch(left + (Rows + i) * a_row); // the rows of the next tile, which may lie far apart
                 tile.multiply_add(left, a_row, unit_stride{}, right, Columns * lane_count, std::min(line, terms));
             }
@@ -184,11 +184,11 @@ private:
         if (columns == Columns * lane_count) return tile.add_to(c, c_row);
         T sums[static_cast<std::size_t>(Rows * Columns * lane_count)];
         tile.store(sums, Columns * lane_count);
-        for (index i = 0; i < Rows; ++i)
-            for (index n = 0; n < columns; ++n) c[i * c_row + n] += sums[i * Columns * lane_count + n];
+        for (index_t i = 0; i < Rows; ++i)
+            for (index_t n = 0; n < columns; ++n) c[i * c_row + n] += sums[i * Columns * lane_count + n];
     }
 
-    index rows_, depth_, columns_;
+    index_t rows_, depth_, columns_;
 };
 
 } // namespace attn::kernel

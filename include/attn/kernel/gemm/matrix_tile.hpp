@@ -10,7 +10,7 @@
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// A stride that is known to be one, so that the micro-kernel addresses without multiplying.
-using unit_stride = std::integral_constant<index, 1>;
+using unit_stride = std::integral_constant<index_t, 1>;
 
 /// Rows x Columns registers of sums.
 template <int Rows, int Columns, Scalar T, class Arch>
@@ -24,26 +24,26 @@ struct matrix_tile {
 #pragma GCC unroll 4
             for (int c = 0; c < Columns; ++c) sum[i][c] = lanes(T{0});
     }
-    [[gnu::always_inline]] void load(const T* from, index row_stride) {
+    [[gnu::always_inline]] void load(const T* from, index_t row_stride) {
 #pragma GCC unroll 16
         for (int i = 0; i < Rows; ++i, from += row_stride)
 #pragma GCC unroll 4
             for (int c = 0; c < Columns; ++c) sum[i][c] = lanes::load(from + c * lanes::size);
     }
     /// Row i begins as factor[i] times what lies at from + i * row_stride.
-    [[gnu::always_inline]] void load(const T* from, index row_stride, const T* factor) {
+    [[gnu::always_inline]] void load(const T* from, index_t row_stride, const T* factor) {
 #pragma GCC unroll 16
         for (int i = 0; i < Rows; ++i, from += row_stride)
 #pragma GCC unroll 4
             for (int c = 0; c < Columns; ++c) sum[i][c] = lanes::load(from + c * lanes::size) * lanes(factor[i]);
     }
-    [[gnu::always_inline]] void store(T* to, index row_stride) const {
+    [[gnu::always_inline]] void store(T* to, index_t row_stride) const {
 #pragma GCC unroll 16
         for (int i = 0; i < Rows; ++i, to += row_stride)
 #pragma GCC unroll 4
             for (int c = 0; c < Columns; ++c) sum[i][c].store(to + c * lanes::size);
     }
-    [[gnu::always_inline]] void add_to(T* to, index row_stride) const {
+    [[gnu::always_inline]] void add_to(T* to, index_t row_stride) const {
 #pragma GCC unroll 16
         for (int i = 0; i < Rows; ++i, to += row_stride)
 #pragma GCC unroll 4
@@ -54,7 +54,7 @@ struct matrix_tile {
     /// same in a tile of any size. Rows are addressed as they are: with a pointer for every three of them clang keeps these in vector
     /// registers, and sums in memory.
     template <class Phi = std::identity>
-    [[gnu::always_inline]] void multiply_add(const T* a, auto a_row, auto a_depth, const T* b, index b_depth, index depth,
+    [[gnu::always_inline]] void multiply_add(const T* a, auto a_row, auto a_depth, const T* b, index_t b_depth, index_t depth,
                                              const Phi& phi = {}) {
         for (; depth > 0; --depth, a += a_depth, b += b_depth) {
             lanes right[std::size_t{Columns}];
@@ -72,7 +72,7 @@ struct matrix_tile {
 
 /// Calls f(std::integral_constant<int, n>) for a run-time n in [1, Max].
 template <int Max, class F>
-[[gnu::always_inline]] inline void with_constant(index n, F&& f) {
+[[gnu::always_inline]] inline void with_constant(index_t n, F&& f) {
     [&]<int... I>(std::integer_sequence<int, I...>) {
         static_cast<void>(((n == I + 1 && (f(std::integral_constant<int, I + 1>{}), true)) || ...));
     }(std::make_integer_sequence<int, Max>{});
@@ -81,16 +81,16 @@ template <int Max, class F>
 /// Cuts [0, count) into pieces of at most `max_size`, as even as they come, and calls f(first, size, pieces) for those of each size,
 /// which follow each other: a tail of one row would leave the micro-kernel waiting for its own adders.
 template <class F>
-[[gnu::always_inline]] inline void for_each_size(index count, index max_size, F&& f) {
+[[gnu::always_inline]] inline void for_each_size(index_t count, index_t max_size, F&& f) {
     if (count <= 0) return;
     const auto pieces = (count + max_size - 1) / max_size, larger = count % pieces;
-    index size = count / pieces, same = pieces - larger;
-    for (index first = 0; first < count; first += size * same, ++size, same = larger) f(first, size, same);
+    index_t size = count / pieces, same = pieces - larger;
+    for (index_t first = 0; first < count; first += size * same, ++size, same = larger) f(first, size, same);
 }
 /// The same, f(first, size) for each piece.
 template <class F>
-[[gnu::always_inline]] inline void for_each_piece(index count, index max_size, F&& f) {
-    for_each_size(count, max_size, [&](index first, index size, index pieces) {
+[[gnu::always_inline]] inline void for_each_piece(index_t count, index_t max_size, F&& f) {
+    for_each_size(count, max_size, [&](index_t first, index_t size, index_t pieces) {
         for (; pieces > 0; --pieces, first += size) f(first, size);
     });
 }

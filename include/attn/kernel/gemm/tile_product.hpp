@@ -13,15 +13,15 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 template <Scalar T>
 struct tile_product {
     const T* a;
-    index a_row, a_depth;
+    index_t a_row, a_depth;
     const T* b;
-    index b_depth, depth;
+    index_t b_depth, depth;
     T* c;
-    index c_row;
+    index_t c_row;
     const T* scale = nullptr; ///< one number a row; none: C begins as 0, and is not read
 
     /// The same from row `rows` on.
-    void skip(index rows) {
+    void skip(index_t rows) {
         a += rows * a_row;
         c += rows * c_row;
         if (scale) scale += rows;
@@ -43,10 +43,10 @@ template <int Rows, int Columns, Scalar T, class Arch>
 /// The product on any number of rows, of `columns` registers, 1 to max_columns: the tallest tile as often as it fits, then smaller ones.
 /// ahead: what comes next is asked for between tiles.
 template <Scalar T, class Arch, class Prefetch>
-void multiply(index rows, index columns, tile_product<T> p, Prefetch& ahead) {
+void multiply(index_t rows, index_t columns, tile_product<T> p, Prefetch& ahead) {
     using traits = tile_traits<T, Arch>;
     struct tiles_of {
-        index tallest;
+        index_t tallest;
         std::array<void (*)(const tile_product<T>&), 5> rows; ///< the tallest, then 8, 4, 2, 1
     };
     constexpr auto of = []<int Columns>(std::integral_constant<int, Columns>) -> tiles_of {
@@ -59,7 +59,7 @@ void multiply(index rows, index columns, tile_product<T> p, Prefetch& ahead) {
         return std::array{of(std::integral_constant<int, C + 1>{})...};
     }(std::make_integer_sequence<int, traits::max_columns>{});
     const auto& tiles = table[static_cast<std::size_t>(columns - 1)];
-    const auto take = [&](std::size_t t, index height) {
+    const auto take = [&](std::size_t t, index_t height) {
         tiles.rows[t](p);
         p.skip(height);
         rows -= height;
@@ -67,7 +67,7 @@ void multiply(index rows, index columns, tile_product<T> p, Prefetch& ahead) {
     };
     while (rows >= tiles.tallest) take(0, tiles.tallest);
     std::size_t smaller = 1;
-    for (const index height : {8, 4, 2, 1}) {
+    for (const index_t height : {8, 4, 2, 1}) {
         if (rows >= height) take(smaller, height);
         ++smaller;
     }

@@ -30,7 +30,7 @@ public:
                      const linear_normalisation& normalisation, const Local& local = {})
         : query_features_(query_features), key_features_(key_features), pattern_(pattern), normalisation_(normalisation), local_(local) {}
 
-    static std::size_t workspace_bytes(const input_shapes& s, index concurrency, const convolution_grid* grid) {
+    static std::size_t workspace_bytes(const input_shapes& s, index_t concurrency, const convolution_grid* grid) {
         detail::scratch sums, slice;
         if (!causal) span_sums<T, Arch>(sums, s, concurrency);
         worker(slice, s, grid, causal);
@@ -43,13 +43,13 @@ public:
         if (s.queries.batch * s.queries.heads * s.queries.tokens * s.values.channels == 0) return;
         detail::scratch counted;
         worker(counted, s, grid(), causal);
-        const auto with_worker = [&](index slice, auto&& f) {
+        const auto with_worker = [&](index_t slice, auto&& f) {
             detail::scratch own(memory + static_cast<std::size_t>(slice) * counted.used_bytes());
             worker w(own, s, grid(), causal);
             f(w);
         };
         if constexpr (causal) {
-            run.for_each(s.queries.batch * s.queries.heads, [&](index task, index slice) {
+            run.for_each(s.queries.batch * s.queries.heads, [&](index_t task, index_t slice) {
                 with_worker(slice, [&](worker& w) { run_causal(w, in, out, task / s.queries.heads, task % s.queries.heads); });
             });
         } else {
@@ -72,33 +72,33 @@ private:
         else
             return nullptr;
     }
-    void load_weights(worker& w, index head) const {
+    void load_weights(worker& w, index_t head) const {
         if constexpr (has_local)
             if (grid()) w.convolution.load_weights(local_.convolution, head);
     }
     linear_order<T, P> order(const inputs<T>& in) const { return {in, pattern_}; }
-    keys_type keys_of(const inputs<T>& in, index batch, index kv_head) const {
+    keys_type keys_of(const inputs<T>& in, index_t batch, index_t kv_head) const {
         return {in, key_features_, order(in), batch, kv_head};
     }
 
     /// The rows first .. end - 1, which meet the keys before `absorbed` as a state and the others by scores. Returns the last block of these.
-    block run_chunk(worker& w, const inputs<T>& in, const outputs<T>& out, index batch, index head, index first, index end,
-                    const state_type& state, index absorbed) const {
+    block run_chunk(worker& w, const inputs<T>& in, const outputs<T>& out, index_t batch, index_t head, index_t first, index_t end,
+                    const state_type& state, index_t absorbed) const {
         const auto count = end - first;
         const auto keys = keys_of(in, batch, head / (in.queries.shape().heads / in.keys.shape().heads));
         const auto channels = in.values.shape().channels;
         const auto max_seen = order(in).seen_by(batch, end - 1);
         const bool some_see_nothing = order(in).seen_by(batch, first) == 0, scored = max_seen > absorbed;
         const auto queries = load_features<causal, T, Arch, Prefetch>(query_features_, batch, head, first, count, w, w.queries, scored || some_see_nothing);
-        for (index r = 0; some_see_nothing && r < count && order(in).seen_by(batch, first + r) == 0; ++r)
+        for (index_t r = 0; some_see_nothing && r < count && order(in).seen_by(batch, first + r) == 0; ++r)
             std::fill_n(w.queries + r * w.key_padded, w.key_padded, T{0});
 
         std::fill_n(w.factors, worker::max_queries, T{0}); // denominators at first
         bool started = false;
         block own{};
-        keys.for_each(absorbed, max_seen, worker::target_rows(shapes_of(in)), [&](index first_key, index in_block) {
+        keys.for_each(absorbed, max_seen, worker::target_rows(shapes_of(in)), [&](index_t first_key, index_t in_block) {
             own = keys.load(w, first_key, in_block, true);
-            for (index r = 0; r < count; ++r) w.seen[r] = std::clamp<index>(order(in).seen_by(batch, first + r) - first_key, 0, in_block);
+            for (index_t r = 0; r < count; ++r) w.seen[r] = std::clamp<index_t>(order(in).seen_by(batch, first + r) - first_key, 0, in_block);
             std::fill(w.seen + count, w.seen + (count + 3) / 4 * 4, w.seen[count - 1]);
             w.scores.add({w.queries, count, w.key_padded}, {{w.keys, in_block, w.key_padded}, own.values, own.value_stride, w.seen},
                          !started, w.numerators, w.factors);
@@ -123,13 +123,13 @@ private:
                     {direct ? to.data : w.results, direct ? to.row_stride : w.padded, w.factors, started ? w.numerators : nullptr,
                      grid() ? w.local : nullptr},
                     w.spare, w.ahead);
-        for (index r = 0; !direct && r < count; ++r)
-            for (index c = 0; c < channels; ++c) to.data[r * to.row_stride + c * to.channel_stride] = w.results[r * w.padded + c];
+        for (index_t r = 0; !direct && r < count; ++r)
+            for (index_t c = 0; c < channels; ++c) to.data[r * to.row_stride + c * to.channel_stride] = w.results[r * w.padded + c];
         return own;
     }
     /// What is read after the rows of a head before `end`: so many more, and where their results go; or the first keys and values of another
     /// head.
-    void ask_for_next(Prefetch& ahead, const inputs<T>& in, const outputs<T>& out, index batch, index head, index end, index count) const {
+    void ask_for_next(Prefetch& ahead, const inputs<T>& in, const outputs<T>& out, index_t batch, index_t head, index_t end, index_t count) const {
         ahead.clear();
         const auto &q = in.queries.shape(), &k = in.keys.shape(), &v = in.values.shape();
         const auto group = q.heads / k.heads;
@@ -151,14 +151,14 @@ private:
             if (grid() && grid()->height == 1) ahead.add(rows_of(local_.input, batch, head / group, end), count, v.channels);
     }
     /// Denominators become what numerators are to be multiplied with.
-    void make_factors(const inputs<T>& in, index batch, index first, index count, T* factors) const {
+    void make_factors(const inputs<T>& in, index_t batch, index_t first, index_t count, T* factors) const {
         const auto& n = normalisation_;
         const auto eps = n.eps * (n.eps_per_key ? static_cast<double>(order(in).seen_by(batch, first + count - 1)) : 1);
-        for (index r = 0; r < count; r += lanes::size) {
+        for (index_t r = 0; r < count; r += lanes::size) {
             const auto factor = n.normalise ? lanes(T{1}) / (lanes::load(factors + r) + lanes(eps)) : lanes(n.scale);
             factor.store(factors + r);
         }
-        for (index r = 0; r < count && order(in).seen_by(batch, first + r) == 0; ++r) factors[r] = 0;
+        for (index_t r = 0; r < count && order(in).seen_by(batch, first + r) == 0; ++r) factors[r] = 0;
     }
 
     /// Sums over the keys first, in spans; then the queries, in tasks of any size.
@@ -168,26 +168,26 @@ private:
         const auto &q = in.queries.shape(), &k = in.keys.shape();
         const auto group = q.heads / k.heads, target = worker::target_rows(shapes_of(in));
         const auto chunks = grid() ? token_chunks::of(*grid(), target, worker::max_queries) : token_chunks::even(q.tokens, target);
-        constexpr index queries_of_a_task = 1024, span = span_sums<T, Arch>::span;
+        constexpr index_t queries_of_a_task = 1024, span = span_sums<T, Arch>::span;
         const auto chunks_of_a_task = chunks.of_a_task(queries_of_a_task);
         const auto tasks = (chunks.count() + chunks_of_a_task - 1) / chunks_of_a_task;
-        for (index begin = 0; begin < k.batch * k.heads; begin += sums.heads()) {
+        for (index_t begin = 0; begin < k.batch * k.heads; begin += sums.heads()) {
             const auto now = std::min(sums.heads(), k.batch * k.heads - begin);
-            const auto batch_of = [&](index number) { return (begin + number) / k.heads; };
-            const auto span_begin = [&](index batch, index n) { // of the first one, the first key
+            const auto batch_of = [&](index_t number) { return (begin + number) / k.heads; };
+            const auto span_begin = [&](index_t batch, index_t n) { // of the first one, the first key
                 return n == 0 ? 0 : order(in).block_end(batch, 0, span) + (n - 1) * span;
             };
-            const auto spans = [&](index number) {
+            const auto spans = [&](index_t number) {
                 const auto batch = batch_of(number), keys = order(in).absorbed_by(batch, 0);
                 return keys == 0 ? 0 : 1 + (keys - 1 + span - order(in).block_end(batch, 0, span)) / span;
             };
-            sums.make(now, run, spans, [&](index number, index n, index slice, const state_type& state) {
+            sums.make(now, run, spans, [&](index_t number, index_t n, index_t slice, const state_type& state) {
                 const auto batch = batch_of(number), end = std::min(order(in).absorbed_by(batch, 0), span_begin(batch, n + 1));
                 with_worker(slice, [&](worker& w) {
                     keys_of(in, batch, (begin + number) % k.heads).push(w, span_begin(batch, n), end, target, state);
                 });
             });
-            run.for_each(now * group * tasks, [&](index task, index slice) {
+            run.for_each(now * group * tasks, [&](index_t task, index_t slice) {
                 const auto number = task / (group * tasks), batch = batch_of(number);
                 const auto head = (begin + number) % k.heads * group + task / tasks % group;
                 with_worker(slice, [&](worker& w) {
@@ -203,15 +203,15 @@ private:
 
     /// The sum over the keys grows block by block, as far as rows want it. The block in which a chunk's keys end is scored, and pushed when
     /// that is done.
-    void run_causal(worker& w, const inputs<T>& in, const outputs<T>& out, index batch, index head) const {
-        constexpr index size = linear_order<T, P>::causal_block;
+    void run_causal(worker& w, const inputs<T>& in, const outputs<T>& out, index_t batch, index_t head) const {
+        constexpr index_t size = linear_order<T, P>::causal_block;
         const auto rows = order(in);
         const auto keys = keys_of(in, batch, head / (in.queries.shape().heads / in.keys.shape().heads));
         const auto tokens = in.queries.shape().tokens, target = worker::target_rows(shapes_of(in));
         load_weights(w, head);
         w.state.reset();
-        index absorbed = 0;
-        for (index first = 0, end = 0; first < tokens; first = end) {
+        index_t absorbed = 0;
+        for (index_t first = 0, end = 0; first < tokens; first = end) {
             const auto wanted = rows.absorbed_by(batch, first);
             keys.push(w, absorbed, wanted, size, w.state);
             absorbed = wanted;

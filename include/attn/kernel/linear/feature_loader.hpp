@@ -23,7 +23,7 @@ struct mapped_features {
 
     /// The features as a linear_state reads them, with room for a tile of rows more: where x lies, if it may apply phi there, else, or if
     /// they are to be `written`, in `to`.
-    feature_rows<T, on_reading> load(index batch, index head, index first, index count, T* to, bool written) const {
+    feature_rows<T, on_reading> load(index_t batch, index_t head, index_t first, index_t count, T* to, bool written) const {
         using state = linear_state<T, Arch>;
         const auto rows = rows_of(x, batch, head, first);
         if constexpr (idempotent_map<Phi>)
@@ -34,15 +34,15 @@ struct mapped_features {
         return {to, count, state::whole(x.shape().channels)};
     }
     /// to: `count` rows of whole registers, what lies past the channels zero.
-    void operator()(index batch, index head, index first, index count, T* to) const {
+    void operator()(index_t batch, index_t head, index_t first, index_t count, T* to) const {
         const auto channels = x.shape().channels, padded = linear_state<T, Arch>::whole(channels);
         const auto rows = rows_of(x, batch, head, first);
         if (!added.data() && padded == channels && rows.channel_stride == 1) {
-            for_each_piece(padded / lanes::size, 4, [&](index reg, index columns) {
+            for_each_piece(padded / lanes::size, 4, [&](index_t reg, index_t columns) {
                 with_constant<4>(columns, [&]<int Columns>(std::integral_constant<int, Columns>) {
                     const T* from = rows.data + reg * lanes::size;
                     T* at = to + reg * lanes::size;
-                    for (index r = 0; r < count; ++r, from += rows.row_stride, at += padded)
+                    for (index_t r = 0; r < count; ++r, from += rows.row_stride, at += padded)
 #pragma GCC unroll 4
                         for (int i = 0; i < Columns; ++i) static_cast<lanes>(phi(lanes::load(from + i * lanes::size))).store(at + i * lanes::size);
                 });
@@ -52,13 +52,13 @@ struct mapped_features {
         copy_rows<T, Arch>(rows, count, channels, to, padded);
         if (added.data()) {
             const auto& s = added.shape();
-            for (index r = 0; r < count; ++r) {
+            for (index_t r = 0; r < count; ++r) {
                 const U* const row = added.row(s.batch == 1 ? 0 : batch, s.heads == 1 ? 0 : head, first + r);
-                for (index c = 0; c < channels; ++c) to[r * padded + c] += static_cast<T>(row[c * added.strides().channel]);
+                for (index_t c = 0; c < channels; ++c) to[r * padded + c] += static_cast<T>(row[c * added.strides().channel]);
             }
         }
-        for (index r = 0; r < count; ++r)
-            for (index c = 0; c < padded; c += lanes::size) {
+        for (index_t r = 0; r < count; ++r)
+            for (index_t c = 0; c < padded; c += lanes::size) {
                 lanes y = phi(lanes::load(to + r * padded + c));
                 if (c + lanes::size > channels) y = select(simd::lane_bits::first(channels - c), y, lanes(T{0})); // phi(0) need not be 0
                 y.store(to + r * padded + c);

@@ -18,15 +18,15 @@ struct focused_features {
 
     source x = {};
     int power = 3;
-    index padded = 0;
-    index heads_of_scale = 1;
+    index_t padded = 0;
+    index_t heads_of_scale = 1;
     T* inverse_scale = nullptr; ///< 1 / softplus(scale) [heads][padded], 0 past the channels
     T* inverse_norm = nullptr;  ///< 1 / |u| [batch][tokens]
     T* factor = nullptr;        ///< |u| / |w^p| [batch][tokens]
     T* rows = nullptr;          ///< [concurrency][block][padded]
-    static constexpr index block = 16;
+    static constexpr index_t block = 16;
 
-    static focused_features take(detail::scratch& memory, const shape& s, index heads, index concurrency) {
+    static focused_features take(detail::scratch& memory, const shape& s, index_t heads, index_t concurrency) {
         focused_features f;
         f.padded = linear_state<T, Arch>::whole(s.channels);
         f.inverse_scale = memory.take<T>(heads, f.padded);
@@ -40,34 +40,34 @@ struct focused_features {
         power = p;
         const auto [batch, heads, tokens, channels] = x.x.shape();
         heads_of_scale = std::ssize(scale) > channels ? std::ssize(scale) / channels : 1;
-        for (index h = 0; h < heads_of_scale; ++h)
-            for (index c = 0; c < padded; ++c) {
+        for (index_t h = 0; h < heads_of_scale; ++h)
+            for (index_t c = 0; c < padded; ++c) {
                 const double s =
                     scale.empty() || c >= channels ? 0.0 : static_cast<double>(scale[static_cast<std::size_t>(h * channels + c)]);
                 inverse_scale[h * padded + c] =
                     c < channels ? static_cast<T>(1 / (std::max(s, 0.0) + std::log1p(std::exp(-std::abs(s))))) : T{0};
             }
-        constexpr index tokens_of_a_task = 16 * block;
+        constexpr index_t tokens_of_a_task = 16 * block;
         const auto tasks = (tokens + tokens_of_a_task - 1) / tokens_of_a_task;
-        run.for_each(batch * tasks, [&](index task, index slice) {
+        run.for_each(batch * tasks, [&](index_t task, index_t slice) {
             const auto first = task % tasks * tokens_of_a_task, end = std::min(tokens, first + tokens_of_a_task);
             for (auto token = first; token < end; token += block)
                 prepare_tokens(task / tasks, token, std::min(block, end - token), rows + slice * block * padded);
         });
     }
     using on_reading = std::identity;
-    feature_rows<T> load(index batch, index head, index first, index count, T* to, bool) const {
+    feature_rows<T> load(index_t batch, index_t head, index_t first, index_t count, T* to, bool) const {
         (*this)(batch, head, first, count, to);
         return {to, count, padded};
     }
     /// to: `count` rows of whole registers, what lies past the channels zero.
-    void operator()(index batch, index head, index first, index count, T* to) const {
+    void operator()(index_t batch, index_t head, index_t first, index_t count, T* to) const {
         x(batch, head, first, count, to);
         const T* const scale = scale_of(head);
-        for (index r = 0; r < count; ++r) {
+        for (index_t r = 0; r < count; ++r) {
             const auto token = batch * x.x.shape().tokens + first + r;
             const lanes inverse = inverse_norm[token], times = factor[token];
-            for (index c = 0; c < padded; c += lanes::size) {
+            for (index_t c = 0; c < padded; c += lanes::size) {
                 T* const at = to + r * padded + c;
                 (raised(focus(lanes::load(at), lanes::load(scale + c)) * inverse) * times).store(at);
             }
@@ -75,7 +75,7 @@ struct focused_features {
     }
 
 private:
-    const T* scale_of(index head) const { return inverse_scale + (heads_of_scale == 1 ? 0 : head * padded); }
+    const T* scale_of(index_t head) const { return inverse_scale + (heads_of_scale == 1 ? 0 : head * padded); }
     static lanes focus(lanes relu_x, lanes inverse) { return (relu_x + lanes(1e-6)) * inverse; }
     lanes raised(lanes w) const {
         auto result = w;
@@ -83,12 +83,12 @@ private:
         return result;
     }
     /// Some tokens, head after head.
-    void prepare_tokens(index batch, index first, index count, T* features) const {
+    void prepare_tokens(index_t batch, index_t first, index_t count, T* features) const {
         const auto each = [&](auto&& f) {
-            for (index h = 0; h < x.x.shape().heads; ++h) {
+            for (index_t h = 0; h < x.x.shape().heads; ++h) {
                 x(batch, h, first, count, features);
-                for (index r = 0; r < count; ++r)
-                    for (index c = 0; c < padded; c += lanes::size)
+                for (index_t r = 0; r < count; ++r)
+                    for (index_t c = 0; c < padded; c += lanes::size)
                         f(r, focus(lanes::load(features + r * padded + c), lanes::load(scale_of(h) + c)));
             }
         };
@@ -96,16 +96,16 @@ private:
         T norm[block], inverse[block];
         std::fill_n(squares, block, lanes(T{0}));
         std::fill_n(squares_of_powers, block, lanes(T{0}));
-        each([&](index r, lanes u) { squares[r] = fma(u, u, squares[r]); });
-        for (index r = 0; r < count; ++r) {
+        each([&](index_t r, lanes u) { squares[r] = fma(u, u, squares[r]); });
+        for (index_t r = 0; r < count; ++r) {
             norm[r] = std::sqrt(sum(squares[r]));
             inverse[r] = 1 / norm[r];
         }
-        each([&](index r, lanes u) {
+        each([&](index_t r, lanes u) {
             const auto w = raised(u * lanes(inverse[r]));
             squares_of_powers[r] = fma(w, w, squares_of_powers[r]);
         });
-        for (index r = 0; r < count; ++r) {
+        for (index_t r = 0; r < count; ++r) {
             const auto at = batch * x.x.shape().tokens + first + r;
             inverse_norm[at] = inverse[r];
             factor[at] = norm[r] / std::sqrt(sum(squares_of_powers[r]));

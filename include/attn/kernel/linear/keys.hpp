@@ -10,7 +10,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 /// The features of rows first .. first + count - 1 of a head: where they lie if that will do, else, or if they are to be `written`, in `to`.
 /// Those of causal chunks are scored, and so written in any case: it spares their micro-kernels an instance that applies a map.
 template <bool causal, Scalar T, class Arch, class Prefetch, class Features>
-auto load_features(const Features& features, index batch, index head, index first, index count, const linear_worker<T, Arch, Prefetch>& w,
+auto load_features(const Features& features, index_t batch, index_t head, index_t first, index_t count, const linear_worker<T, Arch, Prefetch>& w,
                    T* to, bool written) {
     if constexpr (causal) {
         features(batch, head, first, count, to);
@@ -29,20 +29,20 @@ struct linear_keys {
     const inputs<T>& in;
     const Features& features;
     order_type order;
-    index batch, kv_head;
+    index_t batch, kv_head;
 
     /// A block, ready to be pushed or scored.
     struct block {
-        using loaded = decltype(load_features<order_type::causal, T, Arch, Prefetch>(std::declval<const Features&>(), index{}, index{}, index{}, index{},
+        using loaded = decltype(load_features<order_type::causal, T, Arch, Prefetch>(std::declval<const Features&>(), index_t{}, index_t{}, index_t{}, index_t{},
                                                                            std::declval<const worker&>(), static_cast<T*>(nullptr), bool{}));
         loaded rows;
         const T* values;
-        index value_stride, first;
+        index_t value_stride, first;
 
-        index end() const { return first + rows.count; }
+        index_t end() const { return first + rows.count; }
     };
 
-    block load(worker& w, index first, index count, bool scored) const {
+    block load(worker& w, index_t first, index_t count, bool scored) const {
         const auto values = rows_of(in.values, batch, kv_head, first);
         const auto channels = in.values.shape().channels;
         block b{load_features<order_type::causal, T, Arch, Prefetch>(features, batch, kv_head, first, count, w, w.keys, scored), values.data,
@@ -56,7 +56,7 @@ struct linear_keys {
     }
     /// Calls f(first key, count) for the blocks that the keys first .. end - 1 fall into: they begin at absolute multiples of `size`.
     template <class F>
-    void for_each(index first, index end, index size, const F& f) const {
+    void for_each(index_t first, index_t end, index_t size, const F& f) const {
         while (first < end) {
             const auto stop = std::min(end, order.block_end(batch, first, size));
             f(first, stop - first);
@@ -73,8 +73,8 @@ struct linear_keys {
         state.push(b.rows, b.values, b.value_stride, w.ahead);
     }
     /// Pushes the keys first .. end - 1, each block of them summed by itself.
-    void push(worker& w, index first, index end, index size, const linear_state<T, Arch>& state) const {
-        for_each(first, end, size, [&](index at, index count) { push(w, load(w, at, count, false), state); });
+    void push(worker& w, index_t first, index_t end, index_t size, const linear_state<T, Arch>& state) const {
+        for_each(first, end, size, [&](index_t at, index_t count) { push(w, load(w, at, count, false), state); });
     }
 };
 

@@ -12,8 +12,8 @@ template <Scalar T>
 struct scored_keys {
     feature_rows<T> keys;
     const T* values;
-    index value_stride;
-    const index* seen;
+    index_t value_stride;
+    const index_t* seen;
 };
 
 /// Weights P[i][j] = phi(q_i) . phi(k_j) of a chunk of queries and a block of keys, and what they add:
@@ -25,7 +25,7 @@ public:
     using lanes = simd::lanes<T, Arch>;
     using traits = tile_traits<T, Arch>;
 
-    linear_scores(detail::scratch& memory, index max_queries, index max_keys, index key_channels, index padded)
+    linear_scores(detail::scratch& memory, index_t max_queries, index_t max_keys, index_t key_channels, index_t padded)
         : key_channels_(key_channels), padded_(padded), stride_(whole_registers<T, Arch>(max_keys)),
           key_columns_(memory.take<T>(key_channels, stride_)), weights_(memory.take<T>(whole_registers<T, Arch>(max_queries) * stride_)) {
     }
@@ -36,9 +36,9 @@ public:
                                 key_columns_, stride_);
         multiply(queries, block);
         add_sums(queries.count, block.seen, denominators);
-        for_each_piece(padded_ / lanes::size, traits::max_columns, [&](index reg, index columns) {
+        for_each_piece(padded_ / lanes::size, traits::max_columns, [&](index_t reg, index_t columns) {
             with_constant<traits::max_columns>(columns, [&](auto c) {
-                for_each_rows<c(), T, Arch>(queries.count, [&](auto rows, index row) {
+                for_each_rows<c(), T, Arch>(queries.count, [&](auto rows, index_t row) {
                     add_values<rows(), c()>(block, row, reg * lanes::size, first, numerators);
                 });
             });
@@ -50,28 +50,28 @@ private:
     void multiply(const feature_rows<T>& queries, const scored_keys<T>& block) const {
         const bool seen_by_all = block.seen[0] > block.keys.count - lanes::size;
         const auto registers = whole_registers<T, Arch>(block.keys.count) / lanes::size;
-        for_each_piece(registers, seen_by_all ? traits::max_columns : 1, [&](index reg, index columns) {
+        for_each_piece(registers, seen_by_all ? traits::max_columns : 1, [&](index_t reg, index_t columns) {
             with_constant<traits::max_columns>(columns, [&](auto c) {
-                for_each_rows<c(), T, Arch>(queries.count, [&](auto rows, index row) {
+                for_each_rows<c(), T, Arch>(queries.count, [&](auto rows, index_t row) {
                     if (block.seen[row + rows() - 1] > reg * lanes::size) multiply_rows<rows(), c()>(queries, row, reg * lanes::size);
                 });
             });
         });
     }
     template <int Rows, int Columns>
-    [[gnu::noinline]] void multiply_rows(const feature_rows<T>& queries, index row, index key) const {
+    [[gnu::noinline]] void multiply_rows(const feature_rows<T>& queries, index_t row, index_t key) const {
         matrix_tile<Rows, Columns, T, Arch> tile;
         tile.zero();
         tile.multiply_add(queries.data + row * queries.stride, queries.stride, unit_stride{}, key_columns_ + key, stride_, key_channels_);
         tile.store(weights_ + row * stride_ + key, stride_);
     }
-    void add_sums(index queries, const index* seen, T* denominators) const {
-        for (index first = 0; first < queries; first += lanes::size) {
-            const auto rows = std::min<index>(lanes::size, queries - first);
+    void add_sums(index_t queries, const index_t* seen, T* denominators) const {
+        for (index_t first = 0; first < queries; first += lanes::size) {
+            const auto rows = std::min<index_t>(lanes::size, queries - first);
             lanes sum[lanes::size];
-            for (index r = 0; r < lanes::size; ++r) {
+            for (index_t r = 0; r < lanes::size; ++r) {
                 sum[r] = lanes(T{0});
-                for (index j = 0; r < rows && j < seen[first + r]; j += lanes::size) {
+                for (index_t j = 0; r < rows && j < seen[first + r]; j += lanes::size) {
                     const auto weight = lanes::load(weights_ + (first + r) * stride_ + j);
                     sum[r] += j + lanes::size <= seen[first + r] ? weight
                                                                  : select(simd::lane_bits::first(seen[first + r] - j), weight, lanes(T{0}));
@@ -82,7 +82,7 @@ private:
     }
     /// A group of queries shares the keys that all of them see; the rest is a triangle.
     template <int Rows, int Columns>
-    [[gnu::noinline]] void add_values(const scored_keys<T>& block, index row, index channel, bool first, T* numerators) const {
+    [[gnu::noinline]] void add_values(const scored_keys<T>& block, index_t row, index_t channel, bool first, T* numerators) const {
         matrix_tile<Rows, Columns, T, Arch> tile;
         T* const at = numerators + row * padded_ + channel;
         if (first)
@@ -107,7 +107,7 @@ private:
         tile.store(at, padded_);
     }
 
-    index key_channels_, padded_, stride_;
+    index_t key_channels_, padded_, stride_;
     T *key_columns_, *weights_;
 };
 

@@ -13,30 +13,30 @@ template <Scalar T, class Arch>
 class span_sums {
 public:
     using state_type = linear_state<T, Arch>;
-    static constexpr index span = 2048;
+    static constexpr index_t span = 2048;
 
-    span_sums(detail::scratch& memory, const input_shapes& s, index concurrency)
+    span_sums(detail::scratch& memory, const input_shapes& s, index_t concurrency)
         : slots_(slots(s, concurrency)), heads_(heads_at_once(s, concurrency)) {
         const auto before = memory.used_bytes();
         first_ = state_type::take(memory, s.keys.channels, s.values.channels);
-        distance_ = static_cast<index>((memory.used_bytes() - before) / sizeof(T));
-        for (index n = 1; n < heads_ * slots_; ++n) state_type::take(memory, s.keys.channels, s.values.channels);
+        distance_ = static_cast<index_t>((memory.used_bytes() - before) / sizeof(T));
+        for (index_t n = 1; n < heads_ * slots_; ++n) state_type::take(memory, s.keys.channels, s.values.channels);
     }
 
     /// For how many heads there is room.
-    index heads() const { return heads_; }
+    index_t heads() const { return heads_; }
     /// The sum of a head, once it is made.
-    state_type of(index head) const { return slot(head, 0); }
+    state_type of(index_t head) const { return slot(head, 0); }
 
     /// Makes the sums of `heads` heads. spans(head): how many there are; push(head, span, slice, state) takes the keys of one of them in.
     template <class Spans, class Push>
-    void make(index heads, const execution& run, const Spans& spans, const Push& push) const {
-        index last = 0;
-        for (index head = 0; head < heads; ++head) last = std::max<index>(last, spans(head));
-        for (index first = 0, count = 0; first < last; first += count) {
-            const index begun = first > 0; // slot 0 holds the sum of the spans before
+    void make(index_t heads, const execution& run, const Spans& spans, const Push& push) const {
+        index_t last = 0;
+        for (index_t head = 0; head < heads; ++head) last = std::max<index_t>(last, spans(head));
+        for (index_t first = 0, count = 0; first < last; first += count) {
+            const index_t begun = first > 0; // slot 0 holds the sum of the spans before
             count = std::min(slots_ - begun, last - first);
-            run.for_each(heads * count, [&](index task, index slice) {
+            run.for_each(heads * count, [&](index_t task, index_t slice) {
                 const auto head = task / count, number = task % count;
                 if (first + number >= spans(head)) return;
                 const auto state = slot(head, begun + number);
@@ -44,33 +44,33 @@ public:
                 push(head, first + number, slice, state);
             });
             if (begun + count == 1) continue;
-            run.for_each(heads, [&](index head, index) {
+            run.for_each(heads, [&](index_t head, index_t) {
                 const auto present = std::min(count, spans(head) - first);
-                for (index s = 1; s < begun + present; ++s) of(head).merge(slot(head, s));
+                for (index_t s = 1; s < begun + present; ++s) of(head).merge(slot(head, s));
             });
         }
     }
 
 private:
     /// The most sums of one head that are made beside each other.
-    static constexpr index max_slots = 8;
+    static constexpr index_t max_slots = 8;
 
-    static index slots(const input_shapes& s, index concurrency) {
-        const auto max_spans = (std::max<index>(s.keys.tokens, 1) + span - 2) / span + 1; // wherever they begin
+    static index_t slots(const input_shapes& s, index_t concurrency) {
+        const auto max_spans = (std::max<index_t>(s.keys.tokens, 1) + span - 2) / span + 1; // wherever they begin
         return std::min(max_spans, concurrency == 1 ? 2 : max_slots);
     }
-    static index heads_at_once(const input_shapes& s, index concurrency) {
-        const auto wanted = concurrency == 1 ? 1 : std::max<index>(1, max_slots * concurrency / slots(s, concurrency));
+    static index_t heads_at_once(const input_shapes& s, index_t concurrency) {
+        const auto wanted = concurrency == 1 ? 1 : std::max<index_t>(1, max_slots * concurrency / slots(s, concurrency));
         return std::min(wanted, s.keys.batch * s.keys.heads);
     }
-    state_type slot(index head, index number) const {
+    state_type slot(index_t head, index_t number) const {
         auto state = first_;
         state.sums += (head * slots_ + number) * distance_;
         state.key_sum += (head * slots_ + number) * distance_;
         return state;
     }
 
-    index slots_, heads_, distance_ = 0;
+    index_t slots_, heads_, distance_ = 0;
     state_type first_;
 };
 

@@ -10,9 +10,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 /// Covers [0, count) with tiles of so many columns and calls f(std::integral_constant<int, Rows>, first row). Few sizes, for each is a
 /// kernel of its own: the last tile may reach past the count, up to a multiple of 4, where memory must be there.
 template <int Columns, Scalar T, class Arch, class F>
-[[gnu::always_inline]] inline void for_each_rows(index count, F&& f) {
+[[gnu::always_inline]] inline void for_each_rows(index_t count, F&& f) {
     constexpr int max_rows = tile_traits<T, Arch>::max_rows(Columns), lower = max_rows > 8 ? 8 : 4;
-    index row = 0;
+    index_t row = 0;
     while (row < count) {
         const auto left = count - row;
         const auto call = [&]<int Rows>(std::integral_constant<int, Rows> rows) {
@@ -33,7 +33,7 @@ template <int Columns, Scalar T, class Arch, class F>
 template <Scalar T, class Phi = std::identity>
 struct feature_rows {
     const T* data;
-    index count, stride;
+    index_t count, stride;
     [[no_unique_address]] Phi phi = {};
 };
 
@@ -41,7 +41,7 @@ struct feature_rows {
 template <Scalar T>
 struct linear_result {
     T* out;
-    index out_stride;
+    index_t out_stride;
     const T* factor;
     const T *start, *local; ///< rows of `padded` numbers
 };
@@ -55,25 +55,25 @@ struct linear_state {
     using lanes = simd::lanes<T, Arch>;
     using traits = tile_traits<T, Arch>;
 
-    index key_channels = 0;
-    index key_padded = 0, padded = 0; ///< d_k and d_v in whole registers
+    index_t key_channels = 0;
+    index_t key_padded = 0, padded = 0; ///< d_k and d_v in whole registers
     T* sums = nullptr;                ///< S [key_padded][padded]
     T* key_sum = nullptr;             ///< z [key_padded]
 
-    static linear_state take(detail::scratch& memory, index key_channels, index value_channels) {
+    static linear_state take(detail::scratch& memory, index_t key_channels, index_t value_channels) {
         linear_state state{key_channels, whole(key_channels), whole_registers<T, Arch>(value_channels)};
         state.sums = memory.take<T>(state.key_padded, state.padded);
         state.key_sum = memory.take<T>(state.key_padded);
         return state;
     }
     /// Channels in whole registers, and in whole tiles of rows.
-    static constexpr index whole(index channels) {
-        constexpr index unit = std::max(lanes::size, 4);
+    static constexpr index_t whole(index_t channels) {
+        constexpr index_t unit = std::max(lanes::size, 4);
         return (channels + unit - 1) / unit * unit;
     }
     /// Whether the micro-kernels apply an idempotent map to what they read. Beside four registers of values this is free, but a number is
     /// read once for each tile's width of them: beside two, a pass that writes the features costs less.
-    static constexpr bool maps_on_reading(index padded) {
+    static constexpr bool maps_on_reading(index_t padded) {
         constexpr int columns = traits::max_columns;
         return columns == 4 && padded % (columns * lanes::size) == 0;
     }
@@ -83,19 +83,19 @@ struct linear_state {
     }
     /// Takes keys in: values are rows of `padded` numbers.
     template <class Phi, class Prefetch>
-    void push(const feature_rows<T, Phi>& keys, const T* values, index value_stride, Prefetch& ahead) const {
+    void push(const feature_rows<T, Phi>& keys, const T* values, index_t value_stride, Prefetch& ahead) const {
         add_features(keys);
-        for_each_piece(padded / lanes::size, traits::max_columns, [&](index first, index columns) {
+        for_each_piece(padded / lanes::size, traits::max_columns, [&](index_t first, index_t columns) {
             with_constant<traits::max_columns>(columns, [&](auto c) {
-                for_each_rows<c(), T, Arch>(key_channels, [&](auto rows, index row) {
+                for_each_rows<c(), T, Arch>(key_channels, [&](auto rows, index_t row) {
                     add_products<rows(), c()>(as_read<c()>(keys), row, values + first * lanes::size, value_stride, first * lanes::size, ahead);
                 });
             });
         });
     }
     void merge(const linear_state& other) const {
-        const auto add = [](T* to, const T* from, index count) {
-            for (index e = 0; e < count; e += lanes::size) (lanes::load(to + e) + lanes::load(from + e)).store(to + e);
+        const auto add = [](T* to, const T* from, index_t count) {
+            for (index_t e = 0; e < count; e += lanes::size) (lanes::load(to + e) + lanes::load(from + e)).store(to + e);
         };
         add(sums, other.sums, key_padded * padded);
         add(key_sum, other.key_sum, key_padded);
@@ -103,11 +103,11 @@ struct linear_state {
     /// to[r] += phi(q_r) . z, for rows up to a whole register of them; those beyond the last hold nothing of use.
     template <class Phi>
     void add_denominators(const feature_rows<T, Phi>& queries, T* to) const {
-        for (index first = 0; first < queries.count; first += lanes::size) {
+        for (index_t first = 0; first < queries.count; first += lanes::size) {
             lanes sum[lanes::size];
 #pragma GCC unroll 16
             for (int r = 0; r < lanes::size; ++r) sum[r] = lanes(T{0});
-            for (index c = 0; c < key_padded; c += lanes::size) {
+            for (index_t c = 0; c < key_padded; c += lanes::size) {
                 const auto z = lanes::load(key_sum + c);
                 const T* row = queries.data + first * queries.stride + c; // not an address for each row, as below
 #pragma GCC unroll 16
@@ -119,16 +119,16 @@ struct linear_state {
     /// Ends a chunk of queries. spare: room for a tile of rows, where those past the last go.
     template <class Phi, class Prefetch>
     void finish(const feature_rows<T, Phi>& queries, const linear_result<T>& result, T* spare, Prefetch& ahead) const {
-        for_each_piece(padded / lanes::size, traits::max_columns, [&](index first, index columns) {
+        for_each_piece(padded / lanes::size, traits::max_columns, [&](index_t first, index_t columns) {
             with_constant<traits::max_columns>(columns, [&](auto c) {
-                for_each_rows<c(), T, Arch>(queries.count, [&](auto rows, index row) {
+                for_each_rows<c(), T, Arch>(queries.count, [&](auto rows, index_t row) {
                     const auto channel = first * lanes::size;
                     T* const out = result.out + row * result.out_stride + channel;
                     const auto present = queries.count - row;
                     if (present >= rows())
                         return finish_rows<rows(), c()>(as_read<c()>(queries), row, channel, result, out, result.out_stride, ahead);
                     finish_rows<rows(), c()>(as_read<c()>(queries), row, channel, result, spare, padded, ahead);
-                    for (index r = 0; r < present; ++r) std::copy_n(spare + r * padded, c() * lanes::size, out + r * result.out_stride);
+                    for (index_t r = 0; r < present; ++r) std::copy_n(spare + r * padded, c() * lanes::size, out + r * result.out_stride);
                 });
             });
         });
@@ -147,13 +147,13 @@ private:
     /// z += sum of features; four chains of additions, or eight, do not wait for each other.
     template <class Phi>
     void add_features(const feature_rows<T, Phi>& keys) const {
-        for_each_piece(key_padded / lanes::size, 4, [&](index first, index columns) {
+        for_each_piece(key_padded / lanes::size, 4, [&](index_t first, index_t columns) {
             with_constant<4>(columns, [&]<int Columns>(std::integral_constant<int, Columns>) {
                 lanes even[std::size_t{Columns}], odd[std::size_t{Columns}];
 #pragma GCC unroll 4
                 for (int i = 0; i < Columns; ++i) even[i] = odd[i] = lanes(T{0});
                 const T* row = keys.data + first * lanes::size;
-                index j = 0;
+                index_t j = 0;
                 for (; j + 1 < keys.count; j += 2, row += 2 * keys.stride)
 #pragma GCC unroll 4
                     for (int i = 0; i < Columns; ++i) {
@@ -172,17 +172,17 @@ private:
     /// Terms of a tile between which lines are asked for: so few lines at once that loads hardly wait for them, so many terms that the ends of
     /// these loops do not count.
     template <int Rows, int Columns>
-    static constexpr index terms_between = 384 / (Rows * Columns);
+    static constexpr index_t terms_between = 384 / (Rows * Columns);
 
     /// Some rows of S: rows are key channels.
     template <int Rows, int Columns, class Phi, class Prefetch>
-    [[gnu::noinline]] void add_products(const feature_rows<T, Phi>& keys, index row, const T* values, index value_stride, index channel,
+    [[gnu::noinline]] void add_products(const feature_rows<T, Phi>& keys, index_t row, const T* values, index_t value_stride, index_t channel,
                                         Prefetch& ahead) const {
         matrix_tile<Rows, Columns, T, Arch> tile;
         tile.zero();
         const T* k = keys.data + row;
         constexpr auto terms = terms_between<Rows, Columns>;
-        for (index left = keys.count; left > 0; left -= terms) {
+        for (index_t left = keys.count; left > 0; left -= terms) {
             ahead.beside(Rows * Columns * terms);
             tile.multiply_add(k, unit_stride{}, keys.stride, values, value_stride, std::min(terms, left), keys.phi);
             k += terms * keys.stride;
@@ -191,8 +191,8 @@ private:
         tile.add_to(sums + row * padded + channel, padded);
     }
     template <int Rows, int Columns, class Phi, class Prefetch>
-    [[gnu::noinline]] void finish_rows(const feature_rows<T, Phi>& queries, index row, index channel, const linear_result<T>& result,
-                                       T* out, index out_stride, Prefetch& ahead) const {
+    [[gnu::noinline]] void finish_rows(const feature_rows<T, Phi>& queries, index_t row, index_t channel, const linear_result<T>& result,
+                                       T* out, index_t out_stride, Prefetch& ahead) const {
         matrix_tile<Rows, Columns, T, Arch> tile;
         if (result.start)
             tile.load(result.start + row * padded + channel, padded);
@@ -200,7 +200,7 @@ private:
             tile.zero();
         const T *x = queries.data + row * queries.stride, *s = sums + channel;
         constexpr auto terms = terms_between<Rows, Columns>;
-        for (index left = key_channels; left > 0; left -= terms) {
+        for (index_t left = key_channels; left > 0; left -= terms) {
             ahead.beside(Rows * Columns * terms);
             tile.multiply_add(x, queries.stride, unit_stride{}, s, padded, std::min(terms, left), queries.phi);
             x += terms;

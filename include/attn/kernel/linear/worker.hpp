@@ -15,13 +15,13 @@ struct linear_worker {
     using state_type = linear_state<T, Arch>;
 
     /// A short row of a grid may make a chunk longer than `target_rows`.
-    static constexpr index max_queries = 128, max_keys = 128;
+    static constexpr index_t max_queries = 128, max_keys = 128;
     /// Queries of a chunk, and keys of a block, a power of two. With keys, values and what is fetched for the next block they fill the
     /// first-level cache twice; half as many would leave the micro-kernel at its beginnings and ends more often.
-    static index target_rows(const input_shapes& s) {
+    static index_t target_rows(const input_shapes& s) {
         constexpr std::size_t bytes = 32768;
         const auto channels = std::max(state_type::whole(s.keys.channels), whole_registers<T, Arch>(s.values.channels));
-        return std::clamp<index>(static_cast<index>(std::bit_floor(bytes / sizeof(T) / static_cast<std::size_t>(channels))), 32, max_keys);
+        return std::clamp<index_t>(static_cast<index_t>(std::bit_floor(bytes / sizeof(T) / static_cast<std::size_t>(channels))), 32, max_keys);
     }
 
     /// grid: of the convolution, or null.
@@ -31,14 +31,14 @@ struct linear_worker {
           packed_values(memory.take<T>(max_keys * padded)), numerators(memory.take<T>(max_queries * padded)),
           spare(memory.take<T>(tile_traits<T, Arch>::max_rows(1) * padded)), results(memory.take<T>(max_queries * padded)),
           local(memory.take<T>(grid ? max_queries * padded : 0)), factors(memory.take<T>(max_queries)),
-          seen(memory.take<index>(max_queries)), scores(memory, max_queries, max_keys, s.keys.channels, padded),
+          seen(memory.take<index_t>(max_queries)), scores(memory, max_queries, max_keys, s.keys.channels, padded),
           state(has_state ? state_type::take(memory, s.keys.channels, s.values.channels) : state_type{}),
           convolution(memory, grid ? *grid : convolution_grid{}, grid ? s.values.channels : 0, max_queries) {}
 
-    index key_padded, padded; ///< d_k and d_v in whole registers
+    index_t key_padded, padded; ///< d_k and d_v in whole registers
     T *queries, *keys;        ///< features
     T *packed_values, *numerators, *spare, *results, *local, *factors;
-    index* seen; ///< keys of the block that each query of the chunk sees
+    index_t* seen; ///< keys of the block that each query of the chunk sees
     linear_scores<T, Arch> scores;
     state_type state; ///< of a head whose sum grows from chunk to chunk
     convolution_tile<T, Arch> convolution;

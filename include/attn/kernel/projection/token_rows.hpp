@@ -9,31 +9,31 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Tokens first .. end - 1.
 struct token_range {
-    index first, end;
+    index_t first, end;
 };
 
 /// The tokens of one batch entry and head, rows of channels.
 template <Scalar T>
 struct token_rows {
     row_block<const T> rows;
-    index count, channels;
+    index_t count, channels;
     const bool* seen = nullptr; ///< which tokens are visible, a hidden one is not read; null if all are
 
-    bool visible(index token) const { return !seen || seen[token]; }
+    bool visible(index_t token) const { return !seen || seen[token]; }
     bool any_visible(const token_range& r) const {
         return seen ? std::find(seen + r.first, seen + r.end, true) != seen + r.end : r.first < r.end;
     }
-    const T* row(index token) const { return rows.data + token * rows.row_stride; }
-    T operator()(index token, index channel) const { return row(token)[channel * rows.channel_stride]; }
+    const T* row(index_t token) const { return rows.data + token * rows.row_stride; }
+    T operator()(index_t token, index_t channel) const { return row(token)[channel * rows.channel_stride]; }
 
     /// Calls emit(first, count) for each run of visible tokens of first .. end - 1.
     template <class F>
-    void for_each_run(index first, index end, F&& emit) const {
+    void for_each_run(index_t first, index_t end, F&& emit) const {
         if (!seen) return emit(first, end - first);
         while (first < end) {
             const auto* const from = std::find(seen + first, seen + end, true);
             const auto* const to = std::find(from, seen + end, false);
-            if (from != to) emit(static_cast<index>(from - seen), static_cast<index>(to - from));
+            if (from != to) emit(static_cast<index_t>(from - seen), static_cast<index_t>(to - from));
             first = to - seen;
         }
     }
@@ -41,11 +41,11 @@ struct token_rows {
 
 /// One register of a token's channels from channel c on, `present` of them: the same numbers whatever the layout.
 template <class Arch, Scalar T>
-[[gnu::always_inline]] inline simd::lanes<T, Arch> load_channels(const T* row, index channel_stride, index c, index present) {
+[[gnu::always_inline]] inline simd::lanes<T, Arch> load_channels(const T* row, index_t channel_stride, index_t c, index_t present) {
     using lanes = simd::lanes<T, Arch>;
     if (channel_stride == 1) return present >= lanes::size ? lanes::load(row + c) : lanes::load_first(row + c, present);
     T numbers[lanes::size] = {};
-    for (index l = 0; l < std::min<index>(present, lanes::size); ++l) numbers[l] = row[(c + l) * channel_stride];
+    for (index_t l = 0; l < std::min<index_t>(present, lanes::size); ++l) numbers[l] = row[(c + l) * channel_stride];
     return lanes::load(numbers);
 }
 
@@ -54,10 +54,10 @@ template <class Arch, Scalar T>
 template <class Arch, Scalar T, class Begin, class Add, class Finish>
 void reduce_tokens(const token_rows<T>& tokens, const token_range& range, T* to, const Begin& begin, const Add& add, const Finish& finish) {
     using lanes = simd::lanes<T, Arch>;
-    for (index c = 0; c < tokens.channels; c += lanes::size) {
+    for (index_t c = 0; c < tokens.channels; c += lanes::size) {
         const auto present = tokens.channels - c;
         lanes result = begin(c, present);
-        for (index j = range.first; j < range.end; ++j)
+        for (index_t j = range.first; j < range.end; ++j)
             if (tokens.visible(j))
                 result = add(result, j, load_channels<Arch, T>(tokens.row(j), tokens.rows.channel_stride, c, present), c, present);
         result = finish(result);

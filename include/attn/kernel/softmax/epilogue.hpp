@@ -20,9 +20,9 @@ struct row_sums {
 /// Writes to = share * to + factor * sums / unit, as write_row does. What unit kept from overflowing is multiplied before it is divided; the
 /// rest has the bits that it has with a unit of 1.
 template <bool added, Scalar T, class Arch>
-void write_sums(const T* sums, T unit, index channels, T factor, T share, T* to, index channel_stride) {
+void write_sums(const T* sums, T unit, index_t channels, T factor, T share, T* to, index_t channel_stride) {
     if (unit == 1) return write_row<added, T, Arch>(sums, channels, factor, share, to, channel_stride);
-    for (index c = 0; c < channels; ++c) {
+    for (index_t c = 0; c < channels; ++c) {
         const auto sum = sums[c] / unit;
         const bool fits = std::isfinite(sum);
         write_row<added, T, Arch>(fits ? &sum : sums + c, 1, fits ? factor : factor / unit, share, to + c * channel_stride, 1);
@@ -39,13 +39,13 @@ public:
     epilogue(const query_block& block, const outputs<T>& out, std::span<const double> sinks) : epilogue(block, out) {
         std::fill_n(maximum_, max_block_rows, std::numeric_limits<T>::lowest());
         std::fill_n(sum_, max_block_rows, T{0});
-        for (index row = 0; !sinks.empty() && row < block.rows(); ++row)
+        for (index_t row = 0; !sinks.empty() && row < block.rows(); ++row)
             std::tie(maximum_[row], sum_[row]) = softmax_state<T, Arch>::at_start(sinks, block.head_of(row));
     }
     /// Another pass has been there.
     epilogue(const query_block& block, const outputs<T>& out, const row_sums<T>& known) : epilogue(block, out) {
         written_ = bit_range(0, block.rows());
-        for (index row = 0; row < block.rows(); ++row) {
+        for (index_t row = 0; row < block.rows(); ++row) {
             maximum_[row] = known.maximum[number_of(row)];
             sum_[row] = known.sum[number_of(row)];
         }
@@ -53,7 +53,7 @@ public:
 
     /// The rows, as bits, whose sums hold an infinity or a NaN that no score put there.
     static std::uint64_t odd_rows(const softmax_state<T, Arch>& span, std::uint64_t rows) {
-        const auto finite = [&](index row, index count) { // four chains: one would wait for its own last step
+        const auto finite = [&](index_t row, index_t count) { // four chains: one would wait for its own last step
             const T* values = span.values + row * span.value_stride;
             lanes zero[4] = {T{0}, T{0}, T{0}, T{0}};
             auto left = count * span.value_stride / lanes::size;
@@ -74,7 +74,7 @@ public:
     }
     /// Joins the rows of a span whose bit is set with what is known of them: out becomes share_of_out out + share_of_span o / l.
     void merge(const softmax_state<T, Arch>& span, std::uint64_t rows) {
-        for (index first = 0; first < bit_end(rows); first += lanes::size) {
+        for (index_t first = 0; first < bit_end(rows); first += lanes::size) {
             const auto own = rows >> first & simd::lane_bits::first(lanes::size).value;
             const auto m = lanes::load(maximum_ + first), l = lanes::load(sum_ + first), span_sum = lanes::load(span.sum + first);
             const softmax_merge<T, Arch> merged(m, l, lanes::load(span.maximum + first), span_sum);
@@ -99,16 +99,16 @@ public:
     void finish() const {
         for (auto rows = ~written_ & bit_range(0, block_.rows()); rows != 0; rows &= rows - 1) {
             T* const to = rows_[std::countr_zero(rows)];
-            for (index c = 0; c < channels(); ++c) to[c * channel_stride()] = T{0};
+            for (index_t c = 0; c < channels(); ++c) to[c * channel_stride()] = T{0};
         }
         if (!out_.log_sum_exp.data()) return;
-        for (index row = 0; row < block_.rows(); ++row)
+        for (index_t row = 0; row < block_.rows(); ++row)
             out_.log_sum_exp(block_.batch, block_.head_of(row), block_.token_of(row), 0) =
                 softmax_merge<T, Arch>::log_sum_exp(maximum_[row], sum_[row]);
     }
     /// For the next pass.
     void keep(const row_sums<T>& known) const {
-        for (index row = 0; row < block_.rows(); ++row) {
+        for (index_t row = 0; row < block_.rows(); ++row) {
             known.maximum[number_of(row)] = maximum_[row];
             known.sum[number_of(row)] = sum_[row];
         }
@@ -119,13 +119,13 @@ private:
         T** to = rows_;
         for (auto head = block.first_head; head < block.first_head + block.heads; ++head) {
             T* row = out.values.row(block.batch, head, block.first_row);
-            for (index token = 0; token < block.tokens.count; ++token, row += block.tokens.step * out.values.strides().token) *to++ = row;
+            for (index_t token = 0; token < block.tokens.count; ++token, row += block.tokens.step * out.values.strides().token) *to++ = row;
         }
     }
 
-    index channels() const { return out_.values.shape().channels; }
-    index channel_stride() const { return out_.values.strides().channel; }
-    index number_of(index row) const {
+    index_t channels() const { return out_.values.shape().channels; }
+    index_t channel_stride() const { return out_.values.strides().channel; }
+    index_t number_of(index_t row) const {
         const auto& s = out_.values.shape();
         return (block_.batch * s.heads + block_.head_of(row)) * s.tokens + block_.token_of(row);
     }

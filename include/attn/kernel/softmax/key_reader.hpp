@@ -10,29 +10,29 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 /// Keys are taken in blocks whose borders are absolute: of a residue class modulo `step`, key number floor((j - residue) / step) is in block
 /// number / block_keys. So what a row sees of a block does not depend on where a call, a query block or a cache begins.
 struct key_blocks {
-    index block_keys;
-    index first_key, keys; ///< of the call
-    index step, residue;
+    index_t block_keys;
+    index_t first_key, keys; ///< of the call
+    index_t step, residue;
 
-    key_blocks(index keys_of_block, index first, index count, const query_tile& tokens)
+    key_blocks(index_t keys_of_block, index_t first, index_t count, const query_tile& tokens)
         : block_keys(keys_of_block), first_key(first), keys(count), step(tokens.step), residue(floor_mod(tokens.first, tokens.step)) {}
 
     /// Blocks first_block() .. end_block() - 1 hold the keys of the call: at least one each.
-    index first_block() const { return floor_div(number_from(first_key), block_keys); }
-    index end_block() const {
+    index_t first_block() const { return floor_div(number_from(first_key), block_keys); }
+    index_t end_block() const {
         const auto end = number_from(first_key + keys);
         return end > number_from(first_key) ? floor_div(end - 1, block_keys) + 1 : first_block();
     }
     /// The keys of the call in blocks from .. to - 1.
-    key_run run(index from, index to) const {
+    key_run run(index_t from, index_t to) const {
         const auto first = std::max(from * block_keys, number_from(first_key));
         const auto end = std::min(to * block_keys, number_from(first_key + keys));
-        return {residue + first * step, std::max<index>(0, end - first), step, false};
+        return {residue + first * step, std::max<index_t>(0, end - first), step, false};
     }
 
 private:
     /// The number of the first key of the class at or after a position.
-    index number_from(index position) const { return -floor_div(residue - position, step); }
+    index_t number_from(index_t position) const { return -floor_div(residue - position, step); }
 };
 
 /// The rows of one head, keys or values, a block at a time: as they lie, or copied where the micro-kernel could not read them so, or slowly.
@@ -41,12 +41,12 @@ template <Scalar T, class Arch>
 class block_reader {
 public:
     /// pads: rows are read in whole registers.
-    block_reader(detail::scratch& memory, index block_keys, index channels, bool pads)
+    block_reader(detail::scratch& memory, index_t block_keys, index_t channels, bool pads)
         : block_keys_(block_keys), channels_(channels), padded_(whole_registers<T, Arch>(channels)), pads_(pads && padded_ != channels),
           copies_(memory.take<T>(slots * block_keys, padded_)) {}
 
     /// Another head: row 0 stands at first_key.
-    void begin(const row_block<const T>& rows, index first_key) {
+    void begin(const row_block<const T>& rows, index_t first_key) {
         rows_ = rows;
         first_key_ = first_key;
     }
@@ -56,7 +56,7 @@ public:
                                      rows_.channel_stride};
         if (!pads_ && readable_in_place(own)) return own;
         auto& copied = copied_[next_];
-        for (index slot = 0; slot < slots; ++slot)
+        for (index_t slot = 0; slot < slots; ++slot)
             if (copied_[slot].from == own.data && copied_[slot].row_stride == own.row_stride && copied_[slot].count == keys.count)
                 return {copies_ + slot * block_keys_ * padded_, padded_, 1};
         copied = {own.data, own.row_stride, keys.count};
@@ -67,17 +67,17 @@ public:
     }
 
 private:
-    static constexpr index slots = 3;
+    static constexpr index_t slots = 3;
     struct copy {
         const T* from = nullptr;
-        index row_stride = 0, count = 0;
+        index_t row_stride = 0, count = 0;
     };
 
-    index block_keys_, channels_, padded_;
+    index_t block_keys_, channels_, padded_;
     bool pads_;
     T* copies_;
     row_block<const T> rows_{};
-    index first_key_ = 0, next_ = 0;
+    index_t first_key_ = 0, next_ = 0;
     copy copied_[slots];
 };
 

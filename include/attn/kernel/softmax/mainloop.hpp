@@ -16,7 +16,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 template <Scalar T>
 struct softmax_call {
     /// Keys of a block: enough to hide the loads and stores of O, few enough for the cache.
-    static constexpr index block_keys = 128;
+    static constexpr index_t block_keys = 128;
 
     const inputs<T>& in;
     const outputs<T>& out;
@@ -37,7 +37,7 @@ public:
     using lanes = simd::lanes<T, Arch>;
     using traits = query_block_traits<T, Arch>;
     using state_type = softmax_state<T, Arch>;
-    static constexpr index block_keys = softmax_call<T>::block_keys;
+    static constexpr index_t block_keys = softmax_call<T>::block_keys;
 
     mainloop(detail::scratch& memory, const softmax_call<T>& call)
         : mainloop(memory, &call, call.in.keys.shape(), call.in.values.shape()) {}
@@ -49,7 +49,7 @@ public:
     }
 
     /// next: the query block after it, or null.
-    void begin(const query_block& block, const query_block* next, index pass) {
+    void begin(const query_block& block, const query_block* next, index_t pass) {
         block_ = &block;
         next_ = next;
         pass_ = pass;
@@ -63,7 +63,7 @@ public:
     /// Calls end_of_span(state, rows) for each span of key blocks first .. end - 1 that the pattern does not rule out, in order. Rows
     /// come once each, as bits; some are done again first (recompute_masked).
     template <class F>
-    void run(index first, index end, F&& end_of_span) {
+    void run(index_t first, index_t end, F&& end_of_span) {
         const auto blocks = call_->blocks_of(*block_);
         for (; first < end && span_->find(call_->pattern, *block_, pass_, blocks, first, end); first = span_->end()) {
             const auto parts = span_->parts();
@@ -97,7 +97,7 @@ private:
         ahead_.clear();
         const auto& in = call_->in;
         const auto add = [&](const auto& of_keys, const auto& of_values, const query_tile& tokens) {
-            const auto each = [&](auto rows, index channels) {
+            const auto each = [&](auto rows, index_t channels) {
                 rows.row_stride *= tokens.step;
                 ahead_.add(rows, tokens.count, channels);
             };
@@ -127,7 +127,7 @@ private:
         queries_.multiply(keys_.read(keys), keys.count, visible, scores_, ahead_);
         if (call_->adjustment) (*call_->adjustment)({*block_, keys, scores_, stride, scratch_});
         if (visible) hide_scores<T, Arch>(scores_, keys.count, stride, visible);
-        for (index j = 0; masked && j < keys.count; ++j)
+        for (index_t j = 0; masked && j < keys.count; ++j)
             seen_[j] = rows_not_hidden<T, Arch>(scores_ + j * stride, stride) & bit_range(0, block_->rows());
         state_.push(scores_, keys.count, stride);
         if (masked)
@@ -138,7 +138,7 @@ private:
 
     const softmax_call<T>* call_;
     const query_block *block_ = nullptr, *next_ = nullptr;
-    index pass_ = 0;
+    index_t pass_ = 0;
     score_stage<T, Arch> queries_;
     block_reader<T, Arch> keys_, values_;
     state_type state_;

@@ -11,7 +11,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 template <Scalar T, class Arch, class Prefetch = prefetch_next>
 class softmax_scheduler {
 public:
-    static std::size_t workspace_bytes(const input_shapes& s, index passes, index concurrency) {
+    static std::size_t workspace_bytes(const input_shapes& s, index_t passes, index_t concurrency) {
         detail::scratch memory;
         layout(memory, s, passes, concurrency);
         return memory.used_bytes();
@@ -22,14 +22,14 @@ public:
         if (s.queries.batch == 0 || s.queries.heads == 0 || s.queries.tokens == 0) return;
         detail::scratch memory(run.workspace().bytes().data());
         const layout own(memory, s, call.pattern.passes(), run.concurrency());
-        for (index pass = 0; pass < call.pattern.passes(); ++pass) {
+        for (index_t pass = 0; pass < call.pattern.passes(); ++pass) {
             const grid_type tasks(call, pass, run.concurrency());
             const auto count = tasks.count();
             if (run.concurrency() > 1 && count < std::min(2 * run.concurrency(), tasks.spans())) {
                 share_spans(call, {tasks, 0, count}, pass, own, run);
             } else { // some at a time: so a thread knows what comes next
                 const auto parts = run.concurrency() == 1 ? 1 : std::min(count, 16 * run.concurrency());
-                run.for_each(parts, [&](index part, index slice) {
+                run.for_each(parts, [&](index_t part, index_t slice) {
                     attend(call, {tasks, count * part / parts, count * (part + 1) / parts}, pass, own, slice);
                 });
             }
@@ -45,13 +45,13 @@ private:
     /// The memory of a call.
     struct layout {
         row_sums<T> known;
-        index span_count;
+        index_t span_count;
         state_type* spans = nullptr; ///< of which threads share one query block
         std::uint64_t* span_rows;    ///< those that each has finished
         std::byte* slices;           ///< of each thread
         std::size_t slice_bytes;
 
-        layout(detail::scratch& memory, const input_shapes& s, index passes, index concurrency)
+        layout(detail::scratch& memory, const input_shapes& s, index_t passes, index_t concurrency)
             : slice_bytes(mainloop_type::bytes(s.keys, s.values)) {
             const auto rows = [&] { return passes > 1 ? memory.take<T>(s.queries.batch, s.queries.heads, s.queries.tokens) : nullptr; };
             known.maximum = rows();
@@ -59,19 +59,19 @@ private:
             span_count = concurrency > 1 ? 2 * concurrency : 0;
             spans = memory.take<state_type>(span_count);
             span_rows = memory.take<std::uint64_t>(span_count);
-            for (index i = 0; i < span_count; ++i) {
+            for (index_t i = 0; i < span_count; ++i) {
                 const auto state = state_type::take(memory, query_block_traits<T, Arch>::max_rows, whole_registers<T, Arch>(s.values.channels));
                 if (spans) spans[i] = state;
             }
-            slices = memory.take<std::byte>(concurrency, static_cast<index>(slice_bytes));
+            slices = memory.take<std::byte>(concurrency, static_cast<index_t>(slice_bytes));
         }
-        mainloop_type loop_of(const softmax_call<T>& call, index slice) const {
+        mainloop_type loop_of(const softmax_call<T>& call, index_t slice) const {
             detail::scratch own(slices + static_cast<std::size_t>(slice) * slice_bytes);
             return mainloop_type(own, call);
         }
     };
 
-    static epilogue<T, Arch> begin_rows(const softmax_call<T>& call, const query_block& block, index pass, const layout& own) {
+    static epilogue<T, Arch> begin_rows(const softmax_call<T>& call, const query_block& block, index_t pass, const layout& own) {
         if (pass == 0) return {block, call.out, call.sinks};
         return {block, call.out, own.known};
     }
@@ -81,7 +81,7 @@ private:
     }
 
     /// Query blocks on one thread.
-    static void attend(const softmax_call<T>& call, walk_type blocks, index pass, const layout& own, index slice) {
+    static void attend(const softmax_call<T>& call, walk_type blocks, index_t pass, const layout& own, index_t slice) {
         auto loop = own.loop_of(call, slice);
         query_block block, next;
         for (bool more = blocks.next(block); more; block = next) {
@@ -94,7 +94,7 @@ private:
         }
     }
     /// Query blocks on all threads: each takes a span of keys, some spans at a time, which merge in order.
-    static void share_spans(const softmax_call<T>& call, walk_type blocks, index pass, const layout& own, const execution& run) {
+    static void share_spans(const softmax_call<T>& call, walk_type blocks, index_t pass, const layout& own, const execution& run) {
         constexpr auto size = visible_span::max_blocks;
         for (query_block block; blocks.next(block);) {
             block.shares_masks = false;
@@ -103,7 +103,7 @@ private:
             const auto end = floor_div(keys.end_block() - 1, size) + 1;
             for (auto first = floor_div(keys.first_block(), size); first < end; first += own.span_count) {
                 const auto some = std::min(own.span_count, end - first);
-                run.for_each(some, [&](index span, index slice) {
+                run.for_each(some, [&](index_t span, index_t slice) {
                     auto loop = own.loop_of(call, slice);
                     own.span_rows[span] = 0;
                     loop.begin(block, nullptr, pass);
@@ -113,7 +113,7 @@ private:
                                  own.span_rows[span] |= done;
                              });
                 });
-                for (index span = 0; span < some; ++span) rows.merge(own.spans[span], own.span_rows[span]);
+                for (index_t span = 0; span < some; ++span) rows.merge(own.spans[span], own.span_rows[span]);
             }
             finish_rows(call, rows, own);
         }

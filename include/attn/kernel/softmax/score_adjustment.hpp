@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../../score/additive_bias.hpp"
-#include "../../score/then.hpp"
+#include "../../score/composed_score.hpp"
 #include "../tile_loader.hpp"
 #include "query_block.hpp"
 
@@ -14,7 +14,7 @@ struct scored_block {
     const query_block& queries;
     const key_run& keys;
     T* scores;
-    index stride;
+    index_t stride;
     T* scratch; ///< [keys][stride]
 };
 
@@ -30,15 +30,15 @@ protected:
 
 /// Calls scores = f(row)(scores, j) for the registers of one head's rows and each key j. Lanes of other heads keep theirs.
 template <Scalar T, class Arch, class F>
-void adjust_registers(const scored_block<T>& tile, index head, const F& f) {
+void adjust_registers(const scored_block<T>& tile, index_t head, const F& f) {
     using lanes = simd::lanes<T, Arch>;
     const auto first_row = head * tile.queries.tokens.count, end_row = first_row + tile.queries.tokens.count;
     const bool alone = tile.queries.heads == 1;
-    for (index row = first_row / lanes::size * lanes::size; row < end_row; row += lanes::size) {
+    for (index_t row = first_row / lanes::size * lanes::size; row < end_row; row += lanes::size) {
         const auto of_row = f(row);
         const simd::lane_bits own{bit_range(0, end_row - row) & ~bit_range(0, first_row - row)};
         T* at = tile.scores + row;
-        for (index j = 0; j < tile.keys.count; ++j, at += tile.stride) {
+        for (index_t j = 0; j < tile.keys.count; ++j, at += tile.stride) {
             const auto score = lanes::load(at);
             const lanes x = of_row(score, j);
             (alone ? x : select(own, x, score)).store(at);
@@ -48,19 +48,19 @@ void adjust_registers(const scored_block<T>& tile, index head, const F& f) {
 
 /// A function of scores and positions computes in registers.
 template <Scalar T, class Arch, class F>
-void adjust_scores(const F& function, const scored_block<T>& tile, index head) {
+void adjust_scores(const F& function, const scored_block<T>& tile, index_t head) {
     using lanes = simd::lanes<T, Arch>;
     const auto& tokens = tile.queries.tokens;
-    adjust_registers<T, Arch>(tile, head, [&](index row) {
+    adjust_registers<T, Arch>(tile, head, [&](index_t row) {
         const auto queries = positions_of<T, Arch, lanes::size>(tokens, head * tokens.count - row);
-        return [=, &tile](lanes score, index j) { return static_cast<lanes>(function(score, queries, tile.keys.first + j * tile.keys.step)); };
+        return [=, &tile](lanes score, index_t j) { return static_cast<lanes>(function(score, queries, tile.keys.first + j * tile.keys.step)); };
     });
 }
 
 /// A bias lies in memory row by row while lanes are rows: each tile of it is transposed first. A bias of -infinity hides the key whatever
 /// it holds.
 template <Scalar T, class Arch, Scalar U>
-void adjust_scores(const head_bias<U>& bias, const scored_block<T>& tile, index head) {
+void adjust_scores(const head_bias<U>& bias, const scored_block<T>& tile, index_t head) {
     using lanes = simd::lanes<T, Arch>;
     const auto& [first, count, step] = tile.queries.tokens;
     const row_block<const U> from{bias.data + (first - bias.first_query) * bias.query_stride + (tile.keys.first - bias.first_key) * bias.key_stride,
@@ -68,13 +68,13 @@ void adjust_scores(const head_bias<U>& bias, const scored_block<T>& tile, index 
     if (tile.queries.heads == 1) {
         transpose_rows<T, Arch>(from, count, tile.keys.count, T{1}, tile.scratch, tile.stride);
     } else {
-        for (index j = 0; j < tile.keys.count; ++j)
-            for (index q = 0; q < count; ++q)
+        for (index_t j = 0; j < tile.keys.count; ++j)
+            for (index_t q = 0; q < count; ++q)
                 tile.scratch[j * tile.stride + head * count + q] = static_cast<T>(from.data[q * from.row_stride + j * from.channel_stride]);
     }
     const lanes hidden = -std::numeric_limits<T>::infinity();
-    adjust_registers<T, Arch>(tile, head, [&](index row) {
-        return [=, &tile](lanes score, index j) {
+    adjust_registers<T, Arch>(tile, head, [&](index_t row) {
+        return [=, &tile](lanes score, index_t j) {
             const auto added = lanes::load(tile.scratch + j * tile.stride + row);
             return select(added == hidden, hidden, score + added);
         };
@@ -83,7 +83,7 @@ void adjust_scores(const head_bias<U>& bias, const scored_block<T>& tile, index 
 
 /// One after the other.
 template <Scalar T, class Arch, class... F>
-void adjust_scores(const then<F...>& chain, const scored_block<T>& tile, index head) {
+void adjust_scores(const composed_score<F...>& chain, const scored_block<T>& tile, index_t head) {
     std::apply([&](const auto&... f) { (adjust_scores<T, Arch>(f, tile, head), ...); }, chain.functions);
 }
 
@@ -93,7 +93,7 @@ public:
     explicit score_adjustment_of(const S& score) : score_(score) {}
 
     void operator()(const scored_block<T>& tile) const override {
-        for (index head = 0; head < tile.queries.heads; ++head)
+        for (index_t head = 0; head < tile.queries.heads; ++head)
             adjust_scores<T, Arch>(score_at(score_, tile.queries.batch, tile.queries.first_head + head), tile, head);
     }
 

@@ -25,7 +25,7 @@ struct softmax_state {
     using lanes = simd::lanes<T, Arch>;
     static constexpr T nothing = std::numeric_limits<T>::lowest(), hidden = -std::numeric_limits<T>::infinity();
 
-    index value_stride = 0; ///< numbers between rows of `values`: value channels padded to whole registers
+    index_t value_stride = 0; ///< numbers between rows of `values`: value channels padded to whole registers
     T* maximum = nullptr;   ///< m [rows]
     T* sum = nullptr;       ///< l [rows]
     T* factor = nullptr;    ///< [rows] what the last push multiplies o with
@@ -33,18 +33,18 @@ struct softmax_state {
     T* values = nullptr;    ///< o [rows][value_stride]
     bool has_values = false; ///< o has been written; until then it counts as 0
 
-    static softmax_state take(detail::scratch& memory, index max_rows, index value_stride) {
+    static softmax_state take(detail::scratch& memory, index_t max_rows, index_t value_stride) {
         const auto rows = [&] { return memory.take<T>(max_rows); };
         T *const maximum = rows(), *const sum = rows(), *const factor = rows(), *const unit = rows();
         return {value_stride, maximum, sum, factor, unit, memory.take<T>(max_rows, value_stride)};
     }
     /// m and l of a row that has seen no key. A sink per head, if there are any, is a key without a value that is there from the start.
-    static std::pair<T, T> at_start(std::span<const double> sinks, index head) {
+    static std::pair<T, T> at_start(std::span<const double> sinks, index_t head) {
         const T sink = sinks.empty() ? hidden : static_cast<T>(sinks[static_cast<std::size_t>(head)]);
         return sink == hidden ? std::pair(nothing, T{0}) : std::pair(sink, T{1});
     }
     /// No key has been seen.
-    void begin(index rows, T of_values = 1) {
+    void begin(index_t rows, T of_values = 1) {
         std::fill_n(unit, rows, of_values);
         std::fill_n(maximum, rows, nothing);
         std::fill_n(sum, rows, T{0});
@@ -52,8 +52,8 @@ struct softmax_state {
     }
     /// Takes in scores[keys][rows], which become weights e^(x - m), and leaves the factors by which `values` must be multiplied before the
     /// weighted values of these keys are added. rows: whole registers.
-    void push(T* scores, index keys, index rows) {
-        for (index row = 0; row < rows; row += lanes::size) {
+    void push(T* scores, index_t keys, index_t rows) {
+        for (index_t row = 0; row < rows; row += lanes::size) {
             T* const column = scores + row;
             const auto earlier = lanes::load(maximum + row), m = raised(earlier, column, keys, rows);
             const auto shrink = simd::exp_nonpositive(earlier - m);
@@ -76,19 +76,19 @@ struct softmax_state {
 
 private:
     /// The larger of m and a column of scores. Four chains: one would wait for its own last step.
-    static lanes raised(lanes m, const T* column, index keys, index stride) {
+    static lanes raised(lanes m, const T* column, index_t keys, index_t stride) {
         lanes top[4] = {m, m, m, m};
-        index j = 0;
+        index_t j = 0;
         for (; j + 4 <= keys; j += 4)
 #pragma GCC unroll 4
-            for (index i = 0; i < 4; ++i) top[i] = max_or_second(lanes::load(column + (j + i) * stride), top[i]);
+            for (index_t i = 0; i < 4; ++i) top[i] = max_or_second(lanes::load(column + (j + i) * stride), top[i]);
         for (; j < keys; ++j) top[0] = max_or_second(lanes::load(column + j * stride), top[0]);
         return max_or_second(max_or_second(top[0], top[1]), max_or_second(top[2], top[3]));
     }
     /// Scores become weights. Their sum, in the order of the keys.
-    static lanes weigh(T* column, index keys, index stride, lanes m) {
+    static lanes weigh(T* column, index_t keys, index_t stride, lanes m) {
         lanes l = T{0};
-        index j = 0;
+        index_t j = 0;
         for (; j + 2 <= keys; j += 2) {
             T *const a = column + j * stride, *const b = a + stride;
             const auto x = simd::exp_nonpositive(lanes::load(a) - m), y = simd::exp_nonpositive(lanes::load(b) - m);

@@ -12,10 +12,10 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 template <Scalar T, class Arch>
 class task_grid {
 public:
-    task_grid(const softmax_call<T>& call, index pass, index concurrency)
+    task_grid(const softmax_call<T>& call, index_t pass, index_t concurrency)
         : call_(call), pass_(pass), queries_(call.in.queries.shape()), kv_heads_(call.in.keys.shape().heads) {
         const auto group = queries_.heads / kv_heads_;
-        if (call.pattern.steps_alike()) heads_together_ = std::clamp<index>(traits::max_rows / queries_.tokens, 1, group);
+        if (call.pattern.steps_alike()) heads_together_ = std::clamp<index_t>(traits::max_rows / queries_.tokens, 1, group);
         places_of_group_ = (group + heads_together_ - 1) / heads_together_;
         places_of_batch_ = kv_heads_ * places_of_group_;
         const auto places = queries_.batch * places_of_batch_;
@@ -23,18 +23,18 @@ public:
             blocks_together_ = kept_masks;
             const auto parts = parts_of(0);
             const auto target = concurrency == 1 ? 1 : 4 * concurrency; // fewer tasks would leave threads without work
-            places_together_ = std::clamp<index>(places * parts / target, 1, places_of_batch_);
+            places_together_ = std::clamp<index_t>(places * parts / target, 1, places_of_batch_);
             if (places * parts < target) blocks_together_ = 1;
         }
-        for (index place = 0; place < places; place += call.pattern.steps_alike() ? places_of_batch_ : 1)
+        for (index_t place = 0; place < places; place += call.pattern.steps_alike() ? places_of_batch_ : 1)
             parts_ = std::max(parts_, parts_of(place));
         groups_ = (places_of_batch_ + places_together_ - 1) / places_together_;
     }
 
-    index count() const { return queries_.batch * groups_ * parts_; }
+    index_t count() const { return queries_.batch * groups_ * parts_; }
     /// Spans of keys that a query block may have to do with.
-    index spans() const {
-        const auto blocks = call_.blocks_of({.tokens = tokens_at(0, 0, std::max<index>(1, step_of_place(0)))});
+    index_t spans() const {
+        const auto blocks = call_.blocks_of({.tokens = tokens_at(0, 0, std::max<index_t>(1, step_of_place(0)))});
         return floor_div(blocks.end_block() - 1, visible_span::max_blocks) - floor_div(blocks.first_block(), visible_span::max_blocks) + 1;
     }
 
@@ -42,7 +42,7 @@ public:
     /// between the nearest cuts of the pattern, which further cuts divide; its other places have the same.
     class walk {
     public:
-        walk(const task_grid& grid, index first_task, index end_task) : grid_(grid), task_(first_task), end_task_(end_task) {}
+        walk(const task_grid& grid, index_t first_task, index_t end_task) : grid_(grid), task_(first_task), end_task_(end_task) {}
 
         /// The next block. False if there is none.
         bool next(query_block& block) {
@@ -78,7 +78,7 @@ public:
             place_ = first_place_;
             return true;
         }
-        void begin_task(index task) {
+        void begin_task(index_t task) {
             const auto part = task % grid_.parts_, group = task / grid_.parts_ % grid_.groups_, batch = task / grid_.parts_ / grid_.groups_;
             first_place_ = batch * grid_.places_of_batch_ + group * grid_.places_together_;
             end_place_ = std::min(first_place_ + grid_.places_together_, (batch + 1) * grid_.places_of_batch_);
@@ -100,33 +100,33 @@ public:
             return left_.count > 0;
         }
         bool is_cut() const { return step_ == 1 && grid_.heads_together_ == 1 && grid_.queries_.tokens > traits::lane_count; }
-        index cut(index query) const {
+        index_t cut(index_t query) const {
             const auto heads = grid_.heads_at(first_place_);
             return grid_.call_.pattern.cut(heads.batch, heads.first_head, grid_.pass_, query, traits::max_rows);
         }
-        query_tile tokens_at(index block) const { return grid_.tokens_at(first_place_, block, step_); }
+        query_tile tokens_at(index_t block) const { return grid_.tokens_at(first_place_, block, step_); }
         /// At the nearest cut, but never before the block itself.
-        index border_after(const query_tile& block) const { return std::max(cut(block.first + block.count), block.first); }
-        index first_of(const query_tile& queries) const {
+        index_t border_after(const query_tile& block) const { return std::max(cut(block.first + block.count), block.first); }
+        index_t first_of(const query_tile& queries) const {
             const auto found = cut(queries.first + traits::max_rows) - queries.first;
             return found > 0 ? found : traits::usual_registers * traits::lane_count;
         }
 
         const task_grid& grid_;
-        index task_, end_task_;
-        index first_place_ = 0, end_place_ = 0, place_ = 0;              ///< of the task
-        index step_ = 0, block_ = 0, end_block_ = 0, all_blocks_ = 0;    ///< of the grid
-        index border_ = 0;                                               ///< where the next of them begins
+        index_t task_, end_task_;
+        index_t first_place_ = 0, end_place_ = 0, place_ = 0;              ///< of the task
+        index_t step_ = 0, block_ = 0, end_block_ = 0, all_blocks_ = 0;    ///< of the grid
+        index_t border_ = 0;                                               ///< where the next of them begins
         query_tile left_{};                                              ///< of the last
         query_tile tiles_[std::size_t{kept_masks}];
-        index number_ = 0, count_ = 0; ///< of the tiles
+        index_t number_ = 0, count_ = 0; ///< of the tiles
         query_block heads_;
     };
 
 private:
     using traits = query_block_traits<T, Arch>;
 
-    query_block heads_at(index place) const {
+    query_block heads_at(index_t place) const {
         const auto group = queries_.heads / kv_heads_, within = place % places_of_group_ * heads_together_;
         const auto kv_head = place / places_of_group_ % kv_heads_;
         return {.batch = place / places_of_batch_,
@@ -134,19 +134,19 @@ private:
                 .heads = std::min(heads_together_, group - within),
                 .kv_head = kv_head};
     }
-    index step_of_place(index place) const {
+    index_t step_of_place(index_t place) const {
         const auto heads = heads_at(place);
         return call_.pattern.step(heads.batch, heads.first_head, pass_);
     }
-    index max_tokens(index step) const {
+    index_t max_tokens(index_t step) const {
         return heads_together_ > 1 ? queries_.tokens : traits::rows_of((queries_.tokens + step - 1) / step);
     }
-    index blocks(index step) const { return step == 0 ? 0 : tile_count(queries_.tokens, max_tokens(step), step); }
-    query_tile tokens_at(index place, index number, index step) const {
+    index_t blocks(index_t step) const { return step == 0 ? 0 : tile_count(queries_.tokens, max_tokens(step), step); }
+    query_tile tokens_at(index_t place, index_t number, index_t step) const {
         return tile_at(number, call_.in.positions.first_query[place / places_of_batch_], queries_.tokens, max_tokens(step), step,
                        heads_together_ > 1 ? 0 : traits::lane_count);
     }
-    index parts_of(index place) const { return (blocks(step_of_place(place)) + blocks_together_ - 1) / blocks_together_; }
+    index_t parts_of(index_t place) const { return (blocks(step_of_place(place)) + blocks_together_ - 1) / blocks_together_; }
     /// If a query block in the middle needs masks for a few key blocks: those of one span are kept, and heads one after the other read keys
     /// again that one head after the other would find in the cache.
     bool has_masks_to_share() const {
@@ -154,8 +154,8 @@ private:
         if (step == 0) return false;
         const query_block block{.tokens = tokens_at(0, blocks(step) / 2, step)};
         const auto keys = call_.blocks_of(block);
-        constexpr index few = visible_span::max_blocks / 2;
-        index seen = 0, masked = 0;
+        constexpr index_t few = visible_span::max_blocks / 2;
+        index_t seen = 0, masked = 0;
         for (auto at = keys.first_block(); at < keys.end_block() && seen <= few; ++at) {
             const auto pairs = call_.pattern.of_box(block, pass_, keys.run(at, at + 1).positions());
             seen += !pairs.is_none();
@@ -165,10 +165,10 @@ private:
     }
 
     const softmax_call<T>& call_;
-    index pass_;
+    index_t pass_;
     shape queries_;
-    index kv_heads_, heads_together_ = 1, places_of_group_ = 1, places_of_batch_ = 1;
-    index blocks_together_ = 1, places_together_ = 1, parts_ = 0, groups_ = 1;
+    index_t kv_heads_, heads_together_ = 1, places_of_group_ = 1, places_of_batch_ = 1;
+    index_t blocks_together_ = 1, places_together_ = 1, parts_ = 0, groups_ = 1;
 };
 
 } // namespace attn::kernel

@@ -12,14 +12,14 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 /// them, values are read as they lie. A value's sum is one chain of multiply-adds over the keys in order. A row's hidden keys are left out
 /// or have a weight of 0. visible: one bit per row and key, or null if all see all.
 template <Scalar T, class Arch, class Prefetch>
-void add_weighted_values(softmax_state<T, Arch>& state, index rows, const T* weights, index stride, const row_block<const T>& values,
-                         index keys, const std::uint64_t* visible, Prefetch& ahead) {
+void add_weighted_values(softmax_state<T, Arch>& state, index_t rows, const T* weights, index_t stride, const row_block<const T>& values,
+                         index_t keys, const std::uint64_t* visible, Prefetch& ahead) {
     using traits = tile_traits<T, Arch>;
-    constexpr index lane_count = traits::lane_count;
+    constexpr index_t lane_count = traits::lane_count;
     const auto registers = state.value_stride / lane_count;
-    for (index pieces = (registers + traits::max_columns - 1) / traits::max_columns, piece = 0; piece < pieces; ++piece) {
+    for (index_t pieces = (registers + traits::max_columns - 1) / traits::max_columns, piece = 0; piece < pieces; ++piece) {
         const auto left = registers * piece / pieces, columns = registers * (piece + 1) / pieces - left, channel = left * lane_count;
-        const auto add = [&](index row, index count, index first, index depth) {
+        const auto add = [&](index_t row, index_t count, index_t first, index_t depth) {
             multiply<T, Arch>(count, columns,
                               {.a = weights + first * stride + row,
                                .a_row = 1,
@@ -33,11 +33,11 @@ void add_weighted_values(softmax_state<T, Arch>& state, index rows, const T* wei
                               ahead);
         };
         // Only rows of one tile leave out what is before the first key that any of them sees, and after the last.
-        const index group = visible ? traits::max_rows(static_cast<int>(columns)) : rows;
-        for (index row = 0; row < rows; row += group) {
+        const index_t group = visible ? traits::max_rows(static_cast<int>(columns)) : rows;
+        for (index_t row = 0; row < rows; row += group) {
             const auto count = std::min(group, rows - row);
-            const auto hidden = [&](index key) { return visible && !(visible[key] & bit_range(row, count)); };
-            index first = 0, end = keys;
+            const auto hidden = [&](index_t key) { return visible && !(visible[key] & bit_range(row, count)); };
+            index_t first = 0, end = keys;
             while (first < end && hidden(first)) ++first;
             while (first < end && hidden(end - 1)) --end;
             add(row, count, first, end - first);
@@ -49,14 +49,14 @@ void add_weighted_values(softmax_state<T, Arch>& state, index rows, const T* wei
 /// The same to the same bits, but values of hidden keys are not touched: 0 times NaN or infinity is NaN. And weights are multiplied by the
 /// unit of their row.
 template <Scalar T, class Arch>
-void add_seen_values(softmax_state<T, Arch>& state, index rows, const T* weights, index stride, const row_block<const T>& values, index keys,
+void add_seen_values(softmax_state<T, Arch>& state, index_t rows, const T* weights, index_t stride, const row_block<const T>& values, index_t keys,
                      const std::uint64_t* visible) {
     using lanes = simd::lanes<T, Arch>;
-    for (index row = 0; row < rows; ++row) {
-        for (index channel = 0; channel < state.value_stride; channel += lanes::size) {
+    for (index_t row = 0; row < rows; ++row) {
+        for (index_t channel = 0; channel < state.value_stride; channel += lanes::size) {
             T* const at = state.values + row * state.value_stride + channel;
             auto sum = state.has_values ? lanes::load(at) * lanes(state.factor[row]) : lanes(T{0});
-            for (index j = 0; j < keys; ++j)
+            for (index_t j = 0; j < keys; ++j)
                 if (visible[j] >> row & 1)
                     sum = fma(lanes(state.unit[row] * weights[j * stride + row]), lanes::load(values.data + j * values.row_stride + channel), sum);
             sum.store(at);

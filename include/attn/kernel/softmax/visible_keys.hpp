@@ -11,23 +11,23 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 class visible_keys {
 public:
     /// In place of a pass: the pattern as a whole.
-    static constexpr index whole = -1;
+    static constexpr index_t whole = -1;
 
     /// How many passes some head may need.
-    virtual index passes() const = 0;
+    virtual index_t passes() const = 0;
     /// Whether all heads of a batch entry see the same keys.
     virtual bool heads_alike() const = 0;
     /// Whether all heads have the same passes in the same steps, so that some of them can share a query block.
     virtual bool steps_alike() const = 0;
     /// The step of the residue classes that a head's pass runs in, 0 if the head has no such pass.
-    virtual index step(index batch, index head, index pass) const = 0;
+    virtual index_t step(index_t batch, index_t head, index_t pass) const = 0;
     /// What is known of all pairs of a box.
-    virtual visibility of_box(const query_block& queries, index pass, const range& keys) const = 0;
+    virtual visibility of_box(const query_block& queries, index_t pass, const position_range& keys) const = 0;
     /// Where the queries before `query` fall apart, if they do within `reach` positions: the last p <= query from which on they see no key
     /// before p, as a packed document begins. Else `query`.
-    virtual index cut(index batch, index head, index pass, index query, index reach) const = 0;
+    virtual index_t cut(index_t batch, index_t head, index_t pass, index_t query, index_t reach) const = 0;
     /// bits[j]: one bit per row of the block, whether it sees key j of the run.
-    virtual void find(const query_block& queries, index pass, const key_run& keys, std::uint64_t* bits) const = 0;
+    virtual void find(const query_block& queries, index_t pass, const key_run& keys, std::uint64_t* bits) const = 0;
 
 protected:
     ~visible_keys() = default;
@@ -39,22 +39,22 @@ public:
     visible_keys_of(const P& pattern, const input_shapes& shapes, const positions& where)
         : pattern_(pattern), queries_(shapes.queries.tokens), keys_(shapes.keys.tokens), positions_(where) {}
 
-    index passes() const override { return max_passes<P>; }
+    index_t passes() const override { return max_passes<P>; }
     bool heads_alike() const override { return attn::heads_alike(pattern_); }
     bool steps_alike() const override {
-        using bound = decltype(at(std::declval<const P&>(), index{}, index{}));
+        using bound = decltype(at(std::declval<const P&>(), index_t{}, index_t{}));
         return attn::heads_alike(pattern_) || (max_passes<P> == 1 && !attn::detail::HasStep<bound>);
     }
-    index step(index batch, index head, index pass) const override {
-        index found = 0;
-        on_pass(batch, head, pass, [&](const auto&, index step) { found = step; });
+    index_t step(index_t batch, index_t head, index_t pass) const override {
+        index_t found = 0;
+        on_pass(batch, head, pass, [&](const auto&, index_t step) { found = step; });
         return found;
     }
-    visibility of_box(const query_block& queries, index pass, const range& keys) const override {
+    visibility of_box(const query_block& queries, index_t pass, const position_range& keys) const override {
         const auto tokens = queries.tokens.positions();
         bool always = true, never = true;
-        for_each_head(queries, [&](index head, index) {
-            on_pass(queries.batch, head, pass, [&](const auto& pattern, index) {
+        for_each_head(queries, [&](index_t head, index_t) {
+            on_pass(queries.batch, head, pass, [&](const auto& pattern, index_t) {
                 const visibility seen = pattern.visible(tokens, keys);
                 always = always && seen.is_all();
                 never = never && seen.is_none();
@@ -62,13 +62,13 @@ public:
         });
         return {always, never};
     }
-    index cut(index batch, index head, index pass, index query, index reach) const override {
+    index_t cut(index_t batch, index_t head, index_t pass, index_t query, index_t reach) const override {
         const auto first_key = positions_.first_key[batch];
         auto found = query;
-        on_pass(batch, head, pass, [&](const auto& pattern, index) {
-            const auto sees_before = [&](index from, index key) {
+        on_pass(batch, head, pass, [&](const auto& pattern, index_t) {
+            const auto sees_before = [&](index_t from, index_t key) {
                 const auto before = std::min(key, first_key + keys_) - first_key;
-                return before > 0 && !visibility(pattern.visible(range{from, query, 1}, range{first_key, first_key + before - 1, 1})).is_none();
+                return before > 0 && !visibility(pattern.visible(position_range{from, query, 1}, position_range{first_key, first_key + before - 1, 1})).is_none();
             };
             auto low = std::max(query - reach, positions_.first_query[batch]), high = query;
             if (sees_before(query, low)) return;
@@ -81,25 +81,25 @@ public:
         });
         return found;
     }
-    void find(const query_block& queries, index pass, const key_run& keys, std::uint64_t* bits) const override {
+    void find(const query_block& queries, index_t pass, const key_run& keys, std::uint64_t* bits) const override {
         std::fill_n(bits, keys.count, 0);
-        for_each_head(queries, [&](index head, index copies) {
-            on_pass(queries.batch, head, pass, [&](const auto& pattern, index) {
+        for_each_head(queries, [&](index_t head, index_t copies) {
+            on_pass(queries.batch, head, pass, [&](const auto& pattern, index_t) {
                 const auto first = (head - queries.first_head) * queries.tokens.count;
-                constexpr index grain = 16; // keys that are not worth a question
+                constexpr index_t grain = 16; // keys that are not worth a question
                 for_each_run(pattern, queries.tokens, keys.first, (keys.count - 1) * keys.step + 1, grain, [&](const key_run& run) {
                     const auto number = (run.first - keys.first) / keys.step;
-                    const auto add = [&](index j, std::uint64_t seen) {
-                        for (index copy = 0; copy < copies; ++copy) bits[number + j] |= seen << (first + copy * queries.tokens.count);
+                    const auto add = [&](index_t j, std::uint64_t seen) {
+                        for (index_t copy = 0; copy < copies; ++copy) bits[number + j] |= seen << (first + copy * queries.tokens.count);
                     };
                     const auto present = simd::lane_bits::first(queries.tokens.count);
                     if (run.full) {
-                        for (index j = 0; j < run.count; ++j) add(j, present.value);
+                        for (index_t j = 0; j < run.count; ++j) add(j, present.value);
                         return;
                     }
                     const auto positions = positions_of<T, Arch, query_block_traits<T, Arch>::max_rows>(queries.tokens);
                     const auto here = narrowed(pattern, queries.tokens.positions(), run.positions());
-                    for (index j = 0; j < run.count; ++j) // a pattern may answer with one bool for all queries
+                    for (index_t j = 0; j < run.count; ++j) // a pattern may answer with one bool for all queries
                         add(j, (present && here.visible(positions, run.first + j * run.step)).value);
                 });
             });
@@ -109,26 +109,26 @@ public:
 private:
     /// f(pattern, step) for one pass of one head, if the head has that many.
     template <class F>
-    void on_pass(index batch, index head, index pass, F&& f) const {
+    void on_pass(index_t batch, index_t head, index_t pass, F&& f) const {
         if (pass == whole) {
             const auto pattern = at(pattern_, batch, head);
             return f(pattern, step_of(pattern));
         }
-        index number = 0;
+        index_t number = 0;
         for_each_pass(at(pattern_, batch, head), positions_.first_query[batch], queries_, positions_.first_key[batch], keys_,
-                      [&](const auto& pattern, index step) {
+                      [&](const auto& pattern, index_t step) {
                           if (number++ == pass) f(pattern, step);
                       });
     }
     /// f(head, copies): each head of the block, or its first for all if they see the same.
     template <class F>
     void for_each_head(const query_block& queries, F&& f) const {
-        const index copies = attn::heads_alike(pattern_) ? queries.heads : 1;
-        for (index head = 0; head < queries.heads; head += copies) f(queries.first_head + head, copies);
+        const index_t copies = attn::heads_alike(pattern_) ? queries.heads : 1;
+        for (index_t head = 0; head < queries.heads; head += copies) f(queries.first_head + head, copies);
     }
 
     const P& pattern_;
-    index queries_, keys_; ///< how many there are
+    index_t queries_, keys_; ///< how many there are
     const positions& positions_;
 };
 

@@ -12,7 +12,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 /// Calls f(keys) for those of the key blocks from .. end - 1, one at least, that some row of some head sees something of, in order, found by
 /// bisection. keys.full: all rows see all of it.
 template <class F>
-void for_each_visible_block(const visible_keys& pattern, const query_block& queries, index pass, const key_blocks& blocks, index from, index end,
+void for_each_visible_block(const visible_keys& pattern, const query_block& queries, index_t pass, const key_blocks& blocks, index_t from, index_t end,
                             const F& f) {
     auto keys = blocks.run(from, end);
     const auto seen = pattern.of_box(queries, pass, keys.positions());
@@ -42,14 +42,14 @@ public:
     };
 
     /// Spans of at most max_blocks key blocks.
-    static constexpr index max_blocks = 8;
+    static constexpr index_t max_blocks = 8;
 
     visible_span() = default;
-    visible_span(detail::scratch& memory, index block_keys) : block_keys_(block_keys), bits_(memory.take<std::uint64_t>(max_blocks, block_keys)) {}
+    visible_span(detail::scratch& memory, index_t block_keys) : block_keys_(block_keys), bits_(memory.take<std::uint64_t>(max_blocks, block_keys)) {}
 
     void forget() { asked_from_ = none; }
     /// The first span of which something is seen, of the key blocks from .. end - 1, unless it is known already. False if there is none.
-    bool find(const visible_keys& pattern, const query_block& queries, index pass, const key_blocks& blocks, index from, index end) {
+    bool find(const visible_keys& pattern, const query_block& queries, index_t pass, const key_blocks& blocks, index_t from, index_t end) {
         if (from == asked_from_) return count_ > 0;
         asked_from_ = from;
         count_ = 0;
@@ -65,14 +65,14 @@ public:
         return count_ > 0;
     }
     /// Where the next one may begin.
-    index end() const { return end_; }
+    index_t end() const { return end_; }
     std::span<const part> parts() const { return {parts_, static_cast<std::size_t>(count_)}; }
 
 private:
-    static constexpr index none = std::numeric_limits<index>::min();
+    static constexpr index_t none = std::numeric_limits<index_t>::min();
 
     /// Of one block, from the first key that some row sees to the last.
-    void find_rows(const visible_keys& pattern, const query_block& queries, index pass, key_run keys) {
+    void find_rows(const visible_keys& pattern, const query_block& queries, index_t pass, key_run keys) {
         auto* bits = bits_ + count_ * block_keys_;
         pattern.find(queries, pass, keys, bits);
         while (keys.count > 0 && bits[keys.count - 1] == 0) --keys.count;
@@ -84,20 +84,20 @@ private:
         if (keys.count > 0) parts_[count_++] = {keys, bits};
     }
 
-    index block_keys_ = 0;
+    index_t block_keys_ = 0;
     std::uint64_t* bits_ = nullptr;
-    index asked_from_ = none, end_ = 0, count_ = 0;
+    index_t asked_from_ = none, end_ = 0, count_ = 0;
     part parts_[max_blocks];
 };
 
 /// Scores[keys][rows] of hidden keys become -infinity. visible: one bit per row for each key. rows: whole registers.
 template <Scalar T, class Arch>
-void hide_scores(T* scores, index keys, index rows, const std::uint64_t* visible) {
+void hide_scores(T* scores, index_t keys, index_t rows, const std::uint64_t* visible) {
     using lanes = simd::lanes<T, Arch>;
     const lanes hidden = -std::numeric_limits<T>::infinity();
     const auto all = simd::lane_bits::first(lanes::size).value;
-    for (index j = 0; j < keys; ++j) {
-        for (index row = 0; row < rows; row += lanes::size) {
+    for (index_t j = 0; j < keys; ++j) {
+        for (index_t row = 0; row < rows; row += lanes::size) {
             T* const at = scores + j * rows + row;
             const auto seen = visible[j] >> row & all;
             if (seen == all) continue;
@@ -108,11 +108,11 @@ void hide_scores(T* scores, index keys, index rows, const std::uint64_t* visible
 
 /// The rows, as bits, for which a key counts whose scores[rows] these are: those that are not -infinity. rows: whole registers.
 template <Scalar T, class Arch>
-std::uint64_t rows_not_hidden(const T* scores, index rows) {
+std::uint64_t rows_not_hidden(const T* scores, index_t rows) {
     using lanes = simd::lanes<T, Arch>;
     const lanes hidden = -std::numeric_limits<T>::infinity();
     std::uint64_t seen = 0;
-    for (index row = 0; row < rows; row += lanes::size)
+    for (index_t row = 0; row < rows; row += lanes::size)
         seen |= (~(lanes::load(scores + row) == hidden).bits().value & bit_range(0, lanes::size)) << row;
     return seen;
 }

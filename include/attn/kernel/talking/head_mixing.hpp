@@ -12,8 +12,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Numbers of every head for a block of keys and a query block, [heads][keys][registers].
 struct head_block {
-    index keys, registers;
-    index head_stride;                   ///< numbers from one head to the next
+    index_t keys, registers;
+    index_t head_stride;                   ///< numbers from one head to the next
     const std::uint64_t* seen = nullptr; ///< [keys] one bit per query, 0 for pairs that need no number; null if all do
 };
 
@@ -25,7 +25,7 @@ class head_mixing {
 public:
     using lanes = simd::lanes<T, Arch>;
 
-    static head_mixing take(detail::scratch& memory, index rows, index columns) {
+    static head_mixing take(detail::scratch& memory, index_t rows, index_t columns) {
         head_mixing result;
         result.rows_ = rows;
         result.columns_ = columns;
@@ -37,14 +37,14 @@ public:
     void load(const tensor_view<const double>& matrix, std::span<const double> bias) {
         std::fill_n(matrix_, columns_ * stride_, T{0});
         std::fill_n(bias_, stride_, T{0});
-        for (index row = 0; row < rows_; ++row) {
-            for (index column = 0; column < columns_; ++column) matrix_[column * stride_ + row] = static_cast<T>(matrix(0, 0, row, column));
+        for (index_t row = 0; row < rows_; ++row) {
+            for (index_t column = 0; column < columns_; ++column) matrix_[column * stride_ + row] = static_cast<T>(matrix(0, 0, row, column));
             if (!bias.empty()) bias_[row] = static_cast<T>(bias[static_cast<std::size_t>(row)]);
         }
     }
     /// factor: [columns][factor_stride] a number per query, or null for none. Registers of queries that see none of two keys become 0.
-    void operator()(const head_block& block, const T* from, T* to, const T* factor = nullptr, index factor_stride = 0) const {
-        for (index pieces = (rows_ + max_rows - 1) / max_rows, piece = 0; piece < pieces; ++piece) { // as even as they come
+    void operator()(const head_block& block, const T* from, T* to, const T* factor = nullptr, index_t factor_stride = 0) const {
+        for (index_t pieces = (rows_ + max_rows - 1) / max_rows, piece = 0; piece < pieces; ++piece) { // as even as they come
             const auto row = rows_ * piece / pieces, count = rows_ * (piece + 1) / pieces - row;
             const tile t{row, count, from, to, factor, factor_stride};
             count <= 2 ? mix<2>(block, t) : count <= 4 ? mix<4>(block, t) : count <= 6 ? mix<6>(block, t)
@@ -57,11 +57,11 @@ private:
     static constexpr int max_rows = tile_traits<T, Arch>::max_rows(2);
 
     struct tile {
-        index row, count; ///< of the matrix
+        index_t row, count; ///< of the matrix
         const T* from;
         T* to;
         const T* factor;
-        index factor_stride;
+        index_t factor_stride;
     };
 
     /// So many rows of a matrix that is followed by rows of zeros, `count` of which are written.
@@ -69,9 +69,9 @@ private:
     [[gnu::noinline]] void mix(const head_block& block, const tile& t) const {
         const auto stride = block.registers * lanes::size;
         const T* const bias = bias_ + t.row;
-        for (index key = 0; key < block.keys; key += 2) {
+        for (index_t key = 0; key < block.keys; key += 2) {
             const auto next = key + 1 < block.keys ? stride : 0; // a last key alone is taken twice
-            for (index lane = 0; lane < stride; lane += lanes::size) {
+            for (index_t lane = 0; lane < stride; lane += lanes::size) {
                 lanes sum[std::size_t{Rows}][2];
                 auto depth = columns_;
 #pragma GCC unroll 16
@@ -112,7 +112,7 @@ private:
         }
     }
 
-    index rows_ = 0, columns_ = 0, stride_ = 0;
+    index_t rows_ = 0, columns_ = 0, stride_ = 0;
     T* matrix_ = nullptr; ///< [columns][stride], the rows of a column and zeros
     T* bias_ = nullptr;   ///< [stride]
 };

@@ -44,10 +44,10 @@ public:
     }
 
     /// tokens: so many as memory_type::max_queries at most.
-    void run(index batch, const query_tile& tokens) {
+    void run(index_t batch, const query_tile& tokens) {
         const auto& s = call_.shape;
         block_ = {.batch = batch, .heads = s.heads, .tokens = tokens, .first_row = tokens.first - call_.in.positions.first_query[batch]};
-        for (index a = 0; a < s.query_heads; ++a) memory_.queries[a].begin(of_head(a), call_.in.queries, call_.scale);
+        for (index_t a = 0; a < s.query_heads; ++a) memory_.queries[a].begin(of_head(a), call_.in.queries, call_.scale);
         const auto all = bit_range(0, tokens.count);
         std::fill_n(memory_.unwritten, s.value_heads, all);
         recompute_masked<T>(all, [&](std::uint64_t, const pass_through<T>& how) {
@@ -73,13 +73,13 @@ public:
     }
 
 private:
-    index stride() const { return whole_registers<T, Arch>(block_.tokens.count); }
+    index_t stride() const { return whole_registers<T, Arch>(block_.tokens.count); }
     /// The rows of one head, of the queries or of those that are mixed.
-    query_block of_head(index head) const {
+    query_block of_head(index_t head) const {
         return {.batch = block_.batch, .first_head = head, .heads = 1, .tokens = block_.tokens, .first_row = block_.first_row};
     }
     /// Weights of one head, and scores until they become weights.
-    T* weights(const weight_block<T>& block, index head) const { return block.weights + head * memory_.head_stride; }
+    T* weights(const weight_block<T>& block, index_t head) const { return block.weights + head * memory_.head_stride; }
     head_block as_heads(const weight_block<T>& block) const {
         return {block.keys.count, stride() / lanes::size, memory_.head_stride, block.visible()};
     }
@@ -87,15 +87,15 @@ private:
     bool looks_at_scores(const pass_through<T>& how) const { return how.masked || call_.has_weights_bias; }
 
     void begin(const pass_through<T>& how) {
-        for (index c = 0; c < call_.shape.heads; ++c) memory_.states[c].begin(stride(), how.unit);
-        for (index e = 0; e < call_.shape.value_heads; ++e) memory_.sums[e].has_values = false;
+        for (index_t c = 0; c < call_.shape.heads; ++c) memory_.states[c].begin(stride(), how.unit);
+        for (index_t e = 0; e < call_.shape.value_heads; ++e) memory_.sums[e].has_values = false;
     }
     /// Calls f(block) for the key blocks that any head sees.
     template <class F>
     void for_each_block(const pass_through<T>& how, F&& f) {
         const key_blocks blocks(memory_type::keys_of_block, call_.in.positions.first_key[block_.batch], call_.shape.keys, block_.tokens);
         const auto first = blocks.first_block(), end = blocks.end_block();
-        index number = 0;
+        index_t number = 0;
         if (first == end) return;
         for_each_visible_block(call_.pattern, block_, visible_keys::whole, blocks, first, end, [&](const key_run& keys) {
             auto block = memory_.block(number++, keys, keys.full && !looks_at_scores(how));
@@ -104,19 +104,19 @@ private:
     }
     /// Calls f(head, rows) for the heads that share the heads of keys or values, with a block of these. pads: in whole registers.
     template <class F>
-    void for_each_head(const tensor_view<const T>& tensor, bool pads, index heads, const key_run& keys, F&& f) {
+    void for_each_head(const tensor_view<const T>& tensor, bool pads, index_t heads, const key_run& keys, F&& f) {
         const auto& s = tensor.shape();
         auto reader = memory_.reader(s.channels, pads);
-        for (index head = 0; head < s.heads; ++head) {
+        for (index_t head = 0; head < s.heads; ++head) {
             reader.begin(rows_of(tensor, block_.batch, head), call_.in.positions.first_key[block_.batch]);
             const auto rows = reader.read(keys);
             ask_for_next(tensor, head + 1, keys);
-            for (index own = head * heads / s.heads; own < (head + 1) * heads / s.heads; ++own) f(own, rows);
+            for (index_t own = head * heads / s.heads; own < (head + 1) * heads / s.heads; ++own) f(own, rows);
         }
     }
 
     /// The rows of a key block of another head, if there is one.
-    void ask_for_next(const tensor_view<const T>& tensor, index head, const key_run& keys) {
+    void ask_for_next(const tensor_view<const T>& tensor, index_t head, const key_run& keys) {
         ahead_.clear();
         if (head == tensor.shape().heads) return;
         auto rows = rows_of(tensor, block_.batch, head, keys.first - call_.in.positions.first_key[block_.batch]);
@@ -130,17 +130,17 @@ private:
         if (!block.all_seen) find_visible(block);
         leave_out_last(block);
         T* const logits = s.mixes_logits ? memory_.logits : block.weights;
-        for_each_head(call_.in.keys, false, s.query_heads, block.keys, [&](index a, const auto& rows) {
+        for_each_head(call_.in.keys, false, s.query_heads, block.keys, [&](index_t a, const auto& rows) {
             memory_.queries[a].multiply(rows, block.keys.count, block.visible(), logits + a * memory_.head_stride, ahead_);
         });
         if (s.mixes_logits) call_.logits_mix(as_heads(block), logits, block.weights);
-        for (index c = 0; c < s.heads; ++c) {
+        for (index_t c = 0; c < s.heads; ++c) {
             T* const scores = weights(block, c);
             if (call_.adjustment) (*call_.adjustment)({of_head(c), block.keys, scores, stride(), memory_.scratch});
             if (!block.keys.full) hide_scores<T, Arch>(scores, block.keys.count, stride(), visible(c));
         }
         if (looks_at_scores(how)) find_seen(block);
-        for (index c = 0; c < s.heads; ++c) {
+        for (index_t c = 0; c < s.heads; ++c) {
             memory_.states[c].push(weights(block, c), block.keys.count, stride());
             if (s.mixes_weights) std::copy_n(memory_.states[c].maximum, stride(), block.maximum + c * memory_type::max_queries);
         }
@@ -154,17 +154,17 @@ private:
     void find_visible(const weight_block<T>& block) {
         std::fill_n(block.seen, block.keys.count, block.keys.full ? bit_range(0, block_.tokens.count) : 0);
         if (block.keys.full) return;
-        for (index c = 0; c < (call_.shape.heads_alike ? 1 : call_.shape.heads); ++c) {
+        for (index_t c = 0; c < (call_.shape.heads_alike ? 1 : call_.shape.heads); ++c) {
             call_.pattern.find(of_head(c), visible_keys::whole, block.keys, visible(c));
-            for (index j = 0; j < block.keys.count; ++j) block.seen[j] |= visible(c)[j];
+            for (index_t j = 0; j < block.keys.count; ++j) block.seen[j] |= visible(c)[j];
         }
     }
-    std::uint64_t* visible(index head) const { return memory_.visible + (call_.shape.heads_alike ? 0 : head * memory_.block_keys); }
+    std::uint64_t* visible(index_t head) const { return memory_.visible + (call_.shape.heads_alike ? 0 : head * memory_.block_keys); }
     /// Which keys count for which query: those whose score is not -infinity in every head.
     void find_seen(const weight_block<T>& block) {
-        for (index j = 0; j < block.keys.count; ++j) {
+        for (index_t j = 0; j < block.keys.count; ++j) {
             std::uint64_t seen = 0;
-            for (index c = 0; c < call_.shape.heads; ++c) seen |= rows_not_hidden<T, Arch>(weights(block, c) + j * stride(), stride());
+            for (index_t c = 0; c < call_.shape.heads; ++c) seen |= rows_not_hidden<T, Arch>(weights(block, c) + j * stride(), stride());
             block.seen[j] = seen & bit_range(0, block_.tokens.count);
         }
     }
@@ -172,11 +172,11 @@ private:
     /// All keys have been seen: a sink per head joins its rows, as a key without a value would.
     void finish_softmax() {
         const auto& log_sum_exp = call_.out.log_sum_exp;
-        for (index c = 0; c < call_.shape.heads; ++c) {
+        for (index_t c = 0; c < call_.shape.heads; ++c) {
             const auto& state = memory_.states[c];
             const auto [maximum_at_start, sum_at_start] = state.at_start(call_.sinks, c);
             T maximum[memory_type::max_queries], sum[memory_type::max_queries];
-            for (index q = 0; q < stride(); q += lanes::size) {
+            for (index_t q = 0; q < stride(); q += lanes::size) {
                 const auto m = lanes::load(state.maximum + q), l = lanes::load(state.sum + q);
                 const softmax_merge<T, Arch> merged(maximum_at_start, sum_at_start, m, l);
                 select(l == lanes(T{0}), lanes(T{0}), merged.b / l).store(memory_.share + c * memory_type::max_queries + q);
@@ -185,14 +185,14 @@ private:
                 merged.sum.store(sum + q);
             }
             if (!log_sum_exp.data()) continue;
-            for (index q = 0; q < block_.tokens.count; ++q)
+            for (index_t q = 0; q < block_.tokens.count; ++q)
                 log_sum_exp(block_.batch, c, block_.token_of(q), 0) = softmax_merge<T, Arch>::log_sum_exp(maximum[q], sum[q]);
         }
     }
     /// Weights relative to the largest score of all and divided by their sum, across heads.
     void mix_weights(const weight_block<T>& block) {
-        for (index c = 0; c < call_.shape.heads; ++c)
-            for (index q = 0; q < stride(); q += lanes::size) {
+        for (index_t c = 0; c < call_.shape.heads; ++c)
+            for (index_t q = 0; q < stride(); q += lanes::size) {
                 const auto at = c * memory_type::max_queries + q;
                 const auto below = simd::exp_nonpositive(lanes::load(block.maximum + at) - lanes::load(memory_.last_maximum + at));
                 (below * lanes::load(memory_.share + at)).store(memory_.block_share + at);
@@ -201,7 +201,7 @@ private:
     }
     void add_values(const weight_block<T>& block, const T* weights, const pass_through<T>& how) {
         const auto queries = block_.tokens.count, keys = block.keys.count;
-        for_each_head(call_.in.values, true, call_.shape.value_heads, block.keys, [&](index e, const auto& rows) {
+        for_each_head(call_.in.values, true, call_.shape.value_heads, block.keys, [&](index_t e, const auto& rows) {
             const T* const own = weights + e * memory_.head_stride;
             if (how.masked)
                 add_seen_values(memory_.sums[e], queries, own, stride(), rows, keys, block.seen);
@@ -214,7 +214,7 @@ private:
     std::uint64_t write(const pass_through<T>& how) {
         const bool mixes = call_.shape.mixes_weights, last = how.is_last() || (mixes && how.masked); // mixed weights have been divided
         std::uint64_t left = 0;
-        for (index e = 0; e < call_.shape.value_heads; ++e) {
+        for (index_t e = 0; e < call_.shape.value_heads; ++e) {
             const auto& sums = memory_.sums[e];
             if (!sums.has_values) std::fill_n(sums.values, block_.tokens.count * sums.value_stride, T{0});
             auto& unwritten = memory_.unwritten[e];

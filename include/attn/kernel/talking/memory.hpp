@@ -11,9 +11,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// How many heads there are, of how many channels, how many keys, and what happens to a score.
 struct talking_heads_shape {
-    index query_heads, heads, value_heads;
-    index key_channels, value_channels;
-    index keys;
+    index_t query_heads, heads, value_heads;
+    index_t key_channels, value_channels;
+    index_t keys;
     bool mixes_logits, mixes_weights;
     bool heads_alike; ///< all mixed heads have the same pattern
     bool scored;      ///< by a function
@@ -35,16 +35,16 @@ struct weight_block {
 template <Scalar T, class Arch>
 struct talking_heads_memory {
     using state_type = softmax_state<T, Arch>;
-    static constexpr index lane_count = simd::lanes<T, Arch>::size;
+    static constexpr index_t lane_count = simd::lanes<T, Arch>::size;
     /// So few queries that the scores of all heads for a block of keys stay in the second-level cache.
-    static constexpr index max_queries = query_block_traits<T, Arch>::usual_registers * lane_count;
+    static constexpr index_t max_queries = query_block_traits<T, Arch>::usual_registers * lane_count;
     /// Keys of a block, whose borders are absolute.
-    static constexpr index keys_of_block = 64;
+    static constexpr index_t keys_of_block = 64;
 
-    index heads;
-    index block_keys;  ///< at most so many in a block
-    index head_stride; ///< numbers from one head of a block to the next
-    index blocks;      ///< whose weights are in memory at a time
+    index_t heads;
+    index_t block_keys;  ///< at most so many in a block
+    index_t head_stride; ///< numbers from one head of a block to the next
+    index_t blocks;      ///< whose weights are in memory at a time
 
     T* logits;                ///< [query_heads][keys of a block][queries] before the first mixing
     T* mixed;                 ///< [value_heads][keys of a block][queries] after the second
@@ -65,7 +65,7 @@ struct talking_heads_memory {
     state_type* sums;              ///< [value_heads] of the values: those of the softmax, where its weights are not mixed
 
     talking_heads_memory(detail::scratch& memory, const talking_heads_shape& s, bool keeps_weights)
-        : heads(s.heads), block_keys(std::clamp<index>(s.keys, 1, keys_of_block)),
+        : heads(s.heads), block_keys(std::clamp<index_t>(s.keys, 1, keys_of_block)),
           // The mixings read all heads at once: one row more than there are keys, so that they do not lie a multiple of 4 KiB apart, in
           // the same sets of the first-level cache.
           head_stride((block_keys + 1) * max_queries), blocks(keeps_weights ? (s.keys + keys_of_block - 2) / keys_of_block + 1 : 1),
@@ -80,16 +80,16 @@ struct talking_heads_memory {
           copies(memory.take<std::byte>(std::max(copied_bytes(s.key_channels, false), copied_bytes(s.value_channels, true)))),
           queries(memory.take<score_stage<T, Arch>>(s.query_heads)),
           states(memory.take<state_type>(heads)), sums(s.mixes_weights ? memory.take<state_type>(s.value_heads) : states) {
-        for (index a = 0; a < s.query_heads; ++a) {
+        for (index_t a = 0; a < s.query_heads; ++a) {
             const score_stage<T, Arch> stage(memory, s.key_channels);
             if (queries) std::construct_at(queries + a, stage);
         }
         const auto padded = whole_registers<T, Arch>(s.value_channels);
-        for (index c = 0; c < heads; ++c) {
+        for (index_t c = 0; c < heads; ++c) {
             const auto state = state_type::take(memory, max_queries, s.mixes_weights ? 0 : padded);
             if (states) std::construct_at(states + c, state);
         }
-        for (index e = 0; e < (s.mixes_weights ? s.value_heads : 0); ++e) { // what is mixed has been divided, and is not rescaled
+        for (index_t e = 0; e < (s.mixes_weights ? s.value_heads : 0); ++e) { // what is mixed has been divided, and is not rescaled
             T* const values = memory.take<T>(max_queries, padded);
             const state_type state{.value_stride = padded, .sum = ones, .factor = ones, .unit = ones, .values = values};
             if (sums) std::construct_at(sums + e, state);
@@ -98,21 +98,21 @@ struct talking_heads_memory {
     }
 
     /// Of keys or of values, one at a time.
-    block_reader<T, Arch> reader(index channels, bool pads) const {
+    block_reader<T, Arch> reader(index_t channels, bool pads) const {
         detail::scratch memory(copies);
         return {memory, block_keys, channels, pads};
     }
     /// Block number n. Where weights are not kept, all blocks share the same memory.
-    weight_block<T> block(index n, const key_run& keys, bool all_seen) const {
+    weight_block<T> block(index_t n, const key_run& keys, bool all_seen) const {
         const auto slot = blocks > 1 ? n : 0;
         return {keys, weights + slot * heads * head_stride, maximum + slot * heads * max_queries, seen + slot * block_keys, all_seen};
     }
 
 private:
-    index copied_bytes(index channels, bool pads) const {
+    index_t copied_bytes(index_t channels, bool pads) const {
         detail::scratch memory;
         block_reader<T, Arch>(memory, block_keys, channels, pads);
-        return static_cast<index>(memory.used_bytes());
+        return static_cast<index_t>(memory.used_bytes());
     }
 };
 

@@ -28,7 +28,7 @@ public:
     talking_heads_parameters with;
 
     /// keeps_weights: all that makes it fast, or else the least.
-    std::size_t workspace_bytes(const input_shapes& s, index concurrency, bool keeps_weights) const {
+    std::size_t workspace_bytes(const input_shapes& s, index_t concurrency, bool keeps_weights) const {
         detail::scratch memory;
         take_mixings(memory, shape_of(s));
         return memory.used_bytes() + static_cast<std::size_t>(concurrency) * loop_type::bytes(shape_of(s), keeps_weights && mixes_weights());
@@ -53,15 +53,15 @@ public:
         std::byte* const slices = run.workspace().bytes().data() + memory.used_bytes();
         const auto bytes = loop_type::bytes(s, call.keeps_weights);
 
-        const auto blocks_of = [&](index step) { return tile_count(n, max_queries, step); };
-        const auto step_of_entry = [&](index b) { // which all heads promise
-            index common = 0;
-            for (index c = 0; c < (with.heads_alike ? 1 : s.heads); ++c) common = std::gcd(common, pattern.step(b, c, visible_keys::whole));
-            return std::max<index>(common, 1);
+        const auto blocks_of = [&](index_t step) { return tile_count(n, max_queries, step); };
+        const auto step_of_entry = [&](index_t b) { // which all heads promise
+            index_t common = 0;
+            for (index_t c = 0; c < (with.heads_alike ? 1 : s.heads); ++c) common = std::gcd(common, pattern.step(b, c, visible_keys::whole));
+            return std::max<index_t>(common, 1);
         };
-        index tasks = 0;
-        for (index b = 0; b < batch; ++b) tasks = std::max(tasks, blocks_of(step_of_entry(b)));
-        run.for_each(batch * tasks, [&](index task, index slice) {
+        index_t tasks = 0;
+        for (index_t b = 0; b < batch; ++b) tasks = std::max(tasks, blocks_of(step_of_entry(b)));
+        run.for_each(batch * tasks, [&](index_t task, index_t slice) {
             const auto b = task / tasks, t = task % tasks, step = step_of_entry(b);
             if (t >= blocks_of(step)) return;
             detail::scratch own(slices + static_cast<std::size_t>(slice) * bytes);

@@ -13,41 +13,41 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// The positions first, first + step, ..., last; a single one has step 0. Arithmetic encloses: the result holds every value that the
 /// operands' elements can give, so a comparison never claims `all` or `none` wrongly. `/` and `%` truncate, as C++ does.
-class range : public detail::no_value<range, index> {
+class position_range : public detail::no_value<position_range, index_t> {
 public:
-    index first, last, step;
+    index_t first, last, step;
 
     /// A single position.
-    constexpr range(std::integral auto at) : first(static_cast<index>(at)), last(first), step(0) {}
+    constexpr position_range(std::integral auto at) : first(static_cast<index_t>(at)), last(first), step(0) {}
     /// Positions `from` to `to`, `by` apart.
-    constexpr range(index from, index to, index by) : first(from), last(to), step(from == to ? 0 : by) {}
+    constexpr position_range(index_t from, index_t to, index_t by) : first(from), last(to), step(from == to ? 0 : by) {}
 
-    friend constexpr range operator-(range a) { return {-a.last, -a.first, a.step}; }
+    friend constexpr position_range operator-(position_range a) { return {-a.last, -a.first, a.step}; }
 };
 
 namespace detail {
 
 /// Two ranges, or a range and an integer: templates, so that every integral type matches exactly.
 template <class A, class B>
-concept Ranges = (std::same_as<A, range> && (std::same_as<B, range> || std::integral<B>)) || (std::integral<A> && std::same_as<B, range>);
+concept Ranges = (std::same_as<A, position_range> && (std::same_as<B, position_range> || std::integral<B>)) || (std::integral<A> && std::same_as<B, position_range>);
 
-constexpr index common_step(index a, index b) {
+constexpr index_t common_step(index_t a, index_t b) {
     if (a == b || b == 0) return a;
     if (a == 0) return b;
     return a == 1 || b == 1 ? 1 : std::gcd(a, b);
 }
 
 struct quotient_and_rest {
-    index quotient, rest;
+    index_t quotient, rest;
 };
 
 /// Schedules divide much, mostly by powers of two, and processors divide 32 bits several times faster than 64.
-constexpr quotient_and_rest floor_divide(index a, index c) {
+constexpr quotient_and_rest floor_divide(index_t a, index_t c) {
     const auto x = static_cast<std::uint64_t>(a), y = static_cast<std::uint64_t>(c);
     if ((y & (y - 1)) == 0) return {a >> std::countr_zero(y), a & (c - 1)};
     if ((x | y) <= UINT32_MAX) {
         const auto quotient = static_cast<std::uint32_t>(x) / static_cast<std::uint32_t>(y);
-        return {quotient, a - index{quotient} * c};
+        return {quotient, a - index_t{quotient} * c};
     }
     const bool borrow = a % c < 0;
     return {a / c - borrow, a % c + (borrow ? c : 0)};
@@ -61,14 +61,14 @@ void floor_mod();
 void abs();
 
 template <class L>
-concept Lanes = std::is_class_v<L> && !std::same_as<L, range> && requires(const L& a, index c) {
+concept Lanes = std::is_class_v<L> && !std::same_as<L, position_range> && requires(const L& a, index_t c) {
     floor_div(a, c);
     floor_mod(a, c);
     abs(a);
 };
 
-constexpr auto divide(const auto& a, index c) { return floor_div(a, c); }
-constexpr auto rest(const auto& a, index c) { return floor_mod(a, c); }
+constexpr auto divide(const auto& a, index_t c) { return floor_div(a, c); }
+constexpr auto rest(const auto& a, index_t c) { return floor_mod(a, c); }
 constexpr auto magnitude(const auto& a) { return abs(a); }
 
 } // namespace found_by_argument
@@ -76,28 +76,28 @@ constexpr auto magnitude(const auto& a) { return abs(a); }
 } // namespace detail
 
 /// a / c rounded towards minus infinity, so that blocks of c positions continue below zero. c > 0.
-constexpr index floor_div(std::integral auto a, std::integral auto c) {
-    return detail::floor_divide(static_cast<index>(a), static_cast<index>(c)).quotient;
+constexpr index_t floor_div(std::integral auto a, std::integral auto c) {
+    return detail::floor_divide(static_cast<index_t>(a), static_cast<index_t>(c)).quotient;
 }
 
 /// a - c * floor_div(a, c): 0 <= floor_mod(a, c) < c. c > 0.
-constexpr index floor_mod(std::integral auto a, std::integral auto c) {
-    return detail::floor_divide(static_cast<index>(a), static_cast<index>(c)).rest;
+constexpr index_t floor_mod(std::integral auto a, std::integral auto c) {
+    return detail::floor_divide(static_cast<index_t>(a), static_cast<index_t>(c)).rest;
 }
 
 /// The distance from 0.
-constexpr index abs(std::integral auto a) { return a < 0 ? -static_cast<index>(a) : static_cast<index>(a); }
+constexpr index_t abs(std::integral auto a) { return a < 0 ? -static_cast<index_t>(a) : static_cast<index_t>(a); }
 
 /// The same on a range, which holds all quotients, and more where steps do not divide.
-constexpr range floor_div(range a, std::integral auto c) {
-    const auto y = static_cast<index>(c);
+constexpr position_range floor_div(position_range a, std::integral auto c) {
+    const auto y = static_cast<index_t>(c);
     const auto step = a.step == y ? 1 : a.step > y && a.step % y == 0 ? a.step / y : 1;
     return {floor_div(a.first, y), floor_div(a.last, y), step};
 }
 
 /// The same on a range, which holds all rests, and more where it wraps around.
-constexpr range floor_mod(range a, std::integral auto c) {
-    const auto y = static_cast<index>(c);
+constexpr position_range floor_mod(position_range a, std::integral auto c) {
+    const auto y = static_cast<index_t>(c);
     const auto rest = floor_mod(a.first, y);
     if (a.step == 0 || a.step == y || (a.step > y && a.step % y == 0)) return rest;
     if (a.last - a.first < y - rest) return {rest, rest + (a.last - a.first), a.step};
@@ -106,7 +106,7 @@ constexpr range floor_mod(range a, std::integral auto c) {
 }
 
 /// A range that holds the distances from 0.
-constexpr range abs(range a) {
+constexpr position_range abs(position_range a) {
     if (a.first >= 0) return a;
     if (a.last <= 0) return -a;
     const auto step = a.step == 1 ? 1 : std::gcd(a.step, 2 * a.first);
@@ -115,13 +115,13 @@ constexpr range abs(range a) {
 
 /// floor_div on lanes, for which a qualified name does not find what they bring along.
 template <detail::found_by_argument::Lanes L>
-constexpr auto floor_div(const L& a, index c) {
+constexpr auto floor_div(const L& a, index_t c) {
     return detail::found_by_argument::divide(a, c);
 }
 
 /// floor_mod on lanes.
 template <detail::found_by_argument::Lanes L>
-constexpr auto floor_mod(const L& a, index c) {
+constexpr auto floor_mod(const L& a, index_t c) {
     return detail::found_by_argument::rest(a, c);
 }
 
@@ -133,34 +133,34 @@ constexpr auto abs(const L& a) {
 
 template <class A, class B>
     requires detail::Ranges<A, B>
-constexpr range operator+(A x, B y) {
-    const range a(x), b(y);
+constexpr position_range operator+(A x, B y) {
+    const position_range a(x), b(y);
     return {a.first + b.first, a.last + b.last, detail::common_step(a.step, b.step)};
 }
 
 template <class A, class B>
     requires detail::Ranges<A, B>
-constexpr range operator-(A x, B y) {
-    const range a(x), b(y);
+constexpr position_range operator-(A x, B y) {
+    const position_range a(x), b(y);
     return {a.first - b.last, a.last - b.first, detail::common_step(a.step, b.step)};
 }
 
 template <class A, class B>
     requires detail::Ranges<A, B>
-constexpr range operator*(A x, B y) {
-    const range a(x), b(y);
+constexpr position_range operator*(A x, B y) {
+    const position_range a(x), b(y);
     const auto [low, high] = std::minmax({a.first * b.first, a.first * b.last, a.last * b.first, a.last * b.last});
     return {low, high, std::gcd(std::gcd(a.first * b.step, b.first * a.step), a.step * b.step)};
 }
 
-constexpr range operator/(range a, std::integral auto c) {
-    const auto y = static_cast<index>(c);
+constexpr position_range operator/(position_range a, std::integral auto c) {
+    const auto y = static_cast<index_t>(c);
     if (y < 0) return -(a / -y);
     const bool even = a.step % y == 0 && (a.first >= 0 || a.last <= 0 || a.first % y == 0);
     return {a.first / y, a.last / y, even ? a.step / y : 1};
 }
 
-constexpr range operator%(range a, std::integral auto c) {
+constexpr position_range operator%(position_range a, std::integral auto c) {
     const auto y = abs(c);
     if (a.first >= 0) return floor_mod(a, y);
     if (a.last <= 0) return -floor_mod(-a, y);
@@ -174,14 +174,14 @@ constexpr range operator%(range a, std::integral auto c) {
 template <class A, class B>
     requires detail::Ranges<A, B>
 constexpr visibility operator<(A x, B y) {
-    const range a(x), b(y);
+    const position_range a(x), b(y);
     return {a.last < b.first, a.first >= b.last};
 }
 
 template <class A, class B>
     requires detail::Ranges<A, B>
 constexpr visibility operator==(A x, B y) {
-    const range a(x), b(y);
+    const position_range a(x), b(y);
     if (a.last < b.first || b.last < a.first) return visibility::none;
     if (a.step == 0 && b.step == 0) return visibility::all;
     const auto step = detail::common_step(a.step, b.step);

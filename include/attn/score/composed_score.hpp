@@ -6,15 +6,15 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-/// Score functions one after the other: then{a, b, c} gives c(b(a(score))). `at` and `check` are those of every member.
+/// Score functions one after the other: composed_score{a, b, c} gives c(b(a(score))). `at` and `check` are those of every member.
 /// The usual order is soft cap, then biases: a key that a bias of -infinity hides comes back when its score is capped afterwards.
 /// Between two functions the score has the type that it began with, so a function that returns double does not widen a float.
 template <class... F>
-struct then {
+struct composed_score {
     std::tuple<F...> functions;
 
     /// Applies the first one first.
-    constexpr explicit(sizeof...(F) == 1) then(F... in_order) : functions(std::move(in_order)...) {}
+    constexpr explicit(sizeof...(F) == 1) composed_score(F... in_order) : functions(std::move(in_order)...) {}
 
     template <class S>
     constexpr S operator()(S score, auto query, auto key) const {
@@ -22,10 +22,10 @@ struct then {
         std::apply(apply_each, functions);
         return score;
     }
-    constexpr auto at(index batch, index head) const
+    constexpr auto at(index_t batch, index_t head) const
         requires(detail::HasAt<F> || ...)
     {
-        const auto bind_each = [&](const auto&... f) { return then<decltype(score_at(f, batch, head))...>(score_at(f, batch, head)...); };
+        const auto bind_each = [&](const auto&... f) { return composed_score<decltype(score_at(f, batch, head))...>(score_at(f, batch, head)...); };
         return std::apply(bind_each, functions);
     }
     void check(const score_context& context) const {
