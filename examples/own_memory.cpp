@@ -35,7 +35,7 @@ int main() {
     const attn::index_t row = tokens.heads * tokens.channels;
     const auto part = [&](attn::index_t which) {
         return attn::tensor_view<float>(packed.data() + which * row, tokens,
-                                        {.batch = tokens.tokens * 3 * row, .head = tokens.channels, .token = 3 * row, .channel = 1});
+                                        {.batch = tokens.tokens * 3 * row, .heads = tokens.channels, .tokens = 3 * row, .channels = 1});
     };
     const auto copy = [&](const attn::tensor_view<const float>& from, const attn::tensor_view<float>& to) {
         for (attn::index_t b = 0; b < tokens.batch; ++b)

@@ -1,10 +1,12 @@
 // The depthwise convolution alone against a direct sum, on whole numbers, whose sums are exact in any order.
+#include "answers.hpp"
 #include "catch.hpp"
 #include "errors.hpp"
 #include "executors.hpp"
 #include "layouts.hpp"
 
 #include <attn/attention/depthwise_convolution.hpp>
+#include <attn/attention/simplified_linear_attention.hpp>
 #include <attn/reference/depthwise_convolution.hpp>
 
 namespace attn::testing {
@@ -111,6 +113,17 @@ TEST_CASE("depthwise_convolution: what does not fit is refused", "[convolution][
     check_says(refusal(good, x.view(), x.view()), {"out of shape (1, 2, 12, 4) overlaps x"});
     tensor<float> narrow({1, 2, 12, 3});
     check_says(refusal(good, x.view(), narrow.view()), {"out has shape (1, 2, 12, 3), but x has (1, 2, 12, 4)"});
+}
+
+TEST_CASE("depthwise_convolution: weights as PyTorch has them, (c, 1, height, width)", "[attention][convolution]") {
+    const auto x = random_tensor<float>({1, 2, 12, 4}, 1), weights = random_tensor<float>({1, 4, 3, 3}, 2);
+    const auto theirs = head_major(weights.data(), {4, 1, 3, 3});
+    const auto op = [](const tensor_view<const float>& w) { return depthwise_convolution<float>{.weights = w, .height = 3, .width = 4}; };
+    CHECK(same_bits(convolve(op(theirs), x), convolve(op(weights), x)));
+    const auto attended = [&](const tensor_view<const float>& w) { return attend(simplified_linear_attention<>{.convolution = op(w)}, x, x, x); };
+    CHECK(same_bits(attended(theirs), attended(weights)));
+    const auto five = random_tensor<float>({5, 1, 3, 3}, 3);
+    CHECK_THROWS_AS(convolve(op(five), x), shape_error);
 }
 
 } // namespace attn::testing

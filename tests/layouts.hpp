@@ -55,8 +55,8 @@ class placed {
 public:
     placed(const shape& s, layout l) : shape_(s), strides_(strides_of<T>(l, s)) {
         const auto reach = [](index_t stride, index_t extent) { return std::abs(stride) * std::max<index_t>(0, extent - 1); };
-        const auto span = reach(strides_.batch, s.batch) + reach(strides_.head, s.heads) + reach(strides_.token, s.tokens) +
-                          reach(strides_.channel, s.channels);
+        const auto span = reach(strides_.batch, s.batch) + reach(strides_.heads, s.heads) + reach(strides_.tokens, s.tokens) +
+                          reach(strides_.channels, s.channels);
         memory_ = tensor<T>({1, 1, 1, 2 * margin + span + 2});
         std::fill_n(memory_.data(), memory_.shape().size(), guard<T>);
         first_ = margin + (l == layout::misaligned ? 1 : l == layout::reversed ? span : 0);

@@ -76,9 +76,9 @@ void check_tensor_arguments(const A& op) {
                 call.*argument = head_major(right.data(), wrong);
                 refused({name + ": ", problem});
             }
-        call.*argument = {right.data(), right.shape(), {.head = unsized, .token = 8}};
+        call.*argument = {right.data(), right.shape(), {.heads = unsized, .tokens = 8}};
         refused({name + ": ", "strides that reach beyond"});
-        call.*argument = {right.data(), right.shape(), {.token = std::numeric_limits<index_t>::min()}};
+        call.*argument = {right.data(), right.shape(), {.tokens = std::numeric_limits<index_t>::min()}};
         refused({name + ": ", "strides that reach beyond"});
     }
     auto call = good;
@@ -129,7 +129,7 @@ TEST_CASE("misuse: tables of patterns, and score functions", "[misuse][portable]
     const tensor_view<const bool> blocks = head_major(mask, {1, 1, 9, 9});
     const auto bias = head_major(weights.data(), {1, 1, 9, 9});
     const auto hidden = [](index_t, index_t) { return false; };
-    const auto far = [](const auto& view) { return decltype(without_memory(view))(view.data(), view.shape(), {.token = unsized}); };
+    const auto far = [](const auto& view) { return decltype(without_memory(view))(view.data(), view.shape(), {.tokens = unsized}); };
     check_refused({
         {"null blocks", [&] { ask(block_sparse{without_memory(blocks), 1}); }, {"softmax_attention: pattern block_sparse", "null pointer"}},
         {"null blocks inside", [&] { ask(dense{} & !block_sparse{without_memory(blocks), 1}); }, {"pattern block_sparse", "null pointer"}},

@@ -75,7 +75,7 @@ void check_layer(const L& layer, const std::vector<std::pair<std::string, const 
     check_refused({
         {"null tokens", to_rows(without_memory(at(0)), at(100, result)), {"tokens ", "null pointer"}},
         {"null out", to_rows(at(0), without_memory(at(100, result))), {name + "out ", "null pointer"}},
-        {"far", to_rows({at(0).data(), rows, {.batch = unsized, .token = 4}}, at(100, result)), {"tokens ", "strides that reach"}},
+        {"far", to_rows({at(0).data(), rows, {.batch = unsized, .tokens = 4}}, at(100, result)), {"tokens ", "strides that reach"}},
         {"overlap", to_rows(at(0), at(1, result)), {name + "out ", "overlaps tokens"}},
     });
     for (const auto& [argument, reference] : references)
@@ -158,7 +158,7 @@ TEST_CASE("misuse: layers", "[misuse][portable]") {
     const window_grid empty{0, 0, 0, 0}, endless{unsized, 4, unsized, 1};
     check_refused({
         {"rotary null", [&] { rotate(rotation, without_memory(at(0)), 0, at(0), run); }, {"rotary: x ", "null pointer"}},
-        {"rotary on itself", [&] { rotate(rotation, at(0), 0, {at(0).data(), rows, {.token = 4}}, run); }, {"rotary: out ", "elements overlap"}},
+        {"rotary on itself", [&] { rotate(rotation, at(0), 0, {at(0).data(), rows, {.tokens = 4}}, run); }, {"rotary: out ", "elements overlap"}},
         {"rotary of no entry", [&] { rotate(rotation, at(0), std::span<const index_t>(), at(0), run); }, {"rotary: x ", "0 positions"}},
         {"rotary of -1", [] { rotary<float>(-1, 4); }, {"rotary: table ", "negative"}},
         {"rotary of 2^62", [] { rotary<float>(unsized, 8); }, {"rotary: table ", "2^48"}},
@@ -191,7 +191,7 @@ TEST_CASE("misuse: sizes before checks, projections, convolutions and merging", 
     const auto projected = [&](const auto& projection, const tensor_view<float>& from, const tensor_view<float>& into) {
         return [=] { project(projection, from, into, run); };
     };
-    const depthwise_convolution<float> kernel{.weights = at(1000, {1, 4, 1, 3})}, none, huge{.weights = {at(0).data(), {1, 4, 1, unsized + 1}, {.token = 0, .channel = 0}}};
+    const depthwise_convolution<float> kernel{.weights = at(1000, {1, 4, 1, 3})}, none, huge{.weights = {at(0).data(), {1, 4, 1, unsized + 1}, {.tokens = 0, .channels = 0}}};
     const auto added = [&](const auto& convolution, const tensor_view<float>& from, const tensor_view<float>& into) {
         return [=] { add_convolution(convolution, from, into, run); };
     };
@@ -221,7 +221,7 @@ TEST_CASE("misuse: sizes before checks, projections, convolutions and merging", 
         {"convolved onto x", added(kernel, x, at(1)), {"depthwise_convolution: out ", "overlaps x"}},
         {"merged null", merged({without_memory(at(0)), sums}, from), {"merge: into ", "null pointer"}},
         {"merged from null", merged({at(0), sums}, {without_memory(at(0)), other_sums}), {"merge: from ", "null pointer"}},
-        {"merged on itself", merged({{at(0).data(), rows, {.token = 4}}, sums}, from), {"merge: into ", "elements overlap"}},
+        {"merged on itself", merged({{at(0).data(), rows, {.tokens = 4}}, sums}, from), {"merge: into ", "elements overlap"}},
         {"merged sums on themselves", merged({at(0), {sums.data(), sums.shape(), {}}}, from), {"merge: into ", "elements overlap"}},
         {"merged overlap", merged({at(501), sums}, from), {"merge: into overlaps from"}},
     });

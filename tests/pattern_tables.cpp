@@ -66,14 +66,14 @@ TEST_CASE("tiles of part of a mask, broadcast, strided", "[pattern]") {
     check_table(whole.at(1, 0), [&](index_t i, index_t j) { return v(1, 0, i + 33, j + 5); }, {33, 40, 5, 60, 16, 8}, random);
 
     auto strides = v.strides();
-    std::swap(strides.token, strides.channel);
+    std::swap(strides.tokens, strides.channels);
     const attn::tensor_view<const bool> transposed(v.data(), {2, 2, 70, 90}, strides);
     check_table(attn::tiles(transposed).at(0, 1), [&](index_t i, index_t j) { return v(0, 1, j, i); }, {0, 70, 0, 90, 32, 8}, random);
 
     const attn::tensor_view<const bool> one_head(v.data(), {2, 1, 90, 70}, v.strides());
     check_table(attn::tiles(one_head).at(1, 5), [&](index_t i, index_t j) { return v(1, 0, i, j); }, {0, 90, 0, 70, 16, 8}, random);
 
-    const attn::tensor_view<const bool> repeated(v.data(), {7, 9, 90, 70}, {0, 0, v.strides().token, 1});
+    const attn::tensor_view<const bool> repeated(v.data(), {7, 9, 90, 70}, {0, 0, v.strides().tokens, 1});
     check_table(attn::tiles(repeated).at(6, 8), [&](index_t i, index_t j) { return v(0, 0, i, j); }, {0, 90, 0, 70, 64, 8}, random);
 
     const attn::tensor_view<const bool> keys_only(v.data(), {2, 1, 1, 70}, v.strides());

@@ -16,7 +16,7 @@ template <class T>
 auto head_of(const tensor_view<T>& t, index_t batch, index_t head) {
     using plain = matrix<std::remove_const_t<T>>;
     using map = Eigen::Map<std::conditional_t<std::is_const_v<T>, const plain, plain>, 0, Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>>;
-    return map(t.row(batch, head, 0), t.shape().tokens, t.shape().channels, {t.strides().token, t.strides().channel});
+    return map(t.row(batch, head, 0), t.shape().tokens, t.shape().channels, {t.strides().tokens, t.strides().channels});
 }
 
 } // namespace

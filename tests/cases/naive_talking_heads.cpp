@@ -29,7 +29,7 @@ template <class T>
 auto rows_of(const tensor_view<T>& t, index_t batch, index_t head, index_t first, index_t count) {
     using plain = matrix<std::remove_const_t<T>>;
     using map = Eigen::Map<std::conditional_t<std::is_const_v<T>, const plain, plain>, 0, Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>>;
-    return map(t.row(batch, head, first), count, t.shape().channels, {t.strides().token, t.strides().channel});
+    return map(t.row(batch, head, first), count, t.shape().channels, {t.strides().tokens, t.strides().channels});
 }
 
 template <Scalar T>

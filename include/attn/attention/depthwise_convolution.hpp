@@ -19,8 +19,9 @@ template <Scalar U = float, class Arch = simd::native>
 struct depthwise_convolution {
     static constexpr std::string_view name = "depthwise_convolution";
 
-    tensor_view<const U> weights =
-        {};                       ///< (1 or heads, c, kernel_height, kernel_width), any strides: one kernel for all heads, or one for each
+    /// (1 or heads, c, kernel_height, kernel_width), any strides: one kernel for all heads, or one for each. Or, for all heads, as PyTorch has
+    /// them: (c, 1, kernel_height, kernel_width).
+    tensor_view<const U> weights = {};
     borrowed<const U> bias = {};  ///< none, c numbers, or c for each head
     index_t height = 0, width = 0;  ///< the grid; one row if not given
     bool causal = false;          ///< of a sequence: the past and the present only
@@ -30,13 +31,13 @@ struct depthwise_convolution {
 
     /// Throws attention_error, in the name of `operation`, if the parameters do not fit x and out.
     void check(std::string_view operation, const shape& x, const shape& out) const {
-        const auto& w = weights.shape();
+        const auto w = kernels(x.channels).shape();
         const auto is = [](index_t n) { return std::to_string(n); };
         attn::detail::check_view(operation, "weights", weights);
         if (weights.strides() == strides{} && w.size() > 1) throw shape_error(operation, "weights", "has no strides");
         if (w.heads != x.channels || (w.batch != 1 && w.batch != out.heads))
             throw shape_error(operation, "weights",
-                              "has shape " + to_string(w) + ", but x has " + to_string(x) + " for " + is(out.heads) + " heads");
+                              "has shape " + to_string(weights.shape()) + ", but x has " + to_string(x) + " for " + is(out.heads) + " heads");
         if (w.tokens < 1 || w.channels < 1 || (!causal && (w.tokens % 2 == 0 || w.channels % 2 == 0)))
             throw shape_error(operation, "weights", "has shape " + to_string(w) + ", but a kernel has an odd height and width");
         if (std::ssize(bias) != 0 && std::ssize(bias) != x.channels && std::ssize(bias) != out.heads * x.channels)
@@ -54,6 +55,13 @@ struct depthwise_convolution {
     void check_apart(const output_memory& out) const {
         out.require_apart("the convolution's weights", weights);
         out.require_apart("the convolution's bias", bias);
+    }
+    /// The weights of so many channels as (1 or heads, c, kernel_height, kernel_width).
+    tensor_view<const U> kernels(index_t channels) const {
+        const auto& w = weights.shape();
+        const auto& s = weights.strides();
+        if (w.heads != 1 || channels == 1) return weights;
+        return {weights.data(), {1, w.batch, w.tokens, w.channels}, {0, s.batch, s.tokens, s.channels}};
     }
     /// The grid that n tokens are.
     kernel::convolution_grid grid(index_t n) const {
@@ -84,7 +92,7 @@ struct depthwise_convolution {
             const auto b = task / (heads * tasks), h = task / tasks % heads, from = task % tasks * chunks_of_a_task;
             detail::scratch memory(run.workspace().bytes().data() + static_cast<std::size_t>(slice) * slice_bytes);
             worker<T> w(memory, g, channels);
-            w.tile.load_weights(kernel::convolution_parameters<U>{g, weights, bias}, h);
+            w.tile.load_weights(kernel::convolution_parameters<U>{g, kernels(channels), bias}, h);
             const auto from_rows = kernel::rows_of(x, b, h / group);
             const auto to_rows = kernel::rows_of(out, b, h);
             for (auto chunk = from; chunk < std::min(from + chunks_of_a_task, chunks.count()); ++chunk) {

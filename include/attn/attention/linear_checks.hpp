@@ -55,7 +55,7 @@ struct local_arguments {
     /// For the kernel.
     kernel::local_term<T, U> term(const inputs<T>& in) const {
         kernel::local_term<T, U> local{{convolution.present() ? convolution.grid(in.queries.shape().tokens) : kernel::convolution_grid{},
-                                        convolution.weights, convolution.bias},
+                                        convolution.kernels(in.values.shape().channels), convolution.bias},
                                        in.values,
                                        true};
         if constexpr (std::same_as<T, U>) {

@@ -87,7 +87,7 @@ struct channel_convolution {
                  detail::scratch&) const {
         using lanes = simd::lanes<T, Arch>;
         const auto load = [head](const tensor_view<const T>& t, index_t row, index_t c, index_t present) {
-            return kernel::load_channels<Arch, T>(t.row(0, t.shape().heads == 1 ? 0 : head, row), t.strides().channel, c, present);
+            return kernel::load_channels<Arch, T>(t.row(0, t.shape().heads == 1 ? 0 : head, row), t.strides().channels, c, present);
         };
         for (index_t r = 0; r < count; ++r) {
             const auto window = range(head, first + r, x.count);
@@ -174,10 +174,10 @@ private:
             windows = {copy, x.channels, 1};
         }
         const auto own_head = [head](const tensor_view<const T>& t) { return t.shape().heads == 1 ? 0 : head; };
-        kernel::row_block<const T> start{bias.data() ? bias.row(0, own_head(bias), 0) : nullptr, 0, bias.strides().channel};
+        kernel::row_block<const T> start{bias.data() ? bias.row(0, own_head(bias), 0) : nullptr, 0, bias.strides().channels};
         const kernel::matrix_product<T, Arch> product(count, x.channels, x.channels);
         for (index_t t = 0; t < kernel; ++t) {
-            const kernel::row_block<const T> w{weights.row(t, own_head(weights), 0), weights.strides().token, weights.strides().channel};
+            const kernel::row_block<const T> w{weights.row(t, own_head(weights), 0), weights.strides().tokens, weights.strides().channels};
             for (index_t task = 0; task < product.task_count(); ++task) {
                 auto own = memory;
                 product.run_task(task, own, {windows.data + t * windows.row_stride, kernel * windows.row_stride, windows.channel_stride},

@@ -95,8 +95,8 @@ struct linear_projection {
         const kernel::matrix_product<T, Arch> product(count, x.count, x.channels);
         for (index_t task = 0; task < product.task_count(); ++task) {
             auto own = memory;
-            product.run_task(task, own, {at(matrix), matrix.strides().token, matrix.strides().channel}, x.rows,
-                             {at(bias), bias.strides().token, 0}, to,
+            product.run_task(task, own, {at(matrix), matrix.strides().tokens, matrix.strides().channels}, x.rows,
+                             {at(bias), bias.strides().tokens, 0}, to,
                              [&](index_t from, index_t terms, auto&& emit) { x.for_each_run(from, from + terms, emit); });
         }
     }

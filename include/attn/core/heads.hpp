@@ -25,7 +25,7 @@ template <detail::Viewable V>
     if (s.heads != 1 || s.channels % heads != 0)
         throw shape_error("split_heads", "rows", "have shape " + to_string(s) + ", but (batch, 1, tokens, a multiple of " + std::to_string(heads) + ") is needed");
     const auto channels = s.channels / heads;
-    return tensor_view(from.data(), shape{s.batch, heads, s.tokens, channels}, strides{d.batch, channels * d.channel, d.token, d.channel});
+    return tensor_view(from.data(), shape{s.batch, heads, s.tokens, channels}, strides{d.batch, channels * d.channels, d.tokens, d.channels});
 }
 
 /// The rows (batch, 1, tokens, heads channels) that heads (batch, heads, tokens, channels) lie in, side by side: what split_heads did, undone.
@@ -36,9 +36,9 @@ template <detail::Viewable V>
     const auto &s = from.shape();
     const auto &d = from.strides();
     detail::check_view("join_heads", "heads", from);
-    if (s.heads > 1 && s.channels > 0 && d.head != s.channels * d.channel)
-        throw shape_error("join_heads", "heads", "of shape " + to_string(s) + " have a head stride of " + std::to_string(d.head) + ": they do not lie side by side");
-    return tensor_view(from.data(), shape{s.batch, 1, s.tokens, detail::product(s.heads, s.channels)}, strides{d.batch, 0, d.token, d.channel});
+    if (s.heads > 1 && s.channels > 0 && d.heads != s.channels * d.channels)
+        throw shape_error("join_heads", "heads", "of shape " + to_string(s) + " have a head stride of " + std::to_string(d.heads) + ": they do not lie side by side");
+    return tensor_view(from.data(), shape{s.batch, 1, s.tokens, detail::product(s.heads, s.channels)}, strides{d.batch, 0, d.tokens, d.channels});
 }
 
 } // namespace attn

@@ -51,6 +51,7 @@ inline std::string to_string(const shape& s) {
 /// What attn throws: "operation: argument problem".
 struct attention_error : std::invalid_argument {
     using std::invalid_argument::invalid_argument;
+    /// The message has all three.
     attention_error(std::string_view operation, std::string_view argument, std::string_view problem)
         : std::invalid_argument(std::string(operation) + ": " + std::string(argument) + " " + std::string(problem)) {}
 };

@@ -14,9 +14,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// Distances in elements between neighbours along each dimension. Zero repeats an element (broadcast), negative walks back.
 struct strides {
     index_t batch = 0;
-    index_t head = 0;
-    index_t token = 0;
-    index_t channel = 1;
+    index_t heads = 0;
+    index_t tokens = 0;
+    index_t channels = 1;
 
     friend constexpr bool operator==(const strides&, const strides&) = default;
 };
@@ -51,6 +51,7 @@ public:
         requires(std::is_const_v<T> && std::same_as<U, std::remove_const_t<T>>)
     constexpr tensor_view(const tensor_view<U>& other) : data_(other.data()), shape_(other.shape()), strides_(other.strides()) {}
 
+    /// Of an mdspan of T, or of what becomes const T.
     template <detail::MdspanLike M>
         requires std::convertible_to<typename M::element_type (*)[], T (*)[]>
     constexpr tensor_view(const M& m)
@@ -66,10 +67,10 @@ public:
 
     /// Address of channel 0 of one token.
     constexpr T* row(index_t batch, index_t head, index_t token) const {
-        return data_ + batch * strides_.batch + head * strides_.head + token * strides_.token;
+        return data_ + batch * strides_.batch + head * strides_.heads + token * strides_.tokens;
     }
     constexpr T& operator()(index_t batch, index_t head, index_t token, index_t channel) const {
-        return row(batch, head, token)[channel * strides_.channel];
+        return row(batch, head, token)[channel * strides_.channels];
     }
 
 private:
@@ -119,7 +120,7 @@ struct footprint {
         const auto size = static_cast<std::int64_t>(sizeof(T));
         const auto& n = v.shape();
         const auto& s = v.strides();
-        dimensions = {{{s.batch, n.batch}, {s.head, n.heads}, {s.token, n.tokens}, {s.channel, n.channels}}};
+        dimensions = {{{s.batch, n.batch}, {s.heads, n.heads}, {s.tokens, n.tokens}, {s.channels, n.channels}}};
         for (auto& d : dimensions) {
             if (d.extent <= 1) d = {0, 1};
             d.stride *= size;
@@ -170,7 +171,7 @@ std::string problem_of(const tensor_view<T>& view) {
         if (extent <= 1) return false;
         return stride < -max_bytes || stride > max_bytes || product(std::abs(stride), extent - 1, size) > max_bytes;
     };
-    if (reaches_far(s.batch, n.batch) || reaches_far(s.head, n.heads) || reaches_far(s.token, n.tokens) || reaches_far(s.channel, n.channels))
+    if (reaches_far(s.batch, n.batch) || reaches_far(s.heads, n.heads) || reaches_far(s.tokens, n.tokens) || reaches_far(s.channels, n.channels))
         return "of shape " + to_string(n) + " has strides that reach beyond 2^48 bytes";
     return {};
 }

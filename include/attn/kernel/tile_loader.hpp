@@ -26,7 +26,7 @@ struct row_block {
 /// The rows of one batch entry and head, from one of them on.
 template <class T>
 row_block<T> rows_of(const tensor_view<T>& tensor, index_t batch, index_t head, index_t first = 0) {
-    return {tensor.row(batch, head, first), tensor.strides().token, tensor.strides().channel};
+    return {tensor.row(batch, head, first), tensor.strides().tokens, tensor.strides().channels};
 }
 
 /// True if the micro-kernel should read the rows where they lie. Rows a multiple of 4 KiB apart share the sets of the first-level cache and

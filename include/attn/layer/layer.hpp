@@ -93,7 +93,7 @@ struct row_matrices {
 
     template <class... Views>
     explicit row_matrices(const shape& s, const Views&... tensors) : count(s.batch), rows(s.tokens) {
-        const auto even = [&](const auto& t) { return !t.data() || t.strides().batch == s.tokens * t.strides().token; };
+        const auto even = [&](const auto& t) { return !t.data() || t.strides().batch == s.tokens * t.strides().tokens; };
         if (s.batch < 2 || !(even(tensors) && ...)) return;
         rows = s.batch * s.tokens;
         count = 1;

@@ -63,7 +63,7 @@ public:
             const auto b = task / chunks, begin = task % chunks * tokens_of_a_task;
             for (index_t i = begin; i < std::min(tokens, begin + tokens_of_a_task); ++i)
                 for (index_t h = 0; h < heads; ++h)
-                    turn_row(x.row(b, h, i), x.strides().channel, x.shape().channels, first[b] + i, out.row(b, h, i), out.strides().channel);
+                    turn_row(x.row(b, h, i), x.strides().channels, x.shape().channels, first[b] + i, out.row(b, h, i), out.strides().channels);
         });
     }
 

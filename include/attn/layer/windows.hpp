@@ -133,7 +133,7 @@ void copy_token(const tensor_view<const T>& from, index_t from_batch, index_t fr
     for (index_t h = 0; h < from.shape().heads; ++h) {
         const T* const source = from.row(from_batch, h, from_token);
         T* const target = to.row(to_batch, h, to_token);
-        const auto from_stride = from.strides().channel, to_stride = to.strides().channel;
+        const auto from_stride = from.strides().channels, to_stride = to.strides().channels;
         if (from_stride == 1 && to_stride == 1)
             std::copy_n(source, from.shape().channels, target);
         else

@@ -30,9 +30,9 @@ namespace detail {
 template <class T>
 void check_rows(std::string_view operation, std::string_view argument, const tensor_view<T>& view) {
     check_view(operation, argument, view);
-    if (view.shape().channels > 1 && view.strides().channel != 1)
+    if (view.shape().channels > 1 && view.strides().channels != 1)
         throw shape_error(operation, argument, "of shape " + to_string(view.shape()) + " has a channel stride of " +
-                                                   std::to_string(view.strides().channel) + ": the channels of a row must lie side by side");
+                                                   std::to_string(view.strides().channels) + ": the channels of a row must lie side by side");
 }
 
 /// The input and the output of a norm: of one shape, and either exactly one memory, where that is allowed, or apart.

@@ -16,7 +16,7 @@ bool worth_streaming(const tensor_view<const T>& x, const tensor_view<T>& out) {
     const auto aligned = [](index_t bytes) { return bytes % static_cast<index_t>(alignment) == 0; };
     const auto& s = out.strides();
     return out.shape().size() * size >= many_bytes && out.data() != x.data() && aligned(static_cast<index_t>(reinterpret_cast<std::intptr_t>(out.data()))) &&
-           aligned(s.batch * size) && aligned(s.head * size) && aligned(s.token * size);
+           aligned(s.batch * size) && aligned(s.heads * size) && aligned(s.tokens * size);
 }
 
 /// Calls f with std::bool_constant for each of some conditions, known when the program runs.
@@ -46,7 +46,7 @@ public:
     row_pairs(const tensor_view<const T>& x, const tensor_view<T>& out) : x_(x.data()), out_(out.data()), channels_(x.shape().channels) {
         const auto& n = x.shape();
         const auto &from = x.strides(), &to = out.strides();
-        loops_ = {{{n.batch, from.batch, to.batch}, {n.heads, from.head, to.head}, {n.tokens, from.token, to.token}}};
+        loops_ = {{{n.batch, from.batch, to.batch}, {n.heads, from.heads, to.heads}, {n.tokens, from.tokens, to.tokens}}};
         for (auto& l : loops_)
             if (l.extent <= 1) l.x = l.out = 0;
         std::ranges::sort(loops_, [](const loop& a, const loop& b) { return std::abs(a.x) > std::abs(b.x); });

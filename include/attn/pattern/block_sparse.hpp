@@ -42,7 +42,7 @@ struct block_sparse {
 
     constexpr detail::block_plane at(index_t batch, index_t head) const {
         const auto& size = blocks.shape();
-        return {blocks.row(size.batch == 1 ? 0 : batch, size.heads == 1 ? 0 : head, 0), blocks.strides().token, blocks.strides().channel,
+        return {blocks.row(size.batch == 1 ? 0 : batch, size.heads == 1 ? 0 : head, 0), blocks.strides().tokens, blocks.strides().channels,
                 query_block, key_block};
     }
 

@@ -76,7 +76,7 @@ public:
         check_first();
         look([&](index_t batch, index_t head, index_t row, std::uint8_t* line) {
             const auto* from = mask.row(batch, head, row);
-            if (const auto stride = mask.strides().channel; stride == 1)
+            if (const auto stride = mask.strides().channels; stride == 1)
                 std::copy_n(reinterpret_cast<const std::uint8_t*>(from), size_.channels, line);
             else
                 for (index_t column = 0; column < size_.channels; ++column) line[column] = from[column * stride] ? 1 : 0;
@@ -130,8 +130,8 @@ private:
     static shape distinct(const tensor_view<const bool>& mask) {
         auto size = mask.shape();
         if (mask.strides().batch == 0) size.batch = std::min<index_t>(size.batch, 1);
-        if (mask.strides().head == 0) size.heads = std::min<index_t>(size.heads, 1);
-        if (mask.strides().token == 0) size.tokens = std::min<index_t>(size.tokens, 1);
+        if (mask.strides().heads == 0) size.heads = std::min<index_t>(size.heads, 1);
+        if (mask.strides().tokens == 0) size.tokens = std::min<index_t>(size.tokens, 1);
         return size;
     }
 

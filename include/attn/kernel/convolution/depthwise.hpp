@@ -60,7 +60,7 @@ public:
             column[0] = present && !bias.empty() ? static_cast<T>(bias[static_cast<std::size_t>(c)]) : T{0};
             for (index_t ky = 0, tap = 1; ky < grid_.kernel_height; ++ky)
                 for (index_t kx = 0; kx < grid_.kernel_width; ++kx, ++tap)
-                    column[tap * padded_] = present ? static_cast<T>(weights[c * s.head + ky * s.token + kx * s.channel]) : T{0};
+                    column[tap * padded_] = present ? static_cast<T>(weights[c * s.heads + ky * s.tokens + kx * s.channels]) : T{0};
         }
     }
 

@@ -54,7 +54,7 @@ struct mapped_features {
             const auto& s = added.shape();
             for (index_t r = 0; r < count; ++r) {
                 const U* const row = added.row(s.batch == 1 ? 0 : batch, s.heads == 1 ? 0 : head, first + r);
-                for (index_t c = 0; c < channels; ++c) to[r * padded + c] += static_cast<T>(row[c * added.strides().channel]);
+                for (index_t c = 0; c < channels; ++c) to[r * padded + c] += static_cast<T>(row[c * added.strides().channels]);
             }
         }
         for (index_t r = 0; r < count; ++r)

@@ -119,12 +119,12 @@ private:
         T** to = rows_;
         for (auto head = block.first_head; head < block.first_head + block.heads; ++head) {
             T* row = out.values.row(block.batch, head, block.first_row);
-            for (index_t token = 0; token < block.tokens.count; ++token, row += block.tokens.step * out.values.strides().token) *to++ = row;
+            for (index_t token = 0; token < block.tokens.count; ++token, row += block.tokens.step * out.values.strides().tokens) *to++ = row;
         }
     }
 
     index_t channels() const { return out_.values.shape().channels; }
-    index_t channel_stride() const { return out_.values.strides().channel; }
+    index_t channel_stride() const { return out_.values.strides().channels; }
     index_t number_of(index_t row) const {
         const auto& s = out_.values.shape();
         return (block_.batch * s.heads + block_.head_of(row)) * s.tokens + block_.token_of(row);
