@@ -38,6 +38,13 @@ TEST_CASE("parameters: by name, converted, refused by name", "[layer]") {
     CHECK(problem_of([&] { weights.get<float>("w", {3, 2}); }) == "tensor \"w\" has shape (2, 3), but (3, 2) is needed");
     CHECK(problem_of([&] { weights.get_linear<float>("attn.q", 2, 3); }) == "tensor \"attn.q.weight\" is missing");
     CHECK(problem_of([&] { weights.add<float>("w", {1}); }) == "tensor \"w\" is there already");
+    const auto& constant = weights;
+    CHECK(constant.get<float>("w", {2, 3}).data() == w.data());
+    CHECK(constant.get<double>("w", {2, 3})(0, 0, 1, 2) == static_cast<double>(0.1F)); // converted above
+    CHECK(constant.get_vector<double>("v", 3)[1] == 0.1);
+    CHECK(problem_of([&] { constant.get<double>("five", {2, 1, 3, 1, 2}); }) ==
+          "tensor \"five\" holds float, and const parameters convert nothing");
+    CHECK(problem_of([&] { constant.get_linear<float>("attn.q", 2, 3); }) == "tensor \"attn.q.weight\" is missing");
     CHECK(problem_of([&] { weights.add<float>("n", {-1}); }) == "tensor \"n\" has the negative shape (-1)");
 }
 

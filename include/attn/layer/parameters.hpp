@@ -38,26 +38,41 @@ public:
     template <Scalar T>
     tensor_view<const T> get(const std::string& name, const extents& size) {
         auto& e = find(entries_, name);
-        if (e.size != size) refuse(name, "has shape " + text_of(e.size) + ", but " + text_of(size) + " is needed");
-        if (!e.template numbers<T>().data() && !is<T>(e)) {
+        if (e.size == size && !holds<T>(e)) {
             const auto& from = e.template numbers<other<T>>();
             tensor<T> converted(from.shape());
             std::transform(from.data(), from.data() + from.shape().size(), converted.data(), [](other<T> x) { return static_cast<T>(x); });
             e.template numbers<T>() = std::move(converted);
         }
-        return std::as_const(e.template numbers<T>()).view();
+        return std::as_const(*this).get<T>(name, size);
+    }
+    /// The same; by any number of threads. Throws parameter_error also if its numbers are of the other type, and were never asked for in this one.
+    template <Scalar T>
+    tensor_view<const T> get(const std::string& name, const extents& size) const {
+        const auto& e = find(entries_, name);
+        if (e.size != size) refuse(name, "has shape " + text_of(e.size) + ", but " + text_of(size) + " is needed");
+        if (!holds<T>(e)) refuse(name, std::string("holds ") + (e.is_double ? "double" : "float") + ", and const parameters convert nothing");
+        return e.template numbers<T>().view();
     }
     /// The tensor of that name and one dimension.
     template <Scalar T>
     std::span<const T> get_vector(const std::string& name, index_t count) {
-        return {get<T>(name, {count}).data(), static_cast<std::size_t>(count)};
+        return vector_of<T>(*this, name, count);
+    }
+    /// The same, as get of const parameters.
+    template <Scalar T>
+    std::span<const T> get_vector(const std::string& name, index_t count) const {
+        return vector_of<T>(*this, name, count);
     }
     /// The linear whose weight (outputs, inputs) is `name`.weight, and whose bias (outputs), if it has one, is `name`.bias.
     template <Scalar T, class Arch = simd::native>
     linear<T, Arch> get_linear(const std::string& name, index_t outputs, index_t inputs) {
-        linear<T, Arch> l{get<T>(name + ".weight", {outputs, inputs})};
-        if (contains(name + ".bias")) l.bias = get_vector<T>(name + ".bias", outputs);
-        return l;
+        return linear_of<T, Arch>(*this, name, outputs, inputs);
+    }
+    /// The same, as get of const parameters.
+    template <Scalar T, class Arch = simd::native>
+    linear<T, Arch> get_linear(const std::string& name, index_t outputs, index_t inputs) const {
+        return linear_of<T, Arch>(*this, name, outputs, inputs);
     }
 
     /// Whether there is a tensor of that name.
@@ -101,10 +116,28 @@ private:
             else
                 return single_numbers;
         }
+        template <class T>
+        const tensor<T>& numbers() const {
+            if constexpr (std::same_as<T, double>)
+                return double_numbers;
+            else
+                return single_numbers;
+        }
     };
+    /// Whether it was added as T, or has been converted.
     template <class T>
-    static bool is(const entry& e) {
-        return e.is_double == std::same_as<T, double>;
+    static bool holds(const entry& e) {
+        return e.is_double == std::same_as<T, double> || e.template numbers<T>().data();
+    }
+    template <Scalar T>
+    static std::span<const T> vector_of(auto& self, const std::string& name, index_t count) {
+        return {self.template get<T>(name, {count}).data(), static_cast<std::size_t>(count)};
+    }
+    template <Scalar T, class Arch>
+    static linear<T, Arch> linear_of(auto& self, const std::string& name, index_t outputs, index_t inputs) {
+        linear<T, Arch> l{self.template get<T>(name + ".weight", {outputs, inputs})};
+        if (self.contains(name + ".bias")) l.bias = vector_of<T>(self, name + ".bias", outputs);
+        return l;
     }
     /// The entry of that name, const as the entries are.
     static auto find(auto& entries, const std::string& name) -> decltype((entries.begin()->second)) {
