@@ -225,7 +225,7 @@ TEST_CASE("a bias tensor refuses what it does not cover", "[score][portable]") {
         attn::testing::check_says(of({1, 1, 9, 7}, first), {"covers query positions " + std::to_string(first)});
 }
 
-TEST_CASE("then applies its functions in order", "[score][portable]") {
+TEST_CASE("composed_score: applies its functions in order", "[score][portable]") {
     const auto twice = [](auto score, auto, auto) { return 2.0 * score; };
     const auto plus_key = []<class S>(S score, auto, auto key) { return score + S(key); };
     CHECK(composed_score{twice, plus_key}(3.0, index_t{0}, index_t{5}) == 11);
@@ -238,16 +238,16 @@ TEST_CASE("then applies its functions in order", "[score][portable]") {
     CHECK(largest_lane_error<double>(composed_score{soft_cap{3}, plus_key}, 0) < 1e-13);
 }
 
-TEST_CASE("then binds every member to its batch entry and head", "[score][portable]") {
+TEST_CASE("composed_score: binds every member to its batch entry and head", "[score][portable]") {
     const auto plus_one = [](auto score, auto, auto) { return score + 1; };
-    const then chain{times_head{}, plus_one, times_head{}};
+    const composed_score chain{times_head{}, plus_one, times_head{}};
     CHECK(score_at(chain, 2, 3)(1.0, index_t{0}, index_t{0}) == (23 + 1) * 23);
     CHECK(score_at(composed_score{times_head{}}, 1, 0)(1.0, index_t{0}, index_t{0}) == 10);
     const auto slopes = alibi_slopes(2);
     CHECK(score_at(composed_score{plus_one, alibi{slopes}}, 0, 1)(1.0, index_t{256}, index_t{0}) == 1);
 }
 
-TEST_CASE("then checks every member", "[score][portable]") {
+TEST_CASE("composed_score: checks every member", "[score][portable]") {
     const auto slopes = alibi_slopes(3);
     CHECK(complaint(composed_score{soft_cap{5}, alibi{slopes}}, two_by_three) == nothing_thrown);
     CHECK(complaint(composed_score{alibi{slopes}, soft_cap{-1}}, two_by_three).find("soft_cap{-1") != std::string::npos);

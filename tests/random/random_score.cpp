@@ -12,7 +12,7 @@ std::string score_steps::name() const {
         if (step.kind == score_kind::beyond) text.append(std::to_string(step.reach)).append(": ");
         if (step.kind != score_kind::alibi) text.append(std::to_string(step.number));
     }
-    return "then{" + text + "}";
+    return "composed_score{" + text + "}";
 }
 
 rounded score_steps::operator()(rounded s, index_t head, index_t query, index_t key, double unit) const {

@@ -135,7 +135,7 @@ trial<T> draw_softmax(draw& random) {
     static constexpr const char* names[] = {"dense", "causal", "sliding_window", "tree", "stepped", "tree | stepped", "stepped | other",
                                             "sparse_transformer_strided", "causal & segments", "block_sparse", "tiles", "steps, tree",
                                             "steps, tree | stepped", "bias, dense", "bias, tree", "bias, tree | stepped",
-                                            "then{steps, bias}, tree", "then{bias, steps}, tree"};
+                                            "composed_score{steps, bias}, tree", "composed_score{bias, steps}, tree"};
     t.size = d.size;
     t.in = draw_given<T>(random, t.size, values);
     t.in.positions = t.size.positions();
