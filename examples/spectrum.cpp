@@ -6,7 +6,7 @@
 //     example_spectrum [FILE]      (README.md, if none is named)
 #include <attn/attn.hpp>
 
-#include <Eigen/SVD>
+#include <Eigen/Eigenvalues>
 
 #include <cctype>
 #include <cmath>
@@ -65,7 +65,7 @@ head head_of(const Eigen::MatrixXf& x) {
     return h;
 }
 
-double percent(float share) { return 100 * static_cast<double>(share); }
+double percent(double share) { return 100 * share; }
 
 /// What k singular values hold of the sum of all, and the errors of two outputs made of k rows; all in percent.
 struct findings {
@@ -78,18 +78,20 @@ findings look_at(const head& h, Eigen::Index at) {
     const attn::softmax_attention<> full{.scale = h.scale};
     // The attention matrix is what comes of the unit vectors as values.
     const Eigen::MatrixXf p = attn::attend(full, h.q, h.k, Eigen::MatrixXf(Eigen::MatrixXf::Identity(n, n)));
-    const Eigen::BDCSVD<Eigen::MatrixXf> svd(p, Eigen::ComputeThinU | Eigen::ComputeThinV);
-    const auto& singular = svd.singularValues();
+    // Squares of the singular values, and the right singular vectors, the smallest first.
+    const Eigen::MatrixXd wide = p.cast<double>();
+    const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> squares(wide.transpose() * wide);
+    const Eigen::VectorXd singular = squares.eigenvalues().cwiseMax(0).cwiseSqrt();
     const Eigen::MatrixXf exact = attn::attend(full, h.q, h.k, h.v);
-    const auto error = [&](const Eigen::MatrixXf& out) { return percent((out - exact).norm() / exact.norm()); };
+    const auto error = [&](const Eigen::MatrixXf& out) { return percent(static_cast<double>((out - exact).norm() / exact.norm())); };
 
     findings found{};
     std::printf("    k   first k singular values   error of out: best rank k of P   mean pooling to k rows\n");
     for (Eigen::Index k = n / 32; k < n; k *= 2) {
-        const Eigen::MatrixXf rows = singular.head(k).asDiagonal() * (svd.matrixV().leftCols(k).transpose() * h.v);
-        const Eigen::MatrixXf best = svd.matrixU().leftCols(k) * rows;
+        const Eigen::MatrixXf right = squares.eigenvectors().rightCols(k).cast<float>();
+        const Eigen::MatrixXf best = p * (right * (right.transpose() * h.v));
         const attn::linformer_attention pooled{.key_projection = attn::mean_pooling<>{k}, .scale = h.scale};
-        const findings seen{percent(singular.head(k).sum() / singular.sum()), error(best), error(attn::attend(pooled, h.q, h.k, h.v))};
+        const findings seen{percent(singular.tail(k).sum() / singular.sum()), error(best), error(attn::attend(pooled, h.q, h.k, h.v))};
         std::printf("%5td %23.1f %% %31.2f %% %22.1f %%\n", k, seen.share, seen.best, seen.pooled);
         if (k == at) found = seen;
     }
