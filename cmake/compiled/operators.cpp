@@ -30,21 +30,13 @@ struct caller {
 
 template <Scalar T>
 void attend_with(const Attention auto& op, const call& c) {
-    const auto in = received<inputs<T>>(c.in);
-    op.check(in);
-    caller executor{c};
-    workspace memory(workspace_bytes<T>(op, shapes_of(in), executor));
-    attend(op, in, received<outputs<T>>(c.out), execution(executor, memory));
+    attend(op, received<inputs<T>>(c.in), received<outputs<T>>(c.out), caller{c});
 }
 
 template <Norm N>
 void normalise_with(const N& norm, const call& c) {
     using T = typename N::scalar;
-    const auto x = received<tensor_view<const T>>(c.in);
-    norm.check(x.shape());
-    caller executor{c};
-    workspace memory(norm.workspace_bytes(x.shape(), executor.concurrency()));
-    normalise(norm, x, received<tensor_view<T>>(c.out), execution(executor, memory));
+    normalise(norm, received<tensor_view<const T>>(c.in), received<tensor_view<T>>(c.out), caller{c});
 }
 
 template <Scalar T>

@@ -144,7 +144,7 @@ void run(const Op& op, const In& in, const Out& out, E& executor, target where) 
                            .in = &in,
                            .out = &out,
                            .executor = const_cast<void*>(static_cast<const void*>(std::addressof(executor))),
-                           .concurrency = std::max<index_t>(1, executor.concurrency()),
+                           .concurrency = attn::detail::concurrency_of(executor),
                            .parallel_for = parallel_for},
                           where);
 }

@@ -42,7 +42,7 @@ void check_output(std::string_view operation, std::string_view argument, const t
     check_view(operation, argument, out);
     if (out.shape() != expected)
         throw shape_error(operation, argument, "has shape " + to_string(out.shape()) + ", but the result has " + to_string(expected));
-    if (overlaps_itself(out)) throw shape_error(operation, argument, "of shape " + to_string(out.shape()) + " has strides by which its elements overlap");
+    check_writable(operation, argument, out);
     const output_memory memory(operation, argument, out);
     memory.require_apart("q", in.queries);
     memory.require_apart("k", in.keys);
@@ -135,7 +135,7 @@ std::size_t workspace_bytes(const A& op, const input_shapes& shapes, E& executor
     detail::check_shape<T>(A::name, "q", shapes.queries);
     detail::check_shape<T>(A::name, "k", shapes.keys);
     detail::check_shape<T>(A::name, "v", shapes.values);
-    return op.template workspace_bytes<T>(shapes, std::max<index_t>(1, executor.concurrency()));
+    return op.template workspace_bytes<T>(shapes, detail::concurrency_of(executor));
 }
 
 /// Bytes of workspace that such a call can do with, perhaps in more time: those above, unless the operator says otherwise.
@@ -185,7 +185,8 @@ template <Attention A, Scalar T, ExecutorArgument E = sequential>
 [[nodiscard]] tensor<T> attend(const A& op, const inputs<T>& in, E&& executor = {}) {
     op.check(in);
     tensor<T> out(op.output_shape(shapes_of(in)));
-    attend(op, in, outputs<T>{out}, executor);
+    workspace memory(workspace_bytes<T>(op, shapes_of(in), executor));
+    attend(op, in, outputs<T>{out}, execution(executor, memory));
     return out;
 }
 

@@ -39,14 +39,14 @@ struct depthwise_convolution {
             throw shape_error(operation, "weights",
                               "has shape " + to_string(weights.shape()) + ", but x has " + to_string(x) + " for " + is(out.heads) + " heads");
         if (w.tokens < 1 || w.channels < 1 || (!causal && (w.tokens % 2 == 0 || w.channels % 2 == 0)))
-            throw shape_error(operation, "weights", "has shape " + to_string(w) + ", but a kernel has an odd height and width");
+            throw shape_error(operation, "weights", "has shape " + to_string(weights.shape()) + ", but a kernel has an odd height and width");
         if (std::ssize(bias) != 0 && std::ssize(bias) != x.channels && std::ssize(bias) != out.heads * x.channels)
             throw shape_error(operation, "bias", "has " + std::to_string(bias.size()) + " entries, but x has shape " + to_string(x));
         if (causal && (height > 1 || w.tokens != 1))
             throw shape_error(operation, "weights",
-                              "has shape " + to_string(w) + ", but a causal convolution is one of sequences: of one row");
+                              "has shape " + to_string(weights.shape()) + ", but a causal convolution is one of sequences: of one row");
         if (std::max({w.tokens, w.channels, height, width}) > max_size)
-            throw shape_error(operation, "weights", "has shape " + to_string(w) + " for a grid of " + is(height) + " x " + is(width) + ": more than 2^40");
+            throw shape_error(operation, "weights", "has shape " + to_string(weights.shape()) + " for a grid of " + is(height) + " x " + is(width) + ": more than 2^40");
         const bool fits = height == 0 ? width == 0 : width == 0 ? x.tokens == 0 : x.tokens % width == 0 && x.tokens / width == height;
         if (height < 0 || width < 0 || !fits)
             throw shape_error(operation, "height",
@@ -135,7 +135,7 @@ void add_convolution(const depthwise_convolution<U, Arch>& op, const X& x, const
     if (to.batch != from.batch || to.tokens != from.tokens || to.channels != from.channels ||
         (from.heads == 0 ? to.heads != 0 : to.heads % from.heads != 0))
         detail::refuse(name, "out", to, "x", from, "they do not fit");
-    if (overlaps_itself(out)) throw shape_error(name, "out", "of shape " + to_string(to) + " has strides by which its elements overlap");
+    detail::check_writable(name, "out", out);
     const output_memory memory(name, "out", out);
     memory.require_apart("x", tokens);
     op.check_apart(memory);
@@ -151,7 +151,7 @@ void add_convolution(const depthwise_convolution<U, Arch>& op, const X& x, const
     const tensor_view<const T> tokens = x;
     detail::check_view(op.name, "x", tokens);
     op.check(op.name, tokens.shape(), out.shape());
-    workspace memory(op.template workspace_bytes<T>(tokens.shape(), std::max<index_t>(1, executor.concurrency())));
+    workspace memory(op.template workspace_bytes<T>(tokens.shape(), detail::concurrency_of(executor)));
     add_convolution(op, tokens, out, execution(executor, memory));
 }
 

@@ -25,7 +25,9 @@ template <Attention A, EigenMatrix Q, EigenMatrix K, EigenMatrix V>
     op.check(in);
     const auto result = op.output_shape(shapes_of(in));
     Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, V::IsRowMajor ? Eigen::RowMajor : Eigen::ColMajor> out(result.tokens, result.channels);
-    attend(op, in, outputs<T>{view(out)});
+    sequential here;
+    workspace memory(workspace_bytes<T>(op, shapes_of(in), here));
+    attend(op, in, outputs<T>{view(out)}, execution(here, memory));
     return out;
 }
 

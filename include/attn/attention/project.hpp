@@ -92,7 +92,7 @@ void project(const P& projection, const X& from, const tensor_view<detail::scala
     using T = detail::scalar_t<X>;
     const tensor_view<const T> x = from;
     detail::check_projected(projection, x);
-    workspace memory(project_workspace_bytes<T>(projection, x.shape(), std::max<index_t>(1, executor.concurrency())));
+    workspace memory(project_workspace_bytes<T>(projection, x.shape(), detail::concurrency_of(executor)));
     project(projection, x, out, execution(executor, memory), pattern);
 }
 

@@ -16,8 +16,7 @@ template <Scalar T>
 void fill_random_projection(const tensor_view<T>& matrix, std::uint64_t seed) {
     const auto& s = matrix.shape();
     detail::check_view("fill_random_projection", "matrix", matrix);
-    if (overlaps_itself(matrix))
-        throw shape_error("fill_random_projection", "matrix", "of shape " + to_string(s) + " has strides by which its elements overlap");
+    detail::check_writable("fill_random_projection", "matrix", matrix);
     const auto next = [&seed] { // splitmix64, to a number in (0, 1]
         auto x = seed += 0x9e3779b97f4a7c15u;
         x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;

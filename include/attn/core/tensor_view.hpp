@@ -206,4 +206,15 @@ bool overlaps_itself(const tensor_view<T>& v) {
     return false;
 }
 
+namespace detail {
+
+/// Throws shape_error if two elements of the view may share an address.
+template <class T>
+void check_writable(std::string_view operation, std::string_view argument, const tensor_view<T>& view) {
+    if (overlaps_itself(view))
+        throw shape_error(operation, argument, "of shape " + to_string(view.shape()) + " has strides by which its elements overlap");
+}
+
+} // namespace detail
+
 } // namespace attn

@@ -115,7 +115,7 @@ void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const t
     detail::check_shape<T>(L::name, "the result", expected);
     detail::check_rows(L::name, "out", out);
     if (out.shape() != expected) needs("out", "has shape " + to_string(out.shape()) + ", but the result has " + to_string(expected));
-    if (overlaps_itself(out)) needs("out", "of shape " + to_string(out.shape()) + " has strides by which its elements overlap");
+    detail::check_writable(L::name, "out", out);
     const auto apart = [&](std::string_view name, const tensor_view<const T>& input, bool may_be_out) {
         if (may_be_out && out.data() == input.data() && out.strides() == input.strides() && out.shape() == input.shape()) return;
         if (overlap(out, input)) needs("out", "of shape " + to_string(out.shape()) + " overlaps " + std::string(name));
@@ -141,7 +141,7 @@ void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const t
 template <Layer L, ExecutorArgument E = sequential>
 void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out, E&& executor = {}) {
     layer.check(in);
-    workspace memory(layer.workspace_bytes(in.tokens.shape(), in.context.shape(), std::max<index_t>(1, executor.concurrency())));
+    workspace memory(layer.workspace_bytes(in.tokens.shape(), in.context.shape(), detail::concurrency_of(executor)));
     forward(layer, in, out, execution(executor, memory));
 }
 
@@ -150,7 +150,8 @@ template <Layer L, ExecutorArgument E = sequential>
 [[nodiscard]] tensor<typename L::scalar> forward(const L& layer, const layer_inputs<typename L::scalar>& in, E&& executor = {}) {
     layer.check(in);
     tensor<typename L::scalar> out(layer.output_shape(in.tokens.shape()));
-    forward(layer, in, out, executor);
+    workspace memory(layer.workspace_bytes(in.tokens.shape(), in.context.shape(), detail::concurrency_of(executor)));
+    forward(layer, in, out, execution(executor, memory));
     return out;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../attention/softmax_attention.hpp"
+#include "../core/heads.hpp"
 #include "linear.hpp"
 #include "rotary.hpp"
 
@@ -79,15 +80,15 @@ struct multi_head {
             reduce.forward({source}, w.kept, run);
             kept = w.kept;
         }
-        q.forward(in.tokens, {}, rows(w.queries), run);
-        k.forward(kept, {}, rows(w.keys), run);
-        v.forward(kept, {}, rows(w.values), run);
+        q.forward(in.tokens, {}, join_heads(w.queries), run);
+        k.forward(kept, {}, join_heads(w.keys), run);
+        v.forward(kept, {}, join_heads(w.values), run);
         if (rotation) {
             rotation->forward(w.queries, in.positions.first_query, w.queries, run);
             rotation->forward(w.keys, in.positions.first_key, w.keys, run);
         }
         attention.forward(inputs<T>{w.queries, w.keys, w.values, in.positions}, outputs<T>{w.attended}, run);
-        out.forward(rows(w.attended), in.residual, result, run);
+        out.forward(join_heads(w.attended), in.residual, result, run);
     }
 
 private:
@@ -97,11 +98,6 @@ private:
             return reduce.output_shape(source);
         else
             return source;
-    }
-    /// (batch, heads, n, d), heads side by side, as the rows (batch, 1, n, heads d) of a linear.
-    static tensor_view<T> rows(const tensor_view<T>& t) {
-        const auto [batch, heads_, tokens, channels] = t.shape();
-        return head_major(t.data(), {batch, 1, tokens, heads_ * channels});
     }
     static void check_projection(std::string_view argument, const linear<T, Arch>& l, index_t inputs, index_t heads) {
         l.check(name, argument, l.outputs(), inputs);

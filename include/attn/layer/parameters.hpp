@@ -30,8 +30,8 @@ public:
         if (!is_new) refuse(name, "is there already");
         at->second.size = size;
         at->second.is_double = std::same_as<T, double>;
-        at->second.template numbers<T>() = tensor<T>(s);
-        return at->second.template numbers<T>().view();
+        numbers<T>(at->second) = tensor<T>(s);
+        return numbers<T>(at->second).view();
     }
     /// The tensor of that name. If it holds numbers of the other type they are converted, once; not by two threads at a time.
     /// Throws parameter_error if it is missing or of another size.
@@ -39,10 +39,10 @@ public:
     tensor_view<const T> get(const std::string& name, const extents& size) {
         auto& e = find(entries_, name);
         if (e.size == size && !holds<T>(e)) {
-            const auto& from = e.template numbers<other<T>>();
+            const auto& from = numbers<other<T>>(e);
             tensor<T> converted(from.shape());
             std::transform(from.data(), from.data() + from.shape().size(), converted.data(), [](other<T> x) { return static_cast<T>(x); });
-            e.template numbers<T>() = std::move(converted);
+            numbers<T>(e) = std::move(converted);
         }
         return std::as_const(*this).get<T>(name, size);
     }
@@ -52,7 +52,7 @@ public:
         const auto& e = find(entries_, name);
         if (e.size != size) refuse(name, "has shape " + text_of(e.size) + ", but " + text_of(size) + " is needed");
         if (!holds<T>(e)) refuse(name, std::string("holds ") + (e.is_double ? "double" : "float") + ", and const parameters convert nothing");
-        return e.template numbers<T>().view();
+        return numbers<T>(e).view();
     }
     /// The tensor of that name and one dimension.
     template <Scalar T>
@@ -108,26 +108,19 @@ private:
         bool is_double = false; ///< what it was added as; the other is converted from it
         tensor<float> single_numbers;
         tensor<double> double_numbers;
-
-        template <class T>
-        tensor<T>& numbers() {
-            if constexpr (std::same_as<T, double>)
-                return double_numbers;
-            else
-                return single_numbers;
-        }
-        template <class T>
-        const tensor<T>& numbers() const {
-            if constexpr (std::same_as<T, double>)
-                return double_numbers;
-            else
-                return single_numbers;
-        }
     };
+    /// Its numbers as T, const as the entry is.
+    template <class T>
+    static auto& numbers(auto& e) {
+        if constexpr (std::same_as<T, double>)
+            return e.double_numbers;
+        else
+            return e.single_numbers;
+    }
     /// Whether it was added as T, or has been converted.
     template <class T>
     static bool holds(const entry& e) {
-        return e.is_double == std::same_as<T, double> || e.template numbers<T>().data();
+        return e.is_double == std::same_as<T, double> || numbers<T>(e).data();
     }
     template <Scalar T>
     static std::span<const T> vector_of(auto& self, const std::string& name, index_t count) {

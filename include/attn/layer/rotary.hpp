@@ -98,10 +98,7 @@ void rotate(const rotary<T>& rotation, const std::type_identity_t<tensor_view<co
     constexpr auto name = rotary<T>::name;
     detail::check_view(name, "x", x);
     detail::check_view(name, "out", out);
-    if (out.shape() != x.shape()) throw shape_error(name, "out", "has shape " + to_string(out.shape()) + ", but x has " + to_string(x.shape()));
-    if (overlaps_itself(out)) throw shape_error(name, "out", "of shape " + to_string(out.shape()) + " has strides by which its elements overlap");
-    const bool in_place = out.data() == x.data() && out.strides() == x.strides();
-    if (!in_place && overlap(out, x)) throw shape_error(name, "out", "of shape " + to_string(out.shape()) + " overlaps x without being the same rows");
+    detail::check_same_or_apart(name, x, out, true);
     rotation.check(name, "x", x.shape(), first);
     const output_memory memory(name, "out", out);
     rotation.check_apart(memory);

@@ -20,8 +20,7 @@ void fill_sinusoidal_positions(const tensor_view<T>& table, index_t first = 0, d
     if (s.batch != 1 || s.heads != 1)
         throw shape_error("fill_sinusoidal_positions", "table",
                           "has shape " + to_string(s) + ", not that of a matrix (1, 1, positions, channels)");
-    if (overlaps_itself(table))
-        throw shape_error("fill_sinusoidal_positions", "table", "of shape " + to_string(s) + " has strides by which its elements overlap");
+    detail::check_writable("fill_sinusoidal_positions", "table", table);
     detail::check_positions("fill_sinusoidal_positions", "first", first, s.tokens);
     for (index_t r = 0; r < s.tokens; ++r)
         for (index_t c = 0; c < s.channels; ++c) {

@@ -112,8 +112,7 @@ void check_windows(const window_grid& grid, std::string_view operation, const sh
     if (windows != expected)
         throw shape_error(operation, "windows",
                           "has shape " + to_string(windows) + ", but the image of shape " + to_string(image) + " gives " + to_string(expected));
-    if (overlaps_itself(to))
-        throw shape_error(operation, to_name, "of shape " + to_string(to.shape()) + " has strides by which its elements overlap");
+    check_writable(operation, to_name, to);
     if (overlap(to, from))
         throw shape_error(operation, to_name, "of shape " + to_string(to.shape()) + " overlaps " + std::string(from_name));
 }

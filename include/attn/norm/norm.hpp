@@ -35,18 +35,24 @@ void check_rows(std::string_view operation, std::string_view argument, const ten
                                                    std::to_string(view.strides().channels) + ": the channels of a row must lie side by side");
 }
 
-/// The input and the output of a norm: of one shape, and either exactly one memory, where that is allowed, or apart.
+/// An input and an output: of one shape, and either exactly one memory, where that is allowed, or apart.
 template <class T>
-void check_rows(std::string_view operation, const tensor_view<const T>& x, const tensor_view<T>& out, bool in_place_allowed) {
-    check_rows(operation, "x", x);
-    check_rows(operation, "out", out);
+void check_same_or_apart(std::string_view operation, const tensor_view<const T>& x, const tensor_view<T>& out, bool in_place_allowed) {
     if (out.shape() != x.shape()) throw shape_error(operation, "out", "has shape " + to_string(out.shape()) + ", but x has " + to_string(x.shape()));
-    if (overlaps_itself(out)) throw shape_error(operation, "out", "of shape " + to_string(out.shape()) + " has strides by which its elements overlap");
+    check_writable(operation, "out", out);
     if (in_place_allowed && out.data() == x.data() && out.strides() == x.strides()) return;
     if (overlap(out, x)) {
         throw shape_error(operation, "out", "of shape " + to_string(out.shape()) + " overlaps x of shape " + to_string(x.shape()) +
                                                 (in_place_allowed ? " without being the same rows" : ": training is not done in place"));
     }
+}
+
+/// The same of the rows of a norm.
+template <class T>
+void check_rows(std::string_view operation, const tensor_view<const T>& x, const tensor_view<T>& out, bool in_place_allowed) {
+    check_rows(operation, "x", x);
+    check_rows(operation, "out", out);
+    check_same_or_apart(operation, x, out, in_place_allowed);
 }
 
 /// One number per channel, or none.
@@ -88,7 +94,7 @@ template <Norm N, ExecutorArgument E = sequential>
 void normalise(const N& norm, const tensor_view<const typename N::scalar>& x, const tensor_view<typename N::scalar>& out, E&& executor = {}) {
     detail::check_rows(N::name, x, out, true);
     norm.check(x.shape());
-    workspace memory(norm.workspace_bytes(x.shape(), std::max<index_t>(1, executor.concurrency())));
+    workspace memory(norm.workspace_bytes(x.shape(), detail::concurrency_of(executor)));
     normalise(norm, x, out, execution(executor, memory));
 }
 

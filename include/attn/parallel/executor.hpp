@@ -76,6 +76,16 @@ struct sequential {
     }
 };
 
+namespace detail {
+
+/// How many bodies of an executor run at once: 1 for one that says fewer.
+template <Executor E>
+index_t concurrency_of(E& executor) {
+    return std::max<index_t>(1, executor.concurrency());
+}
+
+} // namespace detail
+
 /// An executor and the workspace its bodies share: what `forward` needs besides its tensors. Refers to both, owns neither.
 class execution {
 public:
@@ -84,7 +94,7 @@ public:
     execution(E& executor, attn::workspace& workspace)
         : executor_(const_cast<void*>(static_cast<const void*>(std::addressof(executor)))),
           parallel_for_([](void* e, index_t count, function_ref body) { static_cast<E*>(e)->parallel_for(count, body); }),
-          concurrency_(std::max<index_t>(1, executor.concurrency())), workspace_(&workspace) {}
+          concurrency_(detail::concurrency_of(executor)), workspace_(&workspace) {}
 
     index_t concurrency() const { return concurrency_; }
     /// The memory that the bodies share.
