@@ -16,6 +16,8 @@
 
 namespace attn::bench {
 
+using namespace pattern;
+
 namespace {
 
 /// A case from make(problem), which returns testing::made<softmax_attention<...>>.

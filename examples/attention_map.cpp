@@ -94,7 +94,7 @@ int main(int count, char** arguments) {
 
     const Eigen::MatrixXf x = letters_of(words);
     const std::vector<map> maps{map_of("dense", attn::dense{}, x), map_of("causal", attn::causal{}, x),
-                                map_of("local{3, 3}", attn::local{3, 3}, x)};
+                                map_of("local{3, 3}", attn::pattern::local{3, 3}, x)};
 
     const std::string picture = count > 2 ? arguments[2] : "attention_map.svg";
     if (!write_picture(picture, maps, words)) return std::printf("cannot write %s\n", picture.c_str()), 1;

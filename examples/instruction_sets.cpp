@@ -17,7 +17,7 @@ int main() {
     const auto tokens = attn::head_major<const float>(x.data(), s);
     const attn::inputs<float> in{tokens, tokens, tokens};
 
-    const attn::compiled::softmax_attention<float> op{.pattern = attn::causal{} & attn::local{20}};
+    const attn::compiled::softmax_attention<float> op{.pattern = attn::causal{} & attn::pattern::local{20}};
     attn::compiled::attend(op, in, {attn::head_major(widest.data(), s)});
 
     using enum attn::compiled::target;

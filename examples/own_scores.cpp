@@ -14,7 +14,7 @@ int main() {
     const auto decay = []<class S>(S score, auto query, auto key) { return score - S(0.2) * S(query - key); };
     const auto same_document = [](auto i, auto j) { return attn::floor_div(i, 8) == attn::floor_div(j, 8); };
     const auto op = attn::softmax_attention{.score = attn::composed_score{attn::soft_cap{30}, decay},
-                                            .pattern = attn::causal{} & attn::local{4} & attn::predicate{same_document}};
+                                            .pattern = attn::causal{} & attn::pattern::local{4} & attn::pattern::predicate{same_document}};
 
     constexpr attn::index_t n = 16;
     const Eigen::MatrixXf tokens = Eigen::MatrixXf::Zero(n, 4);

@@ -11,6 +11,8 @@
 
 namespace attn::testing {
 
+using namespace pattern;
+
 TEMPLATE_TEST_CASE("softmax: strided keys with a bias that hides some", "[attention]", float, double) {
     for (const index_t keys : {97, 700}) { // of 3 residue classes, 700 keys are more than a tile
         const auto bias = hiding_bias<TestType>({2, 1, 61, keys}, 5);

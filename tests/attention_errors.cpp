@@ -21,6 +21,8 @@
 
 namespace attn::testing {
 
+using namespace pattern;
+
 namespace {
 
 /// Memory that may be pointed at but neither read nor written: whoever does is killed.

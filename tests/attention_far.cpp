@@ -16,6 +16,8 @@
 
 namespace attn::testing {
 
+using namespace pattern;
+
 namespace {
 
 constexpr index_t n = 45, m = 150, far = farthest_position;

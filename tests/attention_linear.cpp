@@ -10,6 +10,8 @@
 
 namespace attn::testing {
 
+using namespace pattern;
+
 namespace {
 
 template <Scalar T>

@@ -14,6 +14,8 @@
 
 namespace attn::testing {
 
+using namespace pattern;
+
 namespace {
 
 

@@ -9,6 +9,8 @@
 
 namespace attn::testing {
 
+using namespace pattern;
+
 namespace {
 
 /// Keys begin .. end - 1 at their own positions.

@@ -9,6 +9,8 @@
 
 namespace attn::testing {
 
+using namespace pattern;
+
 namespace {
 
 constexpr index_t n = 61, heads = 5;

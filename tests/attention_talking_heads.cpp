@@ -12,6 +12,8 @@
 
 namespace attn::testing {
 
+using namespace pattern;
+
 namespace {
 
 using matrix = tensor<double>;

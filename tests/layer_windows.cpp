@@ -13,6 +13,8 @@
 
 namespace attn::testing {
 
+using namespace pattern;
+
 namespace {
 
 /// Which window a token falls into, and which of the slices [0, n - window), [n - window, n - shift), [n - shift, n) of the shifted grid.

@@ -21,6 +21,8 @@
 
 namespace attn::testing {
 
+using namespace pattern;
+
 namespace {
 
 constexpr auto unsized = index_t{1} << 62;

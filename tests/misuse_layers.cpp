@@ -24,6 +24,8 @@
 
 namespace attn::testing {
 
+using namespace pattern;
+
 namespace {
 
 constexpr auto unsized = index_t{1} << 62, long_index = index_t{1} << 40, int_size = index_t{1} << 31;

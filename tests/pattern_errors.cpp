@@ -32,6 +32,7 @@ const std::string& accepted = attn::testing::nothing_thrown;
 
 TEST_CASE("wrong parameters of patterns are refused", "[pattern]") {
     using namespace attn;
+    using namespace attn::pattern;
     CHECK(refusal(strided{0}, context) == "softmax_attention: pattern strided{0} needs a stride of at least 1");
     CHECK(refusal(strided{-3}, context) == "softmax_attention: pattern strided{-3} needs a stride of at least 1");
     CHECK(refusal(local{-1}, context) == "softmax_attention: pattern local{-1, -1} needs a window of at least 0");
@@ -52,6 +53,7 @@ TEST_CASE("wrong parameters of patterns are refused", "[pattern]") {
 
 TEST_CASE("wrong parameters are found inside combinations", "[pattern]") {
     using namespace attn;
+    using namespace attn::pattern;
     const std::string refused = "softmax_attention: pattern strided{0} needs a stride of at least 1";
     CHECK(refusal(causal{} & (local{3} | strided{0}), context) == refused);
     CHECK(refusal(!(strided{0} & causal{}), context) == refused);
@@ -61,13 +63,14 @@ TEST_CASE("wrong parameters are found inside combinations", "[pattern]") {
 
 TEST_CASE("lengths of another batch are refused", "[pattern]") {
     const std::vector<index_t> two{3, 60}, three{1, 2, 3}, negative{1, -2};
-    CHECK(refusal(attn::lengths{two}, context) == accepted);
-    CHECK(refusal(attn::lengths{three}, context) == "softmax_attention: pattern lengths{3 values} is for another batch than 2");
-    CHECK(refusal(attn::lengths{negative}, context) == "softmax_attention: pattern lengths{2 values} holds the length -2");
+    CHECK(refusal(attn::pattern::lengths{two}, context) == accepted);
+    CHECK(refusal(attn::pattern::lengths{three}, context) == "softmax_attention: pattern lengths{3 values} is for another batch than 2");
+    CHECK(refusal(attn::pattern::lengths{negative}, context) == "softmax_attention: pattern lengths{2 values} holds the length -2");
 }
 
 TEST_CASE("tables made for something else are refused", "[pattern]") {
     using namespace attn;
+    using namespace attn::pattern;
     const bool values[4 * 60 * 60]{};
     const auto mask = [&](const shape& s, attn::index_t row = 0, attn::index_t column = 0) { return tiles(head_major(values, s), row, column); };
     CHECK(refusal(mask({1, 1, 60, 60}), context) == accepted);
@@ -102,6 +105,7 @@ TEST_CASE("tables made for something else are refused", "[pattern]") {
 
 TEST_CASE("tables at the farthest positions, and beyond", "[pattern]") {
     using namespace attn;
+    using namespace attn::pattern;
     constexpr auto far = farthest_position;
     constexpr auto min_index = std::numeric_limits<attn::index_t>::min(), max_index = std::numeric_limits<attn::index_t>::max();
     const bool values[60 * 60]{};

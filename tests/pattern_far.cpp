@@ -11,6 +11,8 @@
 
 namespace attn::testing {
 
+using namespace pattern;
+
 namespace {
 
 constexpr index_t far = farthest_position, max_index = std::numeric_limits<index_t>::max();

@@ -35,20 +35,20 @@ index_t floored(index_t a, index_t c) { return (a >= 0 ? a : a - c + 1) / c; }
 TEST_CASE("patterns mean their formulas on integers, ranges and lanes", "[pattern][portable]") {
     check_pattern(attn::dense{}, [](index_t, index_t) { return true; }, 0);
     check_pattern(attn::causal{}, [](index_t i, index_t j) { return j <= i; }, 0);
-    check_pattern(attn::local{3}, [](index_t i, index_t j) { return std::abs(i - j) <= 3; }, 0);
-    check_pattern(attn::local{4, 1}, [](index_t i, index_t j) { return i - 4 <= j && j <= i + 1; }, 0);
-    check_pattern(attn::strided{5}, [](index_t i, index_t j) { return std::abs(i - j) % 5 == 0; }, 0.09);
-    check_pattern(attn::strided{1}, [](index_t, index_t) { return true; }, 0);
-    check_pattern(attn::block_diagonal{4}, [](index_t i, index_t j) { return floored(i, 4) == floored(j, 4); }, 0);
-    check_pattern(attn::global{2}, [](index_t i, index_t j) { return i < 2 || j < 2; }, 0);
-    check_pattern(attn::prefix{3}, [](index_t i, index_t j) { return j < 3 || j <= i; }, 0.02);
-    check_pattern(attn::dilated_window{2, 3}, [](index_t i, index_t j) { return std::abs(i - j) <= 6 && (i - j) % 3 == 0; }, 0.06);
+    check_pattern(attn::pattern::local{3}, [](index_t i, index_t j) { return std::abs(i - j) <= 3; }, 0);
+    check_pattern(attn::pattern::local{4, 1}, [](index_t i, index_t j) { return i - 4 <= j && j <= i + 1; }, 0);
+    check_pattern(attn::pattern::strided{5}, [](index_t i, index_t j) { return std::abs(i - j) % 5 == 0; }, 0.09);
+    check_pattern(attn::pattern::strided{1}, [](index_t, index_t) { return true; }, 0);
+    check_pattern(attn::pattern::block_diagonal{4}, [](index_t i, index_t j) { return floored(i, 4) == floored(j, 4); }, 0);
+    check_pattern(attn::pattern::global{2}, [](index_t i, index_t j) { return i < 2 || j < 2; }, 0);
+    check_pattern(attn::pattern::prefix{3}, [](index_t i, index_t j) { return j < 3 || j <= i; }, 0.02);
+    check_pattern(attn::pattern::dilated_window{2, 3}, [](index_t i, index_t j) { return std::abs(i - j) <= 6 && (i - j) % 3 == 0; }, 0.06);
     for (index_t sub : {0, 1, 2}) {
         const auto summary = [](index_t j) { return j - 5 * floored(j, 5); };
-        check_pattern(attn::fixed{5, 1, sub},
+        check_pattern(attn::pattern::fixed{5, 1, sub},
                       [&](index_t i, index_t j) { return floored(i, 5) == floored(j, 5) || summary(j) == 4 - sub; }, 0.09);
     }
-    check_pattern(attn::fixed{6, 2, 1}, [](index_t i, index_t j) {
+    check_pattern(attn::pattern::fixed{6, 2, 1}, [](index_t i, index_t j) {
         const auto column = j - 6 * floored(j, 6);
         return floored(i, 6) == floored(j, 6) || column == 2 || column == 3;
     }, 0.06);
@@ -56,6 +56,7 @@ TEST_CASE("patterns mean their formulas on integers, ranges and lanes", "[patter
 
 TEST_CASE("operators combine patterns", "[pattern][portable]") {
     using namespace attn;
+    using namespace attn::pattern;
     check_pattern(causal{} & local{3}, [](index_t i, index_t j) { return j <= i && i - j <= 3; }, 0);
     check_pattern(local{1} | strided{4}, [](index_t i, index_t j) { return std::abs(i - j) <= 1 || (i - j) % 4 == 0; }, 0.12);
     check_pattern(!causal{}, [](index_t i, index_t j) { return j > i; }, 0);
@@ -68,16 +69,17 @@ TEST_CASE("operators combine patterns", "[pattern][portable]") {
 
 TEST_CASE("a user's lambda is a pattern", "[pattern][portable]") {
     const index_t w = 3;
-    check_pattern(attn::predicate{[w](auto i, auto j) { return j <= i && (i - j < w || j % 4 == 0); }},
+    check_pattern(attn::pattern::predicate{[w](auto i, auto j) { return j <= i && (i - j < w || j % 4 == 0); }},
                   [](index_t i, index_t j) { return j <= i && (i - j < 3 || j % 4 == 0); }, 0.02);
-    check_pattern(attn::predicate{[](auto i, auto j) { return attn::floor_div(i, 3) >= attn::floor_div(j, 5) || attn::floor_mod(i, 4) == 1; }},
+    check_pattern(attn::pattern::predicate{[](auto i, auto j) { return attn::floor_div(i, 3) >= attn::floor_div(j, 5) || attn::floor_mod(i, 4) == 1; }},
                   [](index_t i, index_t j) { return floored(i, 3) >= floored(j, 5) || i - 4 * floored(i, 4) == 1; }, 0.05);
-    check_pattern(attn::predicate{[](auto i, auto j) { return attn::abs(i - j) / 2 != 1 && 2 * i + 1 > j; }},
+    check_pattern(attn::pattern::predicate{[](auto i, auto j) { return attn::abs(i - j) / 2 != 1 && 2 * i + 1 > j; }},
                   [](index_t i, index_t j) { return std::abs(i - j) / 2 != 1 && 2 * i + 1 > j; }, 0.1);
 }
 
 TEST_CASE("at leaves the pattern of one batch entry and head", "[pattern]") {
     using namespace attn;
+    using namespace attn::pattern;
     const std::vector<attn::index_t> length{3, 0, 7};
     const auto p = (causal{} & lengths{length}) | (on_heads{1, 3} & local{1});
     static_assert(Pattern<decltype(p)>);
@@ -93,6 +95,7 @@ TEST_CASE("at leaves the pattern of one batch entry and head", "[pattern]") {
 
 TEST_CASE("steps combine", "[pattern]") {
     using namespace attn;
+    using namespace attn::pattern;
     CHECK(step_of(causal{} & strided{6}) == 6);
     CHECK(step_of(strided{4} & dilated_window{2, 6}) == 12);
     CHECK(step_of(strided{4} | strided{6}) == 2);

@@ -30,6 +30,7 @@ bool same(const attn::key_run& run, index_t first, index_t count, index_t step, 
 // Calls body with compositions whose numbers are random.
 void for_random_compositions(std::mt19937& random, const auto& body) {
     using namespace attn;
+    using namespace attn::pattern;
     const local window{pick(random, 0, 20), pick(random, 0, 20)};
     const strided stride{pick(random, 1, 12)}, other{pick(random, 1, 12)};
     const dilated_window dilated{pick(random, 0, 5), pick(random, 1, 7)};
@@ -80,11 +81,11 @@ TEST_CASE("neighbouring runs are one run", "[pattern]") {
     CHECK(same(past[0], 0, 480, 1, true));
     CHECK(same(past[1], 480, 16, 1, false));
 
-    const auto window = runs_of(attn::local{100}, {480, 16, 1}, 1000);
+    const auto window = runs_of(attn::pattern::local{100}, {480, 16, 1}, 1000);
     REQUIRE(window.size() == 3);
     CHECK(same(window[1], 400, 176, 1, true));
 
-    const auto column = runs_of(attn::strided{10}, {3, 16, 10}, 1000);
+    const auto column = runs_of(attn::pattern::strided{10}, {3, 16, 10}, 1000);
     REQUIRE(column.size() == 1);
     CHECK(same(column[0], 3, 100, 10, true));
 
@@ -94,6 +95,7 @@ TEST_CASE("neighbouring runs are one run", "[pattern]") {
 
 TEST_CASE("a union is disjoint passes", "[pattern]") {
     using namespace attn;
+    using namespace attn::pattern;
     std::vector<attn::index_t> steps;
     const auto steps_of = [&](const auto& p) {
         steps.clear();

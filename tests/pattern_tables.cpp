@@ -43,7 +43,7 @@ void check_table(const auto& p, const auto& formula, const problem& x, std::mt19
     CHECK(found.wrong == 0);
     CHECK(pattern_checks::schedule_offences(p, x) == 0);
     CHECK(pattern_checks::schedule_offences(attn::causal{} & p, x) == 0);
-    CHECK(pattern_checks::schedule_offences(p & attn::strided{5}, x) == 0);
+    CHECK(pattern_checks::schedule_offences(p & attn::pattern::strided{5}, x) == 0);
 }
 
 TEST_CASE("tiles of a mask tensor", "[pattern][portable]") {
@@ -51,7 +51,7 @@ TEST_CASE("tiles of a mask tensor", "[pattern][portable]") {
     for (const auto& [n, m] : {std::pair<index_t, index_t>{1, 1}, {16, 8}, {15, 9}, {64, 64}, {65, 7}, {97, 131}, {130, 200}})
         for (const double share : {0.0, 0.03, 0.5, 0.97, 1.0}) {
             const bool_tensor mask({2, 3, n, m}, random, share);
-            const attn::tiles table(mask.view(), 4, -3);
+            const attn::pattern::tiles table(mask.view(), 4, -3);
             const auto batch = pick(random, 0, 1), head = pick(random, 0, 2);
             const auto values = mask.view();
             check_table(table.at(batch, head), [&](index_t i, index_t j) { return values(batch, head, i, j); }, {4, n, -3, m, 16, 8}, random);
@@ -62,37 +62,37 @@ TEST_CASE("tiles of part of a mask, broadcast, strided", "[pattern]") {
     std::mt19937 random(5);
     const bool_tensor mask({2, 2, 90, 70}, random, 0.4);
     const auto v = mask.view();
-    const attn::tiles whole(v);
+    const attn::pattern::tiles whole(v);
     check_table(whole.at(1, 0), [&](index_t i, index_t j) { return v(1, 0, i + 33, j + 5); }, {33, 40, 5, 60, 16, 8}, random);
 
     auto strides = v.strides();
     std::swap(strides.tokens, strides.channels);
     const attn::tensor_view<const bool> transposed(v.data(), {2, 2, 70, 90}, strides);
-    check_table(attn::tiles(transposed).at(0, 1), [&](index_t i, index_t j) { return v(0, 1, j, i); }, {0, 70, 0, 90, 32, 8}, random);
+    check_table(attn::pattern::tiles(transposed).at(0, 1), [&](index_t i, index_t j) { return v(0, 1, j, i); }, {0, 70, 0, 90, 32, 8}, random);
 
     const attn::tensor_view<const bool> one_head(v.data(), {2, 1, 90, 70}, v.strides());
-    check_table(attn::tiles(one_head).at(1, 5), [&](index_t i, index_t j) { return v(1, 0, i, j); }, {0, 90, 0, 70, 16, 8}, random);
+    check_table(attn::pattern::tiles(one_head).at(1, 5), [&](index_t i, index_t j) { return v(1, 0, i, j); }, {0, 90, 0, 70, 16, 8}, random);
 
     const attn::tensor_view<const bool> repeated(v.data(), {7, 9, 90, 70}, {0, 0, v.strides().tokens, 1});
-    check_table(attn::tiles(repeated).at(6, 8), [&](index_t i, index_t j) { return v(0, 0, i, j); }, {0, 90, 0, 70, 64, 8}, random);
+    check_table(attn::pattern::tiles(repeated).at(6, 8), [&](index_t i, index_t j) { return v(0, 0, i, j); }, {0, 90, 0, 70, 64, 8}, random);
 
     const attn::tensor_view<const bool> keys_only(v.data(), {2, 1, 1, 70}, v.strides());
-    check_table(attn::tiles(keys_only).at(1, 1), [&](index_t, index_t j) { return v(1, 0, 0, j); }, {-1000, 50, 0, 70, 16, 8}, random);
+    check_table(attn::pattern::tiles(keys_only).at(1, 1), [&](index_t, index_t j) { return v(1, 0, 0, j); }, {-1000, 50, 0, 70, 16, 8}, random);
 }
 
 TEST_CASE("tiles of an opaque function", "[pattern]") {
     std::mt19937 random(6);
     const std::vector<int> parts{0, 0, 1, 2, 2, 2, 1, 0, 3, 3};
     const auto part = [&](index_t k) { return parts[static_cast<std::size_t>(k / 7)]; };
-    const attn::tiles table([&](index_t i, index_t j) { return part(i) == part(j); }, 70, 66);
+    const attn::pattern::tiles table([&](index_t i, index_t j) { return part(i) == part(j); }, 70, 66);
     check_table(table.at(0, 0), [&](index_t i, index_t j) { return part(i) == part(j); }, {0, 70, 0, 66, 16, 8}, random);
-    const attn::tiles shifted([](index_t i, index_t j) { return i + j == 10; }, 20, 20, -5, 3);
+    const attn::pattern::tiles shifted([](index_t i, index_t j) { return i + j == 10; }, 20, 20, -5, 3);
     check_table(shifted.at(0, 0), [](index_t i, index_t j) { return i - 5 + j + 3 == 10; }, {-5, 20, 3, 20, 16, 8}, random);
 }
 
 TEST_CASE("aligned tiles are skipped or full where they can be", "[pattern]") {
     const index_t n = 256;
-    const attn::tiles banded([](index_t i, index_t j) { return i / 16 * 16 <= j && j < i / 16 * 16 + 40; }, n, n);
+    const attn::pattern::tiles banded([](index_t i, index_t j) { return i / 16 * 16 <= j && j < i / 16 * 16 + 40; }, n, n);
     index_t visited = 0;
     for (index_t t = 0; t < attn::tile_count(n, 16); ++t)
         attn::for_each_run(banded.at(0, 0), attn::tile_at(t, 0, n, 16), 0, n, 8, [&](const attn::key_run& run) {
@@ -143,12 +143,12 @@ TEST_CASE("block-sparse layouts", "[pattern][portable]") {
     const auto v = blocks.view();
     for (const index_t size : {1, 5, 16})
         for (const index_t key_size : {3, 8}) {
-            const attn::block_sparse p{v, size, key_size};
+            const attn::pattern::block_sparse p{v, size, key_size};
             check_table(p.at(1, 2), [&](index_t i, index_t j) { return v(1, 2, i / size, j / key_size); },
                         {0, 7 * size, 0, std::min<index_t>(9 * key_size, 70), 16, 8}, random);
         }
     const attn::tensor_view<const bool> shared(v.data(), {1, 1, 7, 9}, v.strides());
-    check_table(attn::block_sparse{shared, 10}.at(1, 2), [&](index_t i, index_t j) { return v(0, 0, (i + 3) / 10, (j + 8) / 10); },
+    check_table(attn::pattern::block_sparse{shared, 10}.at(1, 2), [&](index_t i, index_t j) { return v(0, 0, (i + 3) / 10, (j + 8) / 10); },
                 {3, 60, 8, 80, 16, 8}, random);
 }
 

@@ -3,6 +3,7 @@
 
 #include <attn/pattern/causal.hpp>
 #include <attn/pattern/fixed.hpp>
+#include <attn/pattern/global.hpp>
 #include <attn/pattern/local.hpp>
 #include <attn/pattern/on_heads.hpp>
 #include <attn/pattern/passes.hpp>
@@ -23,6 +24,7 @@ double useful(const auto& p, index_t n) {
 
 TEST_CASE("visible pairs are counted exactly", "[pattern]") {
     using namespace attn;
+    using namespace attn::pattern;
     for (attn::index_t n : {0, 1, 7, 64, 97, 130}) {
         const auto p = causal{} & (local{9} | strided{11});
         attn::index_t visible = 0;
@@ -39,6 +41,7 @@ TEST_CASE("visible pairs are counted exactly", "[pattern]") {
 
 TEST_CASE("sparse patterns visit few pairs", "[pattern]") {
     using namespace attn;
+    using namespace attn::pattern;
     for (attn::index_t n : {1024, 4096, 16384, 65536}) {
         CAPTURE(n);
         for (attn::index_t w : {16, 128}) CHECK(pairs_of(local{w}, n).visited <= n * (2 * w + 1 + 32));
@@ -52,12 +55,14 @@ TEST_CASE("sparse patterns visit few pairs", "[pattern]") {
 
 TEST_CASE("most of what is visited is useful", "[pattern]") {
     using namespace attn;
+    using namespace attn::pattern;
     const attn::index_t n = 16384, root = 128;
     CHECK(useful(causal{} & (local{root - 1} | strided{root}), n) >= 0.88);
     CHECK(useful(local{root} | strided{root}, n) >= 0.95);
     CHECK(useful(causal{} & fixed{root, 8}, n) >= 0.95);
     CHECK(useful(local{128} | strided{64}, n) >= 0.85);
     CHECK(useful(local{128}, n) >= 0.85);
+    CHECK(useful((causal{} & (local{root - 1} | strided{root})) | global{4}, n) >= 0.8); // a union inside an intersection inside a union
     CHECK(useful(strided{64}, n) == 1.0);
     const auto heads = (on_heads{0, 1} & local{128}) | (on_heads{1, 2} & strided{64});
     CHECK(pairs_of(at(heads, 0, 0), n).visited == pairs_of(local{128}, n).visited);

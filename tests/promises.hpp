@@ -45,8 +45,10 @@ answer<T> in_its_memory(const Op& op, const inputs<T>& in, const shape& rows) {
 }
 
 /// A mask as a pattern: a function of rows of queries and keys.
-inline tiles mask(index_t queries, index_t keys, const std::function<bool(index_t, index_t)>& visible) { return tiles(visible, queries, keys); }
-inline tiles everything(index_t queries, index_t keys) {
+inline pattern::tiles mask(index_t queries, index_t keys, const std::function<bool(index_t, index_t)>& visible) {
+    return pattern::tiles(visible, queries, keys);
+}
+inline pattern::tiles everything(index_t queries, index_t keys) {
     return mask(queries, keys, [](index_t, index_t) { return true; });
 }
 

@@ -12,6 +12,7 @@
 #include <initializer_list>
 
 using namespace attn;
+using namespace attn::pattern;
 
 namespace {
 

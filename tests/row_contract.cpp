@@ -14,6 +14,8 @@
 
 namespace attn::testing {
 
+using namespace pattern;
+
 namespace {
 
 constexpr index_t all_rows = 333;

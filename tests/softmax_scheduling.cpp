@@ -11,6 +11,8 @@
 
 namespace attn::testing {
 
+using namespace pattern;
+
 namespace {
 
 template <Scalar T>

@@ -6,6 +6,8 @@
 
 namespace attn::testing {
 
+using namespace pattern;
+
 namespace {
 
 template <Scalar T>

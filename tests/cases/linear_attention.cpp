@@ -5,6 +5,8 @@
 
 namespace attn::testing {
 
+using namespace pattern;
+
 namespace {
 
 template <Scalar T, class Op>

@@ -11,6 +11,8 @@
 
 namespace attn::testing {
 
+using namespace pattern;
+
 namespace {
 
 /// An operator, its projections' definitions, what they refer to, and the operations of projecting one number of a visible token of a head

@@ -7,6 +7,8 @@
 
 namespace attn::testing {
 
+using namespace pattern;
+
 namespace {
 
 /// Parameters of a case, random.

@@ -11,6 +11,8 @@
 
 namespace attn::testing {
 
+using namespace pattern;
+
 static const auto local_case =
     softmax_case("softmax_local", "2 n (2 w + 1) (d_k + d_v)", []<class T>(const problem&) { return made{softmax_attention{.pattern = local{128}}}; });
 

@@ -10,6 +10,8 @@
 
 namespace attn::testing {
 
+using namespace pattern;
+
 /// A random mask, different in every batch entry and head.
 static const auto mask_case = softmax_case("softmax_mask", "2 n m (d_k + d_v)", []<class T>(const problem& p) {
     tensor<bool> mask({p.batch, p.heads, p.queries, p.keys});

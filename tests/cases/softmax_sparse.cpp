@@ -10,6 +10,8 @@
 
 namespace attn::testing {
 
+using namespace pattern;
+
 namespace {
 
 /// w = s = sqrt(m), at which a Sparse Transformer costs O(m sqrt m).

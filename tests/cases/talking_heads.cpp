@@ -10,6 +10,8 @@
 
 namespace attn::testing {
 
+using namespace pattern;
+
 static const auto both_case = talking_heads_case("talking_heads", "2 n m (d_k + d_v + 2 h)", []<class T>(const problem& p) {
     const auto own = mixings_of(p, p.heads, p.heads);
     return made{talking_heads_attention{.logits_mix = own->logits, .weights_mix = own->weights}, own};

@@ -8,7 +8,7 @@ int main() {
 #ifdef ATTN_MISUSE
     const attn::softmax_attention op{.pattern = seen};
 #else
-    const attn::softmax_attention op{.pattern = attn::predicate{seen}};
+    const attn::softmax_attention op{.pattern = attn::pattern::predicate{seen}};
 #endif
     return op.sinks.empty() ? 0 : 1;
 }

@@ -6,10 +6,10 @@
 
 int main() {
 #ifdef ATTN_MISUSE
-    const attn::lengths pattern{std::vector<attn::index_t>{3, 5}};
+    const attn::pattern::lengths pattern{std::vector<attn::index_t>{3, 5}};
 #else
     const std::vector<attn::index_t> present{3, 5};
-    const attn::lengths pattern{present};
+    const attn::pattern::lengths pattern{present};
 #endif
     return pattern.length.size() == 2 ? 0 : 1;
 }

@@ -1,10 +1,10 @@
-// expect: attn: this predicate cannot be evaluated on ranges of positions.*attn::tiles\(mask, n, m\)
+// expect: attn: this predicate cannot be evaluated on ranges of positions.*attn::pattern::tiles\(mask, n, m\)
 // A lambda that looks at bits of a position.
 #include <attn/pattern/causal.hpp>
 #include <attn/pattern/predicate.hpp>
 
 int main() {
-    const attn::predicate p{[](auto i, auto j) {
+    const attn::pattern::predicate p{[](auto i, auto j) {
 #ifdef ATTN_MISUSE
         return ((i ^ j) & 1) == 0;
 #else

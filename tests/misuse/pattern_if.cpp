@@ -1,10 +1,10 @@
-// expect: attn: this predicate cannot be evaluated on ranges of positions.*attn::tiles\(mask, n, m\)
+// expect: attn: this predicate cannot be evaluated on ranges of positions.*attn::pattern::tiles\(mask, n, m\)
 // A lambda that branches on a comparison.
 #include <attn/pattern/predicate.hpp>
 #include <attn/pattern/schedule.hpp>
 
 int main() {
-    const attn::predicate p{[](auto i, auto j) {
+    const attn::pattern::predicate p{[](auto i, auto j) {
 #ifdef ATTN_MISUSE
         if (j < i) return i - j < 8;
         return j - i < 4;

@@ -4,7 +4,7 @@
 #include <attn/pattern/predicate.hpp>
 
 int main() {
-    const attn::predicate p{[](auto i, auto j) {
+    const attn::pattern::predicate p{[](auto i, auto j) {
 #ifdef ATTN_MISUSE
         return (i - j) % 4;
 #else

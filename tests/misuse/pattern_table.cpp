@@ -1,4 +1,4 @@
-// expect: attn: this predicate cannot be evaluated on ranges of positions.*attn::tiles\(mask, n, m\)
+// expect: attn: this predicate cannot be evaluated on ranges of positions.*attn::pattern::tiles\(mask, n, m\)
 // A lambda that looks positions up in a table.
 #include <attn/pattern/predicate.hpp>
 #include <attn/pattern/schedule.hpp>
@@ -7,7 +7,7 @@
 
 int main() {
     const std::vector<int> table(64, 1);
-    const attn::predicate p{[&](auto i, auto j) {
+    const attn::pattern::predicate p{[&](auto i, auto j) {
 #ifdef ATTN_MISUSE
         return table[j] == 1 && j <= i;
 #else

@@ -13,6 +13,8 @@
 
 namespace attn::fuzz {
 
+using namespace pattern;
+
 namespace {
 
 using testing::some_rows;

@@ -10,6 +10,8 @@
 
 namespace attn::fuzz {
 
+using namespace pattern;
+
 namespace {
 
 struct squares {

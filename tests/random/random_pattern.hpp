@@ -25,6 +25,8 @@
 
 namespace attn::fuzz {
 
+using namespace pattern;
+
 /// Some predicates of a user's own.
 struct drawn_predicate {
     int kind;

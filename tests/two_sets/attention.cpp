@@ -10,7 +10,7 @@ extern "C" int ATTEND(long tokens, long channels, const float* qkv, float* out, 
     const auto x = attn::head_major(qkv, s);
     const attn::inputs<float> in{x, x, x};
     attn::thread_pool threads(2);
-    const attn::softmax_attention op{.pattern = attn::causal{} & (attn::local{8, 0} | attn::strided{4})};
+    const attn::softmax_attention op{.pattern = attn::causal{} & (attn::pattern::local{8, 0} | attn::pattern::strided{4})};
     attn::workspace memory(attn::workspace_bytes<float>(op, shapes_of(in), threads));
     attn::attend(op, in, attn::outputs<float>{attn::head_major(out, s)}, attn::execution(threads, memory));
 

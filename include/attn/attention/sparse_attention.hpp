@@ -11,20 +11,20 @@
 #include <limits>
 #include <string>
 
-namespace attn::inline ATTN_INSTRUCTION_SET {
+namespace attn::inline ATTN_INSTRUCTION_SET::detail {
+
+/// The last `keys` keys; a window that is refused where there are none.
+constexpr pattern::local last_keys(index_t keys) { return {keys < 1 ? -1 : keys - 1, 0}; }
+
+} // namespace attn::detail
+
+namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 
 /// Each is a pattern, to be used as it is or combined further:
 ///     softmax_attention{.pattern = sparse_transformer_strided(128)}
 ///     softmax_attention{.pattern = sparse_transformer_strided(128) & lengths{present}}
 /// The kernel visits a key that several parts show once. Where parts have different steps, as a window and a stride have, it runs one
 /// pass for each and merges their results; two numbers a row pass between them.
-
-namespace detail {
-
-/// The last `keys` keys; a window that is refused where there are none.
-constexpr local last_keys(index_t keys) { return {keys < 1 ? -1 : keys - 1, 0}; }
-
-} // namespace detail
 
 /// The last `context` keys, the query's own included: i - context < j <= i. O(n context) pairs. A context below 1 is refused.
 /// Jiang et al. 2023, Mistral 7B; OpenAI's "local" attention (Child et al. 2019).
@@ -69,5 +69,12 @@ struct sparse_transformer_fixed_heads {
         fixed{block, width, sub_blocks - 1}.check(context);
     }
 };
+
+} // namespace attn::pattern
+
+namespace attn::inline ATTN_INSTRUCTION_SET {
+
+using pattern::sliding_window, pattern::sparse_transformer_strided, pattern::sparse_transformer_strided_heads, pattern::sparse_transformer_fixed,
+    pattern::sparse_transformer_fixed_heads, pattern::sparse_transformer_symmetric, pattern::longformer;
 
 } // namespace attn

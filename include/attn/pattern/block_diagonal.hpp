@@ -2,7 +2,7 @@
 
 #include "pattern.hpp"
 
-namespace attn::inline ATTN_INSTRUCTION_SET {
+namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 
 /// Blocks of `block` positions that see only themselves: floor(i / block) == floor(j / block). O(n block) pairs. A block below one is
 /// refused.
@@ -17,4 +17,4 @@ struct block_diagonal {
     }
 };
 
-} // namespace attn
+} // namespace attn::pattern

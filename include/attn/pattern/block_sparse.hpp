@@ -3,9 +3,7 @@
 #include "../core/tensor_view.hpp"
 #include "bit_table.hpp"
 
-namespace attn::inline ATTN_INSTRUCTION_SET {
-
-namespace detail {
+namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
 struct block_plane {
     const bool* blocks;
@@ -29,7 +27,9 @@ struct block_plane {
     }
 };
 
-} // namespace detail
+} // namespace attn::detail
+
+namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 
 /// A bool matrix over blocks of queries and keys: blocks(floor(i / query_block), floor(j / key_block)). The blocks are the caller's
 /// memory, (batch or 1, heads or 1, query blocks, key blocks). Refused: a block below one, blocks without memory, positions that they do not
@@ -60,4 +60,4 @@ struct block_sparse {
     void check_apart(const output_memory& out) const { out.require_apart("the blocks of the pattern", blocks); }
 };
 
-} // namespace attn
+} // namespace attn::pattern

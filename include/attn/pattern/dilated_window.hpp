@@ -2,7 +2,7 @@
 
 #include "pattern.hpp"
 
-namespace attn::inline ATTN_INSTRUCTION_SET {
+namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 
 /// A sliding window with gaps: abs(i - j) <= window dilation and (i - j) mod dilation == 0, `window` keys to both sides, `dilation`
 /// apart. O(n (2 window + 1)) pairs. Refused: window < 0, dilation < 1, a reach that does not fit an index.
@@ -25,4 +25,4 @@ struct dilated_window {
     }
 };
 
-} // namespace attn
+} // namespace attn::pattern

@@ -2,7 +2,7 @@
 
 #include "pattern.hpp"
 
-namespace attn::inline ATTN_INSTRUCTION_SET {
+namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 
 /// Blocks that see themselves and the summary columns of every block: floor(i / block) == floor(j / block), or
 ///     block - (sub + 1) width <= j mod block < block - sub width,
@@ -28,4 +28,4 @@ struct fixed {
     }
 };
 
-} // namespace attn
+} // namespace attn::pattern

@@ -2,7 +2,7 @@
 
 #include "pattern.hpp"
 
-namespace attn::inline ATTN_INSTRUCTION_SET {
+namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 
 /// Tokens that see all and that all see, the first `count` positions: i < count or j < count. O(n count) pairs. A negative count is
 /// refused. Beltagy et al. 2020, Longformer: local{w} | global{g}.
@@ -16,4 +16,4 @@ struct global {
     }
 };
 
-} // namespace attn
+} // namespace attn::pattern

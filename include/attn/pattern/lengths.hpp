@@ -2,9 +2,7 @@
 
 #include "pattern.hpp"
 
-namespace attn::inline ATTN_INSTRUCTION_SET {
-
-namespace detail {
+namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
 struct shorter_than {
     index_t length;
@@ -12,7 +10,9 @@ struct shorter_than {
     constexpr auto visible(auto, auto j) const { return j < length; }
 };
 
-} // namespace detail
+} // namespace attn::detail
+
+namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 
 /// Padded batches: batch entry b has the keys before absolute position length[b], j < length[b]. The lengths are the caller's memory,
 /// one for each batch entry. Refused: another number of them, a negative one.
@@ -31,4 +31,4 @@ struct lengths {
     void check_apart(const output_memory& out) const { out.require_apart("the lengths of the pattern", length); }
 };
 
-} // namespace attn
+} // namespace attn::pattern

@@ -2,7 +2,7 @@
 
 #include "pattern.hpp"
 
-namespace attn::inline ATTN_INSTRUCTION_SET {
+namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 
 /// A sliding window: i - before <= j <= i + after. `local{w}` reaches w keys to both sides, 2 w + 1 in all.
 /// O(n (before + after + 1)) pairs. A side below zero is refused.
@@ -20,4 +20,4 @@ struct local {
     }
 };
 
-} // namespace attn
+} // namespace attn::pattern

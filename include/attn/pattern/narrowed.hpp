@@ -48,7 +48,7 @@ constexpr auto narrowed(const P& p, const position_range&, const position_range&
 
 /// Of two patterns, the ones that the box leaves undecided.
 template <Pattern A, Pattern B>
-constexpr auto narrowed(const both<A, B>& p, const position_range& queries, const position_range& keys) {
+constexpr auto narrowed(const pattern::both<A, B>& p, const position_range& queries, const position_range& keys) {
     auto a = narrowed(p.a, queries, keys);
     auto b = narrowed(p.b, queries, keys);
     const visibility of_a = p.a.visible(queries, keys), of_b = p.b.visible(queries, keys);
@@ -58,7 +58,7 @@ constexpr auto narrowed(const both<A, B>& p, const position_range& queries, cons
 
 /// Of two patterns, the ones that the box leaves undecided.
 template <Pattern A, Pattern B>
-constexpr auto narrowed(const either<A, B>& p, const position_range& queries, const position_range& keys) {
+constexpr auto narrowed(const pattern::either<A, B>& p, const position_range& queries, const position_range& keys) {
     auto a = narrowed(p.a, queries, keys);
     auto b = narrowed(p.b, queries, keys);
     const visibility of_a = p.a.visible(queries, keys), of_b = p.b.visible(queries, keys);
@@ -68,9 +68,9 @@ constexpr auto narrowed(const either<A, B>& p, const position_range& queries, co
 
 /// What hides the keys of a pattern, narrowed as the pattern is.
 template <Pattern A>
-constexpr auto narrowed(const inverse<A>& p, const position_range& queries, const position_range& keys) {
+constexpr auto narrowed(const pattern::inverse<A>& p, const position_range& queries, const position_range& keys) {
     auto a = narrowed(p.a, queries, keys);
-    return inverse<decltype(a)>{a};
+    return pattern::inverse<decltype(a)>{a};
 }
 
 } // namespace attn

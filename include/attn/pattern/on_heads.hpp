@@ -2,9 +2,7 @@
 
 #include "pattern.hpp"
 
-namespace attn::inline ATTN_INSTRUCTION_SET {
-
-namespace detail {
+namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
 struct everything_or_nothing {
     bool everything;
@@ -12,7 +10,9 @@ struct everything_or_nothing {
     constexpr bool visible(auto, auto) const { return everything; }
 };
 
-} // namespace detail
+} // namespace attn::detail
+
+namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 
 /// Everything on the heads first <= head < end, nothing on others, so that heads differ in one call:
 ///     (on_heads{0, 2} & local{5}) | (on_heads{2, 4} & strided{6})
@@ -29,4 +29,4 @@ struct on_heads {
     }
 };
 
-} // namespace attn
+} // namespace attn::pattern

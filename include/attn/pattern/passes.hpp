@@ -27,7 +27,7 @@ constexpr auto either_term(const A& a, const B& b) {
     else if constexpr (std::same_as<B, hidden>)
         return a;
     else
-        return either<A, B>{a, b};
+        return pattern::either<A, B>{a, b};
 }
 
 template <class A, class B>
@@ -35,7 +35,7 @@ constexpr auto both_term(const A& a, const B& b) {
     if constexpr (std::same_as<A, hidden> || std::same_as<B, hidden>)
         return hidden{};
     else
-        return both<A, B>{a, b};
+        return pattern::both<A, B>{a, b};
 }
 
 template <class A, class... B>
@@ -43,13 +43,18 @@ constexpr auto both_each(const A& a, const std::tuple<B...>& terms) {
     if constexpr (std::same_as<A, hidden>)
         return std::tuple<>{};
     else
-        return std::apply([&](const B&... b) { return std::tuple<both<A, B>...>(both<A, B>{a, b}...); }, terms);
+        return std::apply([&](const B&... b) { return std::tuple<pattern::both<A, B>...>(pattern::both<A, B>{a, b}...); }, terms);
 }
 
 template <class Stepless, class... Stepped>
 constexpr union_terms<Stepless, Stepped...> make_terms(const Stepless& stepless, const std::tuple<Stepped...>& stepped) {
     return {stepless, stepped};
 }
+
+template <class A, class B>
+constexpr auto terms_of(const pattern::either<A, B>& p);
+template <class A, class B>
+constexpr auto terms_of(const pattern::both<A, B>& p);
 
 template <class P>
 constexpr auto terms_of(const P& p) {
@@ -60,14 +65,14 @@ constexpr auto terms_of(const P& p) {
 }
 
 template <class A, class B>
-constexpr auto terms_of(const either<A, B>& p) {
+constexpr auto terms_of(const pattern::either<A, B>& p) {
     const auto a = terms_of(p.a);
     const auto b = terms_of(p.b);
     return make_terms(either_term(a.stepless, b.stepless), std::tuple_cat(a.stepped, b.stepped));
 }
 
 template <class A, class B>
-constexpr auto terms_of(const both<A, B>& p) {
+constexpr auto terms_of(const pattern::both<A, B>& p) {
     const auto a = terms_of(p.a);
     const auto b = terms_of(p.b);
     const auto cross = std::apply([&](const auto&... term) { return std::tuple_cat(both_each(term, b.stepped)...); }, a.stepped);
@@ -88,7 +93,7 @@ constexpr void passes_after(const Earlier& earlier, const position_range& querie
         if constexpr (std::same_as<Earlier, hidden>)
             body(p, step_of(p));
         else
-            body(both<P, inverse<Earlier>>{p, {earlier}}, step_of(p));
+            body(pattern::both<P, pattern::inverse<Earlier>>{p, {earlier}}, step_of(p));
     }
     passes_after(either_term(earlier, p), queries, keys, body, later...);
 }

@@ -139,6 +139,9 @@ void check(const P& p, const pattern_context& context) {
     if constexpr (detail::HasCheck<P>) p.check(context);
 }
 
+/// The patterns, and what & | ! make of them. Of `attn` too are dense, causal, segments and the compositions that papers name.
+namespace pattern {
+
 /// Dense: every key.
 struct dense {
     constexpr bool visible(auto, auto) const { return true; }
@@ -238,5 +241,12 @@ template <Pattern A>
 constexpr inverse<A> operator!(const A& a) {
     return {a};
 }
+
+} // namespace pattern
+
+using pattern::dense;
+using pattern::operator&;
+using pattern::operator|;
+using pattern::operator!;
 
 } // namespace attn

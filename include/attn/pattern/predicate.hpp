@@ -2,7 +2,7 @@
 
 #include "pattern.hpp"
 
-namespace attn::inline ATTN_INSTRUCTION_SET {
+namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 
 /// A pattern of the user's own: a generic function of the absolute positions of a query and a key,
 ///     predicate{[w](auto i, auto j) { return j <= i && (i - j < w || j % 4 == 0); }}
@@ -22,4 +22,4 @@ struct predicate {
 template <class F>
 predicate(F) -> predicate<F>;
 
-} // namespace attn
+} // namespace attn::pattern

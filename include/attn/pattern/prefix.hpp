@@ -2,7 +2,7 @@
 
 #include "pattern.hpp"
 
-namespace attn::inline ATTN_INSTRUCTION_SET {
+namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 
 /// Causal, but for the first `length` keys, which every query sees: j < length or j <= i. A negative length is refused.
 /// Raffel et al. 2020, T5: the prefix language model.
@@ -16,4 +16,4 @@ struct prefix {
     }
 };
 
-} // namespace attn
+} // namespace attn::pattern

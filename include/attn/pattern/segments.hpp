@@ -6,9 +6,7 @@
 #include <span>
 #include <vector>
 
-namespace attn::inline ATTN_INSTRUCTION_SET {
-
-namespace detail {
+namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
 struct id_bounds {
     std::int32_t low, high;
@@ -76,7 +74,9 @@ struct segments_of_box {
 };
 constexpr segments_of_box narrowed(const segments_of_entry& p, const position_range&, const position_range&) { return {p}; }
 
-} // namespace detail
+} // namespace attn::detail
+
+namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 
 /// Pairs of the same segment: query_id[i] == key_id[j]. Packed sequences (ids rise), the regions of shifted windows (any order).
 /// The ids are copied once, into O(n) memory that copies of the pattern share: keep the pattern, not only the ids.
@@ -162,5 +162,11 @@ private:
     detail::id_sequence queries_{}, keys_{};
     std::shared_ptr<const tables> tables_;
 };
+
+} // namespace attn::pattern
+
+namespace attn::inline ATTN_INSTRUCTION_SET {
+
+using pattern::segments;
 
 } // namespace attn

@@ -2,7 +2,7 @@
 
 #include "pattern.hpp"
 
-namespace attn::inline ATTN_INSTRUCTION_SET {
+namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 
 /// Every stride-th key, counted from the query both ways ("atrous"): (i - j) mod stride == 0. O(n^2 / stride) pairs, in runs of keys
 /// that queries of one residue class share. A stride below one is refused.
@@ -18,4 +18,4 @@ struct strided {
     }
 };
 
-} // namespace attn
+} // namespace attn::pattern

@@ -8,9 +8,7 @@
 #include <memory>
 #include <vector>
 
-namespace attn::inline ATTN_INSTRUCTION_SET {
-
-namespace detail {
+namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
 /// One head's mask: its bits, and for every 16 queries the number of visible pairs before every 8th key, so that how many there are
 /// in a box of boxes is a difference.
@@ -62,7 +60,9 @@ struct tile_plane {
     }
 };
 
-} // namespace detail
+} // namespace attn::detail
+
+namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 
 /// An opaque mask as a pattern: what is only known pair by pair is looked at once, and then costs one load for up to 64 queries of a
 /// key; boxes of 16 queries and 8 keys that are wholly hidden are skipped, wholly visible ones need no mask. Made once and reused:
@@ -197,4 +197,4 @@ private:
     std::shared_ptr<const planes> planes_;
 };
 
-} // namespace attn
+} // namespace attn::pattern

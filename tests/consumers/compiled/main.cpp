@@ -92,12 +92,12 @@ struct problem {
         const attn::causal causal;
         attend_all("dense", attn::dense{}, where);
         attend_all("causal", causal, where);
-        attend_all("local", attn::local{5, 3}, where);
-        attend_all("causal & local", causal & attn::local{5}, where);
-        attend_all("strided", attn::strided{7}, where);
-        attend_all("causal & strided", causal & attn::strided{7}, where);
-        attend_all("local | strided", attn::local{5} | attn::strided{7}, where);
-        attend_all("causal & (local | strided)", causal & (attn::local{5} | attn::strided{7}), where);
+        attend_all("local", attn::pattern::local{5, 3}, where);
+        attend_all("causal & local", causal & attn::pattern::local{5}, where);
+        attend_all("strided", attn::pattern::strided{7}, where);
+        attend_all("causal & strided", causal & attn::pattern::strided{7}, where);
+        attend_all("local | strided", attn::pattern::local{5} | attn::pattern::strided{7}, where);
+        attend_all("causal & (local | strided)", causal & (attn::pattern::local{5} | attn::pattern::strided{7}), where);
         attend("linear", attn::linear_attention{}, attn::compiled::linear_attention<T>{}, where);
         attend("linear causal", attn::linear_attention{.pattern = causal}, attn::compiled::linear_attention<T>{.pattern = causal}, where);
 
