@@ -96,17 +96,16 @@ int main(int count, char** arguments) try {
     for (auto& m : mean) m = static_cast<double>(random()) / 0x1p32 - 0.5;
     for (auto& v : variance) v = static_cast<double>(random()) / 0x1p32 + 0.5;
     const attn::rep_batch_norm<float> norm{.batch = {.mean = mean, .variance = variance}, .eta = 0.7};
-    using attention = attn::simplified_linear_attention<>;
     const auto kernel = add("convolution", {1, channels / heads, 5, 5});
-    const attn::multi_head<float, attention> mixing{.heads = heads,
-                                                    .q = add_linear("q", channels, channels),
-                                                    .k = add_linear("k", channels, channels),
-                                                    .v = add_linear("v", channels, channels),
-                                                    .out = add_linear("out", channels, channels),
-                                                    .attention = {.convolution = {.weights = kernel, .height = height, .width = width}}};
-    const attn::feed_forward<float> mlp{.up = add_linear("up", 4 * channels, channels), .down = add_linear("down", channels, 4 * channels)};
-    const attn::transformer_block<attn::rep_batch_norm<float>, attn::multi_head<float, attention>, attn::feed_forward<float>> block{
-        .attention_norm = norm, .attention = mixing, .feed_forward_norm = norm, .feed_forward = mlp};
+    const attn::depthwise_convolution convolution{.weights = kernel, .height = height, .width = width};
+    const attn::multi_head mixing{.heads = heads,
+                                  .q = add_linear("q", channels, channels),
+                                  .k = add_linear("k", channels, channels),
+                                  .v = add_linear("v", channels, channels),
+                                  .out = add_linear("out", channels, channels),
+                                  .attention = attn::simplified_linear_attention{.convolution = convolution}};
+    const attn::feed_forward mlp{.up = add_linear("up", 4 * channels, channels), .down = add_linear("down", channels, 4 * channels)};
+    const attn::transformer_block block{.attention_norm = norm, .attention = mixing, .feed_forward_norm = norm, .feed_forward = mlp};
 
     // For inference the norms disappear into the linears behind them.
     attn::parameters folded;

@@ -80,7 +80,7 @@ TEMPLATE_TEST_CASE("depthwise_convolution: executors do not change a bit", "[con
     for_each_executor([&](auto& executor, const std::string& name) {
         INFO(name);
         tensor<TestType> out(x.shape());
-        workspace memory(op.template workspace_bytes<TestType>(x.shape(), executor.concurrency()));
+        workspace memory(op.workspace_bytes(x.shape(), executor.concurrency()));
         add_convolution(op, x.view(), out.view(), execution(executor, memory));
         CHECK(same_bits(out, expected));
     });

@@ -47,7 +47,7 @@ outcome attempt(draw& random) {
                                          layout::column_major, layout::misaligned, layout::pages_apart, layout::reversed};
     testing::placed<T> other_x(x, random.one_of(layouts)), out(before, random.one_of(layouts));
     static thread_pool pool(3);
-    workspace memory(op.template workspace_bytes<T>(from, 3));
+    workspace memory(op.workspace_bytes(from, 3));
     add_convolution(op, other_x.view(), out.view(), execution(pool, memory));
     if (!other_x.guards_intact() || !out.guards_intact()) result.problem = "wrote beside its output";
     else if (!testing::same_bits(out.copy(), expected)) result.problem = "other bits elsewhere";

@@ -15,14 +15,14 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// with zeros outside the grid. Kernels have odd sizes, and may be larger than the grid.
 /// A sequence is a grid of one row: kernels (1 or heads, c, 1, width). Causal, token t reads tokens t - width + 1 ... t, and any width will
 /// do. Time: 2 n c kernel_height kernel_width flops a head. Memory: a few tiles a thread.
-template <Scalar U = float, class Arch = simd::native>
+template <Scalar T = float, class Arch = simd::native>
 struct depthwise_convolution {
     static constexpr std::string_view name = "depthwise_convolution";
 
     /// (1 or heads, c, kernel_height, kernel_width), any strides: one kernel for all heads, or one for each. Or, for all heads, as PyTorch has
     /// them: (c, 1, kernel_height, kernel_width).
-    tensor_view<const U> weights = {};
-    borrowed<const U> bias = {};  ///< none, c numbers, or c for each head
+    tensor_view<const T> weights = {};
+    borrowed<const T> bias = {};  ///< none, c numbers, or c for each head
     index_t height = 0, width = 0;  ///< the grid; one row if not given
     bool causal = false;          ///< of a sequence: the past and the present only
 
@@ -46,7 +46,9 @@ struct depthwise_convolution {
             throw shape_error(operation, "weights",
                               "has shape " + to_string(weights.shape()) + ", but a causal convolution is one of sequences: of one row");
         if (std::max({w.tokens, w.channels, height, width}) > max_size)
-            throw shape_error(operation, "weights", "has shape " + to_string(weights.shape()) + " for a grid of " + is(height) + " x " + is(width) + ": more than 2^40");
+            throw shape_error(operation, "weights",
+                              "has shape " + to_string(weights.shape()) + " for a grid of " + is(height) + " x " + is(width) +
+                                  ": more than 2^40");
         const bool fits = height == 0 ? width == 0 : width == 0 ? x.tokens == 0 : x.tokens % width == 0 && x.tokens / width == height;
         if (height < 0 || width < 0 || !fits)
             throw shape_error(operation, "height",
@@ -57,7 +59,7 @@ struct depthwise_convolution {
         out.require_apart("the convolution's bias", bias);
     }
     /// The weights of so many channels as (1 or heads, c, kernel_height, kernel_width).
-    tensor_view<const U> kernels(index_t channels) const {
+    tensor_view<const T> kernels(index_t channels) const {
         const auto& w = weights.shape();
         const auto& s = weights.strides();
         if (w.heads != 1 || channels == 1) return weights;
@@ -72,27 +74,25 @@ struct depthwise_convolution {
         g.left = causal ? g.kernel_width - 1 : g.kernel_width / 2;
         return g;
     }
-    template <Scalar T>
     std::size_t workspace_bytes(const shape& x, index_t concurrency) const {
         detail::scratch memory;
-        worker<T>(memory, grid(x.tokens), x.channels);
+        worker(memory, grid(x.tokens), x.channels);
         return static_cast<std::size_t>(concurrency) * memory.used_bytes();
     }
     /// Computes. Everything has been checked.
-    template <Scalar T>
     void forward(const tensor_view<const T>& x, const tensor_view<T>& out, const execution& run) const {
         const auto [batch, heads, tokens, channels] = out.shape();
         if (out.shape().size() == 0) return;
         const auto g = grid(tokens);
-        const auto chunks = kernel::token_chunks::of(g, 64, worker<T>::max_tokens);
+        const auto chunks = kernel::token_chunks::of(g, 64, worker::max_tokens);
         const auto group = heads / x.shape().heads, chunks_of_a_task = chunks.of_a_task(1024),
                    tasks = (chunks.count() + chunks_of_a_task - 1) / chunks_of_a_task;
-        const auto slice_bytes = workspace_bytes<T>(x.shape(), 1);
+        const auto slice_bytes = workspace_bytes(x.shape(), 1);
         run.for_each(batch * heads * tasks, [&](index_t task, index_t slice) {
             const auto b = task / (heads * tasks), h = task / tasks % heads, from = task % tasks * chunks_of_a_task;
             detail::scratch memory(run.workspace().bytes().data() + static_cast<std::size_t>(slice) * slice_bytes);
-            worker<T> w(memory, g, channels);
-            w.tile.load_weights(kernel::convolution_parameters<U>{g, kernels(channels), bias}, h);
+            worker w(memory, g, channels);
+            w.tile.load_weights(kernel::convolution_parameters<T>{g, kernels(channels), bias}, h);
             const auto from_rows = kernel::rows_of(x, b, h / group);
             const auto to_rows = kernel::rows_of(out, b, h);
             for (auto chunk = from; chunk < std::min(from + chunks_of_a_task, chunks.count()); ++chunk) {
@@ -109,7 +109,6 @@ private:
     /// Of a kernel and a grid: far from where sums of their places would overflow.
     static constexpr index_t max_size = index_t{1} << 40;
 
-    template <Scalar T>
     struct worker {
         static constexpr index_t max_tokens = 96;
 
@@ -121,48 +120,49 @@ private:
     };
 };
 
+/// Of its weights' scalar type.
+template <TensorLike W, class... Others>
+depthwise_convolution(const W&, const Others&...) -> depthwise_convolution<detail::scalar_t<W>>;
+
 /// Adds the convolution of x into out. Checks everything once, then computes with the caller's executor and workspace. Allocates nothing;
 /// the result is the same, bit by bit, for every executor, number of threads and strides. Throws attention_error, before anything is read or
 /// written: shapes or parameters that do not fit, an out that overlaps x, a workspace too small.
-template <Scalar U, class Arch, TensorLike X>
-void add_convolution(const depthwise_convolution<U, Arch>& op, const X& x, const tensor_view<detail::scalar_t<X>>& out, const execution& run) {
-    using T = detail::scalar_t<X>;
-    constexpr auto name = depthwise_convolution<U, Arch>::name;
-    const tensor_view<const T> tokens = x;
-    const auto &from = tokens.shape(), &to = out.shape();
-    detail::check_view(name, "x", tokens);
+template <Scalar T, class Arch>
+void add_convolution(const depthwise_convolution<T, Arch>& op, const std::type_identity_t<tensor_view<const T>>& x,
+                     const std::type_identity_t<tensor_view<T>>& out, const execution& run) {
+    constexpr auto name = depthwise_convolution<T, Arch>::name;
+    const auto &from = x.shape(), &to = out.shape();
+    detail::check_view(name, "x", x);
     detail::check_view(name, "out", out);
     if (to.batch != from.batch || to.tokens != from.tokens || to.channels != from.channels ||
         (from.heads == 0 ? to.heads != 0 : to.heads % from.heads != 0))
         detail::refuse(name, "out", to, "x", from, "they do not fit");
     detail::check_writable(name, "out", out);
     const output_memory memory(name, "out", out);
-    memory.require_apart("x", tokens);
+    memory.require_apart("x", x);
     op.check_apart(memory);
     op.check(name, from, to);
-    detail::check_workspace(name, run, op.template workspace_bytes<T>(from, run.concurrency()), from);
-    op.forward(tokens, out, run);
+    detail::check_workspace(name, run, op.workspace_bytes(from, run.concurrency()), from);
+    op.forward(x, out, run);
 }
 
 /// The same, with a workspace for the call.
-template <Scalar U, class Arch, TensorLike X, ExecutorArgument E = sequential>
-void add_convolution(const depthwise_convolution<U, Arch>& op, const X& x, const tensor_view<detail::scalar_t<X>>& out, E&& executor = {}) {
-    using T = detail::scalar_t<X>;
-    const tensor_view<const T> tokens = x;
-    detail::check_view(op.name, "x", tokens);
-    op.check(op.name, tokens.shape(), out.shape());
-    workspace memory(op.template workspace_bytes<T>(tokens.shape(), detail::concurrency_of(executor)));
-    add_convolution(op, tokens, out, execution(executor, memory));
+template <Scalar T, class Arch, ExecutorArgument E = sequential>
+void add_convolution(const depthwise_convolution<T, Arch>& op, const std::type_identity_t<tensor_view<const T>>& x,
+                     const std::type_identity_t<tensor_view<T>>& out, E&& executor = {}) {
+    detail::check_view(op.name, "x", x);
+    op.check(op.name, x.shape(), out.shape());
+    workspace memory(op.workspace_bytes(x.shape(), detail::concurrency_of(executor)));
+    add_convolution(op, x, out, execution(executor, memory));
 }
 
 /// The convolution of x by itself, in a new tensor of x's shape.
-template <Scalar U, class Arch, TensorLike X, ExecutorArgument E = sequential>
-[[nodiscard]] auto convolve(const depthwise_convolution<U, Arch>& op, const X& x, E&& executor = {}) {
-    using T = detail::scalar_t<X>;
-    const tensor_view<const T> tokens = x;
-    detail::check_view(op.name, "x", tokens);
-    tensor<T> out(tokens.shape());
-    add_convolution(op, tokens, out, executor);
+template <Scalar T, class Arch, ExecutorArgument E = sequential>
+[[nodiscard]] tensor<T> convolve(const depthwise_convolution<T, Arch>& op, const std::type_identity_t<tensor_view<const T>>& x,
+                                 E&& executor = {}) {
+    detail::check_view(op.name, "x", x);
+    tensor<T> out(x.shape());
+    add_convolution(op, x, out, executor);
     return out;
 }
 

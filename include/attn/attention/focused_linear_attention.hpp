@@ -17,6 +17,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// Time: 4 d_k d_v + 2 d_v kernel_height kernel_width flops a token and the powers. Memory: the workspace, with two numbers a token.
 /// A row of the result depends on its query, the keys that it sees and where they lie, and what the convolution reads around it, bit by bit:
 /// not on the number of queries in the call, executor, threads, strides or the rest of the batch.
+/// U, the scalar type of its arrays, is that of the tokens.
 /// Han et al. 2023, "FLatten Transformer: Vision Transformer using Focused Linear Attention".
 template <Pattern P = dense, Scalar U = float, class Arch = simd::native>
 struct focused_linear_attention {

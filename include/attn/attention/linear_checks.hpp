@@ -26,14 +26,14 @@ struct local_arguments {
     /// Throws attention_error if they do not fit.
     template <Pattern P>
     void check(std::string_view operation, const inputs<T>& in, const P&) const {
+        static_assert(std::same_as<T, U>, "attn: convolution, encoding and scale have the scalar type of the tokens: for double, "
+                                          "simplified_linear_attention<pattern, double> and focused_linear_attention<pattern, double>");
         const auto &q = in.queries.shape(), &k = in.keys.shape(), &v = in.values.shape();
         check_view(operation, "positional_encoding", positional_encoding);
         if (const auto& p = positional_encoding.shape();
             positional_encoding.data() && ((p.batch != 1 && p.batch != k.batch) || (p.heads != 1 && p.heads != k.heads) ||
                                            p.tokens != k.tokens || p.channels != k.channels))
             refuse(operation, "positional_encoding", p, "k", k, "they do not fit");
-        if (!std::same_as<T, U> && convolution_input.data())
-            throw argument_error(operation, "convolution_input", "has another scalar type than v");
         if (!convolution.present()) return;
         check_view(operation, "convolution_input", convolution_input);
         const auto& x = convolution_input.data() ? convolution_input.shape() : v;
@@ -58,7 +58,7 @@ struct local_arguments {
                                         convolution.kernels(in.values.shape().channels), convolution.bias},
                                        in.values,
                                        true};
-        if constexpr (std::same_as<T, U>) {
+        if constexpr (std::same_as<T, U>) { // check says what else is wrong, once
             if (convolution_input.data()) {
                 local.input = convolution_input;
                 local.reads_values = false;

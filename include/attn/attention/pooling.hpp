@@ -128,6 +128,10 @@ struct channel_convolution {
     }
 };
 
+/// Of its weights' scalar type.
+template <TensorLike W, class... Others>
+channel_convolution(const W&, const Others&...) -> channel_convolution<detail::scalar_t<W>>;
+
 /// A convolution along the sequence that mixes channels, as the spatial reduction of a pyramid vision transformer does:
 ///     projected[r, o] = bias[o] + sum_t sum_c weights[t, o, c] x[kernel r + t, c]
 /// over the visible tokens.
@@ -187,5 +191,9 @@ private:
         }
     }
 };
+
+/// Of its weights' scalar type.
+template <TensorLike W, class... Others>
+mixing_convolution(const W&, const Others&...) -> mixing_convolution<detail::scalar_t<W>>;
 
 } // namespace attn

@@ -102,6 +102,10 @@ struct linear_projection {
     }
 };
 
+/// Of its matrix's scalar type.
+template <TensorLike W, class... Others>
+linear_projection(const W&, const Others&...) -> linear_projection<detail::scalar_t<W>>;
+
 /// A projection of its own for each head, whose sizes may differ: each[head]. The caller's memory.
 template <class P>
 struct projection_per_head {

@@ -17,6 +17,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// Time: 4 d_k d_v + 2 d_v kernel_height kernel_width flops a token, O(n). Memory: the workspace, some 200 kB a thread at d = 64.
 /// A row of the result depends on its query, the keys that it sees and where they lie, and what the convolution reads around it, bit by bit:
 /// not on the number of queries in the call, executor, threads, strides or the rest of the batch.
+/// U, the scalar type of its arrays, is that of the tokens.
 /// Guo et al. 2024, "SLAB: Efficient Transformers with Simplified Linear Attention and Progressive Re-parameterized Batch Normalization".
 template <Pattern P = dense, Scalar U = float, class Arch = simd::native>
 struct simplified_linear_attention {

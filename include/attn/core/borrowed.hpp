@@ -17,6 +17,10 @@ namespace detail {
 template <class R>
 concept Temporary = requires(R& range) { std::data(range); } && !std::is_lvalue_reference_v<R> && !std::ranges::enable_borrowed_range<std::remove_cvref_t<R>>;
 
+/// What a vector, an array, a span or anything like them holds.
+template <class R>
+using element_t = std::remove_cvref_t<decltype(*std::data(std::declval<const R&>()))>;
+
 } // namespace detail
 
 /// A std::span of what an operator refers to: of T from a vector, an array, a span or anything like them. A temporary that owns its elements

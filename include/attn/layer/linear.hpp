@@ -70,4 +70,8 @@ struct linear {
     }
 };
 
+/// Of its weight's scalar type.
+template <TensorLike W, class... Others>
+linear(const W&, const Others&...) -> linear<detail::scalar_t<W>>;
+
 } // namespace attn

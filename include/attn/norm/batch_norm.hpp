@@ -144,6 +144,10 @@ struct batch_norm {
     }
 };
 
+/// Of its weight's scalar type.
+template <class W, class... Others>
+batch_norm(const W&, const Others&...) -> batch_norm<detail::element_t<W>>;
+
 namespace detail {
 
 /// What is checked of a training call, whatever the norm.

@@ -39,4 +39,8 @@ struct rms_norm {
     }
 };
 
+/// Of its weight's scalar type.
+template <class W, class... Others>
+rms_norm(const W&, const Others&...) -> rms_norm<detail::element_t<W>>;
+
 } // namespace attn

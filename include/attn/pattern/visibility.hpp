@@ -20,7 +20,7 @@ struct no_value {
         static_assert(never<Self>,
                       "attn: this predicate cannot be evaluated on ranges of positions: use + - * / % and comparisons of i and j, "
                       "joined by && || !, without table[j], if, ?: or conversions; "
-                      "attn::tiles(mask, n, m) makes a pattern of an opaque mask");
+                      "attn::pattern::tiles(mask, n, m) makes a pattern of an opaque mask");
         return {};
     }
 };

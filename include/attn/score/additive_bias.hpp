@@ -1,6 +1,6 @@
 #pragma once
 
-#include "../core/tensor_view.hpp"
+#include "../core/tensor.hpp"
 #include "score_function.hpp"
 
 #include <limits>
@@ -77,9 +77,8 @@ private:
     }
 };
 
-template <class T>
-additive_bias(tensor_view<T>) -> additive_bias<std::remove_const_t<T>>;
-template <class T>
-additive_bias(tensor_view<T>, index_t, index_t) -> additive_bias<std::remove_const_t<T>>;
+/// Of its tensor's scalar type.
+template <TensorLike B, class... Others>
+additive_bias(const B&, const Others&...) -> additive_bias<detail::scalar_t<B>>;
 
 } // namespace attn

@@ -61,6 +61,7 @@ void adjust_scores(const F& function, const scored_block<T>& tile, index_t head)
 /// it holds.
 template <Scalar T, class Arch, Scalar U>
 void adjust_scores(const head_bias<U>& bias, const scored_block<T>& tile, index_t head) {
+    static_assert(std::same_as<T, U>, "attn: an additive_bias has the scalar type of the tokens");
     using lanes = simd::lanes<T, Arch>;
     const auto& [first, count, step] = tile.queries.tokens;
     const row_block<const U> from{bias.data + (first - bias.first_query) * bias.query_stride + (tile.keys.first - bias.first_key) * bias.key_stride,
