@@ -2,6 +2,7 @@
 
 #include <attn/core/tensor.hpp>
 #include <attn/core/workspace.hpp>
+#include <attn/parallel/thread_pool.hpp>
 
 #include <algorithm>
 
@@ -21,6 +22,16 @@ TEMPLATE_TEST_CASE("tensor: aligned, contiguous and zero", "[core][portable]", f
         CHECK(t.view().strides() == head_major(t.data(), s).strides());
         CHECK(std::all_of(t.data(), t.data() + s.size(), [](TestType x) { return x == TestType{}; }));
     }
+}
+
+TEST_CASE("what only looks, or moves, throws nothing", "[core]") {
+    STATIC_REQUIRE(std::is_nothrow_move_constructible_v<tensor<float>> && std::is_nothrow_move_assignable_v<tensor<float>>);
+    STATIC_REQUIRE(std::is_nothrow_move_constructible_v<workspace> && std::is_nothrow_move_assignable_v<workspace>);
+    STATIC_REQUIRE(std::is_nothrow_convertible_v<const tensor<float>&, tensor_view<const float>>);
+    STATIC_REQUIRE(std::is_nothrow_convertible_v<tensor_view<float>, tensor_view<const float>>);
+    STATIC_REQUIRE(noexcept(std::declval<tensor_view<float>&>()(0, 0, 0, 0)) && noexcept(std::declval<tensor<float>&>().view()));
+    STATIC_REQUIRE(noexcept(shape{}.size()) && noexcept(overlap(tensor_view<float>(), tensor_view<float>())));
+    STATIC_REQUIRE(noexcept(std::declval<const execution&>().concurrency()) && noexcept(std::declval<const thread_pool&>().concurrency()));
 }
 
 TEST_CASE("tensor: empty ones hold nothing", "[core]") {

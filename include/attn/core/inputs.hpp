@@ -18,15 +18,15 @@ public:
     template <detail::Temporary R>
     per_batch(R&& numbers) = delete;
 
-    constexpr index_t operator[](index_t batch) const { return shared_ ? same_ : each_[static_cast<std::size_t>(batch)]; }
+    constexpr index_t operator[](index_t batch) const noexcept { return shared_ ? same_ : each_[static_cast<std::size_t>(batch)]; }
     /// Count of numbers given one by one; 0 if all entries share one.
-    constexpr index_t count() const { return static_cast<index_t>(each_.size()); }
+    constexpr index_t count() const noexcept { return static_cast<index_t>(each_.size()); }
     /// Whether there is a number for each of so many batch entries.
-    constexpr bool fits(index_t batch) const { return shared_ || count() == batch; }
+    constexpr bool fits(index_t batch) const noexcept { return shared_ || count() == batch; }
     /// Whether one number is for all entries.
-    constexpr bool shared() const { return shared_; }
+    constexpr bool shared() const noexcept { return shared_; }
     /// The numbers given one by one; none if all entries share one.
-    constexpr std::span<const index_t> each() const { return each_; }
+    constexpr std::span<const index_t> each() const noexcept { return each_; }
 
 private:
     index_t same_ = 0;

@@ -18,7 +18,7 @@ inline constexpr index_t max_bytes = index_t{1} << 48;
 namespace detail {
 
 /// The product of counts, none of them negative; the largest index where it does not fit one, which is beyond every limit.
-constexpr index_t product(std::same_as<index_t> auto... counts) {
+constexpr index_t product(std::same_as<index_t> auto... counts) noexcept {
     index_t result = 1;
     const auto times = [&](index_t count) {
         if (__builtin_mul_overflow(result, count, &result)) result = std::numeric_limits<index_t>::max();
@@ -37,7 +37,7 @@ struct shape {
     index_t channels = 0;
 
     /// Count of elements; the largest index if they are more.
-    constexpr index_t size() const { return detail::product(batch, heads, tokens, channels); }
+    constexpr index_t size() const noexcept { return detail::product(batch, heads, tokens, channels); }
     friend constexpr bool operator==(const shape&, const shape&) = default;
 };
 

@@ -41,20 +41,20 @@ public:
     }
 
     /// Where the elements lie.
-    T* data() { return data_.get(); }
+    T* data() noexcept { return data_.get(); }
     /// Where the elements lie.
-    const T* data() const { return data_.get(); }
+    const T* data() const noexcept { return data_.get(); }
     /// The extents.
-    const attn::shape& shape() const { return shape_; }
+    const attn::shape& shape() const noexcept { return shape_; }
     /// A view of all of it.
-    tensor_view<T> view() { return head_major(data(), shape_); }
+    tensor_view<T> view() noexcept { return head_major(data(), shape_); }
     /// A view of all of it.
-    tensor_view<const T> view() const { return head_major(data(), shape_); }
-    operator tensor_view<T>() { return view(); }
-    operator tensor_view<const T>() const { return view(); }
+    tensor_view<const T> view() const noexcept { return head_major(data(), shape_); }
+    operator tensor_view<T>() noexcept { return view(); }
+    operator tensor_view<const T>() const noexcept { return view(); }
 
-    T& operator()(index_t b, index_t h, index_t i, index_t c) { return view()(b, h, i, c); }
-    const T& operator()(index_t b, index_t h, index_t i, index_t c) const { return view()(b, h, i, c); }
+    T& operator()(index_t b, index_t h, index_t i, index_t c) noexcept { return view()(b, h, i, c); }
+    const T& operator()(index_t b, index_t h, index_t i, index_t c) const noexcept { return view()(b, h, i, c); }
 
 private:
     static std::size_t bytes_of(const attn::shape& shape) {

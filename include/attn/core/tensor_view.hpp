@@ -44,12 +44,13 @@ public:
 
     constexpr tensor_view() = default;
     /// A view of memory that somebody else owns.
-    constexpr tensor_view(T* data, const attn::shape& shape, const attn::strides& strides)
+    constexpr tensor_view(T* data, const attn::shape& shape, const attn::strides& strides) noexcept
         : data_(data), shape_(shape), strides_(strides) {}
     /// The same elements, to be read only.
     template <class U>
         requires(std::is_const_v<T> && std::same_as<U, std::remove_const_t<T>>)
-    constexpr tensor_view(const tensor_view<U>& other) : data_(other.data()), shape_(other.shape()), strides_(other.strides()) {}
+    constexpr tensor_view(const tensor_view<U>& other) noexcept
+        : data_(other.data()), shape_(other.shape()), strides_(other.strides()) {}
 
     /// Of an mdspan of T, or of what becomes const T.
     template <detail::MdspanLike M>
@@ -59,17 +60,17 @@ public:
           strides_{stride_of(m, 4), stride_of(m, 3), stride_of(m, 2), stride_of(m, 1)} {}
 
     /// Where element (0, 0, 0, 0) lies.
-    constexpr T* data() const { return data_; }
+    constexpr T* data() const noexcept { return data_; }
     /// The extents.
-    constexpr const attn::shape& shape() const { return shape_; }
+    constexpr const attn::shape& shape() const noexcept { return shape_; }
     /// The distances between neighbours.
-    constexpr const attn::strides& strides() const { return strides_; }
+    constexpr const attn::strides& strides() const noexcept { return strides_; }
 
     /// Address of channel 0 of one token.
-    constexpr T* row(index_t batch, index_t head, index_t token) const {
+    constexpr T* row(index_t batch, index_t head, index_t token) const noexcept {
         return data_ + batch * strides_.batch + head * strides_.heads + token * strides_.tokens;
     }
-    constexpr T& operator()(index_t batch, index_t head, index_t token, index_t channel) const {
+    constexpr T& operator()(index_t batch, index_t head, index_t token, index_t channel) const noexcept {
         return row(batch, head, token)[channel * strides_.channels];
     }
 
@@ -92,14 +93,14 @@ tensor_view(const M&) -> tensor_view<typename M::element_type>;
 
 /// Views contiguous memory laid out as [batch][heads][tokens][channels].
 template <class T>
-constexpr tensor_view<T> head_major(T* data, const shape& s) {
+constexpr tensor_view<T> head_major(T* data, const shape& s) noexcept {
     using detail::product;
     return {data, s, {product(s.heads, s.tokens, s.channels), product(s.tokens, s.channels), s.channels, 1}};
 }
 
 /// Views contiguous memory laid out as [batch][tokens][heads][channels], what a linear projection leaves behind.
 template <class T>
-constexpr tensor_view<T> token_major(T* data, const shape& s) {
+constexpr tensor_view<T> token_major(T* data, const shape& s) noexcept {
     using detail::product;
     return {data, s, {product(s.tokens, s.heads, s.channels), s.channels, product(s.heads, s.channels), 1}};
 }
@@ -187,14 +188,14 @@ void check_view(std::string_view operation, std::string_view argument, const ten
 /// True unless the two views provably share no byte. Interleaved views (the q, k, v and out columns of one buffer) count as
 /// disjoint: modulo a stride that both walk by, their inner blocks lie beside each other.
 template <class A, class B>
-bool overlap(const tensor_view<A>& a, const tensor_view<B>& b) {
+bool overlap(const tensor_view<A>& a, const tensor_view<B>& b) noexcept {
     if (a.shape().size() == 0 || b.shape().size() == 0) return false;
     return detail::overlap(detail::footprint(a), detail::footprint(b));
 }
 
 /// True if two elements of the view may share an address, so that it cannot be written to.
 template <class T>
-bool overlaps_itself(const tensor_view<T>& v) {
+bool overlaps_itself(const tensor_view<T>& v) noexcept {
     if (v.shape().size() == 0) return false;
     const detail::footprint f(v);
     auto limit = INT64_MAX;

@@ -23,9 +23,9 @@ public:
     }
 
     /// How many bytes there are.
-    std::size_t size_bytes() const { return size_; }
+    std::size_t size_bytes() const noexcept { return size_; }
     /// The bytes.
-    std::span<std::byte> bytes() const { return {data_.get(), size_}; }
+    std::span<std::byte> bytes() const noexcept { return {data_.get(), size_}; }
 
     /// Grows to at least `bytes`; never shrinks. Throws argument_error if that is more than max_bytes.
     void reserve(std::size_t bytes) {

@@ -70,7 +70,7 @@ concept ExecutorArgument = Executor<std::remove_reference_t<E>>;
 
 /// Runs everything on the calling thread.
 struct sequential {
-    index_t concurrency() const { return 1; }
+    index_t concurrency() const noexcept { return 1; }
     void parallel_for(index_t count, function_ref body) const {
         for (index_t i = 0; i < count; ++i) body(i);
     }
@@ -96,9 +96,9 @@ public:
           parallel_for_([](void* e, index_t count, function_ref body) { static_cast<E*>(e)->parallel_for(count, body); }),
           concurrency_(detail::concurrency_of(executor)), workspace_(&workspace) {}
 
-    index_t concurrency() const { return concurrency_; }
+    index_t concurrency() const noexcept { return concurrency_; }
     /// The memory that the bodies share.
-    attn::workspace& workspace() const { return *workspace_; }
+    attn::workspace& workspace() const noexcept { return *workspace_; }
 
     /// Calls body(task, slice) for every task in [0, count). At any moment no two running bodies have the same slice, and
     /// slice < concurrency(), so a slice names a piece of the workspace. Tasks are handed out by an atomic counter: a thread that

@@ -13,7 +13,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 struct openmp {
     index_t threads = omp_get_max_threads();
 
-    index_t concurrency() const { return std::max<index_t>(1, threads); }
+    index_t concurrency() const noexcept { return std::max<index_t>(1, threads); }
     void parallel_for(index_t count, function_ref body) const {
         [[maybe_unused]] const auto team = static_cast<int>(std::clamp<index_t>(count, 1, concurrency()));
         detail::first_exception failure; // none may leave OpenMP's loop

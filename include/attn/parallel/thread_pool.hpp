@@ -33,7 +33,7 @@ public:
         if (threads_ > 1) pool_.emplace(static_cast<int>(threads_ - 1));
     }
 
-    index_t concurrency() const { return threads_; }
+    index_t concurrency() const noexcept { return threads_; }
 
     void parallel_for(index_t count, function_ref body) {
         if (count <= 1 || !pool_ || pool_->CurrentThreadId() != -1) {

@@ -39,9 +39,9 @@ public:
     constexpr visibility(bool always, bool never) : level_(1 + int{always} - int{never}) {}
 
     /// Whether no pair is visible.
-    constexpr bool is_none() const { return level_ == 0; }
+    constexpr bool is_none() const noexcept { return level_ == 0; }
     /// Whether all pairs are.
-    constexpr bool is_all() const { return level_ == 2; }
+    constexpr bool is_all() const noexcept { return level_ == 2; }
 
     friend constexpr visibility operator!(visibility a) { return visibility(2 - a.level_); }
     /// Of two, the less visible: a && b.
