@@ -22,9 +22,10 @@ struct depthwise_convolution {
     /// (1 or heads, c, kernel_height, kernel_width), any strides: one kernel for all heads, or one for each. Or, for all heads, as PyTorch has
     /// them: (c, 1, kernel_height, kernel_width).
     tensor_view<const T> weights = {};
-    borrowed<const T> bias = {};  ///< none, c numbers, or c for each head
-    index_t height = 0, width = 0;  ///< the grid; one row if not given
-    bool causal = false;          ///< of a sequence: the past and the present only
+    borrowed<const T> bias = {}; ///< none, c numbers, or c for each head
+    index_t height = 0;          ///< of the grid; one row if not given
+    index_t width = 0;           ///< of the grid
+    bool causal = false;         ///< of a sequence: the past and the present only
 
     /// Whether there are weights.
     bool present() const { return weights.data() != nullptr; }

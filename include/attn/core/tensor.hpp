@@ -67,8 +67,10 @@ private:
     std::unique_ptr<T, detail::aligned_delete> data_;
 };
 
+/// Of a tensor.
 template <class T>
 tensor_view(tensor<T>&) -> tensor_view<T>;
+/// Of a tensor that is only read.
 template <class T>
 tensor_view(const tensor<T>&) -> tensor_view<const T>;
 

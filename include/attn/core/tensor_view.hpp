@@ -88,6 +88,7 @@ private:
     attn::strides strides_;
 };
 
+/// Of an mdspan.
 template <detail::MdspanLike M>
 tensor_view(const M&) -> tensor_view<typename M::element_type>;
 

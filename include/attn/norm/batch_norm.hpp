@@ -12,8 +12,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// What training remembers of the tokens it has seen, for inference to use: the owner's, who passes it to every training call. In double: a
 /// million small steps lose no digits.
 struct batch_norm_statistics {
-    std::vector<double> mean, variance; ///< (channels) each: running mean, running unbiased variance
-    std::int64_t batches = 0;           ///< how many training calls have moved them
+    std::vector<double> mean;     ///< (channels): the running mean
+    std::vector<double> variance; ///< (channels): the running unbiased variance
+    std::int64_t batches = 0;     ///< how many training calls have moved them
 
     batch_norm_statistics() = default;
     /// Throws attention_error if the channels are fewer than none, or too many.

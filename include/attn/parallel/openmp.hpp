@@ -11,7 +11,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// OpenMP's threads. Inside somebody's parallel region it follows OpenMP's rule for nested ones: inline, unless allowed otherwise.
 struct openmp {
-    index_t threads = omp_get_max_threads();
+    index_t threads = omp_get_max_threads(); ///< at most
 
     index_t concurrency() const noexcept { return std::max<index_t>(1, threads); }
     void parallel_for(index_t count, function_ref body) const {

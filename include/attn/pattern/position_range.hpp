@@ -131,6 +131,7 @@ constexpr auto abs(const L& a) {
     return detail::found_by_argument::magnitude(a);
 }
 
+/// All sums of a position of each.
 template <class A, class B>
     requires detail::Ranges<A, B>
 constexpr position_range operator+(A x, B y) {
@@ -138,6 +139,7 @@ constexpr position_range operator+(A x, B y) {
     return {a.first + b.first, a.last + b.last, detail::common_step(a.step, b.step)};
 }
 
+/// All differences of a position of each.
 template <class A, class B>
     requires detail::Ranges<A, B>
 constexpr position_range operator-(A x, B y) {
@@ -145,6 +147,7 @@ constexpr position_range operator-(A x, B y) {
     return {a.first - b.last, a.last - b.first, detail::common_step(a.step, b.step)};
 }
 
+/// All products of a position of each.
 template <class A, class B>
     requires detail::Ranges<A, B>
 constexpr position_range operator*(A x, B y) {
@@ -153,6 +156,7 @@ constexpr position_range operator*(A x, B y) {
     return {low, high, std::gcd(std::gcd(a.first * b.step, b.first * a.step), a.step * b.step)};
 }
 
+/// All quotients by c, towards zero, as of integers.
 constexpr position_range operator/(position_range a, std::integral auto c) {
     const auto y = static_cast<index_t>(c);
     if (y < 0) return -(a / -y);
@@ -160,6 +164,7 @@ constexpr position_range operator/(position_range a, std::integral auto c) {
     return {a.first / y, a.last / y, even ? a.step / y : 1};
 }
 
+/// All remainders of a division by c towards zero, as of integers.
 constexpr position_range operator%(position_range a, std::integral auto c) {
     const auto y = abs(c);
     if (a.first >= 0) return floor_mod(a, y);
@@ -171,6 +176,7 @@ constexpr position_range operator%(position_range a, std::integral auto c) {
     return {low, high, step};
 }
 
+/// Whether all, some or none of the pairs are in that order.
 template <class A, class B>
     requires detail::Ranges<A, B>
 constexpr visibility operator<(A x, B y) {
@@ -178,6 +184,7 @@ constexpr visibility operator<(A x, B y) {
     return {a.last < b.first, a.first >= b.last};
 }
 
+/// Whether all, some or none of the pairs are equal.
 template <class A, class B>
     requires detail::Ranges<A, B>
 constexpr visibility operator==(A x, B y) {
@@ -188,24 +195,28 @@ constexpr visibility operator==(A x, B y) {
     return {false, step > 1 && (a.first - b.first) % step != 0};
 }
 
+/// The same of the other order.
 template <class A, class B>
     requires detail::Ranges<A, B>
 constexpr visibility operator>(A x, B y) {
     return y < x;
 }
 
+/// What > leaves.
 template <class A, class B>
     requires detail::Ranges<A, B>
 constexpr visibility operator<=(A x, B y) {
     return !(y < x);
 }
 
+/// What < leaves.
 template <class A, class B>
     requires detail::Ranges<A, B>
 constexpr visibility operator>=(A x, B y) {
     return !(x < y);
 }
 
+/// What == leaves.
 template <class A, class B>
     requires detail::Ranges<A, B>
 constexpr visibility operator!=(A x, B y) {

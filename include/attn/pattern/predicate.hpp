@@ -19,6 +19,7 @@ struct predicate {
     }
 };
 
+/// Of a lambda.
 template <class F>
 predicate(F) -> predicate<F>;
 

@@ -65,18 +65,21 @@ concept Visibilities = (std::same_as<A, visibility> && (std::same_as<B, visibili
 
 } // namespace detail
 
+/// What both show.
 template <class A, class B>
     requires detail::Visibilities<A, B>
 constexpr visibility operator&&(A x, B y) {
     return visibility::least(x, y);
 }
 
+/// What one of them shows.
 template <class A, class B>
     requires detail::Visibilities<A, B>
 constexpr visibility operator||(A x, B y) {
     return visibility::greatest(x, y);
 }
 
+/// Where both show, or both hide.
 template <class A, class B>
     requires detail::Visibilities<A, B>
 constexpr visibility operator==(A x, B y) {
@@ -84,6 +87,7 @@ constexpr visibility operator==(A x, B y) {
     return (a && b) || (!a && !b);
 }
 
+/// Where one shows and the other hides.
 template <class A, class B>
     requires detail::Visibilities<A, B>
 constexpr visibility operator!=(A x, B y) {
