@@ -3,6 +3,9 @@
 #include <attn/score/alibi.hpp>
 #include <attn/score/soft_cap.hpp>
 #include <attn/score/composed_score.hpp>
+#include <attn/score/forgetting.hpp>
+#include <attn/score/kerple.hpp>
+#include <attn/score/relative_buckets.hpp>
 #include <attn/simd/positions.hpp>
 
 #include "catch.hpp"
@@ -223,6 +226,119 @@ TEST_CASE("a bias tensor refuses what it does not cover", "[score][portable]") {
     }
     for (const index_t first : {-farthest_position, farthest_position})
         attn::testing::check_says(of({1, 1, 9, 7}, first), {"covers query positions " + std::to_string(first)});
+}
+
+TEST_CASE("T5's buckets", "[score][portable]") {
+    // By the original's code, for 32 buckets and a distance of 128.
+    const bucket_rule both{};
+    const index_t distances[] = {-1000, -128, -127, -91, -90, -64, -32, -16, -12, -11, -8, -7, -1, 0, 1, 7, 8, 11, 12, 16, 32, 64, 90, 91, 127, 1000};
+    const index_t expected[] = {15, 15, 15, 15, 14, 14, 12, 10, 9, 8, 8, 7, 1, 0, 17, 23, 24, 24, 25, 26, 28, 30, 30, 31, 31, 31};
+    for (std::size_t i = 0; i < std::size(distances); ++i) {
+        CAPTURE(distances[i]);
+        CHECK(both(distances[i]) == expected[i]);
+    }
+    const bucket_rule past{.bidirectional = false};
+    CHECK(past(1) == 0);
+    CHECK(past(500) == 0);
+    CHECK(past(0) == 0);
+    CHECK(past(-15) == 15);
+    CHECK(past(-16) == 16);
+    CHECK(past(-32) == 21);
+    CHECK(past(-64) == 26);
+    CHECK(past(-127) == 31);
+    CHECK(past(-farthest_position) == 31);
+}
+
+TEST_CASE("relative buckets add the number of a head and a bucket", "[score][portable]") {
+    tensor<float> table({1, 32, 1, 3}); // (buckets, heads), as in a checkpoint
+    for (index_t e = 0; e < 96; ++e) table.data()[e] = static_cast<float>(e);
+    const tensor_view<const float> view(table.data(), {1, 3, 1, 32}, {0, 1, 0, 3});
+    const relative_buckets bias(view);
+    static_assert(std::same_as<decltype(bias), const relative_buckets<float>>);
+    const bucket_rule rule{};
+    index_t wrong = 0;
+    for (index_t h = 0; h < 3; ++h)
+        for (index_t i = 0; i < 300; i += 7)
+            for (index_t j = 0; j < 300; ++j) wrong += bias.at(1, h)(0.5, i, j) != 0.5 + static_cast<double>(3 * rule(j - i) + h);
+    CHECK(wrong == 0);
+    CHECK(bias.at(0, 0)(1.0, farthest_position, -farthest_position) == 1 + 3 * 15);
+    for (const index_t step : {1, 3})
+        for (const index_t first : {-400, -131, -5, 100, 130, 400}) {
+            std::array<float, 37> row{};
+            bias.at(0, 2).bias_row(first, step, 37, 2, row.data());
+            for (index_t q = 0; q < 37; ++q)
+                wrong += static_cast<double>(row[static_cast<std::size_t>(q)]) != bias.at(0, 2)(0.0, first + q * step, index_t{2});
+        }
+    CHECK(wrong == 0);
+    CHECK(complaint(bias, two_by_three) == nothing_thrown);
+    CHECK(complaint(bias, {.operation = "softmax_attention", .heads = 2}) ==
+          "softmax_attention: score relative_buckets of 3 heads has 3 heads, where 1 or 2 are needed");
+    const auto refusal = [&](const shape& s, const bucket_rule& r) {
+        return testing::error_of([&] { relative_buckets<float>(head_major(static_cast<const float*>(table.data()), s), r); });
+    };
+    CHECK(refusal({1, 2, 1, 8}, {.max_distance = 3}) == nothing_thrown);
+    CHECK(refusal({1, 2, 1, 8}, {.max_distance = 2}) == "relative_buckets: max_distance is 2, but must be above 2 and at most 2^24");
+    CHECK(refusal({1, 2, 1, 8}, {.max_distance = farthest_position}) != nothing_thrown);
+    CHECK(refusal({1, 2, 1, 7}, {}) == "relative_buckets: table has shape (1, 2, 1, 7): 7 buckets are too few, or odd for two directions");
+    CHECK(refusal({1, 2, 1, 7}, {.bidirectional = false}) == nothing_thrown);
+    CHECK(refusal({1, 2, 1, 1}, {.bidirectional = false}) != nothing_thrown);
+    CHECK(refusal({1, 1, 8, 2}, {}) == "relative_buckets: table has shape (1, 1, 8, 2), but (1, heads, 1, buckets) is needed");
+    CHECK(testing::error_of([] { relative_buckets<float>(tensor_view<const float>(nullptr, {1, 1, 1, 8}, {})); }) != nothing_thrown);
+}
+
+TEST_CASE("KERPLE's kernels", "[score][portable]") {
+    const std::vector<double> r1{0.5, 2, 1}, r2{3, 0.25, 1};
+    const kerple_logarithmic logarithmic{r1, r2};
+    const kerple_power power{.r1 = r1, .r2 = r2};
+    CHECK(logarithmic.at(0, 0)(1.0, index_t{10}, index_t{6}) == Approx(1 - 0.5 * std::log(13.0)).epsilon(1e-15));
+    CHECK(logarithmic.at(0, 1)(1.0, index_t{6}, index_t{10}) == Approx(1 - 2 * std::log(2.0)).epsilon(1e-15));
+    CHECK(power.at(1, 1)(1.0, index_t{6}, index_t{22}) == Approx(1 - 2 * 2.0).epsilon(1e-15));
+    CHECK(power.at(1, 1)(1.0, index_t{6}, index_t{6}) == 1);
+    CHECK(largest_lane_error<double>(logarithmic, 0) < 1e-14);
+    CHECK(largest_lane_error<float>(logarithmic, 1) < 1e-5);
+    CHECK(largest_lane_error<double>(power, 2) < 1e-13);
+    CHECK(largest_lane_error<float>(power, 1) < 1e-4);
+    CHECK(complaint(logarithmic, two_by_three) == nothing_thrown);
+    CHECK(complaint(kerple_logarithmic{std::span(r1).first(2), r2}, two_by_three) ==
+          "softmax_attention: score kerple_logarithmic with 2 and 3 numbers needs two for each of 3 heads");
+    CHECK(complaint(power, two_by_three) == "softmax_attention: score kerple_power with 3 and 3 numbers has r1 = 0.500000 and r2 = 3.000000 for "
+                                            "head 0: both are above 0, and r2 is at most 2");
+    const std::vector<double> none{1, 0, 1}, nan{1, 1, not_a_number};
+    CHECK(complaint(kerple_logarithmic{r1, none}, two_by_three) != nothing_thrown);
+    CHECK(complaint(kerple_logarithmic{nan, r2}, two_by_three) != nothing_thrown);
+}
+
+TEST_CASE("forgetting gates add up between a key and its query", "[score][portable]") {
+    constexpr auto closed = -std::numeric_limits<float>::infinity();
+    tensor<float> gates({2, 1, 9, 1});
+    const std::array<float, 18> logs{0, -1, -0.5F, -2, closed, -0.25F, -1, 0, -3, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+    std::copy(logs.begin(), logs.end(), gates.data());
+    const forgetting score(gates, 5);
+    const auto bias = [&](index_t b, index_t i, index_t j) { return score.at(b, 2)(1.0, 5 + i, 5 + j) - 1; };
+    CHECK(bias(0, 3, 3) == 0);
+    CHECK(bias(0, 3, 2) == -2);
+    CHECK(bias(0, 3, 0) == -3.5);
+    CHECK(bias(0, 1, 3) == 2.5);
+    CHECK(bias(0, 4, 3) == -infinity); // the gate of token 4 is closed
+    CHECK(bias(0, 3, 4) == -infinity);
+    CHECK(bias(0, 8, 4) == -4.25);
+    CHECK(bias(0, 8, 3) == -infinity);
+    CHECK(bias(1, 8, 0) == -8);
+    std::array<float, 4> row{};
+    score.at(0, 0).bias_row(5 + 2, 2, 4, 5 + 4, row.data());
+    for (index_t q = 0; q < 4; ++q) CHECK(static_cast<double>(row[static_cast<std::size_t>(q)]) == bias(0, 2 + 2 * q, 4));
+
+    CHECK(complaint(score, {.operation = "x", .batch = 2, .heads = 3, .first_query = 5, .end_query = 14, .first_key = 6, .end_key = 8}) == nothing_thrown);
+    CHECK(complaint(score, {.operation = "x", .batch = 2, .heads = 3, .first_query = 5, .end_query = 15, .first_key = 6, .end_key = 8}) ==
+          "x: score forgetting with gates of shape (2, 1, 9, 1) covers query positions 5 to 13, where 5 to 14 occur");
+    CHECK(complaint(score, {.operation = "x", .batch = 3, .heads = 3}) ==
+          "x: score forgetting with gates of shape (2, 1, 9, 1) has 2 batch entries, where 1 or 3 are needed");
+    gates.data()[3] = 0.5F;
+    CHECK(testing::error_of([&] { forgetting{gates}; }) == "forgetting: log_gates hold 0.500000 for token 3: not the logarithm of a gate");
+    gates.data()[3] = static_cast<float>(not_a_number);
+    CHECK(testing::error_of([&] { forgetting{gates}; }) != nothing_thrown);
+    CHECK(testing::error_of([] { forgetting{tensor<double>({1, 1, 3, 2})}; }) ==
+          "forgetting: log_gates have shape (1, 1, 3, 2), but (batch, heads, tokens, 1) is needed");
 }
 
 TEST_CASE("composed_score: applies its functions in order", "[score][portable]") {

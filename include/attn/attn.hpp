@@ -43,6 +43,9 @@
 #include "score/additive_bias.hpp"
 #include "score/alibi.hpp"
 #include "score/composed_score.hpp"
+#include "score/forgetting.hpp"
+#include "score/kerple.hpp"
+#include "score/relative_buckets.hpp"
 #include "score/soft_cap.hpp"
 #include "version.hpp"
 

@@ -1,12 +1,16 @@
 // More patterns and score functions. Only where the whole suite runs: the other cases have what they are made of, and each costs seconds of
 // compiling.
 #include "softmax_case.hpp"
+#include "../problems.hpp"
 
 #include "attn/pattern/causal.hpp"
 #include "attn/pattern/local.hpp"
 #include "attn/pattern/predicate.hpp"
 #include "attn/pattern/segments.hpp"
 #include "attn/score/alibi.hpp"
+#include "attn/score/forgetting.hpp"
+#include "attn/score/kerple.hpp"
+#include "attn/score/relative_buckets.hpp"
 #include "attn/score/soft_cap.hpp"
 
 namespace attn::testing {
@@ -38,5 +42,22 @@ static const auto alibi_case = softmax_case("softmax_alibi", "2 n m (d_k + d_v)"
     auto slopes = std::make_shared<std::vector<double>>(alibi_slopes(p.heads));
     return made{softmax_attention{.score = alibi(*slopes)}, slopes};
 });
+
+static const auto relative_case = softmax_case("softmax_relative_buckets", "2 n m (d_k + d_v)", []<class T>(const problem& p) {
+    return made{softmax_attention{.score = relative_buckets(random_tensor<T>({1, p.heads, 1, 32}, 50, 1))}};
+});
+
+static const auto kerple_case = softmax_case("softmax_kerple", "2 n m (d_k + d_v)", []<class T>(const problem& p) {
+    auto slopes = std::make_shared<std::vector<double>>(alibi_slopes(p.heads));
+    return made{softmax_attention{.score = kerple_logarithmic{*slopes, *slopes}}, slopes};
+});
+
+static const auto forgetting_case = softmax_case("softmax_forgetting", "n m (d_k + d_v)", []<class T>(const problem& p) {
+    const auto first = std::min(p.positions.first_query[0], p.positions.first_key[0]);
+    const auto end = std::max(p.positions.first_query[0] + p.queries, p.positions.first_key[0] + p.keys);
+    auto gates = random_tensor<T>({p.batch, p.heads, end - first, 1}, 51, 1);
+    for (auto& g : std::span(gates.data(), static_cast<std::size_t>(gates.shape().size()))) g = -std::abs(g) / 8;
+    return made{softmax_attention{.score = forgetting(gates, first), .pattern = causal{}}};
+}, [](const problem& p) { return p.positions.first_query.count() == 0 && p.positions.first_key.count() == 0; });
 
 } // namespace attn::testing

@@ -5,7 +5,7 @@
 namespace attn::fuzz {
 
 std::string score_steps::name() const {
-    static constexpr std::array names{"cap ", "alibi", "times ", "plus ", "distance ", "beyond "};
+    static constexpr std::array names{"cap ", "alibi", "times ", "plus ", "distance ", "logarithm ", "power ", "beyond "};
     std::string text;
     for (const auto& step : each) {
         text.append(text.empty() ? "" : ", ").append(names[static_cast<std::size_t>(step.kind)]);
@@ -33,6 +33,16 @@ rounded score_steps::operator()(rounded s, index_t head, index_t query, index_t 
             s = {value, s.error + unit * (4 * std::abs(slope) * distance + 2 * std::abs(value))};
             break;
         }
+        case score_kind::logarithm:
+        case score_kind::power: {
+            // A register's logarithm and exponential are good to a few units; the power's exponent is as many times less so as it is large.
+            const bool logarithmic = step.kind == score_kind::logarithm;
+            const auto exponent = step.rate * std::log(std::max(distance, 1.0));
+            const auto size = step.number * (logarithmic ? std::log1p(step.rate * distance) : distance > 0 ? std::exp(exponent) : 0.0);
+            const auto error = logarithmic ? 8 * size + 4 * step.number : (8 + 4 * exponent) * size;
+            s = {s.value - size, s.error + unit * (error + 2 * std::abs(s.value - size))};
+            break;
+        }
         case score_kind::times:
             s = {step.number * s.value, std::abs(step.number) * (s.error + 3 * unit * std::abs(s.value))};
             break;
@@ -51,7 +61,7 @@ rounded score_steps::operator()(rounded s, index_t head, index_t query, index_t 
 score_steps draw_score(draw& random, const sizes& s, double lowest) {
     score_steps steps;
     for (auto count = random.number(1, 3); count > 0; --count) {
-        const auto kind = static_cast<score_kind>(random.number(0, 5));
+        const auto kind = static_cast<score_kind>(random.number(0, 7));
         score_step step{.kind = kind, .number = random.real(-1.5, 1.5)};
         if (kind == score_kind::cap) step.number = random.real(0.5, 40);
         if (kind == score_kind::alibi) {
@@ -59,6 +69,7 @@ score_steps draw_score(draw& random, const sizes& s, double lowest) {
             if (random.one_in(2)) std::ranges::generate(step.slopes, [&] { return random.real(-0.1, 1); });
         }
         if (kind == score_kind::plus && random.one_in(4)) step.number = random.real(-1000, 1000);
+        if (kind == score_kind::logarithm || kind == score_kind::power) step.number = random.real(0, 0.5), step.rate = random.real(0.1, 1);
         if (kind == score_kind::distance) step.number = random.real(0, 0.2);
         if (kind == score_kind::beyond) {
             const double hidden[] = {-std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(), lowest / 2, -1e4};
@@ -89,6 +100,24 @@ drawn_bias<T> draw_bias(draw& random, const sizes& s) {
     return bias;
 }
 
+template <Scalar T>
+drawn_relative<T> draw_relative(draw& random, const sizes& s) {
+    const auto limit = random.one_in(8) ? 100.0 : 2.0, closed = -std::numeric_limits<double>::infinity();
+    const bool shared = random.one_in(2), hides = random.one_in(8);
+    const auto table = filled<T>({1, shared ? 1 : std::max<index_t>(s.heads, 1), 1, 2 * random.number(2, 16)},
+                                 [&] { return hides && random.one_in(4) ? closed : random.real(-limit, limit); });
+    const auto first = std::min(sizes::lowest(s.first_query), sizes::lowest(s.first_key));
+    const auto end = std::max(sizes::lowest(s.first_query) + sizes::extent(s.first_query, s.queries),
+                              sizes::lowest(s.first_key) + sizes::extent(s.first_key, s.keys));
+    const auto rare = random.one_in(3) ? index_t{20} : index_t{1} << 30;
+    const auto gates = filled<T>({random.one_in(2) ? s.batch : 1, random.one_in(2) ? s.heads : 1, end - first, 1},
+                                 [&] { return random.one_in(rare) ? closed : random.real(-0.3, 0); });
+    return composed_score{relative_buckets(table, {.max_distance = random.number(20, 200), .bidirectional = random.one_in(2)}),
+                          forgetting(gates, first)};
+}
+
+template drawn_relative<float> draw_relative(draw&, const sizes&);
+template drawn_relative<double> draw_relative(draw&, const sizes&);
 template drawn_bias<float> draw_bias(draw&, const sizes&);
 template drawn_bias<double> draw_bias(draw&, const sizes&);
 

@@ -7,15 +7,19 @@
 #include <attn/score/alibi.hpp>
 #include <attn/score/soft_cap.hpp>
 #include <attn/score/composed_score.hpp>
+#include <attn/score/forgetting.hpp>
+#include <attn/score/kerple.hpp>
+#include <attn/score/relative_buckets.hpp>
 
 namespace attn::fuzz {
 
 /// What one step does to a score.
-enum class score_kind { cap, alibi, times, plus, distance, beyond };
+enum class score_kind { cap, alibi, times, plus, distance, logarithm, power, beyond };
 
 struct score_step {
     score_kind kind;
-    double number;             ///< the cap, the factor, the summand, what is returned beyond a distance
+    double number;             ///< the cap, the factor, the summand, r1, what is returned beyond a distance
+    double rate = 1;             ///< r2
     index_t reach = 0;           ///< of that distance
     std::vector<double> slopes = {};
 };
@@ -62,6 +66,12 @@ struct bound_score {
             case score_kind::distance:
                 score = score - number * abs(S(query - key));
                 break;
+            case score_kind::logarithm:
+                score = attn::detail::kerple_of_head<true>{step.number, step.rate}(score, query, key);
+                break;
+            case score_kind::power:
+                score = attn::detail::kerple_of_head<false>{step.number, step.rate}(score, query, key);
+                break;
             case score_kind::beyond:
                 score = select(abs(S(query - key)) > S(static_cast<double>(step.reach)), number, score);
                 break;
@@ -103,5 +113,21 @@ struct drawn_bias {
 
 template <Scalar T>
 drawn_bias<T> draw_bias(draw&, const sizes&);
+
+/// Biases that functions know row by row: by distance, and by gates.
+template <Scalar T>
+using drawn_relative = composed_score<relative_buckets<T>, forgetting>;
+
+template <Scalar T>
+drawn_relative<T> draw_relative(draw&, const sizes&);
+
+/// A score function for the batch entries and heads from some on.
+template <class F>
+struct part_of {
+    const F* all;
+    index_t first_batch, first_head;
+
+    auto at(index_t batch, index_t head) const { return all->at(first_batch + batch, first_head + head); }
+};
 
 } // namespace attn::fuzz

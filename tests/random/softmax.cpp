@@ -7,8 +7,7 @@ namespace attn::fuzz {
 template <Scalar T>
 rounded softmax_drawn<T>::score(rounded x, index_t batch, index_t head, index_t query, index_t key) const {
     const auto step = [&] { x = (*steps)(x, head, query, key, unit_of<T>); };
-    const auto add = [&] {
-        const auto b = bias->at(batch, head, query, key);
+    const auto add = [&](double b) {
         // A sum that rounds to one of the two does so for every key that has it: that error cancels.
         const auto least = unit_of<T> / 4;
         const bool absorbed = std::abs(x.value) + x.error < least * std::abs(b) || (x.error == 0 && std::abs(b) < least * std::abs(x.value));
@@ -16,7 +15,11 @@ rounded softmax_drawn<T>::score(rounded x, index_t batch, index_t head, index_t 
         if (b == -std::numeric_limits<double>::infinity()) x = {b, 0};
     };
     if (order == score_order::steps || order == score_order::steps_bias) step();
-    if (order != score_order::none && order != score_order::steps) add();
+    if (order == score_order::relative) {
+        std::apply([&](const auto&... f) { (add(f.at(batch, head)(0.0, query, key)), ...); }, relative->functions);
+        return x;
+    }
+    if (order != score_order::none && order != score_order::steps) add(bias->at(batch, head, query, key));
     if (order == score_order::bias_steps) step();
     return x;
 }
@@ -49,6 +52,8 @@ score_order order_of(softmax_kind kind) {
         return score_order::steps_bias;
     case softmax_kind::biased_scored:
         return score_order::bias_steps;
+    case softmax_kind::relative:
+        return score_order::relative;
     default:
         return score_order::none;
     }
@@ -58,6 +63,10 @@ score_order order_of(softmax_kind kind) {
 template <Scalar T>
 void draw_tables(draw& random, softmax_kind kind, softmax_drawn<T>& d) {
     auto& s = d.size;
+    if (kind == softmax_kind::relative) { // a gate for every token from the first position to the last
+        s.first_query = {random.number(-40, 40)};
+        s.first_key = {random.number(-40, 40)};
+    }
     if (kind == softmax_kind::blocks) { // which begin at position 0
         s.first_query = {random.number(0, 40)};
         s.first_key = {random.number(0, 40)};
@@ -117,7 +126,9 @@ trial<T> draw_softmax(draw& random) {
     d.other_stepped = draw_stepped_pattern(random, d.size);
     d.order = order_of(kind);
     d.steps = std::make_shared<const score_steps>(draw_score(random, d.size, static_cast<double>(std::numeric_limits<T>::lowest())));
-    if (d.order >= score_order::bias) {
+    if (d.order == score_order::relative) {
+        d.relative = std::make_shared<const drawn_relative<T>>(draw_relative<T>(random, d.size));
+    } else if (d.order >= score_order::bias) {
         auto bias = draw_bias<T>(random, d.size);
         if (d.order != score_order::bias) // a step may carry the lowest number on to -infinity, in one precision only
             std::replace(bias.numbers.data(), bias.numbers.data() + bias.numbers.shape().size(), std::numeric_limits<T>::lowest(), T{-1000});
@@ -135,7 +146,8 @@ trial<T> draw_softmax(draw& random) {
     static constexpr const char* names[] = {"dense", "causal", "sliding_window", "tree", "stepped", "tree | stepped", "stepped | other",
                                             "sparse_transformer_strided", "causal & segments", "block_sparse", "tiles", "steps, tree",
                                             "steps, tree | stepped", "bias, dense", "bias, tree", "bias, tree | stepped",
-                                            "composed_score{steps, bias}, tree", "composed_score{bias, steps}, tree"};
+                                            "composed_score{steps, bias}, tree", "composed_score{bias, steps}, tree",
+                                            "composed_score{relative_buckets, forgetting}, tree"};
     t.size = d.size;
     t.in = draw_given<T>(random, t.size, values);
     t.in.positions = t.size.positions();

@@ -18,7 +18,7 @@ struct slice {
     index_t batch, batches, head, heads;
 };
 
-enum class score_order { none, steps, bias, steps_bias, bias_steps };
+enum class score_order { none, steps, bias, steps_bias, bias_steps, relative };
 
 /// The parameters of one problem. Copies share what is large.
 template <Scalar T>
@@ -31,6 +31,7 @@ struct softmax_drawn {
     score_order order = score_order::none;
     std::shared_ptr<const score_steps> steps = {};
     std::shared_ptr<const drawn_bias<T>> bias = {};
+    std::shared_ptr<const drawn_relative<T>> relative = {};
     index_t length = 1;                             ///< of a window, a stride, a block
     std::shared_ptr<const tensor<bool>> blocks{}; ///< block_sparse, for positions from 0 on
     std::shared_ptr<const segments> documents{};
@@ -41,6 +42,7 @@ struct softmax_drawn {
     random_stepped_pattern other_stepped_of(const slice& s) const { return {other_stepped.get(), s.batch, s.head}; }
     random_score steps_of(const slice& s) const { return {steps.get(), s.head}; }
     additive_bias<T> bias_of(const slice& s) const { return bias->part(s.batch, s.batches, s.head, s.heads); }
+    part_of<drawn_relative<T>> relative_of(const slice& s) const { return {relative.get(), s.batch, s.head}; }
     std::span<const double> sinks_of(const slice& s) const {
         if (sinks->empty()) return {};
         return std::span(*sinks).subspan(static_cast<std::size_t>(s.head), static_cast<std::size_t>(s.heads));
@@ -89,7 +91,7 @@ enum class softmax_kind {
     packed, blocks, masked,                  // softmax_tables
     scored, scored_passes,                   // softmax_scores
     biased, biased_composed, biased_passes,  // softmax_bias
-    scored_biased, biased_scored,            // softmax_then
+    scored_biased, biased_scored, relative,  // softmax_then
     count
 };
 

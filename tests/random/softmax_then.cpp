@@ -5,6 +5,7 @@ namespace attn::fuzz {
 template <Scalar T>
 operation<T> softmax_then(softmax_kind kind, const softmax_drawn<T>& d, const slice& s) {
     if (kind == softmax_kind::scored_biased) return softmax_operation<T>(d, s, d.tree_of(s), composed_score{d.steps_of(s), d.bias_of(s)});
+    if (kind == softmax_kind::relative) return softmax_operation<T>(d, s, d.tree_of(s), d.relative_of(s));
     return softmax_operation<T>(d, s, d.tree_of(s), composed_score{d.bias_of(s), d.steps_of(s)});
 }
 

@@ -3,8 +3,6 @@
 #include "../core/tensor.hpp"
 #include "score_function.hpp"
 
-#include <limits>
-
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// The bias that is left for one batch entry and head: bias(i, j) = data[(i - first_query) * query_stride + (j - first_key) * key_stride]
@@ -19,12 +17,10 @@ struct head_bias {
     /// The bias of one pair.
     constexpr T bias(index_t query, index_t key) const { return data[(query - first_query) * query_stride + (key - first_key) * key_stride]; }
 
-    /// score + bias; -infinity wherever the bias is, also for a score that is NaN or infinite: what hides a key does not ask what it holds.
+    /// score + bias; -infinity wherever the bias is, also for a score that is NaN or infinite.
     template <std::floating_point S>
     constexpr S operator()(S score, index_t query, index_t key) const {
-        constexpr auto hidden = -std::numeric_limits<S>::infinity();
-        const auto added = static_cast<S>(bias(query, key));
-        return added == hidden ? hidden : score + added;
+        return detail::plus_bias(score, static_cast<S>(bias(query, key)));
     }
     friend constexpr bool operator==(const head_bias&, const head_bias&) = default;
 };
@@ -52,29 +48,12 @@ struct additive_bias {
     void check(const score_context& context) const {
         const auto& s = bias.shape();
         if (const auto problem = detail::problem_of(bias); !problem.empty()) context.refuse("additive_bias", problem);
-        require_count(context, "batch entries", s.batch, context.batch);
-        require_count(context, "heads", s.heads, context.heads);
-        require_cover(context, "query", first_query, s.tokens, context.first_query, context.end_query);
-        require_cover(context, "key", first_key, s.channels, context.first_key, context.end_key);
+        const auto name = [&] { return "additive_bias of shape " + to_string(s); };
+        context.require_broadcast(s, name);
+        if (s.tokens != 1) context.require_covered(name, "query", first_query, s.tokens, context.first_query, context.end_query);
+        if (s.channels != 1) context.require_covered(name, "key", first_key, s.channels, context.first_key, context.end_key);
     }
     void check_apart(const output_memory& out) const { out.require_apart("the bias of the score", bias); }
-
-private:
-    std::string name() const { return "additive_bias of shape " + to_string(bias.shape()); }
-    void require_count(const score_context& context, const std::string& what, index_t has, index_t needed) const {
-        if (has != 1 && has != needed)
-            context.refuse(name(), "has " + std::to_string(has) + " " + what + ", where 1 or " + std::to_string(needed) + " are needed");
-    }
-    void require_cover(const score_context& context, const std::string& what, index_t first, index_t count, index_t needed_first,
-                       index_t needed_end) const {
-        if (count != 1 && (first < -farthest_position || first > farthest_position))
-            context.refuse(name(), "begins at " + what + " position " + std::to_string(first) +
-                                       ", but positions lie between -2^60 and 2^60 (attn::farthest_position)");
-        const auto end = detail::saturating_sum(first, count);
-        if (count == 1 || needed_first >= needed_end || (first <= needed_first && needed_end <= end)) return;
-        context.refuse(name(), "covers " + what + " positions " + std::to_string(first) + " to " + std::to_string(end - 1) +
-                                   ", where " + std::to_string(needed_first) + " to " + std::to_string(needed_end - 1) + " occur");
-    }
 };
 
 /// Of its tensor's scalar type.

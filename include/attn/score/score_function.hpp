@@ -13,6 +13,25 @@ struct score_context : pattern_context {
     [[noreturn]] void refuse(const std::string& function, const std::string& problem) const {
         throw argument_error(operation, "score", function + " " + problem);
     }
+    /// Throws argument_error unless a table's batch entries and heads are 1 or as many as there are.
+    void require_broadcast(const shape& table, const auto& name) const {
+        const auto require = [&](const char* what, index_t has, index_t needed) {
+            if (has != 1 && has != needed)
+                refuse(name(), "has " + std::to_string(has) + " " + what + ", where 1 or " + std::to_string(needed) + " are needed");
+        };
+        require("batch entries", table.batch, batch);
+        require("heads", table.heads, heads);
+    }
+    /// Throws argument_error unless the positions that occur lie in a table for `count` of them from `first` on. `what`: "query" or "key".
+    void require_covered(const auto& name, const std::string& what, index_t first, index_t count, index_t needed_first, index_t needed_end) const {
+        if (first < -farthest_position || first > farthest_position)
+            refuse(name(), "begins at " + what + " position " + std::to_string(first) +
+                               ", but positions lie between -2^60 and 2^60 (attn::farthest_position)");
+        const auto end = detail::saturating_sum(first, count);
+        if (needed_first >= needed_end || (first <= needed_first && needed_end <= end)) return;
+        refuse(name(), "covers " + what + " positions " + std::to_string(first) + " to " + std::to_string(end - 1) + ", where " +
+                           std::to_string(needed_first) + " to " + std::to_string(needed_end - 1) + " occur");
+    }
 
 private:
     using pattern_context::require_at_least; // it would blame the pattern
@@ -22,6 +41,20 @@ namespace detail {
 
 template <class F>
 concept HasScoreCheck = requires(const F& f, const score_context& c) { f.check(c); };
+
+template <class F, class T>
+concept HasBiasRowOf = requires(const F& f, index_t i, T* to) { f.bias_row(i, i, i, i, to); };
+
+/// One that adds a bias that it has in a table.
+template <class F>
+concept HasBiasRow = HasBiasRowOf<F, float> || HasBiasRowOf<F, double>;
+
+/// score + bias; -infinity wherever the bias is, also for a score that is NaN or infinite: what hides a key does not ask what it holds.
+template <std::floating_point S>
+constexpr S plus_bias(S score, S bias) {
+    constexpr auto hidden = -std::numeric_limits<S>::infinity();
+    return bias == hidden ? hidden : score + bias;
+}
 
 } // namespace detail
 
@@ -49,6 +82,9 @@ constexpr auto score_at(const F& f, index_t batch, index_t head) {
 ///   at(batch, head)   the score function for one batch entry and head (the call may then be that function's only)
 ///   check(context)    throws, by context.refuse, if the parameters do not fit what the score function is used on
 ///   check_apart(out)  throws, by out.require_apart, if an output overlaps memory that the function refers to: see output_memory
+///   bias_row(first, step, count, key, to)   for one that adds a bias from a table, where lanes would have to look up many numbers: instead
+///                     of the call on lanes, writes to[q], the bias of key `key` for the query at position first + q step, q < count. The
+///                     call on numbers adds the same; a bias of -infinity hides the key, whatever its score
 /// Score functions are copied freely and called from all threads: they hold numbers and views.
 template <class F>
 concept ScoreFunction = std::copy_constructible<F> && requires(const F& f, double score, index_t i) {

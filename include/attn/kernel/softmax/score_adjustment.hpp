@@ -57,12 +57,23 @@ void adjust_scores(const F& function, const scored_block<T>& tile, index_t head)
     });
 }
 
-/// A bias lies in memory row by row while lanes are rows: each tile of it is transposed first. A bias of -infinity hides the key whatever
-/// it holds.
+/// Adds what lies in the scratch. A bias of -infinity hides the key whatever it holds.
+template <Scalar T, class Arch>
+void add_scratch(const scored_block<T>& tile, index_t head) {
+    using lanes = simd::lanes<T, Arch>;
+    const lanes hidden = -std::numeric_limits<T>::infinity();
+    adjust_registers<T, Arch>(tile, head, [&](index_t row) {
+        return [=, &tile](lanes score, index_t j) {
+            const auto added = lanes::load(tile.scratch + j * tile.stride + row);
+            return select(added == hidden, hidden, score + added);
+        };
+    });
+}
+
+/// A bias lies in memory row by row while lanes are rows: each tile of it is transposed first.
 template <Scalar T, class Arch, Scalar U>
 void adjust_scores(const head_bias<U>& bias, const scored_block<T>& tile, index_t head) {
     static_assert(std::same_as<T, U>, "attn: an additive_bias has the scalar type of the tokens");
-    using lanes = simd::lanes<T, Arch>;
     const auto& [first, count, step] = tile.queries.tokens;
     const row_block<const U> from{bias.data + (first - bias.first_query) * bias.query_stride + (tile.keys.first - bias.first_key) * bias.key_stride,
                                   bias.query_stride * step, bias.key_stride * tile.keys.step};
@@ -73,13 +84,23 @@ void adjust_scores(const head_bias<U>& bias, const scored_block<T>& tile, index_
             for (index_t q = 0; q < count; ++q)
                 tile.scratch[j * tile.stride + head * count + q] = static_cast<T>(from.data[q * from.row_stride + j * from.channel_stride]);
     }
-    const lanes hidden = -std::numeric_limits<T>::infinity();
-    adjust_registers<T, Arch>(tile, head, [&](index_t row) {
-        return [=, &tile](lanes score, index_t j) {
-            const auto added = lanes::load(tile.scratch + j * tile.stride + row);
-            return select(added == hidden, hidden, score + added);
-        };
-    });
+    add_scratch<T, Arch>(tile, head);
+}
+
+/// So is one that a function knows row by row.
+template <Scalar T, class Arch, attn::detail::HasBiasRow F>
+void adjust_scores(const F& function, const scored_block<T>& tile, index_t head) {
+    static_assert(attn::detail::HasBiasRowOf<F, T>, "attn: a score function's table has the scalar type of the tokens");
+    if constexpr (attn::detail::HasBiasRowOf<F, T>) {
+        const auto& [first, count, step] = tile.queries.tokens;
+        const auto end = tile.queries.heads == 1 ? whole_registers<T, Arch>(count) : count;
+        for (index_t j = 0; j < tile.keys.count; ++j) {
+            T* const row = tile.scratch + j * tile.stride + head * count;
+            function.bias_row(first, step, count, tile.keys.first + j * tile.keys.step, row);
+            std::fill(row + count, row + end, T{0});
+        }
+        add_scratch<T, Arch>(tile, head);
+    }
 }
 
 /// One after the other.

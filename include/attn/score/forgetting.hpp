@@ -1,0 +1,95 @@
+// Forgetting gates: what lies between a key and its query makes it count less.
+#pragma once
+
+#include "../core/tensor.hpp"
+#include "score_function.hpp"
+
+#include <memory>
+#include <vector>
+
+namespace attn::inline ATTN_INSTRUCTION_SET {
+
+namespace detail {
+
+/// c of one head, a sum for each token. A gate of 0 begins a new era, of which nothing before is seen.
+struct gate_sum {
+    double sum;
+    std::int64_t era;
+};
+
+struct forgetting_of_head {
+    const gate_sum* sums;
+    index_t origin; // the position of sums[0]
+
+    double bias(index_t query, index_t key) const {
+        const auto &i = sums[query - origin], &j = sums[key - origin];
+        return i.era == j.era ? i.sum - j.sum : -std::numeric_limits<double>::infinity();
+    }
+    template <std::floating_point S>
+    S operator()(S score, index_t query, index_t key) const {
+        return plus_bias(score, static_cast<S>(bias(query, key)));
+    }
+    template <Scalar T>
+    void bias_row(index_t first, index_t step, index_t count, index_t key, T* to) const {
+        for (index_t q = 0; q < count; ++q) to[q] = static_cast<T>(bias(first + q * step, key));
+    }
+};
+
+} // namespace detail
+
+/// Forgetting gates: score + c[b, h, i] - c[b, h, j], where c is the running sum of the logarithms of a gate for each token, so that a key
+/// fades by the gates of all tokens behind it up to its query. With a causal pattern it is the Forgetting Transformer.
+/// log_gates: (batch or 1, heads or 1, tokens, 1), any strides: logarithms of numbers between 0 and 1, log_sigmoid of what a linear gives.
+/// -infinity, a gate of 0, hides what lies before its token from what lies behind it, and the other way round.
+/// The gates are summed once, in double, into memory that copies of the score function share. Token 0 has the position `first`; queries
+/// and keys elsewhere are refused. Throws shape_error for gates of another shape, argument_error for one that is NaN or above 0.
+/// Lin et al. 2025, "Forgetting Transformer: Softmax Attention with a Forget Gate".
+class forgetting {
+public:
+    /// Of a tensor or a view.
+    template <TensorLike G>
+    explicit forgetting(const G& log_gates, index_t first = 0) : forgetting(tensor_view<const detail::scalar_t<G>>(log_gates), first, 0) {}
+
+    detail::forgetting_of_head at(index_t batch, index_t head) const {
+        const auto row = std::min(batch, size_.batch - 1) * size_.heads + std::min(head, size_.heads - 1);
+        return {sums_->data() + std::max<index_t>(row, 0) * size_.tokens, first_};
+    }
+    void check(const score_context& context) const {
+        const auto text = [&] { return "forgetting with gates of shape " + to_string(size_); };
+        context.require_broadcast(size_, text);
+        context.require_covered(text, "query", first_, size_.tokens, context.first_query, context.end_query);
+        context.require_covered(text, "key", first_, size_.tokens, context.first_key, context.end_key);
+    }
+
+private:
+    template <Scalar T>
+    forgetting(const tensor_view<const T>& log_gates, index_t first, int) : size_(log_gates.shape()), first_(first) {
+        detail::check_view("forgetting", "log_gates", log_gates);
+        detail::check_positions("forgetting", "first", first, size_.tokens);
+        if (size_.channels != 1)
+            throw shape_error("forgetting", "log_gates", "have shape " + to_string(size_) + ", but (batch, heads, tokens, 1) is needed");
+        std::vector<detail::gate_sum> sums;
+        sums.reserve(static_cast<std::size_t>(size_.size()));
+        for (index_t b = 0; b < size_.batch; ++b)
+            for (index_t h = 0; h < size_.heads; ++h) {
+                detail::gate_sum c{0, 0};
+                for (index_t t = 0; t < size_.tokens; ++t) {
+                    const auto gate = static_cast<double>(log_gates(b, h, t, 0));
+                    if (!(gate <= 0))
+                        throw argument_error("forgetting", "log_gates", "hold " + std::to_string(gate) + " for token " + std::to_string(t) + ": not the logarithm of a gate");
+                    if (std::isinf(gate))
+                        c = {0, c.era + 1};
+                    else
+                        c.sum += gate;
+                    sums.push_back(c);
+                }
+            }
+        sums_ = std::make_shared<const std::vector<detail::gate_sum>>(std::move(sums));
+    }
+
+    shape size_;
+    index_t first_;
+    std::shared_ptr<const std::vector<detail::gate_sum>> sums_;
+};
+
+} // namespace attn

@@ -1,0 +1,70 @@
+// KERPLE: learned kernels of distance.
+#pragma once
+
+#include "../core/borrowed.hpp"
+#include "score_function.hpp"
+
+namespace attn::inline ATTN_INSTRUCTION_SET {
+
+namespace detail {
+
+/// One head's: -r1 log(1 + r2 |i - j|), or -r1 |i - j|^r2.
+template <bool logarithmic>
+struct kerple_of_head {
+    double r1, r2;
+
+    template <class S>
+    S operator()(S score, auto query, auto key) const {
+        using std::abs, std::exp, std::fma, std::log;
+        const S distance = abs(static_cast<S>(query - key));
+        if constexpr (logarithmic)
+            return fma(static_cast<S>(-r1), log(fma(static_cast<S>(r2), distance, S(1))), score);
+        else
+            return fma(static_cast<S>(-r1), exp(static_cast<S>(r2) * log(distance)), score); // exp(-infinity) for a distance of 0
+    }
+};
+
+/// Two numbers for each head.
+template <bool logarithmic>
+struct kerple {
+    borrowed<const double> r1, r2;
+
+    kerple_of_head<logarithmic> at(index_t, index_t head) const {
+        if (head >= std::ssize(r1) || head >= std::ssize(r2)) [[unlikely]] // workspace_bytes asks before anything is checked
+            throw argument_error(name, "r1", "and r2 have " + std::to_string(r1.size()) + " and " + std::to_string(r2.size()) +
+                                                 " numbers, none for head " + std::to_string(head));
+        return {r1[static_cast<std::size_t>(head)], r2[static_cast<std::size_t>(head)]};
+    }
+    void check(const score_context& context) const {
+        const auto of = [&] { return std::string(name) + " with " + std::to_string(r1.size()) + " and " + std::to_string(r2.size()) + " numbers"; };
+        if (std::ssize(r1) != context.heads || std::ssize(r2) != context.heads)
+            context.refuse(of(), "needs two for each of " + std::to_string(context.heads) + " heads");
+        for (std::size_t h = 0; h < r1.size(); ++h) {
+            const bool is_right = r1[h] > 0 && std::isfinite(r1[h]) && r2[h] > 0 && std::isfinite(r2[h]) && (logarithmic || r2[h] <= 2);
+            if (!is_right)
+                context.refuse(of(), "has r1 = " + std::to_string(r1[h]) + " and r2 = " + std::to_string(r2[h]) + " for head " + std::to_string(h) +
+                                         (logarithmic ? ": both are above 0" : ": both are above 0, and r2 is at most 2"));
+        }
+    }
+    void check_apart(const output_memory& out) const {
+        out.require_apart("r1 of kerple", r1);
+        out.require_apart("r2 of kerple", r2);
+    }
+
+private:
+    static constexpr const char* name = logarithmic ? "kerple_logarithmic" : "kerple_power";
+};
+
+} // namespace detail
+
+/// KERPLE, logarithmic: score - r1[h] log(1 + r2[h] |i - j|).
+/// r1, r2: one per head each, views; both above 0, or they are refused. Cost: a logarithm a pair.
+/// Chi et al. 2022, "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation".
+using kerple_logarithmic = detail::kerple<true>;
+
+/// KERPLE, power: score - r1[h] |i - j|^r2[h].
+/// r1, r2: one per head each, views; both above 0 and r2 at most 2, or they are refused. Cost: a logarithm and an exponential a pair.
+/// Chi et al. 2022, as above.
+using kerple_power = detail::kerple<false>;
+
+} // namespace attn
