@@ -6,6 +6,7 @@
 #include <attn/score/forgetting.hpp>
 #include <attn/score/kerple.hpp>
 #include <attn/score/relative_buckets.hpp>
+#include <attn/score/window_bias.hpp>
 #include <attn/simd/positions.hpp>
 
 #include "catch.hpp"
@@ -284,6 +285,25 @@ TEST_CASE("relative buckets add the number of a head and a bucket", "[score][por
     CHECK(refusal({1, 2, 1, 1}, {.bidirectional = false}) != nothing_thrown);
     CHECK(refusal({1, 1, 8, 2}, {}) == "relative_buckets: table has shape (1, 1, 8, 2), but (1, heads, 1, buckets) is needed");
     CHECK(testing::error_of([] { relative_buckets<float>(tensor_view<const float>(nullptr, {1, 1, 1, 8}, {})); }) != nothing_thrown);
+}
+
+TEST_CASE("Swin's table becomes the bias of a window", "[score][portable]") {
+    tensor<float> table({1, 1, 5 * 3, 2}); // a window of 3 x 2, two heads
+    for (index_t e = 0; e < 30; ++e) table.data()[e] = static_cast<float>(e);
+    const auto bias = window_bias(table, 3, 2);
+    REQUIRE(bias.shape() == shape{1, 2, 6, 6});
+    CHECK(bias(0, 0, 0, 0) == 2 * (2 * 3 + 1)); // the middle
+    CHECK(bias(0, 1, 0, 0) == 2 * (2 * 3 + 1) + 1);
+    CHECK(bias(0, 0, 5, 0) == 2 * (4 * 3 + 2)); // two rows down, one to the right
+    CHECK(bias(0, 0, 0, 5) == 0);
+    CHECK(bias(0, 0, 1, 2) == 2 * (1 * 3 + 2)); // one row up, one to the right
+    const auto refusal = [&](index_t height, index_t width) { return testing::error_of([&] { (void)window_bias(table, height, width); }); };
+    CHECK(refusal(2, 3) == nothing_thrown); // 3 x 5
+    CHECK(refusal(3, 3) == "window_bias: table has shape (1, 1, 15, 2), but a window of 3 x 3 needs (1, 1, 5 x 5, heads)");
+    CHECK(refusal(0, 2) != nothing_thrown);
+    CHECK(refusal(-1, -2) != nothing_thrown);
+    CHECK(refusal(farthest_position, 2) != nothing_thrown);
+    CHECK(testing::error_of([] { (void)window_bias(tensor_view<const float>(nullptr, {1, 1, 1, 2}, {}), 1, 1); }) != nothing_thrown);
 }
 
 TEST_CASE("KERPLE's kernels", "[score][portable]") {

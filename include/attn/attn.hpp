@@ -47,6 +47,7 @@
 #include "score/kerple.hpp"
 #include "score/relative_buckets.hpp"
 #include "score/soft_cap.hpp"
+#include "score/window_bias.hpp"
 #include "version.hpp"
 
 /// Attention operators for CPUs, and what they are made of: patterns, score functions, projections, feature maps, norms, layers, executors.
