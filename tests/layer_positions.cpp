@@ -56,6 +56,115 @@ TEMPLATE_TEST_CASE("rotary: part of the channels, any strides, a position for ea
         }
 }
 
+TEST_CASE("rotary: frequencies and how they are stretched", "[layer][portable]") {
+    const auto close_to = [](const rotary_frequencies& f, const std::vector<double>& expected, double magnitude) {
+        REQUIRE(f.values.size() == expected.size());
+        for (std::size_t p = 0; p < expected.size(); ++p) CHECK(f.values[p] == Approx(expected[p]).epsilon(1e-12));
+        CHECK(f.magnitude == Approx(magnitude).epsilon(1e-14));
+    };
+    close_to(rotary_frequencies::geometric(8), {1, 0.1, 0.01, 0.001}, 1);
+    close_to(rotary_frequencies::interpolated(8, 4), {0.25, 0.025, 0.0025, 0.00025}, 1);
+    // base 10000 * 8^(8 / 6) = 160000
+    close_to(rotary_frequencies::ntk(8, 8), {1, 0.05, 0.0025, 0.000125}, 1);
+    // d(b) = 8 log(2048 / (2 pi b)) / (2 log 10000): d(32) = 1.008, d(1) = 2.513; low 1, high 3: r = 0, 0, 1/2, 1
+    close_to(rotary_frequencies::yarn(8, 4, 2048), {1, 0.1, 0.01 * (0.5 + 0.125), 0.00025}, 0.1 * std::log(4) + 1);
+    close_to(rotary_frequencies::yarn(8, 0.5, 2048), {1, 0.1, 0.01 * (0.5 + 1), 0.002}, 1);
+    close_to(rotary_frequencies::geometric(0), {}, 1);
+    const auto refusal = [](auto&& f) { return error_of(f); };
+    CHECK(refusal([] { rotary_frequencies::geometric(7); }) == "rotary: channels are 7, but they are turned in pairs");
+    CHECK(refusal([] { rotary_frequencies::geometric(8, -1); }) == "rotary_frequencies: base is -1.000000, but must be above 0 and finite");
+    CHECK(refusal([] { rotary_frequencies::interpolated(8, 0); }) == "rotary_frequencies: factor is 0.000000, but must be above 0 and finite");
+    CHECK(refusal([] { rotary_frequencies::ntk(2, 2); }) == "rotary_frequencies: channels are 2, but ntk needs 4 at least");
+    CHECK(refusal([] { rotary_frequencies::yarn(8, 2, 0); }) == "rotary_frequencies: training_length is 0.000000, but must be above 0 and finite");
+    CHECK(refusal([] { rotary_frequencies::yarn(8, 2, 100, 1); }) == "rotary_frequencies: base is 1: yarn divides by its logarithm");
+}
+
+TEMPLATE_TEST_CASE("rotary: given tables and a magnitude turn as they say", "[layer][portable]", float, double) {
+    using T = TestType;
+    const auto x = random_rows<T>({2, 2, 5, 6}, 5);
+    const auto cosines = random_rows<T>({1, 1, 9, 2}, 6), sines = random_rows<T>({1, 1, 9, 2}, 7);
+    for (const bool interleaved : {false, true}) {
+        const rotary<T> turns(cosines, sines, interleaved ? rotary_pairs::interleaved : rotary_pairs::half_split);
+        const auto out = rotate(turns, x, 3);
+        index_t wrong = 0;
+        for (index_t b = 0; b < 2; ++b)
+            for (index_t h = 0; h < 2; ++h)
+                for (index_t i = 0; i < 5; ++i) {
+                    for (index_t p = 0; p < 2; ++p) {
+                        const auto left = interleaved ? 2 * p : p, right = interleaved ? 2 * p + 1 : p + 2;
+                        const double c = static_cast<double>(cosines(0, 0, 3 + i, p)), s = static_cast<double>(sines(0, 0, 3 + i, p));
+                        const double u = static_cast<double>(x(b, h, i, left)), v = static_cast<double>(x(b, h, i, right));
+                        wrong += !(std::abs(static_cast<double>(out(b, h, i, left)) - (u * c - v * s)) <= 8 * epsilon<T>);
+                        wrong += !(std::abs(static_cast<double>(out(b, h, i, right)) - (u * s + v * c)) <= 8 * epsilon<T>);
+                    }
+                    wrong += out(b, h, i, 4) != x(b, h, i, 4) || out(b, h, i, 5) != x(b, h, i, 5);
+                }
+        CHECK(wrong == 0);
+    }
+    const rotary<T> plain(20, rotary_frequencies::geometric(6)), larger(20, {rotary_frequencies::geometric(6).values, 2});
+    const auto once = rotate(plain, x, 4), twice = rotate(larger, x, 4);
+    for (index_t e = 0; e < x.shape().size(); ++e) CHECK(twice.data()[e] == 2 * once.data()[e]);
+    CHECK(error_of([&] { rotary<T>(cosines, random_rows<T>({1, 1, 8, 2}, 1)); }) ==
+          "rotary: sines have shape (1, 1, 8, 2), but the cosines have (1, 1, 9, 2)");
+    CHECK(error_of([&] { rotary<T>(x, x); }) == "rotary: cosines have shape (2, 2, 5, 6), but (1, 1, positions, pairs) is needed");
+}
+
+TEMPLATE_TEST_CASE("rotary: a position for each token, along one axis or two", "[layer][portable]", float, double) {
+    using T = TestType;
+    const auto x = random_rows<T>({2, 3, 6, 11}, 5);
+    for (const auto pairs : {rotary_pairs::interleaved, rotary_pairs::half_split}) {
+        const rotary<T> turns(30, 4, pairs);
+        const auto same = [&](const tensor<T>& a, index_t b, index_t i, const tensor<T>& of, index_t from_channel, index_t channels) {
+            index_t differing = 0;
+            for (index_t h = 0; h < 3; ++h)
+                for (index_t c = from_channel; c < from_channel + channels; ++c) differing += a(b, h, i, c) != of(b, h, i, c);
+            return differing == 0;
+        };
+        tensor<index_t> places({2, 1, 6, 1});
+        for (index_t e = 0; e < 12; ++e) places.data()[e] = e * 7 % 24;
+        const auto out = rotate(turns, x, places);
+        // Each row alone, counted from its own position.
+        for (index_t b = 0; b < 2; ++b)
+            for (index_t i = 0; i < 6; ++i) {
+                const tensor_view<const T> row(x.view().row(b, 0, i), {1, 3, 1, 11}, x.view().strides());
+                const auto alone = rotate(turns, row, places(b, 0, i, 0));
+                index_t differing = 0;
+                for (index_t h = 0; h < 3; ++h)
+                    for (index_t c = 0; c < 11; ++c) differing += alone(0, h, 0, c) != out(b, h, i, c);
+                CHECK(differing == 0);
+            }
+        // Two axes: four channels by the row, four by the column, of a grid of 2 x 3.
+        const auto grid = grid_positions(2, 3);
+        const auto turned = rotate(turns, x, grid);
+        index_t wrong = 0;
+        const auto frequency = [](index_t p) { return std::pow(10000.0, -2.0 * static_cast<double>(p) / 4); };
+        for (index_t b = 0; b < 2; ++b)
+            for (index_t h = 0; h < 3; ++h)
+                for (index_t i = 0; i < 6; ++i) {
+                    for (index_t pair = 0; pair < 4; ++pair) {
+                        const auto angle = static_cast<double>(pair < 2 ? i / 3 : i % 3) * frequency(pair % 2);
+                        const bool split = pairs == rotary_pairs::half_split;
+                        const auto left = split ? pair : 2 * pair, right = split ? pair + 4 : 2 * pair + 1;
+                        const double u = static_cast<double>(x(b, h, i, left)), v = static_cast<double>(x(b, h, i, right));
+                        wrong += !(std::abs(static_cast<double>(turned(b, h, i, left)) - (u * std::cos(angle) - v * std::sin(angle))) <= 8 * epsilon<T>);
+                        wrong += !(std::abs(static_cast<double>(turned(b, h, i, right)) - (u * std::sin(angle) + v * std::cos(angle))) <= 8 * epsilon<T>);
+                    }
+                    wrong += !same(turned, b, i, x, 8, 3);
+                }
+        CHECK(wrong == 0);
+    }
+    const rotary<T> turns(5, 6);
+    const auto grid = grid_positions(2, 3);
+    CHECK(error_of([&] { (void)rotate(turns, x, grid); }) == "rotary: x has shape (2, 3, 6, 11), but rotary turns 6 channels for each of 2 axes");
+    tensor<index_t> places({1, 1, 6, 1});
+    places(0, 0, 4, 0) = 5;
+    CHECK(error_of([&] { (void)rotate(turns, x, places); }) == "rotary: x has a token at position 5, but rotary has 0 to 4");
+    places(0, 0, 4, 0) = -1;
+    CHECK(error_of([&] { (void)rotate(turns, x, places); }) == "rotary: x has a token at position -1, but rotary has 0 to 4");
+    CHECK(error_of([&] { (void)rotate(turns, x, tensor<index_t>({1, 1, 5, 1})); }) == "rotary: positions have shape (1, 1, 5, 1), but x has (2, 3, 6, 11)");
+    CHECK_THROWS_AS(grid_positions(-1, 2), shape_error);
+}
+
 TEST_CASE("rotary: positions that the table has not are refused, to the ends of their type", "[layer][portable]") {
     const rotary<float> turns(100, 8);
     const auto refusal = [&](index_t first) {

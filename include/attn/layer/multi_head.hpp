@@ -31,6 +31,8 @@ struct multi_head {
     linear<T, Arch> q, k, v, out;
     A attention = {};
     const rotary<T>* rotation = nullptr; ///< of queries and keys, or none
+    tensor_view<const index_t> token_positions = {};   ///< for the rotation: see rotary_positions; counted from the first if not given
+    tensor_view<const index_t> context_positions = {}; ///< those of the keys, where they are other tokens
     R reduce = {};                       ///< a layer that tokens go through before k and v, or none
 
     void check(const layer_inputs<T>& in) const {
@@ -54,8 +56,8 @@ struct multi_head {
         attention.check(inputs<T>{planned(s.queries), planned(s.keys), planned(s.values), in.positions});
         out.check(name, "out", out.outputs(), attention.output_shape(s).heads * attention.output_shape(s).channels);
         if (rotation) {
-            rotation->check(name, "q", s.queries, in.positions.first_query);
-            rotation->check(name, "k", s.keys, in.positions.first_key);
+            rotation->check(name, "q", s.queries, places(token_positions, in.positions.first_query));
+            rotation->check(name, "k", s.keys, places(key_positions(in), in.positions.first_key));
         }
     }
     void check_apart(const output_memory& result) const {
@@ -63,6 +65,8 @@ struct multi_head {
         attn::check_apart(attention, result);
         attn::check_apart(reduce, result);
         if (rotation) rotation->check_apart(result);
+        result.require_apart("token_positions", token_positions);
+        result.require_apart("context_positions", context_positions);
     }
     shape output_shape(const shape& tokens) const { return {tokens.batch, 1, tokens.tokens, out.outputs()}; }
     /// An empty context is none.
@@ -84,14 +88,20 @@ struct multi_head {
         k.forward(kept, {}, join_heads(w.keys), run);
         v.forward(kept, {}, join_heads(w.values), run);
         if (rotation) {
-            rotation->forward(w.queries, in.positions.first_query, w.queries, run);
-            rotation->forward(w.keys, in.positions.first_key, w.keys, run);
+            rotation->forward(w.queries, places(token_positions, in.positions.first_query), w.queries, run);
+            rotation->forward(w.keys, places(key_positions(in), in.positions.first_key), w.keys, run);
         }
         attention.forward(inputs<T>{w.queries, w.keys, w.values, in.positions}, outputs<T>{w.attended}, run);
         out.forward(join_heads(w.attended), in.residual, result, run);
     }
 
 private:
+    static rotary_positions places(const tensor_view<const index_t>& given, const per_batch& first) {
+        return given.data() ? rotary_positions(given) : rotary_positions(first);
+    }
+    const tensor_view<const index_t>& key_positions(const layer_inputs<T>& in) const {
+        return in.context.data() || context_positions.data() ? context_positions : token_positions;
+    }
     static tensor_view<const T> source_of(const layer_inputs<T>& in) { return in.context.data() ? in.context : in.tokens; }
     shape reduced(const shape& source) const {
         if constexpr (reduces)
