@@ -66,6 +66,19 @@ TEMPLATE_TEST_CASE("multi_head: grouped heads, sizes of keys and values, context
         // Softmax of turned scores depends on distances alone.
         CHECK(close(forward(rotated, {.tokens = x, .positions = {.first_query = 41, .first_key = 41}}), wide(result_of(rotated, x))));
         check_bits(rotated, x);
+
+        // The same positions, given for each token.
+        tensor<index_t> of_tokens({.tokens = x.shape().tokens, .channels = 1}), of_context({.tokens = y.shape().tokens, .channels = 1});
+        for (index_t i = 0; i < x.shape().tokens; ++i) of_tokens(0, 0, i, 0) = 20 + i;
+        for (index_t j = 0; j < y.shape().tokens; ++j) of_context(0, 0, j, 0) = 9 + j;
+        auto placed = rotated;
+        placed.token_positions = of_tokens;
+        CHECK(same_bits(forward(placed, {.tokens = x}), forward(rotated, {.tokens = x, .positions = {.first_query = 20, .first_key = 20}})));
+        placed.context_positions = of_context;
+        CHECK(same_bits(forward(placed, {.tokens = x, .context = y}),
+                        forward(rotated, {.tokens = x, .context = y, .positions = {.first_query = 20, .first_key = 9}})));
+        of_context(0, 0, 1, 0) = 64;
+        CHECK(error_of([&] { (void)forward(placed, {.tokens = x, .context = y}); }) == "multi_head: k has a token at position 64, but rotary has 0 to 63");
     }
 }
 
