@@ -4,6 +4,8 @@
 #include "executors.hpp"
 #include "layer_checks.hpp"
 
+#include <attn/norm/rms_norm.hpp>
+
 namespace attn::testing {
 
 TEMPLATE_TEST_CASE("linear: sizes, biases and residuals", "[layer]", float, double) {
@@ -56,6 +58,44 @@ TEMPLATE_TEST_CASE("multi_head: grouped heads, sizes of keys and values, context
     CHECK(close(forward(grouped, {.tokens = x, .context = y}),
                 plain_multi_head(wide(x), wide(y), grouped, plain_softmax(), [](auto&, index_t) {})));
 
+    // Values from a context of their own, of other channels.
+    const auto z = random_rows<T>({2, 1, 30, 17}, 5);
+    auto apart = grouped;
+    apart.v = random_linear<T>(weights, "apart.v", 2 * 7, 17);
+    const auto of_values = [&](const tensor<double>& q, const tensor<double>& k, const tensor<double>&) {
+        return plain_softmax()(q, k, heads_of(plain_linear(wide(z), apart.v), 2));
+    };
+    CHECK(close(forward(apart, {.tokens = x, .context = y, .value_context = z}),
+                plain_multi_head(wide(x), wide(y), grouped, of_values, [](auto&, index_t) {})));
+    CHECK(error_of([&] { (void)forward(apart, {.tokens = x, .value_context = z}); }) ==
+          "multi_head: value_context is given without a context, of the keys");
+    CHECK(error_of([&] { (void)forward(apart, {.tokens = x, .context = y, .value_context = y}); }) ==
+          "multi_head: value_context has shape (2, 1, 30, 24), but (batch, 1, tokens, 17) is needed");
+    const auto short_one = random_rows<T>({2, 1, 29, 17}, 5);
+    CHECK(error_of([&] { (void)forward(apart, {.tokens = x, .context = y, .value_context = short_one}); }) ==
+          "multi_head: value_context has shape (2, 1, 29, 17), but the context has (2, 1, 30, 24)");
+
+    // Norms of queries and keys, before they are turned.
+    const auto gains = random_rows<T>({1, 1, 1, 10}, 6);
+    const std::span<const T> gain(gains.data(), 10);
+    const rotary<T> all_turns(64, 10);
+    const multi_head normed{.heads = 4, .kv_heads = 2, .q = grouped.q, .k = grouped.k, .v = grouped.v, .out = grouped.out, .rotation = &all_turns,
+                            .query_norm = rms_norm{.weight = gain}, .key_norm = rms_norm{.weight = gain}};
+    const auto norm_and_turn = [&](tensor<double>& t, index_t first) {
+        for (index_t row = 0; row < t.shape().size() / 10; ++row) {
+            double* const from = t.data() + row * 10;
+            double squares = 0;
+            for (index_t c = 0; c < 10; ++c) squares += from[c] * from[c] / 10;
+            for (index_t c = 0; c < 10; ++c) from[c] *= static_cast<double>(gains(0, 0, 0, c)) / std::sqrt(squares + 1e-5);
+        }
+        plain_rotary(t, 10, false, first);
+    };
+    CHECK(close(result_of(normed, x), plain_multi_head(wide(x), wide(x), normed, plain_softmax(), norm_and_turn)));
+    check_bits(normed, x);
+    auto narrow = normed;
+    narrow.key_norm.weight = gain.first(9);
+    CHECK(error_of([&] { (void)result_of(narrow, x); }) == "rms_norm: weight has 9 entries, but x has shape (2, 2, 19, 10)");
+
     for (const bool interleaved : {false, true}) {
         const rotary<T> turns(64, 6, interleaved ? rotary_pairs::interleaved : rotary_pairs::half_split);
         auto rotated = grouped;
@@ -78,7 +118,8 @@ TEMPLATE_TEST_CASE("multi_head: grouped heads, sizes of keys and values, context
         CHECK(same_bits(forward(placed, {.tokens = x, .context = y}),
                         forward(rotated, {.tokens = x, .context = y, .positions = {.first_query = 20, .first_key = 9}})));
         of_context(0, 0, 1, 0) = 64;
-        CHECK(error_of([&] { (void)forward(placed, {.tokens = x, .context = y}); }) == "multi_head: k has a token at position 64, but rotary has 0 to 63");
+        CHECK(error_of([&] { (void)forward(placed, {.tokens = x, .context = y}); }) ==
+              "multi_head: k has a token at position 64, but rotary has 0 to 63");
     }
 }
 

@@ -48,8 +48,8 @@ spatial_reduction<T, Own, Arch> fold_into(const N& norm, spatial_reduction<T, Ow
     return layer;
 }
 /// The same for a multi_head: `q`, and `k` and `v`, or the layer in front of them.
-template <FoldableNorm N, Scalar T, Attention A, class R, class Arch>
-multi_head<T, A, R, Arch> fold_into(const N& norm, multi_head<T, A, R, Arch> layer, parameters& folded, const std::string& name) {
+template <FoldableNorm N, Scalar T, Attention A, class R, Norm M, class Arch>
+multi_head<T, A, R, M, Arch> fold_into(const N& norm, multi_head<T, A, R, M, Arch> layer, parameters& folded, const std::string& name) {
     layer.q = fold_into(norm, layer.q, folded, name + ".q");
     if constexpr (layer.reduces) {
         layer.reduce = fold_into(norm, layer.reduce, folded, name + ".reduce");

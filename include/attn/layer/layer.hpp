@@ -11,9 +11,10 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 template <Scalar T>
 struct layer_inputs {
     tensor_view<const T> tokens;
-    tensor_view<const T> residual = {}; ///< is added to the result, of whose shape it is; none without memory
-    tensor_view<const T> context = {};  ///< (batch, 1, m, channels): where attention takes keys and values from, if not from the tokens
-    attn::positions positions = {};     ///< where queries and keys lie: see `positions`
+    tensor_view<const T> residual = {};      ///< is added to the result, of whose shape it is; none without memory
+    tensor_view<const T> context = {};       ///< (batch, 1, m, channels): where attention takes keys and values from, if not from the tokens
+    tensor_view<const T> value_context = {}; ///< (batch, 1, m, channels): where it takes values from, if not from the context
+    attn::positions positions = {};          ///< where queries and keys lie: see `positions`
 };
 
 /// A const value that maps token rows to token rows. It refers to its weights, as an operator does; their owner (see `parameters`) keeps
@@ -126,6 +127,7 @@ void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const t
     memory.require_apart("positions.first_key", in.positions.first_key);
     apart("tokens", in.tokens, L::in_place);
     apart("context", in.context, false);
+    apart("value_context", in.value_context, false);
     if (in.residual.data()) {
         detail::check_rows(L::name, "residual", in.residual);
         if (in.residual.shape() != expected)

@@ -53,7 +53,8 @@ struct rotary_frequencies {
         if (base == 1) throw argument_error("rotary_frequencies", "base", "is 1: yarn divides by its logarithm");
         constexpr double two_pi = 6.283185307179586;
         const auto c = static_cast<double>(channels);
-        const auto pair_of = [&](double turns) { return c * std::log(static_cast<double>(training_length) / (turns * two_pi)) / (2 * std::log(base)); };
+        const auto length = static_cast<double>(training_length);
+        const auto pair_of = [&](double turns) { return c * std::log(length / (turns * two_pi)) / (2 * std::log(base)); };
         const auto low = std::max(std::floor(pair_of(beta_fast)), 0.0);
         auto high = std::min(std::ceil(pair_of(beta_slow)), c - 1);
         if (low == high) high += 0.001;

@@ -35,7 +35,7 @@ struct transformer_block {
         attention_norm.check(s);
         feed_forward_norm.check(s);
         const auto within = has_norms ? head_major(in.tokens.data(), s) : in.tokens;
-        attention.check({.tokens = within, .context = in.context, .positions = in.positions});
+        attention.check({.tokens = within, .context = in.context, .value_context = in.value_context, .positions = in.positions});
         feed_forward.check({.tokens = within});
         check_kept("attention", attention.output_shape(s), s);
         check_kept("feed_forward", feed_forward.output_shape(s), s);
@@ -64,7 +64,12 @@ struct transformer_block {
             }
         };
         attention.forward(
-            {.tokens = normalised(attention_norm, in.tokens), .residual = in.tokens, .context = in.context, .positions = in.positions}, out,
+            {.tokens = normalised(attention_norm, in.tokens),
+             .residual = in.tokens,
+             .context = in.context,
+             .value_context = in.value_context,
+             .positions = in.positions},
+            out,
             run);
         feed_forward.forward({.tokens = normalised(feed_forward_norm, out), .residual = out}, out, run);
     }

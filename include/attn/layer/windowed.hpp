@@ -32,7 +32,7 @@ struct windowed {
 
     void check(const layer_inputs<scalar>& in) const {
         detail::check_grid(name, grid, in.tokens);
-        if (in.context.data()) throw argument_error(name, "context", "is not cut into windows");
+        if (in.context.data() || in.value_context.data()) throw argument_error(name, "context", "is not cut into windows");
         layer.check({.tokens = detail::planned(head_major(static_cast<const scalar*>(nullptr), grid.windows_of(in.tokens.shape()))),
                      .positions = in.positions});
     }
@@ -92,7 +92,7 @@ struct spatial_reduction {
         detail::check_grid(name, grid, in.tokens);
         projection.check(name, "projection", projection.outputs(), grid.window_tokens() * in.tokens.shape().channels);
         norm.check(output_shape(in.tokens.shape()));
-        if (in.residual.data() || in.context.data())
+        if (in.residual.data() || in.context.data() || in.value_context.data())
             throw argument_error(name, in.residual.data() ? "residual" : "context", "is given, but not used here");
     }
     void check_apart(const output_memory& out) const {
