@@ -1,7 +1,9 @@
 // Patterns with a memory: masks, segments, blocks.
 #include "catch.hpp"
+#include "errors.hpp"
 #include "pattern_checks.hpp"
 
+#include <attn/core/tensor.hpp>
 #include <attn/pattern/block_sparse.hpp>
 #include <attn/pattern/causal.hpp>
 #include <attn/pattern/segments.hpp>
@@ -112,6 +114,34 @@ TEST_CASE("segments of packed sequences", "[pattern][portable]") {
         const auto id = [&](index_t k) { return ids[static_cast<std::size_t>(k)]; };
         check_table(packed.at(0, 3), [&](index_t i, index_t j) { return id(i) == id(j); }, {10, n, 10, n, 16, 8}, random);
     }
+}
+
+TEST_CASE("tiles are repeated over images, at positions of their own for each entry", "[pattern]") {
+    attn::tensor<bool> mask({2, 1, 20, 9});
+    std::mt19937 random(3);
+    for (attn::index_t e = 0; e < mask.shape().size(); ++e) mask.data()[e] = random() % 2 == 0;
+    const std::vector<attn::index_t> queries{10, -20}, keys{0, 5, 7, 900};
+    const attn::pattern::tiles pattern(mask, queries, keys);
+    for (attn::index_t b = 0; b < 4; ++b) {
+        const auto q = queries[static_cast<std::size_t>(b % 2)], k = keys[static_cast<std::size_t>(b)];
+        index_t wrong = 0;
+        for (index_t i = 0; i < 20; ++i)
+            for (index_t j = 0; j < 9; ++j) wrong += pattern.at(b, 0).visible(q + i, k + j) != mask(b % 2, 0, i, j);
+        CHECK(wrong == 0);
+    }
+    const std::vector<index_t> at{12, -18, 10, -20};
+    attn::pattern_context context{.operation = "x", .batch = 4, .heads = 1, .where = {.first_query = at, .first_key = keys}, .queries = 18, .keys = 9};
+    const auto refusal = [&](const auto& p) { return attn::testing::error_of([&] { check(p, context); }); };
+    CHECK(refusal(pattern) == attn::testing::nothing_thrown);
+    context.queries = 19;
+    CHECK(refusal(pattern) == "x: pattern tiles{(2, 1, 20, 9)} is for queries 10 .. 29, not 12 .. 30");
+    context.queries = 18;
+    context.batch = 3;
+    CHECK(refusal(pattern) == "x: pattern tiles{(2, 1, 20, 9)} is for another batch than 3");
+    const std::vector<index_t> three(3), none;
+    context.batch = 4;
+    CHECK(refusal(attn::pattern::tiles(mask, three)) == "x: pattern tiles{(2, 1, 20, 9)} has 3 positions for a batch of 4");
+    CHECK(attn::testing::error_of([&] { attn::pattern::tiles(mask, none); }) == "tiles: first_query has no number");
 }
 
 TEST_CASE("segments in any order, of queries and keys, by batch entry", "[pattern]") {

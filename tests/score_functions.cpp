@@ -185,6 +185,32 @@ TEST_CASE("a bias tensor repeats along an extent of 1", "[score][portable]") {
     CHECK(row.key_stride == 1000);
 }
 
+TEST_CASE("a bias tensor is repeated over images, at positions of its own for each entry", "[score][portable]") {
+    tensor<float> values({2, 1, 4, 3});
+    for (index_t e = 0; e < values.shape().size(); ++e) values.data()[e] = static_cast<float>(e);
+    const std::vector<index_t> queries{10, 20}, keys{0, 5, 7, 9};
+    const additive_bias bias{values, queries, keys};
+    for (index_t b = 0; b < 4; ++b) {
+        const auto q = queries[static_cast<std::size_t>(b % 2)], k = keys[static_cast<std::size_t>(b)];
+        CHECK(bias.at(b, 0)(0.0, q + 2, k + 1) == static_cast<double>((b % 2 * 4 + 2) * 3 + 1));
+    }
+    const std::vector<index_t> at{11, 20, 10, 21};
+    score_context context{{.operation = "x", .batch = 4, .heads = 1, .first_query = 10, .end_query = 24, .first_key = 0, .end_key = 11,
+                           .where = {.first_query = at, .first_key = keys}, .queries = 3, .keys = 2}};
+    CHECK(complaint(bias, context) == nothing_thrown);
+    context.queries = 4;
+    CHECK(complaint(bias, context) == "x: score additive_bias of shape (2, 1, 4, 3) covers query positions 10 to 13, where 11 to 14 occur");
+    context.queries = 3;
+    context.batch = 3;
+    CHECK(complaint(bias, context) == "x: score additive_bias of shape (2, 1, 4, 3) has 2 batch entries, which do not divide 3");
+    const std::vector<index_t> three(3);
+    context.batch = 4;
+    CHECK(complaint(additive_bias{values, three}, context) ==
+          "x: score additive_bias of shape (2, 1, 4, 3) has 3 positions, which do not divide 4 batch entries");
+    const std::vector<index_t> none;
+    CHECK(complaint(additive_bias{values, none}, context) != nothing_thrown);
+}
+
 TEST_CASE("a bias of -infinity hides whatever the score is", "[score][portable]") {
     std::array<float, 3> numbers{-std::numeric_limits<float>::infinity(), 1, std::numeric_limits<float>::quiet_NaN()};
     const auto bias = additive_bias(head_major(numbers.data(), {.tokens = 1, .channels = 3})).at(0, 0);
@@ -205,7 +231,7 @@ TEST_CASE("a bias tensor refuses what it does not cover", "[score][portable]") {
     CHECK(of({1, 1, 1, 1}) == nothing_thrown);
     CHECK(of({1, 3, 5, 1}, 4) == nothing_thrown);
     CHECK(of({1, 1, 100, 100}, -5, -90) == nothing_thrown);
-    CHECK(of({3, 1, 9, 7}) == "softmax_attention: score additive_bias of shape (3, 1, 9, 7) has 3 batch entries, where 1 or 2 are needed");
+    CHECK(of({3, 1, 9, 7}) == "softmax_attention: score additive_bias of shape (3, 1, 9, 7) has 3 batch entries, which do not divide 2");
     CHECK(of({1, 2, 9, 7}) == "softmax_attention: score additive_bias of shape (1, 2, 9, 7) has 2 heads, where 1 or 3 are needed");
     CHECK(of({1, 1, 8, 7}) ==
           "softmax_attention: score additive_bias of shape (1, 1, 8, 7) covers query positions 0 to 7, where 4 to 8 occur");
@@ -344,6 +370,8 @@ TEST_CASE("forgetting gates add up between a key and its query", "[score][portab
     CHECK(bias(0, 8, 4) == -4.25);
     CHECK(bias(0, 8, 3) == -infinity);
     CHECK(bias(1, 8, 0) == -8);
+    CHECK(bias(3, 8, 0) == -8); // repeated
+    CHECK(bias(2, 3, 2) == -2);
     std::array<float, 4> row{};
     score.at(0, 0).bias_row(5 + 2, 2, 4, 5 + 4, row.data());
     for (index_t q = 0; q < 4; ++q) CHECK(static_cast<double>(row[static_cast<std::size_t>(q)]) == bias(0, 2 + 2 * q, 4));
@@ -352,7 +380,7 @@ TEST_CASE("forgetting gates add up between a key and its query", "[score][portab
     CHECK(complaint(score, {.operation = "x", .batch = 2, .heads = 3, .first_query = 5, .end_query = 15, .first_key = 6, .end_key = 8}) ==
           "x: score forgetting with gates of shape (2, 1, 9, 1) covers query positions 5 to 13, where 5 to 14 occur");
     CHECK(complaint(score, {.operation = "x", .batch = 3, .heads = 3}) ==
-          "x: score forgetting with gates of shape (2, 1, 9, 1) has 2 batch entries, where 1 or 3 are needed");
+          "x: score forgetting with gates of shape (2, 1, 9, 1) has 2 batch entries, which do not divide 3");
     gates.data()[3] = 0.5F;
     CHECK(testing::error_of([&] { forgetting{gates}; }) == "forgetting: log_gates hold 0.500000 for token 3: not the logarithm of a gate");
     gates.data()[3] = static_cast<float>(not_a_number);

@@ -12,13 +12,17 @@ class per_batch {
 public:
     /// One number for all.
     constexpr per_batch(index_t same) : same_(same) {}
-    /// One number for each; a view of them.
-    constexpr per_batch(std::span<const index_t> each) : shared_(false), each_(each) {}
+    /// One number for each: a view of a vector, an array, a span or anything like them.
+    template <class R>
+        requires(std::convertible_to<R, std::span<const index_t>> && !detail::Temporary<R>)
+    constexpr per_batch(R&& each) : shared_(false), each_(std::forward<R>(each)) {}
     /// A temporary would be gone before it is read: name the numbers first.
     template <detail::Temporary R>
     per_batch(R&& numbers) = delete;
 
     constexpr index_t operator[](index_t batch) const noexcept { return shared_ ? same_ : each_[static_cast<std::size_t>(batch)]; }
+    /// That of a batch entry where the numbers given one by one are repeated, image after image.
+    constexpr index_t repeated(index_t batch) const noexcept { return shared_ || each_.empty() ? same_ : (*this)[batch % count()]; }
     /// Count of numbers given one by one; 0 if all entries share one.
     constexpr index_t count() const noexcept { return static_cast<index_t>(each_.size()); }
     /// Whether there is a number for each of so many batch entries.

@@ -32,7 +32,7 @@ struct block_plane {
 namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 
 /// A bool matrix over blocks of queries and keys: blocks(floor(i / query_block), floor(j / key_block)). The blocks are the caller's
-/// memory, (batch or 1, heads or 1, query blocks, key blocks). Refused: a block below one, blocks without memory, positions that they do not
+/// memory, (entries, heads or 1, query blocks, key blocks), entry b mod entries for batch entry b. Refused: a block below one, blocks without memory, positions that they do not
 /// cover.
 /// DeepSpeed Sparse Attention; Zaheer et al. 2020, BigBird.
 struct block_sparse {
@@ -42,7 +42,7 @@ struct block_sparse {
 
     constexpr detail::block_plane at(index_t batch, index_t head) const {
         const auto& size = blocks.shape();
-        return {blocks.row(size.batch == 1 ? 0 : batch, size.heads == 1 ? 0 : head, 0), blocks.strides().tokens, blocks.strides().channels,
+        return {blocks.row(size.batch <= 1 ? 0 : batch % size.batch, size.heads == 1 ? 0 : head, 0), blocks.strides().tokens, blocks.strides().channels,
                 query_block, key_block};
     }
 

@@ -1,6 +1,7 @@
 // Patterns: which keys a query may attend to, and how they combine.
 #pragma once
 
+#include "../core/inputs.hpp"
 #include "../core/output_memory.hpp"
 #include "../core/position.hpp"
 #include "position_range.hpp"
@@ -18,6 +19,8 @@ struct pattern_context {
     index_t heads = 1;
     index_t first_query = 0, end_query = 0;
     index_t first_key = 0, end_key = 0;
+    positions where = {};           ///< of each batch entry
+    index_t queries = 0, keys = 0; ///< of each batch entry
 
     /// Throws argument_error. `pattern` is the pattern with its numbers, "strided{0}".
     [[noreturn]] void refuse(const std::string& pattern, const std::string& problem) const {
@@ -28,10 +31,20 @@ struct pattern_context {
     void require_at_least(index_t least, index_t value, const auto& name, const char* parameter) const {
         if (value < least) refuse(name(), "needs a " + std::string(parameter) + " of at least " + std::to_string(least));
     }
-    /// Throws argument_error unless a table of that many batch entries and heads serves all, each being 1 or the context's number.
+    /// Throws argument_error unless a table of that many batch entries and heads serves all: its batch entries are repeated, image after image,
+    /// and its heads are 1 or the context's number.
     void require_broadcast(const shape& table, const auto& name) const {
-        if (table.batch != 1 && table.batch != batch) refuse(name(), "is for another batch than " + std::to_string(batch));
+        if (!repeats(table.batch)) refuse(name(), "is for another batch than " + std::to_string(batch));
         if (table.heads != 1 && table.heads != heads) refuse(name(), "is for another number of heads than " + std::to_string(heads));
+    }
+    /// Whether so many entries of a table serve all batch entries, image after image.
+    bool repeats(index_t entries) const { return entries > 0 ? batch % entries == 0 : batch == 0; }
+    /// The positions of one batch entry, as if there were no other.
+    pattern_context entry(index_t b) const {
+        auto one = *this;
+        one.first_query = where.first_query[b], one.end_query = one.first_query + queries;
+        one.first_key = where.first_key[b], one.end_key = one.first_key + keys;
+        return one;
     }
     /// Throws argument_error unless all positions lie in a table for the queries query_begin .. query_end - 1 and the keys likewise.
     void require_inside(index_t query_begin, index_t query_end, index_t key_begin, index_t key_end, const auto& name) const {

@@ -69,12 +69,13 @@ namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 /// copies share the table, of 3 n m / 16 bytes for each head and batch entry that the mask tells apart.
 class tiles {
 public:
-    /// A bool tensor, true = visible, (batch or 1, heads or 1, queries or 1, keys): what is 1, or has stride 0, serves all. Row 0 is
-    /// the query first_query and column 0 the key first_key. The tensor is not needed afterwards. Throws attention_error if it has no memory.
-    explicit tiles(const tensor_view<const bool>& mask, index_t first_query = 0, index_t first_key = 0)
-        : size_(distinct(readable(mask))), first_query_(first_query), first_key_(first_key), any_query_(size_.tokens == 1) {
-        check_first();
-        look([&](index_t batch, index_t head, index_t row, std::uint8_t* line) {
+    /// A bool tensor, true = visible, (entries, heads or 1, queries or 1, keys): what is 1, or has stride 0, serves all; batch entry b has
+    /// entry b mod entries, as those of an image's windows are repeated, image after image. Row 0 is the query first_query and column 0 the key
+    /// first_key: one number, or some that are repeated likewise. The tensor and they are not needed afterwards. Throws attention_error if it
+    /// has no memory.
+    explicit tiles(const tensor_view<const bool>& mask, const per_batch& first_query = 0, const per_batch& first_key = 0)
+        : size_(distinct(readable(mask))), any_query_(size_.tokens == 1) {
+        look(first_query, first_key, [&](index_t batch, index_t head, index_t row, std::uint8_t* line) {
             const auto* from = mask.row(batch, head, row);
             if (const auto stride = mask.strides().channels; stride == 1)
                 std::copy_n(reinterpret_cast<const std::uint8_t*>(from), size_.channels, line);
@@ -88,19 +89,18 @@ public:
     template <class F>
         requires std::predicate<const F&, index_t, index_t>
     tiles(const F& visible, index_t n, index_t m, index_t first_query = 0, index_t first_key = 0)
-        : size_(possible({.tokens = n, .channels = m})), first_query_(first_query), first_key_(first_key), any_query_(false) {
-        check_first();
-        look([&](index_t, index_t, index_t row, std::uint8_t* line) {
+        : size_(possible({.tokens = n, .channels = m})), any_query_(false) {
+        look(first_query, first_key, [&](index_t, index_t, index_t row, std::uint8_t* line) {
             for (index_t column = 0; column < m; ++column) line[column] = visible(first_query + row, first_key + column) ? 1 : 0;
         });
     }
 
     detail::tile_plane at(index_t batch, index_t head) const {
-        const auto plane = (size_.batch == 1 ? 0 : batch) * size_.heads + (size_.heads == 1 ? 0 : head);
+        const auto plane = (size_.batch <= 1 ? 0 : batch % size_.batch) * size_.heads + (size_.heads == 1 ? 0 : head);
         return {{planes_->words.data() + plane * words_per_plane(), size_.tokens, size_.channels},
                 planes_->visible_before.data() + plane * counts_per_plane(),
-                first_query_,
-                first_key_,
+                planes_->first_query(batch),
+                planes_->first_key(batch),
                 any_query_};
     }
 
@@ -109,14 +109,26 @@ public:
     void check(const pattern_context& context) const {
         const auto name = [&] { return "tiles{" + to_string(size_) + "}"; };
         context.require_broadcast(size_, name);
-        context.require_inside(any_query_ ? context.first_query : first_query_, any_query_ ? context.end_query : detail::saturating_sum(first_query_, size_.tokens),
-                               first_key_, detail::saturating_sum(first_key_, size_.channels), name);
+        const auto check_entry = [&](const pattern_context& c, index_t first_query, index_t first_key) {
+            c.require_inside(any_query_ ? c.first_query : first_query, any_query_ ? c.end_query : detail::saturating_sum(first_query, size_.tokens),
+                             first_key, detail::saturating_sum(first_key, size_.channels), name);
+        };
+        for (const auto* first : {&planes_->first_queries, &planes_->first_keys})
+            if (!context.repeats(std::ssize(*first)) && first->size() != 1)
+                context.refuse(name(), "has " + std::to_string(first->size()) + " positions for a batch of " + std::to_string(context.batch));
+        if (planes_->first_queries.size() == 1 && planes_->first_keys.size() == 1)
+            return check_entry(context, planes_->first_query(0), planes_->first_key(0));
+        for (index_t b = 0; b < context.batch; ++b) check_entry(context.entry(b), planes_->first_query(b), planes_->first_key(b));
     }
 
 private:
     struct planes {
         std::vector<std::uint64_t> words;
         std::vector<index_t> visible_before;
+        std::vector<index_t> first_queries, first_keys; // one for all batch entries, or some that are repeated
+
+        index_t first_query(index_t batch) const { return first_queries[static_cast<std::size_t>(batch % std::ssize(first_queries))]; }
+        index_t first_key(index_t batch) const { return first_keys[static_cast<std::size_t>(batch % std::ssize(first_keys))]; }
     };
 
     static const tensor_view<const bool>& readable(const tensor_view<const bool>& mask) {
@@ -135,9 +147,12 @@ private:
         return size;
     }
 
-    void check_first() const {
-        detail::check_positions("tiles", "first_query", first_query_, 0);
-        detail::check_positions("tiles", "first_key", first_key_, 0);
+    static std::vector<index_t> checked(const char* argument, const per_batch& first) {
+        std::vector<index_t> numbers(1, first.repeated(0));
+        if (!first.shared()) numbers.assign(first.each().begin(), first.each().end());
+        if (numbers.empty()) throw argument_error("tiles", argument, "has no number");
+        for (const auto number : numbers) detail::check_positions("tiles", argument, number, 0);
+        return numbers;
     }
     index_t words_per_plane() const { return detail::bit_table::word_count(size_.tokens, size_.channels); }
     index_t counts_per_plane() const {
@@ -146,8 +161,10 @@ private:
 
     /// read(batch, head, row, line) writes a row of the mask as bytes 0 and 1.
     template <class Read>
-    void look(const Read& read) {
+    void look(const per_batch& first_query, const per_batch& first_key, const Read& read) {
         const auto made = std::make_shared<planes>();
+        made->first_queries = checked("first_query", first_query);
+        made->first_keys = checked("first_key", first_key);
         const auto count = size_.batch * size_.heads;
         made->words.resize(static_cast<std::size_t>(count * words_per_plane()));
         made->visible_before.resize(static_cast<std::size_t>(count * counts_per_plane()));
@@ -192,7 +209,6 @@ private:
     }
 
     shape size_;
-    index_t first_query_, first_key_;
     bool any_query_;
     std::shared_ptr<const planes> planes_;
 };

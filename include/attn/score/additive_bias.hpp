@@ -26,34 +26,42 @@ struct head_bias {
 };
 
 /// A bias tensor: score + bias(b, h, i - first_query, j - first_key); -infinity hides key j from query i.
-/// bias: (batch or 1, heads or 1, queries or 1, keys or 1), any strides; an extent of 1 is the same for all. A view, so what it
-/// refers to outlives the attention operator.
-/// first_query, first_key: the absolute positions of its row 0 and column 0, so that one tensor for a whole sequence also serves
-/// its chunks. Throws attention_error if batch or heads are other counts than the inputs', or if the rows or columns leave out a
-/// position that occurs, or if it has no memory. More of them than needed is fine.
+/// bias: (entries, heads or 1, queries or 1, keys or 1), any strides; an extent of 1 is the same for all, and batch entry b has entry
+/// b mod entries: one for all, one for each, or those of an image's windows, image after image. A view, so what it refers to outlives the
+/// attention operator.
+/// first_query, first_key: the absolute positions of its row 0 and column 0, so that one tensor for a whole sequence also serves its chunks:
+/// one number, or a view of some that are repeated as the entries are. Throws attention_error if the entries do not divide the batch, if heads
+/// are another count than the inputs', if the rows or columns leave out a position that occurs, or if it has no memory. More of them than
+/// needed is fine.
 template <Scalar T>
 struct additive_bias {
     tensor_view<const T> bias;
-    index_t first_query = 0;
-    index_t first_key = 0;
+    per_batch first_query = 0;
+    per_batch first_key = 0;
 
     constexpr head_bias<T> at(index_t batch, index_t head) const {
         const auto& s = bias.shape();
-        return {.data = bias.row(s.batch == 1 ? 0 : batch, s.heads == 1 ? 0 : head, 0),
+        return {.data = bias.row(s.batch <= 1 ? 0 : batch % s.batch, s.heads == 1 ? 0 : head, 0),
                 .query_stride = s.tokens == 1 ? 0 : bias.strides().tokens,
                 .key_stride = s.channels == 1 ? 0 : bias.strides().channels,
-                .first_query = s.tokens == 1 ? 0 : first_query,
-                .first_key = s.channels == 1 ? 0 : first_key};
+                .first_query = s.tokens == 1 ? 0 : first_query.repeated(batch),
+                .first_key = s.channels == 1 ? 0 : first_key.repeated(batch)};
     }
     void check(const score_context& context) const {
         const auto& s = bias.shape();
         if (const auto problem = detail::problem_of(bias); !problem.empty()) context.refuse("additive_bias", problem);
         const auto name = [&] { return "additive_bias of shape " + to_string(s); };
         context.require_broadcast(s, name);
-        if (s.tokens != 1) context.require_covered(name, "query", first_query, s.tokens, context.first_query, context.end_query);
-        if (s.channels != 1) context.require_covered(name, "key", first_key, s.channels, context.first_key, context.end_key);
+        context.for_each_entry(name, first_query, first_key, [&](const score_context& c, index_t b) {
+            if (s.tokens != 1) c.require_covered(name, "query", first_query.repeated(b), s.tokens, c.first_query, c.end_query);
+            if (s.channels != 1) c.require_covered(name, "key", first_key.repeated(b), s.channels, c.first_key, c.end_key);
+        });
     }
-    void check_apart(const output_memory& out) const { out.require_apart("the bias of the score", bias); }
+    void check_apart(const output_memory& out) const {
+        out.require_apart("the bias of the score", bias);
+        out.require_apart("the bias's first_query", first_query);
+        out.require_apart("the bias's first_key", first_key);
+    }
 };
 
 /// Of its tensor's scalar type.

@@ -39,9 +39,9 @@ struct forgetting_of_head {
 
 /// Forgetting gates: score + c[b, h, i] - c[b, h, j], where c is the running sum of the logarithms of a gate for each token, so that a key
 /// fades by the gates of all tokens behind it up to its query. With a causal pattern it is the Forgetting Transformer.
-/// log_gates: (batch or 1, heads or 1, tokens, 1), any strides: logarithms of numbers between 0 and 1, log_sigmoid of what a linear gives.
-/// -infinity, a gate of 0, hides what lies before its token from what lies behind it, and the other way round.
-/// The gates are summed once, in double, into memory that copies of the score function share. Token 0 has the position `first`; queries
+/// log_gates: (entries, heads or 1, tokens, 1), any strides, entry b mod entries for batch entry b: logarithms of numbers between 0 and 1,
+/// log_sigmoid of what a linear gives. -infinity, a gate of 0, hides what lies before its token from what lies behind it, and the other way
+/// round. The gates are summed once, in double, into memory that copies of the score function share. Token 0 has the position `first`; queries
 /// and keys elsewhere are refused. Throws shape_error for gates of another shape, argument_error for one that is NaN or above 0.
 /// Lin et al. 2025, "Forgetting Transformer: Softmax Attention with a Forget Gate".
 class forgetting {
@@ -51,8 +51,8 @@ public:
     explicit forgetting(const G& log_gates, index_t first = 0) : forgetting(tensor_view<const detail::scalar_t<G>>(log_gates), first, 0) {}
 
     detail::forgetting_of_head at(index_t batch, index_t head) const {
-        const auto row = std::min(batch, size_.batch - 1) * size_.heads + std::min(head, size_.heads - 1);
-        return {sums_->data() + std::max<index_t>(row, 0) * size_.tokens, first_};
+        const auto row = (size_.batch <= 1 ? 0 : batch % size_.batch) * size_.heads + (size_.heads <= 1 ? 0 : std::min(head, size_.heads - 1));
+        return {sums_->data() + row * size_.tokens, first_};
     }
     void check(const score_context& context) const {
         const auto text = [&] { return "forgetting with gates of shape " + to_string(size_); };

@@ -13,14 +13,13 @@ struct score_context : pattern_context {
     [[noreturn]] void refuse(const std::string& function, const std::string& problem) const {
         throw argument_error(operation, "score", function + " " + problem);
     }
-    /// Throws argument_error unless a table's batch entries and heads are 1 or as many as there are.
+    /// Throws argument_error unless a table of that many batch entries and heads serves all: its batch entries are repeated, image after image,
+    /// and its heads are 1 or the context's number.
     void require_broadcast(const shape& table, const auto& name) const {
-        const auto require = [&](const char* what, index_t has, index_t needed) {
-            if (has != 1 && has != needed)
-                refuse(name(), "has " + std::to_string(has) + " " + what + ", where 1 or " + std::to_string(needed) + " are needed");
-        };
-        require("batch entries", table.batch, batch);
-        require("heads", table.heads, heads);
+        if (!repeats(table.batch))
+            refuse(name(), "has " + std::to_string(table.batch) + " batch entries, which do not divide " + std::to_string(batch));
+        if (table.heads != 1 && table.heads != heads)
+            refuse(name(), "has " + std::to_string(table.heads) + " heads, where 1 or " + std::to_string(heads) + " are needed");
     }
     /// Throws argument_error unless the positions that occur lie in a table for `count` of them from `first` on. `what`: "query" or "key".
     void require_covered(const auto& name, const std::string& what, index_t first, index_t count, index_t needed_first, index_t needed_end) const {
@@ -31,6 +30,17 @@ struct score_context : pattern_context {
         if (needed_first >= needed_end || (first <= needed_first && needed_end <= end)) return;
         refuse(name(), "covers " + what + " positions " + std::to_string(first) + " to " + std::to_string(end - 1) + ", where " +
                            std::to_string(needed_first) + " to " + std::to_string(needed_end - 1) + " occur");
+    }
+
+    /// Calls f(context, b) for each batch entry b, or once for all of them if a table lies at the same positions for all. Throws argument_error
+    /// unless the positions are one for all, or as many as divide the batch entries.
+    template <class F>
+    void for_each_entry(const auto& name, const per_batch& queries_from, const per_batch& keys_from, F&& f) const {
+        for (const auto* first : {&queries_from, &keys_from})
+            if (!first->shared() && !repeats(first->count()))
+                refuse(name(), "has " + std::to_string(first->count()) + " positions, which do not divide " + std::to_string(batch) + " batch entries");
+        if (queries_from.shared() && keys_from.shared()) return f(*this, 0);
+        for (index_t b = 0; b < batch; ++b) f(score_context{entry(b)}, b);
     }
 
 private:
