@@ -34,6 +34,7 @@
 #include "pattern/global.hpp"
 #include "pattern/lengths.hpp"
 #include "pattern/local.hpp"
+#include "pattern/neighborhood.hpp"
 #include "pattern/on_heads.hpp"
 #include "pattern/predicate.hpp"
 #include "pattern/prefix.hpp"

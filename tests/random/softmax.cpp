@@ -59,6 +59,20 @@ score_order order_of(softmax_kind kind) {
     }
 }
 
+/// A grid of so many tokens at least.
+neighborhood_rule<2> draw_neighborhood(draw& random, index_t tokens) {
+    neighborhood_rule<2> rule{.grid = {1, random.number(1, 20)}, .window = {1, 1}};
+    rule.grid[0] = tokens / rule.grid[1] + 1;
+    for (std::size_t a = 0; a < 2; ++a) {
+        rule.tile[a] = random.one_in(2) ? random.number(1, 4) : 1;
+        rule.grid[a] = (rule.grid[a] + rule.tile[a] - 1) / rule.tile[a] * rule.tile[a];
+        rule.dilation[a] = random.one_in(2) ? random.number(1, std::min<index_t>(4, rule.grid[a])) : 1;
+        rule.window[a] = random.number(1, std::min<index_t>(9, rule.grid[a] / rule.dilation[a]));
+        rule.causal[a] = random.one_in(4);
+    }
+    return rule;
+}
+
 /// The tables that only the library's own patterns need.
 template <Scalar T>
 void draw_tables(draw& random, softmax_kind kind, softmax_drawn<T>& d) {
@@ -67,7 +81,7 @@ void draw_tables(draw& random, softmax_kind kind, softmax_drawn<T>& d) {
         s.first_query = {random.number(-40, 40)};
         s.first_key = {random.number(-40, 40)};
     }
-    if (kind == softmax_kind::blocks) { // which begin at position 0
+    if (kind == softmax_kind::blocks || kind == softmax_kind::neighbors) { // which begin at position 0
         s.first_query = {random.number(0, 40)};
         s.first_key = {random.number(0, 40)};
     }
@@ -80,6 +94,8 @@ void draw_tables(draw& random, softmax_kind kind, softmax_drawn<T>& d) {
         for (index_t e = 0; e < blocks->shape().size(); ++e) blocks->data()[e] = random.one_in(2);
         d.blocks = blocks;
     }
+    if (kind == softmax_kind::neighbors)
+        d.neighbors = std::make_shared<neighborhood<2>>(draw_neighborhood(random, std::max(first_query + queries, first_key + keys)));
     if (kind == softmax_kind::packed) {
         const auto ids = [&](index_t count) {
             std::vector<std::int32_t> v(static_cast<std::size_t>(count));
@@ -144,7 +160,7 @@ trial<T> draw_softmax(draw& random) {
     else if (random.one_in(4)) d.scale = random.real(-1, 1);
 
     static constexpr const char* names[] = {"dense", "causal", "sliding_window", "tree", "stepped", "tree | stepped", "stepped | other",
-                                            "sparse_transformer_strided", "causal & segments", "block_sparse", "tiles", "steps, tree",
+                                            "sparse_transformer_strided", "causal & segments", "block_sparse", "neighborhood", "tiles", "steps, tree",
                                             "steps, tree | stepped", "bias, dense", "bias, tree", "bias, tree | stepped",
                                             "composed_score{steps, bias}, tree", "composed_score{bias, steps}, tree",
                                             "composed_score{relative_buckets, forgetting}, tree"};

@@ -8,6 +8,7 @@
 
 #include <attn/attention/softmax_attention.hpp>
 #include <attn/attention/sparse_attention.hpp>
+#include <attn/pattern/neighborhood.hpp>
 #include <attn/reference/softmax.hpp>
 #include <attn/reference/widen.hpp>
 
@@ -36,6 +37,7 @@ struct softmax_drawn {
     std::shared_ptr<const tensor<bool>> blocks{}; ///< block_sparse, for positions from 0 on
     std::shared_ptr<const segments> documents{};
     std::shared_ptr<const tiles> mask{};
+    std::shared_ptr<const neighborhood<2>> neighbors{};
 
     random_pattern tree_of(const slice& s) const { return {tree.get(), s.batch, s.head}; }
     random_stepped_pattern stepped_of(const slice& s) const { return {stepped.get(), s.batch, s.head}; }
@@ -88,7 +90,7 @@ operation<T> softmax_operation(const softmax_drawn<T>& drawn, const slice& part,
 enum class softmax_kind {
     all, past, window, composed,            // softmax_plain
     stepped, passes, stepped_passes, sparse, // softmax_passes
-    packed, blocks, masked,                  // softmax_tables
+    packed, blocks, neighbors, masked,       // softmax_tables
     scored, scored_passes,                   // softmax_scores
     biased, biased_composed, biased_passes,  // softmax_bias
     scored_biased, biased_scored, relative,  // softmax_then

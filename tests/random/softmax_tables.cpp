@@ -6,6 +6,7 @@ template <Scalar T>
 operation<T> softmax_tables(softmax_kind kind, const softmax_drawn<T>& d, const slice& s) {
     if (kind == softmax_kind::packed) return softmax_operation<T>(d, s, causal{} & *d.documents, identity_score{});
     if (kind == softmax_kind::masked) return softmax_operation<T>(d, s, *d.mask, identity_score{});
+    if (kind == softmax_kind::neighbors) return softmax_operation<T>(d, s, *d.neighbors, identity_score{});
     return softmax_operation<T>(d, s, block_sparse{std::as_const(*d.blocks).view(), d.length}, identity_score{});
 }
 
