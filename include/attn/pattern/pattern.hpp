@@ -19,8 +19,9 @@ struct pattern_context {
     index_t heads = 1;
     index_t first_query = 0, end_query = 0;
     index_t first_key = 0, end_key = 0;
-    positions where = {};           ///< of each batch entry
-    index_t queries = 0, keys = 0; ///< of each batch entry
+    positions where = {}; ///< of each batch entry
+    index_t queries = 0;  ///< of each batch entry
+    index_t keys = 0;     ///< of each batch entry
 
     /// Throws argument_error. `pattern` is the pattern with its numbers, "strided{0}".
     [[noreturn]] void refuse(const std::string& pattern, const std::string& problem) const {
