@@ -81,7 +81,7 @@ void draw_tables(draw& random, softmax_kind kind, softmax_drawn<T>& d) {
         s.first_query = {random.number(-40, 40)};
         s.first_key = {random.number(-40, 40)};
     }
-    if (kind == softmax_kind::blocks || kind == softmax_kind::neighbors) { // which begin at position 0
+    if (kind == softmax_kind::blocks || kind == softmax_kind::neighbors || kind == softmax_kind::listed) { // which begin at position 0
         s.first_query = {random.number(0, 40)};
         s.first_key = {random.number(0, 40)};
     }
@@ -96,6 +96,13 @@ void draw_tables(draw& random, softmax_kind kind, softmax_drawn<T>& d) {
     }
     if (kind == softmax_kind::neighbors)
         d.neighbors = std::make_shared<neighborhood<2>>(draw_neighborhood(random, std::max(first_query + queries, first_key + keys)));
+    if (kind == softmax_kind::listed) {
+        const auto rows = (first_query + queries) / d.length + 1, length = random.number(0, 6);
+        tensor<index_t> table({1, 1, rows, length});
+        for (index_t row = 0; row < rows; ++row) // of rising numbers, some of which are left out
+            for (index_t e = 0, block = -1; e < length; ++e) table(0, 0, row, e) = random.one_in(5) ? -1 : block += random.number(1, 4);
+        d.lists = std::make_shared<selected>(table, d.length, random.number(1, 20));
+    }
     if (kind == softmax_kind::packed) {
         const auto ids = [&](index_t count) {
             std::vector<std::int32_t> v(static_cast<std::size_t>(count));
@@ -160,7 +167,7 @@ trial<T> draw_softmax(draw& random) {
     else if (random.one_in(4)) d.scale = random.real(-1, 1);
 
     static constexpr const char* names[] = {"dense", "causal", "sliding_window", "tree", "stepped", "tree | stepped", "stepped | other",
-                                            "sparse_transformer_strided", "causal & segments", "block_sparse", "neighborhood", "tiles", "steps, tree",
+                                            "sparse_transformer_strided", "causal & segments", "block_sparse", "neighborhood", "causal & selected", "tiles", "steps, tree",
                                             "steps, tree | stepped", "bias, dense", "bias, tree", "bias, tree | stepped",
                                             "composed_score{steps, bias}, tree", "composed_score{bias, steps}, tree",
                                             "composed_score{relative_buckets, forgetting}, tree"};

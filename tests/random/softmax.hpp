@@ -9,6 +9,7 @@
 #include <attn/attention/softmax_attention.hpp>
 #include <attn/attention/sparse_attention.hpp>
 #include <attn/pattern/neighborhood.hpp>
+#include <attn/pattern/selected.hpp>
 #include <attn/reference/softmax.hpp>
 #include <attn/reference/widen.hpp>
 
@@ -38,6 +39,7 @@ struct softmax_drawn {
     std::shared_ptr<const segments> documents{};
     std::shared_ptr<const tiles> mask{};
     std::shared_ptr<const neighborhood<2>> neighbors{};
+    std::shared_ptr<const selected> lists{};
 
     random_pattern tree_of(const slice& s) const { return {tree.get(), s.batch, s.head}; }
     random_stepped_pattern stepped_of(const slice& s) const { return {stepped.get(), s.batch, s.head}; }
@@ -90,7 +92,7 @@ operation<T> softmax_operation(const softmax_drawn<T>& drawn, const slice& part,
 enum class softmax_kind {
     all, past, window, composed,            // softmax_plain
     stepped, passes, stepped_passes, sparse, // softmax_passes
-    packed, blocks, neighbors, masked,       // softmax_tables
+    packed, blocks, neighbors, listed, masked, // softmax_tables
     scored, scored_passes,                   // softmax_scores
     biased, biased_composed, biased_passes,  // softmax_bias
     scored_biased, biased_scored, relative,  // softmax_then

@@ -7,6 +7,7 @@ operation<T> softmax_tables(softmax_kind kind, const softmax_drawn<T>& d, const 
     if (kind == softmax_kind::packed) return softmax_operation<T>(d, s, causal{} & *d.documents, identity_score{});
     if (kind == softmax_kind::masked) return softmax_operation<T>(d, s, *d.mask, identity_score{});
     if (kind == softmax_kind::neighbors) return softmax_operation<T>(d, s, *d.neighbors, identity_score{});
+    if (kind == softmax_kind::listed) return softmax_operation<T>(d, s, causal{} & *d.lists, identity_score{});
     return softmax_operation<T>(d, s, block_sparse{std::as_const(*d.blocks).view(), d.length}, identity_score{});
 }
 

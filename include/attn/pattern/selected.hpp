@@ -1,0 +1,101 @@
+// Selected key blocks: each block of queries has a list of the blocks of keys that it sees.
+#pragma once
+
+#include "../core/tensor.hpp"
+#include "bit_table.hpp"
+
+#include <memory>
+#include <vector>
+
+namespace attn::inline ATTN_INSTRUCTION_SET::detail {
+
+/// The lists of one batch entry and head, each in rising order; what is left of a list is filled with `no_block`.
+struct block_lists {
+    static constexpr index_t no_block = std::numeric_limits<index_t>::max();
+
+    const index_t* lists;
+    index_t length, query_block, key_block;
+
+    /// How many of a list's blocks lie in first .. last.
+    index_t count(index_t row, index_t first, index_t last) const {
+        const auto *const begin = lists + row * length, *const end = begin + length;
+        return std::upper_bound(begin, end, last) - std::lower_bound(begin, end, first);
+    }
+    bool visible(index_t i, index_t j) const { return count(i / query_block, j / key_block, j / key_block) > 0; }
+    visibility visible(const position_range& i, const position_range& j) const {
+        const auto rows = floor_div(i, query_block), columns = floor_div(j, key_block);
+        bool all = true, none = true;
+        for (auto row = rows.first; row <= rows.last && (all || none); ++row) {
+            const auto seen = count(row, columns.first, columns.last);
+            all = all && seen == columns.last - columns.first + 1;
+            none = none && seen == 0;
+        }
+        return {all, none};
+    }
+    template <QueryLanes I>
+    auto visible(const I& i, index_t j) const {
+        const auto last = i.first + (i.count - 1) * i.step;
+        if (i.first / query_block == last / query_block) return mask_of(i, visible(i.first, j) ? ~std::uint64_t{0} : 0);
+        std::uint64_t bits = 0;
+        for (index_t l = 0; l < i.count; ++l) bits |= std::uint64_t{visible(i.first + l * i.step, j)} << l;
+        return mask_of(i, bits);
+    }
+};
+
+} // namespace attn::detail
+
+namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
+
+/// Selected key blocks: query i sees key j if the block floor(j / key_block) is in the list of the block floor(i / query_block).
+/// table: (entries, heads or 1, query blocks, list), the numbers of key blocks in any order, below 0 where a list is shorter; entry b mod
+/// entries is for batch entry b. It is copied and sorted once, into memory that copies of the pattern share; select_blocks makes one. O(n list
+/// key_block) pairs: the cost follows the lists. Combine it with causal. Throws argument_error for a block below 1 or a list that names a
+/// block twice, shape_error for a table without memory; refused: positions below 0, queries beyond the table.
+/// Lu et al. 2025, "MoBA: Mixture of Block Attention for Long-Context LLMs"; Yuan et al. 2025, "Native Sparse Attention".
+class selected {
+public:
+    /// Blocks of so many queries, and of so many keys.
+    selected(const tensor_view<const index_t>& table, index_t query_block, index_t key_block)
+        : size_(table.shape()), query_block_(query_block), key_block_(key_block) {
+        detail::check_view("selected", "table", table);
+        if (query_block < 1 || key_block < 1)
+            throw argument_error("selected", "blocks", "are of " + std::to_string(query_block) + " queries and " + std::to_string(key_block) +
+                                                           " keys: 1 at least is needed");
+        std::vector<index_t> lists;
+        lists.reserve(static_cast<std::size_t>(size_.size()));
+        for (index_t b = 0; b < size_.batch; ++b)
+            for (index_t h = 0; h < size_.heads; ++h)
+                for (index_t row = 0; row < size_.tokens; ++row) add_list(table, b, h, row, lists);
+        lists_ = std::make_shared<const std::vector<index_t>>(std::move(lists));
+    }
+    /// Blocks of keys as long as those of queries.
+    selected(const tensor_view<const index_t>& table, index_t block) : selected(table, block, block) {}
+
+    detail::block_lists at(index_t batch, index_t head) const {
+        const auto plane = (size_.batch <= 1 ? 0 : batch % size_.batch) * size_.heads + (size_.heads == 1 ? 0 : head);
+        return {lists_->data() + plane * size_.tokens * size_.channels, size_.channels, query_block_, key_block_};
+    }
+    bool heads_alike() const { return size_.heads == 1; }
+    void check(const pattern_context& context) const {
+        const auto name = [&] { return "selected{" + to_string(size_) + ", " + std::to_string(query_block_) + ", " + std::to_string(key_block_) + "}"; };
+        context.require_broadcast(size_, name);
+        context.require_inside(0, detail::product(size_.tokens, query_block_), 0, farthest_position, name);
+    }
+
+private:
+    static void add_list(const tensor_view<const index_t>& table, index_t b, index_t h, index_t row, std::vector<index_t>& lists) {
+        constexpr auto none = detail::block_lists::no_block;
+        const auto begin = std::ssize(lists);
+        for (index_t e = 0; e < table.shape().channels; ++e) lists.push_back(table(b, h, row, e) < 0 ? none : table(b, h, row, e));
+        std::sort(lists.begin() + begin, lists.end());
+        const auto twice = std::adjacent_find(lists.begin() + begin, lists.end(), [](index_t x, index_t y) { return x == y && x != none; });
+        if (twice != lists.end())
+            throw argument_error("selected", "table", "names block " + std::to_string(*twice) + " twice for query block " + std::to_string(row));
+    }
+
+    shape size_;
+    index_t query_block_, key_block_;
+    std::shared_ptr<const std::vector<index_t>> lists_;
+};
+
+} // namespace attn::pattern
