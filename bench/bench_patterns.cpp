@@ -6,6 +6,8 @@
 
 #include "attn/attention/sparse_attention.hpp"
 #include "attn/layer/windows.hpp"
+#include "attn/pattern/neighborhood.hpp"
+#include "attn/pattern/selected.hpp"
 #include "attn/pattern/tiles.hpp"
 #include "attn/score/additive_bias.hpp"
 #include "cases/softmax_case.hpp"
@@ -72,6 +74,20 @@ testing::attention_case shifted_windows_case() {
         const window_grid grid{.height = 56, .width = 56, .window_height = 7, .window_width = 7, .shift_height = 3, .shift_width = 3};
         return testing::made{softmax_attention{.score = additive_bias<float>{bias->view()}, .pattern = grid.shift_segments()}, bias};
     });
+}
+
+/// Every token of a 56 x 56 grid, in tiles of 4 x 4, with its window.
+testing::attention_case neighborhood_case(index_t window) {
+    return pattern_case("neighborhood_" + std::to_string(window),
+                        neighborhood(neighborhood_rule<2>{.grid = {56, 56}, .window = {window, window}, .tile = {4, 4}}));
+}
+/// 16 blocks of 64 keys for each block of 64 queries, of 16384 tokens, spread over those up to it.
+testing::attention_case selected_case() {
+    constexpr index_t blocks = 16384 / 64;
+    tensor<index_t> table({1, 1, blocks, 16});
+    for (index_t u = 0; u < blocks; ++u)
+        for (index_t e = 0; e < 16; ++e) table(0, 0, u, e) = u < 16 ? (e <= u ? e : -1) : u - e * (u / 16);
+    return pattern_case("selected_16_of_64", causal{} & selected(table, 64));
 }
 
 /// A mask that is only known pair by pair, looked at once: beside a copy of the mask.
@@ -156,6 +172,9 @@ const std::vector<testing::attention_case>& pattern_cases() {
         without_prefetch_case("local_128_no_prefetch", local{128}),
         windows_case(),
         shifted_windows_case(),
+        neighborhood_case(7),
+        neighborhood_case(13),
+        selected_case(),
     };
     return cases;
 }

@@ -74,6 +74,9 @@ testing::problem key_size_problem(index_t key_dim) {
 /// 7 x 7 windows of one 56 x 56 image, whose tensors a cache holds, and of so many that none does.
 constexpr size windows_in_cache{49, 32, 3, 64}, windows_streamed{49, 32, 3, 32 * 64};
 
+/// A grid of 56 x 56 tokens.
+constexpr size grid_of(index_t d) { return {56 * 56, d, 4}; }
+
 /// One new token against a cache of so many, with the heads of Llama 3 8B: every number of the cache is read once.
 testing::problem decoding(index_t keys) {
     return {.batch = 1, .heads = 32, .kv_heads = 8, .queries = 1, .keys = keys, .key_dim = 128, .value_dim = 128};
@@ -117,10 +120,12 @@ void add_groups(std::vector<row>& rows) {
     const auto add = [&](const std::string& family, const std::string& name, const testing::problem& p, index_t threads = 1) {
         rows.push_back({&case_named(name), p, threads, family});
     };
-    for (const auto& c : {"local_128", "strided_64", "sparse_transformer_strided", "sparse_transformer_symmetric", "softmax"})
+    for (const auto& c : {"local_128", "strided_64", "sparse_transformer_strided", "sparse_transformer_symmetric", "selected_16_of_64", "softmax"})
         add("sparse", c, problem_of({16384, 64, sparse_heads}));
     for (const auto& s : {windows_in_cache, windows_streamed})
         for (const auto& c : {"windows_7x7", "windows_7x7_shifted"}) add("windows", c, problem_of(s));
+    for (const index_t d : {32, 64})
+        for (const auto& c : {"neighborhood_7", "neighborhood_13"}) add("neighborhood", c, problem_of(grid_of(d)));
     for (const auto& line : sparse_transformer_table)
         for (const auto& c : {"softmax_causal", "sparse_transformer_fixed", "sparse_transformer_strided"})
             add("sparse_transformer", c, problem_of({line.n, 64, sparse_heads}));
@@ -274,6 +279,9 @@ std::vector<goal> all_goals() {
         share(std::string("7 x 7 windows, d 32, bias, ") + where, row("windows_7x7"), meant);
         share(std::string("the same shifted, visible pairs counted (88 %), ") + where, row("windows_7x7_shifted"), meant);
     }
+    for (const index_t d : {32, 64})
+        for (const auto& [name, meant] : {std::pair{"neighborhood_7", 0.25}, {"neighborhood_13", 0.40}})
+            share(std::string(name) + " of a 56 x 56 grid, d " + std::to_string(d), name_of("neighborhood", name, problem_of(grid_of(d))), meant);
     against("two threads against one, full", name_of("softmax", sequence(2048), 2), dense(sequence(2048)), 1.9);
     against("two threads against one, causal", name_of("softmax_causal", sequence(2048), 2), causal(sequence(2048)), 1.9);
     against("scores 30 times as large, full", dense(sequence(2048)) + "/q:30", dense(sequence(2048)), 0.95);
