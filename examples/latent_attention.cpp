@@ -1,0 +1,105 @@
+// Multi-head latent attention: the cache holds one short latent row a token, from which all heads make their keys and values. Its up-projections
+// move to the queries and the result, so that attention reads the latent rows themselves: as keys with their rotary part, as values without.
+// DeepSeek-AI 2024, DeepSeek-V2 (there: 128 heads, a latent of 512, 64 rotary channels).
+#include <attn/attention/softmax_attention.hpp>
+#include <attn/layer/rotary.hpp>
+#include <attn/pattern/causal.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <random>
+
+namespace {
+
+using attn::index_t, attn::tensor, attn::tensor_view;
+
+constexpr index_t heads = 8, latent = 64, turned = 16, plain = 32, values = 32, prompt = 28, tokens = 40;
+
+tensor<float> random_tensor(const attn::shape& shape, std::uint32_t seed) {
+    tensor<float> x(shape);
+    std::mt19937 random(seed);
+    std::generate_n(x.data(), shape.size(), [&] { return static_cast<float>(random()) / 0x1p31f - 1; });
+    return x;
+}
+/// Channels first .. first + count - 1: a view, nothing is copied.
+template <class T>
+tensor_view<T> channels_of(const tensor_view<T>& x, index_t first, index_t count) {
+    auto shape = x.shape();
+    shape.channels = count;
+    return {x.data() + first * x.strides().channels, shape, x.strides()};
+}
+/// Tokens first .. first + count - 1.
+template <class T>
+tensor_view<T> tokens_of(const tensor_view<T>& x, index_t first, index_t count) {
+    auto shape = x.shape();
+    shape.tokens = count;
+    return {x.row(0, 0, first), shape, x.strides()};
+}
+/// out[h, i] = W[h] x[h, i], or of its transpose; heads of x that are fewer are shared.
+void multiply(const tensor<float>& w, bool transposed, const tensor_view<const float>& x, const tensor_view<float>& out) {
+    const auto& s = out.shape();
+    for (index_t h = 0; h < s.heads; ++h)
+        for (index_t i = 0; i < s.tokens; ++i)
+            for (index_t r = 0; r < s.channels; ++r) {
+                float sum = 0;
+                for (index_t c = 0; c < x.shape().channels; ++c)
+                    sum += (transposed ? w(0, h, c, r) : w(0, h, r, c)) * x(0, x.shape().heads == 1 ? 0 : h, i, c);
+                out(0, h, i, r) = sum;
+            }
+}
+
+} // namespace
+
+int main() {
+    const auto up_keys = random_tensor({.heads = heads, .tokens = plain, .channels = latent}, 1);
+    const auto up_values = random_tensor({.heads = heads, .tokens = values, .channels = latent}, 2);
+    const attn::rotary<float> rotation(tokens, turned);
+
+    // The cache: a row of latent and rotary channels for each token, one head for all.
+    auto cache = random_tensor({.tokens = tokens, .channels = latent + turned}, 3);
+    const auto rotary_keys = channels_of(cache.view(), latent, turned);
+    attn::rotate(rotation, rotary_keys, 0, rotary_keys);
+    auto queries = random_tensor({.heads = heads, .tokens = tokens, .channels = plain + turned}, 4);
+    const auto rotary_queries = channels_of(queries.view(), plain, turned);
+    attn::rotate(rotation, rotary_queries, 0, rotary_queries);
+    const attn::softmax_attention op{.scale = 1 / std::sqrt(double{plain + turned}), .pattern = attn::causal{}};
+
+    // To compare with: every head's keys and values written out.
+    tensor<float> keys({.heads = heads, .tokens = tokens, .channels = plain + turned});
+    tensor<float> all_values({.heads = heads, .tokens = tokens, .channels = values});
+    const tensor_view<const float> rows = cache.view();
+    multiply(up_keys, false, channels_of(rows, 0, latent), channels_of(keys.view(), 0, plain));
+    for (index_t h = 0; h < heads; ++h)
+        for (index_t j = 0; j < tokens; ++j) std::copy_n(&cache(0, 0, j, latent), turned, &keys(0, h, j, plain));
+    multiply(up_values, false, channels_of(rows, 0, latent), all_values.view());
+    const auto expected = attn::attend(op, queries, keys, all_values);
+
+    // The queries go to the latent space instead: W_q' = W_up^T q, with their rotary part behind.
+    tensor<float> moved({.heads = heads, .tokens = tokens, .channels = latent + turned});
+    multiply(up_keys, true, channels_of(tensor_view<const float>(queries.view()), 0, plain), channels_of(moved.view(), 0, latent));
+    for (index_t h = 0; h < heads; ++h)
+        for (index_t i = 0; i < tokens; ++i) std::copy_n(&queries(0, h, i, plain), turned, &moved(0, h, i, latent));
+
+    float largest = 0, difference = 0;
+    const auto decode = [&](index_t first, index_t count) {
+        const auto cached = tokens_of(rows, 0, first + count);
+        const auto some = tokens_of(tensor_view<const float>(moved.view()), first, count);
+        const auto of_latent = attn::attend(op, some, cached, channels_of(cached, 0, latent), attn::bottom_right(count, first + count));
+        tensor<float> out({.heads = heads, .tokens = count, .channels = values});
+        multiply(up_values, false, of_latent, out.view());
+        for (index_t h = 0; h < heads; ++h)
+            for (index_t i = 0; i < count; ++i)
+                for (index_t c = 0; c < values; ++c) {
+                    largest = std::max(largest, std::abs(expected(0, h, first + i, c)));
+                    difference = std::max(difference, std::abs(out(0, h, i, c) - expected(0, h, first + i, c)));
+                }
+    };
+    decode(0, prompt);
+    for (index_t at = prompt; at < tokens; ++at) decode(at, 1);
+
+    std::printf("cache: %td numbers a token, where %td heads of keys and values have %td\n", latent + turned, heads,
+                heads * (plain + turned + values));
+    std::printf("%td tokens of prompt, %td more one by one: %s\n", prompt, tokens - prompt,
+                difference < 1e-5f * largest ? "the same as with heads written out" : "DIFFERENT from heads written out");
+}
