@@ -10,6 +10,7 @@
 #include "attention/merge.hpp"
 #include "attention/pooling.hpp"
 #include "attention/project.hpp"
+#include "attention/ragged.hpp"
 #include "attention/random_projection.hpp"
 #include "attention/select_blocks.hpp"
 #include "attention/simplified_linear_attention.hpp"

@@ -14,10 +14,18 @@ public:
     workspace() = default;
     /// Memory of so many bytes.
     explicit workspace(std::size_t bytes) { reserve(bytes); }
+    /// Memory that somebody else lends, from its first cache line on: a piece of a larger one, an arena, an array. It outlives the workspace.
+    explicit workspace(std::span<std::byte> lent) noexcept {
+        void* begin = lent.data();
+        std::size_t size = lent.size();
+        if (std::align(alignment, 0, begin, size)) begin_ = static_cast<std::byte*>(begin), size_ = size;
+    }
     /// Takes the memory of another.
-    workspace(workspace&& other) noexcept : data_(std::move(other.data_)), size_(std::exchange(other.size_, 0)) {}
+    workspace(workspace&& other) noexcept
+        : own_(std::move(other.own_)), begin_(std::exchange(other.begin_, nullptr)), size_(std::exchange(other.size_, 0)) {}
     workspace& operator=(workspace&& other) noexcept {
-        data_ = std::move(other.data_);
+        own_ = std::move(other.own_);
+        begin_ = std::exchange(other.begin_, nullptr);
         size_ = std::exchange(other.size_, 0);
         return *this;
     }
@@ -25,19 +33,21 @@ public:
     /// How many bytes there are.
     std::size_t size_bytes() const noexcept { return size_; }
     /// The bytes.
-    std::span<std::byte> bytes() const noexcept { return {data_.get(), size_}; }
+    std::span<std::byte> bytes() const noexcept { return {begin_, size_}; }
 
-    /// Grows to at least `bytes`; never shrinks. Throws argument_error if that is more than max_bytes.
+    /// Grows to at least `bytes`, in memory of its own; never shrinks. Throws argument_error if that is more than max_bytes.
     void reserve(std::size_t bytes) {
         if (bytes <= size_) return;
         if (bytes > static_cast<std::size_t>(max_bytes))
             throw argument_error("workspace", "size", "of " + std::to_string(bytes) + " bytes is more than 2^48");
-        data_.reset(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{alignment})));
+        own_.reset(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{alignment})));
+        begin_ = own_.get();
         size_ = bytes;
     }
 
 private:
-    std::unique_ptr<std::byte, detail::aligned_delete> data_;
+    std::unique_ptr<std::byte, detail::aligned_delete> own_;
+    std::byte* begin_ = nullptr;
     std::size_t size_ = 0;
 };
 

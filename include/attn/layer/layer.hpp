@@ -101,6 +101,30 @@ struct row_matrices {
     }
 };
 
+/// Throws attention_error unless `out` has that shape and can be written while the inputs are read.
+template <Layer L>
+void check_layer_output(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out, const shape& expected) {
+    using T = typename L::scalar;
+    const auto needs = [](std::string_view argument, const std::string& problem) { throw shape_error(L::name, argument, problem); };
+    check_rows(L::name, "out", out);
+    if (out.shape() != expected) needs("out", "has shape " + to_string(out.shape()) + ", but the result has " + to_string(expected));
+    check_writable(L::name, "out", out);
+    const auto apart = [&](std::string_view name, const tensor_view<const T>& input, bool may_be_out) {
+        if (may_be_out && out.data() == input.data() && out.strides() == input.strides() && out.shape() == input.shape()) return;
+        if (overlap(out, input)) needs("out", "of shape " + to_string(out.shape()) + " overlaps " + std::string(name));
+    };
+    attn::check_apart(layer, output_memory(L::name, "out", out));
+    apart("tokens", in.tokens, L::in_place);
+    apart("context", in.context, false);
+    apart("value_context", in.value_context, false);
+    if (in.residual.data()) {
+        check_rows(L::name, "residual", in.residual);
+        if (in.residual.shape() != expected)
+            needs("residual", "has shape " + to_string(in.residual.shape()) + ", but the result has " + to_string(expected));
+        apart("residual", in.residual, true);
+    }
+}
+
 } // namespace detail
 
 /// Runs a layer: out = layer(in), and its residual. Checks everything once, then computes with the caller's executor and workspace.
@@ -110,30 +134,13 @@ struct row_matrices {
 template <Layer L>
 void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out, const execution& run) {
     using T = typename L::scalar;
-    const auto needs = [](std::string_view argument, const std::string& problem) { throw shape_error(L::name, argument, problem); };
     layer.check(in);
     const auto expected = layer.output_shape(in.tokens.shape());
     detail::check_shape<T>(L::name, "the result", expected);
-    detail::check_rows(L::name, "out", out);
-    if (out.shape() != expected) needs("out", "has shape " + to_string(out.shape()) + ", but the result has " + to_string(expected));
-    detail::check_writable(L::name, "out", out);
-    const auto apart = [&](std::string_view name, const tensor_view<const T>& input, bool may_be_out) {
-        if (may_be_out && out.data() == input.data() && out.strides() == input.strides() && out.shape() == input.shape()) return;
-        if (overlap(out, input)) needs("out", "of shape " + to_string(out.shape()) + " overlaps " + std::string(name));
-    };
     const output_memory memory(L::name, "out", out);
-    check_apart(layer, memory);
     memory.require_apart("positions.first_query", in.positions.first_query);
     memory.require_apart("positions.first_key", in.positions.first_key);
-    apart("tokens", in.tokens, L::in_place);
-    apart("context", in.context, false);
-    apart("value_context", in.value_context, false);
-    if (in.residual.data()) {
-        detail::check_rows(L::name, "residual", in.residual);
-        if (in.residual.shape() != expected)
-            needs("residual", "has shape " + to_string(in.residual.shape()) + ", but the result has " + to_string(expected));
-        apart("residual", in.residual, true);
-    }
+    detail::check_layer_output(layer, in, out, expected);
     detail::check_workspace(L::name, run, layer.workspace_bytes(in.tokens.shape(), in.context.shape(), run.concurrency()),
                             in.tokens.shape());
     layer.forward(in, out, run);

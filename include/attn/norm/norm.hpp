@@ -66,12 +66,6 @@ inline void check_eps(std::string_view operation, double eps) {
     if (!(eps > 0) || std::isinf(eps)) throw argument_error(operation, "eps", "is " + std::to_string(eps) + ", but must be above 0 and finite");
 }
 
-inline void check_workspace(std::string_view operation, const execution& run, std::size_t needed, const shape& x) {
-    if (run.workspace().size_bytes() >= needed) return;
-    throw argument_error(operation, "workspace", "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but x of shape " + to_string(x) + " on " +
-                                                  std::to_string(run.concurrency()) + " threads needs " + std::to_string(needed));
-}
-
 } // namespace detail
 
 /// Normalises tokens: out = norm(x) for x and out (batch, heads, tokens, channels), of any row strides, channels side by side; out may be

@@ -1,0 +1,168 @@
+// Ragged batches: sequences of different lengths, one after the other in one tensor of tokens.
+#pragma once
+
+#include "../core/borrowed.hpp"
+#include "attention.hpp"
+
+namespace attn::inline ATTN_INSTRUCTION_SET {
+
+/// A ragged batch: entry e has the tokens starts[e] .. starts[e + 1] - 1 of tensors (1, heads, all tokens, channels). Nothing is padded.
+struct ragged {
+    borrowed<const index_t> starts;          ///< entries + 1 numbers, of which none is below the one before; 0 first, the tokens of q last
+    borrowed<const index_t> key_starts = {}; ///< the same of keys and values, where they are other tokens
+
+    /// How many sequences there are.
+    index_t entries() const { return std::max<index_t>(0, std::ssize(starts) - 1); }
+    /// The starts of keys and values.
+    const borrowed<const index_t>& of_keys() const { return key_starts.empty() ? starts : key_starts; }
+};
+
+namespace detail {
+
+/// Throws shape_error unless the starts cut so many tokens, of a tensor of one batch entry, into sequences.
+inline void check_starts(std::string_view operation, std::string_view argument, std::span<const index_t> starts, const shape& x) {
+    const auto refuse = [&](const std::string& problem) { throw shape_error(operation, argument, problem + ", for tokens of shape " + to_string(x)); };
+    if (x.batch != 1) refuse("cut one batch entry into sequences");
+    if (starts.empty() || starts.front() != 0 || starts.back() != x.tokens || !std::ranges::is_sorted(starts))
+        refuse("do not rise from 0 to " + std::to_string(x.tokens));
+}
+
+/// Throws shape_error unless there are as many sequences of keys, and positions for each or for all.
+inline void check_counts(std::string_view operation, const ragged& batch, const positions& where) {
+    if (batch.of_keys().size() != batch.starts.size())
+        throw shape_error(operation, "key_starts",
+                          "are " + std::to_string(batch.of_keys().size()) + ", but starts are " + std::to_string(batch.starts.size()));
+    for (const auto* first : {&where.first_query, &where.first_key})
+        if (!first->shared() && first->count() != batch.entries())
+            throw shape_error(operation, "positions",
+                              "are " + std::to_string(first->count()) + ", but there are " + std::to_string(batch.entries()) + " sequences");
+}
+
+/// Entry e of a tensor.
+template <class T>
+tensor_view<T> tokens_of_entry(const tensor_view<T>& x, std::span<const index_t> starts, index_t e) {
+    const auto from = starts[static_cast<std::size_t>(e)];
+    auto size = x.shape();
+    size.tokens = starts[static_cast<std::size_t>(e + 1)] - from;
+    return {x.data() ? x.row(0, 0, from) : nullptr, size, x.strides()};
+}
+template <Scalar T>
+inputs<T> inputs_of_entry(const ragged& batch, const inputs<T>& in, index_t e) {
+    const auto &q = batch.starts, &k = batch.of_keys();
+    return {tokens_of_entry(in.queries, q, e), tokens_of_entry(in.keys, k, e), tokens_of_entry(in.values, k, e),
+            {in.positions.first_query.repeated(e), in.positions.first_key.repeated(e)}};
+}
+
+/// Which sequences have so many tokens that all threads work on one at a time; the others are handed out, one to a thread.
+inline bool is_long(const ragged& batch, index_t e, index_t concurrency) {
+    const auto at = static_cast<std::size_t>(e);
+    return concurrency > 1 && 2 * concurrency * (batch.starts[at + 1] - batch.starts[at]) > batch.starts.back();
+}
+/// Calls f(entry, execution) for each: the long ones one after the other with all threads, then the others. bytes_of(entry, threads).
+template <class F>
+void for_each_entry(const ragged& batch, std::size_t bytes_of_a_thread, const execution& run, const F& f) {
+    for (index_t e = 0; e < batch.entries(); ++e)
+        if (is_long(batch, e, run.concurrency())) f(e, run);
+    run.for_each(batch.entries(), [&](index_t e, index_t slice) {
+        if (is_long(batch, e, run.concurrency())) return;
+        sequential here;
+        workspace piece(run.workspace().bytes().subspan(static_cast<std::size_t>(slice) * bytes_of_a_thread, bytes_of_a_thread));
+        f(e, execution(here, piece));
+    });
+}
+/// The most that bytes(entry, threads) says of the short ones with one thread each, and what all need.
+struct ragged_bytes {
+    std::size_t of_a_thread = 0, all = 0;
+
+    ragged_bytes(const ragged& batch, index_t concurrency, const auto& bytes) {
+        for (index_t e = 0; e < batch.entries(); ++e) {
+            if (is_long(batch, e, concurrency)) all = std::max(all, bytes(e, concurrency));
+            else of_a_thread = std::max(of_a_thread, bytes(e, index_t{1}));
+        }
+        of_a_thread = (of_a_thread + alignment - 1) / alignment * alignment;
+        all = std::max(all, static_cast<std::size_t>(concurrency) * of_a_thread);
+    }
+};
+
+template <Attention A, Scalar T>
+ragged_bytes ragged_bytes_of(const A& op, const ragged& batch, const inputs<T>& in, index_t concurrency) {
+    return {batch, concurrency, [&](index_t e, index_t threads) {
+                return op.template workspace_bytes<T>(shapes_of(inputs_of_entry(batch, in, e)), threads);
+            }};
+}
+
+template <Attention A, Scalar T>
+void check_ragged(const A& op, const ragged& batch, const inputs<T>& in) {
+    check_starts(A::name, "starts", batch.starts, in.queries.shape());
+    check_starts(A::name, "key_starts", batch.of_keys(), in.keys.shape());
+    check_starts(A::name, "key_starts", batch.of_keys(), in.values.shape());
+    check_counts(A::name, batch, in.positions);
+    for (index_t e = 0; e < batch.entries(); ++e) op.check(inputs_of_entry(batch, in, e));
+}
+
+} // namespace detail
+
+/// Bytes of workspace that a ragged call with this executor needs. Throws attention_error if the starts do not fit.
+template <Attention A, Scalar T, Executor E>
+std::size_t workspace_bytes(const A& op, const ragged& batch, const inputs<T>& in, E& executor) {
+    detail::check_ragged(op, batch, in);
+    return detail::ragged_bytes_of(op, batch, in, detail::concurrency_of(executor)).all;
+}
+
+/// Calls an operator on each sequence of a ragged batch: the bits are those of a call for each, whose batch is 1. Patterns and score functions
+/// see the positions of its tokens within their sequence, beginning where in.positions says: one number for all, or one for each; what they
+/// have for each batch entry they have for entry 0. Long sequences are computed by all threads, one after the other, short ones one on each.
+/// out: (1, heads, all tokens, d_v), log_sum_exp likewise. Allocates nothing. Throws attention_error, before anything is read or written, as
+/// attend does for any of the sequences.
+template <Attention A, Scalar T>
+void attend(const A& op, const ragged& batch, const inputs<T>& in, const outputs<T>& out, const execution& run) {
+    detail::check_ragged(op, batch, in);
+    const output_memory memory(A::name, "out", out.values);
+    memory.require_apart("starts", batch.starts);
+    memory.require_apart("key_starts", batch.key_starts);
+    const auto check_output = [&](std::string_view name, const tensor_view<T>& to, auto&& shape_of) {
+        auto expected = to.shape();
+        for (index_t e = 0; e < batch.entries(); ++e) {
+            expected = shape_of(shapes_of(detail::inputs_of_entry(batch, in, e)));
+            expected.tokens = in.queries.shape().tokens;
+            if (expected != to.shape()) break;
+        }
+        detail::check_output(A::name, name, to, expected, in);
+        check_apart(op, output_memory(A::name, name, to));
+    };
+    check_output("out", out.values, [&](const input_shapes& s) { return op.output_shape(s); });
+    if (out.log_sum_exp.data()) {
+        if constexpr (requires { requires !A::has_log_sum_exp; }) throw argument_error(A::name, "log_sum_exp", "is asked for, but without a softmax there is none");
+        check_output("log_sum_exp", out.log_sum_exp, [&](const input_shapes& s) { return log_sum_exp_shape(op, s); });
+        if (overlap(out.log_sum_exp, out.values)) throw shape_error(A::name, "log_sum_exp", "overlaps out");
+    }
+    const auto bytes = detail::ragged_bytes_of(op, batch, in, run.concurrency());
+    detail::check_workspace(A::name, run, bytes.all, in.queries.shape());
+    detail::for_each_entry(batch, bytes.of_a_thread, run, [&](index_t e, const execution& on) {
+        const auto part = detail::inputs_of_entry(batch, in, e);
+        if (part.queries.shape().size() == 0) return;
+        outputs<T> to{detail::tokens_of_entry(out.values, batch.starts, e)};
+        if (out.log_sum_exp.data()) to.log_sum_exp = detail::tokens_of_entry(out.log_sum_exp, batch.starts, e);
+        op.forward(part, to, on);
+    });
+}
+
+/// The same, with a workspace for the call.
+template <Attention A, Scalar T, ExecutorArgument E = sequential>
+void attend(const A& op, const ragged& batch, const inputs<T>& in, const outputs<T>& out, E&& executor = {}) {
+    workspace memory(workspace_bytes(op, batch, in, executor));
+    attend(op, batch, in, out, execution(executor, memory));
+}
+
+/// The same, to a new tensor (1, heads, all tokens, d_v).
+template <Attention A, Scalar T, ExecutorArgument E = sequential>
+[[nodiscard]] tensor<T> attend(const A& op, const ragged& batch, const inputs<T>& in, E&& executor = {}) {
+    workspace memory(workspace_bytes(op, batch, in, executor));
+    auto size = op.output_shape(shapes_of(in));
+    size.tokens = in.queries.shape().tokens;
+    tensor<T> out(size);
+    attend(op, batch, in, outputs<T>{out}, execution(executor, memory));
+    return out;
+}
+
+} // namespace attn

@@ -1,0 +1,92 @@
+// Layers on ragged batches.
+#pragma once
+
+#include "../attention/ragged.hpp"
+#include "layer.hpp"
+
+namespace attn::inline ATTN_INSTRUCTION_SET {
+
+namespace detail {
+
+template <Scalar T>
+layer_inputs<T> inputs_of_entry(const ragged& batch, const layer_inputs<T>& in, index_t e) {
+    const auto part = [&](const tensor_view<const T>& x, std::span<const index_t> starts) {
+        return x.data() ? tokens_of_entry(x, starts, e) : tensor_view<const T>();
+    };
+    return {.tokens = part(in.tokens, batch.starts),
+            .residual = part(in.residual, batch.starts),
+            .context = part(in.context, batch.of_keys()),
+            .value_context = part(in.value_context, batch.of_keys()),
+            .positions = {in.positions.first_query.repeated(e), in.positions.first_key.repeated(e)}};
+}
+
+template <Layer L>
+void check_ragged(const L& layer, const ragged& batch, const layer_inputs<typename L::scalar>& in) {
+    check_starts(L::name, "starts", batch.starts, in.tokens.shape());
+    if (in.residual.data()) check_starts(L::name, "starts", batch.starts, in.residual.shape());
+    if (in.context.data()) check_starts(L::name, "key_starts", batch.of_keys(), in.context.shape());
+    if (in.value_context.data()) check_starts(L::name, "key_starts", batch.of_keys(), in.value_context.shape());
+    check_counts(L::name, batch, in.positions);
+    for (index_t e = 0; e < batch.entries(); ++e) layer.check(inputs_of_entry(batch, in, e));
+}
+
+template <Layer L>
+ragged_bytes ragged_bytes_of(const L& layer, const ragged& batch, const layer_inputs<typename L::scalar>& in, index_t concurrency) {
+    return {batch, concurrency, [&](index_t e, index_t threads) {
+                const auto part = inputs_of_entry(batch, in, e);
+                return layer.workspace_bytes(part.tokens.shape(), part.context.shape(), threads);
+            }};
+}
+
+} // namespace detail
+
+/// Bytes of workspace that a ragged call of a layer with this executor needs. Throws attention_error if the starts do not fit.
+template <Layer L, Executor E>
+std::size_t workspace_bytes(const L& layer, const ragged& batch, const layer_inputs<typename L::scalar>& in, E& executor) {
+    detail::check_ragged(layer, batch, in);
+    return detail::ragged_bytes_of(layer, batch, in, detail::concurrency_of(executor)).all;
+}
+
+/// Runs a layer on each sequence of a ragged batch: tokens (1, 1, all tokens, channels), the same of the result, of a residual and, by
+/// batch.key_starts, of a context. The bits are those of a call for each sequence, whose batch is 1. Everything else as in `attend` with a ragged
+/// batch.
+template <Layer L>
+void forward(const L& layer, const ragged& batch, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out,
+             const execution& run) {
+    detail::check_ragged(layer, batch, in);
+    const output_memory memory(L::name, "out", out);
+    memory.require_apart("starts", batch.starts);
+    memory.require_apart("key_starts", batch.key_starts);
+    memory.require_apart("positions.first_query", in.positions.first_query);
+    memory.require_apart("positions.first_key", in.positions.first_key);
+    auto expected = out.shape();
+    for (index_t e = 0; e < batch.entries() && expected == out.shape(); ++e) {
+        expected = layer.output_shape(detail::inputs_of_entry(batch, in, e).tokens.shape());
+        expected.tokens = in.tokens.shape().tokens;
+    }
+    detail::check_layer_output(layer, in, out, expected);
+    const auto bytes = detail::ragged_bytes_of(layer, batch, in, run.concurrency());
+    detail::check_workspace(L::name, run, bytes.all, in.tokens.shape());
+    detail::for_each_entry(batch, bytes.of_a_thread, run, [&](index_t e, const execution& on) {
+        layer.forward(detail::inputs_of_entry(batch, in, e), detail::tokens_of_entry(out, batch.starts, e), on);
+    });
+}
+
+/// The same, with a workspace for the call.
+template <Layer L, ExecutorArgument E = sequential>
+void forward(const L& layer, const ragged& batch, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out,
+             E&& executor = {}) {
+    workspace memory(workspace_bytes(layer, batch, in, executor));
+    forward(layer, batch, in, out, execution(executor, memory));
+}
+
+/// The same, to a new tensor.
+template <Layer L, ExecutorArgument E = sequential>
+[[nodiscard]] tensor<typename L::scalar> forward(const L& layer, const ragged& batch, const layer_inputs<typename L::scalar>& in, E&& executor = {}) {
+    workspace memory(workspace_bytes(layer, batch, in, executor));
+    tensor<typename L::scalar> out(layer.output_shape(in.tokens.shape()));
+    forward(layer, batch, in, out.view(), execution(executor, memory));
+    return out;
+}
+
+} // namespace attn

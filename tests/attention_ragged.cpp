@@ -1,0 +1,163 @@
+// Ragged batches: each sequence has the bits that it has by itself.
+#include "allocations.hpp"
+#include "answers.hpp"
+#include "catch.hpp"
+#include "errors.hpp"
+#include "executors.hpp"
+#include "layer_checks.hpp"
+
+#include <attn/attention/linear_attention.hpp>
+#include <attn/attention/linformer_attention.hpp>
+#include <attn/attention/simplified_linear_attention.hpp>
+#include <attn/attention/talking_heads_attention.hpp>
+#include <attn/layer/ragged.hpp>
+#include <attn/layer/transformer_block.hpp>
+#include <attn/norm/layer_norm.hpp>
+#include <attn/pattern/causal.hpp>
+#include <attn/pattern/local.hpp>
+
+namespace attn::testing {
+
+namespace {
+
+const std::vector<index_t> starts{0, 5, 5, 42, 43, 190, 200}, key_starts{0, 9, 12, 40, 41, 100, 180};
+
+/// The tokens of an entry, copied.
+template <class T>
+tensor<T> entry_of(const tensor<T>& x, const std::vector<index_t>& from, std::size_t e) {
+    const auto part = attn::detail::tokens_of_entry(tensor_view<const T>(x.view()), from, static_cast<index_t>(e));
+    tensor<T> copy(part.shape());
+    for (index_t h = 0; h < copy.shape().heads; ++h)
+        for (index_t i = 0; i < copy.shape().tokens; ++i) std::copy_n(part.row(0, h, i), copy.shape().channels, copy.view().row(0, h, i));
+    return copy;
+}
+
+template <class Op>
+void check_operator(const Op& op, index_t heads, index_t kv_heads, bool crossed) {
+    const auto& keys_from = crossed ? key_starts : starts;
+    const auto q = random_tensor<float>({1, heads, starts.back(), 8}, 1), k = random_tensor<float>({1, kv_heads, keys_from.back(), 8}, 2),
+               v = random_tensor<float>({1, kv_heads, keys_from.back(), 11}, 3);
+    const std::vector<index_t> first{3, 0, 7, 100, 2, 50};
+    const inputs<float> in{q, k, v, {.first_query = first, .first_key = 2}};
+    ragged batch{.starts = starts};
+    if (crossed) batch.key_starts = key_starts;
+    constexpr bool has_sums = !requires { requires !Op::has_log_sum_exp; };
+    const auto expected_shape = op.output_shape(shapes_of(in));
+    for_each_executor([&](auto& executor, const std::string& name) {
+        INFO(name);
+        tensor<float> out(expected_shape), sums(has_sums ? log_sum_exp_shape(op, shapes_of(in)) : shape{});
+        std::fill_n(out.data(), out.shape().size(), guard<float>);
+        attend(op, batch, in, outputs<float>{out, has_sums ? sums.view() : tensor_view<float>()}, executor);
+        CHECK(same_bits(attend(op, batch, in, executor), out));
+        for (std::size_t e = 0; e + 1 < starts.size(); ++e) {
+            const auto eq = entry_of(q, starts, e), ek = entry_of(k, keys_from, e), ev = entry_of(v, keys_from, e);
+            const inputs<float> alone{eq, ek, ev, {.first_query = first[e], .first_key = 2}};
+            tensor<float> expected(op.output_shape(shapes_of(alone))), expected_sums(has_sums ? log_sum_exp_shape(op, shapes_of(alone)) : shape{});
+            attend(op, alone, outputs<float>{expected, has_sums ? expected_sums.view() : tensor_view<float>()});
+            CHECK(same_bits(entry_of(out, starts, e), expected));
+            if (has_sums) CHECK(same_bits(entry_of(sums, starts, e), expected_sums));
+        }
+    });
+}
+
+} // namespace
+
+TEST_CASE("ragged: every operator computes each sequence as if it were alone", "[attention]") {
+    using namespace pattern;
+    check_operator(softmax_attention<>{}, 4, 2, true);
+    check_operator(softmax_attention{.pattern = causal{} & local{20}}, 3, 3, false);
+    check_operator(linear_attention<elu_plus_one, causal>{}, 2, 1, true);
+    const auto mixing = random_tensor<double>({1, 1, 3, 3}, 5);
+    check_operator(talking_heads_attention<>{.logits_mix = mixing.view(), .weights_mix = mixing.view()}, 3, 3, true);
+    const auto matrix = random_tensor<float>({1, 1, 6, 200}, 6);
+    check_operator(linformer_attention{.key_projection = linear_projection{.matrix = matrix}}, 2, 2, true);
+    const auto kernel = random_tensor<float>({1, 11, 1, 3}, 7);
+    check_operator(simplified_linear_attention{.convolution = depthwise_convolution{.weights = kernel}}, 2, 2, false);
+}
+
+TEST_CASE("ragged: a layer runs each sequence as if it were alone", "[layer]") {
+    parameters weights;
+    const auto attention = random_multi_head<float>(weights, "m", 24, 4, 2, 6, 6, softmax_attention{.pattern = causal{}});
+    const feed_forward mlp{.up = random_linear<float>(weights, "up", 40, 24), .down = random_linear<float>(weights, "down", 24, 40)};
+    const layer_norm<float> norm;
+    const transformer_block block{.attention_norm = norm, .attention = attention, .feed_forward_norm = norm, .feed_forward = mlp};
+    const auto x = random_rows<float>({1, 1, starts.back(), 24}, 3), y = random_rows<float>({1, 1, key_starts.back(), 24}, 4),
+               r = random_rows<float>(x.shape(), 5);
+    for_each_executor([&](auto& executor, const std::string& name) {
+        INFO(name);
+        const auto out = forward(block, {.starts = starts}, {.tokens = x}, executor);
+        const auto crossed = forward(attention, {.starts = starts, .key_starts = key_starts}, {.tokens = x, .residual = r, .context = y}, executor);
+        for (std::size_t e = 0; e + 1 < starts.size(); ++e) {
+            const auto ex = entry_of(x, starts, e), ey = entry_of(y, key_starts, e), er = entry_of(r, starts, e);
+            CHECK(same_bits(entry_of(out, starts, e), forward(block, {.tokens = ex})));
+            CHECK(same_bits(entry_of(crossed, starts, e), forward(attention, {.tokens = ex, .residual = er, .context = ey})));
+        }
+    });
+}
+
+TEST_CASE("ragged: starts that do not fit are refused", "[attention]") {
+    using Catch::Matchers::StartsWith;
+    const auto x = random_tensor<float>({1, 2, 10, 4}, 1), two = random_tensor<float>({2, 2, 10, 4}, 1);
+    const softmax_attention op;
+    const auto refusal = [&](const std::vector<index_t>& from, const std::vector<index_t>& keys = {}) {
+        return error_of([&] { (void)attend(op, ragged{from, keys}, inputs<float>{x, x, x}); });
+    };
+    CHECK(refusal({0, 4, 10}) == nothing_thrown);
+    CHECK(refusal({0, 10}) == nothing_thrown);
+    const std::string rises = "softmax_attention: starts do not rise from 0 to 10, for tokens of shape (1, 2, 10, 4)";
+    CHECK(refusal({}) == rises);
+    CHECK(refusal({1, 10}) == rises);
+    CHECK(refusal({0, 9}) == rises);
+    CHECK(refusal({0, 6, 5, 10}) == rises);
+    CHECK(refusal({0, -3, 10}) == rises);
+    CHECK(refusal({0, 4, 10}, {0, 10}) == "softmax_attention: key_starts are 2, but starts are 3");
+    const std::vector<index_t> from{0, 4, 10}, three(3);
+    CHECK(error_of([&] { (void)attend(op, ragged{from}, inputs<float>{two, two, two}); }) ==
+          "softmax_attention: starts cut one batch entry into sequences, for tokens of shape (2, 2, 10, 4)");
+    CHECK(error_of([&] { (void)attend(op, ragged{from}, inputs<float>{x, x, x, {.first_query = three}}); }) ==
+          "softmax_attention: positions are 3, but there are 2 sequences");
+    tensor<float> narrow({1, 2, 10, 3}), out(x.shape());
+    CHECK(error_of([&] { attend(op, ragged{from}, inputs<float>{x, x, x}, outputs<float>{narrow}); }) ==
+          "softmax_attention: out has shape (1, 2, 10, 3), but the result has (1, 2, 10, 4)");
+    sequential here;
+    workspace none;
+    CHECK_THAT(error_of([&] { attend(op, ragged{from}, inputs<float>{x, x, x}, outputs<float>{out}, execution(here, none)); }),
+               StartsWith("softmax_attention: workspace has 0 bytes"));
+    CHECK_THAT(error_of([&] { (void)forward(linear<float>{.weight = x}, ragged{from}, {.tokens = x}); }), StartsWith("linear: "));
+}
+
+#ifdef ATTN_COUNTS_ALLOCATIONS
+TEST_CASE("ragged: a call allocates nothing", "[attention]") {
+    const auto x = random_tensor<float>({1, 2, starts.back(), 8}, 1);
+    const softmax_attention op{.pattern = causal{}};
+    const ragged batch{starts};
+    thread_pool pool(2);
+    workspace memory(workspace_bytes(op, batch, inputs<float>{x, x, x}, pool));
+    tensor<float> out(x.shape());
+    const auto run = [&] { attend(op, batch, inputs<float>{x, x, x}, outputs<float>{out}, execution(pool, memory)); };
+    run();
+    const auto before = allocations();
+    run();
+    CHECK(allocations() == before);
+}
+#endif
+
+TEST_CASE("a workspace of lent memory begins at a cache line and grows into memory of its own", "[core]") {
+    alignas(64) std::array<std::byte, 300> lent;
+    const std::span<std::byte> all(lent);
+    workspace w(all.subspan(1));
+    CHECK(w.bytes().data() == lent.data() + 64);
+    CHECK(w.size_bytes() == 300 - 64);
+    workspace moved(std::move(w));
+    CHECK(moved.bytes().data() == lent.data() + 64);
+    CHECK(w.size_bytes() == 0); // NOLINT: moved from, it is empty
+    moved.reserve(200);
+    CHECK(moved.bytes().data() == lent.data() + 64);
+    moved.reserve(1000);
+    CHECK(moved.size_bytes() == 1000);
+    CHECK(moved.bytes().data() != lent.data() + 64);
+    CHECK(workspace(std::span<std::byte>()).size_bytes() == 0);
+    CHECK(workspace(all.subspan(1, 20)).size_bytes() == 0);
+}
+
+} // namespace attn::testing
