@@ -311,6 +311,7 @@ TEST_CASE("relative buckets add the number of a head and a bucket", "[score][por
     CHECK(refusal({1, 2, 1, 1}, {.bidirectional = false}) != nothing_thrown);
     CHECK(refusal({1, 1, 8, 2}, {}) == "relative_buckets: table has shape (1, 1, 8, 2), but (1, heads, 1, buckets) is needed");
     CHECK(testing::error_of([] { relative_buckets<float>(tensor_view<const float>(nullptr, {1, 1, 1, 8}, {})); }) != nothing_thrown);
+    CHECK(relative_buckets(tensor<float>({1, 0, 1, 8})).at(0, 0).of_zero == nullptr); // no heads, none to ask about
 }
 
 TEST_CASE("Swin's table becomes the bias of a window", "[score][portable]") {

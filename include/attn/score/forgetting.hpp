@@ -52,7 +52,7 @@ public:
 
     detail::forgetting_of_head at(index_t batch, index_t head) const {
         const auto row = (size_.batch <= 1 ? 0 : batch % size_.batch) * size_.heads + (size_.heads <= 1 ? 0 : std::min(head, size_.heads - 1));
-        return {sums_->data() + row * size_.tokens, first_};
+        return {sums_->empty() ? nullptr : sums_->data() + row * size_.tokens, first_};
     }
     void check(const score_context& context) const {
         const auto text = [&] { return "forgetting with gates of shape " + to_string(size_); };

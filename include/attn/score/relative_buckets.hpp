@@ -75,7 +75,7 @@ public:
         const auto& s = table.shape();
         detail::check_view(name, "table", table);
         rule.buckets = s.channels;
-        if (s.batch != 1 || s.tokens != 1 || s.heads < 1)
+        if (s.batch != 1 || s.tokens != 1)
             throw shape_error(name, "table", "has shape " + to_string(s) + ", but (1, heads, 1, buckets) is needed");
         if (s.channels < (rule.bidirectional ? 4 : 2) || (rule.bidirectional && s.channels % 2 != 0))
             throw shape_error(name, "table", "has shape " + to_string(s) + ": " + std::to_string(s.channels) + " buckets are too few, or odd for two directions");
@@ -90,7 +90,7 @@ public:
     }
 
     detail::distance_bias<T> at(index_t, index_t head) const {
-        return {by_distance_->data() + std::min(head, heads_ - 1) * width() + reach_, reach_};
+        return {by_distance_->empty() ? nullptr : by_distance_->data() + std::min(head, heads_ - 1) * width() + reach_, reach_};
     }
     void check(const score_context& context) const {
         context.require_broadcast({1, heads_, 1, 1}, [&] { return std::string(name) + " of " + std::to_string(heads_) + " heads"; });
