@@ -10,7 +10,7 @@ namespace attn::testing {
 
 namespace {
 
-using pattern::neighborhood;
+using pattern::neighborhood, pattern::neighborhood_rule;
 
 /// Whether place x of an axis sees place y.
 bool sees(index_t length, index_t window, index_t dilation, bool causal, index_t x, index_t y) {

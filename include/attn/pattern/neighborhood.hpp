@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-namespace attn::inline ATTN_INSTRUCTION_SET {
+namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 
 /// What a neighbourhood is, along each of D axes, the last of which is that of neighbouring tokens.
 template <std::size_t D>
@@ -26,10 +26,6 @@ private:
         return all;
     }
 };
-
-} // namespace attn
-
-namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 
 /// Neighbourhood attention: a query sees the window of keys around it along every axis of a grid, moved inward at the edges so that it
 /// always has as many. Along an axis of L tokens, a query at place x with dilation r sees places of its own residue class modulo r, of
