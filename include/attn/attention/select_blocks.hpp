@@ -4,7 +4,11 @@
 #include "../pattern/selected.hpp"
 #include "attention.hpp"
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
 #include <numeric>
+#include <vector>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 

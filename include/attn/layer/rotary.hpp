@@ -26,7 +26,7 @@ public:
 
     /// A table of the angles of positions 0 to max_positions - 1.
     rotary(index_t max_positions, index_t channels, rotary_pairs pairs = rotary_pairs::half_split, double base = 10000)
-        : rotary(max_positions, rotary_frequencies::geometric(channels, base), pairs) {}
+        : rotary(max_positions, (check_table(max_positions, channels), rotary_frequencies::geometric(channels, base)), pairs) {}
     /// With other frequencies: interpolated, NTK-aware, YaRN, your own.
     rotary(index_t max_positions, const rotary_frequencies& f, rotary_pairs pairs = rotary_pairs::half_split)
         : max_positions_(max_positions), channels_(2 * std::ssize(f.values)), pairs_(pairs) {
@@ -89,10 +89,12 @@ private:
         index_t from_stride, to_stride;
     };
 
+    static void check_table(index_t max_positions, index_t channels) {
+        detail::check_shape<turn>(name, "table", {.tokens = max_positions, .channels = channels / 2});
+    }
     void reserve() {
-        const shape table{.tokens = max_positions_, .channels = channels_ / 2};
-        detail::check_shape<turn>(name, "table", table);
-        turns_.reserve(static_cast<std::size_t>(table.size()));
+        check_table(max_positions_, channels_);
+        turns_.reserve(static_cast<std::size_t>(max_positions_ * (channels_ / 2)));
     }
     /// Turns the pairs of one axis.
     void turn_pairs(const row_pair& row, index_t position, index_t axis, index_t axes) const {
