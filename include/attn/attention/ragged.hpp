@@ -117,9 +117,6 @@ std::size_t workspace_bytes(const A& op, const ragged& batch, const inputs<T>& i
 template <Attention A, Scalar T>
 void attend(const A& op, const ragged& batch, const inputs<T>& in, const outputs<T>& out, const execution& run) {
     detail::check_ragged(op, batch, in);
-    const output_memory memory(A::name, "out", out.values);
-    memory.require_apart("starts", batch.starts);
-    memory.require_apart("key_starts", batch.key_starts);
     const auto check_output = [&](std::string_view name, const tensor_view<T>& to, auto&& shape_of) {
         auto expected = to.shape();
         for (index_t e = 0; e < batch.entries(); ++e) {
@@ -128,7 +125,10 @@ void attend(const A& op, const ragged& batch, const inputs<T>& in, const outputs
             if (expected != to.shape()) break;
         }
         detail::check_output(A::name, name, to, expected, in);
-        check_apart(op, output_memory(A::name, name, to));
+        const output_memory memory(A::name, name, to);
+        check_apart(op, memory);
+        memory.require_apart("starts", batch.starts);
+        memory.require_apart("key_starts", batch.key_starts);
     };
     check_output("out", out.values, [&](const input_shapes& s) { return op.output_shape(s); });
     if (out.log_sum_exp.data()) {

@@ -137,10 +137,10 @@ void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const t
     layer.check(in);
     const auto expected = layer.output_shape(in.tokens.shape());
     detail::check_shape<T>(L::name, "the result", expected);
+    detail::check_layer_output(layer, in, out, expected);
     const output_memory memory(L::name, "out", out);
     memory.require_apart("positions.first_query", in.positions.first_query);
     memory.require_apart("positions.first_key", in.positions.first_key);
-    detail::check_layer_output(layer, in, out, expected);
     detail::check_workspace(L::name, run, layer.workspace_bytes(in.tokens.shape(), in.context.shape(), run.concurrency()),
                             in.tokens.shape());
     layer.forward(in, out, run);

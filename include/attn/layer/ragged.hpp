@@ -54,17 +54,17 @@ template <Layer L>
 void forward(const L& layer, const ragged& batch, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out,
              const execution& run) {
     detail::check_ragged(layer, batch, in);
-    const output_memory memory(L::name, "out", out);
-    memory.require_apart("starts", batch.starts);
-    memory.require_apart("key_starts", batch.key_starts);
-    memory.require_apart("positions.first_query", in.positions.first_query);
-    memory.require_apart("positions.first_key", in.positions.first_key);
     auto expected = out.shape();
     for (index_t e = 0; e < batch.entries() && expected == out.shape(); ++e) {
         expected = layer.output_shape(detail::inputs_of_entry(batch, in, e).tokens.shape());
         expected.tokens = in.tokens.shape().tokens;
     }
     detail::check_layer_output(layer, in, out, expected);
+    const output_memory memory(L::name, "out", out);
+    memory.require_apart("starts", batch.starts);
+    memory.require_apart("key_starts", batch.key_starts);
+    memory.require_apart("positions.first_query", in.positions.first_query);
+    memory.require_apart("positions.first_key", in.positions.first_key);
     const auto bytes = detail::ragged_bytes_of(layer, batch, in, run.concurrency());
     detail::check_workspace(L::name, run, bytes.all, in.tokens.shape());
     detail::for_each_entry(batch, bytes.of_a_thread, run, [&](index_t e, const execution& on) {
