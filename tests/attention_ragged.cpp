@@ -8,10 +8,12 @@
 
 #include <attn/attention/linear_attention.hpp>
 #include <attn/attention/linformer_attention.hpp>
+#include <attn/attention/ragged.hpp>
 #include <attn/attention/simplified_linear_attention.hpp>
 #include <attn/attention/talking_heads_attention.hpp>
 #include <attn/layer/ragged.hpp>
 #include <attn/layer/transformer_block.hpp>
+#include <attn/layer/windowed.hpp>
 #include <attn/norm/layer_norm.hpp>
 #include <attn/pattern/causal.hpp>
 #include <attn/pattern/local.hpp>
@@ -123,6 +125,15 @@ TEST_CASE("ragged: starts that do not fit are refused", "[attention]") {
     workspace none;
     CHECK_THAT(error_of([&] { attend(op, ragged{from}, inputs<float>{x, x, x}, outputs<float>{out}, execution(here, none)); }),
                StartsWith("softmax_attention: workspace has 0 bytes"));
+    // A layer that makes fewer tokens has no starts for them.
+    const auto image = random_rows<float>({1, 1, 12, 4}, 2);
+    parameters weights;
+    const spatial_reduction<float> reduce{.grid = {.height = 3, .width = 4, .window_height = 1, .window_width = 2},
+                                          .projection = random_linear<float>(weights, "reduce", 4, 8)};
+    const std::vector<index_t> whole{0, 12};
+    CHECK(error_of([&] { (void)forward(reduce, {.tokens = image}); }) == nothing_thrown);
+    CHECK(error_of([&] { (void)forward(reduce, ragged{whole}, {.tokens = image}); }) ==
+          "spatial_reduction: tokens of shape (1, 1, 12, 4) become (1, 1, 6, 4): another number of them has no starts");
     CHECK_THAT(error_of([&] { (void)forward(linear<float>{.weight = x}, ragged{from}, {.tokens = x}); }), StartsWith("linear: "));
 }
 

@@ -147,6 +147,32 @@ std::size_t least_workspace_bytes(const A& op, const input_shapes& shapes, index
         return op.template workspace_bytes<T>(shapes, concurrency);
 }
 
+namespace detail {
+
+/// Throws attention_error unless the outputs have the shapes of the results, and can be written while the inputs, and what the operator refers
+/// to, are read.
+template <Attention A, Scalar T>
+void check_outputs(const A& op, const inputs<T>& in, const outputs<T>& out) {
+    const auto shapes = shapes_of(in);
+    check_output(A::name, "out", out.values, op.output_shape(shapes), in);
+    attn::check_apart(op, output_memory(A::name, "out", out.values));
+    if (!out.log_sum_exp.data()) return;
+    if constexpr (requires { requires !A::has_log_sum_exp; })
+        throw argument_error(A::name, "log_sum_exp", "is asked for, but without a softmax there is none");
+    check_output(A::name, "log_sum_exp", out.log_sum_exp, log_sum_exp_shape(op, shapes), in);
+    attn::check_apart(op, output_memory(A::name, "log_sum_exp", out.log_sum_exp));
+    if (overlap(out.log_sum_exp, out.values)) throw shape_error(A::name, "log_sum_exp", "overlaps out");
+}
+
+/// Computes, if there is anything to write. Everything has been checked.
+template <Attention A, Scalar T>
+void forward_checked(const A& op, const inputs<T>& in, const outputs<T>& out, const execution& run) {
+    const bool any_rows = out.log_sum_exp.data() && out.log_sum_exp.shape().size() > 0;
+    if (any_rows || out.values.shape().size() > 0) op.forward(in, out, run);
+}
+
+} // namespace detail
+
 /// Calls an operator: checks everything once, then computes into `out` with the caller's executor and workspace. Allocates nothing.
 /// Throws attention_error, before anything is read or written, naming operator, argument and shapes: shapes that do not fit, an output
 /// that overlaps an input or what the operator refers to, parameters that do not suit the positions, a workspace too small. What a caller's
@@ -154,22 +180,14 @@ std::size_t least_workspace_bytes(const A& op, const input_shapes& shapes, index
 template <Attention A, Scalar T>
 void attend(const A& op, const inputs<T>& in, const outputs<T>& out, const execution& run) {
     op.check(in);
+    detail::check_outputs(op, in, out);
     const auto shapes = shapes_of(in);
-    detail::check_output(A::name, "out", out.values, op.output_shape(shapes), in);
-    check_apart(op, output_memory(A::name, "out", out.values));
-    if (out.log_sum_exp.data()) {
-        if constexpr (requires { requires !A::has_log_sum_exp; }) throw argument_error(A::name, "log_sum_exp", "is asked for, but without a softmax there is none");
-        detail::check_output(A::name, "log_sum_exp", out.log_sum_exp, log_sum_exp_shape(op, shapes), in);
-        check_apart(op, output_memory(A::name, "log_sum_exp", out.log_sum_exp));
-        if (overlap(out.log_sum_exp, out.values)) throw shape_error(A::name, "log_sum_exp", "overlaps out");
-    }
     const auto needed = least_workspace_bytes<T>(op, shapes, run.concurrency());
     if (run.workspace().size_bytes() < needed) {
         throw argument_error(A::name, "workspace", "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but q of shape " + to_string(shapes.queries) +
                                                     " on " + std::to_string(run.concurrency()) + " threads needs " + std::to_string(needed));
     }
-    const bool any_rows = out.log_sum_exp.data() && out.log_sum_exp.shape().size() > 0;
-    if (any_rows || out.values.shape().size() > 0) op.forward(in, out, run);
+    detail::forward_checked(op, in, out, run);
 }
 
 /// The same, with a workspace for the call.

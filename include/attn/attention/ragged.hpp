@@ -19,8 +19,11 @@ struct ragged {
 
 namespace detail {
 
-/// Throws shape_error unless the starts cut so many tokens, of a tensor of one batch entry, into sequences.
-inline void check_starts(std::string_view operation, std::string_view argument, std::span<const index_t> starts, const shape& x) {
+/// Throws shape_error unless the starts cut the tokens of a tensor, of one batch entry, into sequences.
+template <class T>
+void check_starts(std::string_view operation, std::string_view argument, std::span<const index_t> starts, std::string_view of, const tensor_view<T>& tokens) {
+    check_view(operation, of, tokens);
+    const auto& x = tokens.shape();
     const auto refuse = [&](const std::string& problem) { throw shape_error(operation, argument, problem + ", for tokens of shape " + to_string(x)); };
     if (x.batch != 1) refuse("cut one batch entry into sequences");
     if (starts.empty() || starts.front() != 0 || starts.back() != x.tokens || !std::ranges::is_sorted(starts))
@@ -36,6 +39,11 @@ inline void check_counts(std::string_view operation, const ragged& batch, const 
         if (!first->shared() && first->count() != batch.entries())
             throw shape_error(operation, "positions",
                               "are " + std::to_string(first->count()) + ", but there are " + std::to_string(batch.entries()) + " sequences");
+}
+
+inline void check_starts_apart(const ragged& batch, const output_memory& out) {
+    out.require_apart("starts", batch.starts);
+    out.require_apart("key_starts", batch.key_starts);
 }
 
 /// Entry e of a tensor.
@@ -58,7 +66,7 @@ inline bool is_long(const ragged& batch, index_t e, index_t concurrency) {
     const auto at = static_cast<std::size_t>(e);
     return concurrency > 1 && 2 * concurrency * (batch.starts[at + 1] - batch.starts[at]) > batch.starts.back();
 }
-/// Calls f(entry, execution) for each: the long ones one after the other with all threads, then the others. bytes_of(entry, threads).
+/// Calls f(entry, execution) for each: the long ones one after the other with all threads, then the others.
 template <class F>
 void for_each_entry(const ragged& batch, std::size_t bytes_of_a_thread, const execution& run, const F& f) {
     for (index_t e = 0; e < batch.entries(); ++e)
@@ -93,9 +101,9 @@ ragged_bytes ragged_bytes_of(const A& op, const ragged& batch, const inputs<T>& 
 
 template <Attention A, Scalar T>
 void check_ragged(const A& op, const ragged& batch, const inputs<T>& in) {
-    check_starts(A::name, "starts", batch.starts, in.queries.shape());
-    check_starts(A::name, "key_starts", batch.of_keys(), in.keys.shape());
-    check_starts(A::name, "key_starts", batch.of_keys(), in.values.shape());
+    check_starts(A::name, "starts", batch.starts, "q", in.queries);
+    check_starts(A::name, "key_starts", batch.of_keys(), "k", in.keys);
+    check_starts(A::name, "key_starts", batch.of_keys(), "v", in.values);
     check_counts(A::name, batch, in.positions);
     for (index_t e = 0; e < batch.entries(); ++e) op.check(inputs_of_entry(batch, in, e));
 }
@@ -117,33 +125,16 @@ std::size_t workspace_bytes(const A& op, const ragged& batch, const inputs<T>& i
 template <Attention A, Scalar T>
 void attend(const A& op, const ragged& batch, const inputs<T>& in, const outputs<T>& out, const execution& run) {
     detail::check_ragged(op, batch, in);
-    const auto check_output = [&](std::string_view name, const tensor_view<T>& to, auto&& shape_of) {
-        auto expected = to.shape();
-        for (index_t e = 0; e < batch.entries(); ++e) {
-            expected = shape_of(shapes_of(detail::inputs_of_entry(batch, in, e)));
-            expected.tokens = in.queries.shape().tokens;
-            if (expected != to.shape()) break;
-        }
-        detail::check_output(A::name, name, to, expected, in);
-        const output_memory memory(A::name, name, to);
-        check_apart(op, memory);
-        memory.require_apart("starts", batch.starts);
-        memory.require_apart("key_starts", batch.key_starts);
-    };
-    check_output("out", out.values, [&](const input_shapes& s) { return op.output_shape(s); });
-    if (out.log_sum_exp.data()) {
-        if constexpr (requires { requires !A::has_log_sum_exp; }) throw argument_error(A::name, "log_sum_exp", "is asked for, but without a softmax there is none");
-        check_output("log_sum_exp", out.log_sum_exp, [&](const input_shapes& s) { return log_sum_exp_shape(op, s); });
-        if (overlap(out.log_sum_exp, out.values)) throw shape_error(A::name, "log_sum_exp", "overlaps out");
-    }
+    detail::check_outputs(op, in, out);
+    detail::check_starts_apart(batch, output_memory(A::name, "out", out.values));
+    if (out.log_sum_exp.data()) detail::check_starts_apart(batch, output_memory(A::name, "log_sum_exp", out.log_sum_exp));
     const auto bytes = detail::ragged_bytes_of(op, batch, in, run.concurrency());
     detail::check_workspace(A::name, run, bytes.all, in.queries.shape());
     detail::for_each_entry(batch, bytes.of_a_thread, run, [&](index_t e, const execution& on) {
         const auto part = detail::inputs_of_entry(batch, in, e);
-        if (part.queries.shape().size() == 0) return;
         outputs<T> to{detail::tokens_of_entry(out.values, batch.starts, e)};
         if (out.log_sum_exp.data()) to.log_sum_exp = detail::tokens_of_entry(out.log_sum_exp, batch.starts, e);
-        op.forward(part, to, on);
+        detail::forward_checked(op, part, to, on);
     });
 }
 
@@ -158,9 +149,7 @@ void attend(const A& op, const ragged& batch, const inputs<T>& in, const outputs
 template <Attention A, Scalar T, ExecutorArgument E = sequential>
 [[nodiscard]] tensor<T> attend(const A& op, const ragged& batch, const inputs<T>& in, E&& executor = {}) {
     workspace memory(workspace_bytes(op, batch, in, executor));
-    auto size = op.output_shape(shapes_of(in));
-    size.tokens = in.queries.shape().tokens;
-    tensor<T> out(size);
+    tensor<T> out(op.output_shape(shapes_of(in)));
     attend(op, batch, in, outputs<T>{out}, execution(executor, memory));
     return out;
 }

@@ -113,7 +113,10 @@ void check_layer_output(const L& layer, const layer_inputs<typename L::scalar>& 
         if (may_be_out && out.data() == input.data() && out.strides() == input.strides() && out.shape() == input.shape()) return;
         if (overlap(out, input)) needs("out", "of shape " + to_string(out.shape()) + " overlaps " + std::string(name));
     };
-    attn::check_apart(layer, output_memory(L::name, "out", out));
+    const output_memory memory(L::name, "out", out);
+    attn::check_apart(layer, memory);
+    memory.require_apart("positions.first_query", in.positions.first_query);
+    memory.require_apart("positions.first_key", in.positions.first_key);
     apart("tokens", in.tokens, L::in_place);
     apart("context", in.context, false);
     apart("value_context", in.value_context, false);
@@ -138,9 +141,6 @@ void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const t
     const auto expected = layer.output_shape(in.tokens.shape());
     detail::check_shape<T>(L::name, "the result", expected);
     detail::check_layer_output(layer, in, out, expected);
-    const output_memory memory(L::name, "out", out);
-    memory.require_apart("positions.first_query", in.positions.first_query);
-    memory.require_apart("positions.first_key", in.positions.first_key);
     detail::check_workspace(L::name, run, layer.workspace_bytes(in.tokens.shape(), in.context.shape(), run.concurrency()),
                             in.tokens.shape());
     layer.forward(in, out, run);

@@ -22,12 +22,17 @@ layer_inputs<T> inputs_of_entry(const ragged& batch, const layer_inputs<T>& in, 
 
 template <Layer L>
 void check_ragged(const L& layer, const ragged& batch, const layer_inputs<typename L::scalar>& in) {
-    check_starts(L::name, "starts", batch.starts, in.tokens.shape());
-    if (in.residual.data()) check_starts(L::name, "starts", batch.starts, in.residual.shape());
-    if (in.context.data()) check_starts(L::name, "key_starts", batch.of_keys(), in.context.shape());
-    if (in.value_context.data()) check_starts(L::name, "key_starts", batch.of_keys(), in.value_context.shape());
+    check_starts(L::name, "starts", batch.starts, "tokens", in.tokens);
+    if (in.residual.data()) check_starts(L::name, "starts", batch.starts, "residual", in.residual);
+    if (in.context.data()) check_starts(L::name, "key_starts", batch.of_keys(), "context", in.context);
+    if (in.value_context.data()) check_starts(L::name, "key_starts", batch.of_keys(), "value_context", in.value_context);
     check_counts(L::name, batch, in.positions);
-    for (index_t e = 0; e < batch.entries(); ++e) layer.check(inputs_of_entry(batch, in, e));
+    for (index_t e = 0; e < batch.entries(); ++e) {
+        const auto part = inputs_of_entry(batch, in, e);
+        layer.check(part);
+        if (const auto to = layer.output_shape(part.tokens.shape()); to.tokens != part.tokens.shape().tokens)
+            throw shape_error(L::name, "tokens", "of shape " + to_string(part.tokens.shape()) + " become " + to_string(to) + ": another number of them has no starts");
+    }
 }
 
 template <Layer L>
@@ -54,17 +59,8 @@ template <Layer L>
 void forward(const L& layer, const ragged& batch, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out,
              const execution& run) {
     detail::check_ragged(layer, batch, in);
-    auto expected = out.shape();
-    for (index_t e = 0; e < batch.entries() && expected == out.shape(); ++e) {
-        expected = layer.output_shape(detail::inputs_of_entry(batch, in, e).tokens.shape());
-        expected.tokens = in.tokens.shape().tokens;
-    }
-    detail::check_layer_output(layer, in, out, expected);
-    const output_memory memory(L::name, "out", out);
-    memory.require_apart("starts", batch.starts);
-    memory.require_apart("key_starts", batch.key_starts);
-    memory.require_apart("positions.first_query", in.positions.first_query);
-    memory.require_apart("positions.first_key", in.positions.first_key);
+    detail::check_layer_output(layer, in, out, layer.output_shape(in.tokens.shape()));
+    detail::check_starts_apart(batch, output_memory(L::name, "out", out));
     const auto bytes = detail::ragged_bytes_of(layer, batch, in, run.concurrency());
     detail::check_workspace(L::name, run, bytes.all, in.tokens.shape());
     detail::for_each_entry(batch, bytes.of_a_thread, run, [&](index_t e, const execution& on) {

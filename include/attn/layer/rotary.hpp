@@ -26,7 +26,7 @@ public:
 
     /// A table of the angles of positions 0 to max_positions - 1.
     rotary(index_t max_positions, index_t channels, rotary_pairs pairs = rotary_pairs::half_split, double base = 10000)
-        : rotary(max_positions, (check_table(max_positions, channels), rotary_frequencies::geometric(channels, base)), pairs) {}
+        : rotary(max_positions, geometric(max_positions, channels, base), pairs) {}
     /// With other frequencies: interpolated, NTK-aware, YaRN, your own.
     rotary(index_t max_positions, const rotary_frequencies& f, rotary_pairs pairs = rotary_pairs::half_split)
         : max_positions_(max_positions), channels_(2 * std::ssize(f.values)), pairs_(pairs) {
@@ -91,6 +91,11 @@ private:
 
     static void check_table(index_t max_positions, index_t channels) {
         detail::check_shape<turn>(name, "table", {.tokens = max_positions, .channels = channels / 2});
+    }
+    /// A table that no memory holds is refused before there are frequencies for it.
+    static rotary_frequencies geometric(index_t max_positions, index_t channels, double base) {
+        check_table(max_positions, channels);
+        return rotary_frequencies::geometric(channels, base);
     }
     void reserve() {
         check_table(max_positions_, channels_);

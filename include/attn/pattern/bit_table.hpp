@@ -35,4 +35,12 @@ constexpr auto mask_of(const I&, std::uint64_t bits) {
     return I::mask_from_bits(bits & ~std::uint64_t{0} >> (64 - I::size));
 }
 
+/// The mask of lanes whose queries are asked one by one: sees(query).
+template <QueryLanes I>
+constexpr auto mask_of_each(const I& i, const auto& sees) {
+    std::uint64_t bits = 0;
+    for (index_t l = 0; l < i.count; ++l) bits |= std::uint64_t{sees(i.first + l * i.step)} << l;
+    return mask_of(i, bits);
+}
+
 } // namespace attn::detail

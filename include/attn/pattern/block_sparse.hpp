@@ -21,9 +21,7 @@ struct block_plane {
     }
     template <QueryLanes I>
     constexpr auto visible(const I& i, index_t j) const {
-        std::uint64_t bits = 0;
-        for (index_t l = 0; l < i.count; ++l) bits |= std::uint64_t{visible(i.first + l * i.step, j)} << l;
-        return mask_of(i, bits);
+        return mask_of_each(i, [&](index_t query) { return visible(query, j); });
     }
 };
 
@@ -42,8 +40,8 @@ struct block_sparse {
 
     constexpr detail::block_plane at(index_t batch, index_t head) const {
         const auto& size = blocks.shape();
-        return {blocks.row(size.batch <= 1 ? 0 : batch % size.batch, size.heads == 1 ? 0 : head, 0), blocks.strides().tokens, blocks.strides().channels,
-                query_block, key_block};
+        const detail::table_place at(size, batch, head);
+        return {blocks.row(at.entry, at.head, 0), blocks.strides().tokens, blocks.strides().channels, query_block, key_block};
     }
 
     constexpr bool heads_alike() const { return blocks.shape().heads == 1; }

@@ -75,11 +75,7 @@ public:
     }
     template <QueryLanes I>
     auto visible(const I& i, index_t j) const {
-        std::uint64_t bits = 0;
-        if (i.step != 1) {
-            for (index_t l = 0; l < i.count; ++l) bits |= std::uint64_t{visible(i.first + l * i.step, j)} << l;
-            return detail::mask_of(i, bits);
-        }
+        if (i.step != 1) return detail::mask_of_each(i, [&](index_t query) { return visible(query, j); });
         // Nothing branches, so that the compiler makes registers of it; a product gathers eight bytes of 0 or 1, bit 8 l to bit 56 + l.
         constexpr auto size = static_cast<std::size_t>(I::size);
         std::array<std::uint8_t, (size + 7) / 8 * 8> seen{};
@@ -92,6 +88,7 @@ public:
                 seen[l] = a == 0 ? inside : static_cast<std::uint8_t>(seen[l] & inside);
             }
         }
+        std::uint64_t bits = 0;
         for (std::size_t l = 0; l < size; l += 8) {
             std::uint64_t eight;
             std::memcpy(&eight, seen.data() + l, 8);

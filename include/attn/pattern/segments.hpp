@@ -45,9 +45,7 @@ struct segments_of_entry {
     constexpr auto visible(const I& i, index_t j) const {
         if (equal.words) return mask_of(i, equal.bits(i.first - queries.first, i.step, i.count, j - keys.first));
         const auto id = keys[j];
-        std::uint64_t bits = 0;
-        for (index_t l = 0; l < i.count; ++l) bits |= std::uint64_t{queries[i.first + l * i.step] == id} << l;
-        return mask_of(i, bits);
+        return mask_of_each(i, [&](index_t query) { return queries[query] == id; });
     }
 };
 

@@ -36,9 +36,7 @@ struct block_lists {
     auto visible(const I& i, index_t j) const {
         const auto last = i.first + (i.count - 1) * i.step;
         if (i.first / query_block == last / query_block) return mask_of(i, visible(i.first, j) ? ~std::uint64_t{0} : 0);
-        std::uint64_t bits = 0;
-        for (index_t l = 0; l < i.count; ++l) bits |= std::uint64_t{visible(i.first + l * i.step, j)} << l;
-        return mask_of(i, bits);
+        return mask_of_each(i, [&](index_t query) { return visible(query, j); });
     }
 };
 
@@ -72,7 +70,7 @@ public:
     selected(const tensor_view<const index_t>& table, index_t block) : selected(table, block, block) {}
 
     detail::block_lists at(index_t batch, index_t head) const {
-        const auto plane = (size_.batch <= 1 ? 0 : batch % size_.batch) * size_.heads + (size_.heads == 1 ? 0 : head);
+        const auto plane = detail::table_place(size_, batch, head).plane(size_);
         return {lists_->data() + plane * size_.tokens * size_.channels, size_.channels, query_block_, key_block_};
     }
     bool heads_alike() const { return size_.heads == 1; }

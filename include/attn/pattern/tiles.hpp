@@ -96,7 +96,7 @@ public:
     }
 
     detail::tile_plane at(index_t batch, index_t head) const {
-        const auto plane = (size_.batch <= 1 ? 0 : batch % size_.batch) * size_.heads + (size_.heads == 1 ? 0 : head);
+        const auto plane = detail::table_place(size_, batch, head).plane(size_);
         return {{planes_->words.data() + plane * words_per_plane(), size_.tokens, size_.channels},
                 planes_->visible_before.data() + plane * counts_per_plane(),
                 planes_->first_query(batch),

@@ -41,7 +41,8 @@ struct additive_bias {
 
     constexpr head_bias<T> at(index_t batch, index_t head) const {
         const auto& s = bias.shape();
-        return {.data = bias.row(s.batch <= 1 ? 0 : batch % s.batch, s.heads == 1 ? 0 : head, 0),
+        const detail::table_place at(s, batch, head);
+        return {.data = bias.row(at.entry, at.head, 0),
                 .query_stride = s.tokens == 1 ? 0 : bias.strides().tokens,
                 .key_stride = s.channels == 1 ? 0 : bias.strides().channels,
                 .first_query = s.tokens == 1 ? 0 : first_query.repeated(batch),
