@@ -100,6 +100,7 @@ struct crossover {
 constexpr crossover crossovers[] = {{"sliding_window_256", "softmax_causal"},
                                     {"sparse_strided", "softmax_causal"},
                                     {"linformer", "softmax", 512}, // to 256 rows from there on
+                                    {"lsh", "softmax"},
                                     {"linear", "softmax"},
                                     {"linear_causal", "softmax_causal"},
                                     {"simplified_linear", "softmax"},

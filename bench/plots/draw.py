@@ -26,6 +26,7 @@ GROWTH = {
     "softmax": "softmax",
     "sparse_strided": "Sparse Transformer",
     "softmax_local": "local window",
+    "lsh": "LSH",
     "linformer": "Linformer",
     "focused_linear": "focused linear",
     "simplified_linear": "simplified linear",

@@ -7,6 +7,7 @@
 #include "attention/focused_linear_attention.hpp"
 #include "attention/linear_attention.hpp"
 #include "attention/linformer_attention.hpp"
+#include "attention/lsh_attention.hpp"
 #include "attention/merge.hpp"
 #include "attention/pooling.hpp"
 #include "attention/project.hpp"

@@ -60,6 +60,7 @@ struct attention_case {
     std::string name;                               ///< "softmax_causal": in test names, benchmark names and the demo's table
     std::string cost;                               ///< operations, for a reader: "2 n m (d_k + d_v) / 2"
     bool has_log_sum_exp = true;
+    bool rows_stand_alone = true;                   ///< a row keeps its bits while what it does not see changes
     std::function<bool(const problem&)> supports;   ///< whether the operator is meant for such sizes
     std::function<std::unique_ptr<instance<float>>(const problem&)> make_float;
     std::function<std::unique_ptr<instance<double>>(const problem&)> make_double;

@@ -58,6 +58,7 @@ std::vector<family> all_families() {
             {"pattern", check_pattern},
             {"norm", check_norm},
             {"convolution", check_convolution},
+            {"hashed", check_hashed},
             {"merge", check_merge}};
 }
 

@@ -11,6 +11,8 @@ outcome check_pattern(draw&);
 outcome check_norm(draw&);
 /// The depthwise convolution by itself.
 outcome check_convolution(draw&);
+/// LSH attention.
+outcome check_hashed(draw&);
 /// Two halves of the keys, merged.
 outcome check_merge(draw&);
 

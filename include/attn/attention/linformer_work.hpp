@@ -1,6 +1,7 @@
 // How Linformer runs: some heads at a time, their keys and values are projected into the workspace and attended to there.
 #pragma once
 
+#include "../core/heads.hpp"
 #include "../pattern/lengths.hpp"
 #include "projection.hpp"
 #include "softmax_attention.hpp"
@@ -16,12 +17,6 @@ struct projected_rows {
 
     constexpr shorter_than at(index_t batch, index_t head) const { return {rows[batch * kv_heads + head / group]}; }
 };
-
-/// Batch entries and heads b .. b + batches - 1, h .. h + heads - 1 of a tensor.
-template <class T>
-tensor_view<T> some_heads(const tensor_view<T>& t, index_t b, index_t batches, index_t h, index_t heads) {
-    return {t.data() ? t.row(b, h, 0) : nullptr, {batches, heads, t.shape().tokens, t.shape().channels}, t.strides()};
-}
 
 /// The memory of a call, and its steps for some heads of keys and values: as many as there are threads, or as fill a quarter of a megabyte.
 template <Scalar T, class Op, class Arch>

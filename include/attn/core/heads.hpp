@@ -11,6 +11,12 @@ namespace detail {
 template <class V>
 concept Viewable = std::is_lvalue_reference_v<V> || requires(V view) { view.strides(); };
 
+/// Batch entries and heads b .. b + batches - 1, h .. h + heads - 1 of a tensor.
+template <class T>
+tensor_view<T> some_heads(const tensor_view<T>& t, index_t b, index_t batches, index_t h, index_t heads) {
+    return {t.data() ? t.row(b, h, 0) : nullptr, {batches, heads, t.shape().tokens, t.shape().channels}, t.strides()};
+}
+
 } // namespace detail
 
 /// The heads (batch, heads, tokens, channels / heads) of rows (batch, 1, tokens, channels): head h has channels h channels / heads and the

@@ -1,0 +1,89 @@
+// LSH attention, the Reformer's: softmax attention of every token to those that hash into its bucket.
+#pragma once
+
+#include "lsh_work.hpp"
+
+#include <optional>
+
+namespace attn::inline ATTN_INSTRUCTION_SET {
+
+/// LSH attention: softmax attention of every token to those that a locality-sensitive hash finds similar.
+/// For q (batch, heads, n, d_k), which are the keys too (k must be the same view), v (batch, heads, n, d_v), and in every round the rotations
+/// R (d_k, buckets / 2):
+///     1. every token has a bucket, argmax [q R, -q R] (lsh_buckets); tokens are sorted by bucket, then by position, and cut into chunks
+///     2. a token sees those of its bucket in its chunk and in the one before; earlier ones only if causal; not itself
+///     3. out_i = sum over rounds and seen j of exp(x_ij) v_j / sum of exp(x_ij)      x_ij = scale * q_i . q_j / |q_j|
+/// so that a pair which meets in several rounds counts in each. A token that meets no other in any round gives its own value; then
+/// log_sum_exp, else the logarithm of the denominator, is x_ii + ln(rounds). (The originals give a token's score with itself a penalty of
+/// 5e4 or 1e5, which is that.) A vector of zeros, which has no length, stays a key of zeros.
+///
+/// n may be any number; the last chunk may be shorter. Positions are the same for q and k. A NaN in q reaches, by its token's place among
+/// the sorted, what others see.
+/// Time: at most rounds n (4 chunk (d_k + d_v) + d_k buckets) flops a head. Memory: the workspace, four numbers a token for some heads at a
+/// time, and for every thread 2 (chunk + 384) (d_k + d_v) numbers, about. The result does not depend on executor, threads, strides
+/// or the rest of the batch, bit by bit. Unlike other operators' rows, those of two calls that share some tokens need not have the same bits.
+/// Kitaev, Kaiser, Levskaya 2020, "Reformer: The Efficient Transformer".
+template <Scalar T = float, class Arch = simd::native>
+struct lsh_attention {
+    static constexpr std::string_view name = "lsh_attention";
+
+    tensor_view<const T> rotations;      ///< (rounds, heads or 1, d_k, buckets / 2), as fill_random_projection makes them
+    std::optional<index_t> chunk = {};   ///< tokens in a chunk: 2 n / buckets, rounded up, if not given
+    bool causal = false;                 ///< only earlier tokens
+    std::optional<double> scale = {};    ///< 1 / sqrt(d_k) if not given
+
+    template <Scalar S>
+    void check(const inputs<S>& in) const {
+        static_assert(std::same_as<S, T>, "attn: rotations must have the tokens' scalar type");
+        check_inputs(name, in);
+        const auto &q = in.queries, &k = in.keys;
+        if (k.shape() != q.shape() || k.data() != q.data() || k.strides() != q.strides())
+            throw shape_error(name, "k", "of shape " + to_string(k.shape()) + " must be the same view as q of shape " + to_string(q.shape()) +
+                                             ": a token's key is its query over its length");
+        for (index_t b = 0; b < q.shape().batch; ++b)
+            if (in.positions.first_query[b] != in.positions.first_key[b])
+                throw argument_error(name, "positions", "of queries and keys differ, which are the same tokens");
+        detail::check_rotations(name, rotations, q.shape());
+        if (chunk && *chunk < 1) throw argument_error(name, "chunk", "is " + std::to_string(*chunk) + ", but 1 at least is needed");
+        if (scale && !std::isfinite(*scale)) throw argument_error(name, "scale", "is not finite");
+    }
+    void check_apart(const output_memory& out) const { out.require_apart("rotations", rotations); }
+    shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
+    template <Scalar S>
+    std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const {
+        detail::check_rotations(name, rotations, s.queries);
+        detail::scratch memory;
+        work(memory, *this, s, concurrency);
+        return memory.used_bytes();
+    }
+    template <Scalar S>
+    void forward(const inputs<S>& in, const outputs<S>& out, const execution& run) const {
+        const auto s = shapes_of(in);
+        if (s.queries.batch * s.queries.heads * s.queries.tokens == 0) return;
+        detail::scratch memory(run.workspace().bytes().data());
+        const work w(memory, *this, s, run.concurrency());
+        for (index_t b = 0; b < s.queries.batch; ++b)
+            for (index_t h = 0; h < s.queries.heads; h += w.heads)
+                w.attend_some(*this, in, out, run, b, h, std::min(w.heads, s.queries.heads - h));
+    }
+
+    /// Tokens in a chunk of n: as given, or 2 n / buckets rounded up. There are rotations.
+    index_t chunk_of(index_t n) const {
+        const auto half = rotations.shape().channels;
+        return chunk.value_or(std::max<index_t>(1, (n + half - 1) / half));
+    }
+    /// What q . k is multiplied by.
+    template <Scalar S>
+    S factor(index_t channels) const {
+        return static_cast<S>(scale.value_or(1 / std::sqrt(static_cast<double>(channels))));
+    }
+
+private:
+    using work = detail::lsh_work<T, lsh_attention, Arch>;
+};
+
+/// Of the type of the rotations.
+template <TensorLike R, class... Others>
+lsh_attention(const R&, const Others&...) -> lsh_attention<detail::scalar_t<R>>;
+
+} // namespace attn

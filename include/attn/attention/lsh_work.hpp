@@ -1,0 +1,187 @@
+// How LSH attention runs: in every round the tokens of some heads are sorted by bucket, and attend to those that lie near them.
+#pragma once
+
+#include "../core/heads.hpp"
+#include "../pattern/bit_table.hpp"
+#include "lsh_buckets.hpp"
+#include "merge.hpp"
+#include "softmax_attention.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace attn::inline ATTN_INSTRUCTION_SET::detail {
+
+/// What sorted token i sees, for i from `begin` on: those from first[i - begin] to end[i - begin] - 1, without itself. Both rise with i.
+struct sorted_window {
+    index_t begin;
+    const index_t *first, *end;
+
+    bool visible(index_t i, index_t j) const { return first[i - begin] <= j && j < end[i - begin] && j != i; }
+    visibility visible(const position_range& i, const position_range& j) const {
+        const bool apart = j.last < i.first || i.last < j.first;
+        return {apart && first[i.last - begin] <= j.first && j.last < end[i.first - begin],
+                j.last < first[i.first - begin] || end[i.last - begin] <= j.first};
+    }
+    template <QueryLanes I>
+    auto visible(const I& i, index_t j) const {
+        return mask_of_each(i, [&](index_t query) { return visible(query, j); });
+    }
+};
+
+/// The memory of a call, and its steps for some heads of a batch entry: as many as have some thousands of tokens together. A round hashes
+/// and sorts them, and then attends in segments of some chunks, which a thread copies, attends to and adds to the rounds before.
+template <Scalar T, class Op, class Arch>
+struct lsh_work {
+    using softmax = kernel::softmax_scheduler<T, Arch>;
+    using hash = bucket_hash<T, Arch>;
+    static constexpr index_t rows_of_task = hash::rows_of_task, tokens_at_once = 8192, tokens_of_segment = 384;
+    static constexpr T nothing = -std::numeric_limits<T>::infinity();
+
+    index_t heads, tokens, chunk, segment;
+    shape row_shape, result_shape; ///< of a segment with the chunk before it: its queries and keys, its values
+    std::size_t softmax_bytes, slice_bytes;
+    std::byte* slices;                     ///< of each thread
+    index_t *bucket, *order, *bucket_end; ///< of each token; the token at each sorted place; where the sorted tokens of a bucket end
+    T *length, *log_sum;                   ///< of each token: |q|, and the log_sum_exp of the rounds so far
+
+    lsh_work(scratch& memory, const Op& op, const input_shapes& s, index_t concurrency)
+        : heads(std::clamp<index_t>(tokens_at_once / std::max<index_t>(1, s.queries.tokens), 1, std::max<index_t>(1, s.queries.heads))),
+          tokens(s.queries.tokens), chunk(std::min(op.chunk_of(tokens), std::max<index_t>(1, tokens))),
+          segment(chunk * std::max<index_t>(1, tokens_of_segment / chunk)), row_shape{1, 1, segment + chunk, s.queries.channels},
+          result_shape{1, 1, segment + chunk, s.values.channels}, softmax_bytes(softmax::workspace_bytes({row_shape, row_shape, result_shape}, 1, 1)) {
+        const auto half = op.rotations.shape().channels;
+        scratch counted;
+        segment_memory(counted, *this);
+        slice_bytes = std::max(counted.used_bytes(), (hash::task_bytes(s.queries.channels, half) + alignment - 1) / alignment * alignment);
+        slices = memory.take<std::byte>(product(concurrency, static_cast<index_t>(slice_bytes)));
+        for (auto* const each : {&bucket, &order}) *each = memory.take<index_t>(heads, tokens);
+        bucket_end = memory.take<index_t>(heads, 2 * half + 1);
+        for (auto* const each : {&length, &log_sum}) *each = memory.take<T>(heads, tokens);
+    }
+
+    /// Everything for heads h .. h + count - 1 of batch entry b.
+    void attend_some(const Op& op, const inputs<T>& all, const outputs<T>& result, const execution& run, index_t b, index_t h, index_t count) const {
+        const auto some = [&](const auto& t) { return some_heads(t, b, 1, h, count); };
+        const inputs<T> in{some(all.queries), some(all.keys), some(all.values)};
+        const outputs<T> out{some(result.values), some(result.log_sum_exp)};
+        // f(head, first, end, memory): pieces of so many tokens.
+        const auto for_each_piece = [&](index_t size, const auto& f) {
+            const auto pieces = (tokens + size - 1) / size;
+            run.for_each(count * pieces, [&](index_t task, index_t slice) {
+                const auto begin = task % pieces * size;
+                f(task / pieces, begin, std::min(tokens, begin + size), scratch(slices + slice_bytes * static_cast<std::size_t>(slice)));
+            });
+        };
+        for_each_piece(segment, [&](index_t head, index_t i, index_t end, scratch memory) {
+            for (const segment_memory own(memory, *this); i < end; ++i) length[head * tokens + i] = own.length_of(in.queries, head, i);
+        });
+        for (index_t round = 0; round < op.rotations.shape().batch; ++round) {
+            for_each_piece(rows_of_task, [&](index_t head, index_t i, index_t end, const scratch& memory) {
+                hash_of<Arch>(op.rotations, round, h + head)(kernel::rows_of(in.queries, 0, head, i), end - i, bucket + head * tokens + i, 1, memory);
+            });
+            run.for_each(count, [&](index_t head, index_t) { sort(op, head); });
+            for_each_piece(segment, [&](index_t head, index_t begin, index_t end, scratch memory) {
+                segment_memory(memory, *this).attend(*this, op, in, out, head, begin, end, round == 0);
+            });
+        }
+        for_each_piece(rows_of_task, [&](index_t head, index_t i, index_t end, const scratch&) {
+            for (; i < end; ++i) finish(op, in, out, head, i);
+        });
+    }
+
+private:
+    /// A segment's tokens as they are sorted, and the chunk's before it.
+    struct segment_memory {
+        std::byte* of_softmax;
+        T *queries, *keys, *values, *out, *log_sum_exp;
+        index_t *first, *end;
+
+        segment_memory(scratch& memory, const lsh_work& w)
+            : of_softmax(memory.take<std::byte>(static_cast<index_t>(w.softmax_bytes))),
+              queries(memory.take<T>(w.segment, w.row_shape.channels)), keys(memory.take<T>(w.row_shape.tokens, w.row_shape.channels)),
+              values(memory.take<T>(w.row_shape.tokens, w.result_shape.channels)), out(memory.take<T>(w.segment, w.result_shape.channels)),
+              log_sum_exp(memory.take<T>(w.segment)), first(memory.take<index_t>(w.segment)), end(memory.take<index_t>(w.segment)) {}
+
+        /// |q|, which no square overflows. Of a copy: a strided row would be summed in another order.
+        T length_of(const tensor_view<const T>& x, index_t head, index_t i) const {
+            const auto channels = x.shape().channels;
+            double largest = 0, sum = 0;
+            for (index_t c = 0; c < channels; ++c) queries[c] = x(0, head, i, c);
+            for (index_t c = 0; c < channels; ++c) largest = std::max(largest, std::abs(static_cast<double>(queries[c])));
+            if (largest == 0) largest = 1; // zeros, or NaN
+            for (index_t c = 0; c < channels; ++c) {
+                const auto part = static_cast<double>(queries[c]) / largest;
+                sum += part * part;
+            }
+            return static_cast<T>(largest * std::sqrt(sum));
+        }
+        /// The sorted places from `at` to stop - 1, which are whole chunks.
+        void attend(const lsh_work& w, const Op& op, const inputs<T>& in, const outputs<T>& to, index_t head, index_t at, index_t stop, bool is_first) const {
+            const auto before = std::min(at, w.chunk), rows = stop - at;
+            const auto *const placed = w.order + head * w.tokens, *const buckets = w.bucket + head * w.tokens;
+            for (auto place = at - before; place < stop; ++place) copy(w, in, head, placed[place], place - at, before);
+            const auto* const ends = w.bucket_end + head * (2 * op.rotations.shape().channels + 1);
+            for (index_t r = 0; r < rows; ++r) {
+                const auto here = (at + r) / w.chunk * w.chunk, of = buckets[placed[at + r]];
+                first[r] = std::max(of == 0 ? 0 : ends[of - 1], here - std::min(here, w.chunk));
+                end[r] = op.causal ? at + r : std::min(ends[of], here + w.chunk);
+            }
+            const auto view = [](T* data, index_t count, index_t channels) { return head_major(data, {1, 1, count, channels}); };
+            const auto d_k = w.row_shape.channels, d_v = w.result_shape.channels;
+            const inputs<T> sorted{view(queries, rows, d_k), view(keys, before + rows, d_k), view(values, before + rows, d_v),
+                                   {.first_query = at, .first_key = at - before}};
+            const sorted_window window{at, first, end};
+            const kernel::visible_keys_of<T, Arch, sorted_window> visible(window, shapes_of(sorted), sorted.positions);
+            sequential here;
+            workspace memory(std::span(of_softmax, w.softmax_bytes));
+            softmax()({sorted, {view(out, rows, d_v), view(log_sum_exp, rows, 1)}, visible, nullptr, op.template factor<T>(d_k), {}}, execution(here, memory));
+            for (index_t r = 0; r < rows; ++r) {
+                const auto token = placed[at + r];
+                auto* const into = to.values.row(0, head, token);
+                const auto stride = to.values.strides().channels;
+                auto& sum = w.log_sum[head * w.tokens + token];
+                if (is_first) {
+                    for (index_t c = 0; c < d_v; ++c) into[c * stride] = out[r * d_v + c];
+                    sum = log_sum_exp[r];
+                } else {
+                    merge_row<T>(into, stride, sum, out + r * d_v, 1, log_sum_exp[r], d_v);
+                }
+            }
+        }
+        /// A token to row r; of those before the segment, which are keys only, r < 0.
+        void copy(const lsh_work& w, const inputs<T>& in, index_t head, index_t token, index_t r, index_t before) const {
+            const auto d_k = w.row_shape.channels, d_v = w.result_shape.channels;
+            const T norm = w.length[head * w.tokens + token], divisor = norm == 0 ? T{1} : norm;
+            auto* const key = keys + (before + r) * d_k;
+            for (index_t c = 0; c < d_k; ++c) key[c] = in.queries(0, head, token, c);
+            if (r >= 0) std::copy_n(key, d_k, queries + r * d_k);
+            for (index_t c = 0; c < d_k; ++c) key[c] /= divisor;
+            for (index_t c = 0; c < d_v; ++c) values[(before + r) * d_v + c] = in.values(0, head, token, c);
+        }
+    };
+
+    /// By bucket, then by position, which counting keeps.
+    void sort(const Op& op, index_t head) const {
+        const auto buckets = 2 * op.rotations.shape().channels;
+        const auto* const own = bucket + head * tokens;
+        auto* const begin = bucket_end + head * (buckets + 1);
+        std::fill_n(begin, buckets + 1, index_t{0});
+        for (index_t i = 0; i < tokens; ++i) ++begin[own[i] + 1];
+        for (index_t w = 0; w < buckets; ++w) begin[w + 1] += begin[w];
+        for (index_t i = 0; i < tokens; ++i) order[head * tokens + begin[own[i]]++] = i; // which leaves the ends
+    }
+    /// A token that met no other in any round sees itself.
+    void finish(const Op& op, const inputs<T>& in, const outputs<T>& out, index_t head, index_t i) const {
+        auto& log = log_sum[head * tokens + i];
+        if (log == nothing) {
+            const T score = op.template factor<T>(row_shape.channels) * length[head * tokens + i];
+            log = score + static_cast<T>(std::log(static_cast<double>(op.rotations.shape().batch)));
+            for (index_t c = 0; c < result_shape.channels; ++c) out.values(0, head, i, c) = std::isnan(score) ? score : in.values(0, head, i, c);
+        }
+        if (out.log_sum_exp.data()) out.log_sum_exp(0, head, i, 0) = log;
+    }
+};
+
+} // namespace attn::detail

@@ -1,0 +1,85 @@
+#include "case.hpp"
+
+#include "attn/attention/lsh_attention.hpp"
+#include "attn/attention/random_projection.hpp"
+#include "attn/reference/lsh_attention.hpp"
+#include "naive_softmax.hpp"
+
+namespace attn::testing {
+
+namespace {
+
+/// Its tokens are the problem's keys, whatever the queries are. Buckets are those of T everywhere, for a vector between two may be rounded to
+/// either.
+template <Scalar T>
+class lsh_instance final : public instance<T> {
+public:
+    lsh_instance(const problem& p, bool causal) : rotations_({2, p.heads, p.key_dim, std::max<index_t>(1, p.queries / 64)}) {
+        fill_random_projection<T>(rotations_, 5);
+        op_ = {.rotations = rotations_, .chunk = 64, .causal = causal};
+    }
+
+    void attend(const inputs<T>& in, const outputs<T>& out, const execution& run) const override { attn::attend(op_, of_keys(in), out, run); }
+    std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const override { return op_.template workspace_bytes<T>(s, concurrency); }
+    shape output_shape(const input_shapes& s) const override { return op_.output_shape(s); }
+    void reference(const inputs<double>& in, const outputs<double>& out) const override { define(in, out); }
+    void plain(const inputs<T>& in, const outputs<T>& out) const override { define(in, out); }
+    void naive(const inputs<T>& in, const outputs<T>& out) const override {
+        naive_softmax<T>(of_keys(in), out, static_cast<T>(scale(in)), {}, {}); // all pairs: what the hash saves
+    }
+    /// As if buckets were equally full: two chunks hold four buckets.
+    double useful_flops(const problem& p) const override {
+        const auto& r = rotations_.shape();
+        const auto seen = static_cast<double>(p.queries) / static_cast<double>(2 * r.channels) * (op_.causal ? 0.5 : 1);
+        return 2.0 * static_cast<double>(p.batch * p.heads * p.queries * r.batch) * seen * static_cast<double>(p.key_dim + p.value_dim);
+    }
+
+private:
+    template <Scalar S>
+    static inputs<S> of_keys(const inputs<S>& in) {
+        return {in.keys, in.keys, in.values, in.positions};
+    }
+    template <Scalar S>
+    double scale(const inputs<S>& in) const {
+        return op_.scale.value_or(1 / std::sqrt(static_cast<double>(in.keys.shape().channels)));
+    }
+    /// Of some of the rows, if asked for some of them only.
+    template <Scalar S>
+    void define(const inputs<S>& in, const outputs<S>& out) const {
+        tensor<T> tokens(in.keys.shape());
+        const auto& s = tokens.shape();
+        const auto for_each = [](const shape& size, const auto& f) {
+            for (index_t b = 0; b < size.batch; ++b)
+                for (index_t h = 0; h < size.heads; ++h)
+                    for (index_t i = 0; i < size.tokens; ++i)
+                        for (index_t c = 0; c < size.channels; ++c) f(b, h, i, c);
+        };
+        for_each(s, [&](auto b, auto h, auto i, auto c) { tokens(b, h, i, c) = static_cast<T>(in.keys(b, h, i, c)); });
+        tensor<S> values({s.batch, s.heads, s.tokens, in.values.shape().channels}), log_sum_exp({s.batch, s.heads, s.tokens, 1});
+        reference::lsh_attention<S>(of_keys(in), {values, log_sum_exp}, lsh_buckets(tokens, rotations_).view(), op_.chunk_of(s.tokens), op_.causal, scale(in));
+        const auto first = in.queries.shape().tokens == s.tokens ? 0 : in.positions.first_query[0];
+        for_each(out.values.shape(), [&](auto b, auto h, auto i, auto c) { out.values(b, h, i, c) = values(b, h, first + i, c); });
+        if (out.log_sum_exp.data())
+            for_each(out.log_sum_exp.shape(), [&](auto b, auto h, auto i, auto c) { out.log_sum_exp(b, h, i, c) = log_sum_exp(b, h, first + i, c); });
+    }
+
+    tensor<T> rotations_;
+    lsh_attention<T> op_;
+};
+
+registered lsh_case(std::string name, std::string cost, bool causal) {
+    return registered({.name = std::move(name),
+                       .cost = std::move(cost),
+                       .rows_stand_alone = false, // where a token is sorted to depends on the others
+                       .supports = [](const problem& p) { return p.queries == p.keys && p.heads == p.kv_heads && p.positions.first_query.count() == 0 &&
+                                                                 p.positions.first_key.count() == 0 && p.positions.first_query[0] == p.positions.first_key[0]; },
+                       .make_float = [causal](const problem& p) { return std::make_unique<lsh_instance<float>>(p, causal); },
+                       .make_double = [causal](const problem& p) { return std::make_unique<lsh_instance<double>>(p, causal); }});
+}
+
+const auto all_case = lsh_case("lsh", "rounds n (d_k b + 2 n / b (d_k + d_v))", false);
+const auto causal_case = lsh_case("lsh_causal", "rounds n (d_k b + n / b (d_k + d_v))", true);
+
+} // namespace
+
+} // namespace attn::testing

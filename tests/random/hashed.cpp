@@ -1,0 +1,82 @@
+// Problems of LSH attention.
+#include "answers.hpp"
+#include "layouts.hpp"
+#include "others.hpp"
+
+#include <attn/attention/lsh_attention.hpp>
+#include <attn/attention/random_projection.hpp>
+#include <attn/parallel/thread_pool.hpp>
+#include <attn/reference/lsh_attention.hpp>
+
+namespace attn::fuzz {
+
+namespace {
+
+using testing::answer;
+using testing::layout;
+
+/// The largest error of a result in T, beyond which it is wrong: twice that of the textbook formula in T, and some epsilons of the values and
+/// scores there are.
+template <Scalar T>
+double allowed(const tensor<T>& plain, const tensor<double>& exact, double largest) {
+    return 2 * testing::largest_error(plain, exact) + 16 * testing::epsilon<T> * (1 + largest);
+}
+
+template <Scalar T>
+outcome attempt(draw& random) {
+    const auto batch = random.number(0, 2), heads = random.number(1, 3), n = random.size(600), d_k = random.number(1, 80), d_v = random.number(0, 80);
+    const auto half = random.number(1, random.one_in(4) ? 200 : 12), rounds = random.number(1, 3);
+    tensor<T> rotations({rounds, random.one_in(2) ? heads : 1, d_k, half});
+    fill_random_projection<T>(rotations, random.bits());
+    lsh_attention<T> op{.rotations = rotations, .causal = random.one_in(2)};
+    if (random.one_in(2)) op.chunk = random.number(1, 70);
+    // Few directions: tokens then fall into few buckets, and some are alike. Now and then one is zero.
+    const auto directions = random.number(1, 40);
+    const auto pool_of = filled<T>({1, 1, directions, d_k}, [&] { return random.one_in(50) ? 0 : random.real(-2, 2); });
+    const bool alike = random.one_in(3);
+    tensor<T> q({batch, heads, n, d_k});
+    for (index_t row = 0; row < batch * heads * n; ++row) {
+        const auto from = random.number(0, directions - 1);
+        for (index_t c = 0; c < d_k; ++c) q.data()[row * d_k + c] = alike ? pool_of(0, 0, from, c) : static_cast<T>(random.real(-2, 2));
+    }
+    const auto v = filled<T>({batch, heads, n, d_v}, [&] { return random.real(-1, 1); });
+    outcome result{"q " + to_string(q.shape()) + ", d_v " + std::to_string(d_v) + ", rotations " + to_string(rotations.shape()) + ", chunk " +
+                       std::to_string(op.chunk_of(n)) + (op.causal ? ", causal" : "") + (alike ? ", " + std::to_string(directions) + " directions" : ""), {}};
+
+    const inputs<T> in{q, q, v};
+    const auto run = [&](const inputs<T>& from, const outputs<T>& to, auto& executor) {
+        workspace memory(attn::workspace_bytes<T>(op, shapes_of(from), executor));
+        attn::attend(op, from, to, execution(executor, memory));
+    };
+    const shape rows{batch, heads, n, 1};
+    auto expected = testing::no_answer<T>(v.shape(), rows), plain = testing::no_answer<T>(v.shape(), rows);
+    auto exact = testing::no_answer<double>(v.shape(), rows);
+    sequential here;
+    run(in, expected.out(), here);
+    const auto buckets = lsh_buckets(q, rotations);
+    const auto scale = 1 / std::sqrt(static_cast<double>(d_k));
+    const auto wide_q = reference::widen(q.view()), wide_v = reference::widen(v.view());
+    reference::lsh_attention<double>({wide_q, wide_q, wide_v}, exact.out(), buckets.view(), op.chunk_of(n), op.causal, scale);
+    reference::lsh_attention<T>(in, plain.out(), buckets.view(), op.chunk_of(n), op.causal, scale);
+    const auto error = testing::largest_error(expected.values, exact.values), log_error = testing::largest_error(expected.log_sum_exp, exact.log_sum_exp);
+    const auto largest = testing::largest_magnitude(exact.log_sum_exp);
+    if (!(error <= allowed(plain.values, exact.values, largest))) result.problem = "values are wrong by " + std::to_string(error / testing::epsilon<T>) + " epsilons";
+    else if (!(log_error <= allowed(plain.log_sum_exp, exact.log_sum_exp, largest)))
+        result.problem = "log_sum_exp is wrong by " + std::to_string(log_error / testing::epsilon<T>) + " epsilons";
+    if (!result.problem.empty()) return result;
+
+    static constexpr layout layouts[] = {layout::head_major, layout::token_major, layout::padded_rows, layout::strided_channels,
+                                         layout::column_major, layout::misaligned, layout::pages_apart, layout::reversed};
+    testing::placed<T> other_q(q, random.one_of(layouts)), other_v(v, random.one_of(layouts)), out(v.shape(), random.one_of(layouts));
+    static thread_pool pool(3);
+    run({other_q.view(), other_q.view(), other_v.view()}, {out.view()}, pool);
+    if (!out.guards_intact()) result.problem = "wrote beside its output";
+    else if (!testing::same_bits(out.copy(), expected.values)) result.problem = "other bits elsewhere";
+    return result;
+}
+
+} // namespace
+
+outcome check_hashed(draw& random) { return random.one_in(2) ? attempt<float>(random) : attempt<double>(random); }
+
+} // namespace attn::fuzz
