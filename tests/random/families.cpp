@@ -59,6 +59,7 @@ std::vector<family> all_families() {
             {"norm", check_norm},
             {"convolution", check_convolution},
             {"hashed", check_hashed},
+            {"rotation", check_rotation},
             {"merge", check_merge}};
 }
 

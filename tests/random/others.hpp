@@ -13,6 +13,8 @@ outcome check_norm(draw&);
 outcome check_convolution(draw&);
 /// LSH attention.
 outcome check_hashed(draw&);
+/// Rotary positions.
+outcome check_rotation(draw&);
 /// Two halves of the keys, merged.
 outcome check_merge(draw&);
 
