@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::reference {
@@ -37,7 +38,7 @@ void lsh_attention(const inputs<T>& in, const outputs<T>& out, const tensor_view
             for (index_t round = 0; round < rounds; ++round) {
                 const auto bucket = [&](index_t i) { return buckets(b, h, i, round); };
                 std::iota(order.begin(), order.end(), index_t{0});
-                std::ranges::stable_sort(order, {}, bucket);
+                std::ranges::sort(order, {}, [&](index_t i) { return std::pair(bucket(i), i); });
                 for (index_t s = 0; s < n; ++s) place[at(order[at(s)])] = s;
                 for (index_t i = 0; i < n; ++i)
                     for (index_t j = 0; j < n; ++j) {
