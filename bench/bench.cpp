@@ -40,6 +40,7 @@ public:
         state.counters["flops"] = flops;
         state.counters["peak"] = flops / peak;
         if (!naive_.empty()) state.counters["vs_naive"] = quartiles_of(naive_).median * flops / s.useful_flops();
+        state.counters["visited"] = s.visited_flops() / s.useful_flops();
         state.counters["useful_share"] = s.useful_flops() / r.dense_flops();
         state.counters["bytes"] = s.tensor_bytes();
         if (bandwidth_ > 0) state.counters["bandwidth"] = s.tensor_bytes() * static_cast<double>(state.iterations()) / seconds / bandwidth_;

@@ -6,7 +6,11 @@
 
 #include "attn/attention/sparse_attention.hpp"
 #include "attn/layer/windows.hpp"
+#include "attn/pattern/block_diagonal.hpp"
+#include "attn/pattern/block_sparse.hpp"
+#include "attn/pattern/dilated_window.hpp"
 #include "attn/pattern/neighborhood.hpp"
+#include "attn/pattern/segments.hpp"
 #include "attn/pattern/selected.hpp"
 #include "attn/pattern/tiles.hpp"
 #include "attn/score/additive_bias.hpp"
@@ -88,6 +92,25 @@ testing::attention_case selected_case() {
     for (index_t u = 0; u < blocks; ++u)
         for (index_t e = 0; e < 16; ++e) table(0, 0, u, e) = u < 16 ? (e <= u ? e : -1) : u - e * (u / 16);
     return pattern_case("selected_16_of_64", causal{} & selected(table, 64));
+}
+
+/// Documents of so many tokens, packed one after the other, causal in each.
+testing::attention_case documents_case(index_t tokens) {
+    return only_float("documents_" + std::to_string(tokens), [tokens](const testing::problem& p) {
+        std::vector<std::int32_t> ids(static_cast<std::size_t>(p.queries));
+        for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int32_t>(static_cast<index_t>(i) / tokens);
+        return testing::made{softmax_attention{.pattern = causal{} & segments(ids)}};
+    });
+}
+/// Half of the blocks of a matrix, drawn at random.
+testing::attention_case blocks_case(index_t size) {
+    return only_float("block_sparse_" + std::to_string(size), [size](const testing::problem& p) {
+        const auto blocks = (p.queries + size - 1) / size;
+        auto table = std::make_shared<tensor<bool>>(shape{1, 1, blocks, blocks});
+        std::mt19937 random(4);
+        std::generate_n(table->data(), table->shape().size(), [&] { return random() % 2 == 0; });
+        return testing::made{softmax_attention{.pattern = block_sparse{table->view(), size}}, table};
+    });
 }
 
 /// A mask that is only known pair by pair, looked at once: beside a copy of the mask.
@@ -175,6 +198,16 @@ const std::vector<testing::attention_case>& pattern_cases() {
         neighborhood_case(7),
         neighborhood_case(13),
         selected_case(),
+        documents_case(37),
+        documents_case(128),
+        documents_case(512),
+        pattern_case("block_diagonal_64", block_diagonal{64}),
+        blocks_case(64),
+        blocks_case(28),
+        pattern_case("dilated_window_128_3", dilated_window{128, 3}),
+        pattern_case("dilated_window_28_3", dilated_window{28, 3}),
+        pattern_case("longformer_128_16", longformer(128, 16)),
+        pattern_case("fixed_256", sparse_transformer_fixed(256, 8)),
     };
     return cases;
 }

@@ -30,9 +30,10 @@ bool report::ReportContext(const Context& context) {
     if (!cpu.load_avg.empty()) std::cout << ", load before " << fixed_text(cpu.load_avg.front(), 1);
     std::cout
         << "\nmedians over repetitions; spread: between the quarters of them below and above\n"
-        << "of peak: share of the FMA peak measured beside each; of memory: share of the bandwidth of reading, more than all of it from a "
+        << "of peak: share of the FMA peak measured beside each, of the work on visible pairs; visited: pairs that are computed over visible "
+           "ones;\nof memory: share of the bandwidth of reading, more than all of it from a "
            "cache;\nvs naive: Eigen with n x n scores; n x n: those of one head\n\n";
-    print_cells("row", {"time", "spread", "Gflop/s", "of peak", "of memory", "vs naive", "workspace", "n x n"});
+    print_cells("row", {"time", "spread", "Gflop/s", "of peak", "visited", "of memory", "vs naive", "workspace", "n x n"});
     return true;
 }
 
@@ -93,7 +94,7 @@ void report::print_row(const std::string& name, std::map<std::string, std::vecto
                                       median("useful_share")};
     if (name.find("/threads:1") != std::string::npos) idle_.push_back(median("idle"));
     print_cells(name, {time_text(r.seconds.median), percent_text(r.seconds.spread()), fixed_text(r.flops.median / 1e9, 1),
-                       percent_text(r.share.median), percent_text(median("bandwidth")), ratio_text(median("vs_naive")),
+                       percent_text(r.share.median), ratio_text(median("visited")), percent_text(median("bandwidth")), ratio_text(median("vs_naive")),
                        bytes_text(median("workspace_bytes")), bytes_text(median("matrix_bytes"))});
 }
 

@@ -82,6 +82,18 @@ testing::problem decoding(index_t keys) {
     return {.batch = 1, .heads = 32, .kv_heads = 8, .queries = 1, .keys = keys, .key_dim = 128, .value_dim = 128};
 }
 
+/// What a pattern may cost at most: a share of the FMA peak, visible pairs counted.
+struct pattern_goal {
+    const char* name;
+    size problem;
+    double meant;
+};
+constexpr pattern_goal pattern_goals[] = {{"documents_37", {4096, 64, 12}, 0.30},          {"documents_128", {4096, 64, 12}, 0.50},
+                                          {"documents_512", {4096, 64, 12}, 0.70},         {"block_diagonal_64", {4096, 64, 12}, 0.65},
+                                          {"block_sparse_64", {4096, 64, 12}, 0.65},       {"block_sparse_28", {3126, 64, 4}, 0.35},
+                                          {"dilated_window_28_3", {3126, 64, 4}, 0.35},    {"dilated_window_128_3", {16384, 64, 2}, 0.60},
+                                          {"longformer_128_16", {16384, 64, 2}, 0.60},     {"fixed_256", {16384, 64, 2}, 0.55}};
+
 /// Softmax attention with and without asking for what comes next, where that may matter.
 struct prefetched {
     const char* name;
@@ -123,6 +135,7 @@ void add_groups(std::vector<row>& rows) {
     };
     for (const auto& c : {"local_128", "strided_64", "sparse_transformer_strided", "sparse_transformer_symmetric", "selected_16_of_64", "softmax"})
         add("sparse", c, problem_of({16384, 64, sparse_heads}));
+    for (const auto& g : pattern_goals) add("patterns", g.name, problem_of(g.problem));
     for (const auto& s : {windows_in_cache, windows_streamed})
         for (const auto& c : {"windows_7x7", "windows_7x7_shifted"}) add("windows", c, problem_of(s));
     for (const index_t d : {32, 64})
@@ -261,8 +274,10 @@ std::vector<goal> all_goals() {
     share("DeiT-tiny: batch 8, 3 heads, n 197, d 64", dense(deit_tiny), 0.80);
     share("bias shared by the heads, d 64, n 2048", name_of("softmax_bias", sequence(2048)), 0.78);
     share("bias per head, d 64, n 2048", name_of("softmax_bias_per_head", sequence(2048)), 0.68);
-    share("bool mask, all pairs counted, d 64, n 2048", name_of("softmax_mask", sequence(2048)), 0.76);
-    goals.back().counts_all_pairs = true;
+    for (const auto& [n, meant] : {std::pair{512, 0.72}, {2048, 0.76}}) {
+        share("bool mask, all pairs counted, d 64, n " + std::to_string(n), name_of("softmax_mask", sequence(n)), meant);
+        goals.back().counts_all_pairs = true;
+    }
     share("ALiBi, d 64, n 2048", name_of("softmax_alibi", sequence(2048)), 0.84);
     share("soft cap, d 64, n 2048", name_of("softmax_soft_cap", sequence(2048)), 0.77);
     share("Linformer, k 256, d 64, n 4096", name_of("linformer", sequence(4096)), 0.85);
@@ -275,6 +290,10 @@ std::vector<goal> all_goals() {
     share("strided by 64, d 64, n 16384", sparse("strided_64"), 0.75);
     share("Sparse Transformer, causal, w = s = 128, n 16384", sparse("sparse_transformer_strided"), 0.62);
     share("Sparse Transformer, symmetric, w = s = 128, n 16384", sparse("sparse_transformer_symmetric"), 0.66);
+    for (const auto& g : pattern_goals)
+        share(std::string(g.name) + ", d 64, n " + std::to_string(g.problem.n), name_of("patterns", g.name, problem_of(g.problem)), g.meant);
+    share("predicate with a modulo, d 64, n 2048", name_of("softmax_predicate", sequence(2048)), 0.50);
+    share("causal & (local | strided), d 64, n 2048", name_of("softmax_local_strided", sequence(2048)), 0.50);
     for (const auto& [where, s, meant] : {std::tuple{"in cache", windows_in_cache, 0.68}, {"from memory", windows_streamed, 0.58}}) {
         const auto row = [&](const char* name) { return name_of("windows", name, problem_of(s)); };
         share(std::string("7 x 7 windows, d 32, bias, ") + where, row("windows_7x7"), meant);

@@ -25,6 +25,7 @@ public:
         : in_(std::move(in)), instance_(c.make<T>(p)), threads_(threads), workspace_(instance_->workspace_bytes(p.shapes(), threads)),
           out_(instance_->output_shape(p.shapes())) {
         useful_flops_ = instance_->useful_flops(p);
+        visited_flops_ = instance_->visited_flops(p);
         workspace_bytes_ = static_cast<double>(instance_->workspace_bytes(p.shapes(), threads));
         const auto s = p.shapes();
         tensor_bytes_ = static_cast<double>((s.queries.size() + s.keys.size() + s.values.size() + out_.shape().size()) * index_t{sizeof(T)});

@@ -66,6 +66,7 @@ public:
     virtual double bandwidth() = 0;
 
     double useful_flops() const { return useful_flops_; }
+    double visited_flops() const { return visited_flops_; }
     double workspace_bytes() const { return workspace_bytes_; }
     double matrix_bytes() const { return matrix_bytes_; }
     /// Of queries, keys, values and the answer.
@@ -76,7 +77,7 @@ public:
     bool has_naive() const { return matrix_bytes_ <= 300e6; }
 
 protected:
-    double useful_flops_ = 0, workspace_bytes_ = 0, matrix_bytes_ = 0, tensor_bytes_ = 0;
+    double useful_flops_ = 0, visited_flops_ = 0, workspace_bytes_ = 0, matrix_bytes_ = 0, tensor_bytes_ = 0;
 };
 
 /// The case on the problem, which it supports, with the given inputs.

@@ -46,6 +46,8 @@ struct instance {
     virtual void naive(const inputs<T>&, const outputs<T>&) const = 0;
     /// Floating-point operations that the result needs: for softmax 2 (d_k + d_v) for each visible pair.
     virtual double useful_flops(const problem&) const = 0;
+    /// Those that the kernel spends: more where it computes pairs that the pattern hides.
+    virtual double visited_flops(const problem& p) const { return useful_flops(p); }
 };
 
 /// An operator, and what its views refer to.

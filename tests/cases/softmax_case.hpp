@@ -33,11 +33,13 @@ public:
         constexpr bool plain_dense = std::same_as<decltype(Op::pattern), dense> && std::same_as<decltype(Op::score), identity_score>;
         naive_softmax<T>(in, out, static_cast<T>(scale), plain_dense ? adjust_row<T>{} : adjust_row<T>{adjust}, op().sinks);
     }
-    double useful_flops(const problem& p) const override {
-        return 2.0 * static_cast<double>(p.key_dim + p.value_dim) * static_cast<double>(visited_pairs(op(), p.shapes(), p.positions).visible);
-    }
+    double useful_flops(const problem& p) const override { return flops_of(p, &pair_count::visible); }
+    double visited_flops(const problem& p) const override { return flops_of(p, &pair_count::visited); }
 
 private:
+    double flops_of(const problem& p, index_t pair_count::* pairs) const {
+        return 2.0 * static_cast<double>(p.key_dim + p.value_dim) * static_cast<double>(visited_pairs(op(), p.shapes(), p.positions).*pairs);
+    }
     const Op& op() const { return made_.op; }
     made<Op> made_;
 };
