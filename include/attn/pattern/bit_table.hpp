@@ -3,6 +3,8 @@
 
 #include "pattern.hpp"
 
+#include <algorithm>
+
 namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
 /// Rows of queries, columns of keys: 64 queries of one key are one word, and neighbouring keys are neighbouring words.
@@ -40,6 +42,19 @@ template <QueryLanes I>
 constexpr auto mask_of_each(const I& i, const auto& sees) {
     std::uint64_t bits = 0;
     for (index_t l = 0; l < i.count; ++l) bits |= std::uint64_t{sees(i.first + l * i.step)} << l;
+    return mask_of(i, bits);
+}
+
+/// The same where queries of one block see the same: sees(block) is asked once for each.
+template <QueryLanes I>
+constexpr auto mask_of_blocks(const I& i, index_t size, const auto& sees) {
+    std::uint64_t bits = 0;
+    for (index_t l = 0; l < i.count;) {
+        const auto query = i.first + l * i.step, block = floor_div(query, size), left = (block + 1) * size - query;
+        const auto same = std::min<index_t>(i.count - l, i.step == 1 ? left : (left + i.step - 1) / i.step);
+        if (sees(block)) bits |= ~std::uint64_t{0} >> (64 - same) << l;
+        l += same;
+    }
     return mask_of(i, bits);
 }
 

@@ -21,7 +21,7 @@ struct block_plane {
     }
     template <QueryLanes I>
     constexpr auto visible(const I& i, index_t j) const {
-        return mask_of_each(i, [&](index_t query) { return visible(query, j); });
+        return mask_of_blocks(i, query_block, [&](index_t row) { return visible(row * query_block, j); });
     }
 };
 

@@ -34,9 +34,7 @@ struct block_lists {
     }
     template <QueryLanes I>
     auto visible(const I& i, index_t j) const {
-        const auto last = i.first + (i.count - 1) * i.step;
-        if (i.first / query_block == last / query_block) return mask_of(i, visible(i.first, j) ? ~std::uint64_t{0} : 0);
-        return mask_of_each(i, [&](index_t query) { return visible(query, j); });
+        return mask_of_blocks(i, query_block, [&](index_t row) { return visible(row * query_block, j); });
     }
 };
 
