@@ -151,6 +151,9 @@ TEST_CASE("lsh_attention: what does not fit is refused", "[attention]") {
     CHECK(error_of([&] { (void)attend(lsh_attention{.rotations = r, .chunk = 0}, inputs<float>{x, x, x}); }) ==
           "lsh_attention: chunk is 0, but 1 at least is needed");
     CHECK(error_of([&] { (void)attend(lsh_attention{.rotations = r, .scale = INFINITY}, inputs<float>{x, x, x}); }) == "lsh_attention: scale is not finite");
+    const auto many = head_major<const float>(x.data(), {index_t{1} << 40, 1, 0, 4}); // nothing to compute
+    const auto of_one = rotations_of<float>({1, 1, 4, 2});
+    CHECK(error_of([&] { attend(lsh_attention{.rotations = of_one}, inputs<float>{many, many, many}, outputs<float>{{nullptr, many.shape(), {}}}); }) == nothing_thrown);
     const auto wrong = rotations_of<float>({1, 3, 4, 2});
     CHECK(error_of([&] { (void)attend(lsh_attention{.rotations = wrong}, inputs<float>{x, x, x}); }) ==
           "lsh_attention: rotations have shape (1, 3, 4, 2), but tokens of shape (1, 2, 6, 4) need (rounds, heads or 1, channels of a token, buckets / 2)");

@@ -3,6 +3,8 @@
 
 #include "lsh_work.hpp"
 
+#include <algorithm>
+#include <cmath>
 #include <optional>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
@@ -40,8 +42,10 @@ struct lsh_attention {
         if (k.shape() != q.shape() || k.data() != q.data() || k.strides() != q.strides())
             throw shape_error(name, "k", "of shape " + to_string(k.shape()) + " must be the same view as q of shape " + to_string(q.shape()) +
                                              ": a token's key is its query over its length");
-        for (index_t b = 0; b < q.shape().batch; ++b)
-            if (in.positions.first_query[b] != in.positions.first_key[b])
+        const auto& where = in.positions;
+        const bool shared = where.first_query.shared() && where.first_key.shared();
+        for (index_t b = 0; b < (shared ? std::min<index_t>(q.shape().batch, 1) : q.shape().batch); ++b)
+            if (where.first_query[b] != where.first_key[b])
                 throw argument_error(name, "positions", "of queries and keys differ, which are the same tokens");
         detail::check_rotations(name, rotations, q.shape());
         if (chunk && *chunk < 1) throw argument_error(name, "chunk", "is " + std::to_string(*chunk) + ", but 1 at least is needed");

@@ -4,6 +4,10 @@
 #include "../core/tensor.hpp"
 #include "score_function.hpp"
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -11,19 +15,21 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 namespace detail {
 
-/// c of one head, a sum for each token. A gate of 0 begins a new era, of which nothing before is seen.
-struct gate_sum {
-    double sum;
-    std::int64_t era;
+/// c, a sum for each token. A gate of 0 begins a new era, of which nothing before is seen.
+struct gate_sums {
+    std::vector<double> sum;
+    std::vector<std::int64_t> era;
 };
 
+/// Those of one head.
 struct forgetting_of_head {
-    const gate_sum* sums;
-    index_t origin; // the position of sums[0]
+    const double* sum;
+    const std::int64_t* era;
+    index_t origin; // the position of sum[0]
 
     double bias(index_t query, index_t key) const {
-        const auto &i = sums[query - origin], &j = sums[key - origin];
-        return i.era == j.era ? i.sum - j.sum : -std::numeric_limits<double>::infinity();
+        const auto i = query - origin, j = key - origin;
+        return era[i] == era[j] ? sum[i] - sum[j] : -std::numeric_limits<double>::infinity();
     }
     template <std::floating_point S>
     S operator()(S score, index_t query, index_t key) const {
@@ -52,7 +58,8 @@ public:
 
     detail::forgetting_of_head at(index_t batch, index_t head) const {
         const auto row = (size_.batch <= 1 ? 0 : batch % size_.batch) * size_.heads + (size_.heads <= 1 ? 0 : std::min(head, size_.heads - 1));
-        return {sums_->empty() ? nullptr : sums_->data() + row * size_.tokens, first_};
+        if (sums_->sum.empty()) return {nullptr, nullptr, first_};
+        return {sums_->sum.data() + row * size_.tokens, sums_->era.data() + row * size_.tokens, first_};
     }
     void check(const score_context& context) const {
         const auto text = [&] { return "forgetting with gates of shape " + to_string(size_); };
@@ -68,28 +75,29 @@ private:
         detail::check_positions("forgetting", "first", first, size_.tokens);
         if (size_.channels != 1)
             throw shape_error("forgetting", "log_gates", "have shape " + to_string(size_) + ", but (batch, heads, tokens, 1) is needed");
-        std::vector<detail::gate_sum> sums;
-        sums.reserve(static_cast<std::size_t>(size_.size()));
+        detail::gate_sums sums;
+        sums.sum.reserve(static_cast<std::size_t>(size_.size()));
+        sums.era.reserve(static_cast<std::size_t>(size_.size()));
         for (index_t b = 0; b < size_.batch; ++b)
             for (index_t h = 0; h < size_.heads; ++h) {
-                detail::gate_sum c{0, 0};
+                double sum = 0;
+                std::int64_t era = 0;
                 for (index_t t = 0; t < size_.tokens; ++t) {
                     const auto gate = static_cast<double>(log_gates(b, h, t, 0));
                     if (!(gate <= 0))
                         throw argument_error("forgetting", "log_gates", "hold " + std::to_string(gate) + " for token " + std::to_string(t) + ": not the logarithm of a gate");
-                    if (std::isinf(gate))
-                        c = {0, c.era + 1};
-                    else
-                        c.sum += gate;
-                    sums.push_back(c);
+                    if (std::isinf(gate)) sum = 0, ++era;
+                    else sum += gate;
+                    sums.sum.push_back(sum);
+                    sums.era.push_back(era);
                 }
             }
-        sums_ = std::make_shared<const std::vector<detail::gate_sum>>(std::move(sums));
+        sums_ = std::make_shared<const detail::gate_sums>(std::move(sums));
     }
 
     shape size_;
     index_t first_;
-    std::shared_ptr<const std::vector<detail::gate_sum>> sums_;
+    std::shared_ptr<const detail::gate_sums> sums_;
 };
 
 } // namespace attn
