@@ -108,6 +108,18 @@ TEMPLATE_TEST_CASE("affine_lanes and integer_lanes: large numbers", "[simd][port
     }
 }
 
+TEMPLATE_TEST_CASE("affine_lanes: divisors that a product stands for, and those behind", "[simd][portable]", floats, doubles, wide) {
+    index_t wrong = 0;
+    for (index_t divisor = 1; divisor <= (1 << 15) / TestType::size + 3; ++divisor)
+        for (const index_t rest : {index_t{0}, divisor / 2, divisor - 1})
+            for (const index_t step : {index_t{0}, index_t{1}, divisor - 1, 2 * divisor + 1}) {
+                const TestType a{(index_t{1} << 40) / divisor * divisor + rest, step};
+                wrong += !agrees<TestType>(a / divisor, a, [=](index_t x) { return x / divisor; });
+                wrong += !agrees<TestType>(a % divisor, a, [=](index_t x) { return x % divisor; });
+            }
+    CHECK(wrong == 0);
+}
+
 TEMPLATE_TEST_CASE("affine_lanes: limits at the ends of their types", "[simd][portable]", floats, doubles, wide) {
     constexpr auto max_index = std::numeric_limits<index_t>::max(), min_index = std::numeric_limits<index_t>::min();
     for (const index_t first : {index_t{0}, index_t{1} << 40, -(index_t{1} << 40)})

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cstdint>
 #include <functional>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::simd {
@@ -163,6 +165,20 @@ private:
         division result;
         const auto quotient_step = step / divisor, remainder_step = step % divisor;
         auto quotient = first / divisor, remainder = first % divisor;
+        constexpr int bits = 15;
+        if (divisor <= (1 << bits) / size) {
+            // What lanes are above `quotient` is a quotient of less than 2^bits, and that a product: exact, for the factor is too large by less
+            // than 1 / 2^bits. No lane waits for another.
+            const auto small = static_cast<std::uint32_t>(divisor), rest = static_cast<std::uint32_t>(remainder);
+            const auto shift = bits + static_cast<int>(std::bit_width(small - 1));
+            const auto factor = ((std::uint32_t{1} << shift) + small - 1) / small;
+            for (std::uint32_t l = 0; l < size; ++l) {
+                const auto above = rest + l * static_cast<std::uint32_t>(remainder_step), over = above * factor >> shift;
+                result.quotient.value[l] = quotient + l * quotient_step + over;
+                result.remainder.value[l] = above - over * small;
+            }
+            return result;
+        }
         for (std::size_t l = 0; l < size; ++l) {
             result.quotient.value[l] = quotient;
             result.remainder.value[l] = remainder;
