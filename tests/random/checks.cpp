@@ -1,7 +1,7 @@
 #include "checks.hpp"
 
+#include "draw_layout.hpp"
 #include "executors.hpp"
-#include "layouts.hpp"
 #include "some_rows.hpp"
 
 namespace attn::fuzz {
@@ -115,9 +115,7 @@ private:
 
     /// Other layouts, guarded, and another executor give the same bits.
     std::string elsewhere() {
-        const auto any = [&] { return random_.one_of({testing::layout::head_major, testing::layout::token_major, testing::layout::padded_rows,
-                                                      testing::layout::strided_channels, testing::layout::column_major,
-                                                      testing::layout::misaligned, testing::layout::pages_apart, testing::layout::reversed}); };
+        const auto any = [&] { return draw_layout(random_); };
         const auto s = shapes_of(inputs<T>(t_.in));
         testing::placed<T> q(t_.in.queries, any()), k(t_.in.keys, any()), v(t_.in.values, any()), out(t_.op.output_shape(s), any());
         const bool with_log_sum_exp = has_log_sum_exp_ && random_.one_in(2);

@@ -1,4 +1,4 @@
-#include "layouts.hpp"
+#include "draw_layout.hpp"
 #include "linear_bounds.hpp"
 #include "others.hpp"
 
@@ -8,8 +8,6 @@
 namespace attn::fuzz {
 
 namespace {
-
-using testing::layout;
 
 template <Scalar T>
 outcome attempt(draw& random) {
@@ -43,9 +41,7 @@ outcome attempt(draw& random) {
             return result;
         }
 
-    static constexpr layout layouts[] = {layout::head_major, layout::token_major, layout::padded_rows, layout::strided_channels,
-                                         layout::column_major, layout::misaligned, layout::pages_apart, layout::reversed};
-    testing::placed<T> other_x(x, random.one_of(layouts)), out(before, random.one_of(layouts));
+    testing::placed<T> other_x(x, draw_layout(random)), out(before, draw_layout(random));
     static thread_pool pool(3);
     workspace memory(op.workspace_bytes(from, 3));
     add_convolution(op, other_x.view(), out.view(), execution(pool, memory));

@@ -1,6 +1,6 @@
 // Problems of LSH attention.
 #include "answers.hpp"
-#include "layouts.hpp"
+#include "draw_layout.hpp"
 #include "others.hpp"
 
 #include <attn/attention/lsh_attention.hpp>
@@ -11,9 +11,6 @@
 namespace attn::fuzz {
 
 namespace {
-
-using testing::answer;
-using testing::layout;
 
 /// The largest error of a result in T, beyond which it is wrong: twice that of the textbook formula in T, and some epsilons of the values and
 /// scores there are.
@@ -65,9 +62,7 @@ outcome attempt(draw& random) {
         result.problem = "log_sum_exp is wrong by " + std::to_string(log_error / testing::epsilon<T>) + " epsilons";
     if (!result.problem.empty()) return result;
 
-    static constexpr layout layouts[] = {layout::head_major, layout::token_major, layout::padded_rows, layout::strided_channels,
-                                         layout::column_major, layout::misaligned, layout::pages_apart, layout::reversed};
-    testing::placed<T> other_q(q, random.one_of(layouts)), other_v(v, random.one_of(layouts)), out(v.shape(), random.one_of(layouts));
+    testing::placed<T> other_q(q, draw_layout(random)), other_v(v, draw_layout(random)), out(v.shape(), draw_layout(random));
     static thread_pool pool(3);
     run({other_q.view(), other_q.view(), other_v.view()}, {out.view()}, pool);
     if (!out.guards_intact()) result.problem = "wrote beside its output";

@@ -1,6 +1,6 @@
 // Problems of rotary positions.
 #include "bounds.hpp"
-#include "layouts.hpp"
+#include "draw_layout.hpp"
 #include "others.hpp"
 
 #include <attn/layer/rotary.hpp>
@@ -11,8 +11,6 @@
 namespace attn::fuzz {
 
 namespace {
-
-using testing::layout;
 
 rotary_frequencies draw_frequencies(draw& random, index_t channels, std::string& name) {
     const auto factor = random.real(0.5, 20), base = random.real(2, 20000);
@@ -80,9 +78,7 @@ outcome attempt(draw& random) {
                     return result;
                 }
 
-    static constexpr layout layouts[] = {layout::head_major, layout::token_major, layout::padded_rows, layout::strided_channels,
-                                         layout::column_major, layout::misaligned, layout::pages_apart, layout::reversed};
-    testing::placed<T> other_x(x, random.one_of(layouts)), out(x, random.one_of(layouts));
+    testing::placed<T> other_x(x, draw_layout(random)), out(x, draw_layout(random));
     static thread_pool pool(3);
     rotate(turns, other_x.view(), where, out.view(), pool);
     rotate(turns, other_x.view(), where, other_x.view(), pool);
