@@ -4,6 +4,7 @@
 #include "errors.hpp"
 
 #include <attn/attention/lsh_attention.hpp>
+#include <attn/attention/lsh_buckets.hpp>
 #include <attn/attention/random_projection.hpp>
 #include <attn/reference/lsh_attention.hpp>
 

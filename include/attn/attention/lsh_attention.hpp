@@ -23,7 +23,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// the sorted, what others see.
 /// Time: at most rounds n (4 chunk (d_k + d_v) + d_k buckets) flops a head. Memory: the workspace, four numbers a token for some heads at a
 /// time, and for every thread about 2 (chunk + 384) (d_k + d_v) numbers, or 64 for each bucket if these are more. The result does not depend on
-/// executor, threads, strides or the rest of the batch, bit by bit. Unlike other operators' rows, those of two calls that share some tokens need not have the same bits.
+/// executor, threads, strides or the rest of the batch, bit by bit. Unlike other operators' rows, those of two calls that share some tokens need
+/// not have the same bits.
 /// Kitaev, Kaiser, Levskaya 2020, "Reformer: The Efficient Transformer".
 template <Scalar T = float, class Arch = simd::native>
 struct lsh_attention {

@@ -54,8 +54,8 @@ struct lsh_work {
         const auto half = op.rotations.shape().channels;
         scratch counted;
         segment_memory(counted, *this);
-        slice_bytes = std::max(counted.used_bytes(), (hash::task_bytes(s.queries.channels, half) + alignment - 1) / alignment * alignment);
-        slices = memory.take<std::byte>(product(concurrency, static_cast<index_t>(slice_bytes)));
+        slice_bytes = std::max(counted.used_bytes(), hash::task_bytes(s.queries.channels, half));
+        slices = memory.take<std::byte>(concurrency, static_cast<index_t>(slice_bytes));
         for (auto* const each : {&bucket, &order}) *each = memory.take<index_t>(heads, tokens);
         bucket_end = memory.take<index_t>(heads, 2 * half + 1);
         for (auto* const each : {&length, &log_sum}) *each = memory.take<T>(heads, tokens);

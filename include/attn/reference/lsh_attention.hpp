@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -22,8 +21,8 @@ void lsh_attention(const inputs<T>& in, const outputs<T>& out, const tensor_view
     const auto [batch, heads, n, d_k] = in.queries.shape();
     const auto d_v = in.values.shape().channels, rounds = buckets.shape().channels;
     std::vector<index_t> order(static_cast<std::size_t>(n)), place(order.size());
-    std::vector<std::vector<T>> scores(order.size()); // of each token, in the order of rounds and keys
-    std::vector<std::vector<index_t>> seen(order.size());
+    std::vector<std::vector<index_t>> seen(order.size()); // by each token, in the order of rounds and keys
+    std::vector<T> x;
     const auto at = [](index_t i) { return static_cast<std::size_t>(i); };
     for (index_t b = 0; b < batch; ++b)
         for (index_t h = 0; h < heads; ++h) {
@@ -49,7 +48,6 @@ void lsh_attention(const inputs<T>& in, const outputs<T>& out, const tensor_view
             for (index_t i = 0; i < n; ++i) {
                 auto& keys = seen[at(i)];
                 if (keys.empty()) keys.assign(at(rounds), i);
-                auto& x = scores[at(i)];
                 x.clear();
                 for (const auto j : keys) x.push_back(score(i, j));
                 const T largest = *std::ranges::max_element(x);

@@ -57,9 +57,9 @@ public:
     explicit forgetting(const G& log_gates, index_t first = 0) : forgetting(tensor_view<const detail::scalar_t<G>>(log_gates), first, 0) {}
 
     detail::forgetting_of_head at(index_t batch, index_t head) const {
-        const auto row = (size_.batch <= 1 ? 0 : batch % size_.batch) * size_.heads + (size_.heads <= 1 ? 0 : std::min(head, size_.heads - 1));
         if (sums_->sum.empty()) return {nullptr, nullptr, first_};
-        return {sums_->sum.data() + row * size_.tokens, sums_->era.data() + row * size_.tokens, first_};
+        const auto begin = detail::table_place(size_, batch, head).plane(size_) * size_.tokens;
+        return {sums_->sum.data() + begin, sums_->era.data() + begin, first_};
     }
     void check(const score_context& context) const {
         const auto text = [&] { return "forgetting with gates of shape " + to_string(size_); };
