@@ -294,6 +294,7 @@ std::vector<goal> all_goals() {
         share(std::string(g.name) + ", d 64, n " + std::to_string(g.problem.n), name_of("patterns", g.name, problem_of(g.problem)), g.meant);
     share("predicate with a modulo, d 64, n 2048", name_of("softmax_predicate", sequence(2048)), 0.50);
     share("causal & (local | strided), d 64, n 2048", name_of("softmax_local_strided", sequence(2048)), 0.50);
+    share("causal, soft cap, ALiBi and bias composed, d 64, n 2048", name_of("softmax_composed", sequence(2048)), 0.50);
     for (const auto& [where, s, meant] : {std::tuple{"in cache", windows_in_cache, 0.68}, {"from memory", windows_streamed, 0.58}}) {
         const auto row = [&](const char* name) { return name_of("windows", name, problem_of(s)); };
         share(std::string("7 x 7 windows, d 32, bias, ") + where, row("windows_7x7"), meant);
