@@ -94,6 +94,13 @@ constexpr pattern_goal pattern_goals[] = {{"documents_37", {4096, 64, 12}, 0.30}
                                           {"dilated_window_28_3", {3126, 64, 4}, 0.35},    {"dilated_window_128_3", {16384, 64, 2}, 0.60},
                                           {"longformer_128_16", {16384, 64, 2}, 0.60},     {"fixed_256", {16384, 64, 2}, 0.55}};
 
+/// The family of rows that time gradients: the same, of five products on visible pairs.
+constexpr const char* gradient_family = "backward";
+constexpr pattern_goal gradient_goals[] = {{"softmax", {2048, 64, 12}, 0.85},
+                                           {"softmax_causal", {2048, 64, 12}, 0.80},
+                                           {"softmax", {2048, 128, 8}, 0.87},
+                                           {"local_128", {16384, 64, 2}, 0.65}};
+
 /// Softmax attention with and without asking for what comes next, where that may matter.
 struct prefetched {
     const char* name;
@@ -150,6 +157,10 @@ void add_groups(std::vector<row>& rows) {
         for (const index_t threads : {1, 2}) add("decode", "softmax", decoding(keys), threads);
     for (const auto& [name, problem] : prefetched_calls)
         for (const char* how : {"", "_no_prefetch"}) add("prefetch", std::string(name).append(how), problem);
+    for (const auto& g : gradient_goals) {
+        add(gradient_family, g.name, problem_of(g.problem));
+        add(gradient_family, g.name, problem_of(g.problem), 2);
+    }
     add_crossovers(rows);
 }
 
@@ -176,7 +187,8 @@ std::string row::name() const {
 
 std::unique_ptr<subject> row::make() const {
     const auto with = [this]<Scalar T>(T) {
-        return make_subject<T>(*timed_case, problem, std::make_shared<const tensors<T>>(random_tensors<T>(problem, query_factor)), threads);
+        const auto in = std::make_shared<const tensors<T>>(random_tensors<T>(problem, query_factor));
+        return family == gradient_family ? make_gradient_subject<T>(*timed_case, problem, in, threads) : make_subject<T>(*timed_case, problem, in, threads);
     };
     return is_double ? with(double{}) : with(float{});
 }
@@ -303,6 +315,12 @@ std::vector<goal> all_goals() {
     for (const index_t d : {32, 64})
         for (const auto& [name, meant] : {std::pair{"neighborhood_7", 0.25}, {"neighborhood_13", 0.40}})
             share(std::string(name) + " of a 56 x 56 grid, d " + std::to_string(d), name_of("neighborhood", name, problem_of(grid_of(d))), meant);
+    for (const auto& g : gradient_goals) {
+        const auto row = name_of(gradient_family, g.name, problem_of(g.problem));
+        const auto label = "gradient of " + std::string(g.name) + ", d " + std::to_string(g.problem.head_dim) + ", n " + std::to_string(g.problem.n);
+        share(label, row, g.meant);
+        against(label + ", two threads against one", name_of(gradient_family, g.name, problem_of(g.problem), 2), row, 1.85);
+    }
     against("two threads against one, full", name_of("softmax", sequence(2048), 2), dense(sequence(2048)), 1.9);
     against("two threads against one, causal", name_of("softmax_causal", sequence(2048), 2), causal(sequence(2048)), 1.9);
     against("scores 30 times as large, full", dense(sequence(2048)) + "/q:30", dense(sequence(2048)), 0.95);

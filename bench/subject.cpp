@@ -97,6 +97,71 @@ private:
     tensor<T> out_, naive_out_;
 };
 
+/// One head of the problem is compared with the definition. The loss has a random gradient.
+template <Scalar T>
+class gradient_subject final : public subject {
+public:
+    gradient_subject(const testing::attention_case& c, const testing::problem& p, std::shared_ptr<const tensors<T>> in, index_t threads)
+        : case_(c), problem_(p), in_(std::move(in)), instance_(c.make<T>(p)), threads_(threads), workspace_(instance_->backward_workspace_bytes(p.shapes(), threads)),
+          out_(instance_->output_shape(p.shapes())), log_sum_exp_(instance_->log_sum_exp_shape(p.shapes())), given_(out_.shape()), of_queries_(p.shapes().queries),
+          of_keys_(p.shapes().keys), of_values_(p.shapes().values) {
+        const auto pairs = [&p](double of_keys, double of_values) { return of_keys * static_cast<double>(p.key_dim) + of_values * static_cast<double>(p.value_dim); };
+        useful_flops_ = instance_->useful_flops(p) * pairs(3, 2) / pairs(1, 1);
+        visited_flops_ = instance_->visited_flops(p) * pairs(3, 2) / pairs(1, 1);
+        workspace_bytes_ = static_cast<double>(workspace_.size_bytes());
+        const auto s = p.shapes();
+        tensor_bytes_ = static_cast<double>(2 * (s.queries.size() + s.keys.size() + s.values.size() + out_.shape().size()) * index_t{sizeof(T)});
+        matrix_bytes_ = static_cast<double>(p.queries) * static_cast<double>(p.keys) * sizeof(T);
+        naive_is_written_ = false;
+        std::mt19937_64 random(4);
+        std::normal_distribution<double> normal;
+        std::generate_n(given_.data(), given_.shape().size(), [&] { return static_cast<T>(normal(random)); });
+        workspace memory(instance_->workspace_bytes(s, threads));
+        instance_->attend(*in_, {out_, log_sum_exp_}, execution(threads_, memory));
+    }
+
+    void attend() override {
+        instance_->backward(*in_, {out_, log_sum_exp_}, {given_}, {{of_queries_, of_keys_, of_values_}}, execution(threads_, workspace_));
+    }
+    void naive() override {}
+    double peak() override { return fma_peak<T>(threads_); }
+    double bandwidth() override { return read_bandwidth(threads_); }
+    double naive_difference() override { return 0; }
+    double difference(const tensor_view<const float>&) const override { return 0; }
+
+    accuracy check() override {
+        attend();
+        auto p = problem_;
+        p.batch = p.heads = p.kv_heads = 1;
+        const auto op = case_.make<T>(p);
+        const auto first = []<class U>(const tensor_view<U>& t) { return tensor_view<U>(t.data(), {1, 1, t.shape().tokens, t.shape().channels}, t.strides()); };
+        const inputs<T> all = *in_, in{first(all.queries), first(all.keys), first(all.values)};
+        const output_gradients<T> given{first(tensor_view<const T>(given_))};
+        const auto s = p.shapes();
+        tensor<T> plain[] = {tensor<T>(s.queries), tensor<T>(s.keys), tensor<T>(s.values)};
+        tensor<double> exact[] = {tensor<double>(s.queries), tensor<double>(s.keys), tensor<double>(s.values)};
+        op->plain_gradients(in, given, {{plain[0], plain[1], plain[2]}});
+        const auto q = reference::widen(in.queries), k = reference::widen(in.keys), v = reference::widen(in.values), d_out = reference::widen(given.values);
+        op->reference_gradients({q, k, v}, {d_out}, {{exact[0], exact[1], exact[2]}});
+        const tensor<T>* ours[] = {&of_queries_, &of_keys_, &of_values_};
+        accuracy found{.bound = 16 * static_cast<double>(std::numeric_limits<T>::epsilon()), .queries = p.queries};
+        for (std::size_t g = 0; g < 3; ++g) {
+            found.error = std::max(found.error, largest_difference<const T, double>(first(tensor_view<const T>(*ours[g])), exact[g].view()));
+            found.bound = std::max(found.bound, 3 * largest_difference<T, double>(plain[g].view(), exact[g].view()));
+        }
+        return found;
+    }
+
+private:
+    const testing::attention_case& case_;
+    testing::problem problem_;
+    std::shared_ptr<const tensors<T>> in_;
+    std::unique_ptr<testing::instance<T>> instance_;
+    thread_pool threads_;
+    workspace workspace_;
+    tensor<T> out_, log_sum_exp_, given_, of_queries_, of_keys_, of_values_;
+};
+
 } // namespace
 
 template <Scalar T>
@@ -120,11 +185,22 @@ std::unique_ptr<subject> make_subject(const testing::attention_case& c, const te
     return std::make_unique<typed_subject<T>>(c, p, std::move(in), threads);
 }
 
+template <Scalar T>
+std::unique_ptr<subject> make_gradient_subject(const testing::attention_case& c, const testing::problem& p, std::shared_ptr<const tensors<T>> in,
+                                               index_t threads) {
+    return std::make_unique<gradient_subject<T>>(c, p, std::move(in), threads);
+}
+
 template tensors<float> random_tensors(const testing::problem&, double);
 template tensors<double> random_tensors(const testing::problem&, double);
 template std::unique_ptr<subject> make_subject(const testing::attention_case&, const testing::problem&,
                                                std::shared_ptr<const tensors<float>>, index_t);
 template std::unique_ptr<subject> make_subject(const testing::attention_case&, const testing::problem&,
                                                std::shared_ptr<const tensors<double>>, index_t);
+
+template std::unique_ptr<subject> make_gradient_subject(const testing::attention_case&, const testing::problem&,
+                                                        std::shared_ptr<const tensors<float>>, index_t);
+template std::unique_ptr<subject> make_gradient_subject(const testing::attention_case&, const testing::problem&,
+                                                        std::shared_ptr<const tensors<double>>, index_t);
 
 } // namespace attn::bench

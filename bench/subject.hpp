@@ -74,9 +74,10 @@ public:
     /// Whether memory may bound it: where each byte of its tensors is worth less than a hundred flops. Dense attention does n / 4 of them.
     bool counts_bandwidth() const { return useful_flops_ < 100 * tensor_bytes_; }
     /// Whether the n x m matrices of naive Eigen are of a size that one would hold.
-    bool has_naive() const { return matrix_bytes_ <= 300e6; }
+    bool has_naive() const { return naive_is_written_ && matrix_bytes_ <= 300e6; }
 
 protected:
+    bool naive_is_written_ = true;
     double useful_flops_ = 0, visited_flops_ = 0, workspace_bytes_ = 0, matrix_bytes_ = 0, tensor_bytes_ = 0;
 };
 
@@ -84,5 +85,10 @@ protected:
 template <Scalar T>
 std::unique_ptr<subject> make_subject(const testing::attention_case& c, const testing::problem& p, std::shared_ptr<const tensors<T>> in,
                                       index_t threads);
+
+/// The gradients of all of its inputs instead: five products on visible pairs, where the call itself has two.
+template <Scalar T>
+std::unique_ptr<subject> make_gradient_subject(const testing::attention_case& c, const testing::problem& p, std::shared_ptr<const tensors<T>> in,
+                                               index_t threads);
 
 } // namespace attn::bench

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attention/attention.hpp"
+#include "attention/backward.hpp"
 #include "attention/eigen.hpp"
 #include "attention/focused_linear_attention.hpp"
 #include "attention/linear_attention.hpp"
@@ -48,6 +49,7 @@
 #include "score/additive_bias.hpp"
 #include "score/alibi.hpp"
 #include "score/composed_score.hpp"
+#include "score/dual.hpp"
 #include "score/forgetting.hpp"
 #include "score/kerple.hpp"
 #include "score/relative_buckets.hpp"

@@ -2,7 +2,7 @@
 // everything that runs over all cases picks it up with no other edit.
 #pragma once
 
-#include "attn/attention/attention.hpp"
+#include "attn/attention/backward.hpp"
 #include "attn/reference/widen.hpp"
 
 #include <any>
@@ -21,6 +21,12 @@ struct problem {
     input_shapes shapes() const {
         return {{batch, heads, queries, key_dim}, {batch, kv_heads, keys, key_dim}, {batch, kv_heads, keys, value_dim}};
     }
+};
+
+/// Gradients that a case may be asked for: of the inputs, and of the operator's parameter that has one.
+template <Scalar T>
+struct wanted_gradients : input_gradients<T> {
+    tensor_view<T> parameter = {};
 };
 
 /// An operator made for one problem, with the parameters it refers to; the type of the operator is hidden.
@@ -44,6 +50,18 @@ struct instance {
     virtual void plain(const inputs<T>&, const outputs<T>&) const = 0;
     /// The same with Eigen and whole matrices (n x m where attention has one): what speed is judged against.
     virtual void naive(const inputs<T>&, const outputs<T>&) const = 0;
+
+    /// Whether the operator has a gradient; if it has, what follows.
+    virtual bool has_gradient() const { return false; }
+    /// The parameter's that has a gradient; empty if none has.
+    virtual shape parameter_shape(const input_shapes&) const { return {}; }
+    virtual std::size_t backward_workspace_bytes(const input_shapes&, index_t) const { return 0; }
+    /// The kernel, through the front door.
+    virtual void backward(const inputs<T>&, const saved_outputs<T>&, const output_gradients<T>&, const wanted_gradients<T>&, const execution&) const {}
+    /// The definition, in double, and in the operator's own precision.
+    virtual void reference_gradients(const inputs<double>&, const output_gradients<double>&, const wanted_gradients<double>&) const {}
+    virtual void plain_gradients(const inputs<T>&, const output_gradients<T>&, const wanted_gradients<T>&) const {}
+
     /// Floating-point operations that the result needs: for softmax 2 (d_k + d_v) for each visible pair.
     virtual double useful_flops(const problem&) const = 0;
     /// Those that the kernel spends: more where it computes pairs that the pattern hides.

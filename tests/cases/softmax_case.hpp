@@ -3,6 +3,7 @@
 
 #include "attn/attention/softmax_attention.hpp"
 #include "attn/reference/softmax.hpp"
+#include "attn/reference/softmax_gradients.hpp"
 #include "case.hpp"
 #include "naive_softmax.hpp"
 
@@ -33,10 +34,31 @@ public:
         constexpr bool plain_dense = std::same_as<decltype(Op::pattern), dense> && std::same_as<decltype(Op::score), identity_score>;
         naive_softmax<T>(in, out, static_cast<T>(scale), plain_dense ? adjust_row<T>{} : adjust_row<T>{adjust}, op().sinks);
     }
+
+    bool has_gradient() const override { return true; }
+    shape parameter_shape(const input_shapes& s) const override { return op().sinks.empty() ? shape{} : shape{1, s.queries.heads, 1, 1}; }
+    std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const override {
+        return op().template backward_workspace_bytes<T>(s, concurrency);
+    }
+    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const wanted_gradients<T>& wanted,
+                  const execution& run) const override {
+        attn::backward(op(), in, saved, given, {{wanted.queries, wanted.keys, wanted.values}, wanted.parameter}, run);
+    }
+    void reference_gradients(const inputs<double>& in, const output_gradients<double>& given, const wanted_gradients<double>& wanted) const override {
+        define<double>(in, given, wanted);
+    }
+    void plain_gradients(const inputs<T>& in, const output_gradients<T>& given, const wanted_gradients<T>& wanted) const override {
+        define<T>(in, given, wanted);
+    }
+
     double useful_flops(const problem& p) const override { return flops_of(p, &pair_count::visible); }
     double visited_flops(const problem& p) const override { return flops_of(p, &pair_count::visited); }
 
 private:
+    template <Scalar U>
+    void define(const inputs<U>& in, const output_gradients<U>& given, const wanted_gradients<U>& wanted) const {
+        reference::softmax_gradients<U>(in, given, wanted, wanted.parameter, op().scale, op().score, op().pattern, op().sinks);
+    }
     double flops_of(const problem& p, index_t pair_count::* pairs) const {
         return 2.0 * static_cast<double>(p.key_dim + p.value_dim) * static_cast<double>(visited_pairs(op(), p.shapes(), p.positions).*pairs);
     }

@@ -3,6 +3,8 @@
 
 #include "random_score.hpp"
 
+#include "cases/case.hpp"
+
 #include <functional>
 #include <span>
 
@@ -29,5 +31,15 @@ struct softmax_terms {
 
 /// Writes the bounds of values and, where asked for, of log_sum_exp. Where the definition is not finite, what it writes means nothing.
 void softmax_bounds(const inputs<double>& in, const outputs<double>& bounds, const softmax_terms& terms);
+
+/// A call of softmax attention, what the definition makes of it, how far the kernel's result may be from that, and the gradient of a loss.
+struct gradient_problem {
+    inputs<double> in;
+    outputs<double> exact, errors;
+    output_gradients<double> given;
+};
+
+/// Writes the bounds of the gradients, and of that of the sinks where asked for: contiguous. Of score functions whose slope is 1.
+void softmax_gradient_bounds(const gradient_problem& problem, const testing::wanted_gradients<double>& bounds, const softmax_terms& terms);
 
 } // namespace attn::fuzz

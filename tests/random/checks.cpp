@@ -45,6 +45,8 @@ public:
         if (auto problem = elsewhere(); !problem.empty()) return problem;
         if (t_.may_spoil && random_.one_in(2))
             if (auto problem = spoiled(); !problem.empty()) return problem;
+        if (t_.op.backward && random_.one_in(2))
+            if (auto problem = gradients(); !problem.empty()) return "gradient of the " + problem;
         if (t_.part && random_.one_in(3))
             if (auto problem = part(); !problem.empty()) return "alone, not in a batch: " + problem;
         if (auto problem = cut(); !problem.empty()) return "rows: " + problem;
@@ -82,6 +84,77 @@ private:
                 problem = "log_sum_exp " + problem;
         return problem;
     }
+    /// Room for gradients, or for their bounds: contiguous.
+    template <Scalar U>
+    struct gradient_room {
+        tensor<U> queries, keys, values, parameter;
+
+        gradient_room(const input_shapes& s, const shape& of_parameter) : queries(s.queries), keys(s.keys), values(s.values), parameter(of_parameter) {}
+        testing::wanted_gradients<U> wanted() {
+            testing::wanted_gradients<U> all{{queries, keys, values}};
+            if (parameter.shape().size() > 0) all.parameter = parameter;
+            return all;
+        }
+        std::array<std::pair<const char*, tensor<U>*>, 4> each() {
+            return {{{"queries", &queries}, {"keys", &keys}, {"values", &values}, {"parameter", &parameter}}};
+        }
+    };
+    /// Against the definition; then the same bits in other layouts, guarded, on another executor, not all of them wanted.
+    std::string gradients() {
+        const auto s = shapes_of(inputs<T>(t_.in));
+        const auto of_parameter = t_.op.parameter_shape(s);
+        const auto seed = static_cast<unsigned>(random_.number(1, 1 << 20));
+        const auto of_values = testing::random_tensor<T>(expected_.values.shape(), seed), of_rows = testing::random_tensor<T>(expected_.log_sum_exp.shape(), seed + 1);
+        gradient_room<T> ours(s, of_parameter);
+        {
+            sequential here;
+            workspace memory(t_.op.backward_workspace_bytes(s, 1));
+            t_.op.backward(t_.in, {expected_.values, expected_.log_sum_exp}, {of_values, of_rows}, ours.wanted(), execution(here, memory));
+        }
+        gradient_room<double> exact(s, of_parameter), bounds(s, of_parameter);
+        const auto q = reference::widen(t_.in.queries.view()), k = reference::widen(t_.in.keys.view()), v = reference::widen(t_.in.values.view()),
+                   wide_values = reference::widen(of_values.view()), wide_rows = reference::widen(of_rows.view());
+        const output_gradients<double> given{wide_values, wide_rows};
+        t_.op.reference_gradients({q, k, v, t_.in.positions}, given, exact.wanted());
+        t_.op.gradient_bounds(t_.in, given, exact_.out(), bounds.wanted());
+        for (std::size_t g = 0; g < 4; ++g)
+            if (const auto problem = near(*ours.each()[g].second, *exact.each()[g].second, *bounds.each()[g].second); !problem.empty())
+                return std::string(ours.each()[g].first) + ": " + problem;
+
+        const auto placed = [&](const tensor<T>& t) { return testing::placed<T>(t, draw_layout(random_)); };
+        auto queries = placed(t_.in.queries), keys = placed(t_.in.keys), values = placed(t_.in.values), out = placed(expected_.values),
+             rows = placed(expected_.log_sum_exp), d_out = placed(of_values), d_rows = placed(of_rows);
+        testing::placed<T> dq(s.queries, draw_layout(random_)), dk(s.keys, draw_layout(random_)), dv(s.values, draw_layout(random_));
+        testing::wanted_gradients<T> wanted{{dq.view(), dk.view(), dv.view()}};
+        bool is_wanted[] = {!random_.one_in(4), !random_.one_in(4), !random_.one_in(4)};
+        if (!is_wanted[0]) wanted.queries = {};
+        if (!is_wanted[1]) wanted.keys = {};
+        if (!is_wanted[2]) wanted.values = {};
+        const auto threads = random_.number(1, 4);
+        workspace memory(t_.op.backward_workspace_bytes(s, threads));
+        std::ranges::fill(memory.bytes(), std::byte{0xff}); // NaN, in either precision
+        const inputs<T> in{queries.view(), keys.view(), values.view(), t_.in.positions};
+        on_threads(threads, memory, [&](const execution& run) {
+            t_.op.backward(in, {out.view(), rows.view()}, {d_out.view(), d_rows.view()}, wanted, run);
+        });
+        testing::placed<T>* all[] = {&dq, &dk, &dv};
+        for (std::size_t g = 0; g < 3; ++g) {
+            const auto where = std::string(ours.each()[g].first) + ", elsewhere (" + std::to_string(threads) + " threads): ";
+            if (!all[g]->guards_intact()) return where + "wrote beside its output";
+            if (!is_wanted[g]) continue;
+            if (const auto problem = differs(all[g]->copy(), *ours.each()[g].second); !problem.empty()) return where + problem;
+        }
+        return {};
+    }
+    /// f(execution) with so many threads.
+    template <class F>
+    static void on_threads(index_t threads, workspace& memory, const F& f) {
+        static thread_pool pools[] = {thread_pool(2), thread_pool(3), thread_pool(4)};
+        sequential here;
+        if (threads == 1) f(execution(here, memory));
+        else f(execution(pools[threads - 2], memory));
+    }
+
     static std::string near(const tensor<T>& ours, const tensor<double>& exact, const tensor<double>& bound) {
         // In double the definition rounds too.
         constexpr double times = std::same_as<T, double> ? 2 : 1.001;
@@ -126,13 +199,7 @@ private:
         std::ranges::fill(memory.bytes(), std::byte{0xff}); // NaN, in either precision
         const inputs<T> in{q.view(), k.view(), v.view(), t_.in.positions};
         const outputs<T> to{out.view(), with_log_sum_exp ? lse.view() : tensor_view<T>{}};
-        if (threads == 1) {
-            sequential here;
-            t_.op.attend(in, to, execution(here, memory));
-        } else {
-            static thread_pool pools[] = {thread_pool(2), thread_pool(3), thread_pool(4)};
-            t_.op.attend(in, to, execution(pools[threads - 2], memory));
-        }
+        on_threads(threads, memory, [&](const execution& run) { t_.op.attend(in, to, run); });
         const auto where = "elsewhere (" + std::to_string(threads) + " threads" + (tight ? ", least workspace" : "") + "): ";
         if (!q.guards_intact() || !k.guards_intact() || !v.guards_intact()) return where + "an input was written to";
         if (!out.guards_intact() || (with_log_sum_exp && !lse.guards_intact())) return where + "wrote beside its output";

@@ -3,7 +3,7 @@
 
 #include "sizes.hpp"
 
-#include <attn/attention/attention.hpp>
+#include "cases/case.hpp"
 
 #include <functional>
 #include <memory>
@@ -20,6 +20,12 @@ struct operation {
     std::function<void(const inputs<double>&, const outputs<double>&)> reference;
     /// How far from the definition each number may be; values and, where there is one, log_sum_exp.
     std::function<void(const inputs<T>&, const outputs<double>& bounds)> bounds;
+    /// The gradient, where the random suite knows its bounds: contiguous, as the bounds of the result that it begins with.
+    std::function<void(const inputs<T>&, const saved_outputs<T>&, const output_gradients<T>&, const testing::wanted_gradients<T>&, const execution&)> backward;
+    std::function<std::size_t(const input_shapes&, index_t concurrency)> backward_workspace_bytes;
+    std::function<shape(const input_shapes&)> parameter_shape;
+    std::function<void(const inputs<double>&, const output_gradients<double>&, const testing::wanted_gradients<double>&)> reference_gradients;
+    std::function<void(const inputs<T>&, const output_gradients<double>&, const outputs<double>& exact, const testing::wanted_gradients<double>& bounds)> gradient_bounds;
     bool has_least_workspace = false; ///< workspace_bytes of concurrency -c is then the least for c
 };
 

@@ -11,6 +11,7 @@
 #include <attn/pattern/neighborhood.hpp>
 #include <attn/pattern/selected.hpp>
 #include <attn/reference/softmax.hpp>
+#include <attn/reference/softmax_gradients.hpp>
 #include <attn/reference/widen.hpp>
 
 namespace attn::fuzz {
@@ -65,6 +66,30 @@ struct softmax_drawn {
     }
 };
 
+/// The gradient of an operator whose score function has the slope 1.
+template <Scalar T, class Owner>
+void add_gradient(operation<T>& result, const std::shared_ptr<const Owner>& own, const slice& part) {
+    result.backward = [own](const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const testing::wanted_gradients<T>& wanted,
+                            const execution& run) {
+        attn::backward(own->op, in, saved, given, {{wanted.queries, wanted.keys, wanted.values}, wanted.parameter}, run);
+    };
+    result.backward_workspace_bytes = [own](const input_shapes& s, index_t concurrency) { return own->op.template backward_workspace_bytes<T>(s, concurrency); };
+    result.parameter_shape = [own](const input_shapes& s) { return own->op.sinks.empty() ? shape{} : shape{1, s.queries.heads, 1, 1}; };
+    result.reference_gradients = [own](const inputs<double>& in, const output_gradients<double>& given, const testing::wanted_gradients<double>& wanted) {
+        reference::softmax_gradients<double>(in, given, wanted, wanted.parameter, own->op.scale, own->op.score, own->op.pattern, own->op.sinks);
+    };
+    result.gradient_bounds = [own, part](const inputs<T>& in, const output_gradients<double>& given, const outputs<double>& exact,
+                                         const testing::wanted_gradients<double>& bounds) {
+        const auto q = reference::widen(in.queries), k = reference::widen(in.keys), v = reference::widen(in.values);
+        auto terms = own->drawn.terms(part, in.queries.shape().channels);
+        terms.sees = [&](index_t b, index_t h, index_t i, index_t j) -> bool { return attn::at(own->op.pattern, b, h).visible(i, j); };
+        tensor<double> values(exact.values.shape()), log_sum_exp(exact.log_sum_exp.shape());
+        const outputs<double> errors{values, log_sum_exp};
+        softmax_bounds({q, k, v, in.positions}, errors, terms);
+        softmax_gradient_bounds({{q, k, v, in.positions}, exact, errors, given}, bounds, terms);
+    };
+}
+
 /// The operator with a pattern and a score function; the definition takes the same.
 template <Scalar T, Pattern P, ScoreFunction S>
 operation<T> softmax_operation(const softmax_drawn<T>& drawn, const slice& part, const P& pattern, const S& score) {
@@ -85,6 +110,7 @@ operation<T> softmax_operation(const softmax_drawn<T>& drawn, const slice& part,
         terms.sees = [&](index_t b, index_t h, index_t i, index_t j) -> bool { return attn::at(own->op.pattern, b, h).visible(i, j); };
         softmax_bounds({q, k, v, in.positions}, bounds, terms);
     };
+    if constexpr (std::same_as<S, identity_score> || std::same_as<S, additive_bias<T>>) add_gradient(result, own, part);
     return result;
 }
 

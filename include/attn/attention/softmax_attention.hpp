@@ -2,7 +2,8 @@
 #pragma once
 
 #include "../kernel/softmax/scheduler.hpp"
-#include "attention.hpp"
+#include "../kernel/softmax_gradient/scheduler.hpp"
+#include "backward.hpp"
 
 #include <optional>
 
@@ -56,16 +57,44 @@ struct softmax_attention {
         run_with<kernel::prefetch_next>(in, out, run);
     }
 
+    /// Those of the inputs, and of the sinks: (1, heads, 1, 1).
+    template <Scalar T>
+    struct gradients : input_gradients<T> {
+        tensor_view<T> sinks = {};
+    };
+    template <Scalar T>
+    void check_gradients(const inputs<T>& in, const gradients<T>& wanted, const auto& check) const {
+        if (wanted.sinks.data() && sinks.empty()) throw argument_error(name, "wanted.sinks", "is asked for, but there are no sinks");
+        check("wanted.sinks", wanted.sinks, shape{1, in.queries.shape().heads, 1, 1});
+    }
+    template <Scalar T>
+    std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {
+        return kernel::softmax_gradient_scheduler<T, Arch>::workspace_bytes(s, concurrency);
+    }
+    template <Scalar T>
+    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const gradients<T>& wanted, const execution& run) const {
+        const auto shapes = shapes_of(in);
+        const kernel::visible_keys_of<T, Arch, P> visible(pattern, shapes, in.positions);
+        const kernel::score_slopes_of<T, Arch, S> slopes(score);
+        constexpr bool adjusts = !std::same_as<S, identity_score>;
+        const kernel::softmax_gradient_call<T> call{in, saved, given, wanted, visible, adjusts ? &slopes : nullptr, static_cast<T>(factor(in)), nullptr};
+        kernel::softmax_gradient_scheduler<T, Arch>()(call, sinks, wanted.sinks, run);
+    }
+
 protected:
+    /// What products are multiplied with.
+    template <Scalar T>
+    double factor(const inputs<T>& in) const {
+        return scale.value_or(1 / std::sqrt(static_cast<double>(in.queries.shape().channels)));
+    }
     /// Prefetch: a policy of kernel/prefetch.hpp.
     template <class Prefetch, Scalar T>
     void run_with(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
-        const auto factor = scale.value_or(1 / std::sqrt(static_cast<double>(in.queries.shape().channels)));
         const auto shapes = shapes_of(in);
         const kernel::visible_keys_of<T, Arch, P> visible(pattern, shapes, in.positions);
         const kernel::score_adjustment_of<T, Arch, S> adjustment(score);
         constexpr bool adjusts = !std::same_as<S, identity_score>;
-        kernel::softmax_scheduler<T, Arch, Prefetch>()({in, out, visible, adjusts ? &adjustment : nullptr, static_cast<T>(factor), sinks}, run);
+        kernel::softmax_scheduler<T, Arch, Prefetch>()({in, out, visible, adjusts ? &adjustment : nullptr, static_cast<T>(factor(in)), sinks}, run);
     }
 };
 

@@ -18,7 +18,7 @@ struct head_bias {
     constexpr T bias(index_t query, index_t key) const { return data[(query - first_query) * query_stride + (key - first_key) * key_stride]; }
 
     /// score + bias; -infinity wherever the bias is, also for a score that is NaN or infinite.
-    template <std::floating_point S>
+    template <detail::ScoreNumber S>
     constexpr S operator()(S score, index_t query, index_t key) const {
         return detail::plus_bias(score, static_cast<S>(bias(query, key)));
     }

@@ -31,7 +31,7 @@ struct forgetting_of_head {
         const auto i = query - origin, j = key - origin;
         return era[i] == era[j] ? sum[i] - sum[j] : -std::numeric_limits<double>::infinity();
     }
-    template <std::floating_point S>
+    template <ScoreNumber S>
     S operator()(S score, index_t query, index_t key) const {
         return plus_bias(score, static_cast<S>(bias(query, key)));
     }

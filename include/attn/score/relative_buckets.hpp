@@ -42,7 +42,7 @@ struct distance_bias {
     const T* of_zero; // of i = j: for i - j = -reach .. reach
     index_t reach;
 
-    template <std::floating_point S>
+    template <ScoreNumber S>
     constexpr S operator()(S score, index_t query, index_t key) const {
         return plus_bias(score, static_cast<S>(of_zero[std::clamp(query - key, -reach, reach)]));
     }

@@ -47,6 +47,9 @@ private:
     using pattern_context::require_at_least; // it would blame the pattern
 };
 
+template <class V>
+struct dual;
+
 namespace detail {
 
 template <class F>
@@ -59,10 +62,19 @@ concept HasBiasRowOf = requires(const F& f, index_t i, T* to) { f.bias_row(i, i,
 template <class F>
 concept HasBiasRow = HasBiasRowOf<F, float> || HasBiasRowOf<F, double>;
 
+template <class S>
+inline constexpr bool is_score_number = std::floating_point<S>;
+template <std::floating_point V>
+inline constexpr bool is_score_number<dual<V>> = true;
+
+/// A number, or one with its derivative: what a definition evaluates score functions on.
+template <class S>
+concept ScoreNumber = is_score_number<S>;
+
 /// score + bias; -infinity wherever the bias is, also for a score that is NaN or infinite: what hides a key does not ask what it holds.
-template <std::floating_point S>
+template <ScoreNumber S>
 constexpr S plus_bias(S score, S bias) {
-    constexpr auto hidden = -std::numeric_limits<S>::infinity();
+    const auto hidden = static_cast<S>(-std::numeric_limits<float>::infinity());
     return bias == hidden ? hidden : score + bias;
 }
 
@@ -86,7 +98,7 @@ constexpr auto score_at(const F& f, index_t batch, index_t head) {
 ///   numbers   score is double or float, query and key are `index_t`: the definition
 ///   lanes     score is a register of scores, query as many positions, key an `index_t`: the kernel
 /// What it returns must convert to the type of the score. -infinity hides the key from the query, whatever it holds; NaN makes the
-/// row NaN. abs, exp, fma, log, max, min, sqrt and tanh are found unqualified on lanes, and on numbers after `using std::abs;` and so
+/// row NaN. abs, exp, fma, log, max, min, pow, sqrt and tanh are found unqualified on lanes, and on numbers after `using std::abs;` and so
 /// on: without it, C's abs is found and rounds to an int. Lanes have no `if`: `using attn::select; select(score > 0, a, b)` chooses.
 /// Optional members:
 ///   at(batch, head)   the score function for one batch entry and head (the call may then be that function's only)

@@ -182,6 +182,7 @@ struct lanes {
     friend lanes exp(lanes a) { return xsimd::exp(a.value); }
     friend lanes log(lanes a) { return xsimd::log(a.value); }
     friend lanes tanh(lanes a) { return xsimd::tanh(a.value); }
+    friend lanes pow(lanes a, lanes b) { return xsimd::pow(a.value, b.value); }
     friend lanes erf(lanes a) { return xsimd::erf(a.value); }
 };
 

@@ -7,7 +7,7 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// C = diag(scale) C + A B on a few rows. A number of A is broadcast, a register of B is loaded, and C stays in registers:
+/// C = diag(scale) C + A B, or A B, or C + A B, on a few rows. A number of A is broadcast, a register of B is loaded, and C stays in registers:
 ///     c[i][n] = scale[i] c[i][n] + sum over k < depth of a[i * a_row + k * a_depth] b[k * b_depth + n]
 /// Each element is one chain of multiply-adds in the order of k, whatever tile computes it: so its bits are its own.
 template <Scalar T>
@@ -18,7 +18,8 @@ struct tile_product {
     index_t b_depth, depth;
     T* c;
     index_t c_row;
-    const T* scale = nullptr; ///< one number a row; none: C begins as 0, and is not read
+    const T* scale = nullptr; ///< one number a row; none: C begins as 0, and is not read,
+    bool adds = false;        ///< or as it is
 
     /// The same from row `rows` on.
     void skip(index_t rows) {
@@ -34,6 +35,8 @@ template <int Rows, int Columns, Scalar T, class Arch>
     matrix_tile<Rows, Columns, T, Arch> tile;
     if (p.scale)
         tile.load(p.c, p.c_row, p.scale);
+    else if (p.adds)
+        tile.load(p.c, p.c_row);
     else
         tile.zero();
     tile.multiply_add(p.a, p.a_row, p.a_depth, p.b, p.b_depth, p.depth);

@@ -1,0 +1,102 @@
+// The gradient of an attention operator, and the front door through which all of them are called.
+#pragma once
+
+#include "../core/gradients.hpp"
+#include "attention.hpp"
+
+namespace attn::inline ATTN_INSTRUCTION_SET {
+
+/// An attention operator with a gradient.
+/// - `gradients<T>`: input_gradients<T>, or what derives from it, with one view more for each parameter that has a gradient too.
+/// - `check_gradients(in, wanted, check)`: calls check(name, view, shape) for each of the additional views.
+/// - `backward_workspace_bytes<T>(shapes, concurrency)`: the scratch memory that `backward` needs.
+/// - `backward(in, saved, given, wanted, run)`: computes. Everything has been checked; it allocates nothing and writes only to `wanted`.
+template <class A>
+concept DifferentiableAttention = Attention<A> && requires(const A& op, const inputs<float>& in, const saved_outputs<float>& saved, const output_gradients<float>& given,
+                                                           const typename A::template gradients<float>& wanted, const input_shapes& shapes, const execution& run) {
+    requires std::derived_from<typename A::template gradients<float>, input_gradients<float>>;
+    { op.template backward_workspace_bytes<float>(shapes, index_t{1}) } -> std::same_as<std::size_t>;
+    op.backward(in, saved, given, wanted, run);
+};
+
+/// The gradients of an operator's inputs and parameters, all views.
+template <DifferentiableAttention A, Scalar T>
+using gradients_of = typename A::template gradients<T>;
+
+/// Bytes of workspace that the gradient of `op` on such shapes needs with such an executor. Throws attention_error if no tensors have such shapes.
+template <Scalar T, DifferentiableAttention A, Executor E>
+std::size_t backward_workspace_bytes(const A& op, const input_shapes& shapes, E& executor) {
+    detail::check_shape<T>(A::name, "q", shapes.queries);
+    detail::check_shape<T>(A::name, "k", shapes.keys);
+    detail::check_shape<T>(A::name, "v", shapes.values);
+    return op.template backward_workspace_bytes<T>(shapes, detail::concurrency_of(executor));
+}
+
+namespace detail {
+
+template <DifferentiableAttention A, Scalar T>
+void check_backward(const A& op, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const gradients_of<A, T>& wanted) {
+    const auto shapes = shapes_of(in);
+    const auto values = op.output_shape(shapes), rows = log_sum_exp_shape(op, shapes);
+    const auto check_read = [](std::string_view argument, const tensor_view<const T>& view, const shape& expected) {
+        check_view(A::name, argument, view);
+        if (view.shape() != expected)
+            throw shape_error(A::name, argument, "has shape " + to_string(view.shape()) + ", but the result has " + to_string(expected));
+    };
+    check_read("saved.values", saved.values, values);
+    check_read("saved.log_sum_exp", saved.log_sum_exp, rows);
+    check_read("given.values", given.values, values);
+    if (given.log_sum_exp.data()) check_read("given.log_sum_exp", given.log_sum_exp, rows);
+
+    tensor_view<T> earlier[8];
+    std::size_t count = 0;
+    const auto check_written = [&](std::string_view argument, const tensor_view<T>& view, const shape& expected) {
+        if (!view.data()) return;
+        check_output(A::name, argument, view, expected, in);
+        const output_memory memory(A::name, argument, view);
+        memory.require_apart("saved.values", saved.values);
+        memory.require_apart("saved.log_sum_exp", saved.log_sum_exp);
+        memory.require_apart("given.values", given.values);
+        memory.require_apart("given.log_sum_exp", given.log_sum_exp);
+        for (std::size_t e = 0; e < count; ++e) memory.require_apart("another gradient", earlier[e]);
+        attn::check_apart(op, memory);
+        earlier[count++] = view;
+    };
+    check_written("wanted.queries", wanted.queries, shapes.queries);
+    check_written("wanted.keys", wanted.keys, shapes.keys);
+    check_written("wanted.values", wanted.values, shapes.values);
+    if constexpr (requires { op.check_gradients(in, wanted, check_written); }) op.check_gradients(in, wanted, check_written);
+}
+
+} // namespace detail
+
+/// The gradient of a loss with respect to what a call of an operator read: from the call's inputs, what it wrote (`saved`), and the gradient
+/// of the loss with respect to that (`given`), a pure function:
+///     wanted.queries = d loss / d q,      wanted.keys = d loss / d k,      wanted.values = d loss / d v,      and of the operator's parameters
+/// What has no memory in `wanted` is not computed. The gradients have the same bits for every executor and number of threads. Allocates nothing.
+/// Throws attention_error, before anything is read or written: shapes that do not fit, a gradient that overlaps what is read or another
+/// gradient, a workspace too small.
+template <DifferentiableAttention A, Scalar T>
+void backward(const A& op, const inputs<T>& in, const std::type_identity_t<saved_outputs<T>>& saved, const std::type_identity_t<output_gradients<T>>& given,
+              const std::type_identity_t<gradients_of<A, T>>& wanted, const execution& run) {
+    op.check(in);
+    detail::check_backward(op, in, saved, given, wanted);
+    const auto shapes = shapes_of(in);
+    const auto needed = op.template backward_workspace_bytes<T>(shapes, run.concurrency());
+    if (run.workspace().size_bytes() < needed) {
+        throw argument_error(A::name, "workspace", "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but the gradient for q of shape " +
+                                                    to_string(shapes.queries) + " on " + std::to_string(run.concurrency()) + " threads needs " + std::to_string(needed));
+    }
+    op.backward(in, saved, given, wanted, run);
+}
+
+/// The same, with a workspace for the call.
+template <DifferentiableAttention A, Scalar T, ExecutorArgument E = sequential>
+void backward(const A& op, const inputs<T>& in, const std::type_identity_t<saved_outputs<T>>& saved, const std::type_identity_t<output_gradients<T>>& given,
+              const std::type_identity_t<gradients_of<A, T>>& wanted, E&& executor = {}) {
+    op.check(in);
+    workspace memory(backward_workspace_bytes<T>(op, shapes_of(in), executor));
+    backward(op, in, saved, given, wanted, execution(executor, memory));
+}
+
+} // namespace attn

@@ -1,0 +1,137 @@
+// The scheduler of the gradient of softmax attention: hands its tasks to threads, with their memory.
+#pragma once
+
+#include "../../parallel/executor.hpp"
+#include "worker.hpp"
+
+#include <cmath>
+
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
+
+/// The gradient of softmax attention of any pattern and score function. With P = e^(x - log_sum_exp), recomputed tile by tile, and
+/// D_i = dO_i . O_i, dL the gradient of log_sum_exp:
+///     dV_j = sum_i P_ij dO_i,   dS_ij = score'(s_ij) P_ij (dO_i . v_j - D_i + dL_i),   dq_i = scale sum_j dS_ij k_j,   dk_j = scale sum_i dS_ij q_i
+/// A task is a kv head, whose five products on visible pairs give all of it; or, where these are too few for the threads, a part of its rows,
+/// of queries or of keys, which take seven in all: with the same bits.
+template <Scalar T, class Arch>
+class softmax_gradient_scheduler {
+public:
+    static std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) {
+        detail::scratch memory;
+        layout(memory, s, concurrency);
+        return memory.used_bytes();
+    }
+
+    /// sinks, and their gradient (1, heads, 1, 1), which may have no memory.
+    void operator()(softmax_gradient_call<T> call, std::span<const double> sinks, const tensor_view<T>& of_sinks, const execution& run) const {
+        const auto s = shapes_of(call.in);
+        detail::scratch memory(run.workspace().bytes().data());
+        const layout own(memory, s, run.concurrency());
+        const auto heads = s.queries.heads;
+        run.for_each(s.queries.batch * heads, [&](index_t head, index_t) { find_shift(call, head / heads, head % heads, own.shift); });
+        call.shift = own.shift;
+
+        const grid tasks(call, run.concurrency());
+        run.for_each(tasks.count(), [&](index_t task, index_t slice) {
+            detail::scratch mine(own.slices + static_cast<std::size_t>(slice) * own.slice_bytes);
+            worker_type(mine, call)(tasks[task]);
+        });
+        for (index_t h = 0; of_sinks.data() && h < heads; ++h) of_sinks(0, h, 0, 0) = of_sink(call, h, static_cast<T>(sinks[static_cast<std::size_t>(h)]));
+    }
+
+private:
+    using worker_type = softmax_gradient_worker<T, Arch>;
+    using lanes = simd::lanes<T, Arch>;
+
+    struct layout {
+        T* shift;          ///< (batch, heads, n)
+        std::byte* slices; ///< of each thread
+        std::size_t slice_bytes;
+
+        layout(detail::scratch& memory, const input_shapes& s, index_t concurrency)
+            : shift(memory.take<T>(s.queries.batch, s.queries.heads, s.queries.tokens)), slice_bytes(worker_type::bytes(s)) {
+            slices = memory.take<std::byte>(concurrency, static_cast<index_t>(slice_bytes));
+        }
+    };
+
+    /// The tasks of a call. What they are changes no bit.
+    class grid {
+    public:
+        grid(const softmax_gradient_call<T>& call, index_t concurrency)
+            : queries_(call.in.queries.shape().tokens), keys_(call.in.keys.shape().tokens), kv_heads_(call.in.keys.shape().heads),
+              heads_(call.in.queries.shape().batch * kv_heads_), wants_queries_(call.wanted.queries.data()),
+              wants_keys_(call.wanted.keys.data() || call.wanted.values.data()) {
+            const bool both = wants_queries_ && wants_keys_;
+            const auto rounds = (heads_ + concurrency - 1) / concurrency;
+            joint_ = both && (concurrency == 1 || 5 * rounds * concurrency <= 7 * heads_);
+            if (heads_ == 0 || concurrency == 1 || joint_) return;
+            const auto parts = (4 * concurrency + heads_ - 1) / heads_; // the last ones to be done are small
+            query_parts_ = std::clamp<index_t>(parts, 1, std::max<index_t>(1, queries_ / grain));
+            key_parts_ = std::clamp<index_t>(parts, 1, std::max<index_t>(1, keys_ / grain));
+        }
+        index_t count() const { return heads_ * parts(); }
+        gradient_task operator[](index_t number) const {
+            const auto head = number / parts(), part = number % parts();
+            gradient_task task{.batch = head / kv_heads_, .kv_head = head % kv_heads_, .first_query = 0, .end_query = queries_, .first_key = 0,
+                               .end_key = keys_, .of_queries = wants_queries_, .of_keys = wants_keys_};
+            if (joint_) return task;
+            task.of_queries = wants_queries_ && part < query_parts_;
+            task.of_keys = !task.of_queries;
+            const auto cut = [](index_t all, index_t p, index_t parts) { return p == parts ? all : all * p / parts / grain * grain; };
+            if (task.of_queries) {
+                task.first_query = cut(queries_, part, query_parts_);
+                task.end_query = cut(queries_, part + 1, query_parts_);
+            } else {
+                const auto p = wants_queries_ ? part - query_parts_ : part;
+                task.first_key = cut(keys_, p, key_parts_);
+                task.end_key = cut(keys_, p + 1, key_parts_);
+            }
+            return task;
+        }
+
+    private:
+        static constexpr index_t grain = 128;
+
+        index_t parts() const { return joint_ ? 1 : (wants_queries_ ? query_parts_ : 0) + (wants_keys_ ? key_parts_ : 0); }
+
+        index_t queries_, keys_, kv_heads_, heads_;
+        bool wants_queries_, wants_keys_, joint_ = false;
+        index_t query_parts_ = 1, key_parts_ = 1;
+    };
+
+    static void find_shift(const softmax_gradient_call<T>& call, index_t batch, index_t head, T* shift) {
+        const auto& s = call.in.queries.shape();
+        const auto out = rows_of(call.saved.values, batch, head), given = rows_of(call.given.values, batch, head);
+        const auto channels = call.saved.values.shape().channels;
+        const auto read = [](const row_block<const T>& from, index_t row, index_t c, index_t count) {
+            const T* const at = from.data + row * from.row_stride + c * from.channel_stride;
+            if (from.channel_stride == 1) return lanes::load_first(at, count);
+            T numbers[std::size_t{lanes::size}]{};
+            for (index_t l = 0; l < count; ++l) numbers[l] = at[l * from.channel_stride];
+            return lanes::load(numbers);
+        };
+        for (index_t row = 0; row < s.tokens; ++row) {
+            lanes products = T{0};
+            for (index_t c = 0; c < channels; c += lanes::size) {
+                const auto count = std::min<index_t>(lanes::size, channels - c);
+                products = fma(read(out, row, c, count), read(given, row, c, count), products);
+            }
+            const T of_log_sum_exp = call.given.log_sum_exp.data() ? call.given.log_sum_exp(batch, head, row, 0) : T{0};
+            shift[(batch * s.heads + head) * s.tokens + row] = of_log_sum_exp - sum(products);
+        }
+    }
+    /// Sum over the rows of P_sink (dL - D), P_sink = e^(sink - log_sum_exp).
+    static T of_sink(const softmax_gradient_call<T>& call, index_t head, T sink) {
+        const auto& s = call.in.queries.shape();
+        double sum = 0;
+        if (sink == -std::numeric_limits<T>::infinity()) return 0;
+        for (index_t b = 0; b < s.batch; ++b)
+            for (index_t row = 0; row < s.tokens; ++row) {
+                const T all = call.saved.log_sum_exp(b, head, row, 0), weight = sink == all ? T{1} : std::exp(sink - all);
+                sum += static_cast<double>(weight) * static_cast<double>(call.shift[(b * s.heads + head) * s.tokens + row]);
+            }
+        return static_cast<T>(sum);
+    }
+};
+
+} // namespace attn::kernel
