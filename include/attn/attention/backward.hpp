@@ -4,6 +4,8 @@
 #include "../core/gradients.hpp"
 #include "attention.hpp"
 
+#include <array>
+
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// An attention operator with a gradient.
@@ -34,38 +36,61 @@ std::size_t backward_workspace_bytes(const A& op, const input_shapes& shapes, E&
 
 namespace detail {
 
+/// What is refused of a gradient, whatever the operator: shapes that do not fit, and what is written overlapping what is read.
+template <Scalar T>
+class gradient_checks {
+public:
+    gradient_checks(std::string_view operation, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given)
+        : operation_(operation), in_(in), saved_(saved), given_(given) {}
+
+    /// Against the shapes of the values and of log_sum_exp.
+    void check_read(const shape& values, const shape& rows) const {
+        check_read("saved.values", saved_.values, values);
+        check_read("saved.log_sum_exp", saved_.log_sum_exp, rows);
+        check_read("given.values", given_.values, values);
+        if (given_.log_sum_exp.data()) check_read("given.log_sum_exp", given_.log_sum_exp, rows);
+    }
+    /// One of the gradients after the other, if it is wanted.
+    void check_written(std::string_view argument, const tensor_view<T>& view, const shape& expected) {
+        check_output(operation_, argument, view, expected, in_);
+        const output_memory memory(operation_, argument, view);
+        memory.require_apart("saved.values", saved_.values);
+        memory.require_apart("saved.log_sum_exp", saved_.log_sum_exp);
+        memory.require_apart("given.values", given_.values);
+        memory.require_apart("given.log_sum_exp", given_.log_sum_exp);
+        for (std::size_t e = 0; e < count_; ++e) memory.require_apart("another gradient", written_[e]);
+        written_.at(count_++) = view;
+    }
+
+private:
+    void check_read(std::string_view argument, const tensor_view<const T>& view, const shape& expected) const {
+        check_view(operation_, argument, view);
+        if (view.shape() != expected)
+            throw shape_error(operation_, argument, "has shape " + to_string(view.shape()) + ", but the result has " + to_string(expected));
+    }
+
+    std::string_view operation_;
+    const inputs<T>& in_;
+    const saved_outputs<T>& saved_;
+    const output_gradients<T>& given_;
+    std::array<tensor_view<T>, 8> written_;
+    std::size_t count_ = 0;
+};
+
 template <DifferentiableAttention A, Scalar T>
 void check_backward(const A& op, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const gradients_of<A, T>& wanted) {
     const auto shapes = shapes_of(in);
-    const auto values = op.output_shape(shapes), rows = log_sum_exp_shape(op, shapes);
-    const auto check_read = [](std::string_view argument, const tensor_view<const T>& view, const shape& expected) {
-        check_view(A::name, argument, view);
-        if (view.shape() != expected)
-            throw shape_error(A::name, argument, "has shape " + to_string(view.shape()) + ", but the result has " + to_string(expected));
-    };
-    check_read("saved.values", saved.values, values);
-    check_read("saved.log_sum_exp", saved.log_sum_exp, rows);
-    check_read("given.values", given.values, values);
-    if (given.log_sum_exp.data()) check_read("given.log_sum_exp", given.log_sum_exp, rows);
-
-    tensor_view<T> earlier[8];
-    std::size_t count = 0;
-    const auto check_written = [&](std::string_view argument, const tensor_view<T>& view, const shape& expected) {
+    gradient_checks<T> checks(A::name, in, saved, given);
+    checks.check_read(op.output_shape(shapes), log_sum_exp_shape(op, shapes));
+    const auto check = [&](std::string_view argument, const tensor_view<T>& view, const shape& expected) {
         if (!view.data()) return;
-        check_output(A::name, argument, view, expected, in);
-        const output_memory memory(A::name, argument, view);
-        memory.require_apart("saved.values", saved.values);
-        memory.require_apart("saved.log_sum_exp", saved.log_sum_exp);
-        memory.require_apart("given.values", given.values);
-        memory.require_apart("given.log_sum_exp", given.log_sum_exp);
-        for (std::size_t e = 0; e < count; ++e) memory.require_apart("another gradient", earlier[e]);
-        attn::check_apart(op, memory);
-        earlier[count++] = view;
+        checks.check_written(argument, view, expected);
+        attn::check_apart(op, output_memory(A::name, argument, view));
     };
-    check_written("wanted.queries", wanted.queries, shapes.queries);
-    check_written("wanted.keys", wanted.keys, shapes.keys);
-    check_written("wanted.values", wanted.values, shapes.values);
-    if constexpr (requires { op.check_gradients(in, wanted, check_written); }) op.check_gradients(in, wanted, check_written);
+    check("wanted.queries", wanted.queries, shapes.queries);
+    check("wanted.keys", wanted.keys, shapes.keys);
+    check("wanted.values", wanted.values, shapes.values);
+    if constexpr (requires { op.check_gradients(in, wanted, check); }) op.check_gradients(in, wanted, check);
 }
 
 } // namespace detail

@@ -5,6 +5,8 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
+namespace dual_numbers {
+
 /// A dual number: a value, and its derivative along one direction. V: a number, or a register of them. Arithmetic follows the rules of
 /// calculus, so a generic text evaluated on (score, 1) gives the function's value and its slope:
 ///     f(x + x' e) = f(x) + f'(x) x' e,      e^2 = 0
@@ -88,6 +90,8 @@ private:
         return select(condition, yes, no);
     }
 };
+
+} // namespace dual_numbers
 
 namespace detail {
 

@@ -47,8 +47,15 @@ private:
     using pattern_context::require_at_least; // it would blame the pattern
 };
 
+/// Apart, so that calls with dual numbers find their functions and nothing that attn has for others.
+namespace dual_numbers {
+
 template <class V>
 struct dual;
+
+} // namespace dual_numbers
+
+using dual_numbers::dual;
 
 namespace detail {
 

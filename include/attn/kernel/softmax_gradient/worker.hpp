@@ -98,8 +98,8 @@ private:
     /// Tiles from .. end - 1 of a class, with one block of keys, found by bisection.
     void visit(index_t head, index_t pass, const query_tile& all, index_t rows, index_t from, index_t end, const key_run& keys) {
         const auto tile = [&](index_t t) { return tile_at(t, 0, all.count, rows, 1, lanes::size); };
-        const auto first = tile(from).first, last = end - from == 1 ? tile(from) : tile(end - 1);
-        query_block block{.batch = task_->batch, .first_head = head, .kv_head = task_->kv_head, .tokens = all.part(first, last.first + last.count - first)};
+        const auto first = tile(from), last = tile(end - 1);
+        query_block block{.batch = task_->batch, .first_head = head, .kv_head = task_->kv_head, .tokens = all.part(first.first, last.first + last.count - first.first)};
         const auto seen = call_->pattern.of_box(block, pass, keys.positions());
         if (seen.is_none()) return;
         if (end - from > 1 && !seen.is_all()) {
