@@ -1,8 +1,7 @@
 // LayerNorm: every token row to mean 0 and variance 1.
 #pragma once
 
-#include "norm.hpp"
-#include "row_moments.hpp"
+#include "row_gradients.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
@@ -41,6 +40,12 @@ struct layer_norm {
             pairs.for_each_run(run, [&](const detail::row_run<T>& rows) { detail::normalise_rows(op, rows, eps); });
         };
         detail::with_conditions(forward_as, detail::worth_streaming(x, out), !weight.empty(), !bias.empty());
+    }
+
+    static constexpr bool adds_bias = true;
+    std::size_t backward_workspace_bytes(const shape& x) const { return detail::row_gradients<Arch, true, T>::workspace_bytes(x); }
+    void backward(const tensor_view<const T>& x, const tensor_view<const T>& given, const norm_gradients<T>& wanted, const execution& run) const {
+        detail::row_gradients<Arch, true, T>(x, given, wanted, weight, eps)(run);
     }
 };
 

@@ -1,8 +1,7 @@
 // RMSNorm: every token row to a root mean square of 1.
 #pragma once
 
-#include "norm.hpp"
-#include "row_moments.hpp"
+#include "row_gradients.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
@@ -36,6 +35,12 @@ struct rms_norm {
             pairs.for_each_run(run, [&](const detail::row_run<T>& rows) { detail::normalise_rows(op, rows, eps); });
         };
         detail::with_conditions(forward_as, detail::worth_streaming(x, out), !weight.empty());
+    }
+
+    static constexpr bool adds_bias = false;
+    std::size_t backward_workspace_bytes(const shape& x) const { return detail::row_gradients<Arch, false, T>::workspace_bytes(x); }
+    void backward(const tensor_view<const T>& x, const tensor_view<const T>& given, const norm_gradients<T>& wanted, const execution& run) const {
+        detail::row_gradients<Arch, false, T>(x, given, wanted, weight, eps)(run);
     }
 };
 

@@ -1,0 +1,87 @@
+// The gradient of a norm, and the front door through which all of them are called.
+#pragma once
+
+#include "norm.hpp"
+
+#include <array>
+
+namespace attn::inline ATTN_INSTRUCTION_SET {
+
+/// The gradients of a loss with respect to what a norm read: x (batch, heads, tokens, channels), weight and bias (channels). What has no memory
+/// is not wanted, and not computed.
+template <Scalar T>
+struct norm_gradients {
+    tensor_view<T> x = {};
+    std::span<T> weight = {};
+    std::span<T> bias = {};
+};
+
+/// A norm whose inference has a gradient.
+/// - `adds_bias`: false where it knows no bias.
+/// - `backward_workspace_bytes(shape)`: the scratch memory that `backward` needs.
+/// - `backward(x, given, wanted, run)`: computes. Everything has been checked; it allocates nothing and writes only to `wanted`.
+template <class N>
+concept DifferentiableNorm = Norm<N> && requires(const N& norm, const shape& s, const tensor_view<const typename N::scalar>& x,
+                                                 const norm_gradients<typename N::scalar>& wanted, const execution& run) {
+    { N::adds_bias } -> std::convertible_to<bool>;
+    { norm.backward_workspace_bytes(s) } -> std::same_as<std::size_t>;
+    norm.backward(x, x, wanted, run);
+};
+
+namespace detail {
+
+/// Throws attention_error unless the gradients fit x and are apart from all that is read, and from each other. given: that of the norm's output.
+template <Scalar T>
+void check_norm_gradients(std::string_view operation, const tensor_view<const T>& x, const tensor_view<const T>& given, const norm_gradients<T>& wanted,
+                          bool has_bias) {
+    check_rows(operation, "x", x);
+    check_rows(operation, "given", given);
+    if (given.shape() != x.shape()) throw shape_error(operation, "given", "has shape " + to_string(given.shape()) + ", but x has " + to_string(x.shape()));
+    const auto row = [](std::span<T> numbers) { return head_major(numbers.data(), {.tokens = 1, .channels = std::ssize(numbers)}); };
+    const std::array written{std::pair("wanted.x", wanted.x), std::pair("wanted.weight", row(wanted.weight)), std::pair("wanted.bias", row(wanted.bias))};
+    for (std::size_t g = 0; g < written.size(); ++g) {
+        const auto& [argument, view] = written[g];
+        if (!view.data()) continue;
+        check_rows(operation, argument, view);
+        check_writable(operation, argument, view);
+        const auto expected = g == 0 ? x.shape() : shape{.tokens = 1, .channels = x.shape().channels};
+        if (view.shape() != expected)
+            throw shape_error(operation, argument, "has shape " + to_string(view.shape()) + ", but x has shape " + to_string(x.shape()));
+        if (g == 2 && !has_bias) throw argument_error(operation, argument, "is asked for, but the norm has no bias");
+        const output_memory memory(operation, argument, view);
+        memory.require_apart("x", x);
+        memory.require_apart("given", given);
+        for (std::size_t e = 0; e < g; ++e) memory.require_apart(written[e].first, written[e].second);
+    }
+}
+
+} // namespace detail
+
+/// The gradient of a loss with respect to what `normalise` read, from x and the gradient of the loss with respect to what it wrote, a pure
+/// function. Statistics of rows are taken again. Channels side by side, any row strides.
+/// The same bits for every executor, number of threads and strides. Allocates nothing.
+/// Throws attention_error, before anything is read or written: shapes that do not fit, a gradient that overlaps what is read or another
+/// gradient, a workspace too small.
+template <DifferentiableNorm N>
+void backward(const N& norm, const tensor_view<const typename N::scalar>& x, const tensor_view<const typename N::scalar>& given,
+              const norm_gradients<typename N::scalar>& wanted, const execution& run) {
+    detail::check_norm_gradients(N::name, x, given, wanted, N::adds_bias);
+    norm.check(x.shape());
+    for (const auto& [argument, view] : {std::pair("wanted.x", wanted.x),
+                                         std::pair("wanted.weight", head_major(wanted.weight.data(), {.tokens = 1, .channels = std::ssize(wanted.weight)})),
+                                         std::pair("wanted.bias", head_major(wanted.bias.data(), {.tokens = 1, .channels = std::ssize(wanted.bias)}))})
+        check_apart(norm, output_memory(N::name, argument, view));
+    detail::check_workspace(N::name, run, norm.backward_workspace_bytes(x.shape()), x.shape());
+    norm.backward(x, given, wanted, run);
+}
+
+/// The same, with a workspace for the call.
+template <DifferentiableNorm N, ExecutorArgument E = sequential>
+void backward(const N& norm, const tensor_view<const typename N::scalar>& x, const tensor_view<const typename N::scalar>& given,
+              const norm_gradients<typename N::scalar>& wanted, E&& executor = {}) {
+    detail::check_norm_gradients(N::name, x, given, wanted, N::adds_bias);
+    workspace memory(norm.backward_workspace_bytes(x.shape()));
+    backward(norm, x, given, wanted, execution(executor, memory));
+}
+
+} // namespace attn

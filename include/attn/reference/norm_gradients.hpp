@@ -1,0 +1,51 @@
+// The definitions of the norms' gradients: the printed formulas, one number at a time.
+#pragma once
+
+#include "norms.hpp"
+
+#include <algorithm>
+
+namespace attn::inline ATTN_INSTRUCTION_SET::reference {
+
+/// The gradients of a loss by what a norm of rows read, everything in T: x (batch, heads, tokens, channels), weight and bias (channels) each.
+template <Scalar T>
+struct row_norm_gradients {
+    tensor_view<T> x;
+    std::span<T> weight, bias; ///< or empty
+};
+
+/// Of layer_norm, or with `centred` false of rms_norm. With y = (x - mean) / sqrt(variance + eps), or x / sqrt(mean(x^2) + eps), r that
+/// denominator, dO the gradient given, and g = dO weight:
+///     dx = (g - mean(g) - y mean(g y)) / r,      dweight = sum over rows of dO y,      dbias = sum over rows of dO
+/// means over the channels of a row, and without mean(g) for rms_norm.
+template <Scalar T>
+void row_norm_backward(bool centred, const tensor_view<const T>& x, const tensor_view<const T>& given, const row_norm_gradients<T>& wanted,
+                       std::span<const T> weight = {}, T eps = T(1e-5)) {
+    const auto channels = x.shape().channels;
+    const auto count = static_cast<T>(channels);
+    std::vector<T> y(static_cast<std::size_t>(channels)), g(y.size());
+    std::ranges::fill(wanted.weight, T{0});
+    std::ranges::fill(wanted.bias, T{0});
+    detail::for_each_row(x.shape(), [&](index_t b, index_t h, index_t i) {
+        T mean = 0, squares = 0;
+        for (index_t c = 0; centred && c < channels; ++c) mean += x(b, h, i, c) / count;
+        for (index_t c = 0; c < channels; ++c) squares += (x(b, h, i, c) - mean) * (x(b, h, i, c) - mean) / count;
+        const T root = std::sqrt(squares + eps);
+        T of_g = 0, of_product = 0;
+        for (index_t c = 0; c < channels; ++c) {
+            const auto at = static_cast<std::size_t>(c);
+            y[at] = (x(b, h, i, c) - mean) / root;
+            g[at] = given(b, h, i, c) * detail::entry(weight, c, T{1});
+            if (centred) of_g += g[at] / count;
+            of_product += g[at] * y[at] / count;
+            if (!wanted.weight.empty()) wanted.weight[at] += given(b, h, i, c) * y[at];
+            if (!wanted.bias.empty()) wanted.bias[at] += given(b, h, i, c);
+        }
+        for (index_t c = 0; c < channels; ++c) {
+            const auto at = static_cast<std::size_t>(c);
+            wanted.x(b, h, i, c) = (g[at] - of_g - y[at] * of_product) / root;
+        }
+    });
+}
+
+} // namespace attn::reference
