@@ -48,4 +48,44 @@ void row_norm_backward(bool centred, const tensor_view<const T>& x, const tensor
     });
 }
 
+/// The gradients of a loss by what a training step of a RepBN, or with eta = 0 of a BatchNorm, read.
+template <Scalar T>
+struct rep_norm_gradients {
+    tensor_view<T> x;
+    std::span<T> weight, bias; ///< or empty
+    T* eta = nullptr;          ///< or null
+};
+
+/// Of rep_batch_norm with the statistics of the batch. With the N tokens that the mask counts, y = (x - mean) / r, r = sqrt(variance + eps), and dO
+/// the gradient given, for each channel
+///     dbias = sum dO,      dweight = sum dO y,      deta = sum over all tokens and channels of dO x
+///     dx = weight / r (dO - dbias / N - y dweight / N) + eta dO;      of a token that does not count dO + eta dO
+template <Scalar T>
+void rep_batch_norm_backward(const tensor_view<const T>& x, const tensor_view<const T>& given, const rep_norm_gradients<T>& wanted, std::span<const T> weight = {},
+                             T eta = 0, T eps = T(1e-5), const tensor_view<const bool>& mask = {}) {
+    const channel_statistics<T> seen(x, mask);
+    const auto tokens = static_cast<T>(seen.tokens);
+    const auto is_counted = [&](index_t b, index_t h, index_t i) { return !mask.data() || mask(b, mask.shape().heads == 1 ? 0 : h, i, 0); };
+    if (wanted.eta) *wanted.eta = 0;
+    for (index_t c = 0; c < x.shape().channels; ++c) {
+        const auto at = static_cast<std::size_t>(c);
+        const T root = std::sqrt(seen.variance[at] + eps);
+        const auto y = [&](index_t b, index_t h, index_t i) { return (x(b, h, i, c) - seen.mean[at]) / root; };
+        T of_bias = 0, of_weight = 0;
+        detail::for_each_row(x.shape(), [&](index_t b, index_t h, index_t i) {
+            if (wanted.eta) *wanted.eta += given(b, h, i, c) * x(b, h, i, c);
+            if (!is_counted(b, h, i)) return;
+            of_bias += given(b, h, i, c);
+            of_weight += given(b, h, i, c) * y(b, h, i);
+        });
+        if (!wanted.bias.empty()) wanted.bias[at] = of_bias;
+        if (!wanted.weight.empty()) wanted.weight[at] = of_weight;
+        detail::for_each_row(x.shape(), [&](index_t b, index_t h, index_t i) {
+            const T g = given(b, h, i, c);
+            const T normal = detail::entry(weight, c, T{1}) / root * (g - of_bias / tokens - y(b, h, i) * of_weight / tokens);
+            wanted.x(b, h, i, c) = (is_counted(b, h, i) ? normal : g) + eta * g;
+        });
+    }
+}
+
 } // namespace attn::reference

@@ -1,0 +1,125 @@
+// The gradients of training steps: of what `train` computes.
+#pragma once
+
+#include "batch_gradients.hpp"
+#include "progressive_rep_batch_norm.hpp"
+#include "row_gradients.hpp"
+
+namespace attn::inline ATTN_INSTRUCTION_SET {
+
+/// The gradients of a loss with respect to what a progressive_rep_batch_norm read: x, and the parameters of both of its norms, whose own x are
+/// left empty.
+template <Scalar T>
+struct progressive_norm_gradients {
+    tensor_view<T> x = {};
+    norm_gradients<T> norm = {};
+    rep_norm_gradients<T> rep = {};
+};
+
+namespace detail {
+
+/// What is checked of the gradient of a training step.
+template <Norm N, Scalar T>
+void check_train_backward(const N& norm, const tensor_view<const T>& x, const tensor_view<const T>& given, const rep_norm_gradients<T>& wanted,
+                          const token_mask& mask, bool takes_statistics = true) {
+    check_norm_gradients<T>(N::name, x, given, wanted, true);
+    check_mask(N::name, mask, x.shape());
+    if (wanted.eta.size() > 1)
+        throw shape_error(N::name, "wanted.eta", "has " + std::to_string(wanted.eta.size()) + " entries, but eta is one number");
+    const auto apart = [&](std::string_view argument, const auto& view) {
+        if (!view.data()) return;
+        const output_memory memory(N::name, argument, view);
+        memory.require_apart("mask", mask);
+        attn::check_apart(norm, memory);
+    };
+    const auto row = [](std::span<T> numbers) { return head_major(numbers.data(), {.tokens = 1, .channels = std::ssize(numbers)}); };
+    apart("wanted.x", wanted.x);
+    apart("wanted.weight", row(wanted.weight));
+    apart("wanted.bias", row(wanted.bias));
+    apart("wanted.eta", row(wanted.eta));
+    if (wanted.eta.data()) {
+        const output_memory memory(N::name, "wanted.eta", row(wanted.eta));
+        memory.require_apart("x", x);
+        memory.require_apart("given", given);
+        memory.require_apart("wanted.x", wanted.x);
+        memory.require_apart("wanted.weight", row(wanted.weight));
+        memory.require_apart("wanted.bias", row(wanted.bias));
+    }
+    if (!takes_statistics) return;
+    if (const auto tokens = counted_tokens(mask, x.shape()); tokens < 2)
+        throw shape_error(N::name, "x", "of shape " + to_string(x.shape()) + " has " + std::to_string(tokens) + " tokens that count, but training needs two for a variance");
+}
+
+} // namespace detail
+
+/// Bytes of workspace that the gradient of a training step of a norm over tokens needs.
+template <Norm N>
+    requires requires { typename N::arch; }
+std::size_t train_backward_workspace_bytes(const N&, const shape& x, index_t concurrency) {
+    return detail::batch_gradients<typename N::arch, typename N::scalar>::workspace_bytes(x, concurrency);
+}
+
+/// The gradient of a training step of a batch_norm, out = BN(x) with the statistics of this batch, through these statistics: from x and the
+/// gradient of the loss by out, a pure function. A token that the mask leaves out was copied, and passes on what it is given.
+/// The same bits for every executor, number of threads and strides. Allocates nothing.
+/// Throws attention_error, before anything is read or written: what `train` refuses, shapes that do not fit, a gradient that overlaps what is
+/// read or another gradient, a workspace too small.
+template <Scalar T, class Arch>
+void train_backward(const batch_norm<T, Arch>& norm, const std::type_identity_t<tensor_view<const T>>& x, const std::type_identity_t<tensor_view<const T>>& given,
+                    const std::type_identity_t<norm_gradients<T>>& wanted, const execution& run, const token_mask& mask = {}) {
+    const rep_norm_gradients<T> all{wanted, {}};
+    detail::check_train_backward(norm, x, given, all, mask);
+    norm.check_parameters(norm.name, x.shape());
+    detail::check_workspace(norm.name, run, train_backward_workspace_bytes(norm, x.shape(), run.concurrency()), x.shape());
+    detail::batch_gradients<Arch, T>()(norm, {x, given, all, mask, 0, 1, 0}, run);
+}
+
+/// The same of a rep_batch_norm, out = BN(x) + eta x.
+template <Scalar T, class Arch>
+void train_backward(const rep_batch_norm<T, Arch>& norm, const std::type_identity_t<tensor_view<const T>>& x, const std::type_identity_t<tensor_view<const T>>& given,
+                    const std::type_identity_t<rep_norm_gradients<T>>& wanted, const execution& run, const token_mask& mask = {}) {
+    detail::check_train_backward(norm, x, given, wanted, mask);
+    norm.check_parameters(norm.name, x.shape());
+    detail::check_workspace(norm.name, run, train_backward_workspace_bytes(norm, x.shape(), run.concurrency()), x.shape());
+    detail::batch_gradients<Arch, T>()(norm.batch, {x, given, wanted, mask, norm.eta, 1, 0}, run);
+}
+
+/// Bytes of workspace that the gradient of a training step needs: enough for either norm, which run one after the other.
+template <DifferentiableNorm N, class Arch>
+std::size_t train_backward_workspace_bytes(const progressive_rep_batch_norm<N, Arch>& norm, const shape& x, index_t concurrency) {
+    return std::max(norm.norm.backward_workspace_bytes(x), train_backward_workspace_bytes(norm.rep, x, concurrency));
+}
+
+/// The same of a progressive_rep_batch_norm, out = gamma N(x) + (1 - gamma) RepBN(x): gamma of the gradient goes through N and 1 - gamma through
+/// RepBN. Without gamma, as in the warm-up, N alone; then the gradients of RepBN's parameters are 0.
+template <DifferentiableNorm N, class Arch>
+void train_backward(const progressive_rep_batch_norm<N, Arch>& norm, const tensor_view<const typename N::scalar>& x, const tensor_view<const typename N::scalar>& given,
+                    const progressive_norm_gradients<typename N::scalar>& wanted, std::optional<double> gamma, const execution& run, const token_mask& mask = {}) {
+    using T = typename N::scalar;
+    rep_norm_gradients<T> of_rep = wanted.rep;
+    norm_gradients<T> of_norm = wanted.norm;
+    of_rep.x = of_norm.x = wanted.x;
+    detail::check_train_backward(norm, x, given, of_rep, mask, gamma.has_value());
+    detail::check_norm_gradients<T>(norm.name, x, given, of_norm, N::adds_bias);
+    for (const auto mine : {of_norm.weight, of_norm.bias})
+        for (const auto other : {of_rep.weight, of_rep.bias, of_rep.eta}) {
+            if (mine.empty() || other.empty()) continue;
+            const output_memory memory(norm.name, "wanted.norm", head_major(mine.data(), {.tokens = 1, .channels = std::ssize(mine)}));
+            memory.require_apart("wanted.rep", other);
+        }
+    norm.norm.check(x.shape());
+    norm.rep.check_parameters(norm.name, x.shape());
+    if (gamma && !(*gamma >= 0 && *gamma <= 1)) throw argument_error(norm.name, "gamma", "is " + std::to_string(*gamma) + ", but must lie between 0 and 1");
+    detail::check_workspace(norm.name, run, train_backward_workspace_bytes(norm, x.shape(), run.concurrency()), x.shape());
+
+    norm.norm.backward(x, given, of_norm, run);
+    if (!gamma) {
+        for (const auto numbers : {of_rep.weight, of_rep.bias, of_rep.eta}) std::ranges::fill(numbers, T{0});
+        return;
+    }
+    for (const auto numbers : {of_norm.weight, of_norm.bias})
+        for (auto& number : numbers) number = static_cast<T>(*gamma * static_cast<double>(number));
+    detail::batch_gradients<Arch, T>()(norm.rep.batch, {x, given, of_rep, mask, norm.rep.eta, 1 - *gamma, *gamma}, run);
+}
+
+} // namespace attn
