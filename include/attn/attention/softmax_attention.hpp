@@ -60,7 +60,7 @@ struct softmax_attention {
     /// Those of the inputs, and of the sinks: (1, heads, 1, 1).
     template <Scalar T>
     struct gradients : input_gradients<T> {
-        tensor_view<T> sinks = {};
+        tensor_view<T> sinks = {}; ///< summed over the batch
     };
     template <Scalar T>
     void check_gradients(const inputs<T>& in, const gradients<T>& wanted, const auto& check) const {

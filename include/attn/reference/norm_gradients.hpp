@@ -11,7 +11,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 template <Scalar T>
 struct row_norm_gradients {
     tensor_view<T> x;
-    std::span<T> weight, bias; ///< or empty
+    std::span<T> weight; ///< or empty
+    std::span<T> bias;   ///< or empty
 };
 
 /// Of layer_norm, or with `centred` false of rms_norm. With y = (x - mean) / sqrt(variance + eps), or x / sqrt(mean(x^2) + eps), r that
@@ -52,7 +53,8 @@ void row_norm_backward(bool centred, const tensor_view<const T>& x, const tensor
 template <Scalar T>
 struct rep_norm_gradients {
     tensor_view<T> x;
-    std::span<T> weight, bias; ///< or empty
+    std::span<T> weight; ///< or empty
+    std::span<T> bias;   ///< or empty
     T* eta = nullptr;          ///< or null
 };
 

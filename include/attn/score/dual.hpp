@@ -14,7 +14,8 @@ namespace dual_numbers {
 /// Numbers, and what converts to V, have the derivative 0. Clifford 1873; Wengert 1964 (forward differentiation).
 template <class V>
 struct dual {
-    V value{}, derivative{};
+    V value{};      ///< the number
+    V derivative{}; ///< its derivative
 
     constexpr dual() = default;
     /// What is computed with.
