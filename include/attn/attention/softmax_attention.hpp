@@ -60,12 +60,14 @@ struct softmax_attention {
     /// Those of the inputs, and of the sinks: (1, heads, 1, 1).
     template <Scalar T>
     struct gradients : input_gradients<T> {
-        tensor_view<T> sinks = {}; ///< summed over the batch
+        tensor_view<T> sinks = {};          ///< summed over the batch
+        score_gradients<S, T> score = {};   ///< of the score function's own parameters
     };
     template <Scalar T>
     void check_gradients(const inputs<T>& in, const gradients<T>& wanted, const auto& check) const {
         if (wanted.sinks.data() && sinks.empty()) throw argument_error(name, "wanted.sinks", "is asked for, but there are no sinks");
         check("wanted.sinks", wanted.sinks, shape{1, in.queries.shape().heads, 1, 1});
+        check_biases(score, wanted.score, check);
     }
     template <Scalar T>
     std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {
@@ -78,7 +80,23 @@ struct softmax_attention {
         const kernel::score_slopes_of<T, Arch, S> slopes(score);
         constexpr bool adjusts = !std::same_as<S, identity_score>;
         const kernel::softmax_gradient_call<T> call{in, saved, given, wanted, visible, adjusts ? &slopes : nullptr, static_cast<T>(factor(in)), nullptr};
-        kernel::softmax_gradient_scheduler<T, Arch>()(call, sinks, wanted.sinks, run);
+        kernel::wanted_biases<T, kernel::function_count<S>> biases;
+        index_t number = 0;
+        biases.add(number, score, wanted.score);
+        kernel::softmax_gradient_scheduler<T, Arch>()(call, sinks, wanted.sinks, {biases.each.data(), biases.count}, run);
+    }
+
+private:
+    static void check_biases(const auto&, const no_gradients&, const auto&) {}
+    template <Scalar U, class G>
+    static void check_biases(const additive_bias<U>& bias, const G& wanted, const auto& check) {
+        check("wanted.score.bias", wanted.bias, bias.bias.shape());
+    }
+    template <class... F, class... G>
+    static void check_biases(const composed_score<F...>& chain, const std::tuple<G...>& wanted, const auto& check) {
+        [&]<std::size_t... n>(std::index_sequence<n...>) {
+            (check_biases(std::get<n>(chain.functions), std::get<n>(wanted), check), ...);
+        }(std::index_sequence_for<F...>());
     }
 
 protected:

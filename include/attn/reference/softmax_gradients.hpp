@@ -7,6 +7,15 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 
+namespace detail {
+
+struct no_parameters {
+    template <Scalar T>
+    void operator()(index_t, index_t, index_t, index_t, T, T) const {}
+};
+
+} // namespace detail
+
 /// The gradient of softmax attention by its formulas, everything in T: what `softmax` computes is s_ij, Z_i and out_i; then, with given
 /// gradients dO of out and dL of log_sum_exp (0 without memory),
 ///     P_ij = exp(s_ij) / Z_i,      D_i = sum_c dO[i,c] out[i,c]
@@ -14,17 +23,20 @@ namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 ///     dq_i = scale sum_j dx_ij k_j,      dk_j = scale sum_i dx_ij q_i,      dsink_h = sum_i exp(sink_h) / Z_i (dL_i - D_i)
 /// over the pairs that are seen, with dk and dv summed over the query heads that share them, and dsink over the batch. score' is the derivative
 /// of the score function, by its text on dual numbers, or what its member `derivative` says. A view without memory is not wanted.
-/// of_sinks: (1, heads, 1, 1). Shapes, pattern and score function are taken as checked.
-template <Scalar T, ScoreFunction S = identity_score, Pattern P = dense>
+/// of_sinks: (1, heads, 1, 1). of_score(b, h, i, j, x, dx) is called for each pair, with positions, the scaled product x and the gradient by what the
+/// score function makes of it, P_ij (sum_c dO[i,c] v[j,c] - D_i + dL_i): what gradients of its parameters are made of.
+/// Shapes, pattern and score function are taken as checked.
+template <Scalar T, ScoreFunction S = identity_score, Pattern P = dense, class F = detail::no_parameters>
 void softmax_gradients(const inputs<T>& in, const output_gradients<T>& given, const input_gradients<T>& wanted, const tensor_view<T>& of_sinks = {},
-                       std::optional<double> scale = {}, const S& score = {}, const P& pattern = {}, std::span<const double> sinks = {}) {
+                       std::optional<double> scale = {}, const S& score = {}, const P& pattern = {}, std::span<const double> sinks = {},
+                       const F& of_score = {}) {
     const auto [batch, heads, n, d_k] = in.queries.shape();
     const auto [kv_batch, kv_heads, m, d_v] = in.values.shape();
     const auto factor = static_cast<T>(scale.value_or(1 / std::sqrt(static_cast<double>(d_k))));
     constexpr auto nothing = -std::numeric_limits<T>::infinity();
     struct pair {
         index_t row;
-        T score, slope, weight;
+        T product, score, slope, weight;
     };
     std::vector<pair> seen;
 
@@ -55,7 +67,7 @@ void softmax_gradients(const inputs<T>& in, const output_gradients<T>& given, co
                     for (index_t c = 0; c < d_k; ++c) product += in.queries(b, h, row, c) * in.keys(b, g, key, c);
                     const auto s = attn::detail::differentiated(score_here, factor * product, i, j);
                     if (s.value == nothing) continue;
-                    seen.push_back({key, s.value, s.derivative, 0});
+                    seen.push_back({key, factor * product, s.value, s.derivative, 0});
                     largest = std::max(largest, s.value);
                 }
                 const T of_sink = sink == nothing ? 0 : sink == largest ? 1 : std::exp(sink - largest); // infinity - infinity is NaN
@@ -73,7 +85,8 @@ void softmax_gradients(const inputs<T>& in, const output_gradients<T>& given, co
                 for (const auto& p : seen) {
                     T product = 0;
                     for (index_t c = 0; c < d_v; ++c) product += given.values(b, h, row, c) * in.values(b, g, p.row, c);
-                    const T of_product = factor * p.slope * p.weight * (product + shift);
+                    const T of_this = p.weight * (product + shift), of_product = factor * p.slope * of_this;
+                    of_score(b, h, i, in.positions.first_key[b] + p.row, p.product, of_this);
                     for (index_t c = 0; wanted.values.data() && c < d_v; ++c) wanted.values(b, g, p.row, c) += p.weight * given.values(b, h, row, c);
                     for (index_t c = 0; wanted.keys.data() && c < d_k; ++c) wanted.keys(b, g, p.row, c) += of_product * in.queries(b, h, row, c);
                     for (index_t c = 0; wanted.queries.data() && c < d_k; ++c) wanted.queries(b, h, row, c) += of_product * in.keys(b, g, p.row, c);

@@ -39,6 +39,12 @@ struct additive_bias {
     per_batch first_query = 0;
     per_batch first_key = 0;
 
+    /// That of the bias, in its shape: summed over whatever it was repeated for.
+    template <Scalar U>
+    struct gradients {
+        tensor_view<U> bias = {}; ///< not wanted without memory
+    };
+
     constexpr head_bias<T> at(index_t batch, index_t head) const {
         const auto& s = bias.shape();
         const detail::table_place at(s, batch, head);

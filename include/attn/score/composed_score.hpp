@@ -16,6 +16,10 @@ struct composed_score {
     /// Applies the first one first.
     constexpr explicit(sizeof...(F) == 1) composed_score(F... in_order) : functions(std::move(in_order)...) {}
 
+    /// Those of its functions, in order.
+    template <Scalar U>
+    using gradients = std::tuple<score_gradients<F, U>...>;
+
     template <class S>
     constexpr S operator()(S score, auto query, auto key) const {
         const auto apply_each = [&](const auto&... f) { ((score = static_cast<S>(f(score, query, key))), ...); };

@@ -120,6 +120,27 @@ concept ScoreFunction = std::copy_constructible<F> && requires(const F& f, doubl
     { score_at(f, i, i)(score, i, i) } -> std::convertible_to<double>;
 };
 
+/// No gradients: what a score function without parameters has.
+struct no_gradients {};
+
+namespace detail {
+
+template <class S, class T>
+struct score_gradients_of {
+    using type = no_gradients;
+};
+template <class S, class T>
+    requires requires { typename S::template gradients<T>; }
+struct score_gradients_of<S, T> {
+    using type = typename S::template gradients<T>;
+};
+
+} // namespace detail
+
+/// The gradients of a score function's parameters: its member template `gradients<T>`, of views that may have no memory; or none.
+template <class S, class T>
+using score_gradients = typename detail::score_gradients_of<S, T>::type;
+
 /// No score function: scores as they are.
 struct identity_score {
     constexpr auto operator()(auto score, auto, auto) const { return score; }

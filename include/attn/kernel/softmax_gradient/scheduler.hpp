@@ -23,7 +23,8 @@ public:
     }
 
     /// sinks, and their gradient (1, heads, 1, 1), which may have no memory.
-    void operator()(softmax_gradient_call<T> call, std::span<const double> sinks, const tensor_view<T>& of_sinks, const execution& run) const {
+    void operator()(softmax_gradient_call<T> call, std::span<const double> sinks, const tensor_view<T>& of_sinks, std::span<const bias_gradient<T>> biases,
+                    const execution& run) const {
         const auto s = shapes_of(call.in);
         detail::scratch memory(run.workspace().bytes().data());
         const layout own(memory, s, run.concurrency());
@@ -36,6 +37,7 @@ public:
             detail::scratch mine(own.slices + static_cast<std::size_t>(slice) * own.slice_bytes);
             worker_type(mine, call)(tasks[task]);
         });
+        for (const auto& bias : biases) find_bias(call, bias, own, run);
         for (index_t h = 0; of_sinks.data() && h < heads; ++h) of_sinks(0, h, 0, 0) = of_sink(call, h, static_cast<T>(sinks[static_cast<std::size_t>(h)]));
     }
 
@@ -99,6 +101,31 @@ private:
         index_t query_parts_ = 1, key_parts_ = 1;
     };
 
+    /// Each plane by itself, or in parts of its rows, or of its keys where it has one row for all, if no two parts of it come to the same number:
+    /// that is so where all batch entries stand at the same positions.
+    static void find_bias(const softmax_gradient_call<T>& call, const bias_gradient<T>& bias, const layout& own, const execution& run) {
+        constexpr index_t grain = 128;
+        const auto& s = bias.to.shape();
+        const auto queries = call.in.queries.shape().tokens, keys = call.in.keys.shape().tokens;
+        const auto planes = s.batch * s.heads;
+        run.for_each(planes, [&](index_t plane, index_t) {
+            for (index_t i = 0; i < s.tokens; ++i)
+                for (index_t j = 0; j < s.channels; ++j) bias.to(plane / s.heads, plane % s.heads, i, j) = 0;
+        });
+        const auto& where = call.in.positions;
+        const bool aligned = where.first_query.shared() && where.first_key.shared() && bias.first_query.shared() && bias.first_key.shared();
+        const bool by_query = s.tokens != 1;
+        const auto parts = !aligned || (!by_query && s.channels == 1) ? 1 : std::max<index_t>(1, (by_query ? queries : keys) / grain);
+        run.for_each(planes * parts, [&](index_t number, index_t slice) {
+            const auto plane = number / parts, part = number % parts;
+            const auto cut = [&](index_t all, index_t p) { return p == parts ? all : std::min(all, p * grain); };
+            bias_task<T> task{&bias, {s, plane / s.heads, plane % s.heads}, 0, queries, 0, keys};
+            (by_query ? task.first_query : task.first_key) = cut(by_query ? queries : keys, part);
+            (by_query ? task.end_query : task.end_key) = cut(by_query ? queries : keys, part + 1);
+            detail::scratch mine(own.slices + static_cast<std::size_t>(slice) * own.slice_bytes);
+            worker_type(mine, call)(task);
+        });
+    }
     static void find_shift(const softmax_gradient_call<T>& call, index_t batch, index_t head, T* shift) {
         const auto& s = call.in.queries.shape();
         const auto out = rows_of(call.saved.values, batch, head), given = rows_of(call.given.values, batch, head);

@@ -4,13 +4,25 @@
 #include "../../score/dual.hpp"
 #include "../softmax/score_adjustment.hpp"
 
+#include <array>
+
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// A score function with its slope, tile by tile: scores become adjusted ones, slopes[keys][stride] the derivatives by what they were.
+/// A bias whose gradient is wanted: the number of its function in the chain of score functions, where its gradient goes, and the positions at
+/// which it begins.
+template <Scalar T>
+struct bias_gradient {
+    index_t function = 0;
+    tensor_view<T> to = {};
+    per_batch first_query = 0, first_key = 0;
+};
+
+/// A score function with its slope, tile by tile: scores become adjusted ones, slopes[keys][stride] the derivatives by what they were behind
+/// function number `after` of a chain; by what came in, if that is -1.
 template <Scalar T>
 class score_slopes {
 public:
-    virtual void operator()(const scored_block<T>& tile, T* slopes) const = 0;
+    virtual void operator()(const scored_block<T>& tile, T* slopes, index_t after) const = 0;
 
 protected:
     ~score_slopes() = default;
@@ -36,10 +48,15 @@ template <Scalar T, class Arch, class F>
 void apply_slopes(const F& function, const scored_block<T>& tile, T*) {
     adjust_scores<T, Arch>(function, tile, 0);
 }
-/// One after the other.
-template <Scalar T, class Arch, class... F>
-void apply_slopes(const composed_score<F...>& chain, const scored_block<T>& tile, T* slopes) {
-    std::apply([&](const auto&... f) { (apply_slopes<T, Arch>(f, tile, slopes), ...); }, chain.functions);
+
+/// Calls f(function) for the functions of a chain, or for one that is none.
+template <class S, class F>
+void for_each_function(const S& score, const F& f) {
+    f(score);
+}
+template <class... S, class F>
+void for_each_function(const composed_score<S...>& chain, const F& f) {
+    std::apply([&](const auto&... each) { (for_each_function(each, f), ...); }, chain.functions);
 }
 
 template <Scalar T, class Arch, ScoreFunction S>
@@ -47,13 +64,46 @@ class score_slopes_of final : public score_slopes<T> {
 public:
     explicit score_slopes_of(const S& score) : score_(score) {}
 
-    void operator()(const scored_block<T>& tile, T* slopes) const override {
-        std::fill_n(slopes, tile.keys.count * tile.stride, T{1});
-        apply_slopes<T, Arch>(score_at(score_, tile.queries.batch, tile.queries.first_head), tile, slopes);
+    void operator()(const scored_block<T>& tile, T* slopes, index_t after) const override {
+        const auto begin = [&] { std::fill_n(slopes, tile.keys.count * tile.stride, T{1}); };
+        index_t number = 0;
+        begin();
+        for_each_function(score_at(score_, tile.queries.batch, tile.queries.first_head), [&](const auto& f) {
+            apply_slopes<T, Arch>(f, tile, slopes);
+            if (number++ == after) begin();
+        });
     }
 
 private:
     const S& score_;
+};
+
+/// How many functions a score function is made of.
+template <class S>
+inline constexpr std::size_t function_count = 1;
+template <class... S>
+inline constexpr std::size_t function_count<composed_score<S...>> = (function_count<S> + ... + 0);
+
+/// The biases among some score functions whose gradients are wanted: at most Most.
+template <Scalar T, std::size_t Most>
+struct wanted_biases {
+    std::array<bias_gradient<T>, Most> each{};
+    std::size_t count = 0;
+
+    /// Those of the functions from `number` on, which is counted on.
+    template <class S>
+    void add(index_t& number, const S&, const no_gradients&) {
+        ++number;
+    }
+    template <Scalar U>
+    void add(index_t& number, const additive_bias<U>& bias, const typename additive_bias<U>::template gradients<T>& wanted) {
+        if (wanted.bias.data()) each[count++] = {number, wanted.bias, bias.first_query, bias.first_key};
+        ++number;
+    }
+    template <class... S>
+    void add(index_t& number, const composed_score<S...>& chain, const std::tuple<score_gradients<S, T>...>& wanted) {
+        [&]<std::size_t... n>(std::index_sequence<n...>) { (add(number, std::get<n>(chain.functions), std::get<n>(wanted)), ...); }(std::index_sequence_for<S...>());
+    }
 };
 
 } // namespace attn::kernel

@@ -31,8 +31,16 @@ struct gradient_task {
     bool of_queries, of_keys;
 };
 
+/// The gradient of one plane of a bias: all batch entries and heads that it was repeated for, and some query rows and key rows.
+template <Scalar T>
+struct bias_task {
+    const bias_gradient<T>* bias;
+    attn::detail::table_place place;
+    index_t first_query, end_query, first_key, end_key;
+};
+
 /// Each gradient is one chain of multiply-adds: of a query over the keys in order, of a key over heads, passes and queries in order. So its
-/// bits are the same in any task that computes it.
+/// bits are the same in any task that computes it. One of a bias is a sum over batch entries, heads, passes and keys in order.
 template <Scalar T, class Arch>
 class softmax_gradient_worker {
 public:
@@ -48,28 +56,34 @@ public:
     }
 
     void operator()(const gradient_task& task) {
-        task_ = &task;
-        const auto& in = call_->in;
-        const auto heads = in.queries.shape().heads / in.keys.shape().heads, queries = task.end_query - task.first_query, keys = task.end_key - task.first_key;
+        const auto heads = begin(task), queries = task.end_query - task.first_query, keys = task.end_key - task.first_key;
         if (task.of_keys) {
             std::fill_n(of_keys_, keys * key_stride_, T{0});
             std::fill_n(of_values_, keys * value_stride_, T{0});
         }
-        keys_.begin(rows_of(in.keys, task.batch, task.kv_head), in.positions.first_key[task.batch]);
-        values_.begin(rows_of(in.values, task.batch, task.kv_head), in.positions.first_key[task.batch]);
         for (auto head = task.kv_head * heads; head < (task.kv_head + 1) * heads; ++head) {
             if (task.of_queries) std::fill_n(of_queries_, queries * key_stride_, T{0});
-            query_rows_.begin(rows_of(in.queries, task.batch, head), in.positions.first_query[task.batch]);
-            given_rows_.begin(rows_of(call_->given.values, task.batch, head), in.positions.first_query[task.batch]);
-            for (index_t pass = 0; pass < call_->pattern.passes(); ++pass) {
-                const auto step = call_->pattern.step(task.batch, head, pass);
-                for (index_t residue = 0; residue < std::min(step, queries); ++residue) add_class(head, pass, residue, step);
-            }
+            add_head(head);
             if (task.of_queries) write(of_queries_, key_stride_, call_->wanted.queries, head, task.first_query, queries, call_->scale);
         }
         if (!task.of_keys) return;
         write(of_keys_, key_stride_, call_->wanted.keys, task.kv_head, task.first_key, keys, call_->scale);
         write(of_values_, value_stride_, call_->wanted.values, task.kv_head, task.first_key, keys, T{1});
+    }
+
+    void operator()(const bias_task<T>& task) {
+        const auto& s = call_->in.queries.shape();
+        bias_ = &task;
+        for (index_t b = 0; b < s.batch; ++b)
+            for (index_t head = 0; head < s.heads; ++head) {
+                const attn::detail::table_place place(task.bias->to.shape(), b, head);
+                if (place.entry != task.place.entry || place.head != task.place.head) continue;
+                const gradient_task own{b, head / (s.heads / call_->in.keys.shape().heads), task.first_query, task.end_query, task.first_key, task.end_key,
+                                        false, false};
+                begin(own);
+                add_head(head);
+            }
+        bias_ = nullptr;
     }
 
 private:
@@ -86,6 +100,23 @@ private:
         of_values_ = memory.take<T>(s.keys.tokens, value_stride_);
     }
 
+    /// How many heads share the keys.
+    index_t begin(const gradient_task& task) {
+        task_ = &task;
+        const auto& in = call_->in;
+        keys_.begin(rows_of(in.keys, task.batch, task.kv_head), in.positions.first_key[task.batch]);
+        values_.begin(rows_of(in.values, task.batch, task.kv_head), in.positions.first_key[task.batch]);
+        return in.queries.shape().heads / in.keys.shape().heads;
+    }
+    void add_head(index_t head) {
+        const auto& in = call_->in;
+        query_rows_.begin(rows_of(in.queries, task_->batch, head), in.positions.first_query[task_->batch]);
+        given_rows_.begin(rows_of(call_->given.values, task_->batch, head), in.positions.first_query[task_->batch]);
+        for (index_t pass = 0; pass < call_->pattern.passes(); ++pass) {
+            const auto step = call_->pattern.step(task_->batch, head, pass);
+            for (index_t residue = 0; residue < std::min(step, task_->end_query - task_->first_query); ++residue) add_class(head, pass, residue, step);
+        }
+    }
     /// The queries of one residue class, with the keys that they share.
     void add_class(index_t head, index_t pass, index_t residue, index_t step) {
         const auto first = call_->in.positions.first_query[task_->batch] + task_->first_query + residue;
@@ -133,11 +164,15 @@ private:
         queries_.begin(block, in.queries, scale);
         const auto stride = queries_.stride();
         queries_.multiply(k, count, visible, scores_, ahead);
-        if (slopes) (*slopes)({block, keys, scores_, stride, scratch_}, slopes_);
+        if (slopes) (*slopes)({block, keys, scores_, stride, scratch_}, slopes_, bias_ ? bias_->bias->function : -1);
         if (visible) hide_scores<T, Arch>(scores_, count, stride, visible);
         given_.begin(block, given.values, 1);
         given_.multiply(values_.read(keys), count, visible, products_, ahead);
 
+        if (bias_) {
+            weigh_gradients<T, Arch>(rows_at(block), scores_, products_, slopes_, count, stride);
+            return add_to_bias(block, keys, stride);
+        }
         const key_run tokens{block.tokens.first, rows, block.tokens.step, false};
         const auto q = query_rows_.read(tokens), d_out = given_rows_.read(tokens);
         // 0 times NaN is NaN: beside such numbers, hidden pairs are left out one by one.
@@ -155,6 +190,23 @@ private:
         if (task_->of_keys && wanted.values.data()) add_to(of_values_, key, count, keys.step, value_stride_, scores_, stride, 1, d_out, rows);
         if (task_->of_keys && wanted.keys.data()) add_to(of_keys_, key, count, keys.step, key_stride_, products_, stride, 1, q, rows);
         if (task_->of_queries) add_to(of_queries_, query, rows, tokens.step, key_stride_, products_, 1, stride, k, count);
+    }
+
+    /// A tile lies key by key, and a bias query by query.
+    void add_to_bias(const query_block& block, const key_run& keys, index_t stride) {
+        const auto& [function, to, first_query, first_key] = *bias_->bias;
+        transpose_rows<T, Arch>(row_block<const T>{products_, stride, 1}, keys.count, block.rows(), T{1}, scratch_, block_keys);
+        const bool one_row = to.shape().tokens == 1, one_key = to.shape().channels == 1;
+        const auto column = one_key ? 0 : keys.first - first_key.repeated(block.batch), step = one_key ? 0 : keys.step * to.strides().channels;
+        for (index_t r = 0; r < block.rows(); ++r) {
+            const auto query = block.tokens.first + r * block.tokens.step - first_query.repeated(block.batch);
+            const T* const from = scratch_ + r * block_keys;
+            T* const row = &to(bias_->place.entry, bias_->place.head, one_row ? 0 : query, column);
+            index_t j = 0;
+            if (step == 1)
+                for (; j + lanes::size <= keys.count; j += lanes::size) (lanes::load(row + j) + lanes::load(from + j)).store(row + j);
+            for (; j < keys.count; ++j) row[j * step] += from[j];
+        }
     }
 
     gradient_rows<T> rows_at(const query_block& block) const {
@@ -207,6 +259,7 @@ private:
 
     const softmax_gradient_call<T>* call_;
     const gradient_task* task_ = nullptr;
+    const bias_task<T>* bias_ = nullptr; ///< or that of a bias instead
     index_t key_stride_, value_stride_;
     score_stage<T, Arch> queries_, given_;
     block_reader<T, Arch> keys_, values_, query_rows_, given_rows_;
