@@ -11,30 +11,31 @@ namespace {
 /// The gradients of one call.
 template <Scalar T>
 struct gradients {
-    tensor<T> queries, keys, values, parameter;
+    tensor<T> queries, keys, values;
+    std::vector<tensor<T>> parameters;
 
     wanted_gradients<T> wanted() {
-        wanted_gradients<T> all{{queries, keys, values}};
-        if (parameter.shape().size() > 0) all.parameter = parameter;
-        return all;
+        return {{queries, keys, values}, {parameters.begin(), parameters.end()}};
     }
-    std::array<std::pair<const char*, const tensor<T>*>, 4> each() const {
-        return {{{"queries", &queries}, {"keys", &keys}, {"values", &values}, {"parameter", &parameter}}};
+    std::vector<std::pair<std::string, const tensor<T>*>> each() const {
+        std::vector<std::pair<std::string, const tensor<T>*>> all{{"queries", &queries}, {"keys", &keys}, {"values", &values}};
+        for (const auto& p : parameters) all.emplace_back("parameter " + std::to_string(all.size() - 3), &p);
+        return all;
     }
 };
 
 /// Room for them, all guards.
 template <Scalar T, Scalar U>
 gradients<T> no_gradients(const instance<U>& op, const input_shapes& s) {
-    gradients<T> all{tensor<T>(s.queries), tensor<T>(s.keys), tensor<T>(s.values), tensor<T>(op.parameter_shape(s))};
-    for (auto* t : {&all.queries, &all.keys, &all.values, &all.parameter}) std::fill_n(t->data(), t->shape().size(), guard<T>);
+    gradients<T> all{tensor<T>(s.queries), tensor<T>(s.keys), tensor<T>(s.values), {}};
+    for (const auto& p : op.parameter_shapes(s)) all.parameters.emplace_back(p);
+    for (const auto& [name, t] : all.each()) std::fill_n(const_cast<T*>(t->data()), t->shape().size(), guard<T>);
     return all;
 }
 
 template <Scalar T>
 bool same_bits(const gradients<T>& a, const gradients<T>& b) {
-    return testing::same_bits(a.queries, b.queries) && testing::same_bits(a.keys, b.keys) && testing::same_bits(a.values, b.values) &&
-           testing::same_bits(a.parameter, b.parameter);
+    return std::ranges::equal(a.each(), b.each(), [](const auto& x, const auto& y) { return testing::same_bits(*x.second, *y.second); });
 }
 
 /// A call with what it wrote, and random gradients of that.
@@ -43,11 +44,11 @@ struct given_back {
     given<T> in;
     answer<T> saved, loss;
 
-    given_back(const instance<T>& op, const problem& p, given<T> own) : in(std::move(own)) {
-        saved = attend(op, inputs<T>(in), true);
+    given_back(const instance<T>& op, const problem& p, const attention_case& c, given<T> own) : in(std::move(own)) {
+        saved = attend(op, inputs<T>(in), c.has_log_sum_exp);
         std::mt19937 random(3);
         std::normal_distribution<double> normal;
-        loss = no_answer<T>(op, p.shapes(), true);
+        loss = no_answer<T>(op, p.shapes(), c.has_log_sum_exp);
         for (auto* t : {&loss.values, &loss.log_sum_exp})
             std::generate_n(t->data(), t->shape().size(), [&] { return static_cast<T>(normal(random)); });
     }
@@ -56,8 +57,8 @@ struct given_back {
 };
 
 template <Scalar T>
-given_back<T> random_given_back(const instance<T>& op, const problem& p) {
-    return {op, p, random_given<T>(p)};
+given_back<T> random_given_back(const instance<T>& op, const problem& p, const attention_case& c) {
+    return {op, p, c, random_given<T>(p)};
 }
 
 template <Scalar T, Executor E>
@@ -102,15 +103,15 @@ void for_each_gradient(const std::vector<problem>& problems, F&& f) {
 /// precision. In double the definition itself rounds, just as the textbook does, and counts a third time. A small problem has few roundings,
 /// which may be lucky: the largest error of three is taken, of the same numbers a little smaller each time; and how much it is is seen in float.
 struct gradient_bounds {
-    std::array<double, 4> epsilons{};
+    std::vector<double> epsilons;
 
-    gradient_bounds(const attention_case& c, const problem& p, const gradients<double>& exact, double times) {
+    gradient_bounds(const attention_case& c, const problem& p, const gradients<double>& exact, double times) : epsilons(exact.each().size()) {
         const auto op = c.make_float(p);
         for (const float factor : {1.0f, 0.97f, 0.94f}) {
             auto in = random_given<float>(p);
             for (auto* t : {&in.queries, &in.keys, &in.values})
                 for (index_t e = 0; e < t->shape().size(); ++e) t->data()[e] *= factor;
-            const given_back<float> call(*op, p, std::move(in));
+            const given_back<float> call(*op, p, c, std::move(in));
             const auto of_double = exact_gradients(*op, call);
             auto plain = no_gradients<float>(*op, p.shapes());
             op->plain_gradients(call.in, call.given_gradients(), plain.wanted());
@@ -129,11 +130,11 @@ gradient_bounds bounds_of(const attention_case& c, const problem& p, const gradi
 
 template <Scalar T>
 void check_gradients(const instance<T>& op, const problem& p, const attention_case& c) {
-    const auto call = random_given_back(op, p);
+    const auto call = random_given_back(op, p, c);
     const auto ours = backward(op, call);
     const auto exact = exact_gradients(op, call);
     const auto bounds = bounds_of<T>(c, p, exact);
-    for (std::size_t g = 0; g < 4; ++g) {
+    for (std::size_t g = 0; g < ours.each().size(); ++g) {
         INFO("of the " << ours.each()[g].first);
         CHECK(largest_error(*ours.each()[g].second, *exact.each()[g].second) / epsilon<T> <= bounds.epsilons[g]);
     }
@@ -150,8 +151,8 @@ double inner_product(const tensor<double>& a, const tensor<double>& b) {
 // <g, t> is the derivative of the loss along t, for random directions t of all inputs at once.
 TEST_CASE("every gradient's definition is what finite differences say", "[conformance][portable]") {
     const std::vector<problem> problems{{2, 4, 2, 7, 11, 3, 5}, {1, 2, 1, 20, 30, 4, 2}, {1, 2, 2, 9, 40, 5, 3, {.first_query = 31}}};
-    for_each_gradient<double>(problems, [](const instance<double>& op, const problem& p, const attention_case&) {
-        const auto call = random_given_back(op, p);
+    for_each_gradient<double>(problems, [](const instance<double>& op, const problem& p, const attention_case& c) {
+        const auto call = random_given_back(op, p, c);
         const auto g = exact_gradients(op, call);
         std::mt19937 random(8);
         std::normal_distribution<double> normal;
@@ -169,7 +170,7 @@ TEST_CASE("every gradient's definition is what finite differences say", "[confor
                     return to;
                 };
                 const given<double> in{moved(call.in.queries, q), moved(call.in.keys, k), moved(call.in.values, v), call.in.positions};
-                auto out = reference_of(op, inputs<double>(in), true);
+                auto out = reference_of(op, inputs<double>(in), c.has_log_sum_exp);
                 for (index_t e = 0; e < out.log_sum_exp.shape().size(); ++e) // a row that sees nothing stays as it is
                     if (std::isinf(out.log_sum_exp.data()[e])) out.log_sum_exp.data()[e] = 0;
                 return inner_product(out.values, call.loss.values) + inner_product(out.log_sum_exp, call.loss.log_sum_exp);
@@ -193,9 +194,9 @@ TEMPLATE_TEST_CASE("every gradient: accuracy at the edges of registers and tiles
 TEMPLATE_TEST_CASE("every gradient: executors do not change a bit, nor do tasks for few heads", "[conformance][portable][parallel]", float, double) {
     const std::vector<problem> problems{{2, 4, 2, 97, 150, 16, 20}, {1, 2, 1, 290, 400, 8, 8}, {1, 1, 1, 5, 9, 3, 2}};
     for_each_executor([&](auto& executor, const std::string& name) {
-        for_each_gradient<TestType>(problems, [&](const auto& op, const problem& p, const auto&) {
+        for_each_gradient<TestType>(problems, [&](const auto& op, const problem& p, const auto& c) {
             INFO("on " << name);
-            const auto call = random_given_back(op, p);
+            const auto call = random_given_back(op, p, c);
             CHECK(same_bits(backward(op, call, executor), backward(op, call)));
         });
     });
@@ -203,28 +204,29 @@ TEMPLATE_TEST_CASE("every gradient: executors do not change a bit, nor do tasks 
 
 TEMPLATE_TEST_CASE("every gradient: what is not wanted is not written, and changes no bit of the others", "[conformance][portable]", float, double) {
     thread_pool pool(3);
-    for_each_gradient<TestType>({{2, 4, 2, 57, 150, 16, 20}, {1, 1, 1, 5, 9, 3, 2}}, [&](const auto& op, const problem& p, const auto&) {
-        const auto call = random_given_back(op, p);
+    for_each_gradient<TestType>({{2, 4, 2, 57, 150, 16, 20}, {1, 1, 1, 5, 9, 3, 2}}, [&](const auto& op, const problem& p, const auto& c) {
+        const auto call = random_given_back(op, p, c);
         const auto all = backward(op, call);
         workspace memory(op.backward_workspace_bytes(p.shapes(), pool.concurrency()));
-        for (unsigned which = 0; which < 16; ++which) {
+        for (unsigned which = 0; which < 1u << all.each().size(); ++which) {
             auto some = no_gradients<TestType>(op, p.shapes());
             auto wanted = some.wanted();
             if (!(which & 1)) wanted.queries = {};
             if (!(which & 2)) wanted.keys = {};
             if (!(which & 4)) wanted.values = {};
-            if (!(which & 8)) wanted.parameter = {};
+            for (std::size_t g = 3; g < all.each().size(); ++g)
+                if (!(which >> g & 1)) wanted.parameters[g - 3] = {};
             op.backward(call.in, call.outputs(), call.given_gradients(), wanted, execution(pool, memory));
             const auto none = no_gradients<TestType>(op, p.shapes());
-            for (std::size_t g = 0; g < 4; ++g) CHECK(testing::same_bits(*some.each()[g].second, which >> g & 1 ? *all.each()[g].second : *none.each()[g].second));
+            for (std::size_t g = 0; g < all.each().size(); ++g) CHECK(testing::same_bits(*some.each()[g].second, which >> g & 1 ? *all.each()[g].second : *none.each()[g].second));
         }
     });
 }
 
 TEMPLATE_TEST_CASE("every gradient: stays inside its memory, and allocates nothing", "[conformance][portable]", float, double) {
     thread_pool pool(3);
-    for_each_gradient<TestType>(sample_problems(12, 13), [&](const auto& op, const problem& p, const auto&) {
-        const auto call = random_given_back(op, p);
+    for_each_gradient<TestType>(sample_problems(12, 13), [&](const auto& op, const problem& p, const auto& c) {
+        const auto call = random_given_back(op, p, c);
         const auto expected = backward(op, call);
         const auto bytes = op.backward_workspace_bytes(p.shapes(), pool.concurrency());
         for (const auto filling : {std::byte{0}, std::byte{0xff}}) {
@@ -244,7 +246,7 @@ TEMPLATE_TEST_CASE("every gradient: stays inside its memory, and allocates nothi
 
 TEMPLATE_TEST_CASE("every gradient: memory layouts", "[conformance]", float, double) {
     for_each_gradient<TestType>({{2, 4, 2, 19, 37, 16, 20}}, [&](const auto& op, const problem& p, const auto& c) {
-        const auto call = random_given_back(op, p);
+        const auto call = random_given_back(op, p, c);
         const auto exact = exact_gradients(op, call);
         const auto bounds = bounds_of<TestType>(c, p, exact);
         for (const auto& l : all_layouts) {
@@ -270,11 +272,11 @@ TEMPLATE_TEST_CASE("every gradient: memory layouts", "[conformance]", float, dou
 // not reach there keep their bits.
 TEMPLATE_TEST_CASE("every gradient: what is hidden gives nothing, whatever it holds", "[conformance][portable]", float, double) {
     std::mt19937 random(10);
-    for_each_gradient<TestType>({{1, 2, 1, 19, 35, 4, 5}, {1, 1, 1, 50, 150, 8, 20}}, [&](const auto& op, const problem& p, const auto&) {
+    for_each_gradient<TestType>({{1, 2, 1, 19, 35, 4, 5}, {1, 1, 1, 50, 150, 8, 20}}, [&](const auto& op, const problem& p, const auto& c) {
         const auto fill = [](tensor<TestType>& t, index_t i, TestType value) {
-            for (index_t c = 0; c < t.shape().channels; ++c) t(0, 0, i, c) = value;
+            for (index_t channel = 0; channel < t.shape().channels; ++channel) t(0, 0, i, channel) = value;
         };
-        const auto before = random_given_back(op, p);
+        const auto before = random_given_back(op, p, c);
         const auto ours_before = backward(op, before);
         const auto exact_before = exact_gradients(op, before);
         constexpr auto nan = std::numeric_limits<TestType>::quiet_NaN();
@@ -285,7 +287,7 @@ TEMPLATE_TEST_CASE("every gradient: what is hidden gives nothing, whatever it ho
                 if (kind <= 1) fill(in.keys, j, nan);
                 if (kind == 1) fill(in.values, j, nan);
                 if (kind == 2) fill(in.queries, j % p.queries, nan);
-                given_back<TestType> after(op, p, std::move(in));
+                given_back<TestType> after(op, p, c, std::move(in));
                 if (kind == 3) fill(after.loss.values, j % p.queries, nan);
                 const auto ours = backward(op, after);
                 const auto exact = exact_gradients(op, after);

@@ -23,10 +23,13 @@ struct problem {
     }
 };
 
-/// Gradients that a case may be asked for: of the inputs, and of the operator's parameter that has one.
+/// Gradients that a case may be asked for: of the inputs, and of the operator's parameters that have one, in an order of the case's own.
 template <Scalar T>
 struct wanted_gradients : input_gradients<T> {
-    tensor_view<T> parameter = {};
+    std::vector<tensor_view<T>> parameters = {};
+
+    /// One of them; without memory where there is none, or it is not wanted.
+    tensor_view<T> parameter(std::size_t number) const { return number < parameters.size() ? parameters[number] : tensor_view<T>{}; }
 };
 
 /// An operator made for one problem, with the parameters it refers to; the type of the operator is hidden.
@@ -53,8 +56,8 @@ struct instance {
 
     /// Whether the operator has a gradient; if it has, what follows.
     virtual bool has_gradient() const { return false; }
-    /// The parameter's that has a gradient; empty if none has.
-    virtual shape parameter_shape(const input_shapes&) const { return {}; }
+    /// Of the parameters that have one.
+    virtual std::vector<shape> parameter_shapes(const input_shapes&) const { return {}; }
     virtual std::size_t backward_workspace_bytes(const input_shapes&, index_t) const { return 0; }
     /// The kernel, through the front door.
     virtual void backward(const inputs<T>&, const saved_outputs<T>&, const output_gradients<T>&, const wanted_gradients<T>&, const execution&) const {}

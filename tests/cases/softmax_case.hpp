@@ -36,13 +36,16 @@ public:
     }
 
     bool has_gradient() const override { return true; }
-    shape parameter_shape(const input_shapes& s) const override { return op().sinks.empty() ? shape{} : shape{1, s.queries.heads, 1, 1}; }
+    std::vector<shape> parameter_shapes(const input_shapes& s) const override {
+        if (op().sinks.empty()) return {};
+        return {{1, s.queries.heads, 1, 1}};
+    }
     std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const override {
         return op().template backward_workspace_bytes<T>(s, concurrency);
     }
     void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const wanted_gradients<T>& wanted,
                   const execution& run) const override {
-        attn::backward(op(), in, saved, given, {{wanted.queries, wanted.keys, wanted.values}, wanted.parameter}, run);
+        attn::backward(op(), in, saved, given, {{wanted.queries, wanted.keys, wanted.values}, wanted.parameter(0)}, run);
     }
     void reference_gradients(const inputs<double>& in, const output_gradients<double>& given, const wanted_gradients<double>& wanted) const override {
         define<double>(in, given, wanted);
@@ -57,7 +60,7 @@ public:
 private:
     template <Scalar U>
     void define(const inputs<U>& in, const output_gradients<U>& given, const wanted_gradients<U>& wanted) const {
-        reference::softmax_gradients<U>(in, given, wanted, wanted.parameter, op().scale, op().score, op().pattern, op().sinks);
+        reference::softmax_gradients<U>(in, given, wanted, wanted.parameter(0), op().scale, op().score, op().pattern, op().sinks);
     }
     double flops_of(const problem& p, index_t pair_count::* pairs) const {
         return 2.0 * static_cast<double>(p.key_dim + p.value_dim) * static_cast<double>(visited_pairs(op(), p.shapes(), p.positions).*pairs);

@@ -87,37 +87,40 @@ private:
     /// Room for gradients, or for their bounds: contiguous.
     template <Scalar U>
     struct gradient_room {
-        tensor<U> queries, keys, values, parameter;
+        tensor<U> queries, keys, values;
+        std::vector<tensor<U>> parameters;
 
-        gradient_room(const input_shapes& s, const shape& of_parameter) : queries(s.queries), keys(s.keys), values(s.values), parameter(of_parameter) {}
-        testing::wanted_gradients<U> wanted() {
-            testing::wanted_gradients<U> all{{queries, keys, values}};
-            if (parameter.shape().size() > 0) all.parameter = parameter;
-            return all;
+        gradient_room(const input_shapes& s, const std::vector<shape>& of_parameters) : queries(s.queries), keys(s.keys), values(s.values) {
+            for (const auto& p : of_parameters) parameters.emplace_back(p);
         }
-        std::array<std::pair<const char*, tensor<U>*>, 4> each() {
-            return {{{"queries", &queries}, {"keys", &keys}, {"values", &values}, {"parameter", &parameter}}};
+        testing::wanted_gradients<U> wanted() {
+            return {{queries, keys, values}, {parameters.begin(), parameters.end()}};
+        }
+        std::vector<std::pair<const char*, tensor<U>*>> each() {
+            std::vector<std::pair<const char*, tensor<U>*>> all{{"queries", &queries}, {"keys", &keys}, {"values", &values}};
+            for (auto& p : parameters) all.emplace_back("parameter", &p);
+            return all;
         }
     };
     /// Against the definition; then the same bits in other layouts, guarded, on another executor, not all of them wanted.
     std::string gradients() {
         const auto s = shapes_of(inputs<T>(t_.in));
-        const auto of_parameter = t_.op.parameter_shape(s);
+        const auto of_parameters = t_.op.parameter_shapes(s);
         const auto seed = static_cast<unsigned>(random_.number(1, 1 << 20));
         const auto of_values = testing::random_tensor<T>(expected_.values.shape(), seed), of_rows = testing::random_tensor<T>(expected_.log_sum_exp.shape(), seed + 1);
-        gradient_room<T> ours(s, of_parameter);
+        gradient_room<T> ours(s, of_parameters);
         {
             sequential here;
             workspace memory(t_.op.backward_workspace_bytes(s, 1));
             t_.op.backward(t_.in, {expected_.values, expected_.log_sum_exp}, {of_values, of_rows}, ours.wanted(), execution(here, memory));
         }
-        gradient_room<double> exact(s, of_parameter), bounds(s, of_parameter);
+        gradient_room<double> exact(s, of_parameters), bounds(s, of_parameters);
         const auto q = reference::widen(t_.in.queries.view()), k = reference::widen(t_.in.keys.view()), v = reference::widen(t_.in.values.view()),
                    wide_values = reference::widen(of_values.view()), wide_rows = reference::widen(of_rows.view());
         const output_gradients<double> given{wide_values, wide_rows};
         t_.op.reference_gradients({q, k, v, t_.in.positions}, given, exact.wanted());
         t_.op.gradient_bounds(t_.in, given, exact_.out(), bounds.wanted());
-        for (std::size_t g = 0; g < 4; ++g)
+        for (std::size_t g = 0; g < ours.each().size(); ++g)
             if (const auto problem = near(*ours.each()[g].second, *exact.each()[g].second, *bounds.each()[g].second); !problem.empty())
                 return std::string(ours.each()[g].first) + ": " + problem;
 

@@ -39,12 +39,12 @@ public:
                 bounds.queries(b_, h_, row_, c) += finite(of_score * std::abs(p_.in.keys(b_, g_, key, c))) + t_.least;
             }
         }
-        if (!bounds.parameter.data()) return;
+        if (bounds.parameters.empty()) return;
         const auto sink = t_.sinks[static_cast<std::size_t>(h_)];
         if (sink == -std::numeric_limits<double>::infinity()) return;
         const auto weight = sink == lse ? 1 : std::exp(sink - lse), below = sink == lse ? 0 : std::abs(sink - lse);
         const auto weight_error = weight * std::expm1(lse_error + 2 * t_.unit * std::abs(sink) + t_.unit * (6 * below + 16)) + t_.least;
-        bounds.parameter(0, h_, 0, 0) += finite(weight_error * (std::abs(shift) + shift_error) + weight * shift_error + 4 * t_.unit * weight * std::abs(shift));
+        bounds.parameters[0](0, h_, 0, 0) += finite(weight_error * (std::abs(shift) + shift_error) + weight * shift_error + 4 * t_.unit * weight * std::abs(shift));
     }
 
 private:
@@ -91,8 +91,10 @@ private:
 } // namespace
 
 void softmax_gradient_bounds(const gradient_problem& p, const testing::wanted_gradients<double>& bounds, const softmax_terms& terms) {
-    for (const auto* view : {&bounds.queries, &bounds.keys, &bounds.values, &bounds.parameter})
-        if (view->data()) std::fill_n(view->data(), view->shape().size(), 0.0);
+    auto all = bounds.parameters;
+    all.insert(all.end(), {bounds.queries, bounds.keys, bounds.values});
+    for (const auto& view : all)
+        if (view.data()) std::fill_n(view.data(), view.shape().size(), 0.0);
     const auto& s = p.in.queries.shape();
     const auto rows_of_key = static_cast<double>(s.heads / std::max<index_t>(1, p.in.keys.shape().heads) * s.tokens);
     for (index_t b = 0; b < s.batch; ++b)

@@ -23,7 +23,7 @@ struct operation {
     /// The gradient, where the random suite knows its bounds: contiguous, as the bounds of the result that it begins with.
     std::function<void(const inputs<T>&, const saved_outputs<T>&, const output_gradients<T>&, const testing::wanted_gradients<T>&, const execution&)> backward;
     std::function<std::size_t(const input_shapes&, index_t concurrency)> backward_workspace_bytes;
-    std::function<shape(const input_shapes&)> parameter_shape;
+    std::function<std::vector<shape>(const input_shapes&)> parameter_shapes;
     std::function<void(const inputs<double>&, const output_gradients<double>&, const testing::wanted_gradients<double>&)> reference_gradients;
     std::function<void(const inputs<T>&, const output_gradients<double>&, const outputs<double>& exact, const testing::wanted_gradients<double>& bounds)> gradient_bounds;
     bool has_least_workspace = false; ///< workspace_bytes of concurrency -c is then the least for c

@@ -71,12 +71,14 @@ template <Scalar T, class Owner>
 void add_gradient(operation<T>& result, const std::shared_ptr<const Owner>& own, const slice& part) {
     result.backward = [own](const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const testing::wanted_gradients<T>& wanted,
                             const execution& run) {
-        attn::backward(own->op, in, saved, given, {{wanted.queries, wanted.keys, wanted.values}, wanted.parameter}, run);
+        attn::backward(own->op, in, saved, given, {{wanted.queries, wanted.keys, wanted.values}, wanted.parameter(0)}, run);
     };
     result.backward_workspace_bytes = [own](const input_shapes& s, index_t concurrency) { return own->op.template backward_workspace_bytes<T>(s, concurrency); };
-    result.parameter_shape = [own](const input_shapes& s) { return own->op.sinks.empty() ? shape{} : shape{1, s.queries.heads, 1, 1}; };
+    result.parameter_shapes = [own](const input_shapes& s) {
+        return own->op.sinks.empty() ? std::vector<shape>{} : std::vector<shape>{{1, s.queries.heads, 1, 1}};
+    };
     result.reference_gradients = [own](const inputs<double>& in, const output_gradients<double>& given, const testing::wanted_gradients<double>& wanted) {
-        reference::softmax_gradients<double>(in, given, wanted, wanted.parameter, own->op.scale, own->op.score, own->op.pattern, own->op.sinks);
+        reference::softmax_gradients<double>(in, given, wanted, wanted.parameter(0), own->op.scale, own->op.score, own->op.pattern, own->op.sinks);
     };
     result.gradient_bounds = [own, part](const inputs<T>& in, const output_gradients<double>& given, const outputs<double>& exact,
                                          const testing::wanted_gradients<double>& bounds) {

@@ -5,6 +5,7 @@
 #include "attention.hpp"
 
 #include <array>
+#include <optional>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
@@ -43,12 +44,14 @@ public:
     gradient_checks(std::string_view operation, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given)
         : operation_(operation), in_(in), saved_(saved), given_(given) {}
 
-    /// Against the shapes of the values and of log_sum_exp.
-    void check_read(const shape& values, const shape& rows) const {
+    /// Against the shapes of the values and of log_sum_exp, where the operator has one.
+    void check_read(const shape& values, const std::optional<shape>& rows) const {
         check_read("saved.values", saved_.values, values);
-        check_read("saved.log_sum_exp", saved_.log_sum_exp, rows);
         check_read("given.values", given_.values, values);
-        if (given_.log_sum_exp.data()) check_read("given.log_sum_exp", given_.log_sum_exp, rows);
+        if (rows) check_read("saved.log_sum_exp", saved_.log_sum_exp, *rows);
+        if (!given_.log_sum_exp.data()) return;
+        if (!rows) throw argument_error(operation_, "given.log_sum_exp", "is given, but without a softmax there is none");
+        check_read("given.log_sum_exp", given_.log_sum_exp, *rows);
     }
     /// One of the gradients after the other, if it is wanted.
     void check_written(std::string_view argument, const tensor_view<T>& view, const shape& expected) {
@@ -81,7 +84,10 @@ template <DifferentiableAttention A, Scalar T>
 void check_backward(const A& op, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const gradients_of<A, T>& wanted) {
     const auto shapes = shapes_of(in);
     gradient_checks<T> checks(A::name, in, saved, given);
-    checks.check_read(op.output_shape(shapes), log_sum_exp_shape(op, shapes));
+    if constexpr (requires { requires !A::has_log_sum_exp; })
+        checks.check_read(op.output_shape(shapes), {});
+    else
+        checks.check_read(op.output_shape(shapes), log_sum_exp_shape(op, shapes));
     const auto check = [&](std::string_view argument, const tensor_view<T>& view, const shape& expected) {
         if (!view.data()) return;
         checks.check_written(argument, view, expected);
