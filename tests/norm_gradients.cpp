@@ -155,7 +155,7 @@ TEMPLATE_TEST_CASE("norm gradients: the same bits for every executor, layout and
         for_each_executor([&](auto& executor, const std::string& on) {
             INFO("on " << on);
             all_gradients<T> ours(s, !expected.bias.empty());
-            workspace memory(norm.backward_workspace_bytes(s));
+            workspace memory(norm.backward_workspace_bytes(s, std::max<index_t>(1, executor.concurrency())));
             const execution run(executor, memory);
             const auto go = [&] { backward(norm, x, given, ours.wanted(), run); };
             go();
@@ -171,7 +171,7 @@ TEMPLATE_TEST_CASE("norm gradients: the same bits for every executor, layout and
         backward(norm, x, given, {.weight = some.weight});
         CHECK(some.weight == expected.weight);
         sequential here;
-        workspace memory(norm.backward_workspace_bytes(s));
+        workspace memory(norm.backward_workspace_bytes(s, 1));
         const execution run(here, memory);
         CHECK(allocations_in([&] { backward(norm, x, given, some.wanted(), run); }) == 0);
     });
@@ -208,7 +208,7 @@ TEST_CASE("norm gradients: what is wrong is refused, by name", "[norm]") {
     std::vector<float> bias(8);
     refused(rms_norm<float>{}, given, {.bias = bias}, {"rms_norm", "wanted.bias", "no bias"});
     sequential here;
-    workspace memory(norm.backward_workspace_bytes(s) - 1);
+    workspace memory(norm.backward_workspace_bytes(s, 1) - 1);
     check_says(error_of([&] { backward(norm, x, given, {to}, execution(here, memory)); }), {"layer_norm", "workspace"});
 }
 

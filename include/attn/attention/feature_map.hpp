@@ -33,6 +33,12 @@ struct relu {
         else
             return max_or_second(S(0), x); // one instruction
     }
+    /// Its slope, 0 at 0.
+    template <class S>
+    constexpr S derivative(S x) const {
+        using attn::select;
+        return select(x > S(0), S(1), S(0));
+    }
 };
 
 /// ELU plus one: x + 1 for positive x, else e^x: positive everywhere. Katharopoulos et al. 2020, "Transformers are RNNs".

@@ -23,7 +23,7 @@ public:
     /// The same for numbers side by side.
     template <class T>
     void require_apart(std::string_view name, const std::span<T>& numbers) const {
-        require_apart(name, head_major(numbers.data(), {.tokens = 1, .channels = std::ssize(numbers)}));
+        require_apart(name, detail::as_row(numbers));
     }
     /// The same for numbers of batch entries.
     void require_apart(std::string_view name, const per_batch& numbers) const { require_apart(name, numbers.each()); }

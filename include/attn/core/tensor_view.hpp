@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <cstdlib>
+#include <span>
 #include <type_traits>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
@@ -107,6 +108,12 @@ constexpr tensor_view<T> token_major(T* data, const shape& s) noexcept {
 }
 
 namespace detail {
+
+/// Numbers side by side as one row.
+template <class T>
+constexpr tensor_view<T> as_row(std::span<T> numbers) noexcept {
+    return head_major(numbers.data(), {.tokens = 1, .channels = std::ssize(numbers)});
+}
 
 struct address_dimension {
     std::int64_t stride, extent; // bytes, count

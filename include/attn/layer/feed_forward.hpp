@@ -1,6 +1,7 @@
 // The feed-forward layer: two linears with an activation between them, or three with a gate.
 #pragma once
 
+#include "../score/dual.hpp"
 #include "activation.hpp"
 #include "linear.hpp"
 
@@ -51,7 +52,81 @@ struct feed_forward {
             }
     }
 
+    /// Those of its linears.
+    struct gradients {
+        typename linear<T, Arch>::gradients up = {}, down = {}, gate = {};
+    };
+    void for_each_gradient(const layer_inputs<T>& in, const gradients& wanted, const auto& visit) const {
+        up.for_each_gradient(in, wanted.up, detail::visit_member("up", visit));
+        down.for_each_gradient(in, wanted.down, detail::visit_member("down", visit));
+        gate.for_each_gradient(in, wanted.gate, detail::visit_member("gate", visit));
+    }
+    /// The hidden channels, before the activation.
+    std::size_t kept_bytes(const shape& tokens, const shape&) const {
+        detail::scratch memory;
+        take_hidden(memory, tokens);
+        return memory.used_bytes();
+    }
+    void forward(const layer_inputs<T>& in, const tensor_view<T>& out, std::byte* kept, const execution& run) const {
+        detail::scratch memory(kept);
+        const auto h = take_hidden(memory, in.tokens.shape());
+        up.forward(in.tokens, {}, h.up, run);
+        if (gated()) gate.forward(in.tokens, {}, h.gate, run);
+        const auto& s = in.tokens.shape();
+        for (index_t b = 0; b < s.batch; ++b)
+            for (index_t first = 0; first < s.tokens; first += max_rows) {
+                const auto part = [&, count = std::min(max_rows, s.tokens - first)](const auto& t) { return detail::some_rows(t, b, first, count); };
+                detail::scratch own(run.workspace().bytes().data());
+                const auto activated = work(own, *this, std::min(max_rows, s.batch * s.tokens), run.concurrency()).hidden;
+                const auto rows = head_major(activated, part(h.up).shape());
+                activate(part(h.up), gated() ? part(h.gate) : h.gate, rows, run);
+                down.forward(rows, in.residual.data() ? part(in.residual) : in.residual, part(out), run);
+            }
+    }
+    std::size_t backward_workspace_bytes(const shape& tokens, const shape&, index_t concurrency) const {
+        detail::scratch memory;
+        gradient_work(memory, *this, tokens, concurrency);
+        return memory.used_bytes();
+    }
+    void backward(const layer_inputs<T>& in, const std::byte* kept, const tensor_view<const T>& given, const layer_gradients<feed_forward>& wanted,
+                  const execution& run) const {
+        detail::scratch memory(run.workspace().bytes().data()), held(const_cast<std::byte*>(kept));
+        const gradient_work g(memory, *this, in.tokens.shape(), run.concurrency());
+        const auto h = take_hidden(held, in.tokens.shape());
+        const auto& p = wanted.parameters;
+        activate(h.up, h.gate, g.of.up, run);
+        down.backward(g.of.up, given, g.of_activated, false, p.down, run);
+        detail::for_each_row(g.of.up, run, [&](T* of_up, index_t b, index_t i) {
+            const auto row = [&](const auto& t) { return t.data() ? t.row(b, 0, i) : nullptr; };
+            differentiate(row(h.up), row(h.gate), row(g.of_activated), of_up, row(g.of.gate));
+        });
+        up.backward(in.tokens, g.of.up, wanted.tokens, false, p.up, run);
+        if (gated()) gate.backward(in.tokens, g.of.gate, wanted.tokens, true, p.gate, run);
+    }
+
 private:
+    struct hidden_channels {
+        tensor_view<T> up, gate;
+    };
+    hidden_channels take_hidden(detail::scratch& memory, const shape& tokens) const {
+        const shape s{tokens.batch, 1, tokens.tokens, up.outputs()};
+        hidden_channels h{head_major(memory.take<T>(s.size()), s), {}};
+        if (gated()) h.gate = head_major(memory.take<T>(s.size()), s);
+        return h;
+    }
+    /// The memory of a gradient, behind that of the linears.
+    struct gradient_work {
+        hidden_channels of; ///< before the activation; what it makes of them at first
+        tensor_view<T> of_activated;
+
+        gradient_work(detail::scratch& memory, const feed_forward& layer, const shape& tokens, index_t concurrency) {
+            const shape within{tokens.batch, 1, tokens.tokens, layer.up.outputs()};
+            memory.take<std::byte>(std::max(layer.up.backward_workspace_bytes(tokens, {}, concurrency), layer.down.backward_workspace_bytes(within, {}, concurrency)));
+            of = layer.take_hidden(memory, tokens);
+            of_activated = head_major(memory.take<T>(within.size()), within);
+        }
+    };
+
     /// Two blocks of the matrix product: enough that packing the weights costs little, few enough that the hidden channels stay in a cache.
     static constexpr index_t max_rows = 768;
 
@@ -74,22 +149,27 @@ private:
         const auto hidden = head_major(own.hidden, within), gates = head_major(own.gates, within);
         up.forward(x, {}, hidden, run);
         if (gated()) gate.forward(x, {}, gates, run);
-        detail::for_each_row(hidden, run, [&](T* row, index_t, index_t token) {
-            const T* const factors = gated() ? gates.row(0, 0, token) : nullptr;
-            activate(row, factors);
-        });
+        activate(hidden, gated() ? gates : tensor_view<T>{}, hidden, run);
         down.forward(hidden, residual, out, run);
     }
-    /// One row: f(hidden), or f(gate) * hidden.
-    void activate(T* row, const T* gates) const {
-        using lanes = simd::lanes<T, Arch>;
-        const auto activated = [&](index_t c, const auto& load) -> lanes {
-            return gates ? static_cast<lanes>(activation(load(gates + c))) * load(row + c) : static_cast<lanes>(activation(load(row + c)));
-        };
-        index_t c = 0;
-        for (; c + lanes::size <= up.outputs(); c += lanes::size) activated(c, [](const T* p) { return lanes::load(p); }).store(row + c);
-        if (const auto left = up.outputs() - c; left > 0)
-            activated(c, [left](const T* p) { return lanes::load_first(p, left); }).store_first(row + c, left);
+    /// Rows: f(hidden), or f(gate) * hidden; they may be written where they are.
+    void activate(const tensor_view<const T>& hidden, const tensor_view<const T>& gates, const tensor_view<T>& to, const execution& run) const {
+        detail::for_each_row(to, run, [&](T* row, index_t b, index_t i) {
+            const T *const from = hidden.row(b, 0, i), *const factors = gates.data() ? gates.row(b, 0, i) : nullptr;
+            simd::for_each_register<Arch, T>(up.outputs(), [&](index_t c, const auto& load, const auto& store) {
+                const auto activated = static_cast<simd::lanes<T, Arch>>(activation(load((factors ? factors : from) + c)));
+                store(factors ? activated * load(from + c) : activated, row + c);
+            });
+        });
+    }
+    /// One row's gradients, of the hidden channels and of the gates, from that of what they were made to.
+    void differentiate(const T* hidden, const T* gates, const T* given, T* of_hidden, T* of_gates) const {
+        simd::for_each_register<Arch, T>(up.outputs(), [&](index_t c, const auto& load, const auto& store) {
+            const auto g = load(given + c);
+            const auto f = detail::differentiated(activation, load((gates ? gates : hidden) + c));
+            store(g * (gates ? f.value : f.derivative), of_hidden + c);
+            if (gates) store(g * load(hidden + c) * f.derivative, of_gates + c);
+        });
     }
 };
 

@@ -3,7 +3,7 @@
 
 #include "../kernel/gemm/matrix_product.hpp"
 #include "../norm/fold.hpp"
-#include "layer.hpp"
+#include "backward.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
@@ -53,6 +53,28 @@ struct linear {
         forward(in.tokens, in.residual, out, run);
     }
 
+    /// Those of its parameters: the weight's rows side by side, (1, 1, outputs, inputs).
+    struct gradients {
+        tensor_view<T> weight = {};
+        std::span<T> bias = {};
+    };
+    void for_each_gradient(const layer_inputs<T>&, const gradients& wanted, const auto& visit) const {
+        visit("wanted.weight", wanted.weight, weight.shape(), true);
+        visit("wanted.bias", detail::as_row(wanted.bias), shape{.tokens = 1, .channels = outputs()}, true);
+    }
+    /// Nothing: its gradient needs the tokens alone.
+    std::size_t kept_bytes(const shape&, const shape&) const { return 0; }
+    void forward(const layer_inputs<T>& in, const tensor_view<T>& out, std::byte*, const execution& run) const { forward(in, out, run); }
+    std::size_t backward_workspace_bytes(const shape& tokens, const shape&, index_t concurrency) const {
+        return products(tokens.batch * tokens.tokens, *this).workspace_bytes(concurrency);
+    }
+    ///     d x = W^T given,      d W = sum over tokens of given x^T,      d b = sum over tokens of given
+    void backward(const layer_inputs<T>& in, const std::byte*, const tensor_view<const T>& given, const layer_gradients<linear>& wanted,
+                  const execution& run) const {
+        backward(in.tokens, given, wanted.tokens, false, wanted.parameters, run);
+    }
+
+    /// The layer on tokens x, of which everything has been checked.
     void forward(const tensor_view<const T>& x, const tensor_view<const T>& residual, const tensor_view<T>& out,
                  const execution& run) const {
         const detail::row_matrices matrices(x.shape(), x, residual, out);
@@ -68,6 +90,41 @@ struct linear {
         if (!residual.data() || bias.empty()) return;
         detail::for_each_row(out, run, [&](T* row, index_t, index_t) { detail::add_rows<Arch>(row, bias.data(), row, outputs()); });
     }
+    /// Its gradient; that of the tokens is added to what is there if it `adds`.
+    void backward(const tensor_view<const T>& x, const tensor_view<const T>& given, const tensor_view<T>& of_tokens, bool adds, const gradients& wanted,
+                  const execution& run) const {
+        const detail::row_matrices matrices(x.shape(), x, given, of_tokens);
+        const products product(matrices.rows, *this);
+        auto* const memory = run.workspace().bytes().data();
+        const auto block = [](const auto& t, index_t b) { return kernel::rows_of(t, b, 0); };
+        const auto add = [&](const auto& factors, const auto& a, const auto& b, const kernel::row_block<T>& sums) {
+            factors(a, b, {sums.data, sums.row_stride, 1}, {sums.data, sums.row_stride, 1}, memory, run);
+        };
+        static constexpr T one = 1;
+        for (index_t o = 0; wanted.weight.data() && o < outputs(); ++o) std::fill_n(wanted.weight.row(0, 0, o), inputs(), T{0});
+        std::ranges::fill(wanted.bias, T{0});
+        for (index_t b = 0; b < matrices.count; ++b) {
+            if (of_tokens.data()) {
+                const auto to = block(of_tokens, b);
+                product.of_tokens(block(given, b), block(weight, 0), {adds ? to.data : nullptr, to.row_stride, 1}, {to.data, to.row_stride, 1}, memory, run);
+            }
+            if (wanted.weight.data()) add(product.of_weight, kernel::transposed(block(given, b)), block(x, b), block(wanted.weight, 0));
+            if (!wanted.bias.empty())
+                add(product.of_bias, kernel::row_block<const T>{&one, 0, 0}, block(given, b), kernel::row_block<T>{wanted.bias.data(), 0, 1});
+        }
+    }
+
+private:
+    /// The matrix products of the gradient on so many tokens at a time.
+    struct products {
+        kernel::matrix_product<T, Arch> of_tokens, of_weight, of_bias;
+
+        products(index_t rows, const linear& l)
+            : of_tokens(rows, l.outputs(), l.inputs()), of_weight(l.outputs(), rows, l.inputs()), of_bias(1, rows, l.outputs()) {}
+        std::size_t workspace_bytes(index_t concurrency) const {
+            return std::max({of_tokens.workspace_bytes(concurrency), of_weight.workspace_bytes(concurrency), of_bias.workspace_bytes(concurrency)});
+        }
+    };
 };
 
 /// Of its weight's scalar type.

@@ -5,9 +5,26 @@
 #include "../core/heads.hpp"
 #include "../norm/identity_norm.hpp"
 #include "linear.hpp"
+#include "norm_gradients.hpp"
 #include "rotary.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
+
+namespace detail {
+
+/// The gradients of an attention operator; of one that has no gradient, none.
+template <class A, Scalar T>
+struct gradients_of_attention_type {
+    using type = no_parameter_gradients;
+};
+template <DifferentiableAttention A, Scalar T>
+struct gradients_of_attention_type<A, T> {
+    using type = gradients_of<A, T>;
+};
+template <class A, Scalar T>
+using gradients_of_attention = typename gradients_of_attention_type<A, T>::type;
+
+} // namespace detail
 
 /// Keys and values are made of the tokens as they are.
 struct identity_reduction {};
@@ -28,6 +45,7 @@ struct multi_head {
     static constexpr std::string_view name = "multi_head";
     static constexpr bool in_place = true;
     static constexpr bool reduces = !std::same_as<R, identity_reduction>;
+    static constexpr bool is_differentiable = DifferentiableAttention<A> && (!reduces || DifferentiableLayer<R>)&&detail::TrainableNorm<N>;
 
     index_t heads = 1;
     index_t kv_heads = heads; ///< divides heads, unless the attention says otherwise
@@ -60,8 +78,7 @@ struct multi_head {
         const auto s = shapes(in.tokens.shape(), source.shape());
         query_norm.check(s.queries);
         key_norm.check(s.keys);
-        const auto planned = [](const shape& of) { return detail::planned(token_major(static_cast<const T*>(nullptr), of)); };
-        attention.check(inputs<T>{planned(s.queries), planned(s.keys), planned(s.values), in.positions});
+        attention.check(planned(s, in.positions));
         out.check(name, "out", out.outputs(), attention.output_shape(s).heads * attention.output_shape(s).channels);
         if (rotation) {
             rotation->check(name, "q", s.queries, places(token_positions, in.positions.first_query));
@@ -81,33 +98,106 @@ struct multi_head {
     shape output_shape(const shape& tokens) const { return {tokens.batch, 1, tokens.tokens, out.outputs()}; }
     /// An empty context is none.
     std::size_t workspace_bytes(const shape& tokens, const shape& context, index_t concurrency) const {
+        const auto& source = context.size() > 0 ? context : tokens;
         detail::scratch memory;
-        work(memory, *this, tokens, context.size() > 0 ? context : tokens, concurrency);
+        memory.take<std::byte>(forward_bytes(tokens, source, concurrency));
+        tensors(memory, *this, tokens, source, false);
         return memory.used_bytes();
     }
     void forward(const layer_inputs<T>& in, const tensor_view<T>& result, const execution& run) const {
-        const auto source = source_of(in);
         detail::scratch memory(run.workspace().bytes().data());
-        const work w(memory, *this, in.tokens.shape(), source.shape(), run.concurrency());
-        auto kept = source;
-        if constexpr (reduces) {
-            reduce.forward({source}, w.kept, run);
-            kept = w.kept;
-        }
-        q.forward(in.tokens, {}, join_heads(w.queries), run);
-        k.forward(kept, {}, join_heads(w.keys), run);
-        v.forward(in.value_context.data() ? in.value_context : kept, {}, join_heads(w.values), run);
-        query_norm.forward(w.queries, w.queries, run);
-        key_norm.forward(w.keys, w.keys, run);
+        const auto tokens = in.tokens.shape(), source = source_of(in).shape();
+        memory.take<std::byte>(forward_bytes(tokens, source, run.concurrency()));
+        compute(in, {memory, *this, tokens, source, false}, result, run);
+    }
+
+    /// Those of its parts; of the attention's, the queries, keys and values are left empty, and of the norms' the x.
+    struct gradients {
+        typename linear<T, Arch>::gradients q = {}, k = {}, v = {}, out = {};
+        detail::gradients_of_attention<A, T> attention = {};
+        detail::gradients_of_layer<R> reduce = {};
+        detail::gradients_of_norm<N> query_norm = {}, key_norm = {};
+    };
+    void for_each_gradient(const layer_inputs<T>& in, const gradients& wanted, const auto& visit) const {
+        q.for_each_gradient(in, wanted.q, detail::visit_member("q", visit));
+        k.for_each_gradient(in, wanted.k, detail::visit_member("k", visit));
+        v.for_each_gradient(in, wanted.v, detail::visit_member("v", visit));
+        out.for_each_gradient(in, wanted.out, detail::visit_member("out", visit));
+        const auto s = shapes(in.tokens.shape(), source_of(in).shape());
+        if constexpr (requires { attention.check_gradients(planned(s, in.positions), wanted.attention, visit); })
+            attention.check_gradients(planned(s, in.positions), wanted.attention, [&](std::string_view argument, const auto& view, const shape& expected) {
+                visit(detail::nested_name("attention", argument), view, expected, false);
+            });
+        if constexpr (reduces) reduce.for_each_gradient({source_of(in)}, wanted.reduce, detail::visit_member("reduce", visit));
+        detail::for_each_norm_gradient<N>(wanted.query_norm, s.queries.channels, detail::visit_member("query_norm", visit));
+        detail::for_each_norm_gradient<N>(wanted.key_norm, s.keys.channels, detail::visit_member("key_norm", visit));
+    }
+    /// Q, K, V, the attention's result, and what is before norms and after reduce.
+    std::size_t kept_bytes(const shape& tokens, const shape& context) const {
+        detail::scratch memory;
+        tensors(memory, *this, tokens, context.size() > 0 ? context : tokens, true);
+        return memory.used_bytes();
+    }
+    void forward(const layer_inputs<T>& in, const tensor_view<T>& result, std::byte* kept, const execution& run) const
+        requires is_differentiable
+    {
+        detail::scratch memory(kept);
+        compute(in, {memory, *this, in.tokens.shape(), source_of(in).shape(), true}, result, run);
+    }
+    std::size_t backward_workspace_bytes(const shape& tokens, const shape& context, index_t concurrency) const {
+        detail::scratch memory;
+        gradient_work(memory, *this, tokens, context.size() > 0 ? context : tokens, concurrency);
+        return memory.used_bytes();
+    }
+    void backward(const layer_inputs<T>& in, const std::byte* kept, const tensor_view<const T>& given, const layer_gradients<multi_head>& wanted,
+                  const execution& run) const
+        requires is_differentiable
+    {
+        const auto source = source_of(in);
+        detail::scratch memory(run.workspace().bytes().data()), held(const_cast<std::byte*>(kept));
+        const tensors t(held, *this, in.tokens.shape(), source.shape(), true);
+        const gradient_work g(memory, *this, in.tokens.shape(), source.shape(), run.concurrency());
+        const auto& p = wanted.parameters;
+
+        out.backward(join_heads(t.attended), given, join_heads(g.of.attended), false, p.out, run);
+        auto of_attention = p.attention;
+        of_attention.queries = g.of.queries;
+        of_attention.keys = g.of.keys;
+        of_attention.values = g.of.values;
+        attention.backward(inputs<T>{t.queries, t.keys, t.values, in.positions}, {t.attended, t.log_sum_exp}, {g.of.attended}, of_attention, run);
         if (rotation) {
-            rotation->forward(w.queries, places(token_positions, in.positions.first_query), w.queries, run);
-            rotation->forward(w.keys, places(key_positions(in), in.positions.first_key), w.keys, run);
+            rotation->backward(g.of.queries, places(token_positions, in.positions.first_query), g.of.queries, run);
+            rotation->backward(g.of.keys, places(key_positions(in), in.positions.first_key), g.of.keys, run);
         }
-        attention.forward(inputs<T>{w.queries, w.keys, w.values, in.positions}, outputs<T>{w.attended}, run);
-        out.forward(join_heads(w.attended), in.residual, result, run);
+        if constexpr (normalises) {
+            const auto through = [&](const N& norm, auto of_norm, const tensor_view<const T>& x, const tensor_view<const T>& of_y, const tensor_view<T>& of_x) {
+                of_norm.x = of_x;
+                norm.backward(x, of_y, of_norm, run);
+            };
+            through(query_norm, p.query_norm, t.plain_queries, g.of.queries, g.of.plain_queries);
+            through(key_norm, p.key_norm, t.plain_keys, g.of.keys, g.of.plain_keys);
+        }
+
+        // What several projections read has the sum of what they give.
+        q.backward(in.tokens, join_heads(g.of.plain_queries), wanted.tokens, false, p.q, run);
+        const bool is_tokens = !in.context.data();
+        const auto of_source = is_tokens ? wanted.tokens : wanted.context;
+        const auto read = reduces ? tensor_view<const T>(t.reduced) : source;
+        const auto of_read = reduces ? g.of.reduced : of_source;
+        k.backward(read, join_heads(g.of.plain_keys), of_read, is_tokens && !reduces, p.k, run);
+        if (in.value_context.data()) v.backward(in.value_context, join_heads(g.of.values), wanted.value_context, false, p.v, run);
+        else v.backward(read, join_heads(g.of.values), of_read, true, p.v, run);
+        if constexpr (reduces) {
+            const auto to = is_tokens && of_source.data() ? g.of_source : of_source;
+            reduce.backward({source}, t.of_reduce, g.of.reduced, {.tokens = to, .parameters = p.reduce}, run);
+            if (is_tokens && of_source.data())
+                detail::for_each_row(of_source, run, [&](T* row, index_t b, index_t i) { detail::add_rows<Arch>(row, to.row(b, 0, i), row, to.shape().channels); });
+        }
     }
 
 private:
+    static constexpr bool normalises = !std::same_as<N, identity_norm<T>>;
+
     static rotary_positions places(const tensor_view<const index_t>& given, const per_batch& first) {
         return given.data() ? rotary_positions(given) : rotary_positions(first);
     }
@@ -144,29 +234,93 @@ private:
                 {tokens.batch, kv_heads, m, v.outputs() / kv_heads}};
     }
 
-    /// The memory of a call, behind that of the layers and the operator inside.
-    struct work {
-        tensor_view<T> queries, keys, values, attended, kept;
+    static inputs<T> planned(const input_shapes& s, const positions& where) {
+        const auto view = [](const shape& of) { return detail::planned(token_major(static_cast<const T*>(nullptr), of)); };
+        return {view(s.queries), view(s.keys), view(s.values), where};
+    }
 
-        work(detail::scratch& memory, const multi_head& layer, const shape& tokens, const shape& source, index_t concurrency) {
+    /// The tensors of a call; or their gradients. Those of a call that is kept for its gradient are more.
+    struct tensors {
+        tensor_view<T> queries, keys, values, attended, reduced;
+        tensor_view<T> plain_queries, plain_keys; ///< before norms
+        tensor_view<T> log_sum_exp;
+        std::byte* of_reduce = nullptr; ///< what `reduce` keeps
+
+        tensors(detail::scratch& memory, const multi_head& layer, const shape& tokens, const shape& source, bool kept) {
             const auto s = layer.shapes(tokens, source);
-            const auto of_out = layer.attention.output_shape(s), from = layer.reduced(source);
-            const shape joined{of_out.batch, 1, of_out.tokens, of_out.heads * of_out.channels};
-            std::size_t reducing = 0;
-            if constexpr (reduces) reducing = layer.reduce.workspace_bytes(source, {}, concurrency);
-            memory.take<std::byte>(static_cast<index_t>(
-                std::max({reducing, layer.q.workspace_bytes(tokens, concurrency), layer.k.workspace_bytes(from, concurrency),
-                          layer.v.workspace_bytes(from, concurrency), layer.query_norm.workspace_bytes(s.queries, concurrency),
-                          layer.key_norm.workspace_bytes(s.keys, concurrency), layer.attention.template workspace_bytes<T>(s, concurrency),
-                          layer.out.workspace_bytes(joined, concurrency)})));
             const auto take = [&](const shape& of) { return token_major(memory.take<T>(of.size()), of); };
-            queries = take(s.queries);
-            keys = take(s.keys);
+            queries = plain_queries = take(s.queries);
+            keys = plain_keys = take(s.keys);
             values = take(s.values);
-            attended = take(of_out);
-            if constexpr (reduces) kept = take(from);
+            attended = take(layer.attention.output_shape(s));
+            if constexpr (reduces) reduced = take(layer.reduced(source));
+            if (!kept) return;
+            if (normalises) plain_queries = take(s.queries), plain_keys = take(s.keys);
+            if constexpr (!requires { requires !A::has_log_sum_exp; }) log_sum_exp = take(log_sum_exp_shape(layer.attention, s));
+            if constexpr (reduces && is_differentiable) of_reduce = memory.take<std::byte>(static_cast<index_t>(layer.reduce.kept_bytes(source, {})));
         }
     };
+    /// The memory of a gradient, behind that of what is inside.
+    struct gradient_work {
+        tensor_view<T> of_source;
+        tensors of;
+
+        gradient_work(detail::scratch& memory, const multi_head& layer, const shape& tokens, const shape& source, index_t concurrency)
+            : of_source(take_inner(memory, layer, tokens, source, concurrency)), of(memory, layer, tokens, source, true) {}
+
+    private:
+        static tensor_view<T> take_inner(detail::scratch& memory, const multi_head& layer, const shape& tokens, const shape& source, index_t concurrency) {
+            memory.take<std::byte>(layer.backward_bytes(tokens, source, concurrency));
+            return head_major(reduces ? memory.take<T>(source.size()) : nullptr, source);
+        }
+    };
+    shape joined(const input_shapes& s) const {
+        const auto of_out = attention.output_shape(s);
+        return {of_out.batch, 1, of_out.tokens, of_out.heads * of_out.channels};
+    }
+    /// What the layers and the operator inside need, one after the other.
+    std::size_t forward_bytes(const shape& tokens, const shape& source, index_t concurrency) const {
+        const auto s = shapes(tokens, source);
+        const auto from = reduced(source);
+        std::size_t reducing = 0;
+        if constexpr (reduces) reducing = reduce.workspace_bytes(source, {}, concurrency);
+        return std::max({reducing, q.workspace_bytes(tokens, concurrency), k.workspace_bytes(from, concurrency), v.workspace_bytes(from, concurrency),
+                         query_norm.workspace_bytes(s.queries, concurrency), key_norm.workspace_bytes(s.keys, concurrency),
+                         attention.template workspace_bytes<T>(s, concurrency), out.workspace_bytes(joined(s), concurrency)});
+    }
+    std::size_t backward_bytes(const shape& tokens, const shape& source, index_t concurrency) const {
+        const auto s = shapes(tokens, source);
+        const auto from = reduced(source);
+        std::size_t reducing = 0;
+        if constexpr (reduces) reducing = reduce.backward_workspace_bytes(source, {}, concurrency);
+        return std::max({reducing, q.backward_workspace_bytes(tokens, {}, concurrency), k.backward_workspace_bytes(from, {}, concurrency),
+                         v.backward_workspace_bytes(from, {}, concurrency), detail::backward_workspace_of(query_norm, s.queries, concurrency),
+                         detail::backward_workspace_of(key_norm, s.keys, concurrency), attention.template backward_workspace_bytes<T>(s, concurrency),
+                         out.backward_workspace_bytes(joined(s), {}, concurrency)});
+    }
+    void compute(const layer_inputs<T>& in, const tensors& t, const tensor_view<T>& result, const execution& run) const {
+        auto source = source_of(in);
+        if constexpr (reduces) {
+            if constexpr (is_differentiable) {
+                if (t.of_reduce) reduce.forward({source}, t.reduced, t.of_reduce, run);
+                else reduce.forward({source}, t.reduced, run);
+            } else {
+                reduce.forward({source}, t.reduced, run);
+            }
+            source = t.reduced;
+        }
+        q.forward(in.tokens, {}, join_heads(t.plain_queries), run);
+        k.forward(source, {}, join_heads(t.plain_keys), run);
+        v.forward(in.value_context.data() ? in.value_context : source, {}, join_heads(t.values), run);
+        query_norm.forward(t.plain_queries, t.queries, run);
+        key_norm.forward(t.plain_keys, t.keys, run);
+        if (rotation) {
+            rotation->forward(t.queries, places(token_positions, in.positions.first_query), t.queries, run);
+            rotation->forward(t.keys, places(key_positions(in), in.positions.first_key), t.keys, run);
+        }
+        attention.forward(inputs<T>{t.queries, t.keys, t.values, in.positions}, outputs<T>{t.attended, t.log_sum_exp}, run);
+        out.forward(join_heads(t.attended), in.residual, result, run);
+    }
 };
 
 } // namespace attn

@@ -64,23 +64,15 @@ public:
     }
     /// Computes: out may be x. Everything has been checked.
     void forward(const tensor_view<const T>& x, const rotary_positions& where, const tensor_view<T>& out, const execution& run) const {
-        const auto batch = x.shape().batch, heads = x.shape().heads, tokens = x.shape().tokens;
-        constexpr index_t tokens_of_a_task = 32;
-        const auto chunks = (tokens + tokens_of_a_task - 1) / tokens_of_a_task;
-        run.for_each(batch * chunks, [&](index_t task, index_t) {
-            const auto b = task / chunks, begin = task % chunks * tokens_of_a_task;
-            for (index_t i = begin; i < std::min(tokens, begin + tokens_of_a_task); ++i)
-                for (index_t h = 0; h < heads; ++h) {
-                    const row_pair row{x.row(b, h, i), out.row(b, h, i), x.strides().channels, out.strides().channels};
-                    for (index_t a = 0; a < where.axes(); ++a) turn_pairs(row, where(b, i, a), a, where.axes());
-                    if (row.from == row.to) continue;
-                    for (index_t c = where.axes() * channels_; c < x.shape().channels; ++c) row.to[c * row.to_stride] = row.from[c * row.from_stride];
-                }
-        });
+        turn(x, where, out, T{1}, run);
+    }
+    /// The gradient of x from that of out, in the same way: turned back.
+    void backward(const tensor_view<const T>& given, const rotary_positions& where, const tensor_view<T>& wanted, const execution& run) const {
+        turn(given, where, wanted, T{-1}, run);
     }
 
 private:
-    struct turn {
+    struct cosine_and_sine {
         T cosine, sine;
     };
     struct row_pair {
@@ -90,7 +82,7 @@ private:
     };
 
     static void check_table(index_t max_positions, index_t channels) {
-        detail::check_shape<turn>(name, "table", {.tokens = max_positions, .channels = channels / 2});
+        detail::check_shape<cosine_and_sine>(name, "table", {.tokens = max_positions, .channels = channels / 2});
     }
     /// A table that no memory holds is refused before there are frequencies for it.
     static rotary_frequencies geometric(index_t max_positions, index_t channels, double base) {
@@ -101,24 +93,60 @@ private:
         check_table(max_positions_, channels_);
         turns_.reserve(static_cast<std::size_t>(max_positions_ * (channels_ / 2)));
     }
+    /// direction: 1, or -1 to turn back.
+    void turn(const tensor_view<const T>& x, const rotary_positions& where, const tensor_view<T>& out, T direction, const execution& run) const {
+        const auto batch = x.shape().batch, heads = x.shape().heads, tokens = x.shape().tokens;
+        constexpr index_t tokens_of_a_task = 32;
+        const auto chunks = (tokens + tokens_of_a_task - 1) / tokens_of_a_task;
+        run.for_each(batch * chunks, [&](index_t task, index_t) {
+            const auto b = task / chunks, begin = task % chunks * tokens_of_a_task;
+            for (index_t i = begin; i < std::min(tokens, begin + tokens_of_a_task); ++i)
+                for (index_t h = 0; h < heads; ++h) {
+                    const row_pair row{x.row(b, h, i), out.row(b, h, i), x.strides().channels, out.strides().channels};
+                    for (index_t a = 0; a < where.axes(); ++a) turn_pairs(row, where(b, i, a), a, where.axes(), direction);
+                    if (row.from == row.to) continue;
+                    for (index_t c = where.axes() * channels_; c < x.shape().channels; ++c) row.to[c * row.to_stride] = row.from[c * row.from_stride];
+                }
+        });
+    }
+
     /// Turns the pairs of one axis.
-    void turn_pairs(const row_pair& row, index_t position, index_t axis, index_t axes) const {
+    void turn_pairs(const row_pair& row, index_t position, index_t axis, index_t axes, T direction) const {
         const auto half = channels_ / 2;
         const bool split = pairs_ == rotary_pairs::half_split;
         const auto apart = split ? axes * half : index_t{1}, step = split ? index_t{1} : index_t{2};
-        const turn* const turns = turns_.data() + position * half;
+        const auto* const turns = turns_.data() + position * half;
         for (index_t p = 0; p < half; ++p) {
             const auto left = (axis * half + p) * step, right = left + apart;
             const T a = row.from[left * row.from_stride], c = row.from[right * row.from_stride];
-            row.to[left * row.to_stride] = a * turns[p].cosine - c * turns[p].sine;
-            row.to[right * row.to_stride] = a * turns[p].sine + c * turns[p].cosine;
+            const T sine = direction * turns[p].sine;
+            row.to[left * row.to_stride] = a * turns[p].cosine - c * sine;
+            row.to[right * row.to_stride] = a * sine + c * turns[p].cosine;
         }
     }
 
     index_t max_positions_, channels_;
     rotary_pairs pairs_;
-    std::vector<turn> turns_; ///< (positions, pairs)
+    std::vector<cosine_and_sine> turns_; ///< (positions, pairs)
 };
+
+namespace detail {
+
+/// What is checked of x or its gradient, of which the other is made.
+template <Scalar T>
+void check_rotation(const rotary<T>& rotation, std::string_view argument, const tensor_view<const T>& from, const rotary_positions& where,
+                    std::string_view result, const tensor_view<T>& to) {
+    constexpr auto name = rotary<T>::name;
+    check_view(name, argument, from);
+    check_view(name, result, to);
+    check_same_or_apart(name, from, to, true);
+    rotation.check(name, argument, from.shape(), where);
+    const output_memory memory(name, result, to);
+    rotation.check_apart(memory);
+    where.check_apart(memory);
+}
+
+} // namespace detail
 
 /// Turns x (batch, heads, n, d), whose rows lie at positions counted from a first one, or given for each token. out may be x itself. Allocates
 /// nothing. Throws attention_error, before anything is read or written: shapes that do not fit, positions that the table has not, an out that
@@ -126,15 +154,25 @@ private:
 template <Scalar T>
 void rotate(const rotary<T>& rotation, const std::type_identity_t<tensor_view<const T>>& x, const rotary_positions& where,
             const std::type_identity_t<tensor_view<T>>& out, const execution& run) {
-    constexpr auto name = rotary<T>::name;
-    detail::check_view(name, "x", x);
-    detail::check_view(name, "out", out);
-    detail::check_same_or_apart(name, x, out, true);
-    rotation.check(name, "x", x.shape(), where);
-    const output_memory memory(name, "out", out);
-    rotation.check_apart(memory);
-    where.check_apart(memory);
+    detail::check_rotation(rotation, "x", x, where, "out", out);
     rotation.forward(x, where, out, run);
+}
+
+/// The gradient of a loss with respect to what `rotate` read, from `given`, that by what it wrote: pairs turned back. wanted may be given itself.
+/// Throws as rotate does.
+template <Scalar T>
+void rotate_backward(const rotary<T>& rotation, const std::type_identity_t<tensor_view<const T>>& given, const rotary_positions& where,
+                     const std::type_identity_t<tensor_view<T>>& wanted, const execution& run) {
+    detail::check_rotation(rotation, "given", given, where, "wanted", wanted);
+    rotation.backward(given, where, wanted, run);
+}
+
+/// The same.
+template <Scalar T, ExecutorArgument E = sequential>
+void rotate_backward(const rotary<T>& rotation, const std::type_identity_t<tensor_view<const T>>& given, const rotary_positions& where,
+                     const std::type_identity_t<tensor_view<T>>& wanted, E&& executor = {}) {
+    workspace none;
+    rotate_backward(rotation, given, where, wanted, execution(executor, none));
 }
 
 /// The same.

@@ -1,9 +1,9 @@
 // The pre-norm transformer block, over any attention layer, norm and feed-forward layer.
 #pragma once
 
-#include "../norm/identity_norm.hpp"
 #include "feed_forward.hpp"
 #include "multi_head.hpp"
+#include "norm_gradients.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
@@ -22,6 +22,7 @@ struct transformer_block {
     static_assert(has_norms || (M::in_place && F::in_place),
                   "attn: without norms, attention and feed_forward must be able to write where they read");
     static constexpr bool in_place = true;
+    static constexpr bool is_differentiable = DifferentiableLayer<M> && DifferentiableLayer<F> && detail::TrainableNorm<N>;
 
     N attention_norm = {};
     M attention;
@@ -74,7 +75,105 @@ struct transformer_block {
         feed_forward.forward({.tokens = normalised(feed_forward_norm, out), .residual = out}, out, run);
     }
 
+    /// Those of its parts. The norms' own x are left empty.
+    struct gradients {
+        detail::gradients_of_norm<N> attention_norm = {};
+        detail::gradients_of_layer<M> attention = {};
+        detail::gradients_of_norm<N> feed_forward_norm = {};
+        detail::gradients_of_layer<F> feed_forward = {};
+    };
+    void for_each_gradient(const layer_inputs<scalar>& in, const gradients& wanted, const auto& visit) const {
+        const auto channels = in.tokens.shape().channels;
+        detail::for_each_norm_gradient<N>(wanted.attention_norm, channels, detail::visit_member("attention_norm", visit));
+        attention.for_each_gradient(in, wanted.attention, detail::visit_member("attention", visit));
+        detail::for_each_norm_gradient<N>(wanted.feed_forward_norm, channels, detail::visit_member("feed_forward_norm", visit));
+        feed_forward.for_each_gradient(in, wanted.feed_forward, detail::visit_member("feed_forward", visit));
+    }
+    /// What the norms make, y, and what attention and feed_forward keep.
+    std::size_t kept_bytes(const shape& tokens, const shape& context) const {
+        detail::scratch memory;
+        kept_tensors(memory, *this, tokens, context);
+        return memory.used_bytes();
+    }
+    void forward(const layer_inputs<scalar>& in, const tensor_view<scalar>& out, std::byte* kept, const execution& run) const
+        requires is_differentiable
+    {
+        detail::scratch memory(kept);
+        const kept_tensors k(memory, *this, in.tokens.shape(), in.context.shape());
+        if constexpr (has_norms) attention_norm.forward(in.tokens, k.attention_tokens, run);
+        auto to_attention = inputs_of_attention(in, k);
+        to_attention.residual = in.tokens;
+        attention.forward(to_attention, k.between, k.attention, run);
+        if constexpr (has_norms) feed_forward_norm.forward(k.between, k.feed_forward_tokens, run);
+        feed_forward.forward({.tokens = k.feed_forward_tokens, .residual = k.between}, out, k.feed_forward, run);
+    }
+    std::size_t backward_workspace_bytes(const shape& tokens, const shape& context, index_t concurrency) const {
+        detail::scratch memory;
+        gradient_work(memory, *this, tokens, context, concurrency);
+        return memory.used_bytes();
+    }
+    void backward(const layer_inputs<scalar>& in, const std::byte* kept, const tensor_view<const scalar>& given,
+                  const layer_gradients<transformer_block>& wanted, const execution& run) const
+        requires is_differentiable
+    {
+        detail::scratch memory(run.workspace().bytes().data()), held(const_cast<std::byte*>(kept));
+        const kept_tensors k(held, *this, in.tokens.shape(), in.context.shape());
+        const gradient_work g(memory, *this, in.tokens.shape(), in.context.shape(), run.concurrency());
+        const auto& p = wanted.parameters;
+        const auto add_branch = [&](const N& norm, auto of_norm, const tensor_view<const scalar>& x, const tensor_view<const scalar>& of_skipped,
+                                    const tensor_view<scalar>& to) {
+            auto branch = g.of_branch;
+            if constexpr (has_norms) {
+                of_norm.x = to.data() ? g.of_norm : to;
+                norm.backward(x, g.of_branch, of_norm, run);
+                branch = g.of_norm;
+            }
+            if (!to.data()) return;
+            detail::for_each_row(to, run, [&](scalar* row, index_t b, index_t i) {
+                detail::add_rows<simd::native>(of_skipped.row(b, 0, i), branch.row(b, 0, i), row, to.shape().channels);
+            });
+        };
+        feed_forward.backward({.tokens = k.feed_forward_tokens}, k.feed_forward, given, {.tokens = g.of_branch, .parameters = p.feed_forward}, run);
+        add_branch(feed_forward_norm, p.feed_forward_norm, k.between, given, g.of_between);
+        attention.backward(inputs_of_attention(in, k), k.attention, g.of_between,
+                           {.tokens = g.of_branch, .context = wanted.context, .value_context = wanted.value_context, .parameters = p.attention}, run);
+        add_branch(attention_norm, p.attention_norm, in.tokens, g.of_between, wanted.tokens);
+    }
+
 private:
+    /// What a forward keeps.
+    struct kept_tensors {
+        tensor_view<scalar> attention_tokens, between, feed_forward_tokens; ///< without norms, the last are those between
+        std::byte *attention, *feed_forward;
+
+        kept_tensors(detail::scratch& memory, const transformer_block& block, const shape& s, const shape& context) {
+            const auto take = [&] { return head_major(memory.take<scalar>(s.size()), s); };
+            between = feed_forward_tokens = take();
+            if (has_norms) attention_tokens = take(), feed_forward_tokens = take();
+            attention = memory.take<std::byte>(static_cast<index_t>(block.attention.kept_bytes(s, context)));
+            feed_forward = memory.take<std::byte>(static_cast<index_t>(block.feed_forward.kept_bytes(s, {})));
+        }
+    };
+    static layer_inputs<scalar> inputs_of_attention(const layer_inputs<scalar>& in, const kept_tensors& k) {
+        auto inner = in;
+        if (has_norms) inner.tokens = k.attention_tokens;
+        return inner;
+    }
+    /// The memory of a gradient, behind that of what is inside.
+    struct gradient_work {
+        tensor_view<scalar> of_branch, of_between, of_norm;
+
+        gradient_work(detail::scratch& memory, const transformer_block& block, const shape& s, const shape& context, index_t concurrency) {
+            memory.take<std::byte>(std::max({detail::backward_workspace_of(block.attention_norm, s, concurrency),
+                                             detail::backward_workspace_of(block.feed_forward_norm, s, concurrency),
+                                             block.attention.backward_workspace_bytes(s, context, concurrency),
+                                             block.feed_forward.backward_workspace_bytes(s, {}, concurrency)}));
+            const auto take = [&] { return head_major(memory.take<scalar>(s.size()), s); };
+            of_branch = take();
+            of_between = take();
+            if (has_norms) of_norm = take();
+        }
+    };
     static void check_kept(std::string_view argument, const shape& result, const shape& tokens) {
         if (result != tokens) throw shape_error(name, argument, "makes " + to_string(result) + " of tokens of shape " + to_string(tokens));
     }

@@ -3,6 +3,7 @@
 
 #include "../norm/identity_norm.hpp"
 #include "linear.hpp"
+#include "norm_gradients.hpp"
 #include "windows.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
@@ -33,8 +34,7 @@ struct windowed {
     void check(const layer_inputs<scalar>& in) const {
         detail::check_grid(name, grid, in.tokens);
         if (in.context.data() || in.value_context.data()) throw argument_error(name, "context", "is not cut into windows");
-        layer.check({.tokens = detail::planned(head_major(static_cast<const scalar*>(nullptr), grid.windows_of(in.tokens.shape()))),
-                     .positions = in.positions});
+        layer.check({.tokens = planned_windows(in), .positions = in.positions});
     }
     void check_apart(const output_memory& out) const { attn::check_apart(layer, out); }
     shape output_shape(const shape& tokens) const {
@@ -50,6 +50,48 @@ struct windowed {
         const work w(memory, *this, in.tokens.shape(), run.concurrency());
         detail::copy_to_windows(grid, in.tokens, w.before, run);
         layer.forward({.tokens = w.before, .positions = in.positions}, w.after, run);
+        write(in, w, out, run);
+    }
+
+    /// Those of the layer inside.
+    using gradients = detail::gradients_of_layer<L>;
+    void for_each_gradient(const layer_inputs<scalar>& in, const gradients& wanted, const auto& visit) const {
+        layer.for_each_gradient({.tokens = planned_windows(in), .positions = in.positions}, wanted, visit);
+    }
+    std::size_t kept_bytes(const shape& tokens, const shape&) const { return layer.kept_bytes(grid.windows_of(tokens), {}); }
+    void forward(const layer_inputs<scalar>& in, const tensor_view<scalar>& out, std::byte* kept, const execution& run) const
+        requires DifferentiableLayer<L>
+    {
+        detail::scratch memory(run.workspace().bytes().data());
+        const work w(memory, *this, in.tokens.shape(), run.concurrency());
+        detail::copy_to_windows(grid, in.tokens, w.before, run);
+        layer.forward({.tokens = w.before, .positions = in.positions}, w.after, kept, run);
+        write(in, w, out, run);
+    }
+    std::size_t backward_workspace_bytes(const shape& tokens, const shape&, index_t concurrency) const {
+        detail::scratch memory;
+        gradient_work(memory, *this, tokens, concurrency);
+        return memory.used_bytes();
+    }
+    void backward(const layer_inputs<scalar>& in, const std::byte* kept, const tensor_view<const scalar>& given, const layer_gradients<windowed>& wanted,
+                  const execution& run) const
+        requires DifferentiableLayer<L>
+    {
+        detail::scratch memory(run.workspace().bytes().data());
+        const gradient_work g(memory, *this, in.tokens.shape(), run.concurrency());
+        detail::copy_to_windows(grid, in.tokens, g.before, run);
+        detail::copy_to_windows(grid, given, g.of_after, run);
+        const auto of_before = wanted.tokens.data() ? g.of_before : tensor_view<scalar>{};
+        layer.backward({.tokens = g.before, .positions = in.positions}, kept, g.of_after, {.tokens = of_before, .parameters = wanted.parameters}, run);
+        if (wanted.tokens.data()) detail::copy_from_windows<scalar>(grid, g.of_before, wanted.tokens, run);
+    }
+
+private:
+    tensor_view<const scalar> planned_windows(const layer_inputs<scalar>& in) const {
+        return detail::planned(head_major(static_cast<const scalar*>(nullptr), grid.windows_of(in.tokens.shape())));
+    }
+    /// The result of the windows, where they were cut from.
+    void write(const layer_inputs<scalar>& in, const auto& w, const tensor_view<scalar>& out, const execution& run) const {
         const auto channels = out.shape().channels;
         detail::for_each_window_token(grid, out.shape().batch, run, [&](index_t b, index_t to, index_t entry, index_t from) {
             const scalar* const row = w.after.row(entry, 0, from);
@@ -60,7 +102,6 @@ struct windowed {
         });
     }
 
-private:
     struct work {
         tensor_view<scalar> before, after;
 
@@ -69,6 +110,17 @@ private:
             memory.take<std::byte>(static_cast<index_t>(outer.layer.workspace_bytes(in, {}, concurrency)));
             before = head_major(memory.take<scalar>(in.size()), in);
             after = head_major(memory.take<scalar>(result.size()), result);
+        }
+    };
+    struct gradient_work {
+        tensor_view<scalar> before, of_before, of_after;
+
+        gradient_work(detail::scratch& memory, const windowed& outer, const shape& tokens, index_t concurrency) {
+            const auto in = outer.grid.windows_of(tokens), result = outer.layer.output_shape(in);
+            memory.take<std::byte>(static_cast<index_t>(outer.layer.backward_workspace_bytes(in, {}, concurrency)));
+            before = head_major(memory.take<scalar>(in.size()), in);
+            of_before = head_major(memory.take<scalar>(in.size()), in);
+            of_after = head_major(memory.take<scalar>(result.size()), result);
         }
     };
 };
@@ -111,10 +163,76 @@ struct spatial_reduction {
         const auto windows = take_windows(memory, s, run.concurrency());
         detail::copy_to_windows(grid, in.tokens, windows, run);
         projection.forward(head_major(windows.data(), joined(s)), {}, out, run);
-        if constexpr (!std::same_as<N, identity_norm<T>>) norm.forward(out, out, run);
+        if constexpr (has_norm) norm.forward(out, out, run);
+    }
+
+    /// Those of the projection and the norm.
+    struct gradients {
+        typename linear<T, Arch>::gradients projection = {};
+        detail::gradients_of_norm<N> norm = {};
+    };
+    void for_each_gradient(const layer_inputs<T>& in, const gradients& wanted, const auto& visit) const {
+        projection.for_each_gradient(in, wanted.projection, detail::visit_member("projection", visit));
+        detail::for_each_norm_gradient<N>(wanted.norm, projection.outputs(), detail::visit_member("norm", visit));
+    }
+    /// What the norm reads.
+    std::size_t kept_bytes(const shape& tokens, const shape&) const {
+        detail::scratch memory;
+        take_projected(memory, tokens);
+        return memory.used_bytes();
+    }
+    void forward(const layer_inputs<T>& in, const tensor_view<T>& out, std::byte* kept, const execution& run) const {
+        detail::scratch memory(run.workspace().bytes().data()), held(kept);
+        const auto& s = in.tokens.shape();
+        const auto windows = take_windows(memory, s, run.concurrency());
+        const auto projected = has_norm ? take_projected(held, s) : out;
+        detail::copy_to_windows(grid, in.tokens, windows, run);
+        projection.forward(head_major(windows.data(), joined(s)), {}, projected, run);
+        if constexpr (has_norm) norm.forward(projected, out, run);
+    }
+    std::size_t backward_workspace_bytes(const shape& tokens, const shape&, index_t concurrency) const {
+        detail::scratch memory;
+        gradient_work(memory, *this, tokens, concurrency);
+        return memory.used_bytes();
+    }
+    void backward(const layer_inputs<T>& in, const std::byte* kept, const tensor_view<const T>& given, const layer_gradients<spatial_reduction>& wanted,
+                  const execution& run) const
+        requires detail::TrainableNorm<N>
+    {
+        detail::scratch memory(run.workspace().bytes().data()), held(const_cast<std::byte*>(kept));
+        const auto& s = in.tokens.shape();
+        const gradient_work g(memory, *this, s, run.concurrency());
+        auto of_projected = given;
+        if constexpr (has_norm) {
+            auto of_norm = wanted.parameters.norm;
+            of_norm.x = g.of_projected;
+            norm.backward(take_projected(held, s), given, of_norm, run);
+            of_projected = g.of_projected;
+        }
+        detail::copy_to_windows(grid, in.tokens, g.windows, run);
+        const auto of_windows = wanted.tokens.data() ? head_major(g.of_windows.data(), joined(s)) : tensor_view<T>{};
+        projection.backward(head_major(g.windows.data(), joined(s)), of_projected, of_windows, false, wanted.parameters.projection, run);
+        if (wanted.tokens.data()) detail::copy_from_windows<T>(grid, g.of_windows, wanted.tokens, run);
     }
 
 private:
+    static constexpr bool has_norm = !std::same_as<N, identity_norm<T>>;
+
+    tensor_view<T> take_projected(detail::scratch& memory, const shape& s) const {
+        const auto result = output_shape(s);
+        return head_major(has_norm ? memory.take<T>(result.size()) : nullptr, result);
+    }
+    struct gradient_work {
+        tensor_view<T> windows, of_windows, of_projected;
+
+        gradient_work(detail::scratch& memory, const spatial_reduction& layer, const shape& s, index_t concurrency) {
+            memory.take<std::byte>(std::max(layer.projection.backward_workspace_bytes(layer.joined(s), {}, concurrency),
+                                            detail::backward_workspace_of(layer.norm, layer.output_shape(s), concurrency)));
+            windows = head_major(memory.take<T>(s.size()), layer.grid.windows_of(s));
+            of_windows = head_major(memory.take<T>(s.size()), layer.grid.windows_of(s));
+            of_projected = layer.take_projected(memory, s);
+        }
+    };
     shape joined(const shape& s) const { return {s.batch, 1, grid.windows(), grid.window_tokens() * s.channels}; }
     tensor_view<T> take_windows(detail::scratch& memory, const shape& s, index_t concurrency) const {
         memory.take<std::byte>(static_cast<index_t>(

@@ -148,6 +148,14 @@ void copy_to_windows(const window_grid& grid, const tensor_view<const T>& image,
     });
 }
 
+/// window_reverse, of which everything has been checked.
+template <class T>
+void copy_from_windows(const window_grid& grid, const tensor_view<const T>& windows, const tensor_view<T>& image, const execution& run) {
+    for_each_window_token(grid, image.shape().batch, run, [&](index_t b, index_t of_image, index_t entry, index_t of_window) {
+        copy_token(windows, entry, of_window, image, b, of_image);
+    });
+}
+
 } // namespace detail
 
 /// The windows of images: from (batch, heads, height width, channels) to (batch windows(), heads, window_tokens(), channels), of any
@@ -180,9 +188,7 @@ template <TensorLike V>
 void window_reverse(const window_grid& grid, const V& windows, const tensor_view<detail::scalar_t<V>>& image, const execution& run) {
     const tensor_view<const detail::scalar_t<V>> from = windows;
     detail::check_windows(grid, "window_reverse", image.shape(), from.shape(), from, "windows", image, "image");
-    detail::for_each_window_token(grid, image.shape().batch, run, [&](index_t b, index_t of_image, index_t entry, index_t of_window) {
-        detail::copy_token(from, entry, of_window, image, b, of_image);
-    });
+    detail::copy_from_windows(grid, from, image, run);
 }
 
 /// The same.

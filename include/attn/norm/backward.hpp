@@ -16,15 +16,15 @@ struct norm_gradients {
     std::span<T> bias = {};
 };
 
-/// A norm whose inference has a gradient.
-/// - `adds_bias`: false where it knows no bias.
-/// - `backward_workspace_bytes(shape)`: the scratch memory that `backward` needs.
+/// A norm that has a gradient.
+/// - `gradients`: norm_gradients, or what else names its parameters, and x.
+/// - `backward_workspace_bytes(shape, concurrency)`: the scratch memory that `backward` needs.
 /// - `backward(x, given, wanted, run)`: computes. Everything has been checked; it allocates nothing and writes only to `wanted`.
+/// - `adds_bias`, where gradients are norm_gradients: false if it knows no bias.
 template <class N>
 concept DifferentiableNorm = Norm<N> && requires(const N& norm, const shape& s, const tensor_view<const typename N::scalar>& x,
-                                                 const norm_gradients<typename N::scalar>& wanted, const execution& run) {
-    { N::adds_bias } -> std::convertible_to<bool>;
-    { norm.backward_workspace_bytes(s) } -> std::same_as<std::size_t>;
+                                                 const typename N::gradients& wanted, const execution& run) {
+    { norm.backward_workspace_bytes(s, index_t{1}) } -> std::same_as<std::size_t>;
     norm.backward(x, x, wanted, run);
 };
 
@@ -37,8 +37,7 @@ void check_norm_gradients(std::string_view operation, const tensor_view<const T>
     check_rows(operation, "x", x);
     check_rows(operation, "given", given);
     if (given.shape() != x.shape()) throw shape_error(operation, "given", "has shape " + to_string(given.shape()) + ", but x has " + to_string(x.shape()));
-    const auto row = [](std::span<T> numbers) { return head_major(numbers.data(), {.tokens = 1, .channels = std::ssize(numbers)}); };
-    const std::array written{std::pair("wanted.x", wanted.x), std::pair("wanted.weight", row(wanted.weight)), std::pair("wanted.bias", row(wanted.bias))};
+    const std::array written{std::pair("wanted.x", wanted.x), std::pair("wanted.weight", as_row(wanted.weight)), std::pair("wanted.bias", as_row(wanted.bias))};
     for (std::size_t g = 0; g < written.size(); ++g) {
         const auto& [argument, view] = written[g];
         if (!view.data()) continue;
@@ -63,24 +62,25 @@ void check_norm_gradients(std::string_view operation, const tensor_view<const T>
 /// Throws attention_error, before anything is read or written: shapes that do not fit, a gradient that overlaps what is read or another
 /// gradient, a workspace too small.
 template <DifferentiableNorm N>
+    requires std::same_as<typename N::gradients, norm_gradients<typename N::scalar>>
 void backward(const N& norm, const tensor_view<const typename N::scalar>& x, const tensor_view<const typename N::scalar>& given,
               const norm_gradients<typename N::scalar>& wanted, const execution& run) {
     detail::check_norm_gradients(N::name, x, given, wanted, N::adds_bias);
     norm.check(x.shape());
-    for (const auto& [argument, view] : {std::pair("wanted.x", wanted.x),
-                                         std::pair("wanted.weight", head_major(wanted.weight.data(), {.tokens = 1, .channels = std::ssize(wanted.weight)})),
-                                         std::pair("wanted.bias", head_major(wanted.bias.data(), {.tokens = 1, .channels = std::ssize(wanted.bias)}))})
+    for (const auto& [argument, view] : {std::pair("wanted.x", wanted.x), std::pair("wanted.weight", detail::as_row(wanted.weight)),
+                                         std::pair("wanted.bias", detail::as_row(wanted.bias))})
         check_apart(norm, output_memory(N::name, argument, view));
-    detail::check_workspace(N::name, run, norm.backward_workspace_bytes(x.shape()), x.shape());
+    detail::check_workspace(N::name, run, norm.backward_workspace_bytes(x.shape(), run.concurrency()), x.shape());
     norm.backward(x, given, wanted, run);
 }
 
 /// The same, with a workspace for the call.
 template <DifferentiableNorm N, ExecutorArgument E = sequential>
+    requires std::same_as<typename N::gradients, norm_gradients<typename N::scalar>>
 void backward(const N& norm, const tensor_view<const typename N::scalar>& x, const tensor_view<const typename N::scalar>& given,
               const norm_gradients<typename N::scalar>& wanted, E&& executor = {}) {
     detail::check_norm_gradients(N::name, x, given, wanted, N::adds_bias);
-    workspace memory(norm.backward_workspace_bytes(x.shape()));
+    workspace memory(norm.backward_workspace_bytes(x.shape(), detail::concurrency_of(executor)));
     backward(norm, x, given, wanted, execution(executor, memory));
 }
 

@@ -14,17 +14,6 @@ struct rep_norm_gradients : norm_gradients<T> {
 
 namespace detail {
 
-/// Calls f(c, load, store) for the registers of a row, the last of which may be a part: load(from), store(lanes, to).
-template <class Arch, Scalar T, class F>
-[[gnu::always_inline]] inline void for_each_register(index_t channels, const F& f) {
-    using lanes = simd::lanes<T, Arch>;
-    index_t c = 0;
-    for (; c + lanes::size <= channels; c += lanes::size)
-        f(c, [](const T* from) { return lanes::load(from); }, [](lanes value, T* to) { value.store(to); });
-    if (const auto left = channels - c; left > 0)
-        f(c, [left](const T* from) { return lanes::load_first(from, left); }, [left](lanes value, T* to) { value.store_first(to, left); });
-}
-
 /// What reaches a batch_norm plus eta times its input, and how its gradients are taken.
 template <Scalar T>
 struct batch_gradient_call {
@@ -117,7 +106,7 @@ private:
         const T *const x = call.x.row(b, h, i), *const given = call.given.row(b, h, i);
         T *const of_bias = own.of_part(part, 0), *const of_weight = own.of_part(part, 1), *const of_eta = own.of_part(part, 2);
         const bool is_counted = counts(call.mask, b, h, i);
-        for_each_register<Arch, T>(call.x.shape().channels, [&](index_t c, const auto& load, const auto& store) {
+        simd::for_each_register<Arch, T>(call.x.shape().channels, [&](index_t c, const auto& load, const auto& store) {
             const auto value = load(x + c), g = load(given + c);
             store(fma(g, value, load(of_eta + c)), of_eta + c);
             if (!is_counted) return;
@@ -131,7 +120,7 @@ private:
         T* const to = call.wanted.x.row(b, h, i);
         const lanes share(static_cast<T>(call.share)), kept(static_cast<T>(call.kept)), eta(static_cast<T>(call.eta));
         const bool is_counted = counts(call.mask, b, h, i);
-        for_each_register<Arch, T>(call.x.shape().channels, [&](index_t c, const auto& load, const auto& store) {
+        simd::for_each_register<Arch, T>(call.x.shape().channels, [&](index_t c, const auto& load, const auto& store) {
             const auto g = load(given + c);
             auto sum = eta * g;
             if (is_counted) {

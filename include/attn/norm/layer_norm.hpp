@@ -42,8 +42,9 @@ struct layer_norm {
         detail::with_conditions(forward_as, detail::worth_streaming(x, out), !weight.empty(), !bias.empty());
     }
 
+    using gradients = norm_gradients<T>;
     static constexpr bool adds_bias = true;
-    std::size_t backward_workspace_bytes(const shape& x) const { return detail::row_gradients<Arch, true, T>::workspace_bytes(x); }
+    std::size_t backward_workspace_bytes(const shape& x, index_t) const { return detail::row_gradients<Arch, true, T>::workspace_bytes(x); }
     void backward(const tensor_view<const T>& x, const tensor_view<const T>& given, const norm_gradients<T>& wanted, const execution& run) const {
         detail::row_gradients<Arch, true, T>(x, given, wanted, weight, eps)(run);
     }

@@ -37,8 +37,9 @@ struct rms_norm {
         detail::with_conditions(forward_as, detail::worth_streaming(x, out), !weight.empty());
     }
 
+    using gradients = norm_gradients<T>;
     static constexpr bool adds_bias = false;
-    std::size_t backward_workspace_bytes(const shape& x) const { return detail::row_gradients<Arch, false, T>::workspace_bytes(x); }
+    std::size_t backward_workspace_bytes(const shape& x, index_t) const { return detail::row_gradients<Arch, false, T>::workspace_bytes(x); }
     void backward(const tensor_view<const T>& x, const tensor_view<const T>& given, const norm_gradients<T>& wanted, const execution& run) const {
         detail::row_gradients<Arch, false, T>(x, given, wanted, weight, eps)(run);
     }

@@ -32,18 +32,17 @@ void check_train_backward(const N& norm, const tensor_view<const T>& x, const te
         memory.require_apart("mask", mask);
         attn::check_apart(norm, memory);
     };
-    const auto row = [](std::span<T> numbers) { return head_major(numbers.data(), {.tokens = 1, .channels = std::ssize(numbers)}); };
     apart("wanted.x", wanted.x);
-    apart("wanted.weight", row(wanted.weight));
-    apart("wanted.bias", row(wanted.bias));
-    apart("wanted.eta", row(wanted.eta));
+    apart("wanted.weight", as_row(wanted.weight));
+    apart("wanted.bias", as_row(wanted.bias));
+    apart("wanted.eta", as_row(wanted.eta));
     if (wanted.eta.data()) {
-        const output_memory memory(N::name, "wanted.eta", row(wanted.eta));
+        const output_memory memory(N::name, "wanted.eta", as_row(wanted.eta));
         memory.require_apart("x", x);
         memory.require_apart("given", given);
         memory.require_apart("wanted.x", wanted.x);
-        memory.require_apart("wanted.weight", row(wanted.weight));
-        memory.require_apart("wanted.bias", row(wanted.bias));
+        memory.require_apart("wanted.weight", as_row(wanted.weight));
+        memory.require_apart("wanted.bias", as_row(wanted.bias));
     }
     if (!takes_statistics) return;
     if (const auto tokens = counted_tokens(mask, x.shape()); tokens < 2)
@@ -87,7 +86,7 @@ void train_backward(const rep_batch_norm<T, Arch>& norm, const std::type_identit
 /// Bytes of workspace that the gradient of a training step needs: enough for either norm, which run one after the other.
 template <DifferentiableNorm N, class Arch>
 std::size_t train_backward_workspace_bytes(const progressive_rep_batch_norm<N, Arch>& norm, const shape& x, index_t concurrency) {
-    return std::max(norm.norm.backward_workspace_bytes(x), train_backward_workspace_bytes(norm.rep, x, concurrency));
+    return std::max(norm.norm.backward_workspace_bytes(x, concurrency), train_backward_workspace_bytes(norm.rep, x, concurrency));
 }
 
 /// The same of a progressive_rep_batch_norm, out = gamma N(x) + (1 - gamma) RepBN(x): gamma of the gradient goes through N and 1 - gamma through
@@ -104,7 +103,7 @@ void train_backward(const progressive_rep_batch_norm<N, Arch>& norm, const tenso
     for (const auto mine : {of_norm.weight, of_norm.bias})
         for (const auto other : {of_rep.weight, of_rep.bias, of_rep.eta}) {
             if (mine.empty() || other.empty()) continue;
-            const output_memory memory(norm.name, "wanted.norm", head_major(mine.data(), {.tokens = 1, .channels = std::ssize(mine)}));
+            const output_memory memory(norm.name, "wanted.norm", detail::as_row(mine));
             memory.require_apart("wanted.rep", other);
         }
     norm.norm.check(x.shape());

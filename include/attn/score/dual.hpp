@@ -3,6 +3,8 @@
 
 #include "composed_score.hpp"
 
+#include <numbers>
+
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
 namespace dual_numbers {
@@ -72,6 +74,10 @@ struct dual {
         const V root = sqrt(a.value);
         return {root, a.derivative / (root + root)};
     }
+    friend dual erf(dual a) {
+        using std::erf, std::exp;
+        return {erf(a.value), static_cast<V>(2 * std::numbers::inv_sqrtpi) * exp(-a.value * a.value) * a.derivative};
+    }
     friend dual tanh(dual a) {
         using std::tanh;
         const V t = tanh(a.value);
@@ -99,6 +105,13 @@ namespace detail {
 /// A score function that says its own slope: derivative(score, query, key), on numbers and on lanes.
 template <class F, class V, class I>
 concept HasDerivativeOf = requires(const F& f, const V& score, const I& query, index_t key) { f.derivative(score, query, key); };
+
+/// What a map of single numbers makes of x, and its slope there: by its text on duals, or what its member derivative(x) says.
+template <class V, class F>
+dual<V> differentiated(const F& map, const V& x) {
+    if constexpr (requires { map.derivative(x); }) return {static_cast<V>(map(x)), static_cast<V>(map.derivative(x))};
+    else return static_cast<dual<V>>(map(dual<V>(x, static_cast<V>(1))));
+}
 
 /// A score after a score function (one that is left for a head), and its slope there.
 template <class V, class F, class I>

@@ -186,6 +186,17 @@ struct lanes {
     friend lanes erf(lanes a) { return xsimd::erf(a.value); }
 };
 
+/// Calls f(c, load, store) for the registers of a row, the last of which may be a part: load(from), store(lanes, to).
+template <class Arch, Scalar T, class F>
+[[gnu::always_inline]] inline void for_each_register(index_t channels, const F& f) {
+    using registers = lanes<T, Arch>;
+    index_t c = 0;
+    for (; c + registers::size <= channels; c += registers::size)
+        f(c, [](const T* from) { return registers::load(from); }, [](registers value, T* to) { value.store(to); });
+    if (const auto left = channels - c; left > 0)
+        f(c, [left](const T* from) { return registers::load_first(from, left); }, [left](registers value, T* to) { value.store_first(to, left); });
+}
+
 } // namespace attn::simd
 
 namespace attn::inline ATTN_INSTRUCTION_SET {

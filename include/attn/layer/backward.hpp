@@ -1,0 +1,203 @@
+// Training of layers: a forward that keeps what the gradient needs, and the gradient.
+#pragma once
+
+#include "layer.hpp"
+
+#include <array>
+#include <cstring>
+
+namespace attn::inline ATTN_INSTRUCTION_SET {
+
+/// The gradients of a loss with respect to what a layer read in a call, in the same shapes, and to its parameters, named like them. What has no
+/// memory is not wanted. That of a residual is the gradient given.
+template <class L>
+struct layer_gradients {
+    tensor_view<typename L::scalar> tokens = {};
+    tensor_view<typename L::scalar> context = {};
+    tensor_view<typename L::scalar> value_context = {};
+    typename L::gradients parameters = {};
+};
+
+/// A layer with a gradient.
+/// - `gradients`: views, a member for each parameter that has a gradient, named like it.
+/// - `for_each_gradient(in, wanted, visit)`: calls visit(name, view, shape, rows) for each of them, with the shape that it must have, and
+///   whether its channels must lie side by side. Names begin with "wanted.".
+/// - `kept_bytes(tokens, context)`: the memory that `forward` keeps for the gradient of a call of such shapes.
+/// - `forward(in, out, kept, run)`: computes as without `kept`, in the same workspace.
+/// - `backward_workspace_bytes(tokens, context, concurrency)`: the scratch memory that `backward` needs.
+/// - `backward(in, kept, given, wanted, run)`: computes. Everything has been checked; it allocates nothing and writes only to `wanted`.
+template <class L>
+concept DifferentiableLayer = Layer<L> && requires { typename L::gradients; } && requires(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out,
+                                                   std::byte* kept, const layer_gradients<L>& wanted, const shape& s, const execution& run) {
+    layer.for_each_gradient(in, wanted.parameters, [](std::string_view, const tensor_view<typename L::scalar>&, const shape&, bool) {});
+    { layer.kept_bytes(s, s) } -> std::same_as<std::size_t>;
+    layer.forward(in, out, kept, run);
+    { layer.backward_workspace_bytes(s, s, index_t{1}) } -> std::same_as<std::size_t>;
+    layer.backward(in, static_cast<const std::byte*>(kept), out, wanted, run);
+};
+
+namespace detail {
+
+/// No parameter that has a gradient.
+struct no_parameter_gradients {};
+
+/// Those of a layer; of one that has no gradient, none.
+template <class L>
+struct gradients_of_layer_type {
+    using type = no_parameter_gradients;
+};
+template <class L>
+    requires requires { typename L::gradients; }
+struct gradients_of_layer_type<L> {
+    using type = typename L::gradients;
+};
+template <class L>
+using gradients_of_layer = typename gradients_of_layer_type<L>::type;
+
+/// "wanted.attention.q.weight" of "attention" and "wanted.q.weight", without allocating; a name that is too long is cut.
+class nested_name {
+public:
+    nested_name(std::string_view member, std::string_view inner) {
+        for (const auto part : {std::string_view("wanted."), member, std::string_view("."), inner.substr(inner.find('.') + 1)}) {
+            const auto count = std::min(part.size(), text_.size() - size_);
+            std::memcpy(text_.data() + size_, part.data(), count);
+            size_ += count;
+        }
+    }
+    operator std::string_view() const { return {text_.data(), size_}; }
+
+private:
+    std::array<char, 120> text_;
+    std::size_t size_ = 0;
+};
+
+/// A visitor of the gradients of a member.
+template <class V>
+auto visit_member(std::string_view member, const V& visit) {
+    return [member, &visit](std::string_view name, const auto& view, const shape& expected, bool rows) {
+        visit(nested_name(member, name), view, expected, rows);
+    };
+}
+
+/// Throws argument_error if the memory for what is kept is too small.
+template <DifferentiableLayer L>
+void check_kept(const L& layer, const layer_inputs<typename L::scalar>& in, const workspace& kept) {
+    const auto needed = layer.kept_bytes(in.tokens.shape(), in.context.shape());
+    if (kept.size_bytes() < needed)
+        throw argument_error(L::name, "kept", "has " + std::to_string(kept.size_bytes()) + " bytes, but the gradient for tokens of shape " +
+                                                  to_string(in.tokens.shape()) + " needs " + std::to_string(needed));
+}
+
+/// Throws attention_error unless the gradients of a call can be computed.
+template <DifferentiableLayer L>
+void check_layer_backward(const L& layer, const layer_inputs<typename L::scalar>& in, const workspace& kept,
+                          const tensor_view<const typename L::scalar>& given, const layer_gradients<L>& wanted) {
+    using T = typename L::scalar;
+    layer.check(in);
+    check_rows(L::name, "given", given);
+    if (const auto expected = layer.output_shape(in.tokens.shape()); given.shape() != expected)
+        throw shape_error(L::name, "given", "has shape " + to_string(given.shape()) + ", but the result has " + to_string(expected));
+    check_kept(layer, in, kept);
+    const auto for_each = [&](const auto& visit) {
+        visit("wanted.tokens", wanted.tokens, in.tokens.shape(), true);
+        visit("wanted.context", wanted.context, in.context.shape(), true);
+        visit("wanted.value_context", wanted.value_context, in.value_context.shape(), true);
+        layer.for_each_gradient(in, wanted.parameters, visit);
+    };
+    if (wanted.context.data() && !in.context.data()) throw argument_error(L::name, "wanted.context", "is asked for, but there is no context");
+    if (wanted.value_context.data() && !in.value_context.data())
+        throw argument_error(L::name, "wanted.value_context", "is asked for, but there is no value_context");
+    index_t number = 0;
+    for_each([&](std::string_view argument, const tensor_view<T>& view, const shape& expected, bool rows) {
+        const auto own = number++;
+        if (!view.data()) return;
+        check_view(L::name, argument, view);
+        if (view.shape() != expected)
+            throw shape_error(L::name, argument, "has shape " + to_string(view.shape()) + ", but " + to_string(expected) + " is needed");
+        if (rows) check_rows(L::name, argument, view);
+        check_writable(L::name, argument, view);
+        const output_memory memory(L::name, argument, view);
+        memory.require_apart("tokens", in.tokens);
+        memory.require_apart("context", in.context);
+        memory.require_apart("value_context", in.value_context);
+        memory.require_apart("positions.first_query", in.positions.first_query);
+        memory.require_apart("positions.first_key", in.positions.first_key);
+        memory.require_apart("given", given);
+        memory.require_apart("kept", kept.bytes());
+        attn::check_apart(layer, memory);
+        index_t other = 0;
+        for_each([&](std::string_view other_argument, const tensor_view<T>& written, const shape&, bool) {
+            if (other++ < own) memory.require_apart(other_argument, written);
+        });
+    });
+}
+
+} // namespace detail
+
+/// Bytes of memory that the gradient of such a call needs to be kept by its `forward`. Throws attention_error if the call is refused.
+template <DifferentiableLayer L>
+std::size_t kept_bytes(const L& layer, const layer_inputs<typename L::scalar>& in) {
+    layer.check(in);
+    return layer.kept_bytes(in.tokens.shape(), in.context.shape());
+}
+
+/// Runs a layer as `forward` does, to the same bits, and keeps what its gradient needs in the caller's memory: kept_bytes of it, whose contents
+/// are the library's own, valid until they are overwritten. Training is not done in place: out is apart from the tokens, which the gradient reads
+/// again. Allocates nothing. Throws attention_error as `forward` does, and if there is too little memory to keep.
+template <DifferentiableLayer L>
+void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out, workspace& kept, const execution& run) {
+    using T = typename L::scalar;
+    layer.check(in);
+    const auto expected = layer.output_shape(in.tokens.shape());
+    detail::check_shape<T>(L::name, "the result", expected);
+    detail::check_layer_output(layer, in, out, expected);
+    const output_memory memory(L::name, "out", out);
+    memory.require_apart("tokens", in.tokens);
+    memory.require_apart("kept", kept.bytes());
+    detail::check_kept(layer, in, kept);
+    detail::check_workspace(L::name, run, layer.workspace_bytes(in.tokens.shape(), in.context.shape(), run.concurrency()), in.tokens.shape());
+    layer.forward(in, out, kept.bytes().data(), run);
+}
+
+/// The same, with a workspace for the call.
+template <DifferentiableLayer L, ExecutorArgument E = sequential>
+void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out, workspace& kept, E&& executor = {}) {
+    layer.check(in);
+    workspace memory(layer.workspace_bytes(in.tokens.shape(), in.context.shape(), detail::concurrency_of(executor)));
+    forward(layer, in, out, kept, execution(executor, memory));
+}
+
+/// Bytes of workspace that the gradient of such a call needs with such an executor. Throws attention_error if the call is refused.
+template <DifferentiableLayer L, Executor E>
+std::size_t backward_workspace_bytes(const L& layer, const layer_inputs<typename L::scalar>& in, E& executor) {
+    layer.check(in);
+    return layer.backward_workspace_bytes(in.tokens.shape(), in.context.shape(), detail::concurrency_of(executor));
+}
+
+/// The gradient of a loss with respect to what a layer read, and to its parameters: from the inputs of a call, what its `forward` kept, and
+/// `given`, the gradient of the loss by what it wrote, (batch, 1, n, channels), channels side by side. A pure function:
+///     workspace kept(kept_bytes(layer, in));
+///     forward(layer, in, out, kept);
+///     backward(layer, in, kept, d_out, {.tokens = d_tokens, .parameters = {.weight = d_weight}});
+/// What has no memory in `wanted` is not computed. The same bits for every executor and number of threads. Allocates nothing.
+/// Throws attention_error, before anything is read or written: shapes that do not fit, a gradient that overlaps what is read or another gradient,
+/// a workspace too small.
+template <DifferentiableLayer L>
+void backward(const L& layer, const layer_inputs<typename L::scalar>& in, const workspace& kept,
+              const std::type_identity_t<tensor_view<const typename L::scalar>>& given, const std::type_identity_t<layer_gradients<L>>& wanted,
+              const execution& run) {
+    detail::check_layer_backward(layer, in, kept, given, wanted);
+    detail::check_workspace(L::name, run, layer.backward_workspace_bytes(in.tokens.shape(), in.context.shape(), run.concurrency()), in.tokens.shape());
+    layer.backward(in, kept.bytes().data(), given, wanted, run);
+}
+
+/// The same, with a workspace for the call.
+template <DifferentiableLayer L, ExecutorArgument E = sequential>
+void backward(const L& layer, const layer_inputs<typename L::scalar>& in, const workspace& kept,
+              const std::type_identity_t<tensor_view<const typename L::scalar>>& given, const std::type_identity_t<layer_gradients<L>>& wanted,
+              E&& executor = {}) {
+    workspace memory(backward_workspace_bytes(layer, in, executor));
+    backward(layer, in, kept, given, wanted, execution(executor, memory));
+}
+
+} // namespace attn

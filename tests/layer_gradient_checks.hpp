@@ -1,0 +1,285 @@
+// Holding the gradients of layers to finite differences.
+#pragma once
+
+#include "allocations.hpp"
+#include "layer_checks.hpp"
+
+#include <attn/layer/transformer_block.hpp>
+#include <attn/layer/windowed.hpp>
+#include <attn/norm/in_training.hpp>
+#include <attn/norm/layer_norm.hpp>
+
+#include <map>
+
+namespace attn::testing {
+
+/// Tensors of gradients by the names of the weights, made as they are asked for.
+template <Scalar T>
+class gradient_store {
+public:
+    explicit gradient_store(const parameters& like) {
+        for (const auto& name : like.names()) views_.emplace(name, store_.add<T>(name, like.size(name)));
+        clear();
+    }
+    void clear() const {
+        for (const auto& [name, view] : views_) std::fill_n(view.data(), view.shape().size(), guard<T>);
+    }
+    tensor_view<T> view(const std::string& name) const { return contains(name) ? views_.at(name) : tensor_view<T>{}; }
+    std::span<T> row(const std::string& name) const {
+        const auto v = view(name);
+        return {v.data(), static_cast<std::size_t>(v.data() ? v.shape().size() : 0)};
+    }
+    bool contains(const std::string& name) const { return views_.contains(name); }
+    const std::map<std::string, tensor_view<T>>& views() const { return views_; }
+
+private:
+    parameters store_;
+    std::map<std::string, tensor_view<T>> views_;
+};
+
+template <Scalar T>
+tensor<T> copy_of(const tensor_view<T>& view) {
+    tensor<T> t(view.shape());
+    std::copy_n(view.data(), view.shape().size(), t.data());
+    return t;
+}
+template <Scalar T>
+bool same_bits(const gradient_store<T>& a, const gradient_store<T>& b) {
+    return std::ranges::all_of(a.views(), [&](const auto& entry) { return same_bits(copy_of(entry.second), copy_of(b.view(entry.first))); });
+}
+/// Whether all numbers are as they were before.
+template <Scalar T>
+bool is_untouched(const tensor_view<T>& view) {
+    return std::all_of(view.data(), view.data() + view.shape().size(), [](T x) { return same_bits(x, guard<T>); });
+}
+
+// The gradients of a layer whose weights have such names: those of its members, with a dot.
+
+template <Scalar T>
+typename linear<T>::gradients named(const gradient_store<T>& store, const std::string& name, const linear<T>&) {
+    return {store.view(name + ".weight"), store.row(name + ".bias")};
+}
+template <Scalar T, class N>
+auto named_norm(const gradient_store<T>& store, const std::string& name, const N&) {
+    detail::gradients_of_norm<N> g{};
+    if constexpr (requires { g.rep; }) {
+        g.norm = {{}, store.row(name + ".norm.weight"), store.row(name + ".norm.bias")};
+        g.rep = {{{}, store.row(name + ".weight"), store.row(name + ".bias")}, store.row(name + ".eta")};
+    } else if constexpr (requires { g.weight; }) {
+        g.weight = store.row(name + ".weight");
+        g.bias = store.row(name + ".bias");
+        if constexpr (requires { g.eta; }) g.eta = store.row(name + ".eta");
+    }
+    return g;
+}
+template <Scalar T, class F>
+typename feed_forward<T, F>::gradients named(const gradient_store<T>& store, const std::string& name, const feed_forward<T, F>& l) {
+    return {named(store, name + ".up", l.up), named(store, name + ".down", l.down), named(store, name + ".gate", l.gate)};
+}
+template <Scalar T, class N>
+typename spatial_reduction<T, N>::gradients named(const gradient_store<T>& store, const std::string& name, const spatial_reduction<T, N>& l) {
+    return {named(store, name + ".projection", l.projection), named_norm<T>(store, name + ".norm", l.norm)};
+}
+template <Scalar T, class A, class R, class N>
+typename multi_head<T, A, R, N>::gradients named(const gradient_store<T>& store, const std::string& name, const multi_head<T, A, R, N>& l) {
+    typename multi_head<T, A, R, N>::gradients g{.q = named(store, name + ".q", l.q),
+                                                 .k = named(store, name + ".k", l.k),
+                                                 .v = named(store, name + ".v", l.v),
+                                                 .out = named(store, name + ".out", l.out)};
+    if constexpr (multi_head<T, A, R, N>::reduces) g.reduce = named(store, name + ".reduce", l.reduce);
+    if constexpr (requires { g.attention.score.bias; }) g.attention.score.bias = store.view(name + ".attention.bias");
+    g.query_norm = named_norm<T>(store, name + ".query_norm", l.query_norm);
+    g.key_norm = named_norm<T>(store, name + ".key_norm", l.key_norm);
+    return g;
+}
+template <Scalar T, class L>
+auto named(const gradient_store<T>& store, const std::string& name, const windowed<L>& l) {
+    return named(store, name, l.layer);
+}
+template <Scalar T, class N, class M, class F>
+typename transformer_block<N, M, F>::gradients named(const gradient_store<T>& store, const std::string& name, const transformer_block<N, M, F>& l) {
+    return {named_norm<T>(store, name + ".attention_norm", l.attention_norm), named(store, name + ".attention", l.attention),
+            named_norm<T>(store, name + ".feed_forward_norm", l.feed_forward_norm), named(store, name + ".feed_forward", l.feed_forward)};
+}
+
+/// Tokens and contexts of a call; or their gradients, or directions.
+template <Scalar T>
+struct layer_tensors {
+    tensor<T> tokens, context, value_context;
+
+    std::array<tensor<T>*, 3> each() { return {&tokens, &context, &value_context}; }
+    std::array<const tensor<T>*, 3> each() const { return {&tokens, &context, &value_context}; }
+    /// The same, moved along others.
+    layer_tensors moved(const layer_tensors& along, T step) const {
+        layer_tensors to;
+        for (std::size_t t = 0; t < 3; ++t) {
+            const auto& from = *each()[t];
+            *to.each()[t] = tensor<T>(from.shape());
+            for (index_t e = 0; e < from.shape().size(); ++e) to.each()[t]->data()[e] = from.data()[e] + step * along.each()[t]->data()[e];
+        }
+        return to;
+    }
+    layer_inputs<T> in() const {
+        const auto there = [](const tensor<T>& t) { return t.shape().size() > 0 ? t.view() : tensor_view<const T>{}; };
+        return {.tokens = tokens, .context = there(context), .value_context = there(value_context)};
+    }
+};
+
+inline tensor<float> narrowed(const tensor<double>& from) {
+    tensor<float> t(from.shape());
+    std::transform(from.data(), from.data() + from.shape().size(), t.data(), [](double x) { return static_cast<float>(x); });
+    return t;
+}
+inline layer_tensors<float> narrowed(const layer_tensors<double>& from) {
+    return {narrowed(from.tokens), narrowed(from.context), narrowed(from.value_context)};
+}
+
+/// The same weights, moved along a direction, if there is one of that name.
+inline parameters moved(const parameters& weights, const std::map<std::string, std::vector<double>>& along, double step) {
+    parameters to;
+    for (const auto& name : weights.names()) {
+        const tensor_view<const double> from = weights.get<double>(name, weights.size(name));
+        const auto copy = to.add<double>(name, weights.size(name));
+        const auto direction = along.find(name);
+        for (index_t e = 0; e < from.shape().size(); ++e)
+            copy.data()[e] = from.data()[e] + (direction == along.end() ? 0 : step * direction->second[static_cast<std::size_t>(e)]);
+    }
+    return to;
+}
+
+/// One layer with random weights: make.operator()<T>(parameters&) makes it of them, the same in float and double.
+template <class Make>
+class layer_gradient_check {
+public:
+    layer_gradient_check(const parameters& weights, Make make, const shape& tokens, const shape& context = {}, const shape& value_context = {})
+        : weights_(moved(weights, {}, 0)), make_(std::move(make)) {
+        in_.tokens = random_rows<double>(tokens, 31);
+        if (context.size() > 0) in_.context = random_rows<double>(context, 32);
+        if (value_context.size() > 0) in_.value_context = random_rows<double>(value_context, 33);
+        for (auto* t : in_.each()) // the same numbers in float
+            for (index_t e = 0; e < t->shape().size(); ++e) t->data()[e] = static_cast<double>(static_cast<float>(t->data()[e]));
+    }
+
+    /// <g, t> is the derivative of the loss <out, given> along t, for random directions of everything at once; in float, it is what it is in double.
+    void against_differences() {
+        auto made = make_.template operator()<double>(weights_);
+        const auto given = random_rows<double>(made.output_shape(in_.tokens.shape()), 34);
+        const call<double> exact(made, weights_, in_, given);
+        for (unsigned direction = 0; direction < 3; ++direction) {
+            double expected = 0;
+            auto along = in_.moved(in_, 0);
+            std::mt19937 random(direction);
+            std::normal_distribution<double> normal;
+            const auto draw = [&](double* to, const double* gradient, index_t count) {
+                for (index_t e = 0; e < count; ++e) expected += gradient[e] * (to[e] = normal(random));
+            };
+            for (std::size_t t = 0; t < 3; ++t) draw(along.each()[t]->data(), exact.gradients.each()[t]->data(), along.each()[t]->shape().size());
+            std::map<std::string, std::vector<double>> of_weights;
+            for (const auto& [name, g] : exact.store.views()) {
+                of_weights[name].resize(static_cast<std::size_t>(g.shape().size()));
+                draw(of_weights[name].data(), g.data(), g.shape().size());
+            }
+            const auto loss = [&](double step) {
+                auto weights = moved(weights_, of_weights, step);
+                const auto in = in_.moved(along, step);
+                const auto out = forward(make_.template operator()<double>(weights), in.in());
+                double sum = 0;
+                for (index_t e = 0; e < out.shape().size(); ++e) sum += out.data()[e] * given.data()[e];
+                return sum;
+            };
+            constexpr double step = 1e-4; // the error is of the fourth power of it
+            const auto slope = (8 * (loss(step) - loss(-step)) - (loss(2 * step) - loss(-2 * step))) / (12 * step);
+            CHECK(std::abs(slope - expected) <= 1e-8 * (1 + std::abs(loss(0)) + std::abs(expected)));
+        }
+        const auto narrow = narrowed(in_);
+        const auto single = make_.template operator()<float>(weights_);
+        const call<float> ours(single, weights_, narrow, narrowed(given));
+        const auto near = [](const auto& a, const auto& b) { return largest_error(a, b) <= 200 * epsilon<float> * std::max(1.0, largest_magnitude(b)); };
+        for (std::size_t t = 0; t < 3; ++t) CHECK(near(*ours.gradients.each()[t], *exact.gradients.each()[t]));
+        for (const auto& [name, view] : ours.store.views()) {
+            INFO(name);
+            CHECK(near(copy_of(view), copy_of(exact.store.view(name))));
+        }
+    }
+    /// The same bits for every executor, of whatever is wanted, with no allocation; and the forward has those of the one that keeps nothing.
+    void bits() {
+        const auto in = narrowed(in_);
+        const auto made = make_.template operator()<float>(weights_);
+        const auto given = random_rows<float>(made.output_shape(in.tokens.shape()), 34);
+        const call<float> expected(made, weights_, in, given);
+        for_each_executor([&](auto& executor, const std::string& name) {
+            INFO(name);
+            const call<float> ours(made, weights_, in, given, executor);
+            CHECK(ours == expected);
+            CHECK(same_bits(ours.out, forward(made, in.in())));
+        });
+        call<float> some(made, weights_, in, given);
+        const auto expect_some = [&](const layer_gradients<std::remove_const_t<decltype(made)>>& wanted) {
+            some.store.clear();
+            for (auto* t : some.gradients.each()) std::fill_n(t->data(), t->shape().size(), guard<float>);
+            sequential here;
+            workspace memory(backward_workspace_bytes(made, in.in(), here));
+            const execution run(here, memory);
+            CHECK(allocations_in([&] { backward(made, in.in(), some.kept, given, wanted, run); }) == 0);
+        };
+        expect_some({.tokens = some.gradients.tokens});
+        CHECK(same_bits(some.gradients.tokens, expected.gradients.tokens));
+        for (const auto& [name, view] : some.store.views()) CHECK(is_untouched(view));
+        expect_some({.parameters = named(some.store, "layer", made)});
+        CHECK(same_bits(some.store, expected.store));
+        CHECK(is_untouched(some.gradients.tokens.view()));
+    }
+
+private:
+    template <Scalar T>
+    struct call {
+        gradient_store<T> store;
+        layer_tensors<T> gradients;
+        tensor<T> out;
+        workspace kept;
+
+        template <class L>
+        call(const L& layer, const parameters& weights, const layer_tensors<T>& in, const tensor<T>& given) : call(layer, weights, in, given, sequential_executor()) {}
+        template <class L, Executor E>
+        call(const L& layer, const parameters& weights, const layer_tensors<T>& in, const tensor<T>& given, E& executor)
+            : store(weights), out(given.shape()), kept(kept_bytes(layer, in.in())) {
+            std::ranges::fill(kept.bytes(), std::byte{0xff}); // NaN
+            std::fill_n(out.data(), out.shape().size(), guard<T>);
+            forward(layer, in.in(), out.view(), kept, executor);
+            for (std::size_t t = 0; t < 3; ++t) {
+                *gradients.each()[t] = tensor<T>(in.each()[t]->shape());
+                std::fill_n(gradients.each()[t]->data(), in.each()[t]->shape().size(), guard<T>);
+            }
+            const auto concurrency = std::max<index_t>(1, static_cast<index_t>(executor.concurrency()));
+            workspace memory(layer.backward_workspace_bytes(in.tokens.shape(), in.context.shape(), concurrency));
+            std::ranges::fill(memory.bytes(), std::byte{0xff});
+            backward<L>(layer, in.in(), kept, given, {gradients.tokens, wanted(gradients.context), wanted(gradients.value_context), named(store, "layer", layer)},
+                     execution(executor, memory));
+        }
+        /// A context that there is.
+        static tensor_view<T> wanted(tensor<T>& context) { return context.shape().size() > 0 ? context.view() : tensor_view<T>{}; }
+        friend bool operator==(const call& a, const call& b) {
+            for (std::size_t t = 0; t < 3; ++t)
+                if (!same_bits(*a.gradients.each()[t], *b.gradients.each()[t])) return false;
+            return same_bits(a.store, b.store);
+        }
+
+    private:
+        static sequential& sequential_executor() {
+            static sequential here;
+            return here;
+        }
+    };
+    parameters weights_;
+    Make make_;
+    layer_tensors<double> in_;
+};
+
+template <class Make>
+void check_layer_gradients(const parameters& weights, Make make, const shape& tokens, const shape& context = {}, const shape& value_context = {}) {
+    layer_gradient_check check(weights, std::move(make), tokens, context, value_context);
+    check.against_differences();
+    check.bits();
+}
+
+} // namespace attn::testing
