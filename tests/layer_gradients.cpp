@@ -219,6 +219,62 @@ TEST_CASE("gradients of layers: a layer of an operator without a gradient has no
     static_assert(!DifferentiableLayer<transformer_block<batch_norm<float>, multi_head<float>, feed_forward<float>>>);
 }
 
+// A few steps of gradient descent towards random targets, by blocks with a progressive norm on its way from LayerNorm to RepBN.
+TEST_CASE("gradients of layers: the loss falls as a block is trained, by the same bits on any executor", "[layer][portable][parallel]") {
+    const auto losses_on = [](auto& executor) {
+        auto own = random_weights().attention(".attention", 12, 4, 2, 3, 3).feed_forward(".feed_forward", 12, 20);
+        for (const std::string name : {".attention_norm", ".feed_forward_norm"}) own.norm(name, 12).norm(name + ".norm", 12).tensor(name + ".eta", {1});
+        const parameters& from = own;
+        parameters weights;
+        std::map<std::string, tensor_view<float>> values;
+        for (const auto& name : from.names()) {
+            values[name] = weights.add<float>(name, from.size(name));
+            std::transform(from.get<double>(name, from.size(name)).data(), from.get<double>(name, from.size(name)).data() + values[name].shape().size(),
+                           values[name].data(), [](double x) { return static_cast<float>(x); });
+        }
+        const gradient_store<float> gradients(weights);
+        batch_norm_statistics statistics[2] = {batch_norm_statistics(12), batch_norm_statistics(12)};
+        const auto x = random_rows<float>({4, 1, 25, 12}, 3), target = random_rows<float>(x.shape(), 4, 0, 0.5);
+        tensor<float> out(x.shape()), of_out(x.shape());
+        std::vector<double> losses;
+        for (int step = 0; step < 30; ++step) {
+            const auto norm_of = [&](const std::string& name, batch_norm_statistics& moved) {
+                const auto vector = [&](const std::string& part) { return std::as_const(weights).get_vector<float>(name + part, 12); };
+                using progressive = progressive_rep_batch_norm<layer_norm<float>>;
+                return in_training<progressive>{{.norm = {vector(".norm.weight"), vector(".norm.bias")},
+                                                 .rep = {.batch = {.weight = vector(".weight"), .bias = vector(".bias")},
+                                                         .eta = static_cast<double>(values[name + ".eta"].data()[0])}},
+                                                &moved,
+                                                1 - step / 30.0};
+            };
+            const transformer_block<in_training<progressive_rep_batch_norm<layer_norm<float>>>, multi_head<float>, feed_forward<float>> block{
+                .attention_norm = norm_of("layer.attention_norm", statistics[0]),
+                .attention = multi_head_of<float>(weights, "layer.attention", 4, 2),
+                .feed_forward_norm = norm_of("layer.feed_forward_norm", statistics[1]),
+                .feed_forward = feed_forward_of<float>(weights, "layer.feed_forward")};
+            workspace kept(kept_bytes(block, {.tokens = x}));
+            forward(block, {.tokens = x}, out, kept, executor);
+            double loss = 0;
+            for (index_t e = 0; e < out.shape().size(); ++e) {
+                const auto apart = out.data()[e] - target.data()[e];
+                of_out.data()[e] = apart / static_cast<float>(out.shape().size());
+                loss += static_cast<double>(apart * apart) / static_cast<double>(out.shape().size());
+            }
+            losses.push_back(loss);
+            backward(block, {.tokens = x}, kept, of_out, {.parameters = named(gradients, "layer", block)}, executor);
+            for (const auto& [name, g] : gradients.views())
+                for (index_t e = 0; e < g.shape().size(); ++e) values[name].data()[e] -= 0.3f * g.data()[e];
+        }
+        return losses;
+    };
+    sequential here;
+    const auto losses = losses_on(here);
+    INFO("from " << losses.front() << " to " << losses.back());
+    CHECK(losses.back() < 0.5 * losses.front());
+    thread_pool pool(3);
+    CHECK(losses_on(pool) == losses);
+}
+
 TEST_CASE("gradients of layers: rotations are turned back", "[layer][portable]") {
     const rotary<double> turns(30, 6, rotary_pairs::interleaved);
     const auto x = random_rows<double>({2, 1, 9, 8}, 3), given = random_rows<double>({2, 1, 9, 8}, 4);
