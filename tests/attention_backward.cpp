@@ -3,6 +3,7 @@
 #include "catch.hpp"
 #include "errors.hpp"
 
+#include <attn/attention/linear_attention.hpp>
 #include <attn/attention/softmax_attention.hpp>
 #include <attn/parallel/thread_pool.hpp>
 #include <attn/pattern/causal.hpp>
@@ -122,6 +123,17 @@ TEST_CASE("backward: what is wrong is refused, by name", "[attention][portable]"
     workspace memory(backward_workspace_bytes<float>(softmax_attention<>(), shapes_of(call.in()), here) - 1);
     check_says(error_of([&] { backward(softmax_attention<>(), call.in(), call.saved, call.given, call.wanted, execution(here, memory)); }),
                {"softmax_attention", "workspace", "gradient", "(2, 4, 9, 8)"});
+}
+
+TEST_CASE("backward: without a softmax there is no log_sum_exp, saved or given", "[attention]") {
+    good_backward call;
+    const linear_attention<> op;
+    static_assert(DifferentiableAttention<linear_attention<>> && DifferentiableAttention<linear_attention<relu, causal>>);
+    attend(op, call.in(), outputs<float>{call.out});
+    backward(op, call.in(), {call.out}, {call.d_out}, {call.dq, call.dk, call.dv});
+    check_says(error_of([&] { backward(op, call.in(), {call.out}, {call.d_out, call.d_rows}, {.queries = call.dq}); }),
+               {"linear_attention", "given.log_sum_exp", "without a softmax"});
+    check_says(error_of([&] { backward(op, call.in(), {call.out}, {call.d_rows}, {.queries = call.dq}); }), {"linear_attention", "given.values", "(2, 4, 9, 1)"});
 }
 
 TEST_CASE("backward: the gradients of an empty batch, of no queries and of no keys", "[attention]") {

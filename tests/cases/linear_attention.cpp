@@ -1,7 +1,7 @@
 #include "linear_case.hpp"
 
 #include "attn/attention/linear_attention.hpp"
-#include "attn/reference/linear_attention.hpp"
+#include "attn/reference/linear_gradients.hpp"
 
 namespace attn::testing {
 
@@ -18,7 +18,14 @@ auto with_definition(const problem& p, const Op& op, std::any parameters = {}) {
         naive_linear<T>(in, out, each_number<T>(op.feature_map), shown_by(op.pattern, in.positions),
                         static_cast<T>(op.normalise ? op.eps : -1));
     };
-    return made_linear{op, reference, naive, linear_flops(p), std::move(parameters)};
+    const auto gradients = [op]<Scalar S>(const inputs<S>& in, const output_gradients<S>& given, const wanted_gradients<S>& wanted) {
+        reference::linear_gradients<S>(in, given.values, wanted, op.feature_map, op.pattern, op.normalise, op.eps, op.scale);
+    };
+    made_linear made{op, reference, naive, linear_flops(p), std::move(parameters)};
+    const auto terms = [op](const inputs<double>& in, const tensor_view<const double>& given) {
+        return linear_terms(in, given, op.feature_map, op.pattern, op.normalise, op.eps, op.scale);
+    };
+    return made_with_gradients{std::move(made), gradients, terms};
 }
 
 bool any_problem(const problem&) { return true; }

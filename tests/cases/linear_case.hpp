@@ -4,6 +4,7 @@
 #include "attn/attention/attention.hpp"
 #include "attn/pattern/pattern.hpp"
 #include "case.hpp"
+#include "../answers.hpp"
 #include "naive_linear.hpp"
 
 #include <any>
@@ -22,6 +23,66 @@ struct made_linear {
     std::any parameters = {};
 };
 
+/// The same of an operator with a gradient, whose definition is generic too: gradients(inputs<S>, given<S>, wanted_gradients<S>).
+template <class Op, class Reference, class Naive, class Gradients, class Terms>
+struct made_with_gradients : made_linear<Op, Reference, Naive> {
+    Gradients gradients;
+    Terms terms; ///< as instance::gradient_terms
+
+    std::vector<shape> parameter_shapes() const { return {}; }
+    /// As the operator takes them.
+    template <Scalar T>
+    auto wanted(const wanted_gradients<T>& all) const {
+        return gradients_of<Op, T>{all.queries, all.keys, all.values};
+    }
+};
+
+template <class Op, class Reference, class Naive, class Gradients, class Terms>
+made_with_gradients(made_linear<Op, Reference, Naive>, Gradients, Terms) -> made_with_gradients<Op, Reference, Naive, Gradients, Terms>;
+
+/// The terms of linear attention's gradients: products that cancel where a denominator is, of features f and e,
+///     dq_i of (|g_i| . |v_j| + |g_i . out_i|) |e_j|,      dk_j of the same times |f_i|,      dv_j of |A_ij| |g_i|,      g_i = dO_i / N_i
+template <class F, class P>
+std::array<double, 3> linear_terms(const inputs<double>& in, const tensor_view<const double>& given, const F& phi, const P& pattern, bool normalise, double eps,
+                                   double scale) {
+    const auto [batch, heads, n, d_k] = in.queries.shape();
+    const auto [kv_batch, kv_heads, m, d_v] = in.values.shape();
+    std::array<double, 3> largest{};
+    tensor<double> of_keys(in.keys.shape()), of_values(in.values.shape());
+    for (auto* t : {&of_keys, &of_values}) std::fill_n(t->data(), t->shape().size(), 0.0);
+    for (index_t b = 0; b < batch; ++b)
+        for (index_t h = 0; h < heads; ++h)
+            for (index_t i = 0; i < n; ++i) {
+                const auto g = h / (heads / kv_heads);
+                const auto sees = [&](index_t j) { return static_cast<bool>(at(pattern, b, h).visible(in.positions.first_query[b] + i, in.positions.first_key[b] + j)); };
+                std::vector<double> weight(static_cast<std::size_t>(m)), size(weight), query(static_cast<std::size_t>(d_k));
+                double sum = eps, of_sum = 0;
+                for (index_t j = 0; j < m; ++j) {
+                    if (!sees(j)) continue;
+                    const auto at_j = static_cast<std::size_t>(j);
+                    for (index_t c = 0; c < d_k; ++c) weight[at_j] += phi(in.queries(b, h, i, c)) * phi(in.keys(b, g, j, c));
+                    for (index_t c = 0; c < d_v; ++c) size[at_j] += std::abs(given(b, h, i, c) * in.values(b, g, j, c));
+                    sum += weight[at_j];
+                    of_sum += std::abs(weight[at_j]) * size[at_j];
+                }
+                const auto factor = normalise ? std::abs(1 / sum) : std::abs(scale);
+                for (index_t j = 0; j < m; ++j) {
+                    if (!sees(j)) continue;
+                    const auto at_j = static_cast<std::size_t>(j);
+                    const auto of_weight = factor * (size[at_j] + (normalise ? of_sum * factor : 0));
+                    for (index_t c = 0; c < d_k; ++c) {
+                        query[static_cast<std::size_t>(c)] += of_weight * std::abs(phi(in.keys(b, g, j, c)));
+                        of_keys(b, g, j, c) += of_weight * std::abs(phi(in.queries(b, h, i, c)));
+                    }
+                    for (index_t c = 0; c < d_v; ++c) of_values(b, g, j, c) += std::abs(weight[at_j] * given(b, h, i, c)) * factor;
+                }
+                for (const auto q : query) largest[0] = std::max(largest[0], q);
+            }
+    largest[1] = largest_magnitude(of_keys);
+    largest[2] = largest_magnitude(of_values);
+    return largest;
+}
+
 template <Scalar T, class Made>
 class linear_instance final : public instance<T> {
 public:
@@ -37,7 +98,32 @@ public:
     void naive(const inputs<T>& in, const outputs<T>& out) const override { made_.naive(in, out); }
     double useful_flops(const problem&) const override { return made_.flops; }
 
+    bool has_gradient() const override { return differentiable; }
+    std::vector<shape> parameter_shapes(const input_shapes&) const override {
+        if constexpr (differentiable) return made_.parameter_shapes();
+        else return {};
+    }
+    std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const override {
+        if constexpr (differentiable) return made_.op.template backward_workspace_bytes<T>(s, concurrency);
+        else return 0;
+    }
+    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const wanted_gradients<T>& wanted,
+                  const execution& run) const override {
+        if constexpr (differentiable) attn::backward(made_.op, in, saved, given, made_.wanted(wanted), run);
+    }
+    std::array<double, 3> gradient_terms(const inputs<double>& in, const output_gradients<double>& given) const override {
+        if constexpr (differentiable) return made_.terms(in, given.values);
+        else return {};
+    }
+    void reference_gradients(const inputs<double>& in, const output_gradients<double>& given, const wanted_gradients<double>& wanted) const override {
+        if constexpr (differentiable) made_.gradients(in, given, wanted);
+    }
+    void plain_gradients(const inputs<T>& in, const output_gradients<T>& given, const wanted_gradients<T>& wanted) const override {
+        if constexpr (differentiable) made_.gradients(in, given, wanted);
+    }
+
 private:
+    static constexpr bool differentiable = requires(const Made& m) { m.gradients; };
     Made made_;
 };
 

@@ -2,6 +2,8 @@
 #pragma once
 
 #include "../kernel/linear/attention.hpp"
+#include "../kernel/linear/gradient.hpp"
+#include "backward.hpp"
 #include "feature_map.hpp"
 #include "linear_checks.hpp"
 
@@ -49,6 +51,18 @@ struct linear_attention {
         const features<T> queries{in.queries, feature_map, {}}, keys{in.keys, feature_map, {}};
         kernel_of<T>(queries, keys, pattern, {.normalise = normalise, .eps = eps, .scale = scale})(in, out, run,
                                                                                                        run.workspace().bytes().data());
+    }
+
+    /// Those of the inputs.
+    template <Scalar T>
+    using gradients = input_gradients<T>;
+    template <Scalar T>
+    std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {
+        return kernel::linear_gradient<T, Arch, F, P>::workspace_bytes(s, concurrency);
+    }
+    template <Scalar T>
+    void backward(const inputs<T>& in, const saved_outputs<T>&, const output_gradients<T>& given, const gradients<T>& wanted, const execution& run) const {
+        kernel::linear_gradient<T, Arch, F, P>()({in, given.values, wanted, feature_map, pattern, {}, {.normalise = normalise, .eps = eps, .scale = scale}}, run);
     }
 
 private:

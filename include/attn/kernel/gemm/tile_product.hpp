@@ -76,4 +76,18 @@ void multiply(index_t rows, index_t columns, tile_product<T> p, Prefetch& ahead)
     }
 }
 
+/// The same of any number of registers, in pieces as even as they come.
+template <Scalar T, class Arch, class Prefetch>
+void multiply_wide(index_t rows, index_t registers, tile_product<T> p, Prefetch& ahead) {
+    constexpr index_t wide = tile_traits<T, Arch>::max_columns, lane_count = simd::lanes<T, Arch>::size;
+    const auto *const b = p.b;
+    T* const c = p.c;
+    for (index_t pieces = (registers + wide - 1) / wide, piece = 0; piece < pieces; ++piece) {
+        const auto left = registers * piece / pieces, right = registers * (piece + 1) / pieces;
+        p.b = b + left * lane_count;
+        p.c = c + left * lane_count;
+        multiply<T, Arch>(rows, right - left, p, ahead);
+    }
+}
+
 } // namespace attn::kernel

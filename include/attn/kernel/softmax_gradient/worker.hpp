@@ -185,7 +185,7 @@ private:
             const tile_product<T> product{.a = a, .a_row = a_row, .a_depth = a_depth, .b = b.data, .b_depth = b.row_stride, .depth = depth,
                                           .c = sums + row * row_stride, .c_row = step * row_stride, .adds = true};
             if (careful) add_seen(product, of_rows, row_stride, a_row == 1);
-            else add_all(product, of_rows, row_stride);
+            else multiply_wide<T, Arch>(of_rows, row_stride / lanes::size, product, ahead);
         };
         if (task_->of_keys && wanted.values.data()) add_to(of_values_, key, count, keys.step, value_stride_, scores_, stride, 1, d_out, rows);
         if (task_->of_keys && wanted.keys.data()) add_to(of_keys_, key, count, keys.step, key_stride_, products_, stride, 1, q, rows);
@@ -225,19 +225,6 @@ private:
             for (index_t c = 0; c < channels; c += lanes::size)
                 zero[r % 4] = fma(lanes::load(rows.data + r * rows.row_stride + c), lanes(T{0}), zero[r % 4]);
         return (zero[0] + zero[1] + (zero[2] + zero[3]) == lanes(T{0})).bits() == simd::lane_bits::first(lanes::size);
-    }
-    static void add_all(tile_product<T> product, index_t rows, index_t channels) {
-        no_prefetch ahead;
-        constexpr index_t wide = tile_traits<T, Arch>::max_columns;
-        const auto registers = channels / lanes::size;
-        const auto *const b = product.b;
-        T* const c = product.c;
-        for (index_t pieces = (registers + wide - 1) / wide, piece = 0; piece < pieces; ++piece) {
-            const auto left = registers * piece / pieces, right = registers * (piece + 1) / pieces;
-            product.b = b + left * lanes::size;
-            product.c = c + left * lanes::size;
-            multiply<T, Arch>(rows, right - left, product, ahead);
-        }
     }
     /// The same to the same bits, but hidden pairs are not touched. by_query: rows are queries and the depth is keys.
     void add_seen(const tile_product<T>& p, index_t rows, index_t channels, bool by_query) const {

@@ -1,0 +1,306 @@
+// The gradient of linear attention: a pass over the queries with the sums over their keys, and one back with the sums over their queries.
+#pragma once
+
+#include "../../core/gradients.hpp"
+#include "../../parallel/executor.hpp"
+#include "../../score/dual.hpp"
+#include "../gemm/tile_product.hpp"
+#include "attention.hpp"
+
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
+
+/// What the gradient of a linear attention reads and writes. encoding: is added to the keys; it may have no memory.
+template <Scalar T, class F, Pattern P>
+struct linear_gradient_call {
+    const inputs<T>& in;
+    const tensor_view<const T>& given;
+    const input_gradients<T>& wanted;
+    const F& feature_map;
+    const P& pattern;
+    const tensor_view<const T>& encoding;
+    linear_normalisation normalisation;
+};
+
+/// With f = phi(q), e = phi(k + encoding), sums over the keys that a query sees, and backwards over the queries that see a key:
+///     S_i = sum_j e_j v_j^T,      z_i = sum_j e_j,      g_i = dO_i / (f_i . z_i + eps),      c_i = -(f_i . S_i g_i) / (f_i . z_i + eps)
+///     df_i = S_i g_i + c_i z_i,      dS_j = sum_i f_i g_i^T,      dz_j = sum_i c_i f_i,      de_j = dS_j v_j + dz_j,      dv_j = dS_j^T e_j
+/// and without normalisation g_i = scale dO_i, c_i = 0. Queries go by in chunks. The keys that all of a chunk see are in the sums; the others,
+/// where queries of a chunk see different keys, are taken pair by pair, so that what is hidden is never touched. A task is a kv head: so threads
+/// change no bit.
+template <Scalar T, class Arch, class F, Pattern P>
+class linear_gradient {
+public:
+    using call_type = linear_gradient_call<T, F, P>;
+
+    static std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) {
+        detail::scratch memory;
+        layout(memory, s);
+        return memory.used_bytes() * static_cast<std::size_t>(concurrency);
+    }
+
+    void operator()(const call_type& call, const execution& run) const {
+        const auto s = shapes_of(call.in);
+        detail::scratch counted;
+        layout(counted, s);
+        const auto heads = s.keys.heads;
+        run.for_each(s.queries.batch * heads, [&](index_t task, index_t slice) {
+            detail::scratch memory(run.workspace().bytes().data() + static_cast<std::size_t>(slice) * counted.used_bytes());
+            worker(call, layout(memory, s), task / heads, task % heads)();
+        });
+    }
+
+private:
+    using lanes = simd::lanes<T, Arch>;
+    static constexpr bool causal = linear_order<T, P>::causal;
+    /// Queries of a chunk, where pairs that not all of them see cost most, one key more a query; and keys that are brought to features at a time.
+    static constexpr index_t max_queries = causal ? 16 : 64, max_keys = 64;
+
+    struct layout {
+        index_t key_width, value_width;                ///< channels in whole registers
+        T *sums, *of_sums, *of_sums_transposed;        ///< S^T [d_v][d_k], dS [d_k][d_v], dS^T
+        T *key_sum, *of_key_sum;                       ///< z, dz
+        T *queries, *of_queries, *plain;               ///< f, df, and q or k, rows of a chunk
+        T *given, *keys, *values;                      ///< g, e, v
+        T *factors, *shares;                           ///< 1 / (f . z + eps) and c of each query
+        T *weights, *products;                         ///< f . e and g . v of one query with the keys that are taken one by one
+        T *of_keys, *of_values;                        ///< de, dv of all keys
+
+        layout(detail::scratch& memory, const input_shapes& s)
+            : key_width(linear_state<T, Arch>::whole(s.keys.channels)), value_width(whole_registers<T, Arch>(s.values.channels)) {
+            sums = memory.take<T>(value_width, key_width);
+            of_sums = memory.take<T>(key_width, value_width);
+            of_sums_transposed = memory.take<T>(value_width, key_width);
+            key_sum = memory.take<T>(key_width);
+            of_key_sum = memory.take<T>(key_width);
+            queries = memory.take<T>(max_queries, key_width);
+            of_queries = memory.take<T>(max_queries, key_width);
+            plain = memory.take<T>(max_keys, key_width);
+            given = memory.take<T>(max_queries, value_width);
+            keys = memory.take<T>(max_keys, key_width);
+            values = memory.take<T>(max_keys, value_width);
+            for (T** numbers : {&factors, &shares}) *numbers = memory.take<T>(s.queries.tokens);
+            for (T** numbers : {&weights, &products}) *numbers = memory.take<T>(s.keys.tokens);
+            of_keys = memory.take<T>(s.keys.tokens, key_width);
+            of_values = memory.take<T>(s.keys.tokens, value_width);
+        }
+    };
+
+    /// One kv head.
+    class worker {
+    public:
+        worker(const call_type& call, const layout& own, index_t batch, index_t kv_head)
+            : call_(call), own_(own), batch_(batch), kv_head_(kv_head), order_{call.in, call.pattern}, queries_(call.in.queries.shape().tokens),
+              seen_(queries_ == 0 ? 0 : order_.seen_by(batch, queries_ - 1)) {
+            while (first_ < queries_ && seen_by(first_) == 0) ++first_;
+        }
+
+        void operator()() {
+            const auto& s = call_.in.keys.shape();
+            const bool of_keys = call_.wanted.keys.data() || call_.wanted.values.data();
+            std::fill_n(own_.of_keys, seen_ * own_.key_width, T{0});
+            std::fill_n(own_.of_values, seen_ * own_.value_width, T{0});
+            const auto group = call_.in.queries.shape().heads / s.heads;
+            for (auto head = kv_head_ * group; head < (kv_head_ + 1) * group; ++head) {
+                forwards(head);
+                if (of_keys) backwards(head);
+            }
+            write_keys();
+        }
+
+    private:
+        index_t seen_by(index_t row) const { return order_.seen_by(batch_, row); }
+        index_t chunk_end(index_t first) const { return std::min(queries_, first + max_queries); }
+
+        /// df of every query, and what its pairs that are taken one by one give to the keys.
+        void forwards(index_t head) {
+            const auto& q = call_.in.queries;
+            for (index_t row = 0; call_.wanted.queries.data() && row < first_; ++row)
+                for (index_t c = 0; c < q.shape().channels; ++c) call_.wanted.queries(batch_, head, row, c) = 0;
+            std::fill_n(own_.sums, own_.value_width * own_.key_width, T{0});
+            std::fill_n(own_.key_sum, own_.key_width, T{0});
+            index_t absorbed = 0;
+            for (auto first = first_; first < queries_; first = chunk_end(first)) {
+                const auto count = chunk_end(first) - first, shared = seen_by(first);
+                for_each_block(absorbed, shared, [&](index_t, index_t keys) { add_keys(keys); });
+                absorbed = shared;
+                load_queries(head, first, count);
+                if (causal) load_keys(shared, std::min(max_keys, seen_by(first + count - 1) - shared));
+                for (index_t r = 0; r < count; ++r) find_factor(first + r, r, shared);
+                load_given(head, first, count);
+                multiply_rows(own_.given, own_.value_width, count, own_.sums, own_.key_width, call_.in.values.shape().channels, own_.of_queries, false);
+                for (index_t r = 0; r < count; ++r) finish_query(first + r, r, shared);
+                write_queries(head, first, count);
+            }
+        }
+        /// de and dv of the keys that are in the sums: those that later chunks see beyond a chunk's own, before it joins.
+        void backwards(index_t head) {
+            std::fill_n(own_.of_sums, own_.key_width * own_.value_width, T{0});
+            std::fill_n(own_.of_key_sum, own_.key_width, T{0});
+            if (first_ == queries_) return;
+            auto end = index_t{-1};
+            for (auto first = first_ + (queries_ - 1 - first_) / max_queries * max_queries; first >= first_; first -= max_queries) {
+                const auto count = chunk_end(first) - first, shared = seen_by(first);
+                if (end > shared) give_to_keys(shared, end);
+                end = shared;
+                load_queries(head, first, count);
+                load_given(head, first, count);
+                no_prefetch ahead;
+                multiply_wide<T, Arch>(call_.in.keys.shape().channels, own_.value_width / lanes::size,
+                                       {.a = own_.queries, .a_row = 1, .a_depth = own_.key_width, .b = own_.given, .b_depth = own_.value_width,
+                                        .depth = count, .c = own_.of_sums, .c_row = own_.value_width, .adds = true},
+                                       ahead);
+                for (index_t r = 0; r < count; ++r) add(own_.of_key_sum, own_.shares[first + r], own_.queries + r * own_.key_width, own_.key_width);
+            }
+            give_to_keys(0, end);
+        }
+
+        /// Features of keys first .. first + count - 1, and their values; of no key, nothing.
+        void load_keys(index_t first, index_t count) const {
+            if (count <= 0) return;
+            const mapped_features<T, Arch, F> features{call_.in.keys, call_.feature_map, call_.encoding};
+            features(batch_, kv_head_, first, count, own_.keys);
+            copy_rows<T, Arch>(rows_of(call_.in.values, batch_, kv_head_, first), count, call_.in.values.shape().channels, own_.values, own_.value_width);
+        }
+        /// Calls f(first, count) with blocks of the keys first .. end - 1, loaded.
+        template <class G>
+        void for_each_block(index_t first, index_t end, const G& f) const {
+            for (; first < end; first += max_keys) {
+                const auto count = std::min(max_keys, end - first);
+                load_keys(first, count);
+                f(first, count);
+            }
+        }
+        void load_queries(index_t head, index_t first, index_t count) const {
+            const mapped_features<T, Arch, F> features{call_.in.queries, call_.feature_map, {}};
+            features(batch_, head, first, count, own_.queries);
+        }
+        /// g: what is given, times the queries' factors.
+        void load_given(index_t head, index_t first, index_t count) const {
+            copy_rows<T, Arch>(rows_of(call_.given, batch_, head, first), count, call_.given.shape().channels, own_.given, own_.value_width);
+            for (index_t r = 0; r < count; ++r) {
+                T* const row = own_.given + r * own_.value_width;
+                for (index_t c = 0; c < own_.value_width; c += lanes::size) (lanes::load(row + c) * lanes(own_.factors[first + r])).store(row + c);
+            }
+        }
+
+        /// S^T and z, with the keys that are loaded.
+        void add_keys(index_t count) const {
+            no_prefetch ahead;
+            multiply_wide<T, Arch>(call_.in.values.shape().channels, own_.key_width / lanes::size,
+                                   {.a = own_.values, .a_row = 1, .a_depth = own_.value_width, .b = own_.keys, .b_depth = own_.key_width, .depth = count,
+                                    .c = own_.sums, .c_row = own_.key_width, .adds = true},
+                                   ahead);
+            for (index_t j = 0; j < count; ++j) add(own_.key_sum, T{1}, own_.keys + j * own_.key_width, own_.key_width);
+        }
+        /// The factor of a query's gradient, and its weights with the keys from `shared` on.
+        void find_factor(index_t query, index_t r, index_t shared) const {
+            const T* const f = own_.queries + r * own_.key_width;
+            const auto& n = call_.normalisation;
+            if (!n.normalise) {
+                own_.factors[query] = static_cast<T>(n.scale);
+                return;
+            }
+            auto sum = dot(f, own_.key_sum, own_.key_width);
+            for_each_own_key(query, shared, [&](index_t, const T* e, const T*) { sum += dot(f, e, own_.key_width); });
+            own_.factors[query] = 1 / (sum + static_cast<T>(n.eps_per_key ? n.eps * static_cast<double>(seen_by(query)) : n.eps));
+        }
+        /// Completes df, which is S g so far.
+        void finish_query(index_t query, index_t r, index_t shared) const {
+            const T *const f = own_.queries + r * own_.key_width, *const g = own_.given + r * own_.value_width;
+            T* const df = own_.of_queries + r * own_.key_width;
+            auto sum = dot(f, df, own_.key_width);
+            for_each_own_key(query, shared, [&](index_t j, const T* e, const T* v) {
+                own_.weights[j] = dot(f, e, own_.key_width);
+                own_.products[j] = dot(g, v, own_.value_width);
+                sum = std::fma(own_.weights[j], own_.products[j], sum);
+            });
+            const T share = call_.normalisation.normalise ? -sum * own_.factors[query] : T{0};
+            own_.shares[query] = share;
+            add(df, share, own_.key_sum, own_.key_width);
+            for_each_own_key(query, shared, [&](index_t j, const T* e, const T*) {
+                const T of_weight = own_.products[j] + share;
+                add(df, of_weight, e, own_.key_width);
+                add(own_.of_keys + j * own_.key_width, of_weight, f, own_.key_width);
+                add(own_.of_values + j * own_.value_width, own_.weights[j], g, own_.value_width);
+            });
+        }
+        /// Calls f(key, e, v) for the keys from `shared` on that a query sees.
+        template <class G>
+        void for_each_own_key(index_t query, index_t shared, const G& f) const {
+            if constexpr (causal) {
+                const auto end = seen_by(query);
+                for (auto j = shared; j < end; ++j) {
+                    const auto at = j - shared;
+                    f(j, own_.keys + at * own_.key_width, own_.values + at * own_.value_width);
+                }
+            }
+        }
+        /// de and dv of keys from the sums over their queries.
+        void give_to_keys(index_t first, index_t end) const {
+            const auto d_k = call_.in.keys.shape().channels, d_v = call_.in.values.shape().channels;
+            transpose_rows<T, Arch>(row_block<const T>{own_.of_sums, own_.value_width, 1}, own_.key_width, d_v, T{1}, own_.of_sums_transposed, own_.key_width);
+            for_each_block(first, end, [&](index_t key, index_t count) {
+                multiply_rows(own_.values, own_.value_width, count, own_.of_sums_transposed, own_.key_width, d_v, own_.of_keys + key * own_.key_width, true);
+                for (index_t j = 0; j < count; ++j) add(own_.of_keys + (key + j) * own_.key_width, T{1}, own_.of_key_sum, own_.key_width);
+                multiply_rows(own_.keys, own_.key_width, count, own_.of_sums, own_.value_width, d_k, own_.of_values + key * own_.value_width, true);
+            });
+        }
+        /// Rows times a matrix of `depth` rows of `width` numbers.
+        static void multiply_rows(const T* rows, index_t row_stride, index_t count, const T* matrix, index_t width, index_t depth, T* to, bool adds) {
+            no_prefetch ahead;
+            multiply_wide<T, Arch>(count, width / lanes::size,
+                                   {.a = rows, .a_row = row_stride, .a_depth = 1, .b = matrix, .b_depth = width, .depth = depth, .c = to, .c_row = width,
+                                    .adds = adds},
+                                   ahead);
+        }
+
+        void write_queries(index_t head, index_t first, index_t count) const {
+            if (!call_.wanted.queries.data()) return;
+            write({call_.in.queries, std::identity{}, {}}, own_.of_queries, call_.wanted.queries, head, first, count);
+        }
+        void write_keys() const {
+            if (call_.wanted.keys.data()) {
+                for (index_t first = 0; first < seen_; first += max_keys)
+                    write({call_.in.keys, std::identity{}, call_.encoding}, own_.of_keys + first * own_.key_width, call_.wanted.keys, kv_head_, first,
+                          std::min(max_keys, seen_ - first));
+            }
+            const auto& to = call_.wanted.values;
+            for (index_t j = 0; to.data() && j < seen_; ++j)
+                write_row<false, T, Arch>(own_.of_values + j * own_.value_width, to.shape().channels, T{1}, T{0}, to.row(batch_, kv_head_, j), to.strides().channels);
+            for (const auto* unseen : {&call_.wanted.keys, &to})
+                for (auto j = seen_; unseen->data() && j < unseen->shape().tokens; ++j)
+                    for (index_t c = 0; c < unseen->shape().channels; ++c) (*unseen)(batch_, kv_head_, j, c) = 0;
+        }
+        /// Gradients of features, times the map's slopes.
+        void write(const mapped_features<T, Arch, std::identity>& read, T* of_features, const tensor_view<T>& to, index_t head, index_t first,
+                   index_t count) const {
+            read(batch_, head, first, count, own_.plain);
+            for (index_t r = 0; r < count; ++r) {
+                T* const row = of_features + r * own_.key_width;
+                for (index_t c = 0; c < own_.key_width; c += lanes::size) {
+                    const auto slope = detail::differentiated(call_.feature_map, lanes::load(own_.plain + r * own_.key_width + c)).derivative;
+                    (lanes::load(row + c) * slope).store(row + c);
+                }
+                write_row<false, T, Arch>(row, to.shape().channels, T{1}, T{0}, to.row(batch_, head, first + r), to.strides().channels);
+            }
+        }
+
+        static T dot(const T* a, const T* b, index_t count) {
+            lanes products = T{0};
+            for (index_t c = 0; c < count; c += lanes::size) products = fma(lanes::load(a + c), lanes::load(b + c), products);
+            return sum(products);
+        }
+        /// to += factor from.
+        static void add(T* to, T factor, const T* from, index_t count) {
+            for (index_t c = 0; c < count; c += lanes::size) fma(lanes(factor), lanes::load(from + c), lanes::load(to + c)).store(to + c);
+        }
+
+        const call_type& call_;
+        layout own_;
+        index_t batch_, kv_head_;
+        linear_order<T, P> order_;
+        index_t queries_, seen_, first_ = 0; ///< of the queries; keys that some see; the first query that sees one
+    };
+};
+
+} // namespace attn::kernel

@@ -1,0 +1,88 @@
+// The definition of the gradient of linear attention: the printed formulas, one query at a time.
+#pragma once
+
+#include "../core/gradients.hpp"
+#include "../score/dual.hpp"
+#include "linear_attention.hpp"
+
+namespace attn::inline ATTN_INSTRUCTION_SET::reference {
+
+/// The gradient of linear attention by its formulas, everything in T. With A_ij = phi(q_i) . phi(k_j) for the keys j that query i sees, given
+/// gradients dO of out, and N_i = sum_j A_ij + eps (without `normalise` N_i = 1 / scale, a constant):
+///     dv_j = sum_i A_ij / N_i dO_i,      dA_ij = (dO_i . v_j - dO_i . out_i) / N_i         (without `normalise` scale dO_i . v_j)
+///     dq_i = phi'(q_i) sum_j dA_ij phi(k_j),      dk_j = phi'(k_j) sum_i dA_ij phi(q_i)         (channel by channel)
+/// with dk and dv summed over the query heads that share them. phi' is phi's slope by its text on dual numbers, or what its member `derivative`
+/// says. A view without memory is not wanted. Shapes and pattern are taken as checked.
+template <Scalar T, class F, Pattern P>
+void linear_gradients(const inputs<T>& in, const tensor_view<const T>& given, const input_gradients<T>& wanted, const F& phi, const P& pattern,
+                      bool normalise, double eps, double scale) {
+    const auto [batch, heads, n, d_k] = in.queries.shape();
+    const auto [kv_batch, kv_heads, m, d_v] = in.values.shape();
+    const auto features = [&](const tensor_view<const T>& x) {
+        tensor<T> result(x.shape());
+        const auto& s = x.shape();
+        for (index_t b = 0; b < s.batch; ++b)
+            for (index_t h = 0; h < s.heads; ++h)
+                for (index_t i = 0; i < s.tokens; ++i)
+                    for (index_t c = 0; c < s.channels; ++c) result(b, h, i, c) = static_cast<T>(phi(x(b, h, i, c)));
+        return result;
+    };
+    const auto f = features(in.queries), e = features(in.keys);
+    tensor<T> of_f(f.shape()), of_e(e.shape()), of_values(in.values.shape());
+    for (auto* t : {&of_f, &of_e, &of_values}) std::fill_n(t->data(), t->shape().size(), T{0});
+    tensor<char> is_seen({batch, kv_heads, m, 1}), sees({batch, heads, n, 1});
+    for (auto* t : {&is_seen, &sees}) std::fill_n(t->data(), t->shape().size(), char{0});
+    std::vector<T> weights(static_cast<std::size_t>(m));
+
+    for (index_t b = 0; b < batch; ++b)
+        for (index_t h = 0; h < heads; ++h) {
+            const auto g = h / (heads / kv_heads);
+            const auto pattern_here = at(pattern, b, h);
+            for (index_t i = 0; i < n; ++i) {
+                const auto for_each_seen = [&](const auto& visit) {
+                    for (index_t j = 0; j < m; ++j)
+                        if (pattern_here.visible(in.positions.first_query[b] + i, in.positions.first_key[b] + j)) visit(j, weights[static_cast<std::size_t>(j)]);
+                };
+                T denominator = static_cast<T>(eps);
+                for_each_seen([&](index_t j, T& weight) {
+                    weight = 0;
+                    for (index_t c = 0; c < d_k; ++c) weight += f(b, h, i, c) * e(b, g, j, c);
+                    denominator += weight;
+                    is_seen(b, g, j, 0) = sees(b, h, i, 0) = 1;
+                });
+                const T factor = normalise ? 1 / denominator : static_cast<T>(scale);
+                const auto given_by_value = [&](index_t j) {
+                    T product = 0;
+                    for (index_t c = 0; c < d_v; ++c) product += given(b, h, i, c) * in.values(b, g, j, c);
+                    return product;
+                };
+                T of_denominator = 0; // dO_i . out_i
+                if (normalise) for_each_seen([&](index_t j, T& weight) { of_denominator += weight * factor * given_by_value(j); });
+                for_each_seen([&](index_t j, T& weight) {
+                    const T of_weight = (given_by_value(j) - of_denominator) * factor;
+                    for (index_t c = 0; c < d_v; ++c) of_values(b, g, j, c) += weight * factor * given(b, h, i, c);
+                    for (index_t c = 0; c < d_k; ++c) of_f(b, h, i, c) += of_weight * e(b, g, j, c);
+                    for (index_t c = 0; c < d_k; ++c) of_e(b, g, j, c) += of_weight * f(b, h, i, c);
+                });
+            }
+        }
+
+    // What is not seen gives 0, whatever it holds.
+    const auto write = [](const tensor_view<T>& to, const auto& takes_part, const auto& gradient) {
+        const auto& s = to.shape();
+        for (index_t b = 0; to.data() && b < s.batch; ++b)
+            for (index_t h = 0; h < s.heads; ++h)
+                for (index_t i = 0; i < s.tokens; ++i)
+                    for (index_t c = 0; c < s.channels; ++c) to(b, h, i, c) = takes_part(b, h, i, 0) ? gradient(b, h, i, c) : T{0};
+    };
+    const auto through = [&](const tensor<T>& of_features, const tensor_view<const T>& x) {
+        return [&of_features, &phi, x](index_t b, index_t h, index_t i, index_t c) {
+            return of_features(b, h, i, c) * attn::detail::differentiated(phi, x(b, h, i, c)).derivative;
+        };
+    };
+    write(wanted.queries, sees, through(of_f, in.queries));
+    write(wanted.keys, is_seen, through(of_e, in.keys));
+    write(wanted.values, is_seen, of_values);
+}
+
+} // namespace attn::reference
