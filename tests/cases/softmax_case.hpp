@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attn/attention/softmax_attention.hpp"
+#include "attn/reference/score_gradients.hpp"
 #include "attn/reference/softmax.hpp"
 #include "attn/reference/softmax_gradients.hpp"
 #include "case.hpp"
@@ -36,16 +37,19 @@ public:
     }
 
     bool has_gradient() const override { return true; }
+    /// Of the sinks, if there are some, and of the score function.
     std::vector<shape> parameter_shapes(const input_shapes& s) const override {
-        if (op().sinks.empty()) return {};
-        return {{1, s.queries.heads, 1, 1}};
+        std::vector<shape> all;
+        if (!op().sinks.empty()) all.push_back({1, s.queries.heads, 1, 1});
+        detail::check_score_gradients(op().score, score_gradients<score_type, T>{}, [&](const auto&, const auto&, const shape& each) { all.push_back(each); });
+        return all;
     }
     std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const override {
         return op().template backward_workspace_bytes<T>(s, concurrency);
     }
     void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const wanted_gradients<T>& wanted,
                   const execution& run) const override {
-        attn::backward(op(), in, saved, given, {{wanted.queries, wanted.keys, wanted.values}, wanted.parameter(0)}, run);
+        attn::backward(op(), in, saved, given, {{wanted.queries, wanted.keys, wanted.values}, of_sinks(wanted), of_score(wanted)}, run);
     }
     void reference_gradients(const inputs<double>& in, const output_gradients<double>& given, const wanted_gradients<double>& wanted) const override {
         define<double>(in, given, wanted);
@@ -58,9 +62,30 @@ public:
     double visited_flops(const problem& p) const override { return flops_of(p, &pair_count::visited); }
 
 private:
+    using score_type = decltype(Op::score);
+
+    template <Scalar U>
+    tensor_view<U> of_sinks(const wanted_gradients<U>& wanted) const {
+        return op().sinks.empty() ? tensor_view<U>{} : wanted.parameter(0);
+    }
+    template <Scalar U>
+    score_gradients<score_type, U> of_score(const wanted_gradients<U>& wanted) const {
+        score_gradients<score_type, U> all{};
+        std::size_t number = op().sinks.empty() ? 0 : 1;
+        detail::check_score_gradients(op().score, all, [&](const auto&, const tensor_view<U>& each, const shape&) { const_cast<tensor_view<U>&>(each) = wanted.parameter(number++); });
+        return all;
+    }
     template <Scalar U>
     void define(const inputs<U>& in, const output_gradients<U>& given, const wanted_gradients<U>& wanted) const {
-        reference::softmax_gradients<U>(in, given, wanted, wanted.parameter(0), op().scale, op().score, op().pattern, op().sinks);
+        const auto parameters = of_score(wanted);
+        for (const auto& view : wanted.parameters)
+            for (index_t b = 0; view.data() && b < view.shape().batch; ++b)
+                for (index_t h = 0; h < view.shape().heads; ++h)
+                    for (index_t i = 0; i < view.shape().tokens; ++i)
+                        for (index_t c = 0; c < view.shape().channels; ++c) view(b, h, i, c) = 0;
+        const reference::score_parameters<U, score_type, decltype(parameters)> each_pair{op().score, parameters};
+        reference::softmax_gradients<U>(in, given, wanted, of_sinks(wanted), op().scale, op().score, op().pattern, op().sinks, each_pair);
+        each_pair.end();
     }
     double flops_of(const problem& p, index_t pair_count::* pairs) const {
         return 2.0 * static_cast<double>(p.key_dim + p.value_dim) * static_cast<double>(visited_pairs(op(), p.shapes(), p.positions).*pairs);

@@ -76,7 +76,7 @@ private:
     const inputs<T>& in_;
     const saved_outputs<T>& saved_;
     const output_gradients<T>& given_;
-    std::array<tensor_view<T>, 8> written_;
+    std::array<tensor_view<T>, 32> written_;
     std::size_t count_ = 0;
 };
 

@@ -67,37 +67,25 @@ struct softmax_attention {
     void check_gradients(const inputs<T>& in, const gradients<T>& wanted, const auto& check) const {
         if (wanted.sinks.data() && sinks.empty()) throw argument_error(name, "wanted.sinks", "is asked for, but there are no sinks");
         check("wanted.sinks", wanted.sinks, shape{1, in.queries.shape().heads, 1, 1});
-        check_biases(score, wanted.score, check);
+        detail::check_score_gradients(score, wanted.score, check);
     }
     template <Scalar T>
     std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        return kernel::softmax_gradient_scheduler<T, Arch>::workspace_bytes(s, concurrency);
+        return kernel::softmax_gradient_scheduler<T, Arch>::workspace_bytes(s, concurrency, has_parameters<T>);
     }
     template <Scalar T>
     void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const gradients<T>& wanted, const execution& run) const {
         const auto shapes = shapes_of(in);
         const kernel::visible_keys_of<T, Arch, P> visible(pattern, shapes, in.positions);
-        const kernel::score_slopes_of<T, Arch, S> slopes(score);
+        const kernel::score_slopes_of<T, Arch, S> slopes(score, wanted.score);
         constexpr bool adjusts = !std::same_as<S, identity_score>;
         const kernel::softmax_gradient_call<T> call{in, saved, given, wanted, visible, adjusts ? &slopes : nullptr, static_cast<T>(factor(in)), nullptr};
-        kernel::wanted_biases<T, kernel::function_count<S>> biases;
-        index_t number = 0;
-        biases.add(number, score, wanted.score);
-        kernel::softmax_gradient_scheduler<T, Arch>()(call, sinks, wanted.sinks, {biases.each.data(), biases.count}, run);
+        kernel::softmax_gradient_scheduler<T, Arch>()(call, sinks, wanted.sinks, has_parameters<T>, run);
     }
 
 private:
-    static void check_biases(const auto&, const no_gradients&, const auto&) {}
-    template <Scalar U, class G>
-    static void check_biases(const additive_bias<U>& bias, const G& wanted, const auto& check) {
-        check("wanted.score.bias", wanted.bias, bias.bias.shape());
-    }
-    template <class... F, class... G>
-    static void check_biases(const composed_score<F...>& chain, const std::tuple<G...>& wanted, const auto& check) {
-        [&]<std::size_t... n>(std::index_sequence<n...>) {
-            (check_biases(std::get<n>(chain.functions), std::get<n>(wanted), check), ...);
-        }(std::index_sequence_for<F...>());
-    }
+    template <Scalar T>
+    static constexpr bool has_parameters = !std::same_as<score_gradients<S, T>, no_gradients>;
 
 protected:
     /// What products are multiplied with.

@@ -44,6 +44,14 @@ struct additive_bias {
     struct gradients {
         tensor_view<U> bias = {}; ///< not wanted without memory
     };
+    template <Scalar U>
+    void check_gradients(const gradients<U>& wanted, const auto& check) const {
+        check("wanted.score.bias", wanted.bias, bias.shape());
+    }
+    template <Scalar U>
+    void find_gradients(const gradients<U>& wanted, const auto& sums) const {
+        sums.of_table(wanted.bias, first_query, first_key);
+    }
 
     constexpr head_bias<T> at(index_t batch, index_t head) const {
         const auto& s = bias.shape();

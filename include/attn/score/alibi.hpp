@@ -19,6 +19,11 @@ struct alibi_of_head {
         // Lanes take the absolute value of scores in one instruction, of positions one by one.
         return fma(static_cast<S>(-slope), abs(static_cast<S>(query - key)), score);
     }
+    template <class S>
+    S parameter_slope(index_t, S, auto query, auto key) const {
+        using std::abs;
+        return -abs(static_cast<S>(query - key));
+    }
 };
 
 } // namespace detail
@@ -43,6 +48,20 @@ struct alibi {
                            "needs one for each of " + std::to_string(context.heads) + " heads");
     }
     void check_apart(const output_memory& out) const { out.require_apart("the slopes of alibi", slopes); }
+
+    /// That of the slopes: (1, heads, 1, 1), summed over the batch.
+    template <Scalar T>
+    struct gradients {
+        tensor_view<T> slopes = {}; ///< not wanted without memory
+    };
+    template <Scalar T>
+    void check_gradients(const gradients<T>& wanted, const auto& check) const {
+        check("wanted.score.slopes", wanted.slopes, shape{1, std::ssize(slopes), 1, 1});
+    }
+    template <Scalar T>
+    void find_gradients(const gradients<T>& wanted, const auto& sums) const {
+        sums.of_number(0, wanted.slopes);
+    }
 };
 
 /// The paper's slopes, one per head. A power of two of heads: 2^(-8/heads), its square, its cube, ..., 2^-8. Otherwise those of the

@@ -3,6 +3,7 @@
 #include "score_function.hpp"
 
 #include <tuple>
+#include <utility>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
@@ -19,6 +20,12 @@ struct composed_score {
     /// Those of its functions, in order.
     template <Scalar U>
     using gradients = std::tuple<score_gradients<F, U>...>;
+    template <class... G>
+    void check_gradients(const std::tuple<G...>& wanted, const auto& check) const {
+        [&]<std::size_t... n>(std::index_sequence<n...>) {
+            (detail::check_score_gradients(std::get<n>(functions), std::get<n>(wanted), check), ...);
+        }(std::index_sequence_for<F...>());
+    }
 
     template <class S>
     constexpr S operator()(S score, auto query, auto key) const {

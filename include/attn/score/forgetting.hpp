@@ -68,6 +68,46 @@ public:
         context.require_covered(text, "key", first_, size_.tokens, context.first_key, context.end_key);
     }
 
+    /// The position of token 0.
+    index_t first() const noexcept { return first_; }
+    /// Whether a token's gate, of an entry and a head of the gates, is 0.
+    bool begins_anew(index_t entry, index_t head, index_t token) const {
+        const auto* const era = sums_->era.data() + (entry * size_.heads + head) * size_.tokens;
+        return era[token] != (token == 0 ? 0 : era[token - 1]);
+    }
+
+    /// That of log_gates, in their shape: summed over whatever they were repeated for. That of a gate of 0 is 0.
+    template <Scalar T>
+    struct gradients {
+        tensor_view<T> log_gates = {}; ///< not wanted without memory
+    };
+    template <Scalar T>
+    void check_gradients(const gradients<T>& wanted, const auto& check) const {
+        check("wanted.score.log_gates", wanted.log_gates, size_);
+    }
+    /// A gate is in the sums c of its token and of all behind it in its era:
+    ///     dc_p = sum_j dx_pj - sum_i dx_ip,      dlog_gates_t = sum over p >= t of dc_p
+    template <Scalar T>
+    void find_gradients(const gradients<T>& wanted, const auto& sums) const {
+        const auto& to = wanted.log_gates;
+        if (!to.data()) return;
+        sums.clear(to);
+        const auto at = [&](index_t b, index_t h, index_t position) -> T& {
+            const detail::table_place place(size_, b, h);
+            return to(place.entry, place.head, position - first_, 0);
+        };
+        sums.for_each_query([&](index_t b, index_t h, index_t position, T sum) { at(b, h, position) += sum; });
+        sums.for_each_key([&](index_t b, index_t h, index_t position, T sum) { at(b, h, position) -= sum; });
+        for (index_t b = 0; b < size_.batch; ++b)
+            for (index_t h = 0; h < size_.heads; ++h) {
+                double behind = 0;
+                for (auto t = size_.tokens - 1; t >= 0; --t) {
+                    behind = begins_anew(b, h, t) ? 0 : behind + static_cast<double>(to(b, h, t, 0));
+                    to(b, h, t, 0) = static_cast<T>(behind);
+                }
+            }
+    }
+
 private:
     template <Scalar T>
     forgetting(const tensor_view<const T>& log_gates, index_t first, int) : size_(log_gates.shape()), first_(first) {

@@ -22,6 +22,19 @@ struct kerple_of_head {
         else
             return fma(static_cast<S>(-r1), exp(static_cast<S>(r2) * log(distance)), score); // exp(-infinity) for a distance of 0
     }
+    /// By r1 or r2, number 0 or 1.
+    template <class S>
+    S parameter_slope(index_t number, S, auto query, auto key) const {
+        using std::abs, std::exp, std::fma, std::log, attn::select;
+        const S distance = abs(static_cast<S>(query - key)), factor = static_cast<S>(-r1);
+        if constexpr (logarithmic) {
+            const S grown = fma(static_cast<S>(r2), distance, S(1));
+            return number == 0 ? S(-log(grown)) : S(factor * distance / grown);
+        } else {
+            const S power = exp(static_cast<S>(r2) * log(distance));
+            return number == 0 ? S(-power) : S(select(distance > S(0), factor * power * log(distance), S(0)));
+        }
+    }
 };
 
 /// Two numbers for each head.
@@ -49,6 +62,22 @@ struct kerple {
     void check_apart(const output_memory& out) const {
         out.require_apart("r1 of kerple", r1);
         out.require_apart("r2 of kerple", r2);
+    }
+
+    /// Those of the two: (1, heads, 1, 1), summed over the batch.
+    template <Scalar T>
+    struct gradients {
+        tensor_view<T> r1 = {}, r2 = {}; ///< not wanted without memory
+    };
+    template <Scalar T>
+    void check_gradients(const gradients<T>& wanted, const auto& check) const {
+        check("wanted.score.r1", wanted.r1, shape{1, std::ssize(r1), 1, 1});
+        check("wanted.score.r2", wanted.r2, shape{1, std::ssize(r2), 1, 1});
+    }
+    template <Scalar T>
+    void find_gradients(const gradients<T>& wanted, const auto& sums) const {
+        sums.of_number(0, wanted.r1);
+        sums.of_number(1, wanted.r2);
     }
 
 private:

@@ -4,6 +4,7 @@
 #include "../core/tensor.hpp"
 #include "score_function.hpp"
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -71,10 +72,11 @@ template <Scalar T>
 class relative_buckets {
 public:
     /// `rule.buckets` is the table's.
-    explicit relative_buckets(const tensor_view<const T>& table, bucket_rule rule = {}) : heads_(table.shape().heads), reach_(rule.max_distance) {
+    explicit relative_buckets(const tensor_view<const T>& table, bucket_rule rule = {})
+        : rule_(rule), heads_(table.shape().heads), reach_(rule.max_distance) {
         const auto& s = table.shape();
         detail::check_view(name, "table", table);
-        rule.buckets = s.channels;
+        rule_.buckets = rule.buckets = s.channels;
         if (s.batch != 1 || s.tokens != 1)
             throw shape_error(name, "table", "has shape " + to_string(s) + ", but (1, heads, 1, buckets) is needed");
         if (s.channels < (rule.bidirectional ? 4 : 2) || (rule.bidirectional && s.channels % 2 != 0))
@@ -96,12 +98,49 @@ public:
         context.require_broadcast({1, heads_, 1, 1}, [&] { return std::string(name) + " of " + std::to_string(heads_) + " heads"; });
     }
 
+    /// That of its table.
+    const bucket_rule& rule() const noexcept { return rule_; }
+
+    /// That of the table, in its shape: summed over the batch, and the heads that share it.
+    template <Scalar U>
+    struct gradients {
+        tensor_view<U> table = {}; ///< not wanted without memory
+    };
+    template <Scalar U>
+    void check_gradients(const gradients<U>& wanted, const auto& check) const {
+        check("wanted.score.table", wanted.table, shape{1, heads_, 1, rule_.buckets});
+    }
+    /// Distances of one bucket lie side by side: they are added in double before they come to the table.
+    template <Scalar U>
+    void find_gradients(const gradients<U>& wanted, const auto& sums) const {
+        const auto& table = wanted.table;
+        if (!table.data()) return;
+        sums.clear(table);
+        double sum = 0;
+        index_t last_head = 0, last_bucket = -1;
+        const auto write = [&] {
+            if (last_bucket >= 0) table(0, last_head, 0, last_bucket) += static_cast<U>(sum);
+        };
+        sums.for_each_distance([&](index_t, index_t h, index_t distance, U of_distance) {
+            const auto head = std::min(h, heads_ - 1), bucket = rule_(std::clamp(distance, -reach_, reach_));
+            if (head != last_head || bucket != last_bucket) {
+                write();
+                sum = 0;
+                last_head = head;
+                last_bucket = bucket;
+            }
+            sum += static_cast<double>(of_distance);
+        });
+        write();
+    }
+
 private:
     static constexpr std::string_view name = "relative_buckets";
     static constexpr index_t farthest = index_t{1} << 24;
 
     index_t width() const { return 2 * reach_ + 1; }
 
+    bucket_rule rule_;
     index_t heads_, reach_;
     std::shared_ptr<const std::vector<T>> by_distance_;
 };

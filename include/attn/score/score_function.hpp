@@ -1,6 +1,7 @@
 // Score functions: what happens to a scaled score before the softmax.
 #pragma once
 
+#include "../core/tensor_view.hpp"
 #include "../pattern/pattern.hpp"
 
 #include <cmath>
@@ -114,6 +115,12 @@ constexpr auto score_at(const F& f, index_t batch, index_t head) {
 ///   bias_row(first, step, count, key, to)   for one that adds a bias from a table, where lanes would have to look up many numbers: instead
 ///                     of the call on lanes, writes to[q], the bias of key `key` for the query at position first + q step, q < count. The
 ///                     call on numbers adds the same; a bias of -infinity hides the key, whatever its score
+/// And for parameters that have gradients, all of
+///   gradients<T>      the gradients, views that may have no memory, which means not wanted
+///   check_gradients(wanted, check)  calls check("wanted.score.slope", wanted.slope, shape) for each of them
+///   find_gradients(wanted, sums)    finds each of them, by sums.of_number(number, wanted.slope) if it is a number for each head, (1, heads, 1, 1),
+///                     or one for all, (1, 1, 1, 1)
+///   parameter_slope(number, score, query, key)   beside the call, with a text as generic: the derivative of the call by parameter `number`
 /// Score functions are copied freely and called from all threads: they hold numbers and views.
 template <class F>
 concept ScoreFunction = std::copy_constructible<F> && requires(const F& f, double score, index_t i) {
@@ -140,6 +147,26 @@ struct score_gradients_of<S, T> {
 /// The gradients of a score function's parameters: its member template `gradients<T>`, of views that may have no memory; or none.
 template <class S, class T>
 using score_gradients = typename detail::score_gradients_of<S, T>::type;
+
+namespace detail {
+
+/// A score function, not a chain of them, with parameters that have gradients.
+template <class F, class T>
+concept HasGradients = requires(const F& f, const typename F::template gradients<T>& wanted) {
+    f.check_gradients(wanted, [](const char*, const tensor_view<T>&, const shape&) {});
+};
+
+/// What is left of it for a head, with numbers that are no tables.
+template <class F>
+concept HasParameterSlopes = requires(const F& f, double score, index_t i) { f.parameter_slope(i, score, i, i); };
+
+/// Calls check(name, view, shape) for each of a score function's gradients.
+template <class S, class G>
+void check_score_gradients(const S& score, const G& wanted, const auto& check) {
+    if constexpr (requires { score.check_gradients(wanted, check); }) score.check_gradients(wanted, check);
+}
+
+} // namespace detail
 
 /// No score function: scores as they are.
 struct identity_score {

@@ -16,8 +16,29 @@ struct soft_cap {
         // Lanes divide many times slower than they multiply.
         return static_cast<S>(cap) * tanh(score * static_cast<S>(1 / cap));
     }
+    /// By the cap: tanh(u) - u (1 - tanh(u)^2), u = score / cap, which is 1 or -1 for an infinite score.
+    template <class S>
+    S parameter_slope(index_t, S score, auto, auto) const {
+        using std::tanh, attn::select;
+        const S u = score * static_cast<S>(1 / cap), t = tanh(u), slope = S(1) - t * t;
+        return select(slope == S(0), t, t - u * slope);
+    }
     void check(const score_context& context) const {
         if (!(cap > 0 && std::isfinite(cap))) context.refuse("soft_cap{" + std::to_string(cap) + "}", "needs a positive finite cap");
+    }
+
+    /// That of the cap: (1, 1, 1, 1), summed over all batch entries and heads.
+    template <Scalar T>
+    struct gradients {
+        tensor_view<T> cap = {}; ///< not wanted without memory
+    };
+    template <Scalar T>
+    void check_gradients(const gradients<T>& wanted, const auto& check) const {
+        check("wanted.score.cap", wanted.cap, shape{1, 1, 1, 1});
+    }
+    template <Scalar T>
+    void find_gradients(const gradients<T>& wanted, const auto& sums) const {
+        sums.of_number(0, wanted.cap);
     }
 };
 

@@ -16,18 +16,19 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 template <Scalar T, class Arch>
 class softmax_gradient_scheduler {
 public:
-    static std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) {
+    /// has_parameters: the score function has parameters with gradients.
+    static std::size_t workspace_bytes(const input_shapes& s, index_t concurrency, bool has_parameters) {
         detail::scratch memory;
-        layout(memory, s, concurrency);
+        layout(memory, s, concurrency, has_parameters);
         return memory.used_bytes();
     }
 
     /// sinks, and their gradient (1, heads, 1, 1), which may have no memory.
-    void operator()(softmax_gradient_call<T> call, std::span<const double> sinks, const tensor_view<T>& of_sinks, std::span<const bias_gradient<T>> biases,
+    void operator()(softmax_gradient_call<T> call, std::span<const double> sinks, const tensor_view<T>& of_sinks, bool has_parameters,
                     const execution& run) const {
         const auto s = shapes_of(call.in);
         detail::scratch memory(run.workspace().bytes().data());
-        const layout own(memory, s, run.concurrency());
+        const layout own(memory, s, run.concurrency(), has_parameters);
         const auto heads = s.queries.heads;
         run.for_each(s.queries.batch * heads, [&](index_t head, index_t) { find_shift(call, head / heads, head % heads, own.shift); });
         call.shift = own.shift;
@@ -37,7 +38,7 @@ public:
             detail::scratch mine(own.slices + static_cast<std::size_t>(slice) * own.slice_bytes);
             worker_type(mine, call)(tasks[task]);
         });
-        for (const auto& bias : biases) find_bias(call, bias, own, run);
+        if (has_parameters) call.slopes->find_parameters(summation(call, own, run));
         for (index_t h = 0; of_sinks.data() && h < heads; ++h) of_sinks(0, h, 0, 0) = of_sink(call, h, static_cast<T>(sinks[static_cast<std::size_t>(h)]));
     }
 
@@ -47,11 +48,13 @@ private:
 
     struct layout {
         T* shift;          ///< (batch, heads, n)
+        T* sums;           ///< (batch, heads, n + m), of pairs, if there are parameters
         std::byte* slices; ///< of each thread
         std::size_t slice_bytes;
 
-        layout(detail::scratch& memory, const input_shapes& s, index_t concurrency)
-            : shift(memory.take<T>(s.queries.batch, s.queries.heads, s.queries.tokens)), slice_bytes(worker_type::bytes(s)) {
+        layout(detail::scratch& memory, const input_shapes& s, index_t concurrency, bool has_parameters)
+            : shift(memory.take<T>(s.queries.batch, s.queries.heads, s.queries.tokens)),
+              sums(memory.take<T>(s.queries.batch, s.queries.heads, has_parameters ? s.queries.tokens + s.keys.tokens : 0)), slice_bytes(worker_type::bytes(s)) {
             slices = memory.take<std::byte>(concurrency, static_cast<index_t>(slice_bytes));
         }
     };
@@ -102,30 +105,36 @@ private:
     };
 
     /// Each plane by itself, or in parts of its rows, or of its keys where it has one row for all, if no two parts of it come to the same number:
-    /// that is so where all batch entries stand at the same positions.
-    static void find_bias(const softmax_gradient_call<T>& call, const bias_gradient<T>& bias, const layout& own, const execution& run) {
-        constexpr index_t grain = 128;
-        const auto& s = bias.to.shape();
-        const auto queries = call.in.queries.shape().tokens, keys = call.in.keys.shape().tokens;
-        const auto planes = s.batch * s.heads;
-        run.for_each(planes, [&](index_t plane, index_t) {
-            for (index_t i = 0; i < s.tokens; ++i)
-                for (index_t j = 0; j < s.channels; ++j) bias.to(plane / s.heads, plane % s.heads, i, j) = 0;
-        });
-        const auto& where = call.in.positions;
-        const bool aligned = where.first_query.shared() && where.first_key.shared() && bias.first_query.shared() && bias.first_key.shared();
-        const bool by_query = s.tokens != 1;
-        const auto parts = !aligned || (!by_query && s.channels == 1) ? 1 : std::max<index_t>(1, (by_query ? queries : keys) / grain);
-        run.for_each(planes * parts, [&](index_t number, index_t slice) {
-            const auto plane = number / parts, part = number % parts;
-            const auto cut = [&](index_t all, index_t p) { return p == parts ? all : std::min(all, p * grain); };
-            bias_task<T> task{&bias, {s, plane / s.heads, plane % s.heads}, 0, queries, 0, keys};
-            (by_query ? task.first_query : task.first_key) = cut(by_query ? queries : keys, part);
-            (by_query ? task.end_query : task.end_key) = cut(by_query ? queries : keys, part + 1);
-            detail::scratch mine(own.slices + static_cast<std::size_t>(slice) * own.slice_bytes);
-            worker_type(mine, call)(task);
-        });
-    }
+    /// that is so where all batch entries that share a plane stand at the same positions.
+    class summation final : public pair_summation<T> {
+    public:
+        summation(const softmax_gradient_call<T>& call, const layout& own, const execution& run)
+            : pair_summation<T>(shapes_of(call.in), call.in.positions, own.sums), call_(call), own_(own), run_(run) {}
+
+        void operator()(const pair_sum<T>& sum) const override {
+            constexpr index_t grain = 128;
+            const auto& s = sum.to.shape();
+            const auto queries = call_.in.queries.shape().tokens, keys = call_.in.keys.shape().tokens;
+            const bool aligned = this->where.first_query.shared() && this->where.first_key.shared() && sum.first_query.shared() && sum.first_key.shared();
+            const bool apart = (aligned || s.batch == call_.in.queries.shape().batch) && !sum.in_one;
+            const bool by_query = s.tokens != 1;
+            const auto parts = !apart || (!by_query && s.channels == 1) ? 1 : std::max<index_t>(1, (by_query ? queries : keys) / grain);
+            run_.for_each(s.batch * s.heads * parts, [&](index_t number, index_t slice) {
+                const auto plane = number / parts, part = number % parts;
+                const auto cut = [&](index_t all, index_t p) { return p == parts ? all : std::min(all, p * grain); };
+                pair_task<T> task{&sum, {s, plane / s.heads, plane % s.heads}, 0, queries, 0, keys};
+                (by_query ? task.first_query : task.first_key) = cut(by_query ? queries : keys, part);
+                (by_query ? task.end_query : task.end_key) = cut(by_query ? queries : keys, part + 1);
+                detail::scratch mine(own_.slices + static_cast<std::size_t>(slice) * own_.slice_bytes);
+                worker_type(mine, call_)(task);
+            });
+        }
+
+    private:
+        const softmax_gradient_call<T>& call_;
+        const layout& own_;
+        const execution& run_;
+    };
     static void find_shift(const softmax_gradient_call<T>& call, index_t batch, index_t head, T* shift) {
         const auto& s = call.in.queries.shape();
         const auto out = rows_of(call.saved.values, batch, head), given = rows_of(call.given.values, batch, head);

@@ -31,16 +31,9 @@ struct gradient_task {
     bool of_queries, of_keys;
 };
 
-/// The gradient of one plane of a bias: all batch entries and heads that it was repeated for, and some query rows and key rows.
-template <Scalar T>
-struct bias_task {
-    const bias_gradient<T>* bias;
-    attn::detail::table_place place;
-    index_t first_query, end_query, first_key, end_key;
-};
-
 /// Each gradient is one chain of multiply-adds: of a query over the keys in order, of a key over heads, passes and queries in order. So its
-/// bits are the same in any task that computes it. One of a bias is a sum over batch entries, heads, passes and keys in order.
+/// bits are the same in any task that computes it. A sum of pairs goes over batch entries, heads, passes and
+/// keys in order.
 template <Scalar T, class Arch>
 class softmax_gradient_worker {
 public:
@@ -71,19 +64,19 @@ public:
         write(of_values_, value_stride_, call_->wanted.values, task.kv_head, task.first_key, keys, T{1});
     }
 
-    void operator()(const bias_task<T>& task) {
+    void operator()(const pair_task<T>& task) {
         const auto& s = call_->in.queries.shape();
-        bias_ = &task;
+        pairs_ = &task;
         for (index_t b = 0; b < s.batch; ++b)
             for (index_t head = 0; head < s.heads; ++head) {
-                const attn::detail::table_place place(task.bias->to.shape(), b, head);
+                const attn::detail::table_place place(task.sum->to.shape(), b, head);
                 if (place.entry != task.place.entry || place.head != task.place.head) continue;
                 const gradient_task own{b, head / (s.heads / call_->in.keys.shape().heads), task.first_query, task.end_query, task.first_key, task.end_key,
                                         false, false};
                 begin(own);
                 add_head(head);
             }
-        bias_ = nullptr;
+        pairs_ = nullptr;
     }
 
 private:
@@ -164,14 +157,14 @@ private:
         queries_.begin(block, in.queries, scale);
         const auto stride = queries_.stride();
         queries_.multiply(k, count, visible, scores_, ahead);
-        if (slopes) (*slopes)({block, keys, scores_, stride, scratch_}, slopes_, bias_ ? bias_->bias->function : -1);
+        if (slopes) (*slopes)({block, keys, scores_, stride, scratch_}, slopes_, pairs_ ? pairs_->sum->by : derived_by{});
         if (visible) hide_scores<T, Arch>(scores_, count, stride, visible);
         given_.begin(block, given.values, 1);
         given_.multiply(values_.read(keys), count, visible, products_, ahead);
 
-        if (bias_) {
+        if (pairs_) {
             weigh_gradients<T, Arch>(rows_at(block), scores_, products_, slopes_, count, stride);
-            return add_to_bias(block, keys, stride);
+            return add_pairs<T, Arch>(*pairs_, block, keys, products_, stride, scratch_, block_keys);
         }
         const key_run tokens{block.tokens.first, rows, block.tokens.step, false};
         const auto q = query_rows_.read(tokens), d_out = given_rows_.read(tokens);
@@ -190,23 +183,6 @@ private:
         if (task_->of_keys && wanted.values.data()) add_to(of_values_, key, count, keys.step, value_stride_, scores_, stride, 1, d_out, rows);
         if (task_->of_keys && wanted.keys.data()) add_to(of_keys_, key, count, keys.step, key_stride_, products_, stride, 1, q, rows);
         if (task_->of_queries) add_to(of_queries_, query, rows, tokens.step, key_stride_, products_, 1, stride, k, count);
-    }
-
-    /// A tile lies key by key, and a bias query by query.
-    void add_to_bias(const query_block& block, const key_run& keys, index_t stride) {
-        const auto& [function, to, first_query, first_key] = *bias_->bias;
-        transpose_rows<T, Arch>(row_block<const T>{products_, stride, 1}, keys.count, block.rows(), T{1}, scratch_, block_keys);
-        const bool one_row = to.shape().tokens == 1, one_key = to.shape().channels == 1;
-        const auto column = one_key ? 0 : keys.first - first_key.repeated(block.batch), step = one_key ? 0 : keys.step * to.strides().channels;
-        for (index_t r = 0; r < block.rows(); ++r) {
-            const auto query = block.tokens.first + r * block.tokens.step - first_query.repeated(block.batch);
-            const T* const from = scratch_ + r * block_keys;
-            T* const row = &to(bias_->place.entry, bias_->place.head, one_row ? 0 : query, column);
-            index_t j = 0;
-            if (step == 1)
-                for (; j + lanes::size <= keys.count; j += lanes::size) (lanes::load(row + j) + lanes::load(from + j)).store(row + j);
-            for (; j < keys.count; ++j) row[j * step] += from[j];
-        }
     }
 
     gradient_rows<T> rows_at(const query_block& block) const {
@@ -246,7 +222,7 @@ private:
 
     const softmax_gradient_call<T>* call_;
     const gradient_task* task_ = nullptr;
-    const bias_task<T>* bias_ = nullptr; ///< or that of a bias instead
+    const pair_task<T>* pairs_ = nullptr; ///< or sums of pairs instead
     index_t key_stride_, value_stride_;
     score_stage<T, Arch> queries_, given_;
     block_reader<T, Arch> keys_, values_, query_rows_, given_rows_;
