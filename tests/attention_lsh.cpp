@@ -2,11 +2,13 @@
 #include "answers.hpp"
 #include "catch.hpp"
 #include "errors.hpp"
+#include "executors.hpp"
 
 #include <attn/attention/lsh_attention.hpp>
 #include <attn/attention/lsh_buckets.hpp>
 #include <attn/attention/random_projection.hpp>
 #include <attn/reference/lsh_attention.hpp>
+#include <attn/reference/lsh_gradients.hpp>
 
 namespace attn::testing {
 
@@ -166,6 +168,104 @@ TEST_CASE("lsh_attention: what does not fit is refused", "[attention]") {
     sequential here;
     CHECK_THAT(error_of([&] { (void)workspace_bytes<float>(lsh_attention<float>{}, {x.shape(), x.shape(), x.shape()}, here); }),
                StartsWith("lsh_attention: rotations have shape (1, 1, 0, 0)"));
+}
+
+namespace {
+
+/// A call in double, what it wrote, and the gradient of a loss by that.
+struct lsh_call {
+    tensor<double> q, v;
+    answer<double> saved, loss;
+
+    lsh_call(const lsh_attention<double>& op, tensor<double> tokens, tensor<double> values) : q(std::move(tokens)), v(std::move(values)) {
+        saved = no_answer<double>(v.shape(), true);
+        attend(op, inputs<double>{q, q, v}, saved.out());
+        loss = no_answer<double>(v.shape(), true);
+        loss.values = random_tensor<double>(v.shape(), 7);
+        loss.log_sum_exp = random_tensor<double>(loss.log_sum_exp.shape(), 8);
+    }
+    void backward(const lsh_attention<double>& op, const input_gradients<double>& wanted, auto& executor) const {
+        attn::backward(op, inputs<double>{q, q, v}, {saved.values, saved.log_sum_exp}, {loss.values, loss.log_sum_exp}, wanted, executor);
+    }
+};
+
+} // namespace
+
+TEST_CASE("lsh_attention: its gradient over many chunks and segments is the definition's, on any threads", "[attention][portable][parallel]") {
+    for (const bool causal : {false, true})
+        for (const index_t chunk : {5, 130, 2000}) {
+            INFO("chunk " << chunk << (causal ? ", causal" : ""));
+            const auto r = rotations_of<double>({3, 2, 6, 4});
+            const lsh_attention<double> op{.rotations = r, .chunk = chunk, .causal = causal, .scale = 0.9};
+            auto tokens = random_tensor<double>({2, 2, 900, 6}, 1);
+            for (index_t c = 0; c < 6; ++c) tokens(0, 1, 17, c) = tokens(1, 0, 800, c) = 0;
+            const lsh_call call(op, std::move(tokens), random_tensor<double>({2, 2, 900, 3}, 2));
+            tensor<double> dq(call.q.shape()), dv(call.v.shape()), exact_q(call.q.shape()), exact_v(call.v.shape());
+            reference::lsh_gradients<double>({call.q, call.q, call.v}, {call.loss.values, call.loss.log_sum_exp}, {exact_q, {}, exact_v},
+                                             lsh_buckets(call.q, r).view(), chunk, causal, 0.9);
+            sequential here;
+            call.backward(op, {dq, {}, dv}, here);
+            CHECK(largest_error(dq, exact_q) <= 1e-12 * largest_magnitude(exact_q));
+            CHECK(largest_error(dv, exact_v) <= 1e-12 * largest_magnitude(exact_v));
+            for_each_executor([&](auto& executor, const std::string& name) {
+                INFO("on " << name);
+                tensor<double> some_q(call.q.shape()), some_v(call.v.shape());
+                call.backward(op, {some_q, {}, {}}, executor);
+                call.backward(op, {{}, {}, some_v}, executor);
+                CHECK(same_bits(some_q, dq));
+                CHECK(same_bits(some_v, dv));
+            });
+        }
+}
+
+TEST_CASE("lsh_attention: the gradient of tokens is what finite differences say, while buckets stay", "[attention][portable]") {
+    const auto r = rotations_of<double>({2, 1, 4, 3});
+    for (const bool causal : {false, true}) {
+        const lsh_attention<double> op{.rotations = r, .chunk = 4, .causal = causal};
+        const lsh_call call(op, random_tensor<double>({1, 2, 40, 4}, 1), random_tensor<double>({1, 2, 40, 3}, 2));
+        const auto buckets = lsh_buckets(call.q, r);
+        tensor<double> dq(call.q.shape());
+        sequential here;
+        call.backward(op, {dq, {}, {}}, here);
+        index_t changed = 0;
+        for (index_t e = 0; e < dq.shape().size(); e += 7) {
+            const auto loss = [&](double step) {
+                auto moved = random_tensor<double>(call.q.shape(), 1);
+                moved.data()[e] += step;
+                const auto now = lsh_buckets(moved, r);
+                changed += !std::equal(now.data(), now.data() + now.shape().size(), buckets.data());
+                auto out = no_answer<double>(call.v.shape(), true);
+                reference::lsh_attention<double>({moved, moved, call.v}, out.out(), buckets.view(), 4, causal, 0.5);
+                double sum = 0;
+                for (index_t x = 0; x < out.values.shape().size(); ++x) sum += out.values.data()[x] * call.loss.values.data()[x];
+                for (index_t x = 0; x < out.log_sum_exp.shape().size(); ++x) sum += out.log_sum_exp.data()[x] * call.loss.log_sum_exp.data()[x];
+                return sum;
+            };
+            constexpr double step = 1e-4; // the error is of the fourth power of it
+            const auto slope = (8 * (loss(step) - loss(-step)) - (loss(2 * step) - loss(-2 * step))) / (12 * step);
+            CHECK(std::abs(slope - dq.data()[e]) <= 1e-8 * (1 + std::abs(loss(0))));
+        }
+        CHECK(changed == 0);
+    }
+}
+
+TEST_CASE("lsh_attention: the gradient of a token that meets no other, and of nothing", "[attention][portable]") {
+    const auto r = axes(2);
+    const auto q = in_buckets({0, 1, 2, 3}), v = random_tensor<float>({1, 1, 4, 3}, 2);
+    const lsh_attention<float> op{.rotations = r};
+    auto saved = no_answer<float>(v.shape(), true);
+    attend(op, inputs<float>{q, q, v}, saved.out());
+    const auto d_out = random_tensor<float>(v.shape(), 3), d_rows = random_tensor<float>({1, 1, 4, 1}, 4);
+    tensor<float> dq(q.shape()), dv(v.shape());
+    backward(op, inputs<float>{q, q, v}, {saved.values, saved.log_sum_exp}, {d_out, d_rows}, {dq, {}, dv});
+    CHECK(same_bits(dv, d_out));
+    for (index_t i = 0; i < 4; ++i) // log_sum_exp = |q| / sqrt(2) + ln 2
+        for (index_t c = 0; c < 2; ++c)
+            CHECK(std::abs(dq(0, 0, i, c) - d_rows(0, 0, i, 0) / std::sqrt(2.0f) * q(0, 0, i, c) / static_cast<float>(i + 1)) <= 1e-6f);
+    tensor<float> dk(q.shape()), none({1, 1, 0, 2}), rows({1, 1, 0, 1});
+    CHECK(error_of([&] { backward(op, inputs<float>{q, q, v}, {saved.values, saved.log_sum_exp}, {d_out, d_rows}, {dq, dk, dv}); }) ==
+          "lsh_attention: wanted.keys is asked for, but keys are q: wanted.queries has all of its gradient");
+    CHECK(error_of([&] { backward(op, inputs<float>{none, none, none}, {none, rows}, {none, rows}, {none, {}, none}); }) == nothing_thrown);
 }
 
 } // namespace attn::testing

@@ -3,6 +3,7 @@
 #include "attn/attention/lsh_attention.hpp"
 #include "attn/attention/random_projection.hpp"
 #include "attn/reference/lsh_attention.hpp"
+#include "attn/reference/lsh_gradients.hpp"
 #include "naive_softmax.hpp"
 
 namespace attn::testing {
@@ -27,6 +28,24 @@ public:
     void naive(const inputs<T>& in, const outputs<T>& out) const override {
         naive_softmax<T>(of_keys(in), out, static_cast<T>(scale(in)), {}, {}); // all pairs: what the hash saves
     }
+
+    /// That of the tokens is the keys'; the queries, which are not looked at, have one of 0.
+    bool has_gradient() const override { return true; }
+    std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const override {
+        return op_.template backward_workspace_bytes<T>({s.keys, s.keys, s.values}, concurrency);
+    }
+    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const wanted_gradients<T>& wanted,
+                  const execution& run) const override {
+        attn::backward(op_, of_keys(in), saved, given, {wanted.keys, {}, wanted.values}, run);
+        clear(wanted.queries);
+    }
+    void reference_gradients(const inputs<double>& in, const output_gradients<double>& given, const wanted_gradients<double>& wanted) const override {
+        define_gradients(in, given, wanted);
+    }
+    void plain_gradients(const inputs<T>& in, const output_gradients<T>& given, const wanted_gradients<T>& wanted) const override {
+        define_gradients(in, given, wanted);
+    }
+
     /// As if buckets were equally full: two chunks hold four buckets.
     double useful_flops(const problem& p) const override {
         const auto& r = rotations_.shape();
@@ -43,20 +62,34 @@ private:
     double scale(const inputs<S>& in) const {
         return op_.scale.value_or(1 / std::sqrt(static_cast<double>(in.keys.shape().channels)));
     }
+    static void for_each(const shape& size, const auto& f) {
+        for (index_t b = 0; b < size.batch; ++b)
+            for (index_t h = 0; h < size.heads; ++h)
+                for (index_t i = 0; i < size.tokens; ++i)
+                    for (index_t c = 0; c < size.channels; ++c) f(b, h, i, c);
+    }
+    template <Scalar S>
+    static void clear(const tensor_view<S>& view) {
+        if (view.data()) for_each(view.shape(), [&](auto b, auto h, auto i, auto c) { view(b, h, i, c) = 0; });
+    }
+    template <Scalar S>
+    tensor<index_t> buckets_of(const inputs<S>& in) const {
+        tensor<T> tokens(in.keys.shape());
+        for_each(tokens.shape(), [&](auto b, auto h, auto i, auto c) { tokens(b, h, i, c) = static_cast<T>(in.keys(b, h, i, c)); });
+        return lsh_buckets(tokens, rotations_);
+    }
+    template <Scalar S>
+    void define_gradients(const inputs<S>& in, const output_gradients<S>& given, const wanted_gradients<S>& wanted) const {
+        reference::lsh_gradients<S>(of_keys(in), given, {wanted.keys, {}, wanted.values}, buckets_of(in).view(), op_.chunk_of(in.keys.shape().tokens),
+                                    op_.causal, scale(in));
+        clear(wanted.queries);
+    }
     /// Of some of the rows, if asked for some of them only.
     template <Scalar S>
     void define(const inputs<S>& in, const outputs<S>& out) const {
-        tensor<T> tokens(in.keys.shape());
-        const auto& s = tokens.shape();
-        const auto for_each = [](const shape& size, const auto& f) {
-            for (index_t b = 0; b < size.batch; ++b)
-                for (index_t h = 0; h < size.heads; ++h)
-                    for (index_t i = 0; i < size.tokens; ++i)
-                        for (index_t c = 0; c < size.channels; ++c) f(b, h, i, c);
-        };
-        for_each(s, [&](auto b, auto h, auto i, auto c) { tokens(b, h, i, c) = static_cast<T>(in.keys(b, h, i, c)); });
+        const auto& s = in.keys.shape();
         tensor<S> values({s.batch, s.heads, s.tokens, in.values.shape().channels}), log_sum_exp({s.batch, s.heads, s.tokens, 1});
-        reference::lsh_attention<S>(of_keys(in), {values, log_sum_exp}, lsh_buckets(tokens, rotations_).view(), op_.chunk_of(s.tokens), op_.causal, scale(in));
+        reference::lsh_attention<S>(of_keys(in), {values, log_sum_exp}, buckets_of(in).view(), op_.chunk_of(s.tokens), op_.causal, scale(in));
         const auto first = in.queries.shape().tokens == s.tokens ? 0 : in.positions.first_query[0];
         for_each(out.values.shape(), [&](auto b, auto h, auto i, auto c) { out.values(b, h, i, c) = values(b, h, first + i, c); });
         if (out.log_sum_exp.data())

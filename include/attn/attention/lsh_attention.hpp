@@ -1,6 +1,8 @@
 // LSH attention, the Reformer's: softmax attention of every token to those that hash into its bucket.
 #pragma once
 
+#include "backward.hpp"
+#include "lsh_gradient.hpp"
 #include "lsh_work.hpp"
 
 #include <algorithm>
@@ -72,6 +74,33 @@ struct lsh_attention {
                 w.attend_some(*this, in, out, run, b, h, std::min(w.heads, s.queries.heads - h));
     }
 
+    /// Of the tokens: wanted.queries is all of theirs, as queries and as keys, for both are one tensor; wanted.keys is refused. Buckets are taken
+    /// as constants, as they are almost everywhere, so the rotations have none; nor has a vector of zeros as a key. The hash is computed again.
+    template <Scalar S>
+    using gradients = input_gradients<S>;
+    template <Scalar S>
+    void check_gradients(const inputs<S>&, const gradients<S>& wanted, const auto&) const {
+        if (wanted.keys.data()) throw argument_error(name, "wanted.keys", "is asked for, but keys are q: wanted.queries has all of its gradient");
+    }
+    template <Scalar S>
+    std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {
+        detail::check_rotations(name, rotations, s.queries);
+        detail::scratch memory;
+        gradient_work(memory, *this, s, concurrency);
+        return memory.used_bytes();
+    }
+    template <Scalar S>
+    void backward(const inputs<S>& in, const saved_outputs<S>& saved, const output_gradients<S>& given, const gradients<S>& wanted,
+                  const execution& run) const {
+        const auto s = shapes_of(in);
+        if (s.queries.batch * s.queries.heads * s.queries.tokens == 0 || !(wanted.queries.data() || wanted.values.data())) return;
+        detail::scratch memory(run.workspace().bytes().data());
+        const gradient_work w(memory, *this, s, run.concurrency());
+        for (index_t b = 0; b < s.queries.batch; ++b)
+            for (index_t h = 0; h < s.queries.heads; h += w.tokens.heads)
+                w.add_some(*this, in, saved, given, wanted, run, b, h, std::min(w.tokens.heads, s.queries.heads - h));
+    }
+
     /// Tokens in a chunk of n: as given, or 2 n / buckets rounded up. There are rotations.
     index_t chunk_of(index_t n) const {
         const auto half = rotations.shape().channels;
@@ -85,6 +114,7 @@ struct lsh_attention {
 
 private:
     using work = detail::lsh_work<T, lsh_attention, Arch>;
+    using gradient_work = detail::lsh_gradient<T, lsh_attention, Arch>;
 };
 
 /// Of the type of the rotations.

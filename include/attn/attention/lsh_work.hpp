@@ -46,7 +46,8 @@ struct lsh_work {
     index_t *bucket, *order, *bucket_end; ///< of each token; the token at each sorted place; where the sorted tokens of a bucket end
     T *length, *log_sum;                   ///< of each token: |q|, and the log_sum_exp of the rounds so far
 
-    lsh_work(scratch& memory, const Op& op, const input_shapes& s, index_t concurrency)
+    /// least_slice: a thread's memory is not less.
+    lsh_work(scratch& memory, const Op& op, const input_shapes& s, index_t concurrency, std::size_t least_slice = 0)
         : heads(std::clamp<index_t>(tokens_at_once / std::max<index_t>(1, s.queries.tokens), 1, std::max<index_t>(1, s.queries.heads))),
           tokens(s.queries.tokens), chunk(std::min(op.chunk_of(tokens), std::max<index_t>(1, tokens))),
           segment(chunk * std::max<index_t>(1, tokens_of_segment / chunk)), row_shape{1, 1, segment + chunk, s.queries.channels},
@@ -54,7 +55,7 @@ struct lsh_work {
         const auto half = op.rotations.shape().channels;
         scratch counted;
         segment_memory(counted, *this);
-        slice_bytes = std::max(counted.used_bytes(), hash::task_bytes(s.queries.channels, half));
+        slice_bytes = std::max({counted.used_bytes(), hash::task_bytes(s.queries.channels, half), least_slice});
         slices = memory.take<std::byte>(concurrency, static_cast<index_t>(slice_bytes));
         for (auto* const each : {&bucket, &order}) *each = memory.take<index_t>(heads, tokens);
         bucket_end = memory.take<index_t>(heads, 2 * half + 1);
@@ -66,29 +67,48 @@ struct lsh_work {
         const auto some = [&](const auto& t) { return some_heads(t, b, 1, h, count); };
         const inputs<T> in{some(all.queries), some(all.keys), some(all.values)};
         const outputs<T> out{some(result.values), some(result.log_sum_exp)};
-        // f(head, first, end, memory): pieces of so many tokens.
-        const auto for_each_piece = [&](index_t size, const auto& f) {
-            const auto pieces = (tokens + size - 1) / size;
-            run.for_each(count * pieces, [&](index_t task, index_t slice) {
-                const auto begin = task % pieces * size;
-                f(task / pieces, begin, std::min(tokens, begin + size), scratch(slices + slice_bytes * static_cast<std::size_t>(slice)));
-            });
-        };
-        for_each_piece(segment, [&](index_t head, index_t i, index_t end, scratch memory) {
-            for (const segment_memory own(memory, *this); i < end; ++i) length[head * tokens + i] = own.length_of(in.queries, head, i);
-        });
+        find_lengths(in.queries, run, count);
         for (index_t round = 0; round < op.rotations.shape().batch; ++round) {
-            for_each_piece(rows_of_task, [&](index_t head, index_t i, index_t end, const scratch& memory) {
-                hash_of<Arch>(op.rotations, round, h + head)(kernel::rows_of(in.queries, 0, head, i), end - i, bucket + head * tokens + i, 1, memory);
-            });
-            run.for_each(count, [&](index_t head, index_t) { sort(op, head); });
-            for_each_piece(segment, [&](index_t head, index_t begin, index_t end, scratch memory) {
+            find_order(op, in.queries, run, h, count, round);
+            for_each_piece(run, count, segment, [&](index_t head, index_t begin, index_t end, scratch memory) {
                 segment_memory(memory, *this).attend(*this, op, in, out, head, begin, end, round == 0);
             });
         }
-        for_each_piece(rows_of_task, [&](index_t head, index_t i, index_t end, const scratch&) {
+        for_each_piece(run, count, rows_of_task, [&](index_t head, index_t i, index_t end, const scratch&) {
             for (; i < end; ++i) finish(op, in, out, head, i);
         });
+    }
+
+    /// Calls f(head, first, end, memory) for pieces of so many tokens of each head.
+    void for_each_piece(const execution& run, index_t count, index_t size, const auto& f) const {
+        const auto pieces = (tokens + size - 1) / size;
+        run.for_each(count * pieces, [&](index_t task, index_t slice) {
+            const auto begin = task % pieces * size;
+            f(task / pieces, begin, std::min(tokens, begin + size), scratch(slices + slice_bytes * static_cast<std::size_t>(slice)));
+        });
+    }
+    /// |q| of all tokens of so many heads.
+    void find_lengths(const tensor_view<const T>& q, const execution& run, index_t count) const {
+        for_each_piece(run, count, segment, [&](index_t head, index_t i, index_t end, scratch memory) {
+            for (const segment_memory own(memory, *this); i < end; ++i) length[head * tokens + i] = own.length_of(q, head, i);
+        });
+    }
+    /// Buckets and sorted order of a round, of heads h .. h + count - 1, which q holds.
+    void find_order(const Op& op, const tensor_view<const T>& q, const execution& run, index_t h, index_t count, index_t round) const {
+        for_each_piece(run, count, rows_of_task, [&](index_t head, index_t i, index_t end, const scratch& memory) {
+            hash_of<Arch>(op.rotations, round, h + head)(kernel::rows_of(q, 0, head, i), end - i, bucket + head * tokens + i, 1, memory);
+        });
+        run.for_each(count, [&](index_t head, index_t) { sort(op, head); });
+    }
+    /// What the sorted places from `at` to stop - 1 see, as sorted_window has it.
+    void find_windows(const Op& op, index_t head, index_t at, index_t stop, index_t* first, index_t* end) const {
+        const auto *const placed = order + head * tokens, *const buckets = bucket + head * tokens;
+        const auto* const ends = bucket_end + head * (2 * op.rotations.shape().channels + 1);
+        for (auto place = at; place < stop; ++place) {
+            const auto here = place / chunk * chunk, of = buckets[placed[place]];
+            first[place - at] = std::max(of == 0 ? 0 : ends[of - 1], here - std::min(here, chunk));
+            end[place - at] = op.causal ? place : std::min(ends[of], here + chunk);
+        }
     }
 
 private:
@@ -120,14 +140,9 @@ private:
         /// The sorted places from `at` to stop - 1, which are whole chunks.
         void attend(const lsh_work& w, const Op& op, const inputs<T>& in, const outputs<T>& to, index_t head, index_t at, index_t stop, bool is_first) const {
             const auto before = std::min(at, w.chunk), rows = stop - at;
-            const auto *const placed = w.order + head * w.tokens, *const buckets = w.bucket + head * w.tokens;
+            const auto* const placed = w.order + head * w.tokens;
             for (auto place = at - before; place < stop; ++place) copy(w, in, head, placed[place], place - at, before);
-            const auto* const ends = w.bucket_end + head * (2 * op.rotations.shape().channels + 1);
-            for (index_t r = 0; r < rows; ++r) {
-                const auto here = (at + r) / w.chunk * w.chunk, of = buckets[placed[at + r]];
-                first[r] = std::max(of == 0 ? 0 : ends[of - 1], here - std::min(here, w.chunk));
-                end[r] = op.causal ? at + r : std::min(ends[of], here + w.chunk);
-            }
+            w.find_windows(op, head, at, stop, first, end);
             const auto view = [](T* data, index_t count, index_t channels) { return head_major(data, {1, 1, count, channels}); };
             const auto d_k = w.row_shape.channels, d_v = w.result_shape.channels;
             const inputs<T> sorted{view(queries, rows, d_k), view(keys, before + rows, d_k), view(values, before + rows, d_v),

@@ -1,0 +1,163 @@
+// The gradient of LSH attention: in every round, the gradient of softmax attention of the sorted tokens, segment by segment.
+#pragma once
+
+#include "../core/gradients.hpp"
+#include "lsh_work.hpp"
+
+#include <cmath>
+#include <limits>
+
+namespace attn::inline ATTN_INSTRUCTION_SET::detail {
+
+/// The memory of a gradient, and its steps for some heads of a batch entry. With out and log_sum_exp of all rounds together, the weights
+/// e^(x - log_sum_exp) of a round's pairs are what they count in all, so each round adds the gradient of softmax attention to its pairs.
+/// A segment also gives to the keys of the chunk before it: segments with even and odd numbers take turns, so that no two write to a token.
+template <Scalar T, class Op, class Arch>
+struct lsh_gradient {
+    using softmax = kernel::softmax_gradient_scheduler<T, Arch>;
+    using work = lsh_work<T, Op, Arch>;
+
+    work tokens;
+    bool* met; ///< of each token: whether it has seen another
+
+    lsh_gradient(scratch& memory, const Op& op, const input_shapes& s, index_t concurrency)
+        : tokens(memory, op, s, concurrency, slice_bytes(op, s)), met(memory.take<bool>(tokens.heads, tokens.tokens)) {}
+
+    void add_some(const Op& op, const inputs<T>& all, const saved_outputs<T>& saved, const output_gradients<T>& given, const input_gradients<T>& to,
+                  const execution& run, index_t b, index_t h, index_t count) const {
+        const auto some = [&](const auto& t) { return some_heads(t, b, 1, h, count); };
+        const call own{op, {some(all.queries), some(all.keys), some(all.values)}, {some(saved.values), some(saved.log_sum_exp)},
+                       {some(given.values), some(given.log_sum_exp)}, {some(to.queries), {}, some(to.values)}};
+        tokens.find_lengths(own.in.queries, run, count);
+        tokens.for_each_piece(run, count, work::rows_of_task, [&](index_t head, index_t i, index_t end, const scratch&) {
+            for (; i < end; ++i) clear(own, head, i);
+        });
+        for (index_t round = 0; round < op.rotations.shape().batch; ++round) {
+            tokens.find_order(op, own.in.queries, run, h, count, round);
+            for (const index_t turn : {0, 1})
+                tokens.for_each_piece(run, count, tokens.segment, [&](index_t head, index_t begin, index_t end, scratch memory) {
+                    if (begin / tokens.segment % 2 == turn) segment_memory(memory, tokens).add(*this, own, head, begin, end);
+                });
+        }
+        tokens.for_each_piece(run, count, work::rows_of_task, [&](index_t head, index_t i, index_t end, const scratch&) {
+            for (; i < end; ++i) finish(own, head, i);
+        });
+    }
+
+private:
+    struct call {
+        const Op& op;
+        inputs<T> in;
+        saved_outputs<T> saved;
+        output_gradients<T> given;
+        input_gradients<T> to;
+    };
+
+    static std::size_t slice_bytes(const Op& op, const input_shapes& s) {
+        scratch sizes, counted;
+        segment_memory(counted, work(sizes, op, s, 1));
+        return counted.used_bytes();
+    }
+
+    /// A segment's tokens as they are sorted, and the chunk's before it: what they hold, and what their gradients are.
+    struct segment_memory {
+        std::size_t softmax_bytes;
+        std::byte* of_softmax;
+        T *queries, *keys, *values, *out, *of_out, *log_sum_exp, *of_log_sum_exp, *of_queries, *of_keys, *of_values;
+        index_t *first, *end;
+
+        segment_memory(scratch& memory, const work& w)
+            : softmax_bytes(softmax::workspace_bytes({w.row_shape, w.row_shape, w.result_shape}, 1, false)),
+              of_softmax(memory.take<std::byte>(static_cast<index_t>(softmax_bytes))) {
+            const auto rows = w.row_shape.tokens, d_k = w.row_shape.channels, d_v = w.result_shape.channels;
+            for (auto* const each : {&queries, &keys, &of_queries, &of_keys}) *each = memory.take<T>(rows, d_k);
+            for (auto* const each : {&values, &out, &of_out, &of_values}) *each = memory.take<T>(rows, d_v);
+            for (auto* const each : {&log_sum_exp, &of_log_sum_exp}) *each = memory.take<T>(rows);
+            for (auto* const each : {&first, &end}) *each = memory.take<index_t>(rows);
+        }
+
+        /// The sorted places from `at` to stop - 1, which are whole chunks.
+        void add(const lsh_gradient& all, const call& c, index_t head, index_t at, index_t stop) const {
+            const auto& w = all.tokens;
+            const auto before = std::min(at, w.chunk), rows = stop - at, d_k = w.row_shape.channels, d_v = w.result_shape.channels;
+            const auto* const placed = w.order + head * w.tokens;
+            const bool of_rows = c.to.queries.data();
+            for (index_t r = 0; r < before + rows; ++r) copy_key(w, c, head, placed[at - before + r], r);
+            for (index_t r = 0; r < rows; ++r) copy_query(c, head, placed[at + r], r);
+            w.find_windows(c.op, head, at, stop, first, end);
+            for (index_t r = 0; r < rows; ++r)
+                if (end[r] - first[r] > (c.op.causal ? 0 : 1)) all.met[head * w.tokens + placed[at + r]] = true;
+
+            const auto view = [](T* data, index_t count, index_t channels) { return head_major(data, {1, 1, count, channels}); };
+            const inputs<T> sorted{view(queries, rows, d_k), view(keys, before + rows, d_k), view(values, before + rows, d_v),
+                                   {.first_query = at, .first_key = at - before}};
+            const saved_outputs<T> saved{view(out, rows, d_v), view(log_sum_exp, rows, 1)};
+            const output_gradients<T> given{view(of_out, rows, d_v), view(of_log_sum_exp, rows, 1)};
+            input_gradients<T> wanted;
+            if (of_rows) {
+                wanted.queries = view(of_queries, rows, d_k);
+                wanted.keys = view(of_keys, before + rows, d_k);
+            }
+            if (c.to.values.data()) wanted.values = view(of_values, before + rows, d_v);
+            const sorted_window window{at, first, end};
+            const kernel::visible_keys_of<T, Arch, sorted_window> visible(window, shapes_of(sorted), sorted.positions);
+            sequential here;
+            workspace memory(std::span(of_softmax, softmax_bytes));
+            softmax()({sorted, saved, given, wanted, visible, nullptr, c.op.template factor<T>(d_k), nullptr}, {}, {}, false, execution(here, memory));
+
+            for (index_t r = 0; r < before + rows; ++r) {
+                const auto token = placed[at - before + r];
+                for (index_t e = 0; c.to.values.data() && e < d_v; ++e) c.to.values(0, head, token, e) += of_values[r * d_v + e];
+                if (of_rows) add_key(c, head, token, r, w.length[head * w.tokens + token]);
+            }
+            for (index_t r = 0; of_rows && r < rows; ++r)
+                for (index_t e = 0; e < d_k; ++e) c.to.queries(0, head, placed[at + r], e) += of_queries[r * d_k + e];
+        }
+        void copy_key(const work& w, const call& c, index_t head, index_t token, index_t r) const {
+            const auto d_k = w.row_shape.channels, d_v = w.result_shape.channels;
+            const T norm = w.length[head * w.tokens + token], divisor = norm == 0 ? T{1} : norm;
+            for (index_t e = 0; e < d_k; ++e) keys[r * d_k + e] = c.in.queries(0, head, token, e) / divisor;
+            for (index_t e = 0; e < d_v; ++e) values[r * d_v + e] = c.in.values(0, head, token, e);
+        }
+        void copy_query(const call& c, index_t head, index_t token, index_t r) const {
+            const auto d_k = c.in.queries.shape().channels, d_v = c.in.values.shape().channels;
+            for (index_t e = 0; e < d_k; ++e) queries[r * d_k + e] = c.in.queries(0, head, token, e);
+            for (index_t e = 0; e < d_v; ++e) {
+                out[r * d_v + e] = c.saved.values(0, head, token, e);
+                of_out[r * d_v + e] = c.given.values(0, head, token, e);
+            }
+            log_sum_exp[r] = c.saved.log_sum_exp(0, head, token, 0);
+            of_log_sum_exp[r] = c.given.log_sum_exp.data() ? c.given.log_sum_exp(0, head, token, 0) : T{0};
+        }
+        /// k = q / |q|: dq = (dk - (k . dk) k) / |q|
+        void add_key(const call& c, index_t head, index_t token, index_t r, T norm) const {
+            if (norm == 0) return;
+            const auto d_k = c.in.queries.shape().channels;
+            const T *const key = keys + r * d_k, *const of_key = of_keys + r * d_k;
+            T along = 0;
+            for (index_t e = 0; e < d_k; ++e) along += key[e] * of_key[e];
+            for (index_t e = 0; e < d_k; ++e) c.to.queries(0, head, token, e) += (of_key[e] - along * key[e]) / norm;
+        }
+    };
+
+    void clear(const call& c, index_t head, index_t i) const {
+        met[head * tokens.tokens + i] = false;
+        for (const auto* view : {&c.to.queries, &c.to.values})
+            for (index_t e = 0; view->data() && e < view->shape().channels; ++e) (*view)(0, head, i, e) = 0;
+    }
+    /// A token that met no other in any round gave its own value, and log_sum_exp = scale |q| + ln(rounds).
+    void finish(const call& c, index_t head, index_t i) const {
+        if (met[head * tokens.tokens + i]) return;
+        for (index_t e = 0; c.to.values.data() && e < c.to.values.shape().channels; ++e) c.to.values(0, head, i, e) += c.given.values(0, head, i, e);
+        const T norm = tokens.length[head * tokens.tokens + i];
+        if (!c.to.queries.data()) return;
+        T product = 0;
+        for (index_t e = 0; e < c.in.values.shape().channels; ++e) product += c.given.values(0, head, i, e) * c.in.values(0, head, i, e);
+        T shift = product - product; // dO . v - dO . out: NaN where the formula is
+        if (c.given.log_sum_exp.data()) shift += c.given.log_sum_exp(0, head, i, 0);
+        const T factor = c.op.template factor<T>(tokens.row_shape.channels) * shift, divisor = norm == 0 ? T{1} : norm;
+        for (index_t e = 0; e < c.to.queries.shape().channels; ++e) c.to.queries(0, head, i, e) += factor * (c.in.queries(0, head, i, e) / divisor);
+    }
+};
+
+} // namespace attn::detail
