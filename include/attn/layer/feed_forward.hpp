@@ -54,7 +54,9 @@ struct feed_forward {
 
     /// Those of its linears.
     struct gradients {
-        typename linear<T, Arch>::gradients up = {}, down = {}, gate = {};
+        typename linear<T, Arch>::gradients up = {};   ///< of up
+        typename linear<T, Arch>::gradients down = {}; ///< of down
+        typename linear<T, Arch>::gradients gate = {}; ///< of gate, if there is one
     };
     void for_each_gradient(const layer_inputs<T>& in, const gradients& wanted, const auto& visit) const {
         up.for_each_gradient(in, wanted.up, detail::visit_member("up", visit));

@@ -53,10 +53,10 @@ struct linear {
         forward(in.tokens, in.residual, out, run);
     }
 
-    /// Those of its parameters: the weight's rows side by side, (1, 1, outputs, inputs).
+    /// Those of its weight, (1, 1, outputs, inputs), and bias, (outputs).
     struct gradients {
-        tensor_view<T> weight = {};
-        std::span<T> bias = {};
+        tensor_view<T> weight = {}; ///< channels side by side
+        std::span<T> bias = {};     ///< also where the layer has none
     };
     void for_each_gradient(const layer_inputs<T>&, const gradients& wanted, const auto& visit) const {
         visit("wanted.weight", wanted.weight, weight.shape(), true);

@@ -45,7 +45,8 @@ struct multi_head {
     static constexpr std::string_view name = "multi_head";
     static constexpr bool in_place = true;
     static constexpr bool reduces = !std::same_as<R, identity_reduction>;
-    static constexpr bool is_differentiable = DifferentiableAttention<A> && (!reduces || DifferentiableLayer<R>)&&detail::TrainableNorm<N>;
+    /// Whether all that is inside has a gradient.
+    static constexpr bool is_differentiable = DifferentiableAttention<A> && (!reduces || DifferentiableLayer<R>) && detail::TrainableNorm<N>;
 
     index_t heads = 1;
     index_t kv_heads = heads; ///< divides heads, unless the attention says otherwise
@@ -113,10 +114,14 @@ struct multi_head {
 
     /// Those of its parts; of the attention's, the queries, keys and values are left empty, and of the norms' the x.
     struct gradients {
-        typename linear<T, Arch>::gradients q = {}, k = {}, v = {}, out = {};
-        detail::gradients_of_attention<A, T> attention = {};
-        detail::gradients_of_layer<R> reduce = {};
-        detail::gradients_of_norm<N> query_norm = {}, key_norm = {};
+        typename linear<T, Arch>::gradients q = {};             ///< of q
+        typename linear<T, Arch>::gradients k = {};             ///< of k
+        typename linear<T, Arch>::gradients v = {};             ///< of v
+        typename linear<T, Arch>::gradients out = {};           ///< of out
+        detail::gradients_of_attention<A, T> attention = {};    ///< of the attention's parameters
+        detail::gradients_of_layer<R> reduce = {};              ///< of reduce
+        detail::gradients_of_norm<N> query_norm = {};           ///< of query_norm
+        detail::gradients_of_norm<N> key_norm = {};             ///< of key_norm
     };
     void for_each_gradient(const layer_inputs<T>& in, const gradients& wanted, const auto& visit) const {
         q.for_each_gradient(in, wanted.q, detail::visit_member("q", visit));

@@ -22,6 +22,7 @@ struct transformer_block {
     static_assert(has_norms || (M::in_place && F::in_place),
                   "attn: without norms, attention and feed_forward must be able to write where they read");
     static constexpr bool in_place = true;
+    /// Whether all that is inside has a gradient.
     static constexpr bool is_differentiable = DifferentiableLayer<M> && DifferentiableLayer<F> && detail::TrainableNorm<N>;
 
     N attention_norm = {};
@@ -77,10 +78,10 @@ struct transformer_block {
 
     /// Those of its parts. The norms' own x are left empty.
     struct gradients {
-        detail::gradients_of_norm<N> attention_norm = {};
-        detail::gradients_of_layer<M> attention = {};
-        detail::gradients_of_norm<N> feed_forward_norm = {};
-        detail::gradients_of_layer<F> feed_forward = {};
+        detail::gradients_of_norm<N> attention_norm = {};    ///< of attention_norm
+        detail::gradients_of_layer<M> attention = {};        ///< of attention
+        detail::gradients_of_norm<N> feed_forward_norm = {}; ///< of feed_forward_norm
+        detail::gradients_of_layer<F> feed_forward = {};     ///< of feed_forward
     };
     void for_each_gradient(const layer_inputs<scalar>& in, const gradients& wanted, const auto& visit) const {
         const auto channels = in.tokens.shape().channels;

@@ -168,8 +168,8 @@ struct spatial_reduction {
 
     /// Those of the projection and the norm.
     struct gradients {
-        typename linear<T, Arch>::gradients projection = {};
-        detail::gradients_of_norm<N> norm = {};
+        typename linear<T, Arch>::gradients projection = {}; ///< of projection
+        detail::gradients_of_norm<N> norm = {};              ///< of norm
     };
     void for_each_gradient(const layer_inputs<T>& in, const gradients& wanted, const auto& visit) const {
         projection.for_each_gradient(in, wanted.projection, detail::visit_member("projection", visit));

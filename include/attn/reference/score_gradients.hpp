@@ -129,6 +129,7 @@ struct score_parameters {
     const G& wanted;
 
     void operator()(index_t b, index_t h, index_t i, index_t j, T x, T dx) const { detail::add_parameters(score, wanted, {b, h, i, j}, x, dx); }
+    /// Brings the sums to what is wanted.
     void end() const { detail::end_parameters(score, wanted); }
 };
 
