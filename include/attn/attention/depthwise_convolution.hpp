@@ -60,7 +60,10 @@ struct depthwise_convolution {
         out.require_apart("the convolution's bias", bias);
     }
     /// The weights of so many channels as (1 or heads, c, kernel_height, kernel_width).
-    tensor_view<const T> kernels(index_t channels) const {
+    tensor_view<const T> kernels(index_t channels) const { return kernels_of(weights, channels); }
+    /// The same of another tensor in the shape of the weights.
+    template <class V>
+    static tensor_view<V> kernels_of(const tensor_view<V>& weights, index_t channels) {
         const auto& w = weights.shape();
         const auto& s = weights.strides();
         if (w.heads != 1 || channels == 1) return weights;
@@ -125,6 +128,21 @@ private:
 template <TensorLike W, class... Others>
 depthwise_convolution(const W&, const Others&...) -> depthwise_convolution<detail::scalar_t<W>>;
 
+namespace detail {
+
+/// Throws attention_error unless `out`, an argument of that name, has a convolution of x's shape: that of x, with as many heads or a multiple.
+template <class X, class Out>
+void check_convolved(std::string_view operation, const tensor_view<X>& x, std::string_view argument, const tensor_view<Out>& out) {
+    const auto &from = x.shape(), &to = out.shape();
+    check_view(operation, "x", x);
+    check_view(operation, argument, out);
+    if (to.batch != from.batch || to.tokens != from.tokens || to.channels != from.channels ||
+        (from.heads == 0 ? to.heads != 0 : to.heads % from.heads != 0))
+        refuse(operation, argument, to, "x", from, "they do not fit");
+}
+
+} // namespace detail
+
 /// Adds the convolution of x into out. Checks everything once, then computes with the caller's executor and workspace. Allocates nothing;
 /// the result is the same, bit by bit, for every executor, number of threads and strides. Throws attention_error, before anything is read or
 /// written: shapes or parameters that do not fit, an out that overlaps x, a workspace too small.
@@ -133,11 +151,7 @@ void add_convolution(const depthwise_convolution<T, Arch>& op, const std::type_i
                      const std::type_identity_t<tensor_view<T>>& out, const execution& run) {
     constexpr auto name = depthwise_convolution<T, Arch>::name;
     const auto &from = x.shape(), &to = out.shape();
-    detail::check_view(name, "x", x);
-    detail::check_view(name, "out", out);
-    if (to.batch != from.batch || to.tokens != from.tokens || to.channels != from.channels ||
-        (from.heads == 0 ? to.heads != 0 : to.heads % from.heads != 0))
-        detail::refuse(name, "out", to, "x", from, "they do not fit");
+    detail::check_convolved(name, x, "out", out);
     detail::check_writable(name, "out", out);
     const output_memory memory(name, "out", out);
     memory.require_apart("x", x);

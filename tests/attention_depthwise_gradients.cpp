@@ -1,0 +1,282 @@
+// The gradient of the depthwise convolution: its definition against finite differences, the library against its definition.
+#include "allocations.hpp"
+#include "catch.hpp"
+#include "errors.hpp"
+#include "executors.hpp"
+#include "layouts.hpp"
+
+#include <attn/attention/depthwise_backward.hpp>
+#include <attn/reference/depthwise_gradients.hpp>
+
+namespace attn::testing {
+
+namespace {
+
+struct sizes {
+    index_t height, width, channels, kernel_height, kernel_width;
+    index_t batch = 1, heads = 1, x_heads = 1;
+    bool causal = false, per_head = false;
+
+    index_t tokens() const { return height * width; }
+    index_t kernels() const { return per_head ? heads : 1; }
+    reference::grid grid() const { return {height, width, kernel_height / 2, causal ? kernel_width - 1 : kernel_width / 2}; }
+};
+
+/// What a gradient reads.
+template <Scalar T>
+struct convolved {
+    sizes dimensions;
+    tensor<T> x, given, weights, bias;
+
+    explicit convolved(const sizes& s)
+        : dimensions(s), x(random_tensor<T>({s.batch, s.x_heads, s.tokens(), s.channels}, 1)),
+          given(random_tensor<T>({s.batch, s.heads, s.tokens(), s.channels}, 2)),
+          weights(random_tensor<T>({s.kernels(), s.channels, s.kernel_height, s.kernel_width}, 3)),
+          bias(random_tensor<T>({1, 1, s.kernels(), s.channels}, 4)) {}
+
+    std::span<const T> biases() const { return {bias.data(), static_cast<std::size_t>(bias.shape().size())}; }
+    depthwise_convolution<T> op() const { return op(weights.view()); }
+    depthwise_convolution<T> op(const tensor_view<const T>& kernels) const {
+        depthwise_convolution<T> result{.weights = kernels, .bias = biases(), .causal = dimensions.causal};
+        if (dimensions.height > 1) result.height = dimensions.height, result.width = dimensions.width;
+        return result;
+    }
+    template <Scalar W>
+    convolved<W> widened() const {
+        convolved<W> wide(dimensions);
+        const auto copy = [](const tensor<T>& from, tensor<W>& to) { std::copy_n(from.data(), from.shape().size(), to.data()); };
+        copy(x, wide.x), copy(given, wide.given), copy(weights, wide.weights), copy(bias, wide.bias);
+        return wide;
+    }
+};
+
+/// Room for the gradients of a problem, all guards.
+template <Scalar T>
+struct answer_of {
+    tensor<T> input, weights, bias;
+
+    explicit answer_of(const convolved<T>& p) : input(p.x.shape()), weights(p.weights.shape()), bias(p.bias.shape()) {
+        for (auto* t : {&input, &weights, &bias}) std::fill_n(t->data(), t->shape().size(), guard<T>);
+    }
+    std::span<T> biases() { return {bias.data(), static_cast<std::size_t>(bias.shape().size())}; }
+    depthwise_gradients<T> wanted() { return {input, weights, biases()}; }
+    friend bool same_bits(const answer_of& a, const answer_of& b) {
+        return testing::same_bits(a.input, b.input) && testing::same_bits(a.weights, b.weights) && testing::same_bits(a.bias, b.bias);
+    }
+};
+
+template <Scalar T>
+answer_of<T> ours_of(const convolved<T>& p) {
+    answer_of<T> result(p);
+    backward(p.op(), p.x, p.given, result.wanted());
+    return result;
+}
+
+template <Scalar T>
+answer_of<T> defined(const convolved<T>& p, std::span<const index_t> present = {}) {
+    answer_of<T> result(p);
+    reference::depthwise_gradients<T, T>(p.x, p.given, p.dimensions.grid(), p.weights, result.input, result.weights, result.biases(), present);
+    return result;
+}
+
+/// Twice the error of the formula in the same precision and 8 epsilon: in double the two are of one precision, and each may be off so far.
+template <Scalar T>
+void check_near(const tensor<T>& ours, const tensor<T>& plain, const tensor<double>& exact) {
+    REQUIRE(ours.shape() == exact.shape());
+    const auto magnitude = std::max(1.0, largest_magnitude(exact));
+    const auto terms = sizeof(T) == 8 ? 64.0 : 8.0;
+    CHECK(largest_error(ours, exact) <= 2 * largest_error(plain, exact) + terms * epsilon<T> * magnitude);
+}
+template <Scalar T>
+void check_near(const answer_of<T>& ours, const answer_of<T>& plain, const answer_of<double>& exact) {
+    check_near(ours.input, plain.input, exact.input);
+    check_near(ours.weights, plain.weights, exact.weights);
+    check_near(ours.bias, plain.bias, exact.bias);
+}
+
+std::string describe(const sizes& s) {
+    return std::to_string(s.batch) + " x " + std::to_string(s.heads) + " heads of " + std::to_string(s.x_heads) + ", " + std::to_string(s.height) + " x " +
+           std::to_string(s.width) + ", " + std::to_string(s.channels) + " channels, kernel " + std::to_string(s.kernel_height) + " x " +
+           std::to_string(s.kernel_width) + (s.causal ? " causal" : "") + (s.per_head ? ", of each head" : "");
+}
+
+const std::vector<sizes> all_sizes{
+    {1, 1, 1, 1, 1},    {1, 1, 3, 5, 5},    {3, 2, 16, 9, 11},  {2, 15, 5, 1, 1},   {29, 3, 8, 5, 3},  {5, 31, 64, 3, 5},
+    {7, 9, 17, 7, 7},   {12, 13, 2, 13, 1}, {14, 14, 33, 5, 5}, {4, 100, 9, 5, 7},  {1, 300, 6, 1, 5}, {1, 130, 12, 1, 9},
+    {3, 97, 15, 3, 13}, {56, 56, 4, 3, 3},  {3, 4, 7, 3, 3, 0}, {0, 0, 7, 3, 3, 2}, {3, 4, 0, 3, 3},   {2, 3, 4, 3, 3, 1, 0, 0},
+    {6, 18, 16, 5, 5, 2, 4, 2, false, true},
+    {6, 18, 31, 3, 3, 3, 6, 2, false, false},
+    {1, 140, 20, 1, 4, 2, 2, 1, true, false},
+    {1, 70, 32, 1, 2, 1, 3, 3, true, true},
+    {1, 9, 3, 1, 12, 1, 1, 1, true, false},
+    {30, 47, 8, 3, 5, 3, 2, 2, false, true},
+};
+
+} // namespace
+
+TEST_CASE("depthwise_convolution: the definition of its gradient against finite differences", "[convolution][gradients]") {
+    for (const auto& s : {sizes{3, 4, 2, 3, 5, 2, 4, 2, false, true}, sizes{3, 4, 2, 5, 3, 2, 4, 2, false, false},
+                          sizes{1, 7, 3, 1, 4, 2, 2, 1, true, false}}) {
+        INFO(describe(s));
+        convolved<double> p(s);
+        std::vector<index_t> present(static_cast<std::size_t>(s.batch), s.tokens() - 2);
+        const auto loss = [&] {
+            tensor<double> out(p.given.shape());
+            std::fill_n(out.data(), out.shape().size(), 0.0);
+            reference::add_depthwise_convolution<double, double>(p.x, out.view(), s.grid(), p.weights, p.biases(), present);
+            return std::inner_product(out.data(), out.data() + out.shape().size(), p.given.data(), 0.0);
+        };
+        const auto gradients = defined(p, present);
+        const auto check = [&](tensor<double>& of, const tensor<double>& gradient) {
+            for (index_t e = 0; e < of.shape().size(); ++e) {
+                const auto held = of.data()[e], step = 1e-3; // the loss is linear in each: the difference is exact but for rounding
+                of.data()[e] = held + step;
+                const auto above = loss();
+                of.data()[e] = held - step;
+                const auto below = loss();
+                of.data()[e] = held;
+                CHECK(std::abs((above - below) / (2 * step) - gradient.data()[e]) < 1e-9);
+            }
+        };
+        check(p.x, gradients.input);
+        check(p.weights, gradients.weights);
+        check(p.bias, gradients.bias);
+    }
+}
+
+TEMPLATE_TEST_CASE("depthwise_convolution: gradients against their definition", "[convolution][gradients][portable]", float, double) {
+    for (const auto& s : all_sizes) {
+        INFO(describe(s));
+        const convolved<TestType> p(s);
+        check_near(ours_of(p), defined(p), defined(p.template widened<double>()));
+    }
+}
+
+TEMPLATE_TEST_CASE("depthwise_convolution: gradients in every layout", "[convolution][gradients][portable]", float, double) {
+    using T = TestType;
+    for (const auto& s : {sizes{6, 18, 16, 5, 5, 2, 4, 2, false, true}, sizes{3, 101, 19, 3, 3, 2, 2, 1}, sizes{1, 140, 8, 1, 4, 1, 2, 1, true, false}}) {
+        const convolved<T> p(s);
+        const auto expected = ours_of(p);
+        for (const auto& l : all_layouts) {
+            INFO(describe(s) << ", " << l.name);
+            placed<T> x(p.x, l.value), given(p.given, l.value), weights(p.weights, l.value);
+            placed<T> of_input(p.x.shape(), l.value), of_weights(p.weights.shape(), l.value);
+            answer_of<T> ours(p);
+            backward(p.op(weights.view()), x.view(), given.view(), {of_input.view(), of_weights.view(), ours.biases()});
+            CHECK(same_bits(of_input.copy(), expected.input));
+            CHECK(same_bits(of_weights.copy(), expected.weights));
+            CHECK(same_bits(ours.bias, expected.bias));
+            CHECK(of_input.guards_intact());
+            CHECK(of_weights.guards_intact());
+        }
+    }
+}
+
+TEMPLATE_TEST_CASE("depthwise_convolution: executors and subsets change no bit of a gradient", "[convolution][gradients][portable][parallel]", float,
+                   double) {
+    using T = TestType;
+    const convolved<T> p({30, 47, 20, 5, 5, 2, 4, 2, false, false});
+    const auto expected = ours_of(p);
+    const auto op = p.op();
+    for_each_executor([&](auto& executor, const std::string& name) {
+        INFO(name);
+        workspace memory(backward_workspace_bytes(op, p.x.shape(), p.given.shape(), executor.concurrency()));
+        const execution run(executor, memory);
+        for (unsigned subset = 0; subset < 8; ++subset) {
+            answer_of<T> ours(p);
+            const answer_of<T> untouched(p);
+            const auto all = ours.wanted();
+            backward(op, p.x, p.given,
+                     {subset & 1 ? all.input : tensor_view<T>{}, subset & 2 ? all.weights : tensor_view<T>{}, subset & 4 ? all.bias : std::span<T>{}}, run);
+            CHECK(same_bits(ours.input, (subset & 1 ? expected : untouched).input));
+            CHECK(same_bits(ours.weights, (subset & 2 ? expected : untouched).weights));
+            CHECK(same_bits(ours.bias, (subset & 4 ? expected : untouched).bias));
+        }
+    });
+    sequential here;
+    workspace memory(backward_workspace_bytes(op, p.x.shape(), p.given.shape(), 1));
+    const execution run(here, memory);
+    answer_of<T> ours(p);
+    const auto wanted = ours.wanted();
+    CHECK(allocations_in([&] { backward(op, p.x, p.given, wanted, run); }) == 0);
+    CHECK(same_bits(ours, expected));
+}
+
+TEMPLATE_TEST_CASE("depthwise_convolution: gradients of inputs that are not present, whatever they hold", "[convolution][gradients][portable]", float,
+                   double) {
+    using T = TestType;
+    for (const auto& s : {sizes{5, 31, 17, 3, 5, 4, 4, 2, false, true}, sizes{9, 7, 16, 5, 3, 4, 2, 2}, sizes{1, 150, 6, 1, 4, 4, 2, 1, true}}) {
+        INFO(describe(s));
+        convolved<T> p(s);
+        const std::vector<index_t> present{0, 1, s.tokens() - 30, s.tokens()};
+        const auto plain = defined(p, present);
+        const auto exact = defined(p.template widened<double>(), present);
+        for (index_t b = 0; b < s.batch; ++b)
+            for (index_t h = 0; h < s.x_heads; ++h)
+                for (auto t = present[static_cast<std::size_t>(b)]; t < s.tokens(); ++t)
+                    for (index_t c = 0; c < s.channels; ++c) p.x(b, h, t, c) = guard<T>;
+        const auto op = p.op();
+        const auto grid = op.grid(s.tokens());
+        const kernel::depthwise_backward<T, T, simd::native> work(grid, p.x.shape(), p.given.shape());
+        sequential here;
+        workspace memory(work.workspace_bytes(1));
+        answer_of<T> ours(p);
+        const auto present_of = [&](index_t b) { return present[static_cast<std::size_t>(b)]; };
+        const auto run_on = [&](const kernel::convolution_gradients<T, T>& wanted) {
+            work({grid, op.kernels(s.channels), op.bias}, p.x.view(), p.given.view(), wanted, present_of, memory.bytes().data(), execution(here, memory));
+        };
+        run_on({ours.input, ours.weights, ours.biases()});
+        check_near(ours, plain, exact);
+        for (index_t c = 0; c < s.channels; ++c) CHECK(same_bits(ours.input(1, 0, s.tokens() - 1, c), T{0}));
+
+        tensor<T> sum(p.x.shape()); // added to what is there: to 0 it is the gradient
+        std::fill_n(sum.data(), sum.shape().size(), T{0});
+        run_on({sum, {}, {}, true});
+        CHECK(same_bits(sum, ours.input));
+    }
+}
+
+TEST_CASE("depthwise_convolution: gradients of weights as PyTorch has them, (c, 1, height, width)", "[convolution][gradients]") {
+    const convolved<float> p({6, 7, 9, 3, 5, 2, 4, 2});
+    const auto expected = ours_of(p);
+    answer_of<float> ours(p);
+    const shape theirs{9, 1, 3, 5};
+    backward(p.op(head_major(p.weights.data(), theirs)), p.x, p.given, {ours.input, head_major(ours.weights.data(), theirs), ours.biases()});
+    CHECK(same_bits(ours, expected));
+    CHECK_THROWS_AS(backward(p.op(head_major(p.weights.data(), theirs)), p.x, p.given, ours.wanted()), shape_error);
+}
+
+TEST_CASE("depthwise_convolution: what is wrong with a gradient is refused, by name", "[convolution][gradients]") {
+    const convolved<float> p({3, 4, 5, 3, 3, 2, 4, 2});
+    answer_of<float> to(p);
+    const auto refused = [&](const depthwise_convolution<float>& op, const tensor_view<const float>& given, const depthwise_gradients<float>& wanted,
+                             const std::vector<std::string>& parts) {
+        check_says(error_of([&] { backward(op, p.x, given, wanted); }), parts);
+        CHECK(same_bits(to, answer_of<float>(p)));
+    };
+    const auto op = p.op();
+    const auto given = p.given.view();
+    const tensor<float> three({2, 3, 12, 5}), narrow({2, 4, 12, 4});
+    refused(op, three, to.wanted(), {"depthwise_convolution: given has shape (2, 3, 12, 5), but x has (2, 2, 12, 5)"});
+    refused(op, narrow, to.wanted(), {"given has shape (2, 4, 12, 4)"});
+    refused(op, given, {.input = to.weights}, {"wanted.input", "(1, 5, 3, 3)", "(2, 2, 12, 5)"});
+    refused(op, given, {.input = to.input, .weights = to.input}, {"wanted.weights", "(2, 2, 12, 5)", "(1, 5, 3, 3)"});
+    refused(op, given, {.bias = to.biases().first(4)}, {"wanted.bias", "(1, 1, 1, 4)", "(1, 1, 1, 5)"});
+    refused(op, given, {.input = head_major(const_cast<float*>(p.x.data()), p.x.shape())}, {"wanted.input", "overlaps x"});
+    refused(op, given, {.weights = head_major(const_cast<float*>(p.weights.data()), p.weights.shape())},
+            {"wanted.weights", "overlaps the convolution's weights"});
+    refused(op, given, {.input = to.input, .bias = std::span(to.input.data(), 5)}, {"wanted.bias", "overlaps wanted.input"});
+    refused(op, given, {.weights = tensor_view<float>(to.weights.data(), to.weights.shape(), {0, 0, 3, 1})}, {"wanted.weights"});
+    auto other = op;
+    other.bias = {};
+    refused(other, given, to.wanted(), {"wanted.bias is asked for, but the convolution has no bias"});
+    other = op;
+    other.width = 5;
+    refused(other, given, to.wanted(), {"height and width are 3 and 5"});
+    sequential here;
+    workspace memory(backward_workspace_bytes(op, p.x.shape(), given.shape(), 1) - 1);
+    check_says(error_of([&] { backward(op, p.x, given, to.wanted(), execution(here, memory)); }), {"depthwise_convolution: workspace has"});
+    CHECK(same_bits(to, answer_of<float>(p)));
+}
+
+} // namespace attn::testing
