@@ -77,7 +77,8 @@ private:
 
     struct worker {
         worker(detail::scratch& memory, const convolution_grid& grid, index_t channels)
-            : tile(memory, flipped(grid), channels, max_tokens), sums(memory, grid, channels, max_tokens), result(memory.take<T>(max_tokens, tile.padded())) {}
+            : tile(memory, flipped(grid), channels, max_tokens), sums(memory, grid, channels, max_tokens),
+              result(memory.take<T>(max_tokens, tile.padded())) {}
 
         convolution_tile<T, Arch> tile;
         tap_sums<T, Arch> sums;
@@ -119,7 +120,8 @@ private:
         const auto channels = given_.channels;
         const auto sum_of = [&](index_t first_head, index_t heads, index_t row, index_t c) {
             T sum = 0;
-            for (auto part = first_head * parts(); part < (first_head + heads) * parts(); ++part) sum += partial[part * sums_of_a_part() + row * padded() + c];
+            for (auto part = first_head * parts(); part < (first_head + heads) * parts(); ++part)
+                sum += partial[part * sums_of_a_part() + row * padded() + c];
             return static_cast<U>(sum);
         };
         if (const auto& w = wanted.weights; w.data()) {

@@ -5,8 +5,6 @@
 #include "../../simd/unroll.hpp"
 #include "depthwise.hpp"
 
-#include <array>
-
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// The same convolution backwards in space: input (y', x') gets what outputs (y' + top - ky, x' + left - kx) are given.
@@ -22,7 +20,8 @@ convolution_parameters<U> flipped(const convolution_parameters<U>& forward) {
     const auto& w = forward.weights;
     const auto [kernels, channels, height, width] = w.shape();
     const auto& s = w.strides();
-    return {flipped(forward.grid), {w.data() + (height - 1) * s.tokens + (width - 1) * s.channels, w.shape(), {s.batch, s.heads, -s.tokens, -s.channels}}, {}};
+    const U* const last = w.data() + (height - 1) * s.tokens + (width - 1) * s.channels;
+    return {flipped(forward.grid), {last, w.shape(), {s.batch, s.heads, -s.tokens, -s.channels}}, {}};
 }
 
 /// sums[1 + tap](c) += sum over outputs of given(y, x, c) in(y - top + ky, x - left + kx, c), and sums[0](c) += sum of given(y, x, c): the
@@ -42,7 +41,8 @@ public:
 
     /// Adds what outputs first ... first + count - 1 give to `sums`, 1 + taps rows of `padded` numbers; with of_taps false to the first row
     /// only. Of the input, tokens from `present` on are not there.
-    void operator()(const row_block<const T>& in, index_t present, const row_block<const T>& given, index_t first, index_t count, bool of_taps, T* sums) const {
+    void operator()(const row_block<const T>& in, index_t present, const row_block<const T>& given, index_t first, index_t count, bool of_taps,
+                    T* sums) const {
         const auto outputs = output_rows(given, first, count);
         for (index_t channel = 0; channel < padded_; channel += lanes::size) {
             lanes sum(T{0});
@@ -116,7 +116,8 @@ private:
         default: return add_some<7>(here, ky, kx, channel, sums);
         }
     }
-    /// One register of channels. Outputs all of whose taps meet inputs are taken together, those at an end of a row tap by tap.
+    /// One register of channels. Outputs all of whose taps meet inputs are taken together, those at an end of a row tap by
+    /// tap.
     template <int Taps>
     [[gnu::noinline]] index_t add_some(const piece& here, index_t ky, index_t kx, index_t channel, T* sums) const {
         lanes sum[std::size_t{chains<Taps>}][std::size_t{Taps}];
@@ -125,18 +126,21 @@ private:
             const auto row = here.y + line - grid_.top + ky;
             if (row < 0 || row >= grid_.height) continue;
             const auto there = std::clamp<index_t>(here.present - row * grid_.width, 0, grid_.width);
+            if (there == 0) continue;
             const auto meets = here.x - grid_.left + kx; // the input that the first output's first tap meets
-            const auto from_of = [&](index_t tap) { return std::clamp<index_t>(-meets - tap, 0, here.width); };
-            const auto to_of = [&](index_t tap) { return std::clamp<index_t>(there - meets - tap, 0, here.width); };
-            const auto from = std::min(from_of(0), to_of(Taps - 1)), to = to_of(Taps - 1);
+            const auto to = std::clamp<index_t>(there - meets - Taps + 1, 0, here.width), from = std::clamp<index_t>(-meets, 0, to);
             const T* const outputs = here.outputs.data + line * here.outputs.row_stride + channel;
             const T* const inputs = here.inputs.data + row * here.inputs.row_stride + meets * here.inputs.token_stride + channel;
             const auto output = [&](index_t x) { return lanes::load(outputs + x * here.outputs.token_stride); };
             const auto input = [&](index_t x) { return lanes::load(inputs + x * here.inputs.token_stride); };
-            simd::unroll<Taps>([&](auto tap) {
-                for (auto x = from_of(tap); x < std::min(from, to_of(tap)); ++x) sum[0][tap] = fma(output(x), input(x + tap), sum[0][tap]);
-            });
-            auto x = from;
+            const auto at_an_end = [&](index_t x) {
+                const auto given = output(x);
+                simd::unroll<Taps>([&](auto tap) {
+                    if (meets + x + tap >= 0 && meets + x + tap < there) sum[0][tap] = fma(given, input(x + tap), sum[0][tap]);
+                });
+            };
+            index_t x = 0;
+            for (; x < from; ++x) at_an_end(x);
             if constexpr (chains<Taps> == 2) {
                 for (; x + 2 <= to; x += 2) {
                     const auto here_given = output(x), next_given = output(x + 1);
@@ -151,9 +155,7 @@ private:
                 const auto here_given = output(x);
                 simd::unroll<Taps>([&](auto tap) { sum[0][tap] = fma(here_given, input(x + tap), sum[0][tap]); });
             }
-            simd::unroll<Taps>([&](auto tap) {
-                for (auto end = std::max(to, from_of(tap)); end < to_of(tap); ++end) sum[0][tap] = fma(output(end), input(end + tap), sum[0][tap]);
-            });
+            for (; x < here.width; ++x) at_an_end(x);
         }
         simd::unroll<Taps>([&](auto tap) {
             if constexpr (chains<Taps> == 2) sum[0][tap] += sum[1][tap];
