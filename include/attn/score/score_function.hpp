@@ -118,9 +118,9 @@ constexpr auto score_at(const F& f, index_t batch, index_t head) {
 /// And for parameters that have gradients, all of
 ///   gradients<T>      the gradients, views that may have no memory, which means not wanted
 ///   check_gradients(wanted, check)  calls check("wanted.score.slope", wanted.slope, shape) for each of them
-///   find_gradients(wanted, sums)    finds each of them, by sums.of_number(number, wanted.slope) if it is a number for each head, (1, heads, 1, 1),
-///                     or one for all, (1, 1, 1, 1)
-///   parameter_slope(number, score, query, key)   beside the call, with a text as generic: the derivative of the call by parameter `number`
+///   find_gradients(wanted, sums)    finds those that are wanted, from sums of the gradients of pairs (kernel::parameter_sums):
+///                     sums.of_number(number, wanted.slope) for a number for each head, (1, heads, 1, 1), or one for all, (1, 1, 1, 1)
+///   parameter_slope(number, score, query, key)   for these, beside the call and as generic: the call's derivative by parameter `number`
 /// Score functions are copied freely and called from all threads: they hold numbers and views.
 template <class F>
 concept ScoreFunction = std::copy_constructible<F> && requires(const F& f, double score, index_t i) {

@@ -74,8 +74,8 @@ protected:
     ~pair_summation() = default;
 };
 
-/// What a score function finds the gradients of its parameters with.
-template <Scalar T>
+/// What a score function finds the gradients of its parameters with. has_slopes: it has a parameter_slope.
+template <Scalar T, bool has_slopes>
 class parameter_sums {
 public:
     parameter_sums(const pair_summation<T>& find, index_t function) : find_(find), function_(function) {}
@@ -95,6 +95,7 @@ public:
     }
     /// Parameter `number` of the function, one for each head or for all: to is (1, heads or 1, 1, 1).
     void of_number(index_t number, const tensor_view<T>& to) const {
+        static_assert(has_slopes, "attn: a score function whose numbers have gradients needs a parameter_slope(number, score, query, key)");
         if (!to.data()) return;
         const auto rows = by_query({function_, number});
         const auto& s = rows.shape();

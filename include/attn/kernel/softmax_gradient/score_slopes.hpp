@@ -100,7 +100,11 @@ public:
     void find_parameters(const pair_summation<T>& find) const override {
         index_t number = 0;
         for_each_function(score_, wanted_, [&](const auto& f, const auto& wanted) {
-            if constexpr (attn::detail::HasGradients<std::remove_cvref_t<decltype(f)>, T>) f.find_gradients(wanted, parameter_sums<T>(find, number));
+            using function = std::remove_cvref_t<decltype(f)>;
+            if constexpr (attn::detail::HasGradients<function, T>) {
+                constexpr bool has_slopes = attn::detail::HasParameterSlopes<decltype(score_at(f, 0, 0))>;
+                f.find_gradients(wanted, parameter_sums<T, has_slopes>(find, number));
+            }
             ++number;
         });
     }
