@@ -6,7 +6,6 @@
 #include "attn/reference/widen.hpp"
 
 #include <any>
-#include <array>
 #include <functional>
 #include <memory>
 #include <string>
@@ -62,8 +61,9 @@ struct instance {
     virtual std::size_t backward_workspace_bytes(const input_shapes&, index_t) const { return 0; }
     /// The kernel, through the front door.
     virtual void backward(const inputs<T>&, const saved_outputs<T>&, const output_gradients<T>&, const wanted_gradients<T>&, const execution&) const {}
-    /// The largest sum of the magnitudes of the terms that make a gradient, of queries, keys and values, where they cancel by the formula.
-    virtual std::array<double, 3> gradient_terms(const inputs<double>&, const output_gradients<double>&) const { return {}; }
+    /// The largest sum of the magnitudes of the terms that make a gradient, of queries, keys, values and parameters, where they cancel by the
+    /// formula; of the others nothing, or 0.
+    virtual std::vector<double> gradient_terms(const inputs<double>&, const output_gradients<double>&) const { return {}; }
     /// The definition, in double, and in the operator's own precision.
     virtual void reference_gradients(const inputs<double>&, const output_gradients<double>&, const wanted_gradients<double>&) const {}
     virtual void plain_gradients(const inputs<T>&, const output_gradients<T>&, const wanted_gradients<T>&) const {}

@@ -25,16 +25,34 @@ struct made_linear {
 
 /// The same of an operator with a gradient, whose definition is generic too: gradients(inputs<S>, given<S>, wanted_gradients<S>).
 template <class Op, class Reference, class Naive, class Gradients, class Terms>
-struct made_with_gradients : made_linear<Op, Reference, Naive> {
+class made_with_gradients : public made_linear<Op, Reference, Naive> {
+public:
     Gradients gradients;
     Terms terms; ///< as instance::gradient_terms
 
-    std::vector<shape> parameter_shapes() const { return {}; }
+    made_with_gradients(made_linear<Op, Reference, Naive> made, Gradients of, Terms sizes)
+        : made_linear<Op, Reference, Naive>(std::move(made)), gradients(std::move(of)), terms(std::move(sizes)) {}
+
+    std::vector<shape> parameter_shapes() const {
+        if constexpr (has_local_term) return {this->op.positional_encoding.shape(), this->op.convolution.weights.shape(), bias_shape(), this->op.convolution_input.shape()};
+        else return {};
+    }
     /// As the operator takes them.
     template <Scalar T>
     auto wanted(const wanted_gradients<T>& all) const {
-        return gradients_of<Op, T>{all.queries, all.keys, all.values};
+        gradients_of<Op, T> g;
+        static_cast<input_gradients<T>&>(g) = all;
+        if constexpr (has_local_term) {
+            const auto there = [&](std::size_t number) { return all.parameter(number).shape().size() > 0 ? all.parameter(number) : tensor_view<T>{}; };
+            g.positional_encoding = there(0);
+            g.convolution = {there(3), there(1), {there(2).data(), static_cast<std::size_t>(there(2).shape().size())}};
+        }
+        return g;
     }
+
+private:
+    static constexpr bool has_local_term = requires(const Op& op) { op.positional_encoding; };
+    shape bias_shape() const { return {.tokens = 1, .channels = std::ssize(this->op.convolution.bias)}; }
 };
 
 template <class Op, class Reference, class Naive, class Gradients, class Terms>
@@ -43,11 +61,11 @@ made_with_gradients(made_linear<Op, Reference, Naive>, Gradients, Terms) -> made
 /// The terms of linear attention's gradients: products that cancel where a denominator is, of features f and e,
 ///     dq_i of (|g_i| . |v_j| + |g_i . out_i|) |e_j|,      dk_j of the same times |f_i|,      dv_j of |A_ij| |g_i|,      g_i = dO_i / N_i
 template <class F, class P>
-std::array<double, 3> linear_terms(const inputs<double>& in, const tensor_view<const double>& given, const F& phi, const P& pattern, bool normalise, double eps,
+std::vector<double> linear_terms(const inputs<double>& in, const tensor_view<const double>& given, const F& phi, const P& pattern, bool normalise, double eps,
                                    double scale) {
     const auto [batch, heads, n, d_k] = in.queries.shape();
     const auto [kv_batch, kv_heads, m, d_v] = in.values.shape();
-    std::array<double, 3> largest{};
+    std::vector<double> largest(3);
     tensor<double> of_keys(in.keys.shape()), of_values(in.values.shape());
     for (auto* t : {&of_keys, &of_values}) std::fill_n(t->data(), t->shape().size(), 0.0);
     for (index_t b = 0; b < batch; ++b)
@@ -111,7 +129,7 @@ public:
                   const execution& run) const override {
         if constexpr (differentiable) attn::backward(made_.op, in, saved, given, made_.wanted(wanted), run);
     }
-    std::array<double, 3> gradient_terms(const inputs<double>& in, const output_gradients<double>& given) const override {
+    std::vector<double> gradient_terms(const inputs<double>& in, const output_gradients<double>& given) const override {
         if constexpr (differentiable) return made_.terms(in, given.values);
         else return {};
     }

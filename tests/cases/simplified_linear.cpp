@@ -1,7 +1,9 @@
 #include "linear_case.hpp"
 
 #include "attn/attention/simplified_linear_attention.hpp"
-#include "attn/reference/linear_attention.hpp"
+#include "attn/reference/depthwise_convolution.hpp"
+#include "attn/reference/depthwise_gradients.hpp"
+#include "attn/reference/linear_gradients.hpp"
 
 #include <random>
 
@@ -29,20 +31,59 @@ struct convolved {
     }
 };
 
+/// How many values are there, where lengths say so.
+template <Scalar T>
+std::vector<index_t> present_of(const convolved<T>& own, const positions& where) {
+    std::vector<index_t> present;
+    for (index_t b = 0; b < std::ssize(own.length); ++b) present.push_back(own.length[static_cast<std::size_t>(b)] - where.first_key[b]);
+    return present;
+}
+/// The tensor of its own that the convolution reads, if it does.
+template <Scalar S, class Op, Scalar T>
+tensor<S> other_input(const Op& op, const convolved<T>& own) {
+    tensor<S> other(op.convolution_input.data() ? op.convolution_input.shape() : shape{});
+    std::copy_n(own.input.data(), other.shape().size(), other.data());
+    return other;
+}
+
 template <Scalar T, class Op>
 auto with_definition(const problem& p, const Op& op, const std::shared_ptr<convolved<T>>& own) {
     const auto g = op.convolution.grid(p.queries);
     const auto reference = [=]<Scalar S>(const inputs<S>& in, const outputs<S>& out) {
         const auto keys = reference::sum_of<S, T>(in.keys, op.positional_encoding);
         reference::linear_attention<S>({in.queries, keys, in.values, in.positions}, out, relu{}, op.pattern, true, op.eps, 1);
-        std::vector<index_t> present;
-        for (index_t b = 0; b < std::ssize(own->length); ++b)
-            present.push_back(own->length[static_cast<std::size_t>(b)] - in.positions.first_key[b]);
-        tensor<S> other(op.convolution_input.data() ? op.convolution_input.shape() : shape{});
-        std::copy_n(own->input.data(), other.shape().size(), other.data());
-        const tensor_view<const S> from = op.convolution_input.data() ? tensor_view<const S>(other) : in.values;
-        reference::add_depthwise_convolution<S, T>(from, out.values, {g.height, g.width, g.top, g.left}, op.convolution.weights,
-                                                   op.convolution.bias, present, first_row(in, p));
+        const auto other = other_input<S>(op, *own);
+        reference::add_depthwise_convolution<S, T>(op.convolution_input.data() ? other.view() : in.values, out.values, {g.height, g.width, g.top, g.left},
+                                                   op.convolution.weights, op.convolution.bias, present_of(*own, in.positions), first_row(in, p));
+    };
+    const auto gradients = [=]<Scalar S>(const inputs<S>& in, const output_gradients<S>& given, const wanted_gradients<S>& wanted) {
+        const auto keys = reference::sum_of<S, T>(in.keys, op.positional_encoding);
+        reference::linear_gradients<S>({in.queries, keys, in.values, in.positions}, given.values, wanted, relu{}, op.pattern, true, op.eps, 1);
+        const auto add = [](const tensor_view<const S>& from, const tensor_view<S>& to) { // summed over what `to` has once
+            const auto &all = from.shape(), &s = to.shape();
+            for (index_t b = 0; b < all.batch; ++b)
+                for (index_t h = 0; h < all.heads; ++h)
+                    for (index_t i = 0; i < all.tokens; ++i)
+                        for (index_t c = 0; c < all.channels; ++c) to(s.batch == 1 ? 0 : b, s.heads == 1 ? 0 : h, i, c) += from(b, h, i, c);
+        };
+        if (const auto of_encoding = wanted.parameter(0); of_encoding.shape().size() > 0) {
+            std::fill_n(of_encoding.data(), of_encoding.shape().size(), S{0});
+            add(wanted.keys, of_encoding);
+        }
+        const auto other = other_input<S>(op, *own);
+        const auto from = op.convolution_input.data() ? other.view() : in.values;
+        tensor<S> of_input(from.shape());
+        const auto of_bias = wanted.parameter(2);
+        reference::depthwise_gradients<S, T>(from, given.values, {g.height, g.width, g.top, g.left}, op.convolution.weights, of_input, wanted.parameter(1),
+                                             {of_bias.data(), static_cast<std::size_t>(of_bias.shape().size())}, present_of(*own, in.positions));
+        if (!op.convolution_input.data()) return add(of_input, wanted.values);
+        std::copy_n(of_input.data(), of_input.shape().size(), wanted.parameter(3).data());
+    };
+    const auto terms = [=](const inputs<double>& in, const tensor_view<const double>& given) {
+        const auto keys = reference::sum_of<double, T>(in.keys, op.positional_encoding);
+        auto sizes = linear_terms({in.queries, keys, in.values, in.positions}, given, relu{}, op.pattern, true, op.eps, 1);
+        sizes.push_back(sizes[1] * static_cast<double>(p.batch)); // of the encoding, which all batch entries share
+        return sizes;
     };
     const auto naive = [=](const inputs<T>& in, const outputs<T>& out) {
         const auto keys = reference::sum_of<T, T>(in.keys, op.positional_encoding);
@@ -53,7 +94,7 @@ auto with_definition(const problem& p, const Op& op, const std::shared_ptr<convo
     };
     const auto taps = static_cast<double>(op.convolution.weights.shape().tokens * op.convolution.weights.shape().channels);
     const auto outputs_of_p = static_cast<double>(p.batch * p.heads * p.queries * p.value_dim);
-    return made_linear{op, reference, naive, linear_flops(p) + 2 * taps * outputs_of_p, own};
+    return made_with_gradients{made_linear{op, reference, naive, linear_flops(p) + 2 * taps * outputs_of_p, own}, gradients, terms};
 }
 
 template <Scalar T>
