@@ -4,6 +4,7 @@
 #include "attn/attention/talking_heads_attention.hpp"
 #include "attn/pattern/passes.hpp"
 #include "attn/reference/talking_heads.hpp"
+#include "attn/reference/talking_heads_gradients.hpp"
 #include "case.hpp"
 #include "naive_softmax.hpp"
 
@@ -67,6 +68,29 @@ public:
                                 .sinks = op().sinks},
                                plain_dense ? adjust_row<T>{} : adjust_row<T>{adjust});
     }
+
+    bool has_gradient() const override { return true; }
+    std::vector<shape> parameter_shapes(const input_shapes& s) const override {
+        std::vector<shape> shapes;
+        in_order(mixed_head_gradients<T>{}, [&](const auto&, bool has, const shape& own) {
+            if (has) shapes.push_back(own);
+        }, s);
+        return shapes;
+    }
+    std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const override {
+        return op().template backward_workspace_bytes<T>(s, concurrency);
+    }
+    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const wanted_gradients<T>& wanted,
+                  const execution& run) const override {
+        attn::backward(op(), in, saved, given, named(wanted, shapes_of(in)), run);
+    }
+    void reference_gradients(const inputs<double>& in, const output_gradients<double>& given, const wanted_gradients<double>& wanted) const override {
+        define<double>(in, given, wanted);
+    }
+    void plain_gradients(const inputs<T>& in, const output_gradients<T>& given, const wanted_gradients<T>& wanted) const override {
+        define<T>(in, given, wanted);
+    }
+
     double useful_flops(const problem& p) const override {
         const auto s = p.shapes();
         const auto heads = op().log_sum_exp_shape(s).heads, value_heads = op().output_shape(s).heads;
@@ -77,6 +101,30 @@ public:
 
 private:
     const Op& op() const { return made_.op; }
+    /// f(view, whether there is such a parameter, shape) for those that have a gradient.
+    template <class G, class F>
+    void in_order(G&& views, F&& f, const input_shapes& s) const {
+        const auto heads = op().log_sum_exp_shape(s).heads, value_heads = op().output_shape(s).heads;
+        f(views.logits_mix, op().logits_mix.data() != nullptr, shape{1, 1, heads, s.queries.heads});
+        f(views.logits_bias, !op().logits_bias.empty(), shape{1, heads, 1, 1});
+        f(views.weights_mix, op().weights_mix.data() != nullptr, shape{1, 1, value_heads, heads});
+        f(views.weights_bias, !op().weights_bias.empty(), shape{1, value_heads, 1, 1});
+        f(views.sinks, !op().sinks.empty(), shape{1, heads, 1, 1});
+    }
+    template <class U>
+    mixed_head_gradients<U> named(const wanted_gradients<U>& wanted, const input_shapes& s) const {
+        mixed_head_gradients<U> all{{wanted.queries, wanted.keys, wanted.values}};
+        std::size_t number = 0;
+        in_order(all, [&](auto& view, bool has, const shape&) {
+            if (has) view = wanted.parameter(number++);
+        }, s);
+        return all;
+    }
+    template <class U>
+    void define(const inputs<U>& in, const output_gradients<U>& given, const wanted_gradients<U>& wanted) const {
+        reference::talking_heads_gradients<U>(in, given, named(wanted, shapes_of(in)), op().logits_mix, op().logits_bias, op().weights_mix,
+                                              op().weights_bias, op().scale, op().score, op().pattern, op().sinks);
+    }
     template <class U>
     void by_formula(const inputs<U>& in, const outputs<U>& out) const {
         reference::talking_heads<U>(in, out, op().logits_mix, op().logits_bias, op().weights_mix, op().weights_bias, op().scale, op().score,

@@ -2,9 +2,10 @@
 #pragma once
 
 #include "../kernel/talking/talking_heads.hpp"
+#include "../kernel/talking_gradient/scheduler.hpp"
 #include "../pattern/over_heads.hpp"
 #include "../pattern/passes.hpp"
-#include "attention.hpp"
+#include "backward.hpp"
 
 #include <optional>
 
@@ -95,6 +96,39 @@ struct talking_heads_attention {
         kernel_for<T>(shapes)(in, out, visible, scored ? &adjustment : nullptr, run);
     }
 
+    /// Those of the inputs, of both mixings, their biases, and the sinks, each summed over the batch.
+    template <Scalar T>
+    using gradients = mixed_head_gradients<T>;
+    template <Scalar T>
+    void check_gradients(const inputs<T>& in, const gradients<T>& wanted, const auto& check) const {
+        const auto shapes = shapes_of(in);
+        const auto require = [](const tensor_view<T>& view, std::string_view argument, bool given, std::string_view missing) {
+            if (view.data() && !given) throw argument_error(name, argument, "is asked for, but there is no " + std::string(missing));
+        };
+        const auto heads = mixed_heads(shapes), out_heads = value_heads(shapes);
+        require(wanted.logits_mix, "wanted.logits_mix", logits_mix.data(), "logits_mix");
+        require(wanted.logits_bias, "wanted.logits_bias", !logits_bias.empty(), "logits_bias");
+        require(wanted.weights_mix, "wanted.weights_mix", weights_mix.data(), "weights_mix");
+        require(wanted.weights_bias, "wanted.weights_bias", !weights_bias.empty(), "weights_bias");
+        if (wanted.sinks.data() && sinks.empty()) throw argument_error(name, "wanted.sinks", "is asked for, but there are no sinks");
+        check("wanted.logits_mix", wanted.logits_mix, shape{1, 1, heads, shapes.queries.heads});
+        check("wanted.logits_bias", wanted.logits_bias, shape{1, heads, 1, 1});
+        check("wanted.weights_mix", wanted.weights_mix, shape{1, 1, out_heads, heads});
+        check("wanted.weights_bias", wanted.weights_bias, shape{1, out_heads, 1, 1});
+        check("wanted.sinks", wanted.sinks, shape{1, heads, 1, 1});
+    }
+    template <Scalar T>
+    std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {
+        return gradient_kernel_for<T>(s).workspace_bytes(s, concurrency);
+    }
+    template <Scalar T>
+    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const gradients<T>& wanted, const execution& run) const {
+        const auto shapes = shapes_of(in);
+        const kernel::visible_keys_of<T, Arch, P> visible(pattern, shapes, in.positions);
+        const kernel::score_slopes_of<T, Arch, S> slopes(score);
+        gradient_kernel_for<T>(shapes)(in, saved, given, wanted, visible, scored ? &slopes : nullptr, run);
+    }
+
 private:
     index_t mixed_heads(const input_shapes& s) const { return logits_mix.data() ? logits_mix.shape().tokens : s.queries.heads; }
     index_t value_heads(const input_shapes& s) const { return weights_mix.data() ? weights_mix.shape().tokens : mixed_heads(s); }
@@ -103,8 +137,15 @@ private:
 
     template <Scalar T>
     kernel::talking_heads_scheduler<T, Arch> kernel_for(const input_shapes& s) const {
+        return {parameters_for(s)};
+    }
+    template <Scalar T>
+    kernel::talking_gradient_scheduler<T, Arch> gradient_kernel_for(const input_shapes& s) const {
+        return {parameters_for(s)};
+    }
+    kernel::talking_heads_parameters parameters_for(const input_shapes& s) const {
         const auto factor = scale.value_or(1 / std::sqrt(static_cast<double>(s.queries.channels)));
-        return {{factor, sinks, logits_mix, logits_bias, weights_mix, weights_bias, heads_alike(pattern), scored}};
+        return {factor, sinks, logits_mix, logits_bias, weights_mix, weights_bias, heads_alike(pattern), scored};
     }
     static void check_mixing(std::string_view argument, const tensor_view<const double>& mix, std::string_view other,
                              const shape& other_shape, index_t columns) {

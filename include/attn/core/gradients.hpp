@@ -27,4 +27,14 @@ struct input_gradients {
     tensor_view<T> values = {};
 };
 
+/// The same, of a call whose heads are mixed: of h_k heads of queries, h mixed heads and h_v heads of the result.
+template <Scalar T>
+struct mixed_head_gradients : input_gradients<T> {
+    tensor_view<T> logits_mix = {};   ///< (1, 1, h, h_k)
+    tensor_view<T> logits_bias = {};  ///< (1, h, 1, 1)
+    tensor_view<T> weights_mix = {};  ///< (1, 1, h_v, h)
+    tensor_view<T> weights_bias = {}; ///< (1, h_v, 1, 1)
+    tensor_view<T> sinks = {};        ///< (1, h, 1, 1)
+};
+
 } // namespace attn

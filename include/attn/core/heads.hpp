@@ -17,6 +17,14 @@ tensor_view<T> some_heads(const tensor_view<T>& t, index_t b, index_t batches, i
     return {t.data() ? t.row(b, h, 0) : nullptr, {batches, heads, t.shape().tokens, t.shape().channels}, t.strides()};
 }
 
+/// Tokens become channels, and channels tokens.
+template <class T>
+tensor_view<T> transposed(const tensor_view<T>& t) {
+    const auto &s = t.shape();
+    const auto &d = t.strides();
+    return {t.data(), {s.batch, s.heads, s.channels, s.tokens}, {d.batch, d.heads, d.channels, d.tokens}};
+}
+
 } // namespace detail
 
 /// The heads (batch, heads, tokens, channels / heads) of rows (batch, 1, tokens, channels): head h has channels h channels / heads and the

@@ -7,6 +7,7 @@
 #include "../softmax/visible_span.hpp"
 #include "gradient_tile.hpp"
 #include "score_slopes.hpp"
+#include "seen_products.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
@@ -169,7 +170,7 @@ private:
         const key_run tokens{block.tokens.first, rows, block.tokens.step, false};
         const auto q = query_rows_.read(tokens), d_out = given_rows_.read(tokens);
         // 0 times NaN is NaN: beside such numbers, hidden pairs are left out one by one.
-        const bool careful = !(are_finite(k, count, key_stride_) && are_finite(q, rows, key_stride_) && are_finite(d_out, rows, value_stride_));
+        const bool careful = !(are_finite<T, Arch>(k, count, key_stride_) && are_finite<T, Arch>(q, rows, key_stride_) && are_finite<T, Arch>(d_out, rows, value_stride_));
         for (index_t j = 0; careful && j < count; ++j) seen_[j] = rows_not_hidden<T, Arch>(scores_ + j * stride, stride) & bit_range(0, rows);
         weigh_gradients<T, Arch>(rows_at(block), scores_, products_, slopes ? slopes_ : nullptr, count, stride);
 
@@ -177,8 +178,7 @@ private:
         const auto add_to = [&](T* sums, index_t row, index_t of_rows, index_t step, index_t row_stride, const T* a, index_t a_row, index_t a_depth, const auto& b, index_t depth) {
             const tile_product<T> product{.a = a, .a_row = a_row, .a_depth = a_depth, .b = b.data, .b_depth = b.row_stride, .depth = depth,
                                           .c = sums + row * row_stride, .c_row = step * row_stride, .adds = true};
-            if (careful) add_seen(product, of_rows, row_stride, a_row == 1);
-            else multiply_wide<T, Arch>(of_rows, row_stride / lanes::size, product, ahead);
+            add_products<T, Arch>(product, of_rows, row_stride, careful ? seen_ : nullptr, a_row == 1);
         };
         if (task_->of_keys && wanted.values.data()) add_to(of_values_, key, count, keys.step, value_stride_, scores_, stride, 1, d_out, rows);
         if (task_->of_keys && wanted.keys.data()) add_to(of_keys_, key, count, keys.step, key_stride_, products_, stride, 1, q, rows);
@@ -194,25 +194,6 @@ private:
             rows.shift[r] = shift[block.token_of(r)];
         }
         return rows;
-    }
-    static bool are_finite(const row_block<const T>& rows, index_t count, index_t channels) {
-        lanes zero[4] = {T{0}, T{0}, T{0}, T{0}}; // four chains: one would wait for its own last step
-        for (index_t r = 0; r < count; ++r)
-            for (index_t c = 0; c < channels; c += lanes::size)
-                zero[r % 4] = fma(lanes::load(rows.data + r * rows.row_stride + c), lanes(T{0}), zero[r % 4]);
-        return (zero[0] + zero[1] + (zero[2] + zero[3]) == lanes(T{0})).bits() == simd::lane_bits::first(lanes::size);
-    }
-    /// The same to the same bits, but hidden pairs are not touched. by_query: rows are queries and the depth is keys.
-    void add_seen(const tile_product<T>& p, index_t rows, index_t channels, bool by_query) const {
-        for (index_t i = 0; i < rows; ++i)
-            for (index_t c = 0; c < channels; c += lanes::size) {
-                T* const at = p.c + i * p.c_row + c;
-                auto sum = lanes::load(at);
-                for (index_t d = 0; d < p.depth; ++d)
-                    if (by_query ? seen_[d] >> i & 1 : seen_[i] >> d & 1)
-                        sum = fma(lanes(p.a[i * p.a_row + d * p.a_depth]), lanes::load(p.b + d * p.b_depth + c), sum);
-                sum.store(at);
-            }
     }
     void write(const T* sums, index_t stride, const tensor_view<T>& to, index_t head, index_t first_row, index_t count, T factor) const {
         if (!to.data()) return;

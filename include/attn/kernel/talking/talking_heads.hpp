@@ -27,6 +27,20 @@ class talking_heads_scheduler {
 public:
     talking_heads_parameters with;
 
+    /// What there is of everything.
+    talking_heads_shape shape_of(const input_shapes& s) const {
+        const auto heads = with.logits_mix.data() ? with.logits_mix.shape().tokens : s.queries.heads;
+        return {.query_heads = s.queries.heads,
+                .heads = heads,
+                .value_heads = mixes_weights() ? with.weights_mix.shape().tokens : heads,
+                .key_channels = s.queries.channels,
+                .value_channels = s.values.channels,
+                .keys = s.keys.tokens,
+                .mixes_logits = with.logits_mix.data() != nullptr,
+                .mixes_weights = mixes_weights(),
+                .heads_alike = with.heads_alike,
+                .scored = with.scored};
+    }
     /// keeps_weights: all that makes it fast, or else the least.
     std::size_t workspace_bytes(const input_shapes& s, index_t concurrency, bool keeps_weights) const {
         detail::scratch memory;
@@ -74,19 +88,6 @@ private:
     static constexpr auto max_queries = loop_type::memory_type::max_queries;
 
     bool mixes_weights() const { return with.weights_mix.data() != nullptr; }
-    talking_heads_shape shape_of(const input_shapes& s) const {
-        const auto heads = with.logits_mix.data() ? with.logits_mix.shape().tokens : s.queries.heads;
-        return {.query_heads = s.queries.heads,
-                .heads = heads,
-                .value_heads = mixes_weights() ? with.weights_mix.shape().tokens : heads,
-                .key_channels = s.queries.channels,
-                .value_channels = s.values.channels,
-                .keys = s.keys.tokens,
-                .mixes_logits = with.logits_mix.data() != nullptr,
-                .mixes_weights = mixes_weights(),
-                .heads_alike = with.heads_alike,
-                .scored = with.scored};
-    }
     static std::pair<head_mixing<T, Arch>, head_mixing<T, Arch>> take_mixings(detail::scratch& memory, const talking_heads_shape& s) {
         const auto logits = head_mixing<T, Arch>::take(memory, s.mixes_logits ? s.heads : 0, s.query_heads);
         return {logits, head_mixing<T, Arch>::take(memory, s.mixes_weights ? s.value_heads : 0, s.heads)};

@@ -1,0 +1,43 @@
+// Products that add rows of channels, weighted by the numbers of a tile, and leave out what is hidden.
+#pragma once
+
+#include "../gemm/tile_product.hpp"
+#include "../prefetch.hpp"
+#include "../tile_loader.hpp"
+
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
+
+/// Whether no number of some rows is NaN or infinity. channels: whole registers.
+template <Scalar T, class Arch>
+bool are_finite(const row_block<const T>& rows, index_t count, index_t channels) {
+    using lanes = simd::lanes<T, Arch>;
+    lanes zero[4] = {T{0}, T{0}, T{0}, T{0}}; // four chains: one would wait for its own last step
+    for (index_t r = 0; r < count; ++r)
+        for (index_t c = 0; c < channels; c += lanes::size)
+            zero[r % 4] = fma(lanes::load(rows.data + r * rows.row_stride + c), lanes(T{0}), zero[r % 4]);
+    return (zero[0] + zero[1] + (zero[2] + zero[3]) == lanes(T{0})).bits() == simd::lane_bits::first(lanes::size);
+}
+
+/// `rows` rows of a product that adds to C, of so many channels in whole registers. seen: null if numbers are finite; else one bit per query for
+/// each key, and hidden pairs, 0 in A, are not touched: beside NaN 0 would be NaN. The bits are the same. by_query: rows are queries and the
+/// depth is keys, or the other way round.
+template <Scalar T, class Arch>
+void add_products(tile_product<T> product, index_t rows, index_t channels, const std::uint64_t* seen, bool by_query) {
+    using lanes = simd::lanes<T, Arch>;
+    if (seen) {
+        for (index_t i = 0; i < rows; ++i)
+            for (index_t c = 0; c < channels; c += lanes::size) {
+                T* const at = product.c + i * product.c_row + c;
+                auto sum = lanes::load(at);
+                for (index_t d = 0; d < product.depth; ++d)
+                    if (by_query ? seen[d] >> i & 1 : seen[i] >> d & 1)
+                        sum = fma(lanes(product.a[i * product.a_row + d * product.a_depth]), lanes::load(product.b + d * product.b_depth + c), sum);
+                sum.store(at);
+            }
+        return;
+    }
+    no_prefetch ahead;
+    multiply_wide<T, Arch>(rows, channels / lanes::size, product, ahead);
+}
+
+} // namespace attn::kernel

@@ -1,0 +1,46 @@
+// A gradient of talking-heads attention: what it is made of, and its parts.
+#pragma once
+
+#include "../../core/gradients.hpp"
+#include "../softmax_gradient/score_slopes.hpp"
+#include "../softmax/visible_keys.hpp"
+#include "../talking/head_mixing.hpp"
+#include "../talking/memory.hpp"
+
+#include <cmath>
+
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
+
+/// What a gradient of talking-heads attention is made of.
+template <Scalar T, class Arch>
+struct talking_gradient_call {
+    const inputs<T>& in;
+    const saved_outputs<T>& saved;
+    const output_gradients<T>& given;
+    const mixed_head_gradients<T>& wanted;
+    talking_heads_shape shape;
+    const visible_keys& pattern;
+    const score_slopes<T>* slopes; ///< none if scores stay as they are
+    T scale;
+    head_mixing<T, Arch> logits_mix, weights_mix;           ///< as forward mixes
+    head_mixing<T, Arch> logits_mix_back, weights_mix_back; ///< their transposes, which gradients go through
+    std::span<const double> sinks;                          ///< of the mixed heads, or none
+    bool sums_weights;                                      ///< D is summed over the keys, or else comes of the saved output
+    T* shift;                                               ///< dZ - D of each row (batch, heads, n)
+
+    /// The weight e^(sink - log_sum_exp) of a head's sink in a row.
+    T weight_of_sink(index_t batch, index_t head, index_t row) const {
+        constexpr auto nothing = -std::numeric_limits<T>::infinity();
+        const T sink = sinks.empty() ? nothing : static_cast<T>(sinks[static_cast<std::size_t>(head)]), all = saved.log_sum_exp(batch, head, row, 0);
+        return sink == nothing ? T{0} : sink == all ? T{1} : std::exp(sink - all); // infinity - infinity is NaN
+    }
+};
+
+/// Some query blocks, and some key rows.
+struct talking_gradient_task {
+    index_t batch, step;           ///< the step of the entry's query blocks
+    index_t first_block, end_block;
+    index_t first_key, end_key;    ///< rows
+};
+
+} // namespace attn::kernel

@@ -1,0 +1,72 @@
+// What one thread of the gradient of talking-heads attention keeps in memory: a query block and a key block in all heads, and sums.
+#pragma once
+
+#include "../../core/gradients.hpp"
+#include "../softmax_gradient/gradient_tile.hpp"
+#include "../talking/memory.hpp"
+#include "head_products.hpp"
+
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
+
+/// Where some queries' sums for the gradients of the mixings go; null where none are wanted.
+struct mixing_sums {
+    double *logits_mix = nullptr, *logits_bias = nullptr, *weights_mix = nullptr, *weights_bias = nullptr;
+};
+
+/// Tiles are [heads][keys of a block][queries].
+template <Scalar T, class Arch>
+struct talking_gradient_memory {
+    static constexpr auto max_queries = talking_heads_memory<T, Arch>::max_queries;
+    static constexpr auto keys_of_block = talking_heads_memory<T, Arch>::keys_of_block;
+
+    index_t block_keys, head_stride, key_stride, value_stride;
+    index_t task_keys, key_heads, value_heads; ///< of the sums of keys and values
+
+    T* logits;    ///< before the first mixing; then the gradients by them
+    T* scores;    ///< behind it, then weights: the same memory if there is none
+    T* of_mixed;  ///< the gradients by the weights behind the second mixing; then these weights
+    T* of_scores; ///< the gradients by the weights before it, then by scores: the same memory if there is none
+    T* slopes;    ///< of the score function
+    T* scratch;   ///< [keys of a block][queries]
+    T* sums;      ///< [heads][queries] of P dP
+    T* totals;    ///< the same of P
+    T *query_rows, *given_rows;          ///< [heads][queries][channels in whole registers]
+    T *of_queries, *of_keys, *of_values; ///< sums [heads][rows][channels in whole registers]
+    gradient_rows<T>* rows;              ///< [heads]
+    std::uint64_t* seen;                 ///< [keys of a block] one bit per query: whether any head sees the key
+    std::uint64_t* visible;              ///< the same of each head, or of one if they see the same
+    block_reader<T, Arch> keys, values;
+    score_stage<T, Arch>*queries, *given; ///< of each head
+
+    talking_gradient_memory(detail::scratch& memory, const talking_heads_shape& s, index_t heads_of_keys, index_t heads_of_values, index_t keys_of_task)
+        : block_keys(std::clamp<index_t>(s.keys, 1, keys_of_block)), head_stride((block_keys + 1) * max_queries), // as in talking_heads_memory
+          key_stride(whole_registers<T, Arch>(s.key_channels)), value_stride(whole_registers<T, Arch>(s.value_channels)), task_keys(keys_of_task),
+          key_heads(heads_of_keys), value_heads(heads_of_values), logits(memory.take<T>(s.query_heads, head_stride)),
+          scores(s.mixes_logits ? memory.take<T>(s.heads, head_stride) : logits), of_mixed(memory.take<T>(s.value_heads, head_stride)),
+          of_scores(s.mixes_weights ? memory.take<T>(s.heads, head_stride) : of_mixed), slopes(memory.take<T>(s.scored ? s.heads : 0, head_stride)),
+          scratch(memory.take<T>(head_stride)), sums(memory.take<T>(s.heads, max_queries)), totals(memory.take<T>(s.heads, max_queries)),
+          query_rows(memory.take<T>(s.query_heads, max_queries, key_stride)),
+          given_rows(memory.take<T>(s.value_heads, max_queries, value_stride)), of_queries(memory.take<T>(s.query_heads, max_queries, key_stride)),
+          of_keys(memory.take<T>(key_heads, task_keys, key_stride)), of_values(memory.take<T>(value_heads, task_keys, value_stride)),
+          rows(memory.take<gradient_rows<T>>(s.heads)), seen(memory.take<std::uint64_t>(block_keys)),
+          visible(memory.take<std::uint64_t>(s.heads_alike ? 1 : s.heads, block_keys)), keys(memory, block_keys, s.key_channels, true),
+          values(memory, block_keys, s.value_channels, false), queries(memory.take<score_stage<T, Arch>>(s.query_heads)),
+          given(memory.take<score_stage<T, Arch>>(s.value_heads)) {
+        const auto construct = [&](score_stage<T, Arch>* at, index_t heads, index_t channels) {
+            for (index_t h = 0; h < heads; ++h) {
+                const score_stage<T, Arch> stage(memory, channels);
+                if (at) std::construct_at(at + h, stage);
+            }
+        };
+        construct(queries, s.query_heads, s.key_channels);
+        construct(given, s.value_heads, s.value_channels);
+    }
+
+    std::uint64_t* visible_to(index_t head) const { return visible + head * block_keys; }
+    void clear_keys() const {
+        std::fill_n(of_keys, key_heads * task_keys * key_stride, T{0});
+        std::fill_n(of_values, value_heads * task_keys * value_stride, T{0});
+    }
+};
+
+} // namespace attn::kernel

@@ -1,0 +1,192 @@
+// The scheduler of the gradient of talking-heads attention: hands its tasks to threads, with their memory.
+#pragma once
+
+#include "../../core/heads.hpp"
+#include "../../parallel/executor.hpp"
+#include "../talking/talking_heads.hpp"
+#include "worker.hpp"
+
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
+
+/// The gradient of talking-heads attention of any pattern, score function and mixings: see reference/talking_heads_gradients.hpp. Scores and
+/// weights are computed again tile by tile. A first sweep over the keys finds D, which the saved outputs do not tell once weights are mixed,
+/// and not well enough for the gradient of a logits_bias, which all but cancels; a second adds to the gradients.
+/// A task is a batch entry; or, where these are too few for the threads, a part of its queries or of its keys, which compute scores for
+/// themselves: with the same bits. What queries add to the mixings is summed part by part, and then over the parts in order.
+template <Scalar T, class Arch>
+class talking_gradient_scheduler {
+public:
+    talking_heads_parameters with;
+
+    std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const {
+        detail::scratch memory;
+        layout(memory, *this, s, concurrency);
+        return memory.used_bytes();
+    }
+
+    void operator()(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const mixed_head_gradients<T>& wanted,
+                    const visible_keys& pattern, const score_slopes<T>* slopes, const execution& run) const {
+        const auto shapes = shapes_of(in);
+        detail::scratch memory(run.workspace().bytes().data());
+        layout own(memory, *this, shapes, run.concurrency());
+        const auto& s = own.shape;
+        if (s.mixes_logits) {
+            own.logits_mix.load(with.logits_mix, with.logits_bias);
+            own.logits_mix_back.load(detail::transposed(with.logits_mix), {});
+        }
+        if (s.mixes_weights) {
+            own.weights_mix.load(with.weights_mix, with.weights_bias);
+            own.weights_mix_back.load(detail::transposed(with.weights_mix), {});
+        }
+        const bool sums_weights = s.mixes_weights || !with.logits_bias.empty();
+        const talking_gradient_call<T, Arch> call{in, saved, given, wanted, s, pattern, slopes, static_cast<T>(with.scale), own.logits_mix,
+                                                  own.weights_mix, own.logits_mix_back, own.weights_mix_back, with.sinks, sums_weights, own.shift};
+        const auto& cut = own.cut;
+        const auto batch = shapes.queries.batch;
+        const auto in_worker = [&](index_t slice, const auto& f) {
+            detail::scratch mine(own.slices + static_cast<std::size_t>(slice) * own.slice_bytes);
+            worker_type worker(mine, call, cut.task_keys);
+            f(worker);
+        };
+        run.for_each(batch * cut.query_parts, [&](index_t part, index_t slice) {
+            in_worker(slice, [&](worker_type& worker) { worker.find_shift(task_of(call, cut, part / cut.query_parts, part % cut.query_parts)); });
+        });
+
+        const bool of_queries = wanted.queries.data() || wants_mixings(wanted);
+        const bool of_keys = wanted.keys.data() || wanted.values.data();
+        const auto query_tasks = of_queries && !cut.joint ? batch * cut.query_parts : 0;
+        const auto key_tasks = of_keys || (of_queries && cut.joint) ? batch * cut.key_parts : 0;
+        run.for_each(query_tasks + key_tasks, [&](index_t number, index_t slice) {
+            in_worker(slice, [&](worker_type& worker) {
+                if (number < query_tasks) {
+                    const auto part = number % cut.query_parts;
+                    worker(task_of(call, cut, number / cut.query_parts, part), true, false, own.sums_of(wanted, number));
+                    return;
+                }
+                const auto b = (number - query_tasks) / cut.key_parts, part = (number - query_tasks) % cut.key_parts;
+                worker.begin_keys();
+                for (index_t queries = 0; queries < cut.query_parts; ++queries) {
+                    auto task = task_of(call, cut, b, queries);
+                    task.first_key = cut.key(part);
+                    task.end_key = cut.key(part + 1);
+                    worker(task, cut.joint, true, cut.joint ? own.sums_of(wanted, b * cut.query_parts + queries) : mixing_sums{});
+                    if (queries + 1 == cut.query_parts) worker.write_keys(task);
+                }
+            });
+        });
+        own.write_mixings(wanted, batch);
+        for (index_t c = 0; wanted.sinks.data() && c < s.heads; ++c) wanted.sinks(0, c, 0, 0) = of_sink(call, c);
+    }
+
+private:
+    using worker_type = talking_gradient_worker<T, Arch>;
+
+    /// The parts of a batch entry. Those of queries are the same whatever the threads are: sums for the mixings are made in each.
+    struct parts {
+        bool joint;
+        index_t query_parts, key_parts, keys, task_keys;
+
+        parts(const input_shapes& s, index_t concurrency) : keys(s.keys.tokens) {
+            const auto batch = s.queries.batch, rounds = (batch + concurrency - 1) / concurrency;
+            joint = concurrency == 1 || (batch > 0 && 5 * rounds * concurrency <= 7 * batch);
+            const auto blocks = (s.queries.tokens + worker_type::max_queries - 1) / worker_type::max_queries;
+            query_parts = std::clamp<index_t>(blocks, 1, 64);
+            key_parts = joint || batch == 0 ? 1 : std::clamp<index_t>(4 * concurrency / batch, 1, std::max<index_t>(1, keys / grain));
+            task_keys = 0;
+            for (index_t p = 0; p < key_parts; ++p) task_keys = std::max(task_keys, key(p + 1) - key(p));
+        }
+        /// The first key of a part.
+        index_t key(index_t part) const { return part == key_parts ? keys : keys * part / key_parts / grain * grain; }
+
+    private:
+        static constexpr index_t grain = talking_gradient_memory<T, Arch>::keys_of_block;
+    };
+
+    struct layout {
+        talking_heads_shape shape;
+        parts cut;
+        head_mixing<T, Arch> logits_mix, logits_mix_back, weights_mix, weights_mix_back;
+        T* shift;     ///< (batch, heads, n)
+        index_t sums_count[4]; ///< of logits_mix, logits_bias, weights_mix, weights_bias
+        double* sums; ///< [batch][query_parts] of these
+        std::byte* slices;
+        std::size_t slice_bytes;
+
+        layout(detail::scratch& memory, const talking_gradient_scheduler& owner, const input_shapes& s, index_t concurrency)
+            : shape(talking_heads_scheduler<T, Arch>{owner.with}.shape_of(s)), cut(s, concurrency),
+              logits_mix(take(memory, shape.mixes_logits, shape.heads, shape.query_heads)),
+              logits_mix_back(take(memory, shape.mixes_logits, shape.query_heads, shape.heads)),
+              weights_mix(take(memory, shape.mixes_weights, shape.value_heads, shape.heads)),
+              weights_mix_back(take(memory, shape.mixes_weights, shape.heads, shape.value_heads)),
+              shift(memory.take<T>(s.queries.batch, shape.heads, s.queries.tokens)),
+              sums_count{shape.mixes_logits ? shape.heads * shape.query_heads : 0, shape.mixes_logits ? shape.heads : 0,
+                         shape.mixes_weights ? shape.value_heads * shape.heads : 0, shape.mixes_weights ? shape.value_heads : 0},
+              sums(memory.take<double>(s.queries.batch, cut.query_parts, sums_per_part())) {
+            detail::scratch one;
+            talking_gradient_memory<T, Arch>(one, shape, s.keys.heads, s.values.heads, cut.task_keys);
+            slice_bytes = one.used_bytes();
+            slices = memory.take<std::byte>(concurrency, static_cast<index_t>(slice_bytes));
+        }
+        index_t sums_per_part() const { return sums_count[0] + sums_count[1] + sums_count[2] + sums_count[3]; }
+        /// Those of one part of the queries, as 0.
+        mixing_sums sums_of(const mixed_head_gradients<T>& wanted, index_t part) const {
+            double* at = sums + part * sums_per_part();
+            std::fill_n(at, sums_per_part(), 0.0);
+            const auto next = [&](const tensor_view<T>& view, index_t count) {
+                double* const own = view.data() ? at : nullptr;
+                at += count;
+                return own;
+            };
+            mixing_sums result;
+            result.logits_mix = next(wanted.logits_mix, sums_count[0]);
+            result.logits_bias = next(wanted.logits_bias, sums_count[1]);
+            result.weights_mix = next(wanted.weights_mix, sums_count[2]);
+            result.weights_bias = next(wanted.weights_bias, sums_count[3]);
+            return result;
+        }
+        /// Added over all parts, in order.
+        void write_mixings(const mixed_head_gradients<T>& wanted, index_t batch) const {
+            const double* first = sums;
+            std::size_t number = 0;
+            for (const auto* view : {&wanted.logits_mix, &wanted.logits_bias, &wanted.weights_mix, &wanted.weights_bias}) {
+                const auto& to = view->shape();
+                const auto columns = number % 2 == 0 ? to.channels : 1, rows = number % 2 == 0 ? to.tokens : to.heads;
+                for (index_t e = 0; view->data() && e < rows * columns; ++e) {
+                    double sum = 0;
+                    for (index_t part = 0; part < batch * cut.query_parts; ++part) sum += first[part * sums_per_part() + e];
+                    (number % 2 == 0 ? (*view)(0, 0, e / columns, e % columns) : (*view)(0, e, 0, 0)) = static_cast<T>(sum);
+                }
+                first += sums_count[number++];
+            }
+        }
+
+    private:
+        static head_mixing<T, Arch> take(detail::scratch& memory, bool mixes, index_t rows, index_t columns) {
+            return head_mixing<T, Arch>::take(memory, mixes ? rows : 0, mixes ? columns : 0);
+        }
+    };
+
+    static bool wants_mixings(const mixed_head_gradients<T>& wanted) {
+        return wanted.logits_mix.data() || wanted.logits_bias.data() || wanted.weights_mix.data() || wanted.weights_bias.data();
+    }
+    /// A part of the queries of an entry, with all keys.
+    static talking_gradient_task task_of(const talking_gradient_call<T, Arch>& call, const parts& cut, index_t b, index_t part) {
+        index_t step = 0; // which all heads promise
+        for (index_t c = 0; c < (call.shape.heads_alike ? 1 : call.shape.heads); ++c) step = std::gcd(step, call.pattern.step(b, c, visible_keys::whole));
+        step = std::max<index_t>(step, 1);
+        const auto blocks = tile_count(call.in.queries.shape().tokens, worker_type::max_queries, step);
+        return {b, step, blocks * part / cut.query_parts, blocks * (part + 1) / cut.query_parts, 0, cut.keys};
+    }
+    /// Sum over the rows of P_sink (dZ - D), P_sink = e^(sink - log_sum_exp).
+    static T of_sink(const talking_gradient_call<T, Arch>& call, index_t head) {
+        const auto& s = call.in.queries.shape();
+        double sum = 0;
+        for (index_t b = 0; b < s.batch; ++b)
+            for (index_t row = 0; row < s.tokens; ++row)
+                if (const T weight = call.weight_of_sink(b, head, row); weight != 0)
+                    sum += static_cast<double>(weight) * static_cast<double>(call.shift[(b * call.shape.heads + head) * s.tokens + row]);
+        return static_cast<T>(sum);
+    }
+};
+
+} // namespace attn::kernel
