@@ -196,6 +196,26 @@ struct softmax_mixing {
     static auto gradients(const weights&, const std::string&) { return attn::gradients_of<attention, float>{}; }
 };
 
+/// Simplified linear attention with a convolution over the grid of patches.
+struct linear_mixing {
+    using attention = attn::simplified_linear_attention<>;
+
+    static constexpr index_t kernel = 3;
+    static void add(weights& w, const std::string& name) {
+        w.add(name + ".convolution.weight", {1, channels / heads, kernel, kernel}, 1.0f / kernel);
+        w.add_constant(name + ".convolution.bias", channels / heads, 0);
+    }
+    static attention of(const weights& w, const std::string& name) {
+        return {.convolution = {.weights = w.value(name + ".convolution.weight"), .bias = w.row(name + ".convolution.bias"), .height = grid, .width = grid}};
+    }
+    static auto gradients(const weights& w, const std::string& name) {
+        attn::gradients_of<attention, float> g;
+        g.convolution.weights = w.gradient(name + ".convolution.weight");
+        g.convolution.bias = w.gradient_row(name + ".convolution.bias");
+        return g;
+    }
+};
+
 /// Patches to tokens, blocks, the mean of the tokens, and a linear layer to ten scores.
 template <class Mixing>
 class network {
@@ -492,6 +512,7 @@ int main(int count, char** arguments) try {
     std::vector<report> reports;
     reports.push_back(train<softmax_mixing>("LayerNorm", false, data, epochs, threads));
     reports.push_back(train<softmax_mixing>("PRepBN", true, data, epochs, threads));
+    reports.push_back(train<linear_mixing>("SLA + PRepBN", true, data, epochs, threads));
 
     measure(reports, data.count() / 10);
 

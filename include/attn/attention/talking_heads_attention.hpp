@@ -125,7 +125,8 @@ struct talking_heads_attention {
     void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const gradients<T>& wanted, const execution& run) const {
         const auto shapes = shapes_of(in);
         const kernel::visible_keys_of<T, Arch, P> visible(pattern, shapes, in.positions);
-        const kernel::score_slopes_of<T, Arch, S> slopes(score);
+        const score_gradients<S, T> of_score{}; // not wanted
+        const kernel::score_slopes_of<T, Arch, S> slopes(score, of_score);
         gradient_kernel_for<T>(shapes)(in, saved, given, wanted, visible, scored ? &slopes : nullptr, run);
     }
 

@@ -119,7 +119,7 @@ private:
         if (s_.mixes_logits) call_.logits_mix(as_heads(keys), memory_.logits, memory_.scores);
         for (index_t c = 0; c < s_.heads; ++c) {
             T* const scores = tile(memory_.scores, c);
-            if (call_.slopes) (*call_.slopes)({of_head(c), keys, scores, stride(), memory_.scratch}, tile(memory_.slopes, c), -1);
+            if (call_.slopes) (*call_.slopes)({of_head(c), keys, scores, stride(), memory_.scratch}, tile(memory_.slopes, c), {});
             if (!all_visible_) hide_scores<T, Arch>(scores, count, stride(), memory_.visible_to(s_.heads_alike ? 0 : c));
         }
         find_seen(count);
