@@ -12,7 +12,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 /// weights are computed again tile by tile. A first sweep over the keys finds D, which the saved outputs do not tell once weights are mixed,
 /// and not well enough for the gradient of a logits_bias, which all but cancels; a second adds to the gradients.
 /// A task is a batch entry; or, where these are too few for the threads, a part of its queries or of its keys, which compute scores for
-/// themselves: with the same bits. What queries add to the mixings is summed part by part, and then over the parts in order.
+/// themselves: with the same bits. That is five products on visible pairs, two more where D is summed, and two more where entries are cut.
+/// Memory: the sums of all keys and values of a task, beside tiles of all heads. What queries add to the mixings is summed part
+/// by part, and then over the parts in order.
 template <Scalar T, class Arch>
 class talking_gradient_scheduler {
 public:
