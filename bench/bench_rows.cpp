@@ -94,12 +94,13 @@ constexpr pattern_goal pattern_goals[] = {{"documents_37", {4096, 64, 12}, 0.30}
                                           {"dilated_window_28_3", {3126, 64, 4}, 0.35},    {"dilated_window_128_3", {16384, 64, 2}, 0.60},
                                           {"longformer_128_16", {16384, 64, 2}, 0.60},     {"fixed_256", {16384, 64, 2}, 0.55}};
 
-/// The family of rows that time gradients: the same, of five products on visible pairs.
+/// The family of rows that time gradients: the same, of five products on visible pairs, or of linear attention's sums.
 constexpr const char* gradient_family = "backward";
 constexpr pattern_goal gradient_goals[] = {{"softmax", {2048, 64, 12}, 0.85},
                                            {"softmax_causal", {2048, 64, 12}, 0.80},
                                            {"softmax", {2048, 128, 8}, 0.87},
-                                           {"local_128", {16384, 64, 2}, 0.65}};
+                                           {"local_128", {16384, 64, 2}, 0.65},
+                                           {"linear", {512, 64, 4}, 0.70}};
 
 /// Softmax attention with and without asking for what comes next, where that may matter.
 struct prefetched {

@@ -117,11 +117,11 @@ public:
         std::normal_distribution<double> normal;
         std::generate_n(given_.data(), given_.shape().size(), [&] { return static_cast<T>(normal(random)); });
         workspace memory(instance_->workspace_bytes(s, threads));
-        instance_->attend(*in_, {out_, log_sum_exp_}, execution(threads_, memory));
+        instance_->attend(*in_, {out_, log_sum_exp()}, execution(threads_, memory));
     }
 
     void attend() override {
-        instance_->backward(*in_, {out_, log_sum_exp_}, {given_}, {{of_queries_, of_keys_, of_values_}}, execution(threads_, workspace_));
+        instance_->backward(*in_, {out_, log_sum_exp()}, {given_}, {{of_queries_, of_keys_, of_values_}}, execution(threads_, workspace_));
     }
     void naive() override {}
     double peak() override { return fma_peak<T>(threads_); }
@@ -153,6 +153,7 @@ public:
     }
 
 private:
+    tensor_view<T> log_sum_exp() { return case_.has_log_sum_exp ? log_sum_exp_.view() : tensor_view<T>{}; }
     const testing::attention_case& case_;
     testing::problem problem_;
     std::shared_ptr<const tensors<T>> in_;
