@@ -153,11 +153,13 @@ private:
     static void begin(const row_block<const T>& start, const row_block<T>& c, index_t rows, index_t columns) {
         if (start.data == c.data && start.channel_stride == 1) return;
         for (index_t r = 0; r < rows; ++r) {
-            const T* const from = start.data + r * start.row_stride;
             T* const to = c.data + r * c.row_stride;
-            if (!start.data)
+            if (!start.data) {
                 std::fill_n(to, columns, T{0});
-            else if (start.channel_stride == 1)
+                continue;
+            }
+            const T* const from = start.data + r * start.row_stride;
+            if (start.channel_stride == 1)
                 std::copy_n(from, columns, to);
             else
                 for (index_t n = 0; n < columns; ++n) to[n] = from[n * start.channel_stride];
