@@ -72,7 +72,7 @@ void check_bias(const Op& op, const problem& p, const additive_bias<T>& bias, co
     });
 }
 
-const std::vector<problem> problems{{2, 4, 2, 61, 150, 8, 9}, {1, 2, 1, 290, 300, 4, 4}, {2, 2, 2, 5, 9, 3, 2, {.first_query = 3}}};
+const std::vector<problem> bias_problems{{2, 4, 2, 61, 150, 8, 9}, {1, 2, 1, 290, 300, 4, 4}, {2, 2, 2, 5, 9, 3, 2, {.first_query = 3}}};
 std::vector<shape> shapes_for(const problem& p) {
     const auto n = p.queries + p.positions.first_query[0], m = p.keys;
     return {{p.batch, p.heads, n, m}, {1, p.heads, n, m}, {p.batch, 1, n, m}, {1, 1, n, m}, {1, p.heads, 1, m}, {1, p.heads, n, 1}, {1, 1, 1, 1}};
@@ -83,7 +83,7 @@ std::vector<shape> shapes_for(const problem& p) {
 TEMPLATE_TEST_CASE("bias gradient: every shape that a bias may be repeated from", "[attention][portable][parallel]", float, double) {
     using T = TestType;
     const auto one = [](auto...) { return 1.0; };
-    for (const auto& p : problems)
+    for (const auto& p : bias_problems)
         for (const auto& s : shapes_for(p)) {
             const auto table = random_tensor<T>(s, 5);
             const additive_bias<T> bias{table};

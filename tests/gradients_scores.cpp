@@ -126,7 +126,7 @@ void check_parameters(const problem& p, const numbers& parameters, const auto& w
 }
 
 const std::vector<index_t> own_places{3, -2};
-const std::vector<problem> problems{{2, 4, 2, 21, 33, 5, 6}, {1, 4, 4, 270, 260, 3, 3}, {2, 4, 1, 9, 7, 3, 2, {.first_query = own_places, .first_key = own_places}}};
+const std::vector<problem> score_problems{{2, 4, 2, 21, 33, 5, 6}, {1, 4, 4, 270, 260, 3, 3}, {2, 4, 1, 9, 7, 3, 2, {.first_query = own_places, .first_key = own_places}}};
 
 numbers random_numbers(index_t count, double low, double high, unsigned seed = 3) {
     const auto t = random_tensor<double>({1, 1, 1, count}, seed, 0.5);
@@ -146,8 +146,8 @@ softmax_attention<P, S> attention_of(const S& score, const P& pattern = {}) {
 
 } // namespace
 
-TEST_CASE("score gradients: numbers for each head, or for all", "[attention][portable][parallel]") {
-    for (const auto& p : problems) {
+TEST_CASE("score gradients: numbers for each head, or for all", "[attention][portable]") {
+    for (const auto& p : score_problems) {
         check_parameters(p, random_numbers(4, 0.1, 0.6), [](const numbers& x, const auto& use) { use(attention_of(alibi(x))); });
         check_parameters(p, {1.5}, [](const numbers& x, const auto& use) { use(attention_of(soft_cap{x[0]})); });
         check_parameters(p, {0.3}, [](const numbers& x, const auto& use) { use(attention_of(squared_distance{x[0]})); });
@@ -157,8 +157,8 @@ TEST_CASE("score gradients: numbers for each head, or for all", "[attention][por
     }
 }
 
-TEST_CASE("score gradients: tables of buckets", "[attention][portable][parallel]") {
-    for (const auto& p : problems)
+TEST_CASE("score gradients: tables of buckets", "[attention][portable]") {
+    for (const auto& p : score_problems)
         for (const index_t heads : {1, 4})
             for (const bool both : {true, false})
                 check_parameters(p, random_numbers(heads * 8, -1, 1), [&](const numbers& x, const auto& use) {
@@ -166,8 +166,8 @@ TEST_CASE("score gradients: tables of buckets", "[attention][portable][parallel]
                 });
 }
 
-TEST_CASE("score gradients: gates", "[attention][portable][parallel]") {
-    for (const auto& p : problems)
+TEST_CASE("score gradients: gates", "[attention][portable]") {
+    for (const auto& p : score_problems)
         for (const shape s : {shape{p.batch, p.heads, 280, 1}, shape{1, p.heads, 280, 1}, shape{1, 1, 280, 1}})
             for (const bool zeros : {false, true}) {
                 auto gates = random_numbers(s.size(), -0.3, -0.01);
@@ -177,7 +177,7 @@ TEST_CASE("score gradients: gates", "[attention][portable][parallel]") {
             }
 }
 
-TEST_CASE("score gradients: in chains, with patterns and sinks", "[attention][portable][parallel]") {
+TEST_CASE("score gradients: in chains, with patterns and sinks", "[attention][portable]") {
     const problem p{2, 4, 2, 21, 33, 5, 6};
     const numbers sinks{0.1, -0.4, 0.7, 0.2};
     // cap, 4 slopes, a cap, 8 numbers of kerple, 32 of buckets, 40 gates, 21 x 33 biases, a cap, a slope

@@ -9,7 +9,9 @@
 #include <attn/norm/in_training.hpp>
 #include <attn/norm/layer_norm.hpp>
 
+#include <functional>
 #include <map>
+#include <memory>
 
 namespace attn::testing {
 
@@ -147,12 +149,109 @@ inline parameters moved(const parameters& weights, const std::map<std::string, s
     return to;
 }
 
-/// One layer with random weights: make.operator()<T>(parameters&) makes it of them, the same in float and double.
-template <class Make>
+/// A layer of any type, with the names of its weights: what checks its gradients is compiled once.
+template <Scalar T>
+class any_layer {
+public:
+    template <class L>
+    any_layer(L layer) : layer_(std::make_shared<held<L>>(std::move(layer))) {}
+    const auto* operator->() const { return layer_.get(); }
+
+private:
+    struct held_layer {
+        virtual ~held_layer() = default;
+        virtual shape output_shape(const shape& tokens) const = 0;
+        virtual std::size_t kept_bytes(const layer_inputs<T>& in) const = 0;
+        virtual std::size_t workspace_bytes(const layer_inputs<T>& in, index_t concurrency) const = 0;
+        virtual void forward(const layer_inputs<T>& in, const tensor_view<T>& out, const execution& run) const = 0;
+        virtual void forward(const layer_inputs<T>& in, const tensor_view<T>& out, workspace& kept, const execution& run) const = 0;
+        virtual std::size_t backward_workspace_bytes(const layer_inputs<T>& in, index_t concurrency) const = 0;
+        /// Wanted of what was read: tokens, context, value_context; and of the weights, if there is a store for them. How often it allocated.
+        virtual std::size_t backward(const layer_inputs<T>& in, const workspace& kept, const tensor_view<const T>& given,
+                                     const std::array<tensor_view<T>, 3>& wanted, const gradient_store<T>* weights, const execution& run) const = 0;
+    };
+    template <class L>
+    struct held : held_layer {
+        L layer;
+        explicit held(L own) : layer(std::move(own)) {}
+
+        shape output_shape(const shape& tokens) const override { return layer.output_shape(tokens); }
+        std::size_t kept_bytes(const layer_inputs<T>& in) const override { return attn::kept_bytes(layer, in); }
+        std::size_t workspace_bytes(const layer_inputs<T>& in, index_t concurrency) const override {
+            return layer.workspace_bytes(in.tokens.shape(), in.context.shape(), concurrency);
+        }
+        void forward(const layer_inputs<T>& in, const tensor_view<T>& out, const execution& run) const override { attn::forward(layer, in, out, run); }
+        void forward(const layer_inputs<T>& in, const tensor_view<T>& out, workspace& kept, const execution& run) const override {
+            attn::forward(layer, in, out, kept, run);
+        }
+        std::size_t backward_workspace_bytes(const layer_inputs<T>& in, index_t concurrency) const override {
+            return layer.backward_workspace_bytes(in.tokens.shape(), in.context.shape(), concurrency);
+        }
+        std::size_t backward(const layer_inputs<T>& in, const workspace& kept, const tensor_view<const T>& given,
+                             const std::array<tensor_view<T>, 3>& wanted, const gradient_store<T>* weights, const execution& run) const override {
+            layer_gradients<L> all{.tokens = wanted[0], .context = wanted[1], .value_context = wanted[2]};
+            if (weights) all.parameters = named(*weights, "layer", layer);
+            return allocations_in([&] { attn::backward(layer, in, kept, given, all, run); });
+        }
+    };
+    std::shared_ptr<const held_layer> layer_;
+};
+
+/// What makes the same layer of weights in float and in double.
+struct layer_maker {
+    std::function<any_layer<float>(parameters&)> in_float;
+    std::function<any_layer<double>(parameters&)> in_double;
+};
+
+/// One call of a layer that keeps, and its gradients.
+template <Scalar T>
+class trained_call {
+public:
+    gradient_store<T> store;
+    layer_tensors<T> gradients;
+    tensor<T> out;
+
+    template <Executor E>
+    trained_call(const any_layer<T>& layer, const parameters& weights, const layer_tensors<T>& in, const tensor<T>& given, E& executor)
+        : store(weights), out(given.shape()), layer_(layer), given_(&given), in_(&in), kept_(layer->kept_bytes(in.in())) {
+        const auto concurrency = std::max<index_t>(1, static_cast<index_t>(executor.concurrency()));
+        workspace memory(std::max(layer->workspace_bytes(in.in(), concurrency), layer->backward_workspace_bytes(in.in(), concurrency)));
+        for (auto* bytes : {&kept_, &memory}) std::ranges::fill(bytes->bytes(), std::byte{0xff}); // NaN
+        std::fill_n(out.data(), out.shape().size(), guard<T>);
+        const execution run(executor, memory);
+        layer->forward(in.in(), out, kept_, run);
+        for (std::size_t t = 0; t < 3; ++t) *gradients.each()[t] = tensor<T>(in.each()[t]->shape());
+        backward(true, true, run);
+    }
+    /// The gradients again, of what is wanted only. How often it allocated.
+    std::size_t backward(bool of_inputs, bool of_weights, const execution& run) {
+        store.clear();
+        std::array<tensor_view<T>, 3> wanted;
+        for (std::size_t t = 0; t < 3; ++t) {
+            auto& g = *gradients.each()[t];
+            std::fill_n(g.data(), g.shape().size(), guard<T>);
+            if (of_inputs && g.shape().size() > 0) wanted[t] = g;
+        }
+        return layer_->backward(in_->in(), kept_, *given_, wanted, of_weights ? &store : nullptr, run);
+    }
+    friend bool operator==(const trained_call& a, const trained_call& b) {
+        for (std::size_t t = 0; t < 3; ++t)
+            if (!same_bits(*a.gradients.each()[t], *b.gradients.each()[t])) return false;
+        return same_bits(a.store, b.store);
+    }
+
+private:
+    any_layer<T> layer_;
+    const tensor<T>* given_;
+    const layer_tensors<T>* in_;
+    workspace kept_;
+};
+
+/// One layer with random weights.
 class layer_gradient_check {
 public:
-    layer_gradient_check(const parameters& weights, Make make, const shape& tokens, const shape& context = {}, const shape& value_context = {})
-        : weights_(moved(weights, {}, 0)), make_(std::move(make)) {
+    layer_gradient_check(const parameters& weights, layer_maker maker, const shape& tokens, const shape& context, const shape& value_context)
+        : weights_(moved(weights, {}, 0)), maker_(std::move(maker)) {
         in_.tokens = random_rows<double>(tokens, 31);
         if (context.size() > 0) in_.context = random_rows<double>(context, 32);
         if (value_context.size() > 0) in_.value_context = random_rows<double>(value_context, 33);
@@ -162,9 +261,10 @@ public:
 
     /// <g, t> is the derivative of the loss <out, given> along t, for random directions of everything at once; in float, it is what it is in double.
     void against_differences() {
-        auto made = make_.template operator()<double>(weights_);
-        const auto given = random_rows<double>(made.output_shape(in_.tokens.shape()), 34);
-        const call<double> exact(made, weights_, in_, given);
+        sequential here;
+        const auto made = maker_.in_double(weights_);
+        const auto given = random_rows<double>(made->output_shape(in_.tokens.shape()), 34);
+        const trained_call<double> exact(made, weights_, in_, given, here);
         for (unsigned direction = 0; direction < 3; ++direction) {
             double expected = 0;
             auto along = in_.moved(in_, 0);
@@ -182,7 +282,7 @@ public:
             const auto loss = [&](double step) {
                 auto weights = moved(weights_, of_weights, step);
                 const auto in = in_.moved(along, step);
-                const auto out = forward(make_.template operator()<double>(weights), in.in());
+                const auto out = forward(maker_.in_double(weights), in.in());
                 double sum = 0;
                 for (index_t e = 0; e < out.shape().size(); ++e) sum += out.data()[e] * given.data()[e];
                 return sum;
@@ -192,8 +292,8 @@ public:
             CHECK(std::abs(slope - expected) <= 1e-8 * (1 + std::abs(loss(0)) + std::abs(expected)));
         }
         const auto narrow = narrowed(in_);
-        const auto single = make_.template operator()<float>(weights_);
-        const call<float> ours(single, weights_, narrow, narrowed(given));
+        const auto narrow_given = narrowed(given);
+        const trained_call<float> ours(maker_.in_float(weights_), weights_, narrow, narrow_given, here);
         const auto near = [](const auto& a, const auto& b) { return largest_error(a, b) <= 200 * epsilon<float> * std::max(1.0, largest_magnitude(b)); };
         for (std::size_t t = 0; t < 3; ++t) CHECK(near(*ours.gradients.each()[t], *exact.gradients.each()[t]));
         for (const auto& [name, view] : ours.store.views()) {
@@ -201,83 +301,52 @@ public:
             CHECK(near(copy_of(view), copy_of(exact.store.view(name))));
         }
     }
-    /// The same bits for every executor, of whatever is wanted, with no allocation; and the forward has those of the one that keeps nothing.
+    /// The same bits for every executor, of whatever is wanted; and the forward has those of the one that keeps nothing.
     void bits() {
         const auto in = narrowed(in_);
-        const auto made = make_.template operator()<float>(weights_);
-        const auto given = random_rows<float>(made.output_shape(in.tokens.shape()), 34);
-        const call<float> expected(made, weights_, in, given);
+        const auto made = maker_.in_float(weights_);
+        const auto given = random_rows<float>(made->output_shape(in_.tokens.shape()), 34);
+        sequential here;
+        const trained_call<float> expected(made, weights_, in, given, here);
+        CHECK(same_bits(expected.out, forward(made, in.in())));
         for_each_executor([&](auto& executor, const std::string& name) {
             INFO(name);
-            const call<float> ours(made, weights_, in, given, executor);
+            const trained_call<float> ours(made, weights_, in, given, executor);
             CHECK(ours == expected);
-            CHECK(same_bits(ours.out, forward(made, in.in())));
+            CHECK(same_bits(ours.out, expected.out));
         });
-        call<float> some(made, weights_, in, given);
-        const auto expect_some = [&](const layer_gradients<std::remove_const_t<decltype(made)>>& wanted) {
-            some.store.clear();
-            for (auto* t : some.gradients.each()) std::fill_n(t->data(), t->shape().size(), guard<float>);
-            sequential here;
-            workspace memory(backward_workspace_bytes(made, in.in(), here));
-            const execution run(here, memory);
-            CHECK(allocations_in([&] { backward(made, in.in(), some.kept, given, wanted, run); }) == 0);
-        };
-        expect_some({.tokens = some.gradients.tokens});
-        CHECK(same_bits(some.gradients.tokens, expected.gradients.tokens));
+        trained_call<float> some(made, weights_, in, given, here);
+        workspace memory(made->backward_workspace_bytes(in.in(), 1));
+        const execution run(here, memory);
+        CHECK(some.backward(true, false, run) == 0);
+        for (std::size_t t = 0; t < 3; ++t) CHECK(same_bits(*some.gradients.each()[t], *expected.gradients.each()[t]));
         for (const auto& [name, view] : some.store.views()) CHECK(is_untouched(view));
-        expect_some({.parameters = named(some.store, "layer", made)});
+        CHECK(some.backward(false, true, run) == 0);
         CHECK(same_bits(some.store, expected.store));
-        CHECK(is_untouched(some.gradients.tokens.view()));
+        for (auto* g : some.gradients.each()) CHECK((g->shape().size() == 0 || is_untouched(tensor_view<float>(*g))));
     }
 
 private:
     template <Scalar T>
-    struct call {
-        gradient_store<T> store;
-        layer_tensors<T> gradients;
-        tensor<T> out;
-        workspace kept;
-
-        template <class L>
-        call(const L& layer, const parameters& weights, const layer_tensors<T>& in, const tensor<T>& given) : call(layer, weights, in, given, sequential_executor()) {}
-        template <class L, Executor E>
-        call(const L& layer, const parameters& weights, const layer_tensors<T>& in, const tensor<T>& given, E& executor)
-            : store(weights), out(given.shape()), kept(kept_bytes(layer, in.in())) {
-            std::ranges::fill(kept.bytes(), std::byte{0xff}); // NaN
-            std::fill_n(out.data(), out.shape().size(), guard<T>);
-            forward(layer, in.in(), out.view(), kept, executor);
-            for (std::size_t t = 0; t < 3; ++t) {
-                *gradients.each()[t] = tensor<T>(in.each()[t]->shape());
-                std::fill_n(gradients.each()[t]->data(), in.each()[t]->shape().size(), guard<T>);
-            }
-            const auto concurrency = std::max<index_t>(1, static_cast<index_t>(executor.concurrency()));
-            workspace memory(layer.backward_workspace_bytes(in.tokens.shape(), in.context.shape(), concurrency));
-            std::ranges::fill(memory.bytes(), std::byte{0xff});
-            backward<L>(layer, in.in(), kept, given, {gradients.tokens, wanted(gradients.context), wanted(gradients.value_context), named(store, "layer", layer)},
-                     execution(executor, memory));
-        }
-        /// A context that there is.
-        static tensor_view<T> wanted(tensor<T>& context) { return context.shape().size() > 0 ? context.view() : tensor_view<T>{}; }
-        friend bool operator==(const call& a, const call& b) {
-            for (std::size_t t = 0; t < 3; ++t)
-                if (!same_bits(*a.gradients.each()[t], *b.gradients.each()[t])) return false;
-            return same_bits(a.store, b.store);
-        }
-
-    private:
-        static sequential& sequential_executor() {
-            static sequential here;
-            return here;
-        }
-    };
+    static tensor<T> forward(const any_layer<T>& layer, const layer_inputs<T>& in) {
+        sequential here;
+        workspace memory(layer->workspace_bytes(in, 1));
+        tensor<T> out(layer->output_shape(in.tokens.shape()));
+        layer->forward(in, out, execution(here, memory));
+        return out;
+    }
     parameters weights_;
-    Make make_;
+    layer_maker maker_;
     layer_tensors<double> in_;
 };
 
+/// make.operator()<T>(parameters&) makes a layer of weights, the same in float and double.
 template <class Make>
 void check_layer_gradients(const parameters& weights, Make make, const shape& tokens, const shape& context = {}, const shape& value_context = {}) {
-    layer_gradient_check check(weights, std::move(make), tokens, context, value_context);
+    layer_gradient_check check(weights,
+                               {[=](parameters& w) { return any_layer<float>(make.template operator()<float>(w)); },
+                                [=](parameters& w) { return any_layer<double>(make.template operator()<double>(w)); }},
+                               tokens, context, value_context);
     check.against_differences();
     check.bits();
 }

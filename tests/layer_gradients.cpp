@@ -220,7 +220,7 @@ TEST_CASE("gradients of layers: a layer of an operator without a gradient has no
 }
 
 // A few steps of gradient descent towards random targets, by blocks with a progressive norm on its way from LayerNorm to RepBN.
-TEST_CASE("gradients of layers: the loss falls as a block is trained, by the same bits on any executor", "[layer][portable][parallel]") {
+TEST_CASE("gradients of layers: the loss falls as a block is trained, by the same bits on any executor", "[layer][portable]") {
     const auto losses_on = [](auto& executor) {
         auto own = random_weights().attention(".attention", 12, 4, 2, 3, 3).feed_forward(".feed_forward", 12, 20);
         for (const std::string name : {".attention_norm", ".feed_forward_norm"}) own.norm(name, 12).norm(name + ".norm", 12).tensor(name + ".eta", {1});
