@@ -4,7 +4,6 @@
 #include "../core/gradients.hpp"
 #include "attention.hpp"
 
-#include <array>
 #include <optional>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
@@ -53,16 +52,14 @@ public:
         if (!rows) throw argument_error(operation_, "given.log_sum_exp", "is given, but without a softmax there is none");
         check_read("given.log_sum_exp", given_.log_sum_exp, *rows);
     }
-    /// One of the gradients after the other, if it is wanted.
-    void check_written(std::string_view argument, const tensor_view<T>& view, const shape& expected) {
+    /// A gradient that is wanted: against what is read.
+    void check_written(std::string_view argument, const tensor_view<T>& view, const shape& expected) const {
         check_output(operation_, argument, view, expected, in_);
         const output_memory memory(operation_, argument, view);
         memory.require_apart("saved.values", saved_.values);
         memory.require_apart("saved.log_sum_exp", saved_.log_sum_exp);
         memory.require_apart("given.values", given_.values);
         memory.require_apart("given.log_sum_exp", given_.log_sum_exp);
-        for (std::size_t e = 0; e < count_; ++e) memory.require_apart("another gradient", written_[e]);
-        written_.at(count_++) = view;
     }
 
 private:
@@ -76,27 +73,36 @@ private:
     const inputs<T>& in_;
     const saved_outputs<T>& saved_;
     const output_gradients<T>& given_;
-    std::array<tensor_view<T>, 32> written_;
-    std::size_t count_ = 0;
 };
 
 template <DifferentiableAttention A, Scalar T>
 void check_backward(const A& op, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const gradients_of<A, T>& wanted) {
     const auto shapes = shapes_of(in);
-    gradient_checks<T> checks(A::name, in, saved, given);
+    const gradient_checks<T> checks(A::name, in, saved, given);
     if constexpr (requires { requires !A::has_log_sum_exp; })
         checks.check_read(op.output_shape(shapes), {});
     else
         checks.check_read(op.output_shape(shapes), log_sum_exp_shape(op, shapes));
-    const auto check = [&](std::string_view argument, const tensor_view<T>& view, const shape& expected) {
-        if (!view.data()) return;
-        checks.check_written(argument, view, expected);
-        attn::check_apart(op, output_memory(A::name, argument, view));
+    const auto for_each_wanted = [&](const auto& f) {
+        const auto call = [&](std::string_view argument, const tensor_view<T>& view, const shape& expected) {
+            if (view.data()) f(argument, view, expected);
+        };
+        call("wanted.queries", wanted.queries, shapes.queries);
+        call("wanted.keys", wanted.keys, shapes.keys);
+        call("wanted.values", wanted.values, shapes.values);
+        if constexpr (requires { op.check_gradients(in, wanted, call); }) op.check_gradients(in, wanted, call);
     };
-    check("wanted.queries", wanted.queries, shapes.queries);
-    check("wanted.keys", wanted.keys, shapes.keys);
-    check("wanted.values", wanted.values, shapes.values);
-    if constexpr (requires { op.check_gradients(in, wanted, check); }) op.check_gradients(in, wanted, check);
+    index_t checked = 0; // there may be any number of them: those of a projection for each head
+    for_each_wanted([&](std::string_view argument, const tensor_view<T>& view, const shape& expected) {
+        checks.check_written(argument, view, expected);
+        const output_memory memory(A::name, argument, view);
+        attn::check_apart(op, memory);
+        index_t number = 0;
+        for_each_wanted([&](std::string_view, const tensor_view<T>& earlier, const shape&) {
+            if (number++ < checked) memory.require_apart("another gradient", earlier);
+        });
+        ++checked;
+    });
 }
 
 } // namespace detail

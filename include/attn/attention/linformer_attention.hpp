@@ -1,12 +1,9 @@
 // Linformer: softmax attention over keys and values that were projected along the sequence.
 #pragma once
 
-#include "linformer_work.hpp"
+#include "linformer_gradient.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
-
-/// The values are projected as the keys are, by the same parameters (E = F).
-struct shared_projection {};
 
 /// Linformer: softmax attention over keys and values that were projected along the sequence.
 /// For q (batch, heads, n, d_k), k (batch, kv_heads, m, d_k), v (batch, kv_heads, m, d_v), and projections E and F from m tokens to fewer:
@@ -19,6 +16,8 @@ struct shared_projection {};
 /// its batch entry or to none, for a projected row is the same to every query: causal attention has no such form and is refused. A
 /// projected row none of whose tokens is visible is left out of the softmax; a query that is left with none gives 0, and log_sum_exp
 /// -infinity.
+///
+/// It has a gradient if its projections have one (see DifferentiableProjection).
 ///
 /// Time: 2 n p (d_k + d_v) flops a head for p projected rows, and for a learned matrix 2 m p (d_k + d_v) for each head of k and v. Memory:
 /// the workspace, p (d_k + d_v) numbers for a few heads at a time. The result does not depend on executor, threads, strides or the rest of
@@ -80,9 +79,37 @@ struct linformer_attention {
         if (s.queries.batch * s.queries.heads * s.queries.tokens == 0) return;
         detail::scratch memory(run.workspace().bytes().data());
         const work<T> w(memory, *this, s, run.concurrency());
-        for (index_t b = 0; b < s.keys.batch; b += w.batches)
-            for (index_t g = 0; g < s.keys.heads; g += w.heads)
-                w.attend_some(*this, in, out, run, b, std::min(w.batches, s.keys.batch - b), g, std::min(w.heads, s.keys.heads - g));
+        w.for_each_part(s.keys, [&](const auto& part) { w.attend_some(*this, in, out, run, part); });
+    }
+
+    /// Those of the inputs, and of the projections' parameters; of one that both share, in key_projection.
+    template <Scalar T>
+        requires detail::HasProjectionGradients<E> && detail::HasProjectionGradients<F>
+    struct gradients : input_gradients<T> {
+        typename E::template gradients<T> key_projection = {};
+        typename F::template gradients<T> value_projection = {};
+    };
+    template <Scalar T>
+    void check_gradients(const inputs<T>&, const gradients<T>& wanted, const auto& check) const {
+        detail::check_projection_gradients<T>(name, "key_projection", key_projection, wanted.key_projection, check);
+        if constexpr (!std::same_as<F, shared_projection>)
+            detail::check_projection_gradients<T>(name, "value_projection", value_projection, wanted.value_projection, check);
+    }
+    template <Scalar T>
+        requires detail::HasProjectionGradients<E> && detail::HasProjectionGradients<F>
+    std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {
+        detail::scratch memory;
+        gradient_work<T>(memory, *this, s, concurrency);
+        return memory.used_bytes();
+    }
+    template <Scalar T>
+    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const gradients<T>& wanted, const execution& run) const {
+        const auto s = shapes_of(in);
+        detail::scratch memory(run.workspace().bytes().data());
+        const gradient_work<T> w(memory, *this, s, run.concurrency());
+        w.clear_parameters(*this, wanted);
+        if (s.queries.size() == 0) return w.clear(wanted);
+        w.projected.for_each_part(s.keys, [&](const auto& part) { w.find_some(*this, in, saved, given, wanted, run, part); });
     }
 
     /// The projection of the values: that of the keys unless another is given.
@@ -130,6 +157,8 @@ private:
 
     template <Scalar T>
     using work = detail::linformer_work<T, linformer_attention, Arch>;
+    template <Scalar T>
+    using gradient_work = detail::linformer_gradient_work<T, linformer_attention, Arch>;
 };
 
 } // namespace attn

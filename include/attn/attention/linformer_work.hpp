@@ -8,6 +8,12 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
+/// The values are projected as the keys are, by the same parameters (E = F).
+struct shared_projection {
+    template <Scalar>
+    using gradients = no_gradients;
+};
+
 namespace detail {
 
 /// The projected rows of each head: the first rows[batch * kv_heads + head / group] of them.
@@ -32,8 +38,8 @@ struct linformer_work {
     index_t *kept, *kept_count; ///< the projected rows that a visible token takes part in: (batches, heads, max_rows), and how many
     tensor_view<T> keys, values;
 
-    linformer_work(scratch& memory, const Op& op, const input_shapes& s, index_t concurrency) : tokens(s.keys.tokens), max_rows(0) {
-        for (index_t h = 0; h < s.keys.heads; ++h) max_rows = std::max(max_rows, op.key_projection.size(h, tokens));
+    /// least: bytes that `shared` has in any case.
+    linformer_work(scratch& memory, const Op& op, const input_shapes& s, index_t concurrency, std::size_t least = 0) : tokens(s.keys.tokens), max_rows(projected_shape<T>(op.key_projection, s.keys).tokens) {
         const auto row_size = s.keys.channels + s.values.channels;
         const auto bytes_of_head = product(max_rows, row_size, static_cast<index_t>(sizeof(T)));
         const auto at_once = std::max(concurrency, (index_t{1} << 18) / std::max<index_t>(1, bytes_of_head));
@@ -44,7 +50,7 @@ struct linformer_work {
                               op.for_values().template workspace_bytes<T>(tokens, s.values.channels));
         task_bytes = (task_bytes + alignment - 1) / alignment * alignment;
         const auto softmax_bytes = softmax::workspace_bytes(s, 1, concurrency);
-        shared = memory.take<std::byte>(std::max(softmax_bytes, task_bytes * static_cast<std::size_t>(concurrency)));
+        shared = memory.take<std::byte>(std::max({least, softmax_bytes, task_bytes * static_cast<std::size_t>(concurrency)}));
         seen = memory.take<bool>(batches, heads, tokens);
         kept = memory.take<index_t>(batches, heads, max_rows);
         kept_count = memory.take<index_t>(batches, heads);
@@ -52,10 +58,40 @@ struct linformer_work {
         values = head_major(memory.take<T>(batches, heads, max_rows, s.values.channels), {batches, heads, max_rows, s.values.channels});
     }
 
-    /// Everything for the keys and values of heads g .. g + kv_heads - 1 in batch entries b .. b + entries - 1.
-    void attend_some(const Op& op, const inputs<T>& in, const outputs<T>& out, const execution& run, index_t b, index_t entries, index_t g,
-                     index_t kv_heads) const {
+    /// Batch entries b .. b + entries - 1, and heads g .. g + kv_heads - 1 of their keys and values.
+    struct part {
+        index_t b, entries, g, kv_heads;
+    };
+    /// Calls f(part) for all of the batch entries and heads, in order.
+    void for_each_part(const shape& all, const auto& f) const {
+        for (index_t b = 0; b < all.batch; b += batches)
+            for (index_t g = 0; g < all.heads; g += heads) f(part{b, std::min(batches, all.batch - b), g, std::min(heads, all.heads - g)});
+    }
+    /// The part of a tensor that has as many heads as the queries.
+    template <class U>
+    static tensor_view<U> of_queries(const tensor_view<U>& t, const part& p, const inputs<T>& in) {
         const auto group = in.queries.shape().heads / in.keys.shape().heads;
+        return some_heads(t, p.b, p.entries, p.g * group, p.kv_heads * group);
+    }
+    /// The projected rows of a part.
+    template <class U>
+    tensor_view<U> of_part(const tensor_view<U>& t, const part& p) const {
+        return head_major(t.data(), {p.entries, p.kv_heads, max_rows, t.shape().channels});
+    }
+    /// What softmax attention reads for a part.
+    inputs<T> projected(const inputs<T>& in, const part& p) const {
+        return {of_queries(in.queries, p, in), of_part<T>(keys, p), of_part<T>(values, p)};
+    }
+    /// Calls f(the keys that it sees there, the factor of its scores).
+    void with_visible(const Op& op, const inputs<T>& in, const part& p, const inputs<T>& projected_in, const auto& f) const {
+        const projected_rows rows{kept_count, p.kv_heads, in.queries.shape().heads / in.keys.shape().heads};
+        const auto factor = op.scale.value_or(1 / std::sqrt(static_cast<double>(in.queries.shape().channels)));
+        const auto visible = kernel::visible_keys_of<T, Arch, projected_rows>(rows, shapes_of(projected_in), projected_in.positions);
+        f(visible, static_cast<T>(factor));
+    }
+    /// Projects keys and values.
+    void project_some(const Op& op, const inputs<T>& in, const execution& run, const part& p) const {
+        const auto [b, entries, g, kv_heads] = p;
         const auto blocks = (max_rows + rows_of_task - 1) / rows_of_task;
         run.for_each(entries * kv_heads, [&](index_t task, index_t) { find_rows(op, in, b + task / kv_heads, g + task % kv_heads, task); });
         run.for_each(entries * kv_heads * blocks * 2, [&](index_t task, index_t slice) {
@@ -70,22 +106,32 @@ struct linformer_work {
             else
                 project(op.for_values(), in.values, values);
         });
-        const auto of_chunk = [&](const auto& t) { return some_heads(t, b, entries, g * group, kv_heads * group); };
-        const auto projected = [&](const tensor_view<T>& t) -> tensor_view<const T> {
-            return head_major(t.data(), {entries, kv_heads, max_rows, t.shape().channels});
-        };
-        const projected_rows rows{kept_count, kv_heads, group};
-        const auto factor = op.scale.value_or(1 / std::sqrt(static_cast<double>(in.queries.shape().channels)));
-        const inputs<T> projected_in{of_chunk(in.queries), projected(keys), projected(values)};
-        const outputs<T> out_of_chunk{of_chunk(out.values), of_chunk(out.log_sum_exp)};
-        const auto visible = kernel::visible_keys_of<T, Arch, projected_rows>(rows, shapes_of(projected_in), projected_in.positions);
-        softmax()({projected_in, out_of_chunk, visible, nullptr, static_cast<T>(factor), {}}, run);
     }
-
-private:
+    /// Everything for a part.
+    void attend_some(const Op& op, const inputs<T>& in, const outputs<T>& out, const execution& run, const part& p) const {
+        project_some(op, in, run, p);
+        const auto projected_in = projected(in, p);
+        const outputs<T> out_of_part{of_queries(out.values, p, in), of_queries(out.log_sum_exp, p, in)};
+        with_visible(op, in, p, projected_in, [&](const auto& visible, T factor) { softmax()({projected_in, out_of_part, visible, nullptr, factor, {}}, run); });
+    }
+    /// The tokens of a head, of `head` among those of the part.
     kernel::token_rows<T> tokens_of(const tensor_view<const T>& one_head, index_t head) const {
         return {kernel::rows_of(one_head, 0, 0), tokens, one_head.shape().channels, all_visible ? nullptr : seen + head * tokens};
     }
+    /// Calls f(row, count, first) for the runs of projected rows of a head, those that are kept number first to end - 1: row .. row + count - 1, which
+    /// lie from number `first` on.
+    void for_each_kept(index_t head, index_t first, index_t end, const auto& f) const {
+        const index_t* const row = kept + head * max_rows;
+        end = std::min(kept_count[head], end);
+        while (first < end) {
+            auto next = first + 1;
+            while (next < end && row[next] == row[next - 1] + 1) ++next;
+            f(row[first], next - first, first);
+            first = next;
+        }
+    }
+
+private:
     /// Which tokens of a head are visible, and which projected rows one of them takes part in.
     void find_rows(const Op& op, const inputs<T>& in, index_t batch, index_t kv_head, index_t head) const {
         if constexpr (!all_visible) {
@@ -104,15 +150,10 @@ private:
     void project_rows(const auto& projection, const tensor_view<const T>& one_head, index_t kv_head, index_t head, index_t block, scratch& memory,
                       const kernel::row_block<T>& to) const {
         const auto x = tokens_of(one_head, head);
-        const index_t* const row = kept + head * max_rows;
-        const auto end = std::min(kept_count[head], (block + 1) * rows_of_task);
-        for (auto at = block * rows_of_task; at < end;) {
-            auto next = at + 1;
-            while (next < end && row[next] == row[next - 1] + 1) ++next;
+        for_each_kept(head, block * rows_of_task, (block + 1) * rows_of_task, [&](index_t row, index_t count, index_t at) {
             auto own = memory;
-            projection.project(x, kv_head, row[at], next - at, kernel::row_block<T>{to.data + at * to.row_stride, to.row_stride, 1}, own);
-            at = next;
-        }
+            projection.project(x, kv_head, row, count, kernel::row_block<T>{to.data + at * to.row_stride, to.row_stride, 1}, own);
+        });
     }
 };
 

@@ -1,46 +1,9 @@
-// Projections of tokens along the sequence, m to fewer: what one is, the identity, and learned matrices.
+// Projections of tokens along the sequence, m to fewer: the identity, and learned matrices.
 #pragma once
 
-#include "../core/borrowed.hpp"
-#include "../core/output_memory.hpp"
-#include "../kernel/gemm/matrix_product.hpp"
-#include "../kernel/projection/token_rows.hpp"
+#include "projection_concept.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
-
-/// What a projection is about to be used on; errors name the operation and the argument.
-struct projection_context {
-    std::string_view operation, argument;
-    index_t heads, tokens, channels;
-
-    /// Throws shape_error.
-    [[noreturn]] void refuse(const std::string& problem) const { throw shape_error(operation, argument, problem); }
-    /// Throws shape_error unless a parameter's heads are 1, shared by all, or as many as the tokens have.
-    void require_heads(std::string_view parameter, const shape& s) const {
-        if (s.heads != 1 && s.heads != heads)
-            refuse(std::string(parameter) + " has shape " + to_string(s) + ", but there are " + std::to_string(heads) +
-                   " heads of keys and values");
-    }
-};
-
-/// Turns the m tokens of each batch entry and head, rows of channels, into fewer rows of as many channels. What a user's own needs:
-/// - `size(head, m)`: how many rows there will be.
-/// - `range(head, row, m)`: the tokens first .. end - 1 that a projected row may read. A row none of whose tokens is visible is left out.
-/// - `project(tokens, head, first, count, to, memory)`: writes the projected rows first .. first + count - 1 to the rows of `to`, of
-///   contiguous channels. It reads visible tokens only; each of those rows has one. Allocates nothing: `memory` is scratch of
-///   workspace_bytes.
-/// - `workspace_bytes<T>(m, channels)`: of one call of `project`, whatever the number of rows.
-/// - `check(context)`: throws, by context.refuse, if the parameters do not fit.
-/// Optional: `check_apart(out)`, if it refers to memory: see output_memory.
-template <class P, class T>
-concept Projection = Scalar<T> && requires(const P& p, const kernel::token_rows<T>& tokens, const kernel::row_block<T>& to,
-                                           detail::scratch& memory, const projection_context& context, index_t i) {
-    { p.size(i, i) } -> std::same_as<index_t>;
-    { p.range(i, i, i) } -> std::same_as<kernel::token_range>;
-    p.project(tokens, i, i, i, to, memory);
-    { p.template workspace_bytes<T>(i, i) } -> std::same_as<std::size_t>;
-    p.check(context);
-};
 
 /// No projection: every token as it is. With it, projected attention is attention.
 struct identity_projection {
@@ -55,6 +18,19 @@ struct identity_projection {
     void project(const kernel::token_rows<T>& x, index_t, index_t first, index_t count, const kernel::row_block<T>& to, detail::scratch&) const {
         for (index_t r = 0; r < count; ++r)
             for (index_t c = 0; c < x.channels; ++c) to.data[r * to.row_stride + c] = x(first + r, c);
+    }
+
+    template <Scalar>
+    using gradients = no_gradients;
+    template <Scalar T>
+    std::size_t backward_workspace_bytes(index_t, index_t) const {
+        return 0;
+    }
+    template <Scalar T>
+    void add_token_gradients(const kernel::token_rows<T>& x, index_t, index_t first, index_t count, const kernel::row_block<const T>& given,
+                             const kernel::row_block<T>& to, detail::scratch&) const {
+        for (index_t r = 0; r < count; ++r)
+            for (index_t c = 0; c < x.channels; ++c) to.data[(first + r) * to.row_stride + c * to.channel_stride] += given.data[r * given.row_stride + c];
     }
 };
 
@@ -89,16 +65,66 @@ struct linear_projection {
     }
     void project(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<T>& to,
                  detail::scratch& memory) const {
-        const auto at = [head, first](const tensor_view<const T>& t) {
-            return t.data() ? t.row(0, t.shape().heads == 1 ? 0 : head, first) : nullptr;
-        };
-        const kernel::matrix_product<T, Arch> product(count, x.count, x.channels);
-        for (index_t task = 0; task < product.task_count(); ++task) {
-            auto own = memory;
-            product.run_task(task, own, {at(matrix), matrix.strides().tokens, matrix.strides().channels}, x.rows,
-                             {at(bias), bias.strides().tokens, 0}, to,
-                             [&](index_t from, index_t terms, auto&& emit) { x.for_each_run(from, from + terms, emit); });
-        }
+        auto start = detail::rows_of_head(bias, head, first);
+        start.channel_stride = 0;
+        detail::run_tasks(kernel::matrix_product<T, Arch>(count, x.count, x.channels), memory, detail::rows_of_head(matrix, head, first), x.rows, start, to,
+                          [&](index_t from, index_t terms, auto&& emit) { x.for_each_run(from, from + terms, emit); });
+    }
+
+    /// Of the matrix and the bias, in their shapes.
+    template <Scalar U>
+    struct gradients {
+        tensor_view<U> matrix = {};
+        tensor_view<U> bias = {};
+    };
+    void for_each_gradient(const gradients<T>& wanted, const auto& f) const {
+        f("wanted.matrix", wanted.matrix, matrix);
+        f("wanted.bias", wanted.bias, bias);
+    }
+    template <Scalar>
+    std::size_t backward_workspace_bytes(index_t tokens, index_t channels) const {
+        using product = kernel::matrix_product<T, Arch>;
+        const auto rows = size(0, tokens);
+        detail::scratch memory;
+        memory.take<T>(tokens_of_part, channels);
+        return memory.used_bytes() + std::max(product(tokens_of_part, rows, channels).task_bytes(), product(rows, channels, tokens_of_part).task_bytes());
+    }
+    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<const T>& given,
+                             const kernel::row_block<T>& to, detail::scratch& memory) const {
+        T* const sums = memory.take<T>(tokens_of_part, x.channels);
+        for (index_t part = 0; part < gradient_parts(x.count); ++part)
+            for_each_run_of_part(x, part, [&](index_t token, index_t tokens) {
+                auto weights = detail::rows_of_head(matrix, head, first);
+                weights.data += token * weights.channel_stride;
+                detail::run_tasks(kernel::matrix_product<T, Arch>(tokens, count, x.channels), memory, kernel::transposed(weights), given,
+                                  {nullptr, 0, 1}, {sums, x.channels, 1});
+                for (index_t j = 0; j < tokens; ++j)
+                    kernel::update_channels<Arch>(to.data + (token + j) * to.row_stride, to.channel_stride, x.channels, [&](auto sum, index_t c, index_t present) {
+                        return sum + kernel::load_channels<Arch, T>(sums + j * x.channels, 1, c, present);
+                    });
+            });
+    }
+    /// Parts are columns, of tokens side by side.
+    index_t gradient_parts(index_t tokens) const { return std::max<index_t>(1, (tokens + tokens_of_part - 1) / tokens_of_part); }
+    void add_parameter_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<const T>& given,
+                                 index_t part, const gradients<T>& wanted, detail::scratch& memory) const {
+        if (wanted.matrix.data())
+            for_each_run_of_part(x, part, [&](index_t token, index_t tokens) {
+                auto sums = detail::rows_of_head(wanted.matrix, head, first);
+                sums.data += token;
+                detail::run_tasks(kernel::matrix_product<T, Arch>(count, x.channels, tokens), memory, given,
+                                  {x.row(token), x.rows.channel_stride, x.rows.row_stride}, {sums.data, sums.row_stride, 1}, {sums.data, sums.row_stride, 1});
+            });
+        const auto of_bias = detail::rows_of_head(wanted.bias, head, first);
+        for (index_t r = 0; part == 0 && of_bias.data && r < count; ++r)
+            for (index_t c = 0; c < x.channels; ++c) of_bias.data[r * of_bias.row_stride] += given.data[r * given.row_stride + c];
+    }
+
+private:
+    static constexpr index_t tokens_of_part = 128;
+
+    static void for_each_run_of_part(const kernel::token_rows<T>& x, index_t part, const auto& f) {
+        x.for_each_run(part * tokens_of_part, std::min(x.count, (part + 1) * tokens_of_part), f);
     }
 };
 
@@ -134,6 +160,46 @@ struct projection_per_head {
         of(head).project(x, head, first, count, to, memory);
     }
 
+    /// Of each head's own, or none.
+    template <Scalar T>
+        requires requires { typename P::template gradients<T>; }
+    struct gradients {
+        std::span<const typename P::template gradients<T>> each = {};
+    };
+    template <Scalar T>
+    void for_each_gradient(const gradients<T>& wanted, const auto& f) const {
+        if (wanted.each.empty()) return;
+        if (wanted.each.size() != each.size())
+            throw shape_error("projection_per_head", "wanted.each",
+                              "has " + std::to_string(wanted.each.size()) + " entries, but there are " + std::to_string(each.size()) + " projections");
+        if constexpr (!std::same_as<typename P::template gradients<T>, no_gradients>)
+            for (std::size_t h = 0; h < each.size(); ++h) each[h].for_each_gradient(wanted.each[h], f);
+    }
+    template <Scalar T>
+    std::size_t backward_workspace_bytes(index_t tokens, index_t channels) const {
+        std::size_t largest = 0;
+        for (const auto& p : each) largest = std::max(largest, p.template backward_workspace_bytes<T>(tokens, channels));
+        return largest;
+    }
+    template <Scalar T>
+    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<const T>& given,
+                             const kernel::row_block<T>& to, detail::scratch& memory) const {
+        of(head).add_token_gradients(x, head, first, count, given, to, memory);
+    }
+    index_t gradient_parts(index_t tokens) const {
+        index_t most = 0;
+        if constexpr (requires(const P& p) { p.gradient_parts(tokens); })
+            for (const auto& p : each) most = std::max(most, p.gradient_parts(tokens));
+        return most;
+    }
+    template <Scalar T>
+    void add_parameter_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<const T>& given,
+                                 index_t part, const gradients<T>& wanted, detail::scratch& memory) const {
+        if constexpr (!std::same_as<typename P::template gradients<T>, no_gradients>)
+            if (!wanted.each.empty() && part < of(head).gradient_parts(x.count))
+                of(head).add_parameter_gradients(x, head, first, count, given, part, wanted.each[static_cast<std::size_t>(head)], memory);
+    }
+
 private:
     const P& of(index_t head) const {
         if (head >= std::ssize(each)) [[unlikely]] // sizes are asked for before anything is checked
@@ -141,21 +207,5 @@ private:
         return each[static_cast<std::size_t>(head)];
     }
 };
-
-/// The shape of projected tokens: as many rows as the head with most has.
-template <Scalar T, Projection<T> P>
-shape projected_shape(const P& projection, const shape& tokens) {
-    auto s = tokens;
-    s.tokens = 0;
-    for (index_t h = 0; h < tokens.heads; ++h) s.tokens = std::max(s.tokens, projection.size(h, tokens.tokens));
-    return s;
-}
-
-namespace detail {
-
-/// A head's projected rows are made by so many at a time, each of which reads all of its tokens.
-inline constexpr index_t projected_rows_of_task = 384;
-
-} // namespace detail
 
 } // namespace attn

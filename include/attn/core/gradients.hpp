@@ -3,6 +3,10 @@
 
 #include "inputs.hpp"
 
+#include <array>
+#include <cstring>
+#include <string_view>
+
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// What a call wrote, to be read again by its gradient: values (batch, heads, n, d_v) and log_sum_exp (batch, heads, n, 1).
@@ -27,6 +31,9 @@ struct input_gradients {
     tensor_view<T> values = {};
 };
 
+/// No gradients: what a score function or a projection without parameters has.
+struct no_gradients {};
+
 /// The same, of a call whose heads are mixed: of h_k heads of queries, h mixed heads and h_v heads of the result.
 template <Scalar T>
 struct mixed_head_gradients : input_gradients<T> {
@@ -36,5 +43,26 @@ struct mixed_head_gradients : input_gradients<T> {
     tensor_view<T> weights_bias = {}; ///< (1, h_v, 1, 1)
     tensor_view<T> sinks = {};        ///< (1, h, 1, 1)
 };
+
+namespace detail {
+
+/// "wanted.attention.q.weight" of "attention" and "wanted.q.weight", without allocating; a name that is too long is cut.
+class nested_name {
+public:
+    nested_name(std::string_view member, std::string_view inner) {
+        for (const auto part : {std::string_view("wanted."), member, std::string_view("."), inner.substr(inner.find('.') + 1)}) {
+            const auto count = std::min(part.size(), text_.size() - size_);
+            std::memcpy(text_.data() + size_, part.data(), count);
+            size_ += count;
+        }
+    }
+    operator std::string_view() const { return {text_.data(), size_}; }
+
+private:
+    std::array<char, 120> text_;
+    std::size_t size_ = 0;
+};
+
+} // namespace detail
 
 } // namespace attn

@@ -1,10 +1,8 @@
 // Training of layers: a forward that keeps what the gradient needs, and the gradient.
 #pragma once
 
+#include "../core/gradients.hpp"
 #include "layer.hpp"
-
-#include <array>
-#include <cstring>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
@@ -53,23 +51,6 @@ struct gradients_of_layer_type<L> {
 };
 template <class L>
 using gradients_of_layer = typename gradients_of_layer_type<L>::type;
-
-/// "wanted.attention.q.weight" of "attention" and "wanted.q.weight", without allocating; a name that is too long is cut.
-class nested_name {
-public:
-    nested_name(std::string_view member, std::string_view inner) {
-        for (const auto part : {std::string_view("wanted."), member, std::string_view("."), inner.substr(inner.find('.') + 1)}) {
-            const auto count = std::min(part.size(), text_.size() - size_);
-            std::memcpy(text_.data() + size_, part.data(), count);
-            size_ += count;
-        }
-    }
-    operator std::string_view() const { return {text_.data(), size_}; }
-
-private:
-    std::array<char, 120> text_;
-    std::size_t size_ = 0;
-};
 
 /// A visitor of the gradients of a member.
 template <class V>

@@ -153,6 +153,16 @@ projected_tokens<T> mixing_convolution(const tokens<T>& x, const tensor_view<con
     });
 }
 
+/// Which tokens of a batch entry and a head of keys the first query sees, as they all do.
+template <Scalar T, Pattern P>
+std::vector<bool> visible_tokens(const inputs<T>& in, const P& pattern, index_t batch, index_t kv_head) {
+    const auto own = at(pattern, batch, kv_head * (in.queries.shape().heads / in.keys.shape().heads));
+    std::vector<bool> visible;
+    for (index_t j = 0; j < in.keys.shape().tokens; ++j)
+        visible.push_back(static_cast<bool>(own.visible(in.positions.first_query[batch], in.positions.first_key[batch] + j)));
+    return visible;
+}
+
 /// Linformer: softmax attention over projected keys and values.
 ///     out[b, h] = softmax(scale * q[b, h] (E k[b, g])^T) (F v[b, g])        g = h / (heads / kv_heads)
 /// project_keys(tokens) and project_values(tokens) give the projected rows of one batch entry and head; those that either lacks are left
@@ -167,9 +177,7 @@ void linformer(const inputs<T>& in, const outputs<T>& out, const auto& project_k
     for (index_t b = 0; b < batch; ++b)
         for (index_t g = 0; g < kv_heads; ++g) {
             const auto group = heads / kv_heads;
-            std::vector<bool> visible;
-            for (index_t j = 0; j < m; ++j)
-                visible.push_back(at(pattern, b, g * group).visible(in.positions.first_query[b], in.positions.first_key[b] + j));
+            const auto visible = visible_tokens(in, pattern, b, g);
             const auto keys = project_keys(tokens<T>{in.keys, b, g, visible}), values = project_values(tokens<T>{in.values, b, g, visible});
             std::vector<T> k, v;
             for (std::size_t r = 0; r < keys.size(); ++r) {

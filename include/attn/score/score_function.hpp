@@ -1,7 +1,7 @@
 // Score functions: what happens to a scaled score before the softmax.
 #pragma once
 
-#include "../core/tensor_view.hpp"
+#include "../core/gradients.hpp"
 #include "../pattern/pattern.hpp"
 
 #include <cmath>
@@ -126,9 +126,6 @@ template <class F>
 concept ScoreFunction = std::copy_constructible<F> && requires(const F& f, double score, index_t i) {
     { score_at(f, i, i)(score, i, i) } -> std::convertible_to<double>;
 };
-
-/// No gradients: what a score function without parameters has.
-struct no_gradients {};
 
 namespace detail {
 

@@ -68,4 +68,23 @@ void reduce_tokens(const token_rows<T>& tokens, const token_range& range, T* to,
     }
 }
 
+/// row[c] becomes f(row's register from c on, c, present), a register at a time: the same numbers whatever the layout.
+template <class Arch, Scalar T, class F>
+void update_channels(T* row, index_t channel_stride, index_t channels, const F& f) {
+    using lanes = simd::lanes<T, Arch>;
+    for (index_t c = 0; c < channels; c += lanes::size) {
+        const auto present = channels - c;
+        const lanes result = f(load_channels<Arch, T>(row, channel_stride, c, present), c, present);
+        if (channel_stride == 1 && present >= lanes::size) {
+            result.store(row + c);
+        } else if (channel_stride == 1) {
+            result.store_first(row + c, present);
+        } else {
+            T numbers[lanes::size];
+            result.store(numbers);
+            for (index_t l = 0; l < std::min<index_t>(present, lanes::size); ++l) row[(c + l) * channel_stride] = numbers[l];
+        }
+    }
+}
+
 } // namespace attn::kernel

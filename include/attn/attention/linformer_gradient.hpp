@@ -1,0 +1,179 @@
+// How Linformer's gradient runs: softmax attention's on the projected keys and values, then what projected them, backwards.
+#pragma once
+
+#include "linformer_work.hpp"
+
+namespace attn::inline ATTN_INSTRUCTION_SET {
+
+namespace detail {
+
+/// Calls f(name, gradient, parameter) for each parameter of a projection that has any.
+template <class P, class G>
+void for_each_gradient(const P& projection, const G& wanted, const auto& f) {
+    if constexpr (!std::same_as<G, no_gradients>) projection.for_each_gradient(wanted, f);
+}
+
+/// Calls check(name, view, shape) for each gradient. Throws attention_error where there is no such parameter, or channels do not lie side by side.
+template <Scalar T, class P, class G>
+void check_projection_gradients(std::string_view operation, std::string_view member, const P& projection, const G& wanted, const auto& check) {
+    static_assert(DifferentiableProjection<P, T>, "attn: a projection has no gradient of such tokens (see attn::DifferentiableProjection)");
+    for_each_gradient(projection, wanted, [&](std::string_view own, const tensor_view<T>& view, const tensor_view<const T>& parameter) {
+        const nested_name argument(member, own);
+        if (view.data() && !parameter.data()) throw argument_error(operation, argument, "is asked for, but there is no such parameter");
+        check(argument, view, parameter.shape());
+        if (view.data() && view.shape().channels > 1 && view.strides().channels != 1)
+            throw shape_error(operation, argument, "of shape " + to_string(view.shape()) + " needs contiguous channels");
+    });
+}
+
+template <Scalar T>
+void fill_zero(const tensor_view<T>& view) {
+    const auto& s = view.shape();
+    for (index_t b = 0; view.data() && b < s.batch; ++b)
+        for (index_t h = 0; h < s.heads; ++h)
+            for (index_t i = 0; i < s.tokens; ++i)
+                for (index_t c = 0; c < s.channels; ++c) view(b, h, i, c) = T{0};
+}
+
+/// The memory of the gradient of a call, and its steps for some heads of keys and values:
+///     k' = E k and v' = F v again,      dq, dk', dv' by softmax attention,      dk = E^T dk',  dE = dk' k^T,      dv = F^T dv',  dF = dv' v^T
+/// A parameter's gradient is a sum over batch entries, then the heads that share it, then keys before values, in this order whatever the threads.
+template <Scalar T, class Op, class Arch>
+struct linformer_gradient_work {
+    using softmax = kernel::softmax_gradient_scheduler<T, Arch>;
+    using work = linformer_work<T, Op, Arch>;
+    using part = typename work::part;
+
+    std::size_t task_bytes;
+    work projected;
+    tensor_view<T> keys, values; ///< the gradients of what was projected
+
+    linformer_gradient_work(scratch& memory, const Op& op, const input_shapes& s, index_t concurrency)
+        : task_bytes(bytes_of_task(op, s)), projected(memory, op, s, concurrency, shared_bytes(op, s, concurrency, task_bytes)) {
+        const auto like = [&](const tensor_view<T>& t) {
+            const auto& own = t.shape();
+            return head_major(memory.take<T>(own.batch, own.heads, own.tokens, own.channels), own);
+        };
+        keys = like(projected.keys);
+        values = like(projected.values);
+    }
+
+    template <class G>
+    static void clear_parameters(const Op& op, const G& wanted) {
+        const auto clear = [](std::string_view, const tensor_view<T>& view, const auto&) { fill_zero(view); };
+        for_each_gradient(op.key_projection, wanted.key_projection, clear);
+        for_each_gradient(op.for_values(), for_values(wanted), clear);
+    }
+    static void clear(const input_gradients<T>& wanted) {
+        for (const auto* view : {&wanted.queries, &wanted.keys, &wanted.values}) fill_zero(*view);
+    }
+
+    /// Everything for a part.
+    template <class G>
+    void find_some(const Op& op, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const G& wanted, const execution& run,
+                   const part& p) const {
+        projected.project_some(op, in, run, p);
+        const bool of_keys = any_wanted(op.key_projection, wanted.key_projection), of_values = any_wanted(op.for_values(), for_values(wanted));
+        const auto some = [&](const auto& t) { return work::of_queries(t, p, in); };
+        const auto if_wanted = [&](const tensor_view<T>& t, bool is) { return is ? projected.of_part(t, p) : tensor_view<T>{}; };
+        const inputs<T> projected_in = projected.projected(in, p);
+        const saved_outputs<T> saved_of_part{some(saved.values), some(saved.log_sum_exp)};
+        const output_gradients<T> given_of_part{some(given.values), some(given.log_sum_exp)};
+        const input_gradients<T> found{some(wanted.queries), if_wanted(keys, of_keys || wanted.keys.data()), if_wanted(values, of_values || wanted.values.data())};
+        projected.with_visible(op, in, p, projected_in, [&](const auto& visible, T factor) {
+            softmax()({projected_in, saved_of_part, given_of_part, found, visible, nullptr, factor, nullptr}, {}, {}, false, run);
+        });
+
+        const side of_k{op.key_projection, wanted.key_projection, in.keys, keys, wanted.keys};
+        const side of_v{op.for_values(), for_values(wanted), in.values, values, wanted.values};
+        run.for_each(p.entries * p.kv_heads * 2, [&](index_t task, index_t slice) {
+            if (task % 2 == 0)
+                find_tokens(of_k, p, task / 2, slice);
+            else
+                find_tokens(of_v, p, task / 2, slice);
+        });
+        const auto key_parts = of_keys ? parts_of(of_k) : 0, value_parts = of_values && !shares ? parts_of(of_v) : 0;
+        run.for_each(key_parts + value_parts, [&](index_t task, index_t slice) {
+            for (index_t head = 0; head < p.entries * p.kv_heads; ++head) {
+                if (task < key_parts) add_parameters(of_k, p, head, task, slice);
+                if (shares || task >= key_parts) add_parameters(of_v, p, head, shares ? task : task - key_parts, slice);
+            }
+        });
+    }
+
+private:
+    static constexpr bool shares = std::same_as<decltype(Op::value_projection), shared_projection>;
+
+    /// The keys, or the values.
+    template <class P, class G>
+    struct side {
+        const P& projection;
+        const G& wanted;
+        const tensor_view<const T>& from;
+        const tensor_view<T>& given; ///< of what was projected
+        const tensor_view<T>& to;    ///< of the tokens
+    };
+
+    template <class G>
+    static const auto& for_values(const G& wanted) {
+        if constexpr (shares)
+            return wanted.key_projection;
+        else
+            return wanted.value_projection;
+    }
+    template <class P, class G>
+    static bool any_wanted(const P& projection, const G& wanted) {
+        bool any = false;
+        for_each_gradient(projection, wanted, [&](std::string_view, const tensor_view<T>& view, const auto&) { any = any || view.data(); });
+        return any;
+    }
+    static std::size_t bytes_of_task(const Op& op, const input_shapes& s) {
+        const auto bytes = std::max(op.key_projection.template backward_workspace_bytes<T>(s.keys.tokens, s.keys.channels),
+                                    op.for_values().template backward_workspace_bytes<T>(s.keys.tokens, s.values.channels));
+        return (bytes + alignment - 1) / alignment * alignment;
+    }
+    static std::size_t shared_bytes(const Op& op, const input_shapes& s, index_t concurrency, std::size_t of_task) {
+        auto projected = s;
+        projected.keys.tokens = projected.values.tokens = projected_shape<T>(op.key_projection, s.keys).tokens;
+        return std::max(softmax::workspace_bytes(projected, concurrency, false), of_task * static_cast<std::size_t>(concurrency));
+    }
+    template <class P, class G>
+    index_t parts_of(const side<P, G>& s) const {
+        if constexpr (std::same_as<G, no_gradients>)
+            return 0;
+        else
+            return s.projection.gradient_parts(projected.tokens);
+    }
+
+    /// f(tokens, kv_head, row, count, given, memory) for the runs of projected rows of a head of the part.
+    template <class P, class G>
+    void for_each_run(const side<P, G>& s, const part& p, index_t head, index_t slice, const auto& f) const {
+        const auto b = p.b + head / p.kv_heads, g = p.g + head % p.kv_heads, channels = s.given.shape().channels;
+        const auto one_head = some_heads(s.from, b, 1, g, 1);
+        const auto x = projected.tokens_of(one_head, head);
+        projected.for_each_kept(head, 0, projected.max_rows, [&](index_t row, index_t count, index_t first) {
+            scratch own(projected.shared + task_bytes * static_cast<std::size_t>(slice));
+            f(x, g, row, count, kernel::row_block<const T>{s.given.data() + (head * projected.max_rows + first) * channels, channels, 1}, own);
+        });
+    }
+    template <class P, class G>
+    void find_tokens(const side<P, G>& s, const part& p, index_t head, index_t slice) const {
+        if (!s.to.data()) return;
+        const auto own = some_heads(s.to, p.b + head / p.kv_heads, 1, p.g + head % p.kv_heads, 1);
+        fill_zero(own);
+        for_each_run(s, p, head, slice, [&](const auto& x, index_t g, index_t row, index_t count, const auto& given, scratch& memory) {
+            s.projection.add_token_gradients(x, g, row, count, given, kernel::rows_of(own, 0, 0), memory);
+        });
+    }
+    template <class P, class G>
+    void add_parameters(const side<P, G>& s, const part& p, index_t head, index_t number, index_t slice) const {
+        if constexpr (!std::same_as<G, no_gradients>)
+            for_each_run(s, p, head, slice, [&](const auto& x, index_t g, index_t row, index_t count, const auto& given, scratch& memory) {
+                s.projection.add_parameter_gradients(x, g, row, count, given, number, s.wanted, memory);
+            });
+    }
+};
+
+} // namespace detail
+
+} // namespace attn

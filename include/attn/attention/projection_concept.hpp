@@ -1,0 +1,109 @@
+// What a projection of tokens along the sequence is, and one that has a gradient.
+#pragma once
+
+#include "../core/borrowed.hpp"
+#include "../core/gradients.hpp"
+#include "../core/output_memory.hpp"
+#include "../kernel/gemm/matrix_product.hpp"
+#include "../kernel/projection/token_rows.hpp"
+
+namespace attn::inline ATTN_INSTRUCTION_SET {
+
+/// What a projection is about to be used on; errors name the operation and the argument.
+struct projection_context {
+    std::string_view operation, argument;
+    index_t heads, tokens, channels;
+
+    /// Throws shape_error.
+    [[noreturn]] void refuse(const std::string& problem) const { throw shape_error(operation, argument, problem); }
+    /// Throws shape_error unless a parameter's heads are 1, shared by all, or as many as the tokens have.
+    void require_heads(std::string_view parameter, const shape& s) const {
+        if (s.heads != 1 && s.heads != heads)
+            refuse(std::string(parameter) + " has shape " + to_string(s) + ", but there are " + std::to_string(heads) +
+                   " heads of keys and values");
+    }
+};
+
+/// Turns the m tokens of each batch entry and head, rows of channels, into fewer rows of as many channels. What a user's own needs:
+/// - `size(head, m)`: how many rows there will be.
+/// - `range(head, row, m)`: the tokens first .. end - 1 that a projected row may read. A row none of whose tokens is visible is left out.
+/// - `project(tokens, head, first, count, to, memory)`: writes the projected rows first .. first + count - 1 to the rows of `to`, of
+///   contiguous channels. It reads visible tokens only; each of those rows has one. Allocates nothing: `memory` is scratch of
+///   workspace_bytes.
+/// - `workspace_bytes<T>(m, channels)`: of one call of `project`, whatever the number of rows.
+/// - `check(context)`: throws, by context.refuse, if the parameters do not fit.
+/// Optional: `check_apart(out)`, if it refers to memory: see output_memory.
+template <class P, class T>
+concept Projection = Scalar<T> && requires(const P& p, const kernel::token_rows<T>& tokens, const kernel::row_block<T>& to,
+                                           detail::scratch& memory, const projection_context& context, index_t i) {
+    { p.size(i, i) } -> std::same_as<index_t>;
+    { p.range(i, i, i) } -> std::same_as<kernel::token_range>;
+    p.project(tokens, i, i, i, to, memory);
+    { p.template workspace_bytes<T>(i, i) } -> std::same_as<std::size_t>;
+    p.check(context);
+};
+
+/// A projection with a gradient, which projected attention needs to have one. What a user's own adds to the above:
+/// - `gradients<T>`: a view, which may have no memory, for each parameter that has a gradient; no_gradients if none has.
+/// - `add_token_gradients(tokens, head, first, count, given, to, memory)`: adds to the rows of `to`, of any strides, one for each token, what the
+///   projected rows first .. first + count - 1, whose gradients are the rows of `given`, of contiguous channels, give to the visible tokens.
+/// - `backward_workspace_bytes<T>(m, channels)`: of `memory`, in one call of any of these.
+/// And with parameters:
+/// - `for_each_gradient(wanted, f)`: calls f("wanted.matrix", wanted.matrix, matrix) for each, gradient and parameter.
+/// - `gradient_parts(m)`, `add_parameter_gradients(tokens, head, first, count, given, part, wanted, memory)`: the same for the gradients that are
+///   wanted, whose channels are contiguous. They are cut into that many parts, no number is in two; this adds to one.
+template <class P, class T>
+concept DifferentiableProjection =
+    Projection<P, T> && requires(const P& p, const kernel::token_rows<T>& tokens, const kernel::row_block<const T>& given, const kernel::row_block<T>& to,
+                                 const typename P::template gradients<T>& wanted, detail::scratch& memory, index_t i) {
+        p.add_token_gradients(tokens, i, i, i, given, to, memory);
+        { p.template backward_workspace_bytes<T>(i, i) } -> std::same_as<std::size_t>;
+        requires std::same_as<typename P::template gradients<T>, no_gradients> || requires {
+            p.for_each_gradient(wanted, [](std::string_view, const tensor_view<T>&, const tensor_view<const T>&) {});
+            { p.gradient_parts(i) } -> std::same_as<index_t>;
+            p.add_parameter_gradients(tokens, i, i, i, given, i, wanted, memory);
+        };
+    };
+
+namespace detail {
+
+/// Whether a projection says what its gradients are; of which tokens, the concept asks.
+template <class P>
+concept HasProjectionGradients = requires { typename P::template gradients<float>; };
+
+/// The rows of a parameter (any, heads or 1, rows, columns) from one on, of a head; of none, none.
+template <class T>
+kernel::row_block<T> rows_of_head(const tensor_view<T>& parameter, index_t head, index_t first = 0, index_t plane = 0) {
+    if (!parameter.data()) return {nullptr, 0, 0};
+    return {parameter.row(plane, parameter.shape().heads == 1 ? 0 : head, first), parameter.strides().tokens, parameter.strides().channels};
+}
+
+/// All tasks of a product, one after the other.
+template <Scalar T, class Arch>
+void run_tasks(const kernel::matrix_product<T, Arch>& product, const scratch& memory, const kernel::row_block<const T>& a, const kernel::row_block<const T>& b,
+               const kernel::row_block<const T>& start, const kernel::row_block<T>& c, const auto&... terms) {
+    for (index_t task = 0; task < product.task_count(); ++task) {
+        auto own = memory;
+        product.run_task(task, own, a, b, start, c, terms...);
+    }
+}
+
+} // namespace detail
+
+/// The shape of projected tokens: as many rows as the head with most has.
+template <Scalar T, Projection<T> P>
+shape projected_shape(const P& projection, const shape& tokens) {
+    auto s = tokens;
+    s.tokens = 0;
+    for (index_t h = 0; h < tokens.heads; ++h) s.tokens = std::max(s.tokens, projection.size(h, tokens.tokens));
+    return s;
+}
+
+namespace detail {
+
+/// A head's projected rows are made by so many at a time, each of which reads all of its tokens.
+inline constexpr index_t projected_rows_of_task = 384;
+
+} // namespace detail
+
+} // namespace attn
