@@ -39,7 +39,8 @@ struct linformer_work {
     tensor_view<T> keys, values;
 
     /// least: bytes that `shared` has in any case.
-    linformer_work(scratch& memory, const Op& op, const input_shapes& s, index_t concurrency, std::size_t least = 0) : tokens(s.keys.tokens), max_rows(projected_shape<T>(op.key_projection, s.keys).tokens) {
+    linformer_work(scratch& memory, const Op& op, const input_shapes& s, index_t concurrency, std::size_t least = 0)
+        : tokens(s.keys.tokens), max_rows(projected_shape<T>(op.key_projection, s.keys).tokens) {
         const auto row_size = s.keys.channels + s.values.channels;
         const auto bytes_of_head = product(max_rows, row_size, static_cast<index_t>(sizeof(T)));
         const auto at_once = std::max(concurrency, (index_t{1} << 18) / std::max<index_t>(1, bytes_of_head));
