@@ -204,7 +204,11 @@ TEST_CASE("every gradient's definition is what finite differences say", "[confor
     });
 }
 
-TEST_CASE("every gradient: accuracy on some problems", "[conformance][portable]") { check_gradients(sample_problems(14, 11)); }
+TEST_CASE("every gradient: accuracy on small problems", "[conformance][portable]") {
+    auto problems = sample_problems(14, 11);
+    std::erase_if(problems, [](const problem& p) { return p.batch * p.heads * p.queries * p.keys > 8000; });
+    check_gradients(problems);
+}
 
 TEST_CASE("every gradient: accuracy at the edges of registers and tiles", "[conformance]") { check_gradients(sample_problems(24, 12)); }
 

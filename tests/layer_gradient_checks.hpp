@@ -351,4 +351,65 @@ void check_layer_gradients(const parameters& weights, Make make, const shape& to
     check.bits();
 }
 
+/// Random weights by names that end in ".weight" and ".bias".
+class random_weights {
+public:
+    random_weights& linear(const std::string& name, index_t outputs, index_t inputs, bool has_bias = true) {
+        random_linear<double>(*weights_, "layer" + name, outputs, inputs, has_bias);
+        return *this;
+    }
+    random_weights& norm(const std::string& name, index_t channels, bool has_bias = true) {
+        const auto seed = static_cast<unsigned>(std::hash<std::string>()(name));
+        add_random<double>(*weights_, "layer" + name + ".weight", {channels}, seed);
+        if (has_bias) add_random<double>(*weights_, "layer" + name + ".bias", {channels}, seed + 1);
+        return *this;
+    }
+    random_weights& tensor(const std::string& name, const parameters::extents& size) {
+        add_random<double>(*weights_, "layer" + name, size, 5);
+        return *this;
+    }
+    random_weights& attention(const std::string& name, index_t channels, index_t heads, index_t kv_heads, index_t d_k, index_t d_v, index_t context_channels = 0) {
+        const auto from = context_channels > 0 ? context_channels : channels;
+        linear(name + ".q", heads * d_k, channels).linear(name + ".k", kv_heads * d_k, from).linear(name + ".v", kv_heads * d_v, from);
+        return linear(name + ".out", channels, heads * d_v);
+    }
+    random_weights& feed_forward(const std::string& name, index_t channels, index_t hidden, bool gated = false) {
+        linear(name + ".up", hidden, channels).linear(name + ".down", channels, hidden);
+        return gated ? linear(name + ".gate", hidden, channels) : *this;
+    }
+    operator const parameters&() const { return *weights_; }
+
+private:
+    std::shared_ptr<parameters> weights_ = std::make_shared<parameters>();
+};
+
+// Layers of such weights.
+
+template <Scalar T>
+linear<T> linear_of(parameters& weights, const std::string& name) {
+    const auto& size = weights.size(name + ".weight");
+    return weights.get_linear<T>(name, size[0], size[1]);
+}
+template <Scalar T, class F = gelu>
+feed_forward<T, F> feed_forward_of(parameters& weights, const std::string& name) {
+    feed_forward<T, F> layer{.up = linear_of<T>(weights, name + ".up"), .down = linear_of<T>(weights, name + ".down")};
+    if (weights.contains(name + ".gate.weight")) layer.gate = linear_of<T>(weights, name + ".gate");
+    return layer;
+}
+template <Scalar T, class A = softmax_attention<>, class R = identity_reduction, class N = identity_norm<T>>
+multi_head<T, A, R, N> multi_head_of(parameters& weights, const std::string& name, index_t heads, index_t kv_heads, const A& attention = {}) {
+    return {.heads = heads,
+            .kv_heads = kv_heads,
+            .q = linear_of<T>(weights, name + ".q"),
+            .k = linear_of<T>(weights, name + ".k"),
+            .v = linear_of<T>(weights, name + ".v"),
+            .out = linear_of<T>(weights, name + ".out"),
+            .attention = attention};
+}
+template <Scalar T>
+layer_norm<T> layer_norm_of(parameters& weights, const std::string& name) {
+    const auto channels = weights.size(name + ".weight")[0];
+    return {weights.get_vector<T>(name + ".weight", channels), weights.get_vector<T>(name + ".bias", channels)};
+}
+
 } // namespace attn::testing

@@ -2,10 +2,11 @@
 #include "linear_bounds.hpp"
 #include "operators.hpp"
 
+#include <attn/attention/backward.hpp>
 #include <attn/attention/linear_attention.hpp>
 #include <attn/pattern/lengths.hpp>
 #include <attn/pattern/prefix.hpp>
-#include <attn/reference/linear_attention.hpp>
+#include <attn/reference/linear_gradients.hpp>
 #include <attn/reference/widen.hpp>
 
 namespace attn::fuzz {
@@ -33,18 +34,36 @@ operation<T> linear_operation(const linear_attention<F, P>& op, const std::share
     result.reference = [own](const inputs<double>& in, const outputs<double>& out) {
         reference::linear_attention<double>(in, out, own->op.feature_map, own->op.pattern, own->op.normalise, own->op.eps, own->op.scale);
     };
-    result.bounds = [own](const inputs<T>& in, const outputs<double>& bounds) {
+    const linear_terms terms{.feature = [own](double x) { return static_cast<double>(own->op.feature_map(x)); },
+                             .sees = [own](index_t b, index_t h, index_t i, index_t j) -> bool { return attn::at(own->op.pattern, b, h).visible(i, j); },
+                             .normalise = op.normalise,
+                             .eps = op.eps,
+                             .scale = op.scale,
+                             .feature_error = 8 * unit_of<T>, // an exponential and a sum
+                             .slope = [own](double x) { return detail::differentiated(own->op.feature_map, x).derivative; },
+                             .unit = unit_of<T>,
+                             .least = static_cast<double>(std::numeric_limits<T>::min())};
+    const auto widened = [](const inputs<T>& in, const auto& then) {
         const auto q = reference::widen(in.queries), k = reference::widen(in.keys), v = reference::widen(in.values);
-        const auto& o = own->op;
-        linear_bounds({q, k, v, in.positions}, bounds.values,
-                      {.feature = [&](double x) { return static_cast<double>(o.feature_map(x)); },
-                       .sees = [&](index_t b, index_t h, index_t i, index_t j) -> bool { return attn::at(o.pattern, b, h).visible(i, j); },
-                       .normalise = o.normalise,
-                       .eps = o.eps,
-                       .scale = o.scale,
-                       .feature_error = 8 * unit_of<T>, // an exponential and a sum
-                       .unit = unit_of<T>,
-                       .least = static_cast<double>(std::numeric_limits<T>::min())});
+        then(inputs<double>{q, k, v, in.positions});
+    };
+    result.bounds = [=](const inputs<T>& in, const outputs<double>& bounds) {
+        widened(in, [&](const inputs<double>& wide) { linear_bounds(wide, bounds.values, terms); });
+    };
+    result.backward = [own](const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const testing::wanted_gradients<T>& wanted,
+                            const execution& run) { attn::backward(own->op, in, saved, given, wanted, run); };
+    result.backward_workspace_bytes = [own](const input_shapes& s, index_t concurrency) { return own->op.template backward_workspace_bytes<T>(s, concurrency); };
+    result.parameter_shapes = [](const input_shapes&) { return std::vector<shape>(); };
+    result.reference_gradients = [own](const inputs<double>& in, const output_gradients<double>& given, const testing::wanted_gradients<double>& wanted) {
+        reference::linear_gradients<double>(in, given.values, wanted, own->op.feature_map, own->op.pattern, own->op.normalise, own->op.eps, own->op.scale);
+    };
+    result.gradient_bounds = [=](const inputs<T>& in, const output_gradients<double>& given, const outputs<double>& exact,
+                                 const testing::wanted_gradients<double>& bounds) {
+        tensor<double> errors(exact.values.shape());
+        widened(in, [&](const inputs<double>& wide) {
+            linear_bounds(wide, errors, terms);
+            linear_gradient_bounds(wide, given.values, exact.values, errors, bounds, terms);
+        });
     };
     return result;
 }
