@@ -1,10 +1,11 @@
-// Norms: how fast they are beside a copy of the same bytes, beside Eigen, and beside no norm at all.
+// Norms: how fast they are beside a copy of as many bytes, beside Eigen, and beside no norm at all.
 //     norm/<norm>/rows:4096/channels:768/threads:1          in a cache that holds input and output, if it does
 //     norm/<norm>/rows:4096/channels:768/memory/threads:1   from memory: a different one of many inputs and outputs in every call
 #include "bench_report.hpp"
 #include "measure.hpp"
 #include "read_bandwidth.hpp"
 
+#include "attn/norm/backward.hpp"
 #include "attn/norm/fold.hpp"
 #include "attn/norm/layer_norm.hpp"
 #include "attn/norm/rep_batch_norm.hpp"
@@ -28,7 +29,7 @@ using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMa
 struct norm_problem {
     index_t rows, channels;
     std::vector<tensor<float>> in, out;
-    std::vector<float> weight, bias;
+    std::vector<float> weight, bias, of_weight = {}, of_bias = {};
     std::vector<double> mean, variance;
     std::size_t at = 0;
 
@@ -50,16 +51,32 @@ struct norm_problem {
     }
     void next() { at = (at + 1) % in.size(); }
     const tensor<float>& x() const { return in[at]; }
+    /// The gradient of a loss: another tensor, from memory.
+    const tensor<float>& given() const { return in[(at + 1) % in.size()]; }
     tensor<float>& y() { return out[at]; }
-    double bytes() const { return 8.0 * static_cast<double>(rows * channels); }
+    double bytes(int tensors) const { return 4.0 * tensors * static_cast<double>(rows * channels); }
 };
 
-using call = std::function<void(norm_problem&, const execution&)>;
+/// What is timed, and how many tensors of the problem's size it reads or writes.
+struct call {
+    std::function<void(norm_problem&, const execution&)> run;
+    int tensors = 2;
+};
 
 /// A norm, through the front door.
 template <class F>
 call ours(F make) {
-    return [make](norm_problem& p, const execution& run) { normalise(make(p), p.x(), p.y(), run); };
+    return {[make](norm_problem& p, const execution& run) { normalise(make(p), p.x(), p.y(), run); }};
+}
+/// The gradients of the input, the weight and the bias.
+template <class F>
+call gradient_of(F make) {
+    return {[make](norm_problem& p, const execution& run) {
+                p.of_weight.resize(p.weight.size());
+                p.of_bias.resize(p.bias.size());
+                backward(make(p), p.x(), p.given(), {p.y(), p.of_weight, p.of_bias}, run);
+            },
+            3};
 }
 layer_norm<float> layer_norm_of(const norm_problem& p) { return {p.weight, p.bias}; }
 rms_norm<float> rms_norm_of(const norm_problem& p) { return {p.weight}; }
@@ -89,7 +106,7 @@ void copy(norm_problem& p, const execution&) {
     std::memcpy(p.y().data(), p.x().data(), static_cast<std::size_t>(p.x().shape().size()) * sizeof(float));
 }
 
-/// Times the call between copies of the same bytes: `vs_memcpy` is its speed as a multiple of theirs.
+/// Times the call between copies: `vs_memcpy` is its speed as a multiple of theirs, in bytes.
 void time_beside_memcpy(benchmark::State& state, index_t rows, index_t channels, bool from_memory, index_t threads, const call& timed) {
     label(state);
     norm_problem p(rows, channels, from_memory);
@@ -101,13 +118,13 @@ void time_beside_memcpy(benchmark::State& state, index_t rows, index_t channels,
         p.next();
         copying += seconds_of([&] { copy(p, run); });
         p.next();
-        const auto seconds = seconds_of([&] { timed(p, run); });
+        const auto seconds = seconds_of([&] { timed.run(p, run); });
         working += seconds;
         state.SetIterationTime(seconds);
     }
-    state.counters["bytes_per_second"] = p.bytes() * static_cast<double>(state.iterations()) / working;
-    state.counters["vs_memcpy"] = copying / working;
-    state.counters["bytes"] = p.bytes();
+    state.counters["bytes_per_second"] = p.bytes(timed.tensors) * static_cast<double>(state.iterations()) / working;
+    state.counters["vs_memcpy"] = copying / working * p.bytes(timed.tensors) / p.bytes(2);
+    state.counters["bytes"] = p.bytes(timed.tensors);
     if (from_memory) state.counters["bandwidth"] = state.counters["bytes_per_second"] / read_bandwidth(pool);
 }
 
@@ -158,9 +175,10 @@ const bool added = [] {
             add("batch_norm", 4096, 768, from_memory, threads, batch);
             add("rep_batch_norm", 4096, 768, from_memory, threads, rep);
             if (threads > 1) continue;
-            add("eigen_layer_norm", 4096, 768, from_memory, threads, eigen_layer_norm);
-            add("eigen_batch_norm", 4096, 768, from_memory, threads, eigen_batch_norm);
+            add("eigen_layer_norm", 4096, 768, from_memory, threads, {eigen_layer_norm});
+            add("eigen_batch_norm", 4096, 768, from_memory, threads, {eigen_batch_norm});
         }
+    for (const index_t threads : {1, 2}) add("layer_norm_backward", 4096, 768, true, threads, gradient_of(layer_norm_of));
     add_before_linear("deit_tiny", 8 * 197, 192);
     for (const auto& [tokens, channels] : {std::pair<index_t, index_t>{3136, 96}, {784, 192}, {196, 384}, {49, 768}})
         add_before_linear("swin_tiny", 8 * tokens, channels);
