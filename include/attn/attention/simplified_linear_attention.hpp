@@ -2,10 +2,8 @@
 #pragma once
 
 #include "../kernel/linear/gradient.hpp"
-#include "backward.hpp"
-#include "depthwise_backward.hpp"
 #include "feature_map.hpp"
-#include "linear_checks.hpp"
+#include "local_backward.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
@@ -56,25 +54,12 @@ struct simplified_linear_attention {
         kernel_of<T>(queries, keys, pattern, {.eps = eps}, local<T>().term(in))(in, out, run, run.workspace().bytes().data());
     }
 
-    /// Those of the inputs, and of what the operator refers to, in the same shapes.
+    /// Those of the inputs, and of what the operator refers to.
     template <Scalar T>
-    struct gradients : input_gradients<T> {
-        tensor_view<T> positional_encoding = {}; ///< summed over what it is repeated for
-        depthwise_gradients<T> convolution = {}; ///< its input: convolution_input, if that is not the values
-    };
+    using gradients = local_gradients<T>;
     template <Scalar T>
     void check_gradients(const inputs<T>&, const gradients<T>& wanted, const auto& check) const {
-        const auto absent = [](std::string_view argument, const auto& view, bool there) {
-            if (view.data() && !there) throw argument_error(name, argument, "is asked for, but the operator has none");
-        };
-        absent("wanted.positional_encoding", wanted.positional_encoding, positional_encoding.data());
-        absent("wanted.convolution.input", wanted.convolution.input, convolution_input.data());
-        absent("wanted.convolution.weights", wanted.convolution.weights, convolution.present());
-        absent("wanted.convolution.bias", wanted.convolution.bias, !convolution.bias.empty());
-        check("wanted.positional_encoding", wanted.positional_encoding, positional_encoding.shape());
-        check("wanted.convolution.input", wanted.convolution.input, convolution_input.shape());
-        check("wanted.convolution.weights", wanted.convolution.weights, convolution.weights.shape());
-        check("wanted.convolution.bias", detail::as_row(wanted.convolution.bias), shape{.tokens = 1, .channels = std::ssize(convolution.bias)});
+        local_backward<T>().check_gradients(name, wanted, check);
     }
     template <Scalar T>
     std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {
@@ -85,23 +70,14 @@ struct simplified_linear_attention {
     template <Scalar T>
     void backward(const inputs<T>& in, const saved_outputs<T>&, const output_gradients<T>& given, const gradients<T>& wanted, const execution& run) const {
         if constexpr (std::same_as<T, U>) {
-            const auto s = shapes_of(in);
             detail::scratch memory(run.workspace().bytes().data());
-            const gradient_work<T> work(memory, *this, s, run.concurrency());
+            const gradient_work<T> work(memory, *this, shapes_of(in), run.concurrency());
+            const auto local = local_backward<T>();
             input_gradients<T> of_inputs = wanted;
             if (!of_inputs.keys.data() && wanted.positional_encoding.data()) of_inputs.keys = work.of_keys;
             kernel::linear_gradient<T, Arch, relu, P>()({in, given.values, of_inputs, relu{}, pattern, positional_encoding, {.eps = eps}}, run);
-            if (wanted.positional_encoding.data()) sum_repeated(of_inputs.keys, wanted.positional_encoding, run);
-            if (!convolution.present()) return;
-            const auto term = local<T>().term(in);
-            const auto grid = convolution.grid(s.queries.tokens);
-            const kernel::linear_order<T, P> order{in, pattern};
-            const auto& of_convolution = wanted.convolution;
-            const auto weights = of_convolution.weights.data() ? convolution.kernels_of(of_convolution.weights, s.values.channels) : tensor_view<T>{};
-            kernel::depthwise_backward<T, U, Arch>(grid, term.input.shape(), given.values.shape())(
-                {grid, convolution.kernels(s.values.channels), convolution.bias}, term.input, given.values,
-                {term.reads_values ? wanted.values : of_convolution.input, weights, of_convolution.bias, term.reads_values},
-                [&](index_t b) { return term.reads_values ? order.ever_seen(b) : s.queries.tokens; }, run.workspace().bytes().data(), run);
+            if (wanted.positional_encoding.data()) local.sum_repeated(of_inputs.keys, wanted.positional_encoding, run);
+            local(in, pattern, given.values, wanted, run);
         }
     }
 
@@ -112,29 +88,11 @@ private:
         tensor_view<T> of_keys;
 
         gradient_work(detail::scratch& memory, const simplified_linear_attention& op, const input_shapes& s, index_t concurrency) {
-            std::size_t bytes = kernel::linear_gradient<T, Arch, relu, P>::workspace_bytes(s, concurrency);
-            const auto& read = op.convolution_input.data() ? op.convolution_input.shape() : s.values;
-            if (op.convolution.present())
-                bytes = std::max(bytes, kernel::depthwise_backward<T, U, Arch>(op.convolution.grid(s.queries.tokens), read, op.output_shape(s)).workspace_bytes(concurrency));
-            memory.take<std::byte>(static_cast<index_t>(bytes));
+            memory.take<std::byte>(static_cast<index_t>(std::max(kernel::linear_gradient<T, Arch, relu, P>::workspace_bytes(s, concurrency),
+                                                                 op.template local_backward<T>().workspace_bytes(s, op.output_shape(s), concurrency))));
             if (op.positional_encoding.data()) of_keys = head_major(memory.take<T>(s.keys.size()), s.keys);
         }
     };
-    /// to = from, summed over the batch entries and heads that it is repeated for.
-    template <Scalar T>
-    static void sum_repeated(const tensor_view<T>& from, const tensor_view<T>& to, const execution& run) {
-        const auto &all = from.shape(), &s = to.shape();
-        run.for_each(s.batch * s.heads, [&](index_t plane, index_t) {
-            const auto entry = plane / s.heads, head = plane % s.heads;
-            for (index_t i = 0; i < s.tokens; ++i)
-                for (index_t c = 0; c < s.channels; ++c) {
-                    T sum = 0;
-                    for (auto b = s.batch == 1 ? 0 : entry; b < (s.batch == 1 ? all.batch : entry + 1); ++b)
-                        for (auto h = s.heads == 1 ? 0 : head; h < (s.heads == 1 ? all.heads : head + 1); ++h) sum += from(b, h, i, c);
-                    to(entry, head, i, c) = sum;
-                }
-        });
-    }
 
     template <Scalar T>
     using query_features = kernel::mapped_features<T, Arch, relu>;
@@ -146,6 +104,10 @@ private:
     template <Scalar T>
     detail::local_arguments<T, U, Arch> local() const {
         return {convolution, convolution_input, positional_encoding};
+    }
+    template <Scalar T>
+    detail::local_backward<T, U, Arch> local_backward() const {
+        return {local<T>()};
     }
 };
 

@@ -1,0 +1,80 @@
+// The gradient of what a linear attention of vision transformers has besides queries, keys and values: its convolution and its encoding.
+#pragma once
+
+#include "backward.hpp"
+#include "depthwise_backward.hpp"
+#include "linear_checks.hpp"
+
+namespace attn::inline ATTN_INSTRUCTION_SET {
+
+/// The gradients of the inputs of a linear attention with a convolution, and of what the operator refers to, in the same shapes.
+template <Scalar T>
+struct local_gradients : input_gradients<T> {
+    tensor_view<T> positional_encoding = {}; ///< summed over what it is repeated for
+    depthwise_gradients<T> convolution = {}; ///< its input: convolution_input, if that is not the values
+};
+
+namespace detail {
+
+/// Throws attention_error if a gradient is asked for of what the operator has not.
+inline void check_present(std::string_view operation, std::string_view argument, bool is_wanted, bool is_there) {
+    if (is_wanted && !is_there) throw argument_error(operation, argument, "is asked for, but the operator has none");
+}
+
+template <Scalar T, class U, class Arch>
+struct local_backward {
+    local_arguments<T, U, Arch> of;
+
+    /// What an operator's check_gradients does.
+    void check_gradients(std::string_view operation, const local_gradients<T>& wanted, const auto& check) const {
+        const auto &input = wanted.convolution.input, &weights = wanted.convolution.weights;
+        const auto bias = as_row(wanted.convolution.bias);
+        check_present(operation, "wanted.positional_encoding", wanted.positional_encoding.data(), of.positional_encoding.data());
+        check_present(operation, "wanted.convolution.input", input.data(), of.convolution_input.data());
+        check_present(operation, "wanted.convolution.weights", weights.data(), of.convolution.present());
+        check_present(operation, "wanted.convolution.bias", bias.data(), !of.convolution.bias.empty());
+        check("wanted.positional_encoding", wanted.positional_encoding, of.positional_encoding.shape());
+        check("wanted.convolution.input", input, of.convolution_input.shape());
+        check("wanted.convolution.weights", weights, of.convolution.weights.shape());
+        check("wanted.convolution.bias", bias, shape{.tokens = 1, .channels = std::ssize(of.convolution.bias)});
+    }
+    /// Of the convolution's gradient, at the beginning of the workspace.
+    std::size_t workspace_bytes(const input_shapes& s, const shape& out, index_t concurrency) const {
+        if (!of.convolution.present()) return 0;
+        const auto& read = of.convolution_input.data() ? of.convolution_input.shape() : s.values;
+        return kernel::depthwise_backward<T, U, Arch>(of.convolution.grid(s.queries.tokens), read, out).workspace_bytes(concurrency);
+    }
+    /// of_encoding = of_keys, summed over the batch entries and heads that the encoding is repeated for.
+    static void sum_repeated(const tensor_view<T>& of_keys, const tensor_view<T>& of_encoding, const execution& run) {
+        const auto &all = of_keys.shape(), &s = of_encoding.shape();
+        run.for_each(s.batch * s.heads, [&](index_t plane, index_t) {
+            const auto entry = plane / s.heads, head = plane % s.heads;
+            for (index_t i = 0; i < s.tokens; ++i)
+                for (index_t c = 0; c < s.channels; ++c) {
+                    T sum = 0;
+                    for (auto b = s.batch == 1 ? 0 : entry; b < (s.batch == 1 ? all.batch : entry + 1); ++b)
+                        for (auto h = s.heads == 1 ? 0 : head; h < (s.heads == 1 ? all.heads : head + 1); ++h) sum += of_keys(b, h, i, c);
+                    of_encoding(entry, head, i, c) = sum;
+                }
+        });
+    }
+    /// The convolution's gradients; that of the values it adds to what is there.
+    template <Pattern P>
+    void operator()(const inputs<T>& in, const P& pattern, const tensor_view<const T>& given, const local_gradients<T>& wanted, const execution& run) const {
+        if (!of.convolution.present()) return;
+        const auto tokens = in.queries.shape().tokens, channels = in.values.shape().channels;
+        const auto term = of.term(in);
+        const auto grid = of.convolution.grid(tokens);
+        const kernel::linear_order<T, P> order{in, pattern};
+        const auto& own = wanted.convolution;
+        const auto weights = own.weights.data() ? of.convolution.kernels_of(own.weights, channels) : tensor_view<T>{};
+        kernel::depthwise_backward<T, U, Arch>(grid, term.input.shape(), given.shape())(
+            {grid, of.convolution.kernels(channels), of.convolution.bias}, term.input, given,
+            {term.reads_values ? wanted.values : own.input, weights, own.bias, term.reads_values},
+            [&](index_t b) { return term.reads_values ? order.ever_seen(b) : tokens; }, run.workspace().bytes().data(), run);
+    }
+};
+
+} // namespace detail
+
+} // namespace attn
