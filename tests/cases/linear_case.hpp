@@ -34,8 +34,11 @@ public:
         : made_linear<Op, Reference, Naive>(std::move(made)), gradients(std::move(of)), terms(std::move(sizes)) {}
 
     std::vector<shape> parameter_shapes() const {
-        if constexpr (has_local_term) return {this->op.positional_encoding.shape(), this->op.convolution.weights.shape(), bias_shape(), this->op.convolution_input.shape()};
-        else return {};
+        std::vector<shape> shapes;
+        if constexpr (has_local_term)
+            shapes = {this->op.positional_encoding.shape(), this->op.convolution.weights.shape(), row_of(this->op.convolution.bias), this->op.convolution_input.shape()};
+        if constexpr (has_scales) shapes.push_back(row_of(this->op.scale));
+        return shapes;
     }
     /// As the operator takes them.
     template <Scalar T>
@@ -45,14 +48,17 @@ public:
         if constexpr (has_local_term) {
             const auto there = [&](std::size_t number) { return all.parameter(number).shape().size() > 0 ? all.parameter(number) : tensor_view<T>{}; };
             g.positional_encoding = there(0);
-            g.convolution = {there(3), there(1), {there(2).data(), static_cast<std::size_t>(there(2).shape().size())}};
+            const auto numbers = [&](std::size_t number) { return std::span<T>(there(number).data(), static_cast<std::size_t>(there(number).shape().size())); };
+            g.convolution = {there(3), there(1), numbers(2)};
+            if constexpr (has_scales) g.scale = numbers(4);
         }
         return g;
     }
 
 private:
     static constexpr bool has_local_term = requires(const Op& op) { op.positional_encoding; };
-    shape bias_shape() const { return {.tokens = 1, .channels = std::ssize(this->op.convolution.bias)}; }
+    static constexpr bool has_scales = requires(const Op& op) { std::ssize(op.scale); };
+    static shape row_of(const auto& numbers) { return {.tokens = 1, .channels = std::ssize(numbers)}; }
 };
 
 template <class Op, class Reference, class Naive, class Gradients, class Terms>
@@ -61,19 +67,18 @@ made_with_gradients(made_linear<Op, Reference, Naive>, Gradients, Terms) -> made
 /// The terms of linear attention's gradients: products that cancel where a denominator is, of features f and e,
 ///     dq_i of (|g_i| . |v_j| + |g_i . out_i|) |e_j|,      dk_j of the same times |f_i|,      dv_j of |A_ij| |g_i|,      g_i = dO_i / N_i
 template <class F, class P>
-std::vector<double> linear_terms(const inputs<double>& in, const tensor_view<const double>& given, const F& phi, const P& pattern, bool normalise, double eps,
+std::array<tensor<double>, 3> each_linear_term(const inputs<double>& in, const tensor_view<const double>& given, const F& phi, const P& pattern, bool normalise, double eps,
                                    double scale) {
     const auto [batch, heads, n, d_k] = in.queries.shape();
     const auto [kv_batch, kv_heads, m, d_v] = in.values.shape();
-    std::vector<double> largest(3);
-    tensor<double> of_keys(in.keys.shape()), of_values(in.values.shape());
-    for (auto* t : {&of_keys, &of_values}) std::fill_n(t->data(), t->shape().size(), 0.0);
+    tensor<double> of_queries(in.queries.shape()), of_keys(in.keys.shape()), of_values(in.values.shape());
+    for (auto* t : {&of_queries, &of_keys, &of_values}) std::fill_n(t->data(), t->shape().size(), 0.0);
     for (index_t b = 0; b < batch; ++b)
         for (index_t h = 0; h < heads; ++h)
             for (index_t i = 0; i < n; ++i) {
                 const auto g = h / (heads / kv_heads);
                 const auto sees = [&](index_t j) { return static_cast<bool>(at(pattern, b, h).visible(in.positions.first_query[b] + i, in.positions.first_key[b] + j)); };
-                std::vector<double> weight(static_cast<std::size_t>(m)), size(weight), query(static_cast<std::size_t>(d_k));
+                std::vector<double> weight(static_cast<std::size_t>(m)), size(weight);
                 double sum = eps, of_sum = 0;
                 for (index_t j = 0; j < m; ++j) {
                     if (!sees(j)) continue;
@@ -89,17 +94,23 @@ std::vector<double> linear_terms(const inputs<double>& in, const tensor_view<con
                     const auto at_j = static_cast<std::size_t>(j);
                     const auto of_weight = factor * (size[at_j] + (normalise ? of_sum * factor : 0));
                     for (index_t c = 0; c < d_k; ++c) {
-                        query[static_cast<std::size_t>(c)] += of_weight * std::abs(phi(in.keys(b, g, j, c)));
+                        of_queries(b, h, i, c) += of_weight * std::abs(phi(in.keys(b, g, j, c)));
                         of_keys(b, g, j, c) += of_weight * std::abs(phi(in.queries(b, h, i, c)));
                     }
                     for (index_t c = 0; c < d_v; ++c) of_values(b, g, j, c) += std::abs(weight[at_j] * given(b, h, i, c)) * factor;
                 }
-                for (const auto q : query) largest[0] = std::max(largest[0], q);
             }
-    largest[1] = largest_magnitude(of_keys);
-    largest[2] = largest_magnitude(of_values);
+    return {std::move(of_queries), std::move(of_keys), std::move(of_values)};
+}
+/// The largest of each.
+template <class F, class P>
+std::vector<double> linear_terms(const inputs<double>& in, const tensor_view<const double>& given, const F& phi, const P& pattern, bool normalise, double eps,
+                                 double scale) {
+    std::vector<double> largest;
+    for (const auto& terms : each_linear_term(in, given, phi, pattern, normalise, eps, scale)) largest.push_back(largest_magnitude(terms));
     return largest;
 }
+
 
 template <Scalar T, class Made>
 class linear_instance final : public instance<T> {

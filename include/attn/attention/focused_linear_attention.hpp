@@ -1,9 +1,10 @@
 // Focused linear attention: features sharpened by a power.
 #pragma once
 
-#include "../kernel/linear/focused_features.hpp"
+#include "../kernel/linear/focused_gradient.hpp"
+#include "../kernel/linear/gradient.hpp"
 #include "feature_map.hpp"
-#include "linear_checks.hpp"
+#include "local_backward.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
@@ -14,7 +15,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// over the m keys j that query i sees. Powers are by channel; norms are over the channels of all heads of a token together. DWC and the
 /// positional encoding, which is added to k first, are those of simplified_linear_attention. Patterns: dense and lengths.
 ///
-/// Time: 4 d_k d_v + 2 d_v kernel_height kernel_width flops a token and the powers. Memory: the workspace, with two numbers a token.
+/// Time: 4 d_k d_v + 2 d_v kernel_height kernel_width flops a token and the powers. Memory: the workspace, with two numbers a token; that of
+/// the gradient, with the features and their gradients, 4 d_k numbers a token and head.
 /// A row of the result depends on its query, the keys that it sees and where they lie, and what the convolution reads around it, bit by bit:
 /// not on the number of queries in the call, executor, threads, strides or the rest of the batch.
 /// U, the scalar type of its arrays, is that of the tokens.
@@ -74,7 +76,70 @@ struct focused_linear_attention {
                                                                                                      memory + own.used_bytes());
     }
 
+    /// Those of the inputs, and of what the operator refers to, in the same shapes.
+    template <Scalar T>
+    struct gradients : local_gradients<T> {
+        std::span<T> scale = {}; ///< through the softplus, of queries and keys
+    };
+    template <Scalar T>
+    void check_gradients(const inputs<T>&, const gradients<T>& wanted, const auto& check) const {
+        local_backward<T>().check_gradients(name, wanted, check);
+        const auto of_scale = detail::as_row(wanted.scale);
+        detail::check_present(name, "wanted.scale", of_scale.data(), !scale.empty());
+        check("wanted.scale", of_scale, shape{.tokens = 1, .channels = std::ssize(scale)});
+    }
+    template <Scalar T>
+    std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {
+        detail::scratch memory;
+        gradient_work<T>(memory, *this, s, concurrency);
+        return memory.used_bytes();
+    }
+    template <Scalar T>
+    void backward(const inputs<T>& in, const saved_outputs<T>&, const output_gradients<T>& given, const gradients<T>& wanted, const execution& run) const {
+        if constexpr (std::same_as<T, U>) {
+            detail::scratch memory(run.workspace().bytes().data());
+            gradient_work<T> work(memory, *this, shapes_of(in), run.concurrency());
+            auto &queries = work.queries, &keys = work.keys;
+            queries.prepare({in.queries, relu{}, {}}, power, scale, run);
+            keys.prepare({in.keys, relu{}, positional_encoding}, power, scale, run);
+
+            const bool of_scale = wanted.scale.data(), of_encoding = wanted.positional_encoding.data();
+            const bool of_queries = wanted.queries.data() || of_scale, of_keys = wanted.keys.data() || of_encoding || of_scale;
+            const inputs<T> mapped{queries.features(), keys.features(), in.values, in.positions};
+            const tensor_view<T> none;
+            const input_gradients<T> of_features{of_queries ? queries.of_features() : none, of_keys ? keys.of_features() : none, wanted.values};
+            kernel::linear_gradient<T, Arch, identity_features, P>()(
+                {mapped, given.values, of_features, identity_features{}, pattern, {}, {.eps = eps, .eps_per_key = true}}, run);
+
+            const kernel::linear_order<T, P> order{in, pattern};
+            const auto rows = in.queries.shape().tokens;
+            const auto seen = [&](index_t b) { return rows == 0 ? 0 : order.seen_by(b, rows - 1); };
+            const auto to_keys = wanted.keys.data() || !of_encoding ? wanted.keys : keys.of_features();
+            if (of_queries) queries(wanted.queries, of_scale, [&](index_t b) { return seen(b) > 0 ? rows : 0; }, run);
+            if (of_keys) keys(to_keys, of_scale, seen, run);
+            if (of_scale) queries.write_of_scale(queries, keys, scale, wanted.scale, run);
+            const auto local = local_backward<T>();
+            if (of_encoding) local.sum_repeated(to_keys, wanted.positional_encoding, run);
+            local(in, pattern, given.values, wanted, run);
+        }
+    }
+
 private:
+    /// Behind the memory of the kernels.
+    template <Scalar T>
+    struct gradient_work {
+        using features = kernel::focused_gradient<T, Arch, relu, U>;
+        std::byte* kernels;
+        features queries, keys;
+
+        gradient_work(detail::scratch& memory, const focused_linear_attention& op, const input_shapes& s, index_t concurrency)
+            : kernels(memory.take<std::byte>(static_cast<index_t>(
+                  std::max(kernel::linear_gradient<T, Arch, identity_features, P>::workspace_bytes(s, concurrency),
+                           op.template local_backward<T>().workspace_bytes(s, op.output_shape(s), concurrency))))),
+              queries(memory, s.queries, s.queries.heads, !op.scale.empty(), concurrency),
+              keys(memory, s.keys, s.queries.heads, !op.scale.empty(), concurrency) {}
+    };
+
     template <Scalar T>
     using features = kernel::focused_features<T, Arch, relu, U>;
     template <Scalar T>
@@ -83,6 +148,10 @@ private:
     template <Scalar T>
     detail::local_arguments<T, U, Arch> local() const {
         return {convolution, convolution_input, positional_encoding};
+    }
+    template <Scalar T>
+    detail::local_backward<T, U, Arch> local_backward() const {
+        return {local<T>()};
     }
 };
 

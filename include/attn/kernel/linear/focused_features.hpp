@@ -25,11 +25,12 @@ struct focused_features {
     T* factor = nullptr;        ///< |u| / |w^p| [batch][tokens]
     T* rows = nullptr;          ///< [concurrency][block][padded]
     static constexpr index_t block = 16;
+    static constexpr index_t tokens_of_a_task = 16 * block;
 
     static focused_features take(detail::scratch& memory, const shape& s, index_t heads, index_t concurrency) {
         focused_features f;
         f.padded = linear_state<T, Arch>::whole(s.channels);
-        f.inverse_scale = memory.take<T>(heads, f.padded);
+        f.inverse_scale = memory.take<T>(std::max<index_t>(heads, 1), f.padded); // one that all share is there even without heads
         f.inverse_norm = memory.take<T>(s.batch, s.tokens);
         f.factor = memory.take<T>(s.batch, s.tokens);
         f.rows = memory.take<T>(concurrency, block, f.padded);
@@ -38,7 +39,7 @@ struct focused_features {
     void prepare(const source& from, int p, std::span<const U> scale, const execution& run) {
         x = from;
         power = p;
-        const auto [batch, heads, tokens, channels] = x.x.shape();
+        const auto channels = x.x.shape().channels;
         heads_of_scale = std::ssize(scale) > channels ? std::ssize(scale) / channels : 1;
         for (index_t h = 0; h < heads_of_scale; ++h)
             for (index_t c = 0; c < padded; ++c) {
@@ -47,12 +48,18 @@ struct focused_features {
                 inverse_scale[h * padded + c] =
                     c < channels ? static_cast<T>(1 / (std::max(s, 0.0) + std::log1p(std::exp(-std::abs(s))))) : T{0};
             }
-        constexpr index_t tokens_of_a_task = 16 * block;
-        const auto tasks = (tokens + tokens_of_a_task - 1) / tokens_of_a_task;
-        run.for_each(batch * tasks, [&](index_t task, index_t slice) {
-            const auto first = task % tasks * tokens_of_a_task, end = std::min(tokens, first + tokens_of_a_task);
+        for_each_task(run, [&](index_t, index_t entry, index_t first, index_t end, index_t slice) {
             for (auto token = first; token < end; token += block)
-                prepare_tokens(task / tasks, token, std::min(block, end - token), rows + slice * block * padded);
+                prepare_tokens(entry, token, std::min(block, end - token), rows + slice * block * padded);
+        });
+    }
+    static index_t tasks(const shape& s) { return s.batch * tasks_of_an_entry(s); }
+    /// Calls f(task, batch, first, end, slice) for all tokens, some of one batch entry at a time.
+    void for_each_task(const execution& run, const auto& f) const {
+        const auto& s = x.x.shape();
+        run.for_each(tasks(s), [&](index_t task, index_t slice) {
+            const auto of_entry = tasks_of_an_entry(s), first = task % of_entry * tokens_of_a_task;
+            f(task, task / of_entry, first, std::min(s.tokens, first + tokens_of_a_task), slice);
         });
     }
     using on_reading = std::identity;
@@ -69,19 +76,22 @@ struct focused_features {
             const lanes inverse = inverse_norm[token], times = factor[token];
             for (index_t c = 0; c < padded; c += lanes::size) {
                 T* const at = to + r * padded + c;
-                (raised(focus(lanes::load(at), lanes::load(scale + c)) * inverse) * times).store(at);
+                (raised(focus(lanes::load(at), lanes::load(scale + c)) * inverse, power) * times).store(at);
             }
         }
     }
-
-private:
     const T* scale_of(index_t head) const { return inverse_scale + (heads_of_scale == 1 ? 0 : head * padded); }
+    /// u.
     static lanes focus(lanes relu_x, lanes inverse) { return (relu_x + lanes(1e-6)) * inverse; }
-    lanes raised(lanes w) const {
+    static lanes raised(lanes w, int exponent) {
+        if (exponent == 0) return T{1};
         auto result = w;
-        for (int n = 1; n < power; ++n) result = result * w;
+        for (int n = 1; n < exponent; ++n) result = result * w;
         return result;
     }
+
+private:
+    static index_t tasks_of_an_entry(const shape& s) { return (s.tokens + tokens_of_a_task - 1) / tokens_of_a_task; }
     /// Some tokens, head after head.
     void prepare_tokens(index_t batch, index_t first, index_t count, T* features) const {
         const auto each = [&](auto&& f) {
@@ -102,7 +112,7 @@ private:
             inverse[r] = 1 / norm[r];
         }
         each([&](index_t r, lanes u) {
-            const auto w = raised(u * lanes(inverse[r]));
+            const auto w = raised(u * lanes(inverse[r]), power);
             squares_of_powers[r] = fma(w, w, squares_of_powers[r]);
         });
         for (index_t r = 0; r < count; ++r) {
