@@ -5,7 +5,6 @@
 #include "attention/attention.hpp"
 #include "attention/backward.hpp"
 #include "attention/depthwise_backward.hpp"
-#include "attention/depthwise_backward.hpp"
 #include "attention/eigen.hpp"
 #include "attention/focused_linear_attention.hpp"
 #include "attention/linear_attention.hpp"

@@ -86,8 +86,8 @@ struct linformer_attention {
     template <Scalar T>
         requires detail::HasProjectionGradients<E> && detail::HasProjectionGradients<F>
     struct gradients : input_gradients<T> {
-        typename E::template gradients<T> key_projection = {};
-        typename F::template gradients<T> value_projection = {};
+        typename E::template gradients<T> key_projection = {}; ///< of its parameters
+        typename F::template gradients<T> value_projection = {}; ///< of its parameters
     };
     template <Scalar T>
     void check_gradients(const inputs<T>&, const gradients<T>& wanted, const auto& check) const {

@@ -74,8 +74,8 @@ struct linear_projection {
     /// Of the matrix and the bias, in their shapes.
     template <Scalar U>
     struct gradients {
-        tensor_view<U> matrix = {};
-        tensor_view<U> bias = {};
+        tensor_view<U> matrix = {}; ///< of the matrix
+        tensor_view<U> bias = {}; ///< of the bias
     };
     void for_each_gradient(const gradients<T>& wanted, const auto& f) const {
         f("wanted.matrix", wanted.matrix, matrix);
@@ -164,7 +164,7 @@ struct projection_per_head {
     template <Scalar T>
         requires requires { typename P::template gradients<T>; }
     struct gradients {
-        std::span<const typename P::template gradients<T>> each = {};
+        std::span<const typename P::template gradients<T>> each = {}; ///< of each head's projection
     };
     template <Scalar T>
     void for_each_gradient(const gradients<T>& wanted, const auto& f) const {

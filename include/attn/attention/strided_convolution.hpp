@@ -42,8 +42,8 @@ struct channel_convolution {
     /// Of the weights and the bias, in their shapes.
     template <Scalar U>
     struct gradients {
-        tensor_view<U> weights = {};
-        tensor_view<U> bias = {};
+        tensor_view<U> weights = {}; ///< of the weights
+        tensor_view<U> bias = {}; ///< of the bias
     };
     void for_each_gradient(const gradients<T>& wanted, const auto& f) const {
         f("wanted.weights", wanted.weights, weights);
@@ -150,8 +150,8 @@ struct mixing_convolution {
     /// Of the weights and the bias, in their shapes.
     template <Scalar U>
     struct gradients {
-        tensor_view<U> weights = {};
-        tensor_view<U> bias = {};
+        tensor_view<U> weights = {}; ///< of the weights
+        tensor_view<U> bias = {}; ///< of the bias
     };
     void for_each_gradient(const gradients<T>& wanted, const auto& f) const {
         f("wanted.weights", wanted.weights, weights);
