@@ -127,7 +127,21 @@ public:
     double peak() override { return fma_peak<T>(threads_); }
     double bandwidth() override { return read_bandwidth(threads_); }
     double naive_difference() override { return 0; }
-    double difference(const tensor_view<const float>&) const override { return 0; }
+    double difference(const tensor_view<const float>& answer) const override {
+        double largest = 0;
+        const tensor<T>* ours[] = {&of_queries_, &of_keys_, &of_values_};
+        for (index_t g = 0; g < 3; ++g) {
+            const tensor_view<const float> theirs(answer.data() + g * problem_.batch * answer.strides().batch, problem_.shapes().queries, answer.strides());
+            largest = std::max(largest, largest_difference<const T, const float>(*ours[g], theirs));
+        }
+        return largest;
+    }
+    tensor_view<const float> given() const override {
+        if constexpr (std::same_as<T, float>)
+            return given_;
+        else
+            return {};
+    }
 
     accuracy check() override {
         attend();

@@ -60,6 +60,9 @@ public:
     virtual double naive_difference() = 0;
     /// How far somebody else's answer is from the last that was computed here.
     virtual double difference(const tensor_view<const float>& answer) const = 0;
+    /// Of a gradient in float: the gradient of the result, which it begins with. `difference` then takes those of the queries, the keys and the
+    /// values, all of one shape, one after the other along the batch.
+    virtual tensor_view<const float> given() const { return {}; }
     /// What the machine can do, on as many threads, in flops a second.
     virtual double peak() = 0;
     /// How fast it reads memory, on as many threads, in bytes a second.

@@ -64,7 +64,7 @@ int main() {
     openblas_set_num_threads(1); // the heads are what is spread over threads
     return serve("OpenBLAS", std::string(openblas_get_config()).substr(9),
                  [attention = std::unique_ptr<blocked_attention>()](const peer_problem& p) mutable {
-                     if (p.is_norm()) return std::vector<peer_way>{};
+                     if (p.is_norm() || p.is_gradient()) return std::vector<peer_way>{};
                      attention = std::make_unique<blocked_attention>(p);
                      return std::vector<peer_way>{{"two sgemm", [&a = *attention] { a(); }, &attention->out}};
                  });

@@ -1,11 +1,13 @@
 // A peer: somebody else's attention or norm, in a process of its own, that is asked line by line over its standard input and output.
 //     (it says)                                              ready <name>|<version>
-//     problem <kind> <batch> <heads> <n> <d> <threads> <folder>    ways <way>|<way>...     kind: softmax, softmax_causal, layer_norm
+//     problem <kind> <batch> <heads> <n> <d> <threads> <folder>    ways <way>|<way>...     kind: softmax, softmax_causal, layer_norm,
+//                                                            or the gradient of attention: softmax_backward, softmax_causal_backward
 //     run <way number> <file>                                done
 //     time <way number> <seconds>                            seconds <of one call>
 //     (whatever it cannot do)                                failed <reason>
 // The folder holds the inputs "0", "1" and "2": queries, keys and values as [batch][heads][n][d], or of a norm x as [n][d] and the two
-// parameters; `run` writes the answer in the order of the first input. All numbers are float.
+// parameters; for a gradient "3" too, that of the result. `run` writes the answer in the order of the first input; of a gradient those of the
+// queries, the keys and the values, one after the other. All numbers are float.
 #pragma once
 
 #include <cstdio>

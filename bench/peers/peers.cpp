@@ -28,8 +28,12 @@ struct task {
     std::string label, kind;
     index_t batch, heads, n, d;
     bool is_long = false;
+    static constexpr std::string_view backward = "_backward";
 
     bool is_norm() const { return kind == "layer_norm"; }
+    bool is_gradient() const { return kind.ends_with(backward); }
+    /// The operator's, whether it is timed or its gradient.
+    std::string case_name() const { return is_gradient() ? kind.substr(0, kind.size() - backward.size()) : kind; }
     /// "peers/softmax/b:1/n:2048/d:64/h:12/threads:1"
     std::string name(index_t threads) const {
         std::ostringstream text;
@@ -47,6 +51,9 @@ const std::vector<task> tasks = {
     {"n 512, d 64, 12 heads", "softmax", 1, 12, 512, 64},         {"n 2048, d 64, 12 heads", "softmax", 1, 12, 2048, 64},
     {"n 4096, d 64, 12 heads", "softmax", 1, 12, 4096, 64, true}, {"n 2048, d 128, 8 heads", "softmax", 1, 8, 2048, 128, true},
     {"n 197, d 64, 3 heads, batch 8", "softmax", 8, 3, 197, 64},  {"causal, n 2048, d 64, 12 heads", "softmax_causal", 1, 12, 2048, 64},
+    {"gradient, n 512, d 64, 12 heads", "softmax_backward", 1, 12, 512, 64},
+    {"gradient, n 2048, d 64, 12 heads", "softmax_backward", 1, 12, 2048, 64},
+    {"gradient, causal, n 2048, d 64, 12 heads", "softmax_causal_backward", 1, 12, 2048, 64},
     {"layer norm, 4096 x 768", "layer_norm", 1, 1, 4096, 768},
 };
 
@@ -93,8 +100,14 @@ public:
         shape_ = p.shapes().queries;
         for (const auto& [name, numbers] : {std::pair("/0", &in->queries), std::pair("/1", &in->keys), std::pair("/2", &in->values)})
             write_numbers(folder + name, numbers->data(), shape_.size());
-        const auto is_this = [&](const testing::attention_case& c) { return c.name == t.kind; };
-        subject_ = make_subject<float>(*std::ranges::find_if(testing::all_cases(), is_this), p, in, threads);
+        answer_shape_ = shape_;
+        const auto is_this = [name = t.case_name()](const testing::attention_case& c) { return c.name == name; };
+        const auto& timed = *std::ranges::find_if(testing::all_cases(), is_this);
+        subject_ = t.is_gradient() ? make_gradient_subject<float>(timed, p, in, threads) : make_subject<float>(timed, p, in, threads);
+        if (t.is_gradient()) {
+            write_numbers(folder + "/3", subject_->given().data(), shape_.size());
+            answer_shape_.batch *= 3;
+        }
         accuracy_ = subject_->check();
     }
     std::vector<contestant> contestants() override {
@@ -108,13 +121,13 @@ public:
     }
     bool right() const override { return accuracy_.right(); }
     double difference(const tensor_view<const float>& answer) const override { return subject_->difference(answer); }
-    shape answer_shape() const override { return shape_; }
+    shape answer_shape() const override { return answer_shape_; }
     double amount() const override { return subject_->useful_flops(); }
     double peak() override { return subject_->peak(); }
 
 private:
     index_t threads_;
-    shape shape_;
+    shape shape_, answer_shape_;
     std::unique_ptr<subject> subject_;
     accuracy accuracy_;
 };

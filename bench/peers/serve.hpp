@@ -19,6 +19,7 @@ struct peer_problem {
     int threads = 1;
 
     bool is_norm() const { return kind == "layer_norm"; }
+    bool is_gradient() const { return kind.ends_with("_backward"); }
     bool is_causal() const { return kind == "softmax_causal"; }
     std::size_t size() const { return static_cast<std::size_t>(batch * heads * n * d); }
 

@@ -117,7 +117,7 @@ def draw_growth(folder, operators):
 
 def draw_peers(folder, file):
     with open(file) as text:
-        rows = [row for row in json.load(text)["rows"] if not row["name"].startswith("peers/layer_norm")]
+        rows = [row for row in json.load(text)["rows"] if not re.match("peers/(layer_norm|.*_backward)/", row["name"])]
     thread_counts = sorted({row["name"].rsplit(":", 1)[1] for row in rows})
     contestants = list(dict.fromkeys(row["contestant"] for row in rows))
     figure, all_axes = pyplot.subplots(len(thread_counts), 1, figsize=(9, 3.2 * len(thread_counts)), squeeze=False)
