@@ -31,11 +31,15 @@ public:
         const layout own(memory, s);
         const auto rows = rows_of(s), parts = parts_of(s), channels = whole(s.channels);
         if (s.channels == 0) return;
-        run.for_each(parts, [&](index_t part, index_t) {
-            T *const of_weight = own.sums + 2 * part * channels, *const of_bias = of_weight + channels;
-            std::fill_n(of_weight, 2 * channels, T{0});
-            for (auto r = rows * part / parts; r < rows * (part + 1) / parts; ++r) add_row(r, of_weight, of_bias);
-        });
+        const auto add_parts = [&](auto streaming) {
+            run.for_each(parts, [&](index_t part, index_t) {
+                T *const of_weight = own.sums + 2 * part * channels, *const of_bias = of_weight + channels;
+                std::fill_n(of_weight, 2 * channels, T{0});
+                for (auto r = rows * part / parts; r < rows * (part + 1) / parts; ++r) add_row<streaming()>(r, of_weight, of_bias);
+                if constexpr (streaming()) simd::finish_streaming();
+            });
+        };
+        with_conditions(add_parts, wanted_.x.data() && worth_streaming(x_, wanted_.x));
         for (const bool of_bias : {false, true}) {
             const auto to = of_bias ? wanted_.bias : wanted_.weight;
             for (index_t c = 0; c < std::ssize(to); ++c) {
@@ -67,6 +71,7 @@ private:
         if constexpr (centred) return centred_map(op, x, sums, eps_);
         else return root_mean_square_map(x, op.channels, sums.squares, eps_);
     }
+    template <bool streaming>
     void add_row(index_t number, T* of_weight, T* of_bias) const {
         const auto& s = x_.shape();
         const auto b = number / (s.heads * s.tokens), h = number / s.tokens % s.heads, i = number % s.tokens;
@@ -111,7 +116,11 @@ private:
             else return scale * fma(-y_of(value), slope, g);
         };
         T* const to = wanted_.x.row(b, h, i);
-        for (c = 0; c + size <= s.channels; c += size) gradient(lanes::load(x + c), lanes::load(given + c), weight_at(c)).store(to + c);
+        for (c = 0; c + size <= s.channels; c += size) {
+            const auto result = gradient(lanes::load(x + c), lanes::load(given + c), weight_at(c));
+            if constexpr (streaming) result.store_streaming(to + c);
+            else result.store(to + c);
+        }
         if (left > 0)
             gradient(lanes::load_first(x + c, left), lanes::load_first(given + c, left), weight_ ? lanes::load_first(weight_ + c, left) : lanes(1)).store_first(to + c, left);
     }
