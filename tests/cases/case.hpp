@@ -24,7 +24,7 @@ struct problem {
 };
 
 /// Gradients that a case may be asked for: of the inputs, and of the operator's parameters that have one, in an order of the case's own.
-template <Scalar T>
+template <class T>
 struct wanted_gradients : input_gradients<T> {
     std::vector<tensor_view<T>> parameters = {};
 

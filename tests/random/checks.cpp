@@ -1,7 +1,10 @@
 #include "checks.hpp"
 
+#include "differences.hpp"
 #include "draw_layout.hpp"
 #include "executors.hpp"
+#include "gradient_checks.hpp"
+#include "on_threads.hpp"
 #include "some_rows.hpp"
 
 namespace attn::fuzz {
@@ -9,28 +12,8 @@ namespace attn::fuzz {
 namespace {
 
 using testing::answer;
-using testing::guard;
 using testing::same_bits;
 using testing::some_rows;
-
-template <class V>
-std::string text_of(V value) {
-    char text[40];
-    std::snprintf(text, sizeof text, "%.9g", static_cast<double>(value));
-    return text;
-}
-
-/// f(element) for every element, "[b, h, i, c]" of the first that it objects to.
-template <class F>
-std::string first_offence(const shape& s, F&& offends) {
-    for (index_t e = 0; e < s.size(); ++e)
-        if (offends(e)) {
-            const auto row = e / s.channels, head = row / s.tokens;
-            return "[" + std::to_string(head / s.heads) + ", " + std::to_string(head % s.heads) + ", " + std::to_string(row % s.tokens) +
-                   ", " + std::to_string(e % s.channels) + "]";
-        }
-    return {};
-}
 
 template <Scalar T>
 class trial_checks {
@@ -84,114 +67,51 @@ private:
                 problem = "log_sum_exp " + problem;
         return problem;
     }
-    /// Room for gradients, or for their bounds: contiguous.
-    template <Scalar U>
-    struct gradient_room {
-        tensor<U> queries, keys, values;
-        std::vector<tensor<U>> parameters;
-
-        gradient_room(const input_shapes& s, const std::vector<shape>& of_parameters) : queries(s.queries), keys(s.keys), values(s.values) {
-            for (const auto& p : of_parameters) parameters.emplace_back(p);
-        }
-        testing::wanted_gradients<U> wanted() {
-            return {{queries, keys, values}, {parameters.begin(), parameters.end()}};
-        }
-        std::vector<std::pair<const char*, tensor<U>*>> each() {
-            std::vector<std::pair<const char*, tensor<U>*>> all{{"queries", &queries}, {"keys", &keys}, {"values", &values}};
-            for (auto& p : parameters) all.emplace_back("parameter", &p);
-            return all;
-        }
-    };
     /// A number a row, where the operator has a log_sum_exp.
     template <class View>
     View if_any(const View& rows) const {
         return has_log_sum_exp_ ? rows : View{};
     }
-    /// Against the definition; then the same bits in other layouts, guarded, on another executor, not all of them wanted.
     std::string gradients() {
         const auto s = shapes_of(inputs<T>(t_.in));
-        const auto of_parameters = t_.op.parameter_shapes(s);
         const auto seed = static_cast<unsigned>(random_.number(1, 1 << 20));
         const auto of_values = testing::random_tensor<T>(expected_.values.shape(), seed), of_rows = testing::random_tensor<T>(expected_.log_sum_exp.shape(), seed + 1);
-        gradient_room<T> ours(s, of_parameters);
-        {
-            sequential here;
-            workspace memory(t_.op.backward_workspace_bytes(s, 1));
-            t_.op.backward(t_.in, {expected_.values, if_any(expected_.log_sum_exp.view())}, {of_values, if_any(of_rows.view())}, ours.wanted(),
-                           execution(here, memory));
-        }
-        gradient_room<double> exact(s, of_parameters), bounds(s, of_parameters);
-        const auto q = reference::widen(t_.in.queries.view()), k = reference::widen(t_.in.keys.view()), v = reference::widen(t_.in.values.view()),
-                   wide_values = reference::widen(of_values.view()), wide_rows = reference::widen(of_rows.view());
-        const output_gradients<double> given{wide_values, wide_rows};
-        t_.op.reference_gradients({q, k, v, t_.in.positions}, given, exact.wanted());
-        t_.op.gradient_bounds(t_.in, given, exact_.out(), bounds.wanted());
-        for (std::size_t g = 0; g < ours.each().size(); ++g)
-            if (const auto problem = near(*ours.each()[g].second, *exact.each()[g].second, *bounds.each()[g].second); !problem.empty())
-                return std::string(ours.each()[g].first) + ": " + problem;
+        std::vector<defined_gradient<T>> exact;
+        const auto add = [&](const char* name, const shape& of) { exact.push_back({name, tensor<bounded<T>>(of), exact.size() > 2 ? lies::in_one_piece : lies::anyhow}); };
+        add("queries", s.queries), add("keys", s.keys), add("values", s.values);
+        static constexpr const char* names[] = {"1st parameter", "2nd parameter", "3rd parameter", "4th parameter", "5th parameter"};
+        for (const auto& of : t_.op.parameter_shapes(s)) add(names[exact.size() - 3], of);
+        const auto wanted = []<class U>(const std::vector<tensor_view<U>>& all) {
+            return testing::wanted_gradients<U>{{all[0], all[1], all[2]}, {all.begin() + 3, all.end()}};
+        };
+        std::vector<tensor_view<bounded<T>>> views;
+        for (auto& g : exact) views.push_back(g.exact.view());
+        const auto q = bounded_copy<T>(t_.in.queries), k = bounded_copy<T>(t_.in.keys), v = bounded_copy<T>(t_.in.values),
+                   given_values = bounded_copy<T>(of_values), given_rows = bounded_copy<T>(of_rows);
+        t_.op.reference_gradients({q, k, v, t_.in.positions}, {given_values, if_any(given_rows.view())}, wanted(views));
 
+        const auto call = [&](const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const auto& to, const execution& run) {
+            t_.op.backward(in, {saved.values, if_any(saved.log_sum_exp)}, {given.values, if_any(given.log_sum_exp)}, wanted(to), run);
+        };
         const auto placed = [&](const tensor<T>& t) { return testing::placed<T>(t, draw_layout(random_)); };
         auto queries = placed(t_.in.queries), keys = placed(t_.in.keys), values = placed(t_.in.values), out = placed(expected_.values),
              rows = placed(expected_.log_sum_exp), d_out = placed(of_values), d_rows = placed(of_rows);
-        testing::placed<T> dq(s.queries, draw_layout(random_)), dk(s.keys, draw_layout(random_)), dv(s.values, draw_layout(random_));
-        testing::wanted_gradients<T> wanted{{dq.view(), dk.view(), dv.view()}};
-        bool is_wanted[] = {!random_.one_in(4), !random_.one_in(4), !random_.one_in(4)};
-        if (!is_wanted[0]) wanted.queries = {};
-        if (!is_wanted[1]) wanted.keys = {};
-        if (!is_wanted[2]) wanted.values = {};
-        const auto threads = random_.number(1, 4);
-        workspace memory(t_.op.backward_workspace_bytes(s, threads));
-        std::ranges::fill(memory.bytes(), std::byte{0xff}); // NaN, in either precision
-        const inputs<T> in{queries.view(), keys.view(), values.view(), t_.in.positions};
-        on_threads(threads, memory, [&](const execution& run) {
-            t_.op.backward(in, {out.view(), if_any(rows.view())}, {d_out.view(), if_any(d_rows.view())}, wanted, run);
-        });
-        testing::placed<T>* all[] = {&dq, &dk, &dv};
-        for (std::size_t g = 0; g < 3; ++g) {
-            const auto where = std::string(ours.each()[g].first) + ", elsewhere (" + std::to_string(threads) + " threads): ";
-            if (!all[g]->guards_intact()) return where + "wrote beside its output";
-            if (!is_wanted[g]) continue;
-            if (const auto problem = differs(all[g]->copy(), *ours.each()[g].second); !problem.empty()) return where + problem;
-        }
-        return {};
-    }
-    /// f(execution) with so many threads.
-    template <class F>
-    static void on_threads(index_t threads, workspace& memory, const F& f) {
-        static thread_pool pools[] = {thread_pool(2), thread_pool(3), thread_pool(4)};
-        sequential here;
-        if (threads == 1) f(execution(here, memory));
-        else f(execution(pools[threads - 2], memory));
+        return broken_gradient<T>(random_, exact, [&](index_t concurrency) { return t_.op.backward_workspace_bytes(s, concurrency); },
+                                  [&](const std::vector<tensor_view<T>>& to, bool elsewhere, const execution& run) {
+                                      if (!elsewhere) call(t_.in, {expected_.values, expected_.log_sum_exp}, {of_values, of_rows}, to, run);
+                                      else call({queries.view(), keys.view(), values.view(), t_.in.positions}, {out.view(), rows.view()}, {d_out.view(), d_rows.view()}, to, run);
+                                  });
     }
 
     static std::string near(const tensor<T>& ours, const tensor<double>& exact, const tensor<double>& bound) {
         // In double the definition rounds too.
         constexpr double times = std::same_as<T, double> ? 2 : 1.001;
-        index_t worst = -1;
-        const auto at = first_offence(ours.shape(), [&](index_t e) {
-            const auto a = static_cast<double>(ours.data()[e]), b = exact.data()[e];
-            if (a == b || (std::isnan(a) && std::isnan(b))) return false;
-            worst = e;
-            return !std::isfinite(a) || !std::isfinite(b) || !(std::abs(a - b) <= times * bound.data()[e]);
-        });
-        if (at.empty()) return {};
-        return at + " is " + text_of(ours.data()[worst]) + ", not " + text_of(exact.data()[worst]) + " +- " + text_of(bound.data()[worst]);
-    }
-    /// Other bits than expected: "[b, h, i, c] is x, not y".
-    static std::string differs(const tensor<T>& ours, const tensor<T>& expected) {
-        if (ours.shape() != expected.shape()) return "has another shape";
-        index_t at_e = 0;
-        const auto at = first_offence(ours.shape(), [&](index_t e) {
-            at_e = e;
-            const T a = ours.data()[e], b = expected.data()[e];
-            return !same_bits(a, b) && !(std::isnan(a) && std::isnan(b) && !same_bits(a, guard<T>));
-        });
-        return at.empty() ? at : at + " is " + text_of(ours.data()[at_e]) + ", not " + text_of(expected.data()[at_e]);
+        return too_far(ours, [&](index_t e) { return exact.data()[e]; }, [&](index_t e) { return times * bound.data()[e]; });
     }
     static std::string differs(const answer<T>& ours, const answer<T>& expected, bool with_log_sum_exp) {
-        if (auto problem = differs(ours.values, expected.values); !problem.empty()) return problem;
+        if (auto problem = other_bits(ours.values, expected.values); !problem.empty()) return problem;
         if (!with_log_sum_exp) return {};
-        const auto problem = differs(ours.log_sum_exp, expected.log_sum_exp);
+        const auto problem = other_bits(ours.log_sum_exp, expected.log_sum_exp);
         return problem.empty() ? problem : "log_sum_exp " + problem;
     }
 

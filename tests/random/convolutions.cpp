@@ -1,9 +1,11 @@
 #include "draw_layout.hpp"
+#include "gradient_checks.hpp"
 #include "linear_bounds.hpp"
 #include "others.hpp"
 
-#include <attn/attention/depthwise_convolution.hpp>
+#include <attn/attention/depthwise_backward.hpp>
 #include <attn/parallel/thread_pool.hpp>
+#include <attn/reference/depthwise_gradients.hpp>
 
 namespace attn::fuzz {
 
@@ -47,6 +49,26 @@ outcome attempt(draw& random) {
     add_convolution(op, other_x.view(), out.view(), execution(pool, memory));
     if (!other_x.guards_intact() || !out.guards_intact()) result.problem = "wrote beside its output";
     else if (!testing::same_bits(out.copy(), expected)) result.problem = "other bits elsewhere";
+    if (!result.problem.empty()) return result;
+
+    const auto given = filled<T>(to, number);
+    std::vector<defined_gradient<T>> defined;
+    defined.push_back({"input", tensor<bounded<T>>(from)});
+    defined.push_back({"weights", tensor<bounded<T>>(weights.shape())});
+    if (!bias.empty()) defined.push_back({"bias", tensor<bounded<T>>({1, 1, 1, std::ssize(bias)}), lies::in_one_piece});
+    const auto row = []<class U>(const tensor_view<U>& numbers) { return std::span<U>(numbers.data(), static_cast<std::size_t>(numbers.shape().size())); };
+    const auto row_of = [&]<class U>(std::size_t number_of, const U& all) { return all.size() > number_of ? row(all[number_of]) : decltype(row(all[0]))(); };
+    const auto bounded_x = bounded_copy<T>(x), bounded_given = bounded_copy<T>(given);
+    reference::depthwise_gradients<bounded<T>, T>(bounded_x.view(), bounded_given.view(), where, weights.view(), defined[0].exact, defined[1].exact,
+                                                  bias.empty() ? std::span<bounded<T>>() : row(defined[2].exact.view()));
+    testing::placed<T> other_given(given, draw_layout(random));
+    const auto problem = broken_gradient<T>(
+        random, defined, [&](index_t concurrency) { return backward_workspace_bytes(op, from, to, concurrency); },
+        [&](const auto& wanted, bool elsewhere, const execution& on) {
+            const tensor_view<const T> x_here = elsewhere ? other_x.view() : x.view(), given_here = elsewhere ? other_given.view() : given.view();
+            backward(op, x_here, given_here, depthwise_gradients<T>{wanted[0], wanted[1], row_of(2, wanted)}, on);
+        });
+    if (!problem.empty()) result.problem = "gradient of the " + problem;
     return result;
 }
 

@@ -3,10 +3,12 @@
 #include "operators.hpp"
 #include "some_rows.hpp"
 
+#include <attn/attention/backward.hpp>
 #include <attn/attention/focused_linear_attention.hpp>
 #include <attn/attention/simplified_linear_attention.hpp>
 #include <attn/pattern/lengths.hpp>
-#include <attn/reference/linear_attention.hpp>
+#include <attn/reference/depthwise_gradients.hpp>
+#include <attn/reference/linear_gradients.hpp>
 #include <attn/reference/widen.hpp>
 
 #include <algorithm>
@@ -41,10 +43,40 @@ struct by_token {
     tensor_view<const T> encoding, input; ///< without memory for none
 };
 
-/// An operator with its definition: reads(inputs, then) calls then(what linear attention reads, eps).
-template <Scalar T, class Op, class Reads>
+/// Adds to what is there once for all batch entries, or heads, if it is at all.
+template <class T>
+void add_repeated(const tensor_view<const T>& from, const tensor_view<T>& to) {
+    const auto &all = from.shape(), &s = to.shape();
+    for (index_t b = 0; to.data() && b < all.batch; ++b)
+        for (index_t h = 0; h < all.heads; ++h)
+            for (index_t i = 0; i < all.tokens; ++i)
+                for (index_t c = 0; c < all.channels; ++c) to(s.batch == 1 ? 0 : b, s.heads == 1 ? 0 : h, i, c) += from(b, h, i, c);
+}
+
+/// The gradients of an operator's parameters, by name, of those that it has.
+template <class T>
+struct named_gradients {
+    tensor_view<T> encoding, weights, bias, input, scale;
+
+    named_gradients(const auto& op, const testing::wanted_gradients<T>& wanted) {
+        std::size_t number = 0;
+        const auto take = [&](bool is_there, tensor_view<T>& to) {
+            if (is_there) to = wanted.parameter(number++);
+        };
+        take(op.positional_encoding.data(), encoding);
+        take(true, weights);
+        take(!op.convolution.bias.empty(), bias);
+        take(op.convolution_input.data(), input);
+        if constexpr (requires { op.scale; }) take(!op.scale.empty(), scale);
+    }
+    static std::span<T> row(const tensor_view<T>& numbers) { return {numbers.data(), static_cast<std::size_t>(numbers.shape().size())}; }
+};
+
+/// An operator with its definition: reads(inputs, then) calls then(what linear attention reads, eps); find_gradients(operator, inputs, given, wanted, of_scale)
+/// writes those of queries, keys and values, but for the convolution's part, and adds to of_scale.
+template <Scalar T, class Op, class Reads, class Gradients>
 operation<T> convolved_operation(const std::shared_ptr<const convolved_drawn<T>>& d, const Op& op, index_t queries, double feature_error,
-                                 const std::function<double(double)>& feature, const Reads& reads) {
+                                 const std::function<double(double)>& feature, const Reads& reads, const Gradients& find_gradients) {
     struct owner {
         std::shared_ptr<const convolved_drawn<T>> drawn;
         Op op;
@@ -87,6 +119,41 @@ operation<T> convolved_operation(const std::shared_ptr<const convolved_drawn<T>>
         add_convolution_bounds(d->other_input.data() ? other.view() : v.view(), std::as_const(exact).view(), bounds.values,
                                {g.height, g.width, g.top, g.left}, weights.view(), bias, present(in.positions), unit_of<T>);
     };
+    result.backward = [own](const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const testing::wanted_gradients<T>& wanted,
+                            const execution& run) {
+        const named_gradients<T> named(own->op, wanted);
+        gradients_of<Op, T> all;
+        static_cast<input_gradients<T>&>(all) = wanted;
+        all.positional_encoding = named.encoding;
+        all.convolution = {named.input, named.weights, named.row(named.bias)};
+        if constexpr (requires { all.scale; }) all.scale = named.row(named.scale);
+        attn::backward(own->op, in, saved, given, all, run);
+    };
+    result.backward_workspace_bytes = [own](const input_shapes& s, index_t concurrency) { return own->op.template backward_workspace_bytes<T>(s, concurrency); };
+    result.parameter_shapes = [own](const input_shapes&) {
+        const auto row = [](const auto& numbers) { return shape{.batch = 1, .heads = 1, .tokens = 1, .channels = std::ssize(numbers)}; };
+        std::vector<shape> shapes;
+        if (own->op.positional_encoding.data()) shapes.push_back(own->op.positional_encoding.shape());
+        shapes.push_back(own->op.convolution.weights.shape());
+        if (!own->op.convolution.bias.empty()) shapes.push_back(row(own->op.convolution.bias));
+        if (own->op.convolution_input.data()) shapes.push_back(own->op.convolution_input.shape());
+        if constexpr (requires { own->op.scale; })
+            if (!own->op.scale.empty()) shapes.push_back(row(own->op.scale));
+        return shapes;
+    };
+    result.reference_gradients = [=](const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given,
+                                     const testing::wanted_gradients<bounded<T>>& wanted) {
+        const named_gradients<bounded<T>> named(own->op, wanted);
+        find_gradients(own->op, in, given.values, wanted, named.row(named.scale));
+        // What the encoding is added to has the gradient of its sum, and what the convolution reads besides gets its part of it.
+        add_repeated<bounded<T>>(wanted.keys, named.encoding);
+        const auto other = bounded_copy<T>(view_of(d->other_input));
+        const bool reads_values = !d->other_input.data();
+        tensor<bounded<T>> of_input(reads_values ? in.values.shape() : other.shape());
+        reference::depthwise_gradients<bounded<T>, T>(reads_values ? in.values : other.view(), given.values, {g.height, g.width, g.top, g.left},
+                                                      own->op.convolution.weights, of_input.view(), named.weights, named.row(named.bias), present(in.positions));
+        add_repeated<bounded<T>>(std::as_const(of_input).view(), reads_values ? wanted.values : named.input);
+    };
     return result;
 }
 
@@ -100,6 +167,10 @@ operation<T> simplified(const std::shared_ptr<const convolved_drawn<T>>& d, cons
                                   [](const auto& o, const inputs<double>& in, const auto& then) {
                                       const auto keys = reference::sum_of<double, T>(in.keys, o.positional_encoding);
                                       then(inputs<double>{in.queries, keys, in.values, in.positions}, o.eps);
+                                  },
+                                  []<class U>(const auto& o, const inputs<U>& in, const tensor_view<const U>& given, const input_gradients<U>& wanted, std::span<U>) {
+                                      const auto keys = reference::sum_of<U, T>(in.keys, o.positional_encoding);
+                                      reference::linear_gradients<U>({in.queries, keys, in.values, in.positions}, given, wanted, relu{}, o.pattern, true, o.eps, 1);
                                   });
 }
 
@@ -114,19 +185,40 @@ operation<T> focused(const std::shared_ptr<const convolved_drawn<T>>& d, const b
                                             .convolution_input = tokens.input};
     // Two norms are sums of all channels of all heads; a power multiplies what rounding its base has done.
     const auto feature_error = unit_of<T> * static_cast<double>(s.heads * s.key_dim + 16 * d->power + 32);
-    return convolved_operation<T>(d, op, queries, feature_error, {}, [d](const auto& o, const inputs<double>& in, const auto& then) {
-        const auto sums = reference::sum_of<double, T>(in.keys, o.positional_encoding);
-        const auto q = reference::focused_features<double, T>(in.queries, o.power, o.scale);
-        auto k = reference::focused_features<double, T>(std::as_const(sums).view(), o.power, o.scale);
-        // The means over the keys that are there.
-        const auto [batch, heads, m, d_k] = k.shape();
-        for (index_t b = 0; b < batch; ++b) {
-            const auto present = d->has_length ? d->length[static_cast<std::size_t>(b)] - in.positions.first_key[b] : m;
-            const auto count = static_cast<double>(std::clamp<index_t>(present, 1, std::max<index_t>(1, m)));
-            for (index_t e = 0; e < heads * m * d_k; ++e) k.data()[b * heads * m * d_k + e] /= count;
+    const auto present = [d](const auto& in, index_t b) {
+        const auto m = in.keys.shape().tokens;
+        return d->has_length ? std::clamp<index_t>(d->length[static_cast<std::size_t>(b)] - in.positions.first_key[b], 0, m) : m;
+    };
+    // Keys become means over those that are there.
+    const auto divide = [present]<class U>(const inputs<U>& in, tensor<U>& k) {
+        const auto each = k.shape().size() / std::max<index_t>(1, k.shape().batch);
+        for (index_t b = 0; b < k.shape().batch; ++b)
+            for (index_t e = 0; e < each; ++e) k.data()[b * each + e] /= static_cast<U>(std::max<index_t>(1, present(in, b)));
+    };
+    const auto reads = [divide]<class U>(const auto& o, const inputs<U>& in, const auto& then) {
+        const auto sums = reference::sum_of<U, T>(in.keys, o.positional_encoding);
+        const auto q = reference::focused_features<U, T>(in.queries, o.power, o.scale);
+        auto k = reference::focused_features<U, T>(std::as_const(sums).view(), o.power, o.scale);
+        divide(in, k);
+        then(inputs<U>{q, k, in.values, in.positions}, o.eps);
+    };
+    const auto find_gradients = [=]<class U>(const auto& o, const inputs<U>& in, const tensor_view<const U>& given, const input_gradients<U>& wanted,
+                                             std::span<U> of_scale) {
+        tensor<U> of_queries(in.queries.shape()), of_keys(in.keys.shape());
+        reads(o, in, [&](const inputs<U>& mapped, double eps) {
+            reference::linear_gradients<U>(mapped, given, {of_queries, of_keys, wanted.values}, identity_features{}, o.pattern, true, eps, 1);
+        });
+        divide(in, of_keys);
+        std::vector<index_t> queries_present, keys_present;
+        for (index_t b = 0; b < in.queries.shape().batch; ++b) {
+            keys_present.push_back(in.queries.shape().tokens > 0 ? present(in, b) : 0);
+            queries_present.push_back(keys_present.back() > 0 ? in.queries.shape().tokens : 0);
         }
-        then(inputs<double>{q, k, in.values, in.positions}, o.eps);
-    });
+        const auto sums = reference::sum_of<U, T>(in.keys, o.positional_encoding);
+        reference::focused_gradients<U, T>(in.queries, o.power, o.scale, std::as_const(of_queries).view(), queries_present, wanted.queries, of_scale);
+        reference::focused_gradients<U, T>(std::as_const(sums).view(), o.power, o.scale, std::as_const(of_keys).view(), keys_present, wanted.keys, of_scale);
+    };
+    return convolved_operation<T>(d, op, queries, feature_error, {}, reads, find_gradients);
 }
 
 } // namespace

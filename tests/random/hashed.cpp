@@ -1,12 +1,14 @@
 // Problems of LSH attention.
 #include "answers.hpp"
 #include "draw_layout.hpp"
+#include "gradient_checks.hpp"
 #include "others.hpp"
 
+#include <attn/attention/backward.hpp>
 #include <attn/attention/lsh_attention.hpp>
 #include <attn/attention/random_projection.hpp>
 #include <attn/parallel/thread_pool.hpp>
-#include <attn/reference/lsh_attention.hpp>
+#include <attn/reference/lsh_gradients.hpp>
 
 namespace attn::fuzz {
 
@@ -67,6 +69,29 @@ outcome attempt(draw& random) {
     run({other_q.view(), other_q.view(), other_v.view()}, {out.view()}, pool);
     if (!out.guards_intact()) result.problem = "wrote beside its output";
     else if (!testing::same_bits(out.copy(), expected.values)) result.problem = "other bits elsewhere";
+    // The definition takes its time: a score for every pair of tokens, and again for its key's length.
+    const bool is_small = static_cast<double>(batch * heads * n) * static_cast<double>(n * rounds * (d_k + d_v)) < 2e6;
+    if (!result.problem.empty() || !is_small) return result;
+
+    const auto d_out = filled<T>(v.shape(), [&] { return random.real(-1, 1); }), d_rows = filled<T>(rows, [&] { return random.real(-1, 1); });
+    std::vector<defined_gradient<T>> defined;
+    defined.push_back({"tokens", tensor<bounded<T>>(q.shape())});
+    defined.push_back({"values", tensor<bounded<T>>(v.shape())});
+    const auto bounded_q = bounded_copy<T>(q), bounded_v = bounded_copy<T>(v), given = bounded_copy<T>(d_out), given_rows = bounded_copy<T>(d_rows);
+    reference::lsh_gradients<bounded<T>>({bounded_q, bounded_q, bounded_v}, {given, given_rows}, {defined[0].exact, {}, defined[1].exact}, buckets.view(),
+                                         op.chunk_of(n), op.causal, scale);
+    testing::placed<T> other_out(expected.values, draw_layout(random)), other_d_out(d_out, draw_layout(random));
+    const auto problem = broken_gradient<T>(
+        random, defined, [&](index_t concurrency) { return op.template backward_workspace_bytes<T>(shapes_of(in), concurrency); },
+        [&](const auto& wanted, bool elsewhere, const execution& on) {
+            const input_gradients<T> to{wanted[0], {}, wanted[1]};
+            const auto call = [&](const inputs<T>& from, const tensor_view<T>& saved, const tensor_view<const T>& given_values) {
+                attn::backward(op, from, {saved, expected.log_sum_exp}, {given_values, d_rows}, to, on);
+            };
+            if (!elsewhere) call(in, expected.values, d_out);
+            else call({other_q.view(), other_q.view(), other_v.view()}, other_out.view(), other_d_out.view());
+        });
+    if (!problem.empty()) result.problem = "gradient of the " + problem;
     return result;
 }
 

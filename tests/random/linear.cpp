@@ -40,7 +40,6 @@ operation<T> linear_operation(const linear_attention<F, P>& op, const std::share
                              .eps = op.eps,
                              .scale = op.scale,
                              .feature_error = 8 * unit_of<T>, // an exponential and a sum
-                             .slope = [own](double x) { return detail::differentiated(own->op.feature_map, x).derivative; },
                              .unit = unit_of<T>,
                              .least = static_cast<double>(std::numeric_limits<T>::min())};
     const auto widened = [](const inputs<T>& in, const auto& then) {
@@ -54,16 +53,9 @@ operation<T> linear_operation(const linear_attention<F, P>& op, const std::share
                             const execution& run) { attn::backward(own->op, in, saved, given, wanted, run); };
     result.backward_workspace_bytes = [own](const input_shapes& s, index_t concurrency) { return own->op.template backward_workspace_bytes<T>(s, concurrency); };
     result.parameter_shapes = [](const input_shapes&) { return std::vector<shape>(); };
-    result.reference_gradients = [own](const inputs<double>& in, const output_gradients<double>& given, const testing::wanted_gradients<double>& wanted) {
-        reference::linear_gradients<double>(in, given.values, wanted, own->op.feature_map, own->op.pattern, own->op.normalise, own->op.eps, own->op.scale);
-    };
-    result.gradient_bounds = [=](const inputs<T>& in, const output_gradients<double>& given, const outputs<double>& exact,
-                                 const testing::wanted_gradients<double>& bounds) {
-        tensor<double> errors(exact.values.shape());
-        widened(in, [&](const inputs<double>& wide) {
-            linear_bounds(wide, errors, terms);
-            linear_gradient_bounds(wide, given.values, exact.values, errors, bounds, terms);
-        });
+    result.reference_gradients = [own](const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given,
+                                       const testing::wanted_gradients<bounded<T>>& wanted) {
+        reference::linear_gradients<bounded<T>>(in, given.values, wanted, own->op.feature_map, own->op.pattern, own->op.normalise, own->op.eps, own->op.scale);
     };
     return result;
 }

@@ -14,18 +14,12 @@ struct linear_terms {
     bool normalise = true;
     double eps = 0, scale = 1;
     double feature_error = 0; ///< relative, of each feature
-    std::function<double(double)> slope = {}; ///< of the feature map; gradients need it
     double unit = 0, least = 0;
 };
 
 /// Sets the bounds of the values: A_ij = sum_c f(q_i)_c f(k_j)_c is summed with v in one order or the other, each number being a sum of at
 /// most m d_k terms made in chains of d_k + m, and is wrong by that many units of the terms' magnitudes at most.
 void linear_bounds(const inputs<double>& in, const tensor_view<double>& bounds, const linear_terms& terms);
-
-/// Sets the bounds of the gradients of queries, keys and values, whose views are contiguous. `exact` is the result, `errors` its bounds: the kernel
-/// multiplies the gradient given by what it wrote itself. Each sum is of the same terms in one order or another, as for the values.
-void linear_gradient_bounds(const inputs<double>& in, const tensor_view<const double>& given, const tensor_view<const double>& exact,
-                            const tensor_view<const double>& errors, const testing::wanted_gradients<double>& bounds, const linear_terms& terms);
 
 /// Adds the bounds of a convolution, sum being what it is added to.
 void add_convolution_bounds(const tensor_view<const double>& x, const tensor_view<const double>& result, const tensor_view<double>& bounds,

@@ -3,16 +3,19 @@
 #include "operators.hpp"
 #include "random_pattern.hpp"
 
+#include <attn/attention/backward.hpp>
 #include <attn/attention/linformer_attention.hpp>
 #include <attn/attention/pooling.hpp>
-#include <attn/reference/linformer.hpp>
+#include <attn/reference/linformer_gradients.hpp>
 #include <attn/reference/widen.hpp>
+
+#include <array>
 
 namespace attn::fuzz {
 
 namespace {
 
-/// A projection's parameters, and those in double, as they are or without signs.
+/// A projection's parameters.
 template <Scalar T>
 struct drawn_projection {
     tensor<T> weights, bias; ///< bias: without memory for none
@@ -24,30 +27,49 @@ struct drawn_projection {
 tensor<double> without_signs(const tensor<double>& from) {
     return filled<double>(from.shape(), [at = from.data()]() mutable { return std::abs(*at++); });
 }
-template <Scalar T>
-tensor<double> widened(const tensor<T>& from, bool magnitudes) {
-    auto wide = reference::widen(from.view());
-    return magnitudes ? without_signs(wide) : std::move(wide);
-}
-
-/// The definitions: the projected rows, and how many roundings each took.
+/// The definitions: the projected rows.
 enum class projected_by { matrix, mean, largest, channels, mixing };
 
-template <Scalar T>
-reference::projected_tokens<double> define(projected_by how, const drawn_projection<T>& d, const reference::tokens<double>& x, bool magnitudes) {
-    const auto weights = widened(d.weights, magnitudes), bias = widened(d.bias, magnitudes);
-    const tensor_view<const double> w = weights.view(), b = d.bias.data() ? bias.view() : tensor_view<const double>();
+template <class U, class W>
+reference::projected_tokens<U> define(projected_by how, index_t projected, const tensor_view<const W>& w, const tensor_view<const W>& b,
+                                      const reference::tokens<U>& x) {
     switch (how) {
     case projected_by::matrix:
         return reference::linear_projection(x, w, b);
     case projected_by::mean:
-        return reference::mean_pooling(x, d.projected);
+        return reference::mean_pooling(x, projected);
     case projected_by::largest:
-        return reference::max_pooling(x, d.projected);
+        return reference::max_pooling(x, projected);
     case projected_by::channels:
         return reference::channel_convolution(x, w, b);
     default:
         return reference::mixing_convolution(x, w, b);
+    }
+}
+template <class U, Scalar T>
+reference::projected_tokens<U> define(projected_by how, const drawn_projection<T>& d, const reference::tokens<U>& x) {
+    return define<U, T>(how, d.projected, d.weights.view(), d.bias_view(), x);
+}
+template <Scalar T>
+reference::projected_tokens<double> define_magnitudes(projected_by how, const drawn_projection<T>& d, const reference::tokens<double>& x) {
+    const auto weights = without_signs(reference::widen(d.weights.view())), bias = without_signs(reference::widen(d.bias.view()));
+    return define<double, double>(how, d.projected, weights.view(), d.bias.data() ? bias.view() : tensor_view<const double>(), x);
+}
+/// Adds the gradients of tokens and of the parameters, weights and bias.
+template <class U, Scalar T>
+void define_gradients(projected_by how, const drawn_projection<T>& d, const reference::tokens<U>& x, const reference::projected_tokens<U>& given,
+                      const tensor_view<U>& of_x, const std::array<tensor_view<U>, 2>& wanted) {
+    switch (how) {
+    case projected_by::matrix:
+        return reference::linear_projection_gradients(x, given, of_x, d.weights.view(), wanted[0], wanted[1]);
+    case projected_by::mean:
+        return reference::mean_pooling_gradients(x, given, of_x);
+    case projected_by::largest:
+        return reference::max_pooling_gradients(x, given, of_x);
+    case projected_by::channels:
+        return reference::channel_convolution_gradients(x, given, of_x, d.weights.view(), wanted[0], wanted[1]);
+    default:
+        return reference::mixing_convolution_gradients(x, given, of_x, d.weights.view(), wanted[0], wanted[1]);
     }
 }
 template <Scalar T>
@@ -74,7 +96,7 @@ projected_tensor project_all(projected_by how, const drawn_projection<T>& d, con
     for (index_t b = 0; b < batch; ++b)
         for (index_t h = 0; h < heads; ++h) {
             const std::vector<bool> seen(visible.begin() + b * m, visible.begin() + (b + 1) * m);
-            const auto exact = define(how, d, {own, b, h, seen}, false), sums = define(how, d, {own_magnitudes, b, h, seen}, true);
+            const auto exact = define<double>(how, d, {own, b, h, seen}), sums = define_magnitudes(how, d, {own_magnitudes, b, h, seen});
             for (std::size_t r = 0; r < exact.size(); ++r) {
                 if (!exact[r]) continue;
                 to.present[static_cast<std::size_t>((b * heads + h) * rows) + r] = true;
@@ -96,14 +118,24 @@ struct linformer_owner {
     std::optional<linformer_attention<E, F, random_pattern>> op = {};
 };
 
+/// The gradients of weights and bias, of those that the projections have.
+template <class U>
+auto named(const auto& own, const testing::wanted_gradients<U>& wanted) {
+    std::size_t number = 0;
+    const auto take = [&](const auto& t) { return t.data() ? wanted.parameter(number++) : tensor_view<U>(); };
+    using both = std::array<tensor_view<U>, 2>;
+    const both of_keys{take(own.keys.weights), take(own.keys.bias)};
+    return std::pair(of_keys, both{take(own.values.weights), take(own.values.bias)});
+}
+
 template <Scalar T, class E, class F>
 operation<T> linformer_operation(const std::shared_ptr<const linformer_owner<T, E, F>>& own, index_t rows) {
     using op_type = linformer_attention<E, F, random_pattern>;
     auto result = operation_of<T>(std::shared_ptr<const op_type>(own, &*own->op));
     result.reference = [own](const inputs<double>& in, const outputs<double>& out) {
         reference::linformer<double>(
-            in, out, [&](const reference::tokens<double>& x) { return define(own->keys_by, own->keys, x, false); },
-            [&](const reference::tokens<double>& x) { return define(own->values_by, own->values, x, false); }, own->op->scale, own->op->pattern);
+            in, out, [&](const auto& x) { return define(own->keys_by, own->keys, x); },
+            [&](const auto& x) { return define(own->values_by, own->values, x); }, own->op->scale, own->op->pattern);
     };
     result.bounds = [own, rows](const inputs<T>& in, const outputs<double>& bounds) {
         const auto q = reference::widen(in.queries), k = reference::widen(in.keys), v = reference::widen(in.values);
@@ -123,6 +155,39 @@ operation<T> linformer_operation(const std::shared_ptr<const linformer_owner<T, 
         terms.unit = unit_of<T>;
         terms.least = static_cast<double>(std::numeric_limits<T>::min());
         softmax_bounds({q, keys.numbers, values.numbers, {}}, bounds, terms);
+    };
+    result.backward = [own](const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const testing::wanted_gradients<T>& wanted,
+                            const execution& run) {
+        gradients_of<op_type, T> all;
+        static_cast<input_gradients<T>&>(all) = wanted;
+        const auto [of_keys, of_values] = named(*own, wanted);
+        const auto name = [](auto& to, const std::array<tensor_view<T>, 2>& of) {
+            if constexpr (requires { to.matrix; }) to = {of[0], of[1]};
+            if constexpr (requires { to.weights; }) to = {of[0], of[1]};
+        };
+        name(all.key_projection, of_keys);
+        name(all.value_projection, of_values);
+        attn::backward(*own->op, in, saved, given, all, run);
+    };
+    result.backward_workspace_bytes = [own](const input_shapes& s, index_t concurrency) {
+        return own->op->template backward_workspace_bytes<T>(s, concurrency);
+    };
+    result.parameter_shapes = [own](const input_shapes&) {
+        std::vector<shape> shapes;
+        for (const auto* of : {&own->keys, &own->values})
+            for (const auto* t : {&of->weights, &of->bias})
+                if (t->data()) shapes.push_back(t->shape());
+        return shapes;
+    };
+    result.reference_gradients = [own](const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given,
+                                       const testing::wanted_gradients<bounded<T>>& wanted) {
+        const auto [of_keys, of_values] = named(*own, wanted);
+        reference::linformer_gradients<bounded<T>>(
+            in, given, wanted, [&](const auto& x) { return define(own->keys_by, own->keys, x); },
+            [&](const auto& x) { return define(own->values_by, own->values, x); },
+            [&, of = of_keys](const auto& x, const auto& of_rows, const auto& of_x) { define_gradients(own->keys_by, own->keys, x, of_rows, of_x, of); },
+            [&, of = of_values](const auto& x, const auto& of_rows, const auto& of_x) { define_gradients(own->values_by, own->values, x, of_rows, of_x, of); },
+            own->op->scale, own->op->pattern);
     };
     return result;
 }

@@ -1,20 +1,21 @@
 #include "bounds.hpp"
-#include "layouts.hpp"
+#include "draw_layout.hpp"
+#include "gradient_checks.hpp"
 #include "others.hpp"
 
 #include <attn/norm/layer_norm.hpp>
 #include <attn/norm/rep_batch_norm.hpp>
 #include <attn/norm/rms_norm.hpp>
+#include <attn/norm/train_backward.hpp>
 #include <attn/parallel/thread_pool.hpp>
-#include <attn/reference/norms.hpp>
+#include <attn/reference/norm_gradients.hpp>
 
 #include <cmath>
+#include <cstring>
 
 namespace attn::fuzz {
 
 namespace {
-
-using testing::layout;
 
 /// A norm on rows in some layout and on some threads: the definition within bounds, the same bits as on contiguous rows on one thread.
 template <Scalar T, class N>
@@ -26,14 +27,76 @@ std::string broken(draw& random, const N& norm, const tensor<T>& x, const tensor
             return "element " + std::to_string(e) + " is " + std::to_string(a) + ", not " + std::to_string(b) + " +- " +
                    std::to_string(bounds.data()[e]);
     }
-    static constexpr layout layouts[] = {layout::head_major, layout::token_major, layout::padded_rows, layout::misaligned, layout::pages_apart};
-    testing::placed<T> from(x, random.one_of(layouts)), to(x.shape(), random.one_of(layouts));
+    testing::placed<T> from(x, draw_row_layout(random)), to(x.shape(), draw_row_layout(random));
     static thread_pool pools[] = {thread_pool(1), thread_pool(2), thread_pool(3)};
     auto& pool = random.one_of({&pools[0], &pools[1], &pools[2]})[0];
     workspace memory(norm.workspace_bytes(x.shape(), pool.concurrency()));
     normalise(norm, tensor_view<const T>(from.view()), to.view(), execution(pool, memory));
     if (!from.guards_intact() || !to.guards_intact()) return "wrote beside its output";
     return testing::same_bits(to.copy(), expected) ? std::string() : "other bits elsewhere";
+}
+
+/// What a norm's gradients are given and give, with room for what the definition says.
+template <Scalar T>
+struct gradient_problem {
+    const tensor<T>& x;
+    tensor<T> given;
+    tensor<bounded<T>> bounded_x, bounded_given;
+    std::vector<defined_gradient<T>> defined; ///< of x, and of what the norm has
+
+    gradient_problem(draw& random, const tensor<T>& from, const std::vector<const char*>& parameters)
+        : x(from), given(filled<T>(from.shape(), [&] { return random.real(-1, 1); })), bounded_x(bounded_copy<T>(x)), bounded_given(bounded_copy<T>(given)) {
+        defined.push_back({"input", tensor<bounded<T>>(x.shape()), lies::in_rows});
+        for (const auto* name : parameters)
+            defined.push_back({name, tensor<bounded<T>>({1, 1, 1, std::strcmp(name, "eta") == 0 ? 1 : x.shape().channels}), lies::in_one_piece});
+    }
+    std::span<bounded<T>> row(std::size_t parameter) {
+        auto& of = defined[parameter].exact;
+        return {of.data(), static_cast<std::size_t>(of.shape().size())};
+    }
+    /// call(x, given, wanted) is the kernel's.
+    template <class Call>
+    std::string broken(draw& random, const auto& workspace_bytes, const Call& call) {
+        testing::placed<T> other_x(x, draw_row_layout(random)), other_given(given, draw_row_layout(random));
+        return broken_gradient<T>(random, defined, workspace_bytes, [&](const std::vector<tensor_view<T>>& wanted, bool elsewhere, const execution& run) {
+            const auto row_of = [&](std::size_t at) { return at < wanted.size() ? std::span<T>(wanted[at].data(), static_cast<std::size_t>(wanted[at].shape().size())) : std::span<T>(); };
+            rep_norm_gradients<T> to;
+            to.x = wanted[0], to.weight = row_of(1), to.bias = row_of(2), to.eta = row_of(3);
+            if (elsewhere) call(tensor_view<const T>(other_x.view()), tensor_view<const T>(other_given.view()), to, run);
+            else call(x.view(), given.view(), to, run);
+        });
+    }
+};
+
+template <Scalar T>
+std::string broken_row_gradient(draw& random, const auto& norm, const tensor<T>& x) {
+    constexpr bool has_bias = std::same_as<std::remove_cvref_t<decltype(norm)>, layer_norm<T>>;
+    gradient_problem<T> p(random, x, has_bias ? std::vector{"weight", "bias"} : std::vector{"weight"});
+    const std::vector<bounded<T>> weight(norm.weight.begin(), norm.weight.end());
+    reference::row_norm_backward<bounded<T>>(has_bias, p.bounded_x.view(), p.bounded_given.view(), {p.defined[0].exact, p.row(1), has_bias ? p.row(2) : std::span<bounded<T>>()},
+                                             weight, norm.eps);
+    return p.broken(random, [&](index_t concurrency) { return norm.backward_workspace_bytes(x.shape(), concurrency); },
+                    [&](const auto& from, const auto& given, const norm_gradients<T>& wanted, const execution& run) { attn::backward(norm, from, given, wanted, run); });
+}
+
+/// Of a training step, some tokens of which may not count.
+template <Scalar T>
+std::string broken_training_gradient(draw& random, const rep_batch_norm<T>& norm, const tensor<T>& x) {
+    const auto& s = x.shape();
+    tensor<bool> mask({s.batch, random.one_in(2) ? s.heads : 1, s.tokens, 1});
+    std::generate_n(mask.data(), mask.shape().size(), [&] { return !random.one_in(3); });
+    const auto shown = random.one_in(2) ? tensor_view<const bool>(mask) : tensor_view<const bool>();
+    const auto repeated = shown.data() ? s.heads / mask.shape().heads : 1;
+    const auto count = shown.data() ? repeated * std::count(mask.data(), mask.data() + mask.shape().size(), true) : s.batch * s.heads * s.tokens;
+    if (count < 2) return {}; // refused
+    gradient_problem<T> p(random, x, {"weight", "bias", "eta"});
+    const std::vector<bounded<T>> weight(norm.batch.weight.begin(), norm.batch.weight.end());
+    reference::rep_batch_norm_backward<bounded<T>>(p.bounded_x.view(), p.bounded_given.view(), {p.defined[0].exact, p.row(1), p.row(2), p.row(3).data()}, weight, norm.eta,
+                                                   norm.batch.eps, shown);
+    return p.broken(random, [&](index_t concurrency) { return train_backward_workspace_bytes(norm, s, concurrency); },
+                    [&](const auto& from, const auto& given, const rep_norm_gradients<T>& wanted, const execution& run) {
+                        train_backward(norm, from, given, wanted, run, shown);
+                    });
 }
 
 template <Scalar T>
@@ -89,6 +152,11 @@ outcome attempt(draw& random) {
     const batch_norm<T> batch{.weight = weight, .bias = bias, .mean = means, .variance = variances, .eps = eps};
     if (kind == 2) result.problem = broken(random, batch, x, exact, bounds);
     if (kind == 3) result.problem = broken(random, rep_batch_norm<T>{.batch = batch, .eta = eta}, x, exact, bounds);
+    if (!result.problem.empty()) return result;
+    const auto of_gradient = kind == 0   ? broken_row_gradient(random, layer_norm<T>{weight, bias, eps}, x)
+                             : kind == 1 ? broken_row_gradient(random, rms_norm<T>{weight, eps}, x)
+                                         : broken_training_gradient(random, rep_batch_norm<T>{.batch = batch, .eta = eta}, x);
+    if (!of_gradient.empty()) result.problem = "gradient of the " + of_gradient;
     return result;
 }
 

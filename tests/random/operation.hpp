@@ -1,6 +1,7 @@
 // An operator under test, its type hidden: what the checks need of it.
 #pragma once
 
+#include "bounded.hpp"
 #include "sizes.hpp"
 
 #include "cases/case.hpp"
@@ -20,12 +21,12 @@ struct operation {
     std::function<void(const inputs<double>&, const outputs<double>&)> reference;
     /// How far from the definition each number may be; values and, where there is one, log_sum_exp.
     std::function<void(const inputs<T>&, const outputs<double>& bounds)> bounds;
-    /// The gradient, where the random suite knows its bounds: contiguous, as the bounds of the result that it begins with.
+    /// The gradient, for those that have one here.
     std::function<void(const inputs<T>&, const saved_outputs<T>&, const output_gradients<T>&, const testing::wanted_gradients<T>&, const execution&)> backward;
     std::function<std::size_t(const input_shapes&, index_t concurrency)> backward_workspace_bytes;
     std::function<std::vector<shape>(const input_shapes&)> parameter_shapes;
-    std::function<void(const inputs<double>&, const output_gradients<double>&, const testing::wanted_gradients<double>&)> reference_gradients;
-    std::function<void(const inputs<T>&, const output_gradients<double>&, const outputs<double>& exact, const testing::wanted_gradients<double>& bounds)> gradient_bounds;
+    /// Its definition.
+    std::function<void(const inputs<bounded<T>>&, const output_gradients<bounded<T>>&, const testing::wanted_gradients<bounded<T>>&)> reference_gradients;
     bool has_least_workspace = false; ///< workspace_bytes of concurrency -c is then the least for c
 };
 

@@ -11,6 +11,7 @@
 #include <attn/pattern/neighborhood.hpp>
 #include <attn/pattern/selected.hpp>
 #include <attn/reference/softmax.hpp>
+#include <attn/reference/score_gradients.hpp>
 #include <attn/reference/softmax_gradients.hpp>
 #include <attn/reference/widen.hpp>
 
@@ -66,29 +67,53 @@ struct softmax_drawn {
     }
 };
 
-/// The gradient of an operator whose score function has the slope 1.
+/// Calls f(additive_bias, its gradients) for one in a score function, or in a chain of them.
+template <Scalar T, class S, class G>
+void for_bias(const S& score, G& gradients, const auto& f) {
+    if constexpr (std::same_as<S, additive_bias<T>>) f(score, gradients);
+    else if constexpr (requires { std::get<additive_bias<T>>(score.functions); }) {
+        const auto call = [&]<std::size_t... n>(std::index_sequence<n...>) {
+            (for_bias<T>(std::get<n>(score.functions), std::get<n>(gradients), f), ...);
+        };
+        call(std::make_index_sequence<std::tuple_size_v<G>>());
+    }
+}
+
+/// The gradients of the operator's sinks and of its bias, those that it has, in this order.
+template <Scalar T, class U, class Op>
+struct named_gradients {
+    tensor_view<U> sinks;
+    score_gradients<decltype(Op::score), U> score;
+
+    named_gradients(const Op& op, const testing::wanted_gradients<U>& wanted) {
+        std::size_t number = 0;
+        if (!op.sinks.empty()) sinks = wanted.parameter(number++);
+        for_bias<T>(op.score, score, [&](const auto&, auto& own) { own.bias = wanted.parameter(number); });
+    }
+};
+
 template <Scalar T, class Owner>
-void add_gradient(operation<T>& result, const std::shared_ptr<const Owner>& own, const slice& part) {
+void add_gradient(operation<T>& result, const std::shared_ptr<const Owner>& own) {
+    using Op = std::remove_const_t<decltype(Owner::op)>;
     result.backward = [own](const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const testing::wanted_gradients<T>& wanted,
                             const execution& run) {
-        attn::backward(own->op, in, saved, given, {{wanted.queries, wanted.keys, wanted.values}, wanted.parameter(0)}, run);
+        const named_gradients<T, T, Op> named(own->op, wanted);
+        attn::backward(own->op, in, saved, given, {{wanted.queries, wanted.keys, wanted.values}, named.sinks, named.score}, run);
     };
     result.backward_workspace_bytes = [own](const input_shapes& s, index_t concurrency) { return own->op.template backward_workspace_bytes<T>(s, concurrency); };
     result.parameter_shapes = [own](const input_shapes& s) {
-        return own->op.sinks.empty() ? std::vector<shape>{} : std::vector<shape>{{1, s.queries.heads, 1, 1}};
+        std::vector<shape> shapes;
+        if (!own->op.sinks.empty()) shapes.push_back({1, s.queries.heads, 1, 1});
+        score_gradients<decltype(Op::score), T> none;
+        for_bias<T>(own->op.score, none, [&](const additive_bias<T>& f, const auto&) { shapes.push_back(f.bias.shape()); });
+        return shapes;
     };
-    result.reference_gradients = [own](const inputs<double>& in, const output_gradients<double>& given, const testing::wanted_gradients<double>& wanted) {
-        reference::softmax_gradients<double>(in, given, wanted, wanted.parameter(0), own->op.scale, own->op.score, own->op.pattern, own->op.sinks);
-    };
-    result.gradient_bounds = [own, part](const inputs<T>& in, const output_gradients<double>& given, const outputs<double>& exact,
-                                         const testing::wanted_gradients<double>& bounds) {
-        const auto q = reference::widen(in.queries), k = reference::widen(in.keys), v = reference::widen(in.values);
-        auto terms = own->drawn.terms(part, in.queries.shape().channels);
-        terms.sees = [&](index_t b, index_t h, index_t i, index_t j) -> bool { return attn::at(own->op.pattern, b, h).visible(i, j); };
-        tensor<double> values(exact.values.shape()), log_sum_exp(exact.log_sum_exp.shape());
-        const outputs<double> errors{values, log_sum_exp};
-        softmax_bounds({q, k, v, in.positions}, errors, terms);
-        softmax_gradient_bounds({{q, k, v, in.positions}, exact, errors, given}, bounds, terms);
+    result.reference_gradients = [own](const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given,
+                                       const testing::wanted_gradients<bounded<T>>& wanted) {
+        const auto& op = own->op;
+        const named_gradients<T, bounded<T>, Op> named(op, wanted);
+        const reference::score_parameters<bounded<T>, decltype(Op::score), decltype(named.score)> of_score{op.score, named.score};
+        reference::softmax_gradients<bounded<T>>(in, given, wanted, named.sinks, op.scale, op.score, op.pattern, op.sinks, of_score);
     };
 }
 
@@ -112,7 +137,7 @@ operation<T> softmax_operation(const softmax_drawn<T>& drawn, const slice& part,
         terms.sees = [&](index_t b, index_t h, index_t i, index_t j) -> bool { return attn::at(own->op.pattern, b, h).visible(i, j); };
         softmax_bounds({q, k, v, in.positions}, bounds, terms);
     };
-    if constexpr (std::same_as<S, identity_score> || std::same_as<S, additive_bias<T>>) add_gradient(result, own, part);
+    add_gradient(result, own);
     return result;
 }
 

@@ -3,7 +3,7 @@
 #include "operators.hpp"
 
 #include <attn/attention/talking_heads_attention.hpp>
-#include <attn/reference/talking_heads.hpp>
+#include <attn/reference/talking_heads_gradients.hpp>
 
 namespace attn::fuzz {
 
@@ -18,6 +18,22 @@ struct talking_drawn {
 
     slice all() const { return {0, softmax.size.batch, 0, softmax.size.heads}; }
 };
+
+/// The gradients by name, of the parameters that the operator has.
+template <class T>
+mixed_head_gradients<T> named(const auto& op, const testing::wanted_gradients<T>& wanted) {
+    mixed_head_gradients<T> all{{wanted.queries, wanted.keys, wanted.values}};
+    std::size_t number = 0;
+    const auto take = [&](bool is_there, tensor_view<T>& to) {
+        if (is_there) to = wanted.parameter(number++);
+    };
+    take(op.logits_mix.data(), all.logits_mix);
+    take(!op.logits_bias.empty(), all.logits_bias);
+    take(op.weights_mix.data(), all.weights_mix);
+    take(!op.weights_bias.empty(), all.weights_bias);
+    take(!op.sinks.empty(), all.sinks);
+    return all;
+}
 
 template <Scalar T, Pattern P, ScoreFunction S>
 operation<T> talking_operation(const std::shared_ptr<const talking_drawn<T>>& d, const P& pattern, const S& score) {
@@ -48,6 +64,26 @@ operation<T> talking_operation(const std::shared_ptr<const talking_drawn<T>>& d,
         terms.logits_mix = own->op.logits_mix, terms.logits_bias = own->op.logits_bias;
         terms.weights_mix = own->op.weights_mix, terms.weights_bias = own->op.weights_bias;
         softmax_bounds({q, k, v, in.positions}, bounds, terms);
+    };
+    result.backward = [own](const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const testing::wanted_gradients<T>& wanted,
+                            const execution& run) { attn::backward(own->op, in, saved, given, named(own->op, wanted), run); };
+    result.backward_workspace_bytes = [own](const input_shapes& s, index_t concurrency) { return own->op.template backward_workspace_bytes<T>(s, concurrency); };
+    result.parameter_shapes = [own](const input_shapes&) {
+        std::vector<shape> shapes;
+        const auto push = [&](const auto& mix, const auto& bias) {
+            if (mix.data()) shapes.push_back(mix.shape());
+            if (!bias.empty()) shapes.push_back({1, std::ssize(bias), 1, 1});
+        };
+        push(own->op.logits_mix, own->op.logits_bias);
+        push(own->op.weights_mix, own->op.weights_bias);
+        push(tensor_view<const double>(), own->op.sinks);
+        return shapes;
+    };
+    result.reference_gradients = [own](const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given,
+                                       const testing::wanted_gradients<bounded<T>>& wanted) {
+        const auto& op = own->op;
+        reference::talking_heads_gradients<bounded<T>>(in, given, named(op, wanted), op.logits_mix, op.logits_bias, op.weights_mix, op.weights_bias, op.scale,
+                                                       op.score, op.pattern, op.sinks);
     };
     return result;
 }

@@ -55,7 +55,7 @@ constexpr positions bottom_right(index_t queries, index_t keys) { return {.first
 /// What attention reads: queries (batch, heads, n, d_k), keys (batch, kv_heads, m, d_k), values (batch, kv_heads, m, d_v) and their
 /// positions.
 /// kv_heads divides heads; query head h reads key and value head h / (heads / kv_heads).
-template <Scalar T>
+template <class T>
 struct inputs {
     tensor_view<const T> queries;
     tensor_view<const T> keys;
@@ -69,14 +69,14 @@ struct input_shapes {
 };
 
 /// The shapes of a call's inputs.
-template <Scalar T>
+template <class T>
 input_shapes shapes_of(const inputs<T>& in) {
     return {in.queries.shape(), in.keys.shape(), in.values.shape()};
 }
 
 /// What attention writes: values (batch, heads, n, d_v); and, if its data is not null, log_sum_exp (batch, heads, n, 1): the natural
 /// logarithm of each row's softmax denominator, its sink included.
-template <Scalar T>
+template <class T>
 struct outputs {
     tensor_view<T> values;
     tensor_view<T> log_sum_exp = {};

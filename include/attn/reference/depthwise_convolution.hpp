@@ -16,7 +16,7 @@ struct grid {
 /// in's heads) over the inputs inside the grid that are before token present[b] (all, if that is empty). weights: (1 or heads, channels,
 /// kernel_height, kernel_width); bias: none, one for each channel, or for each of every head. Row r of out is token first + r. Everything
 /// in T.
-template <Scalar T, Scalar U>
+template <class T, class U>
 void add_depthwise_convolution(const tensor_view<const T>& in, const tensor_view<T>& out, const grid& g,
                                const tensor_view<const U>& weights, std::span<const U> bias, std::span<const index_t> present = {},
                                index_t first = 0) {

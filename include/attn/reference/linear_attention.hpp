@@ -4,9 +4,9 @@
 #include "../core/inputs.hpp"
 #include "../core/tensor.hpp"
 #include "../pattern/pattern.hpp"
+#include "number.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <span>
 #include <vector>
 
@@ -16,7 +16,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 ///     out_i = sum_j A_ij v_j / (sum_j A_ij + eps),     or scale * sum_j A_ij v_j if not `normalise`
 /// A row that sees nothing is zero; what is not seen is never multiplied. Shapes: as in inputs and outputs, taken as checked.
 /// Time O(n m (d_k + d_v)) a head. Katharopoulos et al. 2020, "Transformers are RNNs".
-template <Scalar T, class F, Pattern P>
+template <class T, class F, Pattern P>
 void linear_attention(const inputs<T>& in, const outputs<T>& out, const F& phi, const P& pattern, bool normalise, double eps,
                       double scale) {
     const auto [batch, heads, n, d_k] = in.queries.shape();
@@ -53,7 +53,7 @@ void linear_attention(const inputs<T>& in, const outputs<T>& out, const F& phi, 
 }
 
 /// x + added, for x (batch, heads, n, d) and added (batch or 1, heads or 1, n, d).
-template <Scalar T, Scalar U>
+template <class T, class U>
 tensor<T> sum_of(const tensor_view<const T>& x, const tensor_view<const U>& added) {
     const auto [batch, heads, n, d] = x.shape();
     tensor<T> result(x.shape());
@@ -73,7 +73,7 @@ tensor<T> sum_of(const tensor_view<const T>& x, const tensor_view<const U>& adde
 ///     u = (relu(x) + 1e-6) / softplus(scale),      f = |u| u^p / |u^p|
 /// the power by channel, the norms over all channels of all heads of a token. scale: none (0), d numbers, or d for each head.
 /// Han et al. 2023, "FLatten Transformer".
-template <Scalar T, Scalar U>
+template <class T, class U>
 tensor<T> focused_features(const tensor_view<const T>& x, int power, std::span<const U> scale) {
     const auto [batch, heads, n, d] = x.shape();
     tensor<T> result(x.shape());
@@ -85,15 +85,15 @@ tensor<T> focused_features(const tensor_view<const T>& x, int power, std::span<c
                     for (index_t c = 0; c < d; ++c) {
                         const auto own = static_cast<std::size_t>(std::ssize(scale) > d ? h * d + c : c);
                         const T s = scale.empty() ? T{0} : static_cast<T>(scale[own]), y = x(b, h, i, c);
-                        f(h, c, ((y < 0 ? T{0} : y) + static_cast<T>(1e-6)) / (std::max(s, T{0}) + std::log1p(std::exp(-std::abs(s)))));
+                        f(h, c, ((y < 0 ? T{0} : y) + static_cast<T>(1e-6)) / (max(s, T{0}) + log1p(exp(-abs(s)))));
                     }
             };
             each([&](index_t, index_t, T u) { squares += u * u; });
-            const T norm = std::sqrt(squares);
+            const T norm = sqrt(squares);
             // u / |u| instead of u, which changes nothing but that no power overflows.
-            each([&](index_t, index_t, T u) { squares_of_powers += std::pow(u / norm, static_cast<T>(2 * power)); });
+            each([&](index_t, index_t, T u) { squares_of_powers += pow(u / norm, static_cast<T>(2 * power)); });
             each([&](index_t h, index_t c, T u) {
-                result(b, h, i, c) = norm * std::pow(u / norm, static_cast<T>(power)) / std::sqrt(squares_of_powers);
+                result(b, h, i, c) = norm * pow(u / norm, static_cast<T>(power)) / sqrt(squares_of_powers);
             });
         }
     return result;

@@ -13,7 +13,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 ///     dq_i = phi'(q_i) sum_j dA_ij phi(k_j),      dk_j = phi'(k_j) sum_i dA_ij phi(q_i)         (channel by channel)
 /// with dk and dv summed over the query heads that share them. phi' is phi's slope by its text on dual numbers, or what its member `derivative`
 /// says. A view without memory is not wanted. Shapes and pattern are taken as checked.
-template <Scalar T, class F, Pattern P>
+template <class T, class F, Pattern P>
 void linear_gradients(const inputs<T>& in, const tensor_view<const T>& given, const input_gradients<T>& wanted, const F& phi, const P& pattern,
                       bool normalise, double eps, double scale) {
     const auto [batch, heads, n, d_k] = in.queries.shape();
@@ -90,7 +90,7 @@ void linear_gradients(const inputs<T>& in, const tensor_view<const T>& given, co
 ///     du = w s + p w^(p - 1) / M g - s p w^(2 p - 1) / M^2,      s = sum g w^p / M
 ///     dx = du / softplus(scale) where x > 0,      d scale = - sum over tokens of du u / softplus(scale) sigmoid(scale)
 /// d scale is added to of_scale, which may be empty. Tokens from present[batch] on, if that is given, get 0 and give nothing.
-template <Scalar T, Scalar U>
+template <class T, class U>
 void focused_gradients(const tensor_view<const T>& x, int power, std::span<const U> scale, const tensor_view<const T>& given,
                        std::span<const index_t> present, const tensor_view<T>& to, std::span<T> of_scale) {
     const auto [batch, heads, n, d] = x.shape();
@@ -103,15 +103,15 @@ void focused_gradients(const tensor_view<const T>& x, int power, std::span<const
                     for (index_t c = 0; c < d; ++c) {
                         const auto own = static_cast<std::size_t>(std::ssize(scale) > d ? h * d + c : c);
                         const T before = scale.empty() ? T{0} : static_cast<T>(scale[own]), y = x(b, h, i, c);
-                        const T softplus = std::max(before, T{0}) + std::log1p(std::exp(-std::abs(before)));
+                        const T softplus = max(before, T{0}) + log1p(exp(-abs(before)));
                         f(h, c, own, (y < 0 ? T{0} : y) + static_cast<T>(1e-6), softplus);
                     }
             };
-            const auto raised = [](T w, int exponent) { return std::pow(w, static_cast<T>(exponent)); };
+            const auto raised = [](T w, int exponent) { return pow(w, static_cast<T>(exponent)); };
             each([&](index_t, index_t, std::size_t, T relu_x, T softplus) { squares += relu_x / softplus * (relu_x / softplus); });
-            const T norm = std::sqrt(squares);
+            const T norm = sqrt(squares);
             each([&](index_t, index_t, std::size_t, T relu_x, T softplus) { squares_of_powers += raised(relu_x / softplus / norm, 2 * power); });
-            const T norm_of_powers = std::sqrt(squares_of_powers);
+            const T norm_of_powers = sqrt(squares_of_powers);
             each([&](index_t h, index_t c, std::size_t, T relu_x, T softplus) {
                 if (takes_part) s += given(b, h, i, c) * raised(relu_x / softplus / norm, power) / norm_of_powers;
             });
@@ -123,7 +123,7 @@ void focused_gradients(const tensor_view<const T>& x, int power, std::span<const
                 const T u = relu_x / softplus, w = u / norm, p = static_cast<T>(power);
                 const T of_u = w * s + p * raised(w, power - 1) / norm_of_powers * given(b, h, i, c) - s * p * raised(w, 2 * power - 1) / squares_of_powers;
                 to(b, h, i, c) = of_u / softplus * (x(b, h, i, c) > 0 ? T{1} : T{0});
-                if (!of_scale.empty()) of_scale[own] -= of_u * u / softplus / (1 + std::exp(-static_cast<T>(scale[own])));
+                if (!of_scale.empty()) of_scale[own] -= of_u * u / softplus / (1 + exp(-static_cast<T>(scale[own])));
             });
         }
 }

@@ -6,7 +6,7 @@
 namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 
 /// The tokens of one batch entry and head: x(j, c), and which are visible.
-template <Scalar T>
+template <class T>
 struct tokens {
     const tensor_view<const T>& x;
     index_t batch, head;
@@ -32,7 +32,7 @@ struct tokens {
 };
 
 /// Projected rows of channels; nothing where no visible token takes part.
-template <Scalar T>
+template <class T>
 using projected_tokens = std::vector<std::optional<std::vector<T>>>;
 
 namespace detail {
@@ -44,7 +44,7 @@ index_t head_of(const tensor_view<const U>& parameter, index_t head) {
 }
 
 /// `count` rows; row r is write(r, numbers) on zeros if range(r) = {first, end} holds a visible token.
-template <Scalar T>
+template <class T>
 projected_tokens<T> project_each(const tokens<T>& x, index_t count, const auto& range, const auto& write) {
     projected_tokens<T> rows(static_cast<std::size_t>(count));
     for (index_t r = 0; r < count; ++r) {
@@ -60,7 +60,7 @@ projected_tokens<T> project_each(const tokens<T>& x, index_t count, const auto& 
 } // namespace detail
 
 /// Row r of `projected`, by every token as it is.
-template <Scalar T>
+template <class T>
 projected_tokens<T> identity_projection(const tokens<T>& x) {
     return detail::project_each(
         x, x.count(), [](index_t r) { return std::pair{r, r + 1}; },
@@ -71,7 +71,7 @@ projected_tokens<T> identity_projection(const tokens<T>& x) {
 
 /// projected[r, c] = sum over visible j of matrix[r, j] x[j, c] + bias[r]; matrix (1, heads or 1, projected, m or more), bias
 /// (1, heads or 1, projected, 1) or without data.
-template <Scalar T, class U>
+template <class T, class U>
 projected_tokens<T> linear_projection(const tokens<T>& x, const tensor_view<const U>& matrix, const tensor_view<const U>& bias) {
     const auto all = [&](index_t) { return std::pair{index_t{0}, x.count()}; };
     return detail::project_each(x, matrix.shape().tokens, all, [&](index_t r, std::vector<T>& row) {
@@ -91,13 +91,13 @@ inline std::pair<index_t, index_t> pooling_bin(index_t r, index_t tokens, index_
 }
 
 /// The mean over the visible tokens of each bin.
-template <Scalar T>
+template <class T>
 projected_tokens<T> mean_pooling(const tokens<T>& x, index_t projected) {
     const auto bin = [&](index_t r) { return pooling_bin(r, x.count(), projected); };
     return detail::project_each(x, projected, bin, [&](index_t r, std::vector<T>& row) {
         T seen = 0;
         x.for_each_visible(bin(r).first, bin(r).second, [&](index_t j) {
-            ++seen;
+            seen += 1;
             for (index_t c = 0; c < x.channels(); ++c) row[static_cast<std::size_t>(c)] += x(j, c);
         });
         for (auto& sum : row) sum /= seen;
@@ -105,7 +105,7 @@ projected_tokens<T> mean_pooling(const tokens<T>& x, index_t projected) {
 }
 
 /// The largest number of each channel over the visible tokens of each bin, NaN if one is.
-template <Scalar T>
+template <class T>
 projected_tokens<T> max_pooling(const tokens<T>& x, index_t projected) {
     const auto bin = [&](index_t r) { return pooling_bin(r, x.count(), projected); };
     return detail::project_each(x, projected, bin, [&](index_t r, std::vector<T>& row) {
@@ -113,14 +113,14 @@ projected_tokens<T> max_pooling(const tokens<T>& x, index_t projected) {
         x.for_each_visible(bin(r).first, bin(r).second, [&](index_t j) {
             for (index_t c = 0; c < x.channels(); ++c) {
                 auto& largest = row[static_cast<std::size_t>(c)];
-                if (x(j, c) > largest || std::isnan(x(j, c))) largest = x(j, c);
+                if (x(j, c) > largest || isnan(x(j, c))) largest = x(j, c);
             }
         });
     });
 }
 
 /// projected[r, c] = bias[c] + sum over visible taps t of weights[t, c] x[kernel r + t, c]; weights (1, heads or 1, kernel, channels).
-template <Scalar T, class U>
+template <class T, class U>
 projected_tokens<T> channel_convolution(const tokens<T>& x, const tensor_view<const U>& weights, const tensor_view<const U>& bias) {
     const auto kernel = weights.shape().tokens;
     const auto window = [&](index_t r) { return std::pair{r * kernel, (r + 1) * kernel}; };
@@ -137,7 +137,7 @@ projected_tokens<T> channel_convolution(const tokens<T>& x, const tensor_view<co
 
 /// projected[r, o] = bias[o] + sum over visible taps t and channels c of weights[t, o, c] x[kernel r + t, c]; weights (kernel, heads or
 /// 1, channels, channels).
-template <Scalar T, class U>
+template <class T, class U>
 projected_tokens<T> mixing_convolution(const tokens<T>& x, const tensor_view<const U>& weights, const tensor_view<const U>& bias) {
     const auto kernel = weights.shape().batch;
     const auto window = [&](index_t r) { return std::pair{r * kernel, (r + 1) * kernel}; };
@@ -154,7 +154,7 @@ projected_tokens<T> mixing_convolution(const tokens<T>& x, const tensor_view<con
 }
 
 /// Which tokens of a batch entry and a head of keys the first query sees, as they all do.
-template <Scalar T, Pattern P>
+template <class T, Pattern P>
 std::vector<bool> visible_tokens(const inputs<T>& in, const P& pattern, index_t batch, index_t kv_head) {
     const auto own = at(pattern, batch, kv_head * (in.queries.shape().heads / in.keys.shape().heads));
     std::vector<bool> visible;
@@ -168,7 +168,7 @@ std::vector<bool> visible_tokens(const inputs<T>& in, const P& pattern, index_t 
 /// project_keys(tokens) and project_values(tokens) give the projected rows of one batch entry and head; those that either lacks are left
 /// out. The pattern shows a token to all queries or to none, as the first query sees it. Wang et al. 2020, "Linformer: Self-Attention with
 /// Linear Complexity".
-template <Scalar T, Pattern P = dense>
+template <class T, Pattern P = dense>
 void linformer(const inputs<T>& in, const outputs<T>& out, const auto& project_keys, const auto& project_values,
                std::optional<double> scale = {}, const P& pattern = {}) {
     const auto [batch, heads, n, d_k] = in.queries.shape();

@@ -10,7 +10,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 namespace detail {
 
 /// Calls f(r, gradient of row r) for the rows that are there.
-template <Scalar T>
+template <class T>
 void for_each_row(const projected_tokens<T>& given, const auto& f) {
     for (std::size_t r = 0; r < given.size(); ++r)
         if (given[r]) f(static_cast<index_t>(r), [&row = *given[r]](index_t c) { return row[static_cast<std::size_t>(c)]; });
@@ -20,7 +20,7 @@ void for_each_row(const projected_tokens<T>& given, const auto& f) {
 
 /// From the gradients g of the rows that identity_projection gives: dx[r, c] += g[r, c]. Here and below of_x is (1, 1, m, channels); what has no
 /// memory is left out.
-template <Scalar T>
+template <class T>
 void identity_projection_gradients(const tokens<T>& x, const projected_tokens<T>& given, const tensor_view<T>& of_x) {
     detail::for_each_row(given, [&](index_t r, const auto& g) {
         for (index_t c = 0; c < x.channels(); ++c) of_x(0, 0, r, c) += g(c);
@@ -29,7 +29,7 @@ void identity_projection_gradients(const tokens<T>& x, const projected_tokens<T>
 
 /// Of linear_projection, over the visible j:
 ///     dx[j, c] += matrix[r, j] g[r, c],      dmatrix[r, j] += sum_c g[r, c] x[j, c],      dbias[r] += sum_c g[r, c]
-template <Scalar T, class U>
+template <class T, class U>
 void linear_projection_gradients(const tokens<T>& x, const projected_tokens<T>& given, const tensor_view<T>& of_x, const tensor_view<const U>& matrix,
                                  const tensor_view<T>& of_matrix, const tensor_view<T>& of_bias) {
     const auto head = detail::head_of(matrix, x.head);
@@ -45,12 +45,12 @@ void linear_projection_gradients(const tokens<T>& x, const projected_tokens<T>& 
 }
 
 /// Of mean_pooling: dx[j, c] += g[r, c] / (visible tokens of bin r) for the visible j of bin r.
-template <Scalar T>
+template <class T>
 void mean_pooling_gradients(const tokens<T>& x, const projected_tokens<T>& given, const tensor_view<T>& of_x) {
     detail::for_each_row(given, [&](index_t r, const auto& g) {
         const auto [first, end] = pooling_bin(r, x.count(), std::ssize(given));
         T seen = 0;
-        x.for_each_visible(first, end, [&](index_t) { ++seen; });
+        x.for_each_visible(first, end, [&](index_t) { seen += 1; });
         x.for_each_visible(first, end, [&](index_t j) {
             for (index_t c = 0; c < x.channels(); ++c) of_x(0, 0, j, c) += g(c) / seen;
         });
@@ -58,7 +58,7 @@ void mean_pooling_gradients(const tokens<T>& x, const projected_tokens<T>& given
 }
 
 /// Of max_pooling: dx[j, c] += g[r, c] for the visible j of bin r whose number is the largest, of equal ones the first, of NaN the last.
-template <Scalar T>
+template <class T>
 void max_pooling_gradients(const tokens<T>& x, const projected_tokens<T>& given, const tensor_view<T>& of_x) {
     detail::for_each_row(given, [&](index_t r, const auto& g) {
         const auto [first, end] = pooling_bin(r, x.count(), std::ssize(given));
@@ -66,7 +66,7 @@ void max_pooling_gradients(const tokens<T>& x, const projected_tokens<T>& given,
             T largest = -std::numeric_limits<T>::infinity();
             index_t taken = -1;
             x.for_each_visible(first, end, [&](index_t j) {
-                if (x(j, c) > largest || std::isnan(x(j, c))) largest = x(j, c), taken = j;
+                if (x(j, c) > largest || isnan(x(j, c))) largest = x(j, c), taken = j;
             });
             if (taken >= 0) of_x(0, 0, taken, c) += g(c);
         }
@@ -75,7 +75,7 @@ void max_pooling_gradients(const tokens<T>& x, const projected_tokens<T>& given,
 
 /// Of channel_convolution, with j = kernel r + t visible:
 ///     dx[j, c] += weights[t, c] g[r, c],      dweights[t, c] += g[r, c] x[j, c],      dbias[c] += g[r, c]
-template <Scalar T, class U>
+template <class T, class U>
 void channel_convolution_gradients(const tokens<T>& x, const projected_tokens<T>& given, const tensor_view<T>& of_x, const tensor_view<const U>& weights,
                                    const tensor_view<T>& of_weights, const tensor_view<T>& of_bias) {
     const auto kernel = weights.shape().tokens, head = detail::head_of(weights, x.head);
@@ -92,7 +92,7 @@ void channel_convolution_gradients(const tokens<T>& x, const projected_tokens<T>
 
 /// Of mixing_convolution, with j = kernel r + t visible:
 ///     dx[j, c] += sum_o weights[t, o, c] g[r, o],      dweights[t, o, c] += g[r, o] x[j, c],      dbias[o] += g[r, o]
-template <Scalar T, class U>
+template <class T, class U>
 void mixing_convolution_gradients(const tokens<T>& x, const projected_tokens<T>& given, const tensor_view<T>& of_x, const tensor_view<const U>& weights,
                                   const tensor_view<T>& of_weights, const tensor_view<T>& of_bias) {
     const auto kernel = weights.shape().batch, head = detail::head_of(weights, x.head);
@@ -113,7 +113,7 @@ void mixing_convolution_gradients(const tokens<T>& x, const projected_tokens<T>&
 ///     of_key_projection(tokens, dk', dk),      of_value_projection(tokens, dv', dv)
 /// for each batch entry and head, which add to dk and dv (1, 1, m, channels), zeros before, and to the gradients of their parameters. A row that
 /// is left out has no gradient. A view of `wanted` without memory is not wanted.
-template <Scalar T, Pattern P = dense>
+template <class T, Pattern P = dense>
 void linformer_gradients(const inputs<T>& in, const output_gradients<T>& given, const input_gradients<T>& wanted, const auto& project_keys,
                          const auto& project_values, const auto& of_key_projection, const auto& of_value_projection, std::optional<double> scale = {},
                          const P& pattern = {}) {

@@ -2,9 +2,9 @@
 #pragma once
 
 #include "../core/inputs.hpp"
+#include "number.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -41,13 +41,13 @@ void for_each_lsh_head(const tensor_view<const index_t>& buckets, index_t chunk,
 }
 
 /// What a key is its token over; 1 for zeros.
-template <Scalar T>
+template <class T>
 T lsh_length(const tensor_view<const T>& q, index_t b, index_t h, index_t j) {
     T squares = 0;
     for (index_t c = 0; c < q.shape().channels; ++c) squares += q(b, h, j, c) * q(b, h, j, c);
-    return squares == 0 ? T{1} : std::sqrt(squares);
+    return squares == 0 ? T{1} : sqrt(squares);
 }
-template <Scalar T>
+template <class T>
 T lsh_score(const tensor_view<const T>& q, index_t b, index_t h, index_t i, index_t j, double scale) {
     const T length = lsh_length(q, b, h, j);
     T product = 0;
@@ -62,7 +62,7 @@ T lsh_score(const tensor_view<const T>& q, index_t b, index_t h, index_t i, inde
 ///     x_ij = scale * sum_c q[i,c] q[j,c] / |q_j|,   out_i = sum over rounds and seen j of exp(x_ij) v_j / Z_i,   log_sum_exp_i = log Z_i
 /// A token that sees none in any round sees itself in all. Time O(rounds n^2) a head. Shapes as in inputs and outputs, taken as checked.
 /// Kitaev, Kaiser, Levskaya 2020, "Reformer: The Efficient Transformer".
-template <Scalar T>
+template <class T>
 void lsh_attention(const inputs<T>& in, const outputs<T>& out, const tensor_view<const index_t>& buckets, index_t chunk, bool causal, double scale) {
     const auto d_v = in.values.shape().channels;
     std::vector<T> x;
@@ -73,13 +73,13 @@ void lsh_attention(const inputs<T>& in, const outputs<T>& out, const tensor_view
             for (const auto j : keys) x.push_back(detail::lsh_score(in.queries, b, h, i, j, scale));
             const T largest = *std::ranges::max_element(x);
             T denominator = 0;
-            for (auto& s : x) denominator += s = std::exp(s - largest);
+            for (auto& s : x) denominator += s = exp(s - largest);
             for (index_t c = 0; c < d_v; ++c) {
                 T sum = 0;
                 for (std::size_t e = 0; e < keys.size(); ++e) sum += x[e] / denominator * in.values(b, h, keys[e], c);
                 out.values(b, h, i, c) = sum;
             }
-            if (out.log_sum_exp.data()) out.log_sum_exp(b, h, i, 0) = largest + std::log(denominator);
+            if (out.log_sum_exp.data()) out.log_sum_exp(b, h, i, 0) = largest + log(denominator);
         }
     });
 }

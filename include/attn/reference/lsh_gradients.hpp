@@ -12,7 +12,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 ///     dv_j = sum P_ij dO_i,        du_j = scale sum dx_ij q_i
 ///     dq_i = scale sum_j dx_ij u_j + (du_i - u_i sum_c u[i,c] du[i,c]) / |q_i|           without the second part if q_i is 0
 /// to.queries and to.values, which may have no memory, are the gradients of q and v; to.keys is not looked at.
-template <Scalar T>
+template <class T>
 void lsh_gradients(const inputs<T>& in, const output_gradients<T>& given, const input_gradients<T>& to, const tensor_view<const index_t>& buckets,
                    index_t chunk, bool causal, double scale) {
     const auto& q = in.queries;
@@ -28,7 +28,7 @@ void lsh_gradients(const inputs<T>& in, const output_gradients<T>& given, const 
             for (const auto j : keys) weights.push_back(detail::lsh_score(q, b, h, i, j, scale));
             const T largest = *std::ranges::max_element(weights);
             T denominator = 0;
-            for (auto& w : weights) denominator += w = std::exp(w - largest);
+            for (auto& w : weights) denominator += w = exp(w - largest);
             for (auto& w : weights) w /= denominator;
             T shift = given.log_sum_exp.data() ? given.log_sum_exp(b, h, i, 0) : T{0}; // dL - dO . out
             for (index_t c = 0; c < d_v; ++c) {

@@ -8,7 +8,7 @@
 namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 
 /// The gradients of a loss by what a norm of rows read, everything in T: x (batch, heads, tokens, channels), weight and bias (channels) each.
-template <Scalar T>
+template <class T>
 struct row_norm_gradients {
     tensor_view<T> x;
     std::span<T> weight; ///< or empty
@@ -19,7 +19,7 @@ struct row_norm_gradients {
 /// denominator, dO the gradient given, and g = dO weight:
 ///     dx = (g - mean(g) - y mean(g y)) / r,      dweight = sum over rows of dO y,      dbias = sum over rows of dO
 /// means over the channels of a row, and without mean(g) for rms_norm.
-template <Scalar T>
+template <class T>
 void row_norm_backward(bool centred, const tensor_view<const T>& x, const tensor_view<const T>& given, const row_norm_gradients<T>& wanted,
                        std::span<const T> weight = {}, T eps = T(1e-5)) {
     const auto channels = x.shape().channels;
@@ -31,7 +31,7 @@ void row_norm_backward(bool centred, const tensor_view<const T>& x, const tensor
         T mean = 0, squares = 0;
         for (index_t c = 0; centred && c < channels; ++c) mean += x(b, h, i, c) / count;
         for (index_t c = 0; c < channels; ++c) squares += (x(b, h, i, c) - mean) * (x(b, h, i, c) - mean) / count;
-        const T root = std::sqrt(squares + eps);
+        const T root = sqrt(squares + eps);
         T of_g = 0, of_product = 0;
         for (index_t c = 0; c < channels; ++c) {
             const auto at = static_cast<std::size_t>(c);
@@ -50,7 +50,7 @@ void row_norm_backward(bool centred, const tensor_view<const T>& x, const tensor
 }
 
 /// The gradients of a loss by what a training step of a RepBN, or with eta = 0 of a BatchNorm, read.
-template <Scalar T>
+template <class T>
 struct rep_norm_gradients {
     tensor_view<T> x;
     std::span<T> weight; ///< or empty
@@ -62,7 +62,7 @@ struct rep_norm_gradients {
 /// the gradient given, for each channel
 ///     dbias = sum dO,      dweight = sum dO y,      deta = sum over all tokens and channels of dO x
 ///     dx = weight / r (dO - dbias / N - y dweight / N) + eta dO;      of a token that does not count dO + eta dO
-template <Scalar T>
+template <class T>
 void rep_batch_norm_backward(const tensor_view<const T>& x, const tensor_view<const T>& given, const rep_norm_gradients<T>& wanted, std::span<const T> weight = {},
                              T eta = 0, T eps = T(1e-5), const tensor_view<const bool>& mask = {}) {
     const channel_statistics<T> seen(x, mask);
@@ -71,7 +71,7 @@ void rep_batch_norm_backward(const tensor_view<const T>& x, const tensor_view<co
     if (wanted.eta) *wanted.eta = 0;
     for (index_t c = 0; c < x.shape().channels; ++c) {
         const auto at = static_cast<std::size_t>(c);
-        const T root = std::sqrt(seen.variance[at] + eps);
+        const T root = sqrt(seen.variance[at] + eps);
         const auto y = [&](index_t b, index_t h, index_t i) { return (x(b, h, i, c) - seen.mean[at]) / root; };
         T of_bias = 0, of_weight = 0;
         detail::for_each_row(x.shape(), [&](index_t b, index_t h, index_t i) {

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "../core/tensor_view.hpp"
+#include "number.hpp"
 
-#include <cmath>
 #include <span>
 #include <vector>
 
@@ -19,7 +19,7 @@ void for_each_row(const shape& s, const F& f) {
         for (index_t h = 0; h < s.heads; ++h)
             for (index_t i = 0; i < s.tokens; ++i) f(b, h, i);
 }
-template <Scalar T>
+template <class T>
 T entry(std::span<const T> parameter, index_t c, T otherwise) {
     return parameter.empty() ? otherwise : parameter[static_cast<std::size_t>(c)];
 }
@@ -27,7 +27,7 @@ T entry(std::span<const T> parameter, index_t c, T otherwise) {
 } // namespace detail
 
 /// out = (x - mean) / sqrt(variance + eps) * weight + bias over the channels of a row; biased variance. Ba, Kiros and Hinton 2016.
-template <Scalar T>
+template <class T>
 void layer_norm(const tensor_view<const T>& x, const tensor_view<T>& out, std::span<const T> weight = {}, std::span<const T> bias = {}, T eps = T(1e-5)) {
     const auto channels = x.shape().channels;
     detail::for_each_row(x.shape(), [&](index_t b, index_t h, index_t i) {
@@ -37,24 +37,24 @@ void layer_norm(const tensor_view<const T>& x, const tensor_view<T>& out, std::s
         for (index_t c = 0; c < channels; ++c) variance += (x(b, h, i, c) - mean) * (x(b, h, i, c) - mean);
         variance /= static_cast<T>(channels);
         for (index_t c = 0; c < channels; ++c)
-            out(b, h, i, c) = (x(b, h, i, c) - mean) / std::sqrt(variance + eps) * detail::entry(weight, c, T{1}) + detail::entry(bias, c, T{0});
+            out(b, h, i, c) = (x(b, h, i, c) - mean) / sqrt(variance + eps) * detail::entry(weight, c, T{1}) + detail::entry(bias, c, T{0});
     });
 }
 
 /// out = x / sqrt(mean(x^2) + eps) * weight over the channels of a row. Zhang and Sennrich 2019.
-template <Scalar T>
+template <class T>
 void rms_norm(const tensor_view<const T>& x, const tensor_view<T>& out, std::span<const T> weight = {}, T eps = T(1e-5)) {
     const auto channels = x.shape().channels;
     detail::for_each_row(x.shape(), [&](index_t b, index_t h, index_t i) {
         T squares = 0;
         for (index_t c = 0; c < channels; ++c) squares += x(b, h, i, c) * x(b, h, i, c);
-        const T root = std::sqrt(squares / static_cast<T>(channels) + eps);
+        const T root = sqrt(squares / static_cast<T>(channels) + eps);
         for (index_t c = 0; c < channels; ++c) out(b, h, i, c) = x(b, h, i, c) / root * detail::entry(weight, c, T{1});
     });
 }
 
 /// Mean and biased variance of each channel over the tokens that count, and their number. No mask: all count.
-template <Scalar T>
+template <class T>
 struct channel_statistics {
     std::vector<T> mean, variance;
     index_t tokens = 0;
@@ -82,7 +82,7 @@ struct channel_statistics {
 
 /// out = (x - mean) / sqrt(variance + eps) * weight + bias + eta x, for each channel: with eta = 0 BatchNorm (Ioffe and Szegedy 2015), else RepBN
 /// (Guo et al. 2024). Rows that the mask leaves out give x + eta x, and for BatchNorm x.
-template <Scalar T>
+template <class T>
 void rep_batch_norm(const tensor_view<const T>& x, const tensor_view<T>& out, std::span<const T> mean, std::span<const T> variance,
                     std::span<const T> weight = {}, std::span<const T> bias = {}, T eta = 0, T eps = T(1e-5), const tensor_view<const bool>& mask = {}) {
     detail::for_each_row(x.shape(), [&](index_t b, index_t h, index_t i) {
@@ -90,7 +90,7 @@ void rep_batch_norm(const tensor_view<const T>& x, const tensor_view<T>& out, st
         for (index_t c = 0; c < x.shape().channels; ++c) {
             const auto at = static_cast<std::size_t>(c);
             const T value = x(b, h, i, c);
-            const T normal = (value - mean[at]) / std::sqrt(variance[at] + eps) * detail::entry(weight, c, T{1}) + detail::entry(bias, c, T{0});
+            const T normal = (value - mean[at]) / sqrt(variance[at] + eps) * detail::entry(weight, c, T{1}) + detail::entry(bias, c, T{0});
             out(b, h, i, c) = (hidden ? value : normal) + eta * value;
         }
     });

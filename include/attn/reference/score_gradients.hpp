@@ -22,17 +22,17 @@ struct scored_pair {
 
 namespace detail {
 
-template <Scalar T>
+template <class T>
 void add_at(const tensor_view<T>& to, index_t entry, index_t head, index_t i, index_t c, T gradient) {
     if (to.data()) to(entry, head, i, c) += gradient;
 }
 
 /// One without parameters.
-template <Scalar T, class S>
+template <class T, class S>
 void add_parameters(const S&, const no_gradients&, const scored_pair&, T, T) {}
 
 /// score + bias_ij: dbias_ij = dx_ij
-template <Scalar T, Scalar U>
+template <class T, class U>
 void add_parameters(const additive_bias<U>& f, const typename additive_bias<U>::template gradients<T>& wanted, const scored_pair& p, T, T dx) {
     const auto& s = f.bias.shape();
     const attn::detail::table_place at(s, p.batch, p.head);
@@ -40,47 +40,47 @@ void add_parameters(const additive_bias<U>& f, const typename additive_bias<U>::
            s.channels == 1 ? 0 : p.key - f.first_key.repeated(p.batch), dx);
 }
 /// score - slope |i - j|: dslope = sum -dx_ij |i - j|
-template <Scalar T>
+template <class T>
 void add_parameters(const alibi&, const alibi::gradients<T>& wanted, const scored_pair& p, T, T dx) {
     add_at(wanted.slopes, 0, p.head, 0, 0, -dx * static_cast<T>(abs(p.query - p.key)));
 }
 /// cap tanh(x / cap): dcap = sum dx_ij (tanh(x / cap) - x / cap (1 - tanh(x / cap)^2))
-template <Scalar T>
+template <class T>
 void add_parameters(const soft_cap& f, const soft_cap::gradients<T>& wanted, const scored_pair&, T x, T dx) {
-    const T u = x / static_cast<T>(f.cap), t = std::tanh(u), slope = 1 - t * t;
+    const T u = x / static_cast<T>(f.cap), t = tanh(u), slope = 1 - t * t;
     add_at(wanted.cap, 0, 0, 0, 0, dx * (slope == 0 ? t : t - u * slope));
 }
 /// score - r1 log(1 + r2 |i - j|): dr1 = sum -dx_ij log(1 + r2 |i - j|), dr2 = sum -dx_ij r1 |i - j| / (1 + r2 |i - j|)
-template <Scalar T>
+template <class T>
 void add_parameters(const kerple_logarithmic& f, const kerple_logarithmic::gradients<T>& wanted, const scored_pair& p, T, T dx) {
     const auto [r1, r2] = f.at(p.batch, p.head);
     const auto distance = static_cast<T>(abs(p.query - p.key)), grown = 1 + static_cast<T>(r2) * distance;
-    add_at(wanted.r1, 0, p.head, 0, 0, -dx * std::log(grown));
+    add_at(wanted.r1, 0, p.head, 0, 0, -dx * log(grown));
     add_at(wanted.r2, 0, p.head, 0, 0, -dx * static_cast<T>(r1) * distance / grown);
 }
 /// score - r1 |i - j|^r2: dr1 = sum -dx_ij |i - j|^r2, dr2 = sum -dx_ij r1 |i - j|^r2 log |i - j|, nothing for i = j
-template <Scalar T>
+template <class T>
 void add_parameters(const kerple_power& f, const kerple_power::gradients<T>& wanted, const scored_pair& p, T, T dx) {
     if (p.query == p.key) return;
     const auto [r1, r2] = f.at(p.batch, p.head);
-    const auto distance = static_cast<T>(abs(p.query - p.key)), power = std::pow(distance, static_cast<T>(r2));
+    const auto distance = static_cast<T>(abs(p.query - p.key)), power = pow(distance, static_cast<T>(r2));
     add_at(wanted.r1, 0, p.head, 0, 0, -dx * power);
-    add_at(wanted.r2, 0, p.head, 0, 0, -dx * static_cast<T>(r1) * power * std::log(distance));
+    add_at(wanted.r2, 0, p.head, 0, 0, -dx * static_cast<T>(r1) * power * log(distance));
 }
 /// score + table[bucket(j - i)]: dtable_bucket = sum of dx_ij over its pairs
-template <Scalar T, Scalar U>
+template <class T, class U>
 void add_parameters(const relative_buckets<U>& f, const typename relative_buckets<U>::template gradients<T>& wanted, const scored_pair& p, T, T dx) {
     add_at(wanted.table, 0, wanted.table.shape().heads == 1 ? 0 : p.head, 0, f.rule()(p.key - p.query), dx);
 }
 /// score + c_i - c_j, c_p the sum of log_gates up to p: first dc_p = sum_j dx_pj - sum_i dx_ip
-template <Scalar T>
+template <class T>
 void add_parameters(const forgetting& f, const forgetting::gradients<T>& wanted, const scored_pair& p, T, T dx) {
     const attn::detail::table_place at(wanted.log_gates.shape(), p.batch, p.head);
     add_at(wanted.log_gates, at.entry, at.head, p.query - f.first(), 0, dx);
     add_at(wanted.log_gates, at.entry, at.head, p.key - f.first(), 0, -dx);
 }
 /// Each function of a chain passes on what the later ones give back.
-template <Scalar T, class... F, class... G>
+template <class T, class... F, class... G>
 void add_parameters(const composed_score<F...>& chain, const std::tuple<G...>& wanted, const scored_pair& p, T x, T dx) {
     std::array<T, sizeof...(F)> came_in, slopes;
     [&]<std::size_t... n>(std::index_sequence<n...>) {
@@ -102,7 +102,7 @@ void add_parameters(const composed_score<F...>& chain, const std::tuple<G...>& w
 template <class S, class G>
 void end_parameters(const S&, const G&) {}
 /// dlog_gates_t = sum over p >= t of dc_p; 0 for a gate of 0, behind which the sum begins anew.
-template <Scalar T>
+template <class T>
 void end_parameters(const forgetting& f, const forgetting::gradients<T>& wanted) {
     const auto& to = wanted.log_gates;
     const auto& s = to.shape();
@@ -123,7 +123,7 @@ void end_parameters(const composed_score<F...>& chain, const std::tuple<G...>& w
 /// of the scaled product x_ij, which softmax_gradients shows for each pair,
 ///     dparameter = sum over b, h, i, j of dx_ij d score(x_ij, i, j) / d parameter
 /// wanted: the gradients, zeros before; a view without memory is not wanted. Call it for each pair, and then `end`.
-template <Scalar T, ScoreFunction S, class G>
+template <class T, ScoreFunction S, class G>
 struct score_parameters {
     const S& score;
     const G& wanted;

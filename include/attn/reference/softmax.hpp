@@ -4,10 +4,9 @@
 #include "../core/inputs.hpp"
 #include "../pattern/pattern.hpp"
 #include "../score/score_function.hpp"
+#include "number.hpp"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <optional>
 #include <span>
 #include <vector>
@@ -17,7 +16,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 namespace detail {
 
 /// A key that a query sees: its row, its score after the score function, and the exponential of that, relative to the largest.
-template <Scalar T>
+template <class T>
 struct seen_key {
     index_t row;
     T score, exponential;
@@ -35,12 +34,12 @@ struct seen_key {
 /// Shapes: as in inputs and outputs. They, the pattern and the score function are taken as checked.
 /// scale: 1 / sqrt(d_k) if not given. sinks: none, or one per head. Time O(n m (d_k + d_v)) a head, memory O(m).
 /// Vaswani et al. 2017, "Attention Is All You Need"; sinks: OpenAI 2025, gpt-oss.
-template <Scalar T, ScoreFunction S = identity_score, Pattern P = dense>
+template <class T, ScoreFunction S = identity_score, Pattern P = dense>
 void softmax(const inputs<T>& in, const outputs<T>& out, std::optional<double> scale = {}, const S& score = {}, const P& pattern = {},
              std::span<const double> sinks = {}) {
     const auto [batch, heads, n, d_k] = in.queries.shape();
     const auto [kv_batch, kv_heads, m, d_v] = in.values.shape();
-    const auto factor = static_cast<T>(scale.value_or(1 / std::sqrt(static_cast<double>(d_k))));
+    const auto factor = static_cast<T>(scale.value_or(1 / sqrt(static_cast<double>(d_k))));
     constexpr auto nothing = -std::numeric_limits<T>::infinity();
     std::vector<detail::seen_key<T>> seen;
 
@@ -64,16 +63,16 @@ void softmax(const inputs<T>& in, const outputs<T>& out, std::optional<double> s
                 }
 
                 T largest = sink;
-                for (const auto& k : seen) largest = std::max(largest, k.score);
-                T denominator = sink == nothing ? 0 : sink == largest ? 1 : std::exp(sink - largest); // infinity - infinity is NaN
-                for (auto& k : seen) denominator += k.exponential = std::exp(k.score - largest);
+                for (const auto& k : seen) largest = max(largest, k.score);
+                T denominator = sink == nothing ? 0 : sink == largest ? 1 : exp(sink - largest); // infinity - infinity is NaN
+                for (auto& k : seen) denominator += k.exponential = exp(k.score - largest);
 
                 for (index_t c = 0; c < d_v; ++c) {
                     T sum = 0;
                     for (const auto& k : seen) sum += k.exponential / denominator * in.values(b, g, k.row, c);
                     out.values(b, h, row, c) = sum;
                 }
-                if (out.log_sum_exp.data()) out.log_sum_exp(b, h, row, 0) = largest + std::log(denominator);
+                if (out.log_sum_exp.data()) out.log_sum_exp(b, h, row, 0) = largest + log(denominator);
             }
         }
 }

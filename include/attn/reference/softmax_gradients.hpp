@@ -10,7 +10,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 namespace detail {
 
 struct no_parameters {
-    template <Scalar T>
+    template <class T>
     void operator()(index_t, index_t, index_t, index_t, T, T) const {}
 };
 
@@ -26,13 +26,13 @@ struct no_parameters {
 /// of_sinks: (1, heads, 1, 1). of_score(b, h, i, j, x, dx) is called for each pair, with positions, the scaled product x and the gradient by what the
 /// score function makes of it, P_ij (sum_c dO[i,c] v[j,c] - D_i + dL_i): what gradients of its parameters are made of.
 /// Shapes, pattern and score function are taken as checked.
-template <Scalar T, ScoreFunction S = identity_score, Pattern P = dense, class F = detail::no_parameters>
+template <class T, ScoreFunction S = identity_score, Pattern P = dense, class F = detail::no_parameters>
 void softmax_gradients(const inputs<T>& in, const output_gradients<T>& given, const input_gradients<T>& wanted, const tensor_view<T>& of_sinks = {},
                        std::optional<double> scale = {}, const S& score = {}, const P& pattern = {}, std::span<const double> sinks = {},
                        const F& of_score = {}) {
     const auto [batch, heads, n, d_k] = in.queries.shape();
     const auto [kv_batch, kv_heads, m, d_v] = in.values.shape();
-    const auto factor = static_cast<T>(scale.value_or(1 / std::sqrt(static_cast<double>(d_k))));
+    const auto factor = static_cast<T>(scale.value_or(1 / sqrt(static_cast<double>(d_k))));
     constexpr auto nothing = -std::numeric_limits<T>::infinity();
     struct pair {
         index_t row;
@@ -68,11 +68,11 @@ void softmax_gradients(const inputs<T>& in, const output_gradients<T>& given, co
                     const auto s = attn::detail::differentiated(score_here, factor * product, i, j);
                     if (s.value == nothing) continue;
                     seen.push_back({key, factor * product, s.value, s.derivative, 0});
-                    largest = std::max(largest, s.value);
+                    largest = max(largest, s.value);
                 }
-                const T of_sink = sink == nothing ? 0 : sink == largest ? 1 : std::exp(sink - largest); // infinity - infinity is NaN
+                const T of_sink = sink == nothing ? 0 : sink == largest ? 1 : exp(sink - largest); // infinity - infinity is NaN
                 T denominator = of_sink;
-                for (auto& p : seen) denominator += p.weight = std::exp(p.score - largest);
+                for (auto& p : seen) denominator += p.weight = exp(p.score - largest);
                 for (auto& p : seen) p.weight /= denominator;
 
                 T shift = given.log_sum_exp.data() ? given.log_sum_exp(b, h, row, 0) : T{0}; // dL - D
@@ -81,7 +81,7 @@ void softmax_gradients(const inputs<T>& in, const output_gradients<T>& given, co
                     for (const auto& p : seen) out += p.weight * in.values(b, g, p.row, c);
                     shift -= given.values(b, h, row, c) * out;
                 }
-                if (of_sinks.data() && of_sink != 0) of_sinks(0, h, 0, 0) += of_sink / denominator * shift;
+                if (of_sinks.data() && sink != nothing) of_sinks(0, h, 0, 0) += of_sink / denominator * shift;
                 for (const auto& p : seen) {
                     T product = 0;
                     for (index_t c = 0; c < d_v; ++c) product += given.values(b, h, row, c) * in.values(b, g, p.row, c);

@@ -4,10 +4,9 @@
 #include "../core/inputs.hpp"
 #include "../pattern/pattern.hpp"
 #include "../score/score_function.hpp"
+#include "number.hpp"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <optional>
 #include <span>
 #include <vector>
@@ -17,7 +16,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 namespace detail {
 
 /// to[row, x] = sum_column matrix[row, column] from[column, x] + bias[row], of `count` numbers a head; a copy without a matrix.
-template <Scalar T>
+template <class T>
 std::vector<T> mixed_heads(const tensor_view<const double>& matrix, std::span<const double> bias, const std::vector<T>& from, index_t count) {
     if (!matrix.data()) return from;
     std::vector<T> to(static_cast<std::size_t>(matrix.shape().tokens * count));
@@ -44,14 +43,14 @@ std::vector<T> mixed_heads(const tensor_view<const double>& matrix, std::span<co
 /// Shapes, pattern and score function are taken as checked. scale: 1 / sqrt(d_k) if not given. Sinks and biases: none, or one per head.
 /// Time O(n m (h_k d_k + h_v d_v + h (h_k + h_v))), memory O(m (h_k + h + h_v)).
 /// Shazeer et al. 2020, "Talking-Heads Attention".
-template <Scalar T, ScoreFunction S = identity_score, Pattern P = dense>
+template <class T, ScoreFunction S = identity_score, Pattern P = dense>
 void talking_heads(const inputs<T>& in, const outputs<T>& out, tensor_view<const double> logits_mix, std::span<const double> logits_bias,
                    tensor_view<const double> weights_mix, std::span<const double> weights_bias, std::optional<double> scale = {},
                    const S& score = {}, const P& pattern = {}, std::span<const double> sinks = {}) {
     const auto [batch, query_heads, n, d_k] = in.queries.shape();
     const auto [kv_batch, value_heads, m, d_v] = in.values.shape();
     const auto heads = logits_mix.data() ? logits_mix.shape().tokens : query_heads, out_heads = out.values.shape().heads;
-    const auto factor = static_cast<T>(scale.value_or(1 / std::sqrt(static_cast<double>(d_k))));
+    const auto factor = static_cast<T>(scale.value_or(1 / sqrt(static_cast<double>(d_k))));
     constexpr auto nothing = -std::numeric_limits<T>::infinity();
 
     for (index_t b = 0; b < batch; ++b)
@@ -78,14 +77,14 @@ void talking_heads(const inputs<T>& in, const outputs<T>& out, tensor_view<const
                     const bool visible = at(pattern, b, c).visible(i, j);
                     head[key] = visible ? static_cast<T>(score_at(score, b, c)(head[key], i, j)) : nothing;
                     if (head[key] != nothing) sees_any = seen[static_cast<std::size_t>(key)] = true;
-                    largest = std::max(largest, head[key]);
+                    largest = max(largest, head[key]);
                 }
-                T denominator = sink == nothing ? 0 : sink == largest ? 1 : std::exp(sink - largest); // infinity - infinity is NaN
-                for (index_t key = 0; key < m; ++key) denominator += head[key] = head[key] == nothing ? 0 : std::exp(head[key] - largest);
+                T denominator = sink == nothing ? 0 : sink == largest ? 1 : exp(sink - largest); // infinity - infinity is NaN
+                for (index_t key = 0; key < m; ++key) denominator += head[key] = head[key] == nothing ? 0 : exp(head[key] - largest);
                 // A row that sees nothing has weights 0, whatever the sink is. NaN in another reaches all keys, and so the whole row.
                 for (index_t key = 0; key < m; ++key)
                     if (sees_any) head[key] /= denominator;
-                if (out.log_sum_exp.data()) out.log_sum_exp(b, c, row, 0) = largest + std::log(denominator);
+                if (out.log_sum_exp.data()) out.log_sum_exp(b, c, row, 0) = largest + log(denominator);
             }
 
             weights = detail::mixed_heads(weights_mix, weights_bias, weights, m);

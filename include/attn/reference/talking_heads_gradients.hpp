@@ -21,7 +21,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 /// over the pairs that any mixed head sees, where those that a head does not see have P and dX 0; dk and dv are summed over the heads that share
 /// them, those of parameters over the batch. score' is the derivative of the score function by the mixed score. A view without memory is not
 /// wanted. Shapes, pattern and score function are taken as checked. Time and memory: some times those of `talking_heads`.
-template <Scalar T, ScoreFunction S = identity_score, Pattern P = dense>
+template <class T, ScoreFunction S = identity_score, Pattern P = dense>
 void talking_heads_gradients(const inputs<T>& in, const output_gradients<T>& given, const mixed_head_gradients<T>& wanted,
                              tensor_view<const double> logits_mix, std::span<const double> logits_bias, tensor_view<const double> weights_mix,
                              std::span<const double> weights_bias, std::optional<double> scale = {}, const S& score = {}, const P& pattern = {},
@@ -29,7 +29,7 @@ void talking_heads_gradients(const inputs<T>& in, const output_gradients<T>& giv
     const auto [batch, query_heads, n, d_k] = in.queries.shape();
     const auto [kv_batch, value_heads, m, d_v] = in.values.shape();
     const auto heads = logits_mix.data() ? logits_mix.shape().tokens : query_heads, out_heads = given.values.shape().heads;
-    const auto factor = static_cast<T>(scale.value_or(1 / std::sqrt(static_cast<double>(d_k))));
+    const auto factor = static_cast<T>(scale.value_or(1 / sqrt(static_cast<double>(d_k))));
     constexpr auto nothing = -std::numeric_limits<T>::infinity();
 
     for (const auto* view : {&wanted.queries, &wanted.keys, &wanted.values, &wanted.logits_mix, &wanted.logits_bias, &wanted.weights_mix,
@@ -66,8 +66,9 @@ void talking_heads_gradients(const inputs<T>& in, const output_gradients<T>& giv
             std::vector<bool> seen(static_cast<std::size_t>(m)), seen_by(static_cast<std::size_t>(heads * m)); // in any head, and in each
             const auto sees = [&](index_t head, index_t key) { return seen_by[static_cast<std::size_t>(head * all_keys + key)]; };
             std::vector<T> of_sink(static_cast<std::size_t>(heads));
+            const auto sink_of = [&](index_t c) { return sinks.empty() ? nothing : static_cast<T>(sinks[static_cast<std::size_t>(c)]); };
             for (index_t c = 0; c < heads; ++c) {
-                const T sink = sinks.empty() ? nothing : static_cast<T>(sinks[static_cast<std::size_t>(c)]);
+                const T sink = sink_of(c);
                 T largest = sink;
                 for (index_t key = 0; key < m; ++key) {
                     const auto j = in.positions.first_key[b] + key;
@@ -80,13 +81,13 @@ void talking_heads_gradients(const inputs<T>& in, const output_gradients<T>& giv
                         x = nothing;
                     }
                     if (x != nothing) sees(c, key) = seen[static_cast<std::size_t>(key)] = true;
-                    largest = std::max(largest, x);
+                    largest = max(largest, x);
                 }
-                const T share = sink == nothing ? 0 : sink == largest ? 1 : std::exp(sink - largest); // infinity - infinity is NaN
+                const T share = sink == nothing ? 0 : sink == largest ? 1 : exp(sink - largest); // infinity - infinity is NaN
                 T denominator = share;
                 for (index_t key = 0; key < m; ++key) {
                     T& x = of(weights, c, key);
-                    denominator += x = x == nothing ? 0 : std::exp(x - largest);
+                    denominator += x = x == nothing ? 0 : exp(x - largest);
                 }
                 for (index_t key = 0; denominator != 0 && key < m; ++key) of(weights, c, key) /= denominator;
                 of_sink[static_cast<std::size_t>(c)] = share == 0 ? 0 : share / denominator;
@@ -116,7 +117,7 @@ void talking_heads_gradients(const inputs<T>& in, const output_gradients<T>& giv
                         if (seen[static_cast<std::size_t>(key)]) out += of(weights, c, key) * in.values(b, c / (heads / value_heads), key, x);
                     shift -= given.values(b, c, row, x) * out;
                 }
-                if (wanted.sinks.data() && of_sink[static_cast<std::size_t>(c)] != 0) wanted.sinks(0, c, 0, 0) += of_sink[static_cast<std::size_t>(c)] * shift;
+                if (wanted.sinks.data() && sink_of(c) != nothing) wanted.sinks(0, c, 0, 0) += of_sink[static_cast<std::size_t>(c)] * shift;
                 for (index_t key = 0; key < m; ++key) {
                     T& x = of(of_weights, c, key);
                     x = sees(c, key) ? of(weights, c, key) * (x + shift) * of(slopes, c, key) : 0; // now by the mixed score

@@ -40,7 +40,7 @@ struct additive_bias {
     per_batch first_key = 0;
 
     /// That of the bias, in its shape: summed over whatever it was repeated for.
-    template <Scalar U>
+    template <class U>
     struct gradients {
         tensor_view<U> bias = {}; ///< not wanted without memory
     };

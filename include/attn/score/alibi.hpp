@@ -50,7 +50,7 @@ struct alibi {
     void check_apart(const output_memory& out) const { out.require_apart("the slopes of alibi", slopes); }
 
     /// That of the slopes: (1, heads, 1, 1), summed over the batch.
-    template <Scalar T>
+    template <class T>
     struct gradients {
         tensor_view<T> slopes = {}; ///< not wanted without memory
     };

@@ -18,7 +18,7 @@ struct composed_score {
     constexpr explicit(sizeof...(F) == 1) composed_score(F... in_order) : functions(std::move(in_order)...) {}
 
     /// Those of its functions, in order.
-    template <Scalar U>
+    template <class U>
     using gradients = std::tuple<score_gradients<F, U>...>;
     template <class... G>
     void check_gradients(const std::tuple<G...>& wanted, const auto& check) const {

@@ -77,7 +77,7 @@ public:
     }
 
     /// That of log_gates, in their shape: summed over whatever they were repeated for. That of a gate of 0 is 0.
-    template <Scalar T>
+    template <class T>
     struct gradients {
         tensor_view<T> log_gates = {}; ///< not wanted without memory
     };

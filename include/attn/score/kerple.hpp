@@ -65,7 +65,7 @@ struct kerple {
     }
 
     /// Those of the two: (1, heads, 1, 1), summed over the batch.
-    template <Scalar T>
+    template <class T>
     struct gradients {
         tensor_view<T> r1 = {}, r2 = {}; ///< not wanted without memory
     };

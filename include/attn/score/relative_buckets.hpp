@@ -102,7 +102,7 @@ public:
     const bucket_rule& rule() const noexcept { return rule_; }
 
     /// That of the table, in its shape: summed over the batch, and the heads that share it.
-    template <Scalar U>
+    template <class U>
     struct gradients {
         tensor_view<U> table = {}; ///< not wanted without memory
     };

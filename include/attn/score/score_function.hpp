@@ -72,8 +72,8 @@ concept HasBiasRow = HasBiasRowOf<F, float> || HasBiasRowOf<F, double>;
 
 template <class S>
 inline constexpr bool is_score_number = std::floating_point<S>;
-template <std::floating_point V>
-inline constexpr bool is_score_number<dual<V>> = true;
+template <class V>
+inline constexpr bool is_score_number<dual<V>> = is_score_number<V>;
 
 /// A number, or one with its derivative: what a definition evaluates score functions on.
 template <class S>

@@ -28,7 +28,7 @@ struct soft_cap {
     }
 
     /// That of the cap: (1, 1, 1, 1), summed over all batch entries and heads.
-    template <Scalar T>
+    template <class T>
     struct gradients {
         tensor_view<T> cap = {}; ///< not wanted without memory
     };
