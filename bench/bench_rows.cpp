@@ -100,6 +100,7 @@ constexpr pattern_goal gradient_goals[] = {{"softmax", {2048, 64, 12}, 0.85},
                                            {"softmax_causal", {2048, 64, 12}, 0.80},
                                            {"softmax", {2048, 128, 8}, 0.87},
                                            {"local_128", {16384, 64, 2}, 0.65},
+                                           {"softmax_bias", {2048, 64, 12}, 0.55},
                                            {"linformer", {2048, 64, 12}, 0.72},
                                            {"linear", {512, 64, 4}, 0.70},
                                            {"simplified_linear", {512, 64, 4}, 0.70}};

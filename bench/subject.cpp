@@ -113,6 +113,8 @@ public:
         tensor_bytes_ = static_cast<double>(2 * (s.queries.size() + s.keys.size() + s.values.size() + out_.shape().size()) * index_t{sizeof(T)});
         matrix_bytes_ = static_cast<double>(p.queries) * static_cast<double>(p.keys) * sizeof(T);
         naive_is_written_ = false;
+        for (const auto& of : instance_->parameter_shapes(s)) of_parameters_.emplace_back(of);
+        wanted_ = {{of_queries_, of_keys_, of_values_}, {of_parameters_.begin(), of_parameters_.end()}};
         std::mt19937_64 random(4);
         std::normal_distribution<double> normal;
         std::generate_n(given_.data(), given_.shape().size(), [&] { return static_cast<T>(normal(random)); });
@@ -121,7 +123,7 @@ public:
     }
 
     void attend() override {
-        instance_->backward(*in_, {out_, log_sum_exp()}, {given_}, {{of_queries_, of_keys_, of_values_}}, execution(threads_, workspace_));
+        instance_->backward(*in_, {out_, log_sum_exp()}, {given_}, wanted_, execution(threads_, workspace_));
     }
     void naive() override {}
     double peak() override { return fma_peak<T>(threads_); }
@@ -175,6 +177,8 @@ private:
     thread_pool threads_;
     workspace workspace_;
     tensor<T> out_, log_sum_exp_, given_, of_queries_, of_keys_, of_values_;
+    std::vector<tensor<T>> of_parameters_;
+    testing::wanted_gradients<T> wanted_;
 };
 
 } // namespace

@@ -89,7 +89,7 @@ template <Scalar T>
 std::unique_ptr<subject> make_subject(const testing::attention_case& c, const testing::problem& p, std::shared_ptr<const tensors<T>> in,
                                       index_t threads);
 
-/// The gradients of all of its inputs instead: five products on visible pairs, where the call itself has two.
+/// The gradients of all of its inputs and parameters instead: five products on visible pairs, where the call itself has two.
 template <Scalar T>
 std::unique_ptr<subject> make_gradient_subject(const testing::attention_case& c, const testing::problem& p, std::shared_ptr<const tensors<T>> in,
                                                index_t threads);

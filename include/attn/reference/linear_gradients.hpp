@@ -4,6 +4,7 @@
 #include "../core/gradients.hpp"
 #include "../score/dual.hpp"
 #include "linear_attention.hpp"
+#include "number.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 

@@ -3,6 +3,7 @@
 
 #include "../core/heads.hpp"
 #include "linformer.hpp"
+#include "number.hpp"
 #include "softmax_gradients.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::reference {

@@ -3,6 +3,7 @@
 
 #include "../core/gradients.hpp"
 #include "lsh_attention.hpp"
+#include "number.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 

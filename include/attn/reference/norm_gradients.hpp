@@ -2,6 +2,7 @@
 #pragma once
 
 #include "norms.hpp"
+#include "number.hpp"
 
 #include <algorithm>
 

@@ -8,6 +8,7 @@
 #include "../score/kerple.hpp"
 #include "../score/relative_buckets.hpp"
 #include "../score/soft_cap.hpp"
+#include "number.hpp"
 
 #include <array>
 #include <tuple>

@@ -3,6 +3,7 @@
 
 #include "../core/gradients.hpp"
 #include "../score/dual.hpp"
+#include "number.hpp"
 #include "softmax.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::reference {

@@ -4,6 +4,7 @@
 #include "../core/gradients.hpp"
 #include "../core/heads.hpp"
 #include "../score/dual.hpp"
+#include "number.hpp"
 #include "talking_heads.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::reference {

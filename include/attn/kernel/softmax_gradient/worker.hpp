@@ -81,7 +81,7 @@ public:
     }
 
 private:
-    static constexpr index_t block_keys = 128;
+    static constexpr index_t block_keys = 256;
 
     softmax_gradient_worker(detail::scratch& memory, const softmax_gradient_call<T>* call, const input_shapes& s)
         : call_(call), key_stride_(whole_registers<T, Arch>(s.keys.channels)), value_stride_(whole_registers<T, Arch>(s.values.channels)),
