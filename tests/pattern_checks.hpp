@@ -148,7 +148,8 @@ inline index_t schedule_offences(const auto& p, const problem& x) {
                 offences += step > 1 && (run.first - tile.first) % step != 0;
                 last = run;
                 end = run.first + run.count * step;
-                const auto on_box = attn::narrowed(pass, tile.positions(), run.positions());
+                using attn::narrowed; // or one that the pattern brings along
+                const auto on_box = narrowed(pass, tile.positions(), run.positions());
                 for (index_t k = 0; k < run.count; ++k) {
                     const auto j = run.first + k * step;
                     for (index_t r = 0; r < tile.count; ++r) {

@@ -48,7 +48,7 @@ public:
             const auto at = places_of(t);
             for (std::size_t a = 0; a < D; ++a) (*made)[a].add(rule_, a, at[a]);
         }
-        for (auto& axis : *made) // what registers read behind the last token
+        for (auto& axis : *made) // what lanes read behind the last token
             for (auto* numbers : {&axis.first, &axis.last}) numbers->resize(numbers->size() + 64);
         places_ = made;
     }
@@ -76,26 +76,48 @@ public:
     template <QueryLanes I>
     auto visible(const I& i, index_t j) const {
         if (i.step != 1) return detail::mask_of_each(i, [&](index_t query) { return visible(query, j); });
-        // Nothing branches, so that the compiler makes registers of it; a product gathers eight bytes of 0 or 1, bit 8 l to bit 56 + l.
-        constexpr auto size = static_cast<std::size_t>(I::size);
-        std::array<std::uint8_t, (size + 7) / 8 * 8> seen{};
-        for (std::size_t a = 0; a < D; ++a) {
-            const auto& axis = (*places_)[a];
-            const auto key = axis.place[index(j)];
-            const auto *const first = axis.first.data() + i.first, *const last = axis.last.data() + i.first;
-            for (std::size_t l = 0; l < size; ++l) {
-                const auto inside = static_cast<std::uint8_t>((first[l] <= key) & (key <= last[l]));
-                seen[l] = a == 0 ? inside : static_cast<std::uint8_t>(seen[l] & inside);
-            }
-        }
-        std::uint64_t bits = 0;
-        for (std::size_t l = 0; l < size; l += 8) {
-            std::uint64_t eight;
-            std::memcpy(&eight, seen.data() + l, 8);
-            bits |= (eight * 0x0102040810204080u >> 56) << l;
-        }
+        auto bits = ~std::uint64_t{0};
+        for (const auto& axis : *places_) bits &= axis.queries_that_see(axis.place[index(j)], i.first);
         return detail::mask_of(i, bits);
     }
+    /// The same on one box of queries: along each axis many keys have the same place, whose queries are found once.
+    class of_box {
+    public:
+        /// A key costs a load for each axis, which a question about ranges of keys does not save.
+        static constexpr bool knows_keys = true;
+
+        explicit of_box(const neighborhood& pattern) : pattern_(&pattern) {}
+        auto visible(const auto& i, const auto& j) const { return pattern_->visible(i, j); }
+        template <QueryLanes I>
+        auto visible(const I& i, index_t j) const {
+            if (i.step != 1) return pattern_->visible(i, j);
+            if (i.first != first_) {
+                first_ = i.first;
+                for (auto& axis : place_) axis.fill(-1);
+            }
+            auto bits = ~std::uint64_t{0};
+            for (std::size_t a = 0; a < D; ++a) {
+                const auto& axis = (*pattern_->places_)[a];
+                const auto place = axis.place[index(j)];
+                const auto slot = index(place) % slots;
+                if (place_[a][slot] != place) {
+                    place_[a][slot] = place;
+                    queries_[a][slot] = axis.queries_that_see(place, i.first);
+                }
+                bits &= queries_[a][slot];
+            }
+            return detail::mask_of(i, bits);
+        }
+
+    private:
+        static constexpr std::size_t slots = 64;
+        const neighborhood* pattern_;
+        mutable index_t first_ = -1; // of the queries
+        mutable std::array<std::array<std::int32_t, slots>, D> place_ = {}; // -1: none
+        mutable std::array<std::array<std::uint64_t, slots>, D> queries_ = {};
+    };
+    friend of_box narrowed(const neighborhood& p, const position_range&, const position_range&) { return of_box(p); }
+
     /// Along every axis queries and keys differ by multiples of the dilation.
     index_t step() const {
         index_t common = 0;
@@ -121,6 +143,21 @@ private:
             place.push_back(static_cast<std::int32_t>(offset + number));
             first.push_back(static_cast<std::int32_t>(offset + start));
             last.push_back(static_cast<std::int32_t>(offset + end));
+        }
+        /// One bit for each of 64 queries from `query` on. Nothing branches, so that the compiler makes registers of it; a product gathers
+        /// eight bytes of 0 or 1, bit 8 l to bit 56 + l.
+        std::uint64_t queries_that_see(std::int32_t key, index_t query) const {
+            constexpr std::size_t size = 64;
+            std::array<std::uint8_t, size> seen;
+            const auto *const from = first.data() + query, *const to = last.data() + query;
+            for (std::size_t l = 0; l < size; ++l) seen[l] = static_cast<std::uint8_t>((from[l] <= key) & (key <= to[l]));
+            std::uint64_t bits = 0;
+            for (std::size_t l = 0; l < size; l += 8) {
+                std::uint64_t eight;
+                std::memcpy(&eight, seen.data() + l, 8);
+                bits |= (eight * 0x0102040810204080u >> 56) << l;
+            }
+            return bits;
         }
     };
 

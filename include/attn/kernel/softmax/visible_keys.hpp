@@ -87,7 +87,7 @@ public:
             on_pass(queries.batch, head, pass, [&](const auto& pattern, index_t) {
                 const auto first = (head - queries.first_head) * queries.tokens.count;
                 constexpr index_t grain = 16; // keys that are not worth a question
-                for_each_run(pattern, queries.tokens, keys.first, (keys.count - 1) * keys.step + 1, grain, [&](const key_run& run) {
+                const auto add_run = [&](const key_run& run) {
                     const auto number = (run.first - keys.first) / keys.step;
                     const auto add = [&](index_t j, std::uint64_t seen) {
                         for (index_t copy = 0; copy < copies; ++copy) bits[number + j] |= seen << (first + copy * queries.tokens.count);
@@ -101,7 +101,12 @@ public:
                     const auto here = narrowed(pattern, queries.tokens.positions(), run.positions());
                     for (index_t j = 0; j < run.count; ++j) // a pattern may answer with one bool for all queries
                         add(j, (present && here.visible(positions, run.first + j * run.step)).value);
-                });
+                };
+                using of_box = decltype(narrowed(pattern, queries.tokens.positions(), keys.positions()));
+                if constexpr (attn::detail::KnowsKeys<of_box>)
+                    add_run(keys);
+                else
+                    for_each_run(pattern, queries.tokens, keys.first, (keys.count - 1) * keys.step + 1, grain, add_run);
             });
         });
     }
