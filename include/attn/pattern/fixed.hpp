@@ -1,6 +1,7 @@
 #pragma once
 
-#include "pattern.hpp"
+#include "block_diagonal.hpp"
+#include "narrowed.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 
@@ -14,9 +15,20 @@ struct fixed {
     index_t width;
     index_t sub = 0;
 
-    constexpr auto visible(const auto& i, const auto& j) const {
-        const auto column = floor_mod(j, block);
-        return floor_div(i, block) == floor_div(j, block) || (column >= block - (sub + 1) * width && column < block - sub * width);
+    /// The columns, which all queries see.
+    struct summary {
+        index_t begin, end, block;
+
+        constexpr auto visible(const auto&, const auto& j) const {
+            const auto column = floor_mod(j, block);
+            return column >= begin && column < end;
+        }
+    };
+
+    constexpr auto visible(const auto& i, const auto& j) const { return parts().visible(i, j); }
+    /// A box in another block than its queries need not divide these.
+    friend constexpr auto narrowed(const fixed& p, const position_range& queries, const position_range& keys) {
+        return attn::narrowed(p.parts(), queries, keys);
     }
 
     void check(const pattern_context& context) const {
@@ -25,6 +37,11 @@ struct fixed {
         context.require_at_least(1, width, name, "width");
         context.require_at_least(0, sub, name, "sub-block");
         if (sub >= block / width) context.refuse(name(), "has its summary columns outside the block");
+    }
+
+private:
+    constexpr either<block_diagonal, summary> parts() const {
+        return {{block}, {block - (sub + 1) * width, block - sub * width, block}};
     }
 };
 
