@@ -86,7 +86,7 @@ public:
         for_each_head(queries, [&](index_t head, index_t copies) {
             on_pass(queries.batch, head, pass, [&](const auto& pattern, index_t) {
                 const auto first = (head - queries.first_head) * queries.tokens.count;
-                constexpr index_t grain = 16; // keys that are not worth a question
+                constexpr index_t grain = 8; // keys that are not worth a question
                 const auto add_run = [&](const key_run& run) {
                     const auto number = (run.first - keys.first) / keys.step;
                     const auto add = [&](index_t j, std::uint64_t seen) {
