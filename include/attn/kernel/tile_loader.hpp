@@ -59,9 +59,10 @@ void write_row(const T* from, index_t channels, T factor, T share, T* to, index_
     }
 }
 
-/// Writes to[c * to_stride + r] = factor * from(r, c), a square of registers at a time; rows from `rows` up to a whole register become zero.
-template <Scalar T, class Arch, Scalar U>
-void transpose_rows(const row_block<const U>& from, index_t rows, index_t channels, T factor, T* to, index_t to_stride) {
+/// Calls put(c, first, register of factor * from(first, c), factor * from(first + 1, c), ...) for each channel c and each register of rows, which
+/// are transposed a square of registers at a time; rows from `rows` up to a whole register are zero.
+template <Scalar T, class Arch, Scalar U, class F>
+void for_each_transposed(const row_block<const U>& from, index_t rows, index_t channels, T factor, const F& put) {
     using lanes = simd::lanes<T, Arch>;
     constexpr index_t size = lanes::size;
     for (index_t first = 0; first < rows; first += size) {
@@ -80,15 +81,22 @@ void transpose_rows(const row_block<const U>& from, index_t rows, index_t channe
                     for (index_t r = 0; r < size; ++r) square[r] = r < present ? row(r) : lanes(T{0});
                 simd::transpose<T, Arch>(square);
 #pragma GCC unroll 16
-                for (index_t r = 0; r < size; ++r) square[r].store(to + (c + r) * to_stride + first);
+                for (index_t r = 0; r < size; ++r) put(c + r, first, square[r]);
             }
         }
         for (; c < channels; ++c) {
-            T* const column = to + c * to_stride + first;
+            T column[static_cast<std::size_t>(size)] = {};
             for (index_t r = 0; r < present; ++r) column[r] = factor * static_cast<T>(corner[r * from.row_stride + c * from.channel_stride]);
-            std::fill(column + present, column + size, T{0});
+            put(c, first, lanes::load(column));
         }
     }
+}
+
+/// Writes to[c * to_stride + r] = factor * from(r, c); rows from `rows` up to a whole register become zero.
+template <Scalar T, class Arch, Scalar U>
+void transpose_rows(const row_block<const U>& from, index_t rows, index_t channels, T factor, T* to, index_t to_stride) {
+    for_each_transposed<T, Arch>(from, rows, channels, factor,
+                                 [&](index_t c, index_t first, simd::lanes<T, Arch> column) { column.store(to + c * to_stride + first); });
 }
 
 /// Copies rows of `channels` numbers to rows of `padded` numbers, the rest zero. Column-major rows, what

@@ -57,33 +57,36 @@ void adjust_scores(const F& function, const scored_block<T>& tile, index_t head)
     });
 }
 
-/// Adds what lies in the scratch. A bias of -infinity hides the key whatever it holds.
+/// Scores with a bias. One of -infinity hides the key whatever it holds.
+template <Scalar T, class Arch>
+simd::lanes<T, Arch> biased(simd::lanes<T, Arch> score, simd::lanes<T, Arch> bias) {
+    const simd::lanes<T, Arch> hidden = -std::numeric_limits<T>::infinity();
+    return select(bias == hidden, hidden, score + bias);
+}
+/// Adds what lies in the scratch.
 template <Scalar T, class Arch>
 void add_scratch(const scored_block<T>& tile, index_t head) {
     using lanes = simd::lanes<T, Arch>;
-    const lanes hidden = -std::numeric_limits<T>::infinity();
     adjust_registers<T, Arch>(tile, head, [&](index_t row) {
-        return [=, &tile](lanes score, index_t j) {
-            const auto added = lanes::load(tile.scratch + j * tile.stride + row);
-            return select(added == hidden, hidden, score + added);
-        };
+        return [=, &tile](lanes score, index_t j) { return biased<T, Arch>(score, lanes::load(tile.scratch + j * tile.stride + row)); };
     });
 }
 
-/// A bias lies in memory row by row while lanes are rows: each tile of it is transposed first.
+/// A bias lies in memory row by row while lanes are rows: each tile of it is transposed as it is added.
 template <Scalar T, class Arch, Scalar U>
 void adjust_scores(const head_bias<U>& bias, const scored_block<T>& tile, index_t head) {
     static_assert(std::same_as<T, U>, "attn: an additive_bias has the scalar type of the tokens");
     const auto& [first, count, step] = tile.queries.tokens;
     const row_block<const U> from{bias.data + (first - bias.first_query) * bias.query_stride + (tile.keys.first - bias.first_key) * bias.key_stride,
                                   bias.query_stride * step, bias.key_stride * tile.keys.step};
-    if (tile.queries.heads == 1) {
-        transpose_rows<T, Arch>(from, count, tile.keys.count, T{1}, tile.scratch, tile.stride);
-    } else {
-        for (index_t j = 0; j < tile.keys.count; ++j)
-            for (index_t q = 0; q < count; ++q)
-                tile.scratch[j * tile.stride + head * count + q] = static_cast<T>(from.data[q * from.row_stride + j * from.channel_stride]);
-    }
+    if (tile.queries.heads == 1)
+        return for_each_transposed<T, Arch>(from, count, tile.keys.count, T{1}, [&](index_t j, index_t row, simd::lanes<T, Arch> column) {
+            T* const at = tile.scores + j * tile.stride + row;
+            biased<T, Arch>(simd::lanes<T, Arch>::load(at), column).store(at);
+        });
+    for (index_t j = 0; j < tile.keys.count; ++j)
+        for (index_t q = 0; q < count; ++q)
+            tile.scratch[j * tile.stride + head * count + q] = static_cast<T>(from.data[q * from.row_stride + j * from.channel_stride]);
     add_scratch<T, Arch>(tile, head);
 }
 
