@@ -117,9 +117,9 @@ private:
             lanes square[std::size_t{size}];
 #pragma GCC unroll 16
             for (int j = 0; j < size; ++j) square[j] = lanes::load(rows[j] + c);
-            ahead.beside(32 * size);
+            ahead.beside(16 * size);
             simd::transpose<T, Arch>(square);
-            ahead.beside(32 * size); // a row of keys and one of values for each of these
+            ahead.beside(16 * size); // a row of keys and one of values for each of these
 #pragma GCC unroll 4
             for (index_t q = 0; q < max_few; ++q) {
                 if (q >= rows_) break;
