@@ -92,7 +92,7 @@ private:
     }
 
     /// What is read next and may still be in memory: where rows are few, and memory is what they wait for, the next keys; after the last, the
-    /// queries and results of the next query block, with its first keys if they are another head's.
+    /// queries and results of the next query block, with its keys: what is known that it sees beyond these, or another head's first.
     void ask_for_next(const key_run& coming) {
         ahead_.clear();
         const auto& in = call_->in;
@@ -111,8 +111,13 @@ private:
         if (coming.count > 0) {
             if (block_->rows() <= lanes::size) add_keys(*block_, coming);
         } else if (next_) {
-            if (next_->batch != block_->batch || next_->kv_head != block_->kv_head) {
-                const auto of_next = call_->blocks_of(*next_);
+            const auto of_next = call_->blocks_of(*next_);
+            const bool same_keys = next_->batch == block_->batch && next_->kv_head == block_->kv_head;
+            if (next_->shares_masks) {
+                const auto last = span_->parts().back().keys.positions().last;
+                for (const auto& [keys, rows] : spans_[next_->masks].parts_from(of_next.first_block()))
+                    if (!same_keys || keys.first > last) add_keys(*next_, keys);
+            } else if (!same_keys) {
                 add_keys(*next_, of_next.run(of_next.first_block(), of_next.first_block() + 1));
             }
             const auto rows = [&](const auto& tensor) { return rows_of(tensor, next_->batch, next_->first_head, next_->first_row); };

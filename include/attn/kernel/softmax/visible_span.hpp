@@ -67,6 +67,8 @@ public:
     /// Where the next one may begin.
     index_t end() const { return end_; }
     std::span<const part> parts() const { return {parts_, static_cast<std::size_t>(count_)}; }
+    /// The same if it is known as the first of the key blocks from `from` on, else nothing.
+    std::span<const part> parts_from(index_t from) const { return from == asked_from_ ? parts() : std::span<const part>{}; }
 
 private:
     static constexpr index_t none = std::numeric_limits<index_t>::min();
