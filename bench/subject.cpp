@@ -1,5 +1,7 @@
 #include "subject.hpp"
 
+#include <attn/core/heads.hpp>
+
 #include "fma_peak.hpp"
 #include "read_bandwidth.hpp"
 #include "some_rows.hpp"
@@ -150,7 +152,7 @@ public:
         auto p = problem_;
         p.batch = p.heads = p.kv_heads = 1;
         const auto op = case_.make<T>(p);
-        const auto first = []<class U>(const tensor_view<U>& t) { return tensor_view<U>(t.data(), {1, 1, t.shape().tokens, t.shape().channels}, t.strides()); };
+        const auto first = [](const auto& t) { return detail::some_heads(t, 0, 1, 0, 1); };
         const inputs<T> all = *in_, in{first(all.queries), first(all.keys), first(all.values)};
         const output_gradients<T> given{first(tensor_view<const T>(given_))};
         const auto s = p.shapes();

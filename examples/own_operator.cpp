@@ -2,6 +2,7 @@
 // that runs over all operators runs over it: accuracy, layouts, executors, NaN, memory, speed.
 #include <attn/attention/eigen.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <limits>
@@ -26,34 +27,37 @@ struct sigmoid_attention {
         return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels};
     }
     template <attn::Scalar T>
-    std::size_t workspace_bytes(const attn::input_shapes&, attn::index_t /*concurrency*/) const {
-        return 0;
+    std::size_t workspace_bytes(const attn::input_shapes& s, attn::index_t concurrency) const {
+        return static_cast<std::size_t>(concurrency * s.values.channels) * sizeof(T);
     }
-    /// Everything has been checked; nothing may be allocated. A query is a task: any thread, any order, the same bits.
+    /// Everything has been checked; nothing may be allocated. A query is a task: any thread, any order, the same bits. Its sums lie in the
+    /// thread's slice of the workspace, for q, k, v and out may each be stored in 16 bits, and a result is rounded once.
     template <attn::Scalar T>
     void forward(const attn::inputs<T>& in, const attn::outputs<T>& out, const attn::execution& run) const {
         const auto batch = out.values.shape().batch, heads = out.values.shape().heads, n = out.values.shape().tokens;
         const auto group = in.keys.shape().heads == 0 ? 1 : heads / in.keys.shape().heads;
-        run.for_each(batch * heads * n, [&](attn::index_t task, attn::index_t /*slice of the workspace*/) {
+        T* const memory = reinterpret_cast<T*>(run.workspace().bytes().data());
+        run.for_each(batch * heads * n, [&](attn::index_t task, attn::index_t slice) {
             const auto b = task / (heads * n), h = task / n % heads, i = task % n;
-            attend_query<T>(in, out.values, b, h, h / group, i);
+            attend_query<T>(in, out.values, b, h, h / group, i, memory + slice * out.values.shape().channels);
         });
     }
 
     /// One row of the formula, in the order in which it is printed; a fast kernel would work on tiles of queries and keys. fma is spelled
     /// out: left to the compiler, it may be fused for channels side by side and not for others, and the layout would change the result.
     template <attn::Scalar T>
-    void attend_query(const attn::inputs<T>& in, const attn::tensor_view<T>& out, attn::index_t b, attn::index_t h, attn::index_t g,
-                      attn::index_t i) const {
+    void attend_query(const attn::inputs<T>& in, const attn::stored_view<T>& out, attn::index_t b, attn::index_t h, attn::index_t g,
+                      attn::index_t i, T* sums) const {
         const auto d_k = in.queries.shape().channels, d_v = out.shape().channels;
         const auto scale = static_cast<T>(1 / std::sqrt(static_cast<double>(d_k)));
-        for (attn::index_t c = 0; c < d_v; ++c) out(b, h, i, c) = 0;
+        std::fill_n(sums, d_v, T{0});
         for (attn::index_t j = 0; j < in.keys.shape().tokens; ++j) {
             T score = 0;
             for (attn::index_t c = 0; c < d_k; ++c) score = std::fma(in.queries(b, h, i, c), in.keys(b, g, j, c), score);
             const T weight = 1 / (1 + std::exp(-(scale * score + static_cast<T>(bias))));
-            for (attn::index_t c = 0; c < d_v; ++c) out(b, h, i, c) = std::fma(weight, in.values(b, g, j, c), out(b, h, i, c));
+            for (attn::index_t c = 0; c < d_v; ++c) sums[c] = std::fma(weight, in.values(b, g, j, c), sums[c]);
         }
+        for (attn::index_t c = 0; c < d_v; ++c) out(b, h, i, c) = sums[c];
     }
 };
 static_assert(attn::Attention<sigmoid_attention>);

@@ -11,9 +11,11 @@
 namespace attn::testing {
 
 /// Fills memory that must not be touched, or must be overwritten: a NaN that no arithmetic makes.
-template <Scalar T>
+template <class T>
 inline constexpr T guard = [] {
-    if constexpr (sizeof(T) == 4)
+    if constexpr (sizeof(T) == 2)
+        return std::bit_cast<T>(static_cast<unsigned short>(0x7fa5)); // as bfloat16 and as half
+    else if constexpr (sizeof(T) == 4)
         return std::bit_cast<T>(0x7fc5a5a5u);
     else
         return std::bit_cast<T>(0x7ff85a5a5a5a5a5aull);
@@ -23,11 +25,11 @@ inline constexpr T guard = [] {
 template <Scalar T>
 inline constexpr auto epsilon = static_cast<double>(std::numeric_limits<T>::epsilon());
 
-template <Scalar T>
+template <class T>
 bool same_bits(const T& a, const T& b) {
     return std::memcmp(&a, &b, sizeof(T)) == 0;
 }
-template <Scalar T>
+template <class T>
 bool same_bits(const tensor<T>& a, const tensor<T>& b) {
     return a.shape() == b.shape() &&
            std::equal(a.data(), a.data() + a.shape().size(), b.data(), [](const T& x, const T& y) { return same_bits(x, y); });

@@ -143,7 +143,7 @@ TEST_CASE("ragged: a call allocates nothing", "[attention]") {
     const softmax_attention op{.pattern = causal{}};
     const ragged batch{starts};
     thread_pool pool(2);
-    workspace memory(workspace_bytes(op, batch, inputs<float>{x, x, x}, pool));
+    workspace memory(workspace_bytes<float>(op, batch, inputs<float>{x, x, x}, pool));
     tensor<float> out(x.shape());
     const auto run = [&] { attend(op, batch, inputs<float>{x, x, x}, outputs<float>{out}, execution(pool, memory)); };
     run();

@@ -26,6 +26,7 @@ struct placed_matrix {
     T& operator()(index_t r, index_t c) { return memory[static_cast<std::size_t>(8 + r * row_stride + c * channel_stride)]; }
     kernel::row_block<T> block() { return {memory.data() + 8, row_stride, channel_stride}; }
     operator kernel::row_block<const T>() const { return {memory.data() + 8, row_stride, channel_stride}; }
+    operator stored_rows<const T>() const { return static_cast<kernel::row_block<const T>>(*this); }
 };
 
 template <Scalar T, class Number>

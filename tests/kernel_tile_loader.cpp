@@ -85,16 +85,6 @@ TEMPLATE_TEST_CASE("transpose_rows: count and misalignment", "[kernel][portable]
                 }
 }
 
-TEST_CASE("transpose_rows: from the other scalar type", "[kernel][portable]") {
-    const auto numbers = counted<double>(9 * 20);
-    const kernel::row_block<const double> block{numbers.data(), 20, 1};
-    std::vector<float> to(20 * 16);
-    kernel::transpose_rows<float, simd::native>(block, 9, 20, 1.0f, to.data(), 16);
-    for (index_t r = 0; r < 9; ++r)
-        for (index_t c = 0; c < 20; ++c)
-            CHECK(to[static_cast<std::size_t>(c * 16 + r)] == static_cast<float>(numbers[static_cast<std::size_t>(r * 20 + c)]));
-}
-
 TEMPLATE_TEST_CASE("readable_in_place: unit stride, and rows not a multiple of pages apart", "[kernel][portable]", float, double) {
     constexpr index_t page = 4096 / sizeof(TestType);
     const auto readable = [](index_t row, index_t channel) {

@@ -50,7 +50,7 @@ strides strides_of(layout l, const shape& s) {
 }
 
 /// A tensor in some layout. All memory that is not its elements holds guards, a cache line and more before and after included.
-template <Scalar T>
+template <class T>
 class placed {
 public:
     placed(const shape& s, layout l) : shape_(s), strides_(strides_of<T>(l, s)) {

@@ -47,6 +47,8 @@ struct instance {
         return rows;
     }
     virtual std::size_t least_workspace_bytes(const input_shapes& s, index_t concurrency) const { return workspace_bytes(s, concurrency); }
+    /// For a result that is stored in 16 bits.
+    virtual std::size_t narrow_workspace_bytes(const input_shapes& s, index_t concurrency) const { return workspace_bytes(s, concurrency); }
     /// The definition, in double.
     virtual void reference(const inputs<double>&, const outputs<double>&) const = 0;
     /// The textbook formula in the operator's own precision: what accuracy is judged against.

@@ -55,7 +55,7 @@ template <Scalar S, class Op, Scalar T>
 void add_convolution(const Op& op, const convolved<T>& own, const inputs<S>& in, const outputs<S>& out, const problem& p) {
     const auto g = op.convolution.grid(p.queries);
     const auto other = other_input<S>(op, own);
-    reference::add_depthwise_convolution<S, T>(op.convolution_input.data() ? other.view() : in.values, out.values, {g.height, g.width, g.top, g.left},
+    reference::add_depthwise_convolution<S, T>(op.convolution_input.data() ? other.view() : in.values.numbers(), out.values, {g.height, g.width, g.top, g.left},
                                                op.convolution.weights, op.convolution.bias, present_of(own, in.positions), first_row(in, p));
 }
 /// Completes the gradients of queries, keys and values by those of the encoding and the convolution, by their definitions.
@@ -74,7 +74,7 @@ void add_local_gradients(const Op& op, const convolved<T>& own, const inputs<S>&
     }
     const auto g = op.convolution.grid(in.queries.shape().tokens);
     const auto other = other_input<S>(op, own);
-    const auto from = op.convolution_input.data() ? other.view() : in.values;
+    const auto from = op.convolution_input.data() ? other.view() : in.values.numbers();
     tensor<S> of_input(from.shape());
     const auto of_bias = wanted.parameter(2);
     reference::depthwise_gradients<S, T>(from, given.values, {g.height, g.width, g.top, g.left}, op.convolution.weights, of_input, wanted.parameter(1),

@@ -22,6 +22,9 @@ public:
 
     void attend(const inputs<T>& in, const outputs<T>& out, const execution& run) const override { attn::attend(op_, of_keys(in), out, run); }
     std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const override { return op_.template workspace_bytes<T>(s, concurrency); }
+    std::size_t narrow_workspace_bytes(const input_shapes& s, index_t concurrency) const override {
+        return op_.template narrow_workspace_bytes<T>(s, concurrency);
+    }
     shape output_shape(const input_shapes& s) const override { return op_.output_shape(s); }
     void reference(const inputs<double>& in, const outputs<double>& out) const override { define(in, out); }
     void plain(const inputs<T>& in, const outputs<T>& out) const override { define(in, out); }

@@ -34,11 +34,11 @@ void naive_linear(const inputs<T>& in, const outputs<T>& out, const map_numbers<
     const auto group = q.heads / std::max<index_t>(1, in.keys.shape().heads);
     for (index_t b = 0; b < q.batch; ++b)
         for (index_t h = 0; h < q.heads; ++h) {
-            matrix<T> queries = head_of(in.queries, b, h), keys = head_of(in.keys, b, h / group);
+            matrix<T> queries = head_of(in.queries.numbers(), b, h), keys = head_of(in.keys.numbers(), b, h / group);
             phi(queries.data(), queries.size());
             phi(keys.data(), keys.size());
-            const auto values = head_of(in.values, b, h / group);
-            auto result = head_of(out.values, b, h);
+            const auto values = head_of(in.values.numbers(), b, h / group);
+            auto result = head_of(out.values.numbers(), b, h);
             column<T> sums;
             if (sees) {
                 matrix<T> weights = queries * keys.transpose();

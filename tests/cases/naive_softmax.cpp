@@ -28,7 +28,7 @@ void naive_softmax(const inputs<T>& in, const outputs<T>& out, T scale, const ad
     const auto group = q.heads / in.keys.shape().heads;
     for (index_t b = 0; b < q.batch; ++b)
         for (index_t h = 0; h < q.heads; ++h) {
-            matrix<T> scores = head_of(in.queries, b, h) * head_of(in.keys, b, h / group).transpose();
+            matrix<T> scores = head_of(in.queries.numbers(), b, h) * head_of(in.keys.numbers(), b, h / group).transpose();
             scores *= scale;
             if (adjust)
                 for (index_t i = 0; i < scores.rows(); ++i)
@@ -47,7 +47,7 @@ void naive_softmax(const inputs<T>& in, const outputs<T>& out, T scale, const ad
                 row /= sum;
                 if (out.log_sum_exp.data()) out.log_sum_exp(b, h, i, 0) = top + std::log(sum);
             }
-            head_of(out.values, b, h) = scores * head_of(in.values, b, h / group);
+            head_of(out.values.numbers(), b, h) = scores * head_of(in.values.numbers(), b, h / group);
         }
 }
 

@@ -47,8 +47,8 @@ void naive_piece(const inputs<T>& in, const outputs<T>& out, T scale, const talk
     const auto scores_of = [&](matrix<T>& heads, index_t c) { return Eigen::Map<matrix<T>>(heads.row(c).data(), count, m); };
     matrix<T> heads(query_heads, count * m);
     for (index_t a = 0; a < query_heads; ++a)
-        scores_of(heads, a) = scale * (rows_of(in.queries, b, a, first, count) *
-                                       rows_of(in.keys, b, a / (query_heads / in.keys.shape().heads), 0, m).transpose());
+        scores_of(heads, a) = scale * (rows_of(in.queries.numbers(), b, a, first, count) *
+                                       rows_of(in.keys.numbers(), b, a / (query_heads / in.keys.shape().heads), 0, m).transpose());
     mix(heads, op.logits_mix, op.logits_bias);
     Eigen::Array<bool, 1, Eigen::Dynamic> seen;
     if (!op.weights_bias.empty()) seen = Eigen::Array<bool, 1, Eigen::Dynamic>::Constant(count * m, !adjust);
@@ -74,8 +74,8 @@ void naive_piece(const inputs<T>& in, const outputs<T>& out, T scale, const talk
     mix(heads, op.weights_mix, op.weights_bias);
     for (index_t e = 0; e < value_heads; ++e) {
         if (seen.size() > 0) heads.row(e).array() *= seen.template cast<T>();
-        rows_of(out.values, b, e, first, count) =
-            scores_of(heads, e) * rows_of(in.values, b, e / (value_heads / in.values.shape().heads), 0, m);
+        rows_of(out.values.numbers(), b, e, first, count) =
+            scores_of(heads, e) * rows_of(in.values.numbers(), b, e / (value_heads / in.values.shape().heads), 0, m);
     }
 }
 

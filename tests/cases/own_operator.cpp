@@ -15,10 +15,11 @@ struct sigmoid_instance final : attn::testing::instance<T> {
     template <attn::Scalar S>
     void define(const attn::inputs<S>& in, const attn::outputs<S>& out) const {
         const auto s = out.values.shape();
+        std::vector<S> sums(static_cast<std::size_t>(s.channels));
         for (attn::index_t b = 0; b < s.batch; ++b)
             for (attn::index_t h = 0; h < s.heads; ++h)
                 for (attn::index_t i = 0; i < s.tokens; ++i)
-                    op.attend_query<S>(in, out.values, b, h, h / (s.heads / in.keys.shape().heads), i);
+                    op.attend_query<S>(in, out.values, b, h, h / (s.heads / in.keys.shape().heads), i, sums.data());
     }
     void attend(const attn::inputs<T>& in, const attn::outputs<T>& out, const attn::execution& run) const override {
         attn::attend(op, in, out, run);

@@ -32,7 +32,7 @@ auto with_definition(const problem& p, const Op& op, const std::shared_ptr<convo
         const auto keys = reference::sum_of<T, T>(in.keys, op.positional_encoding);
         naive_linear<T>({in.queries, keys, in.values, in.positions}, out, each_number<T>(relu{}), shown_by(op.pattern, in.positions),
                         static_cast<T>(op.eps));
-        add_naive_convolution<T>(op.convolution_input.data() ? op.convolution_input : in.values, out.values,
+        add_naive_convolution<T>(op.convolution_input.data() ? op.convolution_input : in.values.numbers(), out.values,
                                  {g.height, g.width, g.top, g.left}, op.convolution.weights, op.convolution.bias);
     };
     const auto taps = static_cast<double>(op.convolution.weights.shape().tokens * op.convolution.weights.shape().channels);

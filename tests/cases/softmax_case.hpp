@@ -17,6 +17,9 @@ public:
 
     void attend(const inputs<T>& in, const outputs<T>& out, const execution& run) const override { attn::attend(op(), in, out, run); }
     std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const override { return op().template workspace_bytes<T>(s, concurrency); }
+    std::size_t narrow_workspace_bytes(const input_shapes& s, index_t concurrency) const override {
+        return op().template narrow_workspace_bytes<T>(s, concurrency);
+    }
     shape output_shape(const input_shapes& s) const override { return op().output_shape(s); }
     void reference(const inputs<double>& in, const outputs<double>& out) const override {
         reference::softmax<double>(in, out, op().scale, op().score, op().pattern, op().sinks);

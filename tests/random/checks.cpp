@@ -1,5 +1,6 @@
 #include "checks.hpp"
 
+#include "attn/core/heads.hpp"
 #include "differences.hpp"
 #include "draw_layout.hpp"
 #include "executors.hpp"
@@ -193,9 +194,7 @@ private:
         const auto& s = t_.size;
         if (s.batch * s.kv_heads == 0) return {};
         const auto b = random_.number(0, s.batch - 1), g = random_.number(0, s.kv_heads - 1), group = s.heads / s.kv_heads;
-        const auto one = [&]<class U>(const tensor_view<U>& t, index_t head, index_t heads) {
-            return tensor_view<U>(t.row(b, head, 0), {1, heads, t.shape().tokens, t.shape().channels}, t.strides());
-        };
+        const auto one = [&](const auto& t, index_t head, index_t heads) { return attn::detail::some_heads(t, b, 1, head, heads); };
         const inputs<T> all = t_.in;
         const inputs<T> in{one(all.queries, g * group, group), one(all.keys, g, 1), one(all.values, g, 1),
                            {all.positions.first_query[b], all.positions.first_key[b]}};

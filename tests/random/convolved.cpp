@@ -96,7 +96,7 @@ operation<T> convolved_operation(const std::shared_ptr<const convolved_drawn<T>>
             else reference::linear_attention<double>(mapped, out, identity_features{}, own->op.pattern, true, eps, 1);
         });
         const auto other = reference::widen(view_of(d->other_input));
-        reference::add_depthwise_convolution<double, T>(d->other_input.data() ? other.view() : in.values, out.values,
+        reference::add_depthwise_convolution<double, T>(d->other_input.data() ? other.view() : in.values.numbers(), out.values,
                                                         {g.height, g.width, g.top, g.left}, own->op.convolution.weights,
                                                         own->op.convolution.bias, present(in.positions));
     };
@@ -150,7 +150,7 @@ operation<T> convolved_operation(const std::shared_ptr<const convolved_drawn<T>>
         const auto other = bounded_copy<T>(view_of(d->other_input));
         const bool reads_values = !d->other_input.data();
         tensor<bounded<T>> of_input(reads_values ? in.values.shape() : other.shape());
-        reference::depthwise_gradients<bounded<T>, T>(reads_values ? in.values : other.view(), given.values, {g.height, g.width, g.top, g.left},
+        reference::depthwise_gradients<bounded<T>, T>(reads_values ? in.values.numbers() : other.view(), given.values, {g.height, g.width, g.top, g.left},
                                                       own->op.convolution.weights, of_input.view(), named.weights, named.row(named.bias), present(in.positions));
         add_repeated<bounded<T>>(std::as_const(of_input).view(), reads_values ? wanted.values : named.input);
     };

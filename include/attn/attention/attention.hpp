@@ -16,6 +16,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// Optional members:
 /// - `has_log_sum_exp = false`: where there is none, for lack of a softmax.
 /// - `log_sum_exp_shape(shapes)`: where log_sum_exp has other heads than the values.
+/// - `narrow_workspace_bytes<T>(shapes, concurrency)`: where a result that is stored in 16 bits needs more than workspace_bytes.
 /// - `least_workspace_bytes<T>(shapes, concurrency)`: where forward can do with less than workspace_bytes, in more time, with the same result.
 /// - `check_apart(out)`: throws, by out.require_apart, if an output overlaps what the operator refers to: see output_memory.
 template <class A>
@@ -38,7 +39,7 @@ namespace detail {
 
 /// Throws shape_error unless `out` has that shape and can be written while the inputs are read.
 template <Scalar T>
-void check_output(std::string_view operation, std::string_view argument, const tensor_view<T>& out, const shape& expected, const inputs<T>& in) {
+void check_output(std::string_view operation, std::string_view argument, const auto& out, const shape& expected, const inputs<T>& in) {
     check_view(operation, argument, out);
     if (out.shape() != expected)
         throw shape_error(operation, argument, "has shape " + to_string(out.shape()) + ", but the result has " + to_string(expected));
@@ -128,23 +129,38 @@ shape log_sum_exp_shape(const A& op, const input_shapes& shapes) {
     }
 }
 
-/// Bytes of workspace that a call of `op` on such shapes needs with such an executor. Throws attention_error if it cannot tell: no tensors have
+namespace detail {
+
+/// Workspace for a result that is stored in S.
+template <Storage S, Attention A>
+std::size_t workspace_bytes_for(const A& op, const input_shapes& shapes, index_t concurrency) {
+    using T = computed_in<S>;
+    const auto bytes = op.template workspace_bytes<T>(shapes, concurrency);
+    if constexpr (Narrow<S> && requires { op.template narrow_workspace_bytes<T>(shapes, concurrency); })
+        return std::max(bytes, op.template narrow_workspace_bytes<T>(shapes, concurrency));
+    else
+        return bytes;
+}
+
+} // namespace detail
+
+/// Bytes of workspace that a call of `op` on such shapes needs with such an executor, if its result is stored in T. Throws attention_error if it cannot tell: no tensors have
 /// such shapes, or the operator lacks what its size depends on.
-template <Scalar T, Attention A, Executor E>
+template <Storage T, Attention A, Executor E>
 std::size_t workspace_bytes(const A& op, const input_shapes& shapes, E& executor) {
     detail::check_shape<T>(A::name, "q", shapes.queries);
     detail::check_shape<T>(A::name, "k", shapes.keys);
     detail::check_shape<T>(A::name, "v", shapes.values);
-    return op.template workspace_bytes<T>(shapes, detail::concurrency_of(executor));
+    return detail::workspace_bytes_for<T>(op, shapes, detail::concurrency_of(executor));
 }
 
 /// Bytes of workspace that such a call can do with, perhaps in more time: those above, unless the operator says otherwise.
-template <Scalar T, Attention A>
+template <Storage T, Attention A>
 std::size_t least_workspace_bytes(const A& op, const input_shapes& shapes, index_t concurrency) {
-    if constexpr (requires { op.template least_workspace_bytes<T>(shapes, concurrency); })
-        return op.template least_workspace_bytes<T>(shapes, concurrency);
+    if constexpr (requires { op.template least_workspace_bytes<computed_in<T>>(shapes, concurrency); })
+        return op.template least_workspace_bytes<computed_in<T>>(shapes, concurrency);
     else
-        return op.template workspace_bytes<T>(shapes, concurrency);
+        return detail::workspace_bytes_for<T>(op, shapes, concurrency);
 }
 
 namespace detail {
@@ -161,7 +177,15 @@ void check_outputs(const A& op, const inputs<T>& in, const outputs<T>& out) {
         throw argument_error(A::name, "log_sum_exp", "is asked for, but without a softmax there is none");
     check_output(A::name, "log_sum_exp", out.log_sum_exp, log_sum_exp_shape(op, shapes), in);
     attn::check_apart(op, output_memory(A::name, "log_sum_exp", out.log_sum_exp));
-    if (overlap(out.log_sum_exp, out.values)) throw shape_error(A::name, "log_sum_exp", "overlaps out");
+    if (overlap(stored_view<T>(out.log_sum_exp), out.values)) throw shape_error(A::name, "log_sum_exp", "overlaps out");
+}
+
+/// Calls f with the type that a result is stored in, of those of 16 bits one for all.
+template <Scalar T>
+auto with_storage(const stored_view<T>& result, const auto& f) {
+    if constexpr (std::same_as<T, float>)
+        if (result.is_narrow()) return f(std::type_identity<sixteen_bits>{});
+    return f(std::type_identity<T>{});
 }
 
 /// Computes, if there is anything to write. Everything has been checked.
@@ -182,7 +206,7 @@ void attend(const A& op, const inputs<T>& in, const outputs<T>& out, const execu
     op.check(in);
     detail::check_outputs(op, in, out);
     const auto shapes = shapes_of(in);
-    const auto needed = least_workspace_bytes<T>(op, shapes, run.concurrency());
+    const auto needed = detail::with_storage(out.values, [&]<Storage S>(std::type_identity<S>) { return least_workspace_bytes<S>(op, shapes, run.concurrency()); });
     if (run.workspace().size_bytes() < needed) {
         throw argument_error(A::name, "workspace", "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but q of shape " + to_string(shapes.queries) +
                                                     " on " + std::to_string(run.concurrency()) + " threads needs " + std::to_string(needed));
@@ -194,7 +218,7 @@ void attend(const A& op, const inputs<T>& in, const outputs<T>& out, const execu
 template <Attention A, Scalar T, ExecutorArgument E = sequential>
 void attend(const A& op, const inputs<T>& in, const outputs<T>& out, E&& executor = {}) {
     op.check(in);
-    workspace memory(workspace_bytes<T>(op, shapes_of(in), executor));
+    workspace memory(detail::with_storage(out.values, [&]<Storage S>(std::type_identity<S>) { return workspace_bytes<S>(op, shapes_of(in), executor); }));
     attend(op, in, out, execution(executor, memory));
 }
 

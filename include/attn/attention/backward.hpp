@@ -78,6 +78,13 @@ private:
 template <DifferentiableAttention A, Scalar T>
 void check_backward(const A& op, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const gradients_of<A, T>& wanted) {
     const auto shapes = shapes_of(in);
+    const auto require_wide = [&](std::string_view argument, const stored_view<const T>& view) {
+        if (view.is_narrow())
+            throw argument_error(A::name, argument, "of shape " + to_string(view.shape()) + " is stored in 16 bits: gradients are computed of numbers that are not");
+    };
+    require_wide("q", in.queries);
+    require_wide("k", in.keys);
+    require_wide("v", in.values);
     const gradient_checks<T> checks(A::name, in, saved, given);
     if constexpr (requires { requires !A::has_log_sum_exp; })
         checks.check_read(op.output_shape(shapes), {});

@@ -50,7 +50,7 @@ struct linformer_work {
         task_bytes = std::max(op.key_projection.template workspace_bytes<T>(tokens, s.keys.channels),
                               op.for_values().template workspace_bytes<T>(tokens, s.values.channels));
         task_bytes = (task_bytes + alignment - 1) / alignment * alignment;
-        const auto softmax_bytes = softmax::workspace_bytes(s, 1, concurrency);
+        const auto softmax_bytes = softmax::workspace_bytes(s, 1, concurrency, true);
         shared = memory.take<std::byte>(std::max({least, softmax_bytes, task_bytes * static_cast<std::size_t>(concurrency)}));
         seen = memory.take<bool>(batches, heads, tokens);
         kept = memory.take<index_t>(batches, heads, max_rows);
@@ -70,7 +70,7 @@ struct linformer_work {
     }
     /// The part of a tensor that has as many heads as the queries.
     template <class U>
-    static tensor_view<U> of_queries(const tensor_view<U>& t, const part& p, const inputs<T>& in) {
+    static auto of_queries(const U& t, const part& p, const inputs<T>& in) {
         const auto group = in.queries.shape().heads / in.keys.shape().heads;
         return some_heads(t, p.b, p.entries, p.g * group, p.kv_heads * group);
     }
@@ -116,7 +116,7 @@ struct linformer_work {
         with_visible(op, in, p, projected_in, [&](const auto& visible, T factor) { softmax()({projected_in, out_of_part, visible, nullptr, factor, {}}, run); });
     }
     /// The tokens of a head, of `head` among those of the part.
-    kernel::token_rows<T> tokens_of(const tensor_view<const T>& one_head, index_t head) const {
+    kernel::token_rows<T> tokens_of(const stored_view<const T>& one_head, index_t head) const {
         return {kernel::rows_of(one_head, 0, 0), tokens, one_head.shape().channels, all_visible ? nullptr : seen + head * tokens};
     }
     /// Calls f(row, count, first) for the runs of projected rows of a head, those that are kept number first to end - 1: row .. row + count - 1, which
@@ -148,7 +148,7 @@ private:
         kept_count[head] = count;
     }
     /// One block of the projected rows of a head, those that are kept, one after the other.
-    void project_rows(const auto& projection, const tensor_view<const T>& one_head, index_t kv_head, index_t head, index_t block, scratch& memory,
+    void project_rows(const auto& projection, const stored_view<const T>& one_head, index_t kv_head, index_t head, index_t block, scratch& memory,
                       const kernel::row_block<T>& to) const {
         const auto x = tokens_of(one_head, head);
         for_each_kept(head, block * rows_of_task, (block + 1) * rows_of_task, [&](index_t row, index_t count, index_t at) {

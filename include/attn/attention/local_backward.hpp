@@ -69,7 +69,7 @@ struct local_backward {
         const auto& own = wanted.convolution;
         const auto weights = own.weights.data() ? of.convolution.kernels_of(own.weights, channels) : tensor_view<T>{};
         kernel::depthwise_backward<T, U, Arch>(grid, term.input.shape(), given.shape())(
-            {grid, of.convolution.kernels(channels), of.convolution.bias}, term.input, given,
+            {grid, of.convolution.kernels(channels), of.convolution.bias}, term.input.numbers(), given,
             {term.reads_values ? wanted.values : own.input, weights, own.bias, term.reads_values},
             [&](index_t b) { return term.reads_values ? order.ever_seen(b) : tokens; }, run.workspace().bytes().data(), run);
     }

@@ -42,7 +42,7 @@ struct lsh_attention {
         static_assert(std::same_as<S, T>, "attn: rotations must have the tokens' scalar type");
         check_inputs(name, in);
         const auto &q = in.queries, &k = in.keys;
-        if (k.shape() != q.shape() || k.data() != q.data() || k.strides() != q.strides())
+        if (k.shape() != q.shape() || k.data() != q.data() || k.strides() != q.strides() || k.format() != q.format())
             throw shape_error(name, "k", "of shape " + to_string(k.shape()) + " must be the same view as q of shape " + to_string(q.shape()) +
                                              ": a token's key is its query over its length");
         const auto& where = in.positions;
@@ -59,16 +59,20 @@ struct lsh_attention {
     template <Scalar S>
     std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const {
         detail::check_rotations(name, rotations, s.queries);
-        detail::scratch memory;
-        work(memory, *this, s, concurrency);
-        return memory.used_bytes();
+        return bytes(s, concurrency, false);
+    }
+    /// Of rounds that are rounded when the last has been added.
+    template <Scalar S>
+    std::size_t narrow_workspace_bytes(const input_shapes& s, index_t concurrency) const {
+        detail::check_rotations(name, rotations, s.queries);
+        return bytes(s, concurrency, true);
     }
     template <Scalar S>
     void forward(const inputs<S>& in, const outputs<S>& out, const execution& run) const {
         const auto s = shapes_of(in);
         if (s.queries.batch * s.queries.heads * s.queries.tokens == 0) return;
         detail::scratch memory(run.workspace().bytes().data());
-        const work w(memory, *this, s, run.concurrency());
+        const work w(memory, *this, s, run.concurrency(), out.values.is_narrow());
         for (index_t b = 0; b < s.queries.batch; ++b)
             for (index_t h = 0; h < s.queries.heads; h += w.heads)
                 w.attend_some(*this, in, out, run, b, h, std::min(w.heads, s.queries.heads - h));
@@ -115,6 +119,12 @@ struct lsh_attention {
 private:
     using work = detail::lsh_work<T, lsh_attention, Arch>;
     using gradient_work = detail::lsh_gradient<T, lsh_attention, Arch>;
+
+    std::size_t bytes(const input_shapes& s, index_t concurrency, bool narrow) const {
+        detail::scratch memory;
+        work(memory, *this, s, concurrency, narrow);
+        return memory.used_bytes();
+    }
 };
 
 /// Of the type of the rotations.

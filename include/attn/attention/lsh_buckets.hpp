@@ -24,15 +24,19 @@ struct bucket_hash {
     static std::size_t task_bytes(index_t channels, index_t half) {
         scratch memory;
         (void)rotated(memory, half);
+        (void)widened_rows(memory, channels);
         return memory.used_bytes() + product_of(rows_of_task, channels, half).task_bytes();
     }
     /// The buckets of so many rows, at most rows_of_task, `stride` apart. memory: task_bytes.
-    void operator()(const kernel::row_block<const T>& x, index_t rows, index_t* buckets, index_t stride, scratch memory) const {
+    void operator()(const stored_rows<const T>& x, index_t rows, index_t* buckets, index_t stride, scratch memory) const {
         auto* const turned = rotated(memory, half);
+        auto* const wide = widened_rows(memory, channels);
+        if (x.is_narrow()) kernel::copy_rows<T, Arch>(x, rows, channels, wide, channels);
+        const auto tokens = x.is_narrow() ? kernel::row_block<const T>{wide, channels, 1} : kernel::row_block<const T>{x.numbers(), x.row_stride, x.channel_stride};
         const auto multiply = product_of(rows, channels, half);
         for (index_t task = 0; task < multiply.task_count(); ++task) {
             auto own = memory;
-            multiply.run_task(task, own, x, rotations, {nullptr, 0, 0}, {turned, half, 1});
+            multiply.run_task(task, own, tokens, rotations, {nullptr, 0, 0}, {turned, half, 1});
         }
         for (index_t r = 0; r < rows; ++r) buckets[r * stride] = bucket_of(turned + r * half);
     }
@@ -41,6 +45,7 @@ private:
     using lanes = simd::lanes<T, Arch>;
 
     static T* rotated(scratch& memory, index_t half) { return memory.take<T>(rows_of_task, half); }
+    static T* widened_rows(scratch& memory, index_t channels) { return memory.take<T>(rows_of_task, channels); }
     static kernel::matrix_product<T, Arch> product_of(index_t rows, index_t channels, index_t half) { return {rows, channels, half}; }
     /// The first of the largest of y and -y; 0 if all is NaN.
     index_t bucket_of(const T* y) const {
@@ -95,7 +100,8 @@ template <TensorLike X, TensorLike R>
 [[nodiscard]] tensor<index_t> lsh_buckets(const X& x, const R& rotations) {
     using T = detail::scalar_t<X>;
     static_assert(std::same_as<T, detail::scalar_t<R>>, "attn: rotations must have the tokens' scalar type");
-    const tensor_view<const T> tokens = x, turns = rotations;
+    const stored_view<const T> tokens = x;
+    const tensor_view<const T> turns = rotations;
     const auto& s = tokens.shape();
     detail::check_view("lsh_buckets", "tokens", tokens);
     detail::check_rotations("lsh_buckets", turns, s);

@@ -21,7 +21,7 @@ struct lsh_gradient {
     bool* met; ///< of each token: whether it has seen another
 
     lsh_gradient(scratch& memory, const Op& op, const input_shapes& s, index_t concurrency)
-        : tokens(memory, op, s, concurrency, slice_bytes(op, s)), met(memory.take<bool>(tokens.heads, tokens.tokens)) {}
+        : tokens(memory, op, s, concurrency, false, slice_bytes(op, s)), met(memory.take<bool>(tokens.heads, tokens.tokens)) {}
 
     void add_some(const Op& op, const inputs<T>& all, const saved_outputs<T>& saved, const output_gradients<T>& given, const input_gradients<T>& to,
                   const execution& run, index_t b, index_t h, index_t count) const {
@@ -55,7 +55,7 @@ private:
 
     static std::size_t slice_bytes(const Op& op, const input_shapes& s) {
         scratch sizes, counted;
-        segment_memory(counted, work(sizes, op, s, 1));
+        segment_memory(counted, work(sizes, op, s, 1, false));
         return counted.used_bytes();
     }
 

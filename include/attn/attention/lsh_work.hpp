@@ -45,13 +45,14 @@ struct lsh_work {
     std::byte* slices;                     ///< of each thread
     index_t *bucket, *order, *bucket_end; ///< of each token; the token at each sorted place; where the sorted tokens of a bucket end
     T *length, *log_sum;                   ///< of each token: |q|, and the log_sum_exp of the rounds so far
+    T* wide = nullptr;                     ///< the rows of the rounds so far, where the result would round them
 
-    /// least_slice: a thread's memory is not less.
-    lsh_work(scratch& memory, const Op& op, const input_shapes& s, index_t concurrency, std::size_t least_slice = 0)
+    /// narrow: the result is of 16-bit numbers. least_slice: a thread's memory is not less.
+    lsh_work(scratch& memory, const Op& op, const input_shapes& s, index_t concurrency, bool narrow, std::size_t least_slice = 0)
         : heads(std::clamp<index_t>(tokens_at_once / std::max<index_t>(1, s.queries.tokens), 1, std::max<index_t>(1, s.queries.heads))),
           tokens(s.queries.tokens), chunk(std::min(op.chunk_of(tokens), std::max<index_t>(1, tokens))),
           segment(chunk * std::max<index_t>(1, tokens_of_segment / chunk)), row_shape{1, 1, segment + chunk, s.queries.channels},
-          result_shape{1, 1, segment + chunk, s.values.channels}, softmax_bytes(softmax::workspace_bytes({row_shape, row_shape, result_shape}, 1, 1)) {
+          result_shape{1, 1, segment + chunk, s.values.channels}, softmax_bytes(softmax::workspace_bytes({row_shape, row_shape, result_shape}, 1, 1, false)) {
         const auto half = op.rotations.shape().channels;
         scratch counted;
         segment_memory(counted, *this);
@@ -60,6 +61,7 @@ struct lsh_work {
         for (auto* const each : {&bucket, &order}) *each = memory.take<index_t>(heads, tokens);
         bucket_end = memory.take<index_t>(heads, 2 * half + 1);
         for (auto* const each : {&length, &log_sum}) *each = memory.take<T>(heads, tokens);
+        if (narrow) wide = memory.take<T>(heads, tokens, s.values.channels);
     }
 
     /// Everything for heads h .. h + count - 1 of batch entry b.
@@ -88,13 +90,13 @@ struct lsh_work {
         });
     }
     /// |q| of all tokens of so many heads.
-    void find_lengths(const tensor_view<const T>& q, const execution& run, index_t count) const {
+    void find_lengths(const stored_view<const T>& q, const execution& run, index_t count) const {
         for_each_piece(run, count, segment, [&](index_t head, index_t i, index_t end, scratch memory) {
             for (const segment_memory own(memory, *this); i < end; ++i) length[head * tokens + i] = own.length_of(q, head, i);
         });
     }
     /// Buckets and sorted order of a round, of heads h .. h + count - 1, which q holds.
-    void find_order(const Op& op, const tensor_view<const T>& q, const execution& run, index_t h, index_t count, index_t round) const {
+    void find_order(const Op& op, const stored_view<const T>& q, const execution& run, index_t h, index_t count, index_t round) const {
         for_each_piece(run, count, rows_of_task, [&](index_t head, index_t i, index_t end, const scratch& memory) {
             hash_of<Arch>(op.rotations, round, h + head)(kernel::rows_of(q, 0, head, i), end - i, bucket + head * tokens + i, 1, memory);
         });
@@ -125,7 +127,7 @@ private:
               log_sum_exp(memory.take<T>(w.segment)), first(memory.take<index_t>(w.segment)), end(memory.take<index_t>(w.segment)) {}
 
         /// |q|, which no square overflows. Of a copy: a strided row would be summed in another order.
-        T length_of(const tensor_view<const T>& x, index_t head, index_t i) const {
+        T length_of(const stored_view<const T>& x, index_t head, index_t i) const {
             const auto channels = x.shape().channels;
             double largest = 0, sum = 0;
             for (index_t c = 0; c < channels; ++c) queries[c] = x(0, head, i, c);
@@ -154,14 +156,13 @@ private:
             softmax()({sorted, {view(out, rows, d_v), view(log_sum_exp, rows, 1)}, visible, nullptr, op.template factor<T>(d_k), {}}, execution(here, memory));
             for (index_t r = 0; r < rows; ++r) {
                 const auto token = placed[at + r];
-                auto* const into = to.values.row(0, head, token);
-                const auto stride = to.values.strides().channels;
+                const auto into = w.rows_of(to, head, token);
                 auto& sum = w.log_sum[head * w.tokens + token];
                 if (is_first) {
-                    for (index_t c = 0; c < d_v; ++c) into[c * stride] = out[r * d_v + c];
+                    for (index_t c = 0; c < d_v; ++c) into.data[c * into.channel_stride] = out[r * d_v + c];
                     sum = log_sum_exp[r];
                 } else {
-                    merge_row<T>(into, stride, sum, out + r * d_v, 1, log_sum_exp[r], d_v);
+                    merge_row<T>(into, sum, kernel::row_block<const T>{out + r * d_v, 0, 1}, log_sum_exp[r], d_v);
                 }
             }
         }
@@ -177,6 +178,12 @@ private:
         }
     };
 
+    /// The row of a token while rounds are added to it.
+    kernel::row_block<T> rows_of(const outputs<T>& out, index_t head, index_t token) const {
+        if (wide) return {wide + (head * tokens + token) * result_shape.channels, 0, 1};
+        const auto own = out.values.rows(0, head, token);
+        return {own.numbers(), 0, own.channel_stride};
+    }
     /// By bucket, then by position, which counting keeps.
     void sort(const Op& op, index_t head) const {
         const auto buckets = 2 * op.rotations.shape().channels;
@@ -190,11 +197,13 @@ private:
     /// A token that met no other in any round sees itself.
     void finish(const Op& op, const inputs<T>& in, const outputs<T>& out, index_t head, index_t i) const {
         auto& log = log_sum[head * tokens + i];
+        const auto row = rows_of(out, head, i);
         if (log == nothing) {
             const T score = op.template factor<T>(row_shape.channels) * length[head * tokens + i];
             log = score + static_cast<T>(std::log(static_cast<double>(op.rotations.shape().batch)));
-            for (index_t c = 0; c < result_shape.channels; ++c) out.values(0, head, i, c) = std::isnan(score) ? score : in.values(0, head, i, c);
+            for (index_t c = 0; c < result_shape.channels; ++c) row.data[c * row.channel_stride] = std::isnan(score) ? score : in.values(0, head, i, c);
         }
+        if (wide) kernel::store_row<T, Arch>(row.data, result_shape.channels, out.values.rows(0, head, i));
         if (out.log_sum_exp.data()) out.log_sum_exp(0, head, i, 0) = log;
     }
 };

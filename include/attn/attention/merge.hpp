@@ -8,9 +8,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 namespace detail {
 
-/// One row of what merge does: so many channels, into_stride and from_stride apart.
+/// One row of so many channels of what merge does.
 template <Scalar T>
-void merge_row(T* into, index_t into_stride, T& into_log, const T* from, index_t from_stride, T from_log, index_t channels) {
+void merge_row(const stored_rows<T>& into, T& into_log, const stored_rows<const T>& from, T from_log, index_t channels) {
     const auto saw = [](T log_sum_exp) { return log_sum_exp == -std::numeric_limits<T>::infinity() ? T{0} : T{1}; };
     const kernel::softmax_merge<T, simd::native> merged(into_log, saw(into_log), from_log, saw(from_log));
     const auto number = [](const auto& lanes) {
@@ -19,7 +19,14 @@ void merge_row(T* into, index_t into_stride, T& into_log, const T* from, index_t
         return first;
     };
     const T a_share = number(merged.a), b_share = number(merged.b);
-    for (index_t c = 0; c < channels; ++c) into[c * into_stride] = a_share * into[c * into_stride] + b_share * from[c * from_stride];
+    const auto merged_number = [&](T a, T b) { return a_share * a + b_share * b; };
+    if (into.is_narrow() || from.is_narrow()) {
+        for (index_t c = 0; c < channels; ++c) into.set(0, c, merged_number(into(0, c), from(0, c)));
+    } else {
+        T* const to = into.numbers();
+        const T* const other = from.numbers();
+        for (index_t c = 0; c < channels; ++c) to[c * into.channel_stride] = merged_number(to[c * into.channel_stride], other[c * from.channel_stride]);
+    }
     into_log = merged.log_sum_exp(number(merged.maximum), number(merged.sum));
 }
 
@@ -44,18 +51,19 @@ void merge(const outputs<T>& into, const outputs<T>& from, const execution& run)
                                                    ", but both must have " + to_string(rows));
     detail::check_view(name, "into.log_sum_exp", into.log_sum_exp);
     detail::check_view(name, "from.log_sum_exp", from.log_sum_exp);
-    if (overlap(into.values, from.values) || overlap(into.log_sum_exp, from.log_sum_exp) || overlap(into.values, from.log_sum_exp) ||
-        overlap(into.log_sum_exp, from.values) || overlap(into.values, into.log_sum_exp))
+    const stored_view<T> into_log(into.log_sum_exp), from_log(from.log_sum_exp);
+    if (overlap(into.values, from.values) || overlap(into_log, from_log) || overlap(into.values, from_log) || overlap(into_log, from.values) ||
+        overlap(into.values, into_log))
         throw shape_error(name, "into", "overlaps from");
-    if (overlaps_itself(into.values) || overlaps_itself(into.log_sum_exp))
-        throw shape_error(name, "into", "of shape " + to_string(s) + " has strides by which its elements overlap");
+    detail::check_writable(name, "into", into.values);
+    detail::check_writable(name, "into", into_log);
     constexpr index_t rows_of_a_task = 64;
     const auto parts = (s.tokens + rows_of_a_task - 1) / rows_of_a_task;
     run.for_each(s.batch * s.heads * parts, [&](index_t task, index_t) {
         const auto b = task / parts / s.heads, h = task / parts % s.heads, first = task % parts * rows_of_a_task;
         for (index_t i = first; i < std::min(s.tokens, first + rows_of_a_task); ++i)
-            detail::merge_row(into.values.row(b, h, i), into.values.strides().channels, into.log_sum_exp(b, h, i, 0), from.values.row(b, h, i),
-                              from.values.strides().channels, from.log_sum_exp(b, h, i, 0), s.channels);
+            detail::merge_row<T>(into.values.rows(b, h, i), into.log_sum_exp(b, h, i, 0), stored_view<const T>(from.values).rows(b, h, i),
+                                 from.log_sum_exp(b, h, i, 0), s.channels);
     });
 }
 

@@ -113,7 +113,7 @@ struct linear_projection {
                 auto sums = detail::rows_of_head(wanted.matrix, head, first);
                 sums.data += token;
                 detail::run_tasks(kernel::matrix_product<T, Arch>(count, x.channels, tokens), memory, given,
-                                  {x.row(token), x.rows.channel_stride, x.rows.row_stride}, {sums.data, sums.row_stride, 1}, {sums.data, sums.row_stride, 1});
+                                  kernel::transposed(x.in_place(token)), {sums.data, sums.row_stride, 1}, {sums.data, sums.row_stride, 1});
             });
         const auto of_bias = detail::rows_of_head(wanted.bias, head, first);
         for (index_t r = 0; part == 0 && of_bias.data && r < count; ++r)

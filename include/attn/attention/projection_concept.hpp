@@ -80,8 +80,9 @@ kernel::row_block<T> rows_of_head(const tensor_view<T>& parameter, index_t head,
 
 /// All tasks of a product, one after the other.
 template <Scalar T, class Arch>
-void run_tasks(const kernel::matrix_product<T, Arch>& product, const scratch& memory, const kernel::row_block<const T>& a, const kernel::row_block<const T>& b,
-               const kernel::row_block<const T>& start, const kernel::row_block<T>& c, const auto&... terms) {
+void run_tasks(const kernel::matrix_product<T, Arch>& product, const scratch& memory, const std::type_identity_t<kernel::row_block<const T>>& a,
+               const std::type_identity_t<stored_rows<const T>>& b, const std::type_identity_t<kernel::row_block<const T>>& start,
+               const std::type_identity_t<kernel::row_block<T>>& c, const auto&... terms) {
     for (index_t task = 0; task < product.task_count(); ++task) {
         auto own = memory;
         product.run_task(task, own, a, b, start, c, terms...);

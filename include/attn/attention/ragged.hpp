@@ -20,8 +20,7 @@ struct ragged {
 namespace detail {
 
 /// Throws shape_error unless the starts cut the tokens of a tensor, of one batch entry, into sequences.
-template <class T>
-void check_starts(std::string_view operation, std::string_view argument, std::span<const index_t> starts, std::string_view of, const tensor_view<T>& tokens) {
+inline void check_starts(std::string_view operation, std::string_view argument, std::span<const index_t> starts, std::string_view of, const auto& tokens) {
     check_view(operation, of, tokens);
     const auto& x = tokens.shape();
     const auto refuse = [&](const std::string& problem) { throw shape_error(operation, argument, problem + ", for tokens of shape " + to_string(x)); };
@@ -53,6 +52,13 @@ tensor_view<T> tokens_of_entry(const tensor_view<T>& x, std::span<const index_t>
     auto size = x.shape();
     size.tokens = starts[static_cast<std::size_t>(e + 1)] - from;
     return {x.data() ? x.row(0, 0, from) : nullptr, size, x.strides()};
+}
+template <class T>
+stored_view<T> tokens_of_entry(const stored_view<T>& x, std::span<const index_t> starts, index_t e) {
+    const auto from = starts[static_cast<std::size_t>(e)];
+    auto size = x.shape();
+    size.tokens = starts[static_cast<std::size_t>(e + 1)] - from;
+    return {x.rows(0, 0, from).data, x.format(), size, x.strides()};
 }
 template <Scalar T>
 inputs<T> inputs_of_entry(const ragged& batch, const inputs<T>& in, index_t e) {
@@ -92,10 +98,10 @@ struct ragged_bytes {
     }
 };
 
-template <Attention A, Scalar T>
+template <Storage S, Attention A, Scalar T>
 ragged_bytes ragged_bytes_of(const A& op, const ragged& batch, const inputs<T>& in, index_t concurrency) {
     return {batch, concurrency, [&](index_t e, index_t threads) {
-                return op.template workspace_bytes<T>(shapes_of(inputs_of_entry(batch, in, e)), threads);
+                return workspace_bytes_for<S>(op, shapes_of(inputs_of_entry(batch, in, e)), threads);
             }};
 }
 
@@ -110,11 +116,11 @@ void check_ragged(const A& op, const ragged& batch, const inputs<T>& in) {
 
 } // namespace detail
 
-/// Bytes of workspace that a ragged call with this executor needs. Throws attention_error if the starts do not fit.
-template <Attention A, Scalar T, Executor E>
+/// Bytes of workspace that a ragged call with this executor needs, if its result is stored in S. Throws attention_error if the starts do not fit.
+template <Storage S, Attention A, Scalar T, Executor E>
 std::size_t workspace_bytes(const A& op, const ragged& batch, const inputs<T>& in, E& executor) {
     detail::check_ragged(op, batch, in);
-    return detail::ragged_bytes_of(op, batch, in, detail::concurrency_of(executor)).all;
+    return detail::ragged_bytes_of<S>(op, batch, in, detail::concurrency_of(executor)).all;
 }
 
 /// Calls an operator on each sequence of a ragged batch: the bits are those of a call for each, whose batch is 1. Patterns and score functions
@@ -128,7 +134,7 @@ void attend(const A& op, const ragged& batch, const inputs<T>& in, const outputs
     detail::check_outputs(op, in, out);
     detail::check_starts_apart(batch, output_memory(A::name, "out", out.values));
     if (out.log_sum_exp.data()) detail::check_starts_apart(batch, output_memory(A::name, "log_sum_exp", out.log_sum_exp));
-    const auto bytes = detail::ragged_bytes_of(op, batch, in, run.concurrency());
+    const auto bytes = detail::with_storage(out.values, [&]<Storage S>(std::type_identity<S>) { return detail::ragged_bytes_of<S>(op, batch, in, run.concurrency()); });
     detail::check_workspace(A::name, run, bytes.all, in.queries.shape());
     detail::for_each_entry(batch, bytes.of_a_thread, run, [&](index_t e, const execution& on) {
         const auto part = detail::inputs_of_entry(batch, in, e);
@@ -141,14 +147,14 @@ void attend(const A& op, const ragged& batch, const inputs<T>& in, const outputs
 /// The same, with a workspace for the call.
 template <Attention A, Scalar T, ExecutorArgument E = sequential>
 void attend(const A& op, const ragged& batch, const inputs<T>& in, const outputs<T>& out, E&& executor = {}) {
-    workspace memory(workspace_bytes(op, batch, in, executor));
+    workspace memory(detail::with_storage(out.values, [&]<Storage S>(std::type_identity<S>) { return workspace_bytes<S>(op, batch, in, executor); }));
     attend(op, batch, in, out, execution(executor, memory));
 }
 
 /// The same, to a new tensor (1, heads, all tokens, d_v).
 template <Attention A, Scalar T, ExecutorArgument E = sequential>
 [[nodiscard]] tensor<T> attend(const A& op, const ragged& batch, const inputs<T>& in, E&& executor = {}) {
-    workspace memory(workspace_bytes(op, batch, in, executor));
+    workspace memory(workspace_bytes<T>(op, batch, in, executor));
     tensor<T> out(op.output_shape(shapes_of(in)));
     attend(op, batch, in, outputs<T>{out}, execution(executor, memory));
     return out;

@@ -50,7 +50,12 @@ struct softmax_attention {
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
     template <Scalar T>
     std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        return kernel::softmax_scheduler<T, Arch>::workspace_bytes(s, max_passes<P>, concurrency);
+        return kernel::softmax_scheduler<T, Arch>::workspace_bytes(s, max_passes<P>, concurrency, false);
+    }
+    /// Of rows that are rounded when their last key has been seen.
+    template <Scalar T>
+    std::size_t narrow_workspace_bytes(const input_shapes& s, index_t concurrency) const {
+        return kernel::softmax_scheduler<T, Arch>::workspace_bytes(s, max_passes<P>, concurrency, true);
     }
     template <Scalar T>
     void forward(const inputs<T>& in, const outputs<T>& out, const execution& run) const {

@@ -75,7 +75,7 @@ struct channel_convolution {
             if (!of_weights.data || !x.visible(token)) continue;
             kernel::update_channels<Arch>(of_weights.data, 1, x.channels, [&](auto sum, index_t c, index_t present) {
                 return fma(kernel::load_channels<Arch, T>(given.data + r * given.row_stride, 1, c, present),
-                           kernel::load_channels<Arch, T>(x.row(token), x.rows.channel_stride, c, present), sum);
+                           kernel::load_channels<Arch, T>(x, token, c, present), sum);
             });
         }
         if (part == 0) add_bias_gradients(x.channels, count, given, detail::rows_of_head(wanted.bias, head));
@@ -190,7 +190,7 @@ struct mixing_convolution {
         const auto of_weights = detail::rows_of_head(wanted.weights, head, 0, part);
         if (of_weights.data)
             detail::run_tasks(kernel::matrix_product<T, Arch>(x.channels, count, x.channels), memory, kernel::transposed(given),
-                              {x.row(token), kernel * x.rows.row_stride, x.rows.channel_stride}, {of_weights.data, of_weights.row_stride, 1},
+                              x.rows.from(token, kernel), {of_weights.data, of_weights.row_stride, 1},
                               {of_weights.data, of_weights.row_stride, 1}, [&](index_t from, index_t terms, auto&& emit) {
                                   if (!x.seen) return emit(from, terms);
                                   for (auto r = from; r < from + terms; ++r)
@@ -205,15 +205,14 @@ private:
     void project_some(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<T>& to,
                       detail::scratch& memory) const {
         const auto kernel = weights.shape().batch;
-        auto windows = x.rows;
-        windows.data += first * kernel * windows.row_stride;
         T* const copy = memory.take<T>(max_rows * kernel * x.channels);
-        if (x.seen) { // with zeros for hidden tokens: here rows are left out, not terms
-            for (index_t j = 0; j < count * kernel; ++j)
-                for (index_t c = 0; c < x.channels; ++c)
-                    copy[j * x.channels + c] = x.seen[first * kernel + j] ? x(first * kernel + j, c) : T{0};
-            windows = {copy, x.channels, 1};
-        }
+        const bool copies = x.seen || x.rows.is_narrow();
+        for (index_t j = 0; copies && j < count * kernel; ++j) // with zeros for hidden tokens: here rows are left out, not terms
+            if (const auto token = first * kernel + j; x.visible(token))
+                kernel::copy_rows<T, Arch>(x.rows.from(token), 1, x.channels, copy + j * x.channels, x.channels);
+            else
+                std::fill_n(copy + j * x.channels, x.channels, T{0});
+        const auto windows = copies ? kernel::row_block<const T>{copy, x.channels, 1} : x.in_place(first * kernel);
         auto start = detail::rows_of_head(bias, head);
         start.row_stride = 0;
         for (index_t t = 0; t < kernel; ++t) {

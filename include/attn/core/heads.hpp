@@ -1,7 +1,7 @@
 // Rows of channels, which layers compute with, and the heads of attention, as views of the same memory.
 #pragma once
 
-#include "tensor.hpp"
+#include "stored_view.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
@@ -15,6 +15,11 @@ concept Viewable = std::is_lvalue_reference_v<V> || requires(V view) { view.stri
 template <class T>
 tensor_view<T> some_heads(const tensor_view<T>& t, index_t b, index_t batches, index_t h, index_t heads) {
     return {t.data() ? t.row(b, h, 0) : nullptr, {batches, heads, t.shape().tokens, t.shape().channels}, t.strides()};
+}
+
+template <class T>
+stored_view<T> some_heads(const stored_view<T>& t, index_t b, index_t batches, index_t h, index_t heads) {
+    return {t.rows(b, h).data, t.format(), {batches, heads, t.shape().tokens, t.shape().channels}, t.strides()};
 }
 
 /// Tokens become channels, and channels tokens.

@@ -3,7 +3,7 @@
 
 #include "borrowed.hpp"
 #include "position.hpp"
-#include "tensor_view.hpp"
+#include "stored_view.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
@@ -57,9 +57,9 @@ constexpr positions bottom_right(index_t queries, index_t keys) { return {.first
 /// kv_heads divides heads; query head h reads key and value head h / (heads / kv_heads).
 template <class T>
 struct inputs {
-    tensor_view<const T> queries;
-    tensor_view<const T> keys;
-    tensor_view<const T> values;
+    stored_view<const T> queries;
+    stored_view<const T> keys;
+    stored_view<const T> values;
     attn::positions positions = {};
 };
 
@@ -78,7 +78,7 @@ input_shapes shapes_of(const inputs<T>& in) {
 /// logarithm of each row's softmax denominator, its sink included.
 template <class T>
 struct outputs {
-    tensor_view<T> values;
+    stored_view<T> values;
     tensor_view<T> log_sum_exp = {};
 };
 

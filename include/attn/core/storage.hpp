@@ -36,6 +36,15 @@ template <>
 inline constexpr narrow_format narrow_format_of<std::float16_t> = narrow_format::half;
 #endif
 
+namespace detail {
+
+/// Stands for any 16-bit type where none is named.
+enum class sixteen_bits : std::uint16_t {};
+
+} // namespace detail
+template <>
+inline constexpr narrow_format narrow_format_of<detail::sixteen_bits> = narrow_format::bfloat16;
+
 /// A 16-bit type that tensors may be stored in: Eigen::bfloat16, Eigen::half, std::bfloat16_t, std::float16_t, or one that says its format. It is
 /// computed in float.
 template <class T>

@@ -19,6 +19,11 @@ public:
                              ? block{reinterpret_cast<const std::byte*>(rows.data), 0, 1, count * channels * size}
                              : block{reinterpret_cast<const std::byte*>(rows.data), rows.row_stride * size, count, channels * size};
     }
+    template <class T>
+    void add(const stored_rows<T>& rows, index_t count, index_t channels) {
+        if (rows.is_narrow()) add(row_block<const std::uint16_t>{reinterpret_cast<const std::uint16_t*>(rows.data), rows.row_stride, rows.channel_stride}, count, channels);
+        else add(row_block<T>{rows.numbers(), rows.row_stride, rows.channel_stride}, count, channels);
+    }
     /// Asks for what so many multiply-adds of registers give time for: a line for 16, or 8 to 16 cycles. A window of 49 tokens of
     /// 32 channels has 11,000 for the 390 lines of the next. Inlined where sums are in registers, which a call would store and load.
     [[gnu::always_inline]] void beside(index_t multiply_adds) {

@@ -1,7 +1,8 @@
 // Brings tiles of strided memory into the layouts that the micro-kernel reads.
 #pragma once
 
-#include "../core/tensor_view.hpp"
+#include "../core/stored_view.hpp"
+#include "../simd/narrow.hpp"
 #include "../simd/transpose.hpp"
 
 #include <algorithm>
@@ -21,6 +22,11 @@ struct row_block {
     T* data;
     index_t row_stride;
     index_t channel_stride;
+
+    /// The same rows, stored as they are computed with.
+    constexpr operator stored_rows<T>() const {
+        return {reinterpret_cast<typename stored_rows<T>::byte*>(data), narrow_format::none, row_stride, channel_stride};
+    }
 };
 
 /// The rows of one batch entry and head, from one of them on.
@@ -29,11 +35,60 @@ row_block<T> rows_of(const tensor_view<T>& tensor, index_t batch, index_t head, 
     return {tensor.row(batch, head, first), tensor.strides().tokens, tensor.strides().channels};
 }
 
+template <class T>
+stored_rows<T> rows_of(const stored_view<T>& tensor, index_t batch, index_t head, index_t first = 0) {
+    return tensor.rows(batch, head, first);
+}
+
+/// A register of numbers, as they are stored.
+template <narrow_format format, Scalar T, class Arch>
+simd::lanes<T, Arch> load_stored(const std::byte* from) {
+    if constexpr (format == narrow_format::none) return simd::lanes<T, Arch>::load(reinterpret_cast<const T*>(from));
+    else return simd::narrow_lanes<format, Arch>::widen(reinterpret_cast<const std::uint16_t*>(from));
+}
+template <narrow_format format, Scalar T, class Arch>
+void store_stored(simd::lanes<T, Arch> x, std::byte* to) {
+    if constexpr (format == narrow_format::none) x.store(reinterpret_cast<T*>(to));
+    else simd::narrow_lanes<format, Arch>::narrow(x.value, reinterpret_cast<std::uint16_t*>(to));
+}
+/// f(a constant that is the format of numbers that are computed with in T).
+template <Scalar T>
+void with_format(narrow_format format, const auto& f) {
+    if constexpr (std::same_as<T, float>) {
+        if (format == narrow_format::bfloat16) return f(std::integral_constant<narrow_format, narrow_format::bfloat16>{});
+        if (format == narrow_format::half) return f(std::integral_constant<narrow_format, narrow_format::half>{});
+    }
+    f(std::integral_constant<narrow_format, narrow_format::none>{});
+}
+/// Rows in a format that the compiler knows. By value: what is behind a reference is read again after every store.
+template <narrow_format format, Scalar T, class Arch>
+struct formatted_rows {
+    static constexpr index_t element = format == narrow_format::none ? sizeof(T) : 2;
+    const std::byte* data;
+    index_t row_bytes, channel_bytes;
+
+    explicit formatted_rows(const stored_rows<const T>& rows)
+        : data(rows.data), row_bytes(rows.row_stride * element), channel_bytes(rows.channel_stride * element) {}
+    bool side_by_side() const { return channel_bytes == element; }
+    /// Of channels side by side.
+    simd::lanes<T, Arch> load(index_t row, index_t channel) const { return load_stored<format, T, Arch>(data + row * row_bytes + channel * element); }
+    T operator()(index_t row, index_t channel) const {
+        const auto* const at = data + row * row_bytes + channel * channel_bytes;
+        if constexpr (format == narrow_format::none) return *reinterpret_cast<const T*>(at);
+        else return detail::loaded<T>(at, format);
+    }
+};
+
 /// True if the micro-kernel should read the rows where they lie. Rows a multiple of 4 KiB apart share the sets of the first-level cache and
 /// evict each other.
 template <class T>
 bool readable_in_place(const row_block<T>& rows) {
     return rows.channel_stride == 1 && rows.row_stride * static_cast<index_t>(sizeof(T)) % 4096 != 0;
+}
+/// Rows of 16-bit numbers it cannot read.
+template <class T>
+bool readable_in_place(const stored_rows<T>& rows) {
+    return !rows.is_narrow() && readable_in_place(row_block<T>{rows.numbers(), rows.row_stride, rows.channel_stride});
 }
 
 /// to[c] = factor * from[c] for one row of channels; with `added`, to[c] = share * to[c] + factor * from[c]. Never -0 by itself: what was
@@ -61,60 +116,76 @@ void write_row(const T* from, index_t channels, T factor, T share, T* to, index_
 
 /// Calls put(c, first, register of factor * from(first, c), factor * from(first + 1, c), ...) for each channel c and each register of rows, which
 /// are transposed a square of registers at a time; rows from `rows` up to a whole register are zero.
-template <Scalar T, class Arch, Scalar U, class F>
-void for_each_transposed(const row_block<const U>& from, index_t rows, index_t channels, T factor, const F& put) {
+template <narrow_format format, Scalar T, class Arch, class F>
+void for_each_transposed(formatted_rows<format, T, Arch> from, index_t rows, index_t channels, T factor, const F& put) {
     using lanes = simd::lanes<T, Arch>;
     constexpr index_t size = lanes::size;
     for (index_t first = 0; first < rows; first += size) {
         const auto present = std::min(size, rows - first);
-        const U* const corner = from.data + first * from.row_stride;
         index_t c = 0;
-        if constexpr (std::same_as<T, U>) {
-            for (; from.channel_stride == 1 && c + size <= channels; c += size) {
-                lanes square[static_cast<std::size_t>(size)];
-                const auto row = [&](index_t r) { return lanes::load(corner + r * from.row_stride + c) * lanes(factor); };
-                if (present == size)
+        for (; from.side_by_side() && c + size <= channels; c += size) {
+            lanes square[static_cast<std::size_t>(size)];
+            const auto row = [&](index_t r) { return from.load(first + r, c) * lanes(factor); };
+            if (present == size)
 #pragma GCC unroll 16
-                    for (index_t r = 0; r < size; ++r) square[r] = row(r);
-                else
+                for (index_t r = 0; r < size; ++r) square[r] = row(r);
+            else
 #pragma GCC unroll 16
-                    for (index_t r = 0; r < size; ++r) square[r] = r < present ? row(r) : lanes(T{0});
-                simd::transpose<T, Arch>(square);
+                for (index_t r = 0; r < size; ++r) square[r] = r < present ? row(r) : lanes(T{0});
+            simd::transpose<T, Arch>(square);
 #pragma GCC unroll 16
-                for (index_t r = 0; r < size; ++r) put(c + r, first, square[r]);
-            }
+            for (index_t r = 0; r < size; ++r) put(c + r, first, square[r]);
         }
         for (; c < channels; ++c) {
             T column[static_cast<std::size_t>(size)] = {};
-            for (index_t r = 0; r < present; ++r) column[r] = factor * static_cast<T>(corner[r * from.row_stride + c * from.channel_stride]);
+            for (index_t r = 0; r < present; ++r) column[r] = factor * from(first + r, c);
             put(c, first, lanes::load(column));
         }
     }
 }
-
+template <Scalar T, class Arch, class F>
+void for_each_transposed(const row_block<const T>& from, index_t rows, index_t channels, T factor, const F& put) {
+    for_each_transposed(formatted_rows<narrow_format::none, T, Arch>(from), rows, channels, factor, put);
+}
 /// Writes to[c * to_stride + r] = factor * from(r, c); rows from `rows` up to a whole register become zero.
-template <Scalar T, class Arch, Scalar U>
-void transpose_rows(const row_block<const U>& from, index_t rows, index_t channels, T factor, T* to, index_t to_stride) {
-    for_each_transposed<T, Arch>(from, rows, channels, factor,
-                                 [&](index_t c, index_t first, simd::lanes<T, Arch> column) { column.store(to + c * to_stride + first); });
+template <Scalar T, class Arch>
+void transpose_rows(const stored_rows<const T>& from, index_t rows, index_t channels, T factor, T* to, index_t to_stride) {
+    with_format<T>(from.format, [&](auto format) {
+        for_each_transposed(formatted_rows<format(), T, Arch>(from), rows, channels, factor,
+                            [to, to_stride](index_t c, index_t first, simd::lanes<T, Arch> column) { column.store(to + c * to_stride + first); });
+    });
 }
 
+template <narrow_format format, Scalar T, class Arch>
+void copy_formatted(formatted_rows<format, T, Arch> from, index_t rows, index_t channels, T* to, index_t padded) {
+    using lanes = simd::lanes<T, Arch>;
+    const auto whole = from.side_by_side() ? channels / lanes::size * lanes::size : 0;
+    for (index_t r = 0; r < rows; ++r, to += padded) {
+        for (index_t c = 0; c < whole; c += lanes::size) from.load(r, c).store(to + c);
+        for (auto c = whole; c < channels; ++c) to[c] = from(r, c);
+        std::fill(to + channels, to + padded, T{0});
+    }
+}
 /// Copies rows of `channels` numbers to rows of `padded` numbers, the rest zero. Column-major rows, what
 /// Eigen has by default, go through registers.
 template <Scalar T, class Arch>
-void copy_rows(const row_block<const T>& from, index_t rows, index_t channels, T* to, index_t padded) {
-    if (from.row_stride == 1 && from.channel_stride != 1 && padded == whole_registers<T, Arch>(channels)) {
-        transpose_rows<T, Arch>(row_block<const T>{from.data, from.channel_stride, 1}, channels, rows, T{1}, to, padded);
-        return;
-    }
-    for (index_t r = 0; r < rows; ++r, to += padded) {
-        const T* const row = from.data + r * from.row_stride;
-        if (from.channel_stride == 1)
-            std::copy_n(row, channels, to);
-        else
-            for (index_t c = 0; c < channels; ++c) to[c] = row[c * from.channel_stride];
-        std::fill(to + channels, to + padded, T{0});
-    }
+void copy_rows(const stored_rows<const T>& from, index_t rows, index_t channels, T* to, index_t padded) {
+    if (from.row_stride == 1 && from.channel_stride != 1 && padded == whole_registers<T, Arch>(channels))
+        return transpose_rows<T, Arch>({from.data, from.format, from.channel_stride, 1}, channels, rows, T{1}, to, padded);
+    with_format<T>(from.format, [&](auto format) { copy_formatted(formatted_rows<format(), T, Arch>(from), rows, channels, to, padded); });
+}
+
+/// Writes a row of numbers as it is stored.
+template <Scalar T, class Arch>
+void store_row(const T* from, index_t channels, const stored_rows<T>& to) {
+    using lanes = simd::lanes<T, Arch>;
+    with_format<T>(to.format, [&](auto format) {
+        const T* const row = from;
+        std::byte* const at = to.data;
+        const auto whole = to.channel_stride == 1 ? channels / lanes::size * lanes::size : 0;
+        for (index_t c = 0; c < whole; c += lanes::size) store_stored<format(), T, Arch>(lanes::load(row + c), at + c * (format() == narrow_format::none ? static_cast<index_t>(sizeof(T)) : 2));
+        for (auto c = whole; c < channels; ++c) to.set(0, c, row[c]);
+    });
 }
 
 } // namespace attn::kernel

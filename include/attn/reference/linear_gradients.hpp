@@ -19,7 +19,7 @@ void linear_gradients(const inputs<T>& in, const tensor_view<const T>& given, co
                       bool normalise, double eps, double scale) {
     const auto [batch, heads, n, d_k] = in.queries.shape();
     const auto [kv_batch, kv_heads, m, d_v] = in.values.shape();
-    const auto features = [&](const tensor_view<const T>& x) {
+    const auto features = [&](const auto& x) {
         tensor<T> result(x.shape());
         const auto& s = x.shape();
         for (index_t b = 0; b < s.batch; ++b)
@@ -76,7 +76,7 @@ void linear_gradients(const inputs<T>& in, const tensor_view<const T>& given, co
                 for (index_t i = 0; i < s.tokens; ++i)
                     for (index_t c = 0; c < s.channels; ++c) to(b, h, i, c) = takes_part(b, h, i, 0) ? gradient(b, h, i, c) : T{0};
     };
-    const auto through = [&](const tensor<T>& of_features, const tensor_view<const T>& x) {
+    const auto through = [&](const tensor<T>& of_features, const auto& x) {
         return [&of_features, &phi, x](index_t b, index_t h, index_t i, index_t c) {
             return of_features(b, h, i, c) * attn::detail::differentiated(phi, x(b, h, i, c)).derivative;
         };

@@ -9,7 +9,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 /// The tokens of one batch entry and head: x(j, c), and which are visible.
 template <class T>
 struct tokens {
-    const tensor_view<const T>& x;
+    stored_view<const T> x;
     index_t batch, head;
     std::vector<bool> visible;
 
@@ -187,9 +187,7 @@ void linformer(const inputs<T>& in, const outputs<T>& out, const auto& project_k
                 v.insert(v.end(), values[r]->begin(), values[r]->end());
             }
             const auto rows = static_cast<index_t>(k.size()) / d_k;
-            const auto one_head = [&](const auto& t, index_t h) {
-                return std::remove_cvref_t<decltype(t)>(t.data() ? t.row(b, h, 0) : nullptr, {1, 1, n, t.shape().channels}, t.strides());
-            };
+            const auto one_head = [&](const auto& t, index_t h) { return attn::detail::some_heads(t, b, 1, h, 1); };
             for (index_t h = g * group; h < (g + 1) * group; ++h) {
                 const inputs<T> projected{one_head(in.queries, h), head_major<const T>(k.data(), {1, 1, rows, d_k}),
                                           head_major<const T>(v.data(), {1, 1, rows, d_v})};

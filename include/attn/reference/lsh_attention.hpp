@@ -42,13 +42,13 @@ void for_each_lsh_head(const tensor_view<const index_t>& buckets, index_t chunk,
 
 /// What a key is its token over; 1 for zeros.
 template <class T>
-T lsh_length(const tensor_view<const T>& q, index_t b, index_t h, index_t j) {
+T lsh_length(const stored_view<const T>& q, index_t b, index_t h, index_t j) {
     T squares = 0;
     for (index_t c = 0; c < q.shape().channels; ++c) squares += q(b, h, j, c) * q(b, h, j, c);
     return squares == 0 ? T{1} : sqrt(squares);
 }
 template <class T>
-T lsh_score(const tensor_view<const T>& q, index_t b, index_t h, index_t i, index_t j, double scale) {
+T lsh_score(const stored_view<const T>& q, index_t b, index_t h, index_t i, index_t j, double scale) {
     const T length = lsh_length(q, b, h, j);
     T product = 0;
     for (index_t c = 0; c < q.shape().channels; ++c) product += q(b, h, i, c) * (q(b, h, j, c) / length);

@@ -4,10 +4,10 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 
-/// A contiguous copy in double of a tensor (batch, heads, tokens, channels), exact: what the reference of a float input is computed from.
-template <class T>
-    requires Scalar<std::remove_const_t<T>>
-tensor<double> widen(const tensor_view<T>& from) {
+/// A contiguous copy in double of a view (batch, heads, tokens, channels), exact: what the reference of a float or 16-bit input is computed from.
+template <class V>
+    requires requires(const V& from) { { from(0, 0, 0, 0) } -> std::convertible_to<double>; }
+tensor<double> widen(const V& from) {
     tensor<double> to(from.shape());
     const auto [batch, heads, tokens, channels] = from.shape();
     for (index_t b = 0; b < batch; ++b)

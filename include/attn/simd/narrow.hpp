@@ -59,7 +59,7 @@ struct narrow_lanes {
         }
 #endif
         float numbers[size];
-        for (std::size_t l = 0; l < size; ++l) numbers[l] = detail::widened<format>(from[l]);
+        for (std::size_t l = 0; l < size; ++l) numbers[l] = attn::detail::widened<format>(from[l]);
         return batch::load_unaligned(numbers);
     }
 
@@ -128,7 +128,7 @@ struct narrow_lanes {
 #endif
         float numbers[size];
         x.store_unaligned(numbers);
-        for (std::size_t l = 0; l < size; ++l) to[l] = detail::narrowed<format>(numbers[l]);
+        for (std::size_t l = 0; l < size; ++l) to[l] = attn::detail::narrowed<format>(numbers[l]);
     }
 };
 

@@ -30,7 +30,7 @@ struct convolution_parameters {
 template <Scalar T, class U>
 struct local_term {
     convolution_parameters<U> convolution;
-    tensor_view<const T> input;
+    stored_view<const T> input;
     bool reads_values = true;
 };
 
@@ -65,19 +65,19 @@ public:
     }
 
     /// to[t] = out(token first + t) for t < count, rows of `padded` numbers. Of the input, tokens from `present` on are not there.
-    void operator()(const row_block<const T>& in, index_t present, index_t first, index_t count, T* to) const {
-        const bool in_place = in.channel_stride == 1 && padded_ == channels_;
+    void operator()(const stored_rows<const T>& in, index_t present, index_t first, index_t count, T* to) const {
+        const bool in_place = !in.is_narrow() && in.channel_stride == 1 && padded_ == channels_;
         while (count > 0) {
             const auto y = first / grid_.width, x = first % grid_.width, here = std::min(count, grid_.width - x);
             const auto above = std::max<index_t>(0, y - grid_.top), below = std::min(grid_.height, y - grid_.top + grid_.kernel_height);
             if (in_place) {
-                add_row({{in.data, grid_.width * in.row_stride, in.row_stride, 0}, y, x, here, above, below, present}, to);
+                add_row({{in.numbers(), grid_.width * in.row_stride, in.row_stride, 0}, y, x, here, above, below, present}, to);
             } else {
                 const auto left = std::max<index_t>(0, x - grid_.left),
                            right = std::min(grid_.width, x + here - grid_.left + grid_.kernel_width - 1);
                 for (auto row = above; row < below; ++row) {
                     const auto token = row * grid_.width + left, there = std::clamp<index_t>(present - token, 0, right - left);
-                    copy_rows<T, Arch>({in.data + token * in.row_stride, in.row_stride, in.channel_stride}, there, channels_,
+                    copy_rows<T, Arch>(in.from(token), there, channels_,
                                        staged_ + (row - above) * staged_width_ * padded_, padded_);
                 }
                 const auto row_stride = staged_width_ * padded_;

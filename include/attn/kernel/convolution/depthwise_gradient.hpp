@@ -85,7 +85,7 @@ private:
     rows output_rows(const row_block<const T>& given, index_t first, index_t count) const {
         const T* const from = given.data + first * given.row_stride;
         if (in_place(given)) return {from, std::min(count, grid_.width) * given.row_stride, given.row_stride};
-        copy_rows<T, Arch>({from, given.row_stride, given.channel_stride}, count, channels_, given_, padded_);
+        copy_rows<T, Arch>(row_block<const T>{from, given.row_stride, given.channel_stride}, count, channels_, given_, padded_);
         return {given_, std::min(count, grid_.width) * padded_, padded_};
     }
     rows input_rows(const row_block<const T>& in, index_t present, index_t y, index_t x, index_t width, index_t height) const {
@@ -94,7 +94,7 @@ private:
         const auto left = std::max<index_t>(0, x - grid_.left), right = std::min(grid_.width, x + width - grid_.left + grid_.kernel_width - 1);
         for (auto row = above; row < below; ++row) {
             const auto token = row * grid_.width + left, there = std::clamp<index_t>(present - token, 0, std::max<index_t>(0, right - left));
-            copy_rows<T, Arch>({in.data + token * in.row_stride, in.row_stride, in.channel_stride}, there, channels_,
+            copy_rows<T, Arch>(row_block<const T>{in.data + token * in.row_stride, in.row_stride, in.channel_stride}, there, channels_,
                                staged_ + (row - above) * staged_width_ * padded_, padded_);
         }
         const auto row_stride = staged_width_ * padded_;

@@ -14,10 +14,14 @@ template <class T>
 row_block<T> transposed(const row_block<T>& m) {
     return {m.data, m.channel_stride, m.row_stride};
 }
+template <class T>
+stored_rows<T> transposed(const stored_rows<T>& m) {
+    return {m.data, m.format, m.channel_stride, m.row_stride};
+}
 
 /// C = start + A B for A (rows, depth), B (depth, columns), C and start (rows, columns); C is row-major, the others lie anyhow. What is
 /// added is a matrix, C itself, or with a stride of 0 a bias: of each column with {bias, 0, 1}, of each row with {bias, 1, 0}; or
-/// nothing, without data. For a linear layer y = x W^T + b, with W (out, in), B is transposed(W).
+/// nothing, without data. B may be stored in 16 bits. For a linear layer y = x W^T + b, with W (out, in), B is transposed(W).
 ///
 /// Every element is a sum of chains of multiply-adds over at most `max_block_depth` terms, cut by the depth alone: its bits do not
 /// depend on the number of rows and columns, on layouts or threads. Blocks of B are packed for the micro-kernel, once in each block of
@@ -28,7 +32,7 @@ public:
     matrix_product(index_t rows, index_t depth, index_t columns) : rows_(rows), depth_(depth), columns_(columns) {}
 
     /// All tasks on an executor. memory: workspace_bytes(run.concurrency()).
-    void operator()(const row_block<const T>& a, const row_block<const T>& b, const row_block<const T>& start, const row_block<T>& c,
+    void operator()(const row_block<const T>& a, const stored_rows<const T>& b, const row_block<const T>& start, const row_block<T>& c,
                     std::byte* memory, const execution& run) const {
         run.for_each(task_count(), [&](index_t task, index_t slice) {
             detail::scratch own(memory + static_cast<std::size_t>(slice) * task_bytes());
@@ -45,14 +49,14 @@ public:
         blocks(memory, *this);
         return memory.used_bytes();
     }
-    void run_task(index_t task, detail::scratch& memory, const row_block<const T>& a, const row_block<const T>& b,
+    void run_task(index_t task, detail::scratch& memory, const row_block<const T>& a, const stored_rows<const T>& b,
                   const row_block<const T>& start, const row_block<T>& c) const {
         run_task(task, memory, a, b, start, c, [](index_t first, index_t count, auto&& emit) { emit(first, count); });
     }
     /// Only over some of the depth: terms(first, count, emit) calls emit(first, count) for each run of terms of a piece of the depth that
     /// take part. The others are not multiplied.
     template <class Terms>
-    void run_task(index_t task, detail::scratch& memory, const row_block<const T>& a, const row_block<const T>& b,
+    void run_task(index_t task, detail::scratch& memory, const row_block<const T>& a, const stored_rows<const T>& b,
                   const row_block<const T>& start, const row_block<T>& c, const Terms& terms) const {
         const blocks block(memory, *this);
         const auto [first_row, rows] = piece(rows_, row_blocks(), task % row_blocks());
@@ -93,6 +97,9 @@ private:
     static row_block<const T> at(const row_block<const T>& m, index_t row, index_t column) {
         return {m.data ? m.data + row * m.row_stride + column * m.channel_stride : nullptr, m.row_stride, m.channel_stride};
     }
+    static stored_rows<const T> at(const stored_rows<const T>& m, index_t row, index_t column) {
+        return {m.address(row, column), m.format, m.row_stride, m.channel_stride};
+    }
     index_t row_blocks() const { return (rows_ + max_block_rows - 1) / max_block_rows; }
     index_t column_blocks() const { return (columns_ + max_block_columns - 1) / max_block_columns; }
 
@@ -104,7 +111,7 @@ private:
             : packed_a(memory.take<T>(std::min(max_block_rows, p.rows_) * whole_registers<T, Arch>(std::min(max_block_depth, p.depth_)))),
               packed_b(memory.take<T>(std::min(max_block_depth, p.depth_) * panel_width)) {}
 
-        void multiply(row_block<const T> a, const row_block<const T>& b, const row_block<T>& c, index_t rows, index_t depth, index_t columns,
+        void multiply(row_block<const T> a, const stored_rows<const T>& b, const row_block<T>& c, index_t rows, index_t depth, index_t columns,
                       std::span<const depth_run> runs) const {
             // Rows of A that evict each other are copied if they are read again and again.
             if (a.channel_stride != 1 || (columns > 2 * panel_width && !readable_in_place(a))) {
@@ -125,7 +132,7 @@ private:
     private:
         /// A panel of `present` columns; the registers' other columns are zero.
         template <int Columns>
-        void multiply_panel(const row_block<const T>& a, const row_block<const T>& b, const row_block<T>& c, index_t rows, index_t depth,
+        void multiply_panel(const row_block<const T>& a, const stored_rows<const T>& b, const row_block<T>& c, index_t rows, index_t depth,
                             index_t present, std::span<const depth_run> runs) const {
             copy_rows<T, Arch>(b, depth, present, packed_b, Columns * lane_count);
             constexpr int max_rows = traits::max_rows(Columns);

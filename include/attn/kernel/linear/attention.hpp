@@ -114,17 +114,16 @@ private:
             }
         }
         const auto to = rows_of(out.values, batch, head, first);
-        const bool direct = to.channel_stride == 1 && w.padded == channels;
+        const bool direct = !to.is_narrow() && to.channel_stride == 1 && w.padded == channels;
         auto from = state;
         if (absorbed == 0) from.key_channels = 0; // an empty sum adds nothing, not even the NaN of a query
         from.padded = w.padded;
         ask_for_next(w.ahead, in, out, batch, head, end, count);
         from.finish(queries,
-                    {direct ? to.data : w.results, direct ? to.row_stride : w.padded, w.factors, started ? w.numerators : nullptr,
+                    {direct ? to.numbers() : w.results, direct ? to.row_stride : w.padded, w.factors, started ? w.numerators : nullptr,
                      grid() ? w.local : nullptr},
                     w.spare, w.ahead);
-        for (index_t r = 0; !direct && r < count; ++r)
-            for (index_t c = 0; c < channels; ++c) to.data[r * to.row_stride + c * to.channel_stride] = w.results[r * w.padded + c];
+        for (index_t r = 0; !direct && r < count; ++r) store_row<T, Arch>(w.results + r * w.padded, channels, to.from(r));
         return own;
     }
     /// What is read after the rows of a head before `end`: so many more, and where their results go; or the first keys and values of another

@@ -17,7 +17,7 @@ struct mapped_features {
     using lanes = simd::lanes<T, Arch>;
     using on_reading = std::conditional_t<idempotent_map<Phi>, Phi, std::identity>;
 
-    tensor_view<const T> x;
+    stored_view<const T> x;
     Phi phi;
     tensor_view<const U> added;
 
@@ -29,7 +29,7 @@ struct mapped_features {
         if constexpr (idempotent_map<Phi>)
             if (!written && !added.data() && state::whole(x.shape().channels) == x.shape().channels && readable_in_place(rows) &&
                 first + state::whole(count) <= x.shape().tokens)
-                return {rows.data, count, rows.row_stride, phi};
+                return {rows.numbers(), count, rows.row_stride, phi};
         (*this)(batch, head, first, count, to);
         return {to, count, state::whole(x.shape().channels)};
     }
@@ -37,10 +37,10 @@ struct mapped_features {
     void operator()(index_t batch, index_t head, index_t first, index_t count, T* to) const {
         const auto channels = x.shape().channels, padded = linear_state<T, Arch>::whole(channels);
         const auto rows = rows_of(x, batch, head, first);
-        if (!added.data() && padded == channels && rows.channel_stride == 1) {
+        if (!added.data() && padded == channels && rows.channel_stride == 1 && !rows.is_narrow()) {
             for_each_piece(padded / lanes::size, 4, [&](index_t reg, index_t columns) {
                 with_constant<4>(columns, [&]<int Columns>(std::integral_constant<int, Columns>) {
-                    const T* from = rows.data + reg * lanes::size;
+                    const T* from = rows.numbers() + reg * lanes::size;
                     T* at = to + reg * lanes::size;
                     for (index_t r = 0; r < count; ++r, from += rows.row_stride, at += padded)
 #pragma GCC unroll 4

@@ -45,7 +45,7 @@ struct linear_keys {
     block load(worker& w, index_t first, index_t count, bool scored) const {
         const auto values = rows_of(in.values, batch, kv_head, first);
         const auto channels = in.values.shape().channels;
-        block b{load_features<order_type::causal, T, Arch, Prefetch>(features, batch, kv_head, first, count, w, w.keys, scored), values.data,
+        block b{load_features<order_type::causal, T, Arch, Prefetch>(features, batch, kv_head, first, count, w, w.keys, scored), values.numbers(),
                 values.row_stride, first};
         if (!readable_in_place(values) || w.padded != channels) {
             copy_rows<T, Arch>(values, count, channels, w.packed_values, w.padded);

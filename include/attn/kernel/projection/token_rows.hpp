@@ -15,7 +15,7 @@ struct token_range {
 /// The tokens of one batch entry and head, rows of channels.
 template <Scalar T>
 struct token_rows {
-    row_block<const T> rows;
+    stored_rows<const T> rows;
     index_t count, channels;
     const bool* seen = nullptr; ///< which tokens are visible, a hidden one is not read; null if all are
 
@@ -23,8 +23,9 @@ struct token_rows {
     bool any_visible(const token_range& r) const {
         return seen ? std::find(seen + r.first, seen + r.end, true) != seen + r.end : r.first < r.end;
     }
-    const T* row(index_t token) const { return rows.data + token * rows.row_stride; }
-    T operator()(index_t token, index_t channel) const { return row(token)[channel * rows.channel_stride]; }
+    T operator()(index_t token, index_t channel) const { return rows(token, channel); }
+    /// The rows from a token on where they lie, of tokens that are not stored in 16 bits: those of a gradient.
+    row_block<const T> in_place(index_t token) const { return {rows.from(token).numbers(), rows.row_stride, rows.channel_stride}; }
 
     /// Calls emit(first, count) for each run of visible tokens of first .. end - 1.
     template <class F>
@@ -49,6 +50,22 @@ template <class Arch, Scalar T>
     return lanes::load(numbers);
 }
 
+/// The same of a token.
+template <class Arch, Scalar T>
+[[gnu::always_inline]] inline simd::lanes<T, Arch> load_channels(const token_rows<T>& tokens, index_t token, index_t c, index_t present) {
+    using lanes = simd::lanes<T, Arch>;
+    const auto& rows = tokens.rows;
+    if (!rows.is_narrow()) return load_channels<Arch, T>(rows.from(token).numbers(), rows.channel_stride, c, present);
+    if (rows.channel_stride == 1 && present >= lanes::size) {
+        lanes result = T{0};
+        with_format<T>(rows.format, [&](auto format) { result = load_stored<format(), T, Arch>(rows.address(token, c)); });
+        return result;
+    }
+    T numbers[lanes::size] = {};
+    for (index_t l = 0; l < std::min<index_t>(present, lanes::size); ++l) numbers[l] = tokens(token, c + l);
+    return lanes::load(numbers);
+}
+
 /// to[c] = finish(the last of the registers that begin as begin(c) and become add(register, token, x, c) with each visible token of the
 /// range), x being the token's channels from c on: one pass over the tokens for each register.
 template <class Arch, Scalar T, class Begin, class Add, class Finish>
@@ -59,7 +76,7 @@ void reduce_tokens(const token_rows<T>& tokens, const token_range& range, T* to,
         lanes result = begin(c, present);
         for (index_t j = range.first; j < range.end; ++j)
             if (tokens.visible(j))
-                result = add(result, j, load_channels<Arch, T>(tokens.row(j), tokens.rows.channel_stride, c, present), c, present);
+                result = add(result, j, load_channels<Arch, T>(tokens, j, c, present), c, present);
         result = finish(result);
         if (present >= lanes::size)
             result.store(to + c);

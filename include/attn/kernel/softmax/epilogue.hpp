@@ -11,10 +11,10 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// m and l of every row (batch, heads, n), which the passes of a union hand on.
+/// m and l of every row (batch, heads, n), which the passes of a union hand on; with the rows of d_v channels, if the result would round them.
 template <Scalar T>
 struct row_sums {
-    T *maximum, *sum;
+    T *maximum, *sum, *values = nullptr;
 };
 
 /// Writes to = share * to + factor * sums / unit, as write_row does. What unit kept from overflowing is multiplied before it is divided; the
@@ -29,21 +29,22 @@ void write_sums(const T* sums, T unit, index_t channels, T factor, T share, T* t
     }
 }
 
-/// Rows of the result of one query block: out holds o / l over the spans and passes that have been, and m and l stand here.
+/// Rows of the result of one query block: out holds o / l over the spans and passes that have been, and m and l stand here. A result of 16-bit numbers
+/// is rounded to at the end: until then its rows, of d_v channels, lie in `wide`, or with those of other passes.
 template <Scalar T, class Arch>
 class epilogue {
 public:
     using lanes = simd::lanes<T, Arch>;
 
     /// No key has been seen; a sink per head is a key without a value, and is there from the start.
-    epilogue(const query_block& block, const outputs<T>& out, std::span<const double> sinks) : epilogue(block, out) {
+    epilogue(const query_block& block, const outputs<T>& out, T* wide, const row_sums<T>& known, std::span<const double> sinks) : epilogue(block, out, wide, known, 0) {
         std::fill_n(maximum_, max_block_rows, std::numeric_limits<T>::lowest());
         std::fill_n(sum_, max_block_rows, T{0});
         for (index_t row = 0; !sinks.empty() && row < block.rows(); ++row)
             std::tie(maximum_[row], sum_[row]) = softmax_state<T, Arch>::at_start(sinks, block.head_of(row));
     }
     /// Another pass has been there.
-    epilogue(const query_block& block, const outputs<T>& out, const row_sums<T>& known) : epilogue(block, out) {
+    epilogue(const query_block& block, const outputs<T>& out, T* wide, const row_sums<T>& known) : epilogue(block, out, wide, known, 0) {
         written_ = bit_range(0, block.rows());
         for (index_t row = 0; row < block.rows(); ++row) {
             maximum_[row] = known.maximum[number_of(row)];
@@ -101,6 +102,8 @@ public:
             T* const to = rows_[std::countr_zero(rows)];
             for (index_t c = 0; c < channels(); ++c) to[c * channel_stride()] = T{0};
         }
+        for (index_t row = 0; out_.values.is_narrow() && row < block_.rows(); ++row)
+            store_row<T, Arch>(rows_[row], channels(), out_.values.rows(block_.batch, block_.head_of(row), block_.token_of(row)));
         if (!out_.log_sum_exp.data()) return;
         for (index_t row = 0; row < block_.rows(); ++row)
             out_.log_sum_exp(block_.batch, block_.head_of(row), block_.token_of(row), 0) =
@@ -115,16 +118,16 @@ public:
     }
 
 private:
-    epilogue(const query_block& block, const outputs<T>& out) : block_(block), out_(out) {
-        T** to = rows_;
-        for (auto head = block.first_head; head < block.first_head + block.heads; ++head) {
-            T* row = out.values.row(block.batch, head, block.first_row);
-            for (index_t token = 0; token < block.tokens.count; ++token, row += block.tokens.step * out.values.strides().tokens) *to++ = row;
-        }
+    epilogue(const query_block& block, const outputs<T>& out, T* wide, const row_sums<T>& known, int)
+        : block_(block), out_(out), channel_stride_(out.values.is_narrow() ? 1 : out.values.strides().channels) {
+        for (index_t row = 0; row < block.rows(); ++row)
+            rows_[row] = !out.values.is_narrow() ? out.values.rows(block.batch, block.head_of(row), block.token_of(row)).numbers()
+                         : known.values         ? known.values + number_of(row) * channels()
+                                                : wide + row * channels();
     }
 
     index_t channels() const { return out_.values.shape().channels; }
-    index_t channel_stride() const { return out_.values.strides().channels; }
+    index_t channel_stride() const { return channel_stride_; }
     index_t number_of(index_t row) const {
         const auto& s = out_.values.shape();
         return (block_.batch * s.heads + block_.head_of(row)) * s.tokens + block_.token_of(row);
@@ -132,6 +135,7 @@ private:
 
     query_block block_;
     const outputs<T>& out_;
+    index_t channel_stride_;
     std::uint64_t written_ = 0; ///< rows of out
     T* rows_[max_block_rows];   ///< of out
     T maximum_[max_block_rows], sum_[max_block_rows]; ///< m and l

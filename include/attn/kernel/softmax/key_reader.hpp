@@ -35,7 +35,7 @@ private:
     index_t number_from(index_t position) const { return -floor_div(residue - position, step); }
 };
 
-/// The rows of one head, keys or values, a block at a time: as they lie, or copied where the micro-kernel could not read them so, or slowly.
+/// The rows of one head, keys or values, a block at a time: as they lie, or copied where the micro-kernel could not read them so, or slowly; 16-bit numbers become T.
 /// A few copies are kept: the query blocks of a residue class follow each other, and rows of a stride lie in few sets of the caches.
 template <Scalar T, class Arch>
 class block_reader {
@@ -46,15 +46,14 @@ public:
           copies_(memory.take<T>(slots * block_keys, padded_)) {}
 
     /// Another head: row 0 stands at first_key.
-    void begin(const row_block<const T>& rows, index_t first_key) {
+    void begin(const stored_rows<const T>& rows, index_t first_key) {
         rows_ = rows;
         first_key_ = first_key;
     }
     /// The rows of a run of at most a block.
     row_block<const T> read(const key_run& keys) {
-        const row_block<const T> own{rows_.data + (keys.first - first_key_) * rows_.row_stride, rows_.row_stride * keys.step,
-                                     rows_.channel_stride};
-        if (!pads_ && readable_in_place(own)) return own;
+        const auto own = rows_.from(keys.first - first_key_, keys.step);
+        if (!pads_ && readable_in_place(own)) return {own.numbers(), own.row_stride, own.channel_stride};
         auto& copied = copied_[next_];
         for (index_t slot = 0; slot < slots; ++slot)
             if (copied_[slot].from == own.data && copied_[slot].row_stride == own.row_stride && copied_[slot].count == keys.count)
@@ -69,14 +68,14 @@ public:
 private:
     static constexpr index_t slots = 3;
     struct copy {
-        const T* from = nullptr;
+        const std::byte* from = nullptr;
         index_t row_stride = 0, count = 0;
     };
 
     index_t block_keys_, channels_, padded_;
     bool pads_;
     T* copies_;
-    row_block<const T> rows_{};
+    stored_rows<const T> rows_{};
     index_t first_key_ = 0, next_ = 0;
     copy copied_[slots];
 };

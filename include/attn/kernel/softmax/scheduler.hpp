@@ -11,9 +11,10 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 template <Scalar T, class Arch, class Prefetch = prefetch_next>
 class softmax_scheduler {
 public:
-    static std::size_t workspace_bytes(const input_shapes& s, index_t passes, index_t concurrency) {
+    /// narrow: the result is of 16-bit numbers.
+    static std::size_t workspace_bytes(const input_shapes& s, index_t passes, index_t concurrency, bool narrow) {
         detail::scratch memory;
-        layout(memory, s, passes, concurrency);
+        layout(memory, s, passes, concurrency, narrow);
         return memory.used_bytes();
     }
 
@@ -21,7 +22,7 @@ public:
         const auto s = shapes_of(call.in);
         if (s.queries.batch == 0 || s.queries.heads == 0 || s.queries.tokens == 0) return;
         detail::scratch memory(run.workspace().bytes().data());
-        const layout own(memory, s, call.pattern.passes(), run.concurrency());
+        const layout own(memory, s, call.pattern.passes(), run.concurrency(), call.out.values.is_narrow());
         for (index_t pass = 0; pass < call.pattern.passes(); ++pass) {
             const grid_type tasks(call, pass, run.concurrency());
             const auto count = tasks.count();
@@ -48,14 +49,18 @@ private:
         index_t span_count;
         state_type* spans = nullptr; ///< of which threads share one query block
         std::uint64_t* span_rows;    ///< those that each has finished
+        T* wide;                     ///< rows of the query block of each thread, where the result would round them
+        index_t wide_size;
         std::byte* slices;           ///< of each thread
         std::size_t slice_bytes;
 
-        layout(detail::scratch& memory, const input_shapes& s, index_t passes, index_t concurrency)
-            : slice_bytes(mainloop_type::bytes(s.keys, s.values)) {
+        layout(detail::scratch& memory, const input_shapes& s, index_t passes, index_t concurrency, bool narrow)
+            : wide_size(narrow && passes == 1 ? query_block_traits<T, Arch>::max_rows * s.values.channels : 0), slice_bytes(mainloop_type::bytes(s.keys, s.values)) {
             const auto rows = [&] { return passes > 1 ? memory.take<T>(s.queries.batch, s.queries.heads, s.queries.tokens) : nullptr; };
             known.maximum = rows();
             known.sum = rows();
+            if (narrow && passes > 1) known.values = memory.take<T>(s.queries.batch * s.queries.heads, s.queries.tokens, s.values.channels);
+            wide = memory.take<T>(concurrency, wide_size);
             span_count = concurrency > 1 ? 2 * concurrency : 0;
             spans = memory.take<state_type>(span_count);
             span_rows = memory.take<std::uint64_t>(span_count);
@@ -71,9 +76,10 @@ private:
         }
     };
 
-    static epilogue<T, Arch> begin_rows(const softmax_call<T>& call, const query_block& block, index_t pass, const layout& own) {
-        if (pass == 0) return {block, call.out, call.sinks};
-        return {block, call.out, own.known};
+    static epilogue<T, Arch> begin_rows(const softmax_call<T>& call, const query_block& block, index_t pass, const layout& own, index_t slice) {
+        T* const wide = own.wide + slice * own.wide_size;
+        if (pass == 0) return {block, call.out, wide, own.known, call.sinks};
+        return {block, call.out, wide, own.known};
     }
     static void finish_rows(const softmax_call<T>& call, const epilogue<T, Arch>& rows, const layout& own) {
         rows.finish();
@@ -86,7 +92,7 @@ private:
         query_block block, next;
         for (bool more = blocks.next(block); more; block = next) {
             more = blocks.next(next);
-            auto rows = begin_rows(call, block, pass, own);
+            auto rows = begin_rows(call, block, pass, own, slice);
             const auto keys = call.blocks_of(block);
             loop.begin(block, more ? &next : nullptr, pass);
             loop.run(keys.first_block(), keys.end_block(), [&](const state_type& state, std::uint64_t done) { rows.merge(state, done); });
@@ -98,7 +104,7 @@ private:
         constexpr auto size = visible_span::max_blocks;
         for (query_block block; blocks.next(block);) {
             block.shares_masks = false;
-            auto rows = begin_rows(call, block, pass, own);
+            auto rows = begin_rows(call, block, pass, own, 0);
             const auto keys = call.blocks_of(block);
             const auto end = floor_div(keys.end_block() - 1, size) + 1;
             for (auto first = floor_div(keys.first_block(), size); first < end; first += own.span_count) {

@@ -27,20 +27,18 @@ public:
         : channels_(channels), queries_(memory.take<T>(traits::max_rows, channels)) {}
 
     /// A block's queries, times `scale`.
-    void begin(const query_block& block, const tensor_view<const T>& queries, T scale) {
+    void begin(const query_block& block, const stored_view<const T>& queries, T scale) {
         rows_ = block.rows();
         stride_ = whole_registers<T, Arch>(rows_);
         const auto rows_from = [&](index_t row) {
-            auto from = rows_of(queries, block.batch, block.head_of(row), block.token_of(row));
-            from.row_stride *= block.tokens.step;
-            return from;
+            return rows_of(queries, block.batch, block.head_of(row), block.token_of(row)).from(0, block.tokens.step);
         };
         if (block.heads == 1 && rows_ > max_few) return transpose_rows<T, Arch>(rows_from(0), rows_, channels_, scale, queries_, stride_);
         const auto row_stride = rows_ > max_few ? index_t{1} : channels_, channel_stride = rows_ > max_few ? stride_ : index_t{1};
         for (index_t row = 0; row < rows_; ++row) {
             const auto from = rows_from(row);
             for (index_t c = 0; c < channels_; ++c)
-                queries_[row * row_stride + c * channel_stride] = scale * from.data[c * from.channel_stride];
+                queries_[row * row_stride + c * channel_stride] = scale * from(0, c);
         }
         if (rows_ > max_few)
             for (index_t c = 0; c < channels_; ++c) std::fill(queries_ + c * stride_ + rows_, queries_ + (c + 1) * stride_, T{0});

@@ -104,7 +104,7 @@ private:
     }
     /// Calls f(head, rows) for the heads that share the heads of keys or values, with a block of these. pads: in whole registers.
     template <class F>
-    void for_each_head(const tensor_view<const T>& tensor, bool pads, index_t heads, const key_run& keys, F&& f) {
+    void for_each_head(const stored_view<const T>& tensor, bool pads, index_t heads, const key_run& keys, F&& f) {
         const auto& s = tensor.shape();
         auto reader = memory_.reader(s.channels, pads);
         for (index_t head = 0; head < s.heads; ++head) {
@@ -116,7 +116,7 @@ private:
     }
 
     /// The rows of a key block of another head, if there is one.
-    void ask_for_next(const tensor_view<const T>& tensor, index_t head, const key_run& keys) {
+    void ask_for_next(const stored_view<const T>& tensor, index_t head, const key_run& keys) {
         ahead_.clear();
         if (head == tensor.shape().heads) return;
         auto rows = rows_of(tensor, block_.batch, head, keys.first - call_.in.positions.first_key[block_.batch]);
@@ -223,8 +223,10 @@ private:
                 const auto q = std::countr_zero(ready);
                 const auto to = rows_of(call_.out.values, block_.batch, e, block_.token_of(q));
                 const T factor = mixes ? T{1} : memory_.share[e * memory_type::max_queries + q];
-                const T* const row = sums.values + q * sums.value_stride;
-                write_sums<false, T, Arch>(row, how.unit, call_.shape.value_channels, factor, T{0}, to.data, to.channel_stride);
+                T* const row = sums.values + q * sums.value_stride;
+                const bool narrow = to.is_narrow(); // divided where they are, and then rounded
+                write_sums<false, T, Arch>(row, how.unit, call_.shape.value_channels, factor, T{0}, narrow ? row : to.numbers(), narrow ? 1 : to.channel_stride);
+                if (narrow) store_row<T, Arch>(row, call_.shape.value_channels, to);
             }
             unwritten = odd;
             left |= odd;

@@ -30,7 +30,7 @@ protected:
         for (auto t = task.first_block; t < task.end_block; ++t) {
             const auto tokens = tile_at(t, first_query, n, max_queries, task.step, lanes::size);
             block_ = {.batch = task.batch, .heads = s_.heads, .tokens = tokens, .first_row = tokens.first - first_query};
-            finite_queries_ = copy(memory_.query_rows, memory_.key_stride, call_.in.queries);
+            finite_queries_ = copy(memory_.query_rows, memory_.key_stride, call_.in.queries.numbers());
             finite_given_ = copy(memory_.given_rows, memory_.value_stride, call_.given.values);
             for (index_t a = 0; a < s_.query_heads; ++a) memory_.queries[a].begin(of_head(a), call_.in.queries, call_.scale);
             for (index_t e = 0; e < s_.value_heads; ++e) memory_.given[e].begin(of_head(e), call_.given.values, 1);
@@ -57,7 +57,7 @@ protected:
     }
     /// Calls f(head, rows) for the heads that share the heads of keys or values.
     template <class F>
-    void for_each_head(const tensor_view<const T>& tensor, block_reader<T, Arch> reader, index_t heads, const key_run& keys, const F& f) const {
+    void for_each_head(const stored_view<const T>& tensor, block_reader<T, Arch> reader, index_t heads, const key_run& keys, const F& f) const {
         const auto shared = tensor.shape().heads;
         for (index_t head = 0; head < shared; ++head) {
             reader.begin(rows_of(tensor, block_.batch, head), call_.in.positions.first_key[block_.batch]);

@@ -1,0 +1,184 @@
+// A view of a tensor that is computed with in one type, and may be stored in a narrower one.
+#pragma once
+
+#include "storage.hpp"
+#include "tensor.hpp"
+
+#include <cstddef>
+#include <cstring>
+
+namespace attn::inline ATTN_INSTRUCTION_SET {
+
+namespace detail {
+
+/// The number that lies there.
+template <class T>
+T loaded(const std::byte* at, narrow_format format) {
+    if constexpr (std::same_as<T, float>) {
+        if (format != narrow_format::none) {
+            std::uint16_t bits;
+            std::memcpy(&bits, at, sizeof bits);
+            return format == narrow_format::half ? widened<narrow_format::half>(bits) : widened<narrow_format::bfloat16>(bits);
+        }
+    }
+    return *reinterpret_cast<const T*>(at);
+}
+/// Rounds the number to what is stored.
+template <class T>
+void stored(T number, std::byte* at, narrow_format format) {
+    if constexpr (std::same_as<T, float>) {
+        if (format != narrow_format::none) {
+            const auto bits = format == narrow_format::half ? narrowed<narrow_format::half>(number) : narrowed<narrow_format::bfloat16>(number);
+            std::memcpy(at, &bits, sizeof bits);
+            return;
+        }
+    }
+    *reinterpret_cast<T*>(at) = number;
+}
+
+/// One number of a view: what assigns to it rounds.
+template <class T>
+class stored_number {
+public:
+    constexpr stored_number(std::byte* at, narrow_format format) : at_(at), format_(format) {}
+    operator T() const { return loaded<T>(at_, format_); }
+    const stored_number& operator=(T number) const {
+        stored(number, at_, format_);
+        return *this;
+    }
+    const stored_number& operator=(const stored_number& other) const { return *this = static_cast<T>(other); }
+    const stored_number& operator+=(T number) const { return *this = *this + number; }
+
+private:
+    std::byte* at_;
+    narrow_format format_;
+};
+
+} // namespace detail
+
+/// Rows of channels as they are stored: row r begins r row_stride elements behind `data`. T is const where they are only read.
+template <class T>
+struct stored_rows {
+    using number = std::remove_const_t<T>;
+    using byte = std::conditional_t<std::is_const_v<T>, const std::byte, std::byte>;
+
+    byte* data;
+    narrow_format format;
+    index_t row_stride, channel_stride;
+
+    constexpr bool is_narrow() const { return format != narrow_format::none; }
+    /// Bytes of an element.
+    constexpr index_t element() const { return is_narrow() ? 2 : static_cast<index_t>(sizeof(T)); }
+    /// Where a number lies.
+    constexpr byte* address(index_t row, index_t channel = 0) const { return data + (row * row_stride + channel * channel_stride) * element(); }
+    number operator()(index_t row, index_t channel) const { return detail::loaded<number>(address(row, channel), format); }
+    void set(index_t row, index_t channel, number x) const { detail::stored<number>(x, address(row, channel), format); }
+    /// Every step-th row, from one on.
+    constexpr stored_rows from(index_t row, index_t step = 1) const { return {address(row), format, row_stride * step, channel_stride}; }
+    /// The numbers where they lie, of rows that are stored in T.
+    T* numbers() const { return reinterpret_cast<T*>(data); }
+};
+
+/// A tensor (batch, heads, tokens, channels) that is computed with in T: stored in T, or if that is float perhaps in a 16-bit type, which becomes float
+/// on the way to registers, and is rounded to on the way back. T is const where it is only read. Made of a tensor or a view of one.
+template <class T>
+class stored_view {
+    using number = std::remove_const_t<T>;
+    using address = std::conditional_t<std::is_const_v<T>, const void*, void*>;
+    template <class S>
+    static constexpr bool becomes = std::is_const_v<T> || !std::is_const_v<S>; // nothing const is written to
+
+public:
+    constexpr stored_view() = default;
+    /// Of memory that somebody else owns, of numbers of such a format.
+    constexpr stored_view(address data, narrow_format format, const attn::shape& shape, const attn::strides& strides) noexcept
+        : data_(data), format_(format), shape_(shape), strides_(strides) {}
+    /// Of memory that somebody else owns, of numbers of T.
+    constexpr stored_view(T* data, const attn::shape& shape, const attn::strides& strides) noexcept : data_(data), shape_(shape), strides_(strides) {}
+    /// Of T, or of a 16-bit type.
+    template <class S>
+        requires becomes<S> && (std::same_as<std::remove_const_t<S>, number> || (Narrow<S> && std::same_as<number, float>))
+    constexpr stored_view(const tensor_view<S>& of) noexcept
+        : data_(of.data()), format_(narrow_format_of<std::remove_const_t<S>>), shape_(of.shape()), strides_(of.strides()) {}
+    template <class S>
+        requires std::constructible_from<stored_view, tensor_view<S>>
+    stored_view(tensor<S>& of) noexcept : stored_view(of.view()) {}
+    template <class S>
+        requires std::constructible_from<stored_view, tensor_view<const S>>
+    stored_view(const tensor<S>& of) noexcept : stored_view(of.view()) {}
+    /// Of an mdspan, of the extents that a tensor_view may be made of.
+    template <detail::MdspanLike M>
+        requires std::constructible_from<stored_view, tensor_view<typename M::element_type>>
+    constexpr stored_view(const M& m) : stored_view(tensor_view<typename M::element_type>(m)) {}
+    /// To be read only.
+    template <class S>
+        requires(std::is_const_v<T> && std::same_as<S, number>)
+    constexpr stored_view(const stored_view<S>& of) noexcept : data_(of.data()), format_(of.format()), shape_(of.shape()), strides_(of.strides()) {}
+
+    /// Where element (0, 0, 0, 0) lies.
+    constexpr address data() const noexcept { return data_; }
+    /// What the numbers are stored in: none for T.
+    constexpr narrow_format format() const noexcept { return format_; }
+    constexpr bool is_narrow() const noexcept { return format_ != narrow_format::none; }
+    /// The extents.
+    constexpr const attn::shape& shape() const noexcept { return shape_; }
+    /// The distances between neighbours, in elements.
+    constexpr const attn::strides& strides() const noexcept { return strides_; }
+    /// The number; of what is written, something that may be assigned to.
+    auto operator()(index_t batch, index_t head, index_t token, index_t channel) const {
+        const auto at = rows(batch, head, token).address(0, channel);
+        if constexpr (std::is_const_v<T>) return detail::loaded<number>(at, format_);
+        else return detail::stored_number<T>(at, format_);
+    }
+    /// The view of numbers that are stored in T, which is checked before.
+    constexpr tensor_view<T> numbers() const noexcept { return {static_cast<T*>(data_), shape_, strides_}; }
+    /// The same for who does not expect others: throws argument_error if they are stored in 16 bits.
+    constexpr operator tensor_view<T>() const {
+        if (is_narrow())
+            throw argument_error("stored_view", "numbers", "of shape " + to_string(shape_) + " are stored in 16 bits: they are to be had one by one, or by rows");
+        return numbers();
+    }
+    /// f(view of the elements as they lie): of T, or of std::uint16_t.
+    template <class F>
+    constexpr auto as_it_lies(const F& f) const {
+        using bits = std::conditional_t<std::is_const_v<T>, const std::uint16_t, std::uint16_t>;
+        if (!is_narrow()) return f(numbers());
+        return f(tensor_view<bits>(static_cast<bits*>(data_), shape_, strides_));
+    }
+    /// The rows of one batch entry and head, from one on.
+    constexpr stored_rows<T> rows(index_t batch, index_t head, index_t first = 0) const {
+        using byte = typename stored_rows<T>::byte;
+        const auto offset = batch * strides_.batch + head * strides_.heads + first * strides_.tokens;
+        const auto element = is_narrow() ? 2 : static_cast<index_t>(sizeof(T));
+        return {data_ ? static_cast<byte*>(data_) + offset * element : nullptr, format_, strides_.tokens, strides_.channels};
+    }
+
+private:
+    address data_ = nullptr;
+    narrow_format format_ = narrow_format::none;
+    attn::shape shape_;
+    attn::strides strides_;
+};
+
+namespace detail {
+
+/// Throws shape_error if no kernel can read, or write, the view.
+template <class T>
+void check_view(std::string_view operation, std::string_view argument, const stored_view<T>& view) {
+    view.as_it_lies([&](const auto& own) { check_view(operation, argument, own); });
+}
+/// Throws shape_error if two elements of the view may share an address.
+template <class T>
+void check_writable(std::string_view operation, std::string_view argument, const stored_view<T>& view) {
+    view.as_it_lies([&](const auto& own) { check_writable(operation, argument, own); });
+}
+
+} // namespace detail
+
+/// True unless the two views provably share no byte.
+template <class A, class B>
+bool overlap(const stored_view<A>& a, const stored_view<B>& b) noexcept {
+    return a.as_it_lies([&](const auto& x) { return b.as_it_lies([&](const auto& y) { return overlap(x, y); }); });
+}
+
+} // namespace attn
