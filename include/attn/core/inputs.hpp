@@ -53,7 +53,7 @@ constexpr positions top_left() { return {}; }
 constexpr positions bottom_right(index_t queries, index_t keys) { return {.first_query = keys - queries}; }
 
 /// What attention reads: queries (batch, heads, n, d_k), keys (batch, kv_heads, m, d_k), values (batch, kv_heads, m, d_v) and their
-/// positions.
+/// positions. Where T is float, each may be stored in 16 bits.
 /// kv_heads divides heads; query head h reads key and value head h / (heads / kv_heads).
 template <class T>
 struct inputs {
@@ -74,7 +74,7 @@ input_shapes shapes_of(const inputs<T>& in) {
     return {in.queries.shape(), in.keys.shape(), in.values.shape()};
 }
 
-/// What attention writes: values (batch, heads, n, d_v); and, if its data is not null, log_sum_exp (batch, heads, n, 1): the natural
+/// What attention writes: values (batch, heads, n, d_v), which where T is float may be stored in 16 bits, rounded to the nearest; and, if its data is not null, log_sum_exp (batch, heads, n, 1): the natural
 /// logarithm of each row's softmax denominator, its sink included.
 template <class T>
 struct outputs {

@@ -14,6 +14,7 @@ public:
     template <class T>
     output_memory(std::string_view operation, std::string_view argument, const tensor_view<T>& out)
         : operation_(operation), argument_(argument), shape_(out.shape()), memory_(out) {}
+    /// The same of one that may be stored in 16 bits.
     template <class T>
     output_memory(std::string_view operation, std::string_view argument, const stored_view<T>& out)
         : operation_(operation), argument_(argument), shape_(out.shape()), memory_(out.as_it_lies([](const auto& own) { return detail::footprint(own); })) {}
@@ -23,6 +24,7 @@ public:
     void require_apart(std::string_view name, const tensor_view<T>& other) const {
         if (other.data() && other.shape().size() > 0) require_apart(name, detail::footprint(other), other.shape());
     }
+    /// The same of other memory that may be stored in 16 bits.
     template <class T>
     void require_apart(std::string_view name, const stored_view<T>& other) const {
         other.as_it_lies([&](const auto& own) { require_apart(name, own); });

@@ -66,12 +66,14 @@ struct stored_rows {
     narrow_format format;
     index_t row_stride, channel_stride;
 
+    /// Whether they are of 16 bits.
     constexpr bool is_narrow() const { return format != narrow_format::none; }
     /// Bytes of an element.
     constexpr index_t element() const { return is_narrow() ? 2 : static_cast<index_t>(sizeof(T)); }
     /// Where a number lies.
     constexpr byte* address(index_t row, index_t channel = 0) const { return data + (row * row_stride + channel * channel_stride) * element(); }
     number operator()(index_t row, index_t channel) const { return detail::loaded<number>(address(row, channel), format); }
+    /// Stores a number, rounded to what is stored.
     void set(index_t row, index_t channel, number x) const { detail::stored<number>(x, address(row, channel), format); }
     /// Every step-th row, from one on.
     constexpr stored_rows from(index_t row, index_t step = 1) const { return {address(row), format, row_stride * step, channel_stride}; }
@@ -100,9 +102,11 @@ public:
         requires becomes<S> && (std::same_as<std::remove_const_t<S>, number> || (Narrow<S> && std::same_as<number, float>))
     constexpr stored_view(const tensor_view<S>& of) noexcept
         : data_(of.data()), format_(narrow_format_of<std::remove_const_t<S>>), shape_(of.shape()), strides_(of.strides()) {}
+    /// Of a tensor of them.
     template <class S>
         requires std::constructible_from<stored_view, tensor_view<S>>
     stored_view(tensor<S>& of) noexcept : stored_view(of.view()) {}
+    /// Of a tensor that is only read.
     template <class S>
         requires std::constructible_from<stored_view, tensor_view<const S>>
     stored_view(const tensor<S>& of) noexcept : stored_view(of.view()) {}
@@ -119,6 +123,7 @@ public:
     constexpr address data() const noexcept { return data_; }
     /// What the numbers are stored in: none for T.
     constexpr narrow_format format() const noexcept { return format_; }
+    /// Whether that is a 16-bit type.
     constexpr bool is_narrow() const noexcept { return format_ != narrow_format::none; }
     /// The extents.
     constexpr const attn::shape& shape() const noexcept { return shape_; }

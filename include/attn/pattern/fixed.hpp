@@ -17,8 +17,11 @@ struct fixed {
 
     /// The columns, which all queries see.
     struct summary {
-        index_t begin, end, block;
+        index_t begin; ///< columns of a block from here
+        index_t end;   ///< up to here
+        index_t block; ///< how many a block has
 
+        /// Whether it is one of them.
         constexpr auto visible(const auto&, const auto& j) const {
             const auto column = floor_mod(j, block);
             return column >= begin && column < end;

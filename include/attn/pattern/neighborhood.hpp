@@ -86,8 +86,11 @@ public:
         /// A key costs a load for each axis, which a question about ranges of keys does not save.
         static constexpr bool knows_keys = true;
 
+        /// Of a pattern that outlives it.
         explicit of_box(const neighborhood& pattern) : pattern_(&pattern) {}
+        /// What the pattern says.
         auto visible(const auto& i, const auto& j) const { return pattern_->visible(i, j); }
+        /// The same, for queries side by side.
         template <QueryLanes I>
         auto visible(const I& i, index_t j) const {
             if (i.step != 1) return pattern_->visible(i, j);
