@@ -2,8 +2,7 @@
 #pragma once
 
 #include "../core/storage.hpp"
-
-#include <xsimd/xsimd.hpp>
+#include "lane_mask.hpp"
 
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
