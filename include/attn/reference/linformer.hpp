@@ -1,6 +1,7 @@
 // The definition of projected attention: the projections by their formulas, one row at a time, then softmax attention over them.
 #pragma once
 
+#include "../core/heads.hpp"
 #include "number.hpp"
 #include "softmax.hpp"
 
