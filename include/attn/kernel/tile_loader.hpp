@@ -6,7 +6,9 @@
 #include "../simd/transpose.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstring>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
@@ -46,10 +48,33 @@ simd::lanes<T, Arch> load_stored(const std::byte* from) {
     if constexpr (format == narrow_format::none) return simd::lanes<T, Arch>::load(reinterpret_cast<const T*>(from));
     else return simd::narrow_lanes<format, Arch>::widen(reinterpret_cast<const std::uint16_t*>(from));
 }
+/// The first `count` of them, 0 in the others; reads no further.
 template <narrow_format format, Scalar T, class Arch>
+simd::lanes<T, Arch> load_first_stored(const std::byte* from, index_t count) {
+    using lanes = simd::lanes<T, Arch>;
+    if constexpr (format == narrow_format::none) return lanes::load_first(reinterpret_cast<const T*>(from), count);
+    else {
+        std::array<std::uint16_t, lanes::batch::size> present{};
+        std::memcpy(present.data(), from, static_cast<std::size_t>(count) * 2);
+        return simd::narrow_lanes<format, Arch>::widen(present.data());
+    }
+}
+/// streaming: past the caches, to whole cache lines; then finish_streaming.
+template <narrow_format format, bool streaming, Scalar T, class Arch>
 void store_stored(simd::lanes<T, Arch> x, std::byte* to) {
-    if constexpr (format == narrow_format::none) x.store(reinterpret_cast<T*>(to));
-    else simd::narrow_lanes<format, Arch>::narrow(x.value, reinterpret_cast<std::uint16_t*>(to));
+    if constexpr (format == narrow_format::none && streaming) x.store_streaming(reinterpret_cast<T*>(to));
+    else if constexpr (format == narrow_format::none) x.store(reinterpret_cast<T*>(to));
+    else simd::narrow_lanes<format, Arch>::template narrow<streaming>(x.value, reinterpret_cast<std::uint16_t*>(to));
+}
+/// The first `count` of them; writes no further.
+template <narrow_format format, Scalar T, class Arch>
+void store_first_stored(simd::lanes<T, Arch> x, std::byte* to, index_t count) {
+    if constexpr (format == narrow_format::none) x.store_first(reinterpret_cast<T*>(to), count);
+    else {
+        std::array<std::uint16_t, simd::lanes<T, Arch>::batch::size> rounded;
+        simd::narrow_lanes<format, Arch>::narrow(x.value, rounded.data());
+        std::memcpy(to, rounded.data(), static_cast<std::size_t>(count) * 2);
+    }
 }
 /// f(a constant that is the format of numbers that are computed with in T).
 template <Scalar T>
@@ -180,10 +205,11 @@ template <Scalar T, class Arch>
 void store_row(const T* from, index_t channels, const stored_rows<T>& to) {
     using lanes = simd::lanes<T, Arch>;
     with_format<T>(to.format, [&](auto format) {
+        constexpr index_t element = format() == narrow_format::none ? sizeof(T) : 2;
         const T* const row = from;
         std::byte* const at = to.data;
         const auto whole = to.channel_stride == 1 ? channels / lanes::size * lanes::size : 0;
-        for (index_t c = 0; c < whole; c += lanes::size) store_stored<format(), T, Arch>(lanes::load(row + c), at + c * (format() == narrow_format::none ? static_cast<index_t>(sizeof(T)) : 2));
+        for (index_t c = 0; c < whole; c += lanes::size) store_stored<format(), false>(lanes::load(row + c), at + c * element);
         for (auto c = whole; c < channels; ++c) to.set(0, c, row[c]);
     });
 }

@@ -139,7 +139,7 @@ void check_rotation(const rotary<T>& rotation, std::string_view argument, const 
     constexpr auto name = rotary<T>::name;
     check_view(name, argument, from);
     check_view(name, result, to);
-    check_same_or_apart(name, from, to, true);
+    check_same_or_apart<T>(name, from, to, true);
     rotation.check(name, argument, from.shape(), where);
     const output_memory memory(name, result, to);
     rotation.check_apart(memory);

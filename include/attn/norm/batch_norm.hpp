@@ -67,7 +67,10 @@ struct batch_norm {
         out.require_apart("variance", variance);
     }
     std::size_t workspace_bytes(const shape& x, index_t concurrency) const { return workspace_bytes(x, concurrency, mean.empty()); }
-    void forward(const tensor_view<const T>& x, const tensor_view<T>& out, const execution& run) const { forward(x, out, run, 0); }
+    std::size_t narrow_workspace_bytes(const shape& x, index_t concurrency) const {
+        return workspace_bytes(x, concurrency, mean.empty(), true) + detail::row_pairs<T, Arch>::narrow_bytes(x, concurrency);
+    }
+    void forward(const stored_view<const T>& x, const stored_view<T>& out, const execution& run) const { forward(x, out, run, 0); }
 
     /// The map of a channel that inference with statistics applies; eta is RepBN's.
     channel_map map_of(index_t c, double eta = 0) const {
@@ -98,14 +101,14 @@ struct batch_norm {
         if (momentum && !(*momentum >= 0 && *momentum <= 1))
             throw argument_error(operation, "momentum", "is " + std::to_string(*momentum) + ", but must lie between 0 and 1");
     }
-    static std::size_t workspace_bytes(const shape& x, index_t concurrency, bool takes_statistics) {
+    static std::size_t workspace_bytes(const shape& x, index_t concurrency, bool takes_statistics, bool narrow = false) {
         detail::scratch counted;
         detail::channel_maps<T>::in(counted, x.channels);
-        if (takes_statistics) detail::token_statistics<Arch, T>::in(counted, x, concurrency);
+        if (takes_statistics) detail::token_statistics<Arch, T>::in(counted, x, concurrency, narrow);
         return counted.used_bytes();
     }
     /// out = BN(x) + eta x.
-    void forward(const tensor_view<const T>& x, const tensor_view<T>& out, const execution& run, double eta) const {
+    void forward(const stored_view<const T>& x, const stored_view<T>& out, const execution& run, double eta) const {
         const auto& s = x.shape();
         if (s.size() == 0) return;
         detail::scratch memory(run.workspace().bytes().data());
@@ -113,10 +116,10 @@ struct batch_norm {
         if (!mean.empty()) {
             maps.set(s.channels, 1, [&](index_t c) { return map_of(c, eta); });
         } else {
-            const auto seen = detail::token_statistics<Arch, T>::in(memory, s, run.concurrency())(x, {}, run);
+            const auto seen = detail::token_statistics<Arch, T>::in(memory, s, run.concurrency(), x.is_narrow())(x, {}, run);
             maps.set(s.channels, 1, [&](index_t c) { return map_of(c, seen.mean[c], seen.variance(c, false), eta); });
         }
-        detail::map_channels<Arch>(x, out, maps, run);
+        detail::map_channels<Arch, T>(x, out, maps, run, run.workspace().bytes().data() + memory.used_bytes());
     }
     /// out = kept * out + (1 - kept) (BN(x) + eta x) with the statistics of the tokens that count, by which the running ones move. A token
     /// that does not count is not normalised: x stands for BN(x).
@@ -156,7 +159,7 @@ template <Scalar T>
 void check_training(std::string_view operation, const tensor_view<const T>& x, const tensor_view<T>& out, const batch_norm_statistics& statistics,
                     const token_mask& mask, bool takes_statistics = true) {
     const auto& s = x.shape();
-    check_rows(operation, x, out, false);
+    check_rows<T>(operation, x, out, false);
     check_mask(operation, mask, s);
     const output_memory memory(operation, "out", out);
     memory.require_apart("mask", mask);

@@ -85,10 +85,10 @@ void map_run(const row_run<T>& run, index_t channels, const channel_maps<T>& map
     if constexpr (streaming) simd::finish_streaming();
 }
 
-/// Maps all rows of x to out, which may be x: one read and one write of the tensor.
+/// Maps all rows of x to out, which may be x: one read and one write of the tensor. memory: narrow_bytes of row_pairs.
 template <class Arch, Scalar T>
-void map_channels(const tensor_view<const T>& x, const tensor_view<T>& out, const channel_maps<T>& maps, const execution& run) {
-    const row_pairs<T> pairs(x, out);
+void map_channels(const stored_view<const T>& x, const stored_view<T>& out, const channel_maps<T>& maps, const execution& run, std::byte* memory) {
+    const row_pairs<T, Arch> pairs(x, out, memory);
     with_conditions(
         [&](auto streaming) {
             pairs.for_each_run(run, [&](const row_run<T>& rows) { map_run<Arch, false, streaming()>(rows, x.shape().channels, maps, T{0}); });

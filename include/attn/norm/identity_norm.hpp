@@ -13,12 +13,13 @@ struct identity_norm {
 
     void check(const shape&) const {}
     std::size_t workspace_bytes(const shape&, index_t) const { return 0; }
-    void forward(const tensor_view<const T>& x, const tensor_view<T>& out, const execution&) const {
+    void forward(const stored_view<const T>& x, const stored_view<T>& out, const execution&) const {
         if (out.data() == x.data()) return;
         const auto [batch, heads, tokens, channels] = x.shape();
         for (index_t b = 0; b < batch; ++b)
             for (index_t h = 0; h < heads; ++h)
-                for (index_t i = 0; i < tokens; ++i) std::copy_n(x.row(b, h, i), channels, out.row(b, h, i));
+                for (index_t i = 0; i < tokens; ++i)
+                    for (index_t c = 0; c < channels; ++c) out(b, h, i, c) = x(b, h, i, c);
     }
 };
 

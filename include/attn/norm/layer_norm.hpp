@@ -11,7 +11,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// weight, bias: (channels) each, or empty (weight 1, bias 0). The operator refers to them; their owner keeps them.
 /// A common offset of the channels costs no digits: x = 1e6 + small is normalised as small is. A constant row gives bias. A row that holds
 /// NaN or infinity becomes NaN, and no other row does. Squares that would overflow or underflow are computed in double, scaled.
-/// Time: one read and one write of the tensor. Memory: none. See `normalise` for errors.
+/// Time: one read and one write of the tensor. Memory: none, or some rows a thread where x and out are not stored alike. See `normalise` for errors.
 /// Ba, Kiros and Hinton 2016, "Layer Normalization".
 template <Scalar T, class Arch = simd::native>
 struct layer_norm {
@@ -32,14 +32,17 @@ struct layer_norm {
         out.require_apart("bias", bias);
     }
     std::size_t workspace_bytes(const shape&, index_t) const { return 0; }
+    std::size_t narrow_workspace_bytes(const shape& x, index_t concurrency) const { return detail::row_pairs<T, Arch>::narrow_bytes(x, concurrency); }
 
-    void forward(const tensor_view<const T>& x, const tensor_view<T>& out, const execution& run) const {
-        const detail::row_pairs<T> pairs(x, out);
-        const auto forward_as = [&](auto streaming, auto has_weight, auto has_bias) {
-            const detail::row_operation<Arch, true, has_weight(), has_bias(), streaming(), T> op{x.shape().channels, weight.data(), bias.data()};
-            pairs.for_each_run(run, [&](const detail::row_run<T>& rows) { detail::normalise_rows(op, rows, eps); });
+    void forward(const stored_view<const T>& x, const stored_view<T>& out, const execution& run) const {
+        const detail::row_pairs<T, Arch> pairs(x, out, run.workspace().bytes().data());
+        const auto forward_as = [&](auto format, auto streaming, auto has_weight, auto has_bias) {
+            const detail::row_operation<Arch, true, has_weight(), has_bias(), streaming(), T, format()> op{x.shape().channels, weight.data(), bias.data()};
+            pairs.template for_each_run_in<format()>(run, [&](const stored_rows<const T>& rows, const stored_rows<T>& out_rows, index_t count) {
+                detail::normalise_rows(op, rows, out_rows, count, eps);
+            });
         };
-        detail::with_conditions(forward_as, detail::worth_streaming(x, out), !weight.empty(), !bias.empty());
+        detail::with_storage<T>(x, out, forward_as, !weight.empty(), !bias.empty());
     }
 
     using gradients = norm_gradients<T>;

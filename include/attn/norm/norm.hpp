@@ -13,11 +13,12 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// - `check(shape)`: throws attention_error if its parameters do not fit tensors of that shape. Reads no element.
 /// - `workspace_bytes(shape, concurrency)`: the scratch memory that `forward` needs.
 /// - `forward(x, out, run)`: computes. Everything has been checked; it allocates nothing and writes only to `out`, which may be `x`.
-/// Optional: `check_apart(out)`, if it refers to memory: see output_memory.
+/// Optional: `check_apart(out)`, if it refers to memory: see output_memory; `narrow_workspace_bytes(shape, concurrency)`, where tokens that are stored
+/// in 16 bits need more than workspace_bytes.
 /// Training is another call, `train`, of the norms that have it; nothing here changes any state.
 template <class N>
-concept Norm = requires(const N& norm, const shape& s, const tensor_view<const typename N::scalar>& x,
-                        const tensor_view<typename N::scalar>& out, const execution& run) {
+concept Norm = requires(const N& norm, const shape& s, const stored_view<const typename N::scalar>& x,
+                        const stored_view<typename N::scalar>& out, const execution& run) {
     requires Scalar<typename N::scalar>;
     { N::name } -> std::convertible_to<std::string_view>;
     norm.check(s);
@@ -27,8 +28,8 @@ concept Norm = requires(const N& norm, const shape& s, const tensor_view<const t
 
 namespace detail {
 
-template <class T>
-void check_rows(std::string_view operation, std::string_view argument, const tensor_view<T>& view) {
+/// Throws shape_error unless the channels of a row lie side by side.
+inline void check_rows(std::string_view operation, std::string_view argument, const auto& view) {
     check_view(operation, argument, view);
     if (view.shape().channels > 1 && view.strides().channels != 1)
         throw shape_error(operation, argument, "of shape " + to_string(view.shape()) + " has a channel stride of " +
@@ -37,10 +38,10 @@ void check_rows(std::string_view operation, std::string_view argument, const ten
 
 /// An input and an output: of one shape, and either exactly one memory, where that is allowed, or apart.
 template <class T>
-void check_same_or_apart(std::string_view operation, const tensor_view<const T>& x, const tensor_view<T>& out, bool in_place_allowed) {
+void check_same_or_apart(std::string_view operation, const stored_view<const T>& x, const stored_view<T>& out, bool in_place_allowed) {
     if (out.shape() != x.shape()) throw shape_error(operation, "out", "has shape " + to_string(out.shape()) + ", but x has " + to_string(x.shape()));
     check_writable(operation, "out", out);
-    if (in_place_allowed && out.data() == x.data() && out.strides() == x.strides()) return;
+    if (in_place_allowed && out.data() == x.data() && out.strides() == x.strides() && out.format() == x.format()) return;
     if (overlap(out, x)) {
         throw shape_error(operation, "out", "of shape " + to_string(out.shape()) + " overlaps x of shape " + to_string(x.shape()) +
                                                 (in_place_allowed ? " without being the same rows" : ": training is not done in place"));
@@ -49,10 +50,10 @@ void check_same_or_apart(std::string_view operation, const tensor_view<const T>&
 
 /// The same of the rows of a norm.
 template <class T>
-void check_rows(std::string_view operation, const tensor_view<const T>& x, const tensor_view<T>& out, bool in_place_allowed) {
+void check_rows(std::string_view operation, const stored_view<const T>& x, const stored_view<T>& out, bool in_place_allowed) {
     check_rows(operation, "x", x);
     check_rows(operation, "out", out);
-    check_same_or_apart(operation, x, out, in_place_allowed);
+    check_same_or_apart<T>(operation, x, out, in_place_allowed);
 }
 
 /// One number per channel, or none.
@@ -68,36 +69,49 @@ inline void check_eps(std::string_view operation, double eps) {
 
 } // namespace detail
 
+namespace detail {
+
+/// Workspace of an inference, of tokens that are stored in 16 bits, or of a result that is.
+template <Norm N>
+std::size_t norm_workspace_bytes(const N& norm, const stored_view<const typename N::scalar>& x, const stored_view<typename N::scalar>& out, index_t concurrency) {
+    const auto bytes = norm.workspace_bytes(x.shape(), concurrency);
+    if constexpr (requires { norm.narrow_workspace_bytes(x.shape(), concurrency); })
+        if (x.is_narrow() || out.is_narrow()) return std::max(bytes, norm.narrow_workspace_bytes(x.shape(), concurrency));
+    return bytes;
+}
+
+} // namespace detail
+
 /// Normalises tokens: out = norm(x) for x and out (batch, heads, tokens, channels), of any row strides, channels side by side; out may be
-/// x itself.
+/// x itself. Where the norm computes in float, each may be stored in 16 bits: x is widened first, out is rounded to the nearest last.
 /// Checks everything once, then computes with the caller's executor and workspace. Allocates nothing. The result is the same, bit by
 /// bit, for every executor, number of threads and strides.
 /// Throws attention_error, before anything is read or written, naming norm, argument and shapes: shapes or parameters that do not fit,
 /// channels apart, an out that overlaps the parameters, or x but is not x, a workspace too small.
 template <Norm N>
-void normalise(const N& norm, const tensor_view<const typename N::scalar>& x, const tensor_view<typename N::scalar>& out, const execution& run) {
-    detail::check_rows(N::name, x, out, true);
+void normalise(const N& norm, const stored_view<const typename N::scalar>& x, const stored_view<typename N::scalar>& out, const execution& run) {
+    detail::check_rows<typename N::scalar>(N::name, x, out, true);
     norm.check(x.shape());
     check_apart(norm, output_memory(N::name, "out", out));
-    detail::check_workspace(N::name, run, norm.workspace_bytes(x.shape(), run.concurrency()), x.shape());
+    detail::check_workspace(N::name, run, detail::norm_workspace_bytes(norm, x, out, run.concurrency()), x.shape());
     norm.forward(x, out, run);
 }
 
 /// The same, with a workspace for the call.
 template <Norm N, ExecutorArgument E = sequential>
-void normalise(const N& norm, const tensor_view<const typename N::scalar>& x, const tensor_view<typename N::scalar>& out, E&& executor = {}) {
-    detail::check_rows(N::name, x, out, true);
+void normalise(const N& norm, const stored_view<const typename N::scalar>& x, const stored_view<typename N::scalar>& out, E&& executor = {}) {
+    detail::check_rows<typename N::scalar>(N::name, x, out, true);
     norm.check(x.shape());
-    workspace memory(norm.workspace_bytes(x.shape(), detail::concurrency_of(executor)));
+    workspace memory(detail::norm_workspace_bytes(norm, x, out, detail::concurrency_of(executor)));
     normalise(norm, x, out, execution(executor, memory));
 }
 
-/// The same, to a new tensor.
+/// The same, to a new tensor of what the norm computes in.
 template <Norm N, ExecutorArgument E = sequential>
-[[nodiscard]] tensor<typename N::scalar> normalise(const N& norm, const tensor_view<const typename N::scalar>& x, E&& executor = {}) {
+[[nodiscard]] tensor<typename N::scalar> normalise(const N& norm, const stored_view<const typename N::scalar>& x, E&& executor = {}) {
     detail::check_rows(N::name, "x", x);
     tensor<typename N::scalar> out(x.shape());
-    normalise(norm, x, out, executor);
+    normalise(norm, x, stored_view<typename N::scalar>(out), executor);
     return out;
 }
 

@@ -28,7 +28,8 @@ struct progressive_rep_batch_norm {
         rep.check_apart(out);
     }
     std::size_t workspace_bytes(const shape& x, index_t concurrency) const { return rep.workspace_bytes(x, concurrency); }
-    void forward(const tensor_view<const scalar>& x, const tensor_view<scalar>& out, const execution& run) const { rep.forward(x, out, run); }
+    std::size_t narrow_workspace_bytes(const shape& x, index_t concurrency) const { return rep.narrow_workspace_bytes(x, concurrency); }
+    void forward(const stored_view<const scalar>& x, const stored_view<scalar>& out, const execution& run) const { rep.forward(x, out, run); }
     /// What inference does to channel c.
     channel_map map_of(index_t c) const { return rep.map_of(c); }
 };

@@ -32,7 +32,8 @@ struct rep_batch_norm {
         if (!std::isfinite(eta)) throw argument_error(operation, "eta", "is not finite");
     }
     std::size_t workspace_bytes(const shape& x, index_t concurrency) const { return batch.workspace_bytes(x, concurrency); }
-    void forward(const tensor_view<const T>& x, const tensor_view<T>& out, const execution& run) const { batch.forward(x, out, run, eta); }
+    std::size_t narrow_workspace_bytes(const shape& x, index_t concurrency) const { return batch.narrow_workspace_bytes(x, concurrency); }
+    void forward(const stored_view<const T>& x, const stored_view<T>& out, const execution& run) const { batch.forward(x, out, run, eta); }
     /// What inference does to channel c.
     channel_map map_of(index_t c) const { return batch.map_of(c, eta); }
 };

@@ -39,7 +39,7 @@ public:
                 if constexpr (streaming()) simd::finish_streaming();
             });
         };
-        with_conditions(add_parts, wanted_.x.data() && worth_streaming(x_, wanted_.x));
+        with_conditions(add_parts, wanted_.x.data() && worth_streaming<T>(x_, wanted_.x));
         for (const bool of_bias : {false, true}) {
             const auto to = of_bias ? wanted_.bias : wanted_.weight;
             for (index_t c = 0; c < std::ssize(to); ++c) {
@@ -65,11 +65,12 @@ private:
         return std::clamp<index_t>(rows_of(x) / fewest_rows, 1, most);
     }
 
-    row_map<T> map_of(const T* x) const {
+    row_map<T> map_of(const T* row) const {
+        const auto* const x = reinterpret_cast<const std::byte*>(row);
         const row_operation<Arch, centred, false, false, false, T> op{x_.shape().channels, nullptr, nullptr};
-        const auto sums = op.template pass<true, false>(x, x[0], nullptr, nullptr, {});
+        const auto sums = op.template pass<true, false>(x, row[0], nullptr, nullptr, {});
         if constexpr (centred) return centred_map(op, x, sums, eps_);
-        else return root_mean_square_map(x, op.channels, sums.squares, eps_);
+        else return root_mean_square_map(op, x, sums.squares, eps_);
     }
     template <bool streaming>
     void add_row(index_t number, T* of_weight, T* of_bias) const {

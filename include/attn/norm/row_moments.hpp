@@ -1,6 +1,7 @@
 // What layer_norm and rms_norm compute of one row, and how they write it.
 #pragma once
 
+#include "../kernel/tile_loader.hpp"
 #include "../simd/lanes.hpp"
 #include "../simd/unroll.hpp"
 #include "row_pairs.hpp"
@@ -23,14 +24,19 @@ struct row_sums {
     T total, squares;
 };
 
-/// What a pass over rows does with them: weight and bias are (channels), or null where the template says so.
-template <class Arch, bool centred_, bool has_weight_, bool has_bias_, bool streaming_, Scalar T>
+/// What a pass over rows does with them: weight and bias are (channels), or null where the template says so. Rows are widened on their way to
+/// registers, and rounded on the way back.
+template <class Arch, bool centred_, bool has_weight_, bool has_bias_, bool streaming_, Scalar T, narrow_format format = narrow_format::none>
 struct row_operation {
     using lanes = simd::lanes<T, Arch>;
     static constexpr bool centred = centred_, has_weight = has_weight_, has_bias = has_bias_, streaming = streaming_;
+    static constexpr index_t element = format == narrow_format::none ? sizeof(T) : 2;
     index_t channels;
     const T* weight;
     const T* bias;
+
+    /// A number of a row.
+    static T number(const std::byte* row, index_t c) { return loaded<T>(row + c * element, format); }
 
     /// ((x - centre) * scale + offset) * weight + bias.
     template <class Load>
@@ -47,7 +53,7 @@ struct row_operation {
     /// writing of another keeps both streams of memory busy; a row that is summed and then written makes them take turns. Four chains
     /// of sums hide the latency of adding, and keep partial sums short.
     template <bool sums, bool writes>
-    [[gnu::always_inline]] row_sums<T> pass(const T* next, T from, const T* x, T* out, const row_map<T>& map) const {
+    [[gnu::always_inline]] row_sums<T> pass(const std::byte* next, T from, const std::byte* x, std::byte* out, const row_map<T>& map) const {
         constexpr int chains = 4, size = lanes::size, bytes_ahead = 6144;
         const lanes shift(from), centre(map.centre), scale(map.scale), offset(map.offset);
         lanes total[chains], squares[chains];
@@ -55,15 +61,14 @@ struct row_operation {
         const auto whole = [](const T* p) { return lanes::load(p); };
         const auto step = [&](auto k, index_t at) __attribute__((always_inline)) {
             if constexpr (sums) {
-                auto d = lanes::load(next + at);
+                auto d = kernel::load_stored<format, T, Arch>(next + at * element);
                 if constexpr (centred) d -= shift, total[k] += d;
                 squares[k] = fma(d, d, squares[k]);
-                simd::prefetch(next + at + bytes_ahead / static_cast<int>(sizeof(T)));
+                simd::prefetch(next + at * element + bytes_ahead);
             }
             if constexpr (writes) {
-                const auto y = mapped(lanes::load(x + at), centre, scale, offset, at, whole);
-                if constexpr (streaming) y.store_streaming(out + at);
-                else y.store(out + at);
+                const auto y = mapped(kernel::load_stored<format, T, Arch>(x + at * element), centre, scale, offset, at, whole);
+                kernel::store_stored<format, streaming>(y, out + at * element);
             }
         };
         index_t c = 0;
@@ -71,13 +76,14 @@ struct row_operation {
         for (; c + size <= channels; c += size) step(std::integral_constant<int, 0>{}, c);
         if (const auto left = channels - c; left > 0) {
             if constexpr (sums) {
-                auto d = lanes::load_first(next + c, left);
+                auto d = kernel::load_first_stored<format, T, Arch>(next + c * element, left);
                 if constexpr (centred) d = select(simd::lane_bits::first(left), d - shift, lanes(0)), total[1] += d;
                 squares[1] = fma(d, d, squares[1]);
             }
             if constexpr (writes) {
                 const auto part = [left](const T* p) { return lanes::load_first(p, left); };
-                mapped(part(x + c), centre, scale, offset, c, part).store_first(out + c, left);
+                const auto last = kernel::load_first_stored<format, T, Arch>(x + c * element, left);
+                kernel::store_first_stored<format>(mapped(last, centre, scale, offset, c, part), out + c * element, left);
             }
         }
         if constexpr (!sums) return {};
@@ -94,38 +100,42 @@ bool squares_in_range(T squares, double eps) {
 
 /// The same row map from a scaled copy of the numbers, in double: for rows whose squares leave the range of T. Infinity and NaN end here
 /// too: a NaN makes NaN of the row; an infinity makes NaN of a centred row, and otherwise 0 of the others and NaN of itself.
-template <bool centred, Scalar T>
-row_map<T> careful_row_map(const T* x, index_t channels, double eps) {
+template <class Op>
+auto careful_row_map(const Op& op, const std::byte* x, double eps) {
+    const auto number = [x](index_t c) { return static_cast<double>(Op::number(x, c)); };
+    using T = decltype(Op::number(x, 0));
+    const auto channels = op.channels;
     double largest = 0, sum_of_all = 0;
     for (index_t c = 0; c < channels; ++c) {
-        const auto value = static_cast<double>(x[c]);
+        const auto value = number(c);
         largest = std::max(largest, std::abs(value));
         sum_of_all += value - value; // NaN if any is not finite
     }
     constexpr auto nan = std::numeric_limits<T>::quiet_NaN();
     if (std::isnan(sum_of_all)) {
-        const bool any_nan = std::any_of(x, x + channels, [](T value) { return std::isnan(value); });
-        return centred || any_nan ? row_map<T>{0, nan, nan} : row_map<T>{0, 0, 0};
+        bool any_nan = false;
+        for (index_t c = 0; c < channels; ++c) any_nan = any_nan || std::isnan(number(c));
+        return Op::centred || any_nan ? row_map<T>{0, nan, nan} : row_map<T>{0, 0, 0};
     }
     const auto exponent = largest > 0 ? std::ilogb(largest) : 0;
-    const auto scaled = [&](index_t c) { return std::scalbn(static_cast<double>(x[c]), -exponent); };
+    const auto scaled = [&](index_t c) { return std::scalbn(number(c), -exponent); };
     const auto count = static_cast<double>(channels);
     double mean = 0, squares = 0;
-    for (index_t c = 0; centred && c < channels; ++c) mean += scaled(c) / count;
+    for (index_t c = 0; Op::centred && c < channels; ++c) mean += scaled(c) / count;
     for (index_t c = 0; c < channels; ++c) squares += (scaled(c) - mean) * (scaled(c) - mean) / count;
     const auto scale = std::scalbn(1 / std::sqrt(squares + std::scalbn(eps, -2 * exponent)), -exponent);
     const auto unscaled = std::scalbn(mean, exponent);
     const auto centre = static_cast<T>(unscaled);
-    return {centre, static_cast<T>(scale), static_cast<T>((static_cast<double>(centre) - unscaled) * scale)};
+    return row_map<T>{centre, static_cast<T>(scale), static_cast<T>((static_cast<double>(centre) - unscaled) * scale)};
 }
 
 /// (x - mean) / sqrt(variance + eps) as a map, from the sums of x - x[0], which lose no digits to a common offset. Should x[0] lie far from
 /// the rest of its row, they are taken again from the mean that they tell. The mean is kept as centre + rest, for x - centre is nearly
 /// exact and a mean rounded to T is not.
 template <class Op, Scalar T>
-[[gnu::always_inline]] inline row_map<T> centred_map(const Op& op, const T* x, row_sums<T> sums, double eps) {
+[[gnu::always_inline]] inline row_map<T> centred_map(const Op& op, const std::byte* x, row_sums<T> sums, double eps) {
     const auto count = static_cast<double>(op.channels), part = 1 / count;
-    T shift = x[0];
+    T shift = Op::number(x, 0);
     auto from_shift = static_cast<double>(sums.total) * part;
     if (const auto lost = from_shift * from_shift * count; lost > 8 * (static_cast<double>(sums.squares) - lost)) [[unlikely]] {
         shift = static_cast<T>(static_cast<double>(shift) + from_shift);
@@ -133,7 +143,7 @@ template <class Op, Scalar T>
         from_shift = static_cast<double>(sums.total) * part;
     }
     if (!squares_in_range(sums.squares, eps)) [[unlikely]]
-        return careful_row_map<true>(x, op.channels, eps);
+        return careful_row_map(op, x, eps);
     const auto variance = std::max(0.0, static_cast<double>(sums.squares) * part - from_shift * from_shift);
     const auto scale = 1 / std::sqrt(variance + eps);
     const auto centre = static_cast<T>(static_cast<double>(shift) + from_shift);
@@ -142,31 +152,44 @@ template <class Op, Scalar T>
 }
 
 /// x / sqrt(mean(x^2) + eps) as a map, from the sum of x^2.
-template <Scalar T>
-[[gnu::always_inline]] inline row_map<T> root_mean_square_map(const T* x, index_t channels, T squares, double eps) {
+template <class Op, Scalar T>
+[[gnu::always_inline]] inline row_map<T> root_mean_square_map(const Op& op, const std::byte* x, T squares, double eps) {
     if (!squares_in_range(squares, eps)) [[unlikely]]
-        return careful_row_map<false>(x, channels, eps);
-    return {0, static_cast<T>(1 / std::sqrt(static_cast<double>(squares) / static_cast<double>(channels) + eps)), 0};
+        return careful_row_map(op, x, eps);
+    return {0, static_cast<T>(1 / std::sqrt(static_cast<double>(squares) / static_cast<double>(op.channels) + eps)), 0};
 }
 
 /// Normalises the rows of a run. The sums run two rows ahead of the writing, so that nothing waits for the square root of a row.
 template <class Op, Scalar T>
-void normalise_rows(const Op& op, const row_run<T>& run, double eps) {
+void normalise_rows(const Op& op, const stored_rows<const T>& x, const stored_rows<T>& out, index_t count, double eps) {
     constexpr index_t ahead = 2;
     row_map<T> maps[ahead];
-    const auto row = [&](index_t r) { return run.x + r * run.x_stride; };
-    const auto map_of = [&](index_t r, const row_sums<T>& sums) {
-        if constexpr (Op::centred) return centred_map(op, row(r), sums, eps);
-        else return root_mean_square_map(row(r), op.channels, sums.squares, eps);
+    const auto map_of = [&](const std::byte* row, const row_sums<T>& sums) {
+        if constexpr (Op::centred) return centred_map(op, row, sums, eps);
+        else return root_mean_square_map(op, row, sums.squares, eps);
     };
-    for (index_t r = 0; r < std::min(ahead, run.count); ++r) maps[r] = map_of(r, op.template pass<true, false>(row(r), row(r)[0], nullptr, nullptr, {}));
-    for (index_t r = 0; r < run.count; ++r) {
+    for (index_t r = 0; r < std::min(ahead, count); ++r) {
+        const auto* const row = x.address(r);
+        maps[r] = map_of(row, op.template pass<true, false>(row, Op::number(row, 0), nullptr, nullptr, {}));
+    }
+    for (index_t r = 0; r < count; ++r) {
         auto& map = maps[r % ahead];
-        T* const out = run.out + r * run.out_stride;
-        if (const auto next = r + ahead; next < run.count) map = map_of(next, op.template pass<true, true>(row(next), row(next)[0], row(r), out, map));
-        else op.template pass<false, true>(nullptr, T{0}, row(r), out, map);
+        if (r + ahead < count) {
+            const auto* const next = x.address(r + ahead);
+            map = map_of(next, op.template pass<true, true>(next, Op::number(next, 0), x.address(r), out.address(r), map));
+        } else {
+            op.template pass<false, true>(nullptr, T{0}, x.address(r), out.address(r), map);
+        }
     }
     if constexpr (Op::streaming) simd::finish_streaming();
+}
+
+/// Calls f(the format that both are stored in, or none, streaming, the other conditions...), all constants.
+template <Scalar T, class F>
+void with_storage(const stored_view<const T>& x, const stored_view<T>& out, const F& f, auto... conditions) {
+    kernel::with_format<T>(x.format() == out.format() ? x.format() : narrow_format::none, [&](auto format) {
+        with_conditions([&](auto... known) { f(format, known...); }, worth_streaming(x, out, format()), conditions...);
+    });
 }
 
 } // namespace attn::detail

@@ -1,6 +1,7 @@
 // Walks the token rows of two tensors side by side.
 #pragma once
 
+#include "../kernel/tile_loader.hpp"
 #include "../parallel/executor.hpp"
 
 #include <array>
@@ -8,15 +9,17 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
-/// Whether to write a result past the caches: it is too large for much of it to be still there when it is read, and memory does not send
-/// what is to be overwritten. Not in place, where the caches hold it already.
+/// Whether a kernel is to write its result, in such a format, past the caches: it is too large for much of it to be still there when it is read,
+/// and memory does not send what is to be overwritten. Not in place, where the caches hold it already, nor if it is rounded by another.
 template <Scalar T>
-bool worth_streaming(const tensor_view<const T>& x, const tensor_view<T>& out) {
-    constexpr index_t many_bytes = index_t{8} << 20, size = sizeof(T);
+bool worth_streaming(const stored_view<const T>& x, const stored_view<T>& out, narrow_format written = narrow_format::none) {
+    constexpr index_t many_bytes = index_t{8} << 20;
+    const index_t size = out.is_narrow() ? 2 : sizeof(T);
     const auto aligned = [](index_t bytes) { return bytes % static_cast<index_t>(alignment) == 0; };
     const auto& s = out.strides();
-    return out.shape().size() * size >= many_bytes && out.data() != x.data() && aligned(static_cast<index_t>(reinterpret_cast<std::intptr_t>(out.data()))) &&
-           aligned(s.batch * size) && aligned(s.heads * size) && aligned(s.tokens * size);
+    return out.format() == written && out.shape().size() * size >= many_bytes && out.data() != x.data() &&
+           aligned(static_cast<index_t>(reinterpret_cast<std::intptr_t>(out.data()))) && aligned(s.batch * size) && aligned(s.heads * size) &&
+           aligned(s.tokens * size);
 }
 
 /// Calls f with std::bool_constant for each of some conditions, known when the program runs.
@@ -39,11 +42,14 @@ struct row_run {
 };
 
 /// The token rows of x and out (batch, heads, tokens, channels) in the order in which x lies in memory, for work that treats every row
-/// alike: the heads of a token-major tensor are neighbours then, and a contiguous tensor is a single run.
-template <Scalar T>
+/// alike: the heads of a token-major tensor are neighbours then, and a contiguous tensor is a single run. Rows that are stored in 16 bits are
+/// widened to the memory of a thread, some at a time, and rounded from there, unless the work is done in their format.
+template <Scalar T, class Arch = simd::native>
 class row_pairs {
 public:
-    row_pairs(const tensor_view<const T>& x, const tensor_view<T>& out) : x_(x.data()), out_(out.data()), channels_(x.shape().channels) {
+    /// memory: narrow_bytes, where one of them is stored in 16 bits.
+    row_pairs(const stored_view<const T>& x, const stored_view<T>& out, std::byte* memory = nullptr)
+        : x_(x.rows(0, 0)), out_(out.rows(0, 0)), memory_(reinterpret_cast<T*>(memory)), channels_(x.shape().channels) {
         const auto& n = x.shape();
         const auto &from = x.strides(), &to = out.strides();
         loops_ = {{{n.batch, from.batch, to.batch}, {n.heads, from.heads, to.heads}, {n.tokens, from.tokens, to.tokens}}};
@@ -60,31 +66,48 @@ public:
         }
     }
 
+    static std::size_t narrow_bytes(const shape& x, index_t concurrency) {
+        scratch counted;
+        counted.take<T>(concurrency, thread_size(x.channels));
+        return counted.used_bytes();
+    }
+
     index_t count() const { return loops_[0].extent * loops_[1].extent * loops_[2].extent; }
 
-    /// Calls f(row_run) until rows [first, first + count) are done.
+    /// Calls f(rows of x, rows of out, count) until rows [first, first + count) are done.
     template <class F>
     void for_each_run(index_t first, index_t count, const F& f) const {
         const auto& [a, b, c] = loops_;
         while (count > 0) {
             const auto i = first / (b.extent * c.extent), j = first / c.extent % b.extent, k = first % c.extent;
             const auto here = std::min(count, c.extent - k);
-            f(row_run<T>{x_ + i * a.x + j * b.x + k * c.x, out_ + i * a.out + j * b.out + k * c.out, c.x, c.out, here});
+            f(at(x_, i * a.x + j * b.x + k * c.x, c.x), at(out_, i * a.out + j * b.out + k * c.out, c.out), here);
             first += here;
             count -= here;
         }
     }
 
-    /// Calls f(row_run) on pieces of all rows, in parallel. The pieces do not depend on the number of threads.
-    template <class F>
-    void for_each_run(const execution& run, const F& f) const {
+    /// Calls f(rows of x, rows of out, count) on pieces of all rows, in parallel: of rows that are all stored in one format, or of T, which others
+    /// are widened to. The pieces do not depend on the number of threads.
+    template <narrow_format format, class F>
+    void for_each_run_in(const execution& run, const F& f) const {
         constexpr index_t bytes_of_a_task = 64 * 1024;
         const auto rows = count();
         const auto rows_of_a_task = std::max<index_t>(1, bytes_of_a_task / (std::max<index_t>(1, channels_) * static_cast<index_t>(sizeof(T))));
         if (channels_ == 0) return;
-        run.for_each((rows + rows_of_a_task - 1) / rows_of_a_task, [&](index_t task, index_t) {
+        run.for_each((rows + rows_of_a_task - 1) / rows_of_a_task, [&](index_t task, index_t slice) {
             const auto first = task * rows_of_a_task;
-            for_each_run(first, std::min(rows_of_a_task, rows - first), f);
+            for_each_run(first, std::min(rows_of_a_task, rows - first), [&](const stored_rows<const T>& x, const stored_rows<T>& out, index_t in_run) {
+                if (x.format == format && out.format == format) f(x, out, in_run);
+                else widened(x, out, in_run, memory_ + slice * thread_size(channels_), f);
+            });
+        });
+    }
+    /// Calls f(row_run) on them, of numbers of T.
+    template <class F>
+    void for_each_run(const execution& run, const F& f) const {
+        for_each_run_in<narrow_format::none>(run, [&](const stored_rows<const T>& x, const stored_rows<T>& out, index_t count) {
+            f(row_run<T>{x.numbers(), out.numbers(), x.row_stride, out.row_stride, count});
         });
     }
 
@@ -92,8 +115,41 @@ private:
     struct loop {
         index_t extent, x, out;
     };
-    const T* x_;
-    T* out_;
+    template <class U>
+    static stored_rows<U> at(stored_rows<U> rows, index_t offset, index_t row_stride) {
+        rows.data += offset * rows.element();
+        rows.row_stride = row_stride;
+        return rows;
+    }
+    /// Rows that are widened together: what fills half of the first-level cache, or one.
+    static index_t rows_at_once(index_t channels) {
+        constexpr index_t numbers = 16384 / sizeof(T);
+        return std::max<index_t>(1, numbers / std::max<index_t>(1, channels));
+    }
+    static index_t padded(index_t channels) { return kernel::whole_registers<T, Arch>(channels); }
+    static index_t thread_size(index_t channels) { return rows_at_once(channels) * padded(channels); }
+    template <class F>
+    void widened(const stored_rows<const T>& x, const stored_rows<T>& out, index_t count, T* memory, const F& f) const {
+        const auto size = rows_at_once(channels_), width = padded(channels_);
+        for (index_t first = 0; first < count; first += size) {
+            const auto rows = std::min(size, count - first);
+            const auto from = x.from(first);
+            const auto to = out.from(first);
+            const auto in_memory = [&](const auto& rows_there) {
+                using rows_of = std::remove_cvref_t<decltype(rows_there)>;
+                return rows_there.is_narrow() ? rows_of{reinterpret_cast<std::byte*>(memory), narrow_format::none, width, 1} : rows_there;
+            };
+            if (from.is_narrow()) kernel::copy_rows<T, Arch>(from, rows, channels_, memory, width);
+            for (auto r = rows; r < std::min(rows + size, count - first); ++r) // the next, while these are computed
+                for (index_t c = 0; c < channels_; c += static_cast<index_t>(alignment) / from.element()) simd::prefetch(from.address(r, c));
+            f(in_memory(from), in_memory(to), rows);
+            for (index_t r = 0; to.is_narrow() && r < rows; ++r) kernel::store_row<T, Arch>(memory + r * width, channels_, to.from(r));
+        }
+    }
+
+    stored_rows<const T> x_;
+    stored_rows<T> out_;
+    T* memory_;
     index_t channels_;
     std::array<loop, 3> loops_;
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "norm.hpp"
+#include "../kernel/tile_loader.hpp"
 #include "../simd/lanes.hpp"
 #include "../simd/unroll.hpp"
 
@@ -77,6 +78,8 @@ public:
         rows_[static_cast<std::size_t>(count_++)] = row;
         if (count_ == max_rows) flush(channels, into);
     }
+    /// Those that wait for others.
+    index_t waiting() const { return count_; }
     void flush(index_t channels, moments_view& into) {
         if (count_ == 0) return;
         constexpr int size = lanes::size;
@@ -137,16 +140,18 @@ private:
 template <class Arch, Scalar T>
 class token_statistics {
 public:
-    static token_statistics in(scratch& memory, const shape& x, index_t concurrency) {
+    /// narrow: of rows that are stored in 16 bits.
+    static token_statistics in(scratch& memory, const shape& x, index_t concurrency, bool narrow = false) {
         token_statistics s;
         s.pieces_ = std::clamp<index_t>(x.batch * x.heads * x.tokens / 256, 1, max_pieces);
         s.moments_ = memory.take<double>(2, s.pieces_, x.channels);
         s.counts_ = memory.take<index_t>(s.pieces_);
         s.sums_ = memory.take<T>(concurrency, 2, padded(x.channels));
+        if (narrow) s.wide_ = memory.take<T>(concurrency, group_rows, padded(x.channels));
         return s;
     }
     /// The result lies in the workspace.
-    moments_view operator()(const tensor_view<const T>& x, const token_mask& mask, const execution& run) const {
+    moments_view operator()(const stored_view<const T>& x, const token_mask& mask, const execution& run) const {
         const auto& s = x.shape();
         const auto rows = s.batch * s.heads * s.tokens;
         run.for_each(pieces_, [&](index_t piece, index_t slice) {
@@ -157,7 +162,15 @@ public:
             const auto end = rows / pieces_ * (piece + 1) + std::min(piece + 1, rows % pieces_);
             for (index_t r = rows / pieces_ * piece + std::min(piece, rows % pieces_); r < end; ++r) {
                 const auto b = r / (s.heads * s.tokens), h = r / s.tokens % s.heads, i = r % s.tokens;
-                if (counts(mask, b, h, i)) group.push(x.row(b, h, i), s.channels, moments);
+                if (!counts(mask, b, h, i)) continue;
+                const auto row = x.rows(b, h, i);
+                if (!x.is_narrow()) {
+                    group.push(row.numbers(), s.channels, moments);
+                    continue;
+                }
+                T* const wide = wide_ + (slice * group_rows + group.waiting()) * padded(s.channels);
+                kernel::copy_rows<T, Arch>(row, 1, s.channels, wide, padded(s.channels));
+                group.push(wide, s.channels, moments);
             }
             group.flush(s.channels, moments);
             counts_[piece] = moments.count;
@@ -173,7 +186,7 @@ public:
     }
 
 private:
-    static constexpr index_t max_pieces = 64;
+    static constexpr index_t max_pieces = 64, group_rows = row_group<Arch, T>::max_rows;
 
     static index_t padded(index_t channels) {
         constexpr index_t numbers = alignment / sizeof(T);
@@ -187,7 +200,7 @@ private:
     index_t pieces_ = 1;
     double* moments_ = nullptr;
     index_t* counts_ = nullptr;
-    T* sums_ = nullptr;
+    T *sums_ = nullptr, *wide_ = nullptr;
 };
 
 } // namespace detail

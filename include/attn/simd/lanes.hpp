@@ -180,11 +180,22 @@ struct lanes {
         return xsimd::sqrt(a.value);
     }
     friend lanes exp(lanes a) { return xsimd::exp(a.value); }
-    friend lanes log(lanes a) { return xsimd::log(a.value); }
+    [[gnu::flatten]] friend lanes log(lanes a) { return xsimd::log(a.value); } // or gcc 12 warns of it where no pragma reaches
     friend lanes tanh(lanes a) { return xsimd::tanh(a.value); }
     friend lanes pow(lanes a, lanes b) { return xsimd::pow(a.value, b.value); }
     friend lanes erf(lanes a) { return xsimd::erf(a.value); }
 };
+
+/// What a multiply-add takes: numbers, or what holds several of them. Its register has as many operands as a register of sums has numbers.
+template <class E, class Arch>
+struct operand_traits {
+    using lanes = simd::lanes<E, Arch>;
+};
+template <class E, class Arch>
+using operand_lanes = typename operand_traits<E, Arch>::lanes;
+/// Products that one operand adds to a sum.
+template <class E>
+inline constexpr index_t terms_of = 1;
 
 /// Calls f(c, load, store) for the registers of a row, the last of which may be a part: load(from), store(lanes, to).
 template <class Arch, Scalar T, class F>

@@ -21,11 +21,14 @@ struct narrow_lanes {
     static constexpr auto size = batch::size;
 
     static batch widen(const std::uint16_t* from) {
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
         if constexpr (size == 16) {
             const auto bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
             if constexpr (format == narrow_format::half) return batch(_mm512_cvtph_ps(bits));
-            else return batch(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16)));
+            else { // number e becomes the upper half of lane e
+                const auto places = _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0, 7, 0, 6, 0, 5, 0, 4, 0, 3, 0, 2, 0, 1, 0, 0, 0);
+                return batch(_mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, places, _mm512_castsi256_si512(bits))));
+            }
         }
 #endif
 #if defined(__AVX2__)
@@ -62,31 +65,44 @@ struct narrow_lanes {
         return batch::load_unaligned(numbers);
     }
 
+    /// streaming: past the caches, where the instruction set can, to whole registers of an aligned row; then finish_streaming.
+    template <bool streaming = false>
     static void narrow(batch x, std::uint16_t* to) {
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
         if constexpr (size == 16) {
-            auto* const at = reinterpret_cast<__m256i*>(to);
-            if constexpr (format == narrow_format::half) return _mm256_storeu_si256(at, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+            const auto store = [to](__m256i rounded) {
+                auto* const at = reinterpret_cast<__m256i*>(to);
+                if constexpr (streaming) _mm256_stream_si256(at, rounded);
+                else _mm256_storeu_si256(at, rounded);
+            };
+            if constexpr (format == narrow_format::half) return store(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
             else {
-                const auto bits = _mm512_castps_si512(x), upper = _mm512_srli_epi32(bits, 16);
-                const auto half = _mm512_add_epi32(_mm512_and_si512(upper, _mm512_set1_epi32(1)), _mm512_set1_epi32(0x7fff));
-                const auto rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, half), 16), nan = _mm512_or_si512(upper, _mm512_set1_epi32(0x0040));
-                return _mm256_storeu_si256(at, _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), nan)));
+                const auto bits = _mm512_castps_si512(x);
+                const auto odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
+                auto rounded = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
+                rounded = _mm512_mask_sub_epi32(rounded, odd, rounded, _mm512_set1_epi32(-1));
+                rounded = _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), bits, _mm512_set1_epi32(0x00400000));
+                const auto upper_halves = _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1, 31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+                return store(_mm512_castsi512_si256(_mm512_permutexvar_epi16(upper_halves, rounded)));
             }
         }
 #endif
 #if defined(__AVX2__)
         if constexpr (size == 8) {
-            auto* const at = reinterpret_cast<__m128i*>(to);
+            const auto store = [to](__m128i rounded) {
+                auto* const at = reinterpret_cast<__m128i*>(to);
+                if constexpr (streaming) _mm_stream_si128(at, rounded);
+                else _mm_storeu_si128(at, rounded);
+            };
 #if defined(__F16C__)
-            if constexpr (format == narrow_format::half) return _mm_storeu_si128(at, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+            if constexpr (format == narrow_format::half) return store(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 #endif
             if constexpr (format == narrow_format::bfloat16) {
                 const auto bits = _mm256_castps_si256(x), upper = _mm256_srli_epi32(bits, 16);
                 const auto half = _mm256_add_epi32(_mm256_and_si256(upper, _mm256_set1_epi32(1)), _mm256_set1_epi32(0x7fff));
                 const auto rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, half), 16), nan = _mm256_or_si256(upper, _mm256_set1_epi32(0x0040));
                 const auto chosen = _mm256_blendv_epi8(rounded, nan, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
-                return _mm_storeu_si128(at, _mm_packus_epi32(_mm256_castsi256_si128(chosen), _mm256_extracti128_si256(chosen, 1)));
+                return store(_mm_packus_epi32(_mm256_castsi256_si128(chosen), _mm256_extracti128_si256(chosen, 1)));
             }
         }
 #endif
