@@ -9,6 +9,16 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
+/// The products of an operator as its numbers are: their operands are not rounded.
+struct unrounded_products {
+    template <Scalar T>
+    using operand = T;
+};
+
+/// How an operator multiplies: unrounded_products, or bf16_products (attention/bf16_products.hpp).
+template <class R>
+concept Products = requires { typename R::template operand<float>; };
+
 /// Softmax attention: every query takes the mean of the values, weighted by the softmax of its scores.
 /// For q (batch, heads, n, d_k), k (batch, kv_heads, m, d_k), v (batch, kv_heads, m, d_v); query head h reads kv head h / (heads / kv_heads):
 ///     x[b, h, i, j]  = score(scale * q[b, h, i] . k[b, h, j], i, j)          for the keys j that the pattern shows to query i
@@ -22,7 +32,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// independent of n and m, plus two numbers a row if a union of patterns with different steps runs as several passes.
 /// The result does not depend on executor, threads, strides or the rest of the batch, bit by bit.
 /// Vaswani et al. 2017, "Attention Is All You Need"; the online softmax is Milakov and Gimelshein 2018.
-template <Pattern P = dense, ScoreFunction S = identity_score, class Arch = simd::native>
+template <Pattern P = dense, ScoreFunction S = identity_score, Products R = unrounded_products, class Arch = simd::native>
 struct softmax_attention {
     static constexpr std::string_view name = "softmax_attention";
 
@@ -30,6 +40,7 @@ struct softmax_attention {
     S score = {};                         ///< what happens to a scaled score before the softmax
     P pattern = {};                       ///< which keys a query may see
     borrowed<const double> sinks = {};    ///< one per head, or none: exp(sink) joins the denominator
+    R products = {};                      ///< what operands of products are rounded to
 
     template <Scalar T>
     void check(const inputs<T>& in) const {
@@ -50,12 +61,12 @@ struct softmax_attention {
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
     template <Scalar T>
     std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        return kernel::softmax_scheduler<T, Arch>::workspace_bytes(s, max_passes<P>, concurrency, false);
+        return scheduler<T>::workspace_bytes(s, max_passes<P>, concurrency, false);
     }
     /// Of rows that are rounded when their last key has been seen.
     template <Scalar T>
     std::size_t narrow_workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        return kernel::softmax_scheduler<T, Arch>::workspace_bytes(s, max_passes<P>, concurrency, true);
+        return scheduler<T>::workspace_bytes(s, max_passes<P>, concurrency, true);
     }
     template <Scalar T>
     void forward(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
@@ -79,7 +90,9 @@ struct softmax_attention {
         return kernel::softmax_gradient_scheduler<T, Arch>::workspace_bytes(s, concurrency, has_parameters<T>);
     }
     template <Scalar T>
-    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const gradients<T>& wanted, const execution& run) const {
+    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const gradients<T>& wanted, const execution& run) const
+        requires std::same_as<R, unrounded_products> // rounding has no gradient
+    {
         const auto shapes = shapes_of(in);
         const kernel::visible_keys_of<T, Arch, P> visible(pattern, shapes, in.positions);
         const kernel::score_slopes_of<T, Arch, S> slopes(score, wanted.score);
@@ -91,6 +104,8 @@ struct softmax_attention {
 private:
     template <Scalar T>
     static constexpr bool has_parameters = !std::same_as<score_gradients<S, T>, no_gradients>;
+    template <Scalar T, class Prefetch = kernel::prefetch_next>
+    using scheduler = kernel::softmax_scheduler<T, Arch, Prefetch, typename R::template operand<T>>;
 
 protected:
     /// What products are multiplied with.
@@ -105,14 +120,14 @@ protected:
         const kernel::visible_keys_of<T, Arch, P> visible(pattern, shapes, in.positions);
         const kernel::score_adjustment_of<T, Arch, S> adjustment(score);
         constexpr bool adjusts = !std::same_as<S, identity_score>;
-        kernel::softmax_scheduler<T, Arch, Prefetch>()({in, out, visible, adjusts ? &adjustment : nullptr, static_cast<T>(factor(in)), sinks}, run);
+        scheduler<T, Prefetch>()({in, out, visible, adjusts ? &adjustment : nullptr, static_cast<T>(factor(in)), sinks}, run);
     }
 };
 
 /// What a call costs: the (query, key) pairs that the pattern makes visible, and those that its schedule visits, over all batch entries
 /// and heads. The kernel spends 2 (d_k + d_v) flops on a visited pair. Throws attention_error if the pattern or the positions do not fit.
-template <Pattern P, ScoreFunction S, class Arch>
-pair_count visited_pairs(const softmax_attention<P, S, Arch>& op, const input_shapes& s, const positions& where = {}) {
+template <Pattern P, ScoreFunction S, Products R, class Arch>
+pair_count visited_pairs(const softmax_attention<P, S, R, Arch>& op, const input_shapes& s, const positions& where = {}) {
     detail::check_pattern(op.name, op.pattern, s, where, s.queries.heads);
     using score_stage = kernel::score_stage<float, Arch>; // which computes registers of queries with groups of keys where a panel is partly visible
     pair_count all;

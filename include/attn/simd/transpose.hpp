@@ -10,7 +10,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET::simd {
 
 namespace detail {
 
-template <Scalar T, int Size>
+/// gcc 12 forgets the attribute of a type that is not named so.
+template <class T, int Size>
 struct vector_of {
     typedef T type __attribute__((vector_size(Size * sizeof(T))));
 };
@@ -24,9 +25,9 @@ template <int Begin, class V, int... I>
 } // namespace detail
 
 /// Swaps rows and columns of a square, rows[0 .. size): lane c of rows[r] becomes lane r of rows[c]. log2(size) rounds of zipping row r with row
-/// r + size / 2 do it; each round is `size` shuffles.
-template <Scalar T, class Arch>
-[[gnu::always_inline]] inline void transpose(lanes<T, Arch>* rows) {
+/// r + size / 2 do it; each round is `size` shuffles. Registers of anything as wide as T.
+template <Scalar T, class Arch, class Register = lanes<T, Arch>>
+[[gnu::always_inline]] inline void transpose(Register* rows) {
     constexpr int size = lanes<T, Arch>::size;
     using vector = typename detail::vector_of<T, size>::type;
     constexpr auto lane = std::make_integer_sequence<int, size>{};
@@ -44,7 +45,7 @@ template <Scalar T, class Arch>
         for (int r = 0; r < size; ++r) from[r] = to[r];
     }
 #pragma GCC unroll 16
-    for (int r = 0; r < size; ++r) rows[r] = std::bit_cast<lanes<T, Arch>>(from[r]);
+    for (int r = 0; r < size; ++r) rows[r] = std::bit_cast<Register>(from[r]);
 }
 
 /// The sum over the lanes of each row of a square, rows[0 .. size), which are overwritten: lane r is that of rows[r]. Half the shuffles of a

@@ -50,19 +50,20 @@ struct matrix_tile {
             for (int c = 0; c < Columns; ++c) (lanes::load(to + c * lanes::size) + sum[i][c]).store(to + c * lanes::size);
     }
     /// sum[i][c] += sum over k < depth of phi(a(i, k)) * b(k, c), where a(i, k) = a[i * a_row + k * a_depth] is a number and b(k, c) the
-    /// register at b + k * b_depth + c * lanes::size. Each lane is one chain of multiply-adds in the order of k: its result is the
-    /// same in a tile of any size. Rows are addressed as they are: with a pointer for every three of them clang keeps these in vector
-    /// registers, and sums in memory.
-    template <class Phi = std::identity>
-    [[gnu::always_inline]] void multiply_add(const T* a, auto a_row, auto a_depth, const T* b, index_t b_depth, index_t depth,
+    /// register at b + k * b_depth + c * lanes::size, both of T or of other operands; b perhaps of numbers that become operands as they are
+    /// loaded. Each lane is one chain of multiply-adds in the order of k: its result is the same in a tile of any size. Rows are addressed as they
+    /// are: with a pointer for every three of them clang keeps these in vector registers, and sums in memory.
+    template <class E, class B, class Phi = std::identity>
+    [[gnu::always_inline]] void multiply_add(const E* a, auto a_row, auto a_depth, const B* b, index_t b_depth, index_t depth,
                                              const Phi& phi = {}) {
+        using operand = simd::operand_lanes<E, Arch>;
         for (; depth > 0; --depth, a += a_depth, b += b_depth) {
-            lanes right[std::size_t{Columns}];
+            operand right[std::size_t{Columns}];
 #pragma GCC unroll 4
-            for (int c = 0; c < Columns; ++c) right[c] = lanes::load(b + c * lanes::size);
+            for (int c = 0; c < Columns; ++c) right[c] = simd::operand_lanes<B, Arch>::load(b + c * lanes::size);
 #pragma GCC unroll 16
             for (int i = 0; i < Rows; ++i) {
-                const lanes left = phi(lanes(a[i * a_row]));
+                const operand left = phi(operand(a[i * a_row]));
 #pragma GCC unroll 4
                 for (int c = 0; c < Columns; ++c) sum[i][c] = fma(left, right[c], sum[i][c]);
             }

@@ -9,12 +9,13 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// C = diag(scale) C + A B, or A B, or C + A B, on a few rows. A number of A is broadcast, a register of B is loaded, and C stays in registers:
 ///     c[i][n] = scale[i] c[i][n] + sum over k < depth of a[i * a_row + k * a_depth] b[k * b_depth + n]
-/// Each element is one chain of multiply-adds in the order of k, whatever tile computes it: so its bits are its own.
-template <Scalar T>
+/// Each element is one chain of multiply-adds in the order of k, whatever tile computes it: so its bits are its own. A and B hold numbers of T, or
+/// other operands E; B perhaps numbers as they are stored, which become operands as they are loaded.
+template <Scalar T, class E = T, class B = E>
 struct tile_product {
-    const T* a;
+    const E* a;
     index_t a_row, a_depth;
-    const T* b;
+    const B* b;
     index_t b_depth, depth;
     T* c;
     index_t c_row;
@@ -30,8 +31,8 @@ struct tile_product {
 };
 
 /// Rows x Columns registers of the product.
-template <int Rows, int Columns, Scalar T, class Arch>
-[[gnu::noinline]] void multiply_tile(const tile_product<T>& p) {
+template <int Rows, int Columns, Scalar T, class Arch, class E, class B>
+[[gnu::noinline]] void multiply_tile(const tile_product<T, E, B>& p) {
     matrix_tile<Rows, Columns, T, Arch> tile;
     if (p.scale)
         tile.load(p.c, p.c_row, p.scale);
@@ -44,19 +45,19 @@ template <int Rows, int Columns, Scalar T, class Arch>
 }
 
 /// The product on any number of rows, of `columns` registers, 1 to max_columns: the tallest tile as often as it fits, then smaller ones.
-/// ahead: what comes next is asked for between tiles.
-template <Scalar T, class Arch, class Prefetch>
-void multiply(index_t rows, index_t columns, tile_product<T> p, Prefetch& ahead) {
+/// ahead: what comes next is asked for between tiles. Numbers that become operands as they are loaded are for few rows, and so are their tiles.
+template <Scalar T, class Arch, class E = T, class B = E, class Prefetch>
+void multiply(index_t rows, index_t columns, tile_product<T, E, B> p, Prefetch& ahead) {
     using traits = tile_traits<T, Arch>;
     struct tiles_of {
         index_t tallest;
-        std::array<void (*)(const tile_product<T>&), 5> rows; ///< the tallest, then 8, 4, 2, 1
+        std::array<void (*)(const tile_product<T, E, B>&), 5> rows; ///< the tallest, then 8, 4, 2, 1
     };
     constexpr auto of = []<int Columns>(std::integral_constant<int, Columns>) -> tiles_of {
-        constexpr int tallest = traits::max_rows(Columns);
+        constexpr int tallest = std::same_as<B, E> ? traits::max_rows(Columns) : 4;
         return {tallest,
-                {multiply_tile<tallest, Columns, T, Arch>, multiply_tile<(tallest > 8 ? 8 : 4), Columns, T, Arch>,
-                 multiply_tile<4, Columns, T, Arch>, multiply_tile<2, Columns, T, Arch>, multiply_tile<1, Columns, T, Arch>}};
+                {multiply_tile<tallest, Columns, T, Arch, E, B>, multiply_tile<(tallest > 8 ? 8 : 4), Columns, T, Arch, E, B>,
+                 multiply_tile<4, Columns, T, Arch, E, B>, multiply_tile<2, Columns, T, Arch, E, B>, multiply_tile<1, Columns, T, Arch, E, B>}};
     };
     static constexpr auto table = [of]<int... C>(std::integer_sequence<int, C...>) {
         return std::array{of(std::integral_constant<int, C + 1>{})...};
@@ -77,8 +78,8 @@ void multiply(index_t rows, index_t columns, tile_product<T> p, Prefetch& ahead)
 }
 
 /// The same of any number of registers, in pieces as even as they come.
-template <Scalar T, class Arch, class Prefetch>
-void multiply_wide(index_t rows, index_t registers, tile_product<T> p, Prefetch& ahead) {
+template <Scalar T, class Arch, class E = T, class Prefetch>
+void multiply_wide(index_t rows, index_t registers, tile_product<T, E> p, Prefetch& ahead) {
     constexpr index_t wide = tile_traits<T, Arch>::max_columns, lane_count = simd::lanes<T, Arch>::size;
     const auto *const b = p.b;
     T* const c = p.c;
@@ -86,7 +87,7 @@ void multiply_wide(index_t rows, index_t registers, tile_product<T> p, Prefetch&
         const auto left = registers * piece / pieces, right = registers * (piece + 1) / pieces;
         p.b = b + left * lane_count;
         p.c = c + left * lane_count;
-        multiply<T, Arch>(rows, right - left, p, ahead);
+        multiply<T, Arch, E>(rows, right - left, p, ahead);
     }
 }
 

@@ -35,46 +35,86 @@ private:
     index_t number_from(index_t position) const { return -floor_div(residue - position, step); }
 };
 
-/// The rows of one head, keys or values, a block at a time: as they lie, or copied where the micro-kernel could not read them so, or slowly; 16-bit numbers become T.
-/// A few copies are kept: the query blocks of a residue class follow each other, and rows of a stride lie in few sets of the caches.
+/// How the operands of a multiply-add are made of rows of numbers: for the products of T they are the numbers.
 template <Scalar T, class Arch>
+struct number_rows {
+    using operand = T;
+    static constexpr bool are_copies = false; ///< rows may be read as they lie
+    /// Rows of operands, of so many rows.
+    static index_t rows(index_t count) { return count; }
+    /// Operands of a row, in whole registers.
+    static index_t width(index_t channels) { return whole_registers<T, Arch>(channels); }
+    /// Rows `from`, with so many of zeros before and perhaps one after.
+    static void copy(const stored_rows<const T>& from, index_t rows, index_t, index_t channels, T* to, index_t width) {
+        copy_rows<T, Arch>(from, rows, channels, to, width);
+    }
+};
+
+/// How the operands of softmax attention's products lie: those of neighbouring channels in one row, or of neighbouring rows.
+template <Scalar T, class Arch, class E>
+struct operand_rows {
+    using of_channels = number_rows<T, Arch>;
+    using of_rows = number_rows<T, Arch>;
+};
+
+/// Keys that are not in a run, but in the operand of its first one: operands hold keys of the same numbers in every run.
+template <class E>
+index_t keys_before(const key_run& keys) {
+    if constexpr (simd::terms_of<E> == 1) return 0;
+    else return floor_mod(floor_div(keys.first, keys.step), simd::terms_of<E>);
+}
+
+/// The rows of one head, keys or values, a block at a time: as they lie, or copied where the micro-kernel could not read them so, or slowly; 16-bit
+/// numbers become T, or what Rows makes of them. A few copies are kept: the query blocks of a residue class follow each other, and rows of a stride lie in few sets of the caches.
+template <Scalar T, class Arch, class Rows = number_rows<T, Arch>>
 class block_reader {
 public:
+    using operand = typename Rows::operand;
+
     /// pads: rows are read in whole registers.
     block_reader(detail::scratch& memory, index_t block_keys, index_t channels, bool pads)
-        : block_keys_(block_keys), channels_(channels), padded_(whole_registers<T, Arch>(channels)), pads_(pads && padded_ != channels),
-          copies_(memory.take<T>(slots * block_keys, padded_)) {}
+        : block_keys_(block_keys), channels_(channels), padded_(Rows::width(channels)), pads_(pads && padded_ != channels),
+          copies_(memory.take<operand>(slots, Rows::rows(block_keys), padded_)) {}
 
     /// Another head: row 0 stands at first_key.
     void begin(const stored_rows<const T>& rows, index_t first_key) {
         rows_ = rows;
         first_key_ = first_key;
     }
-    /// The rows of a run of at most a block.
-    row_block<const T> read(const key_run& keys) {
-        const auto own = rows_.from(keys.first - first_key_, keys.step);
-        if (!pads_ && readable_in_place(own)) return {own.numbers(), own.row_stride, own.channel_stride};
-        auto& copied = copied_[next_];
+    /// Whether rows of 16 bits can be read as they are stored: whole registers of numbers side by side.
+    bool can_widen(const stored_rows<const T>& own) const {
+        return std::same_as<operand, T> && !pads_ && own.is_narrow() && own.channel_stride == 1;
+    }
+    /// The rows of a run as they lie.
+    stored_rows<const T> stored(const key_run& keys) const { return rows_.from(keys.first - first_key_, keys.step); }
+    /// The rows of a run of at most a block. before: of the first operand, rows that are not in the run.
+    row_block<const operand> read(const key_run& keys, index_t before = 0) {
+        const auto own = stored(keys);
+        if constexpr (!Rows::are_copies)
+            if (!pads_ && readable_in_place(own)) return {own.numbers(), own.row_stride, own.channel_stride};
+        const copy wanted{own.data, own.row_stride, keys.count, before};
         for (index_t slot = 0; slot < slots; ++slot)
-            if (copied_[slot].from == own.data && copied_[slot].row_stride == own.row_stride && copied_[slot].count == keys.count)
-                return {copies_ + slot * block_keys_ * padded_, padded_, 1};
-        copied = {own.data, own.row_stride, keys.count};
-        T* const to = copies_ + next_ * block_keys_ * padded_;
-        copy_rows<T, Arch>(own, keys.count, channels_, to, padded_);
+            if (copied_[slot] == wanted) return {copy_of(slot), padded_, 1};
+        copied_[next_] = wanted;
+        operand* const to = copy_of(next_);
+        Rows::copy(own, keys.count, before, channels_, to, padded_);
         next_ = (next_ + 1) % slots;
         return {to, padded_, 1};
     }
 
 private:
     static constexpr index_t slots = 3;
+    operand* copy_of(index_t slot) const { return copies_ + slot * Rows::rows(block_keys_) * padded_; }
+
     struct copy {
         const std::byte* from = nullptr;
-        index_t row_stride = 0, count = 0;
+        index_t row_stride = 0, count = 0, before = 0;
+        bool operator==(const copy&) const = default;
     };
 
     index_t block_keys_, channels_, padded_;
     bool pads_;
-    T* copies_;
+    operand* copies_;
     stored_rows<const T> rows_{};
     index_t first_key_ = 0, next_ = 0;
     copy copied_[slots];

@@ -31,11 +31,12 @@ struct softmax_call {
 };
 
 /// One thread's memory, and its work on one query block after the other.
-template <Scalar T, class Arch, class Prefetch = prefetch_next>
+/// E: what queries and keys, weights and values are multiplied as.
+template <Scalar T, class Arch, class Prefetch = prefetch_next, class E = T>
 class mainloop {
 public:
     using lanes = simd::lanes<T, Arch>;
-    using traits = query_block_traits<T, Arch>;
+    using traits = query_block_traits<T, Arch, E>;
     using state_type = softmax_state<T, Arch>;
     static constexpr index_t block_keys = softmax_call<T>::block_keys;
 
@@ -129,23 +130,39 @@ private:
     void push(const visible_span::part& part, bool masked) {
         const auto& [keys, visible] = part;
         const auto stride = queries_.stride();
-        queries_.multiply(keys_.read(keys), keys.count, visible, scores_, ahead_);
-        if (call_->adjustment) (*call_->adjustment)({*block_, keys, scores_, stride, scratch_});
-        if (visible) hide_scores<T, Arch>(scores_, keys.count, stride, visible);
+        const auto before = keys_before<E>(keys);
+        T* const scores = scores_ + before * stride;
+        const auto stored_keys = keys_.stored(keys), stored_values = values_.stored(keys);
+        if (queries_.is_few() && keys_.can_widen(stored_keys)) queries_.multiply_stored(stored_keys, keys.count, scores, ahead_);
+        else queries_.multiply(keys_.read(keys), keys.count, visible, scores, ahead_);
+        if (call_->adjustment) (*call_->adjustment)({*block_, keys, scores, stride, scratch_});
+        if (visible) hide_scores<T, Arch>(scores, keys.count, stride, visible);
         for (index_t j = 0; masked && j < keys.count; ++j)
-            seen_[j] = rows_not_hidden<T, Arch>(scores_ + j * stride, stride) & bit_range(0, block_->rows());
-        state_.push(scores_, keys.count, stride);
+            seen_[j] = rows_not_hidden<T, Arch>(scores + j * stride, stride) & bit_range(0, block_->rows());
+        std::fill(scores_, scores, state_type::hidden);
+        const E* const weights = state_.template push<E>(scores_, before + keys.count, stride);
+        const auto add = [&](const auto& values) {
+            add_weighted_values(state_, block_->rows(), weights, stride, values, keys.count, visible, ahead_, before);
+        };
         if (masked)
-            add_seen_values(state_, block_->rows(), scores_, stride, values_.read(keys), keys.count, seen_);
+            add_seen_values(state_, block_->rows(), weights, stride, values_.read(keys, before), keys.count, seen_, before);
+        else if (queries_.is_few() && values_.can_widen(stored_values))
+            with_format<T>(stored_values.format, [&](auto format) {
+                if constexpr (format() != narrow_format::none && std::same_as<E, T>) {
+                    using number = simd::narrow_number<format()>;
+                    add(row_block<const number>{reinterpret_cast<const number*>(stored_values.data), stored_values.row_stride, 1});
+                }
+            });
         else
-            add_weighted_values(state_, block_->rows(), scores_, stride, values_.read(keys), keys.count, visible, ahead_);
+            add(values_.read(keys, before));
     }
 
     const softmax_call<T>* call_;
     const query_block *block_ = nullptr, *next_ = nullptr;
     index_t pass_ = 0;
-    score_stage<T, Arch> queries_;
-    block_reader<T, Arch> keys_, values_;
+    score_stage<T, Arch, E> queries_;
+    block_reader<T, Arch, typename operand_rows<T, Arch, E>::of_channels> keys_;
+    block_reader<T, Arch, typename operand_rows<T, Arch, E>::of_rows> values_;
     state_type state_;
     T *scores_, *scratch_;
     std::uint64_t* seen_; ///< [block_keys] where hidden keys are left out

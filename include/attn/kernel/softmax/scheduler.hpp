@@ -8,7 +8,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Softmax attention of any pattern and score function: out = softmax(score(scale * q k^T), keys hidden by the pattern left out) v. Passes of
 /// a union run one after the other. Where there are fewer tasks than threads could do, and spans of keys are more, threads share the spans.
-template <Scalar T, class Arch, class Prefetch = prefetch_next>
+/// E: what queries and keys, weights and values are multiplied as.
+template <Scalar T, class Arch, class Prefetch = prefetch_next, class E = T>
 class softmax_scheduler {
 public:
     /// narrow: the result is of 16-bit numbers.
@@ -38,9 +39,9 @@ public:
     }
 
 private:
-    using grid_type = task_grid<T, Arch>;
+    using grid_type = task_grid<T, Arch, E>;
     using walk_type = typename grid_type::walk;
-    using mainloop_type = mainloop<T, Arch, Prefetch>;
+    using mainloop_type = mainloop<T, Arch, Prefetch, E>;
     using state_type = softmax_state<T, Arch>;
 
     /// The memory of a call.
@@ -55,7 +56,7 @@ private:
         std::size_t slice_bytes;
 
         layout(detail::scratch& memory, const input_shapes& s, index_t passes, index_t concurrency, bool narrow)
-            : wide_size(narrow && passes == 1 ? query_block_traits<T, Arch>::max_rows * s.values.channels : 0), slice_bytes(mainloop_type::bytes(s.keys, s.values)) {
+            : wide_size(narrow && passes == 1 ? query_block_traits<T, Arch, E>::max_rows * s.values.channels : 0), slice_bytes(mainloop_type::bytes(s.keys, s.values)) {
             const auto rows = [&] { return passes > 1 ? memory.take<T>(s.queries.batch, s.queries.heads, s.queries.tokens) : nullptr; };
             known.maximum = rows();
             known.sum = rows();
@@ -65,7 +66,7 @@ private:
             spans = memory.take<state_type>(span_count);
             span_rows = memory.take<std::uint64_t>(span_count);
             for (index_t i = 0; i < span_count; ++i) {
-                const auto state = state_type::take(memory, query_block_traits<T, Arch>::max_rows, whole_registers<T, Arch>(s.values.channels));
+                const auto state = state_type::take(memory, query_block_traits<T, Arch, E>::max_rows, whole_registers<T, Arch>(s.values.channels));
                 if (spans) spans[i] = state;
             }
             slices = memory.take<std::byte>(concurrency, static_cast<index_t>(slice_bytes));

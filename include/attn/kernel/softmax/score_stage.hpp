@@ -2,8 +2,10 @@
 #pragma once
 
 #include "../../core/workspace.hpp"
+#include "../../simd/narrow_pairs.hpp"
 #include "../gemm/tile_product.hpp"
 #include "../prefetch.hpp"
+#include "key_reader.hpp"
 #include "query_block.hpp"
 
 #include <bit>
@@ -15,33 +17,34 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 ///   many rows   lanes are rows: only Q is transposed, K is broadcast as it lies, one number at a time
 ///   few rows    lanes are keys: squares of K are transposed in registers, the finished scores transposed back. So a decoding step's heads
 ///               are scored, where lanes of rows would be mostly empty
-template <Scalar T, class Arch>
+/// E: what the channels of queries and keys are multiplied as.
+template <Scalar T, class Arch, class E = T>
 class score_stage {
 public:
     using lanes = simd::lanes<T, Arch>;
-    using traits = query_block_traits<T, Arch>;
+    using operand = simd::operand_lanes<E, Arch>;
+    using traits = query_block_traits<T, Arch, E>;
     /// Keys that are looked at together where not every row sees all.
     static constexpr index_t grain = 8;
 
     score_stage(detail::scratch& memory, index_t channels)
-        : channels_(channels), queries_(memory.take<T>(traits::max_rows, channels)) {}
+        : channels_(channels), depth_((channels + simd::terms_of<E> - 1) / simd::terms_of<E>),
+          numbers_(memory.take<T>(traits::max_rows, channels)) {
+        if constexpr (std::same_as<E, T>) queries_ = numbers_;
+        else queries_ = memory.take<E>(traits::max_rows, depth_);
+    }
 
     /// A block's queries, times `scale`.
     void begin(const query_block& block, const stored_view<const T>& queries, T scale) {
         rows_ = block.rows();
         stride_ = whole_registers<T, Arch>(rows_);
-        const auto rows_from = [&](index_t row) {
-            return rows_of(queries, block.batch, block.head_of(row), block.token_of(row)).from(0, block.tokens.step);
-        };
-        if (block.heads == 1 && rows_ > max_few) return transpose_rows<T, Arch>(rows_from(0), rows_, channels_, scale, queries_, stride_);
-        const auto row_stride = rows_ > max_few ? index_t{1} : channels_, channel_stride = rows_ > max_few ? stride_ : index_t{1};
-        for (index_t row = 0; row < rows_; ++row) {
-            const auto from = rows_from(row);
-            for (index_t c = 0; c < channels_; ++c)
-                queries_[row * row_stride + c * channel_stride] = scale * from(0, c);
+        read(block, queries, scale);
+        if constexpr (!std::same_as<E, T>) {
+            const auto numbers = [&](index_t row_stride) { return row_block<const T>{numbers_, row_stride, 1}; };
+            using rows = operand_rows<T, Arch, E>;
+            if (!is_few()) rows::of_rows::copy(numbers(stride_), channels_, 0, stride_, queries_, stride_);
+            else rows::of_channels::copy(numbers(channels_), rows_, 0, channels_, queries_, depth_);
         }
-        if (rows_ > max_few)
-            for (index_t c = 0; c < channels_; ++c) std::fill(queries_ + c * stride_ + rows_, queries_ + (c + 1) * stride_, T{0});
     }
     /// Numbers between the scores of two keys: the rows of the block in whole registers.
     index_t stride() const { return stride_; }
@@ -49,11 +52,9 @@ public:
     /// scores[j * stride()] for the keys of a block. visible: one bit per row and key, or null if all see all; what nobody of a register sees
     /// may be left out, and holds any number.
     template <class Prefetch>
-    void multiply(const row_block<const T>& keys, index_t count, const std::uint64_t* visible, T* scores, Prefetch& ahead) const {
-        if (rows_ <= max_few) {
-            for (index_t first = 0; first < count; first += lanes::size)
-                multiply_few(keys.data + first * keys.row_stride, keys.row_stride, std::min<index_t>(lanes::size, count - first),
-                             scores + first * stride_, ahead);
+    void multiply(const row_block<const E>& keys, index_t count, const std::uint64_t* visible, T* scores, Prefetch& ahead) const {
+        if (is_few()) {
+            multiply_few<narrow_format::none>(reinterpret_cast<const std::byte*>(keys.data), keys.row_stride * static_cast<index_t>(sizeof(E)), count, scores, ahead);
             return;
         }
         const auto registers = stride_ / lanes::size;
@@ -74,7 +75,34 @@ public:
         }
     }
 
+    /// Whether the rows are few: a copy of a key would be made for a few multiply-adds.
+    bool is_few() const { return rows_ <= max_few; }
+    /// The same of keys that are stored in 16 bits, for few rows: as they lie.
+    template <class Prefetch>
+    void multiply_stored(const stored_rows<const T>& keys, index_t count, T* scores, Prefetch& ahead) const {
+        with_format<T>(keys.format, [&](auto format) {
+            if constexpr (format() != narrow_format::none && std::same_as<E, T>)
+                multiply_few<format()>(keys.data, keys.row_stride * 2, count, scores, ahead);
+        });
+    }
+
 private:
+    /// To numbers_.
+    void read(const query_block& block, const stored_view<const T>& queries, T scale) {
+        const auto rows_from = [&](index_t row) {
+            return rows_of(queries, block.batch, block.head_of(row), block.token_of(row)).from(0, block.tokens.step);
+        };
+        if (block.heads == 1 && !is_few()) return transpose_rows<T, Arch>(rows_from(0), rows_, channels_, scale, numbers_, stride_);
+        const auto row_stride = is_few() ? channels_ : index_t{1}, channel_stride = is_few() ? index_t{1} : stride_;
+        for (index_t row = 0; row < rows_; ++row) {
+            const auto from = rows_from(row);
+            for (index_t c = 0; c < channels_; ++c)
+                numbers_[row * row_stride + c * channel_stride] = scale * from(0, c);
+        }
+        if (!is_few())
+            for (index_t c = 0; c < channels_; ++c) std::fill(numbers_ + c * stride_ + rows_, numbers_ + (c + 1) * stride_, T{0});
+    }
+
     /// So many chains of multiply-adds take less time than a register of lanes that are mostly empty.
     static constexpr index_t max_few = std::max<index_t>(1, lanes::size / 4);
 
@@ -87,60 +115,96 @@ private:
         return registers;
     }
     template <class Prefetch>
-    void multiply_many(const row_block<const T>& keys, index_t first, index_t count, index_t left, index_t right, T* scores, Prefetch& ahead) const {
+    void multiply_many(const row_block<const E>& keys, index_t first, index_t count, index_t left, index_t right, T* scores, Prefetch& ahead) const {
         const auto lane = left * lanes::size;
-        kernel::multiply<T, Arch>(count, right - left,
-                                  {.a = keys.data + first * keys.row_stride,
-                                   .a_row = keys.row_stride,
-                                   .a_depth = 1,
-                                   .b = queries_ + lane,
-                                   .b_depth = stride_,
-                                   .depth = channels_,
-                                   .c = scores + first * stride_ + lane,
-                                   .c_row = stride_},
-                                  ahead);
+        kernel::multiply<T, Arch, E>(count, right - left,
+                                     {.a = keys.data + first * keys.row_stride,
+                                      .a_row = keys.row_stride,
+                                      .a_depth = 1,
+                                      .b = queries_ + lane,
+                                      .b_depth = stride_,
+                                      .depth = depth_,
+                                      .c = scores + first * stride_ + lane,
+                                      .c_row = stride_},
+                                     ahead);
     }
-    /// A register of keys. Where there are fewer the last is read again, and its scores are for nobody.
-    template <class Prefetch>
-    void multiply_few(const T* keys, index_t key_stride, index_t count, T* scores, Prefetch& ahead) const {
+    /// Keys that begin `key_bytes` after each other, of E or of 16-bit numbers, a register of them at a time.
+    template <narrow_format format, class Prefetch>
+    void multiply_few(const std::byte* keys, index_t key_bytes, index_t count, T* scores, Prefetch& ahead) const {
+        for (index_t first = 0; first < count; first += lanes::size)
+            multiply_register<format>(keys + first * key_bytes, key_bytes, std::min<index_t>(lanes::size, count - first), scores + first * stride_, ahead);
+    }
+    /// Where there are fewer the last is read again, and its scores are for nobody.
+    template <narrow_format format, class Prefetch>
+    void multiply_register(const std::byte* keys, index_t key_bytes, index_t count, T* scores, Prefetch& ahead) const {
         constexpr int size = lanes::size;
+        constexpr bool is_narrow = format != narrow_format::none;
+        constexpr index_t element = is_narrow ? 2 : sizeof(E);
+        const std::byte* rows[std::size_t{size}];
+#pragma GCC unroll 16
+        for (int j = 0; j < size; ++j) rows[j] = keys + std::min<index_t>(j, count - 1) * key_bytes;
         lanes sum[std::size_t{size}];
 #pragma GCC unroll 16
         for (int q = 0; q < size; ++q) sum[q] = lanes(T{0});
-        const T *rows[std::size_t{size}], *query = queries_;
-#pragma GCC unroll 16
-        for (int j = 0; j < size; ++j) rows[j] = keys + std::min<index_t>(j, count - 1) * key_stride;
-        index_t c = 0;
-        for (; c + size <= channels_; c += size, query += size) {
-            lanes square[std::size_t{size}];
-#pragma GCC unroll 16
-            for (int j = 0; j < size; ++j) square[j] = lanes::load(rows[j] + c);
-            ahead.beside(16 * size);
-            simd::transpose<T, Arch>(square);
-            ahead.beside(16 * size); // a row of keys and one of values for each of these
+        const auto add = [&](const operand* square, index_t c) __attribute__((always_inline)) { // one chain for each query
+            const E* const query = queries_ + c;
 #pragma GCC unroll 4
             for (index_t q = 0; q < max_few; ++q) {
                 if (q >= rows_) break;
 #pragma GCC unroll 16
-                for (int i = 0; i < size; ++i) sum[q] = fma(square[i], lanes(query[q * channels_ + i]), sum[q]);
+                for (int i = 0; i < size; ++i) sum[q] = fma(square[i], operand(query[q * depth_ + i]), sum[q]);
+            }
+        };
+        const auto transpose = [&](auto* square) __attribute__((always_inline)) {
+            ahead.beside(16 * size * simd::terms_of<E>);
+            simd::transpose<T, Arch>(square);
+            ahead.beside(16 * size * simd::terms_of<E>); // a row of keys and one of values for each of these
+        };
+        index_t c = 0;
+        if constexpr (is_narrow) {
+            for (; c + 2 * size <= depth_; c += 2 * size) {
+                simd::narrow_pairs<format, Arch> pairs[std::size_t{size}];
+#pragma GCC unroll 16
+                for (int j = 0; j < size; ++j) pairs[j] = pairs[j].load(rows[j] + c * element);
+                transpose(pairs);
+                for (int half = 0; half < size; half += size / 2) {
+                    operand square[std::size_t{size}];
+#pragma GCC unroll 8
+                    for (int i = 0; i < size / 2; ++i) square[2 * i] = pairs[half + i].first(), square[2 * i + 1] = pairs[half + i].second();
+                    add(square, c + 2 * half);
+                }
             }
         }
-        if (const auto rest = channels_ - c; rest > 0) {
-            lanes square[std::size_t{size}];
+        for (; c + size <= depth_; c += size) {
+            operand square[std::size_t{size}];
 #pragma GCC unroll 16
-            for (int j = 0; j < size; ++j) square[j] = lanes::load_first(rows[j] + c, rest);
+            for (int j = 0; j < size; ++j) {
+                if constexpr (is_narrow) square[j] = load_stored<format, T, Arch>(rows[j] + c * element);
+                else square[j] = operand::load(reinterpret_cast<const E*>(rows[j]) + c);
+            }
+            transpose(square);
+            add(square, c);
+        }
+        if (const auto rest = depth_ - c; rest > 0) {
+            operand square[std::size_t{size}];
+#pragma GCC unroll 16
+            for (int j = 0; j < size; ++j) {
+                if constexpr (is_narrow) square[j] = load_first_stored<format, T, Arch>(rows[j] + c * element, rest);
+                else square[j] = operand::load_first(reinterpret_cast<const E*>(rows[j]) + c, rest);
+            }
             simd::transpose<T, Arch>(square);
-            T columns[std::size_t{size * size}];
+            E columns[std::size_t{size * size}];
             for (int i = 0; i < size; ++i) square[i].store(columns + i * size);
             for (index_t q = 0; q < rows_; ++q)
-                for (index_t i = 0; i < rest; ++i) sum[q] = fma(lanes::load(columns + i * size), lanes(query[q * channels_ + i]), sum[q]);
+                for (index_t i = 0; i < rest; ++i) sum[q] = fma(operand::load(columns + i * size), operand(queries_[q * depth_ + c + i]), sum[q]);
         }
         simd::transpose<T, Arch>(sum);
         for (index_t j = 0; j < count; ++j) sum[j].store(scores + j * stride_);
     }
 
-    index_t channels_, rows_ = 0, stride_ = 0;
-    T* queries_; ///< [channels][stride()], or [rows][channels] if they are few
+    index_t channels_, depth_, rows_ = 0, stride_ = 0;
+    T* numbers_; ///< [channels][stride()], or [rows][channels] if they are few
+    E* queries_; ///< the same as operands, depth_ for the channels
 };
 
 } // namespace attn::kernel

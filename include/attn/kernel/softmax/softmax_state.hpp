@@ -51,16 +51,19 @@ struct softmax_state {
         has_values = false;
     }
     /// Takes in scores[keys][rows], which become weights e^(x - m), and leaves the factors by which `values` must be multiplied before the
-    /// weighted values of these keys are added. rows: whole registers.
-    void push(T* scores, index_t keys, index_t rows) {
+    /// weighted values of these keys are added. rows: whole registers. Where weights are multiplied as other operands, two of a row's in one, these
+    /// take the place of scores, and l sums what they were rounded to: so it divides what it has weighed.
+    template <class E = T>
+    const E* push(T* scores, index_t keys, index_t rows) {
         for (index_t row = 0; row < rows; row += lanes::size) {
             T* const column = scores + row;
             const auto earlier = lanes::load(maximum + row), m = raised(earlier, column, keys, rows);
             const auto shrink = simd::exp_nonpositive(earlier - m);
             m.store(maximum + row);
             shrink.store(factor + row);
-            fma(lanes::load(sum + row), shrink, weigh(column, keys, rows, m)).store(sum + row);
+            fma(lanes::load(sum + row), shrink, weigh<E>(column, keys, rows, m)).store(sum + row);
         }
+        return reinterpret_cast<const E*>(scores);
     }
 
     /// What `from` knows of the rows whose bit is set.
@@ -86,9 +89,22 @@ private:
         return max_or_second(max_or_second(top[0], top[1]), max_or_second(top[2], top[3]));
     }
     /// Scores become weights. Their sum, in the order of the keys.
+    template <class E>
     static lanes weigh(T* column, index_t keys, index_t stride, lanes m) {
         lanes l = T{0};
         index_t j = 0;
+        if constexpr (simd::terms_of<E> == 2) {
+            E* to = reinterpret_cast<E*>(column); // not beyond what has been read
+            for (; j < keys; j += 2, to += stride) {
+                const T* const a = column + j * stride;
+                const auto x = simd::exp_nonpositive(lanes::load(a) - m);
+                const auto y = j + 1 < keys ? simd::exp_nonpositive(lanes::load(a + stride) - m) : lanes(T{0});
+                const auto both = simd::operand_lanes<E, Arch>::of(x, y);
+                both.store(to);
+                l = l + both.first() + both.second();
+            }
+            return l;
+        }
         for (; j + 2 <= keys; j += 2) {
             T *const a = column + j * stride, *const b = a + stride;
             const auto x = simd::exp_nonpositive(lanes::load(a) - m), y = simd::exp_nonpositive(lanes::load(b) - m);

@@ -8,36 +8,48 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
+/// The rows, as bits, that see a key; of none that there is not.
+inline std::uint64_t rows_that_see(index_t key, index_t keys, const std::uint64_t* visible) { return 0 <= key && key < keys ? visible[key] : 0; }
+/// The rows that see one of the keys of an operand.
+template <class E>
+std::uint64_t seen_of(index_t operand, index_t keys, const std::uint64_t* visible, index_t before) {
+    if constexpr (simd::terms_of<E> == 1) return visible[operand];
+    std::uint64_t rows = 0;
+    for (index_t t = 0; t < simd::terms_of<E>; ++t) rows |= rows_that_see(operand * simd::terms_of<E> + t - before, keys, visible);
+    return rows;
+}
+
 /// Adds weights[keys][rows] times the values to the state's sums. Lanes are channels: weights are broadcast from where the softmax left
 /// them, values are read as they lie. A value's sum is one chain of multiply-adds over the keys in order. A row's hidden keys are left out
-/// or have a weight of 0. visible: one bit per row and key, or null if all see all.
-template <Scalar T, class Arch, class Prefetch>
-void add_weighted_values(softmax_state<T, Arch>& state, index_t rows, const T* weights, index_t stride, const row_block<const T>& values,
-                         index_t keys, const std::uint64_t* visible, Prefetch& ahead) {
+/// or have a weight of 0. visible: one bit per row and key, or null if all see all. Operands of several keys begin `before` keys before the first.
+template <Scalar T, class Arch, class E, class V, class Prefetch>
+void add_weighted_values(softmax_state<T, Arch>& state, index_t rows, const E* weights, index_t stride, const row_block<const V>& values,
+                         index_t keys, const std::uint64_t* visible, Prefetch& ahead, index_t before = 0) {
     using traits = tile_traits<T, Arch>;
-    constexpr index_t lane_count = traits::lane_count;
+    constexpr index_t lane_count = traits::lane_count, terms = simd::terms_of<E>;
+    const auto operands = (before + keys + terms - 1) / terms;
     const auto registers = state.value_stride / lane_count;
     for (index_t pieces = (registers + traits::max_columns - 1) / traits::max_columns, piece = 0; piece < pieces; ++piece) {
         const auto left = registers * piece / pieces, columns = registers * (piece + 1) / pieces - left, channel = left * lane_count;
         const auto add = [&](index_t row, index_t count, index_t first, index_t depth) {
-            multiply<T, Arch>(count, columns,
-                              {.a = weights + first * stride + row,
-                               .a_row = 1,
-                               .a_depth = stride,
-                               .b = values.data + first * values.row_stride + channel,
-                               .b_depth = values.row_stride,
-                               .depth = depth,
-                               .c = state.values + row * state.value_stride + channel,
-                               .c_row = state.value_stride,
-                               .scale = state.has_values ? state.factor + row : nullptr},
-                              ahead);
+            multiply<T, Arch, E, V>(count, columns,
+                                 {.a = weights + first * stride + row,
+                                  .a_row = 1,
+                                  .a_depth = stride,
+                                  .b = values.data + first * values.row_stride + channel,
+                                  .b_depth = values.row_stride,
+                                  .depth = depth,
+                                  .c = state.values + row * state.value_stride + channel,
+                                  .c_row = state.value_stride,
+                                  .scale = state.has_values ? state.factor + row : nullptr},
+                                 ahead);
         };
         // Only rows of one tile leave out what is before the first key that any of them sees, and after the last.
         const index_t group = visible ? traits::max_rows(static_cast<int>(columns)) : rows;
         for (index_t row = 0; row < rows; row += group) {
             const auto count = std::min(group, rows - row);
-            const auto hidden = [&](index_t key) { return visible && !(visible[key] & bit_range(row, count)); };
-            index_t first = 0, end = keys;
+            const auto hidden = [&](index_t operand) { return visible && !(seen_of<E>(operand, keys, visible, before) & bit_range(row, count)); };
+            index_t first = 0, end = operands;
             while (first < end && hidden(first)) ++first;
             while (first < end && hidden(end - 1)) --end;
             add(row, count, first, end - first);
@@ -48,17 +60,27 @@ void add_weighted_values(softmax_state<T, Arch>& state, index_t rows, const T* w
 
 /// The same to the same bits, but values of hidden keys are not touched: 0 times NaN or infinity is NaN. And weights are multiplied by the
 /// unit of their row.
-template <Scalar T, class Arch>
-void add_seen_values(softmax_state<T, Arch>& state, index_t rows, const T* weights, index_t stride, const row_block<const T>& values, index_t keys,
-                     const std::uint64_t* visible) {
+template <Scalar T, class Arch, class E>
+void add_seen_values(softmax_state<T, Arch>& state, index_t rows, const E* weights, index_t stride, const row_block<const E>& values, index_t keys,
+                     const std::uint64_t* visible, index_t before = 0) {
     using lanes = simd::lanes<T, Arch>;
+    using operand = simd::operand_lanes<E, Arch>;
+    constexpr index_t terms = simd::terms_of<E>;
     for (index_t row = 0; row < rows; ++row) {
         for (index_t channel = 0; channel < state.value_stride; channel += lanes::size) {
             T* const at = state.values + row * state.value_stride + channel;
             auto sum = state.has_values ? lanes::load(at) * lanes(state.factor[row]) : lanes(T{0});
-            for (index_t j = 0; j < keys; ++j)
-                if (visible[j] >> row & 1)
-                    sum = fma(lanes(state.unit[row] * weights[j * stride + row]), lanes::load(values.data + j * values.row_stride + channel), sum);
+            for (index_t j = 0; j * terms < before + keys; ++j) {
+                const E weight = weights[j * stride + row];
+                const E* const value = values.data + j * values.row_stride + channel;
+                if constexpr (terms == 1) {
+                    if (visible[j] >> row & 1) sum = fma(lanes(state.unit[row] * weight), lanes::load(value), sum);
+                } else {
+                    bool seen[std::size_t{terms}], any = false;
+                    for (index_t t = 0; t < terms; ++t) any |= seen[t] = rows_that_see(j * terms + t - before, keys, visible) >> row & 1;
+                    if (any) sum = fma(operand(times(weight, state.unit[row])), operand::load(value).only(seen), sum);
+                }
+            }
             sum.store(at);
         }
     }

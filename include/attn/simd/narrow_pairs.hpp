@@ -1,0 +1,67 @@
+// Registers whose lanes hold two 16-bit numbers each.
+#pragma once
+
+#include "narrow.hpp"
+#include "transpose.hpp"
+
+#include <array>
+#include <bit>
+#include <cstring>
+#include <utility>
+
+namespace attn::inline ATTN_INSTRUCTION_SET::simd {
+
+/// As many pairs of 16-bit numbers as a register has floats, as they stand next to each other in memory: transposed so, they take half the
+/// shuffles.
+template <narrow_format format, class Arch>
+struct narrow_pairs {
+    using batch = xsimd::batch<float, Arch>;
+    static constexpr int size = static_cast<int>(batch::size);
+    using vector = typename detail::vector_of<std::uint32_t, size>::type;
+
+    vector bits; ///< the first in the lower half
+
+    static narrow_pairs load(const std::byte* from) {
+        narrow_pairs result;
+        std::memcpy(&result.bits, from, sizeof result.bits);
+        return result;
+    }
+    /// The first number of each lane.
+    batch first() const {
+        if constexpr (format == narrow_format::bfloat16) return std::bit_cast<batch>(bits << 16);
+        else return every_second<0>(lane);
+    }
+    /// The second.
+    batch second() const {
+        if constexpr (format == narrow_format::bfloat16) return std::bit_cast<batch>(bits & 0xffff0000);
+        else return every_second<1>(lane);
+    }
+
+private:
+    static constexpr auto lane = std::make_integer_sequence<int, size>{};
+    template <int Begin, int... I>
+    batch every_second(std::integer_sequence<int, I...>) const {
+        typename detail::vector_of<std::uint16_t, 2 * size>::type all;
+        std::memcpy(&all, &bits, sizeof bits);
+        const auto some = __builtin_shufflevector(all, all, (Begin + 2 * I)...);
+        std::uint16_t numbers[std::size_t{size}];
+        std::memcpy(numbers, &some, sizeof some);
+        return narrow_lanes<format, Arch>::widen(numbers);
+    }
+};
+
+/// A 16-bit number as it is stored, which becomes a float as a register of them is loaded.
+template <narrow_format format>
+struct [[gnu::may_alias]] narrow_number {
+    std::uint16_t bits;
+};
+template <narrow_format format, class Arch>
+struct operand_traits<narrow_number<format>, Arch> {
+    struct lanes {
+        static simd::lanes<float, Arch> load(const narrow_number<format>* from) {
+            return narrow_lanes<format, Arch>::widen(reinterpret_cast<const std::uint16_t*>(from));
+        }
+    };
+};
+
+} // namespace attn::simd

@@ -1,0 +1,286 @@
+// Softmax attention with bf16_products: its arithmetic, how wrong it may be, and the promises that it keeps as any other.
+#include "executors.hpp"
+#include "layouts.hpp"
+#include "promises.hpp"
+#include "softmax_checks.hpp"
+#include "some_rows.hpp"
+
+#include <Eigen/Core>
+#include <attn/attention/bf16_products.hpp>
+#include <attn/pattern/causal.hpp>
+#include <attn/pattern/local.hpp>
+#include <attn/pattern/strided.hpp>
+#include <attn/score/alibi.hpp>
+#include <attn/score/composed_score.hpp>
+#include <attn/score/soft_cap.hpp>
+
+namespace attn::testing {
+
+using namespace pattern;
+
+namespace {
+
+template <Pattern P = dense, ScoreFunction S = identity_score>
+using rounding_attention = softmax_attention<P, S, bf16_products>;
+
+float rounded(float x) {
+    if (std::abs(x) < std::numeric_limits<float>::min()) return std::copysign(0.0F, x);
+    return detail::widened<narrow_format::bfloat16>(detail::narrowed<narrow_format::bfloat16>(x));
+}
+
+/// The textbook formula in float, its operands rounded where those of bf16_products are.
+template <class Op>
+answer<float> textbook(const Op& op, const inputs<float>& in) {
+    const auto s = shapes_of(in);
+    auto out = no_answer<float>(op.output_shape(s), true);
+    const auto scale = static_cast<float>(op.scale.value_or(1 / std::sqrt(static_cast<double>(s.queries.channels))));
+    std::vector<float> weights(static_cast<std::size_t>(s.keys.tokens));
+    for (index_t b = 0; b < s.queries.batch; ++b)
+        for (index_t h = 0; h < s.queries.heads; ++h)
+            for (index_t i = 0; i < s.queries.tokens; ++i) {
+                const auto g = h / (s.queries.heads / s.keys.heads), position = in.positions.first_query[b] + i;
+                float largest = op.sinks.empty() ? -infinite<float> : static_cast<float>(op.sinks[static_cast<std::size_t>(h)]), sum = 0;
+                const float sink = largest;
+                const auto score = score_at(op.score, b, h);
+                const auto pattern = at(op.pattern, b, h);
+                for (index_t j = 0; j < s.keys.tokens; ++j) {
+                    const auto key = in.positions.first_key[b] + j;
+                    float product = 0;
+                    for (index_t c = 0; c < s.queries.channels; ++c) product += rounded(scale * in.queries(b, h, i, c)) * rounded(in.keys(b, g, j, c));
+                    auto& own = weights[static_cast<std::size_t>(j)];
+                    own = pattern.visible(position, key) ? static_cast<float>(score(product, position, key)) : -infinite<float>;
+                    largest = std::max(largest, own);
+                }
+                for (auto& w : weights) sum += w = w == -infinite<float> ? 0 : rounded(std::exp(w - largest));
+                if (sink != -infinite<float>) sum += std::exp(sink - largest);
+                for (index_t c = 0; c < s.values.channels; ++c) {
+                    float of_values = 0;
+                    for (index_t j = 0; j < s.keys.tokens; ++j)
+                        if (const float w = weights[static_cast<std::size_t>(j)]; w != 0) of_values += w * rounded(in.values(b, g, j, c));
+                    out.values(b, h, i, c) = sum == 0 ? 0 : of_values / sum;
+                }
+                out.log_sum_exp(b, h, i, 0) = sum == 0 ? -infinite<float> : largest + std::log(sum);
+            }
+    return out;
+}
+
+template <class Op>
+void check_accuracy(const Op& op, const given<float>& in) {
+    const auto ours = in_its_memory<float>(op, in, textbook(op, in).log_sum_exp.shape());
+    const auto rounds = textbook(op, in);
+    const auto exact = exact_rows<float>(op, in);
+    CHECK(largest_error(ours.values, exact.values) <= 2 * largest_error(rounds.values, exact.values) + 16 * epsilon<float>);
+    CHECK(largest_error(ours.log_sum_exp, exact.log_sum_exp) <= 2 * largest_error(rounds.log_sum_exp, exact.log_sum_exp) + 16 * epsilon<float>);
+}
+
+/// Row `row` of one call is row `other_row` of another.
+bool same_rows(const answer<float>& a, index_t row, const answer<float>& b, index_t other_row) {
+    const auto same = [&](const tensor<float>& x, const tensor<float>& y) {
+        for (index_t h = 0; h < x.shape().heads; ++h)
+            for (index_t c = 0; c < x.shape().channels; ++c)
+                if (!same_bits(x(0, h, row, c), y(0, h, other_row, c))) return false;
+        return true;
+    };
+    return same(a.values, b.values) && same(a.log_sum_exp, b.log_sum_exp);
+}
+
+} // namespace
+
+TEST_CASE("bf16_lanes: pairs are rounded to nearest even, and their products added in the order of the instruction", "[simd][portable]") {
+    using lanes = simd::bf16_lanes<simd::native>;
+    using floats = lanes::floats;
+    constexpr auto size = static_cast<std::size_t>(lanes::size);
+    std::mt19937 random(1);
+    const auto any = [&] { return std::bit_cast<float>(static_cast<std::uint32_t>(random())); };
+    const auto moderate = [&] { return std::bit_cast<float>((static_cast<std::uint32_t>(random()) & 0x87ffffff) + 0x3c000000); }; // 2^-7 to 2^9
+    const auto bits_of = [](float x) { return std::bit_cast<std::uint32_t>(rounded(x)) >> 16; };
+    for (int turn = 0; turn < 20'000; ++turn) {
+        std::array<float, size> a, b, c, d, sum, expected, ours;
+        for (auto* numbers : {&a, &b, &c, &d, &sum}) std::ranges::generate(*numbers, [&] { return turn % 2 == 0 ? any() : moderate(); });
+        std::array<simd::bf16_pair, size> pairs, neighbours;
+        const auto left = lanes::of(floats::load(a.data()), floats::load(b.data())), right = lanes::of(floats::load(c.data()), floats::load(d.data()));
+        left.store(pairs.data());
+        lanes::of_neighbours(floats::load(a.data()), floats::load(b.data())).store(neighbours.data());
+        bool same = true;
+        for (std::size_t l = 0; l < size; ++l) {
+            const auto number = [&](std::size_t at) { return at < size ? a[at] : b[at - size]; };
+            same = same && pairs[l].bits == (bits_of(a[l]) | bits_of(b[l]) << 16) &&
+                   neighbours[l].bits == (bits_of(number(2 * l)) | bits_of(number(2 * l + 1)) << 16);
+        }
+        CHECK(same);
+        if (turn % 2 == 0) continue;
+        for (std::size_t l = 0; l < size; ++l) expected[l] = rounded(a[l]) * rounded(c[l]) + (rounded(b[l]) * rounded(d[l]) + sum[l]);
+        fma(left, right, floats::load(sum.data())).store(ours.data());
+        CHECK(std::ranges::equal(ours, expected, [](float x, float y) { return same_bits(x, y); }));
+        emulated_fma(left, right, floats::load(sum.data())).store(ours.data());
+        CHECK(std::ranges::equal(ours, expected, [](float x, float y) { return same_bits(x, y); }));
+    }
+}
+
+TEST_CASE("bf16_products: at most twice the error of the textbook formula with the same rounding", "[attention][portable]") {
+    constexpr std::array slopes{0.5, 0.25, 0.1, 0.01};
+    constexpr std::array sinks{0.5, -1.0, 30.0, -std::numeric_limits<double>::infinity()};
+    for (const index_t channels : {1, 3, 17, 64, 65, 128})
+        for (const auto& [n, m] : {std::pair<index_t, index_t>{1, 1}, {1, 40}, {2, 301}, {3, 7}, {5, 129}, {16, 16}, {33, 200}, {70, 260}}) {
+            INFO(channels << " channels, " << n << " queries, " << m << " keys");
+            auto in = random_given<float>({2, 4, 2, n, m, channels, channels, bottom_right(n, m)});
+            const auto bias = hiding_bias<float>({1, 4, n, m}, 5);
+            check_accuracy(rounding_attention<>{}, in);
+            check_accuracy(rounding_attention<causal>{.sinks = sinks}, in);
+            check_accuracy(rounding_attention<decltype(local{1, 0} | strided{4})>{.pattern = local{1, 0} | strided{4}}, in);
+            const composed_score score{soft_cap{3}, alibi(slopes)};
+            check_accuracy(softmax_attention{.scale = 0.3, .score = score, .pattern = causal{} & local{20, 0}, .products = bf16_products{}}, in);
+            in.positions = {};
+            check_accuracy(softmax_attention{.score = additive_bias(bias.view()), .products = bf16_products{}}, in);
+        }
+}
+
+TEST_CASE("bf16_products: equal values are their own mean", "[attention][portable]") {
+    auto in = random_given<float>({1, 2, 1, 40, 300, 24, 19});
+    std::fill_n(in.values.data(), in.values.shape().size(), 1.5F);
+    const auto out = attend_rows<float>(rounding_attention<>{}, in);
+    CHECK(std::all_of(out.values.data(), out.values.data() + out.values.shape().size(), [](float x) { return std::abs(x - 1.5F) <= 1e-6F; }));
+}
+
+TEST_CASE("bf16_products: a row has its bits however many there are, and whatever keys it does not see are there", "[attention][portable]") {
+    constexpr index_t n = 150;
+    const auto check = [](const auto& op, index_t behind, index_t reach) {
+        INFO(behind << " keys behind");
+        auto in = random_given<float>({1, 4, 2, n, n + behind, 33, 40});
+        in.positions.first_query = behind;
+        const auto whole = attend_rows<float>(op, in);
+        for (const index_t rows : {1, 2, 3, 5, 16, 17, 64, 100})
+            for (index_t first = 0; first < n; first += rows) {
+                const auto count = std::min(rows, n - first);
+                // Only the keys that these rows see: operands of two keys begin at any of them.
+                const auto key = std::max<index_t>(0, behind + first - reach), keys = behind + first + count - key;
+                const inputs<float> some{some_rows(in.queries, first, count), some_rows(in.keys, key, keys), some_rows(in.values, key, keys),
+                                         {.first_query = behind + first, .first_key = key}};
+                const auto part = attend_rows<float>(op, some);
+                index_t different = 0;
+                for (index_t i = 0; i < count; ++i) different += !same_rows(part, i, whole, first + i);
+                CHECK(different == 0);
+            }
+    };
+    for (const index_t behind : {0, 5, 200}) {
+        check(rounding_attention<causal>{}, behind, 1000);
+        check(softmax_attention{.pattern = causal{} & local{48, 0}, .products = bf16_products{}}, behind, 48);
+        check(softmax_attention{.pattern = causal{} & (local{6, 0} | strided{5}), .products = bf16_products{}}, behind, 1000);
+    }
+}
+
+TEST_CASE("bf16_products: what a hidden key holds changes no bit of a row", "[attention][portable]") {
+    for (const index_t n : {1, 5, 17, 70})
+        for (const index_t m : {24, 151})
+            for (const index_t key : {m / 3, m / 3 + 1}) {
+                const auto in = random_given<float>({1, 2, 1, n, m, 19, 33});
+                const auto sees = [&](index_t i, index_t j) { return j != key || i % 3 == 1; };
+                const softmax_attention op{.pattern = mask(n, m, sees), .products = bf16_products{}};
+                const auto without = attend_rows<float>(op, in);
+                for (const float held : {not_a_number<float>, infinite<float>, lowest<float>}) {
+                    INFO(n << " queries, " << m << " keys, hidden " << held);
+                    auto other = random_given<float>({1, 2, 1, n, m, 19, 33});
+                    std::fill_n(other.keys.view().row(0, 0, key), 19, held);
+                    std::fill_n(other.values.view().row(0, 0, key), 33, held);
+                    const auto out = attend_rows<float>(op, other);
+                    for (index_t i = 0; i < n; ++i) {
+                        if (!sees(i, key)) CHECK(same_row(out, without, i));
+                        else if (std::isnan(held)) CHECK((nan_row(out.values, i) && nan_row(out.log_sum_exp, i)));
+                    }
+                }
+            }
+}
+
+TEST_CASE("bf16_products: huge scores and values", "[attention][portable]") {
+    for (const float offset : {0.0F, 128.0F, 1048576.0F, 0x1p100F}) {
+        auto in = random_given<float>({1, 1, 1, 21, 200, 1, 3});
+        for (index_t i = 0; i < 21; ++i) in.queries(0, 0, i, 0) = i % 2 == 0 ? 1.0F : -1.0F;
+        for (index_t j = 0; j < 200; ++j) in.keys(0, 0, j, 0) = offset * static_cast<float>(j * 7 % 4);
+        check_accuracy(rounding_attention<>{.scale = 1.0}, in);
+    }
+    // Their sum passes what floats hold, their mean does not.
+    auto in = random_given<float>({1, 1, 1, 18, 301, 3, 5});
+    for (index_t e = 0; e < in.values.shape().size(); ++e) in.values.data()[e] = 0x1p127F * (in.values.data()[e] > 0 ? 1.0F : 1.25F);
+    const auto ours = attend_rows<float>(rounding_attention<causal>{.pattern = {}}, in);
+    for (index_t e = 0; e < in.values.shape().size(); ++e) in.values.data()[e] *= 0x1p-100F;
+    const auto smaller = attend_rows<float>(rounding_attention<causal>{.pattern = {}}, in);
+    for (index_t e = 0; e < ours.values.shape().size(); ++e) CHECK(std::abs(ours.values.data()[e] * 0x1p-100F / smaller.values.data()[e] - 1) <= 1e-6F);
+}
+
+TEST_CASE("bf16_products: executors and layouts change no bit", "[attention][parallel]") {
+    for (const auto& [n, m] : {std::pair<index_t, index_t>{1, 5000}, {90, 301}, {3, 40}}) {
+        const auto in = random_given<float>({1, 4, 2, n, m, 21, 35, bottom_right(n, m)});
+        const rounding_attention<causal> op{};
+        const auto one = attend_rows<float>(op, in);
+        for_each_executor([&](auto& executor, const std::string& name) {
+            INFO(name);
+            CHECK(same_bits(attend_rows<float>(op, in, executor), one));
+        });
+        for (const auto& [layout, name] : all_layouts) {
+            INFO(name << ", " << n << " queries");
+            placed q(in.queries, layout), k(in.keys, layout), v(in.values, layout);
+            CHECK(same_bits(attend_rows<float>(op, inputs<float>{q.view(), k.view(), v.view(), in.positions}), one));
+        }
+    }
+}
+
+TEMPLATE_TEST_CASE("bf16_products: 16-bit storage", "[attention][portable]", Eigen::bfloat16, Eigen::half) {
+    using S = TestType;
+    const auto store = [](const tensor<float>& from) {
+        tensor<S> to(from.shape());
+        std::transform(from.data(), from.data() + from.shape().size(), to.data(), [](float x) { return static_cast<S>(x); });
+        return to;
+    };
+    for (const index_t n : {1, 40})
+        for (const auto l : {layout::head_major, layout::column_major}) {
+            auto in = random_given<float>({1, 4, 2, n, 150, 21, 35, bottom_right(n, 150)});
+            const auto q = store(in.queries), k = store(in.keys), v = store(in.values);
+            for (auto [to, from] : {std::pair(&in.queries, &q), {&in.keys, &k}, {&in.values, &v}})
+                std::transform(from->data(), from->data() + from->shape().size(), to->data(), [](S x) { return static_cast<float>(x); });
+            const auto wide = attend_rows<float>(rounding_attention<causal>{}, in);
+            const auto spread = strides_of<S>(l, k.shape());
+            tensor<S> keys({1, 1, 1, k.shape().size()});
+            const tensor_view<S> placed_keys(keys.data(), k.shape(), spread);
+            for (index_t h = 0; h < 2; ++h)
+                for (index_t j = 0; j < 150; ++j)
+                    for (index_t c = 0; c < 21; ++c) placed_keys(0, h, j, c) = k(0, h, j, c);
+            tensor<S> out(wide.values.shape());
+            tensor<float> log_sum_exp(wide.log_sum_exp.shape());
+            attend(rounding_attention<causal>{}, inputs<float>{q, tensor_view<const S>(placed_keys), v, in.positions}, outputs<float>{out, log_sum_exp});
+            CHECK(same_bits(log_sum_exp, wide.log_sum_exp));
+            const auto expected = store(wide.values);
+            CHECK(std::memcmp(out.data(), expected.data(), static_cast<std::size_t>(out.shape().size()) * sizeof(S)) == 0);
+        }
+}
+
+#if defined(__AVX512BF16__)
+TEST_CASE("bf16_products: the micro-kernel and its emulation on another instruction set give the same bits", "[kernel]") {
+    using narrower = xsimd::fma3<xsimd::avx2>;
+    const auto product = []<class Arch>(const tensor<float>& a, const tensor<float>& b, Arch) {
+        const auto rows = a.shape().tokens, depth = a.shape().channels, columns = b.shape().channels;
+        const auto pairs = kernel::channel_pairs<Arch>::width(depth);
+        std::vector<simd::bf16_pair> left(static_cast<std::size_t>(rows * pairs)), right(static_cast<std::size_t>((depth + 1) / 2 * columns));
+        kernel::channel_pairs<Arch>::copy(kernel::row_block<const float>{a.data(), depth, 1}, rows, 0, depth, left.data(), pairs);
+        kernel::row_pairs<Arch>::copy(kernel::row_block<const float>{b.data(), columns, 1}, depth, 0, columns, right.data(), columns);
+        tensor<float> c({1, 1, rows, columns});
+        kernel::no_prefetch nothing;
+        kernel::multiply_wide<float, Arch, simd::bf16_pair>(rows, columns / simd::lanes<float, Arch>::size,
+                                                            {.a = left.data(), .a_row = pairs, .a_depth = 1, .b = right.data(), .b_depth = columns,
+                                                             .depth = (depth + 1) / 2, .c = c.data(), .c_row = columns},
+                                                            nothing);
+        return c;
+    };
+    for (const index_t rows : {1, 2, 3, 7, 16, 45})
+        for (const index_t depth : {1, 2, 33, 64, 127})
+            for (const index_t columns : {16, 48, 80}) {
+                INFO(rows << " x " << depth << " x " << columns);
+                const auto a = random_tensor<float>({1, 1, rows, depth}, 1), b = random_tensor<float>({1, 1, depth, columns}, 2);
+                CHECK(same_bits(product(a, b, simd::native{}), product(a, b, narrower{})));
+            }
+}
+#endif
+
+// What rounds has no gradient.
+static_assert(Attention<rounding_attention<>> && !DifferentiableAttention<rounding_attention<>> && DifferentiableAttention<softmax_attention<>>);
+
+} // namespace attn::testing
