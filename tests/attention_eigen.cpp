@@ -4,6 +4,7 @@
 
 #include <attn/attention/eigen.hpp>
 #include <attn/attention/softmax_attention.hpp>
+#include <attn/parallel/thread_pool.hpp>
 #include <attn/pattern/causal.hpp>
 
 namespace attn::testing {
@@ -89,6 +90,59 @@ TEMPLATE_TEST_CASE("attend: tensors, views and the sequential executor", "[atten
     CHECK(same_bits(attn::attend(op, in.queries, in.keys, in.values), expected));
     CHECK(same_bits(attn::attend(op, in.queries.view(), std::as_const(in.keys).view(), in.values), expected));
     CHECK(same_bits(attn::attend(softmax_attention{.pattern = causal{}}, in.queries, in.keys, in.values, {.first_query = 10}), expected));
+}
+
+TEMPLATE_TEST_CASE("attend: 16-bit tensors and matrices beside floats, in every form of call", "[attention][portable]", Eigen::bfloat16, Eigen::half) {
+    using S = TestType;
+    const auto stored = []<class To, class From>(std::type_identity<To>, const tensor<From>& from) {
+        tensor<To> to(from.shape());
+        std::transform(from.data(), from.data() + from.shape().size(), to.data(), [](From x) { return static_cast<To>(x); });
+        return to;
+    };
+    const auto narrow = [&](const auto& from) { return stored(std::type_identity<S>{}, from); };
+    const auto wide = [&](const auto& from) { return stored(std::type_identity<float>{}, from); };
+    const auto all = random_given<float>({2, 4, 2, 9, 11, 8, 5});
+    auto q = narrow(all.queries), k = narrow(all.keys), v = narrow(all.values);
+    const auto q_wide = wide(q), k_wide = wide(k), v_wide = wide(v);
+    const softmax_attention op{.pattern = causal{}};
+    const positions where{.first_query = 2};
+    const auto expected = attend(op, q_wide, k_wide, v_wide), elsewhere = attend(op, inputs<float>{q_wide, k_wide, v_wide, where});
+
+    STATIC_REQUIRE(std::same_as<decltype(attend(op, q, k, v)), tensor<float>>);
+    CHECK(same_bits(attend(op, q, k, v), expected));
+    CHECK(same_bits(attend(op, q_wide, std::as_const(k), v.view()), expected));
+    CHECK(same_bits(attend(op, stored_view<float>(q), k_wide, v, where), elsewhere));
+    CHECK(same_bits(attend(op, q, k, v, thread_pool(2), where), elsewhere));
+
+    thread_pool two(2);
+    workspace memory(1 << 20);
+    const auto check = [&](auto out) {
+        using O = std::remove_cvref_t<decltype(*out.data())>;
+        const auto holds = [&](const tensor<float>& result) { return same_bits(out, stored(std::type_identity<O>{}, result)); };
+        attend(op, q, k_wide, v, out);
+        CHECK(holds(expected));
+        attend(op, q, k, v, out.view(), two, where);
+        CHECK(holds(elsewhere));
+        attend(op, q, k, v_wide, out, execution(two, memory));
+        CHECK(holds(expected));
+        attend(op, q, k, v_wide, out, execution(two, memory), where);
+        CHECK(holds(elsewhere));
+    };
+    check(tensor<S>(expected.shape()));
+    check(tensor<float>(expected.shape()));
+    CHECK_THROWS_WITH(attend(op, q, k, v, q), Contains("softmax_attention: out"));
+
+    using narrow_matrix = Eigen::Matrix<S, Eigen::Dynamic, Eigen::Dynamic>;
+    const row_major<float> a = random_matrix<float>(9, 8, 1).template cast<S>().template cast<float>();
+    const narrow_matrix a_narrow = a.template cast<S>();
+    const row_major<float> product = attend(op, a, a, a);
+    CHECK(attend(op, a_narrow, a_narrow, a_narrow) == product);
+    CHECK(attend(op, a, a_narrow, a) == product);
+    narrow_matrix out(9, 8);
+    attend(op, a, a, a_narrow, out, two);
+    CHECK(out == product.template cast<S>());
+    attend(op, a_narrow, a, a, out.topRows(9), execution(two, memory), where);
+    CHECK(out == attend(op, a, a, a, where).template cast<S>());
 }
 
 } // namespace attn::testing

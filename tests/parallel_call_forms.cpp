@@ -49,7 +49,9 @@ TEST_CASE("calls: every operation takes an execution, an executor or nothing, an
         const softmax_attention<> op;
         const inputs<float> in{x, y, y};
         check_forms(attend(op, in), [&](auto& out, auto&... how) { attend(op, in, outputs<float>{out}, how...); });
+        check_forms(attend(op, x, y.view(), y), [&](auto& out, auto&... how) { attend(op, x, y, y.view(), out, how...); });
         CHECK(same_bits(attend(op, in, thread_pool(2)), attend(op, x, y.view(), y)));
+        CHECK(same_bits(attend(op, in, thread_pool(2)), attend(op, x, y, y, thread_pool(2))));
     }
     SECTION("attend on Eigen matrices") {
         const Eigen::MatrixXf q = Eigen::MatrixXf::Random(20, 4), k = Eigen::MatrixXf::Random(30, 4), v = Eigen::MatrixXf::Random(30, 4);

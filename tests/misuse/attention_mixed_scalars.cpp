@@ -1,4 +1,4 @@
-// expect: attn: q, k and v must have the same scalar type
+// expect: attn: q, k and v must be of double, or each of float or 16-bit numbers
 // Keys in double beside queries in float.
 #include <attn/attention/eigen.hpp>
 #include <attn/attention/softmax_attention.hpp>

@@ -232,12 +232,31 @@ template <Attention A, Scalar T, ExecutorArgument E = sequential>
     return out;
 }
 
-/// The same of tensors or views of q, k and v, on the calling thread.
-template <Attention A, TensorLike Q, TensorLike K, TensorLike V>
+/// The same of tensors or views of q, k, v and out: of double, or each of float or 16-bit numbers. `how` is an execution, or an executor that is
+/// given a workspace for the call.
+template <Attention A, StoredTensor Q, StoredTensor K, StoredTensor V, StoredTensor O, class How = sequential>
+    requires(ExecutorArgument<How> || std::same_as<std::remove_cvref_t<How>, execution>)
+void attend(const A& op, const Q& q, const K& k, const V& v, O&& out, How&& how = {}, const positions& where = {}) {
+    using T = detail::computed_t<Q>;
+    constexpr bool alike = detail::computed_alike<Q, K, V, std::remove_cvref_t<O>>;
+    static_assert(alike, "attn: q, k, v and out must be of double, or each of float or 16-bit numbers");
+    if constexpr (alike) attend(op, inputs<T>{q, k, v, where}, outputs<T>{out}, how);
+}
+
+/// The same, to a new tensor of float or double.
+template <Attention A, StoredTensor Q, StoredTensor K, StoredTensor V, ExecutorArgument E>
+[[nodiscard]] auto attend(const A& op, const Q& q, const K& k, const V& v, E&& executor, const positions& where = {}) {
+    using T = detail::computed_t<Q>;
+    constexpr bool alike = detail::computed_alike<Q, K, V>;
+    static_assert(alike, "attn: q, k and v must be of double, or each of float or 16-bit numbers");
+    if constexpr (alike) return attend(op, inputs<T>{q, k, v, where}, executor);
+    else return tensor<T>();
+}
+
+/// The same on the calling thread.
+template <Attention A, StoredTensor Q, StoredTensor K, StoredTensor V>
 [[nodiscard]] auto attend(const A& op, const Q& q, const K& k, const V& v, const positions& where = {}) {
-    using T = detail::scalar_t<Q>;
-    static_assert(std::same_as<T, detail::scalar_t<K>> && std::same_as<T, detail::scalar_t<V>>, "attn: q, k and v must have the same scalar type");
-    return attend(op, inputs<T>{q, k, v, where});
+    return attend(op, q, k, v, sequential(), where);
 }
 
 } // namespace attn

@@ -85,6 +85,7 @@ struct stored_rows {
 /// on the way to registers, and is rounded to on the way back. T is const where it is only read. Made of a tensor or a view of one.
 template <class T>
 class stored_view {
+    static_assert(!Narrow<T>, "attn: tensors of 16-bit numbers are viewed, read and written as float: inputs<float>, outputs<float>, stored_view<float>");
     using number = std::remove_const_t<T>;
     using address = std::conditional_t<std::is_const_v<T>, const void*, void*>;
     template <class S>
@@ -177,6 +178,21 @@ template <class T>
 void check_writable(std::string_view operation, std::string_view argument, const stored_view<T>& view) {
     view.as_it_lies([&](const auto& own) { check_writable(operation, argument, own); });
 }
+
+} // namespace detail
+
+/// A tensor, or what views one, of numbers that attn computes in or of 16 bits.
+template <class V>
+concept StoredTensor = std::convertible_to<const V&, stored_view<const float>> || std::convertible_to<const V&, stored_view<const double>>;
+
+namespace detail {
+
+/// What such a tensor is computed in.
+template <StoredTensor V>
+using computed_t = std::conditional_t<std::convertible_to<const V&, stored_view<const float>>, float, double>;
+/// Whether such tensors are computed in one type.
+template <StoredTensor First, StoredTensor... Others>
+inline constexpr bool computed_alike = (std::same_as<computed_t<First>, computed_t<Others>> && ...);
 
 } // namespace detail
 

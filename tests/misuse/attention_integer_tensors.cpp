@@ -1,0 +1,14 @@
+// expect: no matching function for call to .*attend.*StoredTensor
+// Tensors of int.
+#include <attn/attention/softmax_attention.hpp>
+
+#ifdef ATTN_MISUSE
+using number = int;
+#else
+using number = float;
+#endif
+
+int main() {
+    const attn::tensor<number> x({1, 1, 4, 8});
+    return attn::attend(attn::softmax_attention{}, x, x, x).shape().tokens == 4 ? 0 : 1;
+}
