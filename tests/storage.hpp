@@ -27,8 +27,8 @@ public:
             floats_ = placed<float>(wide, l);
             return;
         }
-        const auto stored = rounded(wide);
-        for (index_t e = 0; e < wide.shape().size(); ++e) wide.data()[e] = widened(stored.data()[e], f);
+        const auto stored = narrowed(wide);
+        wide = widened(stored);
         bits_ = placed<std::uint16_t>(stored, l);
     }
 
@@ -37,17 +37,32 @@ public:
         const auto view = bits_.view();
         return {view.data(), format_, view.shape(), view.strides()};
     }
+    narrow_format format() const { return format_; }
+    /// What is stored now, as floats.
+    tensor<float> copy() { return format_ == narrow_format::none ? floats_.copy() : widened(bits_.copy()); }
+    /// Numbers as they would be stored, as floats.
+    tensor<float> rounded(const tensor<float>& from) const {
+        return each<float>(from, [&](float x) { return format_ == narrow_format::none ? x : testing::widened(testing::narrowed(x, format_), format_); });
+    }
     /// Whether these numbers, rounded, are what is stored now.
     bool holds(const tensor<float>& expected) {
-        return format_ == narrow_format::none ? same_bits(floats_.copy(), expected) : same_bits(bits_.copy(), rounded(expected));
+        return format_ == narrow_format::none ? same_bits(floats_.copy(), expected) : same_bits(bits_.copy(), narrowed(expected));
     }
     bool guards_intact() { return floats_.guards_intact() && bits_.guards_intact(); }
 
 private:
-    tensor<std::uint16_t> rounded(const tensor<float>& from) const {
-        tensor<std::uint16_t> result(from.shape());
-        for (index_t e = 0; e < from.shape().size(); ++e) result.data()[e] = narrowed(from.data()[e], format_);
+    /// f(number) of each.
+    template <class To, class From, class F>
+    static tensor<To> each(const tensor<From>& from, const F& f) {
+        tensor<To> result(from.shape());
+        std::transform(from.data(), from.data() + from.shape().size(), result.data(), f);
         return result;
+    }
+    tensor<std::uint16_t> narrowed(const tensor<float>& from) const {
+        return each<std::uint16_t>(from, [&](float x) { return testing::narrowed(x, format_); });
+    }
+    tensor<float> widened(const tensor<std::uint16_t>& from) const {
+        return each<float>(from, [&](std::uint16_t x) { return testing::widened(x, format_); });
     }
 
     narrow_format format_;

@@ -7,6 +7,7 @@
 #include "gradient_checks.hpp"
 #include "on_threads.hpp"
 #include "some_rows.hpp"
+#include "stored.hpp"
 
 namespace attn::fuzz {
 
@@ -27,6 +28,9 @@ public:
         exact_ = reference(t_.in);
         if (auto problem = accuracy(); !problem.empty()) return "accuracy: " + problem;
         if (auto problem = elsewhere(); !problem.empty()) return problem;
+        if constexpr (std::same_as<T, float>)
+            if (random_.one_in(2))
+                if (auto problem = stored(); !problem.empty()) return problem;
         if (t_.may_spoil && random_.one_in(2))
             if (auto problem = spoiled(); !problem.empty()) return problem;
         if (t_.op.backward && random_.one_in(2))
@@ -135,6 +139,35 @@ private:
         if (!out.guards_intact() || (with_log_sum_exp && !lse.guards_intact())) return where + "wrote beside its output";
         const auto problem = differs(answer<T>{out.copy(), with_log_sum_exp ? lse.copy() : tensor<T>()}, expected_, with_log_sum_exp);
         return problem.empty() ? problem : where + problem;
+    }
+
+    /// Tensors that are stored in 16 bits, each of its own format, are widened first, and the result is rounded last.
+    std::string stored() {
+        const auto s = shapes_of(inputs<T>(t_.in));
+        const auto any = [&](const tensor<T>& from) { return draw_stored(random_, copy_of(from), draw_layout(random_)); };
+        auto given = copy_of(t_.in);
+        if (t_.may_spoil && random_.one_in(4))
+            for (auto* of : {&given.keys, &given.values})
+                if (const auto size = of->shape().size(); size > 0 && random_.one_in(2))
+                    of->data()[random_.number(0, size - 1)] = random_.one_in(2) ? std::numeric_limits<T>::infinity() : std::numeric_limits<T>::quiet_NaN();
+        auto q = any(given.queries), k = any(given.keys), v = any(given.values), out = draw_room(random_, t_.op.output_shape(s), draw_layout(random_));
+        const auto expected = attend(t_.op, {q.wide, k.wide, v.wide, t_.in.positions}, has_log_sum_exp_);
+        auto rows = room<T>(t_.op, s, has_log_sum_exp_).log_sum_exp;
+        const bool with_log_sum_exp = has_log_sum_exp_ && random_.one_in(2), tight = t_.op.has_least_workspace && random_.one_in(2);
+        const auto threads = random_.number(1, 4);
+        workspace memory((out.format() == narrow_format::none ? t_.op.workspace_bytes : t_.op.narrow_workspace_bytes)(s, tight ? -threads : threads));
+        std::ranges::fill(memory.bytes(), std::byte{0xff});
+        on_threads(threads, memory, [&](const execution& run) {
+            t_.op.attend({q.view(), k.view(), v.view(), t_.in.positions}, {out.view(), with_log_sum_exp ? rows.view() : tensor_view<T>{}}, run);
+        });
+        std::string where = "stored";
+        for (const auto* of : {&q, &k, &v, &out}) where.append(" ").append(testing::name_of(of->format()));
+        where += " (" + std::to_string(threads) + " threads" + (tight ? ", least workspace" : "") + "): ";
+        if (!q.guards_intact() || !k.guards_intact() || !v.guards_intact()) return where + "an input was written to";
+        if (auto problem = other_numbers(out, expected.values); !problem.empty()) return where + problem;
+        if (!with_log_sum_exp) return {};
+        const auto problem = other_bits(rows, expected.log_sum_exp);
+        return problem.empty() ? problem : where + "log_sum_exp " + problem;
     }
 
     /// NaN or infinity in keys or values. What NaN there does not reach in the definition keeps its bits; what it reaches becomes NaN, or

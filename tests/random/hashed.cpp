@@ -2,7 +2,10 @@
 #include "answers.hpp"
 #include "draw_layout.hpp"
 #include "gradient_checks.hpp"
+#include "on_threads.hpp"
 #include "others.hpp"
+#include "sizes.hpp"
+#include "stored.hpp"
 
 #include <attn/attention/backward.hpp>
 #include <attn/attention/lsh_attention.hpp>
@@ -19,6 +22,20 @@ namespace {
 template <Scalar T>
 double allowed(const tensor<T>& plain, const tensor<double>& exact, double largest) {
     return 2 * testing::largest_error(plain, exact) + 16 * testing::epsilon<T> * (1 + largest);
+}
+
+/// Tokens and values that are stored in 16 bits are widened first, and the result is rounded last.
+std::string broken_storage(draw& random, const lsh_attention<float>& op, const tensor<float>& q, const tensor<float>& v) {
+    auto tokens = draw_stored(random, copy_of(q), draw_layout(random)), values = draw_stored(random, copy_of(v), draw_layout(random));
+    auto out = draw_room(random, v.shape(), draw_layout(random));
+    const auto expected = attend(op, tokens.wide, tokens.wide, values.wide);
+    const auto threads = random.number(1, 4);
+    const auto bytes = [&](auto format) { return attn::detail::workspace_bytes_for<decltype(format)>(op, {q.shape(), q.shape(), v.shape()}, threads); };
+    workspace memory(out.format() == narrow_format::none ? bytes(0.0F) : bytes(attn::detail::sixteen_bits{}));
+    std::ranges::fill(memory.bytes(), std::byte{0xff});
+    on_threads(threads, memory, [&](const execution& run) { attend(op, tokens.view(), tokens.view(), values.view(), out.view(), run); });
+    const auto problem = tokens.guards_intact() && values.guards_intact() ? other_numbers(out, expected) : "an input was written to";
+    return problem.empty() ? problem : "stored " + testing::name_of(tokens.format()) + " " + testing::name_of(values.format()) + " " + testing::name_of(out.format()) + ": " + problem;
 }
 
 template <Scalar T>
@@ -69,6 +86,8 @@ outcome attempt(draw& random) {
     run({other_q.view(), other_q.view(), other_v.view()}, {out.view()}, pool);
     if (!out.guards_intact()) result.problem = "wrote beside its output";
     else if (!testing::same_bits(out.copy(), expected.values)) result.problem = "other bits elsewhere";
+    if constexpr (std::same_as<T, float>)
+        if (result.problem.empty() && random.one_in(2)) result.problem = broken_storage(random, op, q, v);
     // The definition takes its time: a score for every pair of tokens, and again for its key's length.
     const bool is_small = static_cast<double>(batch * heads * n) * static_cast<double>(n * rounds * (d_k + d_v)) < 2e6;
     if (!result.problem.empty() || !is_small) return result;

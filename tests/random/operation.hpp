@@ -15,6 +15,7 @@ template <Scalar T>
 struct operation {
     std::function<void(const inputs<T>&, const outputs<T>&, const execution&)> attend;
     std::function<std::size_t(const input_shapes&, index_t concurrency)> workspace_bytes;
+    std::function<std::size_t(const input_shapes&, index_t concurrency)> narrow_workspace_bytes; ///< for a result that is stored in 16 bits
     std::function<shape(const input_shapes&)> output_shape;
     std::function<shape(const input_shapes&)> log_sum_exp_shape; ///< none if it has none
     /// The definition, in double.
@@ -27,19 +28,20 @@ struct operation {
     std::function<std::vector<shape>(const input_shapes&)> parameter_shapes;
     /// Its definition.
     std::function<void(const inputs<bounded<T>>&, const output_gradients<bounded<T>>&, const testing::wanted_gradients<bounded<T>>&)> reference_gradients;
-    bool has_least_workspace = false; ///< workspace_bytes of concurrency -c is then the least for c
+    bool has_least_workspace = false; ///< bytes for concurrency -c are then the least for c
 };
 
 template <Scalar T, class Op>
 operation<T> operation_of(const std::shared_ptr<const Op>& op) {
     operation<T> result;
     result.attend = [op](const inputs<T>& in, const outputs<T>& out, const execution& run) { attn::attend(*op, in, out, run); };
-    result.workspace_bytes = [op](const input_shapes& s, index_t concurrency) -> std::size_t {
-        if constexpr (requires { op->template least_workspace_bytes<T>(s, concurrency); }) {
-            if (concurrency < 0) return op->template least_workspace_bytes<T>(s, -concurrency);
-        }
-        return op->template workspace_bytes<T>(s, concurrency);
+    const auto bytes_for = [op]<Storage S>(std::type_identity<S>) {
+        return [op](const input_shapes& s, index_t concurrency) {
+            return concurrency < 0 ? attn::least_workspace_bytes<S>(*op, s, -concurrency) : attn::detail::workspace_bytes_for<S>(*op, s, concurrency);
+        };
     };
+    result.workspace_bytes = bytes_for(std::type_identity<T>{});
+    if constexpr (std::same_as<T, float>) result.narrow_workspace_bytes = bytes_for(std::type_identity<attn::detail::sixteen_bits>{});
     result.has_least_workspace = requires(input_shapes s) { op->template least_workspace_bytes<T>(s, index_t{1}); };
     result.output_shape = [op](const input_shapes& s) { return op->output_shape(s); };
     if constexpr (!requires { requires !Op::has_log_sum_exp; }) {
