@@ -40,6 +40,7 @@ private:
                 sum += q * k;
                 magnitudes += std::abs(q * k);
                 if (t_.key_error) carried += std::abs(q) * (*t_.key_error)(b_, g, key, x);
+                if (t_.operand_unit > 0) carried += (2 + t_.operand_unit) * t_.operand_unit * std::abs(q * k);
             }
             const auto rounding = t_.exact_scores ? 0 : static_cast<double>(d_k + 4) * t_.unit * magnitudes;
             logits_.push_back({t_.scale * sum, std::abs(t_.scale) * (rounding + carried)});
@@ -78,7 +79,7 @@ private:
             ++terms;
             top = std::max(top, x[size(key)].value);
         }
-        const auto error_at = [&](const rounded& s) { return s.error + 4 * t_.unit * std::abs(s.value - top) + 8 * t_.unit; };
+        const auto error_at = [&](const rounded& s) { return s.error + 4 * t_.unit * std::abs(s.value - top) + 8 * t_.unit + t_.operand_unit; };
         const rounded sink_score{sink, 2 * t_.unit * std::abs(sink)};
         double sum = 0, errors = 0;
         const auto add = [&](const rounded& s) {
@@ -124,7 +125,7 @@ private:
             ++terms;
             const auto w = weight(e, heads, key);
             for (index_t x = 0; x < d_v; ++x) {
-                const auto v = std::abs(in_.values(b_, g, key, x)), carried = t_.value_error ? (*t_.value_error)(b_, g, key, x) : 0;
+                const auto v = std::abs(in_.values(b_, g, key, x)), carried = (t_.value_error ? (*t_.value_error)(b_, g, key, x) : 0) + t_.operand_unit * v;
                 errors[size(x)] += w.error * v + (std::abs(w.value) + w.error) * carried;
                 magnitudes[size(x)] += (std::abs(w.value) + w.error) * v;
             }

@@ -22,6 +22,7 @@ struct softmax_terms {
     tensor_view<const double> logits_mix = {}, weights_mix = {};
     std::span<const double> logits_bias = {}, weights_bias = {};
     const tensor<double>*key_error = nullptr, *value_error = nullptr; ///< what keys and values carry already
+    double operand_unit = 0; ///< that operands of products are rounded by
     double unit = 0;
     double least = 0; ///< numbers below this may become 0
 };

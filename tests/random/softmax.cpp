@@ -36,6 +36,8 @@ operation<T> softmax_of(softmax_kind kind, const softmax_drawn<T>& d, const slic
     if (kind <= softmax_kind::masked) return softmax_tables(kind, d, s);
     if (kind <= softmax_kind::scored_passes) return softmax_scores(kind, d, s);
     if (kind <= softmax_kind::biased_passes) return softmax_bias(kind, d, s);
+    if constexpr (std::same_as<T, float>)
+        if (kind >= softmax_kind::rounding) return softmax_rounding(kind, d, s);
     return softmax_then(kind, d, s);
 }
 
@@ -43,6 +45,7 @@ score_order order_of(softmax_kind kind) {
     switch (kind) {
     case softmax_kind::scored:
     case softmax_kind::scored_passes:
+    case softmax_kind::rounding:
         return score_order::steps;
     case softmax_kind::biased:
     case softmax_kind::biased_composed:
@@ -140,7 +143,8 @@ bool has_lowest(const tensor<T>& t) {
 template <Scalar T>
 trial<T> draw_softmax(draw& random) {
     trial<T> t;
-    const auto kind = static_cast<softmax_kind>(random.number(0, static_cast<index_t>(softmax_kind::count) - 1));
+    constexpr auto kinds_of_numbers = std::same_as<T, float> ? softmax_kind::count : softmax_kind::rounding;
+    const auto kind = static_cast<softmax_kind>(random.number(0, static_cast<index_t>(kinds_of_numbers) - 1));
     softmax_drawn<T> d{.size = draw_sizes(random)};
     draw_positions(random, d.size);
     draw_tables(random, kind, d);
@@ -162,15 +166,16 @@ trial<T> draw_softmax(draw& random) {
                                         numbers::peaked, numbers::equal, numbers::integers};
     const auto values = random.one_of(kinds);
     if (values == numbers::integers) d.size.key_dim = random.number(1, 4);
-    d.exact_scores = values == numbers::integers;
-    if (d.exact_scores) d.scale = 1;
+    if (kind >= softmax_kind::rounding) d.operand_unit = 0x1p-8; // half the distance of 8 bits
+    d.exact_scores = values == numbers::integers && d.operand_unit == 0;
+    if (values == numbers::integers) d.scale = 1;
     else if (random.one_in(4)) d.scale = random.real(-1, 1);
 
     static constexpr const char* names[] = {"dense", "causal", "sliding_window", "tree", "stepped", "tree | stepped", "stepped | other",
                                             "sparse_transformer_strided", "causal & segments", "block_sparse", "neighborhood", "causal & selected", "tiles", "steps, tree",
                                             "steps, tree | stepped", "bias, dense", "bias, tree", "bias, tree | stepped",
                                             "composed_score{steps, bias}, tree", "composed_score{bias, steps}, tree",
-                                            "composed_score{relative_buckets, forgetting}, tree"};
+                                            "composed_score{relative_buckets, forgetting}, tree", "bf16_products, steps, tree", "bf16_products, stepped | other"};
     t.size = d.size;
     t.in = draw_given<T>(random, t.size, values);
     t.in.positions = t.size.positions();

@@ -6,7 +6,7 @@
 #include "random_pattern.hpp"
 #include "random_score.hpp"
 
-#include <attn/attention/softmax_attention.hpp>
+#include <attn/attention/bf16_products.hpp>
 #include <attn/attention/sparse_attention.hpp>
 #include <attn/pattern/neighborhood.hpp>
 #include <attn/pattern/selected.hpp>
@@ -30,6 +30,7 @@ struct softmax_drawn {
     sizes size;
     std::optional<double> scale = {};
     bool exact_scores = false;
+    double operand_unit = 0; ///< that operands of products are rounded by
     std::shared_ptr<const std::vector<double>> sinks = {};
     std::shared_ptr<const pattern_tree> tree = {}, stepped = {}, other_stepped = {};
     score_order order = score_order::none;
@@ -59,6 +60,7 @@ struct softmax_drawn {
     softmax_terms terms(const slice& s, index_t key_dim) const {
         softmax_terms t{.scale = scale.value_or(1 / std::sqrt(static_cast<double>(key_dim))), .exact_scores = exact_scores, .sees = {}};
         t.sinks = sinks_of(s);
+        t.operand_unit = operand_unit;
         t.unit = unit_of<T>;
         t.least = static_cast<double>(std::numeric_limits<T>::min());
         if (order != score_order::none)
@@ -118,9 +120,9 @@ void add_gradient(operation<T>& result, const std::shared_ptr<const Owner>& own)
 }
 
 /// The operator with a pattern and a score function; the definition takes the same.
-template <Scalar T, Pattern P, ScoreFunction S>
+template <Scalar T, Products R = unrounded_products, Pattern P, ScoreFunction S>
 operation<T> softmax_operation(const softmax_drawn<T>& drawn, const slice& part, const P& pattern, const S& score) {
-    using op_type = softmax_attention<P, S>;
+    using op_type = softmax_attention<P, S, R>;
     struct owner {
         softmax_drawn<T> drawn;
         op_type op;
@@ -137,7 +139,7 @@ operation<T> softmax_operation(const softmax_drawn<T>& drawn, const slice& part,
         terms.sees = [&](index_t b, index_t h, index_t i, index_t j) -> bool { return attn::at(own->op.pattern, b, h).visible(i, j); };
         softmax_bounds({q, k, v, in.positions}, bounds, terms);
     };
-    add_gradient(result, own);
+    if constexpr (std::same_as<R, unrounded_products>) add_gradient(result, own);
     return result;
 }
 
@@ -149,6 +151,7 @@ enum class softmax_kind {
     scored, scored_passes,                   // softmax_scores
     biased, biased_composed, biased_passes,  // softmax_bias
     scored_biased, biased_scored, relative,  // softmax_then
+    rounding, rounding_passes,               // softmax_rounding, of float only
     count
 };
 
@@ -164,6 +167,7 @@ template <Scalar T>
 operation<T> softmax_bias(softmax_kind, const softmax_drawn<T>&, const slice&);
 template <Scalar T>
 operation<T> softmax_then(softmax_kind, const softmax_drawn<T>&, const slice&);
+operation<float> softmax_rounding(softmax_kind, const softmax_drawn<float>&, const slice&);
 
 template <Scalar T>
 trial<T> draw_softmax(draw&);

@@ -13,7 +13,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// rounded weights: so it is a mean of the rounded values, nearer to the exact one than by the sum of the weights before they are rounded.
 /// Numbers beyond 3.39e38 become infinite. All that softmax_attention promises holds.
 ///
-/// An operand is rounded by at most 2^-9 of itself. With AVX512-BF16 products take half the time, and a call of many queries about 0.6 of what
+/// An operand is rounded by at most 2^-8 of itself. With AVX512-BF16 products take half the time, and a call of many queries about 0.6 of what
 /// it takes unrounded; one of few waits for memory, and gains nothing. Other instruction sets compute the same bits, but for sums below
 /// 2^-126, which the instruction makes 0; they take longer than unrounded products, and serve to compare. There is no gradient.
 struct bf16_products {
