@@ -34,7 +34,9 @@ std::string broken_storage(draw& random, const lsh_attention<float>& op, const t
     workspace memory(out.format() == narrow_format::none ? bytes(0.0F) : bytes(attn::detail::sixteen_bits{}));
     std::ranges::fill(memory.bytes(), std::byte{0xff});
     on_threads(threads, memory, [&](const execution& run) { attend(op, tokens.view(), tokens.view(), values.view(), out.view(), run); });
-    const auto problem = tokens.guards_intact() && values.guards_intact() ? other_numbers(out, expected) : "an input was written to";
+    const auto problem = !testing::same_bits(lsh_buckets(tokens.view(), op.rotations), lsh_buckets(tokens.wide, op.rotations)) ? "other buckets"
+                         : tokens.guards_intact() && values.guards_intact()                                                     ? other_numbers(out, expected)
+                                                                                                                                : "an input was written to";
     return problem.empty() ? problem : "stored " + testing::name_of(tokens.format()) + " " + testing::name_of(values.format()) + " " + testing::name_of(out.format()) + ": " + problem;
 }
 

@@ -39,7 +39,7 @@ struct lsh_attention {
 
     template <Scalar S>
     void check(const inputs<S>& in) const {
-        static_assert(std::same_as<S, T>, "attn: rotations must have the tokens' scalar type");
+        static_assert(std::same_as<S, T>, "attn: rotations must have the tokens' scalar type, of 16-bit ones float");
         check_inputs(name, in);
         const auto &q = in.queries, &k = in.keys;
         if (k.shape() != q.shape() || k.data() != q.data() || k.strides() != q.strides() || k.format() != q.format())

@@ -93,13 +93,13 @@ bucket_hash<T, Arch> hash_of(const tensor_view<const T>& rotations, index_t roun
 ///     bucket(x) = argmax [x R, -x R]        the first of equal ones; a product that is NaN is never chosen, and if all are, 0
 /// for tokens (batch, heads, n, d) and rotations R (rounds, heads or 1, d, buckets / 2), normal numbers of any scale: fill_random_projection
 /// makes them. Two vectors meet in a bucket the more likely the smaller their angle. The products are rounded as the scalar type rounds,
-/// so that a vector halfway between two buckets may fall into either. n d buckets flops a round and head. Throws shape_error if the
+/// so that a vector halfway between two buckets may fall into either. Tokens may be stored in 16 bits, and are hashed as floats. n d buckets flops a round and head. Throws shape_error if the
 /// rotations do not suit the tokens.
 /// Andoni et al. 2015, "Practical and Optimal LSH for Angular Distance".
-template <TensorLike X, TensorLike R>
+template <StoredTensor X, TensorLike R>
 [[nodiscard]] tensor<index_t> lsh_buckets(const X& x, const R& rotations) {
-    using T = detail::scalar_t<X>;
-    static_assert(std::same_as<T, detail::scalar_t<R>>, "attn: rotations must have the tokens' scalar type");
+    using T = detail::computed_t<X>;
+    static_assert(std::same_as<T, detail::scalar_t<R>>, "attn: rotations must have the tokens' scalar type, of 16-bit ones float");
     const stored_view<const T> tokens = x;
     const tensor_view<const T> turns = rotations;
     const auto& s = tokens.shape();
