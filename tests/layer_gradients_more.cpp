@@ -140,7 +140,7 @@ TEST_CASE("gradients of layers: what is wrong is refused, by name", "[layer]") {
             {"wanted.feed_forward.up.weight", "overlaps wanted.attention.q.weight"});
     refused(given, {.parameters = {.feed_forward_norm = {.bias = few}}}, {"wanted.feed_forward_norm.bias", "(1, 1, 1, 5)", "(1, 1, 1, 12)"});
     refused(given, {.tokens = out, .parameters = {.attention = {.out = {.bias = std::span(out.data(), 12)}}}}, {"wanted.attention.out.bias", "overlaps wanted.tokens"});
-    const tensor_view<double> itself(const_cast<double*>(block.feed_forward.up.weight.data()), {1, 1, 20, 12}, {0, 0, 12, 1});
+    const tensor_view<double> itself(const_cast<double*>(block.feed_forward.up.weight.numbers().data()), {1, 1, 20, 12}, {0, 0, 12, 1});
     refused(given, {.parameters = {.feed_forward = {.up = {.weight = itself}}}}, {"wanted.feed_forward.up.weight", "overlaps the weight of a linear"});
     const tensor_view<double> in_kept(reinterpret_cast<double*>(kept.bytes().data()), x.shape(), {132, 132, 12, 1});
     refused(given, {.tokens = in_kept}, {"wanted.tokens", "overlaps kept"});

@@ -111,7 +111,7 @@ TEST_CASE("linear: what is wrong with a gradient is refused, by name", "[layer]"
     };
     refused(x, to.wanted(), {"linear", "given", "(2, 1, 3, 4)", "6"});
     refused(given, {.tokens = to.weight}, {"linear", "wanted.tokens", "(1, 1, 6, 4)", "(2, 1, 3, 4)"});
-    const tensor_view<float> itself(const_cast<float*>(layer.weight.data()), layer.weight.shape(), layer.weight.strides());
+    const tensor_view<float> itself(const_cast<float*>(layer.weight.numbers().data()), layer.weight.shape(), layer.weight.strides());
     refused(given, {.parameters = {.weight = itself}}, {"wanted.weight", "overlaps the weight of a linear"});
     refused(given, {.parameters = {.bias = std::span(to.bias).first(5)}}, {"wanted.bias", "(1, 1, 1, 5)", "(1, 1, 1, 6)"});
     refused(given, {.tokens = to.tokens, .parameters = {.bias = std::span(to.tokens.data(), 6)}}, {"wanted.bias", "overlaps wanted.tokens"});

@@ -39,10 +39,10 @@ spatial_reduction<T, Own, Arch> fold_into(const N& norm, spatial_reduction<T, Ow
     // Token by token of the window, each a linear of its own that adds to the same bias.
     for (index_t t = 0; t < layer.grid.window_tokens(); ++t) {
         const shape part{1, 1, from.outputs(), channels};
-        const auto at = [&](const auto& matrix) {
-            return std::remove_cvref_t<decltype(matrix)>(&matrix(0, 0, 0, t * channels), part, matrix.strides());
+        const auto at = [&]<class U>(const stored_view<U>& matrix) {
+            return stored_view<U>(matrix.rows(0, 0).address(0, t * channels), matrix.format(), part, matrix.strides());
         };
-        fold(norm, linear_view<const T>{at(from.weight), biases}, linear_view<T>{at(weight), biases});
+        fold(norm, linear_view<const T>{at(from.weight), biases}, linear_view<T>{at(stored_view<T>(weight)), biases});
     }
     layer.projection = {weight, biases};
     return layer;

@@ -10,15 +10,16 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// A linear layer: weight and bias, applied to every token.
 /// For each token row x (inputs):
 ///     out = W x + b (+ residual)
-/// weight: W (1, 1, outputs, inputs), of any strides; bias: b (outputs), or empty. Time: 2 inputs outputs flops a token. Memory: packed
-/// blocks, a quarter of a megabyte a thread. A row's bits do not depend on the other rows.
+/// weight: W (1, 1, outputs, inputs), of any strides, and of a linear of float perhaps stored in 16 bits: the result, and the gradient, are those of
+/// the widened weight, bit by bit, and it is widened as its blocks are packed. bias: b (outputs), or empty. Time: 2 inputs outputs flops a
+/// token. Memory: packed blocks, a quarter of a megabyte a thread. A row's bits do not depend on the other rows.
 template <Scalar T, class Arch = simd::native>
 struct linear {
     using scalar = T;
     static constexpr std::string_view name = "linear";
     static constexpr bool in_place = false;
 
-    tensor_view<const T> weight;
+    stored_view<const T> weight;
     borrowed<const T> bias = {};
 
     /// Channels that go in.
@@ -127,8 +128,8 @@ private:
     };
 };
 
-/// Of its weight's scalar type.
-template <TensorLike W, class... Others>
-linear(const W&, const Others&...) -> linear<detail::scalar_t<W>>;
+/// Of its weight's scalar type; of a 16-bit one, float.
+template <StoredTensor W, class... Others>
+linear(const W&, const Others&...) -> linear<detail::computed_t<W>>;
 
 } // namespace attn

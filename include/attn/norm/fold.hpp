@@ -14,11 +14,11 @@ concept FoldableNorm = Norm<N> && requires(const N& norm, index_t c) {
     { norm.map_of(c) } -> std::same_as<channel_map>;
 };
 
-/// A linear's weight and bias: y = W x + b, weight W (1, 1, outputs, inputs), of any strides, and bias b (outputs), or empty. A
-/// convolution in front of a norm is one too: its rows are its outputs.
+/// A linear's weight and bias: y = W x + b, weight W (1, 1, outputs, inputs), of any strides, where T is float perhaps stored in 16 bits, and bias b
+/// (outputs), or empty. A convolution in front of a norm is one too: its rows are its outputs.
 template <class T>
 struct linear_view {
-    tensor_view<T> weight;
+    stored_view<T> weight;
     borrowed<T> bias = {};
 
     operator linear_view<const T>() const
@@ -64,9 +64,11 @@ void check_folded(std::string_view operation, const linear_view<const T>& linear
     if (folded.weight.shape() != s)
         throw shape_error(operation, "folded", "has a weight of shape " + to_string(folded.weight.shape()) + ", but linear has " + to_string(s));
     if (std::ssize(folded.bias) != s.tokens) throw shape_error(operation, "folded", "has no bias, but the norm's goes there: " + std::to_string(s.tokens) + " entries");
-    if (overlaps_itself(folded.weight)) throw shape_error(operation, "folded", "has a weight with strides by which its elements overlap");
+    const bool overlaps = folded.weight.as_it_lies([](const auto& own) { return overlaps_itself(own); });
+    if (overlaps) throw shape_error(operation, "folded", "has a weight with strides by which its elements overlap");
     const output_memory weight(operation, "folded.weight", folded.weight), bias(operation, "folded.bias", head_major(folded.bias.data(), {.tokens = 1, .channels = s.tokens}));
-    const bool same_weight = folded.weight.data() == linear.weight.data() && folded.weight.strides() == linear.weight.strides();
+    const bool same_weight = folded.weight.data() == linear.weight.data() && folded.weight.strides() == linear.weight.strides() &&
+                             folded.weight.format() == linear.weight.format();
     if (!same_weight) weight.require_apart("linear.weight", linear.weight);
     if (folded.bias.data() != linear.bias.data()) bias.require_apart("linear.bias", linear.bias);
     weight.require_apart("linear.bias", linear.bias);
