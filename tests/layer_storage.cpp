@@ -8,6 +8,8 @@
 #include <attn/norm/batch_norm.hpp>
 #include <attn/norm/layer_norm.hpp>
 
+#include <Eigen/Core>
+
 namespace attn::testing {
 
 namespace {

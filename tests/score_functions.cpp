@@ -181,8 +181,8 @@ TEST_CASE("a bias tensor repeats along an extent of 1", "[score][portable]") {
     CHECK(added({1, 1, 2, 1}, {1000, 1000, 1, 1000}) == 2);
     CHECK(added({1, 1, 1, 4}, {1000, 1000, 1000, 1}) == 4);
     const auto row = additive_bias(tensor_view(numbers.data(), {1, 1, 1, 4}, wild)).at(0, 0);
-    CHECK(row.query_stride == 0);
-    CHECK(row.key_stride == 1000);
+    CHECK(row.rows.row_stride == 0);
+    CHECK(row.rows.channel_stride == 1000);
 }
 
 TEST_CASE("a bias tensor is repeated over images, at positions of its own for each entry", "[score][portable]") {

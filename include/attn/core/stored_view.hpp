@@ -79,6 +79,7 @@ struct stored_rows {
     constexpr stored_rows from(index_t row, index_t step = 1) const { return {address(row), format, row_stride * step, channel_stride}; }
     /// The numbers where they lie, of rows that are stored in T.
     T* numbers() const { return reinterpret_cast<T*>(data); }
+    friend constexpr bool operator==(const stored_rows&, const stored_rows&) = default;
 };
 
 /// A tensor (batch, heads, tokens, channels) that is computed with in T: stored in T, or if that is float perhaps in a 16-bit type, which becomes float

@@ -1,25 +1,24 @@
 #pragma once
 
-#include "../core/tensor.hpp"
+#include "../core/stored_view.hpp"
 #include "score_function.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-/// The bias that is left for one batch entry and head: bias(i, j) = data[(i - first_query) * query_stride + (j - first_key) * key_stride]
-/// for absolute positions i and j. A stride of 0 means the same bias for all queries, or keys. The call is on numbers: keys lie side by
-/// side in memory and queries in lanes, so a kernel transposes tiles of `data` and treats a bias of -infinity as below.
+/// The bias that is left for one batch entry and head: bias(i, j) = rows(i - first_query, j - first_key) for absolute positions i and j. A stride
+/// of 0 means the same bias for all queries, or keys. The call is on numbers: keys lie side by side in memory and queries in lanes, so a
+/// kernel transposes tiles of the rows and treats a bias of -infinity as below.
 template <Scalar T>
 struct head_bias {
-    const T* data;
-    index_t query_stride, key_stride;
+    stored_rows<const T> rows;
     index_t first_query, first_key;
 
     /// The bias of one pair.
-    constexpr T bias(index_t query, index_t key) const { return data[(query - first_query) * query_stride + (key - first_key) * key_stride]; }
+    T bias(index_t query, index_t key) const { return rows(query - first_query, key - first_key); }
 
     /// score + bias; -infinity wherever the bias is, also for a score that is NaN or infinite.
     template <detail::ScoreNumber S>
-    constexpr S operator()(S score, index_t query, index_t key) const {
+    S operator()(S score, index_t query, index_t key) const {
         return detail::plus_bias(score, static_cast<S>(bias(query, key)));
     }
     friend constexpr bool operator==(const head_bias&, const head_bias&) = default;
@@ -27,15 +26,15 @@ struct head_bias {
 
 /// A bias tensor: score + bias(b, h, i - first_query, j - first_key); -infinity hides key j from query i.
 /// bias: (entries, heads or 1, queries or 1, keys or 1), any strides; an extent of 1 is the same for all, and batch entry b has entry
-/// b mod entries: one for all, one for each, or those of an image's windows, image after image. A view, so what it refers to outlives the
-/// attention operator.
+/// b mod entries: one for all, one for each, or those of an image's windows, image after image. Where T is float, it may be stored in 16 bits,
+/// and is widened as it is added. A view, so what it refers to outlives the attention operator.
 /// first_query, first_key: the absolute positions of its row 0 and column 0, so that one tensor for a whole sequence also serves its chunks:
 /// one number, or a view of some that are repeated as the entries are. Throws attention_error if the entries do not divide the batch, if heads
 /// are another count than the inputs', if the rows or columns leave out a position that occurs, or if it has no memory. More of them than
 /// needed is fine.
 template <Scalar T>
 struct additive_bias {
-    tensor_view<const T> bias;
+    stored_view<const T> bias;
     per_batch first_query = 0;
     per_batch first_key = 0;
 
@@ -56,15 +55,15 @@ struct additive_bias {
     constexpr head_bias<T> at(index_t batch, index_t head) const {
         const auto& s = bias.shape();
         const detail::table_place at(s, batch, head);
-        return {.data = bias.row(at.entry, at.head, 0),
-                .query_stride = s.tokens == 1 ? 0 : bias.strides().tokens,
-                .key_stride = s.channels == 1 ? 0 : bias.strides().channels,
+        const auto rows = bias.rows(at.entry, at.head);
+        return {.rows = {rows.data, rows.format, s.tokens == 1 ? 0 : rows.row_stride, s.channels == 1 ? 0 : rows.channel_stride},
                 .first_query = s.tokens == 1 ? 0 : first_query.repeated(batch),
                 .first_key = s.channels == 1 ? 0 : first_key.repeated(batch)};
     }
     void check(const score_context& context) const {
         const auto& s = bias.shape();
-        if (const auto problem = detail::problem_of(bias); !problem.empty()) context.refuse("additive_bias", problem);
+        const auto problem = bias.as_it_lies([](const auto& own) { return detail::problem_of(own); });
+        if (!problem.empty()) context.refuse("additive_bias", problem);
         const auto name = [&] { return "additive_bias of shape " + to_string(s); };
         context.require_broadcast(s, name);
         context.for_each_entry(name, first_query, first_key, [&](const score_context& c, index_t b) {
@@ -79,8 +78,8 @@ struct additive_bias {
     }
 };
 
-/// Of its tensor's scalar type.
-template <TensorLike B, class... Others>
-additive_bias(const B&, const Others&...) -> additive_bias<detail::scalar_t<B>>;
+/// Of its tensor's scalar type; of a 16-bit one, float.
+template <StoredTensor B, class... Others>
+additive_bias(const B&, const Others&...) -> additive_bias<detail::computed_t<B>>;
 
 } // namespace attn

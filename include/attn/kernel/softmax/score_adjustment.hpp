@@ -76,18 +76,23 @@ void add_scratch(const scored_block<T>& tile, index_t head) {
 template <Scalar T, class Arch, Scalar U>
 void adjust_scores(const head_bias<U>& bias, const scored_block<T>& tile, index_t head) {
     static_assert(std::same_as<T, U>, "attn: an additive_bias has the scalar type of the tokens");
-    const auto& [first, count, step] = tile.queries.tokens;
-    const row_block<const U> from{bias.data + (first - bias.first_query) * bias.query_stride + (tile.keys.first - bias.first_key) * bias.key_stride,
-                                  bias.query_stride * step, bias.key_stride * tile.keys.step};
-    if (tile.queries.heads == 1)
-        return for_each_transposed<T, Arch>(from, count, tile.keys.count, T{1}, [&](index_t j, index_t row, simd::lanes<T, Arch> column) {
-            T* const at = tile.scores + j * tile.stride + row;
-            biased<T, Arch>(simd::lanes<T, Arch>::load(at), column).store(at);
+    if constexpr (std::same_as<T, U>) {
+        const auto& [first, count, step] = tile.queries.tokens;
+        const auto& rows = bias.rows;
+        const stored_rows<const T> seen{rows.address(first - bias.first_query, tile.keys.first - bias.first_key), rows.format, rows.row_stride * step,
+                                        rows.channel_stride * tile.keys.step};
+        with_format<T>(seen.format, [&](auto format) {
+            const formatted_rows<format(), T, Arch> from(seen);
+            if (tile.queries.heads == 1)
+                return for_each_transposed(from, count, tile.keys.count, T{1}, [&](index_t j, index_t row, simd::lanes<T, Arch> column) {
+                    T* const at = tile.scores + j * tile.stride + row;
+                    biased<T, Arch>(simd::lanes<T, Arch>::load(at), column).store(at);
+                });
+            for (index_t j = 0; j < tile.keys.count; ++j)
+                for (index_t q = 0; q < count; ++q) tile.scratch[j * tile.stride + head * count + q] = from(q, j);
+            add_scratch<T, Arch>(tile, head);
         });
-    for (index_t j = 0; j < tile.keys.count; ++j)
-        for (index_t q = 0; q < count; ++q)
-            tile.scratch[j * tile.stride + head * count + q] = static_cast<T>(from.data[q * from.row_stride + j * from.channel_stride]);
-    add_scratch<T, Arch>(tile, head);
+    }
 }
 
 /// So is one that a function knows row by row.
