@@ -4,6 +4,8 @@
 
 #include <attn/layer/safetensors.hpp>
 
+#include <Eigen/Core>
+
 #include <filesystem>
 
 namespace attn::testing {
@@ -70,14 +72,75 @@ TEST_CASE("safetensors: a file by hand, with every type", "[layer]") {
     CHECK(weights.get<double>("d", {1}).data()[0] == -1.5);
     CHECK(weights.size("e") == parameters::extents{0, 7});
     CHECK(problem_of(header, data) == "safetensors: the header does not begin with {");
-    CHECK(std::isnan(detail::float_of_half(0x7e00)));
-    CHECK(detail::float_of_half(0xfbff) == -65504.0F);
+}
+
+TEST_CASE("safetensors: 16-bit tensors stay what they are, read and written", "[layer]") {
+    std::string all; // the numbers 0 to 65535, lowest byte first
+    for (int bits = 0; bits < 65536; ++bits) all.append(1, static_cast<char>(bits & 255)).append(1, static_cast<char>(bits >> 8));
+    for (const auto& [type, format] : {std::pair("BF16", narrow_format::bfloat16), std::pair("F16", narrow_format::half)}) {
+        const auto read = parse_safetensors(file_of(std::string("{\"w\":{\"dtype\":\"") + type + "\",\"shape\":[256,256],\"data_offsets\":[0,131072]}}", all));
+        CHECK(read.format("w") == format);
+        CHECK(!read.is_double("w"));
+        const auto stored = read.get_stored<float>("w", {256, 256});
+        CHECK(stored.format() == format);
+        CHECK(stored(0, 0, 0x3f, 0x80) == (format == narrow_format::half ? 1.875F : 1.0F));
+        const auto written = safetensors_of(read);
+        CHECK_THAT(written, Contains(std::string("\"dtype\":\"") + type + "\""));
+        CHECK(written.substr(written.size() - all.size()) == all);
+        CHECK(safetensors_of(parse_safetensors(written)) == written);
+        CHECK(problem_of([&] { (void)read.get<float>("w", {256, 256}); }) ==
+              std::string("tensor \"w\" holds ") + (format == narrow_format::half ? "half" : "bfloat16") + ", and const parameters convert nothing");
+    }
+}
+
+TEST_CASE("parameters: 16-bit weights are read by linears as they lie, and converted for who wants others", "[layer]") {
+    parameters weights;
+    const auto w = weights.add("attn.q.weight", {3, 5}, narrow_format::half);
+    const auto b = weights.add("attn.q.bias", {3}, narrow_format::bfloat16);
+    for (index_t o = 0; o < 3; ++o) {
+        b(0, 0, 0, o) = 0.1F;
+        for (index_t c = 0; c < 5; ++c) w(0, 0, o, c) = 0.3F * static_cast<float>(o - c);
+    }
+    const auto layer = weights.get_linear<float>("attn.q", 3, 5);
+    CHECK(layer.weight.data() == w.data());
+    CHECK(layer.weight.format() == narrow_format::half);
+    CHECK(layer.bias[2] == 0.10009765625F); // the nearest bfloat16
+    const auto x = random_rows<float>({1, 1, 7, 5}, 2);
+    CHECK(close(result_of(layer, x), plain_linear(wide(x), layer)));
+    const auto floats = weights.get<float>("attn.q.weight", {3, 5});
+    CHECK(floats.data() == weights.get<float>("attn.q.weight", {3, 5}).data());
+    const auto doubles = weights.get_linear<double>("attn.q", 3, 5);
+    for (index_t o = 0; o < 3; ++o)
+        for (index_t c = 0; c < 5; ++c) CHECK((floats(0, 0, o, c) == w(0, 0, o, c) && doubles.weight(0, 0, o, c) == static_cast<double>(floats(0, 0, o, c))));
+    CHECK(doubles.bias[1] == static_cast<double>(layer.bias[1]));
+    CHECK(weights.get_linear<float>("attn.q", 3, 5).weight.is_narrow()); // as it lies, also after it was converted
+    CHECK(std::as_const(weights).get_linear<float>("attn.q", 3, 5).bias.data() == layer.bias.data());
+
+    CHECK(weights.get_stored<double>("attn.q.weight", {3, 5}).numbers().data() == doubles.weight.numbers().data());
+    weights.add<float>("plain", {2, 2});
+    CHECK(!weights.get_stored<float>("plain", {2, 2}).is_narrow());
+    CHECK(problem_of([&] { weights.get_stored<float>("attn.q.weight", {5, 3}); }) == "tensor \"attn.q.weight\" has shape (3, 5), but (5, 3) is needed");
+    CHECK(problem_of([&] { weights.add("plain", {2}, narrow_format::half); }) == "tensor \"plain\" is there already");
+    CHECK(problem_of([&] { weights.add("other", {-2}, narrow_format::half); }) == "tensor \"other\" has the negative shape (-2)");
+    CHECK(weights.add("floats", {2}, narrow_format::none).format() == narrow_format::none);
+    CHECK(!weights.contains("other"));
+}
+
+TEMPLATE_TEST_CASE("parameters: tensors of 16-bit types are added like others", "[layer]", Eigen::bfloat16, Eigen::half) {
+    parameters weights;
+    const tensor_view<TestType> w = weights.add<TestType>("w", {2, 3});
+    w(0, 0, 1, 2) = static_cast<TestType>(1.5F);
+    CHECK(weights.format("w") == narrow_format_of<TestType>);
+    CHECK(weights.get<float>("w", {2, 3})(0, 0, 1, 2) == 1.5F);
+    CHECK(weights.get<float>("w", {2, 3})(0, 0, 0, 1) == 0);
+    CHECK(weights.get_stored<float>("w", {2, 3}).data() == w.data());
 }
 
 TEST_CASE("safetensors: there and back, and into a layer", "[layer]") {
     parameters weights;
     const auto layer = random_linear<float>(weights, "layers.0.attn.q", 32, 24);
     weights.add<double>("mean \"\\\n\t", {2, 1})(0, 0, 0, 0) = 0.1;
+    weights.add("bias", {3}, narrow_format::bfloat16)(0, 0, 0, 2) = 0.1F;
     const auto path =
         (std::filesystem::temp_directory_path() / ("attn_" + std::to_string(std::random_device()()) + ".safetensors")).string();
     write_safetensors(path, weights);
@@ -87,6 +150,7 @@ TEST_CASE("safetensors: there and back, and into a layer", "[layer]") {
     for (const auto& name : weights.names()) {
         CHECK(read.size(name) == weights.size(name));
         CHECK(read.is_double(name) == weights.is_double(name));
+        CHECK(read.format(name) == weights.format(name));
         const auto a = weights.get<double>(name, weights.size(name)), b = read.get<double>(name, read.size(name));
         CHECK(std::equal(a.data(), a.data() + a.shape().size(), b.data()));
     }

@@ -15,7 +15,7 @@ void read_and_write(std::string_view file) {
     auto again = attn::parse_safetensors(written);
     if (again.names() != read.names() || attn::safetensors_of(again) != written) std::abort();
     for (const auto& name : read.names())
-        if (again.size(name) != read.size(name) || again.is_double(name) != read.is_double(name)) std::abort();
+        if (again.size(name) != read.size(name) || again.is_double(name) != read.is_double(name) || again.format(name) != read.format(name)) std::abort();
 }
 
 } // namespace

@@ -17,42 +17,62 @@ struct parameter_error : attention_error {
 
 /// Tensors of any number of dimensions, row-major, by name: "layers.0.attn.q.weight". Layers refer to them, so that several may share one;
 /// adding others, or moving the whole, leaves them where they are. Read from a file by read_safetensors. As views of up to four dimensions
-/// (batch, heads, tokens, channels), fewer than four are the last ones: a matrix (outputs, inputs) is (1, 1, outputs, inputs).
+/// (batch, heads, tokens, channels), fewer than four are the last ones: a matrix (outputs, inputs) is (1, 1, outputs, inputs). They hold float,
+/// double or 16-bit numbers; linears of float read 16-bit weights as they lie, and what else is asked for in another type is converted.
 class parameters {
 public:
     using extents = std::vector<index_t>;
 
     /// A new tensor of zeros, to be filled. Throws parameter_error if there is one of that name.
-    template <Scalar T>
-    tensor_view<T> add(const std::string& name, const extents& size) {
-        const auto s = shape_of(name, size);
-        const auto [at, is_new] = entries_.try_emplace(name);
-        if (!is_new) refuse(name, "is there already");
-        at->second.size = size;
-        at->second.is_double = std::same_as<T, double>;
-        numbers<T>(at->second) = tensor<T>(s);
-        return numbers<T>(at->second).view();
+    template <Storage S>
+    tensor_view<S> add(const std::string& name, const extents& size) {
+        if constexpr (Narrow<S>) {
+            const auto stored = add(name, size, narrow_format_of<S>);
+            return {static_cast<S*>(stored.data()), stored.shape(), stored.strides()};
+        } else {
+            const auto s = shape_of(name, size);
+            auto& e = new_entry(name, size);
+            e.is_double = std::same_as<S, double>;
+            numbers<S>(e) = tensor<S>(s);
+            return numbers<S>(e).view();
+        }
     }
-    /// The tensor of that name. If it holds numbers of the other type they are converted, once; not by two threads at a time.
+    /// The same of one whose format the program learns as it runs: none for float.
+    stored_view<float> add(const std::string& name, const extents& size, narrow_format format) {
+        if (format == narrow_format::none) return add<float>(name, size);
+        const auto s = shape_of(name, size);
+        auto& e = new_entry(name, size);
+        e.format = format;
+        e.bits = tensor<std::uint16_t>(s);
+        return {e.bits.data(), format, e.bits.shape(), e.bits.view().strides()};
+    }
+    /// The tensor of that name. If it holds numbers of another type they are converted, once; not by two threads at a time.
     /// Throws parameter_error if it is missing or of another size.
     template <Scalar T>
     tensor_view<const T> get(const std::string& name, const extents& size) {
-        auto& e = find(entries_, name);
-        if (e.size == size && !holds<T>(e)) {
-            const auto& from = numbers<other<T>>(e);
-            tensor<T> converted(from.shape());
-            std::transform(from.data(), from.data() + from.shape().size(), converted.data(), [](other<T> x) { return static_cast<T>(x); });
-            numbers<T>(e) = std::move(converted);
+        if (auto& e = find(entries_, name); e.size == size && !holds<T>(e)) {
+            if (e.is_double) numbers<T>(e) = converted<T>(e.double_numbers.shape(), [&](index_t i) { return e.double_numbers.data()[i]; });
+            else numbers<T>(e) = converted<T>(e.stored().shape(), [from = e.stored().rows(0, 0)](index_t i) { return from(0, i); });
         }
         return std::as_const(*this).get<T>(name, size);
     }
-    /// The same; by any number of threads. Throws parameter_error also if its numbers are of the other type, and were never asked for in this one.
+    /// The same; by any number of threads. Throws parameter_error also if its numbers are of another type, and were never asked for in this one.
     template <Scalar T>
     tensor_view<const T> get(const std::string& name, const extents& size) const {
         const auto& e = find(entries_, name);
-        if (e.size != size) refuse(name, "has shape " + text_of(e.size) + ", but " + text_of(size) + " is needed");
-        if (!holds<T>(e)) refuse(name, std::string("holds ") + (e.is_double ? "double" : "float") + ", and const parameters convert nothing");
+        check_size(name, e, size);
+        if (!holds<T>(e)) refuse(name, "holds " + e.type() + ", and const parameters convert nothing");
         return numbers<T>(e).view();
+    }
+    /// The tensor of that name, as it lies if T is float and it is stored in 16 bits; else as get has it.
+    template <Scalar T>
+    stored_view<const T> get_stored(const std::string& name, const extents& size) {
+        return stored_of<T>(*this, name, size);
+    }
+    /// The same, as get of const parameters.
+    template <Scalar T>
+    stored_view<const T> get_stored(const std::string& name, const extents& size) const {
+        return stored_of<T>(*this, name, size);
     }
     /// The tensor of that name and one dimension.
     template <Scalar T>
@@ -64,7 +84,7 @@ public:
     std::span<const T> get_vector(const std::string& name, index_t count) const {
         return vector_of<T>(*this, name, count);
     }
-    /// The linear whose weight (outputs, inputs) is `name`.weight, and whose bias (outputs), if it has one, is `name`.bias.
+    /// The linear whose weight (outputs, inputs) is `name`.weight, as get_stored has it, and whose bias (outputs), if it has one, is `name`.bias.
     template <Scalar T, class Arch = simd::native>
     linear<T, Arch> get_linear(const std::string& name, index_t outputs, index_t inputs) {
         return linear_of<T, Arch>(*this, name, outputs, inputs);
@@ -81,6 +101,8 @@ public:
     const extents& size(const std::string& name) const { return find(entries_, name).size; }
     /// Whether the tensor was added as double.
     bool is_double(const std::string& name) const { return find(entries_, name).is_double; }
+    /// The 16-bit format in which the tensor was added; none if as float or double.
+    narrow_format format(const std::string& name) const { return find(entries_, name).format; }
     /// All names, sorted.
     std::vector<std::string> names() const {
         std::vector<std::string> result;
@@ -100,14 +122,20 @@ public:
     }
 
 private:
-    template <class T>
-    using other = std::conditional_t<std::same_as<T, float>, double, float>;
-
     struct entry {
         extents size;
-        bool is_double = false; ///< what it was added as; the other is converted from it
+        bool is_double = false;                     ///< what it was added as: double,
+        narrow_format format = narrow_format::none; ///< or 16-bit numbers, or float. The others are converted from it
+        tensor<std::uint16_t> bits;
         tensor<float> single_numbers;
         tensor<double> double_numbers;
+
+        std::string type() const { return is_double ? "double" : format == narrow_format::none ? "float" : format == narrow_format::half ? "half" : "bfloat16"; }
+        /// What was added, unless as double.
+        stored_view<const float> stored() const {
+            if (format == narrow_format::none) return single_numbers;
+            return {bits.data(), format, bits.shape(), bits.view().strides()};
+        }
     };
     /// Its numbers as T, const as the entry is.
     template <class T>
@@ -120,7 +148,25 @@ private:
     /// Whether it was added as T, or has been converted.
     template <class T>
     static bool holds(const entry& e) {
-        return e.is_double == std::same_as<T, double> || numbers<T>(e).data();
+        return (e.is_double == std::same_as<T, double> && e.format == narrow_format::none) || numbers<T>(e).data();
+    }
+    template <Scalar T>
+    static tensor<T> converted(const shape& s, const auto& number) {
+        tensor<T> result(s);
+        for (index_t i = 0; i < s.size(); ++i) result.data()[i] = static_cast<T>(number(i));
+        return result;
+    }
+    static void check_size(const std::string& name, const entry& e, const extents& needed) {
+        if (e.size != needed) refuse(name, "has shape " + text_of(e.size) + ", but " + text_of(needed) + " is needed");
+    }
+    template <Scalar T>
+    static stored_view<const T> stored_of(auto& self, const std::string& name, const extents& size) {
+        if constexpr (std::same_as<T, float>)
+            if (const auto& e = find(self.entries_, name); e.format != narrow_format::none) {
+                check_size(name, e, size);
+                return e.stored();
+            }
+        return self.template get<T>(name, size);
     }
     template <Scalar T>
     static std::span<const T> vector_of(auto& self, const std::string& name, index_t count) {
@@ -128,9 +174,15 @@ private:
     }
     template <Scalar T, class Arch>
     static linear<T, Arch> linear_of(auto& self, const std::string& name, index_t outputs, index_t inputs) {
-        linear<T, Arch> l{self.template get<T>(name + ".weight", {outputs, inputs})};
+        linear<T, Arch> l{stored_of<T>(self, name + ".weight", {outputs, inputs})};
         if (self.contains(name + ".bias")) l.bias = vector_of<T>(self, name + ".bias", outputs);
         return l;
+    }
+    entry& new_entry(const std::string& name, const extents& size) {
+        const auto [at, is_new] = entries_.try_emplace(name);
+        if (!is_new) refuse(name, "is there already");
+        at->second.size = size;
+        return at->second;
     }
     /// The entry of that name, const as the entries are.
     static auto find(auto& entries, const std::string& name) -> decltype((entries.begin()->second)) {

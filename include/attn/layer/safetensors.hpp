@@ -4,9 +4,8 @@
 #include "parameters.hpp"
 #include "safetensors_header.hpp"
 
-#include <bit>
-#include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 
@@ -27,20 +26,22 @@ void append_little_endian(std::string& to, U value) {
     for (std::size_t i = 0; i < sizeof(U); ++i) to += static_cast<char>(static_cast<unsigned char>(value >> 8 * i & 0xff));
 }
 
-/// The value of a half: exact.
-inline float float_of_half(std::uint16_t half) {
-    const int exponent = half >> 10 & 31, fraction = half & 1023;
-    const float size = exponent == 31  ? (fraction ? std::numeric_limits<float>::quiet_NaN() : std::numeric_limits<float>::infinity())
-                       : exponent == 0 ? std::ldexp(static_cast<float>(fraction), -24)
-                                       : std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
-    return half >> 15 ? -size : size;
+/// Numbers in memory, of as many bits as U, from bytes of a file.
+template <class U>
+void read_numbers(const char* bytes, std::uint64_t count, void* to) {
+    for (std::uint64_t e = 0; e < count; ++e) {
+        const auto bits = from_little_endian<U>(bytes + e * sizeof(U));
+        std::memcpy(static_cast<std::byte*>(to) + e * sizeof(U), &bits, sizeof(U));
+    }
 }
-
-/// Number e of the bytes of a tensor.
-inline float number_at(const char* bytes, std::string_view type, std::size_t e) {
-    if (type == "F32") return std::bit_cast<float>(from_little_endian<std::uint32_t>(bytes + 4 * e));
-    const auto half = from_little_endian<std::uint16_t>(bytes + 2 * e);
-    return type == "F16" ? float_of_half(half) : std::bit_cast<float>(std::uint32_t{half} << 16);
+/// The same backwards.
+template <class U>
+void append_numbers(std::string& to, const void* numbers, index_t count) {
+    for (index_t e = 0; e < count; ++e) {
+        U bits;
+        std::memcpy(&bits, static_cast<const std::byte*>(numbers) + e * index_t{sizeof(U)}, sizeof(U));
+        append_little_endian(to, bits);
+    }
 }
 
 /// Bytes of a number, 0 of a type that is not read.
@@ -63,7 +64,7 @@ inline std::uint64_t count_of(const stored_tensor& t) {
 
 } // namespace detail
 
-/// The tensors of a safetensors file, given as its bytes: F32, and F16 and BF16 widened to it, and F64. The format is: 8 bytes N, lowest
+/// The tensors of a safetensors file, given as its bytes: F64, F32, and F16 and BF16, which stay 16-bit numbers. The format is: 8 bytes N, lowest
 /// first; N bytes of JSON, which name type, shape and place of every tensor; then their numbers, lowest byte first, row-major, without
 /// gaps. Throws parameter_error for anything else, with the tensor's name: truncated, too long, gaps or overlaps, another type, a header
 /// that is not of this form, sizes that are not those of the shape.
@@ -97,21 +98,19 @@ inline parameters parse_safetensors(std::string_view file) {
         const char* const from = data.data() + t.offsets[0];
         const auto count = detail::count_of(t);
         const parameters::extents size(t.size.begin(), t.size.end());
-        if (t.type == "F64") {
-            double* const to = result.add<double>(t.name, size).data();
-            for (std::uint64_t e = 0; e < count; ++e)
-                to[e] = std::bit_cast<double>(detail::from_little_endian<std::uint64_t>(from + 8 * e));
-        } else {
-            float* const to = result.add<float>(t.name, size).data();
-            for (std::uint64_t e = 0; e < count; ++e) to[e] = detail::number_at(from, t.type, e);
-        }
+        if (t.type == "F64")
+            detail::read_numbers<std::uint64_t>(from, count, result.add<double>(t.name, size).data());
+        else if (t.type == "F32")
+            detail::read_numbers<std::uint32_t>(from, count, result.add<float>(t.name, size).data());
+        else
+            detail::read_numbers<std::uint16_t>(from, count, result.add(t.name, size, t.type == "F16" ? narrow_format::half : narrow_format::bfloat16).data());
     }
     return result;
 }
 
-/// The bytes of a safetensors file of the parameters, F32 and F64 as they were added. Throws parameter_error for a name that cannot be in
+/// The bytes of a safetensors file of the parameters, of the types in which they were added. Throws parameter_error for a name that cannot be in
 /// one: not UTF-8, or "__metadata__".
-inline std::string safetensors_of(parameters& weights) {
+inline std::string safetensors_of(const parameters& weights) {
     const auto quoted = [](const std::string& text) {
         std::string result = "\"";
         for (const char c : text) {
@@ -127,22 +126,26 @@ inline std::string safetensors_of(parameters& weights) {
         return result + "\"";
     };
     std::string header = "{", data;
-    const auto put = [&]<class T, class U>(const std::string& name, T, U) {
-        const auto numbers = weights.get<T>(name, weights.size(name));
-        for (index_t e = 0; e < numbers.shape().size(); ++e) detail::append_little_endian(data, std::bit_cast<U>(numbers.data()[e]));
-    };
     for (const auto& name : weights.names()) {
         if (!detail::is_utf8(name) || name == "__metadata__") parameters::refuse(name, "cannot have this name in a safetensors file");
         const auto begin = data.size();
-        const bool is_double = weights.is_double(name);
-        if (is_double)
-            put(name, double{}, std::uint64_t{});
+        std::string_view type;
+        const auto append = [&]<class U>(const auto& numbers, U, std::string_view of_type) {
+            detail::append_numbers<U>(data, numbers.data(), numbers.shape().size());
+            type = of_type;
+        };
+        const auto& extents = weights.size(name);
+        const auto format = weights.format(name);
+        if (weights.is_double(name))
+            append(weights.get<double>(name, extents), std::uint64_t{}, "F64");
+        else if (format == narrow_format::none)
+            append(weights.get<float>(name, extents), std::uint32_t{}, "F32");
         else
-            put(name, float{}, std::uint32_t{});
-        auto size = parameters::text_of(weights.size(name));
+            append(weights.get_stored<float>(name, extents), std::uint16_t{}, format == narrow_format::half ? "F16" : "BF16");
+        auto size = parameters::text_of(extents);
         size.front() = '[', size.back() = ']';
-        header.append(header.size() > 1 ? "," : "").append(quoted(name)).append(is_double ? ":{\"dtype\":\"F64\"" : ":{\"dtype\":\"F32\"");
-        header.append(",\"shape\":").append(size).append(",\"data_offsets\":[").append(std::to_string(begin));
+        header.append(header.size() > 1 ? "," : "").append(quoted(name)).append(":{\"dtype\":\"").append(type);
+        header.append("\",\"shape\":").append(size).append(",\"data_offsets\":[").append(std::to_string(begin));
         header.append(",").append(std::to_string(data.size())).append("]}");
     }
     header += "}";
@@ -162,7 +165,7 @@ inline parameters read_safetensors(const std::string& path) {
     } catch (const parameter_error& error) { throw parameter_error(path + ": " + error.what()); }
 }
 /// Writes one. Throws parameter_error if the file cannot be written.
-inline void write_safetensors(const std::string& path, parameters& weights) {
+inline void write_safetensors(const std::string& path, const parameters& weights) {
     const auto bytes = safetensors_of(weights);
     std::ofstream out(path, std::ios::binary);
     out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
