@@ -101,9 +101,11 @@ public:
     constexpr stored_view(T* data, const attn::shape& shape, const attn::strides& strides) noexcept : data_(data), shape_(shape), strides_(strides) {}
     /// Of T, or of a 16-bit type.
     template <class S>
-        requires becomes<S> && (std::same_as<std::remove_const_t<S>, number> || (Narrow<S> && std::same_as<number, float>))
+        requires becomes<S> && (std::same_as<std::remove_const_t<S>, number> || Narrow<S>)
     constexpr stored_view(const tensor_view<S>& of) noexcept
-        : data_(of.data()), format_(narrow_format_of<std::remove_const_t<S>>), shape_(of.shape()), strides_(of.strides()) {}
+        : data_(of.data()), format_(narrow_format_of<std::remove_const_t<S>>), shape_(of.shape()), strides_(of.strides()) {
+        static_assert(!Narrow<S> || std::same_as<number, float>, "attn: tensors of 16-bit numbers are computed with in float, not in double");
+    }
     /// Of a tensor of them.
     template <class S>
         requires std::constructible_from<stored_view, tensor_view<S>>
