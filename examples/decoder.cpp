@@ -1,39 +1,44 @@
 // A decoder: grouped heads, causal, with ALiBi. A prompt in one call, then token by token beside a cache of keys and values.
+// decoder [float | bfloat16 | half]: what the cache is stored in.
 #include <attn/attention/softmax_attention.hpp>
 #include <attn/pattern/causal.hpp>
 #include <attn/score/alibi.hpp>
+
+#include <Eigen/Core>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <random>
-#include <vector>
+#include <string_view>
 
 namespace {
 
 constexpr attn::index_t heads = 8, kv_heads = 2, channels = 32, prompt = 20, max_tokens = 32;
 
-attn::tensor<float> random_tensor(const attn::shape& shape, std::uint32_t seed) {
-    attn::tensor<float> x(shape);
+template <class S>
+attn::tensor<S> random_tensor(const attn::shape& shape, std::uint32_t seed) {
+    attn::tensor<S> x(shape);
     std::mt19937 random(seed);
-    std::generate_n(x.data(), shape.size(), [&] { return static_cast<float>(random()) / 0x1p31f - 1; });
+    std::generate_n(x.data(), shape.size(), [&] { return static_cast<S>(static_cast<float>(random()) / 0x1p31f - 1); });
     return x;
 }
 
 /// `count` tokens of a tensor, from `first`: a view, nothing is copied.
-attn::tensor_view<const float> some_tokens(const attn::tensor<float>& x, attn::index_t first, attn::index_t count) {
+template <class S>
+attn::tensor_view<const S> some_tokens(const attn::tensor<S>& x, attn::index_t first, attn::index_t count) {
     auto shape = x.shape();
     shape.tokens = count;
     return {x.view().row(0, 0, first), shape, x.view().strides()};
 }
 
-} // namespace
-
-int main() {
+/// With a cache of numbers that are stored in S; the queries and the result are float.
+template <class S>
+int decode() {
     // Room for the longest sequence. Four query heads share a head of keys and values, so the cache is a quarter of the size.
-    const auto q = random_tensor({.heads = heads, .tokens = max_tokens, .channels = channels}, 1);
-    const auto keys = random_tensor({.heads = kv_heads, .tokens = max_tokens, .channels = channels}, 2);
-    const auto values = random_tensor({.heads = kv_heads, .tokens = max_tokens, .channels = channels}, 3);
+    const auto q = random_tensor<float>({.heads = heads, .tokens = max_tokens, .channels = channels}, 1);
+    const auto keys = random_tensor<S>({.heads = kv_heads, .tokens = max_tokens, .channels = channels}, 2);
+    const auto values = random_tensor<S>({.heads = kv_heads, .tokens = max_tokens, .channels = channels}, 3);
 
     const auto slopes = attn::alibi_slopes(heads); // the operator refers to them
     const auto op = attn::softmax_attention{.score = attn::alibi{slopes}, .pattern = attn::causal{}};
@@ -60,4 +65,16 @@ int main() {
     }
     std::printf("\n%td tokens of prompt, %td more one by one: %s\n", prompt, max_tokens - prompt,
                 largest < 1e-6f ? "the same as all at once" : "DIFFERENT from all at once");
+    return 0;
+}
+
+} // namespace
+
+int main(int count, char** arguments) {
+    const std::string_view stored_in = count > 1 ? arguments[1] : "float";
+    if (stored_in == "float") return decode<float>();
+    if (stored_in == "bfloat16") return decode<Eigen::bfloat16>();
+    if (stored_in == "half") return decode<Eigen::half>();
+    std::fprintf(stderr, "usage: decoder [float | bfloat16 | half]\n");
+    return 1;
 }
