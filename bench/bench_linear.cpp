@@ -2,7 +2,7 @@
 // linear attention against focused linear attention and our softmax attention at the shapes of vision transformers, with the n from which
 // it is faster.
 //     linear/<operator>/n:4096/d:64/h:12/threads:1          every head reads and writes the same memory, which stays in a cache
-//     linear/<operator>/n:4096/d:64/h:12/memory/threads:1   every head has its own
+//     linear/<operator>/n:4096/d:64/h:12/memory/threads:1   every head has its own; with q, k, v and out in 16 bits: bf16 or half behind it
 #include "bench_report.hpp"
 #include "fma_peak.hpp"
 #include "measure.hpp"
@@ -14,6 +14,7 @@
 #include "attn/attention/softmax_attention.hpp"
 #include "problems.hpp"
 
+#include <Eigen/Core>
 #include <benchmark/benchmark.h>
 
 #include <functional>
@@ -23,19 +24,27 @@ namespace attn::bench {
 
 namespace {
 
-tensor<float> random_numbers(const shape& s, unsigned seed) { return testing::random_tensor<float>(s, seed, 1); }
+template <Storage S = float>
+tensor<S> random_numbers(const shape& s, unsigned seed) {
+    const auto numbers = testing::random_tensor<float>(s, seed, 1);
+    tensor<S> stored(s);
+    std::transform(numbers.data(), numbers.data() + s.size(), stored.data(), [](float x) { return static_cast<S>(x); });
+    return stored;
+}
 
 /// A batch of heads of n tokens of d channels, on one thread.
+template <Storage S = float>
 struct tokens {
     shape one, all;
-    tensor<float> q, k, v, out, weights, bias;
+    tensor<S> q, k, v, out;
+    tensor<float> weights, bias;
     index_t height = 0, width = 0;
     workspace memory;
     sequential here;
 
     tokens(index_t batch, index_t heads, index_t n, index_t d, bool in_cache, index_t grid_width = 0)
-        : one{1, in_cache ? 1 : heads, n, d}, all{batch, heads, n, d}, q(random_numbers(one, 1)), k(random_numbers(one, 2)),
-          v(random_numbers(one, 3)), out(one), weights(random_numbers({1, d, grid_width > 0 ? 5 : 1, 5}, 4)),
+        : one{1, in_cache ? 1 : heads, n, d}, all{batch, heads, n, d}, q(random_numbers<S>(one, 1)), k(random_numbers<S>(one, 2)),
+          v(random_numbers<S>(one, 3)), out(one), weights(random_numbers({1, d, grid_width > 0 ? 5 : 1, 5}, 4)),
           bias(random_numbers({1, 1, 1, d}, 5)), height(grid_width > 0 ? n / grid_width : 0), width(grid_width) {}
 
     depthwise_convolution<float> convolution() const {
@@ -51,10 +60,10 @@ struct tokens {
     template <class Op>
     void attend(const Op& op) {
         const auto call = [&](const shape& s) {
-            memory.reserve(op.template workspace_bytes<float>({s, s, s}, 1));
-            const strides z{0, s.tokens * s.channels, s.channels, 1};
-            const inputs<float> in{{q.data(), s, z}, {k.data(), s, z}, {v.data(), s, z}};
-            for (index_t b = 0; b < all.batch; ++b) attn::attend(op, in, outputs<float>{{out.data(), s, z}}, execution(here, memory));
+            memory.reserve(attn::workspace_bytes<S>(op, {s, s, s}, here));
+            const auto view = [z = strides{0, s.tokens * s.channels, s.channels, 1}, &s](auto& t) { return tensor_view(t.data(), s, z); };
+            for (index_t b = 0; b < all.batch; ++b)
+                attn::attend(op, inputs<float>{view(q), view(k), view(v)}, outputs<float>{view(out)}, execution(here, memory));
         };
         if (one.heads == all.heads) return call({1, all.heads, all.tokens, all.channels});
         for (index_t h = 0; h < all.heads; ++h) call(one);
@@ -76,15 +85,15 @@ void time_beside_peak(benchmark::State& state, double flops, const std::function
     state.counters["useful_share"] = 1;
 }
 
-template <class Make>
+template <Storage S = float, class Make>
 void add(const std::string& name, index_t heads, index_t n, index_t d, bool in_cache, index_t grid_width, Make make, bool counts_convolution) {
     const auto full = "linear/" + name + "/n:" + std::to_string(n) + "/d:" + std::to_string(d) + "/h:" + std::to_string(heads) +
-                      (in_cache ? "" : "/memory") + "/threads:1";
+                      (in_cache ? "" : "/memory") + "/threads:1" + format_suffix(narrow_format_of<S>);
     benchmark::RegisterBenchmark(full.c_str(), [=](benchmark::State& state) {
-        const auto t = std::make_shared<tokens>(1, heads, n, d, in_cache, grid_width);
+        const auto t = std::make_shared<tokens<S>>(1, heads, n, d, in_cache, grid_width);
         const auto op = make(*t);
         time_beside_peak(state, t->flops() + (counts_convolution ? t->convolution_flops() : 0), [&] { t->attend(op); });
-        const auto bytes = 4.0 * sizeof(float) * static_cast<double>(t->one.size());
+        const auto bytes = 4.0 * sizeof(S) * static_cast<double>(t->one.size());
         state.counters["bytes"] = bytes;
         state.counters["workspace_bytes"] = static_cast<double>(t->memory.size_bytes());
         if (in_cache) return;
@@ -98,7 +107,7 @@ void add(const std::string& name, index_t heads, index_t n, index_t d, bool in_c
 void add_convolution_alone(index_t d) {
     const auto name = "linear/depthwise_5x5/grid:56x56/d:" + std::to_string(d) + "/threads:1";
     benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) {
-        const tokens t(1, 1, 56 * 56, d, true, 56);
+        const tokens<> t(1, 1, 56 * 56, d, true, 56);
         const auto op = t.convolution();
         const auto grid = op.grid(56 * 56);
         workspace memory(std::size_t{1} << 22);
@@ -117,7 +126,7 @@ struct versus {
     double softmax, simplified, focused;
 };
 versus compare(index_t batch, index_t heads, index_t n, index_t d, index_t grid_width) {
-    tokens t(batch, heads, n, d, false, grid_width);
+    tokens<> t(batch, heads, n, d, false, grid_width);
     const auto softmax = softmax_attention{};
     const simplified_linear_attention<> simplified{.convolution = t.convolution()};
     const focused_linear_attention<> focused{.convolution = t.convolution()};
@@ -161,14 +170,18 @@ void add_versus_softmax(const std::string& model, index_t batch, index_t heads, 
 }
 
 const bool added = [] {
-    const auto without = [](const tokens&) { return simplified_linear_attention<>{}; };
-    const auto with = [](const tokens& t) { return simplified_linear_attention<>{.convolution = t.convolution()}; };
-    const auto causally = [](const tokens&) { return linear_attention<relu, causal>{}; };
+    const auto without = [](const auto&) { return simplified_linear_attention<>{}; };
+    const auto with = [](const auto& t) { return simplified_linear_attention<>{.convolution = t.convolution()}; };
+    const auto causally = [](const auto&) { return linear_attention<relu, causal>{}; };
     for (const bool in_cache : {true, false}) {
         add("simplified", 12, 4096, 64, in_cache, 0, without, false);
         add("causal", 12, 4096, 64, in_cache, 0, causally, false);
-        add("simplified_5x5", 24, 56 * 56, 32, in_cache, 56, with, true);
-        add("simplified_5x5", 12, 56 * 56, 64, in_cache, 56, with, true);
+        for (const auto& [heads, d] : {std::pair<index_t, index_t>{24, 32}, {12, 64}}) {
+            add("simplified_5x5", heads, 56 * 56, d, in_cache, 56, with, true);
+            if (in_cache) continue;
+            add<Eigen::bfloat16>("simplified_5x5", heads, 56 * 56, d, in_cache, 56, with, true);
+            add<Eigen::half>("simplified_5x5", heads, 56 * 56, d, in_cache, 56, with, true);
+        }
     }
     add("simplified", 12, 512, 64, true, 0, without, false);
     for (const index_t n : {1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20}) add("simplified_1x5", 1, n, 64, false, 0, with, true);

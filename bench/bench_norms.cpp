@@ -1,6 +1,7 @@
 // Norms: how fast they are beside a copy of as many bytes, beside Eigen, and beside no norm at all.
 //     norm/<norm>/rows:4096/channels:768/threads:1          in a cache that holds input and output, if it does
-//     norm/<norm>/rows:4096/channels:768/memory/threads:1   from memory: a different one of many inputs and outputs in every call
+//     norm/<norm>/rows:4096/channels:768/memory/threads:1   from memory: a different one of many inputs and outputs in every call; with
+//                                                           input and output in 16 bits: bf16 or half behind it
 #include "bench_report.hpp"
 #include "measure.hpp"
 #include "read_bandwidth.hpp"
@@ -26,9 +27,10 @@ namespace {
 using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
 /// Inputs, outputs and parameters of one size.
+template <Storage S = float>
 struct norm_problem {
     index_t rows, channels;
-    std::vector<tensor<float>> in, out;
+    std::vector<tensor<S>> in, out;
     std::vector<float> weight, bias, of_weight = {}, of_bias = {};
     std::vector<double> mean, variance;
     std::size_t at = 0;
@@ -39,52 +41,53 @@ struct norm_problem {
         std::mt19937 random(5);
         std::normal_distribution<float> normal;
         const shape s{.tokens = rows, .channels = channels};
-        const auto pairs = from_memory ? std::max<index_t>(2, (index_t{200} << 20) / (8 * s.size())) : 1;
+        const auto pairs = from_memory ? std::max<index_t>(2, (index_t{200} << 20) / (2 * index_t{sizeof(S)} * s.size())) : 1;
         for (index_t p = 0; p < pairs; ++p) {
             in.emplace_back(s);
             out.emplace_back(s);
             if (p == 0)
-                std::generate_n(in[0].data(), s.size(), [&] { return normal(random); });
+                std::generate_n(in[0].data(), s.size(), [&] { return static_cast<S>(normal(random)); });
             else
                 std::copy_n(in[0].data(), s.size(), in.back().data());
         }
     }
     void next() { at = (at + 1) % in.size(); }
-    const tensor<float>& x() const { return in[at]; }
+    const tensor<S>& x() const { return in[at]; }
     /// The gradient of a loss: another tensor, from memory.
-    const tensor<float>& given() const { return in[(at + 1) % in.size()]; }
-    tensor<float>& y() { return out[at]; }
-    double bytes(int tensors) const { return 4.0 * tensors * static_cast<double>(rows * channels); }
+    const tensor<S>& given() const { return in[(at + 1) % in.size()]; }
+    tensor<S>& y() { return out[at]; }
+    double bytes(int tensors) const { return static_cast<double>(sizeof(S)) * tensors * static_cast<double>(rows * channels); }
 };
 
 /// What is timed, and how many tensors of the problem's size it reads or writes.
+template <Storage S = float>
 struct call {
-    std::function<void(norm_problem&, const execution&)> run;
+    std::function<void(norm_problem<S>&, const execution&)> run;
     int tensors = 2;
 };
 
 /// A norm, through the front door.
-template <class F>
-call ours(F make) {
-    return {[make](norm_problem& p, const execution& run) { normalise(make(p), p.x(), p.y(), run); }};
+template <Storage S = float, class F>
+call<S> ours(F make) {
+    return {[make](norm_problem<S>& p, const execution& run) { normalise(make(p), p.x(), p.y(), run); }};
 }
 /// The gradients of the input, the weight and the bias.
 template <class F>
-call gradient_of(F make) {
-    return {[make](norm_problem& p, const execution& run) {
+call<> gradient_of(F make) {
+    return {[make](norm_problem<>& p, const execution& run) {
                 p.of_weight.resize(p.weight.size());
                 p.of_bias.resize(p.bias.size());
                 backward(make(p), p.x(), p.given(), {p.y(), p.of_weight, p.of_bias}, run);
             },
             3};
 }
-layer_norm<float> layer_norm_of(const norm_problem& p) { return {p.weight, p.bias}; }
-rms_norm<float> rms_norm_of(const norm_problem& p) { return {p.weight}; }
-batch_norm<float> batch_norm_of(const norm_problem& p) { return {p.weight, p.bias, p.mean, p.variance}; }
-rep_batch_norm<float> rep_batch_norm_of(const norm_problem& p) { return {batch_norm_of(p), 0.5}; }
+constexpr auto layer_norm_of = [](const auto& p) -> layer_norm<float> { return {p.weight, p.bias}; };
+constexpr auto rms_norm_of = [](const auto& p) -> rms_norm<float> { return {p.weight}; };
+constexpr auto batch_norm_of = [](const auto& p) -> batch_norm<float> { return {p.weight, p.bias, p.mean, p.variance}; };
+constexpr auto rep_batch_norm_of = [](const auto& p) -> rep_batch_norm<float> { return {batch_norm_of(p), 0.5}; };
 
 /// The expression that one writes in Eigen.
-void eigen_layer_norm(norm_problem& p, const execution&) {
+void eigen_layer_norm(norm_problem<>& p, const execution&) {
     const Eigen::Map<const matrix> x(p.x().data(), p.rows, p.channels);
     Eigen::Map<matrix> y(p.y().data(), p.rows, p.channels);
     const Eigen::Map<const Eigen::ArrayXf> w(p.weight.data(), p.channels), b(p.bias.data(), p.channels);
@@ -94,7 +97,7 @@ void eigen_layer_norm(norm_problem& p, const execution&) {
         y.row(i) = ((row - mean) * scale * w.transpose() + b.transpose()).matrix();
     }
 }
-void eigen_batch_norm(norm_problem& p, const execution&) {
+void eigen_batch_norm(norm_problem<>& p, const execution&) {
     const Eigen::Map<const matrix> x(p.x().data(), p.rows, p.channels);
     Eigen::Map<matrix> y(p.y().data(), p.rows, p.channels);
     const Eigen::Map<const Eigen::ArrayXf> w(p.weight.data(), p.channels), b(p.bias.data(), p.channels);
@@ -102,21 +105,23 @@ void eigen_batch_norm(norm_problem& p, const execution&) {
     const Eigen::ArrayXf scale = w / (variance + 1e-5).sqrt().cast<float>(), offset = b - mean.cast<float>() * scale;
     y.array() = (x.array().rowwise() * scale.transpose()).rowwise() + offset.transpose();
 }
-void copy(norm_problem& p, const execution&) {
-    std::memcpy(p.y().data(), p.x().data(), static_cast<std::size_t>(p.x().shape().size()) * sizeof(float));
+template <Storage S>
+void copy(norm_problem<S>& p) {
+    std::memcpy(p.y().data(), p.x().data(), static_cast<std::size_t>(p.x().shape().size()) * sizeof(S));
 }
 
 /// Times the call between copies: `vs_memcpy` is its speed as a multiple of theirs, in bytes.
-void time_beside_memcpy(benchmark::State& state, index_t rows, index_t channels, bool from_memory, index_t threads, const call& timed) {
+template <Storage S>
+void time_beside_memcpy(benchmark::State& state, index_t rows, index_t channels, bool from_memory, index_t threads, const call<S>& timed) {
     label(state);
-    norm_problem p(rows, channels, from_memory);
+    norm_problem<S> p(rows, channels, from_memory);
     thread_pool pool(threads);
     workspace memory(std::size_t{1} << 22);
     const execution run(pool, memory);
     double copying = 0, working = 0;
     for ([[maybe_unused]] auto _ : state) {
         p.next();
-        copying += seconds_of([&] { copy(p, run); });
+        copying += seconds_of([&] { copy(p); });
         p.next();
         const auto seconds = seconds_of([&] { timed.run(p, run); });
         working += seconds;
@@ -128,9 +133,10 @@ void time_beside_memcpy(benchmark::State& state, index_t rows, index_t channels,
     if (from_memory) state.counters["bandwidth"] = state.counters["bytes_per_second"] / read_bandwidth(pool);
 }
 
-void add(const std::string& name, index_t rows, index_t channels, bool from_memory, index_t threads, const call& timed) {
+template <Storage S>
+void add(const std::string& name, index_t rows, index_t channels, bool from_memory, index_t threads, const call<S>& timed) {
     const auto full = "norm/" + name + "/rows:" + std::to_string(rows) + "/channels:" + std::to_string(channels) +
-                      (from_memory ? "/memory" : "") + "/threads:" + std::to_string(threads);
+                      (from_memory ? "/memory" : "") + "/threads:" + std::to_string(threads) + format_suffix(narrow_format_of<S>);
     benchmark::RegisterBenchmark(full.c_str(), [=](benchmark::State& state) {
         time_beside_memcpy(state, rows, channels, from_memory, threads, timed);
     })->UseManualTime();
@@ -145,7 +151,7 @@ void add_before_linear(const std::string& model, index_t rows, index_t channels)
                           "/channels:" + std::to_string(channels) + "/threads:1";
         benchmark::RegisterBenchmark(full.c_str(), [=, which = with](benchmark::State& state) {
             label(state);
-            norm_problem p(rows, channels, false);
+            norm_problem<> p(rows, channels, false);
             matrix weight = matrix::Random(channels, channels), result(rows, channels);
             std::vector<float> bias(static_cast<std::size_t>(channels));
             const linear_view<float> linear{head_major(weight.data(), {.tokens = channels, .channels = channels}), bias};
@@ -175,8 +181,13 @@ const bool added = [] {
             add("batch_norm", 4096, 768, from_memory, threads, batch);
             add("rep_batch_norm", 4096, 768, from_memory, threads, rep);
             if (threads > 1) continue;
-            add("eigen_layer_norm", 4096, 768, from_memory, threads, {eigen_layer_norm});
-            add("eigen_batch_norm", 4096, 768, from_memory, threads, {eigen_batch_norm});
+            add("eigen_layer_norm", 4096, 768, from_memory, threads, call<>{eigen_layer_norm});
+            add("eigen_batch_norm", 4096, 768, from_memory, threads, call<>{eigen_batch_norm});
+            if (!from_memory) continue;
+            add("layer_norm", 4096, 768, from_memory, threads, ours<Eigen::bfloat16>(layer_norm_of));
+            add("rms_norm", 4096, 768, from_memory, threads, ours<Eigen::bfloat16>(rms_norm_of));
+            add("layer_norm", 4096, 768, from_memory, threads, ours<Eigen::half>(layer_norm_of));
+            add("rms_norm", 4096, 768, from_memory, threads, ours<Eigen::half>(rms_norm_of));
         }
     for (const index_t threads : {1, 2}) add("layer_norm_backward", 4096, 768, true, threads, gradient_of(layer_norm_of));
     add_before_linear("deit_tiny", 8 * 197, 192);

@@ -4,6 +4,7 @@
 #include "measure.hpp"
 #include "read_bandwidth.hpp"
 
+#include "attn/attention/bf16_products.hpp"
 #include "attn/attention/sparse_attention.hpp"
 #include "attn/layer/windows.hpp"
 #include "attn/pattern/block_diagonal.hpp"
@@ -208,6 +209,7 @@ const std::vector<testing::attention_case>& pattern_cases() {
         pattern_case("dilated_window_28_3", dilated_window{28, 3}),
         pattern_case("longformer_128_16", longformer(128, 16)),
         pattern_case("fixed_256", sparse_transformer_fixed(256, 8)),
+        only_float("softmax_bf16_products", [](const testing::problem&) { return testing::made{softmax_attention{.products = bf16_products{}}}; }),
     };
     return cases;
 }

@@ -86,6 +86,7 @@ void report::print_row(const std::string& name, std::map<std::string, std::vecto
         return print_cells(name, {time_text(quartiles_of(values["seconds"]).median)});
     if (!values.contains("peak")) { // bound by memory: beside a copy of the same bytes
         const auto seconds = quartiles_of(values["seconds"]);
+        results_[name].seconds = seconds;
         return print_cells(name, {time_text(seconds.median), percent_text(seconds.spread()),
                                   fixed_text(median("bytes_per_second") / 1e9, 1) + " GB/s", ratio_text(median("vs_memcpy")), "of memcpy",
                                   percent_text(median("bandwidth")), "of memory"});
@@ -185,13 +186,14 @@ void report::print_growth() const {
 
 void report::print_goals() const {
     std::vector<std::vector<std::string>> table = {{"goal", "meant", "reached", "middle half", ""}};
+    const auto speed = [](const result& r) { return r.flops.median > 0 ? r.flops.median : 1 / r.seconds.median; };
     for (const auto& g : all_goals()) {
         const auto found = results_.find(g.row), other = results_.find(g.against);
         if (found == results_.end() || (!g.against.empty() && other == results_.end())) continue;
         const auto meant = register_bits() == 512 ? g.of_512_bits : register_bits() == 256 ? g.of_256_bits : 0;
         const auto& r = found->second;
         const auto counted = g.counts_all_pairs ? 1 / r.useful_share : 1;
-        const auto reached = g.against.empty() ? counted * r.share.median : r.flops.median / other->second.flops.median;
+        const auto reached = g.against.empty() ? counted * r.share.median : speed(r) / speed(other->second);
         const auto text = [&](double x) {
             return x == 0 ? "-" : g.against.empty() ? fixed_text(100 * x, 1) + " %" : fixed_text(x, 2) + "x";
         };

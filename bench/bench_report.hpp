@@ -30,7 +30,7 @@ public:
 private:
     struct result {
         quartiles seconds, share, flops;
-        double useful_share;
+        double useful_share = 0;
     };
     void print_goals() const;
     void print_comparisons() const;

@@ -2,6 +2,8 @@
 
 #include "bench_patterns.hpp"
 
+#include <Eigen/Core>
+
 #include <cmath>
 #include <stdexcept>
 #include <utility>
@@ -115,6 +117,35 @@ const prefetched prefetched_calls[] = {{"softmax", problem_of(windows_in_cache)}
                                        {"softmax", problem_of(sequence(512))},   {"softmax_causal", problem_of(sequence(512))},
                                        {"local_128", problem_of({16384, 64, sparse_heads})}};
 
+/// A row of floats that is also timed with q, k, v and out, or x and out, in 16 bits, and how many times as fast that is meant to be;
+/// 0 if nothing is meant.
+struct stored_row {
+    std::string label, row;
+    double meant;
+};
+std::vector<stored_row> stored_rows() {
+    std::vector<stored_row> rows{{"full, d 64, n 2048", name_of("softmax", sequence(2048)), 0.95},
+                                 {"causal, d 64, n 2048", name_of("softmax_causal", sequence(2048)), 0.95},
+                                 {"full, d 128, n 2048", name_of("softmax", sequence(2048, 128)), 0.95}};
+    for (const auto& [keys, meant] : {std::pair<index_t, double>{4096, 0}, {32768, 1.7}})
+        for (const index_t threads : {1, 2})
+            rows.push_back({"decoding against " + std::to_string(keys) + " keys, threads " + std::to_string(threads),
+                            name_of("decode", "softmax", decoding(keys), threads), meant});
+    for (const char* norm : {"layer_norm", "rms_norm"})
+        rows.push_back({std::string(norm) + ", 4096 x 768, from memory", std::string("norm/") + norm + "/rows:4096/channels:768/memory/threads:1", 1.7});
+    for (const char* size : {"d:32/h:24", "d:64/h:12"})
+        rows.push_back({"simplified linear, " + std::string(size) + ", from memory", std::string("linear/simplified_5x5/n:3136/") + size + "/memory/threads:1", 1.05});
+    return rows;
+}
+constexpr narrow_format narrow_formats[] = {narrow_format::bfloat16, narrow_format::half};
+
+/// The same with products of bfloat16, n 2048.
+struct bf16_goal {
+    index_t head_dim;
+    double meant;
+};
+constexpr bf16_goal bf16_goals[] = {{64, 1.5}, {128, 1.6}};
+
 /// From which n on an operator is faster than softmax attention, which is causal where the operator is.
 struct crossover {
     const char *name, *against;
@@ -186,14 +217,21 @@ void add_sweeps(std::vector<row>& rows) {
 
 std::string row::name() const {
     return name_of(family, timed_case->name, problem, threads) +
-           (query_factor != 1 ? "/q:" + std::to_string(std::lround(query_factor)) : "") + (is_double ? "/f64" : "");
+           (query_factor != 1 ? "/q:" + std::to_string(std::lround(query_factor)) : "") + (is_double ? "/f64" : "") + format_suffix(format);
+}
+std::string format_suffix(narrow_format format) {
+    return format == narrow_format::none ? "" : format == narrow_format::half ? "/half" : "/bf16";
 }
 
 std::unique_ptr<subject> row::make() const {
-    const auto with = [this]<Scalar T>(T) {
-        const auto in = std::make_shared<const tensors<T>>(random_tensors<T>(problem, query_factor));
-        return family == gradient_family ? make_gradient_subject<T>(*timed_case, problem, in, threads) : make_subject<T>(*timed_case, problem, in, threads);
+    const auto with = [this]<Storage S>(S) {
+        const auto in = std::make_shared<const tensors<S>>(random_tensors<S>(problem, query_factor));
+        if constexpr (Scalar<S>)
+            if (family == gradient_family) return make_gradient_subject<S>(*timed_case, problem, in, threads);
+        return make_subject<S>(*timed_case, problem, in, threads);
     };
+    if (format == narrow_format::bfloat16) return with(Eigen::bfloat16{});
+    if (format == narrow_format::half) return with(Eigen::half{});
     return is_double ? with(double{}) : with(float{});
 }
 
@@ -220,12 +258,21 @@ std::vector<row> all_rows(bool quick) {
         for (const index_t head_dim : {64, 128}) add(c, sequence(2048, head_dim), 1, true);
         add(c, deit_tiny);
         add(c, sequence(2048), 1, false, 30);
+        if (c.name != "softmax") continue;
+        for (const auto& g : bf16_goals) add(case_named("softmax_bf16_products"), sequence(2048, g.head_dim));
     }
     add_groups(rows);
+    for (const auto& s : stored_rows()) { // what is compared comes soon after
+        const auto floats = std::ranges::find(rows, s.row, &row::name);
+        if (floats == rows.end()) continue; // a row of another file
+        std::vector<row> narrow(std::size(narrow_formats), *floats);
+        for (std::size_t f = 0; f < narrow.size(); ++f) narrow[f].format = narrow_formats[f];
+        rows.insert(floats + 1, narrow.begin(), narrow.end());
+    }
     if (!quick) add_sweeps(rows);
     const auto goals = all_goals();
     const auto can_wait = [&](const row& r) {
-        if (r.family == "attend" && r.dense_flops() > 4e10) return true;
+        if (r.family == "decode" || (r.family == "attend" && r.dense_flops() > 4e10)) return true;
         const bool is_shortest = r.family == "attend" && r.problem.queries == 512 && r.problem.key_dim == 64;
         return !is_shortest && std::ranges::none_of(goals, [name = r.name()](const goal& g) { return g.row == name; });
     };
@@ -258,6 +305,12 @@ std::vector<comparison> all_comparisons() {
     for (const char* name : {"local_128", "strided_64", "sparse_transformer_strided", "sparse_transformer_symmetric"}) {
         const auto p = problem_of({16384, 64, sparse_heads});
         all.push_back({"sparse", name_of("sparse", name, p), name_of("sparse", "softmax", p)});
+    }
+    for (const auto& s : stored_rows())
+        for (const auto f : narrow_formats) all.push_back({"16 bits", s.row + format_suffix(f), s.row});
+    for (const auto& g : bf16_goals) {
+        const auto s = sequence(2048, g.head_dim);
+        all.push_back({"16 bits", name_of("softmax_bf16_products", s), name_of("softmax", s)});
     }
     return all;
 }
@@ -324,6 +377,13 @@ std::vector<goal> all_goals() {
         const auto label = "gradient of " + std::string(g.name) + ", d " + std::to_string(g.problem.head_dim) + ", n " + std::to_string(g.problem.n);
         share(label, row, g.meant);
         against(label + ", two threads against one", name_of(gradient_family, g.name, problem_of(g.problem), 2), row, 1.85);
+    }
+    for (const auto& s : stored_rows())
+        for (const auto f : narrow_formats)
+            if (s.meant > 0) against(s.label + ", in " + format_suffix(f).substr(1) + " against float", s.row + format_suffix(f), s.row, s.meant);
+    for (const auto& g : bf16_goals) {
+        const auto s = sequence(2048, g.head_dim);
+        against("products in bf16 against float, d " + std::to_string(g.head_dim) + ", n 2048", name_of("softmax_bf16_products", s), dense(s), g.meant);
     }
     against("two threads against one, full", name_of("softmax", sequence(2048), 2), dense(sequence(2048)), 1.9);
     against("two threads against one, causal", name_of("softmax_causal", sequence(2048), 2), causal(sequence(2048)), 1.9);

@@ -60,6 +60,22 @@ if(NOT result EQUAL 0 OR NOT output MATCHES "\nsoftmax +1024 to 2048 +[12]\\.[0-
   message(SEND_ERROR "exit code ${result}\n${output}\n${error}")
 endif()
 
+# 16 bits: half the bytes, and a comparison with floats.
+execute_process(
+  COMMAND ${BENCH} "--benchmark_filter=^attend/softmax/n:2048/d:64/h:12/threads:1(/bf16)?$" --benchmark_repetitions=1
+    --benchmark_out=${FOLDER}/stored.json
+  RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE error)
+if(NOT result EQUAL 0 OR NOT output MATCHES "\n16 bits\n" OR NOT output MATCHES "\nfull, d 64, n 2048, in bf16 against float ")
+  message(SEND_ERROR "exit code ${result}\n${output}\n${error}")
+endif()
+file(READ ${FOLDER}/stored.json json)
+foreach(row RANGE 1)
+  string(JSON bytes_${row} GET "${json}" benchmarks ${row} bytes)
+endforeach()
+if(NOT bytes_0 EQUAL 25165824 OR NOT bytes_1 EQUAL 12582912) # 4 tensors of 12 x 2048 x 64
+  message(SEND_ERROR "floats are ${bytes_0} bytes, bfloat16 ${bytes_1}")
+endif()
+
 execute_process(COMMAND ${BENCH} --slow RESULT_VARIABLE result OUTPUT_QUIET ERROR_QUIET)
 if(NOT result EQUAL 2)
   message(SEND_ERROR "an unknown option: exit code ${result}, expected 2")

@@ -6,6 +6,8 @@
 #include "read_bandwidth.hpp"
 #include "some_rows.hpp"
 
+#include <Eigen/Core>
+
 #include <random>
 
 namespace attn::bench {
@@ -20,45 +22,70 @@ inputs<T> some_queries(const inputs<T>& in, index_t first, index_t count) {
     return {some_rows(in.queries, first, count), in.keys, in.values, {.first_query = first}};
 }
 
-template <Scalar T>
+/// The numbers that are computed with.
+template <Narrow S>
+tensor<float> widened(const tensor<S>& from) {
+    tensor<float> to(from.shape());
+    std::transform(from.data(), from.data() + from.shape().size(), to.data(), [](S x) { return static_cast<float>(x); });
+    return to;
+}
+
+/// By how much storing a number changes it, relative to it.
+template <Storage S>
+constexpr double rounding_of(S) { return 0; }
+constexpr double rounding_of(Eigen::bfloat16) { return 0x1p-8; }
+constexpr double rounding_of(Eigen::half) { return 0x1p-11; }
+
+template <Storage S>
 class typed_subject final : public subject {
+    using T = computed_in<S>;
+
 public:
-    typed_subject(const testing::attention_case& c, const testing::problem& p, std::shared_ptr<const tensors<T>> in, index_t threads)
-        : in_(std::move(in)), instance_(c.make<T>(p)), threads_(threads), workspace_(instance_->workspace_bytes(p.shapes(), threads)),
+    typed_subject(const testing::attention_case& c, const testing::problem& p, std::shared_ptr<const tensors<S>> in, index_t threads)
+        : in_(std::move(in)), instance_(c.make<T>(p)), threads_(threads),
+          workspace_(Narrow<S> ? instance_->narrow_workspace_bytes(p.shapes(), threads) : instance_->workspace_bytes(p.shapes(), threads)),
           out_(instance_->output_shape(p.shapes())) {
         useful_flops_ = instance_->useful_flops(p);
         visited_flops_ = instance_->visited_flops(p);
-        workspace_bytes_ = static_cast<double>(instance_->workspace_bytes(p.shapes(), threads));
+        workspace_bytes_ = static_cast<double>(workspace_.size_bytes());
         const auto s = p.shapes();
-        tensor_bytes_ = static_cast<double>((s.queries.size() + s.keys.size() + s.values.size() + out_.shape().size()) * index_t{sizeof(T)});
+        tensor_bytes_ = static_cast<double>((s.queries.size() + s.keys.size() + s.values.size() + out_.shape().size()) * index_t{sizeof(S)});
         matrix_bytes_ = static_cast<double>(p.queries) * static_cast<double>(p.keys) * sizeof(T);
+        naive_is_written_ = Scalar<S>;
     }
 
     void attend() override { instance_->attend(*in_, {out_}, execution(threads_, workspace_)); }
     void naive() override {
         if (naive_out_.shape() != out_.shape()) naive_out_ = tensor<T>(out_.shape());
-        instance_->naive(*in_, {naive_out_});
+        if constexpr (Scalar<S>) instance_->naive(*in_, {naive_out_});
     }
     double peak() override { return fma_peak<T>(threads_); }
     double bandwidth() override { return read_bandwidth(threads_); }
     double naive_difference() override {
+        if (!naive_is_written_) return 0;
         naive();
-        return largest_difference<T, T>(out_.view(), naive_out_.view());
+        return largest_difference<S, T>(out_.view(), naive_out_.view());
     }
     double difference(const tensor_view<const float>& answer) const override {
-        return largest_difference<const T, const float>(out_, answer);
+        return largest_difference<const S, const float>(out_, answer);
     }
 
     accuracy check() override {
-        const inputs<T> in = *in_;
+        if constexpr (Scalar<S>) return check(*in_);
+        else return check(tensors<T>{widened(in_->queries), widened(in_->keys), widened(in_->values)});
+    }
+
+private:
+    /// Of the inputs as they are computed with.
+    accuracy check(const inputs<T>& in) {
         const auto& q = in.queries.shape();
         attend();
         const auto k = reference::widen(in.keys), v = reference::widen(in.values);
-        double largest_value = 0;
+        double largest_value = 0, largest_result = 0;
         for (index_t i = 0; i < v.shape().size(); ++i) largest_value = std::max(largest_value, std::abs(v.data()[i]));
 
         // An error is twice that of the textbook formula in the same precision, and the rounding of a few sums: a row of weights that
-        // sum to one makes of values no more than the largest of them.
+        // sum to one makes of values no more than the largest of them. Then the result is rounded, if it is stored in 16 bits.
         const auto compare = [&](index_t first, index_t count, accuracy& found) {
             const auto some = some_queries(in, first, count);
             const auto wide = reference::widen(some.queries);
@@ -66,13 +93,14 @@ public:
             tensor<T> plain(exact.shape());
             instance_->reference({wide, k, v, some.positions}, {exact});
             instance_->plain(some, {plain});
-            const tensor_view<const T> ours = out_;
+            for (index_t e = 0; e < exact.shape().size(); ++e) largest_result = std::max(largest_result, std::abs(exact.data()[e]));
+            const tensor_view<const S> ours = out_;
             found.error = std::max(found.error, largest_difference(some_rows(ours, first, count), exact.view()));
             found.bound = std::max(found.bound, 2 * largest_difference(plain.view(), exact.view()));
             found.queries += count;
         };
         const auto judged = [&](accuracy found) {
-            found.bound += 4 * static_cast<double>(std::numeric_limits<T>::epsilon()) * largest_value;
+            found.bound += 4 * static_cast<double>(std::numeric_limits<T>::epsilon()) * largest_value + rounding_of(S{}) * largest_result;
             return found;
         };
 
@@ -91,12 +119,12 @@ public:
         return judged(found);
     }
 
-private:
-    std::shared_ptr<const tensors<T>> in_;
+    std::shared_ptr<const tensors<S>> in_;
     std::unique_ptr<testing::instance<T>> instance_;
     thread_pool threads_;
     workspace workspace_;
-    tensor<T> out_, naive_out_;
+    tensor<S> out_;
+    tensor<T> naive_out_;
 };
 
 /// One head of the problem is compared with the definition. The loss has a random gradient.
@@ -185,13 +213,13 @@ private:
 
 } // namespace
 
-template <Scalar T>
-tensors<T> random_tensors(const testing::problem& p, double query_factor) {
+template <Storage S>
+tensors<S> random_tensors(const testing::problem& p, double query_factor) {
     std::mt19937_64 random(3);
     std::normal_distribution<double> normal;
     const auto filled = [&](const shape& s, double factor) {
-        tensor<T> t(s);
-        std::generate_n(t.data(), s.size(), [&] { return static_cast<T>(factor * normal(random)); });
+        tensor<S> t(s);
+        std::generate_n(t.data(), s.size(), [&] { return static_cast<S>(static_cast<computed_in<S>>(factor * normal(random))); });
         return t;
     };
     const auto s = p.shapes();
@@ -200,10 +228,10 @@ tensors<T> random_tensors(const testing::problem& p, double query_factor) {
     return {std::move(queries), std::move(keys), filled(s.values, 1)};
 }
 
-template <Scalar T>
-std::unique_ptr<subject> make_subject(const testing::attention_case& c, const testing::problem& p, std::shared_ptr<const tensors<T>> in,
+template <Storage S>
+std::unique_ptr<subject> make_subject(const testing::attention_case& c, const testing::problem& p, std::shared_ptr<const tensors<S>> in,
                                       index_t threads) {
-    return std::make_unique<typed_subject<T>>(c, p, std::move(in), threads);
+    return std::make_unique<typed_subject<S>>(c, p, std::move(in), threads);
 }
 
 template <Scalar T>
@@ -214,10 +242,16 @@ std::unique_ptr<subject> make_gradient_subject(const testing::attention_case& c,
 
 template tensors<float> random_tensors(const testing::problem&, double);
 template tensors<double> random_tensors(const testing::problem&, double);
+template tensors<Eigen::bfloat16> random_tensors(const testing::problem&, double);
+template tensors<Eigen::half> random_tensors(const testing::problem&, double);
 template std::unique_ptr<subject> make_subject(const testing::attention_case&, const testing::problem&,
                                                std::shared_ptr<const tensors<float>>, index_t);
 template std::unique_ptr<subject> make_subject(const testing::attention_case&, const testing::problem&,
                                                std::shared_ptr<const tensors<double>>, index_t);
+template std::unique_ptr<subject> make_subject(const testing::attention_case&, const testing::problem&,
+                                               std::shared_ptr<const tensors<Eigen::bfloat16>>, index_t);
+template std::unique_ptr<subject> make_subject(const testing::attention_case&, const testing::problem&,
+                                               std::shared_ptr<const tensors<Eigen::half>>, index_t);
 
 template std::unique_ptr<subject> make_gradient_subject(const testing::attention_case&, const testing::problem&,
                                                         std::shared_ptr<const tensors<float>>, index_t);

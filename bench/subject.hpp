@@ -10,16 +10,16 @@
 namespace attn::bench {
 
 /// Queries, keys and values of a problem, contiguous.
-template <Scalar T>
+template <Storage S>
 struct tensors {
-    tensor<T> queries, keys, values;
+    tensor<S> queries, keys, values;
 
-    operator inputs<T>() const { return {queries, keys, values}; }
+    operator inputs<computed_in<S>>() const { return {queries, keys, values}; }
 };
 
-/// Independent standard normal numbers, the queries times `query_factor`; the same in every run.
-template <Scalar T>
-tensors<T> random_tensors(const testing::problem& p, double query_factor = 1);
+/// Independent standard normal numbers, the queries times `query_factor`; the same in every run, rounded where they are stored in 16 bits.
+template <Storage S>
+tensors<S> random_tensors(const testing::problem& p, double query_factor = 1);
 
 /// max |a - b|; infinite where one of them is not a number.
 template <class A, class B>
@@ -72,7 +72,7 @@ public:
     double visited_flops() const { return visited_flops_; }
     double workspace_bytes() const { return workspace_bytes_; }
     double matrix_bytes() const { return matrix_bytes_; }
-    /// Of queries, keys, values and the answer.
+    /// Of queries, keys, values and the answer, as they are stored.
     double tensor_bytes() const { return tensor_bytes_; }
     /// Whether memory may bound it: where each byte of its tensors is worth less than a hundred flops. Dense attention does n / 4 of them.
     bool counts_bandwidth() const { return useful_flops_ < 100 * tensor_bytes_; }
@@ -84,9 +84,9 @@ protected:
     double useful_flops_ = 0, visited_flops_ = 0, workspace_bytes_ = 0, matrix_bytes_ = 0, tensor_bytes_ = 0;
 };
 
-/// The case on the problem, which it supports, with the given inputs.
-template <Scalar T>
-std::unique_ptr<subject> make_subject(const testing::attention_case& c, const testing::problem& p, std::shared_ptr<const tensors<T>> in,
+/// The case on the problem, which it supports, with the given inputs and a result that is stored as they are.
+template <Storage S>
+std::unique_ptr<subject> make_subject(const testing::attention_case& c, const testing::problem& p, std::shared_ptr<const tensors<S>> in,
                                       index_t threads);
 
 /// The gradients of all of its inputs and parameters instead: five products on visible pairs, where the call itself has two.

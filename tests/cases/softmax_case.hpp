@@ -24,8 +24,11 @@ public:
     void reference(const inputs<double>& in, const outputs<double>& out) const override {
         reference::softmax<double>(in, out, op().scale, op().score, op().pattern, op().sinks);
     }
+    /// Of inputs that are rounded, where the operator rounds them for its products.
     void plain(const inputs<T>& in, const outputs<T>& out) const override {
-        reference::softmax<T>(in, out, op().scale, op().score, op().pattern, op().sinks);
+        const auto formula = [&](const inputs<T>& of) { reference::softmax<T>(of, out, op().scale, op().score, op().pattern, op().sinks); };
+        if constexpr (rounds) formula({rounded(in.queries), rounded(in.keys), rounded(in.values), in.positions});
+        else formula(in);
     }
     void naive(const inputs<T>& in, const outputs<T>& out) const override {
         const auto scale = op().scale.value_or(1 / std::sqrt(static_cast<double>(in.queries.shape().channels)));
@@ -39,7 +42,7 @@ public:
         naive_softmax<T>(in, out, static_cast<T>(scale), plain_dense ? adjust_row<T>{} : adjust_row<T>{adjust}, op().sinks);
     }
 
-    bool has_gradient() const override { return true; }
+    bool has_gradient() const override { return !rounds; }
     /// Of the sinks, if there are some, and of the score function.
     std::vector<shape> parameter_shapes(const input_shapes& s) const override {
         std::vector<shape> all;
@@ -52,7 +55,7 @@ public:
     }
     void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const wanted_gradients<T>& wanted,
                   const execution& run) const override {
-        attn::backward(op(), in, saved, given, {{wanted.queries, wanted.keys, wanted.values}, of_sinks(wanted), of_score(wanted)}, run);
+        if constexpr (!rounds) attn::backward(op(), in, saved, given, {{wanted.queries, wanted.keys, wanted.values}, of_sinks(wanted), of_score(wanted)}, run);
     }
     void reference_gradients(const inputs<double>& in, const output_gradients<double>& given, const wanted_gradients<double>& wanted) const override {
         define<double>(in, given, wanted);
@@ -66,7 +69,18 @@ public:
 
 private:
     using score_type = decltype(Op::score);
+    static constexpr bool rounds = !std::same_as<decltype(Op::products), unrounded_products>;
 
+    static tensor<T> rounded(const stored_view<const T>& from) {
+        tensor<T> to(from.shape());
+        const auto [batch, heads, tokens, channels] = from.shape();
+        for (index_t b = 0; b < batch; ++b)
+            for (index_t h = 0; h < heads; ++h)
+                for (index_t i = 0; i < tokens; ++i)
+                    for (index_t c = 0; c < channels; ++c)
+                        to(b, h, i, c) = detail::widened<narrow_format::bfloat16>(detail::narrowed<narrow_format::bfloat16>(from(b, h, i, c)));
+        return to;
+    }
     template <Scalar U>
     tensor_view<U> of_sinks(const wanted_gradients<U>& wanted) const {
         return op().sinks.empty() ? tensor_view<U>{} : wanted.parameter(0);
