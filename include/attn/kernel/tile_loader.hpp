@@ -9,6 +9,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
@@ -184,6 +185,7 @@ void transpose_rows(const stored_rows<const T>& from, index_t rows, index_t chan
 template <narrow_format format, Scalar T, class Arch>
 void copy_formatted(formatted_rows<format, T, Arch> from, index_t rows, index_t channels, T* to, index_t padded) {
     using lanes = simd::lanes<T, Arch>;
+    if (from.side_by_side() && padded == channels && from.row_bytes == channels * from.element) channels = padded = channels * std::exchange(rows, 1);
     const auto whole = from.side_by_side() ? channels / lanes::size * lanes::size : 0;
     for (index_t r = 0; r < rows; ++r, to += padded) {
         for (index_t c = 0; c < whole; c += lanes::size) from.load(r, c).store(to + c);
@@ -200,18 +202,25 @@ void copy_rows(const stored_rows<const T>& from, index_t rows, index_t channels,
     with_format<T>(from.format, [&](auto format) { copy_formatted(formatted_rows<format(), T, Arch>(from), rows, channels, to, padded); });
 }
 
-/// Writes a row of numbers as it is stored.
+/// Writes rows of numbers, `from_stride` apart, as they are stored.
 template <Scalar T, class Arch>
-void store_row(const T* from, index_t channels, const stored_rows<T>& to) {
+void store_rows(const T* from, index_t from_stride, index_t rows, index_t channels, const stored_rows<T>& to) {
     using lanes = simd::lanes<T, Arch>;
     with_format<T>(to.format, [&](auto format) {
         constexpr index_t element = format() == narrow_format::none ? sizeof(T) : 2;
-        const T* const row = from;
-        std::byte* const at = to.data;
         const auto whole = to.channel_stride == 1 ? channels / lanes::size * lanes::size : 0;
-        for (index_t c = 0; c < whole; c += lanes::size) store_stored<format(), false>(lanes::load(row + c), at + c * element);
-        for (auto c = whole; c < channels; ++c) to.set(0, c, row[c]);
+        const T* row = from;
+        for (index_t r = 0; r < rows; ++r, row += from_stride) {
+            std::byte* const at = to.address(r);
+            for (index_t c = 0; c < whole; c += lanes::size) store_stored<format(), false>(lanes::load(row + c), at + c * element);
+            for (auto c = whole; c < channels; ++c) to.set(r, c, row[c]);
+        }
     });
+}
+/// Writes a row of numbers as it is stored.
+template <Scalar T, class Arch>
+void store_row(const T* from, index_t channels, const stored_rows<T>& to) {
+    store_rows<T, Arch>(from, channels, 1, channels, to);
 }
 
 } // namespace attn::kernel

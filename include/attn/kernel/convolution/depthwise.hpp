@@ -45,7 +45,7 @@ public:
     convolution_tile(detail::scratch& memory, const convolution_grid& grid, index_t channels, index_t max_tokens)
         : grid_(grid), channels_(channels), padded_(whole_registers<T, Arch>(channels)),
           weights_(memory.take<T>(std::min(grid.taps(), max_bytes) + 1, padded_)), staged_width_(std::min(grid.width, max_tokens + grid.kernel_width - 1)),
-          staged_(memory.take<T>(std::min(grid.height, grid.kernel_height), staged_width_, padded_)) {}
+          staged_rows_(std::min(grid.height, grid.kernel_height)), staged_(memory.take<T>(staged_rows_, staged_width_, padded_)) {}
 
     index_t padded() const { return padded_; }
 
@@ -64,24 +64,20 @@ public:
         }
     }
 
-    /// to[t] = out(token first + t) for t < count, rows of `padded` numbers. Of the input, tokens from `present` on are not there.
-    void operator()(const stored_rows<const T>& in, index_t present, index_t first, index_t count, T* to) const {
+    /// to[t] = out(token first + t) for t < count, rows of `padded` numbers. Of the input, tokens from `present` on are not there. Rows of the
+    /// grid that the kernel cannot read where they lie are copied, and stay for the calls that follow: the input is the same until the tile ends.
+    void operator()(const stored_rows<const T>& in, index_t present, index_t first, index_t count, T* to) {
         const bool in_place = !in.is_narrow() && in.channel_stride == 1 && padded_ == channels_;
         while (count > 0) {
             const auto y = first / grid_.width, x = first % grid_.width, here = std::min(count, grid_.width - x);
             const auto above = std::max<index_t>(0, y - grid_.top), below = std::min(grid_.height, y - grid_.top + grid_.kernel_height);
             if (in_place) {
-                add_row({{in.numbers(), grid_.width * in.row_stride, in.row_stride, 0}, y, x, here, above, below, present}, to);
+                add_row({{in.numbers(), grid_.width * in.row_stride, in.row_stride, 0, grid_.height, above}, y, x, here, above, below, present}, to);
             } else {
                 const auto left = std::max<index_t>(0, x - grid_.left),
                            right = std::min(grid_.width, x + here - grid_.left + grid_.kernel_width - 1);
-                for (auto row = above; row < below; ++row) {
-                    const auto token = row * grid_.width + left, there = std::clamp<index_t>(present - token, 0, right - left);
-                    copy_rows<T, Arch>(in.from(token), there, channels_,
-                                       staged_ + (row - above) * staged_width_ * padded_, padded_);
-                }
-                const auto row_stride = staged_width_ * padded_;
-                add_row({{staged_ - above * row_stride, row_stride, padded_, left}, y, x, here, above, below, present}, to);
+                stage(in, {in.data, present, left, right}, above, below);
+                add_row({{staged_, staged_width_ * padded_, padded_, left, staged_rows_, above % staged_rows_}, y, x, here, above, below, present}, to);
             }
             first += here;
             count -= here;
@@ -93,11 +89,29 @@ private:
     /// Outputs of a tile: beside them five weights and an input stay in registers.
     static constexpr int wide = simd::register_count<Arch> >= 32 ? 14 : 7, narrow = wide / 2;
 
-    /// Inputs as they lie: token (y, x) at data + y * row_stride + (x - left) * token_stride.
+    /// Inputs as they lie: token (y, x) at data + y % rows * row_stride + (x - left) * token_stride.
     struct input_rows {
         const T* data;
-        index_t row_stride, token_stride, left;
+        index_t row_stride, token_stride, left, rows;
+        index_t first; ///< that of the first row of a piece: y % rows
     };
+
+    /// What lies in `staged`: columns left .. right - 1 of some rows of that input.
+    struct staged_input {
+        const std::byte* data = nullptr;
+        index_t present = 0, left = 0, right = 0;
+
+        bool operator==(const staged_input&) const = default;
+    };
+    /// Copies what is not there yet of the rows above .. below - 1, over rows further up.
+    void stage(const stored_rows<const T>& in, const staged_input& wanted, index_t above, index_t below) {
+        if (wanted != staged_input_ || above < staged_begin_ || above > staged_end_) staged_input_ = wanted, staged_begin_ = staged_end_ = above;
+        for (; staged_end_ < below; ++staged_end_) {
+            const auto token = staged_end_ * grid_.width + wanted.left, there = std::clamp<index_t>(wanted.present - token, 0, wanted.right - wanted.left);
+            copy_rows<T, Arch>(in.from(token), there, channels_, staged_ + staged_end_ % staged_rows_ * staged_width_ * padded_, padded_);
+        }
+        staged_begin_ = std::max(staged_begin_, staged_end_ - staged_rows_);
+    }
 
     /// A piece of one row of the grid: outputs x .. x + count - 1 of row y, from the rows above .. below - 1 of the input.
     struct row_piece {
@@ -155,13 +169,15 @@ private:
     [[gnu::noinline]] void add_regular(const row_piece& piece, index_t first, bool at_left, bool at_right, index_t channel, T* to) const {
         constexpr int half = Width / 2;
         const auto padded = padded_, token_stride = piece.in.token_stride, row_stride = piece.in.row_stride;
-        const T* tokens = piece.in.data + piece.above * row_stride + (first - piece.in.left) * token_stride + channel;
+        auto row = piece.in.first;
+        const T* tokens = piece.in.data + row * row_stride + (first - piece.in.left) * token_stride + channel;
         const T* weights = weights_ + (1 + (piece.above - piece.y + grid_.top) * Width) * padded + channel;
         lanes sum[std::size_t{Outputs}];
         const auto bias = lanes::load(weights_ + channel);
 #pragma GCC unroll 16
         for (int o = 0; o < Outputs; ++o) sum[o] = bias;
-        for (auto rows = piece.below - piece.above; rows > 0; --rows, tokens += row_stride) {
+        const auto next = [&] { tokens += ++row < piece.in.rows ? row_stride : (row = 0, (1 - piece.in.rows) * row_stride); };
+        for (auto rows = piece.below - piece.above; rows > 0; --rows, next()) {
             lanes weight[std::size_t{Width}];
 #pragma GCC unroll 8
             for (int k = 0; k < Width; ++k, weights += padded) weight[k] = lanes::load(weights);
@@ -179,7 +195,7 @@ private:
             for (int i = half + Outputs; i < 2 * half + Outputs; ++i, at += token_stride)
                 add_input<Outputs, Width>(lanes::load(at), i, weight, sum);
         }
-        if (piece.below < grid_.height) { // the row that comes in when the outputs go on to the next one
+        if (piece.below < piece.in.rows) { // the row that comes in when the outputs go on to the next one
             if (at_left) tokens += half * token_stride;
 #pragma GCC unroll 16
             for (int o = 0; o < Outputs; ++o) simd::prefetch(tokens + o * token_stride);
@@ -201,10 +217,11 @@ private:
         const auto bias = lanes::load(weights_ + channel);
 #pragma GCC unroll 16
         for (int o = 0; o < Outputs; ++o) sum[o] = bias;
-        for (auto row = piece.above; row < piece.below; ++row) {
+        auto lies = piece.in.first;
+        for (auto row = piece.above; row < piece.below; ++row, lies = lies + 1 < piece.in.rows ? lies + 1 : 0) {
             const auto end = std::clamp<index_t>(piece.present - row * grid_.width, 0, grid_.width);
             const T* const weights = weights_ + (1 + (row - piece.y + grid_.top) * grid_.kernel_width) * padded_ + channel;
-            const T* const tokens = piece.in.data + row * piece.in.row_stride - piece.in.left * piece.in.token_stride + channel;
+            const T* const tokens = piece.in.data + lies * piece.in.row_stride - piece.in.left * piece.in.token_stride + channel;
             for (index_t k = std::max<index_t>(0, -first - Outputs + 1); k < grid_.kernel_width && first + k < end; ++k) {
                 const auto weight = lanes::load(weights + k * padded_);
 #pragma GCC unroll 16
@@ -221,8 +238,10 @@ private:
     convolution_grid grid_;
     index_t channels_, padded_;
     T* weights_; ///< [1 + taps][padded], the bias first
-    index_t staged_width_;
-    T* staged_; ///< [rows of the kernel][staged_width][padded]
+    index_t staged_width_, staged_rows_;
+    T* staged_; ///< [row % staged_rows][staged_width][padded]
+    staged_input staged_input_;
+    index_t staged_begin_ = 0, staged_end_ = 0;
 };
 
 } // namespace attn::kernel

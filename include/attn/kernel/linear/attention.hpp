@@ -86,7 +86,6 @@ private:
                     const state_type& state, index_t absorbed) const {
         const auto count = end - first;
         const auto keys = keys_of(in, batch, head / (in.queries.shape().heads / in.keys.shape().heads));
-        const auto channels = in.values.shape().channels;
         const auto max_seen = order(in).seen_by(batch, end - 1);
         const bool some_see_nothing = order(in).seen_by(batch, first) == 0, scored = max_seen > absorbed;
         const auto queries = load_features<causal, T, Arch, Prefetch>(query_features_, batch, head, first, count, w, w.queries, scored || some_see_nothing);
@@ -113,17 +112,14 @@ private:
                 w.convolution(rows_of(local_.input, batch, keys.kv_head), present, first, count, w.local);
             }
         }
-        const auto to = rows_of(out.values, batch, head, first);
-        const bool direct = !to.is_narrow() && to.channel_stride == 1 && w.padded == channels;
         auto from = state;
         if (absorbed == 0) from.key_channels = 0; // an empty sum adds nothing, not even the NaN of a query
         from.padded = w.padded;
         ask_for_next(w.ahead, in, out, batch, head, end, count);
         from.finish(queries,
-                    {direct ? to.numbers() : w.results, direct ? to.row_stride : w.padded, w.factors, started ? w.numerators : nullptr,
+                    {rows_of(out.values, batch, head, first), in.values.shape().channels, w.factors, started ? w.numerators : nullptr,
                      grid() ? w.local : nullptr},
                     w.spare, w.ahead);
-        for (index_t r = 0; !direct && r < count; ++r) store_row<T, Arch>(w.results + r * w.padded, channels, to.from(r));
         return own;
     }
     /// What is read after the rows of a head before `end`: so many more, and where their results go; or the first keys and values of another
@@ -146,8 +142,11 @@ private:
         count = std::min(count, q.tokens - end);
         ahead.add(rows_of(in.queries, batch, head, end), count, q.channels);
         ahead.add(rows_of(out.values, batch, head, end), count, v.channels);
-        if constexpr (has_local) // over a grid it asks itself for the row below
-            if (grid() && grid()->height == 1) ahead.add(rows_of(local_.input, batch, head / group, end), count, v.channels);
+        if constexpr (has_local) { // over a grid it asks itself for the row below, where it reads that where it lies
+            if (!grid() || (grid()->height > 1 && !local_.input.is_narrow())) return;
+            const auto row = end + (grid()->kernel_height - 1 - grid()->top) * grid()->width, tokens = local_.input.shape().tokens;
+            if (row < tokens) ahead.add(rows_of(local_.input, batch, head / group, row), std::min(count, tokens - row), v.channels);
+        }
     }
     /// Denominators become what numerators are to be multiplied with.
     void make_factors(const inputs<T>& in, index_t batch, index_t first, index_t count, T* factors) const {

@@ -37,18 +37,19 @@ struct mapped_features {
     void operator()(index_t batch, index_t head, index_t first, index_t count, T* to) const {
         const auto channels = x.shape().channels, padded = linear_state<T, Arch>::whole(channels);
         const auto rows = rows_of(x, batch, head, first);
-        if (!added.data() && padded == channels && rows.channel_stride == 1 && !rows.is_narrow()) {
-            for_each_piece(padded / lanes::size, 4, [&](index_t reg, index_t columns) {
-                with_constant<4>(columns, [&]<int Columns>(std::integral_constant<int, Columns>) {
-                    const T* from = rows.numbers() + reg * lanes::size;
-                    T* at = to + reg * lanes::size;
-                    for (index_t r = 0; r < count; ++r, from += rows.row_stride, at += padded)
+        if (!added.data() && padded == channels && rows.channel_stride == 1)
+            return with_format<T>(rows.format, [&](auto format) {
+                for_each_piece(padded / lanes::size, 4, [&](index_t reg, index_t columns) {
+                    with_constant<4>(columns, [&]<int Columns>(std::integral_constant<int, Columns>) {
+                        const formatted_rows<format(), T, Arch> from(rows);
+                        T* at = to + reg * lanes::size;
+                        for (index_t r = 0; r < count; ++r, at += padded)
 #pragma GCC unroll 4
-                        for (int i = 0; i < Columns; ++i) static_cast<lanes>(phi(lanes::load(from + i * lanes::size))).store(at + i * lanes::size);
+                            for (int i = 0; i < Columns; ++i)
+                                static_cast<lanes>(phi(from.load(r, (reg + i) * lanes::size))).store(at + i * lanes::size);
+                    });
                 });
             });
-            return;
-        }
         copy_rows<T, Arch>(rows, count, channels, to, padded);
         if (added.data()) {
             const auto& s = added.shape();

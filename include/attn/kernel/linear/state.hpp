@@ -40,8 +40,8 @@ struct feature_rows {
 /// Where rows of results go: out[r] = (start[r] + phi(q_r) S) * factor[r] + local[r]. `start` and `local` may be null.
 template <Scalar T>
 struct linear_result {
-    T* out;
-    index_t out_stride;
+    stored_rows<T> out;
+    index_t channels;
     const T* factor;
     const T *start, *local; ///< rows of `padded` numbers
 };
@@ -116,19 +116,20 @@ struct linear_state {
             (lanes::load(to + first) + simd::sum_each<T, Arch>(sum)).store(to + first);
         }
     }
-    /// Ends a chunk of queries. spare: room for a tile of rows, where those past the last go.
+    /// Ends a chunk of queries. spare: room for a tile of rows, which go there first if some are past the last, or they are not stored in whole
+    /// registers of T.
     template <class Phi, class Prefetch>
     void finish(const feature_rows<T, Phi>& queries, const linear_result<T>& result, T* spare, Prefetch& ahead) const {
         for_each_piece(padded / lanes::size, traits::max_columns, [&](index_t first, index_t columns) {
             with_constant<traits::max_columns>(columns, [&](auto c) {
                 for_each_rows<c(), T, Arch>(queries.count, [&](auto rows, index_t row) {
                     const auto channel = first * lanes::size;
-                    T* const out = result.out + row * result.out_stride + channel;
-                    const auto present = queries.count - row;
-                    if (present >= rows())
-                        return finish_rows<rows(), c()>(as_read<c()>(queries), row, channel, result, out, result.out_stride, ahead);
+                    const auto present = std::min<index_t>(queries.count - row, rows()), there = std::min<index_t>(c() * lanes::size, result.channels - channel);
+                    const stored_rows<T> out{result.out.address(row, channel), result.out.format, result.out.row_stride, result.out.channel_stride};
+                    if (present == rows() && there == c() * lanes::size && !out.is_narrow() && out.channel_stride == 1)
+                        return finish_rows<rows(), c()>(as_read<c()>(queries), row, channel, result, out.numbers(), out.row_stride, ahead);
                     finish_rows<rows(), c()>(as_read<c()>(queries), row, channel, result, spare, padded, ahead);
-                    for (index_t r = 0; r < present; ++r) std::copy_n(spare + r * padded, c() * lanes::size, out + r * result.out_stride);
+                    store_rows<T, Arch>(spare, padded, present, there, out);
                 });
             });
         });

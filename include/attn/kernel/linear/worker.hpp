@@ -29,7 +29,7 @@ struct linear_worker {
         : key_padded(state_type::whole(s.keys.channels)), padded(whole_registers<T, Arch>(s.values.channels)),
           queries(memory.take<T>(max_queries * key_padded)), keys(memory.take<T>(max_keys * key_padded)),
           packed_values(memory.take<T>(max_keys * padded)), numerators(memory.take<T>(max_queries * padded)),
-          spare(memory.take<T>(tile_traits<T, Arch>::max_rows(1) * padded)), results(memory.take<T>(max_queries * padded)),
+          spare(memory.take<T>(tile_traits<T, Arch>::max_rows(1) * padded)),
           local(memory.take<T>(grid ? max_queries * padded : 0)), factors(memory.take<T>(max_queries)),
           seen(memory.take<index_t>(max_queries)), scores(memory, max_queries, max_keys, s.keys.channels, padded),
           state(has_state ? state_type::take(memory, s.keys.channels, s.values.channels) : state_type{}),
@@ -37,7 +37,7 @@ struct linear_worker {
 
     index_t key_padded, padded; ///< d_k and d_v in whole registers
     T *queries, *keys;        ///< features
-    T *packed_values, *numerators, *spare, *results, *local, *factors;
+    T *packed_values, *numerators, *spare, *local, *factors;
     index_t* seen; ///< keys of the block that each query of the chunk sees
     linear_scores<T, Arch> scores;
     state_type state; ///< of a head whose sum grows from chunk to chunk
