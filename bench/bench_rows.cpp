@@ -96,7 +96,7 @@ constexpr pattern_goal pattern_goals[] = {{"documents_37", {4096, 64, 12}, 0.30}
                                           {"dilated_window_28_3", {3126, 64, 4}, 0.35},    {"dilated_window_128_3", {16384, 64, 2}, 0.60},
                                           {"longformer_128_16", {16384, 64, 2}, 0.60},     {"fixed_256", {16384, 64, 2}, 0.55}};
 
-/// The family of rows that time gradients: the same, of five products on visible pairs, or of linear attention's sums.
+/// The family of rows that time gradients: the same, of five products on visible pairs, or of linear attention's sums; 0 if nothing is meant.
 constexpr const char* gradient_family = "backward";
 constexpr pattern_goal gradient_goals[] = {{"softmax", {2048, 64, 12}, 0.85},
                                            {"softmax_causal", {2048, 64, 12}, 0.80},
@@ -104,6 +104,7 @@ constexpr pattern_goal gradient_goals[] = {{"softmax", {2048, 64, 12}, 0.85},
                                            {"local_128", {16384, 64, 2}, 0.65},
                                            {"softmax_bias", {2048, 64, 12}, 0.55},
                                            {"linformer", {2048, 64, 12}, 0.72},
+                                           {"talking_heads", {512, 64, 12}, 0},
                                            {"linear", {512, 64, 4}, 0.70},
                                            {"simplified_linear", {512, 64, 4}, 0.70}};
 
@@ -373,6 +374,7 @@ std::vector<goal> all_goals() {
         for (const auto& [name, meant] : {std::pair{"neighborhood_7", 0.25}, {"neighborhood_13", 0.40}})
             share(std::string(name) + " of a 56 x 56 grid, d " + std::to_string(d), name_of("neighborhood", name, problem_of(grid_of(d))), meant);
     for (const auto& g : gradient_goals) {
+        if (g.meant == 0) continue;
         const auto row = name_of(gradient_family, g.name, problem_of(g.problem));
         const auto label = "gradient of " + std::string(g.name) + ", d " + std::to_string(g.problem.head_dim) + ", n " + std::to_string(g.problem.n);
         share(label, row, g.meant);

@@ -127,7 +127,7 @@ private:
     tensor<T> naive_out_;
 };
 
-/// One head of the problem is compared with the definition. The loss has a random gradient.
+/// One head of the problem is compared with the definition, or all of one batch entry if they depend on each other. The loss has a random gradient.
 template <Scalar T>
 class gradient_subject final : public subject {
 public:
@@ -178,9 +178,10 @@ public:
     accuracy check() override {
         attend();
         auto p = problem_;
-        p.batch = p.heads = p.kv_heads = 1;
+        p.batch = 1;
+        if (case_.heads_stand_alone) p.heads = p.kv_heads = 1;
         const auto op = case_.make<T>(p);
-        const auto first = [](const auto& t) { return detail::some_heads(t, 0, 1, 0, 1); };
+        const auto first = [&](const auto& t) { return detail::some_heads(t, 0, 1, 0, case_.heads_stand_alone ? 1 : t.shape().heads); };
         const inputs<T> all = *in_, in{first(all.queries), first(all.keys), first(all.values)};
         const output_gradients<T> given{first(tensor_view<const T>(given_))};
         const auto s = p.shapes();

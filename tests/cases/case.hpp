@@ -89,6 +89,7 @@ struct attention_case {
     std::string cost;                               ///< operations, for a reader: "2 n m (d_k + d_v) / 2"
     bool has_log_sum_exp = true;
     bool rows_stand_alone = true;                   ///< a row keeps its bits while what it does not see changes
+    bool heads_stand_alone = true;                  ///< a head reads its own queries, and its keys and values, only
     std::function<bool(const problem&)> supports;   ///< whether the operator is meant for such sizes
     std::function<std::unique_ptr<instance<float>>(const problem&)> make_float;
     std::function<std::unique_ptr<instance<double>>(const problem&)> make_double;
