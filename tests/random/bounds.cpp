@@ -86,7 +86,7 @@ private:
             const auto weight = s.value == nothing ? 0 : std::exp(s.value - top);
             if (weight == 0) return; // whose error may be as large as numbers are
             sum += weight;
-            errors += weight * error_at(s);
+            errors += weight * (t_.operand_unit > 0 ? std::expm1(error_at(s)) : error_at(s)); // of rounded operands, more than its first order
         };
         add(sink_score);
         for (const auto& s : x) add(s);
