@@ -51,6 +51,7 @@ TEST_CASE("EigenMatrix: not what has no memory, and not numbers attn does not co
     STATIC_REQUIRE(EigenMatrix<Eigen::MatrixXf>);
     STATIC_REQUIRE(EigenMatrix<const Eigen::Matrix3d>);
     STATIC_REQUIRE(EigenMatrix<Eigen::Block<Eigen::MatrixXf>>);
+    STATIC_REQUIRE(EigenMatrix<Eigen::Matrix<Eigen::half, 2, 3>>);
     STATIC_REQUIRE_FALSE(EigenMatrix<Eigen::MatrixXi>);
     STATIC_REQUIRE_FALSE(EigenMatrix<decltype(Eigen::MatrixXf() + Eigen::MatrixXf())>);
     STATIC_REQUIRE_FALSE(EigenMatrix<float>);
