@@ -4,7 +4,6 @@
 #include "measure.hpp"
 #include "read_bandwidth.hpp"
 
-#include "attn/attention/bf16_products.hpp"
 #include "attn/attention/sparse_attention.hpp"
 #include "attn/layer/windows.hpp"
 #include "attn/pattern/block_diagonal.hpp"

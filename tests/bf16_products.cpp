@@ -6,7 +6,7 @@
 #include "some_rows.hpp"
 
 #include <Eigen/Core>
-#include <attn/attention/bf16_products.hpp>
+#include <attn/attention/softmax_attention.hpp>
 #include <attn/pattern/causal.hpp>
 #include <attn/pattern/local.hpp>
 #include <attn/pattern/strided.hpp>

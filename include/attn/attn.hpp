@@ -4,7 +4,6 @@
 
 #include "attention/attention.hpp"
 #include "attention/backward.hpp"
-#include "attention/bf16_products.hpp"
 #include "attention/depthwise_backward.hpp"
 #include "attention/eigen.hpp"
 #include "attention/focused_linear_attention.hpp"

@@ -6,7 +6,7 @@
 #include "random_pattern.hpp"
 #include "random_score.hpp"
 
-#include <attn/attention/bf16_products.hpp>
+#include <attn/attention/softmax_attention.hpp>
 #include <attn/attention/sparse_attention.hpp>
 #include <attn/pattern/neighborhood.hpp>
 #include <attn/pattern/selected.hpp>

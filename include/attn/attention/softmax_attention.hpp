@@ -1,6 +1,7 @@
 // Softmax attention: scaled dot products, a score function, a pattern, a softmax over the visible keys.
 #pragma once
 
+#include "../kernel/products.hpp"
 #include "../kernel/softmax/scheduler.hpp"
 #include "../kernel/softmax_gradient/scheduler.hpp"
 #include "backward.hpp"
@@ -8,16 +9,6 @@
 #include <optional>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
-
-/// The products of an operator as its numbers are: their operands are not rounded.
-struct unrounded_products {
-    template <Scalar T>
-    using operand = T;
-};
-
-/// How an operator multiplies: unrounded_products, or bf16_products (attention/bf16_products.hpp).
-template <class R>
-concept Products = requires { typename R::template operand<float>; };
 
 /// Softmax attention: every query takes the mean of the values, weighted by the softmax of its scores.
 /// For q (batch, heads, n, d_k), k (batch, kv_heads, m, d_k), v (batch, kv_heads, m, d_v); query head h reads kv head h / (heads / kv_heads):

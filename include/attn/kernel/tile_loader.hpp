@@ -202,6 +202,28 @@ void copy_rows(const stored_rows<const T>& from, index_t rows, index_t channels,
     with_format<T>(from.format, [&](auto format) { copy_formatted(formatted_rows<format(), T, Arch>(from), rows, channels, to, padded); });
 }
 
+/// How the operands of a multiply-add are made of rows of numbers: for the products of T they are the numbers.
+template <Scalar T, class Arch>
+struct number_rows {
+    using operand = T;
+    static constexpr bool are_copies = false; ///< rows may be read as they lie
+    /// Rows of operands, of so many rows.
+    static index_t rows(index_t count) { return count; }
+    /// Operands of a row, in whole registers.
+    static index_t width(index_t channels) { return whole_registers<T, Arch>(channels); }
+    /// Rows `from`, with so many of zeros before and perhaps one after.
+    static void copy(const stored_rows<const T>& from, index_t rows, index_t, index_t channels, T* to, index_t width) {
+        copy_rows<T, Arch>(from, rows, channels, to, width);
+    }
+};
+
+/// How the operands of products lie: those of neighbouring channels in one row, or of neighbouring rows.
+template <Scalar T, class Arch, class E>
+struct operand_rows {
+    using of_channels = number_rows<T, Arch>;
+    using of_rows = number_rows<T, Arch>;
+};
+
 /// Writes rows of numbers, `from_stride` apart, as they are stored.
 template <Scalar T, class Arch>
 void store_rows(const T* from, index_t from_stride, index_t rows, index_t channels, const stored_rows<T>& to) {

@@ -17,7 +17,7 @@ linear<T, Arch> fold_into(const N& norm, const linear<T, Arch>& layer, parameter
                bias = folded.add<T>(name + ".bias", {layer.outputs()});
     const std::span<T> biases(bias.data(), static_cast<std::size_t>(layer.outputs()));
     fold(norm, layer.view(), linear_view<T>{weight, biases});
-    return {weight, biases};
+    return {weight, biases, layer.products};
 }
 /// The same for a feed_forward: `up`, and `gate` if there is one.
 template <FoldableNorm N, Scalar T, class F, class Arch>
@@ -44,7 +44,7 @@ spatial_reduction<T, Own, Arch> fold_into(const N& norm, spatial_reduction<T, Ow
         };
         fold(norm, linear_view<const T>{at(from.weight), biases}, linear_view<T>{at(stored_view<T>(weight)), biases});
     }
-    layer.projection = {weight, biases};
+    layer.projection = {weight, biases, from.products};
     return layer;
 }
 /// The same for a multi_head: `q`, and `k` and `v`, or the layer in front of them.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../kernel/gemm/matrix_product.hpp"
+#include "../kernel/products.hpp"
 #include "../norm/fold.hpp"
 #include "backward.hpp"
 
@@ -11,8 +12,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// For each token row x (inputs):
 ///     out = W x + b (+ residual)
 /// weight: W (1, 1, outputs, inputs), of any strides, and of a linear of float perhaps stored in 16 bits: the result, and the gradient, are those of
-/// the widened weight, bit by bit, and it is widened as its blocks are packed. bias: b (outputs), or empty. Time: 2 inputs outputs flops a
-/// token. Memory: packed blocks, a quarter of a megabyte a thread. A row's bits do not depend on the other rows.
+/// the widened weight, bit by bit, and it is widened as its blocks are packed. bias: b (outputs), or empty. products: bf16_products{} rounds W and x.
+/// Time: 2 inputs outputs flops a token. Memory: packed blocks, a quarter of a megabyte a thread. A row's bits do not depend on the other rows.
 template <Scalar T, class Arch = simd::native>
 struct linear {
     using scalar = T;
@@ -21,6 +22,7 @@ struct linear {
 
     stored_view<const T> weight;
     borrowed<const T> bias = {};
+    products_of<T> products = {}; ///< what operands of products are rounded to
 
     /// Channels that go in.
     index_t inputs() const { return weight.shape().channels; }
@@ -47,7 +49,9 @@ struct linear {
     }
     shape output_shape(const shape& tokens) const { return {tokens.batch, 1, tokens.tokens, outputs()}; }
     std::size_t workspace_bytes(const shape& tokens, index_t concurrency) const {
-        return kernel::matrix_product<T, Arch>(tokens.batch * tokens.tokens, inputs(), outputs()).workspace_bytes(concurrency);
+        return products.with_operand([&]<class E>(std::type_identity<E>) {
+            return kernel::matrix_product<T, Arch, E>(tokens.batch * tokens.tokens, inputs(), outputs()).workspace_bytes(concurrency);
+        });
     }
     std::size_t workspace_bytes(const shape& tokens, const shape&, index_t concurrency) const { return workspace_bytes(tokens, concurrency); }
     void forward(const layer_inputs<T>& in, const tensor_view<T>& out, const execution& run) const {
@@ -60,6 +64,7 @@ struct linear {
         std::span<T> bias = {};     ///< also where the layer has none
     };
     void for_each_gradient(const layer_inputs<T>&, const gradients& wanted, const auto& visit) const {
+        if (products.rounded()) throw argument_error(name, "products", "are of numbers that are rounded, which has no gradient");
         visit("wanted.weight", wanted.weight, weight.shape(), true);
         visit("wanted.bias", detail::as_row(wanted.bias), shape{.tokens = 1, .channels = outputs()}, true);
     }
@@ -67,7 +72,7 @@ struct linear {
     std::size_t kept_bytes(const shape&, const shape&) const { return 0; }
     void forward(const layer_inputs<T>& in, const tensor_view<T>& out, std::byte*, const execution& run) const { forward(in, out, run); }
     std::size_t backward_workspace_bytes(const shape& tokens, const shape&, index_t concurrency) const {
-        return products(tokens.batch * tokens.tokens, *this).workspace_bytes(concurrency);
+        return gradient_products(tokens.batch * tokens.tokens, *this).workspace_bytes(concurrency);
     }
     ///     d x = W^T given,      d W = sum over tokens of given x^T,      d b = sum over tokens of given
     void backward(const layer_inputs<T>& in, const std::byte*, const tensor_view<const T>& given, const layer_gradients<linear>& wanted,
@@ -79,15 +84,17 @@ struct linear {
     void forward(const tensor_view<const T>& x, const tensor_view<const T>& residual, const tensor_view<T>& out,
                  const execution& run) const {
         const detail::row_matrices matrices(x.shape(), x, residual, out);
-        const kernel::matrix_product<T, Arch> product(matrices.rows, inputs(), outputs());
         const auto block = [](const auto& t, index_t b) { return kernel::rows_of(t, b, 0); };
-        for (index_t b = 0; b < matrices.count; ++b) {
-            const auto to = block(out, b);
-            const auto start =
-                residual.data() ? block(residual, b) : kernel::row_block<const T>{bias.empty() ? nullptr : bias.data(), 0, 1};
-            product(block(x, b), kernel::transposed(block(weight, 0)), {start.data, start.row_stride, 1}, {to.data, to.row_stride, 1},
-                    run.workspace().bytes().data(), run);
-        }
+        products.with_operand([&]<class E>(std::type_identity<E>) {
+            const kernel::matrix_product<T, Arch, E> product(matrices.rows, inputs(), outputs());
+            for (index_t b = 0; b < matrices.count; ++b) {
+                const auto to = block(out, b);
+                const auto start =
+                    residual.data() ? block(residual, b) : kernel::row_block<const T>{bias.empty() ? nullptr : bias.data(), 0, 1};
+                product(block(x, b), kernel::transposed(block(weight, 0)), {start.data, start.row_stride, 1}, {to.data, to.row_stride, 1},
+                        run.workspace().bytes().data(), run);
+            }
+        });
         if (!residual.data() || bias.empty()) return;
         detail::for_each_row(out, run, [&](T* row, index_t, index_t) { detail::add_rows<Arch>(row, bias.data(), row, outputs()); });
     }
@@ -95,7 +102,7 @@ struct linear {
     void backward(const tensor_view<const T>& x, const tensor_view<const T>& given, const tensor_view<T>& of_tokens, bool adds, const gradients& wanted,
                   const execution& run) const {
         const detail::row_matrices matrices(x.shape(), x, given, of_tokens);
-        const products product(matrices.rows, *this);
+        const gradient_products product(matrices.rows, *this);
         auto* const memory = run.workspace().bytes().data();
         const auto block = [](const auto& t, index_t b) { return kernel::rows_of(t, b, 0); };
         const auto add = [&](const auto& factors, const auto& a, const auto& b, const kernel::row_block<T>& sums) {
@@ -117,10 +124,10 @@ struct linear {
 
 private:
     /// The matrix products of the gradient on so many tokens at a time.
-    struct products {
+    struct gradient_products {
         kernel::matrix_product<T, Arch> of_tokens, of_weight, of_bias;
 
-        products(index_t rows, const linear& l)
+        gradient_products(index_t rows, const linear& l)
             : of_tokens(rows, l.outputs(), l.inputs()), of_weight(l.outputs(), rows, l.inputs()), of_bias(1, rows, l.outputs()) {}
         std::size_t workspace_bytes(index_t concurrency) const {
             return std::max({of_tokens.workspace_bytes(concurrency), of_weight.workspace_bytes(concurrency), of_bias.workspace_bytes(concurrency)});

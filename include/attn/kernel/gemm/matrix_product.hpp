@@ -21,12 +21,13 @@ stored_rows<T> transposed(const stored_rows<T>& m) {
 
 /// C = start + A B for A (rows, depth), B (depth, columns), C and start (rows, columns); C is row-major, the others lie anyhow. What is
 /// added is a matrix, C itself, or with a stride of 0 a bias: of each column with {bias, 0, 1}, of each row with {bias, 1, 0}; or
-/// nothing, without data. B may be stored in 16 bits. For a linear layer y = x W^T + b, with W (out, in), B is transposed(W).
+/// nothing, without data. B may be stored in 16 bits. For a linear layer y = x W^T + b, with W (out, in), B is transposed(W). E: what the
+/// micro-kernel multiplies, T or what A and B are rounded to.
 ///
 /// Every element is a sum of chains of multiply-adds over at most `max_block_depth` terms, cut by the depth alone: its bits do not
 /// depend on the number of rows and columns, on layouts or threads. Blocks of B are packed for the micro-kernel, once in each block of
-/// rows.
-template <Scalar T, class Arch>
+/// rows; so are those of A where it cannot read them as they lie.
+template <Scalar T, class Arch, class E = T>
 class matrix_product {
 public:
     matrix_product(index_t rows, index_t depth, index_t columns) : rows_(rows), depth_(depth), columns_(columns) {}
@@ -54,7 +55,7 @@ public:
         run_task(task, memory, a, b, start, c, [](index_t first, index_t count, auto&& emit) { emit(first, count); });
     }
     /// Only over some of the depth: terms(first, count, emit) calls emit(first, count) for each run of terms of a piece of the depth that
-    /// take part. The others are not multiplied.
+    /// take part. The others are not multiplied, if an operand is one term.
     template <class Terms>
     void run_task(index_t task, detail::scratch& memory, const row_block<const T>& a, const stored_rows<const T>& b,
                   const row_block<const T>& start, const row_block<T>& c, const Terms& terms) const {
@@ -68,7 +69,9 @@ public:
         for (index_t p = 0; p < depth_pieces; ++p) {
             const auto within = piece(depth_, depth_pieces, p);
             std::size_t count = 0;
-            terms(within.first, within.count, [&](index_t first, index_t in_run) { runs[count++] = {first - within.first, in_run}; });
+            terms(within.first, within.count, [&](index_t first, index_t in_run) {
+                runs[count++] = {(first - within.first) / simd::terms_of<E>, (in_run + simd::terms_of<E> - 1) / simd::terms_of<E>};
+            });
             block.multiply(at(a, first_row, within.first), at(b, within.first, first_column), to, rows, within.count, columns,
                            std::span(runs.data(), count));
         }
@@ -77,12 +80,15 @@ public:
 private:
     using lanes = simd::lanes<T, Arch>;
     using traits = tile_traits<T, Arch>;
+    using rows_of_a = typename operand_rows<T, Arch, E>::of_channels;
+    using rows_of_b = typename operand_rows<T, Arch, E>::of_rows;
     static constexpr index_t lane_count = lanes::size;
     /// A panel of B is max_columns registers wide, or one at the end: max_block_depth rows of it stay in the first-level cache, and
     /// max_block_rows rows of A, of that depth, in the second.
     static constexpr index_t panel_width = traits::max_columns * lane_count, max_block_depth = 128 * 4 / sizeof(T), max_block_rows = 384,
                            max_block_columns = 512;
 
+    /// In operands.
     struct depth_run {
         index_t first, count;
     };
@@ -105,19 +111,15 @@ private:
 
     /// The packed blocks of one task.
     struct blocks {
-        T *packed_a, *packed_b;
+        E *packed_a, *packed_b;
 
         blocks(detail::scratch& memory, const matrix_product& p)
-            : packed_a(memory.take<T>(std::min(max_block_rows, p.rows_) * whole_registers<T, Arch>(std::min(max_block_depth, p.depth_)))),
-              packed_b(memory.take<T>(std::min(max_block_depth, p.depth_) * panel_width)) {}
+            : packed_a(memory.take<E>(std::min(max_block_rows, p.rows_) * rows_of_a::width(std::min(max_block_depth, p.depth_)))),
+              packed_b(memory.take<E>(rows_of_b::rows(std::min(max_block_depth, p.depth_)) * panel_width)) {}
 
-        void multiply(row_block<const T> a, const stored_rows<const T>& b, const row_block<T>& c, index_t rows, index_t depth, index_t columns,
+        void multiply(const row_block<const T>& numbers, const stored_rows<const T>& b, const row_block<T>& c, index_t rows, index_t depth, index_t columns,
                       std::span<const depth_run> runs) const {
-            // Rows of A that evict each other are copied if they are read again and again.
-            if (a.channel_stride != 1 || (columns > 2 * panel_width && !readable_in_place(a))) {
-                copy_rows<T, Arch>(a, rows, depth, packed_a, whole_registers<T, Arch>(depth));
-                a = {packed_a, whole_registers<T, Arch>(depth), 1};
-            }
+            const auto a = operands_of(numbers, rows, depth, columns);
             for (index_t first = 0; first < columns;) {
                 const auto left = columns - first, width = left < panel_width ? std::min(lane_count, left) : panel_width;
                 const row_block<T> to{c.data + first, c.row_stride, 1};
@@ -130,11 +132,17 @@ private:
         }
 
     private:
+        row_block<const E> operands_of(const row_block<const T>& a, index_t rows, index_t depth, index_t columns) const {
+            if constexpr (!rows_of_a::are_copies) // rows that evict each other are copied if they are read again and again
+                if (a.channel_stride == 1 && (columns <= 2 * panel_width || readable_in_place(a))) return a;
+            rows_of_a::copy(a, rows, 0, depth, packed_a, rows_of_a::width(depth));
+            return {packed_a, rows_of_a::width(depth), 1};
+        }
         /// A panel of `present` columns; the registers' other columns are zero.
         template <int Columns>
-        void multiply_panel(const row_block<const T>& a, const stored_rows<const T>& b, const row_block<T>& c, index_t rows, index_t depth,
+        void multiply_panel(const row_block<const E>& a, const stored_rows<const T>& b, const row_block<T>& c, index_t rows, index_t depth,
                             index_t present, std::span<const depth_run> runs) const {
-            copy_rows<T, Arch>(b, depth, present, packed_b, Columns * lane_count);
+            rows_of_b::copy(b, depth, 0, present, packed_b, Columns * lane_count);
             constexpr int max_rows = traits::max_rows(Columns);
             index_t row = 0;
             const auto multiply = [&]<int Rows>(std::integral_constant<int, Rows>) {
@@ -175,15 +183,15 @@ private:
 
     /// C += A B for the runs of one piece of the depth.
     template <int Rows, int Columns>
-    [[gnu::noinline]] static void multiply_tile(const T* a, index_t a_row, const T* b, std::span<const depth_run> runs, T* c, index_t c_row,
+    [[gnu::noinline]] static void multiply_tile(const E* a, index_t a_row, const E* b, std::span<const depth_run> runs, T* c, index_t c_row,
                                                 index_t columns) {
         matrix_tile<Rows, Columns, T, Arch> tile;
         tile.zero();
         for (index_t i = 0; i < Rows; ++i) // read at the end
             for (index_t n = 0; n < Columns; ++n) simd::prefetch(c + i * c_row + n * lane_count);
         for (const auto& run : runs) {
-            const T *left = a + run.first, *right = b + run.first * Columns * lane_count;
-            constexpr index_t line = alignment / sizeof(T);
+            const E *left = a + run.first, *right = b + run.first * Columns * lane_count;
+            constexpr index_t line = alignment / sizeof(E);
             for (index_t terms = run.count; terms > 0; terms -= line, left += line, right += line * Columns * lane_count) {
                 for (index_t i = 0; i < Rows; ++i)
                     simd::prefetch(left + (Rows + i) * a_row); // the rows of the next tile, which may lie far apart

@@ -35,28 +35,6 @@ private:
     index_t number_from(index_t position) const { return -floor_div(residue - position, step); }
 };
 
-/// How the operands of a multiply-add are made of rows of numbers: for the products of T they are the numbers.
-template <Scalar T, class Arch>
-struct number_rows {
-    using operand = T;
-    static constexpr bool are_copies = false; ///< rows may be read as they lie
-    /// Rows of operands, of so many rows.
-    static index_t rows(index_t count) { return count; }
-    /// Operands of a row, in whole registers.
-    static index_t width(index_t channels) { return whole_registers<T, Arch>(channels); }
-    /// Rows `from`, with so many of zeros before and perhaps one after.
-    static void copy(const stored_rows<const T>& from, index_t rows, index_t, index_t channels, T* to, index_t width) {
-        copy_rows<T, Arch>(from, rows, channels, to, width);
-    }
-};
-
-/// How the operands of softmax attention's products lie: those of neighbouring channels in one row, or of neighbouring rows.
-template <Scalar T, class Arch, class E>
-struct operand_rows {
-    using of_channels = number_rows<T, Arch>;
-    using of_rows = number_rows<T, Arch>;
-};
-
 /// Keys that are not in a run, but in the operand of its first one: operands hold keys of the same numbers in every run.
 template <class E>
 index_t keys_before(const key_run& keys) {

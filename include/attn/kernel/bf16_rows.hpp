@@ -1,8 +1,8 @@
-// Rows of numbers as pairs of bfloat16: what softmax attention multiplies with bf16_products.
+// Rows of numbers as pairs of bfloat16: what is multiplied with bf16_products.
 #pragma once
 
-#include "../../simd/bf16_lanes.hpp"
-#include "key_reader.hpp"
+#include "../simd/bf16_lanes.hpp"
+#include "tile_loader.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
