@@ -41,6 +41,8 @@ public:
             if (!thrown_.test_and_set()) exception_ = std::current_exception();
         }
     }
+    /// Whether one has thrown.
+    bool any() const noexcept { return thrown_.test(); }
     /// By the caller, when all are done.
     void rethrow() const {
         if (exception_) std::rethrow_exception(exception_);

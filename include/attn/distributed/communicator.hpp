@@ -1,0 +1,60 @@
+// What a communicator is: ranks that send each other bytes, by MPI, by threads, or by what a user has.
+#pragma once
+
+#include "../core/shape.hpp"
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+namespace attn::inline ATTN_INSTRUCTION_SET {
+
+/// What attn throws on a rank because of another one, which has failed or calls something else: "sequence_parallel: rank 2 has failed: ...".
+struct rank_error : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+/// One of several ranks, processes or threads that make the same calls, each with its part of the data.
+/// - `rank()`, `size()`: which of how many, 0 <= rank < size. The same for the communicator's lifetime.
+/// - `send(to, tag, bytes)`, `receive(from, tag, bytes)`: begin to send, or to receive as many, and return a `request` at once. Until that is done
+///   the bytes belong to it. Messages of the same two ranks and tag arrive in the order of their sending. Tags are 0 to 32767; there are at least
+///   one byte and, where memory has room, no limit to how many. A send may wait for its receive to have begun.
+/// - `test(request)`: whether it is done; also moves on what is under way.
+/// - `wait(request)`: returns when it is done. A request that is made by default, or has been waited for, is.
+/// Only the thread that makes a call of attn asks the communicator; the threads of an executor do not.
+template <class C>
+concept Communicator = std::default_initializable<typename C::request> && std::movable<typename C::request> &&
+                       requires(C& c, typename C::request& request, index_t n, std::span<const std::byte> sent, std::span<std::byte> received) {
+                           { c.rank() } -> std::convertible_to<index_t>;
+                           { c.size() } -> std::convertible_to<index_t>;
+                           { c.send(n, n, sent) } -> std::same_as<typename C::request>;
+                           { c.receive(n, n, received) } -> std::same_as<typename C::request>;
+                           { c.test(request) } -> std::convertible_to<bool>;
+                           c.wait(request);
+                       };
+
+namespace detail {
+
+/// What every rank gives, as many bytes each and at least one, in the order of ranks. In log2(size) rounds (Bruck et al. 1997).
+template <Communicator C>
+std::vector<std::byte> all_gather(C& ranks, std::span<const std::byte> own) {
+    const index_t size = ranks.size(), rank = ranks.rank(), each = std::ssize(own);
+    std::vector<std::byte> turned(static_cast<std::size_t>(size * each)), all(turned.size()); // turned: from the own rank on
+    std::ranges::copy(own, turned.begin());
+    const auto some = [each](std::vector<std::byte>& bytes, index_t first, index_t count) {
+        return std::span(bytes).subspan(static_cast<std::size_t>(first * each), static_cast<std::size_t>(count * each));
+    };
+    for (index_t known = 1; known < size; known *= 2) {
+        const auto count = std::min(known, size - known);
+        auto receiving = ranks.receive((rank + known) % size, 0, some(turned, known, count));
+        auto sending = ranks.send((rank - known + size) % size, 0, some(turned, 0, count));
+        ranks.wait(receiving);
+        ranks.wait(sending);
+    }
+    for (index_t r = 0; r < size; ++r) std::ranges::copy(some(turned, (r - rank + size) % size, 1), some(all, r, 1).begin());
+    return all;
+}
+
+} // namespace detail
+
+} // namespace attn
