@@ -11,6 +11,7 @@ class thread_communicator {
 public:
     using request = detail::mailbox::request;
 
+    /// What on_thread_ranks makes.
     thread_communicator(detail::mailbox& box, index_t rank, index_t size) : box_(&box), rank_(rank), size_(size) {}
 
     index_t rank() const noexcept { return rank_; }

@@ -1,0 +1,151 @@
+// Which keys travel to whom, and in which order: from the pattern's range arithmetic, the same on every rank.
+#pragma once
+
+#include "../kernel/softmax/mainloop.hpp"
+
+#include <vector>
+
+namespace attn::inline ATTN_INSTRUCTION_SET {
+
+/// Rows first .. first + count - 1 of a sequence, counted from its first one.
+struct row_range {
+    index_t first = 0, count = 0;
+
+    /// One past the last.
+    constexpr index_t end() const noexcept { return first + count; }
+    friend constexpr bool operator==(const row_range&, const row_range&) = default;
+};
+
+namespace detail {
+
+/// The rows from `first` to `end`; none if there are none.
+constexpr row_range rows_between(index_t first, index_t end) { return end > first ? row_range{first, end - first} : row_range{}; }
+constexpr row_range common_rows(const row_range& a, const row_range& b) { return rows_between(std::max(a.first, b.first), std::min(a.end(), b.end())); }
+/// From the first row of both to the last.
+constexpr row_range spanned_rows(const row_range& a, const row_range& b) {
+    if (a.count == 0 || b.count == 0) return a.count == 0 ? b : a;
+    return rows_between(std::min(a.first, b.first), std::max(a.end(), b.end()));
+}
+
+/// Rows that each of some ranks holds: those between neighbouring cuts.
+struct row_cuts {
+    std::vector<index_t> cuts; ///< ranks + 1
+
+    index_t ranks() const { return std::ssize(cuts) - 1; }
+    row_range of(index_t rank) const {
+        const auto r = static_cast<std::size_t>(rank);
+        return {cuts[r], cuts[r + 1] - cuts[r]};
+    }
+};
+
+/// Keys that are attended to at a time, by all ranks one run after the other: whole spans of the engine, so that they merge to the bits of one call.
+struct key_piece {
+    index_t pass;   ///< of a union of patterns
+    row_range rows; ///< of the keys
+};
+
+/// Rows of keys that go from one rank to another.
+struct key_transfer {
+    index_t owner; ///< who holds them
+    index_t from, to;
+    row_range rows;
+};
+
+/// The pieces of a call, and what every rank sees of each.
+class key_plan {
+public:
+    /// Keys of a piece at least, unless there are fewer: so many that they are worth a message.
+    static constexpr index_t usual_keys = 4096;
+
+    key_plan() = default;
+    /// visible: of the whole sequence, whose first query and key stand at these positions.
+    key_plan(const kernel::visible_keys& visible, const shape& queries, index_t first_query, index_t first_key, const row_cuts& query_cuts, const row_cuts& key_cuts)
+        : key_cuts_(key_cuts) {
+        const auto keys = key_cuts.cuts.back();
+        const auto heads = visible.heads_alike() ? std::min<index_t>(1, queries.heads) : queries.heads;
+        for (index_t pass = 0; pass < visible.passes(); ++pass) {
+            index_t step = 0;
+            for (index_t b = 0; b < queries.batch; ++b)
+                for (index_t h = 0; h < heads; ++h)
+                    if (const auto own = visible.step(b, h, pass); own > 0) step = step == 0 ? own : common_multiple(step, own);
+            if (step == 0) continue;
+            const auto length = piece_length(step);
+            for (index_t first = 0; first < keys;) {
+                const auto end = std::min(keys, (floor_div(first_key + first, length) + 1) * length - first_key);
+                const key_piece piece{pass, {first, end - first}};
+                bool seen = false;
+                for (index_t rank = 0; rank < query_cuts.ranks(); ++rank) {
+                    const auto own = query_cuts.of(rank);
+                    row_range rows;
+                    for (index_t b = 0; b < queries.batch && own.count > 0; ++b)
+                        for (index_t h = 0; h < heads; ++h) {
+                            const kernel::query_block block{.batch = b, .first_head = h, .tokens = {first_query + own.first, own.count, 1}};
+                            rows = spanned_rows(rows, seen_of(visible, block, piece, first_key));
+                        }
+                    seen = seen || rows.count > 0;
+                    seen_.push_back(rows);
+                }
+                if (seen) pieces_.push_back(piece);
+                else seen_.resize(seen_.size() - static_cast<std::size_t>(query_cuts.ranks()));
+                first = end;
+            }
+        }
+    }
+
+    index_t pieces() const { return std::ssize(pieces_); }
+    const key_piece& piece(index_t number) const { return pieces_[static_cast<std::size_t>(number)]; }
+    /// From the first key of the piece that the rank's queries see to the last.
+    row_range seen(index_t number, index_t rank) const { return seen_[static_cast<std::size_t>(number * key_cuts_.ranks() + rank)]; }
+    /// Calls f(transfer) for those of a piece: each rank receives what it sees and does not hold. What several see goes round from one to the next,
+    /// beginning with who holds it, so that none has to send it to all; but who sees what the one before it does not has it from the holder.
+    template <class F>
+    void for_each_transfer(index_t number, const F& f) const {
+        const auto ranks = key_cuts_.ranks();
+        for (index_t owner = 0; owner < ranks; ++owner) {
+            const auto held = common_rows(piece(number).rows, key_cuts_.of(owner));
+            auto before = owner;
+            auto of_before = held;
+            for (index_t around = 1; around < ranks && held.count > 0; ++around) {
+                const auto rank = (owner + around) % ranks;
+                const auto rows = common_rows(seen(number, rank), held);
+                if (rows.count == 0) continue;
+                f(key_transfer{owner, common_rows(of_before, rows) == rows ? before : owner, rank, rows});
+                before = rank, of_before = rows;
+            }
+        }
+    }
+
+private:
+    /// A multiple of the spans of all residue classes.
+    static index_t piece_length(index_t step) {
+        constexpr auto span = kernel::softmax_call<float>::block_keys * kernel::visible_span::max_blocks;
+        if (step > farthest_position / span) return 2 * farthest_position;
+        return span * step * std::max<index_t>(1, usual_keys / (span * step));
+    }
+    static row_range seen_of(const kernel::visible_keys& visible, const kernel::query_block& queries, const key_piece& piece, index_t first_key) {
+        const auto none_of = [&](index_t first, index_t end) {
+            return visible.of_box(queries, piece.pass, {first_key + first, first_key + end - 1, 1}).is_none();
+        };
+        auto rows = piece.rows;
+        if (none_of(rows.first, rows.end())) return {};
+        rows = rows_between(border(rows.first, rows.end(), none_of), rows.end());
+        const auto from_end = [&](index_t first, index_t end) { return none_of(-end, -first); };
+        return rows_between(rows.first, -border(-rows.end(), -rows.first, from_end));
+    }
+    /// The first row of which something is seen; `end` if nothing is.
+    static index_t border(index_t first, index_t end, const auto& none_of) {
+        if (none_of(first, end)) return end;
+        if (end - first == 1) return first;
+        const auto middle = first + (end - first) / 2;
+        const auto found = border(first, middle, none_of);
+        return found < middle ? found : border(middle, end, none_of);
+    }
+
+    row_cuts key_cuts_;
+    std::vector<key_piece> pieces_;
+    std::vector<row_range> seen_; ///< [pieces][ranks]
+};
+
+} // namespace detail
+
+} // namespace attn
