@@ -64,6 +64,20 @@ struct softmax_attention {
         run_with<kernel::prefetch_next>(in, out, run);
     }
 
+    /// Takes in a run of the keys: see kernel::softmax_scheduler::add_keys. visible: this pattern over all of them.
+    template <Scalar T>
+    void add_keys(const kernel::visible_keys& visible, index_t pass, bool is_first, const inputs<T>& in, const outputs<T>& out, const function_ref* between_blocks,
+                  const execution& run) const {
+        const kernel::score_adjustment_of<T, Arch, S> adjustment(score);
+        constexpr bool adjusts = !std::same_as<S, identity_score>;
+        scheduler<T>().add_keys({in, out, visible, adjusts ? &adjustment : nullptr, static_cast<T>(factor(in)), sinks, between_blocks}, pass, is_first, run);
+    }
+    /// What that needs.
+    template <Scalar T>
+    std::size_t run_workspace_bytes(const input_shapes& s, index_t concurrency, bool narrow) const {
+        return scheduler<T>::run_workspace_bytes(s, concurrency, narrow);
+    }
+
     /// Those of the inputs, and of the sinks: (1, heads, 1, 1).
     template <Scalar T>
     struct gradients : input_gradients<T> {

@@ -48,6 +48,7 @@ struct key_piece {
 struct key_transfer {
     index_t owner; ///< who holds them
     index_t from, to;
+    index_t hop; ///< 1 where `from` is the owner, 2 where it has them from the owner, and so on
     row_range rows;
 };
 
@@ -96,6 +97,15 @@ public:
     const key_piece& piece(index_t number) const { return pieces_[static_cast<std::size_t>(number)]; }
     /// From the first key of the piece that the rank's queries see to the last.
     row_range seen(index_t number, index_t rank) const { return seen_[static_cast<std::size_t>(number * key_cuts_.ranks() + rank)]; }
+    /// A number that ranks compare to see that they have the same plan.
+    index_t fingerprint() const {
+        std::uint64_t sum = 0xcbf29ce484222325;
+        const auto mix = [&](index_t number) { sum = (sum ^ static_cast<std::uint64_t>(number)) * 0x100000001b3; };
+        for (const auto cut : key_cuts_.cuts) mix(cut);
+        for (const auto& [pass, rows] : pieces_) mix(pass), mix(rows.first), mix(rows.count);
+        for (const auto& rows : seen_) mix(rows.first), mix(rows.count);
+        return static_cast<index_t>(sum >> 1);
+    }
     /// Calls f(transfer) for those of a piece: each rank receives what it sees and does not hold. What several see goes round from one to the next,
     /// beginning with who holds it, so that none has to send it to all; but who sees what the one before it does not has it from the holder.
     template <class F>
@@ -103,16 +113,34 @@ public:
         const auto ranks = key_cuts_.ranks();
         for (index_t owner = 0; owner < ranks; ++owner) {
             const auto held = common_rows(piece(number).rows, key_cuts_.of(owner));
-            auto before = owner;
+            index_t before = owner, hop = 0; // who received them last, at which hop
             auto of_before = held;
             for (index_t around = 1; around < ranks && held.count > 0; ++around) {
                 const auto rank = (owner + around) % ranks;
                 const auto rows = common_rows(seen(number, rank), held);
                 if (rows.count == 0) continue;
-                f(key_transfer{owner, common_rows(of_before, rows) == rows ? before : owner, rank, rows});
+                if (common_rows(of_before, rows) != rows) before = owner, hop = 0;
+                f(key_transfer{owner, before, rank, ++hop, rows});
                 before = rank, of_before = rows;
             }
         }
+    }
+    /// The same, of those from a rank or to it.
+    template <class F>
+    void for_each_transfer_of(index_t number, index_t rank, const F& f) const {
+        for_each_transfer(number, [&](const key_transfer& t) {
+            if (t.from == rank || t.to == rank) f(t);
+        });
+    }
+    /// What of a piece a rank has to do with: what it sees, receives and sends.
+    struct share {
+        row_range rows;
+        bool travels = false; ///< whether it receives or sends any
+    };
+    share share_of(index_t number, index_t rank) const {
+        share own{seen(number, rank)};
+        for_each_transfer_of(number, rank, [&](const key_transfer& t) { own = {spanned_rows(own.rows, t.rows), true}; });
+        return own;
     }
 
 private:

@@ -47,6 +47,10 @@ public:
     row_range queries(index_t rank) const { return queries_.of(rank); }
     /// The rows of k and v that a rank holds.
     row_range keys(index_t rank) const { return keys_.of(rank); }
+    /// The rows of all ranks.
+    const detail::row_cuts& query_cuts() const { return queries_; }
+    /// The rows of all ranks.
+    const detail::row_cuts& key_cuts() const { return keys_; }
     /// Of the whole call.
     const input_shapes& shapes() const { return whole_; }
     /// Of the whole call.

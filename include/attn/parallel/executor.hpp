@@ -55,6 +55,16 @@ private:
 
 } // namespace detail
 
+namespace detail {
+
+/// An address that no other thread has: which one is calling.
+inline const void* this_thread() noexcept {
+    static thread_local char own;
+    return &own;
+}
+
+} // namespace detail
+
 /// Runs bodies in parallel.
 /// - `concurrency()`: how many bodies can run at once, at least 1, the same number for the executor's lifetime.
 /// - `parallel_for(count, body)`, count <= concurrency(): calls body(0) ... body(count - 1), each once, in any order, on any

@@ -14,29 +14,17 @@ class softmax_scheduler {
 public:
     /// narrow: the result is of 16-bit numbers.
     static std::size_t workspace_bytes(const input_shapes& s, index_t passes, index_t concurrency, bool narrow) {
-        detail::scratch memory;
-        layout(memory, s, passes, concurrency, narrow);
-        return memory.used_bytes();
+        return layout_bytes(s, passes > 1, concurrency, narrow);
     }
+    /// For add_keys.
+    static std::size_t run_workspace_bytes(const input_shapes& s, index_t concurrency, bool narrow) { return layout_bytes(s, true, concurrency, narrow); }
 
     void operator()(const softmax_call<T>& call, const execution& run) const {
-        const auto s = shapes_of(call.in);
-        if (s.queries.batch == 0 || s.queries.heads == 0 || s.queries.tokens == 0) return;
-        detail::scratch memory(run.workspace().bytes().data());
-        const layout own(memory, s, call.pattern.passes(), run.concurrency(), call.out.values.is_narrow());
-        for (index_t pass = 0; pass < call.pattern.passes(); ++pass) {
-            const grid_type tasks(call, pass, run.concurrency());
-            const auto count = tasks.count();
-            if (run.concurrency() > 1 && count < std::min(2 * run.concurrency(), tasks.spans())) {
-                share_spans(call, {tasks, 0, count}, pass, own, run);
-            } else { // some at a time: so a thread knows what comes next
-                const auto parts = run.concurrency() == 1 ? 1 : std::min(count, 16 * run.concurrency());
-                run.for_each(parts, [&](index_t part, index_t slice) {
-                    attend(call, {tasks, count * part / parts, count * (part + 1) / parts}, pass, own, slice);
-                });
-            }
-        }
+        for (index_t pass = 0; pass < call.pattern.passes(); ++pass) attend(call, pass, pass == 0, call.pattern.passes() > 1, run);
     }
+    /// The same of keys that come in runs of whole spans: pass by pass, each in the order of positions. The call has the keys of one run, while its
+    /// pattern knows of all; the workspace keeps what the next run goes on with. After each run, all rows are as if it had been the last.
+    void add_keys(const softmax_call<T>& call, index_t pass, bool is_first, const execution& run) const { attend(call, pass, is_first, true, run); }
 
 private:
     using grid_type = task_grid<T, Arch, E>;
@@ -55,12 +43,13 @@ private:
         std::byte* slices;           ///< of each thread
         std::size_t slice_bytes;
 
-        layout(detail::scratch& memory, const input_shapes& s, index_t passes, index_t concurrency, bool narrow)
-            : wide_size(narrow && passes == 1 ? query_block_traits<T, Arch, E>::max_rows * s.values.channels : 0), slice_bytes(mainloop_type::bytes(s.keys, s.values)) {
-            const auto rows = [&] { return passes > 1 ? memory.take<T>(s.queries.batch, s.queries.heads, s.queries.tokens) : nullptr; };
+        /// keeps: rows are handed on, to another pass or run of keys.
+        layout(detail::scratch& memory, const input_shapes& s, bool keeps, index_t concurrency, bool narrow)
+            : wide_size(narrow && !keeps ? query_block_traits<T, Arch, E>::max_rows * s.values.channels : 0), slice_bytes(mainloop_type::bytes(s.keys, s.values)) {
+            const auto rows = [&] { return keeps ? memory.take<T>(s.queries.batch, s.queries.heads, s.queries.tokens) : nullptr; };
             known.maximum = rows();
             known.sum = rows();
-            if (narrow && passes > 1) known.values = memory.take<T>(s.queries.batch * s.queries.heads, s.queries.tokens, s.values.channels);
+            if (narrow && keeps) known.values = memory.take<T>(s.queries.batch * s.queries.heads, s.queries.tokens, s.values.channels);
             wide = memory.take<T>(concurrency, wide_size);
             span_count = concurrency > 1 ? 2 * concurrency : 0;
             spans = memory.take<state_type>(span_count);
@@ -77,35 +66,60 @@ private:
         }
     };
 
-    static epilogue<T, Arch> begin_rows(const softmax_call<T>& call, const query_block& block, index_t pass, const layout& own, index_t slice) {
+    static std::size_t layout_bytes(const input_shapes& s, bool keeps, index_t concurrency, bool narrow) {
+        detail::scratch memory;
+        layout(memory, s, keeps, concurrency, narrow);
+        return memory.used_bytes();
+    }
+
+    /// One pass over the keys of the call. is_first: no other has been there.
+    static void attend(const softmax_call<T>& call, index_t pass, bool is_first, bool keeps, const execution& run) {
+        const auto s = shapes_of(call.in);
+        if (s.queries.batch == 0 || s.queries.heads == 0 || s.queries.tokens == 0) return;
+        detail::scratch memory(run.workspace().bytes().data());
+        const layout own(memory, s, keeps, run.concurrency(), call.out.values.is_narrow());
+        const grid_type tasks(call, pass, run.concurrency());
+        const auto count = tasks.count();
+        if (run.concurrency() > 1 && count < std::min(2 * run.concurrency(), tasks.spans())) {
+            share_spans(call, {tasks, 0, count}, pass, is_first, own, run);
+        } else { // some at a time: so a thread knows what comes next
+            const auto parts = run.concurrency() == 1 ? 1 : std::min(count, 16 * run.concurrency());
+            run.for_each(parts, [&](index_t part, index_t slice) {
+                attend(call, {tasks, count * part / parts, count * (part + 1) / parts}, pass, is_first, own, slice);
+            });
+        }
+    }
+
+    static epilogue<T, Arch> begin_rows(const softmax_call<T>& call, const query_block& block, bool is_first, const layout& own, index_t slice) {
         T* const wide = own.wide + slice * own.wide_size;
-        if (pass == 0) return {block, call.out, wide, own.known, call.sinks};
+        if (is_first) return {block, call.out, wide, own.known, call.sinks};
         return {block, call.out, wide, own.known};
     }
-    static void finish_rows(const softmax_call<T>& call, const epilogue<T, Arch>& rows, const layout& own) {
+    static void finish_rows(const epilogue<T, Arch>& rows, const layout& own) {
         rows.finish();
-        if (call.pattern.passes() > 1) rows.keep(own.known);
+        if (own.known.maximum) rows.keep(own.known);
     }
 
     /// Query blocks on one thread.
-    static void attend(const softmax_call<T>& call, walk_type blocks, index_t pass, const layout& own, index_t slice) {
+    static void attend(const softmax_call<T>& call, walk_type blocks, index_t pass, bool is_first, const layout& own, index_t slice) {
         auto loop = own.loop_of(call, slice);
         query_block block, next;
         for (bool more = blocks.next(block); more; block = next) {
             more = blocks.next(next);
-            auto rows = begin_rows(call, block, pass, own, slice);
+            auto rows = begin_rows(call, block, is_first, own, slice);
             const auto keys = call.blocks_of(block);
             loop.begin(block, more ? &next : nullptr, pass);
             loop.run(keys.first_block(), keys.end_block(), [&](const state_type& state, std::uint64_t done) { rows.merge(state, done); });
-            finish_rows(call, rows, own);
+            finish_rows(rows, own);
+            if (call.between_blocks) (*call.between_blocks)(slice);
         }
     }
     /// Query blocks on all threads: each takes a span of keys, some spans at a time, which merge in order.
-    static void share_spans(const softmax_call<T>& call, walk_type blocks, index_t pass, const layout& own, const execution& run) {
+    static void share_spans(const softmax_call<T>& call, walk_type blocks, index_t pass, bool is_first, const layout& own, const execution& run) {
         constexpr auto size = visible_span::max_blocks;
         for (query_block block; blocks.next(block);) {
             block.shares_masks = false;
-            auto rows = begin_rows(call, block, pass, own, 0);
+            auto rows = begin_rows(call, block, is_first, own, 0);
             const auto keys = call.blocks_of(block);
             const auto end = floor_div(keys.end_block() - 1, size) + 1;
             for (auto first = floor_div(keys.first_block(), size); first < end; first += own.span_count) {
@@ -121,8 +135,9 @@ private:
                              });
                 });
                 for (index_t span = 0; span < some; ++span) rows.merge(own.spans[span], own.span_rows[span]);
+                if (call.between_blocks) (*call.between_blocks)(0);
             }
-            finish_rows(call, rows, own);
+            finish_rows(rows, own);
         }
     }
 };

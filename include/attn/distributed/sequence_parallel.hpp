@@ -1,0 +1,150 @@
+// Attention over a sequence whose tokens lie on several ranks.
+#pragma once
+
+#include "agreement.hpp"
+#include "partition.hpp"
+
+#include <optional>
+
+namespace attn::inline ATTN_INSTRUCTION_SET {
+
+/// An attention operator over the ranks of a communicator, each of which holds the part of q, k, v and the result that a partition says. All make the
+/// same call, `attend(op, communicator, own inputs, ...)`, each with its own rows.
+/// The result has the bits of the operator's call on one machine with all rows, for every number of ranks, every partition and every communicator.
+/// softmax_attention, of any pattern and score function: keys and values travel to where the pattern's range arithmetic says that they are seen, round
+/// the ranks that see the same, a piece of a few thousand keys at a time while the one before is computed with. A window is an exchange of halos,
+/// documents stay at home. Pieces are taken in the order of keys. Tables that the pattern or the score function refers to must cover the rank's
+/// queries and all keys. Memory beyond that of the call: two pieces, and two numbers a row.
+/// A rank that throws makes all throw: another's exception is a rank_error. Shapes, positions and partitions that differ between ranks are found before
+/// a key is sent.
+template <Attention A>
+struct sequence_parallel {
+    static constexpr std::string_view name = "sequence_parallel";
+
+    A op;
+    attn::partition partition; ///< of the operator's pattern, for its balance; any other is as right
+};
+
+/// Of an operator and a partition.
+template <Attention A>
+sequence_parallel(const A&, const partition&) -> sequence_parallel<A>;
+
+namespace detail {
+
+/// How a rank does its part of an operator: specialised for each that can be.
+/// - `rank_call(op, partition, rank, in)`: checks the operator's parameters, finds what is seen of whom, and takes the memory for it.
+/// - `workspace_bytes<S>(op, shapes, concurrency)`: of the workspace, for a result that is stored in S.
+/// - `fingerprint()`: of all that the ranks must have alike beside shapes and cuts.
+/// - `run(communicator, in, out, run)`: computes.
+template <class A, Scalar T>
+struct rank_call;
+
+/// The rank's inputs, at their positions. Throws attention_error unless they are what the partition says.
+template <Attention A, Scalar T>
+inputs<T> own_inputs(const sequence_parallel<A>& op, index_t rank, index_t ranks, const inputs<T>& in) {
+    constexpr auto name = sequence_parallel<A>::name;
+    const auto& parts = op.partition;
+    if (parts.ranks() != ranks)
+        throw argument_error(name, "partition", "is for " + std::to_string(parts.ranks()) + " ranks, but the communicator has " + std::to_string(ranks));
+    if (!in.positions.first_query.shared() || !in.positions.first_key.shared() || in.positions.first_query[0] != 0 || in.positions.first_key[0] != 0)
+        throw argument_error(name, "positions", "are given, but they are the partition's");
+    const auto own = parts.shapes(rank), given = shapes_of(in);
+    const auto check = [&](std::string_view argument, const shape& has, const shape& expected) {
+        if (has != expected)
+            throw shape_error(name, argument, "has shape " + to_string(has) + ", but rank " + std::to_string(rank) + " of the partition holds " + to_string(expected));
+    };
+    check("q", given.queries, own.queries);
+    check("k", given.keys, own.keys);
+    check("v", given.values, own.values);
+    auto placed = in;
+    placed.positions = {.first_query = parts.positions().first_query[0] + parts.queries(rank).first,
+                        .first_key = parts.positions().first_key[0] + parts.keys(rank).first};
+    op.op.check(placed);
+    return placed;
+}
+
+/// Calls check(bytes of workspace for a storage type, in at its positions) and, when all ranks have agreed, compute(call, in at its positions). Returns
+/// when all have been well.
+template <Attention A, Scalar T, Communicator C, class Check, class Compute>
+void on_all_ranks(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, index_t concurrency, const Check& check, const Compute& compute) {
+    using call_type = rank_call<A, T>;
+    constexpr auto name = sequence_parallel<A>::name;
+    const index_t rank = ranks.rank();
+    std::optional<inputs<T>> placed;
+    std::optional<call_type> call;
+    const auto unfit = failure_of([&] {
+        placed = own_inputs(op, rank, ranks.size(), in);
+        call.emplace(op.op, op.partition, rank, *placed);
+        check(*placed, [&]<Storage S>(std::type_identity<S>) { return call_type::template workspace_bytes<S>(op.op, op.partition.shapes(rank), concurrency); });
+    });
+    const auto& whole = op.partition.shapes();
+    const auto where = op.partition.positions();
+    index_t kind = 0; // of the operator
+    for (const char letter : A::name) kind = kind * 31 % 1'000'003 + letter;
+    agree(ranks, name, unfit,
+          {{"the operator", kind},
+           {"the bytes of a number", static_cast<index_t>(sizeof(T))},
+           {"the storage of k", static_cast<index_t>(in.keys.format())},
+           {"the storage of v", static_cast<index_t>(in.values.format())},
+           {"the batch", whole.queries.batch},
+           {"the heads of q", whole.queries.heads},
+           {"the heads of k", whole.keys.heads},
+           {"the tokens of q", whole.queries.tokens},
+           {"the tokens of k", whole.keys.tokens},
+           {"the channels of k", whole.keys.channels},
+           {"the channels of v", whole.values.channels},
+           {"first_query", where.first_query[0]},
+           {"first_key", where.first_key[0]},
+           {"their cuts or patterns, a number of which is", unfit ? 0 : call->fingerprint()}});
+    agree(ranks, name, failure_of([&] { compute(*call, *placed); }));
+}
+
+} // namespace detail
+
+/// Computes the rank's rows of the result into `out`, with its executor and its workspace. All ranks call it. Throws attention_error before
+/// anything is read or written, naming what does not fit, and rank_error if that, or another exception, is another rank's.
+template <Attention A, Scalar T, Communicator C>
+void attend(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, const outputs<T>& out, const execution& run) {
+    const auto check = [&](const inputs<T>& own, const auto& bytes) {
+        detail::check_outputs(op.op, own, out);
+        if (const auto needed = detail::with_storage(out.values, bytes); run.workspace().size_bytes() < needed)
+            throw argument_error(op.name, "workspace", "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but needs " + std::to_string(needed));
+    };
+    detail::on_all_ranks(op, ranks, in, run.concurrency(), check, [&](auto& call, const inputs<T>& own) { call.run(ranks, own, out, run); });
+}
+
+/// The same, with a workspace for the call.
+template <Attention A, Scalar T, Communicator C, ExecutorArgument E = sequential>
+void attend(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, const outputs<T>& out, E&& executor = {}) {
+    workspace memory;
+    const auto check = [&](const inputs<T>& own, const auto& bytes) {
+        detail::check_outputs(op.op, own, out);
+        memory.reserve(detail::with_storage(out.values, bytes));
+    };
+    detail::on_all_ranks(op, ranks, in, detail::concurrency_of(executor), check,
+                         [&](auto& call, const inputs<T>& own) { call.run(ranks, own, out, execution(executor, memory)); });
+}
+
+/// The same, to a new tensor of the rank's rows.
+template <Attention A, Scalar T, Communicator C, ExecutorArgument E = sequential>
+[[nodiscard]] tensor<T> attend(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, E&& executor = {}) {
+    tensor<T> out;
+    workspace memory;
+    const auto check = [&](const inputs<T>& own, const auto& bytes) {
+        out = tensor<T>(op.op.output_shape(shapes_of(own)));
+        memory.reserve(bytes(std::type_identity<T>{}));
+    };
+    detail::on_all_ranks(op, ranks, in, detail::concurrency_of(executor), check,
+                         [&](auto& call, const inputs<T>& own) { call.run(ranks, own, outputs<T>{out}, execution(executor, memory)); });
+    return out;
+}
+
+/// Bytes of workspace that a rank's call needs with such an executor, if its result is stored in S.
+template <Storage S, Attention A, Executor E>
+std::size_t workspace_bytes(const sequence_parallel<A>& op, index_t rank, E& executor) {
+    return detail::rank_call<A, computed_in<S>>::template workspace_bytes<S>(op.op, op.partition.shapes(rank), detail::concurrency_of(executor));
+}
+
+} // namespace attn
+
+#include "softmax_ranks.hpp"

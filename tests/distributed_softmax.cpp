@@ -1,0 +1,250 @@
+// Softmax attention over ranks has the bits of the call on one machine.
+#include "catch.hpp"
+#include "errors.hpp"
+#include "executors.hpp"
+#include "sequence_checks.hpp"
+
+#include <attn/distributed/thread_communicator.hpp>
+#include <attn/pattern/causal.hpp>
+#include <attn/pattern/global.hpp>
+#include <attn/pattern/lengths.hpp>
+#include <attn/pattern/local.hpp>
+#include <attn/pattern/on_heads.hpp>
+#include <attn/pattern/predicate.hpp>
+#include <attn/pattern/segments.hpp>
+#include <attn/pattern/strided.hpp>
+#include <attn/score/additive_bias.hpp>
+#include <attn/score/alibi.hpp>
+#include <attn/score/composed_score.hpp>
+#include <attn/score/soft_cap.hpp>
+
+#include <atomic>
+
+namespace attn::testing {
+
+using namespace pattern;
+
+namespace {
+
+/// On threads, with each of the partitions.
+template <Scalar T>
+void check_over(const auto& op, const inputs<T>& in, const std::vector<partition>& all_parts, bool with_log_sum_exp = true) {
+    const auto s = op.output_shape(shapes_of(in));
+    auto whole = no_answer<T>(s, with_log_sum_exp);
+    attend(op, in, whole.out());
+    for (const auto& parts : all_parts) {
+        CAPTURE(parts.ranks());
+        CHECK_NOTHROW(on_thread_ranks(parts.ranks(), [&](auto& ranks) {
+            if (ranks.rank() % 2 == 0) {
+                sequential one;
+                check_rank(op, ranks, parts, in, whole.out(), one);
+            } else {
+                thread_pool two(2);
+                check_rank(op, ranks, parts, in, whole.out(), two);
+            }
+        }));
+    }
+}
+/// 1 to 7 ranks, and cuts that leave some without queries, keys or both.
+template <Scalar T>
+std::vector<partition> partitions(const auto& pattern, const inputs<T>& in, const std::vector<index_t>& ranks = {1, 2, 3, 4, 5, 6, 7}) {
+    std::vector<partition> all;
+    const auto s = shapes_of(in);
+    const auto n = s.queries.tokens, m = s.keys.tokens;
+    for (const auto count : ranks) all.emplace_back(pattern, s, count, in.positions);
+    all.emplace_back(pattern, s, std::vector<index_t>{0, 0, n / 3, n / 3, n}, std::vector<index_t>{0, m / 2, m / 2, m, m}, in.positions);
+    all.emplace_back(pattern, s, std::vector<index_t>{0, n, n}, std::vector<index_t>{0, 0, m}, in.positions);
+    return all;
+}
+template <Scalar T>
+void check_op(const auto& op, const inputs<T>& in, const std::vector<index_t>& ranks = {1, 2, 3, 4, 5, 6, 7}) {
+    check_over(op, in, partitions(op.pattern, in, ranks));
+}
+
+std::vector<std::int32_t> documents(index_t n) {
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(n));
+    for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int32_t>(i / 700 + i / 1100);
+    return ids;
+}
+
+} // namespace
+
+TEMPLATE_TEST_CASE("ranks: softmax attention of any pattern, n that nothing divides", "[distributed][parallel]", float, double) {
+    for (const index_t n : {0, 1, 6, 97, 1500}) {
+        CAPTURE(n);
+        const auto in = random_given<TestType>({1, 2, 1, n, n, 9, 5});
+        check_op(softmax_attention{}, inputs<TestType>(in));
+        check_op(softmax_attention{.pattern = causal{}}, inputs<TestType>(in));
+        check_op(softmax_attention{.pattern = causal{} & local{100}}, inputs<TestType>(in));
+        check_op(softmax_attention{.pattern = segments(documents(n))}, inputs<TestType>(in));
+        check_op(softmax_attention{.pattern = causal{} & (local{9} | strided{11})}, inputs<TestType>(in));
+        check_op(softmax_attention{.pattern = predicate{[](auto, auto) { return false; }}}, inputs<TestType>(in));
+    }
+}
+
+TEST_CASE("ranks: several pieces of keys, which spans and passes go through in order", "[distributed]") {
+    const index_t n = 9'301;
+    const auto in = random_given<float>({1, 2, 1, n, n, 8, 4});
+    const std::vector<index_t> some{2, 3, 7};
+    check_op(softmax_attention{.pattern = causal{}}, inputs<float>(in), some);
+    check_op(softmax_attention{}, inputs<float>(in), {5});
+    check_op(softmax_attention{.pattern = local{300}}, inputs<float>(in), some);
+    check_op(softmax_attention{.pattern = causal{} & (local{9} | strided{3})}, inputs<float>(in), some); // spans of 3072 keys in the second pass
+    check_op(softmax_attention{.pattern = strided{2} | strided{5} | local{20}}, inputs<float>(in), {4});
+    check_op(softmax_attention{.pattern = (on_heads{0, 1} & strided{4}) | (on_heads{1, 2} & (local{50} | strided{6}))}, inputs<float>(in), some);
+    check_op(softmax_attention{.pattern = global{5} | local{40}}, inputs<float>(in), some);
+}
+
+TEST_CASE("ranks: positions, grouped heads, batches, layouts", "[distributed]") {
+    const std::vector<index_t> lengths_of{30, 2100};
+    for (const auto where : {positions{}, positions{.first_query = -2900, .first_key = -2500}, positions{.first_query = 1000}}) {
+        const auto in = random_given<float>({2, 4, 2, 1300, 2300, 17, 12, where});
+        check_op(softmax_attention{.pattern = causal{}}, inputs<float>(in), {3, 5});
+        check_op(softmax_attention{.pattern = lengths{lengths_of}}, inputs<float>(in), {3});
+        auto rows = inputs<float>(in); // token after token
+        rows.keys = token_major(in.keys.data(), in.keys.shape());
+        rows.values = tensor_view<const float>(in.values.data(), in.values.shape(), {2300 * 24, 12, 24, 1});
+        rows.queries = tensor_view<const float>(in.queries.data(), in.queries.shape(), {4 * 17 * 1300, 1, 4 * 17, 4}); // channels apart
+        check_op(softmax_attention{.pattern = causal{} & local{777}}, rows, {4});
+    }
+    const auto far = random_given<float>({1, 1, 1, 200, 3000, 8, 4, {.first_query = farthest_position - 500, .first_key = farthest_position - 3000}});
+    check_op(softmax_attention{.pattern = causal{} & local{50}}, inputs<float>(far), {3});
+}
+
+TEST_CASE("ranks: score functions and sinks", "[distributed]") {
+    const index_t n = 2'500;
+    constexpr auto infinity = std::numeric_limits<double>::infinity();
+    const auto in = random_given<float>({1, 3, 3, n, n, 8, 4});
+    const std::vector<double> slopes{0.1, 0.02, 0.7};
+    const auto bias = random_tensor<float>({1, 3, 1, n}, 9);
+    const auto lambda = []<class S>(S score, auto query, auto key) { return score - S(0.001) * S(query - key); };
+    const std::vector<index_t> some{2, 5};
+    check_op(softmax_attention{.score = alibi{slopes}, .pattern = causal{}}, inputs<float>(in), some);
+    check_op(softmax_attention{.score = composed_score{soft_cap{3}, lambda}}, inputs<float>(in), some);
+    check_op(softmax_attention{.score = additive_bias{bias}, .pattern = causal{}}, inputs<float>(in), some);
+    for (const auto& sinks : {std::vector{0.0, 5.0, -3.0}, std::vector{-infinity, infinity, std::nan("")}}) {
+        check_op(softmax_attention{.pattern = causal{} & local{700, 0}, .sinks = sinks}, inputs<float>(in), some);
+        check_op(softmax_attention{.pattern = strided{7} | predicate{[](auto i, auto j) { return j < i - 900; }}, .sinks = sinks}, inputs<float>(in), some);
+    }
+}
+
+TEST_CASE("ranks: 16-bit keys, values and results, and bf16 products", "[distributed]") {
+    const index_t n = 2'700;
+    const auto in = random_given<float>({1, 2, 1, n, n, 8, 6});
+    tensor<Eigen::bfloat16> k(in.keys.shape()), out(shape{1, 2, n, 6});
+    tensor<Eigen::half> v(in.values.shape());
+    std::transform(in.keys.data(), in.keys.data() + n * 8, k.data(), [](float x) { return Eigen::bfloat16(x); });
+    std::transform(in.values.data(), in.values.data() + n * 6, v.data(), [](float x) { return Eigen::half(x); });
+    const inputs<float> narrow{in.queries, k, v};
+    check_op(softmax_attention{.pattern = causal{}}, narrow, {3});
+    check_op(softmax_attention{.pattern = causal{}, .products = bf16_products{}}, narrow, {3});
+    const softmax_attention op{.pattern = causal{} & (local{40} | strided{5})};
+    attend(op, narrow, outputs<float>{out});
+    for (const auto& parts : partitions(op.pattern, narrow, {1, 3, 4}))
+        CHECK_NOTHROW(on_thread_ranks(parts.ranks(), [&](auto& ranks) {
+            sequential one;
+            check_rank(op, ranks, parts, narrow, outputs<float>{out}, one);
+        }));
+}
+
+TEST_CASE("ranks: a partition of another pattern gives the same, and hidden keys may be anything", "[distributed]") {
+    const index_t n = 1'800;
+    auto in = random_given<float>({1, 1, 1, n, n, 8, 4});
+    std::fill_n(in.keys.view().row(0, 0, 900), 8, std::nanf(""));
+    const softmax_attention op{.pattern = causal{} & predicate{[](auto, auto j) { return j != 900; }}};
+    check_over(op, inputs<float>(in), partitions(dense{}, inputs<float>(in), {2, 5}), false);
+    check_over(softmax_attention{.pattern = causal{}}, inputs<float>(in), partitions(local{3}, inputs<float>(in), {3}), false); // here it is seen
+}
+
+TEST_CASE("ranks: who throws makes all throw, whatever the others wait for", "[distributed][parallel]") {
+    const index_t n = 2'000, ranks = 4;
+    const auto in = random_given<float>({1, 1, 1, n, n, 8, 4});
+    const inputs<float> all(in);
+    const partition parts(dense{}, shapes_of(all), ranks);
+    const auto own = [&](index_t rank) {
+        const auto q = parts.queries(rank), k = parts.keys(rank);
+        return inputs<float>{some_rows(all.queries, q.first, q.count), some_rows(all.keys, k.first, k.count), some_rows(all.values, k.first, k.count)};
+    };
+    /// What each rank hears.
+    const auto heard = [&](const auto& call) {
+        std::vector<std::string> errors(static_cast<std::size_t>(ranks), nothing_thrown);
+        on_thread_ranks(ranks, [&](auto& communicator) {
+            try {
+                call(communicator);
+            } catch (const std::exception& error) { errors[static_cast<std::size_t>(communicator.rank())] = error.what(); }
+        });
+        return errors;
+    };
+
+    // In the middle of the computation, on one rank: its executor fails.
+    struct failing {
+        index_t calls_left;
+        index_t concurrency() const { return 2; }
+        void parallel_for(index_t count, function_ref body) {
+            if (--calls_left < 0) throw std::runtime_error("no threads left");
+            while (count > 0) body(--count);
+        }
+    };
+    for (const index_t thrower : {0, 3}) {
+        const auto errors = heard([&](auto& communicator) {
+            failing executor{communicator.rank() == thrower ? 0 : 1'000'000};
+            static_cast<void>(attend(sequence_parallel{softmax_attention{}, parts}, communicator, own(communicator.rank()), executor));
+        });
+        for (index_t rank = 0; rank < ranks; ++rank)
+            CHECK(errors[static_cast<std::size_t>(rank)] ==
+                  (rank == thrower ? "no threads left" : "sequence_parallel: rank " + std::to_string(thrower) + " has failed: no threads left"));
+    }
+
+    // Before it: shapes that are not the partition's, positions, a workspace too small, a partition of another size.
+    const sequence_parallel op{softmax_attention{}, parts};
+    const auto all_hear = [&](const std::string& thrown_there, const auto& call) {
+        const auto errors = heard([&](auto& communicator) {
+            if (communicator.rank() == 2) call(communicator);
+            else static_cast<void>(attend(op, communicator, own(communicator.rank())));
+        });
+        for (index_t rank = 0; rank < ranks; ++rank) {
+            if (rank == 2) check_says(errors[2], {thrown_there});
+            else check_says(errors[static_cast<std::size_t>(rank)], {"sequence_parallel: rank 2 has failed: ", thrown_there});
+        }
+    };
+    all_hear("k has shape (1, 1, 499, 8), but rank 2 of the partition holds (1, 1, 500, 8)", [&](auto& communicator) {
+        auto wrong = own(2);
+        wrong.keys = some_rows(wrong.keys, 0, 499);
+        static_cast<void>(attend(op, communicator, wrong));
+    });
+    all_hear("positions are given, but they are the partition's", [&](auto& communicator) {
+        auto wrong = own(2);
+        wrong.positions.first_query = 1000;
+        static_cast<void>(attend(op, communicator, wrong));
+    });
+    all_hear("workspace has 0 bytes, but needs ", [&](auto& communicator) {
+        workspace none;
+        sequential one;
+        tensor<float> out({1, 1, 500, 4});
+        attend(op, communicator, own(2), outputs<float>{out}, execution(one, none));
+    });
+    all_hear("out has shape (1, 1, 500, 3), but the result has (1, 1, 500, 4)", [&](auto& communicator) {
+        tensor<float> out({1, 1, 500, 3});
+        attend(op, communicator, own(2), outputs<float>{out});
+    });
+    all_hear("partition is for 3 ranks, but the communicator has 4", [&](auto& communicator) {
+        static_cast<void>(attend(sequence_parallel{softmax_attention{}, partition(dense{}, shapes_of(all), 3)}, communicator, own(2)));
+    });
+
+    // And what only the ranks together can see.
+    const auto differing = [&](const auto& other, const auto& of_other) {
+        return heard([&](auto& communicator) {
+            if (communicator.rank() == 2) static_cast<void>(attend(other, communicator, of_other));
+            else static_cast<void>(attend(op, communicator, own(communicator.rank())));
+        });
+    };
+    const auto wider = random_given<float>({1, 1, 1, 500, 500, 10, 4});
+    auto shapes = shapes_of(all);
+    shapes.queries.channels = shapes.keys.channels = 10;
+    for (const auto& error : differing(sequence_parallel{softmax_attention{}, partition(dense{}, shapes, ranks)}, inputs<float>(wider)))
+        CHECK(error == "sequence_parallel: ranks 0 and 2 differ in the channels of k: 8 and 10");
+    for (const auto& error : differing(sequence_parallel{softmax_attention{.pattern = causal{}}, parts}, own(2)))
+        check_says(error, {"sequence_parallel: ranks 0 and 2 differ in their cuts or patterns"});
+}
+
+} // namespace attn::testing

@@ -1,0 +1,52 @@
+// A call over ranks beside the same call on one machine, and that they have the same bits.
+#pragma once
+
+#include "answers.hpp"
+#include "communicator_checks.hpp"
+#include "some_rows.hpp"
+
+#include <attn/distributed/sequence_parallel.hpp>
+
+namespace attn::testing {
+
+/// On one rank: its rows of the call, next to those of the whole one. Every rank has all inputs, but gives the call its own.
+template <Scalar T, Communicator C>
+void check_rank(const auto& op, C& ranks, const partition& parts, const inputs<T>& all, const outputs<T>& whole, auto& executor) {
+    const auto rank = ranks.rank();
+    const auto q = parts.queries(rank), k = parts.keys(rank);
+    const inputs<T> own{some_rows(all.queries, q.first, q.count), some_rows(all.keys, k.first, k.count), some_rows(all.values, k.first, k.count)};
+    const auto expected = some_rows(whole.values, q.first, q.count);
+    const auto same_rows = [](const auto& a, const auto& b) {
+        const auto& s = a.shape();
+        for (index_t batch = 0; batch < s.batch; ++batch)
+            for (index_t h = 0; h < s.heads; ++h)
+                for (index_t i = 0; i < s.tokens; ++i)
+                    for (index_t c = 0; c < s.channels; ++c) {
+                        const T x = a(batch, h, i, c), y = b(batch, h, i, c);
+                        if (!same_bits(x, y)) return false;
+                    }
+        return true;
+    };
+    const sequence_parallel over{op, parts};
+    if constexpr (std::same_as<T, float>) {
+        if (expected.is_narrow()) {
+            tensor<Eigen::bfloat16> values(expected.shape());
+            attend(over, ranks, own, outputs<T>{values}, executor);
+            return require(same_rows(stored_view<const T>(values), expected), "the rows have the bits of the whole call's");
+        }
+    }
+    if (!whole.log_sum_exp.data()) {
+        require(same_rows(attend(over, ranks, own, executor).view(), expected), "the rows have the bits of the whole call's");
+        return;
+    }
+    auto s = expected.shape();
+    tensor<T> values(s);
+    s.channels = 1;
+    tensor<T> log_sum_exp(s);
+    workspace memory(workspace_bytes<T>(over, rank, executor));
+    attend(over, ranks, own, outputs<T>{values, log_sum_exp}, execution(executor, memory));
+    require(same_rows(values.view(), expected), "the rows have the bits of the whole call's");
+    require(same_rows(log_sum_exp.view(), some_rows(whole.log_sum_exp, q.first, q.count)), "log_sum_exp has the bits of the whole call's");
+}
+
+} // namespace attn::testing
