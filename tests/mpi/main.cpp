@@ -1,0 +1,75 @@
+// What ranks over MPI do that ranks of threads do too: the communicator's own checks, and calls that have the bits of those on one machine. Run by
+// mpirun with any number of ranks; prints which of them failed, on every rank that knows.
+#include "../communicator_checks.hpp"
+#include "../sequence_checks.hpp"
+
+#include <attn/attn.hpp>
+#include <attn/distributed/mpi.hpp>
+
+#include <cstdio>
+
+namespace attn::testing {
+
+namespace {
+
+template <Scalar T>
+void check_softmax(mpi_communicator& ranks, const auto& op, index_t n, auto& executor) {
+    const auto in = random_given<T>({1, 4, 2, n, n, 16, 8});
+    const auto s = shapes_of(inputs<T>(in));
+    auto whole = no_answer<T>(op.output_shape(s), true);
+    attend(op, inputs<T>(in), whole.out());
+    check_rank(op, ranks, partition(op.pattern, s, ranks.size()), inputs<T>(in), whole.out(), executor);
+}
+
+void check_errors(mpi_communicator& ranks) {
+    const index_t n = 100;
+    const auto in = random_given<float>({1, 1, 1, n, n, 8, 4});
+    const partition parts(dense{}, shapes_of(inputs<float>(in)), ranks.size());
+    const auto last = ranks.size() - 1, rank = ranks.rank();
+    const auto q = parts.queries(rank), k = parts.keys(rank);
+    const inputs<float> own{some_rows(in.queries, q.first, q.count), some_rows(in.keys, k.first, k.count),
+                            some_rows(in.values, k.first, rank == last ? k.count - 1 : k.count)};
+    const auto failure = detail::failure_of([&] { static_cast<void>(attend(sequence_parallel{softmax_attention{}, parts}, ranks, own)); });
+    require(failure != nullptr, "all ranks throw where one is given a wrong shape");
+    const auto reason = detail::reason_of(failure);
+    require(reason.find("v has shape") != reason.npos, "they say why: " + reason);
+    require(rank == last || reason.find("rank " + std::to_string(last) + " has failed") != reason.npos, "they say who: " + reason);
+}
+
+void check_all() {
+    mpi_communicator ranks, short_messages(MPI_COMM_WORLD, 1001);
+    check_communicator(ranks);
+    check_communicator(short_messages); // most messages in parts
+    sequential one;
+    thread_pool two(2);
+    using namespace pattern;
+    for (const index_t n : {0, 3, 1000, 9'500}) {
+        check_softmax<float>(ranks, softmax_attention{.pattern = causal{}}, n, one);
+        check_softmax<float>(short_messages, softmax_attention{}, n, two);
+        check_softmax<double>(ranks, softmax_attention{.score = soft_cap{5}, .pattern = causal{} & local{300}}, n, two);
+        check_softmax<float>(ranks, softmax_attention{.pattern = causal{} & (local{50} | strided{3})}, n, one);
+    }
+    check_errors(ranks);
+    check_softmax<float>(ranks, softmax_attention{}, 200, one); // and go on afterwards
+}
+
+} // namespace
+
+} // namespace attn::testing
+
+int main(int argc, char** argv) {
+    const auto early = attn::detail::failure_of([] { attn::mpi_communicator(); });
+    int has = 0, rank = 0;
+    MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &has);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    const auto failure = attn::detail::failure_of([&] {
+        attn::testing::require(early && attn::detail::reason_of(early).find("MPI is not running") != std::string::npos, "before MPI_Init there is no communicator");
+        attn::testing::check_all();
+    });
+    if (failure) {
+        std::fprintf(stderr, "rank %d: %s\n", rank, attn::detail::reason_of(failure).c_str());
+        MPI_Abort(MPI_COMM_WORLD, 1);
+    }
+    MPI_Finalize();
+    if (rank == 0) std::puts("all ranks are well");
+}
