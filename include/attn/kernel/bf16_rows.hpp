@@ -73,6 +73,8 @@ struct row_pairs {
     static index_t rows(index_t count) { return (count + 1) / 2; }
     static index_t width(index_t channels) { return whole_registers<float, Arch>(channels); }
     static void copy(const stored_rows<const float>& from, index_t rows, index_t before, index_t channels, operand* to, index_t width) {
+        if (before == 0 && from.row_stride == 1 && from.channel_stride != 1)
+            return copy_columns({from.data, from.format, from.channel_stride, 1}, channels, rows, to, width);
         const auto copy_piece = [to, width, before](auto own, index_t first_row, index_t count, index_t first, index_t present) {
             for (index_t r = -((before + first_row) % 2); r < count; r += 2) { // the first may be the second of its pair
                 operand* const row = to + (before + first_row + r) / 2 * width + first;
@@ -84,6 +86,27 @@ struct row_pairs {
             }
         };
         for_each_piece_of_rows<Arch>(from, rows, before, channels, copy_piece);
+    }
+
+private:
+    /// The same, of columns of so many rows: neighbours in a column are a pair, and squares of pairs are transposed in registers.
+    static void copy_columns(const stored_rows<const float>& columns, index_t count, index_t rows, operand* to, index_t width) {
+        constexpr index_t size = lanes::size;
+        with_format<float>(columns.format, [&](auto format) {
+            const formatted_rows<format(), float, Arch> own(columns);
+            for (index_t first = 0; first < count; first += size)
+                for (index_t r = 0; r < rows; r += 2 * size) {
+                    lanes square[static_cast<std::size_t>(size)];
+                    for (index_t c = 0; c < size; ++c) {
+                        own.prefetch(first + size + c, r);
+                        own.prefetch(first + size + c, r + size);
+                        const auto part = [&](index_t row) { return first + c < count ? load_channels(own, first + c, row, rows) : typename lanes::floats(0.0F); };
+                        square[c] = lanes::of_neighbours(part(r), part(r + size));
+                    }
+                    simd::transpose<float, Arch>(square);
+                    for (index_t p = 0; p < std::min(size, (rows - r + 1) / 2); ++p) square[p].store(to + (r / 2 + p) * width + first);
+                }
+        });
     }
 };
 

@@ -103,6 +103,8 @@ struct formatted_rows {
         if constexpr (format == narrow_format::none) return *reinterpret_cast<const T*>(at);
         else return detail::loaded<T>(at, format);
     }
+    /// Asks for what may be read soon.
+    void prefetch(index_t row, index_t channel) const { simd::prefetch(data + row * row_bytes + channel * channel_bytes); }
 };
 
 /// True if the micro-kernel should read the rows where they lie. Rows a multiple of 4 KiB apart share the sets of the first-level cache and
@@ -194,11 +196,18 @@ void copy_formatted(formatted_rows<format, T, Arch> from, index_t rows, index_t 
     }
 }
 /// Copies rows of `channels` numbers to rows of `padded` numbers, the rest zero. Column-major rows, what
-/// Eigen has by default, go through registers.
+/// Eigen has by default and a linear's weight is, go through registers; the columns may lie pages apart, so the next are asked for beside each.
 template <Scalar T, class Arch>
 void copy_rows(const stored_rows<const T>& from, index_t rows, index_t channels, T* to, index_t padded) {
+    using lanes = simd::lanes<T, Arch>;
     if (from.row_stride == 1 && from.channel_stride != 1 && padded == whole_registers<T, Arch>(channels))
-        return transpose_rows<T, Arch>({from.data, from.format, from.channel_stride, 1}, channels, rows, T{1}, to, padded);
+        return with_format<T>(from.format, [&](auto format) {
+            const formatted_rows<format(), T, Arch> columns({from.data, from.format, from.channel_stride, 1});
+            for_each_transposed(columns, channels, rows, T{1}, [columns, to, padded](index_t r, index_t first, lanes row) {
+                columns.prefetch(first + lanes::size + r % lanes::size, r - r % lanes::size);
+                row.store(to + r * padded + first);
+            });
+        });
     with_format<T>(from.format, [&](auto format) { copy_formatted(formatted_rows<format(), T, Arch>(from), rows, channels, to, padded); });
 }
 
