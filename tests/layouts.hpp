@@ -49,19 +49,21 @@ strides strides_of(layout l, const shape& s) {
     }
 }
 
-/// A tensor in some layout. All memory that is not its elements holds guards, a cache line and more before and after included.
+/// A tensor in some layout. All memory that is not its elements holds guards, `margin` numbers before and after included: a cache line and more,
+/// or none, for what tells of reading beyond.
 template <class T>
 class placed {
 public:
-    placed(const shape& s, layout l) : shape_(s), strides_(strides_of<T>(l, s)) {
+    placed(const shape& s, layout l, index_t margin = 128) : shape_(s), strides_(strides_of<T>(l, s)) {
         const auto reach = [](index_t stride, index_t extent) { return std::abs(stride) * std::max<index_t>(0, extent - 1); };
         const auto span = reach(strides_.batch, s.batch) + reach(strides_.heads, s.heads) + reach(strides_.tokens, s.tokens) +
                           reach(strides_.channels, s.channels);
-        memory_ = tensor<T>({1, 1, 1, 2 * margin + span + 2});
+        const index_t shifted = l == layout::misaligned ? 1 : 0;
+        memory_ = tensor<T>({1, 1, 1, 2 * margin + shifted + span + 1});
         std::fill_n(memory_.data(), memory_.shape().size(), guard<T>);
-        first_ = margin + (l == layout::misaligned ? 1 : l == layout::reversed ? span : 0);
+        first_ = margin + (l == layout::reversed ? span : shifted);
     }
-    placed(const tensor<T>& from, layout l) : placed(from.shape(), l) {
+    placed(const tensor<T>& from, layout l, index_t margin = 128) : placed(from.shape(), l, margin) {
         each([&](index_t b, index_t h, index_t i, index_t c) { view()(b, h, i, c) = from(b, h, i, c); });
     }
 
@@ -81,8 +83,6 @@ public:
     }
 
 private:
-    static constexpr index_t margin = 128;
-
     template <class F>
     void each(F&& f) const {
         for (index_t b = 0; b < shape_.batch; ++b)

@@ -22,14 +22,14 @@ public:
     tensor<float> wide;
 
     /// The numbers of `from`, rounded.
-    stored_tensor(tensor<float> from, narrow_format f, layout l) : wide(std::move(from)), format_(f), floats_(shape{}, l), bits_(shape{}, l) {
+    stored_tensor(tensor<float> from, narrow_format f, layout l, index_t margin = 128) : wide(std::move(from)), format_(f), floats_(shape{}, l), bits_(shape{}, l) {
         if (f == narrow_format::none) {
-            floats_ = placed<float>(wide, l);
+            floats_ = placed<float>(wide, l, margin);
             return;
         }
         const auto stored = narrowed(wide);
         wide = widened(stored);
-        bits_ = placed<std::uint16_t>(stored, l);
+        bits_ = placed<std::uint16_t>(stored, l, margin);
     }
 
     stored_view<float> view() {
