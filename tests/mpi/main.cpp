@@ -4,6 +4,7 @@
 #include "../sequence_checks.hpp"
 
 #include <attn/attn.hpp>
+#include <attn/distributed/batch_statistics.hpp>
 #include <attn/distributed/mpi.hpp>
 
 #include <cstdio>
@@ -36,6 +37,24 @@ void check_errors(mpi_communicator& ranks) {
     require(rank == last || reason.find("rank " + std::to_string(last) + " has failed") != reason.npos, "they say who: " + reason);
 }
 
+void check_batch_norm(mpi_communicator& ranks) {
+    const shape s{2, 1, 3001, 17};
+    const auto x = random_tensor<float>(s, 5);
+    tensor<float> whole(s);
+    batch_norm_statistics expected(s.channels), statistics(s.channels);
+    const batch_norm<float> norm;
+    sequential one;
+    workspace memory(training_workspace_bytes(norm, s, 1));
+    train(norm, x, whole, expected, execution(one, memory));
+    const partition parts(dense{}, {s, s, s}, ranks.size());
+    const auto own = parts.queries(ranks.rank());
+    tensor<float> out({s.batch, s.heads, own.count, s.channels});
+    train(norm, parts, ranks, some_rows(x, own.first, own.count), out, statistics, execution(one, memory));
+    require(statistics.mean == expected.mean && statistics.variance == expected.variance, "statistics are those of all tokens");
+    for (index_t b = 0; b < s.batch; ++b)
+        require(std::equal(out.view().row(b, 0, 0), out.view().row(b, 0, 0) + own.count * s.channels, whole.view().row(b, 0, own.first)), "rows of BatchNorm are the same");
+}
+
 void check_all() {
     mpi_communicator ranks, short_messages(MPI_COMM_WORLD, 1001);
     check_communicator(ranks);
@@ -49,6 +68,7 @@ void check_all() {
         check_softmax<double>(ranks, softmax_attention{.score = soft_cap{5}, .pattern = causal{} & local{300}}, n, two);
         check_softmax<float>(ranks, softmax_attention{.pattern = causal{} & (local{50} | strided{3})}, n, one);
     }
+    check_batch_norm(ranks);
     check_errors(ranks);
     check_softmax<float>(ranks, softmax_attention{}, 200, one); // and go on afterwards
 }

@@ -125,11 +125,17 @@ struct batch_norm {
     /// that does not count is not normalised: x stands for BN(x).
     void train(const tensor_view<const T>& x, const tensor_view<T>& out, batch_norm_statistics& statistics, const execution& run, const token_mask& mask,
                double eta, double kept) const {
+        if (x.shape().channels == 0) return;
+        detail::scratch memory(run.workspace().bytes().data());
+        detail::channel_maps<T>::in(memory, x.shape().channels);
+        train_with(detail::token_statistics<Arch, T>::in(memory, x.shape(), run.concurrency())(x, mask, run), x, out, statistics, run, mask, eta, kept);
+    }
+    /// The same, once the statistics of the batch are known.
+    void train_with(const moments_view& seen, const tensor_view<const T>& x, const tensor_view<T>& out, batch_norm_statistics& statistics, const execution& run,
+                    const token_mask& mask, double eta, double kept) const {
         const auto& s = x.shape();
-        if (s.channels == 0) return;
         detail::scratch memory(run.workspace().bytes().data());
         const auto maps = detail::channel_maps<T>::in(memory, s.channels);
-        const auto seen = detail::token_statistics<Arch, T>::in(memory, s, run.concurrency())(x, mask, run);
         statistics.update(seen, momentum);
         maps.set(s.channels, 1 - kept, [&](index_t c) { return map_of(c, seen.mean[c], seen.variance(c, false), eta); });
         const auto slope_hidden = static_cast<T>((1 - kept) * (1 + eta)), share = static_cast<T>(kept);

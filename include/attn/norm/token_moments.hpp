@@ -80,6 +80,7 @@ public:
     }
     /// Those that wait for others.
     index_t waiting() const { return count_; }
+    const T* waiting_row(index_t number) const { return rows_[static_cast<std::size_t>(number)]; }
     void flush(index_t channels, moments_view& into) {
         if (count_ == 0) return;
         constexpr int size = lanes::size;
@@ -135,6 +136,16 @@ private:
     index_t count_ = 0;
 };
 
+/// The pieces that so many rows are taken in, numbered over batch, heads and tokens.
+struct row_pieces {
+    static constexpr index_t max_pieces = 64;
+    index_t rows, count;
+
+    explicit row_pieces(index_t all_rows) : rows(all_rows), count(std::clamp<index_t>(all_rows / 256, 1, max_pieces)) {}
+    /// The first row of a piece; of the one after the last, their number.
+    index_t first(index_t piece) const { return rows / count * piece + std::min(piece, rows % count); }
+};
+
 /// Moments of the rows that count, over batch, heads and tokens. The rows go in pieces that depend on the shape only, which are merged in
 /// order: the result is the same for any number of threads and any strides.
 template <class Arch, Scalar T>
@@ -143,7 +154,7 @@ public:
     /// narrow: of rows that are stored in 16 bits.
     static token_statistics in(scratch& memory, const shape& x, index_t concurrency, bool narrow = false) {
         token_statistics s;
-        s.pieces_ = std::clamp<index_t>(x.batch * x.heads * x.tokens / 256, 1, max_pieces);
+        s.pieces_ = row_pieces(x.batch * x.heads * x.tokens).count;
         s.moments_ = memory.take<double>(2, s.pieces_, x.channels);
         s.counts_ = memory.take<index_t>(s.pieces_);
         s.sums_ = memory.take<T>(concurrency, 2, padded(x.channels));
@@ -153,14 +164,13 @@ public:
     /// The result lies in the workspace.
     moments_view operator()(const stored_view<const T>& x, const token_mask& mask, const execution& run) const {
         const auto& s = x.shape();
-        const auto rows = s.batch * s.heads * s.tokens;
+        const row_pieces pieces(s.batch * s.heads * s.tokens);
         run.for_each(pieces_, [&](index_t piece, index_t slice) {
             auto moments = of_piece(piece, s.channels);
             moments.clear(s.channels);
             T* const sums = sums_ + slice * 2 * padded(s.channels);
             row_group<Arch, T> group(sums, sums + padded(s.channels));
-            const auto end = rows / pieces_ * (piece + 1) + std::min(piece + 1, rows % pieces_);
-            for (index_t r = rows / pieces_ * piece + std::min(piece, rows % pieces_); r < end; ++r) {
+            for (index_t r = pieces.first(piece); r < pieces.first(piece + 1); ++r) {
                 const auto b = r / (s.heads * s.tokens), h = r / s.tokens % s.heads, i = r % s.tokens;
                 if (!counts(mask, b, h, i)) continue;
                 const auto row = x.rows(b, h, i);
@@ -186,7 +196,7 @@ public:
     }
 
 private:
-    static constexpr index_t max_pieces = 64, group_rows = row_group<Arch, T>::max_rows;
+    static constexpr index_t group_rows = row_group<Arch, T>::max_rows;
 
     static index_t padded(index_t channels) {
         constexpr index_t numbers = alignment / sizeof(T);
