@@ -21,6 +21,9 @@ public:
         memory_.reserve(counted.used_bytes());
         scratch own(memory_.bytes().data());
         lay_out(own);
+        all_count_ = all_ + 2 * channels_;
+        piece_count_ = piece_ + 2 * channels_;
+        waiting_ = piece_count_ + 1;
     }
 
     /// Of all tokens. They stay valid as long as this does.
@@ -48,10 +51,7 @@ private:
     void lay_out(scratch& memory) {
         const auto before = memory.used_bytes();
         all_ = memory.take<double>(2 * channels_ + 1);
-        all_count_ = all_ + 2 * channels_;
         piece_ = memory.take<double>(2 * channels_ + 2);
-        piece_count_ = piece_ + 2 * channels_;
-        waiting_ = piece_count_ + 1;
         rows_ = memory.take<T>(group_type::max_rows, padded());
         handed_on_ = memory.used_bytes() - before;
         own_ = memory.take<double>(pieces_.count, 2 * channels_);

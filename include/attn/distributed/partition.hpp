@@ -134,12 +134,11 @@ private:
                 before += blocks[static_cast<std::size_t>(block++)];
                 row = of_rows = 0;
             }
-            for (;;) {
+            while (before + of_rows < share) {
                 const auto next = of_rows + pairs_of(pattern, {block * rows_together + row, 1});
                 if (before + next - share > share - before - of_rows) break;
                 of_rows = next;
                 ++row;
-                if (before + of_rows >= share) break;
             }
             cuts.push_back(block * rows_together + row);
         }
