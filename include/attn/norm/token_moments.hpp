@@ -196,7 +196,7 @@ public:
     }
 
 private:
-    static constexpr index_t group_rows = row_group<Arch, T>::max_rows;
+    static constexpr index_t group_rows = row_group<Arch, T>::max_rows; ///< that are taken in together
 
     static index_t padded(index_t channels) {
         constexpr index_t numbers = alignment / sizeof(T);
@@ -210,7 +210,8 @@ private:
     index_t pieces_ = 1;
     double* moments_ = nullptr;
     index_t* counts_ = nullptr;
-    T *sums_ = nullptr, *wide_ = nullptr;
+    T* sums_ = nullptr;
+    T* wide_ = nullptr; ///< rows that are stored in 16 bits, until they are taken in
 };
 
 } // namespace detail
