@@ -58,6 +58,11 @@ void check_communicator(C& ranks) {
             require(all[r * bytes] == static_cast<std::byte>(r) && (bytes == 1 || all[r * bytes + bytes - 1] == static_cast<std::byte>(7 * r + 1)),
                     "all_gather is in the order of ranks");
     }
+    for (index_t root = 0; root < size; ++root) {
+        auto bytes = numbers_of(rank, root, 50);
+        detail::broadcast(ranks, root, std::as_writable_bytes(std::span(bytes)));
+        require(bytes == numbers_of(root, root, 50), "broadcast gives all what the root has");
+    }
 }
 
 } // namespace attn::testing

@@ -22,6 +22,15 @@ void check_softmax(mpi_communicator& ranks, const auto& op, index_t n, auto& exe
     check_rank(op, ranks, partition(op.pattern, s, ranks.size()), inputs<T>(in), whole.out(), executor);
 }
 
+template <Scalar T>
+void check_linear(mpi_communicator& ranks, const auto& op, index_t n, auto& executor) {
+    const auto in = random_given<T>({1, 4, 2, n, n, 16, 8});
+    const auto s = shapes_of(inputs<T>(in));
+    auto whole = no_answer<T>(op.output_shape(s), false);
+    attend(op, inputs<T>(in), whole.out());
+    check_rank(op, ranks, partition(op.pattern, s, ranks.size()), inputs<T>(in), whole.out(), executor);
+}
+
 void check_errors(mpi_communicator& ranks) {
     const index_t n = 100;
     const auto in = random_given<float>({1, 1, 1, n, n, 8, 4});
@@ -68,6 +77,8 @@ void check_all() {
         check_softmax<double>(ranks, softmax_attention{.score = soft_cap{5}, .pattern = causal{} & local{300}}, n, two);
         check_softmax<float>(ranks, softmax_attention{.pattern = causal{} & (local{50} | strided{3})}, n, one);
     }
+    check_linear<float>(ranks, linear_attention{}, 5'000, one);
+    check_linear<double>(ranks, linear_attention{.pattern = causal{}}, 700, two);
     check_batch_norm(ranks);
     check_errors(ranks);
     check_softmax<float>(ranks, softmax_attention{}, 200, one); // and go on afterwards

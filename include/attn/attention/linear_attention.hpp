@@ -48,9 +48,13 @@ struct linear_attention {
     }
     template <Scalar T>
     void forward(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
+        with_kernel(in, [&](const auto& kernel) { kernel(in, out, run, run.workspace().bytes().data()); });
+    }
+    /// f(what computes it: a kernel::linear_attention).
+    template <Scalar T>
+    void with_kernel(const inputs<T>& in, const auto& f) const {
         const features<T> queries{in.queries, feature_map, {}}, keys{in.keys, feature_map, {}};
-        kernel_of<T>(queries, keys, pattern, {.normalise = normalise, .eps = eps, .scale = scale})(in, out, run,
-                                                                                                       run.workspace().bytes().data());
+        f(kernel_of<T>(queries, keys, pattern, {.normalise = normalise, .eps = eps, .scale = scale}));
     }
 
     /// Those of the inputs.

@@ -55,6 +55,17 @@ std::vector<std::byte> all_gather(C& ranks, std::span<const std::byte> own) {
     return all;
 }
 
+/// The bytes of `root`, at least one, reach all others, which have as much memory for them.
+template <Communicator C>
+void broadcast(C& ranks, index_t root, std::span<std::byte> bytes) {
+    const index_t size = ranks.size(), behind = (ranks.rank() - root + size) % size;
+    for (index_t know = 1; know < size; know *= 2) {
+        if (behind >= 2 * know || (behind < know && behind + know >= size)) continue;
+        auto message = behind < know ? ranks.send((ranks.rank() + know) % size, 0, bytes) : ranks.receive((ranks.rank() - know + size) % size, 0, bytes);
+        ranks.wait(message);
+    }
+}
+
 } // namespace detail
 
 } // namespace attn

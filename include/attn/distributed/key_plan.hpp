@@ -93,6 +93,9 @@ public:
         }
     }
 
+    /// All keys in one piece, of which each rank needs some rows.
+    key_plan(const row_cuts& key_cuts, const std::vector<row_range>& needed) : key_cuts_(key_cuts), pieces_{{0, {0, key_cuts.cuts.back()}}}, seen_(needed) {}
+
     index_t pieces() const { return std::ssize(pieces_); }
     const key_piece& piece(index_t number) const { return pieces_[static_cast<std::size_t>(number)]; }
     /// From the first key of the piece that the rank's queries see to the last.

@@ -15,6 +15,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// the ranks that see the same, a piece of a few thousand keys at a time while the one before is computed with. A window is an exchange of halos,
 /// documents stay at home. Pieces are taken in the order of keys. Tables that the pattern or the score function refers to must cover the rank's
 /// queries and all keys. Memory beyond that of the call: two pieces, and two numbers a row.
+/// linear_attention, of any feature map and pattern: sums over the keys go from rank to rank, and where all queries see the same keys then to all. Where they
+/// see different ones, each rank adds its keys to the sum of those before, a head after the other, so that fewer heads than ranks leave ranks waiting. Keys
+/// travel as far as a block of a sum, of 16 or 2,048 keys, reaches over a rank's border, and where rows see few; keys before the first query to its rank.
 /// A rank that throws makes all throw: another's exception is a rank_error. Shapes, positions and partitions that differ between ranks are found before
 /// a key is sent.
 template <Attention A>
@@ -33,7 +36,7 @@ namespace detail {
 
 /// How a rank does its part of an operator: specialised for each that can be.
 /// - `rank_call(op, partition, rank, in)`: checks the operator's parameters, finds what is seen of whom, and takes the memory for it.
-/// - `workspace_bytes<S>(op, shapes, concurrency)`: of the workspace, for a result that is stored in S.
+/// - `workspace_bytes<S>(op, partition, rank, concurrency)`: of the workspace, for a result that is stored in S.
 /// - `fingerprint()`: of all that the ranks must have alike beside shapes and cuts.
 /// - `run(communicator, in, out, run)`: computes.
 template <class A, Scalar T>
@@ -75,7 +78,7 @@ void on_all_ranks(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in,
     const auto unfit = failure_of([&] {
         placed = own_inputs(op, rank, ranks.size(), in);
         call.emplace(op.op, op.partition, rank, *placed);
-        check(*placed, [&]<Storage S>(std::type_identity<S>) { return call_type::template workspace_bytes<S>(op.op, op.partition.shapes(rank), concurrency); });
+        check(*placed, [&]<Storage S>(std::type_identity<S>) { return call_type::template workspace_bytes<S>(op.op, op.partition, rank, concurrency); });
     });
     const auto& whole = op.partition.shapes();
     const auto where = op.partition.positions();
@@ -142,9 +145,10 @@ template <Attention A, Scalar T, Communicator C, ExecutorArgument E = sequential
 /// Bytes of workspace that a rank's call needs with such an executor, if its result is stored in S.
 template <Storage S, Attention A, Executor E>
 std::size_t workspace_bytes(const sequence_parallel<A>& op, index_t rank, E& executor) {
-    return detail::rank_call<A, computed_in<S>>::template workspace_bytes<S>(op.op, op.partition.shapes(rank), detail::concurrency_of(executor));
+    return detail::rank_call<A, computed_in<S>>::template workspace_bytes<S>(op.op, op.partition, rank, detail::concurrency_of(executor));
 }
 
 } // namespace attn
 
+#include "linear_ranks.hpp"
 #include "softmax_ranks.hpp"

@@ -25,8 +25,8 @@ struct rank_call<softmax_attention<P, S, R, Arch>, T> {
 
     index_t fingerprint() const { return plan_.fingerprint(); }
     template <Storage U>
-    static std::size_t workspace_bytes(const operation& op, const input_shapes& own, index_t concurrency) {
-        return op.template run_workspace_bytes<T>(own, concurrency, Narrow<U>);
+    static std::size_t workspace_bytes(const operation& op, const partition& parts, index_t rank, index_t concurrency) {
+        return op.template run_workspace_bytes<T>(parts.shapes(rank), concurrency, Narrow<U>);
     }
 
     template <Communicator C>

@@ -24,6 +24,7 @@ template <Scalar T, class Arch, class QueryFeatures, class KeyFeatures, Pattern 
 class linear_attention {
 public:
     using lanes = simd::lanes<T, Arch>;
+    using state_type = linear_state<T, Arch>;
     static constexpr bool causal = linear_order<T, P>::causal;
 
     linear_attention(const QueryFeatures& query_features, const KeyFeatures& key_features, const P& pattern,
@@ -37,34 +38,54 @@ public:
         return sums.used_bytes() + static_cast<std::size_t>(concurrency) * slice.used_bytes();
     }
 
-    /// memory: workspace_bytes of it.
-    void operator()(const inputs<T>& in, const outputs<T>& out, const execution& run, std::byte* memory) const {
+    /// memory: workspace_bytes of it. summed: null, or of each batch entry and head of keys the sum that its first row takes; keys before that are not read.
+    void operator()(const inputs<T>& in, const outputs<T>& out, const execution& run, std::byte* memory, const linear_states<T, Arch>* summed = nullptr) const {
         const auto s = shapes_of(in);
         if (s.queries.batch * s.queries.heads * s.queries.tokens * s.values.channels == 0) return;
-        detail::scratch counted;
-        worker(counted, s, grid(), causal);
-        const auto with_worker = [&](index_t slice, auto&& f) {
-            detail::scratch own(memory + static_cast<std::size_t>(slice) * counted.used_bytes());
-            worker w(own, s, grid(), causal);
-            f(w);
-        };
+        const worker_memory workers{memory, s, grid()};
+        const auto with_worker = [&](index_t slice, auto&& f) { workers.with(slice, f); };
         if constexpr (causal) {
             run.for_each(s.queries.batch * s.queries.heads, [&](index_t task, index_t slice) {
-                with_worker(slice, [&](worker& w) { run_causal(w, in, out, task / s.queries.heads, task % s.queries.heads); });
+                with_worker(slice, [&](worker& w) { run_causal(w, in, out, task / s.queries.heads, task % s.queries.heads, summed); });
             });
         } else {
-            detail::scratch shared(memory + static_cast<std::size_t>(run.concurrency()) * counted.used_bytes());
-            run_dense(in, out, run, span_sums<T, Arch>(shared, s, run.concurrency()), with_worker);
+            detail::scratch shared(memory + static_cast<std::size_t>(run.concurrency()) * workers.bytes());
+            run_dense(in, out, run, span_sums<T, Arch>(shared, s, run.concurrency()), with_worker, summed);
         }
+    }
+    /// Adds the keys first .. end - 1 of one batch entry and head to a sum, as the call of all of them would: where queries see different keys a sum grows
+    /// from any border of its blocks, else this is one span of it.
+    void add_keys(const inputs<T>& in, index_t batch, index_t kv_head, index_t first, index_t end, index_t slice, std::byte* memory, const state_type& state) const {
+        const auto s = shapes_of(in);
+        worker_memory{memory, s, grid()}.with(slice, [&](worker& w) {
+            keys_of(in, batch, kv_head).push(w, first, end, causal ? linear_order<T, P>::causal_block : worker::target_rows(s), state);
+        });
     }
 
 private:
-    using state_type = linear_state<T, Arch>;
     using worker = linear_worker<T, Arch, Prefetch>;
     using keys_type = linear_keys<T, Arch, KeyFeatures, P, Prefetch>;
     using block = typename keys_type::block;
 
     static constexpr bool has_local = !std::same_as<Local, no_local_term>;
+
+    /// The workers of all threads, one after the other.
+    struct worker_memory {
+        std::byte* memory;
+        const input_shapes& shapes;
+        const convolution_grid* grid;
+
+        std::size_t bytes() const {
+            detail::scratch counted;
+            worker(counted, shapes, grid, causal);
+            return counted.used_bytes();
+        }
+        void with(index_t slice, const auto& f) const {
+            detail::scratch own(memory + static_cast<std::size_t>(slice) * bytes());
+            worker w(own, shapes, grid, causal);
+            f(w);
+        }
+    };
 
     const convolution_grid* grid() const {
         if constexpr (has_local)
@@ -161,8 +182,8 @@ private:
 
     /// Sums over the keys first, in spans; then the queries, in tasks of any size.
     template <class WithWorker>
-    void run_dense(const inputs<T>& in, const outputs<T>& out, const execution& run, const span_sums<T, Arch>& sums,
-                   const WithWorker& with_worker) const {
+    void run_dense(const inputs<T>& in, const outputs<T>& out, const execution& run, const span_sums<T, Arch>& sums, const WithWorker& with_worker,
+                   const linear_states<T, Arch>* summed) const {
         const auto &q = in.queries.shape(), &k = in.keys.shape();
         const auto group = q.heads / k.heads, target = worker::target_rows(shapes_of(in));
         const auto chunks = grid() ? token_chunks::of(*grid(), target, worker::max_queries) : token_chunks::even(q.tokens, target);
@@ -179,7 +200,7 @@ private:
                 const auto batch = batch_of(number), keys = order(in).absorbed_by(batch, 0);
                 return keys == 0 ? 0 : 1 + (keys - 1 + span - order(in).block_end(batch, 0, span)) / span;
             };
-            sums.make(now, run, spans, [&](index_t number, index_t n, index_t slice, const state_type& state) {
+            if (!summed) sums.make(now, run, spans, [&](index_t number, index_t n, index_t slice, const state_type& state) {
                 const auto batch = batch_of(number), end = std::min(order(in).absorbed_by(batch, 0), span_begin(batch, n + 1));
                 with_worker(slice, [&](worker& w) {
                     keys_of(in, batch, (begin + number) % k.heads).push(w, span_begin(batch, n), end, target, state);
@@ -193,7 +214,7 @@ private:
                     const auto from = task % tasks * chunks_of_a_task;
                     for (auto chunk = from; chunk < std::min(from + chunks_of_a_task, chunks.count()); ++chunk)
                         if (const auto first = chunks.first(chunk), end = chunks.end(chunk); first < end)
-                            run_chunk(w, in, out, batch, head, first, end, sums.of(number), order(in).absorbed_by(batch, 0));
+                            run_chunk(w, in, out, batch, head, first, end, summed ? summed->of(begin + number) : sums.of(number), order(in).absorbed_by(batch, 0));
                 });
             });
         }
@@ -201,14 +222,15 @@ private:
 
     /// The sum over the keys grows block by block, as far as rows want it. The block in which a chunk's keys end is scored, and pushed when
     /// that is done.
-    void run_causal(worker& w, const inputs<T>& in, const outputs<T>& out, index_t batch, index_t head) const {
+    void run_causal(worker& w, const inputs<T>& in, const outputs<T>& out, index_t batch, index_t head, const linear_states<T, Arch>* summed) const {
         constexpr index_t size = linear_order<T, P>::causal_block;
         const auto rows = order(in);
         const auto keys = keys_of(in, batch, head / (in.queries.shape().heads / in.keys.shape().heads));
         const auto tokens = in.queries.shape().tokens, target = worker::target_rows(shapes_of(in));
         load_weights(w, head);
         w.state.reset();
-        index_t absorbed = 0;
+        index_t absorbed = summed ? rows.absorbed_by(batch, 0) : 0;
+        if (absorbed > 0) w.state.merge(summed->of(batch * in.keys.shape().heads + keys.kv_head));
         for (index_t first = 0, end = 0; first < tokens; first = end) {
             const auto wanted = rows.absorbed_by(batch, first);
             keys.push(w, absorbed, wanted, size, w.state);

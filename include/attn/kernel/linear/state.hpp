@@ -5,6 +5,8 @@
 #include "../gemm/matrix_tile.hpp"
 #include "../prefetch.hpp"
 
+#include <span>
+
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Covers [0, count) with tiles of so many columns and calls f(std::integral_constant<int, Rows>, first row). Few sizes, for each is a
@@ -222,6 +224,33 @@ private:
                 for (int c = 0; c < Columns; ++c) (tile.sum[i][c] * lanes(factor[i])).store(out + c * lanes::size);
         }
     }
+};
+
+/// Sums of several heads, one after the other.
+template <Scalar T, class Arch>
+struct linear_states {
+    linear_state<T, Arch> first;
+    index_t distance = 0; ///< between them, in numbers
+
+    static linear_states take(detail::scratch& memory, index_t count, index_t key_channels, index_t value_channels) {
+        detail::scratch one;
+        auto state = linear_state<T, Arch>::take(one, key_channels, value_channels);
+        const auto distance = static_cast<index_t>(one.used_bytes() / sizeof(T));
+        T* const numbers = memory.take<T>(count, distance);
+        if (numbers) {
+            detail::scratch own(reinterpret_cast<std::byte*>(numbers));
+            state = linear_state<T, Arch>::take(own, key_channels, value_channels);
+        }
+        return {state, distance};
+    }
+    linear_state<T, Arch> of(index_t number) const {
+        auto state = first;
+        state.sums += number * distance;
+        state.key_sum += number * distance;
+        return state;
+    }
+    /// The numbers of one, and the padding behind them.
+    std::span<T> numbers(index_t number) const { return {of(number).sums, static_cast<std::size_t>(distance)}; }
 };
 
 } // namespace attn::kernel
