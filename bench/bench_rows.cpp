@@ -144,6 +144,10 @@ constexpr narrow_format narrow_formats[] = {narrow_format::bfloat16, narrow_form
 struct bf16_goal {
     index_t head_dim;
     double meant;
+
+    testing::problem problem() const { return problem_of(sequence(2048, head_dim)); }
+    std::string name() const { return name_of("products", "softmax_bf16_products", problem()); }
+    std::string against() const { return name_of("products", "softmax", problem()); }
 };
 constexpr bf16_goal bf16_goals[] = {{64, 1.5}, {128, 1.6}};
 
@@ -191,6 +195,8 @@ void add_groups(std::vector<row>& rows) {
     for (const auto key_dim : key_sizes) add("key_size", "softmax", key_size_problem(key_dim));
     for (const index_t keys : {4096, 32768})
         for (const index_t threads : {1, 2}) add("decode", "softmax", decoding(keys), threads);
+    for (const auto& g : bf16_goals)
+        for (const auto& c : {"softmax", "softmax_bf16_products"}) add("products", c, g.problem());
     for (const auto& [name, problem] : prefetched_calls)
         for (const char* how : {"", "_no_prefetch"}) add("prefetch", std::string(name).append(how), problem);
     for (const auto& g : gradient_goals) {
@@ -259,8 +265,6 @@ std::vector<row> all_rows(bool quick) {
         for (const index_t head_dim : {64, 128}) add(c, sequence(2048, head_dim), 1, true);
         add(c, deit_tiny);
         add(c, sequence(2048), 1, false, 30);
-        if (c.name != "softmax") continue;
-        for (const auto& g : bf16_goals) add(case_named("softmax_bf16_products"), sequence(2048, g.head_dim));
     }
     add_groups(rows);
     for (const auto& s : stored_rows()) { // what is compared comes soon after
@@ -309,10 +313,7 @@ std::vector<comparison> all_comparisons() {
     }
     for (const auto& s : stored_rows())
         for (const auto f : narrow_formats) all.push_back({"16 bits", s.row + format_suffix(f), s.row});
-    for (const auto& g : bf16_goals) {
-        const auto s = sequence(2048, g.head_dim);
-        all.push_back({"16 bits", name_of("softmax_bf16_products", s), name_of("softmax", s)});
-    }
+    for (const auto& g : bf16_goals) all.push_back({"16 bits", g.name(), g.against()});
     return all;
 }
 
@@ -383,10 +384,7 @@ std::vector<goal> all_goals() {
     for (const auto& s : stored_rows())
         for (const auto f : narrow_formats)
             if (s.meant > 0) against(s.label + ", in " + format_suffix(f).substr(1) + " against float", s.row + format_suffix(f), s.row, s.meant);
-    for (const auto& g : bf16_goals) {
-        const auto s = sequence(2048, g.head_dim);
-        against("products in bf16 against float, d " + std::to_string(g.head_dim) + ", n 2048", name_of("softmax_bf16_products", s), dense(s), g.meant);
-    }
+    for (const auto& g : bf16_goals) against("products in bf16 against float, d " + std::to_string(g.head_dim) + ", n 2048", g.name(), g.against(), g.meant);
     against("two threads against one, full", name_of("softmax", sequence(2048), 2), dense(sequence(2048)), 1.9);
     against("two threads against one, causal", name_of("softmax_causal", sequence(2048), 2), causal(sequence(2048)), 1.9);
     against("scores 30 times as large, full", dense(sequence(2048)) + "/q:30", dense(sequence(2048)), 0.95);
