@@ -1,5 +1,6 @@
-// Linear attention over ranks has the bits of the call on one machine.
+// The linear attentions over ranks have the bits of the call on one machine.
 #include "catch.hpp"
+#include "errors.hpp"
 #include "sequence_checks.hpp"
 
 #include <attn/distributed/thread_communicator.hpp>
@@ -64,6 +65,60 @@ TEST_CASE("ranks: linear attention at other positions, of other keys than querie
     std::transform(in.keys.data(), in.keys.data() + in.keys.shape().size(), k.data(), [](float x) { return Eigen::bfloat16(x); });
     check_linear(linear_attention{.pattern = causal{}}, inputs<float>{in.queries, k, in.values}, some);
     check_linear(linear_attention{}, inputs<float>{in.queries, k, in.values}, some);
+    const auto weights = random_tensor<float>({2, 8, 3, 5}, 3);
+    check_linear(simplified_linear_attention{.convolution = {.weights = weights, .height = 60, .width = 50}}, inputs<float>{in.queries, k, in.values}, some);
+}
+
+TEMPLATE_TEST_CASE("ranks: simplified and focused linear attention, whose convolution reads beyond a rank's tokens", "[distributed][parallel]", float, double) {
+    using T = TestType;
+    const std::vector<index_t> ranks{1, 2, 3, 4, 5, 6, 7}, some{2, 3, 7};
+    for (const index_t channels : {16, 11}) { // read where they lie, and copied
+        for (const auto& [height, width, kernel_height, kernel_width] :
+             {std::array<index_t, 4>{0, 0, 1, 3}, {1, 1, 3, 3}, {7, 14, 5, 5}, {40, 3, 7, 3}, {3, 40, 3, 9}, {11, 130, 3, 3}, {2, 3, 9, 9}, {55, 57, 5, 5}}) {
+            const auto n = height == 0 ? 500 : height * width;
+            const auto in = random_given<T>({2, 4, 2, n, n, 16, channels});
+            const auto weights = random_tensor<T>({1, channels, kernel_height, kernel_width}, 3), encoding = random_tensor<T>({1, 1, n, 16}, 4),
+                       input = random_tensor<T>({2, 2, n, channels}, 5);
+            const depthwise_convolution<T> convolution{.weights = weights, .height = height, .width = width};
+            check_linear(simplified_linear_attention<dense, T>{.convolution = convolution}, inputs<T>(in), ranks);
+            check_linear(simplified_linear_attention<dense, T>{.convolution = convolution, .positional_encoding = encoding, .convolution_input = input}, inputs<T>(in), some);
+            check_linear(focused_linear_attention<dense, T>{.convolution = convolution, .positional_encoding = encoding}, inputs<T>(in), some);
+        }
+    }
+    const index_t n = 5'000;
+    const auto in = random_given<T>({2, 2, 1, n, n, 8, 8});
+    const std::vector<index_t> lengths_of{30, 4'321};
+    const auto weights = random_tensor<T>({1, 8, 1, 4}, 3), centred = random_tensor<T>({2, 8, 3, 3}, 3);
+    const auto bias = random_tensor<T>({1, 1, 1, 8}, 6), scale = random_tensor<T>({1, 1, 1, 8}, 7);
+    const std::span<const T> of_bias(bias.data(), 8), of_scale(scale.data(), 8);
+    const depthwise_convolution<T> image{.weights = centred, .bias = of_bias, .height = 100, .width = 50};
+    check_linear(simplified_linear_attention<causal, T>{.convolution = {.weights = weights, .causal = true}}, inputs<T>(in), some);
+    check_linear(simplified_linear_attention<lengths, T>{.convolution = image, .pattern = lengths{lengths_of}}, inputs<T>(in), some);
+    check_linear(focused_linear_attention<lengths, T>{.power = 2, .scale = of_scale, .convolution = image, .pattern = lengths{lengths_of}}, inputs<T>(in), some);
+    check_linear(simplified_linear_attention<dense, T>{}, inputs<T>(in), some);
+    const auto fewer = random_given<T>({1, 2, 1, 400, 3'000, 8, 5}); // other tokens are convolved than are attended to
+    const auto input = random_tensor<T>({1, 1, 400, 5}, 5), kernel = random_tensor<T>({1, 5, 3, 3}, 3);
+    check_linear(focused_linear_attention<dense, T>{.convolution = {.weights = kernel, .height = 20, .width = 20}, .convolution_input = input}, inputs<T>(fewer), some);
+}
+
+TEST_CASE("ranks: a linear attention's parameters are those of all rows, its convolution's input is a rank's", "[distributed]") {
+    const index_t n = 100;
+    const auto in = random_given<float>({1, 1, 1, n, n, 8, 8});
+    const auto encoding = random_tensor<float>({1, 1, 50, 8}, 4), input = random_tensor<float>({1, 1, n, 8}, 4), weights = random_tensor<float>({1, 8, 3, 3}, 4);
+    const partition parts(dense{}, shapes_of(inputs<float>(in)), 2);
+    const depthwise_convolution<float> convolution{.weights = weights, .height = 10, .width = 10};
+    const auto heard = [&](const auto& op) {
+        return error_of<shape_error>([&] {
+            on_thread_ranks(2, [&](auto& ranks) {
+                const auto own = parts.queries(ranks.rank());
+                const inputs<float> some{some_rows(in.queries, own.first, own.count), some_rows(in.keys, own.first, own.count), some_rows(in.values, own.first, own.count)};
+                static_cast<void>(attend(sequence_parallel{op, parts}, ranks, some));
+            });
+        });
+    };
+    check_says(heard(simplified_linear_attention{.positional_encoding = encoding.view()}), {"simplified_linear_attention", "positional_encoding", "(1, 1, 50, 8)", "(1, 1, 100, 8)"});
+    check_says(heard(simplified_linear_attention{.convolution = convolution, .convolution_input = input.view()}),
+               {"convolution_input", "(1, 1, 100, 8)", "rank", "of the partition holds 50 tokens"});
 }
 
 } // namespace attn::testing

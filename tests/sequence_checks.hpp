@@ -9,12 +9,31 @@
 
 namespace attn::testing {
 
+/// Some rows, in memory of their own where a tensor can hold them: so that a sanitizer sees what is read beside them.
+template <Scalar T>
+struct rank_rows {
+    tensor<T> memory;
+    stored_view<const T> view;
+
+    rank_rows(const stored_view<const T>& all, const row_range& rows) : view(some_rows(all, rows.first, rows.count)) {
+        if (all.is_narrow() || all.strides() != head_major(static_cast<const T*>(nullptr), all.shape()).strides()) return;
+        memory = tensor<T>(view.shape());
+        const auto& s = view.shape();
+        for (index_t b = 0; b < s.batch; ++b)
+            for (index_t h = 0; h < s.heads; ++h)
+                for (index_t i = 0; i < s.tokens; ++i)
+                    for (index_t c = 0; c < s.channels; ++c) memory(b, h, i, c) = view(b, h, i, c);
+        view = memory.view();
+    }
+};
+
 /// On one rank: its rows of the call, next to those of the whole one. Every rank has all inputs, but gives the call its own.
 template <Scalar T, Communicator C>
 void check_rank(const auto& op, C& ranks, const partition& parts, const inputs<T>& all, const outputs<T>& whole, auto& executor) {
     const auto rank = ranks.rank();
     const auto q = parts.queries(rank), k = parts.keys(rank);
-    const inputs<T> own{some_rows(all.queries, q.first, q.count), some_rows(all.keys, k.first, k.count), some_rows(all.values, k.first, k.count)};
+    const rank_rows<T> own_queries(all.queries, q), own_keys(all.keys, k), own_values(all.values, k);
+    const inputs<T> own{own_queries.view, own_keys.view, own_values.view};
     const auto expected = some_rows(whole.values, q.first, q.count);
     const auto same_rows = [](const auto& a, const auto& b) {
         const auto& s = a.shape();
@@ -27,7 +46,10 @@ void check_rank(const auto& op, C& ranks, const partition& parts, const inputs<T
                     }
         return true;
     };
-    const sequence_parallel over{op, parts};
+    auto own_op = op;
+    if constexpr (requires { op.convolution_input; })
+        if (op.convolution_input.data()) own_op.convolution_input = some_rows(op.convolution_input, q.first, q.count);
+    const sequence_parallel over{own_op, parts};
     if constexpr (std::same_as<T, float>) {
         if (expected.is_narrow()) {
             tensor<Eigen::bfloat16> values(expected.shape());

@@ -57,23 +57,31 @@ struct focused_linear_attention {
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
     template <Scalar T>
     std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        const auto grid = convolution.grid(s.queries.tokens);
+        return workspace_bytes(s, detail::rows_of_shapes<T>(s), concurrency);
+    }
+    template <Scalar T>
+    std::size_t workspace_bytes(const input_shapes& s, const detail::linear_rows<T>& rows, index_t concurrency) const {
+        const auto grid = convolution.grid(rows.queries);
         detail::scratch own;
         features<T>::take(own, s.queries, s.queries.heads, concurrency);
-        features<T>::take(own, s.keys, s.queries.heads, concurrency);
+        features<T>::take(own, rows.keys.shape(), s.queries.heads, concurrency);
         return own.used_bytes() + kernel_of<T>::workspace_bytes(s, concurrency, convolution.present() ? &grid : nullptr);
     }
     template <Scalar T>
     void forward(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
+        with_kernel(in, detail::all_rows(in), run, [&](const auto& kernel, std::byte* memory) { kernel(in, out, run, memory); });
+    }
+    /// f(what computes it: a kernel::linear_attention; the memory for it).
+    template <Scalar T>
+    void with_kernel(const inputs<T>& in, const detail::linear_rows<T>& rows, const execution& run, const auto& f) const {
         std::byte* const memory = run.workspace().bytes().data();
         const auto heads = in.queries.shape().heads;
         detail::scratch own(memory);
         auto queries = features<T>::take(own, in.queries.shape(), heads, run.concurrency()),
-             keys = features<T>::take(own, in.keys.shape(), heads, run.concurrency());
-        queries.prepare({in.queries, relu{}, {}}, power, scale, run);
-        keys.prepare({in.keys, relu{}, positional_encoding}, power, scale, run);
-        kernel_of<T>(queries, keys, pattern, {.eps = eps, .eps_per_key = true}, local<T>().term(in))(in, out, run,
-                                                                                                     memory + own.used_bytes());
+             keys = features<T>::take(own, rows.keys.shape(), heads, run.concurrency());
+        queries.prepare({in.queries, relu{}}, power, scale, run);
+        keys.prepare({rows.keys, relu{}, positional_encoding, rows.first_key}, power, scale, run);
+        f(kernel_of<T>(queries, keys, pattern, {.eps = eps, .eps_per_key = true}, local<T>().term(in, rows)), memory + own.used_bytes());
     }
 
     /// Those of the inputs, and of what the operator refers to, in the same shapes.
@@ -100,7 +108,7 @@ struct focused_linear_attention {
             detail::scratch memory(run.workspace().bytes().data());
             gradient_work<T> work(memory, *this, shapes_of(in), run.concurrency());
             auto &queries = work.queries, &keys = work.keys;
-            queries.prepare({in.queries, relu{}, {}}, power, scale, run);
+            queries.prepare({in.queries, relu{}}, power, scale, run);
             keys.prepare({in.keys, relu{}, positional_encoding}, power, scale, run);
 
             const bool of_scale = wanted.scale.data(), of_encoding = wanted.positional_encoding.data();

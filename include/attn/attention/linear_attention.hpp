@@ -44,17 +44,21 @@ struct linear_attention {
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
     template <Scalar T>
     std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const {
+        return workspace_bytes(s, detail::linear_rows<T>{}, concurrency);
+    }
+    template <Scalar T>
+    std::size_t workspace_bytes(const input_shapes& s, const detail::linear_rows<T>&, index_t concurrency) const {
         return kernel_of<T>::workspace_bytes(s, concurrency, nullptr);
     }
     template <Scalar T>
     void forward(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
-        with_kernel(in, [&](const auto& kernel) { kernel(in, out, run, run.workspace().bytes().data()); });
+        with_kernel(in, detail::all_rows(in), run, [&](const auto& kernel, std::byte* memory) { kernel(in, out, run, memory); });
     }
-    /// f(what computes it: a kernel::linear_attention).
+    /// f(what computes it: a kernel::linear_attention; the memory for it).
     template <Scalar T>
-    void with_kernel(const inputs<T>& in, const auto& f) const {
-        const features<T> queries{in.queries, feature_map, {}}, keys{in.keys, feature_map, {}};
-        f(kernel_of<T>(queries, keys, pattern, {.normalise = normalise, .eps = eps, .scale = scale}));
+    void with_kernel(const inputs<T>& in, const detail::linear_rows<T>& rows, const execution& run, const auto& f) const {
+        const features<T> queries{in.queries, feature_map}, keys{rows.keys, feature_map, {}, rows.first_key};
+        f(kernel_of<T>(queries, keys, pattern, {.normalise = normalise, .eps = eps, .scale = scale}), run.workspace().bytes().data());
     }
 
     /// Those of the inputs.

@@ -17,6 +17,28 @@ void check_linear(std::string_view operation, const inputs<T>& in, const P& patt
     attn::check(pattern, pattern_context_of(operation, in.positions, shapes_of(in), in.queries.shape().heads));
 }
 
+/// The rows that a call of linear attention reads, where they are only some of a longer sequence's. `in` then numbers keys and what the convolution reads as the
+/// sequence does.
+template <Scalar T>
+struct linear_rows {
+    stored_view<const T> keys;
+    index_t first_key = 0;   ///< the number of the first of them
+    index_t queries = 0;     ///< of the sequence
+    index_t first_query = 0; ///< the number of the call's first query
+    stored_view<const T> convolution_input = {}; ///< as the convolution's grid numbers them, or none
+};
+
+/// All rows of a call.
+template <Scalar T>
+linear_rows<T> all_rows(const inputs<T>& in) {
+    return {in.keys, 0, in.queries.shape().tokens};
+}
+/// The same of shapes, to tell how much memory they need.
+template <Scalar T>
+linear_rows<T> rows_of_shapes(const input_shapes& s) {
+    return {{nullptr, s.keys, {}}, 0, s.queries.tokens};
+}
+
 /// What a linear attention of vision transformers has besides queries, keys and values.
 template <Scalar T, class U, class Arch>
 struct local_arguments {
@@ -52,18 +74,19 @@ struct local_arguments {
         out.require_apart("positional_encoding", positional_encoding);
         out.require_apart("convolution_input", convolution_input);
     }
+    /// What it reads: `convolution_input`, or the values.
+    bool reads_values() const { return !convolution_input.data(); }
     /// For the kernel.
-    kernel::local_term<T, U> term(const inputs<T>& in) const {
-        kernel::local_term<T, U> local{{convolution.present() ? convolution.grid(in.queries.shape().tokens) : kernel::convolution_grid{},
+    kernel::local_term<T, U> term(const inputs<T>& in, const linear_rows<T>& rows) const {
+        kernel::local_term<T, U> local{{convolution.present() ? convolution.grid(rows.queries) : kernel::convolution_grid{},
                                         convolution.kernels(in.values.shape().channels), convolution.bias},
                                        in.values,
-                                       true};
-        if constexpr (std::same_as<T, U>) { // check says what else is wrong, once
-            if (convolution_input.data()) {
-                local.input = convolution_input;
-                local.reads_values = false;
-            }
-        }
+                                       reads_values(),
+                                       rows.first_query};
+        if (rows.convolution_input.data())
+            local.input = rows.convolution_input;
+        else if constexpr (std::same_as<T, U>) // check says what else is wrong, once
+            if (!reads_values()) local.input = convolution_input;
         return local;
     }
 };

@@ -63,7 +63,7 @@ struct local_backward {
     void operator()(const inputs<T>& in, const P& pattern, const tensor_view<const T>& given, const local_gradients<T>& wanted, const execution& run) const {
         if (!of.convolution.present()) return;
         const auto tokens = in.queries.shape().tokens, channels = in.values.shape().channels;
-        const auto term = of.term(in);
+        const auto term = of.term(in, all_rows(in));
         const auto grid = of.convolution.grid(tokens);
         const kernel::linear_order<T, P> order{in, pattern};
         const auto& own = wanted.convolution;

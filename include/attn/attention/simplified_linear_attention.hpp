@@ -44,14 +44,23 @@ struct simplified_linear_attention {
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
     template <Scalar T>
     std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        const auto grid = convolution.grid(s.queries.tokens);
+        return workspace_bytes(s, detail::rows_of_shapes<T>(s), concurrency);
+    }
+    template <Scalar T>
+    std::size_t workspace_bytes(const input_shapes& s, const detail::linear_rows<T>& rows, index_t concurrency) const {
+        const auto grid = convolution.grid(rows.queries);
         return kernel_of<T>::workspace_bytes(s, concurrency, convolution.present() ? &grid : nullptr);
     }
     template <Scalar T>
     void forward(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
-        const query_features<T> queries{in.queries, relu{}, {}};
-        const key_features<T> keys{in.keys, relu{}, positional_encoding};
-        kernel_of<T>(queries, keys, pattern, {.eps = eps}, local<T>().term(in))(in, out, run, run.workspace().bytes().data());
+        with_kernel(in, detail::all_rows(in), run, [&](const auto& kernel, std::byte* memory) { kernel(in, out, run, memory); });
+    }
+    /// f(what computes it: a kernel::linear_attention; the memory for it).
+    template <Scalar T>
+    void with_kernel(const inputs<T>& in, const detail::linear_rows<T>& rows, const execution& run, const auto& f) const {
+        const query_features<T> queries{in.queries, relu{}};
+        const key_features<T> keys{rows.keys, relu{}, positional_encoding, rows.first_key};
+        f(kernel_of<T>(queries, keys, pattern, {.eps = eps}, local<T>().term(in, rows)), run.workspace().bytes().data());
     }
 
     /// Those of the inputs, and of what the operator refers to.

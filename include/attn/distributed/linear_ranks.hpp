@@ -1,20 +1,28 @@
-// Linear attention over ranks: sums over the keys go from one to the next.
+// The linear attentions over ranks: sums over the keys go from one to the next, and what a convolution reads beyond its own tokens is exchanged.
 #pragma once
 
+#include "../attention/focused_linear_attention.hpp"
 #include "../attention/linear_attention.hpp"
+#include "../attention/simplified_linear_attention.hpp"
 #include "key_stream.hpp"
+#include "linear_plan.hpp"
 #include "sequence_parallel.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
-template <FeatureMap F, Pattern P, class Arch, Scalar T>
-struct rank_call<linear_attention<F, P, Arch>, T> {
-    using operation = linear_attention<F, P, Arch>;
-    using order = kernel::linear_order<T, P>;
+/// Of an operator that has a `with_kernel`.
+template <class Op, Pattern P, class Arch, Scalar T>
+class linear_rank_call {
+    using plan_type = linear_plan<T, P, Arch>;
     using states = kernel::linear_states<T, Arch>;
+    static constexpr bool causal = plan_type::order::causal;
+    static constexpr bool has_convolution = requires(const Op& op) { op.convolution; };
 
-    rank_call(const operation& op, const partition& parts, index_t rank, const inputs<T>& in)
-        : op_(op), parts_(parts), rank_(rank), plan_(parts.key_cuts(), needed_rows()), memory_{piece_memory<T>(plan_, rank, in), piece_memory<T>(plan_, rank, in)} {
+public:
+    linear_rank_call(const Op& op, const partition& parts, index_t rank, const inputs<T>& in)
+        : op_(op), parts_(parts), rank_(rank), plan_(op.pattern, parts), key_plan_(parts.key_cuts(), plan_.key_rows()),
+          memory_{piece_memory<T>(key_plan_, rank, in), piece_memory<T>(key_plan_, rank, in)}, convolved_(convolved(in)), halo_plan_(halo_plan()),
+          halo_{piece_memory<T>(halo_plan_, rank, convolved_), piece_memory<T>(halo_plan_, rank, convolved_)} {
         scratch counted;
         lay_out(counted);
         sums_memory_.reserve(counted.used_bytes());
@@ -22,10 +30,27 @@ struct rank_call<linear_attention<F, P, Arch>, T> {
         lay_out(own);
     }
 
-    index_t fingerprint() const { return plan_.fingerprint(); }
+    /// Against all rows, of which a rank has some: positional encodings are those of all keys, and the convolution's input is a rank's as its queries are.
+    static void check(const Op& op, const partition& parts, index_t rank, const inputs<T>& in) {
+        auto whole = op;
+        if constexpr (has_convolution) {
+            const auto& own = op.convolution_input.shape();
+            auto s = own;
+            if (op.convolution_input.data() && s.tokens != parts.queries(rank).count)
+                throw shape_error(Op::name, "convolution_input", "has shape " + to_string(s) + ", but rank " + std::to_string(rank) + " of the partition holds " +
+                                                                     std::to_string(parts.queries(rank).count) + " tokens");
+            s.tokens = parts.shapes().queries.tokens;
+            if (op.convolution_input.data()) whole.convolution_input = {op.convolution_input.data(), s, op.convolution_input.strides()};
+        }
+        whole.check(whole_inputs(parts, in));
+    }
+    index_t fingerprint() const { return key_plan_.fingerprint() ^ halo_plan_.fingerprint(); }
     template <Storage U>
-    static std::size_t workspace_bytes(const operation& op, const partition& parts, index_t rank, index_t concurrency) {
-        return op.template workspace_bytes<T>(shapes(parts, rank), concurrency);
+    static std::size_t workspace_bytes(const Op& op, const partition& parts, index_t rank, index_t concurrency) {
+        const plan_type plan(op.pattern, parts);
+        auto keys = parts.shapes().keys;
+        keys.tokens = plan.key_rows()[static_cast<std::size_t>(rank)].count;
+        return op.workspace_bytes(plan.shapes(rank), linear_rows<T>{{nullptr, keys, {}}, 0, parts.shapes().queries.tokens}, concurrency);
     }
 
     template <Communicator C>
@@ -33,104 +58,70 @@ struct rank_call<linear_attention<F, P, Arch>, T> {
         if (parts_.shapes().queries.size() == 0) return;
         auto own = in;
         own.positions.first_key = parts_.positions().first_key;
-        own.keys = place(in.keys, parts_.keys(rank_).first), own.values = place(in.values, parts_.keys(rank_).first);
-        key_stream<T, C> stream(ranks, plan_, in, parts_.keys(rank_), memory_);
-        stream.run([&](index_t, const row_range& rows, const stored_view<const T>& keys, const stored_view<const T>& values) {
-            own.keys = place(keys, rows.first), own.values = place(values, rows.first);
+        own.keys = place(in.keys, 0, parts_.shapes().keys.tokens), own.values = place(in.values, 0, parts_.shapes().keys.tokens);
+        linear_rows<T> rows{in.keys, 0, parts_.shapes().queries.tokens, parts_.queries(rank_).first};
+        rows.keys = no_rows(in.keys);
+        key_stream<T, C>(ranks, key_plan_, in, parts_.keys(rank_), memory_).run([&](index_t, const row_range& seen, const auto& keys, const auto& values) {
+            own.keys = place(keys, seen.first, parts_.shapes().keys.tokens), own.values = place(values, seen.first, parts_.shapes().keys.tokens);
+            rows.keys = keys, rows.first_key = seen.first;
         });
-        op_.with_kernel(own, [&](const auto& kernel) {
-            if (numbers() > 0 && order::causal) hand_on(ranks, kernel, own, run);
-            else if (numbers() > 0) share(ranks, kernel, own, run);
-            kernel(own, out, run, run.workspace().bytes().data(), &sums_);
+        key_stream<T, C>(ranks, halo_plan_, convolved_, convolved_held(), halo_).run([&](index_t, const row_range& read, const auto&, const auto& tokens) {
+            rows.convolution_input = place(tokens, read.first, parts_.shapes().queries.tokens);
+        });
+        op_.with_kernel(own, rows, run, [&](const auto& kernel, std::byte* memory) {
+            if (numbers() > 0 && causal) hand_on(ranks, kernel, own, run, memory);
+            else if (numbers() > 0) share(ranks, kernel, own, run, memory);
+            kernel(own, out, run, memory, &sums_);
         });
     }
 
 private:
-    static input_shapes shapes(const partition& parts, index_t rank) {
-        auto s = parts.shapes();
-        s.queries.tokens = parts.queries(rank).count;
-        return s;
-    }
-    /// Rows `first` and so on of all keys, as if the others lay before and behind: those are never read.
-    stored_view<const T> place(const stored_view<const T>& rows, index_t first) const {
+    /// Rows `first` and so on of `count`, as if the others lay before and behind: those are never read.
+    static stored_view<const T> place(const stored_view<const T>& rows, index_t first, index_t count) {
         auto s = rows.shape();
-        s.tokens = parts_.shapes().keys.tokens;
+        s.tokens = count;
         return {rows.data() ? rows.rows(0, 0, -first).data : nullptr, rows.format(), s, rows.strides()};
     }
-    static index_t keys_of_span() { return kernel::span_sums<T, Arch>::span; }
-    index_t batch() const { return parts_.shapes().queries.batch; }
     index_t kv_heads() const { return parts_.shapes().keys.heads; }
     /// Of sums.
-    index_t numbers() const { return batch() * kv_heads(); }
+    index_t numbers() const { return parts_.shapes().queries.batch * kv_heads(); }
+    index_t summed(index_t rank, index_t number) const { return plan_.summed(rank, number / kv_heads()); }
 
-    /// f(order of a rank's rows).
-    auto with_order(index_t rank, const auto& f) const {
-        const auto s = shapes(parts_, rank);
-        const inputs<T> in{{nullptr, s.queries, {}}, {nullptr, s.keys, {}}, {nullptr, s.values, {}},
-                           {parts_.positions().first_query[0] + parts_.queries(rank).first, parts_.positions().first_key}};
-        return f(order{in, op_.pattern});
+    bool reads_values() const {
+        if constexpr (has_convolution) return !op_.convolution_input.data();
+        else return true;
     }
-    /// The keys that the first row of a rank takes as a sum.
-    index_t summed(index_t rank, index_t b) const {
-        return with_order(rank, [&](const order& rows) { return rows.absorbed_by(b, 0); });
+    /// What the convolution reads, as the values of keys without channels.
+    inputs<T> convolved(const inputs<T>& in) const {
+        auto own = in;
+        own.keys = {};
+        if constexpr (has_convolution)
+            if (!reads_values()) own.values = op_.convolution_input;
+        return own;
     }
-    index_t first_with_queries() const { return with_queries_after(-1); }
-    /// The next rank that has rows; ranks() if none has.
-    index_t with_queries_after(index_t rank) const {
-        for (++rank; rank < parts_.ranks() && parts_.queries(rank).count == 0;) ++rank;
-        return rank;
-    }
-    /// The first border of spans at or behind a key.
-    index_t border(index_t key) const {
-        if (key == 0) return 0;
-        const auto m = parts_.shapes().keys.tokens;
-        return std::min(m, key + floor_mod(-(parts_.positions().first_key[0] + key), keys_of_span()));
-    }
-    /// Of the spans that begin where a rank holds the keys.
-    row_range spans_of(index_t rank) const { return rows_between(border(parts_.keys(rank).first), border(parts_.keys(rank).end())); }
-
-    /// What each rank reads.
-    std::vector<row_range> needed_rows() const {
-        std::vector<row_range> all(static_cast<std::size_t>(parts_.ranks()));
-        if (parts_.shapes().queries.size() == 0) return all;
-        for (index_t rank = 0; rank < parts_.ranks(); ++rank) {
-            auto& rows = all[static_cast<std::size_t>(rank)];
-            const auto own = parts_.queries(rank);
-            for (index_t b = 0; b < batch(); ++b) {
-                const auto first = summed(rank, b);
-                const auto end = own.count == 0 ? 0 : with_order(rank, [&](const order& o) { return o.seen_by(b, own.count - 1); });
-                if (!order::causal) rows = spanned_rows(rows, common_rows(spans_of(rank), {0, first}));
-                rows = spanned_rows(rows, rows_between(order::causal && rank == first_with_queries() ? 0 : first, end));
-            }
-        }
-        return all;
+    row_range convolved_held() const { return reads_values() ? parts_.keys(rank_) : parts_.queries(rank_); }
+    key_plan halo_plan() const {
+        std::vector<row_range> read(static_cast<std::size_t>(parts_.ranks()));
+        if constexpr (has_convolution)
+            if (op_.convolution.present() && parts_.shapes().queries.tokens > 0) read = plan_.convolved_rows(op_.convolution.grid(parts_.shapes().queries.tokens));
+        return {reads_values() ? parts_.key_cuts() : parts_.query_cuts(), read};
     }
     void lay_out(scratch& memory) {
         const auto &k = parts_.shapes().keys, &v = parts_.shapes().values;
         const auto some = [&](index_t count) { return states::take(memory, count, k.channels, v.channels); };
         sums_ = some(numbers());
-        spans_ = order::causal ? sums_ : some(numbers() * span_count());
-        next_ = order::causal ? some(numbers()) : sums_;
-    }
-    index_t span_count() const { return (spans_of(rank_).count + keys_of_span() - 1) / keys_of_span() + 1; }
-    /// The keys of one of the rank's spans.
-    row_range span_rows(index_t number) const {
-        const auto all = spans_of(rank_);
-        auto first = all.first;
-        for (; number > 0 && first < all.end(); --number) first = border(first + 1);
-        return common_rows(rows_between(first, border(first + 1)), all);
+        spans_ = causal ? sums_ : some(numbers() * plan_.span_count(rank_));
+        next_ = causal ? some(numbers()) : sums_;
     }
 
     /// Queries see different keys: each rank takes the sum of the keys before, and gives it with its own to the next, some heads at a time.
     template <Communicator C>
-    void hand_on(C& ranks, const auto& kernel, const inputs<T>& in, const execution& run) {
-        const auto first = first_with_queries();
+    void hand_on(C& ranks, const auto& kernel, const inputs<T>& in, const execution& run, std::byte* memory) {
+        const auto first = plan_.first_with_queries();
         if (parts_.queries(rank_).count == 0) return;
-        const auto next = with_queries_after(rank_);
-        index_t before = first;
-        while (before < rank_ && with_queries_after(before) < rank_) before = with_queries_after(before);
+        const auto next = plan_.with_queries_after(rank_), before = plan_.with_queries_before(rank_);
         const auto push = [&](index_t number, index_t from, index_t end, index_t slice, const states& to) {
-            if (from < end) kernel.add_keys(in, number / kv_heads(), number % kv_heads(), from, end, slice, run.workspace().bytes().data(), to.of(number));
+            if (from < end) kernel.add_keys(in, number / kv_heads(), number % kv_heads(), from, end, slice, memory, to.of(number));
         };
         std::exception_ptr failure; // who has failed still passes on what others wait for
         std::vector<typename C::request> sending;
@@ -141,14 +132,14 @@ private:
                 ranks.wait(receiving);
             }
             const auto add = [&](index_t task, index_t slice) {
-                const auto number = begin + task, own = summed(rank_, number / kv_heads());
+                const auto number = begin + task, own = summed(rank_, number);
                 if (rank_ == first) {
                     sums_.of(number).reset();
                     push(number, 0, own, slice, sums_);
                 }
                 if (next == parts_.ranks()) return;
                 std::ranges::copy(sums_.numbers(number), next_.numbers(number).begin());
-                push(number, own, summed(next, number / kv_heads()), slice, next_);
+                push(number, own, summed(next, number), slice, next_);
             };
             if (!failure) failure = failure_of([&] { run.for_each(end - begin, add); });
             for (auto number = begin; number < end && next < parts_.ranks(); ++number) sending.push_back(ranks.send(next, 1, bytes_of(next_, number, 1)));
@@ -158,19 +149,19 @@ private:
     }
     /// All queries see the same keys: spans are summed where they are, added up from rank to rank, and the sum is everyone's.
     template <Communicator C>
-    void share(C& ranks, const auto& kernel, const inputs<T>& in, const execution& run) {
-        const auto count = span_count();
+    void share(C& ranks, const auto& kernel, const inputs<T>& in, const execution& run, std::byte* memory) {
+        const auto count = plan_.span_count(rank_);
         const auto add = [&](index_t task, index_t slice) {
-            const auto number = task / count, b = number / kv_heads();
-            const auto rows = common_rows(span_rows(task % count), {0, summed(rank_, b)});
+            const auto number = task / count;
+            const auto rows = common_rows(plan_.span_rows(rank_, task % count), {0, summed(rank_, number)});
             if (rows.count == 0) return;
             spans_.of(task).reset();
-            kernel.add_keys(in, b, number % kv_heads(), rows.first, rows.end(), slice, run.workspace().bytes().data(), spans_.of(task));
+            kernel.add_keys(in, number / kv_heads(), number % kv_heads(), rows.first, rows.end(), slice, memory, spans_.of(task));
         };
         const auto failure = failure_of([&] { run.for_each(numbers() * count, add); }); // who has failed still passes on what others wait for
         index_t before = -1;
         for (index_t rank = 0; rank < parts_.ranks(); ++rank) {
-            if (spans_of(rank).count == 0) continue;
+            if (plan_.spans_of(rank).count == 0) continue;
             if (rank == rank_ || before == rank_) {
                 if (before < 0) {
                     for (index_t number = 0; number < numbers(); ++number) sums_.of(number).reset();
@@ -182,7 +173,7 @@ private:
             before = rank;
             if (rank != rank_) continue;
             for (index_t task = 0; task < numbers() * count; ++task)
-                if (common_rows(span_rows(task % count), {0, summed(rank_, task / count / kv_heads())}).count > 0) sums_.of(task / count).merge(spans_.of(task));
+                if (common_rows(plan_.span_rows(rank_, task % count), {0, summed(rank_, task / count)}).count > 0) sums_.of(task / count).merge(spans_.of(task));
         }
         if (before >= 0) broadcast(ranks, before, bytes_of(sums_, 0, numbers()));
         if (failure) std::rethrow_exception(failure);
@@ -191,13 +182,32 @@ private:
         return std::as_writable_bytes(std::span(of.numbers(first).data(), static_cast<std::size_t>(count) * of.numbers(first).size()));
     }
 
-    const operation& op_;
+    const Op& op_;
     const partition& parts_;
     index_t rank_;
-    key_plan plan_;
+    plan_type plan_;
+    key_plan key_plan_;
     piece_memory<T> memory_[2];
+    inputs<T> convolved_;
+    key_plan halo_plan_;
+    piece_memory<T> halo_[2];
     workspace sums_memory_;
-    states sums_, spans_, next_; ///< of each batch entry and head: what the rank's rows take; of its spans; what the next rank is given
+    states sums_;  ///< of each batch entry and head: what the rank's rows take
+    states spans_; ///< of the rank's spans
+    states next_;  ///< what the next rank is given
+};
+
+template <FeatureMap F, Pattern P, class Arch, Scalar T>
+struct rank_call<linear_attention<F, P, Arch>, T> : linear_rank_call<linear_attention<F, P, Arch>, P, Arch, T> {
+    using rank_call::linear_rank_call::linear_rank_call;
+};
+template <Pattern P, class U, class Arch, Scalar T>
+struct rank_call<simplified_linear_attention<P, U, Arch>, T> : linear_rank_call<simplified_linear_attention<P, U, Arch>, P, Arch, T> {
+    using rank_call::linear_rank_call::linear_rank_call;
+};
+template <Pattern P, class U, class Arch, Scalar T>
+struct rank_call<focused_linear_attention<P, U, Arch>, T> : linear_rank_call<focused_linear_attention<P, U, Arch>, P, Arch, T> {
+    using rank_call::linear_rank_call::linear_rank_call;
 };
 
 } // namespace attn::detail

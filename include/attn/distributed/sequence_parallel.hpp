@@ -18,6 +18,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// linear_attention, of any feature map and pattern: sums over the keys go from rank to rank, and where all queries see the same keys then to all. Where they
 /// see different ones, each rank adds its keys to the sum of those before, a head after the other, so that fewer heads than ranks leave ranks waiting. Keys
 /// travel as far as a block of a sum, of 16 or 2,048 keys, reaches over a rank's border, and where rows see few; keys before the first query to its rank.
+/// simplified_linear_attention and focused_linear_attention: the same, and the convolution's halo. Every rank has the whole positional encoding, and of
+/// convolution_input what it has of the queries.
 /// A rank that throws makes all throw: another's exception is a rank_error. Shapes, positions and partitions that differ between ranks are found before
 /// a key is sent.
 template <Attention A>
@@ -35,7 +37,8 @@ sequence_parallel(const A&, const partition&) -> sequence_parallel<A>;
 namespace detail {
 
 /// How a rank does its part of an operator: specialised for each that can be.
-/// - `rank_call(op, partition, rank, in)`: checks the operator's parameters, finds what is seen of whom, and takes the memory for it.
+/// - `rank_call(op, partition, rank, in)`: finds what is seen of whom, and takes the memory for it.
+/// - `check(op, partition, rank, in)`: throws attention_error if the operator's parameters do not fit the rank's inputs, at their positions.
 /// - `workspace_bytes<S>(op, partition, rank, concurrency)`: of the workspace, for a result that is stored in S.
 /// - `fingerprint()`: of all that the ranks must have alike beside shapes and cuts.
 /// - `run(communicator, in, out, run)`: computes.
@@ -62,8 +65,24 @@ inputs<T> own_inputs(const sequence_parallel<A>& op, index_t rank, index_t ranks
     auto placed = in;
     placed.positions = {.first_query = parts.positions().first_query[0] + parts.queries(rank).first,
                         .first_key = parts.positions().first_key[0] + parts.keys(rank).first};
-    op.op.check(placed);
+    rank_call<A, T>::check(op.op, parts, rank, placed);
     return placed;
+}
+
+/// Inputs of the shapes and positions of the whole call, stored as a rank's are, to check against: nothing of them can be read.
+template <Scalar T>
+inputs<T> whole_inputs(const partition& parts, const inputs<T>& in) {
+    static constexpr T none{};
+    const auto whole = [](const stored_view<const T>& own, const shape& s) { return stored_view<const T>(&none, own.format(), s, head_major(&none, s).strides()); };
+    const auto& s = parts.shapes();
+    return {whole(in.queries, s.queries), whole(in.keys, s.keys), whole(in.values, s.values), parts.positions()};
+}
+/// What a view holds, without its rows.
+template <Scalar T>
+stored_view<const T> no_rows(const stored_view<const T>& of) {
+    auto s = of.shape();
+    s.tokens = 0;
+    return {of.data(), of.format(), s, of.strides()};
 }
 
 /// Calls check(bytes of workspace for a storage type, in at its positions) and, when all ranks have agreed, compute(call, in at its positions). Returns

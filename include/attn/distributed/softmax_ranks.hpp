@@ -15,12 +15,14 @@ struct rank_call<softmax_attention<P, S, R, Arch>, T> {
         : op_(op), parts_(parts), where_(parts.positions()), visible_(op.pattern, parts.shapes(), where_),
           plan_(visible_, parts.shapes().queries, where_.first_query[0], where_.first_key[0], parts.query_cuts(), parts.key_cuts()),
           memory_{piece_memory<T>(plan_, rank, in), piece_memory<T>(plan_, rank, in)} {
-        // The rank's own keys have been looked at; all others come by.
-        const auto& whole = parts.shapes();
-        const auto context = pattern_context_of(operation::name, {in.positions.first_query, where_.first_key},
-                                                {in.queries.shape(), whole.keys, whole.values}, whole.queries.heads);
-        attn::check(op.pattern, context);
-        attn::check(op.score, context);
+    }
+
+    /// Against the rank's queries and all keys, which come by.
+    static void check(const operation& op, const partition& parts, index_t, const inputs<T>& in) {
+        auto seen = whole_inputs(parts, in);
+        seen.queries = in.queries;
+        seen.positions.first_query = in.positions.first_query;
+        op.check(seen);
     }
 
     index_t fingerprint() const { return plan_.fingerprint(); }
@@ -55,11 +57,6 @@ private:
     /// Begins the rows of all heads, of which not every one takes part in every pass.
     void add_none(const inputs<T>& in, const outputs<T>& out, const execution& run, bool& is_first) const {
         auto part = in;
-        const auto no_rows = [](const stored_view<const T>& of) {
-            auto s = of.shape();
-            s.tokens = 0;
-            return stored_view<const T>(of.data(), of.format(), s, of.strides());
-        };
         part.keys = no_rows(in.keys), part.values = no_rows(in.values);
         op_.add_keys(visible_, 0, std::exchange(is_first, false), part, out, nullptr, run);
     }

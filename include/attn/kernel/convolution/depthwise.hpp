@@ -32,6 +32,7 @@ struct local_term {
     convolution_parameters<U> convolution;
     stored_view<const T> input;
     bool reads_values = true;
+    index_t first_query = 0; ///< the token of the grid that the first query of the call is
 };
 
 /// out(y, x, c) = bias(c) + sum over (ky, kx) of weight(c, ky, kx) in(y - top + ky, x - left + kx, c)

@@ -93,6 +93,13 @@ private:
         else
             return nullptr;
     }
+    /// The token of the grid that the first row is; without one, rows are counted from it.
+    index_t first_query() const {
+        if constexpr (has_local)
+            return grid() ? local_.first_query : 0;
+        else
+            return 0;
+    }
     void load_weights(worker& w, index_t head) const {
         if constexpr (has_local)
             if (grid()) w.convolution.load_weights(local_.convolution, head);
@@ -130,7 +137,7 @@ private:
         if constexpr (has_local) {
             if (grid()) {
                 const auto present = local_.reads_values ? order(in).ever_seen(batch) : local_.input.shape().tokens;
-                w.convolution(rows_of(local_.input, batch, keys.kv_head), present, first, count, w.local);
+                w.convolution(rows_of(local_.input, batch, keys.kv_head), present, first_query() + first, count, w.local);
             }
         }
         auto from = state;
@@ -165,7 +172,7 @@ private:
         ahead.add(rows_of(out.values, batch, head, end), count, v.channels);
         if constexpr (has_local) { // over a grid it asks itself for the row below, where it reads that where it lies
             if (!grid() || (grid()->height > 1 && !local_.input.is_narrow())) return;
-            const auto row = end + (grid()->kernel_height - 1 - grid()->top) * grid()->width, tokens = local_.input.shape().tokens;
+            const auto row = first_query() + end + (grid()->kernel_height - 1 - grid()->top) * grid()->width, tokens = local_.input.shape().tokens;
             if (row < tokens) ahead.add(rows_of(local_.input, batch, head / group, row), std::min(count, tokens - row), v.channels);
         }
     }
@@ -213,7 +220,8 @@ private:
                     load_weights(w, head);
                     const auto from = task % tasks * chunks_of_a_task;
                     for (auto chunk = from; chunk < std::min(from + chunks_of_a_task, chunks.count()); ++chunk)
-                        if (const auto first = chunks.first(chunk), end = chunks.end(chunk); first < end)
+                        if (const auto first = std::max<index_t>(0, chunks.first(chunk) - first_query()), end = std::min(q.tokens, chunks.end(chunk) - first_query());
+                            first < end)
                             run_chunk(w, in, out, batch, head, first, end, summed ? summed->of(begin + number) : sums.of(number), order(in).absorbed_by(batch, 0));
                 });
             });

@@ -11,7 +11,7 @@ template <class Phi>
 concept idempotent_map = requires { requires Phi::idempotent; };
 
 /// phi(x + added) of one head's rows. `added`, a tensor that may be left out, has one entry for all batch entries or one for each,
-/// and one head for all or one for each.
+/// and one head for all or one for each. x may be some rows of a longer sequence, `first_row` and those behind: rows are counted from the sequence's first.
 template <Scalar T, class Arch, class Phi, class U = T>
 struct mapped_features {
     using lanes = simd::lanes<T, Arch>;
@@ -19,16 +19,17 @@ struct mapped_features {
 
     stored_view<const T> x;
     Phi phi;
-    tensor_view<const U> added;
+    tensor_view<const U> added = {};
+    index_t first_row = 0;
 
     /// The features as a linear_state reads them, with room for a tile of rows more: where x lies, if it may apply phi there, else, or if
     /// they are to be `written`, in `to`.
     feature_rows<T, on_reading> load(index_t batch, index_t head, index_t first, index_t count, T* to, bool written) const {
         using state = linear_state<T, Arch>;
-        const auto rows = rows_of(x, batch, head, first);
+        const auto rows = rows_of(x, batch, head, first - first_row);
         if constexpr (idempotent_map<Phi>)
             if (!written && !added.data() && state::whole(x.shape().channels) == x.shape().channels && readable_in_place(rows) &&
-                first + state::whole(count) <= x.shape().tokens)
+                first - first_row + state::whole(count) <= x.shape().tokens)
                 return {rows.numbers(), count, rows.row_stride, phi};
         (*this)(batch, head, first, count, to);
         return {to, count, state::whole(x.shape().channels)};
@@ -36,7 +37,7 @@ struct mapped_features {
     /// to: `count` rows of whole registers, what lies past the channels zero.
     void operator()(index_t batch, index_t head, index_t first, index_t count, T* to) const {
         const auto channels = x.shape().channels, padded = linear_state<T, Arch>::whole(channels);
-        const auto rows = rows_of(x, batch, head, first);
+        const auto rows = rows_of(x, batch, head, first - first_row);
         if (!added.data() && padded == channels && rows.channel_stride == 1)
             return with_format<T>(rows.format, [&](auto format) {
                 for_each_piece(padded / lanes::size, 4, [&](index_t reg, index_t columns) {

@@ -50,11 +50,11 @@ struct focused_features {
             }
         for_each_task(run, [&](index_t, index_t entry, index_t first, index_t end, index_t slice) {
             for (auto token = first; token < end; token += block)
-                prepare_tokens(entry, token, std::min(block, end - token), rows + slice * block * padded);
+                prepare_tokens(entry, x.first_row + token, std::min(block, end - token), rows + slice * block * padded);
         });
     }
     static index_t tasks(const shape& s) { return s.batch * tasks_of_an_entry(s); }
-    /// Calls f(task, batch, first, end, slice) for all tokens, some of one batch entry at a time.
+    /// Calls f(task, batch, first, end, slice) for all rows of x, some of one batch entry at a time.
     void for_each_task(const execution& run, const auto& f) const {
         const auto& s = x.x.shape();
         run.for_each(tasks(s), [&](index_t task, index_t slice) {
@@ -72,7 +72,7 @@ struct focused_features {
         x(batch, head, first, count, to);
         const T* const scale = scale_of(head);
         for (index_t r = 0; r < count; ++r) {
-            const auto token = batch * x.x.shape().tokens + first + r;
+            const auto token = number_of(batch, first + r);
             const lanes inverse = inverse_norm[token], times = factor[token];
             for (index_t c = 0; c < padded; c += lanes::size) {
                 T* const at = to + r * padded + c;
@@ -91,6 +91,7 @@ struct focused_features {
     }
 
 private:
+    index_t number_of(index_t batch, index_t row) const { return batch * x.x.shape().tokens + row - x.first_row; }
     static index_t tasks_of_an_entry(const shape& s) { return (s.tokens + tokens_of_a_task - 1) / tokens_of_a_task; }
     /// Some tokens, head after head.
     void prepare_tokens(index_t batch, index_t first, index_t count, T* features) const {
@@ -116,7 +117,7 @@ private:
             squares_of_powers[r] = fma(w, w, squares_of_powers[r]);
         });
         for (index_t r = 0; r < count; ++r) {
-            const auto at = batch * x.x.shape().tokens + first + r;
+            const auto at = number_of(batch, first + r);
             inverse_norm[at] = inverse[r];
             factor[at] = norm[r] / std::sqrt(sum(squares_of_powers[r]));
         }
