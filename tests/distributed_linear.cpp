@@ -16,17 +16,11 @@ using namespace pattern;
 namespace {
 
 template <Scalar T>
-void check_linear(const auto& op, const inputs<T>& in, const std::vector<index_t>& all_ranks) {
+void check_linear(const auto& op, const inputs<T>& in, const std::vector<index_t>& some_ranks) {
     auto whole = no_answer<T>(op.output_shape(shapes_of(in)), false);
     attend(op, in, whole.out());
-    const auto s = shapes_of(in);
-    const auto n = s.queries.tokens, m = s.keys.tokens;
-    std::vector<partition> all_parts;
-    for (const auto ranks : all_ranks) all_parts.emplace_back(op.pattern, s, ranks, in.positions);
-    all_parts.emplace_back(op.pattern, s, std::vector<index_t>{0, 0, n / 3, n / 3, n}, std::vector<index_t>{0, m / 2, m / 2, m, m}, in.positions);
-    all_parts.emplace_back(op.pattern, s, std::vector<index_t>{0, n, n}, std::vector<index_t>{0, 0, m}, in.positions);
-    for (const auto& parts : all_parts) {
-        CAPTURE(n, m, parts.ranks());
+    for (const auto& parts : partitions(op.pattern, in, some_ranks)) {
+        CAPTURE(in.queries.shape().tokens, in.keys.shape().tokens, parts.ranks());
         CHECK_NOTHROW(on_thread_ranks(parts.ranks(), [&](auto& ranks) {
             thread_pool threads(1 + ranks.rank() % 2);
             check_rank(op, ranks, parts, in, whole.out(), threads);

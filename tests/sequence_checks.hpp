@@ -9,6 +9,18 @@
 
 namespace attn::testing {
 
+/// 1 to 7 ranks, and cuts that leave some without queries, keys or both.
+template <Scalar T>
+std::vector<partition> partitions(const auto& pattern, const inputs<T>& in, const std::vector<index_t>& ranks = {1, 2, 3, 4, 5, 6, 7}) {
+    std::vector<partition> all;
+    const auto s = shapes_of(in);
+    const auto n = s.queries.tokens, m = s.keys.tokens;
+    for (const auto count : ranks) all.emplace_back(pattern, s, count, in.positions);
+    all.emplace_back(pattern, s, std::vector<index_t>{0, 0, n / 3, n / 3, n}, std::vector<index_t>{0, m / 2, m / 2, m, m}, in.positions);
+    all.emplace_back(pattern, s, std::vector<index_t>{0, n, n}, std::vector<index_t>{0, 0, m}, in.positions);
+    return all;
+}
+
 /// Some rows, in memory of their own where a tensor can hold them: so that a sanitizer sees what is read beside them.
 template <Scalar T>
 struct rank_rows {

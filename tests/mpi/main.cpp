@@ -4,8 +4,10 @@
 #include "../sequence_checks.hpp"
 
 #include <attn/attn.hpp>
+#include <attn/distributed/backward.hpp>
 #include <attn/distributed/batch_statistics.hpp>
 #include <attn/distributed/mpi.hpp>
+#include <attn/distributed/thread_communicator.hpp>
 
 #include <cstdio>
 
@@ -29,6 +31,32 @@ void check_linear(mpi_communicator& ranks, const auto& op, index_t n, auto& exec
     auto whole = no_answer<T>(op.output_shape(s), false);
     attend(op, inputs<T>(in), whole.out());
     check_rank(op, ranks, partition(op.pattern, s, ranks.size()), inputs<T>(in), whole.out(), executor);
+}
+
+/// The gradient is that over as many threads, bit by bit.
+void check_backward(mpi_communicator& ranks, const auto& op, index_t n) {
+    const auto given = random_given<float>({1, 2, 1, n, n, 8, 4});
+    const inputs<float> in(given);
+    const shape row_shape{1, 2, n, 1};
+    tensor<float> out({1, 2, n, 4}), log_sum_exp(row_shape);
+    attend(op, in, outputs<float>{out, log_sum_exp});
+    const auto d_out = random_tensor<float>(out.shape(), 17);
+    const partition parts(op.pattern, shapes_of(in), ranks.size());
+    const auto gradients_on = [&](auto& communicator, tensor<float>& dq, tensor<float>& dk, tensor<float>& dv) {
+        const auto own = parts.queries(communicator.rank());
+        const auto part = [&](const auto& t) { return some_rows(t, own.first, own.count); };
+        dq = tensor<float>({1, 2, own.count, 8}), dk = tensor<float>({1, 1, own.count, 8}), dv = tensor<float>({1, 1, own.count, 4});
+        backward(sequence_parallel{op, parts}, communicator, inputs<float>{part(in.queries), part(in.keys), part(in.values)}, {part(out), part(log_sum_exp)}, {part(d_out)},
+                 {{dq, dk, dv}});
+    };
+    tensor<float> expected[3], found[3];
+    on_thread_ranks(ranks.size(), [&](auto& threads) {
+        tensor<float> own[3];
+        gradients_on(threads, own[0], own[1], own[2]);
+        if (threads.rank() == ranks.rank()) std::ranges::move(own, expected);
+    });
+    gradients_on(ranks, found[0], found[1], found[2]);
+    for (int i = 0; i < 3; ++i) require(same_bits(found[i], expected[i]), "gradients over MPI have the bits of those over threads");
 }
 
 void check_errors(mpi_communicator& ranks) {
@@ -79,6 +107,10 @@ void check_all() {
     }
     check_linear<float>(ranks, linear_attention{}, 5'000, one);
     check_linear<double>(ranks, linear_attention{.pattern = causal{}}, 700, two);
+    const auto weights = random_tensor<float>({1, 8, 3, 5}, 3);
+    check_linear<float>(ranks, simplified_linear_attention{.convolution = {.weights = weights, .height = 50, .width = 60}}, 3'000, two);
+    check_backward(ranks, softmax_attention{.pattern = causal{}}, 9'500);
+    check_backward(short_messages, softmax_attention{.pattern = local{400}}, 1'000);
     check_batch_norm(ranks);
     check_errors(ranks);
     check_softmax<float>(ranks, softmax_attention{}, 200, one); // and go on afterwards

@@ -59,43 +59,32 @@ public:
     static constexpr index_t usual_keys = 4096;
 
     key_plan() = default;
+    /// The same pieces for all passes: of a call that takes them in any order, and all passes of one at a time.
+    static key_plan of_all_passes(const kernel::visible_keys& visible, const shape& queries, index_t first_query, index_t first_key, const row_cuts& query_cuts,
+                                  const row_cuts& key_cuts) {
+        key_plan plan;
+        plan.key_cuts_ = key_cuts;
+        plan.add_pieces({visible, queries, first_query, first_key, query_cuts}, 0, visible.passes(), 1);
+        return plan;
+    }
     /// visible: of the whole sequence, whose first query and key stand at these positions.
     key_plan(const kernel::visible_keys& visible, const shape& queries, index_t first_query, index_t first_key, const row_cuts& query_cuts, const row_cuts& key_cuts)
         : key_cuts_(key_cuts) {
-        const auto keys = key_cuts.cuts.back();
-        const auto heads = visible.heads_alike() ? std::min<index_t>(1, queries.heads) : queries.heads;
+        const call_view call{visible, queries, first_query, first_key, query_cuts};
         for (index_t pass = 0; pass < visible.passes(); ++pass) {
             index_t step = 0;
             for (index_t b = 0; b < queries.batch; ++b)
-                for (index_t h = 0; h < heads; ++h)
+                for (index_t h = 0; h < call.heads(); ++h)
                     if (const auto own = visible.step(b, h, pass); own > 0) step = step == 0 ? own : common_multiple(step, own);
-            if (step == 0) continue;
-            const auto length = piece_length(step);
-            for (index_t first = 0; first < keys;) {
-                const auto end = std::min(keys, (floor_div(first_key + first, length) + 1) * length - first_key);
-                const key_piece piece{pass, {first, end - first}};
-                bool seen = false;
-                for (index_t rank = 0; rank < query_cuts.ranks(); ++rank) {
-                    const auto own = query_cuts.of(rank);
-                    row_range rows;
-                    for (index_t b = 0; b < queries.batch && own.count > 0; ++b)
-                        for (index_t h = 0; h < heads; ++h) {
-                            const kernel::query_block block{.batch = b, .first_head = h, .tokens = {first_query + own.first, own.count, 1}};
-                            rows = spanned_rows(rows, seen_of(visible, block, piece, first_key));
-                        }
-                    seen = seen || rows.count > 0;
-                    seen_.push_back(rows);
-                }
-                if (seen) pieces_.push_back(piece);
-                else seen_.resize(seen_.size() - static_cast<std::size_t>(query_cuts.ranks()));
-                first = end;
-            }
+            if (step > 0) add_pieces(call, pass, pass + 1, step);
         }
     }
 
     /// All keys in one piece, of which each rank needs some rows.
     key_plan(const row_cuts& key_cuts, const std::vector<row_range>& needed) : key_cuts_(key_cuts), pieces_{{0, {0, key_cuts.cuts.back()}}}, seen_(needed) {}
 
+    /// The keys that a rank holds.
+    row_range held(index_t rank) const { return key_cuts_.of(rank); }
     index_t pieces() const { return std::ssize(pieces_); }
     const key_piece& piece(index_t number) const { return pieces_[static_cast<std::size_t>(number)]; }
     /// From the first key of the piece that the rank's queries see to the last.
@@ -147,6 +136,37 @@ public:
     }
 
 private:
+    struct call_view {
+        const kernel::visible_keys& visible;
+        const shape& queries;
+        index_t first_query, first_key;
+        const row_cuts& query_cuts;
+
+        index_t heads() const { return visible.heads_alike() ? std::min<index_t>(1, queries.heads) : queries.heads; }
+    };
+    /// Those of which some rank sees something, in the passes first_pass .. end_pass - 1.
+    void add_pieces(const call_view& call, index_t first_pass, index_t end_pass, index_t step) {
+        const auto keys = key_cuts_.cuts.back(), length = piece_length(step);
+        for (index_t first = 0; first < keys;) {
+            const auto end = std::min(keys, (floor_div(call.first_key + first, length) + 1) * length - call.first_key);
+            bool seen = false;
+            for (index_t rank = 0; rank < call.query_cuts.ranks(); ++rank) {
+                const auto own = call.query_cuts.of(rank);
+                row_range rows;
+                for (index_t b = 0; b < call.queries.batch && own.count > 0; ++b)
+                    for (index_t h = 0; h < call.heads(); ++h)
+                        for (auto pass = first_pass; pass < end_pass; ++pass) {
+                            const kernel::query_block block{.batch = b, .first_head = h, .tokens = {call.first_query + own.first, own.count, 1}};
+                            rows = spanned_rows(rows, seen_of(call.visible, block, {pass, {first, end - first}}, call.first_key));
+                        }
+                seen = seen || rows.count > 0;
+                seen_.push_back(rows);
+            }
+            if (seen) pieces_.push_back({first_pass, {first, end - first}});
+            else seen_.resize(seen_.size() - static_cast<std::size_t>(call.query_cuts.ranks()));
+            first = end;
+        }
+    }
     /// A multiple of the spans of all residue classes.
     static index_t piece_length(index_t step) {
         constexpr auto span = kernel::softmax_call<float>::block_keys * kernel::visible_span::max_blocks;

@@ -75,9 +75,14 @@ public:
         for (std::size_t i = 0; i < 2; ++i) slots_[i].memory = &memory[i];
     }
 
-    /// Calls compute(pass, rows, keys, values) for each piece of which the rank sees something, and progress() is to be called now and then meanwhile.
+    /// Calls compute(pass, rows, keys, values) for each piece of which the rank sees something, and progress() is to be called now and then meanwhile;
+    /// then, of each that it has to do with, done(piece, the next of these or -1).
     template <class F>
     void run(const F& compute) {
+        run(compute, [](index_t, index_t) {});
+    }
+    template <class F, class D>
+    void run(const F& compute, const D& done) {
         if (!numbers_.empty()) prepare(0);
         for (std::size_t at = 0; at < numbers_.size(); ++at) {
             arrive(slot_of(at));
@@ -89,6 +94,7 @@ public:
                 return rows.view(seen, own.in_place ? nullptr : memory.bytes().data(), own.rows.first);
             };
             if (seen.count > 0) compute(plan_.piece(numbers_[at]).pass, seen, view(keys_, own.memory->keys), view(values_, own.memory->values));
+            done(numbers_[at], at + 1 < numbers_.size() ? numbers_[at + 1] : -1);
         }
         if (!numbers_.empty()) finish(slot_of(numbers_.size() - 1));
     }
@@ -131,7 +137,7 @@ private:
             if (t.to == ranks_.rank()) own.receiving.push_back({t, {}});
             else if (t.owner != ranks_.rank()) own.passed_on.push_back(t);
         });
-        std::ranges::stable_sort(own.receiving, std::ranges::less{}, [](const received& r) { return r.what.hop; });
+        std::ranges::sort(own.receiving, std::ranges::less{}, [](const received& r) { return std::pair(r.what.hop, r.what.owner); });
         for (auto& [what, parts] : own.receiving)
             each_part(own, what, [&](std::span<std::byte> bytes, index_t part) { parts[part] = ranks_.receive(what.from, tag_of(what, part), bytes); });
         const auto copied = common_rows(own.rows, held_);

@@ -13,7 +13,7 @@ template <Scalar T, Pattern P, class Arch>
 class linear_plan {
 public:
     using order = kernel::linear_order<T, P>;
-    static constexpr index_t keys_of_span = kernel::span_sums<T, Arch>::span;
+    static constexpr index_t keys_of_span() { return kernel::span_sums<T, Arch>::span; }
 
     linear_plan(const P& pattern, const partition& parts) : pattern_(pattern), parts_(parts) {}
 
@@ -42,7 +42,7 @@ public:
     /// The spans that begin where a rank holds the keys.
     row_range spans_of(index_t rank) const { return rows_between(border(parts_.keys(rank).first), border(parts_.keys(rank).end())); }
     /// At most, whatever the rank holds.
-    index_t span_count(index_t rank) const { return (spans_of(rank).count + keys_of_span - 1) / keys_of_span + 1; }
+    index_t span_count(index_t rank) const { return (spans_of(rank).count + keys_of_span() - 1) / keys_of_span() + 1; }
     /// The keys of one of a rank's spans.
     row_range span_rows(index_t rank, index_t number) const {
         const auto all = spans_of(rank);
@@ -93,7 +93,7 @@ private:
     /// The first border of spans at or behind a key.
     index_t border(index_t key) const {
         if (key == 0) return 0;
-        return std::min(parts_.shapes().keys.tokens, key + floor_mod(-(parts_.positions().first_key[0] + key), keys_of_span));
+        return std::min(parts_.shapes().keys.tokens, key + floor_mod(-(parts_.positions().first_key[0] + key), keys_of_span()));
     }
 
     const P& pattern_;

@@ -43,7 +43,9 @@ namespace detail {
 /// - `fingerprint()`: of all that the ranks must have alike beside shapes and cuts.
 /// - `run(communicator, in, out, run)`: computes.
 template <class A, Scalar T>
-struct rank_call;
+struct rank_call {
+    static_assert(!std::same_as<A, A>, "attn: sequence_parallel does not know this operator: its documentation names those that it takes");
+};
 
 /// The rank's inputs, at their positions. Throws attention_error unless they are what the partition says.
 template <Attention A, Scalar T>
@@ -85,19 +87,18 @@ stored_view<const T> no_rows(const stored_view<const T>& of) {
     return {of.data(), of.format(), s, of.strides()};
 }
 
-/// Calls check(bytes of workspace for a storage type, in at its positions) and, when all ranks have agreed, compute(call, in at its positions). Returns
-/// when all have been well.
-template <Attention A, Scalar T, Communicator C, class Check, class Compute>
-void on_all_ranks(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, index_t concurrency, const Check& check, const Compute& compute) {
-    using call_type = rank_call<A, T>;
+/// Makes a Call(op, partition, rank, in, more...), calls check(in at its positions) and, when all ranks have agreed, compute(call, in at its positions).
+/// Returns when all have been well. asked: a number of what is to be computed.
+template <class Call, Attention A, Scalar T, Communicator C, class Check, class Compute>
+void on_all_ranks(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, index_t asked, const Check& check, const Compute& compute, const auto&... more) {
     constexpr auto name = sequence_parallel<A>::name;
     const index_t rank = ranks.rank();
     std::optional<inputs<T>> placed;
-    std::optional<call_type> call;
+    std::optional<Call> call;
     const auto unfit = failure_of([&] {
         placed = own_inputs(op, rank, ranks.size(), in);
-        call.emplace(op.op, op.partition, rank, *placed);
-        check(*placed, [&]<Storage S>(std::type_identity<S>) { return call_type::template workspace_bytes<S>(op.op, op.partition, rank, concurrency); });
+        check(*placed);
+        call.emplace(op.op, op.partition, rank, *placed, more...);
     });
     const auto& whole = op.partition.shapes();
     const auto where = op.partition.positions();
@@ -105,6 +106,7 @@ void on_all_ranks(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in,
     for (const char letter : A::name) kind = kind * 31 % 1'000'003 + letter;
     agree(ranks, name, unfit,
           {{"the operator", kind},
+           {"what is asked of it, a number of which is", asked},
            {"the bytes of a number", static_cast<index_t>(sizeof(T))},
            {"the storage of k", static_cast<index_t>(in.keys.format())},
            {"the storage of v", static_cast<index_t>(in.values.format())},
@@ -121,6 +123,21 @@ void on_all_ranks(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in,
     agree(ranks, name, failure_of([&] { compute(*call, *placed); }));
 }
 
+/// A result, asked of all ranks. check(in at its positions, bytes of workspace for a storage type).
+template <Attention A, Scalar T, Communicator C, class Check, class Compute>
+void attend_on_all(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, index_t concurrency, const Check& check, const Compute& compute) {
+    using call_type = rank_call<A, T>;
+    const auto checked = [&](const inputs<T>& own) {
+        check(own, [&]<Storage S>(std::type_identity<S>) { return call_type::template workspace_bytes<S>(op.op, op.partition, ranks.rank(), concurrency); });
+    };
+    on_all_ranks<call_type>(op, ranks, in, 0, checked, compute);
+}
+/// Throws argument_error if a workspace has fewer bytes.
+inline void check_rank_workspace(std::string_view name, const execution& run, std::size_t needed) {
+    if (run.workspace().size_bytes() < needed)
+        throw argument_error(name, "workspace", "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but needs " + std::to_string(needed));
+}
+
 } // namespace detail
 
 /// Computes the rank's rows of the result into `out`, with its executor and its workspace. All ranks call it. Throws attention_error before
@@ -129,10 +146,9 @@ template <Attention A, Scalar T, Communicator C>
 void attend(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, const outputs<T>& out, const execution& run) {
     const auto check = [&](const inputs<T>& own, const auto& bytes) {
         detail::check_outputs(op.op, own, out);
-        if (const auto needed = detail::with_storage(out.values, bytes); run.workspace().size_bytes() < needed)
-            throw argument_error(op.name, "workspace", "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but needs " + std::to_string(needed));
+        detail::check_rank_workspace(op.name, run, detail::with_storage(out.values, bytes));
     };
-    detail::on_all_ranks(op, ranks, in, run.concurrency(), check, [&](auto& call, const inputs<T>& own) { call.run(ranks, own, out, run); });
+    detail::attend_on_all(op, ranks, in, run.concurrency(), check, [&](auto& call, const inputs<T>& own) { call.run(ranks, own, out, run); });
 }
 
 /// The same, with a workspace for the call.
@@ -143,7 +159,7 @@ void attend(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, const
         detail::check_outputs(op.op, own, out);
         memory.reserve(detail::with_storage(out.values, bytes));
     };
-    detail::on_all_ranks(op, ranks, in, detail::concurrency_of(executor), check,
+    detail::attend_on_all(op, ranks, in, detail::concurrency_of(executor), check,
                          [&](auto& call, const inputs<T>& own) { call.run(ranks, own, out, execution(executor, memory)); });
 }
 
@@ -156,7 +172,7 @@ template <Attention A, Scalar T, Communicator C, ExecutorArgument E = sequential
         out = tensor<T>(op.op.output_shape(shapes_of(own)));
         memory.reserve(bytes(std::type_identity<T>{}));
     };
-    detail::on_all_ranks(op, ranks, in, detail::concurrency_of(executor), check,
+    detail::attend_on_all(op, ranks, in, detail::concurrency_of(executor), check,
                          [&](auto& call, const inputs<T>& own) { call.run(ranks, own, outputs<T>{out}, execution(executor, memory)); });
     return out;
 }

@@ -1,0 +1,191 @@
+// The gradient of softmax attention over a sequence whose tokens lie on several ranks.
+#pragma once
+
+#include "gradient_return.hpp"
+#include "softmax_ranks.hpp"
+
+namespace attn::inline ATTN_INSTRUCTION_SET {
+
+namespace detail {
+
+/// How a rank does its part of an operator's gradient: specialised for each that can be, as rank_call is.
+template <class A, Scalar T>
+class rank_gradient {
+    static_assert(!std::same_as<A, A>, "attn: over ranks, softmax attention has a gradient, if its products are not rounded; other operators have none yet");
+};
+
+template <Pattern P, ScoreFunction S, class Arch, Scalar T>
+class rank_gradient<softmax_attention<P, S, unrounded_products, Arch>, T> {
+    using operation = softmax_attention<P, S, unrounded_products, Arch>;
+
+public:
+    using wanted_type = typename operation::template gradients<T>;
+
+    rank_gradient(const operation& op, const partition& parts, index_t rank, const inputs<T>& in, const wanted_type& wanted)
+        : op_(op), first_key_(parts.positions().first_key[0]), plan_(plan_of(op, parts)), memory_{piece_memory<T>(plan_, rank, in), piece_memory<T>(plan_, rank, in)},
+          of_keys_(plan_, rank, parts.ranks(), in.keys.shape()), of_values_(plan_, rank, parts.ranks(), in.values.shape()), of_queries_(wanted.queries.data() ? in.queries.shape() : shape{}) {
+        index_t numbers = 0;
+        for_each_parameter(wanted, [&](const tensor_view<T>& view) { numbers += view.shape().size(); });
+        parameters_.resize(static_cast<std::size_t>(numbers));
+        before_.resize(parameters_.size());
+    }
+
+    index_t fingerprint() const { return plan_.fingerprint(); }
+    /// A number of which gradients of parameters are wanted: the same on all ranks.
+    static index_t asked(const operation& op, const wanted_type& wanted) {
+        index_t parameters = 0;
+        for_each_parameter(op, wanted, [&](const tensor_view<T>& view) { parameters = parameters * 31 % 1'000'003 + view.shape().size() + 1; });
+        return 1 + parameters;
+    }
+    static std::size_t workspace_bytes(const operation& op, const partition& parts, index_t rank, index_t concurrency) {
+        auto s = parts.shapes(rank);
+        s.keys.tokens = 0;
+        const auto plan = plan_of(op, parts);
+        for (index_t number = 0; number < plan.pieces(); ++number) s.keys.tokens = std::max(s.keys.tokens, plan.seen(number, rank).count);
+        s.values.tokens = s.keys.tokens;
+        return op.template backward_workspace_bytes<T>(s, concurrency);
+    }
+
+    template <Communicator C>
+    void run(C& ranks, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const wanted_type& wanted, const execution& run) {
+        const auto held = plan_.held(ranks.rank());
+        gradient_return<T, Arch, C> keys_home(ranks, plan_, wanted.keys, in.keys.shape(), of_keys_, 32'760);
+        gradient_return<T, Arch, C> values_home(ranks, plan_, wanted.values, in.values.shape(), of_values_, 32'761);
+        if (wanted.queries.data()) clear(wanted.queries);
+        find_sinks(in, saved, given, wanted, run);
+
+        std::exception_ptr failure;
+        index_t number = -1, waiting = -1; // the piece that is computed with; one whose sums are not complete yet
+        const auto add = [&](index_t, const row_range& rows, const stored_view<const T>& keys, const stored_view<const T>& values) {
+            number = number_of(rows, number);
+            auto part = wanted;
+            part.sinks = {};
+            if (wanted.queries.data()) part.queries = of_queries_.view();
+            part.keys = keys_home.part(number), part.values = values_home.part(number);
+            const auto compute = [&] {
+                op_.backward({in.queries, keys, values, {in.positions.first_query, first_key_ + rows.first}}, saved, given, part, run);
+                if (wanted.queries.data()) add_tensor<Arch, T>(wanted.queries, of_queries_.view());
+                add_parameters(wanted);
+            };
+            if (!failure) failure = failure_of(compute); // who has failed still passes on what others wait for
+        };
+        // What comes of one piece is waited for behind the next, so that who is done first goes on; not later, for others may wait to send more.
+        const auto done = [&](index_t piece, index_t next) {
+            if (plan_.seen(piece, ranks.rank()).count > 0) keys_home.send(piece), values_home.send(piece);
+            if (waiting >= 0) keys_home.collect(waiting), values_home.collect(waiting);
+            waiting = piece;
+            if (next != piece + 1) keys_home.collect(piece), values_home.collect(piece), waiting = -1;
+        };
+        key_stream<T, C>(ranks, plan_, in, held, memory_).run(add, done);
+        keys_home.finish(), values_home.finish();
+        sum_over_ranks(ranks, std::span(parameters_), std::span(before_));
+        write_parameters(wanted);
+        if (failure) std::rethrow_exception(failure);
+    }
+
+private:
+    static key_plan plan_of(const operation& op, const partition& parts) {
+        const auto where = parts.positions();
+        const kernel::visible_keys_of<T, Arch, P> visible(op.pattern, parts.shapes(), where);
+        return key_plan::of_all_passes(visible, parts.shapes().queries, where.first_query[0], where.first_key[0], parts.query_cuts(), parts.key_cuts());
+    }
+    /// f(view) of each gradient of the sinks and of the score function's parameters that is wanted.
+    static void for_each_parameter(const operation& op, const wanted_type& wanted, const auto& f) {
+        const auto call = [&](std::string_view, const tensor_view<T>& view, const shape&) {
+            if (view.data()) f(view);
+        };
+        call("", wanted.sinks, {});
+        check_score_gradients(op.score, wanted.score, call);
+    }
+    void for_each_parameter(const wanted_type& wanted, const auto& f) const { for_each_parameter(op_, wanted, f); }
+    /// f(number of the view, its number of the sum) for all of them.
+    void for_each_number(const wanted_type& wanted, const auto& f) {
+        auto sum = parameters_.begin();
+        for_each_parameter(wanted, [&](const tensor_view<T>& view) {
+            const auto& s = view.shape();
+            for (index_t b = 0; b < s.batch; ++b)
+                for (index_t h = 0; h < s.heads; ++h)
+                    for (index_t i = 0; i < s.tokens; ++i)
+                        for (index_t c = 0; c < s.channels; ++c) f(view(b, h, i, c), *sum++);
+        });
+    }
+    /// The sinks' need no keys; all other sums are 0 then.
+    void find_sinks(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const wanted_type& wanted, const execution& run) {
+        for_each_number(wanted, [](T& number, T&) { number = 0; });
+        wanted_type only;
+        only.sinks = wanted.sinks;
+        if (!only.sinks.data()) return;
+        op_.backward({in.queries, no_rows(in.keys), no_rows(in.values), in.positions}, saved, given, only, run);
+        for_each_number(wanted, [](T& number, T& sum) { sum = number; });
+    }
+    void add_parameters(const wanted_type& wanted) {
+        auto of_sinks = wanted.sinks.shape().size();
+        for_each_number(wanted, [&](T& number, T& sum) {
+            if (of_sinks-- > 0) return; // complete
+            sum += number;
+        });
+    }
+    void write_parameters(const wanted_type& wanted) {
+        for_each_number(wanted, [](T& number, T& sum) { number = sum; });
+    }
+    /// Of the piece that such rows are of, one behind another.
+    index_t number_of(const row_range& rows, index_t number) const {
+        for (++number; common_rows(plan_.piece(number).rows, rows) != rows;) ++number;
+        return number;
+    }
+
+    const operation& op_;
+    index_t first_key_;
+    key_plan plan_;
+    piece_memory<T> memory_[2];
+    return_memory<T> of_keys_, of_values_;
+    tensor<T> of_queries_;               ///< of one piece
+    std::vector<T> parameters_, before_; ///< sums of those of sinks and the score function
+};
+
+/// What is refused of a call, and what it needs.
+template <Attention A, Scalar T, Communicator C, class Workspace>
+void backward_on_all(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given,
+                     const gradients_of<A, T>& wanted, index_t concurrency, const Workspace& need, const auto& run_of) {
+    using call_type = rank_gradient<A, T>;
+    const auto check = [&](const inputs<T>& own) {
+        check_backward(op.op, own, saved, given, wanted);
+        need(call_type::workspace_bytes(op.op, op.partition, ranks.rank(), concurrency));
+    };
+    on_all_ranks<call_type>(
+        op, ranks, in, call_type::asked(op.op, wanted), check, [&](auto& call, const inputs<T>& own) { call.run(ranks, own, saved, given, wanted, run_of()); }, wanted);
+}
+
+} // namespace detail
+
+/// Bytes of workspace that a rank's gradient needs with such an executor.
+template <Scalar T, Attention A, Executor E>
+std::size_t backward_workspace_bytes(const sequence_parallel<A>& op, index_t rank, E& executor) {
+    return detail::rank_gradient<A, T>::workspace_bytes(op.op, op.partition, rank, detail::concurrency_of(executor));
+}
+
+/// The gradient of a loss with respect to what a rank has of q, k and v, and to the sinks and the score function's parameters: as `backward` of softmax
+/// attention on one machine, of the rank's own rows of what the call wrote and of the gradients that are given. All ranks call it.
+/// Keys and values travel as in the call itself; what each rank's queries give to their gradients goes back to who holds them, in T, and is added up there in
+/// the order of ranks; what a rank does not want is not sent to it. Gradients of sinks and parameters, all of which every rank wants or none, are summed over
+/// the ranks, and then the same on all of them.
+/// The result has the same bits from run to run, for every communicator, executor and number of threads; with other ranks or cuts it is rounded otherwise.
+/// Memory beyond that of the call on one machine: two pieces of keys and values and of their gradients, what one rank sends of a piece and the next, and the
+/// gradient of the queries a second time. Throws as the call does.
+template <Attention A, Scalar T, Communicator C>
+void backward(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, const std::type_identity_t<saved_outputs<T>>& saved,
+              const std::type_identity_t<output_gradients<T>>& given, const std::type_identity_t<gradients_of<A, T>>& wanted, const execution& run) {
+    const auto need = [&](std::size_t bytes) { detail::check_rank_workspace(op.name, run, bytes); };
+    detail::backward_on_all(op, ranks, in, saved, given, wanted, run.concurrency(), need, [&]() -> const execution& { return run; });
+}
+
+/// The same, with a workspace for the call.
+template <Attention A, Scalar T, Communicator C, ExecutorArgument E = sequential>
+void backward(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, const std::type_identity_t<saved_outputs<T>>& saved,
+              const std::type_identity_t<output_gradients<T>>& given, const std::type_identity_t<gradients_of<A, T>>& wanted, E&& executor = {}) {
+    workspace memory;
+    detail::backward_on_all(op, ranks, in, saved, given, wanted, detail::concurrency_of(executor), [&](std::size_t bytes) { memory.reserve(bytes); },
+                            [&] { return execution(executor, memory); });
+}
+
+} // namespace attn
