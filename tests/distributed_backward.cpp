@@ -128,6 +128,8 @@ TEST_CASE("ranks: gradients of several pieces, of few ranks that see each, with 
     const softmax_attention full{.score = additive_bias{bias}, .pattern = causal{} & local{5'000}, .sinks = sinks};
     check_backward_over(full, in, partitions(full.pattern, in, some), bias.shape());
 
+    const auto empty = random_given<float>({1, 2, 1, 97, 97, 8, 0}); // values without channels
+    check_backward_over(softmax_attention{}, inputs<float>(empty), partitions(dense{}, inputs<float>(empty), {3}));
     const auto moved = random_given<float>({2, 4, 2, 500, 5'300, 17, 12, {.first_query = 1'000, .first_key = -3'000}});
     check_backward_over(softmax_attention{.pattern = causal{}}, inputs<float>(moved), partitions(causal{}, inputs<float>(moved), {3, 5}));
 }

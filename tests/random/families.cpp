@@ -60,7 +60,8 @@ std::vector<family> all_families() {
             {"convolution", check_convolution},
             {"hashed", check_hashed},
             {"rotation", check_rotation},
-            {"merge", check_merge}};
+            {"merge", check_merge},
+            {"ranks", check_ranks}};
 }
 
 } // namespace attn::fuzz

@@ -17,5 +17,7 @@ outcome check_hashed(draw&);
 outcome check_rotation(draw&);
 /// Two halves of the keys, merged.
 outcome check_merge(draw&);
+/// Attention over ranks.
+outcome check_ranks(draw&);
 
 } // namespace attn::fuzz

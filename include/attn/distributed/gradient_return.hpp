@@ -56,7 +56,7 @@ public:
     /// sums: of the rank's own rows, whose shape is s; without memory it does not want them. tag: of these messages, and no others. All ranks make one.
     gradient_return(C& ranks, const key_plan& plan, const tensor_view<T>& sums, const shape& s, return_memory<T>& memory, index_t tag)
         : ranks_(ranks), plan_(plan), sums_(sums), shape_(s), held_(plan.held(ranks.rank())), memory_(memory), tag_(tag) {
-        const auto wants = sums.data() ? std::byte{1} : std::byte{0};
+        const auto wants = sums.data() && bytes_of(1) > 0 ? std::byte{1} : std::byte{0}; // a message has at least one byte
         wanted_by_ = all_gather(ranks, std::span(&wants, 1));
         if (sums.data()) clear(sums);
     }
@@ -76,7 +76,7 @@ public:
     }
     /// Adds what all ranks give to the rank's own rows of a piece; they have sent it, or will before they wait for anything of a piece behind the next.
     void collect(index_t number) {
-        if (!sums_.data()) return;
+        if (wanted_by_[static_cast<std::size_t>(ranks_.rank())] == std::byte{0}) return;
         const auto next_after = [&](index_t rank) { // who gives something
             for (++rank; rank < ranks_.size() && common_rows(plan_.seen(number, rank), held_).count == 0;) ++rank;
             return rank;

@@ -180,6 +180,7 @@ private:
         auto rows = piece.rows;
         if (none_of(rows.first, rows.end())) return {};
         rows = rows_between(border(rows.first, rows.end(), none_of), rows.end());
+        if (rows.count == 0) return {}; // of the piece as a whole that was not certain
         const auto from_end = [&](index_t first, index_t end) { return none_of(-end, -first); };
         return rows_between(rows.first, -border(-rows.end(), -rows.first, from_end));
     }

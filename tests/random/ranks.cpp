@@ -1,0 +1,234 @@
+// Operators over ranks: the bits of the call on one machine, whatever the cuts, layouts, threads and storage of each rank.
+#include "differences.hpp"
+#include "draw_layout.hpp"
+#include "others.hpp"
+#include "softmax.hpp"
+#include "some_rows.hpp"
+
+#include <attn/attention/linear_attention.hpp>
+#include <attn/attention/simplified_linear_attention.hpp>
+#include <attn/distributed/backward.hpp>
+#include <attn/distributed/sequence_parallel.hpp>
+#include <attn/distributed/thread_communicator.hpp>
+#include <attn/parallel/thread_pool.hpp>
+
+#include <mutex>
+
+namespace attn::fuzz {
+
+namespace {
+
+using T = float;
+using testing::some_rows;
+
+void for_each_element(const shape& s, const auto& f) {
+    for (index_t b = 0; b < s.batch; ++b)
+        for (index_t h = 0; h < s.heads; ++h)
+            for (index_t i = 0; i < s.tokens; ++i)
+                for (index_t c = 0; c < s.channels; ++c) f(b, h, i, c);
+}
+tensor<T> rows_of(const tensor<T>& all, const row_range& rows) {
+    auto s = all.shape();
+    s.tokens = rows.count;
+    tensor<T> own(s);
+    for_each_element(s, [&](index_t b, index_t h, index_t i, index_t c) { own(b, h, i, c) = all(b, h, rows.first + i, c); });
+    return own;
+}
+void put_rows(tensor<T>& all, const row_range& rows, const tensor<T>& own) {
+    for_each_element(own.shape(), [&](index_t b, index_t h, index_t i, index_t c) { all(b, h, rows.first + i, c) = own(b, h, i, c); });
+}
+
+/// One problem of any operator.
+class trial_over_ranks {
+public:
+    trial_over_ranks(draw& random, const sizes& size) : random_(random), in_(draw_given<T>(random, size, random.one_in(6) ? numbers::peaked : numbers::usual)) {}
+
+    const given<T>& in() const { return in_; }
+    const std::string& name() const { return name_; }
+
+    template <class Op>
+    std::string check(const Op& op) {
+        const auto parts = draw_partition(op.pattern);
+        constexpr bool rows_wanted = !requires { requires !Op::has_log_sum_exp; };
+        const auto s = shapes_of(inputs<T>(in_));
+        auto expected = testing::no_answer<T>(op.output_shape(s), rows_wanted), found = testing::no_answer<T>(op.output_shape(s), rows_wanted);
+        attend(op, inputs<T>(in_), expected.out());
+        if (auto problem = on_ranks(parts, [&](auto& ranks, draw& own) { return attend_on(op, parts, ranks, own, found); }); !problem.empty()) return problem;
+        auto problem = other_bits(found.values, expected.values);
+        if (problem.empty() && rows_wanted)
+            if (problem = other_bits(found.log_sum_exp, expected.log_sum_exp); !problem.empty()) problem = "log_sum_exp " + problem;
+        if constexpr (rows_wanted)
+            if (problem.empty() && random_.one_in(2)) return gradients(op, parts, expected);
+        return problem;
+    }
+
+private:
+    template <Pattern P>
+    partition draw_partition(const P& pattern) {
+        const auto s = shapes_of(inputs<T>(in_));
+        const auto ranks = random_.number(1, 5);
+        name_ += "; " + std::to_string(ranks) + " ranks";
+        if (random_.one_in(2)) return partition(pattern, s, ranks, in_.positions);
+        const auto cuts = [&](index_t tokens) {
+            std::vector<index_t> all{0, tokens};
+            for (index_t r = 1; r < ranks; ++r) all.push_back(random_.number(0, tokens));
+            std::ranges::sort(all);
+            for (const auto cut : all) name_.append(" ").append(std::to_string(cut));
+            return all;
+        };
+        auto of_queries = cuts(s.queries.tokens);
+        name_ += ";";
+        auto of_keys = cuts(s.keys.tokens);
+        return partition(pattern, s, of_queries, of_keys, in_.positions);
+    }
+    /// f(communicator, what to draw from) on each rank; returns what went wrong on one.
+    std::string on_ranks(const partition& parts, const auto& f) {
+        std::vector<std::string> problems(static_cast<std::size_t>(parts.ranks()));
+        const auto seed = random_.bits();
+        on_thread_ranks(parts.ranks(), [&](auto& ranks) {
+            draw own(seed, static_cast<std::uint64_t>(ranks.rank()));
+            problems[static_cast<std::size_t>(ranks.rank())] = f(ranks, own);
+        });
+        for (std::size_t r = 0; r < problems.size(); ++r)
+            if (!problems[r].empty()) return "rank " + std::to_string(r) + ": " + problems[r];
+        return {};
+    }
+    template <class Op>
+    std::string attend_on(const Op& op, const partition& parts, auto& ranks, draw& own, testing::answer<T>& found) {
+        const auto q = parts.queries(ranks.rank()), k = parts.keys(ranks.rank());
+        const auto placed = [&](const tensor<T>& all, const row_range& rows) { return testing::placed<T>(rows_of(all, rows), draw_layout(own)); };
+        auto queries = placed(in_.queries, q), keys = placed(in_.keys, k), values = placed(in_.values, k);
+        auto own_found = testing::no_answer<T>(op.output_shape(parts.shapes(ranks.rank())), found.log_sum_exp.data() != nullptr);
+        testing::placed<T> out(own_found.values.shape(), draw_layout(own)), rows(own_found.log_sum_exp.shape(), draw_layout(own));
+        thread_pool threads(own.number(1, 3));
+        const sequence_parallel over{op, parts};
+        workspace memory(workspace_bytes<T>(over, ranks.rank(), threads));
+        std::ranges::fill(memory.bytes(), std::byte{0xff});
+        attend(over, ranks, inputs<T>{queries.view(), keys.view(), values.view()},
+               outputs<T>{out.view(), found.log_sum_exp.data() ? rows.view() : tensor_view<T>{}}, execution(threads, memory));
+        if (!queries.guards_intact() || !keys.guards_intact() || !values.guards_intact()) return "an input was written to";
+        if (!out.guards_intact() || !rows.guards_intact()) return "wrote beside its output";
+        put_rows(found.values, q, out.copy());
+        if (found.log_sum_exp.data()) put_rows(found.log_sum_exp, q, rows.copy());
+        return {};
+    }
+    /// Near that of one machine, with the same bits of another run.
+    template <class Op>
+    std::string gradients(const Op& op, const partition& parts, const testing::answer<T>& saved) {
+        const auto of_values = testing::random_tensor<T>(saved.values.shape(), 1);
+        const inputs<T> in(in_);
+        tensor<T> exact[3] = {tensor<T>(in_.queries.shape()), tensor<T>(in_.keys.shape()), tensor<T>(in_.values.shape())};
+        backward(op, in, {saved.values, saved.log_sum_exp}, {of_values}, {{exact[0], exact[1], exact[2]}});
+        tensor<T> found[2][3];
+        for (auto& of_run : found) {
+            for (int i = 0; i < 3; ++i) of_run[i] = tensor<T>(exact[i].shape());
+            const auto run = [&](auto& ranks, draw& own) -> std::string {
+                const auto q = parts.queries(ranks.rank()), k = parts.keys(ranks.rank());
+                testing::placed<T> keys(rows_of(in_.keys, k), draw_layout(own));
+                testing::placed<T> dq(rows_of(exact[0], q), draw_layout(own)), dk(rows_of(exact[1], k), draw_layout(own)), dv(rows_of(exact[2], k), draw_layout(own));
+                thread_pool threads(own.number(1, 3));
+                backward(sequence_parallel{op, parts}, ranks,
+                         inputs<T>{some_rows(in_.queries, q.first, q.count), keys.view(), some_rows(in_.values, k.first, k.count)},
+                         {some_rows(saved.values, q.first, q.count), some_rows(saved.log_sum_exp, q.first, q.count)}, {some_rows(of_values, q.first, q.count)},
+                         {{dq.view(), dk.view(), dv.view()}}, threads);
+                if (!dq.guards_intact() || !dk.guards_intact() || !dv.guards_intact()) return "wrote beside a gradient";
+                put_rows(of_run[0], q, dq.copy());
+                put_rows(of_run[1], k, dk.copy());
+                put_rows(of_run[2], k, dv.copy());
+                return {};
+            };
+            if (auto problem = on_ranks(parts, run); !problem.empty()) return "gradients, " + problem;
+        }
+        static constexpr const char* names[] = {"queries", "keys", "values"};
+        for (int i = 0; i < 3; ++i) {
+            if (auto problem = other_bits(found[1][i], found[0][i]); !problem.empty()) return std::string("gradient of the ") + names[i] + ", another run: " + problem;
+            const auto bound = 1e4 * static_cast<double>(unit_of<T>) * testing::largest_magnitude(reference::widen(exact[i].view()));
+            if (auto problem = too_far(found[0][i], [&](index_t e) { return static_cast<double>(exact[i].data()[e]); }, [&](index_t) { return bound; }); !problem.empty())
+                return std::string("gradient of the ") + names[i] + ": " + problem;
+        }
+        return {};
+    }
+
+    draw& random_;
+    given<T> in_;
+    std::string name_;
+};
+
+/// Now and then so many keys that they travel in several pieces.
+sizes draw_sizes_over_ranks(draw& random) {
+    auto s = draw_sizes(random);
+    if (random.one_in(4)) {
+        s.keys = random.number(4'000, 14'000);
+        s.queries = random.one_in(2) ? random.number(0, 200) : random.number(0, 1'500);
+        s.batch = std::min<index_t>(1, s.batch), s.heads = s.kv_heads = std::min<index_t>(1, s.kv_heads);
+        s.key_dim = std::min<index_t>(9, s.key_dim), s.value_dim = std::min<index_t>(9, s.value_dim);
+    }
+    draw_positions(random, s);
+    s.first_query.resize(1), s.first_key.resize(1);
+    for (auto* first : {&s.first_query[0], &s.first_key[0]}) *first = std::clamp(*first, -farthest, farthest - 20'000);
+    return s;
+}
+
+outcome check_softmax_over_ranks(draw& random) {
+    softmax_drawn<T> d{.size = draw_sizes_over_ranks(random)};
+    d.tree = draw_pattern(random, d.size);
+    d.stepped = draw_stepped_pattern(random, d.size);
+    d.steps = std::make_shared<const score_steps>(draw_score(random, d.size, static_cast<double>(std::numeric_limits<T>::lowest())));
+    const slice all{0, d.size.batch, 0, d.size.heads};
+    std::vector<double> sinks(random.one_in(3) ? static_cast<std::size_t>(d.size.heads) : 0, 0.5);
+    trial_over_ranks t(random, d.size);
+    outcome result{describe(d.size) + "; tree " + d.tree->name(), {}};
+    if (random.one_in(2)) {
+        result.name += " | " + d.stepped->name() + "; steps " + d.steps->name();
+        result.problem = t.check(softmax_attention{.score = d.steps_of(all), .pattern = d.tree_of(all) | d.stepped_of(all), .sinks = sinks});
+    } else {
+        result.problem = t.check(softmax_attention{.pattern = d.tree_of(all), .sinks = sinks});
+    }
+    result.name += t.name();
+    return result;
+}
+outcome check_linear_over_ranks(draw& random) {
+    auto size = draw_sizes_over_ranks(random);
+    const auto kind = random.number(0, 3);
+    if (kind == 3) size.keys = size.queries;
+    std::vector<index_t> length;
+    for (index_t b = 0; b < size.batch; ++b) length.push_back(std::max<index_t>(0, size.first_key[0] + random.number(0, size.keys)));
+    trial_over_ranks t(random, size);
+    outcome result{describe(size), {}};
+    switch (kind) {
+    case 0:
+        result.name += "; linear, causal & lengths";
+        result.problem = t.check(linear_attention{.pattern = causal{} & lengths{length}});
+        break;
+    case 1:
+        result.name += "; linear, relu, lengths";
+        result.problem = t.check(linear_attention{.feature_map = relu{}, .pattern = lengths{length}});
+        break;
+    case 2:
+        result.name += "; linear, relu, causal";
+        result.problem = t.check(linear_attention{.feature_map = relu{}, .pattern = causal{}});
+        break;
+    default: {
+        depthwise_convolution<T> convolution{.height = 1, .width = size.queries};
+        while (convolution.width > 1 && convolution.width % 2 == 0 && random.one_in(2)) convolution.width /= 2, convolution.height *= 2;
+        const auto weights = testing::random_tensor<T>({1, size.value_dim, 2 * random.number(0, 3) + 1, 2 * random.number(0, 4) + 1}, 3);
+        convolution.weights = weights;
+        result.name += "; simplified linear, grid " + std::to_string(convolution.height) + " x " + std::to_string(convolution.width) + ", kernel " + to_string(weights.shape());
+        result.problem = t.check(simplified_linear_attention{.convolution = size.value_dim > 0 ? convolution : depthwise_convolution<T>{}, .pattern = lengths{length}});
+    }
+    }
+    result.name += t.name();
+    return result;
+}
+
+} // namespace
+
+outcome check_ranks(draw& random) {
+    try {
+        return random.one_in(2) ? check_softmax_over_ranks(random) : check_linear_over_ranks(random);
+    } catch (const std::exception& e) {
+        return {"", std::string("threw: ") + e.what()};
+    }
+}
+
+} // namespace attn::fuzz
