@@ -19,6 +19,8 @@
 #include <attn/score/soft_cap.hpp>
 
 #include <atomic>
+#include <chrono>
+#include <numeric>
 
 namespace attn::testing {
 
@@ -146,6 +148,35 @@ TEST_CASE("ranks: a partition of another pattern gives the same, and hidden keys
     const softmax_attention op{.pattern = causal{} & predicate{[](auto, auto j) { return j != 900; }}};
     check_over(op, inputs<float>(in), partitions(dense{}, inputs<float>(in), {2, 5}), false);
     check_over(softmax_attention{.pattern = causal{}}, inputs<float>(in), partitions(local{3}, inputs<float>(in), {3}), false); // here it is seen
+}
+
+TEST_CASE("ranks: a rank's own rows leave before it gets to them", "[distributed][parallel]") {
+    // The second rank is done with its pieces, of which it needs three of the first's, while that is at its first one.
+    const index_t n = 40'000;
+    const auto pattern = causal{} & local{10'000};
+    const shape s{1, 1, n, 1};
+    const positions where;
+    const kernel::visible_keys_of<float, simd::native, std::remove_const_t<decltype(pattern)>> visible(pattern, {s, s, s}, where);
+    const detail::row_cuts cuts{{0, n / 2, n}};
+    const detail::key_plan plan(visible, s, 0, 0, cuts, cuts);
+    tensor<float> numbers(s);
+    std::iota(numbers.data(), numbers.data() + n, 0.f);
+    std::atomic<bool> is_done = false;
+    CHECK_NOTHROW(on_thread_ranks(2, [&](auto& ranks) {
+        const auto rank = ranks.rank();
+        const auto held = cuts.of(rank);
+        const auto rows_held = some_rows(numbers, held.first, held.count);
+        const inputs<float> own{rows_held, rows_held, rows_held};
+        detail::piece_memory<float> memory[]{{plan, rank, own}, {plan, rank, own}};
+        detail::key_stream<float, thread_communicator> stream(ranks, plan, own, held, memory);
+        stream.run([&](index_t, const row_range& rows, const auto& keys, const auto& values) {
+            for (index_t i = 0; i < rows.count; ++i)
+                require(keys(0, 0, i, 0) == static_cast<float>(rows.first + i) && values(0, 0, i, 0) == keys(0, 0, i, 0), "rows arrive");
+            for (const auto began = std::chrono::steady_clock::now(); rank == 0 && !is_done; stream.progress())
+                require(std::chrono::steady_clock::now() - began < std::chrono::seconds(30), "the second rank does not wait for the first to compute");
+        });
+        is_done = true;
+    }));
 }
 
 TEST_CASE("ranks: who throws makes all throw, whatever the others wait for", "[distributed][parallel]") {

@@ -55,7 +55,8 @@ public:
         find_sinks(in, saved, given, wanted, run);
 
         std::exception_ptr failure;
-        index_t number = -1, waiting = -1; // the piece that is computed with; one whose sums are not complete yet
+        key_stream<T, C> stream(ranks, plan_, in, held, memory_);
+        index_t number = -1; // of the piece that is computed with
         const auto add = [&](index_t, const row_range& rows, const stored_view<const T>& keys, const stored_view<const T>& values) {
             number = number_of(rows, number);
             auto part = wanted;
@@ -68,15 +69,17 @@ public:
                 add_parameters(wanted);
             };
             if (!failure) failure = failure_of(compute); // who has failed still passes on what others wait for
+            keys_home.send(number), values_home.send(number);
         };
-        // What comes of one piece is waited for behind the next, so that who is done first goes on; not later, for others may wait to send more.
-        const auto done = [&](index_t piece, index_t next) {
-            if (plan_.seen(piece, ranks.rank()).count > 0) keys_home.send(piece), values_home.send(piece);
-            if (waiting >= 0) keys_home.collect(waiting), values_home.collect(waiting);
-            waiting = piece;
-            if (next != piece + 1) keys_home.collect(piece), values_home.collect(piece), waiting = -1;
+        // What comes of a piece is waited for behind the next, so that who is done with one goes on; not later, for others may wait to send more.
+        index_t waiting = 0;
+        const auto collect = [&](index_t next) {
+            for (; waiting < plan_.pieces() && waiting + 1 < next; ++waiting) {
+                stream.send_own(waiting);
+                keys_home.collect(waiting), values_home.collect(waiting);
+            }
         };
-        key_stream<T, C>(ranks, plan_, in, held, memory_).run(add, done);
+        stream.run(add, collect);
         keys_home.finish(), values_home.finish();
         sum_over_ranks(ranks, std::span(parameters_), std::span(before_));
         write_parameters(wanted);

@@ -124,6 +124,16 @@ public:
             if (t.from == rank || t.to == rank) f(t);
         });
     }
+    /// Whether a rank sees rows of a piece that it does not hold.
+    bool receives(index_t number, index_t rank) const { return common_rows(seen(number, rank), key_cuts_.of(rank)) != seen(number, rank); }
+    /// From the first row of a piece that a rank holds and sends to the last.
+    row_range sent(index_t number, index_t rank) const {
+        row_range rows;
+        for_each_transfer_of(number, rank, [&](const key_transfer& t) {
+            if (t.owner == rank) rows = spanned_rows(rows, t.rows);
+        });
+        return rows;
+    }
     /// What of a piece a rank has to do with: what it sees, receives and sends.
     struct share {
         row_range rows;

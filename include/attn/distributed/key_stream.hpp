@@ -7,6 +7,8 @@
 #include "communicator.hpp"
 #include "key_plan.hpp"
 
+#include <limits>
+
 namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
 /// Rows of keys or values, token after token: so some tokens are one run of bytes.
@@ -46,80 +48,113 @@ private:
     index_t element_, row_bytes_;
 };
 
-/// Room for a rank's share of any piece.
+/// Room for what a rank sees of any piece that it does not hold alone, and for what it sends of any.
 template <Scalar T>
 struct piece_memory {
-    workspace keys, values;
+    workspace keys, values, sent_keys, sent_values;
 
     piece_memory(const key_plan& plan, index_t rank, const inputs<T>& own) {
-        index_t most = 0;
-        for (index_t number = 0; number < plan.pieces(); ++number)
-            if (const auto share = plan.share_of(number, rank); share.travels) most = std::max(most, share.rows.count);
-        const auto reserve = [&](workspace& memory, const stored_view<const T>& rows) {
-            memory.reserve(static_cast<std::size_t>(product(most, travelling_rows<T>(rows, {}).row_bytes())));
+        index_t most = 0, most_sent = 0;
+        for (index_t number = 0; number < plan.pieces(); ++number) {
+            if (plan.receives(number, rank)) most = std::max(most, plan.seen(number, rank).count);
+            most_sent = std::max(most_sent, plan.sent(number, rank).count);
+        }
+        const auto reserve = [](workspace& memory, const stored_view<const T>& rows, index_t count) {
+            memory.reserve(static_cast<std::size_t>(product(count, travelling_rows<T>(rows, {}).row_bytes())));
         };
-        reserve(keys, own.keys);
-        reserve(values, own.values);
+        reserve(keys, own.keys, most);
+        reserve(values, own.values, most);
+        reserve(sent_keys, own.keys, most_sent);
+        reserve(sent_values, own.values, most_sent);
     }
 };
 
-/// Takes a rank through the pieces of a plan: while it computes with one, the next is on its way. Receives are begun before their sends can be waited
-/// for, and all ranks take the pieces in the same order, and the parts of a piece in the order of hops: so each waits only for what comes before.
+/// Takes a rank through the pieces of a plan: while it computes with one, the next is on its way. All ranks take the pieces in the same order, and the
+/// parts of a piece in the order of hops, and wait for none before their own rows of it are on their way: so each waits only for what comes before.
+/// A rank's own rows leave as early as two pieces of memory allow, since who sees them may get there before it does: a window's next rank begins with them.
 template <Scalar T, Communicator C>
 class key_stream {
 public:
     key_stream(C& ranks, const key_plan& plan, const inputs<T>& own, const row_range& held, std::span<piece_memory<T>, 2> memory)
         : ranks_(ranks), plan_(plan), held_(held), keys_(own.keys, held), values_(own.values, held) {
-        for (index_t number = 0; number < plan.pieces(); ++number)
-            if (plan.share_of(number, ranks.rank()).rows.count > 0) numbers_.push_back(number);
-        for (std::size_t i = 0; i < 2; ++i) slots_[i].memory = &memory[i];
+        for (index_t number = 0; number < plan.pieces(); ++number) {
+            if (plan.seen(number, ranks.rank()).count > 0) numbers_.push_back(number);
+            if (plan.sent(number, ranks.rank()).count > 0) sent_numbers_.push_back(number);
+        }
+        for (std::size_t i = 0; i < 2; ++i) {
+            slots_[i].memory = {&memory[i].keys, &memory[i].values};
+            leaving_[i].memory = {&memory[i].sent_keys, &memory[i].sent_values};
+        }
     }
 
     /// Calls compute(pass, rows, keys, values) for each piece of which the rank sees something, and progress() is to be called now and then meanwhile;
-    /// then, of each that it has to do with, done(piece, the next of these or -1).
-    template <class F>
-    void run(const F& compute) {
-        run(compute, [](index_t, index_t) {});
-    }
-    template <class F, class D>
-    void run(const F& compute, const D& done) {
+    /// before each of them, and when all are done, before_piece(its number, or that of one behind all).
+    template <class F, class B>
+    void run(const F& compute, const B& before_piece) {
+        send_own(none);
         if (!numbers_.empty()) prepare(0);
         for (std::size_t at = 0; at < numbers_.size(); ++at) {
-            arrive(slot_of(at));
+            auto& own = slot_of(at);
+            before_piece(numbers_[at]);
+            send_own(numbers_[at]);
+            take_in(own, true);
             if (at > 0) finish(slot_of(at - 1));
             if (at + 1 < numbers_.size()) prepare(at + 1);
-            const auto seen = plan_.seen(numbers_[at], ranks_.rank());
-            const auto& own = slot_of(at);
             const auto view = [&](const travelling_rows<T>& rows, const workspace& memory) {
-                return rows.view(seen, own.in_place ? nullptr : memory.bytes().data(), own.rows.first);
+                return rows.view(own.rows, own.in_place ? nullptr : memory.bytes().data(), own.rows.first);
             };
-            if (seen.count > 0) compute(plan_.piece(numbers_[at]).pass, seen, view(keys_, own.memory->keys), view(values_, own.memory->values));
-            done(numbers_[at], at + 1 < numbers_.size() ? numbers_[at + 1] : -1);
+            compute(plan_.piece(numbers_[at]).pass, own.rows, view(keys_, *own.memory.keys), view(values_, *own.memory.values));
         }
-        if (!numbers_.empty()) finish(slot_of(numbers_.size() - 1));
+        before_piece(behind_all);
+        send_own(behind_all);
+        for (auto* some : {slots_, leaving_})
+            for (std::size_t i = 0; i < 2; ++i) finish(some[i]);
+    }
+    template <class F>
+    void run(const F& compute) {
+        run(compute, [](index_t) {});
+    }
+    /// Own rows of as many further pieces as there is memory for; waits for it until those up to `last` are on their way.
+    void send_own(index_t last) {
+        for (; sent_ < sent_numbers_.size(); ++sent_) {
+            auto& own = leaving_[sent_ % 2];
+            const auto number = sent_numbers_[sent_];
+            if (!is_sent(own) && number > last) return;
+            finish(own);
+            own.rows = plan_.sent(number, ranks_.rank());
+            copy(own, own.rows);
+            plan_.for_each_transfer_of(number, ranks_.rank(), [&](const key_transfer& t) {
+                if (t.owner == ranks_.rank()) send(own, t);
+            });
+        }
     }
     /// Moves on what is under way.
     void progress() {
         for (auto& s : slots_) {
-            for (auto& one : s.receiving)
-                for (auto& part : one.parts) ranks_.test(part);
-            for (auto& one : s.sending) ranks_.test(one);
+            take_in(s, false);
+            is_sent(s);
         }
+        send_own(none);
     }
 
 private:
     using request = typename C::request;
+    static constexpr index_t none = -1;
+    static constexpr index_t behind_all = std::numeric_limits<index_t>::max();
 
     struct received {
         key_transfer what;
         request parts[2]; ///< keys and values
     };
-    /// A piece, and what of it is under way.
+    /// Rows of a piece, and what of them is under way.
     struct slot {
-        piece_memory<T>* memory;
+        struct {
+            workspace *keys, *values;
+        } memory;
         row_range rows;
-        bool in_place = true; ///< nothing travels: the rank's own rows are read as they lie
+        bool in_place = true; ///< the rank holds them: they are read as they lie
         std::vector<received> receiving; ///< by hops
+        std::size_t taken_in = 0;        ///< of those
         std::vector<key_transfer> passed_on;
         std::vector<request> sending;
     };
@@ -128,10 +163,11 @@ private:
     void prepare(std::size_t at) {
         auto& own = slot_of(at);
         const auto number = numbers_[at];
-        const auto share = plan_.share_of(number, ranks_.rank());
-        own.rows = share.rows;
-        own.in_place = !share.travels;
+        own.rows = plan_.seen(number, ranks_.rank());
+        own.in_place = !plan_.receives(number, ranks_.rank());
+        own.receiving.clear();
         own.passed_on.clear();
+        own.taken_in = 0;
         if (own.in_place) return;
         plan_.for_each_transfer_of(number, ranks_.rank(), [&](const key_transfer& t) {
             if (t.to == ranks_.rank()) own.receiving.push_back({t, {}});
@@ -140,29 +176,35 @@ private:
         std::ranges::sort(own.receiving, std::ranges::less{}, [](const received& r) { return std::pair(r.what.hop, r.what.owner); });
         for (auto& [what, parts] : own.receiving)
             each_part(own, what, [&](std::span<std::byte> bytes, index_t part) { parts[part] = ranks_.receive(what.from, tag_of(what, part), bytes); });
-        const auto copied = common_rows(own.rows, held_);
-        keys_.copy(copied, own.memory->keys.bytes().data(), own.rows.first);
-        values_.copy(copied, own.memory->values.bytes().data(), own.rows.first);
-        plan_.for_each_transfer_of(number, ranks_.rank(), [&](const key_transfer& t) {
-            if (t.owner == ranks_.rank()) send(own, t);
-        });
+        copy(own, common_rows(own.rows, held_));
     }
-    void arrive(slot& own) {
-        for (auto& [what, parts] : own.receiving) {
-            for (auto& part : parts) ranks_.wait(part);
+    /// Passes on what has come; all of it, if it waits.
+    void take_in(slot& own, bool waits) {
+        for (; own.taken_in < own.receiving.size(); ++own.taken_in) {
+            auto& [what, parts] = own.receiving[own.taken_in];
+            for (auto& part : parts) {
+                if (waits) ranks_.wait(part);
+                else if (!ranks_.test(part)) return;
+            }
             for (const auto& t : own.passed_on)
                 if (t.owner == what.owner) send(own, t);
         }
-        own.receiving.clear();
+    }
+    bool is_sent(slot& own) {
+        return std::ranges::all_of(own.sending, [&](request& one) { return static_cast<bool>(ranks_.test(one)); });
     }
     void finish(slot& own) {
         for (auto& one : own.sending) ranks_.wait(one);
         own.sending.clear();
     }
+    void copy(slot& own, const row_range& rows) {
+        keys_.copy(rows, own.memory.keys->bytes().data(), own.rows.first);
+        values_.copy(rows, own.memory.values->bytes().data(), own.rows.first);
+    }
     void send(slot& own, const key_transfer& t) {
         each_part(own, t, [&](std::span<std::byte> bytes, index_t part) { own.sending.push_back(ranks_.send(t.to, tag_of(t, part), bytes)); });
     }
-    /// Between two ranks, what is begun with a tag is ended before the next with it.
+    /// Between two ranks, what has the same tag is sent and received in the order of pieces.
     static index_t tag_of(const key_transfer& t, index_t part) { return 2 * (t.owner % 16'000) + part + 1; }
     /// f(bytes, number) of the keys, 0, and of the values, 1, if they have any.
     template <class F>
@@ -171,16 +213,19 @@ private:
             if (row_bytes == 0) return;
             f(memory.bytes().subspan(static_cast<std::size_t>((t.rows.first - own.rows.first) * row_bytes), static_cast<std::size_t>(t.rows.count * row_bytes)), number);
         };
-        part(own.memory->keys, keys_.row_bytes(), 0);
-        part(own.memory->values, values_.row_bytes(), 1);
+        part(*own.memory.keys, keys_.row_bytes(), 0);
+        part(*own.memory.values, values_.row_bytes(), 1);
     }
 
     C& ranks_;
     const key_plan& plan_;
     row_range held_;
     travelling_rows<T> keys_, values_;
-    std::vector<index_t> numbers_; ///< of the pieces that the rank has to do with
+    std::vector<index_t> numbers_;      ///< of the pieces that the rank sees
+    std::vector<index_t> sent_numbers_; ///< of those whose rows it holds and others see
+    std::size_t sent_ = 0;              ///< of those, how many are on their way
     slot slots_[2];
+    slot leaving_[2]; ///< own rows
 };
 
 } // namespace attn::detail

@@ -13,8 +13,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// The result has the bits of the operator's call on one machine with all rows, for every number of ranks, every partition and every communicator.
 /// softmax_attention, of any pattern and score function: keys and values travel to where the pattern's range arithmetic says that they are seen, round
 /// the ranks that see the same, a piece of a few thousand keys at a time while the one before is computed with. A window is an exchange of halos,
-/// documents stay at home. Pieces are taken in the order of keys. Tables that the pattern or the score function refers to must cover the rank's
-/// queries and all keys. Memory beyond that of the call: two pieces, and two numbers a row.
+/// documents stay at home. Pieces are taken in the order of keys; a rank's own leave before it gets to them, for who begins with them. Tables that the pattern
+/// or the score function refers to must cover the rank's queries and all keys. Memory beyond that of the call: two pieces of keys on their way to the rank, two
+/// of its own, and two numbers a row.
 /// linear_attention, of any feature map and pattern: sums over the keys go from rank to rank, and where all queries see the same keys then to all. Where they
 /// see different ones, each rank adds its keys to the sum of those before, a head after the other, so that fewer heads than ranks leave ranks waiting. Keys
 /// travel as far as a block of a sum, of 16 or 2,048 keys, reaches over a rank's border, and where rows see few; keys before the first query to its rank.

@@ -11,6 +11,8 @@
 #include "value_stage.hpp"
 #include "visible_span.hpp"
 
+#include <utility>
+
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// What a call of softmax attention is made of.
@@ -58,17 +60,17 @@ public:
         pass_ = pass;
         span_ = &spans_[block.masks];
         if (!block.shares_masks) span_->forget();
-        queries_.begin(block, call_->in.queries, call_->scale);
-        const auto first_key = call_->in.positions.first_key[block.batch];
-        keys_.begin(rows_of(call_->in.keys, block.batch, block.kv_head), first_key);
-        values_.begin(rows_of(call_->in.values, block.batch, block.kv_head), first_key);
+        has_read_ = false;
     }
+    /// Whether the block sees something of key blocks first .. end - 1, with which a run may go on.
+    bool sees(index_t first, index_t end) { return first < end && span_->find(call_->pattern, *block_, pass_, call_->blocks_of(*block_), first, end); }
     /// Calls end_of_span(state, rows) for each span of key blocks first .. end - 1 that the pattern does not rule out, in order. Rows
     /// come once each, as bits; some are done again first (recompute_masked).
     template <class F>
     void run(index_t first, index_t end, F&& end_of_span) {
         const auto blocks = call_->blocks_of(*block_);
-        for (; first < end && span_->find(call_->pattern, *block_, pass_, blocks, first, end); first = span_->end()) {
+        for (; sees(first, end); first = span_->end()) {
+            if (!std::exchange(has_read_, true)) read();
             const auto parts = span_->parts();
             recompute_masked<T>(bit_range(0, block_->rows()), [&](std::uint64_t rows, const pass_through<T>& how) {
                 state_.begin(queries_.stride(), how.unit);
@@ -92,6 +94,14 @@ private:
           scores_(memory.take<T>(block_keys * traits::max_rows)), scratch_(memory.take<T>(block_keys * traits::max_rows)),
           seen_(memory.take<std::uint64_t>(block_keys)) {
         for (auto& span : spans_) span = visible_span(memory, block_keys);
+    }
+
+    /// Begins with the block's queries and keys.
+    void read() {
+        queries_.begin(*block_, call_->in.queries, call_->scale);
+        const auto first_key = call_->in.positions.first_key[block_->batch];
+        keys_.begin(rows_of(call_->in.keys, block_->batch, block_->kv_head), first_key);
+        values_.begin(rows_of(call_->in.values, block_->batch, block_->kv_head), first_key);
     }
 
     /// What is read next and may still be in memory: where rows are few, and memory is what they wait for, the next keys; after the last, the
@@ -162,6 +172,7 @@ private:
     const softmax_call<T>* call_;
     const query_block *block_ = nullptr, *next_ = nullptr;
     index_t pass_ = 0;
+    bool has_read_ = false; ///< the block's queries
     score_stage<T, Arch, E> queries_;
     block_reader<T, Arch, typename operand_rows<T, Arch, E>::of_channels> keys_;
     block_reader<T, Arch, typename operand_rows<T, Arch, E>::of_rows> values_;

@@ -106,11 +106,13 @@ private:
         query_block block, next;
         for (bool more = blocks.next(block); more; block = next) {
             more = blocks.next(next);
-            auto rows = begin_rows(call, block, is_first, own, slice);
             const auto keys = call.blocks_of(block);
             loop.begin(block, more ? &next : nullptr, pass);
-            loop.run(keys.first_block(), keys.end_block(), [&](const state_type& state, std::uint64_t done) { rows.merge(state, done); });
-            finish_rows(rows, own);
+            if (is_first || loop.sees(keys.first_block(), keys.end_block())) { // else its rows stay as they are
+                auto rows = begin_rows(call, block, is_first, own, slice);
+                loop.run(keys.first_block(), keys.end_block(), [&](const state_type& state, std::uint64_t done) { rows.merge(state, done); });
+                finish_rows(rows, own);
+            }
             if (call.between_blocks) (*call.between_blocks)(slice);
         }
     }
