@@ -1,6 +1,7 @@
 #include "bench_patterns.hpp"
 
 #include "bench_report.hpp"
+#include "float_case.hpp"
 #include "measure.hpp"
 #include "read_bandwidth.hpp"
 
@@ -14,7 +15,6 @@
 #include "attn/pattern/selected.hpp"
 #include "attn/pattern/tiles.hpp"
 #include "attn/score/additive_bias.hpp"
-#include "cases/softmax_case.hpp"
 
 #include <benchmark/benchmark.h>
 
@@ -26,18 +26,6 @@ using namespace pattern;
 
 namespace {
 
-/// A case from make(problem), which returns testing::made<softmax_attention<...>>.
-template <class Make>
-testing::attention_case only_float(std::string name, Make make) {
-    return {.name = std::move(name),
-            .cost = {},
-            .supports = testing::any_problem,
-            .make_float = [make](const testing::problem& p) -> std::unique_ptr<testing::instance<float>> {
-                auto m = make(p);
-                return std::make_unique<testing::softmax_instance<float, decltype(m.op)>>(std::move(m));
-            },
-            .make_double = {}};
-}
 template <Pattern P>
 testing::attention_case pattern_case(std::string name, const P& pattern) {
     return only_float(std::move(name), [pattern](const testing::problem&) { return testing::made{softmax_attention{.pattern = pattern}}; });

@@ -93,7 +93,7 @@ void report::print_row(const std::string& name, std::map<std::string, std::vecto
     }
     const auto& r = results_[name] = {quartiles_of(values["seconds"]), quartiles_of(values["peak"]), quartiles_of(values["flops"]),
                                       median("useful_share")};
-    if (name.find("/threads:1") != std::string::npos) idle_.push_back(median("idle"));
+    if (name.find("/threads:1") != std::string::npos && !name.starts_with("ranks/")) idle_.push_back(median("idle"));
     print_cells(name, {time_text(r.seconds.median), percent_text(r.seconds.spread()), fixed_text(r.flops.median / 1e9, 1),
                        percent_text(r.share.median), ratio_text(median("visited")), percent_text(median("bandwidth")), ratio_text(median("vs_naive")),
                        bytes_text(median("workspace_bytes")), bytes_text(median("matrix_bytes"))});

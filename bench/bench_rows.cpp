@@ -1,6 +1,7 @@
 #include "bench_rows.hpp"
 
 #include "bench_patterns.hpp"
+#include "bench_ranks.hpp"
 
 #include <Eigen/Core>
 
@@ -47,7 +48,7 @@ std::string name_of(const std::string& case_name, const size& s, index_t threads
 
 const testing::attention_case& case_named(const std::string& name) {
     using cases = std::vector<testing::attention_case>;
-    for (const cases* some : {&std::as_const(testing::all_cases()), &pattern_cases()})
+    for (const cases* some : {&std::as_const(testing::all_cases()), &pattern_cases(), &rank_cases()})
         for (const auto& c : *some)
             if (c.name == name) return c;
     throw std::logic_error("no case is called " + name);
@@ -151,6 +152,18 @@ struct bf16_goal {
 };
 constexpr bf16_goal bf16_goals[] = {{64, 1.5}, {128, 1.6}};
 
+/// Calls over ranks that are threads, one thread each, beside those of as many threads on one machine: they may take 15 % longer.
+constexpr const char* rank_family = "ranks";
+constexpr double rank_goal = 1 / 1.15;
+struct ranked {
+    const char *name, *label;
+
+    testing::problem problem() const { return problem_of({16384, 64, sparse_heads}); }
+    std::string row(index_t count) const { return name_of(rank_family, rank_case_name(name, count), problem(), count); }
+    std::string against(index_t count) const { return name_of(rank_family, name, problem(), count); }
+};
+constexpr ranked ranked_calls[] = {{"softmax", "full"}, {"softmax_causal", "causal"}, {"window_1024", "causal window of 1024"}};
+
 /// From which n on an operator is faster than softmax attention, which is causal where the operator is.
 struct crossover {
     const char *name, *against;
@@ -195,6 +208,9 @@ void add_groups(std::vector<row>& rows) {
     for (const auto key_dim : key_sizes) add("key_size", "softmax", key_size_problem(key_dim));
     for (const index_t keys : {4096, 32768})
         for (const index_t threads : {1, 2}) add("decode", "softmax", decoding(keys), threads);
+    for (const auto& c : ranked_calls)
+        for (const index_t count : {1, 2})
+            for (const index_t ranks : {index_t{0}, count}) add(rank_family, rank_case_name(c.name, ranks), c.problem(), count);
     for (const auto& g : bf16_goals)
         for (const auto& c : {"softmax", "softmax_bf16_products"}) add("products", c, g.problem());
     for (const auto& [name, problem] : prefetched_calls)
@@ -314,6 +330,8 @@ std::vector<comparison> all_comparisons() {
     for (const auto& s : stored_rows())
         for (const auto f : narrow_formats) all.push_back({"16 bits", s.row + format_suffix(f), s.row});
     for (const auto& g : bf16_goals) all.push_back({"16 bits", g.name(), g.against()});
+    for (const auto& c : ranked_calls)
+        for (const index_t count : {1, 2}) all.push_back({rank_family, c.row(count), c.against(count)});
     return all;
 }
 
@@ -385,6 +403,11 @@ std::vector<goal> all_goals() {
         for (const auto f : narrow_formats)
             if (s.meant > 0) against(s.label + ", in " + format_suffix(f).substr(1) + " against float", s.row + format_suffix(f), s.row, s.meant);
     for (const auto& g : bf16_goals) against("products in bf16 against float, d " + std::to_string(g.head_dim) + ", n 2048", g.name(), g.against(), g.meant);
+    for (const auto& c : ranked_calls)
+        for (const index_t count : {1, 2}) {
+            const auto pair = count == 1 ? "1 rank against 1 thread, " : "2 ranks against 2 threads, ";
+            against(std::string(pair) + c.label + ", n 16384", c.row(count), c.against(count), rank_goal);
+        }
     against("two threads against one, full", name_of("softmax", sequence(2048), 2), dense(sequence(2048)), 1.9);
     against("two threads against one, causal", name_of("softmax_causal", sequence(2048), 2), causal(sequence(2048)), 1.9);
     against("scores 30 times as large, full", dense(sequence(2048)) + "/q:30", dense(sequence(2048)), 0.95);
