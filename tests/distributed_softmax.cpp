@@ -151,9 +151,9 @@ TEST_CASE("ranks: a partition of another pattern gives the same, and hidden keys
 }
 
 TEST_CASE("ranks: a rank's own rows leave before it gets to them", "[distributed][parallel]") {
-    // The second rank is done with its pieces, of which it needs three of the first's, while that is at its first one.
+    // The second rank is done with its pieces, of which it needs all five of the first's, while that is at its first one.
     const index_t n = 40'000;
-    const auto pattern = causal{} & local{10'000};
+    const auto pattern = causal{} & local{18'000};
     const shape s{1, 1, n, 1};
     const positions where;
     const kernel::visible_keys_of<float, simd::native, std::remove_const_t<decltype(pattern)>> visible(pattern, {s, s, s}, where);
