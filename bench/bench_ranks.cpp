@@ -9,6 +9,8 @@
 #include "some_rows.hpp"
 
 #include <barrier>
+#include <functional>
+#include <thread>
 
 namespace attn::bench {
 
@@ -21,7 +23,8 @@ class waiting_ranks {
 public:
     using work = std::function<void(thread_communicator&)>;
 
-    explicit waiting_ranks(index_t count) : begin_(count + 1), end_(count + 1), threads_([this, count] { on_thread_ranks(count, [this](auto& ranks) { serve(ranks); }); }) {}
+    explicit waiting_ranks(index_t count)
+        : begin_(count + 1), end_(count + 1), threads_([this, count] { on_thread_ranks(count, [this](auto& ranks) { serve(ranks); }); }) {}
     ~waiting_ranks() {
         work_ = nullptr;
         begin_.arrive_and_wait();

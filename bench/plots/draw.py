@@ -1,13 +1,16 @@
-"""draw.py <folder> <bench.json> [<peers.json>]: what attn_bench and attn_peers left, as pictures in the folder.
+"""draw.py <folder> <file...>: what attn_bench (bench.json), attn_peers (peers.json) and attn_ranks_model (ranks.csv) left, as pictures in the folder.
 
 time_by_n.svg    time against n of the operators in the README's table, with the exponent that fits
 memory_by_n.svg  their workspace against n, beside the n x n scores of one head
 peers.svg        share of the FMA peak by shape, attn beside its peers
+ranks.svg        modelled speed-up against ranks
 
 The background is transparent and the colours are of middle lightness, so that a page may be light or dark.
 """
 import collections
+import csv
 import json
+import os
 import re
 import statistics
 import sys
@@ -69,7 +72,7 @@ def sweeps(file):
     }
 
 
-def draw_log_log(file, curves, label):
+def draw_log_log(file, curves, label, x_label="n"):
     """Each curve: its name, n, values and how it is drawn. Names stand at the ends: on the right apart from each other; of a curve that
     ends before, above it, or below if no other is lower there."""
     figure, axes = pyplot.subplots(figsize=(7, 5))
@@ -78,7 +81,7 @@ def draw_log_log(file, curves, label):
     ticks = sorted({int(size) for _, n, _, _ in curves for size in n})
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [str(n) for n in ticks])
-    axes.set_xlabel("n")
+    axes.set_xlabel(x_label)
     axes.set_ylabel(label)
     axes.grid(True)
     axes.margins(y=0.1)
@@ -138,12 +141,25 @@ def draw_peers(folder, file):
     save(figure, f"{folder}/peers.svg")
 
 
-def main(folder, bench, peers=None):
-    operators = sweeps(bench)
-    if operators:
-        draw_growth(folder, operators)
-    if peers:
-        draw_peers(folder, peers)
+def draw_ranks(folder, file):
+    by_pattern = collections.defaultdict(list)
+    with open(file) as text:
+        for row in csv.DictReader(text):
+            by_pattern[row["pattern"]].append((int(row["ranks"]), float(row["speed_up"])))
+    curves = [(name, *numpy.array(points).T, {"color": COLOURS[number], "marker": "o"}) for number, (name, points) in enumerate(by_pattern.items())]
+    ranks = max((curve[1] for curve in curves), key=len)
+    curves.append(("as many times as ranks", ranks, ranks, {"color": INK, "linestyle": "--"}))
+    draw_log_log(f"{folder}/ranks.svg", curves, "times as fast as one rank: a model, not a measurement", "ranks")
+
+
+def main(folder, *files):
+    drawn_from = {
+        "bench.json": lambda file: draw_growth(folder, sweeps(file)),
+        "peers.json": lambda file: draw_peers(folder, file),
+        "ranks.csv": lambda file: draw_ranks(folder, file),
+    }
+    for file in files:
+        drawn_from[os.path.basename(file)](file)
 
 
 main(*sys.argv[1:])
