@@ -73,10 +73,7 @@ void check_rank(const auto& op, C& ranks, const partition& parts, const inputs<T
         require(same_rows(attend(over, ranks, own, executor).view(), expected), "the rows have the bits of the whole call's");
         return;
     }
-    auto s = expected.shape();
-    tensor<T> values(s);
-    s.channels = 1;
-    tensor<T> log_sum_exp(s);
+    tensor<T> values(expected.shape()), log_sum_exp(log_sum_exp_shape(op, shapes_of(own)));
     workspace memory(workspace_bytes<T>(over, rank, executor));
     attend(over, ranks, own, outputs<T>{values, log_sum_exp}, execution(executor, memory));
     require(same_rows(values.view(), expected), "the rows have the bits of the whole call's");

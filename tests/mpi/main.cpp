@@ -111,6 +111,8 @@ void check_all() {
     check_linear<float>(ranks, simplified_linear_attention{.convolution = {.weights = weights, .height = 50, .width = 60}}, 3'000, two);
     check_backward(ranks, softmax_attention{.pattern = causal{}}, 9'500);
     check_backward(short_messages, softmax_attention{.pattern = local{400}}, 1'000);
+    const auto mix = random_tensor<double>({1, 1, 4, 4}, 3);
+    check_softmax<float>(short_messages, talking_heads_attention<local>{.logits_mix = mix, .weights_mix = mix, .pattern = local{300}}, 900, two);
     check_batch_norm(ranks);
     check_errors(ranks);
     check_softmax<float>(ranks, softmax_attention{}, 200, one); // and go on afterwards

@@ -14,13 +14,15 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// softmax_attention, of any pattern and score function: keys and values travel to where the pattern's range arithmetic says that they are seen, round
 /// the ranks that see the same, a piece of a few thousand keys at a time while the one before is computed with. A window is an exchange of halos,
 /// documents stay at home. Pieces are taken in the order of keys; a rank's own leave before it gets to them, for who begins with them. Tables that the pattern
-/// or the score function refers to must cover the rank's queries and all keys. Memory beyond that of the call: two pieces of keys on their way to the rank, two
+/// refers to must cover all queries and keys, those of the score function the rank's queries and all keys. Memory beyond that of the call: two pieces of keys on their way to the rank, two
 /// of its own, and two numbers a row.
 /// linear_attention, of any feature map and pattern: sums over the keys go from rank to rank, and where all queries see the same keys then to all. Where they
 /// see different ones, each rank adds its keys to the sum of those before, a head after the other, so that fewer heads than ranks leave ranks waiting. Keys
 /// travel as far as a block of a sum, of 16 or 2,048 keys, reaches over a rank's border, and where rows see few; keys before the first query to its rank.
 /// simplified_linear_attention and focused_linear_attention: the same, and the convolution's halo. Every rank has the whole positional encoding, and of
 /// convolution_input what it has of the queries.
+/// talking_heads_attention: the keys and values that a rank's queries see, from the first to the last, are gathered there before it computes, and lie in
+/// its memory: of a window few, but where queries see all keys, these on every rank. Tables that the pattern refers to must cover all queries and keys.
 /// A rank that throws makes all throw: another's exception is a rank_error. Shapes, positions and partitions that differ between ranks are found before
 /// a key is sent.
 template <Attention A>
@@ -80,6 +82,16 @@ inputs<T> whole_inputs(const partition& parts, const inputs<T>& in) {
     const auto& s = parts.shapes();
     return {whole(in.queries, s.queries), whole(in.keys, s.keys), whole(in.values, s.values), parts.positions()};
 }
+/// Throws attention_error unless an operator's parameters fit the rank's queries and all keys, which come by, and its pattern all queries, from which follows
+/// what is seen of whom.
+template <Attention A, Scalar T>
+void check_with_all_keys(const A& op, const partition& parts, const inputs<T>& in) {
+    auto seen = whole_inputs(parts, in);
+    seen.queries = in.queries;
+    seen.positions.first_query = in.positions.first_query;
+    op.check(seen);
+    check_pattern(A::name, op.pattern, parts.shapes(), parts.positions(), log_sum_exp_shape(op, parts.shapes()).heads);
+}
 /// What a view holds, without its rows.
 template <Scalar T>
 stored_view<const T> no_rows(const stored_view<const T>& of) {
@@ -114,6 +126,7 @@ void on_all_ranks(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in,
            {"the batch", whole.queries.batch},
            {"the heads of q", whole.queries.heads},
            {"the heads of k", whole.keys.heads},
+           {"the heads of v", whole.values.heads},
            {"the tokens of q", whole.queries.tokens},
            {"the tokens of k", whole.keys.tokens},
            {"the channels of k", whole.keys.channels},
@@ -188,3 +201,4 @@ std::size_t workspace_bytes(const sequence_parallel<A>& op, index_t rank, E& exe
 
 #include "linear_ranks.hpp"
 #include "softmax_ranks.hpp"
+#include "talking_heads_ranks.hpp"

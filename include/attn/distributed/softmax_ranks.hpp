@@ -17,13 +17,7 @@ struct rank_call<softmax_attention<P, S, R, Arch>, T> {
           memory_{piece_memory<T>(plan_, rank, in), piece_memory<T>(plan_, rank, in)} {
     }
 
-    /// Against the rank's queries and all keys, which come by.
-    static void check(const operation& op, const partition& parts, index_t, const inputs<T>& in) {
-        auto seen = whole_inputs(parts, in);
-        seen.queries = in.queries;
-        seen.positions.first_query = in.positions.first_query;
-        op.check(seen);
-    }
+    static void check(const operation& op, const partition& parts, index_t, const inputs<T>& in) { check_with_all_keys(op, parts, in); }
 
     index_t fingerprint() const { return plan_.fingerprint(); }
     template <Storage U>
