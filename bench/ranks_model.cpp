@@ -80,8 +80,8 @@ index_t pairs_of(const P& pattern, index_t n, const row_range& queries, const de
     return pairs;
 }
 
-/// Seconds until the last rank is done, if messages do not wait for one another. A piece is received from when its rank begins with the one before on,
-/// passed on as it comes, and own rows leave as early as those of two pieces before have arrived.
+/// Seconds until the last rank is done. A piece is received from when its rank begins with the one before on, and passed on as it comes; own rows wait for
+/// nothing else, but those of a piece that go to several ranks take as long as if all left at once.
 template <Pattern P>
 double modelled_seconds(const P& pattern, const partition& parts, const options& how, double pairs_per_second) {
     const auto n = how.tokens, ranks = parts.ranks();
@@ -95,23 +95,22 @@ double modelled_seconds(const P& pattern, const partition& parts, const options&
     struct rank_times {
         double began = 0, ended = 0; ///< the piece before
         double passed_on = 0;        ///< what others had from it of that
-        double sent[2] = {};         ///< own rows of the last two pieces
     };
     std::vector<rank_times> all(each);
     for (index_t number = 0; number < plan.pieces(); ++number) {
-        std::vector<double> arrived(each), passed_on(each), sent(each);
+        std::vector<double> arrived(each), passed_on(each), rounds(each);
+        plan.for_each_transfer(number, [&](const detail::key_transfer& t) { rounds[static_cast<std::size_t>(t.from)] += t.hop == 1 ? 1 : 0; });
         double came = 0; // where it is passed on from
         plan.for_each_transfer(number, [&](const detail::key_transfer& t) {
             const auto from = static_cast<std::size_t>(t.from), to = static_cast<std::size_t>(t.to);
-            came = std::max(t.hop == 1 ? all[from].sent[0] : came, all[to].began) + static_cast<double>(t.rows.count) * seconds_per_key + latency;
+            const auto at_once = t.hop == 1 ? rounds[from] : 1;
+            came = std::max(t.hop == 1 ? 0.0 : came, all[to].began) + at_once * static_cast<double>(t.rows.count) * seconds_per_key + latency;
             arrived[to] = std::max(arrived[to], came);
-            auto& last = (t.hop == 1 ? sent : passed_on)[from];
-            last = std::max(last, came);
+            if (t.hop > 1) passed_on[from] = std::max(passed_on[from], came);
         });
         for (index_t rank = 0; rank < ranks; ++rank) {
             const auto r = static_cast<std::size_t>(rank);
             auto& own = all[r];
-            if (sent[r] > 0) own.sent[0] = std::exchange(own.sent[1], sent[r]);
             if (plan.seen(number, rank).count == 0) continue;
             own.began = std::max({own.ended, arrived[r], own.passed_on});
             own.ended = own.began + static_cast<double>(how.heads * pairs_of(pattern, n, parts.queries(rank), plan.piece(number))) / pairs_per_second;
@@ -119,7 +118,7 @@ double modelled_seconds(const P& pattern, const partition& parts, const options&
         }
     }
     double seconds = 0;
-    for (const auto& own : all) seconds = std::max({seconds, own.ended, own.passed_on, own.sent[0], own.sent[1]});
+    for (const auto& own : all) seconds = std::max({seconds, own.ended, own.passed_on});
     return seconds + (ranks > 1 ? 2 * std::ceil(std::log2(ranks)) * latency : 0); // they agree before and after
 }
 

@@ -167,7 +167,7 @@ TEST_CASE("ranks: a rank's own rows leave before it gets to them", "[distributed
         const auto held = cuts.of(rank);
         const auto rows_held = some_rows(numbers, held.first, held.count);
         const inputs<float> own{rows_held, rows_held, rows_held};
-        detail::piece_memory<float> memory[]{{plan, rank, own}, {plan, rank, own}};
+        detail::stream_memory<float> memory(plan, rank, own);
         detail::key_stream<float, thread_communicator> stream(ranks, plan, own, held, memory);
         stream.run([&](index_t, const row_range& rows, const auto& keys, const auto& values) {
             for (index_t i = 0; i < rows.count; ++i)

@@ -22,7 +22,7 @@ public:
     using wanted_type = typename operation::template gradients<T>;
 
     rank_gradient(const operation& op, const partition& parts, index_t rank, const inputs<T>& in, const wanted_type& wanted)
-        : op_(op), first_key_(parts.positions().first_key[0]), plan_(plan_of(op, parts)), memory_{piece_memory<T>(plan_, rank, in), piece_memory<T>(plan_, rank, in)},
+        : op_(op), first_key_(parts.positions().first_key[0]), plan_(plan_of(op, parts)), memory_(plan_, rank, in),
           of_keys_(plan_, rank, parts.ranks(), in.keys.shape()), of_values_(plan_, rank, parts.ranks(), in.values.shape()), of_queries_(wanted.queries.data() ? in.queries.shape() : shape{}) {
         index_t numbers = 0;
         for_each_parameter(wanted, [&](const tensor_view<T>& view) { numbers += view.shape().size(); });
@@ -48,14 +48,12 @@ public:
 
     template <Communicator C>
     void run(C& ranks, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const wanted_type& wanted, const execution& run) {
-        const auto held = plan_.held(ranks.rank());
         gradient_return<T, Arch, C> keys_home(ranks, plan_, wanted.keys, in.keys.shape(), of_keys_, 32'760);
         gradient_return<T, Arch, C> values_home(ranks, plan_, wanted.values, in.values.shape(), of_values_, 32'761);
         if (wanted.queries.data()) clear(wanted.queries);
         find_sinks(in, saved, given, wanted, run);
 
         std::exception_ptr failure;
-        key_stream<T, C> stream(ranks, plan_, in, held, memory_);
         index_t number = -1; // of the piece that is computed with
         const auto add = [&](index_t, const row_range& rows, const stored_view<const T>& keys, const stored_view<const T>& values) {
             number = number_of(rows, number);
@@ -75,11 +73,10 @@ public:
         index_t waiting = 0;
         const auto collect = [&](index_t next) {
             for (; waiting < plan_.pieces() && waiting + 1 < next; ++waiting) {
-                stream.send_own(waiting);
                 keys_home.collect(waiting), values_home.collect(waiting);
             }
         };
-        stream.run(add, collect);
+        key_stream<T, C>(ranks, plan_, in, plan_.held(ranks.rank()), memory_).run(add, collect);
         keys_home.finish(), values_home.finish();
         sum_over_ranks(ranks, std::span(parameters_), std::span(before_));
         write_parameters(wanted);
@@ -140,7 +137,7 @@ private:
     const operation& op_;
     index_t first_key_;
     key_plan plan_;
-    piece_memory<T> memory_[2];
+    stream_memory<T> memory_;
     return_memory<T> of_keys_, of_values_;
     tensor<T> of_queries_;               ///< of one piece
     std::vector<T> parameters_, before_; ///< sums of those of sinks and the score function

@@ -3,6 +3,7 @@
 
 #include "../kernel/softmax/mainloop.hpp"
 
+#include <bit>
 #include <vector>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
@@ -64,12 +65,14 @@ public:
                                   const row_cuts& key_cuts) {
         key_plan plan;
         plan.key_cuts_ = key_cuts;
+        plan.set_paces(query_cuts);
         plan.add_pieces({visible, queries, first_query, first_key, query_cuts}, 0, visible.passes(), 1);
         return plan;
     }
     /// visible: of the whole sequence, whose first query and key stand at these positions.
     key_plan(const kernel::visible_keys& visible, const shape& queries, index_t first_query, index_t first_key, const row_cuts& query_cuts, const row_cuts& key_cuts)
         : key_cuts_(key_cuts) {
+        set_paces(query_cuts);
         const call_view call{visible, queries, first_query, first_key, query_cuts};
         for (index_t pass = 0; pass < visible.passes(); ++pass) {
             index_t step = 0;
@@ -99,7 +102,9 @@ public:
         return static_cast<index_t>(sum >> 1);
     }
     /// Calls f(transfer) for those of a piece: each rank receives what it sees and does not hold. What several see goes round from one to the next,
-    /// beginning with who holds it, so that none has to send it to all; but who sees what the one before it does not has it from the holder.
+    /// beginning with who holds it, so that none has to send it to all. A round goes at the pace of its slowest rank, who keeps a piece until the next one
+    /// takes it: so it ends, and the holder begins another one, before a rank with fewer or more queries, by an eighth or so; and before one who sees what
+    /// the one before it does not.
     template <class F>
     void for_each_transfer(index_t number, const F& f) const {
         const auto ranks = key_cuts_.ranks();
@@ -111,7 +116,7 @@ public:
                 const auto rank = (owner + around) % ranks;
                 const auto rows = common_rows(seen(number, rank), held);
                 if (rows.count == 0) continue;
-                if (common_rows(of_before, rows) != rows) before = owner, hop = 0;
+                if (hop > 0 && (common_rows(of_before, rows) != rows || pace(before) != pace(rank))) before = owner, hop = 0;
                 f(key_transfer{owner, before, rank, ++hop, rows});
                 before = rank, of_before = rows;
             }
@@ -126,23 +131,13 @@ public:
     }
     /// Whether a rank sees rows of a piece that it does not hold.
     bool receives(index_t number, index_t rank) const { return common_rows(seen(number, rank), key_cuts_.of(rank)) != seen(number, rank); }
-    /// From the first row of a piece that a rank holds and sends to the last.
-    row_range sent(index_t number, index_t rank) const {
+    /// From the first row that a rank holds and others see to the last.
+    row_range sent(index_t rank) const {
         row_range rows;
-        for_each_transfer_of(number, rank, [&](const key_transfer& t) {
-            if (t.owner == rank) rows = spanned_rows(rows, t.rows);
-        });
+        for (index_t number = 0; number < pieces(); ++number)
+            for (index_t other = 0; other < key_cuts_.ranks(); ++other)
+                if (other != rank) rows = spanned_rows(rows, common_rows(seen(number, other), held(rank)));
         return rows;
-    }
-    /// What of a piece a rank has to do with: what it sees, receives and sends.
-    struct share {
-        row_range rows;
-        bool travels = false; ///< whether it receives or sends any
-    };
-    share share_of(index_t number, index_t rank) const {
-        share own{seen(number, rank)};
-        for_each_transfer_of(number, rank, [&](const key_transfer& t) { own = {spanned_rows(own.rows, t.rows), true}; });
-        return own;
     }
 
 private:
@@ -154,6 +149,15 @@ private:
 
         index_t heads() const { return visible.heads_alike() ? std::min<index_t>(1, queries.heads) : queries.heads; }
     };
+    /// Of about as many queries the same number: their first four binary digits, and how many there are.
+    index_t pace(index_t rank) const { return paces_.empty() ? 0 : paces_[static_cast<std::size_t>(rank)]; }
+    void set_paces(const row_cuts& queries) {
+        for (index_t rank = 0; rank < queries.ranks(); ++rank) {
+            const auto count = static_cast<std::uint64_t>(queries.of(rank).count);
+            const auto dropped = std::max(0, static_cast<int>(std::bit_width(count)) - 4);
+            paces_.push_back(16 * dropped + static_cast<index_t>(count >> dropped));
+        }
+    }
     /// Those of which some rank sees something, in the passes first_pass .. end_pass - 1.
     void add_pieces(const call_view& call, index_t first_pass, index_t end_pass, index_t step) {
         const auto keys = key_cuts_.cuts.back(), length = piece_length(step);
@@ -205,7 +209,8 @@ private:
 
     row_cuts key_cuts_;
     std::vector<key_piece> pieces_;
-    std::vector<row_range> seen_; ///< [pieces][ranks]
+    std::vector<row_range> seen_;  ///< [pieces][ranks]
+    std::vector<index_t> paces_;   ///< of each rank, if they matter
 };
 
 } // namespace detail

@@ -48,115 +48,91 @@ private:
     index_t element_, row_bytes_;
 };
 
-/// Room for what a rank sees of any piece that it does not hold alone, and for what it sends of any.
+/// Memory for keys and values under way: of two pieces, what a rank sees of them and does not hold alone; and all own rows that others see.
 template <Scalar T>
-struct piece_memory {
-    workspace keys, values, sent_keys, sent_values;
+struct stream_memory {
+    struct rows {
+        workspace keys, values;
 
-    piece_memory(const key_plan& plan, index_t rank, const inputs<T>& own) {
-        index_t most = 0, most_sent = 0;
-        for (index_t number = 0; number < plan.pieces(); ++number) {
-            if (plan.receives(number, rank)) most = std::max(most, plan.seen(number, rank).count);
-            most_sent = std::max(most_sent, plan.sent(number, rank).count);
+        void reserve(const inputs<T>& own, index_t count) {
+            const auto reserve_for = [&](workspace& memory, const stored_view<const T>& of) {
+                memory.reserve(static_cast<std::size_t>(product(count, travelling_rows<T>(of, {}).row_bytes())));
+            };
+            reserve_for(keys, own.keys);
+            reserve_for(values, own.values);
         }
-        const auto reserve = [](workspace& memory, const stored_view<const T>& rows, index_t count) {
-            memory.reserve(static_cast<std::size_t>(product(count, travelling_rows<T>(rows, {}).row_bytes())));
-        };
-        reserve(keys, own.keys, most);
-        reserve(values, own.values, most);
-        reserve(sent_keys, own.keys, most_sent);
-        reserve(sent_values, own.values, most_sent);
+    };
+    rows pieces[2], leaving;
+
+    stream_memory(const key_plan& plan, index_t rank, const inputs<T>& own) {
+        index_t most[2] = {};
+        for (index_t number = 0; number < plan.pieces(); ++number)
+            if (plan.receives(number, rank)) most[number > 0] = std::max(most[number > 0], plan.seen(number, rank).count);
+        pieces[0].reserve(own, std::max(most[0], most[1]));
+        if (plan.pieces() > 1) pieces[1].reserve(own, std::max(most[0], most[1]));
+        leaving.reserve(own, plan.sent(rank).count);
     }
 };
 
-/// Takes a rank through the pieces of a plan: while it computes with one, the next is on its way. All ranks take the pieces in the same order, and the
-/// parts of a piece in the order of hops, and wait for none before their own rows of it are on their way: so each waits only for what comes before.
-/// A rank's own rows leave as early as two pieces of memory allow, since who sees them may get there before it does: a window's next rank begins with them.
+/// Takes a rank through the pieces of a plan: while it computes with one, the next is on its way. A rank's own rows are on their way before it waits for
+/// anything, each piece when who is to have it is ready: so who has few queries goes on at its own pace. All ranks take the pieces in the same order,
+/// and the parts of a piece in the order of hops: so each waits only for what comes before.
 template <Scalar T, Communicator C>
 class key_stream {
 public:
-    key_stream(C& ranks, const key_plan& plan, const inputs<T>& own, const row_range& held, std::span<piece_memory<T>, 2> memory)
-        : ranks_(ranks), plan_(plan), held_(held), keys_(own.keys, held), values_(own.values, held) {
-        for (index_t number = 0; number < plan.pieces(); ++number) {
+    key_stream(C& ranks, const key_plan& plan, const inputs<T>& own, const row_range& held, stream_memory<T>& memory)
+        : ranks_(ranks), plan_(plan), held_(held), keys_(own.keys, held), values_(own.values, held), slots_{{&memory.pieces[0]}, {&memory.pieces[1]}}, leaving_{&memory.leaving} {
+        for (index_t number = 0; number < plan.pieces(); ++number)
             if (plan.seen(number, ranks.rank()).count > 0) numbers_.push_back(number);
-            if (plan.sent(number, ranks.rank()).count > 0) sent_numbers_.push_back(number);
-        }
-        for (std::size_t i = 0; i < 2; ++i) {
-            slots_[i].memory = {&memory[i].keys, &memory[i].values};
-            leaving_[i].memory = {&memory[i].sent_keys, &memory[i].sent_values};
-        }
     }
 
     /// Calls compute(pass, rows, keys, values) for each piece of which the rank sees something, and progress() is to be called now and then meanwhile;
     /// before each of them, and when all are done, before_piece(its number, or that of one behind all).
     template <class F, class B>
     void run(const F& compute, const B& before_piece) {
-        send_own(none);
+        send_own();
         if (!numbers_.empty()) prepare(0);
         for (std::size_t at = 0; at < numbers_.size(); ++at) {
             auto& own = slot_of(at);
             before_piece(numbers_[at]);
-            send_own(numbers_[at]);
             take_in(own, true);
             if (at > 0) finish(slot_of(at - 1));
             if (at + 1 < numbers_.size()) prepare(at + 1);
             const auto view = [&](const travelling_rows<T>& rows, const workspace& memory) {
                 return rows.view(own.rows, own.in_place ? nullptr : memory.bytes().data(), own.rows.first);
             };
-            compute(plan_.piece(numbers_[at]).pass, own.rows, view(keys_, *own.memory.keys), view(values_, *own.memory.values));
+            compute(plan_.piece(numbers_[at]).pass, own.rows, view(keys_, own.memory->keys), view(values_, own.memory->values));
         }
-        before_piece(behind_all);
-        send_own(behind_all);
-        for (auto* some : {slots_, leaving_})
-            for (std::size_t i = 0; i < 2; ++i) finish(some[i]);
+        before_piece(std::numeric_limits<index_t>::max());
+        for (auto* own : {&slots_[0], &slots_[1], &leaving_}) finish(*own);
     }
     template <class F>
     void run(const F& compute) {
         run(compute, [](index_t) {});
     }
-    /// Own rows of as many further pieces as there is memory for; waits for it until those up to `last` are on their way.
-    void send_own(index_t last) {
-        for (; sent_ < sent_numbers_.size(); ++sent_) {
-            auto& own = leaving_[sent_ % 2];
-            const auto number = sent_numbers_[sent_];
-            if (!is_sent(own) && number > last) return;
-            finish(own);
-            own.rows = plan_.sent(number, ranks_.rank());
-            copy(own, own.rows);
-            plan_.for_each_transfer_of(number, ranks_.rank(), [&](const key_transfer& t) {
-                if (t.owner == ranks_.rank()) send(own, t);
-            });
-        }
-    }
     /// Moves on what is under way.
     void progress() {
-        for (auto& s : slots_) {
-            take_in(s, false);
-            is_sent(s);
+        for (auto& own : slots_) {
+            take_in(own, false);
+            for (auto& one : own.sending) ranks_.test(one);
         }
-        send_own(none);
     }
 
 private:
     using request = typename C::request;
-    static constexpr index_t none = -1;
-    static constexpr index_t behind_all = std::numeric_limits<index_t>::max();
-
     struct received {
         key_transfer what;
         request parts[2]; ///< keys and values
     };
     /// Rows of a piece, and what of them is under way.
     struct slot {
-        struct {
-            workspace *keys, *values;
-        } memory;
-        row_range rows;
+        typename stream_memory<T>::rows* memory;
+        row_range rows = {};
         bool in_place = true; ///< the rank holds them: they are read as they lie
-        std::vector<received> receiving; ///< by hops
-        std::size_t taken_in = 0;        ///< of those
-        std::vector<key_transfer> passed_on;
-        std::vector<request> sending;
+        std::vector<received> receiving = {}; ///< by hops
+        std::size_t taken_in = 0;             ///< of those
+        std::vector<key_transfer> passed_on = {};
+        std::vector<request> sending = {};
     };
 
     slot& slot_of(std::size_t at) { return slots_[at % 2]; }
@@ -190,16 +166,21 @@ private:
                 if (t.owner == what.owner) send(own, t);
         }
     }
-    bool is_sent(slot& own) {
-        return std::ranges::all_of(own.sending, [&](request& one) { return static_cast<bool>(ranks_.test(one)); });
+    void send_own() {
+        leaving_.rows = plan_.sent(ranks_.rank());
+        copy(leaving_, leaving_.rows);
+        for (index_t number = 0; number < plan_.pieces(); ++number)
+            plan_.for_each_transfer_of(number, ranks_.rank(), [&](const key_transfer& t) {
+                if (t.owner == ranks_.rank()) send(leaving_, t);
+            });
     }
     void finish(slot& own) {
         for (auto& one : own.sending) ranks_.wait(one);
         own.sending.clear();
     }
     void copy(slot& own, const row_range& rows) {
-        keys_.copy(rows, own.memory.keys->bytes().data(), own.rows.first);
-        values_.copy(rows, own.memory.values->bytes().data(), own.rows.first);
+        keys_.copy(rows, own.memory->keys.bytes().data(), own.rows.first);
+        values_.copy(rows, own.memory->values.bytes().data(), own.rows.first);
     }
     void send(slot& own, const key_transfer& t) {
         each_part(own, t, [&](std::span<std::byte> bytes, index_t part) { own.sending.push_back(ranks_.send(t.to, tag_of(t, part), bytes)); });
@@ -213,19 +194,17 @@ private:
             if (row_bytes == 0) return;
             f(memory.bytes().subspan(static_cast<std::size_t>((t.rows.first - own.rows.first) * row_bytes), static_cast<std::size_t>(t.rows.count * row_bytes)), number);
         };
-        part(*own.memory.keys, keys_.row_bytes(), 0);
-        part(*own.memory.values, values_.row_bytes(), 1);
+        part(own.memory->keys, keys_.row_bytes(), 0);
+        part(own.memory->values, values_.row_bytes(), 1);
     }
 
     C& ranks_;
     const key_plan& plan_;
     row_range held_;
     travelling_rows<T> keys_, values_;
-    std::vector<index_t> numbers_;      ///< of the pieces that the rank sees
-    std::vector<index_t> sent_numbers_; ///< of those whose rows it holds and others see
-    std::size_t sent_ = 0;              ///< of those, how many are on their way
+    std::vector<index_t> numbers_; ///< of the pieces that the rank sees
     slot slots_[2];
-    slot leaving_[2]; ///< own rows
+    slot leaving_; ///< own rows
 };
 
 } // namespace attn::detail

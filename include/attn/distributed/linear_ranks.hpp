@@ -21,8 +21,8 @@ class linear_rank_call {
 public:
     linear_rank_call(const Op& op, const partition& parts, index_t rank, const inputs<T>& in)
         : op_(op), parts_(parts), rank_(rank), plan_(op.pattern, parts), key_plan_(parts.key_cuts(), plan_.key_rows()),
-          memory_{piece_memory<T>(key_plan_, rank, in), piece_memory<T>(key_plan_, rank, in)}, convolved_(convolved(in)), halo_plan_(halo_plan()),
-          halo_{piece_memory<T>(halo_plan_, rank, convolved_), piece_memory<T>(halo_plan_, rank, convolved_)} {
+          memory_(key_plan_, rank, in), convolved_(convolved(in)), halo_plan_(halo_plan()),
+          halo_(halo_plan_, rank, convolved_) {
         scratch counted;
         lay_out(counted);
         sums_memory_.reserve(counted.used_bytes());
@@ -187,10 +187,10 @@ private:
     index_t rank_;
     plan_type plan_;
     key_plan key_plan_;
-    piece_memory<T> memory_[2];
+    stream_memory<T> memory_;
     inputs<T> convolved_;
     key_plan halo_plan_;
-    piece_memory<T> halo_[2];
+    stream_memory<T> halo_;
     workspace sums_memory_;
     states sums_;  ///< of each batch entry and head: what the rank's rows take
     states spans_; ///< of the rank's spans

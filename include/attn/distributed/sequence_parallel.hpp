@@ -11,18 +11,18 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// An attention operator over the ranks of a communicator, each of which holds the part of q, k, v and the result that a partition says. All make the
 /// same call, `attend(op, communicator, own inputs, ...)`, each with its own rows.
 /// The result has the bits of the operator's call on one machine with all rows, for every number of ranks, every partition and every communicator.
-/// softmax_attention, of any pattern and score function: keys and values travel to where the pattern's range arithmetic says that they are seen, round
-/// the ranks that see the same, a piece of a few thousand keys at a time while the one before is computed with. A window is an exchange of halos,
-/// documents stay at home. Pieces are taken in the order of keys; a rank's own leave before it gets to them, for who begins with them. Tables that the pattern
-/// refers to must cover all queries and keys, those of the score function the rank's queries and all keys. Memory beyond that of the call: two pieces of keys on their way to the rank, two
-/// of its own, and two numbers a row.
-/// linear_attention, of any feature map and pattern: sums over the keys go from rank to rank, and where all queries see the same keys then to all. Where they
-/// see different ones, each rank adds its keys to the sum of those before, a head after the other, so that fewer heads than ranks leave ranks waiting. Keys
-/// travel as far as a block of a sum, of 16 or 2,048 keys, reaches over a rank's border, and where rows see few; keys before the first query to its rank.
-/// simplified_linear_attention and focused_linear_attention: the same, and the convolution's halo. Every rank has the whole positional encoding, and of
-/// convolution_input what it has of the queries.
-/// talking_heads_attention: the keys and values that a rank's queries see, from the first to the last, are gathered there before it computes, and lie in
-/// its memory: of a window few, but where queries see all keys, these on every rank. Tables that the pattern refers to must cover all queries and keys.
+/// - softmax_attention, of any pattern and score function: keys and values travel to where the pattern's range arithmetic says that they are seen, a piece of a
+///   few thousand keys at a time while the one before is computed with. What several see goes round those who have about as many queries. A window is an
+///   exchange of halos, documents stay at home. Tables that the pattern refers to must cover all queries and keys, those of the score function the rank's
+///   queries and all keys. Memory beyond that of the call: two pieces of keys, the rank's own keys that others see once more, and two numbers a row.
+/// - linear_attention, of any feature map and pattern: sums over the keys go from rank to rank, and where all queries see the same keys then to all. Where they
+///   see different ones, each rank adds its keys to the sum of those before, a head after the other, so that fewer heads than ranks leave ranks waiting. Keys
+///   travel as far as a block of a sum, of 16 or 2,048 keys, reaches over a rank's border, and where rows see few; keys before the first query to its rank.
+/// - simplified_linear_attention and focused_linear_attention: the same, and the convolution's halo. Every rank has the whole positional encoding, and of
+///   convolution_input what it has of the queries.
+/// - talking_heads_attention: the keys and values that a rank's queries see, from the first to the last, are gathered there before it computes, and lie in
+///   its memory: of a window few, but where queries see all keys, these on every rank. Tables are as those of softmax attention.
+///
 /// A rank that throws makes all throw: another's exception is a rank_error. Shapes, positions and partitions that differ between ranks are found before
 /// a key is sent.
 template <Attention A>

@@ -13,7 +13,7 @@ struct rank_call<talking_heads_attention<P, S, Arch>, T> {
 
     rank_call(const operation& op, const partition& parts, index_t rank, const inputs<T>& in)
         : op_(op), parts_(parts), rank_(rank), plan_(parts.key_cuts(), needed_rows(op, parts)),
-          memory_{piece_memory<T>(plan_, rank, in), piece_memory<T>(key_plan(), rank, in)} {}
+          memory_(plan_, rank, in) {}
 
     static void check(const operation& op, const partition& parts, index_t, const inputs<T>& in) { check_with_all_keys(op, parts, in); }
 
@@ -58,7 +58,7 @@ private:
     const partition& parts_;
     index_t rank_;
     key_plan plan_;
-    piece_memory<T> memory_[2]; ///< of the one piece, and none
+    stream_memory<T> memory_;
 };
 
 } // namespace attn::detail
