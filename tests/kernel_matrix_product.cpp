@@ -171,6 +171,39 @@ TEMPLATE_TEST_CASE("matrix_product: terms that are left out are not multiplied",
     CHECK(std::memcmp(c.memory.data(), expected.memory.data(), c.memory.size() * sizeof(T)) == 0);
 }
 
+TEMPLATE_TEST_CASE("matrix_product: pieces of the depth in several calls give the bits of one, which reads no others", "[kernel][portable]", float, double) {
+    using T = TestType;
+    const index_t rows = 30, columns = 41;
+    sequential here;
+    for (const index_t depth : {1, 127, 129, 700, 1001}) {
+        INFO("depth " << depth);
+        const auto a = filled(placed_matrix<T>(rows, depth), any_numbers(1)), b = filled(placed_matrix<T>(depth, columns), any_numbers(2));
+        const auto start = filled(placed_matrix<T>(rows, columns), any_numbers(3));
+        placed_matrix<T> whole(rows, columns), c(rows, columns);
+        multiply<T>(a, b, start, whole, depth, here);
+        const product<T> p(rows, depth, columns);
+        const auto pieces = product<T>::depth_pieces(depth);
+        workspace memory(p.task_bytes());
+        for (index_t first = 0; first < pieces;) {
+            const auto count = std::min(pieces - first, 1 + first % 3);
+            auto of_call_a = a, of_call_b = b; // nothing but their terms
+            const auto begin = product<T>::depth_piece(depth, first), last = product<T>::depth_piece(depth, first + count - 1);
+            for (index_t k = 0; k < depth; ++k) {
+                if (k >= begin.first && k < last.first + last.count) continue;
+                for (index_t i = 0; i < rows; ++i) of_call_a(i, k) = guard<T>;
+                for (index_t n = 0; n < columns; ++n) of_call_b(k, n) = guard<T>;
+            }
+            const kernel::row_block<const T> before = first == 0 ? start : c;
+            for (index_t task = 0; task < p.task_count(); ++task) {
+                detail::scratch own(memory.bytes().data());
+                p.run_task(task, own, of_call_a, of_call_b, before, c.block(), [](index_t k, index_t terms, auto&& emit) { emit(k, terms); }, {first, count});
+            }
+            first += count;
+        }
+        CHECK(std::memcmp(c.memory.data(), whole.memory.data(), c.memory.size() * sizeof(T)) == 0);
+    }
+}
+
 TEMPLATE_TEST_CASE("matrix_product: long sums are more exact than one chain", "[kernel]", float, double) {
     using T = TestType;
     const index_t depth = 50'000, columns = 12;

@@ -113,6 +113,9 @@ void check_all() {
     check_backward(short_messages, softmax_attention{.pattern = local{400}}, 1'000);
     const auto mix = random_tensor<double>({1, 1, 4, 4}, 3);
     check_softmax<float>(short_messages, talking_heads_attention<local>{.logits_mix = mix, .weights_mix = mix, .pattern = local{300}}, 900, two);
+    const auto matrix = random_tensor<float>({1, 2, 30, 3'001}, 4);
+    check_softmax<float>(short_messages, linformer_attention{.key_projection = linear_projection<float>{matrix.view()}}, 3'001, two);
+    check_softmax<float>(ranks, linformer_attention{.key_projection = max_pooling<>{70}}, 3'001, one);
     check_batch_norm(ranks);
     check_errors(ranks);
     check_softmax<float>(ranks, softmax_attention{}, 200, one); // and go on afterwards

@@ -79,7 +79,10 @@ struct linformer_attention {
         if (s.queries.batch * s.queries.heads * s.queries.tokens == 0) return;
         detail::scratch memory(run.workspace().bytes().data());
         const work<T> w(memory, *this, s, run.concurrency());
-        w.for_each_part(s.keys, [&](const auto& part) { w.attend_some(*this, in, out, run, part); });
+        w.for_each_part(s.keys, [&](const auto& part) {
+            w.project_some(*this, in, run, part);
+            w.attend_some(*this, in, out, run, part);
+        });
     }
 
     /// Those of the inputs, and of the projections' parameters; of one that both share, in key_projection.

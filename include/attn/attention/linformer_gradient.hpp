@@ -142,7 +142,7 @@ private:
         if constexpr (std::same_as<G, no_gradients>)
             return 0;
         else
-            return s.projection.gradient_parts(projected.tokens);
+            return s.projection.gradient_parts(projected.rows.tokens);
     }
 
     /// f(tokens, kv_head, row, count, given, memory) for the runs of projected rows of a head of the part.
@@ -150,10 +150,10 @@ private:
     void for_each_run(const side<P, G>& s, const part& p, index_t head, index_t slice, const auto& f) const {
         const auto b = p.b + head / p.kv_heads, g = p.g + head % p.kv_heads, channels = s.given.shape().channels;
         const auto one_head = some_heads(s.from, b, 1, g, 1);
-        const auto x = projected.tokens_of(one_head, head);
-        projected.for_each_kept(head, 0, projected.max_rows, [&](index_t row, index_t count, index_t first) {
+        const auto x = projected.rows.tokens_of(one_head, head);
+        projected.rows.for_each_kept(head, 0, projected.rows.max_rows, [&](index_t row, index_t count, index_t first) {
             scratch own(projected.shared + task_bytes * static_cast<std::size_t>(slice));
-            f(x, g, row, count, kernel::row_block<const T>{s.given.data() + (head * projected.max_rows + first) * channels, channels, 1}, own);
+            f(x, g, row, count, kernel::row_block<const T>{s.given.data() + (head * projected.rows.max_rows + first) * channels, channels, 1}, own);
         });
     }
     template <class P, class G>

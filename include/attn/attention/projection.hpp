@@ -45,7 +45,7 @@ struct linear_projection {
     kernel::token_range range(index_t, index_t, index_t tokens) const { return {0, tokens}; }
     template <Scalar>
     std::size_t workspace_bytes(index_t tokens, index_t channels) const {
-        return kernel::matrix_product<T, Arch>(size(0, tokens), tokens, channels).task_bytes();
+        return product(size(0, tokens), tokens, channels).task_bytes();
     }
     void check(const projection_context& context) const {
         detail::check_view(context.operation, context.argument, matrix);
@@ -65,10 +65,22 @@ struct linear_projection {
     }
     void project(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<T>& to,
                  detail::scratch& memory) const {
-        auto start = detail::rows_of_head(bias, head, first);
-        start.channel_stride = 0;
-        detail::run_tasks(kernel::matrix_product<T, Arch>(count, x.count, x.channels), memory, detail::rows_of_head(matrix, head, first), x.rows, start, to,
-                          [&](index_t from, index_t terms, auto&& emit) { x.for_each_run(from, from + terms, emit); });
+        project_parts(x, head, first, count, 0, parts(head, x.count), to, memory);
+    }
+
+    /// Parts are those of the sum of a product: it is a chain of multiply-adds over each.
+    index_t parts(index_t, index_t tokens) const { return product::depth_pieces(tokens); }
+    kernel::token_range part(index_t, index_t number, index_t tokens) const {
+        const auto some = product::depth_piece(tokens, number);
+        return {some.first, some.first + some.count};
+    }
+    void project_parts(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, index_t first_part, index_t end_part,
+                       const kernel::row_block<T>& to, detail::scratch& memory) const {
+        kernel::row_block<const T> start{to.data, to.row_stride, 1};
+        if (first_part == 0) start = detail::rows_of_head(bias, head, first), start.channel_stride = 0;
+        detail::run_tasks(product(count, x.count, x.channels), memory, detail::rows_of_head(matrix, head, first), x.rows, start, to,
+                          [&](index_t from, index_t terms, auto&& emit) { x.for_each_run(from, from + terms, emit); },
+                          typename product::extent{first_part, end_part - first_part});
     }
 
     /// Of the matrix and the bias, in their shapes.
@@ -83,7 +95,6 @@ struct linear_projection {
     }
     template <Scalar>
     std::size_t backward_workspace_bytes(index_t tokens, index_t channels) const {
-        using product = kernel::matrix_product<T, Arch>;
         const auto rows = size(0, tokens);
         detail::scratch memory;
         memory.take<T>(tokens_of_part, channels);
@@ -96,7 +107,7 @@ struct linear_projection {
             for_each_run_of_part(x, part, [&](index_t token, index_t tokens) {
                 auto weights = detail::rows_of_head(matrix, head, first);
                 weights.data += token * weights.channel_stride;
-                detail::run_tasks(kernel::matrix_product<T, Arch>(tokens, count, x.channels), memory, kernel::transposed(weights), given,
+                detail::run_tasks(product(tokens, count, x.channels), memory, kernel::transposed(weights), given,
                                   {nullptr, 0, 1}, {sums, x.channels, 1});
                 for (index_t j = 0; j < tokens; ++j)
                     kernel::update_channels<Arch>(to.data + (token + j) * to.row_stride, to.channel_stride, x.channels, [&](auto sum, index_t c, index_t present) {
@@ -112,7 +123,7 @@ struct linear_projection {
             for_each_run_of_part(x, part, [&](index_t token, index_t tokens) {
                 auto sums = detail::rows_of_head(wanted.matrix, head, first);
                 sums.data += token;
-                detail::run_tasks(kernel::matrix_product<T, Arch>(count, x.channels, tokens), memory, given,
+                detail::run_tasks(product(count, x.channels, tokens), memory, given,
                                   kernel::transposed(x.in_place(token)), {sums.data, sums.row_stride, 1}, {sums.data, sums.row_stride, 1});
             });
         const auto of_bias = detail::rows_of_head(wanted.bias, head, first);
@@ -121,6 +132,7 @@ struct linear_projection {
     }
 
 private:
+    using product = kernel::matrix_product<T, Arch>;
     static constexpr index_t tokens_of_part = 128;
 
     static void for_each_run_of_part(const kernel::token_rows<T>& x, index_t part, const auto& f) {
@@ -158,6 +170,19 @@ struct projection_per_head {
     void project(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<T>& to,
                  detail::scratch& memory) const {
         of(head).project(x, head, first, count, to, memory);
+    }
+
+    index_t parts(index_t head, index_t tokens) const
+        requires requires(const P& p) { p.parts(head, tokens); }
+    {
+        return of(head).parts(head, tokens);
+    }
+    kernel::token_range part(index_t head, index_t number, index_t tokens) const { return of(head).part(head, number, tokens); }
+    template <Scalar T>
+        requires ResumableProjection<P, T>
+    void project_parts(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, index_t first_part, index_t end_part,
+                       const kernel::row_block<T>& to, detail::scratch& memory) const {
+        of(head).project_parts(x, head, first, count, first_part, end_part, to, memory);
     }
 
     /// Of each head's own, or none.

@@ -22,6 +22,11 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 ///   convolution_input what it has of the queries.
 /// - talking_heads_attention: the keys and values that a rank's queries see, from the first to the last, are gathered there before it computes, and lie in
 ///   its memory: of a window few, but where queries see all keys, these on every rank. Tables are as those of softmax attention.
+/// - linformer_attention, of any projections and pattern: the sums of a learned matrix, and of any ResumableProjection, go from rank to rank, each of which adds
+///   its tokens, to a block of some hundred rows of a head after the other, so that fewer blocks than ranks leave ranks waiting. Tokens travel as far as a
+///   part of a sum, of 128 tokens at most, reaches over a rank's border. A row of another projection is made on the rank that holds the first token of its
+///   range, to which the others travel. Then all projected rows go to all ranks. Every rank has the parameters of the whole sequence. Memory beyond that of
+///   the call: the projected rows of all heads, twice, and which tokens are seen.
 ///
 /// A rank that throws makes all throw: another's exception is a rank_error. Shapes, positions and partitions that differ between ranks are found before
 /// a key is sent.
@@ -200,5 +205,6 @@ std::size_t workspace_bytes(const sequence_parallel<A>& op, index_t rank, E& exe
 } // namespace attn
 
 #include "linear_ranks.hpp"
+#include "linformer_ranks.hpp"
 #include "softmax_ranks.hpp"
 #include "talking_heads_ranks.hpp"

@@ -42,6 +42,14 @@ public:
     }
     std::size_t workspace_bytes(index_t concurrency) const { return static_cast<std::size_t>(concurrency) * task_bytes(); }
 
+    struct extent {
+        index_t first, count;
+    };
+    /// How many pieces a depth is cut into, each a chain that is added when it is complete, in order: one at least.
+    static index_t depth_pieces(index_t depth) { return std::max<index_t>(1, (depth + max_block_depth - 1) / max_block_depth); }
+    /// The terms of one.
+    static extent depth_piece(index_t depth, index_t number) { return piece(depth, depth_pieces(depth), number); }
+
     /// Blocks of C that are computed independently, in any order.
     index_t task_count() const { return row_blocks() * column_blocks(); }
     /// Memory of one running task.
@@ -59,15 +67,20 @@ public:
     template <class Terms>
     void run_task(index_t task, detail::scratch& memory, const row_block<const T>& a, const stored_rows<const T>& b,
                   const row_block<const T>& start, const row_block<T>& c, const Terms& terms) const {
+        run_task(task, memory, a, b, start, c, terms, {0, depth_pieces(depth_)});
+    }
+    /// Only some pieces of the depth, of which the others are added before, to what is the start here, or afterwards: that reads no other terms.
+    template <class Terms>
+    void run_task(index_t task, detail::scratch& memory, const row_block<const T>& a, const stored_rows<const T>& b,
+                  const row_block<const T>& start, const row_block<T>& c, const Terms& terms, const extent& pieces) const {
         const blocks block(memory, *this);
         const auto [first_row, rows] = piece(rows_, row_blocks(), task % row_blocks());
         const auto [first_column, columns] = piece(columns_, column_blocks(), task / row_blocks());
         const row_block<T> to{c.data + first_row * c.row_stride + first_column, c.row_stride, 1};
         begin(at(start, first_row, first_column), to, rows, columns);
         std::array<depth_run, static_cast<std::size_t>(max_block_depth)> runs;
-        const auto depth_pieces = std::max<index_t>(1, (depth_ + max_block_depth - 1) / max_block_depth);
-        for (index_t p = 0; p < depth_pieces; ++p) {
-            const auto within = piece(depth_, depth_pieces, p);
+        for (auto p = pieces.first; p < pieces.first + pieces.count; ++p) {
+            const auto within = depth_piece(depth_, p);
             std::size_t count = 0;
             terms(within.first, within.count, [&](index_t first, index_t in_run) {
                 runs[count++] = {(first - within.first) / simd::terms_of<E>, (in_run + simd::terms_of<E> - 1) / simd::terms_of<E>};
@@ -90,9 +103,6 @@ private:
 
     /// In operands.
     struct depth_run {
-        index_t first, count;
-    };
-    struct extent {
         index_t first, count;
     };
     static extent piece(index_t count, index_t pieces, index_t number) {

@@ -1,0 +1,221 @@
+// Linformer over ranks: what projects keys and values goes from one to the next, and the projected rows are everyone's.
+#pragma once
+
+#include "../attention/linformer_attention.hpp"
+#include "key_stream.hpp"
+#include "projection_shares.hpp"
+#include "sequence_parallel.hpp"
+
+#include <numeric>
+
+namespace attn::inline ATTN_INSTRUCTION_SET::detail {
+
+template <class E, class F, Pattern P, class Arch, Scalar T>
+struct rank_call<linformer_attention<E, F, P, Arch>, T> {
+    using operation = linformer_attention<E, F, P, Arch>;
+    using work = linformer_work<T, operation, Arch>;
+    using rows_type = typename work::rows_type;
+    static constexpr bool checks_operator = true;
+
+    rank_call(const operation& op, const partition& parts, index_t rank, const inputs<T>& in)
+        : op_(checked(op, parts, in)), parts_(parts), rank_(rank), plan_(parts.key_cuts(), needed_rows()), memory_{piece_memory<T>(plan_, rank, in), piece_memory<T>(key_plan(), rank, in)},
+          rows_(find_rows(in)) {
+        const auto &k = parts.shapes().keys, &v = parts.shapes().values;
+        if (parts.ranks() > 1) exchanged_.reserve(static_cast<std::size_t>(product(heads(), rows_.max_rows, k.channels + v.channels, static_cast<index_t>(sizeof(T)))));
+    }
+
+    /// Of what travels: tokens, and projected rows.
+    index_t fingerprint() const {
+        auto sum = static_cast<std::uint64_t>(plan_.fingerprint());
+        const auto mix = [&](index_t number) { sum = (sum ^ static_cast<std::uint64_t>(number)) * 0x100000001b3; };
+        for (index_t head = 0; head < heads(); ++head)
+            for (index_t at = 0; at < rows_.kept_count[head]; ++at) {
+                const auto row = rows_.kept[head * rows_.max_rows + at];
+                mix(head), mix(row), mix(shares_of(op_.key_projection, head).maker_of(row)), mix(shares_of(op_.for_values(), head).maker_of(row));
+            }
+        return static_cast<index_t>(sum >> 1);
+    }
+    template <Storage U>
+    static std::size_t workspace_bytes(const operation& op, const partition& parts, index_t rank, index_t concurrency) {
+        const auto &k = parts.shapes().keys;
+        scratch memory, of_rows;
+        work(memory, op, shapes(parts, rank), concurrency, rows_type(of_rows, op, k, k.batch, k.heads));
+        return memory.used_bytes();
+    }
+
+    template <Communicator C>
+    void run(C& ranks, const inputs<T>& in, const outputs<T>& out, const execution& run) {
+        if (parts_.shapes().queries.size() == 0) return;
+        auto own = in;
+        const auto gather = [&](const row_range& rows, const stored_view<const T>& keys, const stored_view<const T>& values) {
+            own.keys = placed(keys, rows.first), own.values = placed(values, rows.first);
+        };
+        gather(parts_.keys(rank_), in.keys, in.values);
+        key_stream<T, C> stream(ranks, plan_, in, parts_.keys(rank_), memory_);
+        stream.run([&](index_t, const auto&... piece) { gather(piece...); });
+
+        scratch memory(run.workspace().bytes().data());
+        const work w(memory, op_, shapes(parts_, rank_), run.concurrency(), rows_);
+        const auto failure = project(ranks, w, own, run); // who has failed still passes on what others wait for
+        exchange(ranks, w);
+        if (failure) std::rethrow_exception(failure);
+        if (in.queries.shape().size() > 0) w.attend_some(op_, own, out, run, all());
+    }
+
+private:
+    static constexpr bool any_sums = ResumableProjection<E, T> || ResumableProjection<F, T>;
+    static input_shapes shapes(const partition& parts, index_t rank) {
+        auto s = parts.shapes();
+        s.queries.tokens = parts.queries(rank).count;
+        return s;
+    }
+    /// Throws attention_error unless the rank's inputs can be read, and the operator fits the whole call, of which only shapes and positions are looked at.
+    static const operation& checked(const operation& op, const partition& parts, const inputs<T>& in) {
+        check_tensors(operation::name, in);
+        op.check(whole(parts, in));
+        return op;
+    }
+    static inputs<T> whole(const partition& parts, const inputs<T>& in) {
+        static constexpr T somewhere{};
+        const auto& s = parts.shapes();
+        const auto like = [&](const stored_view<const T>& own, const shape& of_all) { return stored_view<const T>(&somewhere, own.format(), of_all, strides{0, 0, 0, 0}); };
+        return {like(in.queries, s.queries), like(in.keys, s.keys), like(in.values, s.values), parts.positions()};
+    }
+    /// Rows `first` and so on of all tokens, as if the others lay before and behind: those are never read.
+    stored_view<const T> placed(const stored_view<const T>& rows, index_t first) const {
+        auto s = rows.shape();
+        s.tokens = tokens();
+        return {rows.data() ? rows.rows(0, 0, -first).data : nullptr, rows.format(), s, rows.strides()};
+    }
+    index_t tokens() const { return parts_.shapes().keys.tokens; }
+    index_t kv_heads() const { return parts_.shapes().keys.heads; }
+    /// Of all batch entries.
+    index_t heads() const { return parts_.shapes().keys.batch * kv_heads(); }
+    typename work::part all() const { return {0, parts_.shapes().keys.batch, 0, kv_heads()}; }
+
+    template <class Projected>
+    auto shares_of(const Projected& projection, index_t head) const {
+        return projection_shares<T, Projected>(projection, head % kv_heads(), parts_.key_cuts());
+    }
+    /// The tokens that each rank reads.
+    std::vector<row_range> needed_rows() const {
+        std::vector<row_range> all(static_cast<std::size_t>(parts_.ranks()));
+        const auto add = [&](index_t rank, const row_range& read) {
+            auto& rows = all[static_cast<std::size_t>(rank)];
+            rows = spanned_rows(rows, read);
+        };
+        for (index_t head = 0; head < kv_heads() && parts_.shapes().queries.size() > 0; ++head) {
+            shares_of(op_.key_projection, head).for_each_read(add);
+            shares_of(op_.for_values(), head).for_each_read(add);
+        }
+        return all;
+    }
+    rows_type find_rows(const inputs<T>& in) {
+        const auto& k = parts_.shapes().keys;
+        scratch counted;
+        static_cast<void>(rows_type(counted, op_, k, k.batch, k.heads));
+        rows_memory_.reserve(counted.used_bytes());
+        scratch own(rows_memory_.bytes().data());
+        const rows_type rows(own, op_, k, k.batch, k.heads);
+        for (index_t head = 0; head < heads(); ++head) rows.find(op_, whole(parts_, in), head / kv_heads(), head % kv_heads(), head);
+        return rows;
+    }
+    std::span<std::byte> bytes_of(const work& w, const inputs<T>& in, index_t number) const {
+        return w.with_block(op_, in, number, [&](const auto&, const auto&, const tensor_view<T>& to, index_t head, index_t first) {
+            const auto count = std::clamp<index_t>(rows_.kept_count[head] - first, 0, work::rows_of_block) * to.shape().channels;
+            return std::as_writable_bytes(std::span(to.data() + (head * rows_.max_rows + first) * to.shape().channels, static_cast<std::size_t>(count)));
+        });
+    }
+
+    /// The rows that are made here, and the rank's part of sums. Returns a failure.
+    template <Communicator C>
+    std::exception_ptr project(C& ranks, const work& w, const inputs<T>& in, const execution& run) const {
+        std::exception_ptr failure;
+        std::vector<typename C::request> sending;
+        const auto blocks = w.block_count(all()), at_once = any_sums ? run.concurrency() : blocks; // one message for each, for ranks may have other executors
+        const auto link_of_block = [&](index_t number) {
+            return w.with_block(op_, in, number, [&](const auto& projection, const auto&, const auto&, index_t head, index_t) { return shares_of(projection, head).link_of(rank_); });
+        };
+        for (index_t begin = 0; begin < blocks; begin += at_once) {
+            const auto end = std::min(blocks, begin + at_once);
+            for (auto number = begin; number < end; ++number) {
+                const auto bytes = bytes_of(w, in, number);
+                const auto before = link_of_block(number).before;
+                if (bytes.empty() || before < 0) continue;
+                auto receiving = ranks.receive(before, 1, bytes);
+                ranks.wait(receiving);
+            }
+            const auto add = [&](index_t task, index_t slice) {
+                w.for_each_run(op_, in, all(), begin + task, slice, [&](const auto&... of_run) { project_run(of_run...); });
+            };
+            if (!failure) failure = failure_of([&] { run.for_each(end - begin, add); });
+            for (auto number = begin; number < end; ++number) {
+                const auto bytes = bytes_of(w, in, number);
+                if (const auto next = link_of_block(number).next; !bytes.empty() && next >= 0) sending.push_back(ranks.send(next, 1, bytes));
+            }
+        }
+        for (auto& message : sending) ranks.wait(message);
+        return failure;
+    }
+    void project_run(const auto& projection, const kernel::token_rows<T>& x, index_t head, index_t row, index_t count, const kernel::row_block<T>& to, const scratch& memory) const {
+        const auto shares = shares_of(projection, head);
+        if constexpr (shares.sums) {
+            auto own = memory;
+            if (const auto parts = shares.link_of(rank_).parts; parts.count > 0) projection.project_parts(x, head, row, count, parts.first, parts.end(), to, own);
+        } else {
+            const auto is_here = [&](index_t r) { return r < count && shares.maker_of(row + r) == rank_; };
+            for (index_t first = 0; first < count;) {
+                auto end = first;
+                while (is_here(end)) ++end;
+                auto own = memory;
+                if (first < end) projection.project(x, head, row + first, end - first, kernel::row_block<T>{to.data + first * to.row_stride, to.row_stride, 1}, own);
+                first = end + 1;
+            }
+        }
+    }
+
+    /// Calls f(maker, numbers) for the projected rows that are kept, the same on all ranks.
+    void for_each_row(const work& w, const auto& f) const {
+        const auto of_side = [&](const auto& projection, const tensor_view<T>& rows, index_t head) {
+            const auto channels = rows.shape().channels;
+            for (index_t at = 0; at < rows_.kept_count[head]; ++at)
+                f(shares_of(projection, head).maker_of(rows_.kept[head * rows_.max_rows + at]),
+                  std::span(rows.data() + (head * rows_.max_rows + at) * channels, static_cast<std::size_t>(channels)));
+        };
+        for (index_t head = 0; head < heads(); ++head) {
+            of_side(op_.key_projection, w.keys, head);
+            of_side(op_.for_values(), w.values, head);
+        }
+    }
+    /// Every rank's projected rows reach all.
+    template <Communicator C>
+    void exchange(C& ranks, const work& w) const {
+        if (parts_.ranks() == 1) return;
+        std::vector<std::size_t> count(static_cast<std::size_t>(parts_.ranks())), begin(count.size());
+        for_each_row(w, [&](index_t maker, const auto& numbers) { count[static_cast<std::size_t>(maker)] += numbers.size(); });
+        std::exclusive_scan(count.begin(), count.end(), begin.begin(), std::size_t{0});
+        auto* const all = reinterpret_cast<T*>(exchanged_.bytes().data());
+        auto at = begin;
+        for_each_row(w, [&](index_t maker, const auto& numbers) {
+            if (maker == rank_) std::ranges::copy(numbers, all + std::exchange(at[static_cast<std::size_t>(maker)], at[static_cast<std::size_t>(maker)] + numbers.size()));
+        });
+        for (std::size_t rank = 0; rank < count.size(); ++rank)
+            if (count[rank] > 0) broadcast(ranks, static_cast<index_t>(rank), std::as_writable_bytes(std::span(all + begin[rank], count[rank])));
+        at = begin;
+        for_each_row(w, [&](index_t maker, const auto& numbers) {
+            auto& from = at[static_cast<std::size_t>(maker)];
+            if (maker != rank_) std::copy_n(all + from, numbers.size(), numbers.begin());
+            from += numbers.size();
+        });
+    }
+
+    const operation& op_;
+    const partition& parts_;
+    index_t rank_;
+    key_plan plan_;
+    piece_memory<T> memory_[2]; ///< of the one piece, and none
+    workspace rows_memory_, exchanged_;
+    rows_type rows_; ///< of all heads
+};
+
+} // namespace attn::detail

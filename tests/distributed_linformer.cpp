@@ -1,0 +1,266 @@
+// Linformer over ranks has the bits of the call on one machine.
+#include "catch.hpp"
+#include "errors.hpp"
+#include "sequence_checks.hpp"
+
+#include <attn/attention/pooling.hpp>
+#include <attn/attention/random_projection.hpp>
+#include <attn/distributed/thread_communicator.hpp>
+#include <attn/parallel/thread_pool.hpp>
+#include <attn/pattern/causal.hpp>
+#include <attn/pattern/lengths.hpp>
+#include <attn/pattern/on_heads.hpp>
+#include <attn/pattern/predicate.hpp>
+
+namespace attn::testing {
+
+using namespace pattern;
+
+namespace {
+
+/// 1 to 7 ranks of even pairs, and cuts that leave some without queries, keys or both; ranks with one thread and with two.
+template <Scalar T>
+void check_linformer(const auto& op, const inputs<T>& in, const std::vector<index_t>& all_ranks = {2, 3, 7}, bool with_log_sum_exp = true) {
+    const auto s = shapes_of(in);
+    const auto n = s.queries.tokens, m = s.keys.tokens;
+    auto whole = no_answer<T>(op.output_shape(s), with_log_sum_exp);
+    attend(op, in, whole.out());
+    std::vector<partition> all_parts;
+    for (const auto ranks : all_ranks) all_parts.emplace_back(op.pattern, s, ranks, in.positions);
+    all_parts.emplace_back(op.pattern, s, std::vector<index_t>{0, 0, n / 3, n / 3, n}, std::vector<index_t>{0, m / 2, m / 2, m, m}, in.positions);
+    all_parts.emplace_back(op.pattern, s, std::vector<index_t>{0, n, n}, std::vector<index_t>{0, 0, m}, in.positions);
+    all_parts.emplace_back(op.pattern, s, std::vector<index_t>{0, n / 2, n, n, n}, std::vector<index_t>{0, m / 5, m / 5 + m / 9, m / 2, m}, in.positions);
+    for (const auto& parts : all_parts) {
+        CAPTURE(n, m, parts.ranks());
+        CHECK_NOTHROW(on_thread_ranks(parts.ranks(), [&](auto& ranks) {
+            thread_pool threads(1 + ranks.rank() % 2);
+            check_rank(op, ranks, parts, in, whole.out(), threads);
+        }));
+    }
+}
+
+template <Scalar T>
+tensor<T> random_projection(const shape& s, std::uint64_t seed) {
+    tensor<T> matrix(s);
+    fill_random_projection(matrix.view(), seed);
+    return matrix;
+}
+
+/// A user's own projection, which says nothing of parts: each row is the sum of a token and of one from the other end.
+struct folded {
+    index_t size(index_t head, index_t tokens) const { return (tokens + head) / 2; }
+    kernel::token_range range(index_t, index_t row, index_t tokens) const { return {std::min(row, tokens - 1 - row), std::max(row, tokens - 1 - row) + 1}; }
+    template <Scalar>
+    std::size_t workspace_bytes(index_t, index_t) const {
+        return 0;
+    }
+    void check(const projection_context& context) const {
+        if (context.tokens % 2 != 0) context.refuse("folds an even number of tokens"); // of all, not of a rank's
+    }
+    template <Scalar T>
+    void project(const kernel::token_rows<T>& x, index_t, index_t first, index_t count, const kernel::row_block<T>& to, detail::scratch&) const {
+        for (index_t r = first; r < first + count; ++r)
+            for (index_t c = 0; c < x.channels; ++c) {
+                T sum = 0;
+                for (const auto token : {r, x.count - 1 - r})
+                    if (x.visible(token)) sum += x(token, c);
+                to.data[(r - first) * to.row_stride + c] = sum;
+            }
+    }
+};
+
+/// A user's own that is continued, in parts of 10 tokens: each row is a product of sums, so that a part that is missing or taken twice is seen.
+struct rolled {
+    index_t size(index_t, index_t) const { return 3; }
+    kernel::token_range range(index_t, index_t, index_t tokens) const { return {0, tokens}; }
+    template <Scalar>
+    std::size_t workspace_bytes(index_t, index_t) const {
+        return 0;
+    }
+    void check(const projection_context&) const {}
+    index_t parts(index_t, index_t tokens) const { return (tokens + 9) / 10; }
+    kernel::token_range part(index_t, index_t number, index_t tokens) const { return {10 * number, std::min(tokens, 10 * number + 10)}; }
+    template <Scalar T>
+    void project(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<T>& to, detail::scratch& memory) const {
+        project_parts(x, head, first, count, 0, parts(head, x.count), to, memory);
+    }
+    template <Scalar T>
+    void project_parts(const kernel::token_rows<T>& x, index_t, index_t first, index_t count, index_t first_part, index_t end_part, const kernel::row_block<T>& to,
+                       detail::scratch&) const {
+        for (index_t r = 0; r < count; ++r)
+            for (index_t c = 0; c < x.channels; ++c) {
+                T& sum = to.data[r * to.row_stride + c];
+                if (first_part == 0) sum = 0;
+                for (index_t token = 10 * first_part; token < std::min(x.count, 10 * end_part); ++token)
+                    if (x.visible(token)) sum = T(0.9) * sum + T(first + r + 1) * x(token, c);
+            }
+    }
+};
+
+/// Matrices, pooling, convolutions and users' own, of some tokens, heads and channels; 5 rows, or what the tokens give.
+template <Scalar T>
+struct projections {
+    index_t tokens, heads;
+    tensor<T> of_all{random_projection<T>({1, 1, 400, std::max<index_t>(1, tokens)}, 1)}, of_each{random_projection<T>({1, heads, 5, tokens + 9}, 2)};
+    tensor<T> bias{random_tensor<T>({1, heads, 5, 1}, 3)};
+
+    linear_projection<T> shared() const { return {of_all.view()}; }
+    linear_projection<T> biased() const { return {of_each.view(), bias.view()}; }
+};
+
+} // namespace
+
+TEMPLATE_TEST_CASE("ranks: Linformer of any projection, n that nothing divides", "[distributed][parallel]", float, double) {
+    using T = TestType;
+    const std::vector<index_t> ranks{1, 2, 3, 4, 5, 6, 7};
+    for (const index_t n : {0, 1, 6, 97, 1500}) {
+        CAPTURE(n);
+        const auto in = random_given<T>({2, 4, 2, n, n, 9, 17});
+        const inputs<T> all(in);
+        const projections<T> of{n, 2};
+        check_linformer(linformer_attention{.key_projection = of.biased()}, all, ranks);
+        check_linformer(linformer_attention{.key_projection = of.shared(), .scale = 0.2}, all, {2, 5});
+        check_linformer(linformer_attention{.key_projection = mean_pooling<>{5}}, all, ranks);
+        check_linformer(linformer_attention{.key_projection = of.biased(), .value_projection = max_pooling<>{5}}, all, {2, 3});
+        check_linformer(linformer_attention{.key_projection = rolled{}}, all, {3, 7});
+        check_linformer(linformer_attention{.key_projection = identity_projection{}}, all, {3, 4});
+        if (n % 2 == 0) check_linformer(linformer_attention{.key_projection = folded{}}, all, {3, 5});
+        const auto taps = random_tensor<T>({1, 2, 3, 9}, 4);
+        const linformer_attention<channel_convolution<T>, mean_pooling<>> op{.key_projection = {taps.view()}, .value_projection = {n / 3}};
+        if (n >= 3) check_linformer(op, all, {2, 3, 7});
+    }
+}
+
+TEST_CASE("ranks: Linformer, convolutions that mix channels, and a projection for each head", "[distributed]") {
+    const index_t n = 500, m = 2'003;
+    const auto in = random_given<float>({2, 6, 3, n, m, 16, 16});
+    const inputs<float> all(in);
+    const auto taps = random_tensor<float>({37, 1, 16, 16}, 4, 0.2f), bias = random_tensor<float>({1, 1, 1, 16}, 5);
+    check_linformer(linformer_attention{.key_projection = mixing_convolution<float>{taps.view(), bias.view()}}, all);
+    std::vector<tensor<float>> matrices;
+    std::vector<linear_projection<float>> each;
+    for (const index_t rows : {5, 401, 9}) matrices.push_back(random_projection<float>({1, 1, rows, m}, static_cast<std::uint64_t>(rows)));
+    for (const auto& matrix : matrices) each.push_back({matrix.view()});
+    check_linformer(linformer_attention<projection_per_head<linear_projection<float>>>{.key_projection = {each}}, all, {1, 2, 3, 4, 5, 6, 7});
+    const std::vector<mean_pooling<>> pools{{5}, {401}, {9}};
+    check_linformer(linformer_attention<projection_per_head<linear_projection<float>>, projection_per_head<mean_pooling<>>>{.key_projection = {each}, .value_projection = {pools}}, all);
+}
+
+TEMPLATE_TEST_CASE("ranks: Linformer, tokens that are hidden may be anything", "[distributed][parallel]", float, double) {
+    using T = TestType;
+    const index_t n = 700, m = 1'733;
+    const std::vector<index_t> lengths_of{300, 1'500};
+    for (const auto where : {positions{}, positions{.first_query = -4'000, .first_key = 0}}) {
+        auto in = random_given<T>({2, 4, 2, n, m, 8, 12, where});
+        for (index_t b = 0; b < 2; ++b)
+            for (index_t g = 0; g < 2; ++g)
+                for (auto j = lengths_of[static_cast<std::size_t>(b)]; j < m; ++j) {
+                    std::fill_n(in.keys.view().row(b, g, j), 8, std::numeric_limits<T>::quiet_NaN());
+                    std::fill_n(in.values.view().row(b, g, j), 12, std::numeric_limits<T>::infinity());
+                }
+        const projections<T> of{m, 2};
+        const auto check_pattern = [&](const auto& pattern) {
+            using P = std::remove_cvref_t<decltype(pattern)>;
+            const inputs<T> all(in);
+            check_linformer(linformer_attention<linear_projection<T>, shared_projection, P>{.key_projection = of.biased(), .pattern = pattern}, all, {1, 3, 7});
+            check_linformer(linformer_attention<mean_pooling<>, shared_projection, P>{.key_projection = {400}, .pattern = pattern}, all, {2, 5}); // some rows have no token
+            check_linformer(linformer_attention<mean_pooling<>, linear_projection<T>, P>{.key_projection = {400}, .value_projection = of.shared(), .pattern = pattern}, all, {2, 3});
+        };
+        check_pattern(lengths{lengths_of});
+        check_pattern(lengths{lengths_of} & predicate{[](auto, auto j) { return j > 200; }} & (on_heads{0, 2} | predicate{[](auto, auto j) { return j < 290; }}));
+        check_pattern(predicate{[](auto, auto) { return false; }});
+    }
+}
+
+TEST_CASE("ranks: Linformer, layouts and kinds of storage", "[distributed]") {
+    const index_t n = 400, m = 1'300;
+    const auto in = random_given<float>({1, 4, 2, n, m, 16, 8});
+    const projections<float> of{m, 2};
+    const linformer_attention matrices{.key_projection = of.biased()};
+    const linformer_attention pools{.key_projection = max_pooling<>{77}};
+    auto rows = inputs<float>(in); // token after token
+    rows.keys = token_major(in.keys.data(), in.keys.shape());
+    rows.values = tensor_view<const float>(in.values.data(), in.values.shape(), {m * 16, 1, 16, 2}); // channels apart
+    check_linformer(matrices, rows);
+    check_linformer(pools, rows);
+    tensor<Eigen::bfloat16> k(in.keys.shape()), out(shape{1, 4, n, 8});
+    tensor<Eigen::half> v(in.values.shape());
+    std::transform(in.keys.data(), in.keys.data() + in.keys.shape().size(), k.data(), [](float x) { return Eigen::bfloat16(x); });
+    std::transform(in.values.data(), in.values.data() + in.values.shape().size(), v.data(), [](float x) { return Eigen::half(x); });
+    const inputs<float> narrow{in.queries, k, v};
+    check_linformer(matrices, narrow);
+    check_linformer(pools, narrow);
+    attend(matrices, narrow, outputs<float>{out});
+    const partition parts(dense{}, shapes_of(narrow), 3);
+    CHECK_NOTHROW(on_thread_ranks(3, [&](auto& ranks) {
+        sequential one;
+        check_rank(matrices, ranks, parts, narrow, outputs<float>{out}, one);
+    }));
+}
+
+TEST_CASE("ranks: Linformer, who throws makes all throw", "[distributed][parallel]") {
+    const index_t n = 1'000, ranks = 4;
+    const auto in = random_given<float>({1, 2, 2, n, n, 8, 4});
+    const inputs<float> all(in);
+    const partition parts(dense{}, shapes_of(all), ranks);
+    const auto own = [&](index_t rank) {
+        const auto q = parts.queries(rank), k = parts.keys(rank);
+        return inputs<float>{some_rows(all.queries, q.first, q.count), some_rows(all.keys, k.first, k.count), some_rows(all.values, k.first, k.count)};
+    };
+    const projections<float> of{n, 2};
+    const linformer_attention op{.key_projection = of.biased()};
+    /// What each rank hears where rank 2 makes another call.
+    const auto heard = [&](const auto& call) {
+        std::vector<std::string> errors(static_cast<std::size_t>(ranks));
+        on_thread_ranks(ranks, [&](auto& communicator) {
+            errors[static_cast<std::size_t>(communicator.rank())] = error_of<std::exception>([&] {
+                if (communicator.rank() == 2) call(communicator);
+                else static_cast<void>(attend(sequence_parallel{op, parts}, communicator, own(communicator.rank())));
+            });
+        });
+        return errors;
+    };
+    const auto all_say = [](const std::vector<std::string>& errors, const std::string& what) {
+        for (const auto& error : errors) check_says(error, {what});
+    };
+    const auto with = [&](const auto& other) { return heard([&](auto& communicator) { static_cast<void>(attend(sequence_parallel{other, parts}, communicator, own(2))); }); };
+
+    struct failing {
+        index_t calls_left;
+        index_t concurrency() const { return 2; }
+        void parallel_for(index_t count, function_ref body) {
+            if (--calls_left < 0) throw std::runtime_error("no threads left");
+            while (count > 0) body(--count);
+        }
+    };
+    for (const index_t calls : {0, 1, 2}) {
+        all_say(heard([&](auto& communicator) {
+                    failing executor{calls};
+                    static_cast<void>(attend(sequence_parallel{op, parts}, communicator, own(2), executor));
+                }),
+                "no threads left");
+    }
+    all_say(heard([&](auto& communicator) {
+                workspace none;
+                sequential one;
+                tensor<float> out({1, 2, 250, 4});
+                attend(sequence_parallel{op, parts}, communicator, own(2), outputs<float>{out}, execution(one, none));
+            }),
+            "workspace has 0 bytes, but needs ");
+    all_say(heard([&](auto& communicator) {
+                auto wrong = own(2);
+                wrong.keys = stored_view<const float>(nullptr, narrow_format::none, wrong.keys.shape(), wrong.keys.strides());
+                static_cast<void>(attend(sequence_parallel{op, parts}, communicator, wrong));
+            }),
+            "linformer_attention: k has shape (1, 2, 250, 8) but no memory");
+    const auto narrow = random_projection<float>({1, 1, 5, n - 1}, 4); // wide enough for the rank's own tokens
+    all_say(with(linformer_attention{.key_projection = linear_projection<float>{narrow.view()}}), "linformer_attention: key_projection matrix has shape (1, 1, 5, 999)");
+    all_say(with(linformer_attention<linear_projection<float>, shared_projection, causal>{.key_projection = of.biased()}), "causal attention cannot be projected");
+    const auto last_row = predicate{[](auto i, auto j) { return i < 999 || j < 999; }}; // the same to all queries of the rank
+    all_say(with(linformer_attention<linear_projection<float>, shared_projection, std::remove_const_t<decltype(last_row)>>{.key_projection = of.biased(), .pattern = last_row}),
+            "shows key 999 of batch entry 0 to some queries and hides it from others");
+    all_say(with(linformer_attention{.key_projection = of.shared()}), "ranks 0 and 2 differ in their cuts or patterns");
+    all_say(with(linformer_attention{.key_projection = mean_pooling<>{5}}), "ranks 0 and 2 differ in their cuts or patterns");
+}
+
+} // namespace attn::testing
