@@ -141,9 +141,11 @@ TEST_CASE("ranks: Linformer, convolutions that mix channels, and a projection fo
     std::vector<linear_projection<float>> each;
     for (const index_t rows : {5, 401, 9}) matrices.push_back(random_projection<float>({1, 1, rows, m}, static_cast<std::uint64_t>(rows)));
     for (const auto& matrix : matrices) each.push_back({matrix.view()});
-    check_linformer(linformer_attention<projection_per_head<linear_projection<float>>>{.key_projection = {each}}, all, {1, 2, 3, 4, 5, 6, 7});
+    using per_head = projection_per_head<linear_projection<float>>;
+    using pools_per_head = projection_per_head<mean_pooling<>>;
+    check_linformer(linformer_attention<per_head>{.key_projection = {each}}, all, {1, 2, 3, 4, 5, 6, 7});
     const std::vector<mean_pooling<>> pools{{5}, {401}, {9}};
-    check_linformer(linformer_attention<projection_per_head<linear_projection<float>>, projection_per_head<mean_pooling<>>>{.key_projection = {each}, .value_projection = {pools}}, all);
+    check_linformer(linformer_attention<per_head, pools_per_head>{.key_projection = {each}, .value_projection = {pools}}, all);
 }
 
 TEMPLATE_TEST_CASE("ranks: Linformer, tokens that are hidden may be anything", "[distributed][parallel]", float, double) {
@@ -163,8 +165,10 @@ TEMPLATE_TEST_CASE("ranks: Linformer, tokens that are hidden may be anything", "
             using P = std::remove_cvref_t<decltype(pattern)>;
             const inputs<T> all(in);
             check_linformer(linformer_attention<linear_projection<T>, shared_projection, P>{.key_projection = of.biased(), .pattern = pattern}, all, {1, 3, 7});
-            check_linformer(linformer_attention<mean_pooling<>, shared_projection, P>{.key_projection = {400}, .pattern = pattern}, all, {2, 5}); // some rows have no token
-            check_linformer(linformer_attention<mean_pooling<>, linear_projection<T>, P>{.key_projection = {400}, .value_projection = of.shared(), .pattern = pattern}, all, {2, 3});
+            // Of pools, some have no token.
+            check_linformer(linformer_attention<mean_pooling<>, shared_projection, P>{.key_projection = {400}, .pattern = pattern}, all, {2, 5});
+            const linformer_attention<mean_pooling<>, linear_projection<T>, P> both{.key_projection = {400}, .value_projection = of.shared(), .pattern = pattern};
+            check_linformer(both, all, {2, 3});
         };
         check_pattern(lengths{lengths_of});
         check_pattern(lengths{lengths_of} & predicate{[](auto, auto j) { return j > 200; }} & (on_heads{0, 2} | predicate{[](auto, auto j) { return j < 290; }}));
@@ -223,7 +227,9 @@ TEST_CASE("ranks: Linformer, who throws makes all throw", "[distributed][paralle
     const auto all_say = [](const std::vector<std::string>& errors, const std::string& what) {
         for (const auto& error : errors) check_says(error, {what});
     };
-    const auto with = [&](const auto& other) { return heard([&](auto& communicator) { static_cast<void>(attend(sequence_parallel{other, parts}, communicator, own(2))); }); };
+    const auto with = [&](const auto& other) {
+        return heard([&](auto& communicator) { static_cast<void>(attend(sequence_parallel{other, parts}, communicator, own(2))); });
+    };
 
     struct failing {
         index_t calls_left;
@@ -257,7 +263,8 @@ TEST_CASE("ranks: Linformer, who throws makes all throw", "[distributed][paralle
     all_say(with(linformer_attention{.key_projection = linear_projection<float>{narrow.view()}}), "linformer_attention: key_projection matrix has shape (1, 1, 5, 999)");
     all_say(with(linformer_attention<linear_projection<float>, shared_projection, causal>{.key_projection = of.biased()}), "causal attention cannot be projected");
     const auto last_row = predicate{[](auto i, auto j) { return i < 999 || j < 999; }}; // the same to all queries of the rank
-    all_say(with(linformer_attention<linear_projection<float>, shared_projection, std::remove_const_t<decltype(last_row)>>{.key_projection = of.biased(), .pattern = last_row}),
+    using hides_last = linformer_attention<linear_projection<float>, shared_projection, std::remove_const_t<decltype(last_row)>>;
+    all_say(with(hides_last{.key_projection = of.biased(), .pattern = last_row}),
             "shows key 999 of batch entry 0 to some queries and hides it from others");
     all_say(with(linformer_attention{.key_projection = of.shared()}), "ranks 0 and 2 differ in their cuts or patterns");
     all_say(with(linformer_attention{.key_projection = mean_pooling<>{5}}), "ranks 0 and 2 differ in their cuts or patterns");

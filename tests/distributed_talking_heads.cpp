@@ -58,8 +58,10 @@ TEMPLATE_TEST_CASE("ranks: talking heads of any pattern, n that nothing divides"
         const inputs<T> all(in);
         const auto check_both = [&](const auto& pattern, const std::vector<index_t>& ranks) {
             using P = std::remove_cvref_t<decltype(pattern)>;
-            check_talking(talking_heads_attention<P>{.logits_mix = mix.logits, .logits_bias = mix.logits_bias, .weights_mix = mix.weights, .weights_bias = mix.weights_bias, .pattern = pattern}, all, ranks);
-            check_talking(talking_heads_attention<P>{.logits_mix = mix.logits, .pattern = pattern}, all, {3});
+            talking_heads_attention<P> op{.logits_mix = mix.logits, .pattern = pattern};
+            check_talking(op, all, {3});
+            op.logits_bias = mix.logits_bias, op.weights_mix = mix.weights, op.weights_bias = mix.weights_bias;
+            check_talking(op, all, ranks);
         };
         check_both(dense{}, {1, 2, 3, 4, 5, 6, 7});
         check_both(causal{}, {1, 2, 3, 4, 5, 6, 7});
@@ -75,7 +77,8 @@ TEST_CASE("ranks: talking heads, patterns of heads and batch entries, positions,
     for (const auto where : {positions{}, positions{.first_query = -2'000, .first_key = -1'950}, positions{.first_query = 500}}) {
         const given<float> in{random_tensor<float>({2, 4, n, 9}, 1), random_tensor<float>({2, 1, m, 9}, 2), random_tensor<float>({2, 2, m, 5}, 3), where};
         const auto of = [&](const auto& pattern) {
-            return talking_heads_attention<std::remove_cvref_t<decltype(pattern)>>{.logits_mix = mix.logits, .weights_mix = mix.weights, .weights_bias = mix.weights_bias, .pattern = pattern};
+            using P = std::remove_cvref_t<decltype(pattern)>;
+            return talking_heads_attention<P>{.logits_mix = mix.logits, .weights_mix = mix.weights, .weights_bias = mix.weights_bias, .pattern = pattern};
         };
         check_talking(of(lengths{lengths_of}), inputs<float>(in));
         check_talking(of((on_heads{0, 1} & strided{4}) | (on_heads{1, 3} & (causal{} & local{50}))), inputs<float>(in));
@@ -97,9 +100,10 @@ TEST_CASE("ranks: talking heads, score functions and sinks", "[distributed]") {
     const auto bias = random_tensor<float>({1, 3, 1, n}, 9);
     const auto check_score = [&](const auto& score, std::span<const double> sinks) {
         using S = std::remove_cvref_t<decltype(score)>;
-        check_talking(talking_heads_attention<causal, S>{.logits_mix = mix.logits, .weights_mix = mix.weights, .score = score, .sinks = sinks}, inputs<float>(in));
-        check_talking(talking_heads_attention<local, S>{.logits_mix = mix.logits, .weights_mix = mix.weights, .weights_bias = mix.weights_bias, .score = score, .pattern = local{70}, .sinks = sinks},
-                      inputs<float>(in));
+        const auto& [logits, weights, logits_bias, weights_bias] = mix;
+        check_talking(talking_heads_attention<causal, S>{.logits_mix = logits, .weights_mix = weights, .score = score, .sinks = sinks}, inputs<float>(in));
+        using of_window = talking_heads_attention<local, S>;
+        check_talking(of_window{.logits_mix = logits, .weights_mix = weights, .weights_bias = weights_bias, .score = score, .pattern = local{70}, .sinks = sinks}, inputs<float>(in));
     };
     const std::vector<double> sinks{0.0, 5.0, -3.0}, odd_sinks{-infinity, infinity, std::nan("")};
     check_score(identity_score{}, sinks);
@@ -116,7 +120,8 @@ TEST_CASE("ranks: talking heads, hidden keys may be anything", "[distributed]") 
     std::fill_n(in.values.view().row(0, 0, 401), 4, std::numeric_limits<float>::infinity());
     const auto hides = predicate{[](auto, auto j) { return j != 400 && j != 401; }};
     const auto pattern = causal{} & hides;
-    check_talking(talking_heads_attention<std::remove_const_t<decltype(pattern)>>{.logits_mix = mix.logits, .weights_mix = mix.weights, .pattern = pattern}, inputs<float>(in), {2, 5}, false);
+    using hiding = talking_heads_attention<std::remove_const_t<decltype(pattern)>>;
+    check_talking(hiding{.logits_mix = mix.logits, .weights_mix = mix.weights, .pattern = pattern}, inputs<float>(in), {2, 5}, false);
     check_talking(talking_heads_attention<causal>{.logits_mix = mix.logits, .weights_mix = mix.weights}, inputs<float>(in), {2, 5}, false); // here they are seen
 }
 
@@ -146,7 +151,8 @@ TEST_CASE("ranks: talking heads, what is wrong on one rank is thrown on all", "[
     const talking_heads_attention<causal> op{.logits_mix = mix.logits};
     all_say(heard(talking_heads_attention<causal>{.logits_mix = mix.weights}, all, parts), "talking_heads_attention: logits_mix has shape (1, 1, 6, 3)");
     const auto bias = random_tensor<float>({1, 3, 1, 70}, 9); // of the rank's own keys, but not of all
-    all_say(heard(talking_heads_attention<causal, additive_bias<float>>{.logits_mix = mix.logits, .score = additive_bias{bias}}, all, parts), "covers key positions 0 to 69, where 0 to 99 occur");
+    const talking_heads_attention<causal, additive_bias<float>> biased{.logits_mix = mix.logits, .score = additive_bias{bias}};
+    all_say(heard(biased, all, parts), "covers key positions 0 to 69, where 0 to 99 occur");
     all_say(heard(talking_heads_attention<local>{.logits_mix = mix.logits, .pattern = local{3}}, all, parts), "ranks 0 and 1 differ in their cuts or patterns");
     const auto one_head = random_tensor<float>({1, 1, n, 4}, 3);
     const inputs<float> other{in.queries, in.keys, one_head};

@@ -88,7 +88,8 @@ struct linformer_work {
           keys(take_rows(memory, s.keys)), values(take_rows(memory, s.values)) {}
     /// For the heads whose rows have been found.
     linformer_work(scratch& memory, const Op& op, const input_shapes& s, index_t concurrency, const rows_type& found)
-        : task_bytes(bytes_of_task(op, s)), shared(take_shared(memory, s, concurrency, 0)), rows(found), keys(take_rows(memory, s.keys)), values(take_rows(memory, s.values)) {}
+        : task_bytes(bytes_of_task(op, s)), shared(take_shared(memory, s, concurrency, 0)), rows(found), keys(take_rows(memory, s.keys)),
+          values(take_rows(memory, s.values)) {}
 
     /// Batch entries b .. b + entries - 1, and heads g .. g + kv_heads - 1 of their keys and values.
     struct part {
@@ -125,9 +126,7 @@ struct linformer_work {
     void project_some(const Op& op, const inputs<T>& in, const execution& run, const part& p) const {
         run.for_each(p.entries * p.kv_heads, [&](index_t head, index_t) { rows.find(op, in, p.b + head / p.kv_heads, p.g + head % p.kv_heads, head); });
         run.for_each(block_count(p), [&](index_t number, index_t slice) {
-            for_each_run(op, in, p, number, slice, [](const auto& projection, const auto& x, index_t kv_head, index_t row, index_t count, const auto& to, scratch& memory) {
-                projection.project(x, kv_head, row, count, to, memory);
-            });
+            for_each_run(op, in, p, number, slice, [](const auto& projection, auto&&... of_run) { projection.project(of_run...); });
         });
     }
     /// Blocks of projected rows of a part, of keys and of values: what is projected at a time.

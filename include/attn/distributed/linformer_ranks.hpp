@@ -18,8 +18,8 @@ struct rank_call<linformer_attention<E, F, P, Arch>, T> {
     static constexpr bool checks_operator = true;
 
     rank_call(const operation& op, const partition& parts, index_t rank, const inputs<T>& in)
-        : op_(checked(op, parts, in)), parts_(parts), rank_(rank), plan_(parts.key_cuts(), needed_rows()), memory_{piece_memory<T>(plan_, rank, in), piece_memory<T>(key_plan(), rank, in)},
-          rows_(find_rows(in)) {
+        : op_(checked(op, parts, in)), parts_(parts), rank_(rank), plan_(parts.key_cuts(), needed_rows()),
+          memory_{piece_memory<T>(plan_, rank, in), piece_memory<T>(key_plan(), rank, in)}, rows_(find_rows(in)) {
         const auto &k = parts.shapes().keys, &v = parts.shapes().values;
         if (parts.ranks() > 1) exchanged_.reserve(static_cast<std::size_t>(product(heads(), rows_.max_rows, k.channels + v.channels, static_cast<index_t>(sizeof(T)))));
     }
@@ -78,7 +78,9 @@ private:
     static inputs<T> whole(const partition& parts, const inputs<T>& in) {
         static constexpr T somewhere{};
         const auto& s = parts.shapes();
-        const auto like = [&](const stored_view<const T>& own, const shape& of_all) { return stored_view<const T>(&somewhere, own.format(), of_all, strides{0, 0, 0, 0}); };
+        const auto like = [&](const stored_view<const T>& own, const shape& of_all) {
+            return stored_view<const T>(&somewhere, own.format(), of_all, strides{0, 0, 0, 0});
+        };
         return {like(in.queries, s.queries), like(in.keys, s.keys), like(in.values, s.values), parts.positions()};
     }
     /// Rows `first` and so on of all tokens, as if the others lay before and behind: those are never read.
@@ -93,6 +95,7 @@ private:
     index_t heads() const { return parts_.shapes().keys.batch * kv_heads(); }
     typename work::part all() const { return {0, parts_.shapes().keys.batch, 0, kv_heads()}; }
 
+    /// In a head of any batch entry.
     template <class Projected>
     auto shares_of(const Projected& projection, index_t head) const {
         return projection_shares<T, Projected>(projection, head % kv_heads(), parts_.key_cuts());
@@ -110,6 +113,7 @@ private:
         }
         return all;
     }
+    /// Which rows there are, in all heads.
     rows_type find_rows(const inputs<T>& in) {
         const auto& k = parts_.shapes().keys;
         scratch counted;
@@ -120,6 +124,7 @@ private:
         for (index_t head = 0; head < heads(); ++head) rows.find(op_, whole(parts_, in), head / kv_heads(), head % kv_heads(), head);
         return rows;
     }
+    /// The projected rows of a block.
     std::span<std::byte> bytes_of(const work& w, const inputs<T>& in, index_t number) const {
         return w.with_block(op_, in, number, [&](const auto&, const auto&, const tensor_view<T>& to, index_t head, index_t first) {
             const auto count = std::clamp<index_t>(rows_.kept_count[head] - first, 0, work::rows_of_block) * to.shape().channels;
@@ -134,7 +139,9 @@ private:
         std::vector<typename C::request> sending;
         const auto blocks = w.block_count(all()), at_once = any_sums ? run.concurrency() : blocks; // one message for each, for ranks may have other executors
         const auto link_of_block = [&](index_t number) {
-            return w.with_block(op_, in, number, [&](const auto& projection, const auto&, const auto&, index_t head, index_t) { return shares_of(projection, head).link_of(rank_); });
+            return w.with_block(op_, in, number, [&](const auto& projection, const auto&, const auto&, index_t head, index_t) {
+                return shares_of(projection, head).link_of(rank_);
+            });
         };
         for (index_t begin = 0; begin < blocks; begin += at_once) {
             const auto end = std::min(blocks, begin + at_once);
@@ -157,7 +164,9 @@ private:
         for (auto& message : sending) ranks.wait(message);
         return failure;
     }
-    void project_run(const auto& projection, const kernel::token_rows<T>& x, index_t head, index_t row, index_t count, const kernel::row_block<T>& to, const scratch& memory) const {
+    /// Of a run of rows of a head, what is the rank's.
+    void project_run(const auto& projection, const kernel::token_rows<T>& x, index_t head, index_t row, index_t count, const kernel::row_block<T>& to,
+                     const scratch& memory) const {
         const auto shares = shares_of(projection, head);
         if constexpr (shares.sums) {
             auto own = memory;
@@ -197,7 +206,9 @@ private:
         auto* const all = reinterpret_cast<T*>(exchanged_.bytes().data());
         auto at = begin;
         for_each_row(w, [&](index_t maker, const auto& numbers) {
-            if (maker == rank_) std::ranges::copy(numbers, all + std::exchange(at[static_cast<std::size_t>(maker)], at[static_cast<std::size_t>(maker)] + numbers.size()));
+            auto& to = at[static_cast<std::size_t>(maker)];
+            if (maker == rank_) std::ranges::copy(numbers, all + to);
+            to += numbers.size();
         });
         for (std::size_t rank = 0; rank < count.size(); ++rank)
             if (count[rank] > 0) broadcast(ranks, static_cast<index_t>(rank), std::as_writable_bytes(std::span(all + begin[rank], count[rank])));
