@@ -76,12 +76,6 @@ public:
     }
 
 private:
-    /// Rows `first` and so on of `count`, as if the others lay before and behind: those are never read.
-    static stored_view<const T> place(const stored_view<const T>& rows, index_t first, index_t count) {
-        auto s = rows.shape();
-        s.tokens = count;
-        return {rows.data() ? rows.rows(0, 0, -first).data : nullptr, rows.format(), s, rows.strides()};
-    }
     index_t kv_heads() const { return parts_.shapes().keys.heads; }
     /// Of sums.
     index_t numbers() const { return parts_.shapes().queries.batch * kv_heads(); }

@@ -15,15 +15,15 @@ struct rank_call<linformer_attention<E, F, P, Arch>, T> {
     using operation = linformer_attention<E, F, P, Arch>;
     using work = linformer_work<T, operation, Arch>;
     using rows_type = typename work::rows_type;
-    static constexpr bool checks_operator = true;
 
     rank_call(const operation& op, const partition& parts, index_t rank, const inputs<T>& in)
-        : op_(checked(op, parts, in)), parts_(parts), rank_(rank), plan_(parts.key_cuts(), needed_rows()),
-          memory_{piece_memory<T>(plan_, rank, in), piece_memory<T>(key_plan(), rank, in)}, rows_(find_rows(in)) {
+        : op_(op), parts_(parts), rank_(rank), plan_(parts.key_cuts(), needed_rows()), memory_(plan_, rank, in), rows_(find_rows(in)) {
         const auto &k = parts.shapes().keys, &v = parts.shapes().values;
         if (parts.ranks() > 1) exchanged_.reserve(static_cast<std::size_t>(product(heads(), rows_.max_rows, k.channels + v.channels, static_cast<index_t>(sizeof(T)))));
     }
 
+    /// Against all tokens: every rank has the parameters for them.
+    static void check(const operation& op, const partition& parts, index_t, const inputs<T>& in) { op.check(whole_inputs(parts, in)); }
     /// Of what travels: tokens, and projected rows.
     index_t fingerprint() const {
         auto sum = static_cast<std::uint64_t>(plan_.fingerprint());
@@ -48,7 +48,7 @@ struct rank_call<linformer_attention<E, F, P, Arch>, T> {
         if (parts_.shapes().queries.size() == 0) return;
         auto own = in;
         const auto gather = [&](const row_range& rows, const stored_view<const T>& keys, const stored_view<const T>& values) {
-            own.keys = placed(keys, rows.first), own.values = placed(values, rows.first);
+            own.keys = place(keys, rows.first, tokens()), own.values = place(values, rows.first, tokens());
         };
         gather(parts_.keys(rank_), in.keys, in.values);
         key_stream<T, C> stream(ranks, plan_, in, parts_.keys(rank_), memory_);
@@ -68,26 +68,6 @@ private:
         auto s = parts.shapes();
         s.queries.tokens = parts.queries(rank).count;
         return s;
-    }
-    /// Throws attention_error unless the rank's inputs can be read, and the operator fits the whole call, of which only shapes and positions are looked at.
-    static const operation& checked(const operation& op, const partition& parts, const inputs<T>& in) {
-        check_tensors(operation::name, in);
-        op.check(whole(parts, in));
-        return op;
-    }
-    static inputs<T> whole(const partition& parts, const inputs<T>& in) {
-        static constexpr T somewhere{};
-        const auto& s = parts.shapes();
-        const auto like = [&](const stored_view<const T>& own, const shape& of_all) {
-            return stored_view<const T>(&somewhere, own.format(), of_all, strides{0, 0, 0, 0});
-        };
-        return {like(in.queries, s.queries), like(in.keys, s.keys), like(in.values, s.values), parts.positions()};
-    }
-    /// Rows `first` and so on of all tokens, as if the others lay before and behind: those are never read.
-    stored_view<const T> placed(const stored_view<const T>& rows, index_t first) const {
-        auto s = rows.shape();
-        s.tokens = tokens();
-        return {rows.data() ? rows.rows(0, 0, -first).data : nullptr, rows.format(), s, rows.strides()};
     }
     index_t tokens() const { return parts_.shapes().keys.tokens; }
     index_t kv_heads() const { return parts_.shapes().keys.heads; }
@@ -121,7 +101,7 @@ private:
         rows_memory_.reserve(counted.used_bytes());
         scratch own(rows_memory_.bytes().data());
         const rows_type rows(own, op_, k, k.batch, k.heads);
-        for (index_t head = 0; head < heads(); ++head) rows.find(op_, whole(parts_, in), head / kv_heads(), head % kv_heads(), head);
+        for (index_t head = 0; head < heads(); ++head) rows.find(op_, whole_inputs(parts_, in), head / kv_heads(), head % kv_heads(), head);
         return rows;
     }
     /// The projected rows of a block.
@@ -224,7 +204,7 @@ private:
     const partition& parts_;
     index_t rank_;
     key_plan plan_;
-    piece_memory<T> memory_[2]; ///< of the one piece, and none
+    stream_memory<T> memory_;
     workspace rows_memory_, exchanged_;
     rows_type rows_; ///< of all heads
 };

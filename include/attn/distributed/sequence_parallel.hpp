@@ -75,6 +75,7 @@ inputs<T> own_inputs(const sequence_parallel<A>& op, index_t rank, index_t ranks
     auto placed = in;
     placed.positions = {.first_query = parts.positions().first_query[0] + parts.queries(rank).first,
                         .first_key = parts.positions().first_key[0] + parts.keys(rank).first};
+    check_tensors(A::name, placed);
     rank_call<A, T>::check(op.op, parts, rank, placed);
     return placed;
 }
@@ -96,6 +97,13 @@ void check_with_all_keys(const A& op, const partition& parts, const inputs<T>& i
     seen.positions.first_query = in.positions.first_query;
     op.check(seen);
     check_pattern(A::name, op.pattern, parts.shapes(), parts.positions(), log_sum_exp_shape(op, parts.shapes()).heads);
+}
+/// Rows `first` and so on of `count`, as if the others lay before and behind: those are never read.
+template <Scalar T>
+stored_view<const T> place(const stored_view<const T>& rows, index_t first, index_t count) {
+    auto s = rows.shape();
+    s.tokens = count;
+    return {rows.data() ? rows.rows(0, 0, -first).data : nullptr, rows.format(), s, rows.strides()};
 }
 /// What a view holds, without its rows.
 template <Scalar T>
