@@ -6,7 +6,10 @@
 #include "some_rows.hpp"
 
 #include <attn/attention/linear_attention.hpp>
+#include <attn/attention/linformer_attention.hpp>
+#include <attn/attention/pooling.hpp>
 #include <attn/attention/simplified_linear_attention.hpp>
+#include <attn/attention/talking_heads_attention.hpp>
 #include <attn/distributed/backward.hpp>
 #include <attn/distributed/sequence_parallel.hpp>
 #include <attn/distributed/thread_communicator.hpp>
@@ -38,6 +41,12 @@ void put_rows(tensor<T>& all, const row_range& rows, const tensor<T>& own) {
     for_each_element(own.shape(), [&](index_t b, index_t h, index_t i, index_t c) { all(b, h, rows.first + i, c) = own(b, h, i, c); });
 }
 
+/// Softmax attention has a gradient over ranks.
+template <class Op>
+inline constexpr bool has_rank_gradient = false;
+template <Pattern P, ScoreFunction S>
+inline constexpr bool has_rank_gradient<softmax_attention<P, S>> = true;
+
 /// One problem of any operator.
 class trial_over_ranks {
 public:
@@ -51,18 +60,22 @@ public:
         const auto parts = draw_partition(op.pattern);
         constexpr bool rows_wanted = !requires { requires !Op::has_log_sum_exp; };
         const auto s = shapes_of(inputs<T>(in_));
-        auto expected = testing::no_answer<T>(op.output_shape(s), rows_wanted), found = testing::no_answer<T>(op.output_shape(s), rows_wanted);
+        auto expected = room(op, s, rows_wanted), found = room(op, s, rows_wanted);
         attend(op, inputs<T>(in_), expected.out());
         if (auto problem = on_ranks(parts, [&](auto& ranks, draw& own) { return attend_on(op, parts, ranks, own, found); }); !problem.empty()) return problem;
         auto problem = other_bits(found.values, expected.values);
         if (problem.empty() && rows_wanted)
             if (problem = other_bits(found.log_sum_exp, expected.log_sum_exp); !problem.empty()) problem = "log_sum_exp " + problem;
-        if constexpr (rows_wanted)
+        if constexpr (has_rank_gradient<Op>)
             if (problem.empty() && random_.one_in(2)) return gradients(op, parts, expected);
         return problem;
     }
 
 private:
+    template <class Op>
+    static testing::answer<T> room(const Op& op, const input_shapes& s, bool with_rows) {
+        return with_rows ? testing::no_answer<T>(op.output_shape(s), log_sum_exp_shape(op, s)) : testing::no_answer<T>(op.output_shape(s), false);
+    }
     template <Pattern P>
     partition draw_partition(const P& pattern) {
         const auto s = shapes_of(inputs<T>(in_));
@@ -98,7 +111,7 @@ private:
         const auto q = parts.queries(ranks.rank()), k = parts.keys(ranks.rank());
         const auto placed = [&](const tensor<T>& all, const row_range& rows) { return testing::placed<T>(rows_of(all, rows), draw_layout(own)); };
         auto queries = placed(in_.queries, q), keys = placed(in_.keys, k), values = placed(in_.values, k);
-        auto own_found = testing::no_answer<T>(op.output_shape(parts.shapes(ranks.rank())), found.log_sum_exp.data() != nullptr);
+        auto own_found = room(op, parts.shapes(ranks.rank()), found.log_sum_exp.data() != nullptr);
         testing::placed<T> out(own_found.values.shape(), draw_layout(own)), rows(own_found.log_sum_exp.shape(), draw_layout(own));
         thread_pool threads(own.number(1, 3));
         const sequence_parallel over{op, parts};
@@ -221,11 +234,54 @@ outcome check_linear_over_ranks(draw& random) {
     return result;
 }
 
+outcome check_talking_heads_over_ranks(draw& random) {
+    const auto size = draw_sizes_over_ranks(random);
+    const auto tree = draw_pattern(random, size);
+    tensor<double> mix({1, 1, size.heads, size.heads});
+    std::generate_n(mix.data(), mix.shape().size(), [&] { return random.real(-1, 1); });
+    const bool first = random.one_in(2), second = random.one_in(2);
+    talking_heads_attention<random_pattern> op{.pattern = {tree.get()}};
+    if (first) op.logits_mix = mix;
+    if (second) op.weights_mix = mix;
+    trial_over_ranks t(random, size);
+    outcome result{describe(size) + "; talking heads, tree " + tree->name() + (first ? ", mixed before" : "") + (second ? ", mixed after" : ""), {}};
+    result.problem = t.check(op);
+    result.name += t.name();
+    return result;
+}
+outcome check_linformer_over_ranks(draw& random) {
+    const auto size = draw_sizes_over_ranks(random);
+    const auto projected = random.number(1, 20);
+    std::vector<index_t> length;
+    for (index_t b = 0; b < size.batch; ++b) length.push_back(std::max<index_t>(0, size.first_key[0] + random.number(0, size.keys)));
+    trial_over_ranks t(random, size);
+    outcome result{describe(size) + "; linformer, " + std::to_string(projected) + " rows", {}};
+    if (random.one_in(2)) {
+        const auto matrix = testing::random_tensor<T>({1, size.kv_heads, projected, size.keys}, 3);
+        result.name += " of a matrix";
+        result.problem = t.check(linformer_attention{.key_projection = linear_projection<T>{matrix}, .pattern = lengths{length}});
+    } else {
+        result.name += " of means";
+        result.problem = t.check(linformer_attention{.key_projection = mean_pooling<>{projected}, .pattern = lengths{length}});
+    }
+    result.name += t.name();
+    return result;
+}
+
 } // namespace
 
 outcome check_ranks(draw& random) {
     try {
-        return random.one_in(2) ? check_softmax_over_ranks(random) : check_linear_over_ranks(random);
+        switch (random.number(0, 4)) {
+        case 0:
+            return check_linear_over_ranks(random);
+        case 1:
+            return check_talking_heads_over_ranks(random);
+        case 2:
+            return check_linformer_over_ranks(random);
+        default:
+            return check_softmax_over_ranks(random);
+        }
     } catch (const std::exception& e) {
         return {"", std::string("threw: ") + e.what()};
     }
