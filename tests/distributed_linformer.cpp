@@ -97,6 +97,27 @@ struct rolled {
     }
 };
 
+/// Counts the bytes that a rank sends.
+struct counting {
+    using request = thread_communicator::request;
+    thread_communicator& of;
+    index_t sent = 0;
+
+    index_t rank() const { return of.rank(); }
+    index_t size() const { return of.size(); }
+    request send(index_t to, index_t tag, std::span<const std::byte> bytes) {
+        sent += std::ssize(bytes);
+        return of.send(to, tag, bytes);
+    }
+    request receive(index_t from, index_t tag, std::span<std::byte> bytes) { return of.receive(from, tag, bytes); }
+    bool test(request& asked) { return of.test(asked); }
+    void wait(request& asked) { of.wait(asked); }
+};
+
+static_assert(ResumableProjection<linear_projection<float>, float> && ResumableProjection<projection_per_head<linear_projection<double>>, double>);
+static_assert(ResumableProjection<rolled, float> && !ResumableProjection<folded, float> && !ResumableProjection<mean_pooling<>, float>);
+static_assert(!ResumableProjection<projection_per_head<mean_pooling<>>, float> && !ResumableProjection<linear_projection<float>, double>);
+
 /// Matrices, pooling, convolutions and users' own, of some tokens, heads and channels; 5 rows, or what the tokens give.
 template <Scalar T>
 struct projections {
@@ -174,6 +195,29 @@ TEMPLATE_TEST_CASE("ranks: Linformer, tokens that are hidden may be anything", "
         check_pattern(lengths{lengths_of} & predicate{[](auto, auto j) { return j > 200; }} & (on_heads{0, 2} | predicate{[](auto, auto j) { return j < 290; }}));
         check_pattern(predicate{[](auto, auto) { return false; }});
     }
+}
+
+TEST_CASE("ranks: Linformer, sums travel, not tokens", "[distributed]") {
+    const index_t n = 20'000, rows = 5, ranks = 4;
+    const auto in = random_given<float>({1, 2, 2, n, n, 32, 32});
+    const inputs<float> all(in);
+    const projections<float> of{n, 2};
+    const partition parts(dense{}, shapes_of(all), ranks);
+    const auto most_sent = [&](const auto& op) {
+        std::vector<index_t> sent(static_cast<std::size_t>(ranks));
+        on_thread_ranks(ranks, [&](auto& communicator) {
+            counting own{communicator};
+            const auto q = parts.queries(own.rank()), k = parts.keys(own.rank());
+            const inputs<float> of_rank{some_rows(all.queries, q.first, q.count), some_rows(all.keys, k.first, k.count), some_rows(all.values, k.first, k.count)};
+            static_cast<void>(attend(sequence_parallel{op, parts}, own, of_rank));
+            sent[static_cast<std::size_t>(own.rank())] = own.sent;
+        });
+        return *std::ranges::max_element(sent);
+    };
+    // Of a rank: tokens of a bin or part that begins on the rank before, and projected rows, to the next and in a broadcast to two.
+    const index_t bytes_of_row = 2 * (32 + 32) * 4, reports = 2 * ranks * static_cast<index_t>(sizeof(detail::rank_report));
+    CHECK(most_sent(linformer_attention{.key_projection = of.biased()}) <= (127 + 3 * rows) * bytes_of_row + reports);
+    CHECK(most_sent(linformer_attention{.key_projection = mean_pooling<>{400}}) <= (49 + 3 * 400) * bytes_of_row + reports);
 }
 
 TEST_CASE("ranks: Linformer, layouts and kinds of storage", "[distributed]") {
