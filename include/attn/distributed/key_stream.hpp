@@ -7,7 +7,9 @@
 #include "communicator.hpp"
 #include "key_plan.hpp"
 
+#include <algorithm>
 #include <limits>
+#include <utility>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
