@@ -4,6 +4,7 @@
 #include "executors.hpp"
 #include "sequence_checks.hpp"
 
+#include <attn/attention/sparse_attention.hpp>
 #include <attn/distributed/thread_communicator.hpp>
 #include <attn/pattern/causal.hpp>
 #include <attn/pattern/global.hpp>
@@ -87,6 +88,8 @@ TEST_CASE("ranks: several pieces of keys, which spans and passes go through in o
     check_op(softmax_attention{.pattern = strided{2} | strided{5} | local{20}}, inputs<float>(in), {4});
     check_op(softmax_attention{.pattern = (on_heads{0, 1} & strided{4}) | (on_heads{1, 2} & (local{50} | strided{6}))}, inputs<float>(in), some);
     check_op(softmax_attention{.pattern = global{5} | local{40}}, inputs<float>(in), some);
+    check_op(softmax_attention{.pattern = sparse_transformer_strided(96)}, inputs<float>(in), some);
+    check_op(softmax_attention{.pattern = sparse_transformer_fixed(128, 8)}, inputs<float>(in), {3});
 }
 
 TEST_CASE("ranks: positions, grouped heads, batches, layouts", "[distributed]") {
