@@ -23,7 +23,7 @@ public:
 
     rank_gradient(const operation& op, const partition& parts, index_t rank, const inputs<T>& in, const wanted_type& wanted)
         : op_(op), first_key_(parts.positions().first_key[0]), plan_(plan_of(op, parts)), memory_(plan_, rank, in),
-          of_keys_(plan_, rank, parts.ranks(), in.keys.shape()), of_values_(plan_, rank, parts.ranks(), in.values.shape()), of_queries_(wanted.queries.data() ? in.queries.shape() : shape{}) {
+          seeing_(seeing(op, parts, rank)), of_keys_(plan_, rank, parts.ranks(), in.keys.shape()), of_values_(plan_, rank, parts.ranks(), in.values.shape()), of_queries_(wanted.queries.data() ? in.queries.shape() : shape{}) {
         index_t numbers = 0;
         for_each_parameter(wanted, [&](const tensor_view<T>& view) { numbers += view.shape().size(); });
         parameters_.resize(static_cast<std::size_t>(numbers));
@@ -59,11 +59,15 @@ public:
             number = number_of(rows, number);
             auto part = wanted;
             part.sinks = {};
-            if (wanted.queries.data()) part.queries = of_queries_.view();
+            const auto see = seeing_[static_cast<std::size_t>(number)]; // of the rank's queries: the others have nothing to do with the piece
+            const auto of = [&](const auto& view) { return some_tokens(view, see.first, see.count); };
+            const tensor_view<T> of_queries = wanted.queries.data() ? some_tokens(of_queries_.view(), 0, see.count) : tensor_view<T>{};
+            part.queries = of_queries;
             part.keys = keys_home.part(number), part.values = values_home.part(number);
             const auto compute = [&] {
-                op_.backward({in.queries, keys, values, {in.positions.first_query, first_key_ + rows.first}}, saved, given, part, run);
-                if (wanted.queries.data()) add_tensor<Arch, T>(wanted.queries, of_queries_.view());
+                op_.backward({some_tokens(in.queries, see.first, see.count), keys, values, {in.positions.first_query[0] + see.first, first_key_ + rows.first}},
+                             {of(saved.values), of(saved.log_sum_exp)}, {of(given.values), of(given.log_sum_exp)}, part, run);
+                if (wanted.queries.data()) add_tensor<Arch, T>(of(wanted.queries), of_queries);
                 add_parameters(wanted);
             };
             if (!failure) failure = failure_of(compute); // who has failed still passes on what others wait for
@@ -88,6 +92,29 @@ private:
         const auto where = parts.positions();
         const kernel::visible_keys_of<T, Arch, P> visible(op.pattern, parts.shapes(), where);
         return key_plan::of_all_passes(visible, parts.shapes().queries, where.first_query[0], where.first_key[0], parts.query_cuts(), parts.key_cuts());
+    }
+    /// Of each piece, from the first of a rank's queries that sees any of it to the last.
+    std::vector<row_range> seeing(const operation& op, const partition& parts, index_t rank) const {
+        const auto where = parts.positions();
+        const auto& queries = parts.shapes().queries;
+        const kernel::visible_keys_of<T, Arch, P> visible(op.pattern, parts.shapes(), where);
+        const auto heads = visible.heads_alike() ? std::min<index_t>(1, queries.heads) : queries.heads;
+        const auto own = parts.queries(rank);
+        std::vector<row_range> all;
+        for (index_t number = 0; number < plan_.pieces(); ++number) {
+            const auto keys = plan_.seen(number, rank);
+            const auto none_of = [&](index_t first, index_t end) {
+                for (index_t b = 0; b < queries.batch; ++b)
+                    for (index_t h = 0; h < heads; ++h)
+                        for (index_t pass = 0; pass < visible.passes(); ++pass) {
+                            const kernel::query_block block{.batch = b, .first_head = h, .tokens = {where.first_query[0] + own.first + first, end - first, 1}};
+                            if (!visible.of_box(block, pass, {first_key_ + keys.first, first_key_ + keys.end() - 1, 1}).is_none()) return false;
+                        }
+                return true;
+            };
+            all.push_back(keys.count > 0 ? possible_rows({0, own.count}, none_of) : row_range{});
+        }
+        return all;
     }
     /// f(view) of each gradient of the sinks and of the score function's parameters that is wanted.
     static void for_each_parameter(const operation& op, const wanted_type& wanted, const auto& f) {
@@ -138,6 +165,7 @@ private:
     index_t first_key_;
     key_plan plan_;
     stream_memory<T> memory_;
+    std::vector<row_range> seeing_;
     return_memory<T> of_keys_, of_values_;
     tensor<T> of_queries_;               ///< of one piece
     std::vector<T> parameters_, before_; ///< sums of those of sinks and the score function
@@ -170,8 +198,9 @@ std::size_t backward_workspace_bytes(const sequence_parallel<A>& op, index_t ran
 /// the order of ranks; what a rank does not want is not sent to it. Gradients of sinks and parameters, all of which every rank wants or none, are summed over
 /// the ranks, and then the same on all of them.
 /// The result has the same bits from run to run, for every communicator, executor and number of threads; with other ranks or cuts it is rounded otherwise.
-/// Memory beyond that of the call on one machine: two pieces of keys and values and of their gradients, what one rank sends of a piece and the next, and the
-/// gradient of the queries a second time. Throws as the call does.
+/// A rank computes with some thousand keys at a time, and waits for who holds them where more than eight such pieces have not been taken back: under a causal
+/// pattern on many ranks, where the holder gets to its keys later. Memory beyond that of the call on one machine: that of the call over ranks, the gradients of
+/// eight pieces, what two ranks send of one, and the gradient of the queries a second time. Throws as the call does.
 template <Attention A, Scalar T, Communicator C>
 void backward(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, const std::type_identity_t<saved_outputs<T>>& saved,
               const std::type_identity_t<output_gradients<T>>& given, const std::type_identity_t<gradients_of<A, T>>& wanted, const execution& run) {

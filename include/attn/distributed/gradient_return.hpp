@@ -20,6 +20,19 @@ void add_tensor(const tensor_view<T>& to, const tensor_view<const T>& from) {
                 });
             }
 }
+/// Some rows of a tensor; of none, none.
+template <class T>
+tensor_view<T> some_tokens(const tensor_view<T>& of, index_t first, index_t count) {
+    auto s = of.shape();
+    s.tokens = count;
+    return {of.data() ? of.row(0, 0, first) : nullptr, s, of.strides()};
+}
+template <class T>
+stored_view<T> some_tokens(const stored_view<T>& of, index_t first, index_t count) {
+    auto s = of.shape();
+    s.tokens = count;
+    return {of.data() ? of.rows(0, 0, first).data : nullptr, of.format(), s, of.strides()};
+}
 template <Scalar T>
 void clear(const tensor_view<T>& view) {
     const auto& s = view.shape();
@@ -32,7 +45,10 @@ void clear(const tensor_view<T>& view) {
 /// Room for a rank's part of the sums of any piece, and for what others send.
 template <Scalar T>
 struct return_memory {
-    workspace parts[2];   ///< of this piece and the one before
+    /// Parts that a rank keeps: of the piece that it computes with, of the one before, and of those that others hold and have not taken yet, since they
+    /// get to them later.
+    static constexpr index_t usual_parts = 8;
+    std::vector<workspace> parts;
     workspace arrived[2]; ///< from one rank and the next
 
     /// s: of the keys, or the values, that the rank holds.
@@ -43,6 +59,7 @@ struct return_memory {
             for (index_t other = 0; other < ranks; ++other) held = std::max(held, common_rows(plan.seen(number, other), plan.held(rank)).count);
         }
         const auto bytes = [&](index_t rows) { return static_cast<std::size_t>(product(rows, s.batch, s.heads, s.channels, static_cast<index_t>(sizeof(T)))); };
+        parts.resize(static_cast<std::size_t>(std::min(plan.pieces(), usual_parts)));
         for (auto& memory : parts) memory.reserve(bytes(seen));
         for (auto& memory : arrived) memory.reserve(bytes(held));
     }
@@ -55,24 +72,35 @@ class gradient_return {
 public:
     /// sums: of the rank's own rows, whose shape is s; without memory it does not want them. tag: of these messages, and no others. All ranks make one.
     gradient_return(C& ranks, const key_plan& plan, const tensor_view<T>& sums, const shape& s, return_memory<T>& memory, index_t tag)
-        : ranks_(ranks), plan_(plan), sums_(sums), shape_(s), held_(plan.held(ranks.rank())), memory_(memory), tag_(tag) {
+        : ranks_(ranks), plan_(plan), sums_(sums), shape_(s), held_(plan.held(ranks.rank())), memory_(memory), tag_(tag), kept_(memory.parts.size()) {
         const auto wants = sums.data() && bytes_of(1) > 0 ? std::byte{1} : std::byte{0}; // a message has at least one byte
         wanted_by_ = all_gather(ranks, std::span(&wants, 1));
         if (sums.data()) clear(sums);
     }
 
-    /// Where the rank's part for a piece is to be written; none if it is not wanted. Waits until what was there is on its way.
+    /// Where the rank's part for a piece is to be written; none if it is not wanted. Waits, if there is no room, until the oldest part has been taken.
+    /// The rank has collected all pieces but this one and the one before.
     tensor_view<T> part(index_t number) {
         if (std::ranges::find(wanted_by_, std::byte{1}) == wanted_by_.end()) return {};
-        finish(number % 2);
-        return view(memory_.parts[number % 2], plan_.seen(number, ranks_.rank()));
+        auto chosen = kept_.end();
+        for (auto own = kept_.begin(); own != kept_.end(); ++own)
+            if (own->number < number - 1 && is_taken(*own)) chosen = own;
+        if (chosen == kept_.end()) {
+            chosen = std::ranges::min_element(kept_, std::ranges::less{}, &kept::number);
+            finish(*chosen);
+        }
+        chosen->number = number;
+        chosen->sending.clear();
+        return view(memory_of(*chosen), plan_.seen(number, ranks_.rank()));
     }
     /// Begins to send it, when it has been written.
     void send(index_t number) {
+        const auto own = of_piece(number);
+        if (own == kept_.end()) return;
         const auto seen = plan_.seen(number, ranks_.rank());
         for (index_t rank = 0; rank < ranks_.size(); ++rank)
             if (const auto rows = common_rows(seen, plan_.held(rank)); rank != ranks_.rank() && rows.count > 0 && wanted_by_[static_cast<std::size_t>(rank)] == std::byte{1})
-                sending_[number % 2].push_back(ranks_.send(rank, tag_, memory_.parts[number % 2].bytes().subspan(bytes_of(rows.first - seen.first), bytes_of(rows.count))));
+                own->sending.push_back(ranks_.send(rank, tag_, memory_of(*own).bytes().subspan(bytes_of(rows.first - seen.first), bytes_of(rows.count))));
     }
     /// Adds what all ranks give to the rank's own rows of a piece; they have sent it, or will before they wait for anything of a piece behind the next.
     void collect(index_t number) {
@@ -93,20 +121,31 @@ public:
             receive(next, 1 - at);
             ranks_.wait(receiving[at]);
             const auto seen = plan_.seen(number, rank), rows = common_rows(seen, held_);
-            const auto given = rank == ranks_.rank() ? some_tokens(view(memory_.parts[number % 2], seen), rows.first - seen.first, rows.count) : view(memory_.arrived[at], rows);
+            const auto given = rank == ranks_.rank() ? some_tokens(view(memory_of(*of_piece(number)), seen), rows.first - seen.first, rows.count) : view(memory_.arrived[at], rows);
             add_tensor<Arch, T>(some_tokens(sums_, rows.first - held_.first, rows.count), given);
             rank = next;
         }
     }
     /// Waits until all has been sent.
     void finish() {
-        for (index_t slot = 0; slot < 2; ++slot) finish(slot);
+        for (auto& own : kept_) finish(own);
     }
 
 private:
-    void finish(index_t slot) {
-        for (auto& message : sending_[slot]) ranks_.wait(message);
-        sending_[slot].clear();
+    /// A part that has been written.
+    struct kept {
+        index_t number = -2;
+        std::vector<typename C::request> sending = {};
+    };
+
+    auto of_piece(index_t number) { return std::ranges::find(kept_, number, &kept::number); }
+    const workspace& memory_of(const kept& own) const { return memory_.parts[static_cast<std::size_t>(&own - kept_.data())]; }
+    bool is_taken(kept& own) {
+        return std::ranges::all_of(own.sending, [&](auto& message) { return static_cast<bool>(ranks_.test(message)); });
+    }
+    void finish(kept& own) {
+        for (auto& message : own.sending) ranks_.wait(message);
+        own.sending.clear();
     }
 
     std::size_t bytes_of(index_t rows) const {
@@ -118,11 +157,6 @@ private:
         s.tokens = rows.count;
         return {reinterpret_cast<T*>(memory.bytes().data()), s, {s.heads * s.channels, s.channels, s.batch * s.heads * s.channels, 1}};
     }
-    static tensor_view<T> some_tokens(const tensor_view<T>& of, index_t first, index_t count) {
-        auto s = of.shape();
-        s.tokens = count;
-        return {of.row(0, 0, first), s, of.strides()};
-    }
 
     C& ranks_;
     const key_plan& plan_;
@@ -132,7 +166,7 @@ private:
     row_range held_;
     return_memory<T>& memory_;
     index_t tag_;
-    std::vector<typename C::request> sending_[2];
+    std::vector<kept> kept_;
 };
 
 /// Sums of numbers over all ranks, in the order of ranks, to all of them. before: memory for as many.

@@ -28,6 +28,23 @@ constexpr row_range spanned_rows(const row_range& a, const row_range& b) {
     return rows_between(std::min(a.first, b.first), std::max(a.end(), b.end()));
 }
 
+/// The first row of first .. end - 1 of which none_of(first, end) does not hold; `end` if it holds of all.
+index_t first_possible(index_t first, index_t end, const auto& none_of) {
+    if (none_of(first, end)) return end;
+    if (end - first == 1) return first;
+    const auto middle = first + (end - first) / 2;
+    const auto found = first_possible(first, middle, none_of);
+    return found < middle ? found : first_possible(middle, end, none_of);
+}
+/// From that row to the last one.
+row_range possible_rows(const row_range& all, const auto& none_of) {
+    if (all.count == 0) return {};
+    const auto first = first_possible(all.first, all.end(), none_of);
+    if (first == all.end()) return {};
+    const auto from_end = [&](index_t a, index_t b) { return none_of(-b, -a); };
+    return rows_between(first, -first_possible(-all.end(), -first, from_end));
+}
+
 /// Rows that each of some ranks holds: those between neighbouring cuts.
 struct row_cuts {
     std::vector<index_t> cuts; ///< ranks + 1
@@ -191,20 +208,7 @@ private:
         const auto none_of = [&](index_t first, index_t end) {
             return visible.of_box(queries, piece.pass, {first_key + first, first_key + end - 1, 1}).is_none();
         };
-        auto rows = piece.rows;
-        if (none_of(rows.first, rows.end())) return {};
-        rows = rows_between(border(rows.first, rows.end(), none_of), rows.end());
-        if (rows.count == 0) return {}; // of the piece as a whole that was not certain
-        const auto from_end = [&](index_t first, index_t end) { return none_of(-end, -first); };
-        return rows_between(rows.first, -border(-rows.end(), -rows.first, from_end));
-    }
-    /// The first row of which something is seen; `end` if nothing is.
-    static index_t border(index_t first, index_t end, const auto& none_of) {
-        if (none_of(first, end)) return end;
-        if (end - first == 1) return first;
-        const auto middle = first + (end - first) / 2;
-        const auto found = border(first, middle, none_of);
-        return found < middle ? found : border(middle, end, none_of);
+        return possible_rows(piece.rows, none_of);
     }
 
     row_cuts key_cuts_;
