@@ -3,6 +3,7 @@
 #include "catch.hpp"
 #include "errors.hpp"
 #include "executors.hpp"
+#include "rank_failures.hpp"
 #include "sequence_checks.hpp"
 
 #include <attn/distributed/backward.hpp>
@@ -159,6 +160,22 @@ TEST_CASE("ranks: a rank gets the gradients that it wants, whatever the others w
     const auto k = parts.keys(0), v = parts.keys(2);
     CHECK(std::equal(all.first.data(), all.first.data() + k.count * 8, some.first.data()));
     CHECK(std::equal(all.second.data() + v.first * 4, all.second.data() + v.end() * 4, some.second.data() + v.first * 4));
+}
+
+TEST_CASE("ranks: a gradient that fails on one rank fails on all", "[distributed][parallel]") {
+    const index_t n = 9'000;
+    const auto given = random_given<float>({1, 1, 1, n, n, 8, 4});
+    const std::vector<double> sinks{0};
+    const softmax_attention op{.pattern = local{500}, .sinks = sinks};
+    const partition parts(op.pattern, shapes_of(inputs<float>(given)), 3);
+    tensor<float> out({1, 1, n, 4}), rows({1, 1, n, 1}), d_out({1, 1, n, 4});
+    check_failures("sequence_parallel", 3, [&](auto& communicator, auto& executor) {
+        const auto own = parts.queries(communicator.rank());
+        const auto part = [&](const auto& t) { return some_rows(t, own.first, own.count); };
+        tensor<float> dq({1, 1, own.count, 8}), dk(dq.shape()), of_sinks({1, 1, 1, 1});
+        backward(sequence_parallel{op, parts}, communicator, inputs<float>{part(given.queries), part(given.keys), part(given.values)}, {part(out), part(rows)}, {part(d_out)},
+                 {{dq, dk}, of_sinks}, executor);
+    });
 }
 
 TEST_CASE("ranks: sinks whose gradient one rank does not want, or another call, are refused on all", "[distributed]") {

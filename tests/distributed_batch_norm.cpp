@@ -3,6 +3,7 @@
 #include "catch.hpp"
 #include "communicator_checks.hpp"
 #include "norm_checks.hpp"
+#include "rank_failures.hpp"
 #include "some_rows.hpp"
 
 #include <attn/distributed/batch_statistics.hpp>
@@ -72,6 +73,20 @@ TEMPLATE_TEST_CASE("ranks: BatchNorm's training takes the statistics of all", "[
     tensor<bool> none({1, 1, 2000, 1});
     std::fill_n(none.data() + 1500, 2, true); // whole pieces and ranks of which nothing counts
     check_training<T>(batch_norm<T>{}, {1, 1, 2000, 4}, even_cuts(2000, 5), &none);
+}
+
+TEST_CASE("ranks: BatchNorm that fails on one rank fails on all", "[distributed][norm]") {
+    const shape s{1, 1, 5'000, 4};
+    const partition parts(dense{}, {s, s, s}, 3);
+    const auto x = random_rows<float>(s, 1);
+    const batch_norm<float> norm;
+    check_failures("batch_norm", 3, [&](auto& communicator, auto& executor) {
+        const auto own = parts.queries(communicator.rank());
+        tensor<float> out({1, 1, own.count, 4});
+        batch_norm_statistics statistics(4);
+        workspace memory(training_workspace_bytes(norm, s, 2));
+        train(norm, parts, communicator, some_rows(x, own.first, own.count), out, statistics, execution(executor, memory));
+    });
 }
 
 TEST_CASE("ranks: what BatchNorm refuses, all refuse, and nothing is written", "[distributed][norm]") {

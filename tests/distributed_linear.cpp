@@ -1,6 +1,7 @@
 // The linear attentions over ranks have the bits of the call on one machine.
 #include "catch.hpp"
 #include "errors.hpp"
+#include "rank_failures.hpp"
 #include "sequence_checks.hpp"
 
 #include <attn/distributed/thread_communicator.hpp>
@@ -93,6 +94,23 @@ TEMPLATE_TEST_CASE("ranks: simplified and focused linear attention, whose convol
     const auto fewer = random_given<T>({1, 2, 1, 400, 3'000, 8, 5}); // other tokens are convolved than are attended to
     const auto input = random_tensor<T>({1, 1, 400, 5}, 5), kernel = random_tensor<T>({1, 5, 3, 3}, 3);
     check_linear(focused_linear_attention<dense, T>{.convolution = {.weights = kernel, .height = 20, .width = 20}, .convolution_input = input}, inputs<T>(fewer), some);
+}
+
+TEST_CASE("ranks: a linear attention that fails on one rank fails on all", "[distributed][parallel]") {
+    const index_t n = 5'000;
+    const auto in = random_given<float>({1, 2, 2, n, n, 8, 8});
+    const auto weights = random_tensor<float>({1, 8, 3, 3}, 3);
+    const partition parts(dense{}, shapes_of(inputs<float>(in)), 3);
+    const auto check = [&](const auto& op) {
+        check_failures("sequence_parallel", 3, [&](auto& communicator, auto& executor) {
+            const auto own = parts.queries(communicator.rank());
+            const inputs<float> some{some_rows(in.queries, own.first, own.count), some_rows(in.keys, own.first, own.count), some_rows(in.values, own.first, own.count)};
+            static_cast<void>(attend(sequence_parallel{op, parts}, communicator, some, executor));
+        });
+    };
+    check(linear_attention{});
+    check(linear_attention{.pattern = causal{}});
+    check(focused_linear_attention{.convolution = {.weights = weights, .height = 50, .width = 100}});
 }
 
 TEST_CASE("ranks: a linear attention's parameters are those of all rows, its convolution's input is a rank's", "[distributed]") {

@@ -1,6 +1,7 @@
 // Linformer over ranks has the bits of the call on one machine.
 #include "catch.hpp"
 #include "errors.hpp"
+#include "rank_failures.hpp"
 #include "sequence_checks.hpp"
 
 #include <attn/attention/pooling.hpp>
@@ -257,6 +258,9 @@ TEST_CASE("ranks: Linformer, who throws makes all throw", "[distributed][paralle
     };
     const projections<float> of{n, 2};
     const linformer_attention op{.key_projection = of.biased()};
+    check_failures("sequence_parallel", ranks, [&](auto& communicator, auto& executor) {
+        static_cast<void>(attend(sequence_parallel{op, parts}, communicator, own(communicator.rank()), executor));
+    });
     /// What each rank hears where rank 2 makes another call.
     const auto heard = [&](const auto& call) {
         std::vector<std::string> errors(static_cast<std::size_t>(ranks));

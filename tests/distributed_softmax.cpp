@@ -2,6 +2,7 @@
 #include "catch.hpp"
 #include "errors.hpp"
 #include "executors.hpp"
+#include "rank_failures.hpp"
 #include "sequence_checks.hpp"
 
 #include <attn/attention/sparse_attention.hpp>
@@ -203,23 +204,9 @@ TEST_CASE("ranks: who throws makes all throw, whatever the others wait for", "[d
     };
 
     // In the middle of the computation, on one rank: its executor fails.
-    struct failing {
-        index_t calls_left;
-        index_t concurrency() const { return 2; }
-        void parallel_for(index_t count, function_ref body) {
-            if (--calls_left < 0) throw std::runtime_error("no threads left");
-            while (count > 0) body(--count);
-        }
-    };
-    for (const index_t thrower : {0, 3}) {
-        const auto errors = heard([&](auto& communicator) {
-            failing executor{communicator.rank() == thrower ? 0 : 1'000'000};
-            static_cast<void>(attend(sequence_parallel{softmax_attention{}, parts}, communicator, own(communicator.rank()), executor));
-        });
-        for (index_t rank = 0; rank < ranks; ++rank)
-            CHECK(errors[static_cast<std::size_t>(rank)] ==
-                  (rank == thrower ? "no threads left" : "sequence_parallel: rank " + std::to_string(thrower) + " has failed: no threads left"));
-    }
+    check_failures("sequence_parallel", ranks, [&](auto& communicator, auto& executor) {
+        static_cast<void>(attend(sequence_parallel{softmax_attention{}, parts}, communicator, own(communicator.rank()), executor));
+    });
 
     // Before it: shapes that are not the partition's, positions, a workspace too small, a partition of another size.
     const sequence_parallel op{softmax_attention{}, parts};

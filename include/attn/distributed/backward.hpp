@@ -22,8 +22,9 @@ public:
     using wanted_type = typename operation::template gradients<T>;
 
     rank_gradient(const operation& op, const partition& parts, index_t rank, const inputs<T>& in, const wanted_type& wanted)
-        : op_(op), first_key_(parts.positions().first_key[0]), plan_(plan_of(op, parts)), memory_(plan_, rank, in),
-          seeing_(seeing(op, parts, rank)), of_keys_(plan_, rank, parts.ranks(), in.keys.shape()), of_values_(plan_, rank, parts.ranks(), in.values.shape()), of_queries_(wanted.queries.data() ? in.queries.shape() : shape{}) {
+        : op_(op), first_key_(parts.positions().first_key[0]), plan_(plan_of(op, parts)), memory_(plan_, rank, in), seeing_(seeing(op, parts, rank)),
+          of_keys_(plan_, rank, parts.ranks(), in.keys.shape()), of_values_(plan_, rank, parts.ranks(), in.values.shape()),
+          of_queries_(wanted.queries.data() ? in.queries.shape() : shape{}) {
         index_t numbers = 0;
         for_each_parameter(wanted, [&](const tensor_view<T>& view) { numbers += view.shape().size(); });
         parameters_.resize(static_cast<std::size_t>(numbers));
@@ -51,9 +52,7 @@ public:
         gradient_return<T, Arch, C> keys_home(ranks, plan_, wanted.keys, in.keys.shape(), of_keys_, 32'760);
         gradient_return<T, Arch, C> values_home(ranks, plan_, wanted.values, in.values.shape(), of_values_, 32'761);
         if (wanted.queries.data()) clear(wanted.queries);
-        find_sinks(in, saved, given, wanted, run);
-
-        std::exception_ptr failure;
+        auto failure = failure_of([&] { find_sinks(in, saved, given, wanted, run); });
         index_t number = -1; // of the piece that is computed with
         const auto add = [&](index_t, const row_range& rows, const stored_view<const T>& keys, const stored_view<const T>& values) {
             number = number_of(rows, number);

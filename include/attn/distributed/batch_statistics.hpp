@@ -28,7 +28,7 @@ public:
 
     /// Of all tokens. They stay valid as long as this does.
     moments_view operator()(const execution& run) {
-        find_own(run);
+        const auto failure = failure_of([&] { find_own(run); }); // who has failed still passes on what others wait for
         index_t before = -1;
         *all_count_ = *piece_count_ = *waiting_ = 0;
         std::fill_n(all_, 2 * channels_, 0.0);
@@ -41,6 +41,7 @@ public:
         const auto found = all_gather(ranks_, std::as_bytes(std::span(all_, static_cast<std::size_t>(2 * channels_ + 1))));
         const auto bytes = found.size() / static_cast<std::size_t>(ranks_.size());
         std::memcpy(all_, found.data() + static_cast<std::size_t>(std::max<index_t>(0, before)) * bytes, bytes); // of who has seen the last row
+        if (failure) std::rethrow_exception(failure);
         return {all_, all_ + channels_, static_cast<index_t>(*all_count_)};
     }
 
@@ -176,10 +177,11 @@ void train_over_ranks(std::string_view name, const batch_norm<T, Arch>& norm, do
            {"the channels of x", s.channels},
            {"their cuts, a number of which is", static_cast<index_t>(cuts >> 1)}});
     if (s.channels == 0) return;
-    const auto seen = (*moments)(run);
+    moments_view seen{};
+    agree(ranks, name, failure_of([&] { seen = (*moments)(run); }));
     if (seen.count < 2)
         throw shape_error(name, "x", "of all ranks has " + std::to_string(seen.count) + " tokens that count, but training needs two for a variance");
-    norm.train_with(seen, x, out, statistics, run, mask, eta, 0);
+    agree(ranks, name, failure_of([&] { norm.train_with(seen, x, out, statistics, run, mask, eta, 0); }));
 }
 
 } // namespace detail

@@ -68,11 +68,22 @@ public:
         key_stream<T, C>(ranks, halo_plan_, convolved_, convolved_held(), halo_).run([&](index_t, const row_range& read, const auto&, const auto& tokens) {
             rows.convolution_input = place(tokens, read.first, parts_.shapes().queries.tokens);
         });
-        op_.with_kernel(own, rows, run, [&](const auto& kernel, std::byte* memory) {
-            if (numbers() > 0 && causal) hand_on(ranks, kernel, own, run, memory);
-            else if (numbers() > 0) share(ranks, kernel, own, run, memory);
-            kernel(own, out, run, memory, &sums_);
+        bool passed_on = false;
+        const auto pass_on = [&](const auto& add_keys) {
+            passed_on = true;
+            if (numbers() > 0 && causal) hand_on(ranks, add_keys, run);
+            else if (numbers() > 0) share(ranks, add_keys, run);
+        };
+        const auto failure = failure_of([&] {
+            op_.with_kernel(own, rows, run, [&](const auto& kernel, std::byte* memory) {
+                pass_on([&](index_t number, index_t first, index_t end, index_t slice, const auto& to) {
+                    if (first < end) kernel.add_keys(own, number / kv_heads(), number % kv_heads(), first, end, slice, memory, to);
+                });
+                kernel(own, out, run, memory, &sums_);
+            });
         });
+        if (!passed_on) pass_on([](auto&&...) {}); // who has failed still passes on what others wait for
+        if (failure) std::rethrow_exception(failure);
     }
 
 private:
@@ -110,13 +121,10 @@ private:
 
     /// Queries see different keys: each rank takes the sum of the keys before, and gives it with its own to the next, some heads at a time.
     template <Communicator C>
-    void hand_on(C& ranks, const auto& kernel, const inputs<T>& in, const execution& run, std::byte* memory) {
+    void hand_on(C& ranks, const auto& add_keys, const execution& run) {
         const auto first = plan_.first_with_queries();
         if (parts_.queries(rank_).count == 0) return;
         const auto next = plan_.with_queries_after(rank_), before = plan_.with_queries_before(rank_);
-        const auto push = [&](index_t number, index_t from, index_t end, index_t slice, const states& to) {
-            if (from < end) kernel.add_keys(in, number / kv_heads(), number % kv_heads(), from, end, slice, memory, to.of(number));
-        };
         std::exception_ptr failure; // who has failed still passes on what others wait for
         std::vector<typename C::request> sending;
         for (index_t begin = 0; begin < numbers(); begin += run.concurrency()) { // one message for each, for ranks may have other executors
@@ -129,11 +137,11 @@ private:
                 const auto number = begin + task, own = summed(rank_, number);
                 if (rank_ == first) {
                     sums_.of(number).reset();
-                    push(number, 0, own, slice, sums_);
+                    add_keys(number, 0, own, slice, sums_.of(number));
                 }
                 if (next == parts_.ranks()) return;
                 std::ranges::copy(sums_.numbers(number), next_.numbers(number).begin());
-                push(number, own, summed(next, number), slice, next_);
+                add_keys(number, own, summed(next, number), slice, next_.of(number));
             };
             if (!failure) failure = failure_of([&] { run.for_each(end - begin, add); });
             for (auto number = begin; number < end && next < parts_.ranks(); ++number) sending.push_back(ranks.send(next, 1, bytes_of(next_, number, 1)));
@@ -143,14 +151,14 @@ private:
     }
     /// All queries see the same keys: spans are summed where they are, added up from rank to rank, and the sum is everyone's.
     template <Communicator C>
-    void share(C& ranks, const auto& kernel, const inputs<T>& in, const execution& run, std::byte* memory) {
+    void share(C& ranks, const auto& add_keys, const execution& run) {
         const auto count = plan_.span_count(rank_);
         const auto add = [&](index_t task, index_t slice) {
             const auto number = task / count;
             const auto rows = common_rows(plan_.span_rows(rank_, task % count), {0, summed(rank_, number)});
             if (rows.count == 0) return;
             spans_.of(task).reset();
-            kernel.add_keys(in, number / kv_heads(), number % kv_heads(), rows.first, rows.end(), slice, memory, spans_.of(task));
+            add_keys(number, rows.first, rows.end(), slice, spans_.of(task));
         };
         const auto failure = failure_of([&] { run.for_each(numbers() * count, add); }); // who has failed still passes on what others wait for
         index_t before = -1;
