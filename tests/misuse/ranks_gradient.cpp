@@ -9,5 +9,6 @@ void backward_over(attn::thread_communicator& ranks, const attn::partition& part
 #else
     const attn::softmax_attention op;
 #endif
-    attn::backward(attn::sequence_parallel{op, parts}, ranks, in, {wanted}, {wanted}, {wanted});
+    const attn::input_gradients<float> of_inputs{wanted};
+    attn::backward(attn::sequence_parallel{op, parts}, ranks, in, {wanted}, {wanted}, {of_inputs});
 }
