@@ -3,7 +3,7 @@
 #include "catch.hpp"
 #include "errors.hpp"
 #include "executors.hpp"
-#include "rank_failures.hpp"
+#include "rank_checks.hpp"
 #include "sequence_checks.hpp"
 
 #include <attn/distributed/backward.hpp>

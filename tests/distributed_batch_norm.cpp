@@ -3,7 +3,7 @@
 #include "catch.hpp"
 #include "communicator_checks.hpp"
 #include "norm_checks.hpp"
-#include "rank_failures.hpp"
+#include "rank_checks.hpp"
 #include "some_rows.hpp"
 
 #include <attn/distributed/batch_statistics.hpp>

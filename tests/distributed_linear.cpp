@@ -1,7 +1,7 @@
 // The linear attentions over ranks have the bits of the call on one machine.
 #include "catch.hpp"
 #include "errors.hpp"
-#include "rank_failures.hpp"
+#include "rank_checks.hpp"
 #include "sequence_checks.hpp"
 
 #include <attn/distributed/thread_communicator.hpp>
@@ -18,15 +18,7 @@ namespace {
 
 template <Scalar T>
 void check_linear(const auto& op, const inputs<T>& in, const std::vector<index_t>& some_ranks) {
-    auto whole = no_answer<T>(op.output_shape(shapes_of(in)), false);
-    attend(op, in, whole.out());
-    for (const auto& parts : partitions(op.pattern, in, some_ranks)) {
-        CAPTURE(in.queries.shape().tokens, in.keys.shape().tokens, parts.ranks());
-        CHECK_NOTHROW(on_thread_ranks(parts.ranks(), [&](auto& ranks) {
-            thread_pool threads(1 + ranks.rank() % 2);
-            check_rank(op, ranks, parts, in, whole.out(), threads);
-        }));
-    }
+    check_over(op, in, partitions(op.pattern, in, some_ranks), false);
 }
 
 } // namespace

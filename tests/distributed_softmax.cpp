@@ -2,7 +2,7 @@
 #include "catch.hpp"
 #include "errors.hpp"
 #include "executors.hpp"
-#include "rank_failures.hpp"
+#include "rank_checks.hpp"
 #include "sequence_checks.hpp"
 
 #include <attn/attention/sparse_attention.hpp>
@@ -30,25 +30,6 @@ using namespace pattern;
 
 namespace {
 
-/// On threads, with each of the partitions.
-template <Scalar T>
-void check_over(const auto& op, const inputs<T>& in, const std::vector<partition>& all_parts, bool with_log_sum_exp = true) {
-    const auto s = op.output_shape(shapes_of(in));
-    auto whole = no_answer<T>(s, with_log_sum_exp);
-    attend(op, in, whole.out());
-    for (const auto& parts : all_parts) {
-        CAPTURE(parts.ranks());
-        CHECK_NOTHROW(on_thread_ranks(parts.ranks(), [&](auto& ranks) {
-            if (ranks.rank() % 2 == 0) {
-                sequential one;
-                check_rank(op, ranks, parts, in, whole.out(), one);
-            } else {
-                thread_pool two(2);
-                check_rank(op, ranks, parts, in, whole.out(), two);
-            }
-        }));
-    }
-}
 template <Scalar T>
 void check_op(const auto& op, const inputs<T>& in, const std::vector<index_t>& ranks = {1, 2, 3, 4, 5, 6, 7}) {
     check_over(op, in, partitions(op.pattern, in, ranks));

@@ -1,7 +1,7 @@
 // Talking-heads attention over ranks has the bits of the call on one machine.
 #include "catch.hpp"
 #include "errors.hpp"
-#include "sequence_checks.hpp"
+#include "rank_checks.hpp"
 
 #include <attn/distributed/thread_communicator.hpp>
 #include <attn/parallel/thread_pool.hpp>
@@ -21,25 +21,9 @@ using namespace pattern;
 
 namespace {
 
-/// 1 to 7 ranks of even pairs, and cuts that leave some without queries, keys or both; ranks with one thread and with two.
 template <Scalar T>
-void check_talking(const auto& op, const inputs<T>& in, const std::vector<index_t>& all_ranks = {2, 3, 7}, bool with_log_sum_exp = true) {
-    const auto s = shapes_of(in);
-    const auto n = s.queries.tokens, m = s.keys.tokens;
-    auto whole = no_answer<T>(op.output_shape(s), with_log_sum_exp ? op.log_sum_exp_shape(s) : shape{1, 1, 0, 1});
-    if (!with_log_sum_exp) whole.log_sum_exp = {};
-    attend(op, in, whole.out());
-    std::vector<partition> all_parts;
-    for (const auto ranks : all_ranks) all_parts.emplace_back(dense{}, s, ranks, in.positions);
-    all_parts.emplace_back(dense{}, s, std::vector<index_t>{0, 0, n / 3, n / 3, n}, std::vector<index_t>{0, m / 2, m / 2, m, m}, in.positions);
-    all_parts.emplace_back(dense{}, s, std::vector<index_t>{0, n, n}, std::vector<index_t>{0, 0, m}, in.positions);
-    for (const auto& parts : all_parts) {
-        CAPTURE(n, m, parts.ranks());
-        CHECK_NOTHROW(on_thread_ranks(parts.ranks(), [&](auto& ranks) {
-            thread_pool threads(1 + ranks.rank() % 2);
-            check_rank(op, ranks, parts, in, whole.out(), threads);
-        }));
-    }
+void check_talking(const auto& op, const inputs<T>& in, const std::vector<index_t>& some_ranks = {2, 3, 7}, bool with_log_sum_exp = true) {
+    check_over(op, in, partitions(dense{}, in, some_ranks), with_log_sum_exp);
 }
 
 /// Mixings of 4 heads of queries to 3, and of these to 6.

@@ -53,9 +53,7 @@ public:
         gradient_return<T, Arch, C> values_home(ranks, plan_, wanted.values, in.values.shape(), of_values_, 32'761);
         if (wanted.queries.data()) clear(wanted.queries);
         auto failure = failure_of([&] { find_sinks(in, saved, given, wanted, run); });
-        index_t number = -1; // of the piece that is computed with
-        const auto add = [&](index_t, const row_range& rows, const stored_view<const T>& keys, const stored_view<const T>& values) {
-            number = number_of(rows, number);
+        const auto add = [&](index_t number, const row_range& rows, const stored_view<const T>& keys, const stored_view<const T>& values) {
             auto part = wanted;
             part.sinks = {};
             const auto see = seeing_[static_cast<std::size_t>(number)]; // of the rank's queries: the others have nothing to do with the piece
@@ -95,22 +93,13 @@ private:
     /// Of each piece, from the first of a rank's queries that sees any of it to the last.
     std::vector<row_range> seeing(const operation& op, const partition& parts, index_t rank) const {
         const auto where = parts.positions();
-        const auto& queries = parts.shapes().queries;
         const kernel::visible_keys_of<T, Arch, P> visible(op.pattern, parts.shapes(), where);
-        const auto heads = visible.heads_alike() ? std::min<index_t>(1, queries.heads) : queries.heads;
+        const call_visibility call{visible, parts.shapes().queries, where.first_query[0], first_key_};
         const auto own = parts.queries(rank);
         std::vector<row_range> all;
         for (index_t number = 0; number < plan_.pieces(); ++number) {
             const auto keys = plan_.seen(number, rank);
-            const auto none_of = [&](index_t first, index_t end) {
-                for (index_t b = 0; b < queries.batch; ++b)
-                    for (index_t h = 0; h < heads; ++h)
-                        for (index_t pass = 0; pass < visible.passes(); ++pass) {
-                            const kernel::query_block block{.batch = b, .first_head = h, .tokens = {where.first_query[0] + own.first + first, end - first, 1}};
-                            if (!visible.of_box(block, pass, {first_key_ + keys.first, first_key_ + keys.end() - 1, 1}).is_none()) return false;
-                        }
-                return true;
-            };
+            const auto none_of = [&](index_t first, index_t end) { return call.is_none({own.first + first, end - first}, keys, 0, visible.passes()); };
             all.push_back(keys.count > 0 ? possible_rows({0, own.count}, none_of) : row_range{});
         }
         return all;
@@ -141,7 +130,7 @@ private:
         wanted_type only;
         only.sinks = wanted.sinks;
         if (!only.sinks.data()) return;
-        op_.backward({in.queries, no_rows(in.keys), no_rows(in.values), in.positions}, saved, given, only, run);
+        op_.backward({in.queries, some_tokens(in.keys, 0, 0), some_tokens(in.values, 0, 0), in.positions}, saved, given, only, run);
         for_each_number(wanted, [](T& number, T& sum) { sum = number; });
     }
     void add_parameters(const wanted_type& wanted) {
@@ -153,11 +142,6 @@ private:
     }
     void write_parameters(const wanted_type& wanted) {
         for_each_number(wanted, [](T& number, T& sum) { number = sum; });
-    }
-    /// Of the piece that such rows are of, one behind another.
-    index_t number_of(const row_range& rows, index_t number) const {
-        for (++number; common_rows(plan_.piece(number).rows, rows) != rows;) ++number;
-        return number;
     }
 
     const operation& op_;

@@ -16,22 +16,9 @@ void add_tensor(const tensor_view<T>& to, const tensor_view<const T>& from) {
             for (index_t i = 0; i < s.tokens; ++i) {
                 const T* const row = from.row(b, h, i);
                 kernel::update_channels<Arch>(to.row(b, h, i), to.strides().channels, s.channels, [&](auto sum, index_t c, index_t present) {
-                    return sum + kernel::load_channels<Arch, T>(row + c, 1, 0, present);
+                    return sum + kernel::load_channels<Arch, T>(row, 1, c, present);
                 });
             }
-}
-/// Some rows of a tensor; of none, none.
-template <class T>
-tensor_view<T> some_tokens(const tensor_view<T>& of, index_t first, index_t count) {
-    auto s = of.shape();
-    s.tokens = count;
-    return {of.data() ? of.row(0, 0, first) : nullptr, s, of.strides()};
-}
-template <class T>
-stored_view<T> some_tokens(const stored_view<T>& of, index_t first, index_t count) {
-    auto s = of.shape();
-    s.tokens = count;
-    return {of.data() ? of.rows(0, 0, first).data : nullptr, of.format(), s, of.strides()};
 }
 template <Scalar T>
 void clear(const tensor_view<T>& view) {

@@ -70,6 +70,25 @@ struct key_transfer {
     row_range rows;
 };
 
+/// What a call's queries see of its keys, by the pattern's range arithmetic.
+struct call_visibility {
+    const kernel::visible_keys& visible;
+    const shape& queries;
+    index_t first_query, first_key; ///< positions of the first rows
+
+    index_t heads() const { return visible.heads_alike() ? std::min<index_t>(1, queries.heads) : queries.heads; }
+    /// Whether some queries see none of some keys in the passes first_pass .. end_pass - 1, in any batch entry and head; both are rows, at least one.
+    bool is_none(const row_range& of_queries, const row_range& keys, index_t first_pass, index_t end_pass) const {
+        for (index_t b = 0; b < queries.batch; ++b)
+            for (index_t h = 0; h < heads(); ++h)
+                for (auto pass = first_pass; pass < end_pass; ++pass) {
+                    const kernel::query_block block{.batch = b, .first_head = h, .tokens = {first_query + of_queries.first, of_queries.count, 1}};
+                    if (!visible.of_box(block, pass, {first_key + keys.first, first_key + keys.end() - 1, 1}).is_none()) return false;
+                }
+        return true;
+    }
+};
+
 /// The pieces of a call, and what every rank sees of each.
 class key_plan {
 public:
@@ -83,20 +102,20 @@ public:
         key_plan plan;
         plan.key_cuts_ = key_cuts;
         plan.set_paces(query_cuts);
-        plan.add_pieces({visible, queries, first_query, first_key, query_cuts}, 0, visible.passes(), 1);
+        plan.add_pieces({visible, queries, first_query, first_key}, query_cuts, 0, visible.passes(), 1);
         return plan;
     }
     /// visible: of the whole sequence, whose first query and key stand at these positions.
     key_plan(const kernel::visible_keys& visible, const shape& queries, index_t first_query, index_t first_key, const row_cuts& query_cuts, const row_cuts& key_cuts)
         : key_cuts_(key_cuts) {
         set_paces(query_cuts);
-        const call_view call{visible, queries, first_query, first_key, query_cuts};
+        const call_visibility call{visible, queries, first_query, first_key};
         for (index_t pass = 0; pass < visible.passes(); ++pass) {
             index_t step = 0;
             for (index_t b = 0; b < queries.batch; ++b)
                 for (index_t h = 0; h < call.heads(); ++h)
                     if (const auto own = visible.step(b, h, pass); own > 0) step = step == 0 ? own : common_multiple(step, own);
-            if (step > 0) add_pieces(call, pass, pass + 1, step);
+            if (step > 0) add_pieces(call, query_cuts, pass, pass + 1, step);
         }
     }
 
@@ -158,14 +177,6 @@ public:
     }
 
 private:
-    struct call_view {
-        const kernel::visible_keys& visible;
-        const shape& queries;
-        index_t first_query, first_key;
-        const row_cuts& query_cuts;
-
-        index_t heads() const { return visible.heads_alike() ? std::min<index_t>(1, queries.heads) : queries.heads; }
-    };
     /// Of about as many queries the same number: their first four binary digits, and how many there are.
     index_t pace(index_t rank) const { return paces_.empty() ? 0 : paces_[static_cast<std::size_t>(rank)]; }
     void set_paces(const row_cuts& queries) {
@@ -176,25 +187,20 @@ private:
         }
     }
     /// Those of which some rank sees something, in the passes first_pass .. end_pass - 1.
-    void add_pieces(const call_view& call, index_t first_pass, index_t end_pass, index_t step) {
+    void add_pieces(const call_visibility& call, const row_cuts& query_cuts, index_t first_pass, index_t end_pass, index_t step) {
         const auto keys = key_cuts_.cuts.back(), length = piece_length(step);
         for (index_t first = 0; first < keys;) {
             const auto end = std::min(keys, (floor_div(call.first_key + first, length) + 1) * length - call.first_key);
             bool seen = false;
-            for (index_t rank = 0; rank < call.query_cuts.ranks(); ++rank) {
-                const auto own = call.query_cuts.of(rank);
-                row_range rows;
-                for (index_t b = 0; b < call.queries.batch && own.count > 0; ++b)
-                    for (index_t h = 0; h < call.heads(); ++h)
-                        for (auto pass = first_pass; pass < end_pass; ++pass) {
-                            const kernel::query_block block{.batch = b, .first_head = h, .tokens = {call.first_query + own.first, own.count, 1}};
-                            rows = spanned_rows(rows, seen_of(call.visible, block, {pass, {first, end - first}}, call.first_key));
-                        }
+            for (index_t rank = 0; rank < query_cuts.ranks(); ++rank) {
+                const auto own = query_cuts.of(rank);
+                const auto none_of = [&](index_t from, index_t to) { return call.is_none(own, {from, to - from}, first_pass, end_pass); };
+                const auto rows = own.count > 0 ? possible_rows({first, end - first}, none_of) : row_range{};
                 seen = seen || rows.count > 0;
                 seen_.push_back(rows);
             }
             if (seen) pieces_.push_back({first_pass, {first, end - first}});
-            else seen_.resize(seen_.size() - static_cast<std::size_t>(call.query_cuts.ranks()));
+            else seen_.resize(seen_.size() - static_cast<std::size_t>(query_cuts.ranks()));
             first = end;
         }
     }
@@ -203,12 +209,6 @@ private:
         constexpr auto span = kernel::softmax_call<float>::block_keys * kernel::visible_span::max_blocks;
         if (step > farthest_position / span) return 2 * farthest_position;
         return span * step * std::max<index_t>(1, usual_keys / (span * step));
-    }
-    static row_range seen_of(const kernel::visible_keys& visible, const kernel::query_block& queries, const key_piece& piece, index_t first_key) {
-        const auto none_of = [&](index_t first, index_t end) {
-            return visible.of_box(queries, piece.pass, {first_key + first, first_key + end - 1, 1}).is_none();
-        };
-        return possible_rows(piece.rows, none_of);
     }
 
     row_cuts key_cuts_;

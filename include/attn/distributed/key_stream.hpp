@@ -13,6 +13,20 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
+/// Some rows of a tensor; of none, none.
+template <class T>
+tensor_view<T> some_tokens(const tensor_view<T>& of, index_t first, index_t count) {
+    auto s = of.shape();
+    s.tokens = count;
+    return {of.data() ? of.row(0, 0, first) : nullptr, s, of.strides()};
+}
+template <class T>
+stored_view<T> some_tokens(const stored_view<T>& of, index_t first, index_t count) {
+    auto s = of.shape();
+    s.tokens = count;
+    return {of.data() ? of.rows(0, 0, first).data : nullptr, of.format(), s, of.strides()};
+}
+
 /// Rows of keys or values, token after token: so some tokens are one run of bytes.
 template <Scalar T>
 class travelling_rows {
@@ -88,7 +102,7 @@ public:
             if (plan.seen(number, ranks.rank()).count > 0) numbers_.push_back(number);
     }
 
-    /// Calls compute(pass, rows, keys, values) for each piece of which the rank sees something, and progress() is to be called now and then meanwhile;
+    /// Calls compute(number, rows, keys, values) for each piece of which the rank sees something, and progress() is to be called now and then meanwhile;
     /// before each of them, and when all are done, before_piece(its number, or that of one behind all).
     template <class F, class B>
     void run(const F& compute, const B& before_piece) {
@@ -103,7 +117,7 @@ public:
             const auto view = [&](const travelling_rows<T>& rows, const workspace& memory) {
                 return rows.view(own.rows, own.in_place ? nullptr : memory.bytes().data(), own.rows.first);
             };
-            compute(plan_.piece(numbers_[at]).pass, own.rows, view(keys_, own.memory->keys), view(values_, own.memory->values));
+            compute(numbers_[at], own.rows, view(keys_, own.memory->keys), view(values_, own.memory->values));
         }
         before_piece(std::numeric_limits<index_t>::max());
         for (auto* own : {&slots_[0], &slots_[1], &leaving_}) finish(*own);

@@ -34,8 +34,7 @@ public:
     static void check(const Op& op, const partition& parts, index_t rank, const inputs<T>& in) {
         auto whole = op;
         if constexpr (has_convolution) {
-            const auto& own = op.convolution_input.shape();
-            auto s = own;
+            auto s = op.convolution_input.shape();
             if (op.convolution_input.data() && s.tokens != parts.queries(rank).count)
                 throw shape_error(Op::name, "convolution_input", "has shape " + to_string(s) + ", but rank " + std::to_string(rank) + " of the partition holds " +
                                                                      std::to_string(parts.queries(rank).count) + " tokens");
@@ -56,17 +55,17 @@ public:
     template <Communicator C>
     void run(C& ranks, const inputs<T>& in, const outputs<T>& out, const execution& run) {
         if (parts_.shapes().queries.size() == 0) return;
+        const auto n = parts_.shapes().queries.tokens, m = parts_.shapes().keys.tokens;
         auto own = in;
         own.positions.first_key = parts_.positions().first_key;
-        own.keys = place(in.keys, 0, parts_.shapes().keys.tokens), own.values = place(in.values, 0, parts_.shapes().keys.tokens);
-        linear_rows<T> rows{in.keys, 0, parts_.shapes().queries.tokens, parts_.queries(rank_).first};
-        rows.keys = no_rows(in.keys);
+        own.keys = place(in.keys, 0, m), own.values = place(in.values, 0, m);
+        linear_rows<T> rows{some_tokens(in.keys, 0, 0), 0, n, parts_.queries(rank_).first};
         key_stream<T, C>(ranks, key_plan_, in, parts_.keys(rank_), memory_).run([&](index_t, const row_range& seen, const auto& keys, const auto& values) {
-            own.keys = place(keys, seen.first, parts_.shapes().keys.tokens), own.values = place(values, seen.first, parts_.shapes().keys.tokens);
+            own.keys = place(keys, seen.first, m), own.values = place(values, seen.first, m);
             rows.keys = keys, rows.first_key = seen.first;
         });
         key_stream<T, C>(ranks, halo_plan_, convolved_, convolved_held(), halo_).run([&](index_t, const row_range& read, const auto&, const auto& tokens) {
-            rows.convolution_input = place(tokens, read.first, parts_.shapes().queries.tokens);
+            rows.convolution_input = place(tokens, read.first, n);
         });
         bool passed_on = false;
         const auto pass_on = [&](const auto& add_keys) {

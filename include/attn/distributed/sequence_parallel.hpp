@@ -105,13 +105,6 @@ stored_view<const T> place(const stored_view<const T>& rows, index_t first, inde
     s.tokens = count;
     return {rows.data() ? rows.rows(0, 0, -first).data : nullptr, rows.format(), s, rows.strides()};
 }
-/// What a view holds, without its rows.
-template <Scalar T>
-stored_view<const T> no_rows(const stored_view<const T>& of) {
-    auto s = of.shape();
-    s.tokens = 0;
-    return {of.data(), of.format(), s, of.strides()};
-}
 
 /// Makes a Call(op, partition, rank, in, more...), calls check(in at its positions) and, when all ranks have agreed, compute(call, in at its positions).
 /// Returns when all have been well. asked: a number of what is to be computed.

@@ -35,7 +35,8 @@ struct rank_call<softmax_attention<P, S, R, Arch>, T> {
         };
         const function_ref between(progress);
         bool is_first = true;
-        const auto add = [&](index_t pass, const row_range& rows, const stored_view<const T>& keys, const stored_view<const T>& values) {
+        const auto add = [&](index_t number, const row_range& rows, const stored_view<const T>& keys, const stored_view<const T>& values) {
+            const auto pass = plan_.piece(number).pass;
             if (is_first && pass > 0) add_none(in, out, run, is_first);
             const inputs<T> part{in.queries, keys, values, {in.positions.first_query, where_.first_key[0] + rows.first}};
             op_.add_keys(visible_, pass, std::exchange(is_first, false), part, out, &between, run);
@@ -51,7 +52,7 @@ private:
     /// Begins the rows of all heads, of which not every one takes part in every pass.
     void add_none(const inputs<T>& in, const outputs<T>& out, const execution& run, bool& is_first) const {
         auto part = in;
-        part.keys = no_rows(in.keys), part.values = no_rows(in.values);
+        part.keys = some_tokens(in.keys, 0, 0), part.values = some_tokens(in.values, 0, 0);
         op_.add_keys(visible_, 0, std::exchange(is_first, false), part, out, nullptr, run);
     }
 

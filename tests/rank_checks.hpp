@@ -1,17 +1,37 @@
-// That no rank waits for ever for one that has failed.
+// What ranks that are threads are held to: the bits of the call on one machine, and that none waits for ever for one that has failed.
 #pragma once
 
 #include "catch.hpp"
+#include "sequence_checks.hpp"
 
-#include <attn/core/shape.hpp>
 #include <attn/distributed/thread_communicator.hpp>
-#include <attn/parallel/executor.hpp>
+#include <attn/parallel/thread_pool.hpp>
 
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 namespace attn::testing {
+
+/// With each of the partitions: ranks with one thread and with two.
+template <Scalar T>
+void check_over(const auto& op, const inputs<T>& in, const std::vector<partition>& all_parts, bool with_log_sum_exp = true) {
+    const auto s = shapes_of(in);
+    auto whole = with_log_sum_exp ? no_answer<T>(op.output_shape(s), log_sum_exp_shape(op, s)) : no_answer<T>(op.output_shape(s), false);
+    attend(op, in, whole.out());
+    for (const auto& parts : all_parts) {
+        CAPTURE(s.queries.tokens, s.keys.tokens, parts.ranks());
+        CHECK_NOTHROW(on_thread_ranks(parts.ranks(), [&](auto& ranks) {
+            if (ranks.rank() % 2 == 0) {
+                sequential one;
+                check_rank(op, ranks, parts, in, whole.out(), one);
+            } else {
+                thread_pool two(2);
+                check_rank(op, ranks, parts, in, whole.out(), two);
+            }
+        }));
+    }
+}
 
 /// An executor that fails after so many calls.
 struct failing_executor {
