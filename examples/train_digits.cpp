@@ -51,7 +51,8 @@ struct digits {
     /// is seen twice.
     tensor<float> tokens(index_t first, index_t count, std::mt19937* random = nullptr) const {
         tensor<float> all({count, 1, patches, pixels});
-        for (index_t b = 0; b < count; ++b) {
+        float* of_image = all.data();
+        for (index_t b = 0; b < count; ++b, of_image += patches * pixels) {
             const auto move = [&] { return random ? static_cast<index_t>((*random)() % 5) - 2 : index_t{0}; };
             const auto& image = images[static_cast<std::size_t>(first + b)];
             const auto down = move(), right = move();
@@ -59,7 +60,7 @@ struct digits {
                 for (index_t x = 0; x < side; ++x) {
                     const auto from_y = y - down, from_x = x - right;
                     const bool within = std::min(from_y, from_x) >= 0 && std::max(from_y, from_x) < side;
-                    all(b, 0, y / patch * grid + x / patch, y % patch * patch + x % patch) =
+                    of_image[(y / patch * grid + x / patch) * pixels + y % patch * patch + x % patch] =
                         (within ? image[static_cast<std::size_t>(from_y * side + from_x)] : 0) - 0.5f;
                 }
         }
