@@ -180,10 +180,21 @@ struct lanes {
         return xsimd::sqrt(a.value);
     }
     friend lanes exp(lanes a) { return xsimd::exp(a.value); }
-    [[gnu::flatten]] friend lanes log(lanes a) { return xsimd::log(a.value); } // or gcc 12 warns of it where no pragma reaches
+    [[gnu::flatten]] friend lanes log(lanes a) { return of(xsimd::log(a.integral())); } // or gcc 12 warns of it where no pragma reaches
     friend lanes tanh(lanes a) { return xsimd::tanh(a.value); }
-    friend lanes pow(lanes a, lanes b) { return xsimd::pow(a.value, b.value); }
+    friend lanes pow(lanes a, lanes b) { return of(xsimd::pow(a.integral(), b.integral())); }
     friend lanes erf(lanes a) { return xsimd::erf(a.value); }
+
+private:
+    // What log and pow select integers in. Without optimisation gcc's intrinsics are macros, and xsimd 8.1 hands those of AVX-512BW what they do
+    // not convert; the set below has the same code for floats.
+#if defined(__AVX512BW__) && !defined(__OPTIMIZE__)
+    using integral_batch = std::conditional_t<std::is_base_of_v<xsimd::avx512bw, Arch>, xsimd::batch<T, xsimd::avx512dq>, batch>;
+#else
+    using integral_batch = batch;
+#endif
+    integral_batch integral() const { return integral_batch(static_cast<typename batch::register_type>(value)); }
+    static lanes of(integral_batch x) { return batch(static_cast<typename batch::register_type>(x)); }
 };
 
 /// What a multiply-add takes: numbers, or what holds several of them. Its register has as many operands as a register of sums has numbers.
