@@ -64,7 +64,7 @@ TEST_CASE("backward: without a gradient of log_sum_exp it is 0", "[attention]") 
     CHECK(same_bits(dk, call.dk));
 }
 
-TEMPLATE_TEST_CASE("backward: the gradient of the sinks", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("backward: the gradient of the sinks", "[attention][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     const problem p{2, 3, 1, 13, 20, 4, 3, {.first_key = 1}};
     const auto in = random_given<T>(p);

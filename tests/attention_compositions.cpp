@@ -13,7 +13,7 @@ namespace attn::testing {
 
 using namespace pattern;
 
-TEMPLATE_TEST_CASE("softmax: strided keys with a bias that hides some", "[attention]", float, double) {
+TEMPLATE_TEST_CASE("softmax: strided keys with a bias that hides some", "[attention]", ATTN_TEST_NUMBERS) {
     for (const index_t keys : {97, 700}) { // of 3 residue classes, 700 keys are more than a tile
         const auto bias = hiding_bias<TestType>({2, 1, 61, keys}, 5);
         const softmax_attention op{.score = additive_bias(bias.view(), 7, 2), .pattern = strided{3}};
@@ -21,7 +21,7 @@ TEMPLATE_TEST_CASE("softmax: strided keys with a bias that hides some", "[attent
     }
 }
 
-TEMPLATE_TEST_CASE("softmax: everything at once", "[attention]", float, double) {
+TEMPLATE_TEST_CASE("softmax: everything at once", "[attention]", ATTN_TEST_NUMBERS) {
     const problem p{2, 4, 2, 75, 430, 16, 9, {.first_query = 380, .first_key = 10}};
     const auto bias = hiding_bias<TestType>({1, 4, 75, 430}, 5);
     const std::vector<index_t> length{100, 433};
@@ -33,7 +33,7 @@ TEMPLATE_TEST_CASE("softmax: everything at once", "[attention]", float, double) 
     check_against_reference(op, random_given<TestType>(p));
 }
 
-TEMPLATE_TEST_CASE("softmax: a bias of -infinity hides a key that holds NaN", "[attention]", float, double) {
+TEMPLATE_TEST_CASE("softmax: a bias of -infinity hides a key that holds NaN", "[attention]", ATTN_TEST_NUMBERS) {
     auto in = random_given<TestType>({1, 2, 1, 40, 60, 8, 9});
     auto bias = random_tensor<TestType>({1, 1, 40, 60}, 4);
     for (index_t i = 0; i < 40; ++i) bias(0, 0, i, 17) = -std::numeric_limits<TestType>::infinity();

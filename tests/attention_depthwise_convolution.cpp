@@ -56,7 +56,7 @@ void check(const sizes& s, const named_layout& l) {
 
 } // namespace
 
-TEMPLATE_TEST_CASE("depthwise_convolution: grids, kernels and channels against a direct sum", "[convolution][portable]", float, double) {
+TEMPLATE_TEST_CASE("depthwise_convolution: grids, kernels and channels against a direct sum", "[convolution][portable]", ATTN_TEST_NUMBERS) {
     const std::vector<sizes> all{{56, 56, 4, 5, 5}, {14, 14, 33, 5, 5}, {7, 7, 20, 3, 3},   {7, 9, 17, 7, 7},  {1, 1, 3, 5, 5},
                                  {3, 2, 16, 9, 11}, {2, 15, 5, 1, 1},   {29, 3, 8, 5, 3},   {5, 31, 64, 3, 5}, {4, 100, 9, 5, 7},
                                  {1, 300, 6, 1, 5}, {1, 130, 12, 1, 9}, {12, 13, 2, 13, 1}, {4, 16, 40, 5, 5}};
@@ -64,7 +64,7 @@ TEMPLATE_TEST_CASE("depthwise_convolution: grids, kernels and channels against a
         for (const auto& l : {all_layouts[0], all_layouts[3]}) check<TestType>(s, l);
 }
 
-TEMPLATE_TEST_CASE("depthwise_convolution: layouts, heads, and causal sequences", "[convolution][portable]", float, double) {
+TEMPLATE_TEST_CASE("depthwise_convolution: layouts, heads, and causal sequences", "[convolution][portable]", ATTN_TEST_NUMBERS) {
     for (const auto& l : all_layouts) {
         check<TestType>({6, 18, 16, 5, 5, 2, 4, 2, false, true}, l);
         check<TestType>({1, 140, 20, 1, 4, 1, 2, 1, true, false}, l);
@@ -72,7 +72,7 @@ TEMPLATE_TEST_CASE("depthwise_convolution: layouts, heads, and causal sequences"
     }
 }
 
-TEMPLATE_TEST_CASE("depthwise_convolution: executors do not change a bit", "[convolution][portable][parallel]", float, double) {
+TEMPLATE_TEST_CASE("depthwise_convolution: executors do not change a bit", "[convolution][portable][parallel]", ATTN_TEST_NUMBERS) {
     const auto x = random_tensor<TestType>({2, 3, 30 * 47, 20}, 1), weights = random_tensor<TestType>({3, 20, 5, 5}, 2);
     const depthwise_convolution<TestType> op{.weights = weights.view(), .height = 30, .width = 47};
     tensor<TestType> expected(x.shape());

@@ -12,7 +12,7 @@ namespace attn::testing {
 
 namespace {
 
-struct sizes {
+struct convolution_sizes {
     index_t height, width, channels, kernel_height, kernel_width;
     index_t batch = 1, heads = 1, x_heads = 1;
     bool causal = false, per_head = false;
@@ -25,10 +25,10 @@ struct sizes {
 /// What a gradient reads.
 template <Scalar T>
 struct convolved {
-    sizes dimensions;
+    convolution_sizes dimensions;
     tensor<T> x, given, weights, bias;
 
-    explicit convolved(const sizes& s)
+    explicit convolved(const convolution_sizes& s)
         : dimensions(s), x(random_tensor<T>({s.batch, s.x_heads, s.tokens(), s.channels}, 1)),
           given(random_tensor<T>({s.batch, s.heads, s.tokens(), s.channels}, 2)),
           weights(random_tensor<T>({s.kernels(), s.channels, s.kernel_height, s.kernel_width}, 3)),
@@ -94,13 +94,13 @@ void check_near(const answer_of<T>& ours, const answer_of<T>& plain, const answe
     check_near(ours.bias, plain.bias, exact.bias);
 }
 
-std::string describe(const sizes& s) {
+std::string describe(const convolution_sizes& s) {
     return std::to_string(s.batch) + " x " + std::to_string(s.heads) + " heads of " + std::to_string(s.x_heads) + ", " + std::to_string(s.height) + " x " +
            std::to_string(s.width) + ", " + std::to_string(s.channels) + " channels, kernel " + std::to_string(s.kernel_height) + " x " +
            std::to_string(s.kernel_width) + (s.causal ? " causal" : "") + (s.per_head ? ", of each head" : "");
 }
 
-const std::vector<sizes> all_sizes{
+const std::vector<convolution_sizes> all_sizes{
     {1, 1, 1, 1, 1},    {1, 1, 3, 5, 5},    {3, 2, 16, 9, 11},  {2, 15, 5, 1, 1},   {29, 3, 8, 5, 3},  {5, 31, 64, 3, 5},
     {7, 9, 17, 7, 7},   {12, 13, 2, 13, 1}, {14, 14, 33, 5, 5}, {4, 100, 9, 5, 7},  {1, 300, 6, 1, 5}, {1, 130, 12, 1, 9},
     {3, 97, 15, 3, 13}, {56, 56, 4, 3, 3},  {3, 4, 7, 3, 3, 0}, {0, 0, 7, 3, 3, 2}, {3, 4, 0, 3, 3},   {2, 3, 4, 3, 3, 1, 0, 0},
@@ -115,8 +115,8 @@ const std::vector<sizes> all_sizes{
 } // namespace
 
 TEST_CASE("depthwise_convolution: the definition of its gradient against finite differences", "[convolution][gradients]") {
-    for (const auto& s : {sizes{3, 4, 2, 3, 5, 2, 4, 2, false, true}, sizes{3, 4, 2, 5, 3, 2, 4, 2, false, false},
-                          sizes{1, 7, 3, 1, 4, 2, 2, 1, true, false}}) {
+    for (const auto& s : {convolution_sizes{3, 4, 2, 3, 5, 2, 4, 2, false, true}, convolution_sizes{3, 4, 2, 5, 3, 2, 4, 2, false, false},
+                          convolution_sizes{1, 7, 3, 1, 4, 2, 2, 1, true, false}}) {
         INFO(describe(s));
         convolved<double> p(s);
         std::vector<index_t> present(static_cast<std::size_t>(s.batch), s.tokens() - 2);
@@ -144,7 +144,7 @@ TEST_CASE("depthwise_convolution: the definition of its gradient against finite 
     }
 }
 
-TEMPLATE_TEST_CASE("depthwise_convolution: gradients against their definition", "[convolution][gradients][portable]", float, double) {
+TEMPLATE_TEST_CASE("depthwise_convolution: gradients against their definition", "[convolution][gradients][portable]", ATTN_TEST_NUMBERS) {
     for (const auto& s : all_sizes) {
         INFO(describe(s));
         const convolved<TestType> p(s);
@@ -152,9 +152,9 @@ TEMPLATE_TEST_CASE("depthwise_convolution: gradients against their definition", 
     }
 }
 
-TEMPLATE_TEST_CASE("depthwise_convolution: gradients in every layout", "[convolution][gradients][portable]", float, double) {
+TEMPLATE_TEST_CASE("depthwise_convolution: gradients in every layout", "[convolution][gradients][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
-    for (const auto& s : {sizes{6, 18, 16, 5, 5, 2, 4, 2, false, true}, sizes{3, 101, 19, 3, 3, 2, 2, 1}, sizes{1, 140, 8, 1, 4, 1, 2, 1, true, false}}) {
+    for (const auto& s : {convolution_sizes{6, 18, 16, 5, 5, 2, 4, 2, false, true}, convolution_sizes{3, 101, 19, 3, 3, 2, 2, 1}, convolution_sizes{1, 140, 8, 1, 4, 1, 2, 1, true, false}}) {
         const convolved<T> p(s);
         const auto expected = ours_of(p);
         for (const auto& l : all_layouts) {
@@ -172,8 +172,7 @@ TEMPLATE_TEST_CASE("depthwise_convolution: gradients in every layout", "[convolu
     }
 }
 
-TEMPLATE_TEST_CASE("depthwise_convolution: executors and subsets change no bit of a gradient", "[convolution][gradients][portable][parallel]", float,
-                   double) {
+TEMPLATE_TEST_CASE("depthwise_convolution: executors and subsets change no bit of a gradient", "[convolution][gradients][portable][parallel]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     const convolved<T> p({30, 47, 20, 5, 5, 2, 4, 2, false, false});
     const auto expected = ours_of(p);
@@ -202,10 +201,9 @@ TEMPLATE_TEST_CASE("depthwise_convolution: executors and subsets change no bit o
     CHECK(same_bits(ours, expected));
 }
 
-TEMPLATE_TEST_CASE("depthwise_convolution: gradients of inputs that are not present, whatever they hold", "[convolution][gradients][portable]", float,
-                   double) {
+TEMPLATE_TEST_CASE("depthwise_convolution: gradients of inputs that are not present, whatever they hold", "[convolution][gradients][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
-    for (const auto& s : {sizes{5, 31, 17, 3, 5, 4, 4, 2, false, true}, sizes{9, 7, 16, 5, 3, 4, 2, 2}, sizes{1, 150, 6, 1, 4, 4, 2, 1, true}}) {
+    for (const auto& s : {convolution_sizes{5, 31, 17, 3, 5, 4, 4, 2, false, true}, convolution_sizes{9, 7, 16, 5, 3, 4, 2, 2}, convolution_sizes{1, 150, 6, 1, 4, 4, 2, 1, true}}) {
         INFO(describe(s));
         convolved<T> p(s);
         const std::vector<index_t> present{0, 1, s.tokens() - 30, s.tokens()};

@@ -24,7 +24,7 @@ row_major<T> random_matrix(index_t rows, index_t columns, unsigned seed) {
 
 } // namespace
 
-TEMPLATE_TEST_CASE("attend: Eigen matrices of any storage", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("attend: Eigen matrices of any storage", "[attention][portable]", ATTN_TEST_NUMBERS) {
     using rows = row_major<TestType>;
     using columns = column_major<TestType>;
     const softmax_attention op{.pattern = causal{}};
@@ -58,7 +58,7 @@ TEMPLATE_TEST_CASE("attend: Eigen matrices of any storage", "[attention][portabl
     CHECK(attend(op, q, k, fixed) == expected);
 }
 
-TEMPLATE_TEST_CASE("attend: the identity as values shows the matrix", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("attend: the identity as values shows the matrix", "[attention][portable]", ATTN_TEST_NUMBERS) {
     const auto q = random_matrix<TestType>(25, 8, 1), k = random_matrix<TestType>(25, 8, 2);
     const row_major<TestType> identity = row_major<TestType>::Identity(25, 25);
     const row_major<TestType> matrix = attend(softmax_attention{.pattern = causal{}}, q, k, identity);
@@ -68,7 +68,7 @@ TEMPLATE_TEST_CASE("attend: the identity as values shows the matrix", "[attentio
     }
 }
 
-TEMPLATE_TEST_CASE("attend: positions and errors of matrices", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("attend: positions and errors of matrices", "[attention][portable]", ATTN_TEST_NUMBERS) {
     const auto q = random_matrix<TestType>(5, 8, 1), k = random_matrix<TestType>(12, 8, 2), v = random_matrix<TestType>(12, 3, 3);
     const softmax_attention op{.pattern = causal{}};
     const row_major<TestType> chunk = attend(op, q, k, v, bottom_right(5, 12)), first = attend(op, q, k, v);
@@ -82,7 +82,7 @@ TEMPLATE_TEST_CASE("attend: positions and errors of matrices", "[attention][port
     CHECK(attend(op, q, row_major<TestType>(0, 8), row_major<TestType>(0, 3)) == row_major<TestType>::Zero(5, 3));
 }
 
-TEMPLATE_TEST_CASE("attend: tensors, views and the sequential executor", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("attend: tensors, views and the sequential executor", "[attention][portable]", ATTN_TEST_NUMBERS) {
     auto in = random_given<TestType>({2, 4, 2, 9, 11, 8, 5});
     const softmax_attention op;
     sequential here;

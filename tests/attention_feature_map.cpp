@@ -28,7 +28,7 @@ T in_a_lane(const auto& phi, T x) {
 } // namespace
 
 TEMPLATE_TEST_CASE("feature maps that are one instruction: the same bits on numbers and lanes, and once is as good as twice", "[linear][portable]",
-                   float, double) {
+                   ATTN_TEST_NUMBERS) {
     const auto check = []<FeatureMap Phi>(const Phi& phi, auto expected) {
         STATIC_REQUIRE(Phi::idempotent);
         for (const auto x : telling_numbers<TestType>()) {
@@ -44,7 +44,7 @@ TEMPLATE_TEST_CASE("feature maps that are one instruction: the same bits on numb
     check(relu{}, [](TestType x) { return std::signbit(x) && x != 0 ? TestType(0) : x; });
 }
 
-TEMPLATE_TEST_CASE("elu_plus_one: positive wherever e^x is, rising, finite where x is", "[linear][portable]", float, double) {
+TEMPLATE_TEST_CASE("elu_plus_one: positive wherever e^x is, rising, finite where x is", "[linear][portable]", ATTN_TEST_NUMBERS) {
     const elu_plus_one phi;
     STATIC_REQUIRE(FeatureMap<elu_plus_one>);
     for (const auto x : telling_numbers<TestType>()) {

@@ -106,8 +106,7 @@ TEST_CASE("focused_linear_attention: gradients are what finite differences say",
 }
 
 // Many tokens, whose sums are taken by many tasks.
-TEMPLATE_TEST_CASE("focused_linear_attention: executors and what else is wanted change no bit of a gradient", "[linear][gradients][portable][parallel]", float,
-                   double) {
+TEMPLATE_TEST_CASE("focused_linear_attention: executors and what else is wanted change no bit of a gradient", "[linear][gradients][portable][parallel]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     const focused_call<T> c({{2, 2, 600, 8}, {2, 2, 530, 8}, {2, 2, 530, 5}}, 2, 1, 1);
     auto expected = backward(c, 3);

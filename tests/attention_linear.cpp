@@ -34,7 +34,7 @@ std::string refusal(const Op& op, const inputs<float>& in) {
 } // namespace
 
 // At these channels 11 keys are scored, and 12 are summed. A key without positive channels changes nothing but that.
-TEMPLATE_TEST_CASE("linear_attention: both orders of evaluation agree", "[linear]", float, double) {
+TEMPLATE_TEST_CASE("linear_attention: both orders of evaluation agree", "[linear]", ATTN_TEST_NUMBERS) {
     auto in = random_given<TestType>({1, 2, 1, 64, 12, 8, 20});
     for (index_t c = 0; c < 8; ++c) in.keys(0, 0, 11, c) = -1;
     const linear_attention<relu> op;
@@ -45,7 +45,7 @@ TEMPLATE_TEST_CASE("linear_attention: both orders of evaluation agree", "[linear
 }
 
 // relu says that it is idempotent; the same map that does not say so has its features written first.
-TEMPLATE_TEST_CASE("linear_attention: bits do not depend on where the map is applied", "[linear][portable]", float, double) {
+TEMPLATE_TEST_CASE("linear_attention: bits do not depend on where the map is applied", "[linear][portable]", ATTN_TEST_NUMBERS) {
     const auto silent = [](auto x) { return relu{}(x); };
     for (const index_t d_v : {32, 64, 80}) {
         auto in = random_given<TestType>({1, 2, 1, 150, 150, 32, d_v});
@@ -61,7 +61,7 @@ TEMPLATE_TEST_CASE("linear_attention: bits do not depend on where the map is app
     }
 }
 
-TEMPLATE_TEST_CASE("linear_attention: causal equals the prefix of the non-causal", "[linear]", float, double) {
+TEMPLATE_TEST_CASE("linear_attention: causal equals the prefix of the non-causal", "[linear]", ATTN_TEST_NUMBERS) {
     const auto in = random_given<TestType>({1, 2, 2, 150, 150, 16, 20});
     const auto causally = attend(linear_attention{.pattern = causal{}}, in.queries, in.keys, in.values);
     for (index_t i = 0; i < 150; ++i) {
@@ -70,7 +70,7 @@ TEMPLATE_TEST_CASE("linear_attention: causal equals the prefix of the non-causal
     }
 }
 
-TEMPLATE_TEST_CASE("linear_attention: a long causal sequence, in chunks and at once", "[linear]", float, double) {
+TEMPLATE_TEST_CASE("linear_attention: a long causal sequence, in chunks and at once", "[linear]", ATTN_TEST_NUMBERS) {
     const auto in = random_given<TestType>({1, 1, 1, 3000, 3000, 8, 12});
     const linear_attention<relu, causal> op;
     const auto whole = attend(op, in.queries, in.keys, in.values);
@@ -81,7 +81,7 @@ TEMPLATE_TEST_CASE("linear_attention: a long causal sequence, in chunks and at o
     CHECK(largest_difference<TestType>(some_rows(whole, 2999, 1), some_rows(last, 2999, 1)) <= 40 * epsilon<TestType>);
 }
 
-TEMPLATE_TEST_CASE("simplified_linear_attention: a query orthogonal to all keys gives the convolution alone", "[linear]", float, double) {
+TEMPLATE_TEST_CASE("simplified_linear_attention: a query orthogonal to all keys gives the convolution alone", "[linear]", ATTN_TEST_NUMBERS) {
     auto in = random_given<TestType>({1, 2, 2, 35, 35, 8, 20});
     for (index_t e = 0; e < in.queries.shape().size(); e += 3) in.queries.data()[e] = -1;
     for (index_t c = 0; c < 8; ++c) in.queries(0, 0, 4, c) = in.queries(0, 1, 20, c) = -1;
@@ -97,8 +97,7 @@ TEMPLATE_TEST_CASE("simplified_linear_attention: a query orthogonal to all keys 
     }
 }
 
-TEMPLATE_TEST_CASE("simplified_linear_attention: padding leaks neither into the sums nor through the convolution", "[linear]", float,
-                   double) {
+TEMPLATE_TEST_CASE("simplified_linear_attention: padding leaks neither into the sums nor through the convolution", "[linear]", ATTN_TEST_NUMBERS) {
     const auto in = random_given<TestType>({1, 1, 1, 36, 36, 8, 9});
     const auto weights = random_tensor<TestType>({1, 9, 3, 3}, 5);
     const std::vector<index_t> length{20}, all{36};

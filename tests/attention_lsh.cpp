@@ -45,7 +45,7 @@ tensor<float> weights_of(const lsh_attention<float>& op, const tensor<float>& q)
 
 } // namespace
 
-TEMPLATE_TEST_CASE("lsh_buckets: the largest product with the rotations and their opposites", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("lsh_buckets: the largest product with the rotations and their opposites", "[attention][portable]", ATTN_TEST_NUMBERS) {
     index_t wrong = 0, close = 0, all = 0;
     for (const index_t half : {1, 3, 16, 37})
         for (const index_t heads : {1, 2}) {

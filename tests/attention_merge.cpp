@@ -51,7 +51,7 @@ std::string merge_error(const outputs<float>& into, const outputs<float>& from) 
 
 } // namespace
 
-TEMPLATE_TEST_CASE("merge: parts of the keys joined are all keys", "[attention]", float, double) {
+TEMPLATE_TEST_CASE("merge: parts of the keys joined are all keys", "[attention]", ATTN_TEST_NUMBERS) {
     std::mt19937 random(8);
     for (const index_t parts : {1, 2, 3}) {
         check_merged<TestType>(dense{}, {2, 3, 3, 25, 140, 9, 20}, parts, random);
@@ -62,7 +62,7 @@ TEMPLATE_TEST_CASE("merge: parts of the keys joined are all keys", "[attention]"
     }
 }
 
-TEMPLATE_TEST_CASE("merge: rows that saw nothing", "[attention]", float, double) {
+TEMPLATE_TEST_CASE("merge: rows that saw nothing", "[attention]", ATTN_TEST_NUMBERS) {
     constexpr auto nothing = -std::numeric_limits<TestType>::infinity();
     const shape s{1, 1, 2, 3}, rows{1, 1, 2, 1};
     tensor<TestType> a(s), b(s), l_a(rows), l_b(rows);
@@ -86,7 +86,7 @@ TEMPLATE_TEST_CASE("merge: rows that saw nothing", "[attention]", float, double)
     CHECK(l_a.data()[0] == TestType(0.5));
 }
 
-TEMPLATE_TEST_CASE("merge: NaN stays in its row", "[attention]", float, double) {
+TEMPLATE_TEST_CASE("merge: NaN stays in its row", "[attention]", ATTN_TEST_NUMBERS) {
     const shape s{1, 1, 2, 1};
     tensor<TestType> a(s), b(s), l_a(s), l_b(s);
     l_b.data()[1] = b.data()[1] = std::numeric_limits<TestType>::quiet_NaN();

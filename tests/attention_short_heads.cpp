@@ -30,7 +30,7 @@ std::vector<std::int32_t> window_ids(index_t tokens) {
 
 } // namespace
 
-TEMPLATE_TEST_CASE("softmax: short heads together are what each is by itself, bit by bit", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("softmax: short heads together are what each is by itself, bit by bit", "[attention][portable]", ATTN_TEST_NUMBERS) {
     constexpr index_t heads = 2, channels = 5;
     thread_pool threads(2);
     sequential here;
@@ -60,7 +60,7 @@ TEMPLATE_TEST_CASE("softmax: short heads together are what each is by itself, bi
         }
 }
 
-TEMPLATE_TEST_CASE("softmax: short heads with a bias before or after other scores", "[attention]", float, double) {
+TEMPLATE_TEST_CASE("softmax: short heads with a bias before or after other scores", "[attention]", ATTN_TEST_NUMBERS) {
     const auto in = random_given<TestType>({entries, 4, 2, 49, 49, 5, 9});
     const auto bias = hiding_bias<TestType>({1, 4, 49, 49}, 7);
     const auto ids = window_ids(49);
@@ -73,7 +73,7 @@ TEMPLATE_TEST_CASE("softmax: short heads with a bias before or after other score
     check(softmax_attention<segments, composed_score<additive_bias<TestType>, soft_cap>>{.score = composed_score{added, soft_cap{3}}, .pattern = pattern});
 }
 
-TEMPLATE_TEST_CASE("softmax: whether heads share a bias changes no bit", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("softmax: whether heads share a bias changes no bit", "[attention][portable]", ATTN_TEST_NUMBERS) {
     thread_pool threads(2);
     sequential here;
     constexpr index_t heads = 2, channels = 5, tokens = 150, few = 3;

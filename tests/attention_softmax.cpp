@@ -33,7 +33,7 @@ std::vector<index_t> random_order(index_t n) {
 
 } // namespace
 
-TEMPLATE_TEST_CASE("softmax: a constant value comes out as it is", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("softmax: a constant value comes out as it is", "[attention][portable]", ATTN_TEST_NUMBERS) {
     for (const auto& p : sample_problems(24, 20)) {
         INFO(describe(p));
         auto in = random_given<TestType>(p);
@@ -45,7 +45,7 @@ TEMPLATE_TEST_CASE("softmax: a constant value comes out as it is", "[attention][
     }
 }
 
-TEMPLATE_TEST_CASE("softmax: permuted queries give permuted rows, bit by bit", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("softmax: permuted queries give permuted rows, bit by bit", "[attention][portable]", ATTN_TEST_NUMBERS) {
     for (const index_t n : {2, 18, 48, 98, 146}) {
         auto in = random_given<TestType>({2, 2, 1, n, 133, 9, 20});
         const auto order = random_order(n);
@@ -55,7 +55,7 @@ TEMPLATE_TEST_CASE("softmax: permuted queries give permuted rows, bit by bit", "
     }
 }
 
-TEMPLATE_TEST_CASE("softmax: a row does not depend on how many queries there are", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("softmax: a row does not depend on how many queries there are", "[attention][portable]", ATTN_TEST_NUMBERS) {
     const auto in = random_given<TestType>({1, 1, 1, 100, 200, 16, 16});
     const auto expected = softmax(in);
     for (const index_t n : {1, 2, 16, 49, 99}) {
@@ -66,7 +66,7 @@ TEMPLATE_TEST_CASE("softmax: a row does not depend on how many queries there are
     }
 }
 
-TEMPLATE_TEST_CASE("softmax: permuted keys give the same to rounding", "[attention]", float, double) {
+TEMPLATE_TEST_CASE("softmax: permuted keys give the same to rounding", "[attention]", ATTN_TEST_NUMBERS) {
     auto in = random_given<TestType>({2, 3, 3, 30, 257, 9, 20});
     const auto expected = softmax(in);
     const auto order = random_order(257);
@@ -75,7 +75,7 @@ TEMPLATE_TEST_CASE("softmax: permuted keys give the same to rounding", "[attenti
     CHECK(largest_error(softmax(in).values, reference::widen(expected.values.view())) <= 32 * epsilon<TestType>);
 }
 
-TEMPLATE_TEST_CASE("softmax: grouped heads read as repeated heads do, bit by bit", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("softmax: grouped heads read as repeated heads do, bit by bit", "[attention][portable]", ATTN_TEST_NUMBERS) {
     const auto in = random_given<TestType>({2, 6, 2, 20, 50, 8, 12});
     given<TestType> repeated{tensor<TestType>({2, 6, 20, 8}), tensor<TestType>({2, 6, 50, 8}), tensor<TestType>({2, 6, 50, 12})};
     std::copy_n(in.queries.data(), in.queries.shape().size(), repeated.queries.data());
@@ -87,7 +87,7 @@ TEMPLATE_TEST_CASE("softmax: grouped heads read as repeated heads do, bit by bit
     CHECK(same_bits(softmax(in), softmax(repeated)));
 }
 
-TEMPLATE_TEST_CASE("softmax: by hand", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("softmax: by hand", "[attention][portable]", ATTN_TEST_NUMBERS) {
     // One query, scores ln 3, ln 1 and ln 4 (d_k = 1), values 8, 4 and 0.
     given<TestType> in{tensor<TestType>({1, 1, 1, 1}), tensor<TestType>({1, 1, 3, 1}), tensor<TestType>({1, 1, 3, 1})};
     in.queries.data()[0] = 1;
@@ -105,7 +105,7 @@ TEMPLATE_TEST_CASE("softmax: by hand", "[attention][portable]", float, double) {
     CHECK(static_cast<double>(with_sink.log_sum_exp.data()[0]) == close(std::log(14)));
 }
 
-TEMPLATE_TEST_CASE("softmax: scores that rise or fall along the keys, slowly or out of all range", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("softmax: scores that rise or fall along the keys, slowly or out of all range", "[attention][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     constexpr index_t keys = 700, channels = 8;
     for (const double step : {0.01, 0.3, 1.0, 7.0, -0.3, -7.0}) { // of a score, from key to key
@@ -132,7 +132,7 @@ TEMPLATE_TEST_CASE("softmax: scores that rise or fall along the keys, slowly or 
     }
 }
 
-TEMPLATE_TEST_CASE("softmax: sinks of every size", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("softmax: sinks of every size", "[attention][portable]", ATTN_TEST_NUMBERS) {
     const auto in = random_given<TestType>({1, 5, 1, 20, 30, 4, 3});
     const std::vector<double> sinks{-1e4, -3, 0, 5, 1e4};
     const auto without = softmax(in), with = softmax(in, sinks);
@@ -148,7 +148,7 @@ TEMPLATE_TEST_CASE("softmax: sinks of every size", "[attention][portable]", floa
         }
 }
 
-TEMPLATE_TEST_CASE("softmax: no keys leave zeros and the sinks", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("softmax: no keys leave zeros and the sinks", "[attention][portable]", ATTN_TEST_NUMBERS) {
     const auto in = random_given<TestType>({1, 2, 2, 20, 0, 4, 3});
     const auto without = softmax(in);
     CHECK(std::all_of(without.values.data(), without.values.data() + 120, [](auto x) { return x == 0; }));
@@ -163,7 +163,7 @@ TEMPLATE_TEST_CASE("softmax: no keys leave zeros and the sinks", "[attention][po
                   Approx(sinks[static_cast<std::size_t>(h)]).epsilon(4 * epsilon<TestType>));
 }
 
-TEMPLATE_TEST_CASE("softmax: values without channels leave log_sum_exp", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("softmax: values without channels leave log_sum_exp", "[attention][portable]", ATTN_TEST_NUMBERS) {
     const auto in = random_given<TestType>({1, 2, 1, 20, 30, 4, 3});
     const auto expected = softmax(in);
     const given<TestType> narrow{random_tensor<TestType>({1, 2, 20, 4}, 1), random_tensor<TestType>({1, 1, 30, 4}, 2),
@@ -171,7 +171,7 @@ TEMPLATE_TEST_CASE("softmax: values without channels leave log_sum_exp", "[atten
     CHECK(same_bits(softmax(narrow).log_sum_exp, expected.log_sum_exp));
 }
 
-TEMPLATE_TEST_CASE("softmax: the identity as values shows the matrix", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("softmax: the identity as values shows the matrix", "[attention][portable]", ATTN_TEST_NUMBERS) {
     auto in = random_given<TestType>({1, 1, 1, 60, 140, 8, 140});
     for (index_t j = 0; j < 140; ++j)
         for (index_t c = 0; c < 140; ++c) in.values(0, 0, j, c) = c == j ? TestType{1} : TestType{0};

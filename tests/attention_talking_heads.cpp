@@ -75,7 +75,7 @@ constexpr input_shapes six_heads{{1, 6, 9, 8}, {1, 3, 11, 8}, {1, 2, 11, 5}};
 
 } // namespace
 
-TEMPLATE_TEST_CASE("talking heads: without a mixing, or with the identity, they are softmax attention", "[attention]", float, double) {
+TEMPLATE_TEST_CASE("talking heads: without a mixing, or with the identity, they are softmax attention", "[attention]", ATTN_TEST_NUMBERS) {
     const auto identity = permutation({0, 1, 2, 3});
     for (const auto& p : {problem{2, 4, 2, 49, 97, 16, 20}, problem{1, 4, 4, 17, 65, 3, 8}}) {
         INFO(describe(p));
@@ -91,7 +91,7 @@ TEMPLATE_TEST_CASE("talking heads: without a mixing, or with the identity, they 
     }
 }
 
-TEMPLATE_TEST_CASE("talking heads: a permutation permutes heads, bit by bit", "[attention]", float, double) {
+TEMPLATE_TEST_CASE("talking heads: a permutation permutes heads, bit by bit", "[attention]", ATTN_TEST_NUMBERS) {
     const std::vector<index_t> order{2, 0, 3, 1};
     const auto identity = permutation({0, 1, 2, 3}), there = permutation(order), back = transposed(there);
     const auto in = random_given<TestType>({2, 4, 4, 37, 70, 9, 12});
@@ -106,7 +106,7 @@ TEMPLATE_TEST_CASE("talking heads: a permutation permutes heads, bit by bit", "[
                     with_heads(expected.values, order)));
 }
 
-TEMPLATE_TEST_CASE("talking heads: the weights' mixing is linear", "[attention]", float, double) {
+TEMPLATE_TEST_CASE("talking heads: the weights' mixing is linear", "[attention]", ATTN_TEST_NUMBERS) {
     const auto in = random_given<TestType>({1, 3, 1, 50, 90, 8, 10});
     const auto a = random_matrix(5, 3, 1), b = random_matrix(5, 3, 2), sum = combined(1, a, 1, b), twice = combined(2, a, 0, b);
     const auto of = [&](const matrix& mix) { return run(talking_heads_attention{.weights_mix = mix}, in).values; };
@@ -117,7 +117,7 @@ TEMPLATE_TEST_CASE("talking heads: the weights' mixing is linear", "[attention]"
     }
 }
 
-TEMPLATE_TEST_CASE("talking heads: by hand", "[attention]", float, double) {
+TEMPLATE_TEST_CASE("talking heads: by hand", "[attention]", ATTN_TEST_NUMBERS) {
     // One query of 1 in each of two heads, so that keys are logits L = (ln 2, 0) and (0, ln 3); J = L0 + L1 = (ln 2, ln 3) and L1 + ln 5
     // for key 0 and key 1 alike, which the softmax does not notice; P = (2/5, 3/5) and (1/4, 3/4); W = P0 - 2 P1 + 1 = (9/10, 1/10); v =
     // (10, 100).
@@ -141,7 +141,7 @@ TEMPLATE_TEST_CASE("talking heads: by hand", "[attention]", float, double) {
     CHECK(static_cast<double>(out.log_sum_exp.data()[1]) == close_to(std::log(20)));
 }
 
-TEMPLATE_TEST_CASE("talking heads: less workspace means two passes to the same bits", "[attention]", float, double) {
+TEMPLATE_TEST_CASE("talking heads: less workspace means two passes to the same bits", "[attention]", ATTN_TEST_NUMBERS) {
     const auto mix = random_matrix(3, 3, 1);
     const talking_heads_attention op{.logits_mix = mix, .weights_mix = mix};
     const auto in = random_given<TestType>({2, 3, 3, 70, 200, 17, 20});
@@ -197,7 +197,7 @@ TEST_CASE("talking heads: what the patterns cost", "[attention]") {
     CHECK(pairs(causal{}, 10, {.first_query = 10}).visible == 3 * 100);
 }
 
-TEMPLATE_TEST_CASE("talking heads: no heads between leave zeros", "[attention]", float, double) {
+TEMPLATE_TEST_CASE("talking heads: no heads between leave zeros", "[attention]", ATTN_TEST_NUMBERS) {
     const matrix none({1, 1, 0, 2}), all({1, 1, 3, 0});
     const std::vector<double> bias(3, 1.0);
     const auto out = run(talking_heads_attention{.logits_mix = none, .weights_mix = all, .weights_bias = bias},

@@ -110,7 +110,7 @@ struct good_talk {
 
 } // namespace
 
-TEMPLATE_TEST_CASE("talking heads gradient: mixings, biases and sinks are what finite differences say", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("talking heads gradient: mixings, biases and sinks are what finite differences say", "[attention][portable]", ATTN_TEST_NUMBERS) {
     const problem p{2, 2, 1, 7, 11, 4, 3};
     check_parameters<TestType>(p, dense{});
     check_parameters<TestType>({2, 2, 2, 21, 70, 4, 3, {.first_query = 60, .first_key = 3}}, causal{}, soft_cap{2});

@@ -1,6 +1,8 @@
 // Catch2, version 3 or 2.13, whose names differ.
 #pragma once
 
+#include "numbers.hpp"
+
 #if __has_include(<catch2/catch_test_macros.hpp>)
 #include <catch2/catch_approx.hpp>
 #include <catch2/catch_template_test_macros.hpp>

@@ -25,23 +25,23 @@ void scale(tensor<T>& t, T factor) {
 
 } // namespace
 
-TEMPLATE_TEST_CASE("every operator: accuracy at the edges of registers and tiles", "[conformance]", float, double) {
+TEMPLATE_TEST_CASE("every operator: accuracy at the edges of registers and tiles", "[conformance]", ATTN_TEST_NUMBERS) {
     for_each_case(sample_problems(72, 1), [](const auto& c, const problem& p) { check_accuracy(c, p, random_given<TestType>(p)); });
 }
 
-TEMPLATE_TEST_CASE("every operator: accuracy on some problems", "[conformance][portable]", float, double) {
+TEMPLATE_TEST_CASE("every operator: accuracy on some problems", "[conformance][portable]", ATTN_TEST_NUMBERS) {
     for_each_case(sample_problems(14, 2), [](const auto& c, const problem& p) { check_accuracy(c, p, random_given<TestType>(p)); });
 }
 
 // A strided key is one of several hundred before a tile is full.
-TEMPLATE_TEST_CASE("every operator: accuracy with many keys", "[conformance][portable]", float, double) {
+TEMPLATE_TEST_CASE("every operator: accuracy with many keys", "[conformance][portable]", ATTN_TEST_NUMBERS) {
     const std::vector<problem> problems{{1, 1, 1, 20, 2100, 3, 5, {.first_query = 2085}}, {1, 2, 1, 300, 300, 4, 4}};
     for_each_case(problems, [](const auto& c, const problem& p) { check_accuracy(c, p, random_given<TestType>(p)); });
 }
 
 // Such a score is rounded by a thousand epsilons. Where a cap leaves one key in hundreds sensitive to that, the textbook formula may be
 // lucky with it: hence the slack.
-TEMPLATE_TEST_CASE("every operator: accuracy with scores of +-1e4", "[conformance][portable][arithmetic]", float, double) {
+TEMPLATE_TEST_CASE("every operator: accuracy with scores of +-1e4", "[conformance][portable][arithmetic]", ATTN_TEST_NUMBERS) {
     const std::vector<problem> problems{{1, 2, 1, 50, 150, 16, 16}, {2, 1, 1, 17, 40, 8, 5}};
     for_each_case(problems, [](const auto& c, const problem& p) {
         auto in = random_given<TestType>(p);

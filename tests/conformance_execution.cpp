@@ -23,7 +23,7 @@ answer<T> first_entries(const answer<T>& from, index_t count) {
 
 } // namespace
 
-TEMPLATE_TEST_CASE("every operator: executors do not change a bit", "[conformance][portable][parallel]", float, double) {
+TEMPLATE_TEST_CASE("every operator: executors do not change a bit", "[conformance][portable][parallel]", ATTN_TEST_NUMBERS) {
     const std::vector<problem> problems{{2, 4, 2, 97, 150, 16, 20}, {1, 1, 1, 5, 9, 3, 2}, {1, 2, 1, 1, 129, 8, 8, {.first_query = 128}}};
     for_each_executor([&](auto& executor, const std::string& name) {
         for_each_case(problems, [&](const auto& c, const problem& p) {
@@ -36,7 +36,7 @@ TEMPLATE_TEST_CASE("every operator: executors do not change a bit", "[conformanc
     });
 }
 
-TEMPLATE_TEST_CASE("every operator: what the other batch entries hold does not matter", "[conformance][portable]", float, double) {
+TEMPLATE_TEST_CASE("every operator: what the other batch entries hold does not matter", "[conformance][portable]", ATTN_TEST_NUMBERS) {
     const std::vector<problem> problems{{3, 2, 1, 40, 60, 16, 9}, {3, 2, 2, 17, 33, 5, 16, position_kind(7, 3, 17, 33)}};
     for_each_case(problems, [](const auto& c, const problem& p) {
         INFO(c.name << ": " << describe(p));
@@ -61,7 +61,7 @@ TEMPLATE_TEST_CASE("every operator: what the other batch entries hold does not m
 }
 
 // Parameters may depend on the size of the batch: where the definition's result does not, ours must not.
-TEMPLATE_TEST_CASE("every operator: how many batch entries there are does not matter", "[conformance][portable]", float, double) {
+TEMPLATE_TEST_CASE("every operator: how many batch entries there are does not matter", "[conformance][portable]", ATTN_TEST_NUMBERS) {
     std::size_t compared = 0;
     for_each_case({{4, 3, 3, 50, 140, 9, 20}, {4, 2, 1, 24, 48, 64, 64}}, [&](const auto& c, const problem& whole) {
         const auto in = random_given<TestType>(whole);

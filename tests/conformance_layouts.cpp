@@ -34,21 +34,21 @@ void check_layouts(const attention_case& c, const problem& p, std::array<named_l
 
 } // namespace
 
-TEMPLATE_TEST_CASE("every operator: layouts do not change a bit", "[conformance][portable]", float, double) {
+TEMPLATE_TEST_CASE("every operator: layouts do not change a bit", "[conformance][portable]", ATTN_TEST_NUMBERS) {
     const std::vector<problem> problems{{2, 4, 2, 33, 131, 17, 20}, {1, 2, 2, 49, 30, 64, 33, position_kind(4, 1, 49, 30)}};
     for_each_case(problems, [](const auto& c, const problem& p) {
         for (const auto l : all_layouts) check_layouts<TestType>(c, p, {l, l, l, l});
     });
 }
 
-TEMPLATE_TEST_CASE("every operator: any mixture of layouts", "[conformance]", float, double) {
+TEMPLATE_TEST_CASE("every operator: any mixture of layouts", "[conformance]", ATTN_TEST_NUMBERS) {
     std::mt19937 random(5);
     const auto any = [&] { return all_layouts[random() % all_layouts.size()]; };
     for_each_case(sample_problems(48, 3),
                   [&](const auto& c, const problem& p) { check_layouts<TestType>(c, p, {any(), any(), any(), any()}); });
 }
 
-TEMPLATE_TEST_CASE("every operator: inputs may repeat elements by strides of 0", "[conformance][portable]", float, double) {
+TEMPLATE_TEST_CASE("every operator: inputs may repeat elements by strides of 0", "[conformance][portable]", ATTN_TEST_NUMBERS) {
     for_each_case({{3, 4, 2, 20, 40, 8, 16}}, [](const auto& c, const problem& p) {
         INFO(c.name << ": " << describe(p));
         const auto op = c.template make<TestType>(p);

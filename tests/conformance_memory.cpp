@@ -8,7 +8,7 @@ namespace attn::testing {
 
 #ifdef ATTN_COUNTS_ALLOCATIONS
 
-TEMPLATE_TEST_CASE("every operator: forward allocates nothing", "[conformance][portable]", float, double) {
+TEMPLATE_TEST_CASE("every operator: forward allocates nothing", "[conformance][portable]", ATTN_TEST_NUMBERS) {
     const std::vector<problem> problems{{2, 4, 2, 97, 150, 16, 20}, {1, 1, 1, 5, 0, 3, 2}};
     const auto check = [&](auto& executor) {
         for_each_case(problems, [&](const auto& c, const problem& p) {
@@ -31,8 +31,7 @@ TEMPLATE_TEST_CASE("every operator: forward allocates nothing", "[conformance][p
 
 #endif
 
-TEMPLATE_TEST_CASE("every operator: asked for or not, log_sum_exp leaves the values as they are", "[conformance][portable]", float,
-                   double) {
+TEMPLATE_TEST_CASE("every operator: asked for or not, log_sum_exp leaves the values as they are", "[conformance][portable]", ATTN_TEST_NUMBERS) {
     for_each_case(sample_problems(16, 4), [](const auto& c, const problem& p) {
         INFO(c.name << ": " << describe(p));
         const auto op = c.template make<TestType>(p);
@@ -41,7 +40,7 @@ TEMPLATE_TEST_CASE("every operator: asked for or not, log_sum_exp leaves the val
     });
 }
 
-TEMPLATE_TEST_CASE("every operator: workspace_bytes suffice and may hold anything", "[conformance][portable]", float, double) {
+TEMPLATE_TEST_CASE("every operator: workspace_bytes suffice and may hold anything", "[conformance][portable]", ATTN_TEST_NUMBERS) {
     thread_pool pool(3);
     for_each_case(sample_problems(24, 5), [&](const auto& c, const problem& p) {
         INFO(c.name << ": " << describe(p));
@@ -63,8 +62,7 @@ TEMPLATE_TEST_CASE("every operator: workspace_bytes suffice and may hold anythin
     });
 }
 
-TEMPLATE_TEST_CASE("every operator: extra memory is under a megabyte a thread at 4096 tokens, and never grows faster than they do", "[conformance][portable]", float,
-                   double) {
+TEMPLATE_TEST_CASE("every operator: extra memory is under a megabyte a thread at 4096 tokens, and never grows faster than they do", "[conformance][portable]", ATTN_TEST_NUMBERS) {
     const problem small{1, 12, 12, 8, 8, 64, 64}, large{1, 12, 12, 4096, 4096, 64, 64}, twice{1, 12, 12, 8192, 8192, 64, 64};
     for (const auto& c : all_cases()) {
         if (!c.supports(small)) continue;

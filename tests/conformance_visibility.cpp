@@ -84,24 +84,24 @@ void check_infinitely_low_score(const attention_case& c, const problem& p) {
 
 } // namespace
 
-TEMPLATE_TEST_CASE("every operator: NaN and infinity reach the rows that see them and no others", "[conformance]", float, double) {
+TEMPLATE_TEST_CASE("every operator: NaN and infinity reach the rows that see them and no others", "[conformance]", ATTN_TEST_NUMBERS) {
     std::mt19937 random(9);
     const std::vector<problem> problems{
         {1, 2, 1, 50, 150, 8, 20}, {2, 1, 1, 97, 97, 16, 16}, {1, 1, 1, 30, 40, 3, 9, position_kind(4, 1, 30, 40)}};
     for_each_case(problems, [&](const auto& c, const problem& p) { check_all_spoils<TestType>(c, p, random); });
 }
 
-TEMPLATE_TEST_CASE("every operator: NaN and infinity in some keys", "[conformance][portable]", float, double) {
+TEMPLATE_TEST_CASE("every operator: NaN and infinity in some keys", "[conformance][portable]", ATTN_TEST_NUMBERS) {
     std::mt19937 random(10);
     for_each_case({{1, 2, 1, 19, 35, 4, 5}}, [&](const auto& c, const problem& p) { check_all_spoils<TestType>(c, p, random); });
 }
 
-TEMPLATE_TEST_CASE("every operator: a score of -infinity hides its key", "[conformance][portable]", float, double) {
+TEMPLATE_TEST_CASE("every operator: a score of -infinity hides its key", "[conformance][portable]", ATTN_TEST_NUMBERS) {
     for_each_case({{1, 2, 1, 50, 140, 1, 5}, {1, 1, 1, 5, 9, 1, 16}},
                   [&](const auto& c, const problem& p) { check_infinitely_low_score<TestType>(c, p); });
 }
 
-TEMPLATE_TEST_CASE("every operator: a row that sees no key is exactly 0", "[conformance][portable]", float, double) {
+TEMPLATE_TEST_CASE("every operator: a row that sees no key is exactly 0", "[conformance][portable]", ATTN_TEST_NUMBERS) {
     index_t blank = 0;
     const auto count_blank = [&](const auto& ours, const auto& exact, double expected) {
         for (index_t e = 0; e < exact.shape().size(); ++e) {
@@ -123,7 +123,7 @@ TEMPLATE_TEST_CASE("every operator: a row that sees no key is exactly 0", "[conf
     CHECK(blank > 1000);
 }
 
-TEMPLATE_TEST_CASE("every operator: equal values come out equal", "[conformance][portable][arithmetic]", float, double) {
+TEMPLATE_TEST_CASE("every operator: equal values come out equal", "[conformance][portable][arithmetic]", ATTN_TEST_NUMBERS) {
     for_each_case(sample_problems(20, 7), [&](const auto& c, const problem& p) {
         INFO(c.name << ": " << describe(p));
         const auto op = c.template make<TestType>(p);

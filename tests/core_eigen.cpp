@@ -16,7 +16,7 @@ void check_elements(M& m) {
 
 } // namespace
 
-TEMPLATE_TEST_CASE("view: any matrix that has memory", "[core][portable]", float, double) {
+TEMPLATE_TEST_CASE("view: any matrix that has memory", "[core][portable]", ATTN_TEST_NUMBERS) {
     using column_major = Eigen::Matrix<TestType, Eigen::Dynamic, Eigen::Dynamic>;
     using row_major = Eigen::Matrix<TestType, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
     column_major columns = column_major::Random(5, 3);

@@ -56,7 +56,7 @@ std::vector<index_t> even_cuts(index_t tokens, index_t ranks) {
 
 } // namespace
 
-TEMPLATE_TEST_CASE("ranks: BatchNorm's training takes the statistics of all", "[distributed][norm]", float, double) {
+TEMPLATE_TEST_CASE("ranks: BatchNorm's training takes the statistics of all", "[distributed][norm]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     for (const shape s : {shape{1, 1, 2, 3}, shape{1, 1, 97, 5}, shape{1, 1, 5000, 19}, shape{1, 1, 40'000, 2}, shape{3, 2, 311, 33}}) {
         const auto weight = random_numbers<T>(s.channels, 2), bias = random_numbers<T>(s.channels, 3);

@@ -23,7 +23,7 @@ void check_linear(const auto& op, const inputs<T>& in, const std::vector<index_t
 
 } // namespace
 
-TEMPLATE_TEST_CASE("ranks: linear attention", "[distributed][parallel]", float, double) {
+TEMPLATE_TEST_CASE("ranks: linear attention", "[distributed][parallel]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     const std::vector<index_t> ranks{1, 2, 3, 4, 5, 6, 7}, some{2, 3, 7};
     for (const index_t n : {0, 1, 6, 97, 333, 1500}) {
@@ -56,7 +56,7 @@ TEST_CASE("ranks: linear attention at other positions, of other keys than querie
     check_linear(simplified_linear_attention{.convolution = {.weights = weights, .height = 60, .width = 50}}, inputs<float>{in.queries, k, in.values}, some);
 }
 
-TEMPLATE_TEST_CASE("ranks: simplified and focused linear attention, whose convolution reads beyond a rank's tokens", "[distributed][parallel]", float, double) {
+TEMPLATE_TEST_CASE("ranks: simplified and focused linear attention, whose convolution reads beyond a rank's tokens", "[distributed][parallel]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     const std::vector<index_t> ranks{1, 2, 3, 4, 5, 6, 7}, some{2, 3, 7};
     for (const index_t channels : {16, 11}) { // read where they lie, and copied

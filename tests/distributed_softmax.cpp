@@ -43,7 +43,7 @@ std::vector<std::int32_t> documents(index_t n) {
 
 } // namespace
 
-TEMPLATE_TEST_CASE("ranks: softmax attention of any pattern, n that nothing divides", "[distributed][parallel]", float, double) {
+TEMPLATE_TEST_CASE("ranks: softmax attention of any pattern, n that nothing divides", "[distributed][parallel]", ATTN_TEST_NUMBERS) {
     for (const index_t n : {0, 1, 6, 97, 1500}) {
         CAPTURE(n);
         const auto in = random_given<TestType>({1, 2, 1, n, n, 9, 5});

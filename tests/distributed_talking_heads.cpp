@@ -34,7 +34,7 @@ struct mixings {
 
 } // namespace
 
-TEMPLATE_TEST_CASE("ranks: talking heads of any pattern, n that nothing divides", "[distributed][parallel]", float, double) {
+TEMPLATE_TEST_CASE("ranks: talking heads of any pattern, n that nothing divides", "[distributed][parallel]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     const mixings mix;
     for (const index_t n : {0, 1, 6, 97, 700}) {

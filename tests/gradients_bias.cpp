@@ -80,7 +80,7 @@ std::vector<shape> shapes_for(const problem& p) {
 
 } // namespace
 
-TEMPLATE_TEST_CASE("bias gradient: every shape that a bias may be repeated from", "[attention][portable][parallel]", float, double) {
+TEMPLATE_TEST_CASE("bias gradient: every shape that a bias may be repeated from", "[attention][portable][parallel]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     const auto one = [](auto...) { return 1.0; };
     for (const auto& p : bias_problems)
@@ -92,7 +92,7 @@ TEMPLATE_TEST_CASE("bias gradient: every shape that a bias may be repeated from"
         }
 }
 
-TEMPLATE_TEST_CASE("bias gradient: in a chain, and with patterns", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("bias gradient: in a chain, and with patterns", "[attention][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     const problem p{2, 4, 2, 61, 150, 8, 9};
     const auto table = random_tensor<T>({1, 4, 61, 150}, 5);

@@ -84,14 +84,13 @@ struct state_checker {
 
 } // namespace
 
-TEMPLATE_TEST_CASE("linear_state: push, merge and finish against plain loops", "[kernel][linear][portable]", float, double) {
+TEMPLATE_TEST_CASE("linear_state: push, merge and finish against plain loops", "[kernel][linear][portable]", ATTN_TEST_NUMBERS) {
     for (const index_t d_k : {1, 3, 4, 5, 9, 15, 16, 17, 31, 33, 64})
         for (const index_t d_v : {1, 16, 20, 33, 48, 64, 80}) state_checker<TestType>{d_k, d_v}.check(7, 0, 5, 1 + (d_k + d_v) % 23);
     for (index_t queries = 1; queries <= 40; ++queries) state_checker<TestType>{6, 40}.check(queries % 5, 3, queries % 3, queries);
 }
 
-TEMPLATE_TEST_CASE("linear_state: a map applied in reading gives the bits of features written before", "[kernel][linear][portable]", float,
-                   double) {
+TEMPLATE_TEST_CASE("linear_state: a map applied in reading gives the bits of features written before", "[kernel][linear][portable]", ATTN_TEST_NUMBERS) {
     using state = kernel::linear_state<TestType, simd::native>;
     const auto positive = []<class S>(S x) {
         if constexpr (std::is_arithmetic_v<S>)
@@ -128,7 +127,7 @@ TEMPLATE_TEST_CASE("linear_state: a map applied in reading gives the bits of fea
     }
 }
 
-TEMPLATE_TEST_CASE("sum_each: lane r is the sum of row r", "[simd][linear][portable]", float, double) {
+TEMPLATE_TEST_CASE("sum_each: lane r is the sum of row r", "[simd][linear][portable]", ATTN_TEST_NUMBERS) {
     using lanes = simd::lanes<TestType, simd::native>;
     TestType numbers[lanes::size][lanes::size], sums[lanes::size];
     lanes rows[lanes::size];
@@ -141,7 +140,7 @@ TEMPLATE_TEST_CASE("sum_each: lane r is the sum of row r", "[simd][linear][porta
         CHECK(sums[r] == static_cast<TestType>(lanes::size * r * r + 3 * lanes::size * (lanes::size - 1) / 2));
 }
 
-TEMPLATE_TEST_CASE("linear_scores: sums over the seen keys, and not one more", "[kernel][linear][portable]", float, double) {
+TEMPLATE_TEST_CASE("linear_scores: sums over the seen keys, and not one more", "[kernel][linear][portable]", ATTN_TEST_NUMBERS) {
     using scores = kernel::linear_scores<TestType, simd::native>;
     using state = kernel::linear_state<TestType, simd::native>;
     constexpr auto not_a_number = std::numeric_limits<TestType>::quiet_NaN();

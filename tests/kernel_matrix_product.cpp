@@ -93,8 +93,7 @@ void check_product(index_t rows, index_t depth, index_t columns, unsigned layout
 
 } // namespace
 
-TEMPLATE_TEST_CASE("matrix_product: shapes at the edges of registers, tiles and blocks, in every layout", "[kernel][portable]", float,
-                   double) {
+TEMPLATE_TEST_CASE("matrix_product: shapes at the edges of registers, tiles and blocks, in every layout", "[kernel][portable]", ATTN_TEST_NUMBERS) {
     unsigned layouts = 0;
     for (const index_t rows : {0, 1, 2, 5, 6, 7, 16, 17})
         for (const index_t depth : {0, 1, 2, 17, 63, 64, 65, 130})
@@ -107,7 +106,7 @@ TEMPLATE_TEST_CASE("matrix_product: shapes at the edges of registers, tiles and 
 }
 
 TEMPLATE_TEST_CASE("matrix_product: a row's bits do not depend on other rows, other columns, layouts or threads",
-                   "[kernel][portable][parallel]", float, double) {
+                   "[kernel][portable][parallel]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     const index_t rows = 403, depth = 301, columns = 531;
     const auto a = filled(placed_matrix<T>(rows, depth), any_numbers(1)), b = filled(placed_matrix<T>(depth, columns), any_numbers(2));
@@ -143,7 +142,7 @@ TEMPLATE_TEST_CASE("matrix_product: a row's bits do not depend on other rows, ot
     CHECK(std::memcmp(linear.memory.data(), whole.memory.data(), whole.memory.size() * sizeof(T)) == 0);
 }
 
-TEMPLATE_TEST_CASE("matrix_product: terms that are left out are not multiplied", "[kernel][portable]", float, double) {
+TEMPLATE_TEST_CASE("matrix_product: terms that are left out are not multiplied", "[kernel][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     const index_t rows = 20, depth = 300, columns = 37;
     const auto missing = [](index_t k) { return k % 7 == 3 || (k > 120 && k < 260); };
@@ -171,7 +170,7 @@ TEMPLATE_TEST_CASE("matrix_product: terms that are left out are not multiplied",
     CHECK(std::memcmp(c.memory.data(), expected.memory.data(), c.memory.size() * sizeof(T)) == 0);
 }
 
-TEMPLATE_TEST_CASE("matrix_product: pieces of the depth in several calls give the bits of one, which reads no others", "[kernel][portable]", float, double) {
+TEMPLATE_TEST_CASE("matrix_product: pieces of the depth in several calls give the bits of one, which reads no others", "[kernel][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     const index_t rows = 30, columns = 41;
     sequential here;
@@ -204,7 +203,7 @@ TEMPLATE_TEST_CASE("matrix_product: pieces of the depth in several calls give th
     }
 }
 
-TEMPLATE_TEST_CASE("matrix_product: long sums are more exact than one chain", "[kernel]", float, double) {
+TEMPLATE_TEST_CASE("matrix_product: long sums are more exact than one chain", "[kernel]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     const index_t depth = 50'000, columns = 12;
     auto a = filled(placed_matrix<T>(1, depth), any_numbers(1)), b = filled(placed_matrix<T>(depth, columns), any_numbers(2));

@@ -77,7 +77,7 @@ void check_tile(void (*multiply_tile)(operands<T>&), void (*clear_tile)(operands
 
 } // namespace
 
-TEMPLATE_TEST_CASE("matrix_tile: every size against a plain loop", "[kernel][portable]", float, double) {
+TEMPLATE_TEST_CASE("matrix_tile: every size against a plain loop", "[kernel][portable]", ATTN_TEST_NUMBERS) {
     using traits = kernel::tile_traits<TestType, simd::native>;
     simd::unroll<traits::max_columns>([&](auto c) {
         constexpr int columns = c() + 1;

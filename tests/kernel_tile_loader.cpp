@@ -42,7 +42,7 @@ std::vector<arrangement> arrangements(index_t rows, index_t channels) {
 
 } // namespace
 
-TEMPLATE_TEST_CASE("copy_rows: count and misalignment", "[kernel][portable]", float, double) {
+TEMPLATE_TEST_CASE("copy_rows: count and misalignment", "[kernel][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     for (const index_t rows : {0, 1, 2, 3, 4, 7, 8, 15, 16, 17, 33})
         for (index_t channels = 0; channels <= 35; ++channels)
@@ -64,7 +64,7 @@ TEMPLATE_TEST_CASE("copy_rows: count and misalignment", "[kernel][portable]", fl
                     }
 }
 
-TEMPLATE_TEST_CASE("transpose_rows: count and misalignment", "[kernel][portable]", float, double) {
+TEMPLATE_TEST_CASE("transpose_rows: count and misalignment", "[kernel][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     constexpr index_t size = simd::lanes<T, simd::native>::size;
     for (index_t rows = 0; rows <= 2 * size + 1; ++rows)
@@ -85,7 +85,7 @@ TEMPLATE_TEST_CASE("transpose_rows: count and misalignment", "[kernel][portable]
                 }
 }
 
-TEMPLATE_TEST_CASE("readable_in_place: unit stride, and rows not a multiple of pages apart", "[kernel][portable]", float, double) {
+TEMPLATE_TEST_CASE("readable_in_place: unit stride, and rows not a multiple of pages apart", "[kernel][portable]", ATTN_TEST_NUMBERS) {
     constexpr index_t page = 4096 / sizeof(TestType);
     const auto readable = [](index_t row, index_t channel) {
         return kernel::readable_in_place(kernel::row_block<const TestType>{nullptr, row, channel});

@@ -15,7 +15,7 @@ void check_is(const auto& made) {
     STATIC_REQUIRE(std::same_as<std::remove_cvref_t<decltype(made)>, Expected>);
 }
 
-TEMPLATE_TEST_CASE("class templates deduce their scalar type from tensors, views and vectors", "[deduction]", float, double) {
+TEMPLATE_TEST_CASE("class templates deduce their scalar type from tensors, views and vectors", "[deduction]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     tensor<T> matrix({1, 1, 8, 8}), kernel({8, 1, 3, 3}); // not const: their views are of what can be written
     const tensor<T>& constant = matrix;

@@ -35,7 +35,7 @@ const workspace none; // a linear keeps nothing
 
 } // namespace
 
-TEMPLATE_TEST_CASE("linear: gradients of tokens, weight and bias", "[layer][portable]", float, double) {
+TEMPLATE_TEST_CASE("linear: gradients of tokens, weight and bias", "[layer][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     for (const auto& [batch, tokens, inputs, outputs] : std::vector<std::array<index_t, 4>>{
              {1, 1, 1, 1}, {2, 5, 7, 3}, {3, 17, 64, 65}, {1, 97, 130, 33}, {2, 0, 4, 4}, {0, 3, 4, 4}, {2, 3, 0, 5}, {2, 3, 5, 0}, {1, 400, 40, 20}}) {
@@ -72,7 +72,7 @@ TEMPLATE_TEST_CASE("linear: gradients of tokens, weight and bias", "[layer][port
     }
 }
 
-TEMPLATE_TEST_CASE("linear: gradients have the same bits for every executor, rows apart, and whatever else is wanted", "[layer][portable][parallel]", float, double) {
+TEMPLATE_TEST_CASE("linear: gradients have the same bits for every executor, rows apart, and whatever else is wanted", "[layer][portable][parallel]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     parameters weights;
     const auto layer = random_linear<T>(weights, "linear", 70, 45);

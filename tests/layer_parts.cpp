@@ -8,7 +8,7 @@
 
 namespace attn::testing {
 
-TEMPLATE_TEST_CASE("linear: sizes, biases and residuals", "[layer]", float, double) {
+TEMPLATE_TEST_CASE("linear: sizes, biases and residuals", "[layer]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     for (const auto& [batch, tokens, inputs, outputs] : std::vector<std::array<index_t, 4>>{{1, 1, 1, 1},
                                                                                           {2, 5, 7, 3},
@@ -30,7 +30,7 @@ TEMPLATE_TEST_CASE("linear: sizes, biases and residuals", "[layer]", float, doub
         }
 }
 
-TEMPLATE_TEST_CASE("feed_forward: with and without a gate", "[layer]", float, double) {
+TEMPLATE_TEST_CASE("feed_forward: with and without a gate", "[layer]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     for (const auto& [batch, tokens, width, hidden] : std::vector<std::array<index_t, 4>>{{2, 9, 12, 37}, {1, 1, 1, 1}, {3, 300, 16, 20}}) {
         const auto x = random_rows<T>({batch, 1, tokens, width}, 3);
@@ -46,7 +46,7 @@ TEMPLATE_TEST_CASE("feed_forward: with and without a gate", "[layer]", float, do
     }
 }
 
-TEMPLATE_TEST_CASE("multi_head: grouped heads, sizes of keys and values, context, positions", "[layer]", float, double) {
+TEMPLATE_TEST_CASE("multi_head: grouped heads, sizes of keys and values, context, positions", "[layer]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     parameters weights;
     const auto x = random_rows<T>({2, 1, 19, 24}, 3), y = random_rows<T>({2, 1, 30, 24}, 4);

@@ -10,7 +10,7 @@
 
 namespace attn::testing {
 
-TEMPLATE_TEST_CASE("activations: lanes against the formulas", "[layer][portable]", float, double) {
+TEMPLATE_TEST_CASE("activations: lanes against the formulas", "[layer][portable]", ATTN_TEST_NUMBERS) {
     using lanes = simd::lanes<TestType, simd::native>;
     const auto check = [](auto f, double (*exact)(double)) {
         for (double x = -30; x < 30; x += 0.023) {
@@ -34,7 +34,7 @@ TEMPLATE_TEST_CASE("activations: lanes against the formulas", "[layer][portable]
     CHECK(std::isnan(gelu{}(std::numeric_limits<double>::quiet_NaN())));
 }
 
-TEMPLATE_TEST_CASE("rotary: part of the channels, any strides, a position for each batch entry", "[layer][portable]", float, double) {
+TEMPLATE_TEST_CASE("rotary: part of the channels, any strides, a position for each batch entry", "[layer][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     const std::vector<index_t> first{3, 11};
     for (const bool interleaved : {false, true})
@@ -79,7 +79,7 @@ TEST_CASE("rotary: frequencies and how they are stretched", "[layer][portable]")
     CHECK(refusal([] { rotary_frequencies::yarn(8, 2, 100, 1); }) == "rotary_frequencies: base is 1: yarn divides by its logarithm");
 }
 
-TEMPLATE_TEST_CASE("rotary: given tables and a magnitude turn as they say", "[layer][portable]", float, double) {
+TEMPLATE_TEST_CASE("rotary: given tables and a magnitude turn as they say", "[layer][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     const auto x = random_rows<T>({2, 2, 5, 6}, 5);
     const auto cosines = random_rows<T>({1, 1, 9, 2}, 6), sines = random_rows<T>({1, 1, 9, 2}, 7);
@@ -109,7 +109,7 @@ TEMPLATE_TEST_CASE("rotary: given tables and a magnitude turn as they say", "[la
     CHECK(error_of([&] { rotary<T>(x, x); }) == "rotary: cosines have shape (2, 2, 5, 6), but (1, 1, positions, pairs) is needed");
 }
 
-TEMPLATE_TEST_CASE("rotary: a position for each token, along one axis or two", "[layer][portable]", float, double) {
+TEMPLATE_TEST_CASE("rotary: a position for each token, along one axis or two", "[layer][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     const auto x = random_rows<T>({2, 3, 6, 11}, 5);
     for (const auto pairs : {rotary_pairs::interleaved, rotary_pairs::half_split}) {

@@ -51,7 +51,7 @@ double largest_error_of(const std::vector<double>& a, const std::vector<double>&
 
 } // namespace
 
-TEMPLATE_TEST_CASE("batch_norm and rep_batch_norm: inference is the definition, at any size and offset", "[norm][portable]", float, double) {
+TEMPLATE_TEST_CASE("batch_norm and rep_batch_norm: inference is the definition, at any size and offset", "[norm][portable]", ATTN_TEST_NUMBERS) {
     for (const auto channels : edge_sizes)
         for (const double offset : {0.0, 1e6}) {
             INFO(channels << " channels, offset " << offset);
@@ -71,7 +71,7 @@ TEMPLATE_TEST_CASE("batch_norm and rep_batch_norm: inference is the definition, 
         }
 }
 
-TEMPLATE_TEST_CASE("batch_norm: if asked, by the statistics of the input, a single token too", "[norm][portable]", float, double) {
+TEMPLATE_TEST_CASE("batch_norm: if asked, by the statistics of the input, a single token too", "[norm][portable]", ATTN_TEST_NUMBERS) {
     for (const auto& s : {shape{2, 2, 40, 19}, shape{1, 1, 700, 64}, shape{1, 1, 1, 5}, shape{1, 1, 2, 1}}) {
         const auto x = random_rows<TestType>(s, 3, 10);
         const auto exact = exact_training<TestType>(x, {}, {}, {}, 0);
@@ -79,7 +79,7 @@ TEMPLATE_TEST_CASE("batch_norm: if asked, by the statistics of the input, a sing
     }
 }
 
-TEMPLATE_TEST_CASE("batch_norm: NaN stays where it is in inference, and in its channel in training", "[norm][portable]", float, double) {
+TEMPLATE_TEST_CASE("batch_norm: NaN stays where it is in inference, and in its channel in training", "[norm][portable]", ATTN_TEST_NUMBERS) {
     auto x = random_rows<TestType>({1, 1, 50, 21}, 3);
     const auto clean = normalise(batch_norm<TestType>{.batch_statistics = true}, x);
     x(0, 0, 33, 4) = std::numeric_limits<TestType>::quiet_NaN();
@@ -93,7 +93,7 @@ TEMPLATE_TEST_CASE("batch_norm: NaN stays where it is in inference, and in its c
         }
 }
 
-TEMPLATE_TEST_CASE("training: output and running statistics after n steps are the definition's", "[norm][portable]", float, double) {
+TEMPLATE_TEST_CASE("training: output and running statistics after n steps are the definition's", "[norm][portable]", ATTN_TEST_NUMBERS) {
     for (const auto& s : {shape{2, 3, 7, 5}, shape{1, 1, 2, 17}, shape{4, 1, 197, 33}, shape{1, 2, 600, 64}})
         for (const auto momentum : {std::optional(0.1), std::optional(1.0), std::optional<double>()})
             for (const int masked : {0, 1, 2}) {
@@ -136,7 +136,7 @@ TEMPLATE_TEST_CASE("training: output and running statistics after n steps are th
             }
 }
 
-TEMPLATE_TEST_CASE("training: a hidden token may hold anything", "[norm][portable]", float, double) {
+TEMPLATE_TEST_CASE("training: a hidden token may hold anything", "[norm][portable]", ATTN_TEST_NUMBERS) {
     auto x = random_rows<TestType>({1, 1, 80, 9}, 3);
     auto mask = random_mask({1, 1, 80, 1}, 4);
     mask.data()[5] = false;
@@ -150,7 +150,7 @@ TEMPLATE_TEST_CASE("training: a hidden token may hold anything", "[norm][portabl
     for (index_t i = 0; i < 80; ++i) CHECK(std::isnan(with_nan(0, 0, i, 0)) == (i == 5));
 }
 
-TEMPLATE_TEST_CASE("training: statistics of large offsets, of an outlier in front, and of squares that overflow", "[norm][portable]", float, double) {
+TEMPLATE_TEST_CASE("training: statistics of large offsets, of an outlier in front, and of squares that overflow", "[norm][portable]", ATTN_TEST_NUMBERS) {
     auto x = random_rows<TestType>({1, 1, 3000, 3}, 3, 1e6);
     x(0, 0, 0, 1) = 0;
     for (index_t i = 0; i < 3000; ++i) x(0, 0, i, 2) *= static_cast<TestType>(std::same_as<TestType, float> ? 1e24 : 1e100);
@@ -186,7 +186,7 @@ TEST_CASE("training: a million tokens in small steps lose no digits", "[norm]") 
     CHECK(std::abs(all.statistics().variance[0] - 1e6 / (1e6 - 1)) <= 1e-10);
 }
 
-TEMPLATE_TEST_CASE("training: the same bits for any executor and layout, and nothing allocated", "[norm][portable][parallel]", float, double) {
+TEMPLATE_TEST_CASE("training: the same bits for any executor and layout, and nothing allocated", "[norm][portable][parallel]", ATTN_TEST_NUMBERS) {
     const shape s{2, 3, 250, 37};
     const auto x = random_rows<TestType>(s, 2);
     const auto mask = random_mask({2, 1, 250, 1}, 3);
@@ -214,7 +214,7 @@ TEMPLATE_TEST_CASE("training: the same bits for any executor and layout, and not
 #endif
 }
 
-TEMPLATE_TEST_CASE("progressive_rep_batch_norm: training blends, warms up and moves statistics as it should; inference is RepBN", "[norm][portable]", float, double) {
+TEMPLATE_TEST_CASE("progressive_rep_batch_norm: training blends, warms up and moves statistics as it should; inference is RepBN", "[norm][portable]", ATTN_TEST_NUMBERS) {
     const shape s{2, 1, 60, 23};
     const auto x = random_rows<TestType>(s, 2, 1, 2);
     const auto w = random_numbers<TestType>(23, 2, 1);
@@ -272,7 +272,7 @@ TEST_CASE("gamma schedules: their exact sequences", "[norm][portable]") {
     CHECK(step_schedule{.steps = 0}(0) == 0.0);
 }
 
-TEMPLATE_TEST_CASE("recalibration: the statistics of all tokens, however they come", "[norm][portable]", float, double) {
+TEMPLATE_TEST_CASE("recalibration: the statistics of all tokens, however they come", "[norm][portable]", ATTN_TEST_NUMBERS) {
     const auto x = random_rows<TestType>({1, 1, 1000, 11}, 5, 100, 3);
     const auto wide = reference::widen(x.view());
     const reference::channel_statistics<double> exact(wide.view());

@@ -41,7 +41,7 @@ static_assert(!Norm<batch_norm_statistics>);
 
 } // namespace
 
-TEMPLATE_TEST_CASE("every norm: the same bits for any executor", "[norm][parallel]", float, double) {
+TEMPLATE_TEST_CASE("every norm: the same bits for any executor", "[norm][parallel]", ATTN_TEST_NUMBERS) {
     for (const auto& s : {shape{2, 3, 131, 65}, shape{1, 1, 1, 3}, shape{1, 1, 700, 192}, shape{0, 1, 3, 5}}) {
         const auto x = random_rows<TestType>(s, 5);
         every_norm<TestType>(s.channels).each([&](const auto& norm) {
@@ -57,7 +57,7 @@ TEMPLATE_TEST_CASE("every norm: the same bits for any executor", "[norm][paralle
     }
 }
 
-TEMPLATE_TEST_CASE("every norm: the same bits in any layout, in place and apart, and nothing beside is written", "[norm]", float, double) {
+TEMPLATE_TEST_CASE("every norm: the same bits in any layout, in place and apart, and nothing beside is written", "[norm]", ATTN_TEST_NUMBERS) {
     for (const auto& s : {shape{2, 3, 7, 19}, shape{1, 2, 33, 64}, shape{2, 1, 1, 1}, shape{1, 4, 0, 8}}) {
         const auto x = random_rows<TestType>(s, 6);
         every_norm<TestType>(s.channels).each([&](const auto& norm) {
@@ -80,7 +80,7 @@ TEMPLATE_TEST_CASE("every norm: the same bits in any layout, in place and apart,
     }
 }
 
-TEMPLATE_TEST_CASE("every norm: rows repeated, backwards and of an Eigen matrix", "[norm]", float, double) {
+TEMPLATE_TEST_CASE("every norm: rows repeated, backwards and of an Eigen matrix", "[norm]", ATTN_TEST_NUMBERS) {
     using matrix = Eigen::Matrix<TestType, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
     matrix x = matrix::Random(11, 21), out(11, 21);
     tensor<TestType> backwards({1, 1, 11, 21}), copied({1, 1, 11, 21});
@@ -100,7 +100,7 @@ TEMPLATE_TEST_CASE("every norm: rows repeated, backwards and of an Eigen matrix"
     });
 }
 
-TEMPLATE_TEST_CASE("every norm: results large enough to be written past the caches have the same bits", "[norm]", float, double) {
+TEMPLATE_TEST_CASE("every norm: results large enough to be written past the caches have the same bits", "[norm]", ATTN_TEST_NUMBERS) {
     const index_t tokens = 2 * (index_t{8} << 20) / (64 * sizeof(TestType));
     const auto x = random_rows<TestType>({1, 1, tokens, 64}, 8);
     every_norm<TestType>(64).each([&](const auto& norm) {
@@ -115,7 +115,7 @@ TEMPLATE_TEST_CASE("every norm: results large enough to be written past the cach
 }
 
 #ifdef ATTN_COUNTS_ALLOCATIONS
-TEMPLATE_TEST_CASE("every norm: inference allocates nothing", "[norm]", float, double) {
+TEMPLATE_TEST_CASE("every norm: inference allocates nothing", "[norm]", ATTN_TEST_NUMBERS) {
     const auto x = random_rows<TestType>({2, 2, 300, 33}, 5);
     tensor<TestType> out(x.shape());
     thread_pool pool(3);

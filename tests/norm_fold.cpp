@@ -47,7 +47,7 @@ struct parts {
 
 } // namespace
 
-TEMPLATE_TEST_CASE("fold: a norm into the next linear, in place and apart, with and without a bias", "[norm]", float, double) {
+TEMPLATE_TEST_CASE("fold: a norm into the next linear, in place and apart, with and without a bias", "[norm]", ATTN_TEST_NUMBERS) {
     for (const auto& [outputs, inputs] : {std::pair<index_t, index_t>{5, 7}, {1, 1}, {33, 64}})
         for (const bool has_bias : {true, false}) {
             const parts<TestType> p(inputs);
@@ -73,7 +73,7 @@ TEMPLATE_TEST_CASE("fold: a norm into the next linear, in place and apart, with 
         }
 }
 
-TEMPLATE_TEST_CASE("fold: a norm into the linear before it", "[norm]", float, double) {
+TEMPLATE_TEST_CASE("fold: a norm into the linear before it", "[norm]", ATTN_TEST_NUMBERS) {
     for (const auto& [outputs, inputs] : {std::pair<index_t, index_t>{5, 7}, {1, 1}, {33, 64}, {4, 0}})
         for (const bool has_bias : {true, false}) {
             const parts<TestType> p(outputs);
@@ -91,7 +91,7 @@ TEMPLATE_TEST_CASE("fold: a norm into the linear before it", "[norm]", float, do
         }
 }
 
-TEMPLATE_TEST_CASE("fold: a plain batch_norm by hand", "[norm]", float, double) {
+TEMPLATE_TEST_CASE("fold: a plain batch_norm by hand", "[norm]", ATTN_TEST_NUMBERS) {
     // norm(x) = (x - 3) / 2 * 4 + 1 = 2 x - 5; then y = 10 x' + 7 = 20 x - 43; before: y = 2 (10 x + 7) - 5 = 20 x + 9.
     const std::vector<TestType> weight{4}, bias{1};
     const std::vector<double> mean{3}, variance{3};
@@ -107,7 +107,7 @@ TEMPLATE_TEST_CASE("fold: a plain batch_norm by hand", "[norm]", float, double) 
     CHECK(folded_b[0] == 9);
 }
 
-TEMPLATE_TEST_CASE("reparameterised: RepBN as a plain batch_norm", "[norm]", float, double) {
+TEMPLATE_TEST_CASE("reparameterised: RepBN as a plain batch_norm", "[norm]", ATTN_TEST_NUMBERS) {
     const parts<TestType> p(37);
     std::vector<TestType> weight(37), bias(37);
     const auto plain = reparameterised(p.norm, std::span(weight), std::span(bias));

@@ -118,7 +118,7 @@ TEST_CASE("norm gradients: the definitions are what finite differences say", "[n
     });
 }
 
-TEMPLATE_TEST_CASE("norm gradients: any size, within twice the textbook's error", "[norm][portable]", float, double) {
+TEMPLATE_TEST_CASE("norm gradients: any size, within twice the textbook's error", "[norm][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     for (const auto channels : edge_sizes)
         for (const index_t tokens : {0, 1, 5, 40}) {
@@ -138,14 +138,14 @@ TEMPLATE_TEST_CASE("norm gradients: any size, within twice the textbook's error"
         }
 }
 
-TEMPLATE_TEST_CASE("norm gradients: a common offset costs no digits", "[norm][portable]", float, double) {
+TEMPLATE_TEST_CASE("norm gradients: a common offset costs no digits", "[norm][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     const auto x = random_rows<T>({1, 1, 6, 100}, 3, 1e5), given = random_rows<T>({1, 1, 6, 100}, 4);
     const auto exact = defined<double>(layer_norm<T>{}, reference::widen(x.view()), reference::widen(given.view()));
     CHECK(testing::largest_error(gradients_of(layer_norm<T>{}, x, given).x, exact.x) <= 64 * epsilon<T> * (std::same_as<T, double> ? 1e5 : 1));
 }
 
-TEMPLATE_TEST_CASE("norm gradients: the same bits for every executor, layout and choice of what is wanted", "[norm][portable][parallel]", float, double) {
+TEMPLATE_TEST_CASE("norm gradients: the same bits for every executor, layout and choice of what is wanted", "[norm][portable][parallel]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     const shape s{3, 2, 31, 83};
     const auto x = random_rows<T>(s, 5), given = random_rows<T>(s, 6);
@@ -177,7 +177,7 @@ TEMPLATE_TEST_CASE("norm gradients: the same bits for every executor, layout and
     });
 }
 
-TEMPLATE_TEST_CASE("norm gradients: those large enough to be written past the caches have the same bits", "[norm]", float, double) {
+TEMPLATE_TEST_CASE("norm gradients: those large enough to be written past the caches have the same bits", "[norm]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     const index_t channels = 70, stride = 80, tokens = (index_t{8} << 20) / (channels * sizeof(T)) + 9; // rows that are aligned, and end within a register
     const auto x = random_rows<T>({1, 1, tokens, channels}, 8), given = random_rows<T>({1, 1, tokens, channels}, 9);
@@ -195,7 +195,7 @@ TEMPLATE_TEST_CASE("norm gradients: those large enough to be written past the ca
     });
 }
 
-TEMPLATE_TEST_CASE("norm gradients: a row that holds NaN spoils its own gradient, and the sums", "[norm][portable]", float, double) {
+TEMPLATE_TEST_CASE("norm gradients: a row that holds NaN spoils its own gradient, and the sums", "[norm][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     auto x = random_rows<T>({1, 1, 5, 37}, 7);
     const auto given = random_rows<T>({1, 1, 5, 37}, 8);

@@ -24,7 +24,7 @@ double rms_norm_error(const tensor<T>& x, double eps, std::span<const T> weight 
 
 } // namespace
 
-TEMPLATE_TEST_CASE("layer_norm and rms_norm: any size, with and without weight and bias", "[norm][portable]", float, double) {
+TEMPLATE_TEST_CASE("layer_norm and rms_norm: any size, with and without weight and bias", "[norm][portable]", ATTN_TEST_NUMBERS) {
     for (const auto channels : edge_sizes)
         for (const index_t tokens : {0, 1, 2, 3, 5, 8}) {
             INFO(tokens << " tokens, " << channels << " channels");
@@ -40,7 +40,7 @@ TEMPLATE_TEST_CASE("layer_norm and rms_norm: any size, with and without weight a
         }
 }
 
-TEMPLATE_TEST_CASE("layer_norm: closed forms", "[norm][portable]", float, double) {
+TEMPLATE_TEST_CASE("layer_norm: closed forms", "[norm][portable]", ATTN_TEST_NUMBERS) {
     // Two numbers a, b are (a - b) / 2 = d from their mean: +-d / sqrt(d^2 + eps).
     tensor<TestType> x({1, 1, 1, 2});
     x.data()[0] = 3;
@@ -58,7 +58,7 @@ TEMPLATE_TEST_CASE("layer_norm: closed forms", "[norm][portable]", float, double
     CHECK(y.data()[2] == 0);
 }
 
-TEMPLATE_TEST_CASE("layer_norm: a constant row gives the bias, exactly", "[norm][portable]", float, double) {
+TEMPLATE_TEST_CASE("layer_norm: a constant row gives the bias, exactly", "[norm][portable]", ATTN_TEST_NUMBERS) {
     for (const auto value : {0.0, 0.1, -1e6, 3e30})
         for (const index_t channels : {1, 5, 64, 100}) {
             tensor<TestType> x({1, 1, 3, channels});
@@ -69,7 +69,7 @@ TEMPLATE_TEST_CASE("layer_norm: a constant row gives the bias, exactly", "[norm]
         }
 }
 
-TEMPLATE_TEST_CASE("layer_norm: a common offset costs no digits", "[norm][portable]", float, double) {
+TEMPLATE_TEST_CASE("layer_norm: a common offset costs no digits", "[norm][portable]", ATTN_TEST_NUMBERS) {
     for (const double offset : {1e3, 1e6, -1e6, std::same_as<TestType, double> ? 1e12 : 2e6})
         for (const index_t channels : {5, 17, 64, 100, 768})
             for (unsigned seed = 0; seed < 4; ++seed) {
@@ -79,7 +79,7 @@ TEMPLATE_TEST_CASE("layer_norm: a common offset costs no digits", "[norm][portab
             }
 }
 
-TEMPLATE_TEST_CASE("layer_norm: a first number far from the others costs no digits", "[norm][portable]", float, double) {
+TEMPLATE_TEST_CASE("layer_norm: a first number far from the others costs no digits", "[norm][portable]", ATTN_TEST_NUMBERS) {
     for (const double first : {5.0, 30.0, 1e3, 1e6}) {
         auto x = random_rows<TestType>({1, 1, 6, 700}, 7, 0.5);
         for (index_t i = 0; i < 6; ++i) x(0, 0, i, 0) = static_cast<TestType>(first);
@@ -87,7 +87,7 @@ TEMPLATE_TEST_CASE("layer_norm: a first number far from the others costs no digi
     }
 }
 
-TEMPLATE_TEST_CASE("layer_norm and rms_norm: scales that overflow or underflow when squared", "[norm][portable]", float, double) {
+TEMPLATE_TEST_CASE("layer_norm and rms_norm: scales that overflow or underflow when squared", "[norm][portable]", ATTN_TEST_NUMBERS) {
     const bool is_double = std::same_as<TestType, double>;
     for (const auto& [scale, eps] : {std::pair(is_double ? 1e170 : 1e25, 1e-5), std::pair(is_double ? 1e-170 : 1e-25, is_double ? 1e-300 : 1e-60),
                                      std::pair(is_double ? 1e-170 : 1e-25, 1e-5), std::pair(1e-4, 1e-5), std::pair(1e-8, 1e-16)})
@@ -105,7 +105,7 @@ TEMPLATE_TEST_CASE("layer_norm and rms_norm: scales that overflow or underflow w
         }
 }
 
-TEMPLATE_TEST_CASE("layer_norm and rms_norm: NaN and infinity stay in their row", "[norm][portable]", float, double) {
+TEMPLATE_TEST_CASE("layer_norm and rms_norm: NaN and infinity stay in their row", "[norm][portable]", ATTN_TEST_NUMBERS) {
     constexpr auto infinity = std::numeric_limits<TestType>::infinity(), nan = std::numeric_limits<TestType>::quiet_NaN();
     const auto clean = random_rows<TestType>({1, 1, 9, 37}, 5);
     const auto layer = normalise(layer_norm<TestType>{}, clean), rms = normalise(rms_norm<TestType>{}, clean);

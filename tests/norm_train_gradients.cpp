@@ -112,7 +112,7 @@ TEST_CASE("training gradients: the definition is what finite differences say", "
     }
 }
 
-TEMPLATE_TEST_CASE("training gradients: any size, within twice the textbook's error", "[norm][portable]", float, double) {
+TEMPLATE_TEST_CASE("training gradients: any size, within twice the textbook's error", "[norm][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     for (const index_t channels : {0, 1, 3, 8, 17, 64, 100})
         for (const index_t tokens : {4, 9, 70, 700})
@@ -131,7 +131,7 @@ TEMPLATE_TEST_CASE("training gradients: any size, within twice the textbook's er
             }
 }
 
-TEMPLATE_TEST_CASE("training gradients: the same bits for every executor, layout and choice of what is wanted", "[norm][portable][parallel]", float, double) {
+TEMPLATE_TEST_CASE("training gradients: the same bits for every executor, layout and choice of what is wanted", "[norm][portable][parallel]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     const shape size{3, 2, 95, 45};
     for (const bool masked : {false, true}) {
@@ -159,7 +159,7 @@ TEMPLATE_TEST_CASE("training gradients: the same bits for every executor, layout
     }
 }
 
-TEMPLATE_TEST_CASE("training gradients: batch_norm is rep_batch_norm with an eta of 0", "[norm]", float, double) {
+TEMPLATE_TEST_CASE("training gradients: batch_norm is rep_batch_norm with an eta of 0", "[norm]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     const step<T> s({2, 1, 30, 11}, true);
     const auto expected = ours_of(s, 0);
@@ -171,7 +171,7 @@ TEMPLATE_TEST_CASE("training gradients: batch_norm is rep_batch_norm with an eta
     CHECK((testing::same_bits(ours.x, expected.x) && ours.weight == expected.weight && ours.bias == expected.bias));
 }
 
-TEMPLATE_TEST_CASE("training gradients: progressive_rep_batch_norm shares them between its norms", "[norm][portable]", float, double) {
+TEMPLATE_TEST_CASE("training gradients: progressive_rep_batch_norm shares them between its norms", "[norm][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     const step<T> s({2, 1, 30, 11}, true);
     const progressive_rep_batch_norm<layer_norm<T>> norm{{s.weight}, {{.weight = s.weight}, 0.7}};

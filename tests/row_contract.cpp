@@ -47,7 +47,7 @@ index_t attention_rows_that_differ(const Op& op, const given<T>& in, index_t beh
 
 } // namespace
 
-TEMPLATE_TEST_CASE("the contract of a row: norms", "[norm][portable]", float, double) {
+TEMPLATE_TEST_CASE("the contract of a row: norms", "[norm][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     for (const index_t channels : {1, 19, 64, 197}) {
         INFO(channels << " channels");
@@ -68,7 +68,7 @@ TEMPLATE_TEST_CASE("the contract of a row: norms", "[norm][portable]", float, do
     }
 }
 
-TEMPLATE_TEST_CASE("the contract of a row: linear and feed_forward", "[layer][portable]", float, double) {
+TEMPLATE_TEST_CASE("the contract of a row: linear and feed_forward", "[layer][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     for (const index_t channels : {5, 64, 150}) {
         INFO(channels << " channels");
@@ -83,7 +83,7 @@ TEMPLATE_TEST_CASE("the contract of a row: linear and feed_forward", "[layer][po
     }
 }
 
-TEMPLATE_TEST_CASE("the contract of a row: causal linear attention", "[linear][portable]", float, double) {
+TEMPLATE_TEST_CASE("the contract of a row: causal linear attention", "[linear][portable]", ATTN_TEST_NUMBERS) {
     for (const index_t behind : {0, 5, 200}) { // keys before the first query
         INFO(behind << " keys behind");
         const auto in = random_given<TestType>({1, 2, 1, all_rows, all_rows + behind, 24, 40});

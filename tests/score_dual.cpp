@@ -71,7 +71,7 @@ TEST_CASE("dual: the slope of a score function's text is what finite differences
     });
 }
 
-TEMPLATE_TEST_CASE("dual: on lanes as on numbers", "[score][portable]", float, double) {
+TEMPLATE_TEST_CASE("dual: on lanes as on numbers", "[score][portable]", ATTN_TEST_NUMBERS) {
     using lanes = simd::lanes<TestType, simd::native>;
     for_each_text([](const char* name, const auto& text) {
         INFO(name);

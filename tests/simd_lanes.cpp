@@ -54,7 +54,7 @@ void check_mask(F f, const lanes<T>& a, const lanes<T>& b) {
 
 } // namespace
 
-TEMPLATE_TEST_CASE("lanes: arithmetic", "[simd][portable]", float, double) {
+TEMPLATE_TEST_CASE("lanes: arithmetic", "[simd][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     std::mt19937 random(1);
     for (int round = 0; round < 50; ++round) {
@@ -125,7 +125,7 @@ TEMPLATE_TEST_CASE("lanes: arithmetic", "[simd][portable]", float, double) {
     }
 }
 
-TEMPLATE_TEST_CASE("lanes: comparisons and select", "[simd][portable]", float, double) {
+TEMPLATE_TEST_CASE("lanes: comparisons and select", "[simd][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     std::mt19937 random(2);
     auto a = random_lanes<T>(random);
@@ -148,7 +148,7 @@ TEMPLATE_TEST_CASE("lanes: comparisons and select", "[simd][portable]", float, d
     }
 }
 
-TEMPLATE_TEST_CASE("lanes: every mask from its bits and back", "[simd][portable]", float, double) {
+TEMPLATE_TEST_CASE("lanes: every mask from its bits and back", "[simd][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     constexpr auto all = (std::uint64_t{1} << lanes<T>::size) - 1;
     for (std::uint64_t bits = 0; bits <= all; ++bits) {
@@ -161,7 +161,7 @@ TEMPLATE_TEST_CASE("lanes: every mask from its bits and back", "[simd][portable]
     }
 }
 
-TEMPLATE_TEST_CASE("lanes: max_or_second is the second where either is NaN", "[simd][portable]", float, double) {
+TEMPLATE_TEST_CASE("lanes: max_or_second is the second where either is NaN", "[simd][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     constexpr auto nan = std::numeric_limits<T>::quiet_NaN(), infinity = std::numeric_limits<T>::infinity();
     const auto first_lane = [](T x, T y) { return numbers_of<T>(max_or_second(lanes<T>(x), lanes<T>(y)))[0]; };
@@ -188,7 +188,7 @@ TEST_CASE("lane_bits: truth tables", "[simd][portable]") {
     CHECK((!(a || true)).value == 0);
 }
 
-TEMPLATE_TEST_CASE("transpose: rows and columns of a square change places", "[simd][portable]", float, double) {
+TEMPLATE_TEST_CASE("transpose: rows and columns of a square change places", "[simd][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     constexpr int size = lanes<T>::size;
     T numbers[size][size];

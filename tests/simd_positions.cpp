@@ -134,7 +134,7 @@ TEMPLATE_TEST_CASE("affine_lanes: limits at the ends of their types", "[simd][po
     CHECK(agrees<TestType>(std::int8_t{7} > a, a, [](index_t x) { return x < 7; }));
 }
 
-TEMPLATE_TEST_CASE("positions as numbers to compute scores with", "[simd][portable]", float, double) {
+TEMPLATE_TEST_CASE("positions as numbers to compute scores with", "[simd][portable]", ATTN_TEST_NUMBERS) {
     using lanes = simd::lanes<TestType, simd::native>;
     using affine = simd::affine_lanes<TestType, simd::native>;
     for (const affine a : {affine{0, 1}, {-1000, 7}, {12, -3}, {100'000, 0}}) {
@@ -147,7 +147,7 @@ TEMPLATE_TEST_CASE("positions as numbers to compute scores with", "[simd][portab
     }
 }
 
-TEMPLATE_TEST_CASE("query_lanes: what patterns with a memory rely on", "[simd][portable]", float, double) {
+TEMPLATE_TEST_CASE("query_lanes: what patterns with a memory rely on", "[simd][portable]", ATTN_TEST_NUMBERS) {
     using queries = simd::query_lanes<TestType, simd::native>;
     STATIC_REQUIRE(QueryLanes<queries>);
     queries q;

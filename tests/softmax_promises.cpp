@@ -58,7 +58,7 @@ T mean_of(const given<T>& in, index_t head, index_t channel, index_t first, inde
 
 } // namespace
 
-TEMPLATE_TEST_CASE("softmax: keys that few of the queries see count for these", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("softmax: keys that few of the queries see count for these", "[attention][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     // Of rows beside each other one sees other keys, wherever in its micro-kernel and register it lies.
     for (const index_t n : {3, 5, 8, 12, 17, 27, 33})
@@ -80,8 +80,7 @@ TEMPLATE_TEST_CASE("softmax: keys that few of the queries see count for these", 
             }
 }
 
-TEMPLATE_TEST_CASE("softmax: biases of many keys stay in the workspace, whatever number of queries is left over", "[attention][portable]", float,
-                   double) {
+TEMPLATE_TEST_CASE("softmax: biases of many keys stay in the workspace, whatever number of queries is left over", "[attention][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     for (const auto& [n, m] : {std::pair<index_t, index_t>{1, 100}, {1, 273}, {1, 300}, {1, 768}, {1, 769}, {1, 1500}, {2, 2100}, {3, 700},
                                {5, 700}, {9, 400}, {9, 1537}, {17, 272}, {17, 700}, {25, 350}, {33, 350}, {49, 260}}) {
@@ -94,7 +93,7 @@ TEMPLATE_TEST_CASE("softmax: biases of many keys stay in the workspace, whatever
     }
 }
 
-TEMPLATE_TEST_CASE("softmax: what a hidden key holds changes no bit of a row", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("softmax: what a hidden key holds changes no bit of a row", "[attention][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     for (const index_t n : {1, 5, 16, 17, 49})
         for (const index_t m : {24, 150})
@@ -131,7 +130,7 @@ TEMPLATE_TEST_CASE("softmax: what a hidden key holds changes no bit of a row", "
                 }
 }
 
-TEMPLATE_TEST_CASE("softmax: NaN in a key that is seen is NaN in the row, whatever its bits", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("softmax: NaN in a key that is seen is NaN in the row, whatever its bits", "[attention][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     using bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
     for (const bits payload : {bits{0}, bits{1}, bits{0x81}, bits{0x1ff}, bits{0x2aaaa}})
@@ -145,7 +144,7 @@ TEMPLATE_TEST_CASE("softmax: NaN in a key that is seen is NaN in the row, whatev
         }
 }
 
-TEMPLATE_TEST_CASE("softmax: the lowest scores are scores", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("softmax: the lowest scores are scores", "[attention][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     for (const index_t n : {1, 5, 17, 34})
         for (const index_t m : {6, 40, 300}) {
@@ -186,7 +185,7 @@ TEMPLATE_TEST_CASE("softmax: the lowest scores are scores", "[attention][portabl
         }
 }
 
-TEMPLATE_TEST_CASE("softmax: sinks of any value", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("softmax: sinks of any value", "[attention][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     constexpr std::array sinks{std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(),
                                std::numeric_limits<double>::quiet_NaN(), static_cast<double>(lowest<T>), 1.5};
@@ -231,7 +230,7 @@ TEMPLATE_TEST_CASE("softmax: sinks of any value", "[attention][portable]", float
     }
 }
 
-TEMPLATE_TEST_CASE("merge: a sink of infinity takes all of the weight, on either side", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("merge: a sink of infinity takes all of the weight, on either side", "[attention][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     const std::array sinks{std::numeric_limits<double>::infinity()};
     const auto in = random_given<T>({1, 1, 1, 3, 6, 2, 2}), more = random_given<T>({1, 1, 1, 3, 6, 2, 2}, 8);
@@ -248,8 +247,7 @@ TEMPLATE_TEST_CASE("merge: a sink of infinity takes all of the weight, on either
     }
 }
 
-TEMPLATE_TEST_CASE("softmax: a mean of the largest values is finite, and rows of other values do not notice", "[attention][portable]", float,
-                   double) {
+TEMPLATE_TEST_CASE("softmax: a mean of the largest values is finite, and rows of other values do not notice", "[attention][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     constexpr T large = -lowest<T> / 8 * 7;
     const auto check_rows = [](const auto& op, const given<T>& in, const answer<T>& small, const answer<double>& exact, const auto& sees_large) {
@@ -295,7 +293,7 @@ TEMPLATE_TEST_CASE("softmax: a mean of the largest values is finite, and rows of
     check_rows(passes, in, {}, exact, [](index_t) { return true; });
 }
 
-TEMPLATE_TEST_CASE("softmax: scores of any size weigh what their differences say", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("softmax: scores of any size weigh what their differences say", "[attention][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     const auto check_weights = [](const auto& op, const given<T>& in) {
         const auto ours = attended(op, in), textbook = defined(op, in);

@@ -34,7 +34,7 @@ std::vector<std::int32_t> packed(const std::vector<index_t>& lengths, index_t n)
 
 } // namespace
 
-TEMPLATE_TEST_CASE("softmax: threads that share the keys of few queries give the bits of one thread", "[attention][parallel][portable]", float, double) {
+TEMPLATE_TEST_CASE("softmax: threads that share the keys of few queries give the bits of one thread", "[attention][parallel][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     const auto check = [](const auto& op, const given<T>& tensors) {
         inputs<T> in = tensors;
@@ -60,7 +60,7 @@ TEMPLATE_TEST_CASE("softmax: threads that share the keys of few queries give the
         }
 }
 
-TEMPLATE_TEST_CASE("softmax: a packed document has the bits that it has by itself", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("softmax: a packed document has the bits that it has by itself", "[attention][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     constexpr index_t n = 700, heads = 3;
     const auto in = random_given<T>({1, heads, 3, n, n, 9, 6});

@@ -69,7 +69,7 @@ tensor<double> some_mixing() {
 
 } // namespace
 
-TEMPLATE_TEST_CASE("talking heads: keys that few of the queries see count for these", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("talking heads: keys that few of the queries see count for these", "[attention][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     const auto mix = some_mixing();
     const auto check_close = [&](const tiles& pattern, const given<T>& in) {
@@ -95,7 +95,7 @@ TEMPLATE_TEST_CASE("talking heads: keys that few of the queries see count for th
     }
 }
 
-TEMPLATE_TEST_CASE("talking heads: what a hidden key holds changes no bit of a row", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("talking heads: what a hidden key holds changes no bit of a row", "[attention][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     const auto mix = some_mixing();
     for (const index_t n : {1, 17, 50})
@@ -130,7 +130,7 @@ TEMPLATE_TEST_CASE("talking heads: what a hidden key holds changes no bit of a r
             }
 }
 
-TEMPLATE_TEST_CASE("talking heads: the lowest scores are scores, and sinks may have any value", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("talking heads: the lowest scores are scores, and sinks may have any value", "[attention][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     constexpr auto nothing = -std::numeric_limits<double>::infinity();
     constexpr index_t heads = 3, n = 33, m = 90, half = m / 2;
@@ -178,7 +178,7 @@ TEMPLATE_TEST_CASE("talking heads: the lowest scores are scores, and sinks may h
     }
 }
 
-TEMPLATE_TEST_CASE("talking heads: a mean of the largest values is finite", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("talking heads: a mean of the largest values is finite", "[attention][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     constexpr T large = -lowest<T> / 8 * 7;
     for (const index_t m : {3, 100}) {
@@ -208,7 +208,7 @@ TEMPLATE_TEST_CASE("talking heads: a mean of the largest values is finite", "[at
     }
 }
 
-TEMPLATE_TEST_CASE("talking heads: scores of any size weigh what their differences say", "[attention][portable]", float, double) {
+TEMPLATE_TEST_CASE("talking heads: scores of any size weigh what their differences say", "[attention][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     tensor<double> swap({1, 1, 2, 2}); // exact too
     swap(0, 0, 0, 1) = swap(0, 0, 1, 0) = 1;

@@ -4,6 +4,7 @@
 
 #include "attn/attention/backward.hpp"
 #include "attn/reference/widen.hpp"
+#include "../numbers.hpp"
 
 #include <any>
 #include <functional>
@@ -91,8 +92,8 @@ struct attention_case {
     bool rows_stand_alone = true;                   ///< a row keeps its bits while what it does not see changes
     bool heads_stand_alone = true;                  ///< a head reads its own queries, and its keys and values, only
     std::function<bool(const problem&)> supports;   ///< whether the operator is meant for such sizes
-    std::function<std::unique_ptr<instance<float>>(const problem&)> make_float;
-    std::function<std::unique_ptr<instance<double>>(const problem&)> make_double;
+    std::function<std::unique_ptr<instance<float>>(const problem&)> make_float = {};
+    std::function<std::unique_ptr<instance<double>>(const problem&)> make_double = {}; ///< none where doubles are not tested
 
     template <Scalar T>
     std::unique_ptr<instance<T>> make(const problem& p) const {
@@ -107,6 +108,17 @@ std::vector<attention_case>& all_cases();
 /// Registers a case before main: `static const registered softmax{...};`
 struct registered {
     explicit registered(attention_case c);
+    /// With instances from build(problem, T{}), of each type that is tested.
+    template <class Build>
+    registered(attention_case c, const Build& build) : registered(made_by(std::move(c), build)) {}
+
+private:
+    template <class Build>
+    static attention_case made_by(attention_case c, const Build& build) {
+        if constexpr (is_tested<float>) c.make_float = [build](const problem& p) { return build(p, float{}); };
+        if constexpr (is_tested<double>) c.make_double = [build](const problem& p) { return build(p, double{}); };
+        return c;
+    }
 };
 
 } // namespace attn::testing

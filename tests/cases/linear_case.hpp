@@ -199,9 +199,8 @@ registered linear_case(std::string name, std::string cost, Make make, std::funct
     return registered({.name = std::move(name),
                        .cost = std::move(cost),
                        .has_log_sum_exp = false,
-                       .supports = std::move(supports),
-                       .make_float = [build](const problem& p) { return build(p, float{}); },
-                       .make_double = [build](const problem& p) { return build(p, double{}); }});
+                       .supports = std::move(supports)},
+                      build);
 }
 
 } // namespace attn::testing

@@ -251,9 +251,8 @@ registered linformer_case(std::string name, std::string cost, Make make) {
     };
     return registered({.name = std::move(name),
                        .cost = std::move(cost),
-                       .supports = [](const problem&) { return true; },
-                       .make_float = [build](const problem& p) { return build(p, float{}); },
-                       .make_double = [build](const problem& p) { return build(p, double{}); }});
+                       .supports = [](const problem&) { return true; }},
+                      build);
 }
 
 /// How many rows a problem's keys are projected to: few, odd and more than keys where a problem is small.

@@ -108,9 +108,8 @@ registered lsh_case(std::string name, std::string cost, bool causal) {
                        .cost = std::move(cost),
                        .rows_stand_alone = false, // where a token is sorted to depends on the others
                        .supports = [](const problem& p) { return p.queries == p.keys && p.heads == p.kv_heads && p.positions.first_query.count() == 0 &&
-                                                                 p.positions.first_key.count() == 0 && p.positions.first_query[0] == p.positions.first_key[0]; },
-                       .make_float = [causal](const problem& p) { return std::make_unique<lsh_instance<float>>(p, causal); },
-                       .make_double = [causal](const problem& p) { return std::make_unique<lsh_instance<double>>(p, causal); }});
+                                                                 p.positions.first_key.count() == 0 && p.positions.first_query[0] == p.positions.first_key[0]; }},
+                      [causal]<class T>(const problem& p, T) -> std::unique_ptr<instance<T>> { return std::make_unique<lsh_instance<T>>(p, causal); });
 }
 
 const auto all_case = lsh_case("lsh", "rounds n (d_k b + 2 n / b (d_k + d_v))", false);

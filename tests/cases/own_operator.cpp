@@ -36,13 +36,13 @@ struct sigmoid_instance final : attn::testing::instance<T> {
     }
 };
 
-const attn::testing::registered sigmoid({
-    .name = "sigmoid",
-    .cost = "2 n m (d_k + d_v)",
-    .has_log_sum_exp = false,
-    .supports = [](const auto& p) { return p.batch * p.heads * p.queries * p.keys < attn::index_t{1} << 22; }, // slow, so nothing longer
-    .make_float = [](const auto&) { return std::make_unique<sigmoid_instance<float>>(); },
-    .make_double = [](const auto&) { return std::make_unique<sigmoid_instance<double>>(); },
-});
+const attn::testing::registered sigmoid(
+    {
+        .name = "sigmoid",
+        .cost = "2 n m (d_k + d_v)",
+        .has_log_sum_exp = false,
+        .supports = [](const auto& p) { return p.batch * p.heads * p.queries * p.keys < attn::index_t{1} << 22; }, // slow, so nothing longer
+    },
+    []<class T>(const auto&, T) -> std::unique_ptr<attn::testing::instance<T>> { return std::make_unique<sigmoid_instance<T>>(); });
 
 } // namespace my

@@ -122,9 +122,8 @@ registered softmax_case(std::string name, std::string cost, Make make, std::func
     };
     return registered({.name = std::move(name),
                        .cost = std::move(cost),
-                       .supports = std::move(supports),
-                       .make_float = [build](const problem& p) { return build(p, float{}); },
-                       .make_double = [build](const problem& p) { return build(p, double{}); }});
+                       .supports = std::move(supports)},
+                      build);
 }
 
 } // namespace attn::testing

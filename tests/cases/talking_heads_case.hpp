@@ -144,9 +144,8 @@ registered talking_heads_case(
     return registered({.name = std::move(name),
                        .cost = std::move(cost),
                        .heads_stand_alone = false,
-                       .supports = std::move(supports),
-                       .make_float = [build](const problem& p) { return build(p, float{}); },
-                       .make_double = [build](const problem& p) { return build(p, double{}); }});
+                       .supports = std::move(supports)},
+                      build);
 }
 
 } // namespace attn::testing

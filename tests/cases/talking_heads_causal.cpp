@@ -1,4 +1,4 @@
-// More of talking heads: see softmax_more.cpp.
+// More of talking heads: see softmax_ready_made.cpp.
 #include "talking_heads_case.hpp"
 
 #include "attn/pattern/causal.hpp"
