@@ -15,6 +15,9 @@ endif()
 add_library(attn_own INTERFACE)
 target_link_libraries(attn_own INTERFACE $<IF:$<BOOL:${ATTN_NATIVE}>,attn::native,attn::attn>)
 target_compile_options(attn_own INTERFACE ${attn_warnings})
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU") # its collector runs less often, which saves a tenth of the time
+  target_compile_options(attn_own INTERFACE --param=ggc-min-heapsize=500000 --param=ggc-min-expand=300)
+endif()
 
 # attn_compile: how checks and benchmarks call the compiler, as own programs are compiled.
 set(attn_dependency_includes)

@@ -114,10 +114,10 @@ TEMPLATE_TEST_CASE("rotary: a position for each token, along one axis or two", "
     const auto x = random_rows<T>({2, 3, 6, 11}, 5);
     for (const auto pairs : {rotary_pairs::interleaved, rotary_pairs::half_split}) {
         const rotary<T> turns(30, 4, pairs);
-        const auto same = [&](const tensor<T>& a, index_t b, index_t i, const tensor<T>& of, index_t from_channel, index_t channels) {
+        const auto same = [&](const tensor<T>& a, index_t b, index_t i, const tensor<T>& of, index_t from_channel, index_t count) {
             index_t differing = 0;
             for (index_t h = 0; h < 3; ++h)
-                for (index_t c = from_channel; c < from_channel + channels; ++c) differing += a(b, h, i, c) != of(b, h, i, c);
+                for (index_t c = from_channel; c < from_channel + count; ++c) differing += a(b, h, i, c) != of(b, h, i, c);
             return differing == 0;
         };
         tensor<index_t> places({2, 1, 6, 1});
