@@ -129,6 +129,14 @@ TEST_CASE("ranks: gradients of several pieces, of few ranks that see each, with 
     const softmax_attention full{.score = additive_bias{bias}, .pattern = causal{} & local{5'000}, .sinks = sinks};
     check_backward_over(full, in, partitions(full.pattern, in, some), bias.shape());
 
+    // Beside scores of such a size a row's weights are summed over all pieces first.
+    const auto few = random_given<float>({1, 2, 2, 300, 9'301, 8, 4, {.first_query = 9'001}});
+    const std::vector<double> large_sinks{10'008, 9'990};
+    auto large_bias = random_tensor<float>(bias.shape(), 9);
+    for (index_t e = 0; e < bias.shape().size(); ++e) large_bias.data()[e] += 10'000;
+    const softmax_attention large{.score = additive_bias{large_bias}, .pattern = causal{}, .sinks = large_sinks};
+    check_backward_over(large, inputs<float>(few), partitions(causal{}, inputs<float>(few), some), bias.shape());
+
     const auto empty = random_given<float>({1, 2, 1, 97, 97, 8, 0}); // values without channels
     check_backward_over(softmax_attention{}, inputs<float>(empty), partitions(dense{}, inputs<float>(empty), {3}));
     const auto moved = random_given<float>({2, 4, 2, 500, 5'300, 17, 12, {.first_query = 1'000, .first_key = -3'000}});

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 
 namespace attn::fuzz {
@@ -19,7 +20,7 @@ inline constexpr double unit_of = static_cast<double>(std::numeric_limits<T>::ep
 ///     carried + additions unit size
 /// of which the first part is what the terms of a sum were wrong by, and the second what adding them rounds: a sum of n terms is at most
 /// n - 1 additions deep, each rounding what is at most `size`. Higham 2002, "Accuracy and Stability of Numerical Algorithms", 3.1 and 4.2.
-/// What is not finite is known.
+/// Sums and products of whole numbers are exact while T holds them, and so is what 0 is added to. What is not finite is known.
 template <Scalar T>
 class bounded {
 public:
@@ -37,12 +38,16 @@ public:
     constexpr double error() const { return carried_ + additions_ * unit * size_; }
 
     friend constexpr bounded operator+(const bounded& a, const bounded& b) {
+        if (is_zero(a)) return b;
+        if (is_zero(b)) return a;
+        if (is_whole(a) && is_whole(b) && a.size_ + b.size_ <= 1 / unit) return {a.value_ + b.value_, a.size_ + b.size_, 0};
         return {a.value_ + b.value_, a.size_ + b.size_, a.carried_ + b.carried_, std::max(a.additions_, b.additions_) + 1};
     }
     friend constexpr bounded operator-(const bounded& a) { return {-a.value_, a.size_, a.carried_, a.additions_}; }
     friend constexpr bounded operator-(const bounded& a, const bounded& b) { return a + -b; }
     friend constexpr bounded operator*(const bounded& a, const bounded& b) {
         const auto size = a.size_ * b.size_;
+        if (is_whole(a) && is_whole(b) && size <= 1 / unit) return {a.value_ * b.value_, size, 0};
         return {a.value_ * b.value_, size, a.size_ * b.error() + b.size_ * a.error() + a.error() * b.error() + unit * size + least};
     }
     friend constexpr bounded operator/(const bounded& a, const bounded& b) {
@@ -95,6 +100,10 @@ private:
           additions_(additions) {}
     static bounded of(double value, double carried) { return {value, magnitude(value), carried + 8 * unit * magnitude(value) + least}; }
     static constexpr double magnitude(double x) { return x < 0 ? -x : x; }
+    static constexpr bool is_zero(const bounded& a) { return a.value_ == 0 && a.size_ == 0 && a.carried_ == 0; }
+    static constexpr bool is_whole(const bounded& a) {
+        return a.carried_ == 0 && a.additions_ == 0 && a.size_ <= 1 / unit && static_cast<double>(static_cast<std::int64_t>(a.value_)) == a.value_;
+    }
     static double log_error(double x, double error) { return error < x ? -std::log1p(-error / x) : infinite; }
 
     double value_ = 0, size_ = 0, carried_ = 0, additions_ = 0;

@@ -79,7 +79,8 @@ private:
             ++terms;
             top = std::max(top, x[size(key)].value);
         }
-        const auto error_at = [&](const rounded& s) { return s.error + 4 * t_.unit * std::abs(s.value - top) + 8 * t_.unit + t_.operand_unit; };
+        // More than 100 is anything.
+        const auto error_at = [&](const rounded& s) { return std::min(100.0, s.error + 4 * t_.unit * std::abs(s.value - top) + 8 * t_.unit + t_.operand_unit); };
         const rounded sink_score{sink, 2 * t_.unit * std::abs(sink)};
         double sum = 0, errors = 0;
         const auto add = [&](const rounded& s) {

@@ -81,7 +81,7 @@ struct linformer_gradient_work {
         const output_gradients<T> given_of_part{some(given.values), some(given.log_sum_exp)};
         const input_gradients<T> found{some(wanted.queries), if_wanted(keys, of_keys || wanted.keys.data()), if_wanted(values, of_values || wanted.values.data())};
         projected.with_visible(op, in, p, projected_in, [&](const auto& visible, T factor) {
-            softmax()({projected_in, saved_of_part, given_of_part, found, visible, nullptr, factor, nullptr}, {}, {}, false, run);
+            softmax()({projected_in, saved_of_part, given_of_part, found, visible, nullptr, factor}, {}, {}, false, run);
         });
 
         const side of_k{op.key_projection, wanted.key_projection, in.keys, keys, wanted.keys};

@@ -10,7 +10,8 @@
 namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
 /// The memory of a gradient, and its steps for some heads of a batch entry. With out and log_sum_exp of all rounds together, the weights
-/// e^(x - log_sum_exp) of a round's pairs are what they count in all, so each round adds the gradient of softmax attention to its pairs.
+/// e^(x - log_sum_exp) of a round's pairs are what they count in all, so each round adds the gradient of softmax attention to its pairs. Where
+/// log_sum_exp has lost digits of their sum, they are summed over all rounds first, which makes the share that multiplies them.
 /// A segment also gives to the keys of the chunk before it: segments with even and odd numbers take turns, so that no two write to a token.
 template <Scalar T, class Op, class Arch>
 struct lsh_gradient {
@@ -19,9 +20,11 @@ struct lsh_gradient {
 
     work tokens;
     bool* met; ///< of each token: whether it has seen another
+    T* share;  ///< of each token: what multiplies its weights
 
     lsh_gradient(scratch& memory, const Op& op, const input_shapes& s, index_t concurrency)
-        : tokens(memory, op, s, concurrency, false, slice_bytes(op, s)), met(memory.take<bool>(tokens.heads, tokens.tokens)) {}
+        : tokens(memory, op, s, concurrency, false, slice_bytes(op, s)), met(memory.take<bool>(tokens.heads, tokens.tokens)),
+          share(memory.take<T>(tokens.heads, tokens.tokens)) {}
 
     void add_some(const Op& op, const inputs<T>& all, const saved_outputs<T>& saved, const output_gradients<T>& given, const input_gradients<T>& to,
                   const execution& run, index_t b, index_t h, index_t count) const {
@@ -32,6 +35,7 @@ struct lsh_gradient {
         tokens.for_each_piece(run, count, work::rows_of_task, [&](index_t head, index_t i, index_t end, const scratch&) {
             for (; i < end; ++i) clear(own, head, i);
         });
+        find_shares(own, run, h, count);
         for (index_t round = 0; round < op.rotations.shape().batch; ++round) {
             tokens.find_order(op, own.in.queries, run, h, count, round);
             for (const index_t turn : {0, 1})
@@ -53,6 +57,26 @@ private:
         input_gradients<T> to;
     };
 
+    void find_shares(const call& c, const execution& run, index_t h, index_t count) const {
+        const auto n = tokens.tokens;
+        std::fill_n(share, count * n, T{0});
+        const auto& log_sum_exp = c.saved.log_sum_exp;
+        bool any = false;
+        for (index_t head = 0; head < count; ++head)
+            for (index_t i = 0; i < n; ++i) any = any || kernel::loses_sum(log_sum_exp(0, head, i, 0));
+        for (index_t round = 0; any && round < c.op.rotations.shape().batch; ++round) {
+            tokens.find_order(c.op, c.in.queries, run, h, count, round);
+            tokens.for_each_piece(run, count, tokens.segment, [&](index_t head, index_t begin, index_t end, scratch memory) {
+                segment_memory(memory, tokens).add_weights(*this, c, head, begin, end);
+            });
+        }
+        for (index_t head = 0; head < count; ++head)
+            for (index_t i = 0; i < n; ++i) {
+                auto& own = share[head * n + i];
+                own = kernel::share_of(log_sum_exp(0, head, i, 0), own);
+            }
+    }
+
     static std::size_t slice_bytes(const Op& op, const input_shapes& s) {
         scratch sizes, counted;
         segment_memory(counted, work(sizes, op, s, 1, false));
@@ -63,7 +87,7 @@ private:
     struct segment_memory {
         std::size_t softmax_bytes;
         std::byte* of_softmax;
-        T *queries, *keys, *values, *out, *of_out, *log_sum_exp, *of_log_sum_exp, *of_queries, *of_keys, *of_values;
+        T *queries, *keys, *values, *out, *of_out, *log_sum_exp, *of_log_sum_exp, *shares, *of_queries, *of_keys, *of_values;
         index_t *first, *end;
 
         segment_memory(scratch& memory, const work& w)
@@ -72,7 +96,7 @@ private:
             const auto rows = w.row_shape.tokens, d_k = w.row_shape.channels, d_v = w.result_shape.channels;
             for (auto* const each : {&queries, &keys, &of_queries, &of_keys}) *each = memory.take<T>(rows, d_k);
             for (auto* const each : {&values, &out, &of_out, &of_values}) *each = memory.take<T>(rows, d_v);
-            for (auto* const each : {&log_sum_exp, &of_log_sum_exp}) *each = memory.take<T>(rows);
+            for (auto* const each : {&log_sum_exp, &of_log_sum_exp, &shares}) *each = memory.take<T>(rows);
             for (auto* const each : {&first, &end}) *each = memory.take<index_t>(rows);
         }
 
@@ -82,28 +106,16 @@ private:
             const auto before = std::min(at, w.chunk), rows = stop - at, d_k = w.row_shape.channels, d_v = w.result_shape.channels;
             const auto* const placed = w.order + head * w.tokens;
             const bool of_rows = c.to.queries.data();
-            for (index_t r = 0; r < before + rows; ++r) copy_key(w, c, head, placed[at - before + r], r);
-            for (index_t r = 0; r < rows; ++r) copy_query(c, head, placed[at + r], r);
-            w.find_windows(c.op, head, at, stop, first, end);
-            for (index_t r = 0; r < rows; ++r)
-                if (end[r] - first[r] > (c.op.causal ? 0 : 1)) all.met[head * w.tokens + placed[at + r]] = true;
-
-            const auto view = [](T* data, index_t count, index_t channels) { return head_major(data, {1, 1, count, channels}); };
-            const inputs<T> sorted{view(queries, rows, d_k), view(keys, before + rows, d_k), view(values, before + rows, d_v),
-                                   {.first_query = at, .first_key = at - before}};
-            const saved_outputs<T> saved{view(out, rows, d_v), view(log_sum_exp, rows, 1)};
-            const output_gradients<T> given{view(of_out, rows, d_v), view(of_log_sum_exp, rows, 1)};
             input_gradients<T> wanted;
             if (of_rows) {
                 wanted.queries = view(of_queries, rows, d_k);
                 wanted.keys = view(of_keys, before + rows, d_k);
             }
             if (c.to.values.data()) wanted.values = view(of_values, before + rows, d_v);
-            const sorted_window window{at, first, end};
-            const kernel::visible_keys_of<T, Arch, sorted_window> visible(window, shapes_of(sorted), sorted.positions);
-            sequential here;
-            workspace memory(std::span(of_softmax, softmax_bytes));
-            softmax()({sorted, saved, given, wanted, visible, nullptr, c.op.template factor<T>(d_k), nullptr}, {}, {}, false, execution(here, memory));
+            for (index_t r = 0; r < rows; ++r) shares[r] = all.share[head * w.tokens + placed[at + r]];
+            with_sorted(w, c, head, at, stop, wanted, [&](const auto& sorted, const execution& run) { softmax()(sorted, {}, {}, false, run); });
+            for (index_t r = 0; r < rows; ++r)
+                if (end[r] - first[r] > (c.op.causal ? 0 : 1)) all.met[head * w.tokens + placed[at + r]] = true;
 
             for (index_t r = 0; r < before + rows; ++r) {
                 const auto token = placed[at - before + r];
@@ -112,6 +124,33 @@ private:
             }
             for (index_t r = 0; of_rows && r < rows; ++r)
                 for (index_t e = 0; e < d_k; ++e) c.to.queries(0, head, placed[at + r], e) += of_queries[r * d_k + e];
+        }
+        /// The weights of these places in this round.
+        void add_weights(const lsh_gradient& all, const call& c, index_t head, index_t at, index_t stop) const {
+            const auto& w = all.tokens;
+            std::fill_n(shares, stop - at, T{0});
+            with_sorted(w, c, head, at, stop, {}, [&](const auto& sorted, const execution& run) { softmax().add_weights(sorted, shares, false, run); });
+            for (index_t r = 0; r < stop - at; ++r) all.share[head * w.tokens + w.order[head * w.tokens + at + r]] += shares[r];
+        }
+
+    private:
+        static tensor_view<T> view(T* data, index_t count, index_t channels) { return head_major(data, {1, 1, count, channels}); }
+        /// f(the gradient of softmax attention of the sorted tokens, how to run it).
+        void with_sorted(const work& w, const call& c, index_t head, index_t at, index_t stop, const input_gradients<T>& wanted, const auto& f) const {
+            const auto before = std::min(at, w.chunk), rows = stop - at, d_k = w.row_shape.channels, d_v = w.result_shape.channels;
+            const auto* const placed = w.order + head * w.tokens;
+            for (index_t r = 0; r < before + rows; ++r) copy_key(w, c, head, placed[at - before + r], r);
+            for (index_t r = 0; r < rows; ++r) copy_query(c, head, placed[at + r], r);
+            w.find_windows(c.op, head, at, stop, first, end);
+            const inputs<T> sorted{view(queries, rows, d_k), view(keys, before + rows, d_k), view(values, before + rows, d_v),
+                                   {.first_query = at, .first_key = at - before}};
+            const saved_outputs<T> saved{view(out, rows, d_v), view(log_sum_exp, rows, 1)};
+            const output_gradients<T> given{view(of_out, rows, d_v), view(of_log_sum_exp, rows, 1)};
+            const sorted_window window{at, first, end};
+            const kernel::visible_keys_of<T, Arch, sorted_window> visible(window, shapes_of(sorted), sorted.positions);
+            sequential here;
+            workspace memory(std::span(of_softmax, softmax_bytes));
+            f(kernel::softmax_gradient_call<T>{sorted, saved, given, wanted, visible, nullptr, c.op.template factor<T>(d_k), shares}, execution(here, memory));
         }
         void copy_key(const work& w, const call& c, index_t head, index_t token, index_t r) const {
             const auto d_k = w.row_shape.channels, d_v = w.result_shape.channels;

@@ -98,15 +98,32 @@ struct softmax_attention {
     void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const gradients<T>& wanted, const execution& run) const
         requires std::same_as<R, unrounded_products> // rounding has no gradient
     {
+        backward_of_run(in, saved, given, wanted, nullptr, run);
+    }
+
+    /// The gradient of a run of the keys, of which the weights of all keys are known: share (batch, heads, n) multiplies those of each row, and is made
+    /// of their sums by kernel::softmax_gradient_scheduler::to_shares. None: the keys are all there are.
+    template <Scalar T>
+    void backward_of_run(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const gradients<T>& wanted, const std::type_identity_t<T>* share,
+                         const execution& run) const {
+        with_gradient_call(in, saved, given, wanted, share, [&](const auto& call) { kernel::softmax_gradient_scheduler<T, Arch>()(call, sinks, wanted.sinks, has_parameters<T>, run); });
+    }
+    /// Adds the weights of a run of the keys to their sums (batch, heads, n), of the rows whose log_sum_exp does not tell them well enough.
+    template <Scalar T>
+    void add_weights(const inputs<T>& in, const saved_outputs<T>& saved, T* sums, const execution& run) const {
+        with_gradient_call(in, saved, {}, {}, nullptr, [&](const auto& call) { kernel::softmax_gradient_scheduler<T, Arch>().add_weights(call, sums, has_parameters<T>, run); });
+    }
+
+private:
+    template <Scalar T>
+    void with_gradient_call(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const gradients<T>& wanted, const std::type_identity_t<T>* share,
+                            const auto& f) const {
         const auto shapes = shapes_of(in);
         const kernel::visible_keys_of<T, Arch, P> visible(pattern, shapes, in.positions);
         const kernel::score_slopes_of<T, Arch, S> slopes(score, wanted.score);
         constexpr bool adjusts = !std::same_as<S, identity_score>;
-        const kernel::softmax_gradient_call<T> call{in, saved, given, wanted, visible, adjusts ? &slopes : nullptr, static_cast<T>(factor(in)), nullptr};
-        kernel::softmax_gradient_scheduler<T, Arch>()(call, sinks, wanted.sinks, has_parameters<T>, run);
+        f(kernel::softmax_gradient_call<T>{in, saved, given, wanted, visible, adjusts ? &slopes : nullptr, static_cast<T>(factor(in)), share});
     }
-
-private:
     template <Scalar T>
     static constexpr bool has_parameters = !std::same_as<score_gradients<S, T>, no_gradients>;
     template <Scalar T, class Prefetch = kernel::prefetch_next>

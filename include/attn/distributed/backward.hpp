@@ -52,7 +52,8 @@ public:
         gradient_return<T, Arch, C> keys_home(ranks, plan_, wanted.keys, in.keys.shape(), of_keys_, 32'760);
         gradient_return<T, Arch, C> values_home(ranks, plan_, wanted.values, in.values.shape(), of_values_, 32'761);
         if (wanted.queries.data()) clear(wanted.queries);
-        auto failure = failure_of([&] { find_sinks(in, saved, given, wanted, run); });
+        auto failure = find_shares(ranks, in, saved, run);
+        if (!failure) failure = failure_of([&] { find_sinks(in, saved, given, wanted, run); });
         const auto add = [&](index_t number, const row_range& rows, const stored_view<const T>& keys, const stored_view<const T>& values) {
             auto part = wanted;
             part.sinks = {};
@@ -62,8 +63,8 @@ public:
             part.queries = of_queries;
             part.keys = keys_home.part(number), part.values = values_home.part(number);
             const auto compute = [&] {
-                op_.backward({some_tokens(in.queries, see.first, see.count), keys, values, {in.positions.first_query[0] + see.first, first_key_ + rows.first}},
-                             {of(saved.values), of(saved.log_sum_exp)}, {of(given.values), of(given.log_sum_exp)}, part, run);
+                op_.backward_of_run(seen_inputs(in, see, rows, keys, values), {of(saved.values), of(saved.log_sum_exp)},
+                                    {of(given.values), of(given.log_sum_exp)}, part, shares_of(see), run);
                 if (wanted.queries.data()) add_tensor<Arch, T>(of(wanted.queries), of_queries);
                 add_parameters(wanted);
             };
@@ -124,13 +125,56 @@ private:
                         for (index_t c = 0; c < s.channels; ++c) f(view(b, h, i, c), *sum++);
         });
     }
+    inputs<T> seen_inputs(const inputs<T>& in, const row_range& see, const row_range& rows, const stored_view<const T>& keys, const stored_view<const T>& values) const {
+        return {some_tokens(in.queries, see.first, see.count), keys, values, {in.positions.first_query[0] + see.first, first_key_ + rows.first}};
+    }
+    /// Of the rank's rows, what multiplies their weights. Where any rank has a row whose log_sum_exp does not tell their sum, keys travel once more.
+    template <Communicator C>
+    std::exception_ptr find_shares(C& ranks, const inputs<T>& in, const saved_outputs<T>& saved, const execution& run) {
+        const auto& s = shape_ = saved.log_sum_exp.shape();
+        shares_.assign(static_cast<std::size_t>(s.size()), T{0});
+        T lost[1] = {}, before[1] = {};
+        for (index_t b = 0; b < s.batch; ++b)
+            for (index_t h = 0; h < s.heads; ++h)
+                for (index_t i = 0; i < s.tokens; ++i) lost[0] = kernel::loses_sum(saved.log_sum_exp(b, h, i, 0)) ? T{1} : lost[0];
+        sum_over_ranks(ranks, std::span<T>(lost), std::span<T>(before));
+        std::exception_ptr failure;
+        if (lost[0] != 0)
+            key_stream<T, C>(ranks, plan_, in, plan_.held(ranks.rank()), memory_)
+                .run([&](index_t number, const row_range& rows, const stored_view<const T>& keys, const stored_view<const T>& values) {
+                    const auto see = seeing_[static_cast<std::size_t>(number)];
+                    const auto of = [&](const auto& view) { return some_tokens(view, see.first, see.count); };
+                    if (failure || see.count == 0) return;
+                    failure = failure_of([&] {
+                        shares_of_some_.assign(static_cast<std::size_t>(s.batch * s.heads * see.count), T{0});
+                        op_.add_weights(seen_inputs(in, see, rows, keys, values), {of(saved.values), of(saved.log_sum_exp)}, shares_of_some_.data(), run);
+                        for_each_share(see, [](T& all, T some) { all += some; });
+                    });
+                });
+        kernel::softmax_gradient_scheduler<T, Arch>::to_shares(saved.log_sum_exp, op_.sinks, shares_.data());
+        return failure;
+    }
+    /// Those of some of the rows.
+    const T* shares_of(const row_range& rows) {
+        shares_of_some_.resize(static_cast<std::size_t>(shape_.batch * shape_.heads * rows.count));
+        for_each_share(rows, [](T all, T& some) { some = all; });
+        return shares_of_some_.data();
+    }
+    /// f(the share of a row, that among some of them).
+    void for_each_share(const row_range& rows, const auto& f) {
+        if (rows.count == 0) return;
+        const auto all = static_cast<index_t>(shares_.size()), tokens = shape_.tokens;
+        auto* some = shares_of_some_.data();
+        for (index_t first = 0; first < all; first += tokens)
+            for (auto i = rows.first; i < rows.end(); ++i) f(shares_[static_cast<std::size_t>(first + i)], *some++);
+    }
     /// The sinks' need no keys; all other sums are 0 then.
     void find_sinks(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const wanted_type& wanted, const execution& run) {
         for_each_number(wanted, [](T& number, T&) { number = 0; });
         wanted_type only;
         only.sinks = wanted.sinks;
         if (!only.sinks.data()) return;
-        op_.backward({in.queries, some_tokens(in.keys, 0, 0), some_tokens(in.values, 0, 0), in.positions}, saved, given, only, run);
+        op_.backward_of_run({in.queries, some_tokens(in.keys, 0, 0), some_tokens(in.values, 0, 0), in.positions}, saved, given, only, shares_.data(), run);
         for_each_number(wanted, [](T& number, T& sum) { sum = number; });
     }
     void add_parameters(const wanted_type& wanted) {
@@ -152,6 +196,8 @@ private:
     return_memory<T> of_keys_, of_values_;
     tensor<T> of_queries_;               ///< of one piece
     std::vector<T> parameters_, before_; ///< sums of those of sinks and the score function
+    shape shape_;                            ///< of the rank's log_sum_exp
+    std::vector<T> shares_, shares_of_some_; ///< of its rows: what multiplies their weights
 };
 
 /// What is refused of a call, and what it needs.

@@ -4,6 +4,7 @@
 #include "../softmax/query_block.hpp"
 #include "../../simd/exp.hpp"
 
+#include <cmath>
 #include <limits>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
@@ -12,21 +13,56 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 template <Scalar T>
 struct gradient_rows {
     T log_sum_exp[max_block_rows];
+    T share[max_block_rows]; ///< of the weights e^(x - log_sum_exp), so that they sum to 1
     T shift[max_block_rows]; ///< dL - D, D = dO . out
 };
 
-/// x becomes the weights P = e^(x - log_sum_exp), dp becomes dS = slope P (dp + shift), each [keys][stride]. Keys whose score is -infinity
+/// Whether a log_sum_exp is so large that rounding it has changed the weights e^(x - log_sum_exp) by more than a few units in the last place, all
+/// of a row's alike: half a unit of the last place is their relative error. The weights of such a row are summed again.
+template <Scalar T>
+bool loses_sum(T log_sum_exp) {
+    return std::abs(log_sum_exp) >= T{16} && std::isfinite(log_sum_exp);
+}
+/// What is to multiply the weights of a row that sum to that, and of its sink.
+template <Scalar T>
+T share_of(T log_sum_exp, T sum_of_weights) {
+    return loses_sum(log_sum_exp) && sum_of_weights != 0 ? 1 / sum_of_weights : T{1};
+}
+/// The weight e^(sink - log_sum_exp) of a sink, before the row's share.
+template <Scalar T>
+T weight_of_sink(T sink, T log_sum_exp) {
+    if (sink == -std::numeric_limits<T>::infinity()) return 0;
+    return sink == log_sum_exp ? T{1} : std::exp(sink - log_sum_exp); // infinity - infinity is NaN
+}
+
+/// sums += the weights e^(x - log_sum_exp) of each row.
+template <Scalar T, class Arch>
+void add_weights(const gradient_rows<T>& rows, const T* x, index_t keys, index_t stride, T* sums) {
+    using lanes = simd::lanes<T, Arch>;
+    const lanes hidden = -std::numeric_limits<T>::infinity(), zero = T{0};
+    for (index_t row = 0; row < stride; row += lanes::size) {
+        const auto denominator = lanes::load(rows.log_sum_exp + row);
+        lanes sum = zero;
+        for (auto at = row; at < row + keys * stride; at += stride) {
+            const auto score = lanes::load(x + at);
+            sum = sum + select(score == hidden, zero, simd::exp_nonpositive(score - denominator));
+        }
+        (lanes::load(sums + row) + sum).store(sums + row);
+    }
+}
+
+/// x becomes the weights P = share e^(x - log_sum_exp), dp becomes dS = slope P (dp + shift), each [keys][stride]. Keys whose score is -infinity
 /// are hidden: P and dS are 0, whatever the rest holds. slopes: the score function's derivatives, or null where all are 1.
 template <Scalar T, class Arch>
 void weigh_gradients(const gradient_rows<T>& rows, T* x, T* dp, const T* slopes, index_t keys, index_t stride) {
     using lanes = simd::lanes<T, Arch>;
     const lanes hidden = -std::numeric_limits<T>::infinity(), zero = T{0};
     for (index_t row = 0; row < stride; row += lanes::size) {
-        const auto denominator = lanes::load(rows.log_sum_exp + row), shift = lanes::load(rows.shift + row);
+        const auto denominator = lanes::load(rows.log_sum_exp + row), share = lanes::load(rows.share + row), shift = lanes::load(rows.shift + row);
         for (auto at = row; at < row + keys * stride; at += stride) {
             const auto score = lanes::load(x + at);
             const auto is_hidden = score == hidden;
-            const auto weight = select(is_hidden, zero, simd::exp_nonpositive(score - denominator));
+            const auto weight = select(is_hidden, zero, share * simd::exp_nonpositive(score - denominator));
             weight.store(x + at);
             auto gradient = weight * (lanes::load(dp + at) + shift);
             if (slopes) gradient = gradient * lanes::load(slopes + at);

@@ -8,11 +8,12 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// The gradient of softmax attention of any pattern and score function. With P = e^(x - log_sum_exp), recomputed tile by tile, and
-/// D_i = dO_i . O_i, dL the gradient of log_sum_exp:
+/// The gradient of softmax attention of any pattern and score function. With P = e^(x - log_sum_exp), recomputed tile by tile, and multiplied by a
+/// share of each row where log_sum_exp is so large that it has lost digits of the sum, D_i = dO_i . O_i, dL the gradient of log_sum_exp:
 ///     dV_j = sum_i P_ij dO_i,   dS_ij = score'(s_ij) P_ij (dO_i . v_j - D_i + dL_i),   dq_i = scale sum_j dS_ij k_j,   dk_j = scale sum_i dS_ij q_i
 /// A task is a kv head, whose five products on visible pairs give all of it; or, where these are too few for the threads, a part of its rows,
-/// of queries or of keys, which take seven in all: with the same bits.
+/// of queries or of keys, which take seven in all: with the same bits. One more where there are shares. Memory: two numbers a row, and that of the
+/// threads, which does not grow with the call.
 template <Scalar T, class Arch>
 class softmax_gradient_scheduler {
 public:
@@ -32,6 +33,10 @@ public:
         const auto heads = s.queries.heads;
         run.for_each(s.queries.batch * heads, [&](index_t head, index_t) { find_shift(call, head / heads, head % heads, own.shift); });
         call.shift = own.shift;
+        if (!call.share) {
+            find_shares(call, sinks, own, run);
+            call.share = own.share;
+        }
 
         const grid tasks(call, run.concurrency());
         run.for_each(tasks.count(), [&](index_t task, index_t slice) {
@@ -42,18 +47,36 @@ public:
         for (index_t h = 0; of_sinks.data() && h < heads; ++h) of_sinks(0, h, 0, 0) = of_sink(call, h, static_cast<T>(sinks[static_cast<std::size_t>(h)]));
     }
 
+    /// Adds to sums (batch, heads, n) the weights e^(x - log_sum_exp) of the rows whose log_sum_exp loses_sum.
+    void add_weights(const softmax_gradient_call<T>& call, T* sums, bool has_parameters, const execution& run) const {
+        detail::scratch memory(run.workspace().bytes().data());
+        add_weights(call, sums, layout(memory, shapes_of(call.in), run.concurrency(), has_parameters), run);
+    }
+    /// Sums of the weights of all keys become the shares of the rows.
+    static void to_shares(const tensor_view<const T>& log_sum_exp, std::span<const double> sinks, T* sums) {
+        const auto& s = log_sum_exp.shape();
+        for (index_t b = 0; b < s.batch; ++b)
+            for (index_t h = 0; h < s.heads; ++h)
+                for (index_t row = 0; row < s.tokens; ++row, ++sums) {
+                    const T all = log_sum_exp(b, h, row, 0);
+                    const T of_sink = sinks.empty() ? T{0} : weight_of_sink(static_cast<T>(sinks[static_cast<std::size_t>(h)]), all);
+                    *sums = share_of(all, *sums + of_sink);
+                }
+    }
+
 private:
     using worker_type = softmax_gradient_worker<T, Arch>;
     using lanes = simd::lanes<T, Arch>;
 
     struct layout {
-        T* shift;          ///< (batch, heads, n)
+        T *shift, *share;  ///< (batch, heads, n)
         T* sums;           ///< (batch, heads, n + m), of pairs, if there are parameters
         std::byte* slices; ///< of each thread
         std::size_t slice_bytes;
 
         layout(detail::scratch& memory, const input_shapes& s, index_t concurrency, bool has_parameters)
             : shift(memory.take<T>(s.queries.batch, s.queries.heads, s.queries.tokens)),
+              share(memory.take<T>(s.queries.batch, s.queries.heads, s.queries.tokens)),
               sums(memory.take<T>(s.queries.batch, s.queries.heads, has_parameters ? s.queries.tokens + s.keys.tokens : 0)), slice_bytes(worker_type::bytes(s)) {
             slices = memory.take<std::byte>(concurrency, static_cast<index_t>(slice_bytes));
         }
@@ -135,6 +158,27 @@ private:
         const layout& own_;
         const execution& run_;
     };
+    static void add_weights(const softmax_gradient_call<T>& call, T* sums, const layout& own, const execution& run) {
+        constexpr index_t grain = 256;
+        const auto& s = call.in.queries.shape();
+        const auto heads_of_group = s.heads / std::max<index_t>(1, call.in.keys.shape().heads), parts = (s.tokens + grain - 1) / grain;
+        run.for_each(s.batch * s.heads * parts, [&](index_t number, index_t slice) {
+            const auto plane = number / parts, first = number % parts * grain, batch = plane / s.heads, head = plane % s.heads;
+            const gradient_task task{.batch = batch, .kv_head = head / heads_of_group, .first_query = first, .end_query = std::min(s.tokens, first + grain),
+                                     .first_key = 0, .end_key = call.in.keys.shape().tokens, .of_queries = false, .of_keys = false};
+            bool any = false;
+            for (auto row = task.first_query; row < task.end_query; ++row) any = any || loses_sum(call.saved.log_sum_exp(batch, head, row, 0));
+            if (!any) return;
+            detail::scratch mine(own.slices + static_cast<std::size_t>(slice) * own.slice_bytes);
+            worker_type(mine, call).add_weights(task, head, sums + plane * s.tokens);
+        });
+    }
+    static void find_shares(const softmax_gradient_call<T>& call, std::span<const double> sinks, const layout& own, const execution& run) {
+        const auto& s = call.in.queries.shape();
+        std::fill_n(own.share, s.batch * s.heads * s.tokens, T{0});
+        add_weights(call, own.share, own, run);
+        to_shares(call.saved.log_sum_exp, sinks, own.share);
+    }
     static void find_shift(const softmax_gradient_call<T>& call, index_t batch, index_t head, T* shift) {
         const auto& s = call.in.queries.shape();
         const auto out = rows_of(call.saved.values, batch, head), given = rows_of(call.given.values, batch, head);
@@ -156,15 +200,16 @@ private:
             shift[(batch * s.heads + head) * s.tokens + row] = of_log_sum_exp - sum(products);
         }
     }
-    /// Sum over the rows of P_sink (dL - D), P_sink = e^(sink - log_sum_exp).
+    /// Sum over the rows of P_sink (dL - D), P_sink = share e^(sink - log_sum_exp).
     static T of_sink(const softmax_gradient_call<T>& call, index_t head, T sink) {
         const auto& s = call.in.queries.shape();
         double sum = 0;
         if (sink == -std::numeric_limits<T>::infinity()) return 0;
         for (index_t b = 0; b < s.batch; ++b)
             for (index_t row = 0; row < s.tokens; ++row) {
-                const T all = call.saved.log_sum_exp(b, head, row, 0), weight = sink == all ? T{1} : std::exp(sink - all);
-                sum += static_cast<double>(weight) * static_cast<double>(call.shift[(b * s.heads + head) * s.tokens + row]);
+                const auto at = (b * s.heads + head) * s.tokens + row;
+                const T weight = call.share[at] * weight_of_sink(sink, call.saved.log_sum_exp(b, head, row, 0));
+                sum += static_cast<double>(weight) * static_cast<double>(call.shift[at]);
             }
         return static_cast<T>(sum);
     }

@@ -8,6 +8,7 @@
 #include "gradient_tile.hpp"
 #include "score_slopes.hpp"
 #include "seen_products.hpp"
+#include "summed_rows.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
@@ -21,7 +22,8 @@ struct softmax_gradient_call {
     const visible_keys& pattern;
     const score_slopes<T>* slopes; ///< none if scores stay as they are
     T scale;
-    const T* shift;                ///< dL - D of each row (batch, heads, n)
+    const T* share = nullptr;      ///< of each row (batch, heads, n) what multiplies its weights; none: the scheduler finds it
+    const T* shift = nullptr;      ///< dL - D of each row (batch, heads, n)
 };
 
 /// Some query rows and some key rows of the heads that share a kv head, and whether the gradients of the queries, or of the keys and the values,
@@ -34,7 +36,7 @@ struct gradient_task {
 
 /// Each gradient is one chain of multiply-adds: of a query over the keys in order, of a key over heads, passes and queries in order. So its
 /// bits are the same in any task that computes it. A sum of pairs goes over batch entries, heads, passes and
-/// keys in order.
+/// keys in order. Sums lie where the gradients go, so that the memory of a worker does not grow with the call.
 template <Scalar T, class Arch>
 class softmax_gradient_worker {
 public:
@@ -51,18 +53,27 @@ public:
 
     void operator()(const gradient_task& task) {
         const auto heads = begin(task), queries = task.end_query - task.first_query, keys = task.end_key - task.first_key;
+        const auto& wanted = call_->wanted;
         if (task.of_keys) {
-            std::fill_n(of_keys_, keys * key_stride_, T{0});
-            std::fill_n(of_values_, keys * value_stride_, T{0});
+            summed_rows<T, Arch>::clear(wanted.keys, task.batch, task.kv_head, task.first_key, keys);
+            summed_rows<T, Arch>::clear(wanted.values, task.batch, task.kv_head, task.first_key, keys);
         }
         for (auto head = task.kv_head * heads; head < (task.kv_head + 1) * heads; ++head) {
-            if (task.of_queries) std::fill_n(of_queries_, queries * key_stride_, T{0});
+            if (task.of_queries) summed_rows<T, Arch>::clear(wanted.queries, task.batch, head, task.first_query, queries);
             add_head(head);
-            if (task.of_queries) write(of_queries_, key_stride_, call_->wanted.queries, head, task.first_query, queries, call_->scale);
+            if (task.of_queries) of_queries_.scale(wanted.queries, task.batch, head, task.first_query, queries, call_->scale);
         }
         if (!task.of_keys) return;
-        write(of_keys_, key_stride_, call_->wanted.keys, task.kv_head, task.first_key, keys, call_->scale);
-        write(of_values_, value_stride_, call_->wanted.values, task.kv_head, task.first_key, keys, T{1});
+        of_keys_.scale(wanted.keys, task.batch, task.kv_head, task.first_key, keys, call_->scale);
+        of_values_.scale(wanted.values, task.batch, task.kv_head, task.first_key, keys, T{1});
+    }
+    /// Adds up the weights e^(x - log_sum_exp) of the task's queries in one head, with its keys: sums (n), in blocks of keys in order. Of blocks of
+    /// queries none of which loses_sum, nothing is added.
+    void add_weights(const gradient_task& task, index_t head, T* sums) {
+        begin(task);
+        sums_ = sums;
+        add_head(head);
+        sums_ = nullptr;
     }
 
     void operator()(const pair_task<T>& task) {
@@ -87,11 +98,10 @@ private:
         : call_(call), key_stride_(whole_registers<T, Arch>(s.keys.channels)), value_stride_(whole_registers<T, Arch>(s.values.channels)),
           queries_(memory, s.keys.channels), given_(memory, s.values.channels), keys_(memory, block_keys, s.keys.channels, true),
           values_(memory, block_keys, s.values.channels, false), query_rows_(memory, traits::max_rows, s.keys.channels, true),
-          given_rows_(memory, traits::max_rows, s.values.channels, true), seen_(memory.take<std::uint64_t>(block_keys)) {
+          given_rows_(memory, traits::max_rows, s.values.channels, true), of_queries_(memory, traits::max_rows, s.keys.channels),
+          of_keys_(memory, block_keys, s.keys.channels), of_values_(memory, block_keys, s.values.channels),
+          seen_(memory.take<std::uint64_t>(block_keys)) {
         for (T** tile : {&scores_, &products_, &slopes_, &scratch_}) *tile = memory.take<T>(block_keys * traits::max_rows);
-        of_queries_ = memory.take<T>(s.queries.tokens, key_stride_);
-        of_keys_ = memory.take<T>(s.keys.tokens, key_stride_);
-        of_values_ = memory.take<T>(s.keys.tokens, value_stride_);
     }
 
     /// How many heads share the keys.
@@ -117,8 +127,19 @@ private:
         const query_tile all{first, (task_->end_query - task_->first_query - residue + step - 1) / step, step};
         const key_blocks blocks(block_keys, call_->in.positions.first_key[task_->batch] + task_->first_key, task_->end_key - task_->first_key, all);
         const auto rows = traits::rows_of(all.count);
-        for (auto block = blocks.first_block(); block < blocks.end_block(); ++block)
-            visit(head, pass, all, rows, 0, tile_count(all.count, rows), blocks.run(block, block + 1));
+        for (auto block = blocks.first_block(); block < blocks.end_block(); ++block) {
+            const auto run = blocks.run(block, block + 1);
+            first_key_ = run.first;
+            const auto sum_to = [&](summed_rows<T, Arch>& sums, const tensor_view<T>& to) {
+                if (task_->of_keys && to.data())
+                    sums.begin(to, task_->batch, task_->kv_head, run.first - call_->in.positions.first_key[task_->batch], run.step, run.count);
+            };
+            sum_to(of_keys_, call_->wanted.keys);
+            sum_to(of_values_, call_->wanted.values);
+            visit(head, pass, all, rows, 0, tile_count(all.count, rows), run);
+            of_keys_.end();
+            of_values_.end();
+        }
     }
     /// Tiles from .. end - 1 of a class, with one block of keys, found by bisection.
     void visit(index_t head, index_t pass, const query_tile& all, index_t rows, index_t from, index_t end, const key_run& keys) {
@@ -151,20 +172,26 @@ private:
     }
     /// What the pairs of one tile add to all gradients.
     void add(const query_block& block, const key_run& keys, std::uint64_t* visible) {
-        const auto& [in, saved, given, wanted, pattern, slopes, scale, shift] = *call_;
+        const auto& in = call_->in;
+        const auto& given = call_->given;
+        const auto& wanted = call_->wanted;
+        const auto* const slopes = call_->slopes;
+        const auto known = rows_at(block);
+        if (sums_ && std::ranges::none_of(known.log_sum_exp, loses_sum<T>)) return;
         no_prefetch ahead;
         const auto rows = block.rows(), count = keys.count;
         const auto k = keys_.read(keys);
-        queries_.begin(block, in.queries, scale);
+        queries_.begin(block, in.queries, call_->scale);
         const auto stride = queries_.stride();
         queries_.multiply(k, count, visible, scores_, ahead);
         if (slopes) (*slopes)({block, keys, scores_, stride, scratch_}, slopes_, pairs_ ? pairs_->sum->by : derived_by{});
         if (visible) hide_scores<T, Arch>(scores_, count, stride, visible);
+        if (sums_) return add_to_sums(block, known, count, stride);
         given_.begin(block, given.values, 1);
         given_.multiply(values_.read(keys), count, visible, products_, ahead);
 
         if (pairs_) {
-            weigh_gradients<T, Arch>(rows_at(block), scores_, products_, slopes_, count, stride);
+            weigh_gradients<T, Arch>(known, scores_, products_, slopes_, count, stride);
             return add_pairs<T, Arch>(*pairs_, block, keys, products_, stride, scratch_, block_keys);
         }
         const key_run tokens{block.tokens.first, rows, block.tokens.step, false};
@@ -172,44 +199,55 @@ private:
         // 0 times NaN is NaN: beside such numbers, hidden pairs are left out one by one.
         const bool careful = !(are_finite<T, Arch>(k, count, key_stride_) && are_finite<T, Arch>(q, rows, key_stride_) && are_finite<T, Arch>(d_out, rows, value_stride_));
         for (index_t j = 0; careful && j < count; ++j) seen_[j] = rows_not_hidden<T, Arch>(scores_ + j * stride, stride) & bit_range(0, rows);
-        weigh_gradients<T, Arch>(rows_at(block), scores_, products_, slopes ? slopes_ : nullptr, count, stride);
+        weigh_gradients<T, Arch>(known, scores_, products_, slopes ? slopes_ : nullptr, count, stride);
 
-        const auto query = block.first_row - task_->first_query, key = keys.first - in.positions.first_key[task_->batch] - task_->first_key;
-        const auto add_to = [&](T* sums, index_t row, index_t of_rows, index_t step, index_t row_stride, const T* a, index_t a_row, index_t a_depth, const auto& b, index_t depth) {
+        const auto key = (keys.first - first_key_) / keys.step;
+        const auto add_to = [&](summed_rows<T, Arch>& sums, index_t row, index_t of_rows, const T* a, index_t a_row, index_t a_depth, const auto& b, index_t depth) {
+            T* const to = sums.row(row);
             const tile_product<T> product{.a = a, .a_row = a_row, .a_depth = a_depth, .b = b.data, .b_depth = b.row_stride, .depth = depth,
-                                          .c = sums + row * row_stride, .c_row = step * row_stride, .adds = true};
-            add_products<T, Arch>(product, of_rows, row_stride, careful ? seen_ : nullptr, a_row == 1);
+                                          .c = to, .c_row = sums.row_stride(), .adds = true};
+            add_products<T, Arch>(product, of_rows, sums.width(), careful ? seen_ : nullptr, a_row == 1);
         };
-        if (task_->of_keys && wanted.values.data()) add_to(of_values_, key, count, keys.step, value_stride_, scores_, stride, 1, d_out, rows);
-        if (task_->of_keys && wanted.keys.data()) add_to(of_keys_, key, count, keys.step, key_stride_, products_, stride, 1, q, rows);
-        if (task_->of_queries) add_to(of_queries_, query, rows, tokens.step, key_stride_, products_, 1, stride, k, count);
+        if (task_->of_keys && wanted.values.data()) add_to(of_values_, key, count, scores_, stride, 1, d_out, rows);
+        if (task_->of_keys && wanted.keys.data()) add_to(of_keys_, key, count, products_, stride, 1, q, rows);
+        if (!task_->of_queries) return;
+        of_queries_.begin(wanted.queries, task_->batch, block.first_head, block.first_row, tokens.step, rows);
+        add_to(of_queries_, 0, rows, products_, 1, stride, k, count);
+        of_queries_.end();
+    }
+    /// Those of one tile.
+    void add_to_sums(const query_block& block, const gradient_rows<T>& known, index_t count, index_t stride) {
+        T of_rows[max_block_rows] = {};
+        kernel::add_weights<T, Arch>(known, scores_, count, stride, of_rows);
+        for (index_t r = 0; r < block.rows(); ++r)
+            if (loses_sum(known.log_sum_exp[r])) sums_[block.token_of(r)] += of_rows[r];
     }
 
     gradient_rows<T> rows_at(const query_block& block) const {
         gradient_rows<T> rows{};
         const auto& s = call_->in.queries.shape();
-        const T* const shift = call_->shift + (block.batch * s.heads + block.first_head) * s.tokens;
+        const auto first = (block.batch * s.heads + block.first_head) * s.tokens;
         for (index_t r = 0; r < block.rows(); ++r) {
-            rows.log_sum_exp[r] = call_->saved.log_sum_exp(block.batch, block.first_head, block.token_of(r), 0);
-            rows.shift[r] = shift[block.token_of(r)];
+            const auto token = block.token_of(r);
+            rows.log_sum_exp[r] = call_->saved.log_sum_exp(block.batch, block.first_head, token, 0);
+            if (sums_) continue; // the rest is not known yet
+            rows.share[r] = call_->share[first + token];
+            rows.shift[r] = call_->shift[first + token];
         }
         return rows;
-    }
-    void write(const T* sums, index_t stride, const tensor_view<T>& to, index_t head, index_t first_row, index_t count, T factor) const {
-        if (!to.data()) return;
-        for (index_t r = 0; r < count; ++r)
-            write_row<false, T, Arch>(sums + r * stride, to.shape().channels, factor, T{0}, to.row(task_->batch, head, first_row + r), to.strides().channels);
     }
 
     const softmax_gradient_call<T>* call_;
     const gradient_task* task_ = nullptr;
     const pair_task<T>* pairs_ = nullptr; ///< or sums of pairs instead
+    T* sums_ = nullptr;                   ///< or those of weights, of a head's queries
+    index_t first_key_ = 0;               ///< the position of the first key of the block
     index_t key_stride_, value_stride_;
     score_stage<T, Arch> queries_, given_;
     block_reader<T, Arch> keys_, values_, query_rows_, given_rows_;
+    summed_rows<T, Arch> of_queries_, of_keys_, of_values_; ///< of the tile and of the block of keys
     std::uint64_t* seen_; ///< [block_keys]
     T *scores_ = nullptr, *products_ = nullptr, *slopes_ = nullptr, *scratch_ = nullptr; ///< [keys][rows]
-    T *of_queries_ = nullptr, *of_keys_ = nullptr, *of_values_ = nullptr;                ///< sums, rows of whole registers
 };
 
 } // namespace attn::kernel

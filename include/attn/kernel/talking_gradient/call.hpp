@@ -2,12 +2,11 @@
 #pragma once
 
 #include "../../core/gradients.hpp"
+#include "../softmax_gradient/gradient_tile.hpp"
 #include "../softmax_gradient/score_slopes.hpp"
 #include "../softmax/visible_keys.hpp"
 #include "../talking/head_mixing.hpp"
 #include "../talking/memory.hpp"
-
-#include <cmath>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
@@ -26,13 +25,11 @@ struct talking_gradient_call {
     head_mixing<T, Arch> logits_mix_back, weights_mix_back; ///< their transposes, which gradients go through
     std::span<const double> sinks;                          ///< of the mixed heads, or none
     bool sums_weights;                                      ///< D is summed over the keys, or else comes of the saved output
-    T* shift;                                               ///< dZ - D of each row (batch, heads, n)
+    T *share, *shift;                                       ///< of each row (batch, heads, n) what multiplies its weights, and dZ - D
 
-    /// The weight e^(sink - log_sum_exp) of a head's sink in a row.
+    /// The weight e^(sink - log_sum_exp) of a head's sink in a row, before the row's share.
     T weight_of_sink(index_t batch, index_t head, index_t row) const {
-        constexpr auto nothing = -std::numeric_limits<T>::infinity();
-        const T sink = sinks.empty() ? nothing : static_cast<T>(sinks[static_cast<std::size_t>(head)]), all = saved.log_sum_exp(batch, head, row, 0);
-        return sink == nothing ? T{0} : sink == all ? T{1} : std::exp(sink - all); // infinity - infinity is NaN
+        return sinks.empty() ? T{0} : kernel::weight_of_sink(static_cast<T>(sinks[static_cast<std::size_t>(head)]), saved.log_sum_exp(batch, head, row, 0));
     }
 };
 

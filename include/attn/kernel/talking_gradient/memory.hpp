@@ -3,6 +3,7 @@
 
 #include "../../core/gradients.hpp"
 #include "../softmax_gradient/gradient_tile.hpp"
+#include "../softmax_gradient/summed_rows.hpp"
 #include "../talking/memory.hpp"
 #include "head_products.hpp"
 
@@ -20,7 +21,6 @@ struct talking_gradient_memory {
     static constexpr auto keys_of_block = talking_heads_memory<T, Arch>::keys_of_block;
 
     index_t block_keys, head_stride, key_stride, value_stride;
-    index_t task_keys, key_heads, value_heads; ///< of the sums of keys and values
 
     T* logits;    ///< before the first mixing; then the gradients by them
     T* scores;    ///< behind it, then weights: the same memory if there is none
@@ -31,23 +31,24 @@ struct talking_gradient_memory {
     T* sums;      ///< [heads][queries] of P dP
     T* totals;    ///< the same of P
     T *query_rows, *given_rows;          ///< [heads][queries][channels in whole registers]
-    T *of_queries, *of_keys, *of_values; ///< sums [heads][rows][channels in whole registers]
+    T* of_queries;                       ///< sums [heads][queries][channels in whole registers]
+    summed_rows<T, Arch> of_keys, of_values; ///< of the block of keys, in one head
     gradient_rows<T>* rows;              ///< [heads]
     std::uint64_t* seen;                 ///< [keys of a block] one bit per query: whether any head sees the key
     std::uint64_t* visible;              ///< the same of each head, or of one if they see the same
     block_reader<T, Arch> keys, values;
     score_stage<T, Arch>*queries, *given; ///< of each head
 
-    talking_gradient_memory(detail::scratch& memory, const talking_heads_shape& s, index_t heads_of_keys, index_t heads_of_values, index_t keys_of_task)
+    talking_gradient_memory(detail::scratch& memory, const talking_heads_shape& s)
         : block_keys(std::clamp<index_t>(s.keys, 1, keys_of_block)), head_stride((block_keys + 1) * max_queries), // as in talking_heads_memory
-          key_stride(whole_registers<T, Arch>(s.key_channels)), value_stride(whole_registers<T, Arch>(s.value_channels)), task_keys(keys_of_task),
-          key_heads(heads_of_keys), value_heads(heads_of_values), logits(memory.take<T>(s.query_heads, head_stride)),
+          key_stride(whole_registers<T, Arch>(s.key_channels)), value_stride(whole_registers<T, Arch>(s.value_channels)),
+          logits(memory.take<T>(s.query_heads, head_stride)),
           scores(s.mixes_logits ? memory.take<T>(s.heads, head_stride) : logits), of_mixed(memory.take<T>(s.value_heads, head_stride)),
           of_scores(s.mixes_weights ? memory.take<T>(s.heads, head_stride) : of_mixed), slopes(memory.take<T>(s.scored ? s.heads : 0, head_stride)),
           scratch(memory.take<T>(head_stride)), sums(memory.take<T>(s.heads, max_queries)), totals(memory.take<T>(s.heads, max_queries)),
           query_rows(memory.take<T>(s.query_heads, max_queries, key_stride)),
           given_rows(memory.take<T>(s.value_heads, max_queries, value_stride)), of_queries(memory.take<T>(s.query_heads, max_queries, key_stride)),
-          of_keys(memory.take<T>(key_heads, task_keys, key_stride)), of_values(memory.take<T>(value_heads, task_keys, value_stride)),
+          of_keys(memory, block_keys, s.key_channels), of_values(memory, block_keys, s.value_channels),
           rows(memory.take<gradient_rows<T>>(s.heads)), seen(memory.take<std::uint64_t>(block_keys)),
           visible(memory.take<std::uint64_t>(s.heads_alike ? 1 : s.heads, block_keys)), keys(memory, block_keys, s.key_channels, true),
           values(memory, block_keys, s.value_channels, false), queries(memory.take<score_stage<T, Arch>>(s.query_heads)),
@@ -63,10 +64,6 @@ struct talking_gradient_memory {
     }
 
     std::uint64_t* visible_to(index_t head) const { return visible + head * block_keys; }
-    void clear_keys() const {
-        std::fill_n(of_keys, key_heads * task_keys * key_stride, T{0});
-        std::fill_n(of_values, value_heads * task_keys * value_stride, T{0});
-    }
 };
 
 } // namespace attn::kernel

@@ -13,8 +13,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 /// and not well enough for the gradient of a logits_bias, which all but cancels; a second adds to the gradients.
 /// A task is a batch entry; or, where these are too few for the threads, a part of its queries or of its keys, which compute scores for
 /// themselves: with the same bits. That is five products on visible pairs, two more where D is summed, and two more where entries are cut.
-/// Memory: the sums of all keys and values of a task, beside tiles of all heads. What queries add to the mixings is summed part
-/// by part, and then over the parts in order.
+/// Memory: two numbers a row, and of each thread tiles of all heads. What queries add to the mixings is summed part by part, and then over the
+/// parts in order.
 template <Scalar T, class Arch>
 class talking_gradient_scheduler {
 public:
@@ -42,12 +42,12 @@ public:
         }
         const bool sums_weights = s.mixes_weights || !with.logits_bias.empty();
         const talking_gradient_call<T, Arch> call{in, saved, given, wanted, s, pattern, slopes, static_cast<T>(with.scale), own.logits_mix,
-                                                  own.weights_mix, own.logits_mix_back, own.weights_mix_back, with.sinks, sums_weights, own.shift};
+                                                  own.weights_mix, own.logits_mix_back, own.weights_mix_back, with.sinks, sums_weights, own.share, own.shift};
         const auto& cut = own.cut;
         const auto batch = shapes.queries.batch;
         const auto in_worker = [&](index_t slice, const auto& f) {
             detail::scratch mine(own.slices + static_cast<std::size_t>(slice) * own.slice_bytes);
-            worker_type worker(mine, call, cut.task_keys);
+            worker_type worker(mine, call);
             f(worker);
         };
         run.for_each(batch * cut.query_parts, [&](index_t part, index_t slice) {
@@ -66,14 +66,14 @@ public:
                     return;
                 }
                 const auto b = (number - query_tasks) / cut.key_parts, part = (number - query_tasks) % cut.key_parts;
-                worker.begin_keys();
+                worker.begin_keys(b, cut.key(part), cut.key(part + 1));
                 for (index_t queries = 0; queries < cut.query_parts; ++queries) {
                     auto task = task_of(call, cut, b, queries);
                     task.first_key = cut.key(part);
                     task.end_key = cut.key(part + 1);
                     worker(task, cut.joint, true, cut.joint ? own.sums_of(wanted, b * cut.query_parts + queries) : mixing_sums{});
-                    if (queries + 1 == cut.query_parts) worker.write_keys(task);
                 }
+                worker.end_keys(b, cut.key(part), cut.key(part + 1));
             });
         });
         own.write_mixings(wanted, batch);
@@ -86,7 +86,7 @@ private:
     /// The parts of a batch entry. Those of queries are the same whatever the threads are: sums for the mixings are made in each.
     struct parts {
         bool joint;
-        index_t query_parts, key_parts, keys, task_keys;
+        index_t query_parts, key_parts, keys;
 
         parts(const input_shapes& s, index_t concurrency) : keys(s.keys.tokens) {
             const auto batch = s.queries.batch, rounds = (batch + concurrency - 1) / concurrency;
@@ -94,8 +94,6 @@ private:
             const auto blocks = (s.queries.tokens + worker_type::max_queries - 1) / worker_type::max_queries;
             query_parts = std::clamp<index_t>(blocks, 1, 64);
             key_parts = joint || batch == 0 ? 1 : std::clamp<index_t>(4 * concurrency / batch, 1, std::max<index_t>(1, keys / grain));
-            task_keys = 0;
-            for (index_t p = 0; p < key_parts; ++p) task_keys = std::max(task_keys, key(p + 1) - key(p));
         }
         /// The first key of a part.
         index_t key(index_t part) const { return part == key_parts ? keys : keys * part / key_parts / grain * grain; }
@@ -108,7 +106,7 @@ private:
         talking_heads_shape shape;
         parts cut;
         head_mixing<T, Arch> logits_mix, logits_mix_back, weights_mix, weights_mix_back;
-        T* shift;     ///< (batch, heads, n)
+        T *share, *shift; ///< (batch, heads, n)
         index_t sums_count[4]; ///< of logits_mix, logits_bias, weights_mix, weights_bias
         double* sums; ///< [batch][query_parts] of these
         std::byte* slices;
@@ -120,12 +118,12 @@ private:
               logits_mix_back(take(memory, shape.mixes_logits, shape.query_heads, shape.heads)),
               weights_mix(take(memory, shape.mixes_weights, shape.value_heads, shape.heads)),
               weights_mix_back(take(memory, shape.mixes_weights, shape.heads, shape.value_heads)),
-              shift(memory.take<T>(s.queries.batch, shape.heads, s.queries.tokens)),
+              share(memory.take<T>(s.queries.batch, shape.heads, s.queries.tokens)), shift(memory.take<T>(s.queries.batch, shape.heads, s.queries.tokens)),
               sums_count{shape.mixes_logits ? shape.heads * shape.query_heads : 0, shape.mixes_logits ? shape.heads : 0,
                          shape.mixes_weights ? shape.value_heads * shape.heads : 0, shape.mixes_weights ? shape.value_heads : 0},
               sums(memory.take<double>(s.queries.batch, cut.query_parts, sums_per_part())) {
             detail::scratch one;
-            talking_gradient_memory<T, Arch>(one, shape, s.keys.heads, s.values.heads, cut.task_keys);
+            talking_gradient_memory<T, Arch>(one, shape);
             slice_bytes = one.used_bytes();
             slices = memory.take<std::byte>(concurrency, static_cast<index_t>(slice_bytes));
         }
@@ -179,14 +177,16 @@ private:
         const auto blocks = tile_count(call.in.queries.shape().tokens, worker_type::max_queries, step);
         return {b, step, blocks * part / cut.query_parts, blocks * (part + 1) / cut.query_parts, 0, cut.keys};
     }
-    /// Sum over the rows of P_sink (dZ - D), P_sink = e^(sink - log_sum_exp).
+    /// Sum over the rows of P_sink (dZ - D), P_sink = share e^(sink - log_sum_exp).
     static T of_sink(const talking_gradient_call<T, Arch>& call, index_t head) {
         const auto& s = call.in.queries.shape();
         double sum = 0;
         for (index_t b = 0; b < s.batch; ++b)
             for (index_t row = 0; row < s.tokens; ++row)
-                if (const T weight = call.weight_of_sink(b, head, row); weight != 0)
-                    sum += static_cast<double>(weight) * static_cast<double>(call.shift[(b * call.shape.heads + head) * s.tokens + row]);
+                if (const T weight = call.weight_of_sink(b, head, row); weight != 0) {
+                    const auto at = (b * call.shape.heads + head) * s.tokens + row;
+                    sum += static_cast<double>(call.share[at] * weight) * static_cast<double>(call.shift[at]);
+                }
         return static_cast<T>(sum);
     }
 };

@@ -18,9 +18,7 @@ public:
     static constexpr auto max_queries = memory_type::max_queries;
 
 protected:
-    /// task_keys: so many as a task has at most.
-    talking_gradient_tiles(detail::scratch& memory, const talking_gradient_call<T, Arch>& call, index_t task_keys)
-        : call_(call), s_(call.shape), memory_(memory, call.shape, call.in.keys.shape().heads, call.in.values.shape().heads, task_keys) {}
+    talking_gradient_tiles(detail::scratch& memory, const talking_gradient_call<T, Arch>& call) : call_(call), s_(call.shape), memory_(memory, call.shape) {}
 
     /// Calls f() for the query blocks of a task.
     template <class F>
@@ -36,7 +34,10 @@ protected:
             for (index_t e = 0; e < s_.value_heads; ++e) memory_.given[e].begin(of_head(e), call_.given.values, 1);
             for (index_t c = 0; c < s_.heads; ++c) {
                 auto& rows = memory_.rows[c] = {};
-                for (index_t r = 0; r < tokens.count; ++r) rows.log_sum_exp[r] = call_.saved.log_sum_exp(task.batch, c, block_.token_of(r), 0);
+                for (index_t r = 0; r < tokens.count; ++r) {
+                    rows.log_sum_exp[r] = call_.saved.log_sum_exp(task.batch, c, block_.token_of(r), 0);
+                    rows.share[r] = 1;
+                }
             }
             f();
         }
@@ -71,7 +72,8 @@ protected:
         return {.batch = block_.batch, .first_head = head, .heads = 1, .tokens = block_.tokens, .first_row = block_.first_row};
     }
     T* tile(T* all, index_t head) const { return all + head * memory_.head_stride; }
-    T* shift_of(index_t head) const { return call_.shift + (block_.batch * s_.heads + head) * call_.in.queries.shape().tokens; }
+    T* shift_of(index_t head) const { return call_.shift + first_row(head); }
+    T* share_of(index_t head) const { return call_.share + first_row(head); }
     head_block as_heads(const key_run& keys) const { return {keys.count, stride() / lanes::size, memory_.head_stride, seen()}; }
     const std::uint64_t* seen() const { return all_seen_ ? nullptr : memory_.seen; }
 
@@ -83,6 +85,7 @@ protected:
     bool finite_queries_ = true, finite_given_ = true; ///< of the query block
 
 private:
+    index_t first_row(index_t head) const { return (block_.batch * s_.heads + head) * call_.in.queries.shape().tokens; }
     /// The rows of the block in all heads, in whole registers. Whether all are finite.
     bool copy(T* to, index_t to_stride, const tensor_view<const T>& from) const {
         bool finite = true;

@@ -14,23 +14,28 @@ public:
     using lanes = simd::lanes<T, Arch>;
     using tiles::max_queries;
 
-    /// task_keys: so many as a task has at most.
-    talking_gradient_worker(detail::scratch& memory, const talking_gradient_call<T, Arch>& call, index_t task_keys) : tiles(memory, call, task_keys) {}
+    talking_gradient_worker(detail::scratch& memory, const talking_gradient_call<T, Arch>& call) : tiles(memory, call) {}
 
-    /// dZ - D of the query blocks.
+    /// dZ - D of the query blocks, and the shares of their weights.
     void find_shift(const talking_gradient_task& task) {
         for_each_query_block(task, [&] {
             std::fill_n(memory_.sums, s_.heads * max_queries, T{0});
             std::fill_n(memory_.totals, s_.heads * max_queries, T{0});
-            if (call_.sums_weights) for_each_key_block([&](const key_run& keys) { add_weighted(keys); });
-            else add_products_with_output();
+            bool sums = call_.sums_weights;
+            for (index_t c = 0; c < s_.heads; ++c) sums = sums || std::ranges::any_of(memory_.rows[c].log_sum_exp, loses_sum<T>);
+            if (sums) for_each_key_block([&](const key_run& keys) { add_weighted(keys); });
+            if (!call_.sums_weights) {
+                std::fill_n(memory_.sums, s_.heads * max_queries, T{0});
+                add_products_with_output();
+            }
             for (index_t c = 0; c < s_.heads; ++c)
                 for (index_t r = 0; r < block_.tokens.count; ++r) {
                     const auto row = block_.token_of(r);
                     const T of_log_sum_exp = call_.given.log_sum_exp.data() ? call_.given.log_sum_exp(task.batch, c, row, 0) : T{0};
                     const auto at = c * max_queries + r;
-                    const T all = call_.sums_weights ? memory_.totals[at] + call_.weight_of_sink(task.batch, c, row) : T{1};
+                    const T weights = memory_.totals[at] + call_.weight_of_sink(task.batch, c, row), all = call_.sums_weights ? weights : T{1};
                     shift_of(c)[row] = of_log_sum_exp - (all == 0 ? T{0} : memory_.sums[at] / all);
+                    share_of(c)[row] = kernel::share_of(memory_.rows[c].log_sum_exp[r], weights);
                 }
         });
     }
@@ -49,22 +54,20 @@ public:
                     write(memory_.of_queries + (a * max_queries + r) * memory_.key_stride, call_.wanted.queries, a, block_.token_of(r), call_.scale);
         });
     }
-    /// Before the first query block of a task's keys, and after the last.
-    void begin_keys() { memory_.clear_keys(); }
-    void write_keys(const talking_gradient_task& task) {
-        task_ = task;
-        const auto write_heads = [&](const T* sums, index_t wide, const tensor_view<T>& to, T factor) {
-            for (index_t h = 0; to.data() && h < to.shape().heads; ++h)
-                for (index_t key = task.first_key; key < task.end_key; ++key)
-                    write(sums + (h * memory_.task_keys + key - task.first_key) * wide, to, h, key, factor);
-        };
-        write_heads(memory_.of_keys, memory_.key_stride, call_.wanted.keys, call_.scale);
-        write_heads(memory_.of_values, memory_.value_stride, call_.wanted.values, T{1});
+    /// Before the first query block of some keys, and after the last.
+    void begin_keys(index_t batch, index_t first, index_t end) {
+        for (const auto* to : {&call_.wanted.keys, &call_.wanted.values})
+            for (index_t h = 0; h < to->shape().heads; ++h) summed_rows<T, Arch>::clear(*to, batch, h, first, end - first);
+    }
+    void end_keys(index_t batch, index_t first, index_t end) {
+        const auto &keys = call_.wanted.keys, &values = call_.wanted.values;
+        for (index_t h = 0; h < keys.shape().heads; ++h) memory_.of_keys.scale(keys, batch, h, first, end - first, call_.scale);
+        for (index_t h = 0; h < values.shape().heads; ++h) memory_.of_values.scale(values, batch, h, first, end - first, T{1});
     }
 
 private:
     using tiles::as_heads, tiles::call_, tiles::block_, tiles::finite_given_, tiles::finite_queries_, tiles::for_each_head, tiles::for_each_key_block,
-        tiles::for_each_query_block, tiles::memory_, tiles::s_, tiles::seen, tiles::shift_of, tiles::stride, tiles::task_, tiles::tile;
+        tiles::for_each_query_block, tiles::memory_, tiles::s_, tiles::seen, tiles::share_of, tiles::shift_of, tiles::stride, tiles::task_, tiles::tile;
 
     /// P dP of one tile, and P: D is the mean of dP, so that what a row gives the bias of its scores cancels, as it should, although the sum of
     /// P is 1 only as far as log_sum_exp was rounded.
@@ -112,7 +115,10 @@ private:
         const auto count = keys.count;
         for (index_t c = 0; c < s_.heads; ++c) {
             auto& rows = memory_.rows[c];
-            for (index_t r = 0; r < block_.tokens.count; ++r) rows.shift[r] = shift_of(c)[block_.token_of(r)];
+            for (index_t r = 0; r < block_.tokens.count; ++r) {
+                rows.shift[r] = shift_of(c)[block_.token_of(r)];
+                rows.share[r] = share_of(c)[block_.token_of(r)];
+            }
             const T* const slopes = call_.slopes ? tile(memory_.slopes, c) : nullptr;
             weigh_gradients<T, Arch>(rows, tile(memory_.scores, c), tile(memory_.of_scores, c), slopes, count, stride());
         }
@@ -123,13 +129,12 @@ private:
         if (sums.logits_mix) add_head_products<T, Arch>(heads, memory_.of_scores, s_.heads, memory_.logits, s_.query_heads, sums.logits_mix);
         if (sums.logits_bias) add_head_sums<T, Arch>(heads, memory_.of_scores, s_.heads, sums.logits_bias);
 
-        const auto key = keys.first - call_.in.positions.first_key[block_.batch] - task_.first_key;
         if (of_values_) {
             const auto wide = memory_.value_stride;
             if (s_.mixes_weights) call_.weights_mix(heads, memory_.scores, memory_.of_mixed);
             for (index_t e = 0; e < s_.value_heads; ++e)
                 add_to_keys(tile(s_.mixes_weights ? memory_.of_mixed : memory_.scores, e), keys, memory_.given_rows + e * max_queries * wide, wide,
-                            memory_.of_values + (e * call_.in.values.shape().heads / s_.value_heads * memory_.task_keys + key) * wide, finite_given_);
+                            memory_.of_values, call_.wanted.values, e * call_.in.values.shape().heads / s_.value_heads, finite_given_);
         }
         if (!of_queries_ && !of_keys_) return;
         T* const products = s_.mixes_logits ? memory_.logits : memory_.of_scores;
@@ -137,19 +142,23 @@ private:
         for_each_head(call_.in.keys, memory_.keys, s_.query_heads, keys, [&](index_t a, index_t kv_head, const auto& rows) {
             const auto wide = memory_.key_stride;
             if (of_keys_)
-                add_to_keys(tile(products, a), keys, memory_.query_rows + a * max_queries * wide, wide,
-                            memory_.of_keys + (kv_head * memory_.task_keys + key) * wide, finite_queries_);
+                add_to_keys(tile(products, a), keys, memory_.query_rows + a * max_queries * wide, wide, memory_.of_keys, call_.wanted.keys, kv_head,
+                            finite_queries_);
             if (of_queries_)
                 add_products<T, Arch>({.a = tile(products, a), .a_row = 1, .a_depth = stride(), .b = rows.data, .b_depth = rows.row_stride, .depth = count,
                                        .c = memory_.of_queries + a * max_queries * wide, .c_row = wide, .adds = true},
                                       block_.tokens.count, wide, are_finite<T, Arch>(rows, count, wide) ? nullptr : memory_.seen, true);
         });
     }
-    /// Sums of keys, from the first of the run on: the block's rows, weighted by a tile.
-    void add_to_keys(const T* weights, const key_run& keys, const T* rows, index_t row_stride, T* sums, bool finite) const {
+    /// Adds the block's rows, weighted by a tile, to those of the keys.
+    void add_to_keys(const T* weights, const key_run& keys, const T* rows, index_t row_stride, summed_rows<T, Arch>& sums, const tensor_view<T>& to,
+                     index_t head, bool finite) const {
+        sums.begin(to, block_.batch, head, keys.first - call_.in.positions.first_key[block_.batch], keys.step, keys.count);
+        T* const first = sums.row(0);
         add_products<T, Arch>({.a = weights, .a_row = stride(), .a_depth = 1, .b = rows, .b_depth = row_stride, .depth = block_.tokens.count,
-                               .c = sums, .c_row = keys.step * row_stride, .adds = true},
+                               .c = first, .c_row = sums.row_stride(), .adds = true},
                               keys.count, row_stride, finite ? nullptr : memory_.seen, false);
+        sums.end();
     }
     void write(const T* sums, const tensor_view<T>& to, index_t head, index_t row, T factor) const {
         write_row<false, T, Arch>(sums, to.shape().channels, factor, T{0}, to.row(task_.batch, head, row), to.strides().channels);

@@ -1,0 +1,63 @@
+// Rows of a gradient, while products are added to them.
+#pragma once
+
+#include "../tile_loader.hpp"
+
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
+
+/// Some rows of a result as the micro-kernel adds to them: in place if they are whole registers, else in a copy that is brought back. So a
+/// gradient's sums need no memory of their own.
+template <Scalar T, class Arch>
+class summed_rows {
+public:
+    summed_rows(detail::scratch& memory, index_t max_rows, index_t channels)
+        : stride_(whole_registers<T, Arch>(channels)), copy_(memory.take<T>(max_rows, stride_)) {}
+
+    /// Rows first, first + step, ...
+    void begin(const tensor_view<T>& to, index_t batch, index_t head, index_t first, index_t step, index_t count) {
+        rows_ = rows_of(to, batch, head, first);
+        rows_.row_stride *= step;
+        count_ = count;
+        channels_ = to.shape().channels;
+        in_place_ = rows_.channel_stride == 1 && channels_ == stride_;
+        is_copied_ = false;
+    }
+    /// Row r of them, in whole registers.
+    T* row(index_t r) {
+        if (in_place_) return rows_.data + r * rows_.row_stride;
+        if (!is_copied_) copy_rows<T, Arch>(row_block<const T>{rows_.data, rows_.row_stride, rows_.channel_stride}, count_, channels_, copy_, stride_);
+        is_copied_ = true;
+        return copy_ + r * stride_;
+    }
+    index_t row_stride() const { return in_place_ ? rows_.row_stride : stride_; }
+    index_t width() const { return stride_; }
+    /// Brings back what was added.
+    void end() const {
+        for (index_t r = 0; is_copied_ && r < count_; ++r)
+            write_row<false, T, Arch>(copy_ + r * stride_, channels_, T{1}, T{0}, rows_.data + r * rows_.row_stride, rows_.channel_stride);
+    }
+
+    /// Before all: rows of zeros. Nothing without memory.
+    static void clear(const tensor_view<T>& to, index_t batch, index_t head, index_t first, index_t count) {
+        if (!to.data()) return;
+        for (auto r = first; r < first + count; ++r)
+            for (index_t c = 0; c < to.shape().channels; ++c) to(batch, head, r, c) = T{0};
+    }
+    /// After all: multiplies rows by a factor. Nothing without memory.
+    void scale(const tensor_view<T>& to, index_t batch, index_t head, index_t first, index_t count, T factor) {
+        if (!to.data()) return;
+        for (auto r = first; r < first + count; ++r) {
+            begin(to, batch, head, r, 1, 1);
+            write_row<false, T, Arch>(row(0), channels_, factor, T{0}, rows_.data, rows_.channel_stride);
+        }
+    }
+
+private:
+    index_t stride_;
+    T* copy_;
+    row_block<T> rows_ = {};
+    index_t count_ = 0, channels_ = 0;
+    bool in_place_ = false, is_copied_ = false;
+};
+
+} // namespace attn::kernel
