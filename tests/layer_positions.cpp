@@ -6,6 +6,7 @@
 #include <attn/layer/activation.hpp>
 #include <attn/layer/rotary.hpp>
 #include <attn/layer/sinusoidal.hpp>
+#include <attn/score/dual.hpp>
 #include <attn/simd/lanes.hpp>
 
 namespace attn::testing {
@@ -32,6 +33,45 @@ TEMPLATE_TEST_CASE("activations: lanes against the formulas", "[layer][portable]
           [](double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * std::pow(x, 3)))); });
     CHECK(std::abs(plain_gelu(1) - 0.8413447460685429) < 1e-15);
     CHECK(std::isnan(gelu{}(std::numeric_limits<double>::quiet_NaN())));
+}
+
+TEMPLATE_TEST_CASE("activations: their slopes far from 0 are their limits", "[layer][portable]", ATTN_TEST_NUMBERS) {
+    using lanes = simd::lanes<TestType, simd::native>;
+    const auto check = [](const auto& f, double (*exact)(double), double from) {
+        const auto most = static_cast<double>(std::numeric_limits<TestType>::max()) / 4;
+        for (double x = from; x < most; x *= 1.7)
+            for (const auto at : {static_cast<TestType>(x), static_cast<TestType>(-x)}) {
+                INFO("at " << at);
+                const auto expected = exact(static_cast<double>(at));
+                const auto near = [&](TestType slope) { return std::abs(static_cast<double>(slope) - expected) <= 8 * epsilon<TestType> * std::abs(expected) + 1e-28; };
+                CHECK(near(detail::differentiated(f, at).derivative));
+                TestType slopes[lanes::size];
+                detail::differentiated(f, lanes(at)).derivative.store(slopes);
+                CHECK(near(slopes[0]));
+                static_cast<lanes>(f(lanes(at))).store(slopes);
+                CHECK(std::isfinite(slopes[0]));
+            }
+    };
+    constexpr double far = 70; // the slope is its limit to the last place
+    const auto step = [](double x) { return x > 0 ? 1.0 : 0.0; };
+    check(gelu{}, step, far);
+    check(gelu_tanh{}, step, far);
+    check(relu{}, step, far);
+    check(silu{}, [](double x) { return x > 0 ? 1 : std::exp(x) * (1 + x); }, far);
+    const auto sigmoid = []<class S>(S x) { // as a user writes it
+        using std::exp;
+        return S(1) / (S(1) + exp(-x));
+    };
+    check(sigmoid, [](double) { return 0.0; }, far);
+    check([sigmoid](auto x) { return x * sigmoid(x); }, step, far);
+}
+
+TEMPLATE_TEST_CASE("silu: its slope is what finite differences say", "[layer][portable]", ATTN_TEST_NUMBERS) {
+    for (double x = -30; x < 30; x += 0.137) {
+        constexpr double step = 1e-5;
+        const auto slope = (plain_silu(x + step) - plain_silu(x - step)) / (2 * step);
+        CHECK(std::abs(static_cast<double>(silu{}.derivative(static_cast<TestType>(x))) - slope) <= 1e-9 + 100 * epsilon<TestType>);
+    }
 }
 
 TEMPLATE_TEST_CASE("rotary: part of the channels, any strides, a position for each batch entry", "[layer][portable]", ATTN_TEST_NUMBERS) {

@@ -99,6 +99,28 @@ TEST_CASE("dual: at a kink, abs has the slope 0, max and min that of their first
     CHECK(pow(dual<double>(-2, 1), dual<double>(2)).derivative == -4);
 }
 
+TEMPLATE_TEST_CASE("dual: a derivative of 0 stays 0 through an infinite slope, and a slope of 0 takes an infinite derivative", "[score][portable]", ATTN_TEST_NUMBERS) {
+    using T = TestType;
+    using lanes = simd::lanes<T, simd::native>;
+    const std::vector<double> r1{0.5}, r2{0.7};
+    const simd::query_lanes<T, simd::native> queries{{4, 1}};
+    const auto check = [&](const char* name, const auto& f, T score, T slope) { // of a query at its own position, and in lanes beside others
+        INFO(name);
+        CHECK(attn::detail::differentiated(f, score, index_t{4}, index_t{4}).derivative == slope);
+        T slopes[lanes::size];
+        attn::detail::differentiated(f, lanes(score), queries, 4).derivative.store(slopes);
+        for (const T ours : slopes) CHECK(ours == slope);
+    };
+    check("kerple_power", kerple_power{r1, r2}.at(0, 0), T(0.3), T{1});
+    check("sqrt", []<class S>(S x, auto i, auto j) { using std::sqrt; return x - sqrt(S(i - j)); }, T(0.3), T{1});
+    check("pow", []<class S>(S x, auto i, auto j) { using std::pow; return x - pow(S(i - j), S(0.5)); }, T(0.3), T{1});
+    check("log", []<class S>(S x, auto i, auto j) { using std::exp, std::log; return x - exp(S(2) * log(S(i - j))); }, T(0.3), T{1});
+    check("quotient", []<class S>(S x, auto i, auto j) { return x - S(1) / (S(1) + S(1) / S(i - j)); }, T(0.3), T{1});
+    check("saturated tanh", []<class S>(S x, auto, auto) { using std::tanh; return tanh(x * x * x); }, std::numeric_limits<T>::max() / 4, T{0});
+    check("sigmoid", []<class S>(S x, auto, auto) { using std::exp; return S(1) / (S(1) + exp(-x)); }, T(-5000), T{0});
+    check("erf", []<class S>(S x, auto, auto) { using std::erf; return erf(x * x); }, std::numeric_limits<T>::max() / 4, T{0});
+}
+
 TEST_CASE("dual: a chain's slope is the product of its functions', each where it is", "[score]") {
     const std::vector<double> slopes{0.5};
     const composed_score chain{soft_cap{2}, [](auto score, auto, auto) { return score * score; }, alibi(slopes)};

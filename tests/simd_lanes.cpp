@@ -125,6 +125,29 @@ TEMPLATE_TEST_CASE("lanes: arithmetic", "[simd][portable]", ATTN_TEST_NUMBERS) {
     }
 }
 
+TEMPLATE_TEST_CASE("lanes: functions at the ends of their ranges are the standard's", "[simd][portable]", ATTN_TEST_NUMBERS) {
+    using T = TestType;
+    constexpr auto infinity = std::numeric_limits<T>::infinity(), most = std::numeric_limits<T>::max(), least = std::numeric_limits<T>::min();
+    const auto check = [](const char* name, T x, const auto& f) {
+        const auto exact = static_cast<T>(f(x)), ours = numbers_of(static_cast<lanes<T>>(f(lanes<T>(x))))[0];
+        INFO(name << " of " << x << ": " << ours << ", not " << exact);
+        const auto near = 64 * std::numeric_limits<T>::epsilon() * std::abs(exact) + least; // below the normal numbers, 0 will do
+        CHECK((std::isnan(exact) ? std::isnan(ours) : ours == exact || std::abs(ours - exact) <= near));
+    };
+    for (const T x : {T{0}, -T{0}, T(1e-30), -T(1e-30), T(70), T(-70), T(700), T(-700), T(1e10), T(-1e10), most / 8, -most / 8, most, -most, infinity, -infinity, std::numeric_limits<T>::quiet_NaN()}) {
+        check("exp", x, [](auto y) { using std::exp; return exp(y); });
+        check("log", x, [](auto y) { using std::log; return log(y); });
+        check("sqrt", x, [](auto y) { using std::sqrt; return sqrt(y); });
+        check("tanh", x, [](auto y) { using std::tanh; return tanh(y); });
+        check("erf", x, [](auto y) { using std::erf; return erf(y); });
+        check("pow to 2", x, [](auto y) { using std::pow; return pow(y, decltype(y)(T{2})); });
+        check("pow to 3", x, [](auto y) { using std::pow; return pow(y, decltype(y)(T{3})); });
+        if (x != -infinity) check("pow to 1/2", x, [](auto y) { using std::pow; return pow(y, decltype(y)(T(0.5))); }); // infinity, says the standard
+        check("pow to -1", x, [](auto y) { using std::pow; return pow(y, decltype(y)(T{-1})); });
+        check("pow to 0", x, [](auto y) { using std::pow; return pow(y, decltype(y)(T{0})); });
+    }
+}
+
 TEMPLATE_TEST_CASE("lanes: comparisons and select", "[simd][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     std::mt19937 random(2);

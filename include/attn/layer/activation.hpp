@@ -35,8 +35,16 @@ struct gelu_tanh {
 struct silu {
     template <class S>
     S operator()(S x) const {
-        using std::exp;
-        return x / (S(1) + exp(-x));
+        using std::abs, std::exp, attn::select;
+        const S power = exp(-abs(x)); // of what is not positive: e^-x leaves the range of S where x e^x does not
+        return x * (select(x < S(0), power, S(1)) / (S(1) + power));
+    }
+    /// s (1 + x (1 - s)) with s = 1 / (1 + e^-x), both shares without cancellation.
+    template <class S>
+    S derivative(S x) const {
+        using std::abs, std::exp, attn::select;
+        const S power = exp(-abs(x)), smaller = power / (S(1) + power), larger = S(1) / (S(1) + power);
+        return select(x < S(0), smaller, larger) * (S(1) + x * select(x < S(0), larger, smaller));
     }
 };
 

@@ -13,7 +13,9 @@ namespace dual_numbers {
 /// calculus, so a generic text evaluated on (score, 1) gives the function's value and its slope:
 ///     f(x + x' e) = f(x) + f'(x) x' e,      e^2 = 0
 /// Comparisons look at values. At a kink, where there is no derivative: abs has 0, max and min have that of their first argument.
-/// Numbers, and what converts to V, have the derivative 0. Clifford 1873; Wengert 1964 (forward differentiation).
+/// Numbers, and what converts to V, have the derivative 0. A derivative of exactly 0 stays 0 through an infinite slope (the root of a constant 0),
+/// and a slope of exactly 0 makes 0 of an infinite derivative (tanh far from 0): limits, where the product would be NaN.
+/// Clifford 1873; Wengert 1964 (forward differentiation).
 template <class V>
 struct dual {
     V value{};      ///< the number
@@ -29,10 +31,10 @@ struct dual {
 
     friend constexpr dual operator+(dual a, dual b) { return {a.value + b.value, a.derivative + b.derivative}; }
     friend constexpr dual operator-(dual a, dual b) { return {a.value - b.value, a.derivative - b.derivative}; }
-    friend constexpr dual operator*(dual a, dual b) { return {a.value * b.value, a.derivative * b.value + a.value * b.derivative}; }
+    friend constexpr dual operator*(dual a, dual b) { return {a.value * b.value, along(b.value, a.derivative) + along(a.value, b.derivative)}; }
     friend constexpr dual operator/(dual a, dual b) {
         const V quotient = a.value / b.value;
-        return {quotient, (a.derivative - quotient * b.derivative) / b.value};
+        return {quotient, over(a.derivative, b.value) - along(quotient, over(b.derivative, b.value))};
     }
     friend constexpr dual operator-(dual a) { return {-a.value, -a.derivative}; }
     constexpr dual& operator+=(dual b) { return *this = *this + b; }
@@ -58,40 +60,49 @@ struct dual {
     friend constexpr dual min(dual a, dual b) { return select(b.value < a.value, b, a); }
     friend dual fma(dual a, dual b, dual c) {
         using std::fma;
-        return {fma(a.value, b.value, c.value), fma(a.derivative, b.value, fma(a.value, b.derivative, c.derivative))};
+        return {fma(a.value, b.value, c.value), along(b.value, a.derivative) + (along(a.value, b.derivative) + c.derivative)};
     }
     friend dual exp(dual a) {
         using std::exp;
         const V power = exp(a.value);
-        return {power, power * a.derivative};
+        return {power, along(power, a.derivative)};
     }
     friend dual log(dual a) {
         using std::log;
-        return {log(a.value), a.derivative / a.value};
+        return {log(a.value), over(a.derivative, a.value)};
     }
     friend dual sqrt(dual a) {
         using std::sqrt;
         const V root = sqrt(a.value);
-        return {root, a.derivative / (root + root)};
+        return {root, over(a.derivative, root + root)};
     }
     friend dual erf(dual a) {
         using std::erf, std::exp;
-        return {erf(a.value), static_cast<V>(2 * std::numbers::inv_sqrtpi) * exp(-a.value * a.value) * a.derivative};
+        return {erf(a.value), along(static_cast<V>(2 * std::numbers::inv_sqrtpi) * exp(-a.value * a.value), a.derivative)};
     }
     friend dual tanh(dual a) {
         using std::tanh;
         const V t = tanh(a.value);
-        return {t, (static_cast<V>(1) - t * t) * a.derivative};
+        return {t, along(static_cast<V>(1) - t * t, a.derivative)};
     }
     /// A constant exponent asks for no logarithm, so that the base may be negative.
     friend dual pow(dual a, dual b) {
         using std::log, std::pow;
-        const V zero = static_cast<V>(0), power = pow(a.value, b.value);
-        const V of_base = b.value * pow(a.value, b.value - static_cast<V>(1)) * a.derivative;
-        return {power, of_base + chosen(b.derivative == zero, zero, power * log(a.value) * b.derivative)};
+        const V power = pow(a.value, b.value), of_base = along(b.value, pow(a.value, b.value - static_cast<V>(1)));
+        return {power, along(of_base, a.derivative) + along(along(power, log(a.value)), b.derivative)};
     }
 
 private:
+    /// slope * derivative, 0 if either is.
+    static constexpr V along(V slope, V derivative) {
+        const V zero = static_cast<V>(0);
+        return chosen(slope == zero, zero, chosen(derivative == zero, zero, slope * derivative));
+    }
+    /// derivative / by, 0 if the derivative is.
+    static constexpr V over(V derivative, V by) {
+        const V zero = static_cast<V>(0);
+        return chosen(derivative == zero, zero, derivative / by);
+    }
     static constexpr V chosen(const auto& condition, V yes, V no) {
         using attn::select;
         return select(condition, yes, no);

@@ -182,8 +182,13 @@ struct lanes {
     friend lanes exp(lanes a) { return xsimd::exp(a.value); }
     [[gnu::flatten]] friend lanes log(lanes a) { return of(xsimd::log(a.integral())); } // or gcc 12 warns of it where no pragma reaches
     friend lanes tanh(lanes a) { return xsimd::tanh(a.value); }
-    friend lanes pow(lanes a, lanes b) { return of(xsimd::pow(a.integral(), b.integral())); }
-    friend lanes erf(lanes a) { return xsimd::erf(a.value); }
+    /// xsimd's is 0 for 0 to the power of 0, and NaN for infinity.
+    friend lanes pow(lanes a, lanes b) { return select(b == lanes(T{0}), lanes(T{1}), of(xsimd::pow(a.integral(), b.integral()))); }
+    /// xsimd's of doubles is NaN far from 0, where it is 1 or -1.
+    friend lanes erf(lanes a) {
+        const lanes far = T{30}, kept = select(a > far, far, select(a < -far, -far, a));
+        return xsimd::erf(kept.value);
+    }
 
 private:
     // What log and pow select integers in. Without optimisation gcc's intrinsics are macros, and xsimd 8.1 hands those of AVX-512BW what they do
