@@ -13,6 +13,7 @@
 #include "errors.hpp"
 
 #include <array>
+#include <random>
 
 using namespace attn;
 
@@ -388,6 +389,33 @@ TEST_CASE("forgetting gates add up between a key and its query", "[score][portab
     CHECK(testing::error_of([&] { forgetting{gates}; }) != nothing_thrown);
     CHECK(testing::error_of([] { forgetting{tensor<double>({1, 1, 3, 2})}; }) ==
           "forgetting: log_gates have shape (1, 1, 3, 2), but (batch, heads, tokens, 1) is needed");
+}
+
+TEMPLATE_TEST_CASE("forgetting: a gate that is all but closed loses no other", "[score][portable]", ATTN_TEST_NUMBERS) {
+    using T = TestType;
+    constexpr auto lowest = std::numeric_limits<T>::lowest();
+    const auto closed = -std::numeric_limits<T>::infinity();
+    tensor<T> gates({1, 1, 400, 1});
+    std::mt19937 random(7);
+    for (const T large : {T(-2000), T(-1e10), T(-1e20), lowest, closed}) {
+        INFO("large gates of " << large);
+        for (index_t t = 0; t < 400; ++t) gates.data()[t] = random() % 5 == 0 ? large : random() % 3 == 0 ? T(-1e4) : -static_cast<T>(random() % 1000) / 100;
+        const forgetting gated(gates);
+        const auto score = gated.at(0, 0);
+        for (index_t j = 0; j < 400; j += 3)
+            for (index_t i = j; i < 400; i += 1 + (i - j) / 8) {
+                double sum = 0; // of numbers of one sign, from the last on
+                for (auto t = i; t > j; --t) sum += static_cast<double>(gates.data()[t]);
+                if (std::isinf(sum) && large != closed) sum = -std::numeric_limits<double>::max();
+                const auto near = [&](double bias) { return sum == bias || std::abs(bias - sum) <= 1e-9 + 1e-13 * std::abs(sum); };
+                CHECK(near(score(0.0, i, j)));
+                if (j < i) CHECK((std::isinf(sum) ? near(score(0.0, j, i)) : near(-score(0.0, j, i))));
+                T row[1];
+                score.bias_row(i, 1, 1, j, row);
+                const auto expected = static_cast<T>(std::isinf(sum) ? sum : std::max(sum, static_cast<double>(lowest)));
+                CHECK((row[0] == expected || std::abs(row[0] - expected) <= T(1e-9) + std::max(2 * std::numeric_limits<T>::epsilon(), T(1e-13)) * std::abs(expected)));
+            }
+    }
 }
 
 TEST_CASE("composed_score: applies its functions in order", "[score][portable]") {

@@ -46,9 +46,11 @@ rounded score_steps::operator()(rounded s, index_t head, index_t query, index_t 
         case score_kind::times:
             s = {step.number * s.value, std::abs(step.number) * (s.error + 3 * unit * std::abs(s.value))};
             break;
-        case score_kind::plus:
-            s = {s.value + step.number, s.error + unit * (2 * std::abs(step.number) + 2 * std::abs(s.value))};
+        case score_kind::plus: {
+            const bool is_exact = std::abs(s.value) + std::abs(step.number) <= 0.5 / unit && std::nearbyint(s.value) == s.value && std::nearbyint(step.number) == step.number;
+            s = {s.value + step.number, s.error + (s.error == 0 && is_exact ? 0 : unit * (2 * std::abs(step.number) + 2 * std::abs(s.value)))};
             break;
+        }
         case score_kind::beyond:
             // One number, rounded alike for all keys, which cancels.
             if (distance > static_cast<double>(step.reach)) s = {step.number, 0};
@@ -69,6 +71,10 @@ score_steps draw_score(draw& random, const sizes& s, double lowest) {
             if (random.one_in(2)) std::ranges::generate(step.slopes, [&] { return random.real(-0.1, 1); });
         }
         if (kind == score_kind::plus && random.one_in(4)) step.number = random.real(-1000, 1000);
+        if (kind == score_kind::plus && random.one_in(4)) { // as masks of padded rows do
+            const double whole[] = {-100, 1000, -10'000, 1e6};
+            step.number = random.one_of(whole);
+        }
         if (kind == score_kind::logarithm || kind == score_kind::power) step.number = random.real(0, 0.5), step.rate = random.real(0.1, 1);
         if (kind == score_kind::distance) step.number = random.real(0, 0.2);
         if (kind == score_kind::beyond) {
@@ -110,8 +116,9 @@ drawn_relative<T> draw_relative(draw& random, const sizes& s) {
     const auto end = std::max(sizes::lowest(s.first_query) + sizes::extent(s.first_query, s.queries),
                               sizes::lowest(s.first_key) + sizes::extent(s.first_key, s.keys));
     const auto rare = random.one_in(3) ? index_t{20} : index_t{1} << 30;
+    const double closing[] = {closed, closed, -2000, -1e10, static_cast<double>(std::numeric_limits<T>::lowest()) / 0x1p20}; // of which a sum is a number still
     const auto gates = filled<T>({random.one_in(2) ? s.batch : 1, random.one_in(2) ? s.heads : 1, end - first, 1},
-                                 [&] { return random.one_in(rare) ? closed : random.real(-0.3, 0); });
+                                 [&] { return random.one_in(rare) ? random.one_of(closing) : random.real(-0.3, 0); });
     return composed_score{relative_buckets(table, {.max_distance = random.number(20, 200), .bidirectional = random.one_in(2)}),
                           forgetting(gates, first)};
 }

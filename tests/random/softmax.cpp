@@ -10,7 +10,8 @@ rounded softmax_drawn<T>::score(rounded x, index_t batch, index_t head, index_t 
     const auto add = [&](double b) {
         // A sum that rounds to one of the two does so for every key that has it: that error cancels.
         const auto least = unit_of<T> / 4;
-        const bool absorbed = std::abs(x.value) + x.error < least * std::abs(b) || (x.error == 0 && std::abs(b) < least * std::abs(x.value));
+        const bool is_exact = static_cast<double>(static_cast<T>(b)) == b;
+        const bool absorbed = (is_exact && std::abs(x.value) + x.error < least * std::abs(b)) || (x.error == 0 && std::abs(b) < least * std::abs(x.value));
         x = {x.value + b, absorbed ? 0 : x.error + unit_of<T> * 3 * (std::abs(b) + std::abs(x.value))};
         if (b == -std::numeric_limits<double>::infinity()) x = {b, 0};
     };

@@ -5,8 +5,8 @@
 #include "score_function.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
-#include <cstdint>
 #include <limits>
 #include <memory>
 #include <vector>
@@ -15,29 +15,91 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 namespace detail {
 
-/// c, a sum for each token. A gate of 0 begins a new era, of which nothing before is seen.
-struct gate_sums {
-    std::vector<double> sum;
-    std::vector<std::int64_t> era;
+/// Sums of the logarithms of gates between any two tokens of one head. A running sum forgets small numbers behind a large one, which closes a
+/// gate all the same; so it begins anew, with an era, at each large gate and before it grows large. Numbers of one sign are added, which loses
+/// no digits, but within an era, where the difference of two sums does: of those below 2^20, in double.
+class gate_sums {
+public:
+    /// gates: 0 or less, of each token.
+    explicit gate_sums(const std::vector<double>& gates) : closed_(gates.size()) {
+        std::vector<double> steps; // from the first token of an era to that of the next
+        double sum = 0;
+        for (std::size_t t = 0; t < gates.size(); ++t) {
+            constexpr double large_gate = -0x1p10, large_sum = -0x1p20;
+            closed_[t] = std::isinf(gates[t]);
+            if (t > 0) {
+                const bool begins = gates[t] < large_gate || sum + gates[t] < large_sum;
+                if (begins) steps.push_back(total(sum, gates[t]));
+                sum = begins ? 0 : sum + gates[t];
+            }
+            sums_.push_back({sum, std::ssize(steps)});
+        }
+        steps_.push_back(std::move(steps));
+        for (std::size_t size = 1; 2 * size <= steps_[0].size(); size *= 2) {
+            const auto& half = steps_.back();
+            std::vector<double> doubled(half.size() - size);
+            for (std::size_t e = 0; e < doubled.size(); ++e) doubled[e] = total(half[e], half[e + size]);
+            steps_.push_back(std::move(doubled));
+        }
+    }
+    /// c[i] - c[j], or -infinity where a gate of 0 lies between the tokens.
+    double between(index_t i, index_t j) const {
+        const auto &a = sums_[static_cast<std::size_t>(i)], &b = sums_[static_cast<std::size_t>(j)];
+        if (a.era == b.era) [[likely]] return a.sum - b.sum;
+        const auto sum = i > j ? over_eras(b, a) : over_eras(a, b);
+        return i > j || std::isinf(sum) ? sum : -sum;
+    }
+    bool closed(index_t token) const { return closed_[static_cast<std::size_t>(token)]; }
+
+private:
+    /// The sum of the gates behind the first of the era, and which era that is.
+    struct token_sum {
+        double sum;
+        index_t era;
+    };
+
+    /// Infinite only if one of them is.
+    static double total(double a, double b) {
+        return std::isinf(a) || std::isinf(b) ? a + b : std::max(a + b, std::numeric_limits<double>::lowest());
+    }
+    double over_eras(const token_sum& from, const token_sum& to) const {
+        auto sum = total(steps_[0][static_cast<std::size_t>(from.era)] - from.sum, to.sum);
+        auto era = static_cast<std::size_t>(from.era) + 1;
+        for (auto left = static_cast<std::size_t>(to.era) - era; left > 0;) {
+            const auto level = static_cast<std::size_t>(std::bit_width(left) - 1);
+            sum = total(sum, steps_[level][era]);
+            era += std::size_t{1} << level;
+            left -= std::size_t{1} << level;
+        }
+        return sum;
+    }
+
+    std::vector<token_sum> sums_;
+    std::vector<char> closed_;
+    std::vector<std::vector<double>> steps_; ///< [level][era]: those of 2^level eras from one on
 };
 
 /// Those of one head.
 struct forgetting_of_head {
-    const double* sum;
-    const std::int64_t* era;
-    index_t origin; // the position of sum[0]
+    const gate_sums* sums;
+    index_t origin; ///< the position of token 0
 
-    double bias(index_t query, index_t key) const {
-        const auto i = query - origin, j = key - origin;
-        return era[i] == era[j] ? sum[i] - sum[j] : -std::numeric_limits<double>::infinity();
+    /// As a finite number of S, if it is finite.
+    template <class S>
+    S bias(index_t query, index_t key) const {
+        const auto exact = sums->between(query - origin, key - origin);
+        if (std::isinf(exact)) return static_cast<S>(exact);
+        constexpr auto most = static_cast<double>(std::numeric_limits<S>::max());
+        return static_cast<S>(std::clamp(exact, -most, most));
     }
     template <ScoreNumber S>
     S operator()(S score, index_t query, index_t key) const {
-        return plus_bias(score, static_cast<S>(bias(query, key)));
+        if constexpr (std::floating_point<S>) return plus_bias(score, bias<S>(query, key));
+        else return plus_bias(score, static_cast<S>(bias<double>(query, key)));
     }
     template <Scalar T>
     void bias_row(index_t first, index_t step, index_t count, index_t key, T* to) const {
-        for (index_t q = 0; q < count; ++q) to[q] = static_cast<T>(bias(first + q * step, key));
+        for (index_t q = 0; q < count; ++q) to[q] = bias<T>(first + q * step, key);
     }
 };
 
@@ -57,9 +119,8 @@ public:
     explicit forgetting(const G& log_gates, index_t first = 0) : forgetting(tensor_view<const detail::scalar_t<G>>(log_gates), first, 0) {}
 
     detail::forgetting_of_head at(index_t batch, index_t head) const {
-        if (sums_->sum.empty()) return {nullptr, nullptr, first_};
-        const auto begin = detail::table_place(size_, batch, head).plane(size_) * size_.tokens;
-        return {sums_->sum.data() + begin, sums_->era.data() + begin, first_};
+        if (sums_->empty()) return {nullptr, first_};
+        return {&(*sums_)[static_cast<std::size_t>(detail::table_place(size_, batch, head).plane(size_))], first_};
     }
     void check(const score_context& context) const {
         const auto text = [&] { return "forgetting with gates of shape " + to_string(size_); };
@@ -72,8 +133,7 @@ public:
     index_t first() const noexcept { return first_; }
     /// Whether a token's gate, of an entry and a head of the gates, is 0.
     bool begins_anew(index_t entry, index_t head, index_t token) const {
-        const auto* const era = sums_->era.data() + (entry * size_.heads + head) * size_.tokens;
-        return era[token] != (token == 0 ? 0 : era[token - 1]);
+        return (*sums_)[static_cast<std::size_t>(entry * size_.heads + head)].closed(token);
     }
 
     /// That of log_gates, in their shape: summed over whatever they were repeated for. That of a gate of 0 is 0.
@@ -115,29 +175,23 @@ private:
         detail::check_positions("forgetting", "first", first, size_.tokens);
         if (size_.channels != 1)
             throw shape_error("forgetting", "log_gates", "have shape " + to_string(size_) + ", but (batch, heads, tokens, 1) is needed");
-        detail::gate_sums sums;
-        sums.sum.reserve(static_cast<std::size_t>(size_.size()));
-        sums.era.reserve(static_cast<std::size_t>(size_.size()));
+        std::vector<detail::gate_sums> sums;
+        std::vector<double> gates(static_cast<std::size_t>(size_.tokens));
         for (index_t b = 0; b < size_.batch; ++b)
             for (index_t h = 0; h < size_.heads; ++h) {
-                double sum = 0;
-                std::int64_t era = 0;
                 for (index_t t = 0; t < size_.tokens; ++t) {
-                    const auto gate = static_cast<double>(log_gates(b, h, t, 0));
+                    const auto gate = gates[static_cast<std::size_t>(t)] = static_cast<double>(log_gates(b, h, t, 0));
                     if (!(gate <= 0))
                         throw argument_error("forgetting", "log_gates", "hold " + std::to_string(gate) + " for token " + std::to_string(t) + ": not the logarithm of a gate");
-                    if (std::isinf(gate)) sum = 0, ++era;
-                    else sum += gate;
-                    sums.sum.push_back(sum);
-                    sums.era.push_back(era);
                 }
+                sums.emplace_back(gates);
             }
-        sums_ = std::make_shared<const detail::gate_sums>(std::move(sums));
+        sums_ = std::make_shared<const std::vector<detail::gate_sums>>(std::move(sums));
     }
 
     shape size_;
     index_t first_;
-    std::shared_ptr<const detail::gate_sums> sums_;
+    std::shared_ptr<const std::vector<detail::gate_sums>> sums_; ///< of each batch entry and head of the gates
 };
 
 } // namespace attn
