@@ -105,6 +105,22 @@ TEMPLATE_TEST_CASE("layer_norm and rms_norm: scales that overflow or underflow w
         }
 }
 
+TEMPLATE_TEST_CASE("layer_norm: finite rows whose differences are not", "[norm][portable]", ATTN_TEST_NUMBERS) {
+    const auto largest = std::numeric_limits<TestType>::max();
+    for (const index_t channels : {2, 3, 16, 100}) {
+        INFO(channels << " channels");
+        auto x = random_rows<TestType>({1, 1, 3, channels}, 9, 0, 0.2);
+        auto unit = tensor<double>(x.shape()), exact = tensor<double>(x.shape());
+        for (index_t i = 0; i < 3; ++i) x(0, 0, i, 0) = i == 1 ? 1 : -1, x(0, 0, i, channels - 1) = i == 1 ? -1 : 1;
+        for (index_t e = 0; e < x.shape().size(); ++e) {
+            unit.data()[e] = static_cast<double>(x.data()[e]);
+            x.data()[e] *= largest;
+        }
+        reference::layer_norm<double>(std::as_const(unit).view(), exact.view(), {}, {}, 0);
+        CHECK(largest_error(normalise(layer_norm<TestType>{}, x), exact) <= 64 * epsilon<TestType>);
+    }
+}
+
 TEMPLATE_TEST_CASE("layer_norm and rms_norm: NaN and infinity stay in their row", "[norm][portable]", ATTN_TEST_NUMBERS) {
     constexpr auto infinity = std::numeric_limits<TestType>::infinity(), nan = std::numeric_limits<TestType>::quiet_NaN();
     const auto clean = random_rows<TestType>({1, 1, 9, 37}, 5);

@@ -124,7 +124,11 @@ outcome attempt(draw& random) {
     const auto kind = random.number(0, 3);
     const shape s{random.number(0, 3), random.number(1, 3), random.size(100), std::max<index_t>(1, random.size(800))};
     const double mean = random.one_in(2) ? random.real(-3, 3) : 0, deviation = random.one_in(4) ? random.real(0.01, 50) : 1;
-    const auto x = filled<T>(s, [&] { return mean + deviation * random.real(-1.7, 1.7); });
+    auto x = filled<T>(s, [&] { return mean + deviation * random.real(-1.7, 1.7); });
+    if (const auto outlying = random.one_in(4) ? random.real(3, 2000) : 0; outlying > 0) // as class tokens are, or a channel
+        for (index_t row = 0; s.channels > 0 && row < s.size() / s.channels; ++row)
+            for (index_t c = 0; c < s.channels; ++c)
+                if (kind >= 2 ? row % 32 == 0 : c == 0) x.data()[row * s.channels + c] += static_cast<T>(outlying);
     const auto numbers = [&]<class U>(U, double low, double high) {
         std::vector<U> v(static_cast<std::size_t>(s.channels));
         std::ranges::generate(v, [&] { return static_cast<U>(random.real(low, high)); });

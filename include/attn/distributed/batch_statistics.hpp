@@ -57,7 +57,7 @@ private:
         handed_on_ = memory.used_bytes() - before;
         own_ = memory.take<double>(pieces_.count, 2 * channels_);
         own_count_ = memory.take<index_t>(pieces_.count);
-        sums_ = memory.take<T>(2, padded());
+        sums_ = memory.take<T>(group_type::scratch_rows, padded());
     }
     index_t padded() const { return (channels_ + 63) / 64 * 64; }
 
@@ -86,13 +86,13 @@ private:
     }
     /// The pieces that lie on this rank alone.
     void find_own(const execution& run) {
-        workspace sums(static_cast<std::size_t>(2 * run.concurrency() * padded()) * sizeof(T));
+        workspace sums(static_cast<std::size_t>(group_type::scratch_rows * run.concurrency() * padded()) * sizeof(T));
         run.for_each(pieces_.count, [&](index_t piece, index_t slice) {
             if (!is_own(piece)) return;
-            T* const own = reinterpret_cast<T*>(sums.bytes().data()) + slice * 2 * padded();
+            T* const own = reinterpret_cast<T*>(sums.bytes().data()) + slice * group_type::scratch_rows * padded();
             moments_view moments{own_ + 2 * piece * channels_, own_ + (2 * piece + 1) * channels_};
             moments.clear(channels_);
-            group_type group(own, own + padded());
+            group_type group(own, padded());
             for_each_segment(piece, [&](index_t, index_t first, index_t end) { push(group, first, end, moments); });
             group.flush(channels_, moments);
             own_count_[piece] = moments.count;
@@ -107,7 +107,7 @@ private:
         }
         moments_view moments{piece_, piece_ + channels_, static_cast<index_t>(*piece_count_)};
         if (first_row == pieces_.first(piece)) moments.clear(channels_);
-        group_type group(sums_, sums_ + padded());
+        group_type group(sums_, padded());
         for (index_t r = 0; r < static_cast<index_t>(*waiting_); ++r) group.push(rows_ + r * padded(), channels_, moments);
         push(group, first_row, end_row, moments);
         if (ends) {

@@ -105,10 +105,11 @@ auto careful_row_map(const Op& op, const std::byte* x, double eps) {
     const auto number = [x](index_t c) { return static_cast<double>(Op::number(x, c)); };
     using T = decltype(Op::number(x, 0));
     const auto channels = op.channels;
-    double largest = 0, sum_of_all = 0;
+    double least = 0, greatest = 0, sum_of_all = 0;
     for (index_t c = 0; c < channels; ++c) {
         const auto value = number(c);
-        largest = std::max(largest, std::abs(value));
+        least = std::min(least, value);
+        greatest = std::max(greatest, value);
         sum_of_all += value - value; // NaN if any is not finite
     }
     constexpr auto nan = std::numeric_limits<T>::quiet_NaN();
@@ -117,6 +118,7 @@ auto careful_row_map(const Op& op, const std::byte* x, double eps) {
         for (index_t c = 0; c < channels; ++c) any_nan = any_nan || std::isnan(number(c));
         return Op::centred || any_nan ? row_map<T>{0, nan, nan} : row_map<T>{0, 0, 0};
     }
+    const auto largest = std::max(greatest, -least);
     const auto exponent = largest > 0 ? std::ilogb(largest) : 0;
     const auto scaled = [&](index_t c) { return std::scalbn(number(c), -exponent); };
     const auto count = static_cast<double>(channels);
@@ -125,7 +127,9 @@ auto careful_row_map(const Op& op, const std::byte* x, double eps) {
     for (index_t c = 0; c < channels; ++c) squares += (scaled(c) - mean) * (scaled(c) - mean) / count;
     const auto scale = std::scalbn(1 / std::sqrt(squares + std::scalbn(eps, -2 * exponent)), -exponent);
     const auto unscaled = std::scalbn(mean, exponent);
-    const auto centre = static_cast<T>(unscaled);
+    // Where differences leave the range of T the deviation is about as large as the numbers, and nothing cancels without a centre.
+    const bool differences_fit = greatest / 2 - least / 2 <= static_cast<double>(std::numeric_limits<T>::max()) / 2;
+    const auto centre = differences_fit ? static_cast<T>(unscaled) : T{0};
     return row_map<T>{centre, static_cast<T>(scale), static_cast<T>((static_cast<double>(centre) - unscaled) * scale)};
 }
 

@@ -65,14 +65,16 @@ inline index_t counted_tokens(const token_mask& mask, const shape& x) {
     return count;
 }
 
-/// Adds a few rows to moments. In lanes, the sums of x - x of the first row and of its squares; then, in double, the merge.
+/// Adds a few rows to moments. In lanes, the sums of x - shift and of its squares, where shift is x of the first row; should that lie far from
+/// the others, whose differences then all but cancel, the mean that these sums tell. Then, in double, the merge.
 template <class Arch, Scalar T>
 class row_group {
 public:
     static constexpr int max_rows = 32;
+    static constexpr index_t scratch_rows = 3;
 
-    /// total, squares: (channels) each, in whole registers.
-    row_group(T* total, T* squares) : total_(total), squares_(squares) {}
+    /// scratch: scratch_rows times `padded` numbers, the channels in whole registers.
+    row_group(T* scratch, index_t padded) : shift_(scratch), total_(scratch + padded), squares_(scratch + 2 * padded) {}
 
     void push(const T* row, index_t channels, moments_view& into) {
         rows_[static_cast<std::size_t>(count_++)] = row;
@@ -94,9 +96,9 @@ public:
                 one_by_one(c, into); // squares that overflow, or x that is not finite
                 continue;
             }
-            const auto from_first = static_cast<double>(total_[c]) / n;
-            const auto deviation = std::max(0.0, static_cast<double>(squares_[c]) - static_cast<double>(total_[c]) * from_first);
-            into.merge(c, count_, static_cast<double>(rows_[0][c]) + from_first, deviation);
+            const auto from_shift = static_cast<double>(total_[c]) / n;
+            const auto deviation = std::max(0.0, static_cast<double>(squares_[c]) - static_cast<double>(total_[c]) * from_shift);
+            into.merge(c, count_, static_cast<double>(shift_[c]) + from_shift, deviation);
         }
         into.count += count_;
         count_ = 0;
@@ -105,33 +107,46 @@ public:
 private:
     using lanes = simd::lanes<T, Arch>;
 
+    /// So many registers of channels from c on.
     template <int registers, class Load>
     [[gnu::always_inline]] void sum(index_t c, const Load& load) {
         constexpr int size = lanes::size;
-        lanes first[static_cast<std::size_t>(registers)], sums[static_cast<std::size_t>(registers)], of_squares[static_cast<std::size_t>(registers)];
+        lanes shift[static_cast<std::size_t>(registers)], total[static_cast<std::size_t>(registers)], squares[static_cast<std::size_t>(registers)];
+        simd::unroll<registers>([&](auto k) { shift[k] = load(rows_[0] + c + k * size); });
+        add<registers>(c, 1, load, shift, total, squares);
+        const lanes part = T{1} / static_cast<T>(count_), much = T{8};
         simd::unroll<registers>([&](auto k) {
-            first[k] = load(rows_[0] + c + k * size);
-            sums[k] = of_squares[k] = lanes(0);
+            const auto from_shift = total[k] * part, lost = total[k] * from_shift;
+            const auto is_far = lost > much * (squares[k] - lost);
+            if (is_far.bits() != simd::lane_bits{}) [[unlikely]] {
+                shift[k] = select(is_far, shift[k] + from_shift, shift[k]); // the other lanes come to the same sums again
+                add<1>(c + k * size, 0, load, shift + k, total + k, squares + k);
+            }
+            shift[k].store(shift_ + c + k * size);
+            total[k].store(total_ + c + k * size);
+            squares[k].store(squares_ + c + k * size);
         });
-        for (index_t r = 1; r < count_; ++r) {
+    }
+    /// The sums of the rows from `first` on.
+    template <int registers, class Load>
+    [[gnu::always_inline]] void add(index_t c, index_t first, const Load& load, const lanes* shift, lanes* total, lanes* squares) const {
+        constexpr int size = lanes::size;
+        simd::unroll<registers>([&](auto k) { total[k] = squares[k] = lanes(0); });
+        for (index_t r = first; r < count_; ++r) {
             const T* const row = rows_[static_cast<std::size_t>(r)] + c;
             simd::unroll<registers>([&](auto k) {
-                const auto d = load(row + k * size) - first[k];
-                sums[k] += d;
-                of_squares[k] = fma(d, d, of_squares[k]);
+                const auto d = load(row + k * size) - shift[k];
+                total[k] += d;
+                squares[k] = fma(d, d, squares[k]);
             });
         }
-        simd::unroll<registers>([&](auto k) {
-            sums[k].store(total_ + c + k * size);
-            of_squares[k].store(squares_ + c + k * size);
-        });
     }
     void one_by_one(index_t c, const moments_view& into) const {
         moments_view one{into.mean + c, into.squares + c, into.count};
         for (index_t r = 0; r < count_; ++r, ++one.count) one.merge(0, 1, static_cast<double>(rows_[static_cast<std::size_t>(r)][c]), 0);
     }
 
-    T *total_, *squares_;
+    T *shift_, *total_, *squares_;
     std::array<const T*, max_rows> rows_{};
     index_t count_ = 0;
 };
@@ -157,7 +172,7 @@ public:
         s.pieces_ = row_pieces(x.batch * x.heads * x.tokens).count;
         s.moments_ = memory.take<double>(2, s.pieces_, x.channels);
         s.counts_ = memory.take<index_t>(s.pieces_);
-        s.sums_ = memory.take<T>(concurrency, 2, padded(x.channels));
+        s.sums_ = memory.take<T>(concurrency, row_group<Arch, T>::scratch_rows, padded(x.channels));
         if (narrow) s.wide_ = memory.take<T>(concurrency, group_rows, padded(x.channels));
         return s;
     }
@@ -168,8 +183,7 @@ public:
         run.for_each(pieces_, [&](index_t piece, index_t slice) {
             auto moments = of_piece(piece, s.channels);
             moments.clear(s.channels);
-            T* const sums = sums_ + slice * 2 * padded(s.channels);
-            row_group<Arch, T> group(sums, sums + padded(s.channels));
+            row_group<Arch, T> group(sums_ + slice * row_group<Arch, T>::scratch_rows * padded(s.channels), padded(s.channels));
             for (index_t r = pieces.first(piece); r < pieces.first(piece + 1); ++r) {
                 const auto b = r / (s.heads * s.tokens), h = r / s.tokens % s.heads, i = r % s.tokens;
                 if (!counts(mask, b, h, i)) continue;
