@@ -84,6 +84,18 @@ TEMPLATE_TEST_CASE("merge: rows that saw nothing", "[attention]", ATTN_TEST_NUMB
     merge(out_of(a, l_a), out_of(b, l_b));
     CHECK(a(0, 0, 0, 2) == 5);
     CHECK(l_a.data()[0] == TestType(0.5));
+
+    // What such a row holds was perhaps never written.
+    for (const auto never_written : {std::numeric_limits<TestType>::quiet_NaN(), std::numeric_limits<TestType>::infinity()}) {
+        std::fill_n(b.data(), 6, never_written);
+        merge(out_of(a, l_a), out_of(b, l_b));
+        for (index_t c = 0; c < 3; ++c) CHECK((a(0, 0, 0, c) == 5 && a(0, 0, 1, c) == 0));
+        tensor<TestType> empty(s), l_empty(rows);
+        std::fill_n(empty.data(), 6, never_written);
+        std::fill_n(l_empty.data(), 2, nothing);
+        merge(out_of(empty, l_empty), out_of(a, l_a));
+        for (index_t c = 0; c < 3; ++c) CHECK((empty(0, 0, 0, c) == 5 && empty(0, 0, 1, c) == 0));
+    }
 }
 
 TEMPLATE_TEST_CASE("merge: NaN stays in its row", "[attention]", ATTN_TEST_NUMBERS) {

@@ -8,7 +8,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 namespace detail {
 
-/// One row of so many channels of what merge does.
+/// One row of so many channels of what merge does. What a row that saw nothing holds is not looked at.
 template <Scalar T>
 void merge_row(const stored_rows<T>& into, T& into_log, const stored_rows<const T>& from, T from_log, index_t channels) {
     const auto saw = [](T log_sum_exp) { return log_sum_exp == -std::numeric_limits<T>::infinity() ? T{0} : T{1}; };
@@ -19,7 +19,8 @@ void merge_row(const stored_rows<T>& into, T& into_log, const stored_rows<const 
         return first;
     };
     const T a_share = number(merged.a), b_share = number(merged.b);
-    const auto merged_number = [&](T a, T b) { return a_share * a + b_share * b; };
+    const bool reads_into = saw(into_log) != 0, reads_from = saw(from_log) != 0;
+    const auto merged_number = [&](T a, T b) { return (reads_into ? a_share * a : T{0}) + (reads_from ? b_share * b : T{0}); };
     if (into.is_narrow() || from.is_narrow()) {
         for (index_t c = 0; c < channels; ++c) into.set(0, c, merged_number(into(0, c), from(0, c)));
     } else {
@@ -34,7 +35,7 @@ void merge_row(const stored_rows<T>& into, T& into_log, const stored_rows<const 
 
 /// Merges the result of one set of keys into that of another: with log-sum-exps a and b, and l = ln(e^a + e^b), each row becomes
 ///     into = into e^(a - l) + from e^(b - l),   log_sum_exp = l
-/// which is attention over both sets, if no key is in both. A sink belongs to one of them only. Rows that saw nothing add nothing.
+/// which is attention over both sets, if no key is in both. A sink belongs to one of them only. Rows that saw nothing add nothing, whatever they hold.
 /// Both need their log_sum_exp. Throws shape_error, before anything is written, if shapes differ, a log_sum_exp is missing, or `into` overlaps
 /// `from` or itself.
 /// The result is the same, bit by bit, for every executor and number of threads.
