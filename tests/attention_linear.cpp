@@ -7,6 +7,7 @@
 #include <attn/attention/focused_linear_attention.hpp>
 #include <attn/attention/linear_attention.hpp>
 #include <attn/attention/simplified_linear_attention.hpp>
+#include <attn/reference/linear_attention.hpp>
 
 namespace attn::testing {
 
@@ -127,6 +128,28 @@ TEST_CASE("focused_linear_attention: a power of one and one head is relu attenti
     const auto focused = attend(focused_linear_attention<dense, double>{.power = 1}, in.queries, in.keys, in.values);
     CHECK(largest_difference<double>(focused.view(),
                                      attend(linear_attention{.feature_map = shifted}, in.queries, in.keys, in.values).view()) <= 1e-4);
+}
+
+// The norm of a large power of many channels that are alike lies far below the numbers of the precision, unless the largest is 1.
+TEMPLATE_TEST_CASE("focused_linear_attention: large powers of many channels", "[linear]", ATTN_TEST_NUMBERS) {
+    using T = TestType;
+    for (const int power : {3, 15, 40, 200})
+        for (const bool alike : {true, false}) {
+            INFO("power " << power << (alike ? ", channels alike" : ""));
+            auto in = random_given<T>({1, 2, 2, 5, 6, 700, 3});
+            for (auto* t : {&in.queries, &in.keys})
+                for (index_t e = 0; e < t->shape().size(); ++e)
+                    t->data()[e] = alike ? (e < 700 ? T{0} : T(1.5)) : 1 + std::abs(t->data()[e]) / static_cast<T>(8 * power); // a token of zeros
+            const focused_linear_attention<dense, T> op{.power = power};
+            const auto ours = attend(op, in.queries, in.keys, in.values);
+            const auto q = reference::widen(in.queries.view()), k = reference::widen(in.keys.view()), v = reference::widen(in.values.view());
+            const auto f = reference::focused_features<double, double>(q.view(), power, {});
+            auto g = reference::focused_features<double, double>(k.view(), power, {});
+            for (index_t e = 0; e < g.shape().size(); ++e) g.data()[e] /= 6;
+            tensor<double> exact(ours.shape());
+            reference::linear_attention<double>({f, g, v}, {exact}, identity_features{}, dense{}, true, op.eps, 1);
+            CHECK(largest_error(ours, exact) <= (128 + 8 * power) * epsilon<T> * largest_magnitude(exact));
+        }
 }
 
 TEST_CASE("linear attentions: what does not fit is refused", "[linear]") {

@@ -120,10 +120,10 @@ TEST_CASE("bf16_lanes: pairs are rounded to nearest even, and their products add
 TEST_CASE("bf16_products: at most twice the error of the textbook formula with the same rounding", "[attention][portable]") {
     constexpr std::array slopes{0.5, 0.25, 0.1, 0.01};
     constexpr std::array sinks{0.5, -1.0, 30.0, -std::numeric_limits<double>::infinity()};
-    for (const index_t channels : {1, 3, 17, 64, 65, 128})
+    for (const index_t channels : {1, 17, 64, 65, 128})
         for (const auto& [n, m] : {std::pair<index_t, index_t>{1, 1}, {1, 40}, {2, 301}, {3, 7}, {5, 129}, {16, 16}, {33, 200}, {70, 260}}) {
             INFO(channels << " channels, " << n << " queries, " << m << " keys");
-            auto in = random_given<float>({2, 4, 2, n, m, channels, channels, bottom_right(n, m)});
+            auto in = random_given<float>({1, 4, 2, n, m, channels, channels, bottom_right(n, m)});
             const auto bias = hiding_bias<float>({1, 4, n, m}, 5);
             check_accuracy(rounding_attention<>{}, in);
             check_accuracy(rounding_attention<causal>{.sinks = sinks}, in);

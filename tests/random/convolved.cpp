@@ -254,7 +254,7 @@ trial<T> draw_convolved(draw& random) {
     for (index_t b = 0; b < s.batch; ++b)
         d->length.push_back(std::max<index_t>(0, s.first_key[s.first_key.size() == 1 ? 0 : static_cast<std::size_t>(b)] + random.number(0, s.keys)));
     d->has_length = kind == 2;
-    d->power = static_cast<int>(random.number(1, 4));
+    d->power = static_cast<int>(random.one_in(4) ? random.number(5, 40) : random.number(1, 4));
     if (random.one_in(2)) {
         d->scale.resize(static_cast<std::size_t>(s.heads == s.kv_heads && random.one_in(2) ? s.heads * s.key_dim : s.key_dim));
         std::ranges::generate(d->scale, [&] { return static_cast<T>(number()); });

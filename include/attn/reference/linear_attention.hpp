@@ -79,7 +79,7 @@ tensor<T> focused_features(const tensor_view<const T>& x, int power, std::span<c
     tensor<T> result(x.shape());
     for (index_t b = 0; b < batch; ++b)
         for (index_t i = 0; i < n; ++i) {
-            T squares = 0, squares_of_powers = 0;
+            T largest = 0, squares = 0, squares_of_powers = 0;
             const auto each = [&](auto&& f) {
                 for (index_t h = 0; h < heads; ++h)
                     for (index_t c = 0; c < d; ++c) {
@@ -89,11 +89,11 @@ tensor<T> focused_features(const tensor_view<const T>& x, int power, std::span<c
                     }
             };
             each([&](index_t, index_t, T u) { squares += u * u; });
-            const T norm = sqrt(squares);
-            // u / |u| instead of u, which changes nothing but that no power overflows.
-            each([&](index_t, index_t, T u) { squares_of_powers += pow(u / norm, static_cast<T>(2 * power)); });
+            // u^p / |u^p| is that of u / max u, whose norm no power takes out of range.
+            each([&](index_t, index_t, T u) { largest = max(largest, u); });
+            each([&](index_t, index_t, T u) { squares_of_powers += pow(u / largest, static_cast<T>(2 * power)); });
             each([&](index_t h, index_t c, T u) {
-                result(b, h, i, c) = norm * pow(u / norm, static_cast<T>(power)) / sqrt(squares_of_powers);
+                result(b, h, i, c) = sqrt(squares) * pow(u / largest, static_cast<T>(power)) / sqrt(squares_of_powers);
             });
         }
     return result;

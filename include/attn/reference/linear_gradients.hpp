@@ -87,8 +87,8 @@ void linear_gradients(const inputs<T>& in, const tensor_view<const T>& given, co
 }
 
 /// The gradient of focused features by its formula, everything in T: what x (batch, heads, n, d) and the scale get of g, that of f. With
-/// w = u / |u|, M = |w^p|, and sums over all channels of all heads of a token:
-///     du = w s + p w^(p - 1) / M g - s p w^(2 p - 1) / M^2,      s = sum g w^p / M
+/// w = u / max u, M = |w^p|, N = |w|, and sums over all channels of all heads of a token:
+///     du = w s / N + N (p w^(p - 1) / M g - s p w^(2 p - 1) / M^2),      s = sum g w^p / M
 ///     dx = du / softplus(scale) where x > 0,      d scale = - sum over tokens of du u / softplus(scale) sigmoid(scale)
 /// d scale is added to of_scale, which may be empty. Tokens from present[batch] on, if that is given, get 0 and give nothing.
 template <class T, class U>
@@ -98,7 +98,7 @@ void focused_gradients(const tensor_view<const T>& x, int power, std::span<const
     for (index_t b = 0; b < batch; ++b)
         for (index_t i = 0; i < n; ++i) {
             const bool takes_part = present.empty() || i < present[static_cast<std::size_t>(b)];
-            T squares = 0, squares_of_powers = 0, s = 0;
+            T largest = 0, squares = 0, squares_of_powers = 0, s = 0;
             const auto each = [&](auto&& f) {
                 for (index_t h = 0; h < heads; ++h)
                     for (index_t c = 0; c < d; ++c) {
@@ -109,20 +109,24 @@ void focused_gradients(const tensor_view<const T>& x, int power, std::span<const
                     }
             };
             const auto raised = [](T w, int exponent) { return pow(w, static_cast<T>(exponent)); };
-            each([&](index_t, index_t, std::size_t, T relu_x, T softplus) { squares += relu_x / softplus * (relu_x / softplus); });
-            const T norm = sqrt(squares);
-            each([&](index_t, index_t, std::size_t, T relu_x, T softplus) { squares_of_powers += raised(relu_x / softplus / norm, 2 * power); });
-            const T norm_of_powers = sqrt(squares_of_powers);
+            each([&](index_t, index_t, std::size_t, T relu_x, T softplus) { largest = max(largest, relu_x / softplus); });
+            each([&](index_t, index_t, std::size_t, T relu_x, T softplus) {
+                const T w = relu_x / softplus / largest;
+                squares += w * w;
+                squares_of_powers += raised(w, 2 * power);
+            });
+            const T norm = sqrt(squares), norm_of_powers = sqrt(squares_of_powers);
             each([&](index_t h, index_t c, std::size_t, T relu_x, T softplus) {
-                if (takes_part) s += given(b, h, i, c) * raised(relu_x / softplus / norm, power) / norm_of_powers;
+                if (takes_part) s += given(b, h, i, c) * raised(relu_x / softplus / largest, power) / norm_of_powers;
             });
             each([&](index_t h, index_t c, std::size_t own, T relu_x, T softplus) {
                 if (!takes_part) {
                     to(b, h, i, c) = 0;
                     return;
                 }
-                const T u = relu_x / softplus, w = u / norm, p = static_cast<T>(power);
-                const T of_u = w * s + p * raised(w, power - 1) / norm_of_powers * given(b, h, i, c) - s * p * raised(w, 2 * power - 1) / squares_of_powers;
+                const T u = relu_x / softplus, w = u / largest, p = static_cast<T>(power);
+                const T through_power = p * raised(w, power - 1) / norm_of_powers * given(b, h, i, c) - s * p * raised(w, 2 * power - 1) / squares_of_powers;
+                const T of_u = w * s / norm + norm * through_power;
                 to(b, h, i, c) = of_u / softplus * (x(b, h, i, c) > 0 ? T{1} : T{0});
                 if (!of_scale.empty()) of_scale[own] -= of_u * u / softplus / (1 + exp(-static_cast<T>(scale[own])));
             });

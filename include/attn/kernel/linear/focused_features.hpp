@@ -1,16 +1,18 @@
-// Features with norms over all heads of a token: two numbers a token are computed first, then features a head at a time.
+// Features with norms over all heads of a token: three numbers a token are computed first, then features a head at a time.
 #pragma once
 
 #include "../../parallel/executor.hpp"
 #include "feature_loader.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <span>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// f = |u| u^p / |u^p| with u = (relu(x) + 1e-6) / softplus(scale), norms over all channels of all heads of a token. With w = u / |u|,
-/// which no power takes out of range, f = |u| w^p / |w^p|: of each token 1 / |u| and |u| / |w^p| are kept.
+/// f = |u| u^p / |u^p| with u = (relu(x) + 1e-6) / softplus(scale), norms over all channels of all heads of a token. With w = u / max u,
+/// f = |u| w^p / |w^p|: the largest w^p is 1, so that no power takes the norm out of range, however many channels there are. Of each token
+/// 1 / max u, |w| and |u| / |w^p| are kept.
 template <Scalar T, class Arch, class Relu, class U>
 struct focused_features {
     using lanes = simd::lanes<T, Arch>;
@@ -21,8 +23,9 @@ struct focused_features {
     index_t padded = 0;
     index_t heads_of_scale = 1;
     T* inverse_scale = nullptr; ///< 1 / softplus(scale) [heads][padded], 0 past the channels
-    T* inverse_norm = nullptr;  ///< 1 / |u| [batch][tokens]
-    T* factor = nullptr;        ///< |u| / |w^p| [batch][tokens]
+    T* inverse_largest = nullptr; ///< 1 / max u [batch][tokens]
+    T* norm = nullptr;            ///< |w| [batch][tokens]
+    T* factor = nullptr;          ///< |u| / |w^p| [batch][tokens]
     T* rows = nullptr;          ///< [concurrency][block][padded]
     static constexpr index_t block = 16;
     static constexpr index_t tokens_of_a_task = 16 * block;
@@ -31,7 +34,8 @@ struct focused_features {
         focused_features f;
         f.padded = linear_state<T, Arch>::whole(s.channels);
         f.inverse_scale = memory.take<T>(std::max<index_t>(heads, 1), f.padded); // one that all share is there even without heads
-        f.inverse_norm = memory.take<T>(s.batch, s.tokens);
+        f.inverse_largest = memory.take<T>(s.batch, s.tokens);
+        f.norm = memory.take<T>(s.batch, s.tokens);
         f.factor = memory.take<T>(s.batch, s.tokens);
         f.rows = memory.take<T>(concurrency, block, f.padded);
         return f;
@@ -73,7 +77,7 @@ struct focused_features {
         const T* const scale = scale_of(head);
         for (index_t r = 0; r < count; ++r) {
             const auto token = number_of(batch, first + r);
-            const lanes inverse = inverse_norm[token], times = factor[token];
+            const lanes inverse = inverse_largest[token], times = factor[token];
             for (index_t c = 0; c < padded; c += lanes::size) {
                 T* const at = to + r * padded + c;
                 (raised(focus(lanes::load(at), lanes::load(scale + c)) * inverse, power) * times).store(at);
@@ -103,23 +107,23 @@ private:
                         f(r, focus(lanes::load(features + r * padded + c), lanes::load(scale_of(h) + c)));
             }
         };
-        lanes squares[block], squares_of_powers[block];
-        T norm[block], inverse[block];
-        std::fill_n(squares, block, lanes(T{0}));
-        std::fill_n(squares_of_powers, block, lanes(T{0}));
-        each([&](index_t r, lanes u) { squares[r] = fma(u, u, squares[r]); });
+        lanes largest[block], squares[block], squares_of_powers[block];
+        for (auto* of_rows : {largest, squares, squares_of_powers}) std::fill_n(of_rows, block, lanes(T{0}));
+        each([&](index_t r, lanes u) { largest[r] = max(largest[r], u); });
         for (index_t r = 0; r < count; ++r) {
-            norm[r] = std::sqrt(sum(squares[r]));
-            inverse[r] = 1 / norm[r];
+            T of_lanes[static_cast<std::size_t>(lanes::size)];
+            largest[r].store(of_lanes);
+            inverse_largest[number_of(batch, first + r)] = 1 / *std::ranges::max_element(of_lanes);
         }
         each([&](index_t r, lanes u) {
-            const auto w = raised(u * lanes(inverse[r]), power);
-            squares_of_powers[r] = fma(w, w, squares_of_powers[r]);
+            const auto w = u * lanes(inverse_largest[number_of(batch, first + r)]), power_of_w = raised(w, power);
+            squares[r] = fma(w, w, squares[r]);
+            squares_of_powers[r] = fma(power_of_w, power_of_w, squares_of_powers[r]);
         });
         for (index_t r = 0; r < count; ++r) {
             const auto at = number_of(batch, first + r);
-            inverse_norm[at] = inverse[r];
-            factor[at] = norm[r] / std::sqrt(sum(squares_of_powers[r]));
+            norm[at] = std::sqrt(sum(squares[r]));
+            factor[at] = norm[at] / inverse_largest[at] / std::sqrt(sum(squares_of_powers[r]));
         }
     }
 };

@@ -6,9 +6,9 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// Focused features of queries or keys, all of them, and their gradients. With w = u / |u|, y = w^p / |w^p|, the gradient g of f, and a sum
+/// Focused features of queries or keys, all of them, and their gradients. With w = u / max u, y = w^p / |w^p|, the gradient g of f, and a sum
 /// over all channels of all heads of a token:
-///     a = sum g y,      du = a w + p w^(p - 1) / |w^p| (g - a y),      dx = du / softplus(scale) where x > 0
+///     a = sum g y,      du = a w / |w| + p |w| w^(p - 1) / |w^p| (g - a y),      dx = du / softplus(scale) where x > 0
 ///     d scale = sigmoid(scale) d softplus,      d softplus = - sum over tokens of du u / softplus
 /// The latter is summed by tasks, which only shapes tell, so that threads change no bit.
 template <Scalar T, class Arch, class Relu, class U>
@@ -69,11 +69,12 @@ private:
     void pull_back(index_t batch, index_t first, index_t count, const tensor_view<T>& to, T* of_scale, index_t slice) const {
         const auto padded = map_.padded;
         T *const x = map_.rows + slice * map::block * padded, *const given = given_ + slice * map::block * padded;
-        T inverse_norm[map::block], inverse_power[map::block], a[map::block];
+        T inverse_largest[map::block], norm[map::block], inverse_power[map::block], a[map::block];
         for (index_t r = 0; r < count; ++r) {
             const auto at = batch * shape_.tokens + first + r;
-            inverse_norm[r] = map_.inverse_norm[at];
-            inverse_power[r] = map_.factor[at] * map_.inverse_norm[at]; // 1 / |w^p|
+            inverse_largest[r] = map_.inverse_largest[at];
+            norm[r] = map_.norm[at];
+            inverse_power[r] = map_.factor[at] * inverse_largest[r] / norm[r]; // 1 / |w^p|
         }
         // Calls f(row, where, relu(x), 1 / softplus, g, u) with registers of one head.
         const auto each = [&](index_t head, const auto& f) {
@@ -90,7 +91,7 @@ private:
         std::fill_n(sums, map::block, lanes(T{0}));
         for (index_t h = 0; h < shape_.heads; ++h)
             each(h, [&](index_t r, index_t, lanes, lanes, lanes g, lanes u) {
-                sums[r] = fma(g, map::raised(u * lanes(inverse_norm[r]), map_.power), sums[r]);
+                sums[r] = fma(g, map::raised(u * lanes(inverse_largest[r]), map_.power), sums[r]);
             });
         for (index_t r = 0; r < count; ++r) a[r] = sum(sums[r]) * inverse_power[r];
 
@@ -98,8 +99,8 @@ private:
         for (index_t h = 0; h < shape_.heads; ++h) {
             T* const of_scale_here = of_scale ? of_scale + (map_.heads_of_scale == 1 ? 0 : h * padded) : nullptr;
             each(h, [&](index_t r, index_t c, lanes relu_x, lanes inverse, lanes g, lanes u) {
-                const auto w = u * lanes(inverse_norm[r]), slope = map::raised(w, map_.power - 1) * lanes(inverse_power[r]);
-                const auto of_u = fma(lanes(a[r]), w, power * slope * (g - lanes(a[r]) * (slope * w)));
+                const auto w = u * lanes(inverse_largest[r]), slope = map::raised(w, map_.power - 1) * lanes(inverse_power[r]);
+                const auto of_u = fma(lanes(a[r] / norm[r]), w, power * lanes(norm[r]) * slope * (g - lanes(a[r]) * (slope * w)));
                 (of_u * inverse * map_.x.phi.derivative(relu_x)).store(x + r * padded + c);
                 if (of_scale_here) (lanes::load(of_scale_here + c) - of_u * u * inverse).store(of_scale_here + c);
             });
