@@ -4,10 +4,13 @@
 #include "softmax_checks.hpp"
 #include "some_rows.hpp"
 
+#include <attn/parallel/thread_pool.hpp>
 #include <attn/pattern/causal.hpp>
 #include <attn/pattern/local.hpp>
 #include <attn/pattern/segments.hpp>
 #include <attn/pattern/strided.hpp>
+
+#include <atomic>
 
 namespace attn::testing {
 
@@ -33,6 +36,43 @@ std::vector<std::int32_t> packed(const std::vector<index_t>& lengths, index_t n)
 }
 
 } // namespace
+
+namespace {
+
+/// A window that counts how often it is asked about a box.
+struct counted_window {
+    std::atomic<index_t>* asked;
+    index_t before;
+
+    auto visible(auto i, auto j) const {
+        if constexpr (std::same_as<decltype(j), position_range>) ++*asked;
+        return local{before, 0}.visible(i, j);
+    }
+};
+
+} // namespace
+
+TEST_CASE("softmax: what a query block sees is found by bisection, however many keys lie before it", "[attention][parallel]") {
+    const std::vector<float> row(4, 0.5f);
+    const auto rows = [&](index_t count) { return tensor_view<const float>(row.data(), {1, 2, count, 4}, {0, 0, 0, 1}); };
+    std::atomic<index_t> asked = 0;
+    thread_pool two(2);
+    sequential here;
+    const auto check = [&](index_t queries, index_t keys, index_t window, auto& executor, index_t most) {
+        CAPTURE(queries, keys, window, executor.concurrency());
+        const softmax_attention op{.pattern = counted_window{&asked, window}};
+        tensor<float> out({1, 2, queries, 4});
+        asked = 0;
+        attend(op, inputs<float>{rows(queries), rows(keys), rows(keys), bottom_right(queries, keys)}, outputs<float>{out}, executor);
+        CHECK(asked <= most);
+        CHECK(out.data()[0] == 0.5f);
+    };
+    for (const index_t bits : {10, 16, 22}) {
+        check(1, index_t{1} << bits, 128, here, 20 * bits); // a decoding step
+        check(1, index_t{1} << bits, 128, two, 20 * bits);
+    }
+    for (const index_t bits : {12, 15}) check(index_t{1} << bits, index_t{1} << bits, 32, here, (index_t{2} << bits) / 16 * 2 * bits); // a question a key block
+}
 
 TEMPLATE_TEST_CASE("softmax: threads that share the keys of few queries give the bits of one thread", "[attention][parallel][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;

@@ -124,7 +124,11 @@ private:
             auto rows = begin_rows(call, block, is_first, own, 0);
             const auto keys = call.blocks_of(block);
             const auto end = floor_div(keys.end_block() - 1, size) + 1;
-            for (auto first = floor_div(keys.first_block(), size); first < end; first += own.span_count) {
+            const auto visible_from = [&](index_t block_of_keys) {
+                const auto found = first_visible_block(call.pattern, block, pass, keys, block_of_keys, keys.end_block());
+                return found < keys.end_block() ? floor_div(found, size) : end;
+            };
+            for (auto first = visible_from(keys.first_block()); first < end; first = visible_from((first + own.span_count) * size)) {
                 const auto some = std::min(own.span_count, end - first);
                 run.for_each(some, [&](index_t span, index_t slice) {
                     auto loop = own.loop_of(call, slice);

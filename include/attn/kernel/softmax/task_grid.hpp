@@ -156,10 +156,10 @@ private:
         const auto keys = call_.blocks_of(block);
         constexpr index_t few = visible_span::max_blocks / 2;
         index_t seen = 0, masked = 0;
-        for (auto at = keys.first_block(); at < keys.end_block() && seen <= few; ++at) {
-            const auto pairs = call_.pattern.of_box(block, pass_, keys.run(at, at + 1).positions());
-            seen += !pairs.is_none();
-            masked += !pairs.is_none() && !pairs.is_all();
+        const auto next = [&](index_t from) { return first_visible_block(call_.pattern, block, pass_, keys, from, keys.end_block()); };
+        for (auto at = next(keys.first_block()); at < keys.end_block() && seen <= few; at = next(at + 1)) {
+            ++seen;
+            masked += !call_.pattern.of_box(block, pass_, keys.run(at, at + 1).positions()).is_all();
         }
         return masked > 0 && seen <= few;
     }

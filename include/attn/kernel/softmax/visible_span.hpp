@@ -32,6 +32,14 @@ void for_each_visible_block(const visible_keys& pattern, const query_block& quer
     }
 }
 
+/// The first of the key blocks from .. end - 1 that some row of some head sees something of, found by bisection; `end` if there is none.
+inline index_t first_visible_block(const visible_keys& pattern, const query_block& queries, index_t pass, const key_blocks& blocks, index_t from, index_t end) {
+    if (from >= end || pattern.of_box(queries, pass, blocks.run(from, end).positions()).is_none()) return end;
+    if (end - from == 1) return from;
+    const auto middle = from + (end - from) / 2, found = first_visible_block(pattern, queries, pass, blocks, from, middle);
+    return found < middle ? found : first_visible_block(pattern, queries, pass, blocks, middle, end);
+}
+
 /// What a query block sees of one span of keys, found once for all heads that see the same: a run of keys for each key block that some row
 /// sees something of, and one bit per row for each key where not every row sees all.
 class visible_span {
@@ -53,15 +61,15 @@ public:
         if (from == asked_from_) return count_ > 0;
         asked_from_ = from;
         count_ = 0;
-        for (end_ = from; end_ < end && count_ == 0;) {
-            from = end_;
+        while (from < end && count_ == 0) {
             end_ = std::min(end, (floor_div(from, max_blocks) + 1) * max_blocks);
             for_each_visible_block(pattern, queries, pass, blocks, from, end_, [&](const key_run& keys) {
                 if (keys.full) parts_[count_++] = {keys, nullptr};
                 else find_rows(pattern, queries, pass, keys);
             });
+            from = count_ > 0 ? end_ : first_visible_block(pattern, queries, pass, blocks, end_, end);
         }
-        if (end_ < end && pattern.of_box(queries, pass, blocks.run(end_, end).positions()).is_none()) end_ = end;
+        if (count_ == 0 || (end_ < end && pattern.of_box(queries, pass, blocks.run(end_, end).positions()).is_none())) end_ = end;
         return count_ > 0;
     }
     /// Where the next one may begin.
