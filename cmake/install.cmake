@@ -1,11 +1,10 @@
 # `cmake --install` lays down the headers and the package that find_package(attn) reads.
 include(GNUInstallDirs)
-include(CMakePackageConfigHelpers)
 
 set(attn_package_dir ${CMAKE_INSTALL_DATADIR}/cmake/attn)
 install(TARGETS attn attn_native EXPORT attn-targets COMPONENT attn FILE_SET HEADERS COMPONENT attn)
 install(EXPORT attn-targets NAMESPACE attn:: DESTINATION ${attn_package_dir} COMPONENT attn)
-write_basic_package_version_file(${PROJECT_BINARY_DIR}/attn-config-version.cmake COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
+configure_file(${PROJECT_SOURCE_DIR}/cmake/attn-config-version.cmake.in ${PROJECT_BINARY_DIR}/attn-config-version.cmake @ONLY)
 install(FILES ${PROJECT_SOURCE_DIR}/cmake/attn-config.cmake ${PROJECT_BINARY_DIR}/attn-config-version.cmake
   DESTINATION ${attn_package_dir} COMPONENT attn)
 
@@ -15,7 +14,14 @@ if(ATTN_COMPILED) # find_package(attn COMPONENTS compiled)
 endif()
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT attn)
 
-# The same for those who ask pkg-config. Relative to where the file lies, so that the whole may be moved.
+# The same for those who ask pkg-config. Relative to where the file lies, so that the whole may be moved, unless headers go to a place of their own.
+cmake_path(IS_ABSOLUTE CMAKE_INSTALL_INCLUDEDIR attn_pc_includedir)
+if(attn_pc_includedir)
+  set(attn_pc_includedir ${CMAKE_INSTALL_INCLUDEDIR})
+else()
+  cmake_path(RELATIVE_PATH CMAKE_INSTALL_PREFIX BASE_DIRECTORY ${CMAKE_INSTALL_FULL_DATADIR}/pkgconfig OUTPUT_VARIABLE attn_pc_includedir)
+  set(attn_pc_includedir "\${pcfiledir}/${attn_pc_includedir}/${CMAKE_INSTALL_INCLUDEDIR}")
+endif()
 configure_file(${PROJECT_SOURCE_DIR}/cmake/attn.pc.in ${PROJECT_BINARY_DIR}/attn.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/attn.pc DESTINATION ${CMAKE_INSTALL_DATADIR}/pkgconfig COMPONENT attn)
 

@@ -6,7 +6,8 @@ add_library(attn INTERFACE)
 add_library(attn::attn ALIAS attn)
 target_sources(attn INTERFACE FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR}/include FILES ${attn_headers})
 target_compile_features(attn INTERFACE cxx_std_20)
-target_link_libraries(attn INTERFACE Eigen3::Eigen Threads::Threads)
+# By name where attn is installed ($<1:> keeps CMake from looking the name up): a project may have made it an alias of a target of its own.
+target_link_libraries(attn INTERFACE $<BUILD_INTERFACE:Eigen3::Eigen> $<INSTALL_INTERFACE:$<1:Eigen3::Eigen>> Threads::Threads)
 # Its include directories, not the target: some installed xsimd targets link xtl, which attn has no use for and which may be missing.
 target_include_directories(attn SYSTEM INTERFACE $<TARGET_PROPERTY:xsimd,INTERFACE_INCLUDE_DIRECTORIES>)
 

@@ -1,0 +1,46 @@
+# cmake -DCOMPILER=<compiler> -DROOT=<source tree> -DGENERATOR=<generator> -DMAKE_PROGRAM=<its program> "-DEIGEN_INCLUDES=<folders>" -DFOLDER=<folder>
+# -P subproject.cmake: generates, builds and installs subproject/, with attn in it as it is, on demand only, and to be installed too; and asks for versions.
+cmake_minimum_required(VERSION 3.24)
+file(REMOVE_RECURSE ${FOLDER})
+function(run)
+  execute_process(COMMAND ${ARGN} COMMAND_ERROR_IS_FATAL ANY)
+endfunction()
+# installs(<name> <pattern of what is expected, no more and no less> <option>...)
+function(installs name expected)
+  set(tree ${FOLDER}/${name})
+  run(${CMAKE_COMMAND} -G ${GENERATOR} -DCMAKE_MAKE_PROGRAM=${MAKE_PROGRAM} -DCMAKE_CXX_COMPILER=${COMPILER} -DATTN_SOURCE_DIR=${ROOT}
+    "-DEIGEN_INCLUDES=${EIGEN_INCLUDES}" -DCMAKE_INSTALL_PREFIX=${tree}/prefix ${ARGN} -S ${CMAKE_CURRENT_LIST_DIR}/subproject -B ${tree})
+  run(${CMAKE_COMMAND} --build ${tree})
+  run(${CMAKE_COMMAND} --install ${tree})
+  file(GLOB_RECURSE installed RELATIVE ${tree}/prefix ${tree}/prefix/*)
+  list(LENGTH installed count)
+  if(NOT "${count}: ${installed}" MATCHES "${expected}")
+    message(FATAL_ERROR "${name}: ${count} files are installed: ${installed}")
+  endif()
+endfunction()
+installs(part "^1: bin/consumer$")
+installs(on_demand "^1: bin/consumer$" -DEXCLUDES=ON)
+installs(asked_for "^6: .*attn-config.cmake" -DATTN_INSTALL=ON -DCMAKE_INSTALL_INCLUDEDIR=${FOLDER}/headers)
+
+# pkg-config's file names the folder that the headers went to.
+file(STRINGS ${FOLDER}/asked_for/prefix/share/pkgconfig/attn.pc includes REGEX "^includedir=")
+if(NOT includes STREQUAL "includedir=${FOLDER}/headers" OR NOT EXISTS ${FOLDER}/headers/attn/attn.hpp)
+  message(FATAL_ERROR "attn.pc says ${includes}, but headers are in ${FOLDER}/headers")
+endif()
+
+# What find_package makes of versions.
+file(WRITE ${FOLDER}/versions/CMakeLists.txt [[
+cmake_minimum_required(VERSION 3.24)
+project(versions LANGUAGES CXX)
+foreach(asked IN ITEMS 0.1 0.1...<1.0 0.0...0.1.0 0.1...0.2 0.2 0.1.9 0.2...1 0.0...<0.1.0 1)
+  find_package(attn ${asked} QUIET)
+  set(found "${found} ${asked}:${attn_FOUND}")
+  unset(attn_DIR CACHE)
+endforeach()
+file(WRITE ${CMAKE_BINARY_DIR}/found.txt "${found}")
+]])
+run(${CMAKE_COMMAND} -G ${GENERATOR} -DCMAKE_MAKE_PROGRAM=${MAKE_PROGRAM} -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_PREFIX_PATH=${PREFIX} -S ${FOLDER}/versions -B ${FOLDER}/versions/build)
+file(READ ${FOLDER}/versions/build/found.txt found)
+if(NOT found STREQUAL " 0.1:1 0.1...<1.0:1 0.0...0.1.0:1 0.1...0.2:1 0.2:0 0.1.9:0 0.2...1:0 0.0...<0.1.0:0 1:0")
+  message(FATAL_ERROR "find_package finds${found}")
+endif()
