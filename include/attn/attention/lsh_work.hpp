@@ -24,8 +24,8 @@ struct sorted_window {
         return {apart && first[i.last - begin] <= j.first && j.last < end[i.first - begin],
                 j.last < first[i.first - begin] || end[i.last - begin] <= j.first};
     }
-    template <QueryLanes I>
-    auto visible(const I& i, index_t j) const {
+    template <QueryLanes Index>
+    auto visible(const Index& i, index_t j) const {
         return mask_of_each(i, [&](index_t query) { return visible(query, j); });
     }
 };

@@ -79,7 +79,7 @@ struct linear_projection {
         kernel::row_block<const T> start{to.data, to.row_stride, 1};
         if (first_part == 0) start = detail::rows_of_head(bias, head, first), start.channel_stride = 0;
         detail::run_tasks(product(count, x.count, x.channels), memory, detail::rows_of_head(matrix, head, first), x.rows, start, to,
-                          [&](index_t from, index_t terms, auto&& emit) { x.for_each_run(from, from + terms, emit); },
+                          [&](index_t from, index_t terms, auto&& visit) { x.for_each_run(from, from + terms, visit); },
                           typename product::extent{first_part, end_part - first_part});
     }
 

@@ -191,10 +191,10 @@ struct mixing_convolution {
         if (of_weights.data)
             detail::run_tasks(kernel::matrix_product<T, Arch>(x.channels, count, x.channels), memory, kernel::transposed(given),
                               x.rows.from(token, kernel), {of_weights.data, of_weights.row_stride, 1},
-                              {of_weights.data, of_weights.row_stride, 1}, [&](index_t from, index_t terms, auto&& emit) {
-                                  if (!x.seen) return emit(from, terms);
+                              {of_weights.data, of_weights.row_stride, 1}, [&](index_t from, index_t terms, auto&& visit) {
+                                  if (!x.seen) return visit(from, terms);
                                   for (auto r = from; r < from + terms; ++r)
-                                      if (x.visible(token + r * kernel)) emit(r, index_t{1});
+                                      if (x.visible(token + r * kernel)) visit(r, index_t{1});
                               });
         if (part == 0) channel_convolution<T, Arch>::add_bias_gradients(x.channels, count, given, detail::rows_of_head(wanted.bias, head));
     }

@@ -32,22 +32,22 @@ struct bit_table {
 };
 
 /// Bits as the mask of lanes.
-template <QueryLanes I>
-constexpr auto mask_of(const I&, std::uint64_t bits) {
-    return I::mask_from_bits(bits & ~std::uint64_t{0} >> (64 - I::size));
+template <QueryLanes Index>
+constexpr auto mask_of(const Index&, std::uint64_t bits) {
+    return Index::mask_from_bits(bits & ~std::uint64_t{0} >> (64 - Index::size));
 }
 
 /// The mask of lanes whose queries are asked one by one: sees(query).
-template <QueryLanes I>
-constexpr auto mask_of_each(const I& i, const auto& sees) {
+template <QueryLanes Index>
+constexpr auto mask_of_each(const Index& i, const auto& sees) {
     std::uint64_t bits = 0;
     for (index_t l = 0; l < i.count; ++l) bits |= std::uint64_t{sees(i.first + l * i.step)} << l;
     return mask_of(i, bits);
 }
 
 /// The same where queries of one block see the same: sees(block) is asked once for each.
-template <QueryLanes I>
-constexpr auto mask_of_blocks(const I& i, index_t size, const auto& sees) {
+template <QueryLanes Index>
+constexpr auto mask_of_blocks(const Index& i, index_t size, const auto& sees) {
     std::uint64_t bits = 0;
     for (index_t l = 0; l < i.count;) {
         const auto query = i.first + l * i.step, block = floor_div(query, size), left = (block + 1) * size - query;

@@ -32,10 +32,10 @@ struct narrowed_pair {
     }
 
 private:
-    template <class I, class V>
-    static constexpr auto as_mask(const I&, V value) {
-        if constexpr (QueryLanes<I> && std::same_as<V, bool>)
-            return I::mask_from_bits(value ? ~std::uint64_t{0} : 0);
+    template <class Index, class V>
+    static constexpr auto as_mask(const Index&, V value) {
+        if constexpr (QueryLanes<Index> && std::same_as<V, bool>)
+            return Index::mask_from_bits(value ? ~std::uint64_t{0} : 0);
         else
             return value;
     }

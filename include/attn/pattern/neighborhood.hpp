@@ -73,8 +73,8 @@ public:
         }
         return seen;
     }
-    template <QueryLanes I>
-    auto visible(const I& i, index_t j) const {
+    template <QueryLanes Index>
+    auto visible(const Index& i, index_t j) const {
         if (i.step != 1) return detail::mask_of_each(i, [&](index_t query) { return visible(query, j); });
         auto bits = ~std::uint64_t{0};
         for (const auto& axis : *places_) bits &= axis.queries_that_see(axis.place[index(j)], i.first);
@@ -91,8 +91,8 @@ public:
         /// What the pattern says.
         auto visible(const auto& i, const auto& j) const { return pattern_->visible(i, j); }
         /// The same, for queries side by side.
-        template <QueryLanes I>
-        auto visible(const I& i, index_t j) const {
+        template <QueryLanes Index>
+        auto visible(const Index& i, index_t j) const {
             if (i.step != 1) return pattern_->visible(i, j);
             if (i.first != first_) {
                 first_ = i.first;
@@ -102,7 +102,7 @@ public:
             for (std::size_t a = 0; a < D; ++a) {
                 const auto& axis = (*pattern_->places_)[a];
                 const auto place = axis.place[index(j)];
-                const auto slot = index(place) % slots;
+                const auto slot = index(place) % slot_count;
                 if (place_[a][slot] != place) {
                     place_[a][slot] = place;
                     queries_[a][slot] = axis.queries_that_see(place, i.first);
@@ -113,11 +113,11 @@ public:
         }
 
     private:
-        static constexpr std::size_t slots = 64;
+        static constexpr std::size_t slot_count = 64;
         const neighborhood* pattern_;
         mutable index_t first_ = -1; // of the queries
-        mutable std::array<std::array<std::int32_t, slots>, D> place_ = {}; // -1: none
-        mutable std::array<std::array<std::uint64_t, slots>, D> queries_ = {};
+        mutable std::array<std::array<std::int32_t, slot_count>, D> place_ = {}; // -1: none
+        mutable std::array<std::array<std::uint64_t, slot_count>, D> queries_ = {};
     };
     friend of_box narrowed(const neighborhood& p, const position_range&, const position_range&) { return of_box(p); }
 
@@ -181,10 +181,10 @@ private:
         return std::ranges::any_of(rule_.tile, [](index_t extent) { return extent != 1; });
     }
     /// The coordinates of a token, or the ranges of those of some.
-    template <class I>
-    std::array<I, D> places_of(const I& token) const {
+    template <class Index>
+    std::array<Index, D> places_of(const Index& token) const {
         auto at = [&]<std::size_t... a>(std::index_sequence<a...>) {
-            return std::array<I, D>{(static_cast<void>(a), token)...};
+            return std::array<Index, D>{(static_cast<void>(a), token)...};
         }(std::make_index_sequence<D>());
         if (!is_tiled()) {
             auto rest = token;

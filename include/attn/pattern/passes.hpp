@@ -126,12 +126,12 @@ constexpr void for_each_pass(const P& p, index_t first_query, index_t queries, i
         if (same && (!has_stepless || step_of(std::get<0>(terms.stepped)) == 1)) return void(body(p, step_of(std::get<0>(terms.stepped))));
         const position_range i(first_query, first_query + queries - 1, 1), j(first_key, first_key + keys - 1, 1);
         bool any = false;
-        const auto emit = [&](const auto& pass, index_t step) {
+        const auto visit = [&](const auto& pass, index_t step) {
             any = true;
             body(pass, step);
         };
-        if (detail::sees_anything(terms.stepless, i, j)) emit(terms.stepless, index_t{1});
-        std::apply([&](const auto&... term) { detail::passes_after(terms.stepless, i, j, emit, term...); }, terms.stepped);
+        if (detail::sees_anything(terms.stepless, i, j)) visit(terms.stepless, index_t{1});
+        std::apply([&](const auto&... term) { detail::passes_after(terms.stepless, i, j, visit, term...); }, terms.stepped);
         if (!any) body(p, index_t{1});
     }
 }

@@ -74,13 +74,13 @@ concept Pattern = requires(const P& p, index_t i, position_range r) {
 };
 
 /// Lanes of query positions as patterns with a memory see them: lane l < count is at position first + l * step.
-template <class I>
-concept QueryLanes = requires(const I& i) {
+template <class Index>
+concept QueryLanes = requires(const Index& i) {
     { i.first } -> std::convertible_to<index_t>;
     { i.step } -> std::convertible_to<index_t>;
     { i.count } -> std::convertible_to<int>;
-    I::size;
-    I::mask_from_bits(std::uint64_t{});
+    Index::size;
+    Index::mask_from_bits(std::uint64_t{});
 };
 
 namespace detail {

@@ -60,7 +60,7 @@ constexpr query_tile tile_at(index_t t, index_t first_query, index_t n, index_t 
 /// differing in fullness or apart. A tile of step s visits keys of its own residue class, in steps of s: the pattern must promise
 /// that step. Runs begin and end at multiples of `grain` keys from the first, or at the last. Nothing is allocated.
 template <Pattern P, class F>
-constexpr void for_each_run(const P& p, const query_tile& tile, index_t first_key, index_t keys, index_t grain, F&& emit) {
+constexpr void for_each_run(const P& p, const query_tile& tile, index_t first_key, index_t keys, index_t grain, F&& visit) {
     const auto skip = tile.step > 1 ? floor_mod(tile.first - first_key, tile.step) : 0;
     if (tile.count <= 0 || keys <= skip) return;
     const auto queries = tile.positions();
@@ -85,7 +85,7 @@ constexpr void for_each_run(const P& p, const query_tile& tile, index_t first_ke
         width = is_left_half && width > 1 ? width / 2 : at & -at;
         if (seen.is_none()) {
             if (pending.count == 0) continue;
-            emit(std::as_const(pending));
+            visit(std::as_const(pending));
             pending.count = 0;
             // Is that all? Asked after 1, 2, 4, ... gaps: a pattern of many runs answers no each time.
             if (++gaps == asked_at && at < grains) {
@@ -99,10 +99,10 @@ constexpr void for_each_run(const P& p, const query_tile& tile, index_t first_ke
             pending.count += run.count;
             continue;
         }
-        if (pending.count > 0) emit(std::as_const(pending));
+        if (pending.count > 0) visit(std::as_const(pending));
         pending = run;
     }
-    if (pending.count > 0) emit(std::as_const(pending));
+    if (pending.count > 0) visit(std::as_const(pending));
 }
 
 namespace detail {

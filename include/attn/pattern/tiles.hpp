@@ -53,8 +53,8 @@ struct tile_plane {
         return {(all & mask) == mask, (any & mask) == 0};
     }
 
-    template <QueryLanes I>
-    constexpr auto visible(const I& i, index_t j) const {
+    template <QueryLanes Index>
+    constexpr auto visible(const Index& i, index_t j) const {
         if (any_query) return mask_of(i, table.bit(0, j - first_key) ? ~std::uint64_t{0} : 0);
         return mask_of(i, table.bits(i.first - first_query, i.step, i.count, j - first_key));
     }

@@ -114,8 +114,8 @@ private:
 namespace detail {
 
 /// A score function that says its own slope: derivative(score, query, key), on numbers and on lanes.
-template <class F, class V, class I>
-concept HasDerivativeOf = requires(const F& f, const V& score, const I& query, index_t key) { f.derivative(score, query, key); };
+template <class F, class V, class Index>
+concept HasDerivativeOf = requires(const F& f, const V& score, const Index& query, index_t key) { f.derivative(score, query, key); };
 
 /// What a map of single numbers makes of x, and its slope there: by its text on duals, or what its member derivative(x) says.
 template <class V, class F>
@@ -125,15 +125,15 @@ dual<V> differentiated(const F& map, const V& x) {
 }
 
 /// A score after a score function (one that is left for a head), and its slope there.
-template <class V, class F, class I>
-dual<V> differentiated(const F& f, const V& score, const I& query, index_t key) {
-    if constexpr (HasDerivativeOf<F, V, I>) return {static_cast<V>(f(score, query, key)), static_cast<V>(f.derivative(score, query, key))};
+template <class V, class F, class Index>
+dual<V> differentiated(const F& f, const V& score, const Index& query, index_t key) {
+    if constexpr (HasDerivativeOf<F, V, Index>) return {static_cast<V>(f(score, query, key)), static_cast<V>(f.derivative(score, query, key))};
     else return static_cast<dual<V>>(f(dual<V>(score, static_cast<V>(1)), query, key));
 }
 
 /// Of several, one after the other.
-template <class V, class... F, class I>
-dual<V> differentiated(const composed_score<F...>& chain, const V& score, const I& query, index_t key) {
+template <class V, class... F, class Index>
+dual<V> differentiated(const composed_score<F...>& chain, const V& score, const Index& query, index_t key) {
     dual<V> x(score, static_cast<V>(1));
     const auto add = [&](const auto& f) {
         const auto next = differentiated(f, x.value, query, key);

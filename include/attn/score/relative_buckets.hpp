@@ -53,10 +53,10 @@ struct distance_bias {
             for (index_t q = 0; q < count; ++q) to[q] = of_zero[std::clamp(distance + q * step, -reach, reach)];
             return;
         }
-        const auto near = std::clamp<index_t>(-reach - distance, 0, count), far = std::clamp(reach - distance, near, count);
-        std::fill_n(to, near, of_zero[-reach]);
-        std::copy_n(of_zero + distance + near, far - near, to + near);
-        std::fill_n(to + far, count - far, of_zero[reach]);
+        const auto begin = std::clamp<index_t>(-reach - distance, 0, count), end = std::clamp(reach - distance, begin, count);
+        std::fill_n(to, begin, of_zero[-reach]);
+        std::copy_n(of_zero + distance + begin, end - begin, to + begin);
+        std::fill_n(to + end, count - end, of_zero[reach]);
     }
 };
 

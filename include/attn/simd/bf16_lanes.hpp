@@ -64,9 +64,9 @@ struct bf16_lanes {
 #if defined(__AVX512BF16__)
         if constexpr (size == 16) return bf16_lanes(reinterpret_cast<vector>(_mm512_cvtne2ps_pbh(high.value, low.value)));
 #endif
-        return [&]<int... I>(std::integer_sequence<int, I...>) {
+        return [&]<int... Index>(std::integer_sequence<int, Index...>) {
             const auto a = upper_half_rounded(low), b = upper_half_rounded(high);
-            return bf16_lanes(__builtin_shufflevector(a, b, 2 * I...) >> 16 | (__builtin_shufflevector(a, b, 2 * I + 1 ...) & 0xffff0000));
+            return bf16_lanes(__builtin_shufflevector(a, b, 2 * Index...) >> 16 | (__builtin_shufflevector(a, b, 2 * Index + 1 ...) & 0xffff0000));
         }(std::make_integer_sequence<int, size>{});
     }
 

@@ -186,7 +186,7 @@ struct lanes {
     friend lanes pow(lanes a, lanes b) { return select(b == lanes(T{0}), lanes(T{1}), of(xsimd::pow(a.integral(), b.integral()))); }
     /// xsimd's of doubles is NaN far from 0, where it is 1 or -1.
     friend lanes erf(lanes a) {
-        const lanes far = T{30}, kept = select(a > far, far, select(a < -far, -far, a));
+        const lanes limit = T{30}, kept = select(a > limit, limit, select(a < -limit, -limit, a));
         return xsimd::erf(kept.value);
     }
 

@@ -39,11 +39,11 @@ struct narrow_pairs {
 
 private:
     static constexpr auto lane = std::make_integer_sequence<int, size>{};
-    template <int Begin, int... I>
-    batch every_second(std::integer_sequence<int, I...>) const {
+    template <int Begin, int... Index>
+    batch every_second(std::integer_sequence<int, Index...>) const {
         typename detail::vector_of<std::uint16_t, 2 * size>::type all;
         std::memcpy(&all, &bits, sizeof bits);
-        const auto some = __builtin_shufflevector(all, all, (Begin + 2 * I)...);
+        const auto some = __builtin_shufflevector(all, all, (Begin + 2 * Index)...);
         std::uint16_t numbers[std::size_t{size}];
         std::memcpy(numbers, &some, sizeof some);
         return narrow_lanes<format, Arch>::widen(numbers);

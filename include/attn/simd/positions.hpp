@@ -109,19 +109,19 @@ struct affine_lanes {
         return up_to_by_division(limit);
     }
 
-    template <std::integral I>
-    friend constexpr affine_lanes operator+(const affine_lanes& a, I b) { return {a.first + static_cast<index_t>(b), a.step}; }
-    template <std::integral I>
-    friend constexpr affine_lanes operator+(I a, const affine_lanes& b) { return b + a; }
-    template <std::integral I>
-    friend constexpr affine_lanes operator-(const affine_lanes& a, I b) { return {a.first - static_cast<index_t>(b), a.step}; }
-    template <std::integral I>
-    friend constexpr affine_lanes operator-(I a, const affine_lanes& b) { return {static_cast<index_t>(a) - b.first, -b.step}; }
+    template <std::integral Index>
+    friend constexpr affine_lanes operator+(const affine_lanes& a, Index b) { return {a.first + static_cast<index_t>(b), a.step}; }
+    template <std::integral Index>
+    friend constexpr affine_lanes operator+(Index a, const affine_lanes& b) { return b + a; }
+    template <std::integral Index>
+    friend constexpr affine_lanes operator-(const affine_lanes& a, Index b) { return {a.first - static_cast<index_t>(b), a.step}; }
+    template <std::integral Index>
+    friend constexpr affine_lanes operator-(Index a, const affine_lanes& b) { return {static_cast<index_t>(a) - b.first, -b.step}; }
     friend constexpr affine_lanes operator-(const affine_lanes& a) { return {-a.first, -a.step}; }
-    template <std::integral I>
-    friend constexpr affine_lanes operator*(const affine_lanes& a, I b) { return {a.first * static_cast<index_t>(b), a.step * static_cast<index_t>(b)}; }
-    template <std::integral I>
-    friend constexpr affine_lanes operator*(I a, const affine_lanes& b) { return b * a; }
+    template <std::integral Index>
+    friend constexpr affine_lanes operator*(const affine_lanes& a, Index b) { return {a.first * static_cast<index_t>(b), a.step * static_cast<index_t>(b)}; }
+    template <std::integral Index>
+    friend constexpr affine_lanes operator*(Index a, const affine_lanes& b) { return b * a; }
     friend constexpr integers operator/(const affine_lanes& a, index_t c) { return a.counts(c) ? a.divided(c).quotient : integers(a) / c; }
     friend constexpr integers operator%(const affine_lanes& a, index_t c) { return a.counts(c) ? a.divided(c).remainder : integers(a) % c; }
     friend constexpr integers floor_div(const affine_lanes& a, index_t c) { return a.counts(c) ? a.divided(c).quotient : floor_div(integers(a), c); }
@@ -130,30 +130,30 @@ struct affine_lanes {
     template <std::floating_point F>
     friend lanes<T, Arch> operator*(F a, const affine_lanes& b) { return lanes<T, Arch>(a) * static_cast<lanes<T, Arch>>(b); }
 
-    template <std::integral I>
-    friend constexpr lane_bits operator<=(const affine_lanes& a, I b) { return a.up_to(saturated(b)); }
-    template <std::integral I>
-    friend constexpr lane_bits operator<(const affine_lanes& a, I b) { return a.up_to(saturated(b) - 1); }
-    template <std::integral I>
-    friend constexpr lane_bits operator>=(const affine_lanes& a, I b) { return !(a < b); }
-    template <std::integral I>
-    friend constexpr lane_bits operator>(const affine_lanes& a, I b) { return !(a <= b); }
-    template <std::integral I>
-    friend constexpr lane_bits operator==(const affine_lanes& a, I b) { return a <= b && a >= b; }
-    template <std::integral I>
-    friend constexpr lane_bits operator!=(const affine_lanes& a, I b) { return !(a == b); }
-    template <std::integral I>
-    friend constexpr lane_bits operator<=(I a, const affine_lanes& b) { return b >= a; }
-    template <std::integral I>
-    friend constexpr lane_bits operator<(I a, const affine_lanes& b) { return b > a; }
-    template <std::integral I>
-    friend constexpr lane_bits operator>=(I a, const affine_lanes& b) { return b <= a; }
-    template <std::integral I>
-    friend constexpr lane_bits operator>(I a, const affine_lanes& b) { return b < a; }
-    template <std::integral I>
-    friend constexpr lane_bits operator==(I a, const affine_lanes& b) { return b == a; }
-    template <std::integral I>
-    friend constexpr lane_bits operator!=(I a, const affine_lanes& b) { return b != a; }
+    template <std::integral Index>
+    friend constexpr lane_bits operator<=(const affine_lanes& a, Index b) { return a.up_to(saturated(b)); }
+    template <std::integral Index>
+    friend constexpr lane_bits operator<(const affine_lanes& a, Index b) { return a.up_to(saturated(b) - 1); }
+    template <std::integral Index>
+    friend constexpr lane_bits operator>=(const affine_lanes& a, Index b) { return !(a < b); }
+    template <std::integral Index>
+    friend constexpr lane_bits operator>(const affine_lanes& a, Index b) { return !(a <= b); }
+    template <std::integral Index>
+    friend constexpr lane_bits operator==(const affine_lanes& a, Index b) { return a <= b && a >= b; }
+    template <std::integral Index>
+    friend constexpr lane_bits operator!=(const affine_lanes& a, Index b) { return !(a == b); }
+    template <std::integral Index>
+    friend constexpr lane_bits operator<=(Index a, const affine_lanes& b) { return b >= a; }
+    template <std::integral Index>
+    friend constexpr lane_bits operator<(Index a, const affine_lanes& b) { return b > a; }
+    template <std::integral Index>
+    friend constexpr lane_bits operator>=(Index a, const affine_lanes& b) { return b <= a; }
+    template <std::integral Index>
+    friend constexpr lane_bits operator>(Index a, const affine_lanes& b) { return b < a; }
+    template <std::integral Index>
+    friend constexpr lane_bits operator==(Index a, const affine_lanes& b) { return b == a; }
+    template <std::integral Index>
+    friend constexpr lane_bits operator!=(Index a, const affine_lanes& b) { return b != a; }
 
 private:
     struct division {
@@ -169,13 +169,13 @@ private:
         if (divisor <= (1 << bits) / size) {
             // What lanes are above `quotient` is a quotient of less than 2^bits, and that a product: exact, for the factor is too large by less
             // than 1 / 2^bits. No lane waits for another.
-            const auto small = static_cast<std::uint32_t>(divisor), rest = static_cast<std::uint32_t>(remainder);
-            const auto shift = bits + static_cast<int>(std::bit_width(small - 1));
-            const auto factor = ((std::uint32_t{1} << shift) + small - 1) / small;
+            const auto narrow_divisor = static_cast<std::uint32_t>(divisor), rest = static_cast<std::uint32_t>(remainder);
+            const auto shift = bits + static_cast<int>(std::bit_width(narrow_divisor - 1));
+            const auto factor = ((std::uint32_t{1} << shift) + narrow_divisor - 1) / narrow_divisor;
             for (std::uint32_t l = 0; l < size; ++l) {
                 const auto above = rest + l * static_cast<std::uint32_t>(remainder_step), over = above * factor >> shift;
                 result.quotient.value[l] = quotient + l * quotient_step + over;
-                result.remainder.value[l] = above - over * small;
+                result.remainder.value[l] = above - over * narrow_divisor;
             }
             return result;
         }
@@ -196,10 +196,10 @@ private:
         return lane_bits::first(step == 0 ? index_t{size} : (limit - first) / step + 1);
     }
     /// Keeps differences of a limit and a position inside 64 bits: twice as far as two positions can be apart.
-    template <std::integral I>
-    static constexpr index_t saturated(I limit) {
-        constexpr index_t far = 4 * farthest_position;
-        return std::in_range<index_t>(limit) ? std::clamp(static_cast<index_t>(limit), -far, far) : far;
+    template <std::integral Index>
+    static constexpr index_t saturated(Index limit) {
+        constexpr index_t farthest = 4 * farthest_position;
+        return std::in_range<index_t>(limit) ? std::clamp(static_cast<index_t>(limit), -farthest, farthest) : farthest;
     }
 };
 

@@ -17,9 +17,9 @@ struct vector_of {
 };
 
 /// Alternates the lanes of two registers, beginning at lane Begin of each: a0 b0 a1 b1 ...
-template <int Begin, class V, int... I>
-[[gnu::always_inline]] inline V zip(V a, V b, std::integer_sequence<int, I...>) {
-    return __builtin_shufflevector(a, b, (Begin + I / 2 + I % 2 * static_cast<int>(sizeof...(I)))...);
+template <int Begin, class V, int... Index>
+[[gnu::always_inline]] inline V zip(V a, V b, std::integer_sequence<int, Index...>) {
+    return __builtin_shufflevector(a, b, (Begin + Index / 2 + Index % 2 * static_cast<int>(sizeof...(Index)))...);
 }
 
 } // namespace detail

@@ -10,14 +10,14 @@ namespace attn::inline ATTN_INSTRUCTION_SET::simd {
 
 namespace detail {
 
-template <class F, int... I>
-[[gnu::always_inline]] inline void call_each(F& f, std::integer_sequence<int, I...>) {
-    (f(std::integral_constant<int, I>{}), ...);
+template <class F, int... Index>
+[[gnu::always_inline]] inline void call_each(F& f, std::integer_sequence<int, Index...>) {
+    (f(std::integral_constant<int, Index>{}), ...);
 }
 
-template <int Columns, class F, int... I>
-[[gnu::always_inline]] inline void call_each_pair(F& f, std::integer_sequence<int, I...>) {
-    (f(std::integral_constant<int, I / Columns>{}, std::integral_constant<int, I % Columns>{}), ...);
+template <int Columns, class F, int... Index>
+[[gnu::always_inline]] inline void call_each_pair(F& f, std::integer_sequence<int, Index...>) {
+    (f(std::integral_constant<int, Index / Columns>{}, std::integral_constant<int, Index % Columns>{}), ...);
 }
 
 } // namespace detail

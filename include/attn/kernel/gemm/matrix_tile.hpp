@@ -74,8 +74,8 @@ struct matrix_tile {
 /// Calls f(std::integral_constant<int, n>) for a run-time n in [1, Max].
 template <int Max, class F>
 [[gnu::always_inline]] inline void with_constant(index_t n, F&& f) {
-    [&]<int... I>(std::integer_sequence<int, I...>) {
-        static_cast<void>(((n == I + 1 && (f(std::integral_constant<int, I + 1>{}), true)) || ...));
+    [&]<int... Index>(std::integer_sequence<int, Index...>) {
+        static_cast<void>(((n == Index + 1 && (f(std::integral_constant<int, Index + 1>{}), true)) || ...));
     }(std::make_integer_sequence<int, Max>{});
 }
 

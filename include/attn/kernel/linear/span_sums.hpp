@@ -16,7 +16,7 @@ public:
     static constexpr index_t span = 2048;
 
     span_sums(detail::scratch& memory, const input_shapes& s, index_t concurrency)
-        : slots_(slots(s, concurrency)), heads_(heads_at_once(s, concurrency)) {
+        : slots_(slot_count(s, concurrency)), heads_(heads_at_once(s, concurrency)) {
         const auto before = memory.used_bytes();
         first_ = state_type::take(memory, s.keys.channels, s.values.channels);
         distance_ = static_cast<index_t>((memory.used_bytes() - before) / sizeof(T));
@@ -55,12 +55,12 @@ private:
     /// The most sums of one head that are made beside each other.
     static constexpr index_t max_slots = 8;
 
-    static index_t slots(const input_shapes& s, index_t concurrency) {
+    static index_t slot_count(const input_shapes& s, index_t concurrency) {
         const auto max_spans = (std::max<index_t>(s.keys.tokens, 1) + span - 2) / span + 1; // wherever they begin
         return std::min(max_spans, concurrency == 1 ? 2 : max_slots);
     }
     static index_t heads_at_once(const input_shapes& s, index_t concurrency) {
-        const auto wanted = concurrency == 1 ? 1 : std::max<index_t>(1, max_slots * concurrency / slots(s, concurrency));
+        const auto wanted = concurrency == 1 ? 1 : std::max<index_t>(1, max_slots * concurrency / slot_count(s, concurrency));
         return std::min(wanted, s.keys.batch * s.keys.heads);
     }
     state_type slot(index_t head, index_t number) const {

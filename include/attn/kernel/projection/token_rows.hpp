@@ -29,12 +29,12 @@ struct token_rows {
 
     /// Calls emit(first, count) for each run of visible tokens of first .. end - 1.
     template <class F>
-    void for_each_run(index_t first, index_t end, F&& emit) const {
-        if (!seen) return emit(first, end - first);
+    void for_each_run(index_t first, index_t end, F&& visit) const {
+        if (!seen) return visit(first, end - first);
         while (first < end) {
             const auto* const from = std::find(seen + first, seen + end, true);
             const auto* const to = std::find(from, seen + end, false);
-            if (from != to) emit(static_cast<index_t>(from - seen), static_cast<index_t>(to - from));
+            if (from != to) visit(static_cast<index_t>(from - seen), static_cast<index_t>(to - from));
             first = to - seen;
         }
     }

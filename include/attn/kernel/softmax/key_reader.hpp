@@ -52,7 +52,7 @@ public:
     /// pads: rows are read in whole registers.
     block_reader(detail::scratch& memory, index_t block_keys, index_t channels, bool pads)
         : block_keys_(block_keys), channels_(channels), padded_(Rows::width(channels)), pads_(pads && padded_ != channels),
-          copies_(memory.take<operand>(slots, Rows::rows(block_keys), padded_)) {}
+          copies_(memory.take<operand>(slot_count, Rows::rows(block_keys), padded_)) {}
 
     /// Another head: row 0 stands at first_key.
     void begin(const stored_rows<const T>& rows, index_t first_key) {
@@ -71,17 +71,17 @@ public:
         if constexpr (!Rows::are_copies)
             if (!pads_ && readable_in_place(own)) return {own.numbers(), own.row_stride, own.channel_stride};
         const copy wanted{own.data, own.row_stride, keys.count, before};
-        for (index_t slot = 0; slot < slots; ++slot)
+        for (index_t slot = 0; slot < slot_count; ++slot)
             if (copied_[slot] == wanted) return {copy_of(slot), padded_, 1};
         copied_[next_] = wanted;
         operand* const to = copy_of(next_);
         Rows::copy(own, keys.count, before, channels_, to, padded_);
-        next_ = (next_ + 1) % slots;
+        next_ = (next_ + 1) % slot_count;
         return {to, padded_, 1};
     }
 
 private:
-    static constexpr index_t slots = 3;
+    static constexpr index_t slot_count = 3;
     operand* copy_of(index_t slot) const { return copies_ + slot * Rows::rows(block_keys_) * padded_; }
 
     struct copy {
@@ -95,7 +95,7 @@ private:
     operand* copies_;
     stored_rows<const T> rows_{};
     index_t first_key_ = 0, next_ = 0;
-    copy copied_[slots];
+    copy copied_[slot_count];
 };
 
 } // namespace attn::kernel

@@ -23,8 +23,8 @@ struct pass_through {
 /// out. And sums of large values may pass what numbers hold before they are divided: then with smaller weights.
 template <Scalar T, class F>
 void recompute_masked(std::uint64_t rows, F&& pass) {
-    constexpr T small = std::same_as<T, float> ? 0x1p-40 : 0x1p-80;
-    for (const auto how : {pass_through<T>{false, 1}, pass_through<T>{true, 1}, pass_through<T>{true, small}}) {
+    constexpr T small_weights = std::same_as<T, float> ? 0x1p-40 : 0x1p-80;
+    for (const auto how : {pass_through<T>{false, 1}, pass_through<T>{true, 1}, pass_through<T>{true, small_weights}}) {
         if (rows == 0) return;
         rows = pass(rows, how);
     }
