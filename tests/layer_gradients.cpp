@@ -3,6 +3,8 @@
 #include "errors.hpp"
 #include "layer_gradient_checks.hpp"
 
+#include <attn/attention/lsh_attention.hpp>
+#include <attn/attention/random_projection.hpp>
 #include <attn/score/additive_bias.hpp>
 
 namespace attn::testing {
@@ -25,6 +27,51 @@ TEST_CASE("gradients of layers: multi_head with norms of queries and keys, rotar
             return layer;
         },
         {2, 1, 9, 12});
+}
+
+// The Reformer's layer: one linear makes queries and keys.
+TEST_CASE("gradients of layers: multi_head of LSH attention, whose keys are its queries", "[layer][portable]") {
+    const auto weights = random_weights().linear(".q", 12, 12).linear(".v", 12, 12).linear(".out", 12, 12);
+    const auto make = []<Scalar T>(parameters& w) {
+        static const auto rotations = [] {
+            tensor<T> r({2, 2, 6, 2});
+            fill_random_projection<T>(r, 5);
+            return r;
+        }();
+        static const rotary<T> turns(20, 4);
+        return multi_head<T, lsh_attention<T>>{.heads = 2,
+                                               .q = linear_of<T>(w, "layer.q"),
+                                               .v = linear_of<T>(w, "layer.v"),
+                                               .out = linear_of<T>(w, "layer.out"),
+                                               .attention = {.rotations = rotations, .chunk = 4},
+                                               .rotation = &turns};
+    };
+    check_layer_gradients(weights, make, {2, 1, 11, 12});
+
+    parameters w;
+    for (const auto* name : {"layer.q", "layer.v", "layer.out"}) random_linear<float>(w, name, 12, 12);
+    const auto layer = make.template operator()<float>(w);
+    const auto x = random_rows<float>({2, 1, 11, 12}, 3);
+    const auto q = forward(layer.q, {.tokens = x}), v = forward(layer.v, {.tokens = x});
+    tensor<float> queries({2, 2, 11, 6}), values({2, 2, 11, 6}), joined({2, 1, 11, 12});
+    for (index_t b = 0; b < 2; ++b)
+        for (index_t i = 0; i < 11; ++i)
+            for (index_t c = 0; c < 12; ++c) queries(b, c / 6, i, c % 6) = q(b, 0, i, c), values(b, c / 6, i, c % 6) = v(b, 0, i, c);
+    rotate(*layer.rotation, queries.view(), 0, queries.view());
+    const auto attended = attend(layer.attention, inputs<float>{queries, queries, values});
+    for (index_t b = 0; b < 2; ++b)
+        for (index_t i = 0; i < 11; ++i)
+            for (index_t c = 0; c < 12; ++c) joined(b, 0, i, c) = attended(b, c / 6, i, c % 6);
+    CHECK(same_bits(forward(layer, {.tokens = x}), forward(layer.out, {.tokens = joined})));
+
+    const auto refused = [&](auto spoil) {
+        auto bad = layer;
+        spoil(bad);
+        return error_of([&] { (void)forward(bad, {.tokens = x}); });
+    };
+    CHECK(refused([&](auto& l) { l.k = l.q; }) == "multi_head: k is given, but the keys of lsh_attention are its queries: leave it out");
+    CHECK(refused([&](auto& l) { l.kv_heads = 1; }) == "multi_head: kv_heads are 1, but the keys of lsh_attention are its queries, of 2 heads");
+    CHECK(error_of([&] { (void)forward(layer, {.tokens = x, .context = x}); }) == "multi_head: context is given, but the keys of lsh_attention are its queries");
 }
 
 TEST_CASE("gradients of layers: transformer_block with norms over tokens, in training", "[layer][portable]") {

@@ -31,6 +31,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 template <Scalar T = float, class Arch = simd::native>
 struct lsh_attention {
     static constexpr std::string_view name = "lsh_attention";
+    static constexpr bool keys_are_queries = true; ///< so that a layer makes no others
 
     tensor_view<const T> rotations;      ///< (rounds, heads or 1, d_k, buckets / 2), as fill_random_projection makes them
     std::optional<index_t> chunk = {};   ///< tokens in a chunk: 2 n / buckets, rounded up, if not given

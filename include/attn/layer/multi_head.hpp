@@ -35,8 +35,9 @@ struct identity_reduction {};
 ///     result = out(attention(Q, K, V)) (+ residual)
 /// q, k, v, out: linears; d_k and d_v are what their outputs are over the heads, free of c. y' is y, or what a layer makes of it (`reduce`:
 /// see spatial_reduction); y'' is y', or a context of its own for the values. Norms, if any, take each token and head of Q and K over its d_k
-/// channels (Henry et al. 2020, "Query-Key Normalization for Transformers"); rotary positions, if any, turn them then. Projections write heads
-/// side by side, as the attention reads and writes them: nothing is transposed or copied in between. Time: that of the projections and of the
+/// channels (Henry et al. 2020, "Query-Key Normalization for Transformers"); rotary positions, if any, turn them then. An operator whose keys are its
+/// queries, as the Reformer's (lsh_attention), takes Q for K: then k stays empty, heads are kv_heads, and there is no context, no `reduce` and no
+/// norm; anything else is refused. Projections write heads side by side, as the attention reads and writes them: nothing is transposed or copied in between. Time: that of the projections and of the
 /// operator. Memory: Q, K, V, the attention's result, and what the operator needs. Vaswani et al. 2017, "Attention Is All You Need".
 template <Scalar T, Attention A = softmax_attention<>, class R = identity_reduction, Norm N = identity_norm<T>,
           class Arch = simd::native>
@@ -45,12 +46,14 @@ struct multi_head {
     static constexpr std::string_view name = "multi_head";
     static constexpr bool in_place = true;
     static constexpr bool reduces = !std::same_as<R, identity_reduction>;
+    static constexpr bool shares_queries = requires { requires A::keys_are_queries; }; ///< K is Q
+    static_assert(!shares_queries || (!reduces && std::same_as<N, identity_norm<T>>), "attn: keys that are queries are neither reduced nor normalised by themselves");
     /// Whether all that is inside has a gradient.
     static constexpr bool is_differentiable = DifferentiableAttention<A> && (!reduces || DifferentiableLayer<R>) && detail::TrainableNorm<N>;
 
     index_t heads = 1;
     index_t kv_heads = heads; ///< divides heads, unless the attention says otherwise
-    linear<T, Arch> q, k, v, out;
+    linear<T, Arch> q, k = {}, v, out;
     A attention = {};
     const rotary<T>* rotation = nullptr; ///< of queries and keys, or none
     tensor_view<const index_t> token_positions = {};   ///< for the rotation: see rotary_positions; counted from the first if not given
@@ -65,7 +68,8 @@ struct multi_head {
                               "are " + std::to_string(heads) + " and " + std::to_string(kv_heads) + ": one at least is needed");
         detail::check_tokens(name, "tokens", in.tokens, q.inputs());
         const auto& source = source_of(in);
-        if constexpr (reduces)
+        if constexpr (shares_queries) check_shared(in);
+        else if constexpr (reduces)
             reduce.check({source});
         else
             detail::check_tokens(name, in.context.data() ? "context" : "tokens", source, k.inputs());
@@ -74,7 +78,7 @@ struct multi_head {
                               "has shape " + to_string(source.shape()) + ", but tokens have " + to_string(in.tokens.shape()));
         if (in.value_context.data()) check_value_context(in);
         check_projection("q", q, q.inputs(), heads);
-        check_projection("k", k, reduced(source.shape()).channels, kv_heads);
+        if constexpr (!shares_queries) check_projection("k", k, reduced(source.shape()).channels, kv_heads);
         check_projection("v", v, in.value_context.data() ? v.inputs() : reduced(source.shape()).channels, kv_heads);
         const auto s = shapes(in.tokens.shape(), source.shape());
         query_norm.check(s.queries);
@@ -167,12 +171,12 @@ struct multi_head {
         out.backward(join_heads(t.attended), given, join_heads(g.of.attended), false, p.out, run);
         auto of_attention = p.attention;
         of_attention.queries = g.of.queries;
-        of_attention.keys = g.of.keys;
+        if constexpr (!shares_queries) of_attention.keys = g.of.keys;
         of_attention.values = g.of.values;
         attention.backward(inputs<T>{t.queries, t.keys, t.values, in.positions}, {t.attended, t.log_sum_exp}, {g.of.attended}, of_attention, run);
         if (rotation) {
             rotation->backward(g.of.queries, places(token_positions, in.positions.first_query), g.of.queries, run);
-            rotation->backward(g.of.keys, places(key_positions(in), in.positions.first_key), g.of.keys, run);
+            if constexpr (!shares_queries) rotation->backward(g.of.keys, places(key_positions(in), in.positions.first_key), g.of.keys, run);
         }
         if constexpr (normalises) {
             const auto through = [&](const N& norm, auto of_norm, const tensor_view<const T>& x, const tensor_view<const T>& of_y, const tensor_view<T>& of_x) {
@@ -189,7 +193,7 @@ struct multi_head {
         const auto of_source = is_tokens ? wanted.tokens : wanted.context;
         const auto read = reduces ? tensor_view<const T>(t.reduced) : source;
         const auto of_read = reduces ? g.of.reduced : of_source;
-        k.backward(read, join_heads(g.of.plain_keys), of_read, is_tokens && !reduces, p.k, run);
+        if constexpr (!shares_queries) k.backward(read, join_heads(g.of.plain_keys), of_read, is_tokens && !reduces, p.k, run);
         if (in.value_context.data()) v.backward(in.value_context, join_heads(g.of.values), wanted.value_context, false, p.v, run);
         else v.backward(read, join_heads(g.of.values), of_read, true, p.v, run);
         if constexpr (reduces) {
@@ -208,6 +212,13 @@ private:
     }
     const tensor_view<const index_t>& key_positions(const layer_inputs<T>& in) const {
         return in.context.data() || context_positions.data() ? context_positions : token_positions;
+    }
+    void check_shared(const layer_inputs<T>& in) const {
+        if (k.weight.data() || !k.bias.empty())
+            throw argument_error(name, "k", "is given, but the keys of " + std::string(A::name) + " are its queries: leave it out");
+        if (kv_heads != heads)
+            throw argument_error(name, "kv_heads", "are " + std::to_string(kv_heads) + ", but the keys of " + std::string(A::name) + " are its queries, of " + std::to_string(heads) + " heads");
+        if (in.context.data()) throw argument_error(name, "context", "is given, but the keys of " + std::string(A::name) + " are its queries");
     }
     void check_value_context(const layer_inputs<T>& in) const {
         const auto &keys = in.context.shape(), &values = in.value_context.shape();
@@ -235,7 +246,7 @@ private:
     input_shapes shapes(const shape& tokens, const shape& source) const {
         const auto m = reduced(source).tokens;
         return {{tokens.batch, heads, tokens.tokens, q.outputs() / heads},
-                {tokens.batch, kv_heads, m, k.outputs() / kv_heads},
+                {tokens.batch, kv_heads, m, shares_queries ? q.outputs() / heads : k.outputs() / kv_heads},
                 {tokens.batch, kv_heads, m, v.outputs() / kv_heads}};
     }
 
@@ -255,7 +266,7 @@ private:
             const auto s = layer.shapes(tokens, source);
             const auto take = [&](const shape& of) { return token_major(memory.take<T>(of.size()), of); };
             queries = plain_queries = take(s.queries);
-            keys = plain_keys = take(s.keys);
+            keys = plain_keys = shares_queries ? queries : take(s.keys);
             values = take(s.values);
             attended = take(layer.attention.output_shape(s));
             if constexpr (reduces) reduced = take(layer.reduced(source));
@@ -315,13 +326,13 @@ private:
             source = t.reduced;
         }
         q.forward(in.tokens, {}, join_heads(t.plain_queries), run);
-        k.forward(source, {}, join_heads(t.plain_keys), run);
+        if constexpr (!shares_queries) k.forward(source, {}, join_heads(t.plain_keys), run);
         v.forward(in.value_context.data() ? in.value_context : source, {}, join_heads(t.values), run);
         query_norm.forward(t.plain_queries, t.queries, run);
-        key_norm.forward(t.plain_keys, t.keys, run);
+        if constexpr (!shares_queries) key_norm.forward(t.plain_keys, t.keys, run);
         if (rotation) {
             rotation->forward(t.queries, places(token_positions, in.positions.first_query), t.queries, run);
-            rotation->forward(t.keys, places(key_positions(in), in.positions.first_key), t.keys, run);
+            if constexpr (!shares_queries) rotation->forward(t.keys, places(key_positions(in), in.positions.first_key), t.keys, run);
         }
         attention.forward(inputs<T>{t.queries, t.keys, t.values, in.positions}, outputs<T>{t.attended, t.log_sum_exp}, run);
         out.forward(join_heads(t.attended), in.residual, result, run);
