@@ -138,6 +138,7 @@ TEST_CASE("attend: positions and parameters that do not fit are refused", "[atte
         check_says(call.refusal(softmax_attention{.sinks = sinks}), {"softmax_attention: sinks ", "3 entries", "(2, 4, 9, 8)"});
         for (const double scale : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()})
             check_says(call.refusal(softmax_attention{.scale = scale}), {"softmax_attention: scale ", "finite"});
+        CHECK(call.refusal(softmax_attention{.scale = 1e39}) == "softmax_attention: scale is 1e+39, which is not finite as a float"); // what is computed with
     }
     SECTION("patterns") {
         check_says(call.check(softmax_attention{.pattern = strided{0}}), {"softmax_attention: pattern strided{0}"});

@@ -227,6 +227,8 @@ TEST_CASE("safetensors: wrong files are refused, by tensor where there is one", 
     CHECK(problem_of([] { parse_safetensors(std::string(8, '\xff') + "{}"); }) ==
           "safetensors: the header would have 18446744073709551615 bytes, the file has 10");
     CHECK(problem_of("{}", "") == nothing_thrown);
+    CHECK(problem_of([] { read_safetensors("/"); }) == "/: cannot be read"); // a folder
+    CHECK(problem_of([] { read_safetensors("/no such file"); }) == "/no such file: cannot be read");
 }
 
 } // namespace attn::testing

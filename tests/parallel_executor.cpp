@@ -47,6 +47,23 @@ TEST_CASE("sequential: runs everything on the calling thread, in order", "[paral
     CHECK(order == std::vector<index_t>{0, 1, 2, 3, 4});
 }
 
+TEST_CASE("execution: asks for 4096 threads at most, whatever an executor says", "[parallel]") {
+    struct boundless {
+        index_t most = 0;
+        index_t concurrency() const { return std::numeric_limits<index_t>::max(); }
+        void parallel_for(index_t count, function_ref body) {
+            most = std::max(most, count);
+            for (index_t i = 0; i < count; ++i) body(i);
+        }
+    };
+    boundless executor;
+    workspace memory;
+    std::atomic<index_t> done = 0;
+    execution(executor, memory).for_each(10'000, [&](index_t, index_t slice) { done += slice < 4096; });
+    CHECK(done == 10'000);
+    CHECK(executor.most == 4096);
+}
+
 TEST_CASE("Executor: a user's own class is one", "[parallel]") {
     threads_per_call own;
     check_executor(own);

@@ -118,7 +118,9 @@ TEST_CASE("soft cap", "[score][portable]") {
 
 TEST_CASE("soft cap refuses a cap that caps nothing", "[score][portable]") {
     CHECK(complaint(soft_cap{50}, two_by_three) == nothing_thrown);
-    CHECK(complaint(soft_cap{0}, two_by_three) == "softmax_attention: score soft_cap{0.000000} needs a positive finite cap");
+    CHECK(complaint(soft_cap{0}, two_by_three) == "softmax_attention: score soft_cap{0} needs a cap between 1e-37 and 1e37");
+    CHECK(complaint(soft_cap{1e39}, two_by_three) == "softmax_attention: score soft_cap{1e+39} needs a cap between 1e-37 and 1e37");
+    CHECK(complaint(soft_cap{1e-40}, two_by_three) != nothing_thrown);
     CHECK(complaint(soft_cap{-1}, two_by_three) != nothing_thrown);
     CHECK(complaint(soft_cap{infinity}, two_by_three) != nothing_thrown);
     CHECK(complaint(soft_cap{not_a_number}, two_by_three) != nothing_thrown);

@@ -37,7 +37,7 @@ struct linear_attention {
     void check(const inputs<T>& in) const {
         check_inputs(name, in);
         detail::check_linear(name, in, pattern, eps);
-        if (!std::isfinite(scale)) throw argument_error(name, "scale", "is not finite");
+        detail::check_number<T>(name, "scale", scale);
         if (normalise && scale != 1) throw argument_error(name, "scale", "is for sums that are not normalised");
     }
     void check_apart(const output_memory& out) const { attn::check_apart(pattern, out); }

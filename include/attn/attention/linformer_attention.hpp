@@ -43,7 +43,7 @@ struct linformer_attention {
                 "attn: value_projection is not a projection of such tokens (see attn::Projection); a matrix must have their scalar type");
         check_inputs(name, in);
         const auto &q = in.queries.shape(), &k = in.keys.shape(), &v = in.values.shape();
-        if (scale && !std::isfinite(*scale)) throw argument_error(name, "scale", "is not finite");
+        if (scale) detail::check_number<T>(name, "scale", *scale);
         key_projection.check(projection_context{name, "key_projection", k.heads, k.tokens, k.channels});
         for_values().check(projection_context{name, "value_projection", v.heads, v.tokens, v.channels});
         for (index_t h = 0; h < k.heads; ++h) {

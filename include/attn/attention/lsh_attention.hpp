@@ -53,7 +53,7 @@ struct lsh_attention {
                 throw argument_error(name, "positions", "of queries and keys differ, which are the same tokens");
         detail::check_rotations(name, rotations, q.shape());
         if (chunk && *chunk < 1) throw argument_error(name, "chunk", "is " + std::to_string(*chunk) + ", but 1 at least is needed");
-        if (scale && !std::isfinite(*scale)) throw argument_error(name, "scale", "is not finite");
+        if (scale) detail::check_number<S>(name, "scale", *scale);
     }
     void check_apart(const output_memory& out) const { out.require_apart("rotations", rotations); }
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }

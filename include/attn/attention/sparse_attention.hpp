@@ -13,8 +13,11 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
-/// The last `keys` keys; a window that is refused where there are none.
-constexpr pattern::local last_keys(index_t keys) { return {keys < 1 ? -1 : keys - 1, 0}; }
+/// The last `keys` keys, as a pattern of that name asks for them. Throws argument_error where there are none.
+constexpr pattern::local last_keys(index_t keys, const char* pattern, const char* argument) {
+    if (keys < 1) throw argument_error(pattern, argument, "is " + std::to_string(keys) + ", but 1 at least is needed");
+    return {keys - 1, 0};
+}
 
 } // namespace attn::detail
 
@@ -28,18 +31,18 @@ namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 
 /// The last `context` keys, the query's own included: i - context < j <= i. O(n context) pairs. A context below 1 is refused.
 /// Jiang et al. 2023, Mistral 7B; OpenAI's "local" attention (Child et al. 2019).
-constexpr auto sliding_window(index_t context) { return causal{} & detail::last_keys(context); }
+constexpr auto sliding_window(index_t context) { return causal{} & detail::last_keys(context, "sliding_window", "context"); }
 
 /// Sparse Transformer, strided: j <= i, and i - j < stride or i = j (mod stride). O(n (stride + n / stride)) pairs, so O(n sqrt n) for a
 /// stride near sqrt n. A stride below 1 is refused. Child et al. 2019, Generating Long Sequences with Sparse Transformers.
-constexpr auto sparse_transformer_strided(index_t stride) { return causal{} & (detail::last_keys(stride) | strided{stride}); }
+constexpr auto sparse_transformer_strided(index_t stride) { return causal{} & (detail::last_keys(stride, "sparse_transformer_strided", "stride") | strided{stride}); }
 
 /// Sparse Transformer, strided, as separate heads: heads below `local_heads` see the window, the others the stride. O(n stride) and
 /// O(n^2 / stride) pairs.
 /// Refused: a stride below 1, local_heads below 0. Child et al. 2019, section 5.1 and OpenAI's code.
 constexpr auto sparse_transformer_strided_heads(index_t stride, index_t local_heads) {
     constexpr index_t any_more = std::numeric_limits<index_t>::max();
-    return causal{} & ((on_heads{0, local_heads} & detail::last_keys(stride)) | (on_heads{local_heads, any_more} & strided{stride}));
+    return causal{} & ((on_heads{0, local_heads} & detail::last_keys(stride, "sparse_transformer_strided_heads", "stride")) | (on_heads{local_heads, any_more} & strided{stride}));
 }
 
 /// Sparse Transformer, fixed: j <= i, and j is in the block of i or in the last `width` columns of its own block. O(n (block + n width /

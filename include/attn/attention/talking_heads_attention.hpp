@@ -57,7 +57,7 @@ struct talking_heads_attention {
             detail::refuse(name, "k", shapes.keys, "q", shapes.queries, "the heads of k must divide the heads of q");
         if (!detail::divides(shapes.values.heads, value_heads(shapes)))
             detail::refuse(name, "v", shapes.values, "out", output_shape(shapes), "the heads of v must divide the heads of the result");
-        if (scale && !std::isfinite(*scale)) throw argument_error(name, "scale", "is not finite");
+        if (scale) detail::check_number<T>(name, "scale", *scale);
         const auto context = detail::pattern_context_of(name, in.positions, shapes, mixed_heads(shapes));
         attn::check(pattern, context);
         attn::check(score, context);
@@ -110,7 +110,7 @@ struct talking_heads_attention {
         require(wanted.logits_bias, "wanted.logits_bias", !logits_bias.empty(), "logits_bias");
         require(wanted.weights_mix, "wanted.weights_mix", weights_mix.data(), "weights_mix");
         require(wanted.weights_bias, "wanted.weights_bias", !weights_bias.empty(), "weights_bias");
-        if (wanted.sinks.data() && sinks.empty()) throw argument_error(name, "wanted.sinks", "is asked for, but there are no sinks");
+        if (wanted.sinks.data() && sinks.empty() && heads > 0) throw argument_error(name, "wanted.sinks", "is asked for, but there are no sinks");
         check("wanted.logits_mix", wanted.logits_mix, shape{1, 1, heads, shapes.queries.heads});
         check("wanted.logits_bias", wanted.logits_bias, shape{1, heads, 1, 1});
         check("wanted.weights_mix", wanted.weights_mix, shape{1, 1, out_heads, heads});

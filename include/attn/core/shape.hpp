@@ -4,6 +4,8 @@
 #include "scalar.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <cstdio>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -82,6 +84,19 @@ inline std::string problem_of(const shape& s, std::size_t bytes_of_element) {
 template <class T>
 void check_shape(std::string_view operation, std::string_view argument, const shape& s) {
     if (const auto problem = problem_of(s, sizeof(T)); !problem.empty()) throw shape_error(operation, argument, problem);
+}
+
+/// "1e+39"
+inline std::string text_of(double number) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%g", number);
+    return text;
+}
+/// Throws argument_error if a number that is given in double is not finite in T, which computes with it.
+template <Scalar T>
+void check_number(std::string_view operation, std::string_view argument, double number) {
+    if (std::isfinite(static_cast<T>(number))) return;
+    throw argument_error(operation, argument, std::isfinite(number) ? "is " + text_of(number) + ", which is not finite as a float" : "is not finite");
 }
 
 } // namespace detail

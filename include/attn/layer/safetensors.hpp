@@ -157,9 +157,12 @@ inline std::string safetensors_of(const parameters& weights) {
 
 /// Reads a safetensors file: see parse_safetensors. Throws parameter_error with the path.
 inline parameters read_safetensors(const std::string& path) {
-    std::ifstream in(path, std::ios::binary);
-    const std::string bytes((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-    if (!in.is_open() || in.bad()) throw parameter_error(path + ": cannot be read");
+    std::string bytes;
+    try {
+        std::ifstream in(path, std::ios::binary);
+        bytes.assign(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
+        if (!in.is_open() || in.bad()) throw parameter_error(path + ": cannot be read");
+    } catch (const std::ios_base::failure&) { throw parameter_error(path + ": cannot be read"); } // a folder
     try {
         return parse_safetensors(bytes);
     } catch (const parameter_error& error) { throw parameter_error(path + ": " + error.what()); }

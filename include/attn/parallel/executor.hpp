@@ -90,10 +90,13 @@ struct sequential {
 
 namespace detail {
 
+/// So many bodies are handed to an executor at most, whatever it says: each has memory of its own.
+inline constexpr index_t most_threads = 4096;
+
 /// How many bodies of an executor run at once: 1 for one that says fewer.
 template <Executor E>
 index_t concurrency_of(E& executor) {
-    return std::max<index_t>(1, executor.concurrency());
+    return std::clamp<index_t>(executor.concurrency(), 1, most_threads);
 }
 
 } // namespace detail

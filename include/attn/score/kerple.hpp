@@ -53,7 +53,8 @@ struct kerple {
         if (std::ssize(r1) != context.heads || std::ssize(r2) != context.heads)
             context.refuse(of(), "needs two for each of " + std::to_string(context.heads) + " heads");
         for (std::size_t h = 0; h < r1.size(); ++h) {
-            const bool is_right = r1[h] > 0 && std::isfinite(r1[h]) && r2[h] > 0 && std::isfinite(r2[h]) && (logarithmic || r2[h] <= 2);
+            const auto fits = [](double x) { return static_cast<float>(x) > 0 && std::isfinite(static_cast<float>(x)); };
+            const bool is_right = fits(r1[h]) && fits(r2[h]) && (logarithmic || r2[h] <= 2);
             if (!is_right)
                 context.refuse(of(), "has r1 = " + std::to_string(r1[h]) + " and r2 = " + std::to_string(r2[h]) + " for head " + std::to_string(h) +
                                          (logarithmic ? ": both are above 0" : ": both are above 0, and r2 is at most 2"));

@@ -5,7 +5,7 @@
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// Keeps scores between -cap and cap: cap * tanh(score / cap), close to the score where |score| is much smaller than cap.
-/// A cap that is not a positive finite number is refused. Cost: one tanh a pair.
+/// A cap that is not between 1e-37 and 1e37, where it and its inverse are numbers of either precision, is refused. Cost: one tanh a pair.
 /// Bello et al. 2017, "Neural Combinatorial Optimization with Reinforcement Learning" (logit clipping); Gemma Team 2024, Gemma 2.
 struct soft_cap {
     double cap;
@@ -24,7 +24,8 @@ struct soft_cap {
         return select(slope == S(0), t, t - u * slope);
     }
     void check(const score_context& context) const {
-        if (!(cap > 0 && std::isfinite(cap))) context.refuse("soft_cap{" + std::to_string(cap) + "}", "needs a positive finite cap");
+        if (cap >= 1e-37 && cap <= 1e37) return;
+        context.refuse("soft_cap{" + detail::text_of(cap) + "}", "needs a cap between 1e-37 and 1e37");
     }
 
     /// That of the cap: (1, 1, 1, 1), summed over all batch entries and heads.
