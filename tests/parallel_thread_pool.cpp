@@ -3,6 +3,11 @@
 
 #include <attn/parallel/thread_pool.hpp>
 
+#if __has_include(<unistd.h>)
+#include <sys/wait.h>
+#include <unistd.h>
+#endif
+
 #include <chrono>
 
 namespace attn::testing {
@@ -25,6 +30,28 @@ TEST_CASE("thread_pool: an impossible number of threads is refused", "[parallel]
         CHECK_THROWS_AS(thread_pool(threads), argument_error);
     CHECK_THROWS_WITH(thread_pool(0), "thread_pool: threads must be 1 to 16383, not 0");
 }
+
+#if __has_include(<unistd.h>)
+TEST_CASE("thread_pool: the child of a fork is told that it has none of the threads", "[parallel]") {
+    thread_pool pool(2);
+    check_parallel_for(pool);
+    const auto child = fork();
+    if (child == 0) {
+        alarm(20); // rather than wait for ever
+        try {
+            pool.parallel_for(2, [](index_t) {});
+        } catch (const argument_error& error) {
+            pool.~thread_pool(); // ends, too
+            _exit(std::string(error.what()).starts_with("thread_pool: threads are those of the process before fork") ? 0 : 2);
+        }
+        _exit(1);
+    }
+    int status = -1;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    CHECK(status == 0);
+    check_parallel_for(pool);
+}
+#endif
 
 TEST_CASE("thread_pool: the caller and its threads work at once", "[parallel]") {
     thread_pool pool(3);
