@@ -13,9 +13,11 @@ void read_and_write(std::string_view file) {
     } catch (const attn::parameter_error&) { return; }
     const auto written = attn::safetensors_of(read);
     auto again = attn::parse_safetensors(written);
-    if (again.names() != read.names() || attn::safetensors_of(again) != written) std::abort();
+    if (again.names() != read.names() || again.metadata() != read.metadata() || attn::safetensors_of(again) != written) std::abort();
     for (const auto& name : read.names())
-        if (again.size(name) != read.size(name) || again.is_double(name) != read.is_double(name) || again.format(name) != read.format(name)) std::abort();
+        if (again.size(name) != read.size(name) || again.is_double(name) != read.is_double(name) || again.format(name) != read.format(name) ||
+            again.other_type(name) != read.other_type(name) || again.other_bytes(name) != read.other_bytes(name))
+            std::abort();
 }
 
 } // namespace

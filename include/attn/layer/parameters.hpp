@@ -6,6 +6,7 @@
 
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
@@ -18,7 +19,8 @@ struct parameter_error : attention_error {
 /// Tensors of any number of dimensions, row-major, by name: "layers.0.attn.q.weight". Layers refer to them, so that several may share one;
 /// adding others, or moving the whole, leaves them where they are. Read from a file by read_safetensors. As views of up to four dimensions
 /// (batch, heads, tokens, channels), fewer than four are the last ones: a matrix (outputs, inputs) is (1, 1, outputs, inputs). They hold float,
-/// double or 16-bit numbers; linears of float read 16-bit weights as they lie, and what else is asked for in another type is converted.
+/// double or 16-bit numbers; linears of float read 16-bit weights as they lie, and what else is asked for in another type is converted. What a file
+/// has of other types, such as a counter of whole numbers, is kept as bytes for whoever asks for these, and written back.
 class parameters {
 public:
     using extents = std::vector<index_t>;
@@ -46,11 +48,19 @@ public:
         e.bits = tensor<std::uint16_t>(s);
         return {e.bits.data(), format, e.bits.shape(), e.bits.view().strides()};
     }
+    /// A tensor of numbers that nothing here computes with: the name of their type, as the file has it, and their bytes. Throws parameter_error if
+    /// there is one of that name.
+    void add_bytes(const std::string& name, const extents& size, const std::string& type, std::string_view bytes) {
+        static_cast<void>(shape_of(name, size));
+        auto& e = new_entry(name, size);
+        e.other_type = type;
+        e.other_bytes = bytes;
+    }
     /// The tensor of that name. If it holds numbers of another type they are converted, once; not by two threads at a time.
-    /// Throws parameter_error if it is missing or of another size.
+    /// Throws parameter_error if it is missing or of another size, or kept as bytes.
     template <Scalar T>
     tensor_view<const T> get(const std::string& name, const extents& size) {
-        if (auto& e = find(entries_, name); e.size == size && !holds<T>(e)) {
+        if (auto& e = find(entries_, name); e.size == size && !holds<T>(e) && e.other_type.empty()) {
             if (e.is_double) numbers<T>(e) = converted<T>(e.double_numbers.shape(), [&](index_t i) { return e.double_numbers.data()[i]; });
             else numbers<T>(e) = converted<T>(e.stored().shape(), [from = e.stored().rows(0, 0)](index_t i) { return from(0, i); });
         }
@@ -60,6 +70,7 @@ public:
     template <Scalar T>
     tensor_view<const T> get(const std::string& name, const extents& size) const {
         const auto& e = find(entries_, name);
+        if (!e.other_type.empty()) refuse(name, "holds numbers of type " + e.other_type + ", which are kept as bytes");
         check_size(name, e, size);
         if (!holds<T>(e)) refuse(name, "holds " + e.type() + ", and const parameters convert nothing");
         return numbers<T>(e).view();
@@ -103,6 +114,14 @@ public:
     bool is_double(const std::string& name) const { return find(entries_, name).is_double; }
     /// The 16-bit format in which the tensor was added; none if as float or double.
     narrow_format format(const std::string& name) const { return find(entries_, name).format; }
+    /// The type of a tensor that is kept as bytes; "" of the others.
+    const std::string& other_type(const std::string& name) const { return find(entries_, name).other_type; }
+    /// The bytes of a tensor that is kept so; none of the others.
+    std::string_view other_bytes(const std::string& name) const { return find(entries_, name).other_bytes; }
+    /// Texts by name, which a file has beside its tensors: safetensors' "__metadata__", such as {"format", "pt"}.
+    std::map<std::string, std::string>& metadata() { return metadata_; }
+    /// The same, to be read.
+    const std::map<std::string, std::string>& metadata() const { return metadata_; }
     /// All names, sorted.
     std::vector<std::string> names() const {
         std::vector<std::string> result;
@@ -129,6 +148,7 @@ private:
         tensor<std::uint16_t> bits;
         tensor<float> single_numbers;
         tensor<double> double_numbers;
+        std::string other_type, other_bytes; ///< or what is not computed with
 
         std::string type() const { return is_double ? "double" : format == narrow_format::none ? "float" : format == narrow_format::half ? "half" : "bfloat16"; }
         /// What was added, unless as double.
@@ -148,7 +168,7 @@ private:
     /// Whether it was added as T, or has been converted.
     template <class T>
     static bool holds(const entry& e) {
-        return (e.is_double == std::same_as<T, double> && e.format == narrow_format::none) || numbers<T>(e).data();
+        return (e.other_type.empty() && e.is_double == std::same_as<T, double> && e.format == narrow_format::none) || numbers<T>(e).data();
     }
     template <Scalar T>
     static tensor<T> converted(const shape& s, const auto& number) {
@@ -205,6 +225,7 @@ private:
     }
 
     std::map<std::string, entry> entries_;
+    std::map<std::string, std::string> metadata_;
 };
 
 } // namespace attn

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <utility>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
@@ -44,9 +45,15 @@ void append_numbers(std::string& to, const void* numbers, index_t count) {
     }
 }
 
-/// Bytes of a number, 0 of a type that is not read.
+/// Whether numbers of a type are computed with.
+constexpr bool is_computed_type(std::string_view type) { return type == "F64" || type == "F32" || type == "F16" || type == "BF16"; }
+/// Bytes of a number; 0 of a type that is not known, or has several numbers in a byte.
 constexpr std::uint64_t bytes_of_type(std::string_view type) {
-    return type == "F64" ? 8 : type == "F32" ? 4 : type == "F16" || type == "BF16" ? 2 : 0;
+    constexpr std::pair<std::string_view, std::uint64_t> all[] = {{"F64", 8}, {"I64", 8}, {"U64", 8}, {"C64", 8}, {"F32", 4}, {"I32", 4}, {"U32", 4},
+        {"F16", 2}, {"BF16", 2}, {"I16", 2}, {"U16", 2}, {"I8", 1}, {"U8", 1}, {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}};
+    for (const auto& [name, bytes] : all)
+        if (name == type) return bytes;
+    return 0;
 }
 
 /// The number of elements; throws where it does not fit into a file, or would not but for an extent of 0.
@@ -64,10 +71,10 @@ inline std::uint64_t count_of(const stored_tensor& t) {
 
 } // namespace detail
 
-/// The tensors of a safetensors file, given as its bytes: F64, F32, and F16 and BF16, which stay 16-bit numbers. The format is: 8 bytes N, lowest
-/// first; N bytes of JSON, which name type, shape and place of every tensor; then their numbers, lowest byte first, row-major, without
-/// gaps. Throws parameter_error for anything else, with the tensor's name: truncated, too long, gaps or overlaps, another type, a header
-/// that is not of this form, sizes that are not those of the shape.
+/// The tensors of a safetensors file, given as its bytes: F64, F32, and F16 and BF16, which stay 16-bit numbers; those of other types are kept as
+/// bytes (I64, BOOL, F8_E4M3 and what the format may yet have), and "__metadata__" too. The format is: 8 bytes N, lowest first; N bytes of JSON, which
+/// name type, shape and place of every tensor; then their numbers, lowest byte first, row-major, without gaps. Throws parameter_error for anything
+/// else, with the tensor's name: truncated, too long, gaps or overlaps, a header that is not of this form, sizes that are not those of the shape.
 inline parameters parse_safetensors(std::string_view file) {
     constexpr std::uint64_t max_header = 100'000'000;
     const auto refuse = [](const std::string& problem) { throw parameter_error("safetensors: " + problem); };
@@ -76,29 +83,30 @@ inline parameters parse_safetensors(std::string_view file) {
     if (header_size > max_header || header_size > file.size() - 8)
         refuse("the header would have " + std::to_string(header_size) + " bytes, the file has " + std::to_string(file.size()));
     if (header_size == 0 || file[8] != '{') refuse("the header does not begin with {");
-    auto tensors = detail::header_parser(file.substr(8, header_size)).parse();
+    parameters result;
+    auto tensors = detail::header_parser(file.substr(8, header_size)).parse(result.metadata());
     const auto data = file.substr(8 + header_size);
     std::ranges::sort(tensors, {}, &detail::stored_tensor::offsets);
     std::uint64_t end = 0;
     for (const auto& t : tensors) {
         const auto bytes = detail::bytes_of_type(t.type);
-        if (bytes == 0) parameters::refuse(t.name, "has numbers of type " + t.type + "; F64, F32, F16 and BF16 are read");
         if (t.offsets[0] != end || t.offsets[1] < end) parameters::refuse(t.name, "does not begin where the one before it ends");
         if (t.offsets[1] > data.size())
             parameters::refuse(t.name,
                                "ends at byte " + std::to_string(t.offsets[1]) + " of the data, which has " + std::to_string(data.size()));
         end = t.offsets[1];
-        if (end - t.offsets[0] != detail::count_of(t) * bytes)
+        if (const auto needed = detail::count_of(t) * bytes; bytes > 0 && end - t.offsets[0] != needed)
             parameters::refuse(t.name, "has " + std::to_string(end - t.offsets[0]) + " bytes, which is not what its shape needs");
     }
     if (end != data.size()) refuse(std::to_string(data.size() - end) + " bytes follow the last tensor");
 
-    parameters result;
     for (const auto& t : tensors) {
         const char* const from = data.data() + t.offsets[0];
         const auto count = detail::count_of(t);
         const parameters::extents size(t.size.begin(), t.size.end());
-        if (t.type == "F64")
+        if (!detail::is_computed_type(t.type))
+            result.add_bytes(t.name, size, t.type, {from, static_cast<std::size_t>(t.offsets[1] - t.offsets[0])});
+        else if (t.type == "F64")
             detail::read_numbers<std::uint64_t>(from, count, result.add<double>(t.name, size).data());
         else if (t.type == "F32")
             detail::read_numbers<std::uint32_t>(from, count, result.add<float>(t.name, size).data());
@@ -108,8 +116,8 @@ inline parameters parse_safetensors(std::string_view file) {
     return result;
 }
 
-/// The bytes of a safetensors file of the parameters, of the types in which they were added. Throws parameter_error for a name that cannot be in
-/// one: not UTF-8, or "__metadata__".
+/// The bytes of a safetensors file of the parameters, of the types in which they were added, the largest numbers first: so each tensor begins on a
+/// multiple of its number's size. Throws parameter_error for a name that cannot be in one: not UTF-8, or "__metadata__"; or a text of the metadata.
 inline std::string safetensors_of(const parameters& weights) {
     const auto quoted = [](const std::string& text) {
         std::string result = "\"";
@@ -126,7 +134,21 @@ inline std::string safetensors_of(const parameters& weights) {
         return result + "\"";
     };
     std::string header = "{", data;
-    for (const auto& name : weights.names()) {
+    if (!weights.metadata().empty()) {
+        std::string texts;
+        for (const auto& [key, text] : weights.metadata()) {
+            if (!detail::is_utf8(key) || !detail::is_utf8(text)) throw parameter_error("metadata \"" + key + "\" is not UTF-8");
+            texts.append(texts.empty() ? "" : ",").append(quoted(key)).append(":").append(quoted(text));
+        }
+        header.append("\"__metadata__\":{").append(texts).append("}");
+    }
+    const auto number_bytes = [&](const std::string& name) -> std::uint64_t {
+        const auto& other = weights.other_type(name);
+        return !other.empty() ? detail::bytes_of_type(other) : weights.is_double(name) ? 8 : weights.format(name) == narrow_format::none ? 4 : 2;
+    };
+    auto names = weights.names();
+    std::ranges::stable_sort(names, std::ranges::greater{}, number_bytes);
+    for (const auto& name : names) {
         if (!detail::is_utf8(name) || name == "__metadata__") parameters::refuse(name, "cannot have this name in a safetensors file");
         const auto begin = data.size();
         std::string_view type;
@@ -136,7 +158,10 @@ inline std::string safetensors_of(const parameters& weights) {
         };
         const auto& extents = weights.size(name);
         const auto format = weights.format(name);
-        if (weights.is_double(name))
+        if (const auto& other = weights.other_type(name); !other.empty()) {
+            data.append(weights.other_bytes(name));
+            type = other;
+        } else if (weights.is_double(name))
             append(weights.get<double>(name, extents), std::uint64_t{}, "F64");
         else if (format == narrow_format::none)
             append(weights.get<float>(name, extents), std::uint32_t{}, "F32");
@@ -144,8 +169,8 @@ inline std::string safetensors_of(const parameters& weights) {
             append(weights.get_stored<float>(name, extents), std::uint16_t{}, format == narrow_format::half ? "F16" : "BF16");
         auto size = parameters::text_of(extents);
         size.front() = '[', size.back() = ']';
-        header.append(header.size() > 1 ? "," : "").append(quoted(name)).append(":{\"dtype\":\"").append(type);
-        header.append("\",\"shape\":").append(size).append(",\"data_offsets\":[").append(std::to_string(begin));
+        header.append(header.size() > 1 ? "," : "").append(quoted(name)).append(":{\"dtype\":").append(quoted(std::string(type)));
+        header.append(",\"shape\":").append(size).append(",\"data_offsets\":[").append(std::to_string(begin));
         header.append(",").append(std::to_string(data.size())).append("]}");
     }
     header += "}";

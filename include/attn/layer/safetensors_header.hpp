@@ -39,10 +39,11 @@ class header_parser {
 public:
     explicit header_parser(std::string_view text) : text_(text) {}
 
-    std::vector<stored_tensor> parse() {
+    /// metadata: where the texts of "__metadata__" go.
+    std::vector<stored_tensor> parse(std::map<std::string, std::string>& metadata) {
         std::vector<stored_tensor> tensors;
         object([&](const std::string& name) {
-            if (name == "__metadata__") return object([&](const std::string&) { string(); });
+            if (name == "__metadata__") return object([&](const std::string& key) { metadata[key] = string(); });
             stored_tensor t{.name = name};
             object([&](const std::string& key) {
                 if (key == "dtype")
