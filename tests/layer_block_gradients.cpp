@@ -57,6 +57,37 @@ TEST_CASE("gradients of layers: multi_head, causal, of grouped heads, of context
     check_layer_gradients(crossed, []<Scalar T>(parameters& w) { return multi_head_of<T>(w, "layer", 4, 2); }, {2, 1, 11, 12}, {2, 1, 5, 7}, {2, 1, 5, 7});
 }
 
+// Norms in training write beside what they read, also where layers otherwise normalise in place.
+TEST_CASE("layers with norms in training: a plain forward is that which keeps what a gradient needs", "[layer]") {
+    const auto check = [](const auto& make, const tensor<float>& x) {
+        batch_norm_statistics plain_statistics(6), kept_statistics(6);
+        const auto plain = make(plain_statistics), keeping = make(kept_statistics);
+        const auto out = forward(plain, {.tokens = x});
+        workspace kept(kept_bytes(keeping, {.tokens = x}));
+        tensor<float> same(out.shape());
+        forward(keeping, {.tokens = x}, same, kept);
+        CHECK(same_bits(out, same));
+        CHECK(plain_statistics.batches == kept_statistics.batches);
+        CHECK(plain_statistics.batches > 0);
+        CHECK(plain_statistics.mean == kept_statistics.mean);
+    };
+    parameters w;
+    const auto cut = random_linear<float>(w, "cut", 6, 12);
+    check(
+        [&](batch_norm_statistics& statistics) {
+            return spatial_reduction<float, in_training<batch_norm<float>>>{.grid = {.height = 4, .width = 6, .window_height = 2, .window_width = 2}, .projection = cut, .norm = {{}, &statistics}};
+        },
+        random_rows<float>({2, 1, 24, 3}, 3));
+    const auto attention = random_multi_head<float>(w, "a", 12, 2, 2, 6, 6);
+    check(
+        [&](batch_norm_statistics& statistics) {
+            using norm = in_training<batch_norm<float>>;
+            return multi_head<float, softmax_attention<>, identity_reduction, norm>{
+                .heads = 2, .kv_heads = 2, .q = attention.q, .k = attention.k, .v = attention.v, .out = attention.out, .query_norm = norm{{}, &statistics}, .key_norm = norm{{}, &statistics}};
+        },
+        random_rows<float>({2, 1, 9, 12}, 3));
+}
+
 TEST_CASE("gradients of layers: spatial_reduction, by itself and before keys and values", "[layer]") {
     const window_grid grid{.height = 4, .width = 6, .window_height = 2, .window_width = 3};
     check_layer_gradients(random_weights().linear(".projection", 10, 6 * 5).norm(".norm", 10),

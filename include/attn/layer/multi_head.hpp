@@ -46,6 +46,7 @@ struct multi_head {
     static constexpr std::string_view name = "multi_head";
     static constexpr bool in_place = true;
     static constexpr bool reduces = !std::same_as<R, identity_reduction>;
+    static constexpr bool moves_statistics = detail::moves_statistics<N> || detail::moves_statistics<R>;
     static constexpr bool shares_queries = requires { requires A::keys_are_queries; }; ///< K is Q
     static_assert(!shares_queries || (!reduces && std::same_as<N, identity_norm<T>>), "attn: keys that are queries are neither reduced nor normalised by themselves");
     /// Whether all that is inside has a gradient.
@@ -270,8 +271,8 @@ private:
             values = take(s.values);
             attended = take(layer.attention.output_shape(s));
             if constexpr (reduces) reduced = take(layer.reduced(source));
+            if (normalises && (kept || detail::moves_statistics<N>)) plain_queries = take(s.queries), plain_keys = take(s.keys);
             if (!kept) return;
-            if (normalises) plain_queries = take(s.queries), plain_keys = take(s.keys);
             if constexpr (!requires { requires !A::has_log_sum_exp; }) log_sum_exp = take(log_sum_exp_shape(layer.attention, s));
             if constexpr (reduces && is_differentiable) of_reduce = memory.take<std::byte>(static_cast<index_t>(layer.reduce.kept_bytes(source, {})));
         }

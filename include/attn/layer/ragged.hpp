@@ -58,6 +58,8 @@ std::size_t workspace_bytes(const L& layer, const ragged& batch, const layer_inp
 template <Layer L>
 void forward(const L& layer, const ragged& batch, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out,
              const execution& run) {
+    static_assert(!detail::moves_statistics<L>, "attn: a ragged batch is no step of training: norms in_training would take the statistics of one sequence after the other, "
+                                                "from several threads");
     detail::check_ragged(layer, batch, in);
     detail::check_layer_output(layer, in, out, layer.output_shape(in.tokens.shape()));
     detail::check_starts_apart(batch, output_memory(L::name, "out", out));

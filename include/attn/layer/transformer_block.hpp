@@ -22,6 +22,7 @@ struct transformer_block {
     static_assert(has_norms || (M::in_place && F::in_place),
                   "attn: without norms, attention and feed_forward must be able to write where they read");
     static constexpr bool in_place = true;
+    static constexpr bool moves_statistics = detail::moves_statistics<N> || detail::moves_statistics<M> || detail::moves_statistics<F>;
     /// Whether all that is inside has a gradient.
     static constexpr bool is_differentiable = DifferentiableLayer<M> && DifferentiableLayer<F> && detail::TrainableNorm<N>;
 

@@ -27,6 +27,7 @@ struct windowed {
     using scalar = typename L::scalar;
     static constexpr std::string_view name = "windowed";
     static constexpr bool in_place = true;
+    static constexpr bool moves_statistics = detail::moves_statistics<L>;
 
     window_grid grid;
     L layer;
@@ -135,6 +136,7 @@ struct spatial_reduction {
     using scalar = T;
     static constexpr std::string_view name = "spatial_reduction";
     static constexpr bool in_place = false;
+    static constexpr bool moves_statistics = detail::moves_statistics<N>;
 
     window_grid grid; ///< not shifted
     linear<T, Arch> projection;
@@ -155,6 +157,7 @@ struct spatial_reduction {
     std::size_t workspace_bytes(const shape& tokens, const shape&, index_t concurrency) const {
         detail::scratch memory;
         take_windows(memory, tokens, concurrency);
+        if (moves_statistics) take_projected(memory, tokens);
         return memory.used_bytes();
     }
     void forward(const layer_inputs<T>& in, const tensor_view<T>& out, const execution& run) const {
@@ -162,8 +165,9 @@ struct spatial_reduction {
         const auto& s = in.tokens.shape();
         const auto windows = take_windows(memory, s, run.concurrency());
         detail::copy_to_windows(grid, in.tokens, windows, run);
-        projection.forward(head_major(windows.data(), joined(s)), {}, out, run);
-        if constexpr (has_norm) norm.forward(out, out, run);
+        const auto projected = moves_statistics ? take_projected(memory, s) : out;
+        projection.forward(head_major(windows.data(), joined(s)), {}, projected, run);
+        if constexpr (has_norm) norm.forward(projected, out, run);
     }
 
     /// Those of the projection and the norm.

@@ -32,6 +32,7 @@ struct in_training {
     using scalar = typename N::scalar;
     using gradients = typename detail::training_gradients<N>::type;
     static constexpr std::string_view name = N::name;
+    static constexpr bool moves_statistics = true;
     static constexpr bool is_progressive = std::same_as<gradients, progressive_norm_gradients<scalar>>;
 
     N norm;

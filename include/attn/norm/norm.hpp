@@ -28,6 +28,10 @@ concept Norm = requires(const N& norm, const shape& s, const stored_view<const t
 
 namespace detail {
 
+/// A norm or a layer whose forward is a step of training: it moves statistics, which is not done in place, nor by two threads.
+template <class N>
+inline constexpr bool moves_statistics = requires { requires N::moves_statistics; };
+
 /// Throws shape_error unless the channels of a row lie side by side.
 inline void check_rows(std::string_view operation, std::string_view argument, const auto& view) {
     check_view(operation, argument, view);
