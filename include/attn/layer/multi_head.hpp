@@ -54,7 +54,9 @@ struct multi_head {
 
     index_t heads = 1;
     index_t kv_heads = heads; ///< divides heads, unless the attention says otherwise
-    linear<T, Arch> q, k = {}, v, out;
+    linear<T, Arch> q;
+    linear<T, Arch> k = {}; ///< none where keys are queries
+    linear<T, Arch> v, out;
     A attention = {};
     const rotary<T>* rotation = nullptr; ///< of queries and keys, or none
     tensor_view<const index_t> token_positions = {};   ///< for the rotation: see rotary_positions; counted from the first if not given
