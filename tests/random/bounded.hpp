@@ -102,7 +102,7 @@ private:
     static constexpr double magnitude(double x) { return x < 0 ? -x : x; }
     static constexpr bool is_zero(const bounded& a) { return a.value_ == 0 && a.size_ == 0 && a.carried_ == 0; }
     static constexpr bool is_whole(const bounded& a) {
-        return a.carried_ == 0 && a.additions_ == 0 && a.size_ <= 1 / unit && static_cast<double>(static_cast<std::int64_t>(a.value_)) == a.value_;
+        return a.carried_ == 0 && a.additions_ == 0 && a.size_ <= 1 / unit && magnitude(a.value_) <= 1 / unit && static_cast<double>(static_cast<std::int64_t>(a.value_)) == a.value_;
     }
     static double log_error(double x, double error) { return error < x ? -std::log1p(-error / x) : infinite; }
 
