@@ -147,7 +147,7 @@ inline std::string safetensors_of(const parameters& weights) {
         return !other.empty() ? detail::bytes_of_type(other) : weights.is_double(name) ? 8 : weights.format(name) == narrow_format::none ? 4 : 2;
     };
     auto names = weights.names();
-    std::ranges::stable_sort(names, std::ranges::greater{}, number_bytes);
+    std::ranges::sort(names, std::ranges::less{}, [&](const std::string& name) { return std::pair(8 - number_bytes(name), name); });
     for (const auto& name : names) {
         if (!detail::is_utf8(name) || name == "__metadata__") parameters::refuse(name, "cannot have this name in a safetensors file");
         const auto begin = data.size();

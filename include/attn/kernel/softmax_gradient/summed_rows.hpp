@@ -1,6 +1,7 @@
 // Rows of a gradient, while products are added to them.
 #pragma once
 
+#include "../../core/workspace.hpp"
 #include "../tile_loader.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
