@@ -58,23 +58,15 @@ private:
     };
 
     void find_shares(const call& c, const execution& run, index_t h, index_t count) const {
-        const auto n = tokens.tokens;
-        std::fill_n(share, count * n, T{0});
-        const auto& log_sum_exp = c.saved.log_sum_exp;
-        bool any = false;
-        for (index_t head = 0; head < count; ++head)
-            for (index_t i = 0; i < n; ++i) any = any || kernel::loses_sum(log_sum_exp(0, head, i, 0));
+        std::fill_n(share, count * tokens.tokens, T{0});
+        const bool any = softmax::any_loses_sum(c.saved.log_sum_exp);
         for (index_t round = 0; any && round < c.op.rotations.shape().batch; ++round) {
             tokens.find_order(c.op, c.in.queries, run, h, count, round);
             tokens.for_each_piece(run, count, tokens.segment, [&](index_t head, index_t begin, index_t end, scratch memory) {
                 segment_memory(memory, tokens).add_weights(*this, c, head, begin, end);
             });
         }
-        for (index_t head = 0; head < count; ++head)
-            for (index_t i = 0; i < n; ++i) {
-                auto& own = share[head * n + i];
-                own = kernel::share_of(log_sum_exp(0, head, i, 0), own);
-            }
+        softmax::to_shares(c.saved.log_sum_exp, {}, share);
     }
 
     static std::size_t slice_bytes(const Op& op, const input_shapes& s) {

@@ -133,10 +133,8 @@ private:
     std::exception_ptr find_shares(C& ranks, const inputs<T>& in, const saved_outputs<T>& saved, const execution& run) {
         const auto& s = shape_ = saved.log_sum_exp.shape();
         shares_.assign(static_cast<std::size_t>(s.size()), T{0});
-        T lost[1] = {}, before[1] = {};
-        for (index_t b = 0; b < s.batch; ++b)
-            for (index_t h = 0; h < s.heads; ++h)
-                for (index_t i = 0; i < s.tokens; ++i) lost[0] = kernel::loses_sum(saved.log_sum_exp(b, h, i, 0)) ? T{1} : lost[0];
+        using softmax = kernel::softmax_gradient_scheduler<T, Arch>;
+        T lost[1] = {softmax::any_loses_sum(saved.log_sum_exp) ? T{1} : T{0}}, before[1] = {};
         sum_over_ranks(ranks, std::span<T>(lost), std::span<T>(before));
         std::exception_ptr failure;
         if (lost[0] != 0)
@@ -151,7 +149,7 @@ private:
                         for_each_share(see, [](T& all, T some) { all += some; });
                     });
                 });
-        kernel::softmax_gradient_scheduler<T, Arch>::to_shares(saved.log_sum_exp, op_.sinks, shares_.data());
+        softmax::to_shares(saved.log_sum_exp, op_.sinks, shares_.data());
         return failure;
     }
     /// Those of some of the rows.

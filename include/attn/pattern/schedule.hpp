@@ -56,7 +56,7 @@ constexpr query_tile tile_at(index_t t, index_t first_query, index_t n, index_t 
     return {first_query + residue + row * step, end - row, step};
 }
 
-/// Calls emit(key_run) for the runs of the `keys` keys from first_key that the tile visits, in rising order, disjoint, neighbours
+/// Calls visit(key_run) for the runs of the `keys` keys from first_key that the tile visits, in rising order, disjoint, neighbours
 /// differing in fullness or apart. A tile of step s visits keys of its own residue class, in steps of s: the pattern must promise
 /// that step. Runs begin and end at multiples of `grain` keys from the first, or at the last. Nothing is allocated.
 template <Pattern P, class F>

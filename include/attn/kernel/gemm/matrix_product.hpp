@@ -62,7 +62,7 @@ public:
                   const row_block<const T>& start, const row_block<T>& c) const {
         run_task(task, memory, a, b, start, c, [](index_t first, index_t count, auto&& visit) { visit(first, count); });
     }
-    /// Only over some of the depth: terms(first, count, emit) calls emit(first, count) for each run of terms of a piece of the depth that
+    /// Only over some of the depth: terms(first, count, visit) calls visit(first, count) for each run of terms of a piece of the depth that
     /// take part. The others are not multiplied, if an operand is one term.
     template <class Terms>
     void run_task(index_t task, detail::scratch& memory, const row_block<const T>& a, const stored_rows<const T>& b,

@@ -27,7 +27,7 @@ struct token_rows {
     /// The rows from a token on where they lie, of tokens that are not stored in 16 bits: those of a gradient.
     row_block<const T> in_place(index_t token) const { return {rows.from(token).numbers(), rows.row_stride, rows.channel_stride}; }
 
-    /// Calls emit(first, count) for each run of visible tokens of first .. end - 1.
+    /// Calls visit(first, count) for each run of visible tokens of first .. end - 1.
     template <class F>
     void for_each_run(index_t first, index_t end, F&& visit) const {
         if (!seen) return visit(first, end - first);

@@ -52,6 +52,15 @@ public:
         detail::scratch memory(run.workspace().bytes().data());
         add_weights(call, sums, layout(memory, shapes_of(call.in), run.concurrency(), has_parameters), run);
     }
+    /// Whether there is any such row.
+    static bool any_loses_sum(const tensor_view<const T>& log_sum_exp) {
+        const auto& s = log_sum_exp.shape();
+        for (index_t b = 0; b < s.batch; ++b)
+            for (index_t h = 0; h < s.heads; ++h)
+                for (index_t row = 0; row < s.tokens; ++row)
+                    if (loses_sum(log_sum_exp(b, h, row, 0))) return true;
+        return false;
+    }
     /// Sums of the weights of all keys become the shares of the rows.
     static void to_shares(const tensor_view<const T>& log_sum_exp, std::span<const double> sinks, T* sums) {
         const auto& s = log_sum_exp.shape();
