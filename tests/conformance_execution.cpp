@@ -23,7 +23,7 @@ answer<T> first_entries(const answer<T>& from, index_t count) {
 
 } // namespace
 
-TEMPLATE_TEST_CASE("every operator: executors do not change a bit", "[conformance][portable][parallel]", ATTN_TEST_NUMBERS) {
+TEMPLATE_TEST_CASE("every operator: executors do not change a bit", "[conformance][portable]", ATTN_TEST_NUMBERS) {
     const std::vector<problem> problems{{2, 4, 2, 97, 150, 16, 20}, {1, 1, 1, 5, 9, 3, 2}, {1, 2, 1, 1, 129, 8, 8, {.first_query = 128}}};
     for_each_executor([&](auto& executor, const std::string& name) {
         for_each_case(problems, [&](const auto& c, const problem& p) {

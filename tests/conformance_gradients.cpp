@@ -213,7 +213,7 @@ TEST_CASE("every gradient: accuracy on small problems", "[conformance][portable]
 
 TEST_CASE("every gradient: accuracy at the edges of registers and tiles", "[conformance]") { check_gradients(sample_problems(14, 12)); }
 
-TEMPLATE_TEST_CASE("every gradient: executors do not change a bit, nor do tasks for few heads", "[conformance][portable][parallel]", ATTN_TEST_NUMBERS) {
+TEMPLATE_TEST_CASE("every gradient: executors do not change a bit, nor do tasks for few heads", "[conformance][portable]", ATTN_TEST_NUMBERS) {
     const std::vector<problem> problems{{2, 4, 2, 97, 150, 16, 20}, {1, 2, 1, 290, 400, 8, 8}, {1, 1, 1, 5, 9, 3, 2}};
     for_each_executor([&](auto& executor, const std::string& name) {
         for_each_gradient<TestType>(problems, [&](const auto& op, const problem& p, const auto& c) {

@@ -74,6 +74,8 @@ outcome attempt(draw& random) {
 
 } // namespace
 
-outcome check_convolution(draw& random) { return random.one_in(2) ? attempt<float>(random) : attempt<double>(random); }
+outcome check_convolution(draw& random) {
+    return in_drawn_numbers(random, [&]<Scalar T>(std::type_identity<T>) { return attempt<T>(random); });
+}
 
 } // namespace attn::fuzz

@@ -1,6 +1,6 @@
 // Problems of simplified and focused linear attention.
 #include "linear_bounds.hpp"
-#include "operators.hpp"
+#include "others.hpp"
 #include "some_rows.hpp"
 
 #include <attn/attention/backward.hpp>
@@ -288,7 +288,8 @@ trial<T> draw_convolved(draw& random) {
     return t;
 }
 
-template trial<float> draw_convolved(draw&);
-template trial<double> draw_convolved(draw&);
+outcome check_convolved(draw& random) {
+    return check_trial(random, [&]<Scalar T>(std::type_identity<T>) { return draw_convolved<T>(random); });
+}
 
 } // namespace attn::fuzz

@@ -3,7 +3,9 @@
 
 #include "checks.hpp"
 #include "draw.hpp"
+#include "numbers.hpp"
 
+#include <exception>
 #include <vector>
 
 namespace attn::fuzz {
@@ -19,5 +21,30 @@ struct family {
 };
 
 std::vector<family> all_families();
+
+/// of(std::type_identity<T>) of float or of double, as drawn; or of the only one that the build has.
+template <class F>
+outcome in_drawn_numbers(draw& random, const F& of) {
+    const bool in_float = random.one_in(2);
+    if constexpr (!testing::is_tested<double>) return of(std::type_identity<float>{});
+    else if constexpr (!testing::is_tested<float>) return of(std::type_identity<double>{});
+    else return in_float ? of(std::type_identity<float>{}) : of(std::type_identity<double>{});
+}
+
+/// What comes of a trial in float or in double, which draw_trial(std::type_identity<T>) draws.
+template <class Draw>
+outcome check_trial(draw& random, const Draw& draw_trial) {
+    return in_drawn_numbers(random, [&]<Scalar T>(std::type_identity<T> number) {
+        outcome result;
+        try {
+            const trial<T> t = draw_trial(number);
+            result.name = std::string(std::same_as<T, float> ? "float; " : "double; ") + describe(t.size) + "; " + t.name;
+            result.problem = broken_promise(t, random);
+        } catch (const std::exception& e) {
+            result.problem = std::string("threw: ") + e.what();
+        }
+        return result;
+    });
+}
 
 } // namespace attn::fuzz

@@ -1,6 +1,6 @@
 // Problems of linear attention.
 #include "linear_bounds.hpp"
-#include "operators.hpp"
+#include "others.hpp"
 
 #include <attn/attention/backward.hpp>
 #include <attn/attention/linear_attention.hpp>
@@ -98,7 +98,8 @@ trial<T> draw_linear(draw& random) {
     return t;
 }
 
-template trial<float> draw_linear(draw&);
-template trial<double> draw_linear(draw&);
+outcome check_linear(draw& random) {
+    return check_trial(random, [&]<Scalar T>(std::type_identity<T>) { return draw_linear<T>(random); });
+}
 
 } // namespace attn::fuzz

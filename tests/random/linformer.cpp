@@ -1,6 +1,6 @@
 // Problems of Linformer.
 #include "bounds.hpp"
-#include "operators.hpp"
+#include "others.hpp"
 #include "random_pattern.hpp"
 
 #include <attn/attention/backward.hpp>
@@ -252,7 +252,8 @@ trial<T> draw_linformer(draw& random) {
     return t;
 }
 
-template trial<float> draw_linformer(draw&);
-template trial<double> draw_linformer(draw&);
+outcome check_linformer(draw& random) {
+    return check_trial(random, [&]<Scalar T>(std::type_identity<T>) { return draw_linformer<T>(random); });
+}
 
 } // namespace attn::fuzz

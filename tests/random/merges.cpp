@@ -63,7 +63,7 @@ outcome attempt(draw& random) {
 
 outcome check_merge(draw& random) {
     try {
-        return random.one_in(2) ? attempt<float>(random) : attempt<double>(random);
+        return in_drawn_numbers(random, [&]<Scalar T>(std::type_identity<T>) { return attempt<T>(random); });
     } catch (const std::exception& e) {
         return {"", std::string("threw: ") + e.what()};
     }

@@ -1,10 +1,17 @@
-// The families that are no attention operators.
+// What draws and checks a problem of each family.
 #pragma once
 
 #include "families.hpp"
 
 namespace attn::fuzz {
 
+outcome check_softmax(draw&);
+outcome check_talking_heads(draw&);
+/// Linear attention, causal or not, with feature maps and patterns of the library's.
+outcome check_linear(draw&);
+/// Simplified and focused linear attention, with their convolution.
+outcome check_convolved(draw&);
+outcome check_linformer(draw&);
 /// Patterns composed at random: integers, ranges, lanes, schedules and passes agree.
 outcome check_pattern(draw&);
 /// Layer, RMS, batch and rep batch norm.

@@ -21,7 +21,7 @@ namespace attn::fuzz {
 
 namespace {
 
-using T = float;
+using T = std::conditional_t<testing::is_tested<float>, float, double>;
 using testing::some_rows;
 
 void for_each_element(const shape& s, const auto& f) {

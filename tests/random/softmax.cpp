@@ -1,5 +1,7 @@
 #include "softmax.hpp"
 
+#include "others.hpp"
+
 #include <algorithm>
 
 namespace attn::fuzz {
@@ -208,7 +210,8 @@ trial<T> draw_softmax(draw& random) {
     return t;
 }
 
-template trial<float> draw_softmax(draw&);
-template trial<double> draw_softmax(draw&);
+outcome check_softmax(draw& random) {
+    return check_trial(random, [&]<Scalar T>(std::type_identity<T>) { return draw_softmax<T>(random); });
+}
 
 } // namespace attn::fuzz

@@ -121,6 +121,7 @@ void add_gradient(operation<T>& result, const std::shared_ptr<const Owner>& own)
 
 /// The operator with a pattern and a score function; the definition takes the same.
 template <Scalar T, Products R = unrounded_products, Pattern P, ScoreFunction S>
+    requires testing::is_tested<T>
 operation<T> softmax_operation(const softmax_drawn<T>& drawn, const slice& part, const P& pattern, const S& score) {
     using op_type = softmax_attention<P, S, R>;
     struct owner {
@@ -141,6 +142,12 @@ operation<T> softmax_operation(const softmax_drawn<T>& drawn, const slice& part,
     };
     if constexpr (std::same_as<R, unrounded_products>) add_gradient(result, own);
     return result;
+}
+
+/// In numbers that the build has not, nothing is compiled.
+template <Scalar T, Products R = unrounded_products, Pattern P, ScoreFunction S>
+operation<T> softmax_operation(const softmax_drawn<T>&, const slice&, const P&, const S&) {
+    return {};
 }
 
 /// Each of these is compiled in a file of its own group.
@@ -168,8 +175,5 @@ operation<T> softmax_bias(softmax_kind, const softmax_drawn<T>&, const slice&);
 template <Scalar T>
 operation<T> softmax_then(softmax_kind, const softmax_drawn<T>&, const slice&);
 operation<float> softmax_rounding(softmax_kind, const softmax_drawn<float>&, const slice&);
-
-template <Scalar T>
-trial<T> draw_softmax(draw&);
 
 } // namespace attn::fuzz

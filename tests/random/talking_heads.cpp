@@ -1,6 +1,6 @@
 // Problems of talking-heads attention.
+#include "others.hpp"
 #include "softmax.hpp"
-#include "operators.hpp"
 
 #include <attn/attention/talking_heads_attention.hpp>
 #include <attn/reference/talking_heads_gradients.hpp>
@@ -147,7 +147,8 @@ trial<T> draw_talking_heads(draw& random) {
     return t;
 }
 
-template trial<float> draw_talking_heads(draw&);
-template trial<double> draw_talking_heads(draw&);
+outcome check_talking_heads(draw& random) {
+    return check_trial(random, [&]<Scalar T>(std::type_identity<T>) { return draw_talking_heads<T>(random); });
+}
 
 } // namespace attn::fuzz
