@@ -164,7 +164,34 @@ void add_schedule(const std::string& pattern_name, const P& pattern, index_t n) 
     });
 }
 
+/// The last `queries` of n tokens beside all of them. One row stands for every query and one for every key, so that memory plays no part, and how
+/// time grows with n says what it costs to find the few keys that a narrow pattern shows.
+template <Pattern P>
+void add_growth(const std::string& pattern_name, index_t queries, index_t n, const P& pattern) {
+    const auto name = "sweep/" + pattern_name + "/n:" + std::to_string(n) + "/threads:1";
+    benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) {
+        label(state);
+        constexpr index_t head_dim = 16;
+        const std::vector<float> row(head_dim, 0.5f);
+        const auto rows = [&](index_t count) { return tensor_view<const float>(row.data(), {1, 1, count, head_dim}, {0, 0, 0, 1}); };
+        const inputs<float> in{rows(queries), rows(n), rows(n), bottom_right(queries, n)};
+        tensor<float> out({1, 1, queries, head_dim});
+        sequential here;
+        workspace memory;
+        const softmax_attention op{.pattern = pattern};
+        for ([[maybe_unused]] auto _ : state) attend(op, in, outputs<float>{out}, execution(here, memory));
+    })->Repetitions(5);
+}
+
 const bool added = [] {
+    for (index_t n = 1 << 10; n <= 1 << 22; n *= 16) add_growth("step_of_window_128", 1, n, sliding_window(128));
+    for (index_t n = 1 << 14; n <= 1 << 20; n *= 8) {
+        add_growth("window_32", n, n, sliding_window(32));
+        static std::vector<std::vector<std::int32_t>> documents; // what the patterns refer to
+        auto& ids = documents.emplace_back(static_cast<std::size_t>(n));
+        for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int32_t>(i / 64);
+        add_growth("documents_64", n, n, causal{} & segments(ids));
+    }
     for (const index_t n : {2048, 8192}) add_tiles(n);
     add_schedule("local_128", local{128}, 65536);
     add_schedule("sparse_transformer_strided", sparse_transformer_strided(256), 65536);

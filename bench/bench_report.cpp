@@ -82,8 +82,10 @@ void report::print_row(const std::string& name, std::map<std::string, std::vecto
     if (values.contains("times_the_base")) // compiling
         return print_cells(name, {time_text(quartiles_of(values["seconds"]).median), percent_text(quartiles_of(values["seconds"]).spread()),
                                   fixed_text(median("times_the_base"), 2) + "x", " of Eigen/Core + xsimd"});
-    if (!values.contains("peak") && !values.contains("bytes_per_second"))
-        return print_cells(name, {time_text(quartiles_of(values["seconds"]).median)});
+    if (!values.contains("peak") && !values.contains("bytes_per_second")) {
+        results_[name].seconds = quartiles_of(values["seconds"]);
+        return print_cells(name, {time_text(results_[name].seconds.median)});
+    }
     if (!values.contains("peak")) { // bound by memory: beside a copy of the same bytes
         const auto seconds = quartiles_of(values["seconds"]);
         results_[name].seconds = seconds;

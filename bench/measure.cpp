@@ -1,8 +1,13 @@
 #include "measure.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
+#include <fstream>
+#include <numeric>
+#include <thread>
+#include <utility>
 
 namespace attn::bench {
 
@@ -22,6 +27,26 @@ std::string in_units(double number, const unit (&units)[N]) {
 }
 
 } // namespace
+
+bool wait_until_idle() {
+    constexpr auto pause = std::chrono::milliseconds(40), longest = std::chrono::milliseconds(1000);
+    const auto ticks = [] { // of all processors since the machine began: at work, and in all
+        std::ifstream file("/proc/stat");
+        std::string cpu;
+        std::array<double, 8> of{}; // user, nice, system, idle, waiting for disks, interrupts, the same, and taken by other machines
+        file >> cpu;
+        for (auto& t : of) file >> t;
+        return std::pair(of[0] + of[1] + of[2], std::accumulate(of.begin(), of.end(), 0.0));
+    };
+    for (auto waited = pause; waited <= longest; waited += pause) {
+        const auto before = ticks();
+        std::this_thread::sleep_for(pause);
+        const auto after = ticks();
+        const auto idle_share = 1 - (after.first - before.first) / std::max(after.second - before.second, 1.0);
+        if (idle_share > 0.8) return true;
+    }
+    return false;
+}
 
 quartiles quartiles_of(std::vector<double> measurements) {
     std::ranges::sort(measurements);

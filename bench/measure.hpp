@@ -36,6 +36,10 @@ double seconds_per_warm_call(F&& call, double at_least) {
     return first >= at_least ? first : seconds_per_call(call, at_least);
 }
 
+/// Waits until this machine's processors idle, for a second at most, and says whether they do. The threads of some programs spin for a while after
+/// their work, on the processor that the second thread of whoever is timed next needs: that took up to 1.6 times as long.
+bool wait_until_idle();
+
 /// The middle of some measurements, and the quarters of them below and above: half of all lie between.
 struct quartiles {
     double low = 0, median = 0, high = 0;

@@ -18,7 +18,6 @@
 #include <regex>
 #include <set>
 #include <sstream>
-#include <thread>
 
 namespace attn::bench {
 
@@ -222,6 +221,8 @@ public:
         if (const auto typical = spreads.empty() ? 0 : quartiles_of(spreads).median; typical > 0.1)
             std::cout << "WARNING: half of the spreads are above " << percent_text(typical)
                       << ": the machine is busy, these figures are noise in part\n";
+        if (10 * busy_waits_ > waits_)
+            std::cout << "WARNING: other programs were at work for a second and more before " << busy_waits_ << " of " << waits_ << " measurements\n";
         std::cout << "attn is the slower one in " << lost << " of "
                   << std::ranges::count_if(outcomes_, [](const outcome& o) { return o.contestant != "attn"; }) << " comparisons\n";
         for (const auto& o : outcomes_)
@@ -268,10 +269,10 @@ private:
 
         std::vector<double> peaks;
         for (int round = 0; round < (quick_ ? 3 : 9); ++round) {
-            let_others_sleep();
+            wait_for_others();
             peaks.push_back(own->peak());
             for (auto& c : all) {
-                let_others_sleep();
+                wait_for_others();
                 c.times.push_back(c.seconds(quick_ ? 0.05 : 0.15));
             }
         }
@@ -283,9 +284,10 @@ private:
         print(t, threads, all, own->amount() / quartiles_of(peaks).median);
     }
 
-    /// Some programs' threads spin for a while after their work, on the core that the next one's second thread needs: it took up to 1.6
-    /// times as long.
-    static void let_others_sleep() { std::this_thread::sleep_for(std::chrono::milliseconds(50)); }
+    void wait_for_others() {
+        ++waits_;
+        if (!wait_until_idle()) ++busy_waits_;
+    }
 
     void print(const task& t, index_t threads, const std::vector<contestant>& all, double least_seconds) {
         std::vector<std::vector<std::string>> table = {{t.label + ", " + std::to_string(threads) + (threads == 1 ? " thread" : " threads"),
@@ -316,6 +318,7 @@ private:
     std::set<std::string> present_, missing_;
     std::vector<outcome> outcomes_;
     bool all_right_ = true;
+    index_t waits_ = 0, busy_waits_ = 0;
 };
 
 int run(std::vector<std::string> arguments) {
