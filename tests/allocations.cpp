@@ -5,11 +5,12 @@
 
 namespace {
 
-std::atomic<std::size_t> count = 0;
+std::atomic<std::size_t> count = 0, sum = 0;
 
 } // namespace
 
 std::size_t attn::testing::allocations() { return count; }
+std::size_t attn::testing::allocated_bytes() { return sum; }
 
 #ifdef ATTN_COUNTS_ALLOCATIONS
 
@@ -21,23 +22,23 @@ void* __libc_realloc(void*, std::size_t);
 void* __libc_memalign(std::size_t, std::size_t);
 
 void* malloc(std::size_t bytes) noexcept {
-    ++count;
+    ++count, sum += bytes;
     return __libc_malloc(bytes);
 }
 void* calloc(std::size_t n, std::size_t bytes) noexcept {
-    ++count;
+    ++count, sum += n * bytes;
     return __libc_calloc(n, bytes);
 }
 void* realloc(void* p, std::size_t bytes) noexcept {
-    ++count;
+    ++count, sum += bytes;
     return __libc_realloc(p, bytes);
 }
 void* aligned_alloc(std::size_t alignment, std::size_t bytes) noexcept {
-    ++count;
+    ++count, sum += bytes;
     return __libc_memalign(alignment, bytes);
 }
 int posix_memalign(void** p, std::size_t alignment, std::size_t bytes) noexcept {
-    ++count;
+    ++count, sum += bytes;
     *p = __libc_memalign(alignment, bytes);
     return *p ? 0 : ENOMEM;
 }

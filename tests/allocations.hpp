@@ -1,4 +1,4 @@
-// How often the program has asked for memory: for tests of code that must not.
+// How often the program has asked for memory, and for how much: for tests of code that must not.
 #pragma once
 
 #include <cstddef>
@@ -19,6 +19,8 @@ namespace attn::testing {
 
 /// Allocations so far, by all threads; always 0 where they are not counted.
 std::size_t allocations();
+/// The bytes that were asked for so far, likewise; what was given back is not taken off.
+std::size_t allocated_bytes();
 
 /// Allocations while the callable runs, by all threads.
 template <class F>
@@ -26,6 +28,13 @@ std::size_t allocations_in(F&& f) {
     const auto before = allocations();
     f();
     return allocations() - before;
+}
+/// The bytes that are asked for while the callable runs, by all threads.
+template <class F>
+std::size_t bytes_allocated_in(F&& f) {
+    const auto before = allocated_bytes();
+    f();
+    return allocated_bytes() - before;
 }
 
 } // namespace attn::testing

@@ -1,4 +1,5 @@
 // Parameters by name, and safetensors files: by hand, there and back, and every way to be wrong.
+#include "allocations.hpp"
 #include "catch.hpp"
 #include "layer_checks.hpp"
 
@@ -7,6 +8,15 @@
 #include <Eigen/Core>
 
 #include <filesystem>
+#include <fstream>
+
+#if __has_include(<sys/resource.h>)
+#include <csignal>
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#endif
 
 namespace attn::testing {
 
@@ -19,6 +29,28 @@ std::string file_of(const std::string& header, const std::string& data) {
     return file + header + data;
 }
 std::string problem_of(const auto& call) { return error_of<parameter_error>(call); }
+/// A folder for the files of one test.
+class scratch_folder {
+public:
+    scratch_folder() { std::filesystem::create_directory(path_); }
+    ~scratch_folder() { std::filesystem::remove_all(path_); }
+    std::string operator/(const std::string& name) const { return (path_ / name).string(); }
+    /// The names in it, sorted.
+    std::vector<std::string> names() const {
+        std::vector<std::string> result;
+        for (const auto& file : std::filesystem::directory_iterator(path_)) result.push_back(file.path().filename().string());
+        std::ranges::sort(result);
+        return result;
+    }
+
+private:
+    std::filesystem::path path_ = std::filesystem::temp_directory_path() / ("attn_" + std::to_string(std::random_device()()));
+};
+std::string bytes_of_file(const std::string& path) {
+    std::ifstream in(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+}
+void write_file(const std::string& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
 std::string problem_of(const std::string& header, const std::string& data) {
     return problem_of([&] { parse_safetensors(file_of(header, data)); });
 }
@@ -141,11 +173,11 @@ TEST_CASE("safetensors: there and back, and into a layer", "[layer]") {
     const auto layer = random_linear<float>(weights, "layers.0.attn.q", 32, 24);
     weights.add<double>("mean \"\\\n\t", {2, 1})(0, 0, 0, 0) = 0.1;
     weights.add("bias", {3}, narrow_format::bfloat16)(0, 0, 0, 2) = 0.1F;
-    const auto path =
-        (std::filesystem::temp_directory_path() / ("attn_" + std::to_string(std::random_device()()) + ".safetensors")).string();
-    write_safetensors(path, weights);
-    auto read = read_safetensors(path);
-    std::filesystem::remove(path);
+    const scratch_folder folder;
+    write_safetensors(folder / "a", weights);
+    auto read = read_safetensors(folder / "a");
+    CHECK((bytes_of_file(folder / "a") == safetensors_of(weights)));
+    CHECK(folder.names() == std::vector<std::string>{"a"});
     CHECK(read.names() == weights.names());
     for (const auto& name : weights.names()) {
         CHECK(read.size(name) == weights.size(name));
@@ -173,6 +205,100 @@ TEST_CASE("safetensors: there and back, and into a layer", "[layer]") {
     CHECK(problem_of([&] { parse_safetensors(bytes + "x"); }) == "safetensors: 1 bytes follow the last tensor");
     CHECK(problem_of([&] { read_safetensors("/nowhere/at/all"); }) == "/nowhere/at/all: cannot be read");
     CHECK(problem_of([&] { write_safetensors("/nowhere/at/all", few); }) == "/nowhere/at/all: cannot be written");
+}
+
+TEST_CASE("safetensors: a file is read and written in the memory of its tensors", "[layer]") {
+    parameters weights;
+    weights.add<float>("w", {1024, 1024});
+    weights.add<double>("d", {256, 1024});
+    weights.add("h", {1024, 1024}, narrow_format::half);
+    weights.add_bytes("i", {256, 1024}, "I64", std::string(std::size_t{1} << 21, 'i'));
+    const scratch_folder folder;
+    const auto path = folder / "a";
+    const auto written = bytes_allocated_in([&] { write_safetensors(path, weights); });
+    const auto size = static_cast<std::size_t>(std::filesystem::file_size(path));
+    CHECK(size > std::size_t{10} << 20);
+    CHECK(written < size / 5);
+    CHECK(bytes_allocated_in([&] { read_safetensors(path); }) < size / 5 * 6);
+    std::string bytes;
+    CHECK(bytes_allocated_in([&] { bytes = safetensors_of(weights); }) < size / 5 * 6);
+    CHECK(bytes_allocated_in([&] { parse_safetensors(bytes); }) < size / 5 * 6);
+    CHECK((bytes == bytes_of_file(path)));
+}
+
+TEST_CASE("safetensors: a file is replaced by a complete one, or stays", "[layer]") {
+    parameters first, second;
+    add_random<float>(first, "w", {2, 3}, 1);
+    add_random<float>(second, "w", {64, 64}, 2);
+    const scratch_folder folder;
+    const auto path = folder / "a", link = folder / "link";
+    write_safetensors(path, first);
+    namespace files = std::filesystem;
+    files::permissions(path, files::perms::owner_read | files::perms::owner_write);
+    files::create_symlink("a", link);
+
+#if __has_include(<sys/resource.h>)
+    rlimit limit{};
+    getrlimit(RLIMIT_FSIZE, &limit);
+    const auto unlimited = limit;
+    limit.rlim_cur = 64; // a full disk, which shows at once, or as the last bytes go there
+    const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &limit);
+    const auto problem = problem_of([&] { write_safetensors(path, second); }), of_new = problem_of([&] { write_safetensors(folder / "b", first); });
+    setrlimit(RLIMIT_FSIZE, &unlimited);
+    std::signal(SIGXFSZ, handler);
+    CHECK(problem == path + ": cannot be written");
+    CHECK(of_new == folder / "b" + ": cannot be written");
+    CHECK((bytes_of_file(path) == safetensors_of(first)));
+    CHECK(folder.names() == std::vector<std::string>{"a", "link"});
+#endif
+
+    write_safetensors(link, second);
+    CHECK(files::is_symlink(link));
+    CHECK((bytes_of_file(path) == safetensors_of(second)));
+    CHECK(files::status(path).permissions() == (files::perms::owner_read | files::perms::owner_write));
+    CHECK(folder.names() == std::vector<std::string>{"a", "link"});
+
+    files::permissions(path, files::perms::owner_read);
+    if (!std::ofstream(path, std::ios::app)) { // root may write it all the same
+        CHECK(problem_of([&] { write_safetensors(path, first); }) == path + ": cannot be written");
+        CHECK((bytes_of_file(path) == safetensors_of(second)));
+    }
+    second.add<float>("\xff", {});
+    CHECK_THAT(problem_of([&] { write_safetensors(path, second); }), Contains("cannot have this name"));
+    CHECK(folder.names() == std::vector<std::string>{"a", "link"});
+    CHECK(problem_of([&] { write_safetensors(folder / "", first); }) == folder / "" + ": cannot be written");
+
+#if __has_include(<sys/resource.h>)
+    const auto pipe = folder / "pipe";
+    REQUIRE(mkfifo(pipe.c_str(), S_IRUSR | S_IWUSR) == 0);
+    const int both_ends = ::open(pipe.c_str(), O_RDWR | O_NONBLOCK);
+    write_safetensors(pipe, first);
+    std::string through(2 * safetensors_of(first).size(), ' ');
+    const auto count = ::read(both_ends, through.data(), through.size());
+    CHECK(files::is_fifo(pipe));
+    CHECK((through.substr(0, static_cast<std::size_t>(count)) == safetensors_of(first)));
+    CHECK(problem_of([&] { read_safetensors(pipe); }) == pipe + ": cannot be read");
+    ::close(both_ends);
+#endif
+}
+
+TEST_CASE("safetensors: a file that ends as it is read is refused; numbers of the other byte order", "[layer]") {
+    const scratch_folder folder;
+    write_file(folder / "a", "0123456789");
+    detail::file_reader read(folder / "a");
+    CHECK(read.bytes() == 10);
+    std::filesystem::resize_file(folder / "a", 9);
+    char bytes[8];
+    CHECK(problem_of([&] { read(bytes, 8); }) == nothing_thrown);
+    CHECK(std::string_view(bytes, 8) == "01234567");
+    CHECK(problem_of([&] { read(bytes, 2); }) == "cannot be read");
+
+    std::string numbers = "abcdefgh";
+    detail::reverse_each(numbers.data(), 8, 4);
+    CHECK(numbers == "dcbahgfe");
+    detail::reverse_each(numbers.data(), 8, 2);
+    CHECK(numbers == "cdabghef");
 }
 
 TEST_CASE("safetensors: what is not computed with is kept, and metadata, and tensors begin where their numbers may", "[layer]") {

@@ -50,11 +50,11 @@ public:
     }
     /// A tensor of numbers that nothing here computes with: the name of their type, as the file has it, and their bytes. Throws parameter_error if
     /// there is one of that name.
-    void add_bytes(const std::string& name, const extents& size, const std::string& type, std::string_view bytes) {
+    void add_bytes(const std::string& name, const extents& size, const std::string& type, std::string bytes) {
         static_cast<void>(shape_of(name, size));
         auto& e = new_entry(name, size);
         e.other_type = type;
-        e.other_bytes = bytes;
+        e.other_bytes = std::move(bytes);
     }
     /// The tensor of that name. If it holds numbers of another type they are converted, once; not by two threads at a time.
     /// Throws parameter_error if it is missing or of another size, or kept as bytes.

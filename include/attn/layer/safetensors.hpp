@@ -4,45 +4,34 @@
 #include "parameters.hpp"
 #include "safetensors_header.hpp"
 
+#include <algorithm>
+#include <bit>
 #include <cstdint>
-#include <cstring>
+#include <filesystem>
 #include <fstream>
-#include <iterator>
+#include <random>
+#include <system_error>
 #include <utility>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
 namespace detail {
 
-/// An unsigned number from bytes, the lowest first, on machines of any order.
-template <class U>
-U from_little_endian(const char* bytes) {
-    U value = 0;
-    for (std::size_t i = 0; i < sizeof(U); ++i)
-        value = static_cast<U>(value | static_cast<U>(static_cast<U>(static_cast<unsigned char>(bytes[i])) << 8 * i));
+/// The length of a header, which comes first in a file: 8 bytes, the lowest first, on machines of any order.
+inline std::uint64_t from_little_endian(const char* bytes) {
+    std::uint64_t value = 0;
+    for (std::size_t i = 0; i < sizeof(value); ++i) value |= std::uint64_t{static_cast<unsigned char>(bytes[i])} << 8 * i;
     return value;
 }
-template <class U>
-void append_little_endian(std::string& to, U value) {
-    for (std::size_t i = 0; i < sizeof(U); ++i) to += static_cast<char>(static_cast<unsigned char>(value >> 8 * i & 0xff));
+inline void append_little_endian(std::string& to, std::uint64_t value) {
+    for (std::size_t i = 0; i < sizeof(value); ++i) to += static_cast<char>(static_cast<unsigned char>(value >> 8 * i & 0xff));
 }
 
-/// Numbers in memory, of as many bits as U, from bytes of a file.
-template <class U>
-void read_numbers(const char* bytes, std::uint64_t count, void* to) {
-    for (std::uint64_t e = 0; e < count; ++e) {
-        const auto bits = from_little_endian<U>(bytes + e * sizeof(U));
-        std::memcpy(static_cast<std::byte*>(to) + e * sizeof(U), &bits, sizeof(U));
-    }
-}
-/// The same backwards.
-template <class U>
-void append_numbers(std::string& to, const void* numbers, index_t count) {
-    for (index_t e = 0; e < count; ++e) {
-        U bits;
-        std::memcpy(&bits, static_cast<const std::byte*>(numbers) + e * index_t{sizeof(U)}, sizeof(U));
-        append_little_endian(to, bits);
-    }
+/// Whether numbers lie in memory as in a file, the lowest byte first.
+inline constexpr bool is_in_file_order = std::endian::native == std::endian::little;
+/// Turns numbers of so many bytes each from the order of a file to the other, or back.
+inline void reverse_each(char* numbers, std::size_t bytes, std::size_t bytes_of_number) {
+    for (std::size_t at = 0; at < bytes; at += bytes_of_number) std::reverse(numbers + at, numbers + at + bytes_of_number);
 }
 
 /// Whether numbers of a type are computed with.
@@ -69,57 +58,175 @@ inline std::uint64_t count_of(const stored_tensor& t) {
     return is_empty ? 0 : count;
 }
 
-} // namespace detail
+/// What a file says of its tensors, in the order of their numbers, which follow it.
+struct file_header {
+    std::vector<stored_tensor> tensors;
+    std::map<std::string, std::string> metadata;
+};
 
-/// The tensors of a safetensors file, given as its bytes: F64, F32, and F16 and BF16, which stay 16-bit numbers; those of other types are kept as
-/// bytes (I64, BOOL, F8_E4M3 and what the format may yet have), and "__metadata__" too. The format is: 8 bytes N, lowest first; N bytes of JSON, which
-/// name type, shape and place of every tensor; then their numbers, lowest byte first, row-major, without gaps. Throws parameter_error for anything
-/// else, with the tensor's name: truncated, too long, gaps or overlaps, a header that is not of this form, sizes that are not those of the shape.
-inline parameters parse_safetensors(std::string_view file) {
+/// Reads the header of a file of so many bytes: read(to, count) has the next ones of them. What it says fits the file: all is checked here.
+template <class Read>
+file_header read_header(std::uint64_t file_bytes, Read& read) {
     constexpr std::uint64_t max_header = 100'000'000;
     const auto refuse = [](const std::string& problem) { throw parameter_error("safetensors: " + problem); };
-    if (file.size() < 8) refuse("the file has " + std::to_string(file.size()) + " bytes, too few for a header");
-    const auto header_size = detail::from_little_endian<std::uint64_t>(file.data());
-    if (header_size > max_header || header_size > file.size() - 8)
-        refuse("the header would have " + std::to_string(header_size) + " bytes, the file has " + std::to_string(file.size()));
-    if (header_size == 0 || file[8] != '{') refuse("the header does not begin with {");
-    parameters result;
-    auto tensors = detail::header_parser(file.substr(8, header_size)).parse(result.metadata());
-    const auto data = file.substr(8 + header_size);
-    std::ranges::sort(tensors, {}, &detail::stored_tensor::offsets);
+    if (file_bytes < 8) refuse("the file has " + std::to_string(file_bytes) + " bytes, too few for a header");
+    char length[8];
+    read(length, 8);
+    const auto header_bytes = from_little_endian(length);
+    if (header_bytes > max_header || header_bytes > file_bytes - 8)
+        refuse("the header would have " + std::to_string(header_bytes) + " bytes, the file has " + std::to_string(file_bytes));
+    std::string text(static_cast<std::size_t>(header_bytes), '\0');
+    read(text.data(), text.size());
+    if (!text.starts_with('{')) refuse("the header does not begin with {");
+    file_header header;
+    header.tensors = header_parser(text).parse(header.metadata);
+    std::ranges::sort(header.tensors, {}, &stored_tensor::offsets);
+    const auto data_bytes = file_bytes - 8 - header_bytes;
     std::uint64_t end = 0;
-    for (const auto& t : tensors) {
-        const auto bytes = detail::bytes_of_type(t.type);
+    for (const auto& t : header.tensors) {
+        const auto bytes = bytes_of_type(t.type);
         if (t.offsets[0] != end || t.offsets[1] < end) parameters::refuse(t.name, "does not begin where the one before it ends");
-        if (t.offsets[1] > data.size())
+        if (t.offsets[1] > data_bytes)
             parameters::refuse(t.name,
-                               "ends at byte " + std::to_string(t.offsets[1]) + " of the data, which has " + std::to_string(data.size()));
+                               "ends at byte " + std::to_string(t.offsets[1]) + " of the data, which has " + std::to_string(data_bytes));
         end = t.offsets[1];
-        if (const auto needed = detail::count_of(t) * bytes; bytes > 0 && end - t.offsets[0] != needed)
+        if (const auto needed = count_of(t) * bytes; bytes > 0 && end - t.offsets[0] != needed)
             parameters::refuse(t.name, "has " + std::to_string(end - t.offsets[0]) + " bytes, which is not what its shape needs");
     }
-    if (end != data.size()) refuse(std::to_string(data.size() - end) + " bytes follow the last tensor");
+    if (end != data_bytes) refuse(std::to_string(data_bytes - end) + " bytes follow the last tensor");
+    return header;
+}
 
+/// Adds the tensors of a file, whose numbers go from what reads it to where they stay.
+template <class Read>
+void add_tensors(parameters& to, const std::vector<stored_tensor>& tensors, Read& read) {
     for (const auto& t : tensors) {
-        const char* const from = data.data() + t.offsets[0];
-        const auto count = detail::count_of(t);
+        const auto bytes = static_cast<std::size_t>(t.offsets[1] - t.offsets[0]);
         const parameters::extents size(t.size.begin(), t.size.end());
-        if (!detail::is_computed_type(t.type))
-            result.add_bytes(t.name, size, t.type, {from, static_cast<std::size_t>(t.offsets[1] - t.offsets[0])});
-        else if (t.type == "F64")
-            detail::read_numbers<std::uint64_t>(from, count, result.add<double>(t.name, size).data());
+        if (!is_computed_type(t.type)) {
+            std::string other(bytes, '\0');
+            read(other.data(), bytes);
+            to.add_bytes(t.name, size, t.type, std::move(other));
+            continue;
+        }
+        void* numbers = nullptr;
+        if (t.type == "F64")
+            numbers = to.add<double>(t.name, size).data();
         else if (t.type == "F32")
-            detail::read_numbers<std::uint32_t>(from, count, result.add<float>(t.name, size).data());
+            numbers = to.add<float>(t.name, size).data();
         else
-            detail::read_numbers<std::uint16_t>(from, count, result.add(t.name, size, t.type == "F16" ? narrow_format::half : narrow_format::bfloat16).data());
+            numbers = to.add(t.name, size, t.type == "F16" ? narrow_format::half : narrow_format::bfloat16).data();
+        read(static_cast<char*>(numbers), bytes);
+        if constexpr (!is_in_file_order) reverse_each(static_cast<char*>(numbers), bytes, bytes_of_type(t.type));
     }
+}
+
+/// All that is in one file.
+template <class Read>
+parameters read_file(std::uint64_t bytes, Read& read) {
+    auto header = read_header(bytes, read);
+    parameters result;
+    add_tensors(result, header.tensors, read);
+    result.metadata() = std::move(header.metadata);
     return result;
 }
 
-/// The bytes of a safetensors file of the parameters, of the types in which they were added, the largest numbers first: so each tensor begins on a
-/// multiple of its number's size. Throws parameter_error for a name that cannot be in one: not UTF-8, or "__metadata__"; or a text of the metadata.
-inline std::string safetensors_of(const parameters& weights) {
-    const auto quoted = [](const std::string& text) {
+/// A file that is read from its beginning. Throws parameter_error where it cannot be.
+class file_reader {
+public:
+    explicit file_reader(const std::string& path) : in_(path, std::ios::binary | std::ios::ate) {
+        const auto end = in_.tellg();
+        if (!in_.seekg(0)) fail();
+        bytes_ = static_cast<std::uint64_t>(end);
+    }
+    /// Its size.
+    std::uint64_t bytes() const { return bytes_; }
+    /// The next bytes of it.
+    void operator()(char* to, std::size_t count) {
+        if (!in_.read(to, static_cast<std::streamsize>(count))) fail();
+    }
+
+private:
+    [[noreturn]] static void fail() { throw parameter_error("cannot be read"); }
+
+    std::ifstream in_;
+    std::uint64_t bytes_ = 0;
+};
+
+/// A file of parameters, whose numbers are still where these have them.
+class file_image {
+public:
+    explicit file_image(const parameters& weights) {
+        for (const auto& name : weights.names()) tensors_.push_back(image_of(weights, name));
+        std::ranges::sort(tensors_, {}, [](const tensor_image& t) { return std::pair(8 - t.bytes_of_number, std::string_view(t.name)); });
+        std::string text = "{";
+        if (!weights.metadata().empty()) text.append("\"__metadata__\":").append(text_of(weights.metadata()));
+        for (const auto& t : tensors_) {
+            auto size = parameters::text_of(weights.size(t.name));
+            size.front() = '[', size.back() = ']';
+            text.append(text.size() > 1 ? "," : "").append(quoted(t.name)).append(":{\"dtype\":").append(quoted(std::string(t.type)));
+            text.append(",\"shape\":").append(size).append(",\"data_offsets\":[").append(std::to_string(data_bytes_));
+            data_bytes_ += t.numbers.size();
+            text.append(",").append(std::to_string(data_bytes_)).append("]}");
+        }
+        text += "}";
+        text.append((8 - text.size() % 8) % 8, ' '); // numbers begin on a multiple of 8 bytes
+        append_little_endian(header_, text.size());
+        header_ += text;
+    }
+    /// The size of the file.
+    std::size_t bytes() const { return header_.size() + data_bytes_; }
+    /// Gives all bytes of it, in order, to put(std::string_view).
+    template <class Put>
+    void write(const Put& put) const {
+        put(std::string_view(header_));
+        for (const auto& t : tensors_) {
+            if (is_in_file_order || !is_computed_type(t.type)) {
+                put(t.numbers);
+                continue;
+            }
+            constexpr std::size_t at_once = 1 << 16;
+            for (std::size_t at = 0; at < t.numbers.size(); at += at_once) {
+                std::string part(t.numbers.substr(at, at_once));
+                reverse_each(part.data(), part.size(), t.bytes_of_number);
+                put(std::string_view(part));
+            }
+        }
+    }
+
+private:
+    struct tensor_image {
+        std::string name;
+        std::string_view type;
+        std::size_t bytes_of_number; ///< 0 if not known
+        std::string_view numbers;    ///< in memory
+    };
+
+    static tensor_image image_of(const parameters& weights, const std::string& name) {
+        if (!is_utf8(name) || name == "__metadata__") parameters::refuse(name, "cannot have this name in a safetensors file");
+        const auto image = [&](std::string_view type, const auto& numbers) {
+            const auto bytes = static_cast<std::size_t>(bytes_of_type(type));
+            const auto count = static_cast<std::size_t>(numbers.shape().size());
+            const void* const begin = numbers.data();
+            return tensor_image{name, type, bytes, {static_cast<const char*>(begin), count * bytes}};
+        };
+        const auto& extents = weights.size(name);
+        const auto format = weights.format(name);
+        if (const auto& other = weights.other_type(name); !other.empty())
+            return {name, other, static_cast<std::size_t>(bytes_of_type(other)), weights.other_bytes(name)};
+        if (weights.is_double(name)) return image("F64", weights.get<double>(name, extents));
+        if (format == narrow_format::none) return image("F32", weights.get<float>(name, extents));
+        return image(format == narrow_format::half ? "F16" : "BF16", weights.get_stored<float>(name, extents));
+    }
+    static std::string text_of(const std::map<std::string, std::string>& metadata) {
+        std::string texts = "{";
+        for (const auto& [key, text] : metadata) {
+            if (!is_utf8(key) || !is_utf8(text)) throw parameter_error("metadata \"" + key + "\" is not UTF-8");
+            texts.append(texts.size() > 1 ? "," : "").append(quoted(key)).append(":").append(quoted(text));
+        }
+        return texts.append("}");
+    }
+    static std::string quoted(const std::string& text) {
         std::string result = "\"";
         for (const char c : text) {
             constexpr std::string_view digits = "0123456789abcdef";
@@ -132,73 +239,76 @@ inline std::string safetensors_of(const parameters& weights) {
                 result += c;
         }
         return result + "\"";
-    };
-    std::string header = "{", data;
-    if (!weights.metadata().empty()) {
-        std::string texts;
-        for (const auto& [key, text] : weights.metadata()) {
-            if (!detail::is_utf8(key) || !detail::is_utf8(text)) throw parameter_error("metadata \"" + key + "\" is not UTF-8");
-            texts.append(texts.empty() ? "" : ",").append(quoted(key)).append(":").append(quoted(text));
-        }
-        header.append("\"__metadata__\":{").append(texts).append("}");
     }
-    const auto number_bytes = [&](const std::string& name) -> std::uint64_t {
-        const auto& other = weights.other_type(name);
-        return !other.empty() ? detail::bytes_of_type(other) : weights.is_double(name) ? 8 : weights.format(name) == narrow_format::none ? 4 : 2;
-    };
-    auto names = weights.names();
-    std::ranges::sort(names, std::ranges::less{}, [&](const std::string& name) { return std::pair(8 - number_bytes(name), name); });
-    for (const auto& name : names) {
-        if (!detail::is_utf8(name) || name == "__metadata__") parameters::refuse(name, "cannot have this name in a safetensors file");
-        const auto begin = data.size();
-        std::string_view type;
-        const auto append = [&]<class U>(const auto& numbers, U, std::string_view of_type) {
-            detail::append_numbers<U>(data, numbers.data(), numbers.shape().size());
-            type = of_type;
-        };
-        const auto& extents = weights.size(name);
-        const auto format = weights.format(name);
-        if (const auto& other = weights.other_type(name); !other.empty()) {
-            data.append(weights.other_bytes(name));
-            type = other;
-        } else if (weights.is_double(name))
-            append(weights.get<double>(name, extents), std::uint64_t{}, "F64");
-        else if (format == narrow_format::none)
-            append(weights.get<float>(name, extents), std::uint32_t{}, "F32");
-        else
-            append(weights.get_stored<float>(name, extents), std::uint16_t{}, format == narrow_format::half ? "F16" : "BF16");
-        auto size = parameters::text_of(extents);
-        size.front() = '[', size.back() = ']';
-        header.append(header.size() > 1 ? "," : "").append(quoted(name)).append(":{\"dtype\":").append(quoted(std::string(type)));
-        header.append(",\"shape\":").append(size).append(",\"data_offsets\":[").append(std::to_string(begin));
-        header.append(",").append(std::to_string(data.size())).append("]}");
-    }
-    header += "}";
-    header.append((8 - header.size() % 8) % 8, ' '); // numbers begin on a multiple of 8 bytes
-    std::string file;
-    detail::append_little_endian(file, static_cast<std::uint64_t>(header.size()));
-    return file + header + data;
-}
 
-/// Reads a safetensors file: see parse_safetensors. Throws parameter_error with the path.
-inline parameters read_safetensors(const std::string& path) {
-    std::string bytes;
+    std::string header_;
+    std::vector<tensor_image> tensors_;
+    std::size_t data_bytes_ = 0;
+};
+
+/// What f() returns; its errors get the name of the file.
+template <class F>
+auto with_name_of(const std::string& path, const F& f) {
     try {
-        std::ifstream in(path, std::ios::binary);
-        bytes.assign(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
-        if (!in.is_open() || in.bad()) throw parameter_error(path + ": cannot be read");
-    } catch (const std::ios_base::failure&) { throw parameter_error(path + ": cannot be read"); } // a folder
-    try {
-        return parse_safetensors(bytes);
+        return f();
     } catch (const parameter_error& error) { throw parameter_error(path + ": " + error.what()); }
 }
-/// Writes one. Throws parameter_error if the file cannot be written.
+
+} // namespace detail
+
+/// The tensors of a safetensors file, given as its bytes: F64, F32, and F16 and BF16, which stay 16-bit numbers; those of other types are kept as
+/// bytes (I64, BOOL, F8_E4M3 and what the format may yet have), and "__metadata__" too. The format is: 8 bytes N, lowest first; N bytes of JSON, which
+/// name type, shape and place of every tensor; then their numbers, lowest byte first, row-major, without gaps. Throws parameter_error for anything
+/// else, with the tensor's name: truncated, too long, gaps or overlaps, a header that is not of this form, sizes that are not those of the shape.
+inline parameters parse_safetensors(std::string_view file) {
+    const auto read = [&rest = file](char* to, std::size_t count) {
+        rest.copy(to, count);
+        rest.remove_prefix(count);
+    };
+    return detail::read_file(file.size(), read);
+}
+
+/// The bytes of a safetensors file of the parameters, of the types in which they were added, the largest numbers first: so each tensor begins on a
+/// multiple of its number's size. Throws parameter_error for a name that cannot be in one: not UTF-8, or "__metadata__"; or a text of the metadata.
+inline std::string safetensors_of(const parameters& weights) {
+    const detail::file_image image(weights);
+    std::string file;
+    file.reserve(image.bytes());
+    image.write([&](std::string_view bytes) { file += bytes; });
+    return file;
+}
+
+/// Reads a safetensors file: see parse_safetensors. Its header comes first; then the numbers go from the file to where they stay, so that it takes
+/// little more memory than the file has bytes. Throws parameter_error with the path; also for what has no size, such as a pipe.
+inline parameters read_safetensors(const std::string& path) {
+    return detail::with_name_of(path, [&] {
+        detail::file_reader read(path);
+        return detail::read_file(read.bytes(), read);
+    });
+}
+
+/// Writes one, from the numbers where they lie. A file of that name is replaced when the new one, which is written beside it, is complete: if that
+/// fails it stays as it was. Throws parameter_error if the file cannot be written, and as safetensors_of does.
 inline void write_safetensors(const std::string& path, const parameters& weights) {
-    const auto bytes = safetensors_of(weights);
-    std::ofstream out(path, std::ios::binary);
-    out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-    out.flush();
-    if (!out) throw parameter_error(path + ": cannot be written");
+    namespace files = std::filesystem;
+    const detail::file_image image(weights);
+    std::error_code error;
+    const auto before = files::status(path, error);
+    const bool is_file = files::is_regular_file(before), is_device = !is_file && files::exists(before); // which nothing can replace
+    const auto target = is_file ? files::canonical(path, error) : files::path(path);                    // what a link leads to
+    auto written = target;
+    if (!is_device) written += "." + std::to_string(std::random_device()()) + ".part";
+    const bool may_be_written = !is_file || std::ofstream(target, std::ios::binary | std::ios::app);
+    std::ofstream out;
+    if (may_be_written) out.open(written, std::ios::binary);
+    if (is_file) files::permissions(written, before.permissions(), error);
+    image.write([&](std::string_view bytes) { out.write(bytes.data(), static_cast<std::streamsize>(bytes.size())); });
+    out.close();
+    error = out ? std::error_code() : std::make_error_code(std::errc::io_error);
+    if (!error && !is_device) files::rename(written, target, error);
+    if (!error) return;
+    if (!is_device) files::remove(written, error);
+    throw parameter_error(path + ": cannot be written");
 }
 
 } // namespace attn
