@@ -244,7 +244,8 @@ TEST_CASE("safetensors: a file is replaced by a complete one, or stays", "[layer
     limit.rlim_cur = 64; // a full disk, which shows at once, or as the last bytes go there
     const auto handler = std::signal(SIGXFSZ, SIG_IGN);
     setrlimit(RLIMIT_FSIZE, &limit);
-    const auto problem = problem_of([&] { write_safetensors(path, second); }), of_new = problem_of([&] { write_safetensors(folder / "b", first); });
+    const auto problem = problem_of([&] { write_safetensors(path, second); });
+    const auto of_new = problem_of([&] { write_safetensors(folder / "b", first); });
     setrlimit(RLIMIT_FSIZE, &unlimited);
     std::signal(SIGXFSZ, handler);
     CHECK(problem == path + ": cannot be written");
@@ -299,6 +300,115 @@ TEST_CASE("safetensors: a file that ends as it is read is refused; numbers of th
     CHECK(numbers == "dcbahgfe");
     detail::reverse_each(numbers.data(), 8, 2);
     CHECK(numbers == "cdabghef");
+}
+
+TEST_CASE("safetensors: several files by their index", "[layer]") {
+    const scratch_folder folder;
+    const std::string one = "model-00001-of-00002.safetensors", two = "model-00002-of-00002.safetensors";
+    const auto index = folder / "model.safetensors.index.json";
+    parameters first, second;
+    const auto layer = random_linear<float>(second, "q", 8, 4);
+    first.add("h", {1024, 1024}, narrow_format::half)(0, 0, 1, 2) = 1.5F;
+    first.add_bytes("n", {}, "I64", "12345678");
+    first.metadata() = {{"format", "pt"}, {"part", "1"}};
+    second.metadata() = {{"format", "pt"}, {"part", "2"}, {"second", ""}};
+    write_safetensors(folder / one, first);
+    write_safetensors(folder / two, second);
+    using places = std::map<std::string, std::string>;
+    const auto write_index = [&](const places& files) {
+        std::string text = "{\"metadata\": {\"total_size\": 2097320}, \"weight_map\": {";
+        for (const auto& [name, file] : files) text.append(name == "h" ? "" : ", ").append("\"" + name + "\": \"" + file + "\"");
+        write_file(index, text + "}}\n");
+    };
+    const places complete{{"h", one}, {"n", one}, {"q.bias", two}, {"q.weight", two}};
+    const auto problem_with = [&](const std::string& name, const std::string& file) {
+        auto files = complete;
+        files[name] = file;
+        write_index(files);
+        return problem_of([&] { read_safetensors(index); });
+    };
+
+    write_index(complete);
+    parameters read;
+    CHECK(bytes_allocated_in([&] { read = read_safetensors(index); }) < (std::size_t{1} << 21) / 5 * 6);
+    CHECK(read.names() == std::vector<std::string>{"h", "n", "q.bias", "q.weight"});
+    CHECK(read.get_stored<float>("h", {1024, 1024})(0, 0, 1, 2) == 1.5F);
+    CHECK(read.other_bytes("n") == "12345678");
+    const auto x = random_rows<float>({1, 1, 7, 4}, 2);
+    CHECK(same_bits(result_of(read.get_linear<float>("q", 8, 4), x), result_of(layer, x)));
+    CHECK(read.metadata() == std::map<std::string, std::string>{{"format", "pt"}, {"part", "1"}, {"second", ""}});
+
+    const auto is_here = [](const std::string& name) { return ": tensor \"" + name + "\" is here, but "; };
+    const auto is_missing = [](const std::string& name) { return ": tensor \"" + name + "\" is missing, which by the index is here"; };
+    write_index({{"h", one}, {"n", one}, {"q.weight", two}});
+    CHECK(problem_of([&] { read_safetensors(index); }) == index + ": " + two + is_here("q.bias") + "not in the index");
+    CHECK(problem_with("i", one) == index + ": " + one + is_missing("i"));
+    CHECK(problem_with("q.bias", one) == index + ": " + one + is_missing("q.bias"));
+    CHECK(problem_with("n", two) == index + ": " + one + is_here("n") + "by the index in " + two);
+    CHECK(problem_with("i", "none.safetensors") == index + ": none.safetensors: cannot be read");
+    parameters twice;
+    twice.add<float>("i", {});
+    twice.add<float>("n", {});
+    write_safetensors(folder / "twice.safetensors", twice);
+    CHECK(problem_with("i", "twice.safetensors") == index + ": twice.safetensors" + is_here("n") + "by the index in " + one);
+
+    // Nothing of the first file is read unless the last one is as it should be.
+    write_index(complete);
+    std::filesystem::resize_file(folder / two, safetensors_of(second).size() - 1);
+    std::string problem;
+    CHECK(bytes_allocated_in([&] { problem = problem_of([&] { read_safetensors(index); }); }) < std::size_t{1} << 20);
+    CHECK(problem == index + ": " + two + ": tensor \"q.weight\" ends at byte 160 of the data, which has 159");
+    CHECK(problem_of([&] { read_safetensors(folder / "none.json"); }) == folder / "none.json" + ": cannot be read");
+    CHECK(problem_of([&] { write_safetensors(index, first); }) == index + ": a safetensors file does not end in .json, as an index does");
+    CHECK_THAT(bytes_of_file(index), Contains("weight_map"));
+    std::filesystem::resize_file(index, 100'000'001);
+    CHECK(problem_of([&] { read_safetensors(index); }) == index + ": an index has no 100000001 bytes");
+}
+
+TEST_CASE("safetensors: what is no index is refused", "[layer]") {
+    const scratch_folder folder;
+    const auto index = folder / "a.json";
+    const auto problem_with = [&](const std::string& text) {
+        write_file(index, text);
+        return problem_of([&] { read_safetensors(index); });
+    };
+    const auto refused = [&](const std::string& text, const std::string& why) {
+        const auto problem = problem_with(text);
+        if (!problem.starts_with(index + ": index, at byte ") || !problem.ends_with(why)) FAIL(text << ": " << problem);
+    };
+    write_safetensors(folder / "w.safetensors", {});
+    const std::string map = "\"weight_map\":{}";
+    CHECK(problem_with("{" + map + "}") == nothing_thrown);
+    for (const char* value : {"0", "-0", "10", "2.50", "1e9", "1E+09", "-12.5e-3", "true", "false", "null", "\"\\u00e9\"",
+                               "[]", "[1, [2], \"\"]", "{}", "{\"a\": {\"weight_map\": 1}}"}) {
+        INFO(value);
+        CHECK(problem_with("{\"metadata\": " + std::string(value) + " , " + map + "}") == nothing_thrown);
+        CHECK(problem_with("{" + map + ",\"metadata\":" + value + "}") == nothing_thrown);
+    }
+    for (const char* value : {"", "-", "01", "1.", ".5", "1e", "1e+", "+1", "True", "nul", "'a'",
+                              "[1,]", "[1 2]", "{1: 2}", "{\"a\": 1, \"a\": 2}", "\"\xff\"", "{\"a\"}"})
+        refused("{\"metadata\":" + std::string(value) + "," + map + "}", "");
+    const auto nested = [&](std::size_t depth) {
+        return "{\"metadata\":" + std::string(depth, '[') + std::string(depth, ']') + "," + map + "}";
+    };
+    CHECK(problem_with(nested(100)) == nothing_thrown);
+    refused(nested(101), "a value is nested too deep");
+    refused(nested(1'000'000), "a value is nested too deep");
+    refused("", "expected {");
+    refused("[]", "expected {");
+    refused("{}", "there is no weight_map");
+    refused("{\"architectures\": [\"a\"], \"sizes\": {" + map + "}}", "there is no weight_map");
+    refused("{" + map + "}{", "something follows the object");
+    refused("{" + map + "," + map + "}", "the key \"weight_map\" comes twice");
+    refused("{\"weight_map\":[]}", "expected {");
+    refused("{\"weight_map\":{\"w\":1}}", "expected \"");
+    refused("{\"weight_map\":{\"w\":\"a.safetensors\",\"w\":\"b.safetensors\"}}", "the key \"w\" comes twice");
+    for (const std::string file : {"../w.safetensors", "/w.safetensors", "a/../w.safetensors", "./w.safetensors", "..\\\\w.safetensors",
+                                   "C:w.safetensors", "w.safetensors\\u0000.safetensors", "..", ".", "", "w.bin", "a.json"})
+        CHECK_THAT(problem_with("{\"weight_map\":{\"w\":\"" + file + "\"}}"),
+                   Contains(": the name of a safetensors file beside the index is needed, not \"" + file.substr(0, 2)));
+    CHECK(problem_with("{\"weight_map\":{\"w\":\"w.safetensors\"}}") ==
+          index + ": w.safetensors: tensor \"w\" is missing, which by the index is here");
 }
 
 TEST_CASE("safetensors: what is not computed with is kept, and metadata, and tensors begin where their numbers may", "[layer]") {

@@ -1,5 +1,6 @@
 // libFuzzer: any bytes as a safetensors file. They are read or refused by an exception, nothing else; and what is read is written and read
 // again as it was. Once as they are, and once as the text of a header and, behind the first line break, the numbers: so seeds are text.
+// And as an index of several files, which are read or refused likewise, and of which none is outside the folder.
 #include <attn/layer/safetensors.hpp>
 
 #include <cstdlib>
@@ -20,6 +21,13 @@ void read_and_write(std::string_view file) {
             std::abort();
 }
 
+void read_index(std::string_view text) {
+    try {
+        for (const auto& [tensor, file] : attn::detail::json_parser(text).index())
+            if (file.find('/') != file.npos || file == "." || file == "..") std::abort();
+    } catch (const attn::parameter_error&) { return; }
+}
+
 } // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const unsigned char* data, std::size_t size) {
@@ -31,5 +39,6 @@ extern "C" int LLVMFuzzerTestOneInput(const unsigned char* data, std::size_t siz
     file.append(bytes.substr(0, line));
     if (line < bytes.size()) file.append(bytes.substr(line + 1));
     read_and_write(file);
+    read_index(bytes);
     return 0;
 }

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <set>
 #include <system_error>
 #include <utility>
 
@@ -58,6 +59,9 @@ inline std::uint64_t count_of(const stored_tensor& t) {
     return is_empty ? 0 : count;
 }
 
+/// The most bytes of a header, or of an index.
+inline constexpr std::uint64_t max_header = 100'000'000;
+
 /// What a file says of its tensors, in the order of their numbers, which follow it.
 struct file_header {
     std::vector<stored_tensor> tensors;
@@ -67,7 +71,6 @@ struct file_header {
 /// Reads the header of a file of so many bytes: read(to, count) has the next ones of them. What it says fits the file: all is checked here.
 template <class Read>
 file_header read_header(std::uint64_t file_bytes, Read& read) {
-    constexpr std::uint64_t max_header = 100'000'000;
     const auto refuse = [](const std::string& problem) { throw parameter_error("safetensors: " + problem); };
     if (file_bytes < 8) refuse("the file has " + std::to_string(file_bytes) + " bytes, too few for a header");
     char length[8];
@@ -79,7 +82,7 @@ file_header read_header(std::uint64_t file_bytes, Read& read) {
     read(text.data(), text.size());
     if (!text.starts_with('{')) refuse("the header does not begin with {");
     file_header header;
-    header.tensors = header_parser(text).parse(header.metadata);
+    header.tensors = json_parser(text).header(header.metadata);
     std::ranges::sort(header.tensors, {}, &stored_tensor::offsets);
     const auto data_bytes = file_bytes - 8 - header_bytes;
     std::uint64_t end = 0;
@@ -153,12 +156,53 @@ private:
     std::uint64_t bytes_ = 0;
 };
 
+/// What f() returns; its errors get the name of the file.
+template <class F>
+auto with_name_of(const std::string& path, const F& f) {
+    try {
+        return f();
+    } catch (const parameter_error& error) { throw parameter_error(path + ": " + error.what()); }
+}
+
+/// All that is in the files of an index, which is at that path.
+inline parameters read_shards(const std::string& path, file_reader& index) {
+    if (index.bytes() > max_header) throw parameter_error("an index has no " + std::to_string(index.bytes()) + " bytes");
+    std::string text(static_cast<std::size_t>(index.bytes()), '\0');
+    index(text.data(), text.size());
+    const auto file_of = json_parser(text).index();
+    std::map<std::string, std::set<std::string>> files;
+    for (const auto& [name, file] : file_of) files[file].insert(name);
+
+    const auto each_file = [&](const auto& f) {
+        for (const auto& [file, names] : files)
+            with_name_of(file, [&] {
+                file_reader read((std::filesystem::path(path).parent_path() / file).string());
+                f(read_header(read.bytes(), read), read, names);
+            });
+    };
+    each_file([&](const file_header& header, const file_reader&, std::set<std::string> missing) { // all is checked before it is read
+        for (const auto& t : header.tensors) {
+            if (missing.erase(t.name) == 1) continue;
+            const auto at = file_of.find(t.name);
+            parameters::refuse(t.name, "is here, but " + (at == file_of.end() ? "not in the index" : "by the index in " + at->second));
+        }
+        if (!missing.empty()) parameters::refuse(*missing.begin(), "is missing, which by the index is here");
+    });
+    parameters result;
+    each_file([&](const file_header& header, file_reader& read, const auto&) {
+        add_tensors(result, header.tensors, read);
+        result.metadata().insert(header.metadata.begin(), header.metadata.end());
+    });
+    return result;
+}
+
 /// A file of parameters, whose numbers are still where these have them.
 class file_image {
 public:
     explicit file_image(const parameters& weights) {
         for (const auto& name : weights.names()) tensors_.push_back(image_of(weights, name));
-        std::ranges::sort(tensors_, {}, [](const tensor_image& t) { return std::pair(8 - t.bytes_of_number, std::string_view(t.name)); });
+        const auto place = [](const tensor_image& t) { return std::pair(8 - t.bytes_of_number, std::string_view(t.name)); };
+        std::ranges::sort(tensors_, {}, place);
         std::string text = "{";
         if (!weights.metadata().empty()) text.append("\"__metadata__\":").append(text_of(weights.metadata()));
         for (const auto& t : tensors_) {
@@ -246,14 +290,6 @@ private:
     std::size_t data_bytes_ = 0;
 };
 
-/// What f() returns; its errors get the name of the file.
-template <class F>
-auto with_name_of(const std::string& path, const F& f) {
-    try {
-        return f();
-    } catch (const parameter_error& error) { throw parameter_error(path + ": " + error.what()); }
-}
-
 } // namespace detail
 
 /// The tensors of a safetensors file, given as its bytes: F64, F32, and F16 and BF16, which stay 16-bit numbers; those of other types are kept as
@@ -278,19 +314,25 @@ inline std::string safetensors_of(const parameters& weights) {
     return file;
 }
 
-/// Reads a safetensors file: see parse_safetensors. Its header comes first; then the numbers go from the file to where they stay, so that it takes
-/// little more memory than the file has bytes. Throws parameter_error with the path; also for what has no size, such as a pipe.
+/// The tensors of a safetensors file, see parse_safetensors; or, if the path ends in ".json", of all files of an index, which lie beside
+/// it: "model.safetensors.index.json", {"weight_map": {"name": "model-00001-of-00002.safetensors", ...}}. Of metadata that two files have,
+/// the first one's stays. All headers are read and checked first; then the numbers go from the files to where they stay, so that it takes
+/// little more memory than the files have bytes. Throws parameter_error with the path, and that of the file of an index: as
+/// parse_safetensors does, for what cannot be read or has no size, such as a pipe, for an index that is not of this form or names a file of
+/// another folder, and where a file has not just the tensors that the index says.
 inline parameters read_safetensors(const std::string& path) {
     return detail::with_name_of(path, [&] {
         detail::file_reader read(path);
-        return detail::read_file(read.bytes(), read);
+        return path.ends_with(".json") ? detail::read_shards(path, read) : detail::read_file(read.bytes(), read);
     });
 }
 
-/// Writes one, from the numbers where they lie. A file of that name is replaced when the new one, which is written beside it, is complete: if that
-/// fails it stays as it was. Throws parameter_error if the file cannot be written, and as safetensors_of does.
+/// Writes a safetensors file, from the numbers where they lie. One of that name is replaced when the new one, which is written beside it,
+/// is complete: if that fails it stays as it was. Throws parameter_error if the file cannot be written, or ends in ".json" as an index
+/// does; and as safetensors_of does.
 inline void write_safetensors(const std::string& path, const parameters& weights) {
     namespace files = std::filesystem;
+    if (path.ends_with(".json")) throw parameter_error(path + ": a safetensors file does not end in .json, as an index does");
     const detail::file_image image(weights);
     std::error_code error;
     const auto before = files::status(path, error);

@@ -1,4 +1,4 @@
-// The header of a safetensors file: a parser of the one form of JSON that it has.
+// The header of a safetensors file, and the index of several: a parser of the JSON that they are.
 #pragma once
 
 #include "parameters.hpp"
@@ -33,14 +33,15 @@ struct stored_tensor {
     bool has_size = false; ///< [] is that of a single number
 };
 
-/// The header of a safetensors file, which is JSON of one form: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}
-/// and, if there, "__metadata__": {"key": "value", ...}. Anything else is refused.
-class header_parser {
+/// JSON of the forms that safetensors have. Anything else is refused.
+class json_parser {
 public:
-    explicit header_parser(std::string_view text) : text_(text) {}
+    explicit json_parser(std::string_view text) : text_(text) {}
 
-    /// metadata: where the texts of "__metadata__" go.
-    std::vector<stored_tensor> parse(std::map<std::string, std::string>& metadata) {
+    /// The header of a file: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...} and, if there, "__metadata__":
+    /// {"key": "value", ...}. metadata: where its texts go.
+    std::vector<stored_tensor> header(std::map<std::string, std::string>& metadata) {
+        what_ = "header";
         std::vector<stored_tensor> tensors;
         object([&](const std::string& name) {
             if (name == "__metadata__") return object([&](const std::string& key) { metadata[key] = string(); });
@@ -58,14 +59,32 @@ public:
             if (t.type.empty() || !t.has_size || t.offsets.size() != 2) fail("tensor \"" + name + "\" has no dtype, no shape or no two data_offsets");
             tensors.push_back(std::move(t));
         });
-        skip_spaces();
-        if (at_ != text_.size()) fail("something follows the object");
+        end();
         return tensors;
+    }
+    /// The index of several files: {"weight_map": {"name": "model-00001-of-00002.safetensors", ...}, ...}, the file of each tensor, beside
+    /// the index. What else it says, as does "metadata": {"total_size": 24}, is passed over.
+    std::map<std::string, std::string> index() {
+        what_ = "index";
+        std::map<std::string, std::string> files;
+        bool has_map = false;
+        object([&](const std::string& key) {
+            if (key != "weight_map") return value(0);
+            has_map = true;
+            object([&](const std::string& name) { files[name] = file_name(); });
+        });
+        end();
+        if (!has_map) fail("there is no weight_map");
+        return files;
     }
 
 private:
     [[noreturn]] void fail(const std::string& problem) const {
-        throw parameter_error("header, at byte " + std::to_string(at_) + ": " + problem);
+        throw parameter_error(what_ + ", at byte " + std::to_string(at_) + ": " + problem);
+    }
+    void end() {
+        skip_spaces();
+        if (at_ != text_.size()) fail("something follows the object");
     }
     void skip_spaces() {
         while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\t' || text_[at_] == '\r')) ++at_;
@@ -98,13 +117,18 @@ private:
         std::ranges::sort(keys);
         if (const auto twice = std::ranges::adjacent_find(keys); twice != keys.end()) fail("the key \"" + *twice + "\" comes twice");
     }
-    std::vector<std::uint64_t> numbers() {
-        std::vector<std::uint64_t> result;
+    /// Calls element() at each value of an array.
+    template <class F>
+    void array(const F& element) {
         take('[');
-        if (take_if(']')) return result;
-        do result.push_back(number());
+        if (take_if(']')) return;
+        do element();
         while (take_if(','));
         take(']');
+    }
+    std::vector<std::uint64_t> numbers() {
+        std::vector<std::uint64_t> result;
+        array([&] { result.push_back(number()); });
         return result;
     }
     std::uint64_t number() {
@@ -118,6 +142,42 @@ private:
         }
         if (at_ == begin || (text_[begin] == '0' && at_ > begin + 1)) fail("expected a whole number");
         return value;
+    }
+    bool is_at(std::string_view any) const { return at_ < text_.size() && any.find(text_[at_]) != any.npos; }
+    /// Passes over a value of any kind.
+    void value(int depth) {
+        if (depth == 100) fail("a value is nested too deep"); // before the stack is
+        skip_spaces();
+        if (is_at("{")) return object([&](const std::string&) { value(depth + 1); });
+        if (is_at("[")) return array([&] { value(depth + 1); });
+        if (is_at("\"")) return static_cast<void>(string());
+        for (const std::string_view word : {"true", "false", "null"})
+            if (text_.substr(at_).starts_with(word)) {
+                at_ += word.size();
+                return;
+            }
+        if (is_at("-")) ++at_;
+        const bool begins_with_zero = is_at("0");
+        if (digits() > 1 && begins_with_zero) fail("expected a number without zeros in front");
+        if (is_at(".")) ++at_, digits();
+        if (!is_at("eE")) return;
+        ++at_;
+        if (is_at("+-")) ++at_;
+        digits();
+    }
+    /// Passes over at least one; how many there were.
+    std::size_t digits() {
+        const auto begin = at_;
+        while (is_at("0123456789")) ++at_;
+        if (at_ == begin) fail("expected a value");
+        return at_ - begin;
+    }
+    /// The name of a file in the folder of the index.
+    std::string file_name() {
+        const auto name = string();
+        if (!name.ends_with(".safetensors") || name.find_first_of(std::string_view("/\\:\0", 4)) != name.npos)
+            fail("the name of a safetensors file beside the index is needed, not \"" + name + "\"");
+        return name;
     }
     std::string string() {
         take('"');
@@ -174,6 +234,7 @@ private:
     }
 
     std::string_view text_;
+    std::string what_; ///< for errors
     std::size_t at_ = 0;
 };
 
