@@ -233,6 +233,14 @@ TEST_CASE("talking heads: what does not fit is refused by name", "[attention]") 
     check_says(refusal({.weights_mix = six, .weights_bias = numbers}, six_heads),
          {"talking_heads_attention: weights_bias ", "5 entries", "6 heads"});
     check_says(refusal({.logits_bias = numbers}, six_heads), {"talking_heads_attention: logits_bias ", "without logits_mix"});
+    const auto is_too_large = "is 1e+39, which is not finite as a float"; // it would be infinite, and results NaN
+    const std::vector<double> large_bias{0, 0, 0, 0, 0, 1e39};
+    check_says(refusal({.logits_mix = six, .logits_bias = large_bias}, six_heads), {"talking_heads_attention: logits_bias ", is_too_large});
+    check_says(refusal({.weights_mix = six, .weights_bias = large_bias}, six_heads), {"talking_heads_attention: weights_bias ", is_too_large});
+    tensor<double> large_mix(six.shape());
+    large_mix(0, 0, 5, 5) = 1e39;
+    check_says(refusal({.logits_mix = large_mix}, six_heads), {"talking_heads_attention: logits_mix ", is_too_large});
+    check_says(refusal({.weights_mix = large_mix}, six_heads), {"talking_heads_attention: weights_mix ", is_too_large});
     check_says(refusal({.weights_bias = numbers}, six_heads), {"talking_heads_attention: weights_bias ", "without weights_mix"});
     check_says(refusal({.logits_mix = to_four, .sinks = numbers}, six_heads), {"talking_heads_attention: sinks ", "5 entries", "4 heads"});
     check_says(refusal({.logits_mix = to_three}, six_heads), {"talking_heads_attention: v ", "(1, 2, 11, 5)", "out has (1, 3, 9, 5)", "divide"});

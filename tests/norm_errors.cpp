@@ -55,6 +55,7 @@ TEST_CASE("norm errors: parameters", "[norm]") {
         CHECK_THAT(refusal_of(batch_norm<float>{.momentum = momentum}), Contains("batch_norm: momentum is"));
     CHECK_THAT(refusal_of(rep_batch_norm<float>{.eta = std::numeric_limits<double>::infinity()}),
                Contains("rep_batch_norm: eta is not finite"));
+    CHECK_THAT(refusal_of(rep_batch_norm<float>{.eta = 1e39}), Contains("rep_batch_norm: eta is 1e+39, which is not finite as a float"));
 }
 
 TEST_CASE("norm errors: inference without statistics is asked for, never guessed", "[norm]") {

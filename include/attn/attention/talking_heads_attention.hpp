@@ -58,6 +58,11 @@ struct talking_heads_attention {
         if (!detail::divides(shapes.values.heads, value_heads(shapes)))
             detail::refuse(name, "v", shapes.values, "out", output_shape(shapes), "the heads of v must divide the heads of the result");
         if (scale) detail::check_number<T>(name, "scale", *scale);
+        for (const auto bias : logits_bias) check_narrowed<T>("logits_bias", bias);
+        for (const auto bias : weights_bias) check_narrowed<T>("weights_bias", bias);
+        for (const auto& [argument, mix] : {std::pair("logits_mix", logits_mix), std::pair("weights_mix", weights_mix)})
+            for (index_t to = 0; to < mix.shape().tokens; ++to)
+                for (index_t from = 0; from < mix.shape().channels; ++from) check_narrowed<T>(argument, mix(0, 0, to, from));
         const auto context = detail::pattern_context_of(name, in.positions, shapes, mixed_heads(shapes));
         attn::check(pattern, context);
         attn::check(score, context);
@@ -156,6 +161,11 @@ private:
         if (m.batch != 1 || m.heads != 1 || m.channels != columns)
             detail::refuse(name, argument, m, other, other_shape,
                            "the mixing must have the shape (1, 1, heads, " + std::to_string(columns) + ")");
+    }
+    /// Infinity and NaN are what they are; what becomes one of them as a T is refused.
+    template <Scalar T>
+    static void check_narrowed(std::string_view argument, double number) {
+        if (std::isfinite(number)) detail::check_number<T>(name, argument, number);
     }
     static void check_numbers(std::string_view argument, std::span<const double> numbers, index_t heads, bool has_mixing,
                               std::string_view mixing) {

@@ -29,7 +29,7 @@ struct rep_batch_norm {
     /// Throws attention_error if its parameters do not fit x.
     void check_parameters(std::string_view operation, const shape& x) const {
         batch.check_parameters(operation, x);
-        if (!std::isfinite(eta)) throw argument_error(operation, "eta", "is not finite");
+        detail::check_number<T>(operation, "eta", eta);
     }
     std::size_t workspace_bytes(const shape& x, index_t concurrency) const { return batch.workspace_bytes(x, concurrency); }
     std::size_t narrow_workspace_bytes(const shape& x, index_t concurrency) const { return batch.narrow_workspace_bytes(x, concurrency); }
