@@ -13,13 +13,14 @@ namespace {
 
 template <Scalar T>
 outcome attempt(draw& random) {
-    const auto batch = random.number(0, 3), x_heads = random.number(1, 3), heads = x_heads * random.number(1, 3);
-    const auto height = random.number(1, 12), width = random.number(0, 40), channels = random.number(0, 70);
+    const bool is_large = random.one_in(8); // so that tokens are shared out to tasks, and sums come in parts
+    const auto batch = random.number(0, 3), x_heads = random.number(1, is_large ? 1 : 3), heads = x_heads * random.number(1, 3);
+    const auto height = random.number(1, is_large ? 60 : 12), width = random.number(0, is_large ? 60 : 40), channels = random.number(0, is_large ? 20 : 70);
     const bool grid = random.one_in(2), causal = !grid && random.one_in(2);
     const shape from{batch, x_heads, grid ? height * width : width * height, channels}, to{batch, heads, from.tokens, channels};
     const auto number = [&] { return random.real(-1, 1); };
-    const auto weights = filled<T>({random.one_in(2) ? heads : 1, channels, grid ? 2 * random.number(0, 4) + 1 : 1,
-                                    causal ? random.number(1, 9) : 2 * random.number(0, 4) + 1}, number);
+    const auto weights = filled<T>({random.one_in(2) ? heads : 1, channels, grid ? 2 * random.number(0, is_large ? 2 : 4) + 1 : 1,
+                                    causal ? random.number(1, 9) : 2 * random.number(0, is_large ? 2 : 4) + 1}, number);
     std::vector<T> bias(static_cast<std::size_t>(random.number(0, 1) * channels * (random.one_in(2) ? heads : 1)));
     std::ranges::generate(bias, [&] { return static_cast<T>(number()); });
     const auto x = filled<T>(from, number), before = filled<T>(to, number);
