@@ -1,6 +1,8 @@
 // Softmax attention: what its formula promises, beside the bound on its errors that the conformance tests hold every operator to.
 #include "softmax_checks.hpp"
 
+#include <attn/score/additive_bias.hpp>
+
 #include <numeric>
 
 namespace attn::testing {
@@ -183,6 +185,22 @@ TEMPLATE_TEST_CASE("softmax: the identity as values shows the matrix", "[attenti
             sum += static_cast<double>(rows(0, 0, i, j));
         }
         CHECK(std::abs(sum - 1) <= 32 * epsilon<TestType>);
+    }
+}
+
+// A sum of products that began with its bias would be rounded at the bias's size once for each channel.
+TEST_CASE("softmax: a large bias costs no accuracy", "[attention]") {
+    for (const index_t keys : {49, 500}) {
+        const auto in = random_given<float>({3, 2, 2, 49, keys, 32, 16});
+        auto bias = random_tensor<float>({1, 2, 49, keys}, 5);
+        for (index_t e = 0; e < bias.shape().size(); ++e) bias.data()[e] *= 10;
+        const softmax_attention op{.score = additive_bias(bias.view())};
+        const auto ours = attend_rows<float>(op, in);
+        const auto exact = exact_rows<float>(op, in);
+        auto plain = no_answer<float>(ours.values.shape(), true);
+        reference::softmax<float>(in, plain.out(), op.scale, op.score, op.pattern, op.sinks);
+        CHECK(largest_error(ours.values, exact.values) <=
+              2 * largest_error(plain.values, exact.values) + 4 * epsilon<float> * largest_magnitude(exact.values));
     }
 }
 
