@@ -3,8 +3,6 @@
 
 #include <attn/score/additive_bias.hpp>
 
-#include <numeric>
-
 namespace attn::testing {
 
 namespace {
@@ -14,80 +12,7 @@ answer<T> softmax(const given<T>& in, std::span<const double> sinks = {}) {
     return attend_rows<T>(softmax_attention{.sinks = sinks}, in);
 }
 
-/// The tokens of every head in another order.
-template <Scalar T>
-tensor<T> permuted(const tensor<T>& from, const std::vector<index_t>& order) {
-    tensor<T> to(from.shape());
-    const auto& s = from.shape();
-    for (index_t head = 0; head < s.batch * s.heads; ++head)
-        for (index_t i = 0; i < s.tokens; ++i)
-            std::copy_n(from.data() + (head * s.tokens + order[static_cast<std::size_t>(i)]) * s.channels, s.channels,
-                        to.data() + (head * s.tokens + i) * s.channels);
-    return to;
-}
-
-std::vector<index_t> random_order(index_t n) {
-    std::vector<index_t> order(static_cast<std::size_t>(n));
-    std::iota(order.begin(), order.end(), 0);
-    std::ranges::shuffle(order, std::mt19937(3));
-    return order;
-}
-
 } // namespace
-
-TEMPLATE_TEST_CASE("softmax: a constant value comes out as it is", "[attention][portable]", ATTN_TEST_NUMBERS) {
-    for (const auto& p : sample_problems(24, 20)) {
-        INFO(describe(p));
-        auto in = random_given<TestType>(p);
-        std::fill_n(in.values.data(), in.values.shape().size(), TestType{-7});
-        const auto out = softmax(in).values;
-        auto expected = tensor<double>(out.shape());
-        std::fill_n(expected.data(), expected.shape().size(), p.keys == 0 ? 0 : -7);
-        CHECK(largest_error(out, expected) <= 7 * (4 + std::sqrt(static_cast<double>(p.keys))) * epsilon<TestType>);
-    }
-}
-
-TEMPLATE_TEST_CASE("softmax: permuted queries give permuted rows, bit by bit", "[attention][portable]", ATTN_TEST_NUMBERS) {
-    for (const index_t n : {2, 18, 48, 98, 146}) {
-        auto in = random_given<TestType>({2, 2, 1, n, 133, 9, 20});
-        const auto order = random_order(n);
-        const auto expected = softmax(in);
-        in.queries = permuted(in.queries, order);
-        CHECK(same_bits(softmax(in), answer<TestType>{permuted(expected.values, order), permuted(expected.log_sum_exp, order)}));
-    }
-}
-
-TEMPLATE_TEST_CASE("softmax: a row does not depend on how many queries there are", "[attention][portable]", ATTN_TEST_NUMBERS) {
-    const auto in = random_given<TestType>({1, 1, 1, 100, 200, 16, 16});
-    const auto expected = softmax(in);
-    for (const index_t n : {1, 2, 16, 49, 99}) {
-        const inputs<TestType> some{head_major(in.queries.data(), {1, 1, n, 16}), in.keys, in.values};
-        sequential here;
-        const auto out = attn::attend(softmax_attention{}, some, here);
-        CHECK(std::equal(out.data(), out.data() + n * 16, expected.values.data(), [](auto x, auto y) { return same_bits(x, y); }));
-    }
-}
-
-TEMPLATE_TEST_CASE("softmax: permuted keys give the same to rounding", "[attention]", ATTN_TEST_NUMBERS) {
-    auto in = random_given<TestType>({2, 3, 3, 30, 257, 9, 20});
-    const auto expected = softmax(in);
-    const auto order = random_order(257);
-    in.keys = permuted(in.keys, order);
-    in.values = permuted(in.values, order);
-    CHECK(largest_error(softmax(in).values, reference::widen(expected.values.view())) <= 32 * epsilon<TestType>);
-}
-
-TEMPLATE_TEST_CASE("softmax: grouped heads read as repeated heads do, bit by bit", "[attention][portable]", ATTN_TEST_NUMBERS) {
-    const auto in = random_given<TestType>({2, 6, 2, 20, 50, 8, 12});
-    given<TestType> repeated{tensor<TestType>({2, 6, 20, 8}), tensor<TestType>({2, 6, 50, 8}), tensor<TestType>({2, 6, 50, 12})};
-    std::copy_n(in.queries.data(), in.queries.shape().size(), repeated.queries.data());
-    for (index_t b = 0; b < 2; ++b)
-        for (index_t h = 0; h < 6; ++h) {
-            std::copy_n(in.keys.view().row(b, h / 3, 0), 50 * 8, repeated.keys.view().row(b, h, 0));
-            std::copy_n(in.values.view().row(b, h / 3, 0), 50 * 12, repeated.values.view().row(b, h, 0));
-        }
-    CHECK(same_bits(softmax(in), softmax(repeated)));
-}
 
 TEMPLATE_TEST_CASE("softmax: by hand", "[attention][portable]", ATTN_TEST_NUMBERS) {
     // One query, scores ln 3, ln 1 and ln 4 (d_k = 1), values 8, 4 and 0.
@@ -171,21 +96,6 @@ TEMPLATE_TEST_CASE("softmax: values without channels leave log_sum_exp", "[atten
     const given<TestType> narrow{random_tensor<TestType>({1, 2, 20, 4}, 1), random_tensor<TestType>({1, 1, 30, 4}, 2),
                                  tensor<TestType>({1, 1, 30, 0})};
     CHECK(same_bits(softmax(narrow).log_sum_exp, expected.log_sum_exp));
-}
-
-TEMPLATE_TEST_CASE("softmax: the identity as values shows the matrix", "[attention][portable]", ATTN_TEST_NUMBERS) {
-    auto in = random_given<TestType>({1, 1, 1, 60, 140, 8, 140});
-    for (index_t j = 0; j < 140; ++j)
-        for (index_t c = 0; c < 140; ++c) in.values(0, 0, j, c) = c == j ? TestType{1} : TestType{0};
-    const auto rows = softmax(in).values;
-    for (index_t i = 0; i < 60; ++i) {
-        double sum = 0;
-        for (index_t j = 0; j < 140; ++j) {
-            if (!(rows(0, 0, i, j) > 0)) FAIL_CHECK("weight " << i << ", " << j << " is " << rows(0, 0, i, j));
-            sum += static_cast<double>(rows(0, 0, i, j));
-        }
-        CHECK(std::abs(sum - 1) <= 32 * epsilon<TestType>);
-    }
 }
 
 // A sum of products that began with its bias would be rounded at the bias's size once for each channel.
