@@ -1,44 +1,12 @@
-// merge: attention over parts of the keys, joined, is attention over all of them.
+// merge: rows that saw nothing or NaN, and what is refused. attn_random joins parts of the keys, which is attention over all of them.
 #include "errors.hpp"
 #include "softmax_checks.hpp"
-#include "some_rows.hpp"
 
 #include <attn/attention/merge.hpp>
-#include <attn/pattern/causal.hpp>
-#include <attn/pattern/local.hpp>
 
 namespace attn::testing {
 
-using namespace pattern;
-
 namespace {
-
-/// Keys begin .. end - 1 at their own positions.
-template <Scalar T>
-inputs<T> keys_between(const inputs<T>& in, index_t begin, index_t end) {
-    const auto part = [&](const auto& t) { return some_rows(t, begin, end - begin); };
-    return {in.queries, part(in.keys), part(in.values), {in.positions.first_query, in.positions.first_key[0] + begin}};
-}
-
-/// Cuts the keys at random places; the sinks go with the first part.
-template <Scalar T, Pattern P>
-void check_merged(const P& pattern, const problem& p, index_t parts, std::mt19937& random) {
-    INFO(describe(p) << ", " << parts << " parts");
-    const auto in = random_given<T>(p);
-    const std::vector<double> sinks(static_cast<std::size_t>(p.heads), 0.25);
-    std::vector<index_t> cuts{0, p.keys};
-    while (std::ssize(cuts) <= parts) cuts.push_back(static_cast<index_t>(random() % static_cast<unsigned>(p.keys + 1)));
-    std::ranges::sort(cuts);
-
-    const auto whole = attend_rows<T>(softmax_attention{.pattern = pattern, .sinks = sinks}, in);
-    auto merged = attend_rows<T>(softmax_attention{.pattern = pattern, .sinks = sinks}, keys_between<T>(in, cuts[0], cuts[1]));
-    for (std::size_t part = 1; part + 1 < cuts.size(); ++part) {
-        auto more = attend_rows<T>(softmax_attention{.pattern = pattern}, keys_between<T>(in, cuts[part], cuts[part + 1]));
-        merge(merged.out(), more.out());
-    }
-    CHECK(largest_error(merged.values, reference::widen(whole.values.view())) <= 16 * epsilon<T>);
-    CHECK(largest_error(merged.log_sum_exp, reference::widen(whole.log_sum_exp.view())) <= 16 * epsilon<T>);
-}
 
 template <Scalar T>
 outputs<T> out_of(tensor<T>& values, tensor<T>& log_sum_exp) {
@@ -50,17 +18,6 @@ std::string merge_error(const outputs<float>& into, const outputs<float>& from) 
 }
 
 } // namespace
-
-TEMPLATE_TEST_CASE("merge: parts of the keys joined are all keys", "[attention]", ATTN_TEST_NUMBERS) {
-    std::mt19937 random(8);
-    for (const index_t parts : {1, 2, 3}) {
-        check_merged<TestType>(dense{}, {2, 3, 3, 25, 140, 9, 20}, parts, random);
-        check_merged<TestType>(causal{}, {1, 4, 2, 50, 97, 16, 16, position_kind(4, 1, 50, 97)}, parts, random);
-        check_merged<TestType>(causal{}, {1, 1, 1, 5, 3, 1, 1}, parts, random);
-        // Parts beyond the window see nothing.
-        check_merged<TestType>(local{3}, {1, 2, 1, 60, 60, 8, 5}, parts, random);
-    }
-}
 
 TEMPLATE_TEST_CASE("merge: rows that saw nothing", "[attention]", ATTN_TEST_NUMBERS) {
     constexpr auto nothing = -std::numeric_limits<TestType>::infinity();
