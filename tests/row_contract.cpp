@@ -1,6 +1,5 @@
-// The contract of a row, for what attn_random does not cut: norms and layers; and for attention a few long calls, cut in many ways. A row of
-// the result has the same bits however many rows the call has, and wherever in it the row stands.
-#include "answers.hpp"
+// The contract of a row, for what attn_random does not cut: norms and layers. A row of the result has the same bits however many rows the
+// call has, and wherever in it the row stands.
 #include "catch.hpp"
 #include "layer_checks.hpp"
 #include "some_rows.hpp"
@@ -10,7 +9,7 @@
 #include <attn/norm/layer_norm.hpp>
 #include <attn/norm/progressive_rep_batch_norm.hpp>
 #include <attn/norm/rms_norm.hpp>
-#include <attn/pattern/local.hpp>
+#include <attn/pattern/causal.hpp>
 
 namespace attn::testing {
 
@@ -35,14 +34,6 @@ index_t rows_that_differ(const F& result) {
                                              [](auto a, auto b) { return same_bits(a, b); });
         }
     return different;
-}
-
-/// The queries in several calls against the same keys, which begin `behind` positions before them.
-template <Scalar T, class Op>
-index_t attention_rows_that_differ(const Op& op, const given<T>& in, index_t behind) {
-    return rows_that_differ([&](index_t first, index_t count) {
-        return attend(op, some_rows(in.queries, first, count), in.keys, in.values, {.first_query = behind + first});
-    });
 }
 
 } // namespace
@@ -80,23 +71,6 @@ TEMPLATE_TEST_CASE("the contract of a row: linear and feed_forward", "[layer][po
         CHECK(rows_that_differ([&](index_t first, index_t count) {
                   return forward(mlp, {.tokens = some_rows(x, first, count), .residual = some_rows(x, first, count)});
               }) == 0);
-    }
-}
-
-TEMPLATE_TEST_CASE("the contract of a row: causal linear attention", "[linear][portable]", ATTN_TEST_NUMBERS) {
-    for (const index_t behind : {0, 5, 200}) { // keys before the first query
-        INFO(behind << " keys behind");
-        const auto in = random_given<TestType>({1, 2, 1, all_rows, all_rows + behind, 24, 40});
-        CHECK(attention_rows_that_differ(linear_attention{.pattern = causal{}}, in, behind) == 0);
-    }
-}
-
-TEST_CASE("the contract of a row: causal and local softmax attention", "[portable]") {
-    for (const index_t behind : {0, 5, 200}) {
-        INFO(behind << " keys behind");
-        const auto in = random_given<float>({1, 2, 1, all_rows, all_rows + behind, 24, 40});
-        CHECK(attention_rows_that_differ(softmax_attention{.pattern = causal{}}, in, behind) == 0);
-        CHECK(attention_rows_that_differ(softmax_attention{.pattern = causal{} & local{48, 0}}, in, behind) == 0);
     }
 }
 
