@@ -1,8 +1,7 @@
 // The gradient of focused linear attention: of what the operator refers to against finite differences, and what is refused.
+#include "answers.hpp"
 #include "catch.hpp"
 #include "errors.hpp"
-#include "executors.hpp"
-#include "layouts.hpp"
 
 #include <attn/attention/focused_linear_attention.hpp>
 
@@ -103,53 +102,6 @@ TEST_CASE("focused_linear_attention: gradients are what finite differences say",
             CHECK(error <= 1e-8 * (1 + largest));
         }
     }
-}
-
-// Many tokens, whose sums are taken by many tasks.
-TEMPLATE_TEST_CASE("focused_linear_attention: executors and what else is wanted change no bit of a gradient", "[linear][gradients][portable][parallel]", ATTN_TEST_NUMBERS) {
-    using T = TestType;
-    const focused_call<T> c({{2, 2, 600, 8}, {2, 2, 530, 8}, {2, 2, 530, 5}}, 2, 1, 1);
-    auto expected = backward(c, 3);
-    const auto saved = attend(c.op(3), c.q, c.k, c.v);
-    for_each_executor([&](auto& executor, const std::string& name) {
-        INFO(name);
-        const auto same = [&](const auto& drop) {
-            focused_answer<T> ours(c), untouched(c);
-            auto wanted = ours.wanted();
-            drop(wanted);
-            attn::backward(c.op(3), c.in(), {saved}, {c.given}, wanted, executor);
-            index_t wrong = 0;
-            for (std::size_t g = 0; g < 8; ++g)
-                wrong += !same_bits(*ours.each()[g], *expected.each()[g]) && !same_bits(*ours.each()[g], *untouched.each()[g]);
-            return wrong == 0;
-        };
-        CHECK(same([](auto&) {}));
-        CHECK(same([](auto& w) { w.keys = {}, w.queries = {}; }));
-        CHECK(same([](auto& w) { w.scale = {}, w.keys = {}, w.values = {}; }));
-        CHECK(same([](auto& w) { w.positional_encoding = {}, w.keys = {}; }));
-    });
-}
-
-TEST_CASE("focused_linear_attention: padding gives a gradient of zero and nothing to the others, whatever it holds", "[linear][gradients][portable]") {
-    focused_call<float> c({{2, 2, 6, 3}, {2, 2, 9, 3}, {2, 2, 9, 2}}, 2, 2, 2);
-    c.length = {4, 0};
-    auto before = backward(c, 3);
-    for (index_t b = 0; b < 2; ++b)
-        for (index_t h = 0; h < 2; ++h)
-            for (auto j = c.length[static_cast<std::size_t>(b)]; j < 9; ++j) {
-                c.k(b, h, j, 1) = std::numeric_limits<float>::quiet_NaN();
-                c.v(b, h, j, 0) = std::numeric_limits<float>::infinity();
-                for (index_t channel = 0; channel < 3; ++channel) {
-                    CHECK(before.k(b, h, j, channel) == 0);
-                    CHECK(before.encoding(b, h, j, channel) == 0);
-                }
-                for (index_t i = 0; i < 6; ++i) CHECK(before.q(1, h, i, 1) == 0);
-            }
-    auto after = backward(c, 3);
-    for (std::size_t g = 0; g < 8; ++g) CHECK(same_bits(*before.each()[g], *after.each()[g]));
-    c.length = {0, 0};
-    auto nothing = backward(c, 3);
-    for (index_t e = 0; e < nothing.scale.shape().size(); ++e) CHECK(nothing.scale.data()[e] == 0);
 }
 
 TEST_CASE("focused_linear_attention: gradients that do not fit are refused", "[linear][gradients][portable]") {
