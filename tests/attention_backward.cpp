@@ -7,7 +7,6 @@
 #include <attn/attention/softmax_attention.hpp>
 #include <attn/parallel/thread_pool.hpp>
 #include <attn/pattern/causal.hpp>
-#include <attn/reference/softmax_gradients.hpp>
 
 namespace attn::testing {
 
@@ -62,38 +61,6 @@ TEST_CASE("backward: without a gradient of log_sum_exp it is 0", "[attention]") 
     tensor<float> dk(call.k_shape);
     backward(op, call.in(), call.saved, {call.d_out}, {{.keys = dk}});
     CHECK(same_bits(dk, call.dk));
-}
-
-TEMPLATE_TEST_CASE("backward: the gradient of the sinks", "[attention][portable]", ATTN_TEST_NUMBERS) {
-    using T = TestType;
-    const problem p{2, 3, 1, 13, 20, 4, 3, {.first_key = 1}};
-    const auto in = random_given<T>(p);
-    const std::vector<double> sinks{0.5, -std::numeric_limits<double>::infinity(), 3};
-    const softmax_attention op{.pattern = causal{}, .sinks = sinks}; // the first row sees nothing but its sink
-    auto saved = no_answer<T>(op.output_shape(p.shapes()), true);
-    attend(op, inputs<T>(in), saved.out());
-    const auto d_out = random_tensor<T>(saved.values.shape(), 7), d_rows = random_tensor<T>(saved.log_sum_exp.shape(), 8);
-    tensor<T> ours({1, 3, 1, 1});
-    backward(op, inputs<T>(in), {saved.values, saved.log_sum_exp}, {d_out, d_rows}, {{}, ours});
-
-    const auto loss = [&](std::size_t head, double step) { // by finite differences of the definition
-        auto moved = sinks;
-        moved[head] += step;
-        const auto wide = [](const tensor<T>& t) { return reference::widen(t.view()); };
-        const auto q = wide(in.queries), k = wide(in.keys), v = wide(in.values);
-        auto result = no_answer<double>(saved.values.shape(), true);
-        reference::softmax<double>({q, k, v, in.positions}, result.out(), op.scale, op.score, op.pattern, moved);
-        double sum = 0;
-        for (index_t e = 0; e < d_out.shape().size(); ++e) sum += result.values.data()[e] * static_cast<double>(d_out.data()[e]);
-        for (index_t e = 0; e < d_rows.shape().size(); ++e)
-            if (std::isfinite(result.log_sum_exp.data()[e])) sum += result.log_sum_exp.data()[e] * static_cast<double>(d_rows.data()[e]);
-        return sum;
-    };
-    for (const std::size_t h : {0u, 2u}) {
-        const auto slope = (loss(h, 1e-4) - loss(h, -1e-4)) / 2e-4;
-        CHECK(std::abs(static_cast<double>(ours.data()[h]) - slope) <= 1e-6 + 100 * epsilon<T>);
-    }
-    CHECK(ours.data()[1] == 0);
 }
 
 TEST_CASE("backward: what is wrong is refused, by name", "[attention][portable]") {

@@ -17,7 +17,7 @@ sizes draw_sizes(draw& random) {
     s.batch = random.one_in(50) ? 0 : random.one_of(few);
     s.kv_heads = random.one_in(50) ? 0 : random.one_of(few);
     s.heads = s.kv_heads * random.one_of(few);
-    s.queries = random.size(200);
+    s.queries = random.size(random.one_in(8) ? 400 : 200);
     s.keys = random.size(2100);
     s.key_dim = draw_channels(random, 1);
     s.value_dim = draw_channels(random, 0);
