@@ -20,25 +20,6 @@ using matrix = tensor<double>;
 
 matrix random_matrix(index_t rows, index_t columns, unsigned seed) { return random_tensor<double>({1, 1, rows, columns}, seed, 1); }
 
-/// Row r has its 1 in column order[r].
-matrix permutation(const std::vector<index_t>& order) {
-    const auto n = std::ssize(order);
-    matrix result({1, 1, n, n});
-    for (index_t r = 0; r < n; ++r) result(0, 0, r, order[static_cast<std::size_t>(r)]) = 1;
-    return result;
-}
-matrix transposed(const matrix& m) {
-    matrix result({1, 1, m.shape().channels, m.shape().tokens});
-    for (index_t r = 0; r < m.shape().tokens; ++r)
-        for (index_t c = 0; c < m.shape().channels; ++c) result(0, 0, c, r) = m(0, 0, r, c);
-    return result;
-}
-matrix combined(double a, const matrix& x, double b, const matrix& y) {
-    matrix result(x.shape());
-    for (index_t e = 0; e < x.shape().size(); ++e) result.data()[e] = a * x.data()[e] + b * y.data()[e];
-    return result;
-}
-
 /// With as much workspace as it asks for, or with the least.
 template <class Op, Scalar T>
 answer<T> run(const Op& op, const given<T>& in, bool least = false) {
@@ -61,11 +42,6 @@ tensor<T> with_heads(const tensor<T>& from, const std::vector<index_t>& order) {
     return to;
 }
 
-template <Scalar T>
-bool close(const tensor<T>& a, const tensor<T>& b, double bound = 64 * epsilon<T>) {
-    return largest_error(a, reference::widen(b.view())) <= bound;
-}
-
 std::string refusal(const talking_heads_attention<>& op, const input_shapes& s) {
     const tensor<float> q(s.queries), k(s.keys), v(s.values);
     return error_of([&] { op.check(inputs<float>{q, k, v}); });
@@ -74,48 +50,6 @@ std::string refusal(const talking_heads_attention<>& op, const input_shapes& s) 
 constexpr input_shapes six_heads{{1, 6, 9, 8}, {1, 3, 11, 8}, {1, 2, 11, 5}};
 
 } // namespace
-
-TEMPLATE_TEST_CASE("talking heads: without a mixing, or with the identity, they are softmax attention", "[attention]", ATTN_TEST_NUMBERS) {
-    const auto identity = permutation({0, 1, 2, 3});
-    for (const auto& p : {problem{2, 4, 2, 49, 97, 16, 20}, problem{1, 4, 4, 17, 65, 3, 8}}) {
-        INFO(describe(p));
-        const auto in = random_given<TestType>(p);
-        const auto expected = run(softmax_attention{}, in);
-        for (const auto& op :
-             {talking_heads_attention{}, talking_heads_attention{.logits_mix = identity}, talking_heads_attention{.weights_mix = identity},
-              talking_heads_attention{.logits_mix = identity, .weights_mix = identity}}) {
-            const auto ours = run(op, in);
-            CHECK(close(ours.values, expected.values));
-            CHECK(close(ours.log_sum_exp, expected.log_sum_exp));
-        }
-    }
-}
-
-TEMPLATE_TEST_CASE("talking heads: a permutation permutes heads, bit by bit", "[attention]", ATTN_TEST_NUMBERS) {
-    const std::vector<index_t> order{2, 0, 3, 1};
-    const auto identity = permutation({0, 1, 2, 3}), there = permutation(order), back = transposed(there);
-    const auto in = random_given<TestType>({2, 4, 4, 37, 70, 9, 12});
-    const auto expected = run(talking_heads_attention{.logits_mix = identity, .weights_mix = identity}, in);
-    const auto both = run(talking_heads_attention{.logits_mix = there, .weights_mix = back}, in);
-    CHECK(same_bits(both.values, expected.values));
-    CHECK(same_bits(both.log_sum_exp, with_heads(expected.log_sum_exp, order)));
-    // Of the weights alone: heads of values trade places with those of the result.
-    auto moved = random_given<TestType>({2, 4, 4, 37, 70, 9, 12});
-    moved.values = with_heads(in.values, order);
-    CHECK(same_bits(run(talking_heads_attention{.logits_mix = identity, .weights_mix = there}, moved).values,
-                    with_heads(expected.values, order)));
-}
-
-TEMPLATE_TEST_CASE("talking heads: the weights' mixing is linear", "[attention]", ATTN_TEST_NUMBERS) {
-    const auto in = random_given<TestType>({1, 3, 1, 50, 90, 8, 10});
-    const auto a = random_matrix(5, 3, 1), b = random_matrix(5, 3, 2), sum = combined(1, a, 1, b), twice = combined(2, a, 0, b);
-    const auto of = [&](const matrix& mix) { return run(talking_heads_attention{.weights_mix = mix}, in).values; };
-    const auto of_a = of(a), of_b = of(b), of_sum = of(sum), of_twice = of(twice);
-    for (index_t e = 0; e < of_sum.shape().size(); ++e) {
-        CHECK(std::abs(of_sum.data()[e] - (of_a.data()[e] + of_b.data()[e])) <= 64 * std::numeric_limits<TestType>::epsilon());
-        CHECK(same_bits(of_twice.data()[e], 2 * of_a.data()[e]));
-    }
-}
 
 TEMPLATE_TEST_CASE("talking heads: by hand", "[attention]", ATTN_TEST_NUMBERS) {
     // One query of 1 in each of two heads, so that keys are logits L = (ln 2, 0) and (0, ln 3); J = L0 + L1 = (ln 2, ln 3) and L1 + ln 5
