@@ -58,28 +58,6 @@ T mean_of(const given<T>& in, index_t head, index_t channel, index_t first, inde
 
 } // namespace
 
-TEMPLATE_TEST_CASE("softmax: keys that few of the queries see count for these", "[attention][portable]", ATTN_TEST_NUMBERS) {
-    using T = TestType;
-    // Of rows beside each other one sees other keys, wherever in its micro-kernel and register it lies.
-    for (const index_t n : {3, 5, 8, 12, 17, 27, 33})
-        for (const index_t value_dim : {1, 9, 34})
-            for (index_t other = 0; other < n; ++other) {
-                INFO(n << " queries, of which " << other << " sees other keys, value_dim " << value_dim);
-                const auto in = random_given<T>({1, 1, 1, n, 24, 3, value_dim});
-                const auto sees = [&](index_t i, index_t j) { return (j / 8 == 1) == (i == other); };
-                check_close<T>(softmax_attention{.pattern = mask(n, 24, sees)}, in, 64);
-            }
-    // Every so many rows see keys of their own.
-    for (const index_t rows : {1, 2, 4, 8, 16})
-        for (const index_t n : {5, 16, 33, 49, 64, 97})
-            for (const index_t value_dim : {1, 20, 64}) {
-                INFO(n << " queries, " << rows << " of which see the same keys, value_dim " << value_dim);
-                const auto in = random_given<T>({1, 1, 1, n, 200, 3, value_dim});
-                const auto own = [&](index_t i, index_t j) { return j / 8 == i / rows * 7 % 25; };
-                check_close<T>(softmax_attention{.pattern = mask(n, 200, own)}, in, 64);
-            }
-}
-
 TEMPLATE_TEST_CASE("softmax: biases of many keys stay in the workspace, whatever number of queries is left over", "[attention][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     for (const auto& [n, m] : {std::pair<index_t, index_t>{1, 100}, {1, 273}, {1, 300}, {1, 768}, {1, 769}, {1, 1500}, {2, 2100}, {3, 700},

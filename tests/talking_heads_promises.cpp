@@ -69,32 +69,6 @@ tensor<double> some_mixing() {
 
 } // namespace
 
-TEMPLATE_TEST_CASE("talking heads: keys that few of the queries see count for these", "[attention][portable]", ATTN_TEST_NUMBERS) {
-    using T = TestType;
-    const auto mix = some_mixing();
-    const auto check_close = [&](const tiles& pattern, const given<T>& in) {
-        with_mixings(talking_heads_attention<tiles>{.pattern = pattern}, mix, [&](const auto& op) {
-            const auto ours = talked(op, in);
-            const auto exact = talked_by_definition<double>(op, in);
-            CHECK(largest_error(ours.values, exact.values) <= 64 * epsilon<T>);
-            CHECK(largest_error(ours.log_sum_exp, exact.log_sum_exp) <= 64 * epsilon<T>);
-        });
-    };
-    for (const index_t value_dim : {1, 34}) {
-        for (const index_t n : {5, 12, 33})
-            for (index_t other = 0; other < n; ++other) {
-                INFO(n << " queries, of which " << other << " sees other keys, value_dim " << value_dim);
-                check_close(mask(n, 24, [&](index_t i, index_t j) { return (j / 8 == 1) == (i == other); }),
-                            random_given<T>({1, 2, 1, n, 24, 3, value_dim}));
-            }
-        for (const index_t rows : {1, 4, 16}) {
-            INFO("97 queries, " << rows << " of which see the same keys, value_dim " << value_dim);
-            check_close(mask(97, 200, [&](index_t i, index_t j) { return j / 8 == i / rows * 7 % 25; }),
-                        random_given<T>({1, 2, 1, 97, 200, 3, value_dim}));
-        }
-    }
-}
-
 TEMPLATE_TEST_CASE("talking heads: what a hidden key holds changes no bit of a row", "[attention][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     const auto mix = some_mixing();
