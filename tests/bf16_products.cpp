@@ -1,9 +1,6 @@
 // Softmax attention with bf16_products: its arithmetic, how wrong it may be, and the promises that it keeps as any other.
-#include "executors.hpp"
-#include "layouts.hpp"
 #include "promises.hpp"
 #include "softmax_checks.hpp"
-#include "some_rows.hpp"
 
 #include <Eigen/Core>
 #include <attn/attention/softmax_attention.hpp>
@@ -73,17 +70,6 @@ void check_accuracy(const Op& op, const given<float>& in) {
     CHECK(largest_error(ours.log_sum_exp, exact.log_sum_exp) <= 2 * largest_error(rounds.log_sum_exp, exact.log_sum_exp) + 16 * epsilon<float>);
 }
 
-/// Row `row` of one call is row `other_row` of another.
-bool same_rows(const answer<float>& a, index_t row, const answer<float>& b, index_t other_row) {
-    const auto same = [&](const tensor<float>& x, const tensor<float>& y) {
-        for (index_t h = 0; h < x.shape().heads; ++h)
-            for (index_t c = 0; c < x.shape().channels; ++c)
-                if (!same_bits(x(0, h, row, c), y(0, h, other_row, c))) return false;
-        return true;
-    };
-    return same(a.values, b.values) && same(a.log_sum_exp, b.log_sum_exp);
-}
-
 } // namespace
 
 TEST_CASE("bf16_lanes: pairs are rounded to nearest even, and their products added in the order of the instruction", "[simd][portable]") {
@@ -135,40 +121,6 @@ TEST_CASE("bf16_products: at most twice the error of the textbook formula with t
         }
 }
 
-TEST_CASE("bf16_products: equal values are their own mean", "[attention][portable]") {
-    auto in = random_given<float>({1, 2, 1, 40, 300, 24, 19});
-    std::fill_n(in.values.data(), in.values.shape().size(), 1.5F);
-    const auto out = attend_rows<float>(rounding_attention<>{}, in);
-    CHECK(std::all_of(out.values.data(), out.values.data() + out.values.shape().size(), [](float x) { return std::abs(x - 1.5F) <= 1e-6F; }));
-}
-
-TEST_CASE("bf16_products: a row has its bits however many there are, and whatever keys it does not see are there", "[attention][portable]") {
-    constexpr index_t n = 150;
-    const auto check = [](const auto& op, index_t behind, index_t reach) {
-        INFO(behind << " keys behind");
-        auto in = random_given<float>({1, 4, 2, n, n + behind, 33, 40});
-        in.positions.first_query = behind;
-        const auto whole = attend_rows<float>(op, in);
-        for (const index_t rows : {1, 2, 3, 5, 16, 17, 64, 100})
-            for (index_t first = 0; first < n; first += rows) {
-                const auto count = std::min(rows, n - first);
-                // Only the keys that these rows see: operands of two keys begin at any of them.
-                const auto key = std::max<index_t>(0, behind + first - reach), keys = behind + first + count - key;
-                const inputs<float> some{some_rows(in.queries, first, count), some_rows(in.keys, key, keys), some_rows(in.values, key, keys),
-                                         {.first_query = behind + first, .first_key = key}};
-                const auto part = attend_rows<float>(op, some);
-                index_t different = 0;
-                for (index_t i = 0; i < count; ++i) different += !same_rows(part, i, whole, first + i);
-                CHECK(different == 0);
-            }
-    };
-    for (const index_t behind : {0, 5, 200}) {
-        check(rounding_attention<causal>{}, behind, 1000);
-        check(softmax_attention{.pattern = causal{} & local{48, 0}, .products = bf16_products{}}, behind, 48);
-        check(softmax_attention{.pattern = causal{} & (local{6, 0} | strided{5}), .products = bf16_products{}}, behind, 1000);
-    }
-}
-
 TEST_CASE("bf16_products: what a hidden key holds changes no bit of a row", "[attention][portable]") {
     for (const index_t n : {1, 5, 17, 70})
         for (const index_t m : {24, 151})
@@ -205,52 +157,6 @@ TEST_CASE("bf16_products: huge scores and values", "[attention][portable]") {
     for (index_t e = 0; e < in.values.shape().size(); ++e) in.values.data()[e] *= 0x1p-100F;
     const auto smaller = attend_rows<float>(rounding_attention<causal>{.pattern = {}}, in);
     for (index_t e = 0; e < ours.values.shape().size(); ++e) CHECK(std::abs(ours.values.data()[e] * 0x1p-100F / smaller.values.data()[e] - 1) <= 1e-6F);
-}
-
-TEST_CASE("bf16_products: executors and layouts change no bit", "[attention][parallel]") {
-    for (const auto& [n, m] : {std::pair<index_t, index_t>{1, 5000}, {90, 301}, {3, 40}}) {
-        const auto in = random_given<float>({1, 4, 2, n, m, 21, 35, bottom_right(n, m)});
-        const rounding_attention<causal> op{};
-        const auto one = attend_rows<float>(op, in);
-        for_each_executor([&](auto& executor, const std::string& name) {
-            INFO(name);
-            CHECK(same_bits(attend_rows<float>(op, in, executor), one));
-        });
-        for (const auto& [layout, name] : all_layouts) {
-            INFO(name << ", " << n << " queries");
-            placed q(in.queries, layout), k(in.keys, layout), v(in.values, layout);
-            CHECK(same_bits(attend_rows<float>(op, inputs<float>{q.view(), k.view(), v.view(), in.positions}), one));
-        }
-    }
-}
-
-TEMPLATE_TEST_CASE("bf16_products: 16-bit storage", "[attention][portable]", Eigen::bfloat16, Eigen::half) {
-    using S = TestType;
-    const auto store = [](const tensor<float>& from) {
-        tensor<S> to(from.shape());
-        std::transform(from.data(), from.data() + from.shape().size(), to.data(), [](float x) { return static_cast<S>(x); });
-        return to;
-    };
-    for (const index_t n : {1, 40})
-        for (const auto l : {layout::head_major, layout::column_major}) {
-            auto in = random_given<float>({1, 4, 2, n, 150, 21, 35, bottom_right(n, 150)});
-            const auto q = store(in.queries), k = store(in.keys), v = store(in.values);
-            for (auto [to, from] : {std::pair(&in.queries, &q), {&in.keys, &k}, {&in.values, &v}})
-                std::transform(from->data(), from->data() + from->shape().size(), to->data(), [](S x) { return static_cast<float>(x); });
-            const auto wide = attend_rows<float>(rounding_attention<causal>{}, in);
-            const auto spread = strides_of<S>(l, k.shape());
-            tensor<S> keys({1, 1, 1, k.shape().size()});
-            const tensor_view<S> placed_keys(keys.data(), k.shape(), spread);
-            for (index_t h = 0; h < 2; ++h)
-                for (index_t j = 0; j < 150; ++j)
-                    for (index_t c = 0; c < 21; ++c) placed_keys(0, h, j, c) = k(0, h, j, c);
-            tensor<S> out(wide.values.shape());
-            tensor<float> log_sum_exp(wide.log_sum_exp.shape());
-            attend(rounding_attention<causal>{}, inputs<float>{q, tensor_view<const S>(placed_keys), v, in.positions}, outputs<float>{out, log_sum_exp});
-            CHECK(same_bits(log_sum_exp, wide.log_sum_exp));
-            const auto expected = store(wide.values);
-            CHECK(std::memcmp(out.data(), expected.data(), static_cast<std::size_t>(out.shape().size()) * sizeof(S)) == 0);
-        }
 }
 
 #if defined(__AVX512BF16__)
