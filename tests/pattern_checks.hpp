@@ -173,13 +173,4 @@ inline index_t schedule_offences(const auto& p, const problem& x) {
 
 inline index_t pick(std::mt19937& random, index_t low, index_t high) { return std::uniform_int_distribution<index_t>(low, high)(random); }
 
-inline problem random_problem(std::mt19937& random, index_t limit = 90) {
-    return {pick(random, -20, 40),
-            pick(random, 0, limit),
-            pick(random, -20, 40),
-            pick(random, 0, limit),
-            std::array<index_t, 5>{1, 4, 16, 17, 64}[static_cast<std::size_t>(pick(random, 0, 4))],
-            std::array<index_t, 3>{1, 3, 8}[static_cast<std::size_t>(pick(random, 0, 2))]};
-}
-
 } // namespace pattern_checks

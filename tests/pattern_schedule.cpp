@@ -1,21 +1,16 @@
 #include "catch.hpp"
 #include "pattern_checks.hpp"
 
-#include <attn/pattern/block_diagonal.hpp>
 #include <attn/pattern/causal.hpp>
 #include <attn/pattern/dilated_window.hpp>
-#include <attn/pattern/fixed.hpp>
 #include <attn/pattern/global.hpp>
 #include <attn/pattern/local.hpp>
 #include <attn/pattern/on_heads.hpp>
-#include <attn/pattern/predicate.hpp>
-#include <attn/pattern/prefix.hpp>
 #include <attn/pattern/strided.hpp>
 
 namespace {
 
 using attn::index_t;
-using pattern_checks::pick;
 
 std::vector<attn::key_run> runs_of(const auto& p, const attn::query_tile& tile, index_t keys) {
     std::vector<attn::key_run> runs;
@@ -25,34 +20,6 @@ std::vector<attn::key_run> runs_of(const auto& p, const attn::query_tile& tile, 
 
 bool same(const attn::key_run& run, index_t first, index_t count, index_t step, bool full) {
     return run.first == first && run.count == count && run.step == step && run.full == full;
-}
-
-// Calls body with compositions whose numbers are random.
-void for_random_compositions(std::mt19937& random, const auto& body) {
-    using namespace attn;
-    using namespace attn::pattern;
-    const local window{pick(random, 0, 20), pick(random, 0, 20)};
-    const strided stride{pick(random, 1, 12)}, other{pick(random, 1, 12)};
-    const dilated_window dilated{pick(random, 0, 5), pick(random, 1, 7)};
-    const auto width = pick(random, 1, 4);
-    const fixed summary{width * pick(random, 2, 5), width, pick(random, 0, 1)};
-    const block_diagonal blocks{pick(random, 1, 30)};
-    const global tokens{pick(random, 0, 9)};
-    const prefix start{pick(random, 0, 30)};
-    const predicate own{[c = pick(random, 1, 9)](auto i, auto j) { return i % c != j % 3 && 2 * j <= 3 * i + c; }};
-
-    body(dense{});
-    body(window & start);
-    body(causal{} & (window | stride));
-    body(window | stride | tokens);
-    body(causal{} & summary);
-    body(stride | other);
-    body((stride & causal{}) | (other & !causal{}) | window);
-    body((window | dilated) & (stride | blocks));
-    body(!(window | stride) & own);
-    body(dilated | (blocks & own));
-    body((tokens | stride) & other);
-    body((causal{} | dilated) & !tokens);
 }
 
 TEST_CASE("tiles cover every query once", "[pattern]") {
@@ -120,34 +87,6 @@ TEST_CASE("a union is disjoint passes", "[pattern]") {
     const auto three = (on_heads{0, 1} & strided{4}) | strided{6} | local{2};
     CHECK(steps_of(at(three, 0, 0)) == list{1, 4, 6});
     CHECK(steps_of(at(three, 0, 1)) == list{1, 6});
-}
-
-TEST_CASE("the schedule of every composition visits what is visible, once", "[pattern][portable]") {
-    std::mt19937 random(20240611);
-    index_t compositions = 0, offences = 0;
-    for (int round = 0; round < 50; ++round)
-        for_random_compositions(random, [&](const auto& p) {
-            ++compositions;
-            const auto x = pattern_checks::random_problem(random);
-            const auto found = pattern_checks::schedule_offences(p, x);
-            if (found != 0) UNSCOPED_INFO("composition " << compositions);
-            offences += found;
-        });
-    CHECK(compositions == 600);
-    CHECK(offences == 0);
-}
-
-TEST_CASE("large boxes at random", "[pattern]") {
-    std::mt19937 random(7);
-    pattern_checks::verdict found;
-    for (int round = 0; round < 20; ++round)
-        for_random_compositions(random, [&](const auto& p) {
-            const attn::query_tile tile{pick(random, -100000, 100000), pick(random, 1, 64), pick(random, 1, 12)};
-            const attn::key_run run{tile.first + pick(random, -200, 200), pick(random, 1, 40), pick(random, 1, 12), false};
-            pattern_checks::check_box(p, tile, run, found);
-        });
-    CHECK(found.boxes == 240);
-    CHECK(found.wrong == 0);
 }
 
 } // namespace
