@@ -77,17 +77,6 @@ TEST_CASE("equal scores average the values", "[reference][portable]") {
     CHECK(at(log_sum_exp, 0) == close(std::log(4)));
 }
 
-TEST_CASE("a single key gives its value", "[reference][portable]") {
-    const auto [values, log_sum_exp] = attend(column({3, -800}), column({2}), filled({.tokens = 1, .channels = 3}, {1.5, -2, 1e9}));
-    for (index_t i = 0; i < 2; ++i) {
-        CHECK(at(values, i, 0) == 1.5);
-        CHECK(at(values, i, 1) == -2);
-        CHECK(at(values, i, 2) == 1e9);
-    }
-    CHECK(at(log_sum_exp, 0) == 6);
-    CHECK(at(log_sum_exp, 1) == -1600);
-}
-
 TEST_CASE("two keys by hand", "[reference][portable]") {
     // Scores log 3 and 0: weights 3/4 and 1/4.
     const auto [values, log_sum_exp] = attend(column({std::log(3)}), column({1, 0}), column({8, 4}));
@@ -113,49 +102,12 @@ TEST_CASE("large scores neither overflow nor lose the largest", "[reference][por
     CHECK(at(attend(column({1}), column({-1e4, -1e4}), column({2, 4})).values, 0) == 3);
 }
 
-TEST_CASE("the first causal row is its own value", "[reference][portable]") {
-    const auto v = wavy({.tokens = 5, .channels = 2}, 3);
-    const auto [values, log_sum_exp] =
-        attend(wavy({.tokens = 5, .channels = 3}, 1), wavy({.tokens = 5, .channels = 3}, 2), v, {}, identity_score{}, causal{});
-    CHECK(at(values, 0, 0) == at(v, 0, 0));
-    CHECK(at(values, 0, 1) == at(v, 0, 1));
-    CHECK(at(values, 4, 0) != at(v, 4, 0));
-}
-
-TEST_CASE("causal follows absolute positions, per batch entry", "[reference][portable]") {
-    // Equal scores, values 0, 1, 2, ...: a row that sees keys 0 to r gives r / 2.
-    const tensor<double> q({2, 1, 2, 1}), k({2, 1, 6, 1});
-    const auto v = filled({2, 1, 6, 1}, {0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5});
-    const auto shifted = [&](const positions& where) { return attend(q, k, v, {.positions = where}, identity_score{}, causal{}).values; };
-    CHECK(shifted(top_left())(1, 0, 1, 0) == 0.5);
-    CHECK(shifted(bottom_right(2, 6))(1, 0, 0, 0) == 2);
-    CHECK(shifted(bottom_right(2, 6))(1, 0, 1, 0) == 2.5);
-
-    const std::array<index_t, 2> queries{4, 102}, keys{0, 100};
-    const auto values = shifted({.first_query = std::span<const index_t>(queries), .first_key = std::span<const index_t>(keys)});
-    CHECK(values(0, 0, 0, 0) == 2);
-    CHECK(values(0, 0, 1, 0) == 2.5);
-    CHECK(values(1, 0, 0, 0) == 1);
-    CHECK(values(1, 0, 1, 0) == 1.5);
-}
-
 TEST_CASE("a sink takes its share", "[reference][portable]") {
     // Keys of weight 3 and 1, a sink of weight 4.
     const std::array<double, 1> sink{std::log(4)};
     const auto [values, log_sum_exp] = attend(column({std::log(3)}), column({1, 0}), column({8, 4}), {.sinks = sink});
     CHECK(at(values, 0) == close(28.0 / 8));
     CHECK(at(log_sum_exp, 0) == close(std::log(8)));
-}
-
-TEST_CASE("each head has its own sink, and a large one does not overflow", "[reference][portable]") {
-    const std::array<double, 3> sinks{0, 1e4, -infinity};
-    const tensor<double> q({1, 3, 1, 1}), k({1, 1, 1, 1});
-    const auto [values, log_sum_exp] = attend(q, k, filled({1, 1, 1, 1}, {6}), {.sinks = sinks});
-    CHECK(values(0, 0, 0, 0) == 3);
-    CHECK(values(0, 1, 0, 0) == 0);
-    CHECK(values(0, 2, 0, 0) == 6);
-    CHECK(log_sum_exp(0, 1, 0, 0) == 1e4);
-    CHECK(log_sum_exp(0, 2, 0, 0) == 0);
 }
 
 TEST_CASE("a row that sees nothing is zero", "[reference][portable]") {
@@ -234,42 +186,6 @@ TEST_CASE("a value of NaN stays in its channel", "[reference][portable]") {
     const auto values = attend(column({0}), column({0, 0}), v).values;
     CHECK(at(values, 0, 0) == 2);
     CHECK(std::isnan(at(values, 0, 1)));
-}
-
-TEST_CASE("grouped heads read the key and value head of their group", "[reference][portable]") {
-    const auto q = wavy({2, 6, 3, 4}, 1), k = wavy({2, 2, 5, 4}, 2), v = wavy({2, 2, 5, 3}, 3);
-    tensor<double> each_k({2, 6, 5, 4}), each_v({2, 6, 5, 3});
-    for (index_t b = 0; b < 2; ++b)
-        for (index_t h = 0; h < 6; ++h)
-            for (index_t j = 0; j < 5; ++j) {
-                for (index_t c = 0; c < 4; ++c) each_k(b, h, j, c) = k(b, h < 3 ? 0 : 1, j, c);
-                for (index_t c = 0; c < 3; ++c) each_v(b, h, j, c) = v(b, h < 3 ? 0 : 1, j, c);
-            }
-    const auto grouped = attend(q, k, v), repeated = attend(q, each_k, each_v);
-    CHECK(std::ranges::equal(std::span(grouped.values.data(), 2 * 6 * 3 * 3), std::span(repeated.values.data(), 2 * 6 * 3 * 3)));
-    CHECK(grouped.values(0, 2, 0, 0) != grouped.values(0, 3, 0, 0));
-}
-
-TEST_CASE("score functions see scaled scores, absolute positions, batch entry and head", "[reference][portable]") {
-    const auto squared = [](auto score, auto, auto) { return score * score; };
-    CHECK(at(attend(column({1}), column({2, 0}), column({1, 0}), {.scale = 0.5}, squared).values, 0) == close(1 / (1 + std::exp(-1))));
-
-    const auto by_position = [](auto score, auto query, auto key) {
-        return score + std::log(3) * static_cast<double>(query == 7 && key == 12);
-    };
-    const auto q = column({0, 0}), k = column({0, 0, 0});
-    const auto values = attend(q, k, column({0, 0, 1}), {.positions = {.first_query = 6, .first_key = 10}}, by_position).values;
-    CHECK(at(values, 0) == close(1.0 / 3));
-    CHECK(at(values, 1) == close(3.0 / 5));
-
-    // One bias for each of 2 x 2 (batch, head): key 0 weighs 1, 2, 3, 4 against 1.
-    const auto biases = filled({2, 2, 1, 2}, {0, 0, std::log(2), 0, std::log(3), 0, std::log(4), 0});
-    const auto biased = attend(tensor<double>({2, 2, 1, 1}), tensor<double>({2, 1, 2, 1}), filled({2, 1, 2, 1}, {1, 0, 1, 0}), {},
-                               additive_bias{biases.view()})
-                            .values;
-    for (index_t b = 0; b < 2; ++b)
-        for (index_t h = 0; h < 2; ++h)
-            CHECK(biased(b, h, 0, 0) == close(static_cast<double>(2 * b + h + 1) / static_cast<double>(2 * b + h + 2)));
 }
 
 TEST_CASE("any strides of inputs and outputs", "[reference][portable]") {
