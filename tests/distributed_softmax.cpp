@@ -9,7 +9,6 @@
 #include <attn/distributed/thread_communicator.hpp>
 #include <attn/pattern/causal.hpp>
 #include <attn/pattern/global.hpp>
-#include <attn/pattern/lengths.hpp>
 #include <attn/pattern/local.hpp>
 #include <attn/pattern/on_heads.hpp>
 #include <attn/pattern/predicate.hpp>
@@ -72,22 +71,6 @@ TEST_CASE("ranks: several pieces of keys, which spans and passes go through in o
     check_op(softmax_attention{.pattern = global{5} | local{40}}, inputs<float>(in), some);
     check_op(softmax_attention{.pattern = sparse_transformer_strided(96)}, inputs<float>(in), some);
     check_op(softmax_attention{.pattern = sparse_transformer_fixed(128, 8)}, inputs<float>(in), {3});
-}
-
-TEST_CASE("ranks: positions, grouped heads, batches, layouts", "[distributed]") {
-    const std::vector<index_t> lengths_of{30, 2100};
-    for (const auto where : {positions{}, positions{.first_query = -2900, .first_key = -2500}, positions{.first_query = 1000}}) {
-        const auto in = random_given<float>({2, 4, 2, 1300, 2300, 17, 12, where});
-        check_op(softmax_attention{.pattern = causal{}}, inputs<float>(in), {3, 5});
-        check_op(softmax_attention{.pattern = lengths{lengths_of}}, inputs<float>(in), {3});
-        auto rows = inputs<float>(in); // token after token
-        rows.keys = token_major(in.keys.data(), in.keys.shape());
-        rows.values = tensor_view<const float>(in.values.data(), in.values.shape(), {2300 * 24, 12, 24, 1});
-        rows.queries = tensor_view<const float>(in.queries.data(), in.queries.shape(), {4 * 17 * 1300, 1, 4 * 17, 4}); // channels apart
-        check_op(softmax_attention{.pattern = causal{} & local{777}}, rows, {4});
-    }
-    const auto far = random_given<float>({1, 1, 1, 200, 3000, 8, 4, {.first_query = farthest_position - 500, .first_key = farthest_position - 3000}});
-    check_op(softmax_attention{.pattern = causal{} & local{50}}, inputs<float>(far), {3});
 }
 
 TEST_CASE("ranks: score functions and sinks", "[distributed]") {
