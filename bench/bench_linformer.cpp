@@ -5,11 +5,11 @@
 // streaming kernel.
 #include "bench_report.hpp"
 #include "measure.hpp"
+#include "naive_forms.hpp"
 
 #include "attn/attention/linformer_attention.hpp"
 #include "attn/attention/random_projection.hpp"
 #include "attn/parallel/thread_pool.hpp"
-#include "cases/naive_softmax.hpp"
 #include "some_rows.hpp"
 
 #include <benchmark/benchmark.h>
@@ -77,8 +77,7 @@ private:
         const auto n = queries.shape().tokens;
         for (index_t first = 0; first < n; first += block_rows) {
             const auto rows = [&](const auto& t) { return testing::some_rows(t, first, std::min(block_rows, n - first)); };
-            testing::naive_softmax<float>({rows(queries), keys, values}, {rows(out.view())},
-                                          1 / std::sqrt(float{channels}), {}, {});
+            eigen_forms<float>().softmax({rows(queries), keys, values}, {rows(out.view())}, 1 / std::sqrt(float{channels}), {}, {});
         }
     }
 };

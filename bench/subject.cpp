@@ -3,6 +3,7 @@
 #include <attn/core/heads.hpp>
 
 #include "fma_peak.hpp"
+#include "naive_forms.hpp"
 #include "read_bandwidth.hpp"
 #include "some_rows.hpp"
 
@@ -57,7 +58,7 @@ public:
     void attend() override { instance_->attend(*in_, {out_}, execution(threads_, workspace_)); }
     void naive() override {
         if (naive_out_.shape() != out_.shape()) naive_out_ = tensor<T>(out_.shape());
-        if constexpr (Scalar<S>) instance_->naive(*in_, {naive_out_});
+        if constexpr (Scalar<S>) instance_->naive(eigen_forms<T>(), *in_, {naive_out_});
     }
     double peak() override { return fma_peak<T>(threads_); }
     double bandwidth() override { return read_bandwidth(threads_); }

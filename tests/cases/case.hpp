@@ -5,6 +5,7 @@
 #include "attn/attention/backward.hpp"
 #include "attn/reference/widen.hpp"
 #include "../numbers.hpp"
+#include "naive_forms.hpp"
 
 #include <any>
 #include <functional>
@@ -55,7 +56,7 @@ struct instance {
     /// The textbook formula in the operator's own precision: what accuracy is judged against.
     virtual void plain(const inputs<T>&, const outputs<T>&) const = 0;
     /// The same with Eigen and whole matrices (n x m where attention has one): what speed is judged against.
-    virtual void naive(const inputs<T>&, const outputs<T>&) const = 0;
+    virtual void naive(const naive_forms<T>&, const inputs<T>&, const outputs<T>&) const = 0;
 
     /// Whether the operator has a gradient; if it has, what follows.
     virtual bool has_gradient() const { return false; }

@@ -113,10 +113,10 @@ auto focused_with_definition(const problem& p, const Op& op, const std::shared_p
         });
         return largest;
     };
-    const auto naive = [=](const inputs<T>& in, const outputs<T>& out) {
-        attend(in, [&](const inputs<T>& mapped) { naive_linear<T>(mapped, out, [](T*, index_t) {}, shown_by(op.pattern, in.positions), static_cast<T>(op.eps)); });
+    const auto naive = [=](const naive_forms<T>& by, const inputs<T>& in, const outputs<T>& out) {
+        attend(in, [&](const inputs<T>& mapped) { by.linear(mapped, out, [](T*, index_t) {}, shown_by(op.pattern, in.positions), static_cast<T>(op.eps)); });
         const auto g = op.convolution.grid(p.queries);
-        add_naive_convolution<T>(in.values, out.values, {g.height, g.width, g.top, g.left}, op.convolution.weights, op.convolution.bias);
+        by.add_convolution(in.values, out.values, {g.height, g.width, g.top, g.left}, op.convolution.weights, op.convolution.bias);
     };
     const auto taps = static_cast<double>(op.convolution.weights.shape().tokens * op.convolution.weights.shape().channels);
     const auto outputs_of_p = static_cast<double>(p.batch * p.heads * p.queries * p.value_dim);

@@ -14,9 +14,8 @@ auto with_definition(const problem& p, const Op& op, std::any parameters = {}) {
     const auto reference = [op]<Scalar S>(const inputs<S>& in, const outputs<S>& out) {
         reference::linear_attention<S>(in, out, op.feature_map, op.pattern, op.normalise, op.eps, op.scale);
     };
-    const auto naive = [op](const inputs<T>& in, const outputs<T>& out) {
-        naive_linear<T>(in, out, each_number<T>(op.feature_map), shown_by(op.pattern, in.positions),
-                        static_cast<T>(op.normalise ? op.eps : -1));
+    const auto naive = [op](const naive_forms<T>& by, const inputs<T>& in, const outputs<T>& out) {
+        by.linear(in, out, each_number<T>(op.feature_map), shown_by(op.pattern, in.positions), static_cast<T>(op.normalise ? op.eps : -1));
     };
     const auto gradients = [op]<Scalar S>(const inputs<S>& in, const output_gradients<S>& given, const wanted_gradients<S>& wanted) {
         reference::linear_gradients<S>(in, given.values, wanted, op.feature_map, op.pattern, op.normalise, op.eps, op.scale);

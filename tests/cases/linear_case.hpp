@@ -5,7 +5,6 @@
 #include "attn/pattern/pattern.hpp"
 #include "case.hpp"
 #include "../answers.hpp"
-#include "naive_linear.hpp"
 
 #include <any>
 #include <array>
@@ -124,7 +123,7 @@ public:
     shape output_shape(const input_shapes& s) const override { return made_.op.output_shape(s); }
     void reference(const inputs<double>& in, const outputs<double>& out) const override { made_.reference(in, out); }
     void plain(const inputs<T>& in, const outputs<T>& out) const override { made_.reference(in, out); }
-    void naive(const inputs<T>& in, const outputs<T>& out) const override { made_.naive(in, out); }
+    void naive(const naive_forms<T>& by, const inputs<T>& in, const outputs<T>& out) const override { made_.naive(by, in, out); }
     double useful_flops(const problem&) const override { return made_.flops; }
 
     bool has_gradient() const override { return differentiable; }

@@ -1,6 +1,5 @@
 #include "../answers.hpp"
 #include "case.hpp"
-#include "naive_softmax.hpp"
 
 #include "attn/attention/linformer_attention.hpp"
 #include "attn/attention/pooling.hpp"
@@ -84,8 +83,8 @@ public:
     void plain(const inputs<T>& in, const outputs<T>& out) const override {
         reference::linformer<T>(in, out, parts_.define_keys, parts_.define_values, op().scale, op().pattern);
     }
-    void naive(const inputs<T>& in, const outputs<T>& out) const override {
-        if constexpr (requires { parts_.define_keys.matrix; }) return naive_linear(in, out);
+    void naive(const naive_forms<T>& by, const inputs<T>& in, const outputs<T>& out) const override {
+        if constexpr (requires { parts_.define_keys.matrix; }) return naive_linear(by, in, out);
         plain(in, out);
     }
     bool has_gradient() const override { return true; }
@@ -231,12 +230,12 @@ private:
             [&](const auto& x, const auto& rows, const auto& of_x) { parts_.define_values.gradients(x, rows, of_x, values); }, op().scale, op().pattern);
     }
 
-    /// By Eigen, for one matrix that serves all heads.
-    void naive_linear(const inputs<T>& in, const outputs<T>& out) const {
-        const auto keys = naive_projection<T>(parts_.define_keys.matrix, in.keys),
-                   values = naive_projection<T>(parts_.define_values.matrix, in.values);
+    /// For one matrix that serves all heads.
+    void naive_linear(const naive_forms<T>& by, const inputs<T>& in, const outputs<T>& out) const {
+        const auto keys = by.projection(parts_.define_keys.matrix, in.keys),
+                   values = by.projection(parts_.define_values.matrix, in.values);
         const auto scale = op().scale.value_or(1 / std::sqrt(static_cast<double>(in.queries.shape().channels)));
-        naive_softmax<T>({in.queries, keys, values}, out, static_cast<T>(scale), {}, {});
+        by.softmax({in.queries, keys, values}, out, static_cast<T>(scale), {}, {});
     }
 
     Parts parts_;

@@ -4,7 +4,6 @@
 #include "attn/attention/random_projection.hpp"
 #include "attn/reference/lsh_attention.hpp"
 #include "attn/reference/lsh_gradients.hpp"
-#include "naive_softmax.hpp"
 
 namespace attn::testing {
 
@@ -28,8 +27,8 @@ public:
     shape output_shape(const input_shapes& s) const override { return op_.output_shape(s); }
     void reference(const inputs<double>& in, const outputs<double>& out) const override { define(in, out); }
     void plain(const inputs<T>& in, const outputs<T>& out) const override { define(in, out); }
-    void naive(const inputs<T>& in, const outputs<T>& out) const override {
-        naive_softmax<T>(of_keys(in), out, static_cast<T>(scale(in)), {}, {}); // all pairs: what the hash saves
+    void naive(const naive_forms<T>& by, const inputs<T>& in, const outputs<T>& out) const override {
+        by.softmax(of_keys(in), out, static_cast<T>(scale(in)), {}, {}); // all pairs: what the hash saves
     }
 
     /// That of the tokens is the keys'; the queries, which are not looked at, have one of 0.

@@ -30,7 +30,7 @@ struct sigmoid_instance final : attn::testing::instance<T> {
     attn::shape output_shape(const attn::input_shapes& s) const override { return op.output_shape(s); }
     void reference(const attn::inputs<double>& in, const attn::outputs<double>& out) const override { define<double>(in, out); }
     void plain(const attn::inputs<T>& in, const attn::outputs<T>& out) const override { define<T>(in, out); }
-    void naive(const attn::inputs<T>& in, const attn::outputs<T>& out) const override { define<T>(in, out); }
+    void naive(const attn::testing::naive_forms<T>&, const attn::inputs<T>& in, const attn::outputs<T>& out) const override { define<T>(in, out); }
     double useful_flops(const attn::testing::problem& p) const override {
         return 2.0 * static_cast<double>(p.batch * p.heads * p.queries * p.keys) * static_cast<double>(p.key_dim + p.value_dim);
     }

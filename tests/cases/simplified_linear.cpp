@@ -28,12 +28,12 @@ auto with_definition(const problem& p, const Op& op, const std::shared_ptr<convo
         sizes.push_back(sizes[1] * static_cast<double>(p.batch)); // of the encoding, which all batch entries share
         return sizes;
     };
-    const auto naive = [=](const inputs<T>& in, const outputs<T>& out) {
+    const auto naive = [=](const naive_forms<T>& by, const inputs<T>& in, const outputs<T>& out) {
         const auto keys = reference::sum_of<T, T>(in.keys, op.positional_encoding);
-        naive_linear<T>({in.queries, keys, in.values, in.positions}, out, each_number<T>(relu{}), shown_by(op.pattern, in.positions),
-                        static_cast<T>(op.eps));
-        add_naive_convolution<T>(op.convolution_input.data() ? op.convolution_input : in.values.numbers(), out.values,
-                                 {g.height, g.width, g.top, g.left}, op.convolution.weights, op.convolution.bias);
+        by.linear({in.queries, keys, in.values, in.positions}, out, each_number<T>(relu{}), shown_by(op.pattern, in.positions),
+                  static_cast<T>(op.eps));
+        by.add_convolution(op.convolution_input.data() ? op.convolution_input : in.values.numbers(), out.values, {g.height, g.width, g.top, g.left},
+                           op.convolution.weights, op.convolution.bias);
     };
     const auto taps = static_cast<double>(op.convolution.weights.shape().tokens * op.convolution.weights.shape().channels);
     const auto outputs_of_p = static_cast<double>(p.batch * p.heads * p.queries * p.value_dim);

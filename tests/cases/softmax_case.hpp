@@ -6,7 +6,6 @@
 #include "attn/reference/softmax.hpp"
 #include "attn/reference/softmax_gradients.hpp"
 #include "case.hpp"
-#include "naive_softmax.hpp"
 
 namespace attn::testing {
 
@@ -30,7 +29,7 @@ public:
         if constexpr (rounds) formula({rounded(in.queries), rounded(in.keys), rounded(in.values), in.positions});
         else formula(in);
     }
-    void naive(const inputs<T>& in, const outputs<T>& out) const override {
+    void naive(const naive_forms<T>& by, const inputs<T>& in, const outputs<T>& out) const override {
         const auto scale = op().scale.value_or(1 / std::sqrt(static_cast<double>(in.queries.shape().channels)));
         const auto adjust = [this](index_t batch, index_t head, index_t i, index_t first_key, T* scores, index_t keys) {
             const auto pattern = at(op().pattern, batch, head);
@@ -39,7 +38,7 @@ public:
                 scores[j] = pattern.visible(i, first_key + j) ? static_cast<T>(score(scores[j], i, first_key + j)) : -std::numeric_limits<T>::infinity();
         };
         constexpr bool plain_dense = std::same_as<decltype(Op::pattern), dense> && std::same_as<decltype(Op::score), identity_score>;
-        naive_softmax<T>(in, out, static_cast<T>(scale), plain_dense ? adjust_row<T>{} : adjust_row<T>{adjust}, op().sinks);
+        by.softmax(in, out, static_cast<T>(scale), plain_dense ? adjust_row<T>{} : adjust_row<T>{adjust}, op().sinks);
     }
 
     bool has_gradient() const override { return !rounds; }

@@ -12,6 +12,21 @@ namespace attn::testing {
 
 using namespace pattern;
 
+std::shared_ptr<mixings> mixings_of(const problem& p, index_t heads, index_t value_heads) {
+    const auto near_identity = [](index_t rows, index_t columns, unsigned seed) {
+        auto matrix = random_numbers<double>({1, 1, rows, columns}, seed);
+        for (index_t r = 0; r < rows; ++r)
+            for (index_t c = 0; c < columns; ++c) matrix(0, 0, r, c) = 0.3 * matrix(0, 0, r, c) + (r % std::max<index_t>(1, columns) == c);
+        return matrix;
+    };
+    const auto bias = [](index_t count, unsigned seed) {
+        const auto numbers = random_numbers<double>({1, 1, 1, count}, seed);
+        return std::vector<double>(numbers.data(), numbers.data() + count);
+    };
+    return std::make_shared<mixings>(
+        mixings{near_identity(heads, p.heads, 1), near_identity(value_heads, heads, 2), bias(heads, 3), bias(value_heads, 4)});
+}
+
 static const auto both_case = talking_heads_case("talking_heads", "2 n m (d_k + d_v + 2 h)", []<class T>(const problem& p) {
     const auto own = mixings_of(p, p.heads, p.heads);
     return made{talking_heads_attention{.logits_mix = own->logits, .weights_mix = own->weights}, own};

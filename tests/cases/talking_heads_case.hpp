@@ -6,7 +6,6 @@
 #include "attn/reference/talking_heads.hpp"
 #include "attn/reference/talking_heads_gradients.hpp"
 #include "case.hpp"
-#include "naive_softmax.hpp"
 
 #include <random>
 
@@ -28,12 +27,6 @@ struct mixings {
 };
 std::shared_ptr<mixings> mixings_of(const problem& p, index_t heads, index_t value_heads);
 
-/// Talking heads as most people would write them with Eigen: the n x m scores of all heads as the rows of one matrix, so that a mixing is a
-/// product. Queries go in pieces only where such a matrix would fill a gigabyte. `adjust` may be empty; it speaks of mixed heads.
-template <Scalar T>
-void naive_talking_heads(const inputs<T>& in, const outputs<T>& out, T scale, const talking_heads_attention<>& mixings,
-                         const adjust_row<T>& adjust);
-
 template <Scalar T, class Op>
 class talking_heads_instance final : public instance<T> {
 public:
@@ -50,7 +43,7 @@ public:
     shape log_sum_exp_shape(const input_shapes& s) const override { return op().log_sum_exp_shape(s); }
     void reference(const inputs<double>& in, const outputs<double>& out) const override { by_formula<double>(in, out); }
     void plain(const inputs<T>& in, const outputs<T>& out) const override { by_formula<T>(in, out); }
-    void naive(const inputs<T>& in, const outputs<T>& out) const override {
+    void naive(const naive_forms<T>& by, const inputs<T>& in, const outputs<T>& out) const override {
         const auto scale = op().scale.value_or(1 / std::sqrt(static_cast<double>(in.queries.shape().channels)));
         const auto adjust = [this](index_t batch, index_t head, index_t i, index_t first_key, T* scores, index_t keys) {
             const auto pattern = at(op().pattern, batch, head);
@@ -60,13 +53,9 @@ public:
                                                               : -std::numeric_limits<T>::infinity();
         };
         constexpr bool plain_dense = std::same_as<decltype(Op::pattern), dense> && std::same_as<decltype(Op::score), identity_score>;
-        naive_talking_heads<T>(in, out, static_cast<T>(scale),
-                               {.logits_mix = op().logits_mix,
-                                .logits_bias = op().logits_bias,
-                                .weights_mix = op().weights_mix,
-                                .weights_bias = op().weights_bias,
-                                .sinks = op().sinks},
-                               plain_dense ? adjust_row<T>{} : adjust_row<T>{adjust});
+        by.talking_heads(in, out, static_cast<T>(scale),
+                         {op().logits_mix, op().logits_bias, op().weights_mix, op().weights_bias, op().sinks},
+                         plain_dense ? adjust_row<T>{} : adjust_row<T>{adjust});
     }
 
     bool has_gradient() const override { return true; }

@@ -1,23 +1,12 @@
-#include "talking_heads_case.hpp"
+#include "naive_forms.hpp"
 
 #include <Eigen/Core>
+#include <cmath>
+#include <limits>
 
-namespace attn::testing {
+namespace attn::bench {
 
-std::shared_ptr<mixings> mixings_of(const problem& p, index_t heads, index_t value_heads) {
-    const auto near_identity = [](index_t rows, index_t columns, unsigned seed) {
-        auto matrix = random_numbers<double>({1, 1, rows, columns}, seed);
-        for (index_t r = 0; r < rows; ++r)
-            for (index_t c = 0; c < columns; ++c) matrix(0, 0, r, c) = 0.3 * matrix(0, 0, r, c) + (r % std::max<index_t>(1, columns) == c);
-        return matrix;
-    };
-    const auto bias = [](index_t count, unsigned seed) {
-        const auto numbers = random_numbers<double>({1, 1, 1, count}, seed);
-        return std::vector<double>(numbers.data(), numbers.data() + count);
-    };
-    return std::make_shared<mixings>(
-        mixings{near_identity(heads, p.heads, 1), near_identity(value_heads, heads, 2), bias(heads, 3), bias(value_heads, 4)});
-}
+using testing::adjust_row, testing::naive_mixings;
 
 namespace {
 
@@ -40,7 +29,7 @@ void mix(matrix<T>& heads, const tensor_view<const double>& mixing, std::span<co
 }
 
 template <Scalar T>
-void naive_piece(const inputs<T>& in, const outputs<T>& out, T scale, const talking_heads_attention<>& op, const adjust_row<T>& adjust,
+void naive_piece(const inputs<T>& in, const outputs<T>& out, T scale, const naive_mixings& mixings, const adjust_row<T>& adjust,
                  index_t b, index_t first, index_t count) {
     constexpr auto nothing = -std::numeric_limits<T>::infinity();
     const auto m = in.keys.shape().tokens, query_heads = in.queries.shape().heads, value_heads = out.values.shape().heads;
@@ -49,12 +38,12 @@ void naive_piece(const inputs<T>& in, const outputs<T>& out, T scale, const talk
     for (index_t a = 0; a < query_heads; ++a)
         scores_of(heads, a) = scale * (rows_of(in.queries.numbers(), b, a, first, count) *
                                        rows_of(in.keys.numbers(), b, a / (query_heads / in.keys.shape().heads), 0, m).transpose());
-    mix(heads, op.logits_mix, op.logits_bias);
+    mix(heads, mixings.logits_mix, mixings.logits_bias);
     Eigen::Array<bool, 1, Eigen::Dynamic> seen;
-    if (!op.weights_bias.empty()) seen = Eigen::Array<bool, 1, Eigen::Dynamic>::Constant(count * m, !adjust);
+    if (!mixings.weights_bias.empty()) seen = Eigen::Array<bool, 1, Eigen::Dynamic>::Constant(count * m, !adjust);
     for (index_t c = 0; c < heads.rows(); ++c) {
         auto scores = scores_of(heads, c);
-        const auto sink = op.sinks.empty() ? nothing : static_cast<T>(op.sinks[static_cast<std::size_t>(c)]);
+        const auto sink = mixings.sinks.empty() ? nothing : static_cast<T>(mixings.sinks[static_cast<std::size_t>(c)]);
         for (index_t i = 0; i < count; ++i) {
             auto row = scores.row(i).array();
             if (adjust) adjust(b, c, in.positions.first_query[b] + first + i, in.positions.first_key[b], scores.row(i).data(), m);
@@ -71,7 +60,7 @@ void naive_piece(const inputs<T>& in, const outputs<T>& out, T scale, const talk
             if (out.log_sum_exp.data()) out.log_sum_exp(b, c, first + i, 0) = sum == 0 ? top : top + std::log(sum);
         }
     }
-    mix(heads, op.weights_mix, op.weights_bias);
+    mix(heads, mixings.weights_mix, mixings.weights_bias);
     for (index_t e = 0; e < value_heads; ++e) {
         if (seen.size() > 0) heads.row(e).array() *= seen.template cast<T>();
         rows_of(out.values.numbers(), b, e, first, count) =
@@ -82,20 +71,17 @@ void naive_piece(const inputs<T>& in, const outputs<T>& out, T scale, const talk
 } // namespace
 
 template <Scalar T>
-void naive_talking_heads(const inputs<T>& in, const outputs<T>& out, T scale, const talking_heads_attention<>& op,
-                         const adjust_row<T>& adjust) {
+void eigen_forms<T>::talking_heads(const inputs<T>& in, const outputs<T>& out, T scale, const naive_mixings& mixings, const adjust_row<T>& adjust) const {
     const auto& q = in.queries.shape();
     constexpr index_t max_numbers = index_t{1} << 28;
     const auto max_queries =
         std::max<index_t>(1, max_numbers / std::max<index_t>(1, in.keys.shape().tokens * std::max(q.heads, out.values.shape().heads)));
     for (index_t b = 0; b < q.batch; ++b)
         for (index_t first = 0; first < q.tokens; first += max_queries)
-            naive_piece(in, out, scale, op, adjust, b, first, std::min(max_queries, q.tokens - first));
+            naive_piece(in, out, scale, mixings, adjust, b, first, std::min(max_queries, q.tokens - first));
 }
 
-template void naive_talking_heads(const inputs<float>&, const outputs<float>&, float, const talking_heads_attention<>&,
-                                  const adjust_row<float>&);
-template void naive_talking_heads(const inputs<double>&, const outputs<double>&, double, const talking_heads_attention<>&,
-                                  const adjust_row<double>&);
+template void eigen_forms<float>::talking_heads(const inputs<float>&, const outputs<float>&, float, const naive_mixings&, const adjust_row<float>&) const;
+template void eigen_forms<double>::talking_heads(const inputs<double>&, const outputs<double>&, double, const naive_mixings&, const adjust_row<double>&) const;
 
-} // namespace attn::testing
+} // namespace attn::bench

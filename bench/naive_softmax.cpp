@@ -1,10 +1,12 @@
-#include "naive_softmax.hpp"
+#include "naive_forms.hpp"
 
 #include <Eigen/Core>
 #include <cmath>
 #include <limits>
 
-namespace attn::testing {
+namespace attn::bench {
+
+using testing::adjust_row;
 
 namespace {
 
@@ -22,7 +24,7 @@ auto head_of(const tensor_view<T>& t, index_t batch, index_t head) {
 } // namespace
 
 template <Scalar T>
-void naive_softmax(const inputs<T>& in, const outputs<T>& out, T scale, const adjust_row<T>& adjust, std::span<const double> sinks) {
+void eigen_forms<T>::softmax(const inputs<T>& in, const outputs<T>& out, T scale, const adjust_row<T>& adjust, std::span<const double> sinks) const {
     constexpr auto nothing = -std::numeric_limits<T>::infinity();
     const auto& q = in.queries.shape();
     const auto group = q.heads / in.keys.shape().heads;
@@ -52,7 +54,7 @@ void naive_softmax(const inputs<T>& in, const outputs<T>& out, T scale, const ad
 }
 
 template <Scalar T>
-tensor<T> naive_projection(const tensor_view<const T>& matrix, const tensor_view<const T>& tokens) {
+tensor<T> eigen_forms<T>::projection(const tensor_view<const T>& matrix, const tensor_view<const T>& tokens) const {
     const auto& s = tokens.shape();
     tensor<T> projected({s.batch, s.heads, matrix.shape().tokens, s.channels});
     for (index_t b = 0; b < s.batch; ++b)
@@ -61,9 +63,9 @@ tensor<T> naive_projection(const tensor_view<const T>& matrix, const tensor_view
     return projected;
 }
 
-template void naive_softmax(const inputs<float>&, const outputs<float>&, float, const adjust_row<float>&, std::span<const double>);
-template void naive_softmax(const inputs<double>&, const outputs<double>&, double, const adjust_row<double>&, std::span<const double>);
-template tensor<float> naive_projection(const tensor_view<const float>&, const tensor_view<const float>&);
-template tensor<double> naive_projection(const tensor_view<const double>&, const tensor_view<const double>&);
+template void eigen_forms<float>::softmax(const inputs<float>&, const outputs<float>&, float, const adjust_row<float>&, std::span<const double>) const;
+template void eigen_forms<double>::softmax(const inputs<double>&, const outputs<double>&, double, const adjust_row<double>&, std::span<const double>) const;
+template tensor<float> eigen_forms<float>::projection(const tensor_view<const float>&, const tensor_view<const float>&) const;
+template tensor<double> eigen_forms<double>::projection(const tensor_view<const double>&, const tensor_view<const double>&) const;
 
-} // namespace attn::testing
+} // namespace attn::bench

@@ -7,9 +7,11 @@
 #pragma GCC diagnostic pop
 #endif
 
-#include "naive_linear.hpp"
+#include "naive_forms.hpp"
 
-namespace attn::testing {
+namespace attn::bench {
+
+using testing::map_numbers, testing::sees_key;
 
 namespace {
 
@@ -29,7 +31,7 @@ auto head_of(const tensor_view<T>& t, index_t batch, index_t head) {
 } // namespace
 
 template <Scalar T>
-void naive_linear(const inputs<T>& in, const outputs<T>& out, const map_numbers<T>& phi, const sees_key& sees, T eps) {
+void eigen_forms<T>::linear(const inputs<T>& in, const outputs<T>& out, const map_numbers<T>& phi, const sees_key& sees, T eps) const {
     const auto& q = in.queries.shape();
     const auto group = q.heads / std::max<index_t>(1, in.keys.shape().heads);
     for (index_t b = 0; b < q.batch; ++b)
@@ -58,8 +60,8 @@ void naive_linear(const inputs<T>& in, const outputs<T>& out, const map_numbers<
 }
 
 template <Scalar T>
-void add_naive_convolution(const tensor_view<const T>& in, const tensor_view<T>& out, const reference::grid& grid,
-                           const tensor_view<const T>& weights, std::span<const T> bias) {
+void eigen_forms<T>::add_convolution(const tensor_view<const T>& in, const tensor_view<T>& out, const reference::grid& grid,
+                                     const tensor_view<const T>& weights, std::span<const T> bias) const {
     const auto& s = out.shape();
     const auto& w = weights.shape();
     const auto group = s.heads / std::max<index_t>(1, in.shape().heads);
@@ -86,11 +88,11 @@ void add_naive_convolution(const tensor_view<const T>& in, const tensor_view<T>&
     }
 }
 
-template void naive_linear(const inputs<float>&, const outputs<float>&, const map_numbers<float>&, const sees_key&, float);
-template void naive_linear(const inputs<double>&, const outputs<double>&, const map_numbers<double>&, const sees_key&, double);
-template void add_naive_convolution(const tensor_view<const float>&, const tensor_view<float>&, const reference::grid&,
-                                    const tensor_view<const float>&, std::span<const float>);
-template void add_naive_convolution(const tensor_view<const double>&, const tensor_view<double>&, const reference::grid&,
-                                    const tensor_view<const double>&, std::span<const double>);
+template void eigen_forms<float>::linear(const inputs<float>&, const outputs<float>&, const map_numbers<float>&, const sees_key&, float) const;
+template void eigen_forms<double>::linear(const inputs<double>&, const outputs<double>&, const map_numbers<double>&, const sees_key&, double) const;
+template void eigen_forms<float>::add_convolution(const tensor_view<const float>&, const tensor_view<float>&, const reference::grid&,
+                                                  const tensor_view<const float>&, std::span<const float>) const;
+template void eigen_forms<double>::add_convolution(const tensor_view<const double>&, const tensor_view<double>&, const reference::grid&,
+                                                   const tensor_view<const double>&, std::span<const double>) const;
 
-} // namespace attn::testing
+} // namespace attn::bench
