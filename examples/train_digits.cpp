@@ -254,14 +254,18 @@ public:
     tensor<float> scores(const std::vector<block<N>>& blocks, const tensor_view<const float>& images, attn::thread_pool& threads) const {
         auto x = attn::forward(w_.linear("patch"), {.tokens = images, .residual = positions(images.shape().batch)}, threads);
         for (const auto& b : blocks) attn::forward(b, {.tokens = x}, x, threads);
-        return attn::forward(w_.linear("head"), {.tokens = mean_of(x)}, threads);
+        const auto mean = mean_of(x);
+        return attn::forward(w_.linear("head"), {.tokens = mean}, threads);
     }
     /// Takes the running statistics anew, with the weights as they are: the mean over all batches.
     void recalibrate(const digits& data, attn::thread_pool& threads) {
         statistics_.assign(2 * depth, attn::batch_norm_statistics(channels));
         auto blocks = training_blocks(0);
         for (auto& b : blocks) b.attention_norm.norm.rep.batch.momentum = b.feed_forward_norm.norm.rep.batch.momentum = {};
-        for (index_t first = 0; first + batch <= data.count(); first += batch) scores(blocks, data.tokens(first, batch), threads);
+        for (index_t first = 0; first + batch <= data.count(); first += batch) {
+            const auto tokens = data.tokens(first, batch);
+            scores(blocks, tokens, threads);
+        }
     }
 
     bool is_progressive() const { return is_progressive_; }
@@ -449,7 +453,8 @@ report train(const std::string& name, bool is_progressive, const digits& data, i
         for (index_t first = test; first + batch <= data.count(); first += batch, ++step, ++batches) {
             const auto part = static_cast<float>(step) / static_cast<float>(steps);
             const auto rate = 2e-3f * std::min(1.0f, 20 * part) * (1 + std::cos(std::numbers::pi_v<float> * part)) / 2;
-            sum += net.learn(data.tokens(first, batch, &random), data.labels.data() + first, share(step).value_or(1), rate, threads);
+            const auto tokens = data.tokens(first, batch, &random);
+            sum += net.learn(tokens, data.labels.data() + first, share(step).value_or(1), rate, threads);
         }
         result.losses.push_back(sum / static_cast<double>(batches));
         std::fprintf(stderr, "\r%-14s epoch %td of %td: loss %.4f ", name.c_str(), epoch + 1, epochs, result.losses.back());

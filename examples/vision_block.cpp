@@ -111,7 +111,8 @@ int main(int count, char** arguments) try {
     attn::parameters folded;
     const auto fast = attn::fold(block, folded);
 
-    const auto tokens = attn::forward(add_linear("embedding", channels, pixels), {.tokens = patches_of(picture)});
+    const auto patches = patches_of(picture);
+    const auto tokens = attn::forward(add_linear("embedding", channels, pixels), {.tokens = patches});
     attn::tensor<float> out(tokens.shape());
     const auto microseconds = [&](const auto& layer) {
         const auto began = std::chrono::steady_clock::now();

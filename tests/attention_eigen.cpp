@@ -79,6 +79,8 @@ TEMPLATE_TEST_CASE("attend: tensors, views and the sequential executor", "[atten
     const auto expected = attn::attend(op, inputs<TestType>(in), here);
     CHECK(same_bits(attn::attend(op, in.queries, in.keys, in.values), expected));
     CHECK(same_bits(attn::attend(op, in.queries.view(), std::as_const(in.keys).view(), in.values), expected));
+    const auto temporary = [&] { return random_given<TestType>({2, 4, 2, 9, 11, 8, 5}); };
+    CHECK(same_bits(attn::attend(op, temporary().queries, temporary().keys, temporary().values), expected));
     CHECK(same_bits(attn::attend(softmax_attention{.pattern = causal{}}, in.queries, in.keys, in.values, {.first_query = 10}), expected));
 }
 

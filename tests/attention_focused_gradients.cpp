@@ -65,7 +65,8 @@ struct focused_answer {
 template <Scalar T>
 focused_answer<T> backward(const focused_call<T>& c, int power) {
     focused_answer<T> ours(c);
-    attn::backward(c.op(power), c.in(), {attend(c.op(power), c.q, c.k, c.v).view()}, {c.given}, ours.wanted());
+    const auto out = attend(c.op(power), c.q, c.k, c.v);
+    attn::backward(c.op(power), c.in(), {out.view()}, {c.given}, ours.wanted());
     return ours;
 }
 

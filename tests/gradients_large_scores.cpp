@@ -143,7 +143,8 @@ TEMPLATE_TEST_CASE("gradients beside large scores: LSH attention, whose weights 
 
         const auto wide_q = wide(q), wide_v = wide(v), values = wide(d_out);
         tensor<double> exact_q(q.shape()), exact_v(v.shape());
-        reference::lsh_gradients<double>({wide_q, wide_q, wide_v}, {values}, {exact_q, {}, exact_v}, lsh_buckets(q, rotations).view(), 8, false, 1.0);
+        const auto buckets = lsh_buckets(q, rotations);
+        reference::lsh_gradients<double>({wide_q, wide_q, wide_v}, {values}, {exact_q, {}, exact_v}, buckets.view(), 8, false, 1.0);
         check_near("values", dv, exact_v);
         check_near("tokens", dq, exact_q);
     }

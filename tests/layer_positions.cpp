@@ -86,7 +86,8 @@ TEMPLATE_TEST_CASE("rotary: part of the channels, any strides, a position for ea
             rotate(turns, turned.view(), per_batch(first), turned.view());
             CHECK(turned.guards_intact());
             for (index_t b = 0; b < 2; ++b) {
-                auto expected = reference::widen(x.view()), ours = reference::widen(turned.copy().view());
+                const auto copy = turned.copy();
+                auto expected = reference::widen(x.view()), ours = reference::widen(copy.view());
                 plain_rotary(expected, 8, interleaved, first[static_cast<std::size_t>(b)]);
                 double worst = 0;
                 for (index_t e = b * expected.shape().size() / 2; e < (b + 1) * expected.shape().size() / 2; ++e)
@@ -201,7 +202,8 @@ TEMPLATE_TEST_CASE("rotary: a position for each token, along one axis or two", "
     CHECK(error_of([&] { (void)rotate(turns, x, places); }) == "rotary: x has a token at position 5, but rotary has 0 to 4");
     places(0, 0, 4, 0) = -1;
     CHECK(error_of([&] { (void)rotate(turns, x, places); }) == "rotary: x has a token at position -1, but rotary has 0 to 4");
-    CHECK(error_of([&] { (void)rotate(turns, x, tensor<index_t>({1, 1, 5, 1})); }) == "rotary: positions have shape (1, 1, 5, 1), but x has (2, 3, 6, 11)");
+    const tensor<index_t> five({1, 1, 5, 1});
+    CHECK(error_of([&] { (void)rotate(turns, x, five); }) == "rotary: positions have shape (1, 1, 5, 1), but x has (2, 3, 6, 11)");
     CHECK_THROWS_AS(grid_positions(-1, 2), shape_error);
 }
 
@@ -224,7 +226,8 @@ TEST_CASE("sinusoidal positions: by hand", "[layer][portable]") {
     CHECK(std::abs(at(2, 1) - std::cos(9.0)) < 1e-7);
     CHECK(std::abs(at(1, 2) - std::sin(8 / std::pow(10000, 2 / 5.0))) < 1e-7);
     CHECK(std::abs(at(1, 4) - std::sin(8 / std::pow(10000, 4 / 5.0))) < 1e-7);
-    CHECK(error_of([] { fill_sinusoidal_positions(tensor<float>({1, 2, 3, 4}).view()); }) ==
+    tensor<float> heads({1, 2, 3, 4});
+    CHECK(error_of([&] { fill_sinusoidal_positions(heads.view()); }) ==
           "fill_sinusoidal_positions: table has shape (1, 2, 3, 4), not that of a matrix (1, 1, positions, channels)");
     for (const index_t first : {std::numeric_limits<index_t>::max(), std::numeric_limits<index_t>::min(), farthest_position - 1})
         check_says(error_of([&] { fill_sinusoidal_positions(table.view(), first); }),

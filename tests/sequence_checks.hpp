@@ -70,7 +70,8 @@ void check_rank(const auto& op, C& ranks, const partition& parts, const inputs<T
         }
     }
     if (!whole.log_sum_exp.data()) {
-        require(same_rows(attend(over, ranks, own, executor).view(), expected), "the rows have the bits of the whole call's");
+        const auto rows = attend(over, ranks, own, executor);
+        require(same_rows(rows.view(), expected), "the rows have the bits of the whole call's");
         return;
     }
     tensor<T> values(expected.shape()), log_sum_exp(log_sum_exp_shape(op, shapes_of(own)));

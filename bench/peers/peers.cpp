@@ -262,8 +262,9 @@ private:
                     missing_.insert(p->name() + ", " + ways[way] + ", " + t.label + ": " + p->why());
                     continue;
                 }
+                const auto answer = read_numbers(file, own->answer_shape());
                 all.push_back({p->name() + ": " + ways[way], [&peer = *p, way](double at_least) { return peer.seconds(way, at_least); },
-                               own->difference(read_numbers(file, own->answer_shape()))});
+                               own->difference(answer)});
             }
         }
 

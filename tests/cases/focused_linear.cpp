@@ -72,7 +72,8 @@ auto focused_with_definition(const problem& p, const Op& op, const std::shared_p
     // Calls then with what linear attention of the features themselves reads.
     const auto attend = [=]<Scalar S>(const inputs<S>& in, const auto& then) {
         const auto q = reference::focused_features<S, T>(in.queries, op.power, op.scale);
-        auto k = reference::focused_features<S, T>(reference::sum_of<S, T>(in.keys, op.positional_encoding), op.power, op.scale);
+        const auto encoded = reference::sum_of<S, T>(in.keys, op.positional_encoding);
+        auto k = reference::focused_features<S, T>(encoded, op.power, op.scale);
         divide_by_seen<S>(k.view(), *own, in);
         then(inputs<S>{q, k, in.values, in.positions});
     };
@@ -106,7 +107,8 @@ auto focused_with_definition(const problem& p, const Op& op, const std::shared_p
             divide_by_seen<double>(of_e.view(), *own, in);
             std::vector<double> of_scale(op.scale.size());
             largest[0] = focused_terms<T>(in.queries, op.power, op.scale, of_f, of_scale);
-            largest[1] = focused_terms<T>(reference::sum_of<double, T>(in.keys, op.positional_encoding), op.power, op.scale, of_e, of_scale);
+            const auto encoded = reference::sum_of<double, T>(in.keys, op.positional_encoding);
+            largest[1] = focused_terms<T>(encoded, op.power, op.scale, of_e, of_scale);
             largest[2] = largest_magnitude(of_values);
             largest[3] = largest[1] * static_cast<double>(p.batch); // of the encoding, which all batch entries share
             for (const auto terms_of_one : of_scale) largest[7] = std::max(largest[7], terms_of_one);

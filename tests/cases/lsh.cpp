@@ -82,8 +82,9 @@ private:
     }
     template <Scalar S>
     void define_gradients(const inputs<S>& in, const output_gradients<S>& given, const wanted_gradients<S>& wanted) const {
-        reference::lsh_gradients<S>(of_keys(in), given, {wanted.keys, {}, wanted.values}, buckets_of(in).view(), op_.chunk_of(in.keys.shape().tokens),
-                                    op_.causal, scale(in));
+        const auto buckets = buckets_of(in);
+        reference::lsh_gradients<S>(of_keys(in), given, {wanted.keys, {}, wanted.values}, buckets.view(),
+                                    op_.chunk_of(in.keys.shape().tokens), op_.causal, scale(in));
         clear(wanted.queries);
     }
     /// Of some of the rows, if asked for some of them only.
@@ -91,7 +92,8 @@ private:
     void define(const inputs<S>& in, const outputs<S>& out) const {
         const auto& s = in.keys.shape();
         tensor<S> values({s.batch, s.heads, s.tokens, in.values.shape().channels}), log_sum_exp({s.batch, s.heads, s.tokens, 1});
-        reference::lsh_attention<S>(of_keys(in), {values, log_sum_exp}, buckets_of(in).view(), op_.chunk_of(s.tokens), op_.causal, scale(in));
+        const auto buckets = buckets_of(in);
+        reference::lsh_attention<S>(of_keys(in), {values, log_sum_exp}, buckets.view(), op_.chunk_of(s.tokens), op_.causal, scale(in));
         const auto first = in.queries.shape().tokens == s.tokens ? 0 : in.positions.first_query[0];
         for_each(out.values.shape(), [&](auto b, auto h, auto i, auto c) { out.values(b, h, i, c) = values(b, h, first + i, c); });
         if (out.log_sum_exp.data())

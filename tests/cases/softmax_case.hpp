@@ -26,8 +26,12 @@ public:
     /// Of inputs that are rounded, where the operator rounds them for its products.
     void plain(const inputs<T>& in, const outputs<T>& out) const override {
         const auto formula = [&](const inputs<T>& of) { reference::softmax<T>(of, out, op().scale, op().score, op().pattern, op().sinks); };
-        if constexpr (rounds) formula({rounded(in.queries), rounded(in.keys), rounded(in.values), in.positions});
-        else formula(in);
+        if constexpr (rounds) {
+            const auto q = rounded(in.queries), k = rounded(in.keys), v = rounded(in.values);
+            formula({q, k, v, in.positions});
+        } else {
+            formula(in);
+        }
     }
     void naive(const naive_forms<T>& by, const inputs<T>& in, const outputs<T>& out) const override {
         const auto scale = op().scale.value_or(1 / std::sqrt(static_cast<double>(in.queries.shape().channels)));

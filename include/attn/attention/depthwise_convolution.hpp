@@ -147,7 +147,7 @@ void check_convolved(std::string_view operation, const tensor_view<X>& x, std::s
 /// the result is the same, bit by bit, for every executor, number of threads and strides. Throws attention_error, before anything is read or
 /// written: shapes or parameters that do not fit, an out that overlaps x, a workspace too small.
 template <Scalar T, class Arch>
-void add_convolution(const depthwise_convolution<T, Arch>& op, const std::type_identity_t<tensor_view<const T>>& x,
+void add_convolution(const depthwise_convolution<T, Arch>& op, const detail::read_view<T>& x,
                      const std::type_identity_t<tensor_view<T>>& out, const execution& run) {
     constexpr auto name = depthwise_convolution<T, Arch>::name;
     const auto &from = x.shape(), &to = out.shape();
@@ -163,7 +163,7 @@ void add_convolution(const depthwise_convolution<T, Arch>& op, const std::type_i
 
 /// The same, with a workspace for the call.
 template <Scalar T, class Arch, ExecutorArgument E = sequential>
-void add_convolution(const depthwise_convolution<T, Arch>& op, const std::type_identity_t<tensor_view<const T>>& x,
+void add_convolution(const depthwise_convolution<T, Arch>& op, const detail::read_view<T>& x,
                      const std::type_identity_t<tensor_view<T>>& out, E&& executor = {}) {
     detail::check_view(op.name, "x", x);
     op.check(op.name, x.shape(), out.shape());
@@ -173,7 +173,7 @@ void add_convolution(const depthwise_convolution<T, Arch>& op, const std::type_i
 
 /// The convolution of x by itself, in a new tensor of x's shape.
 template <Scalar T, class Arch, ExecutorArgument E = sequential>
-[[nodiscard]] tensor<T> convolve(const depthwise_convolution<T, Arch>& op, const std::type_identity_t<tensor_view<const T>>& x,
+[[nodiscard]] tensor<T> convolve(const depthwise_convolution<T, Arch>& op, const detail::read_view<T>& x,
                                  E&& executor = {}) {
     detail::check_view(op.name, "x", x);
     tensor<T> out(x.shape());

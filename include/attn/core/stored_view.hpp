@@ -114,6 +114,8 @@ public:
     template <class S>
         requires std::constructible_from<stored_view, tensor_view<const S>>
     stored_view(const tensor<S>& of) noexcept : stored_view(of.view()) {}
+    template <class S>
+    stored_view(const tensor<S>&& temporary) = delete;
     /// Of an mdspan, of the extents that a tensor_view may be made of.
     template <detail::MdspanLike M>
         requires std::constructible_from<stored_view, tensor_view<typename M::element_type>>
@@ -170,6 +172,10 @@ private:
 };
 
 namespace detail {
+
+/// What a call reads and does not keep, as it is stored, of numbers that are computed with in T, which is known from other arguments.
+template <class T>
+using read_stored = std::type_identity_t<call_argument<stored_view<const T>>>;
 
 /// Throws shape_error if no kernel can read, or write, the view.
 template <class T>

@@ -21,7 +21,9 @@ struct aligned_delete {
 
 } // namespace detail
 
-/// A contiguous, zero-initialised tensor [batch][heads][tokens][channels]. One that was moved from is empty.
+/// A contiguous, zero-initialised tensor [batch][heads][tokens][channels]. One that was moved from is empty. A view of a temporary would
+/// be of memory that is gone before it is read, so it is refused when the program is compiled: name the tensor first. A call that takes
+/// tensors, such as attend(op, q, k, v), may be given temporary ones.
 template <class T>
 class tensor {
 public:
@@ -47,11 +49,13 @@ public:
     /// The extents.
     const attn::shape& shape() const noexcept { return shape_; }
     /// A view of all of it.
-    tensor_view<T> view() noexcept { return head_major(data(), shape_); }
+    tensor_view<T> view() & noexcept { return head_major(data(), shape_); }
     /// A view of all of it.
-    tensor_view<const T> view() const noexcept { return head_major(data(), shape_); }
-    operator tensor_view<T>() noexcept { return view(); }
-    operator tensor_view<const T>() const noexcept { return view(); }
+    tensor_view<const T> view() const& noexcept { return head_major(data(), shape_); }
+    tensor_view<const T> view() const&& = delete;
+    operator tensor_view<T>() & noexcept { return view(); }
+    operator tensor_view<const T>() const& noexcept { return view(); }
+    operator tensor_view<const T>() const&& = delete;
 
     T& operator()(index_t b, index_t h, index_t i, index_t c) noexcept { return view()(b, h, i, c); }
     const T& operator()(index_t b, index_t h, index_t i, index_t c) const noexcept { return view()(b, h, i, c); }
@@ -75,6 +79,18 @@ template <class T>
 tensor_view(const tensor<T>&) -> tensor_view<const T>;
 
 namespace detail {
+
+/// A view that a call reads and does not keep: it may be of a temporary tensor.
+template <class View>
+struct call_argument : View {
+    using View::View;
+    template <class V>
+        requires(!std::derived_from<std::remove_cvref_t<V>, call_argument> && std::convertible_to<const std::remove_cvref_t<V>&, View>)
+    constexpr call_argument(V&& of) : View(std::as_const(of)) {}
+};
+/// The same of numbers of T, which are known from other arguments.
+template <class T>
+using read_view = std::type_identity_t<call_argument<tensor_view<const T>>>;
 
 template <class T>
 T scalar_of(const tensor_view<T>&);

@@ -59,7 +59,7 @@ public:
     /// The tensor of that name. If it holds numbers of another type they are converted, once; not by two threads at a time.
     /// Throws parameter_error if it is missing or of another size, or kept as bytes.
     template <Scalar T>
-    tensor_view<const T> get(const std::string& name, const extents& size) {
+    tensor_view<const T> get(const std::string& name, const extents& size) & {
         if (auto& e = find(entries_, name); e.size == size && !holds<T>(e) && e.other_type.empty()) {
             if (e.is_double) numbers<T>(e) = converted<T>(e.double_numbers.shape(), [&](index_t i) { return e.double_numbers.data()[i]; });
             else numbers<T>(e) = converted<T>(e.stored().shape(), [from = e.stored().rows(0, 0)](index_t i) { return from(0, i); });
@@ -68,7 +68,7 @@ public:
     }
     /// The same; by any number of threads. Throws parameter_error also if its numbers are of another type, and were never asked for in this one.
     template <Scalar T>
-    tensor_view<const T> get(const std::string& name, const extents& size) const {
+    tensor_view<const T> get(const std::string& name, const extents& size) const& {
         const auto& e = find(entries_, name);
         if (!e.other_type.empty()) refuse(name, "holds numbers of type " + e.other_type + ", which are kept as bytes");
         check_size(name, e, size);
@@ -77,34 +77,43 @@ public:
     }
     /// The tensor of that name, as it lies if T is float and it is stored in 16 bits; else as get has it.
     template <Scalar T>
-    stored_view<const T> get_stored(const std::string& name, const extents& size) {
+    stored_view<const T> get_stored(const std::string& name, const extents& size) & {
         return stored_of<T>(*this, name, size);
     }
     /// The same, as get of const parameters.
     template <Scalar T>
-    stored_view<const T> get_stored(const std::string& name, const extents& size) const {
+    stored_view<const T> get_stored(const std::string& name, const extents& size) const& {
         return stored_of<T>(*this, name, size);
     }
     /// The tensor of that name and one dimension.
     template <Scalar T>
-    std::span<const T> get_vector(const std::string& name, index_t count) {
+    std::span<const T> get_vector(const std::string& name, index_t count) & {
         return vector_of<T>(*this, name, count);
     }
     /// The same, as get of const parameters.
     template <Scalar T>
-    std::span<const T> get_vector(const std::string& name, index_t count) const {
+    std::span<const T> get_vector(const std::string& name, index_t count) const& {
         return vector_of<T>(*this, name, count);
     }
     /// The linear whose weight (outputs, inputs) is `name`.weight, as get_stored has it, and whose bias (outputs), if it has one, is `name`.bias.
     template <Scalar T, class Arch = simd::native>
-    linear<T, Arch> get_linear(const std::string& name, index_t outputs, index_t inputs) {
+    linear<T, Arch> get_linear(const std::string& name, index_t outputs, index_t inputs) & {
         return linear_of<T, Arch>(*this, name, outputs, inputs);
     }
     /// The same, as get of const parameters.
     template <Scalar T, class Arch = simd::native>
-    linear<T, Arch> get_linear(const std::string& name, index_t outputs, index_t inputs) const {
+    linear<T, Arch> get_linear(const std::string& name, index_t outputs, index_t inputs) const& {
         return linear_of<T, Arch>(*this, name, outputs, inputs);
     }
+    // What they give lies in the parameters, so these are to have a name.
+    template <Scalar T>
+    void get(const std::string&, const extents&) const&& = delete;
+    template <Scalar T>
+    void get_stored(const std::string&, const extents&) const&& = delete;
+    template <Scalar T>
+    void get_vector(const std::string&, index_t) const&& = delete;
+    template <Scalar T, class Arch = simd::native>
+    void get_linear(const std::string&, index_t, index_t) const&& = delete;
 
     /// Whether there is a tensor of that name.
     bool contains(const std::string& name) const { return entries_.contains(name); }

@@ -38,7 +38,7 @@ public:
             }
     }
     /// Given cosines and sines (1, 1, positions, c / 2), which are copied: what ONNX' RotaryEmbedding calls its caches.
-    rotary(const tensor_view<const T>& cosines, const tensor_view<const T>& sines, rotary_pairs pairs = rotary_pairs::half_split)
+    rotary(const detail::read_view<T>& cosines, const detail::read_view<T>& sines, rotary_pairs pairs = rotary_pairs::half_split)
         : max_positions_(cosines.shape().tokens), channels_(2 * cosines.shape().channels), pairs_(pairs) {
         detail::check_view(name, "cosines", cosines);
         detail::check_view(name, "sines", sines);
@@ -152,7 +152,7 @@ void check_rotation(const rotary<T>& rotation, std::string_view argument, const 
 /// nothing. Throws attention_error, before anything is read or written: shapes that do not fit, positions that the table has not, an out that
 /// overlaps x but is not x, or the table, or the positions.
 template <Scalar T>
-void rotate(const rotary<T>& rotation, const std::type_identity_t<tensor_view<const T>>& x, const rotary_positions& where,
+void rotate(const rotary<T>& rotation, const detail::read_view<T>& x, const rotary_positions& where,
             const std::type_identity_t<tensor_view<T>>& out, const execution& run) {
     detail::check_rotation(rotation, "x", x, where, "out", out);
     rotation.forward(x, where, out, run);
@@ -177,7 +177,7 @@ void rotate_backward(const rotary<T>& rotation, const std::type_identity_t<tenso
 
 /// The same.
 template <Scalar T, ExecutorArgument E = sequential>
-void rotate(const rotary<T>& rotation, const std::type_identity_t<tensor_view<const T>>& x, const rotary_positions& where,
+void rotate(const rotary<T>& rotation, const detail::read_view<T>& x, const rotary_positions& where,
             const std::type_identity_t<tensor_view<T>>& out, E&& executor = {}) {
     workspace none;
     rotate(rotation, x, where, out, execution(executor, none));
@@ -185,7 +185,7 @@ void rotate(const rotary<T>& rotation, const std::type_identity_t<tensor_view<co
 
 /// The same, to a new tensor.
 template <Scalar T, ExecutorArgument E = sequential>
-[[nodiscard]] tensor<T> rotate(const rotary<T>& rotation, const std::type_identity_t<tensor_view<const T>>& x, const rotary_positions& where = 0,
+[[nodiscard]] tensor<T> rotate(const rotary<T>& rotation, const detail::read_view<T>& x, const rotary_positions& where = 0,
                                E&& executor = {}) {
     detail::check_view(rotary<T>::name, "x", x);
     tensor<T> out(x.shape());

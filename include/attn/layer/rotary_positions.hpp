@@ -18,6 +18,8 @@ public:
     constexpr rotary_positions(const tensor_view<const index_t>& of_tokens) : of_tokens_(of_tokens), in_table_(true) {}
     /// The same of a tensor that somebody keeps.
     rotary_positions(const tensor<index_t>& of_tokens) : rotary_positions(of_tokens.view()) {}
+    /// A temporary would be gone before it is read: name the tensor first.
+    rotary_positions(const tensor<index_t>&& of_tokens) = delete;
 
     /// How many coordinates a token has.
     constexpr index_t axes() const noexcept { return in_table_ ? of_tokens_.shape().channels : 1; }

@@ -93,7 +93,8 @@ std::size_t norm_workspace_bytes(const N& norm, const stored_view<const typename
 /// Throws attention_error, before anything is read or written, naming norm, argument and shapes: shapes or parameters that do not fit,
 /// channels apart, an out that overlaps the parameters, or x but is not x, a workspace too small.
 template <Norm N>
-void normalise(const N& norm, const stored_view<const typename N::scalar>& x, const stored_view<typename N::scalar>& out, const execution& run) {
+void normalise(const N& norm, const detail::read_stored<typename N::scalar>& x, const stored_view<typename N::scalar>& out,
+               const execution& run) {
     detail::check_rows<typename N::scalar>(N::name, x, out, true);
     norm.check(x.shape());
     check_apart(norm, output_memory(N::name, "out", out));
@@ -103,7 +104,8 @@ void normalise(const N& norm, const stored_view<const typename N::scalar>& x, co
 
 /// The same, with a workspace for the call.
 template <Norm N, ExecutorArgument E = sequential>
-void normalise(const N& norm, const stored_view<const typename N::scalar>& x, const stored_view<typename N::scalar>& out, E&& executor = {}) {
+void normalise(const N& norm, const detail::read_stored<typename N::scalar>& x, const stored_view<typename N::scalar>& out,
+               E&& executor = {}) {
     detail::check_rows<typename N::scalar>(N::name, x, out, true);
     norm.check(x.shape());
     workspace memory(detail::norm_workspace_bytes(norm, x, out, detail::concurrency_of(executor)));
@@ -112,7 +114,7 @@ void normalise(const N& norm, const stored_view<const typename N::scalar>& x, co
 
 /// The same, to a new tensor of what the norm computes in.
 template <Norm N, ExecutorArgument E = sequential>
-[[nodiscard]] tensor<typename N::scalar> normalise(const N& norm, const stored_view<const typename N::scalar>& x, E&& executor = {}) {
+[[nodiscard]] tensor<typename N::scalar> normalise(const N& norm, const detail::read_stored<typename N::scalar>& x, E&& executor = {}) {
     detail::check_rows(N::name, "x", x);
     tensor<typename N::scalar> out(x.shape());
     normalise(norm, x, stored_view<typename N::scalar>(out), executor);

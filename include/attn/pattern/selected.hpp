@@ -51,7 +51,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 class selected {
 public:
     /// Blocks of so many queries, and of so many keys.
-    selected(const tensor_view<const index_t>& table, index_t query_block, index_t key_block)
+    selected(const attn::detail::read_view<index_t>& table, index_t query_block, index_t key_block)
         : size_(table.shape()), query_block_(query_block), key_block_(key_block) {
         detail::check_view("selected", "table", table);
         if (query_block < 1 || key_block < 1)
@@ -65,7 +65,7 @@ public:
         lists_ = std::make_shared<const std::vector<index_t>>(std::move(lists));
     }
     /// Blocks of keys as long as those of queries.
-    selected(const tensor_view<const index_t>& table, index_t block) : selected(table, block, block) {}
+    selected(const attn::detail::read_view<index_t>& table, index_t block) : selected(table, block, block) {}
 
     detail::block_lists at(index_t batch, index_t head) const {
         const auto plane = detail::table_place(size_, batch, head).plane(size_);

@@ -73,7 +73,7 @@ public:
     /// entry b mod entries, as those of an image's windows are repeated, image after image. Row 0 is the query first_query and column 0 the key
     /// first_key: one number, or some that are repeated likewise. The tensor and they are not needed afterwards. Throws attention_error if it
     /// has no memory.
-    explicit tiles(const tensor_view<const bool>& mask, const per_batch& first_query = 0, const per_batch& first_key = 0)
+    explicit tiles(const attn::detail::read_view<bool>& mask, const per_batch& first_query = 0, const per_batch& first_key = 0)
         : size_(distinct(readable(mask))), any_query_(size_.tokens == 1) {
         look(first_query, first_key, [&](index_t batch, index_t head, index_t row, std::uint8_t* line) {
             const auto* from = mask.row(batch, head, row);

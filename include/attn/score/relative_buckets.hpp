@@ -72,7 +72,7 @@ template <Scalar T>
 class relative_buckets {
 public:
     /// `rule.buckets` is the table's.
-    explicit relative_buckets(const tensor_view<const T>& table, bucket_rule rule = {})
+    explicit relative_buckets(const detail::read_view<T>& table, bucket_rule rule = {})
         : rule_(rule), heads_(table.shape().heads), reach_(rule.max_distance) {
         const auto& s = table.shape();
         detail::check_view(name, "table", table);

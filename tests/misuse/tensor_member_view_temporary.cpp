@@ -1,0 +1,13 @@
+// expect: deleted
+// The same, by the tensor's own view.
+#include <attn/core/tensor.hpp>
+
+int main() {
+#ifdef ATTN_MISUSE
+    const auto view = attn::tensor<float>({1, 1, 3, 4}).view();
+#else
+    const attn::tensor<float> named({1, 1, 3, 4});
+    const auto view = named.view();
+#endif
+    return view(0, 0, 2, 3) == 0 ? 0 : 1;
+}
