@@ -1,10 +1,13 @@
 // The blocks of published models, made of the library's parts: each against its formulas in double.
 #include "block_checks.hpp"
+#include "errors.hpp"
 
 #include <attn/attention/linformer_attention.hpp>
 #include <attn/attention/simplified_linear_attention.hpp>
 #include <attn/attention/talking_heads_attention.hpp>
 #include <attn/norm/progressive_rep_batch_norm.hpp>
+#include <attn/pattern/local.hpp>
+#include <attn/pattern/on_heads.hpp>
 #include <attn/reference/depthwise_convolution.hpp>
 #include <attn/reference/linear_attention.hpp>
 #include <attn/reference/linformer.hpp>
@@ -116,6 +119,49 @@ TEST_CASE("Swin's blocks: shifted windows with a relative bias, and SLAB's, fold
         return in_windows(unshifted, t,
                           [&](const auto& windows) { return plain_multi_head(windows, simplified, plain_simplified(convolution)); });
     });
+}
+
+TEST_CASE("windowed: attention that would join opposite edges of a shifted grid is refused", "[layer]") {
+    parameters weights;
+    const auto x = random_rows<float>({2, 1, 8 * 12, channels}, 3);
+    const window_grid grid{.height = 8, .width = 12, .window_height = 4, .window_width = 4, .shift_height = 2, .shift_width = 1};
+    const auto mlp = random_feed_forward(weights, "mlp", channels, 96);
+    int number = 0;
+    const auto heads_of = [&](const auto& op) { return random_multi_head<float>(weights, std::to_string(++number), channels, heads, heads, 8, 8, op); };
+    const auto problem_of = [&](const window_grid& g, const auto& layer) {
+        return error_of([&] { (void)forward(windowed<std::remove_cvref_t<decltype(layer)>>{g, layer}, {.tokens = x}); });
+    };
+    const auto attention_of = [&](const auto& op) { return problem_of(grid, heads_of(op)); };
+    CHECK(attention_of(softmax_attention<>{}) == "windowed: layer shows token 3 of window 2 to token 2, but the shift of 2 x 1 took them from opposite edges of "
+                                                 "the grid: its attention needs the pattern grid.shift_segments()");
+    const auto refused = [](const std::string& problem) { return problem.find("grid.shift_segments()") != std::string::npos; };
+    auto rows = grid, columns = grid, none = grid;
+    columns.shift_height = rows.shift_width = none.shift_height = none.shift_width = 0;
+    CHECK(refused(problem_of(rows, heads_of(softmax_attention<>{}))));
+    CHECK(problem_of(none, heads_of(softmax_attention<>{})) == nothing_thrown);
+    CHECK(refused(attention_of(softmax_attention{.pattern = causal{}})));
+    CHECK(refused(problem_of(rows, heads_of(softmax_attention{.pattern = pattern::local{1}}))));
+    CHECK(refused(problem_of(rows, heads_of(softmax_attention{.pattern = columns.shift_segments()}))));
+    CHECK(refused(problem_of(columns, heads_of(softmax_attention{.pattern = rows.shift_segments()}))));
+    CHECK(refused(attention_of(softmax_attention{.pattern = grid.shift_segments() | pattern::on_heads{heads - 1, heads}})));
+    CHECK(refused(attention_of(simplified_linear_attention<>{})));
+    CHECK(refused(attention_of(talking_heads_attention<>{})));
+    const auto attention = heads_of(softmax_attention<>{});
+    CHECK(refused(problem_of(grid, transformer_block<identity_norm<float>, std::remove_cvref_t<decltype(attention)>, feed_forward<float>>{
+                                       .attention = attention, .feed_forward = mlp})));
+
+    CHECK(problem_of(grid, mlp) == nothing_thrown);
+    CHECK(attention_of(softmax_attention{.pattern = grid.shift_segments()}) == nothing_thrown);
+    CHECK(attention_of(softmax_attention{.pattern = causal{} & grid.shift_segments()}) == nothing_thrown);
+    CHECK(attention_of(talking_heads_attention<segments>{.pattern = grid.shift_segments()}) == nothing_thrown);
+    tensor<float> bias({grid.windows(), 1, 16, 16});
+    const auto kept = grid.shift_segments();
+    for (index_t w = 0; w < grid.windows(); ++w)
+        for (index_t i = 0; i < 16; ++i)
+            for (index_t j = 0; j < 16; ++j) bias(w, 0, i, j) = kept.at(w, 0).visible(i, j) ? 0 : -std::numeric_limits<float>::infinity();
+    CHECK(attention_of(softmax_attention{.score = additive_bias{bias}}) == nothing_thrown);
+    bias(5, 0, 8, 4) = -100; // the code that papers come with hides by that, and not quite
+    CHECK(refused(attention_of(softmax_attention{.score = additive_bias{bias}})));
 }
 
 TEST_CASE("PVT's block: keys and values of a reduced grid, folded through the reduction", "[layer]") {
