@@ -147,6 +147,15 @@ TEST_CASE("attend: positions and parameters that do not fit are refused", "[atte
         check_says(call.check(softmax_attention{.pattern = !(local{2} | block_diagonal{0})}), {"pattern block_diagonal{0}"});
         check_says(call.check(softmax_attention{.pattern = on_heads{2, 1}}), {"pattern on_heads{2, 1}"});
         check_says(call.check(softmax_attention{.pattern = lengths{three}}), {"softmax_attention: pattern lengths", "batch"});
+        const std::vector<index_t> all{11, 0}, beyond{3, 12};
+        CHECK(call.check(softmax_attention{.pattern = lengths{all}}) == nothing_thrown);
+        CHECK(call.refusal(softmax_attention{.pattern = dense{} & !lengths{beyond}}) ==
+              "softmax_attention: pattern lengths{2 values} holds the length 12, but there are 11 keys; if they are some of a longer sequence, give their positions");
+        for (const auto& some : {top_left(), bottom_right(9, 11), positions{.first_key = 5}}) { // of more keys
+            call.positions = some;
+            CHECK(call.check(softmax_attention{.pattern = lengths{beyond}}) == nothing_thrown);
+        }
+        call.positions = {};
         const tensor<bool> narrow({1, 1, 9, 10}), heads({1, 3, 9, 11}), fitting({2, 4, 9, 11});
         check_says(call.check(softmax_attention{.pattern = tiles(narrow.view())}), {"pattern tiles", "(1, 1, 9, 10)", "keys"});
         check_says(call.check(softmax_attention{.pattern = tiles(heads.view())}), {"pattern tiles", "(1, 3, 9, 11)", "heads"});

@@ -64,7 +64,7 @@ template <Scalar T>
 inputs<T> inputs_of_entry(const ragged& batch, const inputs<T>& in, index_t e) {
     const auto &q = batch.starts, &k = batch.of_keys();
     return {tokens_of_entry(in.queries, q, e), tokens_of_entry(in.keys, k, e), tokens_of_entry(in.values, k, e),
-            {in.positions.first_query.repeated(e), in.positions.first_key.repeated(e)}};
+            in.positions.of_entry(e)};
 }
 
 /// Which sequences have so many tokens that all threads work on one at a time; the others are handed out, one to a thread.

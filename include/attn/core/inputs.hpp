@@ -10,12 +10,14 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// One number for all batch entries, or one for each.
 class per_batch {
 public:
+    /// 0 for all, as long as nobody gives a number.
+    constexpr per_batch() = default;
     /// One number for all.
-    constexpr per_batch(index_t same) : same_(same) {}
+    constexpr per_batch(index_t same) : same_(same), given_(true) {}
     /// One number for each: a view of a vector, an array, a span or anything like them.
     template <class R>
         requires(std::convertible_to<R, std::span<const index_t>> && !detail::Temporary<R>)
-    constexpr per_batch(R&& each) : shared_(false), each_(std::forward<R>(each)) {}
+    constexpr per_batch(R&& each) : shared_(false), given_(true), each_(std::forward<R>(each)) {}
     /// A temporary would be gone before it is read: name the numbers first.
     template <detail::Temporary R>
     per_batch(R&& numbers) = delete;
@@ -23,6 +25,10 @@ public:
     constexpr index_t operator[](index_t batch) const noexcept { return shared_ ? same_ : each_[static_cast<std::size_t>(batch)]; }
     /// That of a batch entry where the numbers given one by one are repeated, image after image.
     constexpr index_t repeated(index_t batch) const noexcept { return shared_ || each_.empty() ? same_ : (*this)[batch % count()]; }
+    /// That of one batch entry, for it alone.
+    constexpr per_batch of_entry(index_t batch) const noexcept { return given_ ? per_batch(repeated(batch)) : per_batch(); }
+    /// Whether somebody gave a number.
+    constexpr bool given() const noexcept { return given_; }
     /// Count of numbers given one by one; 0 if all entries share one.
     constexpr index_t count() const noexcept { return static_cast<index_t>(each_.size()); }
     /// Whether there is a number for each of so many batch entries.
@@ -35,19 +41,26 @@ public:
 private:
     index_t same_ = 0;
     bool shared_ = true;
+    bool given_ = false;
     std::span<const index_t> each_;
 };
 
 /// Where the rows of a call lie: query row r is at position first_query + r, key row r at first_key + r. Patterns and score
 /// functions see these absolute positions, so that they stay right in a chunk of a sequence and beside a cache of keys.
 /// Rows lie between -farthest_position and farthest_position, 2^60 on either side; others are refused.
+/// Where nothing is given they begin at 0, and a call is taken to have all keys that there are.
 struct positions {
-    per_batch first_query = 0;
-    per_batch first_key = 0;
+    per_batch first_query = {};
+    per_batch first_key = {};
+
+    /// Whether anything is.
+    constexpr bool given() const noexcept { return first_query.given() || first_key.given(); }
+    /// Those of one batch entry, for it alone.
+    constexpr positions of_entry(index_t batch) const noexcept { return {first_query.of_entry(batch), first_key.of_entry(batch)}; }
 };
 
-/// Query row 0 beside key row 0. Nothing else is ever assumed when n != m.
-constexpr positions top_left() { return {}; }
+/// Query row 0 beside key row 0.
+constexpr positions top_left() { return {.first_query = 0, .first_key = 0}; }
 
 /// The last query beside the last key, as when the keys are a cache that ends with the queries' own.
 constexpr positions bottom_right(index_t queries, index_t keys) { return {.first_query = keys - queries}; }

@@ -21,7 +21,7 @@ public:
         if (ranks < 1) throw argument_error(name, "ranks", "must be at least 1, not " + std::to_string(ranks));
         const auto n = whole.queries.tokens, m = whole.keys.tokens;
         queries_.cuts = cuts_of(pattern, ranks);
-        if (n == m && first_query_ == first_key_)
+        if (n == m && where_.first_query[0] == where_.first_key[0])
             keys_ = queries_;
         else
             for (index_t r = 0; r <= ranks; ++r) keys_.cuts.push_back(m / ranks * r + m % ranks * r / ranks);
@@ -54,7 +54,7 @@ public:
     /// Of the whole call.
     const input_shapes& shapes() const { return whole_; }
     /// Of the whole call.
-    attn::positions positions() const { return {.first_query = first_query_, .first_key = first_key_}; }
+    const attn::positions& positions() const { return where_; }
     /// Of a rank's part.
     input_shapes shapes(index_t rank) const {
         auto part = whole_;
@@ -86,14 +86,13 @@ private:
     };
 
     template <Pattern P>
-    partition(const P& pattern, const input_shapes& whole, const attn::positions& where) : whole_(whole) {
+    partition(const P& pattern, const input_shapes& whole, const attn::positions& where) : whole_(whole), where_(where) {
         if (!where.first_query.shared() || !where.first_key.shared())
             throw argument_error(name, "positions", "are given for each batch entry, but ranks hold the same tokens of all");
-        first_query_ = where.first_query[0], first_key_ = where.first_key[0];
         detail::check_shape<float>(name, "v", whole.values);
         detail::check_pattern(name, pattern, whole, where, whole.queries.heads);
-        detail::check_positions(name, "positions.first_query", first_query_, whole.queries.tokens);
-        detail::check_positions(name, "positions.first_key", first_key_, whole.keys.tokens);
+        detail::check_positions(name, "positions.first_query", where.first_query[0], whole.queries.tokens);
+        detail::check_positions(name, "positions.first_key", where.first_key[0], whole.keys.tokens);
         if (whole.values.tokens != whole.keys.tokens) detail::refuse(name, "v", whole.values, "k", whole.keys, "the tokens differ");
     }
     static void check_cuts(std::string_view argument, const std::vector<index_t>& cuts, index_t tokens) {
@@ -109,7 +108,7 @@ private:
         const index_t alike = heads_alike(pattern) ? std::max<index_t>(1, q.heads) : 1;
         for (index_t b = 0; b < q.batch; ++b)
             for (index_t h = 0; h < q.heads; h += alike)
-                pairs += alike * visited_pairs(at(pattern, b, h), first_query_ + rows.first, rows.count, first_key_, k.tokens, 16, 16).visible;
+                pairs += alike * visited_pairs(at(pattern, b, h), where_.first_query[0] + rows.first, rows.count, where_.first_key[0], k.tokens, 16, 16).visible;
         return pairs;
     }
     /// Each cut is where the pairs before it are nearest to the share of the ranks before it.
@@ -147,9 +146,8 @@ private:
     }
     template <Pattern P>
     void find_work(const P& pattern) {
-        const auto where = positions();
-        const kernel::visible_keys_of<float, simd::native, P> visible(pattern, whole_, where);
-        const detail::key_plan plan(visible, whole_.queries, first_query_, first_key_, queries_, keys_);
+        const kernel::visible_keys_of<float, simd::native, P> visible(pattern, whole_, where_);
+        const detail::key_plan plan(visible, whole_.queries, where_.first_query[0], where_.first_key[0], queries_, keys_);
         work_.resize(static_cast<std::size_t>(ranks()));
         for (index_t rank = 0; rank < ranks(); ++rank) work_[static_cast<std::size_t>(rank)].pairs = pairs_of(pattern, queries(rank));
         for (index_t number = 0; number < plan.pieces(); ++number)
@@ -165,7 +163,7 @@ private:
     }
 
     input_shapes whole_;
-    index_t first_query_ = 0, first_key_ = 0;
+    attn::positions where_;
     detail::row_cuts queries_, keys_;
     std::vector<work> work_; ///< of each rank
 };

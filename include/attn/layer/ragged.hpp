@@ -17,7 +17,7 @@ layer_inputs<T> inputs_of_entry(const ragged& batch, const layer_inputs<T>& in, 
             .residual = part(in.residual, batch.starts),
             .context = part(in.context, batch.of_keys()),
             .value_context = part(in.value_context, batch.of_keys()),
-            .positions = {in.positions.first_query.repeated(e), in.positions.first_key.repeated(e)}};
+            .positions = in.positions.of_entry(e)};
 }
 
 template <Layer L>

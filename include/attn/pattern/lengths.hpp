@@ -15,7 +15,8 @@ struct shorter_than {
 namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 
 /// Padded batches: batch entry b has the keys before absolute position length[b], j < length[b]. The lengths are the caller's memory,
-/// one for each batch entry. Refused: another number of them, a negative one.
+/// one for each batch entry. Refused: another number of them, a negative one, and one beyond the keys there are. A call of some of the keys, whose
+/// lengths are those of all, gives its positions; without them it is taken to have all keys.
 struct lengths {
     borrowed<const index_t> length;
 
@@ -25,8 +26,12 @@ struct lengths {
     void check(const pattern_context& context) const {
         const auto name = [&] { return "lengths{" + std::to_string(length.size()) + " values}"; };
         if (std::ssize(length) != context.batch) context.refuse(name(), "is for another batch than " + std::to_string(context.batch));
-        for (const auto value : length)
+        for (const auto value : length) {
             if (value < 0) context.refuse(name(), "holds the length " + std::to_string(value));
+            if (value > context.end_key && !context.where.given())
+                context.refuse(name(), "holds the length " + std::to_string(value) + ", but there are " + std::to_string(context.end_key) +
+                                           " keys; if they are some of a longer sequence, give their positions");
+        }
     }
     void check_apart(const output_memory& out) const { out.require_apart("the lengths of the pattern", length); }
 };
