@@ -14,7 +14,7 @@ template <Storage S>
 struct tensors {
     tensor<S> queries, keys, values;
 
-    operator inputs<computed_in<S>>() const { return {queries, keys, values}; }
+    operator inputs<computed_in<S>>() const { return {queries, keys, values, top_left()}; }
 };
 
 /// Independent standard normal numbers, the queries times `query_factor`; the same in every run, rounded where they are stored in 16 bits.

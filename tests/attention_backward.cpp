@@ -85,6 +85,17 @@ TEST_CASE("backward: what is wrong is refused, by name", "[attention][portable]"
     refused([](auto& c) { c.wanted.values = {c.dv.data(), {2, 2, 11, 5}, {0, 0, 0, 1}}; }, {"wanted.values", "elements overlap"});
     refused([](auto& c) { c.wanted.sinks = c.d_sinks; }, {"wanted.sinks", "there are no sinks"});
     {
+        const good_backward call;
+        const auto in = call.in();
+        const auto wanted = [&](const auto& op, const positions& where) {
+            using operation = std::remove_cvref_t<decltype(op)>;
+            const typename operation::template gradients<float> none{};
+            return error_of([&] { backward(op, inputs<float>{in.queries, in.keys, in.values, where}, call.saved, call.given, none); });
+        };
+        check_says(wanted(softmax_attention{.pattern = causal{}}, {}), {"softmax_attention: positions are not given, but q has 9 tokens and k 11"});
+        CHECK(wanted(softmax_attention{.pattern = causal{}}, top_left()) == nothing_thrown);
+    }
+    {
         const tensor<float> none({1, 0, 3, 4}), rows({1, 0, 3, 1}); // no heads, so as many sinks as there should be
         const softmax_attention<>::gradients<float> wanted{{}, {small.data(), {1, 0, 1, 1}, {1, 1, 1, 1}}};
         CHECK(error_of([&] { backward(softmax_attention<>(), inputs<float>{none, none, none}, {none, rows}, {none}, wanted); }) == nothing_thrown);

@@ -3,17 +3,7 @@
 #include "catch.hpp"
 #include "errors.hpp"
 
-#include <attn/attention/softmax_attention.hpp>
-#include <attn/pattern/block_diagonal.hpp>
-#include <attn/pattern/lengths.hpp>
-#include <attn/pattern/local.hpp>
-#include <attn/pattern/on_heads.hpp>
-#include <attn/pattern/strided.hpp>
-#include <attn/pattern/tiles.hpp>
-#include <attn/score/additive_bias.hpp>
-#include <attn/score/alibi.hpp>
-#include <attn/score/soft_cap.hpp>
-#include <attn/score/composed_score.hpp>
+#include <attn/attn.hpp>
 
 #if __has_include(<sys/mman.h>)
 #include <sys/mman.h>
@@ -52,7 +42,7 @@ struct good_call {
     forbidden_memory memory;
     tensor_view<float> q = memory.tensor(0, {2, 4, 9, 8}), k = memory.tensor(1, {2, 2, 11, 8}), v = memory.tensor(2, {2, 2, 11, 5});
     tensor_view<float> out = memory.tensor(3, {2, 4, 9, 5}), log_sum_exp = memory.tensor(4, {2, 4, 9, 1});
-    attn::positions positions = {};
+    attn::positions positions = top_left();
     std::size_t missing_bytes = 0;
 
     /// What the error says.
@@ -148,6 +138,7 @@ TEST_CASE("attend: positions and parameters that do not fit are refused", "[atte
         check_says(call.check(softmax_attention{.pattern = on_heads{2, 1}}), {"pattern on_heads{2, 1}"});
         check_says(call.check(softmax_attention{.pattern = lengths{three}}), {"softmax_attention: pattern lengths", "batch"});
         const std::vector<index_t> all{11, 0}, beyond{3, 12};
+        call.positions = {};
         CHECK(call.check(softmax_attention{.pattern = lengths{all}}) == nothing_thrown);
         CHECK(call.refusal(softmax_attention{.pattern = dense{} & !lengths{beyond}}) ==
               "softmax_attention: pattern lengths{2 values} holds the length 12, but there are 11 keys; if they are some of a longer sequence, give their positions");
@@ -155,7 +146,7 @@ TEST_CASE("attend: positions and parameters that do not fit are refused", "[atte
             call.positions = some;
             CHECK(call.check(softmax_attention{.pattern = lengths{beyond}}) == nothing_thrown);
         }
-        call.positions = {};
+        call.positions = top_left();
         const tensor<bool> narrow({1, 1, 9, 10}), heads({1, 3, 9, 11}), fitting({2, 4, 9, 11});
         check_says(call.check(softmax_attention{.pattern = tiles(narrow.view())}), {"pattern tiles", "(1, 1, 9, 10)", "keys"});
         check_says(call.check(softmax_attention{.pattern = tiles(heads.view())}), {"pattern tiles", "(1, 3, 9, 11)", "heads"});
@@ -172,6 +163,63 @@ TEST_CASE("attend: positions and parameters that do not fit are refused", "[atte
                    {"score additive_bias", "(3, 1, 9, 11)"});
         check_says(call.check(softmax_attention{.score = additive_bias(fitting.view(), 0, 1)}), {"score additive_bias", "key"});
         CHECK(call.check(softmax_attention{.score = additive_bias(fitting.view())}) == nothing_thrown);
+    }
+}
+
+TEST_CASE("attend: where queries stand beside keys is said if it matters and there are not as many", "[attention][portable]") {
+    good_call call;
+    call.positions = {};
+    CHECK(call.refusal(softmax_attention{.pattern = causal{}}) ==
+          "softmax_attention: positions are not given, but q has 9 tokens and k 11, and the pattern compares their positions: attn::top_left() puts the first "
+          "query beside the first key, attn::bottom_right(9, 11) the last beside the last");
+    const std::vector<double> slopes(4, 0.5);
+    CHECK(call.refusal(softmax_attention{.score = alibi(slopes)}) ==
+          "softmax_attention: positions are not given, but q has 9 tokens and k 11, and the score compares their positions: attn::top_left() puts the first "
+          "query beside the first key, attn::bottom_right(9, 11) the last beside the last");
+
+    const auto each_that_compares = [&](const auto& f) {
+        const auto pattern = [&](const auto& p) { f(softmax_attention{.pattern = p}); };
+        pattern(causal{}), pattern(local{2}), pattern(strided{3}), pattern(dilated_window{2, 3}), pattern(block_diagonal{4}), pattern(fixed{4, 1}), pattern(global{1});
+        pattern(prefix{2}), pattern(predicate{[](auto i, auto j) { return i == j; }}), pattern(neighborhood(neighborhood_rule<1>{.grid = {11}, .window = {3}}));
+        pattern(dense{} & causal{}), pattern(causal{} | dense{}), pattern(!causal{}), pattern((dense{} & !local{1}) | on_heads{0, 1});
+        const tensor<float> table({1, 4, 1, 8}), gates({2, 4, 11, 1});
+        const auto score = [&](const auto& s) { f(softmax_attention{.score = s}); };
+        score(alibi(slopes)), score(kerple_logarithmic(slopes, slopes)), score(relative_buckets(table)), score(forgetting(gates));
+        score([]<class S>(S x, auto i, auto j) { return x - S(i - j); });
+        score(composed_score{soft_cap{3}, alibi(slopes)});
+        f(talking_heads_attention{.pattern = causal{}}), f(talking_heads_attention{.score = alibi(slopes)});
+        f(linear_attention{.pattern = causal{}}), f(linear_attention{.pattern = prefix{2}});
+        f(linformer_attention{.key_projection = mean_pooling{2}, .pattern = !causal{}});
+    };
+    const auto each_that_does_not = [&](const auto& f) {
+        const std::vector<index_t> present{3, 11};
+        const std::vector<std::int32_t> of_queries(9), of_keys(11);
+        const tensor<bool> mask({1, 1, 9, 11}), blocks({1, 1, 3, 3});
+        const tensor<index_t> lists({1, 1, 3, 2});
+        const tensor<float> bias({1, 1, 9, 11});
+        const auto pattern = [&](const auto& p) { f(softmax_attention{.pattern = p}); };
+        pattern(dense{}), pattern(lengths{present}), pattern(tiles(mask)), pattern(block_sparse{blocks, 4}), pattern(segments(of_queries, of_keys)), pattern(on_heads{0, 2});
+        pattern(dense{} & !lengths{present}), pattern(on_heads{0, 2} | tiles(mask));
+        const auto score = [&](const auto& s) { f(softmax_attention{.score = s}); };
+        score(identity_score{}), score(soft_cap{3}), score(additive_bias(bias)), score(composed_score{soft_cap{3}, additive_bias(bias)});
+        f(talking_heads_attention{.score = additive_bias(bias), .pattern = tiles(mask)});
+        f(linear_attention{.pattern = lengths{present}});
+    };
+    const auto refused = [&](const auto& op) { check_says(call.check(op), {": positions are not given, but q has ", "attn::top_left()", "attn::bottom_right("}); };
+    const auto taken = [&](const auto& op) { CHECK(call.check(op) == nothing_thrown); };
+    each_that_compares(refused);
+    each_that_does_not(taken);
+    for (const auto& where : {top_left(), bottom_right(9, 11), positions{.first_key = 0}}) {
+        call.positions = where;
+        taken(softmax_attention{.score = alibi(slopes), .pattern = causal{}});
+    }
+    const std::vector<index_t> each{2, 0};
+    call.positions = {.first_query = each};
+    taken(softmax_attention{.pattern = causal{}});
+    call.positions = {};
+    for (const index_t keys : {9, 0}) {
+        call.k = reshaped(call.k, {2, 2, keys, 8}), call.v = reshaped(call.v, {2, 2, keys, 5});
+        taken(softmax_attention{.score = alibi(slopes), .pattern = causal{}});
     }
 }
 

@@ -233,8 +233,8 @@ TEST_CASE("linformer_attention: what cannot work is refused", "[linformer]") {
     const auto matrix = random_projection({1, 1, 12, 50}, 1), short_one = random_projection({1, 1, 12, 49}, 1),
                three = random_projection({1, 3, 12, 50}, 1);
     const auto refused = [&](const auto& op, const char* why) {
-        CHECK_THROWS_AS(attend(op, in.queries, in.keys, in.values), attention_error);
-        CHECK_THROWS_WITH(attend(op, in.queries, in.keys, in.values), Contains(why));
+        CHECK_THROWS_AS(attend(op, in.queries, in.keys, in.values, top_left()), attention_error);
+        CHECK_THROWS_WITH(attend(op, in.queries, in.keys, in.values, top_left()), Contains(why));
     };
     using linear = linear_projection<float>;
     refused(linformer_attention<linear, shared_projection, causal>{.key_projection = {matrix.view()}},

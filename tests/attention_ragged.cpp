@@ -88,11 +88,12 @@ TEST_CASE("ragged: a layer runs each sequence as if it were alone", "[layer]") {
     for_each_executor([&](auto& executor, const std::string& name) {
         INFO(name);
         const auto out = forward(block, {.starts = starts}, {.tokens = x}, executor);
-        const auto crossed = forward(attention, {.starts = starts, .key_starts = key_starts}, {.tokens = x, .residual = r, .context = y}, executor);
+        const auto crossed = forward(attention, {.starts = starts, .key_starts = key_starts},
+                                     {.tokens = x, .residual = r, .context = y, .positions = top_left()}, executor);
         for (std::size_t e = 0; e + 1 < starts.size(); ++e) {
             const auto ex = entry_of(x, starts, e), ey = entry_of(y, key_starts, e), er = entry_of(r, starts, e);
             CHECK(same_bits(entry_of(out, starts, e), forward(block, {.tokens = ex})));
-            CHECK(same_bits(entry_of(crossed, starts, e), forward(attention, {.tokens = ex, .residual = er, .context = ey})));
+            CHECK(same_bits(entry_of(crossed, starts, e), forward(attention, {.tokens = ex, .residual = er, .context = ey, .positions = top_left()})));
         }
     });
 }
@@ -118,6 +119,14 @@ TEST_CASE("ragged: starts that do not fit are refused", "[attention]") {
           "softmax_attention: starts cut one batch entry into sequences, for tokens of shape (2, 2, 10, 4)");
     CHECK(error_of([&] { (void)attend(op, ragged{from}, inputs<float>{x, x, x, {.first_query = three}}); }) ==
           "softmax_attention: positions are 3, but there are 2 sequences");
+    // Queries beside other keys than theirs say where they stand, in every sequence.
+    const std::vector<index_t> other{0, 5, 10};
+    const auto refused = [&](const ragged& batch, const positions& where) {
+        return error_of([&] { (void)attend(softmax_attention{.pattern = causal{}}, batch, inputs<float>{x, x, x, where}); });
+    };
+    CHECK(refused({from}, {}) == nothing_thrown);
+    CHECK_THAT(refused({from, other}, {}), StartsWith("softmax_attention: positions are not given, but q has 4 tokens and k 5, and the pattern"));
+    CHECK(refused({from, other}, top_left()) == nothing_thrown);
     tensor<float> narrow({1, 2, 10, 3}), out(x.shape());
     CHECK(error_of([&] { attend(op, ragged{from}, inputs<float>{x, x, x}, outputs<float>{narrow}); }) ==
           "softmax_attention: out has shape (1, 2, 10, 3), but the result has (1, 2, 10, 4)");

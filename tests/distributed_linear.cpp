@@ -42,7 +42,7 @@ TEMPLATE_TEST_CASE("ranks: linear attention", "[distributed][parallel]", ATTN_TE
 
 TEST_CASE("ranks: linear attention at other positions, of other keys than queries, of 16-bit numbers", "[distributed]") {
     const std::vector<index_t> some{2, 3, 7};
-    for (const auto where : {positions{}, positions{.first_query = 2'000, .first_key = -700}, positions{.first_query = -100}, positions{.first_query = 5'123, .first_key = 5'001}}) {
+    for (const auto where : {top_left(), positions{.first_query = 2'000, .first_key = -700}, positions{.first_query = -100}, positions{.first_query = 5'123, .first_key = 5'001}}) {
         const auto in = random_given<float>({1, 2, 2, 700, 5'000, 33, 16, where});
         check_linear(linear_attention{}, inputs<float>(in), some);
         check_linear(linear_attention{.pattern = causal{}}, inputs<float>(in), some);

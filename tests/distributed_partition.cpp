@@ -141,6 +141,11 @@ TEST_CASE("partition: what does not fit is refused", "[distributed]") {
     check_says(error_of([] { partition(dense{}, {{1, 1, -1, 8}, {1, 1, 10, 8}, {1, 1, 10, 8}}, 2); }), {"partition", "q", "negative"});
     check_says(error_of([] { partition(dense{}, {{1, 1, 9, 8}, {1, 1, 10, 8}, {1, 1, 11, 8}}, 2); }), {"partition", "v", "the tokens differ"});
     check_says(error_of([] { partition(dense{}, square(10), 2, {.first_query = farthest_position}); }), {"partition", "positions.first_query"});
+    const input_shapes crossed{{1, 1, 9, 8}, {1, 1, 10, 8}, {1, 1, 10, 8}};
+    check_says(error_of([&] { partition(causal{}, crossed, 2); }), {"partition: positions are not given, but q has 9 tokens and k 10, and the pattern"});
+    CHECK(error_of([&] { partition(causal{}, crossed, 2, top_left()); }) == nothing_thrown);
+    const std::vector<index_t> beyond{11};
+    check_says(error_of([&] { partition(lengths{beyond}, crossed, 2); }), {"partition: pattern lengths{1 values} holds the length 11, but there are 10 keys"});
     const auto cuts = [](std::vector<index_t> queries, std::vector<index_t> keys) { partition(dense{}, square(10), std::move(queries), std::move(keys)); };
     CHECK(error_of([&] { cuts({0, 5, 10}, {0, 0, 10}); }) == nothing_thrown);
     check_says(error_of([&] { cuts({0, 5, 9}, {0, 5, 10}); }), {"partition: query_cuts must rise from 0 to the 10 tokens"});

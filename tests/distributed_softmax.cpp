@@ -90,6 +90,26 @@ TEST_CASE("ranks: score functions and sinks", "[distributed]") {
     }
 }
 
+TEST_CASE("ranks: queries beside other keys than theirs say where they stand", "[distributed]") {
+    const input_shapes crossed{{1, 1, 10, 4}, {1, 1, 12, 4}, {1, 1, 12, 4}};
+    const std::vector<double> slopes{0.1};
+    const auto heard = [&](const auto& op, const positions& where) {
+        const sequence_parallel over{op, partition(dense{}, crossed, 2, where)};
+        std::vector<std::string> errors(2);
+        on_thread_ranks(2, [&](auto& ranks) {
+            const auto rank = ranks.rank();
+            const tensor<float> q(over.partition.shapes(rank).queries), k(over.partition.shapes(rank).keys);
+            errors[static_cast<std::size_t>(rank)] = error_of([&] { (void)attend(over, ranks, inputs<float>{q, k, k}); });
+        });
+        CHECK(errors[0] == errors[1]);
+        return errors[0];
+    };
+    check_says(heard(softmax_attention{.score = alibi{slopes}}, {}), {"softmax_attention: positions are not given, but q has 10 tokens and k 12, and the score"});
+    check_says(heard(softmax_attention{.pattern = causal{}}, {}), {"softmax_attention: positions are not given, but q has 10 tokens and k 12, and the pattern"});
+    CHECK(heard(softmax_attention{.score = alibi{slopes}, .pattern = causal{}}, top_left()) == nothing_thrown);
+    CHECK(heard(softmax_attention{}, {}) == nothing_thrown);
+}
+
 TEST_CASE("ranks: 16-bit keys, values and results, and bf16 products", "[distributed]") {
     const index_t n = 2'700;
     const auto in = random_given<float>({1, 2, 1, n, n, 8, 6});

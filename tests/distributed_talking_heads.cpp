@@ -58,7 +58,7 @@ TEST_CASE("ranks: talking heads, patterns of heads and batch entries, positions,
     const mixings mix;
     const index_t n = 1'300, m = 1'900;
     const std::vector<index_t> lengths_of{30, 1700};
-    for (const auto where : {positions{}, positions{.first_query = -2'000, .first_key = -1'950}, positions{.first_query = 500}}) {
+    for (const auto where : {top_left(), positions{.first_query = -2'000, .first_key = -1'950}, positions{.first_query = 500}}) {
         const given<float> in{random_tensor<float>({2, 4, n, 9}, 1), random_tensor<float>({2, 1, m, 9}, 2), random_tensor<float>({2, 2, m, 5}, 3), where};
         const auto of = [&](const auto& pattern) {
             using P = std::remove_cvref_t<decltype(pattern)>;

@@ -50,7 +50,7 @@ struct exact_scores {
         std::fill_n(bias.data(), bias.shape().size(), size);
         if (!counts) std::fill_n(q.data(), q.shape().size(), T{0});
     }
-    inputs<T> in() const { return {q, k, v}; }
+    inputs<T> in() const { return {q, k, v, top_left()}; }
 };
 
 template <Scalar T>

@@ -129,7 +129,7 @@ tensor<T> random_tensor(const shape& s, unsigned seed, T limit = 2) {
 template <Scalar T>
 struct given {
     tensor<T> queries, keys, values;
-    attn::positions positions = {};
+    attn::positions positions = top_left();
 
     operator inputs<T>() const { return {queries, keys, values, positions}; }
 };

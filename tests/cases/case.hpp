@@ -18,7 +18,7 @@ namespace attn::testing {
 /// The sizes of one call.
 struct problem {
     index_t batch = 1, heads = 1, kv_heads = 1, queries = 1, keys = 1, key_dim = 1, value_dim = 1;
-    attn::positions positions = {};
+    attn::positions positions = top_left();
 
     input_shapes shapes() const {
         return {{batch, heads, queries, key_dim}, {batch, kv_heads, keys, key_dim}, {batch, kv_heads, keys, value_dim}};

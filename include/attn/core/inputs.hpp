@@ -48,7 +48,8 @@ private:
 /// Where the rows of a call lie: query row r is at position first_query + r, key row r at first_key + r. Patterns and score
 /// functions see these absolute positions, so that they stay right in a chunk of a sequence and beside a cache of keys.
 /// Rows lie between -farthest_position and farthest_position, 2^60 on either side; others are refused.
-/// Where nothing is given they begin at 0, and a call is taken to have all keys that there are.
+/// Where nothing is given they begin at 0, and a call is taken to have all keys that there are; then n and m must be the same if the
+/// pattern or the score function compares positions.
 struct positions {
     per_batch first_query = {};
     per_batch first_key = {};
@@ -59,7 +60,7 @@ struct positions {
     constexpr positions of_entry(index_t batch) const noexcept { return {first_query.of_entry(batch), first_key.of_entry(batch)}; }
 };
 
-/// Query row 0 beside key row 0.
+/// Query row 0 beside key row 0, which nobody assumes when n != m and it matters.
 constexpr positions top_left() { return {.first_query = 0, .first_key = 0}; }
 
 /// The last query beside the last key, as when the keys are a cache that ends with the queries' own.

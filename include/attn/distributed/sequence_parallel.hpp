@@ -96,7 +96,10 @@ void check_with_all_keys(const A& op, const partition& parts, const inputs<T>& i
     seen.queries = in.queries;
     seen.positions.first_query = in.positions.first_query;
     op.check(seen);
-    check_pattern(A::name, op.pattern, parts.shapes(), parts.positions(), log_sum_exp_shape(op, parts.shapes()).heads);
+    const auto heads = log_sum_exp_shape(op, parts.shapes()).heads;
+    check_pattern(A::name, op.pattern, parts.shapes(), parts.positions(), heads);
+    if constexpr (compares_positions<decltype(op.score)>)
+        pattern_context_of(A::name, parts.positions(), parts.shapes(), heads).require_positions("score");
 }
 /// Rows `first` and so on of `count`, as if the others lay before and behind: those are never read.
 template <Scalar T>

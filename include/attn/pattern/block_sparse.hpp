@@ -34,6 +34,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 /// cover.
 /// DeepSpeed Sparse Attention; Zaheer et al. 2020, BigBird.
 struct block_sparse {
+    static constexpr bool compares_positions = false;
     tensor_view<const bool> blocks;
     index_t query_block;
     index_t key_block = query_block;

@@ -18,6 +18,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 /// one for each batch entry. Refused: another number of them, a negative one, and one beyond the keys there are. A call of some of the keys, whose
 /// lengths are those of all, gives its positions; without them it is taken to have all keys.
 struct lengths {
+    static constexpr bool compares_positions = false;
     borrowed<const index_t> length;
 
     constexpr detail::shorter_than at(index_t batch, index_t) const { return {length[static_cast<std::size_t>(batch)]}; }

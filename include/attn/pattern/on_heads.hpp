@@ -18,6 +18,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 ///     (on_heads{0, 2} & local{5}) | (on_heads{2, 4} & strided{6})
 /// Refused: first < 0, end < first.
 struct on_heads {
+    static constexpr bool compares_positions = false;
     index_t first;
     index_t end;
 

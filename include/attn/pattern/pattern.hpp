@@ -59,11 +59,20 @@ constexpr bool heads_alike(const P& p) {
         return !detail::HasAt<P>;
 }
 
+/// Whether a pattern or a score function compares the positions of queries with those of keys: so is each that does not say otherwise.
+template <class P>
+inline constexpr bool compares_positions = [] {
+    if constexpr (requires { { P::compares_positions } -> std::convertible_to<bool>; }) return P::compares_positions;
+    else return true;
+}();
+
 /// A value with one generic member `visible(i, j)` on absolute positions of a query and a key. The same text is evaluated on
 /// integers, on ranges, and on lanes of queries with one integer key. Optional members:
 ///   at(batch, head)   the pattern for one batch entry and head (`visible` may then be that pattern's only)
 ///   heads_alike()     a promise beside `at`: no head's pattern differs from another's, so that what is found for one serves all
 ///   step()            a promise: a visible pair has i = j modulo step() (at least 1)
+///   compares_positions  a static constant, false as a promise: it does not matter how queries stand beside keys, for i is not looked at,
+///                     or is the row of a table; without it a call whose n is not m must give positions
 ///   check(context)    throws, by context.refuse, if the parameters do not fit what the pattern is used on
 ///   check_apart(out)  throws, by out.require_apart, if an output overlaps memory that the pattern refers to: see output_memory
 /// Patterns are copied freely: they hold numbers, or handles of shared tables.
@@ -99,10 +108,12 @@ constexpr index_t step_of(const P& p) {
         return 1;
 }
 
-/// Throws argument_error if a parameter of the pattern, or of one that it is made of, is wrong or does not fit the context.
+/// Throws argument_error if a parameter of the pattern, or of one that it is made of, is wrong or does not fit the context, or if it
+/// compares positions that nobody gave.
 template <Pattern P>
 void check(const P& p, const pattern_context& context) {
     if constexpr (detail::HasCheck<P>) p.check(context);
+    if constexpr (compares_positions<P>) context.require_positions("pattern");
 }
 
 /// The patterns, and what & | ! make of them. Of `attn` too are dense, causal, segments and the compositions that papers name.
@@ -110,12 +121,15 @@ namespace pattern {
 
 /// Dense: every key.
 struct dense {
+    static constexpr bool compares_positions = false;
+
     constexpr bool visible(auto, auto) const { return true; }
 };
 
 /// a & b: visible to both.
 template <class A, class B>
 struct both {
+    static constexpr bool compares_positions = attn::compares_positions<A> || attn::compares_positions<B>;
     A a;
     B b;
 
@@ -146,6 +160,7 @@ struct both {
 /// a | b: visible to one of them or to both.
 template <class A, class B>
 struct either {
+    static constexpr bool compares_positions = attn::compares_positions<A> || attn::compares_positions<B>;
     A a;
     B b;
 
@@ -176,6 +191,7 @@ struct either {
 /// !a: hidden by a.
 template <class A>
 struct inverse {
+    static constexpr bool compares_positions = attn::compares_positions<A>;
     A a;
 
     constexpr auto visible(const auto& i, const auto& j) const { return !a.visible(i, j); }

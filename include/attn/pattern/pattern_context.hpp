@@ -36,6 +36,16 @@ struct pattern_context {
         if (!repeats(table.batch)) refuse(name(), "is for another batch than " + std::to_string(batch));
         if (table.heads != 1 && table.heads != heads) refuse(name(), "is for another number of heads than " + std::to_string(heads));
     }
+    /// Throws argument_error if it is open how queries stand beside keys: nothing was given, and there are not as many of both. what: "pattern" or
+    /// "score", which compares them.
+    void require_positions(const char* what) const {
+        if (where.given() || queries == keys || queries == 0 || keys == 0) return;
+        const auto n = std::to_string(queries), m = std::to_string(keys);
+        throw argument_error(operation, "positions",
+                          "are not given, but q has " + n + " tokens and k " + m + ", and the " + what +
+                              " compares their positions: attn::top_left() puts the first query beside the first key, attn::bottom_right(" + n + ", " + m +
+                              ") the last beside the last");
+    }
     /// Whether so many entries of a table serve all batch entries, image after image.
     bool repeats(index_t entries) const { return entries > 0 ? batch % entries == 0 : batch == 0; }
     /// The positions of one batch entry, as if there were no other.

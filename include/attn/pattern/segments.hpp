@@ -81,6 +81,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 /// Liu et al. 2021, Swin Transformer (the shift mask).
 class segments {
 public:
+    static constexpr bool compares_positions = false;
+
     /// The same ids for queries and keys, laid out [entries][n], for the positions from `first`. Batch entry b has those of entry
     /// b mod entries: one for all, or the windows of an image, image after image. Throws shape_error if `entries` does not divide.
     explicit segments(std::span<const std::int32_t> ids, index_t entries = 1, index_t first = 0) : segments(ids, ids, entries, first, first) {}

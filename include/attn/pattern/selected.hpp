@@ -50,6 +50,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 /// Lu et al. 2025, "MoBA: Mixture of Block Attention for Long-Context LLMs"; Yuan et al. 2025, "Native Sparse Attention".
 class selected {
 public:
+    static constexpr bool compares_positions = false;
+
     /// Blocks of so many queries, and of so many keys.
     selected(const attn::detail::read_view<index_t>& table, index_t query_block, index_t key_block)
         : size_(table.shape()), query_block_(query_block), key_block_(key_block) {

@@ -69,6 +69,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 /// copies share the table, of 3 n m / 16 bytes for each head and batch entry that the mask tells apart.
 class tiles {
 public:
+    static constexpr bool compares_positions = false;
+
     /// A bool tensor, true = visible, (entries, heads or 1, queries or 1, keys): what is 1, or has stride 0, serves all; batch entry b has
     /// entry b mod entries, as those of an image's windows are repeated, image after image. Row 0 is the query first_query and column 0 the key
     /// first_key: one number, or some that are repeated likewise. The tensor and they are not needed afterwards. Throws attention_error if it

@@ -34,6 +34,7 @@ struct head_bias {
 /// needed is fine.
 template <Scalar T>
 struct additive_bias {
+    static constexpr bool compares_positions = false;
     stored_view<const T> bias;
     per_batch first_query = 0;
     per_batch first_key = 0;

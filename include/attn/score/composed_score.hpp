@@ -12,6 +12,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// Between two functions the score has the type that it began with, so a function that returns double does not widen a float.
 template <class... F>
 struct composed_score {
+    static constexpr bool compares_positions = (attn::compares_positions<F> || ...);
     std::tuple<F...> functions;
 
     /// Applies the first one first.

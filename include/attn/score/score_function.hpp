@@ -110,6 +110,7 @@ constexpr auto score_at(const F& f, index_t batch, index_t head) {
 /// on: without it, C's abs is found and rounds to an int. Lanes have no `if`: `using attn::select; select(score > 0, a, b)` chooses.
 /// Optional members:
 ///   at(batch, head)   the score function for one batch entry and head (the call may then be that function's only)
+///   compares_positions  a static constant, false as a promise: it does not matter how queries stand beside keys; see Pattern
 ///   check(context)    throws, by context.refuse, if the parameters do not fit what the score function is used on
 ///   check_apart(out)  throws, by out.require_apart, if an output overlaps memory that the function refers to: see output_memory
 ///   bias_row(first, step, count, key, to)   for one that adds a bias from a table, where lanes would have to look up many numbers: instead
@@ -167,13 +168,16 @@ void check_score_gradients(const S& score, const G& wanted, const auto& check) {
 
 /// No score function: scores as they are.
 struct identity_score {
+    static constexpr bool compares_positions = false;
     constexpr auto operator()(auto score, auto, auto) const { return score; }
 };
 
-/// Throws argument_error if a parameter of the score function, or of one that it is made of, is wrong or does not fit the context.
+/// Throws argument_error if a parameter of the score function, or of one that it is made of, is wrong or does not fit the context, or if it
+/// compares positions that nobody gave.
 template <ScoreFunction F>
 void check(const F& f, const pattern_context& context) {
     if constexpr (detail::HasScoreCheck<F>) f.check(score_context{context});
+    if constexpr (compares_positions<F>) context.require_positions("score");
 }
 
 /// condition ? yes : no, for numbers. Lanes have a `select` of their own, so that one text serves both.

@@ -8,6 +8,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// A cap that is not between 1e-37 and 1e37, where it and its inverse are numbers of either precision, is refused. Cost: one tanh a pair.
 /// Bello et al. 2017, "Neural Combinatorial Optimization with Reinforcement Learning" (logit clipping); Gemma Team 2024, Gemma 2.
 struct soft_cap {
+    static constexpr bool compares_positions = false;
     double cap;
 
     template <class S>
