@@ -112,7 +112,7 @@ void add_convolution_alone(index_t d) {
         const auto grid = op.grid(56 * 56);
         workspace memory(std::size_t{1} << 22);
         detail::scratch own(memory.bytes().data());
-        kernel::convolution_tile<float, simd::native> tile(own, grid, d, 56);
+        kernel::convolution_tile<float> tile(own, grid, d, 56);
         tile.load_weights(kernel::convolution_parameters<float>{grid, op.weights, op.bias}, 0);
         float* const row = own.take<float>(56 * tile.padded());
         time_beside_peak(state, t.convolution_flops(), [&] {

@@ -138,9 +138,9 @@ void add_schedule(const std::string& pattern_name, const P& pattern, index_t n) 
         label(state);
         const softmax_attention op{.pattern = pattern};
         const shape s{1, 1, n, 64};
-        using traits = kernel::query_block_traits<float, simd::native>;
+        using traits = kernel::query_block_traits<float>;
         const positions where;
-        const kernel::visible_keys_of<float, simd::native, P> visible(pattern, {s, s, s}, where);
+        const kernel::visible_keys_of<float, P> visible(pattern, {s, s, s}, where);
         std::vector<std::uint64_t> masks(kernel::visible_span::max_blocks * kernel::softmax_call<float>::block_keys);
         attn::detail::scratch memory(reinterpret_cast<std::byte*>(masks.data()));
         kernel::visible_span span(memory, kernel::softmax_call<float>::block_keys);

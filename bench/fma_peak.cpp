@@ -9,23 +9,21 @@ namespace attn::bench {
 
 namespace {
 
-using arch = simd::native;
-
 /// Chains of multiply-adds in which the sum is a factor, so that no step can be left out or joined with the next. 24 chains, or 12 of
 /// 16 registers, are more than two units of latency four need. Each begins with numbers of its own: equal chains a compiler runs once.
 template <Scalar T>
 struct burst {
-    static constexpr int columns = kernel::tile_traits<T, arch>::max_columns;
-    static constexpr int rows = kernel::tile_traits<T, arch>::max_rows(columns);
+    static constexpr int columns = kernel::tile_traits<T>::max_columns;
+    static constexpr int rows = kernel::tile_traits<T>::max_rows(columns);
     static constexpr int steps = 150'000;
-    using lanes = simd::lanes<T, arch>;
+    using lanes = simd::lanes<T>;
     static constexpr int row_size = columns * lanes::size;
     static constexpr double flops = 2.0 * rows * row_size * steps;
 
     [[gnu::noinline]] static T run(T factor, T summand) {
         std::array<T, rows * row_size> sums;
         std::iota(sums.begin(), sums.end(), summand);
-        kernel::matrix_tile<rows, columns, T, arch> tile;
+        kernel::matrix_tile<rows, columns, T> tile;
         tile.load(sums.data(), row_size);
         const lanes f = factor, s = summand;
         for (int step = 0; step < steps; ++step)
@@ -70,8 +68,8 @@ std::string compiler() {
 #endif
 }
 
-int register_bits() { return simd::lanes<float, arch>::size * 32; }
+int register_bits() { return simd::lanes<float>::size * 32; }
 
-std::string instruction_set() { return std::string(arch::name()) + ", " + std::to_string(register_bits()) + " bits"; }
+std::string instruction_set() { return std::string(xsimd::default_arch::name()) + ", " + std::to_string(register_bits()) + " bits"; }
 
 } // namespace attn::bench

@@ -19,7 +19,7 @@ std::vector<T> telling_numbers() {
 
 template <Scalar T>
 T in_a_lane(const auto& phi, T x) {
-    using lanes = simd::lanes<T, simd::native>;
+    using lanes = simd::lanes<T>;
     T out[lanes::size];
     static_cast<lanes>(phi(lanes(x))).store(out);
     return out[lanes::size - 1];

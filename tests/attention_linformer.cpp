@@ -138,30 +138,30 @@ TEST_CASE("linformer_attention: heads of different projected sizes are each its 
 TEST_CASE("project: rows that read no visible token are zero", "[linformer]") {
     const auto x = random_tensor<float>({1, 1, 12, 5}, 1);
     const auto first_half = predicate{[](auto, auto j) { return j < 6; }};
-    const auto means = projected(mean_pooling<>{4}, x, first_half);
+    const auto means = projected(mean_pooling{4}, x, first_half);
     for (index_t c = 0; c < 5; ++c) {
         CHECK(std::abs(means(0, 0, 0, c) - (x(0, 0, 0, c) + x(0, 0, 1, c) + x(0, 0, 2, c)) / 3) < 1e-6f);
         CHECK(means(0, 0, 2, c) == 0);
         CHECK(means(0, 0, 3, c) == 0);
     }
-    CHECK(projected(max_pooling<>{12}, x).shape() == shape{1, 1, 12, 5});
-    CHECK(same_bits(projected(max_pooling<>{12}, x), x));
+    CHECK(projected(max_pooling{12}, x).shape() == shape{1, 1, 12, 5});
+    CHECK(same_bits(projected(max_pooling{12}, x), x));
 }
 
 TEST_CASE("project: into rows with gaps, and what does not fit is refused", "[linformer]") {
     const auto x = random_tensor<float>({1, 2, 12, 5}, 1);
     sequential here;
-    workspace memory(project_workspace_bytes<float>(mean_pooling<>{4}, x.shape(), 1)), none;
+    workspace memory(project_workspace_bytes<float>(mean_pooling{4}, x.shape(), 1)), none;
     tensor<float> wide({1, 2, 4, 8}), out({1, 2, 4, 5});
     const execution run(here, memory);
-    project(mean_pooling<>{4}, x, tensor_view<float>(wide.data(), {1, 2, 4, 5}, {0, 32, 8, 1}), run);
-    project(mean_pooling<>{4}, x, out.view(), run);
+    project(mean_pooling{4}, x, tensor_view<float>(wide.data(), {1, 2, 4, 5}, {0, 32, 8, 1}), run);
+    project(mean_pooling{4}, x, out.view(), run);
     CHECK((wide(0, 1, 3, 4) == out(0, 1, 3, 4) && wide(0, 1, 3, 5) == 0));
-    CHECK_THROWS_WITH(project(mean_pooling<>{3}, x, out.view(), run),
+    CHECK_THROWS_WITH(project(mean_pooling{3}, x, out.view(), run),
                       Contains("project: out has shape (1, 2, 4, 5), but the result has (1, 2, 3, 5)"));
-    CHECK_THROWS_WITH(project(mean_pooling<>{0}, x, out.view(), run), Contains("project: projection pools to 0 rows"));
-    CHECK_THROWS_WITH(project(mean_pooling<>{4}, x, out.view(), execution(here, none)), Contains("project: workspace has 0 bytes"));
-    CHECK_THROWS_WITH(project(mean_pooling<>{4}, x, tensor_view<float>(out.data(), {1, 2, 4, 5}, {0, 20, 1, 4}), run),
+    CHECK_THROWS_WITH(project(mean_pooling{0}, x, out.view(), run), Contains("project: projection pools to 0 rows"));
+    CHECK_THROWS_WITH(project(mean_pooling{4}, x, out.view(), execution(here, none)), Contains("project: workspace has 0 bytes"));
+    CHECK_THROWS_WITH(project(mean_pooling{4}, x, tensor_view<float>(out.data(), {1, 2, 4, 5}, {0, 20, 1, 4}), run),
                       Contains("contiguous channels"));
 }
 
@@ -221,7 +221,7 @@ TEST_CASE("linformer_attention: pooling approaches attention as it grows", "[lin
     double last = 1;
     for (const index_t rows : {15, 30, 60, 120, 240}) {
         const auto error =
-            relative_error(attend(linformer_attention{.key_projection = mean_pooling<>{rows}}, in.queries, in.keys, in.values), full);
+            relative_error(attend(linformer_attention{.key_projection = mean_pooling{rows}}, in.queries, in.keys, in.values), full);
         INFO(rows << " rows: " << error);
         CHECK(error < (rows == 240 ? 1e-6 : 0.5 * last));
         last = error;
@@ -251,7 +251,7 @@ TEST_CASE("linformer_attention: what cannot work is refused", "[linformer]") {
             "key_projection matrix has shape (1, 3, 12, 50), but there are 2 heads");
     refused(linformer_attention<linear>{.key_projection = {matrix.view(), short_one.view()}},
             "key_projection bias has shape (1, 1, 12, 49)");
-    refused(linformer_attention<linear, mean_pooling<>>{.key_projection = {matrix.view()}, .value_projection = {11}},
+    refused(linformer_attention<linear, mean_pooling>{.key_projection = {matrix.view()}, .value_projection = {11}},
             "value_projection gives head 0 11 rows, but key_projection 12");
     refused(linformer_attention<linear>{.key_projection = {matrix.view()}, .scale = NAN}, "scale is not finite");
     const std::vector<linear> one{{matrix.view()}};

@@ -50,7 +50,7 @@ static_assert(Projection<every_other, float> && !DifferentiableProjection<every_
 static_assert(Attention<linformer_attention<every_other>> && !DifferentiableAttention<linformer_attention<every_other>>);
 static_assert(!DifferentiableAttention<linformer_attention<projection_per_head<every_other>>>);
 static_assert(DifferentiableAttention<linformer_attention<differentiable_every_other>>);
-static_assert(DifferentiableAttention<linformer_attention<linear_projection<double>, mean_pooling<>>>);
+static_assert(DifferentiableAttention<linformer_attention<linear_projection<double>, mean_pooling>>);
 static_assert(DifferentiableProjection<projection_per_head<mixing_convolution<float>>, float>);
 
 template <Scalar T>
@@ -124,7 +124,7 @@ TEST_CASE("linformer gradient: matrices and biases are what finite differences s
                          {{&e, &of_e}, {&bias, &of_bias}}, {{}, {of_e, of_bias}, {}});
         // Rows that the pooling of the values lacks are left out: those between them are runs of the matrix' rows.
         const auto some = predicate{[](auto, auto j) { return j < 3 || j >= 6; }};
-        check_parameters(linformer_attention<linear, mean_pooling<>, std::remove_const_t<decltype(some)>>{.key_projection = {e}, .value_projection = {5}, .pattern = some},
+        check_parameters(linformer_attention<linear, mean_pooling, std::remove_const_t<decltype(some)>>{.key_projection = {e}, .value_projection = {5}, .pattern = some},
                          p, {{&e, &of_e}}, {{}, {of_e}, {}});
     }
 }

@@ -104,7 +104,7 @@ TEST_CASE("talking heads: memory", "[attention]") {
     CHECK(both.least_workspace_bytes<float>(shapes(64), 1) == both.least_workspace_bytes<float>(shapes(1 << 20), 1));
     CHECK(logits.workspace_bytes<float>(shapes(1024), 1) == logits.workspace_bytes<float>(shapes(1 << 20), 1));
     // A panel's weights, for 64 of them a maximum and one row that spreads them over the cache, and who sees the key.
-    constexpr std::size_t panel = kernel::talking_heads_memory<float, simd::native>::max_queries * sizeof(float);
+    constexpr std::size_t panel = kernel::talking_heads_memory<float>::max_queries * sizeof(float);
     const auto growth = both.workspace_bytes<float>(shapes(8192), 1) - both.workspace_bytes<float>(shapes(4096), 1);
     CHECK(growth < 4096 * 12 * panel * 66 / 64 + 4096 * sizeof(std::uint64_t) + 4096);
     CHECK(both.workspace_bytes<float>(shapes(4096), 3) < 3 * both.workspace_bytes<float>(shapes(4096), 1) + 4096);

@@ -105,8 +105,8 @@ struct counting {
 };
 
 static_assert(ResumableProjection<linear_projection<float>, float> && ResumableProjection<projection_per_head<linear_projection<double>>, double>);
-static_assert(ResumableProjection<rolled, float> && !ResumableProjection<folded, float> && !ResumableProjection<mean_pooling<>, float>);
-static_assert(!ResumableProjection<projection_per_head<mean_pooling<>>, float> && !ResumableProjection<linear_projection<float>, double>);
+static_assert(ResumableProjection<rolled, float> && !ResumableProjection<folded, float> && !ResumableProjection<mean_pooling, float>);
+static_assert(!ResumableProjection<projection_per_head<mean_pooling>, float> && !ResumableProjection<linear_projection<float>, double>);
 
 /// Matrices, pooling, convolutions and users' own, of some tokens, heads and channels; 5 rows, or what the tokens give.
 template <Scalar T>
@@ -131,13 +131,13 @@ TEMPLATE_TEST_CASE("ranks: Linformer of any projection, n that nothing divides",
         const projections<T> of{n, 2};
         check_linformer(linformer_attention{.key_projection = of.biased()}, all, ranks);
         check_linformer(linformer_attention{.key_projection = of.shared(), .scale = 0.2}, all, {2, 5});
-        check_linformer(linformer_attention{.key_projection = mean_pooling<>{5}}, all, ranks);
-        check_linformer(linformer_attention{.key_projection = of.biased(), .value_projection = max_pooling<>{5}}, all, {2, 3});
+        check_linformer(linformer_attention{.key_projection = mean_pooling{5}}, all, ranks);
+        check_linformer(linformer_attention{.key_projection = of.biased(), .value_projection = max_pooling{5}}, all, {2, 3});
         check_linformer(linformer_attention{.key_projection = rolled{}}, all, {3, 7});
         check_linformer(linformer_attention{.key_projection = identity_projection{}}, all, {3, 4});
         if (n % 2 == 0) check_linformer(linformer_attention{.key_projection = folded{}}, all, {3, 5});
         const auto taps = random_tensor<T>({1, 2, 3, 9}, 4);
-        const linformer_attention<channel_convolution<T>, mean_pooling<>> op{.key_projection = {taps.view()}, .value_projection = {n / 3}};
+        const linformer_attention<channel_convolution<T>, mean_pooling> op{.key_projection = {taps.view()}, .value_projection = {n / 3}};
         if (n >= 3) check_linformer(op, all, {2, 3, 7});
     }
 }
@@ -153,9 +153,9 @@ TEST_CASE("ranks: Linformer, convolutions that mix channels, and a projection fo
     for (const index_t rows : {5, 401, 9}) matrices.push_back(random_projection<float>({1, 1, rows, m}, static_cast<std::uint64_t>(rows)));
     for (const auto& matrix : matrices) each.push_back({matrix.view()});
     using per_head = projection_per_head<linear_projection<float>>;
-    using pools_per_head = projection_per_head<mean_pooling<>>;
+    using pools_per_head = projection_per_head<mean_pooling>;
     check_linformer(linformer_attention<per_head>{.key_projection = {each}}, all, {1, 2, 3, 4, 5, 6, 7});
-    const std::vector<mean_pooling<>> pools{{5}, {401}, {9}};
+    const std::vector<mean_pooling> pools{{5}, {401}, {9}};
     check_linformer(linformer_attention<per_head, pools_per_head>{.key_projection = {each}, .value_projection = {pools}}, all);
 }
 
@@ -177,8 +177,8 @@ TEMPLATE_TEST_CASE("ranks: Linformer, tokens that are hidden may be anything", "
             const inputs<T> all(in);
             check_linformer(linformer_attention<linear_projection<T>, shared_projection, P>{.key_projection = of.biased(), .pattern = pattern}, all, {1, 3, 7});
             // Of pools, some have no token.
-            check_linformer(linformer_attention<mean_pooling<>, shared_projection, P>{.key_projection = {400}, .pattern = pattern}, all, {2, 5});
-            const linformer_attention<mean_pooling<>, linear_projection<T>, P> both{.key_projection = {400}, .value_projection = of.shared(), .pattern = pattern};
+            check_linformer(linformer_attention<mean_pooling, shared_projection, P>{.key_projection = {400}, .pattern = pattern}, all, {2, 5});
+            const linformer_attention<mean_pooling, linear_projection<T>, P> both{.key_projection = {400}, .value_projection = of.shared(), .pattern = pattern};
             check_linformer(both, all, {2, 3});
         };
         check_pattern(lengths{lengths_of});
@@ -207,7 +207,7 @@ TEST_CASE("ranks: Linformer, sums travel, not tokens", "[distributed]") {
     // Of a rank: tokens of a bin or part that begins on the rank before, and projected rows, to the next and in a broadcast to two.
     const index_t bytes_of_row = 2 * (32 + 32) * 4, reports = 2 * ranks * static_cast<index_t>(sizeof(detail::rank_report));
     CHECK(most_sent(linformer_attention{.key_projection = of.biased()}) <= (127 + 3 * rows) * bytes_of_row + reports);
-    CHECK(most_sent(linformer_attention{.key_projection = mean_pooling<>{400}}) <= (49 + 3 * 400) * bytes_of_row + reports);
+    CHECK(most_sent(linformer_attention{.key_projection = mean_pooling{400}}) <= (49 + 3 * 400) * bytes_of_row + reports);
 }
 
 TEST_CASE("ranks: Linformer, layouts and kinds of storage", "[distributed]") {
@@ -215,7 +215,7 @@ TEST_CASE("ranks: Linformer, layouts and kinds of storage", "[distributed]") {
     const auto in = random_given<float>({1, 4, 2, n, m, 16, 8});
     const projections<float> of{m, 2};
     const linformer_attention matrices{.key_projection = of.biased()};
-    const linformer_attention pools{.key_projection = max_pooling<>{77}};
+    const linformer_attention pools{.key_projection = max_pooling{77}};
     auto rows = inputs<float>(in); // token after token
     rows.keys = token_major(in.keys.data(), in.keys.shape());
     rows.values = tensor_view<const float>(in.values.data(), in.values.shape(), {m * 16, 1, 16, 2}); // channels apart
@@ -296,7 +296,7 @@ TEST_CASE("ranks: Linformer, who throws makes all throw", "[distributed][paralle
     all_say(with(hides_last{.key_projection = of.biased(), .pattern = last_row}),
             "shows key 999 of batch entry 0 to some queries and hides it from others");
     all_say(with(linformer_attention{.key_projection = of.shared()}), "ranks 0 and 2 differ in their cuts or patterns");
-    all_say(with(linformer_attention{.key_projection = mean_pooling<>{5}}), "ranks 0 and 2 differ in their cuts or patterns");
+    all_say(with(linformer_attention{.key_projection = mean_pooling{5}}), "ranks 0 and 2 differ in their cuts or patterns");
 }
 
 } // namespace attn::testing

@@ -144,7 +144,7 @@ TEST_CASE("ranks: a rank's own rows leave before it gets to them", "[distributed
     const auto pattern = causal{} & local{18'000};
     const shape s{1, 1, n, 1};
     const positions where;
-    const kernel::visible_keys_of<float, simd::native, std::remove_const_t<decltype(pattern)>> visible(pattern, {s, s, s}, where);
+    const kernel::visible_keys_of<float, std::remove_const_t<decltype(pattern)>> visible(pattern, {s, s, s}, where);
     const detail::row_cuts cuts{{0, n / 2, n}};
     const detail::key_plan plan(visible, s, 0, 0, cuts, cuts);
     tensor<float> numbers(s);

@@ -29,14 +29,14 @@ kernel::no_prefetch nothing_ahead;
 } // namespace
 
 TEMPLATE_TEST_CASE("linear_state: a map applied in reading gives the bits of features written before", "[kernel][linear][portable]", ATTN_TEST_NUMBERS) {
-    using state = kernel::linear_state<TestType, simd::native>;
+    using state = kernel::linear_state<TestType>;
     const auto positive = []<class S>(S x) {
         if constexpr (std::is_arithmetic_v<S>)
             return std::max(x, S{0});
         else
             return max_or_second(S{TestType{0}}, x);
     };
-    constexpr index_t columns = kernel::tile_traits<TestType, simd::native>::max_columns, whole = columns * state::lanes::size;
+    constexpr index_t columns = kernel::tile_traits<TestType>::max_columns, whole = columns * state::lanes::size;
     for (const index_t d_v : {whole, 2 * whole, whole + state::lanes::size}) {
         INFO("d_v " << d_v);
         constexpr index_t rows = 37, d_k = state::whole(20);
@@ -66,14 +66,14 @@ TEMPLATE_TEST_CASE("linear_state: a map applied in reading gives the bits of fea
 }
 
 TEMPLATE_TEST_CASE("sum_each: lane r is the sum of row r", "[simd][linear][portable]", ATTN_TEST_NUMBERS) {
-    using lanes = simd::lanes<TestType, simd::native>;
+    using lanes = simd::lanes<TestType>;
     TestType numbers[lanes::size][lanes::size], sums[lanes::size];
     lanes rows[lanes::size];
     for (int r = 0; r < lanes::size; ++r) {
         for (int l = 0; l < lanes::size; ++l) numbers[r][l] = static_cast<TestType>(r * r + 3 * l);
         rows[r] = lanes::load(numbers[r]);
     }
-    simd::sum_each<TestType, simd::native>(rows).store(sums);
+    simd::sum_each<TestType>(rows).store(sums);
     for (int r = 0; r < lanes::size; ++r)
         CHECK(sums[r] == static_cast<TestType>(lanes::size * r * r + 3 * lanes::size * (lanes::size - 1) / 2));
 }

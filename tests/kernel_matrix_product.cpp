@@ -44,7 +44,7 @@ auto any_numbers(unsigned seed) {
 }
 
 template <Scalar T>
-using product = kernel::matrix_product<T, simd::native>;
+using product = kernel::matrix_product<T>;
 
 template <Scalar T, class Executor>
 void multiply(const kernel::row_block<const T>& a, const kernel::row_block<const T>& b, const kernel::row_block<const T>& start,

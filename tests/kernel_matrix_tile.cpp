@@ -33,7 +33,7 @@ struct operands {
 /// c = factor * c + a b.
 template <int Rows, int Columns, Scalar T>
 void multiply(operands<T>& o) {
-    kernel::matrix_tile<Rows, Columns, T, simd::native> tile;
+    kernel::matrix_tile<Rows, Columns, T> tile;
     tile.load(o.c.data() + o.at, o.stride, o.factor.data());
     const T *const a = o.a.data() + o.at, *const b = o.b.data() + o.at;
     if (o.a_depth == 1)
@@ -47,7 +47,7 @@ void multiply(operands<T>& o) {
 /// c = 0.
 template <int Rows, int Columns, Scalar T>
 void clear(operands<T>& o) {
-    kernel::matrix_tile<Rows, Columns, T, simd::native> tile;
+    kernel::matrix_tile<Rows, Columns, T> tile;
     tile.zero();
     tile.store(o.c.data() + o.at, o.stride);
 }
@@ -78,7 +78,7 @@ void check_tile(void (*multiply_tile)(operands<T>&), void (*clear_tile)(operands
 } // namespace
 
 TEMPLATE_TEST_CASE("matrix_tile: every size against a plain loop", "[kernel][portable]", ATTN_TEST_NUMBERS) {
-    using traits = kernel::tile_traits<TestType, simd::native>;
+    using traits = kernel::tile_traits<TestType>;
     simd::unroll<traits::max_columns>([&](auto c) {
         constexpr int columns = c() + 1;
         simd::unroll<traits::max_rows(columns)>([&](auto r) {

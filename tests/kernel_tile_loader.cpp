@@ -57,7 +57,7 @@ TEMPLATE_TEST_CASE("copy_rows: count and misalignment", "[kernel][portable]", AT
                             for (index_t c = 0; c < padded; ++c)
                                 expected[static_cast<std::size_t>(at + r * padded + c)] =
                                     c < channels ? block.data[r * block.row_stride + c * block.channel_stride] : T{0};
-                        kernel::copy_rows<TestType, simd::native>(block, rows, channels, to.data() + at, padded);
+                        kernel::copy_rows<TestType>(block, rows, channels, to.data() + at, padded);
                         if (!same(to, expected))
                             FAIL_CHECK(rows << " rows, " << channels << " channels, padded " << padded << ", row stride "
                                             << from.row_stride);
@@ -66,7 +66,7 @@ TEMPLATE_TEST_CASE("copy_rows: count and misalignment", "[kernel][portable]", AT
 
 TEMPLATE_TEST_CASE("transpose_rows: count and misalignment", "[kernel][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
-    constexpr index_t size = simd::lanes<T, simd::native>::size;
+    constexpr index_t size = simd::lanes<T>::size;
     for (index_t rows = 0; rows <= 2 * size + 1; ++rows)
         for (index_t channels = 0; channels <= 35; ++channels)
             for (const auto& from : arrangements(rows, channels))
@@ -80,7 +80,7 @@ TEMPLATE_TEST_CASE("transpose_rows: count and misalignment", "[kernel][portable]
                         for (index_t r = 0; r < whole; ++r)
                             expected[static_cast<std::size_t>(at + c * stride + r)] =
                                 r < rows ? 2 * block.data[r * block.row_stride + c * block.channel_stride] : T{0};
-                    kernel::transpose_rows<T, simd::native>(block, rows, channels, T{2}, to.data() + at, stride);
+                    kernel::transpose_rows<T>(block, rows, channels, T{2}, to.data() + at, stride);
                     if (!same(to, expected)) FAIL_CHECK(rows << " rows, " << channels << " channels, row stride " << from.row_stride);
                 }
 }

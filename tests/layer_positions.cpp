@@ -12,7 +12,7 @@
 namespace attn::testing {
 
 TEMPLATE_TEST_CASE("activations: lanes against the formulas", "[layer][portable]", ATTN_TEST_NUMBERS) {
-    using lanes = simd::lanes<TestType, simd::native>;
+    using lanes = simd::lanes<TestType>;
     const auto check = [](auto f, double (*exact)(double)) {
         for (double x = -30; x < 30; x += 0.023) {
             TestType in[lanes::size], out[lanes::size];
@@ -36,7 +36,7 @@ TEMPLATE_TEST_CASE("activations: lanes against the formulas", "[layer][portable]
 }
 
 TEMPLATE_TEST_CASE("activations: their slopes far from 0 are their limits", "[layer][portable]", ATTN_TEST_NUMBERS) {
-    using lanes = simd::lanes<TestType, simd::native>;
+    using lanes = simd::lanes<TestType>;
     const auto check = [](const auto& f, double (*exact)(double), double from) {
         const auto most = static_cast<double>(std::numeric_limits<TestType>::max()) / 4;
         for (double x = from; x < most; x *= 1.7)

@@ -120,7 +120,7 @@ void ask_score(const auto& score) { good.attend(softmax_attention{.score = score
 TEST_CASE("misuse: tensors of operators", "[misuse][portable]") {
     check_tensor_arguments(softmax_attention<>{});
     check_tensor_arguments(talking_heads_attention<>{});
-    check_tensor_arguments(linformer_attention<mean_pooling<>>{.key_projection = {3}});
+    check_tensor_arguments(linformer_attention<mean_pooling>{.key_projection = {3}});
     check_tensor_arguments(linear_attention<>{});
     check_tensor_arguments(simplified_linear_attention<>{});
     check_tensor_arguments(focused_linear_attention<>{});
@@ -181,9 +181,9 @@ TEST_CASE("misuse: an output on what an operator refers to", "[misuse][portable]
             .weights_mix = head_major(eight.data(), {1, 1, 4, 1})}), {"overlaps weights_mix"}},
         {"mixed sinks", onto(four.data(), talking_heads_attention{.sinks = four}), {"overlaps sinks"}},
         {"matrix", onto(weights.data(), linformer_attention<linear>{.key_projection = {matrix}}), {"linformer_attention: out ", "matrix of a projection"}},
-        {"matrix of values", onto(weights.data(), linformer_attention<mean_pooling<>, linear>{{3}, {matrix}}), {"matrix of a projection"}},
+        {"matrix of values", onto(weights.data(), linformer_attention<mean_pooling, linear>{{3}, {matrix}}), {"matrix of a projection"}},
         {"matrix of a head", onto(weights.data(), linformer_attention<projection_per_head<linear>>{.key_projection = {each}}), {"matrix of a"}},
-        {"weights of a convolution", onto(weights.data(), linformer_attention<channel_convolution<float>, mean_pooling<>>{{taps}, {3}}),
+        {"weights of a convolution", onto(weights.data(), linformer_attention<channel_convolution<float>, mean_pooling>{{taps}, {3}}),
             {"overlaps the weights of a projection"}},
         {"kernel", onto(weights.data(), simplified_linear_attention<>{.convolution = {.weights = kernel, .height = 3, .width = 3}}),
             {"simplified_linear_attention: out ", "overlaps the convolution's weights"}},

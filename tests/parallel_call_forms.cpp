@@ -83,7 +83,7 @@ TEST_CASE("calls: every operation takes an execution, an executor or nothing, an
         CHECK(same_bits(normalise(norm, x.view(), thread_pool(2)), normalise(norm, x)));
     }
     SECTION("project") {
-        const mean_pooling<> projection{4};
+        const mean_pooling projection{4};
         check_forms(project(projection, x), [&](auto& out, auto&... how) { project(projection, x, out, how...); });
         CHECK(same_bits(project(projection, x.view(), thread_pool(2)), project(projection, x)));
         tensor<float> none(tokens);

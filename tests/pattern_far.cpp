@@ -19,7 +19,7 @@ constexpr index_t far = farthest_position, max_index = std::numeric_limits<index
 
 /// What the kernels compute with, as a tile of 40 queries of which the rest is padding.
 index_t wrong_on_kernel_lanes(const auto& p, index_t first, index_t step, index_t count, index_t key, const auto& formula) {
-    using queries = simd::query_lanes<float, simd::native, 40>;
+    using queries = simd::query_lanes<float, 40>;
     queries lanes;
     lanes.first = first;
     lanes.step = step;

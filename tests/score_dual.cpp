@@ -72,10 +72,10 @@ TEST_CASE("dual: the slope of a score function's text is what finite differences
 }
 
 TEMPLATE_TEST_CASE("dual: on lanes as on numbers", "[score][portable]", ATTN_TEST_NUMBERS) {
-    using lanes = simd::lanes<TestType, simd::native>;
+    using lanes = simd::lanes<TestType>;
     for_each_text([](const char* name, const auto& text) {
         INFO(name);
-        const simd::query_lanes<TestType, simd::native> queries{{7, 1}};
+        const simd::query_lanes<TestType> queries{{7, 1}};
         for (const double x : points) {
             const auto ours = attn::detail::differentiated(text, lanes(static_cast<TestType>(x)), queries, 3);
             std::array<TestType, lanes::size> values, slopes;
@@ -101,9 +101,9 @@ TEST_CASE("dual: at a kink, abs has the slope 0, max and min that of their first
 
 TEMPLATE_TEST_CASE("dual: a derivative of 0 stays 0 through an infinite slope, and a slope of 0 takes an infinite derivative", "[score][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
-    using lanes = simd::lanes<T, simd::native>;
+    using lanes = simd::lanes<T>;
     const std::vector<double> r1{0.5}, r2{0.7};
-    const simd::query_lanes<T, simd::native> queries{{4, 1}};
+    const simd::query_lanes<T> queries{{4, 1}};
     const auto check = [&](const char* name, const auto& f, T score, T slope) { // of a query at its own position, and in lanes beside others
         INFO(name);
         CHECK(attn::detail::differentiated(f, score, index_t{4}, index_t{4}).derivative == slope);

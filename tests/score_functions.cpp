@@ -37,14 +37,14 @@ constexpr pattern_context two_by_three{
 /// The largest difference between a score function on lanes and on numbers, over scores of both signs, queries and keys.
 template <Scalar T, ScoreFunction F>
 double largest_lane_error(const F& f, index_t head) {
-    using lanes = simd::lanes<T, simd::native>;
+    using lanes = simd::lanes<T>;
     const auto function = score_at(f, 0, head);
     double largest = 0;
     for (index_t key = 0; key < 40; key += 3)
         for (index_t first_query = 0; first_query < 60; first_query += 11) {
             std::array<T, lanes::size> scores, results;
             for (std::size_t l = 0; l < scores.size(); ++l) scores[l] = static_cast<T>(static_cast<double>(l * 7 % 13) - 6.3);
-            const simd::query_lanes<T, simd::native> queries{{first_query, 2}};
+            const simd::query_lanes<T> queries{{first_query, 2}};
             const lanes result = function(lanes::load(scores.data()), queries, key);
             result.store(results.data());
             for (std::size_t l = 0; l < scores.size(); ++l) {

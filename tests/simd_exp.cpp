@@ -13,7 +13,7 @@ namespace attn::testing {
 namespace {
 
 template <Scalar T>
-using lanes = simd::lanes<T, simd::native>;
+using lanes = simd::lanes<T>;
 
 /// What the error may be, in units in the last place: two, and |x| times the error of log2(e), or of a product with it that is rounded by itself.
 template <Scalar T>
@@ -30,7 +30,7 @@ double allowed(T x) {
 template <Scalar T>
 double largest_error(const std::array<T, lanes<T>::size>& x) {
     std::array<T, lanes<T>::size> ours;
-    simd::exp_nonpositive<T, simd::native>(lanes<T>::load(x.data())).store(ours.data());
+    simd::exp_nonpositive<T>(lanes<T>::load(x.data())).store(ours.data());
     double worst = 0;
     for (std::size_t l = 0; l < x.size(); ++l) {
         using wider = std::conditional_t<sizeof(T) == 4, double, long double>;
@@ -60,7 +60,7 @@ double largest_error_of_floats(std::uint32_t stride) {
 template <Scalar T>
 T exp_of(T x) {
     std::array<T, lanes<T>::size> result;
-    simd::exp_nonpositive<T, simd::native>(lanes<T>(x)).store(result.data());
+    simd::exp_nonpositive<T>(lanes<T>(x)).store(result.data());
     return result.back();
 }
 

@@ -16,7 +16,7 @@ namespace attn::testing {
 namespace {
 
 template <Scalar T>
-using lanes = simd::lanes<T, simd::native>;
+using lanes = simd::lanes<T>;
 
 template <Scalar T>
 std::array<T, lanes<T>::size> numbers_of(const lanes<T>& x) {
@@ -220,7 +220,7 @@ TEMPLATE_TEST_CASE("transpose: rows and columns of a square change places", "[si
         for (int c = 0; c < size; ++c) numbers[r][c] = static_cast<T>(100 * r + c);
         rows[r] = lanes<T>::load(numbers[r]);
     }
-    simd::transpose<T, simd::native>(rows);
+    simd::transpose<T>(rows);
     for (int r = 0; r < size; ++r)
         for (int c = 0; c < size; ++c) CHECK(numbers_of(rows[r])[static_cast<std::size_t>(c)] == numbers[c][r]);
 }

@@ -17,7 +17,7 @@ namespace attn::testing {
 namespace {
 
 template <class S>
-using converter = simd::narrow_lanes<narrow_format_of<S>, xsimd::default_arch>;
+using converter = simd::narrow_lanes<narrow_format_of<S>>;
 
 template <class S>
 S of_bits(std::uint32_t bits) {

@@ -12,9 +12,9 @@ namespace attn::testing {
 namespace {
 
 /// As many lanes as a register, and as many as a mask has bits.
-using floats = simd::affine_lanes<float, simd::native>;
-using doubles = simd::affine_lanes<double, simd::native>;
-using wide = simd::affine_lanes<float, simd::native, 64>;
+using floats = simd::affine_lanes<float>;
+using doubles = simd::affine_lanes<double>;
+using wide = simd::affine_lanes<float, 64>;
 
 /// bits[l] is f(position of lane l), for all lanes there are.
 template <class L, class F>
@@ -135,8 +135,8 @@ TEMPLATE_TEST_CASE("affine_lanes: limits at the ends of their types", "[simd][po
 }
 
 TEMPLATE_TEST_CASE("positions as numbers to compute scores with", "[simd][portable]", ATTN_TEST_NUMBERS) {
-    using lanes = simd::lanes<TestType, simd::native>;
-    using affine = simd::affine_lanes<TestType, simd::native>;
+    using lanes = simd::lanes<TestType>;
+    using affine = simd::affine_lanes<TestType>;
     for (const affine a : {affine{0, 1}, {-1000, 7}, {12, -3}, {100'000, 0}}) {
         for (const lanes& x :
              {static_cast<lanes>(a), static_cast<lanes>(typename affine::integers(a)), 1.0 * a, 1.0 * typename affine::integers(a)}) {
@@ -148,14 +148,14 @@ TEMPLATE_TEST_CASE("positions as numbers to compute scores with", "[simd][portab
 }
 
 TEMPLATE_TEST_CASE("query_lanes: what patterns with a memory rely on", "[simd][portable]", ATTN_TEST_NUMBERS) {
-    using queries = simd::query_lanes<TestType, simd::native>;
+    using queries = simd::query_lanes<TestType>;
     STATIC_REQUIRE(QueryLanes<queries>);
     queries q;
     CHECK(q.count == queries::size);
     CHECK(queries::mask_from_bits(0b101).value == 0b101);
     q.first = 40;
     q.step = 3;
-    CHECK(agrees<simd::affine_lanes<TestType, simd::native>>(q <= 46, q, [](index_t x) { return x <= 46; }));
+    CHECK(agrees<simd::affine_lanes<TestType>>(q <= 46, q, [](index_t x) { return x <= 46; }));
 }
 
 } // namespace attn::testing

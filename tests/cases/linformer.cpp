@@ -401,7 +401,7 @@ static const auto mean_case = linformer_case("linformer_mean", "2 n p (d_k + d_v
     const auto rows = projected_size(p);
     const auto third = predicate{[](auto, auto j) { return j % 4 != 1; }};
     const pooling_definition<false> define{rows};
-    const linformer_attention<mean_pooling<>, shared_projection, std::remove_const_t<decltype(third)>> op{.key_projection = {rows},
+    const linformer_attention<mean_pooling, shared_projection, std::remove_const_t<decltype(third)>> op{.key_projection = {rows},
                                                                                                           .pattern = third};
     return parts{op, define, define, one_operation, std::any()};
 });
@@ -409,7 +409,7 @@ static const auto mean_case = linformer_case("linformer_mean", "2 n p (d_k + d_v
 static const auto max_case = linformer_case("linformer_max", "2 n p (d_k + d_v)", []<class T>(const problem& p) {
     const auto rows = projected_size(p);
     const pooling_definition<true> define{rows};
-    return parts{linformer_attention<max_pooling<>>{.key_projection = {rows}}, define, define, one_operation, std::any()};
+    return parts{linformer_attention<max_pooling>{.key_projection = {rows}}, define, define, one_operation, std::any()};
 });
 
 /// Keys by a kernel for each channel, values with their channels mixed. Every fifth token is hidden.

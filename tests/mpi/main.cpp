@@ -107,7 +107,7 @@ void check_all() {
     check_call<float>(short_messages, talking_heads_attention<local>{.logits_mix = mix, .weights_mix = mix, .pattern = local{300}}, 900, two);
     const auto matrix = random_tensor<float>({1, 2, 30, 3'001}, 4);
     check_call<float>(short_messages, linformer_attention{.key_projection = linear_projection<float>{matrix.view()}}, 3'001, two);
-    check_call<float>(ranks, linformer_attention{.key_projection = max_pooling<>{70}}, 3'001, one);
+    check_call<float>(ranks, linformer_attention{.key_projection = max_pooling{70}}, 3'001, one);
     check_batch_norm(ranks);
     check_errors(ranks);
     check_call<float>(ranks, softmax_attention{}, 200, one); // and go on afterwards

@@ -221,13 +221,13 @@ trial<T> draw_linformer(draw& random) {
                                                                             .pattern = {tree.get()}});
         t.op = linformer_operation<T, matrix, matrix>(own, rows);
     } else if (kind == 1) {
-        auto own = std::make_shared<linformer_owner<T, mean_pooling<>, max_pooling<>>>();
+        auto own = std::make_shared<linformer_owner<T, mean_pooling, max_pooling>>();
         own->keys_by = projected_by::mean, own->values_by = projected_by::largest;
         own->keys.projected = own->values.projected = rows;
         own->tree = tree;
-        own->op.emplace(linformer_attention<mean_pooling<>, max_pooling<>, random_pattern>{
+        own->op.emplace(linformer_attention<mean_pooling, max_pooling, random_pattern>{
             .key_projection = {rows}, .value_projection = {rows}, .scale = scale, .pattern = {tree.get()}});
-        t.op = linformer_operation<T, mean_pooling<>, max_pooling<>>(own, rows);
+        t.op = linformer_operation<T, mean_pooling, max_pooling>(own, rows);
     } else {
         using channels = channel_convolution<T>;
         using mixing = mixing_convolution<T>;

@@ -262,7 +262,7 @@ outcome check_linformer_over_ranks(draw& random) {
         result.problem = t.check(linformer_attention{.key_projection = linear_projection<T>{matrix}, .pattern = lengths{length}});
     } else {
         result.name += " of means";
-        result.problem = t.check(linformer_attention{.key_projection = mean_pooling<>{projected}, .pattern = lengths{length}});
+        result.problem = t.check(linformer_attention{.key_projection = mean_pooling{projected}, .pattern = lengths{length}});
     }
     result.name += t.name();
     return result;

@@ -27,5 +27,5 @@ extern "C" int ATTEND(long tokens, long channels, const float* qkv, float* out, 
     try {
         (void)attn::attend(op, attn::inputs<float>{x, x, x, {.first_query = attn::farthest_position + 1}}, threads);
         return 0;
-    } catch (const std::exception&) { return attn::simd::lanes<float, attn::simd::native>::size; }
+    } catch (const std::exception&) { return attn::simd::lanes<float>::size; }
 }

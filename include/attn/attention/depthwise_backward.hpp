@@ -19,10 +19,10 @@ struct depthwise_gradients {
 
 namespace detail {
 
-template <Scalar T, class Arch>
-void check_depthwise_backward(const depthwise_convolution<T, Arch>& op, const tensor_view<const T>& x, const tensor_view<const T>& given,
+template <Scalar T>
+void check_depthwise_backward(const depthwise_convolution<T>& op, const tensor_view<const T>& x, const tensor_view<const T>& given,
                               const attn::depthwise_gradients<T>& wanted) {
-    constexpr auto name = depthwise_convolution<T, Arch>::name;
+    constexpr auto name = depthwise_convolution<T>::name;
     check_convolved(name, x, "given", given);
     op.check(name, x.shape(), given.shape());
     const auto row = [](auto* numbers, index_t count) { return head_major(numbers, {.tokens = 1, .channels = count}); };
@@ -48,9 +48,9 @@ void check_depthwise_backward(const depthwise_convolution<T, Arch>& op, const te
 } // namespace detail
 
 /// Bytes of workspace that the gradient of a convolution of x, (batch, x_heads, n, c), into (batch, heads, n, c) needs.
-template <Scalar T, class Arch>
-std::size_t backward_workspace_bytes(const depthwise_convolution<T, Arch>& op, const shape& x, const shape& out, index_t concurrency) {
-    return kernel::depthwise_backward<T, T, Arch>(op.grid(x.tokens), x, out).workspace_bytes(concurrency);
+template <Scalar T>
+std::size_t backward_workspace_bytes(const depthwise_convolution<T>& op, const shape& x, const shape& out, index_t concurrency) {
+    return kernel::depthwise_backward<T, T>(op.grid(x.tokens), x, out).workspace_bytes(concurrency);
 }
 
 /// The gradient of a depthwise convolution: from its input x and the gradient of the loss by its output, `given` (batch, heads, n, c),
@@ -61,22 +61,22 @@ std::size_t backward_workspace_bytes(const depthwise_convolution<T, Arch>& op, c
 /// Time: 4 n c kernel_height kernel_width flops a head. Memory: a few tiles a thread, and up to 64 sums of each tap and head.
 /// The same bits for every executor, number of threads and strides. Allocates nothing. Throws attention_error, before anything is read or
 /// written: shapes or parameters that do not fit, a gradient that overlaps what is read or another gradient, a workspace too small.
-template <Scalar T, class Arch>
-void backward(const depthwise_convolution<T, Arch>& op, const std::type_identity_t<tensor_view<const T>>& x,
+template <Scalar T>
+void backward(const depthwise_convolution<T>& op, const std::type_identity_t<tensor_view<const T>>& x,
               const std::type_identity_t<tensor_view<const T>>& given, const std::type_identity_t<depthwise_gradients<T>>& wanted, const execution& run) {
     detail::check_depthwise_backward(op, x, given, wanted);
     detail::check_workspace(op.name, run, backward_workspace_bytes(op, x.shape(), given.shape(), run.concurrency()), x.shape());
     const auto channels = x.shape().channels, tokens = x.shape().tokens;
     const auto weights = wanted.weights.data() ? op.kernels_of(wanted.weights, channels) : tensor_view<T>{};
     const auto grid = op.grid(tokens);
-    const kernel::depthwise_backward<T, T, Arch> gradients(grid, x.shape(), given.shape());
+    const kernel::depthwise_backward<T, T> gradients(grid, x.shape(), given.shape());
     const auto all = [&](index_t) { return tokens; };
     gradients({grid, op.kernels(channels), op.bias}, x, given, {wanted.input, weights, wanted.bias}, all, run.workspace().bytes().data(), run);
 }
 
 /// The same, with a workspace for the call.
-template <Scalar T, class Arch, ExecutorArgument E = sequential>
-void backward(const depthwise_convolution<T, Arch>& op, const std::type_identity_t<tensor_view<const T>>& x,
+template <Scalar T, ExecutorArgument E = sequential>
+void backward(const depthwise_convolution<T>& op, const std::type_identity_t<tensor_view<const T>>& x,
               const std::type_identity_t<tensor_view<const T>>& given, const std::type_identity_t<depthwise_gradients<T>>& wanted, E&& executor = {}) {
     detail::check_depthwise_backward(op, x, given, wanted);
     workspace memory(backward_workspace_bytes(op, x.shape(), given.shape(), detail::concurrency_of(executor)));

@@ -15,7 +15,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// with zeros outside the grid. Kernels have odd sizes, and may be larger than the grid.
 /// A sequence is a grid of one row: kernels (1 or heads, c, 1, width). Causal, token t reads tokens t - width + 1 ... t, and any width will
 /// do. Time: 2 n c kernel_height kernel_width flops a head. Memory: a few tiles a thread.
-template <Scalar T = float, class Arch = simd::native>
+template <Scalar T = float>
 struct depthwise_convolution {
     static constexpr std::string_view name = "depthwise_convolution";
 
@@ -103,7 +103,7 @@ struct depthwise_convolution {
                 const auto first = chunks.first(chunk), count = chunks.end(chunk) - first;
                 w.tile(from_rows, tokens, first, count, w.result);
                 for (index_t t = 0; t < count; ++t)
-                    kernel::write_row<true, T, Arch>(w.result + t * w.tile.padded(), channels, T{1}, T{1},
+                    kernel::write_row<true, T>(w.result + t * w.tile.padded(), channels, T{1}, T{1},
                                                      to_rows.data + (first + t) * to_rows.row_stride, to_rows.channel_stride);
             }
         });
@@ -119,7 +119,7 @@ private:
         worker(detail::scratch& memory, const kernel::convolution_grid& grid, index_t channels)
             : tile(memory, grid, channels, max_tokens), result(memory.take<T>(max_tokens * tile.padded())) {}
 
-        kernel::convolution_tile<T, Arch> tile;
+        kernel::convolution_tile<T> tile;
         T* result;
     };
 };
@@ -146,10 +146,10 @@ void check_convolved(std::string_view operation, const tensor_view<X>& x, std::s
 /// Adds the convolution of x into out. Checks everything once, then computes with the caller's executor and workspace. Allocates nothing;
 /// the result is the same, bit by bit, for every executor, number of threads and strides. Throws attention_error, before anything is read or
 /// written: shapes or parameters that do not fit, an out that overlaps x, a workspace too small.
-template <Scalar T, class Arch>
-void add_convolution(const depthwise_convolution<T, Arch>& op, const detail::read_view<T>& x,
+template <Scalar T>
+void add_convolution(const depthwise_convolution<T>& op, const detail::read_view<T>& x,
                      const std::type_identity_t<tensor_view<T>>& out, const execution& run) {
-    constexpr auto name = depthwise_convolution<T, Arch>::name;
+    constexpr auto name = depthwise_convolution<T>::name;
     const auto &from = x.shape(), &to = out.shape();
     detail::check_convolved(name, x, "out", out);
     detail::check_writable(name, "out", out);
@@ -162,8 +162,8 @@ void add_convolution(const depthwise_convolution<T, Arch>& op, const detail::rea
 }
 
 /// The same, with a workspace for the call.
-template <Scalar T, class Arch, ExecutorArgument E = sequential>
-void add_convolution(const depthwise_convolution<T, Arch>& op, const detail::read_view<T>& x,
+template <Scalar T, ExecutorArgument E = sequential>
+void add_convolution(const depthwise_convolution<T>& op, const detail::read_view<T>& x,
                      const std::type_identity_t<tensor_view<T>>& out, E&& executor = {}) {
     detail::check_view(op.name, "x", x);
     op.check(op.name, x.shape(), out.shape());
@@ -172,8 +172,8 @@ void add_convolution(const depthwise_convolution<T, Arch>& op, const detail::rea
 }
 
 /// The convolution of x by itself, in a new tensor of x's shape.
-template <Scalar T, class Arch, ExecutorArgument E = sequential>
-[[nodiscard]] tensor<T> convolve(const depthwise_convolution<T, Arch>& op, const detail::read_view<T>& x,
+template <Scalar T, ExecutorArgument E = sequential>
+[[nodiscard]] tensor<T> convolve(const depthwise_convolution<T>& op, const detail::read_view<T>& x,
                                  E&& executor = {}) {
     detail::check_view(op.name, "x", x);
     tensor<T> out(x.shape());

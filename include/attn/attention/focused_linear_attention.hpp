@@ -21,14 +21,14 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// not on the number of queries in the call, executor, threads, strides or the rest of the batch.
 /// U, the scalar type of its arrays, is that of the tokens.
 /// Han et al. 2023, "FLatten Transformer: Vision Transformer using Focused Linear Attention".
-template <Pattern P = dense, Scalar U = float, class Arch = simd::native>
+template <Pattern P = dense, Scalar U = float>
 struct focused_linear_attention {
     static constexpr std::string_view name = "focused_linear_attention";
     static constexpr bool has_log_sum_exp = false;
 
     int power = 3;                 ///< at least 1
     borrowed<const U> scale = {};  ///< before the softplus: d_k numbers, or d_k for each head (then kv_heads = heads), or none (0)
-    depthwise_convolution<U, Arch> convolution = {}; ///< none if it has no weights
+    depthwise_convolution<U> convolution = {}; ///< none if it has no weights
     P pattern = {};                                  ///< which keys a query sees
     tensor_view<const U> positional_encoding = {};   ///< (batch or 1, kv_heads or 1, m, d_k), or none
     tensor_view<const U> convolution_input = {};     ///< (batch, kv_heads, n, d_v) instead of v
@@ -116,7 +116,7 @@ struct focused_linear_attention {
             const inputs<T> mapped{queries.features(), keys.features(), in.values, in.positions};
             const tensor_view<T> none;
             const input_gradients<T> of_features{of_queries ? queries.of_features() : none, of_keys ? keys.of_features() : none, wanted.values};
-            kernel::linear_gradient<T, Arch, identity_features, P>()(
+            kernel::linear_gradient<T, identity_features, P>()(
                 {mapped, given.values, of_features, identity_features{}, pattern, {}, {.eps = eps, .eps_per_key = true}}, run);
 
             const kernel::linear_order<T, P> order{in, pattern};
@@ -136,29 +136,29 @@ private:
     /// Behind the memory of the kernels.
     template <Scalar T>
     struct gradient_work {
-        using features = kernel::focused_gradient<T, Arch, relu, U>;
+        using features = kernel::focused_gradient<T, relu, U>;
         std::byte* kernels;
         features queries, keys;
 
         gradient_work(detail::scratch& memory, const focused_linear_attention& op, const input_shapes& s, index_t concurrency)
             : kernels(memory.take<std::byte>(static_cast<index_t>(
-                  std::max(kernel::linear_gradient<T, Arch, identity_features, P>::workspace_bytes(s, concurrency),
+                  std::max(kernel::linear_gradient<T, identity_features, P>::workspace_bytes(s, concurrency),
                            op.template local_backward<T>().workspace_bytes(s, op.output_shape(s), concurrency))))),
               queries(memory, s.queries, s.queries.heads, !op.scale.empty(), concurrency),
               keys(memory, s.keys, s.queries.heads, !op.scale.empty(), concurrency) {}
     };
 
     template <Scalar T>
-    using features = kernel::focused_features<T, Arch, relu, U>;
+    using features = kernel::focused_features<T, relu, U>;
     template <Scalar T>
-    using kernel_of = kernel::linear_attention<T, Arch, features<T>, features<T>, P, kernel::local_term<T, U>>;
+    using kernel_of = kernel::linear_attention<T, features<T>, features<T>, P, kernel::local_term<T, U>>;
 
     template <Scalar T>
-    detail::local_arguments<T, U, Arch> local() const {
+    detail::local_arguments<T, U> local() const {
         return {convolution, convolution_input, positional_encoding};
     }
     template <Scalar T>
-    detail::local_backward<T, U, Arch> local_backward() const {
+    detail::local_backward<T, U> local_backward() const {
         return {local<T>()};
     }
 };

@@ -22,7 +22,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// thread at d = 64. Causal heads are computed one by one, others also in parallel over tokens. A row of the result depends on its query,
 /// the keys that it sees and where they lie, bit by bit: not on the number of queries in the call, executor, threads, strides or the rest
 /// of the batch. Katharopoulos et al. 2020, "Transformers are RNNs: Fast Autoregressive Transformers with Linear Attention".
-template <FeatureMap F = elu_plus_one, Pattern P = dense, class Arch = simd::native>
+template <FeatureMap F = elu_plus_one, Pattern P = dense>
 struct linear_attention {
     static constexpr std::string_view name = "linear_attention";
     static constexpr bool has_log_sum_exp = false;
@@ -66,18 +66,18 @@ struct linear_attention {
     using gradients = input_gradients<T>;
     template <Scalar T>
     std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        return kernel::linear_gradient<T, Arch, F, P>::workspace_bytes(s, concurrency);
+        return kernel::linear_gradient<T, F, P>::workspace_bytes(s, concurrency);
     }
     template <Scalar T>
     void backward(const inputs<T>& in, const saved_outputs<T>&, const output_gradients<T>& given, const gradients<T>& wanted, const execution& run) const {
-        kernel::linear_gradient<T, Arch, F, P>()({in, given.values, wanted, feature_map, pattern, {}, {.normalise = normalise, .eps = eps, .scale = scale}}, run);
+        kernel::linear_gradient<T, F, P>()({in, given.values, wanted, feature_map, pattern, {}, {.normalise = normalise, .eps = eps, .scale = scale}}, run);
     }
 
 private:
     template <Scalar T>
-    using features = kernel::mapped_features<T, Arch, F>;
+    using features = kernel::mapped_features<T, F>;
     template <Scalar T>
-    using kernel_of = kernel::linear_attention<T, Arch, features<T>, features<T>, P>;
+    using kernel_of = kernel::linear_attention<T, features<T>, features<T>, P>;
 };
 
 } // namespace attn

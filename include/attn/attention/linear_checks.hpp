@@ -40,9 +40,9 @@ linear_rows<T> rows_of_shapes(const input_shapes& s) {
 }
 
 /// What a linear attention of vision transformers has besides queries, keys and values.
-template <Scalar T, class U, class Arch>
+template <Scalar T, class U>
 struct local_arguments {
-    const depthwise_convolution<U, Arch>& convolution;
+    const depthwise_convolution<U>& convolution;
     const tensor_view<const U>&convolution_input, &positional_encoding;
 
     /// Throws attention_error if they do not fit.

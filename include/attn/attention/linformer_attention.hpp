@@ -23,7 +23,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// the workspace, p (d_k + d_v) numbers for a few heads at a time. The result does not depend on executor, threads, strides or the rest of
 /// the batch, bit by bit.
 /// Wang et al. 2020, "Linformer: Self-Attention with Linear Complexity".
-template <class E, class F = shared_projection, Pattern P = dense, class Arch = simd::native>
+template <class E, class F = shared_projection, Pattern P = dense>
 struct linformer_attention {
     static constexpr std::string_view name = "linformer_attention";
 
@@ -159,9 +159,9 @@ private:
     }
 
     template <Scalar T>
-    using work = detail::linformer_work<T, linformer_attention, Arch>;
+    using work = detail::linformer_work<T, linformer_attention>;
     template <Scalar T>
-    using gradient_work = detail::linformer_gradient_work<T, linformer_attention, Arch>;
+    using gradient_work = detail::linformer_gradient_work<T, linformer_attention>;
 };
 
 } // namespace attn

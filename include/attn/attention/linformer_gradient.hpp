@@ -38,10 +38,10 @@ void fill_zero(const tensor_view<T>& view) {
 /// The memory of the gradient of a call, and its steps for some heads of keys and values:
 ///     k' = E k and v' = F v again,      dq, dk', dv' by softmax attention,      dk = E^T dk',  dE = dk' k^T,      dv = F^T dv',  dF = dv' v^T
 /// A parameter's gradient is a sum over batch entries, then the heads that share it, then keys before values, in this order whatever the threads.
-template <Scalar T, class Op, class Arch>
+template <Scalar T, class Op>
 struct linformer_gradient_work {
-    using softmax = kernel::softmax_gradient_scheduler<T, Arch>;
-    using work = linformer_work<T, Op, Arch>;
+    using softmax = kernel::softmax_gradient_scheduler<T>;
+    using work = linformer_work<T, Op>;
     using part = typename work::part;
 
     std::size_t task_bytes;

@@ -71,9 +71,9 @@ struct linformer_rows {
 };
 
 /// The memory of a call, and its steps for some heads of keys and values: as many as there are threads, or as fill a quarter of a megabyte.
-template <Scalar T, class Op, class Arch>
+template <Scalar T, class Op>
 struct linformer_work {
-    using softmax = kernel::softmax_scheduler<T, Arch>;
+    using softmax = kernel::softmax_scheduler<T>;
     using rows_type = linformer_rows<T, Op>;
     static constexpr index_t rows_of_block = projected_rows_of_task;
 
@@ -119,7 +119,7 @@ struct linformer_work {
     void with_visible(const Op& op, const inputs<T>& in, const part& p, const inputs<T>& projected_in, const auto& f) const {
         const projected_rows seen{rows.kept_count, p.kv_heads, in.queries.shape().heads / in.keys.shape().heads};
         const auto factor = op.scale.value_or(1 / std::sqrt(static_cast<double>(in.queries.shape().channels)));
-        const auto visible = kernel::visible_keys_of<T, Arch, projected_rows>(seen, shapes_of(projected_in), projected_in.positions);
+        const auto visible = kernel::visible_keys_of<T, projected_rows>(seen, shapes_of(projected_in), projected_in.positions);
         f(visible, static_cast<T>(factor));
     }
     /// Finds which rows there are, and projects keys and values.

@@ -21,9 +21,9 @@ inline void check_present(std::string_view operation, std::string_view argument,
     if (is_wanted && !is_there) throw argument_error(operation, argument, "is asked for, but the operator has none");
 }
 
-template <Scalar T, class U, class Arch>
+template <Scalar T, class U>
 struct local_backward {
-    local_arguments<T, U, Arch> of;
+    local_arguments<T, U> of;
 
     /// What an operator's check_gradients does.
     void check_gradients(std::string_view operation, const local_gradients<T>& wanted, const auto& check) const {
@@ -42,7 +42,7 @@ struct local_backward {
     std::size_t workspace_bytes(const input_shapes& s, const shape& out, index_t concurrency) const {
         if (!of.convolution.present()) return 0;
         const auto& read = of.convolution_input.data() ? of.convolution_input.shape() : s.values;
-        return kernel::depthwise_backward<T, U, Arch>(of.convolution.grid(s.queries.tokens), read, out).workspace_bytes(concurrency);
+        return kernel::depthwise_backward<T, U>(of.convolution.grid(s.queries.tokens), read, out).workspace_bytes(concurrency);
     }
     /// of_encoding = of_keys, summed over the batch entries and heads that the encoding is repeated for.
     static void sum_repeated(const tensor_view<T>& of_keys, const tensor_view<T>& of_encoding, const execution& run) {
@@ -68,7 +68,7 @@ struct local_backward {
         const kernel::linear_order<T, P> order{in, pattern};
         const auto& own = wanted.convolution;
         const auto weights = own.weights.data() ? of.convolution.kernels_of(own.weights, channels) : tensor_view<T>{};
-        kernel::depthwise_backward<T, U, Arch>(grid, term.input.shape(), given.shape())(
+        kernel::depthwise_backward<T, U>(grid, term.input.shape(), given.shape())(
             {grid, of.convolution.kernels(channels), of.convolution.bias}, term.input.numbers(), given,
             {term.reads_values ? wanted.values : own.input, weights, own.bias, term.reads_values},
             [&](index_t b) { return term.reads_values ? order.ever_seen(b) : tokens; }, run.workspace().bytes().data(), run);

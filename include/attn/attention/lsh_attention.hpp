@@ -28,7 +28,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// executor, threads, strides or the rest of the batch, bit by bit. Unlike other operators' rows, those of two calls that share some tokens need
 /// not have the same bits.
 /// Kitaev, Kaiser, Levskaya 2020, "Reformer: The Efficient Transformer".
-template <Scalar T = float, class Arch = simd::native>
+template <Scalar T = float>
 struct lsh_attention {
     static constexpr std::string_view name = "lsh_attention";
     static constexpr bool keys_are_queries = true; ///< so that a layer makes no others
@@ -118,8 +118,8 @@ struct lsh_attention {
     }
 
 private:
-    using work = detail::lsh_work<T, lsh_attention, Arch>;
-    using gradient_work = detail::lsh_gradient<T, lsh_attention, Arch>;
+    using work = detail::lsh_work<T, lsh_attention>;
+    using gradient_work = detail::lsh_gradient<T, lsh_attention>;
 
     std::size_t bytes(const input_shapes& s, index_t concurrency, bool narrow) const {
         detail::scratch memory;

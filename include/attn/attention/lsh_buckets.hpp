@@ -14,7 +14,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 namespace detail {
 
 /// The hash of a head in one round.
-template <Scalar T, class Arch>
+template <Scalar T>
 struct bucket_hash {
     static constexpr index_t rows_of_task = 128;
 
@@ -31,7 +31,7 @@ struct bucket_hash {
     void operator()(const stored_rows<const T>& x, index_t rows, index_t* buckets, index_t stride, scratch memory) const {
         auto* const turned = rotated(memory, half);
         auto* const wide = widened_rows(memory, channels);
-        if (x.is_narrow()) kernel::copy_rows<T, Arch>(x, rows, channels, wide, channels);
+        if (x.is_narrow()) kernel::copy_rows<T>(x, rows, channels, wide, channels);
         const auto tokens = x.is_narrow() ? kernel::row_block<const T>{wide, channels, 1} : kernel::row_block<const T>{x.numbers(), x.row_stride, x.channel_stride};
         const auto multiply = product_of(rows, channels, half);
         for (index_t task = 0; task < multiply.task_count(); ++task) {
@@ -42,11 +42,11 @@ struct bucket_hash {
     }
 
 private:
-    using lanes = simd::lanes<T, Arch>;
+    using lanes = simd::lanes<T>;
 
     static T* rotated(scratch& memory, index_t half) { return memory.take<T>(rows_of_task, half); }
     static T* widened_rows(scratch& memory, index_t channels) { return memory.take<T>(rows_of_task, channels); }
-    static kernel::matrix_product<T, Arch> product_of(index_t rows, index_t channels, index_t half) { return {rows, channels, half}; }
+    static kernel::matrix_product<T> product_of(index_t rows, index_t channels, index_t half) { return {rows, channels, half}; }
     /// The first of the largest of y and -y; 0 if all is NaN.
     index_t bucket_of(const T* y) const {
         constexpr auto infinity = std::numeric_limits<T>::infinity();
@@ -81,8 +81,8 @@ void check_rotations(std::string_view operation, const tensor_view<const T>& rot
 }
 
 /// The hash of a round and head.
-template <class Arch, Scalar T>
-bucket_hash<T, Arch> hash_of(const tensor_view<const T>& rotations, index_t round, index_t head) {
+template <Scalar T>
+bucket_hash<T> hash_of(const tensor_view<const T>& rotations, index_t round, index_t head) {
     const auto& r = rotations.shape();
     return {kernel::rows_of(rotations, round, r.heads == 1 ? 0 : head), r.tokens, r.channels};
 }
@@ -105,14 +105,14 @@ template <StoredTensor X, TensorLike R>
     const auto& s = tokens.shape();
     detail::check_view("lsh_buckets", "tokens", tokens);
     detail::check_rotations("lsh_buckets", turns, s);
-    using hash = detail::bucket_hash<T, simd::native>;
+    using hash = detail::bucket_hash<T>;
     tensor<index_t> buckets({s.batch, s.heads, s.tokens, turns.shape().batch});
     workspace memory(hash::task_bytes(s.channels, turns.shape().channels));
     for (index_t b = 0; b < s.batch; ++b)
         for (index_t h = 0; h < s.heads; ++h)
             for (index_t round = 0; round < turns.shape().batch; ++round)
                 for (index_t i = 0; i < s.tokens; i += hash::rows_of_task)
-                    detail::hash_of<simd::native>(turns, round, h)(kernel::rows_of(tokens, b, h, i), std::min(s.tokens - i, hash::rows_of_task),
+                    detail::hash_of(turns, round, h)(kernel::rows_of(tokens, b, h, i), std::min(s.tokens - i, hash::rows_of_task),
                                                                    &buckets(b, h, i, round), buckets.shape().channels,
                                                                    detail::scratch(memory.bytes().data()));
     return buckets;

@@ -13,10 +13,10 @@ namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 /// e^(x - log_sum_exp) of a round's pairs are what they count in all, so each round adds the gradient of softmax attention to its pairs. Where
 /// log_sum_exp has lost digits of their sum, they are summed over all rounds first, which makes the share that multiplies them.
 /// A segment also gives to the keys of the chunk before it: segments with even and odd numbers take turns, so that no two write to a token.
-template <Scalar T, class Op, class Arch>
+template <Scalar T, class Op>
 struct lsh_gradient {
-    using softmax = kernel::softmax_gradient_scheduler<T, Arch>;
-    using work = lsh_work<T, Op, Arch>;
+    using softmax = kernel::softmax_gradient_scheduler<T>;
+    using work = lsh_work<T, Op>;
 
     work tokens;
     bool* met; ///< of each token: whether it has seen another
@@ -139,7 +139,7 @@ private:
             const saved_outputs<T> saved{view(out, rows, d_v), view(log_sum_exp, rows, 1)};
             const output_gradients<T> given{view(of_out, rows, d_v), view(of_log_sum_exp, rows, 1)};
             const sorted_window window{at, first, end};
-            const kernel::visible_keys_of<T, Arch, sorted_window> visible(window, shapes_of(sorted), sorted.positions);
+            const kernel::visible_keys_of<T, sorted_window> visible(window, shapes_of(sorted), sorted.positions);
             sequential here;
             workspace memory(std::span(of_softmax, softmax_bytes));
             f(kernel::softmax_gradient_call<T>{sorted, saved, given, wanted, visible, nullptr, c.op.template factor<T>(d_k), shares}, execution(here, memory));

@@ -32,10 +32,10 @@ struct sorted_window {
 
 /// The memory of a call, and its steps for some heads of a batch entry: as many as have some thousands of tokens together. A round hashes
 /// and sorts them, and then attends in segments of some chunks, which a thread copies, attends to and adds to the rounds before.
-template <Scalar T, class Op, class Arch>
+template <Scalar T, class Op>
 struct lsh_work {
-    using softmax = kernel::softmax_scheduler<T, Arch>;
-    using hash = bucket_hash<T, Arch>;
+    using softmax = kernel::softmax_scheduler<T>;
+    using hash = bucket_hash<T>;
     static constexpr index_t rows_of_task = hash::rows_of_task, tokens_at_once = 8192, tokens_of_segment = 384;
     static constexpr T nothing = -std::numeric_limits<T>::infinity();
 
@@ -98,7 +98,7 @@ struct lsh_work {
     /// Buckets and sorted order of a round, of heads h .. h + count - 1, which q holds.
     void find_order(const Op& op, const stored_view<const T>& q, const execution& run, index_t h, index_t count, index_t round) const {
         for_each_piece(run, count, rows_of_task, [&](index_t head, index_t i, index_t end, const scratch& memory) {
-            hash_of<Arch>(op.rotations, round, h + head)(kernel::rows_of(q, 0, head, i), end - i, bucket + head * tokens + i, 1, memory);
+            hash_of(op.rotations, round, h + head)(kernel::rows_of(q, 0, head, i), end - i, bucket + head * tokens + i, 1, memory);
         });
         run.for_each(count, [&](index_t head, index_t) { sort(op, head); });
     }
@@ -150,7 +150,7 @@ private:
             const inputs<T> sorted{view(queries, rows, d_k), view(keys, before + rows, d_k), view(values, before + rows, d_v),
                                    {.first_query = at, .first_key = at - before}};
             const sorted_window window{at, first, end};
-            const kernel::visible_keys_of<T, Arch, sorted_window> visible(window, shapes_of(sorted), sorted.positions);
+            const kernel::visible_keys_of<T, sorted_window> visible(window, shapes_of(sorted), sorted.positions);
             sequential here;
             workspace memory(std::span(of_softmax, w.softmax_bytes));
             softmax()({sorted, {view(out, rows, d_v), view(log_sum_exp, rows, 1)}, visible, nullptr, op.template factor<T>(d_k), {}}, execution(here, memory));
@@ -203,7 +203,7 @@ private:
             log = score + static_cast<T>(std::log(static_cast<double>(op.rotations.shape().batch)));
             for (index_t c = 0; c < result_shape.channels; ++c) row.data[c * row.channel_stride] = std::isnan(score) ? score : in.values(0, head, i, c);
         }
-        if (wide) kernel::store_row<T, Arch>(row.data, result_shape.channels, out.values.rows(0, head, i));
+        if (wide) kernel::store_row<T>(row.data, result_shape.channels, out.values.rows(0, head, i));
         if (out.log_sum_exp.data()) out.log_sum_exp(0, head, i, 0) = log;
     }
 };

@@ -12,7 +12,7 @@ namespace detail {
 template <Scalar T>
 void merge_row(const stored_rows<T>& into, T& into_log, const stored_rows<const T>& from, T from_log, index_t channels) {
     const auto saw = [](T log_sum_exp) { return log_sum_exp == -std::numeric_limits<T>::infinity() ? T{0} : T{1}; };
-    const kernel::softmax_merge<T, simd::native> merged(into_log, saw(into_log), from_log, saw(from_log));
+    const kernel::softmax_merge<T> merged(into_log, saw(into_log), from_log, saw(from_log));
     const auto number = [](const auto& lanes) {
         T first = 0;
         lanes.store_first(&first, 1);

@@ -8,7 +8,6 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// Mean pooling: the mean of the visible tokens of each of `projected` bins. Bin r of m tokens is floor(r m / projected) to
 /// ceil((r + 1) m / projected) - 1.
-template <class Arch = simd::native>
 struct mean_pooling {
     index_t projected = 1;
 
@@ -26,12 +25,12 @@ struct mean_pooling {
     template <Scalar T>
     void project(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<T>& to,
                  detail::scratch&) const {
-        using lanes = simd::lanes<T, Arch>;
+        using lanes = simd::lanes<T>;
         for (index_t r = 0; r < count; ++r) {
             const auto bin = range(head, first + r, x.count);
             index_t seen = 0;
             x.for_each_run(bin.first, bin.end, [&](index_t, index_t tokens) { seen += tokens; });
-            kernel::reduce_tokens<Arch, T>(
+            kernel::reduce_tokens<T>(
                 x, bin, to.data + r * to.row_stride, [](index_t, index_t) { return lanes(T{0}); },
                 [](lanes sum, index_t, lanes token, index_t, index_t) { return sum + token; }, [&](lanes sum) { return sum / lanes(seen); });
         }
@@ -46,15 +45,15 @@ struct mean_pooling {
     template <Scalar T>
     void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<const T>& given,
                              const kernel::row_block<T>& to, detail::scratch&) const {
-        using lanes = simd::lanes<T, Arch>;
+        using lanes = simd::lanes<T>;
         for (index_t r = 0; r < count; ++r) {
             const auto bin = range(head, first + r, x.count);
             index_t seen = 0;
             x.for_each_run(bin.first, bin.end, [&](index_t, index_t tokens) { seen += tokens; });
             for (auto j = bin.first; j < bin.end; ++j) {
                 if (!x.visible(j)) continue;
-                kernel::update_channels<Arch>(to.data + j * to.row_stride, to.channel_stride, x.channels, [&](lanes sum, index_t c, index_t present) {
-                    return sum + kernel::load_channels<Arch, T>(given.data + r * given.row_stride, 1, c, present) / lanes(seen);
+                kernel::update_channels(to.data + j * to.row_stride, to.channel_stride, x.channels, [&](lanes sum, index_t c, index_t present) {
+                    return sum + kernel::load_channels<T>(given.data + r * given.row_stride, 1, c, present) / lanes(seen);
                 });
             }
         }
@@ -63,23 +62,22 @@ struct mean_pooling {
 
 /// Max pooling: the largest number of each channel over the visible tokens of each bin, NaN if one of them is; the bins are those of
 /// mean_pooling.
-template <class Arch = simd::native>
 struct max_pooling {
     index_t projected = 1;
 
     index_t size(index_t, index_t) const { return projected; }
-    kernel::token_range range(index_t head, index_t row, index_t tokens) const { return mean_pooling<Arch>{projected}.range(head, row, tokens); }
+    kernel::token_range range(index_t head, index_t row, index_t tokens) const { return mean_pooling{projected}.range(head, row, tokens); }
     template <Scalar T>
     std::size_t workspace_bytes(index_t, index_t) const {
         return 0;
     }
-    void check(const projection_context& context) const { mean_pooling<Arch>{projected}.check(context); }
+    void check(const projection_context& context) const { mean_pooling{projected}.check(context); }
     template <Scalar T>
     void project(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<T>& to,
                  detail::scratch&) const {
-        using lanes = simd::lanes<T, Arch>;
+        using lanes = simd::lanes<T>;
         for (index_t r = 0; r < count; ++r) {
-            kernel::reduce_tokens<Arch, T>(
+            kernel::reduce_tokens<T>(
                 x, range(head, first + r, x.count), to.data + r * to.row_stride,
                 [](index_t, index_t) { return lanes(-std::numeric_limits<T>::infinity()); },
                 [](lanes largest, index_t, lanes token, index_t, index_t) {

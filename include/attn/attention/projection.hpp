@@ -36,7 +36,7 @@ struct identity_projection {
 
 /// A learned matrix: projected[r] = sum_j matrix[r, j] x[j] + bias[r] over the visible tokens j. Of a sequence shorter than the matrix is
 /// wide, the first columns are used. Views, of memory that many operators may share: heads 1 is one projection for all heads.
-template <Scalar T, class Arch = simd::native>
+template <Scalar T>
 struct linear_projection {
     tensor_view<const T> matrix;    ///< (1, heads or 1, projected, most tokens)
     tensor_view<const T> bias = {}; ///< (1, heads or 1, projected, 1), or none
@@ -110,8 +110,8 @@ struct linear_projection {
                 detail::run_tasks(product(tokens, count, x.channels), memory, kernel::transposed(weights), given,
                                   {nullptr, 0, 1}, {sums, x.channels, 1});
                 for (index_t j = 0; j < tokens; ++j)
-                    kernel::update_channels<Arch>(to.data + (token + j) * to.row_stride, to.channel_stride, x.channels, [&](auto sum, index_t c, index_t present) {
-                        return sum + kernel::load_channels<Arch, T>(sums + j * x.channels, 1, c, present);
+                    kernel::update_channels(to.data + (token + j) * to.row_stride, to.channel_stride, x.channels, [&](auto sum, index_t c, index_t present) {
+                        return sum + kernel::load_channels<T>(sums + j * x.channels, 1, c, present);
                     });
             });
     }
@@ -132,7 +132,7 @@ struct linear_projection {
     }
 
 private:
-    using product = kernel::matrix_product<T, Arch>;
+    using product = kernel::matrix_product<T>;
     static constexpr index_t tokens_of_part = 128;
 
     static void for_each_run_of_part(const kernel::token_rows<T>& x, index_t part, const auto& f) {

@@ -94,8 +94,8 @@ kernel::row_block<T> rows_of_head(const tensor_view<T>& parameter, index_t head,
 }
 
 /// All tasks of a product, one after the other.
-template <Scalar T, class Arch>
-void run_tasks(const kernel::matrix_product<T, Arch>& product, const scratch& memory, const std::type_identity_t<kernel::row_block<const T>>& a,
+template <Scalar T>
+void run_tasks(const kernel::matrix_product<T>& product, const scratch& memory, const std::type_identity_t<kernel::row_block<const T>>& a,
                const std::type_identity_t<stored_rows<const T>>& b, const std::type_identity_t<kernel::row_block<const T>>& start,
                const std::type_identity_t<kernel::row_block<T>>& c, const auto&... terms) {
     for (index_t task = 0; task < product.task_count(); ++task) {

@@ -20,12 +20,12 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// not on the number of queries in the call, executor, threads, strides or the rest of the batch.
 /// U, the scalar type of its arrays, is that of the tokens.
 /// Guo et al. 2024, "SLAB: Efficient Transformers with Simplified Linear Attention and Progressive Re-parameterized Batch Normalization".
-template <Pattern P = dense, Scalar U = float, class Arch = simd::native>
+template <Pattern P = dense, Scalar U = float>
 struct simplified_linear_attention {
     static constexpr std::string_view name = "simplified_linear_attention";
     static constexpr bool has_log_sum_exp = false;
 
-    depthwise_convolution<U, Arch> convolution = {}; ///< none if it has no weights
+    depthwise_convolution<U> convolution = {}; ///< none if it has no weights
     P pattern = {};                                  ///< which keys a query sees
     tensor_view<const U> positional_encoding = {};   ///< (batch or 1, kv_heads or 1, m, d_k), or none
     tensor_view<const U> convolution_input = {};     ///< (batch, kv_heads, n, d_v) instead of v
@@ -84,7 +84,7 @@ struct simplified_linear_attention {
             const auto local = local_backward<T>();
             input_gradients<T> of_inputs = wanted;
             if (!of_inputs.keys.data() && wanted.positional_encoding.data()) of_inputs.keys = work.of_keys;
-            kernel::linear_gradient<T, Arch, relu, P>()({in, given.values, of_inputs, relu{}, pattern, positional_encoding, {.eps = eps}}, run);
+            kernel::linear_gradient<T, relu, P>()({in, given.values, of_inputs, relu{}, pattern, positional_encoding, {.eps = eps}}, run);
             if (wanted.positional_encoding.data()) local.sum_repeated(of_inputs.keys, wanted.positional_encoding, run);
             local(in, pattern, given.values, wanted, run);
         }
@@ -97,25 +97,25 @@ private:
         tensor_view<T> of_keys;
 
         gradient_work(detail::scratch& memory, const simplified_linear_attention& op, const input_shapes& s, index_t concurrency) {
-            memory.take<std::byte>(static_cast<index_t>(std::max(kernel::linear_gradient<T, Arch, relu, P>::workspace_bytes(s, concurrency),
+            memory.take<std::byte>(static_cast<index_t>(std::max(kernel::linear_gradient<T, relu, P>::workspace_bytes(s, concurrency),
                                                                  op.template local_backward<T>().workspace_bytes(s, op.output_shape(s), concurrency))));
             if (op.positional_encoding.data()) of_keys = head_major(memory.take<T>(s.keys.size()), s.keys);
         }
     };
 
     template <Scalar T>
-    using query_features = kernel::mapped_features<T, Arch, relu>;
+    using query_features = kernel::mapped_features<T, relu>;
     template <Scalar T>
-    using key_features = kernel::mapped_features<T, Arch, relu, U>;
+    using key_features = kernel::mapped_features<T, relu, U>;
     template <Scalar T>
-    using kernel_of = kernel::linear_attention<T, Arch, query_features<T>, key_features<T>, P, kernel::local_term<T, U>>;
+    using kernel_of = kernel::linear_attention<T, query_features<T>, key_features<T>, P, kernel::local_term<T, U>>;
 
     template <Scalar T>
-    detail::local_arguments<T, U, Arch> local() const {
+    detail::local_arguments<T, U> local() const {
         return {convolution, convolution_input, positional_encoding};
     }
     template <Scalar T>
-    detail::local_backward<T, U, Arch> local_backward() const {
+    detail::local_backward<T, U> local_backward() const {
         return {local<T>()};
     }
 };

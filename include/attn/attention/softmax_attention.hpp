@@ -23,7 +23,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// independent of n and m, plus two numbers a row if a union of patterns with different steps runs as several passes.
 /// The result does not depend on executor, threads, strides or the rest of the batch, bit by bit.
 /// Vaswani et al. 2017, "Attention Is All You Need"; the online softmax is Milakov and Gimelshein 2018.
-template <Pattern P = dense, ScoreFunction S = identity_score, Products R = unrounded_products, class Arch = simd::native>
+template <Pattern P = dense, ScoreFunction S = identity_score, Products R = unrounded_products>
 struct softmax_attention {
     static constexpr std::string_view name = "softmax_attention";
 
@@ -68,7 +68,7 @@ struct softmax_attention {
     template <Scalar T>
     void add_keys(const kernel::visible_keys& visible, index_t pass, bool is_first, const inputs<T>& in, const outputs<T>& out, const function_ref* between_blocks,
                   const execution& run) const {
-        const kernel::score_adjustment_of<T, Arch, S> adjustment(score);
+        const kernel::score_adjustment_of<T, S> adjustment(score);
         constexpr bool adjusts = !std::same_as<S, identity_score>;
         scheduler<T>().add_keys({in, out, visible, adjusts ? &adjustment : nullptr, static_cast<T>(factor(in)), sinks, between_blocks}, pass, is_first, run);
     }
@@ -92,7 +92,7 @@ struct softmax_attention {
     }
     template <Scalar T>
     std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        return kernel::softmax_gradient_scheduler<T, Arch>::workspace_bytes(s, concurrency, has_parameters<T>);
+        return kernel::softmax_gradient_scheduler<T>::workspace_bytes(s, concurrency, has_parameters<T>);
     }
     template <Scalar T>
     void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const gradients<T>& wanted, const execution& run) const
@@ -106,12 +106,12 @@ struct softmax_attention {
     template <Scalar T>
     void backward_of_run(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const gradients<T>& wanted, const std::type_identity_t<T>* share,
                          const execution& run) const {
-        with_gradient_call(in, saved, given, wanted, share, [&](const auto& call) { kernel::softmax_gradient_scheduler<T, Arch>()(call, sinks, wanted.sinks, has_parameters<T>, run); });
+        with_gradient_call(in, saved, given, wanted, share, [&](const auto& call) { kernel::softmax_gradient_scheduler<T>()(call, sinks, wanted.sinks, has_parameters<T>, run); });
     }
     /// Adds the weights of a run of the keys to their sums (batch, heads, n), of the rows whose log_sum_exp does not tell them well enough.
     template <Scalar T>
     void add_weights(const inputs<T>& in, const saved_outputs<T>& saved, T* sums, const execution& run) const {
-        with_gradient_call(in, saved, {}, {}, nullptr, [&](const auto& call) { kernel::softmax_gradient_scheduler<T, Arch>().add_weights(call, sums, has_parameters<T>, run); });
+        with_gradient_call(in, saved, {}, {}, nullptr, [&](const auto& call) { kernel::softmax_gradient_scheduler<T>().add_weights(call, sums, has_parameters<T>, run); });
     }
 
 private:
@@ -119,15 +119,15 @@ private:
     void with_gradient_call(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const gradients<T>& wanted, const std::type_identity_t<T>* share,
                             const auto& f) const {
         const auto shapes = shapes_of(in);
-        const kernel::visible_keys_of<T, Arch, P> visible(pattern, shapes, in.positions);
-        const kernel::score_slopes_of<T, Arch, S> slopes(score, wanted.score);
+        const kernel::visible_keys_of<T, P> visible(pattern, shapes, in.positions);
+        const kernel::score_slopes_of<T, S> slopes(score, wanted.score);
         constexpr bool adjusts = !std::same_as<S, identity_score>;
         f(kernel::softmax_gradient_call<T>{in, saved, given, wanted, visible, adjusts ? &slopes : nullptr, static_cast<T>(factor(in)), share});
     }
     template <Scalar T>
     static constexpr bool has_parameters = !std::same_as<score_gradients<S, T>, no_gradients>;
     template <Scalar T, class Prefetch = kernel::prefetch_next>
-    using scheduler = kernel::softmax_scheduler<T, Arch, Prefetch, typename R::template operand<T>>;
+    using scheduler = kernel::softmax_scheduler<T, Prefetch, typename R::template operand<T>>;
 
 protected:
     /// What products are multiplied with.
@@ -139,8 +139,8 @@ protected:
     template <class Prefetch, Scalar T>
     void run_with(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
         const auto shapes = shapes_of(in);
-        const kernel::visible_keys_of<T, Arch, P> visible(pattern, shapes, in.positions);
-        const kernel::score_adjustment_of<T, Arch, S> adjustment(score);
+        const kernel::visible_keys_of<T, P> visible(pattern, shapes, in.positions);
+        const kernel::score_adjustment_of<T, S> adjustment(score);
         constexpr bool adjusts = !std::same_as<S, identity_score>;
         scheduler<T, Prefetch>()({in, out, visible, adjusts ? &adjustment : nullptr, static_cast<T>(factor(in)), sinks}, run);
     }
@@ -148,15 +148,15 @@ protected:
 
 /// What a call costs: the (query, key) pairs that the pattern makes visible, and those that its schedule visits, over all batch entries
 /// and heads. The kernel spends 2 (d_k + d_v) flops on a visited pair. Throws attention_error if the pattern or the positions do not fit.
-template <Pattern P, ScoreFunction S, Products R, class Arch>
-pair_count visited_pairs(const softmax_attention<P, S, R, Arch>& op, const input_shapes& s, const positions& where = {}) {
+template <Pattern P, ScoreFunction S, Products R>
+pair_count visited_pairs(const softmax_attention<P, S, R>& op, const input_shapes& s, const positions& where = {}) {
     detail::check_pattern(op.name, op.pattern, s, where, s.queries.heads);
-    using score_stage = kernel::score_stage<float, Arch>; // which computes registers of queries with groups of keys where a panel is partly visible
+    using score_stage = kernel::score_stage<float>; // which computes registers of queries with groups of keys where a panel is partly visible
     pair_count all;
     for (index_t b = 0; b < s.queries.batch; ++b)
         for (index_t h = 0; h < s.queries.heads; ++h) {
             const auto pairs = visited_pairs(at(op.pattern, b, h), where.first_query[b], s.queries.tokens, where.first_key[b], s.keys.tokens,
-                                             kernel::query_block_traits<float, Arch>::lane_count, score_stage::grain);
+                                             kernel::query_block_traits<float>::lane_count, score_stage::grain);
             all.visible += pairs.visible;
             all.visited += pairs.visited;
         }

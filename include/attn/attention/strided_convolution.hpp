@@ -8,7 +8,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// A convolution along the sequence whose stride is its kernel, one kernel for each channel:
 ///     projected[r, c] = bias[c] + sum_t weights[t, c] x[kernel r + t, c]
 /// over the visible tokens. Tokens that do not fill a kernel at the end are dropped.
-template <Scalar T, class Arch = simd::native>
+template <Scalar T>
 struct channel_convolution {
     tensor_view<const T> weights;   ///< (1, heads or 1, kernel, channels)
     tensor_view<const T> bias = {}; ///< (1, heads or 1, 1, channels), or none
@@ -23,13 +23,13 @@ struct channel_convolution {
     void check_apart(const output_memory& out) const { check_apart(out, weights, bias); }
     void project(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<T>& to,
                  detail::scratch&) const {
-        using lanes = simd::lanes<T, Arch>;
+        using lanes = simd::lanes<T>;
         const auto load = [head](const tensor_view<const T>& t, index_t row, index_t c, index_t present) {
-            return kernel::load_channels<Arch, T>(t.row(0, t.shape().heads == 1 ? 0 : head, row), t.strides().channels, c, present);
+            return kernel::load_channels<T>(t.row(0, t.shape().heads == 1 ? 0 : head, row), t.strides().channels, c, present);
         };
         for (index_t r = 0; r < count; ++r) {
             const auto window = range(head, first + r, x.count);
-            kernel::reduce_tokens<Arch, T>(
+            kernel::reduce_tokens<T>(
                 x, window, to.data + r * to.row_stride,
                 [&](index_t c, index_t present) { return bias.data() ? load(bias, 0, c, present) : lanes(T{0}); },
                 [&](lanes sum, index_t token, lanes value, index_t c, index_t present) {
@@ -60,8 +60,8 @@ struct channel_convolution {
         for (auto j = first * kernel; j < (first + count) * kernel; ++j) {
             if (!x.visible(j)) continue;
             const T *const weight = of_head.data + j % kernel * of_head.row_stride, *const from = given.data + (j / kernel - first) * given.row_stride;
-            kernel::update_channels<Arch>(to.data + j * to.row_stride, to.channel_stride, x.channels, [&](auto sum, index_t c, index_t present) {
-                return fma(kernel::load_channels<Arch, T>(weight, of_head.channel_stride, c, present), kernel::load_channels<Arch, T>(from, 1, c, present), sum);
+            kernel::update_channels(to.data + j * to.row_stride, to.channel_stride, x.channels, [&](auto sum, index_t c, index_t present) {
+                return fma(kernel::load_channels<T>(weight, of_head.channel_stride, c, present), kernel::load_channels<T>(from, 1, c, present), sum);
             });
         }
     }
@@ -73,9 +73,9 @@ struct channel_convolution {
         for (index_t r = 0; r < count; ++r) {
             const auto token = (first + r) * weights.shape().tokens + part;
             if (!of_weights.data || !x.visible(token)) continue;
-            kernel::update_channels<Arch>(of_weights.data, 1, x.channels, [&](auto sum, index_t c, index_t present) {
-                return fma(kernel::load_channels<Arch, T>(given.data + r * given.row_stride, 1, c, present),
-                           kernel::load_channels<Arch, T>(x, token, c, present), sum);
+            kernel::update_channels(of_weights.data, 1, x.channels, [&](auto sum, index_t c, index_t present) {
+                return fma(kernel::load_channels<T>(given.data + r * given.row_stride, 1, c, present),
+                           kernel::load_channels<T>(x, token, c, present), sum);
             });
         }
         if (part == 0) add_bias_gradients(x.channels, count, given, detail::rows_of_head(wanted.bias, head));
@@ -120,25 +120,25 @@ channel_convolution(const W&, const Others&...) -> channel_convolution<detail::s
 /// A convolution along the sequence that mixes channels, as the spatial reduction of a pyramid vision transformer does:
 ///     projected[r, o] = bias[o] + sum_t sum_c weights[t, o, c] x[kernel r + t, c]
 /// over the visible tokens.
-template <Scalar T, class Arch = simd::native>
+template <Scalar T>
 struct mixing_convolution {
     tensor_view<const T> weights;   ///< (kernel, heads or 1, channels out, channels in), as many out as in
     tensor_view<const T> bias = {}; ///< (1, heads or 1, 1, channels), or none
 
-    index_t size(index_t, index_t tokens) const { return tokens / channel_convolution<T, Arch>::kernel_of(weights.shape().batch); }
+    index_t size(index_t, index_t tokens) const { return tokens / channel_convolution<T>::kernel_of(weights.shape().batch); }
     kernel::token_range range(index_t, index_t row, index_t) const { return {row * weights.shape().batch, (row + 1) * weights.shape().batch}; }
     template <Scalar>
     std::size_t workspace_bytes(index_t tokens, index_t channels) const {
         detail::scratch memory;
         memory.take<T>(max_rows, weights.shape().batch, channels);
-        return memory.used_bytes() + kernel::matrix_product<T, Arch>(std::min(max_rows, tokens), channels, channels).task_bytes();
+        return memory.used_bytes() + kernel::matrix_product<T>(std::min(max_rows, tokens), channels, channels).task_bytes();
     }
     void check(const projection_context& context) const {
-        channel_convolution<T, Arch>::check_convolution(context, weights, weights.shape().batch, bias);
+        channel_convolution<T>::check_convolution(context, weights, weights.shape().batch, bias);
         if (weights.shape().tokens != context.channels)
             context.refuse("weights have shape " + to_string(weights.shape()) + ": as many channels must come out as go in");
     }
-    void check_apart(const output_memory& out) const { channel_convolution<T, Arch>::check_apart(out, weights, bias); }
+    void check_apart(const output_memory& out) const { channel_convolution<T>::check_apart(out, weights, bias); }
     void project(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<T>& to,
                  detail::scratch& memory) const {
         for (index_t done = 0; done < count; done += max_rows) {
@@ -159,7 +159,7 @@ struct mixing_convolution {
     }
     template <Scalar>
     std::size_t backward_workspace_bytes(index_t tokens, index_t channels) const {
-        using product = kernel::matrix_product<T, Arch>;
+        using product = kernel::matrix_product<T>;
         detail::scratch memory;
         memory.take<T>(max_rows, channels);
         return memory.used_bytes() + std::max(product(max_rows, channels, channels).task_bytes(), product(channels, size(0, tokens), channels).task_bytes());
@@ -171,13 +171,13 @@ struct mixing_convolution {
         for (index_t done = 0; done < count; done += max_rows)
             for (index_t t = 0; t < kernel; ++t) {
                 const auto rows = std::min(max_rows, count - done);
-                detail::run_tasks(kernel::matrix_product<T, Arch>(rows, x.channels, x.channels), memory, {given.data + done * given.row_stride, given.row_stride, 1},
+                detail::run_tasks(kernel::matrix_product<T>(rows, x.channels, x.channels), memory, {given.data + done * given.row_stride, given.row_stride, 1},
                                   detail::rows_of_head(weights, head, 0, t), {nullptr, 0, 1}, {sums, x.channels, 1});
                 for (index_t r = 0; r < rows; ++r) {
                     const auto token = (first + done + r) * kernel + t;
                     if (!x.visible(token)) continue;
-                    kernel::update_channels<Arch>(to.data + token * to.row_stride, to.channel_stride, x.channels, [&](auto sum, index_t c, index_t present) {
-                        return sum + kernel::load_channels<Arch, T>(sums + r * x.channels, 1, c, present);
+                    kernel::update_channels(to.data + token * to.row_stride, to.channel_stride, x.channels, [&](auto sum, index_t c, index_t present) {
+                        return sum + kernel::load_channels<T>(sums + r * x.channels, 1, c, present);
                     });
                 }
             }
@@ -189,14 +189,14 @@ struct mixing_convolution {
         const auto kernel = weights.shape().batch, token = first * kernel + part;
         const auto of_weights = detail::rows_of_head(wanted.weights, head, 0, part);
         if (of_weights.data)
-            detail::run_tasks(kernel::matrix_product<T, Arch>(x.channels, count, x.channels), memory, kernel::transposed(given),
+            detail::run_tasks(kernel::matrix_product<T>(x.channels, count, x.channels), memory, kernel::transposed(given),
                               x.rows.from(token, kernel), {of_weights.data, of_weights.row_stride, 1},
                               {of_weights.data, of_weights.row_stride, 1}, [&](index_t from, index_t terms, auto&& visit) {
                                   if (!x.seen) return visit(from, terms);
                                   for (auto r = from; r < from + terms; ++r)
                                       if (x.visible(token + r * kernel)) visit(r, index_t{1});
                               });
-        if (part == 0) channel_convolution<T, Arch>::add_bias_gradients(x.channels, count, given, detail::rows_of_head(wanted.bias, head));
+        if (part == 0) channel_convolution<T>::add_bias_gradients(x.channels, count, given, detail::rows_of_head(wanted.bias, head));
     }
 
 private:
@@ -209,14 +209,14 @@ private:
         const bool copies = x.seen || x.rows.is_narrow();
         for (index_t j = 0; copies && j < count * kernel; ++j) // with zeros for hidden tokens: here rows are left out, not terms
             if (const auto token = first * kernel + j; x.visible(token))
-                kernel::copy_rows<T, Arch>(x.rows.from(token), 1, x.channels, copy + j * x.channels, x.channels);
+                kernel::copy_rows<T>(x.rows.from(token), 1, x.channels, copy + j * x.channels, x.channels);
             else
                 std::fill_n(copy + j * x.channels, x.channels, T{0});
         const auto windows = copies ? kernel::row_block<const T>{copy, x.channels, 1} : x.in_place(first * kernel);
         auto start = detail::rows_of_head(bias, head);
         start.row_stride = 0;
         for (index_t t = 0; t < kernel; ++t) {
-            detail::run_tasks(kernel::matrix_product<T, Arch>(count, x.channels, x.channels), memory,
+            detail::run_tasks(kernel::matrix_product<T>(count, x.channels, x.channels), memory,
                               {windows.data + t * windows.row_stride, kernel * windows.row_stride, windows.channel_stride},
                               kernel::transposed(detail::rows_of_head(weights, head, 0, t)), start, to);
             start = {to.data, to.row_stride, 1};

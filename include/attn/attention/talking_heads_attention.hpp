@@ -30,7 +30,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// smaller workspace, down to least_workspace_bytes, does without these: scores are then computed twice, to the same bits. keeps_weights
 /// tells which. Shazeer et al. 2020, "Talking-Heads Attention"; the first mixing alone: Su 2020; both, with biases: Touvron et al. 2021,
 /// CaiT.
-template <Pattern P = dense, ScoreFunction S = identity_score, class Arch = simd::native>
+template <Pattern P = dense, ScoreFunction S = identity_score>
 struct talking_heads_attention {
     static constexpr std::string_view name = "talking_heads_attention";
 
@@ -96,8 +96,8 @@ struct talking_heads_attention {
     template <Scalar T>
     void forward(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
         const auto shapes = shapes_of(in);
-        const kernel::visible_keys_of<T, Arch, P> visible(pattern, shapes, in.positions);
-        const kernel::score_adjustment_of<T, Arch, S> adjustment(score);
+        const kernel::visible_keys_of<T, P> visible(pattern, shapes, in.positions);
+        const kernel::score_adjustment_of<T, S> adjustment(score);
         kernel_for<T>(shapes)(in, out, visible, scored ? &adjustment : nullptr, run);
     }
 
@@ -129,9 +129,9 @@ struct talking_heads_attention {
     template <Scalar T>
     void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const gradients<T>& wanted, const execution& run) const {
         const auto shapes = shapes_of(in);
-        const kernel::visible_keys_of<T, Arch, P> visible(pattern, shapes, in.positions);
+        const kernel::visible_keys_of<T, P> visible(pattern, shapes, in.positions);
         const score_gradients<S, T> of_score{}; // not wanted
-        const kernel::score_slopes_of<T, Arch, S> slopes(score, of_score);
+        const kernel::score_slopes_of<T, S> slopes(score, of_score);
         gradient_kernel_for<T>(shapes)(in, saved, given, wanted, visible, scored ? &slopes : nullptr, run);
     }
 
@@ -142,11 +142,11 @@ private:
     static constexpr bool scored = !std::same_as<S, identity_score>;
 
     template <Scalar T>
-    kernel::talking_heads_scheduler<T, Arch> kernel_for(const input_shapes& s) const {
+    kernel::talking_heads_scheduler<T> kernel_for(const input_shapes& s) const {
         return {parameters_for(s)};
     }
     template <Scalar T>
-    kernel::talking_gradient_scheduler<T, Arch> gradient_kernel_for(const input_shapes& s) const {
+    kernel::talking_gradient_scheduler<T> gradient_kernel_for(const input_shapes& s) const {
         return {parameters_for(s)};
     }
     kernel::talking_heads_parameters parameters_for(const input_shapes& s) const {
@@ -180,14 +180,14 @@ private:
 /// What a call costs: the (query, key) pairs that any mixed head sees, and those that its schedule visits, over all batch entries. The
 /// kernel spends 2 (h_k d_k + h_v d_v) flops on a visited pair, in all heads together, and 2 h (h_k + h_v) on the mixings. Throws attention_error
 /// if the pattern or the positions do not fit.
-template <Pattern P, ScoreFunction S, class Arch>
-pair_count visited_pairs(const talking_heads_attention<P, S, Arch>& op, const input_shapes& s, const positions& where = {}) {
+template <Pattern P, ScoreFunction S>
+pair_count visited_pairs(const talking_heads_attention<P, S>& op, const input_shapes& s, const positions& where = {}) {
     const auto heads = op.log_sum_exp_shape(s).heads;
     detail::check_pattern(op.name, op.pattern, s, where, heads);
     pair_count all;
     for (index_t b = 0; b < s.queries.batch; ++b) { // registers of queries with groups of keys, where a panel sees a block in part
         const auto pairs = visited_pairs(detail::over_heads<P>{op.pattern, b, heads}, where.first_query[b], s.queries.tokens,
-                                         where.first_key[b], s.keys.tokens, simd::lanes<float, Arch>::size, 8);
+                                         where.first_key[b], s.keys.tokens, simd::lanes<float>::size, 8);
         all.visible += pairs.visible;
         all.visited += pairs.visited;
     }

@@ -14,9 +14,9 @@ class rank_gradient {
     static_assert(!std::same_as<A, A>, "attn: over ranks, softmax attention has a gradient, if its products are not rounded; other operators have none yet");
 };
 
-template <Pattern P, ScoreFunction S, class Arch, Scalar T>
-class rank_gradient<softmax_attention<P, S, unrounded_products, Arch>, T> {
-    using operation = softmax_attention<P, S, unrounded_products, Arch>;
+template <Pattern P, ScoreFunction S, Scalar T>
+class rank_gradient<softmax_attention<P, S, unrounded_products>, T> {
+    using operation = softmax_attention<P, S, unrounded_products>;
 
 public:
     using wanted_type = typename operation::template gradients<T>;
@@ -49,8 +49,8 @@ public:
 
     template <Communicator C>
     void run(C& ranks, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const wanted_type& wanted, const execution& run) {
-        gradient_return<T, Arch, C> keys_home(ranks, plan_, wanted.keys, in.keys.shape(), of_keys_, 32'760);
-        gradient_return<T, Arch, C> values_home(ranks, plan_, wanted.values, in.values.shape(), of_values_, 32'761);
+        gradient_return<T, C> keys_home(ranks, plan_, wanted.keys, in.keys.shape(), of_keys_, 32'760);
+        gradient_return<T, C> values_home(ranks, plan_, wanted.values, in.values.shape(), of_values_, 32'761);
         if (wanted.queries.data()) clear(wanted.queries);
         auto failure = find_shares(ranks, in, saved, run);
         if (!failure) failure = failure_of([&] { find_sinks(in, saved, given, wanted, run); });
@@ -65,7 +65,7 @@ public:
             const auto compute = [&] {
                 op_.backward_of_run(seen_inputs(in, see, rows, keys, values), {of(saved.values), of(saved.log_sum_exp)},
                                     {of(given.values), of(given.log_sum_exp)}, part, shares_of(see), run);
-                if (wanted.queries.data()) add_tensor<Arch, T>(of(wanted.queries), of_queries);
+                if (wanted.queries.data()) add_tensor<T>(of(wanted.queries), of_queries);
                 add_parameters(wanted);
             };
             if (!failure) failure = failure_of(compute); // who has failed still passes on what others wait for
@@ -88,13 +88,13 @@ public:
 private:
     static key_plan plan_of(const operation& op, const partition& parts) {
         const auto where = parts.positions();
-        const kernel::visible_keys_of<T, Arch, P> visible(op.pattern, parts.shapes(), where);
+        const kernel::visible_keys_of<T, P> visible(op.pattern, parts.shapes(), where);
         return key_plan::of_all_passes(visible, parts.shapes().queries, where.first_query[0], where.first_key[0], parts.query_cuts(), parts.key_cuts());
     }
     /// Of each piece, from the first of a rank's queries that sees any of it to the last.
     std::vector<row_range> seeing(const operation& op, const partition& parts, index_t rank) const {
         const auto where = parts.positions();
-        const kernel::visible_keys_of<T, Arch, P> visible(op.pattern, parts.shapes(), where);
+        const kernel::visible_keys_of<T, P> visible(op.pattern, parts.shapes(), where);
         const call_visibility call{visible, parts.shapes().queries, where.first_query[0], first_key_};
         const auto own = parts.queries(rank);
         std::vector<row_range> all;
@@ -133,7 +133,7 @@ private:
     std::exception_ptr find_shares(C& ranks, const inputs<T>& in, const saved_outputs<T>& saved, const execution& run) {
         const auto& s = shape_ = saved.log_sum_exp.shape();
         shares_.assign(static_cast<std::size_t>(s.size()), T{0});
-        using softmax = kernel::softmax_gradient_scheduler<T, Arch>;
+        using softmax = kernel::softmax_gradient_scheduler<T>;
         T lost[1] = {softmax::any_loses_sum(saved.log_sum_exp) ? T{1} : T{0}}, before[1] = {};
         sum_over_ranks(ranks, std::span<T>(lost), std::span<T>(before));
         std::exception_ptr failure;

@@ -11,7 +11,7 @@ namespace detail {
 
 /// The moments of all ranks' tokens, with the bits of token_statistics: its pieces are made where their rows are, and merged in their order. A piece
 /// whose rows are on several ranks goes on from one to the next, with the few rows that wait for a group to fill.
-template <class Arch, Scalar T, Communicator C>
+template <Scalar T, Communicator C>
 class moments_over_ranks {
 public:
     moments_over_ranks(C& ranks, const row_cuts& cuts, const tensor_view<const T>& x, const token_mask& mask)
@@ -46,7 +46,7 @@ public:
     }
 
 private:
-    using group_type = row_group<Arch, T>;
+    using group_type = row_group<T>;
 
     /// What goes from rank to rank lies together: sums of the pieces before, of the piece that is not complete, and the rows that wait.
     void lay_out(scratch& memory) {
@@ -152,11 +152,11 @@ private:
 };
 
 /// Training of a batch_norm, plus eta x, over ranks.
-template <Scalar T, class Arch, Communicator C>
-void train_over_ranks(std::string_view name, const batch_norm<T, Arch>& norm, double eta, const partition& parts, C& ranks, const tensor_view<const T>& x,
+template <Scalar T, Communicator C>
+void train_over_ranks(std::string_view name, const batch_norm<T>& norm, double eta, const partition& parts, C& ranks, const tensor_view<const T>& x,
                       const tensor_view<T>& out, batch_norm_statistics& statistics, const execution& run, const token_mask& mask) {
     const auto& s = x.shape();
-    std::optional<moments_over_ranks<Arch, T, C>> moments;
+    std::optional<moments_over_ranks<T, C>> moments;
     const auto unfit = failure_of([&] {
         if (parts.ranks() != ranks.size())
             throw argument_error(name, "partition", "is for " + std::to_string(parts.ranks()) + " ranks, but the communicator has " + std::to_string(ranks.size()));
@@ -190,15 +190,15 @@ void train_over_ranks(std::string_view name, const batch_norm<T, Arch>& norm, do
 /// partition's queries(rank) names, of all batch entries and heads. Statistics are those of all ranks' tokens; the running ones are each rank's own, and
 /// remain alike. The result has the bits of the call on one machine. Sent are two sums a channel and 32 rows at most from each rank to the next, and the
 /// result to all. All ranks call it. Throws attention_error, on all ranks and before anything is written, as `train` does, and rank_error where the error is another rank's.
-template <Scalar T, class Arch, Communicator C>
-void train(const batch_norm<T, Arch>& norm, const partition& parts, C& ranks, const std::type_identity_t<tensor_view<const T>>& x,
+template <Scalar T, Communicator C>
+void train(const batch_norm<T>& norm, const partition& parts, C& ranks, const std::type_identity_t<tensor_view<const T>>& x,
            const std::type_identity_t<tensor_view<T>>& out, batch_norm_statistics& statistics, const execution& run, const token_mask& mask = {}) {
     detail::train_over_ranks<T>(norm.name, norm, 0, parts, ranks, x, out, statistics, run, mask);
 }
 
 /// Training of a rep_batch_norm on ranks: as of a batch_norm, plus eta x.
-template <Scalar T, class Arch, Communicator C>
-void train(const rep_batch_norm<T, Arch>& norm, const partition& parts, C& ranks, const std::type_identity_t<tensor_view<const T>>& x,
+template <Scalar T, Communicator C>
+void train(const rep_batch_norm<T>& norm, const partition& parts, C& ranks, const std::type_identity_t<tensor_view<const T>>& x,
            const std::type_identity_t<tensor_view<T>>& out, batch_norm_statistics& statistics, const execution& run, const token_mask& mask = {}) {
     detail::train_over_ranks<T>(norm.name, norm.batch, norm.eta, parts, ranks, x, out, statistics, run, mask);
 }

@@ -8,15 +8,15 @@
 namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
 /// to += from, tensors of one shape; `from` has its channels side by side.
-template <class Arch, Scalar T>
+template <Scalar T>
 void add_tensor(const tensor_view<T>& to, const tensor_view<const T>& from) {
     const auto& s = to.shape();
     for (index_t b = 0; b < s.batch; ++b)
         for (index_t h = 0; h < s.heads; ++h)
             for (index_t i = 0; i < s.tokens; ++i) {
                 const T* const row = from.row(b, h, i);
-                kernel::update_channels<Arch>(to.row(b, h, i), to.strides().channels, s.channels, [&](auto sum, index_t c, index_t present) {
-                    return sum + kernel::load_channels<Arch, T>(row, 1, c, present);
+                kernel::update_channels(to.row(b, h, i), to.strides().channels, s.channels, [&](auto sum, index_t c, index_t present) {
+                    return sum + kernel::load_channels<T>(row, 1, c, present);
                 });
             }
 }
@@ -54,7 +54,7 @@ struct return_memory {
 
 /// Takes what each rank's queries give to a piece of the keys, or of the values, to the ranks that hold it, which add up what comes in the order of ranks.
 /// So the sums do not depend on what arrives first. Token after token, as keys travel.
-template <Scalar T, class Arch, Communicator C>
+template <Scalar T, Communicator C>
 class gradient_return {
 public:
     /// sums: of the rank's own rows, whose shape is s; without memory it does not want them. tag: of these messages, and no others. All ranks make one.
@@ -109,7 +109,7 @@ public:
             ranks_.wait(receiving[at]);
             const auto seen = plan_.seen(number, rank), rows = common_rows(seen, held_);
             const auto given = rank == ranks_.rank() ? some_tokens(view(memory_of(*of_piece(number)), seen), rows.first - seen.first, rows.count) : view(memory_.arrived[at], rows);
-            add_tensor<Arch, T>(some_tokens(sums_, rows.first - held_.first, rows.count), given);
+            add_tensor<T>(some_tokens(sums_, rows.first - held_.first, rows.count), given);
             rank = next;
         }
     }

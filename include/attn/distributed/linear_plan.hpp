@@ -9,11 +9,11 @@
 namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
 /// Of a partition and a pattern; the same on every rank.
-template <Scalar T, Pattern P, class Arch>
+template <Scalar T, Pattern P>
 class linear_plan {
 public:
     using order = kernel::linear_order<T, P>;
-    static constexpr index_t keys_of_span() { return kernel::span_sums<T, Arch>::span; }
+    static constexpr index_t keys_of_span() { return kernel::span_sums<T>::span; }
 
     linear_plan(const P& pattern, const partition& parts) : pattern_(pattern), parts_(parts) {}
 

@@ -11,10 +11,10 @@
 namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
 /// Of an operator that has a `with_kernel`.
-template <class Op, Pattern P, class Arch, Scalar T>
+template <class Op, Pattern P, Scalar T>
 class linear_rank_call {
-    using plan_type = linear_plan<T, P, Arch>;
-    using states = kernel::linear_states<T, Arch>;
+    using plan_type = linear_plan<T, P>;
+    using states = kernel::linear_states<T>;
     static constexpr bool causal = plan_type::order::causal;
     static constexpr bool has_convolution = requires(const Op& op) { op.convolution; };
 
@@ -198,16 +198,16 @@ private:
     states next_;  ///< what the next rank is given
 };
 
-template <FeatureMap F, Pattern P, class Arch, Scalar T>
-struct rank_call<linear_attention<F, P, Arch>, T> : linear_rank_call<linear_attention<F, P, Arch>, P, Arch, T> {
+template <FeatureMap F, Pattern P, Scalar T>
+struct rank_call<linear_attention<F, P>, T> : linear_rank_call<linear_attention<F, P>, P, T> {
     using rank_call::linear_rank_call::linear_rank_call;
 };
-template <Pattern P, class U, class Arch, Scalar T>
-struct rank_call<simplified_linear_attention<P, U, Arch>, T> : linear_rank_call<simplified_linear_attention<P, U, Arch>, P, Arch, T> {
+template <Pattern P, class U, Scalar T>
+struct rank_call<simplified_linear_attention<P, U>, T> : linear_rank_call<simplified_linear_attention<P, U>, P, T> {
     using rank_call::linear_rank_call::linear_rank_call;
 };
-template <Pattern P, class U, class Arch, Scalar T>
-struct rank_call<focused_linear_attention<P, U, Arch>, T> : linear_rank_call<focused_linear_attention<P, U, Arch>, P, Arch, T> {
+template <Pattern P, class U, Scalar T>
+struct rank_call<focused_linear_attention<P, U>, T> : linear_rank_call<focused_linear_attention<P, U>, P, T> {
     using rank_call::linear_rank_call::linear_rank_call;
 };
 

@@ -7,9 +7,9 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
-template <Pattern P, ScoreFunction S, Products R, class Arch, Scalar T>
-struct rank_call<softmax_attention<P, S, R, Arch>, T> {
-    using operation = softmax_attention<P, S, R, Arch>;
+template <Pattern P, ScoreFunction S, Products R, Scalar T>
+struct rank_call<softmax_attention<P, S, R>, T> {
+    using operation = softmax_attention<P, S, R>;
 
     rank_call(const operation& op, const partition& parts, index_t rank, const inputs<T>& in)
         : op_(op), parts_(parts), where_(parts.positions()), visible_(op.pattern, parts.shapes(), where_),
@@ -59,7 +59,7 @@ private:
     const operation& op_;
     const partition& parts_;
     positions where_;
-    kernel::visible_keys_of<T, Arch, P> visible_;
+    kernel::visible_keys_of<T, P> visible_;
     key_plan plan_;
     stream_memory<T> memory_;
 };

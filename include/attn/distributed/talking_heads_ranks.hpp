@@ -7,9 +7,9 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
-template <Pattern P, ScoreFunction S, class Arch, Scalar T>
-struct rank_call<talking_heads_attention<P, S, Arch>, T> {
-    using operation = talking_heads_attention<P, S, Arch>;
+template <Pattern P, ScoreFunction S, Scalar T>
+struct rank_call<talking_heads_attention<P, S>, T> {
+    using operation = talking_heads_attention<P, S>;
 
     rank_call(const operation& op, const partition& parts, index_t rank, const inputs<T>& in)
         : op_(op), parts_(parts), rank_(rank), plan_(parts.key_cuts(), needed_rows(op, parts)),
@@ -43,7 +43,7 @@ private:
         const auto where = parts.positions();
         auto queries = whole.queries;
         queries.heads = op.log_sum_exp_shape(whole).heads; // of the mixed ones, which the pattern is of
-        const kernel::visible_keys_of<T, Arch, P> visible(op.pattern, whole, where);
+        const kernel::visible_keys_of<T, P> visible(op.pattern, whole, where);
         const key_plan plan(visible, queries, where.first_query[0], where.first_key[0], parts.query_cuts(), parts.key_cuts());
         std::vector<row_range> all(static_cast<std::size_t>(parts.ranks()));
         for (index_t number = 0; number < plan.pieces(); ++number)

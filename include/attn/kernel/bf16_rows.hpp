@@ -7,9 +7,9 @@
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// A register of numbers of a row, from a channel on; 0 for those that it has not.
-template <narrow_format format, class Arch>
-simd::lanes<float, Arch> load_channels(const formatted_rows<format, float, Arch>& from, index_t row, index_t channel, index_t channels) {
-    using lanes = simd::lanes<float, Arch>;
+template <narrow_format format>
+simd::lanes<float> load_channels(const formatted_rows<format, float>& from, index_t row, index_t channel, index_t channels) {
+    using lanes = simd::lanes<float>;
     if (channel + lanes::size <= channels) return from.load(row, channel);
     float numbers[lanes::size] = {};
     for (index_t c = channel; c < channels; ++c) numbers[c - channel] = from(row, c);
@@ -18,12 +18,11 @@ simd::lanes<float, Arch> load_channels(const formatted_rows<format, float, Arch>
 
 /// f(rows, first row, count, first channel, count) for pieces, formatted_rows, whose channels stand next to each other. What is laid out otherwise
 /// goes through a copy, an even number of rows at a time, from row -before on.
-template <class Arch>
-void for_each_piece_of_rows(const stored_rows<const float>& from, index_t rows, index_t before, index_t channels, const auto& f) {
+inline void for_each_piece_of_rows(const stored_rows<const float>& from, index_t rows, index_t before, index_t channels, const auto& f) {
     constexpr index_t some_rows = 16, some_channels = 64;
     if (from.channel_stride == 1)
         return with_format<float>(from.format, [&](auto format) {
-            f(formatted_rows<format(), float, Arch>(from), index_t{0}, rows, index_t{0}, channels);
+            f(formatted_rows<format(), float>(from), index_t{0}, rows, index_t{0}, channels);
         });
     float piece[static_cast<std::size_t>(some_rows * some_channels)];
     const row_block<const float> copied{piece, some_channels, 1};
@@ -31,20 +30,19 @@ void for_each_piece_of_rows(const stored_rows<const float>& from, index_t rows, 
         for (index_t channel = 0; channel < channels; channel += some_channels) {
             const auto row = std::max<index_t>(0, first), count = std::min(rows, first + some_rows) - row, width = std::min(some_channels, channels - channel);
             const stored_rows<const float> own{from.address(row, channel), from.format, from.row_stride, from.channel_stride};
-            copy_rows<float, Arch>(own, count, width, piece, some_channels);
-            f(formatted_rows<narrow_format::none, float, Arch>(copied), row, count, channel, width);
+            copy_rows<float>(own, count, width, piece, some_channels);
+            f(formatted_rows<narrow_format::none, float>(copied), row, count, channel, width);
         }
 }
 
 /// Pairs of neighbours in a row; of an odd number of channels, the last stands with 0.
-template <class Arch>
 struct channel_pairs {
     using operand = simd::bf16_pair;
-    using lanes = simd::bf16_lanes<Arch>;
+    using lanes = simd::bf16_lanes;
     static constexpr bool are_copies = true;
 
     static index_t rows(index_t count) { return count; }
-    static index_t width(index_t channels) { return whole_registers<float, Arch>((channels + 1) / 2); }
+    static index_t width(index_t channels) { return whole_registers<float>((channels + 1) / 2); }
     static void copy(const stored_rows<const float>& from, index_t rows, index_t, index_t channels, operand* to, index_t width) {
         const auto copy_piece = [to, width](auto own, index_t first_row, index_t count, index_t first, index_t present) {
             for (index_t r = 0; r < count; ++r) {
@@ -59,19 +57,18 @@ struct channel_pairs {
                 }
             }
         };
-        for_each_piece_of_rows<Arch>(from, rows, 0, channels, copy_piece);
+        for_each_piece_of_rows(from, rows, 0, channels, copy_piece);
     }
 };
 
 /// Pairs of rows, a channel of each in a pair; where there is no row, 0.
-template <class Arch>
 struct row_pairs {
     using operand = simd::bf16_pair;
-    using lanes = simd::bf16_lanes<Arch>;
+    using lanes = simd::bf16_lanes;
     static constexpr bool are_copies = true;
 
     static index_t rows(index_t count) { return (count + 1) / 2; }
-    static index_t width(index_t channels) { return whole_registers<float, Arch>(channels); }
+    static index_t width(index_t channels) { return whole_registers<float>(channels); }
     static void copy(const stored_rows<const float>& from, index_t rows, index_t before, index_t channels, operand* to, index_t width) {
         if (before == 0 && from.row_stride == 1 && from.channel_stride != 1)
             return copy_columns({from.data, from.format, from.channel_stride, 1}, channels, rows, to, width);
@@ -85,7 +82,7 @@ struct row_pairs {
                 for (; c < present; c += lanes::size) lanes::of(part(r), part(r + 1)).store(row + c);
             }
         };
-        for_each_piece_of_rows<Arch>(from, rows, before, channels, copy_piece);
+        for_each_piece_of_rows(from, rows, before, channels, copy_piece);
     }
 
 private:
@@ -93,7 +90,7 @@ private:
     static void copy_columns(const stored_rows<const float>& columns, index_t count, index_t rows, operand* to, index_t width) {
         constexpr index_t size = lanes::size;
         with_format<float>(columns.format, [&](auto format) {
-            const formatted_rows<format(), float, Arch> own(columns);
+            const formatted_rows<format(), float> own(columns);
             for (index_t first = 0; first < count; first += size)
                 for (index_t r = 0; r < rows; r += 2 * size) {
                     lanes square[static_cast<std::size_t>(size)];
@@ -103,17 +100,17 @@ private:
                         const auto part = [&](index_t row) { return first + c < count ? load_channels(own, first + c, row, rows) : typename lanes::floats(0.0F); };
                         square[c] = lanes::of_neighbours(part(r), part(r + size));
                     }
-                    simd::transpose<float, Arch>(square);
+                    simd::transpose<float>(square);
                     for (index_t p = 0; p < std::min(size, (rows - r + 1) / 2); ++p) square[p].store(to + (r / 2 + p) * width + first);
                 }
         });
     }
 };
 
-template <class Arch>
-struct operand_rows<float, Arch, simd::bf16_pair> {
-    using of_channels = channel_pairs<Arch>;
-    using of_rows = row_pairs<Arch>;
+template <>
+struct operand_rows<float, simd::bf16_pair> {
+    using of_channels = channel_pairs;
+    using of_rows = row_pairs;
 };
 
 } // namespace attn::kernel

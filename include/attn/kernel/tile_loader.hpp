@@ -14,9 +14,9 @@
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// So many numbers that they fill whole registers.
-template <Scalar T, class Arch>
+template <Scalar T>
 constexpr index_t whole_registers(index_t count) {
-    return (count + simd::lanes<T, Arch>::size - 1) / simd::lanes<T, Arch>::size * simd::lanes<T, Arch>::size;
+    return (count + simd::lanes<T>::size - 1) / simd::lanes<T>::size * simd::lanes<T>::size;
 }
 
 /// Rows of channels: row r begins at data + r * row_stride.
@@ -44,36 +44,36 @@ stored_rows<T> rows_of(const stored_view<T>& tensor, index_t batch, index_t head
 }
 
 /// A register of numbers, as they are stored.
-template <narrow_format format, Scalar T, class Arch>
-simd::lanes<T, Arch> load_stored(const std::byte* from) {
-    if constexpr (format == narrow_format::none) return simd::lanes<T, Arch>::load(reinterpret_cast<const T*>(from));
-    else return simd::narrow_lanes<format, Arch>::widen(reinterpret_cast<const std::uint16_t*>(from));
+template <narrow_format format, Scalar T>
+simd::lanes<T> load_stored(const std::byte* from) {
+    if constexpr (format == narrow_format::none) return simd::lanes<T>::load(reinterpret_cast<const T*>(from));
+    else return simd::narrow_lanes<format>::widen(reinterpret_cast<const std::uint16_t*>(from));
 }
 /// The first `count` of them, 0 in the others; reads no further.
-template <narrow_format format, Scalar T, class Arch>
-simd::lanes<T, Arch> load_first_stored(const std::byte* from, index_t count) {
-    using lanes = simd::lanes<T, Arch>;
+template <narrow_format format, Scalar T>
+simd::lanes<T> load_first_stored(const std::byte* from, index_t count) {
+    using lanes = simd::lanes<T>;
     if constexpr (format == narrow_format::none) return lanes::load_first(reinterpret_cast<const T*>(from), count);
     else {
         std::array<std::uint16_t, lanes::batch::size> present{};
         std::memcpy(present.data(), from, static_cast<std::size_t>(count) * 2);
-        return simd::narrow_lanes<format, Arch>::widen(present.data());
+        return simd::narrow_lanes<format>::widen(present.data());
     }
 }
 /// streaming: past the caches, to whole cache lines; then finish_streaming.
-template <narrow_format format, bool streaming, Scalar T, class Arch>
-void store_stored(simd::lanes<T, Arch> x, std::byte* to) {
+template <narrow_format format, bool streaming, Scalar T>
+void store_stored(simd::lanes<T> x, std::byte* to) {
     if constexpr (format == narrow_format::none && streaming) x.store_streaming(reinterpret_cast<T*>(to));
     else if constexpr (format == narrow_format::none) x.store(reinterpret_cast<T*>(to));
-    else simd::narrow_lanes<format, Arch>::template narrow<streaming>(x.value, reinterpret_cast<std::uint16_t*>(to));
+    else simd::narrow_lanes<format>::template narrow<streaming>(x.value, reinterpret_cast<std::uint16_t*>(to));
 }
 /// The first `count` of them; writes no further.
-template <narrow_format format, Scalar T, class Arch>
-void store_first_stored(simd::lanes<T, Arch> x, std::byte* to, index_t count) {
+template <narrow_format format, Scalar T>
+void store_first_stored(simd::lanes<T> x, std::byte* to, index_t count) {
     if constexpr (format == narrow_format::none) x.store_first(reinterpret_cast<T*>(to), count);
     else {
-        std::array<std::uint16_t, simd::lanes<T, Arch>::batch::size> rounded;
-        simd::narrow_lanes<format, Arch>::narrow(x.value, rounded.data());
+        std::array<std::uint16_t, simd::lanes<T>::batch::size> rounded;
+        simd::narrow_lanes<format>::narrow(x.value, rounded.data());
         std::memcpy(to, rounded.data(), static_cast<std::size_t>(count) * 2);
     }
 }
@@ -87,7 +87,7 @@ void with_format(narrow_format format, const auto& f) {
     f(std::integral_constant<narrow_format, narrow_format::none>{});
 }
 /// Rows in a format that the compiler knows. By value: what is behind a reference is read again after every store.
-template <narrow_format format, Scalar T, class Arch>
+template <narrow_format format, Scalar T>
 struct formatted_rows {
     static constexpr index_t element = format == narrow_format::none ? sizeof(T) : 2;
     const std::byte* data;
@@ -97,7 +97,7 @@ struct formatted_rows {
         : data(rows.data), row_bytes(rows.row_stride * element), channel_bytes(rows.channel_stride * element) {}
     bool side_by_side() const { return channel_bytes == element; }
     /// Of channels side by side.
-    simd::lanes<T, Arch> load(index_t row, index_t channel) const { return load_stored<format, T, Arch>(data + row * row_bytes + channel * element); }
+    simd::lanes<T> load(index_t row, index_t channel) const { return load_stored<format, T>(data + row * row_bytes + channel * element); }
     T operator()(index_t row, index_t channel) const {
         const auto* const at = data + row * row_bytes + channel * channel_bytes;
         if constexpr (format == narrow_format::none) return *reinterpret_cast<const T*>(at);
@@ -121,9 +121,9 @@ bool readable_in_place(const stored_rows<T>& rows) {
 
 /// to[c] = factor * from[c] for one row of channels; with `added`, to[c] = share * to[c] + factor * from[c]. Never -0 by itself: what was
 /// added to 0 and what was written first are the same.
-template <bool added, Scalar T, class Arch>
+template <bool added, Scalar T>
 void write_row(const T* from, index_t channels, T factor, T share, T* to, index_t channel_stride) {
-    using lanes = simd::lanes<T, Arch>;
+    using lanes = simd::lanes<T>;
     const auto positive_zero = [](lanes x) { return select(x == lanes(T{0}), lanes(T{0}), x); }; // x + 0 may become part of a multiply-add
     index_t c = 0;
     if (channel_stride == 1) {
@@ -144,9 +144,9 @@ void write_row(const T* from, index_t channels, T factor, T share, T* to, index_
 
 /// Calls put(c, first, register of factor * from(first, c), factor * from(first + 1, c), ...) for each channel c and each register of rows, which
 /// are transposed a square of registers at a time; rows from `rows` up to a whole register are zero.
-template <narrow_format format, Scalar T, class Arch, class F>
-void for_each_transposed(formatted_rows<format, T, Arch> from, index_t rows, index_t channels, T factor, const F& put) {
-    using lanes = simd::lanes<T, Arch>;
+template <narrow_format format, Scalar T, class F>
+void for_each_transposed(formatted_rows<format, T> from, index_t rows, index_t channels, T factor, const F& put) {
+    using lanes = simd::lanes<T>;
     constexpr index_t size = lanes::size;
     for (index_t first = 0; first < rows; first += size) {
         const auto present = std::min(size, rows - first);
@@ -160,7 +160,7 @@ void for_each_transposed(formatted_rows<format, T, Arch> from, index_t rows, ind
             else
 #pragma GCC unroll 16
                 for (index_t r = 0; r < size; ++r) square[r] = r < present ? row(r) : lanes(T{0});
-            simd::transpose<T, Arch>(square);
+            simd::transpose<T>(square);
 #pragma GCC unroll 16
             for (index_t r = 0; r < size; ++r) put(c + r, first, square[r]);
         }
@@ -171,22 +171,22 @@ void for_each_transposed(formatted_rows<format, T, Arch> from, index_t rows, ind
         }
     }
 }
-template <Scalar T, class Arch, class F>
+template <Scalar T, class F>
 void for_each_transposed(const row_block<const T>& from, index_t rows, index_t channels, T factor, const F& put) {
-    for_each_transposed(formatted_rows<narrow_format::none, T, Arch>(from), rows, channels, factor, put);
+    for_each_transposed(formatted_rows<narrow_format::none, T>(from), rows, channels, factor, put);
 }
 /// Writes to[c * to_stride + r] = factor * from(r, c); rows from `rows` up to a whole register become zero.
-template <Scalar T, class Arch>
+template <Scalar T>
 void transpose_rows(const stored_rows<const T>& from, index_t rows, index_t channels, T factor, T* to, index_t to_stride) {
     with_format<T>(from.format, [&](auto format) {
-        for_each_transposed(formatted_rows<format(), T, Arch>(from), rows, channels, factor,
-                            [to, to_stride](index_t c, index_t first, simd::lanes<T, Arch> column) { column.store(to + c * to_stride + first); });
+        for_each_transposed(formatted_rows<format(), T>(from), rows, channels, factor,
+                            [to, to_stride](index_t c, index_t first, simd::lanes<T> column) { column.store(to + c * to_stride + first); });
     });
 }
 
-template <narrow_format format, Scalar T, class Arch>
-void copy_formatted(formatted_rows<format, T, Arch> from, index_t rows, index_t channels, T* to, index_t padded) {
-    using lanes = simd::lanes<T, Arch>;
+template <narrow_format format, Scalar T>
+void copy_formatted(formatted_rows<format, T> from, index_t rows, index_t channels, T* to, index_t padded) {
+    using lanes = simd::lanes<T>;
     if (from.side_by_side() && padded == channels && from.row_bytes == channels * from.element) channels = padded = channels * std::exchange(rows, 1);
     const auto whole = from.side_by_side() ? channels / lanes::size * lanes::size : 0;
     for (index_t r = 0; r < rows; ++r, to += padded) {
@@ -197,46 +197,46 @@ void copy_formatted(formatted_rows<format, T, Arch> from, index_t rows, index_t 
 }
 /// Copies rows of `channels` numbers to rows of `padded` numbers, the rest zero. Column-major rows, what
 /// Eigen has by default and a linear's weight is, go through registers; the columns may lie pages apart, so the next are asked for beside each.
-template <Scalar T, class Arch>
+template <Scalar T>
 void copy_rows(const stored_rows<const T>& from, index_t rows, index_t channels, T* to, index_t padded) {
-    using lanes = simd::lanes<T, Arch>;
-    if (from.row_stride == 1 && from.channel_stride != 1 && padded == whole_registers<T, Arch>(channels))
+    using lanes = simd::lanes<T>;
+    if (from.row_stride == 1 && from.channel_stride != 1 && padded == whole_registers<T>(channels))
         return with_format<T>(from.format, [&](auto format) {
-            const formatted_rows<format(), T, Arch> columns({from.data, from.format, from.channel_stride, 1});
+            const formatted_rows<format(), T> columns({from.data, from.format, from.channel_stride, 1});
             for_each_transposed(columns, channels, rows, T{1}, [columns, to, padded](index_t r, index_t first, lanes row) {
                 columns.prefetch(first + lanes::size + r % lanes::size, r - r % lanes::size);
                 row.store(to + r * padded + first);
             });
         });
-    with_format<T>(from.format, [&](auto format) { copy_formatted(formatted_rows<format(), T, Arch>(from), rows, channels, to, padded); });
+    with_format<T>(from.format, [&](auto format) { copy_formatted(formatted_rows<format(), T>(from), rows, channels, to, padded); });
 }
 
 /// How the operands of a multiply-add are made of rows of numbers: for the products of T they are the numbers.
-template <Scalar T, class Arch>
+template <Scalar T>
 struct number_rows {
     using operand = T;
     static constexpr bool are_copies = false; ///< rows may be read as they lie
     /// Rows of operands, of so many rows.
     static index_t rows(index_t count) { return count; }
     /// Operands of a row, in whole registers.
-    static index_t width(index_t channels) { return whole_registers<T, Arch>(channels); }
+    static index_t width(index_t channels) { return whole_registers<T>(channels); }
     /// Rows `from`, with so many of zeros before and perhaps one after.
     static void copy(const stored_rows<const T>& from, index_t rows, index_t, index_t channels, T* to, index_t width) {
-        copy_rows<T, Arch>(from, rows, channels, to, width);
+        copy_rows<T>(from, rows, channels, to, width);
     }
 };
 
 /// How the operands of products lie: those of neighbouring channels in one row, or of neighbouring rows.
-template <Scalar T, class Arch, class E>
+template <Scalar T, class E>
 struct operand_rows {
-    using of_channels = number_rows<T, Arch>;
-    using of_rows = number_rows<T, Arch>;
+    using of_channels = number_rows<T>;
+    using of_rows = number_rows<T>;
 };
 
 /// Writes rows of numbers, `from_stride` apart, as they are stored.
-template <Scalar T, class Arch>
+template <Scalar T>
 void store_rows(const T* from, index_t from_stride, index_t rows, index_t channels, const stored_rows<T>& to) {
-    using lanes = simd::lanes<T, Arch>;
+    using lanes = simd::lanes<T>;
     with_format<T>(to.format, [&](auto format) {
         constexpr index_t element = format() == narrow_format::none ? sizeof(T) : 2;
         const auto whole = to.channel_stride == 1 ? channels / lanes::size * lanes::size : 0;
@@ -249,9 +249,9 @@ void store_rows(const T* from, index_t from_stride, index_t rows, index_t channe
     });
 }
 /// Writes a row of numbers as it is stored.
-template <Scalar T, class Arch>
+template <Scalar T>
 void store_row(const T* from, index_t channels, const stored_rows<T>& to) {
-    store_rows<T, Arch>(from, channels, 1, channels, to);
+    store_rows<T>(from, channels, 1, channels, to);
 }
 
 } // namespace attn::kernel

@@ -13,14 +13,14 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// up and gate: weights (1, 1, hidden, channels); down: weight (1, 1, outputs, hidden). f: gelu, gelu_tanh, relu, silu or any generic
 /// callable. Time: 2 hidden (channels + outputs) flops a token, and with a gate 2 hidden channels more. Memory: the hidden channels of 768
 /// tokens, twice with a gate. With a gate and silu it is SwiGLU: Shazeer 2020, "GLU Variants Improve Transformer".
-template <Scalar T, Activation F = gelu, class Arch = simd::native>
+template <Scalar T, Activation F = gelu>
 struct feed_forward {
     using scalar = T;
     static constexpr std::string_view name = "feed_forward";
     static constexpr bool in_place = true;
 
-    linear<T, Arch> up, down;
-    linear<T, Arch> gate = {}; ///< none without memory
+    linear<T> up, down;
+    linear<T> gate = {}; ///< none without memory
     F activation = {};
 
     /// Whether there is a gate.
@@ -54,9 +54,9 @@ struct feed_forward {
 
     /// Those of its linears.
     struct gradients {
-        typename linear<T, Arch>::gradients up = {};   ///< of up
-        typename linear<T, Arch>::gradients down = {}; ///< of down
-        typename linear<T, Arch>::gradients gate = {}; ///< of gate, if there is one
+        typename linear<T>::gradients up = {};   ///< of up
+        typename linear<T>::gradients down = {}; ///< of down
+        typename linear<T>::gradients gate = {}; ///< of gate, if there is one
     };
     void for_each_gradient(const layer_inputs<T>& in, const gradients& wanted, const auto& visit) const {
         up.for_each_gradient(in, wanted.up, detail::visit_member("up", visit));
@@ -158,15 +158,15 @@ private:
     void activate(const tensor_view<const T>& hidden, const tensor_view<const T>& gates, const tensor_view<T>& to, const execution& run) const {
         detail::for_each_row(to, run, [&](T* row, index_t b, index_t i) {
             const T *const from = hidden.row(b, 0, i), *const factors = gates.data() ? gates.row(b, 0, i) : nullptr;
-            simd::for_each_register<Arch, T>(up.outputs(), [&](index_t c, const auto& load, const auto& store) {
-                const auto activated = static_cast<simd::lanes<T, Arch>>(activation(load((factors ? factors : from) + c)));
+            simd::for_each_register<T>(up.outputs(), [&](index_t c, const auto& load, const auto& store) {
+                const auto activated = static_cast<simd::lanes<T>>(activation(load((factors ? factors : from) + c)));
                 store(factors ? activated * load(from + c) : activated, row + c);
             });
         });
     }
     /// One row's gradients, of the hidden channels and of the gates, from that of what they were made to.
     void differentiate(const T* hidden, const T* gates, const T* given, T* of_hidden, T* of_gates) const {
-        simd::for_each_register<Arch, T>(up.outputs(), [&](index_t c, const auto& load, const auto& store) {
+        simd::for_each_register<T>(up.outputs(), [&](index_t c, const auto& load, const auto& store) {
             const auto g = load(given + c);
             const auto f = detail::differentiated(activation, load((gates ? gates : hidden) + c));
             store(g * (gates ? f.value : f.derivative), of_hidden + c);

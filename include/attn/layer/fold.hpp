@@ -11,8 +11,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// progressive_rep_batch_norm). The linears that read its tokens get new weights and biases, in `folded`, called `name`.q.weight,
 /// `name`.up.bias, ...; the others stay. Keys and values must come of the tokens, not of a context. Throws attention_error if norm and layer do
 /// not fit or the norm has no statistics; parameter_error if a name is taken.
-template <FoldableNorm N, Scalar T, class Arch>
-linear<T, Arch> fold_into(const N& norm, const linear<T, Arch>& layer, parameters& folded, const std::string& name) {
+template <FoldableNorm N, Scalar T>
+linear<T> fold_into(const N& norm, const linear<T>& layer, parameters& folded, const std::string& name) {
     const auto weight = folded.add<T>(name + ".weight", {layer.outputs(), layer.inputs()}),
                bias = folded.add<T>(name + ".bias", {layer.outputs()});
     const std::span<T> biases(bias.data(), static_cast<std::size_t>(layer.outputs()));
@@ -20,15 +20,15 @@ linear<T, Arch> fold_into(const N& norm, const linear<T, Arch>& layer, parameter
     return {weight, biases, layer.products};
 }
 /// The same for a feed_forward: `up`, and `gate` if there is one.
-template <FoldableNorm N, Scalar T, class F, class Arch>
-feed_forward<T, F, Arch> fold_into(const N& norm, feed_forward<T, F, Arch> layer, parameters& folded, const std::string& name) {
+template <FoldableNorm N, Scalar T, class F>
+feed_forward<T, F> fold_into(const N& norm, feed_forward<T, F> layer, parameters& folded, const std::string& name) {
     layer.up = fold_into(norm, layer.up, folded, name + ".up");
     if (layer.gated()) layer.gate = fold_into(norm, layer.gate, folded, name + ".gate");
     return layer;
 }
 /// The same for a spatial_reduction, whose linear reads the tokens of a window side by side.
-template <FoldableNorm N, Scalar T, Norm Own, class Arch>
-spatial_reduction<T, Own, Arch> fold_into(const N& norm, spatial_reduction<T, Own, Arch> layer, parameters& folded,
+template <FoldableNorm N, Scalar T, Norm Own>
+spatial_reduction<T, Own> fold_into(const N& norm, spatial_reduction<T, Own> layer, parameters& folded,
                                           const std::string& name) {
     const auto& from = layer.projection;
     const auto weight = folded.add<T>(name + ".weight", {from.outputs(), from.inputs()}),
@@ -48,8 +48,8 @@ spatial_reduction<T, Own, Arch> fold_into(const N& norm, spatial_reduction<T, Ow
     return layer;
 }
 /// The same for a multi_head: `q`, and `k` and `v`, or the layer in front of them.
-template <FoldableNorm N, Scalar T, Attention A, class R, Norm M, class Arch>
-multi_head<T, A, R, M, Arch> fold_into(const N& norm, multi_head<T, A, R, M, Arch> layer, parameters& folded, const std::string& name) {
+template <FoldableNorm N, Scalar T, Attention A, class R, Norm M>
+multi_head<T, A, R, M> fold_into(const N& norm, multi_head<T, A, R, M> layer, parameters& folded, const std::string& name) {
     layer.q = fold_into(norm, layer.q, folded, name + ".q");
     if constexpr (layer.reduces) {
         layer.reduce = fold_into(norm, layer.reduce, folded, name + ".reduce");
@@ -60,8 +60,8 @@ multi_head<T, A, R, M, Arch> fold_into(const N& norm, multi_head<T, A, R, M, Arc
     return layer;
 }
 /// The same for a layer in windows: the layer inside.
-template <FoldableNorm N, Layer L, class Arch>
-windowed<L, Arch> fold_into(const N& norm, windowed<L, Arch> outer, parameters& folded, const std::string& name) {
+template <FoldableNorm N, Layer L>
+windowed<L> fold_into(const N& norm, windowed<L> outer, parameters& folded, const std::string& name) {
     outer.layer = fold_into(norm, outer.layer, folded, name);
     return outer;
 }

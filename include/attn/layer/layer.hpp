@@ -79,9 +79,9 @@ void for_each_row(const tensor_view<T>& rows, const execution& run, const F& f) 
 }
 
 /// sum = a + b, for rows of so many channels; it may be one of them.
-template <class Arch, Scalar T>
+template <Scalar T>
 void add_rows(const T* a, const T* b, T* sum, index_t channels) {
-    using lanes = simd::lanes<T, Arch>;
+    using lanes = simd::lanes<T>;
     index_t c = 0;
     for (; c + lanes::size <= channels; c += lanes::size) (lanes::load(a + c) + lanes::load(b + c)).store(sum + c);
     for (; c < channels; ++c) sum[c] = a[c] + b[c];

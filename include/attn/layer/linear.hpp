@@ -14,7 +14,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// weight: W (1, 1, outputs, inputs), of any strides, and of a linear of float perhaps stored in 16 bits: the result, and the gradient, are those of
 /// the widened weight, bit by bit, and it is widened as its blocks are packed. bias: b (outputs), or empty. products: bf16_products{} rounds W and x.
 /// Time: 2 inputs outputs flops a token. Memory: packed blocks, a quarter of a megabyte a thread. A row's bits do not depend on the other rows.
-template <Scalar T, class Arch = simd::native>
+template <Scalar T>
 struct linear {
     using scalar = T;
     static constexpr std::string_view name = "linear";
@@ -50,7 +50,7 @@ struct linear {
     shape output_shape(const shape& tokens) const { return {tokens.batch, 1, tokens.tokens, outputs()}; }
     std::size_t workspace_bytes(const shape& tokens, index_t concurrency) const {
         return products.with_operand([&]<class E>(std::type_identity<E>) {
-            return kernel::matrix_product<T, Arch, E>(tokens.batch * tokens.tokens, inputs(), outputs()).workspace_bytes(concurrency);
+            return kernel::matrix_product<T, E>(tokens.batch * tokens.tokens, inputs(), outputs()).workspace_bytes(concurrency);
         });
     }
     std::size_t workspace_bytes(const shape& tokens, const shape&, index_t concurrency) const { return workspace_bytes(tokens, concurrency); }
@@ -86,7 +86,7 @@ struct linear {
         const detail::row_matrices matrices(x.shape(), x, residual, out);
         const auto block = [](const auto& t, index_t b) { return kernel::rows_of(t, b, 0); };
         products.with_operand([&]<class E>(std::type_identity<E>) {
-            const kernel::matrix_product<T, Arch, E> product(matrices.rows, inputs(), outputs());
+            const kernel::matrix_product<T, E> product(matrices.rows, inputs(), outputs());
             for (index_t b = 0; b < matrices.count; ++b) {
                 const auto to = block(out, b);
                 const auto start =
@@ -96,7 +96,7 @@ struct linear {
             }
         });
         if (!residual.data() || bias.empty()) return;
-        detail::for_each_row(out, run, [&](T* row, index_t, index_t) { detail::add_rows<Arch>(row, bias.data(), row, outputs()); });
+        detail::for_each_row(out, run, [&](T* row, index_t, index_t) { detail::add_rows(row, bias.data(), row, outputs()); });
     }
     /// Its gradient; that of the tokens is added to what is there if it `adds`.
     void backward(const tensor_view<const T>& x, const tensor_view<const T>& given, const tensor_view<T>& of_tokens, bool adds, const gradients& wanted,
@@ -125,7 +125,7 @@ struct linear {
 private:
     /// The matrix products of the gradient on so many tokens at a time.
     struct gradient_products {
-        kernel::matrix_product<T, Arch> of_tokens, of_weight, of_bias;
+        kernel::matrix_product<T> of_tokens, of_weight, of_bias;
 
         gradient_products(index_t rows, const linear& l)
             : of_tokens(rows, l.outputs(), l.inputs()), of_weight(l.outputs(), rows, l.inputs()), of_bias(1, rows, l.outputs()) {}

@@ -39,8 +39,7 @@ struct identity_reduction {};
 /// queries, as the Reformer's (lsh_attention), takes Q for K: then k stays empty, heads are kv_heads, and there is no context, no `reduce` and no
 /// norm; anything else is refused. Projections write heads side by side, as the attention reads and writes them: nothing is transposed or copied in between. Time: that of the projections and of the
 /// operator. Memory: Q, K, V, the attention's result, and what the operator needs. Vaswani et al. 2017, "Attention Is All You Need".
-template <Scalar T, Attention A = softmax_attention<>, class R = identity_reduction, Norm N = identity_norm<T>,
-          class Arch = simd::native>
+template <Scalar T, Attention A = softmax_attention<>, class R = identity_reduction, Norm N = identity_norm<T>>
 struct multi_head {
     using scalar = T;
     static constexpr std::string_view name = "multi_head";
@@ -54,9 +53,9 @@ struct multi_head {
 
     index_t heads = 1;
     index_t kv_heads = heads; ///< divides heads, unless the attention says otherwise
-    linear<T, Arch> q;
-    linear<T, Arch> k = {}; ///< none where keys are queries
-    linear<T, Arch> v, out;
+    linear<T> q;
+    linear<T> k = {}; ///< none where keys are queries
+    linear<T> v, out;
     A attention = {};
     const rotary<T>* rotation = nullptr; ///< of queries and keys, or none
     tensor_view<const index_t> token_positions = {};   ///< for the rotation: see rotary_positions; counted from the first if not given
@@ -121,10 +120,10 @@ struct multi_head {
 
     /// Those of its parts; of the attention's, the queries, keys and values are left empty, and of the norms' the x.
     struct gradients {
-        typename linear<T, Arch>::gradients q = {};             ///< of q
-        typename linear<T, Arch>::gradients k = {};             ///< of k
-        typename linear<T, Arch>::gradients v = {};             ///< of v
-        typename linear<T, Arch>::gradients out = {};           ///< of out
+        typename linear<T>::gradients q = {};             ///< of q
+        typename linear<T>::gradients k = {};             ///< of k
+        typename linear<T>::gradients v = {};             ///< of v
+        typename linear<T>::gradients out = {};           ///< of out
         detail::gradients_of_attention<A, T> attention = {};    ///< of the attention's parameters
         detail::gradients_of_layer<R> reduce = {};              ///< of reduce
         detail::gradients_of_norm<N> query_norm = {};           ///< of query_norm
@@ -203,7 +202,7 @@ struct multi_head {
             const auto to = is_tokens && of_source.data() ? g.of_source : of_source;
             reduce.backward({source}, t.of_reduce, g.of.reduced, {.tokens = to, .parameters = p.reduce}, run);
             if (is_tokens && of_source.data())
-                detail::for_each_row(of_source, run, [&](T* row, index_t b, index_t i) { detail::add_rows<Arch>(row, to.row(b, 0, i), row, to.shape().channels); });
+                detail::for_each_row(of_source, run, [&](T* row, index_t b, index_t i) { detail::add_rows(row, to.row(b, 0, i), row, to.shape().channels); });
         }
     }
 
@@ -239,7 +238,7 @@ private:
         else
             return source;
     }
-    static void check_projection(std::string_view argument, const linear<T, Arch>& l, index_t inputs, index_t heads) {
+    static void check_projection(std::string_view argument, const linear<T>& l, index_t inputs, index_t heads) {
         l.check(name, argument, l.outputs(), inputs);
         if (l.outputs() % heads != 0)
             throw shape_error(name, argument,

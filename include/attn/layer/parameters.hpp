@@ -96,14 +96,14 @@ public:
         return vector_of<T>(*this, name, count);
     }
     /// The linear whose weight (outputs, inputs) is `name`.weight, as get_stored has it, and whose bias (outputs), if it has one, is `name`.bias.
-    template <Scalar T, class Arch = simd::native>
-    linear<T, Arch> get_linear(const std::string& name, index_t outputs, index_t inputs) & {
-        return linear_of<T, Arch>(*this, name, outputs, inputs);
+    template <Scalar T>
+    linear<T> get_linear(const std::string& name, index_t outputs, index_t inputs) & {
+        return linear_of<T>(*this, name, outputs, inputs);
     }
     /// The same, as get of const parameters.
-    template <Scalar T, class Arch = simd::native>
-    linear<T, Arch> get_linear(const std::string& name, index_t outputs, index_t inputs) const& {
-        return linear_of<T, Arch>(*this, name, outputs, inputs);
+    template <Scalar T>
+    linear<T> get_linear(const std::string& name, index_t outputs, index_t inputs) const& {
+        return linear_of<T>(*this, name, outputs, inputs);
     }
     // What they give lies in the parameters, so these are to have a name.
     template <Scalar T>
@@ -112,7 +112,7 @@ public:
     void get_stored(const std::string&, const extents&) const&& = delete;
     template <Scalar T>
     void get_vector(const std::string&, index_t) const&& = delete;
-    template <Scalar T, class Arch = simd::native>
+    template <Scalar T>
     void get_linear(const std::string&, index_t, index_t) const&& = delete;
 
     /// Whether there is a tensor of that name.
@@ -201,9 +201,9 @@ private:
     static std::span<const T> vector_of(auto& self, const std::string& name, index_t count) {
         return {self.template get<T>(name, {count}).data(), static_cast<std::size_t>(count)};
     }
-    template <Scalar T, class Arch>
-    static linear<T, Arch> linear_of(auto& self, const std::string& name, index_t outputs, index_t inputs) {
-        linear<T, Arch> l{stored_of<T>(self, name + ".weight", {outputs, inputs})};
+    template <Scalar T>
+    static linear<T> linear_of(auto& self, const std::string& name, index_t outputs, index_t inputs) {
+        linear<T> l{stored_of<T>(self, name + ".weight", {outputs, inputs})};
         if (self.contains(name + ".bias")) l.bias = vector_of<T>(self, name + ".bias", outputs);
         return l;
     }

@@ -132,7 +132,7 @@ struct transformer_block {
             }
             if (!to.data()) return;
             detail::for_each_row(to, run, [&](scalar* row, index_t b, index_t i) {
-                detail::add_rows<simd::native>(of_skipped.row(b, 0, i), branch.row(b, 0, i), row, to.shape().channels);
+                detail::add_rows(of_skipped.row(b, 0, i), branch.row(b, 0, i), row, to.shape().channels);
             });
         };
         feed_forward.backward({.tokens = k.feed_forward_tokens}, k.feed_forward, given, {.tokens = g.of_branch, .parameters = p.feed_forward}, run);

@@ -66,7 +66,7 @@ void check_edges(std::string_view operation, const window_grid& grid, const L& l
 /// (batch windows(), 1, window_tokens(), c) of the inner layer. In shifted windows its attention needs the pattern grid.shift_segments(), or another
 /// pattern or bias of -infinity that keeps opposite edges apart; without it is refused.
 /// Memory: the windows, before and after. Liu et al. 2021, "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows".
-template <Layer L, class Arch = simd::native>
+template <Layer L>
 struct windowed {
     using scalar = typename L::scalar;
     static constexpr std::string_view name = "windowed";
@@ -142,7 +142,7 @@ private:
         detail::for_each_window_token(grid, out.shape().batch, run, [&](index_t b, index_t to, index_t entry, index_t from) {
             const scalar* const row = w.after.row(entry, 0, from);
             if (in.residual.data())
-                detail::add_rows<Arch>(in.residual.row(b, 0, to), row, out.row(b, 0, to), channels);
+                detail::add_rows(in.residual.row(b, 0, to), row, out.row(b, 0, to), channels);
             else
                 std::copy_n(row, channels, out.row(b, 0, to));
         });
@@ -176,7 +176,7 @@ private:
 /// which is a convolution whose kernel is its stride, then a norm: projection.weight[o, (y, x, channel)] = kernel[o, channel, y, x]. It
 /// shortens keys and values (`reduce` of a multi_head), and cuts images into patches. Adds no residual. Wang et al. 2021, "Pyramid Vision
 /// Transformer".
-template <Scalar T, Norm N = identity_norm<T>, class Arch = simd::native>
+template <Scalar T, Norm N = identity_norm<T>>
 struct spatial_reduction {
     using scalar = T;
     static constexpr std::string_view name = "spatial_reduction";
@@ -184,7 +184,7 @@ struct spatial_reduction {
     static constexpr bool moves_statistics = detail::moves_statistics<N>;
 
     window_grid grid; ///< not shifted
-    linear<T, Arch> projection;
+    linear<T> projection;
     N norm = {};
 
     void check(const layer_inputs<T>& in) const {
@@ -217,7 +217,7 @@ struct spatial_reduction {
 
     /// Those of the projection and the norm.
     struct gradients {
-        typename linear<T, Arch>::gradients projection = {}; ///< of projection
+        typename linear<T>::gradients projection = {}; ///< of projection
         detail::gradients_of_norm<N> norm = {};              ///< of norm
     };
     void for_each_gradient(const layer_inputs<T>& in, const gradients& wanted, const auto& visit) const {

@@ -28,7 +28,7 @@ struct batch_gradient_call {
 ///     d bias = sum g,      d weight = sum g y,      d eta = sum over all tokens and channels of g x
 ///     d x = weight / sqrt(variance + eps) (g - d bias / N - y d weight / N) + eta g;      of a token that does not count (1 + eta) g
 /// Rows are summed in parts that depend on their number only, and parts one after the other: so threads change no bit.
-template <class Arch, Scalar T>
+template <Scalar T>
 class batch_gradients {
 public:
     static std::size_t workspace_bytes(const shape& x, index_t concurrency) {
@@ -37,7 +37,7 @@ public:
         return counted.used_bytes();
     }
 
-    void operator()(const batch_norm<T, Arch>& norm, const batch_gradient_call<T>& call, const execution& run) const {
+    void operator()(const batch_norm<T>& norm, const batch_gradient_call<T>& call, const execution& run) const {
         const auto& s = call.x.shape();
         if (s.channels == 0) {
             for (auto& eta : call.wanted.eta) eta = 0;
@@ -75,17 +75,17 @@ public:
     }
 
 private:
-    using lanes = simd::lanes<T, Arch>;
+    using lanes = simd::lanes<T>;
 
     struct layout {
-        token_statistics<Arch, T> statistics;
+        token_statistics<T> statistics;
         channel_maps<T> normal;                ///< y = (x - centre) scale + offset
         T *slope, *mean_bias, *mean_weight;    ///< weight / sqrt(variance + eps), d bias / N, d weight / N
         T* sums;                               ///< [part][g, g y, g x][channels]
         index_t stride;
 
         layout(scratch& memory, const shape& x, index_t concurrency)
-            : statistics(token_statistics<Arch, T>::in(memory, x, concurrency)), normal(channel_maps<T>::in(memory, x.channels)),
+            : statistics(token_statistics<T>::in(memory, x, concurrency)), normal(channel_maps<T>::in(memory, x.channels)),
               slope(memory.take<T>(x.channels)), mean_bias(memory.take<T>(x.channels)), mean_weight(memory.take<T>(x.channels)),
               sums(memory.take<T>(3 * parts_of(x), x.channels)), stride(x.channels) {}
         T* of_part(index_t part, index_t which) const { return sums + (3 * part + which) * stride; }
@@ -106,7 +106,7 @@ private:
         const T *const x = call.x.row(b, h, i), *const given = call.given.row(b, h, i);
         T *const of_bias = own.of_part(part, 0), *const of_weight = own.of_part(part, 1), *const of_eta = own.of_part(part, 2);
         const bool is_counted = counts(call.mask, b, h, i);
-        simd::for_each_register<Arch, T>(call.x.shape().channels, [&](index_t c, const auto& load, const auto& store) {
+        simd::for_each_register<T>(call.x.shape().channels, [&](index_t c, const auto& load, const auto& store) {
             const auto value = load(x + c), g = load(given + c);
             store(fma(g, value, load(of_eta + c)), of_eta + c);
             if (!is_counted) return;
@@ -120,7 +120,7 @@ private:
         T* const to = call.wanted.x.row(b, h, i);
         const lanes share(static_cast<T>(call.share)), kept(static_cast<T>(call.kept)), eta(static_cast<T>(call.eta));
         const bool is_counted = counts(call.mask, b, h, i);
-        simd::for_each_register<Arch, T>(call.x.shape().channels, [&](index_t c, const auto& load, const auto& store) {
+        simd::for_each_register<T>(call.x.shape().channels, [&](index_t c, const auto& load, const auto& store) {
             const auto g = load(given + c);
             auto sum = eta * g;
             if (is_counted) {

@@ -45,10 +45,9 @@ struct batch_norm_statistics {
 /// In inference with statistics every number stands for itself: NaN stays where it is. A common offset of a channel costs no digits.
 /// Time: one read and one write of the tensor, and one read more where statistics are taken. See `normalise` and `train` for errors.
 /// Ioffe and Szegedy 2015, "Batch Normalization".
-template <Scalar T, class Arch = simd::native>
+template <Scalar T>
 struct batch_norm {
     using scalar = T;
-    using arch = Arch;
     static constexpr std::string_view name = "batch_norm";
 
     borrowed<const T> weight = {};
@@ -68,7 +67,7 @@ struct batch_norm {
     }
     std::size_t workspace_bytes(const shape& x, index_t concurrency) const { return workspace_bytes(x, concurrency, mean.empty()); }
     std::size_t narrow_workspace_bytes(const shape& x, index_t concurrency) const {
-        return workspace_bytes(x, concurrency, mean.empty(), true) + detail::row_pairs<T, Arch>::narrow_bytes(x, concurrency);
+        return workspace_bytes(x, concurrency, mean.empty(), true) + detail::row_pairs<T>::narrow_bytes(x, concurrency);
     }
     void forward(const stored_view<const T>& x, const stored_view<T>& out, const execution& run) const { forward(x, out, run, 0); }
 
@@ -104,7 +103,7 @@ struct batch_norm {
     static std::size_t workspace_bytes(const shape& x, index_t concurrency, bool takes_statistics, bool narrow = false) {
         detail::scratch counted;
         detail::channel_maps<T>::in(counted, x.channels);
-        if (takes_statistics) detail::token_statistics<Arch, T>::in(counted, x, concurrency, narrow);
+        if (takes_statistics) detail::token_statistics<T>::in(counted, x, concurrency, narrow);
         return counted.used_bytes();
     }
     /// out = BN(x) + eta x.
@@ -116,10 +115,10 @@ struct batch_norm {
         if (!mean.empty()) {
             maps.set(s.channels, 1, [&](index_t c) { return map_of(c, eta); });
         } else {
-            const auto seen = detail::token_statistics<Arch, T>::in(memory, s, run.concurrency(), x.is_narrow())(x, {}, run);
+            const auto seen = detail::token_statistics<T>::in(memory, s, run.concurrency(), x.is_narrow())(x, {}, run);
             maps.set(s.channels, 1, [&](index_t c) { return map_of(c, seen.mean[c], seen.variance(c, false), eta); });
         }
-        detail::map_channels<Arch, T>(x, out, maps, run, run.workspace().bytes().data() + memory.used_bytes());
+        detail::map_channels<T>(x, out, maps, run, run.workspace().bytes().data() + memory.used_bytes());
     }
     /// out = kept * out + (1 - kept) (BN(x) + eta x) with the statistics of the tokens that count, by which the running ones move. A token
     /// that does not count is not normalised: x stands for BN(x).
@@ -128,7 +127,7 @@ struct batch_norm {
         if (x.shape().channels == 0) return;
         detail::scratch memory(run.workspace().bytes().data());
         detail::channel_maps<T>::in(memory, x.shape().channels);
-        train_with(detail::token_statistics<Arch, T>::in(memory, x.shape(), run.concurrency())(x, mask, run), x, out, statistics, run, mask, eta, kept);
+        train_with(detail::token_statistics<T>::in(memory, x.shape(), run.concurrency())(x, mask, run), x, out, statistics, run, mask, eta, kept);
     }
     /// The same, once the statistics of the batch are known.
     void train_with(const moments_view& seen, const tensor_view<const T>& x, const tensor_view<T>& out, batch_norm_statistics& statistics, const execution& run,
@@ -147,8 +146,8 @@ struct batch_norm {
                 const detail::row_run<T> row{x.row(b, h, i), out.row(b, h, i), 0, 0, 1};
                 if (!detail::counts(mask, b, h, i))
                     for (index_t c = 0; c < s.channels; ++c) row.out[c] = slope_hidden * row.x[c] + (kept == 0 ? T{0} : share * row.out[c]);
-                else if (kept == 0) detail::map_rows<Arch, false, false, 1>(row, 0, s.channels, maps, share);
-                else detail::map_rows<Arch, true, false, 1>(row, 0, s.channels, maps, share);
+                else if (kept == 0) detail::map_rows<false, false, 1>(row, 0, s.channels, maps, share);
+                else detail::map_rows<true, false, 1>(row, 0, s.channels, maps, share);
             }
         });
     }
@@ -181,18 +180,17 @@ void check_training(std::string_view operation, const tensor_view<const T>& x, c
 } // namespace detail
 
 /// Bytes of workspace that a training call of the norm needs.
-template <Norm N>
-    requires requires { typename N::arch; }
+template <FoldableNorm N>
 std::size_t training_workspace_bytes(const N&, const shape& x, index_t concurrency) {
-    return batch_norm<typename N::scalar, typename N::arch>::workspace_bytes(x, concurrency, true);
+    return batch_norm<typename N::scalar>::workspace_bytes(x, concurrency, true);
 }
 
 /// Training of a batch_norm: out = BN(x) with the statistics of this batch, by which the running `statistics` move. Tokens that the mask
 /// leaves out are no part of the statistics, and are copied. Allocates nothing; the same bits for any executor and strides.
 /// Throws attention_error, before anything is written: what `normalise` does, an out that is x, statistics or a mask of another shape, fewer
 /// than two tokens that count.
-template <Scalar T, class Arch>
-void train(const batch_norm<T, Arch>& norm, const std::type_identity_t<tensor_view<const T>>& x, const std::type_identity_t<tensor_view<T>>& out,
+template <Scalar T>
+void train(const batch_norm<T>& norm, const std::type_identity_t<tensor_view<const T>>& x, const std::type_identity_t<tensor_view<T>>& out,
            batch_norm_statistics& statistics, const execution& run, const token_mask& mask = {}) {
     detail::check_training<T>(norm.name, x, out, statistics, mask);
     norm.check_parameters(norm.name, x.shape());

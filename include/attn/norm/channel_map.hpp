@@ -17,6 +17,12 @@ struct channel_map {
     double at_zero() const { return offset - mean * scale; }
 };
 
+/// A norm that is one line per channel in inference: batch_norm, rep_batch_norm and progressive_rep_batch_norm with running statistics.
+template <class N>
+concept FoldableNorm = Norm<N> && requires(const N& norm, index_t c) {
+    { norm.map_of(c) } -> std::same_as<channel_map>;
+};
+
 /// BN(x) + eta x at one channel: slope weight / sqrt(variance + eps) + eta.
 inline channel_map batch_norm_map(double mean, double variance, double weight, double bias, double eps, double eta) {
     return {mean, weight / std::sqrt(variance + eps) + eta, bias + eta * mean};
@@ -45,9 +51,9 @@ struct channel_maps {
 };
 
 /// out = (x - centre) * scale + offset, plus `kept` times what out held if blend, for some neighbouring rows, which share the loads of the maps.
-template <class Arch, bool blend, bool streaming, int rows, Scalar T>
+template <bool blend, bool streaming, int rows, Scalar T>
 [[gnu::always_inline]] inline void map_rows(const row_run<T>& at, index_t first, index_t channels, const channel_maps<T>& maps, T kept) {
-    using lanes = simd::lanes<T, Arch>;
+    using lanes = simd::lanes<T>;
     constexpr int size = lanes::size, bytes_ahead = 2048;
     const T* const x = at.x + first * at.x_stride;
     T* const out = at.out + first * at.out_stride;
@@ -76,22 +82,22 @@ template <class Arch, bool blend, bool streaming, int rows, Scalar T>
 }
 
 /// Single rows in the order of memory if they are streamed, else pairs of them.
-template <class Arch, bool blend, bool streaming, Scalar T>
+template <bool blend, bool streaming, Scalar T>
 void map_run(const row_run<T>& run, index_t channels, const channel_maps<T>& maps, T kept) {
     constexpr int together = streaming ? 1 : 2;
     index_t r = 0;
-    for (; r + together <= run.count; r += together) map_rows<Arch, blend, streaming, together>(run, r, channels, maps, kept);
-    for (; r < run.count; ++r) map_rows<Arch, blend, streaming, 1>(run, r, channels, maps, kept);
+    for (; r + together <= run.count; r += together) map_rows<blend, streaming, together>(run, r, channels, maps, kept);
+    for (; r < run.count; ++r) map_rows<blend, streaming, 1>(run, r, channels, maps, kept);
     if constexpr (streaming) simd::finish_streaming();
 }
 
 /// Maps all rows of x to out, which may be x: one read and one write of the tensor. memory: narrow_bytes of row_pairs.
-template <class Arch, Scalar T>
+template <Scalar T>
 void map_channels(const stored_view<const T>& x, const stored_view<T>& out, const channel_maps<T>& maps, const execution& run, std::byte* memory) {
-    const row_pairs<T, Arch> pairs(x, out, memory);
+    const row_pairs<T> pairs(x, out, memory);
     with_conditions(
         [&](auto streaming) {
-            pairs.for_each_run(run, [&](const row_run<T>& rows) { map_run<Arch, false, streaming()>(rows, x.shape().channels, maps, T{0}); });
+            pairs.for_each_run(run, [&](const row_run<T>& rows) { map_run<false, streaming()>(rows, x.shape().channels, maps, T{0}); });
         },
         worth_streaming(x, out));
 }

@@ -8,12 +8,6 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-/// A norm that is one line per channel in inference: batch_norm, rep_batch_norm and progressive_rep_batch_norm with running statistics.
-template <class N>
-concept FoldableNorm = Norm<N> && requires(const N& norm, index_t c) {
-    { norm.map_of(c) } -> std::same_as<channel_map>;
-};
-
 /// A linear's weight and bias: y = W x + b, weight W (1, 1, outputs, inputs), of any strides, where T is float perhaps stored in 16 bits, and bias b
 /// (outputs), or empty. A convolution in front of a norm is one too: its rows are its outputs.
 template <class T>

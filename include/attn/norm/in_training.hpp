@@ -11,12 +11,12 @@ template <class N>
 struct training_gradients {
     using type = norm_gradients<typename N::scalar>;
 };
-template <Scalar T, class Arch>
-struct training_gradients<rep_batch_norm<T, Arch>> {
+template <Scalar T>
+struct training_gradients<rep_batch_norm<T>> {
     using type = rep_norm_gradients<T>;
 };
-template <class N, class Arch>
-struct training_gradients<progressive_rep_batch_norm<N, Arch>> {
+template <class N>
+struct training_gradients<progressive_rep_batch_norm<N>> {
     using type = progressive_norm_gradients<typename N::scalar>;
 };
 
@@ -26,8 +26,7 @@ struct training_gradients<progressive_rep_batch_norm<N, Arch>> {
 /// `train`, with the statistics of the batch, and their gradient is `train_backward`. Each forward moves the running statistics, which is why
 /// two of them must not run at a time. A block trains as transformer_block<in_training<N>, ...>, and is then used as transformer_block<N, ...>
 /// with the same weights. gamma is what the schedule of a progressive norm says for this step; other norms know none. See `train`.
-template <Norm N>
-    requires requires { typename N::arch; }
+template <FoldableNorm N>
 struct in_training {
     using scalar = typename N::scalar;
     using gradients = typename detail::training_gradients<N>::type;

@@ -13,7 +13,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// NaN or infinity becomes NaN, and no other row does. Squares that would overflow or underflow are computed in double, scaled.
 /// Time: one read and one write of the tensor. Memory: none, or some rows a thread where x and out are not stored alike. See `normalise` for errors.
 /// Ba, Kiros and Hinton 2016, "Layer Normalization".
-template <Scalar T, class Arch = simd::native>
+template <Scalar T>
 struct layer_norm {
     using scalar = T;
     static constexpr std::string_view name = "layer_norm";
@@ -32,12 +32,12 @@ struct layer_norm {
         out.require_apart("bias", bias);
     }
     std::size_t workspace_bytes(const shape&, index_t) const { return 0; }
-    std::size_t narrow_workspace_bytes(const shape& x, index_t concurrency) const { return detail::row_pairs<T, Arch>::narrow_bytes(x, concurrency); }
+    std::size_t narrow_workspace_bytes(const shape& x, index_t concurrency) const { return detail::row_pairs<T>::narrow_bytes(x, concurrency); }
 
     void forward(const stored_view<const T>& x, const stored_view<T>& out, const execution& run) const {
-        const detail::row_pairs<T, Arch> pairs(x, out, run.workspace().bytes().data());
+        const detail::row_pairs<T> pairs(x, out, run.workspace().bytes().data());
         const auto forward_as = [&](auto format, auto streaming, auto has_weight, auto has_bias) {
-            const detail::row_operation<Arch, true, has_weight(), has_bias(), streaming(), T, format()> op{x.shape().channels, weight.data(), bias.data()};
+            const detail::row_operation<true, has_weight(), has_bias(), streaming(), T, format()> op{x.shape().channels, weight.data(), bias.data()};
             pairs.template for_each_run_in<format()>(run, [&](const stored_rows<const T>& rows, const stored_rows<T>& out_rows, index_t count) {
                 detail::normalise_rows(op, rows, out_rows, count, eps);
             });
@@ -47,9 +47,9 @@ struct layer_norm {
 
     using gradients = norm_gradients<T>;
     static constexpr bool adds_bias = true;
-    std::size_t backward_workspace_bytes(const shape& x, index_t) const { return detail::row_gradients<Arch, true, T>::workspace_bytes(x); }
+    std::size_t backward_workspace_bytes(const shape& x, index_t) const { return detail::row_gradients<true, T>::workspace_bytes(x); }
     void backward(const tensor_view<const T>& x, const tensor_view<const T>& given, const norm_gradients<T>& wanted, const execution& run) const {
-        detail::row_gradients<Arch, true, T>(x, given, wanted, weight, eps)(run);
+        detail::row_gradients<true, T>(x, given, wanted, weight, eps)(run);
     }
 };
 

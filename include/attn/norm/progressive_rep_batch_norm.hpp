@@ -13,14 +13,13 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// gamma is an argument of the training call, made by a schedule from the step (linear_schedule, cosine_schedule, step_schedule). Without gamma,
 /// which is the warm-up, N runs alone, and the running statistics stay as they are. With it both run, even at gamma = 1 and at 0.
 /// Guo et al. 2024, "SLAB: Efficient Transformers with Simplified Linear Attention and Progressive Re-parameterized Batch Normalization".
-template <Norm N, class Arch = simd::native>
+template <Norm N>
 struct progressive_rep_batch_norm {
     using scalar = typename N::scalar;
-    using arch = Arch;
     static constexpr std::string_view name = "progressive_rep_batch_norm";
 
     N norm = {};
-    rep_batch_norm<scalar, Arch> rep = {};
+    rep_batch_norm<scalar> rep = {};
 
     void check(const shape& x) const { rep.check(name, x); }
     void check_apart(const output_memory& out) const {
@@ -35,16 +34,16 @@ struct progressive_rep_batch_norm {
 };
 
 /// Bytes of workspace that a training call needs: enough for either norm, which run one after the other.
-template <Norm N, class Arch>
-std::size_t training_workspace_bytes(const progressive_rep_batch_norm<N, Arch>& norm, const shape& x, index_t concurrency) {
+template <Norm N>
+std::size_t training_workspace_bytes(const progressive_rep_batch_norm<N>& norm, const shape& x, index_t concurrency) {
     return std::max(norm.norm.workspace_bytes(x, concurrency), training_workspace_bytes(norm.rep, x, concurrency));
 }
 
 /// One training call: out = gamma N(x) + (1 - gamma) RepBN(x) with the statistics of this batch, by which the running `statistics` move; without
 /// gamma, out = N(x). Tokens that the mask leaves out are no part of the statistics, and give gamma N(x) + (1 - gamma)(x + eta x).
 /// Throws attention_error, before anything is written: as `train` of a batch_norm does, what N refuses, a gamma outside [0, 1].
-template <Norm N, class Arch>
-void train(const progressive_rep_batch_norm<N, Arch>& norm, const tensor_view<const typename N::scalar>& x, const tensor_view<typename N::scalar>& out,
+template <Norm N>
+void train(const progressive_rep_batch_norm<N>& norm, const tensor_view<const typename N::scalar>& x, const tensor_view<typename N::scalar>& out,
            batch_norm_statistics& statistics, std::optional<double> gamma, const execution& run, const token_mask& mask = {}) {
     detail::check_training<typename N::scalar>(norm.name, x, out, statistics, mask, gamma.has_value());
     norm.rep.check_parameters(norm.name, x.shape());

@@ -22,25 +22,25 @@ public:
     /// Tokens so far.
     index_t tokens() const { return count_; }
 
-    template <Scalar T, class Arch = simd::native>
+    template <Scalar T>
     static std::size_t workspace_bytes(const shape& x, index_t concurrency) {
         detail::scratch counted;
-        detail::token_statistics<Arch, T>::in(counted, x, concurrency);
+        detail::token_statistics<T>::in(counted, x, concurrency);
         return counted.used_bytes();
     }
     /// Adds the tokens of x (batch, heads, tokens, channels) that count. Allocates nothing.
     /// Throws attention_error if x or the mask do not fit, or the workspace is too small.
-    template <Scalar T, class Arch = simd::native>
+    template <Scalar T>
     void add(const tensor_view<const T>& x, const execution& run, const token_mask& mask = {}) {
         detail::check_rows(name, "x", x);
         detail::check_mask(name, mask, x.shape());
         if (x.shape().channels != std::ssize(mean_))
             throw shape_error(name, "x", "has shape " + to_string(x.shape()) + ", but the statistics are of " + std::to_string(mean_.size()) + " channels");
-        detail::check_workspace(name, run, workspace_bytes<T, Arch>(x.shape(), run.concurrency()), x.shape());
+        detail::check_workspace(name, run, workspace_bytes<T>(x.shape(), run.concurrency()), x.shape());
         if (x.shape().size() == 0) return;
         detail::scratch memory(run.workspace().bytes().data());
         moments_view all{mean_.data(), squares_.data(), count_};
-        all.merge(detail::token_statistics<Arch, T>::in(memory, x.shape(), run.concurrency())(x, mask, run), x.shape().channels);
+        all.merge(detail::token_statistics<T>::in(memory, x.shape(), run.concurrency())(x, mask, run), x.shape().channels);
         count_ = all.count;
     }
     /// Throws attention_error if fewer than two tokens were added.

@@ -11,13 +11,12 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// eta: one learned number. Inference and training as in batch_norm; a token that the mask of a training call leaves out gives x + eta x.
 /// Inference costs what batch_norm does: the statistics, weight, bias and eta of a channel make one line.
 /// Guo et al. 2024, "SLAB: Efficient Transformers with Simplified Linear Attention and Progressive Re-parameterized Batch Normalization".
-template <Scalar T, class Arch = simd::native>
+template <Scalar T>
 struct rep_batch_norm {
     using scalar = T;
-    using arch = Arch;
     static constexpr std::string_view name = "rep_batch_norm";
 
-    batch_norm<T, Arch> batch = {};
+    batch_norm<T> batch = {};
     double eta = 1;
 
     void check(const shape& x) const { check(name, x); }
@@ -39,8 +38,8 @@ struct rep_batch_norm {
 };
 
 /// Training of a rep_batch_norm: as of a batch_norm, plus eta x.
-template <Scalar T, class Arch>
-void train(const rep_batch_norm<T, Arch>& norm, const std::type_identity_t<tensor_view<const T>>& x, const std::type_identity_t<tensor_view<T>>& out,
+template <Scalar T>
+void train(const rep_batch_norm<T>& norm, const std::type_identity_t<tensor_view<const T>>& x, const std::type_identity_t<tensor_view<T>>& out,
            batch_norm_statistics& statistics, const execution& run, const token_mask& mask = {}) {
     detail::check_training<T>(norm.name, x, out, statistics, mask);
     norm.check_parameters(norm.name, x.shape());
@@ -53,8 +52,8 @@ void train(const rep_batch_norm<T, Arch>& norm, const std::type_identity_t<tenso
 ///     weight' = weight + eta sqrt(variance + eps),      bias' = bias + eta mean
 /// written to the given memory, (channels) each, which the result refers to beside the statistics of `norm`.
 /// Throws attention_error if the sizes differ or the norm has no statistics. SLAB, lemma 4.1.
-template <Scalar T, class Arch>
-batch_norm<T, Arch> reparameterised(const rep_batch_norm<T, Arch>& norm, std::span<T> weight, std::span<T> bias) {
+template <Scalar T>
+batch_norm<T> reparameterised(const rep_batch_norm<T>& norm, std::span<T> weight, std::span<T> bias) {
     const auto& from = norm.batch;
     const shape channels{.tokens = 1, .channels = std::ssize(from.mean)};
     if (from.mean.empty()) throw argument_error(norm.name, "mean", "is missing: only a norm with running statistics is re-parameterised");

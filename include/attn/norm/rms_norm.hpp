@@ -13,7 +13,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// would overflow or underflow are computed in double, scaled.
 /// Time: one read and one write of the tensor. Memory: none, or some rows a thread where x and out are not stored alike. See `normalise` for errors.
 /// Zhang and Sennrich 2019, "Root Mean Square Layer Normalization".
-template <Scalar T, class Arch = simd::native>
+template <Scalar T>
 struct rms_norm {
     using scalar = T;
     static constexpr std::string_view name = "rms_norm";
@@ -27,12 +27,12 @@ struct rms_norm {
     }
     void check_apart(const output_memory& out) const { out.require_apart("weight", weight); }
     std::size_t workspace_bytes(const shape&, index_t) const { return 0; }
-    std::size_t narrow_workspace_bytes(const shape& x, index_t concurrency) const { return detail::row_pairs<T, Arch>::narrow_bytes(x, concurrency); }
+    std::size_t narrow_workspace_bytes(const shape& x, index_t concurrency) const { return detail::row_pairs<T>::narrow_bytes(x, concurrency); }
 
     void forward(const stored_view<const T>& x, const stored_view<T>& out, const execution& run) const {
-        const detail::row_pairs<T, Arch> pairs(x, out, run.workspace().bytes().data());
+        const detail::row_pairs<T> pairs(x, out, run.workspace().bytes().data());
         const auto forward_as = [&](auto format, auto streaming, auto has_weight) {
-            const detail::row_operation<Arch, false, has_weight(), false, streaming(), T, format()> op{x.shape().channels, weight.data(), nullptr};
+            const detail::row_operation<false, has_weight(), false, streaming(), T, format()> op{x.shape().channels, weight.data(), nullptr};
             pairs.template for_each_run_in<format()>(run, [&](const stored_rows<const T>& rows, const stored_rows<T>& out_rows, index_t count) {
                 detail::normalise_rows(op, rows, out_rows, count, eps);
             });
@@ -42,9 +42,9 @@ struct rms_norm {
 
     using gradients = norm_gradients<T>;
     static constexpr bool adds_bias = false;
-    std::size_t backward_workspace_bytes(const shape& x, index_t) const { return detail::row_gradients<Arch, false, T>::workspace_bytes(x); }
+    std::size_t backward_workspace_bytes(const shape& x, index_t) const { return detail::row_gradients<false, T>::workspace_bytes(x); }
     void backward(const tensor_view<const T>& x, const tensor_view<const T>& given, const norm_gradients<T>& wanted, const execution& run) const {
-        detail::row_gradients<Arch, false, T>(x, given, wanted, weight, eps)(run);
+        detail::row_gradients<false, T>(x, given, wanted, weight, eps)(run);
     }
 };
 

@@ -10,10 +10,10 @@ namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 ///     d x = scale (g - mean(g) - y mean(g y)),      d weight = sum over rows of given y,      d bias = sum over rows of given
 /// without mean(g) where rows are not centred. Rows are summed in parts that depend on their number only, and parts one after the other: so
 /// threads change no bit.
-template <class Arch, bool centred, Scalar T>
+template <bool centred, Scalar T>
 class row_gradients {
 public:
-    using lanes = simd::lanes<T, Arch>;
+    using lanes = simd::lanes<T>;
 
     static std::size_t workspace_bytes(const shape& x) {
         scratch counted;
@@ -67,7 +67,7 @@ private:
 
     row_map<T> map_of(const T* row) const {
         const auto* const x = reinterpret_cast<const std::byte*>(row);
-        const row_operation<Arch, centred, false, false, false, T> op{x_.shape().channels, nullptr, nullptr};
+        const row_operation<centred, false, false, false, T> op{x_.shape().channels, nullptr, nullptr};
         const auto sums = op.template pass<true, false>(x, row[0], nullptr, nullptr, {});
         if constexpr (centred) return centred_map(op, x, sums, eps_);
         else return root_mean_square_map(op, x, sums.squares, eps_);

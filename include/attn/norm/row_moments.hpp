@@ -26,9 +26,9 @@ struct row_sums {
 
 /// What a pass over rows does with them: weight and bias are (channels), or null where the template says so. Rows are widened on their way to
 /// registers, and rounded on the way back.
-template <class Arch, bool centred_, bool has_weight_, bool has_bias_, bool streaming_, Scalar T, narrow_format format = narrow_format::none>
+template <bool centred_, bool has_weight_, bool has_bias_, bool streaming_, Scalar T, narrow_format format = narrow_format::none>
 struct row_operation {
-    using lanes = simd::lanes<T, Arch>;
+    using lanes = simd::lanes<T>;
     static constexpr bool centred = centred_, has_weight = has_weight_, has_bias = has_bias_, streaming = streaming_;
     static constexpr index_t element = format == narrow_format::none ? sizeof(T) : 2;
     index_t channels;
@@ -61,13 +61,13 @@ struct row_operation {
         const auto whole = [](const T* p) { return lanes::load(p); };
         const auto step = [&](auto k, index_t at) __attribute__((always_inline)) {
             if constexpr (sums) {
-                auto d = kernel::load_stored<format, T, Arch>(next + at * element);
+                auto d = kernel::load_stored<format, T>(next + at * element);
                 if constexpr (centred) d -= shift, total[k] += d;
                 squares[k] = fma(d, d, squares[k]);
                 simd::prefetch(next + at * element + bytes_ahead);
             }
             if constexpr (writes) {
-                const auto y = mapped(kernel::load_stored<format, T, Arch>(x + at * element), centre, scale, offset, at, whole);
+                const auto y = mapped(kernel::load_stored<format, T>(x + at * element), centre, scale, offset, at, whole);
                 kernel::store_stored<format, streaming>(y, out + at * element);
             }
         };
@@ -76,13 +76,13 @@ struct row_operation {
         for (; c + size <= channels; c += size) step(std::integral_constant<int, 0>{}, c);
         if (const auto left = channels - c; left > 0) {
             if constexpr (sums) {
-                auto d = kernel::load_first_stored<format, T, Arch>(next + c * element, left);
+                auto d = kernel::load_first_stored<format, T>(next + c * element, left);
                 if constexpr (centred) d = select(simd::lane_bits::first(left), d - shift, lanes(0)), total[1] += d;
                 squares[1] = fma(d, d, squares[1]);
             }
             if constexpr (writes) {
                 const auto part = [left](const T* p) { return lanes::load_first(p, left); };
-                const auto last = kernel::load_first_stored<format, T, Arch>(x + c * element, left);
+                const auto last = kernel::load_first_stored<format, T>(x + c * element, left);
                 kernel::store_first_stored<format>(mapped(last, centre, scale, offset, c, part), out + c * element, left);
             }
         }

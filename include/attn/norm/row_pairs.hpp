@@ -44,7 +44,7 @@ struct row_run {
 /// The token rows of x and out (batch, heads, tokens, channels) in the order in which x lies in memory, for work that treats every row
 /// alike: the heads of a token-major tensor are neighbours then, and a contiguous tensor is a single run. Rows that are stored in 16 bits are
 /// widened to the memory of a thread, some at a time, and rounded from there, unless the work is done in their format.
-template <Scalar T, class Arch = simd::native>
+template <Scalar T>
 class row_pairs {
 public:
     /// memory: narrow_bytes, where one of them is stored in 16 bits.
@@ -126,7 +126,7 @@ private:
         constexpr index_t numbers = 16384 / sizeof(T);
         return std::max<index_t>(1, numbers / std::max<index_t>(1, channels));
     }
-    static index_t padded(index_t channels) { return kernel::whole_registers<T, Arch>(channels); }
+    static index_t padded(index_t channels) { return kernel::whole_registers<T>(channels); }
     static index_t thread_size(index_t channels) { return rows_at_once(channels) * padded(channels); }
     template <class F>
     void widened(const stored_rows<const T>& x, const stored_rows<T>& out, index_t count, T* memory, const F& f) const {
@@ -139,11 +139,11 @@ private:
                 using rows_of = std::remove_cvref_t<decltype(rows_there)>;
                 return rows_there.is_narrow() ? rows_of{reinterpret_cast<std::byte*>(memory), narrow_format::none, width, 1} : rows_there;
             };
-            if (from.is_narrow()) kernel::copy_rows<T, Arch>(from, rows, channels_, memory, width);
+            if (from.is_narrow()) kernel::copy_rows<T>(from, rows, channels_, memory, width);
             for (auto r = rows; r < std::min(rows + size, count - first); ++r) // the next, while these are computed
                 for (index_t c = 0; c < channels_; c += static_cast<index_t>(alignment) / from.element()) simd::prefetch(from.address(r, c));
             f(in_memory(from), in_memory(to), rows);
-            for (index_t r = 0; to.is_narrow() && r < rows; ++r) kernel::store_row<T, Arch>(memory + r * width, channels_, to.from(r));
+            for (index_t r = 0; to.is_narrow() && r < rows; ++r) kernel::store_row<T>(memory + r * width, channels_, to.from(r));
         }
     }
 

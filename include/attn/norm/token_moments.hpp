@@ -67,7 +67,7 @@ inline index_t counted_tokens(const token_mask& mask, const shape& x) {
 
 /// Adds a few rows to moments. In lanes, the sums of x - shift and of its squares, where shift is x of the first row; should that lie far from
 /// the others, whose differences then all but cancel, the mean that these sums tell. Then, in double, the merge.
-template <class Arch, Scalar T>
+template <Scalar T>
 class row_group {
 public:
     static constexpr int max_rows = 32;
@@ -105,7 +105,7 @@ public:
     }
 
 private:
-    using lanes = simd::lanes<T, Arch>;
+    using lanes = simd::lanes<T>;
 
     /// So many registers of channels from c on.
     template <int registers, class Load>
@@ -163,7 +163,7 @@ struct row_pieces {
 
 /// Moments of the rows that count, over batch, heads and tokens. The rows go in pieces that depend on the shape only, which are merged in
 /// order: the result is the same for any number of threads and any strides.
-template <class Arch, Scalar T>
+template <Scalar T>
 class token_statistics {
 public:
     /// narrow: of rows that are stored in 16 bits.
@@ -172,7 +172,7 @@ public:
         s.pieces_ = row_pieces(x.batch * x.heads * x.tokens).count;
         s.moments_ = memory.take<double>(2, s.pieces_, x.channels);
         s.counts_ = memory.take<index_t>(s.pieces_);
-        s.sums_ = memory.take<T>(concurrency, row_group<Arch, T>::scratch_rows, padded(x.channels));
+        s.sums_ = memory.take<T>(concurrency, row_group<T>::scratch_rows, padded(x.channels));
         if (narrow) s.wide_ = memory.take<T>(concurrency, group_rows, padded(x.channels));
         return s;
     }
@@ -183,7 +183,7 @@ public:
         run.for_each(pieces_, [&](index_t piece, index_t slice) {
             auto moments = of_piece(piece, s.channels);
             moments.clear(s.channels);
-            row_group<Arch, T> group(sums_ + slice * row_group<Arch, T>::scratch_rows * padded(s.channels), padded(s.channels));
+            row_group<T> group(sums_ + slice * row_group<T>::scratch_rows * padded(s.channels), padded(s.channels));
             for (index_t r = pieces.first(piece); r < pieces.first(piece + 1); ++r) {
                 const auto b = r / (s.heads * s.tokens), h = r / s.tokens % s.heads, i = r % s.tokens;
                 if (!counts(mask, b, h, i)) continue;
@@ -193,7 +193,7 @@ public:
                     continue;
                 }
                 T* const wide = wide_ + (slice * group_rows + group.waiting()) * padded(s.channels);
-                kernel::copy_rows<T, Arch>(row, 1, s.channels, wide, padded(s.channels));
+                kernel::copy_rows<T>(row, 1, s.channels, wide, padded(s.channels));
                 group.push(wide, s.channels, moments);
             }
             group.flush(s.channels, moments);
@@ -210,7 +210,7 @@ public:
     }
 
 private:
-    static constexpr index_t group_rows = row_group<Arch, T>::max_rows; ///< that are taken in together
+    static constexpr index_t group_rows = row_group<T>::max_rows; ///< that are taken in together
 
     static index_t padded(index_t channels) {
         constexpr index_t numbers = alignment / sizeof(T);

@@ -52,10 +52,9 @@ void check_train_backward(const N& norm, const tensor_view<const T>& x, const te
 } // namespace detail
 
 /// Bytes of workspace that the gradient of a training step of a norm over tokens needs.
-template <Norm N>
-    requires requires { typename N::arch; }
+template <FoldableNorm N>
 std::size_t train_backward_workspace_bytes(const N&, const shape& x, index_t concurrency) {
-    return detail::batch_gradients<typename N::arch, typename N::scalar>::workspace_bytes(x, concurrency);
+    return detail::batch_gradients<typename N::scalar>::workspace_bytes(x, concurrency);
 }
 
 /// The gradient of a training step of a batch_norm, out = BN(x) with the statistics of this batch, through these statistics: from x and the
@@ -63,36 +62,36 @@ std::size_t train_backward_workspace_bytes(const N&, const shape& x, index_t con
 /// The same bits for every executor, number of threads and strides. Allocates nothing.
 /// Throws attention_error, before anything is read or written: what `train` refuses, shapes that do not fit, a gradient that overlaps what is
 /// read or another gradient, a workspace too small.
-template <Scalar T, class Arch>
-void train_backward(const batch_norm<T, Arch>& norm, const std::type_identity_t<tensor_view<const T>>& x, const std::type_identity_t<tensor_view<const T>>& given,
+template <Scalar T>
+void train_backward(const batch_norm<T>& norm, const std::type_identity_t<tensor_view<const T>>& x, const std::type_identity_t<tensor_view<const T>>& given,
                     const std::type_identity_t<norm_gradients<T>>& wanted, const execution& run, const token_mask& mask = {}) {
     const rep_norm_gradients<T> all{wanted, {}};
     detail::check_train_backward(norm, x, given, all, mask);
     norm.check_parameters(norm.name, x.shape());
     detail::check_workspace(norm.name, run, train_backward_workspace_bytes(norm, x.shape(), run.concurrency()), x.shape());
-    detail::batch_gradients<Arch, T>()(norm, {x, given, all, mask, 0, 1, 0}, run);
+    detail::batch_gradients<T>()(norm, {x, given, all, mask, 0, 1, 0}, run);
 }
 
 /// The same of a rep_batch_norm, out = BN(x) + eta x.
-template <Scalar T, class Arch>
-void train_backward(const rep_batch_norm<T, Arch>& norm, const std::type_identity_t<tensor_view<const T>>& x, const std::type_identity_t<tensor_view<const T>>& given,
+template <Scalar T>
+void train_backward(const rep_batch_norm<T>& norm, const std::type_identity_t<tensor_view<const T>>& x, const std::type_identity_t<tensor_view<const T>>& given,
                     const std::type_identity_t<rep_norm_gradients<T>>& wanted, const execution& run, const token_mask& mask = {}) {
     detail::check_train_backward(norm, x, given, wanted, mask);
     norm.check_parameters(norm.name, x.shape());
     detail::check_workspace(norm.name, run, train_backward_workspace_bytes(norm, x.shape(), run.concurrency()), x.shape());
-    detail::batch_gradients<Arch, T>()(norm.batch, {x, given, wanted, mask, norm.eta, 1, 0}, run);
+    detail::batch_gradients<T>()(norm.batch, {x, given, wanted, mask, norm.eta, 1, 0}, run);
 }
 
 /// Bytes of workspace that the gradient of a training step needs: enough for either norm, which run one after the other.
-template <DifferentiableNorm N, class Arch>
-std::size_t train_backward_workspace_bytes(const progressive_rep_batch_norm<N, Arch>& norm, const shape& x, index_t concurrency) {
+template <DifferentiableNorm N>
+std::size_t train_backward_workspace_bytes(const progressive_rep_batch_norm<N>& norm, const shape& x, index_t concurrency) {
     return std::max(norm.norm.backward_workspace_bytes(x, concurrency), train_backward_workspace_bytes(norm.rep, x, concurrency));
 }
 
 /// The same of a progressive_rep_batch_norm, out = gamma N(x) + (1 - gamma) RepBN(x): gamma of the gradient goes through N and 1 - gamma through
 /// RepBN. Without gamma, as in the warm-up, N alone; then the gradients of RepBN's parameters are 0.
-template <DifferentiableNorm N, class Arch>
-void train_backward(const progressive_rep_batch_norm<N, Arch>& norm, const tensor_view<const typename N::scalar>& x, const tensor_view<const typename N::scalar>& given,
+template <DifferentiableNorm N>
+void train_backward(const progressive_rep_batch_norm<N>& norm, const tensor_view<const typename N::scalar>& x, const tensor_view<const typename N::scalar>& given,
                     const progressive_norm_gradients<typename N::scalar>& wanted, std::optional<double> gamma, const execution& run, const token_mask& mask = {}) {
     using T = typename N::scalar;
     rep_norm_gradients<T> of_rep = wanted.rep;
@@ -118,7 +117,7 @@ void train_backward(const progressive_rep_batch_norm<N, Arch>& norm, const tenso
     }
     for (const auto numbers : {of_norm.weight, of_norm.bias})
         for (auto& number : numbers) number = static_cast<T>(*gamma * static_cast<double>(number));
-    detail::batch_gradients<Arch, T>()(norm.rep.batch, {x, given, of_rep, mask, norm.rep.eta, 1 - *gamma, *gamma}, run);
+    detail::batch_gradients<T>()(norm.rep.batch, {x, given, of_rep, mask, norm.rep.eta, 1 - *gamma, *gamma}, run);
 }
 
 } // namespace attn

@@ -35,9 +35,8 @@ inline bf16_pair times(bf16_pair pair, float factor) {
 ///     fma(a, b, sum) = a.first b.first + (a.second b.second + sum),
 /// rounds after each of its two additions: products of two bfloat16 are exact in float. So it does on every instruction set. AVX512-BF16
 /// has an instruction for it, which makes 0 of a subnormal sum too: results of others may differ from its by 2^-126 for each addition.
-template <class Arch>
 struct bf16_lanes {
-    using floats = lanes<float, Arch>;
+    using floats = lanes<float>;
     static constexpr int size = floats::size;
     typedef std::uint32_t vector __attribute__((vector_size(size * sizeof(std::uint32_t))));
     typedef vector stored __attribute__((aligned(4), may_alias));
@@ -50,24 +49,24 @@ struct bf16_lanes {
     /// Pairs of a number of each.
     static bf16_lanes of(floats first, floats second) {
 #if defined(__AVX512BF16__)
-        if constexpr (size == 16) {
-            const auto order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, //
-                                                23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-            const auto both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second.value, first.value));
-            return bf16_lanes(reinterpret_cast<vector>(_mm512_permutexvar_epi16(order, both)));
-        }
-#endif
+        const auto order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, //
+                                            23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+        const auto both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second.value, first.value));
+        return bf16_lanes(reinterpret_cast<vector>(_mm512_permutexvar_epi16(order, both)));
+#else
         return bf16_lanes(upper_half_rounded(first) >> 16 | (upper_half_rounded(second) & 0xffff0000));
+#endif
     }
     /// Pairs of neighbours, of numbers that follow each other in two registers.
     static bf16_lanes of_neighbours(floats low, floats high) {
 #if defined(__AVX512BF16__)
-        if constexpr (size == 16) return bf16_lanes(reinterpret_cast<vector>(_mm512_cvtne2ps_pbh(high.value, low.value)));
-#endif
+        return bf16_lanes(reinterpret_cast<vector>(_mm512_cvtne2ps_pbh(high.value, low.value)));
+#else
         return [&]<int... Index>(std::integer_sequence<int, Index...>) {
             const auto a = upper_half_rounded(low), b = upper_half_rounded(high);
             return bf16_lanes(__builtin_shufflevector(a, b, 2 * Index...) >> 16 | (__builtin_shufflevector(a, b, 2 * Index + 1 ...) & 0xffff0000));
         }(std::make_integer_sequence<int, size>{});
+#endif
     }
 
     static bf16_lanes load(const bf16_pair* from) { return bf16_lanes(*reinterpret_cast<const stored*>(from)); }
@@ -87,10 +86,10 @@ struct bf16_lanes {
 
     friend floats fma(bf16_lanes a, bf16_lanes b, floats sum) {
 #if defined(__AVX512BF16__)
-        if constexpr (size == 16)
-            return typename floats::batch(_mm512_dpbf16_ps(sum.value, reinterpret_cast<__m512bh>(a.bits), reinterpret_cast<__m512bh>(b.bits)));
-#endif
+        return floats::batch(_mm512_dpbf16_ps(sum.value, reinterpret_cast<__m512bh>(a.bits), reinterpret_cast<__m512bh>(b.bits)));
+#else
         return emulated_fma(a, b, sum);
+#endif
     }
     /// The same without the instruction.
     friend floats emulated_fma(bf16_lanes a, bf16_lanes b, floats sum) { return fma(a.first(), b.first(), fma(a.second(), b.second(), sum)); }
@@ -107,9 +106,9 @@ private:
     }
 };
 
-template <class Arch>
-struct operand_traits<bf16_pair, Arch> {
-    using lanes = bf16_lanes<Arch>;
+template <>
+struct operand_traits<bf16_pair> {
+    using lanes = bf16_lanes;
 };
 template <>
 inline constexpr index_t terms_of<bf16_pair> = 2;

@@ -27,9 +27,9 @@ inline constexpr auto exp2_coefficients = [] {
 }();
 
 /// The polynomial by pairs of terms (Estrin): a shorter chain of multiply-adds than Horner's, at one more multiplication.
-template <Scalar T, class Arch>
-[[gnu::always_inline]] inline lanes<T, Arch> exp2_polynomial(lanes<T, Arch> f) {
-    using lanes = simd::lanes<T, Arch>;
+template <Scalar T>
+[[gnu::always_inline]] inline lanes<T> exp2_polynomial(lanes<T> f) {
+    using lanes = simd::lanes<T>;
     constexpr auto& c = exp2_coefficients<T>;
     const auto square = f * f;
     lanes p;
@@ -56,9 +56,9 @@ inline constexpr std::array<T, 16> exp2_of_sixteenths{
     T(1.6817928305074290861L), T(1.7562521603732994831L), T(1.8340080864093424635L), T(1.9152065613971472939L)};
 
 /// (2^f - 1) / f on [-1/32, 1/32], minimax: 1.6e-9 of 2^f for floats, 7e-18 for doubles.
-template <Scalar T, class Arch>
-[[gnu::always_inline]] inline lanes<T, Arch> exp2_slope(lanes<T, Arch> f) {
-    using lanes = simd::lanes<T, Arch>;
+template <Scalar T>
+[[gnu::always_inline]] inline lanes<T> exp2_slope(lanes<T> f) {
+    using lanes = simd::lanes<T>;
     if constexpr (sizeof(T) == 4) {
         return fma(fma(lanes(0.055502136502530324f), f, lanes(0.2402342880139462972f)), f, lanes(0.69314718266662967f));
     } else {
@@ -77,46 +77,43 @@ template <Scalar T, class Arch>
 ///     x log2(e) = k + f,   e^x = 2^k 2^f
 /// The error is at most two units in the last place and |x| times the relative error of the number log2(e), which is less than half a unit:
 /// a weight that far below the largest counts that much less. Where multiply-adds round twice, half a unit of x log2(e) comes to it.
-template <Scalar T, class Arch>
-[[gnu::always_inline]] inline lanes<T, Arch> exp_nonpositive(lanes<T, Arch> x) {
-    using lanes = simd::lanes<T, Arch>;
+template <Scalar T>
+[[gnu::always_inline]] inline lanes<T> exp_nonpositive(lanes<T> x) {
+    using lanes = simd::lanes<T>;
     const lanes log2e = std::numbers::log2e_v<T>;
     constexpr T lowest = static_cast<T>((std::numeric_limits<T>::min_exponent - 1) * std::numbers::ln2_v<double>);
 #if defined(__AVX512F__)
     // A register holds 2^(i/16), so that the polynomial has half the terms: k is a multiple of a sixteenth, whose fraction picks the factor.
     // 4 cycles a register of floats. Scaling takes the floor of k; lanes whose result would be subnormal are left out of it and are 0: many
     // processors take a hundred cycles for a multiply-add with such a number. A NaN is not less than anything, and stays.
-    if constexpr (std::is_base_of_v<xsimd::avx512f, Arch>) {
-        using batch = typename lanes::batch;
-        constexpr auto all = static_cast<typename xsimd::batch_bool<T, Arch>::register_type>(~0u); // unmasked forms make gcc 12 warn in its own header
-        const lanes magic = detail::sixteenths<T>, smallest = lowest;
-        const lanes shifted = fma(x, log2e, magic), k = shifted - magic, f = fma(x, log2e, -k);
-        const T* const table = detail::exp2_of_sixteenths<T>.data();
-        if constexpr (sizeof(T) == 4) {
-            const lanes power = batch(_mm512_maskz_permutexvar_ps(all, _mm512_castps_si512(shifted.value), _mm512_loadu_ps(table)));
-            const lanes p = fma(detail::exp2_slope<T, Arch>(f), f * power, power);
-            return batch(_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x.value, smallest.value, _CMP_NLT_UQ), p.value, k.value));
-        } else {
-            const lanes power = batch(_mm512_permutex2var_pd(_mm512_loadu_pd(table), _mm512_castpd_si512(shifted.value), _mm512_loadu_pd(table + 8)));
-            const lanes p = fma(detail::exp2_slope<T, Arch>(f), f * power, power);
-            return batch(_mm512_maskz_scalef_pd(_mm512_cmp_pd_mask(x.value, smallest.value, _CMP_NLT_UQ), p.value, k.value));
-        }
-    } else
-#endif
-    {
-        using integer = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
-        using integers = xsimd::batch<integer, Arch>;
-        constexpr int mantissa_bits = std::numeric_limits<T>::digits - 1;
-        // Adding 1.5 * 2^mantissa_bits rounds to an integer and leaves it in the low bits: cheaper than a conversion there and back.
-        const lanes magic = static_cast<T>(integer{3} << (mantissa_bits - 1));
-        const auto kept = max_or_second(lanes(lowest), x); // a NaN is the second, and stays
-        const auto shifted = fma(kept, log2e, magic), k = shifted - magic;
-        const auto p = detail::exp2_polynomial(fma(kept, log2e, -k));
-        const auto exponent = std::bit_cast<integers>(shifted.value) << mantissa_bits;
-        const lanes result = std::bit_cast<typename lanes::batch>(std::bit_cast<integers>(p.value) + exponent);
-        // The bits of a NaN may have become those of a number: 0 times it is NaN still.
-        return select(x < lanes(lowest), lanes(T{0}), fma(kept, lanes(T{0}), result));
+    using batch = typename lanes::batch;
+    constexpr auto all = static_cast<typename xsimd::batch_bool<T>::register_type>(~0u); // unmasked forms make gcc 12 warn in its own header
+    const lanes magic = detail::sixteenths<T>, smallest = lowest;
+    const lanes shifted = fma(x, log2e, magic), k = shifted - magic, f = fma(x, log2e, -k);
+    const T* const table = detail::exp2_of_sixteenths<T>.data();
+    if constexpr (sizeof(T) == 4) {
+        const lanes power = batch(_mm512_maskz_permutexvar_ps(all, _mm512_castps_si512(shifted.value), _mm512_loadu_ps(table)));
+        const lanes p = fma(detail::exp2_slope<T>(f), f * power, power);
+        return batch(_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x.value, smallest.value, _CMP_NLT_UQ), p.value, k.value));
+    } else {
+        const lanes power = batch(_mm512_permutex2var_pd(_mm512_loadu_pd(table), _mm512_castpd_si512(shifted.value), _mm512_loadu_pd(table + 8)));
+        const lanes p = fma(detail::exp2_slope<T>(f), f * power, power);
+        return batch(_mm512_maskz_scalef_pd(_mm512_cmp_pd_mask(x.value, smallest.value, _CMP_NLT_UQ), p.value, k.value));
     }
+#else
+    using integer = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
+    using integers = xsimd::batch<integer>;
+    constexpr int mantissa_bits = std::numeric_limits<T>::digits - 1;
+    // Adding 1.5 * 2^mantissa_bits rounds to an integer and leaves it in the low bits: cheaper than a conversion there and back.
+    const lanes magic = static_cast<T>(integer{3} << (mantissa_bits - 1));
+    const auto kept = max_or_second(lanes(lowest), x); // a NaN is the second, and stays
+    const auto shifted = fma(kept, log2e, magic), k = shifted - magic;
+    const auto p = detail::exp2_polynomial(fma(kept, log2e, -k));
+    const auto exponent = std::bit_cast<integers>(shifted.value) << mantissa_bits;
+    const lanes result = std::bit_cast<typename lanes::batch>(std::bit_cast<integers>(p.value) + exponent);
+    // The bits of a NaN may have become those of a number: 0 times it is NaN still.
+    return select(x < lanes(lowest), lanes(T{0}), fma(kept, lanes(T{0}), result));
+#endif
 }
 
 } // namespace attn::simd

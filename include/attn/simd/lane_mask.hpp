@@ -22,6 +22,13 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::simd {
 
+// Registers are those of the best instruction set this translation unit is compiled for. One program may hold several: all of attn lives in an
+// inline namespace named after the set (core/instruction_set.hpp), so objects for two sets share none of its symbols, and types of two sets
+// differ. What std and Eigen instantiate in both objects they do share: README, "Versions and small print".
+#if defined(__AVX512F__)
+static_assert(std::is_base_of_v<xsimd::avx512f, xsimd::default_arch>, "attn: XSIMD_DEFAULT_ARCH is another instruction set than the compiler's");
+#endif
+
 /// One bit per lane, bit l for lane l: the result of comparing positions. Plain integer work, free beside the floating point.
 struct lane_bits {
     std::uint64_t value = 0;
@@ -41,43 +48,37 @@ struct lane_bits {
 };
 
 /// A condition per lane, in the form the instruction set selects with.
-template <Scalar T, class Arch>
+template <Scalar T>
 struct lane_mask {
-    xsimd::batch_bool<T, Arch> value;
+    xsimd::batch_bool<T> value;
 
     /// The condition whose lane l is bit l.
     static lane_mask from_bits(lane_bits bits) {
-        using condition = xsimd::batch_bool<T, Arch>;
+        using condition = xsimd::batch_bool<T>;
 #if defined(__AVX512F__)
-        if constexpr (std::is_base_of_v<xsimd::avx512f, Arch>) {
-            return {condition(static_cast<typename condition::register_type>(bits.value))};
-        } else
+        return {condition(static_cast<typename condition::register_type>(bits.value))};
+#else
+        using integer = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
+        using integers = xsimd::batch<integer>;
+        static constexpr auto bit_of_lane = [] {
+            std::array<integer, condition::size> bit{};
+            for (std::size_t l = 0; l < bit.size(); ++l) bit[l] = integer{1} << l;
+            return bit;
+        }();
+        const auto own_bit = integers::load_unaligned(bit_of_lane.data());
+        return {std::bit_cast<condition>((integers(static_cast<integer>(bits.value)) & own_bit) == own_bit)};
 #endif
-        {
-            using integer = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
-            using integers = xsimd::batch<integer, Arch>;
-            static constexpr auto bit_of_lane = [] {
-                std::array<integer, condition::size> bit{};
-                for (std::size_t l = 0; l < bit.size(); ++l) bit[l] = integer{1} << l;
-                return bit;
-            }();
-            const auto own_bit = integers::load_unaligned(bit_of_lane.data());
-            return {std::bit_cast<condition>((integers(static_cast<integer>(bits.value)) & own_bit) == own_bit)};
-        }
     }
     lane_bits bits() const {
 #if defined(__AVX512F__)
-        if constexpr (std::is_base_of_v<xsimd::avx512f, Arch>) {
-            return {static_cast<std::uint64_t>(value.data)};
-        } else
+        return {static_cast<std::uint64_t>(value.data)};
+#else
+        std::array<bool, xsimd::batch_bool<T>::size> stored;
+        value.store_unaligned(stored.data());
+        lane_bits result;
+        for (std::size_t l = 0; l < stored.size(); ++l) result.value |= std::uint64_t{stored[l]} << l;
+        return result;
 #endif
-        {
-            std::array<bool, xsimd::batch_bool<T, Arch>::size> stored;
-            value.store_unaligned(stored.data());
-            lane_bits result;
-            for (std::size_t l = 0; l < stored.size(); ++l) result.value |= std::uint64_t{stored[l]} << l;
-            return result;
-        }
     }
 
     friend lane_mask operator&&(lane_mask a, lane_mask b) { return {a.value && b.value}; }

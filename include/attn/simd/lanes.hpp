@@ -11,17 +11,9 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::simd {
 
-/// The best instruction set this translation unit is compiled for. One program may hold several: everything of attn's lives in an inline
-/// namespace named after the set (core/instruction_set.hpp), so objects for two sets share none of its symbols, and types of two sets
-/// differ. What std and Eigen instantiate in both objects they do share: README, "Versions and small print".
-using native = xsimd::default_arch;
-
 /// Registers of the instruction set: 32 from AVX-512 on (and on AArch64), 16 before.
-template <class Arch>
 inline constexpr int register_count =
-#if defined(__AVX512F__)
-    std::is_base_of_v<xsimd::avx512f, Arch> ? 32 : 16;
-#elif defined(__aarch64__)
+#if defined(__AVX512F__) || defined(__aarch64__)
     32;
 #else
     16;
@@ -51,10 +43,10 @@ using neon_floats = xsimd::batch<float, xsimd::neon64>;
 #endif
 
 /// A register of T. Numbers convert to it by broadcast, so score functions written for doubles run on it unchanged.
-template <Scalar T, class Arch>
+template <Scalar T>
 struct lanes {
-    using batch = xsimd::batch<T, Arch>;
-    using mask = lane_mask<T, Arch>;
+    using batch = xsimd::batch<T>;
+    using mask = lane_mask<T>;
     static constexpr int size = static_cast<int>(batch::size);
 
     batch value;
@@ -87,31 +79,25 @@ struct lanes {
     /// The first `count` lanes, 0 in the others; reads and writes no further.
     static lanes load_first(const T* from, index_t count) {
 #if defined(__AVX512F__)
-        if constexpr (std::is_base_of_v<xsimd::avx512f, Arch>) {
-            const auto first = lane_bits::first(count).value;
-            if constexpr (sizeof(T) == 4) return batch(_mm512_maskz_loadu_ps(static_cast<__mmask16>(first), from));
-            else return batch(_mm512_maskz_loadu_pd(static_cast<__mmask8>(first), from));
-        } else
+        const auto first = lane_bits::first(count).value;
+        if constexpr (sizeof(T) == 4) return batch(_mm512_maskz_loadu_ps(static_cast<__mmask16>(first), from));
+        else return batch(_mm512_maskz_loadu_pd(static_cast<__mmask8>(first), from));
+#else
+        std::array<T, static_cast<std::size_t>(size)> present{};
+        for (std::size_t l = 0; l < present.size() && static_cast<index_t>(l) < count; ++l) present[l] = from[l];
+        return load(present.data());
 #endif
-        {
-            std::array<T, static_cast<std::size_t>(size)> present{};
-            for (std::size_t l = 0; l < present.size() && static_cast<index_t>(l) < count; ++l) present[l] = from[l];
-            return load(present.data());
-        }
     }
     void store_first(T* to, index_t count) const {
 #if defined(__AVX512F__)
-        if constexpr (std::is_base_of_v<xsimd::avx512f, Arch>) {
-            const auto first = lane_bits::first(count).value;
-            if constexpr (sizeof(T) == 4) _mm512_mask_storeu_ps(to, static_cast<__mmask16>(first), value);
-            else _mm512_mask_storeu_pd(to, static_cast<__mmask8>(first), value);
-        } else
+        const auto first = lane_bits::first(count).value;
+        if constexpr (sizeof(T) == 4) _mm512_mask_storeu_ps(to, static_cast<__mmask16>(first), value);
+        else _mm512_mask_storeu_pd(to, static_cast<__mmask8>(first), value);
+#else
+        std::array<T, static_cast<std::size_t>(size)> present;
+        store(present.data());
+        for (std::size_t l = 0; l < present.size() && static_cast<index_t>(l) < count; ++l) to[l] = present[l];
 #endif
-        {
-            std::array<T, static_cast<std::size_t>(size)> present;
-            store(present.data());
-            for (std::size_t l = 0; l < present.size() && static_cast<index_t>(l) < count; ++l) to[l] = present[l];
-        }
     }
 
     friend lanes operator+(lanes a, lanes b) { return a.value + b.value; }
@@ -139,12 +125,11 @@ struct lanes {
     friend lanes fma(lanes a, lanes b, lanes c) {
 #if defined(__AVX512F__)
         // xsimd 8.1 writes x * y + z here, which clang does not contract.
-        if constexpr (std::is_base_of_v<xsimd::avx512f, Arch>) {
-            if constexpr (sizeof(T) == 4) return batch(_mm512_fmadd_ps(a.value, b.value, c.value));
-            else return batch(_mm512_fmadd_pd(a.value, b.value, c.value));
-        } else
+        if constexpr (sizeof(T) == 4) return batch(_mm512_fmadd_ps(a.value, b.value, c.value));
+        else return batch(_mm512_fmadd_pd(a.value, b.value, c.value));
+#else
+        return xsimd::fma(a.value, b.value, c.value);
 #endif
-            return xsimd::fma(a.value, b.value, c.value);
     }
     /// The larger; the second where either is NaN: the rule of x86's instruction, which xsimd's max gives in one order of operands up to 13
     /// and in the other from 14 on.
@@ -194,7 +179,7 @@ private:
     // What log and pow select integers in. Without optimisation gcc's intrinsics are macros, and xsimd 8.1 hands those of AVX-512BW what they do
     // not convert; the set below has the same code for floats.
 #if defined(__AVX512BW__) && !defined(__OPTIMIZE__)
-    using integral_batch = std::conditional_t<std::is_base_of_v<xsimd::avx512bw, Arch>, xsimd::batch<T, xsimd::avx512dq>, batch>;
+    using integral_batch = std::conditional_t<std::is_base_of_v<xsimd::avx512bw, xsimd::default_arch>, xsimd::batch<T, xsimd::avx512dq>, batch>;
 #else
     using integral_batch = batch;
 #endif
@@ -203,20 +188,20 @@ private:
 };
 
 /// What a multiply-add takes: numbers, or what holds several of them. Its register has as many operands as a register of sums has numbers.
-template <class E, class Arch>
+template <class E>
 struct operand_traits {
-    using lanes = simd::lanes<E, Arch>;
+    using lanes = simd::lanes<E>;
 };
-template <class E, class Arch>
-using operand_lanes = typename operand_traits<E, Arch>::lanes;
+template <class E>
+using operand_lanes = typename operand_traits<E>::lanes;
 /// Products that one operand adds to a sum.
 template <class E>
 inline constexpr index_t terms_of = 1;
 
 /// Calls f(c, load, store) for the registers of a row, the last of which may be a part: load(from), store(lanes, to).
-template <class Arch, Scalar T, class F>
+template <Scalar T, class F>
 [[gnu::always_inline]] inline void for_each_register(index_t channels, const F& f) {
-    using registers = lanes<T, Arch>;
+    using registers = lanes<T>;
     index_t c = 0;
     for (; c + registers::size <= channels; c += registers::size)
         f(c, [](const T* from) { return registers::load(from); }, [](registers value, T* to) { value.store(to); });
@@ -229,9 +214,8 @@ template <class Arch, Scalar T, class F>
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// The instruction set that the kernels of this translation unit are compiled for, as xsimd calls it: "avx512bw", "fma3+avx2", "sse2".
-template <class Arch = simd::native>
 constexpr const char* instruction_set() {
-    return Arch::name();
+    return xsimd::default_arch::name();
 }
 
 } // namespace attn

@@ -15,9 +15,10 @@ namespace attn::inline ATTN_INSTRUCTION_SET::simd {
 /// A register of floats from as many 16-bit numbers in memory, and back, as detail::widened and detail::narrowed have them: by the instruction
 /// set's conversions, or by integers of 32 bits where it has none. Subnormal numbers are kept on all of them: the instruction that narrows
 /// to bfloat16 would flush them. No instruction raises a trap that a program did not ask for.
-template <narrow_format format, class Arch>
+template <narrow_format format>
 struct narrow_lanes {
-    using batch = xsimd::batch<float, Arch>;
+    /// Depends on the format, so that what is written for registers of another size is left out before it is looked at.
+    using batch = xsimd::batch<std::conditional_t<format == narrow_format::none, double, float>>;
     static constexpr auto size = batch::size;
 
     static batch widen(const std::uint16_t* from) {

@@ -13,9 +13,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET::simd {
 
 /// As many pairs of 16-bit numbers as a register has floats, as they stand next to each other in memory: transposed so, they take half the
 /// shuffles.
-template <narrow_format format, class Arch>
+template <narrow_format format>
 struct narrow_pairs {
-    using batch = xsimd::batch<float, Arch>;
+    using batch = xsimd::batch<float>;
     static constexpr int size = static_cast<int>(batch::size);
     using vector = typename detail::vector_of<std::uint32_t, size>::type;
 
@@ -46,7 +46,7 @@ private:
         const auto some = __builtin_shufflevector(all, all, (Begin + 2 * Index)...);
         std::uint16_t numbers[std::size_t{size}];
         std::memcpy(numbers, &some, sizeof some);
-        return narrow_lanes<format, Arch>::widen(numbers);
+        return narrow_lanes<format>::widen(numbers);
     }
 };
 
@@ -55,11 +55,11 @@ template <narrow_format format>
 struct [[gnu::may_alias]] narrow_number {
     std::uint16_t bits;
 };
-template <narrow_format format, class Arch>
-struct operand_traits<narrow_number<format>, Arch> {
+template <narrow_format format>
+struct operand_traits<narrow_number<format>> {
     struct lanes {
-        static simd::lanes<float, Arch> load(const narrow_number<format>* from) {
-            return narrow_lanes<format, Arch>::widen(reinterpret_cast<const std::uint16_t*>(from));
+        static simd::lanes<float> load(const narrow_number<format>* from) {
+            return narrow_lanes<format>::widen(reinterpret_cast<const std::uint16_t*>(from));
         }
     };
 };

@@ -13,15 +13,15 @@
 namespace attn::inline ATTN_INSTRUCTION_SET::simd {
 
 /// How many queries one register of T holds.
-template <Scalar T, class Arch>
-inline constexpr int lane_count = lanes<T, Arch>::size;
+template <Scalar T>
+inline constexpr int lane_count = lanes<T>::size;
 
-template <Scalar T, class Arch, int Size = lane_count<T, Arch>>
+template <Scalar T, int Size = lane_count<T>>
 struct affine_lanes;
 
 /// One integer per lane, computed lane by lane in 64 bits. Exact as in the definition, and only met where a schedule's box is
 /// partly visible and the pattern divides; everything cheaper stays in affine_lanes.
-template <Scalar T, class Arch, int Size = lane_count<T, Arch>>
+template <Scalar T, int Size = lane_count<T>>
 struct integer_lanes {
     static constexpr int size = Size;
     std::array<index_t, static_cast<std::size_t>(size)> value;
@@ -42,12 +42,12 @@ struct integer_lanes {
         return bits;
     }
     /// The numbers to compute scores with.
-    operator lanes<T, Arch>() const
-        requires(Size == lane_count<T, Arch>)
+    operator lanes<T>() const
+        requires(Size == lane_count<T>)
     {
         T numbers[static_cast<std::size_t>(size)];
         for (std::size_t l = 0; l < size; ++l) numbers[l] = static_cast<T>(value[l]);
-        return lanes<T, Arch>::load(numbers);
+        return lanes<T>::load(numbers);
     }
 
     friend constexpr integer_lanes operator+(const integer_lanes& a, const integer_lanes& b) { return each(a, b, std::plus{}); }
@@ -72,17 +72,17 @@ struct integer_lanes {
     friend constexpr lane_bits operator==(const integer_lanes& a, const integer_lanes& b) { return test(a, b, std::equal_to{}); }
     friend constexpr lane_bits operator!=(const integer_lanes& a, const integer_lanes& b) { return !(a == b); }
     template <std::floating_point F>
-    friend lanes<T, Arch> operator*(F a, const integer_lanes& b) {
-        return lanes<T, Arch>(a) * static_cast<lanes<T, Arch>>(b);
+    friend lanes<T> operator*(F a, const integer_lanes& b) {
+        return lanes<T>(a) * static_cast<lanes<T>>(b);
     }
 };
 
 /// Lane l stands at first + l * step. Sums and comparisons with integers keep this form, so they cost a few scalar instructions
 /// for all lanes together, at any position, on every instruction set.
-template <Scalar T, class Arch, int Size>
+template <Scalar T, int Size>
 struct affine_lanes {
     static constexpr int size = Size;
-    using integers = integer_lanes<T, Arch, Size>;
+    using integers = integer_lanes<T, Size>;
     index_t first = 0;
     index_t step = 1;
 
@@ -92,15 +92,15 @@ struct affine_lanes {
         return result;
     }
     /// The numbers to compute scores with.
-    operator lanes<T, Arch>() const
-        requires(Size == lane_count<T, Arch>)
+    operator lanes<T>() const
+        requires(Size == lane_count<T>)
     {
         static constexpr auto count_up = [] {
             std::array<T, static_cast<std::size_t>(size)> numbers{};
             for (std::size_t l = 0; l < size; ++l) numbers[l] = static_cast<T>(l);
             return numbers;
         }();
-        return fma(lanes<T, Arch>::load(count_up.data()), lanes<T, Arch>(static_cast<T>(step)), lanes<T, Arch>(static_cast<T>(first)));
+        return fma(lanes<T>::load(count_up.data()), lanes<T>(static_cast<T>(step)), lanes<T>(static_cast<T>(first)));
     }
     /// Lanes at or before a limit.
     [[gnu::always_inline]] constexpr lane_bits up_to(index_t limit) const {
@@ -128,7 +128,7 @@ struct affine_lanes {
     friend constexpr integers floor_mod(const affine_lanes& a, index_t c) { return a.counts(c) ? a.divided(c).remainder : floor_mod(integers(a), c); }
     friend constexpr integers abs(const affine_lanes& a) { return abs(integers(a)); }
     template <std::floating_point F>
-    friend lanes<T, Arch> operator*(F a, const affine_lanes& b) { return lanes<T, Arch>(a) * static_cast<lanes<T, Arch>>(b); }
+    friend lanes<T> operator*(F a, const affine_lanes& b) { return lanes<T>(a) * static_cast<lanes<T>>(b); }
 
     template <std::integral Index>
     friend constexpr lane_bits operator<=(const affine_lanes& a, Index b) { return a.up_to(saturated(b)); }
@@ -205,8 +205,8 @@ private:
 
 /// The queries of one register, what score functions see as `i`; or of a whole panel of up to 64, what patterns see. Lanes from
 /// `count` on are padding.
-template <Scalar T, class Arch, int Size = lane_count<T, Arch>>
-struct query_lanes : affine_lanes<T, Arch, Size> {
+template <Scalar T, int Size = lane_count<T>>
+struct query_lanes : affine_lanes<T, Size> {
     int count = Size;
 
     static constexpr lane_bits mask_from_bits(std::uint64_t bits) { return {bits}; }

@@ -26,9 +26,9 @@ template <int Begin, class V, int... Index>
 
 /// Swaps rows and columns of a square, rows[0 .. size): lane c of rows[r] becomes lane r of rows[c]. log2(size) rounds of zipping row r with row
 /// r + size / 2 do it; each round is `size` shuffles. Registers of anything as wide as T.
-template <Scalar T, class Arch, class Register = lanes<T, Arch>>
+template <Scalar T, class Register = lanes<T>>
 [[gnu::always_inline]] inline void transpose(Register* rows) {
-    constexpr int size = lanes<T, Arch>::size;
+    constexpr int size = lanes<T>::size;
     using vector = typename detail::vector_of<T, size>::type;
     constexpr auto lane = std::make_integer_sequence<int, size>{};
     vector from[static_cast<std::size_t>(size)], to[static_cast<std::size_t>(size)];
@@ -50,16 +50,16 @@ template <Scalar T, class Arch, class Register = lanes<T, Arch>>
 
 /// The sum over the lanes of each row of a square, rows[0 .. size), which are overwritten: lane r is that of rows[r]. Half the shuffles of a
 /// transpose, for each round adds what it has zipped.
-template <Scalar T, class Arch>
-[[gnu::always_inline]] inline lanes<T, Arch> sum_each(lanes<T, Arch>* rows) {
-    constexpr int size = lanes<T, Arch>::size;
+template <Scalar T>
+[[gnu::always_inline]] inline lanes<T> sum_each(lanes<T>* rows) {
+    constexpr int size = lanes<T>::size;
     using vector = typename detail::vector_of<T, size>::type;
     constexpr auto lane = std::make_integer_sequence<int, size>{};
     unroll<std::countr_zero(static_cast<unsigned>(size))>([&](auto round) {
         constexpr int half = size >> (round() + 1);
         unroll<half>([&](auto r) {
             const auto a = std::bit_cast<vector>(rows[r]), b = std::bit_cast<vector>(rows[r + half]);
-            rows[r] = std::bit_cast<lanes<T, Arch>>(detail::zip<0>(a, b, lane)) + std::bit_cast<lanes<T, Arch>>(detail::zip<size / 2>(a, b, lane));
+            rows[r] = std::bit_cast<lanes<T>>(detail::zip<0>(a, b, lane)) + std::bit_cast<lanes<T>>(detail::zip<size / 2>(a, b, lane));
         });
     });
     return rows[0];

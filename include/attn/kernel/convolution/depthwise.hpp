@@ -37,14 +37,14 @@ struct local_term {
 
 /// out(y, x, c) = bias(c) + sum over (ky, kx) of weight(c, ky, kx) in(y - top + ky, x - left + kx, c)
 /// over the taps inside the grid, in the order of (ky, kx): the same bits wherever a token lies and in whatever layout.
-template <Scalar T, class Arch>
+template <Scalar T>
 class convolution_tile {
 public:
-    using lanes = simd::lanes<T, Arch>;
+    using lanes = simd::lanes<T>;
 
     /// For pieces of up to max_tokens outputs that lie side by side in one row of the grid, or fill whole rows.
     convolution_tile(detail::scratch& memory, const convolution_grid& grid, index_t channels, index_t max_tokens)
-        : grid_(grid), channels_(channels), padded_(whole_registers<T, Arch>(channels)),
+        : grid_(grid), channels_(channels), padded_(whole_registers<T>(channels)),
           weights_(memory.take<T>(std::min(grid.taps(), max_bytes) + 1, padded_)), staged_width_(std::min(grid.width, max_tokens + grid.kernel_width - 1)),
           staged_rows_(std::min(grid.height, grid.kernel_height)), staged_(memory.take<T>(staged_rows_, staged_width_, padded_)) {}
 
@@ -88,7 +88,7 @@ public:
 
 private:
     /// Outputs of a tile: beside them five weights and an input stay in registers.
-    static constexpr int wide = simd::register_count<Arch> >= 32 ? 14 : 7, narrow = wide / 2;
+    static constexpr int wide = simd::register_count >= 32 ? 14 : 7, narrow = wide / 2;
 
     /// Inputs as they lie: token (y, x) at data + y % rows * row_stride + (x - left) * token_stride.
     struct input_rows {
@@ -109,7 +109,7 @@ private:
         if (wanted != staged_input_ || above < staged_begin_ || above > staged_end_) staged_input_ = wanted, staged_begin_ = staged_end_ = above;
         for (; staged_end_ < below; ++staged_end_) {
             const auto token = staged_end_ * grid_.width + wanted.left, there = std::clamp<index_t>(wanted.present - token, 0, wanted.right - wanted.left);
-            copy_rows<T, Arch>(in.from(token), there, channels_, staged_ + staged_end_ % staged_rows_ * staged_width_ * padded_, padded_);
+            copy_rows<T>(in.from(token), there, channels_, staged_ + staged_end_ % staged_rows_ * staged_width_ * padded_, padded_);
         }
         staged_begin_ = std::max(staged_begin_, staged_end_ - staged_rows_);
     }

@@ -21,7 +21,7 @@ struct convolution_gradients {
 ///     d bias[h] = sum over batch, (y, x) of given[h, (y, x)]
 /// and sums over the heads where they share weights or a bias. Tokens are summed in parts that depend on the shapes only, and parts one after
 /// the other, heads in their order: so threads and strides change no bit.
-template <Scalar T, class U, class Arch>
+template <Scalar T, class U>
 class depthwise_backward {
 public:
     /// input, given: the shapes of tensors.
@@ -80,8 +80,8 @@ private:
             : tile(memory, flipped(grid), channels, max_tokens), sums(memory, grid, channels, max_tokens),
               result(memory.take<T>(max_tokens, tile.padded())) {}
 
-        convolution_tile<T, Arch> tile;
-        tap_sums<T, Arch> sums;
+        convolution_tile<T> tile;
+        tap_sums<T> sums;
         T* result;
     };
 
@@ -91,7 +91,7 @@ private:
         constexpr index_t most = 64;
         return std::clamp<index_t>(given_.batch * given_.tokens / std::max(task_tokens, grid_.taps()), 1, most);
     }
-    index_t padded() const { return whole_registers<T, Arch>(given_.channels); }
+    index_t padded() const { return whole_registers<T>(given_.channels); }
     index_t sums_of_a_part() const { return (1 + grid_.taps()) * padded(); }
     /// [head][part][1 + taps][padded], the bias first
     T* sums(detail::scratch& memory) const {
@@ -109,8 +109,8 @@ private:
                 std::fill(own.result + there * padded(), own.result + count * padded(), T{0});
                 for (index_t t = 0; t < count; ++t) {
                     T* const row = to.data + (first + t) * to.row_stride;
-                    if (added) write_row<true, T, Arch>(own.result + t * padded(), given_.channels, T{1}, T{1}, row, to.channel_stride);
-                    else write_row<false, T, Arch>(own.result + t * padded(), given_.channels, T{1}, T{0}, row, to.channel_stride);
+                    if (added) write_row<true, T>(own.result + t * padded(), given_.channels, T{1}, T{1}, row, to.channel_stride);
+                    else write_row<false, T>(own.result + t * padded(), given_.channels, T{1}, T{0}, row, to.channel_stride);
                 }
             }
         }

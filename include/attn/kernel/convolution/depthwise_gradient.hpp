@@ -26,14 +26,14 @@ convolution_parameters<U> flipped(const convolution_parameters<U>& forward) {
 
 /// sums[1 + tap](c) += sum over outputs of given(y, x, c) in(y - top + ky, x - left + kx, c), and sums[0](c) += sum of given(y, x, c): the
 /// gradients of a kernel's taps and of its bias, in an order that the grid alone decides.
-template <Scalar T, class Arch>
+template <Scalar T>
 class tap_sums {
 public:
-    using lanes = simd::lanes<T, Arch>;
+    using lanes = simd::lanes<T>;
 
     /// For runs of up to max_tokens outputs that lie side by side in one row of the grid, or fill whole rows.
     tap_sums(detail::scratch& memory, const convolution_grid& grid, index_t channels, index_t max_tokens)
-        : grid_(grid), channels_(channels), padded_(whole_registers<T, Arch>(channels)),
+        : grid_(grid), channels_(channels), padded_(whole_registers<T>(channels)),
           staged_width_(std::min(grid.width, max_tokens + grid.kernel_width - 1)),
           given_(memory.take<T>(max_tokens, padded_)), staged_(memory.take<T>(rows_at_once(max_tokens), staged_width_, padded_)) {}
 
@@ -62,7 +62,7 @@ private:
     /// Taps whose sums stay in registers, each in two where there are enough, beside an input and two outputs.
     static constexpr int most_taps = 7, taps_at_a_time = 4;
     template <int Taps>
-    static constexpr int chains = 2 * Taps + 3 <= simd::register_count<Arch> ? 2 : 1;
+    static constexpr int chains = 2 * Taps + 3 <= simd::register_count ? 2 : 1;
 
     /// Tokens as they lie: token (y, x) at data + y * row_stride + x * token_stride, counted from where `data` is.
     struct rows {
@@ -85,7 +85,7 @@ private:
     rows output_rows(const row_block<const T>& given, index_t first, index_t count) const {
         const T* const from = given.data + first * given.row_stride;
         if (in_place(given)) return {from, std::min(count, grid_.width) * given.row_stride, given.row_stride};
-        copy_rows<T, Arch>(row_block<const T>{from, given.row_stride, given.channel_stride}, count, channels_, given_, padded_);
+        copy_rows<T>(row_block<const T>{from, given.row_stride, given.channel_stride}, count, channels_, given_, padded_);
         return {given_, std::min(count, grid_.width) * padded_, padded_};
     }
     rows input_rows(const row_block<const T>& in, index_t present, index_t y, index_t x, index_t width, index_t height) const {
@@ -94,7 +94,7 @@ private:
         const auto left = std::max<index_t>(0, x - grid_.left), right = std::min(grid_.width, x + width - grid_.left + grid_.kernel_width - 1);
         for (auto row = above; row < below; ++row) {
             const auto token = row * grid_.width + left, there = std::clamp<index_t>(present - token, 0, std::max<index_t>(0, right - left));
-            copy_rows<T, Arch>(row_block<const T>{in.data + token * in.row_stride, in.row_stride, in.channel_stride}, there, channels_,
+            copy_rows<T>(row_block<const T>{in.data + token * in.row_stride, in.row_stride, in.channel_stride}, there, channels_,
                                staged_ + (row - above) * staged_width_ * padded_, padded_);
         }
         const auto row_stride = staged_width_ * padded_;

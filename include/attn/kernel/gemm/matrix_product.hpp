@@ -27,7 +27,7 @@ stored_rows<T> transposed(const stored_rows<T>& m) {
 /// Every element is a sum of chains of multiply-adds over at most `max_block_depth` terms, cut by the depth alone: its bits do not
 /// depend on the number of rows and columns, on layouts or threads. Blocks of B are packed for the micro-kernel, once in each block of
 /// rows; so are those of A where it cannot read them as they lie.
-template <Scalar T, class Arch, class E = T>
+template <Scalar T, class E = T>
 class matrix_product {
 public:
     matrix_product(index_t rows, index_t depth, index_t columns) : rows_(rows), depth_(depth), columns_(columns) {}
@@ -91,10 +91,10 @@ public:
     }
 
 private:
-    using lanes = simd::lanes<T, Arch>;
-    using traits = tile_traits<T, Arch>;
-    using rows_of_a = typename operand_rows<T, Arch, E>::of_channels;
-    using rows_of_b = typename operand_rows<T, Arch, E>::of_rows;
+    using lanes = simd::lanes<T>;
+    using traits = tile_traits<T>;
+    using rows_of_a = typename operand_rows<T, E>::of_channels;
+    using rows_of_b = typename operand_rows<T, E>::of_rows;
     static constexpr index_t lane_count = lanes::size;
     /// A panel of B is max_columns registers wide, or one at the end: max_block_depth rows of it stay in the first-level cache, and
     /// max_block_rows rows of A, of that depth, in the second.
@@ -195,7 +195,7 @@ private:
     template <int Rows, int Columns>
     [[gnu::noinline]] static void multiply_tile(const E* a, index_t a_row, const E* b, std::span<const depth_run> runs, T* c, index_t c_row,
                                                 index_t columns) {
-        matrix_tile<Rows, Columns, T, Arch> tile;
+        matrix_tile<Rows, Columns, T> tile;
         tile.zero();
         for (index_t i = 0; i < Rows; ++i) // read at the end
             for (index_t n = 0; n < Columns; ++n) simd::prefetch(c + i * c_row + n * lane_count);

@@ -13,9 +13,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 using unit_stride = std::integral_constant<index_t, 1>;
 
 /// Rows x Columns registers of sums.
-template <int Rows, int Columns, Scalar T, class Arch>
+template <int Rows, int Columns, Scalar T>
 struct matrix_tile {
-    using lanes = simd::lanes<T, Arch>;
+    using lanes = simd::lanes<T>;
     lanes sum[static_cast<std::size_t>(Rows)][static_cast<std::size_t>(Columns)];
 
     [[gnu::always_inline]] void zero() {
@@ -56,11 +56,11 @@ struct matrix_tile {
     template <class E, class B, class Phi = std::identity>
     [[gnu::always_inline]] void multiply_add(const E* a, auto a_row, auto a_depth, const B* b, index_t b_depth, index_t depth,
                                              const Phi& phi = {}) {
-        using operand = simd::operand_lanes<E, Arch>;
+        using operand = simd::operand_lanes<E>;
         for (; depth > 0; --depth, a += a_depth, b += b_depth) {
             operand right[std::size_t{Columns}];
 #pragma GCC unroll 4
-            for (int c = 0; c < Columns; ++c) right[c] = simd::operand_lanes<B, Arch>::load(b + c * lanes::size);
+            for (int c = 0; c < Columns; ++c) right[c] = simd::operand_lanes<B>::load(b + c * lanes::size);
 #pragma GCC unroll 16
             for (int i = 0; i < Rows; ++i) {
                 const operand left = phi(operand(a[i * a_row]));

@@ -31,9 +31,9 @@ struct tile_product {
 };
 
 /// Rows x Columns registers of the product.
-template <int Rows, int Columns, Scalar T, class Arch, class E, class B>
+template <int Rows, int Columns, Scalar T, class E, class B>
 [[gnu::noinline]] void multiply_tile(const tile_product<T, E, B>& p) {
-    matrix_tile<Rows, Columns, T, Arch> tile;
+    matrix_tile<Rows, Columns, T> tile;
     if (p.scale)
         tile.load(p.c, p.c_row, p.scale);
     else if (p.adds)
@@ -46,9 +46,9 @@ template <int Rows, int Columns, Scalar T, class Arch, class E, class B>
 
 /// The product on any number of rows, of `columns` registers, 1 to max_columns: the tallest tile as often as it fits, then smaller ones.
 /// ahead: what comes next is asked for between tiles. Numbers that become operands as they are loaded are for few rows, and so are their tiles.
-template <Scalar T, class Arch, class E = T, class B = E, class Prefetch>
+template <Scalar T, class E = T, class B = E, class Prefetch>
 void multiply(index_t rows, index_t columns, tile_product<T, E, B> p, Prefetch& ahead) {
-    using traits = tile_traits<T, Arch>;
+    using traits = tile_traits<T>;
     struct tiles_of {
         index_t tallest;
         std::array<void (*)(const tile_product<T, E, B>&), 5> rows; ///< the tallest, then 8, 4, 2, 1
@@ -56,8 +56,8 @@ void multiply(index_t rows, index_t columns, tile_product<T, E, B> p, Prefetch& 
     constexpr auto of = []<int Columns>(std::integral_constant<int, Columns>) -> tiles_of {
         constexpr int tallest = std::same_as<B, E> ? traits::max_rows(Columns) : 4;
         return {tallest,
-                {multiply_tile<tallest, Columns, T, Arch, E, B>, multiply_tile<(tallest > 8 ? 8 : 4), Columns, T, Arch, E, B>,
-                 multiply_tile<4, Columns, T, Arch, E, B>, multiply_tile<2, Columns, T, Arch, E, B>, multiply_tile<1, Columns, T, Arch, E, B>}};
+                {multiply_tile<tallest, Columns, T, E, B>, multiply_tile<(tallest > 8 ? 8 : 4), Columns, T, E, B>,
+                 multiply_tile<4, Columns, T, E, B>, multiply_tile<2, Columns, T, E, B>, multiply_tile<1, Columns, T, E, B>}};
     };
     static constexpr auto table = [of]<int... C>(std::integer_sequence<int, C...>) {
         return std::array{of(std::integral_constant<int, C + 1>{})...};
@@ -78,16 +78,16 @@ void multiply(index_t rows, index_t columns, tile_product<T, E, B> p, Prefetch& 
 }
 
 /// The same of any number of registers, in pieces as even as they come.
-template <Scalar T, class Arch, class E = T, class Prefetch>
+template <Scalar T, class E = T, class Prefetch>
 void multiply_wide(index_t rows, index_t registers, tile_product<T, E> p, Prefetch& ahead) {
-    constexpr index_t wide = tile_traits<T, Arch>::max_columns, lane_count = simd::lanes<T, Arch>::size;
+    constexpr index_t wide = tile_traits<T>::max_columns, lane_count = simd::lanes<T>::size;
     const auto *const b = p.b;
     T* const c = p.c;
     for (index_t pieces = (registers + wide - 1) / wide, piece = 0; piece < pieces; ++piece) {
         const auto left = registers * piece / pieces, right = registers * (piece + 1) / pieces;
         p.b = b + left * lane_count;
         p.c = c + left * lane_count;
-        multiply<T, Arch, E>(rows, right - left, p, ahead);
+        multiply<T, E>(rows, right - left, p, ahead);
     }
 }
 

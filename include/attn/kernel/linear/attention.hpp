@@ -20,11 +20,11 @@ struct no_local_term {};
 /// out_i = sum over seen j of (phi(q_i) . phi(k_j)) v_j, normalised, plus a local term. Features: how rows of queries and keys become
 /// features. A row meets some of its keys as a sum over them and scores the others; which ones, and how the sum is made, linear_order says
 /// for each row by itself. Shapes have been checked.
-template <Scalar T, class Arch, class QueryFeatures, class KeyFeatures, Pattern P, class Local = no_local_term, class Prefetch = prefetch_next>
+template <Scalar T, class QueryFeatures, class KeyFeatures, Pattern P, class Local = no_local_term, class Prefetch = prefetch_next>
 class linear_attention {
 public:
-    using lanes = simd::lanes<T, Arch>;
-    using state_type = linear_state<T, Arch>;
+    using lanes = simd::lanes<T>;
+    using state_type = linear_state<T>;
     static constexpr bool causal = linear_order<T, P>::causal;
 
     linear_attention(const QueryFeatures& query_features, const KeyFeatures& key_features, const P& pattern,
@@ -33,13 +33,13 @@ public:
 
     static std::size_t workspace_bytes(const input_shapes& s, index_t concurrency, const convolution_grid* grid) {
         detail::scratch sums, slice;
-        if (!causal) span_sums<T, Arch>(sums, s, concurrency);
+        if (!causal) span_sums<T>(sums, s, concurrency);
         worker(slice, s, grid, causal);
         return sums.used_bytes() + static_cast<std::size_t>(concurrency) * slice.used_bytes();
     }
 
     /// memory: workspace_bytes of it. summed: null, or of each batch entry and head of keys the sum that its first row takes; keys before that are not read.
-    void operator()(const inputs<T>& in, const outputs<T>& out, const execution& run, std::byte* memory, const linear_states<T, Arch>* summed = nullptr) const {
+    void operator()(const inputs<T>& in, const outputs<T>& out, const execution& run, std::byte* memory, const linear_states<T>* summed = nullptr) const {
         const auto s = shapes_of(in);
         if (s.queries.batch * s.queries.heads * s.queries.tokens * s.values.channels == 0) return;
         const worker_memory workers{memory, s, grid()};
@@ -50,7 +50,7 @@ public:
             });
         } else {
             detail::scratch shared(memory + static_cast<std::size_t>(run.concurrency()) * workers.bytes());
-            run_dense(in, out, run, span_sums<T, Arch>(shared, s, run.concurrency()), with_worker, summed);
+            run_dense(in, out, run, span_sums<T>(shared, s, run.concurrency()), with_worker, summed);
         }
     }
     /// Adds the keys first .. end - 1 of one batch entry and head to a sum, as the call of all of them would: where queries see different keys a sum grows
@@ -63,8 +63,8 @@ public:
     }
 
 private:
-    using worker = linear_worker<T, Arch, Prefetch>;
-    using keys_type = linear_keys<T, Arch, KeyFeatures, P, Prefetch>;
+    using worker = linear_worker<T, Prefetch>;
+    using keys_type = linear_keys<T, KeyFeatures, P, Prefetch>;
     using block = typename keys_type::block;
 
     static constexpr bool has_local = !std::same_as<Local, no_local_term>;
@@ -116,7 +116,7 @@ private:
         const auto keys = keys_of(in, batch, head / (in.queries.shape().heads / in.keys.shape().heads));
         const auto max_seen = order(in).seen_by(batch, end - 1);
         const bool some_see_nothing = order(in).seen_by(batch, first) == 0, scored = max_seen > absorbed;
-        const auto queries = load_features<causal, T, Arch, Prefetch>(query_features_, batch, head, first, count, w, w.queries, scored || some_see_nothing);
+        const auto queries = load_features<causal, T, Prefetch>(query_features_, batch, head, first, count, w, w.queries, scored || some_see_nothing);
         for (index_t r = 0; some_see_nothing && r < count && order(in).seen_by(batch, first + r) == 0; ++r)
             std::fill_n(w.queries + r * w.key_padded, w.key_padded, T{0});
 
@@ -189,12 +189,12 @@ private:
 
     /// Sums over the keys first, in spans; then the queries, in tasks of any size.
     template <class WithWorker>
-    void run_dense(const inputs<T>& in, const outputs<T>& out, const execution& run, const span_sums<T, Arch>& sums, const WithWorker& with_worker,
-                   const linear_states<T, Arch>* summed) const {
+    void run_dense(const inputs<T>& in, const outputs<T>& out, const execution& run, const span_sums<T>& sums, const WithWorker& with_worker,
+                   const linear_states<T>* summed) const {
         const auto &q = in.queries.shape(), &k = in.keys.shape();
         const auto group = q.heads / k.heads, target = worker::target_rows(shapes_of(in));
         const auto chunks = grid() ? token_chunks::of(*grid(), target, worker::max_queries) : token_chunks::even(q.tokens, target);
-        constexpr index_t queries_of_a_task = 1024, span = span_sums<T, Arch>::span;
+        constexpr index_t queries_of_a_task = 1024, span = span_sums<T>::span;
         const auto chunks_of_a_task = chunks.of_a_task(queries_of_a_task);
         const auto tasks = (chunks.count() + chunks_of_a_task - 1) / chunks_of_a_task;
         for (index_t begin = 0; begin < k.batch * k.heads; begin += sums.heads()) {
@@ -230,7 +230,7 @@ private:
 
     /// The sum over the keys grows block by block, as far as rows want it. The block in which a chunk's keys end is scored, and pushed when
     /// that is done.
-    void run_causal(worker& w, const inputs<T>& in, const outputs<T>& out, index_t batch, index_t head, const linear_states<T, Arch>* summed) const {
+    void run_causal(worker& w, const inputs<T>& in, const outputs<T>& out, index_t batch, index_t head, const linear_states<T>* summed) const {
         constexpr index_t size = linear_order<T, P>::causal_block;
         const auto rows = order(in);
         const auto keys = keys_of(in, batch, head / (in.queries.shape().heads / in.keys.shape().heads));

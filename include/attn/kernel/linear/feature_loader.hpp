@@ -12,9 +12,9 @@ concept idempotent_map = requires { requires Phi::idempotent; };
 
 /// phi(x + added) of one head's rows. `added`, a tensor that may be left out, has one entry for all batch entries or one for each,
 /// and one head for all or one for each. x may be some rows of a longer sequence, `first_row` and those behind: rows are counted from the sequence's first.
-template <Scalar T, class Arch, class Phi, class U = T>
+template <Scalar T, class Phi, class U = T>
 struct mapped_features {
-    using lanes = simd::lanes<T, Arch>;
+    using lanes = simd::lanes<T>;
     using on_reading = std::conditional_t<idempotent_map<Phi>, Phi, std::identity>;
 
     stored_view<const T> x;
@@ -25,7 +25,7 @@ struct mapped_features {
     /// The features as a linear_state reads them, with room for a tile of rows more: where x lies, if it may apply phi there, else, or if
     /// they are to be `written`, in `to`.
     feature_rows<T, on_reading> load(index_t batch, index_t head, index_t first, index_t count, T* to, bool written) const {
-        using state = linear_state<T, Arch>;
+        using state = linear_state<T>;
         const auto rows = rows_of(x, batch, head, first - first_row);
         if constexpr (idempotent_map<Phi>)
             if (!written && !added.data() && state::whole(x.shape().channels) == x.shape().channels && readable_in_place(rows) &&
@@ -36,13 +36,13 @@ struct mapped_features {
     }
     /// to: `count` rows of whole registers, what lies past the channels zero.
     void operator()(index_t batch, index_t head, index_t first, index_t count, T* to) const {
-        const auto channels = x.shape().channels, padded = linear_state<T, Arch>::whole(channels);
+        const auto channels = x.shape().channels, padded = linear_state<T>::whole(channels);
         const auto rows = rows_of(x, batch, head, first - first_row);
         if (!added.data() && padded == channels && rows.channel_stride == 1)
             return with_format<T>(rows.format, [&](auto format) {
                 for_each_piece(padded / lanes::size, 4, [&](index_t reg, index_t columns) {
                     with_constant<4>(columns, [&]<int Columns>(std::integral_constant<int, Columns>) {
-                        const formatted_rows<format(), T, Arch> from(rows);
+                        const formatted_rows<format(), T> from(rows);
                         T* at = to + reg * lanes::size;
                         for (index_t r = 0; r < count; ++r, at += padded)
 #pragma GCC unroll 4
@@ -51,7 +51,7 @@ struct mapped_features {
                     });
                 });
             });
-        copy_rows<T, Arch>(rows, count, channels, to, padded);
+        copy_rows<T>(rows, count, channels, to, padded);
         if (added.data()) {
             const auto& s = added.shape();
             for (index_t r = 0; r < count; ++r) {

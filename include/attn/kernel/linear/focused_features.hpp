@@ -13,10 +13,10 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 /// f = |u| u^p / |u^p| with u = (relu(x) + 1e-6) / softplus(scale), norms over all channels of all heads of a token. With w = u / max u,
 /// f = |u| w^p / |w^p|: the largest w^p is 1, so that no power takes the norm out of range, however many channels there are. Of each token
 /// 1 / max u, |w| and |u| / |w^p| are kept.
-template <Scalar T, class Arch, class Relu, class U>
+template <Scalar T, class Relu, class U>
 struct focused_features {
-    using lanes = simd::lanes<T, Arch>;
-    using source = mapped_features<T, Arch, Relu, U>;
+    using lanes = simd::lanes<T>;
+    using source = mapped_features<T, Relu, U>;
 
     source x = {};
     int power = 3;
@@ -32,7 +32,7 @@ struct focused_features {
 
     static focused_features take(detail::scratch& memory, const shape& s, index_t heads, index_t concurrency) {
         focused_features f;
-        f.padded = linear_state<T, Arch>::whole(s.channels);
+        f.padded = linear_state<T>::whole(s.channels);
         f.inverse_scale = memory.take<T>(std::max<index_t>(heads, 1), f.padded); // one that all share is there even without heads
         f.inverse_largest = memory.take<T>(s.batch, s.tokens);
         f.norm = memory.take<T>(s.batch, s.tokens);

@@ -11,10 +11,10 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 ///     a = sum g y,      du = a w / |w| + p |w| w^(p - 1) / |w^p| (g - a y),      dx = du / softplus(scale) where x > 0
 ///     d scale = sigmoid(scale) d softplus,      d softplus = - sum over tokens of du u / softplus
 /// The latter is summed by tasks, which only shapes tell, so that threads change no bit.
-template <Scalar T, class Arch, class Relu, class U>
+template <Scalar T, class Relu, class U>
 class focused_gradient {
 public:
-    using map = focused_features<T, Arch, Relu, U>;
+    using map = focused_features<T, Relu, U>;
 
     /// `heads`: at most so many have a scale of their own.
     focused_gradient(detail::scratch& memory, const shape& s, index_t heads, bool has_scale, index_t concurrency)
@@ -63,7 +63,7 @@ public:
     }
 
 private:
-    using lanes = simd::lanes<T, Arch>;
+    using lanes = simd::lanes<T>;
 
     /// Some tokens, head after head: a of each first.
     void pull_back(index_t batch, index_t first, index_t count, const tensor_view<T>& to, T* of_scale, index_t slice) const {
@@ -80,7 +80,7 @@ private:
         const auto each = [&](index_t head, const auto& f) {
             const T* const inverse_scale = map_.scale_of(head);
             map_.x(batch, head, first, count, x);
-            copy_rows<T, Arch>(rows_of(tensor_view<const T>(of_features()), batch, head, first), count, shape_.channels, given, padded);
+            copy_rows<T>(rows_of(tensor_view<const T>(of_features()), batch, head, first), count, shape_.channels, given, padded);
             for (index_t r = 0; r < count; ++r)
                 for (index_t c = 0; c < padded; c += lanes::size) {
                     const auto relu_x = lanes::load(x + r * padded + c), inverse = lanes::load(inverse_scale + c);
@@ -105,7 +105,7 @@ private:
                 if (of_scale_here) (lanes::load(of_scale_here + c) - of_u * u * inverse).store(of_scale_here + c);
             });
             for (index_t r = 0; to.data() && r < count; ++r)
-                write_row<false, T, Arch>(x + r * padded, shape_.channels, T{1}, T{0}, to.row(batch, h, first + r), to.strides().channels);
+                write_row<false, T>(x + r * padded, shape_.channels, T{1}, T{0}, to.row(batch, h, first + r), to.strides().channels);
         }
     }
     T sum_over_tasks(index_t head, index_t c) const {

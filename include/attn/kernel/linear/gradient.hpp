@@ -27,7 +27,7 @@ struct linear_gradient_call {
 /// and without normalisation g_i = scale dO_i, c_i = 0. Queries go by in chunks. The keys that all of a chunk see are in the sums; the others,
 /// where queries of a chunk see different keys, are taken pair by pair, so that what is hidden is never touched. A task is a kv head: so threads
 /// change no bit.
-template <Scalar T, class Arch, class F, Pattern P>
+template <Scalar T, class F, Pattern P>
 class linear_gradient {
 public:
     using call_type = linear_gradient_call<T, F, P>;
@@ -50,7 +50,7 @@ public:
     }
 
 private:
-    using lanes = simd::lanes<T, Arch>;
+    using lanes = simd::lanes<T>;
     static constexpr bool causal = linear_order<T, P>::causal;
     /// Queries of a chunk, where pairs that not all of them see cost most, one key more a query; and keys that are brought to features at a time.
     static constexpr index_t max_queries = causal ? 16 : 64, max_keys = 64;
@@ -66,7 +66,7 @@ private:
         T *of_keys, *of_values;                        ///< de, dv of all keys
 
         layout(detail::scratch& memory, const input_shapes& s)
-            : key_width(linear_state<T, Arch>::whole(s.keys.channels)), value_width(whole_registers<T, Arch>(s.values.channels)) {
+            : key_width(linear_state<T>::whole(s.keys.channels)), value_width(whole_registers<T>(s.values.channels)) {
             sums = memory.take<T>(value_width, key_width);
             of_sums = memory.take<T>(key_width, value_width);
             of_sums_transposed = memory.take<T>(value_width, key_width);
@@ -145,7 +145,7 @@ private:
                 load_queries(head, first, count);
                 load_given(head, first, count);
                 no_prefetch ahead;
-                multiply_wide<T, Arch>(call_.in.keys.shape().channels, own_.value_width / lanes::size,
+                multiply_wide<T>(call_.in.keys.shape().channels, own_.value_width / lanes::size,
                                        {.a = own_.queries, .a_row = 1, .a_depth = own_.key_width, .b = own_.given, .b_depth = own_.value_width,
                                         .depth = count, .c = own_.of_sums, .c_row = own_.value_width, .adds = true},
                                        ahead);
@@ -157,9 +157,9 @@ private:
         /// Features of keys first .. first + count - 1, and their values; of no key, nothing.
         void load_keys(index_t first, index_t count) const {
             if (count <= 0) return;
-            const mapped_features<T, Arch, F> features{call_.in.keys, call_.feature_map, call_.encoding};
+            const mapped_features<T, F> features{call_.in.keys, call_.feature_map, call_.encoding};
             features(batch_, kv_head_, first, count, own_.keys);
-            copy_rows<T, Arch>(rows_of(call_.in.values, batch_, kv_head_, first), count, call_.in.values.shape().channels, own_.values, own_.value_width);
+            copy_rows<T>(rows_of(call_.in.values, batch_, kv_head_, first), count, call_.in.values.shape().channels, own_.values, own_.value_width);
         }
         /// Calls f(first, count) with blocks of the keys first .. end - 1, loaded.
         template <class G>
@@ -171,12 +171,12 @@ private:
             }
         }
         void load_queries(index_t head, index_t first, index_t count) const {
-            const mapped_features<T, Arch, F> features{call_.in.queries, call_.feature_map, {}};
+            const mapped_features<T, F> features{call_.in.queries, call_.feature_map, {}};
             features(batch_, head, first, count, own_.queries);
         }
         /// g: what is given, times the queries' factors.
         void load_given(index_t head, index_t first, index_t count) const {
-            copy_rows<T, Arch>(rows_of(call_.given, batch_, head, first), count, call_.given.shape().channels, own_.given, own_.value_width);
+            copy_rows<T>(rows_of(call_.given, batch_, head, first), count, call_.given.shape().channels, own_.given, own_.value_width);
             for (index_t r = 0; r < count; ++r) {
                 T* const row = own_.given + r * own_.value_width;
                 for (index_t c = 0; c < own_.value_width; c += lanes::size) (lanes::load(row + c) * lanes(own_.factors[first + r])).store(row + c);
@@ -186,7 +186,7 @@ private:
         /// S^T and z, with the keys that are loaded.
         void add_keys(index_t count) const {
             no_prefetch ahead;
-            multiply_wide<T, Arch>(call_.in.values.shape().channels, own_.key_width / lanes::size,
+            multiply_wide<T>(call_.in.values.shape().channels, own_.key_width / lanes::size,
                                    {.a = own_.values, .a_row = 1, .a_depth = own_.value_width, .b = own_.keys, .b_depth = own_.key_width, .depth = count,
                                     .c = own_.sums, .c_row = own_.key_width, .adds = true},
                                    ahead);
@@ -238,7 +238,7 @@ private:
         /// de and dv of keys from the sums over their queries.
         void give_to_keys(index_t first, index_t end) const {
             const auto d_k = call_.in.keys.shape().channels, d_v = call_.in.values.shape().channels;
-            transpose_rows<T, Arch>(row_block<const T>{own_.of_sums, own_.value_width, 1}, own_.key_width, d_v, T{1}, own_.of_sums_transposed, own_.key_width);
+            transpose_rows<T>(row_block<const T>{own_.of_sums, own_.value_width, 1}, own_.key_width, d_v, T{1}, own_.of_sums_transposed, own_.key_width);
             for_each_block(first, end, [&](index_t key, index_t count) {
                 multiply_rows(own_.values, own_.value_width, count, own_.of_sums_transposed, own_.key_width, d_v, own_.of_keys + key * own_.key_width, true);
                 for (index_t j = 0; j < count; ++j) add(own_.of_keys + (key + j) * own_.key_width, T{1}, own_.of_key_sum, own_.key_width);
@@ -248,7 +248,7 @@ private:
         /// Rows times a matrix of `depth` rows of `width` numbers.
         static void multiply_rows(const T* rows, index_t row_stride, index_t count, const T* matrix, index_t width, index_t depth, T* to, bool adds) {
             no_prefetch ahead;
-            multiply_wide<T, Arch>(count, width / lanes::size,
+            multiply_wide<T>(count, width / lanes::size,
                                    {.a = rows, .a_row = row_stride, .a_depth = 1, .b = matrix, .b_depth = width, .depth = depth, .c = to, .c_row = width,
                                     .adds = adds},
                                    ahead);
@@ -266,13 +266,13 @@ private:
             }
             const auto& to = call_.wanted.values;
             for (index_t j = 0; to.data() && j < seen_; ++j)
-                write_row<false, T, Arch>(own_.of_values + j * own_.value_width, to.shape().channels, T{1}, T{0}, to.row(batch_, kv_head_, j), to.strides().channels);
+                write_row<false, T>(own_.of_values + j * own_.value_width, to.shape().channels, T{1}, T{0}, to.row(batch_, kv_head_, j), to.strides().channels);
             for (const auto* unseen : {&call_.wanted.keys, &to})
                 for (auto j = seen_; unseen->data() && j < unseen->shape().tokens; ++j)
                     for (index_t c = 0; c < unseen->shape().channels; ++c) (*unseen)(batch_, kv_head_, j, c) = 0;
         }
         /// Gradients of features, times the map's slopes.
-        void write(const mapped_features<T, Arch, std::identity>& read, T* of_features, const tensor_view<T>& to, index_t head, index_t first,
+        void write(const mapped_features<T, std::identity>& read, T* of_features, const tensor_view<T>& to, index_t head, index_t first,
                    index_t count) const {
             read(batch_, head, first, count, own_.plain);
             for (index_t r = 0; r < count; ++r) {
@@ -281,7 +281,7 @@ private:
                     const auto slope = detail::differentiated(call_.feature_map, lanes::load(own_.plain + r * own_.key_width + c)).derivative;
                     (lanes::load(row + c) * slope).store(row + c);
                 }
-                write_row<false, T, Arch>(row, to.shape().channels, T{1}, T{0}, to.row(batch_, head, first + r), to.strides().channels);
+                write_row<false, T>(row, to.shape().channels, T{1}, T{0}, to.row(batch_, head, first + r), to.strides().channels);
             }
         }
 

@@ -9,21 +9,21 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// The features of rows first .. first + count - 1 of a head: where they lie if that will do, else, or if they are to be `written`, in `to`.
 /// Those of causal chunks are scored, and so written in any case: it spares their micro-kernels an instance that applies a map.
-template <bool causal, Scalar T, class Arch, class Prefetch, class Features>
-auto load_features(const Features& features, index_t batch, index_t head, index_t first, index_t count, const linear_worker<T, Arch, Prefetch>& w,
+template <bool causal, Scalar T, class Prefetch, class Features>
+auto load_features(const Features& features, index_t batch, index_t head, index_t first, index_t count, const linear_worker<T, Prefetch>& w,
                    T* to, bool written) {
     if constexpr (causal) {
         features(batch, head, first, count, to);
         return feature_rows<T>{to, count, w.key_padded};
     } else {
-        return features.load(batch, head, first, count, to, written || !linear_state<T, Arch>::maps_on_reading(w.padded));
+        return features.load(batch, head, first, count, to, written || !linear_state<T>::maps_on_reading(w.padded));
     }
 }
 
 /// The keys of one head, block by block.
-template <Scalar T, class Arch, class Features, Pattern P, class Prefetch>
+template <Scalar T, class Features, Pattern P, class Prefetch>
 struct linear_keys {
-    using worker = linear_worker<T, Arch, Prefetch>;
+    using worker = linear_worker<T, Prefetch>;
     using order_type = linear_order<T, P>;
 
     const inputs<T>& in;
@@ -33,7 +33,7 @@ struct linear_keys {
 
     /// A block, ready to be pushed or scored.
     struct block {
-        using loaded = decltype(load_features<order_type::causal, T, Arch, Prefetch>(std::declval<const Features&>(), index_t{}, index_t{}, index_t{}, index_t{},
+        using loaded = decltype(load_features<order_type::causal, T, Prefetch>(std::declval<const Features&>(), index_t{}, index_t{}, index_t{}, index_t{},
                                                                            std::declval<const worker&>(), static_cast<T*>(nullptr), bool{}));
         loaded rows;
         const T* values;
@@ -45,10 +45,10 @@ struct linear_keys {
     block load(worker& w, index_t first, index_t count, bool scored) const {
         const auto values = rows_of(in.values, batch, kv_head, first);
         const auto channels = in.values.shape().channels;
-        block b{load_features<order_type::causal, T, Arch, Prefetch>(features, batch, kv_head, first, count, w, w.keys, scored), values.numbers(),
+        block b{load_features<order_type::causal, T, Prefetch>(features, batch, kv_head, first, count, w, w.keys, scored), values.numbers(),
                 values.row_stride, first};
         if (!readable_in_place(values) || w.padded != channels) {
-            copy_rows<T, Arch>(values, count, channels, w.packed_values, w.padded);
+            copy_rows<T>(values, count, channels, w.packed_values, w.padded);
             b.values = w.packed_values;
             b.value_stride = w.padded;
         }
@@ -64,7 +64,7 @@ struct linear_keys {
         }
     }
     /// Beside the products of a block as many keys are asked for as follow it.
-    void push(worker& w, const block& b, const linear_state<T, Arch>& state) const {
+    void push(worker& w, const block& b, const linear_state<T>& state) const {
         w.ahead.clear();
         if (const auto next = b.end(), count = std::min(b.rows.count, in.keys.shape().tokens - next); count > 0) {
             w.ahead.add(rows_of(in.keys, batch, kv_head, next), count, in.keys.shape().channels);
@@ -73,7 +73,7 @@ struct linear_keys {
         state.push(b.rows, b.values, b.value_stride, w.ahead);
     }
     /// Pushes the keys first .. end - 1, each block of them summed by itself.
-    void push(worker& w, index_t first, index_t end, index_t size, const linear_state<T, Arch>& state) const {
+    void push(worker& w, index_t first, index_t end, index_t size, const linear_state<T>& state) const {
         for_each(first, end, size, [&](index_t at, index_t count) { push(w, load(w, at, count, false), state); });
     }
 };

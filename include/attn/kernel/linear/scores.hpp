@@ -19,26 +19,26 @@ struct scored_keys {
 /// Weights P[i][j] = phi(q_i) . phi(k_j) of a chunk of queries and a block of keys, and what they add:
 ///     numerators[i] += sum over seen j of P[i][j] v_j,      denominators[i] += sum over seen j of P[i][j]
 /// A value is never multiplied for a query that does not see it, so that its NaN stays away.
-template <Scalar T, class Arch>
+template <Scalar T>
 class linear_scores {
 public:
-    using lanes = simd::lanes<T, Arch>;
-    using traits = tile_traits<T, Arch>;
+    using lanes = simd::lanes<T>;
+    using traits = tile_traits<T>;
 
     linear_scores(detail::scratch& memory, index_t max_queries, index_t max_keys, index_t key_channels, index_t padded)
-        : key_channels_(key_channels), padded_(padded), stride_(whole_registers<T, Arch>(max_keys)),
-          key_columns_(memory.take<T>(key_channels, stride_)), weights_(memory.take<T>(whole_registers<T, Arch>(max_queries) * stride_)) {
+        : key_channels_(key_channels), padded_(padded), stride_(whole_registers<T>(max_keys)),
+          key_columns_(memory.take<T>(key_channels, stride_)), weights_(memory.take<T>(whole_registers<T>(max_queries) * stride_)) {
     }
 
     /// numerators: rows of whole registers of channels; `first` if they hold nothing yet. denominators: whole registers of rows.
     void add(const feature_rows<T>& queries, const scored_keys<T>& block, bool first, T* numerators, T* denominators) const {
-        transpose_rows<T, Arch>(row_block<const T>{block.keys.data, block.keys.stride, 1}, block.keys.count, key_channels_, T{1},
+        transpose_rows<T>(row_block<const T>{block.keys.data, block.keys.stride, 1}, block.keys.count, key_channels_, T{1},
                                 key_columns_, stride_);
         multiply(queries, block);
         add_sums(queries.count, block.seen, denominators);
         for_each_piece(padded_ / lanes::size, traits::max_columns, [&](index_t reg, index_t columns) {
             with_constant<traits::max_columns>(columns, [&](auto c) {
-                for_each_rows<c(), T, Arch>(queries.count, [&](auto rows, index_t row) {
+                for_each_rows<c(), T>(queries.count, [&](auto rows, index_t row) {
                     add_values<rows(), c()>(block, row, reg * lanes::size, first, numerators);
                 });
             });
@@ -49,10 +49,10 @@ private:
     /// Only the registers of keys of which some query of a group sees one.
     void multiply(const feature_rows<T>& queries, const scored_keys<T>& block) const {
         const bool seen_by_all = block.seen[0] > block.keys.count - lanes::size;
-        const auto registers = whole_registers<T, Arch>(block.keys.count) / lanes::size;
+        const auto registers = whole_registers<T>(block.keys.count) / lanes::size;
         for_each_piece(registers, seen_by_all ? traits::max_columns : 1, [&](index_t reg, index_t columns) {
             with_constant<traits::max_columns>(columns, [&](auto c) {
-                for_each_rows<c(), T, Arch>(queries.count, [&](auto rows, index_t row) {
+                for_each_rows<c(), T>(queries.count, [&](auto rows, index_t row) {
                     if (block.seen[row + rows() - 1] > reg * lanes::size) multiply_rows<rows(), c()>(queries, row, reg * lanes::size);
                 });
             });
@@ -60,7 +60,7 @@ private:
     }
     template <int Rows, int Columns>
     [[gnu::noinline]] void multiply_rows(const feature_rows<T>& queries, index_t row, index_t key) const {
-        matrix_tile<Rows, Columns, T, Arch> tile;
+        matrix_tile<Rows, Columns, T> tile;
         tile.zero();
         tile.multiply_add(queries.data + row * queries.stride, queries.stride, unit_stride{}, key_columns_ + key, stride_, key_channels_);
         tile.store(weights_ + row * stride_ + key, stride_);
@@ -77,13 +77,13 @@ private:
                                                                  : select(simd::lane_bits::first(seen[first + r] - j), weight, lanes(T{0}));
                 }
             }
-            (lanes::load(denominators + first) + simd::sum_each<T, Arch>(sum)).store(denominators + first);
+            (lanes::load(denominators + first) + simd::sum_each<T>(sum)).store(denominators + first);
         }
     }
     /// A group of queries shares the keys that all of them see; the rest is a triangle.
     template <int Rows, int Columns>
     [[gnu::noinline]] void add_values(const scored_keys<T>& block, index_t row, index_t channel, bool first, T* numerators) const {
-        matrix_tile<Rows, Columns, T, Arch> tile;
+        matrix_tile<Rows, Columns, T> tile;
         T* const at = numerators + row * padded_ + channel;
         if (first)
             tile.zero();

@@ -9,10 +9,10 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Sums of some heads at once. Keys are summed in spans that begin at absolute multiples of a constant, and these are added in their order:
 /// threads share the spans of one head, and the result is the same however many of them are summed beside each other.
-template <Scalar T, class Arch>
+template <Scalar T>
 class span_sums {
 public:
-    using state_type = linear_state<T, Arch>;
+    using state_type = linear_state<T>;
     static constexpr index_t span = 2048;
 
     span_sums(detail::scratch& memory, const input_shapes& s, index_t concurrency)

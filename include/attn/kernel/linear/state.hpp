@@ -11,9 +11,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Covers [0, count) with tiles of so many columns and calls f(std::integral_constant<int, Rows>, first row). Few sizes, for each is a
 /// kernel of its own: the last tile may reach past the count, up to a multiple of 4, where memory must be there.
-template <int Columns, Scalar T, class Arch, class F>
+template <int Columns, Scalar T, class F>
 [[gnu::always_inline]] inline void for_each_rows(index_t count, F&& f) {
-    constexpr int max_rows = tile_traits<T, Arch>::max_rows(Columns), lower = max_rows > 8 ? 8 : 4;
+    constexpr int max_rows = tile_traits<T>::max_rows(Columns), lower = max_rows > 8 ? 8 : 4;
     index_t row = 0;
     while (row < count) {
         const auto left = count - row;
@@ -52,10 +52,10 @@ struct linear_result {
 ///     S = sum_j phi(k_j)^T v_j   (d_k, d_v),      z = sum_j phi(k_j)   (d_k)
 /// An empty one is zero, and two of disjoint keys merge by addition. Each block of keys is summed by itself before it is added, so
 /// that a million keys round little more than a thousand.
-template <Scalar T, class Arch>
+template <Scalar T>
 struct linear_state {
-    using lanes = simd::lanes<T, Arch>;
-    using traits = tile_traits<T, Arch>;
+    using lanes = simd::lanes<T>;
+    using traits = tile_traits<T>;
 
     index_t key_channels = 0;
     index_t key_padded = 0, padded = 0; ///< d_k and d_v in whole registers
@@ -63,7 +63,7 @@ struct linear_state {
     T* key_sum = nullptr;             ///< z [key_padded]
 
     static linear_state take(detail::scratch& memory, index_t key_channels, index_t value_channels) {
-        linear_state state{key_channels, whole(key_channels), whole_registers<T, Arch>(value_channels)};
+        linear_state state{key_channels, whole(key_channels), whole_registers<T>(value_channels)};
         state.sums = memory.take<T>(state.key_padded, state.padded);
         state.key_sum = memory.take<T>(state.key_padded);
         return state;
@@ -89,7 +89,7 @@ struct linear_state {
         add_features(keys);
         for_each_piece(padded / lanes::size, traits::max_columns, [&](index_t first, index_t columns) {
             with_constant<traits::max_columns>(columns, [&](auto c) {
-                for_each_rows<c(), T, Arch>(key_channels, [&](auto rows, index_t row) {
+                for_each_rows<c(), T>(key_channels, [&](auto rows, index_t row) {
                     add_products<rows(), c()>(as_read<c()>(keys), row, values + first * lanes::size, value_stride, first * lanes::size, ahead);
                 });
             });
@@ -115,7 +115,7 @@ struct linear_state {
 #pragma GCC unroll 16
                 for (int r = 0; r < lanes::size; ++r, row += queries.stride) sum[r] = fma(queries.phi(lanes::load(row)), z, sum[r]);
             }
-            (lanes::load(to + first) + simd::sum_each<T, Arch>(sum)).store(to + first);
+            (lanes::load(to + first) + simd::sum_each<T>(sum)).store(to + first);
         }
     }
     /// Ends a chunk of queries. spare: room for a tile of rows, which go there first if some are past the last, or they are not stored in whole
@@ -124,14 +124,14 @@ struct linear_state {
     void finish(const feature_rows<T, Phi>& queries, const linear_result<T>& result, T* spare, Prefetch& ahead) const {
         for_each_piece(padded / lanes::size, traits::max_columns, [&](index_t first, index_t columns) {
             with_constant<traits::max_columns>(columns, [&](auto c) {
-                for_each_rows<c(), T, Arch>(queries.count, [&](auto rows, index_t row) {
+                for_each_rows<c(), T>(queries.count, [&](auto rows, index_t row) {
                     const auto channel = first * lanes::size;
                     const auto present = std::min<index_t>(queries.count - row, rows()), there = std::min<index_t>(c() * lanes::size, result.channels - channel);
                     const stored_rows<T> out{result.out.address(row, channel), result.out.format, result.out.row_stride, result.out.channel_stride};
                     if (present == rows() && there == c() * lanes::size && !out.is_narrow() && out.channel_stride == 1)
                         return finish_rows<rows(), c()>(as_read<c()>(queries), row, channel, result, out.numbers(), out.row_stride, ahead);
                     finish_rows<rows(), c()>(as_read<c()>(queries), row, channel, result, spare, padded, ahead);
-                    store_rows<T, Arch>(spare, padded, present, there, out);
+                    store_rows<T>(spare, padded, present, there, out);
                 });
             });
         });
@@ -181,7 +181,7 @@ private:
     template <int Rows, int Columns, class Phi, class Prefetch>
     [[gnu::noinline]] void add_products(const feature_rows<T, Phi>& keys, index_t row, const T* values, index_t value_stride, index_t channel,
                                         Prefetch& ahead) const {
-        matrix_tile<Rows, Columns, T, Arch> tile;
+        matrix_tile<Rows, Columns, T> tile;
         tile.zero();
         const T* k = keys.data + row;
         constexpr auto terms = terms_between<Rows, Columns>;
@@ -196,7 +196,7 @@ private:
     template <int Rows, int Columns, class Phi, class Prefetch>
     [[gnu::noinline]] void finish_rows(const feature_rows<T, Phi>& queries, index_t row, index_t channel, const linear_result<T>& result,
                                        T* out, index_t out_stride, Prefetch& ahead) const {
-        matrix_tile<Rows, Columns, T, Arch> tile;
+        matrix_tile<Rows, Columns, T> tile;
         if (result.start)
             tile.load(result.start + row * padded + channel, padded);
         else
@@ -227,23 +227,23 @@ private:
 };
 
 /// Sums of several heads, one after the other.
-template <Scalar T, class Arch>
+template <Scalar T>
 struct linear_states {
-    linear_state<T, Arch> first;
+    linear_state<T> first;
     index_t distance = 0; ///< between them, in numbers
 
     static linear_states take(detail::scratch& memory, index_t count, index_t key_channels, index_t value_channels) {
         detail::scratch one;
-        auto state = linear_state<T, Arch>::take(one, key_channels, value_channels);
+        auto state = linear_state<T>::take(one, key_channels, value_channels);
         const auto distance = static_cast<index_t>(one.used_bytes() / sizeof(T));
         T* const numbers = memory.take<T>(count, distance);
         if (numbers) {
             detail::scratch own(reinterpret_cast<std::byte*>(numbers));
-            state = linear_state<T, Arch>::take(own, key_channels, value_channels);
+            state = linear_state<T>::take(own, key_channels, value_channels);
         }
         return {state, distance};
     }
-    linear_state<T, Arch> of(index_t number) const {
+    linear_state<T> of(index_t number) const {
         auto state = first;
         state.sums += number * distance;
         state.key_sum += number * distance;

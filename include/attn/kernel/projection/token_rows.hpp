@@ -41,9 +41,9 @@ struct token_rows {
 };
 
 /// One register of a token's channels from channel c on, `present` of them: the same numbers whatever the layout.
-template <class Arch, Scalar T>
-[[gnu::always_inline]] inline simd::lanes<T, Arch> load_channels(const T* row, index_t channel_stride, index_t c, index_t present) {
-    using lanes = simd::lanes<T, Arch>;
+template <Scalar T>
+[[gnu::always_inline]] inline simd::lanes<T> load_channels(const T* row, index_t channel_stride, index_t c, index_t present) {
+    using lanes = simd::lanes<T>;
     if (channel_stride == 1) return present >= lanes::size ? lanes::load(row + c) : lanes::load_first(row + c, present);
     T numbers[lanes::size] = {};
     for (index_t l = 0; l < std::min<index_t>(present, lanes::size); ++l) numbers[l] = row[(c + l) * channel_stride];
@@ -51,14 +51,14 @@ template <class Arch, Scalar T>
 }
 
 /// The same of a token.
-template <class Arch, Scalar T>
-[[gnu::always_inline]] inline simd::lanes<T, Arch> load_channels(const token_rows<T>& tokens, index_t token, index_t c, index_t present) {
-    using lanes = simd::lanes<T, Arch>;
+template <Scalar T>
+[[gnu::always_inline]] inline simd::lanes<T> load_channels(const token_rows<T>& tokens, index_t token, index_t c, index_t present) {
+    using lanes = simd::lanes<T>;
     const auto& rows = tokens.rows;
-    if (!rows.is_narrow()) return load_channels<Arch, T>(rows.from(token).numbers(), rows.channel_stride, c, present);
+    if (!rows.is_narrow()) return load_channels<T>(rows.from(token).numbers(), rows.channel_stride, c, present);
     if (rows.channel_stride == 1 && present >= lanes::size) {
         lanes result = T{0};
-        with_format<T>(rows.format, [&](auto format) { result = load_stored<format(), T, Arch>(rows.address(token, c)); });
+        with_format<T>(rows.format, [&](auto format) { result = load_stored<format(), T>(rows.address(token, c)); });
         return result;
     }
     T numbers[lanes::size] = {};
@@ -68,15 +68,15 @@ template <class Arch, Scalar T>
 
 /// to[c] = finish(the last of the registers that begin as begin(c) and become add(register, token, x, c) with each visible token of the
 /// range), x being the token's channels from c on: one pass over the tokens for each register.
-template <class Arch, Scalar T, class Begin, class Add, class Finish>
+template <Scalar T, class Begin, class Add, class Finish>
 void reduce_tokens(const token_rows<T>& tokens, const token_range& range, T* to, const Begin& begin, const Add& add, const Finish& finish) {
-    using lanes = simd::lanes<T, Arch>;
+    using lanes = simd::lanes<T>;
     for (index_t c = 0; c < tokens.channels; c += lanes::size) {
         const auto present = tokens.channels - c;
         lanes result = begin(c, present);
         for (index_t j = range.first; j < range.end; ++j)
             if (tokens.visible(j))
-                result = add(result, j, load_channels<Arch, T>(tokens, j, c, present), c, present);
+                result = add(result, j, load_channels<T>(tokens, j, c, present), c, present);
         result = finish(result);
         if (present >= lanes::size)
             result.store(to + c);
@@ -86,12 +86,12 @@ void reduce_tokens(const token_rows<T>& tokens, const token_range& range, T* to,
 }
 
 /// row[c] becomes f(row's register from c on, c, present), a register at a time: the same numbers whatever the layout.
-template <class Arch, Scalar T, class F>
+template <Scalar T, class F>
 void update_channels(T* row, index_t channel_stride, index_t channels, const F& f) {
-    using lanes = simd::lanes<T, Arch>;
+    using lanes = simd::lanes<T>;
     for (index_t c = 0; c < channels; c += lanes::size) {
         const auto present = channels - c;
-        const lanes result = f(load_channels<Arch, T>(row, channel_stride, c, present), c, present);
+        const lanes result = f(load_channels<T>(row, channel_stride, c, present), c, present);
         if (channel_stride == 1 && present >= lanes::size) {
             result.store(row + c);
         } else if (channel_stride == 1) {

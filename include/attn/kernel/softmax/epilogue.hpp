@@ -19,29 +19,29 @@ struct row_sums {
 
 /// Writes to = share * to + factor * sums / unit, as write_row does. What unit kept from overflowing is multiplied before it is divided; the
 /// rest has the bits that it has with a unit of 1.
-template <bool added, Scalar T, class Arch>
+template <bool added, Scalar T>
 void write_sums(const T* sums, T unit, index_t channels, T factor, T share, T* to, index_t channel_stride) {
-    if (unit == 1) return write_row<added, T, Arch>(sums, channels, factor, share, to, channel_stride);
+    if (unit == 1) return write_row<added, T>(sums, channels, factor, share, to, channel_stride);
     for (index_t c = 0; c < channels; ++c) {
         const auto sum = sums[c] / unit;
         const bool fits = std::isfinite(sum);
-        write_row<added, T, Arch>(fits ? &sum : sums + c, 1, fits ? factor : factor / unit, share, to + c * channel_stride, 1);
+        write_row<added, T>(fits ? &sum : sums + c, 1, fits ? factor : factor / unit, share, to + c * channel_stride, 1);
     }
 }
 
 /// Rows of the result of one query block: out holds o / l over the spans and passes that have been, and m and l stand here. A result of 16-bit numbers
 /// is rounded to at the end: until then its rows, of d_v channels, lie in `wide`, or with those of other passes.
-template <Scalar T, class Arch>
+template <Scalar T>
 class epilogue {
 public:
-    using lanes = simd::lanes<T, Arch>;
+    using lanes = simd::lanes<T>;
 
     /// No key has been seen; a sink per head is a key without a value, and is there from the start.
     epilogue(const query_block& block, const outputs<T>& out, T* wide, const row_sums<T>& known, std::span<const double> sinks) : epilogue(block, out, wide, known, 0) {
         std::fill_n(maximum_, max_block_rows, std::numeric_limits<T>::lowest());
         std::fill_n(sum_, max_block_rows, T{0});
         for (index_t row = 0; !sinks.empty() && row < block.rows(); ++row)
-            std::tie(maximum_[row], sum_[row]) = softmax_state<T, Arch>::at_start(sinks, block.head_of(row));
+            std::tie(maximum_[row], sum_[row]) = softmax_state<T>::at_start(sinks, block.head_of(row));
     }
     /// Another pass has been there.
     epilogue(const query_block& block, const outputs<T>& out, T* wide, const row_sums<T>& known) : epilogue(block, out, wide, known, 0) {
@@ -53,7 +53,7 @@ public:
     }
 
     /// The rows, as bits, whose sums hold an infinity or a NaN that no score put there.
-    static std::uint64_t odd_rows(const softmax_state<T, Arch>& span, std::uint64_t rows) {
+    static std::uint64_t odd_rows(const softmax_state<T>& span, std::uint64_t rows) {
         const auto finite = [&](index_t row, index_t count) { // four chains: one would wait for its own last step
             const T* values = span.values + row * span.value_stride;
             lanes zero[4] = {T{0}, T{0}, T{0}, T{0}};
@@ -74,11 +74,11 @@ public:
         return odd;
     }
     /// Joins the rows of a span whose bit is set with what is known of them: out becomes share_of_out out + share_of_span o / l.
-    void merge(const softmax_state<T, Arch>& span, std::uint64_t rows) {
+    void merge(const softmax_state<T>& span, std::uint64_t rows) {
         for (index_t first = 0; first < bit_end(rows); first += lanes::size) {
             const auto own = rows >> first & simd::lane_bits::first(lanes::size).value;
             const auto m = lanes::load(maximum_ + first), l = lanes::load(sum_ + first), span_sum = lanes::load(span.sum + first);
-            const softmax_merge<T, Arch> merged(m, l, lanes::load(span.maximum + first), span_sum);
+            const softmax_merge<T> merged(m, l, lanes::load(span.maximum + first), span_sum);
             select(simd::lane_bits{own}, merged.maximum, m).store(maximum_ + first);
             select(simd::lane_bits{own}, merged.sum, l).store(sum_ + first);
             T of_out[lanes::size], of_span[lanes::size];
@@ -89,9 +89,9 @@ public:
                 const auto row = first + lane;
                 const T* const values = span.values + row * span.value_stride;
                 if (!(written_ >> row & 1))
-                    write_sums<false, T, Arch>(values, span.unit[row], channels(), of_span[lane], T{0}, rows_[row], channel_stride());
+                    write_sums<false, T>(values, span.unit[row], channels(), of_span[lane], T{0}, rows_[row], channel_stride());
                 else if (span.sum[row] != 0)
-                    write_sums<true, T, Arch>(values, span.unit[row], channels(), of_span[lane], of_out[lane], rows_[row], channel_stride());
+                    write_sums<true, T>(values, span.unit[row], channels(), of_span[lane], of_out[lane], rows_[row], channel_stride());
             }
         }
         written_ |= rows;
@@ -103,11 +103,11 @@ public:
             for (index_t c = 0; c < channels(); ++c) to[c * channel_stride()] = T{0};
         }
         for (index_t row = 0; out_.values.is_narrow() && row < block_.rows(); ++row)
-            store_row<T, Arch>(rows_[row], channels(), out_.values.rows(block_.batch, block_.head_of(row), block_.token_of(row)));
+            store_row<T>(rows_[row], channels(), out_.values.rows(block_.batch, block_.head_of(row), block_.token_of(row)));
         if (!out_.log_sum_exp.data()) return;
         for (index_t row = 0; row < block_.rows(); ++row)
             out_.log_sum_exp(block_.batch, block_.head_of(row), block_.token_of(row), 0) =
-                softmax_merge<T, Arch>::log_sum_exp(maximum_[row], sum_[row]);
+                softmax_merge<T>::log_sum_exp(maximum_[row], sum_[row]);
     }
     /// For the next pass.
     void keep(const row_sums<T>& known) const {

@@ -44,7 +44,7 @@ index_t keys_before(const key_run& keys) {
 
 /// The rows of one head, keys or values, a block at a time: as they lie, or copied where the micro-kernel could not read them so, or slowly; 16-bit
 /// numbers become T, or what Rows makes of them. A few copies are kept: the query blocks of a residue class follow each other, and rows of a stride lie in few sets of the caches.
-template <Scalar T, class Arch, class Rows = number_rows<T, Arch>>
+template <Scalar T, class Rows = number_rows<T>>
 class block_reader {
 public:
     using operand = typename Rows::operand;

@@ -36,12 +36,12 @@ struct softmax_call {
 
 /// One thread's memory, and its work on one query block after the other.
 /// E: what queries and keys, weights and values are multiplied as.
-template <Scalar T, class Arch, class Prefetch = prefetch_next, class E = T>
+template <Scalar T, class Prefetch = prefetch_next, class E = T>
 class mainloop {
 public:
-    using lanes = simd::lanes<T, Arch>;
-    using traits = query_block_traits<T, Arch, E>;
-    using state_type = softmax_state<T, Arch>;
+    using lanes = simd::lanes<T>;
+    using traits = query_block_traits<T, E>;
+    using state_type = softmax_state<T>;
     static constexpr index_t block_keys = softmax_call<T>::block_keys;
 
     mainloop(detail::scratch& memory, const softmax_call<T>& call)
@@ -79,7 +79,7 @@ public:
                     ask_for_next(last ? blocks.run(span_->end(), std::min(span_->end() + 1, end)) : (&part)[1].keys);
                     push(part, how.masked);
                 }
-                const auto odd = how.is_last() ? 0 : epilogue<T, Arch>::odd_rows(state_, rows);
+                const auto odd = how.is_last() ? 0 : epilogue<T>::odd_rows(state_, rows);
                 end_of_span(std::as_const(state_), rows & ~odd);
                 return odd;
             });
@@ -90,7 +90,7 @@ private:
     mainloop(detail::scratch& memory, const softmax_call<T>* call, const shape& keys, const shape& values)
         : call_(call), queries_(memory, keys.channels), keys_(memory, block_keys, keys.channels, false),
           values_(memory, block_keys, values.channels, true),
-          state_(state_type::take(memory, traits::max_rows, whole_registers<T, Arch>(values.channels))),
+          state_(state_type::take(memory, traits::max_rows, whole_registers<T>(values.channels))),
           scores_(memory.take<T>(block_keys * traits::max_rows)), scratch_(memory.take<T>(block_keys * traits::max_rows)),
           seen_(memory.take<std::uint64_t>(block_keys)) {
         for (auto& span : spans_) span = visible_span(memory, block_keys);
@@ -148,9 +148,9 @@ private:
         if (queries_.is_few() && keys_.can_widen(stored_keys)) queries_.multiply_stored(stored_keys, keys.count, scores, ahead_);
         else queries_.multiply(keys_.read(keys), keys.count, visible, scores, ahead_);
         if (call_->adjustment) (*call_->adjustment)({*block_, keys, scores, stride, scratch_});
-        if (visible) hide_scores<T, Arch>(scores, keys.count, stride, visible);
+        if (visible) hide_scores<T>(scores, keys.count, stride, visible);
         for (index_t j = 0; masked && j < keys.count; ++j)
-            seen_[j] = rows_not_hidden<T, Arch>(scores + j * stride, stride) & bit_range(0, block_->rows());
+            seen_[j] = rows_not_hidden<T>(scores + j * stride, stride) & bit_range(0, block_->rows());
         std::fill(scores_, scores, state_type::hidden);
         const E* const weights = state_.template push<E>(scores_, before + keys.count, stride);
         const auto add = [&](const auto& values) {
@@ -173,9 +173,9 @@ private:
     const query_block *block_ = nullptr, *next_ = nullptr;
     index_t pass_ = 0;
     bool has_read_ = false; ///< the block's queries
-    score_stage<T, Arch, E> queries_;
-    block_reader<T, Arch, typename operand_rows<T, Arch, E>::of_channels> keys_;
-    block_reader<T, Arch, typename operand_rows<T, Arch, E>::of_rows> values_;
+    score_stage<T, E> queries_;
+    block_reader<T, typename operand_rows<T, E>::of_channels> keys_;
+    block_reader<T, typename operand_rows<T, E>::of_rows> values_;
     state_type state_;
     T *scores_, *scratch_;
     std::uint64_t* seen_; ///< [block_keys] where hidden keys are left out

@@ -36,10 +36,10 @@ struct query_block {
 /// How many rows a block may have with an instruction set: so many that queries, scores and results stay in the nearest caches. A few more
 /// where that makes one block of all, so that a window of 49 reads its keys but once; and where products are not of numbers but of operands E,
 /// which are made of the keys for each block anew.
-template <Scalar T, class Arch, class E = T>
+template <Scalar T, class E = T>
 struct query_block_traits {
-    static constexpr index_t lane_count = simd::lanes<T, Arch>::size;
-    static constexpr index_t max_registers = simd::register_count<Arch> >= 32 ? 4 : 8;
+    static constexpr index_t lane_count = simd::lanes<T>::size;
+    static constexpr index_t max_registers = simd::register_count >= 32 ? 4 : 8;
     static constexpr index_t usual_registers = std::same_as<E, T> ? max_registers * 3 / 4 : max_registers;
     static constexpr index_t max_rows = max_registers * lane_count;
     static_assert(max_rows <= max_block_rows);
@@ -49,9 +49,9 @@ struct query_block_traits {
 };
 
 /// The positions of `Size` lanes, lane `lane` of which is the first token; those beyond the last are padding.
-template <Scalar T, class Arch, int Size>
-simd::query_lanes<T, Arch, Size> positions_of(const query_tile& tokens, index_t lane = 0) {
-    simd::query_lanes<T, Arch, Size> result;
+template <Scalar T, int Size>
+simd::query_lanes<T, Size> positions_of(const query_tile& tokens, index_t lane = 0) {
+    simd::query_lanes<T, Size> result;
     result.first = tokens.first - lane * tokens.step;
     result.step = tokens.step;
     result.count = static_cast<int>(std::min<index_t>(Size, tokens.count + lane));

@@ -9,7 +9,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 /// Softmax attention of any pattern and score function: out = softmax(score(scale * q k^T), keys hidden by the pattern left out) v. Passes of
 /// a union run one after the other. Where there are fewer tasks than threads could do, and spans of keys are more, threads share the spans.
 /// E: what queries and keys, weights and values are multiplied as.
-template <Scalar T, class Arch, class Prefetch = prefetch_next, class E = T>
+template <Scalar T, class Prefetch = prefetch_next, class E = T>
 class softmax_scheduler {
 public:
     /// narrow: the result is of 16-bit numbers.
@@ -27,10 +27,10 @@ public:
     void add_keys(const softmax_call<T>& call, index_t pass, bool is_first, const execution& run) const { attend(call, pass, is_first, true, run); }
 
 private:
-    using grid_type = task_grid<T, Arch, E>;
+    using grid_type = task_grid<T, E>;
     using walk_type = typename grid_type::walk;
-    using mainloop_type = mainloop<T, Arch, Prefetch, E>;
-    using state_type = softmax_state<T, Arch>;
+    using mainloop_type = mainloop<T, Prefetch, E>;
+    using state_type = softmax_state<T>;
 
     /// The memory of a call.
     struct layout {
@@ -45,7 +45,7 @@ private:
 
         /// keeps: rows are handed on, to another pass or run of keys.
         layout(detail::scratch& memory, const input_shapes& s, bool keeps, index_t concurrency, bool narrow)
-            : wide_size(narrow && !keeps ? query_block_traits<T, Arch, E>::max_rows * s.values.channels : 0), slice_bytes(mainloop_type::bytes(s.keys, s.values)) {
+            : wide_size(narrow && !keeps ? query_block_traits<T, E>::max_rows * s.values.channels : 0), slice_bytes(mainloop_type::bytes(s.keys, s.values)) {
             const auto rows = [&] { return keeps ? memory.take<T>(s.queries.batch, s.queries.heads, s.queries.tokens) : nullptr; };
             known.maximum = rows();
             known.sum = rows();
@@ -55,7 +55,7 @@ private:
             spans = memory.take<state_type>(span_count);
             span_rows = memory.take<std::uint64_t>(span_count);
             for (index_t i = 0; i < span_count; ++i) {
-                const auto state = state_type::take(memory, query_block_traits<T, Arch, E>::max_rows, whole_registers<T, Arch>(s.values.channels));
+                const auto state = state_type::take(memory, query_block_traits<T, E>::max_rows, whole_registers<T>(s.values.channels));
                 if (spans) spans[i] = state;
             }
             slices = memory.take<std::byte>(concurrency, static_cast<index_t>(slice_bytes));
@@ -90,12 +90,12 @@ private:
         }
     }
 
-    static epilogue<T, Arch> begin_rows(const softmax_call<T>& call, const query_block& block, bool is_first, const layout& own, index_t slice) {
+    static epilogue<T> begin_rows(const softmax_call<T>& call, const query_block& block, bool is_first, const layout& own, index_t slice) {
         T* const wide = own.wide + slice * own.wide_size;
         if (is_first) return {block, call.out, wide, own.known, call.sinks};
         return {block, call.out, wide, own.known};
     }
-    static void finish_rows(const epilogue<T, Arch>& rows, const layout& own) {
+    static void finish_rows(const epilogue<T>& rows, const layout& own) {
         rows.finish();
         if (own.known.maximum) rows.keep(own.known);
     }

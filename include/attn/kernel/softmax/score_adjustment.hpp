@@ -29,9 +29,9 @@ protected:
 };
 
 /// Calls scores = f(row)(scores, j) for the registers of one head's rows and each key j. Lanes of other heads keep theirs.
-template <Scalar T, class Arch, class F>
+template <Scalar T, class F>
 void adjust_registers(const scored_block<T>& tile, index_t head, const F& f) {
-    using lanes = simd::lanes<T, Arch>;
+    using lanes = simd::lanes<T>;
     const auto first_row = head * tile.queries.tokens.count, end_row = first_row + tile.queries.tokens.count;
     const bool alone = tile.queries.heads == 1;
     for (index_t row = first_row / lanes::size * lanes::size; row < end_row; row += lanes::size) {
@@ -47,33 +47,33 @@ void adjust_registers(const scored_block<T>& tile, index_t head, const F& f) {
 }
 
 /// A function of scores and positions computes in registers.
-template <Scalar T, class Arch, class F>
+template <Scalar T, class F>
 void adjust_scores(const F& function, const scored_block<T>& tile, index_t head) {
-    using lanes = simd::lanes<T, Arch>;
+    using lanes = simd::lanes<T>;
     const auto& tokens = tile.queries.tokens;
-    adjust_registers<T, Arch>(tile, head, [&](index_t row) {
-        const auto queries = positions_of<T, Arch, lanes::size>(tokens, head * tokens.count - row);
+    adjust_registers<T>(tile, head, [&](index_t row) {
+        const auto queries = positions_of<T, lanes::size>(tokens, head * tokens.count - row);
         return [=, &tile](lanes score, index_t j) { return static_cast<lanes>(function(score, queries, tile.keys.first + j * tile.keys.step)); };
     });
 }
 
 /// Scores with a bias. One of -infinity hides the key whatever it holds.
-template <Scalar T, class Arch>
-simd::lanes<T, Arch> biased(simd::lanes<T, Arch> score, simd::lanes<T, Arch> bias) {
-    const simd::lanes<T, Arch> hidden = -std::numeric_limits<T>::infinity();
+template <Scalar T>
+simd::lanes<T> biased(simd::lanes<T> score, simd::lanes<T> bias) {
+    const simd::lanes<T> hidden = -std::numeric_limits<T>::infinity();
     return select(bias == hidden, hidden, score + bias);
 }
 /// Adds what lies in the scratch.
-template <Scalar T, class Arch>
+template <Scalar T>
 void add_scratch(const scored_block<T>& tile, index_t head) {
-    using lanes = simd::lanes<T, Arch>;
-    adjust_registers<T, Arch>(tile, head, [&](index_t row) {
-        return [=, &tile](lanes score, index_t j) { return biased<T, Arch>(score, lanes::load(tile.scratch + j * tile.stride + row)); };
+    using lanes = simd::lanes<T>;
+    adjust_registers<T>(tile, head, [&](index_t row) {
+        return [=, &tile](lanes score, index_t j) { return biased<T>(score, lanes::load(tile.scratch + j * tile.stride + row)); };
     });
 }
 
 /// A bias lies in memory row by row while lanes are rows: each tile of it is transposed as it is added.
-template <Scalar T, class Arch, Scalar U>
+template <Scalar T, Scalar U>
 void adjust_scores(const head_bias<U>& bias, const scored_block<T>& tile, index_t head) {
     static_assert(std::same_as<T, U>, "attn: an additive_bias has the scalar type of the tokens");
     if constexpr (std::same_as<T, U>) {
@@ -82,49 +82,49 @@ void adjust_scores(const head_bias<U>& bias, const scored_block<T>& tile, index_
         const stored_rows<const T> seen{rows.address(first - bias.first_query, tile.keys.first - bias.first_key), rows.format, rows.row_stride * step,
                                         rows.channel_stride * tile.keys.step};
         with_format<T>(seen.format, [&](auto format) {
-            const formatted_rows<format(), T, Arch> from(seen);
+            const formatted_rows<format(), T> from(seen);
             if (tile.queries.heads == 1)
-                return for_each_transposed(from, count, tile.keys.count, T{1}, [&](index_t j, index_t row, simd::lanes<T, Arch> column) {
+                return for_each_transposed(from, count, tile.keys.count, T{1}, [&](index_t j, index_t row, simd::lanes<T> column) {
                     T* const at = tile.scores + j * tile.stride + row;
-                    biased<T, Arch>(simd::lanes<T, Arch>::load(at), column).store(at);
+                    biased<T>(simd::lanes<T>::load(at), column).store(at);
                 });
             for (index_t j = 0; j < tile.keys.count; ++j)
                 for (index_t q = 0; q < count; ++q) tile.scratch[j * tile.stride + head * count + q] = from(q, j);
-            add_scratch<T, Arch>(tile, head);
+            add_scratch<T>(tile, head);
         });
     }
 }
 
 /// So is one that a function knows row by row.
-template <Scalar T, class Arch, attn::detail::HasBiasRow F>
+template <Scalar T, attn::detail::HasBiasRow F>
 void adjust_scores(const F& function, const scored_block<T>& tile, index_t head) {
     static_assert(attn::detail::HasBiasRowOf<F, T>, "attn: a score function's table has the scalar type of the tokens");
     if constexpr (attn::detail::HasBiasRowOf<F, T>) {
         const auto& [first, count, step] = tile.queries.tokens;
-        const auto end = tile.queries.heads == 1 ? whole_registers<T, Arch>(count) : count;
+        const auto end = tile.queries.heads == 1 ? whole_registers<T>(count) : count;
         for (index_t j = 0; j < tile.keys.count; ++j) {
             T* const row = tile.scratch + j * tile.stride + head * count;
             function.bias_row(first, step, count, tile.keys.first + j * tile.keys.step, row);
             std::fill(row + count, row + end, T{0});
         }
-        add_scratch<T, Arch>(tile, head);
+        add_scratch<T>(tile, head);
     }
 }
 
 /// One after the other.
-template <Scalar T, class Arch, class... F>
+template <Scalar T, class... F>
 void adjust_scores(const composed_score<F...>& chain, const scored_block<T>& tile, index_t head) {
-    std::apply([&](const auto&... f) { (adjust_scores<T, Arch>(f, tile, head), ...); }, chain.functions);
+    std::apply([&](const auto&... f) { (adjust_scores<T>(f, tile, head), ...); }, chain.functions);
 }
 
-template <Scalar T, class Arch, ScoreFunction S>
+template <Scalar T, ScoreFunction S>
 class score_adjustment_of final : public score_adjustment<T> {
 public:
     explicit score_adjustment_of(const S& score) : score_(score) {}
 
     void operator()(const scored_block<T>& tile) const override {
         for (index_t head = 0; head < tile.queries.heads; ++head)
-            adjust_scores<T, Arch>(score_at(score_, tile.queries.batch, tile.queries.first_head + head), tile, head);
+            adjust_scores<T>(score_at(score_, tile.queries.batch, tile.queries.first_head + head), tile, head);
     }
 
 private:

@@ -18,12 +18,12 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 ///   few rows    lanes are keys: squares of K are transposed in registers, the finished scores transposed back. So a decoding step's heads
 ///               are scored, where lanes of rows would be mostly empty
 /// E: what the channels of queries and keys are multiplied as.
-template <Scalar T, class Arch, class E = T>
+template <Scalar T, class E = T>
 class score_stage {
 public:
-    using lanes = simd::lanes<T, Arch>;
-    using operand = simd::operand_lanes<E, Arch>;
-    using traits = query_block_traits<T, Arch, E>;
+    using lanes = simd::lanes<T>;
+    using operand = simd::operand_lanes<E>;
+    using traits = query_block_traits<T, E>;
     /// Keys that are looked at together where not every row sees all.
     static constexpr index_t grain = 8;
 
@@ -37,11 +37,11 @@ public:
     /// A block's queries, times `scale`.
     void begin(const query_block& block, const stored_view<const T>& queries, T scale) {
         rows_ = block.rows();
-        stride_ = whole_registers<T, Arch>(rows_);
+        stride_ = whole_registers<T>(rows_);
         read(block, queries, scale);
         if constexpr (!std::same_as<E, T>) {
             const auto numbers = [&](index_t row_stride) { return row_block<const T>{numbers_, row_stride, 1}; };
-            using rows = operand_rows<T, Arch, E>;
+            using rows = operand_rows<T, E>;
             if (!is_few()) rows::of_rows::copy(numbers(stride_), channels_, 0, stride_, queries_, stride_);
             else rows::of_channels::copy(numbers(channels_), rows_, 0, channels_, queries_, depth_);
         }
@@ -58,7 +58,7 @@ public:
             return;
         }
         const auto registers = stride_ / lanes::size;
-        constexpr index_t wide = tile_traits<T, Arch>::max_columns;
+        constexpr index_t wide = tile_traits<T>::max_columns;
         for (index_t pieces = (registers + wide - 1) / wide, piece = 0; piece < pieces; ++piece) { // as even as they come
             const auto left = registers * piece / pieces, right = registers * (piece + 1) / pieces;
             if (!visible) {
@@ -92,7 +92,7 @@ private:
         const auto rows_from = [&](index_t row) {
             return rows_of(queries, block.batch, block.head_of(row), block.token_of(row)).from(0, block.tokens.step);
         };
-        if (block.heads == 1 && !is_few()) return transpose_rows<T, Arch>(rows_from(0), rows_, channels_, scale, numbers_, stride_);
+        if (block.heads == 1 && !is_few()) return transpose_rows<T>(rows_from(0), rows_, channels_, scale, numbers_, stride_);
         const auto row_stride = is_few() ? channels_ : index_t{1}, channel_stride = is_few() ? index_t{1} : stride_;
         for (index_t row = 0; row < rows_; ++row) {
             const auto from = rows_from(row);
@@ -117,7 +117,7 @@ private:
     template <class Prefetch>
     void multiply_many(const row_block<const E>& keys, index_t first, index_t count, index_t left, index_t right, T* scores, Prefetch& ahead) const {
         const auto lane = left * lanes::size;
-        kernel::multiply<T, Arch, E>(count, right - left,
+        kernel::multiply<T, E>(count, right - left,
                                      {.a = keys.data + first * keys.row_stride,
                                       .a_row = keys.row_stride,
                                       .a_depth = 1,
@@ -157,13 +157,13 @@ private:
         };
         const auto transpose = [&](auto* square) __attribute__((always_inline)) {
             ahead.beside(16 * size * simd::terms_of<E>);
-            simd::transpose<T, Arch>(square);
+            simd::transpose<T>(square);
             ahead.beside(16 * size * simd::terms_of<E>); // a row of keys and one of values for each of these
         };
         index_t c = 0;
         if constexpr (is_narrow) {
             for (; c + 2 * size <= depth_; c += 2 * size) {
-                simd::narrow_pairs<format, Arch> pairs[std::size_t{size}];
+                simd::narrow_pairs<format> pairs[std::size_t{size}];
 #pragma GCC unroll 16
                 for (int j = 0; j < size; ++j) pairs[j] = pairs[j].load(rows[j] + c * element);
                 transpose(pairs);
@@ -179,7 +179,7 @@ private:
             operand square[std::size_t{size}];
 #pragma GCC unroll 16
             for (int j = 0; j < size; ++j) {
-                if constexpr (is_narrow) square[j] = load_stored<format, T, Arch>(rows[j] + c * element);
+                if constexpr (is_narrow) square[j] = load_stored<format, T>(rows[j] + c * element);
                 else square[j] = operand::load(reinterpret_cast<const E*>(rows[j]) + c);
             }
             transpose(square);
@@ -189,16 +189,16 @@ private:
             operand square[std::size_t{size}];
 #pragma GCC unroll 16
             for (int j = 0; j < size; ++j) {
-                if constexpr (is_narrow) square[j] = load_first_stored<format, T, Arch>(rows[j] + c * element, rest);
+                if constexpr (is_narrow) square[j] = load_first_stored<format, T>(rows[j] + c * element, rest);
                 else square[j] = operand::load_first(reinterpret_cast<const E*>(rows[j]) + c, rest);
             }
-            simd::transpose<T, Arch>(square);
+            simd::transpose<T>(square);
             E columns[std::size_t{size * size}];
             for (int i = 0; i < size; ++i) square[i].store(columns + i * size);
             for (index_t q = 0; q < rows_; ++q)
                 for (index_t i = 0; i < rest; ++i) sum[q] = fma(operand::load(columns + i * size), operand(queries_[q * depth_ + c + i]), sum[q]);
         }
-        simd::transpose<T, Arch>(sum);
+        simd::transpose<T>(sum);
         for (index_t j = 0; j < count; ++j) sum[j].store(scores + j * stride_);
     }
 

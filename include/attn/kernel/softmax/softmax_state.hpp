@@ -20,9 +20,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 /// - a NaN score makes l, and with it the whole row, NaN; maxima ignore it.
 /// Every decision is a lane's own, and keys that a row does not see change none of its bits: its m stays, its factor is e^0 = 1, and what is
 /// added to its l is 0.
-template <Scalar T, class Arch>
+template <Scalar T>
 struct softmax_state {
-    using lanes = simd::lanes<T, Arch>;
+    using lanes = simd::lanes<T>;
     static constexpr T nothing = std::numeric_limits<T>::lowest(), hidden = -std::numeric_limits<T>::infinity();
 
     index_t value_stride = 0; ///< numbers between rows of `values`: value channels padded to whole registers
@@ -99,7 +99,7 @@ private:
                 const T* const a = column + j * stride;
                 const auto x = simd::exp_nonpositive(lanes::load(a) - m);
                 const auto y = j + 1 < keys ? simd::exp_nonpositive(lanes::load(a + stride) - m) : lanes(T{0});
-                const auto both = simd::operand_lanes<E, Arch>::of(x, y);
+                const auto both = simd::operand_lanes<E>::of(x, y);
                 both.store(to);
                 l = l + both.first() + both.second();
             }
@@ -126,9 +126,9 @@ private:
 ///     a = l_a e^(m_a - m) / l,   b = l_b e^(m_b - m) / l,   m = max(m_a, m_b),   l = l_a e^(m_a - m) + l_b e^(m_b - m)
 /// and out = a out_a + b out_b. One that saw nothing (l = 0) leaves the other's bits alone; two of them make a row of zeros. A maximum of
 /// +infinity takes all, NaN stays NaN.
-template <Scalar T, class Arch>
+template <Scalar T>
 struct softmax_merge {
-    using lanes = simd::lanes<T, Arch>;
+    using lanes = simd::lanes<T>;
     lanes maximum, sum, a, b;
 
     softmax_merge(lanes m_a, lanes l_a, lanes m_b, lanes l_b) {

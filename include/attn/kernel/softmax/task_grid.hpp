@@ -9,7 +9,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// The query blocks of one pass, by its shape and pattern alone: a place is a head, or some that share a block; the tokens of a place are cut
 /// into blocks of even size. A task is a part of these for one place; or for all heads that see the same, so that a mask is made once.
-template <Scalar T, class Arch, class E = T>
+template <Scalar T, class E = T>
 class task_grid {
 public:
     task_grid(const softmax_call<T>& call, index_t pass, index_t concurrency)
@@ -124,7 +124,7 @@ public:
     };
 
 private:
-    using traits = query_block_traits<T, Arch, E>;
+    using traits = query_block_traits<T, E>;
 
     query_block heads_at(index_t place) const {
         const auto group = queries_.heads / kv_heads_, within = place % places_of_group_ * heads_together_;

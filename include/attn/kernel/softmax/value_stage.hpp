@@ -22,17 +22,17 @@ std::uint64_t seen_of(index_t operand, index_t keys, const std::uint64_t* visibl
 /// Adds weights[keys][rows] times the values to the state's sums. Lanes are channels: weights are broadcast from where the softmax left
 /// them, values are read as they lie. A value's sum is one chain of multiply-adds over the keys in order. A row's hidden keys are left out
 /// or have a weight of 0. visible: one bit per row and key, or null if all see all. Operands of several keys begin `before` keys before the first.
-template <Scalar T, class Arch, class E, class V, class Prefetch>
-void add_weighted_values(softmax_state<T, Arch>& state, index_t rows, const E* weights, index_t stride, const row_block<const V>& values,
+template <Scalar T, class E, class V, class Prefetch>
+void add_weighted_values(softmax_state<T>& state, index_t rows, const E* weights, index_t stride, const row_block<const V>& values,
                          index_t keys, const std::uint64_t* visible, Prefetch& ahead, index_t before = 0) {
-    using traits = tile_traits<T, Arch>;
+    using traits = tile_traits<T>;
     constexpr index_t lane_count = traits::lane_count, terms = simd::terms_of<E>;
     const auto operands = (before + keys + terms - 1) / terms;
     const auto registers = state.value_stride / lane_count;
     for (index_t pieces = (registers + traits::max_columns - 1) / traits::max_columns, piece = 0; piece < pieces; ++piece) {
         const auto left = registers * piece / pieces, columns = registers * (piece + 1) / pieces - left, channel = left * lane_count;
         const auto add = [&](index_t row, index_t count, index_t first, index_t depth) {
-            multiply<T, Arch, E, V>(count, columns,
+            multiply<T, E, V>(count, columns,
                                  {.a = weights + first * stride + row,
                                   .a_row = 1,
                                   .a_depth = stride,
@@ -60,11 +60,11 @@ void add_weighted_values(softmax_state<T, Arch>& state, index_t rows, const E* w
 
 /// The same to the same bits, but values of hidden keys are not touched: 0 times NaN or infinity is NaN. And weights are multiplied by the
 /// unit of their row.
-template <Scalar T, class Arch, class E>
-void add_seen_values(softmax_state<T, Arch>& state, index_t rows, const E* weights, index_t stride, const row_block<const E>& values, index_t keys,
+template <Scalar T, class E>
+void add_seen_values(softmax_state<T>& state, index_t rows, const E* weights, index_t stride, const row_block<const E>& values, index_t keys,
                      const std::uint64_t* visible, index_t before = 0) {
-    using lanes = simd::lanes<T, Arch>;
-    using operand = simd::operand_lanes<E, Arch>;
+    using lanes = simd::lanes<T>;
+    using operand = simd::operand_lanes<E>;
     constexpr index_t terms = simd::terms_of<E>;
     for (index_t row = 0; row < rows; ++row) {
         for (index_t channel = 0; channel < state.value_stride; channel += lanes::size) {

@@ -33,7 +33,7 @@ protected:
     ~visible_keys() = default;
 };
 
-template <Scalar T, class Arch, Pattern P>
+template <Scalar T, Pattern P>
 class visible_keys_of final : public visible_keys {
 public:
     visible_keys_of(const P& pattern, const input_shapes& shapes, const positions& where)
@@ -97,7 +97,7 @@ public:
                         for (index_t j = 0; j < run.count; ++j) add(j, present.value);
                         return;
                     }
-                    const auto positions = positions_of<T, Arch, query_block_traits<T, Arch>::max_rows>(queries.tokens);
+                    const auto positions = positions_of<T, query_block_traits<T>::max_rows>(queries.tokens);
                     const auto here = narrowed(pattern, queries.tokens.positions(), run.positions());
                     for (index_t j = 0; j < run.count; ++j) // a pattern may answer with one bool for all queries
                         add(j, (present && here.visible(positions, run.first + j * run.step)).value);

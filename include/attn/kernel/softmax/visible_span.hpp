@@ -101,9 +101,9 @@ private:
 };
 
 /// Scores[keys][rows] of hidden keys become -infinity. visible: one bit per row for each key. rows: whole registers.
-template <Scalar T, class Arch>
+template <Scalar T>
 void hide_scores(T* scores, index_t keys, index_t rows, const std::uint64_t* visible) {
-    using lanes = simd::lanes<T, Arch>;
+    using lanes = simd::lanes<T>;
     const lanes hidden = -std::numeric_limits<T>::infinity();
     const auto all = simd::lane_bits::first(lanes::size).value;
     for (index_t j = 0; j < keys; ++j) {
@@ -117,9 +117,9 @@ void hide_scores(T* scores, index_t keys, index_t rows, const std::uint64_t* vis
 }
 
 /// The rows, as bits, for which a key counts whose scores[rows] these are: those that are not -infinity. rows: whole registers.
-template <Scalar T, class Arch>
+template <Scalar T>
 std::uint64_t rows_not_hidden(const T* scores, index_t rows) {
-    using lanes = simd::lanes<T, Arch>;
+    using lanes = simd::lanes<T>;
     const lanes hidden = -std::numeric_limits<T>::infinity();
     std::uint64_t seen = 0;
     for (index_t row = 0; row < rows; row += lanes::size)

@@ -36,9 +36,9 @@ T weight_of_sink(T sink, T log_sum_exp) {
 }
 
 /// sums += the weights e^(x - log_sum_exp) of each row.
-template <Scalar T, class Arch>
+template <Scalar T>
 void add_weights(const gradient_rows<T>& rows, const T* x, index_t keys, index_t stride, T* sums) {
-    using lanes = simd::lanes<T, Arch>;
+    using lanes = simd::lanes<T>;
     const lanes hidden = -std::numeric_limits<T>::infinity(), zero = T{0};
     for (index_t row = 0; row < stride; row += lanes::size) {
         const auto denominator = lanes::load(rows.log_sum_exp + row);
@@ -53,9 +53,9 @@ void add_weights(const gradient_rows<T>& rows, const T* x, index_t keys, index_t
 
 /// x becomes the weights P = share e^(x - log_sum_exp), dp becomes dS = slope P (dp + shift), each [keys][stride]. Keys whose score is -infinity
 /// are hidden: P and dS are 0, whatever the rest holds. slopes: the score function's derivatives, or null where all are 1.
-template <Scalar T, class Arch>
+template <Scalar T>
 void weigh_gradients(const gradient_rows<T>& rows, T* x, T* dp, const T* slopes, index_t keys, index_t stride) {
-    using lanes = simd::lanes<T, Arch>;
+    using lanes = simd::lanes<T>;
     const lanes hidden = -std::numeric_limits<T>::infinity(), zero = T{0};
     for (index_t row = 0; row < stride; row += lanes::size) {
         const auto denominator = lanes::load(rows.log_sum_exp + row), share = lanes::load(rows.share + row), shift = lanes::load(rows.shift + row);

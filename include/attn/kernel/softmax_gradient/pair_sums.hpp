@@ -35,11 +35,11 @@ struct pair_task {
 };
 
 /// Adds a tile of gradients, which lies key by key while a table lies query by query. scratch: as much as a tile of so many keys.
-template <Scalar T, class Arch>
+template <Scalar T>
 void add_pairs(const pair_task<T>& task, const query_block& block, const key_run& keys, const T* tile, index_t stride, T* scratch, index_t block_keys) {
-    using lanes = simd::lanes<T, Arch>;
+    using lanes = simd::lanes<T>;
     const auto& [by, to, first_query, first_key, in_one] = *task.sum;
-    transpose_rows<T, Arch>(row_block<const T>{tile, stride, 1}, keys.count, block.rows(), T{1}, scratch, block_keys);
+    transpose_rows<T>(row_block<const T>{tile, stride, 1}, keys.count, block.rows(), T{1}, scratch, block_keys);
     const bool one_row = to.shape().tokens == 1, one_key = to.shape().channels == 1;
     const auto column = one_key ? 0 : keys.first - first_key.repeated(block.batch), step = one_key ? 0 : keys.step * to.strides().channels;
     for (index_t r = 0; r < block.rows(); ++r) {

@@ -14,7 +14,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 /// A task is a kv head, whose five products on visible pairs give all of it; or, where these are too few for the threads, a part of its rows,
 /// of queries or of keys, which take seven in all: with the same bits. One more where there are shares. Memory: two numbers a row, and that of the
 /// threads, which does not grow with the call.
-template <Scalar T, class Arch>
+template <Scalar T>
 class softmax_gradient_scheduler {
 public:
     /// has_parameters: the score function has parameters with gradients.
@@ -74,8 +74,8 @@ public:
     }
 
 private:
-    using worker_type = softmax_gradient_worker<T, Arch>;
-    using lanes = simd::lanes<T, Arch>;
+    using worker_type = softmax_gradient_worker<T>;
+    using lanes = simd::lanes<T>;
 
     struct layout {
         T *shift, *share;  ///< (batch, heads, n)

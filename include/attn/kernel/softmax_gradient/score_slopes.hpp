@@ -24,11 +24,11 @@ protected:
 };
 
 /// Multiplies the slopes by those of one more function, which is applied. Tiles hold one head.
-template <Scalar T, class Arch, class F>
+template <Scalar T, class F>
 void apply_slopes(const F& function, const scored_block<T>& tile, T* slopes) {
-    using lanes = simd::lanes<T, Arch>;
-    adjust_registers<T, Arch>(tile, 0, [&](index_t row) {
-        const auto queries = positions_of<T, Arch, lanes::size>(tile.queries.tokens, -row);
+    using lanes = simd::lanes<T>;
+    adjust_registers<T>(tile, 0, [&](index_t row) {
+        const auto queries = positions_of<T, lanes::size>(tile.queries.tokens, -row);
         return [=, &tile](lanes score, index_t j) {
             const auto adjusted = attn::detail::differentiated(function, score, queries, tile.keys.first + j * tile.keys.step);
             T* const slope = slopes + j * tile.stride + row;
@@ -38,21 +38,21 @@ void apply_slopes(const F& function, const scored_block<T>& tile, T* slopes) {
     });
 }
 /// What adds a bias leaves slopes as they are.
-template <Scalar T, class Arch, class F>
+template <Scalar T, class F>
     requires(attn::detail::HasBiasRow<F> || std::same_as<F, head_bias<T>>)
 void apply_slopes(const F& function, const scored_block<T>& tile, T*) {
-    adjust_scores<T, Arch>(function, tile, 0);
+    adjust_scores<T>(function, tile, 0);
 }
 
 /// slopes = the derivatives by the parameter of a function that is not applied yet; 1 for its result.
-template <Scalar T, class Arch, class F>
+template <Scalar T, class F>
 void begin_slopes(const F& function, const scored_block<T>& tile, T* slopes, index_t parameter) {
-    using lanes = simd::lanes<T, Arch>;
+    using lanes = simd::lanes<T>;
     std::fill_n(slopes, tile.keys.count * tile.stride, T{1});
     if constexpr (attn::detail::HasParameterSlopes<F>)
         if (parameter >= 0)
-            adjust_registers<T, Arch>(tile, 0, [&](index_t row) {
-                const auto queries = positions_of<T, Arch, lanes::size>(tile.queries.tokens, -row);
+            adjust_registers<T>(tile, 0, [&](index_t row) {
+                const auto queries = positions_of<T, lanes::size>(tile.queries.tokens, -row);
                 return [=, &tile](lanes score, index_t j) {
                     function.parameter_slope(parameter, score, queries, tile.keys.first + j * tile.keys.step).store(slopes + j * tile.stride + row);
                     return score;
@@ -82,7 +82,7 @@ void for_each_function(const composed_score<S...>& chain, const std::tuple<G...>
     }(std::index_sequence_for<S...>());
 }
 
-template <Scalar T, class Arch, ScoreFunction S>
+template <Scalar T, ScoreFunction S>
 class score_slopes_of final : public score_slopes<T> {
 public:
     score_slopes_of(const S& score, const score_gradients<S, T>& wanted) : score_(score), wanted_(wanted) {}
@@ -91,9 +91,9 @@ public:
         if (by.function < 0) std::fill_n(slopes, tile.keys.count * tile.stride, T{1});
         index_t number = 0;
         for_each_function(score_at(score_, tile.queries.batch, tile.queries.first_head), [&](const auto& f) {
-            if (number == by.function) begin_slopes<T, Arch>(f, tile, slopes, by.parameter);
-            if (number <= by.function) adjust_scores<T, Arch>(f, tile, 0);
-            else apply_slopes<T, Arch>(f, tile, slopes);
+            if (number == by.function) begin_slopes<T>(f, tile, slopes, by.parameter);
+            if (number <= by.function) adjust_scores<T>(f, tile, 0);
+            else apply_slopes<T>(f, tile, slopes);
             ++number;
         });
     }

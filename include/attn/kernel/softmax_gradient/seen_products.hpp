@@ -8,9 +8,9 @@
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Whether no number of some rows is NaN or infinity. channels: whole registers.
-template <Scalar T, class Arch>
+template <Scalar T>
 bool are_finite(const row_block<const T>& rows, index_t count, index_t channels) {
-    using lanes = simd::lanes<T, Arch>;
+    using lanes = simd::lanes<T>;
     lanes zero[4] = {T{0}, T{0}, T{0}, T{0}}; // four chains: one would wait for its own last step
     for (index_t r = 0; r < count; ++r)
         for (index_t c = 0; c < channels; c += lanes::size)
@@ -21,9 +21,9 @@ bool are_finite(const row_block<const T>& rows, index_t count, index_t channels)
 /// `rows` rows of a product that adds to C, of so many channels in whole registers. seen: null if numbers are finite; else one bit per query for
 /// each key, and hidden pairs, 0 in A, are not touched: beside NaN 0 would be NaN. The bits are the same. by_query: rows are queries and the
 /// depth is keys, or the other way round.
-template <Scalar T, class Arch>
+template <Scalar T>
 void add_products(tile_product<T> product, index_t rows, index_t channels, const std::uint64_t* seen, bool by_query) {
-    using lanes = simd::lanes<T, Arch>;
+    using lanes = simd::lanes<T>;
     if (seen) {
         for (index_t i = 0; i < rows; ++i)
             for (index_t c = 0; c < channels; c += lanes::size) {
@@ -37,7 +37,7 @@ void add_products(tile_product<T> product, index_t rows, index_t channels, const
         return;
     }
     no_prefetch ahead;
-    multiply_wide<T, Arch>(rows, channels / lanes::size, product, ahead);
+    multiply_wide<T>(rows, channels / lanes::size, product, ahead);
 }
 
 } // namespace attn::kernel

@@ -8,11 +8,11 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Some rows of a result as the micro-kernel adds to them: in place if they are whole registers, else in a copy that is brought back. So a
 /// gradient's sums need no memory of their own.
-template <Scalar T, class Arch>
+template <Scalar T>
 class summed_rows {
 public:
     summed_rows(detail::scratch& memory, index_t max_rows, index_t channels)
-        : stride_(whole_registers<T, Arch>(channels)), copy_(memory.take<T>(max_rows, stride_)) {}
+        : stride_(whole_registers<T>(channels)), copy_(memory.take<T>(max_rows, stride_)) {}
 
     /// Rows first, first + step, ...
     void begin(const tensor_view<T>& to, index_t batch, index_t head, index_t first, index_t step, index_t count) {
@@ -26,7 +26,7 @@ public:
     /// Row r of them, in whole registers.
     T* row(index_t r) {
         if (in_place_) return rows_.data + r * rows_.row_stride;
-        if (!is_copied_) copy_rows<T, Arch>(row_block<const T>{rows_.data, rows_.row_stride, rows_.channel_stride}, count_, channels_, copy_, stride_);
+        if (!is_copied_) copy_rows<T>(row_block<const T>{rows_.data, rows_.row_stride, rows_.channel_stride}, count_, channels_, copy_, stride_);
         is_copied_ = true;
         return copy_ + r * stride_;
     }
@@ -35,7 +35,7 @@ public:
     /// Brings back what was added.
     void end() const {
         for (index_t r = 0; is_copied_ && r < count_; ++r)
-            write_row<false, T, Arch>(copy_ + r * stride_, channels_, T{1}, T{0}, rows_.data + r * rows_.row_stride, rows_.channel_stride);
+            write_row<false, T>(copy_ + r * stride_, channels_, T{1}, T{0}, rows_.data + r * rows_.row_stride, rows_.channel_stride);
     }
 
     /// Before all: rows of zeros. Nothing without memory.
@@ -49,7 +49,7 @@ public:
         if (!to.data()) return;
         for (auto r = first; r < first + count; ++r) {
             begin(to, batch, head, r, 1, 1);
-            write_row<false, T, Arch>(row(0), channels_, factor, T{0}, rows_.data, rows_.channel_stride);
+            write_row<false, T>(row(0), channels_, factor, T{0}, rows_.data, rows_.channel_stride);
         }
     }
 

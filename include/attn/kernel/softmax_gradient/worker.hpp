@@ -37,11 +37,11 @@ struct gradient_task {
 /// Each gradient is one chain of multiply-adds: of a query over the keys in order, of a key over heads, passes and queries in order. So its
 /// bits are the same in any task that computes it. A sum of pairs goes over batch entries, heads, passes and
 /// keys in order. Sums lie where the gradients go, so that the memory of a worker does not grow with the call.
-template <Scalar T, class Arch>
+template <Scalar T>
 class softmax_gradient_worker {
 public:
-    using lanes = simd::lanes<T, Arch>;
-    using traits = query_block_traits<T, Arch>;
+    using lanes = simd::lanes<T>;
+    using traits = query_block_traits<T>;
 
     softmax_gradient_worker(detail::scratch& memory, const softmax_gradient_call<T>& call) : softmax_gradient_worker(memory, &call, shapes_of(call.in)) {}
     /// What it takes of the memory.
@@ -55,11 +55,11 @@ public:
         const auto heads = begin(task), queries = task.end_query - task.first_query, keys = task.end_key - task.first_key;
         const auto& wanted = call_->wanted;
         if (task.of_keys) {
-            summed_rows<T, Arch>::clear(wanted.keys, task.batch, task.kv_head, task.first_key, keys);
-            summed_rows<T, Arch>::clear(wanted.values, task.batch, task.kv_head, task.first_key, keys);
+            summed_rows<T>::clear(wanted.keys, task.batch, task.kv_head, task.first_key, keys);
+            summed_rows<T>::clear(wanted.values, task.batch, task.kv_head, task.first_key, keys);
         }
         for (auto head = task.kv_head * heads; head < (task.kv_head + 1) * heads; ++head) {
-            if (task.of_queries) summed_rows<T, Arch>::clear(wanted.queries, task.batch, head, task.first_query, queries);
+            if (task.of_queries) summed_rows<T>::clear(wanted.queries, task.batch, head, task.first_query, queries);
             add_head(head);
             if (task.of_queries) of_queries_.scale(wanted.queries, task.batch, head, task.first_query, queries, call_->scale);
         }
@@ -95,7 +95,7 @@ private:
     static constexpr index_t block_keys = 256;
 
     softmax_gradient_worker(detail::scratch& memory, const softmax_gradient_call<T>* call, const input_shapes& s)
-        : call_(call), key_stride_(whole_registers<T, Arch>(s.keys.channels)), value_stride_(whole_registers<T, Arch>(s.values.channels)),
+        : call_(call), key_stride_(whole_registers<T>(s.keys.channels)), value_stride_(whole_registers<T>(s.values.channels)),
           queries_(memory, s.keys.channels), given_(memory, s.values.channels), keys_(memory, block_keys, s.keys.channels, true),
           values_(memory, block_keys, s.values.channels, false), query_rows_(memory, traits::max_rows, s.keys.channels, true),
           given_rows_(memory, traits::max_rows, s.values.channels, true), of_queries_(memory, traits::max_rows, s.keys.channels),
@@ -130,7 +130,7 @@ private:
         for (auto block = blocks.first_block(); block < blocks.end_block(); ++block) {
             const auto run = blocks.run(block, block + 1);
             first_key_ = run.first;
-            const auto sum_to = [&](summed_rows<T, Arch>& sums, const tensor_view<T>& to) {
+            const auto sum_to = [&](summed_rows<T>& sums, const tensor_view<T>& to) {
                 if (task_->of_keys && to.data())
                     sums.begin(to, task_->batch, task_->kv_head, run.first - call_->in.positions.first_key[task_->batch], run.step, run.count);
             };
@@ -185,28 +185,28 @@ private:
         const auto stride = queries_.stride();
         queries_.multiply(k, count, visible, scores_, ahead);
         if (slopes) (*slopes)({block, keys, scores_, stride, scratch_}, slopes_, pairs_ ? pairs_->sum->by : derived_by{});
-        if (visible) hide_scores<T, Arch>(scores_, count, stride, visible);
+        if (visible) hide_scores<T>(scores_, count, stride, visible);
         if (sums_) return add_to_sums(block, known, count, stride);
         given_.begin(block, given.values, 1);
         given_.multiply(values_.read(keys), count, visible, products_, ahead);
 
         if (pairs_) {
-            weigh_gradients<T, Arch>(known, scores_, products_, slopes_, count, stride);
-            return add_pairs<T, Arch>(*pairs_, block, keys, products_, stride, scratch_, block_keys);
+            weigh_gradients<T>(known, scores_, products_, slopes_, count, stride);
+            return add_pairs<T>(*pairs_, block, keys, products_, stride, scratch_, block_keys);
         }
         const key_run tokens{block.tokens.first, rows, block.tokens.step, false};
         const auto q = query_rows_.read(tokens), d_out = given_rows_.read(tokens);
         // 0 times NaN is NaN: beside such numbers, hidden pairs are left out one by one.
-        const bool careful = !(are_finite<T, Arch>(k, count, key_stride_) && are_finite<T, Arch>(q, rows, key_stride_) && are_finite<T, Arch>(d_out, rows, value_stride_));
-        for (index_t j = 0; careful && j < count; ++j) seen_[j] = rows_not_hidden<T, Arch>(scores_ + j * stride, stride) & bit_range(0, rows);
-        weigh_gradients<T, Arch>(known, scores_, products_, slopes ? slopes_ : nullptr, count, stride);
+        const bool careful = !(are_finite<T>(k, count, key_stride_) && are_finite<T>(q, rows, key_stride_) && are_finite<T>(d_out, rows, value_stride_));
+        for (index_t j = 0; careful && j < count; ++j) seen_[j] = rows_not_hidden<T>(scores_ + j * stride, stride) & bit_range(0, rows);
+        weigh_gradients<T>(known, scores_, products_, slopes ? slopes_ : nullptr, count, stride);
 
         const auto key = (keys.first - first_key_) / keys.step;
-        const auto add_to = [&](summed_rows<T, Arch>& sums, index_t row, index_t of_rows, const T* a, index_t a_row, index_t a_depth, const auto& b, index_t depth) {
+        const auto add_to = [&](summed_rows<T>& sums, index_t row, index_t of_rows, const T* a, index_t a_row, index_t a_depth, const auto& b, index_t depth) {
             T* const to = sums.row(row);
             const tile_product<T> product{.a = a, .a_row = a_row, .a_depth = a_depth, .b = b.data, .b_depth = b.row_stride, .depth = depth,
                                           .c = to, .c_row = sums.row_stride(), .adds = true};
-            add_products<T, Arch>(product, of_rows, sums.width(), careful ? seen_ : nullptr, a_row == 1);
+            add_products<T>(product, of_rows, sums.width(), careful ? seen_ : nullptr, a_row == 1);
         };
         if (task_->of_keys && wanted.values.data()) add_to(of_values_, key, count, scores_, stride, 1, d_out, rows);
         if (task_->of_keys && wanted.keys.data()) add_to(of_keys_, key, count, products_, stride, 1, q, rows);
@@ -218,7 +218,7 @@ private:
     /// Those of one tile.
     void add_to_sums(const query_block& block, const gradient_rows<T>& known, index_t count, index_t stride) {
         T of_rows[max_block_rows] = {};
-        kernel::add_weights<T, Arch>(known, scores_, count, stride, of_rows);
+        kernel::add_weights<T>(known, scores_, count, stride, of_rows);
         for (index_t r = 0; r < block.rows(); ++r)
             if (loses_sum(known.log_sum_exp[r])) sums_[block.token_of(r)] += of_rows[r];
     }
@@ -243,9 +243,9 @@ private:
     T* sums_ = nullptr;                   ///< or those of weights, of a head's queries
     index_t first_key_ = 0;               ///< the position of the first key of the block
     index_t key_stride_, value_stride_;
-    score_stage<T, Arch> queries_, given_;
-    block_reader<T, Arch> keys_, values_, query_rows_, given_rows_;
-    summed_rows<T, Arch> of_queries_, of_keys_, of_values_; ///< of the tile and of the block of keys
+    score_stage<T> queries_, given_;
+    block_reader<T> keys_, values_, query_rows_, given_rows_;
+    summed_rows<T> of_queries_, of_keys_, of_values_; ///< of the tile and of the block of keys
     std::uint64_t* seen_; ///< [block_keys]
     T *scores_ = nullptr, *products_ = nullptr, *slopes_ = nullptr, *scratch_ = nullptr; ///< [keys][rows]
 };

@@ -20,10 +20,10 @@ struct head_block {
 /// A matrix (heads out, heads in) and a bias per head out, as the micro-kernel reads them: a pair of a query and a key in one head is
 ///     to[row] = bias[row] + sum over columns of matrix[row, column] factor[column] from[column]
 /// and each lane one chain of multiply-adds in the order of the columns, whatever the shape of the block.
-template <Scalar T, class Arch>
+template <Scalar T>
 class head_mixing {
 public:
-    using lanes = simd::lanes<T, Arch>;
+    using lanes = simd::lanes<T>;
 
     static head_mixing take(detail::scratch& memory, index_t rows, index_t columns) {
         head_mixing result;
@@ -54,7 +54,7 @@ public:
 
 private:
     /// Of a tile of two keys: every number is loaded, and multiplied with its factor, but once for twelve heads.
-    static constexpr int max_rows = tile_traits<T, Arch>::max_rows(2);
+    static constexpr int max_rows = tile_traits<T>::max_rows(2);
 
     struct tile {
         index_t row, count; ///< of the matrix

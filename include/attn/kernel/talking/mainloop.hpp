@@ -13,7 +13,7 @@
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// What a call of talking-heads attention is made of.
-template <Scalar T, class Arch>
+template <Scalar T>
 struct talking_heads_call {
     const inputs<T>& in;
     const outputs<T>& out;
@@ -22,19 +22,19 @@ struct talking_heads_call {
     const score_adjustment<T>* adjustment; ///< none if scores stay as they are
     T scale;
     std::span<const double> sinks;
-    head_mixing<T, Arch> logits_mix, weights_mix;
+    head_mixing<T> logits_mix, weights_mix;
     bool has_weights_bias, keeps_weights;
 };
 
 /// One thread's memory, and its work on one query block. Beside the tiles of one head the keys or values of the next are asked for: all heads
 /// together seldom stay in the second-level cache.
-template <Scalar T, class Arch>
+template <Scalar T>
 class talking_heads_mainloop {
 public:
-    using lanes = simd::lanes<T, Arch>;
-    using memory_type = talking_heads_memory<T, Arch>;
+    using lanes = simd::lanes<T>;
+    using memory_type = talking_heads_memory<T>;
 
-    talking_heads_mainloop(detail::scratch& memory, const talking_heads_call<T, Arch>& call)
+    talking_heads_mainloop(detail::scratch& memory, const talking_heads_call<T>& call)
         : call_(call), memory_(memory, call.shape, call.keeps_weights) {}
     /// What it takes of the memory.
     static std::size_t bytes(const talking_heads_shape& s, bool keeps_weights) {
@@ -73,7 +73,7 @@ public:
     }
 
 private:
-    index_t stride() const { return whole_registers<T, Arch>(block_.tokens.count); }
+    index_t stride() const { return whole_registers<T>(block_.tokens.count); }
     /// The rows of one head, of the queries or of those that are mixed.
     query_block of_head(index_t head) const {
         return {.batch = block_.batch, .first_head = head, .heads = 1, .tokens = block_.tokens, .first_row = block_.first_row};
@@ -137,7 +137,7 @@ private:
         for (index_t c = 0; c < s.heads; ++c) {
             T* const scores = weights(block, c);
             if (call_.adjustment) (*call_.adjustment)({of_head(c), block.keys, scores, stride(), memory_.scratch});
-            if (!block.keys.full) hide_scores<T, Arch>(scores, block.keys.count, stride(), visible(c));
+            if (!block.keys.full) hide_scores<T>(scores, block.keys.count, stride(), visible(c));
         }
         if (looks_at_scores(how)) find_seen(block);
         for (index_t c = 0; c < s.heads; ++c) {
@@ -164,7 +164,7 @@ private:
     void find_seen(const weight_block<T>& block) {
         for (index_t j = 0; j < block.keys.count; ++j) {
             std::uint64_t seen = 0;
-            for (index_t c = 0; c < call_.shape.heads; ++c) seen |= rows_not_hidden<T, Arch>(weights(block, c) + j * stride(), stride());
+            for (index_t c = 0; c < call_.shape.heads; ++c) seen |= rows_not_hidden<T>(weights(block, c) + j * stride(), stride());
             block.seen[j] = seen & bit_range(0, block_.tokens.count);
         }
     }
@@ -178,7 +178,7 @@ private:
             T maximum[memory_type::max_queries], sum[memory_type::max_queries];
             for (index_t q = 0; q < stride(); q += lanes::size) {
                 const auto m = lanes::load(state.maximum + q), l = lanes::load(state.sum + q);
-                const softmax_merge<T, Arch> merged(maximum_at_start, sum_at_start, m, l);
+                const softmax_merge<T> merged(maximum_at_start, sum_at_start, m, l);
                 select(l == lanes(T{0}), lanes(T{0}), merged.b / l).store(memory_.share + c * memory_type::max_queries + q);
                 if (call_.shape.mixes_weights) m.store(memory_.last_maximum + c * memory_type::max_queries + q);
                 merged.maximum.store(maximum + q);
@@ -186,7 +186,7 @@ private:
             }
             if (!log_sum_exp.data()) continue;
             for (index_t q = 0; q < block_.tokens.count; ++q)
-                log_sum_exp(block_.batch, c, block_.token_of(q), 0) = softmax_merge<T, Arch>::log_sum_exp(maximum[q], sum[q]);
+                log_sum_exp(block_.batch, c, block_.token_of(q), 0) = softmax_merge<T>::log_sum_exp(maximum[q], sum[q]);
         }
     }
     /// Weights relative to the largest score of all and divided by their sum, across heads.
@@ -218,15 +218,15 @@ private:
             const auto& sums = memory_.sums[e];
             if (!sums.has_values) std::fill_n(sums.values, block_.tokens.count * sums.value_stride, T{0});
             auto& unwritten = memory_.unwritten[e];
-            const auto odd = last || unwritten == 0 ? 0 : epilogue<T, Arch>::odd_rows(sums, unwritten);
+            const auto odd = last || unwritten == 0 ? 0 : epilogue<T>::odd_rows(sums, unwritten);
             for (auto ready = unwritten & ~odd; ready != 0; ready &= ready - 1) {
                 const auto q = std::countr_zero(ready);
                 const auto to = rows_of(call_.out.values, block_.batch, e, block_.token_of(q));
                 const T factor = mixes ? T{1} : memory_.share[e * memory_type::max_queries + q];
                 T* const row = sums.values + q * sums.value_stride;
                 const bool narrow = to.is_narrow(); // divided where they are, and then rounded
-                write_sums<false, T, Arch>(row, how.unit, call_.shape.value_channels, factor, T{0}, narrow ? row : to.numbers(), narrow ? 1 : to.channel_stride);
-                if (narrow) store_row<T, Arch>(row, call_.shape.value_channels, to);
+                write_sums<false, T>(row, how.unit, call_.shape.value_channels, factor, T{0}, narrow ? row : to.numbers(), narrow ? 1 : to.channel_stride);
+                if (narrow) store_row<T>(row, call_.shape.value_channels, to);
             }
             unwritten = odd;
             left |= odd;
@@ -234,7 +234,7 @@ private:
         return left;
     }
 
-    const talking_heads_call<T, Arch>& call_;
+    const talking_heads_call<T>& call_;
     memory_type memory_;
     query_block block_;
     prefetch_next ahead_;

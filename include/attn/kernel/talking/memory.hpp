@@ -32,12 +32,12 @@ struct weight_block {
 };
 
 /// The arrays of one query block. keeps_weights: those of all keys stay in memory, else there is room for one block's.
-template <Scalar T, class Arch>
+template <Scalar T>
 struct talking_heads_memory {
-    using state_type = softmax_state<T, Arch>;
-    static constexpr index_t lane_count = simd::lanes<T, Arch>::size;
+    using state_type = softmax_state<T>;
+    static constexpr index_t lane_count = simd::lanes<T>::size;
     /// So few queries that the scores of all heads for a block of keys stay in the second-level cache.
-    static constexpr index_t max_queries = query_block_traits<T, Arch>::usual_registers * lane_count;
+    static constexpr index_t max_queries = query_block_traits<T>::usual_registers * lane_count;
     /// Keys of a block, whose borders are absolute.
     static constexpr index_t keys_of_block = 64;
 
@@ -60,7 +60,7 @@ struct talking_heads_memory {
     std::uint64_t* unwritten; ///< [value_heads] rows whose sums were not finite so far, one bit per query
     std::byte* copies;        ///< of keys or values that cannot be read in place
 
-    score_stage<T, Arch>* queries; ///< [query_heads]
+    score_stage<T>* queries; ///< [query_heads]
     state_type* states;            ///< [heads] of the softmax
     state_type* sums;              ///< [value_heads] of the values: those of the softmax, where its weights are not mixed
 
@@ -78,13 +78,13 @@ struct talking_heads_memory {
           visible(memory.take<std::uint64_t>(s.heads_alike ? 1 : heads, block_keys)),
           unwritten(memory.take<std::uint64_t>(s.value_heads)),
           copies(memory.take<std::byte>(std::max(copied_bytes(s.key_channels, false), copied_bytes(s.value_channels, true)))),
-          queries(memory.take<score_stage<T, Arch>>(s.query_heads)),
+          queries(memory.take<score_stage<T>>(s.query_heads)),
           states(memory.take<state_type>(heads)), sums(s.mixes_weights ? memory.take<state_type>(s.value_heads) : states) {
         for (index_t a = 0; a < s.query_heads; ++a) {
-            const score_stage<T, Arch> stage(memory, s.key_channels);
+            const score_stage<T> stage(memory, s.key_channels);
             if (queries) std::construct_at(queries + a, stage);
         }
-        const auto padded = whole_registers<T, Arch>(s.value_channels);
+        const auto padded = whole_registers<T>(s.value_channels);
         for (index_t c = 0; c < heads; ++c) {
             const auto state = state_type::take(memory, max_queries, s.mixes_weights ? 0 : padded);
             if (states) std::construct_at(states + c, state);
@@ -98,7 +98,7 @@ struct talking_heads_memory {
     }
 
     /// Of keys or of values, one at a time.
-    block_reader<T, Arch> reader(index_t channels, bool pads) const {
+    block_reader<T> reader(index_t channels, bool pads) const {
         detail::scratch memory(copies);
         return {memory, block_keys, channels, pads};
     }
@@ -111,7 +111,7 @@ struct talking_heads_memory {
 private:
     index_t copied_bytes(index_t channels, bool pads) const {
         detail::scratch memory;
-        block_reader<T, Arch>(memory, block_keys, channels, pads);
+        block_reader<T>(memory, block_keys, channels, pads);
         return static_cast<index_t>(memory.used_bytes());
     }
 };

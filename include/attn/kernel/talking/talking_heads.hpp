@@ -22,7 +22,7 @@ struct talking_heads_parameters {
 /// A query block goes through all keys in blocks, all heads together. Without a second mixing the values are added on the way. With one,
 /// they have to wait until every head knows its maximum and sum: the weights of all keys are kept, heads x m numbers per query of the
 /// block, if the workspace has room for them; else a second sweep computes them again, by the same steps and thus to the same bits.
-template <Scalar T, class Arch>
+template <Scalar T>
 class talking_heads_scheduler {
 public:
     talking_heads_parameters with;
@@ -62,7 +62,7 @@ public:
         auto [logits, weights] = take_mixings(memory, s);
         if (s.mixes_logits) logits.load(with.logits_mix, with.logits_bias);
         if (s.mixes_weights) weights.load(with.weights_mix, with.weights_bias);
-        const talking_heads_call<T, Arch> call{in, out, s, pattern, adjustment, static_cast<T>(with.scale), with.sinks, logits, weights,
+        const talking_heads_call<T> call{in, out, s, pattern, adjustment, static_cast<T>(with.scale), with.sinks, logits, weights,
                                                !with.weights_bias.empty(), keeps_weights(shapes, run)};
         std::byte* const slices = run.workspace().bytes().data() + memory.used_bytes();
         const auto bytes = loop_type::bytes(s, call.keeps_weights);
@@ -84,13 +84,13 @@ public:
     }
 
 private:
-    using loop_type = talking_heads_mainloop<T, Arch>;
+    using loop_type = talking_heads_mainloop<T>;
     static constexpr auto max_queries = loop_type::memory_type::max_queries;
 
     bool mixes_weights() const { return with.weights_mix.data() != nullptr; }
-    static std::pair<head_mixing<T, Arch>, head_mixing<T, Arch>> take_mixings(detail::scratch& memory, const talking_heads_shape& s) {
-        const auto logits = head_mixing<T, Arch>::take(memory, s.mixes_logits ? s.heads : 0, s.query_heads);
-        return {logits, head_mixing<T, Arch>::take(memory, s.mixes_weights ? s.value_heads : 0, s.heads)};
+    static std::pair<head_mixing<T>, head_mixing<T>> take_mixings(detail::scratch& memory, const talking_heads_shape& s) {
+        const auto logits = head_mixing<T>::take(memory, s.mixes_logits ? s.heads : 0, s.query_heads);
+        return {logits, head_mixing<T>::take(memory, s.mixes_weights ? s.value_heads : 0, s.heads)};
     }
 };
 

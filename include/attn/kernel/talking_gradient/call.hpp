@@ -11,7 +11,7 @@
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// What a gradient of talking-heads attention is made of.
-template <Scalar T, class Arch>
+template <Scalar T>
 struct talking_gradient_call {
     const inputs<T>& in;
     const saved_outputs<T>& saved;
@@ -21,8 +21,8 @@ struct talking_gradient_call {
     const visible_keys& pattern;
     const score_slopes<T>* slopes; ///< none if scores stay as they are
     T scale;
-    head_mixing<T, Arch> logits_mix, weights_mix;           ///< as forward mixes
-    head_mixing<T, Arch> logits_mix_back, weights_mix_back; ///< their transposes, which gradients go through
+    head_mixing<T> logits_mix, weights_mix;           ///< as forward mixes
+    head_mixing<T> logits_mix_back, weights_mix_back; ///< their transposes, which gradients go through
     std::span<const double> sinks;                          ///< of the mixed heads, or none
     bool sums_weights;                                      ///< D is summed over the keys, or else comes of the saved output
     T *share, *shift;                                       ///< of each row (batch, heads, n) what multiplies its weights, and dZ - D

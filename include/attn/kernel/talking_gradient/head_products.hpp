@@ -8,9 +8,9 @@
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// sums[row * columns + column] += sum over the pairs of a block of a[row] b[column], numbers of all pairs in so many heads.
-template <Scalar T, class Arch>
+template <Scalar T>
 void add_head_products(const head_block& block, const T* a, index_t rows, const T* b, index_t columns, double* sums) {
-    using lanes = simd::lanes<T, Arch>;
+    using lanes = simd::lanes<T>;
     constexpr index_t side = 4; // of a square of sums in registers
     const auto numbers = block.keys * block.registers * lanes::size;
     for (index_t row = 0; row < rows; row += side)
@@ -43,9 +43,9 @@ void add_head_products(const head_block& block, const T* a, index_t rows, const 
 }
 
 /// sums[row] += sum over the pairs of a block of a[row].
-template <Scalar T, class Arch>
+template <Scalar T>
 void add_head_sums(const head_block& block, const T* a, index_t rows, double* sums) {
-    using lanes = simd::lanes<T, Arch>;
+    using lanes = simd::lanes<T>;
     for (index_t row = 0; row < rows; ++row) {
         const T* const from = a + row * block.head_stride;
         lanes all = T{0};

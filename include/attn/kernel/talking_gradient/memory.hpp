@@ -15,10 +15,10 @@ struct mixing_sums {
 };
 
 /// Tiles are [heads][keys of a block][queries].
-template <Scalar T, class Arch>
+template <Scalar T>
 struct talking_gradient_memory {
-    static constexpr auto max_queries = talking_heads_memory<T, Arch>::max_queries;
-    static constexpr auto keys_of_block = talking_heads_memory<T, Arch>::keys_of_block;
+    static constexpr auto max_queries = talking_heads_memory<T>::max_queries;
+    static constexpr auto keys_of_block = talking_heads_memory<T>::keys_of_block;
 
     index_t block_keys, head_stride, key_stride, value_stride;
 
@@ -32,16 +32,16 @@ struct talking_gradient_memory {
     T* totals;    ///< the same of P
     T *query_rows, *given_rows;          ///< [heads][queries][channels in whole registers]
     T* of_queries;                       ///< sums [heads][queries][channels in whole registers]
-    summed_rows<T, Arch> of_keys, of_values; ///< of the block of keys, in one head
+    summed_rows<T> of_keys, of_values; ///< of the block of keys, in one head
     gradient_rows<T>* rows;              ///< [heads]
     std::uint64_t* seen;                 ///< [keys of a block] one bit per query: whether any head sees the key
     std::uint64_t* visible;              ///< the same of each head, or of one if they see the same
-    block_reader<T, Arch> keys, values;
-    score_stage<T, Arch>*queries, *given; ///< of each head
+    block_reader<T> keys, values;
+    score_stage<T>*queries, *given; ///< of each head
 
     talking_gradient_memory(detail::scratch& memory, const talking_heads_shape& s)
         : block_keys(std::clamp<index_t>(s.keys, 1, keys_of_block)), head_stride((block_keys + 1) * max_queries), // as in talking_heads_memory
-          key_stride(whole_registers<T, Arch>(s.key_channels)), value_stride(whole_registers<T, Arch>(s.value_channels)),
+          key_stride(whole_registers<T>(s.key_channels)), value_stride(whole_registers<T>(s.value_channels)),
           logits(memory.take<T>(s.query_heads, head_stride)),
           scores(s.mixes_logits ? memory.take<T>(s.heads, head_stride) : logits), of_mixed(memory.take<T>(s.value_heads, head_stride)),
           of_scores(s.mixes_weights ? memory.take<T>(s.heads, head_stride) : of_mixed), slopes(memory.take<T>(s.scored ? s.heads : 0, head_stride)),
@@ -51,11 +51,11 @@ struct talking_gradient_memory {
           of_keys(memory, block_keys, s.key_channels), of_values(memory, block_keys, s.value_channels),
           rows(memory.take<gradient_rows<T>>(s.heads)), seen(memory.take<std::uint64_t>(block_keys)),
           visible(memory.take<std::uint64_t>(s.heads_alike ? 1 : s.heads, block_keys)), keys(memory, block_keys, s.key_channels, true),
-          values(memory, block_keys, s.value_channels, false), queries(memory.take<score_stage<T, Arch>>(s.query_heads)),
-          given(memory.take<score_stage<T, Arch>>(s.value_heads)) {
-        const auto construct = [&](score_stage<T, Arch>* at, index_t heads, index_t channels) {
+          values(memory, block_keys, s.value_channels, false), queries(memory.take<score_stage<T>>(s.query_heads)),
+          given(memory.take<score_stage<T>>(s.value_heads)) {
+        const auto construct = [&](score_stage<T>* at, index_t heads, index_t channels) {
             for (index_t h = 0; h < heads; ++h) {
-                const score_stage<T, Arch> stage(memory, channels);
+                const score_stage<T> stage(memory, channels);
                 if (at) std::construct_at(at + h, stage);
             }
         };

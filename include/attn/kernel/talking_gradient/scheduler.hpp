@@ -15,7 +15,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 /// themselves: with the same bits. That is five products on visible pairs, two more where D is summed, and two more where entries are cut.
 /// Memory: two numbers a row, and of each thread tiles of all heads. What queries add to the mixings is summed part by part, and then over the
 /// parts in order.
-template <Scalar T, class Arch>
+template <Scalar T>
 class talking_gradient_scheduler {
 public:
     talking_heads_parameters with;
@@ -41,7 +41,7 @@ public:
             own.weights_mix_back.load(detail::transposed(with.weights_mix), {});
         }
         const bool sums_weights = s.mixes_weights || !with.logits_bias.empty();
-        const talking_gradient_call<T, Arch> call{in, saved, given, wanted, s, pattern, slopes, static_cast<T>(with.scale), own.logits_mix,
+        const talking_gradient_call<T> call{in, saved, given, wanted, s, pattern, slopes, static_cast<T>(with.scale), own.logits_mix,
                                                   own.weights_mix, own.logits_mix_back, own.weights_mix_back, with.sinks, sums_weights, own.share, own.shift};
         const auto& cut = own.cut;
         const auto batch = shapes.queries.batch;
@@ -81,7 +81,7 @@ public:
     }
 
 private:
-    using worker_type = talking_gradient_worker<T, Arch>;
+    using worker_type = talking_gradient_worker<T>;
 
     /// The parts of a batch entry. Those of queries are the same whatever the threads are: sums for the mixings are made in each.
     struct parts {
@@ -99,13 +99,13 @@ private:
         index_t key(index_t part) const { return part == key_parts ? keys : keys * part / key_parts / grain * grain; }
 
     private:
-        static constexpr index_t grain = talking_gradient_memory<T, Arch>::keys_of_block;
+        static constexpr index_t grain = talking_gradient_memory<T>::keys_of_block;
     };
 
     struct layout {
         talking_heads_shape shape;
         parts cut;
-        head_mixing<T, Arch> logits_mix, logits_mix_back, weights_mix, weights_mix_back;
+        head_mixing<T> logits_mix, logits_mix_back, weights_mix, weights_mix_back;
         T *share, *shift; ///< (batch, heads, n)
         index_t sums_count[4]; ///< of logits_mix, logits_bias, weights_mix, weights_bias
         double* sums; ///< [batch][query_parts] of these
@@ -113,7 +113,7 @@ private:
         std::size_t slice_bytes;
 
         layout(detail::scratch& memory, const talking_gradient_scheduler& owner, const input_shapes& s, index_t concurrency)
-            : shape(talking_heads_scheduler<T, Arch>{owner.with}.shape_of(s)), cut(s, concurrency),
+            : shape(talking_heads_scheduler<T>{owner.with}.shape_of(s)), cut(s, concurrency),
               logits_mix(take(memory, shape.mixes_logits, shape.heads, shape.query_heads)),
               logits_mix_back(take(memory, shape.mixes_logits, shape.query_heads, shape.heads)),
               weights_mix(take(memory, shape.mixes_weights, shape.value_heads, shape.heads)),
@@ -123,7 +123,7 @@ private:
                          shape.mixes_weights ? shape.value_heads * shape.heads : 0, shape.mixes_weights ? shape.value_heads : 0},
               sums(memory.take<double>(s.queries.batch, cut.query_parts, sums_per_part())) {
             detail::scratch one;
-            talking_gradient_memory<T, Arch>(one, shape);
+            talking_gradient_memory<T>(one, shape);
             slice_bytes = one.used_bytes();
             slices = memory.take<std::byte>(concurrency, static_cast<index_t>(slice_bytes));
         }
@@ -161,8 +161,8 @@ private:
         }
 
     private:
-        static head_mixing<T, Arch> take(detail::scratch& memory, bool mixes, index_t rows, index_t columns) {
-            return head_mixing<T, Arch>::take(memory, mixes ? rows : 0, mixes ? columns : 0);
+        static head_mixing<T> take(detail::scratch& memory, bool mixes, index_t rows, index_t columns) {
+            return head_mixing<T>::take(memory, mixes ? rows : 0, mixes ? columns : 0);
         }
     };
 
@@ -170,7 +170,7 @@ private:
         return wanted.logits_mix.data() || wanted.logits_bias.data() || wanted.weights_mix.data() || wanted.weights_bias.data();
     }
     /// A part of the queries of an entry, with all keys.
-    static talking_gradient_task task_of(const talking_gradient_call<T, Arch>& call, const parts& cut, index_t b, index_t part) {
+    static talking_gradient_task task_of(const talking_gradient_call<T>& call, const parts& cut, index_t b, index_t part) {
         index_t step = 0; // which all heads promise
         for (index_t c = 0; c < (call.shape.heads_alike ? 1 : call.shape.heads); ++c) step = std::gcd(step, call.pattern.step(b, c, visible_keys::whole));
         step = std::max<index_t>(step, 1);
@@ -178,7 +178,7 @@ private:
         return {b, step, blocks * part / cut.query_parts, blocks * (part + 1) / cut.query_parts, 0, cut.keys};
     }
     /// Sum over the rows of P_sink (dZ - D), P_sink = share e^(sink - log_sum_exp).
-    static T of_sink(const talking_gradient_call<T, Arch>& call, index_t head) {
+    static T of_sink(const talking_gradient_call<T>& call, index_t head) {
         const auto& s = call.in.queries.shape();
         double sum = 0;
         for (index_t b = 0; b < s.batch; ++b)

@@ -10,15 +10,15 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// What sums over pairs are made of. Pairs that a head does not see, and the padding of a block, have scores of -infinity; what no head sees is
 /// 0 before it gets to a mixing's sums.
-template <Scalar T, class Arch>
+template <Scalar T>
 class talking_gradient_tiles {
 public:
-    using lanes = simd::lanes<T, Arch>;
-    using memory_type = talking_gradient_memory<T, Arch>;
+    using lanes = simd::lanes<T>;
+    using memory_type = talking_gradient_memory<T>;
     static constexpr auto max_queries = memory_type::max_queries;
 
 protected:
-    talking_gradient_tiles(detail::scratch& memory, const talking_gradient_call<T, Arch>& call) : call_(call), s_(call.shape), memory_(memory, call.shape) {}
+    talking_gradient_tiles(detail::scratch& memory, const talking_gradient_call<T>& call) : call_(call), s_(call.shape), memory_(memory, call.shape) {}
 
     /// Calls f() for the query blocks of a task.
     template <class F>
@@ -58,7 +58,7 @@ protected:
     }
     /// Calls f(head, rows) for the heads that share the heads of keys or values.
     template <class F>
-    void for_each_head(const stored_view<const T>& tensor, block_reader<T, Arch> reader, index_t heads, const key_run& keys, const F& f) const {
+    void for_each_head(const stored_view<const T>& tensor, block_reader<T> reader, index_t heads, const key_run& keys, const F& f) const {
         const auto shared = tensor.shape().heads;
         for (index_t head = 0; head < shared; ++head) {
             reader.begin(rows_of(tensor, block_.batch, head), call_.in.positions.first_key[block_.batch]);
@@ -67,7 +67,7 @@ protected:
         }
     }
 
-    index_t stride() const { return whole_registers<T, Arch>(block_.tokens.count); }
+    index_t stride() const { return whole_registers<T>(block_.tokens.count); }
     query_block of_head(index_t head) const {
         return {.batch = block_.batch, .first_head = head, .heads = 1, .tokens = block_.tokens, .first_row = block_.first_row};
     }
@@ -77,7 +77,7 @@ protected:
     head_block as_heads(const key_run& keys) const { return {keys.count, stride() / lanes::size, memory_.head_stride, seen()}; }
     const std::uint64_t* seen() const { return all_seen_ ? nullptr : memory_.seen; }
 
-    const talking_gradient_call<T, Arch>& call_;
+    const talking_gradient_call<T>& call_;
     const talking_heads_shape& s_;
     memory_type memory_;
     talking_gradient_task task_{};
@@ -92,8 +92,8 @@ private:
         for (index_t h = 0; h < from.shape().heads; ++h, to += max_queries * to_stride) {
             auto rows = rows_of(from, block_.batch, h, block_.first_row);
             rows.row_stride *= block_.tokens.step;
-            copy_rows<T, Arch>(rows, block_.tokens.count, from.shape().channels, to, to_stride);
-            finite = finite && are_finite<T, Arch>({to, to_stride, 1}, block_.tokens.count, to_stride);
+            copy_rows<T>(rows, block_.tokens.count, from.shape().channels, to, to_stride);
+            finite = finite && are_finite<T>({to, to_stride, 1}, block_.tokens.count, to_stride);
         }
         return finite;
     }
@@ -123,7 +123,7 @@ private:
         for (index_t c = 0; c < s_.heads; ++c) {
             T* const scores = tile(memory_.scores, c);
             if (call_.slopes) (*call_.slopes)({of_head(c), keys, scores, stride(), memory_.scratch}, tile(memory_.slopes, c), {});
-            if (!all_visible_) hide_scores<T, Arch>(scores, count, stride(), memory_.visible_to(s_.heads_alike ? 0 : c));
+            if (!all_visible_) hide_scores<T>(scores, count, stride(), memory_.visible_to(s_.heads_alike ? 0 : c));
         }
         find_seen(count);
         if (s_.mixes_logits) forget_unseen(memory_.logits, s_.query_heads, count);
@@ -138,7 +138,7 @@ private:
         all_seen_ = true;
         for (index_t j = 0; j < count; ++j) {
             std::uint64_t of_any = 0;
-            for (index_t c = 0; c < s_.heads; ++c) of_any |= rows_not_hidden<T, Arch>(tile(memory_.scores, c) + j * stride(), stride());
+            for (index_t c = 0; c < s_.heads; ++c) of_any |= rows_not_hidden<T>(tile(memory_.scores, c) + j * stride(), stride());
             memory_.seen[j] = of_any;
             all_seen_ = all_seen_ && of_any == bit_range(0, stride());
         }

@@ -7,14 +7,14 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Each gradient of a token is one chain of multiply-adds: of a query over the keys in order, of a key over query blocks, heads and queries in
 /// order. So its bits are the same in any task that computes it.
-template <Scalar T, class Arch>
-class talking_gradient_worker : talking_gradient_tiles<T, Arch> {
+template <Scalar T>
+class talking_gradient_worker : talking_gradient_tiles<T> {
 public:
-    using tiles = talking_gradient_tiles<T, Arch>;
-    using lanes = simd::lanes<T, Arch>;
+    using tiles = talking_gradient_tiles<T>;
+    using lanes = simd::lanes<T>;
     using tiles::max_queries;
 
-    talking_gradient_worker(detail::scratch& memory, const talking_gradient_call<T, Arch>& call) : tiles(memory, call) {}
+    talking_gradient_worker(detail::scratch& memory, const talking_gradient_call<T>& call) : tiles(memory, call) {}
 
     /// dZ - D of the query blocks, and the shares of their weights.
     void find_shift(const talking_gradient_task& task) {
@@ -57,7 +57,7 @@ public:
     /// Before the first query block of some keys, and after the last.
     void begin_keys(index_t batch, index_t first, index_t end) {
         for (const auto* to : {&call_.wanted.keys, &call_.wanted.values})
-            for (index_t h = 0; h < to->shape().heads; ++h) summed_rows<T, Arch>::clear(*to, batch, h, first, end - first);
+            for (index_t h = 0; h < to->shape().heads; ++h) summed_rows<T>::clear(*to, batch, h, first, end - first);
     }
     void end_keys(index_t batch, index_t first, index_t end) {
         const auto &keys = call_.wanted.keys, &values = call_.wanted.values;
@@ -74,7 +74,7 @@ private:
     void add_weighted(const key_run& keys) {
         for (index_t c = 0; c < s_.heads; ++c) {
             T *const weights = tile(memory_.scores, c), *const weighted = tile(memory_.of_scores, c);
-            weigh_gradients<T, Arch>(memory_.rows[c], weights, weighted, nullptr, keys.count, stride());
+            weigh_gradients<T>(memory_.rows[c], weights, weighted, nullptr, keys.count, stride());
             for (index_t row = 0; row < stride(); row += lanes::size) {
                 lanes sum = T{0}, total = T{0};
                 for (auto at = row; at < row + keys.count * stride(); at += stride()) {
@@ -97,7 +97,7 @@ private:
                     auto rows = rows_of(from, block_.batch, c, block_.first_row);
                     rows.data += first * rows.channel_stride;
                     rows.row_stride *= block_.tokens.step;
-                    transpose_rows<T, Arch>(rows, block_.tokens.count, count, T{1}, to, stride());
+                    transpose_rows<T>(rows, block_.tokens.count, count, T{1}, to, stride());
                 };
                 T *const out = memory_.scratch, *const given = memory_.of_mixed, *const all = memory_.sums + c * max_queries;
                 read(call_.saved.values, out);
@@ -120,14 +120,14 @@ private:
                 rows.share[r] = share_of(c)[block_.token_of(r)];
             }
             const T* const slopes = call_.slopes ? tile(memory_.slopes, c) : nullptr;
-            weigh_gradients<T, Arch>(rows, tile(memory_.scores, c), tile(memory_.of_scores, c), slopes, count, stride());
+            weigh_gradients<T>(rows, tile(memory_.scores, c), tile(memory_.of_scores, c), slopes, count, stride());
         }
         const auto heads = as_heads(keys);
         const auto& sums = *mixing_sums_;
-        if (sums.weights_mix) add_head_products<T, Arch>(heads, memory_.of_mixed, s_.value_heads, memory_.scores, s_.heads, sums.weights_mix);
-        if (sums.weights_bias) add_head_sums<T, Arch>(heads, memory_.of_mixed, s_.value_heads, sums.weights_bias);
-        if (sums.logits_mix) add_head_products<T, Arch>(heads, memory_.of_scores, s_.heads, memory_.logits, s_.query_heads, sums.logits_mix);
-        if (sums.logits_bias) add_head_sums<T, Arch>(heads, memory_.of_scores, s_.heads, sums.logits_bias);
+        if (sums.weights_mix) add_head_products<T>(heads, memory_.of_mixed, s_.value_heads, memory_.scores, s_.heads, sums.weights_mix);
+        if (sums.weights_bias) add_head_sums<T>(heads, memory_.of_mixed, s_.value_heads, sums.weights_bias);
+        if (sums.logits_mix) add_head_products<T>(heads, memory_.of_scores, s_.heads, memory_.logits, s_.query_heads, sums.logits_mix);
+        if (sums.logits_bias) add_head_sums<T>(heads, memory_.of_scores, s_.heads, sums.logits_bias);
 
         if (of_values_) {
             const auto wide = memory_.value_stride;
@@ -145,23 +145,23 @@ private:
                 add_to_keys(tile(products, a), keys, memory_.query_rows + a * max_queries * wide, wide, memory_.of_keys, call_.wanted.keys, kv_head,
                             finite_queries_);
             if (of_queries_)
-                add_products<T, Arch>({.a = tile(products, a), .a_row = 1, .a_depth = stride(), .b = rows.data, .b_depth = rows.row_stride, .depth = count,
+                add_products<T>({.a = tile(products, a), .a_row = 1, .a_depth = stride(), .b = rows.data, .b_depth = rows.row_stride, .depth = count,
                                        .c = memory_.of_queries + a * max_queries * wide, .c_row = wide, .adds = true},
-                                      block_.tokens.count, wide, are_finite<T, Arch>(rows, count, wide) ? nullptr : memory_.seen, true);
+                                      block_.tokens.count, wide, are_finite<T>(rows, count, wide) ? nullptr : memory_.seen, true);
         });
     }
     /// Adds the block's rows, weighted by a tile, to those of the keys.
-    void add_to_keys(const T* weights, const key_run& keys, const T* rows, index_t row_stride, summed_rows<T, Arch>& sums, const tensor_view<T>& to,
+    void add_to_keys(const T* weights, const key_run& keys, const T* rows, index_t row_stride, summed_rows<T>& sums, const tensor_view<T>& to,
                      index_t head, bool finite) const {
         sums.begin(to, block_.batch, head, keys.first - call_.in.positions.first_key[block_.batch], keys.step, keys.count);
         T* const first = sums.row(0);
-        add_products<T, Arch>({.a = weights, .a_row = stride(), .a_depth = 1, .b = rows, .b_depth = row_stride, .depth = block_.tokens.count,
+        add_products<T>({.a = weights, .a_row = stride(), .a_depth = 1, .b = rows, .b_depth = row_stride, .depth = block_.tokens.count,
                                .c = first, .c_row = sums.row_stride(), .adds = true},
                               keys.count, row_stride, finite ? nullptr : memory_.seen, false);
         sums.end();
     }
     void write(const T* sums, const tensor_view<T>& to, index_t head, index_t row, T factor) const {
-        write_row<false, T, Arch>(sums, to.shape().channels, factor, T{0}, to.row(task_.batch, head, row), to.strides().channels);
+        write_row<false, T>(sums, to.shape().channels, factor, T{0}, to.row(task_.batch, head, row), to.strides().channels);
     }
 
     const mixing_sums* mixing_sums_ = nullptr;
