@@ -50,9 +50,10 @@ namespace attn::inline ATTN_INSTRUCTION_SET::compiled {
 using compiled_library::operation, compiled_library::target, compiled_library::widest;
 
 /// The patterns that the library holds: others need the headers.
-using pattern = std::variant<dense, causal, attn::pattern::local, attn::pattern::both<causal, attn::pattern::local>, attn::pattern::strided,
-                             attn::pattern::both<causal, attn::pattern::strided>, attn::pattern::either<attn::pattern::local, attn::pattern::strided>,
-                             attn::pattern::both<causal, attn::pattern::either<attn::pattern::local, attn::pattern::strided>>>;
+using pattern =
+    std::variant<dense, causal, attn::pattern::local, attn::pattern::both<causal, attn::pattern::local>, attn::pattern::strided,
+                 attn::pattern::both<causal, attn::pattern::strided>, attn::pattern::either<attn::pattern::local, attn::pattern::strided>,
+                 attn::pattern::both<causal, attn::pattern::either<attn::pattern::local, attn::pattern::strided>>>;
 
 /// The score functions that the library holds.
 template <Scalar T>

@@ -17,16 +17,18 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// - `has_log_sum_exp = false`: where there is none, for lack of a softmax.
 /// - `log_sum_exp_shape(shapes)`: where log_sum_exp has other heads than the values.
 /// - `narrow_workspace_bytes<T>(shapes, concurrency)`: where a result that is stored in 16 bits needs more than workspace_bytes.
-/// - `least_workspace_bytes<T>(shapes, concurrency)`: where forward can do with less than workspace_bytes, in more time, with the same result.
+/// - `least_workspace_bytes<T>(shapes, concurrency)`: where forward can do with less than workspace_bytes, in more time, with the same
+///   result.
 /// - `check_apart(out)`: throws, by out.require_apart, if an output overlaps what the operator refers to: see output_memory.
 template <class A>
-concept Attention = requires(const A& op, const inputs<float>& in, const outputs<float>& out, const input_shapes& shapes, const execution& run) {
-    { A::name } -> std::convertible_to<std::string_view>;
-    op.check(in);
-    { op.output_shape(shapes) } -> std::same_as<shape>;
-    { op.template workspace_bytes<float>(shapes, index_t{1}) } -> std::same_as<std::size_t>;
-    op.forward(in, out, run);
-};
+concept Attention =
+    requires(const A& op, const inputs<float>& in, const outputs<float>& out, const input_shapes& shapes, const execution& run) {
+        { A::name } -> std::convertible_to<std::string_view>;
+        op.check(in);
+        { op.output_shape(shapes) } -> std::same_as<shape>;
+        { op.template workspace_bytes<float>(shapes, index_t{1}) } -> std::same_as<std::size_t>;
+        op.forward(in, out, run);
+    };
 
 namespace detail {
 
@@ -34,7 +36,8 @@ namespace detail {
 [[noreturn]] inline void refuse(std::string_view operation, std::string_view argument, const shape& has, std::string_view other,
                                 const shape& other_has, std::string_view problem) {
     throw shape_error(operation, argument,
-                      "has shape " + to_string(has) + ", but " + std::string(other) + " has " + to_string(other_has) + ": " + std::string(problem));
+                      "has shape " + to_string(has) + ", but " + std::string(other) + " has " + to_string(other_has) + ": " +
+                          std::string(problem));
 }
 
 /// Throws shape_error unless `out` has that shape and can be written while the inputs are read.
@@ -82,7 +85,12 @@ constexpr bool divides(index_t kv_heads, index_t heads) { return kv_heads == 0 ?
 
 /// What patterns and score functions for so many heads are checked against.
 inline pattern_context pattern_context_of(std::string_view operation, const positions& where, const input_shapes& s, index_t heads) {
-    pattern_context context{.operation = operation, .batch = s.queries.batch, .heads = heads, .where = where, .queries = s.queries.tokens, .keys = s.keys.tokens};
+    pattern_context context{.operation = operation,
+                            .batch = s.queries.batch,
+                            .heads = heads,
+                            .where = where,
+                            .queries = s.queries.tokens,
+                            .keys = s.keys.tokens};
     const bool shared = where.first_query.shared() && where.first_key.shared();
     for (index_t b = 0; b < (shared ? std::min<index_t>(s.queries.batch, 1) : s.queries.batch); ++b) {
         const auto i = where.first_query[b], j = where.first_key[b];
@@ -138,14 +146,13 @@ std::size_t workspace_bytes_for(const A& op, const input_shapes& shapes, index_t
     const auto bytes = op.template workspace_bytes<T>(shapes, concurrency);
     if constexpr (Narrow<S> && requires { op.template narrow_workspace_bytes<T>(shapes, concurrency); })
         return std::max(bytes, op.template narrow_workspace_bytes<T>(shapes, concurrency));
-    else
-        return bytes;
+    else return bytes;
 }
 
 } // namespace detail
 
-/// Bytes of workspace that a call of `op` on such shapes needs with such an executor, if its result is stored in T. Throws attention_error if it cannot tell: no tensors have
-/// such shapes, or the operator lacks what its size depends on.
+/// Bytes of workspace that a call of `op` on such shapes needs with such an executor, if its result is stored in T. Throws attention_error
+/// if it cannot tell: no tensors have such shapes, or the operator lacks what its size depends on.
 template <Storage T, Attention A, Executor E>
 std::size_t workspace_bytes(const A& op, const input_shapes& shapes, E& executor) {
     detail::check_shape<T>(A::name, "q", shapes.queries);
@@ -159,14 +166,13 @@ template <Storage T, Attention A>
 std::size_t least_workspace_bytes(const A& op, const input_shapes& shapes, index_t concurrency) {
     if constexpr (requires { op.template least_workspace_bytes<computed_in<T>>(shapes, concurrency); })
         return op.template least_workspace_bytes<computed_in<T>>(shapes, concurrency);
-    else
-        return detail::workspace_bytes_for<T>(op, shapes, concurrency);
+    else return detail::workspace_bytes_for<T>(op, shapes, concurrency);
 }
 
 namespace detail {
 
-/// Throws attention_error unless the outputs have the shapes of the results, and can be written while the inputs, and what the operator refers
-/// to, are read.
+/// Throws attention_error unless the outputs have the shapes of the results, and can be written while the inputs, and what the operator
+/// refers to, are read.
 template <Attention A, Scalar T>
 void check_outputs(const A& op, const inputs<T>& in, const outputs<T>& out) {
     const auto shapes = shapes_of(in);
@@ -206,10 +212,12 @@ void attend(const A& op, const inputs<T>& in, const outputs<T>& out, const execu
     op.check(in);
     detail::check_outputs(op, in, out);
     const auto shapes = shapes_of(in);
-    const auto needed = detail::with_storage(out.values, [&]<Storage S>(std::type_identity<S>) { return least_workspace_bytes<S>(op, shapes, run.concurrency()); });
+    const auto needed = detail::with_storage(
+        out.values, [&]<Storage S>(std::type_identity<S>) { return least_workspace_bytes<S>(op, shapes, run.concurrency()); });
     if (run.workspace().size_bytes() < needed) {
-        throw argument_error(A::name, "workspace", "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but q of shape " + to_string(shapes.queries) +
-                                                    " on " + std::to_string(run.concurrency()) + " threads needs " + std::to_string(needed));
+        throw argument_error(A::name, "workspace",
+                             "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but q of shape " + to_string(shapes.queries) +
+                                 " on " + std::to_string(run.concurrency()) + " threads needs " + std::to_string(needed));
     }
     detail::forward_checked(op, in, out, run);
 }
@@ -218,7 +226,8 @@ void attend(const A& op, const inputs<T>& in, const outputs<T>& out, const execu
 template <Attention A, Scalar T, ExecutorArgument E = sequential>
 void attend(const A& op, const inputs<T>& in, const outputs<T>& out, E&& executor = {}) {
     op.check(in);
-    workspace memory(detail::with_storage(out.values, [&]<Storage S>(std::type_identity<S>) { return workspace_bytes<S>(op, shapes_of(in), executor); }));
+    workspace memory(detail::with_storage(
+        out.values, [&]<Storage S>(std::type_identity<S>) { return workspace_bytes<S>(op, shapes_of(in), executor); }));
     attend(op, in, out, execution(executor, memory));
 }
 
@@ -232,8 +241,8 @@ template <Attention A, Scalar T, ExecutorArgument E = sequential>
     return out;
 }
 
-/// The same of tensors or views of q, k, v and out: of double, or each of float or 16-bit numbers. `how` is an execution, or an executor that is
-/// given a workspace for the call.
+/// The same of tensors or views of q, k, v and out: of double, or each of float or 16-bit numbers. `how` is an execution, or an executor
+/// that is given a workspace for the call.
 template <Attention A, StoredTensor Q, StoredTensor K, StoredTensor V, StoredTensor O, class How = sequential>
     requires(ExecutorArgument<How> || std::same_as<std::remove_cvref_t<How>, execution>)
 void attend(const A& op, const Q& q, const K& k, const V& v, O&& out, How&& how = {}, const positions& where = {}) {

@@ -14,18 +14,20 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// - `backward_workspace_bytes<T>(shapes, concurrency)`: the scratch memory that `backward` needs.
 /// - `backward(in, saved, given, wanted, run)`: computes. Everything has been checked; it allocates nothing and writes only to `wanted`.
 template <class A>
-concept DifferentiableAttention = Attention<A> && requires(const A& op, const inputs<float>& in, const saved_outputs<float>& saved, const output_gradients<float>& given,
-                                                           const typename A::template gradients<float>& wanted, const input_shapes& shapes, const execution& run) {
-    requires std::derived_from<typename A::template gradients<float>, input_gradients<float>>;
-    { op.template backward_workspace_bytes<float>(shapes, index_t{1}) } -> std::same_as<std::size_t>;
-    op.backward(in, saved, given, wanted, run);
-};
+concept DifferentiableAttention =
+    Attention<A> && requires(const A& op, const inputs<float>& in, const saved_outputs<float>& saved, const output_gradients<float>& given,
+                             const typename A::template gradients<float>& wanted, const input_shapes& shapes, const execution& run) {
+        requires std::derived_from<typename A::template gradients<float>, input_gradients<float>>;
+        { op.template backward_workspace_bytes<float>(shapes, index_t{1}) } -> std::same_as<std::size_t>;
+        op.backward(in, saved, given, wanted, run);
+    };
 
 /// The gradients of an operator's inputs and parameters, all views.
 template <DifferentiableAttention A, Scalar T>
 using gradients_of = typename A::template gradients<T>;
 
-/// Bytes of workspace that the gradient of `op` on such shapes needs with such an executor. Throws attention_error if no tensors have such shapes.
+/// Bytes of workspace that the gradient of `op` on such shapes needs with such an executor. Throws attention_error if no tensors have such
+/// shapes.
 template <Scalar T, DifferentiableAttention A, Executor E>
 std::size_t backward_workspace_bytes(const A& op, const input_shapes& shapes, E& executor) {
     detail::check_shape<T>(A::name, "q", shapes.queries);
@@ -76,20 +78,21 @@ private:
 };
 
 template <DifferentiableAttention A, Scalar T>
-void check_backward(const A& op, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const gradients_of<A, T>& wanted) {
+void check_backward(const A& op, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given,
+                    const gradients_of<A, T>& wanted) {
     const auto shapes = shapes_of(in);
     const auto require_wide = [&](std::string_view argument, const stored_view<const T>& view) {
         if (view.is_narrow())
-            throw argument_error(A::name, argument, "of shape " + to_string(view.shape()) + " is stored in 16 bits: gradients are computed of numbers that are not");
+            throw argument_error(A::name, argument,
+                                 "of shape " + to_string(view.shape()) +
+                                     " is stored in 16 bits: gradients are computed of numbers that are not");
     };
     require_wide("q", in.queries);
     require_wide("k", in.keys);
     require_wide("v", in.values);
     const gradient_checks<T> checks(A::name, in, saved, given);
-    if constexpr (requires { requires !A::has_log_sum_exp; })
-        checks.check_read(op.output_shape(shapes), {});
-    else
-        checks.check_read(op.output_shape(shapes), log_sum_exp_shape(op, shapes));
+    if constexpr (requires { requires !A::has_log_sum_exp; }) checks.check_read(op.output_shape(shapes), {});
+    else checks.check_read(op.output_shape(shapes), log_sum_exp_shape(op, shapes));
     const auto for_each_wanted = [&](const auto& f) {
         const auto call = [&](std::string_view argument, const tensor_view<T>& view, const shape& expected) {
             if (view.data()) f(argument, view, expected);
@@ -114,30 +117,34 @@ void check_backward(const A& op, const inputs<T>& in, const saved_outputs<T>& sa
 
 } // namespace detail
 
-/// The gradient of a loss with respect to what a call of an operator read: from the call's inputs, what it wrote (`saved`), and the gradient
-/// of the loss with respect to that (`given`), a pure function:
-///     wanted.queries = d loss / d q,      wanted.keys = d loss / d k,      wanted.values = d loss / d v,      and of the operator's parameters
-/// What has no memory in `wanted` is not computed. The gradients have the same bits for every executor and number of threads. Allocates nothing.
-/// Throws attention_error, before anything is read or written: shapes that do not fit, a gradient that overlaps what is read or another
-/// gradient, a workspace too small.
+/// The gradient of a loss with respect to what a call of an operator read: from the call's inputs, what it wrote (`saved`), and the
+/// gradient of the loss with respect to that (`given`), a pure function:
+///     wanted.queries = d loss / d q,   wanted.keys = d loss / d k,   wanted.values = d loss / d v,   and of the operator's parameters
+/// What has no memory in `wanted` is not computed. The gradients have the same bits for every executor and number of threads. Allocates
+/// nothing. Throws attention_error, before anything is read or written: shapes that do not fit, a gradient that overlaps what is read or
+/// another gradient, a workspace too small.
 template <DifferentiableAttention A, Scalar T>
-void backward(const A& op, const inputs<T>& in, const std::type_identity_t<saved_outputs<T>>& saved, const std::type_identity_t<output_gradients<T>>& given,
-              const std::type_identity_t<gradients_of<A, T>>& wanted, const execution& run) {
+void backward(const A& op, const inputs<T>& in, const std::type_identity_t<saved_outputs<T>>& saved,
+              const std::type_identity_t<output_gradients<T>>& given, const std::type_identity_t<gradients_of<A, T>>& wanted,
+              const execution& run) {
     op.check(in);
     detail::check_backward(op, in, saved, given, wanted);
     const auto shapes = shapes_of(in);
     const auto needed = op.template backward_workspace_bytes<T>(shapes, run.concurrency());
     if (run.workspace().size_bytes() < needed) {
-        throw argument_error(A::name, "workspace", "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but the gradient for q of shape " +
-                                                    to_string(shapes.queries) + " on " + std::to_string(run.concurrency()) + " threads needs " + std::to_string(needed));
+        throw argument_error(A::name, "workspace",
+                             "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but the gradient for q of shape " +
+                                 to_string(shapes.queries) + " on " + std::to_string(run.concurrency()) + " threads needs " +
+                                 std::to_string(needed));
     }
     op.backward(in, saved, given, wanted, run);
 }
 
 /// The same, with a workspace for the call.
 template <DifferentiableAttention A, Scalar T, ExecutorArgument E = sequential>
-void backward(const A& op, const inputs<T>& in, const std::type_identity_t<saved_outputs<T>>& saved, const std::type_identity_t<output_gradients<T>>& given,
-              const std::type_identity_t<gradients_of<A, T>>& wanted, E&& executor = {}) {
+void backward(const A& op, const inputs<T>& in, const std::type_identity_t<saved_outputs<T>>& saved,
+              const std::type_identity_t<output_gradients<T>>& given, const std::type_identity_t<gradients_of<A, T>>& wanted,
+              E&& executor = {}) {
     op.check(in);
     workspace memory(backward_workspace_bytes<T>(op, shapes_of(in), executor));
     backward(op, in, saved, given, wanted, execution(executor, memory));

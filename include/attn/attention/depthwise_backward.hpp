@@ -8,8 +8,8 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-/// The gradients of a loss with respect to what a depthwise convolution read: its input (batch, x_heads, n, c), its weights, and its bias, in
-/// their shapes. What has no memory is not wanted, and not computed. That of what the convolution was added to is the gradient given.
+/// The gradients of a loss with respect to what a depthwise convolution read: its input (batch, x_heads, n, c), its weights, and its bias,
+/// in their shapes. What has no memory is not wanted, and not computed. That of what the convolution was added to is the gradient given.
 template <Scalar T>
 struct depthwise_gradients {
     tensor_view<T> input = {};
@@ -32,7 +32,8 @@ void check_depthwise_backward(const depthwise_convolution<T>& op, const tensor_v
     for (std::size_t g = 0; g < written.size(); ++g) {
         const auto& [argument, view] = written[g];
         if (!view.data()) continue;
-        if (g == 2 && op.bias.empty() && !wanted.bias.empty()) throw argument_error(name, argument, "is asked for, but the convolution has no bias");
+        if (g == 2 && op.bias.empty() && !wanted.bias.empty())
+            throw argument_error(name, argument, "is asked for, but the convolution has no bias");
         check_view(name, argument, view);
         check_writable(name, argument, view);
         if (view.shape() != expected[g])
@@ -54,16 +55,18 @@ std::size_t backward_workspace_bytes(const depthwise_convolution<T>& op, const s
 }
 
 /// The gradient of a depthwise convolution: from its input x and the gradient of the loss by its output, `given` (batch, heads, n, c),
-///     d input[b, g, (y, x), c] = sum over heads h that read g, and (ky, kx), of weights[h, c, ky, kx] given[b, h, (y + top - ky, x + left - kx), c]
+///     d input[b, g, (y, x), c] = sum over heads h that read g, and (ky, kx), of
+///                                weights[h, c, ky, kx] given[b, h, (y + top - ky, x + left - kx), c]
 ///     d weights[h, c, ky, kx] = sum over b, (y, x) of given[b, h, (y, x), c] x[b, g, (y - top + ky, x - left + kx), c]
 ///     d bias[h, c] = sum over b, (y, x) of given[b, h, (y, x), c]
-/// where (top, left) is (kernel_height / 2, kernel_width / 2), or (0, width - 1) if causal; and sums over the heads that share weights or bias.
-/// Time: 4 n c kernel_height kernel_width flops a head. Memory: a few tiles a thread, and up to 64 sums of each tap and head.
+/// where (top, left) is (kernel_height / 2, kernel_width / 2), or (0, width - 1) if causal; and sums over the heads that share weights or
+/// bias. Time: 4 n c kernel_height kernel_width flops a head. Memory: a few tiles a thread, and up to 64 sums of each tap and head.
 /// The same bits for every executor, number of threads and strides. Allocates nothing. Throws attention_error, before anything is read or
 /// written: shapes or parameters that do not fit, a gradient that overlaps what is read or another gradient, a workspace too small.
 template <Scalar T>
 void backward(const depthwise_convolution<T>& op, const std::type_identity_t<tensor_view<const T>>& x,
-              const std::type_identity_t<tensor_view<const T>>& given, const std::type_identity_t<depthwise_gradients<T>>& wanted, const execution& run) {
+              const std::type_identity_t<tensor_view<const T>>& given, const std::type_identity_t<depthwise_gradients<T>>& wanted,
+              const execution& run) {
     detail::check_depthwise_backward(op, x, given, wanted);
     detail::check_workspace(op.name, run, backward_workspace_bytes(op, x.shape(), given.shape(), run.concurrency()), x.shape());
     const auto channels = x.shape().channels, tokens = x.shape().tokens;
@@ -71,13 +74,15 @@ void backward(const depthwise_convolution<T>& op, const std::type_identity_t<ten
     const auto grid = op.grid(tokens);
     const kernel::depthwise_backward<T, T> gradients(grid, x.shape(), given.shape());
     const auto all = [&](index_t) { return tokens; };
-    gradients({grid, op.kernels(channels), op.bias}, x, given, {wanted.input, weights, wanted.bias}, all, run.workspace().bytes().data(), run);
+    gradients({grid, op.kernels(channels), op.bias}, x, given, {wanted.input, weights, wanted.bias}, all, run.workspace().bytes().data(),
+              run);
 }
 
 /// The same, with a workspace for the call.
 template <Scalar T, ExecutorArgument E = sequential>
 void backward(const depthwise_convolution<T>& op, const std::type_identity_t<tensor_view<const T>>& x,
-              const std::type_identity_t<tensor_view<const T>>& given, const std::type_identity_t<depthwise_gradients<T>>& wanted, E&& executor = {}) {
+              const std::type_identity_t<tensor_view<const T>>& given, const std::type_identity_t<depthwise_gradients<T>>& wanted,
+              E&& executor = {}) {
     detail::check_depthwise_backward(op, x, given, wanted);
     workspace memory(backward_workspace_bytes(op, x.shape(), given.shape(), detail::concurrency_of(executor)));
     backward(op, x, given, wanted, execution(executor, memory));

@@ -19,8 +19,8 @@ template <Scalar T = float>
 struct depthwise_convolution {
     static constexpr std::string_view name = "depthwise_convolution";
 
-    /// (1 or heads, c, kernel_height, kernel_width), any strides: one kernel for all heads, or one for each. Or, for all heads, as PyTorch has
-    /// them: (c, 1, kernel_height, kernel_width).
+    /// (1 or heads, c, kernel_height, kernel_width), any strides: one kernel for all heads, or one for each. Or, for all heads, as PyTorch
+    /// has them: (c, 1, kernel_height, kernel_width).
     tensor_view<const T> weights = {};
     borrowed<const T> bias = {}; ///< none, c numbers, or c for each head
     index_t height = 0;          ///< of the grid; one row if not given
@@ -38,9 +38,11 @@ struct depthwise_convolution {
         if (weights.strides() == strides{} && w.size() > 1) throw shape_error(operation, "weights", "has no strides");
         if (w.heads != x.channels || (w.batch != 1 && w.batch != out.heads))
             throw shape_error(operation, "weights",
-                              "has shape " + to_string(weights.shape()) + ", but x has " + to_string(x) + " for " + is(out.heads) + " heads");
+                              "has shape " + to_string(weights.shape()) + ", but x has " + to_string(x) + " for " + is(out.heads) +
+                                  " heads");
         if (w.tokens < 1 || w.channels < 1 || (!causal && (w.tokens % 2 == 0 || w.channels % 2 == 0)))
-            throw shape_error(operation, "weights", "has shape " + to_string(weights.shape()) + ", but a kernel has an odd height and width");
+            throw shape_error(operation, "weights",
+                              "has shape " + to_string(weights.shape()) + ", but a kernel has an odd height and width");
         if (std::ssize(bias) != 0 && std::ssize(bias) != x.channels && std::ssize(bias) != out.heads * x.channels)
             throw shape_error(operation, "bias", "has " + std::to_string(bias.size()) + " entries, but x has shape " + to_string(x));
         if (causal && (height > 1 || w.tokens != 1))
@@ -104,7 +106,7 @@ struct depthwise_convolution {
                 w.tile(from_rows, tokens, first, count, w.result);
                 for (index_t t = 0; t < count; ++t)
                     kernel::write_row<true, T>(w.result + t * w.tile.padded(), channels, T{1}, T{1},
-                                                     to_rows.data + (first + t) * to_rows.row_stride, to_rows.channel_stride);
+                                               to_rows.data + (first + t) * to_rows.row_stride, to_rows.channel_stride);
             }
         });
     }
@@ -130,7 +132,8 @@ depthwise_convolution(const W&, const Others&...) -> depthwise_convolution<detai
 
 namespace detail {
 
-/// Throws attention_error unless `out`, an argument of that name, has a convolution of x's shape: that of x, with as many heads or a multiple.
+/// Throws attention_error unless `out`, an argument of that name, has a convolution of x's shape: that of x, with as many heads or a
+/// multiple.
 template <class X, class Out>
 void check_convolved(std::string_view operation, const tensor_view<X>& x, std::string_view argument, const tensor_view<Out>& out) {
     const auto &from = x.shape(), &to = out.shape();
@@ -144,11 +147,11 @@ void check_convolved(std::string_view operation, const tensor_view<X>& x, std::s
 } // namespace detail
 
 /// Adds the convolution of x into out. Checks everything once, then computes with the caller's executor and workspace. Allocates nothing;
-/// the result is the same, bit by bit, for every executor, number of threads and strides. Throws attention_error, before anything is read or
-/// written: shapes or parameters that do not fit, an out that overlaps x, a workspace too small.
+/// the result is the same, bit by bit, for every executor, number of threads and strides. Throws attention_error, before anything is read
+/// or written: shapes or parameters that do not fit, an out that overlaps x, a workspace too small.
 template <Scalar T>
-void add_convolution(const depthwise_convolution<T>& op, const detail::read_view<T>& x,
-                     const std::type_identity_t<tensor_view<T>>& out, const execution& run) {
+void add_convolution(const depthwise_convolution<T>& op, const detail::read_view<T>& x, const std::type_identity_t<tensor_view<T>>& out,
+                     const execution& run) {
     constexpr auto name = depthwise_convolution<T>::name;
     const auto &from = x.shape(), &to = out.shape();
     detail::check_convolved(name, x, "out", out);
@@ -163,8 +166,8 @@ void add_convolution(const depthwise_convolution<T>& op, const detail::read_view
 
 /// The same, with a workspace for the call.
 template <Scalar T, ExecutorArgument E = sequential>
-void add_convolution(const depthwise_convolution<T>& op, const detail::read_view<T>& x,
-                     const std::type_identity_t<tensor_view<T>>& out, E&& executor = {}) {
+void add_convolution(const depthwise_convolution<T>& op, const detail::read_view<T>& x, const std::type_identity_t<tensor_view<T>>& out,
+                     E&& executor = {}) {
     detail::check_view(op.name, "x", x);
     op.check(op.name, x.shape(), out.shape());
     workspace memory(op.workspace_bytes(x.shape(), detail::concurrency_of(executor)));
@@ -173,8 +176,7 @@ void add_convolution(const depthwise_convolution<T>& op, const detail::read_view
 
 /// The convolution of x by itself, in a new tensor of x's shape.
 template <Scalar T, ExecutorArgument E = sequential>
-[[nodiscard]] tensor<T> convolve(const depthwise_convolution<T>& op, const detail::read_view<T>& x,
-                                 E&& executor = {}) {
+[[nodiscard]] tensor<T> convolve(const depthwise_convolution<T>& op, const detail::read_view<T>& x, E&& executor = {}) {
     detail::check_view(op.name, "x", x);
     tensor<T> out(x.shape());
     add_convolution(op, x, out, executor);

@@ -6,8 +6,9 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-/// Calls an operator on matrices q (n, d_k), k (m, d_k) and v (m, d_v) of any storage order, maps and blocks included, and writes the matrix
-/// out (n, d_v); each may be of 16-bit numbers, unless they are of double. Throws like `attend` on views, which see them as (1, 1, rows, columns).
+/// Calls an operator on matrices q (n, d_k), k (m, d_k) and v (m, d_v) of any storage order, maps and blocks included, and writes the
+/// matrix out (n, d_v); each may be of 16-bit numbers, unless they are of double. Throws like `attend` on views, which see them as (1, 1,
+/// rows, columns).
 template <Attention A, EigenMatrix Q, EigenMatrix K, EigenMatrix V, EigenMatrix O, class How = sequential>
     requires(ExecutorArgument<How> || std::same_as<std::remove_cvref_t<How>, execution>)
 void attend(const A& op, const Q& q, const K& k, const V& v, O&& out, How&& how = {}, const positions& where = {}) {

@@ -28,10 +28,8 @@ struct relu {
     static constexpr bool idempotent = true;
     template <class S>
     constexpr S operator()(S x) const {
-        if constexpr (requires { max_or_second(x, x); })
-            return max_or_second(S(0), x); // one instruction, of lanes
-        else
-            return x < S(0) ? S(0) : x;
+        if constexpr (requires { max_or_second(x, x); }) return max_or_second(S(0), x); // one instruction, of lanes
+        else return x < S(0) ? S(0) : x;
     }
     /// Its slope, 0 at 0.
     template <class S>

@@ -15,10 +15,10 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// over the m keys j that query i sees. Powers are by channel; norms are over the channels of all heads of a token together. DWC and the
 /// positional encoding, which is added to k first, are those of simplified_linear_attention. Patterns: dense and lengths.
 ///
-/// Time: 4 d_k d_v + 2 d_v kernel_height kernel_width flops a token and the powers. Memory: the workspace, with two numbers a token; that of
-/// the gradient, with the features and their gradients, 4 d_k numbers a token and head.
-/// A row of the result depends on its query, the keys that it sees and where they lie, and what the convolution reads around it, bit by bit:
-/// not on the number of queries in the call, executor, threads, strides or the rest of the batch.
+/// Time: 4 d_k d_v + 2 d_v kernel_height kernel_width flops a token and the powers. Memory: the workspace, with two numbers a token; that
+/// of the gradient, with the features and their gradients, 4 d_k numbers a token and head.
+/// A row of the result depends on its query, the keys that it sees and where they lie, and what the convolution reads around it, bit by
+/// bit: not on the number of queries in the call, executor, threads, strides or the rest of the batch.
 /// U, the scalar type of its arrays, is that of the tokens.
 /// Han et al. 2023, "FLatten Transformer: Vision Transformer using Focused Linear Attention".
 template <Pattern P = dense, Scalar U = float>
@@ -26,13 +26,13 @@ struct focused_linear_attention {
     static constexpr std::string_view name = "focused_linear_attention";
     static constexpr bool has_log_sum_exp = false;
 
-    int power = 3;                 ///< at least 1
-    borrowed<const U> scale = {};  ///< before the softplus: d_k numbers, or d_k for each head (then kv_heads = heads), or none (0)
-    depthwise_convolution<U> convolution = {}; ///< none if it has no weights
-    P pattern = {};                                  ///< which keys a query sees
-    tensor_view<const U> positional_encoding = {};   ///< (batch or 1, kv_heads or 1, m, d_k), or none
-    tensor_view<const U> convolution_input = {};     ///< (batch, kv_heads, n, d_v) instead of v
-    double eps = 1e-6;                               ///< is added to the mean of the weights
+    int power = 3;                ///< at least 1
+    borrowed<const U> scale = {}; ///< before the softplus: d_k numbers, or d_k for each head (then kv_heads = heads), or none (0)
+    depthwise_convolution<U> convolution = {};     ///< none if it has no weights
+    P pattern = {};                                ///< which keys a query sees
+    tensor_view<const U> positional_encoding = {}; ///< (batch or 1, kv_heads or 1, m, d_k), or none
+    tensor_view<const U> convolution_input = {};   ///< (batch, kv_heads, n, d_v) instead of v
+    double eps = 1e-6;                             ///< is added to the mean of the weights
 
     template <Scalar T>
     void check(const inputs<T>& in) const {
@@ -46,8 +46,8 @@ struct focused_linear_attention {
         if (power < 1) throw argument_error(name, "power", "is " + std::to_string(power) + ", but must be at least 1");
         if (!scale.empty() && std::ssize(scale) != q.channels && (std::ssize(scale) != q.heads * q.channels || k.heads != q.heads))
             throw argument_error(name, "scale",
-                              "has " + std::to_string(scale.size()) + " entries, but q has shape " + to_string(q) + " and k " +
-                                  to_string(k));
+                                 "has " + std::to_string(scale.size()) + " entries, but q has shape " + to_string(q) + " and k " +
+                                     to_string(k));
     }
     void check_apart(const output_memory& out) const {
         out.require_apart("scale", scale);
@@ -103,7 +103,8 @@ struct focused_linear_attention {
         return memory.used_bytes();
     }
     template <Scalar T>
-    void backward(const inputs<T>& in, const saved_outputs<T>&, const output_gradients<T>& given, const gradients<T>& wanted, const execution& run) const {
+    void backward(const inputs<T>& in, const saved_outputs<T>&, const output_gradients<T>& given, const gradients<T>& wanted,
+                  const execution& run) const {
         if constexpr (std::same_as<T, U>) {
             detail::scratch memory(run.workspace().bytes().data());
             gradient_work<T> work(memory, *this, shapes_of(in), run.concurrency());
@@ -115,7 +116,8 @@ struct focused_linear_attention {
             const bool of_queries = wanted.queries.data() || of_scale, of_keys = wanted.keys.data() || of_encoding || of_scale;
             const inputs<T> mapped{queries.features(), keys.features(), in.values, in.positions};
             const tensor_view<T> none;
-            const input_gradients<T> of_features{of_queries ? queries.of_features() : none, of_keys ? keys.of_features() : none, wanted.values};
+            const input_gradients<T> of_features{of_queries ? queries.of_features() : none, of_keys ? keys.of_features() : none,
+                                                 wanted.values};
             kernel::linear_gradient<T, identity_features, P>()(
                 {mapped, given.values, of_features, identity_features{}, pattern, {}, {.eps = eps, .eps_per_key = true}}, run);
 
@@ -141,9 +143,9 @@ private:
         features queries, keys;
 
         gradient_work(detail::scratch& memory, const focused_linear_attention& op, const input_shapes& s, index_t concurrency)
-            : kernels(memory.take<std::byte>(static_cast<index_t>(
-                  std::max(kernel::linear_gradient<T, identity_features, P>::workspace_bytes(s, concurrency),
-                           op.template local_backward<T>().workspace_bytes(s, op.output_shape(s), concurrency))))),
+            : kernels(memory.take<std::byte>(
+                  static_cast<index_t>(std::max(kernel::linear_gradient<T, identity_features, P>::workspace_bytes(s, concurrency),
+                                                op.template local_backward<T>().workspace_bytes(s, op.output_shape(s), concurrency))))),
               queries(memory, s.queries, s.queries.heads, !op.scale.empty(), concurrency),
               keys(memory, s.keys, s.queries.heads, !op.scale.empty(), concurrency) {}
     };

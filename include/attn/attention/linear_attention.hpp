@@ -69,8 +69,10 @@ struct linear_attention {
         return kernel::linear_gradient<T, F, P>::workspace_bytes(s, concurrency);
     }
     template <Scalar T>
-    void backward(const inputs<T>& in, const saved_outputs<T>&, const output_gradients<T>& given, const gradients<T>& wanted, const execution& run) const {
-        kernel::linear_gradient<T, F, P>()({in, given.values, wanted, feature_map, pattern, {}, {.normalise = normalise, .eps = eps, .scale = scale}}, run);
+    void backward(const inputs<T>& in, const saved_outputs<T>&, const output_gradients<T>& given, const gradients<T>& wanted,
+                  const execution& run) const {
+        kernel::linear_gradient<T, F, P>()(
+            {in, given.values, wanted, feature_map, pattern, {}, {.normalise = normalise, .eps = eps, .scale = scale}}, run);
     }
 
 private:

@@ -17,14 +17,14 @@ void check_linear(std::string_view operation, const inputs<T>& in, const P& patt
     attn::check(pattern, pattern_context_of(operation, in.positions, shapes_of(in), in.queries.shape().heads));
 }
 
-/// The rows that a call of linear attention reads, where they are only some of a longer sequence's. `in` then numbers keys and what the convolution reads as the
-/// sequence does.
+/// The rows that a call of linear attention reads, where they are only some of a longer sequence's. `in` then numbers keys and what the
+/// convolution reads as the sequence does.
 template <Scalar T>
 struct linear_rows {
     stored_view<const T> keys;
-    index_t first_key = 0;   ///< the number of the first of them
-    index_t queries = 0;     ///< of the sequence
-    index_t first_query = 0; ///< the number of the call's first query
+    index_t first_key = 0;                       ///< the number of the first of them
+    index_t queries = 0;                         ///< of the sequence
+    index_t first_query = 0;                     ///< the number of the call's first query
     stored_view<const T> convolution_input = {}; ///< as the convolution's grid numbers them, or none
 };
 
@@ -83,8 +83,7 @@ struct local_arguments {
                                        in.values,
                                        reads_values(),
                                        rows.first_query};
-        if (rows.convolution_input.data())
-            local.input = rows.convolution_input;
+        if (rows.convolution_input.data()) local.input = rows.convolution_input;
         else if constexpr (std::same_as<T, U>) // check says what else is wrong, once
             if (!reads_values()) local.input = convolution_input;
         return local;

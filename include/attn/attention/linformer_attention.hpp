@@ -89,7 +89,7 @@ struct linformer_attention {
     template <Scalar T>
         requires detail::HasProjectionGradients<E> && detail::HasProjectionGradients<F>
     struct gradients : input_gradients<T> {
-        typename E::template gradients<T> key_projection = {}; ///< of its parameters
+        typename E::template gradients<T> key_projection = {};   ///< of its parameters
         typename F::template gradients<T> value_projection = {}; ///< of its parameters
     };
     template <Scalar T>
@@ -106,7 +106,8 @@ struct linformer_attention {
         return memory.used_bytes();
     }
     template <Scalar T>
-    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const gradients<T>& wanted, const execution& run) const {
+    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const gradients<T>& wanted,
+                  const execution& run) const {
         const auto s = shapes_of(in);
         detail::scratch memory(run.workspace().bytes().data());
         const gradient_work<T> w(memory, *this, s, run.concurrency());
@@ -117,10 +118,8 @@ struct linformer_attention {
 
     /// The projection of the values: that of the keys unless another is given.
     const auto& for_values() const {
-        if constexpr (std::same_as<F, shared_projection>)
-            return key_projection;
-        else
-            return value_projection;
+        if constexpr (std::same_as<F, shared_projection>) return key_projection;
+        else return value_projection;
     }
 
 private:
@@ -131,7 +130,7 @@ private:
         const query_tile queries{in.positions.first_query[batch], q.tokens, 1};
         const auto refuse = [&](index_t key, const char* problem) {
             throw argument_error(name, "pattern",
-                              "shows key " + std::to_string(key) + " of batch entry " + std::to_string(batch) + " to some " + problem);
+                                 "shows key " + std::to_string(key) + " of batch entry " + std::to_string(batch) + " to some " + problem);
         };
         const auto for_each_key_run = [&](const auto& own, auto&& f) {
             for_each_run(own, queries, in.positions.first_key[batch], k.tokens, 1, f);

@@ -13,9 +13,11 @@ void for_each_gradient(const P& projection, const G& wanted, const auto& f) {
     if constexpr (!std::same_as<G, no_gradients>) projection.for_each_gradient(wanted, f);
 }
 
-/// Calls check(name, view, shape) for each gradient. Throws attention_error where there is no such parameter, or channels do not lie side by side.
+/// Calls check(name, view, shape) for each gradient. Throws attention_error where there is no such parameter, or channels do not lie side
+/// by side.
 template <Scalar T, class P, class G>
-void check_projection_gradients(std::string_view operation, std::string_view member, const P& projection, const G& wanted, const auto& check) {
+void check_projection_gradients(std::string_view operation, std::string_view member, const P& projection, const G& wanted,
+                                const auto& check) {
     static_assert(DifferentiableProjection<P, T>, "attn: a projection has no gradient of such tokens (see attn::DifferentiableProjection)");
     for_each_gradient(projection, wanted, [&](std::string_view own, const tensor_view<T>& view, const tensor_view<const T>& parameter) {
         const nested_name argument(member, own);
@@ -36,8 +38,9 @@ void fill_zero(const tensor_view<T>& view) {
 }
 
 /// The memory of the gradient of a call, and its steps for some heads of keys and values:
-///     k' = E k and v' = F v again,      dq, dk', dv' by softmax attention,      dk = E^T dk',  dE = dk' k^T,      dv = F^T dv',  dF = dv' v^T
-/// A parameter's gradient is a sum over batch entries, then the heads that share it, then keys before values, in this order whatever the threads.
+///     k' = E k and v' = F v again,   dq, dk', dv' by softmax attention,   dk = E^T dk',   dE = dk' k^T,   dv = F^T dv',   dF = dv' v^T
+/// A parameter's gradient is a sum over batch entries, then the heads that share it, then keys before values, in this order whatever the
+/// threads.
 template <Scalar T, class Op>
 struct linformer_gradient_work {
     using softmax = kernel::softmax_gradient_scheduler<T>;
@@ -70,16 +73,18 @@ struct linformer_gradient_work {
 
     /// Everything for a part.
     template <class G>
-    void find_some(const Op& op, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const G& wanted, const execution& run,
-                   const part& p) const {
+    void find_some(const Op& op, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const G& wanted,
+                   const execution& run, const part& p) const {
         projected.project_some(op, in, run, p);
-        const bool of_keys = any_wanted(op.key_projection, wanted.key_projection), of_values = any_wanted(op.for_values(), for_values(wanted));
+        const bool of_keys = any_wanted(op.key_projection, wanted.key_projection),
+                   of_values = any_wanted(op.for_values(), for_values(wanted));
         const auto some = [&](const auto& t) { return work::of_queries(t, p, in); };
         const auto if_wanted = [&](const tensor_view<T>& t, bool is) { return is ? projected.of_part(t, p) : tensor_view<T>{}; };
         const inputs<T> projected_in = projected.projected(in, p);
         const saved_outputs<T> saved_of_part{some(saved.values), some(saved.log_sum_exp)};
         const output_gradients<T> given_of_part{some(given.values), some(given.log_sum_exp)};
-        const input_gradients<T> found{some(wanted.queries), if_wanted(keys, of_keys || wanted.keys.data()), if_wanted(values, of_values || wanted.values.data())};
+        const input_gradients<T> found{some(wanted.queries), if_wanted(keys, of_keys || wanted.keys.data()),
+                                       if_wanted(values, of_values || wanted.values.data())};
         projected.with_visible(op, in, p, projected_in, [&](const auto& visible, T factor) {
             softmax()({projected_in, saved_of_part, given_of_part, found, visible, nullptr, factor}, {}, {}, false, run);
         });
@@ -87,10 +92,8 @@ struct linformer_gradient_work {
         const side of_k{op.key_projection, wanted.key_projection, in.keys, keys, wanted.keys};
         const side of_v{op.for_values(), for_values(wanted), in.values, values, wanted.values};
         run.for_each(p.entries * p.kv_heads * 2, [&](index_t task, index_t slice) {
-            if (task % 2 == 0)
-                find_tokens(of_k, p, task / 2, slice);
-            else
-                find_tokens(of_v, p, task / 2, slice);
+            if (task % 2 == 0) find_tokens(of_k, p, task / 2, slice);
+            else find_tokens(of_v, p, task / 2, slice);
         });
         const auto key_parts = of_keys ? parts_of(of_k) : 0, value_parts = of_values && !shares ? parts_of(of_v) : 0;
         run.for_each(key_parts + value_parts, [&](index_t task, index_t slice) {
@@ -116,10 +119,8 @@ private:
 
     template <class G>
     static const auto& for_values(const G& wanted) {
-        if constexpr (shares)
-            return wanted.key_projection;
-        else
-            return wanted.value_projection;
+        if constexpr (shares) return wanted.key_projection;
+        else return wanted.value_projection;
     }
     template <class P, class G>
     static bool any_wanted(const P& projection, const G& wanted) {
@@ -139,10 +140,8 @@ private:
     }
     template <class P, class G>
     index_t parts_of(const side<P, G>& s) const {
-        if constexpr (std::same_as<G, no_gradients>)
-            return 0;
-        else
-            return s.projection.gradient_parts(projected.rows.tokens);
+        if constexpr (std::same_as<G, no_gradients>) return 0;
+        else return s.projection.gradient_parts(projected.rows.tokens);
     }
 
     /// f(tokens, kv_head, row, count, given, memory) for the runs of projected rows of a head of the part.
@@ -153,7 +152,8 @@ private:
         const auto x = projected.rows.tokens_of(one_head, head);
         projected.rows.for_each_kept(head, 0, projected.rows.max_rows, [&](index_t row, index_t count, index_t first) {
             scratch own(projected.shared + task_bytes * static_cast<std::size_t>(slice));
-            f(x, g, row, count, kernel::row_block<const T>{s.given.data() + (head * projected.rows.max_rows + first) * channels, channels, 1}, own);
+            f(x, g, row, count,
+              kernel::row_block<const T>{s.given.data() + (head * projected.rows.max_rows + first) * channels, channels, 1}, own);
         });
     }
     template <class P, class G>

@@ -34,7 +34,8 @@ struct linformer_rows {
     index_t *kept, *kept_count; ///< the projected rows that a visible token takes part in: (batches, heads, max_rows), and how many
 
     linformer_rows(scratch& memory, const Op& op, const shape& all_keys, index_t some_batches, index_t some_heads)
-        : batches(some_batches), heads(some_heads), tokens(all_keys.tokens), max_rows(projected_shape<T>(op.key_projection, all_keys).tokens),
+        : batches(some_batches), heads(some_heads), tokens(all_keys.tokens),
+          max_rows(projected_shape<T>(op.key_projection, all_keys).tokens),
           seen(memory.take<bool>(all_visible ? 0 : batches, heads, tokens)), kept(memory.take<index_t>(batches, heads, max_rows)),
           kept_count(memory.take<index_t>(batches, heads)) {}
 
@@ -56,8 +57,8 @@ struct linformer_rows {
     kernel::token_rows<T> tokens_of(const stored_view<const T>& one_head, index_t head) const {
         return {kernel::rows_of(one_head, 0, 0), tokens, one_head.shape().channels, all_visible ? nullptr : seen + head * tokens};
     }
-    /// Calls f(row, count, first) for the runs of projected rows of a head, those that are kept, number first to end - 1: row .. row + count - 1, which
-    /// lie from number `first` on.
+    /// Calls f(row, count, first) for the runs of projected rows of a head, those that are kept, number first to end - 1: row .. row +
+    /// count - 1, which lie from number `first` on.
     void for_each_kept(index_t head, index_t first, index_t end, const auto& f) const {
         const index_t* const row = kept + head * max_rows;
         end = std::min(kept_count[head], end);
@@ -84,8 +85,8 @@ struct linformer_work {
 
     /// least: bytes that `shared` has in any case.
     linformer_work(scratch& memory, const Op& op, const input_shapes& s, index_t concurrency, std::size_t least = 0)
-        : task_bytes(bytes_of_task(op, s)), shared(take_shared(memory, s, concurrency, least)), rows(rows_at_once(memory, op, s, concurrency)),
-          keys(take_rows(memory, s.keys)), values(take_rows(memory, s.values)) {}
+        : task_bytes(bytes_of_task(op, s)), shared(take_shared(memory, s, concurrency, least)),
+          rows(rows_at_once(memory, op, s, concurrency)), keys(take_rows(memory, s.keys)), values(take_rows(memory, s.values)) {}
     /// For the heads whose rows have been found.
     linformer_work(scratch& memory, const Op& op, const input_shapes& s, index_t concurrency, const rows_type& found)
         : task_bytes(bytes_of_task(op, s)), shared(take_shared(memory, s, concurrency, 0)), rows(found), keys(take_rows(memory, s.keys)),
@@ -98,7 +99,8 @@ struct linformer_work {
     /// Calls f(part) for all of the batch entries and heads, in order.
     void for_each_part(const shape& all, const auto& f) const {
         for (index_t b = 0; b < all.batch; b += rows.batches)
-            for (index_t g = 0; g < all.heads; g += rows.heads) f(part{b, std::min(rows.batches, all.batch - b), g, std::min(rows.heads, all.heads - g)});
+            for (index_t g = 0; g < all.heads; g += rows.heads)
+                f(part{b, std::min(rows.batches, all.batch - b), g, std::min(rows.heads, all.heads - g)});
     }
     /// The part of a tensor that has as many heads as the queries.
     template <class U>
@@ -124,7 +126,8 @@ struct linformer_work {
     }
     /// Finds which rows there are, and projects keys and values.
     void project_some(const Op& op, const inputs<T>& in, const execution& run, const part& p) const {
-        run.for_each(p.entries * p.kv_heads, [&](index_t head, index_t) { rows.find(op, in, p.b + head / p.kv_heads, p.g + head % p.kv_heads, head); });
+        run.for_each(p.entries * p.kv_heads,
+                     [&](index_t head, index_t) { rows.find(op, in, p.b + head / p.kv_heads, p.g + head % p.kv_heads, head); });
         run.for_each(block_count(p), [&](index_t number, index_t slice) {
             for_each_run(op, in, p, number, slice, [](const auto& projection, auto&&... of_run) { projection.project(of_run...); });
         });
@@ -137,7 +140,8 @@ struct linformer_work {
         if (number % 2 == 0) return f(op.key_projection, in.keys, keys, head, first);
         return f(op.for_values(), in.values, values, head, first);
     }
-    /// Calls f(projection, tokens, kv_head, row, count, to, memory) for the runs of rows that are kept of a block. They lie one after the other.
+    /// Calls f(projection, tokens, kv_head, row, count, to, memory) for the runs of rows that are kept of a block. They lie one after the
+    /// other.
     void for_each_run(const Op& op, const inputs<T>& in, const part& p, index_t number, index_t slice, const auto& f) const {
         with_block(op, in, number, [&](const auto& projection, const auto& from, const auto& to, index_t head, index_t first_row) {
             const auto b = p.b + head / p.kv_heads, g = p.g + head % p.kv_heads, channels = to.shape().channels;
@@ -152,7 +156,8 @@ struct linformer_work {
     void attend_some(const Op& op, const inputs<T>& in, const outputs<T>& out, const execution& run, const part& p) const {
         const auto projected_in = projected(in, p);
         const outputs<T> out_of_part{of_queries(out.values, p, in), of_queries(out.log_sum_exp, p, in)};
-        with_visible(op, in, p, projected_in, [&](const auto& visible, T factor) { softmax()({projected_in, out_of_part, visible, nullptr, factor, {}}, run); });
+        with_visible(op, in, p, projected_in,
+                     [&](const auto& visible, T factor) { softmax()({projected_in, out_of_part, visible, nullptr, factor, {}}, run); });
     }
 
 private:

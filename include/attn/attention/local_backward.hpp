@@ -60,7 +60,8 @@ struct local_backward {
     }
     /// The convolution's gradients; that of the values it adds to what is there.
     template <Pattern P>
-    void operator()(const inputs<T>& in, const P& pattern, const tensor_view<const T>& given, const local_gradients<T>& wanted, const execution& run) const {
+    void operator()(const inputs<T>& in, const P& pattern, const tensor_view<const T>& given, const local_gradients<T>& wanted,
+                    const execution& run) const {
         if (!of.convolution.present()) return;
         const auto tokens = in.queries.shape().tokens, channels = in.values.shape().channels;
         const auto term = of.term(in, all_rows(in));

@@ -12,8 +12,8 @@
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// LSH attention: softmax attention of every token to those that a locality-sensitive hash finds similar.
-/// For q (batch, heads, n, d_k), which are the keys too (k must be the same view), v (batch, heads, n, d_v), and in every round the rotations
-/// R (d_k, buckets / 2):
+/// For q (batch, heads, n, d_k), which are the keys too (k must be the same view), v (batch, heads, n, d_v), and in every round the
+/// rotations R (d_k, buckets / 2):
 ///     1. every token has a bucket, argmax [q R, -q R] (lsh_buckets); tokens are sorted by bucket, then by position, and cut into chunks
 ///     2. a token sees those of its bucket in its chunk and in the one before; earlier ones only if causal; not itself
 ///     3. out_i = sum over rounds and seen j of exp(x_ij) v_j / sum of exp(x_ij)      x_ij = scale * q_i . q_j / |q_j|
@@ -24,19 +24,19 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// n may be any number; the last chunk may be shorter. Positions are the same for q and k. A NaN in q reaches, by its token's place among
 /// the sorted, what others see.
 /// Time: at most rounds n (4 chunk (d_k + d_v) + d_k buckets) flops a head. Memory: the workspace, four numbers a token for some heads at a
-/// time, and for every thread about 2 (chunk + 384) (d_k + d_v) numbers, or 64 for each bucket if these are more. The result does not depend on
-/// executor, threads, strides or the rest of the batch, bit by bit. Unlike other operators' rows, those of two calls that share some tokens need
-/// not have the same bits.
+/// time, and for every thread about 2 (chunk + 384) (d_k + d_v) numbers, or 64 for each bucket if these are more. The result does not
+/// depend on executor, threads, strides or the rest of the batch, bit by bit. Unlike other operators' rows, those of two calls that share
+/// some tokens need not have the same bits.
 /// Kitaev, Kaiser, Levskaya 2020, "Reformer: The Efficient Transformer".
 template <Scalar T = float>
 struct lsh_attention {
     static constexpr std::string_view name = "lsh_attention";
     static constexpr bool keys_are_queries = true; ///< so that a layer makes no others
 
-    tensor_view<const T> rotations;      ///< (rounds, heads or 1, d_k, buckets / 2), as fill_random_projection makes them
-    std::optional<index_t> chunk = {};   ///< tokens in a chunk: 2 n / buckets, rounded up, if not given
-    bool causal = false;                 ///< only earlier tokens
-    std::optional<double> scale = {};    ///< 1 / sqrt(d_k) if not given
+    tensor_view<const T> rotations;    ///< (rounds, heads or 1, d_k, buckets / 2), as fill_random_projection makes them
+    std::optional<index_t> chunk = {}; ///< tokens in a chunk: 2 n / buckets, rounded up, if not given
+    bool causal = false;               ///< only earlier tokens
+    std::optional<double> scale = {};  ///< 1 / sqrt(d_k) if not given
 
     template <Scalar S>
     void check(const inputs<S>& in) const {
@@ -44,8 +44,9 @@ struct lsh_attention {
         check_inputs(name, in);
         const auto &q = in.queries, &k = in.keys;
         if (k.shape() != q.shape() || k.data() != q.data() || k.strides() != q.strides() || k.format() != q.format())
-            throw shape_error(name, "k", "of shape " + to_string(k.shape()) + " must be the same view as q of shape " + to_string(q.shape()) +
-                                             ": a token's key is its query over its length");
+            throw shape_error(name, "k",
+                              "of shape " + to_string(k.shape()) + " must be the same view as q of shape " + to_string(q.shape()) +
+                                  ": a token's key is its query over its length");
         const auto& where = in.positions;
         const bool shared = where.first_query.shared() && where.first_key.shared();
         for (index_t b = 0; b < (shared ? std::min<index_t>(q.shape().batch, 1) : q.shape().batch); ++b)
@@ -79,13 +80,15 @@ struct lsh_attention {
                 w.attend_some(*this, in, out, run, b, h, std::min(w.heads, s.queries.heads - h));
     }
 
-    /// Of the tokens: wanted.queries is all of theirs, as queries and as keys, for both are one tensor; wanted.keys is refused. Buckets are taken
-    /// as constants, as they are almost everywhere, so the rotations have none; nor has a vector of zeros as a key. The hash is computed again.
+    /// Of the tokens: wanted.queries is all of theirs, as queries and as keys, for both are one tensor; wanted.keys is refused. Buckets are
+    /// taken as constants, as they are almost everywhere, so the rotations have none; nor has a vector of zeros as a key. The hash is
+    /// computed again.
     template <Scalar S>
     using gradients = input_gradients<S>;
     template <Scalar S>
     void check_gradients(const inputs<S>&, const gradients<S>& wanted, const auto&) const {
-        if (wanted.keys.data()) throw argument_error(name, "wanted.keys", "is asked for, but keys are q: wanted.queries has all of its gradient");
+        if (wanted.keys.data())
+            throw argument_error(name, "wanted.keys", "is asked for, but keys are q: wanted.queries has all of its gradient");
     }
     template <Scalar S>
     std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {

@@ -32,7 +32,8 @@ struct bucket_hash {
         auto* const turned = rotated(memory, half);
         auto* const wide = widened_rows(memory, channels);
         if (x.is_narrow()) kernel::copy_rows<T>(x, rows, channels, wide, channels);
-        const auto tokens = x.is_narrow() ? kernel::row_block<const T>{wide, channels, 1} : kernel::row_block<const T>{x.numbers(), x.row_stride, x.channel_stride};
+        const auto tokens = x.is_narrow() ? kernel::row_block<const T>{wide, channels, 1}
+                                          : kernel::row_block<const T>{x.numbers(), x.row_stride, x.channel_stride};
         const auto multiply = product_of(rows, channels, half);
         for (index_t task = 0; task < multiply.task_count(); ++task) {
             auto own = memory;
@@ -63,7 +64,8 @@ private:
             for (; c < half; ++c) start = beyond(y[c], start) ? y[c] : start;
             return start;
         };
-        const T highest = extreme(-infinity, [](auto a, auto b) { return a > b; }), lowest = extreme(infinity, [](auto a, auto b) { return a < b; });
+        const T highest = extreme(-infinity, [](auto a, auto b) { return a > b; }),
+                lowest = extreme(infinity, [](auto a, auto b) { return a < b; });
         const bool opposite = -lowest > highest;
         const auto* const at = std::find(y, y + half, opposite ? lowest : highest);
         return at == y + half ? 0 : (at - y) + (opposite ? half : 0);
@@ -76,8 +78,9 @@ void check_rotations(std::string_view operation, const tensor_view<const T>& rot
     check_view(operation, "rotations", rotations);
     const auto& r = rotations.shape();
     if (r.batch < 1 || (r.heads != 1 && r.heads != tokens.heads) || r.tokens != tokens.channels || r.channels < 1)
-        throw shape_error(operation, "rotations", "have shape " + to_string(r) + ", but tokens of shape " + to_string(tokens) +
-                                                      " need (rounds, heads or 1, channels of a token, buckets / 2)");
+        throw shape_error(operation, "rotations",
+                          "have shape " + to_string(r) + ", but tokens of shape " + to_string(tokens) +
+                              " need (rounds, heads or 1, channels of a token, buckets / 2)");
 }
 
 /// The hash of a round and head.
@@ -91,10 +94,10 @@ bucket_hash<T> hash_of(const tensor_view<const T>& rotations, index_t round, ind
 
 /// Locality-sensitive hashing: the bucket of every token in every round, (batch, heads, n, rounds).
 ///     bucket(x) = argmax [x R, -x R]        the first of equal ones; a product that is NaN is never chosen, and if all are, 0
-/// for tokens (batch, heads, n, d) and rotations R (rounds, heads or 1, d, buckets / 2), normal numbers of any scale: fill_random_projection
-/// makes them. Two vectors meet in a bucket the more likely the smaller their angle. The products are rounded as the scalar type rounds,
-/// so that a vector halfway between two buckets may fall into either. Tokens may be stored in 16 bits, and are hashed as floats. n d buckets flops a round and head. Throws shape_error if the
-/// rotations do not suit the tokens.
+/// for tokens (batch, heads, n, d) and rotations R (rounds, heads or 1, d, buckets / 2), normal numbers of any scale:
+/// fill_random_projection makes them. Two vectors meet in a bucket the more likely the smaller their angle. The products are rounded as the
+/// scalar type rounds, so that a vector halfway between two buckets may fall into either. Tokens may be stored in 16 bits, and are hashed
+/// as floats. n d buckets flops a round and head. Throws shape_error if the rotations do not suit the tokens.
 /// Andoni et al. 2015, "Practical and Optimal LSH for Angular Distance".
 template <StoredTensor X, TensorLike R>
 [[nodiscard]] tensor<index_t> lsh_buckets(const X& x, const R& rotations) {
@@ -113,8 +116,8 @@ template <StoredTensor X, TensorLike R>
             for (index_t round = 0; round < turns.shape().batch; ++round)
                 for (index_t i = 0; i < s.tokens; i += hash::rows_of_task)
                     detail::hash_of(turns, round, h)(kernel::rows_of(tokens, b, h, i), std::min(s.tokens - i, hash::rows_of_task),
-                                                                   &buckets(b, h, i, round), buckets.shape().channels,
-                                                                   detail::scratch(memory.bytes().data()));
+                                                     &buckets(b, h, i, round), buckets.shape().channels,
+                                                     detail::scratch(memory.bytes().data()));
     return buckets;
 }
 

@@ -10,8 +10,8 @@
 namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
 /// The memory of a gradient, and its steps for some heads of a batch entry. With out and log_sum_exp of all rounds together, the weights
-/// e^(x - log_sum_exp) of a round's pairs are what they count in all, so each round adds the gradient of softmax attention to its pairs. Where
-/// log_sum_exp has lost digits of their sum, they are summed over all rounds first, which makes the share that multiplies them.
+/// e^(x - log_sum_exp) of a round's pairs are what they count in all, so each round adds the gradient of softmax attention to its pairs.
+/// Where log_sum_exp has lost digits of their sum, they are summed over all rounds first, which makes the share that multiplies them.
 /// A segment also gives to the keys of the chunk before it: segments with even and odd numbers take turns, so that no two write to a token.
 template <Scalar T, class Op>
 struct lsh_gradient {
@@ -26,11 +26,14 @@ struct lsh_gradient {
         : tokens(memory, op, s, concurrency, false, slice_bytes(op, s)), met(memory.take<bool>(tokens.heads, tokens.tokens)),
           share(memory.take<T>(tokens.heads, tokens.tokens)) {}
 
-    void add_some(const Op& op, const inputs<T>& all, const saved_outputs<T>& saved, const output_gradients<T>& given, const input_gradients<T>& to,
-                  const execution& run, index_t b, index_t h, index_t count) const {
+    void add_some(const Op& op, const inputs<T>& all, const saved_outputs<T>& saved, const output_gradients<T>& given,
+                  const input_gradients<T>& to, const execution& run, index_t b, index_t h, index_t count) const {
         const auto some = [&](const auto& t) { return some_heads(t, b, 1, h, count); };
-        const call own{op, {some(all.queries), some(all.keys), some(all.values)}, {some(saved.values), some(saved.log_sum_exp)},
-                       {some(given.values), some(given.log_sum_exp)}, {some(to.queries), {}, some(to.values)}};
+        const call own{op,
+                       {some(all.queries), some(all.keys), some(all.values)},
+                       {some(saved.values), some(saved.log_sum_exp)},
+                       {some(given.values), some(given.log_sum_exp)},
+                       {some(to.queries), {}, some(to.values)}};
         tokens.find_lengths(own.in.queries, run, count);
         tokens.for_each_piece(run, count, work::rows_of_task, [&](index_t head, index_t i, index_t end, const scratch&) {
             for (; i < end; ++i) clear(own, head, i);
@@ -105,7 +108,8 @@ private:
             }
             if (c.to.values.data()) wanted.values = view(of_values, before + rows, d_v);
             for (index_t r = 0; r < rows; ++r) shares[r] = all.share[head * w.tokens + placed[at + r]];
-            with_sorted(w, c, head, at, stop, wanted, [&](const auto& sorted, const execution& run) { softmax()(sorted, {}, {}, false, run); });
+            with_sorted(w, c, head, at, stop, wanted,
+                        [&](const auto& sorted, const execution& run) { softmax()(sorted, {}, {}, false, run); });
             for (index_t r = 0; r < rows; ++r)
                 if (end[r] - first[r] > (c.op.causal ? 0 : 1)) all.met[head * w.tokens + placed[at + r]] = true;
 
@@ -121,20 +125,24 @@ private:
         void add_weights(const lsh_gradient& all, const call& c, index_t head, index_t at, index_t stop) const {
             const auto& w = all.tokens;
             std::fill_n(shares, stop - at, T{0});
-            with_sorted(w, c, head, at, stop, {}, [&](const auto& sorted, const execution& run) { softmax().add_weights(sorted, shares, false, run); });
+            with_sorted(w, c, head, at, stop, {},
+                        [&](const auto& sorted, const execution& run) { softmax().add_weights(sorted, shares, false, run); });
             for (index_t r = 0; r < stop - at; ++r) all.share[head * w.tokens + w.order[head * w.tokens + at + r]] += shares[r];
         }
 
     private:
         static tensor_view<T> view(T* data, index_t count, index_t channels) { return head_major(data, {1, 1, count, channels}); }
         /// f(the gradient of softmax attention of the sorted tokens, how to run it).
-        void with_sorted(const work& w, const call& c, index_t head, index_t at, index_t stop, const input_gradients<T>& wanted, const auto& f) const {
+        void with_sorted(const work& w, const call& c, index_t head, index_t at, index_t stop, const input_gradients<T>& wanted,
+                         const auto& f) const {
             const auto before = std::min(at, w.chunk), rows = stop - at, d_k = w.row_shape.channels, d_v = w.result_shape.channels;
             const auto* const placed = w.order + head * w.tokens;
             for (index_t r = 0; r < before + rows; ++r) copy_key(w, c, head, placed[at - before + r], r);
             for (index_t r = 0; r < rows; ++r) copy_query(c, head, placed[at + r], r);
             w.find_windows(c.op, head, at, stop, first, end);
-            const inputs<T> sorted{view(queries, rows, d_k), view(keys, before + rows, d_k), view(values, before + rows, d_v),
+            const inputs<T> sorted{view(queries, rows, d_k),
+                                   view(keys, before + rows, d_k),
+                                   view(values, before + rows, d_v),
                                    {.first_query = at, .first_key = at - before}};
             const saved_outputs<T> saved{view(out, rows, d_v), view(log_sum_exp, rows, 1)};
             const output_gradients<T> given{view(of_out, rows, d_v), view(of_log_sum_exp, rows, 1)};
@@ -142,7 +150,8 @@ private:
             const kernel::visible_keys_of<T, sorted_window> visible(window, shapes_of(sorted), sorted.positions);
             sequential here;
             workspace memory(std::span(of_softmax, softmax_bytes));
-            f(kernel::softmax_gradient_call<T>{sorted, saved, given, wanted, visible, nullptr, c.op.template factor<T>(d_k), shares}, execution(here, memory));
+            f(kernel::softmax_gradient_call<T>{sorted, saved, given, wanted, visible, nullptr, c.op.template factor<T>(d_k), shares},
+              execution(here, memory));
         }
         void copy_key(const work& w, const call& c, index_t head, index_t token, index_t r) const {
             const auto d_k = w.row_shape.channels, d_v = w.result_shape.channels;
@@ -179,7 +188,8 @@ private:
     /// A token that met no other in any round gave its own value, and log_sum_exp = scale |q| + ln(rounds).
     void finish(const call& c, index_t head, index_t i) const {
         if (met[head * tokens.tokens + i]) return;
-        for (index_t e = 0; c.to.values.data() && e < c.to.values.shape().channels; ++e) c.to.values(0, head, i, e) += c.given.values(0, head, i, e);
+        for (index_t e = 0; c.to.values.data() && e < c.to.values.shape().channels; ++e)
+            c.to.values(0, head, i, e) += c.given.values(0, head, i, e);
         const T norm = tokens.length[head * tokens.tokens + i];
         if (!c.to.queries.data()) return;
         T product = 0;
@@ -187,7 +197,8 @@ private:
         T shift = product - product; // dO . v - dO . out: NaN where the formula is
         if (c.given.log_sum_exp.data()) shift += c.given.log_sum_exp(0, head, i, 0);
         const T factor = c.op.template factor<T>(tokens.row_shape.channels) * shift, divisor = norm == 0 ? T{1} : norm;
-        for (index_t e = 0; e < c.to.queries.shape().channels; ++e) c.to.queries(0, head, i, e) += factor * (c.in.queries(0, head, i, e) / divisor);
+        for (index_t e = 0; e < c.to.queries.shape().channels; ++e)
+            c.to.queries(0, head, i, e) += factor * (c.in.queries(0, head, i, e) / divisor);
     }
 };
 

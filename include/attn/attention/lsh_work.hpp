@@ -42,17 +42,18 @@ struct lsh_work {
     index_t heads, tokens, chunk, segment;
     shape row_shape, result_shape; ///< of a segment with the chunk before it: its queries and keys, its values
     std::size_t softmax_bytes, slice_bytes;
-    std::byte* slices;                     ///< of each thread
+    std::byte* slices;                    ///< of each thread
     index_t *bucket, *order, *bucket_end; ///< of each token; the token at each sorted place; where the sorted tokens of a bucket end
-    T *length, *log_sum;                   ///< of each token: |q|, and the log_sum_exp of the rounds so far
-    T* wide = nullptr;                     ///< the rows of the rounds so far, where the result would round them
+    T *length, *log_sum;                  ///< of each token: |q|, and the log_sum_exp of the rounds so far
+    T* wide = nullptr;                    ///< the rows of the rounds so far, where the result would round them
 
     /// narrow: the result is of 16-bit numbers. least_slice: a thread's memory is not less.
     lsh_work(scratch& memory, const Op& op, const input_shapes& s, index_t concurrency, bool narrow, std::size_t least_slice = 0)
         : heads(std::clamp<index_t>(tokens_at_once / std::max<index_t>(1, s.queries.tokens), 1, std::max<index_t>(1, s.queries.heads))),
           tokens(s.queries.tokens), chunk(std::min(op.chunk_of(tokens), std::max<index_t>(1, tokens))),
           segment(chunk * std::max<index_t>(1, tokens_of_segment / chunk)), row_shape{1, 1, segment + chunk, s.queries.channels},
-          result_shape{1, 1, segment + chunk, s.values.channels}, softmax_bytes(softmax::workspace_bytes({row_shape, row_shape, result_shape}, 1, 1, false)) {
+          result_shape{1, 1, segment + chunk, s.values.channels},
+          softmax_bytes(softmax::workspace_bytes({row_shape, row_shape, result_shape}, 1, 1, false)) {
         const auto half = op.rotations.shape().channels;
         scratch counted;
         segment_memory(counted, *this);
@@ -65,7 +66,8 @@ struct lsh_work {
     }
 
     /// Everything for heads h .. h + count - 1 of batch entry b.
-    void attend_some(const Op& op, const inputs<T>& all, const outputs<T>& result, const execution& run, index_t b, index_t h, index_t count) const {
+    void attend_some(const Op& op, const inputs<T>& all, const outputs<T>& result, const execution& run, index_t b, index_t h,
+                     index_t count) const {
         const auto some = [&](const auto& t) { return some_heads(t, b, 1, h, count); };
         const inputs<T> in{some(all.queries), some(all.keys), some(all.values)};
         const outputs<T> out{some(result.values), some(result.log_sum_exp)};
@@ -140,20 +142,24 @@ private:
             return static_cast<T>(largest * std::sqrt(sum));
         }
         /// The sorted places from `at` to stop - 1, which are whole chunks.
-        void attend(const lsh_work& w, const Op& op, const inputs<T>& in, const outputs<T>& to, index_t head, index_t at, index_t stop, bool is_first) const {
+        void attend(const lsh_work& w, const Op& op, const inputs<T>& in, const outputs<T>& to, index_t head, index_t at, index_t stop,
+                    bool is_first) const {
             const auto before = std::min(at, w.chunk), rows = stop - at;
             const auto* const placed = w.order + head * w.tokens;
             for (auto place = at - before; place < stop; ++place) copy(w, in, head, placed[place], place - at, before);
             w.find_windows(op, head, at, stop, first, end);
             const auto view = [](T* data, index_t count, index_t channels) { return head_major(data, {1, 1, count, channels}); };
             const auto d_k = w.row_shape.channels, d_v = w.result_shape.channels;
-            const inputs<T> sorted{view(queries, rows, d_k), view(keys, before + rows, d_k), view(values, before + rows, d_v),
+            const inputs<T> sorted{view(queries, rows, d_k),
+                                   view(keys, before + rows, d_k),
+                                   view(values, before + rows, d_v),
                                    {.first_query = at, .first_key = at - before}};
             const sorted_window window{at, first, end};
             const kernel::visible_keys_of<T, sorted_window> visible(window, shapes_of(sorted), sorted.positions);
             sequential here;
             workspace memory(std::span(of_softmax, w.softmax_bytes));
-            softmax()({sorted, {view(out, rows, d_v), view(log_sum_exp, rows, 1)}, visible, nullptr, op.template factor<T>(d_k), {}}, execution(here, memory));
+            softmax()({sorted, {view(out, rows, d_v), view(log_sum_exp, rows, 1)}, visible, nullptr, op.template factor<T>(d_k), {}},
+                      execution(here, memory));
             for (index_t r = 0; r < rows; ++r) {
                 const auto token = placed[at + r];
                 const auto into = w.rows_of(to, head, token);
@@ -201,7 +207,8 @@ private:
         if (log == nothing) {
             const T score = op.template factor<T>(row_shape.channels) * length[head * tokens + i];
             log = score + static_cast<T>(std::log(static_cast<double>(op.rotations.shape().batch)));
-            for (index_t c = 0; c < result_shape.channels; ++c) row.data[c * row.channel_stride] = std::isnan(score) ? score : in.values(0, head, i, c);
+            for (index_t c = 0; c < result_shape.channels; ++c)
+                row.data[c * row.channel_stride] = std::isnan(score) ? score : in.values(0, head, i, c);
         }
         if (wide) kernel::store_row<T>(row.data, result_shape.channels, out.values.rows(0, head, i));
         if (out.log_sum_exp.data()) out.log_sum_exp(0, head, i, 0) = log;

@@ -26,7 +26,8 @@ void merge_row(const stored_rows<T>& into, T& into_log, const stored_rows<const 
     } else {
         T* const to = into.numbers();
         const T* const other = from.numbers();
-        for (index_t c = 0; c < channels; ++c) to[c * into.channel_stride] = merged_number(to[c * into.channel_stride], other[c * from.channel_stride]);
+        for (index_t c = 0; c < channels; ++c)
+            to[c * into.channel_stride] = merged_number(to[c * into.channel_stride], other[c * from.channel_stride]);
     }
     into_log = merged.log_sum_exp(number(merged.maximum), number(merged.sum));
 }
@@ -35,9 +36,9 @@ void merge_row(const stored_rows<T>& into, T& into_log, const stored_rows<const 
 
 /// Merges the result of one set of keys into that of another: with log-sum-exps a and b, and l = ln(e^a + e^b), each row becomes
 ///     into = into e^(a - l) + from e^(b - l),   log_sum_exp = l
-/// which is attention over both sets, if no key is in both. A sink belongs to one of them only. Rows that saw nothing add nothing, whatever they hold.
-/// Both need their log_sum_exp. Throws shape_error, before anything is written, if shapes differ, a log_sum_exp is missing, or `into` overlaps
-/// `from` or itself.
+/// which is attention over both sets, if no key is in both. A sink belongs to one of them only. Rows that saw nothing add nothing, whatever
+/// they hold. Both need their log_sum_exp. Throws shape_error, before anything is written, if shapes differ, a log_sum_exp is missing, or
+/// `into` overlaps `from` or itself.
 /// The result is the same, bit by bit, for every executor and number of threads.
 template <Scalar T>
 void merge(const outputs<T>& into, const outputs<T>& from, const execution& run) {
@@ -48,13 +49,14 @@ void merge(const outputs<T>& into, const outputs<T>& from, const execution& run)
     detail::check_view(name, "from", from.values);
     if (from.values.shape() != s) detail::refuse(name, "from", from.values.shape(), "into", s, "the shapes differ");
     if (into.log_sum_exp.shape() != rows || from.log_sum_exp.shape() != rows)
-        throw shape_error(name, "log_sum_exp", "has shapes " + to_string(into.log_sum_exp.shape()) + " and " + to_string(from.log_sum_exp.shape()) +
-                                                   ", but both must have " + to_string(rows));
+        throw shape_error(name, "log_sum_exp",
+                          "has shapes " + to_string(into.log_sum_exp.shape()) + " and " + to_string(from.log_sum_exp.shape()) +
+                              ", but both must have " + to_string(rows));
     detail::check_view(name, "into.log_sum_exp", into.log_sum_exp);
     detail::check_view(name, "from.log_sum_exp", from.log_sum_exp);
     const stored_view<T> into_log(into.log_sum_exp), from_log(from.log_sum_exp);
-    if (overlap(into.values, from.values) || overlap(into_log, from_log) || overlap(into.values, from_log) || overlap(into_log, from.values) ||
-        overlap(into.values, into_log))
+    if (overlap(into.values, from.values) || overlap(into_log, from_log) || overlap(into.values, from_log) ||
+        overlap(into_log, from.values) || overlap(into.values, into_log))
         throw shape_error(name, "into", "overlaps from");
     detail::check_writable(name, "into", into.values);
     detail::check_writable(name, "into", into_log);

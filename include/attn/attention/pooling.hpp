@@ -32,7 +32,8 @@ struct mean_pooling {
             x.for_each_run(bin.first, bin.end, [&](index_t, index_t tokens) { seen += tokens; });
             kernel::reduce_tokens<T>(
                 x, bin, to.data + r * to.row_stride, [](index_t, index_t) { return lanes(T{0}); },
-                [](lanes sum, index_t, lanes token, index_t, index_t) { return sum + token; }, [&](lanes sum) { return sum / lanes(seen); });
+                [](lanes sum, index_t, lanes token, index_t, index_t) { return sum + token; },
+                [&](lanes sum) { return sum / lanes(seen); });
         }
     }
 
@@ -43,8 +44,8 @@ struct mean_pooling {
         return 0;
     }
     template <Scalar T>
-    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<const T>& given,
-                             const kernel::row_block<T>& to, detail::scratch&) const {
+    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count,
+                             const kernel::row_block<const T>& given, const kernel::row_block<T>& to, detail::scratch&) const {
         using lanes = simd::lanes<T>;
         for (index_t r = 0; r < count; ++r) {
             const auto bin = range(head, first + r, x.count);
@@ -52,9 +53,10 @@ struct mean_pooling {
             x.for_each_run(bin.first, bin.end, [&](index_t, index_t tokens) { seen += tokens; });
             for (auto j = bin.first; j < bin.end; ++j) {
                 if (!x.visible(j)) continue;
-                kernel::update_channels(to.data + j * to.row_stride, to.channel_stride, x.channels, [&](lanes sum, index_t c, index_t present) {
-                    return sum + kernel::load_channels<T>(given.data + r * given.row_stride, 1, c, present) / lanes(seen);
-                });
+                kernel::update_channels(
+                    to.data + j * to.row_stride, to.channel_stride, x.channels, [&](lanes sum, index_t c, index_t present) {
+                        return sum + kernel::load_channels<T>(given.data + r * given.row_stride, 1, c, present) / lanes(seen);
+                    });
             }
         }
     }
@@ -99,8 +101,8 @@ struct max_pooling {
     }
     /// To the token whose number was taken: of equal ones the first, of NaN the last.
     template <Scalar T>
-    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<const T>& given,
-                             const kernel::row_block<T>& to, detail::scratch& memory) const {
+    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count,
+                             const kernel::row_block<const T>& given, const kernel::row_block<T>& to, detail::scratch& memory) const {
         T* const largest = memory.take<T>(x.channels);
         index_t* const taken = memory.take<index_t>(x.channels);
         for (index_t r = 0; r < count; ++r) {

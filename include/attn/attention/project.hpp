@@ -36,8 +36,8 @@ shape check_projected(const P& projection, const tensor_view<const T>& x) {
 
 /// Projects the tokens x (batch, heads, m, d) to out (batch, heads, p, d), whose channels are contiguous: an operation of its own, as
 /// before the linear layers of keys and values. The pattern says which tokens exist, as query 0 sees them; a row that reads none of them is
-/// zero, and so are rows that a head lacks. Throws attention_error, before anything is read or written, if shapes, parameters or the workspace
-/// do not fit.
+/// zero, and so are rows that a head lacks. Throws attention_error, before anything is read or written, if shapes, parameters or the
+/// workspace do not fit.
 template <TensorLike X, Projection<detail::scalar_t<X>> P, Pattern V = dense>
 void project(const P& projection, const X& from, const tensor_view<detail::scalar_t<X>>& out, const execution& run, const V& pattern = {}) {
     using T = detail::scalar_t<X>;
@@ -54,7 +54,8 @@ void project(const P& projection, const X& from, const tensor_view<detail::scala
     const auto needed = project_workspace_bytes<T>(projection, s, run.concurrency());
     if (run.workspace().size_bytes() < needed)
         throw argument_error(name, "workspace",
-                          "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but " + std::to_string(needed) + " are needed");
+                             "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but " + std::to_string(needed) +
+                                 " are needed");
 
     const auto max_rows = out.shape().tokens, blocks = (max_rows + detail::projected_rows_of_task - 1) / detail::projected_rows_of_task;
     run.for_each(s.batch * s.heads * blocks, [&](index_t task, index_t slice) {
@@ -77,8 +78,7 @@ void project(const P& projection, const X& from, const tensor_view<detail::scala
             while (next < end && present(next) == has_tokens) ++next;
             auto own = memory;
             const kernel::row_block<T> rows{to.data + row * to.row_stride, to.row_stride, 1};
-            if (has_tokens)
-                projection.project(tokens, head, row, next - row, rows, own);
+            if (has_tokens) projection.project(tokens, head, row, next - row, rows, own);
             else
                 for (index_t r = 0; r < next - row; ++r) std::fill_n(rows.data + r * rows.row_stride, s.channels, T{0});
             row = next;

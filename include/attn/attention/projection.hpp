@@ -15,7 +15,8 @@ struct identity_projection {
     }
     void check(const projection_context&) const {}
     template <Scalar T>
-    void project(const kernel::token_rows<T>& x, index_t, index_t first, index_t count, const kernel::row_block<T>& to, detail::scratch&) const {
+    void project(const kernel::token_rows<T>& x, index_t, index_t first, index_t count, const kernel::row_block<T>& to,
+                 detail::scratch&) const {
         for (index_t r = 0; r < count; ++r)
             for (index_t c = 0; c < x.channels; ++c) to.data[r * to.row_stride + c] = x(first + r, c);
     }
@@ -30,7 +31,8 @@ struct identity_projection {
     void add_token_gradients(const kernel::token_rows<T>& x, index_t, index_t first, index_t count, const kernel::row_block<const T>& given,
                              const kernel::row_block<T>& to, detail::scratch&) const {
         for (index_t r = 0; r < count; ++r)
-            for (index_t c = 0; c < x.channels; ++c) to.data[(first + r) * to.row_stride + c * to.channel_stride] += given.data[r * given.row_stride + c];
+            for (index_t c = 0; c < x.channels; ++c)
+                to.data[(first + r) * to.row_stride + c * to.channel_stride] += given.data[r * given.row_stride + c];
     }
 };
 
@@ -78,16 +80,17 @@ struct linear_projection {
                        const kernel::row_block<T>& to, detail::scratch& memory) const {
         kernel::row_block<const T> start{to.data, to.row_stride, 1};
         if (first_part == 0) start = detail::rows_of_head(bias, head, first), start.channel_stride = 0;
-        detail::run_tasks(product(count, x.count, x.channels), memory, detail::rows_of_head(matrix, head, first), x.rows, start, to,
-                          [&](index_t from, index_t terms, auto&& visit) { x.for_each_run(from, from + terms, visit); },
-                          typename product::extent{first_part, end_part - first_part});
+        detail::run_tasks(
+            product(count, x.count, x.channels), memory, detail::rows_of_head(matrix, head, first), x.rows, start, to,
+            [&](index_t from, index_t terms, auto&& visit) { x.for_each_run(from, from + terms, visit); },
+            typename product::extent{first_part, end_part - first_part});
     }
 
     /// Of the matrix and the bias, in their shapes.
     template <Scalar U>
     struct gradients {
         tensor_view<U> matrix = {}; ///< of the matrix
-        tensor_view<U> bias = {}; ///< of the bias
+        tensor_view<U> bias = {};   ///< of the bias
     };
     void for_each_gradient(const gradients<T>& wanted, const auto& f) const {
         f("wanted.matrix", wanted.matrix, matrix);
@@ -98,33 +101,36 @@ struct linear_projection {
         const auto rows = size(0, tokens);
         detail::scratch memory;
         memory.take<T>(tokens_of_part, channels);
-        return memory.used_bytes() + std::max(product(tokens_of_part, rows, channels).task_bytes(), product(rows, channels, tokens_of_part).task_bytes());
+        return memory.used_bytes() +
+               std::max(product(tokens_of_part, rows, channels).task_bytes(), product(rows, channels, tokens_of_part).task_bytes());
     }
-    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<const T>& given,
-                             const kernel::row_block<T>& to, detail::scratch& memory) const {
+    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count,
+                             const kernel::row_block<const T>& given, const kernel::row_block<T>& to, detail::scratch& memory) const {
         T* const sums = memory.take<T>(tokens_of_part, x.channels);
         for (index_t part = 0; part < gradient_parts(x.count); ++part)
             for_each_run_of_part(x, part, [&](index_t token, index_t tokens) {
                 auto weights = detail::rows_of_head(matrix, head, first);
                 weights.data += token * weights.channel_stride;
-                detail::run_tasks(product(tokens, count, x.channels), memory, kernel::transposed(weights), given,
-                                  {nullptr, 0, 1}, {sums, x.channels, 1});
+                detail::run_tasks(product(tokens, count, x.channels), memory, kernel::transposed(weights), given, {nullptr, 0, 1},
+                                  {sums, x.channels, 1});
                 for (index_t j = 0; j < tokens; ++j)
-                    kernel::update_channels(to.data + (token + j) * to.row_stride, to.channel_stride, x.channels, [&](auto sum, index_t c, index_t present) {
-                        return sum + kernel::load_channels<T>(sums + j * x.channels, 1, c, present);
-                    });
+                    kernel::update_channels(to.data + (token + j) * to.row_stride, to.channel_stride, x.channels,
+                                            [&](auto sum, index_t c, index_t present) {
+                                                return sum + kernel::load_channels<T>(sums + j * x.channels, 1, c, present);
+                                            });
             });
     }
     /// Parts are columns, of tokens side by side.
     index_t gradient_parts(index_t tokens) const { return std::max<index_t>(1, (tokens + tokens_of_part - 1) / tokens_of_part); }
-    void add_parameter_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<const T>& given,
-                                 index_t part, const gradients<T>& wanted, detail::scratch& memory) const {
+    void add_parameter_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count,
+                                 const kernel::row_block<const T>& given, index_t part, const gradients<T>& wanted,
+                                 detail::scratch& memory) const {
         if (wanted.matrix.data())
             for_each_run_of_part(x, part, [&](index_t token, index_t tokens) {
                 auto sums = detail::rows_of_head(wanted.matrix, head, first);
                 sums.data += token;
-                detail::run_tasks(product(count, x.channels, tokens), memory, given,
-                                  kernel::transposed(x.in_place(token)), {sums.data, sums.row_stride, 1}, {sums.data, sums.row_stride, 1});
+                detail::run_tasks(product(count, x.channels, tokens), memory, given, kernel::transposed(x.in_place(token)),
+                                  {sums.data, sums.row_stride, 1}, {sums.data, sums.row_stride, 1});
             });
         const auto of_bias = detail::rows_of_head(wanted.bias, head, first);
         for (index_t r = 0; part == 0 && of_bias.data && r < count; ++r)
@@ -196,7 +202,8 @@ struct projection_per_head {
         if (wanted.each.empty()) return;
         if (wanted.each.size() != each.size())
             throw shape_error("projection_per_head", "wanted.each",
-                              "has " + std::to_string(wanted.each.size()) + " entries, but there are " + std::to_string(each.size()) + " projections");
+                              "has " + std::to_string(wanted.each.size()) + " entries, but there are " + std::to_string(each.size()) +
+                                  " projections");
         if constexpr (!std::same_as<typename P::template gradients<T>, no_gradients>)
             for (std::size_t h = 0; h < each.size(); ++h) each[h].for_each_gradient(wanted.each[h], f);
     }
@@ -207,8 +214,8 @@ struct projection_per_head {
         return largest;
     }
     template <Scalar T>
-    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<const T>& given,
-                             const kernel::row_block<T>& to, detail::scratch& memory) const {
+    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count,
+                             const kernel::row_block<const T>& given, const kernel::row_block<T>& to, detail::scratch& memory) const {
         of(head).add_token_gradients(x, head, first, count, given, to, memory);
     }
     index_t gradient_parts(index_t tokens) const {
@@ -218,8 +225,9 @@ struct projection_per_head {
         return most;
     }
     template <Scalar T>
-    void add_parameter_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<const T>& given,
-                                 index_t part, const gradients<T>& wanted, detail::scratch& memory) const {
+    void add_parameter_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count,
+                                 const kernel::row_block<const T>& given, index_t part, const gradients<T>& wanted,
+                                 detail::scratch& memory) const {
         if constexpr (!std::same_as<typename P::template gradients<T>, no_gradients>)
             if (!wanted.each.empty() && part < of(head).gradient_parts(x.count))
                 of(head).add_parameter_gradients(x, head, first, count, given, part, wanted.each[static_cast<std::size_t>(head)], memory);
@@ -228,7 +236,8 @@ struct projection_per_head {
 private:
     const P& of(index_t head) const {
         if (head >= std::ssize(each)) [[unlikely]] // sizes are asked for before anything is checked
-            throw shape_error("projection_per_head", "each", "has " + std::to_string(each.size()) + " projections, none for head " + std::to_string(head));
+            throw shape_error("projection_per_head", "each",
+                              "has " + std::to_string(each.size()) + " projections, none for head " + std::to_string(head));
         return each[static_cast<std::size_t>(head)];
     }
 };

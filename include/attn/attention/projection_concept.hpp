@@ -43,34 +43,36 @@ concept Projection = Scalar<T> && requires(const P& p, const kernel::token_rows<
     p.check(context);
 };
 
-/// A projection whose rows are sums over the tokens that can be continued, part by part: sequence_parallel then hands these on from rank to rank, where
-/// otherwise it brings together the tokens of a row's range. What a user's own adds to a Projection:
+/// A projection whose rows are sums over the tokens that can be continued, part by part: sequence_parallel then hands these on from rank to
+/// rank, where otherwise it brings together the tokens of a row's range. What a user's own adds to a Projection:
 /// - `parts(head, m)`: how many parts the tokens 0 .. m - 1 are cut into, none of them empty.
 /// - `part(head, number, m)`: the tokens of one. Each begins where the one before it ends.
-/// - `project_parts(tokens, head, first, count, first_part, end_part, to, memory)`: of what `project` does, that which reads the parts first_part ..
-///   end_part - 1, and no other token. The rows of `to` are as the parts before have left them, if there are any. All parts in order, in however many
-///   calls, give the numbers of `project`.
+/// - `project_parts(tokens, head, first, count, first_part, end_part, to, memory)`: of what `project` does, that which reads the parts
+///   first_part .. end_part - 1, and no other token. The rows of `to` are as the parts before have left them, if there are any. All parts
+///   in order, in however many calls, give the numbers of `project`.
 template <class P, class T>
-concept ResumableProjection =
-    Projection<P, T> && requires(const P& p, const kernel::token_rows<T>& tokens, const kernel::row_block<T>& to, detail::scratch& memory, index_t i) {
-        { p.parts(i, i) } -> std::same_as<index_t>;
-        { p.part(i, i, i) } -> std::same_as<kernel::token_range>;
-        p.project_parts(tokens, i, i, i, i, i, to, memory);
-    };
+concept ResumableProjection = Projection<P, T> && requires(const P& p, const kernel::token_rows<T>& tokens, const kernel::row_block<T>& to,
+                                                           detail::scratch& memory, index_t i) {
+    { p.parts(i, i) } -> std::same_as<index_t>;
+    { p.part(i, i, i) } -> std::same_as<kernel::token_range>;
+    p.project_parts(tokens, i, i, i, i, i, to, memory);
+};
 
 /// A projection with a gradient, which projected attention needs to have one. What a user's own adds to the above:
 /// - `gradients<T>`: a view, which may have no memory, for each parameter that has a gradient; no_gradients if none has.
-/// - `add_token_gradients(tokens, head, first, count, given, to, memory)`: adds to the rows of `to`, of any strides, one for each token, what the
-///   projected rows first .. first + count - 1, whose gradients are the rows of `given`, of contiguous channels, give to the visible tokens.
+/// - `add_token_gradients(tokens, head, first, count, given, to, memory)`: adds to the rows of `to`, of any strides, one for each token,
+///   what the projected rows first .. first + count - 1, whose gradients are the rows of `given`, of contiguous channels, give to the
+///   visible tokens.
 /// - `backward_workspace_bytes<T>(m, channels)`: of `memory`, in one call of any of these.
 /// And with parameters:
 /// - `for_each_gradient(wanted, f)`: calls f("wanted.matrix", wanted.matrix, matrix) for each, gradient and parameter.
-/// - `gradient_parts(m)`, `add_parameter_gradients(tokens, head, first, count, given, part, wanted, memory)`: the same for the gradients that are
-///   wanted, whose channels are contiguous. They are cut into that many parts, no number is in two; this adds to one.
+/// - `gradient_parts(m)`, `add_parameter_gradients(tokens, head, first, count, given, part, wanted, memory)`: the same for the gradients
+///   that are wanted, whose channels are contiguous. They are cut into that many parts, no number is in two; this adds to one.
 template <class P, class T>
 concept DifferentiableProjection =
-    Projection<P, T> && requires(const P& p, const kernel::token_rows<T>& tokens, const kernel::row_block<const T>& given, const kernel::row_block<T>& to,
-                                 const typename P::template gradients<T>& wanted, detail::scratch& memory, index_t i) {
+    Projection<P, T> &&
+    requires(const P& p, const kernel::token_rows<T>& tokens, const kernel::row_block<const T>& given, const kernel::row_block<T>& to,
+             const typename P::template gradients<T>& wanted, detail::scratch& memory, index_t i) {
         p.add_token_gradients(tokens, i, i, i, given, to, memory);
         { p.template backward_workspace_bytes<T>(i, i) } -> std::same_as<std::size_t>;
         requires std::same_as<typename P::template gradients<T>, no_gradients> || requires {

@@ -20,10 +20,13 @@ struct ragged {
 namespace detail {
 
 /// Throws shape_error unless the starts cut the tokens of a tensor, of one batch entry, into sequences.
-inline void check_starts(std::string_view operation, std::string_view argument, std::span<const index_t> starts, std::string_view of, const auto& tokens) {
+inline void check_starts(std::string_view operation, std::string_view argument, std::span<const index_t> starts, std::string_view of,
+                         const auto& tokens) {
     check_view(operation, of, tokens);
     const auto& x = tokens.shape();
-    const auto refuse = [&](const std::string& problem) { throw shape_error(operation, argument, problem + ", for tokens of shape " + to_string(x)); };
+    const auto refuse = [&](const std::string& problem) {
+        throw shape_error(operation, argument, problem + ", for tokens of shape " + to_string(x));
+    };
     if (x.batch != 1) refuse("cut one batch entry into sequences");
     if (starts.empty() || starts.front() != 0 || starts.back() != x.tokens || !std::ranges::is_sorted(starts))
         refuse("do not rise from 0 to " + std::to_string(x.tokens));
@@ -37,7 +40,8 @@ inline void check_counts(std::string_view operation, const ragged& batch, const 
     for (const auto* first : {&where.first_query, &where.first_key})
         if (!first->shared() && first->count() != batch.entries())
             throw shape_error(operation, "positions",
-                              "are " + std::to_string(first->count()) + ", but there are " + std::to_string(batch.entries()) + " sequences");
+                              "are " + std::to_string(first->count()) + ", but there are " + std::to_string(batch.entries()) +
+                                  " sequences");
 }
 
 inline void check_starts_apart(const ragged& batch, const output_memory& out) {
@@ -63,8 +67,7 @@ stored_view<T> tokens_of_entry(const stored_view<T>& x, std::span<const index_t>
 template <Scalar T>
 inputs<T> inputs_of_entry(const ragged& batch, const inputs<T>& in, index_t e) {
     const auto &q = batch.starts, &k = batch.of_keys();
-    return {tokens_of_entry(in.queries, q, e), tokens_of_entry(in.keys, k, e), tokens_of_entry(in.values, k, e),
-            in.positions.of_entry(e)};
+    return {tokens_of_entry(in.queries, q, e), tokens_of_entry(in.keys, k, e), tokens_of_entry(in.values, k, e), in.positions.of_entry(e)};
 }
 
 /// Which sequences have so many tokens that all threads work on one at a time; the others are handed out, one to a thread.
@@ -100,9 +103,8 @@ struct ragged_bytes {
 
 template <Storage S, Attention A, Scalar T>
 ragged_bytes ragged_bytes_of(const A& op, const ragged& batch, const inputs<T>& in, index_t concurrency) {
-    return {batch, concurrency, [&](index_t e, index_t threads) {
-                return workspace_bytes_for<S>(op, shapes_of(inputs_of_entry(batch, in, e)), threads);
-            }};
+    return {batch, concurrency,
+            [&](index_t e, index_t threads) { return workspace_bytes_for<S>(op, shapes_of(inputs_of_entry(batch, in, e)), threads); }};
 }
 
 template <Attention A, Scalar T>
@@ -116,25 +118,27 @@ void check_ragged(const A& op, const ragged& batch, const inputs<T>& in) {
 
 } // namespace detail
 
-/// Bytes of workspace that a ragged call with this executor needs, if its result is stored in S. Throws attention_error if the starts do not fit.
+/// Bytes of workspace that a ragged call with this executor needs, if its result is stored in S. Throws attention_error if the starts do
+/// not fit.
 template <Storage S, Attention A, Scalar T, Executor E>
 std::size_t workspace_bytes(const A& op, const ragged& batch, const inputs<T>& in, E& executor) {
     detail::check_ragged(op, batch, in);
     return detail::ragged_bytes_of<S>(op, batch, in, detail::concurrency_of(executor)).all;
 }
 
-/// Calls an operator on each sequence of a ragged batch: the bits are those of a call for each, whose batch is 1. Patterns and score functions
-/// see the positions of its tokens within their sequence, beginning where in.positions says: one number for all, or one for each; what they
-/// have for each batch entry they have for entry 0. Long sequences are computed by all threads, one after the other, short ones one on each.
-/// out: (1, heads, all tokens, d_v), log_sum_exp likewise. Allocates nothing. Throws attention_error, before anything is read or written, as
-/// attend does for any of the sequences.
+/// Calls an operator on each sequence of a ragged batch: the bits are those of a call for each, whose batch is 1. Patterns and score
+/// functions see the positions of its tokens within their sequence, beginning where in.positions says: one number for all, or one for each;
+/// what they have for each batch entry they have for entry 0. Long sequences are computed by all threads, one after the other, short ones
+/// one on each. out: (1, heads, all tokens, d_v), log_sum_exp likewise. Allocates nothing. Throws attention_error, before anything is read
+/// or written, as attend does for any of the sequences.
 template <Attention A, Scalar T>
 void attend(const A& op, const ragged& batch, const inputs<T>& in, const outputs<T>& out, const execution& run) {
     detail::check_ragged(op, batch, in);
     detail::check_outputs(op, in, out);
     detail::check_starts_apart(batch, output_memory(A::name, "out", out.values));
     if (out.log_sum_exp.data()) detail::check_starts_apart(batch, output_memory(A::name, "log_sum_exp", out.log_sum_exp));
-    const auto bytes = detail::with_storage(out.values, [&]<Storage S>(std::type_identity<S>) { return detail::ragged_bytes_of<S>(op, batch, in, run.concurrency()); });
+    const auto bytes = detail::with_storage(
+        out.values, [&]<Storage S>(std::type_identity<S>) { return detail::ragged_bytes_of<S>(op, batch, in, run.concurrency()); });
     detail::check_workspace(A::name, run, bytes.all, in.queries.shape());
     detail::for_each_entry(batch, bytes.of_a_thread, run, [&](index_t e, const execution& on) {
         const auto part = detail::inputs_of_entry(batch, in, e);
@@ -147,7 +151,8 @@ void attend(const A& op, const ragged& batch, const inputs<T>& in, const outputs
 /// The same, with a workspace for the call.
 template <Attention A, Scalar T, ExecutorArgument E = sequential>
 void attend(const A& op, const ragged& batch, const inputs<T>& in, const outputs<T>& out, E&& executor = {}) {
-    workspace memory(detail::with_storage(out.values, [&]<Storage S>(std::type_identity<S>) { return workspace_bytes<S>(op, batch, in, executor); }));
+    workspace memory(
+        detail::with_storage(out.values, [&]<Storage S>(std::type_identity<S>) { return workspace_bytes<S>(op, batch, in, executor); }));
     attend(op, batch, in, out, execution(executor, memory));
 }
 

@@ -16,16 +16,16 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 struct block_selection {
     index_t query_block = 64; ///< queries that share a list
     index_t key_block = 64;
-    index_t count = 8;        ///< blocks in a list
-    bool causal = true;       ///< only blocks that begin at or before the last of the queries; the one that holds it is always chosen
+    index_t count = 8;  ///< blocks in a list
+    bool causal = true; ///< only blocks that begin at or before the last of the queries; the one that holds it is always chosen
 };
 
 /// The blocks of keys whose means score highest with the mean of a block of queries: the table of `selected`.
 ///     score[u, w] = mean of the queries of block u . mean of the keys of block w
-/// The table (batch, heads, query blocks, count) lists the `count` highest, the highest first, of equal ones the earlier block first, and -1
-/// where there are fewer; a score that is NaN counts as the lowest. For q (batch, heads, n, d) and k (batch, kv_heads, m, d); query 0 is at
-/// position first_query, key 0 at 0. Sums in double. Time: (n + m) d and n m d / (query_block key_block) a head. Throws shape_error if q and k do not fit each other, argument_error for a
-/// number below 1 or a first_query below 0.
+/// The table (batch, heads, query blocks, count) lists the `count` highest, the highest first, of equal ones the earlier block first, and
+/// -1 where there are fewer; a score that is NaN counts as the lowest. For q (batch, heads, n, d) and k (batch, kv_heads, m, d); query 0 is
+/// at position first_query, key 0 at 0. Sums in double. Time: (n + m) d and n m d / (query_block key_block) a head. Throws shape_error if q
+/// and k do not fit each other, argument_error for a number below 1 or a first_query below 0.
 /// Lu et al. 2025, "MoBA: Mixture of Block Attention for Long-Context LLMs".
 template <TensorLike Q, TensorLike K>
 [[nodiscard]] tensor<index_t> select_blocks(const Q& q, const K& k, const block_selection& rule = {}, index_t first_query = 0) {

@@ -16,8 +16,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// a causal pattern the convolution must be causal too.
 ///
 /// Time: 4 d_k d_v + 2 d_v kernel_height kernel_width flops a token, O(n). Memory: the workspace, some 200 kB a thread at d = 64.
-/// A row of the result depends on its query, the keys that it sees and where they lie, and what the convolution reads around it, bit by bit:
-/// not on the number of queries in the call, executor, threads, strides or the rest of the batch.
+/// A row of the result depends on its query, the keys that it sees and where they lie, and what the convolution reads around it, bit by
+/// bit: not on the number of queries in the call, executor, threads, strides or the rest of the batch.
 /// U, the scalar type of its arrays, is that of the tokens.
 /// Guo et al. 2024, "SLAB: Efficient Transformers with Simplified Linear Attention and Progressive Re-parameterized Batch Normalization".
 template <Pattern P = dense, Scalar U = float>
@@ -25,11 +25,11 @@ struct simplified_linear_attention {
     static constexpr std::string_view name = "simplified_linear_attention";
     static constexpr bool has_log_sum_exp = false;
 
-    depthwise_convolution<U> convolution = {}; ///< none if it has no weights
-    P pattern = {};                                  ///< which keys a query sees
-    tensor_view<const U> positional_encoding = {};   ///< (batch or 1, kv_heads or 1, m, d_k), or none
-    tensor_view<const U> convolution_input = {};     ///< (batch, kv_heads, n, d_v) instead of v
-    double eps = 1e-6;                               ///< is added to the sum of the weights
+    depthwise_convolution<U> convolution = {};     ///< none if it has no weights
+    P pattern = {};                                ///< which keys a query sees
+    tensor_view<const U> positional_encoding = {}; ///< (batch or 1, kv_heads or 1, m, d_k), or none
+    tensor_view<const U> convolution_input = {};   ///< (batch, kv_heads, n, d_v) instead of v
+    double eps = 1e-6;                             ///< is added to the sum of the weights
 
     template <Scalar T>
     void check(const inputs<T>& in) const {
@@ -77,7 +77,8 @@ struct simplified_linear_attention {
         return memory.used_bytes();
     }
     template <Scalar T>
-    void backward(const inputs<T>& in, const saved_outputs<T>&, const output_gradients<T>& given, const gradients<T>& wanted, const execution& run) const {
+    void backward(const inputs<T>& in, const saved_outputs<T>&, const output_gradients<T>& given, const gradients<T>& wanted,
+                  const execution& run) const {
         if constexpr (std::same_as<T, U>) {
             detail::scratch memory(run.workspace().bytes().data());
             const gradient_work<T> work(memory, *this, shapes_of(in), run.concurrency());
@@ -97,8 +98,9 @@ private:
         tensor_view<T> of_keys;
 
         gradient_work(detail::scratch& memory, const simplified_linear_attention& op, const input_shapes& s, index_t concurrency) {
-            memory.take<std::byte>(static_cast<index_t>(std::max(kernel::linear_gradient<T, relu, P>::workspace_bytes(s, concurrency),
-                                                                 op.template local_backward<T>().workspace_bytes(s, op.output_shape(s), concurrency))));
+            memory.take<std::byte>(
+                static_cast<index_t>(std::max(kernel::linear_gradient<T, relu, P>::workspace_bytes(s, concurrency),
+                                              op.template local_backward<T>().workspace_bytes(s, op.output_shape(s), concurrency))));
             if (op.positional_encoding.data()) of_keys = head_major(memory.take<T>(s.keys.size()), s.keys);
         }
     };

@@ -11,13 +11,14 @@
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// Softmax attention: every query takes the mean of the values, weighted by the softmax of its scores.
-/// For q (batch, heads, n, d_k), k (batch, kv_heads, m, d_k), v (batch, kv_heads, m, d_v); query head h reads kv head h / (heads / kv_heads):
+/// For q (batch, heads, n, d_k), k (batch, kv_heads, m, d_k), v (batch, kv_heads, m, d_v); query head h reads kv head h / (heads /
+/// kv_heads):
 ///     x[b, h, i, j]  = score(scale * q[b, h, i] . k[b, h, j], i, j)          for the keys j that the pattern shows to query i
 ///     out[b, h, i]   = sum_j exp(x[b, h, i, j]) v[b, h, j] / (sum_j exp(x[b, h, i, j]) + exp(sinks[h]))
 ///     log_sum_exp    = the logarithm of that denominator
 /// A hidden key never influences a row, whatever it holds; a score of -infinity hides its key too. A row that sees no key gives 0, and
-/// log_sum_exp -infinity (or its sink). NaN in a key or value that is seen makes NaN of the rows that see it, and of no others. So does a sink
-/// of NaN with the rows of its head; one of +infinity takes all of the weight. Scores may be of any size, down to the lowest number.
+/// log_sum_exp -infinity (or its sink). NaN in a key or value that is seen makes NaN of the rows that see it, and of no others. So does a
+/// sink of NaN with the rows of its head; one of +infinity takes all of the weight. Scores may be of any size, down to the lowest number.
 ///
 /// Time: 2 (d_k + d_v) flops for each pair that the pattern's schedule visits. Memory: the workspace, tens of kilobytes a thread,
 /// independent of n and m, plus two numbers a row if a union of patterns with different steps runs as several passes.
@@ -27,11 +28,11 @@ template <Pattern P = dense, ScoreFunction S = identity_score, Products R = unro
 struct softmax_attention {
     static constexpr std::string_view name = "softmax_attention";
 
-    std::optional<double> scale = {};     ///< 1 / sqrt(d_k) if not given
-    S score = {};                         ///< what happens to a scaled score before the softmax
-    P pattern = {};                       ///< which keys a query may see
-    borrowed<const double> sinks = {};    ///< one per head, or none: exp(sink) joins the denominator
-    R products = {};                      ///< what operands of products are rounded to
+    std::optional<double> scale = {};  ///< 1 / sqrt(d_k) if not given
+    S score = {};                      ///< what happens to a scaled score before the softmax
+    P pattern = {};                    ///< which keys a query may see
+    borrowed<const double> sinks = {}; ///< one per head, or none: exp(sink) joins the denominator
+    R products = {};                   ///< what operands of products are rounded to
 
     template <Scalar T>
     void check(const inputs<T>& in) const {
@@ -66,11 +67,12 @@ struct softmax_attention {
 
     /// Takes in a run of the keys: see kernel::softmax_scheduler::add_keys. visible: this pattern over all of them.
     template <Scalar T>
-    void add_keys(const kernel::visible_keys& visible, index_t pass, bool is_first, const inputs<T>& in, const outputs<T>& out, const function_ref* between_blocks,
-                  const execution& run) const {
+    void add_keys(const kernel::visible_keys& visible, index_t pass, bool is_first, const inputs<T>& in, const outputs<T>& out,
+                  const function_ref* between_blocks, const execution& run) const {
         const kernel::score_adjustment_of<T, S> adjustment(score);
         constexpr bool adjusts = !std::same_as<S, identity_score>;
-        scheduler<T>().add_keys({in, out, visible, adjusts ? &adjustment : nullptr, static_cast<T>(factor(in)), sinks, between_blocks}, pass, is_first, run);
+        scheduler<T>().add_keys({in, out, visible, adjusts ? &adjustment : nullptr, static_cast<T>(factor(in)), sinks, between_blocks},
+                                pass, is_first, run);
     }
     /// What that needs.
     template <Scalar T>
@@ -81,12 +83,13 @@ struct softmax_attention {
     /// Those of the inputs, and of the sinks: (1, heads, 1, 1).
     template <Scalar T>
     struct gradients : input_gradients<T> {
-        tensor_view<T> sinks = {};          ///< summed over the batch
-        score_gradients<S, T> score = {};   ///< of the score function's own parameters
+        tensor_view<T> sinks = {};        ///< summed over the batch
+        score_gradients<S, T> score = {}; ///< of the score function's own parameters
     };
     template <Scalar T>
     void check_gradients(const inputs<T>& in, const gradients<T>& wanted, const auto& check) const {
-        if (wanted.sinks.data() && sinks.empty() && in.queries.shape().heads > 0) throw argument_error(name, "wanted.sinks", "is asked for, but there are no sinks");
+        if (wanted.sinks.data() && sinks.empty() && in.queries.shape().heads > 0)
+            throw argument_error(name, "wanted.sinks", "is asked for, but there are no sinks");
         check("wanted.sinks", wanted.sinks, shape{1, in.queries.shape().heads, 1, 1});
         detail::check_score_gradients(score, wanted.score, check);
     }
@@ -95,34 +98,40 @@ struct softmax_attention {
         return kernel::softmax_gradient_scheduler<T>::workspace_bytes(s, concurrency, has_parameters<T>);
     }
     template <Scalar T>
-    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const gradients<T>& wanted, const execution& run) const
+    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const gradients<T>& wanted,
+                  const execution& run) const
         requires std::same_as<R, unrounded_products> // rounding has no gradient
     {
         backward_of_run(in, saved, given, wanted, nullptr, run);
     }
 
-    /// The gradient of a run of the keys, of which the weights of all keys are known: share (batch, heads, n) multiplies those of each row, and is made
-    /// of their sums by kernel::softmax_gradient_scheduler::to_shares. None: the keys are all there are.
+    /// The gradient of a run of the keys, of which the weights of all keys are known: share (batch, heads, n) multiplies those of each row,
+    /// and is made of their sums by kernel::softmax_gradient_scheduler::to_shares. None: the keys are all there are.
     template <Scalar T>
-    void backward_of_run(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const gradients<T>& wanted, const std::type_identity_t<T>* share,
-                         const execution& run) const {
-        with_gradient_call(in, saved, given, wanted, share, [&](const auto& call) { kernel::softmax_gradient_scheduler<T>()(call, sinks, wanted.sinks, has_parameters<T>, run); });
+    void backward_of_run(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const gradients<T>& wanted,
+                         const std::type_identity_t<T>* share, const execution& run) const {
+        with_gradient_call(in, saved, given, wanted, share, [&](const auto& call) {
+            kernel::softmax_gradient_scheduler<T>()(call, sinks, wanted.sinks, has_parameters<T>, run);
+        });
     }
     /// Adds the weights of a run of the keys to their sums (batch, heads, n), of the rows whose log_sum_exp does not tell them well enough.
     template <Scalar T>
     void add_weights(const inputs<T>& in, const saved_outputs<T>& saved, T* sums, const execution& run) const {
-        with_gradient_call(in, saved, {}, {}, nullptr, [&](const auto& call) { kernel::softmax_gradient_scheduler<T>().add_weights(call, sums, has_parameters<T>, run); });
+        with_gradient_call(in, saved, {}, {}, nullptr, [&](const auto& call) {
+            kernel::softmax_gradient_scheduler<T>().add_weights(call, sums, has_parameters<T>, run);
+        });
     }
 
 private:
     template <Scalar T>
-    void with_gradient_call(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const gradients<T>& wanted, const std::type_identity_t<T>* share,
-                            const auto& f) const {
+    void with_gradient_call(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given,
+                            const gradients<T>& wanted, const std::type_identity_t<T>* share, const auto& f) const {
         const auto shapes = shapes_of(in);
         const kernel::visible_keys_of<T, P> visible(pattern, shapes, in.positions);
         const kernel::score_slopes_of<T, S> slopes(score, wanted.score);
         constexpr bool adjusts = !std::same_as<S, identity_score>;
-        f(kernel::softmax_gradient_call<T>{in, saved, given, wanted, visible, adjusts ? &slopes : nullptr, static_cast<T>(factor(in)), share});
+        f(kernel::softmax_gradient_call<T>{in, saved, given, wanted, visible, adjusts ? &slopes : nullptr, static_cast<T>(factor(in)),
+                                           share});
     }
     template <Scalar T>
     static constexpr bool has_parameters = !std::same_as<score_gradients<S, T>, no_gradients>;
@@ -151,12 +160,13 @@ protected:
 template <Pattern P, ScoreFunction S, Products R>
 pair_count visited_pairs(const softmax_attention<P, S, R>& op, const input_shapes& s, const positions& where = {}) {
     detail::check_pattern(op.name, op.pattern, s, where, s.queries.heads);
-    using score_stage = kernel::score_stage<float>; // which computes registers of queries with groups of keys where a panel is partly visible
+    // It computes registers of queries with groups of keys where a panel is partly visible.
+    using score_stage = kernel::score_stage<float>;
     pair_count all;
     for (index_t b = 0; b < s.queries.batch; ++b)
         for (index_t h = 0; h < s.queries.heads; ++h) {
-            const auto pairs = visited_pairs(at(op.pattern, b, h), where.first_query[b], s.queries.tokens, where.first_key[b], s.keys.tokens,
-                                             kernel::query_block_traits<float>::lane_count, score_stage::grain);
+            const auto pairs = visited_pairs(at(op.pattern, b, h), where.first_query[b], s.queries.tokens, where.first_key[b],
+                                             s.keys.tokens, kernel::query_block_traits<float>::lane_count, score_stage::grain);
             all.visible += pairs.visible;
             all.visited += pairs.visited;
         }

@@ -35,14 +35,17 @@ constexpr auto sliding_window(index_t context) { return causal{} & detail::last_
 
 /// Sparse Transformer, strided: j <= i, and i - j < stride or i = j (mod stride). O(n (stride + n / stride)) pairs, so O(n sqrt n) for a
 /// stride near sqrt n. A stride below 1 is refused. Child et al. 2019, Generating Long Sequences with Sparse Transformers.
-constexpr auto sparse_transformer_strided(index_t stride) { return causal{} & (detail::last_keys(stride, "sparse_transformer_strided", "stride") | strided{stride}); }
+constexpr auto sparse_transformer_strided(index_t stride) {
+    return causal{} & (detail::last_keys(stride, "sparse_transformer_strided", "stride") | strided{stride});
+}
 
 /// Sparse Transformer, strided, as separate heads: heads below `local_heads` see the window, the others the stride. O(n stride) and
 /// O(n^2 / stride) pairs.
 /// Refused: a stride below 1, local_heads below 0. Child et al. 2019, section 5.1 and OpenAI's code.
 constexpr auto sparse_transformer_strided_heads(index_t stride, index_t local_heads) {
     constexpr index_t any_more = std::numeric_limits<index_t>::max();
-    return causal{} & ((on_heads{0, local_heads} & detail::last_keys(stride, "sparse_transformer_strided_heads", "stride")) | (on_heads{local_heads, any_more} & strided{stride}));
+    return causal{} & ((on_heads{0, local_heads} & detail::last_keys(stride, "sparse_transformer_strided_heads", "stride")) |
+                       (on_heads{local_heads, any_more} & strided{stride}));
 }
 
 /// Sparse Transformer, fixed: j <= i, and j is in the block of i or in the last `width` columns of its own block. O(n (block + n width /
@@ -77,7 +80,7 @@ struct sparse_transformer_fixed_heads {
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-using pattern::sliding_window, pattern::sparse_transformer_strided, pattern::sparse_transformer_strided_heads, pattern::sparse_transformer_fixed,
-    pattern::sparse_transformer_fixed_heads, pattern::sparse_transformer_symmetric, pattern::longformer;
+using pattern::sliding_window, pattern::sparse_transformer_strided, pattern::sparse_transformer_strided_heads,
+    pattern::sparse_transformer_fixed, pattern::sparse_transformer_fixed_heads, pattern::sparse_transformer_symmetric, pattern::longformer;
 
 } // namespace attn

@@ -14,7 +14,9 @@ struct channel_convolution {
     tensor_view<const T> bias = {}; ///< (1, heads or 1, 1, channels), or none
 
     index_t size(index_t, index_t tokens) const { return tokens / kernel_of(weights.shape().tokens); }
-    kernel::token_range range(index_t, index_t row, index_t) const { return {row * weights.shape().tokens, (row + 1) * weights.shape().tokens}; }
+    kernel::token_range range(index_t, index_t row, index_t) const {
+        return {row * weights.shape().tokens, (row + 1) * weights.shape().tokens};
+    }
     template <Scalar>
     std::size_t workspace_bytes(index_t, index_t) const {
         return 0;
@@ -43,7 +45,7 @@ struct channel_convolution {
     template <Scalar U>
     struct gradients {
         tensor_view<U> weights = {}; ///< of the weights
-        tensor_view<U> bias = {}; ///< of the bias
+        tensor_view<U> bias = {};    ///< of the bias
     };
     void for_each_gradient(const gradients<T>& wanted, const auto& f) const {
         f("wanted.weights", wanted.weights, weights);
@@ -53,22 +55,25 @@ struct channel_convolution {
     std::size_t backward_workspace_bytes(index_t, index_t) const {
         return 0;
     }
-    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<const T>& given,
-                             const kernel::row_block<T>& to, detail::scratch&) const {
+    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count,
+                             const kernel::row_block<const T>& given, const kernel::row_block<T>& to, detail::scratch&) const {
         const auto kernel = weights.shape().tokens;
         const auto of_head = detail::rows_of_head(weights, head);
         for (auto j = first * kernel; j < (first + count) * kernel; ++j) {
             if (!x.visible(j)) continue;
-            const T *const weight = of_head.data + j % kernel * of_head.row_stride, *const from = given.data + (j / kernel - first) * given.row_stride;
+            const T *const weight = of_head.data + j % kernel * of_head.row_stride, *const from = given.data +
+                                                                                                  (j / kernel - first) * given.row_stride;
             kernel::update_channels(to.data + j * to.row_stride, to.channel_stride, x.channels, [&](auto sum, index_t c, index_t present) {
-                return fma(kernel::load_channels<T>(weight, of_head.channel_stride, c, present), kernel::load_channels<T>(from, 1, c, present), sum);
+                return fma(kernel::load_channels<T>(weight, of_head.channel_stride, c, present),
+                           kernel::load_channels<T>(from, 1, c, present), sum);
             });
         }
     }
     /// Parts are taps of the kernel, the bias goes with the first.
     index_t gradient_parts(index_t) const { return weights.shape().tokens; }
-    void add_parameter_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<const T>& given,
-                                 index_t part, const gradients<T>& wanted, detail::scratch&) const {
+    void add_parameter_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count,
+                                 const kernel::row_block<const T>& given, index_t part, const gradients<T>& wanted,
+                                 detail::scratch&) const {
         const auto of_weights = detail::rows_of_head(wanted.weights, head, part);
         for (index_t r = 0; r < count; ++r) {
             const auto token = (first + r) * weights.shape().tokens + part;
@@ -82,7 +87,8 @@ struct channel_convolution {
     }
 
     /// Of both convolutions: the sum of the rows.
-    static void add_bias_gradients(index_t channels, index_t count, const kernel::row_block<const T>& given, const kernel::row_block<T>& of_bias) {
+    static void add_bias_gradients(index_t channels, index_t count, const kernel::row_block<const T>& given,
+                                   const kernel::row_block<T>& of_bias) {
         for (index_t r = 0; of_bias.data && r < count; ++r)
             for (index_t c = 0; c < channels; ++c) of_bias.data[c] += given.data[r * given.row_stride + c];
     }
@@ -126,7 +132,9 @@ struct mixing_convolution {
     tensor_view<const T> bias = {}; ///< (1, heads or 1, 1, channels), or none
 
     index_t size(index_t, index_t tokens) const { return tokens / channel_convolution<T>::kernel_of(weights.shape().batch); }
-    kernel::token_range range(index_t, index_t row, index_t) const { return {row * weights.shape().batch, (row + 1) * weights.shape().batch}; }
+    kernel::token_range range(index_t, index_t row, index_t) const {
+        return {row * weights.shape().batch, (row + 1) * weights.shape().batch};
+    }
     template <Scalar>
     std::size_t workspace_bytes(index_t tokens, index_t channels) const {
         detail::scratch memory;
@@ -151,7 +159,7 @@ struct mixing_convolution {
     template <Scalar U>
     struct gradients {
         tensor_view<U> weights = {}; ///< of the weights
-        tensor_view<U> bias = {}; ///< of the bias
+        tensor_view<U> bias = {};    ///< of the bias
     };
     void for_each_gradient(const gradients<T>& wanted, const auto& f) const {
         f("wanted.weights", wanted.weights, weights);
@@ -162,30 +170,34 @@ struct mixing_convolution {
         using product = kernel::matrix_product<T>;
         detail::scratch memory;
         memory.take<T>(max_rows, channels);
-        return memory.used_bytes() + std::max(product(max_rows, channels, channels).task_bytes(), product(channels, size(0, tokens), channels).task_bytes());
+        return memory.used_bytes() +
+               std::max(product(max_rows, channels, channels).task_bytes(), product(channels, size(0, tokens), channels).task_bytes());
     }
-    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<const T>& given,
-                             const kernel::row_block<T>& to, detail::scratch& memory) const {
+    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count,
+                             const kernel::row_block<const T>& given, const kernel::row_block<T>& to, detail::scratch& memory) const {
         T* const sums = memory.take<T>(max_rows, x.channels);
         const auto kernel = weights.shape().batch;
         for (index_t done = 0; done < count; done += max_rows)
             for (index_t t = 0; t < kernel; ++t) {
                 const auto rows = std::min(max_rows, count - done);
-                detail::run_tasks(kernel::matrix_product<T>(rows, x.channels, x.channels), memory, {given.data + done * given.row_stride, given.row_stride, 1},
-                                  detail::rows_of_head(weights, head, 0, t), {nullptr, 0, 1}, {sums, x.channels, 1});
+                detail::run_tasks(kernel::matrix_product<T>(rows, x.channels, x.channels), memory,
+                                  {given.data + done * given.row_stride, given.row_stride, 1}, detail::rows_of_head(weights, head, 0, t),
+                                  {nullptr, 0, 1}, {sums, x.channels, 1});
                 for (index_t r = 0; r < rows; ++r) {
                     const auto token = (first + done + r) * kernel + t;
                     if (!x.visible(token)) continue;
-                    kernel::update_channels(to.data + token * to.row_stride, to.channel_stride, x.channels, [&](auto sum, index_t c, index_t present) {
-                        return sum + kernel::load_channels<T>(sums + r * x.channels, 1, c, present);
-                    });
+                    kernel::update_channels(to.data + token * to.row_stride, to.channel_stride, x.channels,
+                                            [&](auto sum, index_t c, index_t present) {
+                                                return sum + kernel::load_channels<T>(sums + r * x.channels, 1, c, present);
+                                            });
                 }
             }
     }
     /// Parts are taps of the kernel, the bias goes with the first.
     index_t gradient_parts(index_t) const { return weights.shape().batch; }
-    void add_parameter_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<const T>& given,
-                                 index_t part, const gradients<T>& wanted, detail::scratch& memory) const {
+    void add_parameter_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count,
+                                 const kernel::row_block<const T>& given, index_t part, const gradients<T>& wanted,
+                                 detail::scratch& memory) const {
         const auto kernel = weights.shape().batch, token = first * kernel + part;
         const auto of_weights = detail::rows_of_head(wanted.weights, head, 0, part);
         if (of_weights.data)
@@ -210,8 +222,7 @@ private:
         for (index_t j = 0; copies && j < count * kernel; ++j) // with zeros for hidden tokens: here rows are left out, not terms
             if (const auto token = first * kernel + j; x.visible(token))
                 kernel::copy_rows<T>(x.rows.from(token), 1, x.channels, copy + j * x.channels, x.channels);
-            else
-                std::fill_n(copy + j * x.channels, x.channels, T{0});
+            else std::fill_n(copy + j * x.channels, x.channels, T{0});
         const auto windows = copies ? kernel::row_block<const T>{copy, x.channels, 1} : x.in_place(first * kernel);
         auto start = detail::rows_of_head(bias, head);
         start.row_stride = 0;

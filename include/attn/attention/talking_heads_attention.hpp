@@ -115,7 +115,8 @@ struct talking_heads_attention {
         require(wanted.logits_bias, "wanted.logits_bias", !logits_bias.empty(), "logits_bias");
         require(wanted.weights_mix, "wanted.weights_mix", weights_mix.data(), "weights_mix");
         require(wanted.weights_bias, "wanted.weights_bias", !weights_bias.empty(), "weights_bias");
-        if (wanted.sinks.data() && sinks.empty() && heads > 0) throw argument_error(name, "wanted.sinks", "is asked for, but there are no sinks");
+        if (wanted.sinks.data() && sinks.empty() && heads > 0)
+            throw argument_error(name, "wanted.sinks", "is asked for, but there are no sinks");
         check("wanted.logits_mix", wanted.logits_mix, shape{1, 1, heads, shapes.queries.heads});
         check("wanted.logits_bias", wanted.logits_bias, shape{1, heads, 1, 1});
         check("wanted.weights_mix", wanted.weights_mix, shape{1, 1, out_heads, heads});
@@ -127,7 +128,8 @@ struct talking_heads_attention {
         return gradient_kernel_for<T>(s).workspace_bytes(s, concurrency);
     }
     template <Scalar T>
-    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const gradients<T>& wanted, const execution& run) const {
+    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const gradients<T>& wanted,
+                  const execution& run) const {
         const auto shapes = shapes_of(in);
         const kernel::visible_keys_of<T, P> visible(pattern, shapes, in.positions);
         const score_gradients<S, T> of_score{}; // not wanted
@@ -178,8 +180,8 @@ private:
 };
 
 /// What a call costs: the (query, key) pairs that any mixed head sees, and those that its schedule visits, over all batch entries. The
-/// kernel spends 2 (h_k d_k + h_v d_v) flops on a visited pair, in all heads together, and 2 h (h_k + h_v) on the mixings. Throws attention_error
-/// if the pattern or the positions do not fit.
+/// kernel spends 2 (h_k d_k + h_v d_v) flops on a visited pair, in all heads together, and 2 h (h_k + h_v) on the mixings. Throws
+/// attention_error if the pattern or the positions do not fit.
 template <Pattern P, ScoreFunction S>
 pair_count visited_pairs(const talking_heads_attention<P, S>& op, const input_shapes& s, const positions& where = {}) {
     const auto heads = op.log_sum_exp_shape(s).heads;

@@ -15,7 +15,8 @@ namespace detail {
 
 /// A range that owns its elements and is about to go, such as std::vector{1, 2, 3}.
 template <class R>
-concept Temporary = requires(R& range) { std::data(range); } && !std::is_lvalue_reference_v<R> && !std::ranges::enable_borrowed_range<std::remove_cvref_t<R>>;
+concept Temporary = requires(R& range) { std::data(range); } && !std::is_lvalue_reference_v<R> &&
+                    !std::ranges::enable_borrowed_range<std::remove_cvref_t<R>>;
 
 /// What a vector, an array, a span or anything like them holds.
 template <class R>
@@ -23,8 +24,8 @@ using element_t = std::remove_cvref_t<decltype(*std::data(std::declval<const R&>
 
 } // namespace detail
 
-/// A std::span of what an operator refers to: of T from a vector, an array, a span or anything like them. A temporary that owns its elements
-/// would be gone before the operator reads them, so it is refused when the program is compiled: name the numbers first.
+/// A std::span of what an operator refers to: of T from a vector, an array, a span or anything like them. A temporary that owns its
+/// elements would be gone before the operator reads them, so it is refused when the program is compiled: name the numbers first.
 template <class T>
 class borrowed : public std::span<T> {
 public:

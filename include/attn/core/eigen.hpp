@@ -15,7 +15,11 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// A matrix, Map, Block or Ref with memory of its own, of any storage order, of float, double or 16-bit numbers.
 template <class M>
 concept EigenMatrix = std::derived_from<std::remove_cvref_t<M>, Eigen::DenseBase<std::remove_cvref_t<M>>> &&
-                      Storage<typename std::remove_cvref_t<M>::Scalar> && requires(M& m) { m.data(); m.rowStride(); m.colStride(); };
+                      Storage<typename std::remove_cvref_t<M>::Scalar> && requires(M& m) {
+                          m.data();
+                          m.rowStride();
+                          m.colStride();
+                      };
 
 /// Views a matrix (tokens, channels) as a tensor (1, 1, tokens, channels).
 template <EigenMatrix M>

@@ -25,39 +25,45 @@ stored_view<T> some_heads(const stored_view<T>& t, index_t b, index_t batches, i
 /// Tokens become channels, and channels tokens.
 template <class T>
 tensor_view<T> transposed(const tensor_view<T>& t) {
-    const auto &s = t.shape();
-    const auto &d = t.strides();
+    const auto& s = t.shape();
+    const auto& d = t.strides();
     return {t.data(), {s.batch, s.heads, s.channels, s.tokens}, {d.batch, d.heads, d.channels, d.tokens}};
 }
 
 } // namespace detail
 
 /// The heads (batch, heads, tokens, channels / heads) of rows (batch, 1, tokens, channels): head h has channels h channels / heads and the
-/// following. A view of the same memory, of any strides; of a tensor or a view. Throws shape_error, or argument_error for fewer heads than one.
+/// following. A view of the same memory, of any strides; of a tensor or a view. Throws shape_error, or argument_error for fewer heads than
+/// one.
 template <detail::Viewable V>
 [[nodiscard]] auto split_heads(V&& rows, index_t heads) {
     const tensor_view from = rows;
-    const auto &s = from.shape();
-    const auto &d = from.strides();
+    const auto& s = from.shape();
+    const auto& d = from.strides();
     detail::check_view("split_heads", "rows", from);
     if (heads < 1) throw argument_error("split_heads", "heads", "are " + std::to_string(heads) + ": one at least is needed");
     if (s.heads != 1 || s.channels % heads != 0)
-        throw shape_error("split_heads", "rows", "have shape " + to_string(s) + ", but (batch, 1, tokens, a multiple of " + std::to_string(heads) + ") is needed");
+        throw shape_error("split_heads", "rows",
+                          "have shape " + to_string(s) + ", but (batch, 1, tokens, a multiple of " + std::to_string(heads) + ") is needed");
     const auto channels = s.channels / heads;
-    return tensor_view(from.data(), shape{s.batch, heads, s.tokens, channels}, strides{d.batch, channels * d.channels, d.tokens, d.channels});
+    return tensor_view(from.data(), shape{s.batch, heads, s.tokens, channels},
+                       strides{d.batch, channels * d.channels, d.tokens, d.channels});
 }
 
-/// The rows (batch, 1, tokens, heads channels) that heads (batch, heads, tokens, channels) lie in, side by side: what split_heads did, undone.
-/// Throws shape_error unless a head's channels follow those of the head before.
+/// The rows (batch, 1, tokens, heads channels) that heads (batch, heads, tokens, channels) lie in, side by side: what split_heads did,
+/// undone. Throws shape_error unless a head's channels follow those of the head before.
 template <detail::Viewable V>
 [[nodiscard]] auto join_heads(V&& heads) {
     const tensor_view from = heads;
-    const auto &s = from.shape();
-    const auto &d = from.strides();
+    const auto& s = from.shape();
+    const auto& d = from.strides();
     detail::check_view("join_heads", "heads", from);
     if (s.heads > 1 && s.channels > 0 && d.heads != s.channels * d.channels)
-        throw shape_error("join_heads", "heads", "of shape " + to_string(s) + " have a head stride of " + std::to_string(d.heads) + ": they do not lie side by side");
-    return tensor_view(from.data(), shape{s.batch, 1, s.tokens, detail::product(s.heads, s.channels)}, strides{d.batch, 0, d.tokens, d.channels});
+        throw shape_error("join_heads", "heads",
+                          "of shape " + to_string(s) + " have a head stride of " + std::to_string(d.heads) +
+                              ": they do not lie side by side");
+    return tensor_view(from.data(), shape{s.batch, 1, s.tokens, detail::product(s.heads, s.channels)},
+                       strides{d.batch, 0, d.tokens, d.channels});
 }
 
 } // namespace attn

@@ -88,8 +88,8 @@ input_shapes shapes_of(const inputs<T>& in) {
     return {in.queries.shape(), in.keys.shape(), in.values.shape()};
 }
 
-/// What attention writes: values (batch, heads, n, d_v), which where T is float may be stored in 16 bits, rounded to the nearest; and, if its data is not null, log_sum_exp (batch, heads, n, 1): the natural
-/// logarithm of each row's softmax denominator, its sink included.
+/// What attention writes: values (batch, heads, n, d_v), which where T is float may be stored in 16 bits, rounded to the nearest; and, if
+/// its data is not null, log_sum_exp (batch, heads, n, 1): the natural logarithm of each row's softmax denominator, its sink included.
 template <class T>
 struct outputs {
     stored_view<T> values;

@@ -17,7 +17,8 @@ public:
     /// The same of one that may be stored in 16 bits.
     template <class T>
     output_memory(std::string_view operation, std::string_view argument, const stored_view<T>& out)
-        : operation_(operation), argument_(argument), shape_(out.shape()), memory_(out.as_it_lies([](const auto& own) { return detail::footprint(own); })) {}
+        : operation_(operation), argument_(argument), shape_(out.shape()),
+          memory_(out.as_it_lies([](const auto& own) { return detail::footprint(own); })) {}
 
     /// Throws shape_error if the output overlaps other memory, which the message calls `name`.
     template <class T>

@@ -19,7 +19,7 @@
 #ifdef __FAST_MATH__
 #error "attn: -ffast-math removes the rounding and the NaN rules that attention kernels rely on; compile without it (-O3 is enough)"
 #elif defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
-#error "attn: -ffinite-math-only takes NaN and infinity for impossible, but hidden keys and empty rows are computed with them; compile without it"
+#error "attn: -ffinite-math-only takes NaN and infinity for impossible, but attention computes with them; compile without it"
 #endif
 #ifndef __cpp_exceptions
 #error "attn: errors are reported by exceptions; compile without -fno-exceptions"

@@ -58,7 +58,8 @@ struct attention_error : std::invalid_argument {
         : std::invalid_argument(std::string(operation) + ": " + std::string(argument) + " " + std::string(problem)) {}
 };
 
-/// An argument's shape, strides or memory do not fit: "softmax_attention: k has shape (1, 2, 9, 63), but q has (1, 2, 9, 64): channels differ".
+/// An argument's shape, strides or memory do not fit: "softmax_attention: k has shape (1, 2, 9, 63), but q has (1, 2, 9, 64): channels
+/// differ".
 struct shape_error : attention_error {
     using attention_error::attention_error;
 };
@@ -96,7 +97,8 @@ inline std::string text_of(double number) {
 template <Scalar T>
 void check_number(std::string_view operation, std::string_view argument, double number) {
     if (std::isfinite(static_cast<T>(number))) return;
-    throw argument_error(operation, argument, std::isfinite(number) ? "is " + text_of(number) + ", which is not finite as a float" : "is not finite");
+    throw argument_error(operation, argument,
+                         std::isfinite(number) ? "is " + text_of(number) + ", which is not finite as a float" : "is not finite");
 }
 
 } // namespace detail

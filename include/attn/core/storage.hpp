@@ -17,7 +17,8 @@ struct half;
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-/// How 16 bits make a number: bfloat16 has the upper half of a float, 8 bits of exponent and 7 of fraction; half, IEEE 754's binary16, has 5 and 10.
+/// How 16 bits make a number: bfloat16 has the upper half of a float, 8 bits of exponent and 7 of fraction; half, IEEE 754's binary16, has
+/// 5 and 10.
 enum class narrow_format { none, bfloat16, half };
 
 /// The format of a 16-bit type: specialise it for one of your own, which is its bits.
@@ -45,8 +46,8 @@ enum class sixteen_bits : std::uint16_t {};
 template <>
 inline constexpr narrow_format narrow_format_of<detail::sixteen_bits> = narrow_format::bfloat16;
 
-/// A 16-bit type that tensors may be stored in: Eigen::bfloat16, Eigen::half, std::bfloat16_t, std::float16_t, or one that says its format. It is
-/// computed in float.
+/// A 16-bit type that tensors may be stored in: Eigen::bfloat16, Eigen::half, std::bfloat16_t, std::float16_t, or one that says its format.
+/// It is computed in float.
 template <class T>
 concept Narrow = narrow_format_of<std::remove_cv_t<T>> != narrow_format::none;
 
@@ -79,7 +80,8 @@ constexpr float widened(std::uint16_t bits) {
     }
 }
 
-/// The bits of the nearest number, of two the even one; from half a step beyond the largest on infinity; of NaN a quiet one with its upper bits.
+/// The bits of the nearest number, of two the even one; from half a step beyond the largest on infinity; of NaN a quiet one with its upper
+/// bits.
 template <narrow_format format>
 constexpr std::uint16_t narrowed(float x) {
     const auto bits = std::bit_cast<std::uint32_t>(x), magnitude = bits & 0x7fffffff, sign = bits >> 16 & 0x8000;
@@ -91,7 +93,9 @@ constexpr std::uint16_t narrowed(float x) {
         if (magnitude > 0x7f800000) rounded = (magnitude >> 13 & 0x3ff) | 0x7e00;
         else if (magnitude >= 0x477ff000) rounded = 0x7c00; // 65520, halfway from the largest number to 2^16
         else if (magnitude >= 0x38800000) rounded = (magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13;
-        else rounded = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - 0x3f000000; // the last bit of 0.5 is 2^-24, as a subnormal's
+        else
+            rounded = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) -
+                      0x3f000000; // the last bit of 0.5 is 2^-24, as a subnormal's
     }
     return static_cast<std::uint16_t>(sign | rounded);
 }

@@ -28,7 +28,8 @@ template <class T>
 void stored(T number, std::byte* at, narrow_format format) {
     if constexpr (std::same_as<T, float>) {
         if (format != narrow_format::none) {
-            const auto bits = format == narrow_format::half ? narrowed<narrow_format::half>(number) : narrowed<narrow_format::bfloat16>(number);
+            const auto bits =
+                format == narrow_format::half ? narrowed<narrow_format::half>(number) : narrowed<narrow_format::bfloat16>(number);
             std::memcpy(at, &bits, sizeof bits);
             return;
         }
@@ -71,7 +72,9 @@ struct stored_rows {
     /// Bytes of an element.
     constexpr index_t element() const { return is_narrow() ? 2 : static_cast<index_t>(sizeof(T)); }
     /// Where a number lies.
-    constexpr byte* address(index_t row, index_t channel = 0) const { return data + (row * row_stride + channel * channel_stride) * element(); }
+    constexpr byte* address(index_t row, index_t channel = 0) const {
+        return data + (row * row_stride + channel * channel_stride) * element();
+    }
     number operator()(index_t row, index_t channel) const { return detail::loaded<number>(address(row, channel), format); }
     /// Stores a number, rounded to what is stored.
     void set(index_t row, index_t channel, number x) const { detail::stored<number>(x, address(row, channel), format); }
@@ -82,11 +85,14 @@ struct stored_rows {
     friend constexpr bool operator==(const stored_rows&, const stored_rows&) = default;
 };
 
-/// A tensor (batch, heads, tokens, channels) that is computed with in T: stored in T, or if that is float perhaps in a 16-bit type, which becomes float
-/// on the way to registers, and is rounded to on the way back. T is const where it is only read. Made of a tensor or a view of one.
+/// A tensor (batch, heads, tokens, channels) that is computed with in T: stored in T, or if that is float perhaps in a 16-bit type, which
+/// becomes float on the way to registers, and is rounded to on the way back. T is const where it is only read. Made of a tensor or a view
+/// of one.
 template <class T>
 class stored_view {
-    static_assert(!Narrow<T>, "attn: tensors of 16-bit numbers are viewed, read and written as float: inputs<float>, outputs<float>, stored_view<float>");
+    static_assert(
+        !Narrow<T>,
+        "attn: tensors of 16-bit numbers are viewed, read and written as float: inputs<float>, outputs<float>, stored_view<float>");
     using number = std::remove_const_t<T>;
     using address = std::conditional_t<std::is_const_v<T>, const void*, void*>;
     template <class S>
@@ -98,13 +104,15 @@ public:
     constexpr stored_view(address data, narrow_format format, const attn::shape& shape, const attn::strides& strides) noexcept
         : data_(data), format_(format), shape_(shape), strides_(strides) {}
     /// Of memory that somebody else owns, of numbers of T.
-    constexpr stored_view(T* data, const attn::shape& shape, const attn::strides& strides) noexcept : data_(data), shape_(shape), strides_(strides) {}
+    constexpr stored_view(T* data, const attn::shape& shape, const attn::strides& strides) noexcept
+        : data_(data), shape_(shape), strides_(strides) {}
     /// Of T, or of a 16-bit type.
     template <class S>
         requires becomes<S> && (std::same_as<std::remove_const_t<S>, number> || Narrow<S>)
     constexpr stored_view(const tensor_view<S>& of) noexcept
         : data_(of.data()), format_(narrow_format_of<std::remove_const_t<S>>), shape_(of.shape()), strides_(of.strides()) {
-        static_assert(!Narrow<S> || std::same_as<number, float>, "attn: tensors of 16-bit numbers are computed with in float, not in double");
+        static_assert(!Narrow<S> || std::same_as<number, float>,
+                      "attn: tensors of 16-bit numbers are computed with in float, not in double");
     }
     /// Of a tensor of them.
     template <class S>
@@ -123,7 +131,8 @@ public:
     /// To be read only.
     template <class S>
         requires(std::is_const_v<T> && std::same_as<S, number>)
-    constexpr stored_view(const stored_view<S>& of) noexcept : data_(of.data()), format_(of.format()), shape_(of.shape()), strides_(of.strides()) {}
+    constexpr stored_view(const stored_view<S>& of) noexcept
+        : data_(of.data()), format_(of.format()), shape_(of.shape()), strides_(of.strides()) {}
 
     /// Where element (0, 0, 0, 0) lies.
     constexpr address data() const noexcept { return data_; }
@@ -146,7 +155,8 @@ public:
     /// The same for who does not expect others: throws argument_error if they are stored in 16 bits.
     constexpr operator tensor_view<T>() const {
         if (is_narrow())
-            throw argument_error("stored_view", "numbers", "of shape " + to_string(shape_) + " are stored in 16 bits: they are to be had one by one, or by rows");
+            throw argument_error("stored_view", "numbers",
+                                 "of shape " + to_string(shape_) + " are stored in 16 bits: they are to be had one by one, or by rows");
         return numbers();
     }
     /// f(view of the elements as they lie): of T, or of std::uint16_t.

@@ -36,8 +36,8 @@ concept MdspanLike = requires(const M& m, std::size_t r) {
 
 } // namespace detail
 
-/// A non-owning tensor (batch, heads, tokens, channels). A view of T converts to a view of const T. So does an mdspan of 4 extents, of 3 (heads,
-/// tokens, channels), or of 2 (tokens, channels).
+/// A non-owning tensor (batch, heads, tokens, channels). A view of T converts to a view of const T. So does an mdspan of 4 extents, of 3
+/// (heads, tokens, channels), or of 2 (tokens, channels).
 template <class T>
 class tensor_view {
 public:
@@ -50,8 +50,7 @@ public:
     /// The same elements, to be read only.
     template <class U>
         requires(std::is_const_v<T> && std::same_as<U, std::remove_const_t<T>>)
-    constexpr tensor_view(const tensor_view<U>& other) noexcept
-        : data_(other.data()), shape_(other.shape()), strides_(other.strides()) {}
+    constexpr tensor_view(const tensor_view<U>& other) noexcept : data_(other.data()), shape_(other.shape()), strides_(other.strides()) {}
 
     /// Of an mdspan of T, or of what becomes const T.
     template <detail::MdspanLike M>
@@ -171,8 +170,8 @@ inline bool overlap(const footprint& x, const footprint& y) {
 /// if one can.
 template <class T>
 std::string problem_of(const tensor_view<T>& view) {
-    const auto &n = view.shape();
-    const auto &s = view.strides();
+    const auto& n = view.shape();
+    const auto& s = view.strides();
     if (auto problem = problem_of(n, sizeof(T)); !problem.empty() || n.size() == 0) return problem;
     if (!view.data()) return "has shape " + to_string(n) + " but no memory (a null pointer)";
     const auto reaches_far = [](index_t stride, index_t extent) {
@@ -180,7 +179,8 @@ std::string problem_of(const tensor_view<T>& view) {
         if (extent <= 1) return false;
         return stride < -max_bytes || stride > max_bytes || product(std::abs(stride), extent - 1, size) > max_bytes;
     };
-    if (reaches_far(s.batch, n.batch) || reaches_far(s.heads, n.heads) || reaches_far(s.tokens, n.tokens) || reaches_far(s.channels, n.channels))
+    if (reaches_far(s.batch, n.batch) || reaches_far(s.heads, n.heads) || reaches_far(s.tokens, n.tokens) ||
+        reaches_far(s.channels, n.channels))
         return "of shape " + to_string(n) + " has strides that reach beyond 2^48 bytes";
     return {};
 }

@@ -7,14 +7,15 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-/// Scratch memory, aligned and uninitialised. Its contents mean nothing between calls; two calls at a time need two workspaces. One that was
-/// moved from is empty.
+/// Scratch memory, aligned and uninitialised. Its contents mean nothing between calls; two calls at a time need two workspaces. One that
+/// was moved from is empty.
 class workspace {
 public:
     workspace() = default;
     /// Memory of so many bytes.
     explicit workspace(std::size_t bytes) { reserve(bytes); }
-    /// Memory that somebody else lends, from its first cache line on: a piece of a larger one, an arena, an array. It outlives the workspace.
+    /// Memory that somebody else lends, from its first cache line on: a piece of a larger one, an arena, an array. It outlives the
+    /// workspace.
     explicit workspace(std::span<std::byte> lent) noexcept {
         void* begin = lent.data();
         std::size_t size = lent.size();

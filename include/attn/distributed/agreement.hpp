@@ -24,13 +24,13 @@ struct rank_report {
 inline std::string reason_of(const std::exception_ptr& failure) {
     try {
         std::rethrow_exception(failure);
-    } catch (const std::exception& error) {
-        return error.what();
-    } catch (...) { return "an exception that is no std::exception"; }
+    } catch (const std::exception& error) { return error.what(); } catch (...) {
+        return "an exception that is no std::exception";
+    }
 }
 
-/// Returns on all ranks, or throws on all: its own failure, if there is one; rank_error if another rank has one; argument_error if ranks differ in
-/// a number.
+/// Returns on all ranks, or throws on all: its own failure, if there is one; rank_error if another rank has one; argument_error if ranks
+/// differ in a number.
 template <Communicator C>
 void agree(C& ranks, std::string_view operation, const std::exception_ptr& failure, std::initializer_list<agreed_number> numbers = {}) {
     rank_report own;
@@ -45,12 +45,14 @@ void agree(C& ranks, std::string_view operation, const std::exception_ptr& failu
     std::memcpy(all.data(), bytes.data(), bytes.size());
     if (failure) std::rethrow_exception(failure);
     for (std::size_t r = 0; r < all.size(); ++r)
-        if (all[r].failed) throw rank_error(std::string(operation) + ": rank " + std::to_string(r) + " has failed: " + all[r].reason.data());
+        if (all[r].failed)
+            throw rank_error(std::string(operation) + ": rank " + std::to_string(r) + " has failed: " + all[r].reason.data());
     for (std::size_t i = 0; i < numbers.size(); ++i)
         for (std::size_t r = 1; r < all.size(); ++r)
             if (all[r].numbers[i] != all[0].numbers[i])
-                throw argument_error(operation, "ranks", "0 and " + std::to_string(r) + " differ in " + numbers.begin()[i].first + ": " +
-                                                             std::to_string(all[0].numbers[i]) + " and " + std::to_string(all[r].numbers[i]));
+                throw argument_error(operation, "ranks",
+                                     "0 and " + std::to_string(r) + " differ in " + numbers.begin()[i].first + ": " +
+                                         std::to_string(all[0].numbers[i]) + " and " + std::to_string(all[r].numbers[i]));
 }
 
 /// What f throws, if anything.

@@ -11,7 +11,8 @@ namespace detail {
 /// How a rank does its part of an operator's gradient: specialised for each that can be, as rank_call is.
 template <class A, Scalar T>
 class rank_gradient {
-    static_assert(!std::same_as<A, A>, "attn: over ranks, softmax attention has a gradient, if its products are not rounded; other operators have none yet");
+    static_assert(!std::same_as<A, A>,
+                  "attn: over ranks, softmax attention has a gradient, if its products are not rounded; other operators have none yet");
 };
 
 template <Pattern P, ScoreFunction S, Scalar T>
@@ -22,9 +23,9 @@ public:
     using wanted_type = typename operation::template gradients<T>;
 
     rank_gradient(const operation& op, const partition& parts, index_t rank, const inputs<T>& in, const wanted_type& wanted)
-        : op_(op), first_key_(parts.positions().first_key[0]), plan_(plan_of(op, parts)), memory_(plan_, rank, in), seeing_(seeing(op, parts, rank)),
-          of_keys_(plan_, rank, parts.ranks(), in.keys.shape()), of_values_(plan_, rank, parts.ranks(), in.values.shape()),
-          of_queries_(wanted.queries.data() ? in.queries.shape() : shape{}) {
+        : op_(op), first_key_(parts.positions().first_key[0]), plan_(plan_of(op, parts)), memory_(plan_, rank, in),
+          seeing_(seeing(op, parts, rank)), of_keys_(plan_, rank, parts.ranks(), in.keys.shape()),
+          of_values_(plan_, rank, parts.ranks(), in.values.shape()), of_queries_(wanted.queries.data() ? in.queries.shape() : shape{}) {
         index_t numbers = 0;
         for_each_parameter(wanted, [&](const tensor_view<T>& view) { numbers += view.shape().size(); });
         parameters_.resize(static_cast<std::size_t>(numbers));
@@ -35,7 +36,8 @@ public:
     /// A number of which gradients of parameters are wanted: the same on all ranks.
     static index_t asked(const operation& op, const wanted_type& wanted) {
         index_t parameters = 0;
-        for_each_parameter(op, wanted, [&](const tensor_view<T>& view) { parameters = parameters * 31 % 1'000'003 + view.shape().size() + 1; });
+        for_each_parameter(op, wanted,
+                           [&](const tensor_view<T>& view) { parameters = parameters * 31 % 1'000'003 + view.shape().size() + 1; });
         return 1 + parameters;
     }
     static std::size_t workspace_bytes(const operation& op, const partition& parts, index_t rank, index_t concurrency) {
@@ -48,7 +50,8 @@ public:
     }
 
     template <Communicator C>
-    void run(C& ranks, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const wanted_type& wanted, const execution& run) {
+    void run(C& ranks, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const wanted_type& wanted,
+             const execution& run) {
         gradient_return<T, C> keys_home(ranks, plan_, wanted.keys, in.keys.shape(), of_keys_, 32'760);
         gradient_return<T, C> values_home(ranks, plan_, wanted.values, in.values.shape(), of_values_, 32'761);
         if (wanted.queries.data()) clear(wanted.queries);
@@ -57,7 +60,8 @@ public:
         const auto add = [&](index_t number, const row_range& rows, const stored_view<const T>& keys, const stored_view<const T>& values) {
             auto part = wanted;
             part.sinks = {};
-            const auto see = seeing_[static_cast<std::size_t>(number)]; // of the rank's queries: the others have nothing to do with the piece
+            // Of the rank's queries: the others have nothing to do with the piece.
+            const auto see = seeing_[static_cast<std::size_t>(number)];
             const auto of = [&](const auto& view) { return some_tokens(view, see.first, see.count); };
             const tensor_view<T> of_queries = wanted.queries.data() ? some_tokens(of_queries_.view(), 0, see.count) : tensor_view<T>{};
             part.queries = of_queries;
@@ -71,12 +75,11 @@ public:
             if (!failure) failure = failure_of(compute); // who has failed still passes on what others wait for
             keys_home.send(number), values_home.send(number);
         };
-        // What comes of a piece is waited for behind the next, so that who is done with one goes on; not later, for others may wait to send more.
+        // What comes of a piece is waited for behind the next, so that who is done with one goes on; not later, for others may wait to send
+        // more.
         index_t waiting = 0;
         const auto collect = [&](index_t next) {
-            for (; waiting < plan_.pieces() && waiting + 1 < next; ++waiting) {
-                keys_home.collect(waiting), values_home.collect(waiting);
-            }
+            for (; waiting < plan_.pieces() && waiting + 1 < next; ++waiting) { keys_home.collect(waiting), values_home.collect(waiting); }
         };
         key_stream<T, C>(ranks, plan_, in, plan_.held(ranks.rank()), memory_).run(add, collect);
         keys_home.finish(), values_home.finish();
@@ -89,7 +92,8 @@ private:
     static key_plan plan_of(const operation& op, const partition& parts) {
         const auto where = parts.positions();
         const kernel::visible_keys_of<T, P> visible(op.pattern, parts.shapes(), where);
-        return key_plan::of_all_passes(visible, parts.shapes().queries, where.first_query[0], where.first_key[0], parts.query_cuts(), parts.key_cuts());
+        return key_plan::of_all_passes(visible, parts.shapes().queries, where.first_query[0], where.first_key[0], parts.query_cuts(),
+                                       parts.key_cuts());
     }
     /// Of each piece, from the first of a rank's queries that sees any of it to the last.
     std::vector<row_range> seeing(const operation& op, const partition& parts, index_t rank) const {
@@ -100,7 +104,9 @@ private:
         std::vector<row_range> all;
         for (index_t number = 0; number < plan_.pieces(); ++number) {
             const auto keys = plan_.seen(number, rank);
-            const auto none_of = [&](index_t first, index_t end) { return call.is_none({own.first + first, end - first}, keys, 0, visible.passes()); };
+            const auto none_of = [&](index_t first, index_t end) {
+                return call.is_none({own.first + first, end - first}, keys, 0, visible.passes());
+            };
             all.push_back(keys.count > 0 ? possible_rows({0, own.count}, none_of) : row_range{});
         }
         return all;
@@ -125,10 +131,15 @@ private:
                         for (index_t c = 0; c < s.channels; ++c) f(view(b, h, i, c), *sum++);
         });
     }
-    inputs<T> seen_inputs(const inputs<T>& in, const row_range& see, const row_range& rows, const stored_view<const T>& keys, const stored_view<const T>& values) const {
-        return {some_tokens(in.queries, see.first, see.count), keys, values, {in.positions.first_query[0] + see.first, first_key_ + rows.first}};
+    inputs<T> seen_inputs(const inputs<T>& in, const row_range& see, const row_range& rows, const stored_view<const T>& keys,
+                          const stored_view<const T>& values) const {
+        return {some_tokens(in.queries, see.first, see.count),
+                keys,
+                values,
+                {in.positions.first_query[0] + see.first, first_key_ + rows.first}};
     }
-    /// Of the rank's rows, what multiplies their weights. Where any rank has a row whose log_sum_exp does not tell their sum, keys travel once more.
+    /// Of the rank's rows, what multiplies their weights. Where any rank has a row whose log_sum_exp does not tell their sum, keys travel
+    /// once more.
     template <Communicator C>
     std::exception_ptr find_shares(C& ranks, const inputs<T>& in, const saved_outputs<T>& saved, const execution& run) {
         const auto& s = shape_ = saved.log_sum_exp.shape();
@@ -145,7 +156,8 @@ private:
                     if (failure || see.count == 0) return;
                     failure = failure_of([&] {
                         shares_of_some_.assign(static_cast<std::size_t>(s.batch * s.heads * see.count), T{0});
-                        op_.add_weights(seen_inputs(in, see, rows, keys, values), {of(saved.values), of(saved.log_sum_exp)}, shares_of_some_.data(), run);
+                        op_.add_weights(seen_inputs(in, see, rows, keys, values), {of(saved.values), of(saved.log_sum_exp)},
+                                        shares_of_some_.data(), run);
                         for_each_share(see, [](T& all, T some) { all += some; });
                     });
                 });
@@ -167,12 +179,14 @@ private:
             for (auto i = rows.first; i < rows.end(); ++i) f(shares_[static_cast<std::size_t>(first + i)], *some++);
     }
     /// The sinks' need no keys; all other sums are 0 then.
-    void find_sinks(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const wanted_type& wanted, const execution& run) {
+    void find_sinks(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const wanted_type& wanted,
+                    const execution& run) {
         for_each_number(wanted, [](T& number, T&) { number = 0; });
         wanted_type only;
         only.sinks = wanted.sinks;
         if (!only.sinks.data()) return;
-        op_.backward_of_run({in.queries, some_tokens(in.keys, 0, 0), some_tokens(in.values, 0, 0), in.positions}, saved, given, only, shares_.data(), run);
+        op_.backward_of_run({in.queries, some_tokens(in.keys, 0, 0), some_tokens(in.values, 0, 0), in.positions}, saved, given, only,
+                            shares_.data(), run);
         for_each_number(wanted, [](T& number, T& sum) { sum = number; });
     }
     void add_parameters(const wanted_type& wanted) {
@@ -192,23 +206,25 @@ private:
     stream_memory<T> memory_;
     std::vector<row_range> seeing_;
     return_memory<T> of_keys_, of_values_;
-    tensor<T> of_queries_;               ///< of one piece
-    std::vector<T> parameters_, before_; ///< sums of those of sinks and the score function
+    tensor<T> of_queries_;                   ///< of one piece
+    std::vector<T> parameters_, before_;     ///< sums of those of sinks and the score function
     shape shape_;                            ///< of the rank's log_sum_exp
     std::vector<T> shares_, shares_of_some_; ///< of its rows: what multiplies their weights
 };
 
 /// What is refused of a call, and what it needs.
 template <Attention A, Scalar T, Communicator C, class Workspace>
-void backward_on_all(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given,
-                     const gradients_of<A, T>& wanted, index_t concurrency, const Workspace& need, const auto& run_of) {
+void backward_on_all(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, const saved_outputs<T>& saved,
+                     const output_gradients<T>& given, const gradients_of<A, T>& wanted, index_t concurrency, const Workspace& need,
+                     const auto& run_of) {
     using call_type = rank_gradient<A, T>;
     const auto check = [&](const inputs<T>& own) {
         check_backward(op.op, own, saved, given, wanted);
         need(call_type::workspace_bytes(op.op, op.partition, ranks.rank(), concurrency));
     };
     on_all_ranks<call_type>(
-        op, ranks, in, call_type::asked(op.op, wanted), check, [&](auto& call, const inputs<T>& own) { call.run(ranks, own, saved, given, wanted, run_of()); }, wanted);
+        op, ranks, in, call_type::asked(op.op, wanted), check,
+        [&](auto& call, const inputs<T>& own) { call.run(ranks, own, saved, given, wanted, run_of()); }, wanted);
 }
 
 } // namespace detail
@@ -219,18 +235,20 @@ std::size_t backward_workspace_bytes(const sequence_parallel<A>& op, index_t ran
     return detail::rank_gradient<A, T>::workspace_bytes(op.op, op.partition, rank, detail::concurrency_of(executor));
 }
 
-/// The gradient of a loss with respect to what a rank has of q, k and v, and to the sinks and the score function's parameters: as `backward` of softmax
-/// attention on one machine, of the rank's own rows of what the call wrote and of the gradients that are given. All ranks call it.
-/// Keys and values travel as in the call itself; what each rank's queries give to their gradients goes back to who holds them, in T, and is added up there in
-/// the order of ranks; what a rank does not want is not sent to it. Gradients of sinks and parameters, all of which every rank wants or none, are summed over
-/// the ranks, and then the same on all of them.
-/// The result has the same bits from run to run, for every communicator, executor and number of threads; with other ranks or cuts it is rounded otherwise.
-/// A rank computes with some thousand keys at a time, and waits for who holds them where more than eight such pieces have not been taken back: under a causal
-/// pattern on many ranks, where the holder gets to its keys later. Memory beyond that of the call on one machine: that of the call over ranks, the gradients of
-/// eight pieces, what two ranks send of one, and the gradient of the queries a second time. Throws as the call does.
+/// The gradient of a loss with respect to what a rank has of q, k and v, and to the sinks and the score function's parameters: as
+/// `backward` of softmax attention on one machine, of the rank's own rows of what the call wrote and of the gradients that are given. All
+/// ranks call it. Keys and values travel as in the call itself; what each rank's queries give to their gradients goes back to who holds
+/// them, in T, and is added up there in the order of ranks; what a rank does not want is not sent to it. Gradients of sinks and parameters,
+/// all of which every rank wants or none, are summed over the ranks, and then the same on all of them.
+/// The result has the same bits from run to run, for every communicator, executor and number of threads; with other ranks or cuts it is
+/// rounded otherwise. A rank computes with some thousand keys at a time, and waits for who holds them where more than eight such pieces
+/// have not been taken back: under a causal pattern on many ranks, where the holder gets to its keys later. Memory beyond that of the call
+/// on one machine: that of the call over ranks, the gradients of eight pieces, what two ranks send of one, and the gradient of the queries
+/// a second time. Throws as the call does.
 template <Attention A, Scalar T, Communicator C>
 void backward(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, const std::type_identity_t<saved_outputs<T>>& saved,
-              const std::type_identity_t<output_gradients<T>>& given, const std::type_identity_t<gradients_of<A, T>>& wanted, const execution& run) {
+              const std::type_identity_t<output_gradients<T>>& given, const std::type_identity_t<gradients_of<A, T>>& wanted,
+              const execution& run) {
     const auto need = [&](std::size_t bytes) { detail::check_rank_workspace(op.name, run, bytes); };
     detail::backward_on_all(op, ranks, in, saved, given, wanted, run.concurrency(), need, [&]() -> const execution& { return run; });
 }
@@ -238,10 +256,12 @@ void backward(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, con
 /// The same, with a workspace for the call.
 template <Attention A, Scalar T, Communicator C, ExecutorArgument E = sequential>
 void backward(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, const std::type_identity_t<saved_outputs<T>>& saved,
-              const std::type_identity_t<output_gradients<T>>& given, const std::type_identity_t<gradients_of<A, T>>& wanted, E&& executor = {}) {
+              const std::type_identity_t<output_gradients<T>>& given, const std::type_identity_t<gradients_of<A, T>>& wanted,
+              E&& executor = {}) {
     workspace memory;
-    detail::backward_on_all(op, ranks, in, saved, given, wanted, detail::concurrency_of(executor), [&](std::size_t bytes) { memory.reserve(bytes); },
-                            [&] { return execution(executor, memory); });
+    detail::backward_on_all(
+        op, ranks, in, saved, given, wanted, detail::concurrency_of(executor), [&](std::size_t bytes) { memory.reserve(bytes); },
+        [&] { return execution(executor, memory); });
 }
 
 } // namespace attn

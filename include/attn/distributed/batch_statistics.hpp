@@ -9,13 +9,14 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 namespace detail {
 
-/// The moments of all ranks' tokens, with the bits of token_statistics: its pieces are made where their rows are, and merged in their order. A piece
-/// whose rows are on several ranks goes on from one to the next, with the few rows that wait for a group to fill.
+/// The moments of all ranks' tokens, with the bits of token_statistics: its pieces are made where their rows are, and merged in their
+/// order. A piece whose rows are on several ranks goes on from one to the next, with the few rows that wait for a group to fill.
 template <Scalar T, Communicator C>
 class moments_over_ranks {
 public:
     moments_over_ranks(C& ranks, const row_cuts& cuts, const tensor_view<const T>& x, const token_mask& mask)
-        : ranks_(ranks), cuts_(cuts), x_(x), mask_(mask), channels_(x.shape().channels), pieces_(x.shape().batch * x.shape().heads * cuts.cuts.back()) {
+        : ranks_(ranks), cuts_(cuts), x_(x), mask_(mask), channels_(x.shape().channels),
+          pieces_(x.shape().batch * x.shape().heads * cuts.cuts.back()) {
         scratch counted;
         lay_out(counted);
         memory_.reserve(counted.used_bytes());
@@ -40,7 +41,8 @@ public:
             });
         const auto found = all_gather(ranks_, std::as_bytes(std::span(all_, static_cast<std::size_t>(2 * channels_ + 1))));
         const auto bytes = found.size() / static_cast<std::size_t>(ranks_.size());
-        std::memcpy(all_, found.data() + static_cast<std::size_t>(std::max<index_t>(0, before)) * bytes, bytes); // of who has seen the last row
+        std::memcpy(all_, found.data() + static_cast<std::size_t>(std::max<index_t>(0, before)) * bytes,
+                    bytes); // of who has seen the last row
         if (failure) std::rethrow_exception(failure);
         return {all_, all_ + channels_, static_cast<index_t>(*all_count_)};
     }
@@ -145,7 +147,8 @@ private:
     row_pieces pieces_;
     workspace memory_;
     std::size_t handed_on_ = 0;
-    double *all_ = nullptr, *all_count_ = nullptr, *piece_ = nullptr, *piece_count_ = nullptr, *waiting_ = nullptr; ///< [2][channels], and numbers
+    double *all_ = nullptr, *all_count_ = nullptr, *piece_ = nullptr, *piece_count_ = nullptr,
+           *waiting_ = nullptr; ///< [2][channels], and numbers
     T *rows_ = nullptr, *sums_ = nullptr;
     double* own_ = nullptr; ///< [pieces][2][channels]
     index_t* own_count_ = nullptr;
@@ -153,19 +156,24 @@ private:
 
 /// Training of a batch_norm, plus eta x, over ranks.
 template <Scalar T, Communicator C>
-void train_over_ranks(std::string_view name, const batch_norm<T>& norm, double eta, const partition& parts, C& ranks, const tensor_view<const T>& x,
-                      const tensor_view<T>& out, batch_norm_statistics& statistics, const execution& run, const token_mask& mask) {
+void train_over_ranks(std::string_view name, const batch_norm<T>& norm, double eta, const partition& parts, C& ranks,
+                      const tensor_view<const T>& x, const tensor_view<T>& out, batch_norm_statistics& statistics, const execution& run,
+                      const token_mask& mask) {
     const auto& s = x.shape();
     std::optional<moments_over_ranks<T, C>> moments;
     const auto unfit = failure_of([&] {
         if (parts.ranks() != ranks.size())
-            throw argument_error(name, "partition", "is for " + std::to_string(parts.ranks()) + " ranks, but the communicator has " + std::to_string(ranks.size()));
+            throw argument_error(name, "partition",
+                                 "is for " + std::to_string(parts.ranks()) + " ranks, but the communicator has " +
+                                     std::to_string(ranks.size()));
         check_training<T>(name, x, out, statistics, mask, false);
         norm.check_parameters(name, s);
         norm.check_apart(output_memory(name, "out", out));
         check_workspace(name, run, training_workspace_bytes(norm, s, run.concurrency()), s);
         if (const auto own = parts.queries(ranks.rank()).count; s.tokens != own)
-            throw shape_error(name, "x", "has shape " + to_string(s) + ", but rank " + std::to_string(ranks.rank()) + " of the partition holds " + std::to_string(own) + " tokens");
+            throw shape_error(name, "x",
+                              "has shape " + to_string(s) + ", but rank " + std::to_string(ranks.rank()) + " of the partition holds " +
+                                  std::to_string(own) + " tokens");
         moments.emplace(ranks, parts.query_cuts(), x, mask);
     });
     std::uint64_t cuts = 0;
@@ -180,26 +188,30 @@ void train_over_ranks(std::string_view name, const batch_norm<T>& norm, double e
     moments_view seen{};
     agree(ranks, name, failure_of([&] { seen = (*moments)(run); }));
     if (seen.count < 2)
-        throw shape_error(name, "x", "of all ranks has " + std::to_string(seen.count) + " tokens that count, but training needs two for a variance");
+        throw shape_error(name, "x",
+                          "of all ranks has " + std::to_string(seen.count) + " tokens that count, but training needs two for a variance");
     agree(ranks, name, failure_of([&] { norm.train_with(seen, x, out, statistics, run, mask, eta, 0); }));
 }
 
 } // namespace detail
 
-/// Training of a batch_norm on tokens that lie on the ranks of a communicator, as `train` is on one machine: x, out and the mask are the tokens that the
-/// partition's queries(rank) names, of all batch entries and heads. Statistics are those of all ranks' tokens; the running ones are each rank's own, and
-/// remain alike. The result has the bits of the call on one machine. Sent are two sums a channel and 32 rows at most from each rank to the next, and the
-/// result to all. All ranks call it. Throws attention_error, on all ranks and before anything is written, as `train` does, and rank_error where the error is another rank's.
+/// Training of a batch_norm on tokens that lie on the ranks of a communicator, as `train` is on one machine: x, out and the mask are the
+/// tokens that the partition's queries(rank) names, of all batch entries and heads. Statistics are those of all ranks' tokens; the running
+/// ones are each rank's own, and remain alike. The result has the bits of the call on one machine. Sent are two sums a channel and 32 rows
+/// at most from each rank to the next, and the result to all. All ranks call it. Throws attention_error, on all ranks and before anything
+/// is written, as `train` does, and rank_error where the error is another rank's.
 template <Scalar T, Communicator C>
 void train(const batch_norm<T>& norm, const partition& parts, C& ranks, const std::type_identity_t<tensor_view<const T>>& x,
-           const std::type_identity_t<tensor_view<T>>& out, batch_norm_statistics& statistics, const execution& run, const token_mask& mask = {}) {
+           const std::type_identity_t<tensor_view<T>>& out, batch_norm_statistics& statistics, const execution& run,
+           const token_mask& mask = {}) {
     detail::train_over_ranks<T>(norm.name, norm, 0, parts, ranks, x, out, statistics, run, mask);
 }
 
 /// Training of a rep_batch_norm on ranks: as of a batch_norm, plus eta x.
 template <Scalar T, Communicator C>
 void train(const rep_batch_norm<T>& norm, const partition& parts, C& ranks, const std::type_identity_t<tensor_view<const T>>& x,
-           const std::type_identity_t<tensor_view<T>>& out, batch_norm_statistics& statistics, const execution& run, const token_mask& mask = {}) {
+           const std::type_identity_t<tensor_view<T>>& out, batch_norm_statistics& statistics, const execution& run,
+           const token_mask& mask = {}) {
     detail::train_over_ranks<T>(norm.name, norm.batch, norm.eta, parts, ranks, x, out, statistics, run, mask);
 }
 

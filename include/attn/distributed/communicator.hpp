@@ -9,29 +9,31 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-/// What attn throws on a rank because of another one, which has failed or calls something else: "sequence_parallel: rank 2 has failed: ...".
+/// What attn throws on a rank because of another one, which has failed or calls something else: "sequence_parallel: rank 2 has failed:
+/// ...".
 struct rank_error : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
 /// One of several ranks, processes or threads that make the same calls, each with its part of the data.
 /// - `rank()`, `size()`: which of how many, 0 <= rank < size. The same for the communicator's lifetime.
-/// - `send(to, tag, bytes)`, `receive(from, tag, bytes)`: begin to send, or to receive as many, and return a `request` at once. Until that is done
-///   the bytes belong to it. Messages of the same two ranks and tag arrive in the order of their sending. Tags are 0 to 32767; there are at least
-///   one byte and, where memory has room, no limit to how many. A send may wait for its receive to have begun.
+/// - `send(to, tag, bytes)`, `receive(from, tag, bytes)`: begin to send, or to receive as many, and return a `request` at once. Until that
+///   is done the bytes belong to it. Messages of the same two ranks and tag arrive in the order of their sending. Tags are 0 to 32767;
+///   there are at least one byte and, where memory has room, no limit to how many. A send may wait for its receive to have begun.
 /// - `test(request)`: whether it is done; also moves on what is under way.
 /// - `wait(request)`: returns when it is done. A request that is made by default, or has been waited for, is.
 /// Only the thread that makes a call of attn asks the communicator; the threads of an executor do not.
 template <class C>
-concept Communicator = std::default_initializable<typename C::request> && std::movable<typename C::request> &&
-                       requires(C& c, typename C::request& request, index_t n, std::span<const std::byte> sent, std::span<std::byte> received) {
-                           { c.rank() } -> std::convertible_to<index_t>;
-                           { c.size() } -> std::convertible_to<index_t>;
-                           { c.send(n, n, sent) } -> std::same_as<typename C::request>;
-                           { c.receive(n, n, received) } -> std::same_as<typename C::request>;
-                           { c.test(request) } -> std::convertible_to<bool>;
-                           c.wait(request);
-                       };
+concept Communicator =
+    std::default_initializable<typename C::request> && std::movable<typename C::request> &&
+    requires(C& c, typename C::request& request, index_t n, std::span<const std::byte> sent, std::span<std::byte> received) {
+        { c.rank() } -> std::convertible_to<index_t>;
+        { c.size() } -> std::convertible_to<index_t>;
+        { c.send(n, n, sent) } -> std::same_as<typename C::request>;
+        { c.receive(n, n, received) } -> std::same_as<typename C::request>;
+        { c.test(request) } -> std::convertible_to<bool>;
+        c.wait(request);
+    };
 
 namespace detail {
 
@@ -61,7 +63,8 @@ void broadcast(C& ranks, index_t root, std::span<std::byte> bytes) {
     const index_t size = ranks.size(), behind = (ranks.rank() - root + size) % size;
     for (index_t know = 1; know < size; know *= 2) {
         if (behind >= 2 * know || (behind < know && behind + know >= size)) continue;
-        auto message = behind < know ? ranks.send((ranks.rank() + know) % size, 0, bytes) : ranks.receive((ranks.rank() - know + size) % size, 0, bytes);
+        auto message = behind < know ? ranks.send((ranks.rank() + know) % size, 0, bytes)
+                                     : ranks.receive((ranks.rank() - know + size) % size, 0, bytes);
         ranks.wait(message);
     }
 }

@@ -32,8 +32,8 @@ void clear(const tensor_view<T>& view) {
 /// Room for a rank's part of the sums of any piece, and for what others send.
 template <Scalar T>
 struct return_memory {
-    /// Parts that a rank keeps: of the piece that it computes with, of the one before, and of those that others hold and have not taken yet, since they
-    /// get to them later.
+    /// Parts that a rank keeps: of the piece that it computes with, of the one before, and of those that others hold and have not taken
+    /// yet, since they get to them later.
     static constexpr index_t usual_parts = 8;
     std::vector<workspace> parts;
     workspace arrived[2]; ///< from one rank and the next
@@ -43,30 +43,35 @@ struct return_memory {
         index_t seen = 0, held = 0;
         for (index_t number = 0; number < plan.pieces(); ++number) {
             seen = std::max(seen, plan.seen(number, rank).count);
-            for (index_t other = 0; other < ranks; ++other) held = std::max(held, common_rows(plan.seen(number, other), plan.held(rank)).count);
+            for (index_t other = 0; other < ranks; ++other)
+                held = std::max(held, common_rows(plan.seen(number, other), plan.held(rank)).count);
         }
-        const auto bytes = [&](index_t rows) { return static_cast<std::size_t>(product(rows, s.batch, s.heads, s.channels, static_cast<index_t>(sizeof(T)))); };
+        const auto bytes = [&](index_t rows) {
+            return static_cast<std::size_t>(product(rows, s.batch, s.heads, s.channels, static_cast<index_t>(sizeof(T))));
+        };
         parts.resize(static_cast<std::size_t>(std::min(plan.pieces(), usual_parts)));
         for (auto& memory : parts) memory.reserve(bytes(seen));
         for (auto& memory : arrived) memory.reserve(bytes(held));
     }
 };
 
-/// Takes what each rank's queries give to a piece of the keys, or of the values, to the ranks that hold it, which add up what comes in the order of ranks.
-/// So the sums do not depend on what arrives first. Token after token, as keys travel.
+/// Takes what each rank's queries give to a piece of the keys, or of the values, to the ranks that hold it, which add up what comes in the
+/// order of ranks. So the sums do not depend on what arrives first. Token after token, as keys travel.
 template <Scalar T, Communicator C>
 class gradient_return {
 public:
-    /// sums: of the rank's own rows, whose shape is s; without memory it does not want them. tag: of these messages, and no others. All ranks make one.
+    /// sums: of the rank's own rows, whose shape is s; without memory it does not want them. tag: of these messages, and no others. All
+    /// ranks make one.
     gradient_return(C& ranks, const key_plan& plan, const tensor_view<T>& sums, const shape& s, return_memory<T>& memory, index_t tag)
-        : ranks_(ranks), plan_(plan), sums_(sums), shape_(s), held_(plan.held(ranks.rank())), memory_(memory), tag_(tag), kept_(memory.parts.size()) {
+        : ranks_(ranks), plan_(plan), sums_(sums), shape_(s), held_(plan.held(ranks.rank())), memory_(memory), tag_(tag),
+          kept_(memory.parts.size()) {
         const auto wants = sums.data() && bytes_of(1) > 0 ? std::byte{1} : std::byte{0}; // a message has at least one byte
         wanted_by_ = all_gather(ranks, std::span(&wants, 1));
         if (sums.data()) clear(sums);
     }
 
-    /// Where the rank's part for a piece is to be written; none if it is not wanted. Waits, if there is no room, until the oldest part has been taken.
-    /// The rank has collected all pieces but this one and the one before.
+    /// Where the rank's part for a piece is to be written; none if it is not wanted. Waits, if there is no room, until the oldest part has
+    /// been taken. The rank has collected all pieces but this one and the one before.
     tensor_view<T> part(index_t number) {
         if (std::ranges::find(wanted_by_, std::byte{1}) == wanted_by_.end()) return {};
         auto chosen = kept_.end();
@@ -86,10 +91,13 @@ public:
         if (own == kept_.end()) return;
         const auto seen = plan_.seen(number, ranks_.rank());
         for (index_t rank = 0; rank < ranks_.size(); ++rank)
-            if (const auto rows = common_rows(seen, plan_.held(rank)); rank != ranks_.rank() && rows.count > 0 && wanted_by_[static_cast<std::size_t>(rank)] == std::byte{1})
-                own->sending.push_back(ranks_.send(rank, tag_, memory_of(*own).bytes().subspan(bytes_of(rows.first - seen.first), bytes_of(rows.count))));
+            if (const auto rows = common_rows(seen, plan_.held(rank));
+                rank != ranks_.rank() && rows.count > 0 && wanted_by_[static_cast<std::size_t>(rank)] == std::byte{1})
+                own->sending.push_back(
+                    ranks_.send(rank, tag_, memory_of(*own).bytes().subspan(bytes_of(rows.first - seen.first), bytes_of(rows.count))));
     }
-    /// Adds what all ranks give to the rank's own rows of a piece; they have sent it, or will before they wait for anything of a piece behind the next.
+    /// Adds what all ranks give to the rank's own rows of a piece; they have sent it, or will before they wait for anything of a piece
+    /// behind the next.
     void collect(index_t number) {
         if (wanted_by_[static_cast<std::size_t>(ranks_.rank())] == std::byte{0}) return;
         const auto next_after = [&](index_t rank) { // who gives something
@@ -99,7 +107,8 @@ public:
         typename C::request receiving[2];
         const auto receive = [&](index_t rank, index_t at) {
             if (rank < ranks_.size() && rank != ranks_.rank())
-                receiving[at] = ranks_.receive(rank, tag_, memory_.arrived[at].bytes().first(bytes_of(common_rows(plan_.seen(number, rank), held_).count)));
+                receiving[at] = ranks_.receive(
+                    rank, tag_, memory_.arrived[at].bytes().first(bytes_of(common_rows(plan_.seen(number, rank), held_).count)));
         };
         auto rank = next_after(-1);
         receive(rank, 0);
@@ -108,7 +117,9 @@ public:
             receive(next, 1 - at);
             ranks_.wait(receiving[at]);
             const auto seen = plan_.seen(number, rank), rows = common_rows(seen, held_);
-            const auto given = rank == ranks_.rank() ? some_tokens(view(memory_of(*of_piece(number)), seen), rows.first - seen.first, rows.count) : view(memory_.arrived[at], rows);
+            const auto given = rank == ranks_.rank()
+                                   ? some_tokens(view(memory_of(*of_piece(number)), seen), rows.first - seen.first, rows.count)
+                                   : view(memory_.arrived[at], rows);
             add_tensor<T>(some_tokens(sums_, rows.first - held_.first, rows.count), given);
             rank = next;
         }

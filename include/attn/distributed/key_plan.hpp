@@ -21,7 +21,9 @@ namespace detail {
 
 /// The rows from `first` to `end`; none if there are none.
 constexpr row_range rows_between(index_t first, index_t end) { return end > first ? row_range{first, end - first} : row_range{}; }
-constexpr row_range common_rows(const row_range& a, const row_range& b) { return rows_between(std::max(a.first, b.first), std::min(a.end(), b.end())); }
+constexpr row_range common_rows(const row_range& a, const row_range& b) {
+    return rows_between(std::max(a.first, b.first), std::min(a.end(), b.end()));
+}
 /// From the first row of both to the last.
 constexpr row_range spanned_rows(const row_range& a, const row_range& b) {
     if (a.count == 0 || b.count == 0) return a.count == 0 ? b : a;
@@ -56,7 +58,8 @@ struct row_cuts {
     }
 };
 
-/// Keys that are attended to at a time, by all ranks one run after the other: whole spans of the engine, so that they merge to the bits of one call.
+/// Keys that are attended to at a time, by all ranks one run after the other: whole spans of the engine, so that they merge to the bits of
+/// one call.
 struct key_piece {
     index_t pass;   ///< of a union of patterns
     row_range rows; ///< of the keys
@@ -77,12 +80,14 @@ struct call_visibility {
     index_t first_query, first_key; ///< positions of the first rows
 
     index_t heads() const { return visible.heads_alike() ? std::min<index_t>(1, queries.heads) : queries.heads; }
-    /// Whether some queries see none of some keys in the passes first_pass .. end_pass - 1, in any batch entry and head; both are rows, at least one.
+    /// Whether some queries see none of some keys in the passes first_pass .. end_pass - 1, in any batch entry and head; both are rows, at
+    /// least one.
     bool is_none(const row_range& of_queries, const row_range& keys, index_t first_pass, index_t end_pass) const {
         for (index_t b = 0; b < queries.batch; ++b)
             for (index_t h = 0; h < heads(); ++h)
                 for (auto pass = first_pass; pass < end_pass; ++pass) {
-                    const kernel::query_block block{.batch = b, .first_head = h, .tokens = {first_query + of_queries.first, of_queries.count, 1}};
+                    const kernel::query_block block{
+                        .batch = b, .first_head = h, .tokens = {first_query + of_queries.first, of_queries.count, 1}};
                     if (!visible.of_box(block, pass, {first_key + keys.first, first_key + keys.end() - 1, 1}).is_none()) return false;
                 }
         return true;
@@ -97,8 +102,8 @@ public:
 
     key_plan() = default;
     /// The same pieces for all passes: of a call that takes them in any order, and all passes of one at a time.
-    static key_plan of_all_passes(const kernel::visible_keys& visible, const shape& queries, index_t first_query, index_t first_key, const row_cuts& query_cuts,
-                                  const row_cuts& key_cuts) {
+    static key_plan of_all_passes(const kernel::visible_keys& visible, const shape& queries, index_t first_query, index_t first_key,
+                                  const row_cuts& query_cuts, const row_cuts& key_cuts) {
         key_plan plan;
         plan.key_cuts_ = key_cuts;
         plan.set_paces(query_cuts);
@@ -106,7 +111,8 @@ public:
         return plan;
     }
     /// visible: of the whole sequence, whose first query and key stand at these positions.
-    key_plan(const kernel::visible_keys& visible, const shape& queries, index_t first_query, index_t first_key, const row_cuts& query_cuts, const row_cuts& key_cuts)
+    key_plan(const kernel::visible_keys& visible, const shape& queries, index_t first_query, index_t first_key, const row_cuts& query_cuts,
+             const row_cuts& key_cuts)
         : key_cuts_(key_cuts) {
         set_paces(query_cuts);
         const call_visibility call{visible, queries, first_query, first_key};
@@ -120,7 +126,8 @@ public:
     }
 
     /// All keys in one piece, of which each rank needs some rows.
-    key_plan(const row_cuts& key_cuts, const std::vector<row_range>& needed) : key_cuts_(key_cuts), pieces_{{0, {0, key_cuts.cuts.back()}}}, seen_(needed) {}
+    key_plan(const row_cuts& key_cuts, const std::vector<row_range>& needed)
+        : key_cuts_(key_cuts), pieces_{{0, {0, key_cuts.cuts.back()}}}, seen_(needed) {}
 
     /// The keys that a rank holds.
     row_range held(index_t rank) const { return key_cuts_.of(rank); }
@@ -137,10 +144,10 @@ public:
         for (const auto& rows : seen_) mix(rows.first), mix(rows.count);
         return static_cast<index_t>(sum >> 1);
     }
-    /// Calls f(transfer) for those of a piece: each rank receives what it sees and does not hold. What several see goes round from one to the next,
-    /// beginning with who holds it, so that none has to send it to all. A round goes at the pace of its slowest rank, who keeps a piece until the next one
-    /// takes it: so it ends, and the holder begins another one, before a rank with fewer or more queries, by an eighth or so; and before one who sees what
-    /// the one before it does not.
+    /// Calls f(transfer) for those of a piece: each rank receives what it sees and does not hold. What several see goes round from one to
+    /// the next, beginning with who holds it, so that none has to send it to all. A round goes at the pace of its slowest rank, who keeps a
+    /// piece until the next one takes it: so it ends, and the holder begins another one, before a rank with fewer or more queries, by an
+    /// eighth or so; and before one who sees what the one before it does not.
     template <class F>
     void for_each_transfer(index_t number, const F& f) const {
         const auto ranks = key_cuts_.ranks();
@@ -213,8 +220,8 @@ private:
 
     row_cuts key_cuts_;
     std::vector<key_piece> pieces_;
-    std::vector<row_range> seen_;  ///< [pieces][ranks]
-    std::vector<index_t> paces_;   ///< of each rank, if they matter
+    std::vector<row_range> seen_; ///< [pieces][ranks]
+    std::vector<index_t> paces_;  ///< of each rank, if they matter
 };
 
 } // namespace detail

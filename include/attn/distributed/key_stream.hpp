@@ -55,7 +55,10 @@ public:
         auto s = own_.shape();
         s.tokens = rows.count;
         if (!memory) return {own_.rows(0, 0, rows.first - held_.first).data, own_.format(), s, own_.strides()};
-        return {memory + (rows.first - begin) * row_bytes_, own_.format(), s, {s.heads * s.channels, s.channels, s.batch * s.heads * s.channels, 1}};
+        return {memory + (rows.first - begin) * row_bytes_,
+                own_.format(),
+                s,
+                {s.heads * s.channels, s.channels, s.batch * s.heads * s.channels, 1}};
     }
 
 private:
@@ -90,20 +93,21 @@ struct stream_memory {
     }
 };
 
-/// Takes a rank through the pieces of a plan: while it computes with one, the next is on its way. A rank's own rows are on their way before it waits for
-/// anything, each piece when who is to have it is ready: so who has few queries goes on at its own pace. All ranks take the pieces in the same order,
-/// and the parts of a piece in the order of hops: so each waits only for what comes before.
+/// Takes a rank through the pieces of a plan: while it computes with one, the next is on its way. A rank's own rows are on their way before
+/// it waits for anything, each piece when who is to have it is ready: so who has few queries goes on at its own pace. All ranks take the
+/// pieces in the same order, and the parts of a piece in the order of hops: so each waits only for what comes before.
 template <Scalar T, Communicator C>
 class key_stream {
 public:
     key_stream(C& ranks, const key_plan& plan, const inputs<T>& own, const row_range& held, stream_memory<T>& memory)
-        : ranks_(ranks), plan_(plan), held_(held), keys_(own.keys, held), values_(own.values, held), slots_{{&memory.pieces[0]}, {&memory.pieces[1]}}, leaving_{&memory.leaving} {
+        : ranks_(ranks), plan_(plan), held_(held), keys_(own.keys, held), values_(own.values, held),
+          slots_{{&memory.pieces[0]}, {&memory.pieces[1]}}, leaving_{&memory.leaving} {
         for (index_t number = 0; number < plan.pieces(); ++number)
             if (plan.seen(number, ranks.rank()).count > 0) numbers_.push_back(number);
     }
 
-    /// Calls compute(number, rows, keys, values) for each piece of which the rank sees something, and progress() is to be called now and then meanwhile;
-    /// before each of them, and when all are done, before_piece(its number, or that of one behind all).
+    /// Calls compute(number, rows, keys, values) for each piece of which the rank sees something, and progress() is to be called now and
+    /// then meanwhile; before each of them, and when all are done, before_piece(its number, or that of one behind all).
     template <class F, class B>
     void run(const F& compute, const B& before_piece) {
         send_own();
@@ -144,7 +148,7 @@ private:
     struct slot {
         typename stream_memory<T>::rows* memory;
         row_range rows = {};
-        bool in_place = true; ///< the rank holds them: they are read as they lie
+        bool in_place = true;                 ///< the rank holds them: they are read as they lie
         std::vector<received> receiving = {}; ///< by hops
         std::size_t taken_in = 0;             ///< of those
         std::vector<key_transfer> passed_on = {};
@@ -167,7 +171,9 @@ private:
         });
         std::ranges::sort(own.receiving, std::ranges::less{}, [](const received& r) { return std::pair(r.what.hop, r.what.owner); });
         for (auto& [what, parts] : own.receiving)
-            each_part(own, what, [&](std::span<std::byte> bytes, index_t part) { parts[part] = ranks_.receive(what.from, tag_of(what, part), bytes); });
+            each_part(own, what, [&](std::span<std::byte> bytes, index_t part) {
+                parts[part] = ranks_.receive(what.from, tag_of(what, part), bytes);
+            });
         copy(own, common_rows(own.rows, held_));
     }
     /// Passes on what has come; all of it, if it waits.
@@ -199,7 +205,8 @@ private:
         values_.copy(rows, own.memory->values.bytes().data(), own.rows.first);
     }
     void send(slot& own, const key_transfer& t) {
-        each_part(own, t, [&](std::span<std::byte> bytes, index_t part) { own.sending.push_back(ranks_.send(t.to, tag_of(t, part), bytes)); });
+        each_part(own, t,
+                  [&](std::span<std::byte> bytes, index_t part) { own.sending.push_back(ranks_.send(t.to, tag_of(t, part), bytes)); });
     }
     /// Between two ranks, what has the same tag is sent and received in the order of pieces.
     static index_t tag_of(const key_transfer& t, index_t part) { return 2 * (t.owner % 16'000) + part + 1; }
@@ -208,7 +215,9 @@ private:
     void each_part(slot& own, const key_transfer& t, const F& f) const {
         const auto part = [&](const workspace& memory, index_t row_bytes, index_t number) {
             if (row_bytes == 0) return;
-            f(memory.bytes().subspan(static_cast<std::size_t>((t.rows.first - own.rows.first) * row_bytes), static_cast<std::size_t>(t.rows.count * row_bytes)), number);
+            f(memory.bytes().subspan(static_cast<std::size_t>((t.rows.first - own.rows.first) * row_bytes),
+                                     static_cast<std::size_t>(t.rows.count * row_bytes)),
+              number);
         };
         part(own.memory->keys, keys_.row_bytes(), 0);
         part(own.memory->values, values_.row_bytes(), 1);

@@ -76,8 +76,9 @@ public:
             const auto above = std::max<index_t>(0, y - grid.top), below = std::min(grid.height, last_y - grid.top + grid.kernel_height);
             const auto left = own.first % grid.width - grid.left, right = (own.end() - 1) % grid.width - grid.left + grid.kernel_width;
             const bool one_line = y == last_y; // of several, those between are read from end to end
-            all[static_cast<std::size_t>(rank)] = rows_between(above * grid.width + (one_line ? std::max<index_t>(0, left) : 0),
-                                                               (below - 1) * grid.width + (one_line ? std::min(grid.width, right) : grid.width));
+            all[static_cast<std::size_t>(rank)] =
+                rows_between(above * grid.width + (one_line ? std::max<index_t>(0, left) : 0),
+                             (below - 1) * grid.width + (one_line ? std::min(grid.width, right) : grid.width));
         }
         return all;
     }
@@ -86,7 +87,9 @@ private:
     /// f(order of a rank's rows).
     auto with_order(index_t rank, const auto& f) const {
         const auto s = shapes(rank);
-        const inputs<T> in{{nullptr, s.queries, {}}, {nullptr, s.keys, {}}, {nullptr, s.values, {}},
+        const inputs<T> in{{nullptr, s.queries, {}},
+                           {nullptr, s.keys, {}},
+                           {nullptr, s.values, {}},
                            {parts_.positions().first_query[0] + parts_.queries(rank).first, parts_.positions().first_key}};
         return f(order{in, pattern_});
     }

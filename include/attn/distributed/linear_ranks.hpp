@@ -1,4 +1,5 @@
-// The linear attentions over ranks: sums over the keys go from one to the next, and what a convolution reads beyond its own tokens is exchanged.
+// The linear attentions over ranks: sums over the keys go from one to the next, and what a convolution reads beyond its own tokens is
+// exchanged.
 #pragma once
 
 #include "../attention/focused_linear_attention.hpp"
@@ -21,8 +22,7 @@ class linear_rank_call {
 public:
     linear_rank_call(const Op& op, const partition& parts, index_t rank, const inputs<T>& in)
         : op_(op), parts_(parts), rank_(rank), plan_(op.pattern, parts), key_plan_(parts.key_cuts(), plan_.key_rows()),
-          memory_(key_plan_, rank, in), convolved_(convolved(in)), halo_plan_(halo_plan()),
-          halo_(halo_plan_, rank, convolved_) {
+          memory_(key_plan_, rank, in), convolved_(convolved(in)), halo_plan_(halo_plan()), halo_(halo_plan_, rank, convolved_) {
         scratch counted;
         lay_out(counted);
         sums_memory_.reserve(counted.used_bytes());
@@ -30,14 +30,16 @@ public:
         lay_out(own);
     }
 
-    /// Against all rows, of which a rank has some: positional encodings are those of all keys, and the convolution's input is a rank's as its queries are.
+    /// Against all rows, of which a rank has some: positional encodings are those of all keys, and the convolution's input is a rank's as
+    /// its queries are.
     static void check(const Op& op, const partition& parts, index_t rank, const inputs<T>& in) {
         auto whole = op;
         if constexpr (has_convolution) {
             auto s = op.convolution_input.shape();
             if (op.convolution_input.data() && s.tokens != parts.queries(rank).count)
-                throw shape_error(Op::name, "convolution_input", "has shape " + to_string(s) + ", but rank " + std::to_string(rank) + " of the partition holds " +
-                                                                     std::to_string(parts.queries(rank).count) + " tokens");
+                throw shape_error(Op::name, "convolution_input",
+                                  "has shape " + to_string(s) + ", but rank " + std::to_string(rank) + " of the partition holds " +
+                                      std::to_string(parts.queries(rank).count) + " tokens");
             s.tokens = parts.shapes().queries.tokens;
             if (op.convolution_input.data()) whole.convolution_input = {op.convolution_input.data(), s, op.convolution_input.strides()};
         }
@@ -60,13 +62,15 @@ public:
         own.positions.first_key = parts_.positions().first_key;
         own.keys = place(in.keys, 0, m), own.values = place(in.values, 0, m);
         linear_rows<T> rows{some_tokens(in.keys, 0, 0), 0, n, parts_.queries(rank_).first};
-        key_stream<T, C>(ranks, key_plan_, in, parts_.keys(rank_), memory_).run([&](index_t, const row_range& seen, const auto& keys, const auto& values) {
-            own.keys = place(keys, seen.first, m), own.values = place(values, seen.first, m);
-            rows.keys = keys, rows.first_key = seen.first;
-        });
-        key_stream<T, C>(ranks, halo_plan_, convolved_, convolved_held(), halo_).run([&](index_t, const row_range& read, const auto&, const auto& tokens) {
-            rows.convolution_input = place(tokens, read.first, n);
-        });
+        key_stream<T, C>(ranks, key_plan_, in, parts_.keys(rank_), memory_)
+            .run([&](index_t, const row_range& seen, const auto& keys, const auto& values) {
+                own.keys = place(keys, seen.first, m), own.values = place(values, seen.first, m);
+                rows.keys = keys, rows.first_key = seen.first;
+            });
+        key_stream<T, C>(ranks, halo_plan_, convolved_, convolved_held(), halo_)
+            .run([&](index_t, const row_range& read, const auto&, const auto& tokens) {
+                rows.convolution_input = place(tokens, read.first, n);
+            });
         bool passed_on = false;
         const auto pass_on = [&](const auto& add_keys) {
             passed_on = true;
@@ -81,7 +85,8 @@ public:
                 kernel(own, out, run, memory, &sums_);
             });
         });
-        if (!passed_on) pass_on([](auto&&...) {}); // who has failed still passes on what others wait for
+        // Who has failed still passes on what others wait for.
+        if (!passed_on) pass_on([](auto&&...) {});
         if (failure) std::rethrow_exception(failure);
     }
 
@@ -107,7 +112,8 @@ private:
     key_plan halo_plan() const {
         std::vector<row_range> read(static_cast<std::size_t>(parts_.ranks()));
         if constexpr (has_convolution)
-            if (op_.convolution.present() && parts_.shapes().queries.tokens > 0) read = plan_.convolved_rows(op_.convolution.grid(parts_.shapes().queries.tokens));
+            if (op_.convolution.present() && parts_.shapes().queries.tokens > 0)
+                read = plan_.convolved_rows(op_.convolution.grid(parts_.shapes().queries.tokens));
         return {reads_values() ? parts_.key_cuts() : parts_.query_cuts(), read};
     }
     void lay_out(scratch& memory) {
@@ -124,7 +130,8 @@ private:
         const auto first = plan_.first_with_queries();
         if (parts_.queries(rank_).count == 0) return;
         const auto next = plan_.with_queries_after(rank_), before = plan_.with_queries_before(rank_);
-        std::exception_ptr failure; // who has failed still passes on what others wait for
+        // Who has failed still passes on what others wait for.
+        std::exception_ptr failure;
         std::vector<typename C::request> sending;
         for (index_t begin = 0; begin < numbers(); begin += run.concurrency()) { // one message for each, for ranks may have other executors
             const auto end = std::min(numbers(), begin + run.concurrency());
@@ -143,7 +150,8 @@ private:
                 add_keys(number, own, summed(next, number), slice, next_.of(number));
             };
             if (!failure) failure = failure_of([&] { run.for_each(end - begin, add); });
-            for (auto number = begin; number < end && next < parts_.ranks(); ++number) sending.push_back(ranks.send(next, 1, bytes_of(next_, number, 1)));
+            for (auto number = begin; number < end && next < parts_.ranks(); ++number)
+                sending.push_back(ranks.send(next, 1, bytes_of(next_, number, 1)));
         }
         for (auto& message : sending) ranks.wait(message);
         if (failure) std::rethrow_exception(failure);
@@ -159,7 +167,8 @@ private:
             spans_.of(task).reset();
             add_keys(number, rows.first, rows.end(), slice, spans_.of(task));
         };
-        const auto failure = failure_of([&] { run.for_each(numbers() * count, add); }); // who has failed still passes on what others wait for
+        // Who has failed still passes on what others wait for.
+        const auto failure = failure_of([&] { run.for_each(numbers() * count, add); });
         index_t before = -1;
         for (index_t rank = 0; rank < parts_.ranks(); ++rank) {
             if (plan_.spans_of(rank).count == 0) continue;
@@ -167,14 +176,16 @@ private:
                 if (before < 0) {
                     for (index_t number = 0; number < numbers(); ++number) sums_.of(number).reset();
                 } else {
-                    auto message = rank == rank_ ? ranks.receive(before, 1, bytes_of(sums_, 0, numbers())) : ranks.send(rank, 1, bytes_of(sums_, 0, numbers()));
+                    auto message = rank == rank_ ? ranks.receive(before, 1, bytes_of(sums_, 0, numbers()))
+                                                 : ranks.send(rank, 1, bytes_of(sums_, 0, numbers()));
                     ranks.wait(message);
                 }
             }
             before = rank;
             if (rank != rank_) continue;
             for (index_t task = 0; task < numbers() * count; ++task)
-                if (common_rows(plan_.span_rows(rank_, task % count), {0, summed(rank_, task / count)}).count > 0) sums_.of(task / count).merge(spans_.of(task));
+                if (common_rows(plan_.span_rows(rank_, task % count), {0, summed(rank_, task / count)}).count > 0)
+                    sums_.of(task / count).merge(spans_.of(task));
         }
         if (before >= 0) broadcast(ranks, before, bytes_of(sums_, 0, numbers()));
         if (failure) std::rethrow_exception(failure);

@@ -19,7 +19,9 @@ struct rank_call<linformer_attention<E, F, P>, T> {
     rank_call(const operation& op, const partition& parts, index_t rank, const inputs<T>& in)
         : op_(op), parts_(parts), rank_(rank), plan_(parts.key_cuts(), needed_rows()), memory_(plan_, rank, in), rows_(find_rows(in)) {
         const auto &k = parts.shapes().keys, &v = parts.shapes().values;
-        if (parts.ranks() > 1) exchanged_.reserve(static_cast<std::size_t>(product(heads(), rows_.max_rows, k.channels + v.channels, static_cast<index_t>(sizeof(T)))));
+        if (parts.ranks() > 1)
+            exchanged_.reserve(
+                static_cast<std::size_t>(product(heads(), rows_.max_rows, k.channels + v.channels, static_cast<index_t>(sizeof(T)))));
     }
 
     /// Against all tokens: every rank has the parameters for them.
@@ -31,13 +33,14 @@ struct rank_call<linformer_attention<E, F, P>, T> {
         for (index_t head = 0; head < heads(); ++head)
             for (index_t at = 0; at < rows_.kept_count[head]; ++at) {
                 const auto row = rows_.kept[head * rows_.max_rows + at];
-                mix(head), mix(row), mix(shares_of(op_.key_projection, head).maker_of(row)), mix(shares_of(op_.for_values(), head).maker_of(row));
+                mix(head), mix(row), mix(shares_of(op_.key_projection, head).maker_of(row)),
+                    mix(shares_of(op_.for_values(), head).maker_of(row));
             }
         return static_cast<index_t>(sum >> 1);
     }
     template <Storage U>
     static std::size_t workspace_bytes(const operation& op, const partition& parts, index_t rank, index_t concurrency) {
-        const auto &k = parts.shapes().keys;
+        const auto& k = parts.shapes().keys;
         scratch memory, of_rows;
         work(memory, op, shapes(parts, rank), concurrency, rows_type(of_rows, op, k, k.batch, k.heads));
         return memory.used_bytes();
@@ -108,7 +111,8 @@ private:
     std::span<std::byte> bytes_of(const work& w, const inputs<T>& in, index_t number) const {
         return w.with_block(op_, in, number, [&](const auto&, const auto&, const tensor_view<T>& to, index_t head, index_t first) {
             const auto count = std::clamp<index_t>(rows_.kept_count[head] - first, 0, work::rows_of_block) * to.shape().channels;
-            return std::as_writable_bytes(std::span(to.data() + (head * rows_.max_rows + first) * to.shape().channels, static_cast<std::size_t>(count)));
+            return std::as_writable_bytes(
+                std::span(to.data() + (head * rows_.max_rows + first) * to.shape().channels, static_cast<std::size_t>(count)));
         });
     }
 
@@ -117,7 +121,8 @@ private:
     std::exception_ptr project(C& ranks, const work& w, const inputs<T>& in, const execution& run) const {
         std::exception_ptr failure;
         std::vector<typename C::request> sending;
-        const auto blocks = w.block_count(all()), at_once = any_sums ? run.concurrency() : blocks; // one message for each, for ranks may have other executors
+        const auto blocks = w.block_count(all()),
+                   at_once = any_sums ? run.concurrency() : blocks; // one message for each, for ranks may have other executors
         const auto link_of_block = [&](index_t number) {
             return w.with_block(op_, in, number, [&](const auto& projection, const auto&, const auto&, index_t head, index_t) {
                 return shares_of(projection, head).link_of(rank_);
@@ -138,26 +143,30 @@ private:
             if (!failure) failure = failure_of([&] { run.for_each(end - begin, add); });
             for (auto number = begin; number < end; ++number) {
                 const auto bytes = bytes_of(w, in, number);
-                if (const auto next = link_of_block(number).next; !bytes.empty() && next >= 0) sending.push_back(ranks.send(next, 1, bytes));
+                if (const auto next = link_of_block(number).next; !bytes.empty() && next >= 0)
+                    sending.push_back(ranks.send(next, 1, bytes));
             }
         }
         for (auto& message : sending) ranks.wait(message);
         return failure;
     }
     /// Of a run of rows of a head, what is the rank's.
-    void project_run(const auto& projection, const kernel::token_rows<T>& x, index_t head, index_t row, index_t count, const kernel::row_block<T>& to,
-                     const scratch& memory) const {
+    void project_run(const auto& projection, const kernel::token_rows<T>& x, index_t head, index_t row, index_t count,
+                     const kernel::row_block<T>& to, const scratch& memory) const {
         const auto shares = shares_of(projection, head);
         if constexpr (shares.sums) {
             auto own = memory;
-            if (const auto parts = shares.link_of(rank_).parts; parts.count > 0) projection.project_parts(x, head, row, count, parts.first, parts.end(), to, own);
+            if (const auto parts = shares.link_of(rank_).parts; parts.count > 0)
+                projection.project_parts(x, head, row, count, parts.first, parts.end(), to, own);
         } else {
             const auto is_here = [&](index_t r) { return r < count && shares.maker_of(row + r) == rank_; };
             for (index_t first = 0; first < count;) {
                 auto end = first;
                 while (is_here(end)) ++end;
                 auto own = memory;
-                if (first < end) projection.project(x, head, row + first, end - first, kernel::row_block<T>{to.data + first * to.row_stride, to.row_stride, 1}, own);
+                if (first < end)
+                    projection.project(x, head, row + first, end - first,
+                                       kernel::row_block<T>{to.data + first * to.row_stride, to.row_stride, 1}, own);
                 first = end + 1;
             }
         }
@@ -191,7 +200,8 @@ private:
             to += numbers.size();
         });
         for (std::size_t rank = 0; rank < count.size(); ++rank)
-            if (count[rank] > 0) broadcast(ranks, static_cast<index_t>(rank), std::as_writable_bytes(std::span(all + begin[rank], count[rank])));
+            if (count[rank] > 0)
+                broadcast(ranks, static_cast<index_t>(rank), std::as_writable_bytes(std::span(all + begin[rank], count[rank])));
         at = begin;
         for_each_row(w, [&](index_t maker, const auto& numbers) {
             auto& from = at[static_cast<std::size_t>(maker)];

@@ -7,11 +7,11 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-/// The processes of an MPI communicator as ranks. Messages of any size: those beyond `longest_message` bytes, which MPI's counts could not hold, go in
-/// several. They meet no others of the program: the communicator is a duplicate.
-/// MPI has been initialised before, and is finalised after it; at MPI_THREAD_FUNNELED if calls are given executors of several threads. Each process
-/// makes and destroys it at the same place of the program. A process that ends with an exception must call MPI_Abort, as in any program of MPI: what
-/// attn throws, it throws on all.
+/// The processes of an MPI communicator as ranks. Messages of any size: those beyond `longest_message` bytes, which MPI's counts could not
+/// hold, go in several. They meet no others of the program: the communicator is a duplicate.
+/// MPI has been initialised before, and is finalised after it; at MPI_THREAD_FUNNELED if calls are given executors of several threads. Each
+/// process makes and destroys it at the same place of the program. A process that ends with an exception must call MPI_Abort, as in any
+/// program of MPI: what attn throws, it throws on all.
 /// Throws argument_error if MPI is not running, and rank_error, with MPI's words, if it fails.
 class mpi_communicator {
 public:
@@ -53,12 +53,14 @@ public:
     index_t size() const noexcept { return size_; }
     request send(index_t to, index_t tag, std::span<const std::byte> bytes) {
         return in_parts(bytes, [&](std::span<const std::byte> part, MPI_Request* sent) {
-            return MPI_Isend(part.data(), static_cast<int>(part.size()), MPI_BYTE, static_cast<int>(to), static_cast<int>(tag), processes_, sent);
+            return MPI_Isend(part.data(), static_cast<int>(part.size()), MPI_BYTE, static_cast<int>(to), static_cast<int>(tag), processes_,
+                             sent);
         });
     }
     request receive(index_t from, index_t tag, std::span<std::byte> bytes) {
         return in_parts(bytes, [&](std::span<std::byte> part, MPI_Request* received) {
-            return MPI_Irecv(part.data(), static_cast<int>(part.size()), MPI_BYTE, static_cast<int>(from), static_cast<int>(tag), processes_, received);
+            return MPI_Irecv(part.data(), static_cast<int>(part.size()), MPI_BYTE, static_cast<int>(from), static_cast<int>(tag),
+                             processes_, received);
         });
     }
     bool test(request& asked) {

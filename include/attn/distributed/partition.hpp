@@ -6,36 +6,37 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-/// A call of attention on q (batch, heads, n, d_k), k (batch, kv_heads, m, d_k) and v (batch, kv_heads, m, d_v), of which each of some ranks holds
-/// the rows of some tokens: those of all batch entries and heads.
-/// The queries are cut where the pairs that the pattern shows are shared out evenly, so that causal, windowed and packed sequences are balanced; a rank
-/// may be left without. Keys are held with the queries of their positions, or where these are others in parts of even size.
-/// Every rank makes the same partition by itself. To count the pairs takes as long as to make the schedules of a call: all but the partly visible
-/// boxes are counted by multiplication.
+/// A call of attention on q (batch, heads, n, d_k), k (batch, kv_heads, m, d_k) and v (batch, kv_heads, m, d_v), of which each of some
+/// ranks holds the rows of some tokens: those of all batch entries and heads.
+/// The queries are cut where the pairs that the pattern shows are shared out evenly, so that causal, windowed and packed sequences are
+/// balanced; a rank may be left without. Keys are held with the queries of their positions, or where these are others in parts of even
+/// size. Every rank makes the same partition by itself. To count the pairs takes as long as to make the schedules of a call: all but the
+/// partly visible boxes are counted by multiplication.
 class partition {
 public:
-    /// Of the whole call's shapes and positions. Throws attention_error if the pattern does not fit them, if there is no rank, or if batch entries
-    /// stand at different positions.
+    /// Of the whole call's shapes and positions. Throws attention_error if the pattern does not fit them, if there is no rank, or if batch
+    /// entries stand at different positions.
     template <Pattern P>
     partition(const P& pattern, const input_shapes& whole, index_t ranks, const positions& where = {}) : partition(pattern, whole, where) {
         if (ranks < 1) throw argument_error(name, "ranks", "must be at least 1, not " + std::to_string(ranks));
         const auto n = whole.queries.tokens, m = whole.keys.tokens;
         queries_.cuts = cuts_of(pattern, ranks);
-        if (n == m && where_.first_query[0] == where_.first_key[0])
-            keys_ = queries_;
+        if (n == m && where_.first_query[0] == where_.first_key[0]) keys_ = queries_;
         else
             for (index_t r = 0; r <= ranks; ++r) keys_.cuts.push_back(m / ranks * r + m % ranks * r / ranks);
         find_work(pattern);
     }
-    /// The same with cuts of one's own: rank r holds the rows cuts[r] to cuts[r + 1] - 1. Throws shape_error too, unless they rise from 0 to the
-    /// number of tokens, as many of the queries as of the keys.
+    /// The same with cuts of one's own: rank r holds the rows cuts[r] to cuts[r + 1] - 1. Throws shape_error too, unless they rise from 0
+    /// to the number of tokens, as many of the queries as of the keys.
     template <Pattern P>
-    partition(const P& pattern, const input_shapes& whole, std::vector<index_t> query_cuts, std::vector<index_t> key_cuts, const positions& where = {})
+    partition(const P& pattern, const input_shapes& whole, std::vector<index_t> query_cuts, std::vector<index_t> key_cuts,
+              const positions& where = {})
         : partition(pattern, whole, where) {
         check_cuts("query_cuts", query_cuts, whole.queries.tokens);
         check_cuts("key_cuts", key_cuts, whole.keys.tokens);
         if (query_cuts.size() != key_cuts.size())
-            throw shape_error(name, "key_cuts", "are " + std::to_string(key_cuts.size()) + ", but query_cuts are " + std::to_string(query_cuts.size()));
+            throw shape_error(name, "key_cuts",
+                              "are " + std::to_string(key_cuts.size()) + ", but query_cuts are " + std::to_string(query_cuts.size()));
         queries_.cuts = std::move(query_cuts);
         keys_.cuts = std::move(key_cuts);
         find_work(pattern);
@@ -65,7 +66,8 @@ public:
 
     /// The visible pairs that a rank computes, over all batch entries and heads.
     index_t pairs(index_t rank) const { return work_[static_cast<std::size_t>(rank)].pairs; }
-    /// Bytes of keys and values that a rank sends in a call of softmax attention, if they are stored in T: its own, and those that it passes on.
+    /// Bytes of keys and values that a rank sends in a call of softmax attention, if they are stored in T: its own, and those that it
+    /// passes on.
     template <Storage T = float>
     index_t bytes_sent(index_t rank) const {
         return work_[static_cast<std::size_t>(rank)].sent * bytes_of_key<T>();
@@ -97,7 +99,8 @@ private:
     }
     static void check_cuts(std::string_view argument, const std::vector<index_t>& cuts, index_t tokens) {
         if (cuts.size() < 2 || cuts.front() != 0 || cuts.back() != tokens || !std::ranges::is_sorted(cuts))
-            throw shape_error(name, argument, "must rise from 0 to the " + std::to_string(tokens) + " tokens, one more than there are ranks");
+            throw shape_error(name, argument,
+                              "must rise from 0 to the " + std::to_string(tokens) + " tokens, one more than there are ranks");
     }
 
     /// Visible pairs of some rows.
@@ -108,7 +111,9 @@ private:
         const index_t alike = heads_alike(pattern) ? std::max<index_t>(1, q.heads) : 1;
         for (index_t b = 0; b < q.batch; ++b)
             for (index_t h = 0; h < q.heads; h += alike)
-                pairs += alike * visited_pairs(at(pattern, b, h), where_.first_query[0] + rows.first, rows.count, where_.first_key[0], k.tokens, 16, 16).visible;
+                pairs += alike * visited_pairs(at(pattern, b, h), where_.first_query[0] + rows.first, rows.count, where_.first_key[0],
+                                               k.tokens, 16, 16)
+                                     .visible;
         return pairs;
     }
     /// Each cut is where the pairs before it are nearest to the share of the ranks before it.
@@ -122,7 +127,8 @@ private:
             total += blocks.back();
         }
         std::vector<index_t> cuts{0};
-        index_t block = 0, before = 0, row = 0, of_rows = 0; // the block, the pairs before it, a row of it and the pairs of those before that
+        index_t block = 0, before = 0, row = 0,
+                of_rows = 0; // the block, the pairs before it, a row of it and the pairs of those before that
         for (index_t rank = 1; rank < ranks; ++rank) {
             if (total == 0) {
                 cuts.push_back(n / ranks * rank + n % ranks * rank / ranks);

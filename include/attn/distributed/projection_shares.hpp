@@ -8,13 +8,13 @@ namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
 /// A rank's part in sums that go from one to the next.
 struct sum_link {
-    row_range parts;    ///< that it adds, as a ResumableProjection numbers them
+    row_range parts;     ///< that it adds, as a ResumableProjection numbers them
     index_t before = -1; ///< the rank that hands it the sums, if there is one
     index_t next = -1;   ///< the rank that it hands them to, if there is one
 };
 
-/// The shares of ranks, which hold the tokens between cuts, in one projected head. Sums that can be continued are: a part is added where its first token
-/// lies. Other rows are made where the first token of their range lies.
+/// The shares of ranks, which hold the tokens between cuts, in one projected head. Sums that can be continued are: a part is added where
+/// its first token lies. Other rows are made where the first token of their range lies.
 template <Scalar T, Projection<T> P>
 class projection_shares {
 public:

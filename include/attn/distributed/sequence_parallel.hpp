@@ -8,28 +8,33 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-/// An attention operator over the ranks of a communicator, each of which holds the part of q, k, v and the result that a partition says. All make the
-/// same call, `attend(op, communicator, own inputs, ...)`, each with its own rows.
-/// The result has the bits of the operator's call on one machine with all rows, for every number of ranks, every partition and every communicator.
-/// - softmax_attention, of any pattern and score function: keys and values travel to where the pattern's range arithmetic says that they are seen, a piece of a
-///   few thousand keys at a time while the one before is computed with. What several see goes round those who have about as many queries. A window is an
-///   exchange of halos, documents stay at home. Tables that the pattern refers to must cover all queries and keys, those of the score function the rank's
-///   queries and all keys. Memory beyond that of the call: two pieces of keys, the rank's own keys that others see once more, and two numbers a row.
-/// - linear_attention, of any feature map and pattern: sums over the keys go from rank to rank, and where all queries see the same keys then to all. Where they
-///   see different ones, each rank adds its keys to the sum of those before, a head after the other, so that fewer heads than ranks leave ranks waiting. Keys
-///   travel as far as a block of a sum, of 16 or 2,048 keys, reaches over a rank's border, and where rows see few; keys before the first query to its rank.
-/// - simplified_linear_attention and focused_linear_attention: the same, and the convolution's halo. Every rank has the whole positional encoding, and of
-///   convolution_input what it has of the queries.
-/// - talking_heads_attention: the keys and values that a rank's queries see, from the first to the last, are gathered there before it computes, and lie in
-///   its memory: of a window few, but where queries see all keys, these on every rank. Tables are as those of softmax attention.
-/// - linformer_attention, of any projections and pattern: the sums of a learned matrix, and of any ResumableProjection, go from rank to rank, each of which adds
-///   its tokens, to a block of some hundred rows of a head after the other, so that fewer blocks than ranks leave ranks waiting. Tokens travel as far as a
-///   part of a sum, of 128 tokens at most, reaches over a rank's border. A row of another projection is made on the rank that holds the first token of its
-///   range, to which the others travel. Then all projected rows go to all ranks. Every rank has the parameters of the whole sequence. Memory beyond that of
-///   the call: the projected rows of all heads, twice, and which tokens are seen.
+/// An attention operator over the ranks of a communicator, each of which holds the part of q, k, v and the result that a partition says.
+/// All make the same call, `attend(op, communicator, own inputs, ...)`, each with its own rows.
+/// The result has the bits of the operator's call on one machine with all rows, for every number of ranks, every partition and every
+/// communicator.
+/// - softmax_attention, of any pattern and score function: keys and values travel to where the pattern's range arithmetic says that they
+///   are seen, a piece of a few thousand keys at a time while the one before is computed with. What several see goes round those who have
+///   about as many queries. A window is an exchange of halos, documents stay at home. Tables that the pattern refers to must cover all
+///   queries and keys, those of the score function the rank's queries and all keys. Memory beyond that of the call: two pieces of keys, the
+///   rank's own keys that others see once more, and two numbers a row.
+/// - linear_attention, of any feature map and pattern: sums over the keys go from rank to rank, and where all queries see the same keys
+///   then to all. Where they see different ones, each rank adds its keys to the sum of those before, a head after the other, so that fewer
+///   heads than ranks leave ranks waiting. Keys travel as far as a block of a sum, of 16 or 2,048 keys, reaches over a rank's border, and
+///   where rows see few; keys before the first query to its rank.
+/// - simplified_linear_attention and focused_linear_attention: the same, and the convolution's halo. Every rank has the whole positional
+///   encoding, and of convolution_input what it has of the queries.
+/// - talking_heads_attention: the keys and values that a rank's queries see, from the first to the last, are gathered there before it
+///   computes, and lie in its memory: of a window few, but where queries see all keys, these on every rank. Tables are as those of softmax
+///   attention.
+/// - linformer_attention, of any projections and pattern: the sums of a learned matrix, and of any ResumableProjection, go from rank to
+///   rank, each of which adds its tokens, to a block of some hundred rows of a head after the other, so that fewer blocks than ranks leave
+///   ranks waiting. Tokens travel as far as a part of a sum, of 128 tokens at most, reaches over a rank's border. A row of another
+///   projection is made on the rank that holds the first token of its range, to which the others travel. Then all projected rows go to all
+///   ranks. Every rank has the parameters of the whole sequence. Memory beyond that of the call: the projected rows of all heads, twice,
+///   and which tokens are seen.
 ///
-/// A rank that throws makes all throw: another's exception is a rank_error. Shapes, positions and partitions that differ between ranks are found before
-/// a key is sent.
+/// A rank that throws makes all throw: another's exception is a rank_error. Shapes, positions and partitions that differ between ranks are
+/// found before a key is sent.
 template <Attention A>
 struct sequence_parallel {
     static constexpr std::string_view name = "sequence_parallel";
@@ -46,7 +51,8 @@ namespace detail {
 
 /// How a rank does its part of an operator: specialised for each that can be.
 /// - `rank_call(op, partition, rank, in)`: finds what is seen of whom, and takes the memory for it.
-/// - `check(op, partition, rank, in)`: throws attention_error if the operator's parameters do not fit the rank's inputs, at their positions.
+/// - `check(op, partition, rank, in)`: throws attention_error if the operator's parameters do not fit the rank's inputs, at their
+///   positions.
 /// - `workspace_bytes<S>(op, partition, rank, concurrency)`: of the workspace, for a result that is stored in S.
 /// - `fingerprint()`: of all that the ranks must have alike beside shapes and cuts.
 /// - `run(communicator, in, out, run)`: computes.
@@ -61,13 +67,17 @@ inputs<T> own_inputs(const sequence_parallel<A>& op, index_t rank, index_t ranks
     constexpr auto name = sequence_parallel<A>::name;
     const auto& parts = op.partition;
     if (parts.ranks() != ranks)
-        throw argument_error(name, "partition", "is for " + std::to_string(parts.ranks()) + " ranks, but the communicator has " + std::to_string(ranks));
-    if (!in.positions.first_query.shared() || !in.positions.first_key.shared() || in.positions.first_query[0] != 0 || in.positions.first_key[0] != 0)
+        throw argument_error(name, "partition",
+                             "is for " + std::to_string(parts.ranks()) + " ranks, but the communicator has " + std::to_string(ranks));
+    if (!in.positions.first_query.shared() || !in.positions.first_key.shared() || in.positions.first_query[0] != 0 ||
+        in.positions.first_key[0] != 0)
         throw argument_error(name, "positions", "are given, but they are the partition's");
     const auto own = parts.shapes(rank), given = shapes_of(in);
     const auto check = [&](std::string_view argument, const shape& has, const shape& expected) {
         if (has != expected)
-            throw shape_error(name, argument, "has shape " + to_string(has) + ", but rank " + std::to_string(rank) + " of the partition holds " + to_string(expected));
+            throw shape_error(name, argument,
+                              "has shape " + to_string(has) + ", but rank " + std::to_string(rank) + " of the partition holds " +
+                                  to_string(expected));
     };
     check("q", given.queries, own.queries);
     check("k", given.keys, own.keys);
@@ -84,12 +94,14 @@ inputs<T> own_inputs(const sequence_parallel<A>& op, index_t rank, index_t ranks
 template <Scalar T>
 inputs<T> whole_inputs(const partition& parts, const inputs<T>& in) {
     static constexpr T none{};
-    const auto whole = [](const stored_view<const T>& own, const shape& s) { return stored_view<const T>(&none, own.format(), s, head_major(&none, s).strides()); };
+    const auto whole = [](const stored_view<const T>& own, const shape& s) {
+        return stored_view<const T>(&none, own.format(), s, head_major(&none, s).strides());
+    };
     const auto& s = parts.shapes();
     return {whole(in.queries, s.queries), whole(in.keys, s.keys), whole(in.values, s.values), parts.positions()};
 }
-/// Throws attention_error unless an operator's parameters fit the rank's queries and all keys, which come by, and its pattern all queries, from which follows
-/// what is seen of whom.
+/// Throws attention_error unless an operator's parameters fit the rank's queries and all keys, which come by, and its pattern all queries,
+/// from which follows what is seen of whom.
 template <Attention A, Scalar T>
 void check_with_all_keys(const A& op, const partition& parts, const inputs<T>& in) {
     auto seen = whole_inputs(parts, in);
@@ -109,10 +121,11 @@ stored_view<const T> place(const stored_view<const T>& rows, index_t first, inde
     return {rows.data() ? rows.rows(0, 0, -first).data : nullptr, rows.format(), s, rows.strides()};
 }
 
-/// Makes a Call(op, partition, rank, in, more...), calls check(in at its positions) and, when all ranks have agreed, compute(call, in at its positions).
-/// Returns when all have been well. asked: a number of what is to be computed.
+/// Makes a Call(op, partition, rank, in, more...), calls check(in at its positions) and, when all ranks have agreed, compute(call, in at
+/// its positions). Returns when all have been well. asked: a number of what is to be computed.
 template <class Call, Attention A, Scalar T, Communicator C, class Check, class Compute>
-void on_all_ranks(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, index_t asked, const Check& check, const Compute& compute, const auto&... more) {
+void on_all_ranks(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, index_t asked, const Check& check, const Compute& compute,
+                  const auto&... more) {
     constexpr auto name = sequence_parallel<A>::name;
     const index_t rank = ranks.rank();
     std::optional<inputs<T>> placed;
@@ -148,17 +161,21 @@ void on_all_ranks(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in,
 
 /// A result, asked of all ranks. check(in at its positions, bytes of workspace for a storage type).
 template <Attention A, Scalar T, Communicator C, class Check, class Compute>
-void attend_on_all(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, index_t concurrency, const Check& check, const Compute& compute) {
+void attend_on_all(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, index_t concurrency, const Check& check,
+                   const Compute& compute) {
     using call_type = rank_call<A, T>;
     const auto checked = [&](const inputs<T>& own) {
-        check(own, [&]<Storage S>(std::type_identity<S>) { return call_type::template workspace_bytes<S>(op.op, op.partition, ranks.rank(), concurrency); });
+        check(own, [&]<Storage S>(std::type_identity<S>) {
+            return call_type::template workspace_bytes<S>(op.op, op.partition, ranks.rank(), concurrency);
+        });
     };
     on_all_ranks<call_type>(op, ranks, in, 0, checked, compute);
 }
 /// Throws argument_error if a workspace has fewer bytes.
 inline void check_rank_workspace(std::string_view name, const execution& run, std::size_t needed) {
     if (run.workspace().size_bytes() < needed)
-        throw argument_error(name, "workspace", "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but needs " + std::to_string(needed));
+        throw argument_error(name, "workspace",
+                             "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but needs " + std::to_string(needed));
 }
 
 } // namespace detail
@@ -171,7 +188,8 @@ void attend(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, const
         detail::check_outputs(op.op, own, out);
         detail::check_rank_workspace(op.name, run, detail::with_storage(out.values, bytes));
     };
-    detail::attend_on_all(op, ranks, in, run.concurrency(), check, [&](auto& call, const inputs<T>& own) { call.run(ranks, own, out, run); });
+    detail::attend_on_all(op, ranks, in, run.concurrency(), check,
+                          [&](auto& call, const inputs<T>& own) { call.run(ranks, own, out, run); });
 }
 
 /// The same, with a workspace for the call.
@@ -183,7 +201,7 @@ void attend(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, const
         memory.reserve(detail::with_storage(out.values, bytes));
     };
     detail::attend_on_all(op, ranks, in, detail::concurrency_of(executor), check,
-                         [&](auto& call, const inputs<T>& own) { call.run(ranks, own, out, execution(executor, memory)); });
+                          [&](auto& call, const inputs<T>& own) { call.run(ranks, own, out, execution(executor, memory)); });
 }
 
 /// The same, to a new tensor of the rank's rows.
@@ -196,7 +214,7 @@ template <Attention A, Scalar T, Communicator C, ExecutorArgument E = sequential
         memory.reserve(bytes(std::type_identity<T>{}));
     };
     detail::attend_on_all(op, ranks, in, detail::concurrency_of(executor), check,
-                         [&](auto& call, const inputs<T>& own) { call.run(ranks, own, outputs<T>{out}, execution(executor, memory)); });
+                          [&](auto& call, const inputs<T>& own) { call.run(ranks, own, outputs<T>{out}, execution(executor, memory)); });
     return out;
 }
 

@@ -14,8 +14,7 @@ struct rank_call<softmax_attention<P, S, R>, T> {
     rank_call(const operation& op, const partition& parts, index_t rank, const inputs<T>& in)
         : op_(op), parts_(parts), where_(parts.positions()), visible_(op.pattern, parts.shapes(), where_),
           plan_(visible_, parts.shapes().queries, where_.first_query[0], where_.first_key[0], parts.query_cuts(), parts.key_cuts()),
-          memory_(plan_, rank, in) {
-    }
+          memory_(plan_, rank, in) {}
 
     static void check(const operation& op, const partition& parts, index_t, const inputs<T>& in) { check_with_all_keys(op, parts, in); }
 

@@ -12,8 +12,7 @@ struct rank_call<talking_heads_attention<P, S>, T> {
     using operation = talking_heads_attention<P, S>;
 
     rank_call(const operation& op, const partition& parts, index_t rank, const inputs<T>& in)
-        : op_(op), parts_(parts), rank_(rank), plan_(parts.key_cuts(), needed_rows(op, parts)),
-          memory_(plan_, rank, in) {}
+        : op_(op), parts_(parts), rank_(rank), plan_(parts.key_cuts(), needed_rows(op, parts)), memory_(plan_, rank, in) {}
 
     static void check(const operation& op, const partition& parts, index_t, const inputs<T>& in) { check_with_all_keys(op, parts, in); }
 

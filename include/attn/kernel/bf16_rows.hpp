@@ -16,19 +16,19 @@ simd::lanes<float> load_channels(const formatted_rows<format, float>& from, inde
     return lanes::load(numbers);
 }
 
-/// f(rows, first row, count, first channel, count) for pieces, formatted_rows, whose channels stand next to each other. What is laid out otherwise
-/// goes through a copy, an even number of rows at a time, from row -before on.
+/// f(rows, first row, count, first channel, count) for pieces, formatted_rows, whose channels stand next to each other. What is laid out
+/// otherwise goes through a copy, an even number of rows at a time, from row -before on.
 inline void for_each_piece_of_rows(const stored_rows<const float>& from, index_t rows, index_t before, index_t channels, const auto& f) {
     constexpr index_t some_rows = 16, some_channels = 64;
     if (from.channel_stride == 1)
-        return with_format<float>(from.format, [&](auto format) {
-            f(formatted_rows<format(), float>(from), index_t{0}, rows, index_t{0}, channels);
-        });
+        return with_format<float>(from.format,
+                                  [&](auto format) { f(formatted_rows<format(), float>(from), index_t{0}, rows, index_t{0}, channels); });
     float piece[static_cast<std::size_t>(some_rows * some_channels)];
     const row_block<const float> copied{piece, some_channels, 1};
     for (index_t first = -before; first < rows; first += some_rows)
         for (index_t channel = 0; channel < channels; channel += some_channels) {
-            const auto row = std::max<index_t>(0, first), count = std::min(rows, first + some_rows) - row, width = std::min(some_channels, channels - channel);
+            const auto row = std::max<index_t>(0, first), count = std::min(rows, first + some_rows) - row,
+                       width = std::min(some_channels, channels - channel);
             const stored_rows<const float> own{from.address(row, channel), from.format, from.row_stride, from.channel_stride};
             copy_rows<float>(own, count, width, piece, some_channels);
             f(formatted_rows<narrow_format::none, float>(copied), row, count, channel, width);
@@ -78,7 +78,9 @@ struct row_pairs {
                 index_t c = 0;
                 if (0 <= r && r + 1 < count)
                     for (; c + lanes::size <= present; c += lanes::size) lanes::of(own.load(r, c), own.load(r + 1, c)).store(row + c);
-                const auto part = [&](index_t i) { return 0 <= i && i < count ? load_channels(own, i, c, present) : typename lanes::floats(0.0F); };
+                const auto part = [&](index_t i) {
+                    return 0 <= i && i < count ? load_channels(own, i, c, present) : typename lanes::floats(0.0F);
+                };
                 for (; c < present; c += lanes::size) lanes::of(part(r), part(r + 1)).store(row + c);
             }
         };
@@ -97,7 +99,9 @@ private:
                     for (index_t c = 0; c < size; ++c) {
                         own.prefetch(first + size + c, r);
                         own.prefetch(first + size + c, r + size);
-                        const auto part = [&](index_t row) { return first + c < count ? load_channels(own, first + c, row, rows) : typename lanes::floats(0.0F); };
+                        const auto part = [&](index_t row) {
+                            return first + c < count ? load_channels(own, first + c, row, rows) : typename lanes::floats(0.0F);
+                        };
                         square[c] = lanes::of_neighbours(part(r), part(r + size));
                     }
                     simd::transpose<float>(square);

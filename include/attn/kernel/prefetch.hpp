@@ -21,7 +21,9 @@ public:
     }
     template <class T>
     void add(const stored_rows<T>& rows, index_t count, index_t channels) {
-        if (rows.is_narrow()) add(row_block<const std::uint16_t>{reinterpret_cast<const std::uint16_t*>(rows.data), rows.row_stride, rows.channel_stride}, count, channels);
+        if (rows.is_narrow())
+            add(row_block<const std::uint16_t>{reinterpret_cast<const std::uint16_t*>(rows.data), rows.row_stride, rows.channel_stride},
+                count, channels);
         else add(row_block<T>{rows.numbers(), rows.row_stride, rows.channel_stride}, count, channels);
     }
     /// Asks for what so many multiply-adds of registers give time for: a line for 16, or 8 to 16 cycles. A window of 49 tokens of

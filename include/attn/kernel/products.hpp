@@ -15,14 +15,14 @@ struct unrounded_products {
 /// Softmax attention:
 ///     x[i, j] = score(bf16(scale q[i]) . bf16(k[j]), i, j),      w[i, j] = bf16(exp(x[i, j] - m)),      m the largest score so far,
 ///     out[i]  = sum_j w[i, j] bf16(v[j]) / sum_j w[i, j]
-/// Scores, sums and log_sum_exp stay float. A row is divided by the sum of its rounded weights: so it is a mean of the rounded values, nearer to
-/// the exact one than by the sum of the weights before they are rounded. A linear:
+/// Scores, sums and log_sum_exp stay float. A row is divided by the sum of its rounded weights: so it is a mean of the rounded values,
+/// nearer to the exact one than by the sum of the weights before they are rounded. A linear:
 ///     out = bf16(W) bf16(x) + b (+ residual)
 /// Numbers beyond 3.39e38 become infinite. All that operator or layer promises holds.
 ///
-/// An operand is rounded by at most 2^-8 of itself. With AVX512-BF16 products take half the time, and a call of many queries about 0.6 of what
-/// it takes unrounded; one of few waits for memory, and gains nothing. Other instruction sets compute the same bits, but for sums below
-/// 2^-126, which the instruction makes 0; they take longer than unrounded products, and serve to compare. There is no gradient.
+/// An operand is rounded by at most 2^-8 of itself. With AVX512-BF16 products take half the time, and a call of many queries about 0.6 of
+/// what it takes unrounded; one of few waits for memory, and gains nothing. Other instruction sets compute the same bits, but for sums
+/// below 2^-126, which the instruction makes 0; they take longer than unrounded products, and serve to compare. There is no gradient.
 struct bf16_products {
     template <Scalar T>
     struct of {

@@ -142,8 +142,8 @@ void write_row(const T* from, index_t channels, T factor, T share, T* to, index_
     }
 }
 
-/// Calls put(c, first, register of factor * from(first, c), factor * from(first + 1, c), ...) for each channel c and each register of rows, which
-/// are transposed a square of registers at a time; rows from `rows` up to a whole register are zero.
+/// Calls put(c, first, register of factor * from(first, c), factor * from(first + 1, c), ...) for each channel c and each register of rows,
+/// which are transposed a square of registers at a time; rows from `rows` up to a whole register are zero.
 template <narrow_format format, Scalar T, class F>
 void for_each_transposed(formatted_rows<format, T> from, index_t rows, index_t channels, T factor, const F& put) {
     using lanes = simd::lanes<T>;
@@ -187,7 +187,8 @@ void transpose_rows(const stored_rows<const T>& from, index_t rows, index_t chan
 template <narrow_format format, Scalar T>
 void copy_formatted(formatted_rows<format, T> from, index_t rows, index_t channels, T* to, index_t padded) {
     using lanes = simd::lanes<T>;
-    if (from.side_by_side() && padded == channels && from.row_bytes == channels * from.element) channels = padded = channels * std::exchange(rows, 1);
+    if (from.side_by_side() && padded == channels && from.row_bytes == channels * from.element)
+        channels = padded = channels * std::exchange(rows, 1);
     const auto whole = from.side_by_side() ? channels / lanes::size * lanes::size : 0;
     for (index_t r = 0; r < rows; ++r, to += padded) {
         for (index_t c = 0; c < whole; c += lanes::size) from.load(r, c).store(to + c);
@@ -196,7 +197,8 @@ void copy_formatted(formatted_rows<format, T> from, index_t rows, index_t channe
     }
 }
 /// Copies rows of `channels` numbers to rows of `padded` numbers, the rest zero. Column-major rows, what
-/// Eigen has by default and a linear's weight is, go through registers; the columns may lie pages apart, so the next are asked for beside each.
+/// Eigen has by default and a linear's weight is, go through registers; the columns may lie pages apart, so the next are asked for beside
+/// each.
 template <Scalar T>
 void copy_rows(const stored_rows<const T>& from, index_t rows, index_t channels, T* to, index_t padded) {
     using lanes = simd::lanes<T>;

@@ -6,8 +6,8 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-/// The gradients of a loss with respect to what a layer read in a call, in the same shapes, and to its parameters, named like them. What has no
-/// memory is not wanted. That of a residual is the gradient given.
+/// The gradients of a loss with respect to what a layer read in a call, in the same shapes, and to its parameters, named like them. What
+/// has no memory is not wanted. That of a residual is the gradient given.
 template <class L>
 struct layer_gradients {
     tensor_view<typename L::scalar> tokens = {};
@@ -25,14 +25,16 @@ struct layer_gradients {
 /// - `backward_workspace_bytes(tokens, context, concurrency)`: the scratch memory that `backward` needs.
 /// - `backward(in, kept, given, wanted, run)`: computes. Everything has been checked; it allocates nothing and writes only to `wanted`.
 template <class L>
-concept DifferentiableLayer = Layer<L> && requires { typename L::gradients; } && requires(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out,
-                                                   std::byte* kept, const layer_gradients<L>& wanted, const shape& s, const execution& run) {
-    layer.for_each_gradient(in, wanted.parameters, [](std::string_view, const tensor_view<typename L::scalar>&, const shape&, bool) {});
-    { layer.kept_bytes(s, s) } -> std::same_as<std::size_t>;
-    layer.forward(in, out, kept, run);
-    { layer.backward_workspace_bytes(s, s, index_t{1}) } -> std::same_as<std::size_t>;
-    layer.backward(in, static_cast<const std::byte*>(kept), out, wanted, run);
-};
+concept DifferentiableLayer =
+    Layer<L> && requires { typename L::gradients; } &&
+    requires(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out, std::byte* kept,
+             const layer_gradients<L>& wanted, const shape& s, const execution& run) {
+        layer.for_each_gradient(in, wanted.parameters, [](std::string_view, const tensor_view<typename L::scalar>&, const shape&, bool) {});
+        { layer.kept_bytes(s, s) } -> std::same_as<std::size_t>;
+        layer.forward(in, out, kept, run);
+        { layer.backward_workspace_bytes(s, s, index_t{1}) } -> std::same_as<std::size_t>;
+        layer.backward(in, static_cast<const std::byte*>(kept), out, wanted, run);
+    };
 
 namespace detail {
 
@@ -65,8 +67,9 @@ template <DifferentiableLayer L>
 void check_kept(const L& layer, const layer_inputs<typename L::scalar>& in, const workspace& kept) {
     const auto needed = layer.kept_bytes(in.tokens.shape(), in.context.shape());
     if (kept.size_bytes() < needed)
-        throw argument_error(L::name, "kept", "has " + std::to_string(kept.size_bytes()) + " bytes, but the gradient for tokens of shape " +
-                                                  to_string(in.tokens.shape()) + " needs " + std::to_string(needed));
+        throw argument_error(L::name, "kept",
+                             "has " + std::to_string(kept.size_bytes()) + " bytes, but the gradient for tokens of shape " +
+                                 to_string(in.tokens.shape()) + " needs " + std::to_string(needed));
 }
 
 /// Throws attention_error unless the gradients of a call can be computed.
@@ -85,7 +88,8 @@ void check_layer_backward(const L& layer, const layer_inputs<typename L::scalar>
         visit("wanted.value_context", wanted.value_context, in.value_context.shape(), true);
         layer.for_each_gradient(in, wanted.parameters, visit);
     };
-    if (wanted.context.data() && !in.context.data()) throw argument_error(L::name, "wanted.context", "is asked for, but there is no context");
+    if (wanted.context.data() && !in.context.data())
+        throw argument_error(L::name, "wanted.context", "is asked for, but there is no context");
     if (wanted.value_context.data() && !in.value_context.data())
         throw argument_error(L::name, "wanted.value_context", "is asked for, but there is no value_context");
     index_t number = 0;
@@ -122,11 +126,12 @@ std::size_t kept_bytes(const L& layer, const layer_inputs<typename L::scalar>& i
     return layer.kept_bytes(in.tokens.shape(), in.context.shape());
 }
 
-/// Runs a layer as `forward` does, to the same bits, and keeps what its gradient needs in the caller's memory: kept_bytes of it, whose contents
-/// are the library's own, valid until they are overwritten. Training is not done in place: out is apart from the tokens, which the gradient reads
-/// again. Allocates nothing. Throws attention_error as `forward` does, and if there is too little memory to keep.
+/// Runs a layer as `forward` does, to the same bits, and keeps what its gradient needs in the caller's memory: kept_bytes of it, whose
+/// contents are the library's own, valid until they are overwritten. Training is not done in place: out is apart from the tokens, which the
+/// gradient reads again. Allocates nothing. Throws attention_error as `forward` does, and if there is too little memory to keep.
 template <DifferentiableLayer L>
-void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out, workspace& kept, const execution& run) {
+void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out, workspace& kept,
+             const execution& run) {
     using T = typename L::scalar;
     layer.check(in);
     const auto expected = layer.output_shape(in.tokens.shape());
@@ -136,13 +141,15 @@ void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const t
     memory.require_apart("tokens", in.tokens);
     memory.require_apart("kept", kept.bytes());
     detail::check_kept(layer, in, kept);
-    detail::check_workspace(L::name, run, layer.workspace_bytes(in.tokens.shape(), in.context.shape(), run.concurrency()), in.tokens.shape());
+    detail::check_workspace(L::name, run, layer.workspace_bytes(in.tokens.shape(), in.context.shape(), run.concurrency()),
+                            in.tokens.shape());
     layer.forward(in, out, kept.bytes().data(), run);
 }
 
 /// The same, with a workspace for the call.
 template <DifferentiableLayer L, ExecutorArgument E = sequential>
-void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out, workspace& kept, E&& executor = {}) {
+void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out, workspace& kept,
+             E&& executor = {}) {
     layer.check(in);
     workspace memory(layer.workspace_bytes(in.tokens.shape(), in.context.shape(), detail::concurrency_of(executor)));
     forward(layer, in, out, kept, execution(executor, memory));
@@ -161,22 +168,23 @@ std::size_t backward_workspace_bytes(const L& layer, const layer_inputs<typename
 ///     forward(layer, in, out, kept);
 ///     backward(layer, in, kept, d_out, {.tokens = d_tokens, .parameters = {.weight = d_weight}});
 /// What has no memory in `wanted` is not computed. The same bits for every executor and number of threads. Allocates nothing.
-/// Throws attention_error, before anything is read or written: shapes that do not fit, a gradient that overlaps what is read or another gradient,
-/// a workspace too small.
+/// Throws attention_error, before anything is read or written: shapes that do not fit, a gradient that overlaps what is read or another
+/// gradient, a workspace too small.
 template <DifferentiableLayer L>
 void backward(const L& layer, const layer_inputs<typename L::scalar>& in, const workspace& kept,
-              const std::type_identity_t<tensor_view<const typename L::scalar>>& given, const std::type_identity_t<layer_gradients<L>>& wanted,
-              const execution& run) {
+              const std::type_identity_t<tensor_view<const typename L::scalar>>& given,
+              const std::type_identity_t<layer_gradients<L>>& wanted, const execution& run) {
     detail::check_layer_backward(layer, in, kept, given, wanted);
-    detail::check_workspace(L::name, run, layer.backward_workspace_bytes(in.tokens.shape(), in.context.shape(), run.concurrency()), in.tokens.shape());
+    detail::check_workspace(L::name, run, layer.backward_workspace_bytes(in.tokens.shape(), in.context.shape(), run.concurrency()),
+                            in.tokens.shape());
     layer.backward(in, kept.bytes().data(), given, wanted, run);
 }
 
 /// The same, with a workspace for the call.
 template <DifferentiableLayer L, ExecutorArgument E = sequential>
 void backward(const L& layer, const layer_inputs<typename L::scalar>& in, const workspace& kept,
-              const std::type_identity_t<tensor_view<const typename L::scalar>>& given, const std::type_identity_t<layer_gradients<L>>& wanted,
-              E&& executor = {}) {
+              const std::type_identity_t<tensor_view<const typename L::scalar>>& given,
+              const std::type_identity_t<layer_gradients<L>>& wanted, E&& executor = {}) {
     workspace memory(backward_workspace_bytes(layer, in, executor));
     backward(layer, in, kept, given, wanted, execution(executor, memory));
 }

@@ -77,7 +77,9 @@ struct feed_forward {
         const auto& s = in.tokens.shape();
         for (index_t b = 0; b < s.batch; ++b)
             for (index_t first = 0; first < s.tokens; first += max_rows) {
-                const auto part = [&, count = std::min(max_rows, s.tokens - first)](const auto& t) { return detail::some_rows(t, b, first, count); };
+                const auto part = [&, count = std::min(max_rows, s.tokens - first)](const auto& t) {
+                    return detail::some_rows(t, b, first, count);
+                };
                 detail::scratch own(run.workspace().bytes().data());
                 const auto activated = work(own, *this, std::min(max_rows, s.batch * s.tokens), run.concurrency()).hidden;
                 const auto rows = head_major(activated, part(h.up).shape());
@@ -90,8 +92,8 @@ struct feed_forward {
         gradient_work(memory, *this, tokens, concurrency);
         return memory.used_bytes();
     }
-    void backward(const layer_inputs<T>& in, const std::byte* kept, const tensor_view<const T>& given, const layer_gradients<feed_forward>& wanted,
-                  const execution& run) const {
+    void backward(const layer_inputs<T>& in, const std::byte* kept, const tensor_view<const T>& given,
+                  const layer_gradients<feed_forward>& wanted, const execution& run) const {
         detail::scratch memory(run.workspace().bytes().data()), held(const_cast<std::byte*>(kept));
         const gradient_work g(memory, *this, in.tokens.shape(), run.concurrency());
         const auto h = take_hidden(held, in.tokens.shape());
@@ -123,7 +125,8 @@ private:
 
         gradient_work(detail::scratch& memory, const feed_forward& layer, const shape& tokens, index_t concurrency) {
             const shape within{tokens.batch, 1, tokens.tokens, layer.up.outputs()};
-            memory.take<std::byte>(std::max(layer.up.backward_workspace_bytes(tokens, {}, concurrency), layer.down.backward_workspace_bytes(within, {}, concurrency)));
+            memory.take<std::byte>(std::max(layer.up.backward_workspace_bytes(tokens, {}, concurrency),
+                                            layer.down.backward_workspace_bytes(within, {}, concurrency)));
             of = layer.take_hidden(memory, tokens);
             of_activated = head_major(memory.take<T>(within.size()), within);
         }
@@ -155,7 +158,8 @@ private:
         down.forward(hidden, residual, out, run);
     }
     /// Rows: f(hidden), or f(gate) * hidden; they may be written where they are.
-    void activate(const tensor_view<const T>& hidden, const tensor_view<const T>& gates, const tensor_view<T>& to, const execution& run) const {
+    void activate(const tensor_view<const T>& hidden, const tensor_view<const T>& gates, const tensor_view<T>& to,
+                  const execution& run) const {
         detail::for_each_row(to, run, [&](T* row, index_t b, index_t i) {
             const T *const from = hidden.row(b, 0, i), *const factors = gates.data() ? gates.row(b, 0, i) : nullptr;
             simd::for_each_register<T>(up.outputs(), [&](index_t c, const auto& load, const auto& store) {

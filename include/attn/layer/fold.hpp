@@ -9,8 +9,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// The layer that equals `norm` and then `layer`, for norms over tokens with running statistics (batch_norm, rep_batch_norm,
 /// progressive_rep_batch_norm). The linears that read its tokens get new weights and biases, in `folded`, called `name`.q.weight,
-/// `name`.up.bias, ...; the others stay. Keys and values must come of the tokens, not of a context. Throws attention_error if norm and layer do
-/// not fit or the norm has no statistics; parameter_error if a name is taken.
+/// `name`.up.bias, ...; the others stay. Keys and values must come of the tokens, not of a context. Throws attention_error if norm and
+/// layer do not fit or the norm has no statistics; parameter_error if a name is taken.
 template <FoldableNorm N, Scalar T>
 linear<T> fold_into(const N& norm, const linear<T>& layer, parameters& folded, const std::string& name) {
     const auto weight = folded.add<T>(name + ".weight", {layer.outputs(), layer.inputs()}),
@@ -28,8 +28,7 @@ feed_forward<T, F> fold_into(const N& norm, feed_forward<T, F> layer, parameters
 }
 /// The same for a spatial_reduction, whose linear reads the tokens of a window side by side.
 template <FoldableNorm N, Scalar T, Norm Own>
-spatial_reduction<T, Own> fold_into(const N& norm, spatial_reduction<T, Own> layer, parameters& folded,
-                                          const std::string& name) {
+spatial_reduction<T, Own> fold_into(const N& norm, spatial_reduction<T, Own> layer, parameters& folded, const std::string& name) {
     const auto& from = layer.projection;
     const auto weight = folded.add<T>(name + ".weight", {from.outputs(), from.inputs()}),
                bias = folded.add<T>(name + ".bias", {from.outputs()});

@@ -11,8 +11,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 template <Scalar T>
 struct layer_inputs {
     tensor_view<const T> tokens;
-    tensor_view<const T> residual = {};      ///< is added to the result, of whose shape it is; none without memory
-    tensor_view<const T> context = {};       ///< (batch, 1, m, channels): where attention takes keys and values from, if not from the tokens
+    tensor_view<const T> residual = {}; ///< is added to the result, of whose shape it is; none without memory
+    tensor_view<const T> context = {};  ///< (batch, 1, m, channels): where attention takes keys and values from, if not from the tokens
     tensor_view<const T> value_context = {}; ///< (batch, 1, m, channels): where it takes values from, if not from the context
     attn::positions positions = {};          ///< where queries and keys lie: see `positions`
 };
@@ -103,7 +103,8 @@ struct row_matrices {
 
 /// Throws attention_error unless `out` has that shape and can be written while the inputs are read.
 template <Layer L>
-void check_layer_output(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out, const shape& expected) {
+void check_layer_output(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out,
+                        const shape& expected) {
     using T = typename L::scalar;
     const auto needs = [](std::string_view argument, const std::string& problem) { throw shape_error(L::name, argument, problem); };
     check_rows(L::name, "out", out);
@@ -132,8 +133,8 @@ void check_layer_output(const L& layer, const layer_inputs<typename L::scalar>& 
 
 /// Runs a layer: out = layer(in), and its residual. Checks everything once, then computes with the caller's executor and workspace.
 /// Allocates nothing.
-/// The result is the same, bit by bit, for every executor, number of threads, strides and other batch entries. Throws attention_error, before
-/// anything is read or written, naming layer, argument and shapes.
+/// The result is the same, bit by bit, for every executor, number of threads, strides and other batch entries. Throws attention_error,
+/// before anything is read or written, naming layer, argument and shapes.
 template <Layer L>
 void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out, const execution& run) {
     using T = typename L::scalar;

@@ -11,9 +11,10 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// A linear layer: weight and bias, applied to every token.
 /// For each token row x (inputs):
 ///     out = W x + b (+ residual)
-/// weight: W (1, 1, outputs, inputs), of any strides, and of a linear of float perhaps stored in 16 bits: the result, and the gradient, are those of
-/// the widened weight, bit by bit, and it is widened as its blocks are packed. bias: b (outputs), or empty. products: bf16_products{} rounds W and x.
-/// Time: 2 inputs outputs flops a token. Memory: packed blocks, a quarter of a megabyte a thread. A row's bits do not depend on the other rows.
+/// weight: W (1, 1, outputs, inputs), of any strides, and of a linear of float perhaps stored in 16 bits: the result, and the gradient, are
+/// those of the widened weight, bit by bit, and it is widened as its blocks are packed. bias: b (outputs), or empty. products:
+/// bf16_products{} rounds W and x. Time: 2 inputs outputs flops a token. Memory: packed blocks, a quarter of a megabyte a thread. A row's
+/// bits do not depend on the other rows.
 template <Scalar T>
 struct linear {
     using scalar = T;
@@ -53,7 +54,9 @@ struct linear {
             return kernel::matrix_product<T, E>(tokens.batch * tokens.tokens, inputs(), outputs()).workspace_bytes(concurrency);
         });
     }
-    std::size_t workspace_bytes(const shape& tokens, const shape&, index_t concurrency) const { return workspace_bytes(tokens, concurrency); }
+    std::size_t workspace_bytes(const shape& tokens, const shape&, index_t concurrency) const {
+        return workspace_bytes(tokens, concurrency);
+    }
     void forward(const layer_inputs<T>& in, const tensor_view<T>& out, const execution& run) const {
         forward(in.tokens, in.residual, out, run);
     }
@@ -99,8 +102,8 @@ struct linear {
         detail::for_each_row(out, run, [&](T* row, index_t, index_t) { detail::add_rows(row, bias.data(), row, outputs()); });
     }
     /// Its gradient; that of the tokens is added to what is there if it `adds`.
-    void backward(const tensor_view<const T>& x, const tensor_view<const T>& given, const tensor_view<T>& of_tokens, bool adds, const gradients& wanted,
-                  const execution& run) const {
+    void backward(const tensor_view<const T>& x, const tensor_view<const T>& given, const tensor_view<T>& of_tokens, bool adds,
+                  const gradients& wanted, const execution& run) const {
         const detail::row_matrices matrices(x.shape(), x, given, of_tokens);
         const gradient_products product(matrices.rows, *this);
         auto* const memory = run.workspace().bytes().data();
@@ -114,11 +117,13 @@ struct linear {
         for (index_t b = 0; b < matrices.count; ++b) {
             if (of_tokens.data()) {
                 const auto to = block(of_tokens, b);
-                product.of_tokens(block(given, b), block(weight, 0), {adds ? to.data : nullptr, to.row_stride, 1}, {to.data, to.row_stride, 1}, memory, run);
+                product.of_tokens(block(given, b), block(weight, 0), {adds ? to.data : nullptr, to.row_stride, 1},
+                                  {to.data, to.row_stride, 1}, memory, run);
             }
             if (wanted.weight.data()) add(product.of_weight, kernel::transposed(block(given, b)), block(x, b), block(wanted.weight, 0));
             if (!wanted.bias.empty())
-                add(product.of_bias, kernel::row_block<const T>{&one, 0, 0}, block(given, b), kernel::row_block<T>{wanted.bias.data(), 0, 1});
+                add(product.of_bias, kernel::row_block<const T>{&one, 0, 0}, block(given, b),
+                    kernel::row_block<T>{wanted.bias.data(), 0, 1});
         }
     }
 
@@ -130,7 +135,8 @@ private:
         gradient_products(index_t rows, const linear& l)
             : of_tokens(rows, l.outputs(), l.inputs()), of_weight(l.outputs(), rows, l.inputs()), of_bias(1, rows, l.outputs()) {}
         std::size_t workspace_bytes(index_t concurrency) const {
-            return std::max({of_tokens.workspace_bytes(concurrency), of_weight.workspace_bytes(concurrency), of_bias.workspace_bytes(concurrency)});
+            return std::max(
+                {of_tokens.workspace_bytes(concurrency), of_weight.workspace_bytes(concurrency), of_bias.workspace_bytes(concurrency)});
         }
     };
 };

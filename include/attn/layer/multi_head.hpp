@@ -34,11 +34,12 @@ struct identity_reduction {};
 ///     Q = q(x) as (batch, heads, n, d_k),   K = k(y') as (batch, kv_heads, m, d_k),   V = v(y'') as (batch, kv_heads, m, d_v)
 ///     result = out(attention(Q, K, V)) (+ residual)
 /// q, k, v, out: linears; d_k and d_v are what their outputs are over the heads, free of c. y' is y, or what a layer makes of it (`reduce`:
-/// see spatial_reduction); y'' is y', or a context of its own for the values. Norms, if any, take each token and head of Q and K over its d_k
-/// channels (Henry et al. 2020, "Query-Key Normalization for Transformers"); rotary positions, if any, turn them then. An operator whose keys are its
-/// queries, as the Reformer's (lsh_attention), takes Q for K: then k stays empty, heads are kv_heads, and there is no context, no `reduce` and no
-/// norm; anything else is refused. Projections write heads side by side, as the attention reads and writes them: nothing is transposed or copied in between. Time: that of the projections and of the
-/// operator. Memory: Q, K, V, the attention's result, and what the operator needs. Vaswani et al. 2017, "Attention Is All You Need".
+/// see spatial_reduction); y'' is y', or a context of its own for the values. Norms, if any, take each token and head of Q and K over its
+/// d_k channels (Henry et al. 2020, "Query-Key Normalization for Transformers"); rotary positions, if any, turn them then. An operator
+/// whose keys are its queries, as the Reformer's (lsh_attention), takes Q for K: then k stays empty, heads are kv_heads, and there is no
+/// context, no `reduce` and no norm; anything else is refused. Projections write heads side by side, as the attention reads and writes
+/// them: nothing is transposed or copied in between. Time: that of the projections and of the operator. Memory: Q, K, V, the attention's
+/// result, and what the operator needs. Vaswani et al. 2017, "Attention Is All You Need".
 template <Scalar T, Attention A = softmax_attention<>, class R = identity_reduction, Norm N = identity_norm<T>>
 struct multi_head {
     using scalar = T;
@@ -47,9 +48,11 @@ struct multi_head {
     static constexpr bool reduces = !std::same_as<R, identity_reduction>;
     static constexpr bool moves_statistics = detail::moves_statistics<N> || detail::moves_statistics<R>;
     static constexpr bool shares_queries = requires { requires A::keys_are_queries; }; ///< K is Q
-    static_assert(!shares_queries || (!reduces && std::same_as<N, identity_norm<T>>), "attn: keys that are queries are neither reduced nor normalised by themselves");
+    static_assert(!shares_queries || (!reduces && std::same_as<N, identity_norm<T>>),
+                  "attn: keys that are queries are neither reduced nor normalised by themselves");
     /// Whether all that is inside has a gradient.
-    static constexpr bool is_differentiable = DifferentiableAttention<A> && (!reduces || DifferentiableLayer<R>) && detail::TrainableNorm<N>;
+    static constexpr bool is_differentiable =
+        DifferentiableAttention<A> && (!reduces || DifferentiableLayer<R>) && detail::TrainableNorm<N>;
 
     index_t heads = 1;
     index_t kv_heads = heads; ///< divides heads, unless the attention says otherwise
@@ -57,24 +60,22 @@ struct multi_head {
     linear<T> k = {}; ///< none where keys are queries
     linear<T> v, out;
     A attention = {};
-    const rotary<T>* rotation = nullptr; ///< of queries and keys, or none
+    const rotary<T>* rotation = nullptr;               ///< of queries and keys, or none
     tensor_view<const index_t> token_positions = {};   ///< for the rotation: see rotary_positions; counted from the first if not given
     tensor_view<const index_t> context_positions = {}; ///< those of the keys, where they are other tokens
-    R reduce = {};                       ///< a layer that tokens go through before k and v, or none
-    N query_norm = {};                   ///< of each token and head of the queries, or none
-    N key_norm = {};                     ///< the same of the keys
+    R reduce = {};                                     ///< a layer that tokens go through before k and v, or none
+    N query_norm = {};                                 ///< of each token and head of the queries, or none
+    N key_norm = {};                                   ///< the same of the keys
 
     void check(const layer_inputs<T>& in) const {
         if (heads < 1 || kv_heads < 1)
             throw argument_error(name, "heads",
-                              "are " + std::to_string(heads) + " and " + std::to_string(kv_heads) + ": one at least is needed");
+                                 "are " + std::to_string(heads) + " and " + std::to_string(kv_heads) + ": one at least is needed");
         detail::check_tokens(name, "tokens", in.tokens, q.inputs());
         const auto& source = source_of(in);
         if constexpr (shares_queries) check_shared(in);
-        else if constexpr (reduces)
-            reduce.check({source});
-        else
-            detail::check_tokens(name, in.context.data() ? "context" : "tokens", source, k.inputs());
+        else if constexpr (reduces) reduce.check({source});
+        else detail::check_tokens(name, in.context.data() ? "context" : "tokens", source, k.inputs());
         if (source.shape().batch != in.tokens.shape().batch)
             throw shape_error(name, "context",
                               "has shape " + to_string(source.shape()) + ", but tokens have " + to_string(in.tokens.shape()));
@@ -120,14 +121,14 @@ struct multi_head {
 
     /// Those of its parts; of the attention's, the queries, keys and values are left empty, and of the norms' the x.
     struct gradients {
-        typename linear<T>::gradients q = {};             ///< of q
-        typename linear<T>::gradients k = {};             ///< of k
-        typename linear<T>::gradients v = {};             ///< of v
-        typename linear<T>::gradients out = {};           ///< of out
-        detail::gradients_of_attention<A, T> attention = {};    ///< of the attention's parameters
-        detail::gradients_of_layer<R> reduce = {};              ///< of reduce
-        detail::gradients_of_norm<N> query_norm = {};           ///< of query_norm
-        detail::gradients_of_norm<N> key_norm = {};             ///< of key_norm
+        typename linear<T>::gradients q = {};                ///< of q
+        typename linear<T>::gradients k = {};                ///< of k
+        typename linear<T>::gradients v = {};                ///< of v
+        typename linear<T>::gradients out = {};              ///< of out
+        detail::gradients_of_attention<A, T> attention = {}; ///< of the attention's parameters
+        detail::gradients_of_layer<R> reduce = {};           ///< of reduce
+        detail::gradients_of_norm<N> query_norm = {};        ///< of query_norm
+        detail::gradients_of_norm<N> key_norm = {};          ///< of key_norm
     };
     void for_each_gradient(const layer_inputs<T>& in, const gradients& wanted, const auto& visit) const {
         q.for_each_gradient(in, wanted.q, detail::visit_member("q", visit));
@@ -136,9 +137,10 @@ struct multi_head {
         out.for_each_gradient(in, wanted.out, detail::visit_member("out", visit));
         const auto s = shapes(in.tokens.shape(), source_of(in).shape());
         if constexpr (requires { attention.check_gradients(planned(s, in.positions), wanted.attention, visit); })
-            attention.check_gradients(planned(s, in.positions), wanted.attention, [&](std::string_view argument, const auto& view, const shape& expected) {
-                visit(detail::nested_name("attention", argument), view, expected, false);
-            });
+            attention.check_gradients(planned(s, in.positions), wanted.attention,
+                                      [&](std::string_view argument, const auto& view, const shape& expected) {
+                                          visit(detail::nested_name("attention", argument), view, expected, false);
+                                      });
         if constexpr (reduces) reduce.for_each_gradient({source_of(in)}, wanted.reduce, detail::visit_member("reduce", visit));
         detail::for_each_norm_gradient<N>(wanted.query_norm, s.queries.channels, detail::visit_member("query_norm", visit));
         detail::for_each_norm_gradient<N>(wanted.key_norm, s.keys.channels, detail::visit_member("key_norm", visit));
@@ -160,8 +162,8 @@ struct multi_head {
         gradient_work(memory, *this, tokens, context.size() > 0 ? context : tokens, concurrency);
         return memory.used_bytes();
     }
-    void backward(const layer_inputs<T>& in, const std::byte* kept, const tensor_view<const T>& given, const layer_gradients<multi_head>& wanted,
-                  const execution& run) const
+    void backward(const layer_inputs<T>& in, const std::byte* kept, const tensor_view<const T>& given,
+                  const layer_gradients<multi_head>& wanted, const execution& run) const
         requires is_differentiable
     {
         const auto source = source_of(in);
@@ -175,13 +177,15 @@ struct multi_head {
         of_attention.queries = g.of.queries;
         if constexpr (!shares_queries) of_attention.keys = g.of.keys;
         of_attention.values = g.of.values;
-        attention.backward(inputs<T>{t.queries, t.keys, t.values, in.positions}, {t.attended, t.log_sum_exp}, {g.of.attended}, of_attention, run);
+        attention.backward(inputs<T>{t.queries, t.keys, t.values, in.positions}, {t.attended, t.log_sum_exp}, {g.of.attended}, of_attention,
+                           run);
         if (rotation) {
             rotation->backward(g.of.queries, places(token_positions, in.positions.first_query), g.of.queries, run);
             if constexpr (!shares_queries) rotation->backward(g.of.keys, places(key_positions(in), in.positions.first_key), g.of.keys, run);
         }
         if constexpr (normalises) {
-            const auto through = [&](const N& norm, auto of_norm, const tensor_view<const T>& x, const tensor_view<const T>& of_y, const tensor_view<T>& of_x) {
+            const auto through = [&](const N& norm, auto of_norm, const tensor_view<const T>& x, const tensor_view<const T>& of_y,
+                                     const tensor_view<T>& of_x) {
                 of_norm.x = of_x;
                 norm.backward(x, of_y, of_norm, run);
             };
@@ -202,7 +206,9 @@ struct multi_head {
             const auto to = is_tokens && of_source.data() ? g.of_source : of_source;
             reduce.backward({source}, t.of_reduce, g.of.reduced, {.tokens = to, .parameters = p.reduce}, run);
             if (is_tokens && of_source.data())
-                detail::for_each_row(of_source, run, [&](T* row, index_t b, index_t i) { detail::add_rows(row, to.row(b, 0, i), row, to.shape().channels); });
+                detail::for_each_row(of_source, run, [&](T* row, index_t b, index_t i) {
+                    detail::add_rows(row, to.row(b, 0, i), row, to.shape().channels);
+                });
         }
     }
 
@@ -219,24 +225,26 @@ private:
         if (k.weight.data() || !k.bias.empty())
             throw argument_error(name, "k", "is given, but the keys of " + std::string(A::name) + " are its queries: leave it out");
         if (kv_heads != heads)
-            throw argument_error(name, "kv_heads", "are " + std::to_string(kv_heads) + ", but the keys of " + std::string(A::name) + " are its queries, of " + std::to_string(heads) + " heads");
-        if (in.context.data()) throw argument_error(name, "context", "is given, but the keys of " + std::string(A::name) + " are its queries");
+            throw argument_error(name, "kv_heads",
+                                 "are " + std::to_string(kv_heads) + ", but the keys of " + std::string(A::name) + " are its queries, of " +
+                                     std::to_string(heads) + " heads");
+        if (in.context.data())
+            throw argument_error(name, "context", "is given, but the keys of " + std::string(A::name) + " are its queries");
     }
     void check_value_context(const layer_inputs<T>& in) const {
         const auto &keys = in.context.shape(), &values = in.value_context.shape();
         if (reduces || !in.context.data())
             throw argument_error(name, "value_context",
-                                 reduces ? "is given, but what is reduced is both keys and values" : "is given without a context, of the keys");
+                                 reduces ? "is given, but what is reduced is both keys and values"
+                                         : "is given without a context, of the keys");
         detail::check_tokens(name, "value_context", in.value_context, v.inputs());
         if (values.batch != keys.batch || values.tokens != keys.tokens)
             throw shape_error(name, "value_context", "has shape " + to_string(values) + ", but the context has " + to_string(keys));
     }
     static tensor_view<const T> source_of(const layer_inputs<T>& in) { return in.context.data() ? in.context : in.tokens; }
     shape reduced(const shape& source) const {
-        if constexpr (reduces)
-            return reduce.output_shape(source);
-        else
-            return source;
+        if constexpr (reduces) return reduce.output_shape(source);
+        else return source;
     }
     static void check_projection(std::string_view argument, const linear<T>& l, index_t inputs, index_t heads) {
         l.check(name, argument, l.outputs(), inputs);
@@ -275,7 +283,8 @@ private:
             if (normalises && (kept || detail::moves_statistics<N>)) plain_queries = take(s.queries), plain_keys = take(s.keys);
             if (!kept) return;
             if constexpr (!requires { requires !A::has_log_sum_exp; }) log_sum_exp = take(log_sum_exp_shape(layer.attention, s));
-            if constexpr (reduces && is_differentiable) of_reduce = memory.take<std::byte>(static_cast<index_t>(layer.reduce.kept_bytes(source, {})));
+            if constexpr (reduces && is_differentiable)
+                of_reduce = memory.take<std::byte>(static_cast<index_t>(layer.reduce.kept_bytes(source, {})));
         }
     };
     /// The memory of a gradient, behind that of what is inside.
@@ -287,7 +296,8 @@ private:
             : of_source(take_inner(memory, layer, tokens, source, concurrency)), of(memory, layer, tokens, source, true) {}
 
     private:
-        static tensor_view<T> take_inner(detail::scratch& memory, const multi_head& layer, const shape& tokens, const shape& source, index_t concurrency) {
+        static tensor_view<T> take_inner(detail::scratch& memory, const multi_head& layer, const shape& tokens, const shape& source,
+                                         index_t concurrency) {
             memory.take<std::byte>(layer.backward_bytes(tokens, source, concurrency));
             return head_major(reduces ? memory.take<T>(source.size()) : nullptr, source);
         }
@@ -302,19 +312,21 @@ private:
         const auto from = reduced(source);
         std::size_t reducing = 0;
         if constexpr (reduces) reducing = reduce.workspace_bytes(source, {}, concurrency);
-        return std::max({reducing, q.workspace_bytes(tokens, concurrency), k.workspace_bytes(from, concurrency), v.workspace_bytes(from, concurrency),
-                         query_norm.workspace_bytes(s.queries, concurrency), key_norm.workspace_bytes(s.keys, concurrency),
-                         attention.template workspace_bytes<T>(s, concurrency), out.workspace_bytes(joined(s), concurrency)});
+        return std::max({reducing, q.workspace_bytes(tokens, concurrency), k.workspace_bytes(from, concurrency),
+                         v.workspace_bytes(from, concurrency), query_norm.workspace_bytes(s.queries, concurrency),
+                         key_norm.workspace_bytes(s.keys, concurrency), attention.template workspace_bytes<T>(s, concurrency),
+                         out.workspace_bytes(joined(s), concurrency)});
     }
     std::size_t backward_bytes(const shape& tokens, const shape& source, index_t concurrency) const {
         const auto s = shapes(tokens, source);
         const auto from = reduced(source);
         std::size_t reducing = 0;
         if constexpr (reduces) reducing = reduce.backward_workspace_bytes(source, {}, concurrency);
-        return std::max({reducing, q.backward_workspace_bytes(tokens, {}, concurrency), k.backward_workspace_bytes(from, {}, concurrency),
-                         v.backward_workspace_bytes(from, {}, concurrency), detail::backward_workspace_of(query_norm, s.queries, concurrency),
-                         detail::backward_workspace_of(key_norm, s.keys, concurrency), attention.template backward_workspace_bytes<T>(s, concurrency),
-                         out.backward_workspace_bytes(joined(s), {}, concurrency)});
+        return std::max(
+            {reducing, q.backward_workspace_bytes(tokens, {}, concurrency), k.backward_workspace_bytes(from, {}, concurrency),
+             v.backward_workspace_bytes(from, {}, concurrency), detail::backward_workspace_of(query_norm, s.queries, concurrency),
+             detail::backward_workspace_of(key_norm, s.keys, concurrency), attention.template backward_workspace_bytes<T>(s, concurrency),
+             out.backward_workspace_bytes(joined(s), {}, concurrency)});
     }
     void compute(const layer_inputs<T>& in, const tensors& t, const tensor_view<T>& result, const execution& run) const {
         auto source = source_of(in);

@@ -25,10 +25,8 @@ using gradients_of_norm = typename gradients_of_norm_type<N>::type;
 
 template <class N>
 std::size_t backward_workspace_of(const N& norm, const shape& x, index_t concurrency) {
-    if constexpr (DifferentiableNorm<N>)
-        return norm.backward_workspace_bytes(x, concurrency);
-    else
-        return 0;
+    if constexpr (DifferentiableNorm<N>) return norm.backward_workspace_bytes(x, concurrency);
+    else return 0;
 }
 
 /// Calls visit(name, view, shape, rows) for the gradients of a norm's parameters, as a layer does for its own.

@@ -18,9 +18,10 @@ struct parameter_error : attention_error {
 
 /// Tensors of any number of dimensions, row-major, by name: "layers.0.attn.q.weight". Layers refer to them, so that several may share one;
 /// adding others, or moving the whole, leaves them where they are. Read from a file by read_safetensors. As views of up to four dimensions
-/// (batch, heads, tokens, channels), fewer than four are the last ones: a matrix (outputs, inputs) is (1, 1, outputs, inputs). They hold float,
-/// double or 16-bit numbers; linears of float read 16-bit weights as they lie, and what else is asked for in another type is converted. What a file
-/// has of other types, such as a counter of whole numbers, is kept as bytes for whoever asks for these, and written back.
+/// (batch, heads, tokens, channels), fewer than four are the last ones: a matrix (outputs, inputs) is (1, 1, outputs, inputs). They hold
+/// float, double or 16-bit numbers; linears of float read 16-bit weights as they lie, and what else is asked for in another type is
+/// converted. What a file has of other types, such as a counter of whole numbers, is kept as bytes for whoever asks for these, and written
+/// back.
 class parameters {
 public:
     using extents = std::vector<index_t>;
@@ -48,8 +49,8 @@ public:
         e.bits = tensor<std::uint16_t>(s);
         return {e.bits.data(), format, e.bits.shape(), e.bits.view().strides()};
     }
-    /// A tensor of numbers that nothing here computes with: the name of their type, as the file has it, and their bytes. Throws parameter_error if
-    /// there is one of that name.
+    /// A tensor of numbers that nothing here computes with: the name of their type, as the file has it, and their bytes. Throws
+    /// parameter_error if there is one of that name.
     void add_bytes(const std::string& name, const extents& size, const std::string& type, std::string bytes) {
         static_cast<void>(shape_of(name, size));
         auto& e = new_entry(name, size);
@@ -66,7 +67,8 @@ public:
         }
         return std::as_const(*this).get<T>(name, size);
     }
-    /// The same; by any number of threads. Throws parameter_error also if its numbers are of another type, and were never asked for in this one.
+    /// The same; by any number of threads. Throws parameter_error also if its numbers are of another type, and were never asked for in this
+    /// one.
     template <Scalar T>
     tensor_view<const T> get(const std::string& name, const extents& size) const& {
         const auto& e = find(entries_, name);
@@ -95,7 +97,8 @@ public:
     std::span<const T> get_vector(const std::string& name, index_t count) const& {
         return vector_of<T>(*this, name, count);
     }
-    /// The linear whose weight (outputs, inputs) is `name`.weight, as get_stored has it, and whose bias (outputs), if it has one, is `name`.bias.
+    /// The linear whose weight (outputs, inputs) is `name`.weight, as get_stored has it, and whose bias (outputs), if it has one, is
+    /// `name`.bias.
     template <Scalar T>
     linear<T> get_linear(const std::string& name, index_t outputs, index_t inputs) & {
         return linear_of<T>(*this, name, outputs, inputs);
@@ -159,7 +162,9 @@ private:
         tensor<double> double_numbers;
         std::string other_type, other_bytes; ///< or what is not computed with
 
-        std::string type() const { return is_double ? "double" : format == narrow_format::none ? "float" : format == narrow_format::half ? "half" : "bfloat16"; }
+        std::string type() const {
+            return is_double ? "double" : format == narrow_format::none ? "float" : format == narrow_format::half ? "half" : "bfloat16";
+        }
         /// What was added, unless as double.
         stored_view<const float> stored() const {
             if (format == narrow_format::none) return single_numbers;
@@ -169,10 +174,8 @@ private:
     /// Its numbers as T, const as the entry is.
     template <class T>
     static auto& numbers(auto& e) {
-        if constexpr (std::same_as<T, double>)
-            return e.double_numbers;
-        else
-            return e.single_numbers;
+        if constexpr (std::same_as<T, double>) return e.double_numbers;
+        else return e.single_numbers;
     }
     /// Whether it was added as T, or has been converted.
     template <class T>

@@ -31,7 +31,9 @@ void check_ragged(const L& layer, const ragged& batch, const layer_inputs<typena
         const auto part = inputs_of_entry(batch, in, e);
         layer.check(part);
         if (const auto to = layer.output_shape(part.tokens.shape()); to.tokens != part.tokens.shape().tokens)
-            throw shape_error(L::name, "tokens", "of shape " + to_string(part.tokens.shape()) + " become " + to_string(to) + ": another number of them has no starts");
+            throw shape_error(L::name, "tokens",
+                              "of shape " + to_string(part.tokens.shape()) + " become " + to_string(to) +
+                                  ": another number of them has no starts");
     }
 }
 
@@ -53,13 +55,15 @@ std::size_t workspace_bytes(const L& layer, const ragged& batch, const layer_inp
 }
 
 /// Runs a layer on each sequence of a ragged batch: tokens (1, 1, all tokens, channels), the same of the result, of a residual and, by
-/// batch.key_starts, of a context. The bits are those of a call for each sequence, whose batch is 1. Everything else as in `attend` with a ragged
-/// batch.
+/// batch.key_starts, of a context. The bits are those of a call for each sequence, whose batch is 1. Everything else as in `attend` with a
+/// ragged batch.
 template <Layer L>
 void forward(const L& layer, const ragged& batch, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out,
              const execution& run) {
-    static_assert(!detail::moves_statistics<L>, "attn: a ragged batch is no step of training: norms in_training would take the statistics of one sequence after the other, "
-                                                "from several threads");
+    static_assert(
+        !detail::moves_statistics<L>,
+        "attn: a ragged batch is no step of training: norms in_training would take the statistics of one sequence after the other, "
+        "from several threads");
     detail::check_ragged(layer, batch, in);
     detail::check_layer_output(layer, in, out, layer.output_shape(in.tokens.shape()));
     detail::check_starts_apart(batch, output_memory(L::name, "out", out));
@@ -80,7 +84,8 @@ void forward(const L& layer, const ragged& batch, const layer_inputs<typename L:
 
 /// The same, to a new tensor.
 template <Layer L, ExecutorArgument E = sequential>
-[[nodiscard]] tensor<typename L::scalar> forward(const L& layer, const ragged& batch, const layer_inputs<typename L::scalar>& in, E&& executor = {}) {
+[[nodiscard]] tensor<typename L::scalar> forward(const L& layer, const ragged& batch, const layer_inputs<typename L::scalar>& in,
+                                                 E&& executor = {}) {
     workspace memory(workspace_bytes(layer, batch, in, executor));
     tensor<typename L::scalar> out(layer.output_shape(in.tokens.shape()));
     forward(layer, batch, in, out.view(), execution(executor, memory));

@@ -15,10 +15,11 @@ enum class rotary_pairs { interleaved, half_split };
 /// Rotary positions: pairs of channels are turned by angles that grow with the position.
 /// For the first c channels of each head of queries and keys x (batch, heads, n, d), at position t, pair p being (a, b):
 ///     a' = a cos(t f_p) - b sin(t f_p),    b' = a sin(t f_p) + b cos(t f_p),       f_p = base^(-2 p / c)
-/// or other frequencies, or tables of sines and cosines as they are given. Tokens of several axes, such as the row and the column of a patch,
-/// have as many times c channels turned: of the pairs of all of them, the first c / 2 turn by the first coordinate, the next by the second.
-/// The table is made once, in double, for positions 0 .. max_positions - 1, and may serve many layers. Throws attention_error if c is odd, a
-/// count is negative, or the table would be too large. Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding".
+/// or other frequencies, or tables of sines and cosines as they are given. Tokens of several axes, such as the row and the column of a
+/// patch, have as many times c channels turned: of the pairs of all of them, the first c / 2 turn by the first coordinate, the next by the
+/// second. The table is made once, in double, for positions 0 .. max_positions - 1, and may serve many layers. Throws attention_error if c
+/// is odd, a count is negative, or the table would be too large. Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position
+/// Embedding".
 template <Scalar T>
 class rotary {
 public:
@@ -54,8 +55,9 @@ public:
     /// Throws attention_error if x has fewer channels, or positions that the table has not.
     void check(std::string_view operation, std::string_view argument, const shape& x, const rotary_positions& where) const {
         if (x.channels < detail::product(where.axes(), channels_))
-            throw shape_error(operation, argument, "has shape " + to_string(x) + ", but rotary turns " + std::to_string(channels_) + " channels" +
-                                                       (where.axes() > 1 ? " for each of " + std::to_string(where.axes()) + " axes" : ""));
+            throw shape_error(operation, argument,
+                              "has shape " + to_string(x) + ", but rotary turns " + std::to_string(channels_) + " channels" +
+                                  (where.axes() > 1 ? " for each of " + std::to_string(where.axes()) + " axes" : ""));
         where.check(operation, argument, x, max_positions_);
     }
     void check_apart(const output_memory& out) const {
@@ -67,7 +69,8 @@ public:
         turn(x, where, out, T{1}, run);
     }
     /// The gradient of x from that of out, in the same way: turned back.
-    void backward(const tensor_view<const T>& given, const rotary_positions& where, const tensor_view<T>& wanted, const execution& run) const {
+    void backward(const tensor_view<const T>& given, const rotary_positions& where, const tensor_view<T>& wanted,
+                  const execution& run) const {
         turn(given, where, wanted, T{-1}, run);
     }
 
@@ -94,7 +97,8 @@ private:
         turns_.reserve(static_cast<std::size_t>(max_positions_ * (channels_ / 2)));
     }
     /// direction: 1, or -1 to turn back.
-    void turn(const tensor_view<const T>& x, const rotary_positions& where, const tensor_view<T>& out, T direction, const execution& run) const {
+    void turn(const tensor_view<const T>& x, const rotary_positions& where, const tensor_view<T>& out, T direction,
+              const execution& run) const {
         const auto batch = x.shape().batch, heads = x.shape().heads, tokens = x.shape().tokens;
         constexpr index_t tokens_of_a_task = 32;
         const auto chunks = (tokens + tokens_of_a_task - 1) / tokens_of_a_task;
@@ -105,7 +109,8 @@ private:
                     const row_pair row{x.row(b, h, i), out.row(b, h, i), x.strides().channels, out.strides().channels};
                     for (index_t a = 0; a < where.axes(); ++a) turn_pairs(row, where(b, i, a), a, where.axes(), direction);
                     if (row.from == row.to) continue;
-                    for (index_t c = where.axes() * channels_; c < x.shape().channels; ++c) row.to[c * row.to_stride] = row.from[c * row.from_stride];
+                    for (index_t c = where.axes() * channels_; c < x.shape().channels; ++c)
+                        row.to[c * row.to_stride] = row.from[c * row.from_stride];
                 }
         });
     }
@@ -148,9 +153,9 @@ void check_rotation(const rotary<T>& rotation, std::string_view argument, const 
 
 } // namespace detail
 
-/// Turns x (batch, heads, n, d), whose rows lie at positions counted from a first one, or given for each token. out may be x itself. Allocates
-/// nothing. Throws attention_error, before anything is read or written: shapes that do not fit, positions that the table has not, an out that
-/// overlaps x but is not x, or the table, or the positions.
+/// Turns x (batch, heads, n, d), whose rows lie at positions counted from a first one, or given for each token. out may be x itself.
+/// Allocates nothing. Throws attention_error, before anything is read or written: shapes that do not fit, positions that the table has not,
+/// an out that overlaps x but is not x, or the table, or the positions.
 template <Scalar T>
 void rotate(const rotary<T>& rotation, const detail::read_view<T>& x, const rotary_positions& where,
             const std::type_identity_t<tensor_view<T>>& out, const execution& run) {
@@ -158,8 +163,8 @@ void rotate(const rotary<T>& rotation, const detail::read_view<T>& x, const rota
     rotation.forward(x, where, out, run);
 }
 
-/// The gradient of a loss with respect to what `rotate` read, from `given`, that by what it wrote: pairs turned back. wanted may be given itself.
-/// Throws as rotate does.
+/// The gradient of a loss with respect to what `rotate` read, from `given`, that by what it wrote: pairs turned back. wanted may be given
+/// itself. Throws as rotate does.
 template <Scalar T>
 void rotate_backward(const rotary<T>& rotation, const std::type_identity_t<tensor_view<const T>>& given, const rotary_positions& where,
                      const std::type_identity_t<tensor_view<T>>& wanted, const execution& run) {

@@ -10,8 +10,8 @@
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// The frequencies of rotary positions: pair p turns by t values[p] at position t, and is multiplied by `magnitude`.
-/// Each function makes those of c channels, c / 2 pairs, and throws argument_error if c is odd or negative, or another number is not above 0 and
-/// finite. `factor`: how many times longer than in training sequences may be.
+/// Each function makes those of c channels, c / 2 pairs, and throws argument_error if c is odd or negative, or another number is not above
+/// 0 and finite. `factor`: how many times longer than in training sequences may be.
 struct rotary_frequencies {
     std::vector<double> values; ///< radians a position, one for each pair
     double magnitude = 1;
@@ -24,7 +24,8 @@ struct rotary_frequencies {
             f.values.push_back(std::pow(base, -2.0 * static_cast<double>(p) / static_cast<double>(channels)));
         return f;
     }
-    /// f_p / factor: position interpolation. Chen et al. 2023, "Extending Context Window of Large Language Models via Positional Interpolation".
+    /// f_p / factor: position interpolation. Chen et al. 2023, "Extending Context Window of Large Language Models via Positional
+    /// Interpolation".
     static rotary_frequencies interpolated(index_t channels, double factor, double base = 10000) {
         check(channels, base, factor);
         auto f = geometric(channels, base);
@@ -35,7 +36,8 @@ struct rotary_frequencies {
     /// scaling, bloc97 2023.
     static rotary_frequencies ntk(index_t channels, double factor, double base = 10000) {
         check(channels, base, factor);
-        if (channels < 4) throw argument_error("rotary_frequencies", "channels", "are " + std::to_string(channels) + ", but ntk needs 4 at least");
+        if (channels < 4)
+            throw argument_error("rotary_frequencies", "channels", "are " + std::to_string(channels) + ", but ntk needs 4 at least");
         const auto c = static_cast<double>(channels);
         return geometric(channels, base * std::pow(factor, c / (c - 2)));
     }

@@ -41,10 +41,8 @@ public:
                                          std::to_string(count - 1));
     }
     void check_apart(const output_memory& out) const {
-        if (in_table_)
-            out.require_apart("the positions", of_tokens_);
-        else
-            out.require_apart("first", first_);
+        if (in_table_) out.require_apart("the positions", of_tokens_);
+        else out.require_apart("first", first_);
     }
 
 private:
@@ -52,13 +50,15 @@ private:
         const auto& s = of_tokens_.shape();
         detail::check_view(operation, "positions", of_tokens_);
         if ((s.batch != 1 && s.batch != x.batch) || s.heads != 1 || s.tokens != x.tokens || s.channels < 1)
-            throw shape_error(operation, "positions", "have shape " + to_string(s) + ", but " + std::string(argument) + " has " + to_string(x));
+            throw shape_error(operation, "positions",
+                              "have shape " + to_string(s) + ", but " + std::string(argument) + " has " + to_string(x));
         for (index_t b = 0; b < s.batch; ++b)
             for (index_t r = 0; r < s.tokens; ++r)
                 for (index_t a = 0; a < s.channels; ++a)
                     if (const auto p = of_tokens_(b, 0, r, a); p < 0 || p >= count)
-                        throw argument_error(operation, argument, "has a token at position " + std::to_string(p) + ", but rotary has 0 to " +
-                                                                      std::to_string(count - 1));
+                        throw argument_error(operation, argument,
+                                             "has a token at position " + std::to_string(p) + ", but rotary has 0 to " +
+                                                 std::to_string(count - 1));
     }
 
     per_batch first_ = 0;
@@ -66,8 +66,8 @@ private:
     bool in_table_ = false;
 };
 
-/// The positions of a grid's tokens, row-major, as rotary takes them: (1, 1, height width, 2), row and column. Throws shape_error for a grid that
-/// no tensor can hold.
+/// The positions of a grid's tokens, row-major, as rotary takes them: (1, 1, height width, 2), row and column. Throws shape_error for a
+/// grid that no tensor can hold.
 [[nodiscard]] inline tensor<index_t> grid_positions(index_t height, index_t width) {
     detail::check_shape<index_t>("grid_positions", "the grid", {.tokens = height, .channels = width});
     tensor<index_t> places({.tokens = height * width, .channels = 2});

@@ -39,8 +39,9 @@ inline void reverse_each(char* numbers, std::size_t bytes, std::size_t bytes_of_
 constexpr bool is_computed_type(std::string_view type) { return type == "F64" || type == "F32" || type == "F16" || type == "BF16"; }
 /// Bytes of a number; 0 of a type that is not known, or has several numbers in a byte.
 constexpr std::uint64_t bytes_of_type(std::string_view type) {
-    constexpr std::pair<std::string_view, std::uint64_t> all[] = {{"F64", 8}, {"I64", 8}, {"U64", 8}, {"C64", 8}, {"F32", 4}, {"I32", 4}, {"U32", 4},
-        {"F16", 2}, {"BF16", 2}, {"I16", 2}, {"U16", 2}, {"I8", 1}, {"U8", 1}, {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}};
+    constexpr std::pair<std::string_view, std::uint64_t> all[] = {
+        {"F64", 8}, {"I64", 8}, {"U64", 8}, {"C64", 8}, {"F32", 4},  {"I32", 4},     {"U32", 4},     {"F16", 2},    {"BF16", 2},
+        {"I16", 2}, {"U16", 2}, {"I8", 1},  {"U8", 1},  {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}};
     for (const auto& [name, bytes] : all)
         if (name == type) return bytes;
     return 0;
@@ -113,12 +114,9 @@ void add_tensors(parameters& to, const std::vector<stored_tensor>& tensors, Read
             continue;
         }
         void* numbers = nullptr;
-        if (t.type == "F64")
-            numbers = to.add<double>(t.name, size).data();
-        else if (t.type == "F32")
-            numbers = to.add<float>(t.name, size).data();
-        else
-            numbers = to.add(t.name, size, t.type == "F16" ? narrow_format::half : narrow_format::bfloat16).data();
+        if (t.type == "F64") numbers = to.add<double>(t.name, size).data();
+        else if (t.type == "F32") numbers = to.add<float>(t.name, size).data();
+        else numbers = to.add(t.name, size, t.type == "F16" ? narrow_format::half : narrow_format::bfloat16).data();
         read(static_cast<char*>(numbers), bytes);
         if constexpr (!is_in_file_order) reverse_each(static_cast<char*>(numbers), bytes, bytes_of_type(t.type));
     }
@@ -275,12 +273,9 @@ private:
         for (const char c : text) {
             constexpr std::string_view digits = "0123456789abcdef";
             const auto byte = static_cast<unsigned char>(c);
-            if (c == '"' || c == '\\')
-                result.append(1, '\\').append(1, c);
-            else if (byte < 0x20)
-                result.append("\\u00").append(1, digits[byte >> 4]).append(1, digits[byte & 15]);
-            else
-                result += c;
+            if (c == '"' || c == '\\') result.append(1, '\\').append(1, c);
+            else if (byte < 0x20) result.append("\\u00").append(1, digits[byte >> 4]).append(1, digits[byte & 15]);
+            else result += c;
         }
         return result + "\"";
     }
@@ -292,10 +287,11 @@ private:
 
 } // namespace detail
 
-/// The tensors of a safetensors file, given as its bytes: F64, F32, and F16 and BF16, which stay 16-bit numbers; those of other types are kept as
-/// bytes (I64, BOOL, F8_E4M3 and what the format may yet have), and "__metadata__" too. The format is: 8 bytes N, lowest first; N bytes of JSON, which
-/// name type, shape and place of every tensor; then their numbers, lowest byte first, row-major, without gaps. Throws parameter_error for anything
-/// else, with the tensor's name: truncated, too long, gaps or overlaps, a header that is not of this form, sizes that are not those of the shape.
+/// The tensors of a safetensors file, given as its bytes: F64, F32, and F16 and BF16, which stay 16-bit numbers; those of other types are
+/// kept as bytes (I64, BOOL, F8_E4M3 and what the format may yet have), and "__metadata__" too. The format is: 8 bytes N, lowest first; N
+/// bytes of JSON, which name type, shape and place of every tensor; then their numbers, lowest byte first, row-major, without gaps. Throws
+/// parameter_error for anything else, with the tensor's name: truncated, too long, gaps or overlaps, a header that is not of this form,
+/// sizes that are not those of the shape.
 inline parameters parse_safetensors(std::string_view file) {
     const auto read = [&rest = file](char* to, std::size_t count) {
         rest.copy(to, count);
@@ -304,8 +300,9 @@ inline parameters parse_safetensors(std::string_view file) {
     return detail::read_file(file.size(), read);
 }
 
-/// The bytes of a safetensors file of the parameters, of the types in which they were added, the largest numbers first: so each tensor begins on a
-/// multiple of its number's size. Throws parameter_error for a name that cannot be in one: not UTF-8, or "__metadata__"; or a text of the metadata.
+/// The bytes of a safetensors file of the parameters, of the types in which they were added, the largest numbers first: so each tensor
+/// begins on a multiple of its number's size. Throws parameter_error for a name that cannot be in one: not UTF-8, or "__metadata__"; or a
+/// text of the metadata.
 inline std::string safetensors_of(const parameters& weights) {
     const detail::file_image image(weights);
     std::string file;

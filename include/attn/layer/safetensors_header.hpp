@@ -14,12 +14,17 @@ inline bool is_utf8(std::string_view text) {
     for (std::size_t i = 0; i < text.size();) {
         const auto byte = [&](std::size_t at) { return at < text.size() ? static_cast<unsigned char>(text[at]) : 0U; };
         const auto first = byte(i);
-        const std::size_t more = first < 0x80 ? 0 : first >= 0xc2 && first < 0xe0 ? 1 : first >= 0xe0 && first < 0xf0 ? 2 : first >= 0xf0 && first < 0xf5 ? 3 : 4;
+        const std::size_t more = first < 0x80                    ? 0
+                                 : first >= 0xc2 && first < 0xe0 ? 1
+                                 : first >= 0xe0 && first < 0xf0 ? 2
+                                 : first >= 0xf0 && first < 0xf5 ? 3
+                                                                 : 4;
         if (more == 4) return false;
         for (std::size_t k = 1; k <= more; ++k)
             if ((byte(i + k) & 0xc0) != 0x80) return false;
         const auto second = byte(i + 1);
-        if ((first == 0xe0 && second < 0xa0) || (first == 0xed && second >= 0xa0) || (first == 0xf0 && second < 0x90) || (first == 0xf4 && second >= 0x90))
+        if ((first == 0xe0 && second < 0xa0) || (first == 0xed && second >= 0xa0) || (first == 0xf0 && second < 0x90) ||
+            (first == 0xf4 && second >= 0x90))
             return false;
         i += 1 + more;
     }
@@ -47,16 +52,13 @@ public:
             if (name == "__metadata__") return object([&](const std::string& key) { metadata[key] = string(); });
             stored_tensor t{.name = name};
             object([&](const std::string& key) {
-                if (key == "dtype")
-                    t.type = string();
-                else if (key == "shape")
-                    t.size = numbers(), t.has_size = true;
-                else if (key == "data_offsets")
-                    t.offsets = numbers();
-                else
-                    fail("the key \"" + key + "\" of tensor \"" + name + "\" is not known");
+                if (key == "dtype") t.type = string();
+                else if (key == "shape") t.size = numbers(), t.has_size = true;
+                else if (key == "data_offsets") t.offsets = numbers();
+                else fail("the key \"" + key + "\" of tensor \"" + name + "\" is not known");
             });
-            if (t.type.empty() || !t.has_size || t.offsets.size() != 2) fail("tensor \"" + name + "\" has no dtype, no shape or no two data_offsets");
+            if (t.type.empty() || !t.has_size || t.offsets.size() != 2)
+                fail("tensor \"" + name + "\" has no dtype, no shape or no two data_offsets");
             tensors.push_back(std::move(t));
         });
         end();
@@ -184,10 +186,8 @@ private:
         std::string result;
         for (char c = next(); c != '"'; c = next()) {
             if (static_cast<unsigned char>(c) < 0x20) fail("a string holds a control character");
-            if (c == '\\')
-                escape(result);
-            else
-                result += c;
+            if (c == '\\') escape(result);
+            else result += c;
         }
         if (!is_utf8(result)) fail("a string is not UTF-8");
         return result;
@@ -223,14 +223,10 @@ private:
     static void append_utf8(std::string& to, std::uint32_t code) {
         const auto put = [&](std::uint32_t byte) { to += static_cast<char>(static_cast<unsigned char>(byte)); };
         const auto rest = [&](int shift) { put(0x80 | (code >> shift & 0x3f)); };
-        if (code < 0x80)
-            put(code);
-        else if (code < 0x800)
-            put(0xc0 | code >> 6), rest(0);
-        else if (code < 0x10000)
-            put(0xe0 | code >> 12), rest(6), rest(0);
-        else
-            put(0xf0 | code >> 18), rest(12), rest(6), rest(0);
+        if (code < 0x80) put(code);
+        else if (code < 0x800) put(0xc0 | code >> 6), rest(0);
+        else if (code < 0x10000) put(0xe0 | code >> 12), rest(6), rest(0);
+        else put(0xf0 | code >> 18), rest(12), rest(6), rest(0);
     }
 
     std::string_view text_;

@@ -66,14 +66,12 @@ struct transformer_block {
                 return x;
             }
         };
-        attention.forward(
-            {.tokens = normalised(attention_norm, in.tokens),
-             .residual = in.tokens,
-             .context = in.context,
-             .value_context = in.value_context,
-             .positions = in.positions},
-            out,
-            run);
+        attention.forward({.tokens = normalised(attention_norm, in.tokens),
+                           .residual = in.tokens,
+                           .context = in.context,
+                           .value_context = in.value_context,
+                           .positions = in.positions},
+                          out, run);
         feed_forward.forward({.tokens = normalised(feed_forward_norm, out), .residual = out}, out, run);
     }
 
@@ -122,8 +120,8 @@ struct transformer_block {
         const kept_tensors k(held, *this, in.tokens.shape(), in.context.shape());
         const gradient_work g(memory, *this, in.tokens.shape(), in.context.shape(), run.concurrency());
         const auto& p = wanted.parameters;
-        const auto add_branch = [&](const N& norm, auto of_norm, const tensor_view<const scalar>& x, const tensor_view<const scalar>& of_skipped,
-                                    const tensor_view<scalar>& to) {
+        const auto add_branch = [&](const N& norm, auto of_norm, const tensor_view<const scalar>& x,
+                                    const tensor_view<const scalar>& of_skipped, const tensor_view<scalar>& to) {
             auto branch = g.of_branch;
             if constexpr (has_norms) {
                 of_norm.x = to.data() ? g.of_norm : to;
@@ -135,10 +133,12 @@ struct transformer_block {
                 detail::add_rows(of_skipped.row(b, 0, i), branch.row(b, 0, i), row, to.shape().channels);
             });
         };
-        feed_forward.backward({.tokens = k.feed_forward_tokens}, k.feed_forward, given, {.tokens = g.of_branch, .parameters = p.feed_forward}, run);
+        feed_forward.backward({.tokens = k.feed_forward_tokens}, k.feed_forward, given,
+                              {.tokens = g.of_branch, .parameters = p.feed_forward}, run);
         add_branch(feed_forward_norm, p.feed_forward_norm, k.between, given, g.of_between);
-        attention.backward(inputs_of_attention(in, k), k.attention, g.of_between,
-                           {.tokens = g.of_branch, .context = wanted.context, .value_context = wanted.value_context, .parameters = p.attention}, run);
+        attention.backward(
+            inputs_of_attention(in, k), k.attention, g.of_between,
+            {.tokens = g.of_branch, .context = wanted.context, .value_context = wanted.value_context, .parameters = p.attention}, run);
         add_branch(attention_norm, p.attention_norm, in.tokens, g.of_between, wanted.tokens);
     }
 

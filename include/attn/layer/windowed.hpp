@@ -26,25 +26,29 @@ bool shows(const A& op, index_t batch, index_t head, index_t i, index_t j) {
         if (!at(op.pattern, batch, head).visible(i, j)) return false;
     if constexpr (requires { score_at(op.score, batch, head)(0.0, i, j); })
         return score_at(op.score, batch, head)(0.0, i, j) != -std::numeric_limits<double>::infinity();
-    else
-        return true;
+    else return true;
 }
 
-/// Throws argument_error if attention inside a layer joins opposite edges of a shifted grid. It is asked about neighbours in the windows of the
-/// first image that hold such edges: whatever knows nothing of the edges shows some of them. What it refers to has been checked.
+/// Throws argument_error if attention inside a layer joins opposite edges of a shifted grid. It is asked about neighbours in the windows of
+/// the first image that hold such edges: whatever knows nothing of the edges shows some of them. What it refers to has been checked.
 template <class L>
 void check_edges(std::string_view operation, const window_grid& grid, const L& layer, const positions& where) {
-    if constexpr (requires { requires Attention<std::remove_cvref_t<decltype(layer.attention)>>; layer.heads; layer.kv_heads; }) {
+    if constexpr (requires {
+                      requires Attention<std::remove_cvref_t<decltype(layer.attention)>>;
+                      layer.heads;
+                      layer.kv_heads;
+                  }) {
         const shape queries{1, layer.heads, 1, 1}, keys{1, layer.kv_heads, 1, 1};
         const auto heads = log_sum_exp_shape(layer.attention, {queries, keys, keys}).heads;
         const auto require_apart = [&](index_t window, index_t a, index_t b) {
             for (index_t h = 0; h < heads; ++h)
                 for (const auto& [i, j] : {std::pair{a, b}, std::pair{b, a}})
                     if (shows(layer.attention, window, h, where.first_query[window] + i, where.first_key[window] + j))
-                        throw argument_error(operation, "layer",
-                                          "shows token " + std::to_string(j) + " of window " + std::to_string(window) + " to token " + std::to_string(i) +
-                                              ", but the shift of " + std::to_string(grid.shift_height) + " x " + std::to_string(grid.shift_width) +
-                                              " took them from opposite edges of the grid: its attention needs the pattern grid.shift_segments()");
+                        throw argument_error(
+                            operation, "layer",
+                            "shows token " + std::to_string(j) + " of window " + std::to_string(window) + " to token " + std::to_string(i) +
+                                ", but the shift of " + std::to_string(grid.shift_height) + " x " + std::to_string(grid.shift_width) +
+                                " took them from opposite edges of the grid: its attention needs the pattern grid.shift_segments()");
         };
         const auto across = grid.width / grid.window_width, width = grid.window_width;
         const auto row = (grid.window_height - grid.shift_height) * width, column = width - grid.shift_width; // the first that were shifted
@@ -63,8 +67,8 @@ void check_edges(std::string_view operation, const window_grid& grid, const L& l
 } // namespace detail
 
 /// A layer on each window of a grid by itself, shifted or not: the windows of tokens (batch, 1, height width, c) are the batch entries
-/// (batch windows(), 1, window_tokens(), c) of the inner layer. In shifted windows its attention needs the pattern grid.shift_segments(), or another
-/// pattern or bias of -infinity that keeps opposite edges apart; without it is refused.
+/// (batch windows(), 1, window_tokens(), c) of the inner layer. In shifted windows its attention needs the pattern grid.shift_segments(),
+/// or another pattern or bias of -infinity that keeps opposite edges apart; without it is refused.
 /// Memory: the windows, before and after. Liu et al. 2021, "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows".
 template <Layer L>
 struct windowed {
@@ -119,8 +123,8 @@ struct windowed {
         gradient_work(memory, *this, tokens, concurrency);
         return memory.used_bytes();
     }
-    void backward(const layer_inputs<scalar>& in, const std::byte* kept, const tensor_view<const scalar>& given, const layer_gradients<windowed>& wanted,
-                  const execution& run) const
+    void backward(const layer_inputs<scalar>& in, const std::byte* kept, const tensor_view<const scalar>& given,
+                  const layer_gradients<windowed>& wanted, const execution& run) const
         requires DifferentiableLayer<L>
     {
         detail::scratch memory(run.workspace().bytes().data());
@@ -128,7 +132,8 @@ struct windowed {
         detail::copy_to_windows(grid, in.tokens, g.before, run);
         detail::copy_to_windows(grid, given, g.of_after, run);
         const auto of_before = wanted.tokens.data() ? g.of_before : tensor_view<scalar>{};
-        layer.backward({.tokens = g.before, .positions = in.positions}, kept, g.of_after, {.tokens = of_before, .parameters = wanted.parameters}, run);
+        layer.backward({.tokens = g.before, .positions = in.positions}, kept, g.of_after,
+                       {.tokens = of_before, .parameters = wanted.parameters}, run);
         if (wanted.tokens.data()) detail::copy_from_windows<scalar>(grid, g.of_before, wanted.tokens, run);
     }
 
@@ -141,10 +146,8 @@ private:
         const auto channels = out.shape().channels;
         detail::for_each_window_token(grid, out.shape().batch, run, [&](index_t b, index_t to, index_t entry, index_t from) {
             const scalar* const row = w.after.row(entry, 0, from);
-            if (in.residual.data())
-                detail::add_rows(in.residual.row(b, 0, to), row, out.row(b, 0, to), channels);
-            else
-                std::copy_n(row, channels, out.row(b, 0, to));
+            if (in.residual.data()) detail::add_rows(in.residual.row(b, 0, to), row, out.row(b, 0, to), channels);
+            else std::copy_n(row, channels, out.row(b, 0, to));
         });
     }
 
@@ -218,7 +221,7 @@ struct spatial_reduction {
     /// Those of the projection and the norm.
     struct gradients {
         typename linear<T>::gradients projection = {}; ///< of projection
-        detail::gradients_of_norm<N> norm = {};              ///< of norm
+        detail::gradients_of_norm<N> norm = {};        ///< of norm
     };
     void for_each_gradient(const layer_inputs<T>& in, const gradients& wanted, const auto& visit) const {
         projection.for_each_gradient(in, wanted.projection, detail::visit_member("projection", visit));
@@ -244,8 +247,8 @@ struct spatial_reduction {
         gradient_work(memory, *this, tokens, concurrency);
         return memory.used_bytes();
     }
-    void backward(const layer_inputs<T>& in, const std::byte* kept, const tensor_view<const T>& given, const layer_gradients<spatial_reduction>& wanted,
-                  const execution& run) const
+    void backward(const layer_inputs<T>& in, const std::byte* kept, const tensor_view<const T>& given,
+                  const layer_gradients<spatial_reduction>& wanted, const execution& run) const
         requires detail::TrainableNorm<N>
     {
         detail::scratch memory(run.workspace().bytes().data()), held(const_cast<std::byte*>(kept));

@@ -87,8 +87,8 @@ struct window_grid {
             throw argument_error(operation, "window", "of " + window + " tokens does not divide the grid of " + grid);
         if (shift_height < 0 || shift_width < 0 || shift_height >= window_height || shift_width >= window_width)
             throw argument_error(operation, "shift",
-                              "of " + std::to_string(shift_height) + " x " + std::to_string(shift_width) +
-                                  " tokens does not lie within the window of " + window);
+                                 "of " + std::to_string(shift_height) + " x " + std::to_string(shift_width) +
+                                     " tokens does not lie within the window of " + window);
     }
     /// The same, and unless a tensor holds the tokens of the grid.
     void check_tokens(std::string_view operation, std::string_view argument, const shape& tokens) const {
@@ -103,21 +103,23 @@ namespace detail {
 
 /// Throws shape_error unless windows and images of such shapes belong together, and `to` can be written. Either is what is read.
 template <class T>
-void check_windows(const window_grid& grid, std::string_view operation, const shape& image, const shape& windows, const tensor_view<const T>& from,
-                   std::string_view from_name, const tensor_view<T>& to, std::string_view to_name) {
+void check_windows(const window_grid& grid, std::string_view operation, const shape& image, const shape& windows,
+                   const tensor_view<const T>& from, std::string_view from_name, const tensor_view<T>& to, std::string_view to_name) {
     check_view(operation, from_name, from);
     check_view(operation, to_name, to);
     grid.check_tokens(operation, "image", image);
     const auto expected = grid.windows_of(image);
     if (windows != expected)
         throw shape_error(operation, "windows",
-                          "has shape " + to_string(windows) + ", but the image of shape " + to_string(image) + " gives " + to_string(expected));
+                          "has shape " + to_string(windows) + ", but the image of shape " + to_string(image) + " gives " +
+                              to_string(expected));
     check_writable(operation, to_name, to);
     if (overlap(to, from))
         throw shape_error(operation, to_name, "of shape " + to_string(to.shape()) + " overlaps " + std::string(from_name));
 }
 
-/// Calls f(image, token of the image, window, token of the window) for each token, in parallel: window w of image b is entry b windows() + w.
+/// Calls f(image, token of the image, window, token of the window) for each token, in parallel: window w of image b is entry b windows() +
+/// w.
 template <class F>
 void for_each_window_token(const window_grid& grid, index_t images, const execution& run, const F& f) {
     run.for_each(images * grid.windows(), [&](index_t entry, index_t) {
@@ -128,13 +130,13 @@ void for_each_window_token(const window_grid& grid, index_t images, const execut
 
 /// The channels of one token, in all heads.
 template <class T>
-void copy_token(const tensor_view<const T>& from, index_t from_batch, index_t from_token, const tensor_view<T>& to, index_t to_batch, index_t to_token) {
+void copy_token(const tensor_view<const T>& from, index_t from_batch, index_t from_token, const tensor_view<T>& to, index_t to_batch,
+                index_t to_token) {
     for (index_t h = 0; h < from.shape().heads; ++h) {
         const T* const source = from.row(from_batch, h, from_token);
         T* const target = to.row(to_batch, h, to_token);
         const auto from_stride = from.strides().channels, to_stride = to.strides().channels;
-        if (from_stride == 1 && to_stride == 1)
-            std::copy_n(source, from.shape().channels, target);
+        if (from_stride == 1 && to_stride == 1) std::copy_n(source, from.shape().channels, target);
         else
             for (index_t c = 0; c < from.shape().channels; ++c) target[c * to_stride] = source[c * from_stride];
     }

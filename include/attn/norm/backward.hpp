@@ -7,8 +7,8 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-/// The gradients of a loss with respect to what a norm read: x (batch, heads, tokens, channels), weight and bias (channels). What has no memory
-/// is not wanted, and not computed.
+/// The gradients of a loss with respect to what a norm read: x (batch, heads, tokens, channels), weight and bias (channels). What has no
+/// memory is not wanted, and not computed.
 template <Scalar T>
 struct norm_gradients {
     tensor_view<T> x = {};
@@ -30,14 +30,17 @@ concept DifferentiableNorm = Norm<N> && requires(const N& norm, const shape& s, 
 
 namespace detail {
 
-/// Throws attention_error unless the gradients fit x and are apart from all that is read, and from each other. given: that of the norm's output.
+/// Throws attention_error unless the gradients fit x and are apart from all that is read, and from each other. given: that of the norm's
+/// output.
 template <Scalar T>
-void check_norm_gradients(std::string_view operation, const tensor_view<const T>& x, const tensor_view<const T>& given, const norm_gradients<T>& wanted,
-                          bool has_bias) {
+void check_norm_gradients(std::string_view operation, const tensor_view<const T>& x, const tensor_view<const T>& given,
+                          const norm_gradients<T>& wanted, bool has_bias) {
     check_rows(operation, "x", x);
     check_rows(operation, "given", given);
-    if (given.shape() != x.shape()) throw shape_error(operation, "given", "has shape " + to_string(given.shape()) + ", but x has " + to_string(x.shape()));
-    const std::array written{std::pair("wanted.x", wanted.x), std::pair("wanted.weight", as_row(wanted.weight)), std::pair("wanted.bias", as_row(wanted.bias))};
+    if (given.shape() != x.shape())
+        throw shape_error(operation, "given", "has shape " + to_string(given.shape()) + ", but x has " + to_string(x.shape()));
+    const std::array written{std::pair("wanted.x", wanted.x), std::pair("wanted.weight", as_row(wanted.weight)),
+                             std::pair("wanted.bias", as_row(wanted.bias))};
     for (std::size_t g = 0; g < written.size(); ++g) {
         const auto& [argument, view] = written[g];
         if (!view.data()) continue;

@@ -46,7 +46,8 @@ public:
         scratch memory(run.workspace().bytes().data());
         const layout own(memory, s, run.concurrency());
         const auto seen = own.statistics(call.x, call.mask, run);
-        own.normal.set(s.channels, 1, [&](index_t c) { return channel_map{seen.mean[c], 1 / std::sqrt(seen.variance(c, false) + norm.eps), 0}; });
+        own.normal.set(s.channels, 1,
+                       [&](index_t c) { return channel_map{seen.mean[c], 1 / std::sqrt(seen.variance(c, false) + norm.eps), 0}; });
 
         const auto rows = s.batch * s.heads * s.tokens, parts = parts_of(s);
         run.for_each(parts, [&](index_t part, index_t) {
@@ -79,9 +80,9 @@ private:
 
     struct layout {
         token_statistics<T> statistics;
-        channel_maps<T> normal;                ///< y = (x - centre) scale + offset
-        T *slope, *mean_bias, *mean_weight;    ///< weight / sqrt(variance + eps), d bias / N, d weight / N
-        T* sums;                               ///< [part][g, g y, g x][channels]
+        channel_maps<T> normal;             ///< y = (x - centre) scale + offset
+        T *slope, *mean_bias, *mean_weight; ///< weight / sqrt(variance + eps), d bias / N, d weight / N
+        T* sums;                            ///< [part][g, g y, g x][channels]
         index_t stride;
 
         layout(scratch& memory, const shape& x, index_t concurrency)

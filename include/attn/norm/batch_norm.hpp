@@ -79,15 +79,18 @@ struct batch_norm {
     /// What it does to channel c with such statistics, plus eta times the input.
     channel_map map_of(index_t c, double its_mean, double its_variance, double eta) const {
         const auto i = static_cast<std::size_t>(c);
-        return batch_norm_map(its_mean, its_variance, weight.empty() ? 1 : static_cast<double>(weight[i]), bias.empty() ? 0 : static_cast<double>(bias[i]),
-                              eps, eta);
+        return batch_norm_map(its_mean, its_variance, weight.empty() ? 1 : static_cast<double>(weight[i]),
+                              bias.empty() ? 0 : static_cast<double>(bias[i]), eps, eta);
     }
 
     void check(std::string_view operation, const shape& x) const {
         check_parameters(operation, x);
         if (x.channels > 0 && mean.empty() && !batch_statistics)
-            throw argument_error(operation, "mean", "is missing, and variance: inference needs running statistics, or batch_statistics = true to take those of x");
-        if (!mean.empty() && batch_statistics) throw argument_error(operation, "batch_statistics", "is true, but mean and variance are given too");
+            throw argument_error(
+                operation, "mean",
+                "is missing, and variance: inference needs running statistics, or batch_statistics = true to take those of x");
+        if (!mean.empty() && batch_statistics)
+            throw argument_error(operation, "batch_statistics", "is true, but mean and variance are given too");
     }
     /// Of training, which needs no statistics.
     void check_parameters(std::string_view operation, const shape& x) const {
@@ -95,7 +98,9 @@ struct batch_norm {
         detail::check_parameter(operation, "bias", bias, x);
         detail::check_parameter(operation, "mean", mean, x);
         detail::check_parameter(operation, "variance", variance, x);
-        if (mean.size() != variance.size()) throw argument_error(operation, mean.empty() ? "mean" : "variance", "is missing: mean and variance are given together, or neither");
+        if (mean.size() != variance.size())
+            throw argument_error(operation, mean.empty() ? "mean" : "variance",
+                                 "is missing: mean and variance are given together, or neither");
         detail::check_eps(operation, eps);
         if (momentum && !(*momentum >= 0 && *momentum <= 1))
             throw argument_error(operation, "momentum", "is " + std::to_string(*momentum) + ", but must lie between 0 and 1");
@@ -122,16 +127,17 @@ struct batch_norm {
     }
     /// out = kept * out + (1 - kept) (BN(x) + eta x) with the statistics of the tokens that count, by which the running ones move. A token
     /// that does not count is not normalised: x stands for BN(x).
-    void train(const tensor_view<const T>& x, const tensor_view<T>& out, batch_norm_statistics& statistics, const execution& run, const token_mask& mask,
-               double eta, double kept) const {
+    void train(const tensor_view<const T>& x, const tensor_view<T>& out, batch_norm_statistics& statistics, const execution& run,
+               const token_mask& mask, double eta, double kept) const {
         if (x.shape().channels == 0) return;
         detail::scratch memory(run.workspace().bytes().data());
         detail::channel_maps<T>::in(memory, x.shape().channels);
-        train_with(detail::token_statistics<T>::in(memory, x.shape(), run.concurrency())(x, mask, run), x, out, statistics, run, mask, eta, kept);
+        train_with(detail::token_statistics<T>::in(memory, x.shape(), run.concurrency())(x, mask, run), x, out, statistics, run, mask, eta,
+                   kept);
     }
     /// The same, once the statistics of the batch are known.
-    void train_with(const moments_view& seen, const tensor_view<const T>& x, const tensor_view<T>& out, batch_norm_statistics& statistics, const execution& run,
-                    const token_mask& mask, double eta, double kept) const {
+    void train_with(const moments_view& seen, const tensor_view<const T>& x, const tensor_view<T>& out, batch_norm_statistics& statistics,
+                    const execution& run, const token_mask& mask, double eta, double kept) const {
         const auto& s = x.shape();
         detail::scratch memory(run.workspace().bytes().data());
         const auto maps = detail::channel_maps<T>::in(memory, s.channels);
@@ -161,8 +167,8 @@ namespace detail {
 
 /// What is checked of a training call, whatever the norm.
 template <Scalar T>
-void check_training(std::string_view operation, const tensor_view<const T>& x, const tensor_view<T>& out, const batch_norm_statistics& statistics,
-                    const token_mask& mask, bool takes_statistics = true) {
+void check_training(std::string_view operation, const tensor_view<const T>& x, const tensor_view<T>& out,
+                    const batch_norm_statistics& statistics, const token_mask& mask, bool takes_statistics = true) {
     const auto& s = x.shape();
     check_rows<T>(operation, x, out, false);
     check_mask(operation, mask, s);
@@ -171,10 +177,13 @@ void check_training(std::string_view operation, const tensor_view<const T>& x, c
     memory.require_apart("statistics.mean", std::span(statistics.mean));
     memory.require_apart("statistics.variance", std::span(statistics.variance));
     if (std::ssize(statistics.mean) != s.channels || std::ssize(statistics.variance) != s.channels)
-        throw shape_error(operation, "statistics", "are of " + std::to_string(statistics.mean.size()) + " channels, but x has shape " + to_string(s));
+        throw shape_error(operation, "statistics",
+                          "are of " + std::to_string(statistics.mean.size()) + " channels, but x has shape " + to_string(s));
     if (!takes_statistics) return;
     if (const auto tokens = counted_tokens(mask, s); tokens < 2)
-        throw shape_error(operation, "x", "of shape " + to_string(s) + " has " + std::to_string(tokens) + " tokens that count, but training needs two for a variance");
+        throw shape_error(operation, "x",
+                          "of shape " + to_string(s) + " has " + std::to_string(tokens) +
+                              " tokens that count, but training needs two for a variance");
 }
 
 } // namespace detail
@@ -187,8 +196,8 @@ std::size_t training_workspace_bytes(const N&, const shape& x, index_t concurren
 
 /// Training of a batch_norm: out = BN(x) with the statistics of this batch, by which the running `statistics` move. Tokens that the mask
 /// leaves out are no part of the statistics, and are copied. Allocates nothing; the same bits for any executor and strides.
-/// Throws attention_error, before anything is written: what `normalise` does, an out that is x, statistics or a mask of another shape, fewer
-/// than two tokens that count.
+/// Throws attention_error, before anything is written: what `normalise` does, an out that is x, statistics or a mask of another shape,
+/// fewer than two tokens that count.
 template <Scalar T>
 void train(const batch_norm<T>& norm, const std::type_identity_t<tensor_view<const T>>& x, const std::type_identity_t<tensor_view<T>>& out,
            batch_norm_statistics& statistics, const execution& run, const token_mask& mask = {}) {

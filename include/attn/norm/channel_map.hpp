@@ -36,7 +36,9 @@ template <Scalar T>
 struct channel_maps {
     T *centre, *scale, *offset; // (channels) each, in whole registers
 
-    static channel_maps in(scratch& memory, index_t channels) { return {memory.take<T>(channels), memory.take<T>(channels), memory.take<T>(channels)}; }
+    static channel_maps in(scratch& memory, index_t channels) {
+        return {memory.take<T>(channels), memory.take<T>(channels), memory.take<T>(channels)};
+    }
 
     /// The map of channel c is map_of(c), times `share`.
     template <class F>
@@ -50,7 +52,8 @@ struct channel_maps {
     }
 };
 
-/// out = (x - centre) * scale + offset, plus `kept` times what out held if blend, for some neighbouring rows, which share the loads of the maps.
+/// out = (x - centre) * scale + offset, plus `kept` times what out held if blend, for some neighbouring rows, which share the loads of the
+/// maps.
 template <bool blend, bool streaming, int rows, Scalar T>
 [[gnu::always_inline]] inline void map_rows(const row_run<T>& at, index_t first, index_t channels, const channel_maps<T>& maps, T kept) {
     using lanes = simd::lanes<T>;
@@ -93,7 +96,8 @@ void map_run(const row_run<T>& run, index_t channels, const channel_maps<T>& map
 
 /// Maps all rows of x to out, which may be x: one read and one write of the tensor. memory: narrow_bytes of row_pairs.
 template <Scalar T>
-void map_channels(const stored_view<const T>& x, const stored_view<T>& out, const channel_maps<T>& maps, const execution& run, std::byte* memory) {
+void map_channels(const stored_view<const T>& x, const stored_view<T>& out, const channel_maps<T>& maps, const execution& run,
+                  std::byte* memory) {
     const row_pairs<T> pairs(x, out, memory);
     with_conditions(
         [&](auto streaming) {

@@ -8,8 +8,8 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-/// A linear's weight and bias: y = W x + b, weight W (1, 1, outputs, inputs), of any strides, where T is float perhaps stored in 16 bits, and bias b
-/// (outputs), or empty. A convolution in front of a norm is one too: its rows are its outputs.
+/// A linear's weight and bias: y = W x + b, weight W (1, 1, outputs, inputs), of any strides, where T is float perhaps stored in 16 bits,
+/// and bias b (outputs), or empty. A convolution in front of a norm is one too: its rows are its outputs.
 template <class T>
 struct linear_view {
     stored_view<T> weight;
@@ -46,21 +46,26 @@ void check_linear(std::string_view operation, std::string_view argument, const l
     if (s.batch != 1 || s.heads != 1)
         throw shape_error(operation, argument, "has a weight of shape " + to_string(s) + ", not a matrix (1, 1, outputs, inputs)");
     if (!linear.bias.empty() && std::ssize(linear.bias) != s.tokens)
-        throw shape_error(operation, argument, "has a bias of " + std::to_string(linear.bias.size()) + " entries, but a weight of shape " + to_string(s));
+        throw shape_error(operation, argument,
+                          "has a bias of " + std::to_string(linear.bias.size()) + " entries, but a weight of shape " + to_string(s));
 }
 
 template <Scalar T>
-void check_folded(std::string_view operation, const linear_view<const T>& linear, const linear_view<T>& folded, const tensor_view<const T>& probe) {
+void check_folded(std::string_view operation, const linear_view<const T>& linear, const linear_view<T>& folded,
+                  const tensor_view<const T>& probe) {
     if (probe.data()) check_view(operation, "probe", probe);
     check_linear(operation, "linear", linear);
     check_linear(operation, "folded", folded);
     const auto& s = linear.weight.shape();
     if (folded.weight.shape() != s)
-        throw shape_error(operation, "folded", "has a weight of shape " + to_string(folded.weight.shape()) + ", but linear has " + to_string(s));
-    if (std::ssize(folded.bias) != s.tokens) throw shape_error(operation, "folded", "has no bias, but the norm's goes there: " + std::to_string(s.tokens) + " entries");
+        throw shape_error(operation, "folded",
+                          "has a weight of shape " + to_string(folded.weight.shape()) + ", but linear has " + to_string(s));
+    if (std::ssize(folded.bias) != s.tokens)
+        throw shape_error(operation, "folded", "has no bias, but the norm's goes there: " + std::to_string(s.tokens) + " entries");
     const bool overlaps = folded.weight.as_it_lies([](const auto& own) { return overlaps_itself(own); });
     if (overlaps) throw shape_error(operation, "folded", "has a weight with strides by which its elements overlap");
-    const output_memory weight(operation, "folded.weight", folded.weight), bias(operation, "folded.bias", head_major(folded.bias.data(), {.tokens = 1, .channels = s.tokens}));
+    const output_memory weight(operation, "folded.weight", folded.weight),
+        bias(operation, "folded.bias", head_major(folded.bias.data(), {.tokens = 1, .channels = s.tokens}));
     const bool same_weight = folded.weight.data() == linear.weight.data() && folded.weight.strides() == linear.weight.strides() &&
                              folded.weight.format() == linear.weight.format();
     if (!same_weight) weight.require_apart("linear.weight", linear.weight);
@@ -89,7 +94,8 @@ double output_of(const linear_view<T>& linear, index_t o, const F& in) {
 template <class T, class F>
 void for_each_probe(std::string_view operation, const tensor_view<T>& probe, index_t inputs, const F& f) {
     const auto& s = probe.shape();
-    if (s.channels != inputs) throw shape_error(operation, "probe", "has shape " + to_string(s) + ", but the linear has " + std::to_string(inputs) + " inputs");
+    if (s.channels != inputs)
+        throw shape_error(operation, "probe", "has shape " + to_string(s) + ", but the linear has " + std::to_string(inputs) + " inputs");
     std::vector<double> row(static_cast<std::size_t>(inputs));
     for (index_t b = 0; b < s.batch; ++b)
         for (index_t h = 0; h < s.heads; ++h)
@@ -104,7 +110,8 @@ inline double applied(const channel_map& map, double x) { return (x - map.mean) 
 /// Folds by fold(o), which writes row o of the folded linear, and returns the largest deviation on the probe from unfolded(o, in), which is
 /// taken before, for `folded` may be `linear`.
 template <Scalar T, class Unfolded, class Fold>
-double fold_and_compare(std::string_view operation, const linear_view<T>& folded, const tensor_view<const T>& probe, const Unfolded& unfolded, const Fold& fold) {
+double fold_and_compare(std::string_view operation, const linear_view<T>& folded, const tensor_view<const T>& probe,
+                        const Unfolded& unfolded, const Fold& fold) {
     const auto [one, heads, outputs, inputs] = folded.weight.shape();
     std::vector<double> expected;
     const bool asked = probe.data() != nullptr;

@@ -22,10 +22,11 @@ struct training_gradients<progressive_rep_batch_norm<N>> {
 
 } // namespace detail
 
-/// A training step of a batch_norm, rep_batch_norm or progressive_rep_batch_norm, for layers that take any norm: what they call `forward` is
-/// `train`, with the statistics of the batch, and their gradient is `train_backward`. Each forward moves the running statistics, which is why
-/// two of them must not run at a time. A block trains as transformer_block<in_training<N>, ...>, and is then used as transformer_block<N, ...>
-/// with the same weights. gamma is what the schedule of a progressive norm says for this step; other norms know none. See `train`.
+/// A training step of a batch_norm, rep_batch_norm or progressive_rep_batch_norm, for layers that take any norm: what they call `forward`
+/// is `train`, with the statistics of the batch, and their gradient is `train_backward`. Each forward moves the running statistics, which
+/// is why two of them must not run at a time. A block trains as transformer_block<in_training<N>, ...>, and is then used as
+/// transformer_block<N, ...> with the same weights. gamma is what the schedule of a progressive norm says for this step; other norms know
+/// none. See `train`.
 template <FoldableNorm N>
 struct in_training {
     using scalar = typename N::scalar;
@@ -41,7 +42,8 @@ struct in_training {
     void check(const shape& x) const {
         if (!statistics) throw argument_error(name, "statistics", "are missing");
         if (std::ssize(statistics->mean) != x.channels)
-            throw shape_error(name, "statistics", "have " + std::to_string(statistics->mean.size()) + " channels, but x has shape " + to_string(x));
+            throw shape_error(name, "statistics",
+                              "have " + std::to_string(statistics->mean.size()) + " channels, but x has shape " + to_string(x));
         if constexpr (is_progressive) {
             norm.norm.check(x);
             norm.rep.check_parameters(name, x);
@@ -49,7 +51,8 @@ struct in_training {
             norm.check_parameters(name, x);
             if (gamma) throw argument_error(name, "gamma", "is given, but only a progressive norm has one");
         }
-        if (gamma && !(*gamma >= 0 && *gamma <= 1)) throw argument_error(name, "gamma", "is " + std::to_string(*gamma) + ", but must lie between 0 and 1");
+        if (gamma && !(*gamma >= 0 && *gamma <= 1))
+            throw argument_error(name, "gamma", "is " + std::to_string(*gamma) + ", but must lie between 0 and 1");
         if (const auto tokens = x.batch * x.heads * x.tokens; (gamma || !is_progressive) && tokens < 2)
             throw shape_error(name, "x", "of shape " + to_string(x) + " has fewer than two tokens, but training needs two for a variance");
     }
@@ -59,8 +62,11 @@ struct in_training {
         if constexpr (is_progressive) train(norm, x, out, *statistics, gamma, run);
         else train(norm, x, out, *statistics, run);
     }
-    std::size_t backward_workspace_bytes(const shape& x, index_t concurrency) const { return train_backward_workspace_bytes(norm, x, concurrency); }
-    void backward(const tensor_view<const scalar>& x, const tensor_view<const scalar>& given, const gradients& wanted, const execution& run) const {
+    std::size_t backward_workspace_bytes(const shape& x, index_t concurrency) const {
+        return train_backward_workspace_bytes(norm, x, concurrency);
+    }
+    void backward(const tensor_view<const scalar>& x, const tensor_view<const scalar>& given, const gradients& wanted,
+                  const execution& run) const {
         if constexpr (is_progressive) train_backward(norm, x, given, wanted, gamma, run);
         else train_backward(norm, x, given, wanted, run);
     }

@@ -11,8 +11,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// weight, bias: (channels) each, or empty (weight 1, bias 0). The operator refers to them; their owner keeps them.
 /// A common offset of the channels costs no digits: x = 1e6 + small is normalised as small is. A constant row gives bias. A row that holds
 /// NaN or infinity becomes NaN, and no other row does. Squares that would overflow or underflow are computed in double, scaled.
-/// Time: one read and one write of the tensor. Memory: none, or some rows a thread where x and out are not stored alike. See `normalise` for errors.
-/// Ba, Kiros and Hinton 2016, "Layer Normalization".
+/// Time: one read and one write of the tensor. Memory: none, or some rows a thread where x and out are not stored alike. See `normalise`
+/// for errors. Ba, Kiros and Hinton 2016, "Layer Normalization".
 template <Scalar T>
 struct layer_norm {
     using scalar = T;
@@ -32,15 +32,17 @@ struct layer_norm {
         out.require_apart("bias", bias);
     }
     std::size_t workspace_bytes(const shape&, index_t) const { return 0; }
-    std::size_t narrow_workspace_bytes(const shape& x, index_t concurrency) const { return detail::row_pairs<T>::narrow_bytes(x, concurrency); }
+    std::size_t narrow_workspace_bytes(const shape& x, index_t concurrency) const {
+        return detail::row_pairs<T>::narrow_bytes(x, concurrency);
+    }
 
     void forward(const stored_view<const T>& x, const stored_view<T>& out, const execution& run) const {
         const detail::row_pairs<T> pairs(x, out, run.workspace().bytes().data());
         const auto forward_as = [&](auto format, auto streaming, auto has_weight, auto has_bias) {
-            const detail::row_operation<true, has_weight(), has_bias(), streaming(), T, format()> op{x.shape().channels, weight.data(), bias.data()};
-            pairs.template for_each_run_in<format()>(run, [&](const stored_rows<const T>& rows, const stored_rows<T>& out_rows, index_t count) {
-                detail::normalise_rows(op, rows, out_rows, count, eps);
-            });
+            const detail::row_operation<true, has_weight(), has_bias(), streaming(), T, format()> op{x.shape().channels, weight.data(),
+                                                                                                     bias.data()};
+            pairs.template for_each_run_in<format()>(run, [&](const stored_rows<const T>& rows, const stored_rows<T>& out_rows,
+                                                              index_t count) { detail::normalise_rows(op, rows, out_rows, count, eps); });
         };
         detail::with_storage<T>(x, out, forward_as, !weight.empty(), !bias.empty());
     }
@@ -48,7 +50,8 @@ struct layer_norm {
     using gradients = norm_gradients<T>;
     static constexpr bool adds_bias = true;
     std::size_t backward_workspace_bytes(const shape& x, index_t) const { return detail::row_gradients<true, T>::workspace_bytes(x); }
-    void backward(const tensor_view<const T>& x, const tensor_view<const T>& given, const norm_gradients<T>& wanted, const execution& run) const {
+    void backward(const tensor_view<const T>& x, const tensor_view<const T>& given, const norm_gradients<T>& wanted,
+                  const execution& run) const {
         detail::row_gradients<true, T>(x, given, wanted, weight, eps)(run);
     }
 };

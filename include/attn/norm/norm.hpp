@@ -13,8 +13,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// - `check(shape)`: throws attention_error if its parameters do not fit tensors of that shape. Reads no element.
 /// - `workspace_bytes(shape, concurrency)`: the scratch memory that `forward` needs.
 /// - `forward(x, out, run)`: computes. Everything has been checked; it allocates nothing and writes only to `out`, which may be `x`.
-/// Optional: `check_apart(out)`, if it refers to memory: see output_memory; `narrow_workspace_bytes(shape, concurrency)`, where tokens that are stored
-/// in 16 bits need more than workspace_bytes.
+/// Optional: `check_apart(out)`, if it refers to memory: see output_memory; `narrow_workspace_bytes(shape, concurrency)`, where tokens that
+/// are stored in 16 bits need more than workspace_bytes.
 /// Training is another call, `train`, of the norms that have it; nothing here changes any state.
 template <class N>
 concept Norm = requires(const N& norm, const shape& s, const stored_view<const typename N::scalar>& x,
@@ -36,19 +36,22 @@ inline constexpr bool moves_statistics = requires { requires N::moves_statistics
 inline void check_rows(std::string_view operation, std::string_view argument, const auto& view) {
     check_view(operation, argument, view);
     if (view.shape().channels > 1 && view.strides().channels != 1)
-        throw shape_error(operation, argument, "of shape " + to_string(view.shape()) + " has a channel stride of " +
-                                                   std::to_string(view.strides().channels) + ": the channels of a row must lie side by side");
+        throw shape_error(operation, argument,
+                          "of shape " + to_string(view.shape()) + " has a channel stride of " + std::to_string(view.strides().channels) +
+                              ": the channels of a row must lie side by side");
 }
 
 /// An input and an output: of one shape, and either exactly one memory, where that is allowed, or apart.
 template <class T>
 void check_same_or_apart(std::string_view operation, const stored_view<const T>& x, const stored_view<T>& out, bool in_place_allowed) {
-    if (out.shape() != x.shape()) throw shape_error(operation, "out", "has shape " + to_string(out.shape()) + ", but x has " + to_string(x.shape()));
+    if (out.shape() != x.shape())
+        throw shape_error(operation, "out", "has shape " + to_string(out.shape()) + ", but x has " + to_string(x.shape()));
     check_writable(operation, "out", out);
     if (in_place_allowed && out.data() == x.data() && out.strides() == x.strides() && out.format() == x.format()) return;
     if (overlap(out, x)) {
-        throw shape_error(operation, "out", "of shape " + to_string(out.shape()) + " overlaps x of shape " + to_string(x.shape()) +
-                                                (in_place_allowed ? " without being the same rows" : ": training is not done in place"));
+        throw shape_error(operation, "out",
+                          "of shape " + to_string(out.shape()) + " overlaps x of shape " + to_string(x.shape()) +
+                              (in_place_allowed ? " without being the same rows" : ": training is not done in place"));
     }
 }
 
@@ -68,7 +71,8 @@ void check_parameter(std::string_view operation, std::string_view argument, std:
 }
 
 inline void check_eps(std::string_view operation, double eps) {
-    if (!(eps > 0) || std::isinf(eps)) throw argument_error(operation, "eps", "is " + std::to_string(eps) + ", but must be above 0 and finite");
+    if (!(eps > 0) || std::isinf(eps))
+        throw argument_error(operation, "eps", "is " + std::to_string(eps) + ", but must be above 0 and finite");
 }
 
 } // namespace detail
@@ -77,7 +81,8 @@ namespace detail {
 
 /// Workspace of an inference, of tokens that are stored in 16 bits, or of a result that is.
 template <Norm N>
-std::size_t norm_workspace_bytes(const N& norm, const stored_view<const typename N::scalar>& x, const stored_view<typename N::scalar>& out, index_t concurrency) {
+std::size_t norm_workspace_bytes(const N& norm, const stored_view<const typename N::scalar>& x, const stored_view<typename N::scalar>& out,
+                                 index_t concurrency) {
     const auto bytes = norm.workspace_bytes(x.shape(), concurrency);
     if constexpr (requires { norm.narrow_workspace_bytes(x.shape(), concurrency); })
         if (x.is_narrow() || out.is_narrow()) return std::max(bytes, norm.narrow_workspace_bytes(x.shape(), concurrency));

@@ -10,8 +10,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// For x (batch, heads, tokens, channels):
 ///     training:   out = gamma N(x) + (1 - gamma) RepBN(x),      N a layer_norm or any other norm
 ///     inference:  out = RepBN(x), always
-/// gamma is an argument of the training call, made by a schedule from the step (linear_schedule, cosine_schedule, step_schedule). Without gamma,
-/// which is the warm-up, N runs alone, and the running statistics stay as they are. With it both run, even at gamma = 1 and at 0.
+/// gamma is an argument of the training call, made by a schedule from the step (linear_schedule, cosine_schedule, step_schedule). Without
+/// gamma, which is the warm-up, N runs alone, and the running statistics stay as they are. With it both run, even at gamma = 1 and at 0.
 /// Guo et al. 2024, "SLAB: Efficient Transformers with Simplified Linear Attention and Progressive Re-parameterized Batch Normalization".
 template <Norm N>
 struct progressive_rep_batch_norm {
@@ -28,7 +28,9 @@ struct progressive_rep_batch_norm {
     }
     std::size_t workspace_bytes(const shape& x, index_t concurrency) const { return rep.workspace_bytes(x, concurrency); }
     std::size_t narrow_workspace_bytes(const shape& x, index_t concurrency) const { return rep.narrow_workspace_bytes(x, concurrency); }
-    void forward(const stored_view<const scalar>& x, const stored_view<scalar>& out, const execution& run) const { rep.forward(x, out, run); }
+    void forward(const stored_view<const scalar>& x, const stored_view<scalar>& out, const execution& run) const {
+        rep.forward(x, out, run);
+    }
     /// What inference does to channel c.
     channel_map map_of(index_t c) const { return rep.map_of(c); }
 };
@@ -39,17 +41,19 @@ std::size_t training_workspace_bytes(const progressive_rep_batch_norm<N>& norm, 
     return std::max(norm.norm.workspace_bytes(x, concurrency), training_workspace_bytes(norm.rep, x, concurrency));
 }
 
-/// One training call: out = gamma N(x) + (1 - gamma) RepBN(x) with the statistics of this batch, by which the running `statistics` move; without
-/// gamma, out = N(x). Tokens that the mask leaves out are no part of the statistics, and give gamma N(x) + (1 - gamma)(x + eta x).
+/// One training call: out = gamma N(x) + (1 - gamma) RepBN(x) with the statistics of this batch, by which the running `statistics` move;
+/// without gamma, out = N(x). Tokens that the mask leaves out are no part of the statistics, and give gamma N(x) + (1 - gamma)(x + eta x).
 /// Throws attention_error, before anything is written: as `train` of a batch_norm does, what N refuses, a gamma outside [0, 1].
 template <Norm N>
-void train(const progressive_rep_batch_norm<N>& norm, const tensor_view<const typename N::scalar>& x, const tensor_view<typename N::scalar>& out,
-           batch_norm_statistics& statistics, std::optional<double> gamma, const execution& run, const token_mask& mask = {}) {
+void train(const progressive_rep_batch_norm<N>& norm, const tensor_view<const typename N::scalar>& x,
+           const tensor_view<typename N::scalar>& out, batch_norm_statistics& statistics, std::optional<double> gamma, const execution& run,
+           const token_mask& mask = {}) {
     detail::check_training<typename N::scalar>(norm.name, x, out, statistics, mask, gamma.has_value());
     norm.rep.check_parameters(norm.name, x.shape());
     norm.norm.check(x.shape());
     norm.check_apart(output_memory(norm.name, "out", out));
-    if (gamma && !(*gamma >= 0 && *gamma <= 1)) throw argument_error(norm.name, "gamma", "is " + std::to_string(*gamma) + ", but must lie between 0 and 1");
+    if (gamma && !(*gamma >= 0 && *gamma <= 1))
+        throw argument_error(norm.name, "gamma", "is " + std::to_string(*gamma) + ", but must lie between 0 and 1");
     detail::check_workspace(norm.name, run, training_workspace_bytes(norm, x.shape(), run.concurrency()), x.shape());
     norm.norm.forward(x, out, run);
     if (gamma) norm.rep.batch.train(x, out, statistics, run, mask, norm.rep.eta, *gamma);

@@ -35,7 +35,9 @@ public:
         detail::check_rows(name, "x", x);
         detail::check_mask(name, mask, x.shape());
         if (x.shape().channels != std::ssize(mean_))
-            throw shape_error(name, "x", "has shape " + to_string(x.shape()) + ", but the statistics are of " + std::to_string(mean_.size()) + " channels");
+            throw shape_error(name, "x",
+                              "has shape " + to_string(x.shape()) + ", but the statistics are of " + std::to_string(mean_.size()) +
+                                  " channels");
         detail::check_workspace(name, run, workspace_bytes<T>(x.shape(), run.concurrency()), x.shape());
         if (x.shape().size() == 0) return;
         detail::scratch memory(run.workspace().bytes().data());

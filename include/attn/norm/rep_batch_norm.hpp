@@ -39,8 +39,9 @@ struct rep_batch_norm {
 
 /// Training of a rep_batch_norm: as of a batch_norm, plus eta x.
 template <Scalar T>
-void train(const rep_batch_norm<T>& norm, const std::type_identity_t<tensor_view<const T>>& x, const std::type_identity_t<tensor_view<T>>& out,
-           batch_norm_statistics& statistics, const execution& run, const token_mask& mask = {}) {
+void train(const rep_batch_norm<T>& norm, const std::type_identity_t<tensor_view<const T>>& x,
+           const std::type_identity_t<tensor_view<T>>& out, batch_norm_statistics& statistics, const execution& run,
+           const token_mask& mask = {}) {
     detail::check_training<T>(norm.name, x, out, statistics, mask);
     norm.check_parameters(norm.name, x.shape());
     norm.check_apart(output_memory(norm.name, "out", out));
@@ -60,9 +61,11 @@ batch_norm<T> reparameterised(const rep_batch_norm<T>& norm, std::span<T> weight
     norm.check(channels);
     for (const auto& [argument, memory] : {std::pair("weight'", weight), std::pair("bias'", bias)})
         if (memory.size() != from.mean.size())
-            throw shape_error(norm.name, argument, "has " + std::to_string(memory.size()) + " entries, but the norm has " + std::to_string(from.mean.size()));
+            throw shape_error(norm.name, argument,
+                              "has " + std::to_string(memory.size()) + " entries, but the norm has " + std::to_string(from.mean.size()));
     for (std::size_t c = 0; c < weight.size(); ++c) {
-        const auto old_weight = from.weight.empty() ? 1 : static_cast<double>(from.weight[c]), old_bias = from.bias.empty() ? 0 : static_cast<double>(from.bias[c]);
+        const auto old_weight = from.weight.empty() ? 1 : static_cast<double>(from.weight[c]),
+                   old_bias = from.bias.empty() ? 0 : static_cast<double>(from.bias[c]);
         weight[c] = static_cast<T>(old_weight + norm.eta * std::sqrt(from.variance[c] + from.eps));
         bias[c] = static_cast<T>(old_bias + norm.eta * from.mean[c]);
     }

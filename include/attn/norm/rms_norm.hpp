@@ -9,10 +9,10 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// For each row x (channels) of a tensor (batch, heads, tokens, channels), over its channels:
 ///     out = x / sqrt(mean(x^2) + eps) * weight
 /// weight: (channels), or empty (1). The operator refers to it; its owner keeps it.
-/// A row that holds NaN becomes NaN; beside an infinity, which becomes NaN, the finite numbers become 0; no other row is touched. Squares that
-/// would overflow or underflow are computed in double, scaled.
-/// Time: one read and one write of the tensor. Memory: none, or some rows a thread where x and out are not stored alike. See `normalise` for errors.
-/// Zhang and Sennrich 2019, "Root Mean Square Layer Normalization".
+/// A row that holds NaN becomes NaN; beside an infinity, which becomes NaN, the finite numbers become 0; no other row is touched. Squares
+/// that would overflow or underflow are computed in double, scaled.
+/// Time: one read and one write of the tensor. Memory: none, or some rows a thread where x and out are not stored alike. See `normalise`
+/// for errors. Zhang and Sennrich 2019, "Root Mean Square Layer Normalization".
 template <Scalar T>
 struct rms_norm {
     using scalar = T;
@@ -27,15 +27,17 @@ struct rms_norm {
     }
     void check_apart(const output_memory& out) const { out.require_apart("weight", weight); }
     std::size_t workspace_bytes(const shape&, index_t) const { return 0; }
-    std::size_t narrow_workspace_bytes(const shape& x, index_t concurrency) const { return detail::row_pairs<T>::narrow_bytes(x, concurrency); }
+    std::size_t narrow_workspace_bytes(const shape& x, index_t concurrency) const {
+        return detail::row_pairs<T>::narrow_bytes(x, concurrency);
+    }
 
     void forward(const stored_view<const T>& x, const stored_view<T>& out, const execution& run) const {
         const detail::row_pairs<T> pairs(x, out, run.workspace().bytes().data());
         const auto forward_as = [&](auto format, auto streaming, auto has_weight) {
-            const detail::row_operation<false, has_weight(), false, streaming(), T, format()> op{x.shape().channels, weight.data(), nullptr};
-            pairs.template for_each_run_in<format()>(run, [&](const stored_rows<const T>& rows, const stored_rows<T>& out_rows, index_t count) {
-                detail::normalise_rows(op, rows, out_rows, count, eps);
-            });
+            const detail::row_operation<false, has_weight(), false, streaming(), T, format()> op{x.shape().channels, weight.data(),
+                                                                                                 nullptr};
+            pairs.template for_each_run_in<format()>(run, [&](const stored_rows<const T>& rows, const stored_rows<T>& out_rows,
+                                                              index_t count) { detail::normalise_rows(op, rows, out_rows, count, eps); });
         };
         detail::with_storage<T>(x, out, forward_as, !weight.empty());
     }
@@ -43,7 +45,8 @@ struct rms_norm {
     using gradients = norm_gradients<T>;
     static constexpr bool adds_bias = false;
     std::size_t backward_workspace_bytes(const shape& x, index_t) const { return detail::row_gradients<false, T>::workspace_bytes(x); }
-    void backward(const tensor_view<const T>& x, const tensor_view<const T>& given, const norm_gradients<T>& wanted, const execution& run) const {
+    void backward(const tensor_view<const T>& x, const tensor_view<const T>& given, const norm_gradients<T>& wanted,
+                  const execution& run) const {
         detail::row_gradients<false, T>(x, given, wanted, weight, eps)(run);
     }
 };

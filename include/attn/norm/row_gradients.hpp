@@ -22,7 +22,8 @@ public:
     }
 
     /// weight: (channels), or empty.
-    row_gradients(const tensor_view<const T>& x, const tensor_view<const T>& given, const norm_gradients<T>& wanted, std::span<const T> weight, double eps)
+    row_gradients(const tensor_view<const T>& x, const tensor_view<const T>& given, const norm_gradients<T>& wanted,
+                  std::span<const T> weight, double eps)
         : x_(x), given_(given), wanted_(wanted), weight_(weight.empty() ? nullptr : weight.data()), eps_(eps) {}
 
     void operator()(const execution& run) const {
@@ -100,17 +101,20 @@ private:
                 const auto at = c + k * size;
                 step(k, at, lanes::load(x + at), lanes::load(given + at), weight_at(at));
             });
-        for (; c + size <= s.channels; c += size) step(std::integral_constant<int, 0>{}, c, lanes::load(x + c), lanes::load(given + c), weight_at(c));
+        for (; c + size <= s.channels; c += size)
+            step(std::integral_constant<int, 0>{}, c, lanes::load(x + c), lanes::load(given + c), weight_at(c));
         const auto left = s.channels - c;
         if (left > 0) { // given is 0 behind the row, and x is what it is elsewhere in it: a number
             const auto in_row = simd::lane_bits::first(left);
             const auto weight = weight_ ? lanes::load_first(weight_ + c, left) : lanes(1);
-            step(std::integral_constant<int, 1>{}, c, select(in_row, lanes::load_first(x + c, left), centre), lanes::load_first(given + c, left), weight);
+            step(std::integral_constant<int, 1>{}, c, select(in_row, lanes::load_first(x + c, left), centre),
+                 lanes::load_first(given + c, left), weight);
         }
         if (!wanted_.x.data()) return;
 
         const auto count = static_cast<T>(s.channels);
-        const lanes mean(sum((total[0] + total[1]) + (total[2] + total[3])) / count), slope(sum((products[0] + products[1]) + (products[2] + products[3])) / count);
+        const lanes mean(sum((total[0] + total[1]) + (total[2] + total[3])) / count),
+            slope(sum((products[0] + products[1]) + (products[2] + products[3])) / count);
         const auto gradient = [&](lanes value, lanes given_here, lanes weight) {
             const auto g = given_here * weight;
             if constexpr (centred) return scale * fma(-y_of(value), slope, g - mean);
@@ -123,7 +127,9 @@ private:
             else result.store(to + c);
         }
         if (left > 0)
-            gradient(lanes::load_first(x + c, left), lanes::load_first(given + c, left), weight_ ? lanes::load_first(weight_ + c, left) : lanes(1)).store_first(to + c, left);
+            gradient(lanes::load_first(x + c, left), lanes::load_first(given + c, left),
+                     weight_ ? lanes::load_first(weight_ + c, left) : lanes(1))
+                .store_first(to + c, left);
     }
 
     tensor_view<const T> x_, given_;

@@ -24,8 +24,8 @@ struct row_sums {
     T total, squares;
 };
 
-/// What a pass over rows does with them: weight and bias are (channels), or null where the template says so. Rows are widened on their way to
-/// registers, and rounded on the way back.
+/// What a pass over rows does with them: weight and bias are (channels), or null where the template says so. Rows are widened on their way
+/// to registers, and rounded on the way back.
 template <bool centred_, bool has_weight_, bool has_bias_, bool streaming_, Scalar T, narrow_format format = narrow_format::none>
 struct row_operation {
     using lanes = simd::lanes<T>;
@@ -53,7 +53,8 @@ struct row_operation {
     /// writing of another keeps both streams of memory busy; a row that is summed and then written makes them take turns. Four chains
     /// of sums hide the latency of adding, and keep partial sums short.
     template <bool sums, bool writes>
-    [[gnu::always_inline]] row_sums<T> pass(const std::byte* next, T from, const std::byte* x, std::byte* out, const row_map<T>& map) const {
+    [[gnu::always_inline]] row_sums<T> pass(const std::byte* next, T from, const std::byte* x, std::byte* out,
+                                            const row_map<T>& map) const {
         constexpr int chains = 4, size = lanes::size, bytes_ahead = 6144;
         const lanes shift(from), centre(map.centre), scale(map.scale), offset(map.offset);
         lanes total[chains], squares[chains];
@@ -87,7 +88,9 @@ struct row_operation {
             }
         }
         if constexpr (!sums) return {};
-        else return {centred ? sum((total[0] + total[1]) + (total[2] + total[3])) : T{0}, sum((squares[0] + squares[1]) + (squares[2] + squares[3]))};
+        else
+            return {centred ? sum((total[0] + total[1]) + (total[2] + total[3])) : T{0},
+                    sum((squares[0] + squares[1]) + (squares[2] + squares[3]))};
     }
 };
 

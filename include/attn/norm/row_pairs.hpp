@@ -9,8 +9,9 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
-/// Whether a kernel is to write its result, in such a format, past the caches: it is too large for much of it to be still there when it is read,
-/// and memory does not send what is to be overwritten. Not in place, where the caches hold it already, nor if it is rounded by another.
+/// Whether a kernel is to write its result, in such a format, past the caches: it is too large for much of it to be still there when it is
+/// read, and memory does not send what is to be overwritten. Not in place, where the caches hold it already, nor if it is rounded by
+/// another.
 template <Scalar T>
 bool worth_streaming(const stored_view<const T>& x, const stored_view<T>& out, narrow_format written = narrow_format::none) {
     constexpr index_t many_bytes = index_t{8} << 20;
@@ -18,8 +19,8 @@ bool worth_streaming(const stored_view<const T>& x, const stored_view<T>& out, n
     const auto aligned = [](index_t bytes) { return bytes % static_cast<index_t>(alignment) == 0; };
     const auto& s = out.strides();
     return out.format() == written && out.shape().size() * size >= many_bytes && out.data() != x.data() &&
-           aligned(static_cast<index_t>(reinterpret_cast<std::intptr_t>(out.data()))) && aligned(s.batch * size) && aligned(s.heads * size) &&
-           aligned(s.tokens * size);
+           aligned(static_cast<index_t>(reinterpret_cast<std::intptr_t>(out.data()))) && aligned(s.batch * size) &&
+           aligned(s.heads * size) && aligned(s.tokens * size);
 }
 
 /// Calls f with std::bool_constant for each of some conditions, known when the program runs.
@@ -42,8 +43,8 @@ struct row_run {
 };
 
 /// The token rows of x and out (batch, heads, tokens, channels) in the order in which x lies in memory, for work that treats every row
-/// alike: the heads of a token-major tensor are neighbours then, and a contiguous tensor is a single run. Rows that are stored in 16 bits are
-/// widened to the memory of a thread, some at a time, and rounded from there, unless the work is done in their format.
+/// alike: the heads of a token-major tensor are neighbours then, and a contiguous tensor is a single run. Rows that are stored in 16 bits
+/// are widened to the memory of a thread, some at a time, and rounded from there, unless the work is done in their format.
 template <Scalar T>
 class row_pairs {
 public:
@@ -87,20 +88,22 @@ public:
         }
     }
 
-    /// Calls f(rows of x, rows of out, count) on pieces of all rows, in parallel: of rows that are all stored in one format, or of T, which others
-    /// are widened to. The pieces do not depend on the number of threads.
+    /// Calls f(rows of x, rows of out, count) on pieces of all rows, in parallel: of rows that are all stored in one format, or of T, which
+    /// others are widened to. The pieces do not depend on the number of threads.
     template <narrow_format format, class F>
     void for_each_run_in(const execution& run, const F& f) const {
         constexpr index_t bytes_of_a_task = 64 * 1024;
         const auto rows = count();
-        const auto rows_of_a_task = std::max<index_t>(1, bytes_of_a_task / (std::max<index_t>(1, channels_) * static_cast<index_t>(sizeof(T))));
+        const auto rows_of_a_task =
+            std::max<index_t>(1, bytes_of_a_task / (std::max<index_t>(1, channels_) * static_cast<index_t>(sizeof(T))));
         if (channels_ == 0) return;
         run.for_each((rows + rows_of_a_task - 1) / rows_of_a_task, [&](index_t task, index_t slice) {
             const auto first = task * rows_of_a_task;
-            for_each_run(first, std::min(rows_of_a_task, rows - first), [&](const stored_rows<const T>& x, const stored_rows<T>& out, index_t in_run) {
-                if (x.format == format && out.format == format) f(x, out, in_run);
-                else widened(x, out, in_run, memory_ + slice * thread_size(channels_), f);
-            });
+            for_each_run(first, std::min(rows_of_a_task, rows - first),
+                         [&](const stored_rows<const T>& x, const stored_rows<T>& out, index_t in_run) {
+                             if (x.format == format && out.format == format) f(x, out, in_run);
+                             else widened(x, out, in_run, memory_ + slice * thread_size(channels_), f);
+                         });
         });
     }
     /// Calls f(row_run) on them, of numbers of T.
@@ -141,7 +144,8 @@ private:
             };
             if (from.is_narrow()) kernel::copy_rows<T>(from, rows, channels_, memory, width);
             for (auto r = rows; r < std::min(rows + size, count - first); ++r) // the next, while these are computed
-                for (index_t c = 0; c < channels_; c += static_cast<index_t>(alignment) / from.element()) simd::prefetch(from.address(r, c));
+                for (index_t c = 0; c < channels_; c += static_cast<index_t>(alignment) / from.element())
+                    simd::prefetch(from.address(r, c));
             f(in_memory(from), in_memory(to), rows);
             for (index_t r = 0; to.is_narrow() && r < rows; ++r) kernel::store_row<T>(memory + r * width, channels_, to.from(r));
         }

@@ -51,10 +51,13 @@ inline void check_mask(std::string_view operation, const token_mask& mask, const
     check_view(operation, "mask", mask);
     const auto& s = mask.shape();
     if (s.batch != x.batch || (s.heads != 1 && s.heads != x.heads) || s.tokens != x.tokens || s.channels != 1)
-        throw shape_error(operation, "mask", "has shape " + to_string(s) + ", but x has " + to_string(x) + ": it must be (batch, heads or 1, tokens, 1)");
+        throw shape_error(operation, "mask",
+                          "has shape " + to_string(s) + ", but x has " + to_string(x) + ": it must be (batch, heads or 1, tokens, 1)");
 }
 
-inline bool counts(const token_mask& mask, index_t b, index_t h, index_t i) { return !mask.data() || mask(b, mask.shape().heads == 1 ? 0 : h, i, 0); }
+inline bool counts(const token_mask& mask, index_t b, index_t h, index_t i) {
+    return !mask.data() || mask(b, mask.shape().heads == 1 ? 0 : h, i, 0);
+}
 
 inline index_t counted_tokens(const token_mask& mask, const shape& x) {
     if (!mask.data()) return x.batch * x.heads * x.tokens;
@@ -65,8 +68,8 @@ inline index_t counted_tokens(const token_mask& mask, const shape& x) {
     return count;
 }
 
-/// Adds a few rows to moments. In lanes, the sums of x - shift and of its squares, where shift is x of the first row; should that lie far from
-/// the others, whose differences then all but cancel, the mean that these sums tell. Then, in double, the merge.
+/// Adds a few rows to moments. In lanes, the sums of x - shift and of its squares, where shift is x of the first row; should that lie far
+/// from the others, whose differences then all but cancel, the mean that these sums tell. Then, in double, the merge.
 template <Scalar T>
 class row_group {
 public:
@@ -111,7 +114,8 @@ private:
     template <int registers, class Load>
     [[gnu::always_inline]] void sum(index_t c, const Load& load) {
         constexpr int size = lanes::size;
-        lanes shift[static_cast<std::size_t>(registers)], total[static_cast<std::size_t>(registers)], squares[static_cast<std::size_t>(registers)];
+        lanes shift[static_cast<std::size_t>(registers)], total[static_cast<std::size_t>(registers)],
+            squares[static_cast<std::size_t>(registers)];
         simd::unroll<registers>([&](auto k) { shift[k] = load(rows_[0] + c + k * size); });
         add<registers>(c, 1, load, shift, total, squares);
         const lanes part = T{1} / static_cast<T>(count_), much = T{8};

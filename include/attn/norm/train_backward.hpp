@@ -7,8 +7,8 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-/// The gradients of a loss with respect to what a progressive_rep_batch_norm read: x, and the parameters of both of its norms, whose own x are
-/// left empty.
+/// The gradients of a loss with respect to what a progressive_rep_batch_norm read: x, and the parameters of both of its norms, whose own x
+/// are left empty.
 template <Scalar T>
 struct progressive_norm_gradients {
     tensor_view<T> x = {};
@@ -20,8 +20,8 @@ namespace detail {
 
 /// What is checked of the gradient of a training step.
 template <Norm N, Scalar T>
-void check_train_backward(const N& norm, const tensor_view<const T>& x, const tensor_view<const T>& given, const rep_norm_gradients<T>& wanted,
-                          const token_mask& mask, bool takes_statistics = true) {
+void check_train_backward(const N& norm, const tensor_view<const T>& x, const tensor_view<const T>& given,
+                          const rep_norm_gradients<T>& wanted, const token_mask& mask, bool takes_statistics = true) {
     check_norm_gradients<T>(N::name, x, given, wanted, true);
     check_mask(N::name, mask, x.shape());
     if (wanted.eta.size() > 1)
@@ -46,7 +46,9 @@ void check_train_backward(const N& norm, const tensor_view<const T>& x, const te
     }
     if (!takes_statistics) return;
     if (const auto tokens = counted_tokens(mask, x.shape()); tokens < 2)
-        throw shape_error(N::name, "x", "of shape " + to_string(x.shape()) + " has " + std::to_string(tokens) + " tokens that count, but training needs two for a variance");
+        throw shape_error(N::name, "x",
+                          "of shape " + to_string(x.shape()) + " has " + std::to_string(tokens) +
+                              " tokens that count, but training needs two for a variance");
 }
 
 } // namespace detail
@@ -60,11 +62,12 @@ std::size_t train_backward_workspace_bytes(const N&, const shape& x, index_t con
 /// The gradient of a training step of a batch_norm, out = BN(x) with the statistics of this batch, through these statistics: from x and the
 /// gradient of the loss by out, a pure function. A token that the mask leaves out was copied, and passes on what it is given.
 /// The same bits for every executor, number of threads and strides. Allocates nothing.
-/// Throws attention_error, before anything is read or written: what `train` refuses, shapes that do not fit, a gradient that overlaps what is
-/// read or another gradient, a workspace too small.
+/// Throws attention_error, before anything is read or written: what `train` refuses, shapes that do not fit, a gradient that overlaps what
+/// is read or another gradient, a workspace too small.
 template <Scalar T>
-void train_backward(const batch_norm<T>& norm, const std::type_identity_t<tensor_view<const T>>& x, const std::type_identity_t<tensor_view<const T>>& given,
-                    const std::type_identity_t<norm_gradients<T>>& wanted, const execution& run, const token_mask& mask = {}) {
+void train_backward(const batch_norm<T>& norm, const std::type_identity_t<tensor_view<const T>>& x,
+                    const std::type_identity_t<tensor_view<const T>>& given, const std::type_identity_t<norm_gradients<T>>& wanted,
+                    const execution& run, const token_mask& mask = {}) {
     const rep_norm_gradients<T> all{wanted, {}};
     detail::check_train_backward(norm, x, given, all, mask);
     norm.check_parameters(norm.name, x.shape());
@@ -74,8 +77,9 @@ void train_backward(const batch_norm<T>& norm, const std::type_identity_t<tensor
 
 /// The same of a rep_batch_norm, out = BN(x) + eta x.
 template <Scalar T>
-void train_backward(const rep_batch_norm<T>& norm, const std::type_identity_t<tensor_view<const T>>& x, const std::type_identity_t<tensor_view<const T>>& given,
-                    const std::type_identity_t<rep_norm_gradients<T>>& wanted, const execution& run, const token_mask& mask = {}) {
+void train_backward(const rep_batch_norm<T>& norm, const std::type_identity_t<tensor_view<const T>>& x,
+                    const std::type_identity_t<tensor_view<const T>>& given, const std::type_identity_t<rep_norm_gradients<T>>& wanted,
+                    const execution& run, const token_mask& mask = {}) {
     detail::check_train_backward(norm, x, given, wanted, mask);
     norm.check_parameters(norm.name, x.shape());
     detail::check_workspace(norm.name, run, train_backward_workspace_bytes(norm, x.shape(), run.concurrency()), x.shape());
@@ -88,11 +92,12 @@ std::size_t train_backward_workspace_bytes(const progressive_rep_batch_norm<N>& 
     return std::max(norm.norm.backward_workspace_bytes(x, concurrency), train_backward_workspace_bytes(norm.rep, x, concurrency));
 }
 
-/// The same of a progressive_rep_batch_norm, out = gamma N(x) + (1 - gamma) RepBN(x): gamma of the gradient goes through N and 1 - gamma through
-/// RepBN. Without gamma, as in the warm-up, N alone; then the gradients of RepBN's parameters are 0.
+/// The same of a progressive_rep_batch_norm, out = gamma N(x) + (1 - gamma) RepBN(x): gamma of the gradient goes through N and 1 - gamma
+/// through RepBN. Without gamma, as in the warm-up, N alone; then the gradients of RepBN's parameters are 0.
 template <DifferentiableNorm N>
-void train_backward(const progressive_rep_batch_norm<N>& norm, const tensor_view<const typename N::scalar>& x, const tensor_view<const typename N::scalar>& given,
-                    const progressive_norm_gradients<typename N::scalar>& wanted, std::optional<double> gamma, const execution& run, const token_mask& mask = {}) {
+void train_backward(const progressive_rep_batch_norm<N>& norm, const tensor_view<const typename N::scalar>& x,
+                    const tensor_view<const typename N::scalar>& given, const progressive_norm_gradients<typename N::scalar>& wanted,
+                    std::optional<double> gamma, const execution& run, const token_mask& mask = {}) {
     using T = typename N::scalar;
     rep_norm_gradients<T> of_rep = wanted.rep;
     norm_gradients<T> of_norm = wanted.norm;
@@ -107,7 +112,8 @@ void train_backward(const progressive_rep_batch_norm<N>& norm, const tensor_view
         }
     norm.norm.check(x.shape());
     norm.rep.check_parameters(norm.name, x.shape());
-    if (gamma && !(*gamma >= 0 && *gamma <= 1)) throw argument_error(norm.name, "gamma", "is " + std::to_string(*gamma) + ", but must lie between 0 and 1");
+    if (gamma && !(*gamma >= 0 && *gamma <= 1))
+        throw argument_error(norm.name, "gamma", "is " + std::to_string(*gamma) + ", but must lie between 0 and 1");
     detail::check_workspace(norm.name, run, train_backward_workspace_bytes(norm, x.shape(), run.concurrency()), x.shape());
 
     norm.norm.backward(x, given, of_norm, run);

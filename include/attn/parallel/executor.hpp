@@ -153,8 +153,9 @@ namespace detail {
 /// Throws argument_error if the workspace is too small for a call on x.
 inline void check_workspace(std::string_view operation, const execution& run, std::size_t needed, const shape& x) {
     if (run.workspace().size_bytes() >= needed) return;
-    throw argument_error(operation, "workspace", "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but x of shape " + to_string(x) + " on " +
-                                                  std::to_string(run.concurrency()) + " threads needs " + std::to_string(needed));
+    throw argument_error(operation, "workspace",
+                         "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but x of shape " + to_string(x) + " on " +
+                             std::to_string(run.concurrency()) + " threads needs " + std::to_string(needed));
 }
 
 } // namespace detail

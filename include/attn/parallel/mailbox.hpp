@@ -83,7 +83,8 @@ private:
         std::unique_lock lock(mutex_);
         const auto own = ends_.insert(ends_.end(), posted);
         const auto other = std::ranges::find_if(ends_, [&](const end& e) {
-            return e.state == end::waits && e.from == own->from && e.to == own->to && e.tag == own->tag && (e.source == nullptr) != (own->source == nullptr);
+            return e.state == end::waits && e.from == own->from && e.to == own->to && e.tag == own->tag &&
+                   (e.source == nullptr) != (own->source == nullptr);
         });
         if (other != ends_.end()) {
             const auto &sent = own->source ? *own : *other, &received = own->source ? *other : *own;
@@ -121,8 +122,8 @@ private:
     bool failed_ = false;
 };
 
-/// Calls body(0) ... body(count - 1), each on a thread of its own, and at the first exception on_failure(); that exception reaches the caller
-/// when all are done.
+/// Calls body(0) ... body(count - 1), each on a thread of its own, and at the first exception on_failure(); that exception reaches the
+/// caller when all are done.
 template <class Body, class F>
 void run_on_threads(index_t count, const Body& body, const F& on_failure) {
     first_exception failure;

@@ -40,8 +40,8 @@ inline int forks() {
 ///
 /// `parallel_for` may be called by several threads at once, and from inside a body: there it runs inline if the body is on one of
 /// the pool's own threads, which keeps nested calls from waiting for each other. A call allocates nothing. If bodies throw, the first
-/// exception reaches the caller when all that run are done. After a fork a child has none of the threads: parallel_for throws argument_error
-/// there, and a pool that the child makes works.
+/// exception reaches the caller when all that run are done. After a fork a child has none of the threads: parallel_for throws
+/// argument_error there, and a pool that the child makes works.
 class thread_pool {
 public:
     /// The most that Eigen's pool can count.
@@ -61,7 +61,8 @@ public:
 
     void parallel_for(index_t count, function_ref body) {
         if (is_elsewhere())
-            throw argument_error("thread_pool", "threads", "are those of the process before fork, which a child does not have: make a pool there");
+            throw argument_error("thread_pool", "threads",
+                                 "are those of the process before fork, which a child does not have: make a pool there");
         if (count <= 1 || !pool_ || pool_->CurrentThreadId() != -1) {
             for (index_t i = 0; i < count; ++i) body(i);
             return;
@@ -105,7 +106,8 @@ private:
     static index_t hardware_threads() { return std::max<index_t>(1, std::thread::hardware_concurrency()); }
     static index_t checked(index_t threads) {
         if (threads < 1 || threads > max_threads)
-            throw argument_error("thread_pool", "threads", "must be 1 to " + std::to_string(max_threads) + ", not " + std::to_string(threads));
+            throw argument_error("thread_pool", "threads",
+                                 "must be 1 to " + std::to_string(max_threads) + ", not " + std::to_string(threads));
         return threads;
     }
 

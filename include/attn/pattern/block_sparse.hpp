@@ -30,8 +30,8 @@ struct block_plane {
 namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 
 /// A bool matrix over blocks of queries and keys: blocks(floor(i / query_block), floor(j / key_block)). The blocks are the caller's
-/// memory, (entries, heads or 1, query blocks, key blocks), entry b mod entries for batch entry b. Refused: a block below one, blocks without memory, positions that they do not
-/// cover.
+/// memory, (entries, heads or 1, query blocks, key blocks), entry b mod entries for batch entry b. Refused: a block below one, blocks
+/// without memory, positions that they do not cover.
 /// DeepSpeed Sparse Attention; Zaheer et al. 2020, BigBird.
 struct block_sparse {
     static constexpr bool compares_positions = false;
@@ -49,7 +49,9 @@ struct block_sparse {
 
     void check(const pattern_context& context) const {
         const auto& size = blocks.shape();
-        const auto name = [&] { return "block_sparse{" + to_string(size) + ", " + std::to_string(query_block) + ", " + std::to_string(key_block) + "}"; };
+        const auto name = [&] {
+            return "block_sparse{" + to_string(size) + ", " + std::to_string(query_block) + ", " + std::to_string(key_block) + "}";
+        };
         context.require_at_least(1, query_block, name, "query block");
         context.require_at_least(1, key_block, name, "key block");
         if (const auto problem = detail::problem_of(blocks); !problem.empty()) context.refuse(name(), problem);

@@ -35,7 +35,9 @@ struct fixed {
     }
 
     void check(const pattern_context& context) const {
-        const auto name = [&] { return "fixed{" + std::to_string(block) + ", " + std::to_string(width) + ", " + std::to_string(sub) + "}"; };
+        const auto name = [&] {
+            return "fixed{" + std::to_string(block) + ", " + std::to_string(width) + ", " + std::to_string(sub) + "}";
+        };
         context.require_at_least(1, block, name, "block");
         context.require_at_least(1, width, name, "width");
         context.require_at_least(0, sub, name, "sub-block");
@@ -43,9 +45,7 @@ struct fixed {
     }
 
 private:
-    constexpr either<block_diagonal, summary> parts() const {
-        return {{block}, {block - (sub + 1) * width, block - sub * width, block}};
-    }
+    constexpr either<block_diagonal, summary> parts() const { return {{block}, {block - (sub + 1) * width, block - sub * width, block}}; }
 };
 
 } // namespace attn::pattern

@@ -15,8 +15,8 @@ struct shorter_than {
 namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 
 /// Padded batches: batch entry b has the keys before absolute position length[b], j < length[b]. The lengths are the caller's memory,
-/// one for each batch entry. Refused: another number of them, a negative one, and one beyond the keys there are. A call of some of the keys, whose
-/// lengths are those of all, gives its positions; without them it is taken to have all keys.
+/// one for each batch entry. Refused: another number of them, a negative one, and one beyond the keys there are. A call of some of the
+/// keys, whose lengths are those of all, gives its positions; without them it is taken to have all keys.
 struct lengths {
     static constexpr bool compares_positions = false;
     borrowed<const index_t> length;

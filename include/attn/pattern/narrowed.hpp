@@ -25,19 +25,15 @@ struct narrowed_pair {
             if (!needs_a) return right();
             if (!needs_b) return left();
         }
-        if constexpr (is_union)
-            return left() || right();
-        else
-            return left() && right();
+        if constexpr (is_union) return left() || right();
+        else return left() && right();
     }
 
 private:
     template <class Index, class V>
     static constexpr auto as_mask(const Index&, V value) {
-        if constexpr (QueryLanes<Index> && std::same_as<V, bool>)
-            return Index::mask_from_bits(value ? ~std::uint64_t{0} : 0);
-        else
-            return value;
+        if constexpr (QueryLanes<Index> && std::same_as<V, bool>) return Index::mask_from_bits(value ? ~std::uint64_t{0} : 0);
+        else return value;
     }
 };
 

@@ -13,11 +13,11 @@ namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 /// What a neighbourhood is, along each of D axes, the last of which is that of neighbouring tokens.
 template <std::size_t D>
 struct neighborhood_rule {
-    std::array<index_t, D> grid;          ///< tokens along each axis
-    std::array<index_t, D> window;        ///< keys that a query sees along each axis
+    std::array<index_t, D> grid;              ///< tokens along each axis
+    std::array<index_t, D> window;            ///< keys that a query sees along each axis
     std::array<index_t, D> dilation = ones(); ///< from one of them to the next
-    std::array<bool, D> causal = {};      ///< only keys up to the query's own place
-    std::array<index_t, D> tile = ones(); ///< how tokens lie: tile after tile, each row-major; ones: the whole grid row-major
+    std::array<bool, D> causal = {};          ///< only keys up to the query's own place
+    std::array<index_t, D> tile = ones();     ///< how tokens lie: tile after tile, each row-major; ones: the whole grid row-major
 
 private:
     static constexpr std::array<index_t, D> ones() {
@@ -31,8 +31,8 @@ private:
 /// always has as many. Along an axis of L tokens, a query at place x with dilation r sees places of its own residue class modulo r, of
 /// which it is number t = floor(x / r) of L_g: those numbered
 ///     s .. s + window - 1,      s = clamp(t - floor(window / 2), 0, L_g - window);      causal: t - window + 1 .. t, as far as they exist
-/// Positions are 0 .. product of the grid - 1, others are refused, and tokens lie row-major, or in tiles (a grid of 56 x 56 in tiles of 4 x 4,
-/// as window_partition lays them out), which costs fewer visited pairs: a register of queries then lies close together along both axes.
+/// Positions are 0 .. product of the grid - 1, others are refused, and tokens lie row-major, or in tiles (a grid of 56 x 56 in tiles of 4 x
+/// 4, as window_partition lays them out), which costs fewer visited pairs: a register of queries then lies close together along both axes.
 /// O(n product of the windows) pairs. What it needs of each token is found once, in O(n) memory that copies of the pattern share.
 /// Throws argument_error if a number is below 1, a dilated window is longer than its axis, or a tile does not divide the grid.
 /// Hassani et al. 2023, "Neighborhood Attention Transformer"; Hassani and Shi 2022, "Dilated Neighborhood Attention Transformer"; NATTEN.
@@ -65,10 +65,10 @@ public:
         for (std::size_t a = 0; a < D; ++a) {
             const auto step = rule_.dilation[a], window = rule_.window[a] * step;
             const auto before = (rule_.causal[a] ? rule_.window[a] - 1 : rule_.window[a] / 2) * step;
-            if (rule_.causal[a])
-                seen = seen && k[a] <= q[a] && q[a] - k[a] <= before;
+            if (rule_.causal[a]) seen = seen && k[a] <= q[a] && q[a] - k[a] <= before;
             else
-                seen = seen && (q[a] - k[a] <= before || k[a] >= rule_.grid[a] - window) && (k[a] < window || k[a] - q[a] < window - before);
+                seen =
+                    seen && (q[a] - k[a] <= before || k[a] >= rule_.grid[a] - window) && (k[a] < window || k[a] - q[a] < window - before);
             if (step > 1) seen = seen && floor_mod(q[a] - k[a], step) == 0;
         }
         return seen;
@@ -115,7 +115,7 @@ public:
     private:
         static constexpr std::size_t slot_count = 64;
         const neighborhood* pattern_;
-        mutable index_t first_ = -1; // of the queries
+        mutable index_t first_ = -1;                                             // of the queries
         mutable std::array<std::array<std::int32_t, slot_count>, D> place_ = {}; // -1: none
         mutable std::array<std::array<std::uint64_t, slot_count>, D> queries_ = {};
     };
@@ -128,7 +128,8 @@ public:
         return is_tiled() ? 1 : common;
     }
     void check(const pattern_context& context) const {
-        context.require_inside(0, tokens(), 0, tokens(), [&] { return "neighborhood{" + text_of(rule_.grid) + ", " + text_of(rule_.window) + "}"; });
+        context.require_inside(0, tokens(), 0, tokens(),
+                               [&] { return "neighborhood{" + text_of(rule_.grid) + ", " + text_of(rule_.window) + "}"; });
     }
 
 private:
@@ -140,8 +141,8 @@ private:
         void add(const neighborhood_rule<D>& rule, std::size_t a, index_t x) {
             const auto step = rule.dilation[a], length = rule.grid[a], window = rule.window[a];
             const auto residue = x % step, number = x / step, count = (length - residue + step - 1) / step;
-            const auto start = rule.causal[a] ? std::max<index_t>(0, number - window + 1)
-                                              : std::clamp<index_t>(number - window / 2, 0, count - window);
+            const auto start =
+                rule.causal[a] ? std::max<index_t>(0, number - window + 1) : std::clamp<index_t>(number - window / 2, 0, count - window);
             const auto end = rule.causal[a] ? number : start + window - 1, offset = residue * length;
             place.push_back(static_cast<std::int32_t>(offset + number));
             first.push_back(static_cast<std::int32_t>(offset + start));
@@ -170,7 +171,9 @@ private:
         for (const auto number : numbers) text.append(text.empty() ? "" : " x ").append(std::to_string(number));
         return text;
     }
-    index_t tokens() const { return std::apply([](auto... extents) { return detail::product(extents...); }, rule_.grid); }
+    index_t tokens() const {
+        return std::apply([](auto... extents) { return detail::product(extents...); }, rule_.grid);
+    }
     /// Tokens from one to the next along an axis.
     index_t stride(std::size_t a) const {
         index_t s = 1;

@@ -22,28 +22,21 @@ struct hidden {
 
 template <class A, class B>
 constexpr auto either_term(const A& a, const B& b) {
-    if constexpr (std::same_as<A, hidden>)
-        return b;
-    else if constexpr (std::same_as<B, hidden>)
-        return a;
-    else
-        return pattern::either<A, B>{a, b};
+    if constexpr (std::same_as<A, hidden>) return b;
+    else if constexpr (std::same_as<B, hidden>) return a;
+    else return pattern::either<A, B>{a, b};
 }
 
 template <class A, class B>
 constexpr auto both_term(const A& a, const B& b) {
-    if constexpr (std::same_as<A, hidden> || std::same_as<B, hidden>)
-        return hidden{};
-    else
-        return pattern::both<A, B>{a, b};
+    if constexpr (std::same_as<A, hidden> || std::same_as<B, hidden>) return hidden{};
+    else return pattern::both<A, B>{a, b};
 }
 
 template <class A, class... B>
 constexpr auto both_each(const A& a, const std::tuple<B...>& terms) {
-    if constexpr (std::same_as<A, hidden>)
-        return std::tuple<>{};
-    else
-        return std::apply([&](const B&... b) { return std::tuple<pattern::both<A, B>...>(pattern::both<A, B>{a, b}...); }, terms);
+    if constexpr (std::same_as<A, hidden>) return std::tuple<>{};
+    else return std::apply([&](const B&... b) { return std::tuple<pattern::both<A, B>...>(pattern::both<A, B>{a, b}...); }, terms);
 }
 
 template <class Stepless, class... Stepped>
@@ -58,10 +51,8 @@ constexpr auto terms_of(const pattern::both<A, B>& p);
 
 template <class P>
 constexpr auto terms_of(const P& p) {
-    if constexpr (HasStep<P>)
-        return union_terms<hidden, P>{{}, {p}};
-    else
-        return union_terms<P>{p, {}};
+    if constexpr (HasStep<P>) return union_terms<hidden, P>{{}, {p}};
+    else return union_terms<P>{p, {}};
 }
 
 template <class A, class B>
@@ -76,7 +67,8 @@ constexpr auto terms_of(const pattern::both<A, B>& p) {
     const auto a = terms_of(p.a);
     const auto b = terms_of(p.b);
     const auto cross = std::apply([&](const auto&... term) { return std::tuple_cat(both_each(term, b.stepped)...); }, a.stepped);
-    return make_terms(both_term(a.stepless, b.stepless), std::tuple_cat(both_each(a.stepless, b.stepped), both_each(b.stepless, a.stepped), cross));
+    return make_terms(both_term(a.stepless, b.stepless),
+                      std::tuple_cat(both_each(a.stepless, b.stepped), both_each(b.stepless, a.stepped), cross));
 }
 
 template <class P>
@@ -88,12 +80,11 @@ template <class Earlier, class F>
 constexpr void passes_after(const Earlier&, const position_range&, const position_range&, F&) {}
 
 template <class Earlier, class F, class P, class... Later>
-constexpr void passes_after(const Earlier& earlier, const position_range& queries, const position_range& keys, F& body, const P& p, const Later&... later) {
+constexpr void passes_after(const Earlier& earlier, const position_range& queries, const position_range& keys, F& body, const P& p,
+                            const Later&... later) {
     if (sees_anything(p, queries, keys)) {
-        if constexpr (std::same_as<Earlier, hidden>)
-            body(p, step_of(p));
-        else
-            body(pattern::both<P, pattern::inverse<Earlier>>{p, {earlier}}, step_of(p));
+        if constexpr (std::same_as<Earlier, hidden>) body(p, step_of(p));
+        else body(pattern::both<P, pattern::inverse<Earlier>>{p, {earlier}}, step_of(p));
     }
     passes_after(either_term(earlier, p), queries, keys, body, later...);
 }
@@ -137,12 +128,16 @@ constexpr void for_each_pass(const P& p, index_t first_query, index_t queries, i
 }
 
 /// The pairs of a pattern (after `at`): how many are visible, and how many its schedule visits with tiles of `tile` queries (and a
-/// unit, see tile_at) and runs of `grain` keys. Full runs are counted by multiplication, partial ones pair by pair. Throws attention_error if
-/// the pattern is wrong.
+/// unit, see tile_at) and runs of `grain` keys. Full runs are counted by multiplication, partial ones pair by pair. Throws attention_error
+/// if the pattern is wrong.
 template <Pattern P>
-constexpr pair_count visited_pairs(const P& p, index_t first_query, index_t queries, index_t first_key, index_t keys, index_t tile, index_t grain, index_t unit = 0) {
-    attn::check(p, pattern_context{.operation = "visited_pairs", .first_query = first_query, .end_query = first_query + queries,
-                             .first_key = first_key, .end_key = first_key + keys});
+constexpr pair_count visited_pairs(const P& p, index_t first_query, index_t queries, index_t first_key, index_t keys, index_t tile,
+                                   index_t grain, index_t unit = 0) {
+    attn::check(p, pattern_context{.operation = "visited_pairs",
+                                   .first_query = first_query,
+                                   .end_query = first_query + queries,
+                                   .first_key = first_key,
+                                   .end_key = first_key + keys});
     pair_count pairs;
     for_each_pass(p, first_query, queries, first_key, keys, [&](const auto& pass, index_t step) {
         for (index_t t = 0; t < tile_count(queries, tile, step); ++t) {

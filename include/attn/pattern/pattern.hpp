@@ -44,25 +44,24 @@ constexpr index_t common_multiple(index_t a, index_t b) {
 template <class P>
     requires(detail::HasAt<P> || detail::HasVisible<P>)
 constexpr auto at(const P& p, index_t batch, index_t head) {
-    if constexpr (detail::HasAt<P>)
-        return p.at(batch, head);
-    else
-        return p;
+    if constexpr (detail::HasAt<P>) return p.at(batch, head);
+    else return p;
 }
 
 /// True if all heads of a batch entry have the same pattern, for all that its type and its promise tell.
 template <class P>
 constexpr bool heads_alike(const P& p) {
-    if constexpr (detail::HasHeadsAlike<P>)
-        return p.heads_alike();
-    else
-        return !detail::HasAt<P>;
+    if constexpr (detail::HasHeadsAlike<P>) return p.heads_alike();
+    else return !detail::HasAt<P>;
 }
 
 /// Whether a pattern or a score function compares the positions of queries with those of keys: so is each that does not say otherwise.
 template <class P>
 inline constexpr bool compares_positions = [] {
-    if constexpr (requires { { P::compares_positions } -> std::convertible_to<bool>; }) return P::compares_positions;
+    if constexpr (requires {
+                      { P::compares_positions } -> std::convertible_to<bool>;
+                  })
+        return P::compares_positions;
     else return true;
 }();
 
@@ -102,10 +101,8 @@ inline constexpr index_t longest_step = farthest_position >> 6;
 /// step() of a pattern, 1 if it promises nothing.
 template <Pattern P>
 constexpr index_t step_of(const P& p) {
-    if constexpr (detail::HasStep<P>)
-        return p.step() <= detail::longest_step ? p.step() : 1;
-    else
-        return 1;
+    if constexpr (detail::HasStep<P>) return p.step() <= detail::longest_step ? p.step() : 1;
+    else return 1;
 }
 
 /// Throws argument_error if a parameter of the pattern, or of one that it is made of, is wrong or does not fit the context, or if it

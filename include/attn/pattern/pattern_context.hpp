@@ -30,21 +30,22 @@ struct pattern_context {
     void require_at_least(index_t least, index_t value, const auto& name, const char* parameter) const {
         if (value < least) refuse(name(), "needs a " + std::string(parameter) + " of at least " + std::to_string(least));
     }
-    /// Throws argument_error unless a table of that many batch entries and heads serves all: its batch entries are repeated, image after image,
-    /// and its heads are 1 or the context's number.
+    /// Throws argument_error unless a table of that many batch entries and heads serves all: its batch entries are repeated, image after
+    /// image, and its heads are 1 or the context's number.
     void require_broadcast(const shape& table, const auto& name) const {
         if (!repeats(table.batch)) refuse(name(), "is for another batch than " + std::to_string(batch));
         if (table.heads != 1 && table.heads != heads) refuse(name(), "is for another number of heads than " + std::to_string(heads));
     }
-    /// Throws argument_error if it is open how queries stand beside keys: nothing was given, and there are not as many of both. what: "pattern" or
-    /// "score", which compares them.
+    /// Throws argument_error if it is open how queries stand beside keys: nothing was given, and there are not as many of both. what:
+    /// "pattern" or "score", which compares them.
     void require_positions(const char* what) const {
         if (where.given() || queries == keys || queries == 0 || keys == 0) return;
         const auto n = std::to_string(queries), m = std::to_string(keys);
-        throw argument_error(operation, "positions",
-                          "are not given, but q has " + n + " tokens and k " + m + ", and the " + what +
-                              " compares their positions: attn::top_left() puts the first query beside the first key, attn::bottom_right(" + n + ", " + m +
-                              ") the last beside the last");
+        throw argument_error(
+            operation, "positions",
+            "are not given, but q has " + n + " tokens and k " + m + ", and the " + what +
+                " compares their positions: attn::top_left() puts the first query beside the first key, attn::bottom_right(" + n + ", " +
+                m + ") the last beside the last");
     }
     /// Whether so many entries of a table serve all batch entries, image after image.
     bool repeats(index_t entries) const { return entries > 0 ? batch % entries == 0 : batch == 0; }
@@ -60,7 +61,7 @@ struct pattern_context {
         const auto outside = [&](const char* what, index_t first, index_t end, index_t begin, index_t limit) {
             if (first < end && (first < begin || end > limit))
                 refuse(name(), "is for " + std::string(what) + " " + std::to_string(begin) + " .. " + std::to_string(limit - 1) + ", not " +
-                                    std::to_string(first) + " .. " + std::to_string(end - 1));
+                                   std::to_string(first) + " .. " + std::to_string(end - 1));
         };
         outside("queries", first_query, end_query, query_begin, query_end);
         outside("keys", first_key, end_key, key_begin, key_end);

@@ -29,7 +29,8 @@ namespace detail {
 
 /// Two ranges, or a range and an integer: templates, so that every integral type matches exactly.
 template <class A, class B>
-concept Ranges = (std::same_as<A, position_range> && (std::same_as<B, position_range> || std::integral<B>)) || (std::integral<A> && std::same_as<B, position_range>);
+concept Ranges = (std::same_as<A, position_range> && (std::same_as<B, position_range> || std::integral<B>)) ||
+                 (std::integral<A> && std::same_as<B, position_range>);
 
 constexpr index_t common_step(index_t a, index_t b) {
     if (a == b || b == 0) return a;

@@ -85,7 +85,8 @@ public:
 
     /// The same ids for queries and keys, laid out [entries][n], for the positions from `first`. Batch entry b has those of entry
     /// b mod entries: one for all, or the windows of an image, image after image. Throws shape_error if `entries` does not divide.
-    explicit segments(std::span<const std::int32_t> ids, index_t entries = 1, index_t first = 0) : segments(ids, ids, entries, first, first) {}
+    explicit segments(std::span<const std::int32_t> ids, index_t entries = 1, index_t first = 0)
+        : segments(ids, ids, entries, first, first) {}
 
     /// Separate ids for queries and keys, laid out [entries][n] and [entries][m].
     segments(std::span<const std::int32_t> query_ids, std::span<const std::int32_t> key_ids, index_t entries = 1, index_t first_query = 0,
@@ -94,8 +95,9 @@ public:
         detail::check_positions("segments", "first_query", first_query, 0);
         detail::check_positions("segments", "first_key", first_key, 0);
         if (entries < 1 || std::ssize(query_ids) % entries != 0 || std::ssize(key_ids) % entries != 0)
-            throw shape_error("segments", "ids", "(" + std::to_string(query_ids.size()) + " for queries, " + std::to_string(key_ids.size()) +
-                                                     " for keys) do not fall into " + std::to_string(entries) + " entries");
+            throw shape_error("segments", "ids",
+                              "(" + std::to_string(query_ids.size()) + " for queries, " + std::to_string(key_ids.size()) +
+                                  " for keys) do not fall into " + std::to_string(entries) + " entries");
         const auto made = std::make_shared<tables>();
         made->queries = trees(query_ids, entries);
         made->keys = trees(key_ids, entries);
@@ -117,8 +119,10 @@ public:
     bool heads_alike() const { return true; }
 
     void check(const pattern_context& context) const {
-        const auto name = [&] { return "segments{" + std::to_string(entries_) + " x " + std::to_string(queries_.count) + " queries, " +
-                          std::to_string(keys_.count) + " keys}"; };
+        const auto name = [&] {
+            return "segments{" + std::to_string(entries_) + " x " + std::to_string(queries_.count) + " queries, " +
+                   std::to_string(keys_.count) + " keys}";
+        };
         if (context.batch % entries_ != 0) context.refuse(name(), "is for another batch than " + std::to_string(context.batch));
         context.require_inside(queries_.first, queries_.first + queries_.count, keys_.first, keys_.first + keys_.count, name);
     }
@@ -137,7 +141,8 @@ private:
         std::vector<detail::id_bounds> nodes(2 * ids.size());
         for (index_t entry = 0; entry < entries; ++entry) {
             auto* tree = nodes.data() + entry * 2 * count;
-            for (index_t k = 0; k < count; ++k) tree[count + k].low = tree[count + k].high = ids[static_cast<std::size_t>(entry * count + k)];
+            for (index_t k = 0; k < count; ++k)
+                tree[count + k].low = tree[count + k].high = ids[static_cast<std::size_t>(entry * count + k)];
             for (index_t k = count - 1; k > 0; --k)
                 tree[k] = {std::min(tree[2 * k].low, tree[2 * k + 1].low), std::max(tree[2 * k].high, tree[2 * k + 1].high)};
         }

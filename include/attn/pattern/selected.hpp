@@ -44,9 +44,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 
 /// Selected key blocks: query i sees key j if the block floor(j / key_block) is in the list of the block floor(i / query_block).
 /// table: (entries, heads or 1, query blocks, list), the numbers of key blocks in any order, below 0 where a list is shorter; entry b mod
-/// entries is for batch entry b. It is copied and sorted once, into memory that copies of the pattern share; select_blocks makes one. O(n list
-/// key_block) pairs: the cost follows the lists. Combine it with causal. Throws argument_error for a block below 1 or a list that names a
-/// block twice, shape_error for a table without memory; refused: positions below 0, queries beyond the table.
+/// entries is for batch entry b. It is copied and sorted once, into memory that copies of the pattern share; select_blocks makes one. O(n
+/// list key_block) pairs: the cost follows the lists. Combine it with causal. Throws argument_error for a block below 1 or a list that
+/// names a block twice, shape_error for a table without memory; refused: positions below 0, queries beyond the table.
 /// Lu et al. 2025, "MoBA: Mixture of Block Attention for Long-Context LLMs"; Yuan et al. 2025, "Native Sparse Attention".
 class selected {
 public:
@@ -57,8 +57,9 @@ public:
         : size_(table.shape()), query_block_(query_block), key_block_(key_block) {
         detail::check_view("selected", "table", table);
         if (query_block < 1 || key_block < 1)
-            throw argument_error("selected", "blocks", "are of " + std::to_string(query_block) + " queries and " + std::to_string(key_block) +
-                                                           " keys: 1 at least is needed");
+            throw argument_error("selected", "blocks",
+                                 "are of " + std::to_string(query_block) + " queries and " + std::to_string(key_block) +
+                                     " keys: 1 at least is needed");
         std::vector<index_t> lists;
         lists.reserve(static_cast<std::size_t>(size_.size()));
         for (index_t b = 0; b < size_.batch; ++b)
@@ -75,7 +76,9 @@ public:
     }
     bool heads_alike() const { return size_.heads == 1; }
     void check(const pattern_context& context) const {
-        const auto name = [&] { return "selected{" + to_string(size_) + ", " + std::to_string(query_block_) + ", " + std::to_string(key_block_) + "}"; };
+        const auto name = [&] {
+            return "selected{" + to_string(size_) + ", " + std::to_string(query_block_) + ", " + std::to_string(key_block_) + "}";
+        };
         context.require_broadcast(size_, name);
         context.require_inside(0, detail::product(size_.tokens, query_block_), 0, farthest_position, name);
     }
@@ -88,7 +91,8 @@ private:
         std::sort(lists.begin() + begin, lists.end());
         const auto twice = std::adjacent_find(lists.begin() + begin, lists.end(), [](index_t x, index_t y) { return x == y && x != none; });
         if (twice != lists.end())
-            throw argument_error("selected", "table", "names block " + std::to_string(*twice) + " twice for query block " + std::to_string(row));
+            throw argument_error("selected", "table",
+                                 "names block " + std::to_string(*twice) + " twice for query block " + std::to_string(row));
     }
 
     shape size_;

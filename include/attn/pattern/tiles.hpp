@@ -31,8 +31,8 @@ struct tile_plane {
         const auto row = row_of(i.first), last_row = row_of(i.last), column = j.first - first_key, last_column = j.last - first_key;
         const auto from = row / box_rows, to = last_row / box_rows + 1;
         const auto left = column / box_columns, right = last_column / box_columns + 1;
-        const auto pairs = (std::min(table.rows, to * box_rows) - from * box_rows) *
-                           (std::min(table.columns, right * box_columns) - left * box_columns);
+        const auto pairs =
+            (std::min(table.rows, to * box_rows) - from * box_rows) * (std::min(table.columns, right * box_columns) - left * box_columns);
         const auto counts = counts_per_row(table.columns);
         index_t seen = 0;
         for (auto box = from; box < to; ++box) seen += visible_before[box * counts + right] - visible_before[box * counts + left];
@@ -72,9 +72,9 @@ public:
     static constexpr bool compares_positions = false;
 
     /// A bool tensor, true = visible, (entries, heads or 1, queries or 1, keys): what is 1, or has stride 0, serves all; batch entry b has
-    /// entry b mod entries, as those of an image's windows are repeated, image after image. Row 0 is the query first_query and column 0 the key
-    /// first_key: one number, or some that are repeated likewise. The tensor and they are not needed afterwards. Throws attention_error if it
-    /// has no memory.
+    /// entry b mod entries, as those of an image's windows are repeated, image after image. Row 0 is the query first_query and column 0 the
+    /// key first_key: one number, or some that are repeated likewise. The tensor and they are not needed afterwards. Throws attention_error
+    /// if it has no memory.
     explicit tiles(const attn::detail::read_view<bool>& mask, const per_batch& first_query = 0, const per_batch& first_key = 0)
         : size_(distinct(readable(mask))), any_query_(size_.tokens == 1) {
         look(first_query, first_key, [&](index_t batch, index_t head, index_t row, std::uint8_t* line) {
@@ -112,12 +112,14 @@ public:
         const auto name = [&] { return "tiles{" + to_string(size_) + "}"; };
         context.require_broadcast(size_, name);
         const auto check_entry = [&](const pattern_context& c, index_t first_query, index_t first_key) {
-            c.require_inside(any_query_ ? c.first_query : first_query, any_query_ ? c.end_query : detail::saturating_sum(first_query, size_.tokens),
-                             first_key, detail::saturating_sum(first_key, size_.channels), name);
+            c.require_inside(any_query_ ? c.first_query : first_query,
+                             any_query_ ? c.end_query : detail::saturating_sum(first_query, size_.tokens), first_key,
+                             detail::saturating_sum(first_key, size_.channels), name);
         };
         for (const auto* first : {&planes_->first_queries, &planes_->first_keys})
             if (!context.repeats(std::ssize(*first)) && first->size() != 1)
-                context.refuse(name(), "has " + std::to_string(first->size()) + " positions for a batch of " + std::to_string(context.batch));
+                context.refuse(name(),
+                               "has " + std::to_string(first->size()) + " positions for a batch of " + std::to_string(context.batch));
         if (planes_->first_queries.size() == 1 && planes_->first_keys.size() == 1)
             return check_entry(context, planes_->first_query(0), planes_->first_key(0));
         for (index_t b = 0; b < context.batch; ++b) check_entry(context.entry(b), planes_->first_query(b), planes_->first_key(b));

@@ -11,8 +11,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 ///     in[b,g,(y - top + ky, x - left + kx),c] given[b,h,(y,x),c] to of_weights[h,c,ky,kx]
 /// and the bias gets given[b,h,(y,x),c]. Of their shapes; those without memory are left out. Everything in T.
 template <class T, class U>
-void depthwise_gradients(const tensor_view<const T>& in, const tensor_view<const T>& given, const grid& g, const tensor_view<const U>& weights,
-                         const tensor_view<T>& of_input, const tensor_view<T>& of_weights, std::span<T> of_bias, std::span<const index_t> present = {}) {
+void depthwise_gradients(const tensor_view<const T>& in, const tensor_view<const T>& given, const grid& g,
+                         const tensor_view<const U>& weights, const tensor_view<T>& of_input, const tensor_view<T>& of_weights,
+                         std::span<T> of_bias, std::span<const index_t> present = {}) {
     const auto zero = [](const tensor_view<T>& t) {
         const auto& s = t.shape();
         for (index_t b = 0; t.data() && b < s.batch; ++b)

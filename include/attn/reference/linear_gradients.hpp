@@ -8,15 +8,15 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 
-/// The gradient of linear attention by its formulas, everything in T. With A_ij = phi(q_i) . phi(k_j) for the keys j that query i sees, given
-/// gradients dO of out, and N_i = sum_j A_ij + eps (without `normalise` N_i = 1 / scale, a constant):
+/// The gradient of linear attention by its formulas, everything in T. With A_ij = phi(q_i) . phi(k_j) for the keys j that query i sees,
+/// given gradients dO of out, and N_i = sum_j A_ij + eps (without `normalise` N_i = 1 / scale, a constant):
 ///     dv_j = sum_i A_ij / N_i dO_i,      dA_ij = (dO_i . v_j - dO_i . out_i) / N_i         (without `normalise` scale dO_i . v_j)
 ///     dq_i = phi'(q_i) sum_j dA_ij phi(k_j),      dk_j = phi'(k_j) sum_i dA_ij phi(q_i)         (channel by channel)
-/// with dk and dv summed over the query heads that share them. phi' is phi's slope by its text on dual numbers, or what its member `derivative`
-/// says. A view without memory is not wanted. Shapes and pattern are taken as checked.
+/// with dk and dv summed over the query heads that share them. phi' is phi's slope by its text on dual numbers, or what its member
+/// `derivative` says. A view without memory is not wanted. Shapes and pattern are taken as checked.
 template <class T, class F, Pattern P>
-void linear_gradients(const inputs<T>& in, const tensor_view<const T>& given, const input_gradients<T>& wanted, const F& phi, const P& pattern,
-                      bool normalise, double eps, double scale) {
+void linear_gradients(const inputs<T>& in, const tensor_view<const T>& given, const input_gradients<T>& wanted, const F& phi,
+                      const P& pattern, bool normalise, double eps, double scale) {
     const auto [batch, heads, n, d_k] = in.queries.shape();
     const auto [kv_batch, kv_heads, m, d_v] = in.values.shape();
     const auto features = [&](const auto& x) {
@@ -42,7 +42,8 @@ void linear_gradients(const inputs<T>& in, const tensor_view<const T>& given, co
             for (index_t i = 0; i < n; ++i) {
                 const auto for_each_seen = [&](const auto& visit) {
                     for (index_t j = 0; j < m; ++j)
-                        if (pattern_here.visible(in.positions.first_query[b] + i, in.positions.first_key[b] + j)) visit(j, weights[static_cast<std::size_t>(j)]);
+                        if (pattern_here.visible(in.positions.first_query[b] + i, in.positions.first_key[b] + j))
+                            visit(j, weights[static_cast<std::size_t>(j)]);
                 };
                 T denominator = static_cast<T>(eps);
                 for_each_seen([&](index_t j, T& weight) {
@@ -125,7 +126,8 @@ void focused_gradients(const tensor_view<const T>& x, int power, std::span<const
                     return;
                 }
                 const T u = relu_x / softplus, w = u / largest, p = static_cast<T>(power);
-                const T through_power = p * raised(w, power - 1) / norm_of_powers * given(b, h, i, c) - s * p * raised(w, 2 * power - 1) / squares_of_powers;
+                const T through_power =
+                    p * raised(w, power - 1) / norm_of_powers * given(b, h, i, c) - s * p * raised(w, 2 * power - 1) / squares_of_powers;
                 const T of_u = w * s / norm + norm * through_power;
                 to(b, h, i, c) = of_u / softplus * (x(b, h, i, c) > 0 ? T{1} : T{0});
                 if (!of_scale.empty()) of_scale[own] -= of_u * u / softplus / (1 + exp(-static_cast<T>(scale[own])));

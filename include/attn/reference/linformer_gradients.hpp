@@ -1,4 +1,5 @@
-// The definition of the gradient of projected attention: softmax attention's over the projected rows, then each projection's by its formula.
+// The definition of the gradient of projected attention: softmax attention's over the projected rows, then each projection's by its
+// formula.
 #pragma once
 
 #include "../core/heads.hpp"
@@ -19,8 +20,8 @@ void for_each_row(const projected_tokens<T>& given, const auto& f) {
 
 } // namespace detail
 
-/// From the gradients g of the rows that identity_projection gives: dx[r, c] += g[r, c]. Here and below of_x is (1, 1, m, channels); what has no
-/// memory is left out.
+/// From the gradients g of the rows that identity_projection gives: dx[r, c] += g[r, c]. Here and below of_x is (1, 1, m, channels); what
+/// has no memory is left out.
 template <class T>
 void identity_projection_gradients(const tokens<T>& x, const projected_tokens<T>& given, const tensor_view<T>& of_x) {
     detail::for_each_row(given, [&](index_t r, const auto& g) {
@@ -31,8 +32,8 @@ void identity_projection_gradients(const tokens<T>& x, const projected_tokens<T>
 /// Of linear_projection, over the visible j:
 ///     dx[j, c] += matrix[r, j] g[r, c],      dmatrix[r, j] += sum_c g[r, c] x[j, c],      dbias[r] += sum_c g[r, c]
 template <class T, class U>
-void linear_projection_gradients(const tokens<T>& x, const projected_tokens<T>& given, const tensor_view<T>& of_x, const tensor_view<const U>& matrix,
-                                 const tensor_view<T>& of_matrix, const tensor_view<T>& of_bias) {
+void linear_projection_gradients(const tokens<T>& x, const projected_tokens<T>& given, const tensor_view<T>& of_x,
+                                 const tensor_view<const U>& matrix, const tensor_view<T>& of_matrix, const tensor_view<T>& of_bias) {
     const auto head = detail::head_of(matrix, x.head);
     detail::for_each_row(given, [&](index_t r, const auto& g) {
         x.for_each_visible(0, x.count(), [&](index_t j) {
@@ -77,8 +78,8 @@ void max_pooling_gradients(const tokens<T>& x, const projected_tokens<T>& given,
 /// Of channel_convolution, with j = kernel r + t visible:
 ///     dx[j, c] += weights[t, c] g[r, c],      dweights[t, c] += g[r, c] x[j, c],      dbias[c] += g[r, c]
 template <class T, class U>
-void channel_convolution_gradients(const tokens<T>& x, const projected_tokens<T>& given, const tensor_view<T>& of_x, const tensor_view<const U>& weights,
-                                   const tensor_view<T>& of_weights, const tensor_view<T>& of_bias) {
+void channel_convolution_gradients(const tokens<T>& x, const projected_tokens<T>& given, const tensor_view<T>& of_x,
+                                   const tensor_view<const U>& weights, const tensor_view<T>& of_weights, const tensor_view<T>& of_bias) {
     const auto kernel = weights.shape().tokens, head = detail::head_of(weights, x.head);
     detail::for_each_row(given, [&](index_t r, const auto& g) {
         for (index_t c = 0; c < x.channels(); ++c) {
@@ -94,8 +95,8 @@ void channel_convolution_gradients(const tokens<T>& x, const projected_tokens<T>
 /// Of mixing_convolution, with j = kernel r + t visible:
 ///     dx[j, c] += sum_o weights[t, o, c] g[r, o],      dweights[t, o, c] += g[r, o] x[j, c],      dbias[o] += g[r, o]
 template <class T, class U>
-void mixing_convolution_gradients(const tokens<T>& x, const projected_tokens<T>& given, const tensor_view<T>& of_x, const tensor_view<const U>& weights,
-                                  const tensor_view<T>& of_weights, const tensor_view<T>& of_bias) {
+void mixing_convolution_gradients(const tokens<T>& x, const projected_tokens<T>& given, const tensor_view<T>& of_x,
+                                  const tensor_view<const U>& weights, const tensor_view<T>& of_weights, const tensor_view<T>& of_bias) {
     const auto kernel = weights.shape().batch, head = detail::head_of(weights, x.head);
     detail::for_each_row(given, [&](index_t r, const auto& g) {
         for (index_t o = 0; o < x.channels(); ++o) {
@@ -112,12 +113,12 @@ void mixing_convolution_gradients(const tokens<T>& x, const projected_tokens<T>&
 
 /// The gradient of `linformer`: that of softmax attention over the projected rows, dk' and dv' of them, then
 ///     of_key_projection(tokens, dk', dk),      of_value_projection(tokens, dv', dv)
-/// for each batch entry and head, which add to dk and dv (1, 1, m, channels), zeros before, and to the gradients of their parameters. A row that
-/// is left out has no gradient. A view of `wanted` without memory is not wanted.
+/// for each batch entry and head, which add to dk and dv (1, 1, m, channels), zeros before, and to the gradients of their parameters. A row
+/// that is left out has no gradient. A view of `wanted` without memory is not wanted.
 template <class T, Pattern P = dense>
 void linformer_gradients(const inputs<T>& in, const output_gradients<T>& given, const input_gradients<T>& wanted, const auto& project_keys,
-                         const auto& project_values, const auto& of_key_projection, const auto& of_value_projection, std::optional<double> scale = {},
-                         const P& pattern = {}) {
+                         const auto& project_values, const auto& of_key_projection, const auto& of_value_projection,
+                         std::optional<double> scale = {}, const P& pattern = {}) {
     const auto [kv_batch, kv_heads, m, d_v] = in.values.shape();
     const auto d_k = in.keys.shape().channels;
     for (index_t b = 0; b < kv_batch; ++b)
@@ -135,9 +136,11 @@ void linformer_gradients(const inputs<T>& in, const output_gradients<T>& given, 
             const auto rows = static_cast<index_t>(k.size()) / d_k;
             const auto some = [&](const auto& t) { return attn::detail::some_heads(t, b, 1, g * group, group); };
             std::vector<T> of_k(k.size()), of_v(v.size());
-            const inputs<T> projected{some(in.queries), head_major<const T>(k.data(), {1, 1, rows, d_k}), head_major<const T>(v.data(), {1, 1, rows, d_v})};
-            softmax_gradients<T>(projected, {some(given.values), some(given.log_sum_exp)},
-                                 {some(wanted.queries), head_major(of_k.data(), {1, 1, rows, d_k}), head_major(of_v.data(), {1, 1, rows, d_v})}, {}, scale);
+            const inputs<T> projected{some(in.queries), head_major<const T>(k.data(), {1, 1, rows, d_k}),
+                                      head_major<const T>(v.data(), {1, 1, rows, d_v})};
+            softmax_gradients<T>(
+                projected, {some(given.values), some(given.log_sum_exp)},
+                {some(wanted.queries), head_major(of_k.data(), {1, 1, rows, d_k}), head_major(of_v.data(), {1, 1, rows, d_v})}, {}, scale);
 
             const auto find = [&](const auto& projection, const tokens<T>& x, const std::vector<T>& numbers, const tensor_view<T>& to) {
                 projected_tokens<T> of_rows(keys.size());

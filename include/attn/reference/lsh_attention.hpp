@@ -31,7 +31,8 @@ void for_each_lsh_head(const tensor_view<const index_t>& buckets, index_t chunk,
                 for (index_t i = 0; i < n; ++i)
                     for (index_t j = 0; j < n; ++j) {
                         const auto chunks = place[at(i)] / chunk - place[at(j)] / chunk;
-                        if (bucket(i) == bucket(j) && (chunks == 0 || chunks == 1) && j != i && (!causal || j < i)) seen[at(i)].push_back(j);
+                        if (bucket(i) == bucket(j) && (chunks == 0 || chunks == 1) && j != i && (!causal || j < i))
+                            seen[at(i)].push_back(j);
                     }
             }
             for (index_t i = 0; i < n; ++i)
@@ -57,13 +58,15 @@ T lsh_score(const stored_view<const T>& q, index_t b, index_t h, index_t i, inde
 
 } // namespace detail
 
-/// LSH attention by its formula, everything in T, given the bucket of every token in every round, (batch, heads, n, rounds). Tokens sorted by
-/// (bucket, position) are cut into chunks; a token sees the others of its bucket in its chunk and the one before, only earlier ones if causal:
+/// LSH attention by its formula, everything in T, given the bucket of every token in every round, (batch, heads, n, rounds). Tokens sorted
+/// by (bucket, position) are cut into chunks; a token sees the others of its bucket in its chunk and the one before, only earlier ones if
+/// causal:
 ///     x_ij = scale * sum_c q[i,c] q[j,c] / |q_j|,   out_i = sum over rounds and seen j of exp(x_ij) v_j / Z_i,   log_sum_exp_i = log Z_i
 /// A token that sees none in any round sees itself in all. Time O(rounds n^2) a head. Shapes as in inputs and outputs, taken as checked.
 /// Kitaev, Kaiser, Levskaya 2020, "Reformer: The Efficient Transformer".
 template <class T>
-void lsh_attention(const inputs<T>& in, const outputs<T>& out, const tensor_view<const index_t>& buckets, index_t chunk, bool causal, double scale) {
+void lsh_attention(const inputs<T>& in, const outputs<T>& out, const tensor_view<const index_t>& buckets, index_t chunk, bool causal,
+                   double scale) {
     const auto d_v = in.values.shape().channels;
     std::vector<T> x;
     detail::for_each_lsh_head(buckets, chunk, causal, [&](index_t b, index_t h, const std::vector<std::vector<index_t>>& seen) {

@@ -7,19 +7,23 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 
-/// The gradient of LSH attention by its formulas, everything in T, given the bucket of every token in every round, which are constants. With
-/// u_j = q_j / |q_j|, x_ij, Z_i and out_i as `lsh_attention` has them, dO and dL the given gradients of out and log_sum_exp, over rounds and seen j
+/// The gradient of LSH attention by its formulas, everything in T, given the bucket of every token in every round, which are constants.
+/// With u_j = q_j / |q_j|, x_ij, Z_i and out_i as `lsh_attention` has them, dO and dL the given gradients of out and log_sum_exp, over
+/// rounds and seen j
 ///     P_ij = exp(x_ij) / Z_i,      dx_ij = P_ij (sum_c dO[i,c] v[j,c] - sum_c dO[i,c] out[i,c] + dL_i)
 ///     dv_j = sum P_ij dO_i,        du_j = scale sum dx_ij q_i
 ///     dq_i = scale sum_j dx_ij u_j + (du_i - u_i sum_c u[i,c] du[i,c]) / |q_i|           without the second part if q_i is 0
 /// to.queries and to.values, which may have no memory, are the gradients of q and v; to.keys is not looked at.
 template <class T>
-void lsh_gradients(const inputs<T>& in, const output_gradients<T>& given, const input_gradients<T>& to, const tensor_view<const index_t>& buckets,
-                   index_t chunk, bool causal, double scale) {
+void lsh_gradients(const inputs<T>& in, const output_gradients<T>& given, const input_gradients<T>& to,
+                   const tensor_view<const index_t>& buckets, index_t chunk, bool causal, double scale) {
     const auto& q = in.queries;
     const auto d_k = q.shape().channels, d_v = in.values.shape().channels, n = q.shape().tokens;
-    std::vector<T> weights, of_keys(static_cast<std::size_t>(n * d_k)), of_queries(of_keys.size()), of_values(static_cast<std::size_t>(n * d_v));
-    const auto at = [](std::vector<T>& rows, index_t row, index_t c, index_t channels) -> T& { return rows[static_cast<std::size_t>(row * channels + c)]; };
+    std::vector<T> weights, of_keys(static_cast<std::size_t>(n * d_k)), of_queries(of_keys.size()),
+        of_values(static_cast<std::size_t>(n * d_v));
+    const auto at = [](std::vector<T>& rows, index_t row, index_t c, index_t channels) -> T& {
+        return rows[static_cast<std::size_t>(row * channels + c)];
+    };
     detail::for_each_lsh_head(buckets, chunk, causal, [&](index_t b, index_t h, const std::vector<std::vector<index_t>>& seen) {
         for (auto* const sums : {&of_keys, &of_queries, &of_values}) std::ranges::fill(*sums, T{0});
         const auto unit = [&](index_t j, index_t c) { return q(b, h, j, c) / detail::lsh_length(q, b, h, j); };

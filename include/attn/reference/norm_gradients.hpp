@@ -8,7 +8,8 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 
-/// The gradients of a loss by what a norm of rows read, everything in T: x (batch, heads, tokens, channels), weight and bias (channels) each.
+/// The gradients of a loss by what a norm of rows read, everything in T: x (batch, heads, tokens, channels), weight and bias (channels)
+/// each.
 template <class T>
 struct row_norm_gradients {
     tensor_view<T> x;
@@ -56,16 +57,16 @@ struct rep_norm_gradients {
     tensor_view<T> x;
     std::span<T> weight; ///< or empty
     std::span<T> bias;   ///< or empty
-    T* eta = nullptr;          ///< or null
+    T* eta = nullptr;    ///< or null
 };
 
-/// Of rep_batch_norm with the statistics of the batch. With the N tokens that the mask counts, y = (x - mean) / r, r = sqrt(variance + eps), and dO
-/// the gradient given, for each channel
+/// Of rep_batch_norm with the statistics of the batch. With the N tokens that the mask counts, y = (x - mean) / r, r = sqrt(variance +
+/// eps), and dO the gradient given, for each channel
 ///     dbias = sum dO,      dweight = sum dO y,      deta = sum over all tokens and channels of dO x
 ///     dx = weight / r (dO - dbias / N - y dweight / N) + eta dO;      of a token that does not count dO + eta dO
 template <class T>
-void rep_batch_norm_backward(const tensor_view<const T>& x, const tensor_view<const T>& given, const rep_norm_gradients<T>& wanted, std::span<const T> weight = {},
-                             T eta = 0, T eps = T(1e-5), const tensor_view<const bool>& mask = {}) {
+void rep_batch_norm_backward(const tensor_view<const T>& x, const tensor_view<const T>& given, const rep_norm_gradients<T>& wanted,
+                             std::span<const T> weight = {}, T eta = 0, T eps = T(1e-5), const tensor_view<const bool>& mask = {}) {
     const channel_statistics<T> seen(x, mask);
     const auto tokens = static_cast<T>(seen.tokens);
     const auto is_counted = [&](index_t b, index_t h, index_t i) { return !mask.data() || mask(b, mask.shape().heads == 1 ? 0 : h, i, 0); };

@@ -28,7 +28,8 @@ T entry(std::span<const T> parameter, index_t c, T otherwise) {
 
 /// out = (x - mean) / sqrt(variance + eps) * weight + bias over the channels of a row; biased variance. Ba, Kiros and Hinton 2016.
 template <class T>
-void layer_norm(const tensor_view<const T>& x, const tensor_view<T>& out, std::span<const T> weight = {}, std::span<const T> bias = {}, T eps = T(1e-5)) {
+void layer_norm(const tensor_view<const T>& x, const tensor_view<T>& out, std::span<const T> weight = {}, std::span<const T> bias = {},
+                T eps = T(1e-5)) {
     const auto channels = x.shape().channels;
     detail::for_each_row(x.shape(), [&](index_t b, index_t h, index_t i) {
         T mean = 0, variance = 0;
@@ -72,7 +73,8 @@ struct channel_statistics {
             const auto channel = static_cast<index_t>(c);
             counted([&](index_t b, index_t h, index_t i) { mean[c] += x(b, h, i, channel); });
             mean[c] /= static_cast<T>(tokens);
-            counted([&](index_t b, index_t h, index_t i) { variance[c] += (x(b, h, i, channel) - mean[c]) * (x(b, h, i, channel) - mean[c]); });
+            counted(
+                [&](index_t b, index_t h, index_t i) { variance[c] += (x(b, h, i, channel) - mean[c]) * (x(b, h, i, channel) - mean[c]); });
             variance[c] /= static_cast<T>(tokens);
         }
     }
@@ -80,11 +82,12 @@ struct channel_statistics {
     T unbiased_variance(std::size_t c) const { return variance[c] * static_cast<T>(tokens) / static_cast<T>(tokens - 1); }
 };
 
-/// out = (x - mean) / sqrt(variance + eps) * weight + bias + eta x, for each channel: with eta = 0 BatchNorm (Ioffe and Szegedy 2015), else RepBN
-/// (Guo et al. 2024). Rows that the mask leaves out give x + eta x, and for BatchNorm x.
+/// out = (x - mean) / sqrt(variance + eps) * weight + bias + eta x, for each channel: with eta = 0 BatchNorm (Ioffe and Szegedy 2015), else
+/// RepBN (Guo et al. 2024). Rows that the mask leaves out give x + eta x, and for BatchNorm x.
 template <class T>
 void rep_batch_norm(const tensor_view<const T>& x, const tensor_view<T>& out, std::span<const T> mean, std::span<const T> variance,
-                    std::span<const T> weight = {}, std::span<const T> bias = {}, T eta = 0, T eps = T(1e-5), const tensor_view<const bool>& mask = {}) {
+                    std::span<const T> weight = {}, std::span<const T> bias = {}, T eta = 0, T eps = T(1e-5),
+                    const tensor_view<const bool>& mask = {}) {
     detail::for_each_row(x.shape(), [&](index_t b, index_t h, index_t i) {
         const bool hidden = mask.data() && !mask(b, mask.shape().heads == 1 ? 0 : h, i, 0);
         for (index_t c = 0; c < x.shape().channels; ++c) {

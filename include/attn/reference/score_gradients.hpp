@@ -34,7 +34,8 @@ void add_parameters(const S&, const no_gradients&, const scored_pair&, T, T) {}
 
 /// score + bias_ij: dbias_ij = dx_ij
 template <class T, class U>
-void add_parameters(const additive_bias<U>& f, const typename additive_bias<U>::template gradients<T>& wanted, const scored_pair& p, T, T dx) {
+void add_parameters(const additive_bias<U>& f, const typename additive_bias<U>::template gradients<T>& wanted, const scored_pair& p, T,
+                    T dx) {
     const auto& s = f.bias.shape();
     const attn::detail::table_place at(s, p.batch, p.head);
     add_at(wanted.bias, at.entry, at.head, s.tokens == 1 ? 0 : p.query - f.first_query.repeated(p.batch),
@@ -70,7 +71,8 @@ void add_parameters(const kerple_power& f, const kerple_power::gradients<T>& wan
 }
 /// score + table[bucket(j - i)]: dtable_bucket = sum of dx_ij over its pairs
 template <class T, class U>
-void add_parameters(const relative_buckets<U>& f, const typename relative_buckets<U>::template gradients<T>& wanted, const scored_pair& p, T, T dx) {
+void add_parameters(const relative_buckets<U>& f, const typename relative_buckets<U>::template gradients<T>& wanted, const scored_pair& p,
+                    T, T dx) {
     add_at(wanted.table, 0, wanted.table.shape().heads == 1 ? 0 : p.head, 0, f.rule()(p.key - p.query), dx);
 }
 /// score + c_i - c_j, c_p the sum of log_gates up to p: first dc_p = sum_j dx_pj - sum_i dx_ip
@@ -115,13 +117,15 @@ void end_parameters(const forgetting& f, const forgetting::gradients<T>& wanted)
 }
 template <class... F, class... G>
 void end_parameters(const composed_score<F...>& chain, const std::tuple<G...>& wanted) {
-    [&]<std::size_t... n>(std::index_sequence<n...>) { (end_parameters(std::get<n>(chain.functions), std::get<n>(wanted)), ...); }(std::index_sequence_for<F...>());
+    [&]<std::size_t... n>(std::index_sequence<n...>) {
+        (end_parameters(std::get<n>(chain.functions), std::get<n>(wanted)), ...);
+    }(std::index_sequence_for<F...>());
 }
 
 } // namespace detail
 
-/// The gradients of the parameters of a score function by their formulas, everything in T: with dx_ij the gradient by what the function makes
-/// of the scaled product x_ij, which softmax_gradients shows for each pair,
+/// The gradients of the parameters of a score function by their formulas, everything in T: with dx_ij the gradient by what the function
+/// makes of the scaled product x_ij, which softmax_gradients shows for each pair,
 ///     dparameter = sum over b, h, i, j of dx_ij d score(x_ij, i, j) / d parameter
 /// wanted: the gradients, zeros before; a view without memory is not wanted. Call it for each pair, and then `end`.
 template <class T, ScoreFunction S, class G>
@@ -129,7 +133,9 @@ struct score_parameters {
     const S& score;
     const G& wanted;
 
-    void operator()(index_t b, index_t h, index_t i, index_t j, T x, T dx) const { detail::add_parameters(score, wanted, {b, h, i, j}, x, dx); }
+    void operator()(index_t b, index_t h, index_t i, index_t j, T x, T dx) const {
+        detail::add_parameters(score, wanted, {b, h, i, j}, x, dx);
+    }
     /// Brings the sums to what is wanted.
     void end() const { detail::end_parameters(score, wanted); }
 };

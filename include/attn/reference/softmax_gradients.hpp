@@ -22,15 +22,15 @@ struct no_parameters {
 ///     P_ij = exp(s_ij) / Z_i,      D_i = sum_c dO[i,c] out[i,c]
 ///     dv_j = sum_i P_ij dO_i,      dx_ij = P_ij (sum_c dO[i,c] v[j,c] - D_i + dL_i) score'(x_ij)
 ///     dq_i = scale sum_j dx_ij k_j,      dk_j = scale sum_i dx_ij q_i,      dsink_h = sum_i exp(sink_h) / Z_i (dL_i - D_i)
-/// over the pairs that are seen, with dk and dv summed over the query heads that share them, and dsink over the batch. score' is the derivative
-/// of the score function, by its text on dual numbers, or what its member `derivative` says. A view without memory is not wanted.
-/// of_sinks: (1, heads, 1, 1). of_score(b, h, i, j, x, dx) is called for each pair, with positions, the scaled product x and the gradient by what the
-/// score function makes of it, P_ij (sum_c dO[i,c] v[j,c] - D_i + dL_i): what gradients of its parameters are made of.
+/// over the pairs that are seen, with dk and dv summed over the query heads that share them, and dsink over the batch. score' is the
+/// derivative of the score function, by its text on dual numbers, or what its member `derivative` says. A view without memory is not
+/// wanted. of_sinks: (1, heads, 1, 1). of_score(b, h, i, j, x, dx) is called for each pair, with positions, the scaled product x and the
+/// gradient by what the score function makes of it, P_ij (sum_c dO[i,c] v[j,c] - D_i + dL_i): what gradients of its parameters are made of.
 /// Shapes, pattern and score function are taken as checked.
 template <class T, ScoreFunction S = identity_score, Pattern P = dense, class F = detail::no_parameters>
-void softmax_gradients(const inputs<T>& in, const output_gradients<T>& given, const input_gradients<T>& wanted, const tensor_view<T>& of_sinks = {},
-                       std::optional<double> scale = {}, const S& score = {}, const P& pattern = {}, std::span<const double> sinks = {},
-                       const F& of_score = {}) {
+void softmax_gradients(const inputs<T>& in, const output_gradients<T>& given, const input_gradients<T>& wanted,
+                       const tensor_view<T>& of_sinks = {}, std::optional<double> scale = {}, const S& score = {}, const P& pattern = {},
+                       std::span<const double> sinks = {}, const F& of_score = {}) {
     const auto [batch, heads, n, d_k] = in.queries.shape();
     const auto [kv_batch, kv_heads, m, d_v] = in.values.shape();
     const auto factor = static_cast<T>(scale.value_or(1 / sqrt(static_cast<double>(d_k))));
@@ -88,9 +88,12 @@ void softmax_gradients(const inputs<T>& in, const output_gradients<T>& given, co
                     for (index_t c = 0; c < d_v; ++c) product += given.values(b, h, row, c) * in.values(b, g, p.row, c);
                     const T of_this = p.weight * (product + shift), of_product = factor * p.slope * of_this;
                     of_score(b, h, i, in.positions.first_key[b] + p.row, p.product, of_this);
-                    for (index_t c = 0; wanted.values.data() && c < d_v; ++c) wanted.values(b, g, p.row, c) += p.weight * given.values(b, h, row, c);
-                    for (index_t c = 0; wanted.keys.data() && c < d_k; ++c) wanted.keys(b, g, p.row, c) += of_product * in.queries(b, h, row, c);
-                    for (index_t c = 0; wanted.queries.data() && c < d_k; ++c) wanted.queries(b, h, row, c) += of_product * in.keys(b, g, p.row, c);
+                    for (index_t c = 0; wanted.values.data() && c < d_v; ++c)
+                        wanted.values(b, g, p.row, c) += p.weight * given.values(b, h, row, c);
+                    for (index_t c = 0; wanted.keys.data() && c < d_k; ++c)
+                        wanted.keys(b, g, p.row, c) += of_product * in.queries(b, h, row, c);
+                    for (index_t c = 0; wanted.queries.data() && c < d_k; ++c)
+                        wanted.queries(b, h, row, c) += of_product * in.keys(b, g, p.row, c);
                 }
             }
         }

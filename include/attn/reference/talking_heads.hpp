@@ -17,7 +17,8 @@ namespace detail {
 
 /// to[row, x] = sum_column matrix[row, column] from[column, x] + bias[row], of `count` numbers a head; a copy without a matrix.
 template <class T>
-std::vector<T> mixed_heads(const tensor_view<const double>& matrix, std::span<const double> bias, const std::vector<T>& from, index_t count) {
+std::vector<T> mixed_heads(const tensor_view<const double>& matrix, std::span<const double> bias, const std::vector<T>& from,
+                           index_t count) {
     if (!matrix.data()) return from;
     std::vector<T> to(static_cast<std::size_t>(matrix.shape().tokens * count));
     for (index_t row = 0; row < matrix.shape().tokens; ++row)

@@ -19,14 +19,14 @@ namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 ///     d logits_mix[c,a]  = sum_ij dX[c,i,j] L[a,i,j],            d logits_bias[c]  = sum_ij dX[c,i,j]
 ///     d sinks[c] = sum_i exp(sinks[c]) / Z[c,i] (dZ[c,i] - D[c,i])     with Z the denominator of P
 /// with D[c,i] = sum_x dO[c,i,x] out[c,i,x], the same number, where weights are not mixed,
-/// over the pairs that any mixed head sees, where those that a head does not see have P and dX 0; dk and dv are summed over the heads that share
-/// them, those of parameters over the batch. score' is the derivative of the score function by the mixed score. A view without memory is not
-/// wanted. Shapes, pattern and score function are taken as checked. Time and memory: some times those of `talking_heads`.
+/// over the pairs that any mixed head sees, where those that a head does not see have P and dX 0; dk and dv are summed over the heads that
+/// share them, those of parameters over the batch. score' is the derivative of the score function by the mixed score. A view without memory
+/// is not wanted. Shapes, pattern and score function are taken as checked. Time and memory: some times those of `talking_heads`.
 template <class T, ScoreFunction S = identity_score, Pattern P = dense>
 void talking_heads_gradients(const inputs<T>& in, const output_gradients<T>& given, const mixed_head_gradients<T>& wanted,
-                             tensor_view<const double> logits_mix, std::span<const double> logits_bias, tensor_view<const double> weights_mix,
-                             std::span<const double> weights_bias, std::optional<double> scale = {}, const S& score = {}, const P& pattern = {},
-                             std::span<const double> sinks = {}) {
+                             tensor_view<const double> logits_mix, std::span<const double> logits_bias,
+                             tensor_view<const double> weights_mix, std::span<const double> weights_bias, std::optional<double> scale = {},
+                             const S& score = {}, const P& pattern = {}, std::span<const double> sinks = {}) {
     const auto [batch, query_heads, n, d_k] = in.queries.shape();
     const auto [kv_batch, value_heads, m, d_v] = in.values.shape();
     const auto heads = logits_mix.data() ? logits_mix.shape().tokens : query_heads, out_heads = given.values.shape().heads;
@@ -45,9 +45,10 @@ void talking_heads_gradients(const inputs<T>& in, const output_gradients<T>& giv
     const auto numbers = [=](index_t count) { return std::vector<T>(static_cast<std::size_t>(count * all_keys)); };
     const auto of = [=](auto& all, index_t head, index_t key) -> auto& { return all[static_cast<std::size_t>(head * all_keys + key)]; };
     // d matrix[row, column] and d bias[row] grow by what one pair gives them.
-    const auto add_to_mixing = [&](const tensor_view<T>& mix, const tensor_view<T>& bias, index_t row, T gradient, const std::vector<T>& from,
-                                   index_t key) {
-        for (index_t column = 0; mix.data() && column < mix.shape().channels; ++column) mix(0, 0, row, column) += gradient * of(from, column, key);
+    const auto add_to_mixing = [&](const tensor_view<T>& mix, const tensor_view<T>& bias, index_t row, T gradient,
+                                   const std::vector<T>& from, index_t key) {
+        for (index_t column = 0; mix.data() && column < mix.shape().channels; ++column)
+            mix(0, 0, row, column) += gradient * of(from, column, key);
         if (bias.data()) bias(0, row, 0, 0) += gradient;
     };
 
@@ -103,7 +104,8 @@ void talking_heads_gradients(const inputs<T>& in, const output_gradients<T>& giv
                     T product = 0;
                     for (index_t x = 0; x < d_v; ++x) product += given.values(b, e, row, x) * in.values(b, kv, key, x);
                     of(of_mixed, e, key) = product;
-                    for (index_t x = 0; wanted.values.data() && x < d_v; ++x) wanted.values(b, kv, key, x) += of(mixed, e, key) * given.values(b, e, row, x);
+                    for (index_t x = 0; wanted.values.data() && x < d_v; ++x)
+                        wanted.values(b, kv, key, x) += of(mixed, e, key) * given.values(b, e, row, x);
                     add_to_mixing(wanted.weights_mix, wanted.weights_bias, e, product, weights, key);
                 }
             }
@@ -115,7 +117,8 @@ void talking_heads_gradients(const inputs<T>& in, const output_gradients<T>& giv
                 for (index_t x = 0; !weights_mix.data() && x < d_v; ++x) {
                     T out = 0;
                     for (index_t key = 0; key < m; ++key)
-                        if (seen[static_cast<std::size_t>(key)]) out += of(weights, c, key) * in.values(b, c / (heads / value_heads), key, x);
+                        if (seen[static_cast<std::size_t>(key)])
+                            out += of(weights, c, key) * in.values(b, c / (heads / value_heads), key, x);
                     shift -= given.values(b, c, row, x) * out;
                 }
                 if (wanted.sinks.data() && sink_of(c) != nothing) wanted.sinks(0, c, 0, 0) += of_sink[static_cast<std::size_t>(c)] * shift;
@@ -131,8 +134,10 @@ void talking_heads_gradients(const inputs<T>& in, const output_gradients<T>& giv
                     if (!seen[static_cast<std::size_t>(key)]) continue;
                     const auto kv = a / (query_heads / in.keys.shape().heads);
                     const T of_product = factor * of(of_logits, a, key);
-                    for (index_t x = 0; wanted.queries.data() && x < d_k; ++x) wanted.queries(b, a, row, x) += of_product * in.keys(b, kv, key, x);
-                    for (index_t x = 0; wanted.keys.data() && x < d_k; ++x) wanted.keys(b, kv, key, x) += of_product * in.queries(b, a, row, x);
+                    for (index_t x = 0; wanted.queries.data() && x < d_k; ++x)
+                        wanted.queries(b, a, row, x) += of_product * in.keys(b, kv, key, x);
+                    for (index_t x = 0; wanted.keys.data() && x < d_k; ++x)
+                        wanted.keys(b, kv, key, x) += of_product * in.queries(b, a, row, x);
                 }
         }
 }

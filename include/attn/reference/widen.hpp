@@ -4,9 +4,12 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 
-/// A contiguous copy in double of a view (batch, heads, tokens, channels), exact: what the reference of a float or 16-bit input is computed from.
+/// A contiguous copy in double of a view (batch, heads, tokens, channels), exact: what the reference of a float or 16-bit input is computed
+/// from.
 template <class V>
-    requires requires(const V& from) { { from(0, 0, 0, 0) } -> std::convertible_to<double>; }
+    requires requires(const V& from) {
+        { from(0, 0, 0, 0) } -> std::convertible_to<double>;
+    }
 tensor<double> widen(const V& from) {
     tensor<double> to(from.shape());
     const auto [batch, heads, tokens, channels] = from.shape();

@@ -5,9 +5,9 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-/// The bias that is left for one batch entry and head: bias(i, j) = rows(i - first_query, j - first_key) for absolute positions i and j. A stride
-/// of 0 means the same bias for all queries, or keys. The call is on numbers: keys lie side by side in memory and queries in lanes, so a
-/// kernel transposes tiles of the rows and treats a bias of -infinity as below.
+/// The bias that is left for one batch entry and head: bias(i, j) = rows(i - first_query, j - first_key) for absolute positions i and j. A
+/// stride of 0 means the same bias for all queries, or keys. The call is on numbers: keys lie side by side in memory and queries in lanes,
+/// so a kernel transposes tiles of the rows and treats a bias of -infinity as below.
 template <Scalar T>
 struct head_bias {
     stored_rows<const T> rows;
@@ -26,12 +26,12 @@ struct head_bias {
 
 /// A bias tensor: score + bias(b, h, i - first_query, j - first_key); -infinity hides key j from query i.
 /// bias: (entries, heads or 1, queries or 1, keys or 1), any strides; an extent of 1 is the same for all, and batch entry b has entry
-/// b mod entries: one for all, one for each, or those of an image's windows, image after image. Where T is float, it may be stored in 16 bits,
-/// and is widened as it is added. A view, so what it refers to outlives the attention operator.
-/// first_query, first_key: the absolute positions of its row 0 and column 0, so that one tensor for a whole sequence also serves its chunks:
-/// one number, or a view of some that are repeated as the entries are. Throws attention_error if the entries do not divide the batch, if heads
-/// are another count than the inputs', if the rows or columns leave out a position that occurs, or if it has no memory. More of them than
-/// needed is fine.
+/// b mod entries: one for all, one for each, or those of an image's windows, image after image. Where T is float, it may be stored in 16
+/// bits, and is widened as it is added. A view, so what it refers to outlives the attention operator.
+/// first_query, first_key: the absolute positions of its row 0 and column 0, so that one tensor for a whole sequence also serves its
+/// chunks: one number, or a view of some that are repeated as the entries are. Throws attention_error if the entries do not divide the
+/// batch, if heads are another count than the inputs', if the rows or columns leave out a position that occurs, or if it has no memory.
+/// More of them than needed is fine.
 template <Scalar T>
 struct additive_bias {
     static constexpr bool compares_positions = false;

@@ -29,8 +29,8 @@ struct alibi_of_head {
 } // namespace detail
 
 /// Attention with linear biases: score - slopes[h] * |i - j| for head h.
-/// slopes: one per head; a view, so what it refers to outlives the attention operator. Another count than heads is refused, and a slope that is
-/// not finite as a float.
+/// slopes: one per head; a view, so what it refers to outlives the attention operator. Another count than heads is refused, and a slope
+/// that is not finite as a float.
 /// Press et al. 2022, "Train Short, Test Long: Attention with Linear Biases Enables Input Length Extrapolation".
 struct alibi {
     borrowed<const double> slopes;
@@ -49,7 +49,8 @@ struct alibi {
                            "needs one for each of " + std::to_string(context.heads) + " heads");
         for (std::size_t h = 0; h < slopes.size(); ++h)
             if (!std::isfinite(static_cast<float>(slopes[h])))
-                context.refuse("alibi", "has the slope " + detail::text_of(slopes[h]) + " for head " + std::to_string(h) + ", which is no number of float");
+                context.refuse("alibi", "has the slope " + detail::text_of(slopes[h]) + " for head " + std::to_string(h) +
+                                            ", which is no number of float");
     }
     void check_apart(const output_memory& out) const { out.require_apart("the slopes of alibi", slopes); }
 

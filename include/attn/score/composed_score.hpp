@@ -12,6 +12,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// Between two functions the score has the type that it began with, so a function that returns double does not widen a float.
 template <class... F>
 struct composed_score {
+    /// Whether one of the functions does.
     static constexpr bool compares_positions = (attn::compares_positions<F> || ...);
     std::tuple<F...> functions;
 
@@ -37,7 +38,9 @@ struct composed_score {
     constexpr auto at(index_t batch, index_t head) const
         requires(detail::HasAt<F> || ...)
     {
-        const auto bind_each = [&](const auto&... f) { return composed_score<decltype(score_at(f, batch, head))...>(score_at(f, batch, head)...); };
+        const auto bind_each = [&](const auto&... f) {
+            return composed_score<decltype(score_at(f, batch, head))...>(score_at(f, batch, head)...);
+        };
         return std::apply(bind_each, functions);
     }
     void check(const score_context& context) const {

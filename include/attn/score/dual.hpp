@@ -13,8 +13,8 @@ namespace dual_numbers {
 /// calculus, so a generic text evaluated on (score, 1) gives the function's value and its slope:
 ///     f(x + x' e) = f(x) + f'(x) x' e,      e^2 = 0
 /// Comparisons look at values. At a kink, where there is no derivative: abs has 0, max and min have that of their first argument.
-/// Numbers, and what converts to V, have the derivative 0. A derivative of exactly 0 stays 0 through an infinite slope (the root of a constant 0),
-/// and a slope of exactly 0 makes 0 of an infinite derivative (tanh far from 0): limits, where the product would be NaN.
+/// Numbers, and what converts to V, have the derivative 0. A derivative of exactly 0 stays 0 through an infinite slope (the root of a
+/// constant 0), and a slope of exactly 0 makes 0 of an infinite derivative (tanh far from 0): limits, where the product would be NaN.
 /// Clifford 1873; Wengert 1964 (forward differentiation).
 template <class V>
 struct dual {
@@ -31,7 +31,9 @@ struct dual {
 
     friend constexpr dual operator+(dual a, dual b) { return {a.value + b.value, a.derivative + b.derivative}; }
     friend constexpr dual operator-(dual a, dual b) { return {a.value - b.value, a.derivative - b.derivative}; }
-    friend constexpr dual operator*(dual a, dual b) { return {a.value * b.value, along(b.value, a.derivative) + along(a.value, b.derivative)}; }
+    friend constexpr dual operator*(dual a, dual b) {
+        return {a.value * b.value, along(b.value, a.derivative) + along(a.value, b.derivative)};
+    }
     friend constexpr dual operator/(dual a, dual b) {
         const V quotient = a.value / b.value;
         return {quotient, over(a.derivative, b.value) - along(quotient, over(b.derivative, b.value))};
@@ -127,7 +129,8 @@ dual<V> differentiated(const F& map, const V& x) {
 /// A score after a score function (one that is left for a head), and its slope there.
 template <class V, class F, class Index>
 dual<V> differentiated(const F& f, const V& score, const Index& query, index_t key) {
-    if constexpr (HasDerivativeOf<F, V, Index>) return {static_cast<V>(f(score, query, key)), static_cast<V>(f.derivative(score, query, key))};
+    if constexpr (HasDerivativeOf<F, V, Index>)
+        return {static_cast<V>(f(score, query, key)), static_cast<V>(f.derivative(score, query, key))};
     else return static_cast<dual<V>>(f(dual<V>(score, static_cast<V>(1)), query, key));
 }
 

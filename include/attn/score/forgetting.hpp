@@ -15,9 +15,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 namespace detail {
 
-/// Sums of the logarithms of gates between any two tokens of one head. A running sum forgets small numbers behind a large one, which closes a
-/// gate all the same; so it begins anew, with an era, at each large gate and before it grows large. Numbers of one sign are added, which loses
-/// no digits, but within an era, where the difference of two sums does: of those below 2^20, in double.
+/// Sums of the logarithms of gates between any two tokens of one head. A running sum forgets small numbers behind a large one, which closes
+/// a gate all the same; so it begins anew, with an era, at each large gate and before it grows large. Numbers of one sign are added, which
+/// loses no digits, but within an era, where the difference of two sums does: of those below 2^20, in double.
 class gate_sums {
 public:
     /// gates: 0 or less, of each token.
@@ -45,7 +45,8 @@ public:
     /// c[i] - c[j], or -infinity where a gate of 0 lies between the tokens.
     double between(index_t i, index_t j) const {
         const auto &a = sums_[static_cast<std::size_t>(i)], &b = sums_[static_cast<std::size_t>(j)];
-        if (a.era == b.era) [[likely]] return a.sum - b.sum;
+        if (a.era == b.era) [[likely]]
+            return a.sum - b.sum;
         const auto sum = i > j ? over_eras(b, a) : over_eras(a, b);
         return i > j || std::isinf(sum) ? sum : -sum;
     }
@@ -109,8 +110,8 @@ struct forgetting_of_head {
 /// fades by the gates of all tokens behind it up to its query. With a causal pattern it is the Forgetting Transformer.
 /// log_gates: (entries, heads or 1, tokens, 1), any strides, entry b mod entries for batch entry b: logarithms of numbers between 0 and 1,
 /// log_sigmoid of what a linear gives. -infinity, a gate of 0, hides what lies before its token from what lies behind it, and the other way
-/// round. The gates are summed once, in double, into memory that copies of the score function share. Token 0 has the position `first`; queries
-/// and keys elsewhere are refused. Throws shape_error for gates of another shape, argument_error for one that is NaN or above 0.
+/// round. The gates are summed once, in double, into memory that copies of the score function share. Token 0 has the position `first`;
+/// queries and keys elsewhere are refused. Throws shape_error for gates of another shape, argument_error for one that is NaN or above 0.
 /// Lin et al. 2025, "Forgetting Transformer: Softmax Attention with a Forget Gate".
 class forgetting {
 public:
@@ -182,7 +183,9 @@ private:
                 for (index_t t = 0; t < size_.tokens; ++t) {
                     const auto gate = gates[static_cast<std::size_t>(t)] = static_cast<double>(log_gates(b, h, t, 0));
                     if (!(gate <= 0))
-                        throw argument_error("forgetting", "log_gates", "hold " + std::to_string(gate) + " for token " + std::to_string(t) + ": not the logarithm of a gate");
+                        throw argument_error("forgetting", "log_gates",
+                                             "hold " + std::to_string(gate) + " for token " + std::to_string(t) +
+                                                 ": not the logarithm of a gate");
                 }
                 sums.emplace_back(gates);
             }

@@ -15,13 +15,14 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 struct bucket_rule {
     index_t buckets = 32;
     index_t max_distance = 128;
-    bool bidirectional = true; ///< half of the buckets are for keys before the query, half for keys behind it; else keys behind it count as 0
+    /// Half of the buckets are for keys before the query, half for keys behind it; else keys behind it count as 0.
+    bool bidirectional = true;
 
     /// Of the buckets, those for one direction.
     constexpr index_t of_a_direction() const noexcept { return bidirectional ? buckets / 2 : buckets; }
     /// The bucket of a key `distance` = j - i behind its query:
-    ///     |distance|                                                                               if it is below e = half the direction's buckets b
-    ///     min(b - 1, e + floor(log(|distance| / e) / log(max_distance / e) (b - e)))               otherwise
+    ///     |distance|                                                                   if it is below e = half the direction's buckets b
+    ///     min(b - 1, e + floor(log(|distance| / e) / log(max_distance / e) (b - e)))   otherwise
     /// and, in both directions, b more for keys behind the query. Rounds as the original does, in float.
     /// Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer", and its code.
     index_t operator()(index_t distance) const {
@@ -80,10 +81,13 @@ public:
         if (s.batch != 1 || s.tokens != 1)
             throw shape_error(name, "table", "has shape " + to_string(s) + ", but (1, heads, 1, buckets) is needed");
         if (s.channels < (rule.bidirectional ? 4 : 2) || (rule.bidirectional && s.channels % 2 != 0))
-            throw shape_error(name, "table", "has shape " + to_string(s) + ": " + std::to_string(s.channels) + " buckets are too few, or odd for two directions");
+            throw shape_error(name, "table",
+                              "has shape " + to_string(s) + ": " + std::to_string(s.channels) +
+                                  " buckets are too few, or odd for two directions");
         if (rule.max_distance <= rule.of_a_direction() / 2 || rule.max_distance > farthest)
-            throw argument_error(name, "max_distance", "is " + std::to_string(rule.max_distance) + ", but must be above " +
-                                                           std::to_string(rule.of_a_direction() / 2) + " and at most 2^24");
+            throw argument_error(name, "max_distance",
+                                 "is " + std::to_string(rule.max_distance) + ", but must be above " +
+                                     std::to_string(rule.of_a_direction() / 2) + " and at most 2^24");
         std::vector<T> numbers;
         numbers.reserve(static_cast<std::size_t>(heads_ * width()));
         for (index_t h = 0; h < heads_; ++h)

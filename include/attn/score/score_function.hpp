@@ -14,8 +14,8 @@ struct score_context : pattern_context {
     [[noreturn]] void refuse(const std::string& function, const std::string& problem) const {
         throw argument_error(operation, "score", function + " " + problem);
     }
-    /// Throws argument_error unless a table of that many batch entries and heads serves all: its batch entries are repeated, image after image,
-    /// and its heads are 1 or the context's number.
+    /// Throws argument_error unless a table of that many batch entries and heads serves all: its batch entries are repeated, image after
+    /// image, and its heads are 1 or the context's number.
     void require_broadcast(const shape& table, const auto& name) const {
         if (!repeats(table.batch))
             refuse(name(), "has " + std::to_string(table.batch) + " batch entries, which do not divide " + std::to_string(batch));
@@ -23,7 +23,8 @@ struct score_context : pattern_context {
             refuse(name(), "has " + std::to_string(table.heads) + " heads, where 1 or " + std::to_string(heads) + " are needed");
     }
     /// Throws argument_error unless the positions that occur lie in a table for `count` of them from `first` on. `what`: "query" or "key".
-    void require_covered(const auto& name, const std::string& what, index_t first, index_t count, index_t needed_first, index_t needed_end) const {
+    void require_covered(const auto& name, const std::string& what, index_t first, index_t count, index_t needed_first,
+                         index_t needed_end) const {
         if (first < -farthest_position || first > farthest_position)
             refuse(name(), "begins at " + what + " position " + std::to_string(first) +
                                ", but positions lie between -2^60 and 2^60 (attn::farthest_position)");
@@ -33,13 +34,14 @@ struct score_context : pattern_context {
                            std::to_string(needed_first) + " to " + std::to_string(needed_end - 1) + " occur");
     }
 
-    /// Calls f(context, b) for each batch entry b, or once for all of them if a table lies at the same positions for all. Throws argument_error
-    /// unless the positions are one for all, or as many as divide the batch entries.
+    /// Calls f(context, b) for each batch entry b, or once for all of them if a table lies at the same positions for all. Throws
+    /// argument_error unless the positions are one for all, or as many as divide the batch entries.
     template <class F>
     void for_each_entry(const auto& name, const per_batch& queries_from, const per_batch& keys_from, F&& f) const {
         for (const auto* first : {&queries_from, &keys_from})
             if (!first->shared() && !repeats(first->count()))
-                refuse(name(), "has " + std::to_string(first->count()) + " positions, which do not divide " + std::to_string(batch) + " batch entries");
+                refuse(name(), "has " + std::to_string(first->count()) + " positions, which do not divide " + std::to_string(batch) +
+                                   " batch entries");
         if (queries_from.shared() && keys_from.shared()) return f(*this, 0);
         for (index_t b = 0; b < batch; ++b) f(score_context{entry(b)}, b);
     }
@@ -91,10 +93,8 @@ constexpr S plus_bias(S score, S bias) {
 /// The score function that is left for one batch entry and head: `f.at(batch, head)`, or f itself if it is the same everywhere.
 template <class F>
 constexpr auto score_at(const F& f, index_t batch, index_t head) {
-    if constexpr (detail::HasAt<F>)
-        return f.at(batch, head);
-    else
-        return f;
+    if constexpr (detail::HasAt<F>) return f.at(batch, head);
+    else return f;
 }
 
 /// A value with one generic call (score, query, key) -> the new score, on scaled scores before the softmax:

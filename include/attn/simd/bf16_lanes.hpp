@@ -64,7 +64,8 @@ struct bf16_lanes {
 #else
         return [&]<int... Index>(std::integer_sequence<int, Index...>) {
             const auto a = upper_half_rounded(low), b = upper_half_rounded(high);
-            return bf16_lanes(__builtin_shufflevector(a, b, 2 * Index...) >> 16 | (__builtin_shufflevector(a, b, 2 * Index + 1 ...) & 0xffff0000));
+            return bf16_lanes(__builtin_shufflevector(a, b, 2 * Index...) >> 16 |
+                              (__builtin_shufflevector(a, b, 2 * Index + 1 ...) & 0xffff0000));
         }(std::make_integer_sequence<int, size>{});
 #endif
     }
@@ -92,7 +93,9 @@ struct bf16_lanes {
 #endif
     }
     /// The same without the instruction.
-    friend floats emulated_fma(bf16_lanes a, bf16_lanes b, floats sum) { return fma(a.first(), b.first(), fma(a.second(), b.second(), sum)); }
+    friend floats emulated_fma(bf16_lanes a, bf16_lanes b, floats sum) {
+        return fma(a.first(), b.first(), fma(a.second(), b.second(), sum));
+    }
 
 private:
     /// In the upper halves, the nearest bfloat16; of NaN a quiet one. The lower halves hold anything.

@@ -16,13 +16,12 @@ namespace detail {
 template <Scalar T>
 inline constexpr auto exp2_coefficients = [] {
     if constexpr (sizeof(T) == 4) { // degree 6: 2.6e-9
-        return std::array<T, 6>{0.6931472149680279f,    0.24022652782887738f,   0.05550310551013797f,
+        return std::array<T, 6>{0.6931472149680279f,   0.24022652782887738f,   0.05550310551013797f,
                                 0.009617692972993062f, 0.0013406643902351759f, 0.00015594678161326619f};
     } else { // degree 11: 1.8e-17
-        return std::array<T, 11>{0.69314718055994569675,    0.24022650695910098007,    0.055504108664790394552,
-                                 0.0096181291076070023796,  0.0013333558153439964747,  0.0001540353044157213033,
-                                 0.000015252727385193868197, 1.3215442675329822143e-6, 1.0180647659234138888e-7,
-                                 7.0725704128144235096e-9,  4.078071929588336665e-10};
+        return std::array<T, 11>{0.69314718055994569675,   0.24022650695910098007,   0.055504108664790394552,    0.0096181291076070023796,
+                                 0.0013333558153439964747, 0.0001540353044157213033, 0.000015252727385193868197, 1.3215442675329822143e-6,
+                                 1.0180647659234138888e-7, 7.0725704128144235096e-9, 4.078071929588336665e-10};
     }
 }();
 
@@ -49,11 +48,22 @@ inline constexpr T sixteenths = static_cast<T>(std::int64_t{3} << (std::numeric_
 
 /// 2^(i / 16).
 template <Scalar T>
-inline constexpr std::array<T, 16> exp2_of_sixteenths{
-    T(1.0L), T(1.0442737824274138403L), T(1.0905077326652576592L), T(1.1387886347566916537L),
-    T(1.1892071150027210667L), T(1.2418578120734840486L), T(1.2968395546510096659L), T(1.3542555469368927283L),
-    T(1.4142135623730950488L), T(1.4768261459394993114L), T(1.5422108254079408236L), T(1.6104903319492543082L),
-    T(1.6817928305074290861L), T(1.7562521603732994831L), T(1.8340080864093424635L), T(1.9152065613971472939L)};
+inline constexpr std::array<T, 16> exp2_of_sixteenths{T(1.0L),
+                                                      T(1.0442737824274138403L),
+                                                      T(1.0905077326652576592L),
+                                                      T(1.1387886347566916537L),
+                                                      T(1.1892071150027210667L),
+                                                      T(1.2418578120734840486L),
+                                                      T(1.2968395546510096659L),
+                                                      T(1.3542555469368927283L),
+                                                      T(1.4142135623730950488L),
+                                                      T(1.4768261459394993114L),
+                                                      T(1.5422108254079408236L),
+                                                      T(1.6104903319492543082L),
+                                                      T(1.6817928305074290861L),
+                                                      T(1.7562521603732994831L),
+                                                      T(1.8340080864093424635L),
+                                                      T(1.9152065613971472939L)};
 
 /// (2^f - 1) / f on [-1/32, 1/32], minimax: 1.6e-9 of 2^f for floats, 7e-18 for doubles.
 template <Scalar T>
@@ -83,11 +93,12 @@ template <Scalar T>
     const lanes log2e = std::numbers::log2e_v<T>;
     constexpr T lowest = static_cast<T>((std::numeric_limits<T>::min_exponent - 1) * std::numbers::ln2_v<double>);
 #if defined(__AVX512F__)
-    // A register holds 2^(i/16), so that the polynomial has half the terms: k is a multiple of a sixteenth, whose fraction picks the factor.
-    // 4 cycles a register of floats. Scaling takes the floor of k; lanes whose result would be subnormal are left out of it and are 0: many
-    // processors take a hundred cycles for a multiply-add with such a number. A NaN is not less than anything, and stays.
+    // A register holds 2^(i/16), so that the polynomial has half the terms: k is a multiple of a sixteenth, whose fraction picks the
+    // factor. 4 cycles a register of floats. Scaling takes the floor of k; lanes whose result would be subnormal are left out of it and are
+    // 0: many processors take a hundred cycles for a multiply-add with such a number. A NaN is not less than anything, and stays.
     using batch = typename lanes::batch;
-    constexpr auto all = static_cast<typename xsimd::batch_bool<T>::register_type>(~0u); // unmasked forms make gcc 12 warn in its own header
+    // Unmasked forms make gcc 12 warn in its own header.
+    constexpr auto all = static_cast<typename xsimd::batch_bool<T>::register_type>(~0u);
     const lanes magic = detail::sixteenths<T>, smallest = lowest;
     const lanes shifted = fma(x, log2e, magic), k = shifted - magic, f = fma(x, log2e, -k);
     const T* const table = detail::exp2_of_sixteenths<T>.data();
@@ -96,7 +107,8 @@ template <Scalar T>
         const lanes p = fma(detail::exp2_slope<T>(f), f * power, power);
         return batch(_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x.value, smallest.value, _CMP_NLT_UQ), p.value, k.value));
     } else {
-        const lanes power = batch(_mm512_permutex2var_pd(_mm512_loadu_pd(table), _mm512_castpd_si512(shifted.value), _mm512_loadu_pd(table + 8)));
+        const lanes power =
+            batch(_mm512_permutex2var_pd(_mm512_loadu_pd(table), _mm512_castpd_si512(shifted.value), _mm512_loadu_pd(table + 8)));
         const lanes p = fma(detail::exp2_slope<T>(f), f * power, power);
         return batch(_mm512_maskz_scalef_pd(_mm512_cmp_pd_mask(x.value, smallest.value, _CMP_NLT_UQ), p.value, k.value));
     }

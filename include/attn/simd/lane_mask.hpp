@@ -17,16 +17,17 @@
 #if XSIMD_VERSION_MAJOR < 8 || (XSIMD_VERSION_MAJOR == 8 && XSIMD_VERSION_MINOR < 1)
 #error "attn needs xsimd 8.1 or later"
 #elif defined(XSIMD_NO_SUPPORTED_ARCHITECTURE)
-#error "attn: xsimd knows no instruction set of this processor; xsimd 10 and later emulate one: -DXSIMD_WITH_EMULATED=1 -DXSIMD_DEFAULT_ARCH=xsimd::emulated<128>"
+#error "attn: xsimd knows no registers here; 10 and later emulate them: -DXSIMD_WITH_EMULATED=1 -DXSIMD_DEFAULT_ARCH=xsimd::emulated<128>"
 #endif
 
 namespace attn::inline ATTN_INSTRUCTION_SET::simd {
 
-// Registers are those of the best instruction set this translation unit is compiled for. One program may hold several: all of attn lives in an
-// inline namespace named after the set (core/instruction_set.hpp), so objects for two sets share none of its symbols, and types of two sets
-// differ. What std and Eigen instantiate in both objects they do share: README, "Versions and small print".
+// Registers are those of the best instruction set this translation unit is compiled for. One program may hold several: all of attn lives in
+// an inline namespace named after the set (core/instruction_set.hpp), so objects for two sets share none of its symbols, and types of two
+// sets differ. What std and Eigen instantiate in both objects they do share: README, "Versions and small print".
 #if defined(__AVX512F__)
-static_assert(std::is_base_of_v<xsimd::avx512f, xsimd::default_arch>, "attn: XSIMD_DEFAULT_ARCH is another instruction set than the compiler's");
+static_assert(std::is_base_of_v<xsimd::avx512f, xsimd::default_arch>,
+              "attn: XSIMD_DEFAULT_ARCH is another instruction set than the compiler's");
 #endif
 
 /// One bit per lane, bit l for lane l: the result of comparing positions. Plain integer work, free beside the floating point.
@@ -34,9 +35,7 @@ struct lane_bits {
     std::uint64_t value = 0;
 
     /// The first `count` lanes.
-    static constexpr lane_bits first(index_t count) {
-        return {count <= 0 ? 0 : ~std::uint64_t{0} >> (64 - (count < 64 ? count : 64))};
-    }
+    static constexpr lane_bits first(index_t count) { return {count <= 0 ? 0 : ~std::uint64_t{0} >> (64 - (count < 64 ? count : 64))}; }
     friend constexpr lane_bits operator&&(lane_bits a, lane_bits b) { return {a.value & b.value}; }
     friend constexpr lane_bits operator||(lane_bits a, lane_bits b) { return {a.value | b.value}; }
     friend constexpr lane_bits operator!(lane_bits a) { return {~a.value}; }

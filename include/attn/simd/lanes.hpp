@@ -176,10 +176,11 @@ struct lanes {
     }
 
 private:
-    // What log and pow select integers in. Without optimisation gcc's intrinsics are macros, and xsimd 8.1 hands those of AVX-512BW what they do
-    // not convert; the set below has the same code for floats.
+    // What log and pow select integers in. Without optimisation gcc's intrinsics are macros, and xsimd 8.1 hands those of AVX-512BW what
+    // they do not convert; the set below has the same code for floats.
 #if defined(__AVX512BW__) && !defined(__OPTIMIZE__)
-    using integral_batch = std::conditional_t<std::is_base_of_v<xsimd::avx512bw, xsimd::default_arch>, xsimd::batch<T, xsimd::avx512dq>, batch>;
+    using integral_batch =
+        std::conditional_t<std::is_base_of_v<xsimd::avx512bw, xsimd::default_arch>, xsimd::batch<T, xsimd::avx512dq>, batch>;
 #else
     using integral_batch = batch;
 #endif
@@ -206,7 +207,9 @@ template <Scalar T, class F>
     for (; c + registers::size <= channels; c += registers::size)
         f(c, [](const T* from) { return registers::load(from); }, [](registers value, T* to) { value.store(to); });
     if (const auto left = channels - c; left > 0)
-        f(c, [left](const T* from) { return registers::load_first(from, left); }, [left](registers value, T* to) { value.store_first(to, left); });
+        f(
+            c, [left](const T* from) { return registers::load_first(from, left); },
+            [left](registers value, T* to) { value.store_first(to, left); });
 }
 
 } // namespace attn::simd
@@ -214,9 +217,7 @@ template <Scalar T, class F>
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// The instruction set that the kernels of this translation unit are compiled for, as xsimd calls it: "avx512bw", "fma3+avx2", "sse2".
-constexpr const char* instruction_set() {
-    return xsimd::default_arch::name();
-}
+constexpr const char* instruction_set() { return xsimd::default_arch::name(); }
 
 } // namespace attn
 

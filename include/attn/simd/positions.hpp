@@ -110,50 +110,92 @@ struct affine_lanes {
     }
 
     template <std::integral Index>
-    friend constexpr affine_lanes operator+(const affine_lanes& a, Index b) { return {a.first + static_cast<index_t>(b), a.step}; }
+    friend constexpr affine_lanes operator+(const affine_lanes& a, Index b) {
+        return {a.first + static_cast<index_t>(b), a.step};
+    }
     template <std::integral Index>
-    friend constexpr affine_lanes operator+(Index a, const affine_lanes& b) { return b + a; }
+    friend constexpr affine_lanes operator+(Index a, const affine_lanes& b) {
+        return b + a;
+    }
     template <std::integral Index>
-    friend constexpr affine_lanes operator-(const affine_lanes& a, Index b) { return {a.first - static_cast<index_t>(b), a.step}; }
+    friend constexpr affine_lanes operator-(const affine_lanes& a, Index b) {
+        return {a.first - static_cast<index_t>(b), a.step};
+    }
     template <std::integral Index>
-    friend constexpr affine_lanes operator-(Index a, const affine_lanes& b) { return {static_cast<index_t>(a) - b.first, -b.step}; }
+    friend constexpr affine_lanes operator-(Index a, const affine_lanes& b) {
+        return {static_cast<index_t>(a) - b.first, -b.step};
+    }
     friend constexpr affine_lanes operator-(const affine_lanes& a) { return {-a.first, -a.step}; }
     template <std::integral Index>
-    friend constexpr affine_lanes operator*(const affine_lanes& a, Index b) { return {a.first * static_cast<index_t>(b), a.step * static_cast<index_t>(b)}; }
+    friend constexpr affine_lanes operator*(const affine_lanes& a, Index b) {
+        return {a.first * static_cast<index_t>(b), a.step * static_cast<index_t>(b)};
+    }
     template <std::integral Index>
-    friend constexpr affine_lanes operator*(Index a, const affine_lanes& b) { return b * a; }
+    friend constexpr affine_lanes operator*(Index a, const affine_lanes& b) {
+        return b * a;
+    }
     friend constexpr integers operator/(const affine_lanes& a, index_t c) { return a.counts(c) ? a.divided(c).quotient : integers(a) / c; }
     friend constexpr integers operator%(const affine_lanes& a, index_t c) { return a.counts(c) ? a.divided(c).remainder : integers(a) % c; }
-    friend constexpr integers floor_div(const affine_lanes& a, index_t c) { return a.counts(c) ? a.divided(c).quotient : floor_div(integers(a), c); }
-    friend constexpr integers floor_mod(const affine_lanes& a, index_t c) { return a.counts(c) ? a.divided(c).remainder : floor_mod(integers(a), c); }
+    friend constexpr integers floor_div(const affine_lanes& a, index_t c) {
+        return a.counts(c) ? a.divided(c).quotient : floor_div(integers(a), c);
+    }
+    friend constexpr integers floor_mod(const affine_lanes& a, index_t c) {
+        return a.counts(c) ? a.divided(c).remainder : floor_mod(integers(a), c);
+    }
     friend constexpr integers abs(const affine_lanes& a) { return abs(integers(a)); }
     template <std::floating_point F>
-    friend lanes<T> operator*(F a, const affine_lanes& b) { return lanes<T>(a) * static_cast<lanes<T>>(b); }
+    friend lanes<T> operator*(F a, const affine_lanes& b) {
+        return lanes<T>(a) * static_cast<lanes<T>>(b);
+    }
 
     template <std::integral Index>
-    friend constexpr lane_bits operator<=(const affine_lanes& a, Index b) { return a.up_to(saturated(b)); }
+    friend constexpr lane_bits operator<=(const affine_lanes& a, Index b) {
+        return a.up_to(saturated(b));
+    }
     template <std::integral Index>
-    friend constexpr lane_bits operator<(const affine_lanes& a, Index b) { return a.up_to(saturated(b) - 1); }
+    friend constexpr lane_bits operator<(const affine_lanes& a, Index b) {
+        return a.up_to(saturated(b) - 1);
+    }
     template <std::integral Index>
-    friend constexpr lane_bits operator>=(const affine_lanes& a, Index b) { return !(a < b); }
+    friend constexpr lane_bits operator>=(const affine_lanes& a, Index b) {
+        return !(a < b);
+    }
     template <std::integral Index>
-    friend constexpr lane_bits operator>(const affine_lanes& a, Index b) { return !(a <= b); }
+    friend constexpr lane_bits operator>(const affine_lanes& a, Index b) {
+        return !(a <= b);
+    }
     template <std::integral Index>
-    friend constexpr lane_bits operator==(const affine_lanes& a, Index b) { return a <= b && a >= b; }
+    friend constexpr lane_bits operator==(const affine_lanes& a, Index b) {
+        return a <= b && a >= b;
+    }
     template <std::integral Index>
-    friend constexpr lane_bits operator!=(const affine_lanes& a, Index b) { return !(a == b); }
+    friend constexpr lane_bits operator!=(const affine_lanes& a, Index b) {
+        return !(a == b);
+    }
     template <std::integral Index>
-    friend constexpr lane_bits operator<=(Index a, const affine_lanes& b) { return b >= a; }
+    friend constexpr lane_bits operator<=(Index a, const affine_lanes& b) {
+        return b >= a;
+    }
     template <std::integral Index>
-    friend constexpr lane_bits operator<(Index a, const affine_lanes& b) { return b > a; }
+    friend constexpr lane_bits operator<(Index a, const affine_lanes& b) {
+        return b > a;
+    }
     template <std::integral Index>
-    friend constexpr lane_bits operator>=(Index a, const affine_lanes& b) { return b <= a; }
+    friend constexpr lane_bits operator>=(Index a, const affine_lanes& b) {
+        return b <= a;
+    }
     template <std::integral Index>
-    friend constexpr lane_bits operator>(Index a, const affine_lanes& b) { return b < a; }
+    friend constexpr lane_bits operator>(Index a, const affine_lanes& b) {
+        return b < a;
+    }
     template <std::integral Index>
-    friend constexpr lane_bits operator==(Index a, const affine_lanes& b) { return b == a; }
+    friend constexpr lane_bits operator==(Index a, const affine_lanes& b) {
+        return b == a;
+    }
     template <std::integral Index>
-    friend constexpr lane_bits operator!=(Index a, const affine_lanes& b) { return b != a; }
+    friend constexpr lane_bits operator!=(Index a, const affine_lanes& b) {
+        return b != a;
+    }
 
 private:
     struct division {
@@ -167,8 +209,8 @@ private:
         auto quotient = first / divisor, remainder = first % divisor;
         constexpr int bits = 15;
         if (divisor <= (1 << bits) / size) {
-            // What lanes are above `quotient` is a quotient of less than 2^bits, and that a product: exact, for the factor is too large by less
-            // than 1 / 2^bits. No lane waits for another.
+            // What lanes are above `quotient` is a quotient of less than 2^bits, and that a product: exact, for the factor is too large by
+            // less than 1 / 2^bits. No lane waits for another.
             const auto narrow_divisor = static_cast<std::uint32_t>(divisor), rest = static_cast<std::uint32_t>(remainder);
             const auto shift = bits + static_cast<int>(std::bit_width(narrow_divisor - 1));
             const auto factor = ((std::uint32_t{1} << shift) + narrow_divisor - 1) / narrow_divisor;

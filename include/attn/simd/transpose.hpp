@@ -24,8 +24,8 @@ template <int Begin, class V, int... Index>
 
 } // namespace detail
 
-/// Swaps rows and columns of a square, rows[0 .. size): lane c of rows[r] becomes lane r of rows[c]. log2(size) rounds of zipping row r with row
-/// r + size / 2 do it; each round is `size` shuffles. Registers of anything as wide as T.
+/// Swaps rows and columns of a square, rows[0 .. size): lane c of rows[r] becomes lane r of rows[c]. log2(size) rounds of zipping row r
+/// with row r + size / 2 do it; each round is `size` shuffles. Registers of anything as wide as T.
 template <Scalar T, class Register = lanes<T>>
 [[gnu::always_inline]] inline void transpose(Register* rows) {
     constexpr int size = lanes<T>::size;
@@ -48,8 +48,8 @@ template <Scalar T, class Register = lanes<T>>
     for (int r = 0; r < size; ++r) rows[r] = std::bit_cast<Register>(from[r]);
 }
 
-/// The sum over the lanes of each row of a square, rows[0 .. size), which are overwritten: lane r is that of rows[r]. Half the shuffles of a
-/// transpose, for each round adds what it has zipped.
+/// The sum over the lanes of each row of a square, rows[0 .. size), which are overwritten: lane r is that of rows[r]. Half the shuffles of
+/// a transpose, for each round adds what it has zipped.
 template <Scalar T>
 [[gnu::always_inline]] inline lanes<T> sum_each(lanes<T>* rows) {
     constexpr int size = lanes<T>::size;

@@ -45,8 +45,9 @@ public:
     /// For pieces of up to max_tokens outputs that lie side by side in one row of the grid, or fill whole rows.
     convolution_tile(detail::scratch& memory, const convolution_grid& grid, index_t channels, index_t max_tokens)
         : grid_(grid), channels_(channels), padded_(whole_registers<T>(channels)),
-          weights_(memory.take<T>(std::min(grid.taps(), max_bytes) + 1, padded_)), staged_width_(std::min(grid.width, max_tokens + grid.kernel_width - 1)),
-          staged_rows_(std::min(grid.height, grid.kernel_height)), staged_(memory.take<T>(staged_rows_, staged_width_, padded_)) {}
+          weights_(memory.take<T>(std::min(grid.taps(), max_bytes) + 1, padded_)),
+          staged_width_(std::min(grid.width, max_tokens + grid.kernel_width - 1)), staged_rows_(std::min(grid.height, grid.kernel_height)),
+          staged_(memory.take<T>(staged_rows_, staged_width_, padded_)) {}
 
     index_t padded() const { return padded_; }
 
@@ -65,20 +66,30 @@ public:
         }
     }
 
-    /// to[t] = out(token first + t) for t < count, rows of `padded` numbers. Of the input, tokens from `present` on are not there. Rows of the
-    /// grid that the kernel cannot read where they lie are copied, and stay for the calls that follow: the input is the same until the tile ends.
+    /// to[t] = out(token first + t) for t < count, rows of `padded` numbers. Of the input, tokens from `present` on are not there. Rows of
+    /// the grid that the kernel cannot read where they lie are copied, and stay for the calls that follow: the input is the same until the
+    /// tile ends.
     void operator()(const stored_rows<const T>& in, index_t present, index_t first, index_t count, T* to) {
         const bool in_place = !in.is_narrow() && in.channel_stride == 1 && padded_ == channels_;
         while (count > 0) {
             const auto y = first / grid_.width, x = first % grid_.width, here = std::min(count, grid_.width - x);
             const auto above = std::max<index_t>(0, y - grid_.top), below = std::min(grid_.height, y - grid_.top + grid_.kernel_height);
             if (in_place) {
-                add_row({{in.numbers(), grid_.width * in.row_stride, in.row_stride, 0, grid_.height, above}, y, x, here, above, below, present}, to);
+                add_row(
+                    {{in.numbers(), grid_.width * in.row_stride, in.row_stride, 0, grid_.height, above}, y, x, here, above, below, present},
+                    to);
             } else {
                 const auto left = std::max<index_t>(0, x - grid_.left),
                            right = std::min(grid_.width, x + here - grid_.left + grid_.kernel_width - 1);
                 stage(in, {in.data, present, left, right}, above, below);
-                add_row({{staged_, staged_width_ * padded_, padded_, left, staged_rows_, above % staged_rows_}, y, x, here, above, below, present}, to);
+                add_row({{staged_, staged_width_ * padded_, padded_, left, staged_rows_, above % staged_rows_},
+                         y,
+                         x,
+                         here,
+                         above,
+                         below,
+                         present},
+                        to);
             }
             first += here;
             count -= here;
@@ -106,9 +117,11 @@ private:
     };
     /// Copies what is not there yet of the rows above .. below - 1, over rows further up.
     void stage(const stored_rows<const T>& in, const staged_input& wanted, index_t above, index_t below) {
-        if (wanted != staged_input_ || above < staged_begin_ || above > staged_end_) staged_input_ = wanted, staged_begin_ = staged_end_ = above;
+        if (wanted != staged_input_ || above < staged_begin_ || above > staged_end_)
+            staged_input_ = wanted, staged_begin_ = staged_end_ = above;
         for (; staged_end_ < below; ++staged_end_) {
-            const auto token = staged_end_ * grid_.width + wanted.left, there = std::clamp<index_t>(wanted.present - token, 0, wanted.right - wanted.left);
+            const auto token = staged_end_ * grid_.width + wanted.left,
+                       there = std::clamp<index_t>(wanted.present - token, 0, wanted.right - wanted.left);
             copy_rows<T>(in.from(token), there, channels_, staged_ + staged_end_ % staged_rows_ * staged_width_ * padded_, padded_);
         }
         staged_begin_ = std::max(staged_begin_, staged_end_ - staged_rows_);
@@ -122,14 +135,10 @@ private:
 
     void add_row(const row_piece& piece, T* to) const {
         const bool centred = grid_.left == grid_.kernel_width / 2;
-        if (centred && grid_.kernel_width == 3)
-            add_row_of<3>(piece, to);
-        else if (centred && grid_.kernel_width == 5)
-            add_row_of<5>(piece, to);
-        else if (centred && grid_.kernel_width == 7)
-            add_row_of<7>(piece, to);
-        else
-            add_row_of<0>(piece, to);
+        if (centred && grid_.kernel_width == 3) add_row_of<3>(piece, to);
+        else if (centred && grid_.kernel_width == 5) add_row_of<5>(piece, to);
+        else if (centred && grid_.kernel_width == 7) add_row_of<7>(piece, to);
+        else add_row_of<0>(piece, to);
     }
     /// The last tile of a row overlaps the one before: doing some outputs twice is cheaper than tiles of every size.
     template <int Width>
@@ -140,12 +149,9 @@ private:
                 add_tile<Outputs, Width>(piece, piece.x + from, to + from * padded_);
             }
         };
-        if (piece.count >= wide)
-            cover(std::integral_constant<int, wide>{});
-        else if (piece.count >= narrow)
-            cover(std::integral_constant<int, narrow>{});
-        else
-            cover(std::integral_constant<int, 1>{});
+        if (piece.count >= wide) cover(std::integral_constant<int, wide>{});
+        else if (piece.count >= narrow) cover(std::integral_constant<int, narrow>{});
+        else cover(std::integral_constant<int, 1>{});
     }
     template <int Outputs, int Width>
     void add_tile(const row_piece& piece, index_t x, T* to) const {

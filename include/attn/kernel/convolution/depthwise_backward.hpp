@@ -5,8 +5,8 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// The gradients of a convolution's input (batch, input heads, n, channels), its weights (1 or heads, channels, kernel_height, kernel_width) and
-/// its bias (channels, or channels of each head). What has no memory is not wanted.
+/// The gradients of a convolution's input (batch, input heads, n, channels), its weights (1 or heads, channels, kernel_height,
+/// kernel_width) and its bias (channels, or channels of each head). What has no memory is not wanted.
 template <Scalar T, class U>
 struct convolution_gradients {
     tensor_view<T> input;
@@ -19,8 +19,8 @@ struct convolution_gradients {
 ///     d input[g, (y, x)] = sum over heads of g, ky, kx of weights[h, ky, kx] given[h, (y + top - ky, x + left - kx)]
 ///     d weights[h, ky, kx] = sum over batch, (y, x) of given[h, (y, x)] input[g, (y - top + ky, x - left + kx)]
 ///     d bias[h] = sum over batch, (y, x) of given[h, (y, x)]
-/// and sums over the heads where they share weights or a bias. Tokens are summed in parts that depend on the shapes only, and parts one after
-/// the other, heads in their order: so threads and strides change no bit.
+/// and sums over the heads where they share weights or a bias. Tokens are summed in parts that depend on the shapes only, and parts one
+/// after the other, heads in their order: so threads and strides change no bit.
 template <Scalar T, class U>
 class depthwise_backward {
 public:
@@ -53,8 +53,8 @@ public:
             run.for_each(input_.batch * input_.heads * tasks, [&](index_t task, index_t slice) {
                 const auto b = task / (input_.heads * tasks), head = task / tasks % input_.heads, from = task % tasks * of_a_task;
                 auto own = worker_of(slice);
-                input_gradient(own, flipped(parameters), given, b, head, from, std::min(from + of_a_task, chunks_.count()), present(b), wanted.add_to_input,
-                               rows_of(wanted.input, b, head));
+                input_gradient(own, flipped(parameters), given, b, head, from, std::min(from + of_a_task, chunks_.count()), present(b),
+                               wanted.add_to_input, rows_of(wanted.input, b, head));
             });
         }
         if (!wanted.weights.data() && wanted.bias.empty()) return;
@@ -104,7 +104,8 @@ private:
         for (auto head = input_head * group(); head < (input_head + 1) * group(); ++head, added = true) {
             own.tile.load_weights(parameters, head);
             for (auto chunk = from; chunk < end; ++chunk) {
-                const auto first = chunks_.first(chunk), count = chunks_.end(chunk) - first, there = std::clamp<index_t>(present - first, 0, count);
+                const auto first = chunks_.first(chunk), count = chunks_.end(chunk) - first,
+                           there = std::clamp<index_t>(present - first, 0, count);
                 own.tile(rows_of(given, b, head), given_.tokens, first, count, own.result);
                 std::fill(own.result + there * padded(), own.result + count * padded(), T{0});
                 for (index_t t = 0; t < count; ++t) {
@@ -129,7 +130,8 @@ private:
             for (index_t kernel = 0; kernel < kernels; ++kernel)
                 for (index_t ky = 0; ky < grid_.kernel_height; ++ky)
                     for (index_t kx = 0; kx < grid_.kernel_width; ++kx)
-                        for (index_t c = 0; c < channels; ++c) w(kernel, c, ky, kx) = sum_of(kernel, heads, 1 + ky * grid_.kernel_width + kx, c);
+                        for (index_t c = 0; c < channels; ++c)
+                            w(kernel, c, ky, kx) = sum_of(kernel, heads, 1 + ky * grid_.kernel_width + kx, c);
         }
         const bool own_bias = std::ssize(wanted.bias) > channels;
         for (index_t i = 0; i < std::ssize(wanted.bias); ++i)

@@ -34,15 +34,15 @@ public:
     /// For runs of up to max_tokens outputs that lie side by side in one row of the grid, or fill whole rows.
     tap_sums(detail::scratch& memory, const convolution_grid& grid, index_t channels, index_t max_tokens)
         : grid_(grid), channels_(channels), padded_(whole_registers<T>(channels)),
-          staged_width_(std::min(grid.width, max_tokens + grid.kernel_width - 1)),
-          given_(memory.take<T>(max_tokens, padded_)), staged_(memory.take<T>(rows_at_once(max_tokens), staged_width_, padded_)) {}
+          staged_width_(std::min(grid.width, max_tokens + grid.kernel_width - 1)), given_(memory.take<T>(max_tokens, padded_)),
+          staged_(memory.take<T>(rows_at_once(max_tokens), staged_width_, padded_)) {}
 
     index_t padded() const { return padded_; }
 
     /// Adds what outputs first ... first + count - 1 give to `sums`, 1 + taps rows of `padded` numbers; with of_taps false to the first row
     /// only. Of the input, tokens from `present` on are not there.
-    void operator()(const row_block<const T>& in, index_t present, const row_block<const T>& given, index_t first, index_t count, bool of_taps,
-                    T* sums) const {
+    void operator()(const row_block<const T>& in, index_t present, const row_block<const T>& given, index_t first, index_t count,
+                    bool of_taps, T* sums) const {
         const auto outputs = output_rows(given, first, count);
         for (index_t channel = 0; channel < padded_; channel += lanes::size) {
             lanes sum(T{0});
@@ -50,7 +50,8 @@ public:
             add(sum, sums + channel);
         }
         if (!of_taps) return;
-        const auto y = first / grid_.width, x = first % grid_.width, width = std::min(count, grid_.width - x), height = (count + width - 1) / width;
+        const auto y = first / grid_.width, x = first % grid_.width, width = std::min(count, grid_.width - x),
+                   height = (count + width - 1) / width;
         const piece here{outputs, input_rows(in, present, y, x, width, height), y, x, width, height, present};
         for (index_t channel = 0; channel < padded_; channel += lanes::size)
             for (index_t ky = 0; ky < grid_.kernel_height; ++ky)
@@ -90,12 +91,15 @@ private:
     }
     rows input_rows(const row_block<const T>& in, index_t present, index_t y, index_t x, index_t width, index_t height) const {
         if (in_place(in)) return {in.data, grid_.width * in.row_stride, in.row_stride};
-        const auto above = std::max<index_t>(0, y - grid_.top), below = std::min(grid_.height, y + height - 1 - grid_.top + grid_.kernel_height);
-        const auto left = std::max<index_t>(0, x - grid_.left), right = std::min(grid_.width, x + width - grid_.left + grid_.kernel_width - 1);
+        const auto above = std::max<index_t>(0, y - grid_.top),
+                   below = std::min(grid_.height, y + height - 1 - grid_.top + grid_.kernel_height);
+        const auto left = std::max<index_t>(0, x - grid_.left),
+                   right = std::min(grid_.width, x + width - grid_.left + grid_.kernel_width - 1);
         for (auto row = above; row < below; ++row) {
-            const auto token = row * grid_.width + left, there = std::clamp<index_t>(present - token, 0, std::max<index_t>(0, right - left));
+            const auto token = row * grid_.width + left,
+                       there = std::clamp<index_t>(present - token, 0, std::max<index_t>(0, right - left));
             copy_rows<T>(row_block<const T>{in.data + token * in.row_stride, in.row_stride, in.channel_stride}, there, channels_,
-                               staged_ + (row - above) * staged_width_ * padded_, padded_);
+                         staged_ + (row - above) * staged_width_ * padded_, padded_);
         }
         const auto row_stride = staged_width_ * padded_;
         return {staged_ - above * row_stride - left * padded_, row_stride, padded_};
@@ -107,13 +111,20 @@ private:
     index_t add_taps(const piece& here, index_t ky, index_t kx, index_t channel, T* sums) const {
         const auto left = grid_.kernel_width - kx;
         switch (left <= most_taps ? left : taps_at_a_time) {
-        case 1: return add_some<1>(here, ky, kx, channel, sums);
-        case 2: return add_some<2>(here, ky, kx, channel, sums);
-        case 3: return add_some<3>(here, ky, kx, channel, sums);
-        case 4: return add_some<4>(here, ky, kx, channel, sums);
-        case 5: return add_some<5>(here, ky, kx, channel, sums);
-        case 6: return add_some<6>(here, ky, kx, channel, sums);
-        default: return add_some<7>(here, ky, kx, channel, sums);
+        case 1:
+            return add_some<1>(here, ky, kx, channel, sums);
+        case 2:
+            return add_some<2>(here, ky, kx, channel, sums);
+        case 3:
+            return add_some<3>(here, ky, kx, channel, sums);
+        case 4:
+            return add_some<4>(here, ky, kx, channel, sums);
+        case 5:
+            return add_some<5>(here, ky, kx, channel, sums);
+        case 6:
+            return add_some<6>(here, ky, kx, channel, sums);
+        default:
+            return add_some<7>(here, ky, kx, channel, sums);
         }
     }
     /// One register of channels. Outputs all of whose taps meet inputs are taken together, those at an end of a row tap by

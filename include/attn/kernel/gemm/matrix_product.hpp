@@ -69,7 +69,8 @@ public:
                   const row_block<const T>& start, const row_block<T>& c, const Terms& terms) const {
         run_task(task, memory, a, b, start, c, terms, {0, depth_pieces(depth_)});
     }
-    /// Only some pieces of the depth, of which the others are added before, to what is the start here, or afterwards: that reads no other terms.
+    /// Only some pieces of the depth, of which the others are added before, to what is the start here, or afterwards: that reads no other
+    /// terms.
     template <class Terms>
     void run_task(index_t task, detail::scratch& memory, const row_block<const T>& a, const stored_rows<const T>& b,
                   const row_block<const T>& start, const row_block<T>& c, const Terms& terms, const extent& pieces) const {
@@ -99,7 +100,7 @@ private:
     /// A panel of B is max_columns registers wide, or one at the end: max_block_depth rows of it stay in the first-level cache, and
     /// max_block_rows rows of A, of that depth, in the second.
     static constexpr index_t panel_width = traits::max_columns * lane_count, max_block_depth = 128 * 4 / sizeof(T), max_block_rows = 384,
-                           max_block_columns = 512;
+                             max_block_columns = 512;
 
     /// In operands.
     struct depth_run {
@@ -127,16 +128,14 @@ private:
             : packed_a(memory.take<E>(std::min(max_block_rows, p.rows_) * rows_of_a::width(std::min(max_block_depth, p.depth_)))),
               packed_b(memory.take<E>(rows_of_b::rows(std::min(max_block_depth, p.depth_)) * panel_width)) {}
 
-        void multiply(const row_block<const T>& numbers, const stored_rows<const T>& b, const row_block<T>& c, index_t rows, index_t depth, index_t columns,
-                      std::span<const depth_run> runs) const {
+        void multiply(const row_block<const T>& numbers, const stored_rows<const T>& b, const row_block<T>& c, index_t rows, index_t depth,
+                      index_t columns, std::span<const depth_run> runs) const {
             const auto a = operands_of(numbers, rows, depth, columns);
             for (index_t first = 0; first < columns;) {
                 const auto left = columns - first, width = left < panel_width ? std::min(lane_count, left) : panel_width;
                 const row_block<T> to{c.data + first, c.row_stride, 1};
-                if (width == panel_width)
-                    multiply_panel<traits::max_columns>(a, at(b, 0, first), to, rows, depth, width, runs);
-                else
-                    multiply_panel<1>(a, at(b, 0, first), to, rows, depth, width, runs);
+                if (width == panel_width) multiply_panel<traits::max_columns>(a, at(b, 0, first), to, rows, depth, width, runs);
+                else multiply_panel<1>(a, at(b, 0, first), to, rows, depth, width, runs);
                 first += width;
             }
         }
@@ -164,8 +163,7 @@ private:
                 for_each_piece(rows, max_rows, [&](index_t, index_t count) { with_constant<max_rows>(count, multiply); });
             } else { // of the tall tiles of a narrow panel not every height is worth an instance
                 while (row < rows)
-                    if (const auto left = std::min<index_t>(rows - row, max_rows); left < 4)
-                        with_constant<3>(left, multiply);
+                    if (const auto left = std::min<index_t>(rows - row, max_rows); left < 4) with_constant<3>(left, multiply);
                     else
                         with_constant<max_rows / 4>(left / 4, [&]<int Quarters>(std::integral_constant<int, Quarters>) {
                             multiply(std::integral_constant<int, 4 * Quarters>{});
@@ -184,8 +182,7 @@ private:
                 continue;
             }
             const T* const from = start.data + r * start.row_stride;
-            if (start.channel_stride == 1)
-                std::copy_n(from, columns, to);
+            if (start.channel_stride == 1) std::copy_n(from, columns, to);
             else
                 for (index_t n = 0; n < columns; ++n) to[n] = from[n * start.channel_stride];
         }

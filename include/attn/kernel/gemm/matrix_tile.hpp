@@ -51,8 +51,8 @@ struct matrix_tile {
     }
     /// sum[i][c] += sum over k < depth of phi(a(i, k)) * b(k, c), where a(i, k) = a[i * a_row + k * a_depth] is a number and b(k, c) the
     /// register at b + k * b_depth + c * lanes::size, both of T or of other operands; b perhaps of numbers that become operands as they are
-    /// loaded. Each lane is one chain of multiply-adds in the order of k: its result is the same in a tile of any size. Rows are addressed as they
-    /// are: with a pointer for every three of them clang keeps these in vector registers, and sums in memory.
+    /// loaded. Each lane is one chain of multiply-adds in the order of k: its result is the same in a tile of any size. Rows are addressed
+    /// as they are: with a pointer for every three of them clang keeps these in vector registers, and sums in memory.
     template <class E, class B, class Phi = std::identity>
     [[gnu::always_inline]] void multiply_add(const E* a, auto a_row, auto a_depth, const B* b, index_t b_depth, index_t depth,
                                              const Phi& phi = {}) {

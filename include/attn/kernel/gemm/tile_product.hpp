@@ -7,10 +7,11 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// C = diag(scale) C + A B, or A B, or C + A B, on a few rows. A number of A is broadcast, a register of B is loaded, and C stays in registers:
+/// C = diag(scale) C + A B, or A B, or C + A B, on a few rows. A number of A is broadcast, a register of B is loaded, and C stays in
+/// registers:
 ///     c[i][n] = scale[i] c[i][n] + sum over k < depth of a[i * a_row + k * a_depth] b[k * b_depth + n]
-/// Each element is one chain of multiply-adds in the order of k, whatever tile computes it: so its bits are its own. A and B hold numbers of T, or
-/// other operands E; B perhaps numbers as they are stored, which become operands as they are loaded.
+/// Each element is one chain of multiply-adds in the order of k, whatever tile computes it: so its bits are its own. A and B hold numbers
+/// of T, or other operands E; B perhaps numbers as they are stored, which become operands as they are loaded.
 template <Scalar T, class E = T, class B = E>
 struct tile_product {
     const E* a;
@@ -34,18 +35,16 @@ struct tile_product {
 template <int Rows, int Columns, Scalar T, class E, class B>
 [[gnu::noinline]] void multiply_tile(const tile_product<T, E, B>& p) {
     matrix_tile<Rows, Columns, T> tile;
-    if (p.scale)
-        tile.load(p.c, p.c_row, p.scale);
-    else if (p.adds)
-        tile.load(p.c, p.c_row);
-    else
-        tile.zero();
+    if (p.scale) tile.load(p.c, p.c_row, p.scale);
+    else if (p.adds) tile.load(p.c, p.c_row);
+    else tile.zero();
     tile.multiply_add(p.a, p.a_row, p.a_depth, p.b, p.b_depth, p.depth);
     tile.store(p.c, p.c_row);
 }
 
 /// The product on any number of rows, of `columns` registers, 1 to max_columns: the tallest tile as often as it fits, then smaller ones.
-/// ahead: what comes next is asked for between tiles. Numbers that become operands as they are loaded are for few rows, and so are their tiles.
+/// ahead: what comes next is asked for between tiles. Numbers that become operands as they are loaded are for few rows, and so are their
+/// tiles.
 template <Scalar T, class E = T, class B = E, class Prefetch>
 void multiply(index_t rows, index_t columns, tile_product<T, E, B> p, Prefetch& ahead) {
     using traits = tile_traits<T>;
@@ -81,7 +80,7 @@ void multiply(index_t rows, index_t columns, tile_product<T, E, B> p, Prefetch& 
 template <Scalar T, class E = T, class Prefetch>
 void multiply_wide(index_t rows, index_t registers, tile_product<T, E> p, Prefetch& ahead) {
     constexpr index_t wide = tile_traits<T>::max_columns, lane_count = simd::lanes<T>::size;
-    const auto *const b = p.b;
+    const auto* const b = p.b;
     T* const c = p.c;
     for (index_t pieces = (registers + wide - 1) / wide, piece = 0; piece < pieces; ++piece) {
         const auto left = registers * piece / pieces, right = registers * (piece + 1) / pieces;

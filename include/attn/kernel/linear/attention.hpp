@@ -38,8 +38,10 @@ public:
         return sums.used_bytes() + static_cast<std::size_t>(concurrency) * slice.used_bytes();
     }
 
-    /// memory: workspace_bytes of it. summed: null, or of each batch entry and head of keys the sum that its first row takes; keys before that are not read.
-    void operator()(const inputs<T>& in, const outputs<T>& out, const execution& run, std::byte* memory, const linear_states<T>* summed = nullptr) const {
+    /// memory: workspace_bytes of it. summed: null, or of each batch entry and head of keys the sum that its first row takes; keys before
+    /// that are not read.
+    void operator()(const inputs<T>& in, const outputs<T>& out, const execution& run, std::byte* memory,
+                    const linear_states<T>* summed = nullptr) const {
         const auto s = shapes_of(in);
         if (s.queries.batch * s.queries.heads * s.queries.tokens * s.values.channels == 0) return;
         const worker_memory workers{memory, s, grid()};
@@ -53,9 +55,10 @@ public:
             run_dense(in, out, run, span_sums<T>(shared, s, run.concurrency()), with_worker, summed);
         }
     }
-    /// Adds the keys first .. end - 1 of one batch entry and head to a sum, as the call of all of them would: where queries see different keys a sum grows
-    /// from any border of its blocks, else this is one span of it.
-    void add_keys(const inputs<T>& in, index_t batch, index_t kv_head, index_t first, index_t end, index_t slice, std::byte* memory, const state_type& state) const {
+    /// Adds the keys first .. end - 1 of one batch entry and head to a sum, as the call of all of them would: where queries see different
+    /// keys a sum grows from any border of its blocks, else this is one span of it.
+    void add_keys(const inputs<T>& in, index_t batch, index_t kv_head, index_t first, index_t end, index_t slice, std::byte* memory,
+                  const state_type& state) const {
         const auto s = shapes_of(in);
         worker_memory{memory, s, grid()}.with(slice, [&](worker& w) {
             keys_of(in, batch, kv_head).push(w, first, end, causal ? linear_order<T, P>::causal_block : worker::target_rows(s), state);
@@ -88,35 +91,31 @@ private:
     };
 
     const convolution_grid* grid() const {
-        if constexpr (has_local)
-            return local_.convolution.present() ? &local_.convolution.grid : nullptr;
-        else
-            return nullptr;
+        if constexpr (has_local) return local_.convolution.present() ? &local_.convolution.grid : nullptr;
+        else return nullptr;
     }
     /// The token of the grid that the first row is; without one, rows are counted from it.
     index_t first_query() const {
-        if constexpr (has_local)
-            return grid() ? local_.first_query : 0;
-        else
-            return 0;
+        if constexpr (has_local) return grid() ? local_.first_query : 0;
+        else return 0;
     }
     void load_weights(worker& w, index_t head) const {
         if constexpr (has_local)
             if (grid()) w.convolution.load_weights(local_.convolution, head);
     }
     linear_order<T, P> order(const inputs<T>& in) const { return {in, pattern_}; }
-    keys_type keys_of(const inputs<T>& in, index_t batch, index_t kv_head) const {
-        return {in, key_features_, order(in), batch, kv_head};
-    }
+    keys_type keys_of(const inputs<T>& in, index_t batch, index_t kv_head) const { return {in, key_features_, order(in), batch, kv_head}; }
 
-    /// The rows first .. end - 1, which meet the keys before `absorbed` as a state and the others by scores. Returns the last block of these.
+    /// The rows first .. end - 1, which meet the keys before `absorbed` as a state and the others by scores. Returns the last block of
+    /// these.
     block run_chunk(worker& w, const inputs<T>& in, const outputs<T>& out, index_t batch, index_t head, index_t first, index_t end,
                     const state_type& state, index_t absorbed) const {
         const auto count = end - first;
         const auto keys = keys_of(in, batch, head / (in.queries.shape().heads / in.keys.shape().heads));
         const auto max_seen = order(in).seen_by(batch, end - 1);
         const bool some_see_nothing = order(in).seen_by(batch, first) == 0, scored = max_seen > absorbed;
-        const auto queries = load_features<causal, T, Prefetch>(query_features_, batch, head, first, count, w, w.queries, scored || some_see_nothing);
+        const auto queries =
+            load_features<causal, T, Prefetch>(query_features_, batch, head, first, count, w, w.queries, scored || some_see_nothing);
         for (index_t r = 0; some_see_nothing && r < count && order(in).seen_by(batch, first + r) == 0; ++r)
             std::fill_n(w.queries + r * w.key_padded, w.key_padded, T{0});
 
@@ -125,7 +124,8 @@ private:
         block own{};
         keys.for_each(absorbed, max_seen, worker::target_rows(shapes_of(in)), [&](index_t first_key, index_t in_block) {
             own = keys.load(w, first_key, in_block, true);
-            for (index_t r = 0; r < count; ++r) w.seen[r] = std::clamp<index_t>(order(in).seen_by(batch, first + r) - first_key, 0, in_block);
+            for (index_t r = 0; r < count; ++r)
+                w.seen[r] = std::clamp<index_t>(order(in).seen_by(batch, first + r) - first_key, 0, in_block);
             std::fill(w.seen + count, w.seen + (count + 3) / 4 * 4, w.seen[count - 1]);
             w.scores.add({w.queries, count, w.key_padded}, {{w.keys, in_block, w.key_padded}, own.values, own.value_stride, w.seen},
                          !started, w.numerators, w.factors);
@@ -150,9 +150,10 @@ private:
                     w.spare, w.ahead);
         return own;
     }
-    /// What is read after the rows of a head before `end`: so many more, and where their results go; or the first keys and values of another
-    /// head.
-    void ask_for_next(Prefetch& ahead, const inputs<T>& in, const outputs<T>& out, index_t batch, index_t head, index_t end, index_t count) const {
+    /// What is read after the rows of a head before `end`: so many more, and where their results go; or the first keys and values of
+    /// another head.
+    void ask_for_next(Prefetch& ahead, const inputs<T>& in, const outputs<T>& out, index_t batch, index_t head, index_t end,
+                      index_t count) const {
         ahead.clear();
         const auto &q = in.queries.shape(), &k = in.keys.shape(), &v = in.values.shape();
         const auto group = q.heads / k.heads;
@@ -172,7 +173,8 @@ private:
         ahead.add(rows_of(out.values, batch, head, end), count, v.channels);
         if constexpr (has_local) { // over a grid it asks itself for the row below, where it reads that where it lies
             if (!grid() || (grid()->height > 1 && !local_.input.is_narrow())) return;
-            const auto row = first_query() + end + (grid()->kernel_height - 1 - grid()->top) * grid()->width, tokens = local_.input.shape().tokens;
+            const auto row = first_query() + end + (grid()->kernel_height - 1 - grid()->top) * grid()->width,
+                       tokens = local_.input.shape().tokens;
             if (row < tokens) ahead.add(rows_of(local_.input, batch, head / group, row), std::min(count, tokens - row), v.channels);
         }
     }
@@ -189,8 +191,8 @@ private:
 
     /// Sums over the keys first, in spans; then the queries, in tasks of any size.
     template <class WithWorker>
-    void run_dense(const inputs<T>& in, const outputs<T>& out, const execution& run, const span_sums<T>& sums, const WithWorker& with_worker,
-                   const linear_states<T>* summed) const {
+    void run_dense(const inputs<T>& in, const outputs<T>& out, const execution& run, const span_sums<T>& sums,
+                   const WithWorker& with_worker, const linear_states<T>* summed) const {
         const auto &q = in.queries.shape(), &k = in.keys.shape();
         const auto group = q.heads / k.heads, target = worker::target_rows(shapes_of(in));
         const auto chunks = grid() ? token_chunks::of(*grid(), target, worker::max_queries) : token_chunks::even(q.tokens, target);
@@ -207,12 +209,13 @@ private:
                 const auto batch = batch_of(number), keys = order(in).absorbed_by(batch, 0);
                 return keys == 0 ? 0 : 1 + (keys - 1 + span - order(in).block_end(batch, 0, span)) / span;
             };
-            if (!summed) sums.make(now, run, spans, [&](index_t number, index_t n, index_t slice, const state_type& state) {
-                const auto batch = batch_of(number), end = std::min(order(in).absorbed_by(batch, 0), span_begin(batch, n + 1));
-                with_worker(slice, [&](worker& w) {
-                    keys_of(in, batch, (begin + number) % k.heads).push(w, span_begin(batch, n), end, target, state);
+            if (!summed)
+                sums.make(now, run, spans, [&](index_t number, index_t n, index_t slice, const state_type& state) {
+                    const auto batch = batch_of(number), end = std::min(order(in).absorbed_by(batch, 0), span_begin(batch, n + 1));
+                    with_worker(slice, [&](worker& w) {
+                        keys_of(in, batch, (begin + number) % k.heads).push(w, span_begin(batch, n), end, target, state);
+                    });
                 });
-            });
             run.for_each(now * group * tasks, [&](index_t task, index_t slice) {
                 const auto number = task / (group * tasks), batch = batch_of(number);
                 const auto head = (begin + number) % k.heads * group + task / tasks % group;
@@ -220,9 +223,11 @@ private:
                     load_weights(w, head);
                     const auto from = task % tasks * chunks_of_a_task;
                     for (auto chunk = from; chunk < std::min(from + chunks_of_a_task, chunks.count()); ++chunk)
-                        if (const auto first = std::max<index_t>(0, chunks.first(chunk) - first_query()), end = std::min(q.tokens, chunks.end(chunk) - first_query());
+                        if (const auto first = std::max<index_t>(0, chunks.first(chunk) - first_query()),
+                            end = std::min(q.tokens, chunks.end(chunk) - first_query());
                             first < end)
-                            run_chunk(w, in, out, batch, head, first, end, summed ? summed->of(begin + number) : sums.of(number), order(in).absorbed_by(batch, 0));
+                            run_chunk(w, in, out, batch, head, first, end, summed ? summed->of(begin + number) : sums.of(number),
+                                      order(in).absorbed_by(batch, 0));
                 });
             });
         }
@@ -230,7 +235,8 @@ private:
 
     /// The sum over the keys grows block by block, as far as rows want it. The block in which a chunk's keys end is scored, and pushed when
     /// that is done.
-    void run_causal(worker& w, const inputs<T>& in, const outputs<T>& out, index_t batch, index_t head, const linear_states<T>* summed) const {
+    void run_causal(worker& w, const inputs<T>& in, const outputs<T>& out, index_t batch, index_t head,
+                    const linear_states<T>* summed) const {
         constexpr index_t size = linear_order<T, P>::causal_block;
         const auto rows = order(in);
         const auto keys = keys_of(in, batch, head / (in.queries.shape().heads / in.keys.shape().heads));

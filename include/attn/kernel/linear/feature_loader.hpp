@@ -11,7 +11,8 @@ template <class Phi>
 concept idempotent_map = requires { requires Phi::idempotent; };
 
 /// phi(x + added) of one head's rows. `added`, a tensor that may be left out, has one entry for all batch entries or one for each,
-/// and one head for all or one for each. x may be some rows of a longer sequence, `first_row` and those behind: rows are counted from the sequence's first.
+/// and one head for all or one for each. x may be some rows of a longer sequence, `first_row` and those behind: rows are counted from the
+/// sequence's first.
 template <Scalar T, class Phi, class U = T>
 struct mapped_features {
     using lanes = simd::lanes<T>;

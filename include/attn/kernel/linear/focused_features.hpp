@@ -22,11 +22,11 @@ struct focused_features {
     int power = 3;
     index_t padded = 0;
     index_t heads_of_scale = 1;
-    T* inverse_scale = nullptr; ///< 1 / softplus(scale) [heads][padded], 0 past the channels
+    T* inverse_scale = nullptr;   ///< 1 / softplus(scale) [heads][padded], 0 past the channels
     T* inverse_largest = nullptr; ///< 1 / max u [batch][tokens]
     T* norm = nullptr;            ///< |w| [batch][tokens]
     T* factor = nullptr;          ///< |u| / |w^p| [batch][tokens]
-    T* rows = nullptr;          ///< [concurrency][block][padded]
+    T* rows = nullptr;            ///< [concurrency][block][padded]
     static constexpr index_t block = 16;
     static constexpr index_t tokens_of_a_task = 16 * block;
 

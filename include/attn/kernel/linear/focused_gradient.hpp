@@ -6,8 +6,8 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// Focused features of queries or keys, all of them, and their gradients. With w = u / max u, y = w^p / |w^p|, the gradient g of f, and a sum
-/// over all channels of all heads of a token:
+/// Focused features of queries or keys, all of them, and their gradients. With w = u / max u, y = w^p / |w^p|, the gradient g of f, and a
+/// sum over all channels of all heads of a token:
 ///     a = sum g y,      du = a w / |w| + p |w| w^(p - 1) / |w^p| (g - a y),      dx = du / softplus(scale) where x > 0
 ///     d scale = sigmoid(scale) d softplus,      d softplus = - sum over tokens of du u / softplus
 /// The latter is summed by tasks, which only shapes tell, so that threads change no bit.
@@ -36,8 +36,8 @@ public:
     /// To be written before they are read here.
     tensor_view<T> of_features() const { return head_major(of_features_, shape_); }
 
-    /// Writes dx, where `to` has memory (it may be of_features), and the sums of d softplus, if they are wanted. Of batch entry b, tokens from
-    /// taking_part(b) on give nothing, whatever they hold, and get 0.
+    /// Writes dx, where `to` has memory (it may be of_features), and the sums of d softplus, if they are wanted. Of batch entry b, tokens
+    /// from taking_part(b) on give nothing, whatever they hold, and get 0.
     void operator()(const tensor_view<T>& to, bool of_scale, const auto& taking_part, const execution& run) const {
         map_.for_each_task(run, [&](index_t task, index_t batch, index_t first, index_t end, index_t slice) {
             T* const sums = of_scale ? of_scale_ + task * map_.heads_of_scale * map_.padded : nullptr;
@@ -51,7 +51,8 @@ public:
         });
     }
     /// d scale, of queries and keys.
-    static void write_of_scale(const focused_gradient& queries, const focused_gradient& keys, std::span<const U> scale, std::span<U> to, const execution& run) {
+    static void write_of_scale(const focused_gradient& queries, const focused_gradient& keys, std::span<const U> scale, std::span<U> to,
+                               const execution& run) {
         const auto channels = queries.shape_.channels;
         run.for_each(queries.map_.heads_of_scale, [&](index_t head, index_t) {
             for (index_t c = 0; c < channels; ++c) {

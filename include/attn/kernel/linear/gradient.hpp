@@ -23,10 +23,10 @@ struct linear_gradient_call {
 
 /// With f = phi(q), e = phi(k + encoding), sums over the keys that a query sees, and backwards over the queries that see a key:
 ///     S_i = sum_j e_j v_j^T,      z_i = sum_j e_j,      g_i = dO_i / (f_i . z_i + eps),      c_i = -(f_i . S_i g_i) / (f_i . z_i + eps)
-///     df_i = S_i g_i + c_i z_i,      dS_j = sum_i f_i g_i^T,      dz_j = sum_i c_i f_i,      de_j = dS_j v_j + dz_j,      dv_j = dS_j^T e_j
-/// and without normalisation g_i = scale dO_i, c_i = 0. Queries go by in chunks. The keys that all of a chunk see are in the sums; the others,
-/// where queries of a chunk see different keys, are taken pair by pair, so that what is hidden is never touched. A task is a kv head: so threads
-/// change no bit.
+///     df_i = S_i g_i + c_i z_i,   dS_j = sum_i f_i g_i^T,   dz_j = sum_i c_i f_i,   de_j = dS_j v_j + dz_j,   dv_j = dS_j^T e_j
+/// and without normalisation g_i = scale dO_i, c_i = 0. Queries go by in chunks. The keys that all of a chunk see are in the sums; the
+/// others, where queries of a chunk see different keys, are taken pair by pair, so that what is hidden is never touched. A task is a kv
+/// head: so threads change no bit.
 template <Scalar T, class F, Pattern P>
 class linear_gradient {
 public:
@@ -52,18 +52,19 @@ public:
 private:
     using lanes = simd::lanes<T>;
     static constexpr bool causal = linear_order<T, P>::causal;
-    /// Queries of a chunk, where pairs that not all of them see cost most, one key more a query; and keys that are brought to features at a time.
+    /// Queries of a chunk, where pairs that not all of them see cost most, one key more a query; and keys that are brought to features at a
+    /// time.
     static constexpr index_t max_queries = causal ? 16 : 64, max_keys = 64;
 
     struct layout {
-        index_t key_width, value_width;                ///< channels in whole registers
-        T *sums, *of_sums, *of_sums_transposed;        ///< S^T [d_v][d_k], dS [d_k][d_v], dS^T
-        T *key_sum, *of_key_sum;                       ///< z, dz
-        T *queries, *of_queries, *plain;               ///< f, df, and q or k, rows of a chunk
-        T *given, *keys, *values;                      ///< g, e, v
-        T *factors, *shares;                           ///< 1 / (f . z + eps) and c of each query
-        T *weights, *products;                         ///< f . e and g . v of one query with the keys that are taken one by one
-        T *of_keys, *of_values;                        ///< de, dv of all keys
+        index_t key_width, value_width;         ///< channels in whole registers
+        T *sums, *of_sums, *of_sums_transposed; ///< S^T [d_v][d_k], dS [d_k][d_v], dS^T
+        T *key_sum, *of_key_sum;                ///< z, dz
+        T *queries, *of_queries, *plain;        ///< f, df, and q or k, rows of a chunk
+        T *given, *keys, *values;               ///< g, e, v
+        T *factors, *shares;                    ///< 1 / (f . z + eps) and c of each query
+        T *weights, *products;                  ///< f . e and g . v of one query with the keys that are taken one by one
+        T *of_keys, *of_values;                 ///< de, dv of all keys
 
         layout(detail::scratch& memory, const input_shapes& s)
             : key_width(linear_state<T>::whole(s.keys.channels)), value_width(whole_registers<T>(s.values.channels)) {
@@ -89,8 +90,8 @@ private:
     class worker {
     public:
         worker(const call_type& call, const layout& own, index_t batch, index_t kv_head)
-            : call_(call), own_(own), batch_(batch), kv_head_(kv_head), order_{call.in, call.pattern}, queries_(call.in.queries.shape().tokens),
-              seen_(queries_ == 0 ? 0 : order_.seen_by(batch, queries_ - 1)) {
+            : call_(call), own_(own), batch_(batch), kv_head_(kv_head), order_{call.in, call.pattern},
+              queries_(call.in.queries.shape().tokens), seen_(queries_ == 0 ? 0 : order_.seen_by(batch, queries_ - 1)) {
             while (first_ < queries_ && seen_by(first_) == 0) ++first_;
         }
 
@@ -127,7 +128,8 @@ private:
                 if (causal) load_keys(shared, std::min(max_keys, seen_by(first + count - 1) - shared));
                 for (index_t r = 0; r < count; ++r) find_factor(first + r, r, shared);
                 load_given(head, first, count);
-                multiply_rows(own_.given, own_.value_width, count, own_.sums, own_.key_width, call_.in.values.shape().channels, own_.of_queries, false);
+                multiply_rows(own_.given, own_.value_width, count, own_.sums, own_.key_width, call_.in.values.shape().channels,
+                              own_.of_queries, false);
                 for (index_t r = 0; r < count; ++r) finish_query(first + r, r, shared);
                 write_queries(head, first, count);
             }
@@ -146,10 +148,18 @@ private:
                 load_given(head, first, count);
                 no_prefetch ahead;
                 multiply_wide<T>(call_.in.keys.shape().channels, own_.value_width / lanes::size,
-                                       {.a = own_.queries, .a_row = 1, .a_depth = own_.key_width, .b = own_.given, .b_depth = own_.value_width,
-                                        .depth = count, .c = own_.of_sums, .c_row = own_.value_width, .adds = true},
-                                       ahead);
-                for (index_t r = 0; r < count; ++r) add(own_.of_key_sum, own_.shares[first + r], own_.queries + r * own_.key_width, own_.key_width);
+                                 {.a = own_.queries,
+                                  .a_row = 1,
+                                  .a_depth = own_.key_width,
+                                  .b = own_.given,
+                                  .b_depth = own_.value_width,
+                                  .depth = count,
+                                  .c = own_.of_sums,
+                                  .c_row = own_.value_width,
+                                  .adds = true},
+                                 ahead);
+                for (index_t r = 0; r < count; ++r)
+                    add(own_.of_key_sum, own_.shares[first + r], own_.queries + r * own_.key_width, own_.key_width);
             }
             give_to_keys(0, end);
         }
@@ -159,7 +169,8 @@ private:
             if (count <= 0) return;
             const mapped_features<T, F> features{call_.in.keys, call_.feature_map, call_.encoding};
             features(batch_, kv_head_, first, count, own_.keys);
-            copy_rows<T>(rows_of(call_.in.values, batch_, kv_head_, first), count, call_.in.values.shape().channels, own_.values, own_.value_width);
+            copy_rows<T>(rows_of(call_.in.values, batch_, kv_head_, first), count, call_.in.values.shape().channels, own_.values,
+                         own_.value_width);
         }
         /// Calls f(first, count) with blocks of the keys first .. end - 1, loaded.
         template <class G>
@@ -179,7 +190,8 @@ private:
             copy_rows<T>(rows_of(call_.given, batch_, head, first), count, call_.given.shape().channels, own_.given, own_.value_width);
             for (index_t r = 0; r < count; ++r) {
                 T* const row = own_.given + r * own_.value_width;
-                for (index_t c = 0; c < own_.value_width; c += lanes::size) (lanes::load(row + c) * lanes(own_.factors[first + r])).store(row + c);
+                for (index_t c = 0; c < own_.value_width; c += lanes::size)
+                    (lanes::load(row + c) * lanes(own_.factors[first + r])).store(row + c);
             }
         }
 
@@ -187,9 +199,16 @@ private:
         void add_keys(index_t count) const {
             no_prefetch ahead;
             multiply_wide<T>(call_.in.values.shape().channels, own_.key_width / lanes::size,
-                                   {.a = own_.values, .a_row = 1, .a_depth = own_.value_width, .b = own_.keys, .b_depth = own_.key_width, .depth = count,
-                                    .c = own_.sums, .c_row = own_.key_width, .adds = true},
-                                   ahead);
+                             {.a = own_.values,
+                              .a_row = 1,
+                              .a_depth = own_.value_width,
+                              .b = own_.keys,
+                              .b_depth = own_.key_width,
+                              .depth = count,
+                              .c = own_.sums,
+                              .c_row = own_.key_width,
+                              .adds = true},
+                             ahead);
             for (index_t j = 0; j < count; ++j) add(own_.key_sum, T{1}, own_.keys + j * own_.key_width, own_.key_width);
         }
         /// The factor of a query's gradient, and its weights with the keys from `shared` on.
@@ -238,20 +257,31 @@ private:
         /// de and dv of keys from the sums over their queries.
         void give_to_keys(index_t first, index_t end) const {
             const auto d_k = call_.in.keys.shape().channels, d_v = call_.in.values.shape().channels;
-            transpose_rows<T>(row_block<const T>{own_.of_sums, own_.value_width, 1}, own_.key_width, d_v, T{1}, own_.of_sums_transposed, own_.key_width);
+            transpose_rows<T>(row_block<const T>{own_.of_sums, own_.value_width, 1}, own_.key_width, d_v, T{1}, own_.of_sums_transposed,
+                              own_.key_width);
             for_each_block(first, end, [&](index_t key, index_t count) {
-                multiply_rows(own_.values, own_.value_width, count, own_.of_sums_transposed, own_.key_width, d_v, own_.of_keys + key * own_.key_width, true);
+                multiply_rows(own_.values, own_.value_width, count, own_.of_sums_transposed, own_.key_width, d_v,
+                              own_.of_keys + key * own_.key_width, true);
                 for (index_t j = 0; j < count; ++j) add(own_.of_keys + (key + j) * own_.key_width, T{1}, own_.of_key_sum, own_.key_width);
-                multiply_rows(own_.keys, own_.key_width, count, own_.of_sums, own_.value_width, d_k, own_.of_values + key * own_.value_width, true);
+                multiply_rows(own_.keys, own_.key_width, count, own_.of_sums, own_.value_width, d_k,
+                              own_.of_values + key * own_.value_width, true);
             });
         }
         /// Rows times a matrix of `depth` rows of `width` numbers.
-        static void multiply_rows(const T* rows, index_t row_stride, index_t count, const T* matrix, index_t width, index_t depth, T* to, bool adds) {
+        static void multiply_rows(const T* rows, index_t row_stride, index_t count, const T* matrix, index_t width, index_t depth, T* to,
+                                  bool adds) {
             no_prefetch ahead;
             multiply_wide<T>(count, width / lanes::size,
-                                   {.a = rows, .a_row = row_stride, .a_depth = 1, .b = matrix, .b_depth = width, .depth = depth, .c = to, .c_row = width,
-                                    .adds = adds},
-                                   ahead);
+                             {.a = rows,
+                              .a_row = row_stride,
+                              .a_depth = 1,
+                              .b = matrix,
+                              .b_depth = width,
+                              .depth = depth,
+                              .c = to,
+                              .c_row = width,
+                              .adds = adds},
+                             ahead);
         }
 
         void write_queries(index_t head, index_t first, index_t count) const {
@@ -261,12 +291,13 @@ private:
         void write_keys() const {
             if (call_.wanted.keys.data()) {
                 for (index_t first = 0; first < seen_; first += max_keys)
-                    write({call_.in.keys, std::identity{}, call_.encoding}, own_.of_keys + first * own_.key_width, call_.wanted.keys, kv_head_, first,
-                          std::min(max_keys, seen_ - first));
+                    write({call_.in.keys, std::identity{}, call_.encoding}, own_.of_keys + first * own_.key_width, call_.wanted.keys,
+                          kv_head_, first, std::min(max_keys, seen_ - first));
             }
             const auto& to = call_.wanted.values;
             for (index_t j = 0; to.data() && j < seen_; ++j)
-                write_row<false, T>(own_.of_values + j * own_.value_width, to.shape().channels, T{1}, T{0}, to.row(batch_, kv_head_, j), to.strides().channels);
+                write_row<false, T>(own_.of_values + j * own_.value_width, to.shape().channels, T{1}, T{0}, to.row(batch_, kv_head_, j),
+                                    to.strides().channels);
             for (const auto* unseen : {&call_.wanted.keys, &to})
                 for (auto j = seen_; unseen->data() && j < unseen->shape().tokens; ++j)
                     for (index_t c = 0; c < unseen->shape().channels; ++c) (*unseen)(batch_, kv_head_, j, c) = 0;
@@ -278,7 +309,8 @@ private:
             for (index_t r = 0; r < count; ++r) {
                 T* const row = of_features + r * own_.key_width;
                 for (index_t c = 0; c < own_.key_width; c += lanes::size) {
-                    const auto slope = detail::differentiated(call_.feature_map, lanes::load(own_.plain + r * own_.key_width + c)).derivative;
+                    const auto slope =
+                        detail::differentiated(call_.feature_map, lanes::load(own_.plain + r * own_.key_width + c)).derivative;
                     (lanes::load(row + c) * slope).store(row + c);
                 }
                 write_row<false, T>(row, to.shape().channels, T{1}, T{0}, to.row(batch_, head, first + r), to.strides().channels);

@@ -7,8 +7,8 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// The features of rows first .. first + count - 1 of a head: where they lie if that will do, else, or if they are to be `written`, in `to`.
-/// Those of causal chunks are scored, and so written in any case: it spares their micro-kernels an instance that applies a map.
+/// The features of rows first .. first + count - 1 of a head: where they lie if that will do, else, or if they are to be `written`, in
+/// `to`. Those of causal chunks are scored, and so written in any case: it spares their micro-kernels an instance that applies a map.
 template <bool causal, Scalar T, class Prefetch, class Features>
 auto load_features(const Features& features, index_t batch, index_t head, index_t first, index_t count, const linear_worker<T, Prefetch>& w,
                    T* to, bool written) {
@@ -33,8 +33,9 @@ struct linear_keys {
 
     /// A block, ready to be pushed or scored.
     struct block {
-        using loaded = decltype(load_features<order_type::causal, T, Prefetch>(std::declval<const Features&>(), index_t{}, index_t{}, index_t{}, index_t{},
-                                                                           std::declval<const worker&>(), static_cast<T*>(nullptr), bool{}));
+        using loaded = decltype(load_features<order_type::causal, T, Prefetch>(std::declval<const Features&>(), index_t{}, index_t{},
+                                                                               index_t{}, index_t{}, std::declval<const worker&>(),
+                                                                               static_cast<T*>(nullptr), bool{}));
         loaded rows;
         const T* values;
         index_t value_stride, first;

@@ -14,8 +14,8 @@ template <Scalar T, Pattern P>
 struct linear_order {
     /// Whether queries of one head may see different keys.
     static constexpr bool causal = detail::follows_queries<decltype(at(std::declval<const P&>(), index_t{}, index_t{}))>;
-    /// Where queries see different keys, a sum over the keys grows by blocks that begin at absolute multiples of this: the keys of the block
-    /// in which a row's keys end are scored, which costs as much as the square of it.
+    /// Where queries see different keys, a sum over the keys grows by blocks that begin at absolute multiples of this: the keys of the
+    /// block in which a row's keys end are scored, which costs as much as the square of it.
     static constexpr index_t causal_block = 16;
 
     const inputs<T>& in;

@@ -27,13 +27,12 @@ public:
 
     linear_scores(detail::scratch& memory, index_t max_queries, index_t max_keys, index_t key_channels, index_t padded)
         : key_channels_(key_channels), padded_(padded), stride_(whole_registers<T>(max_keys)),
-          key_columns_(memory.take<T>(key_channels, stride_)), weights_(memory.take<T>(whole_registers<T>(max_queries) * stride_)) {
-    }
+          key_columns_(memory.take<T>(key_channels, stride_)), weights_(memory.take<T>(whole_registers<T>(max_queries) * stride_)) {}
 
     /// numerators: rows of whole registers of channels; `first` if they hold nothing yet. denominators: whole registers of rows.
     void add(const feature_rows<T>& queries, const scored_keys<T>& block, bool first, T* numerators, T* denominators) const {
-        transpose_rows<T>(row_block<const T>{block.keys.data, block.keys.stride, 1}, block.keys.count, key_channels_, T{1},
-                                key_columns_, stride_);
+        transpose_rows<T>(row_block<const T>{block.keys.data, block.keys.stride, 1}, block.keys.count, key_channels_, T{1}, key_columns_,
+                          stride_);
         multiply(queries, block);
         add_sums(queries.count, block.seen, denominators);
         for_each_piece(padded_ / lanes::size, traits::max_columns, [&](index_t reg, index_t columns) {
@@ -85,10 +84,8 @@ private:
     [[gnu::noinline]] void add_values(const scored_keys<T>& block, index_t row, index_t channel, bool first, T* numerators) const {
         matrix_tile<Rows, Columns, T> tile;
         T* const at = numerators + row * padded_ + channel;
-        if (first)
-            tile.zero();
-        else
-            tile.load(at, padded_);
+        if (first) tile.zero();
+        else tile.load(at, padded_);
         const auto common = block.seen[row], max_seen = block.seen[row + Rows - 1];
         const T *const weights = weights_ + row * stride_, *const values = block.values + channel;
         tile.multiply_add(weights, stride_, unit_stride{}, values, block.value_stride, common);

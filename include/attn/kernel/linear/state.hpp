@@ -23,10 +23,8 @@ template <int Columns, Scalar T, class F>
         };
         if (left >= max_rows + 4 || (left <= max_rows && left > std::max(lower, max_rows - 4)))
             call(std::integral_constant<int, max_rows>{});
-        else if (left > 4 && lower > 4)
-            call(std::integral_constant<int, lower>{});
-        else
-            call(std::integral_constant<int, 4>{});
+        else if (left > 4 && lower > 4) call(std::integral_constant<int, lower>{});
+        else call(std::integral_constant<int, 4>{});
     }
 }
 
@@ -59,8 +57,8 @@ struct linear_state {
 
     index_t key_channels = 0;
     index_t key_padded = 0, padded = 0; ///< d_k and d_v in whole registers
-    T* sums = nullptr;                ///< S [key_padded][padded]
-    T* key_sum = nullptr;             ///< z [key_padded]
+    T* sums = nullptr;                  ///< S [key_padded][padded]
+    T* key_sum = nullptr;               ///< z [key_padded]
 
     static linear_state take(detail::scratch& memory, index_t key_channels, index_t value_channels) {
         linear_state state{key_channels, whole(key_channels), whole_registers<T>(value_channels)};
@@ -90,7 +88,8 @@ struct linear_state {
         for_each_piece(padded / lanes::size, traits::max_columns, [&](index_t first, index_t columns) {
             with_constant<traits::max_columns>(columns, [&](auto c) {
                 for_each_rows<c(), T>(key_channels, [&](auto rows, index_t row) {
-                    add_products<rows(), c()>(as_read<c()>(keys), row, values + first * lanes::size, value_stride, first * lanes::size, ahead);
+                    add_products<rows(), c()>(as_read<c()>(keys), row, values + first * lanes::size, value_stride, first * lanes::size,
+                                              ahead);
                 });
             });
         });
@@ -118,16 +117,18 @@ struct linear_state {
             (lanes::load(to + first) + simd::sum_each<T>(sum)).store(to + first);
         }
     }
-    /// Ends a chunk of queries. spare: room for a tile of rows, which go there first if some are past the last, or they are not stored in whole
-    /// registers of T.
+    /// Ends a chunk of queries. spare: room for a tile of rows, which go there first if some are past the last, or they are not stored in
+    /// whole registers of T.
     template <class Phi, class Prefetch>
     void finish(const feature_rows<T, Phi>& queries, const linear_result<T>& result, T* spare, Prefetch& ahead) const {
         for_each_piece(padded / lanes::size, traits::max_columns, [&](index_t first, index_t columns) {
             with_constant<traits::max_columns>(columns, [&](auto c) {
                 for_each_rows<c(), T>(queries.count, [&](auto rows, index_t row) {
                     const auto channel = first * lanes::size;
-                    const auto present = std::min<index_t>(queries.count - row, rows()), there = std::min<index_t>(c() * lanes::size, result.channels - channel);
-                    const stored_rows<T> out{result.out.address(row, channel), result.out.format, result.out.row_stride, result.out.channel_stride};
+                    const auto present = std::min<index_t>(queries.count - row, rows()),
+                               there = std::min<index_t>(c() * lanes::size, result.channels - channel);
+                    const stored_rows<T> out{result.out.address(row, channel), result.out.format, result.out.row_stride,
+                                             result.out.channel_stride};
                     if (present == rows() && there == c() * lanes::size && !out.is_narrow() && out.channel_stride == 1)
                         return finish_rows<rows(), c()>(as_read<c()>(queries), row, channel, result, out.numbers(), out.row_stride, ahead);
                     finish_rows<rows(), c()>(as_read<c()>(queries), row, channel, result, spare, padded, ahead);
@@ -141,10 +142,8 @@ private:
     /// Of narrower tiles there is one instance for all maps.
     template <int Columns, class Phi>
     static auto as_read(const feature_rows<T, Phi>& rows) {
-        if constexpr (maps_on_reading(Columns * lanes::size))
-            return rows;
-        else
-            return feature_rows<T>{rows.data, rows.count, rows.stride};
+        if constexpr (maps_on_reading(Columns * lanes::size)) return rows;
+        else return feature_rows<T>{rows.data, rows.count, rows.stride};
     }
 
     /// z += sum of features; four chains of additions, or eight, do not wait for each other.
@@ -172,15 +171,15 @@ private:
             });
         });
     }
-    /// Terms of a tile between which lines are asked for: so few lines at once that loads hardly wait for them, so many terms that the ends of
-    /// these loops do not count.
+    /// Terms of a tile between which lines are asked for: so few lines at once that loads hardly wait for them, so many terms that the ends
+    /// of these loops do not count.
     template <int Rows, int Columns>
     static constexpr index_t terms_between = 384 / (Rows * Columns);
 
     /// Some rows of S: rows are key channels.
     template <int Rows, int Columns, class Phi, class Prefetch>
-    [[gnu::noinline]] void add_products(const feature_rows<T, Phi>& keys, index_t row, const T* values, index_t value_stride, index_t channel,
-                                        Prefetch& ahead) const {
+    [[gnu::noinline]] void add_products(const feature_rows<T, Phi>& keys, index_t row, const T* values, index_t value_stride,
+                                        index_t channel, Prefetch& ahead) const {
         matrix_tile<Rows, Columns, T> tile;
         tile.zero();
         const T* k = keys.data + row;
@@ -197,10 +196,8 @@ private:
     [[gnu::noinline]] void finish_rows(const feature_rows<T, Phi>& queries, index_t row, index_t channel, const linear_result<T>& result,
                                        T* out, index_t out_stride, Prefetch& ahead) const {
         matrix_tile<Rows, Columns, T> tile;
-        if (result.start)
-            tile.load(result.start + row * padded + channel, padded);
-        else
-            tile.zero();
+        if (result.start) tile.load(result.start + row * padded + channel, padded);
+        else tile.zero();
         const T *x = queries.data + row * queries.stride, *s = sums + channel;
         constexpr auto terms = terms_between<Rows, Columns>;
         for (index_t left = key_channels; left > 0; left -= terms) {

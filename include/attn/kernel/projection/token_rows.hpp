@@ -75,13 +75,10 @@ void reduce_tokens(const token_rows<T>& tokens, const token_range& range, T* to,
         const auto present = tokens.channels - c;
         lanes result = begin(c, present);
         for (index_t j = range.first; j < range.end; ++j)
-            if (tokens.visible(j))
-                result = add(result, j, load_channels<T>(tokens, j, c, present), c, present);
+            if (tokens.visible(j)) result = add(result, j, load_channels<T>(tokens, j, c, present), c, present);
         result = finish(result);
-        if (present >= lanes::size)
-            result.store(to + c);
-        else
-            result.store_first(to + c, present);
+        if (present >= lanes::size) result.store(to + c);
+        else result.store_first(to + c, present);
     }
 }
 

@@ -11,14 +11,15 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// m and l of every row (batch, heads, n), which the passes of a union hand on; with the rows of d_v channels, if the result would round them.
+/// m and l of every row (batch, heads, n), which the passes of a union hand on; with the rows of d_v channels, if the result would round
+/// them.
 template <Scalar T>
 struct row_sums {
     T *maximum, *sum, *values = nullptr;
 };
 
-/// Writes to = share * to + factor * sums / unit, as write_row does. What unit kept from overflowing is multiplied before it is divided; the
-/// rest has the bits that it has with a unit of 1.
+/// Writes to = share * to + factor * sums / unit, as write_row does. What unit kept from overflowing is multiplied before it is divided;
+/// the rest has the bits that it has with a unit of 1.
 template <bool added, Scalar T>
 void write_sums(const T* sums, T unit, index_t channels, T factor, T share, T* to, index_t channel_stride) {
     if (unit == 1) return write_row<added, T>(sums, channels, factor, share, to, channel_stride);
@@ -29,15 +30,16 @@ void write_sums(const T* sums, T unit, index_t channels, T factor, T share, T* t
     }
 }
 
-/// Rows of the result of one query block: out holds o / l over the spans and passes that have been, and m and l stand here. A result of 16-bit numbers
-/// is rounded to at the end: until then its rows, of d_v channels, lie in `wide`, or with those of other passes.
+/// Rows of the result of one query block: out holds o / l over the spans and passes that have been, and m and l stand here. A result of
+/// 16-bit numbers is rounded to at the end: until then its rows, of d_v channels, lie in `wide`, or with those of other passes.
 template <Scalar T>
 class epilogue {
 public:
     using lanes = simd::lanes<T>;
 
     /// No key has been seen; a sink per head is a key without a value, and is there from the start.
-    epilogue(const query_block& block, const outputs<T>& out, T* wide, const row_sums<T>& known, std::span<const double> sinks) : epilogue(block, out, wide, known, 0) {
+    epilogue(const query_block& block, const outputs<T>& out, T* wide, const row_sums<T>& known, std::span<const double> sinks)
+        : epilogue(block, out, wide, known, 0) {
         std::fill_n(maximum_, max_block_rows, std::numeric_limits<T>::lowest());
         std::fill_n(sum_, max_block_rows, T{0});
         for (index_t row = 0; !sinks.empty() && row < block.rows(); ++row)
@@ -122,8 +124,8 @@ private:
         : block_(block), out_(out), channel_stride_(out.values.is_narrow() ? 1 : out.values.strides().channels) {
         for (index_t row = 0; row < block.rows(); ++row)
             rows_[row] = !out.values.is_narrow() ? out.values.rows(block.batch, block.head_of(row), block.token_of(row)).numbers()
-                         : known.values         ? known.values + number_of(row) * channels()
-                                                : wide + row * channels();
+                         : known.values          ? known.values + number_of(row) * channels()
+                                                 : wide + row * channels();
     }
 
     index_t channels() const { return out_.values.shape().channels; }
@@ -136,8 +138,8 @@ private:
     query_block block_;
     const outputs<T>& out_;
     index_t channel_stride_;
-    std::uint64_t written_ = 0; ///< rows of out
-    T* rows_[max_block_rows];   ///< of out
+    std::uint64_t written_ = 0;                       ///< rows of out
+    T* rows_[max_block_rows];                         ///< of out
     T maximum_[max_block_rows], sum_[max_block_rows]; ///< m and l
 };
 

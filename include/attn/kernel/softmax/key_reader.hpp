@@ -7,8 +7,8 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// Keys are taken in blocks whose borders are absolute: of a residue class modulo `step`, key number floor((j - residue) / step) is in block
-/// number / block_keys. So what a row sees of a block does not depend on where a call, a query block or a cache begins.
+/// Keys are taken in blocks whose borders are absolute: of a residue class modulo `step`, key number floor((j - residue) / step) is in
+/// block number / block_keys. So what a row sees of a block does not depend on where a call, a query block or a cache begins.
 struct key_blocks {
     index_t block_keys;
     index_t first_key, keys; ///< of the call
@@ -42,8 +42,9 @@ index_t keys_before(const key_run& keys) {
     else return floor_mod(floor_div(keys.first, keys.step), simd::terms_of<E>);
 }
 
-/// The rows of one head, keys or values, a block at a time: as they lie, or copied where the micro-kernel could not read them so, or slowly; 16-bit
-/// numbers become T, or what Rows makes of them. A few copies are kept: the query blocks of a residue class follow each other, and rows of a stride lie in few sets of the caches.
+/// The rows of one head, keys or values, a block at a time: as they lie, or copied where the micro-kernel could not read them so, or
+/// slowly; 16-bit numbers become T, or what Rows makes of them. A few copies are kept: the query blocks of a residue class follow each
+/// other, and rows of a stride lie in few sets of the caches.
 template <Scalar T, class Rows = number_rows<T>>
 class block_reader {
 public:

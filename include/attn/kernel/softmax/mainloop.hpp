@@ -63,7 +63,9 @@ public:
         has_read_ = false;
     }
     /// Whether the block sees something of key blocks first .. end - 1, with which a run may go on.
-    bool sees(index_t first, index_t end) { return first < end && span_->find(call_->pattern, *block_, pass_, call_->blocks_of(*block_), first, end); }
+    bool sees(index_t first, index_t end) {
+        return first < end && span_->find(call_->pattern, *block_, pass_, call_->blocks_of(*block_), first, end);
+    }
     /// Calls end_of_span(state, rows) for each span of key blocks first .. end - 1 that the pattern does not rule out, in order. Rows
     /// come once each, as bits; some are done again first (recompute_masked).
     template <class F>
@@ -104,8 +106,8 @@ private:
         values_.begin(rows_of(call_->in.values, block_->batch, block_->kv_head), first_key);
     }
 
-    /// What is read next and may still be in memory: where rows are few, and memory is what they wait for, the next keys; after the last, the
-    /// queries and results of the next query block, with its keys: what is known that it sees beyond these, or another head's first.
+    /// What is read next and may still be in memory: where rows are few, and memory is what they wait for, the next keys; after the last,
+    /// the queries and results of the next query block, with its keys: what is known that it sees beyond these, or another head's first.
     void ask_for_next(const key_run& coming) {
         ahead_.clear();
         const auto& in = call_->in;
@@ -119,7 +121,8 @@ private:
         };
         const auto add_keys = [&](const query_block& of, const key_run& keys) {
             const auto first = keys.first - in.positions.first_key[of.batch];
-            add(rows_of(in.keys, of.batch, of.kv_head, first), rows_of(in.values, of.batch, of.kv_head, first), {first, keys.count, keys.step});
+            add(rows_of(in.keys, of.batch, of.kv_head, first), rows_of(in.values, of.batch, of.kv_head, first),
+                {first, keys.count, keys.step});
         };
         if (coming.count > 0) {
             if (block_->rows() <= lanes::size) add_keys(*block_, coming);
@@ -156,8 +159,7 @@ private:
         const auto add = [&](const auto& values) {
             add_weighted_values(state_, block_->rows(), weights, stride, values, keys.count, visible, ahead_, before);
         };
-        if (masked)
-            add_seen_values(state_, block_->rows(), weights, stride, values_.read(keys, before), keys.count, seen_, before);
+        if (masked) add_seen_values(state_, block_->rows(), weights, stride, values_.read(keys, before), keys.count, seen_, before);
         else if (queries_.is_few() && values_.can_widen(stored_values))
             with_format<T>(stored_values.format, [&](auto format) {
                 if constexpr (format() != narrow_format::none && std::same_as<E, T>) {
@@ -165,8 +167,7 @@ private:
                     add(row_block<const number>{reinterpret_cast<const number*>(stored_values.data), stored_values.row_stride, 1});
                 }
             });
-        else
-            add(values_.read(keys, before));
+        else add(values_.read(keys, before));
     }
 
     const softmax_call<T>* call_;

@@ -18,9 +18,9 @@ struct pass_through {
     bool is_last() const { return unit != 1; }
 };
 
-/// Calls rows = pass(rows, how) until no rows, given as bits, are left: pass returns those whose sums hold NaN or infinity that no score put
-/// there. 0 * NaN is NaN, so a weight of 0 does not protect from the value of a hidden key: such rows are done again with hidden keys left
-/// out. And sums of large values may pass what numbers hold before they are divided: then with smaller weights.
+/// Calls rows = pass(rows, how) until no rows, given as bits, are left: pass returns those whose sums hold NaN or infinity that no score
+/// put there. 0 * NaN is NaN, so a weight of 0 does not protect from the value of a hidden key: such rows are done again with hidden keys
+/// left out. And sums of large values may pass what numbers hold before they are divided: then with smaller weights.
 template <Scalar T, class F>
 void recompute_masked(std::uint64_t rows, F&& pass) {
     constexpr T small_weights = std::same_as<T, float> ? 0x1p-40 : 0x1p-80;

@@ -24,8 +24,8 @@ inline constexpr index_t kept_masks = 4;
 struct query_block {
     index_t batch = 0, first_head = 0, heads = 1, kv_head = 0;
     query_tile tokens{};
-    index_t first_row = 0;       ///< of the first token, in the tensors; the others follow in steps of tokens.step
-    index_t masks = 0;           ///< the place, less than kept_masks, where its visible keys are kept
+    index_t first_row = 0;     ///< of the first token, in the tensors; the others follow in steps of tokens.step
+    index_t masks = 0;         ///< the place, less than kept_masks, where its visible keys are kept
     bool shares_masks = false; ///< another head's block has put them there
 
     index_t rows() const { return heads * tokens.count; }
@@ -34,8 +34,8 @@ struct query_block {
 };
 
 /// How many rows a block may have with an instruction set: so many that queries, scores and results stay in the nearest caches. A few more
-/// where that makes one block of all, so that a window of 49 reads its keys but once; and where products are not of numbers but of operands E,
-/// which are made of the keys for each block anew.
+/// where that makes one block of all, so that a window of 49 reads its keys but once; and where products are not of numbers but of operands
+/// E, which are made of the keys for each block anew.
 template <Scalar T, class E = T>
 struct query_block_traits {
     static constexpr index_t lane_count = simd::lanes<T>::size;

@@ -6,9 +6,9 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// Softmax attention of any pattern and score function: out = softmax(score(scale * q k^T), keys hidden by the pattern left out) v. Passes of
-/// a union run one after the other. Where there are fewer tasks than threads could do, and spans of keys are more, threads share the spans.
-/// E: what queries and keys, weights and values are multiplied as.
+/// Softmax attention of any pattern and score function: out = softmax(score(scale * q k^T), keys hidden by the pattern left out) v. Passes
+/// of a union run one after the other. Where there are fewer tasks than threads could do, and spans of keys are more, threads share the
+/// spans. E: what queries and keys, weights and values are multiplied as.
 template <Scalar T, class Prefetch = prefetch_next, class E = T>
 class softmax_scheduler {
 public:
@@ -17,14 +17,19 @@ public:
         return layout_bytes(s, passes > 1, concurrency, narrow);
     }
     /// For add_keys.
-    static std::size_t run_workspace_bytes(const input_shapes& s, index_t concurrency, bool narrow) { return layout_bytes(s, true, concurrency, narrow); }
+    static std::size_t run_workspace_bytes(const input_shapes& s, index_t concurrency, bool narrow) {
+        return layout_bytes(s, true, concurrency, narrow);
+    }
 
     void operator()(const softmax_call<T>& call, const execution& run) const {
         for (index_t pass = 0; pass < call.pattern.passes(); ++pass) attend(call, pass, pass == 0, call.pattern.passes() > 1, run);
     }
-    /// The same of keys that come in runs of whole spans: pass by pass, each in the order of positions. The call has the keys of one run, while its
-    /// pattern knows of all; the workspace keeps what the next run goes on with. After each run, all rows are as if it had been the last.
-    void add_keys(const softmax_call<T>& call, index_t pass, bool is_first, const execution& run) const { attend(call, pass, is_first, true, run); }
+    /// The same of keys that come in runs of whole spans: pass by pass, each in the order of positions. The call has the keys of one run,
+    /// while its pattern knows of all; the workspace keeps what the next run goes on with. After each run, all rows are as if it had been
+    /// the last.
+    void add_keys(const softmax_call<T>& call, index_t pass, bool is_first, const execution& run) const {
+        attend(call, pass, is_first, true, run);
+    }
 
 private:
     using grid_type = task_grid<T, E>;
@@ -40,12 +45,13 @@ private:
         std::uint64_t* span_rows;    ///< those that each has finished
         T* wide;                     ///< rows of the query block of each thread, where the result would round them
         index_t wide_size;
-        std::byte* slices;           ///< of each thread
+        std::byte* slices; ///< of each thread
         std::size_t slice_bytes;
 
         /// keeps: rows are handed on, to another pass or run of keys.
         layout(detail::scratch& memory, const input_shapes& s, bool keeps, index_t concurrency, bool narrow)
-            : wide_size(narrow && !keeps ? query_block_traits<T, E>::max_rows * s.values.channels : 0), slice_bytes(mainloop_type::bytes(s.keys, s.values)) {
+            : wide_size(narrow && !keeps ? query_block_traits<T, E>::max_rows * s.values.channels : 0),
+              slice_bytes(mainloop_type::bytes(s.keys, s.values)) {
             const auto rows = [&] { return keeps ? memory.take<T>(s.queries.batch, s.queries.heads, s.queries.tokens) : nullptr; };
             known.maximum = rows();
             known.sum = rows();
@@ -110,14 +116,16 @@ private:
             loop.begin(block, more ? &next : nullptr, pass);
             if (is_first || loop.sees(keys.first_block(), keys.end_block())) { // else its rows stay as they are
                 auto rows = begin_rows(call, block, is_first, own, slice);
-                loop.run(keys.first_block(), keys.end_block(), [&](const state_type& state, std::uint64_t done) { rows.merge(state, done); });
+                loop.run(keys.first_block(), keys.end_block(),
+                         [&](const state_type& state, std::uint64_t done) { rows.merge(state, done); });
                 finish_rows(rows, own);
             }
             if (call.between_blocks) (*call.between_blocks)(slice);
         }
     }
     /// Query blocks on all threads: each takes a span of keys, some spans at a time, which merge in order.
-    static void share_spans(const softmax_call<T>& call, walk_type blocks, index_t pass, bool is_first, const layout& own, const execution& run) {
+    static void share_spans(const softmax_call<T>& call, walk_type blocks, index_t pass, bool is_first, const layout& own,
+                            const execution& run) {
         constexpr auto size = visible_span::max_blocks;
         for (query_block block; blocks.next(block);) {
             block.shares_masks = false;

@@ -53,7 +53,9 @@ void adjust_scores(const F& function, const scored_block<T>& tile, index_t head)
     const auto& tokens = tile.queries.tokens;
     adjust_registers<T>(tile, head, [&](index_t row) {
         const auto queries = positions_of<T, lanes::size>(tokens, head * tokens.count - row);
-        return [=, &tile](lanes score, index_t j) { return static_cast<lanes>(function(score, queries, tile.keys.first + j * tile.keys.step)); };
+        return [=, &tile](lanes score, index_t j) {
+            return static_cast<lanes>(function(score, queries, tile.keys.first + j * tile.keys.step));
+        };
     });
 }
 
@@ -79,8 +81,8 @@ void adjust_scores(const head_bias<U>& bias, const scored_block<T>& tile, index_
     if constexpr (std::same_as<T, U>) {
         const auto& [first, count, step] = tile.queries.tokens;
         const auto& rows = bias.rows;
-        const stored_rows<const T> seen{rows.address(first - bias.first_query, tile.keys.first - bias.first_key), rows.format, rows.row_stride * step,
-                                        rows.channel_stride * tile.keys.step};
+        const stored_rows<const T> seen{rows.address(first - bias.first_query, tile.keys.first - bias.first_key), rows.format,
+                                        rows.row_stride * step, rows.channel_stride * tile.keys.step};
         with_format<T>(seen.format, [&](auto format) {
             const formatted_rows<format(), T> from(seen);
             if (tile.queries.heads == 1)

@@ -49,12 +49,13 @@ public:
     /// Numbers between the scores of two keys: the rows of the block in whole registers.
     index_t stride() const { return stride_; }
 
-    /// scores[j * stride()] for the keys of a block. visible: one bit per row and key, or null if all see all; what nobody of a register sees
-    /// may be left out, and holds any number.
+    /// scores[j * stride()] for the keys of a block. visible: one bit per row and key, or null if all see all; what nobody of a register
+    /// sees may be left out, and holds any number.
     template <class Prefetch>
     void multiply(const row_block<const E>& keys, index_t count, const std::uint64_t* visible, T* scores, Prefetch& ahead) const {
         if (is_few()) {
-            multiply_few<narrow_format::none>(reinterpret_cast<const std::byte*>(keys.data), keys.row_stride * static_cast<index_t>(sizeof(E)), count, scores, ahead);
+            multiply_few<narrow_format::none>(reinterpret_cast<const std::byte*>(keys.data),
+                                              keys.row_stride * static_cast<index_t>(sizeof(E)), count, scores, ahead);
             return;
         }
         const auto registers = stride_ / lanes::size;
@@ -65,7 +66,9 @@ public:
                 multiply_many(keys, 0, count, left, right, scores, ahead);
                 continue;
             }
-            const auto seen_from = [&](index_t first) { return seen_registers(visible + first, std::min(grain, count - first), left, right); };
+            const auto seen_from = [&](index_t first) {
+                return seen_registers(visible + first, std::min(grain, count - first), left, right);
+            };
             for (index_t first = 0, next; first < count; first = next) { // grains alike are one run: a tall tile does with fewer loads
                 const auto seen = seen_from(first);
                 for (next = first + grain; next < count && seen_from(next) == seen;) next += grain;
@@ -96,8 +99,7 @@ private:
         const auto row_stride = is_few() ? channels_ : index_t{1}, channel_stride = is_few() ? index_t{1} : stride_;
         for (index_t row = 0; row < rows_; ++row) {
             const auto from = rows_from(row);
-            for (index_t c = 0; c < channels_; ++c)
-                numbers_[row * row_stride + c * channel_stride] = scale * from(0, c);
+            for (index_t c = 0; c < channels_; ++c) numbers_[row * row_stride + c * channel_stride] = scale * from(0, c);
         }
         if (!is_few())
             for (index_t c = 0; c < channels_; ++c) std::fill(numbers_ + c * stride_ + rows_, numbers_ + (c + 1) * stride_, T{0});
@@ -115,24 +117,26 @@ private:
         return registers;
     }
     template <class Prefetch>
-    void multiply_many(const row_block<const E>& keys, index_t first, index_t count, index_t left, index_t right, T* scores, Prefetch& ahead) const {
+    void multiply_many(const row_block<const E>& keys, index_t first, index_t count, index_t left, index_t right, T* scores,
+                       Prefetch& ahead) const {
         const auto lane = left * lanes::size;
         kernel::multiply<T, E>(count, right - left,
-                                     {.a = keys.data + first * keys.row_stride,
-                                      .a_row = keys.row_stride,
-                                      .a_depth = 1,
-                                      .b = queries_ + lane,
-                                      .b_depth = stride_,
-                                      .depth = depth_,
-                                      .c = scores + first * stride_ + lane,
-                                      .c_row = stride_},
-                                     ahead);
+                               {.a = keys.data + first * keys.row_stride,
+                                .a_row = keys.row_stride,
+                                .a_depth = 1,
+                                .b = queries_ + lane,
+                                .b_depth = stride_,
+                                .depth = depth_,
+                                .c = scores + first * stride_ + lane,
+                                .c_row = stride_},
+                               ahead);
     }
     /// Keys that begin `key_bytes` after each other, of E or of 16-bit numbers, a register of them at a time.
     template <narrow_format format, class Prefetch>
     void multiply_few(const std::byte* keys, index_t key_bytes, index_t count, T* scores, Prefetch& ahead) const {
         for (index_t first = 0; first < count; first += lanes::size)
-            multiply_register<format>(keys + first * key_bytes, key_bytes, std::min<index_t>(lanes::size, count - first), scores + first * stride_, ahead);
+            multiply_register<format>(keys + first * key_bytes, key_bytes, std::min<index_t>(lanes::size, count - first),
+                                      scores + first * stride_, ahead);
     }
     /// Where there are fewer the last is read again, and its scores are for nobody.
     template <narrow_format format, class Prefetch>
@@ -170,7 +174,8 @@ private:
                 for (int half = 0; half < size; half += size / 2) {
                     operand square[std::size_t{size}];
 #pragma GCC unroll 8
-                    for (int i = 0; i < size / 2; ++i) square[2 * i] = pairs[half + i].first(), square[2 * i + 1] = pairs[half + i].second();
+                    for (int i = 0; i < size / 2; ++i)
+                        square[2 * i] = pairs[half + i].first(), square[2 * i + 1] = pairs[half + i].second();
                     add(square, c + 2 * half);
                 }
             }
@@ -196,7 +201,8 @@ private:
             E columns[std::size_t{size * size}];
             for (int i = 0; i < size; ++i) square[i].store(columns + i * size);
             for (index_t q = 0; q < rows_; ++q)
-                for (index_t i = 0; i < rest; ++i) sum[q] = fma(operand::load(columns + i * size), operand(queries_[q * depth_ + c + i]), sum[q]);
+                for (index_t i = 0; i < rest; ++i)
+                    sum[q] = fma(operand::load(columns + i * size), operand(queries_[q * depth_ + c + i]), sum[q]);
         }
         simd::transpose<T>(sum);
         for (index_t j = 0; j < count; ++j) sum[j].store(scores + j * stride_);

@@ -18,20 +18,20 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 /// - a key whose score is -infinity has weight 0 exactly: so a pattern hides one, and so does a score function;
 /// - m begins as the lowest finite number. A row that sees no key keeps it, and l = 0: its output is 0, its log-sum-exp -infinity;
 /// - a NaN score makes l, and with it the whole row, NaN; maxima ignore it.
-/// Every decision is a lane's own, and keys that a row does not see change none of its bits: its m stays, its factor is e^0 = 1, and what is
-/// added to its l is 0.
+/// Every decision is a lane's own, and keys that a row does not see change none of its bits: its m stays, its factor is e^0 = 1, and what
+/// is added to its l is 0.
 template <Scalar T>
 struct softmax_state {
     using lanes = simd::lanes<T>;
     static constexpr T nothing = std::numeric_limits<T>::lowest(), hidden = -std::numeric_limits<T>::infinity();
 
     index_t value_stride = 0; ///< numbers between rows of `values`: value channels padded to whole registers
-    T* maximum = nullptr;   ///< m [rows]
-    T* sum = nullptr;       ///< l [rows]
-    T* factor = nullptr;    ///< [rows] what the last push multiplies o with
-    T* unit = nullptr;      ///< [rows] 1, or a power of two below, which keeps o from growing too large
-    T* values = nullptr;    ///< o [rows][value_stride]
-    bool has_values = false; ///< o has been written; until then it counts as 0
+    T* maximum = nullptr;     ///< m [rows]
+    T* sum = nullptr;         ///< l [rows]
+    T* factor = nullptr;      ///< [rows] what the last push multiplies o with
+    T* unit = nullptr;        ///< [rows] 1, or a power of two below, which keeps o from growing too large
+    T* values = nullptr;      ///< o [rows][value_stride]
+    bool has_values = false;  ///< o has been written; until then it counts as 0
 
     static softmax_state take(detail::scratch& memory, index_t max_rows, index_t value_stride) {
         const auto rows = [&] { return memory.take<T>(max_rows); };
@@ -51,8 +51,8 @@ struct softmax_state {
         has_values = false;
     }
     /// Takes in scores[keys][rows], which become weights e^(x - m), and leaves the factors by which `values` must be multiplied before the
-    /// weighted values of these keys are added. rows: whole registers. Where weights are multiplied as other operands, two of a row's in one, these
-    /// take the place of scores, and l sums what they were rounded to: so it divides what it has weighed.
+    /// weighted values of these keys are added. rows: whole registers. Where weights are multiplied as other operands, two of a row's in
+    /// one, these take the place of scores, and l sums what they were rounded to: so it divides what it has weighed.
     template <class E = T>
     const E* push(T* scores, index_t keys, index_t rows) {
         for (index_t row = 0; row < rows; row += lanes::size) {

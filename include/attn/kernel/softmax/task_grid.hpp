@@ -7,8 +7,8 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// The query blocks of one pass, by its shape and pattern alone: a place is a head, or some that share a block; the tokens of a place are cut
-/// into blocks of even size. A task is a part of these for one place; or for all heads that see the same, so that a mask is made once.
+/// The query blocks of one pass, by its shape and pattern alone: a place is a head, or some that share a block; the tokens of a place are
+/// cut into blocks of even size. A task is a part of these for one place; or for all heads that see the same, so that a mask is made once.
 template <Scalar T, class E = T>
 class task_grid {
 public:
@@ -114,10 +114,10 @@ public:
 
         const task_grid& grid_;
         index_t task_, end_task_;
-        index_t first_place_ = 0, end_place_ = 0, place_ = 0;              ///< of the task
-        index_t step_ = 0, block_ = 0, end_block_ = 0, all_blocks_ = 0;    ///< of the grid
-        index_t border_ = 0;                                               ///< where the next of them begins
-        query_tile left_{};                                              ///< of the last
+        index_t first_place_ = 0, end_place_ = 0, place_ = 0;           ///< of the task
+        index_t step_ = 0, block_ = 0, end_block_ = 0, all_blocks_ = 0; ///< of the grid
+        index_t border_ = 0;                                            ///< where the next of them begins
+        query_tile left_{};                                             ///< of the last
         query_tile tiles_[std::size_t{kept_masks}];
         index_t number_ = 0, count_ = 0; ///< of the tiles
         query_block heads_;

@@ -9,7 +9,9 @@
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// The rows, as bits, that see a key; of none that there is not.
-inline std::uint64_t rows_that_see(index_t key, index_t keys, const std::uint64_t* visible) { return 0 <= key && key < keys ? visible[key] : 0; }
+inline std::uint64_t rows_that_see(index_t key, index_t keys, const std::uint64_t* visible) {
+    return 0 <= key && key < keys ? visible[key] : 0;
+}
 /// The rows that see one of the keys of an operand.
 template <class E>
 std::uint64_t seen_of(index_t operand, index_t keys, const std::uint64_t* visible, index_t before) {
@@ -21,7 +23,8 @@ std::uint64_t seen_of(index_t operand, index_t keys, const std::uint64_t* visibl
 
 /// Adds weights[keys][rows] times the values to the state's sums. Lanes are channels: weights are broadcast from where the softmax left
 /// them, values are read as they lie. A value's sum is one chain of multiply-adds over the keys in order. A row's hidden keys are left out
-/// or have a weight of 0. visible: one bit per row and key, or null if all see all. Operands of several keys begin `before` keys before the first.
+/// or have a weight of 0. visible: one bit per row and key, or null if all see all. Operands of several keys begin `before` keys before the
+/// first.
 template <Scalar T, class E, class V, class Prefetch>
 void add_weighted_values(softmax_state<T>& state, index_t rows, const E* weights, index_t stride, const row_block<const V>& values,
                          index_t keys, const std::uint64_t* visible, Prefetch& ahead, index_t before = 0) {
@@ -33,22 +36,24 @@ void add_weighted_values(softmax_state<T>& state, index_t rows, const E* weights
         const auto left = registers * piece / pieces, columns = registers * (piece + 1) / pieces - left, channel = left * lane_count;
         const auto add = [&](index_t row, index_t count, index_t first, index_t depth) {
             multiply<T, E, V>(count, columns,
-                                 {.a = weights + first * stride + row,
-                                  .a_row = 1,
-                                  .a_depth = stride,
-                                  .b = values.data + first * values.row_stride + channel,
-                                  .b_depth = values.row_stride,
-                                  .depth = depth,
-                                  .c = state.values + row * state.value_stride + channel,
-                                  .c_row = state.value_stride,
-                                  .scale = state.has_values ? state.factor + row : nullptr},
-                                 ahead);
+                              {.a = weights + first * stride + row,
+                               .a_row = 1,
+                               .a_depth = stride,
+                               .b = values.data + first * values.row_stride + channel,
+                               .b_depth = values.row_stride,
+                               .depth = depth,
+                               .c = state.values + row * state.value_stride + channel,
+                               .c_row = state.value_stride,
+                               .scale = state.has_values ? state.factor + row : nullptr},
+                              ahead);
         };
         // Only rows of one tile leave out what is before the first key that any of them sees, and after the last.
         const index_t group = visible ? traits::max_rows(static_cast<int>(columns)) : rows;
         for (index_t row = 0; row < rows; row += group) {
             const auto count = std::min(group, rows - row);
-            const auto hidden = [&](index_t operand) { return visible && !(seen_of<E>(operand, keys, visible, before) & bit_range(row, count)); };
+            const auto hidden = [&](index_t operand) {
+                return visible && !(seen_of<E>(operand, keys, visible, before) & bit_range(row, count));
+            };
             index_t first = 0, end = operands;
             while (first < end && hidden(first)) ++first;
             while (first < end && hidden(end - 1)) --end;
@@ -61,8 +66,8 @@ void add_weighted_values(softmax_state<T>& state, index_t rows, const E* weights
 /// The same to the same bits, but values of hidden keys are not touched: 0 times NaN or infinity is NaN. And weights are multiplied by the
 /// unit of their row.
 template <Scalar T, class E>
-void add_seen_values(softmax_state<T>& state, index_t rows, const E* weights, index_t stride, const row_block<const E>& values, index_t keys,
-                     const std::uint64_t* visible, index_t before = 0) {
+void add_seen_values(softmax_state<T>& state, index_t rows, const E* weights, index_t stride, const row_block<const E>& values,
+                     index_t keys, const std::uint64_t* visible, index_t before = 0) {
     using lanes = simd::lanes<T>;
     using operand = simd::operand_lanes<E>;
     constexpr index_t terms = simd::terms_of<E>;

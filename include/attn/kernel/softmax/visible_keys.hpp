@@ -68,7 +68,9 @@ public:
         on_pass(batch, head, pass, [&](const auto& pattern, index_t) {
             const auto sees_before = [&](index_t from, index_t key) {
                 const auto before = std::min(key, first_key + keys_) - first_key;
-                return before > 0 && !visibility(pattern.visible(position_range{from, query, 1}, position_range{first_key, first_key + before - 1, 1})).is_none();
+                return before > 0 &&
+                       !visibility(pattern.visible(position_range{from, query, 1}, position_range{first_key, first_key + before - 1, 1}))
+                            .is_none();
             };
             auto low = std::max(query - reach, positions_.first_query[batch]), high = query;
             if (sees_before(query, low)) return;
@@ -103,10 +105,8 @@ public:
                         add(j, (present && here.visible(positions, run.first + j * run.step)).value);
                 };
                 using of_box = decltype(narrowed(pattern, queries.tokens.positions(), keys.positions()));
-                if constexpr (attn::detail::KnowsKeys<of_box>)
-                    add_run(keys);
-                else
-                    for_each_run(pattern, queries.tokens, keys.first, (keys.count - 1) * keys.step + 1, grain, add_run);
+                if constexpr (attn::detail::KnowsKeys<of_box>) add_run(keys);
+                else for_each_run(pattern, queries.tokens, keys.first, (keys.count - 1) * keys.step + 1, grain, add_run);
             });
         });
     }

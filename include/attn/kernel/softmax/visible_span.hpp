@@ -9,11 +9,11 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// Calls f(keys) for those of the key blocks from .. end - 1, one at least, that some row of some head sees something of, in order, found by
-/// bisection. keys.full: all rows see all of it.
+/// Calls f(keys) for those of the key blocks from .. end - 1, one at least, that some row of some head sees something of, in order, found
+/// by bisection. keys.full: all rows see all of it.
 template <class F>
-void for_each_visible_block(const visible_keys& pattern, const query_block& queries, index_t pass, const key_blocks& blocks, index_t from, index_t end,
-                            const F& f) {
+void for_each_visible_block(const visible_keys& pattern, const query_block& queries, index_t pass, const key_blocks& blocks, index_t from,
+                            index_t end, const F& f) {
     auto keys = blocks.run(from, end);
     const auto seen = pattern.of_box(queries, pass, keys.positions());
     if (seen.is_none()) return;
@@ -33,7 +33,8 @@ void for_each_visible_block(const visible_keys& pattern, const query_block& quer
 }
 
 /// The first of the key blocks from .. end - 1 that some row of some head sees something of, found by bisection; `end` if there is none.
-inline index_t first_visible_block(const visible_keys& pattern, const query_block& queries, index_t pass, const key_blocks& blocks, index_t from, index_t end) {
+inline index_t first_visible_block(const visible_keys& pattern, const query_block& queries, index_t pass, const key_blocks& blocks,
+                                   index_t from, index_t end) {
     if (from >= end || pattern.of_box(queries, pass, blocks.run(from, end).positions()).is_none()) return end;
     if (end - from == 1) return from;
     const auto middle = from + (end - from) / 2, found = first_visible_block(pattern, queries, pass, blocks, from, middle);
@@ -53,7 +54,8 @@ public:
     static constexpr index_t max_blocks = 8;
 
     visible_span() = default;
-    visible_span(detail::scratch& memory, index_t block_keys) : block_keys_(block_keys), bits_(memory.take<std::uint64_t>(max_blocks, block_keys)) {}
+    visible_span(detail::scratch& memory, index_t block_keys)
+        : block_keys_(block_keys), bits_(memory.take<std::uint64_t>(max_blocks, block_keys)) {}
 
     void forget() { asked_from_ = none; }
     /// The first span of which something is seen, of the key blocks from .. end - 1, unless it is known already. False if there is none.

@@ -17,8 +17,8 @@ struct gradient_rows {
     T shift[max_block_rows]; ///< dL - D, D = dO . out
 };
 
-/// Whether a log_sum_exp is so large that rounding it has changed the weights e^(x - log_sum_exp) by more than a few units in the last place, all
-/// of a row's alike: half a unit of the last place is their relative error. The weights of such a row are summed again.
+/// Whether a log_sum_exp is so large that rounding it has changed the weights e^(x - log_sum_exp) by more than a few units in the last
+/// place, all of a row's alike: half a unit of the last place is their relative error. The weights of such a row are summed again.
 template <Scalar T>
 bool loses_sum(T log_sum_exp) {
     return std::abs(log_sum_exp) >= T{16} && std::isfinite(log_sum_exp);
@@ -51,14 +51,15 @@ void add_weights(const gradient_rows<T>& rows, const T* x, index_t keys, index_t
     }
 }
 
-/// x becomes the weights P = share e^(x - log_sum_exp), dp becomes dS = slope P (dp + shift), each [keys][stride]. Keys whose score is -infinity
-/// are hidden: P and dS are 0, whatever the rest holds. slopes: the score function's derivatives, or null where all are 1.
+/// x becomes the weights P = share e^(x - log_sum_exp), dp becomes dS = slope P (dp + shift), each [keys][stride]. Keys whose score is
+/// -infinity are hidden: P and dS are 0, whatever the rest holds. slopes: the score function's derivatives, or null where all are 1.
 template <Scalar T>
 void weigh_gradients(const gradient_rows<T>& rows, T* x, T* dp, const T* slopes, index_t keys, index_t stride) {
     using lanes = simd::lanes<T>;
     const lanes hidden = -std::numeric_limits<T>::infinity(), zero = T{0};
     for (index_t row = 0; row < stride; row += lanes::size) {
-        const auto denominator = lanes::load(rows.log_sum_exp + row), share = lanes::load(rows.share + row), shift = lanes::load(rows.shift + row);
+        const auto denominator = lanes::load(rows.log_sum_exp + row), share = lanes::load(rows.share + row),
+                   shift = lanes::load(rows.shift + row);
         for (auto at = row; at < row + keys * stride; at += stride) {
             const auto score = lanes::load(x + at);
             const auto is_hidden = score == hidden;

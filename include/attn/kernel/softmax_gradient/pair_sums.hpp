@@ -10,8 +10,8 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// By what scores are derived: what function number `function` of a chain makes of them, -1 for the scores that come in; or, of that function,
-/// its number `parameter`.
+/// By what scores are derived: what function number `function` of a chain makes of them, -1 for the scores that come in; or, of that
+/// function, its number `parameter`.
 struct derived_by {
     index_t function = -1, parameter = -1;
 };
@@ -36,7 +36,8 @@ struct pair_task {
 
 /// Adds a tile of gradients, which lies key by key while a table lies query by query. scratch: as much as a tile of so many keys.
 template <Scalar T>
-void add_pairs(const pair_task<T>& task, const query_block& block, const key_run& keys, const T* tile, index_t stride, T* scratch, index_t block_keys) {
+void add_pairs(const pair_task<T>& task, const query_block& block, const key_run& keys, const T* tile, index_t stride, T* scratch,
+               index_t block_keys) {
     using lanes = simd::lanes<T>;
     const auto& [by, to, first_query, first_key, in_one] = *task.sum;
     transpose_rows<T>(row_block<const T>{tile, stride, 1}, keys.count, block.rows(), T{1}, scratch, block_keys);
@@ -122,7 +123,8 @@ public:
     /// The same of each distance j - i, from the most behind to the most ahead.
     void for_each_distance(const auto& f) const {
         const auto& s = find_.shapes;
-        const auto batch = s.queries.batch, heads = s.queries.heads, n = s.queries.tokens, m = s.keys.tokens, each = std::max<index_t>(0, n + m - 1);
+        const auto batch = s.queries.batch, heads = s.queries.heads, n = s.queries.tokens, m = s.keys.tokens,
+                   each = std::max<index_t>(0, n + m - 1);
         fill(batch * heads * each);
         if (n == 0 || m == 0) return;
         const tensor_view<T> diagonals(find_.memory + (n - 1), {batch, heads, n, m}, {heads * each, each, -1, 1});
@@ -147,7 +149,8 @@ private:
         const auto& s = sums.shape();
         for (index_t b = 0; b < s.batch; ++b)
             for (index_t h = 0; h < s.heads; ++h)
-                for (index_t i = 0; i < s.tokens * s.channels; ++i) f(b, h, first[b] + i, find_.memory[(b * s.heads + h) * s.tokens * s.channels + i]);
+                for (index_t i = 0; i < s.tokens * s.channels; ++i)
+                    f(b, h, first[b] + i, find_.memory[(b * s.heads + h) * s.tokens * s.channels + i]);
     }
 
     const pair_summation<T>& find_;

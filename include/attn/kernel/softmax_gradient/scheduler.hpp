@@ -8,12 +8,14 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// The gradient of softmax attention of any pattern and score function. With P = e^(x - log_sum_exp), recomputed tile by tile, and multiplied by a
-/// share of each row where log_sum_exp is so large that it has lost digits of the sum, D_i = dO_i . O_i, dL the gradient of log_sum_exp:
-///     dV_j = sum_i P_ij dO_i,   dS_ij = score'(s_ij) P_ij (dO_i . v_j - D_i + dL_i),   dq_i = scale sum_j dS_ij k_j,   dk_j = scale sum_i dS_ij q_i
-/// A task is a kv head, whose five products on visible pairs give all of it; or, where these are too few for the threads, a part of its rows,
-/// of queries or of keys, which take seven in all: with the same bits. One more where there are shares. Memory: two numbers a row, and that of the
-/// threads, which does not grow with the call.
+/// The gradient of softmax attention of any pattern and score function. With P = e^(x - log_sum_exp), recomputed tile by tile, and
+/// multiplied by a share of each row where log_sum_exp is so large that it has lost digits of the sum, D_i = dO_i . O_i, dL the gradient of
+/// log_sum_exp:
+///     dV_j = sum_i P_ij dO_i,   dS_ij = score'(s_ij) P_ij (dO_i . v_j - D_i + dL_i),
+///     dq_i = scale sum_j dS_ij k_j,   dk_j = scale sum_i dS_ij q_i
+/// A task is a kv head, whose five products on visible pairs give all of it; or, where these are too few for the threads, a part of its
+/// rows, of queries or of keys, which take seven in all: with the same bits. One more where there are shares. Memory: two numbers a row,
+/// and that of the threads, which does not grow with the call.
 template <Scalar T>
 class softmax_gradient_scheduler {
 public:
@@ -44,7 +46,8 @@ public:
             worker_type(mine, call)(tasks[task]);
         });
         if (has_parameters) call.slopes->find_parameters(summation(call, own, run));
-        for (index_t h = 0; of_sinks.data() && h < heads; ++h) of_sinks(0, h, 0, 0) = of_sink(call, h, static_cast<T>(sinks[static_cast<std::size_t>(h)]));
+        for (index_t h = 0; of_sinks.data() && h < heads; ++h)
+            of_sinks(0, h, 0, 0) = of_sink(call, h, static_cast<T>(sinks[static_cast<std::size_t>(h)]));
     }
 
     /// Adds to sums (batch, heads, n) the weights e^(x - log_sum_exp) of the rows whose log_sum_exp loses_sum.
@@ -86,7 +89,8 @@ private:
         layout(detail::scratch& memory, const input_shapes& s, index_t concurrency, bool has_parameters)
             : shift(memory.take<T>(s.queries.batch, s.queries.heads, s.queries.tokens)),
               share(memory.take<T>(s.queries.batch, s.queries.heads, s.queries.tokens)),
-              sums(memory.take<T>(s.queries.batch, s.queries.heads, has_parameters ? s.queries.tokens + s.keys.tokens : 0)), slice_bytes(worker_type::bytes(s)) {
+              sums(memory.take<T>(s.queries.batch, s.queries.heads, has_parameters ? s.queries.tokens + s.keys.tokens : 0)),
+              slice_bytes(worker_type::bytes(s)) {
             slices = memory.take<std::byte>(concurrency, static_cast<index_t>(slice_bytes));
         }
     };
@@ -109,8 +113,14 @@ private:
         index_t count() const { return heads_ * parts(); }
         gradient_task operator[](index_t number) const {
             const auto head = number / parts(), part = number % parts();
-            gradient_task task{.batch = head / kv_heads_, .kv_head = head % kv_heads_, .first_query = 0, .end_query = queries_, .first_key = 0,
-                               .end_key = keys_, .of_queries = wants_queries_, .of_keys = wants_keys_};
+            gradient_task task{.batch = head / kv_heads_,
+                               .kv_head = head % kv_heads_,
+                               .first_query = 0,
+                               .end_query = queries_,
+                               .first_key = 0,
+                               .end_key = keys_,
+                               .of_queries = wants_queries_,
+                               .of_keys = wants_keys_};
             if (joint_) return task;
             task.of_queries = wants_queries_ && part < query_parts_;
             task.of_keys = !task.of_queries;
@@ -136,8 +146,8 @@ private:
         index_t query_parts_ = 1, key_parts_ = 1;
     };
 
-    /// Each plane by itself, or in parts of its rows, or of its keys where it has one row for all, if no two parts of it come to the same number:
-    /// that is so where all batch entries that share a plane stand at the same positions.
+    /// Each plane by itself, or in parts of its rows, or of its keys where it has one row for all, if no two parts of it come to the same
+    /// number: that is so where all batch entries that share a plane stand at the same positions.
     class summation final : public pair_summation<T> {
     public:
         summation(const softmax_gradient_call<T>& call, const layout& own, const execution& run)
@@ -147,7 +157,8 @@ private:
             constexpr index_t grain = 128;
             const auto& s = sum.to.shape();
             const auto queries = call_.in.queries.shape().tokens, keys = call_.in.keys.shape().tokens;
-            const bool aligned = this->where.first_query.shared() && this->where.first_key.shared() && sum.first_query.shared() && sum.first_key.shared();
+            const bool aligned =
+                this->where.first_query.shared() && this->where.first_key.shared() && sum.first_query.shared() && sum.first_key.shared();
             const bool apart = (aligned || s.batch == call_.in.queries.shape().batch) && !sum.in_one;
             const bool by_query = s.tokens != 1;
             const auto parts = !apart || (!by_query && s.channels == 1) ? 1 : std::max<index_t>(1, (by_query ? queries : keys) / grain);
@@ -173,10 +184,17 @@ private:
         const auto heads_of_group = s.heads / std::max<index_t>(1, call.in.keys.shape().heads), parts = (s.tokens + grain - 1) / grain;
         run.for_each(s.batch * s.heads * parts, [&](index_t number, index_t slice) {
             const auto plane = number / parts, first = number % parts * grain, batch = plane / s.heads, head = plane % s.heads;
-            const gradient_task task{.batch = batch, .kv_head = head / heads_of_group, .first_query = first, .end_query = std::min(s.tokens, first + grain),
-                                     .first_key = 0, .end_key = call.in.keys.shape().tokens, .of_queries = false, .of_keys = false};
+            const gradient_task task{.batch = batch,
+                                     .kv_head = head / heads_of_group,
+                                     .first_query = first,
+                                     .end_query = std::min(s.tokens, first + grain),
+                                     .first_key = 0,
+                                     .end_key = call.in.keys.shape().tokens,
+                                     .of_queries = false,
+                                     .of_keys = false};
             bool any = false;
-            for (auto row = task.first_query; row < task.end_query; ++row) any = any || loses_sum(call.saved.log_sum_exp(batch, head, row, 0));
+            for (auto row = task.first_query; row < task.end_query; ++row)
+                any = any || loses_sum(call.saved.log_sum_exp(batch, head, row, 0));
             if (!any) return;
             detail::scratch mine(own.slices + static_cast<std::size_t>(slice) * own.slice_bytes);
             worker_type(mine, call).add_weights(task, head, sums + plane * s.tokens);

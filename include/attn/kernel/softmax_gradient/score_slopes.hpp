@@ -54,7 +54,8 @@ void begin_slopes(const F& function, const scored_block<T>& tile, T* slopes, ind
             adjust_registers<T>(tile, 0, [&](index_t row) {
                 const auto queries = positions_of<T, lanes::size>(tile.queries.tokens, -row);
                 return [=, &tile](lanes score, index_t j) {
-                    function.parameter_slope(parameter, score, queries, tile.keys.first + j * tile.keys.step).store(slopes + j * tile.stride + row);
+                    function.parameter_slope(parameter, score, queries, tile.keys.first + j * tile.keys.step)
+                        .store(slopes + j * tile.stride + row);
                     return score;
                 };
             });

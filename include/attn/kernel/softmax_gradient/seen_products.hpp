@@ -18,9 +18,9 @@ bool are_finite(const row_block<const T>& rows, index_t count, index_t channels)
     return (zero[0] + zero[1] + (zero[2] + zero[3]) == lanes(T{0})).bits() == simd::lane_bits::first(lanes::size);
 }
 
-/// `rows` rows of a product that adds to C, of so many channels in whole registers. seen: null if numbers are finite; else one bit per query for
-/// each key, and hidden pairs, 0 in A, are not touched: beside NaN 0 would be NaN. The bits are the same. by_query: rows are queries and the
-/// depth is keys, or the other way round.
+/// `rows` rows of a product that adds to C, of so many channels in whole registers. seen: null if numbers are finite; else one bit per
+/// query for each key, and hidden pairs, 0 in A, are not touched: beside NaN 0 would be NaN. The bits are the same. by_query: rows are
+/// queries and the depth is keys, or the other way round.
 template <Scalar T>
 void add_products(tile_product<T> product, index_t rows, index_t channels, const std::uint64_t* seen, bool by_query) {
     using lanes = simd::lanes<T>;
@@ -31,7 +31,8 @@ void add_products(tile_product<T> product, index_t rows, index_t channels, const
                 auto sum = lanes::load(at);
                 for (index_t d = 0; d < product.depth; ++d)
                     if (by_query ? seen[d] >> i & 1 : seen[i] >> d & 1)
-                        sum = fma(lanes(product.a[i * product.a_row + d * product.a_depth]), lanes::load(product.b + d * product.b_depth + c), sum);
+                        sum = fma(lanes(product.a[i * product.a_row + d * product.a_depth]),
+                                  lanes::load(product.b + d * product.b_depth + c), sum);
                 sum.store(at);
             }
         return;

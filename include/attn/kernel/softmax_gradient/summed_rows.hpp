@@ -26,7 +26,8 @@ public:
     /// Row r of them, in whole registers.
     T* row(index_t r) {
         if (in_place_) return rows_.data + r * rows_.row_stride;
-        if (!is_copied_) copy_rows<T>(row_block<const T>{rows_.data, rows_.row_stride, rows_.channel_stride}, count_, channels_, copy_, stride_);
+        if (!is_copied_)
+            copy_rows<T>(row_block<const T>{rows_.data, rows_.row_stride, rows_.channel_stride}, count_, channels_, copy_, stride_);
         is_copied_ = true;
         return copy_ + r * stride_;
     }

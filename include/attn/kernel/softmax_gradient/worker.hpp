@@ -22,12 +22,12 @@ struct softmax_gradient_call {
     const visible_keys& pattern;
     const score_slopes<T>* slopes; ///< none if scores stay as they are
     T scale;
-    const T* share = nullptr;      ///< of each row (batch, heads, n) what multiplies its weights; none: the scheduler finds it
-    const T* shift = nullptr;      ///< dL - D of each row (batch, heads, n)
+    const T* share = nullptr; ///< of each row (batch, heads, n) what multiplies its weights; none: the scheduler finds it
+    const T* shift = nullptr; ///< dL - D of each row (batch, heads, n)
 };
 
-/// Some query rows and some key rows of the heads that share a kv head, and whether the gradients of the queries, or of the keys and the values,
-/// or both come of them: sums of queries need all keys, sums of keys all queries.
+/// Some query rows and some key rows of the heads that share a kv head, and whether the gradients of the queries, or of the keys and the
+/// values, or both come of them: sums of queries need all keys, sums of keys all queries.
 struct gradient_task {
     index_t batch, kv_head;
     index_t first_query, end_query, first_key, end_key; ///< rows
@@ -43,7 +43,8 @@ public:
     using lanes = simd::lanes<T>;
     using traits = query_block_traits<T>;
 
-    softmax_gradient_worker(detail::scratch& memory, const softmax_gradient_call<T>& call) : softmax_gradient_worker(memory, &call, shapes_of(call.in)) {}
+    softmax_gradient_worker(detail::scratch& memory, const softmax_gradient_call<T>& call)
+        : softmax_gradient_worker(memory, &call, shapes_of(call.in)) {}
     /// What it takes of the memory.
     static std::size_t bytes(const input_shapes& s) {
         detail::scratch memory;
@@ -67,8 +68,8 @@ public:
         of_keys_.scale(wanted.keys, task.batch, task.kv_head, task.first_key, keys, call_->scale);
         of_values_.scale(wanted.values, task.batch, task.kv_head, task.first_key, keys, T{1});
     }
-    /// Adds up the weights e^(x - log_sum_exp) of the task's queries in one head, with its keys: sums (n), in blocks of keys in order. Of blocks of
-    /// queries none of which loses_sum, nothing is added.
+    /// Adds up the weights e^(x - log_sum_exp) of the task's queries in one head, with its keys: sums (n), in blocks of keys in order. Of
+    /// blocks of queries none of which loses_sum, nothing is added.
     void add_weights(const gradient_task& task, index_t head, T* sums) {
         begin(task);
         sums_ = sums;
@@ -83,8 +84,14 @@ public:
             for (index_t head = 0; head < s.heads; ++head) {
                 const attn::detail::table_place place(task.sum->to.shape(), b, head);
                 if (place.entry != task.place.entry || place.head != task.place.head) continue;
-                const gradient_task own{b, head / (s.heads / call_->in.keys.shape().heads), task.first_query, task.end_query, task.first_key, task.end_key,
-                                        false, false};
+                const gradient_task own{b,
+                                        head / (s.heads / call_->in.keys.shape().heads),
+                                        task.first_query,
+                                        task.end_query,
+                                        task.first_key,
+                                        task.end_key,
+                                        false,
+                                        false};
                 begin(own);
                 add_head(head);
             }
@@ -118,21 +125,24 @@ private:
         given_rows_.begin(rows_of(call_->given.values, task_->batch, head), in.positions.first_query[task_->batch]);
         for (index_t pass = 0; pass < call_->pattern.passes(); ++pass) {
             const auto step = call_->pattern.step(task_->batch, head, pass);
-            for (index_t residue = 0; residue < std::min(step, task_->end_query - task_->first_query); ++residue) add_class(head, pass, residue, step);
+            for (index_t residue = 0; residue < std::min(step, task_->end_query - task_->first_query); ++residue)
+                add_class(head, pass, residue, step);
         }
     }
     /// The queries of one residue class, with the keys that they share.
     void add_class(index_t head, index_t pass, index_t residue, index_t step) {
         const auto first = call_->in.positions.first_query[task_->batch] + task_->first_query + residue;
         const query_tile all{first, (task_->end_query - task_->first_query - residue + step - 1) / step, step};
-        const key_blocks blocks(block_keys, call_->in.positions.first_key[task_->batch] + task_->first_key, task_->end_key - task_->first_key, all);
+        const key_blocks blocks(block_keys, call_->in.positions.first_key[task_->batch] + task_->first_key,
+                                task_->end_key - task_->first_key, all);
         const auto rows = traits::rows_of(all.count);
         for (auto block = blocks.first_block(); block < blocks.end_block(); ++block) {
             const auto run = blocks.run(block, block + 1);
             first_key_ = run.first;
             const auto sum_to = [&](summed_rows<T>& sums, const tensor_view<T>& to) {
                 if (task_->of_keys && to.data())
-                    sums.begin(to, task_->batch, task_->kv_head, run.first - call_->in.positions.first_key[task_->batch], run.step, run.count);
+                    sums.begin(to, task_->batch, task_->kv_head, run.first - call_->in.positions.first_key[task_->batch], run.step,
+                               run.count);
             };
             sum_to(of_keys_, call_->wanted.keys);
             sum_to(of_values_, call_->wanted.values);
@@ -145,7 +155,10 @@ private:
     void visit(index_t head, index_t pass, const query_tile& all, index_t rows, index_t from, index_t end, const key_run& keys) {
         const auto tile = [&](index_t t) { return tile_at(t, 0, all.count, rows, 1, lanes::size); };
         const auto first = tile(from), last = tile(end - 1);
-        query_block block{.batch = task_->batch, .first_head = head, .kv_head = task_->kv_head, .tokens = all.part(first.first, last.first + last.count - first.first)};
+        query_block block{.batch = task_->batch,
+                          .first_head = head,
+                          .kv_head = task_->kv_head,
+                          .tokens = all.part(first.first, last.first + last.count - first.first)};
         const auto seen = call_->pattern.of_box(block, pass, keys.positions());
         if (seen.is_none()) return;
         if (end - from > 1 && !seen.is_all()) {
@@ -197,15 +210,24 @@ private:
         const key_run tokens{block.tokens.first, rows, block.tokens.step, false};
         const auto q = query_rows_.read(tokens), d_out = given_rows_.read(tokens);
         // 0 times NaN is NaN: beside such numbers, hidden pairs are left out one by one.
-        const bool careful = !(are_finite<T>(k, count, key_stride_) && are_finite<T>(q, rows, key_stride_) && are_finite<T>(d_out, rows, value_stride_));
+        const bool careful =
+            !(are_finite<T>(k, count, key_stride_) && are_finite<T>(q, rows, key_stride_) && are_finite<T>(d_out, rows, value_stride_));
         for (index_t j = 0; careful && j < count; ++j) seen_[j] = rows_not_hidden<T>(scores_ + j * stride, stride) & bit_range(0, rows);
         weigh_gradients<T>(known, scores_, products_, slopes ? slopes_ : nullptr, count, stride);
 
         const auto key = (keys.first - first_key_) / keys.step;
-        const auto add_to = [&](summed_rows<T>& sums, index_t row, index_t of_rows, const T* a, index_t a_row, index_t a_depth, const auto& b, index_t depth) {
+        const auto add_to = [&](summed_rows<T>& sums, index_t row, index_t of_rows, const T* a, index_t a_row, index_t a_depth,
+                                const auto& b, index_t depth) {
             T* const to = sums.row(row);
-            const tile_product<T> product{.a = a, .a_row = a_row, .a_depth = a_depth, .b = b.data, .b_depth = b.row_stride, .depth = depth,
-                                          .c = to, .c_row = sums.row_stride(), .adds = true};
+            const tile_product<T> product{.a = a,
+                                          .a_row = a_row,
+                                          .a_depth = a_depth,
+                                          .b = b.data,
+                                          .b_depth = b.row_stride,
+                                          .depth = depth,
+                                          .c = to,
+                                          .c_row = sums.row_stride(),
+                                          .adds = true};
             add_products<T>(product, of_rows, sums.width(), careful ? seen_ : nullptr, a_row == 1);
         };
         if (task_->of_keys && wanted.values.data()) add_to(of_values_, key, count, scores_, stride, 1, d_out, rows);
@@ -245,8 +267,8 @@ private:
     index_t key_stride_, value_stride_;
     score_stage<T> queries_, given_;
     block_reader<T> keys_, values_, query_rows_, given_rows_;
-    summed_rows<T> of_queries_, of_keys_, of_values_; ///< of the tile and of the block of keys
-    std::uint64_t* seen_; ///< [block_keys]
+    summed_rows<T> of_queries_, of_keys_, of_values_;                                    ///< of the tile and of the block of keys
+    std::uint64_t* seen_;                                                                ///< [block_keys]
     T *scores_ = nullptr, *products_ = nullptr, *slopes_ = nullptr, *scratch_ = nullptr; ///< [keys][rows]
 };
 

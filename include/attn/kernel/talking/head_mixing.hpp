@@ -13,7 +13,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 /// Numbers of every head for a block of keys and a query block, [heads][keys][registers].
 struct head_block {
     index_t keys, registers;
-    index_t head_stride;                   ///< numbers from one head to the next
+    index_t head_stride;                 ///< numbers from one head to the next
     const std::uint64_t* seen = nullptr; ///< [keys] one bit per query, 0 for pairs that need no number; null if all do
 };
 
@@ -38,7 +38,8 @@ public:
         std::fill_n(matrix_, columns_ * stride_, T{0});
         std::fill_n(bias_, stride_, T{0});
         for (index_t row = 0; row < rows_; ++row) {
-            for (index_t column = 0; column < columns_; ++column) matrix_[column * stride_ + row] = static_cast<T>(matrix(0, 0, row, column));
+            for (index_t column = 0; column < columns_; ++column)
+                matrix_[column * stride_ + row] = static_cast<T>(matrix(0, 0, row, column));
             if (!bias.empty()) bias_[row] = static_cast<T>(bias[static_cast<std::size_t>(row)]);
         }
     }
@@ -47,8 +48,11 @@ public:
         for (index_t pieces = (rows_ + max_rows - 1) / max_rows, piece = 0; piece < pieces; ++piece) { // as even as they come
             const auto row = rows_ * piece / pieces, count = rows_ * (piece + 1) / pieces - row;
             const tile t{row, count, from, to, factor, factor_stride};
-            count <= 2 ? mix<2>(block, t) : count <= 4 ? mix<4>(block, t) : count <= 6 ? mix<6>(block, t)
-            : count <= 8 ? mix<std::min(8, max_rows)>(block, t) : mix<max_rows>(block, t);
+            count <= 2   ? mix<2>(block, t)
+            : count <= 4 ? mix<4>(block, t)
+            : count <= 6 ? mix<6>(block, t)
+            : count <= 8 ? mix<std::min(8, max_rows)>(block, t)
+                         : mix<max_rows>(block, t);
         }
     }
 

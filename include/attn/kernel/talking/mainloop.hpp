@@ -26,8 +26,8 @@ struct talking_heads_call {
     bool has_weights_bias, keeps_weights;
 };
 
-/// One thread's memory, and its work on one query block. Beside the tiles of one head the keys or values of the next are asked for: all heads
-/// together seldom stay in the second-level cache.
+/// One thread's memory, and its work on one query block. Beside the tiles of one head the keys or values of the next are asked for: all
+/// heads together seldom stay in the second-level cache.
 template <Scalar T>
 class talking_heads_mainloop {
 public:
@@ -60,10 +60,8 @@ public:
             if (s.mixes_weights) {
                 if (!call_.keeps_weights) begin(how);
                 for_each_block(how, [&](weight_block<T>& block) {
-                    if (call_.keeps_weights)
-                        leave_out_last(block);
-                    else
-                        compute_weights(block, how);
+                    if (call_.keeps_weights) leave_out_last(block);
+                    else compute_weights(block, how);
                     mix_weights(block);
                     add_values(block, memory_.mixed, how);
                 });
@@ -203,10 +201,8 @@ private:
         const auto queries = block_.tokens.count, keys = block.keys.count;
         for_each_head(call_.in.values, true, call_.shape.value_heads, block.keys, [&](index_t e, const auto& rows) {
             const T* const own = weights + e * memory_.head_stride;
-            if (how.masked)
-                add_seen_values(memory_.sums[e], queries, own, stride(), rows, keys, block.seen);
-            else
-                add_weighted_values(memory_.sums[e], queries, own, stride(), rows, keys, block.visible(), ahead_);
+            if (how.masked) add_seen_values(memory_.sums[e], queries, own, stride(), rows, keys, block.seen);
+            else add_weighted_values(memory_.sums[e], queries, own, stride(), rows, keys, block.visible(), ahead_);
         });
     }
 
@@ -225,7 +221,8 @@ private:
                 const T factor = mixes ? T{1} : memory_.share[e * memory_type::max_queries + q];
                 T* const row = sums.values + q * sums.value_stride;
                 const bool narrow = to.is_narrow(); // divided where they are, and then rounded
-                write_sums<false, T>(row, how.unit, call_.shape.value_channels, factor, T{0}, narrow ? row : to.numbers(), narrow ? 1 : to.channel_stride);
+                write_sums<false, T>(row, how.unit, call_.shape.value_channels, factor, T{0}, narrow ? row : to.numbers(),
+                                     narrow ? 1 : to.channel_stride);
                 if (narrow) store_row<T>(row, call_.shape.value_channels, to);
             }
             unwritten = odd;

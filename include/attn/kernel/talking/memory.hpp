@@ -61,8 +61,8 @@ struct talking_heads_memory {
     std::byte* copies;        ///< of keys or values that cannot be read in place
 
     score_stage<T>* queries; ///< [query_heads]
-    state_type* states;            ///< [heads] of the softmax
-    state_type* sums;              ///< [value_heads] of the values: those of the softmax, where its weights are not mixed
+    state_type* states;      ///< [heads] of the softmax
+    state_type* sums;        ///< [value_heads] of the values: those of the softmax, where its weights are not mixed
 
     talking_heads_memory(detail::scratch& memory, const talking_heads_shape& s, bool keeps_weights)
         : heads(s.heads), block_keys(std::clamp<index_t>(s.keys, 1, keys_of_block)),
@@ -75,11 +75,10 @@ struct talking_heads_memory {
           block_share(memory.take<T>(s.mixes_weights ? heads : 0, max_queries)), ones(memory.take<T>(max_queries)),
           maximum(memory.take<T>(blocks, heads, max_queries)), weights(memory.take<T>(blocks, heads, head_stride)),
           scratch(memory.take<T>(s.scored ? block_keys : 0, max_queries)), seen(memory.take<std::uint64_t>(blocks, block_keys)),
-          visible(memory.take<std::uint64_t>(s.heads_alike ? 1 : heads, block_keys)),
-          unwritten(memory.take<std::uint64_t>(s.value_heads)),
+          visible(memory.take<std::uint64_t>(s.heads_alike ? 1 : heads, block_keys)), unwritten(memory.take<std::uint64_t>(s.value_heads)),
           copies(memory.take<std::byte>(std::max(copied_bytes(s.key_channels, false), copied_bytes(s.value_channels, true)))),
-          queries(memory.take<score_stage<T>>(s.query_heads)),
-          states(memory.take<state_type>(heads)), sums(s.mixes_weights ? memory.take<state_type>(s.value_heads) : states) {
+          queries(memory.take<score_stage<T>>(s.query_heads)), states(memory.take<state_type>(heads)),
+          sums(s.mixes_weights ? memory.take<state_type>(s.value_heads) : states) {
         for (index_t a = 0; a < s.query_heads; ++a) {
             const score_stage<T> stage(memory, s.key_channels);
             if (queries) std::construct_at(queries + a, stage);

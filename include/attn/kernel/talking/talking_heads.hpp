@@ -45,7 +45,8 @@ public:
     std::size_t workspace_bytes(const input_shapes& s, index_t concurrency, bool keeps_weights) const {
         detail::scratch memory;
         take_mixings(memory, shape_of(s));
-        return memory.used_bytes() + static_cast<std::size_t>(concurrency) * loop_type::bytes(shape_of(s), keeps_weights && mixes_weights());
+        return memory.used_bytes() +
+               static_cast<std::size_t>(concurrency) * loop_type::bytes(shape_of(s), keeps_weights && mixes_weights());
     }
     /// Whether the workspace has room for the weights of all keys.
     bool keeps_weights(const input_shapes& s, const execution& run) const {
@@ -62,15 +63,25 @@ public:
         auto [logits, weights] = take_mixings(memory, s);
         if (s.mixes_logits) logits.load(with.logits_mix, with.logits_bias);
         if (s.mixes_weights) weights.load(with.weights_mix, with.weights_bias);
-        const talking_heads_call<T> call{in, out, s, pattern, adjustment, static_cast<T>(with.scale), with.sinks, logits, weights,
-                                               !with.weights_bias.empty(), keeps_weights(shapes, run)};
+        const talking_heads_call<T> call{in,
+                                         out,
+                                         s,
+                                         pattern,
+                                         adjustment,
+                                         static_cast<T>(with.scale),
+                                         with.sinks,
+                                         logits,
+                                         weights,
+                                         !with.weights_bias.empty(),
+                                         keeps_weights(shapes, run)};
         std::byte* const slices = run.workspace().bytes().data() + memory.used_bytes();
         const auto bytes = loop_type::bytes(s, call.keeps_weights);
 
         const auto blocks_of = [&](index_t step) { return tile_count(n, max_queries, step); };
         const auto step_of_entry = [&](index_t b) { // which all heads promise
             index_t common = 0;
-            for (index_t c = 0; c < (with.heads_alike ? 1 : s.heads); ++c) common = std::gcd(common, pattern.step(b, c, visible_keys::whole));
+            for (index_t c = 0; c < (with.heads_alike ? 1 : s.heads); ++c)
+                common = std::gcd(common, pattern.step(b, c, visible_keys::whole));
             return std::max<index_t>(common, 1);
         };
         index_t tasks = 0;

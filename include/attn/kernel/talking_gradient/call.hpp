@@ -23,21 +23,23 @@ struct talking_gradient_call {
     T scale;
     head_mixing<T> logits_mix, weights_mix;           ///< as forward mixes
     head_mixing<T> logits_mix_back, weights_mix_back; ///< their transposes, which gradients go through
-    std::span<const double> sinks;                          ///< of the mixed heads, or none
-    bool sums_weights;                                      ///< D is summed over the keys, or else comes of the saved output
-    T *share, *shift;                                       ///< of each row (batch, heads, n) what multiplies its weights, and dZ - D
+    std::span<const double> sinks;                    ///< of the mixed heads, or none
+    bool sums_weights;                                ///< D is summed over the keys, or else comes of the saved output
+    T *share, *shift;                                 ///< of each row (batch, heads, n) what multiplies its weights, and dZ - D
 
     /// The weight e^(sink - log_sum_exp) of a head's sink in a row, before the row's share.
     T weight_of_sink(index_t batch, index_t head, index_t row) const {
-        return sinks.empty() ? T{0} : kernel::weight_of_sink(static_cast<T>(sinks[static_cast<std::size_t>(head)]), saved.log_sum_exp(batch, head, row, 0));
+        return sinks.empty()
+                   ? T{0}
+                   : kernel::weight_of_sink(static_cast<T>(sinks[static_cast<std::size_t>(head)]), saved.log_sum_exp(batch, head, row, 0));
     }
 };
 
 /// Some query blocks, and some key rows.
 struct talking_gradient_task {
-    index_t batch, step;           ///< the step of the entry's query blocks
+    index_t batch, step; ///< the step of the entry's query blocks
     index_t first_block, end_block;
-    index_t first_key, end_key;    ///< rows
+    index_t first_key, end_key; ///< rows
 };
 
 } // namespace attn::kernel

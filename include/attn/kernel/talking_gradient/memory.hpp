@@ -22,37 +22,39 @@ struct talking_gradient_memory {
 
     index_t block_keys, head_stride, key_stride, value_stride;
 
-    T* logits;    ///< before the first mixing; then the gradients by them
-    T* scores;    ///< behind it, then weights: the same memory if there is none
-    T* of_mixed;  ///< the gradients by the weights behind the second mixing; then these weights
-    T* of_scores; ///< the gradients by the weights before it, then by scores: the same memory if there is none
-    T* slopes;    ///< of the score function
-    T* scratch;   ///< [keys of a block][queries]
-    T* sums;      ///< [heads][queries] of P dP
-    T* totals;    ///< the same of P
-    T *query_rows, *given_rows;          ///< [heads][queries][channels in whole registers]
-    T* of_queries;                       ///< sums [heads][queries][channels in whole registers]
+    T* logits;                         ///< before the first mixing; then the gradients by them
+    T* scores;                         ///< behind it, then weights: the same memory if there is none
+    T* of_mixed;                       ///< the gradients by the weights behind the second mixing; then these weights
+    T* of_scores;                      ///< the gradients by the weights before it, then by scores: the same memory if there is none
+    T* slopes;                         ///< of the score function
+    T* scratch;                        ///< [keys of a block][queries]
+    T* sums;                           ///< [heads][queries] of P dP
+    T* totals;                         ///< the same of P
+    T *query_rows, *given_rows;        ///< [heads][queries][channels in whole registers]
+    T* of_queries;                     ///< sums [heads][queries][channels in whole registers]
     summed_rows<T> of_keys, of_values; ///< of the block of keys, in one head
-    gradient_rows<T>* rows;              ///< [heads]
-    std::uint64_t* seen;                 ///< [keys of a block] one bit per query: whether any head sees the key
-    std::uint64_t* visible;              ///< the same of each head, or of one if they see the same
+    gradient_rows<T>* rows;            ///< [heads]
+    std::uint64_t* seen;               ///< [keys of a block] one bit per query: whether any head sees the key
+    std::uint64_t* visible;            ///< the same of each head, or of one if they see the same
     block_reader<T> keys, values;
     score_stage<T>*queries, *given; ///< of each head
 
     talking_gradient_memory(detail::scratch& memory, const talking_heads_shape& s)
-        : block_keys(std::clamp<index_t>(s.keys, 1, keys_of_block)), head_stride((block_keys + 1) * max_queries), // as in talking_heads_memory
+        : block_keys(std::clamp<index_t>(s.keys, 1, keys_of_block)),
+          head_stride((block_keys + 1) * max_queries), // as in talking_heads_memory
           key_stride(whole_registers<T>(s.key_channels)), value_stride(whole_registers<T>(s.value_channels)),
-          logits(memory.take<T>(s.query_heads, head_stride)),
-          scores(s.mixes_logits ? memory.take<T>(s.heads, head_stride) : logits), of_mixed(memory.take<T>(s.value_heads, head_stride)),
-          of_scores(s.mixes_weights ? memory.take<T>(s.heads, head_stride) : of_mixed), slopes(memory.take<T>(s.scored ? s.heads : 0, head_stride)),
-          scratch(memory.take<T>(head_stride)), sums(memory.take<T>(s.heads, max_queries)), totals(memory.take<T>(s.heads, max_queries)),
+          logits(memory.take<T>(s.query_heads, head_stride)), scores(s.mixes_logits ? memory.take<T>(s.heads, head_stride) : logits),
+          of_mixed(memory.take<T>(s.value_heads, head_stride)),
+          of_scores(s.mixes_weights ? memory.take<T>(s.heads, head_stride) : of_mixed),
+          slopes(memory.take<T>(s.scored ? s.heads : 0, head_stride)), scratch(memory.take<T>(head_stride)),
+          sums(memory.take<T>(s.heads, max_queries)), totals(memory.take<T>(s.heads, max_queries)),
           query_rows(memory.take<T>(s.query_heads, max_queries, key_stride)),
-          given_rows(memory.take<T>(s.value_heads, max_queries, value_stride)), of_queries(memory.take<T>(s.query_heads, max_queries, key_stride)),
-          of_keys(memory, block_keys, s.key_channels), of_values(memory, block_keys, s.value_channels),
-          rows(memory.take<gradient_rows<T>>(s.heads)), seen(memory.take<std::uint64_t>(block_keys)),
-          visible(memory.take<std::uint64_t>(s.heads_alike ? 1 : s.heads, block_keys)), keys(memory, block_keys, s.key_channels, true),
-          values(memory, block_keys, s.value_channels, false), queries(memory.take<score_stage<T>>(s.query_heads)),
-          given(memory.take<score_stage<T>>(s.value_heads)) {
+          given_rows(memory.take<T>(s.value_heads, max_queries, value_stride)),
+          of_queries(memory.take<T>(s.query_heads, max_queries, key_stride)), of_keys(memory, block_keys, s.key_channels),
+          of_values(memory, block_keys, s.value_channels), rows(memory.take<gradient_rows<T>>(s.heads)),
+          seen(memory.take<std::uint64_t>(block_keys)), visible(memory.take<std::uint64_t>(s.heads_alike ? 1 : s.heads, block_keys)),
+          keys(memory, block_keys, s.key_channels, true), values(memory, block_keys, s.value_channels, false),
+          queries(memory.take<score_stage<T>>(s.query_heads)), given(memory.take<score_stage<T>>(s.value_heads)) {
         const auto construct = [&](score_stage<T>* at, index_t heads, index_t channels) {
             for (index_t h = 0; h < heads; ++h) {
                 const score_stage<T> stage(memory, channels);

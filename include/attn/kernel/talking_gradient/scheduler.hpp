@@ -8,13 +8,13 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// The gradient of talking-heads attention of any pattern, score function and mixings: see reference/talking_heads_gradients.hpp. Scores and
-/// weights are computed again tile by tile. A first sweep over the keys finds D, which the saved outputs do not tell once weights are mixed,
-/// and not well enough for the gradient of a logits_bias, which all but cancels; a second adds to the gradients.
+/// The gradient of talking-heads attention of any pattern, score function and mixings: see reference/talking_heads_gradients.hpp. Scores
+/// and weights are computed again tile by tile. A first sweep over the keys finds D, which the saved outputs do not tell once weights are
+/// mixed, and not well enough for the gradient of a logits_bias, which all but cancels; a second adds to the gradients.
 /// A task is a batch entry; or, where these are too few for the threads, a part of its queries or of its keys, which compute scores for
 /// themselves: with the same bits. That is five products on visible pairs, two more where D is summed, and two more where entries are cut.
-/// Memory: two numbers a row, and of each thread tiles of all heads. What queries add to the mixings is summed part by part, and then over the
-/// parts in order.
+/// Memory: two numbers a row, and of each thread tiles of all heads. What queries add to the mixings is summed part by part, and then over
+/// the parts in order.
 template <Scalar T>
 class talking_gradient_scheduler {
 public:
@@ -26,8 +26,9 @@ public:
         return memory.used_bytes();
     }
 
-    void operator()(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const mixed_head_gradients<T>& wanted,
-                    const visible_keys& pattern, const score_slopes<T>* slopes, const execution& run) const {
+    void operator()(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given,
+                    const mixed_head_gradients<T>& wanted, const visible_keys& pattern, const score_slopes<T>* slopes,
+                    const execution& run) const {
         const auto shapes = shapes_of(in);
         detail::scratch memory(run.workspace().bytes().data());
         layout own(memory, *this, shapes, run.concurrency());
@@ -41,8 +42,22 @@ public:
             own.weights_mix_back.load(detail::transposed(with.weights_mix), {});
         }
         const bool sums_weights = s.mixes_weights || !with.logits_bias.empty();
-        const talking_gradient_call<T> call{in, saved, given, wanted, s, pattern, slopes, static_cast<T>(with.scale), own.logits_mix,
-                                                  own.weights_mix, own.logits_mix_back, own.weights_mix_back, with.sinks, sums_weights, own.share, own.shift};
+        const talking_gradient_call<T> call{in,
+                                            saved,
+                                            given,
+                                            wanted,
+                                            s,
+                                            pattern,
+                                            slopes,
+                                            static_cast<T>(with.scale),
+                                            own.logits_mix,
+                                            own.weights_mix,
+                                            own.logits_mix_back,
+                                            own.weights_mix_back,
+                                            with.sinks,
+                                            sums_weights,
+                                            own.share,
+                                            own.shift};
         const auto& cut = own.cut;
         const auto batch = shapes.queries.batch;
         const auto in_worker = [&](index_t slice, const auto& f) {
@@ -51,7 +66,8 @@ public:
             f(worker);
         };
         run.for_each(batch * cut.query_parts, [&](index_t part, index_t slice) {
-            in_worker(slice, [&](worker_type& worker) { worker.find_shift(task_of(call, cut, part / cut.query_parts, part % cut.query_parts)); });
+            in_worker(slice,
+                      [&](worker_type& worker) { worker.find_shift(task_of(call, cut, part / cut.query_parts, part % cut.query_parts)); });
         });
 
         const bool of_queries = wanted.queries.data() || wants_mixings(wanted);
@@ -106,9 +122,9 @@ private:
         talking_heads_shape shape;
         parts cut;
         head_mixing<T> logits_mix, logits_mix_back, weights_mix, weights_mix_back;
-        T *share, *shift; ///< (batch, heads, n)
+        T *share, *shift;      ///< (batch, heads, n)
         index_t sums_count[4]; ///< of logits_mix, logits_bias, weights_mix, weights_bias
-        double* sums; ///< [batch][query_parts] of these
+        double* sums;          ///< [batch][query_parts] of these
         std::byte* slices;
         std::size_t slice_bytes;
 
@@ -118,7 +134,8 @@ private:
               logits_mix_back(take(memory, shape.mixes_logits, shape.query_heads, shape.heads)),
               weights_mix(take(memory, shape.mixes_weights, shape.value_heads, shape.heads)),
               weights_mix_back(take(memory, shape.mixes_weights, shape.heads, shape.value_heads)),
-              share(memory.take<T>(s.queries.batch, shape.heads, s.queries.tokens)), shift(memory.take<T>(s.queries.batch, shape.heads, s.queries.tokens)),
+              share(memory.take<T>(s.queries.batch, shape.heads, s.queries.tokens)),
+              shift(memory.take<T>(s.queries.batch, shape.heads, s.queries.tokens)),
               sums_count{shape.mixes_logits ? shape.heads * shape.query_heads : 0, shape.mixes_logits ? shape.heads : 0,
                          shape.mixes_weights ? shape.value_heads * shape.heads : 0, shape.mixes_weights ? shape.value_heads : 0},
               sums(memory.take<double>(s.queries.batch, cut.query_parts, sums_per_part())) {
@@ -172,7 +189,8 @@ private:
     /// A part of the queries of an entry, with all keys.
     static talking_gradient_task task_of(const talking_gradient_call<T>& call, const parts& cut, index_t b, index_t part) {
         index_t step = 0; // which all heads promise
-        for (index_t c = 0; c < (call.shape.heads_alike ? 1 : call.shape.heads); ++c) step = std::gcd(step, call.pattern.step(b, c, visible_keys::whole));
+        for (index_t c = 0; c < (call.shape.heads_alike ? 1 : call.shape.heads); ++c)
+            step = std::gcd(step, call.pattern.step(b, c, visible_keys::whole));
         step = std::max<index_t>(step, 1);
         const auto blocks = tile_count(call.in.queries.shape().tokens, worker_type::max_queries, step);
         return {b, step, blocks * part / cut.query_parts, blocks * (part + 1) / cut.query_parts, 0, cut.keys};

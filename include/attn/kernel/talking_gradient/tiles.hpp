@@ -8,8 +8,8 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// What sums over pairs are made of. Pairs that a head does not see, and the padding of a block, have scores of -infinity; what no head sees is
-/// 0 before it gets to a mixing's sums.
+/// What sums over pairs are made of. Pairs that a head does not see, and the padding of a block, have scores of -infinity; what no head
+/// sees is 0 before it gets to a mixing's sums.
 template <Scalar T>
 class talking_gradient_tiles {
 public:
@@ -18,7 +18,8 @@ public:
     static constexpr auto max_queries = memory_type::max_queries;
 
 protected:
-    talking_gradient_tiles(detail::scratch& memory, const talking_gradient_call<T>& call) : call_(call), s_(call.shape), memory_(memory, call.shape) {}
+    talking_gradient_tiles(detail::scratch& memory, const talking_gradient_call<T>& call)
+        : call_(call), s_(call.shape), memory_(memory, call.shape) {}
 
     /// Calls f() for the query blocks of a task.
     template <class F>
@@ -45,8 +46,8 @@ protected:
     /// Calls f(keys) with the tiles of those that any head sees, computed.
     template <class F>
     void for_each_key_block(const F& f) {
-        const key_blocks blocks(memory_type::keys_of_block, call_.in.positions.first_key[block_.batch] + task_.first_key, task_.end_key - task_.first_key,
-                                block_.tokens);
+        const key_blocks blocks(memory_type::keys_of_block, call_.in.positions.first_key[block_.batch] + task_.first_key,
+                                task_.end_key - task_.first_key, block_.tokens);
         const auto first = blocks.first_block(), end = blocks.end_block();
         if (first == end) return;
         for_each_visible_block(call_.pattern, block_, visible_keys::whole, blocks, first, end, [&](key_run keys) {

@@ -1,12 +1,13 @@
-// One thread's work on the gradient of talking-heads attention: query blocks, each with the key blocks that any head sees, all heads together.
+// One thread's work on the gradient of talking-heads attention: query blocks, each with the key blocks that any head sees, all heads
+// together.
 #pragma once
 
 #include "tiles.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// Each gradient of a token is one chain of multiply-adds: of a query over the keys in order, of a key over query blocks, heads and queries in
-/// order. So its bits are the same in any task that computes it.
+/// Each gradient of a token is one chain of multiply-adds: of a query over the keys in order, of a key over query blocks, heads and queries
+/// in order. So its bits are the same in any task that computes it.
 template <Scalar T>
 class talking_gradient_worker : talking_gradient_tiles<T> {
 public:
@@ -33,14 +34,15 @@ public:
                     const auto row = block_.token_of(r);
                     const T of_log_sum_exp = call_.given.log_sum_exp.data() ? call_.given.log_sum_exp(task.batch, c, row, 0) : T{0};
                     const auto at = c * max_queries + r;
-                    const T weights = memory_.totals[at] + call_.weight_of_sink(task.batch, c, row), all = call_.sums_weights ? weights : T{1};
+                    const T weights = memory_.totals[at] + call_.weight_of_sink(task.batch, c, row),
+                            all = call_.sums_weights ? weights : T{1};
                     shift_of(c)[row] = of_log_sum_exp - (all == 0 ? T{0} : memory_.sums[at] / all);
                     share_of(c)[row] = kernel::share_of(memory_.rows[c].log_sum_exp[r], weights);
                 }
         });
     }
-    /// The gradients of the task's queries, if of_queries; those of its keys and values, if of_keys; and, if sums are given, what these queries
-    /// add to those of the mixings.
+    /// The gradients of the task's queries, if of_queries; those of its keys and values, if of_keys; and, if sums are given, what these
+    /// queries add to those of the mixings.
     void operator()(const talking_gradient_task& task, bool of_queries, bool of_keys, const mixing_sums& sums) {
         of_queries_ = of_queries && call_.wanted.queries.data();
         of_keys_ = of_keys && call_.wanted.keys.data();
@@ -51,7 +53,8 @@ public:
             for_each_key_block([&](const key_run& keys) { add(keys); });
             for (index_t a = 0; of_queries_ && a < s_.query_heads; ++a)
                 for (index_t r = 0; r < block_.tokens.count; ++r)
-                    write(memory_.of_queries + (a * max_queries + r) * memory_.key_stride, call_.wanted.queries, a, block_.token_of(r), call_.scale);
+                    write(memory_.of_queries + (a * max_queries + r) * memory_.key_stride, call_.wanted.queries, a, block_.token_of(r),
+                          call_.scale);
         });
     }
     /// Before the first query block of some keys, and after the last.
@@ -66,11 +69,12 @@ public:
     }
 
 private:
-    using tiles::as_heads, tiles::call_, tiles::block_, tiles::finite_given_, tiles::finite_queries_, tiles::for_each_head, tiles::for_each_key_block,
-        tiles::for_each_query_block, tiles::memory_, tiles::s_, tiles::seen, tiles::share_of, tiles::shift_of, tiles::stride, tiles::task_, tiles::tile;
+    using tiles::as_heads, tiles::call_, tiles::block_, tiles::finite_given_, tiles::finite_queries_, tiles::for_each_head,
+        tiles::for_each_key_block, tiles::for_each_query_block, tiles::memory_, tiles::s_, tiles::seen, tiles::share_of, tiles::shift_of,
+        tiles::stride, tiles::task_, tiles::tile;
 
-    /// P dP of one tile, and P: D is the mean of dP, so that what a row gives the bias of its scores cancels, as it should, although the sum of
-    /// P is 1 only as far as log_sum_exp was rounded.
+    /// P dP of one tile, and P: D is the mean of dP, so that what a row gives the bias of its scores cancels, as it should, although the
+    /// sum of P is 1 only as far as log_sum_exp was rounded.
     void add_weighted(const key_run& keys) {
         for (index_t c = 0; c < s_.heads; ++c) {
             T *const weights = tile(memory_.scores, c), *const weighted = tile(memory_.of_scores, c);
@@ -104,7 +108,8 @@ private:
                 read(call_.given.values, given);
                 for (index_t row = 0; row < stride(); row += lanes::size) {
                     auto sum = lanes::load(all + row);
-                    for (index_t x = 0; x < count; ++x) sum = fma(lanes::load(out + x * stride() + row), lanes::load(given + x * stride() + row), sum);
+                    for (index_t x = 0; x < count; ++x)
+                        sum = fma(lanes::load(out + x * stride() + row), lanes::load(given + x * stride() + row), sum);
                     sum.store(all + row);
                 }
             }
@@ -133,8 +138,9 @@ private:
             const auto wide = memory_.value_stride;
             if (s_.mixes_weights) call_.weights_mix(heads, memory_.scores, memory_.of_mixed);
             for (index_t e = 0; e < s_.value_heads; ++e)
-                add_to_keys(tile(s_.mixes_weights ? memory_.of_mixed : memory_.scores, e), keys, memory_.given_rows + e * max_queries * wide, wide,
-                            memory_.of_values, call_.wanted.values, e * call_.in.values.shape().heads / s_.value_heads, finite_given_);
+                add_to_keys(tile(s_.mixes_weights ? memory_.of_mixed : memory_.scores, e), keys,
+                            memory_.given_rows + e * max_queries * wide, wide, memory_.of_values, call_.wanted.values,
+                            e * call_.in.values.shape().heads / s_.value_heads, finite_given_);
         }
         if (!of_queries_ && !of_keys_) return;
         T* const products = s_.mixes_logits ? memory_.logits : memory_.of_scores;
@@ -142,22 +148,36 @@ private:
         for_each_head(call_.in.keys, memory_.keys, s_.query_heads, keys, [&](index_t a, index_t kv_head, const auto& rows) {
             const auto wide = memory_.key_stride;
             if (of_keys_)
-                add_to_keys(tile(products, a), keys, memory_.query_rows + a * max_queries * wide, wide, memory_.of_keys, call_.wanted.keys, kv_head,
-                            finite_queries_);
+                add_to_keys(tile(products, a), keys, memory_.query_rows + a * max_queries * wide, wide, memory_.of_keys, call_.wanted.keys,
+                            kv_head, finite_queries_);
             if (of_queries_)
-                add_products<T>({.a = tile(products, a), .a_row = 1, .a_depth = stride(), .b = rows.data, .b_depth = rows.row_stride, .depth = count,
-                                       .c = memory_.of_queries + a * max_queries * wide, .c_row = wide, .adds = true},
-                                      block_.tokens.count, wide, are_finite<T>(rows, count, wide) ? nullptr : memory_.seen, true);
+                add_products<T>({.a = tile(products, a),
+                                 .a_row = 1,
+                                 .a_depth = stride(),
+                                 .b = rows.data,
+                                 .b_depth = rows.row_stride,
+                                 .depth = count,
+                                 .c = memory_.of_queries + a * max_queries * wide,
+                                 .c_row = wide,
+                                 .adds = true},
+                                block_.tokens.count, wide, are_finite<T>(rows, count, wide) ? nullptr : memory_.seen, true);
         });
     }
     /// Adds the block's rows, weighted by a tile, to those of the keys.
-    void add_to_keys(const T* weights, const key_run& keys, const T* rows, index_t row_stride, summed_rows<T>& sums, const tensor_view<T>& to,
-                     index_t head, bool finite) const {
+    void add_to_keys(const T* weights, const key_run& keys, const T* rows, index_t row_stride, summed_rows<T>& sums,
+                     const tensor_view<T>& to, index_t head, bool finite) const {
         sums.begin(to, block_.batch, head, keys.first - call_.in.positions.first_key[block_.batch], keys.step, keys.count);
         T* const first = sums.row(0);
-        add_products<T>({.a = weights, .a_row = stride(), .a_depth = 1, .b = rows, .b_depth = row_stride, .depth = block_.tokens.count,
-                               .c = first, .c_row = sums.row_stride(), .adds = true},
-                              keys.count, row_stride, finite ? nullptr : memory_.seen, false);
+        add_products<T>({.a = weights,
+                         .a_row = stride(),
+                         .a_depth = 1,
+                         .b = rows,
+                         .b_depth = row_stride,
+                         .depth = block_.tokens.count,
+                         .c = first,
+                         .c_row = sums.row_stride(),
+                         .adds = true},
+                        keys.count, row_stride, finite ? nullptr : memory_.seen, false);
         sums.end();
     }
     void write(const T* sums, const tensor_view<T>& to, index_t head, index_t row, T factor) const {
