@@ -90,7 +90,7 @@ findings look_at(const head& h, Eigen::Index at) {
     for (Eigen::Index k = n / 32; k < n; k *= 2) {
         const Eigen::MatrixXf right = squares.eigenvectors().rightCols(k).cast<float>();
         const Eigen::MatrixXf best = p * (right * (right.transpose() * h.v));
-        const attn::linformer_attention pooled{.key_projection = attn::mean_pooling<>{k}, .scale = h.scale};
+        const attn::linformer_attention pooled{.key_projection = attn::mean_pooling{k}, .scale = h.scale};
         const findings seen{percent(singular.tail(k).sum() / singular.sum()), error(best), error(attn::attend(pooled, h.q, h.k, h.v))};
         std::printf("%5td %23.1f %% %31.2f %% %22.1f %%\n", k, seen.share, seen.best, seen.pooled);
         if (k == at) found = seen;
