@@ -10,8 +10,8 @@ template <Scalar T>
 rounded softmax_drawn<T>::score(rounded x, index_t batch, index_t head, index_t query, index_t key) const {
     const auto step = [&] { x = (*steps)(x, head, query, key, unit_of<T>); };
     const auto add = [&](double b) {
-        // A sum that rounds to one of the two does so for every key that has it: that error cancels.
-        const auto least = unit_of<T> / 4;
+        // A sum that rounds to one of the two, in the definition too, does so for every key that has it: that error cancels.
+        const auto least = unit_of<double> / 4;
         const bool is_exact = static_cast<double>(static_cast<T>(b)) == b;
         const bool absorbed = (is_exact && std::abs(x.value) + x.error < least * std::abs(b)) || (x.error == 0 && std::abs(b) < least * std::abs(x.value));
         x = {x.value + b, absorbed ? 0 : x.error + unit_of<T> * 3 * (std::abs(b) + std::abs(x.value))};
