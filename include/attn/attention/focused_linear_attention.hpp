@@ -37,7 +37,7 @@ struct focused_linear_attention {
     template <Scalar T>
     void check(const inputs<T>& in) const {
         check_inputs(name, in);
-        detail::check_linear(name, in, pattern, eps);
+        detail::check_linear_attention(name, in, pattern, eps);
         static_assert(
             !detail::follows_queries<decltype(at(std::declval<const P&>(), index_t{}, index_t{}))>,
             "attn: focused linear attention divides by the number of keys, the same for every query: its patterns are dense and lengths");

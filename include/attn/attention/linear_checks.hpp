@@ -9,7 +9,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
 /// Throws attention_error if the pattern or eps does not suit a linear attention.
 template <Scalar T, Pattern P>
-void check_linear(std::string_view operation, const inputs<T>& in, const P& pattern, double eps) {
+void check_linear_attention(std::string_view operation, const inputs<T>& in, const P& pattern, double eps) {
     static_assert(BeginningsPattern<P>, "attn: linear attention sums keys from the first on: its patterns are dense, causal, lengths, "
                                         "prefix, and what & and | make of them");
     if (!(eps >= 0 && std::isfinite(static_cast<T>(eps))))

@@ -194,9 +194,9 @@ private:
         if (!c.to.queries.data()) return;
         T product = 0;
         for (index_t e = 0; e < c.in.values.shape().channels; ++e) product += c.given.values(0, head, i, e) * c.in.values(0, head, i, e);
-        T shift = product - product; // dO . v - dO . out: NaN where the formula is
-        if (c.given.log_sum_exp.data()) shift += c.given.log_sum_exp(0, head, i, 0);
-        const T factor = c.op.template factor<T>(tokens.row_shape.channels) * shift, divisor = norm == 0 ? T{1} : norm;
+        T delta = product - product; // dO . v - dO . out: NaN where the formula is
+        if (c.given.log_sum_exp.data()) delta += c.given.log_sum_exp(0, head, i, 0);
+        const T factor = c.op.template factor<T>(tokens.row_shape.channels) * delta, divisor = norm == 0 ? T{1} : norm;
         for (index_t e = 0; e < c.to.queries.shape().channels; ++e)
             c.to.queries(0, head, i, e) += factor * (c.in.queries(0, head, i, e) / divisor);
     }

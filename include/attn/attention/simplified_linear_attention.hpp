@@ -34,7 +34,7 @@ struct simplified_linear_attention {
     template <Scalar T>
     void check(const inputs<T>& in) const {
         check_inputs(name, in);
-        detail::check_linear(name, in, pattern, eps);
+        detail::check_linear_attention(name, in, pattern, eps);
         local<T>().check(name, in, pattern);
     }
     void check_apart(const output_memory& out) const {

@@ -8,7 +8,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// A register of numbers of a row, from a channel on; 0 for those that it has not.
 template <narrow_format format>
-simd::lanes<float> load_channels(const formatted_rows<format, float>& from, index_t row, index_t channel, index_t channels) {
+simd::lanes<float> load_or_zero(const formatted_rows<format, float>& from, index_t row, index_t channel, index_t channels) {
     using lanes = simd::lanes<float>;
     if (channel + lanes::size <= channels) return from.load(row, channel);
     float numbers[lanes::size] = {};
@@ -52,7 +52,7 @@ struct channel_pairs {
                     lanes::of_neighbours(own.load(r, c), own.load(r, c + lanes::size)).store(row + c / 2);
                 for (; c < present; c += 2 * lanes::size) {
                     operand pairs[lanes::size];
-                    lanes::of_neighbours(load_channels(own, r, c, present), load_channels(own, r, c + lanes::size, present)).store(pairs);
+                    lanes::of_neighbours(load_or_zero(own, r, c, present), load_or_zero(own, r, c + lanes::size, present)).store(pairs);
                     std::copy_n(pairs, std::min<index_t>(lanes::size, width - (first + c) / 2), row + c / 2);
                 }
             }
@@ -79,7 +79,7 @@ struct row_pairs {
                 if (0 <= r && r + 1 < count)
                     for (; c + lanes::size <= present; c += lanes::size) lanes::of(own.load(r, c), own.load(r + 1, c)).store(row + c);
                 const auto part = [&](index_t i) {
-                    return 0 <= i && i < count ? load_channels(own, i, c, present) : typename lanes::floats(0.0F);
+                    return 0 <= i && i < count ? load_or_zero(own, i, c, present) : typename lanes::floats(0.0F);
                 };
                 for (; c < present; c += lanes::size) lanes::of(part(r), part(r + 1)).store(row + c);
             }
@@ -100,7 +100,7 @@ private:
                         own.prefetch(first + size + c, r);
                         own.prefetch(first + size + c, r + size);
                         const auto part = [&](index_t row) {
-                            return first + c < count ? load_channels(own, first + c, row, rows) : typename lanes::floats(0.0F);
+                            return first + c < count ? load_or_zero(own, first + c, row, rows) : typename lanes::floats(0.0F);
                         };
                         square[c] = lanes::of_neighbours(part(r), part(r + size));
                     }

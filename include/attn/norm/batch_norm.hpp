@@ -67,7 +67,7 @@ struct batch_norm {
     }
     std::size_t workspace_bytes(const shape& x, index_t concurrency) const { return workspace_bytes(x, concurrency, mean.empty()); }
     std::size_t narrow_workspace_bytes(const shape& x, index_t concurrency) const {
-        return workspace_bytes(x, concurrency, mean.empty(), true) + detail::row_pairs<T>::narrow_bytes(x, concurrency);
+        return workspace_bytes(x, concurrency, mean.empty(), true) + detail::rows_in_and_out<T>::narrow_bytes(x, concurrency);
     }
     void forward(const stored_view<const T>& x, const stored_view<T>& out, const execution& run) const { forward(x, out, run, 0); }
 

@@ -3,7 +3,7 @@
 
 #include "../simd/lanes.hpp"
 #include "../simd/unroll.hpp"
-#include "row_pairs.hpp"
+#include "rows_in_and_out.hpp"
 
 #include <cmath>
 
@@ -94,11 +94,11 @@ void map_run(const row_run<T>& run, index_t channels, const channel_maps<T>& map
     if constexpr (streaming) simd::finish_streaming();
 }
 
-/// Maps all rows of x to out, which may be x: one read and one write of the tensor. memory: narrow_bytes of row_pairs.
+/// Maps all rows of x to out, which may be x: one read and one write of the tensor. memory: narrow_bytes of rows_in_and_out.
 template <Scalar T>
 void map_channels(const stored_view<const T>& x, const stored_view<T>& out, const channel_maps<T>& maps, const execution& run,
                   std::byte* memory) {
-    const row_pairs<T> pairs(x, out, memory);
+    const rows_in_and_out<T> pairs(x, out, memory);
     with_conditions(
         [&](auto streaming) {
             pairs.for_each_run(run, [&](const row_run<T>& rows) { map_run<false, streaming()>(rows, x.shape().channels, maps, T{0}); });

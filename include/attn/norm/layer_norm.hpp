@@ -33,18 +33,18 @@ struct layer_norm {
     }
     std::size_t workspace_bytes(const shape&, index_t) const { return 0; }
     std::size_t narrow_workspace_bytes(const shape& x, index_t concurrency) const {
-        return detail::row_pairs<T>::narrow_bytes(x, concurrency);
+        return detail::rows_in_and_out<T>::narrow_bytes(x, concurrency);
     }
 
     void forward(const stored_view<const T>& x, const stored_view<T>& out, const execution& run) const {
-        const detail::row_pairs<T> pairs(x, out, run.workspace().bytes().data());
+        const detail::rows_in_and_out<T> pairs(x, out, run.workspace().bytes().data());
         const auto forward_as = [&](auto format, auto streaming, auto has_weight, auto has_bias) {
             const detail::row_operation<true, has_weight(), has_bias(), streaming(), T, format()> op{x.shape().channels, weight.data(),
                                                                                                      bias.data()};
             pairs.template for_each_run_in<format()>(run, [&](const stored_rows<const T>& rows, const stored_rows<T>& out_rows,
                                                               index_t count) { detail::normalise_rows(op, rows, out_rows, count, eps); });
         };
-        detail::with_storage<T>(x, out, forward_as, !weight.empty(), !bias.empty());
+        detail::with_formats<T>(x, out, forward_as, !weight.empty(), !bias.empty());
     }
 
     using gradients = norm_gradients<T>;

@@ -4,7 +4,7 @@
 #include "../kernel/tile_loader.hpp"
 #include "../simd/lanes.hpp"
 #include "../simd/unroll.hpp"
-#include "row_pairs.hpp"
+#include "rows_in_and_out.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -193,7 +193,7 @@ void normalise_rows(const Op& op, const stored_rows<const T>& x, const stored_ro
 
 /// Calls f(the format that both are stored in, or none, streaming, the other conditions...), all constants.
 template <Scalar T, class F>
-void with_storage(const stored_view<const T>& x, const stored_view<T>& out, const F& f, auto... conditions) {
+void with_formats(const stored_view<const T>& x, const stored_view<T>& out, const F& f, auto... conditions) {
     kernel::with_format<T>(x.format() == out.format() ? x.format() : narrow_format::none, [&](auto format) {
         with_conditions([&](auto... known) { f(format, known...); }, worth_streaming(x, out, format()), conditions...);
     });

@@ -155,7 +155,7 @@ private:
             constexpr int max_rows = traits::max_rows(Columns);
             index_t row = 0;
             const auto multiply = [&]<int Rows>(std::integral_constant<int, Rows>) {
-                multiply_tile<Rows, Columns>(a.data + row * a.row_stride, a.row_stride, packed_b, runs, c.data + row * c.row_stride,
+                multiply_runs<Rows, Columns>(a.data + row * a.row_stride, a.row_stride, packed_b, runs, c.data + row * c.row_stride,
                                              c.row_stride, present);
                 row += Rows;
             };
@@ -190,7 +190,7 @@ private:
 
     /// C += A B for the runs of one piece of the depth.
     template <int Rows, int Columns>
-    [[gnu::noinline]] static void multiply_tile(const E* a, index_t a_row, const E* b, std::span<const depth_run> runs, T* c, index_t c_row,
+    [[gnu::noinline]] static void multiply_runs(const E* a, index_t a_row, const E* b, std::span<const depth_run> runs, T* c, index_t c_row,
                                                 index_t columns) {
         matrix_tile<Rows, Columns, T> tile;
         tile.zero();

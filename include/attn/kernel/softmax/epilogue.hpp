@@ -55,7 +55,7 @@ public:
     }
 
     /// The rows, as bits, whose sums hold an infinity or a NaN that no score put there.
-    static std::uint64_t odd_rows(const softmax_state<T>& span, std::uint64_t rows) {
+    static std::uint64_t non_finite_rows(const softmax_state<T>& span, std::uint64_t rows) {
         const auto finite = [&](index_t row, index_t count) { // four chains: one would wait for its own last step
             const T* values = span.values + row * span.value_stride;
             lanes zero[4] = {T{0}, T{0}, T{0}, T{0}};

@@ -81,9 +81,9 @@ public:
                     ask_for_next(last ? blocks.run(span_->end(), std::min(span_->end() + 1, end)) : (&part)[1].keys);
                     push(part, how.masked);
                 }
-                const auto odd = how.is_last() ? 0 : epilogue<T>::odd_rows(state_, rows);
-                end_of_span(std::as_const(state_), rows & ~odd);
-                return odd;
+                const auto non_finite = how.is_last() ? 0 : epilogue<T>::non_finite_rows(state_, rows);
+                end_of_span(std::as_const(state_), rows & ~non_finite);
+                return non_finite;
             });
         }
     }

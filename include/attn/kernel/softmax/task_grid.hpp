@@ -15,8 +15,8 @@ public:
     task_grid(const softmax_call<T>& call, index_t pass, index_t concurrency)
         : call_(call), pass_(pass), queries_(call.in.queries.shape()), kv_heads_(call.in.keys.shape().heads) {
         const auto group = queries_.heads / kv_heads_;
-        if (call.pattern.steps_alike()) heads_together_ = std::clamp<index_t>(traits::max_rows / queries_.tokens, 1, group);
-        places_of_group_ = (group + heads_together_ - 1) / heads_together_;
+        if (call.pattern.steps_alike()) packed_heads_ = std::clamp<index_t>(traits::max_rows / queries_.tokens, 1, group);
+        places_of_group_ = (group + packed_heads_ - 1) / packed_heads_;
         places_of_batch_ = kv_heads_ * places_of_group_;
         const auto places = queries_.batch * places_of_batch_;
         if (call.pattern.heads_alike() && has_masks_to_share()) {
@@ -99,7 +99,7 @@ public:
             }
             return left_.count > 0;
         }
-        bool is_cut() const { return step_ == 1 && grid_.heads_together_ == 1 && grid_.queries_.tokens > traits::lane_count; }
+        bool is_cut() const { return step_ == 1 && grid_.packed_heads_ == 1 && grid_.queries_.tokens > traits::lane_count; }
         index_t cut(index_t query) const {
             const auto heads = grid_.heads_at(first_place_);
             return grid_.call_.pattern.cut(heads.batch, heads.first_head, grid_.pass_, query, traits::max_rows);
@@ -127,11 +127,11 @@ private:
     using traits = query_block_traits<T, E>;
 
     query_block heads_at(index_t place) const {
-        const auto group = queries_.heads / kv_heads_, within = place % places_of_group_ * heads_together_;
+        const auto group = queries_.heads / kv_heads_, within = place % places_of_group_ * packed_heads_;
         const auto kv_head = place / places_of_group_ % kv_heads_;
         return {.batch = place / places_of_batch_,
                 .first_head = kv_head * group + within,
-                .heads = std::min(heads_together_, group - within),
+                .heads = std::min(packed_heads_, group - within),
                 .kv_head = kv_head};
     }
     index_t step_of_place(index_t place) const {
@@ -139,12 +139,12 @@ private:
         return call_.pattern.step(heads.batch, heads.first_head, pass_);
     }
     index_t max_tokens(index_t step) const {
-        return heads_together_ > 1 ? queries_.tokens : traits::rows_of((queries_.tokens + step - 1) / step);
+        return packed_heads_ > 1 ? queries_.tokens : traits::rows_of((queries_.tokens + step - 1) / step);
     }
     index_t blocks(index_t step) const { return step == 0 ? 0 : tile_count(queries_.tokens, max_tokens(step), step); }
     query_tile tokens_at(index_t place, index_t number, index_t step) const {
         return tile_at(number, call_.in.positions.first_query[place / places_of_batch_], queries_.tokens, max_tokens(step), step,
-                       heads_together_ > 1 ? 0 : traits::lane_count);
+                       packed_heads_ > 1 ? 0 : traits::lane_count);
     }
     index_t parts_of(index_t place) const { return (blocks(step_of_place(place)) + blocks_together_ - 1) / blocks_together_; }
     /// If a query block in the middle needs masks for a few key blocks: those of one span are kept, and heads one after the other read keys
@@ -167,7 +167,7 @@ private:
     const softmax_call<T>& call_;
     index_t pass_;
     shape queries_;
-    index_t kv_heads_, heads_together_ = 1, places_of_group_ = 1, places_of_batch_ = 1;
+    index_t kv_heads_, packed_heads_ = 1, places_of_group_ = 1, places_of_batch_ = 1;
     index_t blocks_together_ = 1, places_together_ = 1, parts_ = 0, groups_ = 1;
 };
 

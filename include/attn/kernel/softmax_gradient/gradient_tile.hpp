@@ -14,7 +14,7 @@ template <Scalar T>
 struct gradient_rows {
     T log_sum_exp[max_block_rows];
     T share[max_block_rows]; ///< of the weights e^(x - log_sum_exp), so that they sum to 1
-    T shift[max_block_rows]; ///< dL - D, D = dO . out
+    T delta[max_block_rows]; ///< dL - D, D = dO . out
 };
 
 /// Whether a log_sum_exp is so large that rounding it has changed the weights e^(x - log_sum_exp) by more than a few units in the last
@@ -51,7 +51,7 @@ void add_weights(const gradient_rows<T>& rows, const T* x, index_t keys, index_t
     }
 }
 
-/// x becomes the weights P = share e^(x - log_sum_exp), dp becomes dS = slope P (dp + shift), each [keys][stride]. Keys whose score is
+/// x becomes the weights P = share e^(x - log_sum_exp), dp becomes dS = slope P (dp + delta), each [keys][stride]. Keys whose score is
 /// -infinity are hidden: P and dS are 0, whatever the rest holds. slopes: the score function's derivatives, or null where all are 1.
 template <Scalar T>
 void weigh_gradients(const gradient_rows<T>& rows, T* x, T* dp, const T* slopes, index_t keys, index_t stride) {
@@ -59,13 +59,13 @@ void weigh_gradients(const gradient_rows<T>& rows, T* x, T* dp, const T* slopes,
     const lanes hidden = -std::numeric_limits<T>::infinity(), zero = T{0};
     for (index_t row = 0; row < stride; row += lanes::size) {
         const auto denominator = lanes::load(rows.log_sum_exp + row), share = lanes::load(rows.share + row),
-                   shift = lanes::load(rows.shift + row);
+                   delta = lanes::load(rows.delta + row);
         for (auto at = row; at < row + keys * stride; at += stride) {
             const auto score = lanes::load(x + at);
             const auto is_hidden = score == hidden;
             const auto weight = select(is_hidden, zero, share * simd::exp_nonpositive(score - denominator));
             weight.store(x + at);
-            auto gradient = weight * (lanes::load(dp + at) + shift);
+            auto gradient = weight * (lanes::load(dp + at) + delta);
             if (slopes) gradient = gradient * lanes::load(slopes + at);
             select(is_hidden, zero, gradient).store(dp + at);
         }

@@ -33,8 +33,8 @@ public:
         detail::scratch memory(run.workspace().bytes().data());
         const layout own(memory, s, run.concurrency(), has_parameters);
         const auto heads = s.queries.heads;
-        run.for_each(s.queries.batch * heads, [&](index_t head, index_t) { find_shift(call, head / heads, head % heads, own.shift); });
-        call.shift = own.shift;
+        run.for_each(s.queries.batch * heads, [&](index_t head, index_t) { find_delta(call, head / heads, head % heads, own.delta); });
+        call.delta = own.delta;
         if (!call.share) {
             find_shares(call, sinks, own, run);
             call.share = own.share;
@@ -81,13 +81,13 @@ private:
     using lanes = simd::lanes<T>;
 
     struct layout {
-        T *shift, *share;  ///< (batch, heads, n)
+        T *delta, *share;  ///< (batch, heads, n)
         T* sums;           ///< (batch, heads, n + m), of pairs, if there are parameters
         std::byte* slices; ///< of each thread
         std::size_t slice_bytes;
 
         layout(detail::scratch& memory, const input_shapes& s, index_t concurrency, bool has_parameters)
-            : shift(memory.take<T>(s.queries.batch, s.queries.heads, s.queries.tokens)),
+            : delta(memory.take<T>(s.queries.batch, s.queries.heads, s.queries.tokens)),
               share(memory.take<T>(s.queries.batch, s.queries.heads, s.queries.tokens)),
               sums(memory.take<T>(s.queries.batch, s.queries.heads, has_parameters ? s.queries.tokens + s.keys.tokens : 0)),
               slice_bytes(worker_type::bytes(s)) {
@@ -206,7 +206,7 @@ private:
         add_weights(call, own.share, own, run);
         to_shares(call.saved.log_sum_exp, sinks, own.share);
     }
-    static void find_shift(const softmax_gradient_call<T>& call, index_t batch, index_t head, T* shift) {
+    static void find_delta(const softmax_gradient_call<T>& call, index_t batch, index_t head, T* delta) {
         const auto& s = call.in.queries.shape();
         const auto out = rows_of(call.saved.values, batch, head), given = rows_of(call.given.values, batch, head);
         const auto channels = call.saved.values.shape().channels;
@@ -224,7 +224,7 @@ private:
                 products = fma(read(out, row, c, count), read(given, row, c, count), products);
             }
             const T of_log_sum_exp = call.given.log_sum_exp.data() ? call.given.log_sum_exp(batch, head, row, 0) : T{0};
-            shift[(batch * s.heads + head) * s.tokens + row] = of_log_sum_exp - sum(products);
+            delta[(batch * s.heads + head) * s.tokens + row] = of_log_sum_exp - sum(products);
         }
     }
     /// Sum over the rows of P_sink (dL - D), P_sink = share e^(sink - log_sum_exp).
@@ -236,7 +236,7 @@ private:
             for (index_t row = 0; row < s.tokens; ++row) {
                 const auto at = (b * s.heads + head) * s.tokens + row;
                 const T weight = call.share[at] * weight_of_sink(sink, call.saved.log_sum_exp(b, head, row, 0));
-                sum += static_cast<double>(weight) * static_cast<double>(call.shift[at]);
+                sum += static_cast<double>(weight) * static_cast<double>(call.delta[at]);
             }
         return static_cast<T>(sum);
     }

@@ -23,7 +23,7 @@ struct softmax_gradient_call {
     const score_slopes<T>* slopes; ///< none if scores stay as they are
     T scale;
     const T* share = nullptr; ///< of each row (batch, heads, n) what multiplies its weights; none: the scheduler finds it
-    const T* shift = nullptr; ///< dL - D of each row (batch, heads, n)
+    const T* delta = nullptr; ///< dL - D of each row (batch, heads, n)
 };
 
 /// Some query rows and some key rows of the heads that share a kv head, and whether the gradients of the queries, or of the keys and the
@@ -254,7 +254,7 @@ private:
             rows.log_sum_exp[r] = call_->saved.log_sum_exp(block.batch, block.first_head, token, 0);
             if (sums_) continue; // the rest is not known yet
             rows.share[r] = call_->share[first + token];
-            rows.shift[r] = call_->shift[first + token];
+            rows.delta[r] = call_->delta[first + token];
         }
         return rows;
     }

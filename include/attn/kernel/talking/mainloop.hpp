@@ -214,8 +214,8 @@ private:
             const auto& sums = memory_.sums[e];
             if (!sums.has_values) std::fill_n(sums.values, block_.tokens.count * sums.value_stride, T{0});
             auto& unwritten = memory_.unwritten[e];
-            const auto odd = last || unwritten == 0 ? 0 : epilogue<T>::odd_rows(sums, unwritten);
-            for (auto ready = unwritten & ~odd; ready != 0; ready &= ready - 1) {
+            const auto non_finite = last || unwritten == 0 ? 0 : epilogue<T>::non_finite_rows(sums, unwritten);
+            for (auto ready = unwritten & ~non_finite; ready != 0; ready &= ready - 1) {
                 const auto q = std::countr_zero(ready);
                 const auto to = rows_of(call_.out.values, block_.batch, e, block_.token_of(q));
                 const T factor = mixes ? T{1} : memory_.share[e * memory_type::max_queries + q];
@@ -225,8 +225,8 @@ private:
                                      narrow ? 1 : to.channel_stride);
                 if (narrow) store_row<T>(row, call_.shape.value_channels, to);
             }
-            unwritten = odd;
-            left |= odd;
+            unwritten = non_finite;
+            left |= non_finite;
         }
         return left;
     }

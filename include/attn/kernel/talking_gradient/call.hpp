@@ -25,7 +25,7 @@ struct talking_gradient_call {
     head_mixing<T> logits_mix_back, weights_mix_back; ///< their transposes, which gradients go through
     std::span<const double> sinks;                    ///< of the mixed heads, or none
     bool sums_weights;                                ///< D is summed over the keys, or else comes of the saved output
-    T *share, *shift;                                 ///< of each row (batch, heads, n) what multiplies its weights, and dZ - D
+    T *share, *delta;                                 ///< of each row (batch, heads, n) what multiplies its weights, and dZ - D
 
     /// The weight e^(sink - log_sum_exp) of a head's sink in a row, before the row's share.
     T weight_of_sink(index_t batch, index_t head, index_t row) const {

@@ -57,7 +57,7 @@ public:
                                             with.sinks,
                                             sums_weights,
                                             own.share,
-                                            own.shift};
+                                            own.delta};
         const auto& cut = own.cut;
         const auto batch = shapes.queries.batch;
         const auto in_worker = [&](index_t slice, const auto& f) {
@@ -67,7 +67,7 @@ public:
         };
         run.for_each(batch * cut.query_parts, [&](index_t part, index_t slice) {
             in_worker(slice,
-                      [&](worker_type& worker) { worker.find_shift(task_of(call, cut, part / cut.query_parts, part % cut.query_parts)); });
+                      [&](worker_type& worker) { worker.find_delta(task_of(call, cut, part / cut.query_parts, part % cut.query_parts)); });
         });
 
         const bool of_queries = wanted.queries.data() || wants_mixings(wanted);
@@ -122,7 +122,7 @@ private:
         talking_heads_shape shape;
         parts cut;
         head_mixing<T> logits_mix, logits_mix_back, weights_mix, weights_mix_back;
-        T *share, *shift;      ///< (batch, heads, n)
+        T *share, *delta;      ///< (batch, heads, n)
         index_t sums_count[4]; ///< of logits_mix, logits_bias, weights_mix, weights_bias
         double* sums;          ///< [batch][query_parts] of these
         std::byte* slices;
@@ -135,7 +135,7 @@ private:
               weights_mix(take(memory, shape.mixes_weights, shape.value_heads, shape.heads)),
               weights_mix_back(take(memory, shape.mixes_weights, shape.heads, shape.value_heads)),
               share(memory.take<T>(s.queries.batch, shape.heads, s.queries.tokens)),
-              shift(memory.take<T>(s.queries.batch, shape.heads, s.queries.tokens)),
+              delta(memory.take<T>(s.queries.batch, shape.heads, s.queries.tokens)),
               sums_count{shape.mixes_logits ? shape.heads * shape.query_heads : 0, shape.mixes_logits ? shape.heads : 0,
                          shape.mixes_weights ? shape.value_heads * shape.heads : 0, shape.mixes_weights ? shape.value_heads : 0},
               sums(memory.take<double>(s.queries.batch, cut.query_parts, sums_per_part())) {
@@ -203,7 +203,7 @@ private:
             for (index_t row = 0; row < s.tokens; ++row)
                 if (const T weight = call.weight_of_sink(b, head, row); weight != 0) {
                     const auto at = (b * call.shape.heads + head) * s.tokens + row;
-                    sum += static_cast<double>(call.share[at] * weight) * static_cast<double>(call.shift[at]);
+                    sum += static_cast<double>(call.share[at] * weight) * static_cast<double>(call.delta[at]);
                 }
         return static_cast<T>(sum);
     }

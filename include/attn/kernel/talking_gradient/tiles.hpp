@@ -73,7 +73,7 @@ protected:
         return {.batch = block_.batch, .first_head = head, .heads = 1, .tokens = block_.tokens, .first_row = block_.first_row};
     }
     T* tile(T* all, index_t head) const { return all + head * memory_.head_stride; }
-    T* shift_of(index_t head) const { return call_.shift + first_row(head); }
+    T* delta_of(index_t head) const { return call_.delta + first_row(head); }
     T* share_of(index_t head) const { return call_.share + first_row(head); }
     head_block as_heads(const key_run& keys) const { return {keys.count, stride() / lanes::size, memory_.head_stride, seen()}; }
     const std::uint64_t* seen() const { return all_seen_ ? nullptr : memory_.seen; }

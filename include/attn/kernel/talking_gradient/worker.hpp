@@ -18,7 +18,7 @@ public:
     talking_gradient_worker(detail::scratch& memory, const talking_gradient_call<T>& call) : tiles(memory, call) {}
 
     /// dZ - D of the query blocks, and the shares of their weights.
-    void find_shift(const talking_gradient_task& task) {
+    void find_delta(const talking_gradient_task& task) {
         for_each_query_block(task, [&] {
             std::fill_n(memory_.sums, s_.heads * max_queries, T{0});
             std::fill_n(memory_.totals, s_.heads * max_queries, T{0});
@@ -36,7 +36,7 @@ public:
                     const auto at = c * max_queries + r;
                     const T weights = memory_.totals[at] + call_.weight_of_sink(task.batch, c, row),
                             all = call_.sums_weights ? weights : T{1};
-                    shift_of(c)[row] = of_log_sum_exp - (all == 0 ? T{0} : memory_.sums[at] / all);
+                    delta_of(c)[row] = of_log_sum_exp - (all == 0 ? T{0} : memory_.sums[at] / all);
                     share_of(c)[row] = kernel::share_of(memory_.rows[c].log_sum_exp[r], weights);
                 }
         });
@@ -70,7 +70,7 @@ public:
 
 private:
     using tiles::as_heads, tiles::call_, tiles::block_, tiles::finite_given_, tiles::finite_queries_, tiles::for_each_head,
-        tiles::for_each_key_block, tiles::for_each_query_block, tiles::memory_, tiles::s_, tiles::seen, tiles::share_of, tiles::shift_of,
+        tiles::for_each_key_block, tiles::for_each_query_block, tiles::memory_, tiles::s_, tiles::seen, tiles::share_of, tiles::delta_of,
         tiles::stride, tiles::task_, tiles::tile;
 
     /// P dP of one tile, and P: D is the mean of dP, so that what a row gives the bias of its scores cancels, as it should, although the
@@ -121,7 +121,7 @@ private:
         for (index_t c = 0; c < s_.heads; ++c) {
             auto& rows = memory_.rows[c];
             for (index_t r = 0; r < block_.tokens.count; ++r) {
-                rows.shift[r] = shift_of(c)[block_.token_of(r)];
+                rows.delta[r] = delta_of(c)[block_.token_of(r)];
                 rows.share[r] = share_of(c)[block_.token_of(r)];
             }
             const T* const slopes = call_.slopes ? tile(memory_.slopes, c) : nullptr;

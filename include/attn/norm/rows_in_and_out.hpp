@@ -46,10 +46,10 @@ struct row_run {
 /// alike: the heads of a token-major tensor are neighbours then, and a contiguous tensor is a single run. Rows that are stored in 16 bits
 /// are widened to the memory of a thread, some at a time, and rounded from there, unless the work is done in their format.
 template <Scalar T>
-class row_pairs {
+class rows_in_and_out {
 public:
     /// memory: narrow_bytes, where one of them is stored in 16 bits.
-    row_pairs(const stored_view<const T>& x, const stored_view<T>& out, std::byte* memory = nullptr)
+    rows_in_and_out(const stored_view<const T>& x, const stored_view<T>& out, std::byte* memory = nullptr)
         : x_(x.rows(0, 0)), out_(out.rows(0, 0)), memory_(reinterpret_cast<T*>(memory)), channels_(x.shape().channels) {
         const auto& n = x.shape();
         const auto &from = x.strides(), &to = out.strides();
