@@ -1,5 +1,6 @@
 #include "bench_patterns.hpp"
 
+#include "bench_no_prefetch.hpp"
 #include "bench_report.hpp"
 #include "float_case.hpp"
 #include "measure.hpp"
@@ -33,18 +34,21 @@ testing::attention_case pattern_case(std::string name, const P& pattern) {
 }
 
 /// Softmax attention that leaves it to the hardware what comes next.
-template <Pattern P, ScoreFunction S = identity_score>
-struct without_prefetch : softmax_attention<P, S> {
+template <Pattern P>
+struct without_prefetch : softmax_attention<P> {
+    seen_keys seen;
+
     template <Scalar T>
-    void forward(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
-        softmax_attention<P, S>::template run_with<kernel::no_prefetch>(in, out, run);
+    void forward(const inputs<T>& in, const outputs<T>& out, const execution&) const {
+        const auto s = shapes_of(in);
+        attend_without_prefetch({seen, s.queries.batch, s.queries.heads, s.keys.heads, s.queries.tokens, s.keys.tokens, s.keys.channels, s.values.channels,
+                                 in.queries.rows(0, 0).numbers(), in.keys.rows(0, 0).numbers(), in.values.rows(0, 0).numbers(),
+                                 out.values.rows(0, 0).numbers()});
     }
 };
 template <Pattern P>
-testing::attention_case without_prefetch_case(std::string name, const P& pattern) {
-    return only_float(std::move(name), [pattern](const testing::problem&) {
-        return testing::made{without_prefetch<P>{{.pattern = pattern}}};
-    });
+testing::attention_case without_prefetch_case(std::string name, const P& pattern, seen_keys seen) {
+    return only_float(std::move(name), [=](const testing::problem&) { return testing::made{without_prefetch<P>{{.pattern = pattern}, seen}}; });
 }
 
 std::shared_ptr<tensor<float>> window_bias(const testing::problem& p) {
@@ -208,9 +212,9 @@ const std::vector<testing::attention_case>& pattern_cases() {
         pattern_case("sparse_transformer_strided", sparse_transformer_strided(128)),
         pattern_case("sparse_transformer_symmetric", sparse_transformer_symmetric(128, 128)),
         pattern_case("sparse_transformer_fixed", sparse_transformer_fixed(128, 8)),
-        without_prefetch_case("softmax_no_prefetch", dense{}),
-        without_prefetch_case("softmax_causal_no_prefetch", causal{}),
-        without_prefetch_case("local_128_no_prefetch", local{128}),
+        without_prefetch_case("softmax_no_prefetch", dense{}, seen_keys::all),
+        without_prefetch_case("softmax_causal_no_prefetch", causal{}, seen_keys::past),
+        without_prefetch_case("local_128_no_prefetch", local{128}, seen_keys::within_128),
         windows_case(),
         shifted_windows_case(),
         neighborhood_case(7),

@@ -62,7 +62,11 @@ struct softmax_attention {
     }
     template <Scalar T>
     void forward(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
-        run_with<kernel::prefetch_next>(in, out, run);
+        const auto shapes = shapes_of(in);
+        const kernel::visible_keys_of<T, P> visible(pattern, shapes, in.positions);
+        const kernel::score_adjustment_of<T, S> adjustment(score);
+        constexpr bool adjusts = !std::same_as<S, identity_score>;
+        scheduler<T>()({in, out, visible, adjusts ? &adjustment : nullptr, static_cast<T>(factor(in)), sinks}, run);
     }
 
     /// Takes in a run of the keys: see kernel::softmax_scheduler::add_keys. visible: this pattern over all of them.
@@ -135,23 +139,12 @@ private:
     }
     template <Scalar T>
     static constexpr bool has_parameters = !std::same_as<score_gradients<S, T>, no_gradients>;
-    template <Scalar T, class Prefetch = kernel::prefetch_next>
-    using scheduler = kernel::softmax_scheduler<T, Prefetch, typename R::template operand<T>>;
-
-protected:
+    template <Scalar T>
+    using scheduler = kernel::softmax_scheduler<T, typename R::template operand<T>>;
     /// What products are multiplied with.
     template <Scalar T>
     double factor(const inputs<T>& in) const {
         return scale.value_or(1 / std::sqrt(static_cast<double>(in.queries.shape().channels)));
-    }
-    /// Prefetch: a policy of kernel/prefetch.hpp.
-    template <class Prefetch, Scalar T>
-    void run_with(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
-        const auto shapes = shapes_of(in);
-        const kernel::visible_keys_of<T, P> visible(pattern, shapes, in.positions);
-        const kernel::score_adjustment_of<T, S> adjustment(score);
-        constexpr bool adjusts = !std::same_as<S, identity_score>;
-        scheduler<T, Prefetch>()({in, out, visible, adjusts ? &adjustment : nullptr, static_cast<T>(factor(in)), sinks}, run);
     }
 };
 

@@ -6,7 +6,9 @@
 // A program may link objects that were compiled for different instruction sets, and of an inline function that both hold the linker keeps
 // either one. The name tells the functions apart, `attn::avx512::overlap` and `attn::sse2::overlap`: no object ever runs another's code. So
 // types differ too, and what such objects hand to each other are plain pointers and numbers.
-#if defined(__AVX512FP16__)
+#if defined(ATTN_NO_PREFETCH) // a benchmark's file, whose kernels are others
+#define ATTN_INSTRUCTION_SET without_prefetch
+#elif defined(__AVX512FP16__)
 #define ATTN_INSTRUCTION_SET avx512_fp16
 #elif defined(__AVX512BF16__)
 #define ATTN_INSTRUCTION_SET avx512_bf16

@@ -5,6 +5,16 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
+/// The queue of products beside which nothing is asked for: all of it is left to the hardware.
+struct no_prefetch {
+    static void clear() {}
+    static void add(const auto&, index_t, index_t) {}
+    static void beside(index_t) {}
+};
+
+#if defined(ATTN_NO_PREFETCH)
+using prefetch_next = no_prefetch;
+#else
 /// A queue of rows that come next, asked for a few cache lines at a time, in address order: asked for at once they would fill the buffers
 /// of the lines that are on their way, and the next load would wait for all of them. They go to the second-level cache: a key block is
 /// larger than the first. What fits no more, or does not lie in lines, is left to the hardware.
@@ -56,12 +66,6 @@ private:
     block queue_[capacity];
     index_t first_ = 0, end_ = 0;
 };
-
-/// The policy that leaves all of it to the hardware: what prefetch_next is measured against.
-struct no_prefetch {
-    static void clear() {}
-    static void add(const auto&, index_t, index_t) {}
-    static void beside(index_t) {}
-};
+#endif
 
 } // namespace attn::kernel

@@ -45,8 +45,8 @@ template <int Rows, int Columns, Scalar T, class E, class B>
 /// The product on any number of rows, of `columns` registers, 1 to max_columns: the tallest tile as often as it fits, then smaller ones.
 /// ahead: what comes next is asked for between tiles. Numbers that become operands as they are loaded are for few rows, and so are their
 /// tiles.
-template <Scalar T, class E = T, class B = E, class Prefetch>
-void multiply(index_t rows, index_t columns, tile_product<T, E, B> p, Prefetch& ahead) {
+template <Scalar T, class E = T, class B = E>
+void multiply(index_t rows, index_t columns, tile_product<T, E, B> p, auto& ahead) {
     using traits = tile_traits<T>;
     struct tiles_of {
         index_t tallest;
@@ -77,8 +77,8 @@ void multiply(index_t rows, index_t columns, tile_product<T, E, B> p, Prefetch& 
 }
 
 /// The same of any number of registers, in pieces as even as they come.
-template <Scalar T, class E = T, class Prefetch>
-void multiply_wide(index_t rows, index_t registers, tile_product<T, E> p, Prefetch& ahead) {
+template <Scalar T, class E = T>
+void multiply_wide(index_t rows, index_t registers, tile_product<T, E> p, auto& ahead) {
     constexpr index_t wide = tile_traits<T>::max_columns, lane_count = simd::lanes<T>::size;
     const auto* const b = p.b;
     T* const c = p.c;

@@ -20,7 +20,7 @@ struct no_local_term {};
 /// out_i = sum over seen j of (phi(q_i) . phi(k_j)) v_j, normalised, plus a local term. Features: how rows of queries and keys become
 /// features. A row meets some of its keys as a sum over them and scores the others; which ones, and how the sum is made, linear_order says
 /// for each row by itself. Shapes have been checked.
-template <Scalar T, class QueryFeatures, class KeyFeatures, Pattern P, class Local = no_local_term, class Prefetch = prefetch_next>
+template <Scalar T, class QueryFeatures, class KeyFeatures, Pattern P, class Local = no_local_term>
 class linear_attention {
 public:
     using lanes = simd::lanes<T>;
@@ -66,8 +66,8 @@ public:
     }
 
 private:
-    using worker = linear_worker<T, Prefetch>;
-    using keys_type = linear_keys<T, KeyFeatures, P, Prefetch>;
+    using worker = linear_worker<T>;
+    using keys_type = linear_keys<T, KeyFeatures, P>;
     using block = typename keys_type::block;
 
     static constexpr bool has_local = !std::same_as<Local, no_local_term>;
@@ -114,8 +114,7 @@ private:
         const auto keys = keys_of(in, batch, head / (in.queries.shape().heads / in.keys.shape().heads));
         const auto max_seen = order(in).seen_by(batch, end - 1);
         const bool some_see_nothing = order(in).seen_by(batch, first) == 0, scored = max_seen > absorbed;
-        const auto queries =
-            load_features<causal, T, Prefetch>(query_features_, batch, head, first, count, w, w.queries, scored || some_see_nothing);
+        const auto queries = load_features<causal, T>(query_features_, batch, head, first, count, w, w.queries, scored || some_see_nothing);
         for (index_t r = 0; some_see_nothing && r < count && order(in).seen_by(batch, first + r) == 0; ++r)
             std::fill_n(w.queries + r * w.key_padded, w.key_padded, T{0});
 
@@ -152,7 +151,7 @@ private:
     }
     /// What is read after the rows of a head before `end`: so many more, and where their results go; or the first keys and values of
     /// another head.
-    void ask_for_next(Prefetch& ahead, const inputs<T>& in, const outputs<T>& out, index_t batch, index_t head, index_t end,
+    void ask_for_next(prefetch_next& ahead, const inputs<T>& in, const outputs<T>& out, index_t batch, index_t head, index_t end,
                       index_t count) const {
         ahead.clear();
         const auto &q = in.queries.shape(), &k = in.keys.shape(), &v = in.values.shape();

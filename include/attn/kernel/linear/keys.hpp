@@ -9,9 +9,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// The features of rows first .. first + count - 1 of a head: where they lie if that will do, else, or if they are to be `written`, in
 /// `to`. Those of causal chunks are scored, and so written in any case: it spares their micro-kernels an instance that applies a map.
-template <bool causal, Scalar T, class Prefetch, class Features>
-auto load_features(const Features& features, index_t batch, index_t head, index_t first, index_t count, const linear_worker<T, Prefetch>& w,
-                   T* to, bool written) {
+template <bool causal, Scalar T, class Features>
+auto load_features(const Features& features, index_t batch, index_t head, index_t first, index_t count, const linear_worker<T>& w, T* to,
+                   bool written) {
     if constexpr (causal) {
         features(batch, head, first, count, to);
         return feature_rows<T>{to, count, w.key_padded};
@@ -21,9 +21,9 @@ auto load_features(const Features& features, index_t batch, index_t head, index_
 }
 
 /// The keys of one head, block by block.
-template <Scalar T, class Features, Pattern P, class Prefetch>
+template <Scalar T, class Features, Pattern P>
 struct linear_keys {
-    using worker = linear_worker<T, Prefetch>;
+    using worker = linear_worker<T>;
     using order_type = linear_order<T, P>;
 
     const inputs<T>& in;
@@ -33,9 +33,9 @@ struct linear_keys {
 
     /// A block, ready to be pushed or scored.
     struct block {
-        using loaded = decltype(load_features<order_type::causal, T, Prefetch>(std::declval<const Features&>(), index_t{}, index_t{},
-                                                                               index_t{}, index_t{}, std::declval<const worker&>(),
-                                                                               static_cast<T*>(nullptr), bool{}));
+        using loaded =
+            decltype(load_features<order_type::causal, T>(std::declval<const Features&>(), index_t{}, index_t{}, index_t{}, index_t{},
+                                                          std::declval<const worker&>(), static_cast<T*>(nullptr), bool{}));
         loaded rows;
         const T* values;
         index_t value_stride, first;
@@ -46,7 +46,7 @@ struct linear_keys {
     block load(worker& w, index_t first, index_t count, bool scored) const {
         const auto values = rows_of(in.values, batch, kv_head, first);
         const auto channels = in.values.shape().channels;
-        block b{load_features<order_type::causal, T, Prefetch>(features, batch, kv_head, first, count, w, w.keys, scored), values.numbers(),
+        block b{load_features<order_type::causal, T>(features, batch, kv_head, first, count, w, w.keys, scored), values.numbers(),
                 values.row_stride, first};
         if (!readable_in_place(values) || w.padded != channels) {
             copy_rows<T>(values, count, channels, w.packed_values, w.padded);

@@ -82,8 +82,8 @@ struct linear_state {
         std::fill_n(key_sum, key_padded, T{0});
     }
     /// Takes keys in: values are rows of `padded` numbers.
-    template <class Phi, class Prefetch>
-    void push(const feature_rows<T, Phi>& keys, const T* values, index_t value_stride, Prefetch& ahead) const {
+    template <class Phi>
+    void push(const feature_rows<T, Phi>& keys, const T* values, index_t value_stride, auto& ahead) const {
         add_features(keys);
         for_each_piece(padded / lanes::size, traits::max_columns, [&](index_t first, index_t columns) {
             with_constant<traits::max_columns>(columns, [&](auto c) {
@@ -119,8 +119,8 @@ struct linear_state {
     }
     /// Ends a chunk of queries. spare: room for a tile of rows, which go there first if some are past the last, or they are not stored in
     /// whole registers of T.
-    template <class Phi, class Prefetch>
-    void finish(const feature_rows<T, Phi>& queries, const linear_result<T>& result, T* spare, Prefetch& ahead) const {
+    template <class Phi>
+    void finish(const feature_rows<T, Phi>& queries, const linear_result<T>& result, T* spare, auto& ahead) const {
         for_each_piece(padded / lanes::size, traits::max_columns, [&](index_t first, index_t columns) {
             with_constant<traits::max_columns>(columns, [&](auto c) {
                 for_each_rows<c(), T>(queries.count, [&](auto rows, index_t row) {
@@ -177,9 +177,9 @@ private:
     static constexpr index_t terms_between = 384 / (Rows * Columns);
 
     /// Some rows of S: rows are key channels.
-    template <int Rows, int Columns, class Phi, class Prefetch>
+    template <int Rows, int Columns, class Phi>
     [[gnu::noinline]] void add_products(const feature_rows<T, Phi>& keys, index_t row, const T* values, index_t value_stride,
-                                        index_t channel, Prefetch& ahead) const {
+                                        index_t channel, auto& ahead) const {
         matrix_tile<Rows, Columns, T> tile;
         tile.zero();
         const T* k = keys.data + row;
@@ -192,9 +192,9 @@ private:
         }
         tile.add_to(sums + row * padded + channel, padded);
     }
-    template <int Rows, int Columns, class Phi, class Prefetch>
+    template <int Rows, int Columns, class Phi>
     [[gnu::noinline]] void finish_rows(const feature_rows<T, Phi>& queries, index_t row, index_t channel, const linear_result<T>& result,
-                                       T* out, index_t out_stride, Prefetch& ahead) const {
+                                       T* out, index_t out_stride, auto& ahead) const {
         matrix_tile<Rows, Columns, T> tile;
         if (result.start) tile.load(result.start + row * padded + channel, padded);
         else tile.zero();

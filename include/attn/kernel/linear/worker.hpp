@@ -10,7 +10,7 @@
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Room for a chunk of queries and a block of keys.
-template <Scalar T, class Prefetch = prefetch_next>
+template <Scalar T>
 struct linear_worker {
     using state_type = linear_state<T>;
 
@@ -43,7 +43,7 @@ struct linear_worker {
     linear_scores<T> scores;
     state_type state; ///< of a head whose sum grows from chunk to chunk
     convolution_tile<T> convolution;
-    Prefetch ahead; ///< what is read next
+    prefetch_next ahead; ///< what is read next
 };
 
 } // namespace attn::kernel

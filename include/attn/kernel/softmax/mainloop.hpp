@@ -36,7 +36,7 @@ struct softmax_call {
 
 /// One thread's memory, and its work on one query block after the other.
 /// E: what queries and keys, weights and values are multiplied as.
-template <Scalar T, class Prefetch = prefetch_next, class E = T>
+template <Scalar T, class E = T>
 class mainloop {
 public:
     using lanes = simd::lanes<T>;
@@ -181,7 +181,7 @@ private:
     T *scores_, *scratch_;
     std::uint64_t* seen_; ///< [block_keys] where hidden keys are left out
     visible_span spans_[std::size_t{kept_masks}], *span_ = nullptr;
-    Prefetch ahead_;
+    prefetch_next ahead_;
 };
 
 } // namespace attn::kernel

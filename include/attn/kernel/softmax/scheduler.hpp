@@ -9,7 +9,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 /// Softmax attention of any pattern and score function: out = softmax(score(scale * q k^T), keys hidden by the pattern left out) v. Passes
 /// of a union run one after the other. Where there are fewer tasks than threads could do, and spans of keys are more, threads share the
 /// spans. E: what queries and keys, weights and values are multiplied as.
-template <Scalar T, class Prefetch = prefetch_next, class E = T>
+template <Scalar T, class E = T>
 class softmax_scheduler {
 public:
     /// narrow: the result is of 16-bit numbers.
@@ -34,7 +34,7 @@ public:
 private:
     using grid_type = task_grid<T, E>;
     using walk_type = typename grid_type::walk;
-    using mainloop_type = mainloop<T, Prefetch, E>;
+    using mainloop_type = mainloop<T, E>;
     using state_type = softmax_state<T>;
 
     /// The memory of a call.

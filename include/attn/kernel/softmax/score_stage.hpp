@@ -51,8 +51,7 @@ public:
 
     /// scores[j * stride()] for the keys of a block. visible: one bit per row and key, or null if all see all; what nobody of a register
     /// sees may be left out, and holds any number.
-    template <class Prefetch>
-    void multiply(const row_block<const E>& keys, index_t count, const std::uint64_t* visible, T* scores, Prefetch& ahead) const {
+    void multiply(const row_block<const E>& keys, index_t count, const std::uint64_t* visible, T* scores, auto& ahead) const {
         if (is_few()) {
             multiply_few<narrow_format::none>(reinterpret_cast<const std::byte*>(keys.data),
                                               keys.row_stride * static_cast<index_t>(sizeof(E)), count, scores, ahead);
@@ -81,8 +80,7 @@ public:
     /// Whether the rows are few: a copy of a key would be made for a few multiply-adds.
     bool is_few() const { return rows_ <= max_few; }
     /// The same of keys that are stored in 16 bits, for few rows: as they lie.
-    template <class Prefetch>
-    void multiply_stored(const stored_rows<const T>& keys, index_t count, T* scores, Prefetch& ahead) const {
+    void multiply_stored(const stored_rows<const T>& keys, index_t count, T* scores, auto& ahead) const {
         with_format<T>(keys.format, [&](auto format) {
             if constexpr (format() != narrow_format::none && std::same_as<E, T>)
                 multiply_few<format()>(keys.data, keys.row_stride * 2, count, scores, ahead);
@@ -116,9 +114,8 @@ private:
             registers |= std::uint64_t{(rows & bit_range(reg * lanes::size, lanes::size)) != 0} << (reg - left);
         return registers;
     }
-    template <class Prefetch>
     void multiply_many(const row_block<const E>& keys, index_t first, index_t count, index_t left, index_t right, T* scores,
-                       Prefetch& ahead) const {
+                       auto& ahead) const {
         const auto lane = left * lanes::size;
         kernel::multiply<T, E>(count, right - left,
                                {.a = keys.data + first * keys.row_stride,
@@ -132,15 +129,15 @@ private:
                                ahead);
     }
     /// Keys that begin `key_bytes` after each other, of E or of 16-bit numbers, a register of them at a time.
-    template <narrow_format format, class Prefetch>
-    void multiply_few(const std::byte* keys, index_t key_bytes, index_t count, T* scores, Prefetch& ahead) const {
+    template <narrow_format format>
+    void multiply_few(const std::byte* keys, index_t key_bytes, index_t count, T* scores, auto& ahead) const {
         for (index_t first = 0; first < count; first += lanes::size)
             multiply_register<format>(keys + first * key_bytes, key_bytes, std::min<index_t>(lanes::size, count - first),
                                       scores + first * stride_, ahead);
     }
     /// Where there are fewer the last is read again, and its scores are for nobody.
-    template <narrow_format format, class Prefetch>
-    void multiply_register(const std::byte* keys, index_t key_bytes, index_t count, T* scores, Prefetch& ahead) const {
+    template <narrow_format format>
+    void multiply_register(const std::byte* keys, index_t key_bytes, index_t count, T* scores, auto& ahead) const {
         constexpr int size = lanes::size;
         constexpr bool is_narrow = format != narrow_format::none;
         constexpr index_t element = is_narrow ? 2 : sizeof(E);

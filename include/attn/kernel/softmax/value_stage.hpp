@@ -25,9 +25,9 @@ std::uint64_t seen_of(index_t operand, index_t keys, const std::uint64_t* visibl
 /// them, values are read as they lie. A value's sum is one chain of multiply-adds over the keys in order. A row's hidden keys are left out
 /// or have a weight of 0. visible: one bit per row and key, or null if all see all. Operands of several keys begin `before` keys before the
 /// first.
-template <Scalar T, class E, class V, class Prefetch>
+template <Scalar T, class E, class V>
 void add_weighted_values(softmax_state<T>& state, index_t rows, const E* weights, index_t stride, const row_block<const V>& values,
-                         index_t keys, const std::uint64_t* visible, Prefetch& ahead, index_t before = 0) {
+                         index_t keys, const std::uint64_t* visible, auto& ahead, index_t before = 0) {
     using traits = tile_traits<T>;
     constexpr index_t lane_count = traits::lane_count, terms = simd::terms_of<E>;
     const auto operands = (before + keys + terms - 1) / terms;
