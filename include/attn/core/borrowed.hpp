@@ -30,11 +30,11 @@ template <class T>
 class borrowed : public std::span<T> {
 public:
     constexpr borrowed() = default;
-    /// Of a vector, an array, a span or anything like them.
+    /// Refers to the numbers of a vector, an array, a span or anything like them.
     template <class R>
         requires(!std::same_as<std::remove_cvref_t<R>, borrowed> && std::convertible_to<R, std::span<T>> && !detail::Temporary<R>)
     constexpr borrowed(R&& numbers) : std::span<T>(std::forward<R>(numbers)) {}
-    /// Of so many numbers that lie there.
+    /// Refers to `count` numbers that lie at `numbers`.
     template <class U> // deduced, so that the 0 of {0, 1} is no pointer
         requires std::convertible_to<U*, T*>
     constexpr borrowed(U* numbers, std::size_t count) : std::span<T>(numbers, count) {}

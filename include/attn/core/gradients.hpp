@@ -34,7 +34,8 @@ struct input_gradients {
 /// No gradients: what a score function or a projection without parameters has.
 struct no_gradients {};
 
-/// The same, of a call whose heads are mixed: of h_k heads of queries, h mixed heads and h_v heads of the result.
+/// The gradient of the loss with respect to what a call reads whose heads are mixed: h_k heads of queries, h mixed heads and h_v heads of
+/// the result.
 template <class T>
 struct mixed_head_gradients : input_gradients<T> {
     tensor_view<T> logits_mix = {};   ///< (1, 1, h, h_k)

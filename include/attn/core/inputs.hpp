@@ -23,9 +23,9 @@ public:
     per_batch(R&& numbers) = delete;
 
     constexpr index_t operator[](index_t batch) const noexcept { return shared_ ? same_ : each_[static_cast<std::size_t>(batch)]; }
-    /// That of a batch entry where the numbers given one by one are repeated, image after image.
+    /// The number of a batch entry; where numbers are given one by one, they are repeated, image after image.
     constexpr index_t repeated(index_t batch) const noexcept { return shared_ || each_.empty() ? same_ : (*this)[batch % count()]; }
-    /// That of one batch entry, for it alone.
+    /// The number of one batch entry, for a call of that entry alone.
     constexpr per_batch of_entry(index_t batch) const noexcept { return given_ ? per_batch(repeated(batch)) : per_batch(); }
     /// Whether somebody gave a number.
     constexpr bool given() const noexcept { return given_; }
@@ -54,9 +54,9 @@ struct positions {
     per_batch first_query = {};
     per_batch first_key = {};
 
-    /// Whether anything is.
+    /// Whether any position is given.
     constexpr bool given() const noexcept { return first_query.given() || first_key.given(); }
-    /// Those of one batch entry, for it alone.
+    /// The positions of one batch entry, for a call of that entry alone.
     constexpr positions of_entry(index_t batch) const noexcept { return {first_query.of_entry(batch), first_key.of_entry(batch)}; }
 };
 

@@ -14,7 +14,7 @@ public:
     template <class T>
     output_memory(std::string_view operation, std::string_view argument, const tensor_view<T>& out)
         : operation_(operation), argument_(argument), shape_(out.shape()), memory_(out) {}
-    /// The same of one that may be stored in 16 bits.
+    /// The memory that `out`, an argument of `operation`, is written to, where it may be stored in 16 bits.
     template <class T>
     output_memory(std::string_view operation, std::string_view argument, const stored_view<T>& out)
         : operation_(operation), argument_(argument), shape_(out.shape()),
@@ -25,17 +25,17 @@ public:
     void require_apart(std::string_view name, const tensor_view<T>& other) const {
         if (other.data() && other.shape().size() > 0) require_apart(name, detail::footprint(other), other.shape());
     }
-    /// The same of other memory that may be stored in 16 bits.
+    /// Throws shape_error if the output overlaps other memory, called `name`, that may be stored in 16 bits.
     template <class T>
     void require_apart(std::string_view name, const stored_view<T>& other) const {
         other.as_it_lies([&](const auto& own) { require_apart(name, own); });
     }
-    /// The same for numbers side by side.
+    /// Throws shape_error if the output overlaps numbers side by side, called `name`.
     template <class T>
     void require_apart(std::string_view name, const std::span<T>& numbers) const {
         require_apart(name, detail::as_row(numbers));
     }
-    /// The same for numbers of batch entries.
+    /// Throws shape_error if the output overlaps the numbers of batch entries, called `name`.
     void require_apart(std::string_view name, const per_batch& numbers) const { require_apart(name, numbers.each()); }
 
 private:

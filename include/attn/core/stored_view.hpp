@@ -100,13 +100,13 @@ class stored_view {
 
 public:
     constexpr stored_view() = default;
-    /// Of memory that somebody else owns, of numbers of such a format.
+    /// A view of memory that somebody else owns, whose numbers are stored in `format`.
     constexpr stored_view(address data, narrow_format format, const attn::shape& shape, const attn::strides& strides) noexcept
         : data_(data), format_(format), shape_(shape), strides_(strides) {}
-    /// Of memory that somebody else owns, of numbers of T.
+    /// A view of memory that somebody else owns, of numbers of T.
     constexpr stored_view(T* data, const attn::shape& shape, const attn::strides& strides) noexcept
         : data_(data), shape_(shape), strides_(strides) {}
-    /// Of T, or of a 16-bit type.
+    /// A view of the elements of a tensor_view of T, or of a 16-bit type.
     template <class S>
         requires becomes<S> && (std::same_as<std::remove_const_t<S>, number> || Narrow<S>)
     constexpr stored_view(const tensor_view<S>& of) noexcept
@@ -114,21 +114,21 @@ public:
         static_assert(!Narrow<S> || std::same_as<number, float>,
                       "attn: tensors of 16-bit numbers are computed with in float, not in double");
     }
-    /// Of a tensor of them.
+    /// A view of a tensor of T, or of a 16-bit type.
     template <class S>
         requires std::constructible_from<stored_view, tensor_view<S>>
     stored_view(tensor<S>& of) noexcept : stored_view(of.view()) {}
-    /// Of a tensor that is only read.
+    /// A view, to be read only, of a tensor of T, or of a 16-bit type.
     template <class S>
         requires std::constructible_from<stored_view, tensor_view<const S>>
     stored_view(const tensor<S>& of) noexcept : stored_view(of.view()) {}
     template <class S>
     stored_view(const tensor<S>&& temporary) = delete;
-    /// Of an mdspan, of the extents that a tensor_view may be made of.
+    /// A view of an mdspan, of the extents that a tensor_view may be made of.
     template <detail::MdspanLike M>
         requires std::constructible_from<stored_view, tensor_view<typename M::element_type>>
     constexpr stored_view(const M& m) : stored_view(tensor_view<typename M::element_type>(m)) {}
-    /// To be read only.
+    /// A view, to be read only, of what another views to write.
     template <class S>
         requires(std::is_const_v<T> && std::same_as<S, number>)
     constexpr stored_view(const stored_view<S>& of) noexcept
@@ -138,7 +138,7 @@ public:
     constexpr address data() const noexcept { return data_; }
     /// What the numbers are stored in: none for T.
     constexpr narrow_format format() const noexcept { return format_; }
-    /// Whether that is a 16-bit type.
+    /// Whether the numbers are stored in a 16-bit type.
     constexpr bool is_narrow() const noexcept { return format_ != narrow_format::none; }
     /// The extents.
     constexpr const attn::shape& shape() const noexcept { return shape_; }
@@ -152,7 +152,7 @@ public:
     }
     /// The view of numbers that are stored in T, which is checked before.
     constexpr tensor_view<T> numbers() const noexcept { return {static_cast<T*>(data_), shape_, strides_}; }
-    /// The same for who does not expect others: throws argument_error if they are stored in 16 bits.
+    /// The view of numbers that are stored in T; throws argument_error if they are stored in 16 bits.
     constexpr operator tensor_view<T>() const {
         if (is_narrow())
             throw argument_error("stored_view", "numbers",

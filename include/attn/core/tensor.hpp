@@ -71,10 +71,10 @@ private:
     std::unique_ptr<T, detail::aligned_delete> data_;
 };
 
-/// Of a tensor.
+/// Deduces a view of a tensor's numbers.
 template <class T>
 tensor_view(tensor<T>&) -> tensor_view<T>;
-/// Of a tensor that is only read.
+/// Deduces a view, to be read only, of a const tensor's numbers.
 template <class T>
 tensor_view(const tensor<T>&) -> tensor_view<const T>;
 
@@ -88,7 +88,7 @@ struct call_argument : View {
         requires(!std::derived_from<std::remove_cvref_t<V>, call_argument> && std::convertible_to<const std::remove_cvref_t<V>&, View>)
     constexpr call_argument(V&& of) : View(std::as_const(of)) {}
 };
-/// The same of numbers of T, which are known from other arguments.
+/// A view of numbers of T that a call reads and does not keep, where T is known from other arguments.
 template <class T>
 using read_view = std::type_identity_t<call_argument<tensor_view<const T>>>;
 

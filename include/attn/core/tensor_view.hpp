@@ -47,12 +47,12 @@ public:
     /// A view of memory that somebody else owns.
     constexpr tensor_view(T* data, const attn::shape& shape, const attn::strides& strides) noexcept
         : data_(data), shape_(shape), strides_(strides) {}
-    /// The same elements, to be read only.
+    /// A view, to be read only, of the elements of another view.
     template <class U>
         requires(std::is_const_v<T> && std::same_as<U, std::remove_const_t<T>>)
     constexpr tensor_view(const tensor_view<U>& other) noexcept : data_(other.data()), shape_(other.shape()), strides_(other.strides()) {}
 
-    /// Of an mdspan of T, or of what becomes const T.
+    /// A view of an mdspan of T, or of what becomes const T.
     template <detail::MdspanLike M>
         requires std::convertible_to<typename M::element_type (*)[], T (*)[]>
     constexpr tensor_view(const M& m)
@@ -75,7 +75,7 @@ public:
     }
 
 private:
-    /// Of a dimension counted from the last, which is 1. Those that an mdspan lacks have one element.
+    /// The extent of a dimension of an mdspan, counted from the last, which is 1. Those that an mdspan lacks have one element.
     static constexpr index_t extent_of(const auto& m, std::size_t from_last) {
         return from_last > m.rank() ? 1 : static_cast<index_t>(m.extent(m.rank() - from_last));
     }
@@ -88,7 +88,7 @@ private:
     attn::strides strides_;
 };
 
-/// Of an mdspan.
+/// Deduces a view of the numbers of an mdspan.
 template <detail::MdspanLike M>
 tensor_view(const M&) -> tensor_view<typename M::element_type>;
 

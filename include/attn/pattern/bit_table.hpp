@@ -45,7 +45,7 @@ constexpr auto mask_of_each(const Index& i, const auto& sees) {
     return mask_of(i, bits);
 }
 
-/// The same where queries of one block see the same: sees(block) is asked once for each.
+/// The mask of lanes whose queries see the same within a block of `size` positions: sees(block) is asked once for each block.
 template <QueryLanes Index>
 constexpr auto mask_of_blocks(const Index& i, index_t size, const auto& sees) {
     std::uint64_t bits = 0;

@@ -47,7 +47,7 @@ constexpr auto narrowed(const P& p, const position_range&, const position_range&
     return p;
 }
 
-/// Of two patterns, the ones that the box leaves undecided.
+/// The intersection of two patterns on one box of queries and keys, without one that sees all of the box.
 template <Pattern A, Pattern B>
 constexpr auto narrowed(const pattern::both<A, B>& p, const position_range& queries, const position_range& keys) {
     auto a = narrowed(p.a, queries, keys);
@@ -57,7 +57,7 @@ constexpr auto narrowed(const pattern::both<A, B>& p, const position_range& quer
     return detail::narrowed_pair<decltype(a), decltype(b), false>{a, b, !of_a.is_all(), needs_b};
 }
 
-/// Of two patterns, the ones that the box leaves undecided.
+/// The union of two patterns on one box of queries and keys, without one that sees none of the box.
 template <Pattern A, Pattern B>
 constexpr auto narrowed(const pattern::either<A, B>& p, const position_range& queries, const position_range& keys) {
     auto a = narrowed(p.a, queries, keys);

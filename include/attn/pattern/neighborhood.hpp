@@ -53,7 +53,7 @@ public:
         places_ = made;
     }
 
-    /// Of two tokens, of two ranges of them, and of lanes of queries with one key: see Pattern.
+    /// The visibility of two tokens, of two ranges of them, and of lanes of queries with one key: see Pattern.
     bool visible(index_t i, index_t j) const {
         for (const auto& axis : *places_)
             if (axis.place[index(j)] < axis.first[index(i)] || axis.place[index(j)] > axis.last[index(i)]) return false;
@@ -80,17 +80,17 @@ public:
         for (const auto& axis : *places_) bits &= axis.queries_that_see(axis.place[index(j)], i.first);
         return detail::mask_of(i, bits);
     }
-    /// The same on one box of queries: along each axis many keys have the same place, whose queries are found once.
+    /// The pattern on one box of queries: along each axis many keys have the same place, whose queries are found once.
     class of_box {
     public:
         /// A key costs a load for each axis, which a question about ranges of keys does not save.
         static constexpr bool knows_keys = true;
 
-        /// Of a pattern that outlives it.
+        /// Refers to a pattern that outlives it.
         explicit of_box(const neighborhood& pattern) : pattern_(&pattern) {}
         /// What the pattern says.
         auto visible(const auto& i, const auto& j) const { return pattern_->visible(i, j); }
-        /// The same, for queries side by side.
+        /// The mask of lanes of queries that see one key; for queries side by side, those of a place are found once.
         template <QueryLanes Index>
         auto visible(const Index& i, index_t j) const {
             if (i.step != 1) return pattern_->visible(i, j);
@@ -225,7 +225,7 @@ private:
     std::shared_ptr<const std::array<places, D>> places_;
 };
 
-/// Of as many dimensions as its rule has.
+/// Deduces a neighborhood of as many dimensions as its rule has.
 template <std::size_t D>
 neighborhood(const neighborhood_rule<D>&) -> neighborhood<D>;
 

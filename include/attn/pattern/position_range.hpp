@@ -89,14 +89,14 @@ constexpr index_t floor_mod(std::integral auto a, std::integral auto c) {
 /// The distance from 0.
 constexpr index_t abs(std::integral auto a) { return a < 0 ? -static_cast<index_t>(a) : static_cast<index_t>(a); }
 
-/// The same on a range, which holds all quotients, and more where steps do not divide.
+/// floor_div of a range: a range that holds all quotients, and more where steps do not divide.
 constexpr position_range floor_div(position_range a, std::integral auto c) {
     const auto y = static_cast<index_t>(c);
     const auto step = a.step == y ? 1 : a.step > y && a.step % y == 0 ? a.step / y : 1;
     return {floor_div(a.first, y), floor_div(a.last, y), step};
 }
 
-/// The same on a range, which holds all rests, and more where it wraps around.
+/// floor_mod of a range: a range that holds all rests, and more where it wraps around.
 constexpr position_range floor_mod(position_range a, std::integral auto c) {
     const auto y = static_cast<index_t>(c);
     const auto rest = floor_mod(a.first, y);
@@ -177,7 +177,7 @@ constexpr position_range operator%(position_range a, std::integral auto c) {
     return {low, high, step};
 }
 
-/// Whether all, some or none of the pairs are in that order.
+/// Whether for all, some or none of the pairs x < y.
 template <class A, class B>
     requires detail::Ranges<A, B>
 constexpr visibility operator<(A x, B y) {
@@ -196,28 +196,28 @@ constexpr visibility operator==(A x, B y) {
     return {false, step > 1 && (a.first - b.first) % step != 0};
 }
 
-/// The same of the other order.
+/// Whether for all, some or none of the pairs x > y.
 template <class A, class B>
     requires detail::Ranges<A, B>
 constexpr visibility operator>(A x, B y) {
     return y < x;
 }
 
-/// What > leaves.
+/// Whether for all, some or none of the pairs x <= y.
 template <class A, class B>
     requires detail::Ranges<A, B>
 constexpr visibility operator<=(A x, B y) {
     return !(y < x);
 }
 
-/// What < leaves.
+/// Whether for all, some or none of the pairs x >= y.
 template <class A, class B>
     requires detail::Ranges<A, B>
 constexpr visibility operator>=(A x, B y) {
     return !(x < y);
 }
 
-/// What == leaves.
+/// Whether for all, some or none of the pairs x != y.
 template <class A, class B>
     requires detail::Ranges<A, B>
 constexpr visibility operator!=(A x, B y) {

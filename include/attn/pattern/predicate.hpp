@@ -19,7 +19,7 @@ struct predicate {
     }
 };
 
-/// Of a lambda.
+/// Deduces the predicate of a lambda.
 template <class F>
 predicate(F) -> predicate<F>;
 

@@ -14,7 +14,7 @@ struct query_tile {
 
     /// The positions, as a pattern sees them.
     constexpr position_range positions() const { return {first, first + (count - 1) * step, step}; }
-    /// At most `limit` of its queries, from number `begin` on.
+    /// A part of the tile: at most `limit` of its queries, from number `begin` on.
     constexpr query_tile part(index_t begin, index_t limit) const { return {first + begin * step, std::min(limit, count - begin), step}; }
 };
 

@@ -49,7 +49,7 @@ struct segments_of_entry {
     }
 };
 
-/// The same on one box of queries. Keys of a segment follow each other: what the last one answered serves the next.
+/// The segments on one box of queries. Keys of a segment follow each other: what the last one answered serves the next.
 struct segments_of_box {
     segments_of_entry segments;
     mutable std::int32_t last_id = 0;
@@ -83,8 +83,9 @@ class segments {
 public:
     static constexpr bool compares_positions = false;
 
-    /// The same ids for queries and keys, laid out [entries][n], for the positions from `first`. Batch entry b has those of entry
-    /// b mod entries: one for all, or the windows of an image, image after image. Throws shape_error if `entries` does not divide.
+    /// Segments whose ids are those of both queries and keys, laid out [entries][n], for the positions from `first`. Batch entry b has the
+    /// ids of entry b mod entries: one for all, or the windows of an image, image after image. Throws shape_error if `entries` does not
+    /// divide.
     explicit segments(std::span<const std::int32_t> ids, index_t entries = 1, index_t first = 0)
         : segments(ids, ids, entries, first, first) {}
 

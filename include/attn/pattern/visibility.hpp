@@ -33,20 +33,20 @@ class visibility : public detail::no_value<visibility, bool> {
 public:
     static const visibility none, some, all;
 
-    /// All, or none.
+    /// The visibility of pairs that are known to be all visible, or not one.
     constexpr visibility(std::same_as<bool> auto known) : visibility(known, !known) {}
     /// All if always, none if never, else some.
     constexpr visibility(bool always, bool never) : level_(1 + int{always} - int{never}) {}
 
     /// Whether no pair is visible.
     constexpr bool is_none() const noexcept { return level_ == 0; }
-    /// Whether all pairs are.
+    /// Whether all pairs are visible.
     constexpr bool is_all() const noexcept { return level_ == 2; }
 
     friend constexpr visibility operator!(visibility a) { return visibility(2 - a.level_); }
-    /// Of two, the less visible: a && b.
+    /// The less visible of two: a && b.
     static constexpr visibility least(visibility a, visibility b) { return visibility(std::min(a.level_, b.level_)); }
-    /// Of two, the more visible: a or b.
+    /// The more visible of two: a or b.
     static constexpr visibility greatest(visibility a, visibility b) { return visibility(std::max(a.level_, b.level_)); }
 
 private:
@@ -79,7 +79,7 @@ constexpr visibility operator||(A x, B y) {
     return visibility::greatest(x, y);
 }
 
-/// Where both show, or both hide.
+/// The visibility of pairs that both show, or both hide.
 template <class A, class B>
     requires detail::Visibilities<A, B>
 constexpr visibility operator==(A x, B y) {
@@ -87,7 +87,7 @@ constexpr visibility operator==(A x, B y) {
     return (a && b) || (!a && !b);
 }
 
-/// Where one shows and the other hides.
+/// The visibility of pairs that one shows and the other hides.
 template <class A, class B>
     requires detail::Visibilities<A, B>
 constexpr visibility operator!=(A x, B y) {

@@ -39,7 +39,7 @@ struct additive_bias {
     per_batch first_query = 0;
     per_batch first_key = 0;
 
-    /// That of the bias, in its shape: summed over whatever it was repeated for.
+    /// The gradient of the bias, in its shape: summed over whatever it was repeated for.
     template <class U>
     struct gradients {
         tensor_view<U> bias = {}; ///< not wanted without memory
@@ -79,7 +79,7 @@ struct additive_bias {
     }
 };
 
-/// Of its tensor's scalar type; of a 16-bit one, float.
+/// Deduces an additive_bias of its tensor's scalar type; of a 16-bit one, float.
 template <StoredTensor B, class... Others>
 additive_bias(const B&, const Others&...) -> additive_bias<detail::computed_t<B>>;
 

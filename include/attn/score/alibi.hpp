@@ -35,7 +35,7 @@ struct alibi_of_head {
 struct alibi {
     borrowed<const double> slopes;
 
-    /// With such slopes.
+    /// ALiBi with the given slopes, one per head.
     constexpr alibi(borrowed<const double> one_per_head) : slopes(one_per_head) {}
 
     detail::alibi_of_head at(index_t, index_t head) const {
@@ -54,7 +54,7 @@ struct alibi {
     }
     void check_apart(const output_memory& out) const { out.require_apart("the slopes of alibi", slopes); }
 
-    /// That of the slopes: (1, heads, 1, 1), summed over the batch.
+    /// The gradient of the slopes: (1, heads, 1, 1), summed over the batch.
     template <class T>
     struct gradients {
         tensor_view<T> slopes = {}; ///< not wanted without memory

@@ -12,14 +12,14 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// Between two functions the score has the type that it began with, so a function that returns double does not widen a float.
 template <class... F>
 struct composed_score {
-    /// Whether one of the functions does.
+    /// Whether one of the functions compares positions.
     static constexpr bool compares_positions = (attn::compares_positions<F> || ...);
     std::tuple<F...> functions;
 
     /// Applies the first one first.
     constexpr explicit(sizeof...(F) == 1) composed_score(F... in_order) : functions(std::move(in_order)...) {}
 
-    /// Those of its functions, in order.
+    /// The gradients of the functions' parameters, in their order.
     template <class U>
     using gradients = std::tuple<score_gradients<F, U>...>;
     template <class... G>

@@ -134,7 +134,7 @@ dual<V> differentiated(const F& f, const V& score, const Index& query, index_t k
     else return static_cast<dual<V>>(f(dual<V>(score, static_cast<V>(1)), query, key));
 }
 
-/// Of several, one after the other.
+/// A score after several score functions, one after the other, and its slope there.
 template <class V, class... F, class Index>
 dual<V> differentiated(const composed_score<F...>& chain, const V& score, const Index& query, index_t key) {
     dual<V> x(score, static_cast<V>(1));

@@ -80,12 +80,12 @@ private:
     std::vector<std::vector<double>> steps_; ///< [level][era]: those of 2^level eras from one on
 };
 
-/// Those of one head.
+/// The score function that the forgetting gates of one head make.
 struct forgetting_of_head {
     const gate_sums* sums;
     index_t origin; ///< the position of token 0
 
-    /// As a finite number of S, if it is finite.
+    /// The sum of the gates between query and key, as a finite number of S if it is finite.
     template <class S>
     S bias(index_t query, index_t key) const {
         const auto exact = sums->between(query - origin, key - origin);
@@ -115,7 +115,7 @@ struct forgetting_of_head {
 /// Lin et al. 2025, "Forgetting Transformer: Softmax Attention with a Forget Gate".
 class forgetting {
 public:
-    /// Of a tensor or a view.
+    /// Forgetting with the logarithms of gates in a tensor or a view; token 0 has the position `first`.
     template <TensorLike G>
     explicit forgetting(const G& log_gates, index_t first = 0) : forgetting(tensor_view<const detail::scalar_t<G>>(log_gates), first, 0) {}
 
@@ -137,7 +137,7 @@ public:
         return (*sums_)[static_cast<std::size_t>(entry * size_.heads + head)].closed(token);
     }
 
-    /// That of log_gates, in their shape: summed over whatever they were repeated for. That of a gate of 0 is 0.
+    /// The gradient of log_gates, in their shape: summed over whatever they were repeated for. For a gate of 0 it is 0.
     template <class T>
     struct gradients {
         tensor_view<T> log_gates = {}; ///< not wanted without memory

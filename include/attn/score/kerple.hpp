@@ -20,7 +20,7 @@ struct kerple_of_head {
         if constexpr (logarithmic) return fma(static_cast<S>(-r1), log(fma(static_cast<S>(r2), distance, S(1))), score);
         else return fma(static_cast<S>(-r1), exp(static_cast<S>(r2) * log(distance)), score); // exp(-infinity) for a distance of 0
     }
-    /// By r1 or r2, number 0 or 1.
+    /// The slope of the score by r1 or r2, number 0 or 1.
     template <class S>
     S parameter_slope(index_t number, S, auto query, auto key) const {
         using std::abs, std::exp, std::fma, std::log, attn::select;
@@ -67,7 +67,7 @@ struct kerple {
         out.require_apart("r2 of kerple", r2);
     }
 
-    /// Those of the two: (1, heads, 1, 1), summed over the batch.
+    /// The gradients of r1 and r2: (1, heads, 1, 1), summed over the batch.
     template <class T>
     struct gradients {
         tensor_view<T> r1 = {}, r2 = {}; ///< not wanted without memory

@@ -18,7 +18,7 @@ struct bucket_rule {
     /// Half of the buckets are for keys before the query, half for keys behind it; else keys behind it count as 0.
     bool bidirectional = true;
 
-    /// Of the buckets, those for one direction.
+    /// How many of the buckets are for one direction.
     constexpr index_t of_a_direction() const noexcept { return bidirectional ? buckets / 2 : buckets; }
     /// The bucket of a key `distance` = j - i behind its query:
     ///     |distance|                                                                   if it is below e = half the direction's buckets b
@@ -102,10 +102,10 @@ public:
         context.require_broadcast({1, heads_, 1, 1}, [&] { return std::string(name) + " of " + std::to_string(heads_) + " heads"; });
     }
 
-    /// That of its table.
+    /// The rule by which distances come to the table's buckets.
     const bucket_rule& rule() const noexcept { return rule_; }
 
-    /// That of the table, in its shape: summed over the batch, and the heads that share it.
+    /// The gradient of the table, in its shape: summed over the batch, and the heads that share it.
     template <class U>
     struct gradients {
         tensor_view<U> table = {}; ///< not wanted without memory
@@ -149,10 +149,10 @@ private:
     std::shared_ptr<const std::vector<T>> by_distance_;
 };
 
-/// Of its table's scalar type.
+/// Deduces relative_buckets of their table's scalar type.
 template <TensorLike V>
 relative_buckets(const V&) -> relative_buckets<detail::scalar_t<V>>;
-/// Of its table's scalar type.
+/// Deduces relative_buckets of their table's scalar type, with a rule.
 template <TensorLike V>
 relative_buckets(const V&, bucket_rule) -> relative_buckets<detail::scalar_t<V>>;
 

@@ -17,7 +17,7 @@ struct soft_cap {
         // Lanes divide many times slower than they multiply.
         return static_cast<S>(cap) * tanh(score * static_cast<S>(1 / cap));
     }
-    /// By the cap: tanh(u) - u (1 - tanh(u)^2), u = score / cap, which is 1 or -1 for an infinite score.
+    /// The slope of the score by the cap: tanh(u) - u (1 - tanh(u)^2), u = score / cap, which is 1 or -1 for an infinite score.
     template <class S>
     S parameter_slope(index_t, S score, auto, auto) const {
         using std::tanh, attn::select;
@@ -29,7 +29,7 @@ struct soft_cap {
         context.refuse("soft_cap{" + detail::text_of(cap) + "}", "needs a cap between 1e-37 and 1e37");
     }
 
-    /// That of the cap: (1, 1, 1, 1), summed over all batch entries and heads.
+    /// The gradient of the cap: (1, 1, 1, 1), summed over all batch entries and heads.
     template <class T>
     struct gradients {
         tensor_view<T> cap = {}; ///< not wanted without memory

@@ -92,7 +92,7 @@ struct bf16_lanes {
         return emulated_fma(a, b, sum);
 #endif
     }
-    /// The same without the instruction.
+    /// fma of pairs of bfloat16 without the instruction for it.
     friend floats emulated_fma(bf16_lanes a, bf16_lanes b, floats sum) {
         return fma(a.first(), b.first(), fma(a.second(), b.second(), sum));
     }

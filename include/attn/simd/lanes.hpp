@@ -25,7 +25,7 @@ inline constexpr int register_count =
     asm volatile(""); // gcc 12 takes a function that only prefetches for one without effect, and drops the calls of it
 }
 
-/// The same into the second-level cache.
+/// Asks for the cache line at an address that may be read soon, but into the second-level cache.
 [[gnu::always_inline]] inline void prefetch_far(const void* address) {
     __builtin_prefetch(address, 0, 2);
     asm volatile("");

@@ -201,7 +201,7 @@ private:
     struct division {
         integers quotient, remainder;
     };
-    /// Where lanes rise from 0 or more, dividing rounds the same way for all, and one division serves all lanes: the others count on.
+    /// Whether one division serves all lanes: where they rise from 0 or more, it rounds the same way for all, and the others count on.
     constexpr bool counts(index_t divisor) const { return first >= 0 && step >= 0 && divisor > 0; }
     constexpr division divided(index_t divisor) const {
         division result;
@@ -231,7 +231,7 @@ private:
         }
         return result;
     }
-    /// The same for any step. By itself: clang would inline neither, and call it for each key.
+    /// The lanes up to a limit, for any step. A function by itself: clang would inline neither, and call it for each key.
     constexpr lane_bits up_to_by_division(index_t limit) const {
         if (step < 0) return !affine_lanes{-first, -step}.up_to_by_division(-limit - 1);
         if (first > limit) return {0};
