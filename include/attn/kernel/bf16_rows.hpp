@@ -88,7 +88,7 @@ struct row_pairs {
     }
 
 private:
-    /// The same, of columns of so many rows: neighbours in a column are a pair, and squares of pairs are transposed in registers.
+    /// Copies `count` columns of `rows` rows: neighbours in a column are a pair, and squares of pairs are transposed in registers.
     static void copy_columns(const stored_rows<const float>& columns, index_t count, index_t rows, operand* to, index_t width) {
         constexpr index_t size = lanes::size;
         with_format<float>(columns.format, [&](auto format) {

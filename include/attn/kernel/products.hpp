@@ -41,7 +41,7 @@ struct bf16_products::of<float> {
 template <class R>
 concept Products = requires { typename R::template operand<float>; };
 
-/// The same, of computing in T, chosen as a program runs.
+/// How an operator that computes in T multiplies, chosen as a program runs.
 template <Scalar T>
 class products_of {
 public:

@@ -13,7 +13,7 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// So many numbers that they fill whole registers.
+/// The count rounded up to numbers that fill whole registers.
 template <Scalar T>
 constexpr index_t whole_registers(index_t count) {
     return (count + simd::lanes<T>::size - 1) / simd::lanes<T>::size * simd::lanes<T>::size;
@@ -26,7 +26,7 @@ struct row_block {
     index_t row_stride;
     index_t channel_stride;
 
-    /// The same rows, stored as they are computed with.
+    /// The rows as stored_rows, of numbers that are stored as they are computed with.
     constexpr operator stored_rows<T>() const {
         return {reinterpret_cast<typename stored_rows<T>::byte*>(data), narrow_format::none, row_stride, channel_stride};
     }
@@ -96,7 +96,7 @@ struct formatted_rows {
     explicit formatted_rows(const stored_rows<const T>& rows)
         : data(rows.data), row_bytes(rows.row_stride * element), channel_bytes(rows.channel_stride * element) {}
     bool side_by_side() const { return channel_bytes == element; }
-    /// Of channels side by side.
+    /// One register of channels side by side.
     simd::lanes<T> load(index_t row, index_t channel) const { return load_stored<format, T>(data + row * row_bytes + channel * element); }
     T operator()(index_t row, index_t channel) const {
         const auto* const at = data + row * row_bytes + channel * channel_bytes;

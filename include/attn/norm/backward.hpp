@@ -61,7 +61,7 @@ void check_norm_gradients(std::string_view operation, const tensor_view<const T>
 
 /// The gradient of a loss with respect to what `normalise` read, from x and the gradient of the loss with respect to what it wrote, a pure
 /// function. Statistics of rows are taken again. Channels side by side, any row strides.
-/// The same bits for every executor, number of threads and strides. Allocates nothing.
+/// Gives the same bits for every executor, number of threads and strides. Allocates nothing.
 /// Throws attention_error, before anything is read or written: shapes that do not fit, a gradient that overlaps what is read or another
 /// gradient, a workspace too small.
 template <DifferentiableNorm N>
@@ -77,7 +77,7 @@ void backward(const N& norm, const tensor_view<const typename N::scalar>& x, con
     norm.backward(x, given, wanted, run);
 }
 
-/// The same, with a workspace for the call.
+/// The gradient of a norm with a workspace that is made for the call: see backward(norm, x, given, wanted, run).
 template <DifferentiableNorm N, ExecutorArgument E = sequential>
     requires std::same_as<typename N::gradients, norm_gradients<typename N::scalar>>
 void backward(const N& norm, const tensor_view<const typename N::scalar>& x, const tensor_view<const typename N::scalar>& given,

@@ -24,7 +24,7 @@ struct batch_gradient_call {
     double kept;       ///< and wanted.x keeps so much of what it holds
 };
 
-/// With the N tokens that count, y = (x - mean) / sqrt(variance + eps) and g the gradient given,
+/// The gradients of a training step. With the N tokens that count, y = (x - mean) / sqrt(variance + eps) and g the gradient given,
 ///     d bias = sum g,      d weight = sum g y,      d eta = sum over all tokens and channels of g x
 ///     d x = weight / sqrt(variance + eps) (g - d bias / N - y d weight / N) + eta g;      of a token that does not count (1 + eta) g
 /// Rows are summed in parts that depend on their number only, and parts one after the other: so threads change no bit.

@@ -92,7 +92,7 @@ struct batch_norm {
         if (!mean.empty() && batch_statistics)
             throw argument_error(operation, "batch_statistics", "is true, but mean and variance are given too");
     }
-    /// Of training, which needs no statistics.
+    /// Throws attention_error unless the parameters fit: all that is checked for training, which needs no statistics.
     void check_parameters(std::string_view operation, const shape& x) const {
         detail::check_parameter(operation, "weight", weight, x);
         detail::check_parameter(operation, "bias", bias, x);
@@ -135,7 +135,7 @@ struct batch_norm {
         train_with(detail::token_statistics<T>::in(memory, x.shape(), run.concurrency())(x, mask, run), x, out, statistics, run, mask, eta,
                    kept);
     }
-    /// The same, once the statistics of the batch are known.
+    /// The training step, as train has it, once the statistics of the batch are known.
     void train_with(const moments_view& seen, const tensor_view<const T>& x, const tensor_view<T>& out, batch_norm_statistics& statistics,
                     const execution& run, const token_mask& mask, double eta, double kept) const {
         const auto& s = x.shape();
@@ -159,7 +159,7 @@ struct batch_norm {
     }
 };
 
-/// Of its weight's scalar type.
+/// Deduces a batch_norm of its weight's scalar type.
 template <class W, class... Others>
 batch_norm(const W&, const Others&...) -> batch_norm<detail::element_t<W>>;
 

@@ -56,7 +56,7 @@ struct layer_norm {
     }
 };
 
-/// Of its weight's scalar type.
+/// Deduces a layer_norm of its weight's scalar type.
 template <class W, class... Others>
 layer_norm(const W&, const Others&...) -> layer_norm<detail::element_t<W>>;
 

@@ -55,7 +55,7 @@ void check_same_or_apart(std::string_view operation, const stored_view<const T>&
     }
 }
 
-/// The same of the rows of a norm.
+/// The rows that a norm reads and writes: of one shape, and either exactly one memory, where that is allowed, or apart.
 template <class T>
 void check_rows(std::string_view operation, const stored_view<const T>& x, const stored_view<T>& out, bool in_place_allowed) {
     check_rows(operation, "x", x);
@@ -107,7 +107,7 @@ void normalise(const N& norm, const detail::read_stored<typename N::scalar>& x, 
     norm.forward(x, out, run);
 }
 
-/// The same, with a workspace for the call.
+/// The norm of x with a workspace that is made for the call: see normalise(norm, x, out, run).
 template <Norm N, ExecutorArgument E = sequential>
 void normalise(const N& norm, const detail::read_stored<typename N::scalar>& x, const stored_view<typename N::scalar>& out,
                E&& executor = {}) {
@@ -117,7 +117,7 @@ void normalise(const N& norm, const detail::read_stored<typename N::scalar>& x, 
     normalise(norm, x, out, execution(executor, memory));
 }
 
-/// The same, to a new tensor of what the norm computes in.
+/// The norm of x, to a new tensor of what the norm computes in.
 template <Norm N, ExecutorArgument E = sequential>
 [[nodiscard]] tensor<typename N::scalar> normalise(const N& norm, const detail::read_stored<typename N::scalar>& x, E&& executor = {}) {
     detail::check_rows(N::name, "x", x);

@@ -51,7 +51,7 @@ struct rms_norm {
     }
 };
 
-/// Of its weight's scalar type.
+/// Deduces an rms_norm of its weight's scalar type.
 template <class W, class... Others>
 rms_norm(const W&, const Others&...) -> rms_norm<detail::element_t<W>>;
 

@@ -6,7 +6,7 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
-/// With y = (x - centre) scale + offset, what a row is before weight and bias, and g = given * weight:
+/// The gradients of a norm of rows. With y = (x - centre) scale + offset, what a row is before weight and bias, and g = given * weight:
 ///     d x = scale (g - mean(g) - y mean(g y)),      d weight = sum over rows of given y,      d bias = sum over rows of given
 /// without mean(g) where rows are not centred. Rows are summed in parts that depend on their number only, and parts one after the other: so
 /// threads change no bit.

@@ -101,7 +101,7 @@ bool squares_in_range(T squares, double eps) {
     return squares <= std::numeric_limits<T>::max() && (static_cast<double>(squares) >= lost || eps >= lost);
 }
 
-/// The same row map from a scaled copy of the numbers, in double: for rows whose squares leave the range of T. Infinity and NaN end here
+/// The map of a row from a scaled copy of its numbers, in double: for rows whose squares leave the range of T. Infinity and NaN end here
 /// too: a NaN makes NaN of the row; an infinity makes NaN of a centred row, and otherwise 0 of the others and NaN of itself.
 template <class Op>
 auto careful_row_map(const Op& op, const std::byte* x, double eps) {

@@ -40,7 +40,8 @@ struct moments_view {
         std::fill_n(squares, channels, 0.0);
         count = 0;
     }
-    /// Of the tokens themselves; `unbiased`: of what they are a sample of. NaN for no token, and unbiased for one.
+    /// The variance of a channel over the tokens themselves; `unbiased`: of what they are a sample of. NaN for no token, and unbiased for
+    /// one.
     double variance(index_t channel, bool unbiased) const { return squares[channel] / static_cast<double>(count - (unbiased ? 1 : 0)); }
 };
 
@@ -83,7 +84,7 @@ public:
         rows_[static_cast<std::size_t>(count_++)] = row;
         if (count_ == max_rows) flush(channels, into);
     }
-    /// Those that wait for others.
+    /// How many rows wait for others.
     index_t waiting() const { return count_; }
     const T* waiting_row(index_t number) const { return rows_[static_cast<std::size_t>(number)]; }
     void flush(index_t channels, moments_view& into) {
@@ -110,7 +111,7 @@ public:
 private:
     using lanes = simd::lanes<T>;
 
-    /// So many registers of channels from c on.
+    /// Sums so many registers of channels from c on.
     template <int registers, class Load>
     [[gnu::always_inline]] void sum(index_t c, const Load& load) {
         constexpr int size = lanes::size;

@@ -61,7 +61,7 @@ std::size_t train_backward_workspace_bytes(const N&, const shape& x, index_t con
 
 /// The gradient of a training step of a batch_norm, out = BN(x) with the statistics of this batch, through these statistics: from x and the
 /// gradient of the loss by out, a pure function. A token that the mask leaves out was copied, and passes on what it is given.
-/// The same bits for every executor, number of threads and strides. Allocates nothing.
+/// Gives the same bits for every executor, number of threads and strides. Allocates nothing.
 /// Throws attention_error, before anything is read or written: what `train` refuses, shapes that do not fit, a gradient that overlaps what
 /// is read or another gradient, a workspace too small.
 template <Scalar T>
@@ -75,7 +75,7 @@ void train_backward(const batch_norm<T>& norm, const std::type_identity_t<tensor
     detail::batch_gradients<T>()(norm, {x, given, all, mask, 0, 1, 0}, run);
 }
 
-/// The same of a rep_batch_norm, out = BN(x) + eta x.
+/// The gradient of a training step of a rep_batch_norm, out = BN(x) + eta x, as that of a batch_norm, out = BN(x).
 template <Scalar T>
 void train_backward(const rep_batch_norm<T>& norm, const std::type_identity_t<tensor_view<const T>>& x,
                     const std::type_identity_t<tensor_view<const T>>& given, const std::type_identity_t<rep_norm_gradients<T>>& wanted,
@@ -92,8 +92,8 @@ std::size_t train_backward_workspace_bytes(const progressive_rep_batch_norm<N>& 
     return std::max(norm.norm.backward_workspace_bytes(x, concurrency), train_backward_workspace_bytes(norm.rep, x, concurrency));
 }
 
-/// The same of a progressive_rep_batch_norm, out = gamma N(x) + (1 - gamma) RepBN(x): gamma of the gradient goes through N and 1 - gamma
-/// through RepBN. Without gamma, as in the warm-up, N alone; then the gradients of RepBN's parameters are 0.
+/// The gradient of a training step of a progressive_rep_batch_norm, out = gamma N(x) + (1 - gamma) RepBN(x): gamma of the gradient goes
+/// through N and 1 - gamma through RepBN. Without gamma, as in the warm-up, N alone; then the gradients of RepBN's parameters are 0.
 template <DifferentiableNorm N>
 void train_backward(const progressive_rep_batch_norm<N>& norm, const tensor_view<const typename N::scalar>& x,
                     const tensor_view<const typename N::scalar>& given, const progressive_norm_gradients<typename N::scalar>& wanted,

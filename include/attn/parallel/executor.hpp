@@ -43,7 +43,7 @@ public:
     }
     /// Whether one has thrown.
     bool any() const noexcept { return thrown_.test(); }
-    /// By the caller, when all are done.
+    /// Throws again what a body has thrown. The caller calls it when all are done.
     void rethrow() const {
         if (exception_) std::rethrow_exception(exception_);
     }
@@ -104,7 +104,7 @@ index_t concurrency_of(E& executor) {
 /// An executor and the workspace its bodies share: what `forward` needs besides its tensors. Refers to both, owns neither.
 class execution {
 public:
-    /// Both outlive it.
+    /// Refers to an executor and a workspace, which both outlive it.
     template <Executor E>
     execution(E& executor, attn::workspace& workspace)
         : executor_(const_cast<void*>(static_cast<const void*>(std::addressof(executor)))),

@@ -42,7 +42,7 @@ class convolution_tile {
 public:
     using lanes = simd::lanes<T>;
 
-    /// For pieces of up to max_tokens outputs that lie side by side in one row of the grid, or fill whole rows.
+    /// A tile for pieces of up to max_tokens outputs that lie side by side in one row of the grid, or fill whole rows.
     convolution_tile(detail::scratch& memory, const convolution_grid& grid, index_t channels, index_t max_tokens)
         : grid_(grid), channels_(channels), padded_(whole_registers<T>(channels)),
           weights_(memory.take<T>(std::min(grid.taps(), max_bytes) + 1, padded_)),
@@ -217,7 +217,7 @@ private:
         for (int k = 0; k < Width; ++k)
             if (k <= i && i < k + Outputs) sum[i - k] = fma(value, weight[k], sum[i - k]);
     }
-    /// The same, tap by tap, wherever inputs end.
+    /// Computes so many outputs side by side tap by tap, wherever inputs end.
     template <int Outputs>
     [[gnu::noinline]] void add_any(const row_piece& piece, index_t first, index_t channel, T* to) const {
         lanes sum[std::size_t{Outputs}];

@@ -15,7 +15,7 @@ struct convolution_gradients {
     bool add_to_input = false; ///< to what is there, instead of writing it
 };
 
-/// With outputs (batch, heads, n, channels), head h reading input head h / (heads / input heads):
+/// The gradient of a depthwise convolution. With outputs (batch, heads, n, channels), head h reading input head h / (heads / input heads):
 ///     d input[g, (y, x)] = sum over heads of g, ky, kx of weights[h, ky, kx] given[h, (y + top - ky, x + left - kx)]
 ///     d weights[h, ky, kx] = sum over batch, (y, x) of given[h, (y, x)] input[g, (y - top + ky, x - left + kx)]
 ///     d bias[h] = sum over batch, (y, x) of given[h, (y, x)]
@@ -98,7 +98,7 @@ private:
         return memory.take<T>(given_.heads * parts(), std::min(grid_.taps(), max_bytes) + 1, padded());
     }
 
-    /// Of some chunks' tokens, from all output heads that read them.
+    /// The gradient of the input at some chunks' tokens, from all output heads that read them.
     void input_gradient(worker& own, const convolution_parameters<U>& parameters, const tensor_view<const T>& given, index_t b,
                         index_t input_head, index_t from, index_t end, index_t present, bool added, const row_block<T>& to) const {
         for (auto head = input_head * group(); head < (input_head + 1) * group(); ++head, added = true) {

@@ -7,14 +7,14 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// The same convolution backwards in space: input (y', x') gets what outputs (y' + top - ky, x' + left - kx) are given.
+/// The grid of the convolution backwards in space: input (y', x') gets what outputs (y' + top - ky, x' + left - kx) are given.
 inline convolution_grid flipped(convolution_grid grid) {
     grid.top = grid.kernel_height - 1 - grid.top;
     grid.left = grid.kernel_width - 1 - grid.left;
     return grid;
 }
 
-/// Its parameters: the kernels from their last tap to their first, without a bias.
+/// The parameters of the convolution backwards in space: the kernels from their last tap to their first, without a bias.
 template <class U>
 convolution_parameters<U> flipped(const convolution_parameters<U>& forward) {
     const auto& w = forward.weights;
@@ -31,7 +31,7 @@ class tap_sums {
 public:
     using lanes = simd::lanes<T>;
 
-    /// For runs of up to max_tokens outputs that lie side by side in one row of the grid, or fill whole rows.
+    /// Memory for runs of up to max_tokens outputs that lie side by side in one row of the grid, or fill whole rows.
     tap_sums(detail::scratch& memory, const convolution_grid& grid, index_t channels, index_t max_tokens)
         : grid_(grid), channels_(channels), padded_(whole_registers<T>(channels)),
           staged_width_(std::min(grid.width, max_tokens + grid.kernel_width - 1)), given_(memory.take<T>(max_tokens, padded_)),

@@ -62,15 +62,15 @@ public:
                   const row_block<const T>& start, const row_block<T>& c) const {
         run_task(task, memory, a, b, start, c, [](index_t first, index_t count, auto&& visit) { visit(first, count); });
     }
-    /// Only over some of the depth: terms(first, count, visit) calls visit(first, count) for each run of terms of a piece of the depth that
-    /// take part. The others are not multiplied, if an operand is one term.
+    /// A task over only some of the depth: terms(first, count, visit) calls visit(first, count) for each run of terms of a piece of the
+    /// depth that take part. The others are not multiplied, if an operand is one term.
     template <class Terms>
     void run_task(index_t task, detail::scratch& memory, const row_block<const T>& a, const stored_rows<const T>& b,
                   const row_block<const T>& start, const row_block<T>& c, const Terms& terms) const {
         run_task(task, memory, a, b, start, c, terms, {0, depth_pieces(depth_)});
     }
-    /// Only some pieces of the depth, of which the others are added before, to what is the start here, or afterwards: that reads no other
-    /// terms.
+    /// A task over only some pieces of the depth, of which the others are added before, to what is the start here, or afterwards: that
+    /// reads no other terms.
     template <class Terms>
     void run_task(index_t task, detail::scratch& memory, const row_block<const T>& a, const stored_rows<const T>& b,
                   const row_block<const T>& start, const row_block<T>& c, const Terms& terms, const extent& pieces) const {
@@ -102,7 +102,7 @@ private:
     static constexpr index_t panel_width = traits::max_columns * lane_count, max_block_depth = 128 * 4 / sizeof(T), max_block_rows = 384,
                              max_block_columns = 512;
 
-    /// In operands.
+    /// A run of the depth, counted in operands.
     struct depth_run {
         index_t first, count;
     };

@@ -88,7 +88,7 @@ template <class F>
     index_t size = count / pieces, same = pieces - larger;
     for (index_t first = 0; first < count; first += size * same, ++size, same = larger) f(first, size, same);
 }
-/// The same, f(first, size) for each piece.
+/// Cuts [0, count) into pieces of at most `max_size`, as even as they come, and calls f(first, size) for each piece.
 template <class F>
 [[gnu::always_inline]] inline void for_each_piece(index_t count, index_t max_size, F&& f) {
     for_each_size(count, max_size, [&](index_t first, index_t size, index_t pieces) {

@@ -23,7 +23,7 @@ struct tile_product {
     const T* scale = nullptr; ///< one number a row; none: C begins as 0, and is not read,
     bool adds = false;        ///< or as it is
 
-    /// The same from row `rows` on.
+    /// Goes on to the product of the rows from row `rows` on.
     void skip(index_t rows) {
         a += rows * a_row;
         c += rows * c_row;
@@ -76,7 +76,7 @@ void multiply(index_t rows, index_t columns, tile_product<T, E, B> p, auto& ahea
     }
 }
 
-/// The same of any number of registers, in pieces as even as they come.
+/// The product with any number of registers side by side, in pieces as even as they come.
 template <Scalar T, class E = T>
 void multiply_wide(index_t rows, index_t registers, tile_product<T, E> p, auto& ahead) {
     constexpr index_t wide = tile_traits<T>::max_columns, lane_count = simd::lanes<T>::size;

@@ -14,7 +14,7 @@ struct linear_normalisation {
     bool eps_per_key = false; ///< eps is for a mean over the keys, not a sum
 };
 
-/// In place of a local_term: none.
+/// What stands in place of a local_term where there is none.
 struct no_local_term {};
 
 /// out_i = sum over seen j of (phi(q_i) . phi(k_j)) v_j, normalised, plus a local term. Features: how rows of queries and keys become

@@ -33,7 +33,7 @@ public:
         const auto row = map_.padded;
         return {features_, shape_, {shape_.heads * shape_.tokens * row, shape_.tokens * row, row, 1}};
     }
-    /// To be written before they are read here.
+    /// The gradient of the features, to be written before it is read here.
     tensor_view<T> of_features() const { return head_major(of_features_, shape_); }
 
     /// Writes dx, where `to` has memory (it may be of_features), and the sums of d softplus, if they are wanted. Of batch entry b, tokens

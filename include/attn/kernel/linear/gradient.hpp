@@ -21,7 +21,8 @@ struct linear_gradient_call {
     linear_normalisation normalisation;
 };
 
-/// With f = phi(q), e = phi(k + encoding), sums over the keys that a query sees, and backwards over the queries that see a key:
+/// The gradient of linear attention. With f = phi(q), e = phi(k + encoding), sums over the keys that a query sees, and backwards over the
+/// queries that see a key:
 ///     S_i = sum_j e_j v_j^T,      z_i = sum_j e_j,      g_i = dO_i / (f_i . z_i + eps),      c_i = -(f_i . S_i g_i) / (f_i . z_i + eps)
 ///     df_i = S_i g_i + c_i z_i,   dS_j = sum_i f_i g_i^T,   dz_j = sum_i c_i f_i,   de_j = dS_j v_j + dz_j,   dv_j = dS_j^T e_j
 /// and without normalisation g_i = scale dO_i, c_i = 0. Queries go by in chunks. The keys that all of a chunk see are in the sums; the

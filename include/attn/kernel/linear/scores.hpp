@@ -45,7 +45,7 @@ public:
     }
 
 private:
-    /// Only the registers of keys of which some query of a group sees one.
+    /// Multiplies only the registers of keys of which some query of a group sees one.
     void multiply(const feature_rows<T>& queries, const scored_keys<T>& block) const {
         const bool seen_by_all = block.seen[0] > block.keys.count - lanes::size;
         const auto registers = whole_registers<T>(block.keys.count) / lanes::size;

@@ -23,7 +23,7 @@ public:
         for (index_t n = 1; n < heads_ * slots_; ++n) state_type::take(memory, s.keys.channels, s.values.channels);
     }
 
-    /// For how many heads there is room.
+    /// How many heads there is room for.
     index_t heads() const { return heads_; }
     /// The sum of a head, once it is made.
     state_type of(index_t head) const { return slot(head, 0); }

@@ -139,7 +139,7 @@ struct linear_state {
     }
 
 private:
-    /// Of narrower tiles there is one instance for all maps.
+    /// Rows of features as a tile of so many columns reads them: of narrower tiles there is one instance for all maps.
     template <int Columns, class Phi>
     static auto as_read(const feature_rows<T, Phi>& rows) {
         if constexpr (maps_on_reading(Columns * lanes::size)) return rows;

@@ -50,7 +50,7 @@ template <Scalar T>
     return lanes::load(numbers);
 }
 
-/// The same of a token.
+/// One register of the channels of token number `token` from channel c on, `present` of them: the same numbers whatever the layout.
 template <Scalar T>
 [[gnu::always_inline]] inline simd::lanes<T> load_channels(const token_rows<T>& tokens, index_t token, index_t c, index_t present) {
     using lanes = simd::lanes<T>;

@@ -37,7 +37,7 @@ class epilogue {
 public:
     using lanes = simd::lanes<T>;
 
-    /// No key has been seen; a sink per head is a key without a value, and is there from the start.
+    /// The rows of a block of which no key has been seen; a sink per head is a key without a value, and is there from the start.
     epilogue(const query_block& block, const outputs<T>& out, T* wide, const row_sums<T>& known, std::span<const double> sinks)
         : epilogue(block, out, wide, known, 0) {
         std::fill_n(maximum_, max_block_rows, std::numeric_limits<T>::lowest());
@@ -45,7 +45,7 @@ public:
         for (index_t row = 0; !sinks.empty() && row < block.rows(); ++row)
             std::tie(maximum_[row], sum_[row]) = softmax_state<T>::at_start(sinks, block.head_of(row));
     }
-    /// Another pass has been there.
+    /// The rows of a block that another pass has written, with the maxima and sums that it kept.
     epilogue(const query_block& block, const outputs<T>& out, T* wide, const row_sums<T>& known) : epilogue(block, out, wide, known, 0) {
         written_ = bit_range(0, block.rows());
         for (index_t row = 0; row < block.rows(); ++row) {
@@ -111,7 +111,7 @@ public:
             out_.log_sum_exp(block_.batch, block_.head_of(row), block_.token_of(row), 0) =
                 softmax_merge<T>::log_sum_exp(maximum_[row], sum_[row]);
     }
-    /// For the next pass.
+    /// Keeps the maxima and sums of the rows for the next pass.
     void keep(const row_sums<T>& known) const {
         for (index_t row = 0; row < block_.rows(); ++row) {
             known.maximum[number_of(row)] = maximum_[row];

@@ -55,7 +55,7 @@ public:
         : block_keys_(block_keys), channels_(channels), padded_(Rows::width(channels)), pads_(pads && padded_ != channels),
           copies_(memory.take<operand>(slot_count, Rows::rows(block_keys), padded_)) {}
 
-    /// Another head: row 0 stands at first_key.
+    /// Goes on to another head, whose row 0 stands at first_key.
     void begin(const stored_rows<const T>& rows, index_t first_key) {
         rows_ = rows;
         first_key_ = first_key;

@@ -16,7 +16,7 @@ public:
     static std::size_t workspace_bytes(const input_shapes& s, index_t passes, index_t concurrency, bool narrow) {
         return layout_bytes(s, passes > 1, concurrency, narrow);
     }
-    /// For add_keys.
+    /// Bytes of workspace that add_keys needs. narrow: the result is of 16-bit numbers.
     static std::size_t run_workspace_bytes(const input_shapes& s, index_t concurrency, bool narrow) {
         return layout_bytes(s, true, concurrency, narrow);
     }
@@ -24,7 +24,7 @@ public:
     void operator()(const softmax_call<T>& call, const execution& run) const {
         for (index_t pass = 0; pass < call.pattern.passes(); ++pass) attend(call, pass, pass == 0, call.pattern.passes() > 1, run);
     }
-    /// The same of keys that come in runs of whole spans: pass by pass, each in the order of positions. The call has the keys of one run,
+    /// Attends to keys that come in runs of whole spans: pass by pass, each in the order of positions. The call has the keys of one run,
     /// while its pattern knows of all; the workspace keeps what the next run goes on with. After each run, all rows are as if it had been
     /// the last.
     void add_keys(const softmax_call<T>& call, index_t pass, bool is_first, const execution& run) const {

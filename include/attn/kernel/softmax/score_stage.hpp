@@ -79,7 +79,7 @@ public:
 
     /// Whether the rows are few: a copy of a key would be made for a few multiply-adds.
     bool is_few() const { return rows_ <= max_few; }
-    /// The same of keys that are stored in 16 bits, for few rows: as they lie.
+    /// The scores of keys that are stored in 16 bits, for few rows: the keys are read as they lie.
     void multiply_stored(const stored_rows<const T>& keys, index_t count, T* scores, auto& ahead) const {
         with_format<T>(keys.format, [&](auto format) {
             if constexpr (format() != narrow_format::none && std::same_as<E, T>)
@@ -88,7 +88,7 @@ public:
     }
 
 private:
-    /// To numbers_.
+    /// Reads the queries of a block, times a scale, to numbers_.
     void read(const query_block& block, const stored_view<const T>& queries, T scale) {
         const auto rows_from = [&](index_t row) {
             return rows_of(queries, block.batch, block.head_of(row), block.token_of(row)).from(0, block.tokens.step);
@@ -103,7 +103,7 @@ private:
             for (index_t c = 0; c < channels_; ++c) std::fill(numbers_ + c * stride_ + rows_, numbers_ + (c + 1) * stride_, T{0});
     }
 
-    /// So many chains of multiply-adds take less time than a register of lanes that are mostly empty.
+    /// The most rows that are few: so many chains of multiply-adds take less time than a register of lanes that are mostly empty.
     static constexpr index_t max_few = std::max<index_t>(1, lanes::size / 4);
 
     /// One bit for each of the registers left .. right - 1 that sees one of the keys.
@@ -135,7 +135,7 @@ private:
             multiply_register<format>(keys + first * key_bytes, key_bytes, std::min<index_t>(lanes::size, count - first),
                                       scores + first * stride_, ahead);
     }
-    /// Where there are fewer the last is read again, and its scores are for nobody.
+    /// The scores of a register of keys. Where there are fewer the last is read again, and its scores are for nobody.
     template <narrow_format format>
     void multiply_register(const std::byte* keys, index_t key_bytes, index_t count, T* scores, auto& ahead) const {
         constexpr int size = lanes::size;

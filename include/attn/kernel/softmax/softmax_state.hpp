@@ -43,7 +43,7 @@ struct softmax_state {
         const T sink = sinks.empty() ? hidden : static_cast<T>(sinks[static_cast<std::size_t>(head)]);
         return sink == hidden ? std::pair(nothing, T{0}) : std::pair(sink, T{1});
     }
-    /// No key has been seen.
+    /// Begins rows of which no key has been seen.
     void begin(index_t rows, T of_values = 1) {
         std::fill_n(unit, rows, of_values);
         std::fill_n(maximum, rows, nothing);

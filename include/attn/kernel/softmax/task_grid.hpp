@@ -105,7 +105,7 @@ public:
             return grid_.call_.pattern.cut(heads.batch, heads.first_head, grid_.pass_, query, traits::max_rows);
         }
         query_tile tokens_at(index_t block) const { return grid_.tokens_at(first_place_, block, step_); }
-        /// At the nearest cut, but never before the block itself.
+        /// The border behind a block: at the nearest cut, but never before the block itself.
         index_t border_after(const query_tile& block) const { return std::max(cut(block.first + block.count), block.first); }
         index_t first_of(const query_tile& queries) const {
             const auto found = cut(queries.first + traits::max_rows) - queries.first;
@@ -147,8 +147,8 @@ private:
                        packed_heads_ > 1 ? 0 : traits::lane_count);
     }
     index_t parts_of(index_t place) const { return (blocks(step_of_place(place)) + blocks_together_ - 1) / blocks_together_; }
-    /// If a query block in the middle needs masks for a few key blocks: those of one span are kept, and heads one after the other read keys
-    /// again that one head after the other would find in the cache.
+    /// Whether there are masks for heads to share: if a query block in the middle needs masks for a few key blocks, those of one span are
+    /// kept, and heads one after the other read keys again that one head after the other would find in the cache.
     bool has_masks_to_share() const {
         const auto step = step_of_place(0);
         if (step == 0) return false;

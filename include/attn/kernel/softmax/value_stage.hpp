@@ -63,8 +63,8 @@ void add_weighted_values(softmax_state<T>& state, index_t rows, const E* weights
     state.has_values = true;
 }
 
-/// The same to the same bits, but values of hidden keys are not touched: 0 times NaN or infinity is NaN. And weights are multiplied by the
-/// unit of their row.
+/// Adds weighted values to the same bits as add_weighted_values, but values of hidden keys are not touched: 0 times NaN or infinity is NaN.
+/// And weights are multiplied by the unit of their row.
 template <Scalar T, class E>
 void add_seen_values(softmax_state<T>& state, index_t rows, const E* weights, index_t stride, const row_block<const E>& values,
                      index_t keys, const std::uint64_t* visible, index_t before = 0) {

@@ -10,7 +10,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 /// A pattern, pass by pass (for_each_pass): what is asked of it once per query block and key block.
 class visible_keys {
 public:
-    /// In place of a pass: the pattern as a whole.
+    /// The pattern as a whole, in place of a pass.
     static constexpr index_t whole = -1;
 
     /// How many passes some head may need.

@@ -74,16 +74,16 @@ public:
         if (count_ == 0 || (end_ < end && pattern.of_box(queries, pass, blocks.run(end_, end).positions()).is_none())) end_ = end;
         return count_ > 0;
     }
-    /// Where the next one may begin.
+    /// Where the next span may begin.
     index_t end() const { return end_; }
     std::span<const part> parts() const { return {parts_, static_cast<std::size_t>(count_)}; }
-    /// The same if it is known as the first of the key blocks from `from` on, else nothing.
+    /// The parts of the span if it is known as the first of the key blocks from `from` on, else none.
     std::span<const part> parts_from(index_t from) const { return from == asked_from_ ? parts() : std::span<const part>{}; }
 
 private:
     static constexpr index_t none = std::numeric_limits<index_t>::min();
 
-    /// Of one block, from the first key that some row sees to the last.
+    /// Adds the part of one block of keys from the first that some row sees to the last.
     void find_rows(const visible_keys& pattern, const query_block& queries, index_t pass, key_run keys) {
         auto* bits = bits_ + count_ * block_keys_;
         pattern.find(queries, pass, keys, bits);

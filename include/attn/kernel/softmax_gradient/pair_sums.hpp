@@ -111,7 +111,7 @@ public:
     }
     /// Calls f(batch, head, position, sum) for the sum over all keys of each query.
     void for_each_query(const auto& f) const { for_each(by_query({function_, -1}), find_.where.first_query, f); }
-    /// The same over all queries of each key.
+    /// Calls f(batch, head, position, sum) for the sum over all queries of each key.
     void for_each_key(const auto& f) const {
         const auto& s = find_.shapes;
         const shape size{s.queries.batch, s.queries.heads, 1, s.keys.tokens};
@@ -120,7 +120,7 @@ public:
         find_({{function_, -1}, to, 0, find_.where.first_key});
         for_each(to, find_.where.first_key, f);
     }
-    /// The same of each distance j - i, from the most behind to the most ahead.
+    /// Calls f(batch, head, j - i, sum) for the sum over all pairs of each distance j - i, from the most behind to the most ahead.
     void for_each_distance(const auto& f) const {
         const auto& s = find_.shapes;
         const auto batch = s.queries.batch, heads = s.queries.heads, n = s.queries.tokens, m = s.keys.tokens,

@@ -71,7 +71,7 @@ void for_each_function(const composed_score<S...>& chain, const F& f) {
     std::apply([&](const auto&... each) { (for_each_function(each, f), ...); }, chain.functions);
 }
 
-/// And f(function, wanted gradients).
+/// Calls f(function, wanted gradients of it) for the functions of a chain, or for one that is none.
 template <class S, class G, class F>
 void for_each_function(const S& score, const G& wanted, const F& f) {
     f(score, wanted);

@@ -175,7 +175,7 @@ private:
             else add_visible(block, pass, keys);
         }
     }
-    /// From the first key that some row sees to the last.
+    /// Adds the pairs of a run of keys, from the first that some row sees to the last.
     void add_visible(const query_block& block, index_t pass, key_run keys) {
         auto* bits = seen_;
         call_->pattern.find(block, pass, keys, bits);
@@ -237,7 +237,7 @@ private:
         add_to(of_queries_, 0, rows, products_, 1, stride, k, count);
         of_queries_.end();
     }
-    /// Those of one tile.
+    /// Adds the weights of one tile to the sums of those rows whose log_sum_exp does not tell them.
     void add_to_sums(const query_block& block, const gradient_rows<T>& known, index_t count, index_t stride) {
         T of_rows[max_block_rows] = {};
         kernel::add_weights<T>(known, scores_, count, stride, of_rows);

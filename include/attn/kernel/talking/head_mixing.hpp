@@ -57,7 +57,7 @@ public:
     }
 
 private:
-    /// Of a tile of two keys: every number is loaded, and multiplied with its factor, but once for twelve heads.
+    /// The most rows of a tile of two keys: every number is loaded, and multiplied with its factor, but once for twelve heads.
     static constexpr int max_rows = tile_traits<T>::max_rows(2);
 
     struct tile {
@@ -68,7 +68,7 @@ private:
         index_t factor_stride;
     };
 
-    /// So many rows of a matrix that is followed by rows of zeros, `count` of which are written.
+    /// Mixes to so many rows of a matrix that is followed by rows of zeros, `count` of which are written.
     template <int Rows>
     [[gnu::noinline]] void mix(const head_block& block, const tile& t) const {
         const auto stride = block.registers * lanes::size;

@@ -143,7 +143,7 @@ private:
             if (s.mixes_weights) std::copy_n(memory_.states[c].maximum, stride(), block.maximum + c * memory_type::max_queries);
         }
     }
-    /// Of a block that is not all seen, the keys behind the last that any query sees.
+    /// Leaves out, of a block that is not all seen, the keys behind the last that any query sees.
     static void leave_out_last(weight_block<T>& block) {
         if (block.all_seen) return;
         while (block.keys.count > 1 && block.seen[block.keys.count - 1] == 0) --block.keys.count;

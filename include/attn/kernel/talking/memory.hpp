@@ -36,7 +36,7 @@ template <Scalar T>
 struct talking_heads_memory {
     using state_type = softmax_state<T>;
     static constexpr index_t lane_count = simd::lanes<T>::size;
-    /// So few queries that the scores of all heads for a block of keys stay in the second-level cache.
+    /// The most queries of a block: so few that the scores of all heads for a block of keys stay in the second-level cache.
     static constexpr index_t max_queries = query_block_traits<T>::usual_registers * lane_count;
     /// Keys of a block, whose borders are absolute.
     static constexpr index_t keys_of_block = 64;
@@ -96,7 +96,7 @@ struct talking_heads_memory {
         if (ones) std::fill_n(ones, max_queries, T{1});
     }
 
-    /// Of keys or of values, one at a time.
+    /// The reader of blocks of keys or of values; there is memory for one at a time.
     block_reader<T> reader(index_t channels, bool pads) const {
         detail::scratch memory(copies);
         return {memory, block_keys, channels, pads};

@@ -145,7 +145,7 @@ private:
             slices = memory.take<std::byte>(concurrency, static_cast<index_t>(slice_bytes));
         }
         index_t sums_per_part() const { return sums_count[0] + sums_count[1] + sums_count[2] + sums_count[3]; }
-        /// Those of one part of the queries, as 0.
+        /// The sums for the gradients of the mixings over one part of the queries, as 0.
         mixing_sums sums_of(const mixed_head_gradients<T>& wanted, index_t part) const {
             double* at = sums + part * sums_per_part();
             std::fill_n(at, sums_per_part(), 0.0);
