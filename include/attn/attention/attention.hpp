@@ -222,7 +222,7 @@ void attend(const A& op, const inputs<T>& in, const outputs<T>& out, const execu
     detail::forward_checked(op, in, out, run);
 }
 
-/// The same, with a workspace for the call.
+/// Attention with a workspace that is made for the call: see attend(op, in, out, run).
 template <Attention A, Scalar T, ExecutorArgument E = sequential>
 void attend(const A& op, const inputs<T>& in, const outputs<T>& out, E&& executor = {}) {
     op.check(in);
@@ -231,7 +231,7 @@ void attend(const A& op, const inputs<T>& in, const outputs<T>& out, E&& executo
     attend(op, in, out, execution(executor, memory));
 }
 
-/// The same, to a new tensor (batch, heads, n, d_v).
+/// Attention to a new tensor (batch, heads, n, d_v), with a workspace that is made for the call: see attend(op, in, out, run).
 template <Attention A, Scalar T, ExecutorArgument E = sequential>
 [[nodiscard]] tensor<T> attend(const A& op, const inputs<T>& in, E&& executor = {}) {
     op.check(in);
@@ -241,8 +241,8 @@ template <Attention A, Scalar T, ExecutorArgument E = sequential>
     return out;
 }
 
-/// The same of tensors or views of q, k, v and out: of double, or each of float or 16-bit numbers. `how` is an execution, or an executor
-/// that is given a workspace for the call.
+/// Attention of tensors or views q, k and v to out: of double, or each of float or 16-bit numbers. `how` is an execution, or an executor
+/// that is given a workspace for the call. See attend(op, in, out, run).
 template <Attention A, StoredTensor Q, StoredTensor K, StoredTensor V, StoredTensor O, class How = sequential>
     requires(ExecutorArgument<How> || std::same_as<std::remove_cvref_t<How>, execution>)
 void attend(const A& op, const Q& q, const K& k, const V& v, O&& out, How&& how = {}, const positions& where = {}) {
@@ -252,7 +252,7 @@ void attend(const A& op, const Q& q, const K& k, const V& v, O&& out, How&& how 
     if constexpr (alike) attend(op, inputs<T>{q, k, v, where}, outputs<T>{out}, how);
 }
 
-/// The same, to a new tensor of float or double.
+/// Attention of tensors or views q, k and v to a new tensor of float or double: see attend(op, in, out, run).
 template <Attention A, StoredTensor Q, StoredTensor K, StoredTensor V, ExecutorArgument E>
 [[nodiscard]] auto attend(const A& op, const Q& q, const K& k, const V& v, E&& executor, const positions& where = {}) {
     using T = detail::computed_t<Q>;
@@ -262,7 +262,7 @@ template <Attention A, StoredTensor Q, StoredTensor K, StoredTensor V, ExecutorA
     else return tensor<T>();
 }
 
-/// The same on the calling thread.
+/// Attention of tensors or views q, k and v on the calling thread, to a new tensor of float or double: see attend(op, in, out, run).
 template <Attention A, StoredTensor Q, StoredTensor K, StoredTensor V>
 [[nodiscard]] auto attend(const A& op, const Q& q, const K& k, const V& v, const positions& where = {}) {
     return attend(op, q, k, v, sequential(), where);

@@ -45,7 +45,7 @@ public:
     gradient_checks(std::string_view operation, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given)
         : operation_(operation), in_(in), saved_(saved), given_(given) {}
 
-    /// Against the shapes of the values and of log_sum_exp, where the operator has one.
+    /// Checks what is read against the shapes of the values and of log_sum_exp, where the operator has one.
     void check_read(const shape& values, const std::optional<shape>& rows) const {
         check_read("saved.values", saved_.values, values);
         check_read("given.values", given_.values, values);
@@ -140,7 +140,7 @@ void backward(const A& op, const inputs<T>& in, const std::type_identity_t<saved
     op.backward(in, saved, given, wanted, run);
 }
 
-/// The same, with a workspace for the call.
+/// The gradient of attention with a workspace that is made for the call: see backward(op, in, saved, given, wanted, run).
 template <DifferentiableAttention A, Scalar T, ExecutorArgument E = sequential>
 void backward(const A& op, const inputs<T>& in, const std::type_identity_t<saved_outputs<T>>& saved,
               const std::type_identity_t<output_gradients<T>>& given, const std::type_identity_t<gradients_of<A, T>>& wanted,

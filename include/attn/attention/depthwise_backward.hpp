@@ -61,8 +61,8 @@ std::size_t backward_workspace_bytes(const depthwise_convolution<T>& op, const s
 ///     d bias[h, c] = sum over b, (y, x) of given[b, h, (y, x), c]
 /// where (top, left) is (kernel_height / 2, kernel_width / 2), or (0, width - 1) if causal; and sums over the heads that share weights or
 /// bias. Time: 4 n c kernel_height kernel_width flops a head. Memory: a few tiles a thread, and up to 64 sums of each tap and head.
-/// The same bits for every executor, number of threads and strides. Allocates nothing. Throws attention_error, before anything is read or
-/// written: shapes or parameters that do not fit, a gradient that overlaps what is read or another gradient, a workspace too small.
+/// Gives the same bits for every executor, number of threads and strides. Allocates nothing. Throws attention_error, before anything is
+/// read or written: shapes or parameters that do not fit, a gradient that overlaps what is read or another gradient, a workspace too small.
 template <Scalar T>
 void backward(const depthwise_convolution<T>& op, const std::type_identity_t<tensor_view<const T>>& x,
               const std::type_identity_t<tensor_view<const T>>& given, const std::type_identity_t<depthwise_gradients<T>>& wanted,
@@ -78,7 +78,7 @@ void backward(const depthwise_convolution<T>& op, const std::type_identity_t<ten
               run);
 }
 
-/// The same, with a workspace for the call.
+/// The gradient of a depthwise convolution with a workspace that is made for the call: see backward(op, x, given, wanted, run).
 template <Scalar T, ExecutorArgument E = sequential>
 void backward(const depthwise_convolution<T>& op, const std::type_identity_t<tensor_view<const T>>& x,
               const std::type_identity_t<tensor_view<const T>>& given, const std::type_identity_t<depthwise_gradients<T>>& wanted,

@@ -63,7 +63,7 @@ struct depthwise_convolution {
     }
     /// The weights of so many channels as (1 or heads, c, kernel_height, kernel_width).
     tensor_view<const T> kernels(index_t channels) const { return kernels_of(weights, channels); }
-    /// The same of another tensor in the shape of the weights.
+    /// A tensor in the shape of the weights of so many channels as (1 or heads, c, kernel_height, kernel_width).
     template <class V>
     static tensor_view<V> kernels_of(const tensor_view<V>& weights, index_t channels) {
         const auto& w = weights.shape();
@@ -112,7 +112,7 @@ struct depthwise_convolution {
     }
 
 private:
-    /// Of a kernel and a grid: far from where sums of their places would overflow.
+    /// The largest extent of a kernel or a grid: far from where sums of their places would overflow.
     static constexpr index_t max_size = index_t{1} << 40;
 
     struct worker {
@@ -126,7 +126,7 @@ private:
     };
 };
 
-/// Of its weights' scalar type.
+/// Deduces a depthwise_convolution of its weights' scalar type.
 template <TensorLike W, class... Others>
 depthwise_convolution(const W&, const Others&...) -> depthwise_convolution<detail::scalar_t<W>>;
 
@@ -164,7 +164,7 @@ void add_convolution(const depthwise_convolution<T>& op, const detail::read_view
     op.forward(x, out, run);
 }
 
-/// The same, with a workspace for the call.
+/// Adds the convolution of x into out with a workspace that is made for the call: see add_convolution(op, x, out, run).
 template <Scalar T, ExecutorArgument E = sequential>
 void add_convolution(const depthwise_convolution<T>& op, const detail::read_view<T>& x, const std::type_identity_t<tensor_view<T>>& out,
                      E&& executor = {}) {

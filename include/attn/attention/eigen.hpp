@@ -15,7 +15,7 @@ void attend(const A& op, const Q& q, const K& k, const V& v, O&& out, How&& how 
     attend(op, view(q), view(k), view(v), view(out), how, where);
 }
 
-/// The same on the calling thread, to a new matrix of float or double in v's storage order.
+/// Calls an operator on matrices on the calling thread, to a new matrix of float or double in v's storage order.
 template <Attention A, EigenMatrix Q, EigenMatrix K, EigenMatrix V>
 [[nodiscard]] auto attend(const A& op, const Q& q, const K& k, const V& v, const positions& where = {}) {
     using T = computed_in<typename Q::Scalar>;

@@ -7,9 +7,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// A value with one generic call x -> phi(x), applied to each channel of queries and keys:
 ///     []<class S>(S x) { return x * x; }
-/// The same text is evaluated on numbers by the reference and on lanes by the kernel. What it returns must convert to the type of x. As
-/// with score functions, abs, exp, log, max, min, sqrt and tanh are found unqualified on lanes, on numbers after `using std::abs;`,
-/// and `using attn::select; select(x > 0, a, b)` chooses. With a map that is never negative, denominators never vanish.
+/// One text is evaluated on numbers by the reference and on lanes by the kernel. What it returns must convert to the type of x. As with
+/// score functions, abs, exp, log, max, min, sqrt and tanh are found unqualified on lanes, on numbers after `using std::abs;`, and `using
+/// attn::select; select(x > 0, a, b)` chooses. With a map that is never negative, denominators never vanish.
 /// A map of one instruction with phi(phi(x)) = phi(x) may say so, `static constexpr bool idempotent = true`: the kernel then applies it
 /// wherever it reads queries and keys, instead of writing features first.
 template <class F>
@@ -31,7 +31,7 @@ struct relu {
         if constexpr (requires { max_or_second(x, x); }) return max_or_second(S(0), x); // one instruction, of lanes
         else return x < S(0) ? S(0) : x;
     }
-    /// Its slope, 0 at 0.
+    /// The slope of ReLU, 0 at 0.
     template <class S>
     constexpr S derivative(S x) const {
         using attn::select;

@@ -84,7 +84,7 @@ struct focused_linear_attention {
         f(kernel_of<T>(queries, keys, pattern, {.eps = eps, .eps_per_key = true}, local<T>().term(in, rows)), memory + own.used_bytes());
     }
 
-    /// Those of the inputs, and of what the operator refers to, in the same shapes.
+    /// The gradients of the inputs, and of what the operator refers to, in the same shapes.
     template <Scalar T>
     struct gradients : local_gradients<T> {
         std::span<T> scale = {}; ///< through the softplus, of queries and keys

@@ -61,7 +61,7 @@ struct linear_attention {
         f(kernel_of<T>(queries, keys, pattern, {.normalise = normalise, .eps = eps, .scale = scale}), run.workspace().bytes().data());
     }
 
-    /// Those of the inputs.
+    /// The gradients of the inputs.
     template <Scalar T>
     using gradients = input_gradients<T>;
     template <Scalar T>

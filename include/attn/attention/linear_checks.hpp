@@ -33,7 +33,7 @@ template <Scalar T>
 linear_rows<T> all_rows(const inputs<T>& in) {
     return {in.keys, 0, in.queries.shape().tokens};
 }
-/// The same of shapes, to tell how much memory they need.
+/// All rows of a call of such shapes, without memory, to tell how much memory they need.
 template <Scalar T>
 linear_rows<T> rows_of_shapes(const input_shapes& s) {
     return {{nullptr, s.keys, {}}, 0, s.queries.tokens};
@@ -76,7 +76,7 @@ struct local_arguments {
     }
     /// What it reads: `convolution_input`, or the values.
     bool reads_values() const { return !convolution_input.data(); }
-    /// For the kernel.
+    /// The local term of a call, as the kernel computes it.
     kernel::local_term<T, U> term(const inputs<T>& in, const linear_rows<T>& rows) const {
         kernel::local_term<T, U> local{{convolution.present() ? convolution.grid(rows.queries) : kernel::convolution_grid{},
                                         convolution.kernels(in.values.shape().channels), convolution.bias},

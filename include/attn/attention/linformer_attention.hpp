@@ -85,7 +85,7 @@ struct linformer_attention {
         });
     }
 
-    /// Those of the inputs, and of the projections' parameters; of one that both share, in key_projection.
+    /// The gradients of the inputs, and of the projections' parameters; of one that both share, in key_projection.
     template <Scalar T>
         requires detail::HasProjectionGradients<E> && detail::HasProjectionGradients<F>
     struct gradients : input_gradients<T> {

@@ -87,7 +87,7 @@ struct linformer_work {
     linformer_work(scratch& memory, const Op& op, const input_shapes& s, index_t concurrency, std::size_t least = 0)
         : task_bytes(bytes_of_task(op, s)), shared(take_shared(memory, s, concurrency, least)),
           rows(rows_at_once(memory, op, s, concurrency)), keys(take_rows(memory, s.keys)), values(take_rows(memory, s.values)) {}
-    /// For the heads whose rows have been found.
+    /// The memory for the heads whose rows have been found.
     linformer_work(scratch& memory, const Op& op, const input_shapes& s, index_t concurrency, const rows_type& found)
         : task_bytes(bytes_of_task(op, s)), shared(take_shared(memory, s, concurrency, 0)), rows(found), keys(take_rows(memory, s.keys)),
           values(take_rows(memory, s.values)) {}

@@ -38,7 +38,7 @@ struct local_backward {
         check("wanted.convolution.weights", weights, of.convolution.weights.shape());
         check("wanted.convolution.bias", bias, shape{.tokens = 1, .channels = std::ssize(of.convolution.bias)});
     }
-    /// Of the convolution's gradient, at the beginning of the workspace.
+    /// Bytes for the convolution's gradient, at the beginning of the workspace.
     std::size_t workspace_bytes(const input_shapes& s, const shape& out, index_t concurrency) const {
         if (!of.convolution.present()) return 0;
         const auto& read = of.convolution_input.data() ? of.convolution_input.shape() : s.values;

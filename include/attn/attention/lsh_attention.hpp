@@ -63,7 +63,7 @@ struct lsh_attention {
         detail::check_rotations(name, rotations, s.queries);
         return bytes(s, concurrency, false);
     }
-    /// Of rounds that are rounded when the last has been added.
+    /// Bytes of workspace for a result of 16-bit numbers, whose rounds are rounded when the last has been added.
     template <Scalar S>
     std::size_t narrow_workspace_bytes(const input_shapes& s, index_t concurrency) const {
         detail::check_rotations(name, rotations, s.queries);
@@ -80,9 +80,9 @@ struct lsh_attention {
                 w.attend_some(*this, in, out, run, b, h, std::min(w.heads, s.queries.heads - h));
     }
 
-    /// Of the tokens: wanted.queries is all of theirs, as queries and as keys, for both are one tensor; wanted.keys is refused. Buckets are
-    /// taken as constants, as they are almost everywhere, so the rotations have none; nor has a vector of zeros as a key. The hash is
-    /// computed again.
+    /// The gradients of the tokens and the values: wanted.queries is all of the tokens', as queries and as keys, for both are one tensor;
+    /// wanted.keys is refused. Buckets are taken as constants, as they are almost everywhere, so the rotations have none; nor has a vector
+    /// of zeros as a key. The hash is computed again.
     template <Scalar S>
     using gradients = input_gradients<S>;
     template <Scalar S>
@@ -131,7 +131,7 @@ private:
     }
 };
 
-/// Of the type of the rotations.
+/// Deduces lsh_attention of the scalar type of its rotations.
 template <TensorLike R, class... Others>
 lsh_attention(const R&, const Others&...) -> lsh_attention<detail::scalar_t<R>>;
 

@@ -190,7 +190,7 @@ private:
         const auto own = out.values.rows(0, head, token);
         return {own.numbers(), 0, own.channel_stride};
     }
-    /// By bucket, then by position, which counting keeps.
+    /// Sorts the tokens of a head by bucket, then by position, which counting keeps.
     void sort(const Op& op, index_t head) const {
         const auto buckets = 2 * op.rotations.shape().channels;
         const auto* const own = bucket + head * tokens;

@@ -70,7 +70,7 @@ void merge(const outputs<T>& into, const outputs<T>& from, const execution& run)
     });
 }
 
-/// The same.
+/// Merges two results with an executor: see merge(into, from, run).
 template <Scalar T, ExecutorArgument E = sequential>
 void merge(const outputs<T>& into, const outputs<T>& from, E&& executor = {}) {
     workspace none;

@@ -99,7 +99,7 @@ struct max_pooling {
         memory.take<index_t>(channels);
         return memory.used_bytes();
     }
-    /// To the token whose number was taken: of equal ones the first, of NaN the last.
+    /// Adds the gradient of each row to the token whose number was taken: of equal ones the first, of NaN the last.
     template <Scalar T>
     void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count,
                              const kernel::row_block<const T>& given, const kernel::row_block<T>& to, detail::scratch& memory) const {

@@ -86,7 +86,7 @@ void project(const P& projection, const X& from, const tensor_view<detail::scala
     });
 }
 
-/// The same, with a workspace for the call.
+/// The projection of tokens with a workspace that is made for the call: see project(projection, from, out, run, pattern).
 template <TensorLike X, Projection<detail::scalar_t<X>> P, ExecutorArgument E = sequential, Pattern V = dense>
 void project(const P& projection, const X& from, const tensor_view<detail::scalar_t<X>>& out, E&& executor = {}, const V& pattern = {}) {
     using T = detail::scalar_t<X>;
@@ -96,7 +96,7 @@ void project(const P& projection, const X& from, const tensor_view<detail::scala
     project(projection, x, out, execution(executor, memory), pattern);
 }
 
-/// The same, to a new tensor (batch, heads, p, d).
+/// The projection of tokens, to a new tensor (batch, heads, p, d): see project(projection, from, out, run, pattern).
 template <TensorLike X, Projection<detail::scalar_t<X>> P, ExecutorArgument E = sequential, Pattern V = dense>
 [[nodiscard]] auto project(const P& projection, const X& from, E&& executor = {}, const V& pattern = {}) {
     using T = detail::scalar_t<X>;

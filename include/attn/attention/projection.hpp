@@ -86,7 +86,7 @@ struct linear_projection {
             typename product::extent{first_part, end_part - first_part});
     }
 
-    /// Of the matrix and the bias, in their shapes.
+    /// The gradients of the matrix and the bias, in their shapes.
     template <Scalar U>
     struct gradients {
         tensor_view<U> matrix = {}; ///< of the matrix
@@ -146,7 +146,7 @@ private:
     }
 };
 
-/// Of its matrix's scalar type.
+/// Deduces a linear_projection of its matrix's scalar type.
 template <TensorLike W, class... Others>
 linear_projection(const W&, const Others&...) -> linear_projection<detail::scalar_t<W>>;
 
@@ -191,7 +191,7 @@ struct projection_per_head {
         of(head).project_parts(x, head, first, count, first_part, end_part, to, memory);
     }
 
-    /// Of each head's own, or none.
+    /// The gradients of each head's projection, or none.
     template <Scalar T>
         requires requires { typename P::template gradients<T>; }
     struct gradients {

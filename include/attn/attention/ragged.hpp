@@ -148,7 +148,7 @@ void attend(const A& op, const ragged& batch, const inputs<T>& in, const outputs
     });
 }
 
-/// The same, with a workspace for the call.
+/// Attention on a ragged batch with a workspace that is made for the call: see attend(op, batch, in, out, run).
 template <Attention A, Scalar T, ExecutorArgument E = sequential>
 void attend(const A& op, const ragged& batch, const inputs<T>& in, const outputs<T>& out, E&& executor = {}) {
     workspace memory(
@@ -156,7 +156,7 @@ void attend(const A& op, const ragged& batch, const inputs<T>& in, const outputs
     attend(op, batch, in, out, execution(executor, memory));
 }
 
-/// The same, to a new tensor (1, heads, all tokens, d_v).
+/// Attention on a ragged batch, to a new tensor (1, heads, all tokens, d_v): see attend(op, batch, in, out, run).
 template <Attention A, Scalar T, ExecutorArgument E = sequential>
 [[nodiscard]] tensor<T> attend(const A& op, const ragged& batch, const inputs<T>& in, E&& executor = {}) {
     workspace memory(workspace_bytes<T>(op, batch, in, executor));

@@ -63,7 +63,7 @@ struct simplified_linear_attention {
         f(kernel_of<T>(queries, keys, pattern, {.eps = eps}, local<T>().term(in, rows)), run.workspace().bytes().data());
     }
 
-    /// Those of the inputs, and of what the operator refers to.
+    /// The gradients of the inputs, and of what the operator refers to.
     template <Scalar T>
     using gradients = local_gradients<T>;
     template <Scalar T>
@@ -92,7 +92,7 @@ struct simplified_linear_attention {
     }
 
 private:
-    /// Of the keys of all heads, where only that of the encoding is wanted; behind the memory of the kernels.
+    /// The gradient of the keys of all heads, where only that of the encoding is wanted; it lies behind the memory of the kernels.
     template <Scalar T>
     struct gradient_work {
         tensor_view<T> of_keys;

@@ -55,7 +55,7 @@ struct softmax_attention {
     std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const {
         return scheduler<T>::workspace_bytes(s, max_passes<P>, concurrency, false);
     }
-    /// Of rows that are rounded when their last key has been seen.
+    /// Bytes of workspace for a result of 16-bit numbers, whose rows are rounded when their last key has been seen.
     template <Scalar T>
     std::size_t narrow_workspace_bytes(const input_shapes& s, index_t concurrency) const {
         return scheduler<T>::workspace_bytes(s, max_passes<P>, concurrency, true);
@@ -78,13 +78,13 @@ struct softmax_attention {
         scheduler<T>().add_keys({in, out, visible, adjusts ? &adjustment : nullptr, static_cast<T>(factor(in)), sinks, between_blocks},
                                 pass, is_first, run);
     }
-    /// What that needs.
+    /// Bytes of workspace that add_keys needs.
     template <Scalar T>
     std::size_t run_workspace_bytes(const input_shapes& s, index_t concurrency, bool narrow) const {
         return scheduler<T>::run_workspace_bytes(s, concurrency, narrow);
     }
 
-    /// Those of the inputs, and of the sinks: (1, heads, 1, 1).
+    /// The gradients of the inputs, of the sinks, (1, heads, 1, 1), and of the score function.
     template <Scalar T>
     struct gradients : input_gradients<T> {
         tensor_view<T> sinks = {};        ///< summed over the batch

@@ -41,7 +41,7 @@ struct channel_convolution {
         }
     }
 
-    /// Of the weights and the bias, in their shapes.
+    /// The gradients of the weights and the bias, in their shapes.
     template <Scalar U>
     struct gradients {
         tensor_view<U> weights = {}; ///< of the weights
@@ -86,13 +86,13 @@ struct channel_convolution {
         if (part == 0) add_bias_gradients(x.channels, count, given, detail::rows_of_head(wanted.bias, head));
     }
 
-    /// Of both convolutions: the sum of the rows.
+    /// Adds the gradient of the bias of either convolution: the sum of the rows.
     static void add_bias_gradients(index_t channels, index_t count, const kernel::row_block<const T>& given,
                                    const kernel::row_block<T>& of_bias) {
         for (index_t r = 0; of_bias.data && r < count; ++r)
             for (index_t c = 0; c < channels; ++c) of_bias.data[c] += given.data[r * given.row_stride + c];
     }
-    /// Of both convolutions. Throws shape_error without a kernel: sizes are asked for before anything is checked.
+    /// The kernel of either convolution, in tokens. Throws shape_error without one: sizes are asked for before anything is checked.
     static index_t kernel_of(index_t tokens) {
         if (tokens < 1) [[unlikely]]
             throw shape_error("convolution", "weights", "have a kernel of " + std::to_string(tokens) + " tokens");
@@ -102,7 +102,7 @@ struct channel_convolution {
         out.require_apart("the weights of a projection", weights);
         out.require_apart("the bias of a projection", bias);
     }
-    /// Of both convolutions: kernel at least 1, the weights' rows as wide as the tokens, the bias too.
+    /// Refuses parameters of either convolution that do not fit: kernel at least 1, the weights' rows as wide as the tokens, the bias too.
     static void check_convolution(const projection_context& context, const tensor_view<const T>& weights, index_t kernel,
                                   const tensor_view<const T>& bias) {
         detail::check_view(context.operation, context.argument, weights);
@@ -119,7 +119,7 @@ struct channel_convolution {
     }
 };
 
-/// Of its weights' scalar type.
+/// Deduces a channel_convolution of its weights' scalar type.
 template <TensorLike W, class... Others>
 channel_convolution(const W&, const Others&...) -> channel_convolution<detail::scalar_t<W>>;
 
@@ -155,7 +155,7 @@ struct mixing_convolution {
         }
     }
 
-    /// Of the weights and the bias, in their shapes.
+    /// The gradients of the weights and the bias, in their shapes.
     template <Scalar U>
     struct gradients {
         tensor_view<U> weights = {}; ///< of the weights
@@ -235,7 +235,7 @@ private:
     }
 };
 
-/// Of its weights' scalar type.
+/// Deduces a mixing_convolution of its weights' scalar type.
 template <TensorLike W, class... Others>
 mixing_convolution(const W&, const Others&...) -> mixing_convolution<detail::scalar_t<W>>;
 

@@ -101,7 +101,7 @@ struct talking_heads_attention {
         kernel_for<T>(shapes)(in, out, visible, scored ? &adjustment : nullptr, run);
     }
 
-    /// Those of the inputs, of both mixings, their biases, and the sinks, each summed over the batch.
+    /// The gradients of the inputs, and of both mixings, their biases, and the sinks, each of these summed over the batch.
     template <Scalar T>
     using gradients = mixed_head_gradients<T>;
     template <Scalar T>
