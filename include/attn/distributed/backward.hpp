@@ -95,7 +95,7 @@ private:
         return key_plan::of_all_passes(visible, parts.shapes().queries, where.first_query[0], where.first_key[0], parts.query_cuts(),
                                        parts.key_cuts());
     }
-    /// Of each piece, from the first of a rank's queries that sees any of it to the last.
+    /// For each piece of the keys, a rank's queries from the first that sees any of it to the last.
     std::vector<row_range> seeing(const operation& op, const partition& parts, index_t rank) const {
         const auto where = parts.positions();
         const kernel::visible_keys_of<T, P> visible(op.pattern, parts.shapes(), where);
@@ -138,8 +138,8 @@ private:
                 values,
                 {in.positions.first_query[0] + see.first, first_key_ + rows.first}};
     }
-    /// Of the rank's rows, what multiplies their weights. Where any rank has a row whose log_sum_exp does not tell their sum, keys travel
-    /// once more.
+    /// Finds the shares of the rank's rows: what multiplies the weights of each. Where any rank has a row whose log_sum_exp does not tell
+    /// their sum, keys travel once more.
     template <Communicator C>
     std::exception_ptr find_shares(C& ranks, const inputs<T>& in, const saved_outputs<T>& saved, const execution& run) {
         const auto& s = shape_ = saved.log_sum_exp.shape();
@@ -164,7 +164,7 @@ private:
         softmax::to_shares(saved.log_sum_exp, op_.sinks, shares_.data());
         return failure;
     }
-    /// Those of some of the rows.
+    /// The shares, which multiply weights, of some of the rows.
     const T* shares_of(const row_range& rows) {
         shares_of_some_.resize(static_cast<std::size_t>(shape_.batch * shape_.heads * rows.count));
         for_each_share(rows, [](T all, T& some) { some = all; });
@@ -253,7 +253,7 @@ void backward(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, con
     detail::backward_on_all(op, ranks, in, saved, given, wanted, run.concurrency(), need, [&]() -> const execution& { return run; });
 }
 
-/// The same, with a workspace for the call.
+/// The gradient of a call over ranks, with a workspace that is made for the call: see backward(op, ranks, in, saved, given, wanted, run).
 template <Attention A, Scalar T, Communicator C, ExecutorArgument E = sequential>
 void backward(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, const std::type_identity_t<saved_outputs<T>>& saved,
               const std::type_identity_t<output_gradients<T>>& given, const std::type_identity_t<gradients_of<A, T>>& wanted,

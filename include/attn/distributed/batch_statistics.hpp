@@ -27,7 +27,7 @@ public:
         waiting_ = piece_count_ + 1;
     }
 
-    /// Of all tokens. They stay valid as long as this does.
+    /// The moments of all tokens. They stay valid as long as this object does.
     moments_view operator()(const execution& run) {
         const auto failure = failure_of([&] { find_own(run); }); // who has failed still passes on what others wait for
         index_t before = -1;

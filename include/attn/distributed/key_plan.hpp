@@ -24,7 +24,7 @@ constexpr row_range rows_between(index_t first, index_t end) { return end > firs
 constexpr row_range common_rows(const row_range& a, const row_range& b) {
     return rows_between(std::max(a.first, b.first), std::min(a.end(), b.end()));
 }
-/// From the first row of both to the last.
+/// The rows from the first row of two ranges to the last.
 constexpr row_range spanned_rows(const row_range& a, const row_range& b) {
     if (a.count == 0 || b.count == 0) return a.count == 0 ? b : a;
     return rows_between(std::min(a.first, b.first), std::max(a.end(), b.end()));
@@ -38,7 +38,7 @@ index_t first_possible(index_t first, index_t end, const auto& none_of) {
     const auto found = first_possible(first, middle, none_of);
     return found < middle ? found : first_possible(middle, end, none_of);
 }
-/// From that row to the last one.
+/// The rows from the first to the last of which none_of does not hold; none if it holds of all.
 row_range possible_rows(const row_range& all, const auto& none_of) {
     if (all.count == 0) return {};
     const auto first = first_possible(all.first, all.end(), none_of);
@@ -101,7 +101,7 @@ public:
     static constexpr index_t usual_keys = 4096;
 
     key_plan() = default;
-    /// The same pieces for all passes: of a call that takes them in any order, and all passes of one at a time.
+    /// A plan of the same pieces for all passes: of a call that takes them in any order, and all passes of one at a time.
     static key_plan of_all_passes(const kernel::visible_keys& visible, const shape& queries, index_t first_query, index_t first_key,
                                   const row_cuts& query_cuts, const row_cuts& key_cuts) {
         key_plan plan;
@@ -133,7 +133,7 @@ public:
     row_range held(index_t rank) const { return key_cuts_.of(rank); }
     index_t pieces() const { return std::ssize(pieces_); }
     const key_piece& piece(index_t number) const { return pieces_[static_cast<std::size_t>(number)]; }
-    /// From the first key of the piece that the rank's queries see to the last.
+    /// The keys of a piece from the first that a rank's queries see to the last.
     row_range seen(index_t number, index_t rank) const { return seen_[static_cast<std::size_t>(number * key_cuts_.ranks() + rank)]; }
     /// A number that ranks compare to see that they have the same plan.
     index_t fingerprint() const {
@@ -144,10 +144,10 @@ public:
         for (const auto& rows : seen_) mix(rows.first), mix(rows.count);
         return static_cast<index_t>(sum >> 1);
     }
-    /// Calls f(transfer) for those of a piece: each rank receives what it sees and does not hold. What several see goes round from one to
-    /// the next, beginning with who holds it, so that none has to send it to all. A round goes at the pace of its slowest rank, who keeps a
-    /// piece until the next one takes it: so it ends, and the holder begins another one, before a rank with fewer or more queries, by an
-    /// eighth or so; and before one who sees what the one before it does not.
+    /// Calls f(transfer) for the transfers of a piece: each rank receives what it sees and does not hold. What several see goes round from
+    /// one to the next, beginning with who holds it, so that none has to send it to all. A round goes at the pace of its slowest rank, who
+    /// keeps a piece until the next one takes it: so it ends, and the holder begins another one, before a rank with fewer or more queries,
+    /// by an eighth or so; and before one who sees what the one before it does not.
     template <class F>
     void for_each_transfer(index_t number, const F& f) const {
         const auto ranks = key_cuts_.ranks();
@@ -165,7 +165,7 @@ public:
             }
         }
     }
-    /// The same, of those from a rank or to it.
+    /// Calls f(transfer) for those transfers of a piece that go from a rank or to it.
     template <class F>
     void for_each_transfer_of(index_t number, index_t rank, const F& f) const {
         for_each_transfer(number, [&](const key_transfer& t) {
@@ -174,7 +174,7 @@ public:
     }
     /// Whether a rank sees rows of a piece that it does not hold.
     bool receives(index_t number, index_t rank) const { return common_rows(seen(number, rank), key_cuts_.of(rank)) != seen(number, rank); }
-    /// From the first row that a rank holds and others see to the last.
+    /// The rows from the first that a rank holds and others see to the last.
     row_range sent(index_t rank) const {
         row_range rows;
         for (index_t number = 0; number < pieces(); ++number)
@@ -184,7 +184,7 @@ public:
     }
 
 private:
-    /// Of about as many queries the same number: their first four binary digits, and how many there are.
+    /// The pace of a rank, a number that those of about as many queries share: their first four binary digits, and how many there are.
     index_t pace(index_t rank) const { return paces_.empty() ? 0 : paces_[static_cast<std::size_t>(rank)]; }
     void set_paces(const row_cuts& queries) {
         for (index_t rank = 0; rank < queries.ranks(); ++rank) {
@@ -193,7 +193,7 @@ private:
             paces_.push_back(16 * dropped + static_cast<index_t>(count >> dropped));
         }
     }
-    /// Those of which some rank sees something, in the passes first_pass .. end_pass - 1.
+    /// Adds the pieces of which some rank sees something, in the passes first_pass .. end_pass - 1.
     void add_pieces(const call_visibility& call, const row_cuts& query_cuts, index_t first_pass, index_t end_pass, index_t step) {
         const auto keys = key_cuts_.cuts.back(), length = piece_length(step);
         for (index_t first = 0; first < keys;) {

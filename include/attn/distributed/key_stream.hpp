@@ -35,7 +35,7 @@ public:
         : own_(own), held_(held), element_(own.is_narrow() ? 2 : static_cast<index_t>(sizeof(T))),
           row_bytes_(product(own.shape().batch, own.shape().heads, own.shape().channels, element_)) {}
 
-    /// Of one token, in all batch entries and heads.
+    /// Bytes of one token, in all batch entries and heads.
     index_t row_bytes() const { return row_bytes_; }
     /// Copies own rows, of those that the rank holds, to memory whose first row is `begin`.
     void copy(const row_range& rows, std::byte* memory, index_t begin) const {

@@ -8,7 +8,7 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
-/// Of a partition and a pattern; the same on every rank.
+/// Which keys of linear attention a rank takes as a sum, and which one by one, by a partition and a pattern; the same on every rank.
 template <Scalar T, Pattern P>
 class linear_plan {
 public:
@@ -41,7 +41,7 @@ public:
     }
     /// The spans that begin where a rank holds the keys.
     row_range spans_of(index_t rank) const { return rows_between(border(parts_.keys(rank).first), border(parts_.keys(rank).end())); }
-    /// At most, whatever the rank holds.
+    /// How many spans a rank has at most, whatever it holds.
     index_t span_count(index_t rank) const { return (spans_of(rank).count + keys_of_span() - 1) / keys_of_span() + 1; }
     /// The keys of one of a rank's spans.
     row_range span_rows(index_t rank, index_t number) const {

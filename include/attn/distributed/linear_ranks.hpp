@@ -11,7 +11,7 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
-/// Of an operator that has a `with_kernel`.
+/// How a rank does its part of linear attention, of an operator that has a `with_kernel`.
 template <class Op, Pattern P, Scalar T>
 class linear_rank_call {
     using plan_type = linear_plan<T, P>;
@@ -30,8 +30,8 @@ public:
         lay_out(own);
     }
 
-    /// Against all rows, of which a rank has some: positional encodings are those of all keys, and the convolution's input is a rank's as
-    /// its queries are.
+    /// Checks the operator against all rows, of which a rank has some: positional encodings are those of all keys, and the convolution's
+    /// input is a rank's as its queries are.
     static void check(const Op& op, const partition& parts, index_t rank, const inputs<T>& in) {
         auto whole = op;
         if constexpr (has_convolution) {
@@ -92,7 +92,7 @@ public:
 
 private:
     index_t kv_heads() const { return parts_.shapes().keys.heads; }
-    /// Of sums.
+    /// How many sums there are: one for each batch entry and kv head.
     index_t numbers() const { return parts_.shapes().queries.batch * kv_heads(); }
     index_t summed(index_t rank, index_t number) const { return plan_.summed(rank, number / kv_heads()); }
 

@@ -24,9 +24,9 @@ struct rank_call<linformer_attention<E, F, P>, T> {
                 static_cast<std::size_t>(product(heads(), rows_.max_rows, k.channels + v.channels, static_cast<index_t>(sizeof(T)))));
     }
 
-    /// Against all tokens: every rank has the parameters for them.
+    /// Checks the operator against all tokens: every rank has the parameters for them.
     static void check(const operation& op, const partition& parts, index_t, const inputs<T>& in) { op.check(whole_inputs(parts, in)); }
-    /// Of what travels: tokens, and projected rows.
+    /// A number that ranks compare to see that the same travels: tokens, and projected rows.
     index_t fingerprint() const {
         auto sum = static_cast<std::uint64_t>(plan_.fingerprint());
         const auto mix = [&](index_t number) { sum = (sum ^ static_cast<std::uint64_t>(number)) * 0x100000001b3; };
@@ -74,11 +74,11 @@ private:
     }
     index_t tokens() const { return parts_.shapes().keys.tokens; }
     index_t kv_heads() const { return parts_.shapes().keys.heads; }
-    /// Of all batch entries.
+    /// How many kv heads all batch entries have together.
     index_t heads() const { return parts_.shapes().keys.batch * kv_heads(); }
     typename work::part all() const { return {0, parts_.shapes().keys.batch, 0, kv_heads()}; }
 
-    /// In a head of any batch entry.
+    /// The shares of a projection in a head of any batch entry.
     template <class Projected>
     auto shares_of(const Projected& projection, index_t head) const {
         return projection_shares<T, Projected>(projection, head % kv_heads(), parts_.key_cuts());
@@ -150,7 +150,7 @@ private:
         for (auto& message : sending) ranks.wait(message);
         return failure;
     }
-    /// Of a run of rows of a head, what is the rank's.
+    /// Projects what is the rank's of a run of rows of a head.
     void project_run(const auto& projection, const kernel::token_rows<T>& x, index_t head, index_t row, index_t count,
                      const kernel::row_block<T>& to, const scratch& memory) const {
         const auto shares = shares_of(projection, head);

@@ -38,10 +38,10 @@ concept DifferentiableLayer =
 
 namespace detail {
 
-/// No parameter that has a gradient.
+/// What stands for the gradients of parameters where a layer has none.
 struct no_parameter_gradients {};
 
-/// Those of a layer; of one that has no gradient, none.
+/// The gradients of a layer's parameters; of one that has no gradient, none.
 template <class L>
 struct gradients_of_layer_type {
     using type = no_parameter_gradients;
@@ -146,7 +146,7 @@ void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const t
     layer.forward(in, out, kept.bytes().data(), run);
 }
 
-/// The same, with a workspace for the call.
+/// Runs a layer and keeps what its gradient needs, with a workspace that is made for the call: see forward(layer, in, out, kept, run).
 template <DifferentiableLayer L, ExecutorArgument E = sequential>
 void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out, workspace& kept,
              E&& executor = {}) {
@@ -180,7 +180,7 @@ void backward(const L& layer, const layer_inputs<typename L::scalar>& in, const 
     layer.backward(in, kept.bytes().data(), given, wanted, run);
 }
 
-/// The same, with a workspace for the call.
+/// The gradient of a layer with a workspace that is made for the call: see backward(layer, in, kept, given, wanted, run).
 template <DifferentiableLayer L, ExecutorArgument E = sequential>
 void backward(const L& layer, const layer_inputs<typename L::scalar>& in, const workspace& kept,
               const std::type_identity_t<tensor_view<const typename L::scalar>>& given,

@@ -52,7 +52,7 @@ struct feed_forward {
             }
     }
 
-    /// Those of its linears.
+    /// The gradients of the linears' parameters.
     struct gradients {
         typename linear<T>::gradients up = {};   ///< of up
         typename linear<T>::gradients down = {}; ///< of down

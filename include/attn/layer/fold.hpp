@@ -19,14 +19,14 @@ linear<T> fold_into(const N& norm, const linear<T>& layer, parameters& folded, c
     fold(norm, layer.view(), linear_view<T>{weight, biases});
     return {weight, biases, layer.products};
 }
-/// The same for a feed_forward: `up`, and `gate` if there is one.
+/// The feed_forward that equals `norm` and then `layer`: `up` is folded, and `gate` if there is one. Throws as for a linear.
 template <FoldableNorm N, Scalar T, class F>
 feed_forward<T, F> fold_into(const N& norm, feed_forward<T, F> layer, parameters& folded, const std::string& name) {
     layer.up = fold_into(norm, layer.up, folded, name + ".up");
     if (layer.gated()) layer.gate = fold_into(norm, layer.gate, folded, name + ".gate");
     return layer;
 }
-/// The same for a spatial_reduction, whose linear reads the tokens of a window side by side.
+/// The spatial_reduction that equals `norm` and then `layer`, whose linear reads the tokens of a window side by side.
 template <FoldableNorm N, Scalar T, Norm Own>
 spatial_reduction<T, Own> fold_into(const N& norm, spatial_reduction<T, Own> layer, parameters& folded, const std::string& name) {
     const auto& from = layer.projection;
@@ -46,7 +46,7 @@ spatial_reduction<T, Own> fold_into(const N& norm, spatial_reduction<T, Own> lay
     layer.projection = {weight, biases, from.products};
     return layer;
 }
-/// The same for a multi_head: `q`, and `k` and `v`, or the layer in front of them.
+/// The multi_head that equals `norm` and then `layer`: folded are `q`, and `k` and `v`, or the layer in front of them.
 template <FoldableNorm N, Scalar T, Attention A, class R, Norm M>
 multi_head<T, A, R, M> fold_into(const N& norm, multi_head<T, A, R, M> layer, parameters& folded, const std::string& name) {
     layer.q = fold_into(norm, layer.q, folded, name + ".q");
@@ -58,7 +58,7 @@ multi_head<T, A, R, M> fold_into(const N& norm, multi_head<T, A, R, M> layer, pa
     }
     return layer;
 }
-/// The same for a layer in windows: the layer inside.
+/// The layer in windows that equals `norm` and then `outer`: the layer inside is folded.
 template <FoldableNorm N, Layer L>
 windowed<L> fold_into(const N& norm, windowed<L> outer, parameters& folded, const std::string& name) {
     outer.layer = fold_into(norm, outer.layer, folded, name);

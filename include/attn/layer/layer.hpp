@@ -147,7 +147,7 @@ void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const t
     layer.forward(in, out, run);
 }
 
-/// The same, with a workspace for the call.
+/// Runs a layer with a workspace that is made for the call: see forward(layer, in, out, run).
 template <Layer L, ExecutorArgument E = sequential>
 void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out, E&& executor = {}) {
     layer.check(in);
@@ -155,7 +155,7 @@ void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const t
     forward(layer, in, out, execution(executor, memory));
 }
 
-/// The same, to a new tensor.
+/// Runs a layer, to a new tensor, with a workspace that is made for the call: see forward(layer, in, out, run).
 template <Layer L, ExecutorArgument E = sequential>
 [[nodiscard]] tensor<typename L::scalar> forward(const L& layer, const layer_inputs<typename L::scalar>& in, E&& executor = {}) {
     layer.check(in);

@@ -61,7 +61,7 @@ struct linear {
         forward(in.tokens, in.residual, out, run);
     }
 
-    /// Those of its weight, (1, 1, outputs, inputs), and bias, (outputs).
+    /// The gradients of the weight, (1, 1, outputs, inputs), and the bias, (outputs).
     struct gradients {
         tensor_view<T> weight = {}; ///< channels side by side
         std::span<T> bias = {};     ///< also where the layer has none
@@ -71,7 +71,7 @@ struct linear {
         visit("wanted.weight", wanted.weight, weight.shape(), true);
         visit("wanted.bias", detail::as_row(wanted.bias), shape{.tokens = 1, .channels = outputs()}, true);
     }
-    /// Nothing: its gradient needs the tokens alone.
+    /// Bytes that the gradient needs kept: none, for it needs the tokens alone.
     std::size_t kept_bytes(const shape&, const shape&) const { return 0; }
     void forward(const layer_inputs<T>& in, const tensor_view<T>& out, std::byte*, const execution& run) const { forward(in, out, run); }
     std::size_t backward_workspace_bytes(const shape& tokens, const shape&, index_t concurrency) const {
@@ -101,7 +101,7 @@ struct linear {
         if (!residual.data() || bias.empty()) return;
         detail::for_each_row(out, run, [&](T* row, index_t, index_t) { detail::add_rows(row, bias.data(), row, outputs()); });
     }
-    /// Its gradient; that of the tokens is added to what is there if it `adds`.
+    /// The gradient of the layer; that of the tokens is added to what is there if it `adds`.
     void backward(const tensor_view<const T>& x, const tensor_view<const T>& given, const tensor_view<T>& of_tokens, bool adds,
                   const gradients& wanted, const execution& run) const {
         const detail::row_matrices matrices(x.shape(), x, given, of_tokens);
@@ -141,7 +141,7 @@ private:
     };
 };
 
-/// Of its weight's scalar type; of a 16-bit one, float.
+/// Deduces a linear of its weight's scalar type; of a 16-bit one, float.
 template <StoredTensor W, class... Others>
 linear(const W&, const Others&...) -> linear<detail::computed_t<W>>;
 

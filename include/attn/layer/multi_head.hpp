@@ -119,7 +119,7 @@ struct multi_head {
         compute(in, {memory, *this, tokens, source, false}, result, run);
     }
 
-    /// Those of its parts; of the attention's, the queries, keys and values are left empty, and of the norms' the x.
+    /// The gradients of all parts' parameters; of the attention's, the queries, keys and values are left empty, and of the norms' the x.
     struct gradients {
         typename linear<T>::gradients q = {};                ///< of q
         typename linear<T>::gradients k = {};                ///< of k

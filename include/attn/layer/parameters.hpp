@@ -40,7 +40,7 @@ public:
             return numbers<S>(e).view();
         }
     }
-    /// The same of one whose format the program learns as it runs: none for float.
+    /// Adds a tensor of a format that the program learns as it runs: none for float.
     stored_view<float> add(const std::string& name, const extents& size, narrow_format format) {
         if (format == narrow_format::none) return add<float>(name, size);
         const auto s = shape_of(name, size);
@@ -67,8 +67,8 @@ public:
         }
         return std::as_const(*this).get<T>(name, size);
     }
-    /// The same; by any number of threads. Throws parameter_error also if its numbers are of another type, and were never asked for in this
-    /// one.
+    /// The tensor of that name, of parameters that are const and so convert nothing; by any number of threads. Throws parameter_error as
+    /// the get that converts, and if its numbers are of another type, and were never asked for in this one.
     template <Scalar T>
     tensor_view<const T> get(const std::string& name, const extents& size) const& {
         const auto& e = find(entries_, name);
@@ -82,7 +82,7 @@ public:
     stored_view<const T> get_stored(const std::string& name, const extents& size) & {
         return stored_of<T>(*this, name, size);
     }
-    /// The same, as get of const parameters.
+    /// The tensor of that name as it lies, or as get of const parameters has it, which converts nothing.
     template <Scalar T>
     stored_view<const T> get_stored(const std::string& name, const extents& size) const& {
         return stored_of<T>(*this, name, size);
@@ -92,7 +92,7 @@ public:
     std::span<const T> get_vector(const std::string& name, index_t count) & {
         return vector_of<T>(*this, name, count);
     }
-    /// The same, as get of const parameters.
+    /// The tensor of that name and one dimension, as get of const parameters has it, which converts nothing.
     template <Scalar T>
     std::span<const T> get_vector(const std::string& name, index_t count) const& {
         return vector_of<T>(*this, name, count);
@@ -103,7 +103,7 @@ public:
     linear<T> get_linear(const std::string& name, index_t outputs, index_t inputs) & {
         return linear_of<T>(*this, name, outputs, inputs);
     }
-    /// The same, as get of const parameters.
+    /// The linear of that name, as get_linear has it, but of const parameters, which convert nothing.
     template <Scalar T>
     linear<T> get_linear(const std::string& name, index_t outputs, index_t inputs) const& {
         return linear_of<T>(*this, name, outputs, inputs);
@@ -132,7 +132,7 @@ public:
     std::string_view other_bytes(const std::string& name) const { return find(entries_, name).other_bytes; }
     /// Texts by name, which a file has beside its tensors: safetensors' "__metadata__", such as {"format", "pt"}.
     std::map<std::string, std::string>& metadata() { return metadata_; }
-    /// The same, to be read.
+    /// Texts by name, which a file has beside its tensors, to be read.
     const std::map<std::string, std::string>& metadata() const { return metadata_; }
     /// All names, sorted.
     std::vector<std::string> names() const {
@@ -171,7 +171,7 @@ private:
             return {bits.data(), format, bits.shape(), bits.view().strides()};
         }
     };
-    /// Its numbers as T, const as the entry is.
+    /// The numbers of an entry as T, const as the entry is.
     template <class T>
     static auto& numbers(auto& e) {
         if constexpr (std::same_as<T, double>) return e.double_numbers;

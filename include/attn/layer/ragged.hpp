@@ -74,7 +74,7 @@ void forward(const L& layer, const ragged& batch, const layer_inputs<typename L:
     });
 }
 
-/// The same, with a workspace for the call.
+/// Runs a layer on a ragged batch with a workspace that is made for the call: see forward(layer, batch, in, out, run).
 template <Layer L, ExecutorArgument E = sequential>
 void forward(const L& layer, const ragged& batch, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out,
              E&& executor = {}) {
@@ -82,7 +82,7 @@ void forward(const L& layer, const ragged& batch, const layer_inputs<typename L:
     forward(layer, batch, in, out, execution(executor, memory));
 }
 
-/// The same, to a new tensor.
+/// Runs a layer on a ragged batch, to a new tensor: see forward(layer, batch, in, out, run).
 template <Layer L, ExecutorArgument E = sequential>
 [[nodiscard]] tensor<typename L::scalar> forward(const L& layer, const ragged& batch, const layer_inputs<typename L::scalar>& in,
                                                  E&& executor = {}) {

@@ -28,7 +28,7 @@ public:
     /// A table of the angles of positions 0 to max_positions - 1.
     rotary(index_t max_positions, index_t channels, rotary_pairs pairs = rotary_pairs::half_split, double base = 10000)
         : rotary(max_positions, geometric(max_positions, channels, base), pairs) {}
-    /// With other frequencies: interpolated, NTK-aware, YaRN, your own.
+    /// A table of the angles of other frequencies: interpolated, NTK-aware, YaRN, your own.
     rotary(index_t max_positions, const rotary_frequencies& f, rotary_pairs pairs = rotary_pairs::half_split)
         : max_positions_(max_positions), channels_(2 * std::ssize(f.values)), pairs_(pairs) {
         reserve();
@@ -172,7 +172,7 @@ void rotate_backward(const rotary<T>& rotation, const std::type_identity_t<tenso
     rotation.backward(given, where, wanted, run);
 }
 
-/// The same.
+/// The gradient of a rotation with an executor: see rotate_backward(rotation, given, where, wanted, run).
 template <Scalar T, ExecutorArgument E = sequential>
 void rotate_backward(const rotary<T>& rotation, const std::type_identity_t<tensor_view<const T>>& given, const rotary_positions& where,
                      const std::type_identity_t<tensor_view<T>>& wanted, E&& executor = {}) {
@@ -180,7 +180,7 @@ void rotate_backward(const rotary<T>& rotation, const std::type_identity_t<tenso
     rotate_backward(rotation, given, where, wanted, execution(executor, none));
 }
 
-/// The same.
+/// Turns x with an executor: see rotate(rotation, x, where, out, run).
 template <Scalar T, ExecutorArgument E = sequential>
 void rotate(const rotary<T>& rotation, const detail::read_view<T>& x, const rotary_positions& where,
             const std::type_identity_t<tensor_view<T>>& out, E&& executor = {}) {
@@ -188,7 +188,7 @@ void rotate(const rotary<T>& rotation, const detail::read_view<T>& x, const rota
     rotate(rotation, x, where, out, execution(executor, none));
 }
 
-/// The same, to a new tensor.
+/// Turns x, to a new tensor: see rotate(rotation, x, where, out, run).
 template <Scalar T, ExecutorArgument E = sequential>
 [[nodiscard]] tensor<T> rotate(const rotary<T>& rotation, const detail::read_view<T>& x, const rotary_positions& where = 0,
                                E&& executor = {}) {

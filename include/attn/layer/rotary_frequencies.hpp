@@ -32,8 +32,8 @@ struct rotary_frequencies {
         for (auto& x : f.values) x /= factor;
         return f;
     }
-    /// Those of the base  base factor^(c / (c - 2)): the fastest pair stays, the slowest is interpolated. c is at least 4. "NTK-aware"
-    /// scaling, bloc97 2023.
+    /// The geometric frequencies of the base  base factor^(c / (c - 2)): the fastest pair stays, the slowest is interpolated. c is at least
+    /// 4. "NTK-aware" scaling, bloc97 2023.
     static rotary_frequencies ntk(index_t channels, double factor, double base = 10000) {
         check(channels, base, factor);
         if (channels < 4)

@@ -16,7 +16,7 @@ public:
     constexpr rotary_positions(P&& first) : first_(std::forward<P>(first)) {}
     /// (batch or 1, 1, n, axes): row r of batch entry b is at of_tokens(b, 0, r, a) along axis a. A view.
     constexpr rotary_positions(const tensor_view<const index_t>& of_tokens) : of_tokens_(of_tokens), in_table_(true) {}
-    /// The same of a tensor that somebody keeps.
+    /// A table as the view takes it, of a tensor that somebody keeps.
     rotary_positions(const tensor<index_t>& of_tokens) : rotary_positions(of_tokens.view()) {}
     /// A temporary would be gone before it is read: name the tensor first.
     rotary_positions(const tensor<index_t>&& of_tokens) = delete;

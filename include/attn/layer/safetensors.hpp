@@ -140,9 +140,9 @@ public:
         if (!in_.seekg(0)) fail();
         bytes_ = static_cast<std::uint64_t>(end);
     }
-    /// Its size.
+    /// The size of the file.
     std::uint64_t bytes() const { return bytes_; }
-    /// The next bytes of it.
+    /// Reads the next bytes of the file.
     void operator()(char* to, std::size_t count) {
         if (!in_.read(to, static_cast<std::streamsize>(count))) fail();
     }

@@ -12,7 +12,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 ///     y   = x + attention(attention_norm(x)),       out = y + feed_forward(feed_forward_norm(y))
 /// attention: a multi_head, a windowed one, or any layer that keeps the shape; a context, from which it takes keys and values, is not
 /// normalised. A learned scale of a branch (CaiT's LayerScale) is the last linear with its rows scaled. out may be the tokens themselves.
-/// Its residuals are its own: it adds no other. Memory: one more copy of the tokens, and what attention and feed_forward need. Vaswani et
+/// The residuals are its own: it adds no other. Memory: one more copy of the tokens, and what attention and feed_forward need. Vaswani et
 /// al. 2017, "Attention Is All You Need"; the norm in front: Xiong et al. 2020, "On Layer Normalization in the Transformer Architecture".
 template <Norm N, Layer M, Layer F>
 struct transformer_block {
@@ -75,7 +75,7 @@ struct transformer_block {
         feed_forward.forward({.tokens = normalised(feed_forward_norm, out), .residual = out}, out, run);
     }
 
-    /// Those of its parts. The norms' own x are left empty.
+    /// The gradients of all parts' parameters. The norms' own x are left empty.
     struct gradients {
         detail::gradients_of_norm<N> attention_norm = {};    ///< of attention_norm
         detail::gradients_of_layer<M> attention = {};        ///< of attention

@@ -103,7 +103,7 @@ struct windowed {
         write(in, w, out, run);
     }
 
-    /// Those of the layer inside.
+    /// The gradients of the parameters of the layer inside.
     using gradients = detail::gradients_of_layer<L>;
     void for_each_gradient(const layer_inputs<scalar>& in, const gradients& wanted, const auto& visit) const {
         layer.for_each_gradient({.tokens = planned_windows(in), .positions = in.positions}, wanted, visit);
@@ -218,7 +218,7 @@ struct spatial_reduction {
         if constexpr (has_norm) norm.forward(projected, out, run);
     }
 
-    /// Those of the projection and the norm.
+    /// The gradients of the parameters of the projection and the norm.
     struct gradients {
         typename linear<T>::gradients projection = {}; ///< of projection
         detail::gradients_of_norm<N> norm = {};        ///< of norm
@@ -227,7 +227,7 @@ struct spatial_reduction {
         projection.for_each_gradient(in, wanted.projection, detail::visit_member("projection", visit));
         detail::for_each_norm_gradient<N>(wanted.norm, projection.outputs(), detail::visit_member("norm", visit));
     }
-    /// What the norm reads.
+    /// Bytes that the gradient needs kept: what the norm reads.
     std::size_t kept_bytes(const shape& tokens, const shape&) const {
         detail::scratch memory;
         take_projected(memory, tokens);

@@ -90,7 +90,7 @@ struct window_grid {
                                  "of " + std::to_string(shift_height) + " x " + std::to_string(shift_width) +
                                      " tokens does not lie within the window of " + window);
     }
-    /// The same, and unless a tensor holds the tokens of the grid.
+    /// Throws attention_error unless windows and shifts fit the grid, and the tensor `argument` holds the tokens of the grid.
     void check_tokens(std::string_view operation, std::string_view argument, const shape& tokens) const {
         check_sizes(operation);
         if (tokens.tokens != height * width)
@@ -169,14 +169,14 @@ void window_partition(const window_grid& grid, const V& image, const tensor_view
     detail::copy_to_windows(grid, from, windows, run);
 }
 
-/// The same.
+/// The windows of images with an executor: see window_partition(grid, image, windows, run).
 template <TensorLike V, ExecutorArgument E = sequential>
 void window_partition(const window_grid& grid, const V& image, const tensor_view<detail::scalar_t<V>>& windows, E&& executor = {}) {
     workspace none;
     window_partition(grid, image, windows, execution(executor, none));
 }
 
-/// The same, to a new tensor.
+/// The windows of images, to a new tensor: see window_partition(grid, image, windows, run).
 template <TensorLike V, ExecutorArgument E = sequential>
 [[nodiscard]] auto window_partition(const window_grid& grid, const V& image, E&& executor = {}) {
     grid.check_tokens("window_partition", "image", image.shape());
@@ -193,14 +193,14 @@ void window_reverse(const window_grid& grid, const V& windows, const tensor_view
     detail::copy_from_windows(grid, from, image, run);
 }
 
-/// The same.
+/// The images of windows with an executor: see window_reverse(grid, windows, image, run).
 template <TensorLike V, ExecutorArgument E = sequential>
 void window_reverse(const window_grid& grid, const V& windows, const tensor_view<detail::scalar_t<V>>& image, E&& executor = {}) {
     workspace none;
     window_reverse(grid, windows, image, execution(executor, none));
 }
 
-/// The same, to a new tensor.
+/// The images of windows, to a new tensor: see window_reverse(grid, windows, image, run).
 template <TensorLike V, ExecutorArgument E = sequential>
 [[nodiscard]] auto window_reverse(const window_grid& grid, const V& windows, E&& executor = {}) {
     grid.check_sizes("window_reverse");
