@@ -14,8 +14,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// partly visible boxes are counted by multiplication.
 class partition {
 public:
-    /// Of the whole call's shapes and positions. Throws attention_error if the pattern does not fit them, if there is no rank, or if batch
-    /// entries stand at different positions.
+    /// The partition of a call of these shapes and positions. Throws attention_error if the pattern does not fit them, if there is no rank,
+    /// or if batch entries stand at different positions.
     template <Pattern P>
     partition(const P& pattern, const input_shapes& whole, index_t ranks, const positions& where = {}) : partition(pattern, whole, where) {
         if (ranks < 1) throw argument_error(name, "ranks", "must be at least 1, not " + std::to_string(ranks));
@@ -26,8 +26,8 @@ public:
             for (index_t r = 0; r <= ranks; ++r) keys_.cuts.push_back(m / ranks * r + m % ranks * r / ranks);
         find_work(pattern);
     }
-    /// The same with cuts of one's own: rank r holds the rows cuts[r] to cuts[r + 1] - 1. Throws shape_error too, unless they rise from 0
-    /// to the number of tokens, as many of the queries as of the keys.
+    /// The partition with cuts of one's own: rank r holds the rows cuts[r] to cuts[r + 1] - 1. Throws attention_error as without them, and
+    /// shape_error unless they rise from 0 to the number of tokens, as many of the queries as of the keys.
     template <Pattern P>
     partition(const P& pattern, const input_shapes& whole, std::vector<index_t> query_cuts, std::vector<index_t> key_cuts,
               const positions& where = {})
@@ -42,21 +42,21 @@ public:
         find_work(pattern);
     }
 
-    /// How many.
+    /// How many ranks there are.
     index_t ranks() const { return queries_.ranks(); }
     /// The rows of q, and of the result, that a rank holds.
     row_range queries(index_t rank) const { return queries_.of(rank); }
     /// The rows of k and v that a rank holds.
     row_range keys(index_t rank) const { return keys_.of(rank); }
-    /// The rows of all ranks.
+    /// The cuts between the ranks' rows of q.
     const detail::row_cuts& query_cuts() const { return queries_; }
-    /// The rows of all ranks.
+    /// The cuts between the ranks' rows of k and v.
     const detail::row_cuts& key_cuts() const { return keys_; }
-    /// Of the whole call.
+    /// The shapes of the whole call.
     const input_shapes& shapes() const { return whole_; }
-    /// Of the whole call.
+    /// The positions of the whole call.
     const attn::positions& positions() const { return where_; }
-    /// Of a rank's part.
+    /// The shapes of a rank's part.
     input_shapes shapes(index_t rank) const {
         auto part = whole_;
         part.queries.tokens = queries(rank).count;

@@ -43,7 +43,7 @@ struct sequence_parallel {
     attn::partition partition; ///< of the operator's pattern, for its balance; any other is as right
 };
 
-/// Of an operator and a partition.
+/// Deduces the operator's type from an operator and a partition.
 template <Attention A>
 sequence_parallel(const A&, const partition&) -> sequence_parallel<A>;
 
@@ -192,7 +192,7 @@ void attend(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, const
                           [&](auto& call, const inputs<T>& own) { call.run(ranks, own, out, run); });
 }
 
-/// The same, with a workspace for the call.
+/// Attention over ranks with a workspace that is made for the call: see attend(op, ranks, in, out, run).
 template <Attention A, Scalar T, Communicator C, ExecutorArgument E = sequential>
 void attend(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, const outputs<T>& out, E&& executor = {}) {
     workspace memory;
@@ -204,7 +204,7 @@ void attend(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, const
                           [&](auto& call, const inputs<T>& own) { call.run(ranks, own, out, execution(executor, memory)); });
 }
 
-/// The same, to a new tensor of the rank's rows.
+/// Attention over ranks, to a new tensor of the rank's rows: see attend(op, ranks, in, out, run).
 template <Attention A, Scalar T, Communicator C, ExecutorArgument E = sequential>
 [[nodiscard]] tensor<T> attend(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, E&& executor = {}) {
     tensor<T> out;

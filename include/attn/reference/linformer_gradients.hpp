@@ -20,8 +20,8 @@ void for_each_row(const projected_tokens<T>& given, const auto& f) {
 
 } // namespace detail
 
-/// From the gradients g of the rows that identity_projection gives: dx[r, c] += g[r, c]. Here and below of_x is (1, 1, m, channels); what
-/// has no memory is left out.
+/// The gradients of identity_projection, from the gradients g of the rows that it gives: dx[r, c] += g[r, c]. Here and below of_x is (1, 1,
+/// m, channels); what has no memory is left out.
 template <class T>
 void identity_projection_gradients(const tokens<T>& x, const projected_tokens<T>& given, const tensor_view<T>& of_x) {
     detail::for_each_row(given, [&](index_t r, const auto& g) {
@@ -29,7 +29,7 @@ void identity_projection_gradients(const tokens<T>& x, const projected_tokens<T>
     });
 }
 
-/// Of linear_projection, over the visible j:
+/// The gradients of linear_projection, over the visible j:
 ///     dx[j, c] += matrix[r, j] g[r, c],      dmatrix[r, j] += sum_c g[r, c] x[j, c],      dbias[r] += sum_c g[r, c]
 template <class T, class U>
 void linear_projection_gradients(const tokens<T>& x, const projected_tokens<T>& given, const tensor_view<T>& of_x,
@@ -46,7 +46,7 @@ void linear_projection_gradients(const tokens<T>& x, const projected_tokens<T>& 
     });
 }
 
-/// Of mean_pooling: dx[j, c] += g[r, c] / (visible tokens of bin r) for the visible j of bin r.
+/// The gradient of mean_pooling: dx[j, c] += g[r, c] / (visible tokens of bin r) for the visible j of bin r.
 template <class T>
 void mean_pooling_gradients(const tokens<T>& x, const projected_tokens<T>& given, const tensor_view<T>& of_x) {
     detail::for_each_row(given, [&](index_t r, const auto& g) {
@@ -59,7 +59,8 @@ void mean_pooling_gradients(const tokens<T>& x, const projected_tokens<T>& given
     });
 }
 
-/// Of max_pooling: dx[j, c] += g[r, c] for the visible j of bin r whose number is the largest, of equal ones the first, of NaN the last.
+/// The gradient of max_pooling: dx[j, c] += g[r, c] for the visible j of bin r whose number is the largest, of equal ones the first, of NaN
+/// the last.
 template <class T>
 void max_pooling_gradients(const tokens<T>& x, const projected_tokens<T>& given, const tensor_view<T>& of_x) {
     detail::for_each_row(given, [&](index_t r, const auto& g) {
@@ -75,7 +76,7 @@ void max_pooling_gradients(const tokens<T>& x, const projected_tokens<T>& given,
     });
 }
 
-/// Of channel_convolution, with j = kernel r + t visible:
+/// The gradients of channel_convolution, with j = kernel r + t visible:
 ///     dx[j, c] += weights[t, c] g[r, c],      dweights[t, c] += g[r, c] x[j, c],      dbias[c] += g[r, c]
 template <class T, class U>
 void channel_convolution_gradients(const tokens<T>& x, const projected_tokens<T>& given, const tensor_view<T>& of_x,
@@ -92,7 +93,7 @@ void channel_convolution_gradients(const tokens<T>& x, const projected_tokens<T>
     });
 }
 
-/// Of mixing_convolution, with j = kernel r + t visible:
+/// The gradients of mixing_convolution, with j = kernel r + t visible:
 ///     dx[j, c] += sum_o weights[t, o, c] g[r, o],      dweights[t, o, c] += g[r, o] x[j, c],      dbias[o] += g[r, o]
 template <class T, class U>
 void mixing_convolution_gradients(const tokens<T>& x, const projected_tokens<T>& given, const tensor_view<T>& of_x,

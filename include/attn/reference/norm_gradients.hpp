@@ -17,8 +17,8 @@ struct row_norm_gradients {
     std::span<T> bias;   ///< or empty
 };
 
-/// Of layer_norm, or with `centred` false of rms_norm. With y = (x - mean) / sqrt(variance + eps), or x / sqrt(mean(x^2) + eps), r that
-/// denominator, dO the gradient given, and g = dO weight:
+/// The gradients of layer_norm, or with `centred` false of rms_norm. With y = (x - mean) / sqrt(variance + eps), or x / sqrt(mean(x^2) +
+/// eps), r that denominator, dO the gradient given, and g = dO weight:
 ///     dx = (g - mean(g) - y mean(g y)) / r,      dweight = sum over rows of dO y,      dbias = sum over rows of dO
 /// means over the channels of a row, and without mean(g) for rms_norm.
 template <class T>
@@ -60,8 +60,8 @@ struct rep_norm_gradients {
     T* eta = nullptr;    ///< or null
 };
 
-/// Of rep_batch_norm with the statistics of the batch. With the N tokens that the mask counts, y = (x - mean) / r, r = sqrt(variance +
-/// eps), and dO the gradient given, for each channel
+/// The gradients of rep_batch_norm with the statistics of the batch. With the N tokens that the mask counts, y = (x - mean) / r, r =
+/// sqrt(variance + eps), and dO the gradient given, for each channel
 ///     dbias = sum dO,      dweight = sum dO y,      deta = sum over all tokens and channels of dO x
 ///     dx = weight / r (dO - dbias / N - y dweight / N) + eta dO;      of a token that does not count dO + eta dO
 template <class T>

@@ -60,7 +60,7 @@ struct channel_statistics {
     std::vector<T> mean, variance;
     index_t tokens = 0;
 
-    /// Of the tokens of x that the mask counts.
+    /// The statistics of the tokens of x that the mask counts.
     explicit channel_statistics(const tensor_view<const T>& x, const tensor_view<const bool>& mask = {})
         : mean(static_cast<std::size_t>(x.shape().channels)), variance(mean.size()) {
         const auto counted = [&](const auto& f) {

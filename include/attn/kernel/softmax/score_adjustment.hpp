@@ -97,7 +97,7 @@ void adjust_scores(const head_bias<U>& bias, const scored_block<T>& tile, index_
     }
 }
 
-/// So is one that a function knows row by row.
+/// Adds a bias that a function knows row by row: it is written to scratch memory, key by key, and added from there.
 template <Scalar T, attn::detail::HasBiasRow F>
 void adjust_scores(const F& function, const scored_block<T>& tile, index_t head) {
     static_assert(attn::detail::HasBiasRowOf<F, T>, "attn: a score function's table has the scalar type of the tokens");
@@ -113,7 +113,7 @@ void adjust_scores(const F& function, const scored_block<T>& tile, index_t head)
     }
 }
 
-/// One after the other.
+/// Adjusts scores by the functions of a chain, one after the other.
 template <Scalar T, class... F>
 void adjust_scores(const composed_score<F...>& chain, const scored_block<T>& tile, index_t head) {
     std::apply([&](const auto&... f) { (adjust_scores<T>(f, tile, head), ...); }, chain.functions);
