@@ -35,7 +35,7 @@ struct call {
     const void *op, *in, *out;
     void* executor;
     std::ptrdiff_t concurrency;
-    /// The executor's.
+    /// The executor's parallel_for.
     void (*parallel_for)(void* executor, std::ptrdiff_t count, const void* work, void (*body)(const void* work, std::ptrdiff_t i));
 };
 

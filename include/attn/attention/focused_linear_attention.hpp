@@ -135,7 +135,7 @@ struct focused_linear_attention {
     }
 
 private:
-    /// Behind the memory of the kernels.
+    /// The memory of the gradient's features, behind the memory of the kernels.
     template <Scalar T>
     struct gradient_work {
         using features = kernel::focused_gradient<T, relu, U>;

@@ -45,7 +45,7 @@ struct local_arguments {
     const depthwise_convolution<U>& convolution;
     const tensor_view<const U>&convolution_input, &positional_encoding;
 
-    /// Throws attention_error if they do not fit.
+    /// Throws attention_error if the convolution, its input or the positional encoding do not fit.
     template <Pattern P>
     void check(std::string_view operation, const inputs<T>& in, const P&) const {
         static_assert(std::same_as<T, U>, "attn: convolution, encoding and scale have the scalar type of the tokens: for double, "
@@ -74,7 +74,7 @@ struct local_arguments {
         out.require_apart("positional_encoding", positional_encoding);
         out.require_apart("convolution_input", convolution_input);
     }
-    /// What it reads: `convolution_input`, or the values.
+    /// Whether the convolution reads the values, as it does without a `convolution_input`.
     bool reads_values() const { return !convolution_input.data(); }
     /// The local term of a call, as the kernel computes it.
     kernel::local_term<T, U> term(const inputs<T>& in, const linear_rows<T>& rows) const {

@@ -71,7 +71,7 @@ struct linformer_gradient_work {
         for (const auto* view : {&wanted.queries, &wanted.keys, &wanted.values}) fill_zero(*view);
     }
 
-    /// Everything for a part.
+    /// Finds all gradients of a part.
     template <class G>
     void find_some(const Op& op, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const G& wanted,
                    const execution& run, const part& p) const {
@@ -107,7 +107,7 @@ struct linformer_gradient_work {
 private:
     static constexpr bool shares = std::same_as<decltype(Op::value_projection), shared_projection>;
 
-    /// The keys, or the values.
+    /// One side of a projection's gradient: the keys, or the values.
     template <class P, class G>
     struct side {
         const P& projection;

@@ -25,7 +25,7 @@ template <Scalar T, class U>
 struct local_backward {
     local_arguments<T, U> of;
 
-    /// What an operator's check_gradients does.
+    /// Checks the wanted gradients of the convolution and the encoding, as an operator's check_gradients does.
     void check_gradients(std::string_view operation, const local_gradients<T>& wanted, const auto& check) const {
         const auto &input = wanted.convolution.input, &weights = wanted.convolution.weights;
         const auto bias = as_row(wanted.convolution.bias);

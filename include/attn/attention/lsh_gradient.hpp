@@ -121,7 +121,7 @@ private:
             for (index_t r = 0; of_rows && r < rows; ++r)
                 for (index_t e = 0; e < d_k; ++e) c.to.queries(0, head, placed[at + r], e) += of_queries[r * d_k + e];
         }
-        /// The weights of these places in this round.
+        /// Adds the weights of some places of a round to the shares of their tokens.
         void add_weights(const lsh_gradient& all, const call& c, index_t head, index_t at, index_t stop) const {
             const auto& w = all.tokens;
             std::fill_n(shares, stop - at, T{0});
@@ -169,7 +169,7 @@ private:
             log_sum_exp[r] = c.saved.log_sum_exp(0, head, token, 0);
             of_log_sum_exp[r] = c.given.log_sum_exp.data() ? c.given.log_sum_exp(0, head, token, 0) : T{0};
         }
-        /// k = q / |q|: dq = (dk - (k . dk) k) / |q|
+        /// Adds the gradient through k = q / |q|: dq = (dk - (k . dk) k) / |q|
         void add_key(const call& c, index_t head, index_t token, index_t r, T norm) const {
             if (norm == 0) return;
             const auto d_k = c.in.queries.shape().channels;

@@ -120,7 +120,7 @@ struct linear_projection {
                                             });
             });
     }
-    /// Parts are columns, of tokens side by side.
+    /// How many parts the matrix's gradient has: each is some of its columns, of tokens side by side.
     index_t gradient_parts(index_t tokens) const { return std::max<index_t>(1, (tokens + tokens_of_part - 1) / tokens_of_part); }
     void add_parameter_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count,
                                  const kernel::row_block<const T>& given, index_t part, const gradients<T>& wanted,

@@ -14,7 +14,7 @@ struct projection_context {
     std::string_view operation, argument;
     index_t heads, tokens, channels;
 
-    /// Throws shape_error.
+    /// Throws shape_error with a problem of the argument.
     [[noreturn]] void refuse(const std::string& problem) const { throw shape_error(operation, argument, problem); }
     /// Throws shape_error unless a parameter's heads are 1, shared by all, or as many as the tokens have.
     void require_heads(std::string_view parameter, const shape& s) const {

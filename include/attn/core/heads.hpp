@@ -22,7 +22,7 @@ stored_view<T> some_heads(const stored_view<T>& t, index_t b, index_t batches, i
     return {t.rows(b, h).data, t.format(), {batches, heads, t.shape().tokens, t.shape().channels}, t.strides()};
 }
 
-/// Tokens become channels, and channels tokens.
+/// A view whose channels are the tokens of another, and whose tokens are its channels.
 template <class T>
 tensor_view<T> transposed(const tensor_view<T>& t) {
     const auto& s = t.shape();

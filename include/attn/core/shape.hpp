@@ -53,7 +53,7 @@ inline std::string to_string(const shape& s) {
 /// What attn throws: "operation: argument problem".
 struct attention_error : std::invalid_argument {
     using std::invalid_argument::invalid_argument;
-    /// The message has all three.
+    /// An error whose message has operation, argument and problem.
     attention_error(std::string_view operation, std::string_view argument, std::string_view problem)
         : std::invalid_argument(std::string(operation) + ": " + std::string(argument) + " " + std::string(problem)) {}
 };
@@ -87,7 +87,7 @@ void check_shape(std::string_view operation, std::string_view argument, const sh
     if (const auto problem = problem_of(s, sizeof(T)); !problem.empty()) throw shape_error(operation, argument, problem);
 }
 
-/// "1e+39"
+/// A number as text: "1e+39".
 inline std::string text_of(double number) {
     char text[32];
     std::snprintf(text, sizeof text, "%g", number);

@@ -11,7 +11,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 namespace detail {
 
-/// The number that lies there.
+/// The number that lies at an address, stored in `format`.
 template <class T>
 T loaded(const std::byte* at, narrow_format format) {
     if constexpr (std::same_as<T, float>) {
@@ -23,7 +23,7 @@ T loaded(const std::byte* at, narrow_format format) {
     }
     return *reinterpret_cast<const T*>(at);
 }
-/// Rounds the number to what is stored.
+/// Stores a number at an address, rounded to `format`.
 template <class T>
 void stored(T number, std::byte* at, narrow_format format) {
     if constexpr (std::same_as<T, float>) {
@@ -67,7 +67,7 @@ struct stored_rows {
     narrow_format format;
     index_t row_stride, channel_stride;
 
-    /// Whether they are of 16 bits.
+    /// Whether the rows are stored in 16 bits.
     constexpr bool is_narrow() const { return format != narrow_format::none; }
     /// Bytes of an element.
     constexpr index_t element() const { return is_narrow() ? 2 : static_cast<index_t>(sizeof(T)); }
@@ -206,7 +206,7 @@ concept StoredTensor = std::convertible_to<const V&, stored_view<const float>> |
 
 namespace detail {
 
-/// What such a tensor is computed in.
+/// The type that a StoredTensor is computed with in.
 template <StoredTensor V>
 using computed_t = std::conditional_t<std::convertible_to<const V&, stored_view<const float>>, float, double>;
 /// Whether such tensors are computed in one type.

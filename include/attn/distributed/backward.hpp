@@ -212,7 +212,7 @@ private:
     std::vector<T> shares_, shares_of_some_; ///< of its rows: what multiplies their weights
 };
 
-/// What is refused of a call, and what it needs.
+/// The gradient of a call on all ranks. need(bytes) sees to a workspace of that size, or refuses; run_of() is the execution with it.
 template <Attention A, Scalar T, Communicator C, class Workspace>
 void backward_on_all(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, const saved_outputs<T>& saved,
                      const output_gradients<T>& given, const gradients_of<A, T>& wanted, index_t concurrency, const Workspace& need,

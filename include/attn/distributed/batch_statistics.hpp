@@ -86,7 +86,7 @@ private:
             if (counts(mask_, b, h, i)) group.push(x_.row(b, h, i), channels_, into);
         }
     }
-    /// The pieces that lie on this rank alone.
+    /// Finds the moments of the pieces that lie on this rank alone.
     void find_own(const execution& run) {
         workspace sums(static_cast<std::size_t>(group_type::scratch_rows * run.concurrency() * padded()) * sizeof(T));
         run.for_each(pieces_.count, [&](index_t piece, index_t slice) {
@@ -100,7 +100,7 @@ private:
             own_count_[piece] = moments.count;
         });
     }
-    /// Some rows of a piece, in its order.
+    /// Adds some rows of a piece, in the order of its rows.
     void add(index_t piece, index_t first_row, index_t end_row) {
         const bool ends = end_row == pieces_.first(piece + 1);
         if (is_own(piece)) {

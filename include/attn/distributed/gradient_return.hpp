@@ -85,7 +85,7 @@ public:
         chosen->sending.clear();
         return view(memory_of(*chosen), plan_.seen(number, ranks_.rank()));
     }
-    /// Begins to send it, when it has been written.
+    /// Begins to send the rank's part for a piece, when it has been written.
     void send(index_t number) {
         const auto own = of_piece(number);
         if (own == kept_.end()) return;
@@ -124,7 +124,7 @@ public:
             rank = next;
         }
     }
-    /// Waits until all has been sent.
+    /// Waits until all parts have been sent.
     void finish() {
         for (auto& own : kept_) finish(own);
     }

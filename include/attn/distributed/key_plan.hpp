@@ -12,7 +12,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 struct row_range {
     index_t first = 0, count = 0;
 
-    /// One past the last.
+    /// One past the last row.
     constexpr index_t end() const noexcept { return first + count; }
     friend constexpr bool operator==(const row_range&, const row_range&) = default;
 };

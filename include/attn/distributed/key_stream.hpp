@@ -50,7 +50,7 @@ public:
                         std::memcpy(to, row.address(0, c), static_cast<std::size_t>(together * element_));
                 }
     }
-    /// Rows in such memory, or where the rank holds them.
+    /// A view of rows in memory whose first row is `begin`, or without memory where the rank holds them.
     stored_view<const T> view(const row_range& rows, const std::byte* memory, index_t begin) const {
         auto s = own_.shape();
         s.tokens = rows.count;
@@ -130,7 +130,7 @@ public:
     void run(const F& compute) {
         run(compute, [](index_t) {});
     }
-    /// Moves on what is under way.
+    /// Moves on the messages that are under way.
     void progress() {
         for (auto& own : slots_) {
             take_in(own, false);

@@ -96,7 +96,7 @@ private:
         }
         return all;
     }
-    /// Which rows there are, in all heads.
+    /// The projected rows that there are, in all heads.
     rows_type find_rows(const inputs<T>& in) {
         const auto& k = parts_.shapes().keys;
         scratch counted;
@@ -185,7 +185,7 @@ private:
             of_side(op_.for_values(), w.values, head);
         }
     }
-    /// Every rank's projected rows reach all.
+    /// Exchanges the projected rows, until every rank has those of all.
     template <Communicator C>
     void exchange(C& ranks, const work& w) const {
         if (parts_.ranks() == 1) return;

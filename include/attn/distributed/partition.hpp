@@ -72,7 +72,7 @@ public:
     index_t bytes_sent(index_t rank) const {
         return work_[static_cast<std::size_t>(rank)].sent * bytes_of_key<T>();
     }
-    /// Bytes of keys and values that it receives.
+    /// Bytes of keys and values that a rank receives.
     template <Storage T = float>
     index_t bytes_received(index_t rank) const {
         return work_[static_cast<std::size_t>(rank)].received * bytes_of_key<T>();
@@ -116,7 +116,7 @@ private:
                                      .visible;
         return pairs;
     }
-    /// Each cut is where the pairs before it are nearest to the share of the ranks before it.
+    /// The cuts between ranks: each is where the pairs before it are nearest to the share of the ranks before it.
     template <Pattern P>
     std::vector<index_t> cuts_of(const P& pattern, index_t ranks) const {
         const auto n = whole_.queries.tokens;

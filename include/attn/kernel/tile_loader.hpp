@@ -67,7 +67,7 @@ void store_stored(simd::lanes<T> x, std::byte* to) {
     else if constexpr (format == narrow_format::none) x.store(reinterpret_cast<T*>(to));
     else simd::narrow_lanes<format>::template narrow<streaming>(x.value, reinterpret_cast<std::uint16_t*>(to));
 }
-/// The first `count` of them; writes no further.
+/// Stores the first `count` numbers of a register, as they are stored; writes no further.
 template <narrow_format format, Scalar T>
 void store_first_stored(simd::lanes<T> x, std::byte* to, index_t count) {
     if constexpr (format == narrow_format::none) x.store_first(reinterpret_cast<T*>(to), count);
@@ -113,7 +113,7 @@ template <class T>
 bool readable_in_place(const row_block<T>& rows) {
     return rows.channel_stride == 1 && rows.row_stride * static_cast<index_t>(sizeof(T)) % 4096 != 0;
 }
-/// Rows of 16-bit numbers it cannot read.
+/// True if the micro-kernel should read stored rows where they lie; those of 16-bit numbers it cannot read.
 template <class T>
 bool readable_in_place(const stored_rows<T>& rows) {
     return !rows.is_narrow() && readable_in_place(row_block<T>{rows.numbers(), rows.row_stride, rows.channel_stride});
@@ -218,11 +218,11 @@ template <Scalar T>
 struct number_rows {
     using operand = T;
     static constexpr bool are_copies = false; ///< rows may be read as they lie
-    /// Rows of operands, of so many rows.
+    /// How many rows of operands so many rows make.
     static index_t rows(index_t count) { return count; }
-    /// Operands of a row, in whole registers.
+    /// How many operands a row has, in whole registers.
     static index_t width(index_t channels) { return whole_registers<T>(channels); }
-    /// Rows `from`, with so many of zeros before and perhaps one after.
+    /// Copies rows to operands, with so many of zeros before and perhaps one after.
     static void copy(const stored_rows<const T>& from, index_t rows, index_t, index_t channels, T* to, index_t width) {
         copy_rows<T>(from, rows, channels, to, width);
     }

@@ -63,7 +63,7 @@ struct feed_forward {
         down.for_each_gradient(in, wanted.down, detail::visit_member("down", visit));
         gate.for_each_gradient(in, wanted.gate, detail::visit_member("gate", visit));
     }
-    /// The hidden channels, before the activation.
+    /// Bytes that the gradient needs kept: the hidden channels, before the activation.
     std::size_t kept_bytes(const shape& tokens, const shape&) const {
         detail::scratch memory;
         take_hidden(memory, tokens);
@@ -157,7 +157,7 @@ private:
         activate(hidden, gated() ? gates : tensor_view<T>{}, hidden, run);
         down.forward(hidden, residual, out, run);
     }
-    /// Rows: f(hidden), or f(gate) * hidden; they may be written where they are.
+    /// Writes the activated rows f(hidden), or f(gate) * hidden; they may be written where they are.
     void activate(const tensor_view<const T>& hidden, const tensor_view<const T>& gates, const tensor_view<T>& to,
                   const execution& run) const {
         detail::for_each_row(to, run, [&](T* row, index_t b, index_t i) {
@@ -168,7 +168,7 @@ private:
             });
         });
     }
-    /// One row's gradients, of the hidden channels and of the gates, from that of what they were made to.
+    /// The gradients of one row's hidden channels and gates, from that of what they were made to.
     void differentiate(const T* hidden, const T* gates, const T* given, T* of_hidden, T* of_gates) const {
         simd::for_each_register<T>(up.outputs(), [&](index_t c, const auto& load, const auto& store) {
             const auto g = load(given + c);

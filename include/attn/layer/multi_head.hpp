@@ -104,7 +104,7 @@ struct multi_head {
         result.require_apart("context_positions", context_positions);
     }
     shape output_shape(const shape& tokens) const { return {tokens.batch, 1, tokens.tokens, out.outputs()}; }
-    /// An empty context is none.
+    /// Bytes of workspace that the layer needs. An empty context is none.
     std::size_t workspace_bytes(const shape& tokens, const shape& context, index_t concurrency) const {
         const auto& source = context.size() > 0 ? context : tokens;
         detail::scratch memory;

@@ -120,7 +120,7 @@ public:
 
     /// Whether there is a tensor of that name.
     bool contains(const std::string& name) const { return entries_.contains(name); }
-    /// The extents of the tensor.
+    /// The extents of a tensor.
     const extents& size(const std::string& name) const { return find(entries_, name).size; }
     /// Whether the tensor was added as double.
     bool is_double(const std::string& name) const { return find(entries_, name).is_double; }
@@ -141,7 +141,7 @@ public:
         return result;
     }
 
-    /// "(64, 32)".
+    /// Extents as text: "(64, 32)".
     static std::string text_of(const extents& size) {
         std::string text = "(";
         for (std::size_t i = 0; i < size.size(); ++i) text.append(i > 0 ? ", " : "").append(std::to_string(size[i]));
@@ -165,7 +165,7 @@ private:
         std::string type() const {
             return is_double ? "double" : format == narrow_format::none ? "float" : format == narrow_format::half ? "half" : "bfloat16";
         }
-        /// What was added, unless as double.
+        /// The numbers as they were added, unless as double.
         stored_view<const float> stored() const {
             if (format == narrow_format::none) return single_numbers;
             return {bits.data(), format, bits.shape(), bits.view().strides()};
@@ -177,7 +177,7 @@ private:
         if constexpr (std::same_as<T, double>) return e.double_numbers;
         else return e.single_numbers;
     }
-    /// Whether it was added as T, or has been converted.
+    /// Whether an entry was added as T, or has been converted.
     template <class T>
     static bool holds(const entry& e) {
         return (e.other_type.empty() && e.is_double == std::same_as<T, double> && e.format == narrow_format::none) || numbers<T>(e).data();

@@ -76,7 +76,7 @@ struct batch_norm {
         const auto i = static_cast<std::size_t>(c);
         return map_of(c, mean[i], variance[i], eta);
     }
-    /// What it does to channel c with such statistics, plus eta times the input.
+    /// What the norm does to channel c with such statistics, plus eta times the input.
     channel_map map_of(index_t c, double its_mean, double its_variance, double eta) const {
         const auto i = static_cast<std::size_t>(c);
         return batch_norm_map(its_mean, its_variance, weight.empty() ? 1 : static_cast<double>(weight[i]),

@@ -63,7 +63,7 @@ void check_rows(std::string_view operation, const stored_view<const T>& x, const
     check_same_or_apart<T>(operation, x, out, in_place_allowed);
 }
 
-/// One number per channel, or none.
+/// Throws shape_error unless a parameter has one number per channel, or none.
 template <class T>
 void check_parameter(std::string_view operation, std::string_view argument, std::span<const T> parameter, const shape& x) {
     if (!parameter.empty() && std::ssize(parameter) != x.channels)

@@ -106,7 +106,7 @@ public:
                          });
         });
     }
-    /// Calls f(row_run) on them, of numbers of T.
+    /// Calls f(row_run) on the runs of rows, of numbers of T.
     template <class F>
     void for_each_run(const execution& run, const F& f) const {
         for_each_run_in<narrow_format::none>(run, [&](const stored_rows<const T>& x, const stored_rows<T>& out, index_t count) {

@@ -132,7 +132,7 @@ private:
             squares[k].store(squares_ + c + k * size);
         });
     }
-    /// The sums of the rows from `first` on.
+    /// The sums of x - shift and of its squares over the rows from `first` on, of so many registers.
     template <int registers, class Load>
     [[gnu::always_inline]] void add(index_t c, index_t first, const Load& load, const lanes* shift, lanes* total, lanes* squares) const {
         constexpr int size = lanes::size;
@@ -181,7 +181,7 @@ public:
         if (narrow) s.wide_ = memory.take<T>(concurrency, group_rows, padded(x.channels));
         return s;
     }
-    /// The result lies in the workspace.
+    /// The moments of the tokens that count; they lie in the workspace.
     moments_view operator()(const stored_view<const T>& x, const token_mask& mask, const execution& run) const {
         const auto& s = x.shape();
         const row_pieces pieces(s.batch * s.heads * s.tokens);

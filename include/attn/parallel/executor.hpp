@@ -41,7 +41,7 @@ public:
             if (!thrown_.test_and_set()) exception_ = std::current_exception();
         }
     }
-    /// Whether one has thrown.
+    /// Whether a body has thrown.
     bool any() const noexcept { return thrown_.test(); }
     /// Throws again what a body has thrown. The caller calls it when all are done.
     void rethrow() const {

@@ -55,7 +55,7 @@ public:
     request receive(index_t from, index_t to, index_t tag, std::span<std::byte> bytes) {
         return post({from, to, tag, nullptr, bytes.data(), bytes.size(), end::waits});
     }
-    /// Whether it is done. Calls on_failure if it never will be.
+    /// Whether a message is done. Calls on_failure if it never will be.
     template <class F>
     bool test(request& asked, const F& on_failure) {
         if (!asked.box_) return true;
@@ -69,7 +69,7 @@ public:
         changed_.wait(lock, [&] { return asked.end_->state == end::done || (failed_ && asked.end_->state == end::waits); });
         settle(asked, lock, on_failure);
     }
-    /// Nothing that still waits will be done.
+    /// Fails all messages: none that still waits will be done.
     void fail() {
         {
             const std::lock_guard lock(mutex_);

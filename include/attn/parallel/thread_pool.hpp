@@ -44,7 +44,7 @@ inline int forks() {
 /// argument_error there, and a pool that the child makes works.
 class thread_pool {
 public:
-    /// The most that Eigen's pool can count.
+    /// The most threads that Eigen's pool can count.
     static constexpr index_t max_threads = 16'383;
 
     /// Throws argument_error unless 1 <= threads <= max_threads.

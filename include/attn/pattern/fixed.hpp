@@ -15,13 +15,13 @@ struct fixed {
     index_t width;
     index_t sub = 0;
 
-    /// The columns, which all queries see.
+    /// The summary columns, which all queries see.
     struct summary {
         index_t begin; ///< columns of a block from here
         index_t end;   ///< up to here
         index_t block; ///< how many a block has
 
-        /// Whether it is one of them.
+        /// Whether a key is one of the columns.
         constexpr auto visible(const auto&, const auto& j) const {
             const auto column = floor_mod(j, block);
             return column >= begin && column < end;

@@ -28,7 +28,7 @@ struct over_heads {
     }
 
 private:
-    /// Different ones, at most.
+    /// How many different patterns the heads have at most.
     constexpr index_t patterns() const { return attn::heads_alike(pattern) ? std::min<index_t>(heads, 1) : heads; }
     constexpr visibility of_all(const position_range& i, const position_range& j) const {
         bool all = heads > 0, none = true;

@@ -9,7 +9,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 namespace detail {
 
-/// After every position, and differences of it and a position fit.
+/// A position after every other, such that differences of it and a position fit.
 inline constexpr index_t everything = 2 * farthest_position;
 
 /// The position before which query i sees every key, and from which on it sees none.

@@ -14,9 +14,9 @@ struct tokens {
     index_t batch, head;
     std::vector<bool> visible;
 
-    /// How many there are.
+    /// How many tokens there are.
     index_t count() const { return x.shape().tokens; }
-    /// Channels of each.
+    /// How many channels each token has.
     index_t channels() const { return x.shape().channels; }
     T operator()(index_t j, index_t c) const { return x(batch, head, j, c); }
     /// Whether one of the tokens first to end - 1 is visible.

@@ -41,7 +41,7 @@ void for_each_lsh_head(const tensor_view<const index_t>& buckets, index_t chunk,
         }
 }
 
-/// What a key is its token over; 1 for zeros.
+/// The length by which a token is divided to be a key; 1 for zeros.
 template <class T>
 T lsh_length(const stored_view<const T>& q, index_t b, index_t h, index_t j) {
     T squares = 0;

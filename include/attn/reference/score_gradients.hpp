@@ -28,7 +28,7 @@ void add_at(const tensor_view<T>& to, index_t entry, index_t head, index_t i, in
     if (to.data()) to(entry, head, i, c) += gradient;
 }
 
-/// One without parameters.
+/// Adds nothing for a score function without parameters.
 template <class T, class S>
 void add_parameters(const S&, const no_gradients&, const scored_pair&, T, T) {}
 
@@ -82,7 +82,7 @@ void add_parameters(const forgetting& f, const forgetting::gradients<T>& wanted,
     add_at(wanted.log_gates, at.entry, at.head, p.query - f.first(), 0, dx);
     add_at(wanted.log_gates, at.entry, at.head, p.key - f.first(), 0, -dx);
 }
-/// Each function of a chain passes on what the later ones give back.
+/// Adds the gradients of a chain: each function passes on what the later ones give back.
 template <class T, class... F, class... G>
 void add_parameters(const composed_score<F...>& chain, const std::tuple<G...>& wanted, const scored_pair& p, T x, T dx) {
     std::array<T, sizeof...(F)> came_in, slopes;
@@ -136,7 +136,7 @@ struct score_parameters {
     void operator()(index_t b, index_t h, index_t i, index_t j, T x, T dx) const {
         detail::add_parameters(score, wanted, {b, h, i, j}, x, dx);
     }
-    /// Brings the sums to what is wanted.
+    /// Writes the sums to the wanted gradients.
     void end() const { detail::end_parameters(score, wanted); }
 };
 

@@ -22,9 +22,9 @@ struct dual {
     V derivative{}; ///< its derivative
 
     constexpr dual() = default;
-    /// What is computed with.
+    /// A number with its derivative.
     constexpr dual(V of_value, V of_derivative) : value(of_value), derivative(of_derivative) {}
-    /// A constant.
+    /// A constant, whose derivative is 0.
     template <class U>
         requires(std::convertible_to<const U&, V>)
     constexpr dual(const U& constant) : value(static_cast<V>(constant)), derivative(static_cast<V>(0)) {}

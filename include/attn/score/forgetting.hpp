@@ -59,7 +59,7 @@ private:
         index_t era;
     };
 
-    /// Infinite only if one of them is.
+    /// The sum of two numbers, infinite only if one of them is.
     static double total(double a, double b) {
         return std::isinf(a) || std::isinf(b) ? a + b : std::max(a + b, std::numeric_limits<double>::lowest());
     }

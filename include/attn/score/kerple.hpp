@@ -8,7 +8,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 namespace detail {
 
-/// One head's: -r1 log(1 + r2 |i - j|), or -r1 |i - j|^r2.
+/// KERPLE of one head: adds -r1 log(1 + r2 |i - j|), or -r1 |i - j|^r2.
 template <bool logarithmic>
 struct kerple_of_head {
     double r1, r2;

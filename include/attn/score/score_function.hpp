@@ -68,7 +68,7 @@ concept HasScoreCheck = requires(const F& f, const score_context& c) { f.check(c
 template <class F, class T>
 concept HasBiasRowOf = requires(const F& f, index_t i, T* to) { f.bias_row(i, i, i, i, to); };
 
-/// One that adds a bias that it has in a table.
+/// A score function that adds a bias that it has in a table.
 template <class F>
 concept HasBiasRow = HasBiasRowOf<F, float> || HasBiasRowOf<F, double>;
 

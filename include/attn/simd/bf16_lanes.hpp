@@ -46,7 +46,7 @@ struct bf16_lanes {
     bf16_lanes() = default;
     explicit bf16_lanes(vector v) : bits(v) {}
     explicit bf16_lanes(bf16_pair pair) : bits(vector{} + pair.bits) {}
-    /// Pairs of a number of each.
+    /// The pairs of two registers' numbers, one of each.
     static bf16_lanes of(floats first, floats second) {
 #if defined(__AVX512BF16__)
         const auto order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, //
@@ -72,7 +72,7 @@ struct bf16_lanes {
 
     static bf16_lanes load(const bf16_pair* from) { return bf16_lanes(*reinterpret_cast<const stored*>(from)); }
     void store(bf16_pair* to) const { *reinterpret_cast<stored*>(to) = bits; }
-    /// The first `count` lanes, 0 in the others.
+    /// Loads the first `count` lanes; the others are 0.
     static bf16_lanes load_first(const bf16_pair* from, index_t count) {
         std::array<bf16_pair, static_cast<std::size_t>(size)> present{};
         std::copy_n(from, count, present.data());

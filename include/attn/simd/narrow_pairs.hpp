@@ -31,7 +31,7 @@ struct narrow_pairs {
         if constexpr (format == narrow_format::bfloat16) return std::bit_cast<batch>(bits << 16);
         else return every_second<0>(lane);
     }
-    /// The second.
+    /// The second number of each lane.
     batch second() const {
         if constexpr (format == narrow_format::bfloat16) return std::bit_cast<batch>(bits & 0xffff0000);
         else return every_second<1>(lane);

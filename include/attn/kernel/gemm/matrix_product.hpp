@@ -47,7 +47,7 @@ public:
     };
     /// How many pieces a depth is cut into, each a chain that is added when it is complete, in order: one at least.
     static index_t depth_pieces(index_t depth) { return std::max<index_t>(1, (depth + max_block_depth - 1) / max_block_depth); }
-    /// The terms of one.
+    /// The terms of one piece of a depth.
     static extent depth_piece(index_t depth, index_t number) { return piece(depth, depth_pieces(depth), number); }
 
     /// Blocks of C that are computed independently, in any order.

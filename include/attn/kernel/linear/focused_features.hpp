@@ -85,7 +85,7 @@ struct focused_features {
         }
     }
     const T* scale_of(index_t head) const { return inverse_scale + (heads_of_scale == 1 ? 0 : head * padded); }
-    /// u.
+    /// u = (relu(x) + 1e-6) / softplus(scale), where `inverse` is 1 / softplus(scale).
     static lanes focus(lanes relu_x, lanes inverse) { return (relu_x + lanes(1e-6)) * inverse; }
     static lanes raised(lanes w, int exponent) {
         if (exponent == 0) return T{1};

@@ -50,7 +50,7 @@ public:
                     for (index_t c = 0; c < shape_.channels; ++c) to(batch, h, token, c) = 0;
         });
     }
-    /// d scale, of queries and keys.
+    /// Writes the gradient of the scale, of queries and keys together.
     static void write_of_scale(const focused_gradient& queries, const focused_gradient& keys, std::span<const U> scale, std::span<U> to,
                                const execution& run) {
         const auto channels = queries.shape_.channels;

@@ -186,7 +186,7 @@ private:
             const mapped_features<T, F> features{call_.in.queries, call_.feature_map, {}};
             features(batch_, head, first, count, own_.queries);
         }
-        /// g: what is given, times the queries' factors.
+        /// Loads g: what is given, times the queries' factors.
         void load_given(index_t head, index_t first, index_t count) const {
             copy_rows<T>(rows_of(call_.given, batch_, head, first), count, call_.given.shape().channels, own_.given, own_.value_width);
             for (index_t r = 0; r < count; ++r) {
@@ -196,7 +196,7 @@ private:
             }
         }
 
-        /// S^T and z, with the keys that are loaded.
+        /// Adds the keys that are loaded to S^T and z.
         void add_keys(index_t count) const {
             no_prefetch ahead;
             multiply_wide<T>(call_.in.values.shape().channels, own_.key_width / lanes::size,

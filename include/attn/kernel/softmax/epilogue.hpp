@@ -98,7 +98,7 @@ public:
         }
         written_ |= rows;
     }
-    /// After the last span: rows that see no key at all are 0.
+    /// Completes the rows after the last span: those that see no key at all are 0.
     void finish() const {
         for (auto rows = ~written_ & bit_range(0, block_.rows()); rows != 0; rows &= rows - 1) {
             T* const to = rows_[std::countr_zero(rows)];

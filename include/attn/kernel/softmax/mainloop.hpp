@@ -46,7 +46,7 @@ public:
 
     mainloop(detail::scratch& memory, const softmax_call<T>& call)
         : mainloop(memory, &call, call.in.keys.shape(), call.in.values.shape()) {}
-    /// What it takes of the memory.
+    /// Bytes that the mainloop takes of the memory.
     static std::size_t bytes(const shape& keys, const shape& values) {
         detail::scratch memory;
         mainloop(memory, nullptr, keys, values);

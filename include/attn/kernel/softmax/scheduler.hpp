@@ -106,7 +106,7 @@ private:
         if (own.known.maximum) rows.keep(own.known);
     }
 
-    /// Query blocks on one thread.
+    /// Attends to the query blocks of one thread.
     static void attend(const softmax_call<T>& call, walk_type blocks, index_t pass, bool is_first, const layout& own, index_t slice) {
         auto loop = own.loop_of(call, slice);
         query_block block, next;

@@ -65,7 +65,7 @@ simd::lanes<T> biased(simd::lanes<T> score, simd::lanes<T> bias) {
     const simd::lanes<T> hidden = -std::numeric_limits<T>::infinity();
     return select(bias == hidden, hidden, score + bias);
 }
-/// Adds what lies in the scratch.
+/// Adds the biases that lie in a tile's scratch to its scores.
 template <Scalar T>
 void add_scratch(const scored_block<T>& tile, index_t head) {
     using lanes = simd::lanes<T>;

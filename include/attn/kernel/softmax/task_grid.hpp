@@ -60,7 +60,7 @@ public:
         }
 
     private:
-        /// Some more tokens, for all places of the task.
+        /// Takes some more tokens, for all places of the task.
         bool next_tiles() {
             for (count_ = 0; count_ < kept_masks;) {
                 if (left_.count > 0 || fill()) {

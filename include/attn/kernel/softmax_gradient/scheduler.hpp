@@ -55,7 +55,7 @@ public:
         detail::scratch memory(run.workspace().bytes().data());
         add_weights(call, sums, layout(memory, shapes_of(call.in), run.concurrency(), has_parameters), run);
     }
-    /// Whether there is any such row.
+    /// Whether there is any row whose log_sum_exp loses_sum.
     static bool any_loses_sum(const tensor_view<const T>& log_sum_exp) {
         const auto& s = log_sum_exp.shape();
         for (index_t b = 0; b < s.batch; ++b)

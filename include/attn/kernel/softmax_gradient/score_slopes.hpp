@@ -37,7 +37,7 @@ void apply_slopes(const F& function, const scored_block<T>& tile, T* slopes) {
         };
     });
 }
-/// What adds a bias leaves slopes as they are.
+/// The slopes by a function that adds a bias, which stay as they are.
 template <Scalar T, class F>
     requires(attn::detail::HasBiasRow<F> || std::same_as<F, head_bias<T>>)
 void apply_slopes(const F& function, const scored_block<T>& tile, T*) {

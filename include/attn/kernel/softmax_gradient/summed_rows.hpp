@@ -14,7 +14,7 @@ public:
     summed_rows(detail::scratch& memory, index_t max_rows, index_t channels)
         : stride_(whole_registers<T>(channels)), copy_(memory.take<T>(max_rows, stride_)) {}
 
-    /// Rows first, first + step, ...
+    /// Begins with the rows first, first + step, ...
     void begin(const tensor_view<T>& to, index_t batch, index_t head, index_t first, index_t step, index_t count) {
         rows_ = rows_of(to, batch, head, first);
         rows_.row_stride *= step;
@@ -23,7 +23,7 @@ public:
         in_place_ = rows_.channel_stride == 1 && channels_ == stride_;
         is_copied_ = false;
     }
-    /// Row r of them, in whole registers.
+    /// Number r of the rows that were begun with, in whole registers.
     T* row(index_t r) {
         if (in_place_) return rows_.data + r * rows_.row_stride;
         if (!is_copied_)
@@ -33,19 +33,19 @@ public:
     }
     index_t row_stride() const { return in_place_ ? rows_.row_stride : stride_; }
     index_t width() const { return stride_; }
-    /// Brings back what was added.
+    /// Writes back what was added to copies.
     void end() const {
         for (index_t r = 0; is_copied_ && r < count_; ++r)
             write_row<false, T>(copy_ + r * stride_, channels_, T{1}, T{0}, rows_.data + r * rows_.row_stride, rows_.channel_stride);
     }
 
-    /// Before all: rows of zeros. Nothing without memory.
+    /// Makes zeros of rows, before all is added. Nothing without memory.
     static void clear(const tensor_view<T>& to, index_t batch, index_t head, index_t first, index_t count) {
         if (!to.data()) return;
         for (auto r = first; r < first + count; ++r)
             for (index_t c = 0; c < to.shape().channels; ++c) to(batch, head, r, c) = T{0};
     }
-    /// After all: multiplies rows by a factor. Nothing without memory.
+    /// Multiplies rows by a factor, after all has been added. Nothing without memory.
     void scale(const tensor_view<T>& to, index_t batch, index_t head, index_t first, index_t count, T factor) {
         if (!to.data()) return;
         for (auto r = first; r < first + count; ++r) {

@@ -45,7 +45,7 @@ public:
 
     softmax_gradient_worker(detail::scratch& memory, const softmax_gradient_call<T>& call)
         : softmax_gradient_worker(memory, &call, shapes_of(call.in)) {}
-    /// What it takes of the memory.
+    /// Bytes that the worker takes of the memory.
     static std::size_t bytes(const input_shapes& s) {
         detail::scratch memory;
         softmax_gradient_worker(memory, nullptr, s);
@@ -111,7 +111,7 @@ private:
         for (T** tile : {&scores_, &products_, &slopes_, &scratch_}) *tile = memory.take<T>(block_keys * traits::max_rows);
     }
 
-    /// How many heads share the keys.
+    /// Begins a task. How many heads share its keys.
     index_t begin(const gradient_task& task) {
         task_ = &task;
         const auto& in = call_->in;

@@ -36,7 +36,7 @@ public:
 
     talking_heads_mainloop(detail::scratch& memory, const talking_heads_call<T>& call)
         : call_(call), memory_(memory, call.shape, call.keeps_weights) {}
-    /// What it takes of the memory.
+    /// Bytes that the mainloop takes of the memory.
     static std::size_t bytes(const talking_heads_shape& s, bool keeps_weights) {
         detail::scratch memory;
         memory_type(memory, s, keeps_weights);
@@ -167,7 +167,7 @@ private:
         }
     }
 
-    /// All keys have been seen: a sink per head joins its rows, as a key without a value would.
+    /// Completes the softmax when all keys have been seen: a sink per head joins its rows, as a key without a value would.
     void finish_softmax() {
         const auto& log_sum_exp = call_.out.log_sum_exp;
         for (index_t c = 0; c < call_.shape.heads; ++c) {

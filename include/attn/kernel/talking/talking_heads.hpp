@@ -27,7 +27,7 @@ class talking_heads_scheduler {
 public:
     talking_heads_parameters with;
 
-    /// What there is of everything.
+    /// How many heads and channels there are of everything.
     talking_heads_shape shape_of(const input_shapes& s) const {
         const auto heads = with.logits_mix.data() ? with.logits_mix.shape().tokens : s.queries.heads;
         return {.query_heads = s.queries.heads,

@@ -161,7 +161,7 @@ private:
             result.weights_bias = next(wanted.weights_bias, sums_count[3]);
             return result;
         }
-        /// Added over all parts, in order.
+        /// Writes the gradients of the mixings: the sums added over all parts, in order.
         void write_mixings(const mixed_head_gradients<T>& wanted, index_t batch) const {
             const double* first = sums;
             std::size_t number = 0;

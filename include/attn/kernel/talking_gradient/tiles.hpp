@@ -144,7 +144,7 @@ private:
             all_seen_ = all_seen_ && of_any == bit_range(0, stride());
         }
     }
-    /// What no head sees becomes 0, whatever it was.
+    /// Makes 0 of what no head sees, whatever it was.
     void forget_unseen(T* tiles, index_t heads, index_t count) const {
         const auto own = simd::lane_bits::first(lanes::size).value;
         for (index_t j = 0; !all_seen_ && j < count; ++j)

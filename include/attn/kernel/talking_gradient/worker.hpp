@@ -57,7 +57,7 @@ public:
                           call_.scale);
         });
     }
-    /// Before the first query block of some keys, and after the last.
+    /// Begins some keys, before the first query block; end_keys comes after the last.
     void begin_keys(index_t batch, index_t first, index_t end) {
         for (const auto* to : {&call_.wanted.keys, &call_.wanted.values})
             for (index_t h = 0; h < to->shape().heads; ++h) summed_rows<T>::clear(*to, batch, h, first, end - first);
@@ -91,7 +91,7 @@ private:
             }
         }
     }
-    /// D = dO . out.
+    /// Adds the products with the output: D = dO . out.
     void add_products_with_output() {
         const auto channels = call_.saved.values.shape().channels;
         for (index_t c = 0; c < s_.heads; ++c)
