@@ -60,7 +60,7 @@ public:
         const auto add = [&](index_t number, const row_range& rows, const stored_view<const T>& keys, const stored_view<const T>& values) {
             auto part = wanted;
             part.sinks = {};
-            // Of the rank's queries: the others have nothing to do with the piece.
+            // The rank's queries outside of this range have nothing to do with the piece.
             const auto see = seeing_[static_cast<std::size_t>(number)];
             const auto of = [&](const auto& view) { return some_tokens(view, see.first, see.count); };
             const tensor_view<T> of_queries = wanted.queries.data() ? some_tokens(of_queries_.view(), 0, see.count) : tensor_view<T>{};

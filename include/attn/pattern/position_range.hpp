@@ -171,7 +171,7 @@ constexpr position_range operator%(position_range a, std::integral auto c) {
     if (a.first >= 0) return floor_mod(a, y);
     if (a.last <= 0) return -floor_mod(-a, y);
     if (-y < a.first && a.last < y) return a;
-    // Of both signs: every remainder is congruent to a.first modulo `step`.
+    // The range has both signs: every remainder is congruent to a.first modulo `step`.
     const auto step = detail::common_step(a.step, y), rest = floor_mod(a.first, step);
     const auto low = std::max(a.first, rest == 0 ? step - y : rest - y), high = std::min(a.last, y - step + rest);
     return {low, high, step};
