@@ -28,15 +28,6 @@ void check_projection_gradients(std::string_view operation, std::string_view mem
     });
 }
 
-template <Scalar T>
-void fill_zero(const tensor_view<T>& view) {
-    const auto& s = view.shape();
-    for (index_t b = 0; view.data() && b < s.batch; ++b)
-        for (index_t h = 0; h < s.heads; ++h)
-            for (index_t i = 0; i < s.tokens; ++i)
-                for (index_t c = 0; c < s.channels; ++c) view(b, h, i, c) = T{0};
-}
-
 /// The memory of the gradient of a call, and its steps for some heads of keys and values:
 ///     k' = E k and v' = F v again,   dq, dk', dv' by softmax attention,   dk = E^T dk',   dE = dk' k^T,   dv = F^T dv',   dF = dv' v^T
 /// A parameter's gradient is a sum over batch entries, then the heads that share it, then keys before values, in this order whatever the

@@ -54,7 +54,7 @@ public:
              const execution& run) {
         gradient_return<T, C> keys_home(ranks, plan_, wanted.keys, in.keys.shape(), of_keys_, 32'760);
         gradient_return<T, C> values_home(ranks, plan_, wanted.values, in.values.shape(), of_values_, 32'761);
-        if (wanted.queries.data()) clear(wanted.queries);
+        fill_zero(wanted.queries);
         auto failure = find_shares(ranks, in, saved, run);
         if (!failure) failure = failure_of([&] { find_sinks(in, saved, given, wanted, run); });
         const auto add = [&](index_t number, const row_range& rows, const stored_view<const T>& keys, const stored_view<const T>& values) {

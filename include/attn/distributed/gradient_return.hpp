@@ -20,15 +20,6 @@ void add_tensor(const tensor_view<T>& to, const tensor_view<const T>& from) {
                 });
             }
 }
-template <Scalar T>
-void clear(const tensor_view<T>& view) {
-    const auto& s = view.shape();
-    for (index_t b = 0; b < s.batch; ++b)
-        for (index_t h = 0; h < s.heads; ++h)
-            for (index_t i = 0; i < s.tokens; ++i)
-                for (index_t c = 0; c < s.channels; ++c) view(b, h, i, c) = T{0};
-}
-
 /// Room for a rank's part of the sums of any piece, and for what others send.
 template <Scalar T>
 struct return_memory {
@@ -67,7 +58,7 @@ public:
           kept_(memory.parts.size()) {
         const auto wants = sums.data() && bytes_of(1) > 0 ? std::byte{1} : std::byte{0}; // a message has at least one byte
         wanted_by_ = all_gather(ranks, std::span(&wants, 1));
-        if (sums.data()) clear(sums);
+        fill_zero(sums);
     }
 
     /// Where the rank's part for a piece is to be written; none if it is not wanted. Waits, if there is no room, until the oldest part has
