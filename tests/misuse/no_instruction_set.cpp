@@ -1,3 +1,3 @@
-// expect: xsimd knows no instruction set of this processor
+// expect: xsimd has no instruction set here
 // flags: -DXSIMD_NO_SUPPORTED_ARCHITECTURE
 #include <attn/simd/lane_mask.hpp>

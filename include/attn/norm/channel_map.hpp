@@ -3,6 +3,7 @@
 
 #include "../simd/lanes.hpp"
 #include "../simd/unroll.hpp"
+#include "norm.hpp"
 #include "rows_in_and_out.hpp"
 
 #include <cmath>

@@ -17,7 +17,7 @@
 #if XSIMD_VERSION_MAJOR < 8 || (XSIMD_VERSION_MAJOR == 8 && XSIMD_VERSION_MINOR < 1)
 #error "attn needs xsimd 8.1 or later"
 #elif defined(XSIMD_NO_SUPPORTED_ARCHITECTURE)
-#error "attn: xsimd knows no registers here; 10 and later emulate them: -DXSIMD_WITH_EMULATED=1 -DXSIMD_DEFAULT_ARCH=xsimd::emulated<128>"
+#error "attn: xsimd has no instruction set here; xsimd 10 emulates one: -DXSIMD_WITH_EMULATED=1 -DXSIMD_DEFAULT_ARCH=xsimd::emulated<128>"
 #endif
 
 namespace attn::inline ATTN_INSTRUCTION_SET::simd {
