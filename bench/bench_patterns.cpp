@@ -181,8 +181,8 @@ void add_growth(const std::string& pattern_name, index_t queries, index_t n, con
         const inputs<float> in{rows(queries), rows(n), rows(n), bottom_right(queries, n)};
         tensor<float> out({1, 1, queries, head_dim});
         sequential here;
-        workspace memory;
         const softmax_attention op{.pattern = pattern};
+        workspace memory(workspace_bytes<float>(op, shapes_of(in), here));
         for ([[maybe_unused]] auto _ : state) attend(op, in, outputs<float>{out}, execution(here, memory));
     })->Repetitions(5);
 }
