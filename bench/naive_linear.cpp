@@ -1,12 +1,4 @@
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized" // gcc 12 warns inside its own AVX-512 header, which Eigen includes
-#endif
-#include <Eigen/Core>
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic pop
-#endif
-
+#include "eigen_rows.hpp"
 #include "naive_forms.hpp"
 
 namespace attn::bench {
@@ -16,17 +8,7 @@ using testing::map_numbers, testing::sees_key;
 namespace {
 
 template <Scalar T>
-using matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-template <Scalar T>
 using column = Eigen::Matrix<T, Eigen::Dynamic, 1>;
-
-/// One head of a tensor as an Eigen matrix (tokens, channels).
-template <class T>
-auto head_of(const tensor_view<T>& t, index_t batch, index_t head) {
-    using plain = matrix<std::remove_const_t<T>>;
-    using map = Eigen::Map<std::conditional_t<std::is_const_v<T>, const plain, plain>, 0, Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>>;
-    return map(t.row(batch, head, 0), t.shape().tokens, t.shape().channels, {t.strides().tokens, t.strides().channels});
-}
 
 } // namespace
 

@@ -1,27 +1,12 @@
+#include "eigen_rows.hpp"
 #include "naive_forms.hpp"
 
-#include <Eigen/Core>
 #include <cmath>
 #include <limits>
 
 namespace attn::bench {
 
 using testing::adjust_row;
-
-namespace {
-
-template <Scalar T>
-using matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-
-/// One head of a tensor as an Eigen matrix (tokens, channels).
-template <class T>
-auto head_of(const tensor_view<T>& t, index_t batch, index_t head) {
-    using plain = matrix<std::remove_const_t<T>>;
-    using map = Eigen::Map<std::conditional_t<std::is_const_v<T>, const plain, plain>, 0, Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>>;
-    return map(t.row(batch, head, 0), t.shape().tokens, t.shape().channels, {t.strides().tokens, t.strides().channels});
-}
-
-} // namespace
 
 template <Scalar T>
 void eigen_forms<T>::softmax(const inputs<T>& in, const outputs<T>& out, T scale, const adjust_row<T>& adjust, std::span<const double> sinks) const {

@@ -1,6 +1,6 @@
+#include "eigen_rows.hpp"
 #include "naive_forms.hpp"
 
-#include <Eigen/Core>
 #include <cmath>
 #include <limits>
 
@@ -9,17 +9,6 @@ namespace attn::bench {
 using testing::adjust_row, testing::naive_mixings;
 
 namespace {
-
-template <Scalar T>
-using matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-
-/// Rows [first, first + count) of one head of a tensor as an Eigen matrix.
-template <class T>
-auto rows_of(const tensor_view<T>& t, index_t batch, index_t head, index_t first, index_t count) {
-    using plain = matrix<std::remove_const_t<T>>;
-    using map = Eigen::Map<std::conditional_t<std::is_const_v<T>, const plain, plain>, 0, Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>>;
-    return map(t.row(batch, head, first), count, t.shape().channels, {t.strides().tokens, t.strides().channels});
-}
 
 template <Scalar T>
 void mix(matrix<T>& heads, const tensor_view<const double>& mixing, std::span<const double> bias) {
