@@ -128,6 +128,27 @@ TEST_CASE("lsh_attention: a pair that meets in every round has the weight of one
     for (index_t i = 0; i < 7; ++i) CHECK(b.log_sum_exp(0, 0, i, 0) == Approx(a.log_sum_exp(0, 0, i, 0) + std::log(2.0f)).margin(1e-5));
 }
 
+TEST_CASE("lsh_attention: rounds of large scores count as those of small ones", "[attention][portable]") {
+    // One score for all pairs. In the first round everyone meets, in the second those of one sign: 5 and 3.
+    const std::vector<float> signs{1, -1, 1, 1, -1, -1, 1, 1};
+    for (const float size : {1.0f, 1e4f, 1e8f, 1e30f}) {
+        tensor<float> q({1, 1, 8, 2}), r({2, 1, 2, 1});
+        for (index_t i = 0; i < 8; ++i) {
+            q(0, 0, i, 0) = size;
+            q(0, 0, i, 1) = size * 0x1p-20f * signs[static_cast<std::size_t>(i)];
+        }
+        r(0, 0, 0, 0) = r(1, 0, 1, 0) = 1;
+        const auto weights = weights_of({.rotations = r, .chunk = 8, .scale = 1}, q);
+        for (index_t i = 0; i < 8; ++i)
+            for (index_t j = 0; j < 8; ++j) {
+                const auto sign = signs[static_cast<std::size_t>(i)];
+                const float times = i == j ? 0 : sign == signs[static_cast<std::size_t>(j)] ? 2 : 1;
+                INFO(size << ": " << i << " " << j);
+                CHECK(weights(0, 0, i, j) == Approx(times / (sign > 0 ? 11.0f : 9.0f)).epsilon(1e-6));
+            }
+    }
+}
+
 TEST_CASE("lsh_attention: long and short queries are keys of length 1", "[attention][portable]") {
     for (const float size : {1e-40f, 1e-20f, 1e20f, 3e37f}) {
         tensor<float> q({1, 1, 3, 2});

@@ -44,7 +44,8 @@ struct lsh_work {
     std::size_t softmax_bytes, slice_bytes;
     std::byte* slices;                    ///< of each thread
     index_t *bucket, *order, *bucket_end; ///< of each token; the token at each sorted place; where the sorted tokens of a bucket end
-    T *length, *log_sum;                  ///< of each token: |q|, and the log_sum_exp of the rounds so far
+    T* length;                            ///< of each token: |q|
+    row_weights<T>* known;                ///< of each token: its weights of the rounds so far
     T* wide = nullptr;                    ///< the rows of the rounds so far, where the result would round them
 
     /// narrow: the result is of 16-bit numbers. least_slice: a thread's memory is not less.
@@ -61,7 +62,8 @@ struct lsh_work {
         slices = memory.take<std::byte>(concurrency, static_cast<index_t>(slice_bytes));
         for (auto* const each : {&bucket, &order}) *each = memory.take<index_t>(heads, tokens);
         bucket_end = memory.take<index_t>(heads, 2 * half + 1);
-        for (auto* const each : {&length, &log_sum}) *each = memory.take<T>(heads, tokens);
+        length = memory.take<T>(heads, tokens);
+        known = memory.take<row_weights<T>>(heads, tokens);
         if (narrow) wide = memory.take<T>(heads, tokens, s.values.channels);
     }
 
@@ -119,14 +121,15 @@ private:
     /// A segment's tokens as they are sorted, and the chunk's before it.
     struct segment_memory {
         std::byte* of_softmax;
-        T *queries, *keys, *values, *out, *log_sum_exp;
+        T *queries, *keys, *values, *out;
+        kernel::row_sums<T> weights;
         index_t *first, *end;
 
         segment_memory(scratch& memory, const lsh_work& w)
             : of_softmax(memory.take<std::byte>(static_cast<index_t>(w.softmax_bytes))),
               queries(memory.take<T>(w.segment, w.row_shape.channels)), keys(memory.take<T>(w.row_shape.tokens, w.row_shape.channels)),
               values(memory.take<T>(w.row_shape.tokens, w.result_shape.channels)), out(memory.take<T>(w.segment, w.result_shape.channels)),
-              log_sum_exp(memory.take<T>(w.segment)), first(memory.take<index_t>(w.segment)), end(memory.take<index_t>(w.segment)) {}
+              weights{memory.take<T>(w.segment), memory.take<T>(w.segment)}, first(memory.take<index_t>(w.segment)), end(memory.take<index_t>(w.segment)) {}
 
         /// |q|, which no square overflows. Of a copy: a strided row would be summed in another order.
         T length_of(const stored_view<const T>& x, index_t head, index_t i) const {
@@ -158,17 +161,18 @@ private:
             const kernel::visible_keys_of<T, sorted_window> visible(window, shapes_of(sorted), sorted.positions);
             sequential here;
             workspace memory(std::span(of_softmax, w.softmax_bytes));
-            softmax()({sorted, {view(out, rows, d_v), view(log_sum_exp, rows, 1)}, visible, nullptr, op.template factor<T>(d_k), {}},
+            softmax()({sorted, {view(out, rows, d_v)}, visible, nullptr, op.template factor<T>(d_k), {}, nullptr, weights},
                       execution(here, memory));
             for (index_t r = 0; r < rows; ++r) {
                 const auto token = placed[at + r];
                 const auto into = w.rows_of(to, head, token);
-                auto& sum = w.log_sum[head * w.tokens + token];
+                auto& so_far = w.known[head * w.tokens + token];
+                const row_weights<T> added{weights.maximum[r], weights.sum[r]};
                 if (is_first) {
                     for (index_t c = 0; c < d_v; ++c) into.data[c * into.channel_stride] = out[r * d_v + c];
-                    sum = log_sum_exp[r];
+                    so_far = added;
                 } else {
-                    merge_row<T>(into, sum, kernel::row_block<const T>{out + r * d_v, 0, 1}, log_sum_exp[r], d_v);
+                    so_far = merge_row<T>(into, so_far, kernel::row_block<const T>{out + r * d_v, 0, 1}, added, d_v);
                 }
             }
         }
@@ -202,7 +206,7 @@ private:
     }
     /// A token that met no other in any round sees itself.
     void finish(const Op& op, const inputs<T>& in, const outputs<T>& out, index_t head, index_t i) const {
-        auto& log = log_sum[head * tokens + i];
+        auto log = known[head * tokens + i].log_sum_exp();
         const auto row = rows_of(out, head, i);
         if (log == nothing) {
             const T score = op.template factor<T>(row_shape.channels) * length[head * tokens + i];

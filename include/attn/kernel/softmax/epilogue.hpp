@@ -11,13 +11,6 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// m and l of every row (batch, heads, n), which the passes of a union hand on; with the rows of d_v channels, if the result would round
-/// them.
-template <Scalar T>
-struct row_sums {
-    T *maximum, *sum, *values = nullptr;
-};
-
 /// Writes to = share * to + factor * sums / unit, as write_row does. What unit kept from overflowing is multiplied before it is divided;
 /// the rest has the bits that it has with a unit of 1.
 template <bool added, Scalar T>

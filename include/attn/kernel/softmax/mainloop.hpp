@@ -28,6 +28,7 @@ struct softmax_call {
     T scale;
     std::span<const double> sinks;
     const function_ref* between_blocks = nullptr; ///< called after each query block, if there is one
+    row_sums<T> kept = {};                        ///< where m and l of every row are left, if anywhere
 
     key_blocks blocks_of(const query_block& queries) const {
         return {block_keys, in.positions.first_key[queries.batch], in.keys.shape().tokens, queries.tokens};

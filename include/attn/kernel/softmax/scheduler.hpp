@@ -83,7 +83,8 @@ private:
         const auto s = shapes_of(call.in);
         if (s.queries.batch == 0 || s.queries.heads == 0 || s.queries.tokens == 0) return;
         detail::scratch memory(run.workspace().bytes().data());
-        const layout own(memory, s, keeps, run.concurrency(), call.out.values.is_narrow());
+        layout own(memory, s, keeps, run.concurrency(), call.out.values.is_narrow());
+        if (call.kept.maximum) std::tie(own.known.maximum, own.known.sum) = std::pair(call.kept.maximum, call.kept.sum);
         const grid_type tasks(call, pass, run.concurrency());
         const auto count = tasks.count();
         if (run.concurrency() > 1 && count < std::min(2 * run.concurrency(), tasks.spans())) {

@@ -122,6 +122,13 @@ private:
     }
 };
 
+/// m and l of every row (batch, heads, n), which the passes of a union hand on; with the rows of d_v channels, if the result would round
+/// them.
+template <Scalar T>
+struct row_sums {
+    T *maximum = nullptr, *sum = nullptr, *values = nullptr;
+};
+
 /// Joins the softmax of two disjoint sets of keys, each finished: out = o / l, with m and l. Their shares are
 ///     a = l_a e^(m_a - m) / l,   b = l_b e^(m_b - m) / l,   m = max(m_a, m_b),   l = l_a e^(m_a - m) + l_b e^(m_b - m)
 /// and out = a out_a + b out_b. One that saw nothing (l = 0) leaves the other's bits alone; two of them make a row of zeros. A maximum of
