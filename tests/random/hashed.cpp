@@ -41,7 +41,7 @@ double allowed(const tensor<T>& plain, const tensor<double>& exact, double large
 }
 
 template <Scalar T>
-outcome attempt(draw& random) {
+outcome attempt_hashed(draw& random) {
     const auto batch = random.number(0, 2), heads = random.number(1, 3), n = random.size(600), d_k = random.number(1, 80), d_v = random.number(0, 80);
     const auto half = random.number(1, random.one_in(4) ? 200 : 12), rounds = random.number(1, 3);
     tensor<T> rotations({rounds, random.one_in(2) ? heads : 1, d_k, half});
@@ -119,7 +119,7 @@ outcome attempt(draw& random) {
 } // namespace
 
 outcome check_hashed(draw& random) {
-    return in_drawn_numbers(random, [&]<Scalar T>(std::type_identity<T>) { return attempt<T>(random); });
+    return in_drawn_numbers(random, [&]<Scalar T>(std::type_identity<T>) { return attempt_hashed<T>(random); });
 }
 
 } // namespace attn::fuzz

@@ -120,7 +120,7 @@ struct linformer_owner {
 
 /// The gradients of weights and bias, of those that the projections have.
 template <class U>
-auto named(const auto& own, const testing::wanted_gradients<U>& wanted) {
+auto named_of_linformer(const auto& own, const testing::wanted_gradients<U>& wanted) {
     std::size_t number = 0;
     const auto take = [&](const auto& t) { return t.data() ? wanted.parameter(number++) : tensor_view<U>(); };
     using both = std::array<tensor_view<U>, 2>;
@@ -160,7 +160,7 @@ operation<T> linformer_operation(const std::shared_ptr<const linformer_owner<T, 
                             const execution& run) {
         gradients_of<op_type, T> all;
         static_cast<input_gradients<T>&>(all) = wanted;
-        const auto [of_keys, of_values] = named(*own, wanted);
+        const auto [of_keys, of_values] = named_of_linformer(*own, wanted);
         const auto name = [](auto& to, const std::array<tensor_view<T>, 2>& of) {
             if constexpr (requires { to.matrix; }) to = {of[0], of[1]};
             if constexpr (requires { to.weights; }) to = {of[0], of[1]};
@@ -181,7 +181,7 @@ operation<T> linformer_operation(const std::shared_ptr<const linformer_owner<T, 
     };
     result.reference_gradients = [own](const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given,
                                        const testing::wanted_gradients<bounded<T>>& wanted) {
-        const auto [of_keys, of_values] = named(*own, wanted);
+        const auto [of_keys, of_values] = named_of_linformer(*own, wanted);
         reference::linformer_gradients<bounded<T>>(
             in, given, wanted, [&](const auto& x) { return define(own->keys_by, own->keys, x); },
             [&](const auto& x) { return define(own->values_by, own->values, x); },

@@ -37,7 +37,7 @@ double rounding(double a, double b, double magnitude) {
 }
 
 template <Scalar T>
-outcome attempt(draw& random) {
+outcome attempt_rotation(draw& random) {
     const auto channels = 2 * random.number(0, 20), axes = random.number(1, 3), count = random.number(1, 3000);
     const shape s{random.number(0, 3), random.number(1, 4), random.number(0, std::min<index_t>(count, 80)), axes * channels + random.number(0, 9)};
     const auto pairs = random.one_in(2) ? rotary_pairs::interleaved : rotary_pairs::half_split;
@@ -91,7 +91,7 @@ outcome attempt(draw& random) {
 } // namespace
 
 outcome check_rotation(draw& random) {
-    return in_drawn_numbers(random, [&]<Scalar T>(std::type_identity<T>) { return attempt<T>(random); });
+    return in_drawn_numbers(random, [&]<Scalar T>(std::type_identity<T>) { return attempt_rotation<T>(random); });
 }
 
 } // namespace attn::fuzz

@@ -21,7 +21,7 @@ struct talking_drawn {
 
 /// The gradients by name, of the parameters that the operator has.
 template <class T>
-mixed_head_gradients<T> named(const auto& op, const testing::wanted_gradients<T>& wanted) {
+mixed_head_gradients<T> named_of_heads(const auto& op, const testing::wanted_gradients<T>& wanted) {
     mixed_head_gradients<T> all{{wanted.queries, wanted.keys, wanted.values}};
     std::size_t number = 0;
     const auto take = [&](bool is_there, tensor_view<T>& to) {
@@ -66,7 +66,7 @@ operation<T> talking_operation(const std::shared_ptr<const talking_drawn<T>>& d,
         softmax_bounds({q, k, v, in.positions}, bounds, terms);
     };
     result.backward = [own](const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const testing::wanted_gradients<T>& wanted,
-                            const execution& run) { attn::backward(own->op, in, saved, given, named(own->op, wanted), run); };
+                            const execution& run) { attn::backward(own->op, in, saved, given, named_of_heads(own->op, wanted), run); };
     result.backward_workspace_bytes = [own](const input_shapes& s, index_t concurrency) { return own->op.template backward_workspace_bytes<T>(s, concurrency); };
     result.parameter_shapes = [own](const input_shapes&) {
         std::vector<shape> shapes;
@@ -82,7 +82,7 @@ operation<T> talking_operation(const std::shared_ptr<const talking_drawn<T>>& d,
     result.reference_gradients = [own](const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given,
                                        const testing::wanted_gradients<bounded<T>>& wanted) {
         const auto& op = own->op;
-        reference::talking_heads_gradients<bounded<T>>(in, given, named(op, wanted), op.logits_mix, op.logits_bias, op.weights_mix, op.weights_bias, op.scale,
+        reference::talking_heads_gradients<bounded<T>>(in, given, named_of_heads(op, wanted), op.logits_mix, op.logits_bias, op.weights_mix, op.weights_bias, op.scale,
                                                        op.score, op.pattern, op.sinks);
     };
     return result;

@@ -3,8 +3,8 @@
 
 #include "../core/inputs.hpp"
 #include "../core/tensor.hpp"
-#include "../pattern/pattern.hpp"
 #include "number.hpp"
+#include "pairs.hpp"
 
 #include <algorithm>
 #include <span>
@@ -12,30 +12,37 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 
-/// With A_ij = phi(q_i) . phi(k_j) for the keys j that query i sees, everything in T:
-///     out_i = sum_j A_ij v_j / (sum_j A_ij + eps),     or scale * sum_j A_ij v_j if not `normalise`
-/// A row that sees nothing is zero; what is not seen is never multiplied. Shapes: as in inputs and outputs, taken as checked.
-/// Time O(n m (d_k + d_v)) a head. Katharopoulos et al. 2020, "Transformers are RNNs".
-template <class T, class F, Pattern P>
-void linear_attention(const inputs<T>& in, const outputs<T>& out, const F& phi, const P& pattern, bool normalise, double eps,
-                      double scale) {
+namespace detail {
+
+/// What a feature map makes of a number.
+template <class T>
+using feature_of = std::function<T(const T& x)>;
+template <class T, class F>
+feature_of<T> map_of(const F& phi) {
+    return [&phi](const T& x) { return static_cast<T>(phi(x)); };
+}
+
+/// What `linear_attention` computes.
+template <class T>
+void linear_attention_of_pairs(const inputs<T>& in, const outputs<T>& out, const feature_of<T>& phi, const of_head<visible_pairs>& pattern,
+                               bool normalise, double eps, double scale) {
     const auto [batch, heads, n, d_k] = in.queries.shape();
     const auto [kv_batch, kv_heads, m, d_v] = in.values.shape();
     std::vector<T> sum(static_cast<std::size_t>(d_v)), query(static_cast<std::size_t>(d_k));
     for (index_t b = 0; b < batch; ++b)
         for (index_t h = 0; h < heads; ++h) {
             const auto g = h / (heads / kv_heads);
-            const auto pattern_here = at(pattern, b, h);
+            const auto visible = pattern(b, h);
             tensor<T> keys({1, 1, m, d_k});
             for (index_t j = 0; j < m; ++j)
-                for (index_t c = 0; c < d_k; ++c) keys(0, 0, j, c) = static_cast<T>(phi(in.keys(b, g, j, c)));
+                for (index_t c = 0; c < d_k; ++c) keys(0, 0, j, c) = phi(in.keys(b, g, j, c));
             for (index_t i = 0; i < n; ++i) {
-                for (index_t c = 0; c < d_k; ++c) query[static_cast<std::size_t>(c)] = static_cast<T>(phi(in.queries(b, h, i, c)));
+                for (index_t c = 0; c < d_k; ++c) query[static_cast<std::size_t>(c)] = phi(in.queries(b, h, i, c));
                 std::ranges::fill(sum, T{0});
                 T denominator = 0;
                 bool sees_one = false;
                 for (index_t j = 0; j < m; ++j) {
-                    if (!pattern_here.visible(in.positions.first_query[b] + i, in.positions.first_key[b] + j)) continue;
+                    if (!visible(in.positions.first_query[b] + i, in.positions.first_key[b] + j)) continue;
                     sees_one = true;
                     T weight = 0;
                     for (index_t c = 0; c < d_k; ++c) weight += query[static_cast<std::size_t>(c)] * keys(0, 0, j, c);
@@ -50,6 +57,18 @@ void linear_attention(const inputs<T>& in, const outputs<T>& out, const F& phi, 
                 }
             }
         }
+}
+
+} // namespace detail
+
+/// With A_ij = phi(q_i) . phi(k_j) for the keys j that query i sees, everything in T:
+///     out_i = sum_j A_ij v_j / (sum_j A_ij + eps),     or scale * sum_j A_ij v_j if not `normalise`
+/// A row that sees nothing is zero; what is not seen is never multiplied. Shapes: as in inputs and outputs, taken as checked.
+/// Time O(n m (d_k + d_v)) a head. Katharopoulos et al. 2020, "Transformers are RNNs".
+template <class T, class F, Pattern P>
+void linear_attention(const inputs<T>& in, const outputs<T>& out, const F& phi, const P& pattern, bool normalise, double eps,
+                      double scale) {
+    detail::linear_attention_of_pairs<T>(in, out, detail::map_of<T>(phi), detail::visible_pairs_of(pattern), normalise, eps, scale);
 }
 
 /// x + added, for x (batch, heads, n, d) and added (batch or 1, heads or 1, n, d).

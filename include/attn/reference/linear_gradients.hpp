@@ -2,21 +2,18 @@
 #pragma once
 
 #include "../core/gradients.hpp"
-#include "../score/dual.hpp"
 #include "linear_attention.hpp"
 #include "number.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 
-/// The gradient of linear attention by its formulas, everything in T. With A_ij = phi(q_i) . phi(k_j) for the keys j that query i sees,
-/// given gradients dO of out, and N_i = sum_j A_ij + eps (without `normalise` N_i = 1 / scale, a constant):
-///     dv_j = sum_i A_ij / N_i dO_i,      dA_ij = (dO_i . v_j - dO_i . out_i) / N_i         (without `normalise` scale dO_i . v_j)
-///     dq_i = phi'(q_i) sum_j dA_ij phi(k_j),      dk_j = phi'(k_j) sum_i dA_ij phi(q_i)         (channel by channel)
-/// with dk and dv summed over the query heads that share them. phi' is phi's slope by its text on dual numbers, or what its member
-/// `derivative` says. A view without memory is not wanted. Shapes and pattern are taken as checked.
-template <class T, class F, Pattern P>
-void linear_gradients(const inputs<T>& in, const tensor_view<const T>& given, const input_gradients<T>& wanted, const F& phi,
-                      const P& pattern, bool normalise, double eps, double scale) {
+namespace detail {
+
+/// What `linear_gradients` computes. slope: that of phi.
+template <class T>
+void linear_gradients_of_pairs(const inputs<T>& in, const tensor_view<const T>& given, const input_gradients<T>& wanted,
+                               const feature_of<T>& phi, const feature_of<T>& slope, const of_head<visible_pairs>& pattern, bool normalise,
+                               double eps, double scale) {
     const auto [batch, heads, n, d_k] = in.queries.shape();
     const auto [kv_batch, kv_heads, m, d_v] = in.values.shape();
     const auto features = [&](const auto& x) {
@@ -25,7 +22,7 @@ void linear_gradients(const inputs<T>& in, const tensor_view<const T>& given, co
         for (index_t b = 0; b < s.batch; ++b)
             for (index_t h = 0; h < s.heads; ++h)
                 for (index_t i = 0; i < s.tokens; ++i)
-                    for (index_t c = 0; c < s.channels; ++c) result(b, h, i, c) = static_cast<T>(phi(x(b, h, i, c)));
+                    for (index_t c = 0; c < s.channels; ++c) result(b, h, i, c) = phi(x(b, h, i, c));
         return result;
     };
     const auto f = features(in.queries), e = features(in.keys);
@@ -38,11 +35,11 @@ void linear_gradients(const inputs<T>& in, const tensor_view<const T>& given, co
     for (index_t b = 0; b < batch; ++b)
         for (index_t h = 0; h < heads; ++h) {
             const auto g = h / (heads / kv_heads);
-            const auto pattern_here = at(pattern, b, h);
+            const auto visible = pattern(b, h);
             for (index_t i = 0; i < n; ++i) {
                 const auto for_each_seen = [&](const auto& visit) {
                     for (index_t j = 0; j < m; ++j)
-                        if (pattern_here.visible(in.positions.first_query[b] + i, in.positions.first_key[b] + j))
+                        if (visible(in.positions.first_query[b] + i, in.positions.first_key[b] + j))
                             visit(j, weights[static_cast<std::size_t>(j)]);
                 };
                 T denominator = static_cast<T>(eps);
@@ -78,13 +75,29 @@ void linear_gradients(const inputs<T>& in, const tensor_view<const T>& given, co
                     for (index_t c = 0; c < s.channels; ++c) to(b, h, i, c) = takes_part(b, h, i, 0) ? gradient(b, h, i, c) : T{0};
     };
     const auto through = [&](const tensor<T>& of_features, const auto& x) {
-        return [&of_features, &phi, x](index_t b, index_t h, index_t i, index_t c) {
-            return of_features(b, h, i, c) * attn::detail::differentiated(phi, x(b, h, i, c)).derivative;
+        return [&of_features, &slope, x](index_t b, index_t h, index_t i, index_t c) {
+            return of_features(b, h, i, c) * slope(x(b, h, i, c));
         };
     };
     write(wanted.queries, sees, through(of_f, in.queries));
     write(wanted.keys, is_seen, through(of_e, in.keys));
     write(wanted.values, is_seen, of_values);
+}
+
+} // namespace detail
+
+/// The gradient of linear attention by its formulas, everything in T. With A_ij = phi(q_i) . phi(k_j) for the keys j that query i sees,
+/// given gradients dO of out, and N_i = sum_j A_ij + eps (without `normalise` N_i = 1 / scale, a constant):
+///     dv_j = sum_i A_ij / N_i dO_i,      dA_ij = (dO_i . v_j - dO_i . out_i) / N_i         (without `normalise` scale dO_i . v_j)
+///     dq_i = phi'(q_i) sum_j dA_ij phi(k_j),      dk_j = phi'(k_j) sum_i dA_ij phi(q_i)         (channel by channel)
+/// with dk and dv summed over the query heads that share them. phi' is phi's slope by its text on dual numbers, or what its member
+/// `derivative` says. A view without memory is not wanted. Shapes and pattern are taken as checked.
+template <class T, class F, Pattern P>
+void linear_gradients(const inputs<T>& in, const tensor_view<const T>& given, const input_gradients<T>& wanted, const F& phi,
+                      const P& pattern, bool normalise, double eps, double scale) {
+    detail::linear_gradients_of_pairs<T>(
+        in, given, wanted, detail::map_of<T>(phi), [&phi](const T& x) { return attn::detail::differentiated(phi, x).derivative; },
+        detail::visible_pairs_of(pattern), normalise, eps, scale);
 }
 
 /// The gradient of focused features by its formula, everything in T: what x (batch, heads, n, d) and the scale get of g, that of f. With

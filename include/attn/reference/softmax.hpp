@@ -2,9 +2,8 @@
 #pragma once
 
 #include "../core/inputs.hpp"
-#include "../pattern/pattern.hpp"
-#include "../score/score_function.hpp"
 #include "number.hpp"
+#include "pairs.hpp"
 
 #include <algorithm>
 #include <optional>
@@ -22,32 +21,21 @@ struct seen_key {
     T score, exponential;
 };
 
-} // namespace detail
-
-/// Softmax attention by its formula, everything in T: with double the reference, with float the textbook that kernels are judged against.
-///     s_ij = score(scale * sum_c q[b,h,i,c] k[b,g,j,c], i, j)      g = h / (heads / kv_heads)
-///     Z_i  = exp(sink_h) + sum over seen j of exp(s_ij)
-///     out[b,h,i,:] = sum over seen j of exp(s_ij) / Z_i * v[b,g,j,:],      log_sum_exp[b,h,i] = log Z_i
-/// A key is seen if the pattern says so and its score is not -infinity; what is not seen is never multiplied. A row that sees
-/// nothing is zero, with the sink as its log_sum_exp, -infinity without one. A NaN score makes its row NaN, and so does a NaN sink; one of
-/// +infinity leaves no weight to the keys.
-/// Shapes: as in inputs and outputs. They, the pattern and the score function are taken as checked.
-/// scale: 1 / sqrt(d_k) if not given. sinks: none, or one per head. Time O(n m (d_k + d_v)) a head, memory O(m).
-/// Vaswani et al. 2017, "Attention Is All You Need"; sinks: OpenAI 2025, gpt-oss.
-template <class T, ScoreFunction S = identity_score, Pattern P = dense>
-void softmax(const inputs<T>& in, const outputs<T>& out, std::optional<double> scale = {}, const S& score = {}, const P& pattern = {},
-             std::span<const double> sinks = {}) {
+/// What `softmax` computes.
+template <class T>
+void softmax_of_pairs(const inputs<T>& in, const outputs<T>& out, std::optional<double> scale, const of_head<pair_scores<T>>& scores,
+                      const of_head<visible_pairs>& pattern, std::span<const double> sinks) {
     const auto [batch, heads, n, d_k] = in.queries.shape();
     const auto [kv_batch, kv_heads, m, d_v] = in.values.shape();
     const auto factor = static_cast<T>(scale.value_or(1 / sqrt(static_cast<double>(d_k))));
     constexpr auto nothing = -std::numeric_limits<T>::infinity();
-    std::vector<detail::seen_key<T>> seen;
+    std::vector<seen_key<T>> seen;
 
     for (index_t b = 0; b < batch; ++b)
         for (index_t h = 0; h < heads; ++h) {
             const auto g = h / (heads / kv_heads);
-            const auto score_here = score_at(score, b, h);
-            const auto pattern_here = at(pattern, b, h);
+            const auto score = scores(b, h);
+            const auto visible = pattern(b, h);
             const T sink = sinks.empty() ? nothing : static_cast<T>(sinks[static_cast<std::size_t>(h)]);
 
             for (index_t row = 0; row < n; ++row) {
@@ -55,10 +43,10 @@ void softmax(const inputs<T>& in, const outputs<T>& out, std::optional<double> s
                 seen.clear();
                 for (index_t key = 0; key < m; ++key) {
                     const auto j = in.positions.first_key[b] + key;
-                    if (!pattern_here.visible(i, j)) continue;
+                    if (!visible(i, j)) continue;
                     T product = 0;
                     for (index_t c = 0; c < d_k; ++c) product += in.queries(b, h, row, c) * in.keys(b, g, key, c);
-                    const auto s = static_cast<T>(score_here(factor * product, i, j));
+                    const T s = score(factor * product, i, j);
                     if (s != nothing) seen.push_back({key, s, 0});
                 }
 
@@ -75,6 +63,24 @@ void softmax(const inputs<T>& in, const outputs<T>& out, std::optional<double> s
                 if (out.log_sum_exp.data()) out.log_sum_exp(b, h, row, 0) = largest + log(denominator);
             }
         }
+}
+
+} // namespace detail
+
+/// Softmax attention by its formula, everything in T: with double the reference, with float the textbook that kernels are judged against.
+///     s_ij = score(scale * sum_c q[b,h,i,c] k[b,g,j,c], i, j)      g = h / (heads / kv_heads)
+///     Z_i  = exp(sink_h) + sum over seen j of exp(s_ij)
+///     out[b,h,i,:] = sum over seen j of exp(s_ij) / Z_i * v[b,g,j,:],      log_sum_exp[b,h,i] = log Z_i
+/// A key is seen if the pattern says so and its score is not -infinity; what is not seen is never multiplied. A row that sees
+/// nothing is zero, with the sink as its log_sum_exp, -infinity without one. A NaN score makes its row NaN, and so does a NaN sink; one of
+/// +infinity leaves no weight to the keys.
+/// Shapes: as in inputs and outputs. They, the pattern and the score function are taken as checked.
+/// scale: 1 / sqrt(d_k) if not given. sinks: none, or one per head. Time O(n m (d_k + d_v)) a head, memory O(m).
+/// Vaswani et al. 2017, "Attention Is All You Need"; sinks: OpenAI 2025, gpt-oss.
+template <class T, ScoreFunction S = identity_score, Pattern P = dense>
+void softmax(const inputs<T>& in, const outputs<T>& out, std::optional<double> scale = {}, const S& score = {}, const P& pattern = {},
+             std::span<const double> sinks = {}) {
+    detail::softmax_of_pairs<T>(in, out, scale, detail::pair_scores_of<T>(score), detail::visible_pairs_of(pattern), sinks);
 }
 
 } // namespace attn::reference

@@ -3,30 +3,20 @@
 
 #include "../core/gradients.hpp"
 #include "../core/heads.hpp"
-#include "../score/dual.hpp"
 #include "number.hpp"
 #include "talking_heads.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 
-/// The gradient of talking-heads attention by its formulas, everything in T: L, P and W as `talking_heads` computes them; then, with given
-/// gradients dO of out and dZ of log_sum_exp (0 without memory),
-///     dW[e,i,j] = sum_x dO[e,i,x] v[e,j,x]                       dP[c,i,j] = sum_e weights_mix[e,c] dW[e,i,j]
-///     D[c,i]    = sum_j P[c,i,j] dP[c,i,j]                       dX[c,i,j] = P[c,i,j] (dP[c,i,j] - D[c,i] + dZ[c,i]) score'
-///     dL[a,i,j] = sum_c logits_mix[c,a] dX[c,i,j]
-///     dv[j] = sum_i W[i,j] dO[i],        dq[i] = scale sum_j dL[i,j] k[j],        dk[j] = scale sum_i dL[i,j] q[i]
-///     d weights_mix[e,c] = sum_ij dW[e,i,j] P[c,i,j],            d weights_bias[e] = sum_ij dW[e,i,j]
-///     d logits_mix[c,a]  = sum_ij dX[c,i,j] L[a,i,j],            d logits_bias[c]  = sum_ij dX[c,i,j]
-///     d sinks[c] = sum_i exp(sinks[c]) / Z[c,i] (dZ[c,i] - D[c,i])     with Z the denominator of P
-/// with D[c,i] = sum_x dO[c,i,x] out[c,i,x], the same number, where weights are not mixed,
-/// over the pairs that any mixed head sees, where those that a head does not see have P and dX 0; dk and dv are summed over the heads that
-/// share them, those of parameters over the batch. score' is the derivative of the score function by the mixed score. A view without memory
-/// is not wanted. Shapes, pattern and score function are taken as checked. Time and memory: some times those of `talking_heads`.
-template <class T, ScoreFunction S = identity_score, Pattern P = dense>
-void talking_heads_gradients(const inputs<T>& in, const output_gradients<T>& given, const mixed_head_gradients<T>& wanted,
-                             tensor_view<const double> logits_mix, std::span<const double> logits_bias,
-                             tensor_view<const double> weights_mix, std::span<const double> weights_bias, std::optional<double> scale = {},
-                             const S& score = {}, const P& pattern = {}, std::span<const double> sinks = {}) {
+namespace detail {
+
+/// What `talking_heads_gradients` computes.
+template <class T>
+void talking_heads_gradients_of_pairs(const inputs<T>& in, const output_gradients<T>& given, const mixed_head_gradients<T>& wanted,
+                                      tensor_view<const double> logits_mix, std::span<const double> logits_bias,
+                                      tensor_view<const double> weights_mix, std::span<const double> weights_bias,
+                                      std::optional<double> scale, const of_head<pair_slopes<T>>& slopes_of,
+                                      const of_head<visible_pairs>& pattern, std::span<const double> sinks) {
     const auto [batch, query_heads, n, d_k] = in.queries.shape();
     const auto [kv_batch, value_heads, m, d_v] = in.values.shape();
     const auto heads = logits_mix.data() ? logits_mix.shape().tokens : query_heads, out_heads = given.values.shape().heads;
@@ -34,13 +24,8 @@ void talking_heads_gradients(const inputs<T>& in, const output_gradients<T>& giv
     constexpr auto nothing = -std::numeric_limits<T>::infinity();
 
     for (const auto* view : {&wanted.queries, &wanted.keys, &wanted.values, &wanted.logits_mix, &wanted.logits_bias, &wanted.weights_mix,
-                             &wanted.weights_bias, &wanted.sinks}) {
-        const auto& s = view->shape();
-        for (index_t b = 0; view->data() && b < s.batch; ++b)
-            for (index_t h = 0; h < s.heads; ++h)
-                for (index_t i = 0; i < s.tokens; ++i)
-                    for (index_t c = 0; c < s.channels; ++c) (*view)(b, h, i, c) = 0;
-    }
+                             &wanted.weights_bias, &wanted.sinks})
+        attn::detail::fill_zero(*view);
     const auto all_keys = m;
     const auto numbers = [=](index_t count) { return std::vector<T>(static_cast<std::size_t>(count * all_keys)); };
     const auto of = [=](auto& all, index_t head, index_t key) -> auto& { return all[static_cast<std::size_t>(head * all_keys + key)]; };
@@ -64,19 +49,21 @@ void talking_heads_gradients(const inputs<T>& in, const output_gradients<T>& giv
                     of(logits, a, key) = factor * product;
                 }
 
-            auto weights = detail::mixed_heads(logits_mix, logits_bias, logits, m), slopes = numbers(heads);
+            auto weights = mixed_heads(logits_mix, logits_bias, logits, m), slopes = numbers(heads);
             std::vector<bool> seen(static_cast<std::size_t>(m)), seen_by(static_cast<std::size_t>(heads * m)); // in any head, and in each
             const auto sees = [&](index_t head, index_t key) { return seen_by[static_cast<std::size_t>(head * all_keys + key)]; };
             std::vector<T> of_sink(static_cast<std::size_t>(heads));
             const auto sink_of = [&](index_t c) { return sinks.empty() ? nothing : static_cast<T>(sinks[static_cast<std::size_t>(c)]); };
             for (index_t c = 0; c < heads; ++c) {
                 const T sink = sink_of(c);
+                const auto slope = slopes_of(b, c);
+                const auto visible = pattern(b, c);
                 T largest = sink;
                 for (index_t key = 0; key < m; ++key) {
                     const auto j = in.positions.first_key[b] + key;
                     T& x = of(weights, c, key);
-                    if (at(pattern, b, c).visible(i, j)) {
-                        const auto scored = attn::detail::differentiated(score_at(score, b, c), x, i, j);
+                    if (visible(i, j)) {
+                        const auto scored = slope(x, i, j);
                         x = scored.value;
                         of(slopes, c, key) = scored.derivative;
                     } else {
@@ -94,7 +81,7 @@ void talking_heads_gradients(const inputs<T>& in, const output_gradients<T>& giv
                 for (index_t key = 0; denominator != 0 && key < m; ++key) of(weights, c, key) /= denominator;
                 of_sink[static_cast<std::size_t>(c)] = share == 0 ? 0 : share / denominator;
             }
-            const auto mixed = detail::mixed_heads(weights_mix, weights_bias, weights, m);
+            const auto mixed = mixed_heads(weights_mix, weights_bias, weights, m);
 
             auto of_mixed = numbers(out_heads);
             for (index_t e = 0; e < out_heads; ++e) {
@@ -109,7 +96,7 @@ void talking_heads_gradients(const inputs<T>& in, const output_gradients<T>& giv
                     add_to_mixing(wanted.weights_mix, wanted.weights_bias, e, product, weights, key);
                 }
             }
-            auto of_weights = detail::mixed_heads(attn::detail::transposed(weights_mix), {}, of_mixed, m);
+            auto of_weights = mixed_heads(attn::detail::transposed(weights_mix), {}, of_mixed, m);
             for (index_t c = 0; c < heads; ++c) {
                 T shift = given.log_sum_exp.data() ? given.log_sum_exp(b, c, row, 0) : T{0}; // dZ - D
                 for (index_t key = 0; weights_mix.data() && key < m; ++key)
@@ -128,7 +115,7 @@ void talking_heads_gradients(const inputs<T>& in, const output_gradients<T>& giv
                     if (seen[static_cast<std::size_t>(key)]) add_to_mixing(wanted.logits_mix, wanted.logits_bias, c, x, logits, key);
                 }
             }
-            const auto of_logits = detail::mixed_heads(attn::detail::transposed(logits_mix), {}, of_weights, m);
+            const auto of_logits = mixed_heads(attn::detail::transposed(logits_mix), {}, of_weights, m);
             for (index_t a = 0; a < query_heads; ++a)
                 for (index_t key = 0; key < m; ++key) {
                     if (!seen[static_cast<std::size_t>(key)]) continue;
@@ -140,6 +127,30 @@ void talking_heads_gradients(const inputs<T>& in, const output_gradients<T>& giv
                         wanted.keys(b, kv, key, x) += of_product * in.queries(b, a, row, x);
                 }
         }
+}
+
+} // namespace detail
+
+/// The gradient of talking-heads attention by its formulas, everything in T: L, P and W as `talking_heads` computes them; then, with given
+/// gradients dO of out and dZ of log_sum_exp (0 without memory),
+///     dW[e,i,j] = sum_x dO[e,i,x] v[e,j,x]                       dP[c,i,j] = sum_e weights_mix[e,c] dW[e,i,j]
+///     D[c,i]    = sum_j P[c,i,j] dP[c,i,j]                       dX[c,i,j] = P[c,i,j] (dP[c,i,j] - D[c,i] + dZ[c,i]) score'
+///     dL[a,i,j] = sum_c logits_mix[c,a] dX[c,i,j]
+///     dv[j] = sum_i W[i,j] dO[i],        dq[i] = scale sum_j dL[i,j] k[j],        dk[j] = scale sum_i dL[i,j] q[i]
+///     d weights_mix[e,c] = sum_ij dW[e,i,j] P[c,i,j],            d weights_bias[e] = sum_ij dW[e,i,j]
+///     d logits_mix[c,a]  = sum_ij dX[c,i,j] L[a,i,j],            d logits_bias[c]  = sum_ij dX[c,i,j]
+///     d sinks[c] = sum_i exp(sinks[c]) / Z[c,i] (dZ[c,i] - D[c,i])     with Z the denominator of P
+/// with D[c,i] = sum_x dO[c,i,x] out[c,i,x], the same number, where weights are not mixed,
+/// over the pairs that any mixed head sees, where those that a head does not see have P and dX 0; dk and dv are summed over the heads that
+/// share them, those of parameters over the batch. score' is the derivative of the score function by the mixed score. A view without memory
+/// is not wanted. Shapes, pattern and score function are taken as checked. Time and memory: some times those of `talking_heads`.
+template <class T, ScoreFunction S = identity_score, Pattern P = dense>
+void talking_heads_gradients(const inputs<T>& in, const output_gradients<T>& given, const mixed_head_gradients<T>& wanted,
+                             tensor_view<const double> logits_mix, std::span<const double> logits_bias,
+                             tensor_view<const double> weights_mix, std::span<const double> weights_bias, std::optional<double> scale = {},
+                             const S& score = {}, const P& pattern = {}, std::span<const double> sinks = {}) {
+    detail::talking_heads_gradients_of_pairs<T>(in, given, wanted, logits_mix, logits_bias, weights_mix, weights_bias, scale,
+                                                detail::pair_slopes_of<T>(score), detail::visible_pairs_of(pattern), sinks);
 }
 
 } // namespace attn::reference
