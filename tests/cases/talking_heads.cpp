@@ -41,7 +41,7 @@ static const auto weights_case = talking_heads_case("talking_heads_weights", "n 
 });
 
 /// Everything at once: one more head between than before and behind; scale, cap, ALiBi, bias, causal, sinks, and both biases.
-static const auto composed_case = talking_heads_case(
+static const auto talking_composed_case = talking_heads_case(
     "talking_heads_composed", "n m (d_k + d_v + 2 (h + 1))",
     []<class T>(const problem& p) {
         struct parameters {

@@ -5,7 +5,7 @@
 
 namespace attn::testing {
 
-static const auto causal_case = talking_heads_case("talking_heads_causal", "n m (d_k + d_v + 2 h)", []<class T>(const problem& p) {
+static const auto talking_causal_case = talking_heads_case("talking_heads_causal", "n m (d_k + d_v + 2 h)", []<class T>(const problem& p) {
     const auto own = mixings_of(p, p.heads, p.heads);
     return made{talking_heads_attention{.logits_mix = own->logits, .weights_mix = own->weights, .pattern = causal{}}, own};
 });
