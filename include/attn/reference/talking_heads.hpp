@@ -2,9 +2,8 @@
 #pragma once
 
 #include "../core/inputs.hpp"
-#include "../pattern/pattern.hpp"
-#include "../score/score_function.hpp"
 #include "number.hpp"
+#include "pairs.hpp"
 
 #include <algorithm>
 #include <optional>

@@ -143,7 +143,7 @@ private:
     }
 
     /// Scores of a key block become weights, and add its values.
-    void push(const visible_span::part& part, bool masked) {
+    void push(const visible_run& part, bool masked) {
         const auto& [keys, visible] = part;
         const auto stride = queries_.stride();
         const auto before = keys_before<E>(keys);

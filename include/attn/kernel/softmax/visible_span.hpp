@@ -1,55 +1,17 @@
-// The keys of a span that a query block sees, and the stage that hides the others' scores.
+// What a query block sees of a span of keys.
 #pragma once
 
-#include "key_reader.hpp"
-#include "visible_keys.hpp"
+#include "visit.hpp"
 
 #include <limits>
 #include <span>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// Calls f(keys) for those of the key blocks from .. end - 1, one at least, that some row of some head sees something of, in order, found
-/// by bisection. keys.full: all rows see all of it.
-template <class F>
-void for_each_visible_block(const visible_keys& pattern, const query_block& queries, index_t pass, const key_blocks& blocks, index_t from,
-                            index_t end, const F& f) {
-    auto keys = blocks.run(from, end);
-    const auto seen = pattern.of_box(queries, pass, keys.positions());
-    if (seen.is_none()) return;
-    if (seen.is_all()) {
-        for (; from < end; ++from) {
-            keys = blocks.run(from, from + 1);
-            keys.full = true;
-            f(keys);
-        }
-    } else if (end - from == 1) {
-        f(keys);
-    } else {
-        const auto middle = from + (end - from) / 2;
-        for_each_visible_block(pattern, queries, pass, blocks, from, middle, f);
-        for_each_visible_block(pattern, queries, pass, blocks, middle, end, f);
-    }
-}
-
-/// The first of the key blocks from .. end - 1 that some row of some head sees something of, found by bisection; `end` if there is none.
-inline index_t first_visible_block(const visible_keys& pattern, const query_block& queries, index_t pass, const key_blocks& blocks,
-                                   index_t from, index_t end) {
-    if (from >= end || pattern.of_box(queries, pass, blocks.run(from, end).positions()).is_none()) return end;
-    if (end - from == 1) return from;
-    const auto middle = from + (end - from) / 2, found = first_visible_block(pattern, queries, pass, blocks, from, middle);
-    return found < middle ? found : first_visible_block(pattern, queries, pass, blocks, middle, end);
-}
-
 /// What a query block sees of one span of keys, found once for all heads that see the same: a run of keys for each key block that some row
 /// sees something of, and one bit per row for each key where not every row sees all.
 class visible_span {
 public:
-    struct part {
-        key_run keys;
-        const std::uint64_t* rows; ///< [keys] null if all see all
-    };
-
     /// Spans of at most max_blocks key blocks.
     static constexpr index_t max_blocks = 8;
 
@@ -66,8 +28,8 @@ public:
         while (from < end && count_ == 0) {
             end_ = std::min(end, (floor_div(from, max_blocks) + 1) * max_blocks);
             for_each_visible_block(pattern, queries, pass, blocks, from, end_, [&](const key_run& keys) {
-                if (keys.full) parts_[count_++] = {keys, nullptr};
-                else find_rows(pattern, queries, pass, keys);
+                const auto part = visible_run_of(pattern, queries, pass, keys, bits_ + count_ * block_keys_);
+                if (part.keys.count > 0) parts_[count_++] = part;
             });
             from = count_ > 0 ? end_ : first_visible_block(pattern, queries, pass, blocks, end_, end);
         }
@@ -76,57 +38,17 @@ public:
     }
     /// Where the next span may begin.
     index_t end() const { return end_; }
-    std::span<const part> parts() const { return {parts_, static_cast<std::size_t>(count_)}; }
+    std::span<const visible_run> parts() const { return {parts_, static_cast<std::size_t>(count_)}; }
     /// The parts of the span if it is known as the first of the key blocks from `from` on, else none.
-    std::span<const part> parts_from(index_t from) const { return from == asked_from_ ? parts() : std::span<const part>{}; }
+    std::span<const visible_run> parts_from(index_t from) const { return from == asked_from_ ? parts() : std::span<const visible_run>{}; }
 
 private:
     static constexpr index_t none = std::numeric_limits<index_t>::min();
 
-    /// Adds the part of one block of keys from the first that some row sees to the last.
-    void find_rows(const visible_keys& pattern, const query_block& queries, index_t pass, key_run keys) {
-        auto* bits = bits_ + count_ * block_keys_;
-        pattern.find(queries, pass, keys, bits);
-        while (keys.count > 0 && bits[keys.count - 1] == 0) --keys.count;
-        while (keys.count > 0 && *bits == 0) {
-            ++bits;
-            keys.first += keys.step;
-            --keys.count;
-        }
-        if (keys.count > 0) parts_[count_++] = {keys, bits};
-    }
-
     index_t block_keys_ = 0;
     std::uint64_t* bits_ = nullptr;
     index_t asked_from_ = none, end_ = 0, count_ = 0;
-    part parts_[max_blocks];
+    visible_run parts_[max_blocks];
 };
-
-/// Scores[keys][rows] of hidden keys become -infinity. visible: one bit per row for each key. rows: whole registers.
-template <Scalar T>
-void hide_scores(T* scores, index_t keys, index_t rows, const std::uint64_t* visible) {
-    using lanes = simd::lanes<T>;
-    const lanes hidden = -std::numeric_limits<T>::infinity();
-    const auto all = simd::lane_bits::first(lanes::size).value;
-    for (index_t j = 0; j < keys; ++j) {
-        for (index_t row = 0; row < rows; row += lanes::size) {
-            T* const at = scores + j * rows + row;
-            const auto seen = visible[j] >> row & all;
-            if (seen == all) continue;
-            (seen == 0 ? hidden : select(simd::lane_bits{seen}, lanes::load(at), hidden)).store(at);
-        }
-    }
-}
-
-/// The rows, as bits, for which a key counts whose scores[rows] these are: those that are not -infinity. rows: whole registers.
-template <Scalar T>
-std::uint64_t rows_not_hidden(const T* scores, index_t rows) {
-    using lanes = simd::lanes<T>;
-    const lanes hidden = -std::numeric_limits<T>::infinity();
-    std::uint64_t seen = 0;
-    for (index_t row = 0; row < rows; row += lanes::size)
-        seen |= (~(lanes::load(scores + row) == hidden).bits().value & bit_range(0, lanes::size)) << row;
-    return seen;
-}
 
 } // namespace attn::kernel

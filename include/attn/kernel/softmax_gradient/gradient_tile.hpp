@@ -1,6 +1,7 @@
 // One query block with one run of keys: from scores and dO V^T to the weights and the gradients of the scores.
 #pragma once
 
+#include "../../core/tensor_view.hpp"
 #include "../softmax/query_block.hpp"
 #include "../../simd/exp.hpp"
 
@@ -33,6 +34,29 @@ template <Scalar T>
 T weight_of_sink(T sink, T log_sum_exp) {
     if (sink == -std::numeric_limits<T>::infinity()) return 0;
     return sink == log_sum_exp ? T{1} : std::exp(sink - log_sum_exp); // infinity - infinity is NaN
+}
+
+/// The gradient of a head's sink: the sum over its rows of P_sink (dL - D), P_sink = share e^(sink - log_sum_exp). share, delta: (batch,
+/// heads, n), those of the rows of log_sum_exp.
+template <Scalar T>
+T gradient_of_sink(const tensor_view<const T>& log_sum_exp, index_t head, T sink, const T* share, const T* delta) {
+    const auto& s = log_sum_exp.shape();
+    double sum = 0;
+    if (sink == -std::numeric_limits<T>::infinity()) return 0;
+    for (index_t b = 0; b < s.batch; ++b)
+        for (index_t row = 0; row < s.tokens; ++row) {
+            const auto at = (b * s.heads + head) * s.tokens + row;
+            const T weight = share[at] * weight_of_sink(sink, log_sum_exp(b, head, row, 0));
+            sum += static_cast<double>(weight) * static_cast<double>(delta[at]);
+        }
+    return static_cast<T>(sum);
+}
+
+/// Whether so many tasks that each give all gradients, by five products on visible pairs, are done before threads that share parts of them
+/// evenly, which take seven.
+constexpr bool are_whole_tasks_faster(index_t tasks, index_t concurrency) {
+    const auto rounds = (tasks + concurrency - 1) / concurrency;
+    return concurrency == 1 || (tasks > 0 && 5 * rounds * concurrency <= 7 * tasks);
 }
 
 /// sums += the weights e^(x - log_sum_exp) of each row.

@@ -47,7 +47,8 @@ public:
         });
         if (has_parameters) call.slopes->find_parameters(summation(call, own, run));
         for (index_t h = 0; of_sinks.data() && h < heads; ++h)
-            of_sinks(0, h, 0, 0) = of_sink(call, h, static_cast<T>(sinks[static_cast<std::size_t>(h)]));
+            of_sinks(0, h, 0, 0) =
+                gradient_of_sink<T>(call.saved.log_sum_exp, h, static_cast<T>(sinks[static_cast<std::size_t>(h)]), call.share, call.delta);
     }
 
     /// Adds to sums (batch, heads, n) the weights e^(x - log_sum_exp) of the rows whose log_sum_exp loses_sum.
@@ -102,9 +103,7 @@ private:
             : queries_(call.in.queries.shape().tokens), keys_(call.in.keys.shape().tokens), kv_heads_(call.in.keys.shape().heads),
               heads_(call.in.queries.shape().batch * kv_heads_), wants_queries_(call.wanted.queries.data()),
               wants_keys_(call.wanted.keys.data() || call.wanted.values.data()) {
-            const bool both = wants_queries_ && wants_keys_;
-            const auto rounds = (heads_ + concurrency - 1) / concurrency;
-            joint_ = both && (concurrency == 1 || 5 * rounds * concurrency <= 7 * heads_);
+            joint_ = wants_queries_ && wants_keys_ && are_whole_tasks_faster(heads_, concurrency);
             if (heads_ == 0 || concurrency == 1 || joint_) return;
             const auto parts = (4 * concurrency + heads_ - 1) / heads_; // the last ones to be done are small
             query_parts_ = std::clamp<index_t>(parts, 1, std::max<index_t>(1, queries_ / grain));
@@ -226,19 +225,6 @@ private:
             const T of_log_sum_exp = call.given.log_sum_exp.data() ? call.given.log_sum_exp(batch, head, row, 0) : T{0};
             delta[(batch * s.heads + head) * s.tokens + row] = of_log_sum_exp - sum(products);
         }
-    }
-    /// Sum over the rows of P_sink (dL - D), P_sink = share e^(sink - log_sum_exp).
-    static T of_sink(const softmax_gradient_call<T>& call, index_t head, T sink) {
-        const auto& s = call.in.queries.shape();
-        double sum = 0;
-        if (sink == -std::numeric_limits<T>::infinity()) return 0;
-        for (index_t b = 0; b < s.batch; ++b)
-            for (index_t row = 0; row < s.tokens; ++row) {
-                const auto at = (b * s.heads + head) * s.tokens + row;
-                const T weight = call.share[at] * weight_of_sink(sink, call.saved.log_sum_exp(b, head, row, 0));
-                sum += static_cast<double>(weight) * static_cast<double>(call.delta[at]);
-            }
-        return static_cast<T>(sum);
     }
 };
 

@@ -4,7 +4,7 @@
 #include "../../core/gradients.hpp"
 #include "../softmax/key_reader.hpp"
 #include "../softmax/score_stage.hpp"
-#include "../softmax/visible_span.hpp"
+#include "../softmax/visit.hpp"
 #include "gradient_tile.hpp"
 #include "score_slopes.hpp"
 #include "seen_products.hpp"
@@ -135,7 +135,6 @@ private:
         const query_tile all{first, (task_->end_query - task_->first_query - residue + step - 1) / step, step};
         const key_blocks blocks(block_keys, call_->in.positions.first_key[task_->batch] + task_->first_key,
                                 task_->end_key - task_->first_key, all);
-        const auto rows = traits::rows_of(all.count);
         for (auto block = blocks.first_block(); block < blocks.end_block(); ++block) {
             const auto run = blocks.run(block, block + 1);
             first_key_ = run.first;
@@ -146,45 +145,35 @@ private:
             };
             sum_to(of_keys_, call_->wanted.keys);
             sum_to(of_values_, call_->wanted.values);
-            visit(head, pass, all, rows, 0, tile_count(all.count, rows), run);
+            visit(head, pass, all, run);
             of_keys_.end();
             of_values_.end();
         }
     }
-    /// Tiles from .. end - 1 of a class, with one block of keys, found by bisection.
-    void visit(index_t head, index_t pass, const query_tile& all, index_t rows, index_t from, index_t end, const key_run& keys) {
-        const auto tile = [&](index_t t) { return tile_at(t, 0, all.count, rows, 1, lanes::size); };
-        const auto first = tile(from), last = tile(end - 1);
-        query_block block{.batch = task_->batch,
-                          .first_head = head,
-                          .kv_head = task_->kv_head,
-                          .tokens = all.part(first.first, last.first + last.count - first.first)};
-        const auto seen = call_->pattern.of_box(block, pass, keys.positions());
-        if (seen.is_none()) return;
-        if (end - from > 1 && !seen.is_all()) {
-            const auto middle = from + (end - from) / 2;
-            visit(head, pass, all, rows, from, middle, keys);
-            visit(head, pass, all, rows, middle, end, keys);
-            return;
-        }
-        for (; from < end; ++from) {
-            const auto own = tile(from);
-            block.tokens = all.part(own.first, own.count);
-            block.first_row = block.tokens.first - call_->in.positions.first_query[task_->batch];
-            if (seen.is_all()) add(block, keys, nullptr);
-            else add_visible(block, pass, keys);
-        }
-    }
-    /// Adds the pairs of a run of keys, from the first that some row sees to the last.
-    void add_visible(const query_block& block, index_t pass, key_run keys) {
-        auto* bits = seen_;
-        call_->pattern.find(block, pass, keys, bits);
-        while (keys.count > 0 && bits[keys.count - 1] == 0) --keys.count;
-        for (; keys.count > 0 && *bits == 0; --keys.count, ++bits) keys.first += keys.step;
-        if (keys.count > 0) add(block, keys, bits);
+    /// The tiles of a class that see something of one block of keys.
+    void visit(index_t head, index_t pass, const query_tile& all, const key_run& keys) {
+        const auto rows = traits::rows_of(all.count);
+        const auto block_of = [&](index_t from, index_t end) {
+            const auto tile = [&](index_t t) { return tile_at(t, 0, all.count, rows, 1, lanes::size); };
+            const auto first = tile(from), last = tile(end - 1);
+            const auto tokens = all.part(first.first, last.first + last.count - first.first);
+            return query_block{.batch = task_->batch,
+                               .first_head = head,
+                               .kv_head = task_->kv_head,
+                               .tokens = tokens,
+                               .first_row = tokens.first - call_->in.positions.first_query[task_->batch]};
+        };
+        const auto box = [&](index_t from, index_t end) { return call_->pattern.of_box(block_of(from, end), pass, keys.positions()); };
+        for_each_visible(0, tile_count(all.count, rows), box, [&](index_t tile, bool full) {
+            const auto block = block_of(tile, tile + 1);
+            auto asked = keys;
+            asked.full = full;
+            const auto run = visible_run_of(call_->pattern, block, pass, asked, seen_);
+            if (run.keys.count > 0) add(block, run.keys, run.rows);
+        });
     }
     /// What the pairs of one tile add to all gradients.
-    void add(const query_block& block, const key_run& keys, std::uint64_t* visible) {
+    void add(const query_block& block, const key_run& keys, const std::uint64_t* visible) {
         const auto& in = call_->in;
         const auto& given = call_->given;
         const auto& wanted = call_->wanted;

@@ -6,7 +6,7 @@
 #include "../softmax/masked_recompute.hpp"
 #include "../softmax/score_adjustment.hpp"
 #include "../softmax/value_stage.hpp"
-#include "../softmax/visible_span.hpp"
+#include "../softmax/visit.hpp"
 #include "head_mixing.hpp"
 #include "memory.hpp"
 
@@ -125,8 +125,9 @@ private:
     /// Scores of all heads, mixed, become weights relative to the largest score so far.
     void compute_weights(weight_block<T>& block, const pass_through<T>& how) {
         const auto& s = call_.shape;
-        if (!block.all_seen) find_visible(block);
-        leave_out_last(block);
+        if (!block.all_seen)
+            block.keys.count = std::max<index_t>(1, find_visible_heads(call_.pattern, block_, block.keys, call_.shape.heads_alike,
+                                                                       memory_.block_keys, memory_.visible, block.seen));
         T* const logits = s.mixes_logits ? memory_.logits : block.weights;
         for_each_head(call_.in.keys, false, s.query_heads, block.keys, [&](index_t a, const auto& rows) {
             memory_.queries[a].multiply(rows, block.keys.count, block.visible(), logits + a * memory_.head_stride, ahead_);
@@ -147,15 +148,6 @@ private:
     static void leave_out_last(weight_block<T>& block) {
         if (block.all_seen) return;
         while (block.keys.count > 1 && block.seen[block.keys.count - 1] == 0) --block.keys.count;
-    }
-    /// One bit per query and key, by head if the pattern differs, and for any head.
-    void find_visible(const weight_block<T>& block) {
-        std::fill_n(block.seen, block.keys.count, block.keys.full ? bit_range(0, block_.tokens.count) : 0);
-        if (block.keys.full) return;
-        for (index_t c = 0; c < (call_.shape.heads_alike ? 1 : call_.shape.heads); ++c) {
-            call_.pattern.find(of_head(c), visible_keys::whole, block.keys, visible(c));
-            for (index_t j = 0; j < block.keys.count; ++j) block.seen[j] |= visible(c)[j];
-        }
     }
     std::uint64_t* visible(index_t head) const { return memory_.visible + (call_.shape.heads_alike ? 0 : head * memory_.block_keys); }
     /// Which keys count for which query: those whose score is not -infinity in every head.

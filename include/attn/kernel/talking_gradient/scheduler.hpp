@@ -93,7 +93,9 @@ public:
             });
         });
         own.write_mixings(wanted, batch);
-        for (index_t c = 0; wanted.sinks.data() && c < s.heads; ++c) wanted.sinks(0, c, 0, 0) = of_sink(call, c);
+        for (index_t c = 0; wanted.sinks.data() && c < s.heads; ++c)
+            wanted.sinks(0, c, 0, 0) =
+                gradient_of_sink<T>(saved.log_sum_exp, c, static_cast<T>(with.sinks[static_cast<std::size_t>(c)]), own.share, own.delta);
     }
 
 private:
@@ -105,8 +107,8 @@ private:
         index_t query_parts, key_parts, keys;
 
         parts(const input_shapes& s, index_t concurrency) : keys(s.keys.tokens) {
-            const auto batch = s.queries.batch, rounds = (batch + concurrency - 1) / concurrency;
-            joint = concurrency == 1 || (batch > 0 && 5 * rounds * concurrency <= 7 * batch);
+            const auto batch = s.queries.batch;
+            joint = are_whole_tasks_faster(batch, concurrency);
             const auto blocks = (s.queries.tokens + worker_type::max_queries - 1) / worker_type::max_queries;
             query_parts = std::clamp<index_t>(blocks, 1, 64);
             key_parts = joint || batch == 0 ? 1 : std::clamp<index_t>(4 * concurrency / batch, 1, std::max<index_t>(1, keys / grain));
@@ -194,18 +196,6 @@ private:
         step = std::max<index_t>(step, 1);
         const auto blocks = tile_count(call.in.queries.shape().tokens, worker_type::max_queries, step);
         return {b, step, blocks * part / cut.query_parts, blocks * (part + 1) / cut.query_parts, 0, cut.keys};
-    }
-    /// Sum over the rows of P_sink (dZ - D), P_sink = share e^(sink - log_sum_exp).
-    static T of_sink(const talking_gradient_call<T>& call, index_t head) {
-        const auto& s = call.in.queries.shape();
-        double sum = 0;
-        for (index_t b = 0; b < s.batch; ++b)
-            for (index_t row = 0; row < s.tokens; ++row)
-                if (const T weight = call.weight_of_sink(b, head, row); weight != 0) {
-                    const auto at = (b * call.shape.heads + head) * s.tokens + row;
-                    sum += static_cast<double>(call.share[at] * weight) * static_cast<double>(call.delta[at]);
-                }
-        return static_cast<T>(sum);
     }
 };
 

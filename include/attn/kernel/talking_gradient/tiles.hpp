@@ -1,7 +1,7 @@
 // The tiles of a gradient of talking-heads attention: a query block with a key block, computed again.
 #pragma once
 
-#include "../softmax/visible_span.hpp"
+#include "../softmax/visit.hpp"
 #include "../softmax_gradient/seen_products.hpp"
 #include "call.hpp"
 #include "memory.hpp"
@@ -51,7 +51,8 @@ protected:
         const auto first = blocks.first_block(), end = blocks.end_block();
         if (first == end) return;
         for_each_visible_block(call_.pattern, block_, visible_keys::whole, blocks, first, end, [&](key_run keys) {
-            find_visible(keys);
+            all_visible_ = keys.full && block_.tokens.count == stride();
+            keys.count = find_visible_heads(call_.pattern, block_, keys, s_.heads_alike, memory_.block_keys, memory_.visible, memory_.seen);
             if (keys.count == 0) return;
             compute(keys);
             f(keys);
@@ -98,20 +99,6 @@ private:
         }
         return finite;
     }
-    /// One bit per query and key, by head if the pattern differs, and for any head. Keys behind the last that is seen are left out.
-    void find_visible(key_run& keys) {
-        const auto present = bit_range(0, block_.tokens.count);
-        all_visible_ = keys.full && block_.tokens.count == stride();
-        std::fill_n(memory_.seen, keys.count, keys.full ? present : 0);
-        for (index_t c = 0; c < visible_heads(); ++c) {
-            if (keys.full) std::fill_n(memory_.visible_to(c), keys.count, present);
-            else call_.pattern.find(of_head(c), visible_keys::whole, keys, memory_.visible_to(c));
-            for (index_t j = 0; j < keys.count; ++j) memory_.seen[j] |= memory_.visible_to(c)[j];
-        }
-        while (keys.count > 0 && memory_.seen[keys.count - 1] == 0) --keys.count;
-    }
-    index_t visible_heads() const { return s_.heads_alike ? std::min<index_t>(1, s_.heads) : s_.heads; }
-
     /// Scores of the mixed heads, and the gradients by their weights.
     void compute(const key_run& keys) {
         no_prefetch ahead;
