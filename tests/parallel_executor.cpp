@@ -1,3 +1,5 @@
+#include "allocations.hpp"
+#include "errors.hpp"
 #include "parallel_checks.hpp"
 
 namespace attn::testing {
@@ -82,6 +84,62 @@ TEST_CASE("execution: refers to its executor and workspace, and counts at least 
     index_t sum = 0;
     run.for_each(4, [&](index_t task, index_t) { sum += task; });
     CHECK(sum == 6);
+}
+
+TEST_CASE("execution: a workspace of its own grows to what operations want, and goes along with it", "[parallel]") {
+    const sequential executor;
+    execution run(executor);
+    CHECK(run.workspace().size_bytes() == 0);
+    run.reserve("operation", "x", {}, 1000);
+    const auto* const memory = run.workspace().bytes().data();
+    CHECK(run.workspace().size_bytes() == 1000);
+    CHECK(allocations_in([&] { run.reserve("operation", "x", {}, 900); }) == 0);
+    CHECK(run.workspace().size_bytes() == 1000);
+    const execution moved = std::move(run);
+    CHECK(moved.workspace().bytes().data() == memory);
+    CHECK(moved.workspace().size_bytes() == 1000);
+    moved.reserve("operation", "x", {}, 2000, 10);
+    CHECK(moved.workspace().size_bytes() == 2000);
+
+    const execution alone;
+    CHECK(alone.concurrency() == 1);
+    alone.reserve("operation", "x", {}, 64);
+    CHECK(alone.workspace().size_bytes() == 64);
+    STATIC_REQUIRE_FALSE(std::copy_constructible<execution>);
+}
+
+TEST_CASE("execution: a workspace that it is given stays as it is, and must hold the least that an operation can do with", "[parallel]") {
+    const no_threads executor;
+    workspace memory(1000);
+    const execution run(executor, memory);
+    const auto wants = [&](std::size_t wanted, std::size_t least) {
+        return error_of([&] { run.reserve("operation", "x", {.batch = 1, .tokens = 2, .channels = 3}, wanted, least); });
+    };
+    CHECK(wants(1000, 1000) == nothing_thrown);
+    CHECK(wants(2000, 1000) == nothing_thrown);
+    CHECK(wants(1001, 1001) == "operation: workspace has 1000 bytes, but x of shape (1, 1, 2, 3) on 1 threads needs 1001");
+    CHECK(memory.size_bytes() == 1000);
+}
+
+TEST_CASE("execution: a call's own is what the call is given, and grows where that does", "[parallel]") {
+    const backwards executor;
+    workspace memory(10);
+    const execution given(executor, memory), keeps(executor);
+    const auto needs = [](std::size_t bytes, const detail::call_execution& run) { run.reserve("operation", "x", {}, bytes); };
+    needs(1000, keeps);
+    CHECK(keeps.workspace().size_bytes() == 1000);
+    CHECK(error_of([&] { needs(1000, given); }) != nothing_thrown);
+    CHECK(memory.size_bytes() == 10);
+    needs(1000, executor);
+    needs(1000, backwards{});
+    needs(1000, {});
+    STATIC_REQUIRE(std::convertible_to<backwards, detail::call_execution>);
+    STATIC_REQUIRE(std::convertible_to<const backwards&, detail::call_execution>);
+    STATIC_REQUIRE_FALSE(std::convertible_to<const backwards&, execution>);
+    STATIC_REQUIRE_FALSE(std::constructible_from<execution, backwards>);
+    STATIC_REQUIRE_FALSE(std::constructible_from<execution, const backwards>);
+    STATIC_REQUIRE_FALSE(std::constructible_from<execution, backwards, workspace&>);
+    STATIC_REQUIRE_FALSE(std::convertible_to<lacks_concurrency, detail::call_execution>);
 }
 
 TEST_CASE("function_ref: refers to the callable, and keeps its state", "[parallel]") {

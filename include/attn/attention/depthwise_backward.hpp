@@ -68,7 +68,7 @@ void backward(const depthwise_convolution<T>& op, const std::type_identity_t<ten
               const std::type_identity_t<tensor_view<const T>>& given, const std::type_identity_t<depthwise_gradients<T>>& wanted,
               const execution& run) {
     detail::check_depthwise_backward(op, x, given, wanted);
-    detail::check_workspace(op.name, run, backward_workspace_bytes(op, x.shape(), given.shape(), run.concurrency()), x.shape());
+    run.reserve(op.name, "x", x.shape(), backward_workspace_bytes(op, x.shape(), given.shape(), run.concurrency()));
     const auto channels = x.shape().channels, tokens = x.shape().tokens;
     const auto weights = wanted.weights.data() ? op.kernels_of(wanted.weights, channels) : tensor_view<T>{};
     const auto grid = op.grid(tokens);

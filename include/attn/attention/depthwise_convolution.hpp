@@ -160,7 +160,7 @@ void add_convolution(const depthwise_convolution<T>& op, const detail::read_view
     memory.require_apart("x", x);
     op.check_apart(memory);
     op.check(name, from, to);
-    detail::check_workspace(name, run, op.workspace_bytes(from, run.concurrency()), from);
+    run.reserve(name, "x", from, op.workspace_bytes(from, run.concurrency()));
     op.forward(x, out, run);
 }
 

@@ -139,7 +139,7 @@ void attend(const A& op, const ragged& batch, const inputs<T>& in, const outputs
     if (out.log_sum_exp.data()) detail::check_starts_apart(batch, output_memory(A::name, "log_sum_exp", out.log_sum_exp));
     const auto bytes = detail::with_storage(
         out.values, [&]<Storage S>(std::type_identity<S>) { return detail::ragged_bytes_of<S>(op, batch, in, run.concurrency()); });
-    detail::check_workspace(A::name, run, bytes.all, in.queries.shape());
+    run.reserve(A::name, "q", in.queries.shape(), bytes.all);
     detail::for_each_entry(batch, bytes.of_a_thread, run, [&](index_t e, const execution& on) {
         const auto part = detail::inputs_of_entry(batch, in, e);
         outputs<T> to{detail::tokens_of_entry(out.values, batch.starts, e)};

@@ -169,7 +169,7 @@ void train_over_ranks(std::string_view name, const batch_norm<T>& norm, double e
         check_training<T>(name, x, out, statistics, mask, false);
         norm.check_parameters(name, s);
         norm.check_apart(output_memory(name, "out", out));
-        check_workspace(name, run, training_workspace_bytes(norm, s, run.concurrency()), s);
+        run.reserve(name, "x", s, training_workspace_bytes(norm, s, run.concurrency()));
         if (const auto own = parts.queries(ranks.rank()).count; s.tokens != own)
             throw shape_error(name, "x",
                               "has shape " + to_string(s) + ", but rank " + std::to_string(ranks.rank()) + " of the partition holds " +

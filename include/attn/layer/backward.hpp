@@ -141,8 +141,7 @@ void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const t
     memory.require_apart("tokens", in.tokens);
     memory.require_apart("kept", kept.bytes());
     detail::check_kept(layer, in, kept);
-    detail::check_workspace(L::name, run, layer.workspace_bytes(in.tokens.shape(), in.context.shape(), run.concurrency()),
-                            in.tokens.shape());
+    run.reserve(L::name, "tokens", in.tokens.shape(), layer.workspace_bytes(in.tokens.shape(), in.context.shape(), run.concurrency()));
     layer.forward(in, out, kept.bytes().data(), run);
 }
 
@@ -175,8 +174,8 @@ void backward(const L& layer, const layer_inputs<typename L::scalar>& in, const 
               const std::type_identity_t<tensor_view<const typename L::scalar>>& given,
               const std::type_identity_t<layer_gradients<L>>& wanted, const execution& run) {
     detail::check_layer_backward(layer, in, kept, given, wanted);
-    detail::check_workspace(L::name, run, layer.backward_workspace_bytes(in.tokens.shape(), in.context.shape(), run.concurrency()),
-                            in.tokens.shape());
+    run.reserve(L::name, "tokens", in.tokens.shape(),
+                layer.backward_workspace_bytes(in.tokens.shape(), in.context.shape(), run.concurrency()));
     layer.backward(in, kept.bytes().data(), given, wanted, run);
 }
 

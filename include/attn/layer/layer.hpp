@@ -142,8 +142,7 @@ void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const t
     const auto expected = layer.output_shape(in.tokens.shape());
     detail::check_shape<T>(L::name, "the result", expected);
     detail::check_layer_output(layer, in, out, expected);
-    detail::check_workspace(L::name, run, layer.workspace_bytes(in.tokens.shape(), in.context.shape(), run.concurrency()),
-                            in.tokens.shape());
+    run.reserve(L::name, "tokens", in.tokens.shape(), layer.workspace_bytes(in.tokens.shape(), in.context.shape(), run.concurrency()));
     layer.forward(in, out, run);
 }
 

@@ -68,7 +68,7 @@ void forward(const L& layer, const ragged& batch, const layer_inputs<typename L:
     detail::check_layer_output(layer, in, out, layer.output_shape(in.tokens.shape()));
     detail::check_starts_apart(batch, output_memory(L::name, "out", out));
     const auto bytes = detail::ragged_bytes_of(layer, batch, in, run.concurrency());
-    detail::check_workspace(L::name, run, bytes.all, in.tokens.shape());
+    run.reserve(L::name, "tokens", in.tokens.shape(), bytes.all);
     detail::for_each_entry(batch, bytes.of_a_thread, run, [&](index_t e, const execution& on) {
         layer.forward(detail::inputs_of_entry(batch, in, e), detail::tokens_of_entry(out, batch.starts, e), on);
     });

@@ -73,7 +73,7 @@ void backward(const N& norm, const tensor_view<const typename N::scalar>& x, con
     for (const auto& [argument, view] : {std::pair("wanted.x", wanted.x), std::pair("wanted.weight", detail::as_row(wanted.weight)),
                                          std::pair("wanted.bias", detail::as_row(wanted.bias))})
         check_apart(norm, output_memory(N::name, argument, view));
-    detail::check_workspace(N::name, run, norm.backward_workspace_bytes(x.shape(), run.concurrency()), x.shape());
+    run.reserve(N::name, "x", x.shape(), norm.backward_workspace_bytes(x.shape(), run.concurrency()));
     norm.backward(x, given, wanted, run);
 }
 

@@ -103,7 +103,7 @@ void normalise(const N& norm, const detail::read_stored<typename N::scalar>& x, 
     detail::check_rows<typename N::scalar>(N::name, x, out, true);
     norm.check(x.shape());
     check_apart(norm, output_memory(N::name, "out", out));
-    detail::check_workspace(N::name, run, detail::norm_workspace_bytes(norm, x, out, run.concurrency()), x.shape());
+    run.reserve(N::name, "x", x.shape(), detail::norm_workspace_bytes(norm, x, out, run.concurrency()));
     norm.forward(x, out, run);
 }
 

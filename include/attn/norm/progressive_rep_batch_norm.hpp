@@ -54,7 +54,7 @@ void train(const progressive_rep_batch_norm<N>& norm, const tensor_view<const ty
     norm.check_apart(output_memory(norm.name, "out", out));
     if (gamma && !(*gamma >= 0 && *gamma <= 1))
         throw argument_error(norm.name, "gamma", "is " + std::to_string(*gamma) + ", but must lie between 0 and 1");
-    detail::check_workspace(norm.name, run, training_workspace_bytes(norm, x.shape(), run.concurrency()), x.shape());
+    run.reserve(norm.name, "x", x.shape(), training_workspace_bytes(norm, x.shape(), run.concurrency()));
     norm.norm.forward(x, out, run);
     if (gamma) norm.rep.batch.train(x, out, statistics, run, mask, norm.rep.eta, *gamma);
 }

@@ -38,7 +38,7 @@ public:
             throw shape_error(name, "x",
                               "has shape " + to_string(x.shape()) + ", but the statistics are of " + std::to_string(mean_.size()) +
                                   " channels");
-        detail::check_workspace(name, run, workspace_bytes<T>(x.shape(), run.concurrency()), x.shape());
+        run.reserve(name, "x", x.shape(), workspace_bytes<T>(x.shape(), run.concurrency()));
         if (x.shape().size() == 0) return;
         detail::scratch memory(run.workspace().bytes().data());
         moments_view all{mean_.data(), squares_.data(), count_};

@@ -45,7 +45,7 @@ void train(const rep_batch_norm<T>& norm, const std::type_identity_t<tensor_view
     detail::check_training<T>(norm.name, x, out, statistics, mask);
     norm.check_parameters(norm.name, x.shape());
     norm.check_apart(output_memory(norm.name, "out", out));
-    detail::check_workspace(norm.name, run, training_workspace_bytes(norm, x.shape(), run.concurrency()), x.shape());
+    run.reserve(norm.name, "x", x.shape(), training_workspace_bytes(norm, x.shape(), run.concurrency()));
     norm.batch.train(x, out, statistics, run, mask, norm.eta, 0);
 }
 

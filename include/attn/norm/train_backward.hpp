@@ -71,7 +71,7 @@ void train_backward(const batch_norm<T>& norm, const std::type_identity_t<tensor
     const rep_norm_gradients<T> all{wanted, {}};
     detail::check_train_backward(norm, x, given, all, mask);
     norm.check_parameters(norm.name, x.shape());
-    detail::check_workspace(norm.name, run, train_backward_workspace_bytes(norm, x.shape(), run.concurrency()), x.shape());
+    run.reserve(norm.name, "x", x.shape(), train_backward_workspace_bytes(norm, x.shape(), run.concurrency()));
     detail::batch_gradients<T>()(norm, {x, given, all, mask, 0, 1, 0}, run);
 }
 
@@ -82,7 +82,7 @@ void train_backward(const rep_batch_norm<T>& norm, const std::type_identity_t<te
                     const execution& run, const token_mask& mask = {}) {
     detail::check_train_backward(norm, x, given, wanted, mask);
     norm.check_parameters(norm.name, x.shape());
-    detail::check_workspace(norm.name, run, train_backward_workspace_bytes(norm, x.shape(), run.concurrency()), x.shape());
+    run.reserve(norm.name, "x", x.shape(), train_backward_workspace_bytes(norm, x.shape(), run.concurrency()));
     detail::batch_gradients<T>()(norm.batch, {x, given, wanted, mask, norm.eta, 1, 0}, run);
 }
 
@@ -114,7 +114,7 @@ void train_backward(const progressive_rep_batch_norm<N>& norm, const tensor_view
     norm.rep.check_parameters(norm.name, x.shape());
     if (gamma && !(*gamma >= 0 && *gamma <= 1))
         throw argument_error(norm.name, "gamma", "is " + std::to_string(*gamma) + ", but must lie between 0 and 1");
-    detail::check_workspace(norm.name, run, train_backward_workspace_bytes(norm, x.shape(), run.concurrency()), x.shape());
+    run.reserve(norm.name, "x", x.shape(), train_backward_workspace_bytes(norm, x.shape(), run.concurrency()));
 
     norm.norm.backward(x, given, of_norm, run);
     if (!gamma) {

@@ -99,21 +99,52 @@ index_t concurrency_of(E& executor) {
     return std::clamp<index_t>(executor.concurrency(), 1, most_threads);
 }
 
+/// What runs on the calling thread where no executor is given.
+inline constexpr sequential calling_thread;
+
 } // namespace detail
 
-/// An executor and the workspace its bodies share: what `forward` needs besides its tensors. Refers to both, owns neither.
+/// An executor and the workspace its bodies share: what `forward` needs besides its tensors. Refers to the executor, which outlives it. A
+/// workspace that it is given it refers to as well, and calls that need more are refused; without, it has one of its own, which grows to
+/// what calls need: an execution that is kept serves a whole model, and allocates only until its workspace is large enough. Two calls at a
+/// time need two of them.
 class execution {
 public:
-    /// Refers to an executor and a workspace, which both outlive it.
+    /// The calling thread, and a workspace of its own.
+    execution() : execution(detail::calling_thread) {}
+    /// An executor, which outlives it, and a workspace of its own.
     template <Executor E>
-    execution(E& executor, attn::workspace& workspace)
+    explicit execution(E& executor)
         : executor_(const_cast<void*>(static_cast<const void*>(std::addressof(executor)))),
           parallel_for_([](void* e, index_t count, function_ref body) { static_cast<E*>(e)->parallel_for(count, body); }),
-          concurrency_(detail::concurrency_of(executor)), workspace_(&workspace) {}
+          concurrency_(detail::concurrency_of(executor)) {}
+    /// An executor and a workspace, which both outlive it.
+    template <Executor E>
+    execution(E& executor, attn::workspace& workspace) : execution(executor) {
+        lent_ = &workspace;
+        grows_ = false;
+    }
+    template <class E, class... Workspace>
+        requires(Executor<E> && !std::is_lvalue_reference_v<E>)
+    explicit execution(E&& temporary, Workspace&&...) = delete;
 
     index_t concurrency() const noexcept { return concurrency_; }
     /// The memory that the bodies share.
-    attn::workspace& workspace() const noexcept { return *workspace_; }
+    attn::workspace& workspace() const noexcept { return lent_ ? *lent_ : own_; }
+    /// Sees to the workspace of an operation on `what`, of that shape, which wants so many bytes and can do with `least`: a workspace of its
+    /// own grows to what is wanted. Throws argument_error if one that was given has less than the least.
+    void reserve(std::string_view operation, std::string_view what, const shape& s, std::size_t wanted, std::size_t least) const {
+        auto& memory = workspace();
+        if (grows_) memory.reserve(wanted);
+        else if (memory.size_bytes() < least)
+            throw argument_error(operation, "workspace",
+                                 "has " + std::to_string(memory.size_bytes()) + " bytes, but " + std::string(what) + " of shape " +
+                                     to_string(s) + " on " + std::to_string(concurrency_) + " threads needs " + std::to_string(least));
+    }
+    /// The same for an operation that can do with no less than it wants.
+    void reserve(std::string_view operation, std::string_view what, const shape& s, std::size_t bytes) const {
+        reserve(operation, what, s, bytes, bytes);
+    }
 
     /// Calls body(task, slice) for every task in [0, count). At any moment no two running bodies have the same slice, and
     /// slice < concurrency(), so a slice names a piece of the workspace. Tasks are handed out by an atomic counter: a thread that
@@ -141,22 +172,34 @@ public:
         failure.rethrow();
     }
 
+protected:
+    struct refer {};
+    /// Refers to what another refers to and to what it owns.
+    execution(const execution& other, refer) noexcept
+        : executor_(other.executor_), parallel_for_(other.parallel_for_), concurrency_(other.concurrency_), lent_(&other.workspace()),
+          grows_(other.grows_) {}
+
 private:
     void* executor_;
     void (*parallel_for_)(void*, index_t, function_ref);
     index_t concurrency_;
-    attn::workspace* workspace_;
+    attn::workspace* lent_ = nullptr;
+    mutable attn::workspace own_; ///< where none is lent
+    bool grows_ = true;
 };
 
 namespace detail {
 
-/// Throws argument_error if the workspace is too small for a call on x.
-inline void check_workspace(std::string_view operation, const execution& run, std::size_t needed, const shape& x) {
-    if (run.workspace().size_bytes() >= needed) return;
-    throw argument_error(operation, "workspace",
-                         "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but x of shape " + to_string(x) + " on " +
-                             std::to_string(run.concurrency()) + " threads needs " + std::to_string(needed));
-}
+/// How a call runs, for as long as it runs: an execution, or an executor, which may be a temporary, with a workspace that is made for the
+/// call; of neither, the calling thread.
+class call_execution : public execution {
+public:
+    call_execution() = default;
+    call_execution(const execution& run) noexcept : execution(run, refer()) {}
+    template <class E>
+        requires Executor<std::remove_reference_t<E>>
+    call_execution(E&& executor) : execution(executor) {}
+};
 
 } // namespace detail
 
