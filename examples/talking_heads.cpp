@@ -44,7 +44,7 @@ int main() {
     const attn::talking_heads_attention<> op{.logits_mix = before, .weights_mix = before};
     for (const attn::index_t tokens : {1000, 10000}) {
         const attn::shape s{.heads = heads, .tokens = tokens, .channels = channels};
-        const bool small = attn::least_workspace_bytes<float>(op, {s, s, s}, 1) < 1'000'000;
+        const bool small = attn::least_workspace_bytes<float>(op, {s, s, s}) < 1'000'000;
         std::printf("%td tokens: %s of workspace do\n", tokens, small ? "less than a megabyte" : "more than a megabyte");
     }
 }

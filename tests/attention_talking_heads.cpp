@@ -26,7 +26,7 @@ answer<T> run(const Op& op, const given<T>& in, bool least = false) {
     const auto s = shapes_of(inputs<T>(in));
     sequential here;
     auto result = no_answer<T>(op.output_shape(s), log_sum_exp_shape(op, s));
-    workspace memory(least ? least_workspace_bytes<T>(op, s, 1) : workspace_bytes<T>(op, s, here));
+    workspace memory(least ? least_workspace_bytes<T>(op, s) : workspace_bytes<T>(op, s, here));
     attn::attend(op, inputs<T>(in), result.out(), execution(here, memory));
     return result;
 }

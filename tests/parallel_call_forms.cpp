@@ -1,3 +1,4 @@
+#include "allocations.hpp"
 #include "answers.hpp"
 #include "catch.hpp"
 #include "norm_checks.hpp"
@@ -39,6 +40,11 @@ void check_forms(const tensor<float>& expected, const F& call) {
     check(two);
     check(execution(here, memory));
     check(execution(two, memory));
+    check(thread_pool(2));
+    check(execution());
+    const execution kept(two);
+    check(kept);
+    check(kept);
 }
 
 } // namespace
@@ -121,6 +127,37 @@ TEST_CASE("calls: every operation takes an execution, an executor or nothing, an
         check_forms(forward(layer, in), [&](auto& out, auto&... how) { forward(layer, in, out, how...); });
         CHECK(same_bits(forward(layer, in, thread_pool(2)), forward(layer, in)));
     }
+}
+
+TEST_CASE("calls: an execution that is kept allocates until its workspace serves all of them, then nothing", "[parallel]") {
+    thread_pool two(2);
+    const execution run(two);
+    const softmax_attention<> op;
+    const auto x = random_rows<float>(tokens, 1), large = random_rows<float>({.batch = 2, .heads = 3, .tokens = 300, .channels = 8}, 2);
+    tensor<float> out(x.shape()), of_large(large.shape());
+    const auto attend_both = [&] {
+        attend(op, inputs<float>{x, x, x}, outputs<float>{out}, run);
+        attend(op, inputs<float>{large, large, large}, outputs<float>{of_large}, run);
+    };
+    attend_both();
+    const auto bytes = run.workspace().size_bytes();
+    CHECK(bytes >= workspace_bytes<float>(op, {large.shape(), large.shape(), large.shape()}, run));
+    const auto first = attend(op, x, x, x);
+    CHECK(allocations_in(attend_both) == 0);
+    CHECK(run.workspace().size_bytes() == bytes);
+    CHECK(same_bits(out, first));
+}
+
+TEST_CASE("workspace_bytes: takes what the call takes", "[parallel]") {
+    const softmax_attention<> op;
+    const input_shapes s{tokens, tokens, tokens};
+    thread_pool two(2);
+    const auto alone = workspace_bytes<float>(op, s), shared = workspace_bytes<float>(op, s, two);
+    CHECK(alone < shared);
+    CHECK(workspace_bytes<float>(op, s, sequential{}) == alone);
+    CHECK(workspace_bytes<float>(op, s, execution()) == alone);
+    CHECK(workspace_bytes<float>(op, s, execution(two)) == shared);
+    CHECK(workspace_bytes<float>(op, s, thread_pool(2)) == shared);
 }
 
 } // namespace attn::testing

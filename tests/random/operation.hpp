@@ -37,7 +37,7 @@ operation<T> operation_of(const std::shared_ptr<const Op>& op) {
     result.attend = [op](const inputs<T>& in, const outputs<T>& out, const execution& run) { attn::attend(*op, in, out, run); };
     const auto bytes_for = [op]<Storage S>(std::type_identity<S>) {
         return [op](const input_shapes& s, index_t concurrency) {
-            return concurrency < 0 ? attn::least_workspace_bytes<S>(*op, s, -concurrency) : attn::detail::workspace_bytes_for<S>(*op, s, concurrency);
+            return concurrency < 0 ? attn::detail::least_workspace_bytes_for<S>(*op, s, -concurrency) : attn::detail::workspace_bytes_for<S>(*op, s, concurrency);
         };
     };
     result.workspace_bytes = bytes_for(std::type_identity<T>{});

@@ -148,25 +148,36 @@ std::size_t workspace_bytes_for(const A& op, const input_shapes& shapes, index_t
         return std::max(bytes, op.template narrow_workspace_bytes<T>(shapes, concurrency));
     else return bytes;
 }
+/// What such a call can do with.
+template <Storage S, Attention A>
+std::size_t least_workspace_bytes_for(const A& op, const input_shapes& shapes, index_t concurrency) {
+    if constexpr (requires { op.template least_workspace_bytes<computed_in<S>>(shapes, concurrency); })
+        return op.template least_workspace_bytes<computed_in<S>>(shapes, concurrency);
+    else return workspace_bytes_for<S>(op, shapes, concurrency);
+}
+/// Throws shape_error unless tensors can have such shapes.
+template <Storage S>
+void check_shapes(std::string_view operation, const input_shapes& shapes) {
+    check_shape<S>(operation, "q", shapes.queries);
+    check_shape<S>(operation, "k", shapes.keys);
+    check_shape<S>(operation, "v", shapes.values);
+}
 
 } // namespace detail
 
-/// Bytes of workspace that a call of `op` on such shapes needs with such an executor, if its result is stored in T. Throws attention_error
-/// if it cannot tell: no tensors have such shapes, or the operator lacks what its size depends on.
-template <Storage T, Attention A, Executor E>
-std::size_t workspace_bytes(const A& op, const input_shapes& shapes, E& executor) {
-    detail::check_shape<T>(A::name, "q", shapes.queries);
-    detail::check_shape<T>(A::name, "k", shapes.keys);
-    detail::check_shape<T>(A::name, "v", shapes.values);
-    return detail::workspace_bytes_for<T>(op, shapes, detail::concurrency_of(executor));
+/// Bytes of workspace that a call of `op` on such shapes needs with such an executor or execution, if its result is stored in T. Throws
+/// attention_error if it cannot tell: no tensors have such shapes, or the operator lacks what its size depends on.
+template <Storage T, Attention A>
+std::size_t workspace_bytes(const A& op, const input_shapes& shapes, const detail::call_execution& run = {}) {
+    detail::check_shapes<T>(A::name, shapes);
+    return detail::workspace_bytes_for<T>(op, shapes, run.concurrency());
 }
 
-/// Bytes of workspace that such a call can do with, perhaps in more time: those above, unless the operator says otherwise.
+/// Bytes of workspace that such a call can do with, perhaps in more time: those above, unless the operator says otherwise. Throws like it.
 template <Storage T, Attention A>
-std::size_t least_workspace_bytes(const A& op, const input_shapes& shapes, index_t concurrency) {
-    if constexpr (requires { op.template least_workspace_bytes<computed_in<T>>(shapes, concurrency); })
-        return op.template least_workspace_bytes<computed_in<T>>(shapes, concurrency);
-    else return detail::workspace_bytes_for<T>(op, shapes, concurrency);
+std::size_t least_workspace_bytes(const A& op, const input_shapes& shapes, const detail::call_execution& run = {}) {
+    detail::check_shapes<T>(A::name, shapes);
+    return detail::least_workspace_bytes_for<T>(op, shapes, run.concurrency());
 }
 
 namespace detail {
@@ -203,69 +214,57 @@ void forward_checked(const A& op, const inputs<T>& in, const outputs<T>& out, co
 
 } // namespace detail
 
-/// Calls an operator: checks everything once, then computes into `out` with the caller's executor and workspace. Allocates nothing.
+/// Calls an operator: checks everything once, then computes into `out`. `run` is an execution, whose workspace is used, or an executor,
+/// for which a workspace is made for the call; the calling thread if none is given. Allocates nothing but a workspace that has to grow.
 /// Throws attention_error, before anything is read or written, naming operator, argument and shapes: shapes that do not fit, an output
-/// that overlaps an input or what the operator refers to, parameters that do not suit the positions, a workspace too small. What a caller's
-/// function throws passes through.
+/// that overlaps an input or what the operator refers to, parameters that do not suit the positions, a given workspace too small. What a
+/// caller's function throws passes through.
 template <Attention A, Scalar T>
-void attend(const A& op, const inputs<T>& in, const outputs<T>& out, const execution& run) {
+void attend(const A& op, const inputs<T>& in, const outputs<T>& out, const detail::call_execution& run = {}) {
     op.check(in);
     detail::check_outputs(op, in, out);
     const auto shapes = shapes_of(in);
-    const auto needed = detail::with_storage(
-        out.values, [&]<Storage S>(std::type_identity<S>) { return least_workspace_bytes<S>(op, shapes, run.concurrency()); });
-    if (run.workspace().size_bytes() < needed) {
-        throw argument_error(A::name, "workspace",
-                             "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but q of shape " + to_string(shapes.queries) +
-                                 " on " + std::to_string(run.concurrency()) + " threads needs " + std::to_string(needed));
-    }
+    detail::with_storage(out.values, [&]<Storage S>(std::type_identity<S>) {
+        run.reserve(A::name, "q", shapes.queries,
+                    run.grows() ? detail::workspace_bytes_for<S>(op, shapes, run.concurrency())
+                                : detail::least_workspace_bytes_for<S>(op, shapes, run.concurrency()));
+    });
     detail::forward_checked(op, in, out, run);
 }
 
-/// Attention with a workspace that is made for the call: see attend(op, in, out, run).
-template <Attention A, Scalar T, ExecutorArgument E = sequential>
-void attend(const A& op, const inputs<T>& in, const outputs<T>& out, E&& executor = {}) {
-    op.check(in);
-    workspace memory(detail::with_storage(
-        out.values, [&]<Storage S>(std::type_identity<S>) { return workspace_bytes<S>(op, shapes_of(in), executor); }));
-    attend(op, in, out, execution(executor, memory));
-}
-
-/// Attention to a new tensor (batch, heads, n, d_v), with a workspace that is made for the call: see attend(op, in, out, run).
-template <Attention A, Scalar T, ExecutorArgument E = sequential>
-[[nodiscard]] tensor<T> attend(const A& op, const inputs<T>& in, E&& executor = {}) {
+/// Attention to a new tensor (batch, heads, n, d_v): see attend(op, in, out, run).
+template <Attention A, Scalar T>
+[[nodiscard]] tensor<T> attend(const A& op, const inputs<T>& in, const detail::call_execution& run = {}) {
     op.check(in);
     tensor<T> out(op.output_shape(shapes_of(in)));
-    workspace memory(workspace_bytes<T>(op, shapes_of(in), executor));
-    attend(op, in, outputs<T>{out}, execution(executor, memory));
+    attend(op, in, outputs<T>{out}, run);
     return out;
 }
 
-/// Attention of tensors or views q, k and v to out: of double, or each of float or 16-bit numbers. `how` is an execution, or an executor
-/// that is given a workspace for the call. See attend(op, in, out, run).
-template <Attention A, StoredTensor Q, StoredTensor K, StoredTensor V, StoredTensor O, class How = sequential>
-    requires(ExecutorArgument<How> || std::same_as<std::remove_cvref_t<How>, execution>)
-void attend(const A& op, const Q& q, const K& k, const V& v, O&& out, How&& how = {}, const positions& where = {}) {
+/// Attention of tensors or views q, k and v to out: of double, or each of float or 16-bit numbers. See attend(op, in, out, run).
+template <Attention A, StoredTensor Q, StoredTensor K, StoredTensor V, StoredTensor O>
+void attend(const A& op, const Q& q, const K& k, const V& v, O&& out, const detail::call_execution& run = {}, const positions& where = {}) {
     using T = detail::computed_t<Q>;
     constexpr bool alike = detail::computed_alike<Q, K, V, std::remove_cvref_t<O>>;
     static_assert(alike, "attn: q, k, v and out must be of double, or each of float or 16-bit numbers");
-    if constexpr (alike) attend(op, inputs<T>{q, k, v, where}, outputs<T>{out}, how);
+    if constexpr (alike) attend(op, inputs<T>{q, k, v, where}, outputs<T>{out}, run);
 }
 
 /// Attention of tensors or views q, k and v to a new tensor of float or double: see attend(op, in, out, run).
-template <Attention A, StoredTensor Q, StoredTensor K, StoredTensor V, ExecutorArgument E>
-[[nodiscard]] auto attend(const A& op, const Q& q, const K& k, const V& v, E&& executor, const positions& where = {}) {
+template <Attention A, StoredTensor Q, StoredTensor K, StoredTensor V>
+[[nodiscard]] auto attend(const A& op, const Q& q, const K& k, const V& v, const detail::call_execution& run = {},
+                          const positions& where = {}) {
     using T = detail::computed_t<Q>;
     constexpr bool alike = detail::computed_alike<Q, K, V>;
     static_assert(alike, "attn: q, k and v must be of double, or each of float or 16-bit numbers");
-    if constexpr (alike) return attend(op, inputs<T>{q, k, v, where}, executor);
+    if constexpr (alike) return attend(op, inputs<T>{q, k, v, where}, run);
     else return tensor<T>();
 }
 
 /// Attention of tensors or views q, k and v on the calling thread, to a new tensor of float or double: see attend(op, in, out, run).
 template <Attention A, StoredTensor Q, StoredTensor K, StoredTensor V>
-[[nodiscard]] auto attend(const A& op, const Q& q, const K& k, const V& v, const positions& where = {}) {
-    return attend(op, q, k, v, sequential(), where);
+[[nodiscard]] auto attend(const A& op, const Q& q, const K& k, const V& v, const positions& where) {
+    return attend(op, q, k, v, detail::call_execution(), where);
 }
 
 } // namespace attn

@@ -9,15 +9,15 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// Calls an operator on matrices q (n, d_k), k (m, d_k) and v (m, d_v) of any storage order, maps and blocks included, and writes the
 /// matrix out (n, d_v); each may be of 16-bit numbers, unless they are of double. Throws like `attend` on views, which see them as (1, 1,
 /// rows, columns).
-template <Attention A, EigenMatrix Q, EigenMatrix K, EigenMatrix V, EigenMatrix O, class How = sequential>
-    requires(ExecutorArgument<How> || std::same_as<std::remove_cvref_t<How>, execution>)
-void attend(const A& op, const Q& q, const K& k, const V& v, O&& out, How&& how = {}, const positions& where = {}) {
-    attend(op, view(q), view(k), view(v), view(out), how, where);
+template <Attention A, EigenMatrix Q, EigenMatrix K, EigenMatrix V, EigenMatrix O>
+void attend(const A& op, const Q& q, const K& k, const V& v, O&& out, const detail::call_execution& run = {}, const positions& where = {}) {
+    attend(op, view(q), view(k), view(v), view(out), run, where);
 }
 
-/// Calls an operator on matrices on the calling thread, to a new matrix of float or double in v's storage order.
+/// Calls an operator on matrices, to a new matrix of float or double in v's storage order.
 template <Attention A, EigenMatrix Q, EigenMatrix K, EigenMatrix V>
-[[nodiscard]] auto attend(const A& op, const Q& q, const K& k, const V& v, const positions& where = {}) {
+[[nodiscard]] auto attend(const A& op, const Q& q, const K& k, const V& v, const detail::call_execution& run = {},
+                          const positions& where = {}) {
     using T = computed_in<typename Q::Scalar>;
     constexpr bool alike = std::same_as<T, computed_in<typename K::Scalar>> && std::same_as<T, computed_in<typename V::Scalar>>;
     static_assert(alike, "attn: q, k and v must be of double, or each of float or 16-bit numbers");
@@ -27,9 +27,15 @@ template <Attention A, EigenMatrix Q, EigenMatrix K, EigenMatrix V>
         op.check(in);
         const auto result = op.output_shape(shapes_of(in));
         out.resize(result.tokens, result.channels);
-        attend(op, in, outputs<T>{view(out)});
+        attend(op, in, outputs<T>{view(out)}, run);
     }
     return out;
+}
+
+/// Calls an operator on matrices on the calling thread, to a new matrix of float or double in v's storage order.
+template <Attention A, EigenMatrix Q, EigenMatrix K, EigenMatrix V>
+[[nodiscard]] auto attend(const A& op, const Q& q, const K& k, const V& v, const positions& where) {
+    return attend(op, q, k, v, detail::call_execution(), where);
 }
 
 } // namespace attn

@@ -131,19 +131,16 @@ public:
     index_t concurrency() const noexcept { return concurrency_; }
     /// The memory that the bodies share.
     attn::workspace& workspace() const noexcept { return lent_ ? *lent_ : own_; }
-    /// Sees to the workspace of an operation on `what`, of that shape, which wants so many bytes and can do with `least`: a workspace of its
-    /// own grows to what is wanted. Throws argument_error if one that was given has less than the least.
-    void reserve(std::string_view operation, std::string_view what, const shape& s, std::size_t wanted, std::size_t least) const {
+    /// Whether the workspace grows to what an operation wants.
+    bool grows() const noexcept { return grows_; }
+    /// Sees to so many bytes of workspace for an operation on `what`, of that shape. Throws argument_error if it has fewer and does not grow.
+    void reserve(std::string_view operation, std::string_view what, const shape& s, std::size_t bytes) const {
         auto& memory = workspace();
-        if (grows_) memory.reserve(wanted);
-        else if (memory.size_bytes() < least)
+        if (grows_) memory.reserve(bytes);
+        else if (memory.size_bytes() < bytes)
             throw argument_error(operation, "workspace",
                                  "has " + std::to_string(memory.size_bytes()) + " bytes, but " + std::string(what) + " of shape " +
-                                     to_string(s) + " on " + std::to_string(concurrency_) + " threads needs " + std::to_string(least));
-    }
-    /// The same for an operation that can do with no less than it wants.
-    void reserve(std::string_view operation, std::string_view what, const shape& s, std::size_t bytes) const {
-        reserve(operation, what, s, bytes, bytes);
+                                     to_string(s) + " on " + std::to_string(concurrency_) + " threads needs " + std::to_string(bytes));
     }
 
     /// Calls body(task, slice) for every task in [0, count). At any moment no two running bodies have the same slice, and
