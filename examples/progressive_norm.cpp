@@ -30,9 +30,7 @@ int main() {
     // 1. Training. gamma is the share of LayerNorm; the schedule is a pure function of the step, and the step all there is to save.
     const attn::linear_schedule schedule{.steps = steps, .warm_up = 10};
     attn::tensor<float> x({.tokens = tokens, .channels = channels}), y(x.shape());
-    attn::sequential here;
-    attn::workspace memory(training_workspace_bytes(training, x.shape(), 1));
-    const attn::execution run(here, memory);
+    const attn::execution run; // its workspace grows in the first step
     for (std::int64_t step = 0; step <= steps + 10; ++step) {
         fill(x.data(), x.shape().size());
         const auto gamma = schedule(step);

@@ -81,7 +81,7 @@ TEST_CASE("backward: what is wrong is refused, by name", "[attention][portable]"
     refused([](auto& c) { c.wanted.keys = c.wanted.queries; }, {"wanted.keys", "(2, 4, 9, 8)", "(2, 2, 11, 8)"});
     refused([](auto& c) { c.wanted.keys = c.k; }, {"wanted.keys", "overlaps k"});
     refused([](auto& c) { c.wanted.queries = head_major(c.d_out.data(), {2, 4, 9, 8}); }, {"wanted.queries", "overlaps"});
-    refused([](auto& c) { c.wanted.values = head_major(c.dk.data(), {2, 2, 11, 5}); }, {"wanted.values", "overlaps another gradient"});
+    refused([](auto& c) { c.wanted.values = head_major(c.dk.data(), {2, 2, 11, 5}); }, {"wanted.values", "overlaps wanted.keys"});
     refused([](auto& c) { c.wanted.values = {c.dv.data(), {2, 2, 11, 5}, {0, 0, 0, 1}}; }, {"wanted.values", "elements overlap"});
     refused([](auto& c) { c.wanted.sinks = c.d_sinks; }, {"wanted.sinks", "there are no sinks"});
     {

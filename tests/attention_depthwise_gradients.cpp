@@ -147,7 +147,7 @@ TEST_CASE("depthwise_convolution: what is wrong with a gradient is refused, by n
     other.width = 5;
     refused(other, given, to.wanted(), {"height and width are 3 and 5"});
     sequential here;
-    workspace memory(backward_workspace_bytes(op, p.x.shape(), given.shape(), 1) - 1);
+    workspace memory(backward_workspace_bytes(op, p.x.shape(), given.shape(), here) - 1);
     check_says(error_of([&] { backward(op, p.x, given, to.wanted(), execution(here, memory)); }), {"depthwise_convolution: workspace has"});
     CHECK(same_bits(to, answer_of<float>(p)));
 }

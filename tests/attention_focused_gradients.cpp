@@ -118,7 +118,7 @@ TEST_CASE("focused_linear_attention: gradients that do not fit are refused", "[l
     wanted.scale = {const_cast<float*>(c.scale.data()), 6};
     check_says(refused(op, wanted), {"focused_linear_attention: wanted.scale", "overlaps"});
     wanted.scale = {ours.q.data(), 6};
-    check_says(refused(op, wanted), {"focused_linear_attention: wanted.scale", "overlaps another gradient"});
+    check_says(refused(op, wanted), {"focused_linear_attention: wanted.scale", "overlaps wanted.queries"});
 
     const focused_linear_attention<pattern::lengths> bare{.pattern = {c.length}};
     const auto absent = [&](const auto& ask, const std::string& argument) {

@@ -41,7 +41,7 @@ template <class P, Pattern V = dense>
 tensor<float> projected(const P& projection, const tensor<float>& x, const V& pattern = {}) {
     tensor<float> out(projected_shape<float>(projection, x.shape()));
     sequential here;
-    workspace memory(project_workspace_bytes<float>(projection, x.shape(), 1));
+    workspace memory(workspace_bytes<float>(projection, x.shape()));
     project(projection, x, out.view(), execution(here, memory), pattern);
     return out;
 }
@@ -151,7 +151,7 @@ TEST_CASE("project: rows that read no visible token are zero", "[linformer]") {
 TEST_CASE("project: into rows with gaps, and what does not fit is refused", "[linformer]") {
     const auto x = random_tensor<float>({1, 2, 12, 5}, 1);
     sequential here;
-    workspace memory(project_workspace_bytes<float>(mean_pooling{4}, x.shape(), 1)), none;
+    workspace memory(workspace_bytes<float>(mean_pooling{4}, x.shape())), none;
     tensor<float> wide({1, 2, 4, 8}), out({1, 2, 4, 5});
     const execution run(here, memory);
     project(mean_pooling{4}, x, tensor_view<float>(wide.data(), {1, 2, 4, 5}, {0, 32, 8, 1}), run);

@@ -164,7 +164,7 @@ TEST_CASE("talking heads gradient: what is wrong is refused, by name", "[attenti
     refused([](auto& c) { c.op.logits_bias = {}; }, {"wanted.logits_bias", "there is no logits_bias"});
     refused([](auto& c) { c.op.weights_bias = {}; }, {"wanted.weights_bias", "there is no weights_bias"});
     refused([](auto& c) { c.op.sinks = {}; }, {"wanted.sinks", "there are no sinks"});
-    refused([](auto& c) { c.wanted.sinks = c.wanted.logits_bias; }, {"wanted.sinks", "overlaps another gradient"});
+    refused([](auto& c) { c.wanted.sinks = c.wanted.logits_bias; }, {"wanted.sinks", "overlaps wanted.logits_bias"});
     refused([](auto& c) { c.wanted.logits_mix = head_major(c.d_out.data(), {1, 1, 3, 2}); }, {"wanted.logits_mix", "overlaps"});
     refused([](auto& c) { c.saved.log_sum_exp = c.out; }, {"saved.log_sum_exp", "(2, 4, 9, 5)", "(2, 3, 9, 1)"});
 }

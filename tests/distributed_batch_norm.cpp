@@ -23,7 +23,7 @@ void check_training(const auto& norm, const shape& s, const std::vector<index_t>
     batch_norm_statistics expected(s.channels);
     thread_pool two(2);
     const token_mask all_count = mask ? token_mask(mask->view()) : token_mask{};
-    workspace memory(training_workspace_bytes(norm, s, 2));
+    workspace memory(training_workspace_bytes(norm, s, two));
     for (int step = 0; step < 2; ++step) train(norm, x, whole, expected, execution(two, memory), all_count);
 
     const partition parts(dense{}, {s, s, s}, cuts, cuts);
@@ -34,7 +34,7 @@ void check_training(const auto& norm, const shape& s, const std::vector<index_t>
         tensor<T> out(part);
         batch_norm_statistics statistics(s.channels);
         thread_pool threads(1 + ranks.rank() % 2);
-        workspace of_rank(training_workspace_bytes(norm, part, threads.concurrency()));
+        workspace of_rank(training_workspace_bytes(norm, part, threads));
         const token_mask own_count = mask ? some_rows(mask->view(), own.first, own.count) : token_mask{};
         for (int step = 0; step < 2; ++step)
             train(norm, parts, ranks, some_rows(x, own.first, own.count), out, statistics, execution(threads, of_rank), own_count);
@@ -84,8 +84,7 @@ TEST_CASE("ranks: BatchNorm that fails on one rank fails on all", "[distributed]
         const auto own = parts.queries(communicator.rank());
         tensor<float> out({1, 1, own.count, 4});
         batch_norm_statistics statistics(4);
-        workspace memory(training_workspace_bytes(norm, s, 2));
-        train(norm, parts, communicator, some_rows(x, own.first, own.count), out, statistics, execution(executor, memory));
+        train(norm, parts, communicator, some_rows(x, own.first, own.count), out, statistics, executor);
     });
 }
 
@@ -103,7 +102,7 @@ TEST_CASE("ranks: what BatchNorm refuses, all refuse, and nothing is written", "
             batch_norm_statistics statistics(4);
             sequential here;
             const batch_norm<float> norm;
-            workspace memory(training_workspace_bytes(norm, s, 1));
+            workspace memory(training_workspace_bytes(norm, s));
             errors[static_cast<std::size_t>(ranks.rank())] = error_of<std::exception>([&] {
                 train(norm, parts, ranks, some_rows(x, own.first, count), out, statistics, execution(here, memory), nothing_counts ? token_mask(none) : token_mask{});
             });

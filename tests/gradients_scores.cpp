@@ -257,7 +257,7 @@ TEST_CASE("score gradients: what does not fit is refused", "[attention]") {
     std::get<0>(wanted.score) = {.r1 = right, .r2 = {}};
     CHECK(error(wanted) == nothing_thrown);
     std::get<1>(wanted.score).slopes = right;
-    check_says(error(wanted), {"softmax_attention", "wanted.score.slopes", "overlaps another gradient"});
+    check_says(error(wanted), {"softmax_attention", "wanted.score.slopes", "overlaps wanted.score.r1"});
     std::get<1>(wanted.score).slopes = head_major(const_cast<double*>(x.data()), {1, 2, 1, 1});
     check_says(error(wanted), {"softmax_attention", "wanted.score.slopes", "overlaps"});
     std::get<1>(wanted.score).slopes = {};

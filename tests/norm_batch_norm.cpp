@@ -16,7 +16,7 @@ namespace {
 template <class N, class... Gamma>
 auto trained(const N& norm, const tensor<typename N::scalar>& x, batch_norm_statistics& statistics, const token_mask& mask = {}, Gamma... gamma) {
     sequential here;
-    workspace memory(training_workspace_bytes(norm, x.shape(), 1));
+    workspace memory(training_workspace_bytes(norm, x.shape()));
     auto result = no_answer<typename N::scalar>(x.shape(), false);
     train(norm, x, result.values, statistics, gamma..., execution(here, memory), mask);
     return std::move(result.values);
@@ -190,7 +190,7 @@ TEST_CASE("training: a million tokens in small steps lose no digits", "[norm]") 
     batch_norm_statistics average(2), moving(2);
     recalibration all(2);
     sequential here;
-    workspace memory(recalibration::workspace_bytes<float>(x.shape(), 1));
+    workspace memory(recalibration::workspace_bytes<float>(x.shape()));
     for (int step = 0; step < 10000; ++step) {
         trained(batch_norm<float>{.momentum = {}}, x, average);
         trained(batch_norm<float>{.momentum = 0.01}, x, moving);
@@ -214,7 +214,7 @@ TEMPLATE_TEST_CASE("training: the same bits for any executor and layout, and not
     const auto expected = trained(norm, x, expected_statistics, mask.view(), std::optional(0.3));
     for_each_executor([&](auto& executor, const std::string& name) {
         INFO(name);
-        workspace memory(training_workspace_bytes(norm, s, executor.concurrency()));
+        workspace memory(training_workspace_bytes(norm, s, executor));
         for (const auto l : row_layouts) {
             placed<TestType> in(x, l), out(s, l);
             batch_norm_statistics statistics(37);
@@ -227,7 +227,7 @@ TEMPLATE_TEST_CASE("training: the same bits for any executor and layout, and not
     });
 #ifdef ATTN_COUNTS_ALLOCATIONS
     sequential here;
-    workspace memory(training_workspace_bytes(norm, s, 1));
+    workspace memory(training_workspace_bytes(norm, s));
     tensor<TestType> out(s);
     CHECK(allocations_in([&] { train(norm, x, out, expected_statistics, 0.3, execution(here, memory), mask.view()); }) == 0);
 #endif
@@ -298,7 +298,7 @@ TEMPLATE_TEST_CASE("recalibration: the statistics of all tokens, however they co
     thread_pool pool(2);
     for (const index_t cut : {0, 1, 333, 1000}) {
         recalibration r(11);
-        workspace memory(recalibration::workspace_bytes<TestType>(x.shape(), 2));
+        workspace memory(recalibration::workspace_bytes<TestType>(x.shape(), pool));
         const execution run(pool, memory);
         r.add<TestType>({x.data(), {1, 1, cut, 11}, {0, 0, 11, 1}}, run);
         r.add<TestType>({x.data() + cut * 11, {1, 1, 1000 - cut, 11}, {0, 0, 11, 1}}, run);

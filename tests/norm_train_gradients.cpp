@@ -48,7 +48,7 @@ template <Scalar T, class E>
 rep_gradients<T> ours_on(const step<T>& s, double eta, E& executor) {
     rep_gradients<T> ours(s.size);
     const rep_batch_norm<T> norm{{.weight = s.weight}, eta};
-    workspace memory(train_backward_workspace_bytes(norm, s.size, std::max<index_t>(1, executor.concurrency())));
+    workspace memory(train_backward_workspace_bytes(norm, s.size, executor));
     train_backward(norm, s.x, s.given, ours.wanted(), execution(executor, memory), s.mask());
     return ours;
 }
@@ -117,7 +117,7 @@ TEMPLATE_TEST_CASE("training gradients: the same bits for every executor, layout
         });
         const rep_batch_norm<T> norm{{.weight = s.weight}, 0.7};
         sequential here;
-        workspace memory(train_backward_workspace_bytes(norm, size, 1));
+        workspace memory(train_backward_workspace_bytes(norm, size));
         const execution run(here, memory);
         for (const auto layout : row_layouts) {
             placed<T> x(s.x, layout), given(s.given, layout), to(size, layout);
@@ -140,7 +140,7 @@ TEMPLATE_TEST_CASE("training gradients: batch_norm is rep_batch_norm with an eta
     rep_gradients<T> ours(s.size);
     const batch_norm<T> norm{.weight = s.weight};
     sequential here;
-    workspace memory(train_backward_workspace_bytes(norm, s.size, 1));
+    workspace memory(train_backward_workspace_bytes(norm, s.size));
     train_backward(norm, s.x, s.given, {ours.x, ours.weight, ours.bias}, execution(here, memory), s.mask());
     CHECK((testing::same_bits(ours.x, expected.x) && ours.weight == expected.weight && ours.bias == expected.bias));
 }
@@ -150,7 +150,7 @@ TEMPLATE_TEST_CASE("training gradients: progressive_rep_batch_norm shares them b
     const step<T> s({2, 1, 30, 11}, true);
     const progressive_rep_batch_norm<layer_norm<T>> norm{{s.weight}, {{.weight = s.weight}, 0.7}};
     sequential here;
-    workspace memory(train_backward_workspace_bytes(norm, s.size, 1));
+    workspace memory(train_backward_workspace_bytes(norm, s.size));
     tensor<T> of_norm(s.size);
     std::vector<T> of_norm_weight(11), of_norm_bias(11);
     backward(norm.norm, s.x, s.given, {of_norm, of_norm_weight, of_norm_bias});
@@ -180,14 +180,14 @@ TEST_CASE("training gradients: what is wrong is refused, by name", "[norm]") {
     const step<float> s({1, 1, 5, 8}, false);
     const rep_batch_norm<float> norm{{.weight = s.weight}, 1};
     sequential here;
-    workspace memory(train_backward_workspace_bytes(norm, s.size, 1));
+    workspace memory(train_backward_workspace_bytes(norm, s.size));
     const execution run(here, memory);
     rep_gradients<float> to(s.size);
     std::vector<float> two(2);
     const auto refused = [&](const rep_norm_gradients<float>& wanted, const token_mask& mask, const std::vector<std::string>& parts) {
         check_says(error_of([&] { train_backward(norm, s.x, s.given, wanted, run, mask); }), parts);
     };
-    refused({{to.x}, two}, {}, {"rep_batch_norm", "wanted.eta", "one number"});
+    refused({{to.x}, two}, {}, {"rep_batch_norm", "wanted.eta", "(1, 1, 1, 2), but (1, 1, 1, 1)"});
     refused({{to.x}, std::span(to.x.data(), 1)}, {}, {"wanted.eta", "overlaps wanted.x"});
     refused({{.weight = two}}, {}, {"wanted.weight", "(1, 1, 1, 2)"});
     tensor<bool> none({1, 1, 5, 1}), wrong({1, 1, 4, 1});
@@ -196,8 +196,8 @@ TEST_CASE("training gradients: what is wrong is refused, by name", "[norm]") {
     const progressive_rep_batch_norm<layer_norm<float>> progressive{{}, norm};
     check_says(error_of([&] { train_backward(progressive, s.x, s.given, {.x = to.x}, 1.5, run); }), {"progressive_rep_batch_norm", "gamma", "1.5"});
     check_says(error_of([&] { train_backward(progressive, s.x, s.given, {.norm = {.weight = to.weight}, .rep = {{.weight = to.weight}}}, 0.5, run); }),
-               {"progressive_rep_batch_norm", "wanted.norm", "overlaps wanted.rep"});
-    workspace small(train_backward_workspace_bytes(norm, s.size, 1) - 1);
+               {"progressive_rep_batch_norm", "wanted.rep.weight", "overlaps wanted.norm.weight"});
+    workspace small(train_backward_workspace_bytes(norm, s.size) - 1);
     check_says(error_of([&] { train_backward(norm, s.x, s.given, to.wanted(), execution(here, small)); }), {"rep_batch_norm", "workspace"});
 }
 

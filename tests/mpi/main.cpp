@@ -73,7 +73,7 @@ void check_batch_norm(mpi_communicator& ranks) {
     batch_norm_statistics expected(s.channels), statistics(s.channels);
     const batch_norm<float> norm;
     sequential one;
-    workspace memory(training_workspace_bytes(norm, s, 1));
+    workspace memory(training_workspace_bytes(norm, s));
     train(norm, x, whole, expected, execution(one, memory));
     const partition parts(dense{}, {s, s, s}, ranks.size());
     const auto own = parts.queries(ranks.rank());

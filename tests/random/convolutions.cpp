@@ -1,6 +1,7 @@
 #include "draw_layout.hpp"
 #include "gradient_checks.hpp"
 #include "linear_bounds.hpp"
+#include "on_threads.hpp"
 #include "others.hpp"
 
 #include <attn/attention/depthwise_backward.hpp>
@@ -64,7 +65,10 @@ outcome attempt(draw& random) {
                                                   bias.empty() ? std::span<bounded<T>>() : row(defined[2].exact.view()));
     testing::placed<T> other_given(given, draw_layout(random));
     const auto problem = broken_gradient<T>(
-        random, defined, [&](index_t concurrency) { return backward_workspace_bytes(op, from, to, concurrency); },
+        random, defined,
+        [&](index_t threads) {
+            return on_threads(threads, [&](const execution& on) { return backward_workspace_bytes(op, from, to, on); });
+        },
         [&](const auto& wanted, bool elsewhere, const execution& on) {
             const tensor_view<const T> x_here = elsewhere ? other_x.view() : x.view(), given_here = elsewhere ? other_given.view() : given.view();
             backward(op, x_here, given_here, depthwise_gradients<T>{wanted[0], wanted[1], row_of(2, wanted)}, on);

@@ -27,7 +27,10 @@ std::string broken_storage(draw& random, const N& norm, const tensor<float>& x) 
     const auto expected = normalise(norm, from.wide.view());
     auto& to = random.one_in(3) ? from : room;
     const auto threads = random.number(1, 4);
-    workspace memory(attn::detail::norm_workspace_bytes(norm, from.view(), to.view(), threads));
+    workspace memory(on_threads(threads, [&](const execution& on) {
+        if (from.view().is_narrow() || to.view().is_narrow()) return workspace_bytes<attn::detail::sixteen_bits>(norm, x.shape(), on);
+        return workspace_bytes<float>(norm, x.shape(), on);
+    }));
     std::ranges::fill(memory.bytes(), std::byte{0xff});
     on_threads(threads, memory, [&](const execution& run) { normalise(norm, from.view(), to.view(), run); });
     const auto problem = from.guards_intact() ? other_numbers(to, expected) : "an input was written to";
@@ -113,7 +116,7 @@ std::string broken_training_gradient(draw& random, const rep_batch_norm<T>& norm
     const std::vector<bounded<T>> weight(norm.batch.weight.begin(), norm.batch.weight.end());
     reference::rep_batch_norm_backward<bounded<T>>(p.bounded_x.view(), p.bounded_given.view(), {p.defined[0].exact, p.row(1), p.row(2), p.row(3).data()}, weight, norm.eta,
                                                    norm.batch.eps, shown);
-    return p.broken(random, [&](index_t concurrency) { return train_backward_workspace_bytes(norm, s, concurrency); },
+    return p.broken(random, [&](index_t threads) { return on_threads(threads, [&](const execution& on) { return train_backward_workspace_bytes(norm, s, on); }); },
                     [&](const auto& from, const auto& given, const rep_norm_gradients<T>& wanted, const execution& run) {
                         train_backward(norm, from, given, wanted, run, shown);
                     });

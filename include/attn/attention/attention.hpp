@@ -40,6 +40,16 @@ namespace detail {
                           std::string(problem));
 }
 
+/// Throws shape_error if the memory that a call writes overlaps its inputs.
+template <Scalar T>
+void check_apart_of_inputs(const inputs<T>& in, const output_memory& memory) {
+    memory.require_apart("q", in.queries);
+    memory.require_apart("k", in.keys);
+    memory.require_apart("v", in.values);
+    memory.require_apart("positions.first_query", in.positions.first_query);
+    memory.require_apart("positions.first_key", in.positions.first_key);
+}
+
 /// Throws shape_error unless `out` has that shape and can be written while the inputs are read.
 template <Scalar T>
 void check_output(std::string_view operation, std::string_view argument, const auto& out, const shape& expected, const inputs<T>& in) {
@@ -47,12 +57,7 @@ void check_output(std::string_view operation, std::string_view argument, const a
     if (out.shape() != expected)
         throw shape_error(operation, argument, "has shape " + to_string(out.shape()) + ", but the result has " + to_string(expected));
     check_writable(operation, argument, out);
-    const output_memory memory(operation, argument, out);
-    memory.require_apart("q", in.queries);
-    memory.require_apart("k", in.keys);
-    memory.require_apart("v", in.values);
-    memory.require_apart("positions.first_query", in.positions.first_query);
-    memory.require_apart("positions.first_key", in.positions.first_key);
+    check_apart_of_inputs(in, output_memory(operation, argument, out));
 }
 
 } // namespace detail
@@ -195,14 +200,6 @@ void check_outputs(const A& op, const inputs<T>& in, const outputs<T>& out) {
     check_output(A::name, "log_sum_exp", out.log_sum_exp, log_sum_exp_shape(op, shapes), in);
     attn::check_apart(op, output_memory(A::name, "log_sum_exp", out.log_sum_exp));
     if (overlap(stored_view<T>(out.log_sum_exp), out.values)) throw shape_error(A::name, "log_sum_exp", "overlaps out");
-}
-
-/// Calls f with the type that a result is stored in, of those of 16 bits one for all.
-template <Scalar T>
-auto with_storage(const stored_view<T>& result, const auto& f) {
-    if constexpr (std::same_as<T, float>)
-        if (result.is_narrow()) return f(std::type_identity<sixteen_bits>{});
-    return f(std::type_identity<T>{});
 }
 
 /// Computes, if there is anything to write. Everything has been checked.

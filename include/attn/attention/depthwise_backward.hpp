@@ -2,9 +2,8 @@
 #pragma once
 
 #include "../kernel/convolution/depthwise_backward.hpp"
+#include "../core/gradients.hpp"
 #include "depthwise_convolution.hpp"
-
-#include <array>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
@@ -25,33 +24,27 @@ void check_depthwise_backward(const depthwise_convolution<T>& op, const tensor_v
     constexpr auto name = depthwise_convolution<T>::name;
     check_convolved(name, x, "given", given);
     op.check(name, x.shape(), given.shape());
-    const auto row = [](auto* numbers, index_t count) { return head_major(numbers, {.tokens = 1, .channels = count}); };
-    const std::array written{std::pair("wanted.input", wanted.input), std::pair("wanted.weights", wanted.weights),
-                             std::pair("wanted.bias", row(wanted.bias.data(), std::ssize(wanted.bias)))};
-    const std::array expected{x.shape(), op.weights.shape(), shape{.tokens = 1, .channels = std::ssize(op.bias)}};
-    for (std::size_t g = 0; g < written.size(); ++g) {
-        const auto& [argument, view] = written[g];
-        if (!view.data()) continue;
-        if (g == 2 && op.bias.empty() && !wanted.bias.empty())
-            throw argument_error(name, argument, "is asked for, but the convolution has no bias");
-        check_view(name, argument, view);
-        check_writable(name, argument, view);
-        if (view.shape() != expected[g])
-            throw shape_error(name, argument, "has shape " + to_string(view.shape()) + ", but " + to_string(expected[g]) + " is needed");
-        const output_memory memory(name, argument, view);
+    if (!wanted.bias.empty() && op.bias.empty()) throw argument_error(name, "wanted.bias", "is asked for, but the convolution has no bias");
+    const auto for_each = [&](const auto& visit) {
+        visit("wanted.input", wanted.input, x.shape());
+        visit("wanted.weights", wanted.weights, op.weights.shape());
+        visit("wanted.bias", as_row(wanted.bias), shape{.tokens = 1, .channels = std::ssize(op.bias)});
+    };
+    check_gradients<T>(name, for_each, [&](const output_memory& memory) {
         memory.require_apart("x", x);
         memory.require_apart("given", given);
         op.check_apart(memory);
-        for (std::size_t e = 0; e < g; ++e) memory.require_apart(written[e].first, written[e].second);
-    }
+    });
 }
 
 } // namespace detail
 
-/// Bytes of workspace that the gradient of a convolution of x, (batch, x_heads, n, c), into (batch, heads, n, c) needs.
+/// Bytes of workspace that the gradient of a convolution of x, (batch, x_heads, n, c), into (batch, heads, n, c) needs with such an executor
+/// or execution.
 template <Scalar T>
-std::size_t backward_workspace_bytes(const depthwise_convolution<T>& op, const shape& x, const shape& out, index_t concurrency) {
-    return kernel::depthwise_backward<T, T>(op.grid(x.tokens), x, out).workspace_bytes(concurrency);
+std::size_t backward_workspace_bytes(const depthwise_convolution<T>& op, const shape& x, const shape& out,
+                                     const detail::call_execution& run = {}) {
+    return kernel::depthwise_backward<T, T>(op.grid(x.tokens), x, out).workspace_bytes(run.concurrency());
 }
 
 /// The gradient of a depthwise convolution: from its input x and the gradient of the loss by its output, `given` (batch, heads, n, c),
@@ -61,14 +54,15 @@ std::size_t backward_workspace_bytes(const depthwise_convolution<T>& op, const s
 ///     d bias[h, c] = sum over b, (y, x) of given[b, h, (y, x), c]
 /// where (top, left) is (kernel_height / 2, kernel_width / 2), or (0, width - 1) if causal; and sums over the heads that share weights or
 /// bias. Time: 4 n c kernel_height kernel_width flops a head. Memory: a few tiles a thread, and up to 64 sums of each tap and head.
-/// Gives the same bits for every executor, number of threads and strides. Allocates nothing. Throws attention_error, before anything is
-/// read or written: shapes or parameters that do not fit, a gradient that overlaps what is read or another gradient, a workspace too small.
+/// Gives the same bits for every executor, number of threads and strides. `run` as in `attend`. Throws attention_error, before anything is
+/// read or written: shapes or parameters that do not fit, a gradient that overlaps what is read or another gradient, a given workspace too
+/// small.
 template <Scalar T>
 void backward(const depthwise_convolution<T>& op, const std::type_identity_t<tensor_view<const T>>& x,
               const std::type_identity_t<tensor_view<const T>>& given, const std::type_identity_t<depthwise_gradients<T>>& wanted,
-              const execution& run) {
+              const detail::call_execution& run = {}) {
     detail::check_depthwise_backward(op, x, given, wanted);
-    run.reserve(op.name, "x", x.shape(), backward_workspace_bytes(op, x.shape(), given.shape(), run.concurrency()));
+    run.reserve(op.name, "x", x.shape(), backward_workspace_bytes(op, x.shape(), given.shape(), run));
     const auto channels = x.shape().channels, tokens = x.shape().tokens;
     const auto weights = wanted.weights.data() ? op.kernels_of(wanted.weights, channels) : tensor_view<T>{};
     const auto grid = op.grid(tokens);
@@ -76,16 +70,6 @@ void backward(const depthwise_convolution<T>& op, const std::type_identity_t<ten
     const auto all = [&](index_t) { return tokens; };
     gradients({grid, op.kernels(channels), op.bias}, x, given, {wanted.input, weights, wanted.bias}, all, run.workspace().bytes().data(),
               run);
-}
-
-/// The gradient of a depthwise convolution with a workspace that is made for the call: see backward(op, x, given, wanted, run).
-template <Scalar T, ExecutorArgument E = sequential>
-void backward(const depthwise_convolution<T>& op, const std::type_identity_t<tensor_view<const T>>& x,
-              const std::type_identity_t<tensor_view<const T>>& given, const std::type_identity_t<depthwise_gradients<T>>& wanted,
-              E&& executor = {}) {
-    detail::check_depthwise_backward(op, x, given, wanted);
-    workspace memory(backward_workspace_bytes(op, x.shape(), given.shape(), detail::concurrency_of(executor)));
-    backward(op, x, given, wanted, execution(executor, memory));
 }
 
 } // namespace attn

@@ -146,12 +146,18 @@ void check_convolved(std::string_view operation, const tensor_view<X>& x, std::s
 
 } // namespace detail
 
-/// Adds the convolution of x into out. Checks everything once, then computes with the caller's executor and workspace. Allocates nothing;
-/// the result is the same, bit by bit, for every executor, number of threads and strides. Throws attention_error, before anything is read
-/// or written: shapes or parameters that do not fit, an out that overlaps x, a workspace too small.
+/// Bytes of workspace that a convolution of x, of that shape, needs with such an executor or execution.
+template <Scalar T>
+std::size_t workspace_bytes(const depthwise_convolution<T>& op, const shape& x, const detail::call_execution& run = {}) {
+    return op.workspace_bytes(x, run.concurrency());
+}
+
+/// Adds the convolution of x into out. Checks everything once, then computes; `run` as in `attend`. The result is the same, bit by bit, for
+/// every executor, number of threads and strides. Throws attention_error, before anything is read or written: shapes or parameters that do
+/// not fit, an out that overlaps x, a given workspace too small.
 template <Scalar T>
 void add_convolution(const depthwise_convolution<T>& op, const detail::read_view<T>& x, const std::type_identity_t<tensor_view<T>>& out,
-                     const execution& run) {
+                     const detail::call_execution& run = {}) {
     constexpr auto name = depthwise_convolution<T>::name;
     const auto &from = x.shape(), &to = out.shape();
     detail::check_convolved(name, x, "out", out);
@@ -160,26 +166,17 @@ void add_convolution(const depthwise_convolution<T>& op, const detail::read_view
     memory.require_apart("x", x);
     op.check_apart(memory);
     op.check(name, from, to);
-    run.reserve(name, "x", from, op.workspace_bytes(from, run.concurrency()));
+    run.reserve(name, "x", from, workspace_bytes(op, from, run));
     op.forward(x, out, run);
 }
 
-/// Adds the convolution of x into out with a workspace that is made for the call: see add_convolution(op, x, out, run).
-template <Scalar T, ExecutorArgument E = sequential>
-void add_convolution(const depthwise_convolution<T>& op, const detail::read_view<T>& x, const std::type_identity_t<tensor_view<T>>& out,
-                     E&& executor = {}) {
-    detail::check_view(op.name, "x", x);
-    op.check(op.name, x.shape(), out.shape());
-    workspace memory(op.workspace_bytes(x.shape(), detail::concurrency_of(executor)));
-    add_convolution(op, x, out, execution(executor, memory));
-}
-
 /// The convolution of x by itself, in a new tensor of x's shape.
-template <Scalar T, ExecutorArgument E = sequential>
-[[nodiscard]] tensor<T> convolve(const depthwise_convolution<T>& op, const detail::read_view<T>& x, E&& executor = {}) {
+template <Scalar T>
+[[nodiscard]] tensor<T> convolve(const depthwise_convolution<T>& op, const detail::read_view<T>& x,
+                                 const detail::call_execution& run = {}) {
     detail::check_view(op.name, "x", x);
     tensor<T> out(x.shape());
-    add_convolution(op, x, out, executor);
+    add_convolution(op, x, out, run);
     return out;
 }
 

@@ -7,11 +7,11 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-/// Bytes of workspace that `project` needs.
+/// Bytes of workspace that `project` needs for tokens of that shape with such an executor or execution.
 template <Scalar T, Projection<T> P>
-std::size_t project_workspace_bytes(const P& projection, const shape& tokens, index_t concurrency) {
+std::size_t workspace_bytes(const P& projection, const shape& tokens, const detail::call_execution& run = {}) {
     detail::scratch memory;
-    for (index_t slice = 0; slice < concurrency; ++slice) {
+    for (index_t slice = 0; slice < run.concurrency(); ++slice) {
         memory.take<bool>(tokens.tokens);
         memory.take<std::byte>(projection.template workspace_bytes<T>(tokens.tokens, tokens.channels));
     }
@@ -36,10 +36,11 @@ shape check_projected(const P& projection, const tensor_view<const T>& x) {
 
 /// Projects the tokens x (batch, heads, m, d) to out (batch, heads, p, d), whose channels are contiguous: an operation of its own, as
 /// before the linear layers of keys and values. The pattern says which tokens exist, as query 0 sees them; a row that reads none of them is
-/// zero, and so are rows that a head lacks. Throws attention_error, before anything is read or written, if shapes, parameters or the
-/// workspace do not fit.
+/// zero, and so are rows that a head lacks. `run` as in `attend`. Throws attention_error, before anything is read or written, if shapes,
+/// parameters or a given workspace do not fit.
 template <TensorLike X, Projection<detail::scalar_t<X>> P, Pattern V = dense>
-void project(const P& projection, const X& from, const tensor_view<detail::scalar_t<X>>& out, const execution& run, const V& pattern = {}) {
+void project(const P& projection, const X& from, const tensor_view<detail::scalar_t<X>>& out, const detail::call_execution& run = {},
+             const V& pattern = {}) {
     using T = detail::scalar_t<X>;
     constexpr std::string_view name = "project";
     const tensor_view<const T> x = from;
@@ -51,11 +52,8 @@ void project(const P& projection, const X& from, const tensor_view<detail::scala
     if (out.strides().channels != 1 && out.shape().channels > 1)
         throw shape_error(name, "out", "of shape " + to_string(out.shape()) + " needs contiguous channels");
     attn::check(pattern, pattern_context{.operation = name, .batch = s.batch, .heads = s.heads, .end_query = 1, .end_key = s.tokens});
-    const auto needed = project_workspace_bytes<T>(projection, s, run.concurrency());
-    if (run.workspace().size_bytes() < needed)
-        throw argument_error(name, "workspace",
-                             "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but " + std::to_string(needed) +
-                                 " are needed");
+    const auto needed = workspace_bytes<T>(projection, s, run);
+    run.reserve(name, "x", s, needed);
 
     const auto max_rows = out.shape().tokens, blocks = (max_rows + detail::projected_rows_of_task - 1) / detail::projected_rows_of_task;
     run.for_each(s.batch * s.heads * blocks, [&](index_t task, index_t slice) {
@@ -86,23 +84,13 @@ void project(const P& projection, const X& from, const tensor_view<detail::scala
     });
 }
 
-/// The projection of tokens with a workspace that is made for the call: see project(projection, from, out, run, pattern).
-template <TensorLike X, Projection<detail::scalar_t<X>> P, ExecutorArgument E = sequential, Pattern V = dense>
-void project(const P& projection, const X& from, const tensor_view<detail::scalar_t<X>>& out, E&& executor = {}, const V& pattern = {}) {
-    using T = detail::scalar_t<X>;
-    const tensor_view<const T> x = from;
-    detail::check_projected(projection, x);
-    workspace memory(project_workspace_bytes<T>(projection, x.shape(), detail::concurrency_of(executor)));
-    project(projection, x, out, execution(executor, memory), pattern);
-}
-
 /// The projection of tokens, to a new tensor (batch, heads, p, d): see project(projection, from, out, run, pattern).
-template <TensorLike X, Projection<detail::scalar_t<X>> P, ExecutorArgument E = sequential, Pattern V = dense>
-[[nodiscard]] auto project(const P& projection, const X& from, E&& executor = {}, const V& pattern = {}) {
+template <TensorLike X, Projection<detail::scalar_t<X>> P, Pattern V = dense>
+[[nodiscard]] auto project(const P& projection, const X& from, const detail::call_execution& run = {}, const V& pattern = {}) {
     using T = detail::scalar_t<X>;
     const tensor_view<const T> x = from;
     tensor<T> out(detail::check_projected(projection, x));
-    project(projection, x, out, executor, pattern);
+    project(projection, x, out, run, pattern);
     return out;
 }
 

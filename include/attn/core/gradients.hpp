@@ -1,7 +1,7 @@
 // What the gradient of a call reads and writes besides the call's inputs.
 #pragma once
 
-#include "inputs.hpp"
+#include "output_memory.hpp"
 
 #include <array>
 #include <cstring>
@@ -63,6 +63,29 @@ private:
     std::array<char, 120> text_;
     std::size_t size_ = 0;
 };
+
+/// Throws attention_error unless the gradients that a call writes have the shapes of what they are gradients of, and memory apart from what
+/// it reads and from each other. for_each(visit) calls visit(argument, view, shape) for each of them, and with true behind these where
+/// channels must lie side by side; a view without memory is not wanted. require_apart(memory) compares with what the call reads.
+template <class T>
+void check_gradients(std::string_view operation, const auto& for_each, const auto& require_apart) {
+    index_t number = 0; // there may be any number of them: those of a projection for each head
+    for_each([&](std::string_view argument, const tensor_view<T>& view, const shape& expected, bool rows = false) {
+        const auto own = number++;
+        if (!view.data()) return;
+        check_view(operation, argument, view);
+        if (view.shape() != expected)
+            throw shape_error(operation, argument, "has shape " + to_string(view.shape()) + ", but " + to_string(expected) + " is needed");
+        if (rows) check_rows(operation, argument, view);
+        check_writable(operation, argument, view);
+        const output_memory memory(operation, argument, view);
+        require_apart(memory);
+        index_t other = 0;
+        for_each([&](std::string_view earlier, const tensor_view<T>& written, const shape&, bool = false) {
+            if (other++ < own) memory.require_apart(earlier, written);
+        });
+    });
+}
 
 } // namespace detail
 

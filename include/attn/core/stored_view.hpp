@@ -197,6 +197,21 @@ template <class T>
 void check_writable(std::string_view operation, std::string_view argument, const stored_view<T>& view) {
     view.as_it_lies([&](const auto& own) { check_writable(operation, argument, own); });
 }
+/// Calls f with the type that a view's numbers are stored in, of those of 16 bits one for all.
+template <class T>
+auto with_storage(const stored_view<T>& view, const auto& f) {
+    if constexpr (std::same_as<T, float> || std::same_as<T, const float>)
+        if (view.is_narrow()) return f(std::type_identity<sixteen_bits>{});
+    return f(std::type_identity<std::remove_const_t<T>>{});
+}
+/// Throws shape_error unless the view can be read, or written, and the channels of a row lie side by side.
+void check_rows(std::string_view operation, std::string_view argument, const auto& view) {
+    check_view(operation, argument, view);
+    if (view.shape().channels > 1 && view.strides().channels != 1)
+        throw shape_error(operation, argument,
+                          "of shape " + to_string(view.shape()) + " has a channel stride of " + std::to_string(view.strides().channels) +
+                              ": the channels of a row must lie side by side");
+}
 
 } // namespace detail
 

@@ -169,7 +169,7 @@ void train_over_ranks(std::string_view name, const batch_norm<T>& norm, double e
         check_training<T>(name, x, out, statistics, mask, false);
         norm.check_parameters(name, s);
         norm.check_apart(output_memory(name, "out", out));
-        run.reserve(name, "x", s, training_workspace_bytes(norm, s, run.concurrency()));
+        run.reserve(name, "x", s, training_workspace_bytes(norm, s, run));
         if (const auto own = parts.queries(ranks.rank()).count; s.tokens != own)
             throw shape_error(name, "x",
                               "has shape " + to_string(s) + ", but rank " + std::to_string(ranks.rank()) + " of the partition holds " +
@@ -202,7 +202,7 @@ void train_over_ranks(std::string_view name, const batch_norm<T>& norm, double e
 /// is written, as `train` does, and rank_error where the error is another rank's.
 template <Scalar T, Communicator C>
 void train(const batch_norm<T>& norm, const partition& parts, C& ranks, const std::type_identity_t<tensor_view<const T>>& x,
-           const std::type_identity_t<tensor_view<T>>& out, batch_norm_statistics& statistics, const execution& run,
+           const std::type_identity_t<tensor_view<T>>& out, batch_norm_statistics& statistics, const detail::call_execution& run = {},
            const token_mask& mask = {}) {
     detail::train_over_ranks<T>(norm.name, norm, 0, parts, ranks, x, out, statistics, run, mask);
 }
@@ -210,7 +210,7 @@ void train(const batch_norm<T>& norm, const partition& parts, C& ranks, const st
 /// Training of a rep_batch_norm on ranks: as of a batch_norm, plus eta x.
 template <Scalar T, Communicator C>
 void train(const rep_batch_norm<T>& norm, const partition& parts, C& ranks, const std::type_identity_t<tensor_view<const T>>& x,
-           const std::type_identity_t<tensor_view<T>>& out, batch_norm_statistics& statistics, const execution& run,
+           const std::type_identity_t<tensor_view<T>>& out, batch_norm_statistics& statistics, const detail::call_execution& run = {},
            const token_mask& mask = {}) {
     detail::train_over_ranks<T>(norm.name, norm.batch, norm.eta, parts, ranks, x, out, statistics, run, mask);
 }

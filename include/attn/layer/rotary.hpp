@@ -158,7 +158,7 @@ void check_rotation(const rotary<T>& rotation, std::string_view argument, const 
 /// an out that overlaps x but is not x, or the table, or the positions.
 template <Scalar T>
 void rotate(const rotary<T>& rotation, const detail::read_view<T>& x, const rotary_positions& where,
-            const std::type_identity_t<tensor_view<T>>& out, const execution& run) {
+            const std::type_identity_t<tensor_view<T>>& out, const detail::call_execution& run = {}) {
     detail::check_rotation(rotation, "x", x, where, "out", out);
     rotation.forward(x, where, out, run);
 }
@@ -167,34 +167,18 @@ void rotate(const rotary<T>& rotation, const detail::read_view<T>& x, const rota
 /// itself. Throws as rotate does.
 template <Scalar T>
 void rotate_backward(const rotary<T>& rotation, const std::type_identity_t<tensor_view<const T>>& given, const rotary_positions& where,
-                     const std::type_identity_t<tensor_view<T>>& wanted, const execution& run) {
+                     const std::type_identity_t<tensor_view<T>>& wanted, const detail::call_execution& run = {}) {
     detail::check_rotation(rotation, "given", given, where, "wanted", wanted);
     rotation.backward(given, where, wanted, run);
 }
 
-/// The gradient of a rotation with an executor: see rotate_backward(rotation, given, where, wanted, run).
-template <Scalar T, ExecutorArgument E = sequential>
-void rotate_backward(const rotary<T>& rotation, const std::type_identity_t<tensor_view<const T>>& given, const rotary_positions& where,
-                     const std::type_identity_t<tensor_view<T>>& wanted, E&& executor = {}) {
-    workspace none;
-    rotate_backward(rotation, given, where, wanted, execution(executor, none));
-}
-
-/// Turns x with an executor: see rotate(rotation, x, where, out, run).
-template <Scalar T, ExecutorArgument E = sequential>
-void rotate(const rotary<T>& rotation, const detail::read_view<T>& x, const rotary_positions& where,
-            const std::type_identity_t<tensor_view<T>>& out, E&& executor = {}) {
-    workspace none;
-    rotate(rotation, x, where, out, execution(executor, none));
-}
-
 /// Turns x, to a new tensor: see rotate(rotation, x, where, out, run).
-template <Scalar T, ExecutorArgument E = sequential>
+template <Scalar T>
 [[nodiscard]] tensor<T> rotate(const rotary<T>& rotation, const detail::read_view<T>& x, const rotary_positions& where = 0,
-                               E&& executor = {}) {
+                               const detail::call_execution& run = {}) {
     detail::check_view(rotary<T>::name, "x", x);
     tensor<T> out(x.shape());
-    rotate(rotation, x, where, out, executor);
+    rotate(rotation, x, where, out, run);
     return out;
 }
 

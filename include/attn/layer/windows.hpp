@@ -163,50 +163,38 @@ void copy_from_windows(const window_grid& grid, const tensor_view<const T>& wind
 /// The windows of images: from (batch, heads, height width, channels) to (batch windows(), heads, window_tokens(), channels), of any
 /// strides. Throws attention_error, before anything is read or written, if shapes do not fit, or the two overlap.
 template <TensorLike V>
-void window_partition(const window_grid& grid, const V& image, const tensor_view<detail::scalar_t<V>>& windows, const execution& run) {
+void window_partition(const window_grid& grid, const V& image, const tensor_view<detail::scalar_t<V>>& windows,
+                      const detail::call_execution& run = {}) {
     const tensor_view<const detail::scalar_t<V>> from = image;
     detail::check_windows(grid, "window_partition", from.shape(), windows.shape(), from, "image", windows, "windows");
     detail::copy_to_windows(grid, from, windows, run);
 }
 
-/// The windows of images with an executor: see window_partition(grid, image, windows, run).
-template <TensorLike V, ExecutorArgument E = sequential>
-void window_partition(const window_grid& grid, const V& image, const tensor_view<detail::scalar_t<V>>& windows, E&& executor = {}) {
-    workspace none;
-    window_partition(grid, image, windows, execution(executor, none));
-}
-
 /// The windows of images, to a new tensor: see window_partition(grid, image, windows, run).
-template <TensorLike V, ExecutorArgument E = sequential>
-[[nodiscard]] auto window_partition(const window_grid& grid, const V& image, E&& executor = {}) {
+template <TensorLike V>
+[[nodiscard]] auto window_partition(const window_grid& grid, const V& image, const detail::call_execution& run = {}) {
     grid.check_tokens("window_partition", "image", image.shape());
     tensor<detail::scalar_t<V>> windows(grid.windows_of(image.shape()));
-    window_partition(grid, image, windows, executor);
+    window_partition(grid, image, windows, run);
     return windows;
 }
 
 /// The images of windows: what window_partition did, undone, the shift with it. Throws like it.
 template <TensorLike V>
-void window_reverse(const window_grid& grid, const V& windows, const tensor_view<detail::scalar_t<V>>& image, const execution& run) {
+void window_reverse(const window_grid& grid, const V& windows, const tensor_view<detail::scalar_t<V>>& image,
+                    const detail::call_execution& run = {}) {
     const tensor_view<const detail::scalar_t<V>> from = windows;
     detail::check_windows(grid, "window_reverse", image.shape(), from.shape(), from, "windows", image, "image");
     detail::copy_from_windows(grid, from, image, run);
 }
 
-/// The images of windows with an executor: see window_reverse(grid, windows, image, run).
-template <TensorLike V, ExecutorArgument E = sequential>
-void window_reverse(const window_grid& grid, const V& windows, const tensor_view<detail::scalar_t<V>>& image, E&& executor = {}) {
-    workspace none;
-    window_reverse(grid, windows, image, execution(executor, none));
-}
-
 /// The images of windows, to a new tensor: see window_reverse(grid, windows, image, run).
-template <TensorLike V, ExecutorArgument E = sequential>
-[[nodiscard]] auto window_reverse(const window_grid& grid, const V& windows, E&& executor = {}) {
+template <TensorLike V>
+[[nodiscard]] auto window_reverse(const window_grid& grid, const V& windows, const detail::call_execution& run = {}) {
     grid.check_sizes("window_reverse");
     const auto& s = windows.shape();
     tensor<detail::scalar_t<V>> image({s.batch / grid.windows(), s.heads, grid.height * grid.width, s.channels});
-    window_reverse(grid, windows, image, executor);
+    window_reverse(grid, windows, image, run);
     return image;
 }
 

@@ -1,6 +1,7 @@
 // The gradient of a norm, and the front door through which all of them are called.
 #pragma once
 
+#include "../core/gradients.hpp"
 #include "norm.hpp"
 
 #include <array>
@@ -30,61 +31,57 @@ concept DifferentiableNorm = Norm<N> && requires(const N& norm, const shape& s, 
 
 namespace detail {
 
-/// Throws attention_error unless the gradients fit x and are apart from all that is read, and from each other. given: that of the norm's
-/// output.
+/// Throws attention_error unless what is given fits x, and the gradients, of which for_each(visit) visits all, can be written: see
+/// check_gradients. given: the gradient of the norm's output.
 template <Scalar T>
 void check_norm_gradients(std::string_view operation, const tensor_view<const T>& x, const tensor_view<const T>& given,
-                          const norm_gradients<T>& wanted, bool has_bias) {
+                          const auto& for_each, const auto& require_apart) {
     check_rows(operation, "x", x);
     check_rows(operation, "given", given);
     if (given.shape() != x.shape())
         throw shape_error(operation, "given", "has shape " + to_string(given.shape()) + ", but x has " + to_string(x.shape()));
-    const std::array written{std::pair("wanted.x", wanted.x), std::pair("wanted.weight", as_row(wanted.weight)),
-                             std::pair("wanted.bias", as_row(wanted.bias))};
-    for (std::size_t g = 0; g < written.size(); ++g) {
-        const auto& [argument, view] = written[g];
-        if (!view.data()) continue;
-        check_rows(operation, argument, view);
-        check_writable(operation, argument, view);
-        const auto expected = g == 0 ? x.shape() : shape{.tokens = 1, .channels = x.shape().channels};
-        if (view.shape() != expected)
-            throw shape_error(operation, argument, "has shape " + to_string(view.shape()) + ", but x has shape " + to_string(x.shape()));
-        if (g == 2 && !has_bias) throw argument_error(operation, argument, "is asked for, but the norm has no bias");
-        const output_memory memory(operation, argument, view);
+    check_gradients<T>(operation, for_each, [&](const output_memory& memory) {
         memory.require_apart("x", x);
         memory.require_apart("given", given);
-        for (std::size_t e = 0; e < g; ++e) memory.require_apart(written[e].first, written[e].second);
-    }
+        require_apart(memory);
+    });
+}
+/// Visits the gradients of the parameters of a norm over so many channels, which are named `names`. Throws argument_error if one of a bias
+/// is wanted that the norm does not know.
+template <Scalar T>
+void visit_parameters(std::string_view operation, std::array<std::string_view, 2> names, const norm_gradients<T>& wanted, index_t channels,
+                      bool has_bias, const auto& visit) {
+    if (!wanted.bias.empty() && !has_bias) throw argument_error(operation, names[1], "is asked for, but the norm has no bias");
+    visit(names[0], as_row(wanted.weight), shape{.tokens = 1, .channels = channels}, true);
+    visit(names[1], as_row(wanted.bias), shape{.tokens = 1, .channels = channels}, true);
 }
 
 } // namespace detail
 
+/// Bytes of workspace that the gradient of a norm of tokens of that shape needs with such an executor or execution.
+template <DifferentiableNorm N>
+std::size_t backward_workspace_bytes(const N& norm, const shape& x, const detail::call_execution& run = {}) {
+    detail::check_shape<typename N::scalar>(N::name, "x", x);
+    return norm.backward_workspace_bytes(x, run.concurrency());
+}
+
 /// The gradient of a loss with respect to what `normalise` read, from x and the gradient of the loss with respect to what it wrote, a pure
 /// function. Statistics of rows are taken again. Channels side by side, any row strides.
-/// Gives the same bits for every executor, number of threads and strides. Allocates nothing.
+/// Gives the same bits for every executor, number of threads and strides. `run` as in `attend`.
 /// Throws attention_error, before anything is read or written: shapes that do not fit, a gradient that overlaps what is read or another
-/// gradient, a workspace too small.
+/// gradient, a given workspace too small.
 template <DifferentiableNorm N>
     requires std::same_as<typename N::gradients, norm_gradients<typename N::scalar>>
 void backward(const N& norm, const tensor_view<const typename N::scalar>& x, const tensor_view<const typename N::scalar>& given,
-              const norm_gradients<typename N::scalar>& wanted, const execution& run) {
-    detail::check_norm_gradients(N::name, x, given, wanted, N::adds_bias);
+              const norm_gradients<typename N::scalar>& wanted, const detail::call_execution& run = {}) {
+    const auto for_each = [&](const auto& visit) {
+        visit("wanted.x", wanted.x, x.shape(), true);
+        detail::visit_parameters(N::name, {"wanted.weight", "wanted.bias"}, wanted, x.shape().channels, N::adds_bias, visit);
+    };
+    detail::check_norm_gradients(N::name, x, given, for_each, [&](const output_memory& memory) { check_apart(norm, memory); });
     norm.check(x.shape());
-    for (const auto& [argument, view] : {std::pair("wanted.x", wanted.x), std::pair("wanted.weight", detail::as_row(wanted.weight)),
-                                         std::pair("wanted.bias", detail::as_row(wanted.bias))})
-        check_apart(norm, output_memory(N::name, argument, view));
-    run.reserve(N::name, "x", x.shape(), norm.backward_workspace_bytes(x.shape(), run.concurrency()));
+    run.reserve(N::name, "the gradient for x", x.shape(), backward_workspace_bytes(norm, x.shape(), run));
     norm.backward(x, given, wanted, run);
-}
-
-/// The gradient of a norm with a workspace that is made for the call: see backward(norm, x, given, wanted, run).
-template <DifferentiableNorm N, ExecutorArgument E = sequential>
-    requires std::same_as<typename N::gradients, norm_gradients<typename N::scalar>>
-void backward(const N& norm, const tensor_view<const typename N::scalar>& x, const tensor_view<const typename N::scalar>& given,
-              const norm_gradients<typename N::scalar>& wanted, E&& executor = {}) {
-    detail::check_norm_gradients(N::name, x, given, wanted, N::adds_bias);
-    workspace memory(norm.backward_workspace_bytes(x.shape(), detail::concurrency_of(executor)));
-    backward(norm, x, given, wanted, execution(executor, memory));
 }
 
 } // namespace attn

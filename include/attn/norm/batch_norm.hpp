@@ -186,25 +186,31 @@ void check_training(std::string_view operation, const tensor_view<const T>& x, c
                               " tokens that count, but training needs two for a variance");
 }
 
-} // namespace detail
-
 /// Bytes of workspace that a training call of the norm needs.
 template <FoldableNorm N>
-std::size_t training_workspace_bytes(const N&, const shape& x, index_t concurrency) {
+std::size_t training_bytes(const N&, const shape& x, index_t concurrency) {
     return batch_norm<typename N::scalar>::workspace_bytes(x, concurrency, true);
 }
 
+} // namespace detail
+
+/// Bytes of workspace that a training call of a norm for tokens of that shape needs with such an executor or execution.
+template <FoldableNorm N>
+std::size_t training_workspace_bytes(const N& norm, const shape& x, const detail::call_execution& run = {}) {
+    return detail::training_bytes(norm, x, run.concurrency());
+}
+
 /// Training of a batch_norm: out = BN(x) with the statistics of this batch, by which the running `statistics` move. Tokens that the mask
-/// leaves out are no part of the statistics, and are copied. Allocates nothing; the same bits for any executor and strides.
+/// leaves out are no part of the statistics, and are copied. The same bits for any executor and strides; `run` as in `attend`.
 /// Throws attention_error, before anything is written: what `normalise` does, an out that is x, statistics or a mask of another shape,
 /// fewer than two tokens that count.
 template <Scalar T>
 void train(const batch_norm<T>& norm, const std::type_identity_t<tensor_view<const T>>& x, const std::type_identity_t<tensor_view<T>>& out,
-           batch_norm_statistics& statistics, const execution& run, const token_mask& mask = {}) {
+           batch_norm_statistics& statistics, const detail::call_execution& run = {}, const token_mask& mask = {}) {
     detail::check_training<T>(norm.name, x, out, statistics, mask);
     norm.check_parameters(norm.name, x.shape());
     norm.check_apart(output_memory(norm.name, "out", out));
-    run.reserve(norm.name, "x", x.shape(), training_workspace_bytes(norm, x.shape(), run.concurrency()));
+    run.reserve(norm.name, "x", x.shape(), training_workspace_bytes(norm, x.shape(), run));
     norm.train(x, out, statistics, run, mask, 0, 0);
 }
 

@@ -57,13 +57,13 @@ struct in_training {
             throw shape_error(name, "x", "of shape " + to_string(x) + " has fewer than two tokens, but training needs two for a variance");
     }
     void check_apart(const output_memory& out) const { attn::check_apart(norm, out); }
-    std::size_t workspace_bytes(const shape& x, index_t concurrency) const { return training_workspace_bytes(norm, x, concurrency); }
+    std::size_t workspace_bytes(const shape& x, index_t concurrency) const { return detail::training_bytes(norm, x, concurrency); }
     void forward(const tensor_view<const scalar>& x, const tensor_view<scalar>& out, const execution& run) const {
         if constexpr (is_progressive) train(norm, x, out, *statistics, gamma, run);
         else train(norm, x, out, *statistics, run);
     }
     std::size_t backward_workspace_bytes(const shape& x, index_t concurrency) const {
-        return train_backward_workspace_bytes(norm, x, concurrency);
+        return detail::train_backward_bytes(norm, x, concurrency);
     }
     void backward(const tensor_view<const scalar>& x, const tensor_view<const scalar>& given, const gradients& wanted,
                   const execution& run) const {

@@ -32,15 +32,6 @@ namespace detail {
 template <class N>
 inline constexpr bool moves_statistics = requires { requires N::moves_statistics; };
 
-/// Throws shape_error unless the channels of a row lie side by side.
-inline void check_rows(std::string_view operation, std::string_view argument, const auto& view) {
-    check_view(operation, argument, view);
-    if (view.shape().channels > 1 && view.strides().channels != 1)
-        throw shape_error(operation, argument,
-                          "of shape " + to_string(view.shape()) + " has a channel stride of " + std::to_string(view.strides().channels) +
-                              ": the channels of a row must lie side by side");
-}
-
 /// An input and an output: of one shape, and either exactly one memory, where that is allowed, or apart.
 template <class T>
 void check_same_or_apart(std::string_view operation, const stored_view<const T>& x, const stored_view<T>& out, bool in_place_allowed) {
@@ -77,52 +68,43 @@ inline void check_eps(std::string_view operation, double eps) {
 
 } // namespace detail
 
-namespace detail {
-
-/// Workspace of an inference, of tokens that are stored in 16 bits, or of a result that is.
-template <Norm N>
-std::size_t norm_workspace_bytes(const N& norm, const stored_view<const typename N::scalar>& x, const stored_view<typename N::scalar>& out,
-                                 index_t concurrency) {
-    const auto bytes = norm.workspace_bytes(x.shape(), concurrency);
-    if constexpr (requires { norm.narrow_workspace_bytes(x.shape(), concurrency); })
-        if (x.is_narrow() || out.is_narrow()) return std::max(bytes, norm.narrow_workspace_bytes(x.shape(), concurrency));
-    return bytes;
+/// Bytes of workspace that `normalise` needs for tokens of that shape with such an executor or execution, if they, and what they become,
+/// are stored in S. Throws shape_error if no tensor has that shape.
+template <Storage S, Norm N>
+    requires std::same_as<computed_in<S>, typename N::scalar>
+std::size_t workspace_bytes(const N& norm, const shape& x, const detail::call_execution& run = {}) {
+    detail::check_shape<S>(N::name, "x", x);
+    const auto bytes = norm.workspace_bytes(x, run.concurrency());
+    if constexpr (Narrow<S> && requires { norm.narrow_workspace_bytes(x, run.concurrency()); })
+        return std::max(bytes, norm.narrow_workspace_bytes(x, run.concurrency()));
+    else return bytes;
 }
-
-} // namespace detail
 
 /// Normalises tokens: out = norm(x) for x and out (batch, heads, tokens, channels), of any row strides, channels side by side; out may be
 /// x itself. Where the norm computes in float, each may be stored in 16 bits: x is widened first, out is rounded to the nearest last.
-/// Checks everything once, then computes with the caller's executor and workspace. Allocates nothing. The result is the same, bit by
-/// bit, for every executor, number of threads and strides.
+/// Checks everything once, then computes; `run` as in `attend`. The result is the same, bit by bit, for every executor, number of threads
+/// and strides.
 /// Throws attention_error, before anything is read or written, naming norm, argument and shapes: shapes or parameters that do not fit,
-/// channels apart, an out that overlaps the parameters, or x but is not x, a workspace too small.
+/// channels apart, an out that overlaps the parameters, or x but is not x, a given workspace too small.
 template <Norm N>
 void normalise(const N& norm, const detail::read_stored<typename N::scalar>& x, const stored_view<typename N::scalar>& out,
-               const execution& run) {
+               const detail::call_execution& run = {}) {
     detail::check_rows<typename N::scalar>(N::name, x, out, true);
     norm.check(x.shape());
     check_apart(norm, output_memory(N::name, "out", out));
-    run.reserve(N::name, "x", x.shape(), detail::norm_workspace_bytes(norm, x, out, run.concurrency()));
+    detail::with_storage(
+        x.is_narrow() ? stored_view<const typename N::scalar>(x) : stored_view<const typename N::scalar>(out),
+        [&]<Storage S>(std::type_identity<S>) { run.reserve(N::name, "x", x.shape(), workspace_bytes<S>(norm, x.shape(), run)); });
     norm.forward(x, out, run);
 }
 
-/// The norm of x with a workspace that is made for the call: see normalise(norm, x, out, run).
-template <Norm N, ExecutorArgument E = sequential>
-void normalise(const N& norm, const detail::read_stored<typename N::scalar>& x, const stored_view<typename N::scalar>& out,
-               E&& executor = {}) {
-    detail::check_rows<typename N::scalar>(N::name, x, out, true);
-    norm.check(x.shape());
-    workspace memory(detail::norm_workspace_bytes(norm, x, out, detail::concurrency_of(executor)));
-    normalise(norm, x, out, execution(executor, memory));
-}
-
-/// The norm of x, to a new tensor of what the norm computes in.
-template <Norm N, ExecutorArgument E = sequential>
-[[nodiscard]] tensor<typename N::scalar> normalise(const N& norm, const detail::read_stored<typename N::scalar>& x, E&& executor = {}) {
+/// The norm of x, to a new tensor of what the norm computes in: see normalise(norm, x, out, run).
+template <Norm N>
+[[nodiscard]] tensor<typename N::scalar> normalise(const N& norm, const detail::read_stored<typename N::scalar>& x,
+                                                   const detail::call_execution& run = {}) {
     detail::check_rows(N::name, "x", x);
     tensor<typename N::scalar> out(x.shape());
-    normalise(norm, x, stored_view<typename N::scalar>(out), executor);
+    normalise(norm, x, stored_view<typename N::scalar>(out), run);
     return out;
 }
 

@@ -35,26 +35,30 @@ struct progressive_rep_batch_norm {
     channel_map map_of(index_t c) const { return rep.map_of(c); }
 };
 
-/// Bytes of workspace that a training call needs: enough for either norm, which run one after the other.
+namespace detail {
+
+/// Enough for either norm, which run one after the other.
 template <Norm N>
-std::size_t training_workspace_bytes(const progressive_rep_batch_norm<N>& norm, const shape& x, index_t concurrency) {
-    return std::max(norm.norm.workspace_bytes(x, concurrency), training_workspace_bytes(norm.rep, x, concurrency));
+std::size_t training_bytes(const progressive_rep_batch_norm<N>& norm, const shape& x, index_t concurrency) {
+    return std::max(norm.norm.workspace_bytes(x, concurrency), training_bytes(norm.rep, x, concurrency));
 }
+
+} // namespace detail
 
 /// One training call: out = gamma N(x) + (1 - gamma) RepBN(x) with the statistics of this batch, by which the running `statistics` move;
 /// without gamma, out = N(x). Tokens that the mask leaves out are no part of the statistics, and give gamma N(x) + (1 - gamma)(x + eta x).
 /// Throws attention_error, before anything is written: as `train` of a batch_norm does, what N refuses, a gamma outside [0, 1].
 template <Norm N>
 void train(const progressive_rep_batch_norm<N>& norm, const tensor_view<const typename N::scalar>& x,
-           const tensor_view<typename N::scalar>& out, batch_norm_statistics& statistics, std::optional<double> gamma, const execution& run,
-           const token_mask& mask = {}) {
+           const tensor_view<typename N::scalar>& out, batch_norm_statistics& statistics, std::optional<double> gamma,
+           const detail::call_execution& run = {}, const token_mask& mask = {}) {
     detail::check_training<typename N::scalar>(norm.name, x, out, statistics, mask, gamma.has_value());
     norm.rep.check_parameters(norm.name, x.shape());
     norm.norm.check(x.shape());
     norm.check_apart(output_memory(norm.name, "out", out));
     if (gamma && !(*gamma >= 0 && *gamma <= 1))
         throw argument_error(norm.name, "gamma", "is " + std::to_string(*gamma) + ", but must lie between 0 and 1");
-    run.reserve(norm.name, "x", x.shape(), training_workspace_bytes(norm, x.shape(), run.concurrency()));
+    run.reserve(norm.name, "x", x.shape(), training_workspace_bytes(norm, x.shape(), run));
     norm.norm.forward(x, out, run);
     if (gamma) norm.rep.batch.train(x, out, statistics, run, mask, norm.rep.eta, *gamma);
 }

@@ -22,23 +22,24 @@ public:
     /// Tokens so far.
     index_t tokens() const { return count_; }
 
+    /// Bytes of workspace that `add` needs for tokens of that shape with such an executor or execution.
     template <Scalar T>
-    static std::size_t workspace_bytes(const shape& x, index_t concurrency) {
+    static std::size_t workspace_bytes(const shape& x, const detail::call_execution& run = {}) {
         detail::scratch counted;
-        detail::token_statistics<T>::in(counted, x, concurrency);
+        detail::token_statistics<T>::in(counted, x, run.concurrency());
         return counted.used_bytes();
     }
-    /// Adds the tokens of x (batch, heads, tokens, channels) that count. Allocates nothing.
-    /// Throws attention_error if x or the mask do not fit, or the workspace is too small.
+    /// Adds the tokens of x (batch, heads, tokens, channels) that count. `run` as in `attend`.
+    /// Throws attention_error if x or the mask do not fit, or a given workspace is too small.
     template <Scalar T>
-    void add(const tensor_view<const T>& x, const execution& run, const token_mask& mask = {}) {
+    void add(const tensor_view<const T>& x, const detail::call_execution& run = {}, const token_mask& mask = {}) {
         detail::check_rows(name, "x", x);
         detail::check_mask(name, mask, x.shape());
         if (x.shape().channels != std::ssize(mean_))
             throw shape_error(name, "x",
                               "has shape " + to_string(x.shape()) + ", but the statistics are of " + std::to_string(mean_.size()) +
                                   " channels");
-        run.reserve(name, "x", x.shape(), workspace_bytes<T>(x.shape(), run.concurrency()));
+        run.reserve(name, "x", x.shape(), workspace_bytes<T>(x.shape(), run));
         if (x.shape().size() == 0) return;
         detail::scratch memory(run.workspace().bytes().data());
         moments_view all{mean_.data(), squares_.data(), count_};

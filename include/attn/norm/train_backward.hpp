@@ -18,60 +18,68 @@ struct progressive_norm_gradients {
 
 namespace detail {
 
-/// What is checked of the gradient of a training step.
+/// What is checked of the gradient of a training step: for_each(visit) visits the gradients of the parameters.
 template <Norm N, Scalar T>
-void check_train_backward(const N& norm, const tensor_view<const T>& x, const tensor_view<const T>& given,
-                          const rep_norm_gradients<T>& wanted, const token_mask& mask, bool takes_statistics = true) {
-    check_norm_gradients<T>(N::name, x, given, wanted, true);
+void check_train_backward(const N& norm, const tensor_view<const T>& x, const tensor_view<const T>& given, const tensor_view<T>& wanted_x,
+                          const auto& for_each_parameter, const token_mask& mask, bool takes_statistics = true) {
     check_mask(N::name, mask, x.shape());
-    if (wanted.eta.size() > 1)
-        throw shape_error(N::name, "wanted.eta", "has " + std::to_string(wanted.eta.size()) + " entries, but eta is one number");
-    const auto apart = [&](std::string_view argument, const auto& view) {
-        if (!view.data()) return;
-        const output_memory memory(N::name, argument, view);
+    const auto for_each = [&](const auto& visit) {
+        visit("wanted.x", wanted_x, x.shape(), true);
+        for_each_parameter(visit);
+    };
+    check_norm_gradients<T>(N::name, x, given, for_each, [&](const output_memory& memory) {
         memory.require_apart("mask", mask);
         attn::check_apart(norm, memory);
-    };
-    apart("wanted.x", wanted.x);
-    apart("wanted.weight", as_row(wanted.weight));
-    apart("wanted.bias", as_row(wanted.bias));
-    apart("wanted.eta", as_row(wanted.eta));
-    if (wanted.eta.data()) {
-        const output_memory memory(N::name, "wanted.eta", as_row(wanted.eta));
-        memory.require_apart("x", x);
-        memory.require_apart("given", given);
-        memory.require_apart("wanted.x", wanted.x);
-        memory.require_apart("wanted.weight", as_row(wanted.weight));
-        memory.require_apart("wanted.bias", as_row(wanted.bias));
-    }
+    });
     if (!takes_statistics) return;
     if (const auto tokens = counted_tokens(mask, x.shape()); tokens < 2)
         throw shape_error(N::name, "x",
                           "of shape " + to_string(x.shape()) + " has " + std::to_string(tokens) +
                               " tokens that count, but training needs two for a variance");
 }
+/// Visits the gradients of the parameters of a rep_batch_norm.
+template <Scalar T>
+void visit_rep_parameters(std::string_view operation, std::array<std::string_view, 3> names, const rep_norm_gradients<T>& wanted,
+                          index_t channels, const auto& visit) {
+    visit_parameters(operation, {names[0], names[1]}, wanted, channels, true, visit);
+    visit(names[2], as_row(wanted.eta), shape{.tokens = 1, .channels = 1}, true);
+}
+
+/// Bytes of workspace that the gradient of a training step of a norm needs.
+template <FoldableNorm N>
+std::size_t train_backward_bytes(const N&, const shape& x, index_t concurrency) {
+    return batch_gradients<typename N::scalar>::workspace_bytes(x, concurrency);
+}
+/// Enough for either norm, which run one after the other.
+template <DifferentiableNorm N>
+std::size_t train_backward_bytes(const progressive_rep_batch_norm<N>& norm, const shape& x, index_t concurrency) {
+    return std::max(norm.norm.backward_workspace_bytes(x, concurrency), train_backward_bytes(norm.rep, x, concurrency));
+}
 
 } // namespace detail
 
-/// Bytes of workspace that the gradient of a training step of a norm over tokens needs.
+/// Bytes of workspace that the gradient of a training step of a norm over tokens of that shape needs with such an executor or execution.
 template <FoldableNorm N>
-std::size_t train_backward_workspace_bytes(const N&, const shape& x, index_t concurrency) {
-    return detail::batch_gradients<typename N::scalar>::workspace_bytes(x, concurrency);
+std::size_t train_backward_workspace_bytes(const N& norm, const shape& x, const detail::call_execution& run = {}) {
+    return detail::train_backward_bytes(norm, x, run.concurrency());
 }
 
 /// The gradient of a training step of a batch_norm, out = BN(x) with the statistics of this batch, through these statistics: from x and the
 /// gradient of the loss by out, a pure function. A token that the mask leaves out was copied, and passes on what it is given.
-/// Gives the same bits for every executor, number of threads and strides. Allocates nothing.
+/// Gives the same bits for every executor, number of threads and strides. `run` as in `attend`.
 /// Throws attention_error, before anything is read or written: what `train` refuses, shapes that do not fit, a gradient that overlaps what
-/// is read or another gradient, a workspace too small.
+/// is read or another gradient, a given workspace too small.
 template <Scalar T>
 void train_backward(const batch_norm<T>& norm, const std::type_identity_t<tensor_view<const T>>& x,
                     const std::type_identity_t<tensor_view<const T>>& given, const std::type_identity_t<norm_gradients<T>>& wanted,
-                    const execution& run, const token_mask& mask = {}) {
+                    const detail::call_execution& run = {}, const token_mask& mask = {}) {
     const rep_norm_gradients<T> all{wanted, {}};
-    detail::check_train_backward(norm, x, given, all, mask);
+    const auto for_each_parameter = [&](const auto& visit) {
+        detail::visit_parameters<T>(norm.name, {"wanted.weight", "wanted.bias"}, wanted, x.shape().channels, true, visit);
+    };
+    detail::check_train_backward(norm, x, given, wanted.x, for_each_parameter, mask);
     norm.check_parameters(norm.name, x.shape());
-    run.reserve(norm.name, "x", x.shape(), train_backward_workspace_bytes(norm, x.shape(), run.concurrency()));
+    run.reserve(norm.name, "the gradient for x", x.shape(), train_backward_workspace_bytes(norm, x.shape(), run));
     detail::batch_gradients<T>()(norm, {x, given, all, mask, 0, 1, 0}, run);
 }
 
@@ -79,17 +87,14 @@ void train_backward(const batch_norm<T>& norm, const std::type_identity_t<tensor
 template <Scalar T>
 void train_backward(const rep_batch_norm<T>& norm, const std::type_identity_t<tensor_view<const T>>& x,
                     const std::type_identity_t<tensor_view<const T>>& given, const std::type_identity_t<rep_norm_gradients<T>>& wanted,
-                    const execution& run, const token_mask& mask = {}) {
-    detail::check_train_backward(norm, x, given, wanted, mask);
+                    const detail::call_execution& run = {}, const token_mask& mask = {}) {
+    const auto for_each_parameter = [&](const auto& visit) {
+        detail::visit_rep_parameters<T>(norm.name, {"wanted.weight", "wanted.bias", "wanted.eta"}, wanted, x.shape().channels, visit);
+    };
+    detail::check_train_backward(norm, x, given, wanted.x, for_each_parameter, mask);
     norm.check_parameters(norm.name, x.shape());
-    run.reserve(norm.name, "x", x.shape(), train_backward_workspace_bytes(norm, x.shape(), run.concurrency()));
+    run.reserve(norm.name, "the gradient for x", x.shape(), train_backward_workspace_bytes(norm, x.shape(), run));
     detail::batch_gradients<T>()(norm.batch, {x, given, wanted, mask, norm.eta, 1, 0}, run);
-}
-
-/// Bytes of workspace that the gradient of a training step needs: enough for either norm, which run one after the other.
-template <DifferentiableNorm N>
-std::size_t train_backward_workspace_bytes(const progressive_rep_batch_norm<N>& norm, const shape& x, index_t concurrency) {
-    return std::max(norm.norm.backward_workspace_bytes(x, concurrency), train_backward_workspace_bytes(norm.rep, x, concurrency));
 }
 
 /// The gradient of a training step of a progressive_rep_batch_norm, out = gamma N(x) + (1 - gamma) RepBN(x): gamma of the gradient goes
@@ -97,24 +102,22 @@ std::size_t train_backward_workspace_bytes(const progressive_rep_batch_norm<N>& 
 template <DifferentiableNorm N>
 void train_backward(const progressive_rep_batch_norm<N>& norm, const tensor_view<const typename N::scalar>& x,
                     const tensor_view<const typename N::scalar>& given, const progressive_norm_gradients<typename N::scalar>& wanted,
-                    std::optional<double> gamma, const execution& run, const token_mask& mask = {}) {
+                    std::optional<double> gamma, const detail::call_execution& run = {}, const token_mask& mask = {}) {
     using T = typename N::scalar;
     rep_norm_gradients<T> of_rep = wanted.rep;
     norm_gradients<T> of_norm = wanted.norm;
     of_rep.x = of_norm.x = wanted.x;
-    detail::check_train_backward(norm, x, given, of_rep, mask, gamma.has_value());
-    detail::check_norm_gradients<T>(norm.name, x, given, of_norm, N::adds_bias);
-    for (const auto mine : {of_norm.weight, of_norm.bias})
-        for (const auto other : {of_rep.weight, of_rep.bias, of_rep.eta}) {
-            if (mine.empty() || other.empty()) continue;
-            const output_memory memory(norm.name, "wanted.norm", detail::as_row(mine));
-            memory.require_apart("wanted.rep", other);
-        }
+    const auto for_each_parameter = [&](const auto& visit) {
+        const auto channels = x.shape().channels;
+        detail::visit_parameters<T>(norm.name, {"wanted.norm.weight", "wanted.norm.bias"}, of_norm, channels, N::adds_bias, visit);
+        detail::visit_rep_parameters<T>(norm.name, {"wanted.rep.weight", "wanted.rep.bias", "wanted.rep.eta"}, of_rep, channels, visit);
+    };
+    detail::check_train_backward(norm, x, given, wanted.x, for_each_parameter, mask, gamma.has_value());
     norm.norm.check(x.shape());
     norm.rep.check_parameters(norm.name, x.shape());
     if (gamma && !(*gamma >= 0 && *gamma <= 1))
         throw argument_error(norm.name, "gamma", "is " + std::to_string(*gamma) + ", but must lie between 0 and 1");
-    run.reserve(norm.name, "x", x.shape(), train_backward_workspace_bytes(norm, x.shape(), run.concurrency()));
+    run.reserve(norm.name, "the gradient for x", x.shape(), train_backward_workspace_bytes(norm, x.shape(), run));
 
     norm.norm.backward(x, given, of_norm, run);
     if (!gamma) {

@@ -133,7 +133,7 @@ public:
     attn::workspace& workspace() const noexcept { return lent_ ? *lent_ : own_; }
     /// Whether the workspace grows to what an operation wants.
     bool grows() const noexcept { return grows_; }
-    /// Sees to so many bytes of workspace for an operation on `what`, of that shape. Throws argument_error if it has fewer and does not grow.
+    /// Sees to so many bytes of workspace for an operation on `what`, of that shape. Throws argument_error if it has fewer and cannot grow.
     void reserve(std::string_view operation, std::string_view what, const shape& s, std::size_t bytes) const {
         auto& memory = workspace();
         if (grows_) memory.reserve(bytes);
