@@ -229,7 +229,7 @@ TEST_CASE("ranks: sinks whose gradient one rank does not want, or another call, 
              sequential one;
              backward(over, ranks, own, saved, d, {wanted}, execution(one, none));
          }))
-        check_says(error, {"workspace has 0 bytes, but needs "});
+        check_says(error, {"workspace has 0 bytes, but the gradient for q of shape "});
 }
 
 } // namespace attn::testing

@@ -281,7 +281,7 @@ TEST_CASE("ranks: Linformer, who throws makes all throw", "[distributed][paralle
                 tensor<float> out({1, 2, 250, 4});
                 attend(sequence_parallel{op, parts}, communicator, own(2), outputs<float>{out}, execution(one, none));
             }),
-            "workspace has 0 bytes, but needs ");
+            "workspace has 0 bytes, but q of shape ");
     all_say(heard([&](auto& communicator) {
                 auto wrong = own(2);
                 wrong.keys = stored_view<const float>(nullptr, narrow_format::none, wrong.keys.shape(), wrong.keys.strides());

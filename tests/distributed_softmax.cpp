@@ -214,7 +214,7 @@ TEST_CASE("ranks: who throws makes all throw, whatever the others wait for", "[d
         wrong.positions.first_query = 1000;
         static_cast<void>(attend(op, communicator, wrong));
     });
-    all_hear("workspace has 0 bytes, but needs ", [&](auto& communicator) {
+    all_hear("workspace has 0 bytes, but q of shape ", [&](auto& communicator) {
         workspace none;
         sequential one;
         tensor<float> out({1, 1, 500, 4});

@@ -191,11 +191,11 @@ TEST_CASE("misuse: sizes before checks, projections, convolutions and merging", 
         return [=] { (void)visited_pairs(softmax_attention{.pattern = pattern}, small, where); };
     };
     const auto projected = [&](const auto& projection, const tensor_view<float>& from, const tensor_view<float>& into) {
-        return [=] { project(projection, from, into, run); };
+        return [=, &run] { project(projection, from, into, run); };
     };
     const depthwise_convolution<float> kernel{.weights = at(1000, {1, 4, 1, 3})}, none, huge{.weights = {at(0).data(), {1, 4, 1, unsized + 1}, {.tokens = 0, .channels = 0}}};
     const auto added = [&](const auto& convolution, const tensor_view<float>& from, const tensor_view<float>& into) {
-        return [=] { add_convolution(convolution, from, into, run); };
+        return [=, &run] { add_convolution(convolution, from, into, run); };
     };
     const auto merged = [](const outputs<float>& into, const outputs<float>& from) { return [=] { merge(into, from); }; };
     const auto sums = at(300, {2, 1, 9, 1}), other_sums = at(400, {2, 1, 9, 1});

@@ -9,7 +9,9 @@
 #include <attn/attention/pooling.hpp>
 #include <attn/attention/project.hpp>
 #include <attn/attention/softmax_attention.hpp>
+#include <attn/distributed/backward.hpp>
 #include <attn/layer/feed_forward.hpp>
+#include <attn/layer/ragged.hpp>
 #include <attn/layer/rotary.hpp>
 #include <attn/layer/windows.hpp>
 #include <attn/norm/layer_norm.hpp>
@@ -166,6 +168,18 @@ TEST_CASE("workspace_bytes: takes what the call takes", "[parallel]") {
     CHECK(workspace_bytes<float>(mean_pooling{4}, tokens, thread_pool(2)) == 2 * workspace_bytes<float>(mean_pooling{4}, tokens));
     CHECK(backward_workspace_bytes<float>(op, s, thread_pool(2)) == op.backward_workspace_bytes<float>(s, 2));
     CHECK(backward_workspace_bytes(norm, tokens, thread_pool(2)) == norm.backward_workspace_bytes(tokens, 2));
+
+    const auto rows = random_rows<float>({.batch = 1, .tokens = 16, .channels = 8}, 4),
+               weight = random_rows<float>({.tokens = 12, .channels = 8}, 5);
+    const linear<float> layer{.weight = weight};
+    CHECK(workspace_bytes(layer, {.tokens = rows}, thread_pool(2)) == layer.workspace_bytes(rows.shape(), {}, 2));
+    CHECK(backward_workspace_bytes(layer, {.tokens = rows}, thread_pool(2)) == layer.backward_workspace_bytes(rows.shape(), {}, 2));
+    const std::vector<index_t> starts{0, 6, 16};
+    CHECK(workspace_bytes(layer, ragged{starts}, {.tokens = rows}, thread_pool(2)) > 0);
+    CHECK(workspace_bytes<float>(op, ragged{starts}, inputs<float>{rows, rows, rows}, thread_pool(2)) > 0);
+    const sequence_parallel over{op, partition(dense{}, {rows.shape(), rows.shape(), rows.shape()}, 2)};
+    CHECK(workspace_bytes<float>(over, 1, thread_pool(2)) > workspace_bytes<float>(over, 1));
+    CHECK(backward_workspace_bytes<float>(over, 1, thread_pool(2)) > backward_workspace_bytes<float>(over, 1));
 }
 
 } // namespace attn::testing

@@ -39,8 +39,8 @@ void check_depthwise_backward(const depthwise_convolution<T>& op, const tensor_v
 
 } // namespace detail
 
-/// Bytes of workspace that the gradient of a convolution of x, (batch, x_heads, n, c), into (batch, heads, n, c) needs with such an executor
-/// or execution.
+/// Bytes of workspace that the gradient of a convolution of x, (batch, x_heads, n, c), into (batch, heads, n, c) needs with such an
+/// executor or execution.
 template <Scalar T>
 std::size_t backward_workspace_bytes(const depthwise_convolution<T>& op, const shape& x, const shape& out,
                                      const detail::call_execution& run = {}) {

@@ -50,7 +50,7 @@ row_weights<T> merge_row(const stored_rows<T>& into, const row_weights<T>& known
 /// `into` overlaps `from` or itself.
 /// The result is the same, bit by bit, for every executor and number of threads.
 template <Scalar T>
-void merge(const outputs<T>& into, const outputs<T>& from, const execution& run) {
+void merge(const outputs<T>& into, const outputs<T>& from, const detail::call_execution& run = {}) {
     constexpr std::string_view name = "merge";
     const auto& s = into.values.shape();
     const shape rows{s.batch, s.heads, s.tokens, 1};
@@ -81,13 +81,6 @@ void merge(const outputs<T>& into, const outputs<T>& from, const execution& run)
                       .log_sum_exp();
         }
     });
-}
-
-/// Merges two results with an executor: see merge(into, from, run).
-template <Scalar T, ExecutorArgument E = sequential>
-void merge(const outputs<T>& into, const outputs<T>& from, E&& executor = {}) {
-    workspace none;
-    merge(into, from, execution(executor, none));
 }
 
 } // namespace attn

@@ -118,21 +118,21 @@ void check_ragged(const A& op, const ragged& batch, const inputs<T>& in) {
 
 } // namespace detail
 
-/// Bytes of workspace that a ragged call with this executor needs, if its result is stored in S. Throws attention_error if the starts do
-/// not fit.
-template <Storage S, Attention A, Scalar T, Executor E>
-std::size_t workspace_bytes(const A& op, const ragged& batch, const inputs<T>& in, E& executor) {
+/// Bytes of workspace that a ragged call needs with such an executor or execution, if its result is stored in S. Throws attention_error if
+/// the starts do not fit.
+template <Storage S, Attention A, Scalar T>
+std::size_t workspace_bytes(const A& op, const ragged& batch, const inputs<T>& in, const detail::call_execution& run = {}) {
     detail::check_ragged(op, batch, in);
-    return detail::ragged_bytes_of<S>(op, batch, in, detail::concurrency_of(executor)).all;
+    return detail::ragged_bytes_of<S>(op, batch, in, run.concurrency()).all;
 }
 
 /// Calls an operator on each sequence of a ragged batch: the bits are those of a call for each, whose batch is 1. Patterns and score
 /// functions see the positions of its tokens within their sequence, beginning where in.positions says: one number for all, or one for each;
 /// what they have for each batch entry they have for entry 0. Long sequences are computed by all threads, one after the other, short ones
-/// one on each. out: (1, heads, all tokens, d_v), log_sum_exp likewise. Allocates nothing. Throws attention_error, before anything is read
-/// or written, as attend does for any of the sequences.
+/// one on each. out: (1, heads, all tokens, d_v), log_sum_exp likewise. `run` as in `attend`. Throws attention_error, before anything is
+/// read or written, as attend does for any of the sequences.
 template <Attention A, Scalar T>
-void attend(const A& op, const ragged& batch, const inputs<T>& in, const outputs<T>& out, const execution& run) {
+void attend(const A& op, const ragged& batch, const inputs<T>& in, const outputs<T>& out, const detail::call_execution& run = {}) {
     detail::check_ragged(op, batch, in);
     detail::check_outputs(op, in, out);
     detail::check_starts_apart(batch, output_memory(A::name, "out", out.values));
@@ -148,20 +148,12 @@ void attend(const A& op, const ragged& batch, const inputs<T>& in, const outputs
     });
 }
 
-/// Attention on a ragged batch with a workspace that is made for the call: see attend(op, batch, in, out, run).
-template <Attention A, Scalar T, ExecutorArgument E = sequential>
-void attend(const A& op, const ragged& batch, const inputs<T>& in, const outputs<T>& out, E&& executor = {}) {
-    workspace memory(
-        detail::with_storage(out.values, [&]<Storage S>(std::type_identity<S>) { return workspace_bytes<S>(op, batch, in, executor); }));
-    attend(op, batch, in, out, execution(executor, memory));
-}
-
 /// Attention on a ragged batch, to a new tensor (1, heads, all tokens, d_v): see attend(op, batch, in, out, run).
-template <Attention A, Scalar T, ExecutorArgument E = sequential>
-[[nodiscard]] tensor<T> attend(const A& op, const ragged& batch, const inputs<T>& in, E&& executor = {}) {
-    workspace memory(workspace_bytes<T>(op, batch, in, executor));
+template <Attention A, Scalar T>
+[[nodiscard]] tensor<T> attend(const A& op, const ragged& batch, const inputs<T>& in, const detail::call_execution& run = {}) {
+    detail::check_ragged(op, batch, in);
     tensor<T> out(op.output_shape(shapes_of(in)));
-    attend(op, batch, in, outputs<T>{out}, execution(executor, memory));
+    attend(op, batch, in, outputs<T>{out}, run);
     return out;
 }
 

@@ -212,27 +212,12 @@ private:
     std::vector<T> shares_, shares_of_some_; ///< of its rows: what multiplies their weights
 };
 
-/// The gradient of a call on all ranks. need(bytes) sees to a workspace of that size, or refuses; run_of() is the execution with it.
-template <Attention A, Scalar T, Communicator C, class Workspace>
-void backward_on_all(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, const saved_outputs<T>& saved,
-                     const output_gradients<T>& given, const gradients_of<A, T>& wanted, index_t concurrency, const Workspace& need,
-                     const auto& run_of) {
-    using call_type = rank_gradient<A, T>;
-    const auto check = [&](const inputs<T>& own) {
-        check_backward(op.op, own, saved, given, wanted);
-        need(call_type::workspace_bytes(op.op, op.partition, ranks.rank(), concurrency));
-    };
-    on_all_ranks<call_type>(
-        op, ranks, in, call_type::asked(op.op, wanted), check,
-        [&](auto& call, const inputs<T>& own) { call.run(ranks, own, saved, given, wanted, run_of()); }, wanted);
-}
-
 } // namespace detail
 
-/// Bytes of workspace that a rank's gradient needs with such an executor.
-template <Scalar T, Attention A, Executor E>
-std::size_t backward_workspace_bytes(const sequence_parallel<A>& op, index_t rank, E& executor) {
-    return detail::rank_gradient<A, T>::workspace_bytes(op.op, op.partition, rank, detail::concurrency_of(executor));
+/// Bytes of workspace that a rank's gradient needs with such an executor or execution.
+template <Scalar T, Attention A>
+std::size_t backward_workspace_bytes(const sequence_parallel<A>& op, index_t rank, const detail::call_execution& run = {}) {
+    return detail::rank_gradient<A, T>::workspace_bytes(op.op, op.partition, rank, run.concurrency());
 }
 
 /// The gradient of a loss with respect to what a rank has of q, k and v, and to the sinks and the score function's parameters: as
@@ -248,20 +233,16 @@ std::size_t backward_workspace_bytes(const sequence_parallel<A>& op, index_t ran
 template <Attention A, Scalar T, Communicator C>
 void backward(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, const std::type_identity_t<saved_outputs<T>>& saved,
               const std::type_identity_t<output_gradients<T>>& given, const std::type_identity_t<gradients_of<A, T>>& wanted,
-              const execution& run) {
-    const auto need = [&](std::size_t bytes) { detail::check_rank_workspace(op.name, run, bytes); };
-    detail::backward_on_all(op, ranks, in, saved, given, wanted, run.concurrency(), need, [&]() -> const execution& { return run; });
-}
-
-/// The gradient of a call over ranks, with a workspace that is made for the call: see backward(op, ranks, in, saved, given, wanted, run).
-template <Attention A, Scalar T, Communicator C, ExecutorArgument E = sequential>
-void backward(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, const std::type_identity_t<saved_outputs<T>>& saved,
-              const std::type_identity_t<output_gradients<T>>& given, const std::type_identity_t<gradients_of<A, T>>& wanted,
-              E&& executor = {}) {
-    workspace memory;
-    detail::backward_on_all(
-        op, ranks, in, saved, given, wanted, detail::concurrency_of(executor), [&](std::size_t bytes) { memory.reserve(bytes); },
-        [&] { return execution(executor, memory); });
+              const detail::call_execution& run = {}) {
+    using call_type = detail::rank_gradient<A, T>;
+    const auto check = [&](const inputs<T>& own) {
+        detail::check_backward(op.op, own, saved, given, wanted);
+        run.reserve(op.name, "the gradient for q", own.queries.shape(),
+                    call_type::workspace_bytes(op.op, op.partition, ranks.rank(), run.concurrency()));
+    };
+    detail::on_all_ranks<call_type>(
+        op, ranks, in, call_type::asked(op.op, wanted), check,
+        [&](auto& call, const inputs<T>& own) { call.run(ranks, own, saved, given, wanted, run); }, wanted);
 }
 
 } // namespace attn

@@ -159,69 +159,48 @@ void on_all_ranks(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in,
     agree(ranks, name, failure_of([&] { compute(*call, *placed); }));
 }
 
-/// A result, asked of all ranks. check(in at its positions, bytes of workspace for a storage type).
-template <Attention A, Scalar T, Communicator C, class Check, class Compute>
-void attend_on_all(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, index_t concurrency, const Check& check,
-                   const Compute& compute) {
+/// A result, asked of all ranks. outputs_for(in at its positions): what a rank writes, checked.
+template <Attention A, Scalar T, Communicator C, class Outputs>
+void attend_on_all(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, const execution& run, const Outputs& outputs_for) {
     using call_type = rank_call<A, T>;
-    const auto checked = [&](const inputs<T>& own) {
-        check(own, [&]<Storage S>(std::type_identity<S>) {
-            return call_type::template workspace_bytes<S>(op.op, op.partition, ranks.rank(), concurrency);
+    outputs<T> out;
+    const auto check = [&](const inputs<T>& own) {
+        out = outputs_for(own);
+        with_storage(out.values, [&]<Storage S>(std::type_identity<S>) {
+            run.reserve(op.name, "q", own.queries.shape(),
+                        call_type::template workspace_bytes<S>(op.op, op.partition, ranks.rank(), run.concurrency()));
         });
     };
-    on_all_ranks<call_type>(op, ranks, in, 0, checked, compute);
-}
-/// Throws argument_error if a workspace has fewer bytes.
-inline void check_rank_workspace(std::string_view name, const execution& run, std::size_t needed) {
-    if (run.workspace().size_bytes() < needed)
-        throw argument_error(name, "workspace",
-                             "has " + std::to_string(run.workspace().size_bytes()) + " bytes, but needs " + std::to_string(needed));
+    on_all_ranks<call_type>(op, ranks, in, 0, check, [&](auto& call, const inputs<T>& own) { call.run(ranks, own, out, run); });
 }
 
 } // namespace detail
 
-/// Computes the rank's rows of the result into `out`, with its executor and its workspace. All ranks call it. Throws attention_error before
-/// anything is read or written, naming what does not fit, and rank_error if that, or another exception, is another rank's.
+/// Computes the rank's rows of the result into `out`; `run` as in `attend`. All ranks call it. Throws attention_error before anything is
+/// read or written, naming what does not fit, and rank_error if that, or another exception, is another rank's.
 template <Attention A, Scalar T, Communicator C>
-void attend(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, const outputs<T>& out, const execution& run) {
-    const auto check = [&](const inputs<T>& own, const auto& bytes) {
+void attend(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, const outputs<T>& out, const detail::call_execution& run = {}) {
+    detail::attend_on_all(op, ranks, in, run, [&](const inputs<T>& own) {
         detail::check_outputs(op.op, own, out);
-        detail::check_rank_workspace(op.name, run, detail::with_storage(out.values, bytes));
-    };
-    detail::attend_on_all(op, ranks, in, run.concurrency(), check,
-                          [&](auto& call, const inputs<T>& own) { call.run(ranks, own, out, run); });
-}
-
-/// Attention over ranks with a workspace that is made for the call: see attend(op, ranks, in, out, run).
-template <Attention A, Scalar T, Communicator C, ExecutorArgument E = sequential>
-void attend(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, const outputs<T>& out, E&& executor = {}) {
-    workspace memory;
-    const auto check = [&](const inputs<T>& own, const auto& bytes) {
-        detail::check_outputs(op.op, own, out);
-        memory.reserve(detail::with_storage(out.values, bytes));
-    };
-    detail::attend_on_all(op, ranks, in, detail::concurrency_of(executor), check,
-                          [&](auto& call, const inputs<T>& own) { call.run(ranks, own, out, execution(executor, memory)); });
+        return out;
+    });
 }
 
 /// Attention over ranks, to a new tensor of the rank's rows: see attend(op, ranks, in, out, run).
-template <Attention A, Scalar T, Communicator C, ExecutorArgument E = sequential>
-[[nodiscard]] tensor<T> attend(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, E&& executor = {}) {
+template <Attention A, Scalar T, Communicator C>
+[[nodiscard]] tensor<T> attend(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, const detail::call_execution& run = {}) {
     tensor<T> out;
-    workspace memory;
-    const auto check = [&](const inputs<T>& own, const auto& bytes) {
+    detail::attend_on_all(op, ranks, in, run, [&](const inputs<T>& own) {
         out = tensor<T>(op.op.output_shape(shapes_of(own)));
-        memory.reserve(bytes(std::type_identity<T>{}));
-    };
-    detail::attend_on_all(op, ranks, in, detail::concurrency_of(executor), check,
-                          [&](auto& call, const inputs<T>& own) { call.run(ranks, own, outputs<T>{out}, execution(executor, memory)); });
+        return outputs<T>{out};
+    });
     return out;
 }
 
-/// Bytes of workspace that a rank's call needs with such an executor, if its result is stored in S.
-template <Storage S, Attention A, Executor E>
-std::size_t workspace_bytes(const sequence_parallel<A>& op, index_t rank, E& executor) {
-    return detail::rank_call<A, computed_in<S>>::template workspace_bytes<S>(op.op, op.partition, rank, detail::concurrency_of(executor));
+/// Bytes of workspace that a rank's call needs with such an executor or execution, if its result is stored in S.
+template <Storage S, Attention A>
+std::size_t workspace_bytes(const sequence_parallel<A>& op, index_t rank, const detail::call_execution& run = {}) {
+    return detail::rank_call<A, computed_in<S>>::template workspace_bytes<S>(op.op, op.partition, rank, run.concurrency());
 }
 
 } // namespace attn

@@ -82,26 +82,17 @@ void check_layer_backward(const L& layer, const layer_inputs<typename L::scalar>
     if (const auto expected = layer.output_shape(in.tokens.shape()); given.shape() != expected)
         throw shape_error(L::name, "given", "has shape " + to_string(given.shape()) + ", but the result has " + to_string(expected));
     check_kept(layer, in, kept);
+    if (wanted.context.data() && !in.context.data())
+        throw argument_error(L::name, "wanted.context", "is asked for, but there is no context");
+    if (wanted.value_context.data() && !in.value_context.data())
+        throw argument_error(L::name, "wanted.value_context", "is asked for, but there is no value_context");
     const auto for_each = [&](const auto& visit) {
         visit("wanted.tokens", wanted.tokens, in.tokens.shape(), true);
         visit("wanted.context", wanted.context, in.context.shape(), true);
         visit("wanted.value_context", wanted.value_context, in.value_context.shape(), true);
         layer.for_each_gradient(in, wanted.parameters, visit);
     };
-    if (wanted.context.data() && !in.context.data())
-        throw argument_error(L::name, "wanted.context", "is asked for, but there is no context");
-    if (wanted.value_context.data() && !in.value_context.data())
-        throw argument_error(L::name, "wanted.value_context", "is asked for, but there is no value_context");
-    index_t number = 0;
-    for_each([&](std::string_view argument, const tensor_view<T>& view, const shape& expected, bool rows) {
-        const auto own = number++;
-        if (!view.data()) return;
-        check_view(L::name, argument, view);
-        if (view.shape() != expected)
-            throw shape_error(L::name, argument, "has shape " + to_string(view.shape()) + ", but " + to_string(expected) + " is needed");
-        if (rows) check_rows(L::name, argument, view);
-        check_writable(L::name, argument, view);
-        const output_memory memory(L::name, argument, view);
+    check_gradients<T>(L::name, for_each, [&](const output_memory& memory) {
         memory.require_apart("tokens", in.tokens);
         memory.require_apart("context", in.context);
         memory.require_apart("value_context", in.value_context);
@@ -110,10 +101,6 @@ void check_layer_backward(const L& layer, const layer_inputs<typename L::scalar>
         memory.require_apart("given", given);
         memory.require_apart("kept", kept.bytes());
         attn::check_apart(layer, memory);
-        index_t other = 0;
-        for_each([&](std::string_view other_argument, const tensor_view<T>& written, const shape&, bool) {
-            if (other++ < own) memory.require_apart(other_argument, written);
-        });
     });
 }
 
@@ -128,10 +115,10 @@ std::size_t kept_bytes(const L& layer, const layer_inputs<typename L::scalar>& i
 
 /// Runs a layer as `forward` does, to the same bits, and keeps what its gradient needs in the caller's memory: kept_bytes of it, whose
 /// contents are the library's own, valid until they are overwritten. Training is not done in place: out is apart from the tokens, which the
-/// gradient reads again. Allocates nothing. Throws attention_error as `forward` does, and if there is too little memory to keep.
+/// gradient reads again. Throws attention_error as `forward` does, and if there is too little memory to keep.
 template <DifferentiableLayer L>
 void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out, workspace& kept,
-             const execution& run) {
+             const detail::call_execution& run = {}) {
     using T = typename L::scalar;
     layer.check(in);
     const auto expected = layer.output_shape(in.tokens.shape());
@@ -145,20 +132,12 @@ void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const t
     layer.forward(in, out, kept.bytes().data(), run);
 }
 
-/// Runs a layer and keeps what its gradient needs, with a workspace that is made for the call: see forward(layer, in, out, kept, run).
-template <DifferentiableLayer L, ExecutorArgument E = sequential>
-void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out, workspace& kept,
-             E&& executor = {}) {
+/// Bytes of workspace that the gradient of such a call needs with such an executor or execution. Throws attention_error if the call is
+/// refused.
+template <DifferentiableLayer L>
+std::size_t backward_workspace_bytes(const L& layer, const layer_inputs<typename L::scalar>& in, const detail::call_execution& run = {}) {
     layer.check(in);
-    workspace memory(layer.workspace_bytes(in.tokens.shape(), in.context.shape(), detail::concurrency_of(executor)));
-    forward(layer, in, out, kept, execution(executor, memory));
-}
-
-/// Bytes of workspace that the gradient of such a call needs with such an executor. Throws attention_error if the call is refused.
-template <DifferentiableLayer L, Executor E>
-std::size_t backward_workspace_bytes(const L& layer, const layer_inputs<typename L::scalar>& in, E& executor) {
-    layer.check(in);
-    return layer.backward_workspace_bytes(in.tokens.shape(), in.context.shape(), detail::concurrency_of(executor));
+    return layer.backward_workspace_bytes(in.tokens.shape(), in.context.shape(), run.concurrency());
 }
 
 /// The gradient of a loss with respect to what a layer read, and to its parameters: from the inputs of a call, what its `forward` kept, and
@@ -166,26 +145,17 @@ std::size_t backward_workspace_bytes(const L& layer, const layer_inputs<typename
 ///     workspace kept(kept_bytes(layer, in));
 ///     forward(layer, in, out, kept);
 ///     backward(layer, in, kept, d_out, {.tokens = d_tokens, .parameters = {.weight = d_weight}});
-/// What has no memory in `wanted` is not computed. The same bits for every executor and number of threads. Allocates nothing.
+/// What has no memory in `wanted` is not computed. The same bits for every executor and number of threads; `run` as in `attend`.
 /// Throws attention_error, before anything is read or written: shapes that do not fit, a gradient that overlaps what is read or another
-/// gradient, a workspace too small.
+/// gradient, a given workspace too small.
 template <DifferentiableLayer L>
 void backward(const L& layer, const layer_inputs<typename L::scalar>& in, const workspace& kept,
               const std::type_identity_t<tensor_view<const typename L::scalar>>& given,
-              const std::type_identity_t<layer_gradients<L>>& wanted, const execution& run) {
+              const std::type_identity_t<layer_gradients<L>>& wanted, const detail::call_execution& run = {}) {
     detail::check_layer_backward(layer, in, kept, given, wanted);
-    run.reserve(L::name, "tokens", in.tokens.shape(),
+    run.reserve(L::name, "the gradient for tokens", in.tokens.shape(),
                 layer.backward_workspace_bytes(in.tokens.shape(), in.context.shape(), run.concurrency()));
     layer.backward(in, kept.bytes().data(), given, wanted, run);
-}
-
-/// The gradient of a layer with a workspace that is made for the call: see backward(layer, in, kept, given, wanted, run).
-template <DifferentiableLayer L, ExecutorArgument E = sequential>
-void backward(const L& layer, const layer_inputs<typename L::scalar>& in, const workspace& kept,
-              const std::type_identity_t<tensor_view<const typename L::scalar>>& given,
-              const std::type_identity_t<layer_gradients<L>>& wanted, E&& executor = {}) {
-    workspace memory(backward_workspace_bytes(layer, in, executor));
-    backward(layer, in, kept, given, wanted, execution(executor, memory));
 }
 
 } // namespace attn

@@ -131,12 +131,19 @@ void check_layer_output(const L& layer, const layer_inputs<typename L::scalar>& 
 
 } // namespace detail
 
-/// Runs a layer: out = layer(in), and its residual. Checks everything once, then computes with the caller's executor and workspace.
-/// Allocates nothing.
+/// Bytes of workspace that such a call of a layer needs with such an executor or execution. Throws attention_error if the call is refused.
+template <Layer L>
+std::size_t workspace_bytes(const L& layer, const layer_inputs<typename L::scalar>& in, const detail::call_execution& run = {}) {
+    layer.check(in);
+    return layer.workspace_bytes(in.tokens.shape(), in.context.shape(), run.concurrency());
+}
+
+/// Runs a layer: out = layer(in), and its residual. Checks everything once, then computes; `run` as in `attend`.
 /// The result is the same, bit by bit, for every executor, number of threads, strides and other batch entries. Throws attention_error,
 /// before anything is read or written, naming layer, argument and shapes.
 template <Layer L>
-void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out, const execution& run) {
+void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out,
+             const detail::call_execution& run = {}) {
     using T = typename L::scalar;
     layer.check(in);
     const auto expected = layer.output_shape(in.tokens.shape());
@@ -146,21 +153,13 @@ void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const t
     layer.forward(in, out, run);
 }
 
-/// Runs a layer with a workspace that is made for the call: see forward(layer, in, out, run).
-template <Layer L, ExecutorArgument E = sequential>
-void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out, E&& executor = {}) {
-    layer.check(in);
-    workspace memory(layer.workspace_bytes(in.tokens.shape(), in.context.shape(), detail::concurrency_of(executor)));
-    forward(layer, in, out, execution(executor, memory));
-}
-
-/// Runs a layer, to a new tensor, with a workspace that is made for the call: see forward(layer, in, out, run).
-template <Layer L, ExecutorArgument E = sequential>
-[[nodiscard]] tensor<typename L::scalar> forward(const L& layer, const layer_inputs<typename L::scalar>& in, E&& executor = {}) {
+/// Runs a layer, to a new tensor: see forward(layer, in, out, run).
+template <Layer L>
+[[nodiscard]] tensor<typename L::scalar> forward(const L& layer, const layer_inputs<typename L::scalar>& in,
+                                                 const detail::call_execution& run = {}) {
     layer.check(in);
     tensor<typename L::scalar> out(layer.output_shape(in.tokens.shape()));
-    workspace memory(layer.workspace_bytes(in.tokens.shape(), in.context.shape(), detail::concurrency_of(executor)));
-    forward(layer, in, out, execution(executor, memory));
+    forward(layer, in, out.view(), run);
     return out;
 }
 

@@ -47,11 +47,13 @@ ragged_bytes ragged_bytes_of(const L& layer, const ragged& batch, const layer_in
 
 } // namespace detail
 
-/// Bytes of workspace that a ragged call of a layer with this executor needs. Throws attention_error if the starts do not fit.
-template <Layer L, Executor E>
-std::size_t workspace_bytes(const L& layer, const ragged& batch, const layer_inputs<typename L::scalar>& in, E& executor) {
+/// Bytes of workspace that a ragged call of a layer needs with such an executor or execution. Throws attention_error if the starts do not
+/// fit.
+template <Layer L>
+std::size_t workspace_bytes(const L& layer, const ragged& batch, const layer_inputs<typename L::scalar>& in,
+                            const detail::call_execution& run = {}) {
     detail::check_ragged(layer, batch, in);
-    return detail::ragged_bytes_of(layer, batch, in, detail::concurrency_of(executor)).all;
+    return detail::ragged_bytes_of(layer, batch, in, run.concurrency()).all;
 }
 
 /// Runs a layer on each sequence of a ragged batch: tokens (1, 1, all tokens, channels), the same of the result, of a residual and, by
@@ -59,7 +61,7 @@ std::size_t workspace_bytes(const L& layer, const ragged& batch, const layer_inp
 /// ragged batch.
 template <Layer L>
 void forward(const L& layer, const ragged& batch, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out,
-             const execution& run) {
+             const detail::call_execution& run = {}) {
     static_assert(
         !detail::moves_statistics<L>,
         "attn: a ragged batch is no step of training: norms in_training would take the statistics of one sequence after the other, "
@@ -74,21 +76,13 @@ void forward(const L& layer, const ragged& batch, const layer_inputs<typename L:
     });
 }
 
-/// Runs a layer on a ragged batch with a workspace that is made for the call: see forward(layer, batch, in, out, run).
-template <Layer L, ExecutorArgument E = sequential>
-void forward(const L& layer, const ragged& batch, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out,
-             E&& executor = {}) {
-    workspace memory(workspace_bytes(layer, batch, in, executor));
-    forward(layer, batch, in, out, execution(executor, memory));
-}
-
 /// Runs a layer on a ragged batch, to a new tensor: see forward(layer, batch, in, out, run).
-template <Layer L, ExecutorArgument E = sequential>
+template <Layer L>
 [[nodiscard]] tensor<typename L::scalar> forward(const L& layer, const ragged& batch, const layer_inputs<typename L::scalar>& in,
-                                                 E&& executor = {}) {
-    workspace memory(workspace_bytes(layer, batch, in, executor));
+                                                 const detail::call_execution& run = {}) {
+    detail::check_ragged(layer, batch, in);
     tensor<typename L::scalar> out(layer.output_shape(in.tokens.shape()));
-    forward(layer, batch, in, out.view(), execution(executor, memory));
+    forward(layer, batch, in, out.view(), run);
     return out;
 }
 

@@ -76,10 +76,6 @@ concept Executor = requires(E& executor, index_t count, function_ref body) {
     executor.parallel_for(count, body);
 };
 
-/// An executor as calls take it: a variable, or a temporary.
-template <class E>
-concept ExecutorArgument = Executor<std::remove_reference_t<E>>;
-
 /// Runs everything on the calling thread.
 struct sequential {
     index_t concurrency() const noexcept { return 1; }
