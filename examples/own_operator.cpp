@@ -14,7 +14,7 @@ namespace my {
 /// for q (batch, heads, n, d_k), k (batch, kv_heads, m, d_k), v (batch, kv_heads, m, d_v), g = h / (heads / kv_heads).
 struct sigmoid_attention {
     static constexpr std::string_view name = "sigmoid_attention";
-    static constexpr bool has_log_sum_exp = false;
+    static constexpr attn::attention_traits traits{.has_log_sum_exp = false}; // no softmax
 
     double bias = -6; ///< about the negative logarithm of the usual number of keys
 
@@ -23,6 +23,7 @@ struct sigmoid_attention {
         attn::check_inputs(name, in); // the shapes of q, k and v; then your own parameters
         if (!std::isfinite(bias)) throw attn::argument_error(name, "bias", "is not finite");
     }
+    void check_apart(const attn::output_memory&) const {} // it refers to no memory
     attn::shape output_shape(const attn::input_shapes& s) const {
         return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels};
     }

@@ -55,6 +55,7 @@ struct every_other {
         return 0;
     }
     void check(const projection_context&) const {}
+    void check_apart(const output_memory&) const {}
     template <Scalar T>
     void project(const kernel::token_rows<T>& x, index_t, index_t first, index_t count, const kernel::row_block<T>& to, detail::scratch&) const {
         for (index_t r = 0; r < count; ++r)

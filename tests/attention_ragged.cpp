@@ -43,7 +43,7 @@ void check_operator(const Op& op, index_t heads, index_t kv_heads, bool crossed)
     const inputs<float> in{q, k, v, {.first_query = first, .first_key = 2}};
     ragged batch{.starts = starts};
     if (crossed) batch.key_starts = key_starts;
-    constexpr bool has_sums = !requires { requires !Op::has_log_sum_exp; };
+    constexpr bool has_sums = Op::traits.has_log_sum_exp;
     const auto expected_shape = op.output_shape(shapes_of(in));
     for_each_executor([&](auto& executor, const std::string& name) {
         INFO(name);

@@ -44,6 +44,7 @@ struct folded {
     std::size_t workspace_bytes(index_t, index_t) const {
         return 0;
     }
+    void check_apart(const output_memory&) const {}
     void check(const projection_context& context) const {
         if (context.tokens % 2 != 0) context.refuse("folds an even number of tokens"); // of all, not of a rank's
     }
@@ -68,6 +69,7 @@ struct rolled {
         return 0;
     }
     void check(const projection_context&) const {}
+    void check_apart(const output_memory&) const {}
     index_t parts(index_t, index_t tokens) const { return (tokens + 9) / 10; }
     kernel::token_range part(index_t, index_t number, index_t tokens) const { return {10 * number, std::min(tokens, 10 * number + 10)}; }
     template <Scalar T>

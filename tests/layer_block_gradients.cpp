@@ -13,8 +13,10 @@ namespace {
 /// A user's operator that has none.
 struct no_gradient {
     static constexpr std::string_view name = "no_gradient";
+    static constexpr attention_traits traits{.has_log_sum_exp = false};
     template <Scalar T>
     void check(const inputs<T>&) const {}
+    void check_apart(const output_memory&) const {}
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
     template <Scalar T>
     std::size_t workspace_bytes(const input_shapes&, index_t) const {

@@ -20,7 +20,7 @@ struct nothing_refused : std::runtime_error {
 template <Attention A>
 struct checks_of {
     static constexpr std::string_view name = A::name;
-    static constexpr bool has_log_sum_exp = !requires { requires !A::has_log_sum_exp; };
+    static constexpr attention_traits traits{.has_log_sum_exp = A::traits.has_log_sum_exp};
 
     A op = {};
 
@@ -28,7 +28,7 @@ struct checks_of {
     void check(const inputs<T>& in) const {
         op.check(in);
     }
-    void check_apart(const output_memory& out) const { attn::check_apart(op, out); }
+    void check_apart(const output_memory& out) const { op.check_apart(out); }
     shape output_shape(const input_shapes& s) const { return op.output_shape(s); }
     shape log_sum_exp_shape(const input_shapes& s) const { return attn::log_sum_exp_shape(op, s); }
     template <Scalar T>
@@ -46,24 +46,26 @@ template <Norm N>
 struct checks_of_norm {
     using scalar = typename N::scalar;
     static constexpr std::string_view name = N::name;
+    static constexpr bool moves_statistics = N::moves_statistics;
 
     N norm = {};
 
     void check(const shape& x) const { norm.check(x); }
-    void check_apart(const output_memory& out) const { attn::check_apart(norm, out); }
+    void check_apart(const output_memory& out) const { norm.check_apart(out); }
     std::size_t workspace_bytes(const shape&, index_t) const { return 0; }
+    std::size_t narrow_workspace_bytes(const shape&, index_t) const { return 0; }
     void forward(const tensor_view<const scalar>&, const tensor_view<scalar>&, const execution&) const { throw nothing_refused(); }
 };
 template <Layer L>
 struct checks_of_layer {
     using scalar = typename L::scalar;
     static constexpr std::string_view name = L::name;
-    static constexpr bool in_place = L::in_place;
+    static constexpr bool in_place = L::in_place, moves_statistics = L::moves_statistics;
 
     L layer;
 
     void check(const layer_inputs<scalar>& in) const { layer.check(in); }
-    void check_apart(const output_memory& out) const { attn::check_apart(layer, out); }
+    void check_apart(const output_memory& out) const { layer.check_apart(out); }
     shape output_shape(const shape& tokens) const { return layer.output_shape(tokens); }
     std::size_t workspace_bytes(const shape&, const shape&, index_t) const { return 0; }
     void forward(const layer_inputs<scalar>&, const tensor_view<scalar>&, const execution&) const { throw nothing_refused(); }

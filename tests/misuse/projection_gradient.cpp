@@ -11,6 +11,7 @@ struct every_other {
         return 0;
     }
     void check(const attn::projection_context&) const {}
+    void check_apart(const attn::output_memory&) const {}
     template <attn::Scalar T>
     void project(const attn::kernel::token_rows<T>& x, attn::index_t, attn::index_t first, attn::index_t count, const attn::kernel::row_block<T>& to,
                  attn::detail::scratch&) const {

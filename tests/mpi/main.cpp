@@ -17,7 +17,7 @@ namespace {
 
 template <Scalar T, class Op>
 void check_call(mpi_communicator& ranks, const Op& op, index_t n, auto& executor) {
-    constexpr bool with_log_sum_exp = !requires { requires !Op::has_log_sum_exp; };
+    constexpr bool with_log_sum_exp = Op::traits.has_log_sum_exp;
     const auto in = random_given<T>({1, 4, 2, n, n, 16, 8});
     const auto s = shapes_of(inputs<T>(in));
     auto whole = no_answer<T>(op.output_shape(s), with_log_sum_exp);

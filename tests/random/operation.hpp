@@ -42,16 +42,9 @@ operation<T> operation_of(const std::shared_ptr<const Op>& op) {
     };
     result.workspace_bytes = bytes_for(std::type_identity<T>{});
     if constexpr (std::same_as<T, float>) result.narrow_workspace_bytes = bytes_for(std::type_identity<attn::detail::sixteen_bits>{});
-    result.has_least_workspace = requires(input_shapes s) { op->template least_workspace_bytes<T>(s, index_t{1}); };
+    result.has_least_workspace = Op::traits.has_least_workspace;
     result.output_shape = [op](const input_shapes& s) { return op->output_shape(s); };
-    if constexpr (!requires { requires !Op::has_log_sum_exp; }) {
-        result.log_sum_exp_shape = [op](const input_shapes& s) {
-            if constexpr (requires { op->log_sum_exp_shape(s); }) return op->log_sum_exp_shape(s);
-            auto rows = op->output_shape(s);
-            rows.channels = 1;
-            return rows;
-        };
-    }
+    if constexpr (Op::traits.has_log_sum_exp) result.log_sum_exp_shape = [op](const input_shapes& s) { return op->log_sum_exp_shape(s); };
     return result;
 }
 

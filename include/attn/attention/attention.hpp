@@ -7,28 +7,42 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
+/// What an operator has beside what all have, and what it is. A name that is none of these does not compile.
+struct attention_traits {
+    bool has_log_sum_exp = true;       ///< a softmax, and log_sum_exp_shape(shapes): of its log_sum_exp
+    bool has_narrow_workspace = false; ///< narrow_workspace_bytes<T>(shapes, concurrency): what a result that is stored in 16 bits needs
+    bool has_least_workspace = false;  ///< least_workspace_bytes<T>(shapes, concurrency): what forward can do with, in more time
+    bool keys_are_queries = false;     ///< so that a layer makes no others
+};
+
 /// A const value that computes out[b, h, i] = sum over j of A[b, h, i, j] v[b, h, j] from queries, keys and values.
 /// - `name`: what errors call it.
+/// - `traits`: which of the optional members it has: see attention_traits. It has those that it names, and no others.
 /// - `check(in)`: throws attention_error if shapes, positions or parameters do not fit. Reads no element.
-/// - `output_shape(shapes)`: of the values it writes; log_sum_exp has the same but for one channel, where the operator has one.
+/// - `check_apart(out)`: throws, by out.require_apart, if an output overlaps what the operator refers to; nothing if it refers to nothing.
+/// - `output_shape(shapes)`: of the values it writes.
 /// - `workspace_bytes<T>(shapes, concurrency)`: the scratch memory that `forward` needs.
 /// - `forward(in, out, run)`: computes. Everything has been checked; it allocates nothing and writes only to `out`.
-/// Optional members:
-/// - `has_log_sum_exp = false`: where there is none, for lack of a softmax.
-/// - `log_sum_exp_shape(shapes)`: where log_sum_exp has other heads than the values.
-/// - `narrow_workspace_bytes<T>(shapes, concurrency)`: where a result that is stored in 16 bits needs more than workspace_bytes.
-/// - `least_workspace_bytes<T>(shapes, concurrency)`: where forward can do with less than workspace_bytes, in more time, with the same
-///   result.
-/// - `check_apart(out)`: throws, by out.require_apart, if an output overlaps what the operator refers to: see output_memory.
 template <class A>
-concept Attention =
-    requires(const A& op, const inputs<float>& in, const outputs<float>& out, const input_shapes& shapes, const execution& run) {
-        { A::name } -> std::convertible_to<std::string_view>;
-        op.check(in);
-        { op.output_shape(shapes) } -> std::same_as<shape>;
-        { op.template workspace_bytes<float>(shapes, index_t{1}) } -> std::same_as<std::size_t>;
-        op.forward(in, out, run);
+concept Attention = requires(const A& op, const inputs<float>& in, const outputs<float>& out, const output_memory& memory,
+                             const input_shapes& shapes, const execution& run) {
+    { A::name } -> std::convertible_to<std::string_view>;
+    { A::traits } -> std::same_as<const attention_traits&>;
+    op.check(in);
+    op.check_apart(memory);
+    { op.output_shape(shapes) } -> std::same_as<shape>;
+    { op.template workspace_bytes<float>(shapes, index_t{1}) } -> std::same_as<std::size_t>;
+    op.forward(in, out, run);
+    requires !A::traits.has_log_sum_exp || requires {
+        { op.log_sum_exp_shape(shapes) } -> std::same_as<shape>;
     };
+    requires A::traits.has_narrow_workspace == requires {
+        { op.template narrow_workspace_bytes<float>(shapes, index_t{1}) } -> std::same_as<std::size_t>;
+    };
+    requires A::traits.has_least_workspace == requires {
+        { op.template least_workspace_bytes<float>(shapes, index_t{1}) } -> std::same_as<std::size_t>;
+    };
+};
 
 namespace detail {
 
@@ -130,16 +144,21 @@ void check_inputs(std::string_view operation, const inputs<T>& in) {
     if (!detail::divides(k.heads, q.heads)) detail::refuse(operation, "k", k, "q", q, "the heads of k and v must divide the heads of q");
 }
 
-/// The shape (batch, heads, n, 1) of the operator's log_sum_exp.
+namespace detail {
+
+/// One number for each row.
+inline shape rows_of(shape values) {
+    values.channels = 1;
+    return values;
+}
+
+} // namespace detail
+
+/// The shape (batch, heads, n, 1) of the operator's log_sum_exp, or of the rows of one that has none.
 template <Attention A>
 shape log_sum_exp_shape(const A& op, const input_shapes& shapes) {
-    if constexpr (requires { op.log_sum_exp_shape(shapes); }) {
-        return op.log_sum_exp_shape(shapes);
-    } else {
-        auto rows = op.output_shape(shapes);
-        rows.channels = 1;
-        return rows;
-    }
+    if constexpr (A::traits.has_log_sum_exp) return op.log_sum_exp_shape(shapes);
+    else return detail::rows_of(op.output_shape(shapes));
 }
 
 namespace detail {
@@ -149,15 +168,14 @@ template <Storage S, Attention A>
 std::size_t workspace_bytes_for(const A& op, const input_shapes& shapes, index_t concurrency) {
     using T = computed_in<S>;
     const auto bytes = op.template workspace_bytes<T>(shapes, concurrency);
-    if constexpr (Narrow<S> && requires { op.template narrow_workspace_bytes<T>(shapes, concurrency); })
+    if constexpr (Narrow<S> && A::traits.has_narrow_workspace)
         return std::max(bytes, op.template narrow_workspace_bytes<T>(shapes, concurrency));
     else return bytes;
 }
 /// What such a call can do with.
 template <Storage S, Attention A>
 std::size_t least_workspace_bytes_for(const A& op, const input_shapes& shapes, index_t concurrency) {
-    if constexpr (requires { op.template least_workspace_bytes<computed_in<S>>(shapes, concurrency); })
-        return op.template least_workspace_bytes<computed_in<S>>(shapes, concurrency);
+    if constexpr (A::traits.has_least_workspace) return op.template least_workspace_bytes<computed_in<S>>(shapes, concurrency);
     else return workspace_bytes_for<S>(op, shapes, concurrency);
 }
 /// Throws shape_error unless tensors can have such shapes.
@@ -193,12 +211,12 @@ template <Attention A, Scalar T>
 void check_outputs(const A& op, const inputs<T>& in, const outputs<T>& out) {
     const auto shapes = shapes_of(in);
     check_output(A::name, "out", out.values, op.output_shape(shapes), in);
-    attn::check_apart(op, output_memory(A::name, "out", out.values));
+    op.check_apart(output_memory(A::name, "out", out.values));
     if (!out.log_sum_exp.data()) return;
-    if constexpr (requires { requires !A::has_log_sum_exp; })
+    if constexpr (!A::traits.has_log_sum_exp)
         throw argument_error(A::name, "log_sum_exp", "is asked for, but without a softmax there is none");
     check_output(A::name, "log_sum_exp", out.log_sum_exp, log_sum_exp_shape(op, shapes), in);
-    attn::check_apart(op, output_memory(A::name, "log_sum_exp", out.log_sum_exp));
+    op.check_apart(output_memory(A::name, "log_sum_exp", out.log_sum_exp));
     if (overlap(stored_view<T>(out.log_sum_exp), out.values)) throw shape_error(A::name, "log_sum_exp", "overlaps out");
 }
 

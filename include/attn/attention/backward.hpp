@@ -10,7 +10,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// An attention operator with a gradient.
 /// - `gradients<T>`: input_gradients<T>, or what derives from it, with one view more for each parameter that has a gradient too.
-/// - `check_gradients(in, wanted, check)`: calls check(name, view, shape) for each of the additional views.
+/// - `check_gradients(in, wanted, check)`: calls check(name, view, shape) for each of the additional views; throws if one cannot be wanted.
 /// - `backward_workspace_bytes<T>(shapes, concurrency)`: the scratch memory that `backward` needs.
 /// - `backward(in, saved, given, wanted, run)`: computes. Everything has been checked; it allocates nothing and writes only to `wanted`.
 template <class A>
@@ -18,6 +18,7 @@ concept DifferentiableAttention =
     Attention<A> && requires(const A& op, const inputs<float>& in, const saved_outputs<float>& saved, const output_gradients<float>& given,
                              const typename A::template gradients<float>& wanted, const input_shapes& shapes, const execution& run) {
         requires std::derived_from<typename A::template gradients<float>, input_gradients<float>>;
+        op.check_gradients(in, wanted, [](std::string_view, const tensor_view<float>&, const shape&) {});
         { op.template backward_workspace_bytes<float>(shapes, index_t{1}) } -> std::same_as<std::size_t>;
         op.backward(in, saved, given, wanted, run);
     };
@@ -67,13 +68,13 @@ void check_backward(const A& op, const inputs<T>& in, const saved_outputs<T>& sa
     require_wide("q", in.queries);
     require_wide("k", in.keys);
     require_wide("v", in.values);
-    if constexpr (requires { requires !A::has_log_sum_exp; }) check_read_by_gradient(A::name, saved, given, op.output_shape(shapes), {});
+    if constexpr (!A::traits.has_log_sum_exp) check_read_by_gradient(A::name, saved, given, op.output_shape(shapes), {});
     else check_read_by_gradient(A::name, saved, given, op.output_shape(shapes), log_sum_exp_shape(op, shapes));
     const auto for_each = [&](const auto& visit) {
         visit("wanted.queries", wanted.queries, shapes.queries);
         visit("wanted.keys", wanted.keys, shapes.keys);
         visit("wanted.values", wanted.values, shapes.values);
-        if constexpr (requires { op.check_gradients(in, wanted, visit); }) op.check_gradients(in, wanted, visit);
+        op.check_gradients(in, wanted, visit);
     };
     check_gradients<T>(A::name, for_each, [&](const output_memory& memory) {
         check_apart_of_inputs(in, memory);
@@ -81,7 +82,7 @@ void check_backward(const A& op, const inputs<T>& in, const saved_outputs<T>& sa
         memory.require_apart("saved.log_sum_exp", saved.log_sum_exp);
         memory.require_apart("given.values", given.values);
         memory.require_apart("given.log_sum_exp", given.log_sum_exp);
-        attn::check_apart(op, memory);
+        op.check_apart(memory);
     });
 }
 

@@ -24,7 +24,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 template <Pattern P = dense, Scalar U = float>
 struct focused_linear_attention {
     static constexpr std::string_view name = "focused_linear_attention";
-    static constexpr bool has_log_sum_exp = false;
+    static constexpr attention_traits traits{.has_log_sum_exp = false};
 
     int power = 3;                ///< at least 1
     borrowed<const U> scale = {}; ///< before the softplus: d_k numbers, or d_k for each head (then kv_heads = heads), or none (0)

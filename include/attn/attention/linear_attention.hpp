@@ -25,7 +25,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 template <FeatureMap F = elu_plus_one, Pattern P = dense>
 struct linear_attention {
     static constexpr std::string_view name = "linear_attention";
-    static constexpr bool has_log_sum_exp = false;
+    static constexpr attention_traits traits{.has_log_sum_exp = false};
 
     F feature_map = {};    ///< phi, applied to each channel of q and k
     P pattern = {};        ///< which keys a query sees
@@ -64,6 +64,8 @@ struct linear_attention {
     /// The gradients of the inputs.
     template <Scalar T>
     using gradients = input_gradients<T>;
+    template <Scalar T>
+    void check_gradients(const inputs<T>&, const gradients<T>&, const auto&) const {} // of parameters it has none
     template <Scalar T>
     std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {
         return kernel::linear_gradient<T, F, P>::workspace_bytes(s, concurrency);

@@ -26,6 +26,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 template <class E, class F = shared_projection, Pattern P = dense>
 struct linformer_attention {
     static constexpr std::string_view name = "linformer_attention";
+    static constexpr attention_traits traits = {};
 
     E key_projection;
     F value_projection = {};          ///< that of the keys if not given
@@ -62,11 +63,12 @@ struct linformer_attention {
             for (index_t h = 0; h < (heads_alike(pattern) ? std::min<index_t>(q.heads, 1) : q.heads); ++h) check_pattern(in, b, h);
     }
     void check_apart(const output_memory& out) const {
-        attn::check_apart(key_projection, out);
-        attn::check_apart(value_projection, out);
+        key_projection.check_apart(out);
+        for_values().check_apart(out);
         attn::check_apart(pattern, out);
     }
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
+    shape log_sum_exp_shape(const input_shapes& s) const { return detail::rows_of(output_shape(s)); }
     template <Scalar T>
     std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const {
         detail::scratch memory;

@@ -31,7 +31,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 template <Scalar T = float>
 struct lsh_attention {
     static constexpr std::string_view name = "lsh_attention";
-    static constexpr bool keys_are_queries = true; ///< so that a layer makes no others
+    static constexpr attention_traits traits{.has_narrow_workspace = true, .keys_are_queries = true};
 
     tensor_view<const T> rotations;    ///< (rounds, heads or 1, d_k, buckets / 2), as fill_random_projection makes them
     std::optional<index_t> chunk = {}; ///< tokens in a chunk: 2 n / buckets, rounded up, if not given
@@ -58,6 +58,7 @@ struct lsh_attention {
     }
     void check_apart(const output_memory& out) const { out.require_apart("rotations", rotations); }
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
+    shape log_sum_exp_shape(const input_shapes& s) const { return detail::rows_of(output_shape(s)); }
     template <Scalar S>
     std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const {
         detail::check_rotations(name, rotations, s.queries);

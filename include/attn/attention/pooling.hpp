@@ -22,6 +22,7 @@ struct mean_pooling {
     void check(const projection_context& context) const {
         if (projected < 1) context.refuse("pools to " + std::to_string(projected) + " rows: at least one is needed");
     }
+    void check_apart(const output_memory&) const {}
     template <Scalar T>
     void project(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<T>& to,
                  detail::scratch&) const {
@@ -74,6 +75,7 @@ struct max_pooling {
         return 0;
     }
     void check(const projection_context& context) const { mean_pooling{projected}.check(context); }
+    void check_apart(const output_memory&) const {}
     template <Scalar T>
     void project(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<T>& to,
                  detail::scratch&) const {

@@ -47,7 +47,7 @@ void project(const P& projection, const X& from, const tensor_view<detail::scala
     const auto& s = x.shape();
     detail::check_output(name, "out", out, detail::check_projected(projection, x), inputs<T>{x, x, x});
     const output_memory memory_of_out(name, "out", out);
-    check_apart(projection, memory_of_out);
+    projection.check_apart(memory_of_out);
     check_apart(pattern, memory_of_out);
     if (out.strides().channels != 1 && out.shape().channels > 1)
         throw shape_error(name, "out", "of shape " + to_string(out.shape()) + " needs contiguous channels");

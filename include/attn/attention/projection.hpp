@@ -14,6 +14,7 @@ struct identity_projection {
         return 0;
     }
     void check(const projection_context&) const {}
+    void check_apart(const output_memory&) const {}
     template <Scalar T>
     void project(const kernel::token_rows<T>& x, index_t, index_t first, index_t count, const kernel::row_block<T>& to,
                  detail::scratch&) const {
@@ -170,7 +171,7 @@ struct projection_per_head {
         for (const auto& p : each) p.check(context);
     }
     void check_apart(const output_memory& out) const {
-        for (const auto& p : each) attn::check_apart(p, out);
+        for (const auto& p : each) p.check_apart(out);
     }
     template <Scalar T>
     void project(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<T>& to,

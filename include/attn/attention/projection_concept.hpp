@@ -32,16 +32,18 @@ struct projection_context {
 ///   workspace_bytes.
 /// - `workspace_bytes<T>(m, channels)`: of one call of `project`, whatever the number of rows.
 /// - `check(context)`: throws, by context.refuse, if the parameters do not fit.
-/// Optional: `check_apart(out)`, if it refers to memory: see output_memory.
+/// - `check_apart(out)`: throws, by out.require_apart, if an output overlaps what it refers to; nothing if it refers to nothing.
 template <class P, class T>
-concept Projection = Scalar<T> && requires(const P& p, const kernel::token_rows<T>& tokens, const kernel::row_block<T>& to,
-                                           detail::scratch& memory, const projection_context& context, index_t i) {
-    { p.size(i, i) } -> std::same_as<index_t>;
-    { p.range(i, i, i) } -> std::same_as<kernel::token_range>;
-    p.project(tokens, i, i, i, to, memory);
-    { p.template workspace_bytes<T>(i, i) } -> std::same_as<std::size_t>;
-    p.check(context);
-};
+concept Projection =
+    Scalar<T> && requires(const P& p, const kernel::token_rows<T>& tokens, const kernel::row_block<T>& to, detail::scratch& memory,
+                          const projection_context& context, const output_memory& out, index_t i) {
+        { p.size(i, i) } -> std::same_as<index_t>;
+        { p.range(i, i, i) } -> std::same_as<kernel::token_range>;
+        p.project(tokens, i, i, i, to, memory);
+        { p.template workspace_bytes<T>(i, i) } -> std::same_as<std::size_t>;
+        p.check(context);
+        p.check_apart(out);
+    };
 
 /// A projection whose rows are sums over the tokens that can be continued, part by part: sequence_parallel then hands these on from rank to
 /// rank, where otherwise it brings together the tokens of a row's range. What a user's own adds to a Projection:

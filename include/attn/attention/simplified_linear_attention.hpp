@@ -23,7 +23,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 template <Pattern P = dense, Scalar U = float>
 struct simplified_linear_attention {
     static constexpr std::string_view name = "simplified_linear_attention";
-    static constexpr bool has_log_sum_exp = false;
+    static constexpr attention_traits traits{.has_log_sum_exp = false};
 
     depthwise_convolution<U> convolution = {};     ///< none if it has no weights
     P pattern = {};                                ///< which keys a query sees

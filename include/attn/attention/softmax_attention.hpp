@@ -27,6 +27,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 template <Pattern P = dense, ScoreFunction S = identity_score, Products R = unrounded_products>
 struct softmax_attention {
     static constexpr std::string_view name = "softmax_attention";
+    static constexpr attention_traits traits{.has_narrow_workspace = true};
 
     std::optional<double> scale = {};  ///< 1 / sqrt(d_k) if not given
     S score = {};                      ///< what happens to a scaled score before the softmax
@@ -51,6 +52,7 @@ struct softmax_attention {
         attn::check_apart(score, out);
     }
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
+    shape log_sum_exp_shape(const input_shapes& s) const { return detail::rows_of(output_shape(s)); }
     template <Scalar T>
     std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const {
         return scheduler<T>::workspace_bytes(s, max_passes<P>, concurrency, false);

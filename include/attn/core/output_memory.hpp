@@ -5,7 +5,7 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-/// One output of a call. Operators, patterns, score functions, projections, norms and layers that refer to memory have an optional member
+/// One output of a call. Operators, projections, norms and layers have a member, and patterns and score functions that refer to memory,
 ///     void check_apart(const output_memory& out) const { out.require_apart("bias", bias); }
 /// by which the front doors refuse an output that overlaps it: what a call reads must not change while it runs.
 class output_memory {

@@ -100,7 +100,7 @@ void check_layer_backward(const L& layer, const layer_inputs<typename L::scalar>
         memory.require_apart("positions.first_key", in.positions.first_key);
         memory.require_apart("given", given);
         memory.require_apart("kept", kept.bytes());
-        attn::check_apart(layer, memory);
+        layer.check_apart(memory);
     });
 }
 

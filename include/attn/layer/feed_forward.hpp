@@ -17,7 +17,7 @@ template <Scalar T, Activation F = gelu>
 struct feed_forward {
     using scalar = T;
     static constexpr std::string_view name = "feed_forward";
-    static constexpr bool in_place = true;
+    static constexpr bool in_place = true, moves_statistics = false;
 
     linear<T> up, down;
     linear<T> gate = {}; ///< none without memory

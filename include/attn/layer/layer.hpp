@@ -21,19 +21,22 @@ struct layer_inputs {
 /// them.
 /// - `scalar`, `name`: what it computes in, and what errors call it.
 /// - `check(in)`: throws attention_error if shapes, positions or weights do not fit. Reads no element.
+/// - `check_apart(out)`: throws, by out.require_apart, if an output overlaps what the layer refers to; nothing if it refers to nothing.
 /// - `output_shape(tokens)`: of the result.
 /// - `workspace_bytes(tokens, context, concurrency)`: the scratch memory that `forward` needs for such shapes.
 /// - `forward(in, out, run)`: out = layer(in.tokens) + in.residual. Everything has been checked; it allocates nothing and writes only to
 ///   `out`, which may be the residual itself, and the tokens too where `in_place` says so.
-/// Optional: `check_apart(out)`, if it refers to memory, as all but the simplest do: see output_memory.
+/// - `moves_statistics`: whether `forward` is a step of training that moves statistics, as of a norm.
 /// A layer that cannot add a residual, or knows no context, refuses it in `check`.
 template <class L>
 concept Layer = requires(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out,
-                         const shape& s, const execution& run) {
+                         const shape& s, const output_memory& memory, const execution& run) {
     requires Scalar<typename L::scalar>;
     { L::name } -> std::convertible_to<std::string_view>;
     { L::in_place } -> std::convertible_to<bool>;
+    { L::moves_statistics } -> std::convertible_to<bool>;
     layer.check(in);
+    layer.check_apart(memory);
     { layer.output_shape(s) } -> std::same_as<shape>;
     { layer.workspace_bytes(s, s, index_t{1}) } -> std::same_as<std::size_t>;
     layer.forward(in, out, run);
@@ -115,7 +118,7 @@ void check_layer_output(const L& layer, const layer_inputs<typename L::scalar>& 
         if (overlap(out, input)) needs("out", "of shape " + to_string(out.shape()) + " overlaps " + std::string(name));
     };
     const output_memory memory(L::name, "out", out);
-    attn::check_apart(layer, memory);
+    layer.check_apart(memory);
     memory.require_apart("positions.first_query", in.positions.first_query);
     memory.require_apart("positions.first_key", in.positions.first_key);
     apart("tokens", in.tokens, L::in_place);

@@ -19,7 +19,7 @@ template <Scalar T>
 struct linear {
     using scalar = T;
     static constexpr std::string_view name = "linear";
-    static constexpr bool in_place = false;
+    static constexpr bool in_place = false, moves_statistics = false;
 
     stored_view<const T> weight;
     borrowed<const T> bias = {};

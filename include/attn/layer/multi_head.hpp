@@ -27,7 +27,9 @@ using gradients_of_attention = typename gradients_of_attention_type<A, T>::type;
 } // namespace detail
 
 /// Keys and values are made of the tokens as they are.
-struct identity_reduction {};
+struct identity_reduction {
+    static constexpr bool moves_statistics = false;
+};
 
 /// Multi-head attention: linears around any operator.
 /// For tokens x (batch, 1, n, c) and context y (batch, 1, m, c'), which is x if none is given:
@@ -46,8 +48,8 @@ struct multi_head {
     static constexpr std::string_view name = "multi_head";
     static constexpr bool in_place = true;
     static constexpr bool reduces = !std::same_as<R, identity_reduction>;
-    static constexpr bool moves_statistics = detail::moves_statistics<N> || detail::moves_statistics<R>;
-    static constexpr bool shares_queries = requires { requires A::keys_are_queries; }; ///< K is Q
+    static constexpr bool moves_statistics = N::moves_statistics || R::moves_statistics;
+    static constexpr bool shares_queries = A::traits.keys_are_queries; ///< K is Q
     static_assert(!shares_queries || (!reduces && std::same_as<N, identity_norm<T>>),
                   "attn: keys that are queries are neither reduced nor normalised by themselves");
     /// Whether all that is inside has a gradient.
@@ -95,10 +97,10 @@ struct multi_head {
     }
     void check_apart(const output_memory& result) const {
         for (const auto* projection : {&q, &k, &v, &out}) projection->check_apart(result);
-        attn::check_apart(attention, result);
-        attn::check_apart(reduce, result);
-        attn::check_apart(query_norm, result);
-        attn::check_apart(key_norm, result);
+        attention.check_apart(result);
+        if constexpr (reduces) reduce.check_apart(result);
+        query_norm.check_apart(result);
+        key_norm.check_apart(result);
         if (rotation) rotation->check_apart(result);
         result.require_apart("token_positions", token_positions);
         result.require_apart("context_positions", context_positions);
@@ -136,7 +138,7 @@ struct multi_head {
         v.for_each_gradient(in, wanted.v, detail::visit_member("v", visit));
         out.for_each_gradient(in, wanted.out, detail::visit_member("out", visit));
         const auto s = shapes(in.tokens.shape(), source_of(in).shape());
-        if constexpr (requires { attention.check_gradients(planned(s, in.positions), wanted.attention, visit); })
+        if constexpr (DifferentiableAttention<A>)
             attention.check_gradients(planned(s, in.positions), wanted.attention,
                                       [&](std::string_view argument, const auto& view, const shape& expected) {
                                           visit(detail::nested_name("attention", argument), view, expected, false);
@@ -280,9 +282,9 @@ private:
             values = take(s.values);
             attended = take(layer.attention.output_shape(s));
             if constexpr (reduces) reduced = take(layer.reduced(source));
-            if (normalises && (kept || detail::moves_statistics<N>)) plain_queries = take(s.queries), plain_keys = take(s.keys);
+            if (normalises && (kept || N::moves_statistics)) plain_queries = take(s.queries), plain_keys = take(s.keys);
             if (!kept) return;
-            if constexpr (!requires { requires !A::has_log_sum_exp; }) log_sum_exp = take(log_sum_exp_shape(layer.attention, s));
+            if constexpr (A::traits.has_log_sum_exp) log_sum_exp = take(log_sum_exp_shape(layer.attention, s));
             if constexpr (reduces && is_differentiable)
                 of_reduce = memory.take<std::byte>(static_cast<index_t>(layer.reduce.kept_bytes(source, {})));
         }

@@ -39,9 +39,8 @@ void for_each_norm_gradient(const G& wanted, index_t channels, const V& visit) {
         for_each_norm_gradient<decltype(N::norm.norm)>(wanted.norm, channels, visit_member("norm", visit));
         for_each_norm_gradient<decltype(N::norm.rep)>(wanted.rep, channels, visit_member("rep", visit));
     } else if constexpr (requires { wanted.weight; }) {
-        constexpr bool knows_no_bias = requires { requires !N::adds_bias; };
         row("wanted.weight", wanted.weight, channels);
-        row("wanted.bias", wanted.bias, knows_no_bias ? 0 : channels);
+        row("wanted.bias", wanted.bias, N::adds_bias ? channels : 0);
         if constexpr (requires { wanted.eta; }) row("wanted.eta", wanted.eta, 1);
     }
 }

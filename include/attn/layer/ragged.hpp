@@ -63,7 +63,7 @@ template <Layer L>
 void forward(const L& layer, const ragged& batch, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out,
              const detail::call_execution& run = {}) {
     static_assert(
-        !detail::moves_statistics<L>,
+        !L::moves_statistics,
         "attn: a ragged batch is no step of training: norms in_training would take the statistics of one sequence after the other, "
         "from several threads");
     detail::check_ragged(layer, batch, in);

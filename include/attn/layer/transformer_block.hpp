@@ -22,7 +22,7 @@ struct transformer_block {
     static_assert(has_norms || (M::in_place && F::in_place),
                   "attn: without norms, attention and feed_forward must be able to write where they read");
     static constexpr bool in_place = true;
-    static constexpr bool moves_statistics = detail::moves_statistics<N> || detail::moves_statistics<M> || detail::moves_statistics<F>;
+    static constexpr bool moves_statistics = N::moves_statistics || M::moves_statistics || F::moves_statistics;
     /// Whether all that is inside has a gradient.
     static constexpr bool is_differentiable = DifferentiableLayer<M> && DifferentiableLayer<F> && detail::TrainableNorm<N>;
 
@@ -44,10 +44,10 @@ struct transformer_block {
         check_kept("feed_forward", feed_forward.output_shape(s), s);
     }
     void check_apart(const output_memory& out) const {
-        attn::check_apart(attention_norm, out);
-        attn::check_apart(attention, out);
-        attn::check_apart(feed_forward_norm, out);
-        attn::check_apart(feed_forward, out);
+        attention_norm.check_apart(out);
+        attention.check_apart(out);
+        feed_forward_norm.check_apart(out);
+        feed_forward.check_apart(out);
     }
     shape output_shape(const shape& tokens) const { return tokens; }
     std::size_t workspace_bytes(const shape& tokens, const shape& context, index_t concurrency) const {

@@ -75,7 +75,7 @@ struct windowed {
     using scalar = typename L::scalar;
     static constexpr std::string_view name = "windowed";
     static constexpr bool in_place = true;
-    static constexpr bool moves_statistics = detail::moves_statistics<L>;
+    static constexpr bool moves_statistics = L::moves_statistics;
 
     window_grid grid;
     L layer;
@@ -86,7 +86,7 @@ struct windowed {
         layer.check({.tokens = planned_windows(in), .positions = in.positions});
         if (in.tokens.shape().batch > 0) detail::check_edges(name, grid, layer, in.positions);
     }
-    void check_apart(const output_memory& out) const { attn::check_apart(layer, out); }
+    void check_apart(const output_memory& out) const { layer.check_apart(out); }
     shape output_shape(const shape& tokens) const {
         return {tokens.batch, 1, tokens.tokens, layer.output_shape(grid.windows_of(tokens)).channels};
     }
@@ -184,7 +184,7 @@ struct spatial_reduction {
     using scalar = T;
     static constexpr std::string_view name = "spatial_reduction";
     static constexpr bool in_place = false;
-    static constexpr bool moves_statistics = detail::moves_statistics<N>;
+    static constexpr bool moves_statistics = N::moves_statistics;
 
     window_grid grid; ///< not shifted
     linear<T> projection;
@@ -199,7 +199,7 @@ struct spatial_reduction {
     }
     void check_apart(const output_memory& out) const {
         projection.check_apart(out);
-        attn::check_apart(norm, out);
+        norm.check_apart(out);
     }
     shape output_shape(const shape& tokens) const { return {tokens.batch, 1, grid.windows(), projection.outputs()}; }
     std::size_t workspace_bytes(const shape& tokens, const shape&, index_t concurrency) const {

@@ -21,10 +21,11 @@ struct norm_gradients {
 /// - `gradients`: norm_gradients, or what else names its parameters, and x.
 /// - `backward_workspace_bytes(shape, concurrency)`: the scratch memory that `backward` needs.
 /// - `backward(x, given, wanted, run)`: computes. Everything has been checked; it allocates nothing and writes only to `wanted`.
-/// - `adds_bias`, where gradients are norm_gradients: false if it knows no bias.
+/// - `adds_bias`: false if it knows no bias.
 template <class N>
 concept DifferentiableNorm = Norm<N> && requires(const N& norm, const shape& s, const tensor_view<const typename N::scalar>& x,
                                                  const typename N::gradients& wanted, const execution& run) {
+    { N::adds_bias } -> std::convertible_to<bool>;
     { norm.backward_workspace_bytes(s, index_t{1}) } -> std::same_as<std::size_t>;
     norm.backward(x, x, wanted, run);
 };
@@ -78,7 +79,7 @@ void backward(const N& norm, const tensor_view<const typename N::scalar>& x, con
         visit("wanted.x", wanted.x, x.shape(), true);
         detail::visit_parameters(N::name, {"wanted.weight", "wanted.bias"}, wanted, x.shape().channels, N::adds_bias, visit);
     };
-    detail::check_norm_gradients(N::name, x, given, for_each, [&](const output_memory& memory) { check_apart(norm, memory); });
+    detail::check_norm_gradients(N::name, x, given, for_each, [&](const output_memory& memory) { norm.check_apart(memory); });
     norm.check(x.shape());
     run.reserve(N::name, "the gradient for x", x.shape(), backward_workspace_bytes(norm, x.shape(), run));
     norm.backward(x, given, wanted, run);

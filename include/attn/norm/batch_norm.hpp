@@ -49,6 +49,7 @@ template <Scalar T>
 struct batch_norm {
     using scalar = T;
     static constexpr std::string_view name = "batch_norm";
+    static constexpr bool moves_statistics = false, adds_bias = true;
 
     borrowed<const T> weight = {};
     borrowed<const T> bias = {};

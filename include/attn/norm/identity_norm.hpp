@@ -10,9 +10,12 @@ template <Scalar T>
 struct identity_norm {
     using scalar = T;
     static constexpr std::string_view name = "identity_norm";
+    static constexpr bool moves_statistics = false;
 
     void check(const shape&) const {}
+    void check_apart(const output_memory&) const {}
     std::size_t workspace_bytes(const shape&, index_t) const { return 0; }
+    std::size_t narrow_workspace_bytes(const shape&, index_t) const { return 0; }
     void forward(const stored_view<const T>& x, const stored_view<T>& out, const execution&) const {
         if (out.data() == x.data()) return;
         const auto [batch, heads, tokens, channels] = x.shape();

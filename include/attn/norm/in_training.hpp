@@ -32,7 +32,7 @@ struct in_training {
     using scalar = typename N::scalar;
     using gradients = typename detail::training_gradients<N>::type;
     static constexpr std::string_view name = N::name;
-    static constexpr bool moves_statistics = true;
+    static constexpr bool moves_statistics = true, adds_bias = true;
     static constexpr bool is_progressive = std::same_as<gradients, progressive_norm_gradients<scalar>>;
 
     N norm;
@@ -56,8 +56,9 @@ struct in_training {
         if (const auto tokens = x.batch * x.heads * x.tokens; (gamma || !is_progressive) && tokens < 2)
             throw shape_error(name, "x", "of shape " + to_string(x) + " has fewer than two tokens, but training needs two for a variance");
     }
-    void check_apart(const output_memory& out) const { attn::check_apart(norm, out); }
+    void check_apart(const output_memory& out) const { norm.check_apart(out); }
     std::size_t workspace_bytes(const shape& x, index_t concurrency) const { return detail::training_bytes(norm, x, concurrency); }
+    std::size_t narrow_workspace_bytes(const shape& x, index_t concurrency) const { return workspace_bytes(x, concurrency); }
     void forward(const tensor_view<const scalar>& x, const tensor_view<scalar>& out, const execution& run) const {
         if constexpr (is_progressive) train(norm, x, out, *statistics, gamma, run);
         else train(norm, x, out, *statistics, run);

@@ -17,6 +17,7 @@ template <Scalar T>
 struct layer_norm {
     using scalar = T;
     static constexpr std::string_view name = "layer_norm";
+    static constexpr bool moves_statistics = false, adds_bias = true;
 
     borrowed<const T> weight = {};
     borrowed<const T> bias = {};
@@ -48,7 +49,6 @@ struct layer_norm {
     }
 
     using gradients = norm_gradients<T>;
-    static constexpr bool adds_bias = true;
     std::size_t backward_workspace_bytes(const shape& x, index_t) const { return detail::row_gradients<true, T>::workspace_bytes(x); }
     void backward(const tensor_view<const T>& x, const tensor_view<const T>& given, const norm_gradients<T>& wanted,
                   const execution& run) const {

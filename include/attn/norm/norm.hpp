@@ -11,26 +11,26 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// A const value that maps token rows to token rows of the same shape (batch, heads, tokens, channels): inference.
 /// - `scalar`, `name`: what it computes in, and what errors call it.
 /// - `check(shape)`: throws attention_error if its parameters do not fit tensors of that shape. Reads no element.
+/// - `check_apart(out)`: throws, by out.require_apart, if an output overlaps what the norm refers to; nothing if it refers to nothing.
 /// - `workspace_bytes(shape, concurrency)`: the scratch memory that `forward` needs.
+/// - `narrow_workspace_bytes(shape, concurrency)`: what it needs where tokens, or what they become, are stored in 16 bits.
 /// - `forward(x, out, run)`: computes. Everything has been checked; it allocates nothing and writes only to `out`, which may be `x`.
-/// Optional: `check_apart(out)`, if it refers to memory: see output_memory; `narrow_workspace_bytes(shape, concurrency)`, where tokens that
-/// are stored in 16 bits need more than workspace_bytes.
+/// - `moves_statistics`: whether `forward` is a step of training that moves statistics, which is not done in place, nor by two threads.
 /// Training is another call, `train`, of the norms that have it; nothing here changes any state.
 template <class N>
 concept Norm = requires(const N& norm, const shape& s, const stored_view<const typename N::scalar>& x,
-                        const stored_view<typename N::scalar>& out, const execution& run) {
+                        const stored_view<typename N::scalar>& out, const output_memory& memory, const execution& run) {
     requires Scalar<typename N::scalar>;
     { N::name } -> std::convertible_to<std::string_view>;
     norm.check(s);
+    { N::moves_statistics } -> std::convertible_to<bool>;
+    norm.check_apart(memory);
     { norm.workspace_bytes(s, index_t{1}) } -> std::same_as<std::size_t>;
+    { norm.narrow_workspace_bytes(s, index_t{1}) } -> std::same_as<std::size_t>;
     norm.forward(x, out, run);
 };
 
 namespace detail {
-
-/// A norm or a layer whose forward is a step of training: it moves statistics, which is not done in place, nor by two threads.
-template <class N>
-inline constexpr bool moves_statistics = requires { requires N::moves_statistics; };
 
 /// An input and an output: of one shape, and either exactly one memory, where that is allowed, or apart.
 template <class T>
@@ -75,8 +75,7 @@ template <Storage S, Norm N>
 std::size_t workspace_bytes(const N& norm, const shape& x, const detail::call_execution& run = {}) {
     detail::check_shape<S>(N::name, "x", x);
     const auto bytes = norm.workspace_bytes(x, run.concurrency());
-    if constexpr (Narrow<S> && requires { norm.narrow_workspace_bytes(x, run.concurrency()); })
-        return std::max(bytes, norm.narrow_workspace_bytes(x, run.concurrency()));
+    if constexpr (Narrow<S>) return std::max(bytes, norm.narrow_workspace_bytes(x, run.concurrency()));
     else return bytes;
 }
 
@@ -91,7 +90,7 @@ void normalise(const N& norm, const detail::read_stored<typename N::scalar>& x, 
                const detail::call_execution& run = {}) {
     detail::check_rows<typename N::scalar>(N::name, x, out, true);
     norm.check(x.shape());
-    check_apart(norm, output_memory(N::name, "out", out));
+    norm.check_apart(output_memory(N::name, "out", out));
     detail::with_storage(
         x.is_narrow() ? stored_view<const typename N::scalar>(x) : stored_view<const typename N::scalar>(out),
         [&]<Storage S>(std::type_identity<S>) { run.reserve(N::name, "x", x.shape(), workspace_bytes<S>(norm, x.shape(), run)); });

@@ -17,13 +17,14 @@ template <Norm N>
 struct progressive_rep_batch_norm {
     using scalar = typename N::scalar;
     static constexpr std::string_view name = "progressive_rep_batch_norm";
+    static constexpr bool moves_statistics = false;
 
     N norm = {};
     rep_batch_norm<scalar> rep = {};
 
     void check(const shape& x) const { rep.check(name, x); }
     void check_apart(const output_memory& out) const {
-        attn::check_apart(norm, out);
+        norm.check_apart(out);
         rep.check_apart(out);
     }
     std::size_t workspace_bytes(const shape& x, index_t concurrency) const { return rep.workspace_bytes(x, concurrency); }

@@ -15,6 +15,7 @@ template <Scalar T>
 struct rep_batch_norm {
     using scalar = T;
     static constexpr std::string_view name = "rep_batch_norm";
+    static constexpr bool moves_statistics = false, adds_bias = true;
 
     batch_norm<T> batch = {};
     double eta = 1;

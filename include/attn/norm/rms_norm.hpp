@@ -17,6 +17,7 @@ template <Scalar T>
 struct rms_norm {
     using scalar = T;
     static constexpr std::string_view name = "rms_norm";
+    static constexpr bool moves_statistics = false, adds_bias = false;
 
     borrowed<const T> weight = {};
     double eps = 1e-5;
@@ -43,7 +44,6 @@ struct rms_norm {
     }
 
     using gradients = norm_gradients<T>;
-    static constexpr bool adds_bias = false;
     std::size_t backward_workspace_bytes(const shape& x, index_t) const { return detail::row_gradients<false, T>::workspace_bytes(x); }
     void backward(const tensor_view<const T>& x, const tensor_view<const T>& given, const norm_gradients<T>& wanted,
                   const execution& run) const {

@@ -29,7 +29,7 @@ void check_train_backward(const N& norm, const tensor_view<const T>& x, const te
     };
     check_norm_gradients<T>(N::name, x, given, for_each, [&](const output_memory& memory) {
         memory.require_apart("mask", mask);
-        attn::check_apart(norm, memory);
+        norm.check_apart(memory);
     });
     if (!takes_statistics) return;
     if (const auto tokens = counted_tokens(mask, x.shape()); tokens < 2)
