@@ -6,7 +6,6 @@
 #include "attn/distributed/thread_communicator.hpp"
 #include "attn/pattern/causal.hpp"
 #include "attn/pattern/local.hpp"
-#include "some_rows.hpp"
 
 #include <barrier>
 #include <functional>
@@ -73,10 +72,9 @@ struct over_ranks : softmax_attention<P> {
         setup->ranks.run([&](thread_communicator& ranks) {
             const auto& parts = setup->op.partition;
             const auto q = parts.queries(ranks.rank()), k = parts.keys(ranks.rank());
-            const auto rows = [](const auto& of, const row_range& r) { return testing::some_rows(of, r.first, r.count); };
-            const inputs<T> own{rows(in.queries, q), rows(in.keys, k), rows(in.values, k)};
+            const auto own = in.slice({.tokens = q}, {.tokens = k});
             sequential one;
-            attn::attend(setup->op, ranks, own, outputs<T>{rows(out.values, q)}, execution(one, setup->memory[static_cast<std::size_t>(ranks.rank())]));
+            attn::attend(setup->op, ranks, own, outputs<T>{out.values.slice({.tokens = q})}, execution(one, setup->memory[static_cast<std::size_t>(ranks.rank())]));
         });
     }
 };

@@ -5,7 +5,6 @@
 #include "fma_peak.hpp"
 #include "naive_forms.hpp"
 #include "read_bandwidth.hpp"
-#include "some_rows.hpp"
 
 #include <Eigen/Core>
 
@@ -15,12 +14,11 @@ namespace attn::bench {
 
 namespace {
 
-using testing::some_rows;
 
 /// The call that computes some queries only. It is another call of the same operator, at another position.
 template <Scalar T>
 inputs<T> some_queries(const inputs<T>& in, index_t first, index_t count) {
-    return {some_rows(in.queries, first, count), in.keys, in.values, {.first_query = first}};
+    return {in.queries.slice({.tokens = {first, count}}), in.keys, in.values, {.first_query = first}};
 }
 
 /// The numbers that are computed with.
@@ -96,7 +94,7 @@ private:
             instance_->plain(some, {plain});
             for (index_t e = 0; e < exact.shape().size(); ++e) largest_result = std::max(largest_result, std::abs(exact.data()[e]));
             const tensor_view<const S> ours = out_;
-            found.error = std::max(found.error, largest_difference(some_rows(ours, first, count), exact.view()));
+            found.error = std::max(found.error, largest_difference(ours.slice({.tokens = {first, count}}), exact.view()));
             found.bound = std::max(found.bound, 2 * largest_difference(plain.view(), exact.view()));
             found.queries += count;
         };
@@ -182,9 +180,10 @@ public:
         p.batch = 1;
         if (case_.heads_stand_alone) p.heads = p.kv_heads = 1;
         const auto op = case_.make<T>(p);
-        const auto first = [&](const auto& t) { return detail::some_heads(t, 0, 1, 0, case_.heads_stand_alone ? 1 : t.shape().heads); };
-        const inputs<T> all = *in_, in{first(all.queries), first(all.keys), first(all.values)};
-        const output_gradients<T> given{first(tensor_view<const T>(given_))};
+        tensor_part first{.batch = {0, 1}};
+        if (case_.heads_stand_alone) first.heads = {0, 1};
+        const auto in = inputs<T>(*in_).slice(first, first);
+        const auto given = output_gradients<T>{given_}.slice(first);
         const auto s = p.shapes();
         tensor<T> plain[] = {tensor<T>(s.queries), tensor<T>(s.keys), tensor<T>(s.values)};
         tensor<double> exact[] = {tensor<double>(s.queries), tensor<double>(s.keys), tensor<double>(s.values)};
@@ -194,7 +193,7 @@ public:
         const tensor<T>* ours[] = {&of_queries_, &of_keys_, &of_values_};
         accuracy found{.bound = 16 * static_cast<double>(std::numeric_limits<T>::epsilon()), .queries = p.queries};
         for (std::size_t g = 0; g < 3; ++g) {
-            found.error = std::max(found.error, largest_difference<const T, double>(first(tensor_view<const T>(*ours[g])), exact[g].view()));
+            found.error = std::max(found.error, largest_difference<const T, double>(ours[g]->view().slice(first), exact[g].view()));
             found.bound = std::max(found.bound, 3 * largest_difference<T, double>(plain[g].view(), exact[g].view()));
         }
         return found;

@@ -24,14 +24,6 @@ attn::tensor<S> random_tensor(const attn::shape& shape, std::uint32_t seed) {
     return x;
 }
 
-/// `count` tokens of a tensor, from `first`: a view, nothing is copied.
-template <class S>
-attn::tensor_view<const S> some_tokens(const attn::tensor<S>& x, attn::index_t first, attn::index_t count) {
-    auto shape = x.shape();
-    shape.tokens = count;
-    return {x.view().row(0, 0, first), shape, x.view().strides()};
-}
-
 /// With a cache of numbers that are stored in S; the queries and the result are float.
 template <class S>
 int decode() {
@@ -56,10 +48,11 @@ int decode() {
                 for (attn::index_t c = 0; c < channels; ++c)
                     largest = std::max(largest, std::abs(out(0, h, i, c) - whole(0, h, first + i, c)));
     };
-    compare(attn::attend(op, some_tokens(q, 0, prompt), some_tokens(keys, 0, prompt), some_tokens(values, 0, prompt)), 0);
+    const auto first = [](const auto& x, attn::index_t count) { return x.view().slice({.tokens = {0, count}}); }; // nothing is copied
+    compare(attn::attend(op, first(q, prompt), first(keys, prompt), first(values, prompt)), 0);
     for (attn::index_t at = prompt; at < max_tokens; ++at) {
         const auto cached = at + 1; // its own key among them
-        compare(attn::attend(op, some_tokens(q, at, 1), some_tokens(keys, 0, cached), some_tokens(values, 0, cached),
+        compare(attn::attend(op, q.view().slice({.tokens = {at, 1}}), first(keys, cached), first(values, cached),
                              attn::bottom_right(1, cached)),
                 at);
     }

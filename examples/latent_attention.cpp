@@ -22,20 +22,6 @@ tensor<float> random_tensor(const attn::shape& shape, std::uint32_t seed) {
     std::generate_n(x.data(), shape.size(), [&] { return static_cast<float>(random()) / 0x1p31f - 1; });
     return x;
 }
-/// Channels first .. first + count - 1: a view, nothing is copied.
-template <class T>
-tensor_view<T> channels_of(const tensor_view<T>& x, index_t first, index_t count) {
-    auto shape = x.shape();
-    shape.channels = count;
-    return {x.data() + first * x.strides().channels, shape, x.strides()};
-}
-/// Tokens first .. first + count - 1.
-template <class T>
-tensor_view<T> tokens_of(const tensor_view<T>& x, index_t first, index_t count) {
-    auto shape = x.shape();
-    shape.tokens = count;
-    return {x.row(0, 0, first), shape, x.strides()};
-}
 /// out[h, i] = W[h] x[h, i], or of its transpose; heads of x that are fewer are shared.
 void multiply(const tensor<float>& w, bool transposed, const tensor_view<const float>& x, const tensor_view<float>& out) {
     const auto& s = out.shape();
@@ -58,10 +44,10 @@ int main() {
 
     // The cache: a row of latent and rotary channels for each token, one head for all.
     auto cache = random_tensor({.tokens = tokens, .channels = latent + turned}, 3);
-    const auto rotary_keys = channels_of(cache.view(), latent, turned);
+    const auto rotary_keys = cache.view().slice({.channels = {latent, turned}});
     attn::rotate(rotation, rotary_keys, 0, rotary_keys);
     auto queries = random_tensor({.heads = heads, .tokens = tokens, .channels = plain + turned}, 4);
-    const auto rotary_queries = channels_of(queries.view(), plain, turned);
+    const auto rotary_queries = queries.view().slice({.channels = {plain, turned}});
     attn::rotate(rotation, rotary_queries, 0, rotary_queries);
     const attn::softmax_attention op{.scale = 1 / std::sqrt(double{plain + turned}), .pattern = attn::causal{}};
 
@@ -69,23 +55,24 @@ int main() {
     tensor<float> keys({.heads = heads, .tokens = tokens, .channels = plain + turned});
     tensor<float> all_values({.heads = heads, .tokens = tokens, .channels = values});
     const tensor_view<const float> rows = cache.view();
-    multiply(up_keys, false, channels_of(rows, 0, latent), channels_of(keys.view(), 0, plain));
+    multiply(up_keys, false, rows.slice({.channels = {0, latent}}), keys.view().slice({.channels = {0, plain}}));
     for (index_t h = 0; h < heads; ++h)
         for (index_t j = 0; j < tokens; ++j) std::copy_n(&cache(0, 0, j, latent), turned, &keys(0, h, j, plain));
-    multiply(up_values, false, channels_of(rows, 0, latent), all_values.view());
+    multiply(up_values, false, rows.slice({.channels = {0, latent}}), all_values.view());
     const auto expected = attn::attend(op, queries, keys, all_values);
 
     // The queries go to the latent space instead: W_q' = W_up^T q, with their rotary part behind.
     tensor<float> moved({.heads = heads, .tokens = tokens, .channels = latent + turned});
-    multiply(up_keys, true, channels_of(tensor_view<const float>(queries.view()), 0, plain), channels_of(moved.view(), 0, latent));
+    multiply(up_keys, true, queries.view().slice({.channels = {0, plain}}), moved.view().slice({.channels = {0, latent}}));
     for (index_t h = 0; h < heads; ++h)
         for (index_t i = 0; i < tokens; ++i) std::copy_n(&queries(0, h, i, plain), turned, &moved(0, h, i, latent));
 
     float largest = 0, difference = 0;
     const auto decode = [&](index_t first, index_t count) {
-        const auto cached = tokens_of(rows, 0, first + count);
-        const auto some = tokens_of(tensor_view<const float>(moved.view()), first, count);
-        const auto of_latent = attn::attend(op, some, cached, channels_of(cached, 0, latent), attn::bottom_right(count, first + count));
+        const auto cached = rows.slice({.tokens = {0, first + count}});
+        const auto some = moved.view().slice({.tokens = {first, count}});
+        const auto of_latent = attn::attend(op, some, cached, cached.slice({.channels = {0, latent}}),
+                                            attn::bottom_right(count, first + count));
         tensor<float> out({.heads = heads, .tokens = count, .channels = values});
         multiply(up_values, false, of_latent, out.view());
         for (index_t h = 0; h < heads; ++h)

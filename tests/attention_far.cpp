@@ -111,7 +111,7 @@ TEST_CASE("linear attentions at the farthest positions", "[linear][portable]") {
                        k = reference::focused_features<double, float>(wide.keys, focused.power, {});
             // Its eps is per key that is present, which batch entries differ in.
             for (index_t b = 0; b < 2; ++b) {
-                const auto entry = [&](const auto& t) { return detail::some_heads(t, b, 1, 0, t.shape().heads); };
+                const auto entry = [&](const auto& t) { return t.slice({.batch = {b, 1}}); };
                 const auto own = std::span(present).subspan(static_cast<std::size_t>(b), 1);
                 const auto keys = std::clamp<index_t>(detail::saturating_sum(own[0], -where.first_key[0]), 0, m);
                 const inputs<double> mapped{entry(tensor_view<const double>(q)), entry(tensor_view<const double>(k)), entry(wide.values), where};

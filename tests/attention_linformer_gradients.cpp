@@ -217,7 +217,7 @@ TEST_CASE("linformer gradient: what is wrong is refused, by name", "[linformer][
     };
     tensor<float> small({1, 1, 3, 11}), columns({1, 1, 12, 3});
     refused([&](auto& c) { c.wanted.key_projection.matrix = small; }, {"linformer_attention: wanted.key_projection.matrix has shape (1, 1, 3, 11)", "(1, 1, 3, 12)"});
-    refused([&](auto& c) { c.wanted.key_projection.matrix = detail::transposed(tensor_view<float>(columns)); }, {"wanted.key_projection.matrix", "contiguous channels"});
+    refused([&](auto& c) { c.wanted.key_projection.matrix = columns.view().transposed(); }, {"wanted.key_projection.matrix", "contiguous channels"});
     refused([&](auto& c) { c.op.key_projection.bias = {}; }, {"wanted.key_projection.bias is asked for, but there is no such parameter"});
     refused([&](auto& c) { c.wanted.key_projection.matrix = c.matrix; }, {"wanted.key_projection.matrix", "overlaps the matrix of a projection"});
     refused([&](auto& c) { c.wanted.key_projection.bias = head_major(c.of_matrix.data(), {1, 2, 3, 1}); }, {"wanted.key_projection.bias", "overlaps wanted.key_projection.matrix"});

@@ -27,7 +27,7 @@ const std::vector<index_t> starts{0, 5, 5, 42, 43, 190, 200}, key_starts{0, 9, 1
 /// The tokens of an entry, copied.
 template <class T>
 tensor<T> entry_of(const tensor<T>& x, const std::vector<index_t>& from, std::size_t e) {
-    const auto part = attn::detail::tokens_of_entry(tensor_view<const T>(x.view()), from, static_cast<index_t>(e));
+    const auto part = x.view().slice({.tokens = {from[e], from[e + 1] - from[e]}});
     tensor<T> copy(part.shape());
     for (index_t h = 0; h < copy.shape().heads; ++h)
         for (index_t i = 0; i < copy.shape().tokens; ++i) std::copy_n(part.row(0, h, i), copy.shape().channels, copy.view().row(0, h, i));

@@ -1,7 +1,8 @@
 #include "catch.hpp"
 
-#include <attn/core/tensor_view.hpp>
+#include <attn/core/stored_view.hpp>
 
+#include <numeric>
 #include <random>
 #include <set>
 #include <vector>
@@ -41,7 +42,86 @@ void check_disjoint(const tensor_view<A>& a, const tensor_view<B>& b) {
     CHECK_FALSE(overlap(b, a));
 }
 
+/// Whether a view has exactly these elements of another.
+template <class View>
+void check_is_part(const View& part, const View& whole, const shape& first, const shape& extents) {
+    REQUIRE(part.shape() == extents);
+    CHECK(part.strides() == whole.strides());
+    for (index_t b = 0; b < extents.batch; ++b)
+        for (index_t h = 0; h < extents.heads; ++h)
+            for (index_t i = 0; i < extents.tokens; ++i)
+                for (index_t c = 0; c < extents.channels; ++c)
+                    REQUIRE(part(b, h, i, c) == whole(first.batch + b, first.heads + h, first.tokens + i, first.channels + c));
+}
+
+/// Slices of a view whose elements differ from each other.
+template <class View>
+void check_slices(const View& whole) {
+    const auto& s = whole.shape();
+    check_is_part(whole.slice({}), whole, {0, 0, 0, 0}, s);
+    CHECK(whole.slice({}).data() == whole.data());
+    check_is_part(whole.slice({.batch = {1, 1}}), whole, {1, 0, 0, 0}, {1, s.heads, s.tokens, s.channels});
+    check_is_part(whole.slice({.heads = {1, 2}}), whole, {0, 1, 0, 0}, {s.batch, 2, s.tokens, s.channels});
+    check_is_part(whole.slice({.tokens = {2, 2}}), whole, {0, 0, 2, 0}, {s.batch, s.heads, 2, s.channels});
+    check_is_part(whole.slice({.channels = {3, 2}}), whole, {0, 0, 0, 3}, {s.batch, s.heads, s.tokens, 2});
+    const auto inner = whole.slice({.batch = {1, 1}, .heads = {1, 1}, .tokens = {1, 3}, .channels = {1, 4}});
+    check_is_part(inner, whole, {1, 1, 1, 1}, {1, 1, 3, 4});
+    check_is_part(inner.slice({.tokens = {1, 1}, .channels = {2, 1}}), whole, {1, 1, 2, 3}, {1, 1, 1, 1});
+    CHECK(whole.slice({.tokens = {4, 0}}).shape() == shape{s.batch, s.heads, 0, s.channels});
+    CHECK(whole.slice({.heads = {}}).shape() == shape{s.batch, 0, s.tokens, s.channels});
+    // What surrounds a part may be named, and has the elements of the part where they were.
+    const auto around = inner.slice({.tokens = {-1, 4}});
+    CHECK(around(0, 0, 2, 1) == inner(0, 0, 1, 1));
+
+    const auto columns = whole.transposed();
+    REQUIRE(columns.shape() == shape{s.batch, s.heads, s.channels, s.tokens});
+    for (index_t b = 0; b < s.batch; ++b)
+        for (index_t h = 0; h < s.heads; ++h)
+            for (index_t i = 0; i < s.tokens; ++i)
+                for (index_t c = 0; c < s.channels; ++c) REQUIRE(columns(b, h, c, i) == whole(b, h, i, c));
+    check_is_part(columns.transposed(), whole, {0, 0, 0, 0}, s);
+    CHECK(columns.transposed().data() == whole.data());
+}
+
+/// Slices of a view without memory.
+template <class View>
+void check_slices_of_none(const View& none) {
+    const auto part = none.slice({.batch = {1, 1}, .heads = {2, 1}, .tokens = {1, 3}, .channels = {1, 2}});
+    CHECK(part.data() == nullptr);
+    CHECK(part.shape() == shape{1, 1, 3, 2});
+    CHECK(none.transposed().data() == nullptr);
+    CHECK(none.transposed().shape() == none.shape().transposed());
+}
+
 } // namespace
+
+TEST_CASE("slice, transposed: the elements of a part, where they lie", "[core][portable]") {
+    const shape s{2, 3, 4, 5};
+    std::vector<float> memory(static_cast<std::size_t>(s.size()));
+    std::iota(memory.begin(), memory.end(), 0.0F);
+    std::vector<std::uint16_t> bits(memory.size());
+    std::ranges::transform(memory, bits.begin(), [](float x) { return detail::narrowed<narrow_format::bfloat16>(x); });
+    const tensor_view backwards(memory.data() + s.size() - 1, s, strides{-60, -20, -5, -1});
+    for (const auto& view : {head_major(memory.data(), s), token_major(memory.data(), s), backwards}) {
+        check_slices(view);
+        check_slices(tensor_view<const float>(view));
+        check_slices(stored_view<float>(view));
+        check_slices(stored_view<const float>(view));
+    }
+    for (const auto& view : {head_major(bits.data(), s), token_major(bits.data(), s)}) {
+        const stored_view<float> stored(view.data(), narrow_format::bfloat16, s, view.strides());
+        check_slices(stored);
+        CHECK(stored.slice({.tokens = {1, 2}}).format() == narrow_format::bfloat16);
+        CHECK(stored.transposed().format() == narrow_format::bfloat16);
+    }
+    const auto none = head_major<float>(nullptr, s);
+    check_slices_of_none(none);
+    check_slices_of_none(stored_view<float>(none));
+    check_slices_of_none(stored_view<float>(nullptr, narrow_format::half, s, none.strides()));
+    // A call's tensors are cut by the same words.
+    const row_range rows{1, 2};
+    CHECK(head_major(memory.data(), s).slice({.tokens = rows}).shape().tokens == rows.count);
+}
 
 TEST_CASE("tensor_view: head_major and token_major find the elements of their layout", "[core][portable]") {
     std::vector<int> memory(2 * 3 * 4 * 5);
@@ -109,10 +189,8 @@ TEST_CASE("overlap: what interleaves without touching is disjoint", "[core][port
     }
     SECTION("heads of one tensor, tokens of one tensor, even and odd channels") {
         const auto whole = head_major(memory.data(), s);
-        check_disjoint(tensor_view(whole.row(0, 0, 0), shape{batch, 1, tokens, d}, whole.strides()),
-                       tensor_view(whole.row(0, 2, 0), shape{batch, 1, tokens, d}, whole.strides()));
-        check_disjoint(tensor_view(whole.row(0, 0, 0), shape{batch, heads, 3, d}, whole.strides()),
-                       tensor_view(whole.row(0, 0, 3), shape{batch, heads, 4, d}, whole.strides()));
+        check_disjoint(whole.slice({.heads = {0, 1}}), whole.slice({.heads = {2, 1}}));
+        check_disjoint(whole.slice({.tokens = {0, 3}}), whole.slice({.tokens = {3, 4}}));
         check_disjoint(tensor_view(memory.data(), shape{1, 1, 5, 2}, strides{0, 0, 4, 2}),
                        tensor_view(memory.data() + 1, shape{1, 1, 5, 2}, strides{0, 0, 4, 2}));
     }

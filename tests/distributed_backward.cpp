@@ -74,8 +74,8 @@ void check_backward_over(const auto& op, const inputs<T>& in, std::vector<partit
                 whole_gradients<T> own({own_queries.view, own_keys.view, own_values.view}, sink_count, of_bias); // its own sinks and bias
                 thread_pool threads(again ? 2 : 1);
                 backward(sequence_parallel{op, parts}, ranks, inputs<T>{own_queries.view, own_keys.view, own_values.view},
-                         {some_rows(out, q.first, q.count), some_rows(log_sum_exp, q.first, q.count)}, {some_rows(d_out, q.first, q.count), some_rows(d_rows, q.first, q.count)},
-                         wanted_of<T>(op, own, some_rows(found.queries.view(), q.first, q.count), some_rows(found.keys.view(), k.first, k.count), some_rows(found.values.view(), k.first, k.count)),
+                         saved_outputs<T>{out, log_sum_exp}.slice({.tokens = q}), output_gradients<T>{d_out, d_rows}.slice({.tokens = q}),
+                         wanted_of<T>(op, own, found.queries.view().slice({.tokens = q}), found.keys.view().slice({.tokens = k}), found.values.view().slice({.tokens = k})),
                          threads);
                 if (ranks.rank() == ranks.size() - 1) found.sinks = std::move(own.sinks), found.bias = std::move(own.bias);
             }));
@@ -156,11 +156,11 @@ TEST_CASE("ranks: a rank gets the gradients that it wants, whatever the others w
         tensor<float> dk(in.keys.shape()), dv(in.values.shape());
         CHECK_NOTHROW(on_thread_ranks(3, [&](auto& ranks) {
             const auto own = parts.queries(ranks.rank());
-            const auto part = [&](const auto& t) { return some_rows(t, own.first, own.count); };
+            const tensor_part part{.tokens = own};
             input_gradients<float> wanted;
-            if (all || ranks.rank() == 0) wanted.keys = part(dk.view());
-            if (all || ranks.rank() == 2) wanted.values = part(dv.view());
-            backward(sequence_parallel{op, parts}, ranks, inputs<float>{part(in.queries), part(in.keys), part(in.values)}, {part(out), part(rows)}, {part(d_out)}, {wanted});
+            if (all || ranks.rank() == 0) wanted.keys = dk.view().slice(part);
+            if (all || ranks.rank() == 2) wanted.values = dv.view().slice(part);
+            backward(sequence_parallel{op, parts}, ranks, in.slice(part, part), saved_outputs<float>{out, rows}.slice(part), {d_out.view().slice(part)}, {wanted});
         }));
         return std::pair(std::move(dk), std::move(dv));
     };
@@ -179,9 +179,9 @@ TEST_CASE("ranks: a gradient that fails on one rank fails on all", "[distributed
     tensor<float> out({1, 1, n, 4}), rows({1, 1, n, 1}), d_out({1, 1, n, 4});
     check_failures("sequence_parallel", 3, [&](auto& communicator, auto& executor) {
         const auto own = parts.queries(communicator.rank());
-        const auto part = [&](const auto& t) { return some_rows(t, own.first, own.count); };
+        const tensor_part part{.tokens = own};
         tensor<float> dq({1, 1, own.count, 8}), dk(dq.shape()), of_sinks({1, 1, 1, 1});
-        backward(sequence_parallel{op, parts}, communicator, inputs<float>{part(given.queries), part(given.keys), part(given.values)}, {part(out), part(rows)}, {part(d_out)},
+        backward(sequence_parallel{op, parts}, communicator, inputs<float>(given).slice(part, part), saved_outputs<float>{out, rows}.slice(part), {d_out.view().slice(part)},
                  {{dq, dk}, of_sinks}, executor);
     });
 }
@@ -198,11 +198,10 @@ TEST_CASE("ranks: sinks whose gradient one rank does not want, or another call, 
         std::vector<std::string> errors(3, nothing_thrown);
         on_thread_ranks(3, [&](auto& ranks) {
             const auto own = parts.queries(ranks.rank());
-            const auto part = [&](const auto& t) { return some_rows(t, own.first, own.count); };
+            const tensor_part part{.tokens = own};
             tensor<float> dq({1, 1, own.count, 8}), dk(dq.shape());
             errors[static_cast<std::size_t>(ranks.rank())] = error_of<std::exception>([&] {
-                call(ranks, inputs<float>{part(in.queries), part(in.keys), part(in.values)}, saved_outputs<float>{part(out), part(rows)},
-                     output_gradients<float>{part(d_out)}, input_gradients<float>{dq, dk});
+                call(ranks, in.slice(part, part), saved_outputs<float>{out, rows}.slice(part), output_gradients<float>{d_out}.slice(part), input_gradients<float>{dq, dk});
             });
         });
         return errors;

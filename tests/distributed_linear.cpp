@@ -96,7 +96,7 @@ TEST_CASE("ranks: a linear attention that fails on one rank fails on all", "[dis
     const auto check = [&](const auto& op) {
         check_failures("sequence_parallel", 3, [&](auto& communicator, auto& executor) {
             const auto own = parts.queries(communicator.rank());
-            const inputs<float> some{some_rows(in.queries, own.first, own.count), some_rows(in.keys, own.first, own.count), some_rows(in.values, own.first, own.count)};
+            const auto some = inputs<float>(in).slice({.tokens = own}, {.tokens = own});
             static_cast<void>(attend(sequence_parallel{op, parts}, communicator, some, executor));
         });
     };
@@ -115,7 +115,7 @@ TEST_CASE("ranks: a linear attention's parameters are those of all rows, its con
         return error_of<shape_error>([&] {
             on_thread_ranks(2, [&](auto& ranks) {
                 const auto own = parts.queries(ranks.rank());
-                const inputs<float> some{some_rows(in.queries, own.first, own.count), some_rows(in.keys, own.first, own.count), some_rows(in.values, own.first, own.count)};
+                const auto some = inputs<float>(in).slice({.tokens = own}, {.tokens = own});
                 static_cast<void>(attend(sequence_parallel{op, parts}, ranks, some));
             });
         });

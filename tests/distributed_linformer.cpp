@@ -200,7 +200,7 @@ TEST_CASE("ranks: Linformer, sums travel, not tokens", "[distributed]") {
         on_thread_ranks(ranks, [&](auto& communicator) {
             counting own{communicator};
             const auto q = parts.queries(own.rank()), k = parts.keys(own.rank());
-            const inputs<float> of_rank{some_rows(all.queries, q.first, q.count), some_rows(all.keys, k.first, k.count), some_rows(all.values, k.first, k.count)};
+            const auto of_rank = all.slice({.tokens = q}, {.tokens = k});
             static_cast<void>(attend(sequence_parallel{op, parts}, own, of_rank));
             sent[static_cast<std::size_t>(own.rank())] = own.sent;
         });
@@ -244,8 +244,7 @@ TEST_CASE("ranks: Linformer, who throws makes all throw", "[distributed][paralle
     const inputs<float> all(in);
     const partition parts(dense{}, shapes_of(all), ranks);
     const auto own = [&](index_t rank) {
-        const auto q = parts.queries(rank), k = parts.keys(rank);
-        return inputs<float>{some_rows(all.queries, q.first, q.count), some_rows(all.keys, k.first, k.count), some_rows(all.values, k.first, k.count)};
+        return all.slice({.tokens = parts.queries(rank)}, {.tokens = parts.keys(rank)});
     };
     const projections<float> of{n, 2};
     const linformer_attention op{.key_projection = of.biased()};

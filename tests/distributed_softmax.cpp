@@ -153,7 +153,7 @@ TEST_CASE("ranks: a rank's own rows leave before it gets to them", "[distributed
     CHECK_NOTHROW(on_thread_ranks(2, [&](auto& ranks) {
         const auto rank = ranks.rank();
         const auto held = cuts.of(rank);
-        const auto rows_held = some_rows(numbers, held.first, held.count);
+        const auto rows_held = numbers.view().slice({.tokens = held});
         const inputs<float> own{rows_held, rows_held, rows_held};
         detail::stream_memory<float> memory(plan, rank, own);
         detail::key_stream<float, thread_communicator> stream(ranks, plan, own, held, memory);
@@ -173,8 +173,7 @@ TEST_CASE("ranks: who throws makes all throw, whatever the others wait for", "[d
     const inputs<float> all(in);
     const partition parts(dense{}, shapes_of(all), ranks);
     const auto own = [&](index_t rank) {
-        const auto q = parts.queries(rank), k = parts.keys(rank);
-        return inputs<float>{some_rows(all.queries, q.first, q.count), some_rows(all.keys, k.first, k.count), some_rows(all.values, k.first, k.count)};
+        return all.slice({.tokens = parts.queries(rank)}, {.tokens = parts.keys(rank)});
     };
     /// What each rank hears.
     const auto heard = [&](const auto& call) {
@@ -206,7 +205,7 @@ TEST_CASE("ranks: who throws makes all throw, whatever the others wait for", "[d
     };
     all_hear("k has shape (1, 1, 499, 8), but rank 2 of the partition holds (1, 1, 500, 8)", [&](auto& communicator) {
         auto wrong = own(2);
-        wrong.keys = some_rows(wrong.keys, 0, 499);
+        wrong.keys = wrong.keys.slice({.tokens = {0, 499}});
         static_cast<void>(attend(op, communicator, wrong));
     });
     all_hear("positions are given, but they are the partition's", [&](auto& communicator) {

@@ -121,7 +121,7 @@ TEST_CASE("ranks: talking heads, what is wrong on one rank is thrown on all", "[
             const auto rank = communicator.rank();
             const auto q = parts.queries(rank), k = parts.keys(rank);
             const auto& from = rank == 1 ? of_one : all;
-            const inputs<float> own{some_rows(from.queries, q.first, q.count), some_rows(from.keys, k.first, k.count), some_rows(from.values, k.first, k.count)};
+            const auto own = from.slice({.tokens = q}, {.tokens = k});
             errors[static_cast<std::size_t>(rank)] = error_of<std::exception>([&] {
                 if (rank == 1) static_cast<void>(attend(sequence_parallel{op, parts_of_one}, communicator, own));
                 else static_cast<void>(attend(sequence_parallel{talking_heads_attention<causal>{.logits_mix = mix.logits}, parts}, communicator, own));

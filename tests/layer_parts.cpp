@@ -173,7 +173,7 @@ TEST_CASE("layers: what does not fit is refused by layer, argument and shapes", 
     CHECK_THAT(error_of([&] { forward(l, {.tokens = x}, head_major(const_cast<float*>(x.data()), out.shape()), execution(here, some)); }),
                Contains("overlaps tokens"));
     CHECK_THAT(error_of([&] {
-                   forward(l, {.tokens = x}, tensor_view<float>(out.data(), {2, 1, 8, 8}, out.view().strides()), execution(here, some));
+                   forward(l, {.tokens = x}, out.view().slice({.tokens = {0, 8}}), execution(here, some));
                }),
                StartsWith("linear: out has shape (2, 1, 8, 8)"));
 }

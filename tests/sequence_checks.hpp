@@ -3,7 +3,6 @@
 
 #include "answers.hpp"
 #include "communicator_checks.hpp"
-#include "some_rows.hpp"
 
 #include <attn/distributed/sequence_parallel.hpp>
 
@@ -27,7 +26,7 @@ struct rank_rows {
     tensor<T> memory;
     stored_view<const T> view;
 
-    rank_rows(const stored_view<const T>& all, const row_range& rows) : view(some_rows(all, rows.first, rows.count)) {
+    rank_rows(const stored_view<const T>& all, const row_range& rows) : view(all.slice({.tokens = rows})) {
         if (all.is_narrow() || all.strides() != head_major(static_cast<const T*>(nullptr), all.shape()).strides()) return;
         memory = tensor<T>(view.shape());
         const auto& s = view.shape();
@@ -46,7 +45,7 @@ void check_rank(const auto& op, C& ranks, const partition& parts, const inputs<T
     const auto q = parts.queries(rank), k = parts.keys(rank);
     const rank_rows<T> own_queries(all.queries, q), own_keys(all.keys, k), own_values(all.values, k);
     const inputs<T> own{own_queries.view, own_keys.view, own_values.view};
-    const auto expected = some_rows(whole.values, q.first, q.count);
+    const auto expected = whole.values.slice({.tokens = q});
     const auto same_rows = [](const auto& a, const auto& b) {
         const auto& s = a.shape();
         for (index_t batch = 0; batch < s.batch; ++batch)
@@ -60,7 +59,7 @@ void check_rank(const auto& op, C& ranks, const partition& parts, const inputs<T
     };
     auto own_op = op;
     if constexpr (requires { op.convolution_input; })
-        if (op.convolution_input.data()) own_op.convolution_input = some_rows(op.convolution_input, q.first, q.count);
+        if (op.convolution_input.data()) own_op.convolution_input = op.convolution_input.slice({.tokens = q});
     const sequence_parallel over{own_op, parts};
     if constexpr (std::same_as<T, float>) {
         if (expected.is_narrow()) {
@@ -78,7 +77,7 @@ void check_rank(const auto& op, C& ranks, const partition& parts, const inputs<T
     workspace memory(workspace_bytes<T>(over, rank, executor));
     attend(over, ranks, own, outputs<T>{values, log_sum_exp}, execution(executor, memory));
     require(same_rows(values.view(), expected), "the rows have the bits of the whole call's");
-    require(same_rows(log_sum_exp.view(), some_rows(whole.log_sum_exp, q.first, q.count)), "log_sum_exp has the bits of the whole call's");
+    require(same_rows(log_sum_exp.view(), whole.log_sum_exp.slice({.tokens = q})), "log_sum_exp has the bits of the whole call's");
 }
 
 } // namespace attn::testing

@@ -2,7 +2,6 @@
 // masks that are made once for several heads.
 #include "executors.hpp"
 #include "softmax_checks.hpp"
-#include "some_rows.hpp"
 
 #include <attn/parallel/thread_pool.hpp>
 #include <attn/pattern/causal.hpp>
@@ -113,7 +112,7 @@ TEMPLATE_TEST_CASE("softmax: a packed document has the bits that it has by itsel
             index_t different = 0;
             for (index_t first = 0, end; first < n; first = end) {
                 end = std::find_if(ids.begin() + first, ids.end(), [&](auto id) { return id != ids[static_cast<std::size_t>(first)]; }) - ids.begin();
-                const auto document = [&](const tensor<T>& t) { return some_rows(t, first, end - first); };
+                const auto document = [&](const tensor<T>& t) { return t.view().slice({.tokens = {first, end - first}}); };
                 const auto own = attend(alone, document(in.queries), document(in.keys), document(in.values), {.first_query = first, .first_key = first});
                 for (index_t h = 0; h < heads; ++h)
                     for (index_t i = first; i < end; ++i)

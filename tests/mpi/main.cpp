@@ -36,9 +36,9 @@ void check_backward(mpi_communicator& ranks, const auto& op, index_t n) {
     const partition parts(op.pattern, shapes_of(in), ranks.size());
     const auto gradients_on = [&](auto& communicator, tensor<float>& dq, tensor<float>& dk, tensor<float>& dv) {
         const auto own = parts.queries(communicator.rank());
-        const auto part = [&](const auto& t) { return some_rows(t, own.first, own.count); };
+        const tensor_part part{.tokens = own};
         dq = tensor<float>({1, 2, own.count, 8}), dk = tensor<float>({1, 1, own.count, 8}), dv = tensor<float>({1, 1, own.count, 4});
-        backward(sequence_parallel{op, parts}, communicator, inputs<float>{part(in.queries), part(in.keys), part(in.values)}, {part(out), part(log_sum_exp)}, {part(d_out)},
+        backward(sequence_parallel{op, parts}, communicator, in.slice(part, part), saved_outputs<float>{out, log_sum_exp}.slice(part), {d_out.view().slice(part)},
                  {{dq, dk, dv}});
     };
     tensor<float> expected[3], found[3];
@@ -57,8 +57,8 @@ void check_errors(mpi_communicator& ranks) {
     const partition parts(dense{}, shapes_of(inputs<float>(in)), ranks.size());
     const auto last = ranks.size() - 1, rank = ranks.rank();
     const auto q = parts.queries(rank), k = parts.keys(rank);
-    const inputs<float> own{some_rows(in.queries, q.first, q.count), some_rows(in.keys, k.first, k.count),
-                            some_rows(in.values, k.first, rank == last ? k.count - 1 : k.count)};
+    auto own = inputs<float>(in).slice({.tokens = q}, {.tokens = k});
+    if (rank == last) own.values = own.values.slice({.tokens = {0, k.count - 1}});
     const auto failure = detail::failure_of([&] { static_cast<void>(attend(sequence_parallel{softmax_attention{}, parts}, ranks, own)); });
     require(failure != nullptr, "all ranks throw where one is given a wrong shape");
     const auto reason = detail::reason_of(failure);
@@ -78,7 +78,7 @@ void check_batch_norm(mpi_communicator& ranks) {
     const partition parts(dense{}, {s, s, s}, ranks.size());
     const auto own = parts.queries(ranks.rank());
     tensor<float> out({s.batch, s.heads, own.count, s.channels});
-    train(norm, parts, ranks, some_rows(x, own.first, own.count), out, statistics, execution(one, memory));
+    train(norm, parts, ranks, x.view().slice({.tokens = own}), out, statistics, execution(one, memory));
     require(statistics.mean == expected.mean && statistics.variance == expected.variance, "statistics are those of all tokens");
     for (index_t b = 0; b < s.batch; ++b)
         require(std::equal(out.view().row(b, 0, 0), out.view().row(b, 0, 0) + own.count * s.channels, whole.view().row(b, 0, own.first)), "rows of BatchNorm are the same");

@@ -1,12 +1,10 @@
 #include "checks.hpp"
 
-#include "attn/core/heads.hpp"
 #include "differences.hpp"
 #include "draw_layout.hpp"
 #include "executors.hpp"
 #include "gradient_checks.hpp"
 #include "on_threads.hpp"
-#include "some_rows.hpp"
 #include "stored.hpp"
 
 namespace attn::fuzz {
@@ -15,7 +13,6 @@ namespace {
 
 using testing::answer;
 using testing::same_bits;
-using testing::some_rows;
 
 template <Scalar T>
 class trial_checks {
@@ -227,14 +224,13 @@ private:
         const auto& s = t_.size;
         if (s.batch * s.kv_heads == 0) return {};
         const auto b = random_.number(0, s.batch - 1), g = random_.number(0, s.kv_heads - 1), group = s.heads / s.kv_heads;
-        const auto one = [&](const auto& t, index_t head, index_t heads) { return attn::detail::some_heads(t, b, 1, head, heads); };
-        const inputs<T> all = t_.in;
-        const inputs<T> in{one(all.queries, g * group, group), one(all.keys, g, 1), one(all.values, g, 1),
-                           {all.positions.first_query[b], all.positions.first_key[b]}};
+        const tensor_part some_heads{.batch = {b, 1}, .heads = {g * group, group}};
+        auto in = inputs<T>(t_.in).slice(some_heads, {.batch = {b, 1}, .heads = {g, 1}});
+        in.positions = {in.positions.first_query[b], in.positions.first_key[b]};
         const auto ours = attend(t_.part(b, g), in, has_log_sum_exp_);
         const auto copied = [&](const tensor<T>& from) {
             tensor<T> to({1, group, from.shape().tokens, from.shape().channels});
-            const auto view = one(from.view(), g * group, group);
+            const auto view = from.view().slice(some_heads);
             for (index_t h = 0; h < group; ++h)
                 for (index_t i = 0; i < to.shape().tokens; ++i)
                     for (index_t c = 0; c < to.shape().channels; ++c) to(0, h, i, c) = view(0, h, i, c);
@@ -255,7 +251,7 @@ private:
             const auto begin = std::max<index_t>(0, first - before) * unit, end = std::min(units, first + count + after) * unit;
             const auto first_query = later(t_.size.first_query, begin);
             const auto part = attend(t_.within ? t_.within(begin, end - begin, 0, t_.size.keys) : t_.op,
-                                     {some_rows(all.queries, begin, end - begin), all.keys, all.values, {each(first_query), all.positions.first_key}},
+                                     {all.queries.slice({.tokens = {begin, end - begin}}), all.keys, all.values, {each(first_query), all.positions.first_key}},
                                      has_log_sum_exp_);
             copy_rows(part.values, first * unit - begin, count * unit, ours.values, first * unit);
             if (has_log_sum_exp_) copy_rows(part.log_sum_exp, first * unit - begin, count * unit, ours.log_sum_exp, first * unit);
@@ -289,7 +285,7 @@ private:
         const auto first_key = later(t_.size.first_key, front);
         const inputs<T> all = t_.in;
         const auto ours = attend(t_.within ? t_.within(0, t_.size.queries, front, count) : t_.op,
-                                 {all.queries, some_rows(all.keys, front, count), some_rows(all.values, front, count),
+                                 {all.queries, all.keys.slice({.tokens = {front, count}}), all.values.slice({.tokens = {front, count}}),
                                   {all.positions.first_query, each(first_key)}}, has_log_sum_exp_);
         const auto problem = differs(ours, expected_, has_log_sum_exp_);
         return problem.empty() ? problem

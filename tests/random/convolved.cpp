@@ -1,7 +1,6 @@
 // Problems of simplified and focused linear attention.
 #include "linear_bounds.hpp"
 #include "others.hpp"
-#include "some_rows.hpp"
 
 #include <attn/attention/backward.hpp>
 #include <attn/attention/focused_linear_attention.hpp>
@@ -19,7 +18,6 @@ using namespace pattern;
 
 namespace {
 
-using testing::some_rows;
 
 template <Scalar T>
 struct convolved_drawn {
@@ -280,7 +278,7 @@ trial<T> draw_convolved(draw& random) {
               .after = causal_kernel ? 0 : height > 0 ? kernel_height / 2 : kernel_width / 2};
     t.within = [=](index_t first, index_t queries, index_t first_key, index_t keys) {
         return make({{own->weights.view(), own->bias, height > 0 ? queries / width : 0, width, causal_kernel},
-                     some_rows(own->encoding, first_key, keys), some_rows(own->read, first, queries)}, queries);
+                     view_of(own->encoding).slice({.tokens = {first_key, keys}}), view_of(own->read).slice({.tokens = {first, queries}})}, queries);
     };
     t.name = std::string(kind == 2 ? "lengths" : kind == 3 ? "causal" : "dense") + (is_focused && kind != 3 ? ", focused, power " + std::to_string(d->power) : "") +
              ", kernel " + to_string(d->weights.shape()) + ", grid " + std::to_string(height) + " x " + std::to_string(width) +

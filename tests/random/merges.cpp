@@ -1,7 +1,6 @@
 #include "answers.hpp"
 #include "others.hpp"
 #include "softmax.hpp"
-#include "some_rows.hpp"
 
 #include <attn/attention/merge.hpp>
 
@@ -12,8 +11,8 @@ namespace {
 /// The keys first .. first + count - 1.
 template <Scalar T>
 testing::answer<T> some_keys(const operation<T>& op, const inputs<T>& all, index_t first, index_t count) {
-    const auto rows = [&](const tensor_view<const T>& t) { return testing::some_rows(t, first, count); };
-    const inputs<T> in{all.queries, rows(all.keys), rows(all.values), {all.positions.first_query, all.positions.first_key[0] + first}};
+    auto in = all.slice({}, {.tokens = {first, count}});
+    in.positions.first_key = all.positions.first_key[0] + first;
     auto result = testing::no_answer<T>(op.output_shape(shapes_of(in)), true);
     sequential here;
     workspace memory(op.workspace_bytes(shapes_of(in), 1));

@@ -3,7 +3,6 @@
 #include "draw_layout.hpp"
 #include "others.hpp"
 #include "softmax.hpp"
-#include "some_rows.hpp"
 
 #include <attn/attention/linear_attention.hpp>
 #include <attn/attention/linformer_attention.hpp>
@@ -22,7 +21,6 @@ namespace attn::fuzz {
 namespace {
 
 using T = std::conditional_t<testing::is_tested<float>, float, double>;
-using testing::some_rows;
 
 void for_each_element(const shape& s, const auto& f) {
     for (index_t b = 0; b < s.batch; ++b)
@@ -141,8 +139,8 @@ private:
                 testing::placed<T> dq(rows_of(exact[0], q), draw_layout(own)), dk(rows_of(exact[1], k), draw_layout(own)), dv(rows_of(exact[2], k), draw_layout(own));
                 thread_pool threads(own.number(1, 3));
                 backward(sequence_parallel{op, parts}, ranks,
-                         inputs<T>{some_rows(in_.queries, q.first, q.count), keys.view(), some_rows(in_.values, k.first, k.count)},
-                         {some_rows(saved.values, q.first, q.count), some_rows(saved.log_sum_exp, q.first, q.count)}, {some_rows(of_values, q.first, q.count)},
+                         inputs<T>{in.queries.slice({.tokens = q}), keys.view(), in.values.slice({.tokens = k})},
+                         saved_outputs<T>{saved.values, saved.log_sum_exp}.slice({.tokens = q}), {of_values.view().slice({.tokens = q})},
                          {{dq.view(), dk.view(), dv.view()}}, threads);
                 if (!dq.guards_intact() || !dk.guards_intact() || !dv.guards_intact()) return "wrote beside a gradient";
                 put_rows(of_run[0], q, dq.copy());

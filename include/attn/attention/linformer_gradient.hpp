@@ -69,15 +69,14 @@ struct linformer_gradient_work {
         projected.project_some(op, in, run, p);
         const bool of_keys = any_wanted(op.key_projection, wanted.key_projection),
                    of_values = any_wanted(op.for_values(), for_values(wanted));
-        const auto some = [&](const auto& t) { return work::of_queries(t, p, in); };
+        const auto of_queries = work::of_queries(p, in);
         const auto if_wanted = [&](const tensor_view<T>& t, bool is) { return is ? projected.of_part(t, p) : tensor_view<T>{}; };
         const inputs<T> projected_in = projected.projected(in, p);
-        const saved_outputs<T> saved_of_part{some(saved.values), some(saved.log_sum_exp)};
-        const output_gradients<T> given_of_part{some(given.values), some(given.log_sum_exp)};
-        const input_gradients<T> found{some(wanted.queries), if_wanted(keys, of_keys || wanted.keys.data()),
+        const input_gradients<T> found{wanted.queries.slice(of_queries), if_wanted(keys, of_keys || wanted.keys.data()),
                                        if_wanted(values, of_values || wanted.values.data())};
         projected.with_visible(op, in, p, projected_in, [&](const auto& visible, T factor) {
-            softmax()({projected_in, saved_of_part, given_of_part, found, visible, nullptr, factor}, {}, {}, false, run);
+            softmax()({projected_in, saved.slice(of_queries), given.slice(of_queries), found, visible, nullptr, factor}, {}, {}, false,
+                      run);
         });
 
         const side of_k{op.key_projection, wanted.key_projection, in.keys, keys, wanted.keys};
@@ -139,8 +138,7 @@ private:
     template <class P, class G>
     void for_each_run(const side<P, G>& s, const part& p, index_t head, index_t slice, const auto& f) const {
         const auto b = p.b + head / p.kv_heads, g = p.g + head % p.kv_heads, channels = s.given.shape().channels;
-        const auto one_head = some_heads(s.from, b, 1, g, 1);
-        const auto x = projected.rows.tokens_of(one_head, head);
+        const auto x = projected.rows.tokens_of(s.from.slice({.batch = {b, 1}, .heads = {g, 1}}), head);
         projected.rows.for_each_kept(head, 0, projected.rows.max_rows, [&](index_t row, index_t count, index_t first) {
             scratch own(projected.shared + task_bytes * static_cast<std::size_t>(slice));
             f(x, g, row, count,
@@ -150,7 +148,7 @@ private:
     template <class P, class G>
     void find_tokens(const side<P, G>& s, const part& p, index_t head, index_t slice) const {
         if (!s.to.data()) return;
-        const auto own = some_heads(s.to, p.b + head / p.kv_heads, 1, p.g + head % p.kv_heads, 1);
+        const auto own = s.to.slice({.batch = {p.b + head / p.kv_heads, 1}, .heads = {p.g + head % p.kv_heads, 1}});
         fill_zero(own);
         for_each_run(s, p, head, slice, [&](const auto& x, index_t g, index_t row, index_t count, const auto& given, scratch& memory) {
             s.projection.add_token_gradients(x, g, row, count, given, kernel::rows_of(own, 0, 0), memory);

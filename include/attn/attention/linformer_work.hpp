@@ -1,7 +1,6 @@
 // How Linformer runs: some heads at a time, their keys and values are projected into the workspace and attended to there.
 #pragma once
 
-#include "../core/heads.hpp"
 #include "../pattern/lengths.hpp"
 #include "projection.hpp"
 #include "softmax_attention.hpp"
@@ -103,10 +102,9 @@ struct linformer_work {
                 f(part{b, std::min(rows.batches, all.batch - b), g, std::min(rows.heads, all.heads - g)});
     }
     /// The part of a tensor that has as many heads as the queries.
-    template <class U>
-    static auto of_queries(const U& t, const part& p, const inputs<T>& in) {
+    static tensor_part of_queries(const part& p, const inputs<T>& in) {
         const auto group = in.queries.shape().heads / in.keys.shape().heads;
-        return some_heads(t, p.b, p.entries, p.g * group, p.kv_heads * group);
+        return {.batch = {p.b, p.entries}, .heads = {p.g * group, p.kv_heads * group}};
     }
     /// The projected rows of a part.
     template <class U>
@@ -115,7 +113,7 @@ struct linformer_work {
     }
     /// What softmax attention reads for a part.
     inputs<T> projected(const inputs<T>& in, const part& p) const {
-        return {of_queries(in.queries, p, in), of_part<T>(keys, p), of_part<T>(values, p)};
+        return {in.queries.slice(of_queries(p, in)), of_part<T>(keys, p), of_part<T>(values, p)};
     }
     /// Calls f(the keys that it sees there, the factor of its scores).
     void with_visible(const Op& op, const inputs<T>& in, const part& p, const inputs<T>& projected_in, const auto& f) const {
@@ -145,7 +143,7 @@ struct linformer_work {
     void for_each_run(const Op& op, const inputs<T>& in, const part& p, index_t number, index_t slice, const auto& f) const {
         with_block(op, in, number, [&](const auto& projection, const auto& from, const auto& to, index_t head, index_t first_row) {
             const auto b = p.b + head / p.kv_heads, g = p.g + head % p.kv_heads, channels = to.shape().channels;
-            const auto x = rows.tokens_of(some_heads(from, b, 1, g, 1), head);
+            const auto x = rows.tokens_of(from.slice({.batch = {b, 1}, .heads = {g, 1}}), head);
             rows.for_each_kept(head, first_row, first_row + rows_of_block, [&](index_t row, index_t count, index_t at) {
                 scratch own(shared + task_bytes * static_cast<std::size_t>(slice));
                 f(projection, x, g, row, count, kernel::row_block<T>{to.data() + (head * rows.max_rows + at) * channels, channels, 1}, own);
@@ -155,9 +153,9 @@ struct linformer_work {
     /// Attends to the projected rows of a part.
     void attend_some(const Op& op, const inputs<T>& in, const outputs<T>& out, const execution& run, const part& p) const {
         const auto projected_in = projected(in, p);
-        const outputs<T> out_of_part{of_queries(out.values, p, in), of_queries(out.log_sum_exp, p, in)};
-        with_visible(op, in, p, projected_in,
-                     [&](const auto& visible, T factor) { softmax()({projected_in, out_of_part, visible, nullptr, factor, {}}, run); });
+        with_visible(op, in, p, projected_in, [&](const auto& visible, T factor) {
+            softmax()({projected_in, out.slice(of_queries(p, in)), visible, nullptr, factor, {}}, run);
+        });
     }
 
 private:

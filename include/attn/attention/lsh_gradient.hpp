@@ -28,12 +28,9 @@ struct lsh_gradient {
 
     void add_some(const Op& op, const inputs<T>& all, const saved_outputs<T>& saved, const output_gradients<T>& given,
                   const input_gradients<T>& to, const execution& run, index_t b, index_t h, index_t count) const {
-        const auto some = [&](const auto& t) { return some_heads(t, b, 1, h, count); };
-        const call own{op,
-                       {some(all.queries), some(all.keys), some(all.values)},
-                       {some(saved.values), some(saved.log_sum_exp)},
-                       {some(given.values), some(given.log_sum_exp)},
-                       {some(to.queries), {}, some(to.values)}};
+        const tensor_part some{.batch = {b, 1}, .heads = {h, count}};
+        const call own{
+            op, all.slice(some, some), saved.slice(some), given.slice(some), {to.queries.slice(some), {}, to.values.slice(some)}};
         tokens.find_lengths(own.in.queries, run, count);
         tokens.for_each_piece(run, count, work::rows_of_task, [&](index_t head, index_t i, index_t end, const scratch&) {
             for (; i < end; ++i) clear(own, head, i);

@@ -1,7 +1,6 @@
 // How LSH attention runs: in every round the tokens of some heads are sorted by bucket, and attend to those that lie near them.
 #pragma once
 
-#include "../core/heads.hpp"
 #include "../pattern/bit_table.hpp"
 #include "lsh_buckets.hpp"
 #include "merge.hpp"
@@ -70,9 +69,9 @@ struct lsh_work {
     /// Everything for heads h .. h + count - 1 of batch entry b.
     void attend_some(const Op& op, const inputs<T>& all, const outputs<T>& result, const execution& run, index_t b, index_t h,
                      index_t count) const {
-        const auto some = [&](const auto& t) { return some_heads(t, b, 1, h, count); };
-        const inputs<T> in{some(all.queries), some(all.keys), some(all.values)};
-        const outputs<T> out{some(result.values), some(result.log_sum_exp)};
+        const tensor_part some{.batch = {b, 1}, .heads = {h, count}};
+        const auto in = all.slice(some, some);
+        const auto out = result.slice(some);
         find_lengths(in.queries, run, count);
         for (index_t round = 0; round < op.rotations.shape().batch; ++round) {
             find_order(op, in.queries, run, h, count, round);

@@ -15,6 +15,16 @@ struct ragged {
     index_t entries() const { return std::max<index_t>(0, std::ssize(starts) - 1); }
     /// The starts of keys and values.
     const borrowed<const index_t>& of_keys() const { return key_starts.empty() ? starts : key_starts; }
+    /// The tokens of a sequence, which its queries are of.
+    row_range queries(index_t entry) const { return between(starts, entry); }
+    /// The tokens of a sequence that its keys and values are of.
+    row_range keys(index_t entry) const { return between(of_keys(), entry); }
+
+private:
+    static row_range between(std::span<const index_t> starts, index_t entry) {
+        const auto* const first = starts.data() + entry;
+        return {first[0], first[1] - first[0]};
+    }
 };
 
 namespace detail {
@@ -49,31 +59,17 @@ inline void check_starts_apart(const ragged& batch, const output_memory& out) {
     out.require_apart("key_starts", batch.key_starts);
 }
 
-/// Entry e of a tensor.
-template <class T>
-tensor_view<T> tokens_of_entry(const tensor_view<T>& x, std::span<const index_t> starts, index_t e) {
-    const auto from = starts[static_cast<std::size_t>(e)];
-    auto size = x.shape();
-    size.tokens = starts[static_cast<std::size_t>(e + 1)] - from;
-    return {x.data() ? x.row(0, 0, from) : nullptr, size, x.strides()};
-}
-template <class T>
-stored_view<T> tokens_of_entry(const stored_view<T>& x, std::span<const index_t> starts, index_t e) {
-    const auto from = starts[static_cast<std::size_t>(e)];
-    auto size = x.shape();
-    size.tokens = starts[static_cast<std::size_t>(e + 1)] - from;
-    return {x.rows(0, 0, from).data, x.format(), size, x.strides()};
-}
+/// Entry e of what a call reads.
 template <Scalar T>
 inputs<T> inputs_of_entry(const ragged& batch, const inputs<T>& in, index_t e) {
-    const auto &q = batch.starts, &k = batch.of_keys();
-    return {tokens_of_entry(in.queries, q, e), tokens_of_entry(in.keys, k, e), tokens_of_entry(in.values, k, e), in.positions.of_entry(e)};
+    auto own = in.slice({.tokens = batch.queries(e)}, {.tokens = batch.keys(e)});
+    own.positions = in.positions.of_entry(e);
+    return own;
 }
 
 /// Which sequences have so many tokens that all threads work on one at a time; the others are handed out, one to a thread.
 inline bool is_long(const ragged& batch, index_t e, index_t concurrency) {
-    const auto at = static_cast<std::size_t>(e);
-    return concurrency > 1 && 2 * concurrency * (batch.starts[at + 1] - batch.starts[at]) > batch.starts.back();
+    return concurrency > 1 && 2 * concurrency * batch.queries(e).count > batch.starts.back();
 }
 /// Calls f(entry, execution) for each: the long ones one after the other with all threads, then the others.
 template <class F>
@@ -141,10 +137,7 @@ void attend(const A& op, const ragged& batch, const inputs<T>& in, const outputs
         out.values, [&]<Storage S>(std::type_identity<S>) { return detail::ragged_bytes_of<S>(op, batch, in, run.concurrency()); });
     run.reserve(A::name, "q", in.queries.shape(), bytes.all);
     detail::for_each_entry(batch, bytes.of_a_thread, run, [&](index_t e, const execution& on) {
-        const auto part = detail::inputs_of_entry(batch, in, e);
-        outputs<T> to{detail::tokens_of_entry(out.values, batch.starts, e)};
-        if (out.log_sum_exp.data()) to.log_sum_exp = detail::tokens_of_entry(out.log_sum_exp, batch.starts, e);
-        detail::forward_checked(op, part, to, on);
+        detail::forward_checked(op, detail::inputs_of_entry(batch, in, e), out.slice({.tokens = batch.queries(e)}), on);
     });
 }
 

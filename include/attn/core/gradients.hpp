@@ -14,6 +14,9 @@ template <class T>
 struct saved_outputs {
     tensor_view<const T> values;
     tensor_view<const T> log_sum_exp = {};
+
+    /// What a call of a part of the queries wrote.
+    constexpr saved_outputs slice(const tensor_part& part) const noexcept { return {values.slice(part), log_sum_exp.slice(part)}; }
 };
 
 /// The gradient of a loss with respect to what a call wrote, in the same shapes. Without memory, that of log_sum_exp is 0.
@@ -21,6 +24,9 @@ template <class T>
 struct output_gradients {
     tensor_view<const T> values;
     tensor_view<const T> log_sum_exp = {};
+
+    /// The gradient with respect to what a call of a part of the queries wrote.
+    constexpr output_gradients slice(const tensor_part& part) const noexcept { return {values.slice(part), log_sum_exp.slice(part)}; }
 };
 
 /// The gradient of the loss with respect to what a call read, in the same shapes. A view without memory is not wanted, and not computed.

@@ -11,25 +11,6 @@ namespace detail {
 template <class V>
 concept Viewable = std::is_lvalue_reference_v<V> || requires(V view) { view.strides(); };
 
-/// Batch entries and heads b .. b + batches - 1, h .. h + heads - 1 of a tensor.
-template <class T>
-tensor_view<T> some_heads(const tensor_view<T>& t, index_t b, index_t batches, index_t h, index_t heads) {
-    return {t.data() ? t.row(b, h, 0) : nullptr, {batches, heads, t.shape().tokens, t.shape().channels}, t.strides()};
-}
-
-template <class T>
-stored_view<T> some_heads(const stored_view<T>& t, index_t b, index_t batches, index_t h, index_t heads) {
-    return {t.rows(b, h).data, t.format(), {batches, heads, t.shape().tokens, t.shape().channels}, t.strides()};
-}
-
-/// A view whose channels are the tokens of another, and whose tokens are its channels.
-template <class T>
-tensor_view<T> transposed(const tensor_view<T>& t) {
-    const auto& s = t.shape();
-    const auto& d = t.strides();
-    return {t.data(), {s.batch, s.heads, s.channels, s.tokens}, {d.batch, d.heads, d.channels, d.tokens}};
-}
-
 } // namespace detail
 
 /// The heads (batch, heads, tokens, channels / heads) of rows (batch, 1, tokens, channels): head h has channels h channels / heads and the

@@ -75,6 +75,11 @@ struct inputs {
     stored_view<const T> keys;
     stored_view<const T> values;
     attn::positions positions = {};
+
+    /// What a call of a part of the queries, and of one of keys and values, reads; the positions stay those of the whole.
+    constexpr inputs slice(const tensor_part& of_queries, const tensor_part& of_keys) const noexcept {
+        return {queries.slice(of_queries), keys.slice(of_keys), values.slice(of_keys), positions};
+    }
 };
 
 /// The shapes of a call: all that output shapes, workspace sizes and costs depend on.
@@ -94,6 +99,9 @@ template <class T>
 struct outputs {
     stored_view<T> values;
     tensor_view<T> log_sum_exp = {};
+
+    /// What a call of a part of the queries writes.
+    constexpr outputs slice(const tensor_part& part) const noexcept { return {values.slice(part), log_sum_exp.slice(part)}; }
 };
 
 } // namespace attn

@@ -40,6 +40,8 @@ struct shape {
 
     /// Count of elements; the largest index if they are more.
     constexpr index_t size() const noexcept { return detail::product(batch, heads, tokens, channels); }
+    /// The extents with tokens and channels exchanged.
+    constexpr shape transposed() const noexcept { return {batch, heads, channels, tokens}; }
     friend constexpr bool operator==(const shape&, const shape&) = default;
 };
 

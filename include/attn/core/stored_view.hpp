@@ -168,13 +168,23 @@ public:
     }
     /// The rows of one batch entry and head, from one on.
     constexpr stored_rows<T> rows(index_t batch, index_t head, index_t first = 0) const {
-        using byte = typename stored_rows<T>::byte;
-        const auto offset = batch * strides_.batch + head * strides_.heads + first * strides_.tokens;
-        const auto element = is_narrow() ? 2 : static_cast<index_t>(sizeof(T));
-        return {data_ ? static_cast<byte*>(data_) + offset * element : nullptr, format_, strides_.tokens, strides_.channels};
+        return {element(batch * strides_.batch + head * strides_.heads + first * strides_.tokens), format_, strides_.tokens,
+                strides_.channels};
     }
+    /// A view of a part of the tensor, where it lies: see tensor_view::slice.
+    constexpr stored_view slice(const tensor_part& part) const noexcept {
+        return {element(part.offset(strides_)), format_, part.shape_of(shape_), strides_};
+    }
+    /// A view of the same elements whose tokens are the channels of this one, and whose channels are its tokens.
+    constexpr stored_view transposed() const noexcept { return {data_, format_, shape_.transposed(), strides_.transposed()}; }
 
 private:
+    /// Where an element lies, so many behind the first; null without memory.
+    constexpr typename stored_rows<T>::byte* element(index_t offset) const noexcept {
+        const auto size = is_narrow() ? 2 : static_cast<index_t>(sizeof(T));
+        return data_ ? static_cast<typename stored_rows<T>::byte*>(data_) + offset * size : nullptr;
+    }
+
     address data_ = nullptr;
     narrow_format format_ = narrow_format::none;
     attn::shape shape_;

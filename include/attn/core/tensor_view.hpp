@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <span>
 #include <type_traits>
 
@@ -19,7 +20,37 @@ struct strides {
     index_t tokens = 0;
     index_t channels = 1;
 
+    /// Those of tokens and channels exchanged.
+    constexpr strides transposed() const noexcept { return {batch, heads, channels, tokens}; }
     friend constexpr bool operator==(const strides&, const strides&) = default;
+};
+
+/// Rows first .. first + count - 1 of a sequence, or so many of another dimension, counted from its first one.
+struct row_range {
+    index_t first = 0, count = 0;
+
+    /// One past the last row.
+    constexpr index_t end() const noexcept { return first + count; }
+    friend constexpr bool operator==(const row_range&, const row_range&) = default;
+};
+
+/// A part of a tensor: a range of each dimension, all of it where none is given. {.tokens = {first, count}} are some tokens of every batch
+/// entry and head.
+struct tensor_part {
+    /// All of a dimension.
+    static constexpr row_range all{0, std::numeric_limits<index_t>::max()};
+
+    row_range batch = all, heads = all, tokens = all, channels = all;
+
+    /// The extents of the part of such a tensor.
+    constexpr shape shape_of(const shape& s) const noexcept {
+        const auto count = [](const row_range& range, index_t extent) { return range == all ? extent : range.count; };
+        return {count(batch, s.batch), count(heads, s.heads), count(tokens, s.tokens), count(channels, s.channels)};
+    }
+    /// How many elements its first one lies behind that of the tensor.
+    constexpr index_t offset(const strides& s) const noexcept {
+        return batch.first * s.batch + heads.first * s.heads + tokens.first * s.tokens + channels.first * s.channels;
+    }
 };
 
 namespace detail {
@@ -73,6 +104,13 @@ public:
     constexpr T& operator()(index_t batch, index_t head, index_t token, index_t channel) const noexcept {
         return row(batch, head, token)[channel * strides_.channels];
     }
+    /// A view of a part of the tensor, where it lies: slice({.heads = {h, 1}, .tokens = {i, n}}). Nothing is checked: what lies outside may
+    /// be named, and must not be read. Of a view without memory, one without memory.
+    constexpr tensor_view slice(const tensor_part& part) const noexcept {
+        return {data_ ? data_ + part.offset(strides_) : nullptr, part.shape_of(shape_), strides_};
+    }
+    /// A view of the same elements whose tokens are the channels of this one, and whose channels are its tokens.
+    constexpr tensor_view transposed() const noexcept { return {data_, shape_.transposed(), strides_.transposed()}; }
 
 private:
     /// The extent of a dimension of an mdspan, counted from the last, which is 1. Those that an mdspan lacks have one element.

@@ -62,14 +62,14 @@ public:
             part.sinks = {};
             // The rank's queries outside of this range have nothing to do with the piece.
             const auto see = seeing_[static_cast<std::size_t>(number)];
-            const auto of = [&](const auto& view) { return some_tokens(view, see.first, see.count); };
-            const tensor_view<T> of_queries = wanted.queries.data() ? some_tokens(of_queries_.view(), 0, see.count) : tensor_view<T>{};
+            const tensor_part of_rank{.tokens = see};
+            const auto of_queries = wanted.queries.data() ? of_queries_.view().slice({.tokens = {0, see.count}}) : tensor_view<T>{};
             part.queries = of_queries;
             part.keys = keys_home.part(number), part.values = values_home.part(number);
             const auto compute = [&] {
-                op_.backward_of_run(seen_inputs(in, see, rows, keys, values), {of(saved.values), of(saved.log_sum_exp)},
-                                    {of(given.values), of(given.log_sum_exp)}, part, shares_of(see), run);
-                if (wanted.queries.data()) add_tensor<T>(of(wanted.queries), of_queries);
+                op_.backward_of_run(seen_inputs(in, see, rows, keys, values), saved.slice(of_rank), given.slice(of_rank), part,
+                                    shares_of(see), run);
+                if (wanted.queries.data()) add_tensor<T>(wanted.queries.slice(of_rank), of_queries);
                 add_parameters(wanted);
             };
             if (!failure) failure = failure_of(compute); // who has failed still passes on what others wait for
@@ -133,10 +133,7 @@ private:
     }
     inputs<T> seen_inputs(const inputs<T>& in, const row_range& see, const row_range& rows, const stored_view<const T>& keys,
                           const stored_view<const T>& values) const {
-        return {some_tokens(in.queries, see.first, see.count),
-                keys,
-                values,
-                {in.positions.first_query[0] + see.first, first_key_ + rows.first}};
+        return {in.queries.slice({.tokens = see}), keys, values, {in.positions.first_query[0] + see.first, first_key_ + rows.first}};
     }
     /// Finds the shares of the rank's rows: what multiplies the weights of each. Where any rank has a row whose log_sum_exp does not tell
     /// their sum, keys travel once more.
@@ -152,12 +149,11 @@ private:
             key_stream<T, C>(ranks, plan_, in, plan_.held(ranks.rank()), memory_)
                 .run([&](index_t number, const row_range& rows, const stored_view<const T>& keys, const stored_view<const T>& values) {
                     const auto see = seeing_[static_cast<std::size_t>(number)];
-                    const auto of = [&](const auto& view) { return some_tokens(view, see.first, see.count); };
                     if (failure || see.count == 0) return;
                     failure = failure_of([&] {
                         shares_of_some_.assign(static_cast<std::size_t>(s.batch * s.heads * see.count), T{0});
-                        op_.add_weights(seen_inputs(in, see, rows, keys, values), {of(saved.values), of(saved.log_sum_exp)},
-                                        shares_of_some_.data(), run);
+                        op_.add_weights(seen_inputs(in, see, rows, keys, values), saved.slice({.tokens = see}), shares_of_some_.data(),
+                                        run);
                         for_each_share(see, [](T& all, T some) { all += some; });
                     });
                 });
@@ -185,8 +181,7 @@ private:
         wanted_type only;
         only.sinks = wanted.sinks;
         if (!only.sinks.data()) return;
-        op_.backward_of_run({in.queries, some_tokens(in.keys, 0, 0), some_tokens(in.values, 0, 0), in.positions}, saved, given, only,
-                            shares_.data(), run);
+        op_.backward_of_run(in.slice({}, no_tokens), saved, given, only, shares_.data(), run);
         for_each_number(wanted, [](T& number, T& sum) { sum = number; });
     }
     void add_parameters(const wanted_type& wanted) {

@@ -109,9 +109,9 @@ public:
             ranks_.wait(receiving[at]);
             const auto seen = plan_.seen(number, rank), rows = common_rows(seen, held_);
             const auto given = rank == ranks_.rank()
-                                   ? some_tokens(view(memory_of(*of_piece(number)), seen), rows.first - seen.first, rows.count)
+                                   ? view(memory_of(*of_piece(number)), seen).slice({.tokens = {rows.first - seen.first, rows.count}})
                                    : view(memory_.arrived[at], rows);
-            add_tensor<T>(some_tokens(sums_, rows.first - held_.first, rows.count), given);
+            add_tensor<T>(sums_.slice({.tokens = {rows.first - held_.first, rows.count}}), given);
             rank = next;
         }
     }

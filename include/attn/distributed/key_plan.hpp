@@ -8,15 +8,6 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-/// Rows first .. first + count - 1 of a sequence, counted from its first one.
-struct row_range {
-    index_t first = 0, count = 0;
-
-    /// One past the last row.
-    constexpr index_t end() const noexcept { return first + count; }
-    friend constexpr bool operator==(const row_range&, const row_range&) = default;
-};
-
 namespace detail {
 
 /// The rows from `first` to `end`; none if there are none.

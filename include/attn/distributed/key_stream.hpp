@@ -13,19 +13,8 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
-/// Some rows of a tensor; of none, none.
-template <class T>
-tensor_view<T> some_tokens(const tensor_view<T>& of, index_t first, index_t count) {
-    auto s = of.shape();
-    s.tokens = count;
-    return {of.data() ? of.row(0, 0, first) : nullptr, s, of.strides()};
-}
-template <class T>
-stored_view<T> some_tokens(const stored_view<T>& of, index_t first, index_t count) {
-    auto s = of.shape();
-    s.tokens = count;
-    return {of.data() ? of.rows(0, 0, first).data : nullptr, of.format(), s, of.strides()};
-}
+/// The part of a tensor that has none of its tokens.
+inline constexpr tensor_part no_tokens{.tokens = {}};
 
 /// Rows of keys or values, token after token: so some tokens are one run of bytes.
 template <Scalar T>
@@ -52,11 +41,11 @@ public:
     }
     /// A view of rows in memory whose first row is `begin`, or without memory where the rank holds them.
     stored_view<const T> view(const row_range& rows, const std::byte* memory, index_t begin) const {
-        auto s = own_.shape();
-        s.tokens = rows.count;
-        if (!memory) return {own_.rows(0, 0, rows.first - held_.first).data, own_.format(), s, own_.strides()};
+        const auto own = own_.slice({.tokens = {rows.first - held_.first, rows.count}});
+        if (!memory) return own;
+        const auto& s = own.shape();
         return {memory + (rows.first - begin) * row_bytes_,
-                own_.format(),
+                own.format(),
                 s,
                 {s.heads * s.channels, s.channels, s.batch * s.heads * s.channels, 1}};
     }

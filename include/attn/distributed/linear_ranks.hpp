@@ -35,13 +35,13 @@ public:
     static void check(const Op& op, const partition& parts, index_t rank, const inputs<T>& in) {
         auto whole = op;
         if constexpr (has_convolution) {
-            auto s = op.convolution_input.shape();
+            const auto& s = op.convolution_input.shape();
             if (op.convolution_input.data() && s.tokens != parts.queries(rank).count)
                 throw shape_error(Op::name, "convolution_input",
                                   "has shape " + to_string(s) + ", but rank " + std::to_string(rank) + " of the partition holds " +
                                       std::to_string(parts.queries(rank).count) + " tokens");
-            s.tokens = parts.shapes().queries.tokens;
-            if (op.convolution_input.data()) whole.convolution_input = {op.convolution_input.data(), s, op.convolution_input.strides()};
+            if (op.convolution_input.data())
+                whole.convolution_input = op.convolution_input.slice({.tokens = {0, parts.shapes().queries.tokens}});
         }
         whole.check(whole_inputs(parts, in));
     }
@@ -60,16 +60,16 @@ public:
         const auto n = parts_.shapes().queries.tokens, m = parts_.shapes().keys.tokens;
         auto own = in;
         own.positions.first_key = parts_.positions().first_key;
-        own.keys = place(in.keys, 0, m), own.values = place(in.values, 0, m);
-        linear_rows<T> rows{some_tokens(in.keys, 0, 0), 0, n, parts_.queries(rank_).first};
+        own.keys = in.keys.slice(as_rows_from(0, m)), own.values = in.values.slice(as_rows_from(0, m));
+        linear_rows<T> rows{in.keys.slice(no_tokens), 0, n, parts_.queries(rank_).first};
         key_stream<T, C>(ranks, key_plan_, in, parts_.keys(rank_), memory_)
             .run([&](index_t, const row_range& seen, const auto& keys, const auto& values) {
-                own.keys = place(keys, seen.first, m), own.values = place(values, seen.first, m);
+                own.keys = keys.slice(as_rows_from(seen.first, m)), own.values = values.slice(as_rows_from(seen.first, m));
                 rows.keys = keys, rows.first_key = seen.first;
             });
         key_stream<T, C>(ranks, halo_plan_, convolved_, convolved_held(), halo_)
             .run([&](index_t, const row_range& read, const auto&, const auto& tokens) {
-                rows.convolution_input = place(tokens, read.first, n);
+                rows.convolution_input = tokens.slice(as_rows_from(read.first, n));
             });
         bool passed_on = false;
         const auto pass_on = [&](const auto& add_keys) {

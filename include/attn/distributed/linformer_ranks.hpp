@@ -51,7 +51,7 @@ struct rank_call<linformer_attention<E, F, P>, T> {
         if (parts_.shapes().queries.size() == 0) return;
         auto own = in;
         const auto gather = [&](const row_range& rows, const stored_view<const T>& keys, const stored_view<const T>& values) {
-            own.keys = place(keys, rows.first, tokens()), own.values = place(values, rows.first, tokens());
+            own.keys = keys.slice(as_rows_from(rows.first, tokens())), own.values = values.slice(as_rows_from(rows.first, tokens()));
         };
         gather(parts_.keys(rank_), in.keys, in.values);
         key_stream<T, C> stream(ranks, plan_, in, parts_.keys(rank_), memory_);

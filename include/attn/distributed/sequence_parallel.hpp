@@ -113,13 +113,8 @@ void check_with_all_keys(const A& op, const partition& parts, const inputs<T>& i
     if constexpr (compares_positions<decltype(op.score)>)
         pattern_context_of(A::name, parts.positions(), parts.shapes(), heads).require_positions("score");
 }
-/// Rows `first` and so on of `count`, as if the others lay before and behind: those are never read.
-template <Scalar T>
-stored_view<const T> place(const stored_view<const T>& rows, index_t first, index_t count) {
-    auto s = rows.shape();
-    s.tokens = count;
-    return {rows.data() ? rows.rows(0, 0, -first).data : nullptr, rows.format(), s, rows.strides()};
-}
+/// All rows of a call, of which a rank has those from `first` on: as if the others lay before and behind, which are never read.
+inline tensor_part as_rows_from(index_t first, index_t all) { return {.tokens = {-first, all}}; }
 
 /// Makes a Call(op, partition, rank, in, more...), calls check(in at its positions) and, when all ranks have agreed, compute(call, in at
 /// its positions). Returns when all have been well. asked: a number of what is to be computed.

@@ -50,9 +50,7 @@ struct rank_call<softmax_attention<P, S, R>, T> {
 private:
     /// Begins the rows of all heads, of which not every one takes part in every pass.
     void add_none(const inputs<T>& in, const outputs<T>& out, const execution& run, bool& is_first) const {
-        auto part = in;
-        part.keys = some_tokens(in.keys, 0, 0), part.values = some_tokens(in.values, 0, 0);
-        op_.add_keys(visible_, 0, std::exchange(is_first, false), part, out, nullptr, run);
+        op_.add_keys(visible_, 0, std::exchange(is_first, false), in.slice({}, no_tokens), out, nullptr, run);
     }
 
     const operation& op_;

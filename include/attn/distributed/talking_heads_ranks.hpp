@@ -26,7 +26,7 @@ struct rank_call<talking_heads_attention<P, S>, T> {
 
     template <Communicator C>
     void run(C& ranks, const inputs<T>& in, const outputs<T>& out, const execution& run) {
-        inputs<T> gathered{in.queries, some_tokens(in.keys, 0, 0), some_tokens(in.values, 0, 0), in.positions};
+        auto gathered = in.slice({}, no_tokens);
         key_stream<T, C> stream(ranks, plan_, in, parts_.keys(rank_), memory_);
         stream.run([&](index_t, const row_range& rows, const stored_view<const T>& keys, const stored_view<const T>& values) {
             gathered.keys = keys, gathered.values = values;

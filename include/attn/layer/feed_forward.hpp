@@ -47,8 +47,8 @@ struct feed_forward {
         for (index_t b = 0; b < matrices.count; ++b)
             for (index_t first = 0; first < matrices.rows; first += max_rows) {
                 const auto count = std::min(max_rows, matrices.rows - first);
-                const auto part = [&](const auto& t) { return detail::some_rows(t, b, first, count); };
-                forward_some(part(in.tokens), in.residual.data() ? part(in.residual) : tensor_view<const T>{}, part(out), run);
+                const auto part = [&](const auto& t) { return t.slice({.batch = {b, 1}, .tokens = {first, count}}); };
+                forward_some(part(in.tokens), part(in.residual), part(out), run);
             }
     }
 
@@ -78,13 +78,13 @@ struct feed_forward {
         for (index_t b = 0; b < s.batch; ++b)
             for (index_t first = 0; first < s.tokens; first += max_rows) {
                 const auto part = [&, count = std::min(max_rows, s.tokens - first)](const auto& t) {
-                    return detail::some_rows(t, b, first, count);
+                    return t.slice({.batch = {b, 1}, .tokens = {first, count}});
                 };
                 detail::scratch own(run.workspace().bytes().data());
                 const auto activated = work(own, *this, std::min(max_rows, s.batch * s.tokens), run.concurrency()).hidden;
                 const auto rows = head_major(activated, part(h.up).shape());
-                activate(part(h.up), gated() ? part(h.gate) : h.gate, rows, run);
-                down.forward(rows, in.residual.data() ? part(in.residual) : in.residual, part(out), run);
+                activate(part(h.up), part(h.gate), rows, run);
+                down.forward(rows, part(in.residual), part(out), run);
             }
     }
     std::size_t backward_workspace_bytes(const shape& tokens, const shape&, index_t concurrency) const {

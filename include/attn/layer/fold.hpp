@@ -37,11 +37,8 @@ spatial_reduction<T, Own> fold_into(const N& norm, spatial_reduction<T, Own> lay
     const auto channels = from.inputs() / layer.grid.window_tokens();
     // Token by token of the window, each a linear of its own that adds to the same bias.
     for (index_t t = 0; t < layer.grid.window_tokens(); ++t) {
-        const shape part{1, 1, from.outputs(), channels};
-        const auto at = [&]<class U>(const stored_view<U>& matrix) {
-            return stored_view<U>(matrix.rows(0, 0).address(0, t * channels), matrix.format(), part, matrix.strides());
-        };
-        fold(norm, linear_view<const T>{at(from.weight), biases}, linear_view<T>{at(stored_view<T>(weight)), biases});
+        const tensor_part part{.channels = {t * channels, channels}};
+        fold(norm, linear_view<const T>{from.weight.slice(part), biases}, linear_view<T>{weight.slice(part), biases});
     }
     layer.projection = {weight, biases, from.products};
     return layer;

@@ -61,12 +61,6 @@ tensor_view<const T> planned(const tensor_view<T>& view) {
     return {&somewhere, view.shape(), view.strides()};
 }
 
-/// Rows first .. first + count - 1 of one batch entry.
-template <class T>
-tensor_view<T> some_rows(const tensor_view<T>& t, index_t batch, index_t first, index_t count) {
-    return {t.data() ? t.row(batch, 0, first) : nullptr, {1, 1, count, t.shape().channels}, t.strides()};
-}
-
 /// Calls f(row, batch, token) for each row of a tensor (batch, 1, n, channels), in parallel.
 template <class T, class F>
 void for_each_row(const tensor_view<T>& rows, const execution& run, const F& f) {

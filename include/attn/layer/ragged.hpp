@@ -10,13 +10,13 @@ namespace detail {
 
 template <Scalar T>
 layer_inputs<T> inputs_of_entry(const ragged& batch, const layer_inputs<T>& in, index_t e) {
-    const auto part = [&](const tensor_view<const T>& x, std::span<const index_t> starts) {
-        return x.data() ? tokens_of_entry(x, starts, e) : tensor_view<const T>();
+    const auto part = [](const tensor_view<const T>& x, const row_range& tokens) {
+        return x.data() ? x.slice({.tokens = tokens}) : tensor_view<const T>();
     };
-    return {.tokens = part(in.tokens, batch.starts),
-            .residual = part(in.residual, batch.starts),
-            .context = part(in.context, batch.of_keys()),
-            .value_context = part(in.value_context, batch.of_keys()),
+    return {.tokens = part(in.tokens, batch.queries(e)),
+            .residual = part(in.residual, batch.queries(e)),
+            .context = part(in.context, batch.keys(e)),
+            .value_context = part(in.value_context, batch.keys(e)),
             .positions = in.positions.of_entry(e)};
 }
 
@@ -72,7 +72,7 @@ void forward(const L& layer, const ragged& batch, const layer_inputs<typename L:
     const auto bytes = detail::ragged_bytes_of(layer, batch, in, run.concurrency());
     run.reserve(L::name, "tokens", in.tokens.shape(), bytes.all);
     detail::for_each_entry(batch, bytes.of_a_thread, run, [&](index_t e, const execution& on) {
-        layer.forward(detail::inputs_of_entry(batch, in, e), detail::tokens_of_entry(out, batch.starts, e), on);
+        layer.forward(detail::inputs_of_entry(batch, in, e), out.slice({.tokens = batch.queries(e)}), on);
     });
 }
 

@@ -1,7 +1,6 @@
 // The definition of projected attention: the projections by their formulas, one row at a time, then softmax attention over them.
 #pragma once
 
-#include "../core/heads.hpp"
 #include "number.hpp"
 #include "softmax.hpp"
 
@@ -188,11 +187,11 @@ void linformer(const inputs<T>& in, const outputs<T>& out, const auto& project_k
                 v.insert(v.end(), values[r]->begin(), values[r]->end());
             }
             const auto rows = static_cast<index_t>(k.size()) / d_k;
-            const auto one_head = [&](const auto& t, index_t h) { return attn::detail::some_heads(t, b, 1, h, 1); };
             for (index_t h = g * group; h < (g + 1) * group; ++h) {
-                const inputs<T> projected{one_head(in.queries, h), head_major<const T>(k.data(), {1, 1, rows, d_k}),
+                const tensor_part one_head{.batch = {b, 1}, .heads = {h, 1}};
+                const inputs<T> projected{in.queries.slice(one_head), head_major<const T>(k.data(), {1, 1, rows, d_k}),
                                           head_major<const T>(v.data(), {1, 1, rows, d_v})};
-                softmax<T>(projected, {one_head(out.values, h), one_head(out.log_sum_exp, h)}, scale);
+                softmax<T>(projected, out.slice(one_head), scale);
             }
         }
 }

@@ -2,7 +2,6 @@
 // formula.
 #pragma once
 
-#include "../core/heads.hpp"
 #include "linformer.hpp"
 #include "number.hpp"
 #include "softmax_gradients.hpp"
@@ -135,13 +134,14 @@ void linformer_gradients(const inputs<T>& in, const output_gradients<T>& given, 
                 v.insert(v.end(), values[r]->begin(), values[r]->end());
             }
             const auto rows = static_cast<index_t>(k.size()) / d_k;
-            const auto some = [&](const auto& t) { return attn::detail::some_heads(t, b, 1, g * group, group); };
+            const tensor_part some{.batch = {b, 1}, .heads = {g * group, group}};
             std::vector<T> of_k(k.size()), of_v(v.size());
-            const inputs<T> projected{some(in.queries), head_major<const T>(k.data(), {1, 1, rows, d_k}),
+            const inputs<T> projected{in.queries.slice(some), head_major<const T>(k.data(), {1, 1, rows, d_k}),
                                       head_major<const T>(v.data(), {1, 1, rows, d_v})};
             softmax_gradients<T>(
-                projected, {some(given.values), some(given.log_sum_exp)},
-                {some(wanted.queries), head_major(of_k.data(), {1, 1, rows, d_k}), head_major(of_v.data(), {1, 1, rows, d_v})}, {}, scale);
+                projected, given.slice(some),
+                {wanted.queries.slice(some), head_major(of_k.data(), {1, 1, rows, d_k}), head_major(of_v.data(), {1, 1, rows, d_v})}, {},
+                scale);
 
             const auto find = [&](const auto& projection, const tokens<T>& x, const std::vector<T>& numbers, const tensor_view<T>& to) {
                 projected_tokens<T> of_rows(keys.size());

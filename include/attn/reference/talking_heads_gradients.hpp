@@ -2,7 +2,6 @@
 #pragma once
 
 #include "../core/gradients.hpp"
-#include "../core/heads.hpp"
 #include "number.hpp"
 #include "talking_heads.hpp"
 
@@ -96,7 +95,7 @@ void talking_heads_gradients_of_pairs(const inputs<T>& in, const output_gradient
                     add_to_mixing(wanted.weights_mix, wanted.weights_bias, e, product, weights, key);
                 }
             }
-            auto of_weights = mixed_heads(attn::detail::transposed(weights_mix), {}, of_mixed, m);
+            auto of_weights = mixed_heads(weights_mix.transposed(), {}, of_mixed, m);
             for (index_t c = 0; c < heads; ++c) {
                 T shift = given.log_sum_exp.data() ? given.log_sum_exp(b, c, row, 0) : T{0}; // dZ - D
                 for (index_t key = 0; weights_mix.data() && key < m; ++key)
@@ -115,7 +114,7 @@ void talking_heads_gradients_of_pairs(const inputs<T>& in, const output_gradient
                     if (seen[static_cast<std::size_t>(key)]) add_to_mixing(wanted.logits_mix, wanted.logits_bias, c, x, logits, key);
                 }
             }
-            const auto of_logits = mixed_heads(attn::detail::transposed(logits_mix), {}, of_weights, m);
+            const auto of_logits = mixed_heads(logits_mix.transposed(), {}, of_weights, m);
             for (index_t a = 0; a < query_heads; ++a)
                 for (index_t key = 0; key < m; ++key) {
                     if (!seen[static_cast<std::size_t>(key)]) continue;

@@ -1,7 +1,6 @@
 // The scheduler of the gradient of talking-heads attention: hands its tasks to threads, with their memory.
 #pragma once
 
-#include "../../core/heads.hpp"
 #include "../../parallel/executor.hpp"
 #include "../talking/talking_heads.hpp"
 #include "worker.hpp"
@@ -35,11 +34,11 @@ public:
         const auto& s = own.shape;
         if (s.mixes_logits) {
             own.logits_mix.load(with.logits_mix, with.logits_bias);
-            own.logits_mix_back.load(detail::transposed(with.logits_mix), {});
+            own.logits_mix_back.load(with.logits_mix.transposed(), {});
         }
         if (s.mixes_weights) {
             own.weights_mix.load(with.weights_mix, with.weights_bias);
-            own.weights_mix_back.load(detail::transposed(with.weights_mix), {});
+            own.weights_mix_back.load(with.weights_mix.transposed(), {});
         }
         const bool sums_weights = s.mixes_weights || !with.logits_bias.empty();
         const talking_gradient_call<T> call{in,
