@@ -116,7 +116,7 @@ void add_convolution_alone(index_t d) {
         tile.load_weights(kernel::convolution_parameters<float>{grid, op.weights, op.bias}, 0);
         float* const row = own.take<float>(56 * tile.padded());
         time_beside_peak(state, t.convolution_flops(), [&] {
-            for (index_t y = 0; y < 56; ++y) tile(kernel::row_block<const float>{t.v.data(), d, 1}, 56 * 56, y * 56, 56, row);
+            for (index_t y = 0; y < 56; ++y) tile(row_block<const float>{t.v.data(), d, 1}, 56 * 56, y * 56, 56, row);
         });
     });
 }

@@ -42,8 +42,8 @@ struct without_prefetch : softmax_attention<P> {
     void forward(const inputs<T>& in, const outputs<T>& out, const execution&) const {
         const auto s = shapes_of(in);
         attend_without_prefetch({seen, s.queries.batch, s.queries.heads, s.keys.heads, s.queries.tokens, s.keys.tokens, s.keys.channels, s.values.channels,
-                                 in.queries.rows(0, 0).numbers(), in.keys.rows(0, 0).numbers(), in.values.rows(0, 0).numbers(),
-                                 out.values.rows(0, 0).numbers()});
+                                 in.queries.rows(0, 0).numbers().data, in.keys.rows(0, 0).numbers().data, in.values.rows(0, 0).numbers().data,
+                                 out.values.rows(0, 0).numbers().data});
     }
 };
 template <Pattern P>

@@ -57,7 +57,7 @@ struct every_other {
     void check(const projection_context&) const {}
     void check_apart(const output_memory&) const {}
     template <Scalar T>
-    void project(const kernel::token_rows<T>& x, index_t, index_t first, index_t count, const kernel::row_block<T>& to, detail::scratch&) const {
+    void project(const kernel::token_rows<T>& x, index_t, index_t first, index_t count, const row_block<T>& to, detail::scratch&) const {
         for (index_t r = 0; r < count; ++r)
             for (index_t c = 0; c < x.channels; ++c) to.data[r * to.row_stride + c] = x(2 * (first + r), c);
     }

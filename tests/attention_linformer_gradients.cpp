@@ -26,7 +26,7 @@ struct every_second {
     void check(const projection_context&) const {}
     void check_apart(const output_memory&) const {}
     template <Scalar T>
-    void project(const kernel::token_rows<T>& x, index_t, index_t first, index_t count, const kernel::row_block<T>& to, detail::scratch&) const {
+    void project(const kernel::token_rows<T>& x, index_t, index_t first, index_t count, const row_block<T>& to, detail::scratch&) const {
         for (index_t r = 0; r < count; ++r)
             for (index_t c = 0; c < x.channels; ++c) to.data[r * to.row_stride + c] = x(2 * (first + r), c);
     }
@@ -40,8 +40,8 @@ struct differentiable_every_second : every_second {
         return 0;
     }
     template <Scalar T>
-    void add_token_gradients(const kernel::token_rows<T>& x, index_t, index_t first, index_t count, const kernel::row_block<const T>& given,
-                             const kernel::row_block<T>& to, detail::scratch&) const {
+    void add_token_gradients(const kernel::token_rows<T>& x, index_t, index_t first, index_t count, const row_block<const T>& given,
+                             const row_block<T>& to, detail::scratch&) const {
         for (index_t r = 0; r < count; ++r)
             for (index_t c = 0; c < x.channels; ++c) to.data[2 * (first + r) * to.row_stride + c * to.channel_stride] += given.data[r * given.row_stride + c];
     }

@@ -18,8 +18,8 @@ namespace {
 [[maybe_unused]] void bf16_product(const float* a, const float* b, index_t rows, index_t depth, index_t columns, float* product) {
     const auto pairs = kernel::channel_pairs::width(depth);
     std::vector<simd::bf16_pair> left(static_cast<std::size_t>(rows * pairs)), right(static_cast<std::size_t>((depth + 1) / 2 * columns));
-    kernel::channel_pairs::copy(kernel::row_block<const float>{a, depth, 1}, rows, 0, depth, left.data(), pairs);
-    kernel::row_pairs::copy(kernel::row_block<const float>{b, columns, 1}, depth, 0, columns, right.data(), columns);
+    kernel::channel_pairs::copy(row_block<const float>{a, depth, 1}, rows, 0, depth, left.data(), pairs);
+    kernel::row_pairs::copy(row_block<const float>{b, columns, 1}, depth, 0, columns, right.data(), columns);
     kernel::no_prefetch nothing;
     kernel::multiply_wide<float, simd::bf16_pair>(rows, columns / simd::lanes<float>::size,
                                                   {.a = left.data(), .a_row = pairs, .a_depth = 1, .b = right.data(), .b_depth = columns,

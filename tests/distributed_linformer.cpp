@@ -49,7 +49,7 @@ struct folded {
         if (context.tokens % 2 != 0) context.refuse("folds an even number of tokens"); // of all, not of a rank's
     }
     template <Scalar T>
-    void project(const kernel::token_rows<T>& x, index_t, index_t first, index_t count, const kernel::row_block<T>& to, detail::scratch&) const {
+    void project(const kernel::token_rows<T>& x, index_t, index_t first, index_t count, const row_block<T>& to, detail::scratch&) const {
         for (index_t r = first; r < first + count; ++r)
             for (index_t c = 0; c < x.channels; ++c) {
                 T sum = 0;
@@ -73,11 +73,11 @@ struct rolled {
     index_t parts(index_t, index_t tokens) const { return (tokens + 9) / 10; }
     kernel::token_range part(index_t, index_t number, index_t tokens) const { return {10 * number, std::min(tokens, 10 * number + 10)}; }
     template <Scalar T>
-    void project(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<T>& to, detail::scratch& memory) const {
+    void project(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const row_block<T>& to, detail::scratch& memory) const {
         project_parts(x, head, first, count, 0, parts(head, x.count), to, memory);
     }
     template <Scalar T>
-    void project_parts(const kernel::token_rows<T>& x, index_t, index_t first, index_t count, index_t first_part, index_t end_part, const kernel::row_block<T>& to,
+    void project_parts(const kernel::token_rows<T>& x, index_t, index_t first, index_t count, index_t first_part, index_t end_part, const row_block<T>& to,
                        detail::scratch&) const {
         for (index_t r = 0; r < count; ++r)
             for (index_t c = 0; c < x.channels; ++c) {

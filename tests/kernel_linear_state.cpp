@@ -55,7 +55,7 @@ TEMPLATE_TEST_CASE("linear_state: a map applied in reading gives the bits of fea
             std::vector<TestType> denominators(static_cast<std::size_t>(rows + 16)), out(static_cast<std::size_t>(rows * d_v)),
                 factors(denominators.size(), TestType{1}), spare(static_cast<std::size_t>(16 * d_v));
             sum.add_denominators(features, denominators.data());
-            sum.finish(features, {kernel::row_block<TestType>{out.data(), d_v, 1}, d_v, factors.data(), nullptr, nullptr}, spare.data(), nothing_ahead);
+            sum.finish(features, {row_block<TestType>{out.data(), d_v, 1}, d_v, factors.data(), nullptr, nullptr}, spare.data(), nothing_ahead);
             denominators.resize(rows);
             return std::pair(denominators, out);
         };

@@ -24,9 +24,9 @@ struct placed_matrix {
           memory(static_cast<std::size_t>((rows + padding) * (columns + padding) + 16), guard<T>) {}
 
     T& operator()(index_t r, index_t c) { return memory[static_cast<std::size_t>(8 + r * row_stride + c * channel_stride)]; }
-    kernel::row_block<T> block() { return {memory.data() + 8, row_stride, channel_stride}; }
-    operator kernel::row_block<const T>() const { return {memory.data() + 8, row_stride, channel_stride}; }
-    operator stored_rows<const T>() const { return static_cast<kernel::row_block<const T>>(*this); }
+    row_block<T> block() { return {memory.data() + 8, row_stride, channel_stride}; }
+    operator row_block<const T>() const { return {memory.data() + 8, row_stride, channel_stride}; }
+    operator stored_rows<const T>() const { return static_cast<row_block<const T>>(*this); }
 };
 
 template <Scalar T, class Number>
@@ -47,7 +47,7 @@ template <Scalar T>
 using product = kernel::matrix_product<T>;
 
 template <Scalar T, class Executor>
-void multiply(const kernel::row_block<const T>& a, const kernel::row_block<const T>& b, const kernel::row_block<const T>& start,
+void multiply(const row_block<const T>& a, const row_block<const T>& b, const row_block<const T>& start,
               placed_matrix<T>& c, index_t depth, Executor& executor) {
     const product<T> p(c.rows, depth, c.columns);
     workspace memory(p.workspace_bytes(executor.concurrency()));
@@ -111,7 +111,7 @@ TEMPLATE_TEST_CASE("matrix_product: a row's bits do not depend on other rows, ot
     const index_t rows = 403, depth = 301, columns = 531;
     const auto a = filled(placed_matrix<T>(rows, depth), any_numbers(1)), b = filled(placed_matrix<T>(depth, columns), any_numbers(2));
     const auto bias = filled(placed_matrix<T>(1, columns), any_numbers(3));
-    const kernel::row_block<const T> left = a, right = b, start{kernel::row_block<const T>(bias).data, 0, 1};
+    const row_block<const T> left = a, right = b, start{row_block<const T>(bias).data, 0, 1};
     sequential here;
     placed_matrix<T> whole(rows, columns);
     multiply<T>(left, right, start, whole, depth, here);
@@ -138,7 +138,7 @@ TEMPLATE_TEST_CASE("matrix_product: a row's bits do not depend on other rows, ot
     for (index_t k = 0; k < depth; ++k)
         for (index_t c = 0; c < columns; ++c) columns_first(c, k) = right.data[k * right.row_stride + c];
     placed_matrix<T> linear(rows, columns);
-    multiply<T>(left, kernel::transposed(kernel::row_block<const T>(columns_first)), start, linear, depth, here);
+    multiply<T>(left, row_block<const T>(columns_first).transposed(), start, linear, depth, here);
     CHECK(std::memcmp(linear.memory.data(), whole.memory.data(), whole.memory.size() * sizeof(T)) == 0);
 }
 
@@ -192,7 +192,7 @@ TEMPLATE_TEST_CASE("matrix_product: pieces of the depth in several calls give th
                 for (index_t i = 0; i < rows; ++i) of_call_a(i, k) = guard<T>;
                 for (index_t n = 0; n < columns; ++n) of_call_b(k, n) = guard<T>;
             }
-            const kernel::row_block<const T> before = first == 0 ? start : c;
+            const row_block<const T> before = first == 0 ? start : c;
             for (index_t task = 0; task < p.task_count(); ++task) {
                 detail::scratch own(memory.bytes().data());
                 p.run_task(task, own, of_call_a, of_call_b, before, c.block(), [](index_t k, index_t terms, auto&& emit) { emit(k, terms); }, {first, count});

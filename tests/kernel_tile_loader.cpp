@@ -50,7 +50,7 @@ TEMPLATE_TEST_CASE("copy_rows: count and misalignment", "[kernel][portable]", AT
                 for (const index_t padded : {channels, channels + 1, (channels + 15) / 16 * 16})
                     for (const index_t at : {1, 4}) {
                         const auto numbers = counted<T>(from.offset + 4 * (rows + 2) * (channels + 2));
-                        const kernel::row_block<const T> block{numbers.data() + from.offset, from.row_stride, from.channel_stride};
+                        const row_block<const T> block{numbers.data() + from.offset, from.row_stride, from.channel_stride};
                         auto to = guards<T>(at + rows * padded + 8);
                         auto expected = to;
                         for (index_t r = 0; r < rows; ++r)
@@ -72,7 +72,7 @@ TEMPLATE_TEST_CASE("transpose_rows: count and misalignment", "[kernel][portable]
             for (const auto& from : arrangements(rows, channels))
                 for (const index_t at : {0, 3}) {
                     const auto numbers = counted<T>(from.offset + 4 * (rows + 2) * (channels + 2));
-                    const kernel::row_block<const T> block{numbers.data() + from.offset, from.row_stride, from.channel_stride};
+                    const row_block<const T> block{numbers.data() + from.offset, from.row_stride, from.channel_stride};
                     const auto whole = (rows + size - 1) / size * size, stride = whole + 2;
                     auto to = guards<T>(at + channels * stride + 8);
                     auto expected = to;
@@ -88,7 +88,7 @@ TEMPLATE_TEST_CASE("transpose_rows: count and misalignment", "[kernel][portable]
 TEMPLATE_TEST_CASE("readable_in_place: unit stride, and rows not a multiple of pages apart", "[kernel][portable]", ATTN_TEST_NUMBERS) {
     constexpr index_t page = 4096 / sizeof(TestType);
     const auto readable = [](index_t row, index_t channel) {
-        return kernel::readable_in_place(kernel::row_block<const TestType>{nullptr, row, channel});
+        return kernel::readable_in_place(row_block<const TestType>{nullptr, row, channel});
     };
     CHECK(readable(64, 1));
     CHECK(readable(-64, 1));

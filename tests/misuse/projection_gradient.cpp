@@ -13,7 +13,7 @@ struct every_other {
     void check(const attn::projection_context&) const {}
     void check_apart(const attn::output_memory&) const {}
     template <attn::Scalar T>
-    void project(const attn::kernel::token_rows<T>& x, attn::index_t, attn::index_t first, attn::index_t count, const attn::kernel::row_block<T>& to,
+    void project(const attn::kernel::token_rows<T>& x, attn::index_t, attn::index_t first, attn::index_t count, const attn::row_block<T>& to,
                  attn::detail::scratch&) const {
         for (attn::index_t r = 0; r < count; ++r)
             for (attn::index_t c = 0; c < x.channels; ++c) to.data[r * to.row_stride + c] = x(2 * (first + r), c);

@@ -99,8 +99,8 @@ struct depthwise_convolution {
             detail::scratch memory(run.workspace().bytes().data() + static_cast<std::size_t>(slice) * slice_bytes);
             worker w(memory, g, channels);
             w.tile.load_weights(kernel::convolution_parameters<T>{g, kernels(channels), bias}, h);
-            const auto from_rows = kernel::rows_of(x, b, h / group);
-            const auto to_rows = kernel::rows_of(out, b, h);
+            const auto from_rows = x.rows(b, h / group);
+            const auto to_rows = out.rows(b, h);
             for (auto chunk = from; chunk < std::min(from + chunks_of_a_task, chunks.count()); ++chunk) {
                 const auto first = chunks.first(chunk), count = chunks.end(chunk) - first;
                 w.tile(from_rows, tokens, first, count, w.result);

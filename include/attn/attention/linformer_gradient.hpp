@@ -141,8 +141,7 @@ private:
         const auto x = projected.rows.tokens_of(s.from.slice({.batch = {b, 1}, .heads = {g, 1}}), head);
         projected.rows.for_each_kept(head, 0, projected.rows.max_rows, [&](index_t row, index_t count, index_t first) {
             scratch own(projected.shared + task_bytes * static_cast<std::size_t>(slice));
-            f(x, g, row, count,
-              kernel::row_block<const T>{s.given.data() + (head * projected.rows.max_rows + first) * channels, channels, 1}, own);
+            f(x, g, row, count, row_block<const T>{s.given.data() + (head * projected.rows.max_rows + first) * channels, channels, 1}, own);
         });
     }
     template <class P, class G>
@@ -151,7 +150,7 @@ private:
         const auto own = s.to.slice({.batch = {p.b + head / p.kv_heads, 1}, .heads = {p.g + head % p.kv_heads, 1}});
         fill_zero(own);
         for_each_run(s, p, head, slice, [&](const auto& x, index_t g, index_t row, index_t count, const auto& given, scratch& memory) {
-            s.projection.add_token_gradients(x, g, row, count, given, kernel::rows_of(own, 0, 0), memory);
+            s.projection.add_token_gradients(x, g, row, count, given, own.rows(0, 0), memory);
         });
     }
     template <class P, class G>

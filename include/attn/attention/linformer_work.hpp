@@ -54,7 +54,7 @@ struct linformer_rows {
     }
     /// The tokens of one head of keys or values.
     kernel::token_rows<T> tokens_of(const stored_view<const T>& one_head, index_t head) const {
-        return {kernel::rows_of(one_head, 0, 0), tokens, one_head.shape().channels, all_visible ? nullptr : seen + head * tokens};
+        return {one_head.rows(0, 0), tokens, one_head.shape().channels, all_visible ? nullptr : seen + head * tokens};
     }
     /// Calls f(row, count, first) for the runs of projected rows of a head, those that are kept, number first to end - 1: row .. row +
     /// count - 1, which lie from number `first` on.
@@ -146,7 +146,7 @@ struct linformer_work {
             const auto x = rows.tokens_of(from.slice({.batch = {b, 1}, .heads = {g, 1}}), head);
             rows.for_each_kept(head, first_row, first_row + rows_of_block, [&](index_t row, index_t count, index_t at) {
                 scratch own(shared + task_bytes * static_cast<std::size_t>(slice));
-                f(projection, x, g, row, count, kernel::row_block<T>{to.data() + (head * rows.max_rows + at) * channels, channels, 1}, own);
+                f(projection, x, g, row, count, row_block<T>{to.data() + (head * rows.max_rows + at) * channels, channels, 1}, own);
             });
         });
     }

@@ -18,7 +18,7 @@ template <Scalar T>
 struct bucket_hash {
     static constexpr index_t rows_of_task = 128;
 
-    kernel::row_block<const T> rotations; ///< (channels, half)
+    row_block<const T> rotations;         ///< (channels, half)
     index_t channels, half;               ///< half the buckets
 
     static std::size_t task_bytes(index_t channels, index_t half) {
@@ -32,8 +32,7 @@ struct bucket_hash {
         auto* const turned = rotated(memory, half);
         auto* const wide = widened_rows(memory, channels);
         if (x.is_narrow()) kernel::copy_rows<T>(x, rows, channels, wide, channels);
-        const auto tokens = x.is_narrow() ? kernel::row_block<const T>{wide, channels, 1}
-                                          : kernel::row_block<const T>{x.numbers(), x.row_stride, x.channel_stride};
+        const auto tokens = x.is_narrow() ? row_block<const T>{wide, channels, 1} : x.numbers();
         const auto multiply = product_of(rows, channels, half);
         for (index_t task = 0; task < multiply.task_count(); ++task) {
             auto own = memory;
@@ -87,7 +86,7 @@ void check_rotations(std::string_view operation, const tensor_view<const T>& rot
 template <Scalar T>
 bucket_hash<T> hash_of(const tensor_view<const T>& rotations, index_t round, index_t head) {
     const auto& r = rotations.shape();
-    return {kernel::rows_of(rotations, round, r.heads == 1 ? 0 : head), r.tokens, r.channels};
+    return {rotations.rows(round, r.heads == 1 ? 0 : head), r.tokens, r.channels};
 }
 
 } // namespace detail
@@ -115,7 +114,7 @@ template <StoredTensor X, TensorLike R>
         for (index_t h = 0; h < s.heads; ++h)
             for (index_t round = 0; round < turns.shape().batch; ++round)
                 for (index_t i = 0; i < s.tokens; i += hash::rows_of_task)
-                    detail::hash_of(turns, round, h)(kernel::rows_of(tokens, b, h, i), std::min(s.tokens - i, hash::rows_of_task),
+                    detail::hash_of(turns, round, h)(tokens.rows(b, h, i), std::min(s.tokens - i, hash::rows_of_task),
                                                      &buckets(b, h, i, round), buckets.shape().channels,
                                                      detail::scratch(memory.bytes().data()));
     return buckets;

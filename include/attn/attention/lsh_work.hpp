@@ -101,7 +101,7 @@ struct lsh_work {
     /// Buckets and sorted order of a round, of heads h .. h + count - 1, which q holds.
     void find_order(const Op& op, const stored_view<const T>& q, const execution& run, index_t h, index_t count, index_t round) const {
         for_each_piece(run, count, rows_of_task, [&](index_t head, index_t i, index_t end, const scratch& memory) {
-            hash_of(op.rotations, round, h + head)(kernel::rows_of(q, 0, head, i), end - i, bucket + head * tokens + i, 1, memory);
+            hash_of(op.rotations, round, h + head)(q.rows(0, head, i), end - i, bucket + head * tokens + i, 1, memory);
         });
         run.for_each(count, [&](index_t head, index_t) { sort(op, head); });
     }
@@ -164,14 +164,14 @@ private:
                       execution(here, memory));
             for (index_t r = 0; r < rows; ++r) {
                 const auto token = placed[at + r];
-                const auto into = w.rows_of(to, head, token);
+                const auto into = w.row_of(to, head, token);
                 auto& so_far = w.known[head * w.tokens + token];
                 const row_weights<T> added{weights.maximum[r], weights.sum[r]};
                 if (is_first) {
                     for (index_t c = 0; c < d_v; ++c) into.data[c * into.channel_stride] = out[r * d_v + c];
                     so_far = added;
                 } else {
-                    so_far = merge_row<T>(into, so_far, kernel::row_block<const T>{out + r * d_v, 0, 1}, added, d_v);
+                    so_far = merge_row<T>(into, so_far, row_block<const T>{out + r * d_v, 0, 1}, added, d_v);
                 }
             }
         }
@@ -188,10 +188,9 @@ private:
     };
 
     /// The row of a token while rounds are added to it.
-    kernel::row_block<T> rows_of(const outputs<T>& out, index_t head, index_t token) const {
+    row_block<T> row_of(const outputs<T>& out, index_t head, index_t token) const {
         if (wide) return {wide + (head * tokens + token) * result_shape.channels, 0, 1};
-        const auto own = out.values.rows(0, head, token);
-        return {own.numbers(), 0, own.channel_stride};
+        return out.values.rows(0, head, token).numbers();
     }
     /// Sorts the tokens of a head by bucket, then by position, which counting keeps.
     void sort(const Op& op, index_t head) const {
@@ -206,7 +205,7 @@ private:
     /// A token that met no other in any round sees itself.
     void finish(const Op& op, const inputs<T>& in, const outputs<T>& out, index_t head, index_t i) const {
         auto log = known[head * tokens + i].log_sum_exp();
-        const auto row = rows_of(out, head, i);
+        const auto row = row_of(out, head, i);
         if (log == nothing) {
             const T score = op.template factor<T>(row_shape.channels) * length[head * tokens + i];
             log = score + static_cast<T>(std::log(static_cast<double>(op.rotations.shape().batch)));

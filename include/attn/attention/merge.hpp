@@ -33,8 +33,8 @@ row_weights<T> merge_row(const stored_rows<T>& into, const row_weights<T>& known
     if (into.is_narrow() || from.is_narrow()) {
         for (index_t c = 0; c < channels; ++c) into.set(0, c, merged_number(into(0, c), from(0, c)));
     } else {
-        T* const to = into.numbers();
-        const T* const other = from.numbers();
+        T* const to = into.numbers().data;
+        const T* const other = from.numbers().data;
         for (index_t c = 0; c < channels; ++c)
             to[c * into.channel_stride] = merged_number(to[c * into.channel_stride], other[c * from.channel_stride]);
     }

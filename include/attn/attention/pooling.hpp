@@ -24,7 +24,7 @@ struct mean_pooling {
     }
     void check_apart(const output_memory&) const {}
     template <Scalar T>
-    void project(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<T>& to,
+    void project(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const row_block<T>& to,
                  detail::scratch&) const {
         using lanes = simd::lanes<T>;
         for (index_t r = 0; r < count; ++r) {
@@ -45,8 +45,8 @@ struct mean_pooling {
         return 0;
     }
     template <Scalar T>
-    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count,
-                             const kernel::row_block<const T>& given, const kernel::row_block<T>& to, detail::scratch&) const {
+    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const row_block<const T>& given,
+                             const row_block<T>& to, detail::scratch&) const {
         using lanes = simd::lanes<T>;
         for (index_t r = 0; r < count; ++r) {
             const auto bin = range(head, first + r, x.count);
@@ -77,7 +77,7 @@ struct max_pooling {
     void check(const projection_context& context) const { mean_pooling{projected}.check(context); }
     void check_apart(const output_memory&) const {}
     template <Scalar T>
-    void project(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<T>& to,
+    void project(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const row_block<T>& to,
                  detail::scratch&) const {
         using lanes = simd::lanes<T>;
         for (index_t r = 0; r < count; ++r) {
@@ -103,8 +103,8 @@ struct max_pooling {
     }
     /// Adds the gradient of each row to the token whose number was taken: of equal ones the first, of NaN the last.
     template <Scalar T>
-    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count,
-                             const kernel::row_block<const T>& given, const kernel::row_block<T>& to, detail::scratch& memory) const {
+    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const row_block<const T>& given,
+                             const row_block<T>& to, detail::scratch& memory) const {
         T* const largest = memory.take<T>(x.channels);
         index_t* const taken = memory.take<index_t>(x.channels);
         for (index_t r = 0; r < count; ++r) {

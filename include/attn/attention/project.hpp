@@ -61,21 +61,21 @@ void project(const P& projection, const X& from, const tensor_view<detail::scala
         detail::scratch memory(run.workspace().bytes().data() +
                                needed / static_cast<std::size_t>(run.concurrency()) * static_cast<std::size_t>(slice));
         bool* const seen = memory.take<bool>(s.tokens);
-        kernel::token_rows<T> tokens{kernel::rows_of(x, batch, head), s.tokens, s.channels};
+        kernel::token_rows<T> tokens{x.rows(batch, head), s.tokens, s.channels};
         if constexpr (!std::same_as<V, dense>) {
             detail::find_visible(at(pattern, batch, head), {0, 1, 1}, 0, s.tokens, seen);
             tokens.seen = seen;
         }
         const auto size = projection.size(head, s.tokens);
         const auto present = [&](index_t row) { return row < size && tokens.any_visible(projection.range(head, row, s.tokens)); };
-        const auto to = kernel::rows_of(out, batch, head);
+        const auto to = out.rows(batch, head);
         const auto end = std::min(max_rows, first + detail::projected_rows_of_task);
         for (auto row = first; row < end;) {
             const bool has_tokens = present(row);
             auto next = row + 1;
             while (next < end && present(next) == has_tokens) ++next;
             auto own = memory;
-            const kernel::row_block<T> rows{to.data + row * to.row_stride, to.row_stride, 1};
+            const row_block<T> rows{to.data + row * to.row_stride, to.row_stride, 1};
             if (has_tokens) projection.project(tokens, head, row, next - row, rows, own);
             else
                 for (index_t r = 0; r < next - row; ++r) std::fill_n(rows.data + r * rows.row_stride, s.channels, T{0});

@@ -16,8 +16,7 @@ struct identity_projection {
     void check(const projection_context&) const {}
     void check_apart(const output_memory&) const {}
     template <Scalar T>
-    void project(const kernel::token_rows<T>& x, index_t, index_t first, index_t count, const kernel::row_block<T>& to,
-                 detail::scratch&) const {
+    void project(const kernel::token_rows<T>& x, index_t, index_t first, index_t count, const row_block<T>& to, detail::scratch&) const {
         for (index_t r = 0; r < count; ++r)
             for (index_t c = 0; c < x.channels; ++c) to.data[r * to.row_stride + c] = x(first + r, c);
     }
@@ -29,8 +28,8 @@ struct identity_projection {
         return 0;
     }
     template <Scalar T>
-    void add_token_gradients(const kernel::token_rows<T>& x, index_t, index_t first, index_t count, const kernel::row_block<const T>& given,
-                             const kernel::row_block<T>& to, detail::scratch&) const {
+    void add_token_gradients(const kernel::token_rows<T>& x, index_t, index_t first, index_t count, const row_block<const T>& given,
+                             const row_block<T>& to, detail::scratch&) const {
         for (index_t r = 0; r < count; ++r)
             for (index_t c = 0; c < x.channels; ++c)
                 to.data[(first + r) * to.row_stride + c * to.channel_stride] += given.data[r * given.row_stride + c];
@@ -66,7 +65,7 @@ struct linear_projection {
         out.require_apart("the matrix of a projection", matrix);
         out.require_apart("the bias of a projection", bias);
     }
-    void project(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<T>& to,
+    void project(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const row_block<T>& to,
                  detail::scratch& memory) const {
         project_parts(x, head, first, count, 0, parts(head, x.count), to, memory);
     }
@@ -78,8 +77,8 @@ struct linear_projection {
         return {some.first, some.first + some.count};
     }
     void project_parts(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, index_t first_part, index_t end_part,
-                       const kernel::row_block<T>& to, detail::scratch& memory) const {
-        kernel::row_block<const T> start{to.data, to.row_stride, 1};
+                       const row_block<T>& to, detail::scratch& memory) const {
+        row_block<const T> start{to.data, to.row_stride, 1};
         if (first_part == 0) start = detail::rows_of_head(bias, head, first), start.channel_stride = 0;
         detail::run_tasks(
             product(count, x.count, x.channels), memory, detail::rows_of_head(matrix, head, first), x.rows, start, to,
@@ -105,14 +104,14 @@ struct linear_projection {
         return memory.used_bytes() +
                std::max(product(tokens_of_part, rows, channels).task_bytes(), product(rows, channels, tokens_of_part).task_bytes());
     }
-    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count,
-                             const kernel::row_block<const T>& given, const kernel::row_block<T>& to, detail::scratch& memory) const {
+    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const row_block<const T>& given,
+                             const row_block<T>& to, detail::scratch& memory) const {
         T* const sums = memory.take<T>(tokens_of_part, x.channels);
         for (index_t part = 0; part < gradient_parts(x.count); ++part)
             for_each_run_of_part(x, part, [&](index_t token, index_t tokens) {
                 auto weights = detail::rows_of_head(matrix, head, first);
                 weights.data += token * weights.channel_stride;
-                detail::run_tasks(product(tokens, count, x.channels), memory, kernel::transposed(weights), given, {nullptr, 0, 1},
+                detail::run_tasks(product(tokens, count, x.channels), memory, weights.transposed(), given, {nullptr, 0, 1},
                                   {sums, x.channels, 1});
                 for (index_t j = 0; j < tokens; ++j)
                     kernel::update_channels(to.data + (token + j) * to.row_stride, to.channel_stride, x.channels,
@@ -124,13 +123,12 @@ struct linear_projection {
     /// How many parts the matrix's gradient has: each is some of its columns, of tokens side by side.
     index_t gradient_parts(index_t tokens) const { return std::max<index_t>(1, (tokens + tokens_of_part - 1) / tokens_of_part); }
     void add_parameter_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count,
-                                 const kernel::row_block<const T>& given, index_t part, const gradients<T>& wanted,
-                                 detail::scratch& memory) const {
+                                 const row_block<const T>& given, index_t part, const gradients<T>& wanted, detail::scratch& memory) const {
         if (wanted.matrix.data())
             for_each_run_of_part(x, part, [&](index_t token, index_t tokens) {
                 auto sums = detail::rows_of_head(wanted.matrix, head, first);
                 sums.data += token;
-                detail::run_tasks(product(count, x.channels, tokens), memory, given, kernel::transposed(x.in_place(token)),
+                detail::run_tasks(product(count, x.channels, tokens), memory, given, x.rows.from(token).transposed(),
                                   {sums.data, sums.row_stride, 1}, {sums.data, sums.row_stride, 1});
             });
         const auto of_bias = detail::rows_of_head(wanted.bias, head, first);
@@ -174,7 +172,7 @@ struct projection_per_head {
         for (const auto& p : each) p.check_apart(out);
     }
     template <Scalar T>
-    void project(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<T>& to,
+    void project(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const row_block<T>& to,
                  detail::scratch& memory) const {
         of(head).project(x, head, first, count, to, memory);
     }
@@ -188,7 +186,7 @@ struct projection_per_head {
     template <Scalar T>
         requires ResumableProjection<P, T>
     void project_parts(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, index_t first_part, index_t end_part,
-                       const kernel::row_block<T>& to, detail::scratch& memory) const {
+                       const row_block<T>& to, detail::scratch& memory) const {
         of(head).project_parts(x, head, first, count, first_part, end_part, to, memory);
     }
 
@@ -215,8 +213,8 @@ struct projection_per_head {
         return largest;
     }
     template <Scalar T>
-    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count,
-                             const kernel::row_block<const T>& given, const kernel::row_block<T>& to, detail::scratch& memory) const {
+    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const row_block<const T>& given,
+                             const row_block<T>& to, detail::scratch& memory) const {
         of(head).add_token_gradients(x, head, first, count, given, to, memory);
     }
     index_t gradient_parts(index_t tokens) const {
@@ -227,8 +225,7 @@ struct projection_per_head {
     }
     template <Scalar T>
     void add_parameter_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count,
-                                 const kernel::row_block<const T>& given, index_t part, const gradients<T>& wanted,
-                                 detail::scratch& memory) const {
+                                 const row_block<const T>& given, index_t part, const gradients<T>& wanted, detail::scratch& memory) const {
         if constexpr (!std::same_as<typename P::template gradients<T>, no_gradients>)
             if (!wanted.each.empty() && part < of(head).gradient_parts(x.count))
                 of(head).add_parameter_gradients(x, head, first, count, given, part, wanted.each[static_cast<std::size_t>(head)], memory);

@@ -34,16 +34,15 @@ struct projection_context {
 /// - `check(context)`: throws, by context.refuse, if the parameters do not fit.
 /// - `check_apart(out)`: throws, by out.require_apart, if an output overlaps what it refers to; nothing if it refers to nothing.
 template <class P, class T>
-concept Projection =
-    Scalar<T> && requires(const P& p, const kernel::token_rows<T>& tokens, const kernel::row_block<T>& to, detail::scratch& memory,
-                          const projection_context& context, const output_memory& out, index_t i) {
-        { p.size(i, i) } -> std::same_as<index_t>;
-        { p.range(i, i, i) } -> std::same_as<kernel::token_range>;
-        p.project(tokens, i, i, i, to, memory);
-        { p.template workspace_bytes<T>(i, i) } -> std::same_as<std::size_t>;
-        p.check(context);
-        p.check_apart(out);
-    };
+concept Projection = Scalar<T> && requires(const P& p, const kernel::token_rows<T>& tokens, const row_block<T>& to, detail::scratch& memory,
+                                           const projection_context& context, const output_memory& out, index_t i) {
+    { p.size(i, i) } -> std::same_as<index_t>;
+    { p.range(i, i, i) } -> std::same_as<kernel::token_range>;
+    p.project(tokens, i, i, i, to, memory);
+    { p.template workspace_bytes<T>(i, i) } -> std::same_as<std::size_t>;
+    p.check(context);
+    p.check_apart(out);
+};
 
 /// A projection whose rows are sums over the tokens that can be continued, part by part: sequence_parallel then hands these on from rank to
 /// rank, where otherwise it brings together the tokens of a row's range. What a user's own adds to a Projection:
@@ -53,7 +52,7 @@ concept Projection =
 ///   first_part .. end_part - 1, and no other token. The rows of `to` are as the parts before have left them, if there are any. All parts
 ///   in order, in however many calls, give the numbers of `project`.
 template <class P, class T>
-concept ResumableProjection = Projection<P, T> && requires(const P& p, const kernel::token_rows<T>& tokens, const kernel::row_block<T>& to,
+concept ResumableProjection = Projection<P, T> && requires(const P& p, const kernel::token_rows<T>& tokens, const row_block<T>& to,
                                                            detail::scratch& memory, index_t i) {
     { p.parts(i, i) } -> std::same_as<index_t>;
     { p.part(i, i, i) } -> std::same_as<kernel::token_range>;
@@ -72,9 +71,8 @@ concept ResumableProjection = Projection<P, T> && requires(const P& p, const ker
 ///   that are wanted, whose channels are contiguous. They are cut into that many parts, no number is in two; this adds to one.
 template <class P, class T>
 concept DifferentiableProjection =
-    Projection<P, T> &&
-    requires(const P& p, const kernel::token_rows<T>& tokens, const kernel::row_block<const T>& given, const kernel::row_block<T>& to,
-             const typename P::template gradients<T>& wanted, detail::scratch& memory, index_t i) {
+    Projection<P, T> && requires(const P& p, const kernel::token_rows<T>& tokens, const row_block<const T>& given, const row_block<T>& to,
+                                 const typename P::template gradients<T>& wanted, detail::scratch& memory, index_t i) {
         p.add_token_gradients(tokens, i, i, i, given, to, memory);
         { p.template backward_workspace_bytes<T>(i, i) } -> std::same_as<std::size_t>;
         requires std::same_as<typename P::template gradients<T>, no_gradients> || requires {
@@ -92,16 +90,16 @@ concept HasProjectionGradients = requires { typename P::template gradients<float
 
 /// The rows of a parameter (any, heads or 1, rows, columns) from one on, of a head; of none, none.
 template <class T>
-kernel::row_block<T> rows_of_head(const tensor_view<T>& parameter, index_t head, index_t first = 0, index_t plane = 0) {
+row_block<T> rows_of_head(const tensor_view<T>& parameter, index_t head, index_t first = 0, index_t plane = 0) {
     if (!parameter.data()) return {nullptr, 0, 0};
-    return {parameter.row(plane, parameter.shape().heads == 1 ? 0 : head, first), parameter.strides().tokens, parameter.strides().channels};
+    return parameter.rows(plane, parameter.shape().heads == 1 ? 0 : head, first);
 }
 
 /// All tasks of a product, one after the other.
 template <Scalar T>
-void run_tasks(const kernel::matrix_product<T>& product, const scratch& memory, const std::type_identity_t<kernel::row_block<const T>>& a,
-               const std::type_identity_t<stored_rows<const T>>& b, const std::type_identity_t<kernel::row_block<const T>>& start,
-               const std::type_identity_t<kernel::row_block<T>>& c, const auto&... terms) {
+void run_tasks(const kernel::matrix_product<T>& product, const scratch& memory, const std::type_identity_t<row_block<const T>>& a,
+               const std::type_identity_t<stored_rows<const T>>& b, const std::type_identity_t<row_block<const T>>& start,
+               const std::type_identity_t<row_block<T>>& c, const auto&... terms) {
     for (index_t task = 0; task < product.task_count(); ++task) {
         auto own = memory;
         product.run_task(task, own, a, b, start, c, terms...);

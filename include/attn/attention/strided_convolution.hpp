@@ -23,7 +23,7 @@ struct channel_convolution {
     }
     void check(const projection_context& context) const { check_convolution(context, weights, weights.shape().tokens, bias); }
     void check_apart(const output_memory& out) const { check_apart(out, weights, bias); }
-    void project(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<T>& to,
+    void project(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const row_block<T>& to,
                  detail::scratch&) const {
         using lanes = simd::lanes<T>;
         const auto load = [head](const tensor_view<const T>& t, index_t row, index_t c, index_t present) {
@@ -55,8 +55,8 @@ struct channel_convolution {
     std::size_t backward_workspace_bytes(index_t, index_t) const {
         return 0;
     }
-    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count,
-                             const kernel::row_block<const T>& given, const kernel::row_block<T>& to, detail::scratch&) const {
+    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const row_block<const T>& given,
+                             const row_block<T>& to, detail::scratch&) const {
         const auto kernel = weights.shape().tokens;
         const auto of_head = detail::rows_of_head(weights, head);
         for (auto j = first * kernel; j < (first + count) * kernel; ++j) {
@@ -72,8 +72,7 @@ struct channel_convolution {
     /// Parts are taps of the kernel, the bias goes with the first.
     index_t gradient_parts(index_t) const { return weights.shape().tokens; }
     void add_parameter_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count,
-                                 const kernel::row_block<const T>& given, index_t part, const gradients<T>& wanted,
-                                 detail::scratch&) const {
+                                 const row_block<const T>& given, index_t part, const gradients<T>& wanted, detail::scratch&) const {
         const auto of_weights = detail::rows_of_head(wanted.weights, head, part);
         for (index_t r = 0; r < count; ++r) {
             const auto token = (first + r) * weights.shape().tokens + part;
@@ -87,8 +86,7 @@ struct channel_convolution {
     }
 
     /// Adds the gradient of the bias of either convolution: the sum of the rows.
-    static void add_bias_gradients(index_t channels, index_t count, const kernel::row_block<const T>& given,
-                                   const kernel::row_block<T>& of_bias) {
+    static void add_bias_gradients(index_t channels, index_t count, const row_block<const T>& given, const row_block<T>& of_bias) {
         for (index_t r = 0; of_bias.data && r < count; ++r)
             for (index_t c = 0; c < channels; ++c) of_bias.data[c] += given.data[r * given.row_stride + c];
     }
@@ -147,7 +145,7 @@ struct mixing_convolution {
             context.refuse("weights have shape " + to_string(weights.shape()) + ": as many channels must come out as go in");
     }
     void check_apart(const output_memory& out) const { channel_convolution<T>::check_apart(out, weights, bias); }
-    void project(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<T>& to,
+    void project(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const row_block<T>& to,
                  detail::scratch& memory) const {
         for (index_t done = 0; done < count; done += max_rows) {
             auto own = memory;
@@ -173,8 +171,8 @@ struct mixing_convolution {
         return memory.used_bytes() +
                std::max(product(max_rows, channels, channels).task_bytes(), product(channels, size(0, tokens), channels).task_bytes());
     }
-    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count,
-                             const kernel::row_block<const T>& given, const kernel::row_block<T>& to, detail::scratch& memory) const {
+    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const row_block<const T>& given,
+                             const row_block<T>& to, detail::scratch& memory) const {
         T* const sums = memory.take<T>(max_rows, x.channels);
         const auto kernel = weights.shape().batch;
         for (index_t done = 0; done < count; done += max_rows)
@@ -196,13 +194,12 @@ struct mixing_convolution {
     /// Parts are taps of the kernel, the bias goes with the first.
     index_t gradient_parts(index_t) const { return weights.shape().batch; }
     void add_parameter_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count,
-                                 const kernel::row_block<const T>& given, index_t part, const gradients<T>& wanted,
-                                 detail::scratch& memory) const {
+                                 const row_block<const T>& given, index_t part, const gradients<T>& wanted, detail::scratch& memory) const {
         const auto kernel = weights.shape().batch, token = first * kernel + part;
         const auto of_weights = detail::rows_of_head(wanted.weights, head, 0, part);
         if (of_weights.data)
-            detail::run_tasks(kernel::matrix_product<T>(x.channels, count, x.channels), memory, kernel::transposed(given),
-                              x.rows.from(token, kernel), {of_weights.data, of_weights.row_stride, 1},
+            detail::run_tasks(kernel::matrix_product<T>(x.channels, count, x.channels), memory, given.transposed(),
+                              x.rows.from(token).every(kernel), {of_weights.data, of_weights.row_stride, 1},
                               {of_weights.data, of_weights.row_stride, 1}, [&](index_t from, index_t terms, auto&& visit) {
                                   if (!x.seen) return visit(from, terms);
                                   for (auto r = from; r < from + terms; ++r)
@@ -214,7 +211,7 @@ struct mixing_convolution {
 private:
     static constexpr index_t max_rows = 48;
 
-    void project_some(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const kernel::row_block<T>& to,
+    void project_some(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const row_block<T>& to,
                       detail::scratch& memory) const {
         const auto kernel = weights.shape().batch;
         T* const copy = memory.take<T>(max_rows * kernel * x.channels);
@@ -223,13 +220,13 @@ private:
             if (const auto token = first * kernel + j; x.visible(token))
                 kernel::copy_rows<T>(x.rows.from(token), 1, x.channels, copy + j * x.channels, x.channels);
             else std::fill_n(copy + j * x.channels, x.channels, T{0});
-        const auto windows = copies ? kernel::row_block<const T>{copy, x.channels, 1} : x.in_place(first * kernel);
+        const auto windows = copies ? row_block<const T>{copy, x.channels, 1} : x.rows.from(first * kernel).numbers();
         auto start = detail::rows_of_head(bias, head);
         start.row_stride = 0;
         for (index_t t = 0; t < kernel; ++t) {
             detail::run_tasks(kernel::matrix_product<T>(count, x.channels, x.channels), memory,
                               {windows.data + t * windows.row_stride, kernel * windows.row_stride, windows.channel_stride},
-                              kernel::transposed(detail::rows_of_head(weights, head, 0, t)), start, to);
+                              detail::rows_of_head(weights, head, 0, t).transposed(), start, to);
             start = {to.data, to.row_stride, 1};
         }
     }

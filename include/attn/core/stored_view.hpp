@@ -57,7 +57,7 @@ private:
 
 } // namespace detail
 
-/// Rows of channels as they are stored: row r begins r row_stride elements behind `data`. T is const where they are only read.
+/// Rows of channels that are computed with in T, as they are stored: what a row_block is to a tensor_view.
 template <class T>
 struct stored_rows {
     using number = std::remove_const_t<T>;
@@ -78,10 +78,16 @@ struct stored_rows {
     number operator()(index_t row, index_t channel) const { return detail::loaded<number>(address(row, channel), format); }
     /// Stores a number, rounded to what is stored.
     void set(index_t row, index_t channel, number x) const { detail::stored<number>(x, address(row, channel), format); }
-    /// Every step-th row, from one on.
-    constexpr stored_rows from(index_t row, index_t step = 1) const { return {address(row), format, row_stride * step, channel_stride}; }
-    /// The numbers where they lie, of rows that are stored in T.
-    T* numbers() const { return reinterpret_cast<T*>(data); }
+    /// The rows from one on, without the channels before one.
+    constexpr stored_rows from(index_t row, index_t channel = 0) const {
+        return {address(row, channel), format, row_stride, channel_stride};
+    }
+    /// Every step-th row.
+    constexpr stored_rows every(index_t step) const { return {data, format, row_stride * step, channel_stride}; }
+    /// The channels as rows.
+    constexpr stored_rows transposed() const { return {data, format, channel_stride, row_stride}; }
+    /// The rows of numbers that are stored in T, which is checked before.
+    row_block<T> numbers() const { return {reinterpret_cast<T*>(data), row_stride, channel_stride}; }
     friend constexpr bool operator==(const stored_rows&, const stored_rows&) = default;
 };
 

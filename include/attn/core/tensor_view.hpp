@@ -2,6 +2,7 @@
 #pragma once
 
 #include "shape.hpp"
+#include "storage.hpp"
 
 #include <algorithm>
 #include <array>
@@ -67,6 +68,40 @@ concept MdspanLike = requires(const M& m, std::size_t r) {
 
 } // namespace detail
 
+template <class T>
+struct stored_rows;
+
+/// Rows of channels: row r begins r row_stride elements behind `data`. T is const where they are only read.
+template <class T>
+struct row_block {
+    T* data;
+    index_t row_stride, channel_stride;
+
+    /// Where an element lies.
+    constexpr T* address(index_t row, index_t channel = 0) const { return data + row * row_stride + channel * channel_stride; }
+    constexpr T& operator()(index_t row, index_t channel) const { return *address(row, channel); }
+    /// The rows from one on, without the channels before one; of none, none.
+    constexpr row_block from(index_t row, index_t channel = 0) const {
+        return {data ? address(row, channel) : nullptr, row_stride, channel_stride};
+    }
+    /// Every step-th row.
+    constexpr row_block every(index_t step) const { return {data, row_stride * step, channel_stride}; }
+    /// The channels as rows.
+    constexpr row_block transposed() const { return {data, channel_stride, row_stride}; }
+
+    constexpr operator row_block<const T>() const
+        requires(!std::is_const_v<T>)
+    {
+        return {data, row_stride, channel_stride};
+    }
+    /// The rows as those whose format is known as the program runs.
+    template <class U>
+        requires(std::same_as<U, T> || std::same_as<U, const T>)
+    constexpr operator stored_rows<U>() const {
+        return {reinterpret_cast<typename stored_rows<U>::byte*>(data), narrow_format::none, row_stride, channel_stride};
+    }
+};
+
 /// A non-owning tensor (batch, heads, tokens, channels). A view of T converts to a view of const T. So does an mdspan of 4 extents, of 3
 /// (heads, tokens, channels), or of 2 (tokens, channels).
 template <class T>
@@ -103,6 +138,10 @@ public:
     }
     constexpr T& operator()(index_t batch, index_t head, index_t token, index_t channel) const noexcept {
         return row(batch, head, token)[channel * strides_.channels];
+    }
+    /// The rows of one batch entry and head, from one on.
+    constexpr row_block<T> rows(index_t batch, index_t head, index_t first = 0) const noexcept {
+        return {row(batch, head, first), strides_.tokens, strides_.channels};
     }
     /// A view of a part of the tensor, where it lies: slice({.heads = {h, 1}, .tokens = {i, n}}). Nothing is checked: what lies outside may
     /// be named, and must not be read. Of a view without memory, one without memory.

@@ -152,7 +152,7 @@ private:
     }
     /// Projects what is the rank's of a run of rows of a head.
     void project_run(const auto& projection, const kernel::token_rows<T>& x, index_t head, index_t row, index_t count,
-                     const kernel::row_block<T>& to, const scratch& memory) const {
+                     const row_block<T>& to, const scratch& memory) const {
         const auto shares = shares_of(projection, head);
         if constexpr (shares.sums) {
             auto own = memory;
@@ -165,8 +165,8 @@ private:
                 while (is_here(end)) ++end;
                 auto own = memory;
                 if (first < end)
-                    projection.project(x, head, row + first, end - first,
-                                       kernel::row_block<T>{to.data + first * to.row_stride, to.row_stride, 1}, own);
+                    projection.project(x, head, row + first, end - first, row_block<T>{to.data + first * to.row_stride, to.row_stride, 1},
+                                       own);
                 first = end + 1;
             }
         }

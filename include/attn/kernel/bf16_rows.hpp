@@ -29,8 +29,7 @@ inline void for_each_piece_of_rows(const stored_rows<const float>& from, index_t
         for (index_t channel = 0; channel < channels; channel += some_channels) {
             const auto row = std::max<index_t>(0, first), count = std::min(rows, first + some_rows) - row,
                        width = std::min(some_channels, channels - channel);
-            const stored_rows<const float> own{from.address(row, channel), from.format, from.row_stride, from.channel_stride};
-            copy_rows<float>(own, count, width, piece, some_channels);
+            copy_rows<float>(from.from(row, channel), count, width, piece, some_channels);
             f(formatted_rows<narrow_format::none, float>(copied), row, count, channel, width);
         }
 }
@@ -71,7 +70,7 @@ struct row_pairs {
     static index_t width(index_t channels) { return whole_registers<float>(channels); }
     static void copy(const stored_rows<const float>& from, index_t rows, index_t before, index_t channels, operand* to, index_t width) {
         if (before == 0 && from.row_stride == 1 && from.channel_stride != 1)
-            return copy_columns({from.data, from.format, from.channel_stride, 1}, channels, rows, to, width);
+            return copy_columns(from.transposed(), channels, rows, to, width);
         const auto copy_piece = [to, width, before](auto own, index_t first_row, index_t count, index_t first, index_t present) {
             for (index_t r = -((before + first_row) % 2); r < count; r += 2) { // the first may be the second of its pair
                 operand* const row = to + (before + first_row + r) / 2 * width + first;

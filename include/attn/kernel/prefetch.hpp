@@ -34,7 +34,7 @@ public:
         if (rows.is_narrow())
             add(row_block<const std::uint16_t>{reinterpret_cast<const std::uint16_t*>(rows.data), rows.row_stride, rows.channel_stride},
                 count, channels);
-        else add(row_block<T>{rows.numbers(), rows.row_stride, rows.channel_stride}, count, channels);
+        else add(rows.numbers(), count, channels);
     }
     /// Asks for what so many multiply-adds of registers give time for: a line for 16, or 8 to 16 cycles. A window of 49 tokens of
     /// 32 channels has 11,000 for the 390 lines of the next. Inlined where sums are in registers, which a call would store and load.

@@ -19,30 +19,6 @@ constexpr index_t whole_registers(index_t count) {
     return (count + simd::lanes<T>::size - 1) / simd::lanes<T>::size * simd::lanes<T>::size;
 }
 
-/// Rows of channels: row r begins at data + r * row_stride.
-template <class T>
-struct row_block {
-    T* data;
-    index_t row_stride;
-    index_t channel_stride;
-
-    /// The rows as stored_rows, of numbers that are stored as they are computed with.
-    constexpr operator stored_rows<T>() const {
-        return {reinterpret_cast<typename stored_rows<T>::byte*>(data), narrow_format::none, row_stride, channel_stride};
-    }
-};
-
-/// The rows of one batch entry and head, from one of them on.
-template <class T>
-row_block<T> rows_of(const tensor_view<T>& tensor, index_t batch, index_t head, index_t first = 0) {
-    return {tensor.row(batch, head, first), tensor.strides().tokens, tensor.strides().channels};
-}
-
-template <class T>
-stored_rows<T> rows_of(const stored_view<T>& tensor, index_t batch, index_t head, index_t first = 0) {
-    return tensor.rows(batch, head, first);
-}
-
 /// A register of numbers, as they are stored.
 template <narrow_format format, Scalar T>
 simd::lanes<T> load_stored(const std::byte* from) {
@@ -116,7 +92,7 @@ bool readable_in_place(const row_block<T>& rows) {
 /// True if the micro-kernel should read stored rows where they lie; those of 16-bit numbers it cannot read.
 template <class T>
 bool readable_in_place(const stored_rows<T>& rows) {
-    return !rows.is_narrow() && readable_in_place(row_block<T>{rows.numbers(), rows.row_stride, rows.channel_stride});
+    return !rows.is_narrow() && readable_in_place(rows.numbers());
 }
 
 /// to[c] = factor * from[c] for one row of channels; with `added`, to[c] = share * to[c] + factor * from[c]. Never -0 by itself: what was

@@ -87,14 +87,13 @@ struct linear {
     void forward(const tensor_view<const T>& x, const tensor_view<const T>& residual, const tensor_view<T>& out,
                  const execution& run) const {
         const detail::row_matrices matrices(x.shape(), x, residual, out);
-        const auto block = [](const auto& t, index_t b) { return kernel::rows_of(t, b, 0); };
+        const auto block = [](const auto& t, index_t b) { return t.rows(b, 0); };
         products.with_operand([&]<class E>(std::type_identity<E>) {
             const kernel::matrix_product<T, E> product(matrices.rows, inputs(), outputs());
             for (index_t b = 0; b < matrices.count; ++b) {
                 const auto to = block(out, b);
-                const auto start =
-                    residual.data() ? block(residual, b) : kernel::row_block<const T>{bias.empty() ? nullptr : bias.data(), 0, 1};
-                product(block(x, b), kernel::transposed(block(weight, 0)), {start.data, start.row_stride, 1}, {to.data, to.row_stride, 1},
+                const auto start = residual.data() ? block(residual, b) : row_block<const T>{bias.empty() ? nullptr : bias.data(), 0, 1};
+                product(block(x, b), block(weight, 0).transposed(), {start.data, start.row_stride, 1}, {to.data, to.row_stride, 1},
                         run.workspace().bytes().data(), run);
             }
         });
@@ -107,8 +106,8 @@ struct linear {
         const detail::row_matrices matrices(x.shape(), x, given, of_tokens);
         const gradient_products product(matrices.rows, *this);
         auto* const memory = run.workspace().bytes().data();
-        const auto block = [](const auto& t, index_t b) { return kernel::rows_of(t, b, 0); };
-        const auto add = [&](const auto& factors, const auto& a, const auto& b, const kernel::row_block<T>& sums) {
+        const auto block = [](const auto& t, index_t b) { return t.rows(b, 0); };
+        const auto add = [&](const auto& factors, const auto& a, const auto& b, const row_block<T>& sums) {
             factors(a, b, {sums.data, sums.row_stride, 1}, {sums.data, sums.row_stride, 1}, memory, run);
         };
         static constexpr T one = 1;
@@ -120,10 +119,9 @@ struct linear {
                 product.of_tokens(block(given, b), block(weight, 0), {adds ? to.data : nullptr, to.row_stride, 1},
                                   {to.data, to.row_stride, 1}, memory, run);
             }
-            if (wanted.weight.data()) add(product.of_weight, kernel::transposed(block(given, b)), block(x, b), block(wanted.weight, 0));
+            if (wanted.weight.data()) add(product.of_weight, block(given, b).transposed(), block(x, b), block(wanted.weight, 0));
             if (!wanted.bias.empty())
-                add(product.of_bias, kernel::row_block<const T>{&one, 0, 0}, block(given, b),
-                    kernel::row_block<T>{wanted.bias.data(), 0, 1});
+                add(product.of_bias, row_block<const T>{&one, 0, 0}, block(given, b), row_block<T>{wanted.bias.data(), 0, 1});
         }
     }
 

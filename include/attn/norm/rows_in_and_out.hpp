@@ -110,7 +110,7 @@ public:
     template <class F>
     void for_each_run(const execution& run, const F& f) const {
         for_each_run_in<narrow_format::none>(run, [&](const stored_rows<const T>& x, const stored_rows<T>& out, index_t count) {
-            f(row_run<T>{x.numbers(), out.numbers(), x.row_stride, out.row_stride, count});
+            f(row_run<T>{x.numbers().data, out.numbers().data, x.row_stride, out.row_stride, count});
         });
     }
 

@@ -194,7 +194,7 @@ public:
                 if (!counts(mask, b, h, i)) continue;
                 const auto row = x.rows(b, h, i);
                 if (!x.is_narrow()) {
-                    group.push(row.numbers(), s.channels, moments);
+                    group.push(row.numbers().data, s.channels, moments);
                     continue;
                 }
                 T* const wide = wide_ + (slice * group_rows + group.waiting()) * padded(s.channels);

@@ -75,9 +75,14 @@ public:
             const auto y = first / grid_.width, x = first % grid_.width, here = std::min(count, grid_.width - x);
             const auto above = std::max<index_t>(0, y - grid_.top), below = std::min(grid_.height, y - grid_.top + grid_.kernel_height);
             if (in_place) {
-                add_row(
-                    {{in.numbers(), grid_.width * in.row_stride, in.row_stride, 0, grid_.height, above}, y, x, here, above, below, present},
-                    to);
+                add_row({{in.numbers().data, grid_.width * in.row_stride, in.row_stride, 0, grid_.height, above},
+                         y,
+                         x,
+                         here,
+                         above,
+                         below,
+                         present},
+                        to);
             } else {
                 const auto left = std::max<index_t>(0, x - grid_.left),
                            right = std::min(grid_.width, x + here - grid_.left + grid_.kernel_width - 1);

@@ -54,7 +54,7 @@ public:
                 const auto b = task / (input_.heads * tasks), head = task / tasks % input_.heads, from = task % tasks * of_a_task;
                 auto own = worker_of(slice);
                 input_gradient(own, flipped(parameters), given, b, head, from, std::min(from + of_a_task, chunks_.count()), present(b),
-                               wanted.add_to_input, rows_of(wanted.input, b, head));
+                               wanted.add_to_input, wanted.input.rows(b, head));
             });
         }
         if (!wanted.weights.data() && wanted.bias.empty()) return;
@@ -65,7 +65,7 @@ public:
             std::fill_n(to, sums_of_a_part(), T{0});
             for (auto unit = units * part / parts(); unit < units * (part + 1) / parts(); ++unit) {
                 const auto b = unit / chunks_.count(), chunk = unit % chunks_.count(), first = chunks_.first(chunk);
-                own.sums(rows_of(input, b, head / group()), present(b), rows_of(given, b, head), first, chunks_.end(chunk) - first,
+                own.sums(input.rows(b, head / group()), present(b), given.rows(b, head), first, chunks_.end(chunk) - first,
                          wanted.weights.data() != nullptr, to);
             }
         });
@@ -106,7 +106,7 @@ private:
             for (auto chunk = from; chunk < end; ++chunk) {
                 const auto first = chunks_.first(chunk), count = chunks_.end(chunk) - first,
                            there = std::clamp<index_t>(present - first, 0, count);
-                own.tile(rows_of(given, b, head), given_.tokens, first, count, own.result);
+                own.tile(given.rows(b, head), given_.tokens, first, count, own.result);
                 std::fill(own.result + there * padded(), own.result + count * padded(), T{0});
                 for (index_t t = 0; t < count; ++t) {
                     T* const row = to.data + (first + t) * to.row_stride;

@@ -84,9 +84,9 @@ private:
     bool in_place(const row_block<const T>& block) const { return block.channel_stride == 1 && padded_ == channels_; }
 
     rows output_rows(const row_block<const T>& given, index_t first, index_t count) const {
-        const T* const from = given.data + first * given.row_stride;
-        if (in_place(given)) return {from, std::min(count, grid_.width) * given.row_stride, given.row_stride};
-        copy_rows<T>(row_block<const T>{from, given.row_stride, given.channel_stride}, count, channels_, given_, padded_);
+        const auto from = given.from(first);
+        if (in_place(given)) return {from.data, std::min(count, grid_.width) * given.row_stride, given.row_stride};
+        copy_rows<T>(from, count, channels_, given_, padded_);
         return {given_, std::min(count, grid_.width) * padded_, padded_};
     }
     rows input_rows(const row_block<const T>& in, index_t present, index_t y, index_t x, index_t width, index_t height) const {
@@ -98,8 +98,7 @@ private:
         for (auto row = above; row < below; ++row) {
             const auto token = row * grid_.width + left,
                        there = std::clamp<index_t>(present - token, 0, std::max<index_t>(0, right - left));
-            copy_rows<T>(row_block<const T>{in.data + token * in.row_stride, in.row_stride, in.channel_stride}, there, channels_,
-                         staged_ + (row - above) * staged_width_ * padded_, padded_);
+            copy_rows<T>(in.from(token), there, channels_, staged_ + (row - above) * staged_width_ * padded_, padded_);
         }
         const auto row_stride = staged_width_ * padded_;
         return {staged_ - above * row_stride - left * padded_, row_stride, padded_};

@@ -9,19 +9,9 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// The transpose of a matrix, without moving it.
-template <class T>
-row_block<T> transposed(const row_block<T>& m) {
-    return {m.data, m.channel_stride, m.row_stride};
-}
-template <class T>
-stored_rows<T> transposed(const stored_rows<T>& m) {
-    return {m.data, m.format, m.channel_stride, m.row_stride};
-}
-
 /// C = start + A B for A (rows, depth), B (depth, columns), C and start (rows, columns); C is row-major, the others lie anyhow. What is
 /// added is a matrix, C itself, or with a stride of 0 a bias: of each column with {bias, 0, 1}, of each row with {bias, 1, 0}; or
-/// nothing, without data. B may be stored in 16 bits. For a linear layer y = x W^T + b, with W (out, in), B is transposed(W). E: what the
+/// nothing, without data. B may be stored in 16 bits. For a linear layer y = x W^T + b, with W (out, in), B is W.transposed(). E: what the
 /// micro-kernel multiplies, T or what A and B are rounded to.
 ///
 /// Every element is a sum of chains of multiply-adds over at most `max_block_depth` terms, cut by the depth alone: its bits do not
@@ -78,7 +68,7 @@ public:
         const auto [first_row, rows] = piece(rows_, row_blocks(), task % row_blocks());
         const auto [first_column, columns] = piece(columns_, column_blocks(), task / row_blocks());
         const row_block<T> to{c.data + first_row * c.row_stride + first_column, c.row_stride, 1};
-        begin(at(start, first_row, first_column), to, rows, columns);
+        begin(start.from(first_row, first_column), to, rows, columns);
         std::array<depth_run, static_cast<std::size_t>(max_block_depth)> runs;
         for (auto p = pieces.first; p < pieces.first + pieces.count; ++p) {
             const auto within = depth_piece(depth_, p);
@@ -86,7 +76,7 @@ public:
             terms(within.first, within.count, [&](index_t first, index_t in_run) {
                 runs[count++] = {(first - within.first) / simd::terms_of<E>, (in_run + simd::terms_of<E> - 1) / simd::terms_of<E>};
             });
-            block.multiply(at(a, first_row, within.first), at(b, within.first, first_column), to, rows, within.count, columns,
+            block.multiply(a.from(first_row, within.first), b.from(within.first, first_column), to, rows, within.count, columns,
                            std::span(runs.data(), count));
         }
     }
@@ -110,13 +100,6 @@ private:
         const auto first = count * number / pieces;
         return {first, count * (number + 1) / pieces - first};
     }
-    /// The part of a matrix that begins there; of none, none.
-    static row_block<const T> at(const row_block<const T>& m, index_t row, index_t column) {
-        return {m.data ? m.data + row * m.row_stride + column * m.channel_stride : nullptr, m.row_stride, m.channel_stride};
-    }
-    static stored_rows<const T> at(const stored_rows<const T>& m, index_t row, index_t column) {
-        return {m.address(row, column), m.format, m.row_stride, m.channel_stride};
-    }
     index_t row_blocks() const { return (rows_ + max_block_rows - 1) / max_block_rows; }
     index_t column_blocks() const { return (columns_ + max_block_columns - 1) / max_block_columns; }
 
@@ -134,8 +117,8 @@ private:
             for (index_t first = 0; first < columns;) {
                 const auto left = columns - first, width = left < panel_width ? std::min(lane_count, left) : panel_width;
                 const row_block<T> to{c.data + first, c.row_stride, 1};
-                if (width == panel_width) multiply_panel<traits::max_columns>(a, at(b, 0, first), to, rows, depth, width, runs);
-                else multiply_panel<1>(a, at(b, 0, first), to, rows, depth, width, runs);
+                if (width == panel_width) multiply_panel<traits::max_columns>(a, b.from(0, first), to, rows, depth, width, runs);
+                else multiply_panel<1>(a, b.from(0, first), to, rows, depth, width, runs);
                 first += width;
             }
         }

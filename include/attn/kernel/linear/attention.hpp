@@ -136,7 +136,7 @@ private:
         if constexpr (has_local) {
             if (grid()) {
                 const auto present = local_.reads_values ? order(in).ever_seen(batch) : local_.input.shape().tokens;
-                w.convolution(rows_of(local_.input, batch, keys.kv_head), present, first_query() + first, count, w.local);
+                w.convolution(local_.input.rows(batch, keys.kv_head), present, first_query() + first, count, w.local);
             }
         }
         auto from = state;
@@ -144,7 +144,7 @@ private:
         from.padded = w.padded;
         ask_for_next(w.ahead, in, out, batch, head, end, count);
         from.finish(queries,
-                    {rows_of(out.values, batch, head, first), in.values.shape().channels, w.factors, started ? w.numerators : nullptr,
+                    {out.values.rows(batch, head, first), in.values.shape().channels, w.factors, started ? w.numerators : nullptr,
                      grid() ? w.local : nullptr},
                     w.spare, w.ahead);
         return own;
@@ -163,18 +163,18 @@ private:
         }
         if (end == 0 && head % group == 0) {
             count = std::min(count, k.tokens);
-            ahead.add(rows_of(in.keys, batch, head / group), count, k.channels);
-            ahead.add(rows_of(in.values, batch, head / group), count, v.channels);
+            ahead.add(in.keys.rows(batch, head / group), count, k.channels);
+            ahead.add(in.values.rows(batch, head / group), count, v.channels);
             return;
         }
         count = std::min(count, q.tokens - end);
-        ahead.add(rows_of(in.queries, batch, head, end), count, q.channels);
-        ahead.add(rows_of(out.values, batch, head, end), count, v.channels);
+        ahead.add(in.queries.rows(batch, head, end), count, q.channels);
+        ahead.add(out.values.rows(batch, head, end), count, v.channels);
         if constexpr (has_local) { // over a grid it asks itself for the row below, where it reads that where it lies
             if (!grid() || (grid()->height > 1 && !local_.input.is_narrow())) return;
             const auto row = first_query() + end + (grid()->kernel_height - 1 - grid()->top) * grid()->width,
                        tokens = local_.input.shape().tokens;
-            if (row < tokens) ahead.add(rows_of(local_.input, batch, head / group, row), std::min(count, tokens - row), v.channels);
+            if (row < tokens) ahead.add(local_.input.rows(batch, head / group, row), std::min(count, tokens - row), v.channels);
         }
     }
     /// Denominators become what numerators are to be multiplied with.

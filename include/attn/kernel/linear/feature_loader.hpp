@@ -27,18 +27,18 @@ struct mapped_features {
     /// they are to be `written`, in `to`.
     feature_rows<T, on_reading> load(index_t batch, index_t head, index_t first, index_t count, T* to, bool written) const {
         using state = linear_state<T>;
-        const auto rows = rows_of(x, batch, head, first - first_row);
+        const auto rows = x.rows(batch, head, first - first_row);
         if constexpr (idempotent_map<Phi>)
             if (!written && !added.data() && state::whole(x.shape().channels) == x.shape().channels && readable_in_place(rows) &&
                 first - first_row + state::whole(count) <= x.shape().tokens)
-                return {rows.numbers(), count, rows.row_stride, phi};
+                return {rows.numbers().data, count, rows.row_stride, phi};
         (*this)(batch, head, first, count, to);
         return {to, count, state::whole(x.shape().channels)};
     }
     /// to: `count` rows of whole registers, what lies past the channels zero.
     void operator()(index_t batch, index_t head, index_t first, index_t count, T* to) const {
         const auto channels = x.shape().channels, padded = linear_state<T>::whole(channels);
-        const auto rows = rows_of(x, batch, head, first - first_row);
+        const auto rows = x.rows(batch, head, first - first_row);
         if (!added.data() && padded == channels && rows.channel_stride == 1)
             return with_format<T>(rows.format, [&](auto format) {
                 for_each_piece(padded / lanes::size, 4, [&](index_t reg, index_t columns) {

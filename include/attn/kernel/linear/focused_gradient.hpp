@@ -81,7 +81,7 @@ private:
         const auto each = [&](index_t head, const auto& f) {
             const T* const inverse_scale = map_.scale_of(head);
             map_.x(batch, head, first, count, x);
-            copy_rows<T>(rows_of(tensor_view<const T>(of_features()), batch, head, first), count, shape_.channels, given, padded);
+            copy_rows<T>(tensor_view<const T>(of_features()).rows(batch, head, first), count, shape_.channels, given, padded);
             for (index_t r = 0; r < count; ++r)
                 for (index_t c = 0; c < padded; c += lanes::size) {
                     const auto relu_x = lanes::load(x + r * padded + c), inverse = lanes::load(inverse_scale + c);

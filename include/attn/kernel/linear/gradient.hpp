@@ -170,7 +170,7 @@ private:
             if (count <= 0) return;
             const mapped_features<T, F> features{call_.in.keys, call_.feature_map, call_.encoding};
             features(batch_, kv_head_, first, count, own_.keys);
-            copy_rows<T>(rows_of(call_.in.values, batch_, kv_head_, first), count, call_.in.values.shape().channels, own_.values,
+            copy_rows<T>(call_.in.values.rows(batch_, kv_head_, first), count, call_.in.values.shape().channels, own_.values,
                          own_.value_width);
         }
         /// Calls f(first, count) with blocks of the keys first .. end - 1, loaded.
@@ -188,7 +188,7 @@ private:
         }
         /// Loads g: what is given, times the queries' factors.
         void load_given(index_t head, index_t first, index_t count) const {
-            copy_rows<T>(rows_of(call_.given, batch_, head, first), count, call_.given.shape().channels, own_.given, own_.value_width);
+            copy_rows<T>(call_.given.rows(batch_, head, first), count, call_.given.shape().channels, own_.given, own_.value_width);
             for (index_t r = 0; r < count; ++r) {
                 T* const row = own_.given + r * own_.value_width;
                 for (index_t c = 0; c < own_.value_width; c += lanes::size)

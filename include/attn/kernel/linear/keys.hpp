@@ -44,9 +44,9 @@ struct linear_keys {
     };
 
     block load(worker& w, index_t first, index_t count, bool scored) const {
-        const auto values = rows_of(in.values, batch, kv_head, first);
+        const auto values = in.values.rows(batch, kv_head, first);
         const auto channels = in.values.shape().channels;
-        block b{load_features<order_type::causal, T>(features, batch, kv_head, first, count, w, w.keys, scored), values.numbers(),
+        block b{load_features<order_type::causal, T>(features, batch, kv_head, first, count, w, w.keys, scored), values.numbers().data,
                 values.row_stride, first};
         if (!readable_in_place(values) || w.padded != channels) {
             copy_rows<T>(values, count, channels, w.packed_values, w.padded);
@@ -68,8 +68,8 @@ struct linear_keys {
     void push(worker& w, const block& b, const linear_state<T>& state) const {
         w.ahead.clear();
         if (const auto next = b.end(), count = std::min(b.rows.count, in.keys.shape().tokens - next); count > 0) {
-            w.ahead.add(rows_of(in.keys, batch, kv_head, next), count, in.keys.shape().channels);
-            w.ahead.add(rows_of(in.values, batch, kv_head, next), count, in.values.shape().channels);
+            w.ahead.add(in.keys.rows(batch, kv_head, next), count, in.keys.shape().channels);
+            w.ahead.add(in.values.rows(batch, kv_head, next), count, in.values.shape().channels);
         }
         state.push(b.rows, b.values, b.value_stride, w.ahead);
     }

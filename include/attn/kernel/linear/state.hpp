@@ -127,10 +127,10 @@ struct linear_state {
                     const auto channel = first * lanes::size;
                     const auto present = std::min<index_t>(queries.count - row, rows()),
                                there = std::min<index_t>(c() * lanes::size, result.channels - channel);
-                    const stored_rows<T> out{result.out.address(row, channel), result.out.format, result.out.row_stride,
-                                             result.out.channel_stride};
+                    const auto out = result.out.from(row, channel);
                     if (present == rows() && there == c() * lanes::size && !out.is_narrow() && out.channel_stride == 1)
-                        return finish_rows<rows(), c()>(as_read<c()>(queries), row, channel, result, out.numbers(), out.row_stride, ahead);
+                        return finish_rows<rows(), c()>(as_read<c()>(queries), row, channel, result, out.numbers().data, out.row_stride,
+                                                        ahead);
                     finish_rows<rows(), c()>(as_read<c()>(queries), row, channel, result, spare, padded, ahead);
                     store_rows<T>(spare, padded, present, there, out);
                 });

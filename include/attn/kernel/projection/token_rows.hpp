@@ -24,8 +24,6 @@ struct token_rows {
         return seen ? std::find(seen + r.first, seen + r.end, true) != seen + r.end : r.first < r.end;
     }
     T operator()(index_t token, index_t channel) const { return rows(token, channel); }
-    /// The rows from a token on where they lie, of tokens that are not stored in 16 bits: those of a gradient.
-    row_block<const T> in_place(index_t token) const { return {rows.from(token).numbers(), rows.row_stride, rows.channel_stride}; }
 
     /// Calls visit(first, count) for each run of visible tokens of first .. end - 1.
     template <class F>
@@ -55,7 +53,7 @@ template <Scalar T>
 [[gnu::always_inline]] inline simd::lanes<T> load_channels(const token_rows<T>& tokens, index_t token, index_t c, index_t present) {
     using lanes = simd::lanes<T>;
     const auto& rows = tokens.rows;
-    if (!rows.is_narrow()) return load_channels<T>(rows.from(token).numbers(), rows.channel_stride, c, present);
+    if (!rows.is_narrow()) return load_channels<T>(rows.numbers().address(token), rows.channel_stride, c, present);
     if (rows.channel_stride == 1 && present >= lanes::size) {
         lanes result = T{0};
         with_format<T>(rows.format, [&](auto format) { result = load_stored<format(), T>(rows.address(token, c)); });

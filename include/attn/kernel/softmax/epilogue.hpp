@@ -116,7 +116,7 @@ private:
     epilogue(const query_block& block, const outputs<T>& out, T* wide, const row_sums<T>& known, int)
         : block_(block), out_(out), channel_stride_(out.values.is_narrow() ? 1 : out.values.strides().channels) {
         for (index_t row = 0; row < block.rows(); ++row)
-            rows_[row] = !out.values.is_narrow() ? out.values.rows(block.batch, block.head_of(row), block.token_of(row)).numbers()
+            rows_[row] = !out.values.is_narrow() ? out.values.rows(block.batch, block.head_of(row), block.token_of(row)).numbers().data
                          : known.values          ? known.values + number_of(row) * channels()
                                                  : wide + row * channels();
     }

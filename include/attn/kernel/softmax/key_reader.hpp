@@ -65,12 +65,12 @@ public:
         return std::same_as<operand, T> && !pads_ && own.is_narrow() && own.channel_stride == 1;
     }
     /// The rows of a run as they lie.
-    stored_rows<const T> stored(const key_run& keys) const { return rows_.from(keys.first - first_key_, keys.step); }
+    stored_rows<const T> stored(const key_run& keys) const { return rows_.from(keys.first - first_key_).every(keys.step); }
     /// The rows of a run of at most a block. before: of the first operand, rows that are not in the run.
     row_block<const operand> read(const key_run& keys, index_t before = 0) {
         const auto own = stored(keys);
         if constexpr (!Rows::are_copies)
-            if (!pads_ && readable_in_place(own)) return {own.numbers(), own.row_stride, own.channel_stride};
+            if (!pads_ && readable_in_place(own)) return own.numbers();
         const copy wanted{own.data, own.row_stride, keys.count, before};
         for (index_t slot = 0; slot < slot_count; ++slot)
             if (copied_[slot] == wanted) return {copy_of(slot), padded_, 1};

@@ -103,8 +103,8 @@ private:
     void read() {
         queries_.begin(*block_, call_->in.queries, call_->scale);
         const auto first_key = call_->in.positions.first_key[block_->batch];
-        keys_.begin(rows_of(call_->in.keys, block_->batch, block_->kv_head), first_key);
-        values_.begin(rows_of(call_->in.values, block_->batch, block_->kv_head), first_key);
+        keys_.begin(call_->in.keys.rows(block_->batch, block_->kv_head), first_key);
+        values_.begin(call_->in.values.rows(block_->batch, block_->kv_head), first_key);
     }
 
     /// What is read next and may still be in memory: where rows are few, and memory is what they wait for, the next keys; after the last,
@@ -113,17 +113,12 @@ private:
         ahead_.clear();
         const auto& in = call_->in;
         const auto add = [&](const auto& of_keys, const auto& of_values, const query_tile& tokens) {
-            const auto each = [&](auto rows, index_t channels) {
-                rows.row_stride *= tokens.step;
-                ahead_.add(rows, tokens.count, channels);
-            };
-            each(of_keys, in.keys.shape().channels);
-            each(of_values, in.values.shape().channels);
+            ahead_.add(of_keys.every(tokens.step), tokens.count, in.keys.shape().channels);
+            ahead_.add(of_values.every(tokens.step), tokens.count, in.values.shape().channels);
         };
         const auto add_keys = [&](const query_block& of, const key_run& keys) {
             const auto first = keys.first - in.positions.first_key[of.batch];
-            add(rows_of(in.keys, of.batch, of.kv_head, first), rows_of(in.values, of.batch, of.kv_head, first),
-                {first, keys.count, keys.step});
+            add(in.keys.rows(of.batch, of.kv_head, first), in.values.rows(of.batch, of.kv_head, first), {first, keys.count, keys.step});
         };
         if (coming.count > 0) {
             if (block_->rows() <= lanes::size) add_keys(*block_, coming);
@@ -137,7 +132,7 @@ private:
             } else if (!same_keys) {
                 add_keys(*next_, of_next.run(of_next.first_block(), of_next.first_block() + 1));
             }
-            const auto rows = [&](const auto& tensor) { return rows_of(tensor, next_->batch, next_->first_head, next_->first_row); };
+            const auto rows = [&](const auto& tensor) { return tensor.rows(next_->batch, next_->first_head, next_->first_row); };
             add(rows(in.queries), rows(call_->out.values), next_->tokens);
         }
     }

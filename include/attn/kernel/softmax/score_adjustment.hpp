@@ -80,9 +80,8 @@ void adjust_scores(const head_bias<U>& bias, const scored_block<T>& tile, index_
     static_assert(std::same_as<T, U>, "attn: an additive_bias has the scalar type of the tokens");
     if constexpr (std::same_as<T, U>) {
         const auto& [first, count, step] = tile.queries.tokens;
-        const auto& rows = bias.rows;
-        const stored_rows<const T> seen{rows.address(first - bias.first_query, tile.keys.first - bias.first_key), rows.format,
-                                        rows.row_stride * step, rows.channel_stride * tile.keys.step};
+        const auto rows = bias.rows.from(first - bias.first_query, tile.keys.first - bias.first_key).every(step);
+        const auto seen = rows.transposed().every(tile.keys.step).transposed();
         with_format<T>(seen.format, [&](auto format) {
             const formatted_rows<format(), T> from(seen);
             if (tile.queries.heads == 1)

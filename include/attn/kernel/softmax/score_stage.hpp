@@ -91,7 +91,7 @@ private:
     /// Reads the queries of a block, times a scale, to numbers_.
     void read(const query_block& block, const stored_view<const T>& queries, T scale) {
         const auto rows_from = [&](index_t row) {
-            return rows_of(queries, block.batch, block.head_of(row), block.token_of(row)).from(0, block.tokens.step);
+            return queries.rows(block.batch, block.head_of(row), block.token_of(row)).every(block.tokens.step);
         };
         if (block.heads == 1 && !is_few()) return transpose_rows<T>(rows_from(0), rows_, channels_, scale, numbers_, stride_);
         const auto row_stride = is_few() ? channels_ : index_t{1}, channel_stride = is_few() ? index_t{1} : stride_;

@@ -207,7 +207,7 @@ private:
     }
     static void find_delta(const softmax_gradient_call<T>& call, index_t batch, index_t head, T* delta) {
         const auto& s = call.in.queries.shape();
-        const auto out = rows_of(call.saved.values, batch, head), given = rows_of(call.given.values, batch, head);
+        const auto out = call.saved.values.rows(batch, head), given = call.given.values.rows(batch, head);
         const auto channels = call.saved.values.shape().channels;
         const auto read = [](const row_block<const T>& from, index_t row, index_t c, index_t count) {
             const T* const at = from.data + row * from.row_stride + c * from.channel_stride;

@@ -16,8 +16,7 @@ public:
 
     /// Begins with the rows first, first + step, ...
     void begin(const tensor_view<T>& to, index_t batch, index_t head, index_t first, index_t step, index_t count) {
-        rows_ = rows_of(to, batch, head, first);
-        rows_.row_stride *= step;
+        rows_ = to.rows(batch, head, first).every(step);
         count_ = count;
         channels_ = to.shape().channels;
         in_place_ = rows_.channel_stride == 1 && channels_ == stride_;
@@ -26,8 +25,7 @@ public:
     /// Number r of the rows that were begun with, in whole registers.
     T* row(index_t r) {
         if (in_place_) return rows_.data + r * rows_.row_stride;
-        if (!is_copied_)
-            copy_rows<T>(row_block<const T>{rows_.data, rows_.row_stride, rows_.channel_stride}, count_, channels_, copy_, stride_);
+        if (!is_copied_) copy_rows<T>(rows_, count_, channels_, copy_, stride_);
         is_copied_ = true;
         return copy_ + r * stride_;
     }

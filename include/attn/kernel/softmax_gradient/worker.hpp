@@ -115,14 +115,14 @@ private:
     index_t begin(const gradient_task& task) {
         task_ = &task;
         const auto& in = call_->in;
-        keys_.begin(rows_of(in.keys, task.batch, task.kv_head), in.positions.first_key[task.batch]);
-        values_.begin(rows_of(in.values, task.batch, task.kv_head), in.positions.first_key[task.batch]);
+        keys_.begin(in.keys.rows(task.batch, task.kv_head), in.positions.first_key[task.batch]);
+        values_.begin(in.values.rows(task.batch, task.kv_head), in.positions.first_key[task.batch]);
         return in.queries.shape().heads / in.keys.shape().heads;
     }
     void add_head(index_t head) {
         const auto& in = call_->in;
-        query_rows_.begin(rows_of(in.queries, task_->batch, head), in.positions.first_query[task_->batch]);
-        given_rows_.begin(rows_of(call_->given.values, task_->batch, head), in.positions.first_query[task_->batch]);
+        query_rows_.begin(in.queries.rows(task_->batch, head), in.positions.first_query[task_->batch]);
+        given_rows_.begin(call_->given.values.rows(task_->batch, head), in.positions.first_query[task_->batch]);
         for (index_t pass = 0; pass < call_->pattern.passes(); ++pass) {
             const auto step = call_->pattern.step(task_->batch, head, pass);
             for (index_t residue = 0; residue < std::min(step, task_->end_query - task_->first_query); ++residue)

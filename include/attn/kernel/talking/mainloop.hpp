@@ -106,7 +106,7 @@ private:
         const auto& s = tensor.shape();
         auto reader = memory_.reader(s.channels, pads);
         for (index_t head = 0; head < s.heads; ++head) {
-            reader.begin(rows_of(tensor, block_.batch, head), call_.in.positions.first_key[block_.batch]);
+            reader.begin(tensor.rows(block_.batch, head), call_.in.positions.first_key[block_.batch]);
             const auto rows = reader.read(keys);
             ask_for_next(tensor, head + 1, keys);
             for (index_t own = head * heads / s.heads; own < (head + 1) * heads / s.heads; ++own) f(own, rows);
@@ -117,9 +117,8 @@ private:
     void ask_for_next(const stored_view<const T>& tensor, index_t head, const key_run& keys) {
         ahead_.clear();
         if (head == tensor.shape().heads) return;
-        auto rows = rows_of(tensor, block_.batch, head, keys.first - call_.in.positions.first_key[block_.batch]);
-        rows.row_stride *= keys.step;
-        ahead_.add(rows, keys.count, tensor.shape().channels);
+        const auto rows = tensor.rows(block_.batch, head, keys.first - call_.in.positions.first_key[block_.batch]);
+        ahead_.add(rows.every(keys.step), keys.count, tensor.shape().channels);
     }
 
     /// Scores of all heads, mixed, become weights relative to the largest score so far.
@@ -209,11 +208,11 @@ private:
             const auto non_finite = last || unwritten == 0 ? 0 : epilogue<T>::non_finite_rows(sums, unwritten);
             for (auto ready = unwritten & ~non_finite; ready != 0; ready &= ready - 1) {
                 const auto q = std::countr_zero(ready);
-                const auto to = rows_of(call_.out.values, block_.batch, e, block_.token_of(q));
+                const auto to = call_.out.values.rows(block_.batch, e, block_.token_of(q));
                 const T factor = mixes ? T{1} : memory_.share[e * memory_type::max_queries + q];
                 T* const row = sums.values + q * sums.value_stride;
                 const bool narrow = to.is_narrow(); // divided where they are, and then rounded
-                write_sums<false, T>(row, how.unit, call_.shape.value_channels, factor, T{0}, narrow ? row : to.numbers(),
+                write_sums<false, T>(row, how.unit, call_.shape.value_channels, factor, T{0}, narrow ? row : to.numbers().data,
                                      narrow ? 1 : to.channel_stride);
                 if (narrow) store_row<T>(row, call_.shape.value_channels, to);
             }

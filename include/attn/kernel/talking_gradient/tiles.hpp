@@ -63,7 +63,7 @@ protected:
     void for_each_head(const stored_view<const T>& tensor, block_reader<T> reader, index_t heads, const key_run& keys, const F& f) const {
         const auto shared = tensor.shape().heads;
         for (index_t head = 0; head < shared; ++head) {
-            reader.begin(rows_of(tensor, block_.batch, head), call_.in.positions.first_key[block_.batch]);
+            reader.begin(tensor.rows(block_.batch, head), call_.in.positions.first_key[block_.batch]);
             const auto rows = reader.read(keys);
             for (index_t own = head * heads / shared; own < (head + 1) * heads / shared; ++own) f(own, head, rows);
         }
@@ -92,8 +92,7 @@ private:
     bool copy(T* to, index_t to_stride, const tensor_view<const T>& from) const {
         bool finite = true;
         for (index_t h = 0; h < from.shape().heads; ++h, to += max_queries * to_stride) {
-            auto rows = rows_of(from, block_.batch, h, block_.first_row);
-            rows.row_stride *= block_.tokens.step;
+            const auto rows = from.rows(block_.batch, h, block_.first_row).every(block_.tokens.step);
             copy_rows<T>(rows, block_.tokens.count, from.shape().channels, to, to_stride);
             finite = finite && are_finite<T>({to, to_stride, 1}, block_.tokens.count, to_stride);
         }

@@ -98,10 +98,8 @@ private:
             for (index_t first = 0; first < channels; first += memory_.block_keys) {
                 const auto count = std::min(memory_.block_keys, channels - first);
                 const auto read = [&](const tensor_view<const T>& from, T* to) {
-                    auto rows = rows_of(from, block_.batch, c, block_.first_row);
-                    rows.data += first * rows.channel_stride;
-                    rows.row_stride *= block_.tokens.step;
-                    transpose_rows<T>(rows, block_.tokens.count, count, T{1}, to, stride());
+                    const auto rows = from.rows(block_.batch, c, block_.first_row).from(0, first);
+                    transpose_rows<T>(rows.every(block_.tokens.step), block_.tokens.count, count, T{1}, to, stride());
                 };
                 T *const out = memory_.scratch, *const given = memory_.of_mixed, *const all = memory_.sums + c * max_queries;
                 read(call_.saved.values, out);
