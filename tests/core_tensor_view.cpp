@@ -123,6 +123,42 @@ TEST_CASE("slice, transposed: the elements of a part, where they lie", "[core][p
     CHECK(head_major(memory.data(), s).slice({.tokens = rows}).shape().tokens == rows.count);
 }
 
+/// Rows of a view against its elements; of none, `from` is none.
+template <class View>
+void check_rows(const View& view) {
+    const auto& s = view.shape();
+    const auto rows = view.rows(1, 2, 1);
+    for (index_t i = 0; i + 1 < s.tokens; ++i)
+        for (index_t c = 0; c < s.channels; ++c) {
+            REQUIRE(rows(i, c) == view(1, 2, 1 + i, c));
+            REQUIRE(rows.transposed()(c, i) == rows(i, c));
+        }
+    for (index_t i = 0; i + 2 < s.tokens; ++i) CHECK(rows.from(1, 2)(i, 1) == rows(i + 1, 3));
+    CHECK(rows.every(2)(1, 4) == rows(2, 4));
+    CHECK(rows.every(2).from(1)(0, 4) == rows(2, 4));
+}
+
+TEST_CASE("rows: those of a batch entry and head, from one on, stepped and transposed", "[core][portable]") {
+    const shape s{2, 3, 4, 5};
+    std::vector<float> memory(static_cast<std::size_t>(s.size()));
+    std::iota(memory.begin(), memory.end(), 0.0F);
+    std::vector<std::uint16_t> bits(memory.size());
+    std::ranges::transform(memory, bits.begin(), [](float x) { return detail::narrowed<narrow_format::half>(x); });
+    for (const auto& view : {head_major(memory.data(), s), token_major(memory.data(), s)}) {
+        check_rows(view);
+        check_rows(stored_view<const float>(view));
+        const stored_view<const float> narrow(bits.data(), narrow_format::half, s, view.strides());
+        check_rows(narrow);
+        const auto own = narrow.rows(1, 2, 1).as<const detail::narrow_number<narrow_format::half>>();
+        CHECK(own(2, 4) == view(1, 2, 3, 4));
+    }
+    const row_block<const float> none{nullptr, 5, 1};
+    CHECK(none.from(3, 2).data == nullptr);
+    const stored_rows<const float> stored = head_major(memory.data(), s).rows(0, 1);
+    CHECK(stored(2, 3) == memory[20 + 2 * 5 + 3]);
+    CHECK(stored.numbers().data == memory.data() + 20);
+}
+
 TEST_CASE("tensor_view: head_major and token_major find the elements of their layout", "[core][portable]") {
     std::vector<int> memory(2 * 3 * 4 * 5);
     for (std::size_t i = 0; i < memory.size(); ++i) memory[i] = static_cast<int>(i);

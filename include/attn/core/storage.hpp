@@ -100,7 +100,22 @@ constexpr std::uint16_t narrowed(float x) {
     return static_cast<std::uint16_t>(sign | rounded);
 }
 
+/// A 16-bit number as it is stored, which becomes a float as it is read, and is rounded to as it is written.
+template <narrow_format format>
+struct [[gnu::may_alias]] narrow_number {
+    std::uint16_t bits;
+
+    constexpr operator float() const { return widened<format>(bits); }
+    constexpr narrow_number& operator=(float x) {
+        bits = narrowed<format>(x);
+        return *this;
+    }
+};
+
 } // namespace detail
+
+template <narrow_format format>
+inline constexpr narrow_format narrow_format_of<detail::narrow_number<format>> = format;
 
 /// What a storage type is computed in: float for a 16-bit one, else itself.
 template <Storage S>

@@ -86,8 +86,13 @@ struct stored_rows {
     constexpr stored_rows every(index_t step) const { return {data, format, row_stride * step, channel_stride}; }
     /// The channels as rows.
     constexpr stored_rows transposed() const { return {data, format, channel_stride, row_stride}; }
+    /// The rows as those of E, which is what they are stored as.
+    template <class E>
+    row_block<E> as() const {
+        return {reinterpret_cast<E*>(data), row_stride, channel_stride};
+    }
     /// The rows of numbers that are stored in T, which is checked before.
-    row_block<T> numbers() const { return {reinterpret_cast<T*>(data), row_stride, channel_stride}; }
+    row_block<T> numbers() const { return as<T>(); }
     friend constexpr bool operator==(const stored_rows&, const stored_rows&) = default;
 };
 

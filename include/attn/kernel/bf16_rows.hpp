@@ -7,22 +7,20 @@
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// A register of numbers of a row, from a channel on; 0 for those that it has not.
-template <narrow_format format>
-simd::lanes<float> load_or_zero(const formatted_rows<format, float>& from, index_t row, index_t channel, index_t channels) {
+template <class V>
+simd::lanes<float> load_or_zero(const row_block<const V>& from, index_t row, index_t channel, index_t channels) {
     using lanes = simd::lanes<float>;
-    if (channel + lanes::size <= channels) return from.load(row, channel);
+    if (channel + lanes::size <= channels) return load_lanes(from, row, channel);
     float numbers[lanes::size] = {};
     for (index_t c = channel; c < channels; ++c) numbers[c - channel] = from(row, c);
     return lanes::load(numbers);
 }
 
-/// f(rows, first row, count, first channel, count) for pieces, formatted_rows, whose channels stand next to each other. What is laid out
+/// f(rows, first row, count, first channel, count) for pieces, a row_block each, whose channels stand next to each other. What is laid out
 /// otherwise goes through a copy, an even number of rows at a time, from row -before on.
 inline void for_each_piece_of_rows(const stored_rows<const float>& from, index_t rows, index_t before, index_t channels, const auto& f) {
     constexpr index_t some_rows = 16, some_channels = 64;
-    if (from.channel_stride == 1)
-        return with_format<float>(from.format,
-                                  [&](auto format) { f(formatted_rows<format(), float>(from), index_t{0}, rows, index_t{0}, channels); });
+    if (from.channel_stride == 1) return as_they_lie(from, [&](const auto& own) { f(own, index_t{0}, rows, index_t{0}, channels); });
     float piece[static_cast<std::size_t>(some_rows * some_channels)];
     const row_block<const float> copied{piece, some_channels, 1};
     for (index_t first = -before; first < rows; first += some_rows)
@@ -30,7 +28,7 @@ inline void for_each_piece_of_rows(const stored_rows<const float>& from, index_t
             const auto row = std::max<index_t>(0, first), count = std::min(rows, first + some_rows) - row,
                        width = std::min(some_channels, channels - channel);
             copy_rows<float>(from.from(row, channel), count, width, piece, some_channels);
-            f(formatted_rows<narrow_format::none, float>(copied), row, count, channel, width);
+            f(copied, row, count, channel, width);
         }
 }
 
@@ -48,7 +46,7 @@ struct channel_pairs {
                 operand* const row = to + (first_row + r) * width + first / 2;
                 index_t c = 0;
                 for (; c + 2 * lanes::size <= present; c += 2 * lanes::size)
-                    lanes::of_neighbours(own.load(r, c), own.load(r, c + lanes::size)).store(row + c / 2);
+                    lanes::of_neighbours(load_lanes(own, r, c), load_lanes(own, r, c + lanes::size)).store(row + c / 2);
                 for (; c < present; c += 2 * lanes::size) {
                     operand pairs[lanes::size];
                     lanes::of_neighbours(load_or_zero(own, r, c, present), load_or_zero(own, r, c + lanes::size, present)).store(pairs);
@@ -76,7 +74,8 @@ struct row_pairs {
                 operand* const row = to + (before + first_row + r) / 2 * width + first;
                 index_t c = 0;
                 if (0 <= r && r + 1 < count)
-                    for (; c + lanes::size <= present; c += lanes::size) lanes::of(own.load(r, c), own.load(r + 1, c)).store(row + c);
+                    for (; c + lanes::size <= present; c += lanes::size)
+                        lanes::of(load_lanes(own, r, c), load_lanes(own, r + 1, c)).store(row + c);
                 const auto part = [&](index_t i) {
                     return 0 <= i && i < count ? load_or_zero(own, i, c, present) : typename lanes::floats(0.0F);
                 };
@@ -90,14 +89,13 @@ private:
     /// Copies `count` columns of `rows` rows: neighbours in a column are a pair, and squares of pairs are transposed in registers.
     static void copy_columns(const stored_rows<const float>& columns, index_t count, index_t rows, operand* to, index_t width) {
         constexpr index_t size = lanes::size;
-        with_format<float>(columns.format, [&](auto format) {
-            const formatted_rows<format(), float> own(columns);
+        as_they_lie(columns, [&](auto own) {
             for (index_t first = 0; first < count; first += size)
                 for (index_t r = 0; r < rows; r += 2 * size) {
                     lanes square[static_cast<std::size_t>(size)];
                     for (index_t c = 0; c < size; ++c) {
-                        own.prefetch(first + size + c, r);
-                        own.prefetch(first + size + c, r + size);
+                        simd::prefetch(own.address(first + size + c, r));
+                        simd::prefetch(own.address(first + size + c, r + size));
                         const auto part = [&](index_t row) {
                             return first + c < count ? load_or_zero(own, first + c, row, rows) : typename lanes::floats(0.0F);
                         };

@@ -31,9 +31,7 @@ public:
     }
     template <class T>
     void add(const stored_rows<T>& rows, index_t count, index_t channels) {
-        if (rows.is_narrow())
-            add(row_block<const std::uint16_t>{reinterpret_cast<const std::uint16_t*>(rows.data), rows.row_stride, rows.channel_stride},
-                count, channels);
+        if (rows.is_narrow()) add(rows.template as<const std::uint16_t>(), count, channels);
         else add(rows.numbers(), count, channels);
     }
     /// Asks for what so many multiply-adds of registers give time for: a line for 16, or 8 to 16 cycles. A window of 49 tokens of

@@ -19,69 +19,49 @@ constexpr index_t whole_registers(index_t count) {
     return (count + simd::lanes<T>::size - 1) / simd::lanes<T>::size * simd::lanes<T>::size;
 }
 
-/// A register of numbers, as they are stored.
-template <narrow_format format, Scalar T>
-simd::lanes<T> load_stored(const std::byte* from) {
-    if constexpr (format == narrow_format::none) return simd::lanes<T>::load(reinterpret_cast<const T*>(from));
-    else return simd::narrow_lanes<format>::widen(reinterpret_cast<const std::uint16_t*>(from));
-}
-/// The first `count` of them, 0 in the others; reads no further.
-template <narrow_format format, Scalar T>
-simd::lanes<T> load_first_stored(const std::byte* from, index_t count) {
-    using lanes = simd::lanes<T>;
-    if constexpr (format == narrow_format::none) return lanes::load_first(reinterpret_cast<const T*>(from), count);
-    else {
-        std::array<std::uint16_t, lanes::batch::size> present{};
-        std::memcpy(present.data(), from, static_cast<std::size_t>(count) * 2);
-        return simd::narrow_lanes<format>::widen(present.data());
-    }
-}
-/// streaming: past the caches, to whole cache lines; then finish_streaming.
-template <narrow_format format, bool streaming, Scalar T>
-void store_stored(simd::lanes<T> x, std::byte* to) {
-    if constexpr (format == narrow_format::none && streaming) x.store_streaming(reinterpret_cast<T*>(to));
-    else if constexpr (format == narrow_format::none) x.store(reinterpret_cast<T*>(to));
-    else simd::narrow_lanes<format>::template narrow<streaming>(x.value, reinterpret_cast<std::uint16_t*>(to));
-}
-/// Stores the first `count` numbers of a register, as they are stored; writes no further.
-template <narrow_format format, Scalar T>
-void store_first_stored(simd::lanes<T> x, std::byte* to, index_t count) {
-    if constexpr (format == narrow_format::none) x.store_first(reinterpret_cast<T*>(to), count);
-    else {
-        std::array<std::uint16_t, simd::lanes<T>::batch::size> rounded;
-        simd::narrow_lanes<format>::narrow(x.value, rounded.data());
-        std::memcpy(to, rounded.data(), static_cast<std::size_t>(count) * 2);
-    }
-}
-/// f(a constant that is the format of numbers that are computed with in T).
+/// f(std::type_identity of what numbers that are computed with in T are stored as, in a format).
 template <Scalar T>
 void with_format(narrow_format format, const auto& f) {
     if constexpr (std::same_as<T, float>) {
-        if (format == narrow_format::bfloat16) return f(std::integral_constant<narrow_format, narrow_format::bfloat16>{});
-        if (format == narrow_format::half) return f(std::integral_constant<narrow_format, narrow_format::half>{});
+        if (format == narrow_format::bfloat16) return f(std::type_identity<detail::narrow_number<narrow_format::bfloat16>>{});
+        if (format == narrow_format::half) return f(std::type_identity<detail::narrow_number<narrow_format::half>>{});
     }
-    f(std::integral_constant<narrow_format, narrow_format::none>{});
+    f(std::type_identity<T>{});
 }
-/// Rows in a format that the compiler knows. By value: what is behind a reference is read again after every store.
-template <narrow_format format, Scalar T>
-struct formatted_rows {
-    static constexpr index_t element = format == narrow_format::none ? sizeof(T) : 2;
-    const std::byte* data;
-    index_t row_bytes, channel_bytes;
+/// f(row_block of the rows as they lie): of T, or of the 16-bit numbers that they are stored as. To be taken by value where something is
+/// stored: what is behind a reference is read again after every store.
+template <class T>
+void as_they_lie(const stored_rows<T>& rows, const auto& f) {
+    with_format<std::remove_const_t<T>>(
+        rows.format, [&]<class E>(std::type_identity<E>) { f(rows.template as<std::conditional_t<std::is_const_v<T>, const E, E>>()); });
+}
+/// A register of a row's numbers from a channel on, of rows whose channels stand next to each other.
+template <class V>
+auto load_lanes(const row_block<V>& rows, index_t row, index_t channel) {
+    return simd::operand_lanes<std::remove_const_t<V>>::load(rows.data + row * rows.row_stride + channel);
+}
 
-    explicit formatted_rows(const stored_rows<const T>& rows)
-        : data(rows.data), row_bytes(rows.row_stride * element), channel_bytes(rows.channel_stride * element) {}
-    bool side_by_side() const { return channel_bytes == element; }
-    /// One register of channels side by side.
-    simd::lanes<T> load(index_t row, index_t channel) const { return load_stored<format, T>(data + row * row_bytes + channel * element); }
-    T operator()(index_t row, index_t channel) const {
-        const auto* const at = data + row * row_bytes + channel * channel_bytes;
-        if constexpr (format == narrow_format::none) return *reinterpret_cast<const T*>(at);
-        else return detail::loaded<T>(at, format);
-    }
-    /// Asks for what may be read soon.
-    void prefetch(index_t row, index_t channel) const { simd::prefetch(data + row * row_bytes + channel * channel_bytes); }
-};
+/// Stores a register of numbers, rounded to what is stored. streaming: past the caches, to whole cache lines; then finish_streaming.
+template <bool streaming, Scalar T>
+void store_stored(simd::lanes<T> x, T* to) {
+    if constexpr (streaming) x.store_streaming(to);
+    else x.store(to);
+}
+template <bool streaming, narrow_format format>
+void store_stored(simd::lanes<float> x, detail::narrow_number<format>* to) {
+    simd::narrow_lanes<format>::template narrow<streaming>(x.value, reinterpret_cast<std::uint16_t*>(to));
+}
+/// Stores the first `count` numbers of a register, rounded to what is stored; writes no further.
+template <Scalar T>
+void store_first_stored(simd::lanes<T> x, T* to, index_t count) {
+    x.store_first(to, count);
+}
+template <narrow_format format>
+void store_first_stored(simd::lanes<float> x, detail::narrow_number<format>* to, index_t count) {
+    std::array<std::uint16_t, simd::lanes<float>::batch::size> rounded;
+    simd::narrow_lanes<format>::narrow(x.value, rounded.data());
+    std::memcpy(to, rounded.data(), static_cast<std::size_t>(count) * 2);
+}
 
 /// True if the micro-kernel should read the rows where they lie. Rows a multiple of 4 KiB apart share the sets of the first-level cache and
 /// evict each other.
@@ -120,16 +100,16 @@ void write_row(const T* from, index_t channels, T factor, T share, T* to, index_
 
 /// Calls put(c, first, register of factor * from(first, c), factor * from(first + 1, c), ...) for each channel c and each register of rows,
 /// which are transposed a square of registers at a time; rows from `rows` up to a whole register are zero.
-template <narrow_format format, Scalar T, class F>
-void for_each_transposed(formatted_rows<format, T> from, index_t rows, index_t channels, T factor, const F& put) {
+template <class V, Scalar T, class F>
+void for_each_transposed(row_block<const V> from, index_t rows, index_t channels, T factor, const F& put) {
     using lanes = simd::lanes<T>;
     constexpr index_t size = lanes::size;
     for (index_t first = 0; first < rows; first += size) {
         const auto present = std::min(size, rows - first);
         index_t c = 0;
-        for (; from.side_by_side() && c + size <= channels; c += size) {
+        for (; from.channel_stride == 1 && c + size <= channels; c += size) {
             lanes square[static_cast<std::size_t>(size)];
-            const auto row = [&](index_t r) { return from.load(first + r, c) * lanes(factor); };
+            const auto row = [&](index_t r) { return load_lanes(from, first + r, c) * lanes(factor); };
             if (present == size)
 #pragma GCC unroll 16
                 for (index_t r = 0; r < size; ++r) square[r] = row(r);
@@ -147,27 +127,23 @@ void for_each_transposed(formatted_rows<format, T> from, index_t rows, index_t c
         }
     }
 }
-template <Scalar T, class F>
-void for_each_transposed(const row_block<const T>& from, index_t rows, index_t channels, T factor, const F& put) {
-    for_each_transposed(formatted_rows<narrow_format::none, T>(from), rows, channels, factor, put);
-}
 /// Writes to[c * to_stride + r] = factor * from(r, c); rows from `rows` up to a whole register become zero.
 template <Scalar T>
 void transpose_rows(const stored_rows<const T>& from, index_t rows, index_t channels, T factor, T* to, index_t to_stride) {
-    with_format<T>(from.format, [&](auto format) {
-        for_each_transposed(formatted_rows<format(), T>(from), rows, channels, factor,
+    as_they_lie(from, [&](const auto& own) {
+        for_each_transposed(own, rows, channels, factor,
                             [to, to_stride](index_t c, index_t first, simd::lanes<T> column) { column.store(to + c * to_stride + first); });
     });
 }
 
-template <narrow_format format, Scalar T>
-void copy_formatted(formatted_rows<format, T> from, index_t rows, index_t channels, T* to, index_t padded) {
+template <class V, Scalar T>
+void copy_as_they_lie(row_block<const V> from, index_t rows, index_t channels, T* to, index_t padded) {
     using lanes = simd::lanes<T>;
-    if (from.side_by_side() && padded == channels && from.row_bytes == channels * from.element)
+    if (from.channel_stride == 1 && padded == channels && from.row_stride == channels)
         channels = padded = channels * std::exchange(rows, 1);
-    const auto whole = from.side_by_side() ? channels / lanes::size * lanes::size : 0;
+    const auto whole = from.channel_stride == 1 ? channels / lanes::size * lanes::size : 0;
     for (index_t r = 0; r < rows; ++r, to += padded) {
-        for (index_t c = 0; c < whole; c += lanes::size) from.load(r, c).store(to + c);
+        for (index_t c = 0; c < whole; c += lanes::size) load_lanes(from, r, c).store(to + c);
         for (auto c = whole; c < channels; ++c) to[c] = from(r, c);
         std::fill(to + channels, to + padded, T{0});
     }
@@ -179,14 +155,13 @@ template <Scalar T>
 void copy_rows(const stored_rows<const T>& from, index_t rows, index_t channels, T* to, index_t padded) {
     using lanes = simd::lanes<T>;
     if (from.row_stride == 1 && from.channel_stride != 1 && padded == whole_registers<T>(channels))
-        return with_format<T>(from.format, [&](auto format) {
-            const formatted_rows<format(), T> columns({from.data, from.format, from.channel_stride, 1});
+        return as_they_lie(from.transposed(), [&](auto columns) {
             for_each_transposed(columns, channels, rows, T{1}, [columns, to, padded](index_t r, index_t first, lanes row) {
-                columns.prefetch(first + lanes::size + r % lanes::size, r - r % lanes::size);
+                simd::prefetch(columns.address(first + lanes::size + r % lanes::size, r - r % lanes::size));
                 row.store(to + r * padded + first);
             });
         });
-    with_format<T>(from.format, [&](auto format) { copy_formatted(formatted_rows<format(), T>(from), rows, channels, to, padded); });
+    as_they_lie(from, [&](const auto& own) { copy_as_they_lie(own, rows, channels, to, padded); });
 }
 
 /// How the operands of a multiply-add are made of rows of numbers: for the products of T they are the numbers.
@@ -215,14 +190,12 @@ struct operand_rows {
 template <Scalar T>
 void store_rows(const T* from, index_t from_stride, index_t rows, index_t channels, const stored_rows<T>& to) {
     using lanes = simd::lanes<T>;
-    with_format<T>(to.format, [&](auto format) {
-        constexpr index_t element = format() == narrow_format::none ? sizeof(T) : 2;
-        const auto whole = to.channel_stride == 1 ? channels / lanes::size * lanes::size : 0;
+    as_they_lie(to, [&](auto own) {
+        const auto whole = own.channel_stride == 1 ? channels / lanes::size * lanes::size : 0;
         const T* row = from;
         for (index_t r = 0; r < rows; ++r, row += from_stride) {
-            std::byte* const at = to.address(r);
-            for (index_t c = 0; c < whole; c += lanes::size) store_stored<format(), false>(lanes::load(row + c), at + c * element);
-            for (auto c = whole; c < channels; ++c) to.set(r, c, row[c]);
+            for (index_t c = 0; c < whole; c += lanes::size) store_stored<false>(lanes::load(row + c), own.address(r) + c);
+            for (auto c = whole; c < channels; ++c) own(r, c) = row[c];
         }
     });
 }

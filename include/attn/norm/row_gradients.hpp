@@ -67,11 +67,10 @@ private:
     }
 
     row_map<T> map_of(const T* row) const {
-        const auto* const x = reinterpret_cast<const std::byte*>(row);
         const row_operation<centred, false, false, false, T> op{x_.shape().channels, nullptr, nullptr};
-        const auto sums = op.template pass<true, false>(x, row[0], nullptr, nullptr, {});
-        if constexpr (centred) return centred_map(op, x, sums, eps_);
-        else return root_mean_square_map(op, x, sums.squares, eps_);
+        const auto sums = op.template pass<true, false>(row, row[0], nullptr, nullptr, {});
+        if constexpr (centred) return centred_map(op, row, sums, eps_);
+        else return root_mean_square_map(op, row, sums.squares, eps_);
     }
     template <bool streaming>
     void add_row(index_t number, T* of_weight, T* of_bias) const {

@@ -26,17 +26,15 @@ struct row_sums {
 
 /// What a pass over rows does with them: weight and bias are (channels), or null where the template says so. Rows are widened on their way
 /// to registers, and rounded on the way back.
-template <bool centred_, bool has_weight_, bool has_bias_, bool streaming_, Scalar T, narrow_format format = narrow_format::none>
+template <bool centred_, bool has_weight_, bool has_bias_, bool streaming_, Scalar T, class E = T>
 struct row_operation {
     using lanes = simd::lanes<T>;
+    using stored = E; ///< what the rows are
+    using operand = simd::operand_lanes<E>;
     static constexpr bool centred = centred_, has_weight = has_weight_, has_bias = has_bias_, streaming = streaming_;
-    static constexpr index_t element = format == narrow_format::none ? sizeof(T) : 2;
     index_t channels;
     const T* weight;
     const T* bias;
-
-    /// A number of a row.
-    static T number(const std::byte* row, index_t c) { return loaded<T>(row + c * element, format); }
 
     /// ((x - centre) * scale + offset) * weight + bias.
     template <class Load>
@@ -53,8 +51,7 @@ struct row_operation {
     /// writing of another keeps both streams of memory busy; a row that is summed and then written makes them take turns. Four chains
     /// of sums hide the latency of adding, and keep partial sums short.
     template <bool sums, bool writes>
-    [[gnu::always_inline]] row_sums<T> pass(const std::byte* next, T from, const std::byte* x, std::byte* out,
-                                            const row_map<T>& map) const {
+    [[gnu::always_inline]] row_sums<T> pass(const E* next, T from, const E* x, E* out, const row_map<T>& map) const {
         constexpr int chains = 4, size = lanes::size, bytes_ahead = 6144;
         const lanes shift(from), centre(map.centre), scale(map.scale), offset(map.offset);
         lanes total[chains], squares[chains];
@@ -62,14 +59,14 @@ struct row_operation {
         const auto whole = [](const T* p) { return lanes::load(p); };
         const auto step = [&](auto k, index_t at) __attribute__((always_inline)) {
             if constexpr (sums) {
-                auto d = kernel::load_stored<format, T>(next + at * element);
+                auto d = operand::load(next + at);
                 if constexpr (centred) d -= shift, total[k] += d;
                 squares[k] = fma(d, d, squares[k]);
-                simd::prefetch(next + at * element + bytes_ahead);
+                simd::prefetch(next + at + bytes_ahead / static_cast<index_t>(sizeof(E)));
             }
             if constexpr (writes) {
-                const auto y = mapped(kernel::load_stored<format, T>(x + at * element), centre, scale, offset, at, whole);
-                kernel::store_stored<format, streaming>(y, out + at * element);
+                const auto y = mapped(operand::load(x + at), centre, scale, offset, at, whole);
+                kernel::store_stored<streaming>(y, out + at);
             }
         };
         index_t c = 0;
@@ -77,14 +74,14 @@ struct row_operation {
         for (; c + size <= channels; c += size) step(std::integral_constant<int, 0>{}, c);
         if (const auto left = channels - c; left > 0) {
             if constexpr (sums) {
-                auto d = kernel::load_first_stored<format, T>(next + c * element, left);
+                auto d = operand::load_first(next + c, left);
                 if constexpr (centred) d = select(simd::lane_bits::first(left), d - shift, lanes(0)), total[1] += d;
                 squares[1] = fma(d, d, squares[1]);
             }
             if constexpr (writes) {
                 const auto part = [left](const T* p) { return lanes::load_first(p, left); };
-                const auto last = kernel::load_first_stored<format, T>(x + c * element, left);
-                kernel::store_first_stored<format>(mapped(last, centre, scale, offset, c, part), out + c * element, left);
+                const auto last = operand::load_first(x + c, left);
+                kernel::store_first_stored(mapped(last, centre, scale, offset, c, part), out + c, left);
             }
         }
         if constexpr (!sums) return {};
@@ -104,9 +101,9 @@ bool squares_in_range(T squares, double eps) {
 /// The map of a row from a scaled copy of its numbers, in double: for rows whose squares leave the range of T. Infinity and NaN end here
 /// too: a NaN makes NaN of the row; an infinity makes NaN of a centred row, and otherwise 0 of the others and NaN of itself.
 template <class Op>
-auto careful_row_map(const Op& op, const std::byte* x, double eps) {
-    const auto number = [x](index_t c) { return static_cast<double>(Op::number(x, c)); };
-    using T = decltype(Op::number(x, 0));
+auto careful_row_map(const Op& op, const typename Op::stored* x, double eps) {
+    using T = computed_in<typename Op::stored>;
+    const auto number = [x](index_t c) { return static_cast<double>(static_cast<T>(x[c])); };
     const auto channels = op.channels;
     double least = 0, greatest = 0, sum_of_all = 0;
     for (index_t c = 0; c < channels; ++c) {
@@ -140,9 +137,9 @@ auto careful_row_map(const Op& op, const std::byte* x, double eps) {
 /// the rest of its row, they are taken again from the mean that they tell. The mean is kept as centre + rest, for x - centre is nearly
 /// exact and a mean rounded to T is not.
 template <class Op, Scalar T>
-[[gnu::always_inline]] inline row_map<T> centred_map(const Op& op, const std::byte* x, row_sums<T> sums, double eps) {
+[[gnu::always_inline]] inline row_map<T> centred_map(const Op& op, const typename Op::stored* x, row_sums<T> sums, double eps) {
     const auto count = static_cast<double>(op.channels), part = 1 / count;
-    T shift = Op::number(x, 0);
+    T shift = x[0];
     auto from_shift = static_cast<double>(sums.total) * part;
     if (const auto lost = from_shift * from_shift * count; lost > 8 * (static_cast<double>(sums.squares) - lost)) [[unlikely]] {
         shift = static_cast<T>(static_cast<double>(shift) + from_shift);
@@ -160,30 +157,31 @@ template <class Op, Scalar T>
 
 /// x / sqrt(mean(x^2) + eps) as a map, from the sum of x^2.
 template <class Op, Scalar T>
-[[gnu::always_inline]] inline row_map<T> root_mean_square_map(const Op& op, const std::byte* x, T squares, double eps) {
+[[gnu::always_inline]] inline row_map<T> root_mean_square_map(const Op& op, const typename Op::stored* x, T squares, double eps) {
     if (!squares_in_range(squares, eps)) [[unlikely]]
         return careful_row_map(op, x, eps);
     return {0, static_cast<T>(1 / std::sqrt(static_cast<double>(squares) / static_cast<double>(op.channels) + eps)), 0};
 }
 
 /// Normalises the rows of a run. The sums run two rows ahead of the writing, so that nothing waits for the square root of a row.
-template <class Op, Scalar T>
-void normalise_rows(const Op& op, const stored_rows<const T>& x, const stored_rows<T>& out, index_t count, double eps) {
+template <class Op, class E>
+void normalise_rows(const Op& op, const row_block<const E>& x, const row_block<E>& out, index_t count, double eps) {
+    using T = computed_in<E>;
     constexpr index_t ahead = 2;
     row_map<T> maps[ahead];
-    const auto map_of = [&](const std::byte* row, const row_sums<T>& sums) {
+    const auto map_of = [&](const E* row, const row_sums<T>& sums) {
         if constexpr (Op::centred) return centred_map(op, row, sums, eps);
         else return root_mean_square_map(op, row, sums.squares, eps);
     };
     for (index_t r = 0; r < std::min(ahead, count); ++r) {
         const auto* const row = x.address(r);
-        maps[r] = map_of(row, op.template pass<true, false>(row, Op::number(row, 0), nullptr, nullptr, {}));
+        maps[r] = map_of(row, op.template pass<true, false>(row, row[0], nullptr, nullptr, {}));
     }
     for (index_t r = 0; r < count; ++r) {
         auto& map = maps[r % ahead];
         if (r + ahead < count) {
             const auto* const next = x.address(r + ahead);
-            map = map_of(next, op.template pass<true, true>(next, Op::number(next, 0), x.address(r), out.address(r), map));
+            map = map_of(next, op.template pass<true, true>(next, next[0], x.address(r), out.address(r), map));
         } else {
             op.template pass<false, true>(nullptr, T{0}, x.address(r), out.address(r), map);
         }
@@ -191,11 +189,11 @@ void normalise_rows(const Op& op, const stored_rows<const T>& x, const stored_ro
     if constexpr (Op::streaming) simd::finish_streaming();
 }
 
-/// Calls f(the format that both are stored in, or none, streaming, the other conditions...), all constants.
+/// Calls f(std::type_identity of what both are stored as, or of T, streaming, the other conditions...), all constants.
 template <Scalar T, class F>
 void with_formats(const stored_view<const T>& x, const stored_view<T>& out, const F& f, auto... conditions) {
-    kernel::with_format<T>(x.format() == out.format() ? x.format() : narrow_format::none, [&](auto format) {
-        with_conditions([&](auto... known) { f(format, known...); }, worth_streaming(x, out, format()), conditions...);
+    kernel::with_format<T>(x.format() == out.format() ? x.format() : narrow_format::none, [&]<class E>(std::type_identity<E> stored) {
+        with_conditions([&](auto... known) { f(stored, known...); }, worth_streaming(x, out, narrow_format_of<E>), conditions...);
     });
 }
 

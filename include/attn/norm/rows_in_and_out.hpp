@@ -88,9 +88,9 @@ public:
         }
     }
 
-    /// Calls f(rows of x, rows of out, count) on pieces of all rows, in parallel: of rows that are all stored in one format, or of T, which
-    /// others are widened to. The pieces do not depend on the number of threads.
-    template <narrow_format format, class F>
+    /// Calls f(rows of x, rows of out, count) on pieces of all rows, a row_block of each, in parallel: of E, which all are stored as, or of
+    /// T, which others are widened to. The pieces do not depend on the number of threads.
+    template <class E, class F>
     void for_each_run_in(const execution& run, const F& f) const {
         constexpr index_t bytes_of_a_task = 64 * 1024;
         const auto rows = count();
@@ -101,16 +101,17 @@ public:
             const auto first = task * rows_of_a_task;
             for_each_run(first, std::min(rows_of_a_task, rows - first),
                          [&](const stored_rows<const T>& x, const stored_rows<T>& out, index_t in_run) {
-                             if (x.format == format && out.format == format) f(x, out, in_run);
-                             else widened(x, out, in_run, memory_ + slice * thread_size(channels_), f);
+                             if (x.format == narrow_format_of<E> && out.format == narrow_format_of<E>)
+                                 return f(x.template as<const E>(), out.template as<E>(), in_run);
+                             if constexpr (std::same_as<E, T>) widened(x, out, in_run, memory_ + slice * thread_size(channels_), f);
                          });
         });
     }
     /// Calls f(row_run) on the runs of rows, of numbers of T.
     template <class F>
     void for_each_run(const execution& run, const F& f) const {
-        for_each_run_in<narrow_format::none>(run, [&](const stored_rows<const T>& x, const stored_rows<T>& out, index_t count) {
-            f(row_run<T>{x.numbers().data, out.numbers().data, x.row_stride, out.row_stride, count});
+        for_each_run_in<T>(run, [&](const row_block<const T>& x, const row_block<T>& out, index_t count) {
+            f(row_run<T>{x.data, out.data, x.row_stride, out.row_stride, count});
         });
     }
 
@@ -138,9 +139,8 @@ private:
             const auto rows = std::min(size, count - first);
             const auto from = x.from(first);
             const auto to = out.from(first);
-            const auto in_memory = [&](const auto& rows_there) {
-                using rows_of = std::remove_cvref_t<decltype(rows_there)>;
-                return rows_there.is_narrow() ? rows_of{reinterpret_cast<std::byte*>(memory), narrow_format::none, width, 1} : rows_there;
+            const auto in_memory = [&]<class U>(const stored_rows<U>& rows_there) {
+                return rows_there.is_narrow() ? row_block<U>{memory, width, 1} : rows_there.numbers();
             };
             if (from.is_narrow()) kernel::copy_rows<T>(from, rows, channels_, memory, width);
             for (auto r = rows; r < std::min(rows + size, count - first); ++r) // the next, while these are computed

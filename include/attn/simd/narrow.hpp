@@ -3,6 +3,10 @@
 
 #include "../core/storage.hpp"
 #include "lane_mask.hpp"
+#include "lanes.hpp"
+
+#include <array>
+#include <cstring>
 
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
@@ -156,6 +160,23 @@ struct narrow_lanes {
         x.store_unaligned(numbers);
         for (std::size_t l = 0; l < size; ++l) to[l] = attn::detail::narrowed<format>(numbers[l]);
     }
+};
+
+/// 16-bit numbers as they are stored: a register of them is one of floats.
+template <narrow_format format>
+struct operand_traits<attn::detail::narrow_number<format>> {
+    using number = attn::detail::narrow_number<format>;
+    struct lanes {
+        static simd::lanes<float> load(const number* from) {
+            return narrow_lanes<format>::widen(reinterpret_cast<const std::uint16_t*>(from));
+        }
+        /// The first `count` of them, 0 in the others; reads no further.
+        static simd::lanes<float> load_first(const number* from, index_t count) {
+            std::array<std::uint16_t, simd::lanes<float>::batch::size> present{};
+            std::memcpy(present.data(), from, static_cast<std::size_t>(count) * 2);
+            return narrow_lanes<format>::widen(present.data());
+        }
+    };
 };
 
 } // namespace attn::simd

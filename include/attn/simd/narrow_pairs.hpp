@@ -21,7 +21,7 @@ struct narrow_pairs {
 
     vector bits; ///< the first in the lower half
 
-    static narrow_pairs load(const std::byte* from) {
+    static narrow_pairs load(const void* from) {
         narrow_pairs result;
         std::memcpy(&result.bits, from, sizeof result.bits);
         return result;
@@ -48,20 +48,6 @@ private:
         std::memcpy(numbers, &some, sizeof some);
         return narrow_lanes<format>::widen(numbers);
     }
-};
-
-/// A 16-bit number as it is stored, which becomes a float as a register of them is loaded.
-template <narrow_format format>
-struct [[gnu::may_alias]] narrow_number {
-    std::uint16_t bits;
-};
-template <narrow_format format>
-struct operand_traits<narrow_number<format>> {
-    struct lanes {
-        static simd::lanes<float> load(const narrow_number<format>* from) {
-            return narrow_lanes<format>::widen(reinterpret_cast<const std::uint16_t*>(from));
-        }
-    };
 };
 
 } // namespace attn::simd

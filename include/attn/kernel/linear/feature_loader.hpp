@@ -40,15 +40,15 @@ struct mapped_features {
         const auto channels = x.shape().channels, padded = linear_state<T>::whole(channels);
         const auto rows = x.rows(batch, head, first - first_row);
         if (!added.data() && padded == channels && rows.channel_stride == 1)
-            return with_format<T>(rows.format, [&](auto format) {
+            return as_they_lie(rows, [&](const auto& own) {
                 for_each_piece(padded / lanes::size, 4, [&](index_t reg, index_t columns) {
                     with_constant<4>(columns, [&]<int Columns>(std::integral_constant<int, Columns>) {
-                        const formatted_rows<format(), T> from(rows);
+                        const auto from = own;
                         T* at = to + reg * lanes::size;
                         for (index_t r = 0; r < count; ++r, at += padded)
 #pragma GCC unroll 4
                             for (int i = 0; i < Columns; ++i)
-                                static_cast<lanes>(phi(from.load(r, (reg + i) * lanes::size))).store(at + i * lanes::size);
+                                static_cast<lanes>(phi(load_lanes(from, r, (reg + i) * lanes::size))).store(at + i * lanes::size);
                     });
                 });
             });

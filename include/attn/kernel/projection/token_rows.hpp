@@ -56,7 +56,7 @@ template <Scalar T>
     if (!rows.is_narrow()) return load_channels<T>(rows.numbers().address(token), rows.channel_stride, c, present);
     if (rows.channel_stride == 1 && present >= lanes::size) {
         lanes result = T{0};
-        with_format<T>(rows.format, [&](auto format) { result = load_stored<format(), T>(rows.address(token, c)); });
+        as_they_lie(rows, [&](const auto& own) { result = load_lanes(own, token, c); });
         return result;
     }
     T numbers[lanes::size] = {};

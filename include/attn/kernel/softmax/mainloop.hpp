@@ -157,11 +157,8 @@ private:
         };
         if (masked) add_seen_values(state_, block_->rows(), weights, stride, values_.read(keys, before), keys.count, seen_, before);
         else if (queries_.is_few() && values_.can_widen(stored_values))
-            with_format<T>(stored_values.format, [&](auto format) {
-                if constexpr (format() != narrow_format::none && std::same_as<E, T>) {
-                    using number = simd::narrow_number<format()>;
-                    add(row_block<const number>{reinterpret_cast<const number*>(stored_values.data), stored_values.row_stride, 1});
-                }
+            as_they_lie(stored_values, [&]<class V>(const row_block<const V>& values) {
+                if constexpr (Narrow<V> && std::same_as<E, T>) add(values);
             });
         else add(values_.read(keys, before));
     }

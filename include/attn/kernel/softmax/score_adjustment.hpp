@@ -81,9 +81,7 @@ void adjust_scores(const head_bias<U>& bias, const scored_block<T>& tile, index_
     if constexpr (std::same_as<T, U>) {
         const auto& [first, count, step] = tile.queries.tokens;
         const auto rows = bias.rows.from(first - bias.first_query, tile.keys.first - bias.first_key).every(step);
-        const auto seen = rows.transposed().every(tile.keys.step).transposed();
-        with_format<T>(seen.format, [&](auto format) {
-            const formatted_rows<format(), T> from(seen);
+        as_they_lie(rows.transposed().every(tile.keys.step).transposed(), [&](auto from) {
             if (tile.queries.heads == 1)
                 return for_each_transposed(from, count, tile.keys.count, T{1}, [&](index_t j, index_t row, simd::lanes<T> column) {
                     T* const at = tile.scores + j * tile.stride + row;

@@ -53,8 +53,7 @@ public:
     /// sees may be left out, and holds any number.
     void multiply(const row_block<const E>& keys, index_t count, const std::uint64_t* visible, T* scores, auto& ahead) const {
         if (is_few()) {
-            multiply_few<narrow_format::none>(reinterpret_cast<const std::byte*>(keys.data),
-                                              keys.row_stride * static_cast<index_t>(sizeof(E)), count, scores, ahead);
+            multiply_few(keys, count, scores, ahead);
             return;
         }
         const auto registers = stride_ / lanes::size;
@@ -81,9 +80,8 @@ public:
     bool is_few() const { return rows_ <= max_few; }
     /// The scores of keys that are stored in 16 bits, for few rows: the keys are read as they lie.
     void multiply_stored(const stored_rows<const T>& keys, index_t count, T* scores, auto& ahead) const {
-        with_format<T>(keys.format, [&](auto format) {
-            if constexpr (format() != narrow_format::none && std::same_as<E, T>)
-                multiply_few<format()>(keys.data, keys.row_stride * 2, count, scores, ahead);
+        as_they_lie(keys, [&]<class V>(const row_block<const V>& own) {
+            if constexpr (Narrow<V> && std::same_as<E, T>) multiply_few(own, count, scores, ahead);
         });
     }
 
@@ -128,22 +126,21 @@ private:
                                 .c_row = stride_},
                                ahead);
     }
-    /// Keys that begin `key_bytes` after each other, of E or of 16-bit numbers, a register of them at a time.
-    template <narrow_format format>
-    void multiply_few(const std::byte* keys, index_t key_bytes, index_t count, T* scores, auto& ahead) const {
+    /// Keys of E or of 16-bit numbers, a register of them at a time.
+    template <class V>
+    void multiply_few(const row_block<const V>& keys, index_t count, T* scores, auto& ahead) const {
         for (index_t first = 0; first < count; first += lanes::size)
-            multiply_register<format>(keys + first * key_bytes, key_bytes, std::min<index_t>(lanes::size, count - first),
-                                      scores + first * stride_, ahead);
+            multiply_register(keys.data + first * keys.row_stride, keys.row_stride, std::min<index_t>(lanes::size, count - first),
+                              scores + first * stride_, ahead);
     }
     /// The scores of a register of keys. Where there are fewer the last is read again, and its scores are for nobody.
-    template <narrow_format format>
-    void multiply_register(const std::byte* keys, index_t key_bytes, index_t count, T* scores, auto& ahead) const {
+    template <class V>
+    void multiply_register(const V* keys, index_t key_stride, index_t count, T* scores, auto& ahead) const {
         constexpr int size = lanes::size;
-        constexpr bool is_narrow = format != narrow_format::none;
-        constexpr index_t element = is_narrow ? 2 : sizeof(E);
-        const std::byte* rows[std::size_t{size}];
+        using read = simd::operand_lanes<V>;
+        const V* rows[std::size_t{size}];
 #pragma GCC unroll 16
-        for (int j = 0; j < size; ++j) rows[j] = keys + std::min<index_t>(j, count - 1) * key_bytes;
+        for (int j = 0; j < size; ++j) rows[j] = keys + std::min<index_t>(j, count - 1) * key_stride;
         lanes sum[std::size_t{size}];
 #pragma GCC unroll 16
         for (int q = 0; q < size; ++q) sum[q] = lanes(T{0});
@@ -162,11 +159,11 @@ private:
             ahead.beside(16 * size * simd::terms_of<E>); // a row of keys and one of values for each of these
         };
         index_t c = 0;
-        if constexpr (is_narrow) {
+        if constexpr (Narrow<V>) {
             for (; c + 2 * size <= depth_; c += 2 * size) {
-                simd::narrow_pairs<format> pairs[std::size_t{size}];
+                simd::narrow_pairs<narrow_format_of<V>> pairs[std::size_t{size}];
 #pragma GCC unroll 16
-                for (int j = 0; j < size; ++j) pairs[j] = pairs[j].load(rows[j] + c * element);
+                for (int j = 0; j < size; ++j) pairs[j] = pairs[j].load(rows[j] + c);
                 transpose(pairs);
                 for (int half = 0; half < size; half += size / 2) {
                     operand square[std::size_t{size}];
@@ -180,20 +177,14 @@ private:
         for (; c + size <= depth_; c += size) {
             operand square[std::size_t{size}];
 #pragma GCC unroll 16
-            for (int j = 0; j < size; ++j) {
-                if constexpr (is_narrow) square[j] = load_stored<format, T>(rows[j] + c * element);
-                else square[j] = operand::load(reinterpret_cast<const E*>(rows[j]) + c);
-            }
+            for (int j = 0; j < size; ++j) square[j] = read::load(rows[j] + c);
             transpose(square);
             add(square, c);
         }
         if (const auto rest = depth_ - c; rest > 0) {
             operand square[std::size_t{size}];
 #pragma GCC unroll 16
-            for (int j = 0; j < size; ++j) {
-                if constexpr (is_narrow) square[j] = load_first_stored<format, T>(rows[j] + c * element, rest);
-                else square[j] = operand::load_first(reinterpret_cast<const E*>(rows[j]) + c, rest);
-            }
+            for (int j = 0; j < size; ++j) square[j] = read::load_first(rows[j] + c, rest);
             simd::transpose<T>(square);
             E columns[std::size_t{size * size}];
             for (int i = 0; i < size; ++i) square[i].store(columns + i * size);
