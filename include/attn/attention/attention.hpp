@@ -217,7 +217,7 @@ void check_outputs(const A& op, const inputs<T>& in, const outputs<T>& out) {
         throw argument_error(A::name, "log_sum_exp", "is asked for, but without a softmax there is none");
     check_output(A::name, "log_sum_exp", out.log_sum_exp, log_sum_exp_shape(op, shapes), in);
     op.check_apart(output_memory(A::name, "log_sum_exp", out.log_sum_exp));
-    if (overlap(stored_view<T>(out.log_sum_exp), out.values)) throw shape_error(A::name, "log_sum_exp", "overlaps out");
+    if (overlap(out.log_sum_exp, out.values)) throw shape_error(A::name, "log_sum_exp", "overlaps out");
 }
 
 /// Computes, if there is anything to write. Everything has been checked.

@@ -63,7 +63,7 @@ void merge(const outputs<T>& into, const outputs<T>& from, const detail::call_ex
                               ", but both must have " + to_string(rows));
     detail::check_view(name, "into.log_sum_exp", into.log_sum_exp);
     detail::check_view(name, "from.log_sum_exp", from.log_sum_exp);
-    const stored_view<T> into_log(into.log_sum_exp), from_log(from.log_sum_exp);
+    const auto &into_log = into.log_sum_exp, &from_log = from.log_sum_exp;
     if (overlap(into.values, from.values) || overlap(into_log, from_log) || overlap(into.values, from_log) ||
         overlap(into_log, from.values) || overlap(into.values, into_log))
         throw shape_error(name, "into", "overlaps from");

@@ -11,24 +11,14 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 class output_memory {
 public:
     /// The memory that `out`, an argument of `operation`, is written to.
-    template <class T>
-    output_memory(std::string_view operation, std::string_view argument, const tensor_view<T>& out)
+    template <detail::AnyView V>
+    output_memory(std::string_view operation, std::string_view argument, const V& out)
         : operation_(operation), argument_(argument), shape_(out.shape()), memory_(out) {}
-    /// The memory that `out`, an argument of `operation`, is written to, where it may be stored in 16 bits.
-    template <class T>
-    output_memory(std::string_view operation, std::string_view argument, const stored_view<T>& out)
-        : operation_(operation), argument_(argument), shape_(out.shape()),
-          memory_(out.as_it_lies([](const auto& own) { return detail::footprint(own); })) {}
 
     /// Throws shape_error if the output overlaps other memory, which the message calls `name`.
-    template <class T>
-    void require_apart(std::string_view name, const tensor_view<T>& other) const {
+    template <detail::AnyView V>
+    void require_apart(std::string_view name, const V& other) const {
         if (other.data() && other.shape().size() > 0) require_apart(name, detail::footprint(other), other.shape());
-    }
-    /// Throws shape_error if the output overlaps other memory, called `name`, that may be stored in 16 bits.
-    template <class T>
-    void require_apart(std::string_view name, const stored_view<T>& other) const {
-        other.as_it_lies([&](const auto& own) { require_apart(name, own); });
     }
     /// Throws shape_error if the output overlaps numbers side by side, called `name`.
     template <class T>

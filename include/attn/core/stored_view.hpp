@@ -151,6 +151,8 @@ public:
     constexpr narrow_format format() const noexcept { return format_; }
     /// Whether the numbers are stored in a 16-bit type.
     constexpr bool is_narrow() const noexcept { return format_ != narrow_format::none; }
+    /// Bytes of an element.
+    constexpr index_t element_bytes() const noexcept { return is_narrow() ? 2 : static_cast<index_t>(sizeof(T)); }
     /// The extents.
     constexpr const attn::shape& shape() const noexcept { return shape_; }
     /// The distances between neighbours, in elements.
@@ -170,13 +172,6 @@ public:
                                  "of shape " + to_string(shape_) + " are stored in 16 bits: they are to be had one by one, or by rows");
         return numbers();
     }
-    /// f(view of the elements as they lie): of T, or of std::uint16_t.
-    template <class F>
-    constexpr auto as_it_lies(const F& f) const {
-        using bits = std::conditional_t<std::is_const_v<T>, const std::uint16_t, std::uint16_t>;
-        if (!is_narrow()) return f(numbers());
-        return f(tensor_view<bits>(static_cast<bits*>(data_), shape_, strides_));
-    }
     /// The rows of one batch entry and head, from one on.
     constexpr stored_rows<T> rows(index_t batch, index_t head, index_t first = 0) const {
         return {element(batch * strides_.batch + head * strides_.heads + first * strides_.tokens), format_, strides_.tokens,
@@ -192,8 +187,7 @@ public:
 private:
     /// Where an element lies, so many behind the first; null without memory.
     constexpr typename stored_rows<T>::byte* element(index_t offset) const noexcept {
-        const auto size = is_narrow() ? 2 : static_cast<index_t>(sizeof(T));
-        return data_ ? static_cast<typename stored_rows<T>::byte*>(data_) + offset * size : nullptr;
+        return data_ ? static_cast<typename stored_rows<T>::byte*>(data_) + offset * element_bytes() : nullptr;
     }
 
     address data_ = nullptr;
@@ -208,16 +202,6 @@ namespace detail {
 template <class T>
 using read_stored = std::type_identity_t<call_argument<stored_view<const T>>>;
 
-/// Throws shape_error if no kernel can read, or write, the view.
-template <class T>
-void check_view(std::string_view operation, std::string_view argument, const stored_view<T>& view) {
-    view.as_it_lies([&](const auto& own) { check_view(operation, argument, own); });
-}
-/// Throws shape_error if two elements of the view may share an address.
-template <class T>
-void check_writable(std::string_view operation, std::string_view argument, const stored_view<T>& view) {
-    view.as_it_lies([&](const auto& own) { check_writable(operation, argument, own); });
-}
 /// Calls f with the type that a view's numbers are stored in, of those of 16 bits one for all.
 template <class T>
 auto with_storage(const stored_view<T>& view, const auto& f) {
@@ -226,7 +210,7 @@ auto with_storage(const stored_view<T>& view, const auto& f) {
     return f(std::type_identity<std::remove_const_t<T>>{});
 }
 /// Throws shape_error unless the view can be read, or written, and the channels of a row lie side by side.
-void check_rows(std::string_view operation, std::string_view argument, const auto& view) {
+void check_rows(std::string_view operation, std::string_view argument, const AnyView auto& view) {
     check_view(operation, argument, view);
     if (view.shape().channels > 1 && view.strides().channels != 1)
         throw shape_error(operation, argument,
@@ -250,11 +234,5 @@ template <StoredTensor First, StoredTensor... Others>
 inline constexpr bool computed_alike = (std::same_as<computed_t<First>, computed_t<Others>> && ...);
 
 } // namespace detail
-
-/// True unless the two views provably share no byte.
-template <class A, class B>
-bool overlap(const stored_view<A>& a, const stored_view<B>& b) noexcept {
-    return a.as_it_lies([&](const auto& x) { return b.as_it_lies([&](const auto& y) { return overlap(x, y); }); });
-}
 
 } // namespace attn

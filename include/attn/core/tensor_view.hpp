@@ -131,6 +131,8 @@ public:
     constexpr const attn::shape& shape() const noexcept { return shape_; }
     /// The distances between neighbours.
     constexpr const attn::strides& strides() const noexcept { return strides_; }
+    /// Bytes of an element.
+    static constexpr index_t element_bytes() noexcept { return sizeof(T); }
 
     /// Address of channel 0 of one token.
     constexpr T* row(index_t batch, index_t head, index_t token) const noexcept {
@@ -191,6 +193,15 @@ constexpr tensor_view<T> as_row(std::span<T> numbers) noexcept {
     return head_major(numbers.data(), {.tokens = 1, .channels = std::ssize(numbers)});
 }
 
+/// A tensor_view, or a stored_view.
+template <class V>
+concept AnyView = requires(const V& view) {
+    view.data();
+    { view.shape() } -> std::same_as<const shape&>;
+    { view.strides() } -> std::same_as<const strides&>;
+    { view.element_bytes() } -> std::same_as<index_t>;
+};
+
 struct address_dimension {
     std::int64_t stride, extent; // bytes, count
 };
@@ -200,15 +211,13 @@ struct footprint {
     std::int64_t first = 0, bytes = 0;
     std::array<address_dimension, 4> dimensions{};
 
-    template <class T>
-    explicit footprint(const tensor_view<T>& v) : first(reinterpret_cast<std::int64_t>(v.data())), bytes(sizeof(T)) {
-        const auto size = static_cast<std::int64_t>(sizeof(T));
+    explicit footprint(const AnyView auto& v) : first(reinterpret_cast<std::int64_t>(v.data())), bytes(v.element_bytes()) {
         const auto& n = v.shape();
         const auto& s = v.strides();
         dimensions = {{{s.batch, n.batch}, {s.heads, n.heads}, {s.tokens, n.tokens}, {s.channels, n.channels}}};
         for (auto& d : dimensions) {
             if (d.extent <= 1) d = {0, 1};
-            d.stride *= size;
+            d.stride *= bytes;
             if (d.stride < 0) {
                 first += d.stride * (d.extent - 1);
                 d.stride = -d.stride;
@@ -255,14 +264,13 @@ void fill_zero(const tensor_view<T>& view) {
 
 /// Why no kernel can read the view: no tensor has its shape, it has elements but no memory, or strides beyond what can be addressed. Empty
 /// if one can.
-template <class T>
-std::string problem_of(const tensor_view<T>& view) {
+std::string problem_of(const AnyView auto& view) {
     const auto& n = view.shape();
     const auto& s = view.strides();
-    if (auto problem = problem_of(n, sizeof(T)); !problem.empty() || n.size() == 0) return problem;
+    const auto size = view.element_bytes();
+    if (auto problem = problem_of(n, static_cast<std::size_t>(size)); !problem.empty() || n.size() == 0) return problem;
     if (!view.data()) return "has shape " + to_string(n) + " but no memory (a null pointer)";
-    const auto reaches_far = [](index_t stride, index_t extent) {
-        constexpr auto size = static_cast<index_t>(sizeof(T));
+    const auto reaches_far = [size](index_t stride, index_t extent) {
         if (extent <= 1) return false;
         return stride < -max_bytes || stride > max_bytes || product(std::abs(stride), extent - 1, size) > max_bytes;
     };
@@ -273,8 +281,7 @@ std::string problem_of(const tensor_view<T>& view) {
 }
 
 /// Throws shape_error if no kernel can read, or write, the view.
-template <class T>
-void check_view(std::string_view operation, std::string_view argument, const tensor_view<T>& view) {
+void check_view(std::string_view operation, std::string_view argument, const AnyView auto& view) {
     if (const auto problem = problem_of(view); !problem.empty()) throw shape_error(operation, argument, problem);
 }
 
@@ -282,15 +289,15 @@ void check_view(std::string_view operation, std::string_view argument, const ten
 
 /// True unless the two views provably share no byte. Interleaved views (the q, k, v and out columns of one buffer) count as
 /// disjoint: modulo a stride that both walk by, their inner blocks lie beside each other.
-template <class A, class B>
-bool overlap(const tensor_view<A>& a, const tensor_view<B>& b) noexcept {
+template <detail::AnyView A, detail::AnyView B>
+bool overlap(const A& a, const B& b) noexcept {
     if (a.shape().size() == 0 || b.shape().size() == 0) return false;
     return detail::overlap(detail::footprint(a), detail::footprint(b));
 }
 
 /// True if two elements of the view may share an address, so that it cannot be written to.
-template <class T>
-bool overlaps_itself(const tensor_view<T>& v) noexcept {
+template <detail::AnyView V>
+bool overlaps_itself(const V& v) noexcept {
     if (v.shape().size() == 0) return false;
     const detail::footprint f(v);
     auto limit = INT64_MAX;
@@ -305,8 +312,7 @@ bool overlaps_itself(const tensor_view<T>& v) noexcept {
 namespace detail {
 
 /// Throws shape_error if two elements of the view may share an address.
-template <class T>
-void check_writable(std::string_view operation, std::string_view argument, const tensor_view<T>& view) {
+void check_writable(std::string_view operation, std::string_view argument, const AnyView auto& view) {
     if (overlaps_itself(view))
         throw shape_error(operation, argument, "of shape " + to_string(view.shape()) + " has strides by which its elements overlap");
 }

@@ -21,7 +21,7 @@ template <Scalar T>
 class travelling_rows {
 public:
     travelling_rows(const stored_view<const T>& own, const row_range& held)
-        : own_(own), held_(held), element_(own.is_narrow() ? 2 : static_cast<index_t>(sizeof(T))),
+        : own_(own), held_(held), element_(own.element_bytes()),
           row_bytes_(product(own.shape().batch, own.shape().heads, own.shape().channels, element_)) {}
 
     /// Bytes of one token, in all batch entries and heads.

@@ -62,8 +62,7 @@ void check_folded(std::string_view operation, const linear_view<const T>& linear
                           "has a weight of shape " + to_string(folded.weight.shape()) + ", but linear has " + to_string(s));
     if (std::ssize(folded.bias) != s.tokens)
         throw shape_error(operation, "folded", "has no bias, but the norm's goes there: " + std::to_string(s.tokens) + " entries");
-    const bool overlaps = folded.weight.as_it_lies([](const auto& own) { return overlaps_itself(own); });
-    if (overlaps) throw shape_error(operation, "folded", "has a weight with strides by which its elements overlap");
+    if (overlaps_itself(folded.weight)) throw shape_error(operation, "folded", "has a weight with strides by which its elements overlap");
     const output_memory weight(operation, "folded.weight", folded.weight),
         bias(operation, "folded.bias", head_major(folded.bias.data(), {.tokens = 1, .channels = s.tokens}));
     const bool same_weight = folded.weight.data() == linear.weight.data() && folded.weight.strides() == linear.weight.strides() &&

@@ -15,7 +15,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 template <Scalar T>
 bool worth_streaming(const stored_view<const T>& x, const stored_view<T>& out, narrow_format written = narrow_format::none) {
     constexpr index_t many_bytes = index_t{8} << 20;
-    const index_t size = out.is_narrow() ? 2 : sizeof(T);
+    const index_t size = out.element_bytes();
     const auto aligned = [](index_t bytes) { return bytes % static_cast<index_t>(alignment) == 0; };
     const auto& s = out.strides();
     return out.format() == written && out.shape().size() * size >= many_bytes && out.data() != x.data() &&

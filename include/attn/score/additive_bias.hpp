@@ -63,8 +63,7 @@ struct additive_bias {
     }
     void check(const score_context& context) const {
         const auto& s = bias.shape();
-        const auto problem = bias.as_it_lies([](const auto& own) { return detail::problem_of(own); });
-        if (!problem.empty()) context.refuse("additive_bias", problem);
+        if (const auto problem = detail::problem_of(bias); !problem.empty()) context.refuse("additive_bias", problem);
         const auto name = [&] { return "additive_bias of shape " + to_string(s); };
         context.require_broadcast(s, name);
         context.for_each_entry(name, first_query, first_key, [&](const score_context& c, index_t b) {
