@@ -150,11 +150,13 @@ struct batch_norm {
         run.for_each((rows + rows_of_a_task - 1) / rows_of_a_task, [&](index_t task, index_t) {
             for (index_t r = task * rows_of_a_task; r < std::min(rows, (task + 1) * rows_of_a_task); ++r) {
                 const auto b = r / (s.heads * s.tokens), h = r / s.tokens % s.heads, i = r % s.tokens;
-                const detail::row_run<T> row{x.row(b, h, i), out.row(b, h, i), 0, 0, 1};
+                const auto from = x.rows(b, h, i);
+                const auto to = out.rows(b, h, i);
                 if (!detail::counts(mask, b, h, i))
-                    for (index_t c = 0; c < s.channels; ++c) row.out[c] = slope_hidden * row.x[c] + (kept == 0 ? T{0} : share * row.out[c]);
-                else if (kept == 0) detail::map_rows<false, false, 1>(row, 0, s.channels, maps, share);
-                else detail::map_rows<true, false, 1>(row, 0, s.channels, maps, share);
+                    for (index_t c = 0; c < s.channels; ++c)
+                        to.data[c] = slope_hidden * from.data[c] + (kept == 0 ? T{0} : share * to.data[c]);
+                else if (kept == 0) detail::map_rows<false, false, 1>(from, to, s.channels, maps, share);
+                else detail::map_rows<true, false, 1>(from, to, s.channels, maps, share);
             }
         });
     }

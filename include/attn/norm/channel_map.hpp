@@ -56,12 +56,13 @@ struct channel_maps {
 /// out = (x - centre) * scale + offset, plus `kept` times what out held if blend, for some neighbouring rows, which share the loads of the
 /// maps.
 template <bool blend, bool streaming, int rows, Scalar T>
-[[gnu::always_inline]] inline void map_rows(const row_run<T>& at, index_t first, index_t channels, const channel_maps<T>& maps, T kept) {
+[[gnu::always_inline]] inline void map_rows(const row_block<const T>& from, const row_block<T>& to, index_t channels,
+                                            const channel_maps<T>& maps, T kept) {
     using lanes = simd::lanes<T>;
     constexpr int size = lanes::size, bytes_ahead = 2048;
-    const T* const x = at.x + first * at.x_stride;
-    T* const out = at.out + first * at.out_stride;
-    const auto x_stride = at.x_stride, out_stride = at.out_stride;
+    const T* const x = from.data;
+    T* const out = to.data;
+    const auto x_stride = from.row_stride, out_stride = to.row_stride;
     const lanes share(kept);
     index_t c = 0;
     for (; c + size <= channels; c += size) {
@@ -87,11 +88,11 @@ template <bool blend, bool streaming, int rows, Scalar T>
 
 /// Single rows in the order of memory if they are streamed, else pairs of them.
 template <bool blend, bool streaming, Scalar T>
-void map_run(const row_run<T>& run, index_t channels, const channel_maps<T>& maps, T kept) {
+void map_run(const row_block<const T>& x, const row_block<T>& out, index_t count, index_t channels, const channel_maps<T>& maps, T kept) {
     constexpr int together = streaming ? 1 : 2;
     index_t r = 0;
-    for (; r + together <= run.count; r += together) map_rows<blend, streaming, together>(run, r, channels, maps, kept);
-    for (; r < run.count; ++r) map_rows<blend, streaming, 1>(run, r, channels, maps, kept);
+    for (; r + together <= count; r += together) map_rows<blend, streaming, together>(x.from(r), out.from(r), channels, maps, kept);
+    for (; r < count; ++r) map_rows<blend, streaming, 1>(x.from(r), out.from(r), channels, maps, kept);
     if constexpr (streaming) simd::finish_streaming();
 }
 
@@ -102,7 +103,9 @@ void map_channels(const stored_view<const T>& x, const stored_view<T>& out, cons
     const rows_in_and_out<T> pairs(x, out, memory);
     with_conditions(
         [&](auto streaming) {
-            pairs.for_each_run(run, [&](const row_run<T>& rows) { map_run<false, streaming()>(rows, x.shape().channels, maps, T{0}); });
+            pairs.template for_each_run_in<T>(run, [&](const row_block<const T>& from, const row_block<T>& to, index_t count) {
+                map_run<false, streaming()>(from, to, count, x.shape().channels, maps, T{0});
+            });
         },
         worth_streaming(x, out));
 }

@@ -34,14 +34,6 @@ void with_conditions(const F& f, bool first, Rest... rest) {
     else with_conditions([&](auto... known) { f(std::false_type{}, known...); }, rest...);
 }
 
-/// Rows of an input and of an output at constant distances.
-template <Scalar T>
-struct row_run {
-    const T* x;
-    T* out;
-    index_t x_stride, out_stride, count;
-};
-
 /// The token rows of x and out (batch, heads, tokens, channels) in the order in which x lies in memory, for work that treats every row
 /// alike: the heads of a token-major tensor are neighbours then, and a contiguous tensor is a single run. Rows that are stored in 16 bits
 /// are widened to the memory of a thread, some at a time, and rounded from there, unless the work is done in their format.
@@ -105,13 +97,6 @@ public:
                                  return f(x.template as<const E>(), out.template as<E>(), in_run);
                              if constexpr (std::same_as<E, T>) widened(x, out, in_run, memory_ + slice * thread_size(channels_), f);
                          });
-        });
-    }
-    /// Calls f(row_run) on the runs of rows, of numbers of T.
-    template <class F>
-    void for_each_run(const execution& run, const F& f) const {
-        for_each_run_in<T>(run, [&](const row_block<const T>& x, const row_block<T>& out, index_t count) {
-            f(row_run<T>{x.data, out.data, x.row_stride, out.row_stride, count});
         });
     }
 
