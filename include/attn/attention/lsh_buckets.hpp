@@ -18,8 +18,8 @@ template <Scalar T>
 struct bucket_hash {
     static constexpr index_t rows_of_task = 128;
 
-    row_block<const T> rotations;         ///< (channels, half)
-    index_t channels, half;               ///< half the buckets
+    row_block<const T> rotations; ///< (channels, half)
+    index_t channels, half;       ///< half the buckets
 
     static std::size_t task_bytes(index_t channels, index_t half) {
         scratch memory;
