@@ -54,7 +54,7 @@ struct exact_scores {
 };
 
 template <Scalar T>
-tensor<double> wide(const tensor<T>& t) {
+tensor<double> in_double(const tensor<T>& t) {
     return reference::widen(t.view());
 }
 
@@ -73,7 +73,7 @@ TEMPLATE_TEST_CASE("gradients beside large scores: softmax attention, its sinks 
         tensor<T> dq(call.q.shape()), dk(call.k.shape()), dv(call.v.shape()), d_sinks({1, 4, 1, 1}), d_bias(call.bias.shape());
         backward(op, call.in(), {saved.values, saved.log_sum_exp}, {d_out, d_rows}, {{dq, dk, dv}, d_sinks, {d_bias}});
 
-        const auto q = wide(call.q), k = wide(call.k), v = wide(call.v), values = wide(d_out), rows = wide(d_rows);
+        const auto q = in_double(call.q), k = in_double(call.k), v = in_double(call.v), values = in_double(d_out), rows = in_double(d_rows);
         tensor<double> exact_q(q.shape()), exact_k(k.shape()), exact_v(v.shape()), exact_sinks({1, 4, 1, 1}), exact_bias(call.bias.shape());
         std::fill_n(exact_bias.data(), exact_bias.shape().size(), 0.0);
         const auto score = op.score;
@@ -111,7 +111,7 @@ TEMPLATE_TEST_CASE("gradients beside large scores: talking heads and their mixin
             if (mixes_weights) wanted.weights_mix = d_weights;
             backward(op, call.in(), {saved.values, saved.log_sum_exp}, {d_out, d_rows}, wanted);
 
-            const auto q = wide(call.q), k = wide(call.k), v = wide(call.v), values = wide(d_out), rows = wide(d_rows);
+            const auto q = in_double(call.q), k = in_double(call.k), v = in_double(call.v), values = in_double(d_out), rows = in_double(d_rows);
             tensor<double> exact_q(q.shape()), exact_k(k.shape()), exact_v(v.shape()), exact_logits({1, 1, 2, 2}), exact_weights({1, 1, 2, 2}), exact_sinks({1, 2, 1, 1});
             mixed_head_gradients<double> exact{{exact_q, exact_k, exact_v}, exact_logits};
             exact.sinks = exact_sinks;
@@ -141,7 +141,7 @@ TEMPLATE_TEST_CASE("gradients beside large scores: LSH attention, whose weights 
         tensor<T> dq(q.shape()), dv(v.shape());
         backward(op, inputs<T>{q, q, v}, {saved.values, saved.log_sum_exp}, {d_out}, {dq, {}, dv});
 
-        const auto wide_q = wide(q), wide_v = wide(v), values = wide(d_out);
+        const auto wide_q = in_double(q), wide_v = in_double(v), values = in_double(d_out);
         tensor<double> exact_q(q.shape()), exact_v(v.shape());
         const auto buckets = lsh_buckets(q, rotations);
         reference::lsh_gradients<double>({wide_q, wide_q, wide_v}, {values}, {exact_q, {}, exact_v}, buckets.view(), 8, false, 1.0);
