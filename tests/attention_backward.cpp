@@ -75,8 +75,8 @@ TEST_CASE("backward: what is wrong is refused, by name", "[attention][portable]"
     tensor<float> small({1, 1, 3, 2});
     refused([](auto& c) { c.saved.values = c.d_rows; }, {"softmax_attention", "saved.values", "(2, 4, 9, 1)", "(2, 4, 9, 5)"});
     refused([](auto& c) { c.saved.log_sum_exp = {}; }, {"saved.log_sum_exp", "(2, 4, 9, 1)"});
-    refused([&](auto& c) { c.given.values = small; }, {"given.values", "(1, 1, 3, 2)", "(2, 4, 9, 5)"});
-    refused([&](auto& c) { c.given.log_sum_exp = small; }, {"given.log_sum_exp", "(1, 1, 3, 2)"});
+    refused([&](auto& c) { c.given.values = small; }, {"d_out.values", "(1, 1, 3, 2)", "(2, 4, 9, 5)"});
+    refused([&](auto& c) { c.given.log_sum_exp = small; }, {"d_out.log_sum_exp", "(1, 1, 3, 2)"});
     refused([&](auto& c) { c.wanted.queries = small; }, {"wanted.queries", "(1, 1, 3, 2)", "(2, 4, 9, 8)"});
     refused([](auto& c) { c.wanted.keys = c.wanted.queries; }, {"wanted.keys", "(2, 4, 9, 8)", "(2, 2, 11, 8)"});
     refused([](auto& c) { c.wanted.keys = c.k; }, {"wanted.keys", "overlaps k"});
@@ -115,8 +115,8 @@ TEST_CASE("backward: without a softmax there is no log_sum_exp, saved or given",
     attend(op, call.in(), outputs<float>{call.out});
     backward(op, call.in(), {call.out}, {call.d_out}, {call.dq, call.dk, call.dv});
     check_says(error_of([&] { backward(op, call.in(), {call.out}, {call.d_out, call.d_rows}, {.queries = call.dq}); }),
-               {"linear_attention", "given.log_sum_exp", "without a softmax"});
-    check_says(error_of([&] { backward(op, call.in(), {call.out}, {call.d_rows}, {.queries = call.dq}); }), {"linear_attention", "given.values", "(2, 4, 9, 1)"});
+               {"linear_attention", "d_out.log_sum_exp", "without a softmax"});
+    check_says(error_of([&] { backward(op, call.in(), {call.out}, {call.d_rows}, {.queries = call.dq}); }), {"linear_attention", "d_out.values", "(2, 4, 9, 1)"});
 }
 
 TEST_CASE("backward: the gradients of an empty batch, of no queries and of no keys", "[attention]") {

@@ -130,8 +130,8 @@ TEST_CASE("depthwise_convolution: what is wrong with a gradient is refused, by n
     const auto op = p.op();
     const auto given = p.given.view();
     const tensor<float> three({2, 3, 12, 5}), narrow({2, 4, 12, 4});
-    refused(op, three, to.wanted(), {"depthwise_convolution: given has shape (2, 3, 12, 5), but x has (2, 2, 12, 5)"});
-    refused(op, narrow, to.wanted(), {"given has shape (2, 4, 12, 4)"});
+    refused(op, three, to.wanted(), {"depthwise_convolution: d_out has shape (2, 3, 12, 5), but x has (2, 2, 12, 5)"});
+    refused(op, narrow, to.wanted(), {"d_out has shape (2, 4, 12, 4)"});
     refused(op, given, {.input = to.weights}, {"wanted.input", "(1, 5, 3, 3)", "(2, 2, 12, 5)"});
     refused(op, given, {.input = to.input, .weights = to.input}, {"wanted.weights", "(2, 2, 12, 5)", "(1, 5, 3, 3)"});
     refused(op, given, {.bias = to.biases().first(4)}, {"wanted.bias", "(1, 1, 1, 4)", "(1, 1, 1, 5)"});

@@ -164,7 +164,7 @@ TEST_CASE("gradients of layers: what is wrong is refused, by name", "[layer]") {
     const auto refused = [&](const tensor_view<const double>& of_out, const wanted& gradients, const std::vector<std::string>& parts) {
         check_says(error_of([&] { backward(block, in, kept, of_out, gradients); }), parts);
     };
-    refused(weight, {}, {"transformer_block", "given", "(1, 1, 20, 12)", "(2, 1, 11, 12)"});
+    refused(weight, {}, {"transformer_block", "d_out", "(1, 1, 20, 12)", "(2, 1, 11, 12)"});
     refused(given, {.tokens = weight}, {"wanted.tokens", "(1, 1, 20, 12)", "(2, 1, 11, 12)"});
     refused(given, {.context = dx}, {"wanted.context", "there is no context"});
     tensor<double> dq({1, 1, 20, 12}), other({1, 1, 20, 11});

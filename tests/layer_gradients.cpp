@@ -165,7 +165,7 @@ TEST_CASE("gradients of layers: rotations are turned back", "[layer][portable]")
     double left = 0, right = 0;
     for (index_t e = 0; e < x.shape().size(); ++e) left += turned.data()[e] * given.data()[e], right += x.data()[e] * back.data()[e];
     CHECK(std::abs(left - right) <= 1e-13 * (1 + std::abs(left))); // <R x, g> = <x, R^T g>
-    check_says(error_of([&] { rotate_backward(turns, given, 25, back); }), {"rotary", "given"});
+    check_says(error_of([&] { rotate_backward(turns, given, 25, back); }), {"rotary", "d_out"});
 }
 
 } // namespace attn::testing

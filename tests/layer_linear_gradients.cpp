@@ -109,7 +109,7 @@ TEST_CASE("linear: what is wrong with a gradient is refused, by name", "[layer]"
     const auto refused = [&](const tensor_view<const float>& of_out, const layer_gradients<linear<float>>& wanted, const std::vector<std::string>& parts) {
         check_says(error_of([&] { backward(layer, {.tokens = x}, none, of_out, wanted); }), parts);
     };
-    refused(x, to.wanted(), {"linear", "given", "(2, 1, 3, 4)", "6"});
+    refused(x, to.wanted(), {"linear", "d_out", "(2, 1, 3, 4)", "6"});
     refused(given, {.tokens = to.weight}, {"linear", "wanted.tokens", "(1, 1, 6, 4)", "(2, 1, 3, 4)"});
     const tensor_view<float> itself(const_cast<float*>(layer.weight.numbers().data()), layer.weight.shape(), layer.weight.strides());
     refused(given, {.parameters = {.weight = itself}}, {"wanted.weight", "overlaps the weight of a linear"});

@@ -172,9 +172,9 @@ TEST_CASE("norm gradients: what is wrong is refused, by name", "[norm]") {
     const auto refused = [&](const auto& which, const tensor_view<const float>& from, const norm_gradients<float>& wanted, const std::vector<std::string>& parts) {
         check_says(error_of([&] { backward(which, x, from, wanted); }), parts);
     };
-    refused(norm, small, {to}, {"layer_norm", "given", "(1, 2, 3, 7)", "(1, 2, 3, 8)"});
+    refused(norm, small, {to}, {"layer_norm", "d_out", "(1, 2, 3, 7)", "(1, 2, 3, 8)"});
     refused(norm, given, {small}, {"wanted.x", "(1, 2, 3, 7)"});
-    refused(norm, given, {given}, {"wanted.x", "overlaps given"});
+    refused(norm, given, {given}, {"wanted.x", "overlaps d_out"});
     refused(norm, given, {to, few}, {"wanted.weight", "(1, 1, 1, 7)"});
     refused(norm, given, {.weight = weight}, {"wanted.weight", "overlaps weight"});
     refused(norm, given, {.x = to, .weight = std::span(to.data(), 8)}, {"wanted.weight", "overlaps wanted.x"});

@@ -103,7 +103,7 @@ struct focused_linear_attention {
         return memory.used_bytes();
     }
     template <Scalar T>
-    void backward(const inputs<T>& in, const saved_outputs<T>&, const output_gradients<T>& given, const gradients<T>& wanted,
+    void backward(const inputs<T>& in, const saved_outputs<T>&, const output_gradients<T>& d_out, const gradients<T>& wanted,
                   const execution& run) const {
         if constexpr (std::same_as<T, U>) {
             detail::scratch memory(run.workspace().bytes().data());
@@ -119,7 +119,7 @@ struct focused_linear_attention {
             const input_gradients<T> of_features{of_queries ? queries.of_features() : none, of_keys ? keys.of_features() : none,
                                                  wanted.values};
             kernel::linear_gradient<T, identity_features, P>()(
-                {mapped, given.values, of_features, identity_features{}, pattern, {}, {.eps = eps, .eps_per_key = true}}, run);
+                {mapped, d_out.values, of_features, identity_features{}, pattern, {}, {.eps = eps, .eps_per_key = true}}, run);
 
             const kernel::linear_order<T, P> order{in, pattern};
             const auto rows = in.queries.shape().tokens;
@@ -130,7 +130,7 @@ struct focused_linear_attention {
             if (of_scale) queries.write_of_scale(queries, keys, scale, wanted.scale, run);
             const auto local = local_backward<T>();
             if (of_encoding) local.sum_repeated(to_keys, wanted.positional_encoding, run);
-            local(in, pattern, given.values, wanted, run);
+            local(in, pattern, d_out.values, wanted, run);
         }
     }
 

@@ -71,10 +71,10 @@ struct linear_attention {
         return kernel::linear_gradient<T, F, P>::workspace_bytes(s, concurrency);
     }
     template <Scalar T>
-    void backward(const inputs<T>& in, const saved_outputs<T>&, const output_gradients<T>& given, const gradients<T>& wanted,
+    void backward(const inputs<T>& in, const saved_outputs<T>&, const output_gradients<T>& d_out, const gradients<T>& wanted,
                   const execution& run) const {
         kernel::linear_gradient<T, F, P>()(
-            {in, given.values, wanted, feature_map, pattern, {}, {.normalise = normalise, .eps = eps, .scale = scale}}, run);
+            {in, d_out.values, wanted, feature_map, pattern, {}, {.normalise = normalise, .eps = eps, .scale = scale}}, run);
     }
 
 private:

@@ -108,14 +108,14 @@ struct linformer_attention {
         return memory.used_bytes();
     }
     template <Scalar T>
-    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const gradients<T>& wanted,
+    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const gradients<T>& wanted,
                   const execution& run) const {
         const auto s = shapes_of(in);
         detail::scratch memory(run.workspace().bytes().data());
         const gradient_work<T> w(memory, *this, s, run.concurrency());
         w.clear_parameters(*this, wanted);
         if (s.queries.size() == 0) return w.clear(wanted);
-        w.projected.for_each_part(s.keys, [&](const auto& part) { w.find_some(*this, in, saved, given, wanted, run, part); });
+        w.projected.for_each_part(s.keys, [&](const auto& part) { w.find_some(*this, in, saved, d_out, wanted, run, part); });
     }
 
     /// The projection of the values: that of the keys unless another is given.

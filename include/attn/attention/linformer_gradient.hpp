@@ -64,7 +64,7 @@ struct linformer_gradient_work {
 
     /// Finds all gradients of a part.
     template <class G>
-    void find_some(const Op& op, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const G& wanted,
+    void find_some(const Op& op, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const G& wanted,
                    const execution& run, const part& p) const {
         projected.project_some(op, in, run, p);
         const bool of_keys = any_wanted(op.key_projection, wanted.key_projection),
@@ -75,7 +75,7 @@ struct linformer_gradient_work {
         const input_gradients<T> found{wanted.queries.slice(of_queries), if_wanted(keys, of_keys || wanted.keys.data()),
                                        if_wanted(values, of_values || wanted.values.data())};
         projected.with_visible(op, in, p, projected_in, [&](const auto& visible, T factor) {
-            softmax()({projected_in, saved.slice(of_queries), given.slice(of_queries), found, visible, nullptr, factor}, {}, {}, false,
+            softmax()({projected_in, saved.slice(of_queries), d_out.slice(of_queries), found, visible, nullptr, factor}, {}, {}, false,
                       run);
         });
 
@@ -103,7 +103,7 @@ private:
         const P& projection;
         const G& wanted;
         const tensor_view<const T>& from;
-        const tensor_view<T>& given; ///< of what was projected
+        const tensor_view<T>& d_out; ///< of what was projected
         const tensor_view<T>& to;    ///< of the tokens
     };
 
@@ -134,14 +134,14 @@ private:
         else return s.projection.gradient_parts(projected.rows.tokens);
     }
 
-    /// f(tokens, kv_head, row, count, given, memory) for the runs of projected rows of a head of the part.
+    /// f(tokens, kv_head, row, count, d_out, memory) for the runs of projected rows of a head of the part.
     template <class P, class G>
     void for_each_run(const side<P, G>& s, const part& p, index_t head, index_t slice, const auto& f) const {
-        const auto b = p.b + head / p.kv_heads, g = p.g + head % p.kv_heads, channels = s.given.shape().channels;
+        const auto b = p.b + head / p.kv_heads, g = p.g + head % p.kv_heads, channels = s.d_out.shape().channels;
         const auto x = projected.rows.tokens_of(s.from.slice({.batch = {b, 1}, .heads = {g, 1}}), head);
         projected.rows.for_each_kept(head, 0, projected.rows.max_rows, [&](index_t row, index_t count, index_t first) {
             scratch own(projected.shared + task_bytes * static_cast<std::size_t>(slice));
-            f(x, g, row, count, row_block<const T>{s.given.data() + (head * projected.rows.max_rows + first) * channels, channels, 1}, own);
+            f(x, g, row, count, row_block<const T>{s.d_out.data() + (head * projected.rows.max_rows + first) * channels, channels, 1}, own);
         });
     }
     template <class P, class G>
@@ -149,15 +149,15 @@ private:
         if (!s.to.data()) return;
         const auto own = s.to.slice({.batch = {p.b + head / p.kv_heads, 1}, .heads = {p.g + head % p.kv_heads, 1}});
         fill_zero(own);
-        for_each_run(s, p, head, slice, [&](const auto& x, index_t g, index_t row, index_t count, const auto& given, scratch& memory) {
-            s.projection.add_token_gradients(x, g, row, count, given, own.rows(0, 0), memory);
+        for_each_run(s, p, head, slice, [&](const auto& x, index_t g, index_t row, index_t count, const auto& d_out, scratch& memory) {
+            s.projection.add_token_gradients(x, g, row, count, d_out, own.rows(0, 0), memory);
         });
     }
     template <class P, class G>
     void add_parameters(const side<P, G>& s, const part& p, index_t head, index_t number, index_t slice) const {
         if constexpr (!std::same_as<G, no_gradients>)
-            for_each_run(s, p, head, slice, [&](const auto& x, index_t g, index_t row, index_t count, const auto& given, scratch& memory) {
-                s.projection.add_parameter_gradients(x, g, row, count, given, number, s.wanted, memory);
+            for_each_run(s, p, head, slice, [&](const auto& x, index_t g, index_t row, index_t count, const auto& d_out, scratch& memory) {
+                s.projection.add_parameter_gradients(x, g, row, count, d_out, number, s.wanted, memory);
             });
     }
 };

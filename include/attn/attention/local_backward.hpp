@@ -60,7 +60,7 @@ struct local_backward {
     }
     /// The convolution's gradients; that of the values it adds to what is there.
     template <Pattern P>
-    void operator()(const inputs<T>& in, const P& pattern, const tensor_view<const T>& given, const local_gradients<T>& wanted,
+    void operator()(const inputs<T>& in, const P& pattern, const tensor_view<const T>& d_out, const local_gradients<T>& wanted,
                     const execution& run) const {
         if (!of.convolution.present()) return;
         const auto tokens = in.queries.shape().tokens, channels = in.values.shape().channels;
@@ -69,8 +69,8 @@ struct local_backward {
         const kernel::linear_order<T, P> order{in, pattern};
         const auto& own = wanted.convolution;
         const auto weights = own.weights.data() ? of.convolution.kernels_of(own.weights, channels) : tensor_view<T>{};
-        kernel::depthwise_backward<T, U>(grid, term.input.shape(), given.shape())(
-            {grid, of.convolution.kernels(channels), of.convolution.bias}, term.input.numbers(), given,
+        kernel::depthwise_backward<T, U>(grid, term.input.shape(), d_out.shape())(
+            {grid, of.convolution.kernels(channels), of.convolution.bias}, term.input.numbers(), d_out,
             {term.reads_values ? wanted.values : own.input, weights, own.bias, term.reads_values},
             [&](index_t b) { return term.reads_values ? order.ever_seen(b) : tokens; }, run.workspace().bytes().data(), run);
     }

@@ -99,7 +99,7 @@ struct lsh_attention {
         return memory.used_bytes();
     }
     template <Scalar S>
-    void backward(const inputs<S>& in, const saved_outputs<S>& saved, const output_gradients<S>& given, const gradients<S>& wanted,
+    void backward(const inputs<S>& in, const saved_outputs<S>& saved, const output_gradients<S>& d_out, const gradients<S>& wanted,
                   const execution& run) const {
         const auto s = shapes_of(in);
         if (s.queries.batch * s.queries.heads * s.queries.tokens == 0 || !(wanted.queries.data() || wanted.values.data())) return;
@@ -107,7 +107,7 @@ struct lsh_attention {
         const gradient_work w(memory, *this, s, run.concurrency());
         for (index_t b = 0; b < s.queries.batch; ++b)
             for (index_t h = 0; h < s.queries.heads; h += w.tokens.heads)
-                w.add_some(*this, in, saved, given, wanted, run, b, h, std::min(w.tokens.heads, s.queries.heads - h));
+                w.add_some(*this, in, saved, d_out, wanted, run, b, h, std::min(w.tokens.heads, s.queries.heads - h));
     }
 
     /// Tokens in a chunk of n: as given, or 2 n / buckets rounded up. There are rotations.

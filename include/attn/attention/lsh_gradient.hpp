@@ -26,11 +26,11 @@ struct lsh_gradient {
         : tokens(memory, op, s, concurrency, false, slice_bytes(op, s)), met(memory.take<bool>(tokens.heads, tokens.tokens)),
           share(memory.take<T>(tokens.heads, tokens.tokens)) {}
 
-    void add_some(const Op& op, const inputs<T>& all, const saved_outputs<T>& saved, const output_gradients<T>& given,
+    void add_some(const Op& op, const inputs<T>& all, const saved_outputs<T>& saved, const output_gradients<T>& d_out,
                   const input_gradients<T>& to, const execution& run, index_t b, index_t h, index_t count) const {
         const tensor_part some{.batch = {b, 1}, .heads = {h, count}};
         const call own{
-            op, all.slice(some, some), saved.slice(some), given.slice(some), {to.queries.slice(some), {}, to.values.slice(some)}};
+            op, all.slice(some, some), saved.slice(some), d_out.slice(some), {to.queries.slice(some), {}, to.values.slice(some)}};
         tokens.find_lengths(own.in.queries, run, count);
         tokens.for_each_piece(run, count, work::rows_of_task, [&](index_t head, index_t i, index_t end, const scratch&) {
             for (; i < end; ++i) clear(own, head, i);
@@ -53,7 +53,7 @@ private:
         const Op& op;
         inputs<T> in;
         saved_outputs<T> saved;
-        output_gradients<T> given;
+        output_gradients<T> d_out;
         input_gradients<T> to;
     };
 
@@ -142,12 +142,12 @@ private:
                                    view(values, before + rows, d_v),
                                    {.first_query = at, .first_key = at - before}};
             const saved_outputs<T> saved{view(out, rows, d_v), view(log_sum_exp, rows, 1)};
-            const output_gradients<T> given{view(of_out, rows, d_v), view(of_log_sum_exp, rows, 1)};
+            const output_gradients<T> d_out{view(of_out, rows, d_v), view(of_log_sum_exp, rows, 1)};
             const sorted_window window{at, first, end};
             const kernel::visible_keys_of<T, sorted_window> visible(window, shapes_of(sorted), sorted.positions);
             sequential here;
             workspace memory(std::span(of_softmax, softmax_bytes));
-            f(kernel::softmax_gradient_call<T>{sorted, saved, given, wanted, visible, nullptr, c.op.template factor<T>(d_k), shares},
+            f(kernel::softmax_gradient_call<T>{sorted, saved, d_out, wanted, visible, nullptr, c.op.template factor<T>(d_k), shares},
               execution(here, memory));
         }
         void copy_key(const work& w, const call& c, index_t head, index_t token, index_t r) const {
@@ -161,10 +161,10 @@ private:
             for (index_t e = 0; e < d_k; ++e) queries[r * d_k + e] = c.in.queries(0, head, token, e);
             for (index_t e = 0; e < d_v; ++e) {
                 out[r * d_v + e] = c.saved.values(0, head, token, e);
-                of_out[r * d_v + e] = c.given.values(0, head, token, e);
+                of_out[r * d_v + e] = c.d_out.values(0, head, token, e);
             }
             log_sum_exp[r] = c.saved.log_sum_exp(0, head, token, 0);
-            of_log_sum_exp[r] = c.given.log_sum_exp.data() ? c.given.log_sum_exp(0, head, token, 0) : T{0};
+            of_log_sum_exp[r] = c.d_out.log_sum_exp.data() ? c.d_out.log_sum_exp(0, head, token, 0) : T{0};
         }
         /// Adds the gradient through k = q / |q|: dq = (dk - (k . dk) k) / |q|
         void add_key(const call& c, index_t head, index_t token, index_t r, T norm) const {
@@ -186,13 +186,13 @@ private:
     void finish(const call& c, index_t head, index_t i) const {
         if (met[head * tokens.tokens + i]) return;
         for (index_t e = 0; c.to.values.data() && e < c.to.values.shape().channels; ++e)
-            c.to.values(0, head, i, e) += c.given.values(0, head, i, e);
+            c.to.values(0, head, i, e) += c.d_out.values(0, head, i, e);
         const T norm = tokens.length[head * tokens.tokens + i];
         if (!c.to.queries.data()) return;
         T product = 0;
-        for (index_t e = 0; e < c.in.values.shape().channels; ++e) product += c.given.values(0, head, i, e) * c.in.values(0, head, i, e);
+        for (index_t e = 0; e < c.in.values.shape().channels; ++e) product += c.d_out.values(0, head, i, e) * c.in.values(0, head, i, e);
         T delta = product - product; // dO . v - dO . out: NaN where the formula is
-        if (c.given.log_sum_exp.data()) delta += c.given.log_sum_exp(0, head, i, 0);
+        if (c.d_out.log_sum_exp.data()) delta += c.d_out.log_sum_exp(0, head, i, 0);
         const T factor = c.op.template factor<T>(tokens.row_shape.channels) * delta, divisor = norm == 0 ? T{1} : norm;
         for (index_t e = 0; e < c.to.queries.shape().channels; ++e)
             c.to.queries(0, head, i, e) += factor * (c.in.queries(0, head, i, e) / divisor);

@@ -45,7 +45,7 @@ struct mean_pooling {
         return 0;
     }
     template <Scalar T>
-    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const row_block<const T>& given,
+    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const row_block<const T>& d_out,
                              const row_block<T>& to, detail::scratch&) const {
         using lanes = simd::lanes<T>;
         for (index_t r = 0; r < count; ++r) {
@@ -56,7 +56,7 @@ struct mean_pooling {
                 if (!x.visible(j)) continue;
                 kernel::update_channels(
                     to.data + j * to.row_stride, to.channel_stride, x.channels, [&](lanes sum, index_t c, index_t present) {
-                        return sum + kernel::load_channels<T>(given.data + r * given.row_stride, 1, c, present) / lanes(seen);
+                        return sum + kernel::load_channels<T>(d_out.data + r * d_out.row_stride, 1, c, present) / lanes(seen);
                     });
             }
         }
@@ -103,7 +103,7 @@ struct max_pooling {
     }
     /// Adds the gradient of each row to the token whose number was taken: of equal ones the first, of NaN the last.
     template <Scalar T>
-    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const row_block<const T>& given,
+    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const row_block<const T>& d_out,
                              const row_block<T>& to, detail::scratch& memory) const {
         T* const largest = memory.take<T>(x.channels);
         index_t* const taken = memory.take<index_t>(x.channels);
@@ -115,7 +115,7 @@ struct max_pooling {
                 for (index_t c = 0; x.visible(j) && c < x.channels; ++c)
                     if (const T value = x(j, c); value > largest[c] || value != value) largest[c] = value, taken[c] = j;
             for (index_t c = 0; c < x.channels; ++c)
-                if (taken[c] >= 0) to.data[taken[c] * to.row_stride + c * to.channel_stride] += given.data[r * given.row_stride + c];
+                if (taken[c] >= 0) to.data[taken[c] * to.row_stride + c * to.channel_stride] += d_out.data[r * d_out.row_stride + c];
         }
     }
 };

@@ -28,11 +28,11 @@ struct identity_projection {
         return 0;
     }
     template <Scalar T>
-    void add_token_gradients(const kernel::token_rows<T>& x, index_t, index_t first, index_t count, const row_block<const T>& given,
+    void add_token_gradients(const kernel::token_rows<T>& x, index_t, index_t first, index_t count, const row_block<const T>& d_out,
                              const row_block<T>& to, detail::scratch&) const {
         for (index_t r = 0; r < count; ++r)
             for (index_t c = 0; c < x.channels; ++c)
-                to.data[(first + r) * to.row_stride + c * to.channel_stride] += given.data[r * given.row_stride + c];
+                to.data[(first + r) * to.row_stride + c * to.channel_stride] += d_out.data[r * d_out.row_stride + c];
     }
 };
 
@@ -104,14 +104,14 @@ struct linear_projection {
         return memory.used_bytes() +
                std::max(product(tokens_of_part, rows, channels).task_bytes(), product(rows, channels, tokens_of_part).task_bytes());
     }
-    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const row_block<const T>& given,
+    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const row_block<const T>& d_out,
                              const row_block<T>& to, detail::scratch& memory) const {
         T* const sums = memory.take<T>(tokens_of_part, x.channels);
         for (index_t part = 0; part < gradient_parts(x.count); ++part)
             for_each_run_of_part(x, part, [&](index_t token, index_t tokens) {
                 auto weights = detail::rows_of_head(matrix, head, first);
                 weights.data += token * weights.channel_stride;
-                detail::run_tasks(product(tokens, count, x.channels), memory, weights.transposed(), given, {nullptr, 0, 1},
+                detail::run_tasks(product(tokens, count, x.channels), memory, weights.transposed(), d_out, {nullptr, 0, 1},
                                   {sums, x.channels, 1});
                 for (index_t j = 0; j < tokens; ++j)
                     kernel::update_channels(to.data + (token + j) * to.row_stride, to.channel_stride, x.channels,
@@ -123,17 +123,17 @@ struct linear_projection {
     /// How many parts the matrix's gradient has: each is some of its columns, of tokens side by side.
     index_t gradient_parts(index_t tokens) const { return std::max<index_t>(1, (tokens + tokens_of_part - 1) / tokens_of_part); }
     void add_parameter_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count,
-                                 const row_block<const T>& given, index_t part, const gradients<T>& wanted, detail::scratch& memory) const {
+                                 const row_block<const T>& d_out, index_t part, const gradients<T>& wanted, detail::scratch& memory) const {
         if (wanted.matrix.data())
             for_each_run_of_part(x, part, [&](index_t token, index_t tokens) {
                 auto sums = detail::rows_of_head(wanted.matrix, head, first);
                 sums.data += token;
-                detail::run_tasks(product(count, x.channels, tokens), memory, given, x.rows.from(token).transposed(),
+                detail::run_tasks(product(count, x.channels, tokens), memory, d_out, x.rows.from(token).transposed(),
                                   {sums.data, sums.row_stride, 1}, {sums.data, sums.row_stride, 1});
             });
         const auto of_bias = detail::rows_of_head(wanted.bias, head, first);
         for (index_t r = 0; part == 0 && of_bias.data && r < count; ++r)
-            for (index_t c = 0; c < x.channels; ++c) of_bias.data[r * of_bias.row_stride] += given.data[r * given.row_stride + c];
+            for (index_t c = 0; c < x.channels; ++c) of_bias.data[r * of_bias.row_stride] += d_out.data[r * d_out.row_stride + c];
     }
 
 private:
@@ -213,9 +213,9 @@ struct projection_per_head {
         return largest;
     }
     template <Scalar T>
-    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const row_block<const T>& given,
+    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const row_block<const T>& d_out,
                              const row_block<T>& to, detail::scratch& memory) const {
-        of(head).add_token_gradients(x, head, first, count, given, to, memory);
+        of(head).add_token_gradients(x, head, first, count, d_out, to, memory);
     }
     index_t gradient_parts(index_t tokens) const {
         index_t most = 0;
@@ -225,10 +225,10 @@ struct projection_per_head {
     }
     template <Scalar T>
     void add_parameter_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count,
-                                 const row_block<const T>& given, index_t part, const gradients<T>& wanted, detail::scratch& memory) const {
+                                 const row_block<const T>& d_out, index_t part, const gradients<T>& wanted, detail::scratch& memory) const {
         if constexpr (!std::same_as<typename P::template gradients<T>, no_gradients>)
             if (!wanted.each.empty() && part < of(head).gradient_parts(x.count))
-                of(head).add_parameter_gradients(x, head, first, count, given, part, wanted.each[static_cast<std::size_t>(head)], memory);
+                of(head).add_parameter_gradients(x, head, first, count, d_out, part, wanted.each[static_cast<std::size_t>(head)], memory);
     }
 
 private:

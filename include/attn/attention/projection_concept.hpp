@@ -61,24 +61,24 @@ concept ResumableProjection = Projection<P, T> && requires(const P& p, const ker
 
 /// A projection with a gradient, which projected attention needs to have one. What a user's own adds to the above:
 /// - `gradients<T>`: a view, which may have no memory, for each parameter that has a gradient; no_gradients if none has.
-/// - `add_token_gradients(tokens, head, first, count, given, to, memory)`: adds to the rows of `to`, of any strides, one for each token,
-///   what the projected rows first .. first + count - 1, whose gradients are the rows of `given`, of contiguous channels, give to the
+/// - `add_token_gradients(tokens, head, first, count, d_out, to, memory)`: adds to the rows of `to`, of any strides, one for each token,
+///   what the projected rows first .. first + count - 1, whose gradients are the rows of `d_out`, of contiguous channels, give to the
 ///   visible tokens.
 /// - `backward_workspace_bytes<T>(m, channels)`: of `memory`, in one call of any of these.
 /// And with parameters:
 /// - `for_each_gradient(wanted, f)`: calls f("wanted.matrix", wanted.matrix, matrix) for each, gradient and parameter.
-/// - `gradient_parts(m)`, `add_parameter_gradients(tokens, head, first, count, given, part, wanted, memory)`: the same for the gradients
+/// - `gradient_parts(m)`, `add_parameter_gradients(tokens, head, first, count, d_out, part, wanted, memory)`: the same for the gradients
 ///   that are wanted, whose channels are contiguous. They are cut into that many parts, no number is in two; this adds to one.
 template <class P, class T>
 concept DifferentiableProjection =
-    Projection<P, T> && requires(const P& p, const kernel::token_rows<T>& tokens, const row_block<const T>& given, const row_block<T>& to,
+    Projection<P, T> && requires(const P& p, const kernel::token_rows<T>& tokens, const row_block<const T>& d_out, const row_block<T>& to,
                                  const typename P::template gradients<T>& wanted, detail::scratch& memory, index_t i) {
-        p.add_token_gradients(tokens, i, i, i, given, to, memory);
+        p.add_token_gradients(tokens, i, i, i, d_out, to, memory);
         { p.template backward_workspace_bytes<T>(i, i) } -> std::same_as<std::size_t>;
         requires std::same_as<typename P::template gradients<T>, no_gradients> || requires {
             p.for_each_gradient(wanted, [](std::string_view, const tensor_view<T>&, const tensor_view<const T>&) {});
             { p.gradient_parts(i) } -> std::same_as<index_t>;
-            p.add_parameter_gradients(tokens, i, i, i, given, i, wanted, memory);
+            p.add_parameter_gradients(tokens, i, i, i, d_out, i, wanted, memory);
         };
     };
 

@@ -77,7 +77,7 @@ struct simplified_linear_attention {
         return memory.used_bytes();
     }
     template <Scalar T>
-    void backward(const inputs<T>& in, const saved_outputs<T>&, const output_gradients<T>& given, const gradients<T>& wanted,
+    void backward(const inputs<T>& in, const saved_outputs<T>&, const output_gradients<T>& d_out, const gradients<T>& wanted,
                   const execution& run) const {
         if constexpr (std::same_as<T, U>) {
             detail::scratch memory(run.workspace().bytes().data());
@@ -85,9 +85,9 @@ struct simplified_linear_attention {
             const auto local = local_backward<T>();
             input_gradients<T> of_inputs = wanted;
             if (!of_inputs.keys.data() && wanted.positional_encoding.data()) of_inputs.keys = work.of_keys;
-            kernel::linear_gradient<T, relu, P>()({in, given.values, of_inputs, relu{}, pattern, positional_encoding, {.eps = eps}}, run);
+            kernel::linear_gradient<T, relu, P>()({in, d_out.values, of_inputs, relu{}, pattern, positional_encoding, {.eps = eps}}, run);
             if (wanted.positional_encoding.data()) local.sum_repeated(of_inputs.keys, wanted.positional_encoding, run);
-            local(in, pattern, given.values, wanted, run);
+            local(in, pattern, d_out.values, wanted, run);
         }
     }
 

@@ -104,19 +104,19 @@ struct softmax_attention {
         return kernel::softmax_gradient_scheduler<T>::workspace_bytes(s, concurrency, has_parameters<T>);
     }
     template <Scalar T>
-    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const gradients<T>& wanted,
+    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const gradients<T>& wanted,
                   const execution& run) const
         requires std::same_as<R, unrounded_products> // rounding has no gradient
     {
-        backward_of_run(in, saved, given, wanted, nullptr, run);
+        backward_of_run(in, saved, d_out, wanted, nullptr, run);
     }
 
     /// The gradient of a run of the keys, of which the weights of all keys are known: share (batch, heads, n) multiplies those of each row,
     /// and is made of their sums by kernel::softmax_gradient_scheduler::to_shares. None: the keys are all there are.
     template <Scalar T>
-    void backward_of_run(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const gradients<T>& wanted,
+    void backward_of_run(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const gradients<T>& wanted,
                          const std::type_identity_t<T>* share, const execution& run) const {
-        with_gradient_call(in, saved, given, wanted, share, [&](const auto& call) {
+        with_gradient_call(in, saved, d_out, wanted, share, [&](const auto& call) {
             kernel::softmax_gradient_scheduler<T>()(call, sinks, wanted.sinks, has_parameters<T>, run);
         });
     }
@@ -130,13 +130,13 @@ struct softmax_attention {
 
 private:
     template <Scalar T>
-    void with_gradient_call(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given,
+    void with_gradient_call(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out,
                             const gradients<T>& wanted, const std::type_identity_t<T>* share, const auto& f) const {
         const auto shapes = shapes_of(in);
         const kernel::visible_keys_of<T, P> visible(pattern, shapes, in.positions);
         const kernel::score_slopes_of<T, S> slopes(score, wanted.score);
         constexpr bool adjusts = !std::same_as<S, identity_score>;
-        f(kernel::softmax_gradient_call<T>{in, saved, given, wanted, visible, adjusts ? &slopes : nullptr, static_cast<T>(factor(in)),
+        f(kernel::softmax_gradient_call<T>{in, saved, d_out, wanted, visible, adjusts ? &slopes : nullptr, static_cast<T>(factor(in)),
                                            share});
     }
     template <Scalar T>

@@ -55,14 +55,14 @@ struct channel_convolution {
     std::size_t backward_workspace_bytes(index_t, index_t) const {
         return 0;
     }
-    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const row_block<const T>& given,
+    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const row_block<const T>& d_out,
                              const row_block<T>& to, detail::scratch&) const {
         const auto kernel = weights.shape().tokens;
         const auto of_head = detail::rows_of_head(weights, head);
         for (auto j = first * kernel; j < (first + count) * kernel; ++j) {
             if (!x.visible(j)) continue;
-            const T *const weight = of_head.data + j % kernel * of_head.row_stride, *const from = given.data +
-                                                                                                  (j / kernel - first) * given.row_stride;
+            const T *const weight = of_head.data + j % kernel * of_head.row_stride, *const from = d_out.data +
+                                                                                                  (j / kernel - first) * d_out.row_stride;
             kernel::update_channels(to.data + j * to.row_stride, to.channel_stride, x.channels, [&](auto sum, index_t c, index_t present) {
                 return fma(kernel::load_channels<T>(weight, of_head.channel_stride, c, present),
                            kernel::load_channels<T>(from, 1, c, present), sum);
@@ -72,23 +72,23 @@ struct channel_convolution {
     /// Parts are taps of the kernel, the bias goes with the first.
     index_t gradient_parts(index_t) const { return weights.shape().tokens; }
     void add_parameter_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count,
-                                 const row_block<const T>& given, index_t part, const gradients<T>& wanted, detail::scratch&) const {
+                                 const row_block<const T>& d_out, index_t part, const gradients<T>& wanted, detail::scratch&) const {
         const auto of_weights = detail::rows_of_head(wanted.weights, head, part);
         for (index_t r = 0; r < count; ++r) {
             const auto token = (first + r) * weights.shape().tokens + part;
             if (!of_weights.data || !x.visible(token)) continue;
             kernel::update_channels(of_weights.data, 1, x.channels, [&](auto sum, index_t c, index_t present) {
-                return fma(kernel::load_channels<T>(given.data + r * given.row_stride, 1, c, present),
+                return fma(kernel::load_channels<T>(d_out.data + r * d_out.row_stride, 1, c, present),
                            kernel::load_channels<T>(x, token, c, present), sum);
             });
         }
-        if (part == 0) add_bias_gradients(x.channels, count, given, detail::rows_of_head(wanted.bias, head));
+        if (part == 0) add_bias_gradients(x.channels, count, d_out, detail::rows_of_head(wanted.bias, head));
     }
 
     /// Adds the gradient of the bias of either convolution: the sum of the rows.
-    static void add_bias_gradients(index_t channels, index_t count, const row_block<const T>& given, const row_block<T>& of_bias) {
+    static void add_bias_gradients(index_t channels, index_t count, const row_block<const T>& d_out, const row_block<T>& of_bias) {
         for (index_t r = 0; of_bias.data && r < count; ++r)
-            for (index_t c = 0; c < channels; ++c) of_bias.data[c] += given.data[r * given.row_stride + c];
+            for (index_t c = 0; c < channels; ++c) of_bias.data[c] += d_out.data[r * d_out.row_stride + c];
     }
     /// The kernel of either convolution, in tokens. Throws shape_error without one: sizes are asked for before anything is checked.
     static index_t kernel_of(index_t tokens) {
@@ -171,7 +171,7 @@ struct mixing_convolution {
         return memory.used_bytes() +
                std::max(product(max_rows, channels, channels).task_bytes(), product(channels, size(0, tokens), channels).task_bytes());
     }
-    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const row_block<const T>& given,
+    void add_token_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const row_block<const T>& d_out,
                              const row_block<T>& to, detail::scratch& memory) const {
         T* const sums = memory.take<T>(max_rows, x.channels);
         const auto kernel = weights.shape().batch;
@@ -179,7 +179,7 @@ struct mixing_convolution {
             for (index_t t = 0; t < kernel; ++t) {
                 const auto rows = std::min(max_rows, count - done);
                 detail::run_tasks(kernel::matrix_product<T>(rows, x.channels, x.channels), memory,
-                                  {given.data + done * given.row_stride, given.row_stride, 1}, detail::rows_of_head(weights, head, 0, t),
+                                  {d_out.data + done * d_out.row_stride, d_out.row_stride, 1}, detail::rows_of_head(weights, head, 0, t),
                                   {nullptr, 0, 1}, {sums, x.channels, 1});
                 for (index_t r = 0; r < rows; ++r) {
                     const auto token = (first + done + r) * kernel + t;
@@ -194,18 +194,18 @@ struct mixing_convolution {
     /// Parts are taps of the kernel, the bias goes with the first.
     index_t gradient_parts(index_t) const { return weights.shape().batch; }
     void add_parameter_gradients(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count,
-                                 const row_block<const T>& given, index_t part, const gradients<T>& wanted, detail::scratch& memory) const {
+                                 const row_block<const T>& d_out, index_t part, const gradients<T>& wanted, detail::scratch& memory) const {
         const auto kernel = weights.shape().batch, token = first * kernel + part;
         const auto of_weights = detail::rows_of_head(wanted.weights, head, 0, part);
         if (of_weights.data)
-            detail::run_tasks(kernel::matrix_product<T>(x.channels, count, x.channels), memory, given.transposed(),
+            detail::run_tasks(kernel::matrix_product<T>(x.channels, count, x.channels), memory, d_out.transposed(),
                               x.rows.from(token).every(kernel), {of_weights.data, of_weights.row_stride, 1},
                               {of_weights.data, of_weights.row_stride, 1}, [&](index_t from, index_t terms, auto&& visit) {
                                   if (!x.seen) return visit(from, terms);
                                   for (auto r = from; r < from + terms; ++r)
                                       if (x.visible(token + r * kernel)) visit(r, index_t{1});
                               });
-        if (part == 0) channel_convolution<T>::add_bias_gradients(x.channels, count, given, detail::rows_of_head(wanted.bias, head));
+        if (part == 0) channel_convolution<T>::add_bias_gradients(x.channels, count, d_out, detail::rows_of_head(wanted.bias, head));
     }
 
 private:

@@ -108,8 +108,8 @@ struct talking_heads_attention {
     template <Scalar T>
     void check_gradients(const inputs<T>& in, const gradients<T>& wanted, const auto& check) const {
         const auto shapes = shapes_of(in);
-        const auto require = [](const tensor_view<T>& view, std::string_view argument, bool given, std::string_view missing) {
-            if (view.data() && !given) throw argument_error(name, argument, "is asked for, but there is no " + std::string(missing));
+        const auto require = [](const tensor_view<T>& view, std::string_view argument, bool d_out, std::string_view missing) {
+            if (view.data() && !d_out) throw argument_error(name, argument, "is asked for, but there is no " + std::string(missing));
         };
         const auto heads = mixed_heads(shapes), out_heads = value_heads(shapes);
         require(wanted.logits_mix, "wanted.logits_mix", logits_mix.data(), "logits_mix");
@@ -129,13 +129,13 @@ struct talking_heads_attention {
         return gradient_kernel_for<T>(s).workspace_bytes(s, concurrency);
     }
     template <Scalar T>
-    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const gradients<T>& wanted,
+    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const gradients<T>& wanted,
                   const execution& run) const {
         const auto shapes = shapes_of(in);
         const kernel::visible_keys_of<T, P> visible(pattern, shapes, in.positions);
         const score_gradients<S, T> of_score{}; // not wanted
         const kernel::score_slopes_of<T, S> slopes(score, of_score);
-        gradient_kernel_for<T>(shapes)(in, saved, given, wanted, visible, scored ? &slopes : nullptr, run);
+        gradient_kernel_for<T>(shapes)(in, saved, d_out, wanted, visible, scored ? &slopes : nullptr, run);
     }
 
 private:

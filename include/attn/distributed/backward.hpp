@@ -50,13 +50,13 @@ public:
     }
 
     template <Communicator C>
-    void run(C& ranks, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const wanted_type& wanted,
+    void run(C& ranks, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const wanted_type& wanted,
              const execution& run) {
         gradient_return<T, C> keys_home(ranks, plan_, wanted.keys, in.keys.shape(), of_keys_, 32'760);
         gradient_return<T, C> values_home(ranks, plan_, wanted.values, in.values.shape(), of_values_, 32'761);
         fill_zero(wanted.queries);
         auto failure = find_shares(ranks, in, saved, run);
-        if (!failure) failure = failure_of([&] { find_sinks(in, saved, given, wanted, run); });
+        if (!failure) failure = failure_of([&] { find_sinks(in, saved, d_out, wanted, run); });
         const auto add = [&](index_t number, const row_range& rows, const stored_view<const T>& keys, const stored_view<const T>& values) {
             auto part = wanted;
             part.sinks = {};
@@ -67,7 +67,7 @@ public:
             part.queries = of_queries;
             part.keys = keys_home.part(number), part.values = values_home.part(number);
             const auto compute = [&] {
-                op_.backward_of_run(seen_inputs(in, see, rows, keys, values), saved.slice(of_rank), given.slice(of_rank), part,
+                op_.backward_of_run(seen_inputs(in, see, rows, keys, values), saved.slice(of_rank), d_out.slice(of_rank), part,
                                     shares_of(see), run);
                 if (wanted.queries.data()) add_tensor<T>(wanted.queries.slice(of_rank), of_queries);
                 add_parameters(wanted);
@@ -175,13 +175,13 @@ private:
             for (auto i = rows.first; i < rows.end(); ++i) f(shares_[static_cast<std::size_t>(first + i)], *some++);
     }
     /// The sinks' need no keys; all other sums are 0 then.
-    void find_sinks(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const wanted_type& wanted,
+    void find_sinks(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const wanted_type& wanted,
                     const execution& run) {
         for_each_number(wanted, [](T& number, T&) { number = 0; });
         wanted_type only;
         only.sinks = wanted.sinks;
         if (!only.sinks.data()) return;
-        op_.backward_of_run(in.slice({}, no_tokens), saved, given, only, shares_.data(), run);
+        op_.backward_of_run(in.slice({}, no_tokens), saved, d_out, only, shares_.data(), run);
         for_each_number(wanted, [](T& number, T& sum) { sum = number; });
     }
     void add_parameters(const wanted_type& wanted) {
@@ -227,17 +227,17 @@ std::size_t backward_workspace_bytes(const sequence_parallel<A>& op, index_t ran
 /// a second time. Throws as the call does.
 template <Attention A, Scalar T, Communicator C>
 void backward(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, const std::type_identity_t<saved_outputs<T>>& saved,
-              const std::type_identity_t<output_gradients<T>>& given, const std::type_identity_t<gradients_of<A, T>>& wanted,
+              const std::type_identity_t<output_gradients<T>>& d_out, const std::type_identity_t<gradients_of<A, T>>& wanted,
               const detail::call_execution& run = {}) {
     using call_type = detail::rank_gradient<A, T>;
     const auto check = [&](const inputs<T>& own) {
-        detail::check_backward(op.op, own, saved, given, wanted);
+        detail::check_backward(op.op, own, saved, d_out, wanted);
         run.reserve(op.name, "the gradient for q", own.queries.shape(),
                     call_type::workspace_bytes(op.op, op.partition, ranks.rank(), run.concurrency()));
     };
     detail::on_all_ranks<call_type>(
         op, ranks, in, call_type::asked(op.op, wanted), check,
-        [&](auto& call, const inputs<T>& own) { call.run(ranks, own, saved, given, wanted, run); }, wanted);
+        [&](auto& call, const inputs<T>& own) { call.run(ranks, own, saved, d_out, wanted, run); }, wanted);
 }
 
 } // namespace attn

@@ -23,7 +23,7 @@ struct layer_gradients {
 /// - `kept_bytes(tokens, context)`: the memory that `forward` keeps for the gradient of a call of such shapes.
 /// - `forward(in, out, kept, run)`: computes as without `kept`, in the same workspace.
 /// - `backward_workspace_bytes(tokens, context, concurrency)`: the scratch memory that `backward` needs.
-/// - `backward(in, kept, given, wanted, run)`: computes. Everything has been checked; it allocates nothing and writes only to `wanted`.
+/// - `backward(in, kept, d_out, wanted, run)`: computes. Everything has been checked; it allocates nothing and writes only to `wanted`.
 template <class L>
 concept DifferentiableLayer =
     Layer<L> && requires { typename L::gradients; } &&
@@ -75,12 +75,12 @@ void check_kept(const L& layer, const layer_inputs<typename L::scalar>& in, cons
 /// Throws attention_error unless the gradients of a call can be computed.
 template <DifferentiableLayer L>
 void check_layer_backward(const L& layer, const layer_inputs<typename L::scalar>& in, const workspace& kept,
-                          const tensor_view<const typename L::scalar>& given, const layer_gradients<L>& wanted) {
+                          const tensor_view<const typename L::scalar>& d_out, const layer_gradients<L>& wanted) {
     using T = typename L::scalar;
     layer.check(in);
-    check_rows(L::name, "given", given);
-    if (const auto expected = layer.output_shape(in.tokens.shape()); given.shape() != expected)
-        throw shape_error(L::name, "given", "has shape " + to_string(given.shape()) + ", but the result has " + to_string(expected));
+    check_rows(L::name, "d_out", d_out);
+    if (const auto expected = layer.output_shape(in.tokens.shape()); d_out.shape() != expected)
+        throw shape_error(L::name, "d_out", "has shape " + to_string(d_out.shape()) + ", but the result has " + to_string(expected));
     check_kept(layer, in, kept);
     if (wanted.context.data() && !in.context.data())
         throw argument_error(L::name, "wanted.context", "is asked for, but there is no context");
@@ -98,7 +98,7 @@ void check_layer_backward(const L& layer, const layer_inputs<typename L::scalar>
         memory.require_apart("value_context", in.value_context);
         memory.require_apart("positions.first_query", in.positions.first_query);
         memory.require_apart("positions.first_key", in.positions.first_key);
-        memory.require_apart("given", given);
+        memory.require_apart("d_out", d_out);
         memory.require_apart("kept", kept.bytes());
         layer.check_apart(memory);
     });
@@ -141,7 +141,7 @@ std::size_t backward_workspace_bytes(const L& layer, const layer_inputs<typename
 }
 
 /// The gradient of a loss with respect to what a layer read, and to its parameters: from the inputs of a call, what its `forward` kept, and
-/// `given`, the gradient of the loss by what it wrote, (batch, 1, n, channels), channels side by side. A pure function:
+/// `d_out`, the gradient of the loss by what it wrote, (batch, 1, n, channels), channels side by side. A pure function:
 ///     workspace kept(kept_bytes(layer, in));
 ///     forward(layer, in, out, kept);
 ///     backward(layer, in, kept, d_out, {.tokens = d_tokens, .parameters = {.weight = d_weight}});
@@ -150,12 +150,12 @@ std::size_t backward_workspace_bytes(const L& layer, const layer_inputs<typename
 /// gradient, a given workspace too small.
 template <DifferentiableLayer L>
 void backward(const L& layer, const layer_inputs<typename L::scalar>& in, const workspace& kept,
-              const std::type_identity_t<tensor_view<const typename L::scalar>>& given,
+              const std::type_identity_t<tensor_view<const typename L::scalar>>& d_out,
               const std::type_identity_t<layer_gradients<L>>& wanted, const detail::call_execution& run = {}) {
-    detail::check_layer_backward(layer, in, kept, given, wanted);
+    detail::check_layer_backward(layer, in, kept, d_out, wanted);
     run.reserve(L::name, "the gradient for tokens", in.tokens.shape(),
                 layer.backward_workspace_bytes(in.tokens.shape(), in.context.shape(), run.concurrency()));
-    layer.backward(in, kept.bytes().data(), given, wanted, run);
+    layer.backward(in, kept.bytes().data(), d_out, wanted, run);
 }
 
 } // namespace attn

@@ -92,14 +92,14 @@ struct feed_forward {
         gradient_work(memory, *this, tokens, concurrency);
         return memory.used_bytes();
     }
-    void backward(const layer_inputs<T>& in, const std::byte* kept, const tensor_view<const T>& given,
+    void backward(const layer_inputs<T>& in, const std::byte* kept, const tensor_view<const T>& d_out,
                   const layer_gradients<feed_forward>& wanted, const execution& run) const {
         detail::scratch memory(run.workspace().bytes().data()), held(const_cast<std::byte*>(kept));
         const gradient_work g(memory, *this, in.tokens.shape(), run.concurrency());
         const auto h = take_hidden(held, in.tokens.shape());
         const auto& p = wanted.parameters;
         activate(h.up, h.gate, g.of.up, run);
-        down.backward(g.of.up, given, g.of_activated, false, p.down, run);
+        down.backward(g.of.up, d_out, g.of_activated, false, p.down, run);
         detail::for_each_row(g.of.up, run, [&](T* of_up, index_t b, index_t i) {
             const auto row = [&](const auto& t) { return t.data() ? t.row(b, 0, i) : nullptr; };
             differentiate(row(h.up), row(h.gate), row(g.of_activated), of_up, row(g.of.gate));
@@ -169,9 +169,9 @@ private:
         });
     }
     /// The gradients of one row's hidden channels and gates, from that of what they were made to.
-    void differentiate(const T* hidden, const T* gates, const T* given, T* of_hidden, T* of_gates) const {
+    void differentiate(const T* hidden, const T* gates, const T* d_out, T* of_hidden, T* of_gates) const {
         simd::for_each_register<T>(up.outputs(), [&](index_t c, const auto& load, const auto& store) {
-            const auto g = load(given + c);
+            const auto g = load(d_out + c);
             const auto f = detail::differentiated(activation, load((gates ? gates : hidden) + c));
             store(g * (gates ? f.value : f.derivative), of_hidden + c);
             if (gates) store(g * load(hidden + c) * f.derivative, of_gates + c);

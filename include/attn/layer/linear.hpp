@@ -77,10 +77,10 @@ struct linear {
     std::size_t backward_workspace_bytes(const shape& tokens, const shape&, index_t concurrency) const {
         return gradient_products(tokens.batch * tokens.tokens, *this).workspace_bytes(concurrency);
     }
-    ///     d x = W^T given,      d W = sum over tokens of given x^T,      d b = sum over tokens of given
-    void backward(const layer_inputs<T>& in, const std::byte*, const tensor_view<const T>& given, const layer_gradients<linear>& wanted,
+    ///     d x = W^T d_out,      d W = sum over tokens of d_out x^T,      d b = sum over tokens of d_out
+    void backward(const layer_inputs<T>& in, const std::byte*, const tensor_view<const T>& d_out, const layer_gradients<linear>& wanted,
                   const execution& run) const {
-        backward(in.tokens, given, wanted.tokens, false, wanted.parameters, run);
+        backward(in.tokens, d_out, wanted.tokens, false, wanted.parameters, run);
     }
 
     /// The layer on tokens x, of which everything has been checked.
@@ -101,9 +101,9 @@ struct linear {
         detail::for_each_row(out, run, [&](T* row, index_t, index_t) { detail::add_rows(row, bias.data(), row, outputs()); });
     }
     /// The gradient of the layer; that of the tokens is added to what is there if it `adds`.
-    void backward(const tensor_view<const T>& x, const tensor_view<const T>& given, const tensor_view<T>& of_tokens, bool adds,
+    void backward(const tensor_view<const T>& x, const tensor_view<const T>& d_out, const tensor_view<T>& of_tokens, bool adds,
                   const gradients& wanted, const execution& run) const {
-        const detail::row_matrices matrices(x.shape(), x, given, of_tokens);
+        const detail::row_matrices matrices(x.shape(), x, d_out, of_tokens);
         const gradient_products product(matrices.rows, *this);
         auto* const memory = run.workspace().bytes().data();
         const auto block = [](const auto& t, index_t b) { return t.rows(b, 0); };
@@ -116,12 +116,12 @@ struct linear {
         for (index_t b = 0; b < matrices.count; ++b) {
             if (of_tokens.data()) {
                 const auto to = block(of_tokens, b);
-                product.of_tokens(block(given, b), block(weight, 0), {adds ? to.data : nullptr, to.row_stride, 1},
+                product.of_tokens(block(d_out, b), block(weight, 0), {adds ? to.data : nullptr, to.row_stride, 1},
                                   {to.data, to.row_stride, 1}, memory, run);
             }
-            if (wanted.weight.data()) add(product.of_weight, block(given, b).transposed(), block(x, b), block(wanted.weight, 0));
+            if (wanted.weight.data()) add(product.of_weight, block(d_out, b).transposed(), block(x, b), block(wanted.weight, 0));
             if (!wanted.bias.empty())
-                add(product.of_bias, row_block<const T>{&one, 0, 0}, block(given, b), row_block<T>{wanted.bias.data(), 0, 1});
+                add(product.of_bias, row_block<const T>{&one, 0, 0}, block(d_out, b), row_block<T>{wanted.bias.data(), 0, 1});
         }
     }
 

@@ -164,7 +164,7 @@ struct multi_head {
         gradient_work(memory, *this, tokens, context.size() > 0 ? context : tokens, concurrency);
         return memory.used_bytes();
     }
-    void backward(const layer_inputs<T>& in, const std::byte* kept, const tensor_view<const T>& given,
+    void backward(const layer_inputs<T>& in, const std::byte* kept, const tensor_view<const T>& d_out,
                   const layer_gradients<multi_head>& wanted, const execution& run) const
         requires is_differentiable
     {
@@ -174,7 +174,7 @@ struct multi_head {
         const gradient_work g(memory, *this, in.tokens.shape(), source.shape(), run.concurrency());
         const auto& p = wanted.parameters;
 
-        out.backward(join_heads(t.attended), given, join_heads(g.of.attended), false, p.out, run);
+        out.backward(join_heads(t.attended), d_out, join_heads(g.of.attended), false, p.out, run);
         auto of_attention = p.attention;
         of_attention.queries = g.of.queries;
         if constexpr (!shares_queries) of_attention.keys = g.of.keys;
@@ -217,8 +217,8 @@ struct multi_head {
 private:
     static constexpr bool normalises = !std::same_as<N, identity_norm<T>>;
 
-    static rotary_positions places(const tensor_view<const index_t>& given, const per_batch& first) {
-        return given.data() ? rotary_positions(given) : rotary_positions(first);
+    static rotary_positions places(const tensor_view<const index_t>& d_out, const per_batch& first) {
+        return d_out.data() ? rotary_positions(d_out) : rotary_positions(first);
     }
     const tensor_view<const index_t>& key_positions(const layer_inputs<T>& in) const {
         return in.context.data() || context_positions.data() ? context_positions : token_positions;

@@ -69,9 +69,9 @@ public:
         turn(x, where, out, T{1}, run);
     }
     /// The gradient of x from that of out, in the same way: turned back.
-    void backward(const tensor_view<const T>& given, const rotary_positions& where, const tensor_view<T>& wanted,
+    void backward(const tensor_view<const T>& d_out, const rotary_positions& where, const tensor_view<T>& wanted,
                   const execution& run) const {
-        turn(given, where, wanted, T{-1}, run);
+        turn(d_out, where, wanted, T{-1}, run);
     }
 
 private:
@@ -163,13 +163,13 @@ void rotate(const rotary<T>& rotation, const detail::read_view<T>& x, const rota
     rotation.forward(x, where, out, run);
 }
 
-/// The gradient of a loss with respect to what `rotate` read, from `given`, that by what it wrote: pairs turned back. wanted may be given
+/// The gradient of a loss with respect to what `rotate` read, from `d_out`, that by what it wrote: pairs turned back. wanted may be given
 /// itself. Throws as rotate does.
 template <Scalar T>
-void rotate_backward(const rotary<T>& rotation, const std::type_identity_t<tensor_view<const T>>& given, const rotary_positions& where,
+void rotate_backward(const rotary<T>& rotation, const std::type_identity_t<tensor_view<const T>>& d_out, const rotary_positions& where,
                      const std::type_identity_t<tensor_view<T>>& wanted, const detail::call_execution& run = {}) {
-    detail::check_rotation(rotation, "given", given, where, "wanted", wanted);
-    rotation.backward(given, where, wanted, run);
+    detail::check_rotation(rotation, "d_out", d_out, where, "wanted", wanted);
+    rotation.backward(d_out, where, wanted, run);
 }
 
 /// Turns x, to a new tensor: see rotate(rotation, x, where, out, run).

@@ -112,7 +112,7 @@ struct transformer_block {
         gradient_work(memory, *this, tokens, context, concurrency);
         return memory.used_bytes();
     }
-    void backward(const layer_inputs<scalar>& in, const std::byte* kept, const tensor_view<const scalar>& given,
+    void backward(const layer_inputs<scalar>& in, const std::byte* kept, const tensor_view<const scalar>& d_out,
                   const layer_gradients<transformer_block>& wanted, const execution& run) const
         requires is_differentiable
     {
@@ -133,9 +133,9 @@ struct transformer_block {
                 detail::add_rows(of_skipped.row(b, 0, i), branch.row(b, 0, i), row, to.shape().channels);
             });
         };
-        feed_forward.backward({.tokens = k.feed_forward_tokens}, k.feed_forward, given,
+        feed_forward.backward({.tokens = k.feed_forward_tokens}, k.feed_forward, d_out,
                               {.tokens = g.of_branch, .parameters = p.feed_forward}, run);
-        add_branch(feed_forward_norm, p.feed_forward_norm, k.between, given, g.of_between);
+        add_branch(feed_forward_norm, p.feed_forward_norm, k.between, d_out, g.of_between);
         attention.backward(
             inputs_of_attention(in, k), k.attention, g.of_between,
             {.tokens = g.of_branch, .context = wanted.context, .value_context = wanted.value_context, .parameters = p.attention}, run);

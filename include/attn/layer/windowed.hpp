@@ -123,14 +123,14 @@ struct windowed {
         gradient_work(memory, *this, tokens, concurrency);
         return memory.used_bytes();
     }
-    void backward(const layer_inputs<scalar>& in, const std::byte* kept, const tensor_view<const scalar>& given,
+    void backward(const layer_inputs<scalar>& in, const std::byte* kept, const tensor_view<const scalar>& d_out,
                   const layer_gradients<windowed>& wanted, const execution& run) const
         requires DifferentiableLayer<L>
     {
         detail::scratch memory(run.workspace().bytes().data());
         const gradient_work g(memory, *this, in.tokens.shape(), run.concurrency());
         detail::copy_to_windows(grid, in.tokens, g.before, run);
-        detail::copy_to_windows(grid, given, g.of_after, run);
+        detail::copy_to_windows(grid, d_out, g.of_after, run);
         const auto of_before = wanted.tokens.data() ? g.of_before : tensor_view<scalar>{};
         layer.backward({.tokens = g.before, .positions = in.positions}, kept, g.of_after,
                        {.tokens = of_before, .parameters = wanted.parameters}, run);
@@ -247,18 +247,18 @@ struct spatial_reduction {
         gradient_work(memory, *this, tokens, concurrency);
         return memory.used_bytes();
     }
-    void backward(const layer_inputs<T>& in, const std::byte* kept, const tensor_view<const T>& given,
+    void backward(const layer_inputs<T>& in, const std::byte* kept, const tensor_view<const T>& d_out,
                   const layer_gradients<spatial_reduction>& wanted, const execution& run) const
         requires detail::TrainableNorm<N>
     {
         detail::scratch memory(run.workspace().bytes().data()), held(const_cast<std::byte*>(kept));
         const auto& s = in.tokens.shape();
         const gradient_work g(memory, *this, s, run.concurrency());
-        auto of_projected = given;
+        auto of_projected = d_out;
         if constexpr (has_norm) {
             auto of_norm = wanted.parameters.norm;
             of_norm.x = g.of_projected;
-            norm.backward(take_projected(held, s), given, of_norm, run);
+            norm.backward(take_projected(held, s), d_out, of_norm, run);
             of_projected = g.of_projected;
         }
         detail::copy_to_windows(grid, in.tokens, g.windows, run);

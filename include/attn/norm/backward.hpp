@@ -20,7 +20,7 @@ struct norm_gradients {
 /// A norm that has a gradient.
 /// - `gradients`: norm_gradients, or what else names its parameters, and x.
 /// - `backward_workspace_bytes(shape, concurrency)`: the scratch memory that `backward` needs.
-/// - `backward(x, given, wanted, run)`: computes. Everything has been checked; it allocates nothing and writes only to `wanted`.
+/// - `backward(x, d_out, wanted, run)`: computes. Everything has been checked; it allocates nothing and writes only to `wanted`.
 /// - `adds_bias`: false if it knows no bias.
 template <class N>
 concept DifferentiableNorm = Norm<N> && requires(const N& norm, const shape& s, const tensor_view<const typename N::scalar>& x,
@@ -33,17 +33,17 @@ concept DifferentiableNorm = Norm<N> && requires(const N& norm, const shape& s, 
 namespace detail {
 
 /// Throws attention_error unless what is given fits x, and the gradients, of which for_each(visit) visits all, can be written: see
-/// check_gradients. given: the gradient of the norm's output.
+/// check_gradients. d_out: the gradient of the norm's output.
 template <Scalar T>
-void check_norm_gradients(std::string_view operation, const tensor_view<const T>& x, const tensor_view<const T>& given,
+void check_norm_gradients(std::string_view operation, const tensor_view<const T>& x, const tensor_view<const T>& d_out,
                           const auto& for_each, const auto& require_apart) {
     check_rows(operation, "x", x);
-    check_rows(operation, "given", given);
-    if (given.shape() != x.shape())
-        throw shape_error(operation, "given", "has shape " + to_string(given.shape()) + ", but x has " + to_string(x.shape()));
+    check_rows(operation, "d_out", d_out);
+    if (d_out.shape() != x.shape())
+        throw shape_error(operation, "d_out", "has shape " + to_string(d_out.shape()) + ", but x has " + to_string(x.shape()));
     check_gradients<T>(operation, for_each, [&](const output_memory& memory) {
         memory.require_apart("x", x);
-        memory.require_apart("given", given);
+        memory.require_apart("d_out", d_out);
         require_apart(memory);
     });
 }
@@ -73,16 +73,16 @@ std::size_t backward_workspace_bytes(const N& norm, const shape& x, const detail
 /// gradient, a given workspace too small.
 template <DifferentiableNorm N>
     requires std::same_as<typename N::gradients, norm_gradients<typename N::scalar>>
-void backward(const N& norm, const tensor_view<const typename N::scalar>& x, const tensor_view<const typename N::scalar>& given,
+void backward(const N& norm, const tensor_view<const typename N::scalar>& x, const tensor_view<const typename N::scalar>& d_out,
               const norm_gradients<typename N::scalar>& wanted, const detail::call_execution& run = {}) {
     const auto for_each = [&](const auto& visit) {
         visit("wanted.x", wanted.x, x.shape(), true);
         detail::visit_parameters(N::name, {"wanted.weight", "wanted.bias"}, wanted, x.shape().channels, N::adds_bias, visit);
     };
-    detail::check_norm_gradients(N::name, x, given, for_each, [&](const output_memory& memory) { norm.check_apart(memory); });
+    detail::check_norm_gradients(N::name, x, d_out, for_each, [&](const output_memory& memory) { norm.check_apart(memory); });
     norm.check(x.shape());
     run.reserve(N::name, "the gradient for x", x.shape(), backward_workspace_bytes(norm, x.shape(), run));
-    norm.backward(x, given, wanted, run);
+    norm.backward(x, d_out, wanted, run);
 }
 
 } // namespace attn

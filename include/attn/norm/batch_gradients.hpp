@@ -17,14 +17,14 @@ namespace detail {
 /// What reaches a batch_norm plus eta times its input, and how its gradients are taken.
 template <Scalar T>
 struct batch_gradient_call {
-    const tensor_view<const T>&x, &given;
+    const tensor_view<const T>&x, &d_out;
     const rep_norm_gradients<T>& wanted;
     const token_mask& mask;
     double eta, share; ///< what is given counts `share` times,
     double kept;       ///< and wanted.x keeps so much of what it holds
 };
 
-/// The gradients of a training step. With the N tokens that count, y = (x - mean) / sqrt(variance + eps) and g the gradient given,
+/// The gradients of a training step. With the N tokens that count, y = (x - mean) / sqrt(variance + eps) and g = d_out,
 ///     d bias = sum g,      d weight = sum g y,      d eta = sum over all tokens and channels of g x
 ///     d x = weight / sqrt(variance + eps) (g - d bias / N - y d weight / N) + eta g;      of a token that does not count (1 + eta) g
 /// Rows are summed in parts that depend on their number only, and parts one after the other: so threads change no bit.
@@ -104,11 +104,11 @@ private:
 
     static void add_row(const batch_gradient_call<T>& call, const layout& own, index_t part, index_t row) {
         const auto [b, h, i] = place_of(call.x.shape(), row);
-        const T *const x = call.x.row(b, h, i), *const given = call.given.row(b, h, i);
+        const T *const x = call.x.row(b, h, i), *const d_out = call.d_out.row(b, h, i);
         T *const of_bias = own.of_part(part, 0), *const of_weight = own.of_part(part, 1), *const of_eta = own.of_part(part, 2);
         const bool is_counted = counts(call.mask, b, h, i);
         simd::for_each_register<T>(call.x.shape().channels, [&](index_t c, const auto& load, const auto& store) {
-            const auto value = load(x + c), g = load(given + c);
+            const auto value = load(x + c), g = load(d_out + c);
             store(fma(g, value, load(of_eta + c)), of_eta + c);
             if (!is_counted) return;
             store(load(of_bias + c) + g, of_bias + c);
@@ -117,12 +117,12 @@ private:
     }
     static void write_row(const batch_gradient_call<T>& call, const layout& own, index_t row) {
         const auto [b, h, i] = place_of(call.x.shape(), row);
-        const T *const x = call.x.row(b, h, i), *const given = call.given.row(b, h, i);
+        const T *const x = call.x.row(b, h, i), *const d_out = call.d_out.row(b, h, i);
         T* const to = call.wanted.x.row(b, h, i);
         const lanes share(static_cast<T>(call.share)), kept(static_cast<T>(call.kept)), eta(static_cast<T>(call.eta));
         const bool is_counted = counts(call.mask, b, h, i);
         simd::for_each_register<T>(call.x.shape().channels, [&](index_t c, const auto& load, const auto& store) {
-            const auto g = load(given + c);
+            const auto g = load(d_out + c);
             auto sum = eta * g;
             if (is_counted) {
                 const auto y = normal(own, load(x + c), c, load);

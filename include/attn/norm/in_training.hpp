@@ -66,10 +66,10 @@ struct in_training {
     std::size_t backward_workspace_bytes(const shape& x, index_t concurrency) const {
         return detail::train_backward_bytes(norm, x, concurrency);
     }
-    void backward(const tensor_view<const scalar>& x, const tensor_view<const scalar>& given, const gradients& wanted,
+    void backward(const tensor_view<const scalar>& x, const tensor_view<const scalar>& d_out, const gradients& wanted,
                   const execution& run) const {
-        if constexpr (is_progressive) train_backward(norm, x, given, wanted, gamma, run);
-        else train_backward(norm, x, given, wanted, run);
+        if constexpr (is_progressive) train_backward(norm, x, d_out, wanted, gamma, run);
+        else train_backward(norm, x, d_out, wanted, run);
     }
 };
 

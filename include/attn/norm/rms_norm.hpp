@@ -45,9 +45,9 @@ struct rms_norm {
 
     using gradients = norm_gradients<T>;
     std::size_t backward_workspace_bytes(const shape& x, index_t) const { return detail::row_gradients<false, T>::workspace_bytes(x); }
-    void backward(const tensor_view<const T>& x, const tensor_view<const T>& given, const norm_gradients<T>& wanted,
+    void backward(const tensor_view<const T>& x, const tensor_view<const T>& d_out, const norm_gradients<T>& wanted,
                   const execution& run) const {
-        detail::row_gradients<false, T>(x, given, wanted, weight, eps)(run);
+        detail::row_gradients<false, T>(x, d_out, wanted, weight, eps)(run);
     }
 };
 

@@ -20,14 +20,14 @@ namespace detail {
 
 /// What is checked of the gradient of a training step: for_each(visit) visits the gradients of the parameters.
 template <Norm N, Scalar T>
-void check_train_backward(const N& norm, const tensor_view<const T>& x, const tensor_view<const T>& given, const tensor_view<T>& wanted_x,
+void check_train_backward(const N& norm, const tensor_view<const T>& x, const tensor_view<const T>& d_out, const tensor_view<T>& wanted_x,
                           const auto& for_each_parameter, const token_mask& mask, bool takes_statistics = true) {
     check_mask(N::name, mask, x.shape());
     const auto for_each = [&](const auto& visit) {
         visit("wanted.x", wanted_x, x.shape(), true);
         for_each_parameter(visit);
     };
-    check_norm_gradients<T>(N::name, x, given, for_each, [&](const output_memory& memory) {
+    check_norm_gradients<T>(N::name, x, d_out, for_each, [&](const output_memory& memory) {
         memory.require_apart("mask", mask);
         norm.check_apart(memory);
     });
@@ -71,37 +71,37 @@ std::size_t train_backward_workspace_bytes(const N& norm, const shape& x, const 
 /// is read or another gradient, a given workspace too small.
 template <Scalar T>
 void train_backward(const batch_norm<T>& norm, const std::type_identity_t<tensor_view<const T>>& x,
-                    const std::type_identity_t<tensor_view<const T>>& given, const std::type_identity_t<norm_gradients<T>>& wanted,
+                    const std::type_identity_t<tensor_view<const T>>& d_out, const std::type_identity_t<norm_gradients<T>>& wanted,
                     const detail::call_execution& run = {}, const token_mask& mask = {}) {
     const rep_norm_gradients<T> all{wanted, {}};
     const auto for_each_parameter = [&](const auto& visit) {
         detail::visit_parameters<T>(norm.name, {"wanted.weight", "wanted.bias"}, wanted, x.shape().channels, true, visit);
     };
-    detail::check_train_backward(norm, x, given, wanted.x, for_each_parameter, mask);
+    detail::check_train_backward(norm, x, d_out, wanted.x, for_each_parameter, mask);
     norm.check_parameters(norm.name, x.shape());
     run.reserve(norm.name, "the gradient for x", x.shape(), train_backward_workspace_bytes(norm, x.shape(), run));
-    detail::batch_gradients<T>()(norm, {x, given, all, mask, 0, 1, 0}, run);
+    detail::batch_gradients<T>()(norm, {x, d_out, all, mask, 0, 1, 0}, run);
 }
 
 /// The gradient of a training step of a rep_batch_norm, out = BN(x) + eta x, as that of a batch_norm, out = BN(x).
 template <Scalar T>
 void train_backward(const rep_batch_norm<T>& norm, const std::type_identity_t<tensor_view<const T>>& x,
-                    const std::type_identity_t<tensor_view<const T>>& given, const std::type_identity_t<rep_norm_gradients<T>>& wanted,
+                    const std::type_identity_t<tensor_view<const T>>& d_out, const std::type_identity_t<rep_norm_gradients<T>>& wanted,
                     const detail::call_execution& run = {}, const token_mask& mask = {}) {
     const auto for_each_parameter = [&](const auto& visit) {
         detail::visit_rep_parameters<T>(norm.name, {"wanted.weight", "wanted.bias", "wanted.eta"}, wanted, x.shape().channels, visit);
     };
-    detail::check_train_backward(norm, x, given, wanted.x, for_each_parameter, mask);
+    detail::check_train_backward(norm, x, d_out, wanted.x, for_each_parameter, mask);
     norm.check_parameters(norm.name, x.shape());
     run.reserve(norm.name, "the gradient for x", x.shape(), train_backward_workspace_bytes(norm, x.shape(), run));
-    detail::batch_gradients<T>()(norm.batch, {x, given, wanted, mask, norm.eta, 1, 0}, run);
+    detail::batch_gradients<T>()(norm.batch, {x, d_out, wanted, mask, norm.eta, 1, 0}, run);
 }
 
 /// The gradient of a training step of a progressive_rep_batch_norm, out = gamma N(x) + (1 - gamma) RepBN(x): gamma of the gradient goes
 /// through N and 1 - gamma through RepBN. Without gamma, as in the warm-up, N alone; then the gradients of RepBN's parameters are 0.
 template <DifferentiableNorm N>
 void train_backward(const progressive_rep_batch_norm<N>& norm, const tensor_view<const typename N::scalar>& x,
-                    const tensor_view<const typename N::scalar>& given, const progressive_norm_gradients<typename N::scalar>& wanted,
+                    const tensor_view<const typename N::scalar>& d_out, const progressive_norm_gradients<typename N::scalar>& wanted,
                     std::optional<double> gamma, const detail::call_execution& run = {}, const token_mask& mask = {}) {
     using T = typename N::scalar;
     rep_norm_gradients<T> of_rep = wanted.rep;
@@ -112,21 +112,21 @@ void train_backward(const progressive_rep_batch_norm<N>& norm, const tensor_view
         detail::visit_parameters<T>(norm.name, {"wanted.norm.weight", "wanted.norm.bias"}, of_norm, channels, N::adds_bias, visit);
         detail::visit_rep_parameters<T>(norm.name, {"wanted.rep.weight", "wanted.rep.bias", "wanted.rep.eta"}, of_rep, channels, visit);
     };
-    detail::check_train_backward(norm, x, given, wanted.x, for_each_parameter, mask, gamma.has_value());
+    detail::check_train_backward(norm, x, d_out, wanted.x, for_each_parameter, mask, gamma.has_value());
     norm.norm.check(x.shape());
     norm.rep.check_parameters(norm.name, x.shape());
     if (gamma && !(*gamma >= 0 && *gamma <= 1))
         throw argument_error(norm.name, "gamma", "is " + std::to_string(*gamma) + ", but must lie between 0 and 1");
     run.reserve(norm.name, "the gradient for x", x.shape(), train_backward_workspace_bytes(norm, x.shape(), run));
 
-    norm.norm.backward(x, given, of_norm, run);
+    norm.norm.backward(x, d_out, of_norm, run);
     if (!gamma) {
         for (const auto numbers : {of_rep.weight, of_rep.bias, of_rep.eta}) std::ranges::fill(numbers, T{0});
         return;
     }
     for (const auto numbers : {of_norm.weight, of_norm.bias})
         for (auto& number : numbers) number = static_cast<T>(*gamma * static_cast<double>(number));
-    detail::batch_gradients<T>()(norm.rep.batch, {x, given, of_rep, mask, norm.rep.eta, 1 - *gamma, *gamma}, run);
+    detail::batch_gradients<T>()(norm.rep.batch, {x, d_out, of_rep, mask, norm.rep.eta, 1 - *gamma, *gamma}, run);
 }
 
 } // namespace attn

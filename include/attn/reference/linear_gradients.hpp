@@ -11,7 +11,7 @@ namespace detail {
 
 /// What `linear_gradients` computes. slope: that of phi.
 template <class T>
-void linear_gradients_of_pairs(const inputs<T>& in, const tensor_view<const T>& given, const input_gradients<T>& wanted,
+void linear_gradients_of_pairs(const inputs<T>& in, const tensor_view<const T>& d_out, const input_gradients<T>& wanted,
                                const feature_of<T>& phi, const feature_of<T>& slope, const of_head<visible_pairs>& pattern, bool normalise,
                                double eps, double scale) {
     const auto [batch, heads, n, d_k] = in.queries.shape();
@@ -50,16 +50,16 @@ void linear_gradients_of_pairs(const inputs<T>& in, const tensor_view<const T>& 
                     is_seen(b, g, j, 0) = sees(b, h, i, 0) = 1;
                 });
                 const T factor = normalise ? 1 / denominator : static_cast<T>(scale);
-                const auto given_by_value = [&](index_t j) {
+                const auto d_out_by_value = [&](index_t j) {
                     T product = 0;
-                    for (index_t c = 0; c < d_v; ++c) product += given(b, h, i, c) * in.values(b, g, j, c);
+                    for (index_t c = 0; c < d_v; ++c) product += d_out(b, h, i, c) * in.values(b, g, j, c);
                     return product;
                 };
                 T of_denominator = 0; // dO_i . out_i
-                if (normalise) for_each_seen([&](index_t j, T& weight) { of_denominator += weight * factor * given_by_value(j); });
+                if (normalise) for_each_seen([&](index_t j, T& weight) { of_denominator += weight * factor * d_out_by_value(j); });
                 for_each_seen([&](index_t j, T& weight) {
-                    const T of_weight = (given_by_value(j) - of_denominator) * factor;
-                    for (index_t c = 0; c < d_v; ++c) of_values(b, g, j, c) += weight * factor * given(b, h, i, c);
+                    const T of_weight = (d_out_by_value(j) - of_denominator) * factor;
+                    for (index_t c = 0; c < d_v; ++c) of_values(b, g, j, c) += weight * factor * d_out(b, h, i, c);
                     for (index_t c = 0; c < d_k; ++c) of_f(b, h, i, c) += of_weight * e(b, g, j, c);
                     for (index_t c = 0; c < d_k; ++c) of_e(b, g, j, c) += of_weight * f(b, h, i, c);
                 });
@@ -93,10 +93,10 @@ void linear_gradients_of_pairs(const inputs<T>& in, const tensor_view<const T>& 
 /// with dk and dv summed over the query heads that share them. phi' is phi's slope by its text on dual numbers, or what its member
 /// `derivative` says. A view without memory is not wanted. Shapes and pattern are taken as checked.
 template <class T, class F, Pattern P>
-void linear_gradients(const inputs<T>& in, const tensor_view<const T>& given, const input_gradients<T>& wanted, const F& phi,
+void linear_gradients(const inputs<T>& in, const tensor_view<const T>& d_out, const input_gradients<T>& wanted, const F& phi,
                       const P& pattern, bool normalise, double eps, double scale) {
     detail::linear_gradients_of_pairs<T>(
-        in, given, wanted, detail::map_of<T>(phi), [&phi](const T& x) { return attn::detail::differentiated(phi, x).derivative; },
+        in, d_out, wanted, detail::map_of<T>(phi), [&phi](const T& x) { return attn::detail::differentiated(phi, x).derivative; },
         detail::visible_pairs_of(pattern), normalise, eps, scale);
 }
 
@@ -106,7 +106,7 @@ void linear_gradients(const inputs<T>& in, const tensor_view<const T>& given, co
 ///     dx = du / softplus(scale) where x > 0,      d scale = - sum over tokens of du u / softplus(scale) sigmoid(scale)
 /// d scale is added to of_scale, which may be empty. Tokens from present[batch] on, if that is given, get 0 and give nothing.
 template <class T, class U>
-void focused_gradients(const tensor_view<const T>& x, int power, std::span<const U> scale, const tensor_view<const T>& given,
+void focused_gradients(const tensor_view<const T>& x, int power, std::span<const U> scale, const tensor_view<const T>& d_out,
                        std::span<const index_t> present, const tensor_view<T>& to, std::span<T> of_scale) {
     const auto [batch, heads, n, d] = x.shape();
     for (index_t b = 0; b < batch; ++b)
@@ -131,7 +131,7 @@ void focused_gradients(const tensor_view<const T>& x, int power, std::span<const
             });
             const T norm = sqrt(squares), norm_of_powers = sqrt(squares_of_powers);
             each([&](index_t h, index_t c, std::size_t, T relu_x, T softplus) {
-                if (takes_part) s += given(b, h, i, c) * raised(relu_x / softplus / largest, power) / norm_of_powers;
+                if (takes_part) s += d_out(b, h, i, c) * raised(relu_x / softplus / largest, power) / norm_of_powers;
             });
             each([&](index_t h, index_t c, std::size_t own, T relu_x, T softplus) {
                 if (!takes_part) {
@@ -140,7 +140,7 @@ void focused_gradients(const tensor_view<const T>& x, int power, std::span<const
                 }
                 const T u = relu_x / softplus, w = u / largest, p = static_cast<T>(power);
                 const T through_power =
-                    p * raised(w, power - 1) / norm_of_powers * given(b, h, i, c) - s * p * raised(w, 2 * power - 1) / squares_of_powers;
+                    p * raised(w, power - 1) / norm_of_powers * d_out(b, h, i, c) - s * p * raised(w, 2 * power - 1) / squares_of_powers;
                 const T of_u = w * s / norm + norm * through_power;
                 to(b, h, i, c) = of_u / softplus * (x(b, h, i, c) > 0 ? T{1} : T{0});
                 if (!of_scale.empty()) of_scale[own] -= of_u * u / softplus / (1 + exp(-static_cast<T>(scale[own])));

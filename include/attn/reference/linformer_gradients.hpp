@@ -12,9 +12,9 @@ namespace detail {
 
 /// Calls f(r, gradient of row r) for the rows that are there.
 template <class T>
-void for_each_row(const projected_tokens<T>& given, const auto& f) {
-    for (std::size_t r = 0; r < given.size(); ++r)
-        if (given[r]) f(static_cast<index_t>(r), [&row = *given[r]](index_t c) { return row[static_cast<std::size_t>(c)]; });
+void for_each_row(const projected_tokens<T>& d_out, const auto& f) {
+    for (std::size_t r = 0; r < d_out.size(); ++r)
+        if (d_out[r]) f(static_cast<index_t>(r), [&row = *d_out[r]](index_t c) { return row[static_cast<std::size_t>(c)]; });
 }
 
 } // namespace detail
@@ -22,8 +22,8 @@ void for_each_row(const projected_tokens<T>& given, const auto& f) {
 /// The gradients of identity_projection, from the gradients g of the rows that it gives: dx[r, c] += g[r, c]. Here and below of_x is (1, 1,
 /// m, channels); what has no memory is left out.
 template <class T>
-void identity_projection_gradients(const tokens<T>& x, const projected_tokens<T>& given, const tensor_view<T>& of_x) {
-    detail::for_each_row(given, [&](index_t r, const auto& g) {
+void identity_projection_gradients(const tokens<T>& x, const projected_tokens<T>& d_out, const tensor_view<T>& of_x) {
+    detail::for_each_row(d_out, [&](index_t r, const auto& g) {
         for (index_t c = 0; c < x.channels(); ++c) of_x(0, 0, r, c) += g(c);
     });
 }
@@ -31,10 +31,10 @@ void identity_projection_gradients(const tokens<T>& x, const projected_tokens<T>
 /// The gradients of linear_projection, over the visible j:
 ///     dx[j, c] += matrix[r, j] g[r, c],      dmatrix[r, j] += sum_c g[r, c] x[j, c],      dbias[r] += sum_c g[r, c]
 template <class T, class U>
-void linear_projection_gradients(const tokens<T>& x, const projected_tokens<T>& given, const tensor_view<T>& of_x,
+void linear_projection_gradients(const tokens<T>& x, const projected_tokens<T>& d_out, const tensor_view<T>& of_x,
                                  const tensor_view<const U>& matrix, const tensor_view<T>& of_matrix, const tensor_view<T>& of_bias) {
     const auto head = detail::head_of(matrix, x.head);
-    detail::for_each_row(given, [&](index_t r, const auto& g) {
+    detail::for_each_row(d_out, [&](index_t r, const auto& g) {
         x.for_each_visible(0, x.count(), [&](index_t j) {
             for (index_t c = 0; c < x.channels(); ++c) {
                 of_x(0, 0, j, c) += static_cast<T>(matrix(0, head, r, j)) * g(c);
@@ -47,9 +47,9 @@ void linear_projection_gradients(const tokens<T>& x, const projected_tokens<T>& 
 
 /// The gradient of mean_pooling: dx[j, c] += g[r, c] / (visible tokens of bin r) for the visible j of bin r.
 template <class T>
-void mean_pooling_gradients(const tokens<T>& x, const projected_tokens<T>& given, const tensor_view<T>& of_x) {
-    detail::for_each_row(given, [&](index_t r, const auto& g) {
-        const auto [first, end] = pooling_bin(r, x.count(), std::ssize(given));
+void mean_pooling_gradients(const tokens<T>& x, const projected_tokens<T>& d_out, const tensor_view<T>& of_x) {
+    detail::for_each_row(d_out, [&](index_t r, const auto& g) {
+        const auto [first, end] = pooling_bin(r, x.count(), std::ssize(d_out));
         T seen = 0;
         x.for_each_visible(first, end, [&](index_t) { seen += 1; });
         x.for_each_visible(first, end, [&](index_t j) {
@@ -61,9 +61,9 @@ void mean_pooling_gradients(const tokens<T>& x, const projected_tokens<T>& given
 /// The gradient of max_pooling: dx[j, c] += g[r, c] for the visible j of bin r whose number is the largest, of equal ones the first, of NaN
 /// the last.
 template <class T>
-void max_pooling_gradients(const tokens<T>& x, const projected_tokens<T>& given, const tensor_view<T>& of_x) {
-    detail::for_each_row(given, [&](index_t r, const auto& g) {
-        const auto [first, end] = pooling_bin(r, x.count(), std::ssize(given));
+void max_pooling_gradients(const tokens<T>& x, const projected_tokens<T>& d_out, const tensor_view<T>& of_x) {
+    detail::for_each_row(d_out, [&](index_t r, const auto& g) {
+        const auto [first, end] = pooling_bin(r, x.count(), std::ssize(d_out));
         for (index_t c = 0; c < x.channels(); ++c) {
             T largest = -std::numeric_limits<T>::infinity();
             index_t taken = -1;
@@ -78,10 +78,10 @@ void max_pooling_gradients(const tokens<T>& x, const projected_tokens<T>& given,
 /// The gradients of channel_convolution, with j = kernel r + t visible:
 ///     dx[j, c] += weights[t, c] g[r, c],      dweights[t, c] += g[r, c] x[j, c],      dbias[c] += g[r, c]
 template <class T, class U>
-void channel_convolution_gradients(const tokens<T>& x, const projected_tokens<T>& given, const tensor_view<T>& of_x,
+void channel_convolution_gradients(const tokens<T>& x, const projected_tokens<T>& d_out, const tensor_view<T>& of_x,
                                    const tensor_view<const U>& weights, const tensor_view<T>& of_weights, const tensor_view<T>& of_bias) {
     const auto kernel = weights.shape().tokens, head = detail::head_of(weights, x.head);
-    detail::for_each_row(given, [&](index_t r, const auto& g) {
+    detail::for_each_row(d_out, [&](index_t r, const auto& g) {
         for (index_t c = 0; c < x.channels(); ++c) {
             x.for_each_visible(r * kernel, (r + 1) * kernel, [&](index_t j) {
                 of_x(0, 0, j, c) += static_cast<T>(weights(0, head, j - r * kernel, c)) * g(c);
@@ -95,10 +95,10 @@ void channel_convolution_gradients(const tokens<T>& x, const projected_tokens<T>
 /// The gradients of mixing_convolution, with j = kernel r + t visible:
 ///     dx[j, c] += sum_o weights[t, o, c] g[r, o],      dweights[t, o, c] += g[r, o] x[j, c],      dbias[o] += g[r, o]
 template <class T, class U>
-void mixing_convolution_gradients(const tokens<T>& x, const projected_tokens<T>& given, const tensor_view<T>& of_x,
+void mixing_convolution_gradients(const tokens<T>& x, const projected_tokens<T>& d_out, const tensor_view<T>& of_x,
                                   const tensor_view<const U>& weights, const tensor_view<T>& of_weights, const tensor_view<T>& of_bias) {
     const auto kernel = weights.shape().batch, head = detail::head_of(weights, x.head);
-    detail::for_each_row(given, [&](index_t r, const auto& g) {
+    detail::for_each_row(d_out, [&](index_t r, const auto& g) {
         for (index_t o = 0; o < x.channels(); ++o) {
             x.for_each_visible(r * kernel, (r + 1) * kernel, [&](index_t j) {
                 for (index_t c = 0; c < x.channels(); ++c) {
@@ -116,7 +116,7 @@ void mixing_convolution_gradients(const tokens<T>& x, const projected_tokens<T>&
 /// for each batch entry and head, which add to dk and dv (1, 1, m, channels), zeros before, and to the gradients of their parameters. A row
 /// that is left out has no gradient. A view of `wanted` without memory is not wanted.
 template <class T, Pattern P = dense>
-void linformer_gradients(const inputs<T>& in, const output_gradients<T>& given, const input_gradients<T>& wanted, const auto& project_keys,
+void linformer_gradients(const inputs<T>& in, const output_gradients<T>& d_out, const input_gradients<T>& wanted, const auto& project_keys,
                          const auto& project_values, const auto& of_key_projection, const auto& of_value_projection,
                          std::optional<double> scale = {}, const P& pattern = {}) {
     const auto [kv_batch, kv_heads, m, d_v] = in.values.shape();
@@ -139,7 +139,7 @@ void linformer_gradients(const inputs<T>& in, const output_gradients<T>& given, 
             const inputs<T> projected{in.queries.slice(some), head_major<const T>(k.data(), {1, 1, rows, d_k}),
                                       head_major<const T>(v.data(), {1, 1, rows, d_v})};
             softmax_gradients<T>(
-                projected, given.slice(some),
+                projected, d_out.slice(some),
                 {wanted.queries.slice(some), head_major(of_k.data(), {1, 1, rows, d_k}), head_major(of_v.data(), {1, 1, rows, d_v})}, {},
                 scale);
 

@@ -15,7 +15,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 ///     dq_i = scale sum_j dx_ij u_j + (du_i - u_i sum_c u[i,c] du[i,c]) / |q_i|           without the second part if q_i is 0
 /// to.queries and to.values, which may have no memory, are the gradients of q and v; to.keys is not looked at.
 template <class T>
-void lsh_gradients(const inputs<T>& in, const output_gradients<T>& given, const input_gradients<T>& to,
+void lsh_gradients(const inputs<T>& in, const output_gradients<T>& d_out, const input_gradients<T>& to,
                    const tensor_view<const index_t>& buckets, index_t chunk, bool causal, double scale) {
     const auto& q = in.queries;
     const auto d_k = q.shape().channels, d_v = in.values.shape().channels, n = q.shape().tokens;
@@ -35,18 +35,18 @@ void lsh_gradients(const inputs<T>& in, const output_gradients<T>& given, const 
             T denominator = 0;
             for (auto& w : weights) denominator += w = exp(w - largest);
             for (auto& w : weights) w /= denominator;
-            T shift = given.log_sum_exp.data() ? given.log_sum_exp(b, h, i, 0) : T{0}; // dL - dO . out
+            T shift = d_out.log_sum_exp.data() ? d_out.log_sum_exp(b, h, i, 0) : T{0}; // dL - dO . out
             for (index_t c = 0; c < d_v; ++c) {
                 T out = 0;
                 for (std::size_t e = 0; e < keys.size(); ++e) out += weights[e] * in.values(b, h, keys[e], c);
-                shift -= given.values(b, h, i, c) * out;
+                shift -= d_out.values(b, h, i, c) * out;
             }
             for (std::size_t e = 0; e < keys.size(); ++e) {
                 const auto j = keys[e];
                 T product = 0;
-                for (index_t c = 0; c < d_v; ++c) product += given.values(b, h, i, c) * in.values(b, h, j, c);
+                for (index_t c = 0; c < d_v; ++c) product += d_out.values(b, h, i, c) * in.values(b, h, j, c);
                 const T of_score = static_cast<T>(scale) * weights[e] * (product + shift);
-                for (index_t c = 0; c < d_v; ++c) at(of_values, j, c, d_v) += weights[e] * given.values(b, h, i, c);
+                for (index_t c = 0; c < d_v; ++c) at(of_values, j, c, d_v) += weights[e] * d_out.values(b, h, i, c);
                 for (index_t c = 0; c < d_k; ++c) {
                     at(of_keys, j, c, d_k) += of_score * q(b, h, i, c);
                     at(of_queries, i, c, d_k) += of_score * unit(j, c);

@@ -22,7 +22,7 @@ struct row_norm_gradients {
 ///     dx = (g - mean(g) - y mean(g y)) / r,      dweight = sum over rows of dO y,      dbias = sum over rows of dO
 /// means over the channels of a row, and without mean(g) for rms_norm.
 template <class T>
-void row_norm_backward(bool centred, const tensor_view<const T>& x, const tensor_view<const T>& given, const row_norm_gradients<T>& wanted,
+void row_norm_backward(bool centred, const tensor_view<const T>& x, const tensor_view<const T>& d_out, const row_norm_gradients<T>& wanted,
                        std::span<const T> weight = {}, T eps = T(1e-5)) {
     const auto channels = x.shape().channels;
     const auto count = static_cast<T>(channels);
@@ -38,11 +38,11 @@ void row_norm_backward(bool centred, const tensor_view<const T>& x, const tensor
         for (index_t c = 0; c < channels; ++c) {
             const auto at = static_cast<std::size_t>(c);
             y[at] = (x(b, h, i, c) - mean) / root;
-            g[at] = given(b, h, i, c) * detail::entry(weight, c, T{1});
+            g[at] = d_out(b, h, i, c) * detail::entry(weight, c, T{1});
             if (centred) of_g += g[at] / count;
             of_product += g[at] * y[at] / count;
-            if (!wanted.weight.empty()) wanted.weight[at] += given(b, h, i, c) * y[at];
-            if (!wanted.bias.empty()) wanted.bias[at] += given(b, h, i, c);
+            if (!wanted.weight.empty()) wanted.weight[at] += d_out(b, h, i, c) * y[at];
+            if (!wanted.bias.empty()) wanted.bias[at] += d_out(b, h, i, c);
         }
         for (index_t c = 0; c < channels; ++c) {
             const auto at = static_cast<std::size_t>(c);
@@ -65,7 +65,7 @@ struct rep_norm_gradients {
 ///     dbias = sum dO,      dweight = sum dO y,      deta = sum over all tokens and channels of dO x
 ///     dx = weight / r (dO - dbias / N - y dweight / N) + eta dO;      of a token that does not count dO + eta dO
 template <class T>
-void rep_batch_norm_backward(const tensor_view<const T>& x, const tensor_view<const T>& given, const rep_norm_gradients<T>& wanted,
+void rep_batch_norm_backward(const tensor_view<const T>& x, const tensor_view<const T>& d_out, const rep_norm_gradients<T>& wanted,
                              std::span<const T> weight = {}, T eta = 0, T eps = T(1e-5), const tensor_view<const bool>& mask = {}) {
     const channel_statistics<T> seen(x, mask);
     const auto tokens = static_cast<T>(seen.tokens);
@@ -77,15 +77,15 @@ void rep_batch_norm_backward(const tensor_view<const T>& x, const tensor_view<co
         const auto y = [&](index_t b, index_t h, index_t i) { return (x(b, h, i, c) - seen.mean[at]) / root; };
         T of_bias = 0, of_weight = 0;
         detail::for_each_row(x.shape(), [&](index_t b, index_t h, index_t i) {
-            if (wanted.eta) *wanted.eta += given(b, h, i, c) * x(b, h, i, c);
+            if (wanted.eta) *wanted.eta += d_out(b, h, i, c) * x(b, h, i, c);
             if (!is_counted(b, h, i)) return;
-            of_bias += given(b, h, i, c);
-            of_weight += given(b, h, i, c) * y(b, h, i);
+            of_bias += d_out(b, h, i, c);
+            of_weight += d_out(b, h, i, c) * y(b, h, i);
         });
         if (!wanted.bias.empty()) wanted.bias[at] = of_bias;
         if (!wanted.weight.empty()) wanted.weight[at] = of_weight;
         detail::for_each_row(x.shape(), [&](index_t b, index_t h, index_t i) {
-            const T g = given(b, h, i, c);
+            const T g = d_out(b, h, i, c);
             const T normal = detail::entry(weight, c, T{1}) / root * (g - of_bias / tokens - y(b, h, i) * of_weight / tokens);
             wanted.x(b, h, i, c) = (is_counted(b, h, i) ? normal : g) + eta * g;
         });

@@ -15,7 +15,7 @@ using pair_gradients = std::function<void(index_t b, index_t h, index_t i, index
 
 /// What `softmax_gradients` computes.
 template <class T>
-void softmax_gradients_of_pairs(const inputs<T>& in, const output_gradients<T>& given, const input_gradients<T>& wanted,
+void softmax_gradients_of_pairs(const inputs<T>& in, const output_gradients<T>& d_out, const input_gradients<T>& wanted,
                                 const tensor_view<T>& of_sinks, std::optional<double> scale, const of_head<pair_slopes<T>>& slopes,
                                 const of_head<visible_pairs>& pattern, std::span<const double> sinks, const pair_gradients<T>& of_score) {
     const auto [batch, heads, n, d_k] = in.queries.shape();
@@ -56,20 +56,20 @@ void softmax_gradients_of_pairs(const inputs<T>& in, const output_gradients<T>& 
                 for (auto& p : seen) denominator += p.weight = exp(p.score - largest);
                 for (auto& p : seen) p.weight /= denominator;
 
-                T shift = given.log_sum_exp.data() ? given.log_sum_exp(b, h, row, 0) : T{0}; // dL - D
+                T shift = d_out.log_sum_exp.data() ? d_out.log_sum_exp(b, h, row, 0) : T{0}; // dL - D
                 for (index_t c = 0; c < d_v; ++c) {
                     T out = 0;
                     for (const auto& p : seen) out += p.weight * in.values(b, g, p.row, c);
-                    shift -= given.values(b, h, row, c) * out;
+                    shift -= d_out.values(b, h, row, c) * out;
                 }
                 if (of_sinks.data() && sink != nothing) of_sinks(0, h, 0, 0) += of_sink / denominator * shift;
                 for (const auto& p : seen) {
                     T product = 0;
-                    for (index_t c = 0; c < d_v; ++c) product += given.values(b, h, row, c) * in.values(b, g, p.row, c);
+                    for (index_t c = 0; c < d_v; ++c) product += d_out.values(b, h, row, c) * in.values(b, g, p.row, c);
                     const T of_this = p.weight * (product + shift), of_product = factor * p.slope * of_this;
                     if (of_score) of_score(b, h, i, in.positions.first_key[b] + p.row, p.product, of_this);
                     for (index_t c = 0; wanted.values.data() && c < d_v; ++c)
-                        wanted.values(b, g, p.row, c) += p.weight * given.values(b, h, row, c);
+                        wanted.values(b, g, p.row, c) += p.weight * d_out.values(b, h, row, c);
                     for (index_t c = 0; wanted.keys.data() && c < d_k; ++c)
                         wanted.keys(b, g, p.row, c) += of_product * in.queries(b, h, row, c);
                     for (index_t c = 0; wanted.queries.data() && c < d_k; ++c)
@@ -92,10 +92,10 @@ void softmax_gradients_of_pairs(const inputs<T>& in, const output_gradients<T>& 
 /// gradient by what the score function makes of it, P_ij (sum_c dO[i,c] v[j,c] - D_i + dL_i): what gradients of its parameters are made of.
 /// Shapes, pattern and score function are taken as checked.
 template <class T, ScoreFunction S = identity_score, Pattern P = dense>
-void softmax_gradients(const inputs<T>& in, const output_gradients<T>& given, const input_gradients<T>& wanted,
+void softmax_gradients(const inputs<T>& in, const output_gradients<T>& d_out, const input_gradients<T>& wanted,
                        const tensor_view<T>& of_sinks = {}, std::optional<double> scale = {}, const S& score = {}, const P& pattern = {},
                        std::span<const double> sinks = {}, const detail::pair_gradients<T>& of_score = {}) {
-    detail::softmax_gradients_of_pairs<T>(in, given, wanted, of_sinks, scale, detail::pair_slopes_of<T>(score),
+    detail::softmax_gradients_of_pairs<T>(in, d_out, wanted, of_sinks, scale, detail::pair_slopes_of<T>(score),
                                           detail::visible_pairs_of(pattern), sinks, of_score);
 }
 

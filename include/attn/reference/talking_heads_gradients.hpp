@@ -11,14 +11,14 @@ namespace detail {
 
 /// What `talking_heads_gradients` computes.
 template <class T>
-void talking_heads_gradients_of_pairs(const inputs<T>& in, const output_gradients<T>& given, const mixed_head_gradients<T>& wanted,
+void talking_heads_gradients_of_pairs(const inputs<T>& in, const output_gradients<T>& d_out, const mixed_head_gradients<T>& wanted,
                                       tensor_view<const double> logits_mix, std::span<const double> logits_bias,
                                       tensor_view<const double> weights_mix, std::span<const double> weights_bias,
                                       std::optional<double> scale, const of_head<pair_slopes<T>>& slopes_of,
                                       const of_head<visible_pairs>& pattern, std::span<const double> sinks) {
     const auto [batch, query_heads, n, d_k] = in.queries.shape();
     const auto [kv_batch, value_heads, m, d_v] = in.values.shape();
-    const auto heads = logits_mix.data() ? logits_mix.shape().tokens : query_heads, out_heads = given.values.shape().heads;
+    const auto heads = logits_mix.data() ? logits_mix.shape().tokens : query_heads, out_heads = d_out.values.shape().heads;
     const auto factor = static_cast<T>(scale.value_or(1 / sqrt(static_cast<double>(d_k))));
     constexpr auto nothing = -std::numeric_limits<T>::infinity();
 
@@ -88,16 +88,16 @@ void talking_heads_gradients_of_pairs(const inputs<T>& in, const output_gradient
                 for (index_t key = 0; key < m; ++key) {
                     if (!seen[static_cast<std::size_t>(key)]) continue;
                     T product = 0;
-                    for (index_t x = 0; x < d_v; ++x) product += given.values(b, e, row, x) * in.values(b, kv, key, x);
+                    for (index_t x = 0; x < d_v; ++x) product += d_out.values(b, e, row, x) * in.values(b, kv, key, x);
                     of(of_mixed, e, key) = product;
                     for (index_t x = 0; wanted.values.data() && x < d_v; ++x)
-                        wanted.values(b, kv, key, x) += of(mixed, e, key) * given.values(b, e, row, x);
+                        wanted.values(b, kv, key, x) += of(mixed, e, key) * d_out.values(b, e, row, x);
                     add_to_mixing(wanted.weights_mix, wanted.weights_bias, e, product, weights, key);
                 }
             }
             auto of_weights = mixed_heads(weights_mix.transposed(), {}, of_mixed, m);
             for (index_t c = 0; c < heads; ++c) {
-                T shift = given.log_sum_exp.data() ? given.log_sum_exp(b, c, row, 0) : T{0}; // dZ - D
+                T shift = d_out.log_sum_exp.data() ? d_out.log_sum_exp(b, c, row, 0) : T{0}; // dZ - D
                 for (index_t key = 0; weights_mix.data() && key < m; ++key)
                     if (sees(c, key)) shift -= of(weights, c, key) * of(of_weights, c, key);
                 for (index_t x = 0; !weights_mix.data() && x < d_v; ++x) {
@@ -105,7 +105,7 @@ void talking_heads_gradients_of_pairs(const inputs<T>& in, const output_gradient
                     for (index_t key = 0; key < m; ++key)
                         if (seen[static_cast<std::size_t>(key)])
                             out += of(weights, c, key) * in.values(b, c / (heads / value_heads), key, x);
-                    shift -= given.values(b, c, row, x) * out;
+                    shift -= d_out.values(b, c, row, x) * out;
                 }
                 if (wanted.sinks.data() && sink_of(c) != nothing) wanted.sinks(0, c, 0, 0) += of_sink[static_cast<std::size_t>(c)] * shift;
                 for (index_t key = 0; key < m; ++key) {
@@ -144,11 +144,11 @@ void talking_heads_gradients_of_pairs(const inputs<T>& in, const output_gradient
 /// share them, those of parameters over the batch. score' is the derivative of the score function by the mixed score. A view without memory
 /// is not wanted. Shapes, pattern and score function are taken as checked. Time and memory: some times those of `talking_heads`.
 template <class T, ScoreFunction S = identity_score, Pattern P = dense>
-void talking_heads_gradients(const inputs<T>& in, const output_gradients<T>& given, const mixed_head_gradients<T>& wanted,
+void talking_heads_gradients(const inputs<T>& in, const output_gradients<T>& d_out, const mixed_head_gradients<T>& wanted,
                              tensor_view<const double> logits_mix, std::span<const double> logits_bias,
                              tensor_view<const double> weights_mix, std::span<const double> weights_bias, std::optional<double> scale = {},
                              const S& score = {}, const P& pattern = {}, std::span<const double> sinks = {}) {
-    detail::talking_heads_gradients_of_pairs<T>(in, given, wanted, logits_mix, logits_bias, weights_mix, weights_bias, scale,
+    detail::talking_heads_gradients_of_pairs<T>(in, d_out, wanted, logits_mix, logits_bias, weights_mix, weights_bias, scale,
                                                 detail::pair_slopes_of<T>(score), detail::visible_pairs_of(pattern), sinks);
 }
 

@@ -24,7 +24,7 @@ convolution_parameters<U> flipped(const convolution_parameters<U>& forward) {
     return {flipped(forward.grid), {last, w.shape(), {s.batch, s.heads, -s.tokens, -s.channels}}, {}};
 }
 
-/// sums[1 + tap](c) += sum over outputs of given(y, x, c) in(y - top + ky, x - left + kx, c), and sums[0](c) += sum of given(y, x, c): the
+/// sums[1 + tap](c) += sum over outputs of d_out(y, x, c) in(y - top + ky, x - left + kx, c), and sums[0](c) += sum of d_out(y, x, c): the
 /// gradients of a kernel's taps and of its bias, in an order that the grid alone decides.
 template <Scalar T>
 class tap_sums {
@@ -34,16 +34,16 @@ public:
     /// Memory for runs of up to max_tokens outputs that lie side by side in one row of the grid, or fill whole rows.
     tap_sums(detail::scratch& memory, const convolution_grid& grid, index_t channels, index_t max_tokens)
         : grid_(grid), channels_(channels), padded_(whole_registers<T>(channels)),
-          staged_width_(std::min(grid.width, max_tokens + grid.kernel_width - 1)), given_(memory.take<T>(max_tokens, padded_)),
+          staged_width_(std::min(grid.width, max_tokens + grid.kernel_width - 1)), d_out_(memory.take<T>(max_tokens, padded_)),
           staged_(memory.take<T>(rows_at_once(max_tokens), staged_width_, padded_)) {}
 
     index_t padded() const { return padded_; }
 
     /// Adds what outputs first ... first + count - 1 give to `sums`, 1 + taps rows of `padded` numbers; with of_taps false to the first row
     /// only. Of the input, tokens from `present` on are not there.
-    void operator()(const row_block<const T>& in, index_t present, const row_block<const T>& given, index_t first, index_t count,
+    void operator()(const row_block<const T>& in, index_t present, const row_block<const T>& d_out, index_t first, index_t count,
                     bool of_taps, T* sums) const {
-        const auto outputs = output_rows(given, first, count);
+        const auto outputs = output_rows(d_out, first, count);
         for (index_t channel = 0; channel < padded_; channel += lanes::size) {
             lanes sum(T{0});
             for (index_t t = 0; t < count; ++t) sum += lanes::load(outputs.data + t * outputs.token_stride + channel);
@@ -83,11 +83,11 @@ private:
     }
     bool in_place(const row_block<const T>& block) const { return block.channel_stride == 1 && padded_ == channels_; }
 
-    rows output_rows(const row_block<const T>& given, index_t first, index_t count) const {
-        const auto from = given.from(first);
-        if (in_place(given)) return {from.data, std::min(count, grid_.width) * given.row_stride, given.row_stride};
-        copy_rows<T>(from, count, channels_, given_, padded_);
-        return {given_, std::min(count, grid_.width) * padded_, padded_};
+    rows output_rows(const row_block<const T>& d_out, index_t first, index_t count) const {
+        const auto from = d_out.from(first);
+        if (in_place(d_out)) return {from.data, std::min(count, grid_.width) * d_out.row_stride, d_out.row_stride};
+        copy_rows<T>(from, count, channels_, d_out_, padded_);
+        return {d_out_, std::min(count, grid_.width) * padded_, padded_};
     }
     rows input_rows(const row_block<const T>& in, index_t present, index_t y, index_t x, index_t width, index_t height) const {
         if (in_place(in)) return {in.data, grid_.width * in.row_stride, in.row_stride};
@@ -144,26 +144,26 @@ private:
             const auto output = [&](index_t x) { return lanes::load(outputs + x * here.outputs.token_stride); };
             const auto input = [&](index_t x) { return lanes::load(inputs + x * here.inputs.token_stride); };
             const auto at_an_end = [&](index_t x) {
-                const auto given = output(x);
+                const auto d_out = output(x);
                 simd::unroll<Taps>([&](auto tap) {
-                    if (meets + x + tap >= 0 && meets + x + tap < there) sum[0][tap] = fma(given, input(x + tap), sum[0][tap]);
+                    if (meets + x + tap >= 0 && meets + x + tap < there) sum[0][tap] = fma(d_out, input(x + tap), sum[0][tap]);
                 });
             };
             index_t x = 0;
             for (; x < from; ++x) at_an_end(x);
             if constexpr (chains<Taps> == 2) {
                 for (; x + 2 <= to; x += 2) {
-                    const auto here_given = output(x), next_given = output(x + 1);
+                    const auto d_out_here = output(x), d_out_next = output(x + 1);
                     simd::unroll<Taps + 1>([&](auto i) {
                         const auto value = input(x + i);
-                        if constexpr (i < Taps) sum[0][i] = fma(here_given, value, sum[0][i]);
-                        if constexpr (i > 0) sum[1][i - 1] = fma(next_given, value, sum[1][i - 1]);
+                        if constexpr (i < Taps) sum[0][i] = fma(d_out_here, value, sum[0][i]);
+                        if constexpr (i > 0) sum[1][i - 1] = fma(d_out_next, value, sum[1][i - 1]);
                     });
                 }
             }
             for (; x < to; ++x) {
-                const auto here_given = output(x);
-                simd::unroll<Taps>([&](auto tap) { sum[0][tap] = fma(here_given, input(x + tap), sum[0][tap]); });
+                const auto d_out_here = output(x);
+                simd::unroll<Taps>([&](auto tap) { sum[0][tap] = fma(d_out_here, input(x + tap), sum[0][tap]); });
             }
             for (; x < here.width; ++x) at_an_end(x);
         }
@@ -176,7 +176,7 @@ private:
 
     convolution_grid grid_;
     index_t channels_, padded_, staged_width_;
-    T* given_;  ///< [max_tokens][padded]
+    T* d_out_;  ///< [max_tokens][padded]
     T* staged_; ///< [rows of the grid][staged_width][padded]
 };
 

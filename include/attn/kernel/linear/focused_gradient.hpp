@@ -19,7 +19,7 @@ public:
     /// `heads`: at most so many have a scale of their own.
     focused_gradient(detail::scratch& memory, const shape& s, index_t heads, bool has_scale, index_t concurrency)
         : shape_(s), map_(map::take(memory, s, heads, concurrency)), features_(memory.take<T>(s.batch, s.heads, s.tokens, map_.padded)),
-          of_features_(memory.take<T>(s.size())), given_(memory.take<T>(concurrency, map::block, map_.padded)),
+          of_features_(memory.take<T>(s.size())), d_out_(memory.take<T>(concurrency, map::block, map_.padded)),
           of_scale_(memory.take<T>(has_scale ? map::tasks(s) : 0, std::max<index_t>(heads, 1), map_.padded)) {}
 
     void prepare(const typename map::source& from, int power, std::span<const U> scale, const execution& run) {
@@ -69,7 +69,7 @@ private:
     /// Some tokens, head after head: a of each first.
     void pull_back(index_t batch, index_t first, index_t count, const tensor_view<T>& to, T* of_scale, index_t slice) const {
         const auto padded = map_.padded;
-        T *const x = map_.rows + slice * map::block * padded, *const given = given_ + slice * map::block * padded;
+        T *const x = map_.rows + slice * map::block * padded, *const d_out = d_out_ + slice * map::block * padded;
         T inverse_largest[map::block], norm[map::block], inverse_power[map::block], a[map::block];
         for (index_t r = 0; r < count; ++r) {
             const auto at = batch * shape_.tokens + first + r;
@@ -81,11 +81,11 @@ private:
         const auto each = [&](index_t head, const auto& f) {
             const T* const inverse_scale = map_.scale_of(head);
             map_.x(batch, head, first, count, x);
-            copy_rows<T>(tensor_view<const T>(of_features()).rows(batch, head, first), count, shape_.channels, given, padded);
+            copy_rows<T>(tensor_view<const T>(of_features()).rows(batch, head, first), count, shape_.channels, d_out, padded);
             for (index_t r = 0; r < count; ++r)
                 for (index_t c = 0; c < padded; c += lanes::size) {
                     const auto relu_x = lanes::load(x + r * padded + c), inverse = lanes::load(inverse_scale + c);
-                    f(r, c, relu_x, inverse, lanes::load(given + r * padded + c), map::focus(relu_x, inverse));
+                    f(r, c, relu_x, inverse, lanes::load(d_out + r * padded + c), map::focus(relu_x, inverse));
                 }
         };
         lanes sums[map::block];
@@ -119,7 +119,7 @@ private:
     map map_;
     T* features_;    ///< [batch][heads][tokens][padded]
     T* of_features_; ///< [batch][heads][tokens][channels]
-    T* given_;       ///< rows of g [concurrency][block][padded]
+    T* d_out_;       ///< rows of g [concurrency][block][padded]
     T* of_scale_;    ///< sums of d softplus [tasks][heads of the scale][padded]
 };
 

@@ -13,7 +13,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 template <Scalar T, class F, Pattern P>
 struct linear_gradient_call {
     const inputs<T>& in;
-    const tensor_view<const T>& given;
+    const tensor_view<const T>& d_out;
     const input_gradients<T>& wanted;
     const F& feature_map;
     const P& pattern;
@@ -62,7 +62,7 @@ private:
         T *sums, *of_sums, *of_sums_transposed; ///< S^T [d_v][d_k], dS [d_k][d_v], dS^T
         T *key_sum, *of_key_sum;                ///< z, dz
         T *queries, *of_queries, *plain;        ///< f, df, and q or k, rows of a chunk
-        T *given, *keys, *values;               ///< g, e, v
+        T *d_out, *keys, *values;               ///< g, e, v
         T *factors, *shares;                    ///< 1 / (f . z + eps) and c of each query
         T *weights, *products;                  ///< f . e and g . v of one query with the keys that are taken one by one
         T *of_keys, *of_values;                 ///< de, dv of all keys
@@ -77,7 +77,7 @@ private:
             queries = memory.take<T>(max_queries, key_width);
             of_queries = memory.take<T>(max_queries, key_width);
             plain = memory.take<T>(max_keys, key_width);
-            given = memory.take<T>(max_queries, value_width);
+            d_out = memory.take<T>(max_queries, value_width);
             keys = memory.take<T>(max_keys, key_width);
             values = memory.take<T>(max_keys, value_width);
             for (T** numbers : {&factors, &shares}) *numbers = memory.take<T>(s.queries.tokens);
@@ -128,8 +128,8 @@ private:
                 load_queries(head, first, count);
                 if (causal) load_keys(shared, std::min(max_keys, seen_by(first + count - 1) - shared));
                 for (index_t r = 0; r < count; ++r) find_factor(first + r, r, shared);
-                load_given(head, first, count);
-                multiply_rows(own_.given, own_.value_width, count, own_.sums, own_.key_width, call_.in.values.shape().channels,
+                load_d_out(head, first, count);
+                multiply_rows(own_.d_out, own_.value_width, count, own_.sums, own_.key_width, call_.in.values.shape().channels,
                               own_.of_queries, false);
                 for (index_t r = 0; r < count; ++r) finish_query(first + r, r, shared);
                 write_queries(head, first, count);
@@ -146,13 +146,13 @@ private:
                 if (end > shared) give_to_keys(shared, end);
                 end = shared;
                 load_queries(head, first, count);
-                load_given(head, first, count);
+                load_d_out(head, first, count);
                 no_prefetch ahead;
                 multiply_wide<T>(call_.in.keys.shape().channels, own_.value_width / lanes::size,
                                  {.a = own_.queries,
                                   .a_row = 1,
                                   .a_depth = own_.key_width,
-                                  .b = own_.given,
+                                  .b = own_.d_out,
                                   .b_depth = own_.value_width,
                                   .depth = count,
                                   .c = own_.of_sums,
@@ -187,10 +187,10 @@ private:
             features(batch_, head, first, count, own_.queries);
         }
         /// Loads g: what is given, times the queries' factors.
-        void load_given(index_t head, index_t first, index_t count) const {
-            copy_rows<T>(call_.given.rows(batch_, head, first), count, call_.given.shape().channels, own_.given, own_.value_width);
+        void load_d_out(index_t head, index_t first, index_t count) const {
+            copy_rows<T>(call_.d_out.rows(batch_, head, first), count, call_.d_out.shape().channels, own_.d_out, own_.value_width);
             for (index_t r = 0; r < count; ++r) {
-                T* const row = own_.given + r * own_.value_width;
+                T* const row = own_.d_out + r * own_.value_width;
                 for (index_t c = 0; c < own_.value_width; c += lanes::size)
                     (lanes::load(row + c) * lanes(own_.factors[first + r])).store(row + c);
             }
@@ -226,7 +226,7 @@ private:
         }
         /// Completes df, which is S g so far.
         void finish_query(index_t query, index_t r, index_t shared) const {
-            const T *const f = own_.queries + r * own_.key_width, *const g = own_.given + r * own_.value_width;
+            const T *const f = own_.queries + r * own_.key_width, *const g = own_.d_out + r * own_.value_width;
             T* const df = own_.of_queries + r * own_.key_width;
             auto sum = dot(f, df, own_.key_width);
             for_each_own_key(query, shared, [&](index_t j, const T* e, const T* v) {

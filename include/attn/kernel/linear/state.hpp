@@ -230,9 +230,9 @@ struct linear_states {
     index_t distance = 0; ///< between them, in numbers
 
     static linear_states take(detail::scratch& memory, index_t count, index_t key_channels, index_t value_channels) {
-        detail::scratch one;
-        auto state = linear_state<T>::take(one, key_channels, value_channels);
-        const auto distance = static_cast<index_t>(one.used_bytes() / sizeof(T));
+        detail::scratch counted;
+        auto state = linear_state<T>::take(counted, key_channels, value_channels);
+        const auto distance = static_cast<index_t>(counted.used_bytes() / sizeof(T));
         T* const numbers = memory.take<T>(count, distance);
         if (numbers) {
             detail::scratch own(reinterpret_cast<std::byte*>(numbers));

@@ -207,7 +207,7 @@ private:
     }
     static void find_delta(const softmax_gradient_call<T>& call, index_t batch, index_t head, T* delta) {
         const auto& s = call.in.queries.shape();
-        const auto out = call.saved.values.rows(batch, head), given = call.given.values.rows(batch, head);
+        const auto out = call.saved.values.rows(batch, head), d_out = call.d_out.values.rows(batch, head);
         const auto channels = call.saved.values.shape().channels;
         const auto read = [](const row_block<const T>& from, index_t row, index_t c, index_t count) {
             const T* const at = from.data + row * from.row_stride + c * from.channel_stride;
@@ -220,9 +220,9 @@ private:
             lanes products = T{0};
             for (index_t c = 0; c < channels; c += lanes::size) {
                 const auto count = std::min<index_t>(lanes::size, channels - c);
-                products = fma(read(out, row, c, count), read(given, row, c, count), products);
+                products = fma(read(out, row, c, count), read(d_out, row, c, count), products);
             }
-            const T of_log_sum_exp = call.given.log_sum_exp.data() ? call.given.log_sum_exp(batch, head, row, 0) : T{0};
+            const T of_log_sum_exp = call.d_out.log_sum_exp.data() ? call.d_out.log_sum_exp(batch, head, row, 0) : T{0};
             delta[(batch * s.heads + head) * s.tokens + row] = of_log_sum_exp - sum(products);
         }
     }

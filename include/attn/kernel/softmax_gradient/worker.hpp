@@ -17,7 +17,7 @@ template <Scalar T>
 struct softmax_gradient_call {
     const inputs<T>& in;
     const saved_outputs<T>& saved;
-    const output_gradients<T>& given;
+    const output_gradients<T>& d_out;
     const input_gradients<T>& wanted;
     const visible_keys& pattern;
     const score_slopes<T>* slopes; ///< none if scores stay as they are
@@ -103,9 +103,9 @@ private:
 
     softmax_gradient_worker(detail::scratch& memory, const softmax_gradient_call<T>* call, const input_shapes& s)
         : call_(call), key_stride_(whole_registers<T>(s.keys.channels)), value_stride_(whole_registers<T>(s.values.channels)),
-          queries_(memory, s.keys.channels), given_(memory, s.values.channels), keys_(memory, block_keys, s.keys.channels, true),
+          queries_(memory, s.keys.channels), d_out_(memory, s.values.channels), keys_(memory, block_keys, s.keys.channels, true),
           values_(memory, block_keys, s.values.channels, false), query_rows_(memory, traits::max_rows, s.keys.channels, true),
-          given_rows_(memory, traits::max_rows, s.values.channels, true), of_queries_(memory, traits::max_rows, s.keys.channels),
+          d_out_rows_(memory, traits::max_rows, s.values.channels, true), of_queries_(memory, traits::max_rows, s.keys.channels),
           of_keys_(memory, block_keys, s.keys.channels), of_values_(memory, block_keys, s.values.channels),
           seen_(memory.take<std::uint64_t>(block_keys)) {
         for (T** tile : {&scores_, &products_, &slopes_, &scratch_}) *tile = memory.take<T>(block_keys * traits::max_rows);
@@ -122,7 +122,7 @@ private:
     void add_head(index_t head) {
         const auto& in = call_->in;
         query_rows_.begin(in.queries.rows(task_->batch, head), in.positions.first_query[task_->batch]);
-        given_rows_.begin(call_->given.values.rows(task_->batch, head), in.positions.first_query[task_->batch]);
+        d_out_rows_.begin(call_->d_out.values.rows(task_->batch, head), in.positions.first_query[task_->batch]);
         for (index_t pass = 0; pass < call_->pattern.passes(); ++pass) {
             const auto step = call_->pattern.step(task_->batch, head, pass);
             for (index_t residue = 0; residue < std::min(step, task_->end_query - task_->first_query); ++residue)
@@ -175,7 +175,7 @@ private:
     /// What the pairs of one tile add to all gradients.
     void add(const query_block& block, const key_run& keys, const std::uint64_t* visible) {
         const auto& in = call_->in;
-        const auto& given = call_->given;
+        const auto& d_out = call_->d_out;
         const auto& wanted = call_->wanted;
         const auto* const slopes = call_->slopes;
         const auto known = rows_at(block);
@@ -189,18 +189,18 @@ private:
         if (slopes) (*slopes)({block, keys, scores_, stride, scratch_}, slopes_, pairs_ ? pairs_->sum->by : derived_by{});
         if (visible) hide_scores<T>(scores_, count, stride, visible);
         if (sums_) return add_to_sums(block, known, count, stride);
-        given_.begin(block, given.values, 1);
-        given_.multiply(values_.read(keys), count, visible, products_, ahead);
+        d_out_.begin(block, d_out.values, 1);
+        d_out_.multiply(values_.read(keys), count, visible, products_, ahead);
 
         if (pairs_) {
             weigh_gradients<T>(known, scores_, products_, slopes_, count, stride);
             return add_pairs<T>(*pairs_, block, keys, products_, stride, scratch_, block_keys);
         }
         const key_run tokens{block.tokens.first, rows, block.tokens.step, false};
-        const auto q = query_rows_.read(tokens), d_out = given_rows_.read(tokens);
+        const auto q = query_rows_.read(tokens), d_out_rows = d_out_rows_.read(tokens);
         // 0 times NaN is NaN: beside such numbers, hidden pairs are left out one by one.
-        const bool careful =
-            !(are_finite<T>(k, count, key_stride_) && are_finite<T>(q, rows, key_stride_) && are_finite<T>(d_out, rows, value_stride_));
+        const bool careful = !(are_finite<T>(k, count, key_stride_) && are_finite<T>(q, rows, key_stride_) &&
+                               are_finite<T>(d_out_rows, rows, value_stride_));
         for (index_t j = 0; careful && j < count; ++j) seen_[j] = rows_not_hidden<T>(scores_ + j * stride, stride) & bit_range(0, rows);
         weigh_gradients<T>(known, scores_, products_, slopes ? slopes_ : nullptr, count, stride);
 
@@ -219,7 +219,7 @@ private:
                                           .adds = true};
             add_products<T>(product, of_rows, sums.width(), careful ? seen_ : nullptr, a_row == 1);
         };
-        if (task_->of_keys && wanted.values.data()) add_to(of_values_, key, count, scores_, stride, 1, d_out, rows);
+        if (task_->of_keys && wanted.values.data()) add_to(of_values_, key, count, scores_, stride, 1, d_out_rows, rows);
         if (task_->of_keys && wanted.keys.data()) add_to(of_keys_, key, count, products_, stride, 1, q, rows);
         if (!task_->of_queries) return;
         of_queries_.begin(wanted.queries, task_->batch, block.first_head, block.first_row, tokens.step, rows);
@@ -254,8 +254,8 @@ private:
     T* sums_ = nullptr;                   ///< or those of weights, of a head's queries
     index_t first_key_ = 0;               ///< the position of the first key of the block
     index_t key_stride_, value_stride_;
-    score_stage<T> queries_, given_;
-    block_reader<T> keys_, values_, query_rows_, given_rows_;
+    score_stage<T> queries_, d_out_;
+    block_reader<T> keys_, values_, query_rows_, d_out_rows_;
     summed_rows<T> of_queries_, of_keys_, of_values_;                                    ///< of the tile and of the block of keys
     std::uint64_t* seen_;                                                                ///< [block_keys]
     T *scores_ = nullptr, *products_ = nullptr, *slopes_ = nullptr, *scratch_ = nullptr; ///< [keys][rows]

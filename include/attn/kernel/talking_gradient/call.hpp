@@ -15,7 +15,7 @@ template <Scalar T>
 struct talking_gradient_call {
     const inputs<T>& in;
     const saved_outputs<T>& saved;
-    const output_gradients<T>& given;
+    const output_gradients<T>& d_out;
     const mixed_head_gradients<T>& wanted;
     talking_heads_shape shape;
     const visible_keys& pattern;

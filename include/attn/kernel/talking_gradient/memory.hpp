@@ -30,14 +30,14 @@ struct talking_gradient_memory {
     T* scratch;                        ///< [keys of a block][queries]
     T* sums;                           ///< [heads][queries] of P dP
     T* totals;                         ///< the same of P
-    T *query_rows, *given_rows;        ///< [heads][queries][channels in whole registers]
+    T *query_rows, *d_out_rows;        ///< [heads][queries][channels in whole registers]
     T* of_queries;                     ///< sums [heads][queries][channels in whole registers]
     summed_rows<T> of_keys, of_values; ///< of the block of keys, in one head
     gradient_rows<T>* rows;            ///< [heads]
     std::uint64_t* seen;               ///< [keys of a block] one bit per query: whether any head sees the key
     std::uint64_t* visible;            ///< the same of each head, or of one if they see the same
     block_reader<T> keys, values;
-    score_stage<T>*queries, *given; ///< of each head
+    score_stage<T>*queries, *d_out; ///< of each head
 
     talking_gradient_memory(detail::scratch& memory, const talking_heads_shape& s)
         : block_keys(std::clamp<index_t>(s.keys, 1, keys_of_block)),
@@ -49,12 +49,12 @@ struct talking_gradient_memory {
           slopes(memory.take<T>(s.scored ? s.heads : 0, head_stride)), scratch(memory.take<T>(head_stride)),
           sums(memory.take<T>(s.heads, max_queries)), totals(memory.take<T>(s.heads, max_queries)),
           query_rows(memory.take<T>(s.query_heads, max_queries, key_stride)),
-          given_rows(memory.take<T>(s.value_heads, max_queries, value_stride)),
+          d_out_rows(memory.take<T>(s.value_heads, max_queries, value_stride)),
           of_queries(memory.take<T>(s.query_heads, max_queries, key_stride)), of_keys(memory, block_keys, s.key_channels),
           of_values(memory, block_keys, s.value_channels), rows(memory.take<gradient_rows<T>>(s.heads)),
           seen(memory.take<std::uint64_t>(block_keys)), visible(memory.take<std::uint64_t>(s.heads_alike ? 1 : s.heads, block_keys)),
           keys(memory, block_keys, s.key_channels, true), values(memory, block_keys, s.value_channels, false),
-          queries(memory.take<score_stage<T>>(s.query_heads)), given(memory.take<score_stage<T>>(s.value_heads)) {
+          queries(memory.take<score_stage<T>>(s.query_heads)), d_out(memory.take<score_stage<T>>(s.value_heads)) {
         const auto construct = [&](score_stage<T>* at, index_t heads, index_t channels) {
             for (index_t h = 0; h < heads; ++h) {
                 const score_stage<T> stage(memory, channels);
@@ -62,7 +62,7 @@ struct talking_gradient_memory {
             }
         };
         construct(queries, s.query_heads, s.key_channels);
-        construct(given, s.value_heads, s.value_channels);
+        construct(d_out, s.value_heads, s.value_channels);
     }
 
     std::uint64_t* visible_to(index_t head) const { return visible + head * block_keys; }

@@ -25,7 +25,7 @@ public:
         return memory.used_bytes();
     }
 
-    void operator()(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given,
+    void operator()(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out,
                     const mixed_head_gradients<T>& wanted, const visible_keys& pattern, const score_slopes<T>* slopes,
                     const execution& run) const {
         const auto shapes = shapes_of(in);
@@ -43,7 +43,7 @@ public:
         const bool sums_weights = s.mixes_weights || !with.logits_bias.empty();
         const talking_gradient_call<T> call{in,
                                             saved,
-                                            given,
+                                            d_out,
                                             wanted,
                                             s,
                                             pattern,
@@ -140,9 +140,9 @@ private:
               sums_count{shape.mixes_logits ? shape.heads * shape.query_heads : 0, shape.mixes_logits ? shape.heads : 0,
                          shape.mixes_weights ? shape.value_heads * shape.heads : 0, shape.mixes_weights ? shape.value_heads : 0},
               sums(memory.take<double>(s.queries.batch, cut.query_parts, sums_per_part())) {
-            detail::scratch one;
-            talking_gradient_memory<T>(one, shape);
-            slice_bytes = one.used_bytes();
+            detail::scratch counted;
+            talking_gradient_memory<T>(counted, shape);
+            slice_bytes = counted.used_bytes();
             slices = memory.take<std::byte>(concurrency, static_cast<index_t>(slice_bytes));
         }
         index_t sums_per_part() const { return sums_count[0] + sums_count[1] + sums_count[2] + sums_count[3]; }

@@ -30,9 +30,9 @@ protected:
             const auto tokens = tile_at(t, first_query, n, max_queries, task.step, lanes::size);
             block_ = {.batch = task.batch, .heads = s_.heads, .tokens = tokens, .first_row = tokens.first - first_query};
             finite_queries_ = copy(memory_.query_rows, memory_.key_stride, call_.in.queries.numbers());
-            finite_given_ = copy(memory_.given_rows, memory_.value_stride, call_.given.values);
+            finite_d_out_ = copy(memory_.d_out_rows, memory_.value_stride, call_.d_out.values);
             for (index_t a = 0; a < s_.query_heads; ++a) memory_.queries[a].begin(of_head(a), call_.in.queries, call_.scale);
-            for (index_t e = 0; e < s_.value_heads; ++e) memory_.given[e].begin(of_head(e), call_.given.values, 1);
+            for (index_t e = 0; e < s_.value_heads; ++e) memory_.d_out[e].begin(of_head(e), call_.d_out.values, 1);
             for (index_t c = 0; c < s_.heads; ++c) {
                 auto& rows = memory_.rows[c] = {};
                 for (index_t r = 0; r < tokens.count; ++r) {
@@ -84,7 +84,7 @@ protected:
     memory_type memory_;
     talking_gradient_task task_{};
     query_block block_;
-    bool finite_queries_ = true, finite_given_ = true; ///< of the query block
+    bool finite_queries_ = true, finite_d_out_ = true; ///< of the query block
 
 private:
     index_t first_row(index_t head) const { return (block_.batch * s_.heads + head) * call_.in.queries.shape().tokens; }
@@ -115,7 +115,7 @@ private:
         find_seen(count);
         if (s_.mixes_logits) forget_unseen(memory_.logits, s_.query_heads, count);
         for_each_head(call_.in.values, memory_.values, s_.value_heads, keys, [&](index_t e, index_t, const auto& rows) {
-            memory_.given[e].multiply(rows, count, seen(), tile(memory_.of_mixed, e), ahead);
+            memory_.d_out[e].multiply(rows, count, seen(), tile(memory_.of_mixed, e), ahead);
         });
         forget_unseen(memory_.of_mixed, s_.value_heads, count);
         if (s_.mixes_weights) call_.weights_mix_back(as_heads(keys), memory_.of_mixed, memory_.of_scores);

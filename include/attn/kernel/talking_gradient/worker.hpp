@@ -32,7 +32,7 @@ public:
             for (index_t c = 0; c < s_.heads; ++c)
                 for (index_t r = 0; r < block_.tokens.count; ++r) {
                     const auto row = block_.token_of(r);
-                    const T of_log_sum_exp = call_.given.log_sum_exp.data() ? call_.given.log_sum_exp(task.batch, c, row, 0) : T{0};
+                    const T of_log_sum_exp = call_.d_out.log_sum_exp.data() ? call_.d_out.log_sum_exp(task.batch, c, row, 0) : T{0};
                     const auto at = c * max_queries + r;
                     const T weights = memory_.totals[at] + call_.weight_of_sink(task.batch, c, row),
                             all = call_.sums_weights ? weights : T{1};
@@ -69,7 +69,7 @@ public:
     }
 
 private:
-    using tiles::as_heads, tiles::call_, tiles::block_, tiles::finite_given_, tiles::finite_queries_, tiles::for_each_head,
+    using tiles::as_heads, tiles::call_, tiles::block_, tiles::finite_d_out_, tiles::finite_queries_, tiles::for_each_head,
         tiles::for_each_key_block, tiles::for_each_query_block, tiles::memory_, tiles::s_, tiles::seen, tiles::share_of, tiles::delta_of,
         tiles::stride, tiles::task_, tiles::tile;
 
@@ -101,13 +101,13 @@ private:
                     const auto rows = from.rows(block_.batch, c, block_.first_row).from(0, first);
                     transpose_rows<T>(rows.every(block_.tokens.step), block_.tokens.count, count, T{1}, to, stride());
                 };
-                T *const out = memory_.scratch, *const given = memory_.of_mixed, *const all = memory_.sums + c * max_queries;
+                T *const out = memory_.scratch, *const d_out = memory_.of_mixed, *const all = memory_.sums + c * max_queries;
                 read(call_.saved.values, out);
-                read(call_.given.values, given);
+                read(call_.d_out.values, d_out);
                 for (index_t row = 0; row < stride(); row += lanes::size) {
                     auto sum = lanes::load(all + row);
                     for (index_t x = 0; x < count; ++x)
-                        sum = fma(lanes::load(out + x * stride() + row), lanes::load(given + x * stride() + row), sum);
+                        sum = fma(lanes::load(out + x * stride() + row), lanes::load(d_out + x * stride() + row), sum);
                     sum.store(all + row);
                 }
             }
@@ -137,8 +137,8 @@ private:
             if (s_.mixes_weights) call_.weights_mix(heads, memory_.scores, memory_.of_mixed);
             for (index_t e = 0; e < s_.value_heads; ++e)
                 add_to_keys(tile(s_.mixes_weights ? memory_.of_mixed : memory_.scores, e), keys,
-                            memory_.given_rows + e * max_queries * wide, wide, memory_.of_values, call_.wanted.values,
-                            e * call_.in.values.shape().heads / s_.value_heads, finite_given_);
+                            memory_.d_out_rows + e * max_queries * wide, wide, memory_.of_values, call_.wanted.values,
+                            e * call_.in.values.shape().heads / s_.value_heads, finite_d_out_);
         }
         if (!of_queries_ && !of_keys_) return;
         T* const products = s_.mixes_logits ? memory_.logits : memory_.of_scores;
