@@ -15,8 +15,9 @@ endif()
 add_library(attn_own INTERFACE)
 target_link_libraries(attn_own INTERFACE $<IF:$<BOOL:${ATTN_NATIVE}>,attn::native,attn::attn>)
 target_compile_options(attn_own INTERFACE ${attn_warnings})
-# Files that are compiled as one see each other's names, which is no fault of a local one.
-target_compile_options(attn_own INTERFACE $<$<BOOL:$<TARGET_PROPERTY:UNITY_BUILD>>:-Wno-shadow>)
+# Files that are compiled as one see each other's names, which is no fault of a local one; and gcc takes their unnamed namespaces for headers'.
+target_compile_options(attn_own INTERFACE
+  $<$<BOOL:$<TARGET_PROPERTY:UNITY_BUILD>>:-Wno-shadow$<$<CXX_COMPILER_ID:GNU>:$<SEMICOLON>-Wno-subobject-linkage>>)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU") # its collector runs less often, which saves a tenth of the time
   target_compile_options(attn_own INTERFACE --param=ggc-min-heapsize=500000 --param=ggc-min-expand=300)
 endif()
