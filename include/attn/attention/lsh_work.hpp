@@ -128,7 +128,8 @@ private:
             : of_softmax(memory.take<std::byte>(static_cast<index_t>(w.softmax_bytes))),
               queries(memory.take<T>(w.segment, w.row_shape.channels)), keys(memory.take<T>(w.row_shape.tokens, w.row_shape.channels)),
               values(memory.take<T>(w.row_shape.tokens, w.result_shape.channels)), out(memory.take<T>(w.segment, w.result_shape.channels)),
-              weights{memory.take<T>(w.segment), memory.take<T>(w.segment)}, first(memory.take<index_t>(w.segment)), end(memory.take<index_t>(w.segment)) {}
+              weights{memory.take<T>(w.segment), memory.take<T>(w.segment)}, first(memory.take<index_t>(w.segment)),
+              end(memory.take<index_t>(w.segment)) {}
 
         /// |q|, which no square overflows. Of a copy: a strided row would be summed in another order.
         T length_of(const stored_view<const T>& x, index_t head, index_t i) const {

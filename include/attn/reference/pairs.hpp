@@ -1,5 +1,5 @@
-// What definitions ask about pairs of a query and a key. The types of patterns and functions are hidden, so that a definition is compiled once
-// for the type that it computes in.
+// What definitions ask about pairs of a query and a key. The types of patterns and functions are hidden, so that a definition is compiled
+// once for the type that it computes in.
 #pragma once
 
 #include "../pattern/pattern.hpp"

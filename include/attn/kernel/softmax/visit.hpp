@@ -23,8 +23,8 @@ void for_each_visible(index_t from, index_t end, const Box& box, const F& f) {
     }
 }
 
-/// Calls f(keys) for those of the key blocks from .. end - 1 that some row of some head sees something of, in order. keys.full: all rows see
-/// all of it.
+/// Calls f(keys) for those of the key blocks from .. end - 1 that some row of some head sees something of, in order. keys.full: all rows
+/// see all of it.
 template <class F>
 void for_each_visible_block(const visible_keys& pattern, const query_block& queries, index_t pass, const key_blocks& blocks, index_t from,
                             index_t end, const F& f) {
