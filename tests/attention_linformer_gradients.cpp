@@ -3,6 +3,7 @@
 #include "catch.hpp"
 #include "errors.hpp"
 #include "executors.hpp"
+#include "own_projection.hpp"
 
 #include <attn/attention/linformer_attention.hpp>
 #include <attn/attention/pooling.hpp>
@@ -15,24 +16,8 @@ using namespace pattern;
 
 namespace {
 
-/// A user's own projection: every other token. It has no gradient,
-struct every_second {
-    index_t size(index_t, index_t tokens) const { return tokens / 2; }
-    kernel::token_range range(index_t, index_t row, index_t) const { return {2 * row, 2 * row + 1}; }
-    template <Scalar>
-    std::size_t workspace_bytes(index_t, index_t) const {
-        return 0;
-    }
-    void check(const projection_context&) const {}
-    void check_apart(const output_memory&) const {}
-    template <Scalar T>
-    void project(const kernel::token_rows<T>& x, index_t, index_t first, index_t count, const row_block<T>& to, detail::scratch&) const {
-        for (index_t r = 0; r < count; ++r)
-            for (index_t c = 0; c < x.channels; ++c) to.data[r * to.row_stride + c] = x(2 * (first + r), c);
-    }
-};
-/// and this one has.
-struct differentiable_every_second : every_second {
+/// Every other token, with a gradient; every_other has none.
+struct differentiable_every_other : every_other {
     template <Scalar>
     using gradients = no_gradients;
     template <Scalar>
@@ -47,10 +32,10 @@ struct differentiable_every_second : every_second {
     }
 };
 
-static_assert(Projection<every_second, float> && !DifferentiableProjection<every_second, float>);
-static_assert(Attention<linformer_attention<every_second>> && !DifferentiableAttention<linformer_attention<every_second>>);
-static_assert(!DifferentiableAttention<linformer_attention<projection_per_head<every_second>>>);
-static_assert(DifferentiableAttention<linformer_attention<differentiable_every_second>>);
+static_assert(Projection<every_other, float> && !DifferentiableProjection<every_other, float>);
+static_assert(Attention<linformer_attention<every_other>> && !DifferentiableAttention<linformer_attention<every_other>>);
+static_assert(!DifferentiableAttention<linformer_attention<projection_per_head<every_other>>>);
+static_assert(DifferentiableAttention<linformer_attention<differentiable_every_other>>);
 static_assert(DifferentiableAttention<linformer_attention<linear_projection<double>, mean_pooling>>);
 static_assert(DifferentiableProjection<projection_per_head<mixing_convolution<float>>, float>);
 
@@ -161,7 +146,7 @@ TEST_CASE("linformer gradient: a user's own projection", "[linformer][portable]"
     attend(softmax_attention{}, inputs<double>{in.queries, keys, values}, saved.out());
     const auto d_out = random_tensor<double>({2, 4, 7, 4}, 7);
     tensor<double> dq(in.queries.shape()), dk(in.keys.shape()), dv(in.values.shape()), few_q(in.queries.shape()), few_k(keys.shape()), few_v(values.shape());
-    backward(linformer_attention{.key_projection = differentiable_every_second{}}, inputs<double>(in), {saved.values, saved.log_sum_exp}, {d_out}, {{dq, dk, dv}, {}, {}});
+    backward(linformer_attention{.key_projection = differentiable_every_other{}}, inputs<double>(in), {saved.values, saved.log_sum_exp}, {d_out}, {{dq, dk, dv}, {}, {}});
     backward(softmax_attention{}, inputs<double>{in.queries, keys, values}, {saved.values, saved.log_sum_exp}, {d_out}, {{few_q, few_k, few_v}, {}, {}});
     CHECK(same_bits(dq, few_q));
     for (index_t g = 0; g < 4; ++g)

@@ -93,14 +93,21 @@ void check_slices_of_none(const View& none) {
     CHECK(none.transposed().shape() == none.shape().transposed());
 }
 
+/// 0, 1, 2, ... as floats, and as 16 bits.
+template <narrow_format format>
+std::pair<std::vector<float>, std::vector<std::uint16_t>> numbered(const shape& s) {
+    std::vector<float> memory(static_cast<std::size_t>(s.size()));
+    std::iota(memory.begin(), memory.end(), 0.0F);
+    std::vector<std::uint16_t> bits(memory.size());
+    std::ranges::transform(memory, bits.begin(), detail::narrowed<format>);
+    return {memory, bits};
+}
+
 } // namespace
 
 TEST_CASE("slice, transposed: the elements of a part, where they lie", "[core][portable]") {
     const shape s{2, 3, 4, 5};
-    std::vector<float> memory(static_cast<std::size_t>(s.size()));
-    std::iota(memory.begin(), memory.end(), 0.0F);
-    std::vector<std::uint16_t> bits(memory.size());
-    std::ranges::transform(memory, bits.begin(), [](float x) { return detail::narrowed<narrow_format::bfloat16>(x); });
+    auto [memory, bits] = numbered<narrow_format::bfloat16>(s);
     const tensor_view backwards(memory.data() + s.size() - 1, s, strides{-60, -20, -5, -1});
     for (const auto& view : {head_major(memory.data(), s), token_major(memory.data(), s), backwards}) {
         check_slices(view);
@@ -140,10 +147,7 @@ void check_rows(const View& view) {
 
 TEST_CASE("rows: those of a batch entry and head, from one on, stepped and transposed", "[core][portable]") {
     const shape s{2, 3, 4, 5};
-    std::vector<float> memory(static_cast<std::size_t>(s.size()));
-    std::iota(memory.begin(), memory.end(), 0.0F);
-    std::vector<std::uint16_t> bits(memory.size());
-    std::ranges::transform(memory, bits.begin(), [](float x) { return detail::narrowed<narrow_format::half>(x); });
+    auto [memory, bits] = numbered<narrow_format::half>(s);
     for (const auto& view : {head_major(memory.data(), s), token_major(memory.data(), s)}) {
         check_rows(view);
         check_rows(stored_view<const float>(view));

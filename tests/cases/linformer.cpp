@@ -362,7 +362,7 @@ static const auto linear_case = linformer_case("linformer", "2 (n + m) p (d_k + 
 });
 
 /// E = F, with lengths: of several entries the first has no token at all.
-static const auto linformer_lengths_case = linformer_case("linformer_lengths", "2 (n + length) p (d_k + d_v)", []<class T>(const problem& p) {
+static const auto lengths_case = linformer_case("linformer_lengths", "2 (n + length) p (d_k + d_v)", []<class T>(const problem& p) {
     auto length = std::make_shared<std::vector<index_t>>();
     for (index_t b = 0; b < p.batch; ++b) {
         const auto present = p.batch == 1 ? 2 * p.keys / 3 : p.keys * b / (p.batch - 1);

@@ -108,8 +108,8 @@ struct talking_heads_attention {
     template <Scalar T>
     void check_gradients(const inputs<T>& in, const gradients<T>& wanted, const auto& check) const {
         const auto shapes = shapes_of(in);
-        const auto require = [](const tensor_view<T>& view, std::string_view argument, bool d_out, std::string_view missing) {
-            if (view.data() && !d_out) throw argument_error(name, argument, "is asked for, but there is no " + std::string(missing));
+        const auto require = [](const tensor_view<T>& view, std::string_view argument, bool is_there, std::string_view missing) {
+            if (view.data() && !is_there) throw argument_error(name, argument, "is asked for, but there is no " + std::string(missing));
         };
         const auto heads = mixed_heads(shapes), out_heads = value_heads(shapes);
         require(wanted.logits_mix, "wanted.logits_mix", logits_mix.data(), "logits_mix");

@@ -217,8 +217,8 @@ struct multi_head {
 private:
     static constexpr bool normalises = !std::same_as<N, identity_norm<T>>;
 
-    static rotary_positions places(const tensor_view<const index_t>& d_out, const per_batch& first) {
-        return d_out.data() ? rotary_positions(d_out) : rotary_positions(first);
+    static rotary_positions places(const tensor_view<const index_t>& of_tokens, const per_batch& first) {
+        return of_tokens.data() ? rotary_positions(of_tokens) : rotary_positions(first);
     }
     const tensor_view<const index_t>& key_positions(const layer_inputs<T>& in) const {
         return in.context.data() || context_positions.data() ? context_positions : token_positions;

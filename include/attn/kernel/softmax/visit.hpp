@@ -5,6 +5,9 @@
 #include "key_reader.hpp"
 #include "visible_keys.hpp"
 
+#include <algorithm>
+#include <limits>
+
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Calls f(number, full) for those of the numbers from .. end - 1 of which something is seen, in order, found by bisection: box(from, end)
