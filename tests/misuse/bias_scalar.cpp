@@ -1,4 +1,5 @@
 // expect: attn: an additive_bias has the scalar type of the tokens
+// alone: gcc forgets where an instantiation began whose templates are precompiled
 // A bias in float for tokens in double.
 #include <attn/attention/softmax_attention.hpp>
 

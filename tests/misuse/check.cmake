@@ -1,4 +1,4 @@
-# cmake -DCOMPILE=<command> -DFILE=<file> -P check.cmake
+# cmake -DCOMPILE=<command> -DFILE=<file> -DPRECOMPILED=<header> -P check.cmake
 cmake_minimum_required(VERSION 3.24)
 
 # line(<key> <variable>): what follows `// key: ` in the file.
@@ -9,7 +9,11 @@ function(line key variable)
 endfunction()
 line(expect expected)
 line(flags flags)
+line(alone alone)
 separate_arguments(flags UNIX_COMMAND "${flags}")
+if("${flags}${alone}" STREQUAL "")
+  list(APPEND COMPILE -include ${PRECOMPILED})
+endif()
 if(expected STREQUAL "")
   message(FATAL_ERROR "${FILE}: no line `// expect: <regular expression>`")
 endif()

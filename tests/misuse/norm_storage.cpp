@@ -1,4 +1,5 @@
 // expect: attn: tensors of 16-bit numbers are computed with in float, not in double
+// alone: gcc forgets where an instantiation began whose templates are precompiled
 // A norm that computes in double, of tokens of 16 bits.
 #include <Eigen/Core>
 #include <attn/norm/layer_norm.hpp>
