@@ -75,6 +75,30 @@ TEST_CASE("Executor: a user's own class is one", "[parallel]") {
     STATIC_REQUIRE_FALSE(Executor<int>);
 }
 
+TEST_CASE("execution: between its tasks the calling thread does something else, if it is asked to", "[parallel]") {
+    const auto caller = std::this_thread::get_id();
+    const auto pauses_of = [&](auto& executor, index_t tasks) {
+        std::vector<index_t> done_before;
+        std::atomic<index_t> done = 0;
+        const auto between = [&](index_t) {
+            CHECK(std::this_thread::get_id() == caller);
+            done_before.push_back(done);
+        };
+        const function_ref pause(between);
+        const execution plain(executor);
+        const detail::pausing_execution run(plain, pause);
+        CHECK(!plain.pauses());
+        CHECK(run.pauses());
+        run.for_each(tasks, [&](index_t, index_t) { ++done; });
+        return done_before;
+    };
+    sequential here;
+    CHECK(pauses_of(here, 3) == std::vector<index_t>{1, 2, 3});
+    threads_per_call own;
+    CHECK(pauses_of(own, 25) == std::vector<index_t>{12, 24, 25});
+    CHECK(pauses_of(own, 0).empty());
+}
+
 TEST_CASE("execution: refers to its executor and workspace, and counts at least one thread", "[parallel]") {
     const no_threads executor;
     workspace memory;

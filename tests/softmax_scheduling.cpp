@@ -99,6 +99,61 @@ TEMPLATE_TEST_CASE("softmax: threads that share the keys of few queries give the
         }
 }
 
+TEST_CASE("softmax: keys that come in runs, in whose midst the calling thread pauses, give the bits of one call", "[attention][parallel]") {
+    constexpr index_t keys = 5200;
+    const std::array sinks{0.5, -1.0};
+    const auto check = [&](const auto& op, index_t queries, const std::vector<index_t>& spans) {
+        const auto tensors = random_given<float>({1, 2, 1, queries, keys, 5, 3});
+        inputs<float> in = tensors;
+        in.positions = bottom_right(queries, keys);
+        const auto whole = attend_rows<float>(op, in);
+        const auto shapes = shapes_of(in);
+        const kernel::visible_keys_of<float, std::remove_cvref_t<decltype(op.pattern)>> visible(op.pattern, shapes, in.positions);
+        for_each_executor([&](auto& executor, const std::string& name) {
+            INFO(name);
+            using rows_type = detail::resumable<std::remove_cvref_t<decltype(op)>, float>;
+            STATIC_REQUIRE(kernel::Resumable<rows_type, float>);
+            auto resumed = no_answer<float>(op.output_shape(shapes), true);
+            workspace memory(rows_type::workspace_bytes(shapes, executor.concurrency(), false));
+            const execution run(executor, memory);
+            index_t pauses = 0, runs = 0;
+            const auto count = [&, caller = std::this_thread::get_id()](index_t) { pauses += std::this_thread::get_id() == caller; };
+            const function_ref pause(count);
+            const detail::pausing_execution pausing(run, pause);
+            const auto out = resumed.out();
+            rows_type rows(op, visible, in, out, pausing);
+            for (index_t pass = 0; pass < std::ssize(spans); ++pass)
+                for (index_t first = 0, size = spans[static_cast<std::size_t>(pass)]; first < keys; first += size, ++runs) {
+                    const row_range some{first, std::min(size, keys - first)};
+                    auto part = in.slice({}, {.tokens = some});
+                    part.positions = {in.positions.first_query, first};
+                    rows.add_keys(part, pass);
+                }
+            rows.finish();
+            CHECK(same_answer(resumed, whole));
+            CHECK(pauses >= (executor.concurrency() == 1 && queries > 1 ? 4 : 1) * runs);
+        });
+    };
+    for (const index_t queries : {1, 300}) {
+        check(softmax_attention{.sinks = sinks}, queries, {1024});
+        check(softmax_attention{.pattern = local{3000, 0}}, queries, {2048});
+        check(softmax_attention{.pattern = local{7, 0} | strided{3}}, queries, {1024, 3072});
+    }
+    const auto none = random_given<float>({1, 2, 1, 4, 0, 5, 3}); // rows of which no run comes
+    auto out = no_answer<float>({1, 2, 4, 3}, true);
+    const softmax_attention op{.pattern = causal{}, .sinks = sinks};
+    const inputs<float> in = none;
+    const kernel::visible_keys_of<float, causal> visible(op.pattern, shapes_of(in), in.positions);
+    using rows_type = detail::resumable<std::remove_cvref_t<decltype(op)>, float>;
+    workspace memory(rows_type::workspace_bytes(shapes_of(in), 1, false));
+    sequential here;
+    const execution run(here, memory);
+    const auto written = out.out();
+    rows_type(op, visible, in, written, run).finish();
+    CHECK(out.values(0, 1, 3, 2) == 0);
+    CHECK(out.log_sum_exp(0, 1, 3, 0) == -1);
+}
+
 TEMPLATE_TEST_CASE("softmax: a packed document has the bits that it has by itself", "[attention][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     constexpr index_t n = 700, heads = 3;

@@ -118,9 +118,8 @@ struct linformer_work {
     /// Calls f(the keys that it sees there, the factor of its scores).
     void with_visible(const Op& op, const inputs<T>& in, const part& p, const inputs<T>& projected_in, const auto& f) const {
         const projected_rows seen{rows.kept_count, p.kv_heads, in.queries.shape().heads / in.keys.shape().heads};
-        const auto factor = op.scale.value_or(1 / std::sqrt(static_cast<double>(in.queries.shape().channels)));
         const auto visible = kernel::visible_keys_of<T, projected_rows>(seen, shapes_of(projected_in), projected_in.positions);
-        f(visible, static_cast<T>(factor));
+        f(visible, score_scale<T>(op.scale, in.queries.shape().channels));
     }
     /// Finds which rows there are, and projects keys and values.
     void project_some(const Op& op, const inputs<T>& in, const execution& run, const part& p) const {
@@ -154,7 +153,7 @@ struct linformer_work {
     void attend_some(const Op& op, const inputs<T>& in, const outputs<T>& out, const execution& run, const part& p) const {
         const auto projected_in = projected(in, p);
         with_visible(op, in, p, projected_in, [&](const auto& visible, T factor) {
-            softmax()({projected_in, out.slice(of_queries(p, in)), visible, nullptr, factor, {}}, run);
+            softmax::attend({projected_in, out.slice(of_queries(p, in)), visible, nullptr, factor, {}}, run);
         });
     }
 
@@ -166,7 +165,7 @@ private:
         return (bytes + alignment - 1) / alignment * alignment;
     }
     std::byte* take_shared(scratch& memory, const input_shapes& s, index_t concurrency, std::size_t least) const {
-        const auto softmax_bytes = softmax::workspace_bytes(s, 1, concurrency, true);
+        const auto softmax_bytes = softmax::workspace_bytes(s, false, concurrency, true);
         return memory.take<std::byte>(std::max({least, softmax_bytes, task_bytes * static_cast<std::size_t>(concurrency)}));
     }
     tensor_view<T> take_rows(scratch& memory, const shape& tokens) const {

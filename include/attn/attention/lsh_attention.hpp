@@ -115,11 +115,6 @@ struct lsh_attention {
         const auto half = rotations.shape().channels;
         return chunk.value_or(std::max<index_t>(1, (n + half - 1) / half));
     }
-    /// What q . k is multiplied by.
-    template <Scalar S>
-    S factor(index_t channels) const {
-        return static_cast<S>(scale.value_or(1 / std::sqrt(static_cast<double>(channels))));
-    }
 
 private:
     using work = detail::lsh_work<T, lsh_attention>;

@@ -147,7 +147,7 @@ private:
             const kernel::visible_keys_of<T, sorted_window> visible(window, shapes_of(sorted), sorted.positions);
             sequential here;
             workspace memory(std::span(of_softmax, softmax_bytes));
-            f(kernel::softmax_gradient_call<T>{sorted, saved, d_out, wanted, visible, nullptr, c.op.template factor<T>(d_k), shares},
+            f(kernel::softmax_gradient_call<T>{sorted, saved, d_out, wanted, visible, nullptr, score_scale<T>(c.op.scale, d_k), shares},
               execution(here, memory));
         }
         void copy_key(const work& w, const call& c, index_t head, index_t token, index_t r) const {
@@ -193,7 +193,7 @@ private:
         for (index_t e = 0; e < c.in.values.shape().channels; ++e) product += c.d_out.values(0, head, i, e) * c.in.values(0, head, i, e);
         T delta = product - product; // dO . v - dO . out: NaN where the formula is
         if (c.d_out.log_sum_exp.data()) delta += c.d_out.log_sum_exp(0, head, i, 0);
-        const T factor = c.op.template factor<T>(tokens.row_shape.channels) * delta, divisor = norm == 0 ? T{1} : norm;
+        const T factor = score_scale<T>(c.op.scale, tokens.row_shape.channels) * delta, divisor = norm == 0 ? T{1} : norm;
         for (index_t e = 0; e < c.to.queries.shape().channels; ++e)
             c.to.queries(0, head, i, e) += factor * (c.in.queries(0, head, i, e) / divisor);
     }

@@ -53,7 +53,7 @@ struct lsh_work {
           tokens(s.queries.tokens), chunk(std::min(op.chunk_of(tokens), std::max<index_t>(1, tokens))),
           segment(chunk * std::max<index_t>(1, tokens_of_segment / chunk)), row_shape{1, 1, segment + chunk, s.queries.channels},
           result_shape{1, 1, segment + chunk, s.values.channels},
-          softmax_bytes(softmax::workspace_bytes({row_shape, row_shape, result_shape}, 1, 1, false)) {
+          softmax_bytes(softmax::workspace_bytes({row_shape, row_shape, result_shape}, true, 1, false)) {
         const auto half = op.rotations.shape().channels;
         scratch counted;
         segment_memory(counted, *this);
@@ -121,15 +121,13 @@ private:
     struct segment_memory {
         std::byte* of_softmax;
         T *queries, *keys, *values, *out;
-        kernel::row_sums<T> weights;
         index_t *first, *end;
 
         segment_memory(scratch& memory, const lsh_work& w)
             : of_softmax(memory.take<std::byte>(static_cast<index_t>(w.softmax_bytes))),
               queries(memory.take<T>(w.segment, w.row_shape.channels)), keys(memory.take<T>(w.row_shape.tokens, w.row_shape.channels)),
               values(memory.take<T>(w.row_shape.tokens, w.result_shape.channels)), out(memory.take<T>(w.segment, w.result_shape.channels)),
-              weights{memory.take<T>(w.segment), memory.take<T>(w.segment)}, first(memory.take<index_t>(w.segment)),
-              end(memory.take<index_t>(w.segment)) {}
+              first(memory.take<index_t>(w.segment)), end(memory.take<index_t>(w.segment)) {}
 
         /// |q|, which no square overflows. Of a copy: a strided row would be summed in another order.
         T length_of(const stored_view<const T>& x, index_t head, index_t i) const {
@@ -161,8 +159,11 @@ private:
             const kernel::visible_keys_of<T, sorted_window> visible(window, shapes_of(sorted), sorted.positions);
             sequential here;
             workspace memory(std::span(of_softmax, w.softmax_bytes));
-            softmax()({sorted, {view(out, rows, d_v)}, visible, nullptr, op.template factor<T>(d_k), {}, nullptr, weights},
-                      execution(here, memory));
+            const execution run(here, memory);
+            const outputs<T> result{view(out, rows, d_v)};
+            softmax round({sorted, result, visible, nullptr, score_scale<T>(op.scale, d_k), {}}, run);
+            round.add_keys(sorted, 0);
+            const auto weights = round.sums();
             for (index_t r = 0; r < rows; ++r) {
                 const auto token = placed[at + r];
                 const auto into = w.row_of(to, head, token);
@@ -208,7 +209,7 @@ private:
         auto log = known[head * tokens + i].log_sum_exp();
         const auto row = row_of(out, head, i);
         if (log == nothing) {
-            const T score = op.template factor<T>(row_shape.channels) * length[head * tokens + i];
+            const T score = score_scale<T>(op.scale, row_shape.channels) * length[head * tokens + i];
             log = score + static_cast<T>(std::log(static_cast<double>(op.rotations.shape().batch)));
             for (index_t c = 0; c < result_shape.channels; ++c)
                 row.data[c * row.channel_stride] = std::isnan(score) ? score : in.values(0, head, i, c);

@@ -10,6 +10,18 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
+namespace detail {
+
+/// What the kernel makes of softmax attention of some keys.
+template <Scalar T, class Op>
+kernel::softmax_call<T> softmax_call_of(const Op& op, const inputs<T>& in, const outputs<T>& out, const kernel::visible_keys& visible,
+                                        const kernel::score_adjustment<T>& adjustment) {
+    constexpr bool adjusts = !std::same_as<decltype(op.score), identity_score>;
+    return {in, out, visible, adjusts ? &adjustment : nullptr, score_scale<T>(op.scale, in.queries.shape().channels), op.sinks};
+}
+
+} // namespace detail
+
 /// Softmax attention: every query takes the mean of the values, weighted by the softmax of its scores.
 /// For q (batch, heads, n, d_k), k (batch, kv_heads, m, d_k), v (batch, kv_heads, m, d_v); query head h reads kv head h / (heads /
 /// kv_heads):
@@ -55,35 +67,19 @@ struct softmax_attention {
     shape log_sum_exp_shape(const input_shapes& s) const { return detail::rows_of(output_shape(s)); }
     template <Scalar T>
     std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        return scheduler<T>::workspace_bytes(s, max_passes<P>, concurrency, false);
+        return scheduler<T>::workspace_bytes(s, max_passes<P> > 1, concurrency, false);
     }
     /// Bytes of workspace for a result of 16-bit numbers, whose rows are rounded when their last key has been seen.
     template <Scalar T>
     std::size_t narrow_workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        return scheduler<T>::workspace_bytes(s, max_passes<P>, concurrency, true);
+        return scheduler<T>::workspace_bytes(s, max_passes<P> > 1, concurrency, true);
     }
     template <Scalar T>
     void forward(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
         const auto shapes = shapes_of(in);
         const kernel::visible_keys_of<T, P> visible(pattern, shapes, in.positions);
         const kernel::score_adjustment_of<T, S> adjustment(score);
-        constexpr bool adjusts = !std::same_as<S, identity_score>;
-        scheduler<T>()({in, out, visible, adjusts ? &adjustment : nullptr, static_cast<T>(factor(in)), sinks}, run);
-    }
-
-    /// Takes in a run of the keys: see kernel::softmax_scheduler::add_keys. visible: this pattern over all of them.
-    template <Scalar T>
-    void add_keys(const kernel::visible_keys& visible, index_t pass, bool is_first, const inputs<T>& in, const outputs<T>& out,
-                  const function_ref* between_blocks, const execution& run) const {
-        const kernel::score_adjustment_of<T, S> adjustment(score);
-        constexpr bool adjusts = !std::same_as<S, identity_score>;
-        scheduler<T>().add_keys({in, out, visible, adjusts ? &adjustment : nullptr, static_cast<T>(factor(in)), sinks, between_blocks},
-                                pass, is_first, run);
-    }
-    /// Bytes of workspace that add_keys needs.
-    template <Scalar T>
-    std::size_t run_workspace_bytes(const input_shapes& s, index_t concurrency, bool narrow) const {
-        return scheduler<T>::run_workspace_bytes(s, concurrency, narrow);
+        scheduler<T>::attend(detail::softmax_call_of(*this, in, out, visible, adjustment), run);
     }
 
     /// The gradients of the inputs, of the sinks, (1, heads, 1, 1), and of the score function.
@@ -101,54 +97,73 @@ struct softmax_attention {
     }
     template <Scalar T>
     std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        return kernel::softmax_gradient_scheduler<T>::workspace_bytes(s, concurrency, has_parameters<T>);
+        constexpr bool has_parameters = !std::same_as<score_gradients<S, T>, no_gradients>;
+        return kernel::softmax_gradient_scheduler<T>::workspace_bytes(s, concurrency, has_parameters);
     }
     template <Scalar T>
     void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const gradients<T>& wanted,
                   const execution& run) const
         requires std::same_as<R, unrounded_products> // rounding has no gradient
     {
-        backward_of_run(in, saved, d_out, wanted, nullptr, run);
-    }
-
-    /// The gradient of a run of the keys, of which the weights of all keys are known: share (batch, heads, n) multiplies those of each row,
-    /// and is made of their sums by kernel::softmax_gradient_scheduler::to_shares. None: the keys are all there are.
-    template <Scalar T>
-    void backward_of_run(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const gradients<T>& wanted,
-                         const std::type_identity_t<T>* share, const execution& run) const {
-        with_gradient_call(in, saved, d_out, wanted, share, [&](const auto& call) {
-            kernel::softmax_gradient_scheduler<T>()(call, sinks, wanted.sinks, has_parameters<T>, run);
-        });
-    }
-    /// Adds the weights of a run of the keys to their sums (batch, heads, n), of the rows whose log_sum_exp does not tell them well enough.
-    template <Scalar T>
-    void add_weights(const inputs<T>& in, const saved_outputs<T>& saved, T* sums, const execution& run) const {
-        with_gradient_call(in, saved, {}, {}, nullptr, [&](const auto& call) {
-            kernel::softmax_gradient_scheduler<T>().add_weights(call, sums, has_parameters<T>, run);
-        });
+        detail::resumable_gradient<softmax_attention, T>{*this}.backward(in, saved, d_out, wanted, nullptr, run);
     }
 
 private:
     template <Scalar T>
-    void with_gradient_call(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out,
-                            const gradients<T>& wanted, const std::type_identity_t<T>* share, const auto& f) const {
-        const auto shapes = shapes_of(in);
-        const kernel::visible_keys_of<T, P> visible(pattern, shapes, in.positions);
-        const kernel::score_slopes_of<T, S> slopes(score, wanted.score);
-        constexpr bool adjusts = !std::same_as<S, identity_score>;
-        f(kernel::softmax_gradient_call<T>{in, saved, d_out, wanted, visible, adjusts ? &slopes : nullptr, static_cast<T>(factor(in)),
-                                           share});
-    }
-    template <Scalar T>
-    static constexpr bool has_parameters = !std::same_as<score_gradients<S, T>, no_gradients>;
-    template <Scalar T>
     using scheduler = kernel::softmax_scheduler<T, typename R::template operand<T>>;
-    /// What products are multiplied with.
-    template <Scalar T>
-    double factor(const inputs<T>& in) const {
-        return scale.value_or(1 / std::sqrt(static_cast<double>(in.queries.shape().channels)));
+};
+
+namespace detail {
+
+template <Pattern P, ScoreFunction S, Products R, Scalar T>
+class resumable<softmax_attention<P, S, R>, T> {
+    using rows_type = kernel::softmax_scheduler<T, typename R::template operand<T>>;
+
+public:
+    static std::size_t workspace_bytes(const input_shapes& s, index_t concurrency, bool narrow) {
+        return rows_type::workspace_bytes(s, true, concurrency, narrow);
+    }
+    resumable(const softmax_attention<P, S, R>& op, const kernel::visible_keys& visible, const inputs<T>& in, const outputs<T>& out,
+              const execution& run)
+        : adjustment_(op.score), rows_(softmax_call_of(op, in, out, visible, adjustment_), run) {}
+    void add_keys(const inputs<T>& in, index_t pass) { rows_.add_keys(in, pass); }
+    void finish() { rows_.finish(); }
+
+private:
+    kernel::score_adjustment_of<T, S> adjustment_;
+    rows_type rows_;
+};
+
+template <Pattern P, ScoreFunction S, Scalar T>
+struct resumable_gradient<softmax_attention<P, S>, T> {
+    using scheduler = kernel::softmax_gradient_scheduler<T>;
+    using wanted_type = typename softmax_attention<P, S>::template gradients<T>;
+
+    const softmax_attention<P, S>& op;
+
+    void add_weights(const inputs<T>& in, const saved_outputs<T>& saved, T* sums, const execution& run) const {
+        with_call(in, saved, {}, {}, nullptr, [&](const auto& call) { scheduler().add_weights(call, sums, has_parameters, run); });
+    }
+    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const wanted_type& wanted,
+                  const T* share, const execution& run) const {
+        with_call(in, saved, d_out, wanted, share,
+                  [&](const auto& call) { scheduler()(call, op.sinks, wanted.sinks, has_parameters, run); });
+    }
+
+private:
+    static constexpr bool has_parameters = !std::same_as<score_gradients<S, T>, no_gradients>;
+
+    void with_call(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const wanted_type& wanted,
+                   const T* share, const auto& f) const {
+        const kernel::visible_keys_of<T, P> visible(op.pattern, shapes_of(in), in.positions);
+        const kernel::score_slopes_of<T, S> slopes(op.score, wanted.score);
+        constexpr bool adjusts = !std::same_as<S, identity_score>;
+        f(kernel::softmax_gradient_call<T>{in, saved, d_out, wanted, visible, adjusts ? &slopes : nullptr,
+                                           score_scale<T>(op.scale, in.queries.shape().channels), share});
     }
 };
+
+} // namespace detail
 
 /// What a call costs: the (query, key) pairs that the pattern makes visible, and those that its schedule visits, over all batch entries
 /// and heads. The kernel spends 2 (d_k + d_v) flops on a visited pair. Throws attention_error if the pattern or the positions do not fit.

@@ -55,6 +55,10 @@ public:
         gradient_return<T, C> keys_home(ranks, plan_, wanted.keys, in.keys.shape(), of_keys_, 32'760);
         gradient_return<T, C> values_home(ranks, plan_, wanted.values, in.values.shape(), of_values_, 32'761);
         fill_zero(wanted.queries);
+        key_stream<T, C> stream(ranks, plan_, in, plan_.held(ranks.rank()), memory_);
+        const auto progress = [&](index_t) { stream.progress(); };
+        const function_ref pause(progress);
+        const pausing_execution pausing(run, pause);
         auto failure = find_shares(ranks, in, saved, run);
         if (!failure) failure = failure_of([&] { find_sinks(in, saved, d_out, wanted, run); });
         const auto add = [&](index_t number, const row_range& rows, const stored_view<const T>& keys, const stored_view<const T>& values) {
@@ -67,8 +71,8 @@ public:
             part.queries = of_queries;
             part.keys = keys_home.part(number), part.values = values_home.part(number);
             const auto compute = [&] {
-                op_.backward_of_run(seen_inputs(in, see, rows, keys, values), saved.slice(of_rank), d_out.slice(of_rank), part,
-                                    shares_of(see), run);
+                gradient_.backward(seen_inputs(in, see, rows, keys, values), saved.slice(of_rank), d_out.slice(of_rank), part,
+                                   shares_of(see), pausing);
                 if (wanted.queries.data()) add_tensor<T>(wanted.queries.slice(of_rank), of_queries);
                 add_parameters(wanted);
             };
@@ -81,7 +85,7 @@ public:
         const auto collect = [&](index_t next) {
             for (; waiting < plan_.pieces() && waiting + 1 < next; ++waiting) { keys_home.collect(waiting), values_home.collect(waiting); }
         };
-        key_stream<T, C>(ranks, plan_, in, plan_.held(ranks.rank()), memory_).run(add, collect);
+        stream.run(add, collect);
         keys_home.finish(), values_home.finish();
         sum_over_ranks(ranks, std::span(parameters_), std::span(before_));
         write_parameters(wanted);
@@ -152,8 +156,8 @@ private:
                     if (failure || see.count == 0) return;
                     failure = failure_of([&] {
                         shares_of_some_.assign(static_cast<std::size_t>(s.batch * s.heads * see.count), T{0});
-                        op_.add_weights(seen_inputs(in, see, rows, keys, values), saved.slice({.tokens = see}), shares_of_some_.data(),
-                                        run);
+                        gradient_.add_weights(seen_inputs(in, see, rows, keys, values), saved.slice({.tokens = see}),
+                                              shares_of_some_.data(), run);
                         for_each_share(see, [](T& all, T some) { all += some; });
                     });
                 });
@@ -181,7 +185,7 @@ private:
         wanted_type only;
         only.sinks = wanted.sinks;
         if (!only.sinks.data()) return;
-        op_.backward_of_run(in.slice({}, no_tokens), saved, d_out, only, shares_.data(), run);
+        gradient_.backward(in.slice({}, no_tokens), saved, d_out, only, shares_.data(), run);
         for_each_number(wanted, [](T& number, T& sum) { sum = number; });
     }
     void add_parameters(const wanted_type& wanted) {
@@ -196,6 +200,7 @@ private:
     }
 
     const operation& op_;
+    resumable_gradient<operation, T> gradient_{op_};
     index_t first_key_;
     key_plan plan_;
     stream_memory<T> memory_;

@@ -10,6 +10,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 template <Pattern P, ScoreFunction S, Products R, Scalar T>
 struct rank_call<softmax_attention<P, S, R>, T> {
     using operation = softmax_attention<P, S, R>;
+    using rows_type = resumable<operation, T>;
 
     rank_call(const operation& op, const partition& parts, index_t rank, const inputs<T>& in)
         : op_(op), parts_(parts), where_(parts.positions()), visible_(op.pattern, parts.shapes(), where_),
@@ -20,39 +21,28 @@ struct rank_call<softmax_attention<P, S, R>, T> {
 
     index_t fingerprint() const { return plan_.fingerprint(); }
     template <Storage U>
-    static std::size_t workspace_bytes(const operation& op, const partition& parts, index_t rank, index_t concurrency) {
-        return op.template run_workspace_bytes<T>(parts.shapes(rank), concurrency, Narrow<U>);
+    static std::size_t workspace_bytes(const operation&, const partition& parts, index_t rank, index_t concurrency) {
+        return rows_type::workspace_bytes(parts.shapes(rank), concurrency, Narrow<U>);
     }
 
     template <Communicator C>
     void run(C& ranks, const inputs<T>& in, const outputs<T>& out, const execution& run) {
         key_stream<T, C> stream(ranks, plan_, in, parts_.keys(ranks.rank()), memory_);
+        const auto progress = [&](index_t) { stream.progress(); };
+        const function_ref pause(progress);
+        const pausing_execution pausing(run, pause);
+        rows_type attended(op_, visible_, in, out, pausing);
         std::exception_ptr failure;
-        const auto here = this_thread();
-        const auto progress = [&](index_t) {
-            if (this_thread() == here) stream.progress();
-        };
-        const function_ref between(progress);
-        bool is_first = true;
-        const auto add = [&](index_t number, const row_range& rows, const stored_view<const T>& keys, const stored_view<const T>& values) {
-            const auto pass = plan_.piece(number).pass;
-            if (is_first && pass > 0) add_none(in, out, run, is_first);
+        stream.run([&](index_t number, const row_range& rows, const stored_view<const T>& keys, const stored_view<const T>& values) {
+            if (failure) return; // who has failed still passes on what others wait for
             const inputs<T> part{in.queries, keys, values, {in.positions.first_query, where_.first_key[0] + rows.first}};
-            op_.add_keys(visible_, pass, std::exchange(is_first, false), part, out, &between, run);
-        };
-        stream.run([&](auto&&... piece) { // who has failed still passes on what others wait for
-            if (!failure) failure = failure_of([&] { add(piece...); });
+            failure = failure_of([&] { attended.add_keys(part, plan_.piece(number).pass); });
         });
         if (failure) std::rethrow_exception(failure);
-        if (is_first) add_none(in, out, run, is_first);
+        attended.finish();
     }
 
 private:
-    /// Begins the rows of all heads, of which not every one takes part in every pass.
-    void add_none(const inputs<T>& in, const outputs<T>& out, const execution& run, bool& is_first) const {
-        op_.add_keys(visible_, 0, std::exchange(is_first, false), in.slice({}, no_tokens), out, nullptr, run);
-    }
-
     const operation& op_;
     const partition& parts_;
     positions where_;

@@ -55,16 +55,6 @@ private:
 
 } // namespace detail
 
-namespace detail {
-
-/// An address that no other thread has: which one is calling.
-inline const void* this_thread() noexcept {
-    static thread_local char own;
-    return &own;
-}
-
-} // namespace detail
-
 /// Runs bodies in parallel.
 /// - `concurrency()`: how many bodies can run at once, at least 1, the same number for the executor's lifetime.
 /// - `parallel_for(count, body)`, count <= concurrency(): calls body(0) ... body(count - 1), each once, in any order, on any
@@ -144,19 +134,40 @@ public:
     /// is done early takes the next one. The first exception stops the hand-out and reaches the caller.
     template <std::invocable<index_t, index_t> Body>
     void for_each(index_t count, const Body& body) const {
-        const auto slices = std::min(count, concurrency_);
+        const auto at_once = !pause_ ? count : concurrency_ == 1 ? 1 : 4 * concurrency_; // so that few threads wait for the last
+        for (index_t first = 0; first < count; first += at_once) {
+            hand_out(first, std::min(count, first + at_once), body);
+            if (pause_) (*pause_)(first);
+        }
+    }
+    /// Whether the calling thread does something else between tasks, which should be short then.
+    bool pauses() const noexcept { return pause_; }
+
+protected:
+    struct refer {};
+    /// Refers to what another refers to and to what it owns.
+    execution(const execution& other, refer) noexcept
+        : executor_(other.executor_), parallel_for_(other.parallel_for_), concurrency_(other.concurrency_), lent_(&other.workspace()),
+          grows_(other.grows_), pause_(other.pause_) {}
+    execution(const execution& other, const function_ref& pause) noexcept : execution(other, refer()) { pause_ = &pause; }
+
+private:
+    /// Calls body(task, slice) for the tasks first .. end - 1.
+    template <class Body>
+    void hand_out(index_t first, index_t end, const Body& body) const {
+        const auto slices = std::min(end - first, concurrency_);
         if (slices <= 1) {
-            for (index_t task = 0; task < count; ++task) body(task, index_t{0});
+            for (auto task = first; task < end; ++task) body(task, index_t{0});
             return;
         }
-        std::atomic<index_t> next = 0;
+        std::atomic<index_t> next = first;
         detail::first_exception failure;
         const auto work = [&](index_t slice) {
             failure.keep_of([&] {
                 try {
-                    for (auto task = next++; task < count; task = next++) body(task, slice);
+                    for (auto task = next++; task < end; task = next++) body(task, slice);
                 } catch (...) {
-                    next = count;
+                    next = end;
                     throw;
                 }
             });
@@ -165,23 +176,23 @@ public:
         failure.rethrow();
     }
 
-protected:
-    struct refer {};
-    /// Refers to what another refers to and to what it owns.
-    execution(const execution& other, refer) noexcept
-        : executor_(other.executor_), parallel_for_(other.parallel_for_), concurrency_(other.concurrency_), lent_(&other.workspace()),
-          grows_(other.grows_) {}
-
-private:
     void* executor_;
     void (*parallel_for_)(void*, index_t, function_ref);
     index_t concurrency_;
     attn::workspace* lent_ = nullptr;
     mutable attn::workspace own_; ///< where none is lent
     bool grows_ = true;
+    const function_ref* pause_ = nullptr;
 };
 
 namespace detail {
+
+/// An execution whose calling thread calls pause(task) between tasks, which it interrupts for that: so messages move on meanwhile that no
+/// other thread may ask for. It refers to `pause` and to the execution.
+class pausing_execution : public execution {
+public:
+    pausing_execution(const execution& run, const function_ref& pause) noexcept : execution(run, pause) {}
+};
 
 /// How a call runs, for as long as it runs: an execution, or an executor, which may be a temporary, with a workspace that is made for the
 /// call; of neither, the calling thread.

@@ -5,6 +5,7 @@
 #include "../pattern/pattern.hpp"
 
 #include <cmath>
+#include <optional>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
@@ -49,6 +50,16 @@ struct score_context : pattern_context {
 private:
     using pattern_context::require_at_least; // it would blame the pattern
 };
+
+namespace detail {
+
+/// What products of queries and keys of so many channels are multiplied by: 1 / sqrt(channels), if nothing is given.
+template <Scalar T>
+T score_scale(const std::optional<double>& given, index_t channels) {
+    return static_cast<T>(given.value_or(1 / std::sqrt(static_cast<double>(channels))));
+}
+
+} // namespace detail
 
 /// Apart, so that calls with dual numbers find their functions and nothing that attn has for others.
 namespace dual_numbers {

@@ -24,7 +24,7 @@ void write_sums(const T* sums, T unit, index_t channels, T factor, T share, T* t
 }
 
 /// Rows of the result of one query block: out holds o / l over the spans and passes that have been, and m and l stand here. A result of
-/// 16-bit numbers is rounded to at the end: until then its rows, of d_v channels, lie in `wide`, or with those of other passes.
+/// 16-bit numbers is rounded to at the end: until then its rows, of d_v channels, lie in `wide`, or with those that are kept.
 template <Scalar T>
 class epilogue {
 public:
@@ -38,7 +38,7 @@ public:
         for (index_t row = 0; !sinks.empty() && row < block.rows(); ++row)
             std::tie(maximum_[row], sum_[row]) = softmax_state<T>::at_start(sinks, block.head_of(row));
     }
-    /// The rows of a block that another pass has written, with the maxima and sums that it kept.
+    /// The rows of a block that have been kept, with their maxima and sums.
     epilogue(const query_block& block, const outputs<T>& out, T* wide, const row_sums<T>& known) : epilogue(block, out, wide, known, 0) {
         written_ = bit_range(0, block.rows());
         for (index_t row = 0; row < block.rows(); ++row) {
@@ -91,12 +91,9 @@ public:
         }
         written_ |= rows;
     }
-    /// Completes the rows after the last span: those that see no key at all are 0.
+    /// Completes the rows after the last span.
     void finish() const {
-        for (auto rows = ~written_ & bit_range(0, block_.rows()); rows != 0; rows &= rows - 1) {
-            T* const to = rows_[std::countr_zero(rows)];
-            for (index_t c = 0; c < channels(); ++c) to[c * channel_stride()] = T{0};
-        }
+        write_unseen();
         for (index_t row = 0; out_.values.is_narrow() && row < block_.rows(); ++row)
             store_row<T>(rows_[row], channels(), out_.values.rows(block_.batch, block_.head_of(row), block_.token_of(row)));
         if (!out_.log_sum_exp.data()) return;
@@ -104,8 +101,9 @@ public:
             out_.log_sum_exp(block_.batch, block_.head_of(row), block_.token_of(row), 0) =
                 softmax_merge<T>::log_sum_exp(maximum_[row], sum_[row]);
     }
-    /// Keeps the maxima and sums of the rows for the next pass.
+    /// Keeps the rows, with their maxima and sums, for keys that come later.
     void keep(const row_sums<T>& known) const {
+        write_unseen();
         for (index_t row = 0; row < block_.rows(); ++row) {
             known.maximum[number_of(row)] = maximum_[row];
             known.sum[number_of(row)] = sum_[row];
@@ -121,6 +119,13 @@ private:
                                                  : wide + row * channels();
     }
 
+    /// Rows that have seen no key at all are 0.
+    void write_unseen() const {
+        for (auto rows = ~written_ & bit_range(0, block_.rows()); rows != 0; rows &= rows - 1) {
+            T* const to = rows_[std::countr_zero(rows)];
+            for (index_t c = 0; c < channels(); ++c) to[c * channel_stride()] = T{0};
+        }
+    }
     index_t channels() const { return out_.values.shape().channels; }
     index_t channel_stride() const { return channel_stride_; }
     index_t number_of(index_t row) const {

@@ -1,7 +1,6 @@
 // The mainloop: one query block walks the key blocks that its pattern shows, span by span.
 #pragma once
 
-#include "../../parallel/executor.hpp"
 #include "../prefetch.hpp"
 #include "epilogue.hpp"
 #include "key_reader.hpp"
@@ -27,9 +26,9 @@ struct softmax_call {
     const score_adjustment<T>* adjustment; ///< none if scores stay as they are
     T scale;
     std::span<const double> sinks;
-    const function_ref* between_blocks = nullptr; ///< called after each query block, if there is one
-    row_sums<T> kept = {};                        ///< where m and l of every row are left, if anywhere
 
+    /// The same with other keys and values.
+    softmax_call of_keys(const inputs<T>& other) const { return {other, out, pattern, adjustment, scale, sinks}; }
     key_blocks blocks_of(const query_block& queries) const {
         return {block_keys, in.positions.first_key[queries.batch], in.keys.shape().tokens, queries.tokens};
     }

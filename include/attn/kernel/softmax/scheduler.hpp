@@ -2,34 +2,44 @@
 #pragma once
 
 #include "../../parallel/executor.hpp"
+#include "../resumable.hpp"
 #include "task_grid.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// Softmax attention of any pattern and score function: out = softmax(score(scale * q k^T), keys hidden by the pattern left out) v. Passes
-/// of a union run one after the other. Where there are fewer tasks than threads could do, and spans of keys are more, threads share the
-/// spans. E: what queries and keys, weights and values are multiplied as.
+/// Softmax attention of any pattern and score function: out = softmax(score(scale * q k^T), keys hidden by the pattern left out) v; all at
+/// once, or as Resumable rows, which the passes of a union are too. Where there are fewer tasks than threads could do, and spans of keys
+/// are more, threads share the spans. E: what queries and keys, weights and values are multiplied as.
 template <Scalar T, class E = T>
 class softmax_scheduler {
 public:
-    /// narrow: the result is of 16-bit numbers.
-    static std::size_t workspace_bytes(const input_shapes& s, index_t passes, index_t concurrency, bool narrow) {
-        return layout_bytes(s, passes > 1, concurrency, narrow);
+    /// resumes: keys come in runs, or passes. narrow: the result is of 16-bit numbers.
+    static std::size_t workspace_bytes(const input_shapes& s, bool resumes, index_t concurrency, bool narrow) {
+        detail::scratch memory;
+        layout(memory, s, resumes, concurrency, narrow);
+        return memory.used_bytes();
     }
-    /// Bytes of workspace that add_keys needs. narrow: the result is of 16-bit numbers.
-    static std::size_t run_workspace_bytes(const input_shapes& s, index_t concurrency, bool narrow) {
-        return layout_bytes(s, true, concurrency, narrow);
+    /// All keys of a call.
+    static void attend(const softmax_call<T>& call, const execution& run) {
+        const auto passes = call.pattern.passes();
+        softmax_scheduler rows(call, run, passes > 1);
+        if (passes == 1) return rows.visit({call, 0, true, true});
+        for (index_t pass = 0; pass < passes; ++pass) rows.add_keys(call.in, pass);
+        rows.finish();
     }
 
-    void operator()(const softmax_call<T>& call, const execution& run) const {
-        for (index_t pass = 0; pass < call.pattern.passes(); ++pass) attend(call, pass, pass == 0, call.pattern.passes() > 1, run);
+    /// The rows of a call, whose keys are to come.
+    softmax_scheduler(const softmax_call<T>& call, const execution& run) : softmax_scheduler(call, run, true) {}
+    void add_keys(const inputs<T>& in, index_t pass) {
+        if (pass > 0) begin(); // in which not every head takes part
+        visit({call_.of_keys(in), pass, !std::exchange(has_begun_, true), false});
     }
-    /// Attends to keys that come in runs of whole spans: pass by pass, each in the order of positions. The call has the keys of one run,
-    /// while its pattern knows of all; the workspace keeps what the next run goes on with. After each run, all rows are as if it had been
-    /// the last.
-    void add_keys(const softmax_call<T>& call, index_t pass, bool is_first, const execution& run) const {
-        attend(call, pass, is_first, true, run);
+    void finish() {
+        begin();
+        if (call_.out.values.is_narrow() || call_.out.log_sum_exp.data()) visit_without_keys(false, true);
     }
+    /// m and l of every row, of the keys so far.
+    const row_sums<T>& sums() const { return own_.known; }
 
 private:
     using grid_type = task_grid<T, E>;
@@ -48,14 +58,13 @@ private:
         std::byte* slices; ///< of each thread
         std::size_t slice_bytes;
 
-        /// keeps: rows are handed on, to another pass or run of keys.
-        layout(detail::scratch& memory, const input_shapes& s, bool keeps, index_t concurrency, bool narrow)
-            : wide_size(narrow && !keeps ? query_block_traits<T, E>::max_rows * s.values.channels : 0),
+        layout(detail::scratch& memory, const input_shapes& s, bool resumes, index_t concurrency, bool narrow)
+            : wide_size(narrow && !resumes ? query_block_traits<T, E>::max_rows * s.values.channels : 0),
               slice_bytes(mainloop_type::bytes(s.keys, s.values)) {
-            const auto rows = [&] { return keeps ? memory.take<T>(s.queries.batch, s.queries.heads, s.queries.tokens) : nullptr; };
+            const auto rows = [&] { return resumes ? memory.take<T>(s.queries.batch, s.queries.heads, s.queries.tokens) : nullptr; };
             known.maximum = rows();
             known.sum = rows();
-            if (narrow && keeps) known.values = memory.take<T>(s.queries.batch * s.queries.heads, s.queries.tokens, s.values.channels);
+            if (narrow && resumes) known.values = memory.take<T>(s.queries.batch * s.queries.heads, s.queries.tokens, s.values.channels);
             wide = memory.take<T>(concurrency, wide_size);
             span_count = concurrency > 1 ? 2 * concurrency : 0;
             spans = memory.take<state_type>(span_count);
@@ -72,89 +81,98 @@ private:
         }
     };
 
-    static std::size_t layout_bytes(const input_shapes& s, bool keeps, index_t concurrency, bool narrow) {
-        detail::scratch memory;
-        layout(memory, s, keeps, concurrency, narrow);
-        return memory.used_bytes();
+    /// All rows, with the keys of a call. begins: no others have come. finishes: none will.
+    struct step {
+        softmax_call<T> call;
+        index_t pass;
+        bool begins, finishes;
+    };
+
+    softmax_scheduler(const softmax_call<T>& call, const execution& run, bool resumes) : call_(call), run_(run), own_(take(resumes)) {}
+    layout take(bool resumes) const {
+        detail::scratch memory(run_.workspace().bytes().data());
+        return {memory, shapes_of(call_.in), resumes, run_.concurrency(), call_.out.values.is_narrow()};
     }
 
-    /// One pass over the keys of the call. is_first: no other has been there.
-    static void attend(const softmax_call<T>& call, index_t pass, bool is_first, bool keeps, const execution& run) {
-        const auto s = shapes_of(call.in);
-        if (s.queries.batch == 0 || s.queries.heads == 0 || s.queries.tokens == 0) return;
-        detail::scratch memory(run.workspace().bytes().data());
-        layout own(memory, s, keeps, run.concurrency(), call.out.values.is_narrow());
-        if (call.kept.maximum) std::tie(own.known.maximum, own.known.sum) = std::pair(call.kept.maximum, call.kept.sum);
-        const grid_type tasks(call, pass, run.concurrency());
+    void begin() {
+        if (!std::exchange(has_begun_, true)) visit_without_keys(true, false);
+    }
+    void visit_without_keys(bool begins, bool finishes) const {
+        const auto none = call_.in.slice({}, {.tokens = {}});
+        visit({call_.of_keys(none), 0, begins, finishes});
+    }
+    void visit(const step& now) const {
+        const auto& q = call_.in.queries.shape();
+        if (q.batch == 0 || q.heads == 0 || q.tokens == 0) return;
+        const grid_type tasks(now.call, now.pass, run_.concurrency());
         const auto count = tasks.count();
-        if (run.concurrency() > 1 && count < std::min(2 * run.concurrency(), tasks.spans())) {
-            share_spans(call, {tasks, 0, count}, pass, is_first, own, run);
+        if (run_.concurrency() > 1 && count < std::min(2 * run_.concurrency(), tasks.spans())) {
+            share_spans(now, {tasks, 0, count});
         } else { // some at a time: so a thread knows what comes next
-            const auto parts = run.concurrency() == 1 ? 1 : std::min(count, 16 * run.concurrency());
-            run.for_each(parts, [&](index_t part, index_t slice) {
-                attend(call, {tasks, count * part / parts, count * (part + 1) / parts}, pass, is_first, own, slice);
-            });
+            const auto parts = run_.concurrency() == 1 && !run_.pauses() ? 1 : std::min(count, 16 * run_.concurrency());
+            run_.for_each(
+                parts, [&](index_t part, index_t slice) { visit(now, {tasks, count * part / parts, count * (part + 1) / parts}, slice); });
         }
     }
 
-    static epilogue<T> begin_rows(const softmax_call<T>& call, const query_block& block, bool is_first, const layout& own, index_t slice) {
-        T* const wide = own.wide + slice * own.wide_size;
-        if (is_first) return {block, call.out, wide, own.known, call.sinks};
-        return {block, call.out, wide, own.known};
+    epilogue<T> begin_rows(const step& now, const query_block& block, index_t slice) const {
+        T* const wide = own_.wide + slice * own_.wide_size;
+        if (now.begins) return {block, call_.out, wide, own_.known, call_.sinks};
+        return {block, call_.out, wide, own_.known};
     }
-    static void finish_rows(const epilogue<T>& rows, const layout& own) {
-        rows.finish();
-        if (own.known.maximum) rows.keep(own.known);
+    void end_rows(const step& now, const epilogue<T>& rows) const {
+        if (now.finishes) rows.finish();
+        else rows.keep(own_.known);
     }
 
-    /// Attends to the query blocks of one thread.
-    static void attend(const softmax_call<T>& call, walk_type blocks, index_t pass, bool is_first, const layout& own, index_t slice) {
-        auto loop = own.loop_of(call, slice);
+    /// The query blocks of one thread.
+    void visit(const step& now, walk_type blocks, index_t slice) const {
+        auto loop = own_.loop_of(now.call, slice);
         query_block block, next;
         for (bool more = blocks.next(block); more; block = next) {
             more = blocks.next(next);
-            const auto keys = call.blocks_of(block);
-            loop.begin(block, more ? &next : nullptr, pass);
-            if (is_first || loop.sees(keys.first_block(), keys.end_block())) { // else its rows stay as they are
-                auto rows = begin_rows(call, block, is_first, own, slice);
-                loop.run(keys.first_block(), keys.end_block(),
-                         [&](const state_type& state, std::uint64_t done) { rows.merge(state, done); });
-                finish_rows(rows, own);
-            }
-            if (call.between_blocks) (*call.between_blocks)(slice);
+            const auto keys = now.call.blocks_of(block);
+            loop.begin(block, more ? &next : nullptr, now.pass);
+            if (!now.begins && !now.finishes && !loop.sees(keys.first_block(), keys.end_block())) continue; // its rows stay as they are
+            auto rows = begin_rows(now, block, slice);
+            loop.run(keys.first_block(), keys.end_block(), [&](const state_type& state, std::uint64_t done) { rows.merge(state, done); });
+            end_rows(now, rows);
         }
     }
     /// Query blocks on all threads: each takes a span of keys, some spans at a time, which merge in order.
-    static void share_spans(const softmax_call<T>& call, walk_type blocks, index_t pass, bool is_first, const layout& own,
-                            const execution& run) {
+    void share_spans(const step& now, walk_type blocks) const {
         constexpr auto size = visible_span::max_blocks;
         for (query_block block; blocks.next(block);) {
             block.shares_masks = false;
-            auto rows = begin_rows(call, block, is_first, own, 0);
-            const auto keys = call.blocks_of(block);
+            auto rows = begin_rows(now, block, 0);
+            const auto keys = now.call.blocks_of(block);
             const auto end = floor_div(keys.end_block() - 1, size) + 1;
             const auto visible_from = [&](index_t block_of_keys) {
-                const auto found = first_visible_block(call.pattern, block, pass, keys, block_of_keys, keys.end_block());
+                const auto found = first_visible_block(now.call.pattern, block, now.pass, keys, block_of_keys, keys.end_block());
                 return found < keys.end_block() ? floor_div(found, size) : end;
             };
-            for (auto first = visible_from(keys.first_block()); first < end; first = visible_from((first + own.span_count) * size)) {
-                const auto some = std::min(own.span_count, end - first);
-                run.for_each(some, [&](index_t span, index_t slice) {
-                    auto loop = own.loop_of(call, slice);
-                    own.span_rows[span] = 0;
-                    loop.begin(block, nullptr, pass);
+            for (auto first = visible_from(keys.first_block()); first < end; first = visible_from((first + own_.span_count) * size)) {
+                const auto some = std::min(own_.span_count, end - first);
+                run_.for_each(some, [&](index_t span, index_t slice) {
+                    auto loop = own_.loop_of(now.call, slice);
+                    own_.span_rows[span] = 0;
+                    loop.begin(block, nullptr, now.pass);
                     loop.run(std::max(keys.first_block(), (first + span) * size), std::min(keys.end_block(), (first + span + 1) * size),
                              [&](const state_type& state, std::uint64_t done) {
-                                 own.spans[span].copy(state, done);
-                                 own.span_rows[span] |= done;
+                                 own_.spans[span].copy(state, done);
+                                 own_.span_rows[span] |= done;
                              });
                 });
-                for (index_t span = 0; span < some; ++span) rows.merge(own.spans[span], own.span_rows[span]);
-                if (call.between_blocks) (*call.between_blocks)(0);
+                for (index_t span = 0; span < some; ++span) rows.merge(own_.spans[span], own_.span_rows[span]);
             }
-            finish_rows(rows, own);
+            end_rows(now, rows);
         }
     }
+
+    softmax_call<T> call_;
+    const execution& run_;
+    layout own_;
+    bool has_begun_ = false;
 };
 
 } // namespace attn::kernel
