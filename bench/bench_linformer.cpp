@@ -9,6 +9,7 @@
 
 #include "attn/attention/linformer_attention.hpp"
 #include "attn/attention/random_projection.hpp"
+#include "attn/attention/softmax_attention.hpp"
 #include "attn/parallel/thread_pool.hpp"
 
 #include <benchmark/benchmark.h>

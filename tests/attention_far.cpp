@@ -7,6 +7,7 @@
 #include <attn/attention/linear_attention.hpp>
 #include <attn/attention/linformer_attention.hpp>
 #include <attn/attention/simplified_linear_attention.hpp>
+#include <attn/attention/softmax_attention.hpp>
 #include <attn/attention/sparse_attention.hpp>
 #include <attn/attention/talking_heads_attention.hpp>
 #include <attn/reference/linear_attention.hpp>

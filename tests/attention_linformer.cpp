@@ -9,6 +9,7 @@
 #include <attn/attention/project.hpp>
 #include <attn/attention/projection.hpp>
 #include <attn/attention/random_projection.hpp>
+#include <attn/attention/softmax_attention.hpp>
 #include <attn/pattern/causal.hpp>
 #include <attn/pattern/on_heads.hpp>
 #include <attn/pattern/predicate.hpp>

@@ -7,6 +7,7 @@
 
 #include <attn/attention/linformer_attention.hpp>
 #include <attn/attention/pooling.hpp>
+#include <attn/attention/softmax_attention.hpp>
 #include <attn/pattern/lengths.hpp>
 #include <attn/pattern/predicate.hpp>
 

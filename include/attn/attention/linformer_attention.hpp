@@ -1,9 +1,39 @@
 // Linformer: softmax attention over keys and values that were projected along the sequence.
 #pragma once
 
-#include "linformer_gradient.hpp"
+#include "../kernel/linformer/gradient.hpp"
+#include "backward.hpp"
+#include "projection.hpp"
+
+#include <optional>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
+
+/// The values are projected as the keys are, by the same parameters (E = F).
+struct shared_projection {
+    template <Scalar>
+    using gradients = no_gradients;
+};
+
+namespace detail {
+
+/// Calls check(name, view, shape) for each gradient. Throws attention_error where there is no such parameter, or channels do not lie side
+/// by side.
+template <Scalar T, class P, class G>
+void check_projection_gradients(std::string_view operation, std::string_view member, const P& projection, const G& wanted,
+                                const auto& check) {
+    static_assert(DifferentiableProjection<P, T>, "attn: a projection has no gradient of such tokens (see attn::DifferentiableProjection)");
+    kernel::for_each_gradient(
+        projection, wanted, [&](std::string_view own, const tensor_view<T>& view, const tensor_view<const T>& parameter) {
+            const nested_name argument(member, own);
+            if (view.data() && !parameter.data()) throw argument_error(operation, argument, "is asked for, but there is no such parameter");
+            check(argument, view, parameter.shape());
+            if (view.data() && view.shape().channels > 1 && view.strides().channels != 1)
+                throw shape_error(operation, argument, "of shape " + to_string(view.shape()) + " needs contiguous channels");
+        });
+}
+
+} // namespace detail
 
 /// Linformer: softmax attention over keys and values that were projected along the sequence.
 /// For q (batch, heads, n, d_k), k (batch, kv_heads, m, d_k), v (batch, kv_heads, m, d_v), and projections E and F from m tokens to fewer:
@@ -27,6 +57,8 @@ template <class E, class F = shared_projection, Pattern P = dense>
 struct linformer_attention {
     static constexpr std::string_view name = "linformer_attention";
     static constexpr attention_traits traits = {};
+    /// Whether one projection serves keys and values.
+    static constexpr bool shares_projection = std::same_as<F, shared_projection>;
 
     E key_projection;
     F value_projection = {};          ///< that of the keys if not given
@@ -38,7 +70,7 @@ struct linformer_attention {
         static_assert(
             Projection<E, T>,
             "attn: key_projection is not a projection of such tokens (see attn::Projection); a matrix must have their scalar type");
-        if constexpr (!std::same_as<F, shared_projection>)
+        if constexpr (!shares_projection)
             static_assert(
                 Projection<F, T>,
                 "attn: value_projection is not a projection of such tokens (see attn::Projection); a matrix must have their scalar type");
@@ -97,7 +129,7 @@ struct linformer_attention {
     template <Scalar T>
     void check_gradients(const inputs<T>&, const gradients<T>& wanted, const auto& check) const {
         detail::check_projection_gradients<T>(name, "key_projection", key_projection, wanted.key_projection, check);
-        if constexpr (!std::same_as<F, shared_projection>)
+        if constexpr (!shares_projection)
             detail::check_projection_gradients<T>(name, "value_projection", value_projection, wanted.value_projection, check);
     }
     template <Scalar T>
@@ -120,7 +152,7 @@ struct linformer_attention {
 
     /// The projection of the values: that of the keys unless another is given.
     const auto& for_values() const {
-        if constexpr (std::same_as<F, shared_projection>) return key_projection;
+        if constexpr (shares_projection) return key_projection;
         else return value_projection;
     }
 
@@ -160,9 +192,9 @@ private:
     }
 
     template <Scalar T>
-    using work = detail::linformer_work<T, linformer_attention>;
+    using work = kernel::linformer_work<T, linformer_attention>;
     template <Scalar T>
-    using gradient_work = detail::linformer_gradient_work<T, linformer_attention>;
+    using gradient_work = kernel::linformer_gradient_work<T, linformer_attention>;
 };
 
 } // namespace attn

@@ -1,9 +1,9 @@
 // LSH attention, the Reformer's: softmax attention of every token to those that hash into its bucket.
 #pragma once
 
+#include "../kernel/lsh/gradient.hpp"
 #include "backward.hpp"
-#include "lsh_gradient.hpp"
-#include "lsh_work.hpp"
+#include "lsh_buckets.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -117,8 +117,8 @@ struct lsh_attention {
     }
 
 private:
-    using work = detail::lsh_work<T, lsh_attention>;
-    using gradient_work = detail::lsh_gradient<T, lsh_attention>;
+    using work = kernel::lsh_work<T, lsh_attention>;
+    using gradient_work = kernel::lsh_gradient<T, lsh_attention>;
 
     std::size_t bytes(const input_shapes& s, index_t concurrency, bool narrow) const {
         detail::scratch memory;

@@ -55,9 +55,9 @@ void project(const P& projection, const X& from, const tensor_view<detail::scala
     const auto needed = workspace_bytes<T>(projection, s, run);
     run.reserve(name, "x", s, needed);
 
-    const auto max_rows = out.shape().tokens, blocks = (max_rows + detail::projected_rows_of_task - 1) / detail::projected_rows_of_task;
+    const auto max_rows = out.shape().tokens, blocks = (max_rows + kernel::projected_rows_of_task - 1) / kernel::projected_rows_of_task;
     run.for_each(s.batch * s.heads * blocks, [&](index_t task, index_t slice) {
-        const auto batch = task / blocks / s.heads, head = task / blocks % s.heads, first = task % blocks * detail::projected_rows_of_task;
+        const auto batch = task / blocks / s.heads, head = task / blocks % s.heads, first = task % blocks * kernel::projected_rows_of_task;
         detail::scratch memory(run.workspace().bytes().data() +
                                needed / static_cast<std::size_t>(run.concurrency()) * static_cast<std::size_t>(slice));
         bool* const seen = memory.take<bool>(s.tokens);
@@ -69,7 +69,7 @@ void project(const P& projection, const X& from, const tensor_view<detail::scala
         const auto size = projection.size(head, s.tokens);
         const auto present = [&](index_t row) { return row < size && tokens.any_visible(projection.range(head, row, s.tokens)); };
         const auto to = out.rows(batch, head);
-        const auto end = std::min(max_rows, first + detail::projected_rows_of_task);
+        const auto end = std::min(max_rows, first + kernel::projected_rows_of_task);
         for (auto row = first; row < end;) {
             const bool has_tokens = present(row);
             auto next = row + 1;

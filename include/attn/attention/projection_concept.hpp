@@ -111,17 +111,7 @@ void run_tasks(const kernel::matrix_product<T>& product, const scratch& memory, 
 /// The shape of projected tokens: as many rows as the head with most has.
 template <Scalar T, Projection<T> P>
 shape projected_shape(const P& projection, const shape& tokens) {
-    auto s = tokens;
-    s.tokens = 0;
-    for (index_t h = 0; h < tokens.heads; ++h) s.tokens = std::max(s.tokens, projection.size(h, tokens.tokens));
-    return s;
+    return {tokens.batch, tokens.heads, kernel::most_rows(projection, tokens), tokens.channels};
 }
-
-namespace detail {
-
-/// A head's projected rows are made by so many at a time, each of which reads all of its tokens.
-inline constexpr index_t projected_rows_of_task = 384;
-
-} // namespace detail
 
 } // namespace attn

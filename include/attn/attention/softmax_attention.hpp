@@ -1,10 +1,10 @@
 // Softmax attention: scaled dot products, a score function, a pattern, a softmax over the visible keys.
 #pragma once
 
-#include "../kernel/products.hpp"
 #include "../kernel/softmax/scheduler.hpp"
 #include "../kernel/softmax_gradient/scheduler.hpp"
 #include "backward.hpp"
+#include "products.hpp"
 
 #include <optional>
 

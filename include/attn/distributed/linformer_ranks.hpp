@@ -13,7 +13,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 template <class E, class F, Pattern P, Scalar T>
 struct rank_call<linformer_attention<E, F, P>, T> {
     using operation = linformer_attention<E, F, P>;
-    using work = linformer_work<T, operation>;
+    using work = kernel::linformer_work<T, operation>;
     using rows_type = typename work::rows_type;
 
     rank_call(const operation& op, const partition& parts, index_t rank, const inputs<T>& in)

@@ -1,8 +1,8 @@
 // A linear layer: every token row times a matrix.
 #pragma once
 
+#include "../attention/products.hpp"
 #include "../kernel/gemm/matrix_product.hpp"
-#include "../kernel/products.hpp"
 #include "../norm/fold.hpp"
 #include "backward.hpp"
 

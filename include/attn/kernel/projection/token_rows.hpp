@@ -38,6 +38,16 @@ struct token_rows {
     }
 };
 
+/// A head's projected rows are made by so many at a time, each of which reads all of its tokens.
+inline constexpr index_t projected_rows_of_task = 384;
+
+/// How many projected rows the head with most has.
+index_t most_rows(const auto& projection, const shape& tokens) {
+    index_t most = 0;
+    for (index_t h = 0; h < tokens.heads; ++h) most = std::max(most, projection.size(h, tokens.tokens));
+    return most;
+}
+
 /// One register of a token's channels from channel c on, `present` of them: the same numbers whatever the layout.
 template <Scalar T>
 [[gnu::always_inline]] inline simd::lanes<T> load_channels(const T* row, index_t channel_stride, index_t c, index_t present) {

@@ -1,26 +1,18 @@
 // How Linformer runs: some heads at a time, their keys and values are projected into the workspace and attended to there.
 #pragma once
 
-#include "../pattern/lengths.hpp"
-#include "projection.hpp"
-#include "softmax_attention.hpp"
+#include "../../pattern/lengths.hpp"
+#include "../projection/token_rows.hpp"
+#include "../softmax/scheduler.hpp"
 
-namespace attn::inline ATTN_INSTRUCTION_SET {
-
-/// The values are projected as the keys are, by the same parameters (E = F).
-struct shared_projection {
-    template <Scalar>
-    using gradients = no_gradients;
-};
-
-namespace detail {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// The projected rows of each head: the first rows[batch * kv_heads + head / group] of them.
 struct projected_rows {
     const index_t* rows;
     index_t kv_heads, group;
 
-    constexpr shorter_than at(index_t batch, index_t head) const { return {rows[batch * kv_heads + head / group]}; }
+    constexpr detail::shorter_than at(index_t batch, index_t head) const { return {rows[batch * kv_heads + head / group]}; }
 };
 
 /// Which tokens are visible, and which projected rows are kept, of so many heads of keys and values.
@@ -32,9 +24,8 @@ struct linformer_rows {
     bool* seen;                 ///< (batches, heads, tokens), unless all are
     index_t *kept, *kept_count; ///< the projected rows that a visible token takes part in: (batches, heads, max_rows), and how many
 
-    linformer_rows(scratch& memory, const Op& op, const shape& all_keys, index_t some_batches, index_t some_heads)
-        : batches(some_batches), heads(some_heads), tokens(all_keys.tokens),
-          max_rows(projected_shape<T>(op.key_projection, all_keys).tokens),
+    linformer_rows(detail::scratch& memory, const Op& op, const shape& all_keys, index_t some_batches, index_t some_heads)
+        : batches(some_batches), heads(some_heads), tokens(all_keys.tokens), max_rows(most_rows(op.key_projection, all_keys)),
           seen(memory.take<bool>(all_visible ? 0 : batches, heads, tokens)), kept(memory.take<index_t>(batches, heads, max_rows)),
           kept_count(memory.take<index_t>(batches, heads)) {}
 
@@ -42,8 +33,8 @@ struct linformer_rows {
     void find(const Op& op, const inputs<T>& in, index_t batch, index_t kv_head, index_t head) const {
         if constexpr (!all_visible) {
             const auto pattern = at(op.pattern, batch, kv_head * (in.queries.shape().heads / in.keys.shape().heads));
-            find_visible(pattern, {in.positions.first_query[batch], in.queries.shape().tokens, 1}, in.positions.first_key[batch], tokens,
-                         seen + head * tokens);
+            detail::find_visible(pattern, {in.positions.first_query[batch], in.queries.shape().tokens, 1}, in.positions.first_key[batch],
+                                 tokens, seen + head * tokens);
         }
         const auto x = tokens_of(in.keys, head);
         index_t count = 0;
@@ -53,7 +44,7 @@ struct linformer_rows {
         kept_count[head] = count;
     }
     /// The tokens of one head of keys or values.
-    kernel::token_rows<T> tokens_of(const stored_view<const T>& one_head, index_t head) const {
+    token_rows<T> tokens_of(const stored_view<const T>& one_head, index_t head) const {
         return {one_head.rows(0, 0), tokens, one_head.shape().channels, all_visible ? nullptr : seen + head * tokens};
     }
     /// Calls f(row, count, first) for the runs of projected rows of a head, those that are kept, number first to end - 1: row .. row +
@@ -73,7 +64,7 @@ struct linformer_rows {
 /// The memory of a call, and its steps for some heads of keys and values: as many as there are threads, or as fill a quarter of a megabyte.
 template <Scalar T, class Op>
 struct linformer_work {
-    using softmax = kernel::softmax_scheduler<T>;
+    using softmax = softmax_scheduler<T>;
     using rows_type = linformer_rows<T, Op>;
     static constexpr index_t rows_of_block = projected_rows_of_task;
 
@@ -83,11 +74,11 @@ struct linformer_work {
     tensor_view<T> keys, values;
 
     /// least: bytes that `shared` has in any case.
-    linformer_work(scratch& memory, const Op& op, const input_shapes& s, index_t concurrency, std::size_t least = 0)
+    linformer_work(detail::scratch& memory, const Op& op, const input_shapes& s, index_t concurrency, std::size_t least = 0)
         : task_bytes(bytes_of_task(op, s)), shared(take_shared(memory, s, concurrency, least)),
           rows(rows_at_once(memory, op, s, concurrency)), keys(take_rows(memory, s.keys)), values(take_rows(memory, s.values)) {}
     /// The memory for the heads whose rows have been found.
-    linformer_work(scratch& memory, const Op& op, const input_shapes& s, index_t concurrency, const rows_type& found)
+    linformer_work(detail::scratch& memory, const Op& op, const input_shapes& s, index_t concurrency, const rows_type& found)
         : task_bytes(bytes_of_task(op, s)), shared(take_shared(memory, s, concurrency, 0)), rows(found), keys(take_rows(memory, s.keys)),
           values(take_rows(memory, s.values)) {}
 
@@ -118,8 +109,8 @@ struct linformer_work {
     /// Calls f(the keys that it sees there, the factor of its scores).
     void with_visible(const Op& op, const inputs<T>& in, const part& p, const inputs<T>& projected_in, const auto& f) const {
         const projected_rows seen{rows.kept_count, p.kv_heads, in.queries.shape().heads / in.keys.shape().heads};
-        const auto visible = kernel::visible_keys_of<T, projected_rows>(seen, shapes_of(projected_in), projected_in.positions);
-        f(visible, score_scale<T>(op.scale, in.queries.shape().channels));
+        const auto visible = visible_keys_of<T, projected_rows>(seen, shapes_of(projected_in), projected_in.positions);
+        f(visible, detail::score_scale<T>(op.scale, in.queries.shape().channels));
     }
     /// Finds which rows there are, and projects keys and values.
     void project_some(const Op& op, const inputs<T>& in, const execution& run, const part& p) const {
@@ -144,7 +135,7 @@ struct linformer_work {
             const auto b = p.b + head / p.kv_heads, g = p.g + head % p.kv_heads, channels = to.shape().channels;
             const auto x = rows.tokens_of(from.slice({.batch = {b, 1}, .heads = {g, 1}}), head);
             rows.for_each_kept(head, first_row, first_row + rows_of_block, [&](index_t row, index_t count, index_t at) {
-                scratch own(shared + task_bytes * static_cast<std::size_t>(slice));
+                detail::scratch own(shared + task_bytes * static_cast<std::size_t>(slice));
                 f(projection, x, g, row, count, row_block<T>{to.data() + (head * rows.max_rows + at) * channels, channels, 1}, own);
             });
         });
@@ -164,23 +155,21 @@ private:
                                     op.for_values().template workspace_bytes<T>(s.keys.tokens, s.values.channels));
         return (bytes + alignment - 1) / alignment * alignment;
     }
-    std::byte* take_shared(scratch& memory, const input_shapes& s, index_t concurrency, std::size_t least) const {
+    std::byte* take_shared(detail::scratch& memory, const input_shapes& s, index_t concurrency, std::size_t least) const {
         const auto softmax_bytes = softmax::workspace_bytes(s, false, concurrency, true);
         return memory.take<std::byte>(std::max({least, softmax_bytes, task_bytes * static_cast<std::size_t>(concurrency)}));
     }
-    tensor_view<T> take_rows(scratch& memory, const shape& tokens) const {
+    tensor_view<T> take_rows(detail::scratch& memory, const shape& tokens) const {
         const shape own{rows.batches, rows.heads, rows.max_rows, tokens.channels};
         return head_major(memory.take<T>(own.batch, own.heads, own.tokens, own.channels), own);
     }
-    static rows_type rows_at_once(scratch& memory, const Op& op, const input_shapes& s, index_t concurrency) {
-        const auto max_rows = projected_shape<T>(op.key_projection, s.keys).tokens;
-        const auto bytes_of_head = product(max_rows, s.keys.channels + s.values.channels, static_cast<index_t>(sizeof(T)));
+    static rows_type rows_at_once(detail::scratch& memory, const Op& op, const input_shapes& s, index_t concurrency) {
+        const auto max_rows = most_rows(op.key_projection, s.keys);
+        const auto bytes_of_head = detail::product(max_rows, s.keys.channels + s.values.channels, static_cast<index_t>(sizeof(T)));
         const auto at_once = std::max(concurrency, (index_t{1} << 18) / std::max<index_t>(1, bytes_of_head));
         const auto heads = std::clamp<index_t>(s.keys.heads, 1, at_once);
         return {memory, op, s.keys, std::clamp<index_t>(s.keys.batch, 1, std::max<index_t>(1, at_once / heads)), heads};
     }
 };
 
-} // namespace detail
-
-} // namespace attn
+} // namespace attn::kernel

@@ -1,13 +1,14 @@
 // The gradient of LSH attention: in every round, the gradient of softmax attention of the sorted tokens, segment by segment.
 #pragma once
 
-#include "../core/gradients.hpp"
-#include "lsh_work.hpp"
+#include "../../core/gradients.hpp"
+#include "../softmax_gradient/scheduler.hpp"
+#include "attention.hpp"
 
 #include <cmath>
 #include <limits>
 
-namespace attn::inline ATTN_INSTRUCTION_SET::detail {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// The memory of a gradient, and its steps for some heads of a batch entry. With out and log_sum_exp of all rounds together, the weights
 /// e^(x - log_sum_exp) of a round's pairs are what they count in all, so each round adds the gradient of softmax attention to its pairs.
@@ -15,14 +16,14 @@ namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 /// A segment also gives to the keys of the chunk before it: segments with even and odd numbers take turns, so that no two write to a token.
 template <Scalar T, class Op>
 struct lsh_gradient {
-    using softmax = kernel::softmax_gradient_scheduler<T>;
+    using softmax = softmax_gradient_scheduler<T>;
     using work = lsh_work<T, Op>;
 
     work tokens;
     bool* met; ///< of each token: whether it has seen another
     T* share;  ///< of each token: what multiplies its weights
 
-    lsh_gradient(scratch& memory, const Op& op, const input_shapes& s, index_t concurrency)
+    lsh_gradient(detail::scratch& memory, const Op& op, const input_shapes& s, index_t concurrency)
         : tokens(memory, op, s, concurrency, false, slice_bytes(op, s)), met(memory.take<bool>(tokens.heads, tokens.tokens)),
           share(memory.take<T>(tokens.heads, tokens.tokens)) {}
 
@@ -32,18 +33,18 @@ struct lsh_gradient {
         const call own{
             op, all.slice(some, some), saved.slice(some), d_out.slice(some), {to.queries.slice(some), {}, to.values.slice(some)}};
         tokens.find_lengths(own.in.queries, run, count);
-        tokens.for_each_piece(run, count, work::rows_of_task, [&](index_t head, index_t i, index_t end, const scratch&) {
+        tokens.for_each_piece(run, count, work::rows_of_task, [&](index_t head, index_t i, index_t end, const detail::scratch&) {
             for (; i < end; ++i) clear(own, head, i);
         });
         find_shares(own, run, h, count);
         for (index_t round = 0; round < op.rotations.shape().batch; ++round) {
             tokens.find_order(op, own.in.queries, run, h, count, round);
             for (const index_t turn : {0, 1})
-                tokens.for_each_piece(run, count, tokens.segment, [&](index_t head, index_t begin, index_t end, scratch memory) {
+                tokens.for_each_piece(run, count, tokens.segment, [&](index_t head, index_t begin, index_t end, detail::scratch memory) {
                     if (begin / tokens.segment % 2 == turn) segment_memory(memory, tokens).add(*this, own, head, begin, end);
                 });
         }
-        tokens.for_each_piece(run, count, work::rows_of_task, [&](index_t head, index_t i, index_t end, const scratch&) {
+        tokens.for_each_piece(run, count, work::rows_of_task, [&](index_t head, index_t i, index_t end, const detail::scratch&) {
             for (; i < end; ++i) finish(own, head, i);
         });
     }
@@ -62,7 +63,7 @@ private:
         const bool any = softmax::any_loses_sum(c.saved.log_sum_exp);
         for (index_t round = 0; any && round < c.op.rotations.shape().batch; ++round) {
             tokens.find_order(c.op, c.in.queries, run, h, count, round);
-            tokens.for_each_piece(run, count, tokens.segment, [&](index_t head, index_t begin, index_t end, scratch memory) {
+            tokens.for_each_piece(run, count, tokens.segment, [&](index_t head, index_t begin, index_t end, detail::scratch memory) {
                 segment_memory(memory, tokens).add_weights(*this, c, head, begin, end);
             });
         }
@@ -70,7 +71,7 @@ private:
     }
 
     static std::size_t slice_bytes(const Op& op, const input_shapes& s) {
-        scratch sizes, counted;
+        detail::scratch sizes, counted;
         segment_memory(counted, work(sizes, op, s, 1, false));
         return counted.used_bytes();
     }
@@ -82,7 +83,7 @@ private:
         T *queries, *keys, *values, *out, *of_out, *log_sum_exp, *of_log_sum_exp, *shares, *of_queries, *of_keys, *of_values;
         index_t *first, *end;
 
-        segment_memory(scratch& memory, const work& w)
+        segment_memory(detail::scratch& memory, const work& w)
             : softmax_bytes(softmax::workspace_bytes({w.row_shape, w.row_shape, w.result_shape}, 1, false)),
               of_softmax(memory.take<std::byte>(static_cast<index_t>(softmax_bytes))) {
             const auto rows = w.row_shape.tokens, d_k = w.row_shape.channels, d_v = w.result_shape.channels;
@@ -144,10 +145,10 @@ private:
             const saved_outputs<T> saved{view(out, rows, d_v), view(log_sum_exp, rows, 1)};
             const output_gradients<T> d_out{view(of_out, rows, d_v), view(of_log_sum_exp, rows, 1)};
             const sorted_window window{at, first, end};
-            const kernel::visible_keys_of<T, sorted_window> visible(window, shapes_of(sorted), sorted.positions);
+            const visible_keys_of<T, sorted_window> visible(window, shapes_of(sorted), sorted.positions);
             sequential here;
             workspace memory(std::span(of_softmax, softmax_bytes));
-            f(kernel::softmax_gradient_call<T>{sorted, saved, d_out, wanted, visible, nullptr, score_scale<T>(c.op.scale, d_k), shares},
+            f(softmax_gradient_call<T>{sorted, saved, d_out, wanted, visible, nullptr, detail::score_scale<T>(c.op.scale, d_k), shares},
               execution(here, memory));
         }
         void copy_key(const work& w, const call& c, index_t head, index_t token, index_t r) const {
@@ -193,10 +194,10 @@ private:
         for (index_t e = 0; e < c.in.values.shape().channels; ++e) product += c.d_out.values(0, head, i, e) * c.in.values(0, head, i, e);
         T delta = product - product; // dO . v - dO . out: NaN where the formula is
         if (c.d_out.log_sum_exp.data()) delta += c.d_out.log_sum_exp(0, head, i, 0);
-        const T factor = score_scale<T>(c.op.scale, tokens.row_shape.channels) * delta, divisor = norm == 0 ? T{1} : norm;
+        const T factor = detail::score_scale<T>(c.op.scale, tokens.row_shape.channels) * delta, divisor = norm == 0 ? T{1} : norm;
         for (index_t e = 0; e < c.to.queries.shape().channels; ++e)
             c.to.queries(0, head, i, e) += factor * (c.in.queries(0, head, i, e) / divisor);
     }
 };
 
-} // namespace attn::detail
+} // namespace attn::kernel

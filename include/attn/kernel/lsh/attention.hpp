@@ -1,16 +1,15 @@
 // How LSH attention runs: in every round the tokens of some heads are sorted by bucket, and attend to those that lie near them.
 #pragma once
 
-#include "../pattern/bit_table.hpp"
-#include "lsh_buckets.hpp"
-#include "merge.hpp"
-#include "softmax_attention.hpp"
+#include "../../pattern/bit_table.hpp"
+#include "../softmax/scheduler.hpp"
+#include "bucket_hash.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-namespace attn::inline ATTN_INSTRUCTION_SET::detail {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// What sorted token i sees, for i from `begin` on: those from first[i - begin] to end[i - begin] - 1, without itself. Both rise with i.
 struct sorted_window {
@@ -25,7 +24,7 @@ struct sorted_window {
     }
     template <QueryLanes Index>
     auto visible(const Index& i, index_t j) const {
-        return mask_of_each(i, [&](index_t query) { return visible(query, j); });
+        return detail::mask_of_each(i, [&](index_t query) { return visible(query, j); });
     }
 };
 
@@ -33,7 +32,7 @@ struct sorted_window {
 /// and sorts them, and then attends in segments of some chunks, which a thread copies, attends to and adds to the rounds before.
 template <Scalar T, class Op>
 struct lsh_work {
-    using softmax = kernel::softmax_scheduler<T>;
+    using softmax = softmax_scheduler<T>;
     using hash = bucket_hash<T>;
     static constexpr index_t rows_of_task = hash::rows_of_task, tokens_at_once = 8192, tokens_of_segment = 384;
     static constexpr T nothing = -std::numeric_limits<T>::infinity();
@@ -48,14 +47,14 @@ struct lsh_work {
     T* wide = nullptr;                    ///< the rows of the rounds so far, where the result would round them
 
     /// narrow: the result is of 16-bit numbers. least_slice: a thread's memory is not less.
-    lsh_work(scratch& memory, const Op& op, const input_shapes& s, index_t concurrency, bool narrow, std::size_t least_slice = 0)
+    lsh_work(detail::scratch& memory, const Op& op, const input_shapes& s, index_t concurrency, bool narrow, std::size_t least_slice = 0)
         : heads(std::clamp<index_t>(tokens_at_once / std::max<index_t>(1, s.queries.tokens), 1, std::max<index_t>(1, s.queries.heads))),
           tokens(s.queries.tokens), chunk(std::min(op.chunk_of(tokens), std::max<index_t>(1, tokens))),
           segment(chunk * std::max<index_t>(1, tokens_of_segment / chunk)), row_shape{1, 1, segment + chunk, s.queries.channels},
           result_shape{1, 1, segment + chunk, s.values.channels},
           softmax_bytes(softmax::workspace_bytes({row_shape, row_shape, result_shape}, true, 1, false)) {
         const auto half = op.rotations.shape().channels;
-        scratch counted;
+        detail::scratch counted;
         segment_memory(counted, *this);
         slice_bytes = std::max({counted.used_bytes(), hash::task_bytes(s.queries.channels, half), least_slice});
         slices = memory.take<std::byte>(concurrency, static_cast<index_t>(slice_bytes));
@@ -75,11 +74,11 @@ struct lsh_work {
         find_lengths(in.queries, run, count);
         for (index_t round = 0; round < op.rotations.shape().batch; ++round) {
             find_order(op, in.queries, run, h, count, round);
-            for_each_piece(run, count, segment, [&](index_t head, index_t begin, index_t end, scratch memory) {
+            for_each_piece(run, count, segment, [&](index_t head, index_t begin, index_t end, detail::scratch memory) {
                 segment_memory(memory, *this).attend(*this, op, in, out, head, begin, end, round == 0);
             });
         }
-        for_each_piece(run, count, rows_of_task, [&](index_t head, index_t i, index_t end, const scratch&) {
+        for_each_piece(run, count, rows_of_task, [&](index_t head, index_t i, index_t end, const detail::scratch&) {
             for (; i < end; ++i) finish(op, in, out, head, i);
         });
     }
@@ -89,18 +88,19 @@ struct lsh_work {
         const auto pieces = (tokens + size - 1) / size;
         run.for_each(count * pieces, [&](index_t task, index_t slice) {
             const auto begin = task % pieces * size;
-            f(task / pieces, begin, std::min(tokens, begin + size), scratch(slices + slice_bytes * static_cast<std::size_t>(slice)));
+            f(task / pieces, begin, std::min(tokens, begin + size),
+              detail::scratch(slices + slice_bytes * static_cast<std::size_t>(slice)));
         });
     }
     /// |q| of all tokens of so many heads.
     void find_lengths(const stored_view<const T>& q, const execution& run, index_t count) const {
-        for_each_piece(run, count, segment, [&](index_t head, index_t i, index_t end, scratch memory) {
+        for_each_piece(run, count, segment, [&](index_t head, index_t i, index_t end, detail::scratch memory) {
             for (const segment_memory own(memory, *this); i < end; ++i) length[head * tokens + i] = own.length_of(q, head, i);
         });
     }
     /// Buckets and sorted order of a round, of heads h .. h + count - 1, which q holds.
     void find_order(const Op& op, const stored_view<const T>& q, const execution& run, index_t h, index_t count, index_t round) const {
-        for_each_piece(run, count, rows_of_task, [&](index_t head, index_t i, index_t end, const scratch& memory) {
+        for_each_piece(run, count, rows_of_task, [&](index_t head, index_t i, index_t end, const detail::scratch& memory) {
             hash_of(op.rotations, round, h + head)(q.rows(0, head, i), end - i, bucket + head * tokens + i, 1, memory);
         });
         run.for_each(count, [&](index_t head, index_t) { sort(op, head); });
@@ -123,7 +123,7 @@ private:
         T *queries, *keys, *values, *out;
         index_t *first, *end;
 
-        segment_memory(scratch& memory, const lsh_work& w)
+        segment_memory(detail::scratch& memory, const lsh_work& w)
             : of_softmax(memory.take<std::byte>(static_cast<index_t>(w.softmax_bytes))),
               queries(memory.take<T>(w.segment, w.row_shape.channels)), keys(memory.take<T>(w.row_shape.tokens, w.row_shape.channels)),
               values(memory.take<T>(w.row_shape.tokens, w.result_shape.channels)), out(memory.take<T>(w.segment, w.result_shape.channels)),
@@ -156,12 +156,12 @@ private:
                                    view(values, before + rows, d_v),
                                    {.first_query = at, .first_key = at - before}};
             const sorted_window window{at, first, end};
-            const kernel::visible_keys_of<T, sorted_window> visible(window, shapes_of(sorted), sorted.positions);
+            const visible_keys_of<T, sorted_window> visible(window, shapes_of(sorted), sorted.positions);
             sequential here;
             workspace memory(std::span(of_softmax, w.softmax_bytes));
             const execution run(here, memory);
             const outputs<T> result{view(out, rows, d_v)};
-            softmax round({sorted, result, visible, nullptr, score_scale<T>(op.scale, d_k), {}}, run);
+            softmax round({sorted, result, visible, nullptr, detail::score_scale<T>(op.scale, d_k), {}}, run);
             round.add_keys(sorted, 0);
             const auto weights = round.sums();
             for (index_t r = 0; r < rows; ++r) {
@@ -209,14 +209,14 @@ private:
         auto log = known[head * tokens + i].log_sum_exp();
         const auto row = row_of(out, head, i);
         if (log == nothing) {
-            const T score = score_scale<T>(op.scale, row_shape.channels) * length[head * tokens + i];
+            const T score = detail::score_scale<T>(op.scale, row_shape.channels) * length[head * tokens + i];
             log = score + static_cast<T>(std::log(static_cast<double>(op.rotations.shape().batch)));
             for (index_t c = 0; c < result_shape.channels; ++c)
                 row.data[c * row.channel_stride] = std::isnan(score) ? score : in.values(0, head, i, c);
         }
-        if (wide) kernel::store_row<T>(row.data, result_shape.channels, out.values.rows(0, head, i));
+        if (wide) store_row<T>(row.data, result_shape.channels, out.values.rows(0, head, i));
         if (out.log_sum_exp.data()) out.log_sum_exp(0, head, i, 0) = log;
     }
 };
 
-} // namespace attn::detail
+} // namespace attn::kernel

@@ -1,31 +1,16 @@
 // How Linformer's gradient runs: softmax attention's on the projected keys and values, then what projected them, backwards.
 #pragma once
 
-#include "linformer_work.hpp"
+#include "../../core/gradients.hpp"
+#include "../softmax_gradient/scheduler.hpp"
+#include "attention.hpp"
 
-namespace attn::inline ATTN_INSTRUCTION_SET {
-
-namespace detail {
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Calls f(name, gradient, parameter) for each parameter of a projection that has any.
 template <class P, class G>
 void for_each_gradient(const P& projection, const G& wanted, const auto& f) {
     if constexpr (!std::same_as<G, no_gradients>) projection.for_each_gradient(wanted, f);
-}
-
-/// Calls check(name, view, shape) for each gradient. Throws attention_error where there is no such parameter, or channels do not lie side
-/// by side.
-template <Scalar T, class P, class G>
-void check_projection_gradients(std::string_view operation, std::string_view member, const P& projection, const G& wanted,
-                                const auto& check) {
-    static_assert(DifferentiableProjection<P, T>, "attn: a projection has no gradient of such tokens (see attn::DifferentiableProjection)");
-    for_each_gradient(projection, wanted, [&](std::string_view own, const tensor_view<T>& view, const tensor_view<const T>& parameter) {
-        const nested_name argument(member, own);
-        if (view.data() && !parameter.data()) throw argument_error(operation, argument, "is asked for, but there is no such parameter");
-        check(argument, view, parameter.shape());
-        if (view.data() && view.shape().channels > 1 && view.strides().channels != 1)
-            throw shape_error(operation, argument, "of shape " + to_string(view.shape()) + " needs contiguous channels");
-    });
 }
 
 /// The memory of the gradient of a call, and its steps for some heads of keys and values:
@@ -34,7 +19,7 @@ void check_projection_gradients(std::string_view operation, std::string_view mem
 /// threads.
 template <Scalar T, class Op>
 struct linformer_gradient_work {
-    using softmax = kernel::softmax_gradient_scheduler<T>;
+    using softmax = softmax_gradient_scheduler<T>;
     using work = linformer_work<T, Op>;
     using part = typename work::part;
 
@@ -42,7 +27,7 @@ struct linformer_gradient_work {
     work projected;
     tensor_view<T> keys, values; ///< the gradients of what was projected
 
-    linformer_gradient_work(scratch& memory, const Op& op, const input_shapes& s, index_t concurrency)
+    linformer_gradient_work(detail::scratch& memory, const Op& op, const input_shapes& s, index_t concurrency)
         : task_bytes(bytes_of_task(op, s)), projected(memory, op, s, concurrency, shared_bytes(op, s, concurrency, task_bytes)) {
         const auto like = [&](const tensor_view<T>& t) {
             const auto& own = t.shape();
@@ -54,12 +39,12 @@ struct linformer_gradient_work {
 
     template <class G>
     static void clear_parameters(const Op& op, const G& wanted) {
-        const auto clear = [](std::string_view, const tensor_view<T>& view, const auto&) { fill_zero(view); };
+        const auto clear = [](std::string_view, const tensor_view<T>& view, const auto&) { detail::fill_zero(view); };
         for_each_gradient(op.key_projection, wanted.key_projection, clear);
         for_each_gradient(op.for_values(), for_values(wanted), clear);
     }
     static void clear(const input_gradients<T>& wanted) {
-        for (const auto* view : {&wanted.queries, &wanted.keys, &wanted.values}) fill_zero(*view);
+        for (const auto* view : {&wanted.queries, &wanted.keys, &wanted.values}) detail::fill_zero(*view);
     }
 
     /// Finds all gradients of a part.
@@ -95,7 +80,7 @@ struct linformer_gradient_work {
     }
 
 private:
-    static constexpr bool shares = std::same_as<decltype(Op::value_projection), shared_projection>;
+    static constexpr bool shares = Op::shares_projection;
 
     /// One side of a projection's gradient: the keys, or the values.
     template <class P, class G>
@@ -125,7 +110,7 @@ private:
     }
     static std::size_t shared_bytes(const Op& op, const input_shapes& s, index_t concurrency, std::size_t of_task) {
         auto projected = s;
-        projected.keys.tokens = projected.values.tokens = projected_shape<T>(op.key_projection, s.keys).tokens;
+        projected.keys.tokens = projected.values.tokens = most_rows(op.key_projection, s.keys);
         return std::max(softmax::workspace_bytes(projected, concurrency, false), of_task * static_cast<std::size_t>(concurrency));
     }
     template <class P, class G>
@@ -140,7 +125,7 @@ private:
         const auto b = p.b + head / p.kv_heads, g = p.g + head % p.kv_heads, channels = s.d_out.shape().channels;
         const auto x = projected.rows.tokens_of(s.from.slice({.batch = {b, 1}, .heads = {g, 1}}), head);
         projected.rows.for_each_kept(head, 0, projected.rows.max_rows, [&](index_t row, index_t count, index_t first) {
-            scratch own(projected.shared + task_bytes * static_cast<std::size_t>(slice));
+            detail::scratch own(projected.shared + task_bytes * static_cast<std::size_t>(slice));
             f(x, g, row, count, row_block<const T>{s.d_out.data() + (head * projected.rows.max_rows + first) * channels, channels, 1}, own);
         });
     }
@@ -148,20 +133,20 @@ private:
     void find_tokens(const side<P, G>& s, const part& p, index_t head, index_t slice) const {
         if (!s.to.data()) return;
         const auto own = s.to.slice({.batch = {p.b + head / p.kv_heads, 1}, .heads = {p.g + head % p.kv_heads, 1}});
-        fill_zero(own);
-        for_each_run(s, p, head, slice, [&](const auto& x, index_t g, index_t row, index_t count, const auto& d_out, scratch& memory) {
-            s.projection.add_token_gradients(x, g, row, count, d_out, own.rows(0, 0), memory);
-        });
+        detail::fill_zero(own);
+        for_each_run(s, p, head, slice,
+                     [&](const auto& x, index_t g, index_t row, index_t count, const auto& d_out, detail::scratch& memory) {
+                         s.projection.add_token_gradients(x, g, row, count, d_out, own.rows(0, 0), memory);
+                     });
     }
     template <class P, class G>
     void add_parameters(const side<P, G>& s, const part& p, index_t head, index_t number, index_t slice) const {
         if constexpr (!std::same_as<G, no_gradients>)
-            for_each_run(s, p, head, slice, [&](const auto& x, index_t g, index_t row, index_t count, const auto& d_out, scratch& memory) {
-                s.projection.add_parameter_gradients(x, g, row, count, d_out, number, s.wanted, memory);
-            });
+            for_each_run(s, p, head, slice,
+                         [&](const auto& x, index_t g, index_t row, index_t count, const auto& d_out, detail::scratch& memory) {
+                             s.projection.add_parameter_gradients(x, g, row, count, d_out, number, s.wanted, memory);
+                         });
     }
 };
 
-} // namespace detail
-
-} // namespace attn
+} // namespace attn::kernel

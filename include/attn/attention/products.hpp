@@ -1,7 +1,7 @@
 // What the operands of products are rounded to: attn::softmax_attention{.products = attn::bf16_products{}}, and of a linear.
 #pragma once
 
-#include "bf16_rows.hpp"
+#include "../kernel/bf16_rows.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
