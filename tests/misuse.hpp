@@ -20,7 +20,7 @@ struct nothing_refused : std::runtime_error {
 template <Attention A>
 struct checks_of {
     static constexpr std::string_view name = A::name;
-    static constexpr attention_traits traits{.has_log_sum_exp = A::traits.has_log_sum_exp};
+    static constexpr attention_traits traits{.has_log_sum_exp = A::traits.has_log_sum_exp, .has_log_sum_exp_shape = true};
 
     A op = {};
 

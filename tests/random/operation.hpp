@@ -44,7 +44,7 @@ operation<T> operation_of(const std::shared_ptr<const Op>& op) {
     if constexpr (std::same_as<T, float>) result.narrow_workspace_bytes = bytes_for(std::type_identity<attn::detail::sixteen_bits>{});
     result.has_least_workspace = Op::traits.has_least_workspace;
     result.output_shape = [op](const input_shapes& s) { return op->output_shape(s); };
-    if constexpr (Op::traits.has_log_sum_exp) result.log_sum_exp_shape = [op](const input_shapes& s) { return op->log_sum_exp_shape(s); };
+    if constexpr (Op::traits.has_log_sum_exp) result.log_sum_exp_shape = [op](const input_shapes& s) { return attn::log_sum_exp_shape(*op, s); };
     return result;
 }
 

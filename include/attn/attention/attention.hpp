@@ -9,10 +9,11 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// What an operator has beside what all have, and what it is. A name that is none of these does not compile.
 struct attention_traits {
-    bool has_log_sum_exp = true;       ///< a softmax, and log_sum_exp_shape(shapes): of its log_sum_exp
-    bool has_narrow_workspace = false; ///< narrow_workspace_bytes<T>(shapes, concurrency): what a result that is stored in 16 bits needs
-    bool has_least_workspace = false;  ///< least_workspace_bytes<T>(shapes, concurrency): what forward can do with, in more time
-    bool keys_are_queries = false;     ///< so that a layer makes no others
+    bool has_log_sum_exp = true;        ///< a softmax
+    bool has_log_sum_exp_shape = false; ///< log_sum_exp_shape(shapes): of its log_sum_exp, whose heads are not those of the result
+    bool has_narrow_workspace = false;  ///< narrow_workspace_bytes<T>(shapes, concurrency): what a result that is stored in 16 bits needs
+    bool has_least_workspace = false;   ///< least_workspace_bytes<T>(shapes, concurrency): what forward can do with, in more time
+    bool keys_are_queries = false;      ///< so that a layer makes no others
 };
 
 /// A const value that computes out[b, h, i] = sum over j of A[b, h, i, j] v[b, h, j] from queries, keys and values.
@@ -33,7 +34,7 @@ concept Attention = requires(const A& op, const inputs<float>& in, const outputs
     { op.output_shape(shapes) } -> std::same_as<shape>;
     { op.template workspace_bytes<float>(shapes, index_t{1}) } -> std::same_as<std::size_t>;
     op.forward(in, out, run);
-    requires !A::traits.has_log_sum_exp || requires {
+    requires A::traits.has_log_sum_exp_shape == requires {
         { op.log_sum_exp_shape(shapes) } -> std::same_as<shape>;
     };
     requires A::traits.has_narrow_workspace == requires {
@@ -157,7 +158,7 @@ inline shape rows_of(shape values) {
 /// The shape (batch, heads, n, 1) of the operator's log_sum_exp, or of the rows of one that has none.
 template <Attention A>
 shape log_sum_exp_shape(const A& op, const input_shapes& shapes) {
-    if constexpr (A::traits.has_log_sum_exp) return op.log_sum_exp_shape(shapes);
+    if constexpr (A::traits.has_log_sum_exp_shape) return op.log_sum_exp_shape(shapes);
     else return detail::rows_of(op.output_shape(shapes));
 }
 

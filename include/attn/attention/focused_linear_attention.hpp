@@ -36,12 +36,11 @@ struct focused_linear_attention {
 
     template <Scalar T>
     void check(const inputs<T>& in) const {
-        check_inputs(name, in);
         detail::check_linear_attention(name, in, pattern, eps);
         static_assert(
             !detail::follows_queries<decltype(at(std::declval<const P&>(), index_t{}, index_t{}))>,
             "attn: focused linear attention divides by the number of keys, the same for every query: its patterns are dense and lengths");
-        local<T>().check(name, in, pattern);
+        local<T>(*this).check(name, in, pattern);
         const auto &q = in.queries.shape(), &k = in.keys.shape();
         if (power < 1) throw argument_error(name, "power", "is " + std::to_string(power) + ", but must be at least 1");
         if (!scale.empty() && std::ssize(scale) != q.channels && (std::ssize(scale) != q.heads * q.channels || k.heads != q.heads))
@@ -52,7 +51,7 @@ struct focused_linear_attention {
     void check_apart(const output_memory& out) const {
         out.require_apart("scale", scale);
         attn::check_apart(pattern, out);
-        local<float>().check_apart(out);
+        local<float>(*this).check_apart(out);
     }
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
     template <Scalar T>
@@ -81,7 +80,8 @@ struct focused_linear_attention {
              keys = features<T>::take(own, rows.keys.shape(), heads, run.concurrency());
         queries.prepare({in.queries, relu{}}, power, scale, run);
         keys.prepare({rows.keys, relu{}, positional_encoding, rows.first_key}, power, scale, run);
-        f(kernel_of<T>(queries, keys, pattern, {.eps = eps, .eps_per_key = true}, local<T>().term(in, rows)), memory + own.used_bytes());
+        f(kernel_of<T>(queries, keys, pattern, {.eps = eps, .eps_per_key = true}, local<T>(*this).term(in, rows)),
+          memory + own.used_bytes());
     }
 
     /// The gradients of the inputs, and of what the operator refers to, in the same shapes.
@@ -91,7 +91,7 @@ struct focused_linear_attention {
     };
     template <Scalar T>
     void check_gradients(const inputs<T>&, const gradients<T>& wanted, const auto& check) const {
-        local_backward<T>().check_gradients(name, wanted, check);
+        local_backward<T>(*this).check_gradients(name, wanted, check);
         const auto of_scale = detail::as_row(wanted.scale);
         detail::check_present(name, "wanted.scale", of_scale.data(), !scale.empty());
         check("wanted.scale", of_scale, shape{.tokens = 1, .channels = std::ssize(scale)});
@@ -128,13 +128,16 @@ struct focused_linear_attention {
             if (of_queries) queries(wanted.queries, of_scale, [&](index_t b) { return seen(b) > 0 ? rows : 0; }, run);
             if (of_keys) keys(to_keys, of_scale, seen, run);
             if (of_scale) queries.write_of_scale(queries, keys, scale, wanted.scale, run);
-            const auto local = local_backward<T>();
-            if (of_encoding) local.sum_repeated(to_keys, wanted.positional_encoding, run);
-            local(in, pattern, d_out.values, wanted, run);
+            local_backward<T> (*this)(in, pattern, d_out.values, to_keys, wanted, run);
         }
     }
 
 private:
+    template <Scalar T>
+    using local = detail::local_arguments<T, U>;
+    template <Scalar T>
+    using local_backward = detail::local_backward<T, U>;
+
     /// The memory of the gradient's features, behind the memory of the kernels.
     template <Scalar T>
     struct gradient_work {
@@ -143,9 +146,9 @@ private:
         features queries, keys;
 
         gradient_work(detail::scratch& memory, const focused_linear_attention& op, const input_shapes& s, index_t concurrency)
-            : kernels(memory.take<std::byte>(
-                  static_cast<index_t>(std::max(kernel::linear_gradient<T, identity_features, P>::workspace_bytes(s, concurrency),
-                                                op.template local_backward<T>().workspace_bytes(s, op.output_shape(s), concurrency))))),
+            : kernels(local_backward<T>(op).take_memory(memory,
+                                                        kernel::linear_gradient<T, identity_features, P>::workspace_bytes(s, concurrency),
+                                                        s, op.output_shape(s), concurrency)),
               queries(memory, s.queries, s.queries.heads, !op.scale.empty(), concurrency),
               keys(memory, s.keys, s.queries.heads, !op.scale.empty(), concurrency) {}
     };
@@ -154,15 +157,6 @@ private:
     using features = kernel::focused_features<T, relu, U>;
     template <Scalar T>
     using kernel_of = kernel::linear_attention<T, features<T>, features<T>, P, kernel::local_term<T, U>>;
-
-    template <Scalar T>
-    detail::local_arguments<T, U> local() const {
-        return {convolution, convolution_input, positional_encoding};
-    }
-    template <Scalar T>
-    detail::local_backward<T, U> local_backward() const {
-        return {local<T>()};
-    }
 };
 
 } // namespace attn

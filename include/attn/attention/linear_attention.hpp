@@ -35,7 +35,6 @@ struct linear_attention {
 
     template <Scalar T>
     void check(const inputs<T>& in) const {
-        check_inputs(name, in);
         detail::check_linear_attention(name, in, pattern, eps);
         detail::check_number<T>(name, "scale", scale);
         if (normalise && scale != 1) throw argument_error(name, "scale", "is for sums that are not normalised");

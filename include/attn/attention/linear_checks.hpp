@@ -7,9 +7,10 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
-/// Throws attention_error if the pattern or eps does not suit a linear attention.
+/// Throws attention_error if the inputs, the pattern or eps do not suit a linear attention.
 template <Scalar T, Pattern P>
 void check_linear_attention(std::string_view operation, const inputs<T>& in, const P& pattern, double eps) {
+    check_inputs(operation, in);
     static_assert(BeginningsPattern<P>, "attn: linear attention sums keys from the first on: its patterns are dense, causal, lengths, "
                                         "prefix, and what & and | make of them");
     if (!(eps >= 0 && std::isfinite(static_cast<T>(eps))))
@@ -44,6 +45,9 @@ template <Scalar T, class U>
 struct local_arguments {
     const depthwise_convolution<U>& convolution;
     const tensor_view<const U>&convolution_input, &positional_encoding;
+
+    explicit local_arguments(const auto& op)
+        : convolution(op.convolution), convolution_input(op.convolution_input), positional_encoding(op.positional_encoding) {}
 
     /// Throws attention_error if the convolution, its input or the positional encoding do not fit.
     template <Pattern P>

@@ -100,7 +100,6 @@ struct linformer_attention {
         attn::check_apart(pattern, out);
     }
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
-    shape log_sum_exp_shape(const input_shapes& s) const { return detail::rows_of(output_shape(s)); }
     template <Scalar T>
     std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const {
         detail::scratch memory;

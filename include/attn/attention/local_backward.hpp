@@ -25,6 +25,8 @@ template <Scalar T, class U>
 struct local_backward {
     local_arguments<T, U> of;
 
+    explicit local_backward(const auto& op) : of(op) {}
+
     /// Checks the wanted gradients of the convolution and the encoding, as an operator's check_gradients does.
     void check_gradients(std::string_view operation, const local_gradients<T>& wanted, const auto& check) const {
         const auto &input = wanted.convolution.input, &weights = wanted.convolution.weights;
@@ -38,11 +40,13 @@ struct local_backward {
         check("wanted.convolution.weights", weights, of.convolution.weights.shape());
         check("wanted.convolution.bias", bias, shape{.tokens = 1, .channels = std::ssize(of.convolution.bias)});
     }
-    /// Bytes for the convolution's gradient, at the beginning of the workspace.
-    std::size_t workspace_bytes(const input_shapes& s, const shape& out, index_t concurrency) const {
-        if (!of.convolution.present()) return 0;
+    /// Takes the memory of the kernels, one after the other: that of the linear attention, of so many bytes, and of the convolution.
+    std::byte* take_memory(scratch& memory, std::size_t bytes, const input_shapes& s, const shape& out, index_t concurrency) const {
         const auto& read = of.convolution_input.data() ? of.convolution_input.shape() : s.values;
-        return kernel::depthwise_backward<T, U>(of.convolution.grid(s.queries.tokens), read, out).workspace_bytes(concurrency);
+        if (of.convolution.present())
+            bytes = std::max(
+                bytes, kernel::depthwise_backward<T, U>(of.convolution.grid(s.queries.tokens), read, out).workspace_bytes(concurrency));
+        return memory.take<std::byte>(static_cast<index_t>(bytes));
     }
     /// of_encoding = of_keys, summed over the batch entries and heads that the encoding is repeated for.
     static void sum_repeated(const tensor_view<T>& of_keys, const tensor_view<T>& of_encoding, const execution& run) {
@@ -58,10 +62,11 @@ struct local_backward {
                 }
         });
     }
-    /// The convolution's gradients; that of the values it adds to what is there.
+    /// The encoding's gradient, of that of the keys, and the convolution's; that of the values it adds to what is there.
     template <Pattern P>
-    void operator()(const inputs<T>& in, const P& pattern, const tensor_view<const T>& d_out, const local_gradients<T>& wanted,
-                    const execution& run) const {
+    void operator()(const inputs<T>& in, const P& pattern, const tensor_view<const T>& d_out, const tensor_view<T>& of_keys,
+                    const local_gradients<T>& wanted, const execution& run) const {
+        if (wanted.positional_encoding.data()) sum_repeated(of_keys, wanted.positional_encoding, run);
         if (!of.convolution.present()) return;
         const auto tokens = in.queries.shape().tokens, channels = in.values.shape().channels;
         const auto term = of.term(in, all_rows(in));

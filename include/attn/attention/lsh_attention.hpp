@@ -58,7 +58,6 @@ struct lsh_attention {
     }
     void check_apart(const output_memory& out) const { out.require_apart("rotations", rotations); }
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
-    shape log_sum_exp_shape(const input_shapes& s) const { return detail::rows_of(output_shape(s)); }
     template <Scalar S>
     std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const {
         detail::check_rotations(name, rotations, s.queries);

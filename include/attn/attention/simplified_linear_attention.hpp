@@ -33,13 +33,12 @@ struct simplified_linear_attention {
 
     template <Scalar T>
     void check(const inputs<T>& in) const {
-        check_inputs(name, in);
         detail::check_linear_attention(name, in, pattern, eps);
-        local<T>().check(name, in, pattern);
+        local<T>(*this).check(name, in, pattern);
     }
     void check_apart(const output_memory& out) const {
         attn::check_apart(pattern, out);
-        local<float>().check_apart(out);
+        local<float>(*this).check_apart(out);
     }
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
     template <Scalar T>
@@ -60,7 +59,7 @@ struct simplified_linear_attention {
     void with_kernel(const inputs<T>& in, const detail::linear_rows<T>& rows, const execution& run, const auto& f) const {
         const query_features<T> queries{in.queries, relu{}};
         const key_features<T> keys{rows.keys, relu{}, positional_encoding, rows.first_key};
-        f(kernel_of<T>(queries, keys, pattern, {.eps = eps}, local<T>().term(in, rows)), run.workspace().bytes().data());
+        f(kernel_of<T>(queries, keys, pattern, {.eps = eps}, local<T>(*this).term(in, rows)), run.workspace().bytes().data());
     }
 
     /// The gradients of the inputs, and of what the operator refers to.
@@ -68,7 +67,7 @@ struct simplified_linear_attention {
     using gradients = local_gradients<T>;
     template <Scalar T>
     void check_gradients(const inputs<T>&, const gradients<T>& wanted, const auto& check) const {
-        local_backward<T>().check_gradients(name, wanted, check);
+        local_backward<T>(*this).check_gradients(name, wanted, check);
     }
     template <Scalar T>
     std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {
@@ -82,25 +81,27 @@ struct simplified_linear_attention {
         if constexpr (std::same_as<T, U>) {
             detail::scratch memory(run.workspace().bytes().data());
             const gradient_work<T> work(memory, *this, shapes_of(in), run.concurrency());
-            const auto local = local_backward<T>();
             input_gradients<T> of_inputs = wanted;
             if (!of_inputs.keys.data() && wanted.positional_encoding.data()) of_inputs.keys = work.of_keys;
             kernel::linear_gradient<T, relu, P>()({in, d_out.values, of_inputs, relu{}, pattern, positional_encoding, {.eps = eps}}, run);
-            if (wanted.positional_encoding.data()) local.sum_repeated(of_inputs.keys, wanted.positional_encoding, run);
-            local(in, pattern, d_out.values, wanted, run);
+            local_backward<T> (*this)(in, pattern, d_out.values, of_inputs.keys, wanted, run);
         }
     }
 
 private:
+    template <Scalar T>
+    using local = detail::local_arguments<T, U>;
+    template <Scalar T>
+    using local_backward = detail::local_backward<T, U>;
+
     /// The gradient of the keys of all heads, where only that of the encoding is wanted; it lies behind the memory of the kernels.
     template <Scalar T>
     struct gradient_work {
         tensor_view<T> of_keys;
 
         gradient_work(detail::scratch& memory, const simplified_linear_attention& op, const input_shapes& s, index_t concurrency) {
-            memory.take<std::byte>(
-                static_cast<index_t>(std::max(kernel::linear_gradient<T, relu, P>::workspace_bytes(s, concurrency),
-                                              op.template local_backward<T>().workspace_bytes(s, op.output_shape(s), concurrency))));
+            local_backward<T>(op).take_memory(memory, kernel::linear_gradient<T, relu, P>::workspace_bytes(s, concurrency), s,
+                                              op.output_shape(s), concurrency);
             if (op.positional_encoding.data()) of_keys = head_major(memory.take<T>(s.keys.size()), s.keys);
         }
     };
@@ -111,15 +112,6 @@ private:
     using key_features = kernel::mapped_features<T, relu, U>;
     template <Scalar T>
     using kernel_of = kernel::linear_attention<T, query_features<T>, key_features<T>, P, kernel::local_term<T, U>>;
-
-    template <Scalar T>
-    detail::local_arguments<T, U> local() const {
-        return {convolution, convolution_input, positional_encoding};
-    }
-    template <Scalar T>
-    detail::local_backward<T, U> local_backward() const {
-        return {local<T>()};
-    }
 };
 
 } // namespace attn

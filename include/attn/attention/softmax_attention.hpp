@@ -64,7 +64,6 @@ struct softmax_attention {
         attn::check_apart(score, out);
     }
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
-    shape log_sum_exp_shape(const input_shapes& s) const { return detail::rows_of(output_shape(s)); }
     template <Scalar T>
     std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const {
         return scheduler<T>::workspace_bytes(s, max_passes<P> > 1, concurrency, false);

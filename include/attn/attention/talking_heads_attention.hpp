@@ -33,7 +33,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 template <Pattern P = dense, ScoreFunction S = identity_score>
 struct talking_heads_attention {
     static constexpr std::string_view name = "talking_heads_attention";
-    static constexpr attention_traits traits{.has_least_workspace = true};
+    static constexpr attention_traits traits{.has_log_sum_exp_shape = true, .has_least_workspace = true};
 
     tensor_view<const double> logits_mix = {};  ///< (1, 1, h, h_k), or none
     borrowed<const double> logits_bias = {};    ///< one per mixed head, or none; needs logits_mix

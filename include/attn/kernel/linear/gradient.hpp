@@ -147,18 +147,8 @@ private:
                 end = shared;
                 load_queries(head, first, count);
                 load_d_out(head, first, count);
-                no_prefetch ahead;
-                multiply_wide<T>(call_.in.keys.shape().channels, own_.value_width / lanes::size,
-                                 {.a = own_.queries,
-                                  .a_row = 1,
-                                  .a_depth = own_.key_width,
-                                  .b = own_.d_out,
-                                  .b_depth = own_.value_width,
-                                  .depth = count,
-                                  .c = own_.of_sums,
-                                  .c_row = own_.value_width,
-                                  .adds = true},
-                                 ahead);
+                add_outer_products(count, own_.queries, own_.key_width, call_.in.keys.shape().channels, own_.d_out, own_.value_width,
+                                   own_.of_sums);
                 for (index_t r = 0; r < count; ++r)
                     add(own_.of_key_sum, own_.shares[first + r], own_.queries + r * own_.key_width, own_.key_width);
             }
@@ -198,18 +188,8 @@ private:
 
         /// Adds the keys that are loaded to S^T and z.
         void add_keys(index_t count) const {
-            no_prefetch ahead;
-            multiply_wide<T>(call_.in.values.shape().channels, own_.key_width / lanes::size,
-                             {.a = own_.values,
-                              .a_row = 1,
-                              .a_depth = own_.value_width,
-                              .b = own_.keys,
-                              .b_depth = own_.key_width,
-                              .depth = count,
-                              .c = own_.sums,
-                              .c_row = own_.key_width,
-                              .adds = true},
-                             ahead);
+            add_outer_products(count, own_.values, own_.value_width, call_.in.values.shape().channels, own_.keys, own_.key_width,
+                               own_.sums);
             for (index_t j = 0; j < count; ++j) add(own_.key_sum, T{1}, own_.keys + j * own_.key_width, own_.key_width);
         }
         /// The factor of a query's gradient, and its weights with the keys from `shared` on.
@@ -271,18 +251,17 @@ private:
         /// Rows times a matrix of `depth` rows of `width` numbers.
         static void multiply_rows(const T* rows, index_t row_stride, index_t count, const T* matrix, index_t width, index_t depth, T* to,
                                   bool adds) {
+            multiply(count, rows, row_stride, 1, depth, matrix, width, to, adds);
+        }
+        /// Adds the outer products of the first channels of `count` rows with as many rows of `width` numbers.
+        static void add_outer_products(index_t count, const T* rows, index_t row_stride, index_t channels, const T* others, index_t width,
+                                       T* to) {
+            multiply(channels, rows, 1, row_stride, count, others, width, to, true);
+        }
+        static void multiply(index_t rows, const T* a, index_t a_row, index_t a_depth, index_t depth, const T* b, index_t width, T* to,
+                             bool adds) {
             no_prefetch ahead;
-            multiply_wide<T>(count, width / lanes::size,
-                             {.a = rows,
-                              .a_row = row_stride,
-                              .a_depth = 1,
-                              .b = matrix,
-                              .b_depth = width,
-                              .depth = depth,
-                              .c = to,
-                              .c_row = width,
-                              .adds = adds},
-                             ahead);
+            multiply_wide<T>(rows, width / lanes::size, {a, a_row, a_depth, b, width, depth, to, width, nullptr, adds}, ahead);
         }
 
         void write_queries(index_t head, index_t first, index_t count) const {
