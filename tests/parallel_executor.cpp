@@ -84,9 +84,8 @@ TEST_CASE("execution: between its tasks the calling thread does something else, 
             CHECK(std::this_thread::get_id() == caller);
             done_before.push_back(done);
         };
-        const function_ref pause(between);
         const execution plain(executor);
-        const detail::pausing_execution run(plain, pause);
+        const detail::pausing_execution run(plain, between);
         CHECK(!plain.pauses());
         CHECK(run.pauses());
         run.for_each(tasks, [&](index_t, index_t) { ++done; });

@@ -118,8 +118,7 @@ TEST_CASE("softmax: keys that come in runs, in whose midst the calling thread pa
             const execution run(executor, memory);
             index_t pauses = 0, runs = 0;
             const auto count = [&, caller = std::this_thread::get_id()](index_t) { pauses += std::this_thread::get_id() == caller; };
-            const function_ref pause(count);
-            const detail::pausing_execution pausing(run, pause);
+            const detail::pausing_execution pausing(run, count);
             const auto out = resumed.out();
             rows_type rows(op, visible, in, out, pausing);
             for (index_t pass = 0; pass < std::ssize(spans); ++pass)

@@ -75,10 +75,6 @@ void check_output(std::string_view operation, std::string_view argument, const a
     check_apart_of_inputs(in, output_memory(operation, argument, out));
 }
 
-} // namespace detail
-
-namespace detail {
-
 /// Throws shape_error unless q (batch, any, n, d_k), k (batch, any, m, d_k) and v (batch, any, m, d_v) fit each other but for their heads.
 template <Scalar T>
 void check_tensors(std::string_view operation, const inputs<T>& in) {

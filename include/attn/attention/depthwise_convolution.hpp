@@ -81,9 +81,7 @@ struct depthwise_convolution {
         return g;
     }
     std::size_t workspace_bytes(const shape& x, index_t concurrency) const {
-        detail::scratch memory;
-        worker(memory, grid(x.tokens), x.channels);
-        return static_cast<std::size_t>(concurrency) * memory.used_bytes();
+        return static_cast<std::size_t>(concurrency) * detail::bytes_for<worker>(grid(x.tokens), x.channels);
     }
     /// Computes. Everything has been checked.
     void forward(const tensor_view<const T>& x, const tensor_view<T>& out, const execution& run) const {
@@ -93,10 +91,10 @@ struct depthwise_convolution {
         const auto chunks = kernel::token_chunks::of(g, 64, worker::max_tokens);
         const auto group = heads / x.shape().heads, chunks_of_a_task = chunks.of_a_task(1024),
                    tasks = (chunks.count() + chunks_of_a_task - 1) / chunks_of_a_task;
-        const auto slice_bytes = workspace_bytes(x.shape(), 1);
+        const detail::slices slices(run.workspace().bytes().data(), workspace_bytes(x.shape(), 1));
         run.for_each(batch * heads * tasks, [&](index_t task, index_t slice) {
             const auto b = task / (heads * tasks), h = task / tasks % heads, from = task % tasks * chunks_of_a_task;
-            detail::scratch memory(run.workspace().bytes().data() + static_cast<std::size_t>(slice) * slice_bytes);
+            auto memory = slices[slice];
             worker w(memory, g, channels);
             w.tile.load_weights(kernel::convolution_parameters<T>{g, kernels(channels), bias}, h);
             const auto from_rows = x.rows(b, h / group);

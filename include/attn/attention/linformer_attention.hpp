@@ -102,9 +102,7 @@ struct linformer_attention {
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
     template <Scalar T>
     std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        detail::scratch memory;
-        work<T>(memory, *this, s, concurrency);
-        return memory.used_bytes();
+        return detail::bytes_for<work<T>>(*this, s, concurrency);
     }
     template <Scalar T>
     void forward(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
@@ -134,9 +132,7 @@ struct linformer_attention {
     template <Scalar T>
         requires detail::HasProjectionGradients<E> && detail::HasProjectionGradients<F>
     std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        detail::scratch memory;
-        gradient_work<T>(memory, *this, s, concurrency);
-        return memory.used_bytes();
+        return detail::bytes_for<gradient_work<T>>(*this, s, concurrency);
     }
     template <Scalar T>
     void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const gradients<T>& wanted,

@@ -93,9 +93,7 @@ struct lsh_attention {
     template <Scalar S>
     std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {
         detail::check_rotations(name, rotations, s.queries);
-        detail::scratch memory;
-        gradient_work(memory, *this, s, concurrency);
-        return memory.used_bytes();
+        return detail::bytes_for<gradient_work>(*this, s, concurrency);
     }
     template <Scalar S>
     void backward(const inputs<S>& in, const saved_outputs<S>& saved, const output_gradients<S>& d_out, const gradients<S>& wanted,
@@ -120,9 +118,7 @@ private:
     using gradient_work = kernel::lsh_gradient<T, lsh_attention>;
 
     std::size_t bytes(const input_shapes& s, index_t concurrency, bool narrow) const {
-        detail::scratch memory;
-        work(memory, *this, s, concurrency, narrow);
-        return memory.used_bytes();
+        return detail::bytes_for<work>(*this, s, concurrency, narrow);
     }
 };
 

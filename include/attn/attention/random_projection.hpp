@@ -1,7 +1,7 @@
 // Random projections along the sequence, for a linear_projection.
 #pragma once
 
-#include "../core/tensor_view.hpp"
+#include "../core/overlap.hpp"
 
 #include <cmath>
 #include <cstdint>

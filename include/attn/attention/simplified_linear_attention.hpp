@@ -71,9 +71,7 @@ struct simplified_linear_attention {
     }
     template <Scalar T>
     std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        detail::scratch memory;
-        gradient_work<T>(memory, *this, s, concurrency);
-        return memory.used_bytes();
+        return detail::bytes_for<gradient_work<T>>(*this, s, concurrency);
     }
     template <Scalar T>
     void backward(const inputs<T>& in, const saved_outputs<T>&, const output_gradients<T>& d_out, const gradients<T>& wanted,

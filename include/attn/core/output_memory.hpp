@@ -2,6 +2,7 @@
 #pragma once
 
 #include "inputs.hpp"
+#include "overlap.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 

@@ -83,6 +83,29 @@ private:
     index_t used_ = 0;
 };
 
+/// A piece of scratch memory for each slice of a workspace: what one thread works in.
+class slices {
+public:
+    slices() = default;
+    /// Pieces of so many bytes, from `begin` on.
+    slices(std::byte* begin, std::size_t bytes) : begin_(begin), bytes_(bytes) {}
+    slices(scratch& memory, index_t count, std::size_t bytes) : slices(memory.take<std::byte>(count, static_cast<index_t>(bytes)), bytes) {}
+
+    scratch operator[](index_t slice) const { return scratch(begin_ + static_cast<std::size_t>(slice) * bytes_); }
+
+private:
+    std::byte* begin_ = nullptr;
+    std::size_t bytes_ = 0;
+};
+
+/// Bytes that a Layout(scratch, of...) takes.
+template <class Layout>
+std::size_t bytes_for(const auto&... of) {
+    scratch counted;
+    static_cast<void>(Layout(counted, of...));
+    return counted.used_bytes();
+}
+
 } // namespace detail
 
 } // namespace attn

@@ -57,8 +57,7 @@ public:
         fill_zero(wanted.queries);
         key_stream<T, C> stream(ranks, plan_, in, plan_.held(ranks.rank()), memory_);
         const auto progress = [&](index_t) { stream.progress(); };
-        const function_ref pause(progress);
-        const pausing_execution pausing(run, pause);
+        const pausing_execution pausing(run, progress);
         auto failure = find_shares(ranks, in, saved, run);
         if (!failure) failure = failure_of([&] { find_sinks(in, saved, d_out, wanted, run); });
         const auto add = [&](index_t number, const row_range& rows, const stored_view<const T>& keys, const stored_view<const T>& values) {

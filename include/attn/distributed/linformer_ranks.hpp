@@ -99,9 +99,7 @@ private:
     /// The projected rows that there are, in all heads.
     rows_type find_rows(const inputs<T>& in) {
         const auto& k = parts_.shapes().keys;
-        scratch counted;
-        static_cast<void>(rows_type(counted, op_, k, k.batch, k.heads));
-        rows_memory_.reserve(counted.used_bytes());
+        rows_memory_.reserve(bytes_for<rows_type>(op_, k, k.batch, k.heads));
         scratch own(rows_memory_.bytes().data());
         const rows_type rows(own, op_, k, k.batch, k.heads);
         for (index_t head = 0; head < heads(); ++head) rows.find(op_, whole_inputs(parts_, in), head / kv_heads(), head % kv_heads(), head);

@@ -29,8 +29,7 @@ struct rank_call<softmax_attention<P, S, R>, T> {
     void run(C& ranks, const inputs<T>& in, const outputs<T>& out, const execution& run) {
         key_stream<T, C> stream(ranks, plan_, in, parts_.keys(ranks.rank()), memory_);
         const auto progress = [&](index_t) { stream.progress(); };
-        const function_ref pause(progress);
-        const pausing_execution pausing(run, pause);
+        const pausing_execution pausing(run, progress);
         rows_type attended(op_, visible_, in, out, pausing);
         std::exception_ptr failure;
         stream.run([&](index_t number, const row_range& rows, const stored_view<const T>& keys, const stored_view<const T>& values) {

@@ -38,9 +38,7 @@ struct feed_forward {
     }
     shape output_shape(const shape& tokens) const { return {tokens.batch, 1, tokens.tokens, down.outputs()}; }
     std::size_t workspace_bytes(const shape& tokens, const shape&, index_t concurrency) const {
-        detail::scratch memory;
-        work(memory, *this, std::min(max_rows, tokens.batch * tokens.tokens), concurrency);
-        return memory.used_bytes();
+        return detail::bytes_for<work>(*this, std::min(max_rows, tokens.batch * tokens.tokens), concurrency);
     }
     void forward(const layer_inputs<T>& in, const tensor_view<T>& out, const execution& run) const {
         const detail::row_matrices matrices(in.tokens.shape(), in.tokens, in.residual, out);
@@ -88,9 +86,7 @@ struct feed_forward {
             }
     }
     std::size_t backward_workspace_bytes(const shape& tokens, const shape&, index_t concurrency) const {
-        detail::scratch memory;
-        gradient_work(memory, *this, tokens, concurrency);
-        return memory.used_bytes();
+        return detail::bytes_for<gradient_work>(*this, tokens, concurrency);
     }
     void backward(const layer_inputs<T>& in, const std::byte* kept, const tensor_view<const T>& d_out,
                   const layer_gradients<feed_forward>& wanted, const execution& run) const {

@@ -149,9 +149,7 @@ struct multi_head {
     }
     /// Q, K, V, the attention's result, and what is before norms and after reduce.
     std::size_t kept_bytes(const shape& tokens, const shape& context) const {
-        detail::scratch memory;
-        tensors(memory, *this, tokens, context.size() > 0 ? context : tokens, true);
-        return memory.used_bytes();
+        return detail::bytes_for<tensors>(*this, tokens, context.size() > 0 ? context : tokens, true);
     }
     void forward(const layer_inputs<T>& in, const tensor_view<T>& result, std::byte* kept, const execution& run) const
         requires is_differentiable
@@ -160,9 +158,7 @@ struct multi_head {
         compute(in, {memory, *this, in.tokens.shape(), source_of(in).shape(), true}, result, run);
     }
     std::size_t backward_workspace_bytes(const shape& tokens, const shape& context, index_t concurrency) const {
-        detail::scratch memory;
-        gradient_work(memory, *this, tokens, context.size() > 0 ? context : tokens, concurrency);
-        return memory.used_bytes();
+        return detail::bytes_for<gradient_work>(*this, tokens, context.size() > 0 ? context : tokens, concurrency);
     }
     void backward(const layer_inputs<T>& in, const std::byte* kept, const tensor_view<const T>& d_out,
                   const layer_gradients<multi_head>& wanted, const execution& run) const

@@ -91,9 +91,7 @@ struct transformer_block {
     }
     /// What the norms make, y, and what attention and feed_forward keep.
     std::size_t kept_bytes(const shape& tokens, const shape& context) const {
-        detail::scratch memory;
-        kept_tensors(memory, *this, tokens, context);
-        return memory.used_bytes();
+        return detail::bytes_for<kept_tensors>(*this, tokens, context);
     }
     void forward(const layer_inputs<scalar>& in, const tensor_view<scalar>& out, std::byte* kept, const execution& run) const
         requires is_differentiable
@@ -108,9 +106,7 @@ struct transformer_block {
         feed_forward.forward({.tokens = k.feed_forward_tokens, .residual = k.between}, out, k.feed_forward, run);
     }
     std::size_t backward_workspace_bytes(const shape& tokens, const shape& context, index_t concurrency) const {
-        detail::scratch memory;
-        gradient_work(memory, *this, tokens, context, concurrency);
-        return memory.used_bytes();
+        return detail::bytes_for<gradient_work>(*this, tokens, context, concurrency);
     }
     void backward(const layer_inputs<scalar>& in, const std::byte* kept, const tensor_view<const scalar>& d_out,
                   const layer_gradients<transformer_block>& wanted, const execution& run) const

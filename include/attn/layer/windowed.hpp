@@ -91,9 +91,7 @@ struct windowed {
         return {tokens.batch, 1, tokens.tokens, layer.output_shape(grid.windows_of(tokens)).channels};
     }
     std::size_t workspace_bytes(const shape& tokens, const shape&, index_t concurrency) const {
-        detail::scratch memory;
-        work(memory, *this, tokens, concurrency);
-        return memory.used_bytes();
+        return detail::bytes_for<work>(*this, tokens, concurrency);
     }
     void forward(const layer_inputs<scalar>& in, const tensor_view<scalar>& out, const execution& run) const {
         detail::scratch memory(run.workspace().bytes().data());
@@ -119,9 +117,7 @@ struct windowed {
         write(in, w, out, run);
     }
     std::size_t backward_workspace_bytes(const shape& tokens, const shape&, index_t concurrency) const {
-        detail::scratch memory;
-        gradient_work(memory, *this, tokens, concurrency);
-        return memory.used_bytes();
+        return detail::bytes_for<gradient_work>(*this, tokens, concurrency);
     }
     void backward(const layer_inputs<scalar>& in, const std::byte* kept, const tensor_view<const scalar>& d_out,
                   const layer_gradients<windowed>& wanted, const execution& run) const
@@ -243,9 +239,7 @@ struct spatial_reduction {
         if constexpr (has_norm) norm.forward(projected, out, run);
     }
     std::size_t backward_workspace_bytes(const shape& tokens, const shape&, index_t concurrency) const {
-        detail::scratch memory;
-        gradient_work(memory, *this, tokens, concurrency);
-        return memory.used_bytes();
+        return detail::bytes_for<gradient_work>(*this, tokens, concurrency);
     }
     void backward(const layer_inputs<T>& in, const std::byte* kept, const tensor_view<const T>& d_out,
                   const layer_gradients<spatial_reduction>& wanted, const execution& run) const

@@ -31,11 +31,7 @@ struct batch_gradient_call {
 template <Scalar T>
 class batch_gradients {
 public:
-    static std::size_t workspace_bytes(const shape& x, index_t concurrency) {
-        scratch counted;
-        layout(counted, x, concurrency);
-        return counted.used_bytes();
-    }
+    static std::size_t workspace_bytes(const shape& x, index_t concurrency) { return bytes_for<layout>(x, concurrency); }
 
     void operator()(const batch_norm<T>& norm, const batch_gradient_call<T>& call, const execution& run) const {
         const auto& s = call.x.shape();

@@ -15,11 +15,7 @@ class row_gradients {
 public:
     using lanes = simd::lanes<T>;
 
-    static std::size_t workspace_bytes(const shape& x) {
-        scratch counted;
-        layout(counted, x);
-        return counted.used_bytes();
-    }
+    static std::size_t workspace_bytes(const shape& x) { return bytes_for<layout>(x); }
 
     /// weight: (channels), or empty.
     row_gradients(const tensor_view<const T>& x, const tensor_view<const T>& d_out, const norm_gradients<T>& wanted,

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <utility>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
@@ -141,15 +142,15 @@ public:
         }
     }
     /// Whether the calling thread does something else between tasks, which should be short then.
-    bool pauses() const noexcept { return pause_; }
+    bool pauses() const noexcept { return pause_.has_value(); }
 
 protected:
     struct refer {};
     /// Refers to what another refers to and to what it owns.
     execution(const execution& other, refer) noexcept
-        : executor_(other.executor_), parallel_for_(other.parallel_for_), concurrency_(other.concurrency_), lent_(&other.workspace()),
-          grows_(other.grows_), pause_(other.pause_) {}
-    execution(const execution& other, const function_ref& pause) noexcept : execution(other, refer()) { pause_ = &pause; }
+        : pause_(other.pause_), executor_(other.executor_), parallel_for_(other.parallel_for_), concurrency_(other.concurrency_),
+          lent_(&other.workspace()), grows_(other.grows_) {}
+    std::optional<function_ref> pause_ = {};
 
 private:
     /// Calls body(task, slice) for the tasks first .. end - 1.
@@ -182,7 +183,6 @@ private:
     attn::workspace* lent_ = nullptr;
     mutable attn::workspace own_; ///< where none is lent
     bool grows_ = true;
-    const function_ref* pause_ = nullptr;
 };
 
 namespace detail {
@@ -191,7 +191,7 @@ namespace detail {
 /// other thread may ask for. It refers to `pause` and to the execution.
 class pausing_execution : public execution {
 public:
-    pausing_execution(const execution& run, const function_ref& pause) noexcept : execution(run, pause) {}
+    pausing_execution(const execution& run, function_ref pause) noexcept : execution(run, refer()) { pause_ = pause; }
 };
 
 /// How a call runs, for as long as it runs: an execution, or an executor, which may be a temporary, with a workspace that is made for the

@@ -43,11 +43,7 @@ public:
     /// Blocks of C that are computed independently, in any order.
     index_t task_count() const { return row_blocks() * column_blocks(); }
     /// Memory of one running task.
-    std::size_t task_bytes() const {
-        detail::scratch memory;
-        blocks(memory, *this);
-        return memory.used_bytes();
-    }
+    std::size_t task_bytes() const { return detail::bytes_for<blocks>(*this); }
     void run_task(index_t task, detail::scratch& memory, const row_block<const T>& a, const stored_rows<const T>& b,
                   const row_block<const T>& start, const row_block<T>& c) const {
         run_task(task, memory, a, b, start, c, [](index_t first, index_t count, auto&& visit) { visit(first, count); });

@@ -78,11 +78,7 @@ private:
         const input_shapes& shapes;
         const convolution_grid* grid;
 
-        std::size_t bytes() const {
-            detail::scratch counted;
-            worker(counted, shapes, grid, causal);
-            return counted.used_bytes();
-        }
+        std::size_t bytes() const { return detail::bytes_for<worker>(shapes, grid, causal); }
         void with(index_t slice, const auto& f) const {
             detail::scratch own(memory + static_cast<std::size_t>(slice) * bytes());
             worker w(own, shapes, grid, causal);

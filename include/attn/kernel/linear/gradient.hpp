@@ -34,18 +34,15 @@ public:
     using call_type = linear_gradient_call<T, F, P>;
 
     static std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) {
-        detail::scratch memory;
-        layout(memory, s);
-        return memory.used_bytes() * static_cast<std::size_t>(concurrency);
+        return detail::bytes_for<layout>(s) * static_cast<std::size_t>(concurrency);
     }
 
     void operator()(const call_type& call, const execution& run) const {
         const auto s = shapes_of(call.in);
-        detail::scratch counted;
-        layout(counted, s);
+        const detail::slices slices(run.workspace().bytes().data(), detail::bytes_for<layout>(s));
         const auto heads = s.keys.heads;
         run.for_each(s.queries.batch * heads, [&](index_t task, index_t slice) {
-            detail::scratch memory(run.workspace().bytes().data() + static_cast<std::size_t>(slice) * counted.used_bytes());
+            auto memory = slices[slice];
             worker(call, layout(memory, s), task / heads, task % heads)();
         });
     }

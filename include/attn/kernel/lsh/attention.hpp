@@ -39,8 +39,8 @@ struct lsh_work {
 
     index_t heads, tokens, chunk, segment;
     shape row_shape, result_shape; ///< of a segment with the chunk before it: its queries and keys, its values
-    std::size_t softmax_bytes, slice_bytes;
-    std::byte* slices;                    ///< of each thread
+    std::size_t softmax_bytes;
+    detail::slices slices;
     index_t *bucket, *order, *bucket_end; ///< of each token; the token at each sorted place; where the sorted tokens of a bucket end
     T* length;                            ///< of each token: |q|
     row_weights<T>* known;                ///< of each token: its weights of the rounds so far
@@ -54,10 +54,8 @@ struct lsh_work {
           result_shape{1, 1, segment + chunk, s.values.channels},
           softmax_bytes(softmax::workspace_bytes({row_shape, row_shape, result_shape}, true, 1, false)) {
         const auto half = op.rotations.shape().channels;
-        detail::scratch counted;
-        segment_memory(counted, *this);
-        slice_bytes = std::max({counted.used_bytes(), hash::task_bytes(s.queries.channels, half), least_slice});
-        slices = memory.take<std::byte>(concurrency, static_cast<index_t>(slice_bytes));
+        slices = {memory, concurrency,
+                  std::max({detail::bytes_for<segment_memory>(*this), hash::task_bytes(s.queries.channels, half), least_slice})};
         for (auto* const each : {&bucket, &order}) *each = memory.take<index_t>(heads, tokens);
         bucket_end = memory.take<index_t>(heads, 2 * half + 1);
         length = memory.take<T>(heads, tokens);
@@ -88,8 +86,7 @@ struct lsh_work {
         const auto pieces = (tokens + size - 1) / size;
         run.for_each(count * pieces, [&](index_t task, index_t slice) {
             const auto begin = task % pieces * size;
-            f(task / pieces, begin, std::min(tokens, begin + size),
-              detail::scratch(slices + slice_bytes * static_cast<std::size_t>(slice)));
+            f(task / pieces, begin, std::min(tokens, begin + size), slices[slice]);
         });
     }
     /// |q| of all tokens of so many heads.

@@ -71,9 +71,8 @@ private:
     }
 
     static std::size_t slice_bytes(const Op& op, const input_shapes& s) {
-        detail::scratch sizes, counted;
-        segment_memory(counted, work(sizes, op, s, 1, false));
-        return counted.used_bytes();
+        detail::scratch counted;
+        return detail::bytes_for<segment_memory>(work(counted, op, s, 1, false));
     }
 
     /// A segment's tokens as they are sorted, and the chunk's before it: what they hold, and what their gradients are.

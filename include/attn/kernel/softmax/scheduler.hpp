@@ -15,9 +15,7 @@ class softmax_scheduler {
 public:
     /// resumes: keys come in runs, or passes. narrow: the result is of 16-bit numbers.
     static std::size_t workspace_bytes(const input_shapes& s, bool resumes, index_t concurrency, bool narrow) {
-        detail::scratch memory;
-        layout(memory, s, resumes, concurrency, narrow);
-        return memory.used_bytes();
+        return detail::bytes_for<layout>(s, resumes, concurrency, narrow);
     }
     /// All keys of a call.
     static void attend(const softmax_call<T>& call, const execution& run) {
@@ -55,12 +53,10 @@ private:
         std::uint64_t* span_rows;    ///< those that each has finished
         T* wide;                     ///< rows of the query block of each thread, where the result would round them
         index_t wide_size;
-        std::byte* slices; ///< of each thread
-        std::size_t slice_bytes;
+        detail::slices slices;
 
         layout(detail::scratch& memory, const input_shapes& s, bool resumes, index_t concurrency, bool narrow)
-            : wide_size(narrow && !resumes ? query_block_traits<T, E>::max_rows * s.values.channels : 0),
-              slice_bytes(mainloop_type::bytes(s.keys, s.values)) {
+            : wide_size(narrow && !resumes ? query_block_traits<T, E>::max_rows * s.values.channels : 0) {
             const auto rows = [&] { return resumes ? memory.take<T>(s.queries.batch, s.queries.heads, s.queries.tokens) : nullptr; };
             known.maximum = rows();
             known.sum = rows();
@@ -73,10 +69,10 @@ private:
                 const auto state = state_type::take(memory, query_block_traits<T, E>::max_rows, whole_registers<T>(s.values.channels));
                 if (spans) spans[i] = state;
             }
-            slices = memory.take<std::byte>(concurrency, static_cast<index_t>(slice_bytes));
+            slices = detail::slices(memory, concurrency, mainloop_type::bytes(s.keys, s.values));
         }
         mainloop_type loop_of(const softmax_call<T>& call, index_t slice) const {
-            detail::scratch own(slices + static_cast<std::size_t>(slice) * slice_bytes);
+            auto own = slices[slice];
             return mainloop_type(own, call);
         }
     };

@@ -21,9 +21,7 @@ class softmax_gradient_scheduler {
 public:
     /// has_parameters: the score function has parameters with gradients.
     static std::size_t workspace_bytes(const input_shapes& s, index_t concurrency, bool has_parameters) {
-        detail::scratch memory;
-        layout(memory, s, concurrency, has_parameters);
-        return memory.used_bytes();
+        return detail::bytes_for<layout>(s, concurrency, has_parameters);
     }
 
     /// sinks, and their gradient (1, heads, 1, 1), which may have no memory.
@@ -42,7 +40,7 @@ public:
 
         const grid tasks(call, run.concurrency());
         run.for_each(tasks.count(), [&](index_t task, index_t slice) {
-            detail::scratch mine(own.slices + static_cast<std::size_t>(slice) * own.slice_bytes);
+            auto mine = own.slices[slice];
             worker_type(mine, call)(tasks[task]);
         });
         if (has_parameters) call.slopes->find_parameters(summation(call, own, run));
@@ -82,18 +80,15 @@ private:
     using lanes = simd::lanes<T>;
 
     struct layout {
-        T *delta, *share;  ///< (batch, heads, n)
-        T* sums;           ///< (batch, heads, n + m), of pairs, if there are parameters
-        std::byte* slices; ///< of each thread
-        std::size_t slice_bytes;
+        T *delta, *share; ///< (batch, heads, n)
+        T* sums;          ///< (batch, heads, n + m), of pairs, if there are parameters
+        detail::slices slices;
 
         layout(detail::scratch& memory, const input_shapes& s, index_t concurrency, bool has_parameters)
             : delta(memory.take<T>(s.queries.batch, s.queries.heads, s.queries.tokens)),
               share(memory.take<T>(s.queries.batch, s.queries.heads, s.queries.tokens)),
               sums(memory.take<T>(s.queries.batch, s.queries.heads, has_parameters ? s.queries.tokens + s.keys.tokens : 0)),
-              slice_bytes(worker_type::bytes(s)) {
-            slices = memory.take<std::byte>(concurrency, static_cast<index_t>(slice_bytes));
-        }
+              slices(memory, concurrency, worker_type::bytes(s)) {}
     };
 
     /// The tasks of a call. What they are changes no bit.
@@ -167,7 +162,7 @@ private:
                 pair_task<T> task{&sum, {s, plane / s.heads, plane % s.heads}, 0, queries, 0, keys};
                 (by_query ? task.first_query : task.first_key) = cut(by_query ? queries : keys, part);
                 (by_query ? task.end_query : task.end_key) = cut(by_query ? queries : keys, part + 1);
-                detail::scratch mine(own_.slices + static_cast<std::size_t>(slice) * own_.slice_bytes);
+                auto mine = own_.slices[slice];
                 worker_type(mine, call_)(task);
             });
         }
@@ -195,7 +190,7 @@ private:
             for (auto row = task.first_query; row < task.end_query; ++row)
                 any = any || loses_sum(call.saved.log_sum_exp(batch, head, row, 0));
             if (!any) return;
-            detail::scratch mine(own.slices + static_cast<std::size_t>(slice) * own.slice_bytes);
+            auto mine = own.slices[slice];
             worker_type(mine, call).add_weights(task, head, sums + plane * s.tokens);
         });
     }

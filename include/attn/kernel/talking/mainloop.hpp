@@ -37,11 +37,7 @@ public:
     talking_heads_mainloop(detail::scratch& memory, const talking_heads_call<T>& call)
         : call_(call), memory_(memory, call.shape, call.keeps_weights) {}
     /// Bytes that the mainloop takes of the memory.
-    static std::size_t bytes(const talking_heads_shape& s, bool keeps_weights) {
-        detail::scratch memory;
-        memory_type(memory, s, keeps_weights);
-        return memory.used_bytes();
-    }
+    static std::size_t bytes(const talking_heads_shape& s, bool keeps_weights) { return detail::bytes_for<memory_type>(s, keeps_weights); }
 
     /// tokens: so many as memory_type::max_queries at most.
     void run(index_t batch, const query_tile& tokens) {

@@ -74,8 +74,7 @@ public:
                                          weights,
                                          !with.weights_bias.empty(),
                                          keeps_weights(shapes, run)};
-        std::byte* const slices = run.workspace().bytes().data() + memory.used_bytes();
-        const auto bytes = loop_type::bytes(s, call.keeps_weights);
+        const detail::slices slices(run.workspace().bytes().data() + memory.used_bytes(), loop_type::bytes(s, call.keeps_weights));
 
         const auto blocks_of = [&](index_t step) { return tile_count(n, max_queries, step); };
         const auto step_of_entry = [&](index_t b) { // which all heads promise
@@ -89,7 +88,7 @@ public:
         run.for_each(batch * tasks, [&](index_t task, index_t slice) {
             const auto b = task / tasks, t = task % tasks, step = step_of_entry(b);
             if (t >= blocks_of(step)) return;
-            detail::scratch own(slices + static_cast<std::size_t>(slice) * bytes);
+            auto own = slices[slice];
             loop_type(own, call).run(b, tile_at(t, in.positions.first_query[b], n, max_queries, step, loop_type::lanes::size));
         });
     }

@@ -20,9 +20,7 @@ public:
     talking_heads_parameters with;
 
     std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        detail::scratch memory;
-        layout(memory, *this, s, concurrency);
-        return memory.used_bytes();
+        return detail::bytes_for<layout>(*this, s, concurrency);
     }
 
     void operator()(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out,
@@ -60,7 +58,7 @@ public:
         const auto& cut = own.cut;
         const auto batch = shapes.queries.batch;
         const auto in_worker = [&](index_t slice, const auto& f) {
-            detail::scratch mine(own.slices + static_cast<std::size_t>(slice) * own.slice_bytes);
+            auto mine = own.slices[slice];
             worker_type worker(mine, call);
             f(worker);
         };
@@ -126,8 +124,7 @@ private:
         T *share, *delta;      ///< (batch, heads, n)
         index_t sums_count[4]; ///< of logits_mix, logits_bias, weights_mix, weights_bias
         double* sums;          ///< [batch][query_parts] of these
-        std::byte* slices;
-        std::size_t slice_bytes;
+        detail::slices slices;
 
         layout(detail::scratch& memory, const talking_gradient_scheduler& owner, const input_shapes& s, index_t concurrency)
             : shape(talking_heads_scheduler<T>{owner.with}.shape_of(s)), cut(s, concurrency),
@@ -139,12 +136,8 @@ private:
               delta(memory.take<T>(s.queries.batch, shape.heads, s.queries.tokens)),
               sums_count{shape.mixes_logits ? shape.heads * shape.query_heads : 0, shape.mixes_logits ? shape.heads : 0,
                          shape.mixes_weights ? shape.value_heads * shape.heads : 0, shape.mixes_weights ? shape.value_heads : 0},
-              sums(memory.take<double>(s.queries.batch, cut.query_parts, sums_per_part())) {
-            detail::scratch counted;
-            talking_gradient_memory<T>(counted, shape);
-            slice_bytes = counted.used_bytes();
-            slices = memory.take<std::byte>(concurrency, static_cast<index_t>(slice_bytes));
-        }
+              sums(memory.take<double>(s.queries.batch, cut.query_parts, sums_per_part())),
+              slices(memory, concurrency, detail::bytes_for<talking_gradient_memory<T>>(shape)) {}
         index_t sums_per_part() const { return sums_count[0] + sums_count[1] + sums_count[2] + sums_count[3]; }
         /// The sums for the gradients of the mixings over one part of the queries, as 0.
         mixing_sums sums_of(const mixed_head_gradients<T>& wanted, index_t part) const {
