@@ -126,7 +126,7 @@ struct focused_linear_attention {
             if (of_queries) queries(wanted.queries, of_scale, [&](index_t b) { return seen(b) > 0 ? rows : 0; }, run);
             if (of_keys) keys(to_keys, of_scale, seen, run);
             if (of_scale) queries.write_of_scale(queries, keys, scale, wanted.scale, run);
-            local_backward<T> (*this)(in, pattern, d_out.values, to_keys, wanted, run);
+            local_backward<T>(*this).backward(in, pattern, d_out.values, to_keys, wanted, run);
         }
     }
 

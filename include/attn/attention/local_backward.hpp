@@ -40,7 +40,7 @@ struct local_backward {
         check("wanted.convolution.weights", weights, of.convolution.weights.shape());
         check("wanted.convolution.bias", bias, shape{.tokens = 1, .channels = std::ssize(of.convolution.bias)});
     }
-    /// Takes the memory of the kernels, one after the other: that of the linear attention, of so many bytes, and of the convolution.
+    /// Takes memory for two kernels that run one after the other: the linear attention's, which needs so many bytes, and the convolution's.
     std::byte* take_memory(scratch& memory, std::size_t bytes, const input_shapes& s, const shape& out, index_t concurrency) const {
         const auto& read = of.convolution_input.data() ? of.convolution_input.shape() : s.values;
         if (of.convolution.present())
@@ -64,8 +64,8 @@ struct local_backward {
     }
     /// The encoding's gradient, of that of the keys, and the convolution's; that of the values it adds to what is there.
     template <Pattern P>
-    void operator()(const inputs<T>& in, const P& pattern, const tensor_view<const T>& d_out, const tensor_view<T>& of_keys,
-                    const local_gradients<T>& wanted, const execution& run) const {
+    void backward(const inputs<T>& in, const P& pattern, const tensor_view<const T>& d_out, const tensor_view<T>& of_keys,
+                  const local_gradients<T>& wanted, const execution& run) const {
         if (wanted.positional_encoding.data()) sum_repeated(of_keys, wanted.positional_encoding, run);
         if (!of.convolution.present()) return;
         const auto tokens = in.queries.shape().tokens, channels = in.values.shape().channels;

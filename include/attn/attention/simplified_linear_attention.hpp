@@ -82,7 +82,7 @@ struct simplified_linear_attention {
             input_gradients<T> of_inputs = wanted;
             if (!of_inputs.keys.data() && wanted.positional_encoding.data()) of_inputs.keys = work.of_keys;
             kernel::linear_gradient<T, relu, P>()({in, d_out.values, of_inputs, relu{}, pattern, positional_encoding, {.eps = eps}}, run);
-            local_backward<T> (*this)(in, pattern, d_out.values, of_inputs.keys, wanted, run);
+            local_backward<T>(*this).backward(in, pattern, d_out.values, of_inputs.keys, wanted, run);
         }
     }
 
