@@ -45,7 +45,9 @@ concept Products = requires { typename R::template operand<float>; };
 template <Scalar T>
 class products_of {
 public:
+    /// Operands stay as they are.
     constexpr products_of(unrounded_products = {}) {}
+    /// Operands are rounded to bfloat16.
     constexpr products_of(bf16_products) : rounded_(sizeof(bf16_products::operand<T>) > 0) {}
 
     /// Whether operands are rounded to bfloat16.
