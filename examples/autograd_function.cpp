@@ -2,6 +2,7 @@
 // torch_function.cpp does the same for PyTorch.
 #include <attn/attention/backward.hpp>
 #include <attn/attention/softmax_attention.hpp>
+#include <attn/attention/softmax_backward.hpp>
 #include <attn/pattern/local.hpp>
 
 #include <algorithm>

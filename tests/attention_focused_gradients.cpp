@@ -4,6 +4,7 @@
 #include "errors.hpp"
 
 #include <attn/attention/focused_linear_attention.hpp>
+#include <attn/attention/focused_linear_backward.hpp>
 
 #include <numeric>
 

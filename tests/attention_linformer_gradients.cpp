@@ -6,6 +6,7 @@
 #include "own_projection.hpp"
 
 #include <attn/attention/linformer_attention.hpp>
+#include <attn/attention/linformer_backward.hpp>
 #include <attn/attention/pooling.hpp>
 #include <attn/attention/softmax_attention.hpp>
 #include <attn/pattern/lengths.hpp>

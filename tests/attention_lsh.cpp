@@ -5,6 +5,7 @@
 #include "executors.hpp"
 
 #include <attn/attention/lsh_attention.hpp>
+#include <attn/attention/lsh_backward.hpp>
 #include <attn/attention/lsh_buckets.hpp>
 #include <attn/attention/random_projection.hpp>
 #include <attn/reference/lsh_attention.hpp>

@@ -4,6 +4,7 @@
 #include "errors.hpp"
 
 #include <attn/attention/talking_heads_attention.hpp>
+#include <attn/attention/talking_heads_backward.hpp>
 #include <attn/pattern/causal.hpp>
 #include <attn/pattern/strided.hpp>
 #include <attn/reference/talking_heads.hpp>

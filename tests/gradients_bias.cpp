@@ -4,6 +4,7 @@
 #include "errors.hpp"
 
 #include <attn/attention/softmax_attention.hpp>
+#include <attn/attention/softmax_backward.hpp>
 #include <attn/score/additive_bias.hpp>
 
 namespace attn::testing {

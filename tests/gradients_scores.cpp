@@ -5,6 +5,7 @@
 #include "executors.hpp"
 
 #include <attn/attention/softmax_attention.hpp>
+#include <attn/attention/softmax_backward.hpp>
 #include <attn/pattern/causal.hpp>
 #include <attn/pattern/local.hpp>
 #include <attn/pattern/strided.hpp>

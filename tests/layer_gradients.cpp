@@ -4,6 +4,7 @@
 #include "layer_gradient_checks.hpp"
 
 #include <attn/attention/lsh_attention.hpp>
+#include <attn/attention/lsh_backward.hpp>
 #include <attn/attention/random_projection.hpp>
 #include <attn/score/additive_bias.hpp>
 

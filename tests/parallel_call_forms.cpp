@@ -9,6 +9,7 @@
 #include <attn/attention/pooling.hpp>
 #include <attn/attention/project.hpp>
 #include <attn/attention/softmax_attention.hpp>
+#include <attn/attention/softmax_backward.hpp>
 #include <attn/distributed/backward.hpp>
 #include <attn/layer/feed_forward.hpp>
 #include <attn/layer/ragged.hpp>

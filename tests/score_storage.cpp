@@ -3,7 +3,9 @@
 #include "storage.hpp"
 
 #include <attn/attention/softmax_attention.hpp>
+#include <attn/attention/softmax_backward.hpp>
 #include <attn/attention/talking_heads_attention.hpp>
+#include <attn/attention/talking_heads_backward.hpp>
 #include <attn/pattern/causal.hpp>
 #include <attn/pattern/local.hpp>
 #include <attn/pattern/strided.hpp>

@@ -1,6 +1,7 @@
 #include "linear_case.hpp"
 
 #include "attn/attention/linear_attention.hpp"
+#include "attn/attention/linear_backward.hpp"
 #include "attn/reference/linear_gradients.hpp"
 
 namespace attn::testing {

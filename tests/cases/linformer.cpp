@@ -2,6 +2,7 @@
 #include "case.hpp"
 
 #include "attn/attention/linformer_attention.hpp"
+#include "attn/attention/linformer_backward.hpp"
 #include "attn/attention/pooling.hpp"
 #include "attn/pattern/lengths.hpp"
 #include "attn/pattern/predicate.hpp"

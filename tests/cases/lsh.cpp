@@ -1,6 +1,7 @@
 #include "case.hpp"
 
 #include "attn/attention/lsh_attention.hpp"
+#include "attn/attention/lsh_backward.hpp"
 #include "attn/attention/random_projection.hpp"
 #include "attn/reference/lsh_attention.hpp"
 #include "attn/reference/lsh_gradients.hpp"

@@ -1,6 +1,7 @@
 #include "convolved_case.hpp"
 
 #include "attn/attention/simplified_linear_attention.hpp"
+#include "attn/attention/simplified_linear_backward.hpp"
 #include "attn/reference/linear_gradients.hpp"
 
 namespace attn::testing {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attn/attention/softmax_attention.hpp"
+#include "attn/attention/softmax_backward.hpp"
 #include "attn/reference/score_gradients.hpp"
 #include "attn/reference/softmax.hpp"
 #include "attn/reference/softmax_gradients.hpp"

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attn/attention/talking_heads_attention.hpp"
+#include "attn/attention/talking_heads_backward.hpp"
 #include "attn/pattern/passes.hpp"
 #include "attn/reference/talking_heads.hpp"
 #include "attn/reference/talking_heads_gradients.hpp"

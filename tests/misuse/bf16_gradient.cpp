@@ -1,6 +1,6 @@
 // expect: constraints not satisfied
 // The gradient of an operator whose products are rounded.
-#include <attn/attention/softmax_attention.hpp>
+#include <attn/attention/softmax_backward.hpp>
 
 int main() {
     attn::tensor<float> x({1, 1, 4, 8}), out(x.shape()), rows({1, 1, 4, 1}), of_x(x.shape());

@@ -1,6 +1,6 @@
 // expect: constraints not satisfied
 // The gradient of projected attention, by a projection of one's own that has none.
-#include <attn/attention/linformer_attention.hpp>
+#include <attn/attention/linformer_backward.hpp>
 
 /// Every other token.
 struct every_other {

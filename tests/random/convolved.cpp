@@ -4,7 +4,9 @@
 
 #include <attn/attention/backward.hpp>
 #include <attn/attention/focused_linear_attention.hpp>
+#include <attn/attention/focused_linear_backward.hpp>
 #include <attn/attention/simplified_linear_attention.hpp>
+#include <attn/attention/simplified_linear_backward.hpp>
 #include <attn/pattern/lengths.hpp>
 #include <attn/reference/depthwise_gradients.hpp>
 #include <attn/reference/linear_gradients.hpp>

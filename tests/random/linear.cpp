@@ -4,6 +4,7 @@
 
 #include <attn/attention/backward.hpp>
 #include <attn/attention/linear_attention.hpp>
+#include <attn/attention/linear_backward.hpp>
 #include <attn/pattern/lengths.hpp>
 #include <attn/pattern/prefix.hpp>
 #include <attn/reference/linear_gradients.hpp>

@@ -7,7 +7,9 @@
 #include "random_score.hpp"
 
 #include <attn/attention/softmax_attention.hpp>
+#include <attn/attention/softmax_backward.hpp>
 #include <attn/attention/sparse_attention.hpp>
+#include <attn/attention/sparse_backward.hpp>
 #include <attn/pattern/neighborhood.hpp>
 #include <attn/pattern/selected.hpp>
 #include <attn/reference/softmax.hpp>

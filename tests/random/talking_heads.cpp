@@ -3,6 +3,7 @@
 #include "softmax.hpp"
 
 #include <attn/attention/talking_heads_attention.hpp>
+#include <attn/attention/talking_heads_backward.hpp>
 #include <attn/reference/talking_heads_gradients.hpp>
 
 namespace attn::fuzz {

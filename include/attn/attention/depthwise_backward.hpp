@@ -1,20 +1,11 @@
 // The gradient of a depthwise convolution.
 #pragma once
 
-#include "../kernel/convolution/depthwise_backward.hpp"
 #include "../core/gradients.hpp"
+#include "../kernel/convolution/depthwise_backward.hpp"
 #include "depthwise_convolution.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
-
-/// The gradients of a loss with respect to what a depthwise convolution read: its input (batch, x_heads, n, c), its weights, and its bias,
-/// in their shapes. What has no memory is not wanted, and not computed. That of what the convolution was added to is the gradient given.
-template <Scalar T>
-struct depthwise_gradients {
-    tensor_view<T> input = {};
-    tensor_view<T> weights = {};
-    std::span<T> bias = {};
-};
 
 namespace detail {
 

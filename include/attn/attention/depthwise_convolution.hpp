@@ -128,6 +128,16 @@ private:
 template <TensorLike W, class... Others>
 depthwise_convolution(const W&, const Others&...) -> depthwise_convolution<detail::scalar_t<W>>;
 
+/// The gradients of a loss with respect to what a depthwise convolution read: its input (batch, x_heads, n, c), its weights, and its bias,
+/// in their shapes. What has no memory is not wanted, and not computed. That of what the convolution was added to is the gradient given.
+/// They are computed by depthwise_backward.hpp.
+template <Scalar T>
+struct depthwise_gradients {
+    tensor_view<T> input = {};
+    tensor_view<T> weights = {};
+    std::span<T> bias = {};
+};
+
 namespace detail {
 
 /// Throws attention_error unless `out`, an argument of that name, has a convolution of x's shape: that of x, with as many heads or a

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "../kernel/linear/attention.hpp"
-#include "../kernel/linear/gradient.hpp"
 #include "backward.hpp"
 #include "feature_map.hpp"
 #include "linear_checks.hpp"
@@ -60,23 +59,24 @@ struct linear_attention {
         f(kernel_of<T>(queries, keys, pattern, {.normalise = normalise, .eps = eps, .scale = scale}), run.workspace().bytes().data());
     }
 
-    /// The gradients of the inputs.
+    /// The gradients of the inputs: see linear_backward.hpp.
     template <Scalar T>
     using gradients = input_gradients<T>;
     template <Scalar T>
     void check_gradients(const inputs<T>&, const gradients<T>&, const auto&) const {} // of parameters it has none
     template <Scalar T>
     std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        return kernel::linear_gradient<T, F, P>::workspace_bytes(s, concurrency);
+        static_assert(detail::includes_backward<linear_attention>,
+                      "attn: the gradient of linear attention has an include of its own: attn/attention/linear_backward.hpp");
+        return gradient_bytes<T>(s, concurrency);
     }
     template <Scalar T>
-    void backward(const inputs<T>& in, const saved_outputs<T>&, const output_gradients<T>& d_out, const gradients<T>& wanted,
-                  const execution& run) const {
-        kernel::linear_gradient<T, F, P>()(
-            {in, d_out.values, wanted, feature_map, pattern, {}, {.normalise = normalise, .eps = eps, .scale = scale}}, run);
-    }
+    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const gradients<T>& wanted,
+                  const execution& run) const;
 
 private:
+    template <Scalar T>
+    std::size_t gradient_bytes(const input_shapes& s, index_t concurrency) const;
     template <Scalar T>
     using features = kernel::mapped_features<T, F>;
     template <Scalar T>

@@ -1,11 +1,21 @@
 // What the linear attentions refuse alike.
 #pragma once
 
+#include "../core/gradients.hpp"
 #include "../kernel/linear/attention.hpp"
 #include "attention.hpp"
 #include "depthwise_convolution.hpp"
 
-namespace attn::inline ATTN_INSTRUCTION_SET::detail {
+namespace attn::inline ATTN_INSTRUCTION_SET {
+
+/// The gradients of the inputs of a linear attention with a convolution, and of what the operator refers to, in the same shapes.
+template <Scalar T>
+struct local_gradients : input_gradients<T> {
+    tensor_view<T> positional_encoding = {}; ///< summed over what it is repeated for
+    depthwise_gradients<T> convolution = {}; ///< its input: convolution_input, if that is not the values
+};
+
+namespace detail {
 
 /// Throws attention_error if the inputs, the pattern or eps do not suit a linear attention.
 template <Scalar T, Pattern P>
@@ -38,6 +48,11 @@ linear_rows<T> all_rows(const inputs<T>& in) {
 template <Scalar T>
 linear_rows<T> rows_of_shapes(const input_shapes& s) {
     return {{nullptr, s.keys, {}}, 0, s.queries.tokens};
+}
+
+/// Throws attention_error if a gradient is asked for of what the operator has not.
+inline void check_present(std::string_view operation, std::string_view argument, bool is_wanted, bool is_there) {
+    if (is_wanted && !is_there) throw argument_error(operation, argument, "is asked for, but the operator has none");
 }
 
 /// What a linear attention of vision transformers has besides queries, keys and values.
@@ -78,6 +93,19 @@ struct local_arguments {
         out.require_apart("positional_encoding", positional_encoding);
         out.require_apart("convolution_input", convolution_input);
     }
+    /// Checks the wanted gradients of the convolution and the encoding, as an operator's check_gradients does.
+    void check_gradients(std::string_view operation, const local_gradients<T>& wanted, const auto& check) const {
+        const auto& own = wanted.convolution;
+        const auto bias = as_row(own.bias);
+        check_present(operation, "wanted.positional_encoding", wanted.positional_encoding.data(), positional_encoding.data());
+        check_present(operation, "wanted.convolution.input", own.input.data(), convolution_input.data());
+        check_present(operation, "wanted.convolution.weights", own.weights.data(), convolution.present());
+        check_present(operation, "wanted.convolution.bias", bias.data(), !convolution.bias.empty());
+        check("wanted.positional_encoding", wanted.positional_encoding, positional_encoding.shape());
+        check("wanted.convolution.input", own.input, convolution_input.shape());
+        check("wanted.convolution.weights", own.weights, convolution.weights.shape());
+        check("wanted.convolution.bias", bias, shape{.tokens = 1, .channels = std::ssize(convolution.bias)});
+    }
     /// Whether the convolution reads the values, as it does without a `convolution_input`.
     bool reads_values() const { return !convolution_input.data(); }
     /// The local term of a call, as the kernel computes it.
@@ -94,4 +122,6 @@ struct local_arguments {
     }
 };
 
-} // namespace attn::detail
+} // namespace detail
+
+} // namespace attn

@@ -1,7 +1,7 @@
 // Linformer: softmax attention over keys and values that were projected along the sequence.
 #pragma once
 
-#include "../kernel/linformer/gradient.hpp"
+#include "../kernel/linformer/attention.hpp"
 #include "backward.hpp"
 #include "projection.hpp"
 
@@ -116,7 +116,8 @@ struct linformer_attention {
         });
     }
 
-    /// The gradients of the inputs, and of the projections' parameters; of one that both share, in key_projection.
+    /// The gradients of the inputs, and of the projections' parameters; of one that both share, in key_projection. See
+    /// linformer_backward.hpp.
     template <Scalar T>
         requires detail::HasProjectionGradients<E> && detail::HasProjectionGradients<F>
     struct gradients : input_gradients<T> {
@@ -132,18 +133,13 @@ struct linformer_attention {
     template <Scalar T>
         requires detail::HasProjectionGradients<E> && detail::HasProjectionGradients<F>
     std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        return detail::bytes_for<gradient_work<T>>(*this, s, concurrency);
+        static_assert(detail::includes_backward<linformer_attention>,
+                      "attn: the gradient of Linformer has an include of its own: attn/attention/linformer_backward.hpp");
+        return gradient_bytes<T>(s, concurrency);
     }
     template <Scalar T>
     void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const gradients<T>& wanted,
-                  const execution& run) const {
-        const auto s = shapes_of(in);
-        detail::scratch memory(run.workspace().bytes().data());
-        const gradient_work<T> w(memory, *this, s, run.concurrency());
-        w.clear_parameters(*this, wanted);
-        if (s.queries.size() == 0) return w.clear(wanted);
-        w.projected.for_each_part(s.keys, [&](const auto& part) { w.find_some(*this, in, saved, d_out, wanted, run, part); });
-    }
+                  const execution& run) const;
 
     /// The projection of the values: that of the keys unless another is given.
     const auto& for_values() const {
@@ -189,7 +185,7 @@ private:
     template <Scalar T>
     using work = kernel::linformer_work<T, linformer_attention>;
     template <Scalar T>
-    using gradient_work = kernel::linformer_gradient_work<T, linformer_attention>;
+    std::size_t gradient_bytes(const input_shapes& s, index_t concurrency) const;
 };
 
 } // namespace attn

@@ -7,19 +7,7 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-/// The gradients of the inputs of a linear attention with a convolution, and of what the operator refers to, in the same shapes.
-template <Scalar T>
-struct local_gradients : input_gradients<T> {
-    tensor_view<T> positional_encoding = {}; ///< summed over what it is repeated for
-    depthwise_gradients<T> convolution = {}; ///< its input: convolution_input, if that is not the values
-};
-
 namespace detail {
-
-/// Throws attention_error if a gradient is asked for of what the operator has not.
-inline void check_present(std::string_view operation, std::string_view argument, bool is_wanted, bool is_there) {
-    if (is_wanted && !is_there) throw argument_error(operation, argument, "is asked for, but the operator has none");
-}
 
 template <Scalar T, class U>
 struct local_backward {
@@ -27,19 +15,6 @@ struct local_backward {
 
     explicit local_backward(const auto& op) : of(op) {}
 
-    /// Checks the wanted gradients of the convolution and the encoding, as an operator's check_gradients does.
-    void check_gradients(std::string_view operation, const local_gradients<T>& wanted, const auto& check) const {
-        const auto &input = wanted.convolution.input, &weights = wanted.convolution.weights;
-        const auto bias = as_row(wanted.convolution.bias);
-        check_present(operation, "wanted.positional_encoding", wanted.positional_encoding.data(), of.positional_encoding.data());
-        check_present(operation, "wanted.convolution.input", input.data(), of.convolution_input.data());
-        check_present(operation, "wanted.convolution.weights", weights.data(), of.convolution.present());
-        check_present(operation, "wanted.convolution.bias", bias.data(), !of.convolution.bias.empty());
-        check("wanted.positional_encoding", wanted.positional_encoding, of.positional_encoding.shape());
-        check("wanted.convolution.input", input, of.convolution_input.shape());
-        check("wanted.convolution.weights", weights, of.convolution.weights.shape());
-        check("wanted.convolution.bias", bias, shape{.tokens = 1, .channels = std::ssize(of.convolution.bias)});
-    }
     /// Takes memory for two kernels that run one after the other: the linear attention's, which needs so many bytes, and the convolution's.
     std::byte* take_memory(scratch& memory, std::size_t bytes, const input_shapes& s, const shape& out, index_t concurrency) const {
         const auto& read = of.convolution_input.data() ? of.convolution_input.shape() : s.values;

@@ -1,7 +1,7 @@
 // LSH attention, the Reformer's: softmax attention of every token to those that hash into its bucket.
 #pragma once
 
-#include "../kernel/lsh/gradient.hpp"
+#include "../kernel/lsh/attention.hpp"
 #include "backward.hpp"
 #include "lsh_buckets.hpp"
 
@@ -82,7 +82,7 @@ struct lsh_attention {
 
     /// The gradients of the tokens and the values: wanted.queries is all of the tokens', as queries and as keys, for both are one tensor;
     /// wanted.keys is refused. Buckets are taken as constants, as they are almost everywhere, so the rotations have none; nor has a vector
-    /// of zeros as a key. The hash is computed again.
+    /// of zeros as a key. The hash is computed again. See lsh_backward.hpp.
     template <Scalar S>
     using gradients = input_gradients<S>;
     template <Scalar S>
@@ -92,20 +92,13 @@ struct lsh_attention {
     }
     template <Scalar S>
     std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        detail::check_rotations(name, rotations, s.queries);
-        return detail::bytes_for<gradient_work>(*this, s, concurrency);
+        static_assert(detail::includes_backward<lsh_attention>,
+                      "attn: the gradient of LSH attention has an include of its own: attn/attention/lsh_backward.hpp");
+        return gradient_bytes<S>(s, concurrency);
     }
     template <Scalar S>
     void backward(const inputs<S>& in, const saved_outputs<S>& saved, const output_gradients<S>& d_out, const gradients<S>& wanted,
-                  const execution& run) const {
-        const auto s = shapes_of(in);
-        if (s.queries.batch * s.queries.heads * s.queries.tokens == 0 || !(wanted.queries.data() || wanted.values.data())) return;
-        detail::scratch memory(run.workspace().bytes().data());
-        const gradient_work w(memory, *this, s, run.concurrency());
-        for (index_t b = 0; b < s.queries.batch; ++b)
-            for (index_t h = 0; h < s.queries.heads; h += w.tokens.heads)
-                w.add_some(*this, in, saved, d_out, wanted, run, b, h, std::min(w.tokens.heads, s.queries.heads - h));
-    }
+                  const execution& run) const;
 
     /// Tokens in a chunk of n: as given, or 2 n / buckets rounded up. There are rotations.
     index_t chunk_of(index_t n) const {
@@ -115,8 +108,9 @@ struct lsh_attention {
 
 private:
     using work = kernel::lsh_work<T, lsh_attention>;
-    using gradient_work = kernel::lsh_gradient<T, lsh_attention>;
 
+    template <Scalar S>
+    std::size_t gradient_bytes(const input_shapes& s, index_t concurrency) const;
     std::size_t bytes(const input_shapes& s, index_t concurrency, bool narrow) const {
         return detail::bytes_for<work>(*this, s, concurrency, narrow);
     }

@@ -1,9 +1,9 @@
 // Simplified linear attention: relu features and a depthwise convolution.
 #pragma once
 
-#include "../kernel/linear/gradient.hpp"
+#include "backward.hpp"
 #include "feature_map.hpp"
-#include "local_backward.hpp"
+#include "linear_checks.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
@@ -62,47 +62,31 @@ struct simplified_linear_attention {
         f(kernel_of<T>(queries, keys, pattern, {.eps = eps}, local<T>(*this).term(in, rows)), run.workspace().bytes().data());
     }
 
-    /// The gradients of the inputs, and of what the operator refers to.
+    /// The gradients of the inputs, and of what the operator refers to: see simplified_linear_backward.hpp.
     template <Scalar T>
     using gradients = local_gradients<T>;
     template <Scalar T>
     void check_gradients(const inputs<T>&, const gradients<T>& wanted, const auto& check) const {
-        local_backward<T>(*this).check_gradients(name, wanted, check);
+        local<T>(*this).check_gradients(name, wanted, check);
     }
     template <Scalar T>
     std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        return detail::bytes_for<gradient_work<T>>(*this, s, concurrency);
+        static_assert(
+            detail::includes_backward<simplified_linear_attention>,
+            "attn: the gradient of simplified linear attention has an include of its own: attn/attention/simplified_linear_backward.hpp");
+        return gradient_bytes<T>(s, concurrency);
     }
     template <Scalar T>
-    void backward(const inputs<T>& in, const saved_outputs<T>&, const output_gradients<T>& d_out, const gradients<T>& wanted,
-                  const execution& run) const {
-        if constexpr (std::same_as<T, U>) {
-            detail::scratch memory(run.workspace().bytes().data());
-            const gradient_work<T> work(memory, *this, shapes_of(in), run.concurrency());
-            input_gradients<T> of_inputs = wanted;
-            if (!of_inputs.keys.data() && wanted.positional_encoding.data()) of_inputs.keys = work.of_keys;
-            kernel::linear_gradient<T, relu, P>()({in, d_out.values, of_inputs, relu{}, pattern, positional_encoding, {.eps = eps}}, run);
-            local_backward<T>(*this).backward(in, pattern, d_out.values, of_inputs.keys, wanted, run);
-        }
-    }
+    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const gradients<T>& wanted,
+                  const execution& run) const;
 
 private:
     template <Scalar T>
     using local = detail::local_arguments<T, U>;
+    template <class T>
+    struct gradient_work;
     template <Scalar T>
-    using local_backward = detail::local_backward<T, U>;
-
-    /// The gradient of the keys of all heads, where only that of the encoding is wanted; it lies behind the memory of the kernels.
-    template <Scalar T>
-    struct gradient_work {
-        tensor_view<T> of_keys;
-
-        gradient_work(detail::scratch& memory, const simplified_linear_attention& op, const input_shapes& s, index_t concurrency) {
-            local_backward<T>(op).take_memory(memory, kernel::linear_gradient<T, relu, P>::workspace_bytes(s, concurrency), s,
-                                              op.output_shape(s), concurrency);
-            if (op.positional_encoding.data()) of_keys = head_major(memory.take<T>(s.keys.size()), s.keys);
-        }
-    };
+    std::size_t gradient_bytes(const input_shapes& s, index_t concurrency) const;
 
     template <Scalar T>
     using query_features = kernel::mapped_features<T, relu>;

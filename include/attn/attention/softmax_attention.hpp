@@ -2,7 +2,6 @@
 #pragma once
 
 #include "../kernel/softmax/scheduler.hpp"
-#include "../kernel/softmax_gradient/scheduler.hpp"
 #include "backward.hpp"
 #include "products.hpp"
 
@@ -81,7 +80,7 @@ struct softmax_attention {
         scheduler<T>::attend(detail::softmax_call_of(*this, in, out, visible, adjustment), run);
     }
 
-    /// The gradients of the inputs, of the sinks, (1, heads, 1, 1), and of the score function.
+    /// The gradients of the inputs, of the sinks, (1, heads, 1, 1), and of the score function: see softmax_backward.hpp.
     template <Scalar T>
     struct gradients : input_gradients<T> {
         tensor_view<T> sinks = {};        ///< summed over the batch
@@ -96,18 +95,18 @@ struct softmax_attention {
     }
     template <Scalar T>
     std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        constexpr bool has_parameters = !std::same_as<score_gradients<S, T>, no_gradients>;
-        return kernel::softmax_gradient_scheduler<T>::workspace_bytes(s, concurrency, has_parameters);
+        static_assert(detail::includes_backward<softmax_attention>,
+                      "attn: the gradient of softmax attention has an include of its own: attn/attention/softmax_backward.hpp");
+        return gradient_bytes<T>(s, concurrency);
     }
     template <Scalar T>
     void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const gradients<T>& wanted,
                   const execution& run) const
-        requires std::same_as<R, unrounded_products> // rounding has no gradient
-    {
-        detail::resumable_gradient<softmax_attention, T>{*this}.backward(in, saved, d_out, wanted, nullptr, run);
-    }
+        requires std::same_as<R, unrounded_products>; // rounding has no gradient
 
 private:
+    template <Scalar T>
+    std::size_t gradient_bytes(const input_shapes& s, index_t concurrency) const;
     template <Scalar T>
     using scheduler = kernel::softmax_scheduler<T, typename R::template operand<T>>;
 };
@@ -131,35 +130,6 @@ public:
 private:
     kernel::score_adjustment_of<T, S> adjustment_;
     rows_type rows_;
-};
-
-template <Pattern P, ScoreFunction S, Scalar T>
-struct resumable_gradient<softmax_attention<P, S>, T> {
-    using scheduler = kernel::softmax_gradient_scheduler<T>;
-    using wanted_type = typename softmax_attention<P, S>::template gradients<T>;
-
-    const softmax_attention<P, S>& op;
-
-    void add_weights(const inputs<T>& in, const saved_outputs<T>& saved, T* sums, const execution& run) const {
-        with_call(in, saved, {}, {}, nullptr, [&](const auto& call) { scheduler().add_weights(call, sums, has_parameters, run); });
-    }
-    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const wanted_type& wanted,
-                  const T* share, const execution& run) const {
-        with_call(in, saved, d_out, wanted, share,
-                  [&](const auto& call) { scheduler()(call, op.sinks, wanted.sinks, has_parameters, run); });
-    }
-
-private:
-    static constexpr bool has_parameters = !std::same_as<score_gradients<S, T>, no_gradients>;
-
-    void with_call(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const wanted_type& wanted,
-                   const T* share, const auto& f) const {
-        const kernel::visible_keys_of<T, P> visible(op.pattern, shapes_of(in), in.positions);
-        const kernel::score_slopes_of<T, S> slopes(op.score, wanted.score);
-        constexpr bool adjusts = !std::same_as<S, identity_score>;
-        f(kernel::softmax_gradient_call<T>{in, saved, d_out, wanted, visible, adjusts ? &slopes : nullptr,
-                                           score_scale<T>(op.scale, in.queries.shape().channels), share});
-    }
 };
 
 } // namespace detail

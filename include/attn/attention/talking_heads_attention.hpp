@@ -2,7 +2,6 @@
 #pragma once
 
 #include "../kernel/talking/talking_heads.hpp"
-#include "../kernel/talking_gradient/scheduler.hpp"
 #include "../pattern/over_heads.hpp"
 #include "../pattern/passes.hpp"
 #include "backward.hpp"
@@ -102,7 +101,8 @@ struct talking_heads_attention {
         kernel_for<T>(shapes)(in, out, visible, scored ? &adjustment : nullptr, run);
     }
 
-    /// The gradients of the inputs, and of both mixings, their biases, and the sinks, each of these summed over the batch.
+    /// The gradients of the inputs, and of both mixings, their biases, and the sinks, each of these summed over the batch: see
+    /// talking_heads_backward.hpp.
     template <Scalar T>
     using gradients = mixed_head_gradients<T>;
     template <Scalar T>
@@ -126,19 +126,17 @@ struct talking_heads_attention {
     }
     template <Scalar T>
     std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        return gradient_kernel_for<T>(s).workspace_bytes(s, concurrency);
+        static_assert(detail::includes_backward<talking_heads_attention>,
+                      "attn: the gradient of talking-heads attention has an include of its own: attn/attention/talking_heads_backward.hpp");
+        return gradient_bytes<T>(s, concurrency);
     }
     template <Scalar T>
     void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const gradients<T>& wanted,
-                  const execution& run) const {
-        const auto shapes = shapes_of(in);
-        const kernel::visible_keys_of<T, P> visible(pattern, shapes, in.positions);
-        const score_gradients<S, T> of_score{}; // not wanted
-        const kernel::score_slopes_of<T, S> slopes(score, of_score);
-        gradient_kernel_for<T>(shapes)(in, saved, d_out, wanted, visible, scored ? &slopes : nullptr, run);
-    }
+                  const execution& run) const;
 
 private:
+    template <Scalar T>
+    std::size_t gradient_bytes(const input_shapes& s, index_t concurrency) const;
     index_t mixed_heads(const input_shapes& s) const { return logits_mix.data() ? logits_mix.shape().tokens : s.queries.heads; }
     index_t value_heads(const input_shapes& s) const { return weights_mix.data() ? weights_mix.shape().tokens : mixed_heads(s); }
 
@@ -146,10 +144,6 @@ private:
 
     template <Scalar T>
     kernel::talking_heads_scheduler<T> kernel_for(const input_shapes& s) const {
-        return {parameters_for(s)};
-    }
-    template <Scalar T>
-    kernel::talking_gradient_scheduler<T> gradient_kernel_for(const input_shapes& s) const {
         return {parameters_for(s)};
     }
     kernel::talking_heads_parameters parameters_for(const input_shapes& s) const {

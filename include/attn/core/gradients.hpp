@@ -53,6 +53,10 @@ struct mixed_head_gradients : input_gradients<T> {
 
 namespace detail {
 
+/// Whether the header that defines the `backward` of an operator is included, which says so here.
+template <class Op>
+inline constexpr bool includes_backward = false;
+
 /// "wanted.attention.q.weight" of "attention" and "wanted.q.weight", without allocating; a name that is too long is cut.
 class nested_name {
 public:

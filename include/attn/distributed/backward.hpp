@@ -1,6 +1,7 @@
 // The gradient of softmax attention over a sequence whose tokens lie on several ranks.
 #pragma once
 
+#include "../attention/softmax_backward.hpp"
 #include "gradient_return.hpp"
 #include "softmax_ranks.hpp"
 

@@ -1,7 +1,7 @@
 // Multi-head attention as a layer: projections to queries, keys and values, any attention operator, and the projection of its result.
 #pragma once
 
-#include "../attention/softmax_attention.hpp"
+#include "../attention/softmax_backward.hpp"
 #include "../core/heads.hpp"
 #include "../norm/identity_norm.hpp"
 #include "linear.hpp"

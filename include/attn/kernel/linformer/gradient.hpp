@@ -7,12 +7,6 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// Calls f(name, gradient, parameter) for each parameter of a projection that has any.
-template <class P, class G>
-void for_each_gradient(const P& projection, const G& wanted, const auto& f) {
-    if constexpr (!std::same_as<G, no_gradients>) projection.for_each_gradient(wanted, f);
-}
-
 /// The memory of the gradient of a call, and its steps for some heads of keys and values:
 ///     k' = E k and v' = F v again,   dq, dk', dv' by softmax attention,   dk = E^T dk',   dE = dk' k^T,   dv = F^T dv',   dF = dv' v^T
 /// A parameter's gradient is a sum over batch entries, then the heads that share it, then keys before values, in this order whatever the

@@ -1,0 +1,62 @@
+// The gradient of softmax attention.
+#pragma once
+
+#include "../kernel/softmax_gradient/scheduler.hpp"
+#include "backward.hpp"
+#include "softmax_attention.hpp"
+
+namespace attn::inline ATTN_INSTRUCTION_SET {
+
+template <Pattern P, ScoreFunction S, Products R>
+inline constexpr bool detail::includes_backward<softmax_attention<P, S, R>> = true;
+
+namespace detail {
+
+template <Pattern P, ScoreFunction S, Scalar T>
+struct resumable_gradient<softmax_attention<P, S>, T> {
+    using scheduler = kernel::softmax_gradient_scheduler<T>;
+    using wanted_type = typename softmax_attention<P, S>::template gradients<T>;
+
+    const softmax_attention<P, S>& op;
+
+    void add_weights(const inputs<T>& in, const saved_outputs<T>& saved, T* sums, const execution& run) const {
+        with_call(in, saved, {}, {}, nullptr, [&](const auto& call) { scheduler().add_weights(call, sums, has_parameters, run); });
+    }
+    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const wanted_type& wanted,
+                  const T* share, const execution& run) const {
+        with_call(in, saved, d_out, wanted, share,
+                  [&](const auto& call) { scheduler()(call, op.sinks, wanted.sinks, has_parameters, run); });
+    }
+
+private:
+    static constexpr bool has_parameters = !std::same_as<score_gradients<S, T>, no_gradients>;
+
+    void with_call(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const wanted_type& wanted,
+                   const T* share, const auto& f) const {
+        const kernel::visible_keys_of<T, P> visible(op.pattern, shapes_of(in), in.positions);
+        const kernel::score_slopes_of<T, S> slopes(op.score, wanted.score);
+        constexpr bool adjusts = !std::same_as<S, identity_score>;
+        f(kernel::softmax_gradient_call<T>{in, saved, d_out, wanted, visible, adjusts ? &slopes : nullptr,
+                                           score_scale<T>(op.scale, in.queries.shape().channels), share});
+    }
+};
+
+} // namespace detail
+
+template <Pattern P, ScoreFunction S, Products R>
+template <Scalar T>
+std::size_t softmax_attention<P, S, R>::gradient_bytes(const input_shapes& s, index_t concurrency) const {
+    constexpr bool has_parameters = !std::same_as<score_gradients<S, T>, no_gradients>;
+    return kernel::softmax_gradient_scheduler<T>::workspace_bytes(s, concurrency, has_parameters);
+}
+
+template <Pattern P, ScoreFunction S, Products R>
+template <Scalar T>
+void softmax_attention<P, S, R>::backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out,
+                                          const gradients<T>& wanted, const execution& run) const
+    requires std::same_as<R, unrounded_products>
+{
+    detail::resumable_gradient<softmax_attention, T>{*this}.backward(in, saved, d_out, wanted, nullptr, run);
+}
+
+} // namespace attn
