@@ -8,7 +8,7 @@
 #include <attn/attention/linformer_attention.hpp>
 #include <attn/attention/linformer_backward.hpp>
 #include <attn/attention/pooling.hpp>
-#include <attn/attention/softmax_attention.hpp>
+#include <attn/attention/softmax_backward.hpp>
 #include <attn/pattern/lengths.hpp>
 #include <attn/pattern/predicate.hpp>
 

@@ -13,6 +13,7 @@ struct attention_traits {
     bool has_log_sum_exp_shape = false; ///< log_sum_exp_shape(shapes): of its log_sum_exp, whose heads are not those of the result
     bool has_narrow_workspace = false;  ///< narrow_workspace_bytes<T>(shapes, concurrency): what a result that is stored in 16 bits needs
     bool has_least_workspace = false;   ///< least_workspace_bytes<T>(shapes, concurrency): what forward can do with, in more time
+    bool knows_storage = false;         ///< forward<unnarrowed_storage>(in, out, run): of tensors none of which is stored in 16 bits
     bool keys_are_queries = false;      ///< so that a layer makes no others
 };
 
@@ -40,6 +41,7 @@ concept Attention = requires(const A& op, const inputs<float>& in, const outputs
     requires A::traits.has_narrow_workspace == requires {
         { op.template narrow_workspace_bytes<float>(shapes, index_t{1}) } -> std::same_as<std::size_t>;
     };
+    requires A::traits.knows_storage == requires { op.template forward<unnarrowed_storage>(in, out, run); };
     requires A::traits.has_least_workspace == requires {
         { op.template least_workspace_bytes<float>(shapes, index_t{1}) } -> std::same_as<std::size_t>;
     };
@@ -218,10 +220,37 @@ void check_outputs(const A& op, const inputs<T>& in, const outputs<T>& out) {
 }
 
 /// Computes, if there is anything to write. Everything has been checked.
-template <Attention A, Scalar T>
+template <class Stored = any_storage, Attention A, Scalar T>
 void forward_checked(const A& op, const inputs<T>& in, const outputs<T>& out, const execution& run) {
     const bool any_rows = out.log_sum_exp.data() && out.log_sum_exp.shape().size() > 0;
-    if (any_rows || out.values.shape().size() > 0) op.forward(in, out, run);
+    if (!any_rows && out.values.shape().size() == 0) return;
+    if constexpr (A::traits.knows_storage) op.template forward<Stored>(in, out, run);
+    else op.forward(in, out, run);
+}
+
+/// The call of an operator on tensors that may be stored so.
+template <class Stored, Attention A, Scalar T>
+void attend(const A& op, const inputs<T>& in, const outputs<T>& out, const call_execution& run) {
+    op.check(in);
+    check_outputs(op, in, out);
+    const auto shapes = shapes_of(in);
+    const auto reserve = [&]<Storage S>(std::type_identity<S>) {
+        run.reserve(A::name, "q", shapes.queries,
+                    run.grows() ? workspace_bytes_for<S>(op, shapes, run.concurrency())
+                                : least_workspace_bytes_for<S>(op, shapes, run.concurrency()));
+    };
+    if constexpr (std::same_as<Stored, any_storage>) with_storage(out.values, reserve);
+    else reserve(std::type_identity<T>{});
+    forward_checked<Stored>(op, in, out, run);
+}
+
+/// The call of an operator to a new tensor.
+template <class Stored, Attention A, Scalar T>
+tensor<T> attend(const A& op, const inputs<T>& in, const call_execution& run) {
+    op.check(in);
+    tensor<T> out(op.output_shape(shapes_of(in)));
+    attend<Stored>(op, in, outputs<T>{out}, run);
+    return out;
 }
 
 } // namespace detail
@@ -233,24 +262,13 @@ void forward_checked(const A& op, const inputs<T>& in, const outputs<T>& out, co
 /// caller's function throws passes through.
 template <Attention A, Scalar T>
 void attend(const A& op, const inputs<T>& in, const outputs<T>& out, const detail::call_execution& run = {}) {
-    op.check(in);
-    detail::check_outputs(op, in, out);
-    const auto shapes = shapes_of(in);
-    detail::with_storage(out.values, [&]<Storage S>(std::type_identity<S>) {
-        run.reserve(A::name, "q", shapes.queries,
-                    run.grows() ? detail::workspace_bytes_for<S>(op, shapes, run.concurrency())
-                                : detail::least_workspace_bytes_for<S>(op, shapes, run.concurrency()));
-    });
-    detail::forward_checked(op, in, out, run);
+    detail::attend<any_storage>(op, in, out, run);
 }
 
 /// Attention to a new tensor (batch, heads, n, d_v): see attend(op, in, out, run).
 template <Attention A, Scalar T>
 [[nodiscard]] tensor<T> attend(const A& op, const inputs<T>& in, const detail::call_execution& run = {}) {
-    op.check(in);
-    tensor<T> out(op.output_shape(shapes_of(in)));
-    attend(op, in, outputs<T>{out}, run);
-    return out;
+    return detail::attend<any_storage>(op, in, run);
 }
 
 /// Attention of tensors or views q, k and v to out: of double, or each of float or 16-bit numbers. See attend(op, in, out, run).
@@ -259,7 +277,8 @@ void attend(const A& op, const Q& q, const K& k, const V& v, O&& out, const deta
     using T = detail::computed_t<Q>;
     constexpr bool alike = detail::computed_alike<Q, K, V, std::remove_cvref_t<O>>;
     static_assert(alike, "attn: q, k, v and out must be of double, or each of float or 16-bit numbers");
-    if constexpr (alike) attend(op, inputs<T>{q, k, v, where}, outputs<T>{out}, run);
+    if constexpr (alike)
+        detail::attend<detail::storage_of<T, Q, K, V, std::remove_cvref_t<O>>>(op, inputs<T>{q, k, v, where}, outputs<T>{out}, run);
 }
 
 /// Attention of tensors or views q, k and v to a new tensor of float or double: see attend(op, in, out, run).
@@ -269,7 +288,7 @@ template <Attention A, StoredTensor Q, StoredTensor K, StoredTensor V>
     using T = detail::computed_t<Q>;
     constexpr bool alike = detail::computed_alike<Q, K, V>;
     static_assert(alike, "attn: q, k and v must be of double, or each of float or 16-bit numbers");
-    if constexpr (alike) return attend(op, inputs<T>{q, k, v, where}, run);
+    if constexpr (alike) return detail::attend<detail::storage_of<T, Q, K, V>>(op, inputs<T>{q, k, v, where}, run);
     else return tensor<T>();
 }
 

@@ -27,7 +27,7 @@ template <Attention A, EigenMatrix Q, EigenMatrix K, EigenMatrix V>
         op.check(in);
         const auto result = op.output_shape(shapes_of(in));
         out.resize(result.tokens, result.channels);
-        attend(op, in, outputs<T>{view(out)}, run);
+        attend(op, q, k, v, out, run, where);
     }
     return out;
 }

@@ -38,7 +38,7 @@ kernel::softmax_call<T> softmax_call_of(const Op& op, const inputs<T>& in, const
 template <Pattern P = dense, ScoreFunction S = identity_score, Products R = unrounded_products>
 struct softmax_attention {
     static constexpr std::string_view name = "softmax_attention";
-    static constexpr attention_traits traits{.has_narrow_workspace = true};
+    static constexpr attention_traits traits{.has_narrow_workspace = true, .knows_storage = true};
 
     std::optional<double> scale = {};  ///< 1 / sqrt(d_k) if not given
     S score = {};                      ///< what happens to a scaled score before the softmax
@@ -72,12 +72,12 @@ struct softmax_attention {
     std::size_t narrow_workspace_bytes(const input_shapes& s, index_t concurrency) const {
         return scheduler<T>::workspace_bytes(s, max_passes<P> > 1, concurrency, true);
     }
-    template <Scalar T>
+    template <class Stored = any_storage, Scalar T>
     void forward(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
         const auto shapes = shapes_of(in);
         const kernel::visible_keys_of<T, P> visible(pattern, shapes, in.positions);
         const kernel::score_adjustment_of<T, S> adjustment(score);
-        scheduler<T>::attend(detail::softmax_call_of(*this, in, out, visible, adjustment), run);
+        scheduler<T, Stored>::attend(detail::softmax_call_of(*this, in, out, visible, adjustment), run);
     }
 
     /// The gradients of the inputs, of the sinks, (1, heads, 1, 1), and of the score function: see softmax_backward.hpp.
@@ -107,8 +107,8 @@ struct softmax_attention {
 private:
     template <Scalar T>
     std::size_t gradient_bytes(const input_shapes& s, index_t concurrency) const;
-    template <Scalar T>
-    using scheduler = kernel::softmax_scheduler<T, typename R::template operand<T>>;
+    template <Scalar T, class Stored = any_storage>
+    using scheduler = kernel::softmax_scheduler<T, typename R::template operand<T>, Stored>;
 };
 
 namespace detail {

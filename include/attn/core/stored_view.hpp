@@ -235,4 +235,39 @@ inline constexpr bool computed_alike = (std::same_as<computed_t<First>, computed
 
 } // namespace detail
 
+/// How the tensors of a call may be stored: each in its own way, which is known as the program runs.
+struct any_storage {
+    template <class T>
+    using rows = stored_rows<T>;
+
+    template <class T>
+    static const stored_view<T>& view(const stored_view<T>& of) {
+        return of;
+    }
+};
+/// As numbers of T, all of them, which is known as it is compiled: so a call is half as much code.
+struct unnarrowed_storage {
+    template <class T>
+    using rows = row_block<T>;
+
+    template <class T>
+    static tensor_view<T> view(const stored_view<T>& of) {
+        return of.numbers();
+    }
+};
+
+namespace detail {
+
+template <class V>
+inline constexpr bool is_stored_view = false;
+template <class T>
+inline constexpr bool is_stored_view<stored_view<T>> = true;
+
+/// How tensors are stored that are computed with in T, as far as their types tell.
+template <class T, StoredTensor... V>
+using storage_of = std::conditional_t<((std::convertible_to<const V&, tensor_view<const T>> && !is_stored_view<V>) && ...),
+                                      unnarrowed_storage, any_storage>;
+
+} // namespace detail
+
 } // namespace attn

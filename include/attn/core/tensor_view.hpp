@@ -85,6 +85,9 @@ struct row_block {
     constexpr row_block every(index_t step) const { return {data, row_stride * step, channel_stride}; }
     /// The channels as rows.
     constexpr row_block transposed() const { return {data, channel_stride, row_stride}; }
+    /// As stored_rows has them: rows of T are what they are.
+    static constexpr bool is_narrow() { return false; }
+    constexpr row_block numbers() const { return *this; }
 
     constexpr operator row_block<const T>() const
         requires(!std::is_const_v<T>)
@@ -130,6 +133,9 @@ public:
     constexpr const attn::strides& strides() const noexcept { return strides_; }
     /// Bytes of an element.
     static constexpr index_t element_bytes() noexcept { return sizeof(T); }
+
+    /// As stored_view has it: elements of T are what they are.
+    static constexpr bool is_narrow() noexcept { return false; }
 
     /// Address of channel 0 of one token.
     constexpr T* row(index_t batch, index_t head, index_t token) const noexcept {

@@ -35,6 +35,11 @@ void as_they_lie(const stored_rows<T>& rows, const auto& f) {
     with_format<std::remove_const_t<T>>(
         rows.format, [&]<class E>(std::type_identity<E>) { f(rows.template as<std::conditional_t<std::is_const_v<T>, const E, E>>()); });
 }
+/// f(the rows), which are of T.
+template <class T>
+void as_they_lie(const row_block<T>& rows, const auto& f) {
+    f(rows);
+}
 /// A register of a row's numbers from a channel on, of rows whose channels stand next to each other.
 template <class V>
 auto load_lanes(const row_block<V>& rows, index_t row, index_t channel) {
@@ -129,7 +134,7 @@ void for_each_transposed(row_block<const V> from, index_t rows, index_t channels
 }
 /// Writes to[c * to_stride + r] = factor * from(r, c); rows from `rows` up to a whole register become zero.
 template <Scalar T>
-void transpose_rows(const stored_rows<const T>& from, index_t rows, index_t channels, T factor, T* to, index_t to_stride) {
+void transpose_rows(const auto& from, index_t rows, index_t channels, T factor, T* to, index_t to_stride) {
     as_they_lie(from, [&](const auto& own) {
         for_each_transposed(own, rows, channels, factor,
                             [to, to_stride](index_t c, index_t first, simd::lanes<T> column) { column.store(to + c * to_stride + first); });
@@ -152,7 +157,7 @@ void copy_as_they_lie(row_block<const V> from, index_t rows, index_t channels, T
 /// Eigen has by default and a linear's weight is, go through registers; the columns may lie pages apart, so the next are asked for beside
 /// each.
 template <Scalar T>
-void copy_rows(const stored_rows<const T>& from, index_t rows, index_t channels, T* to, index_t padded) {
+void copy_rows(const auto& from, index_t rows, index_t channels, T* to, index_t padded) {
     using lanes = simd::lanes<T>;
     if (from.row_stride == 1 && from.channel_stride != 1 && padded == whole_registers<T>(channels))
         return as_they_lie(from.transposed(), [&](auto columns) {
@@ -174,7 +179,7 @@ struct number_rows {
     /// How many operands a row has, in whole registers.
     static index_t width(index_t channels) { return whole_registers<T>(channels); }
     /// Copies rows to operands, with so many of zeros before and perhaps one after.
-    static void copy(const stored_rows<const T>& from, index_t rows, index_t, index_t channels, T* to, index_t width) {
+    static void copy(const auto& from, index_t rows, index_t, index_t channels, T* to, index_t width) {
         copy_rows<T>(from, rows, channels, to, width);
     }
 };
@@ -188,7 +193,7 @@ struct operand_rows {
 
 /// Writes rows of numbers, `from_stride` apart, as they are stored.
 template <Scalar T>
-void store_rows(const T* from, index_t from_stride, index_t rows, index_t channels, const stored_rows<T>& to) {
+void store_rows(const T* from, index_t from_stride, index_t rows, index_t channels, const auto& to) {
     using lanes = simd::lanes<T>;
     as_they_lie(to, [&](auto own) {
         const auto whole = own.channel_stride == 1 ? channels / lanes::size * lanes::size : 0;
@@ -201,7 +206,7 @@ void store_rows(const T* from, index_t from_stride, index_t rows, index_t channe
 }
 /// Writes a row of numbers as it is stored.
 template <Scalar T>
-void store_row(const T* from, index_t channels, const stored_rows<T>& to) {
+void store_row(const T* from, index_t channels, const auto& to) {
     store_rows<T>(from, channels, 1, channels, to);
 }
 

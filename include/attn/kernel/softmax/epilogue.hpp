@@ -25,7 +25,7 @@ void write_sums(const T* sums, T unit, index_t channels, T factor, T share, T* t
 
 /// Rows of the result of one query block: out holds o / l over the spans and passes that have been, and m and l stand here. A result of
 /// 16-bit numbers is rounded to at the end: until then its rows, of d_v channels, lie in `wide`, or with those that are kept.
-template <Scalar T>
+template <Scalar T, class Stored = any_storage>
 class epilogue {
 public:
     using lanes = simd::lanes<T>;
@@ -94,8 +94,9 @@ public:
     /// Completes the rows after the last span.
     void finish() const {
         write_unseen();
-        for (index_t row = 0; out_.values.is_narrow() && row < block_.rows(); ++row)
-            store_row<T>(rows_[row], channels(), out_.values.rows(block_.batch, block_.head_of(row), block_.token_of(row)));
+        const auto& to = Stored::view(out_.values);
+        for (index_t row = 0; to.is_narrow() && row < block_.rows(); ++row)
+            store_row<T>(rows_[row], channels(), to.rows(block_.batch, block_.head_of(row), block_.token_of(row)));
         if (!out_.log_sum_exp.data()) return;
         for (index_t row = 0; row < block_.rows(); ++row)
             out_.log_sum_exp(block_.batch, block_.head_of(row), block_.token_of(row), 0) =

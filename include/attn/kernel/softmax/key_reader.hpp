@@ -45,10 +45,11 @@ index_t keys_before(const key_run& keys) {
 /// The rows of one head, keys or values, a block at a time: as they lie, or copied where the micro-kernel could not read them so, or
 /// slowly; 16-bit numbers become T, or what Rows makes of them. A few copies are kept: the query blocks of a residue class follow each
 /// other, and rows of a stride lie in few sets of the caches.
-template <Scalar T, class Rows = number_rows<T>>
+template <Scalar T, class Rows = number_rows<T>, class Stored = any_storage>
 class block_reader {
 public:
     using operand = typename Rows::operand;
+    using rows_type = typename Stored::template rows<const T>;
 
     /// pads: rows are read in whole registers.
     block_reader(detail::scratch& memory, index_t block_keys, index_t channels, bool pads)
@@ -56,16 +57,14 @@ public:
           copies_(memory.take<operand>(slot_count, Rows::rows(block_keys), padded_)) {}
 
     /// Goes on to another head, whose row 0 stands at first_key.
-    void begin(const stored_rows<const T>& rows, index_t first_key) {
+    void begin(const rows_type& rows, index_t first_key) {
         rows_ = rows;
         first_key_ = first_key;
     }
     /// Whether rows of 16 bits can be read as they are stored: whole registers of numbers side by side.
-    bool can_widen(const stored_rows<const T>& own) const {
-        return std::same_as<operand, T> && !pads_ && own.is_narrow() && own.channel_stride == 1;
-    }
+    bool can_widen(const rows_type& own) const { return std::same_as<operand, T> && !pads_ && own.is_narrow() && own.channel_stride == 1; }
     /// The rows of a run as they lie.
-    stored_rows<const T> stored(const key_run& keys) const { return rows_.from(keys.first - first_key_).every(keys.step); }
+    rows_type stored(const key_run& keys) const { return rows_.from(keys.first - first_key_).every(keys.step); }
     /// The rows of a run of at most a block. before: of the first operand, rows that are not in the run.
     row_block<const operand> read(const key_run& keys, index_t before = 0) {
         const auto own = stored(keys);
@@ -86,7 +85,7 @@ private:
     operand* copy_of(index_t slot) const { return copies_ + slot * Rows::rows(block_keys_) * padded_; }
 
     struct copy {
-        const std::byte* from = nullptr;
+        const void* from = nullptr;
         index_t row_stride = 0, count = 0, before = 0;
         bool operator==(const copy&) const = default;
     };
@@ -94,7 +93,7 @@ private:
     index_t block_keys_, channels_, padded_;
     bool pads_;
     operand* copies_;
-    stored_rows<const T> rows_{};
+    rows_type rows_{};
     index_t first_key_ = 0, next_ = 0;
     copy copied_[slot_count];
 };

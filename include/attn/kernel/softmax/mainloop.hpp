@@ -36,7 +36,7 @@ struct softmax_call {
 
 /// One thread's memory, and its work on one query block after the other.
 /// E: what queries and keys, weights and values are multiplied as.
-template <Scalar T, class E = T>
+template <Scalar T, class E = T, class Stored = any_storage>
 class mainloop {
 public:
     using lanes = simd::lanes<T>;
@@ -100,10 +100,10 @@ private:
 
     /// Begins with the block's queries and keys.
     void read() {
-        queries_.begin(*block_, call_->in.queries, call_->scale);
+        queries_.begin(*block_, Stored::view(call_->in.queries), call_->scale);
         const auto first_key = call_->in.positions.first_key[block_->batch];
-        keys_.begin(call_->in.keys.rows(block_->batch, block_->kv_head), first_key);
-        values_.begin(call_->in.values.rows(block_->batch, block_->kv_head), first_key);
+        keys_.begin(Stored::view(call_->in.keys).rows(block_->batch, block_->kv_head), first_key);
+        values_.begin(Stored::view(call_->in.values).rows(block_->batch, block_->kv_head), first_key);
     }
 
     /// What is read next and may still be in memory: where rows are few, and memory is what they wait for, the next keys; after the last,
@@ -117,7 +117,8 @@ private:
         };
         const auto add_keys = [&](const query_block& of, const key_run& keys) {
             const auto first = keys.first - in.positions.first_key[of.batch];
-            add(in.keys.rows(of.batch, of.kv_head, first), in.values.rows(of.batch, of.kv_head, first), {first, keys.count, keys.step});
+            add(Stored::view(in.keys).rows(of.batch, of.kv_head, first), Stored::view(in.values).rows(of.batch, of.kv_head, first),
+                {first, keys.count, keys.step});
         };
         if (coming.count > 0) {
             if (block_->rows() <= lanes::size) add_keys(*block_, coming);
@@ -131,7 +132,9 @@ private:
             } else if (!same_keys) {
                 add_keys(*next_, of_next.run(of_next.first_block(), of_next.first_block() + 1));
             }
-            const auto rows = [&](const auto& tensor) { return tensor.rows(next_->batch, next_->first_head, next_->first_row); };
+            const auto rows = [&](const auto& tensor) {
+                return Stored::view(tensor).rows(next_->batch, next_->first_head, next_->first_row);
+            };
             add(rows(in.queries), rows(call_->out.values), next_->tokens);
         }
     }
@@ -167,8 +170,8 @@ private:
     index_t pass_ = 0;
     bool has_read_ = false; ///< the block's queries
     score_stage<T, E> queries_;
-    block_reader<T, typename operand_rows<T, E>::of_channels> keys_;
-    block_reader<T, typename operand_rows<T, E>::of_rows> values_;
+    block_reader<T, typename operand_rows<T, E>::of_channels, Stored> keys_;
+    block_reader<T, typename operand_rows<T, E>::of_rows, Stored> values_;
     state_type state_;
     T *scores_, *scratch_;
     std::uint64_t* seen_; ///< [block_keys] where hidden keys are left out

@@ -9,8 +9,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Softmax attention of any pattern and score function: out = softmax(score(scale * q k^T), keys hidden by the pattern left out) v; all at
 /// once, or as Resumable rows, which the passes of a union are too. Where there are fewer tasks than threads could do, and spans of keys
-/// are more, threads share the spans. E: what queries and keys, weights and values are multiplied as.
-template <Scalar T, class E = T>
+/// are more, threads share the spans. E: what queries and keys, weights and values are multiplied as. Stored: how the tensors may be stored.
+template <Scalar T, class E = T, class Stored = any_storage>
 class softmax_scheduler {
 public:
     /// resumes: keys come in runs, or passes. narrow: the result is of 16-bit numbers.
@@ -42,7 +42,8 @@ public:
 private:
     using grid_type = task_grid<T, E>;
     using walk_type = typename grid_type::walk;
-    using mainloop_type = mainloop<T, E>;
+    using mainloop_type = mainloop<T, E, Stored>;
+    using epilogue_type = epilogue<T, Stored>;
     using state_type = softmax_state<T>;
 
     /// The memory of a call.
@@ -111,12 +112,12 @@ private:
         }
     }
 
-    epilogue<T> begin_rows(const step& now, const query_block& block, index_t slice) const {
+    epilogue_type begin_rows(const step& now, const query_block& block, index_t slice) const {
         T* const wide = own_.wide + slice * own_.wide_size;
         if (now.begins) return {block, call_.out, wide, own_.known, call_.sinks};
         return {block, call_.out, wide, own_.known};
     }
-    void end_rows(const step& now, const epilogue<T>& rows) const {
+    void end_rows(const step& now, const epilogue_type& rows) const {
         if (now.finishes) rows.finish();
         else rows.keep(own_.known);
     }

@@ -35,7 +35,7 @@ public:
     }
 
     /// A block's queries, times `scale`.
-    void begin(const query_block& block, const stored_view<const T>& queries, T scale) {
+    void begin(const query_block& block, const auto& queries, T scale) {
         rows_ = block.rows();
         stride_ = whole_registers<T>(rows_);
         read(block, queries, scale);
@@ -79,7 +79,7 @@ public:
     /// Whether the rows are few: a copy of a key would be made for a few multiply-adds.
     bool is_few() const { return rows_ <= max_few; }
     /// The scores of keys that are stored in 16 bits, for few rows: the keys are read as they lie.
-    void multiply_stored(const stored_rows<const T>& keys, index_t count, T* scores, auto& ahead) const {
+    void multiply_stored(const auto& keys, index_t count, T* scores, auto& ahead) const {
         as_they_lie(keys, [&]<class V>(const row_block<const V>& own) {
             if constexpr (Narrow<V> && std::same_as<E, T>) multiply_few(own, count, scores, ahead);
         });
@@ -87,7 +87,7 @@ public:
 
 private:
     /// Reads the queries of a block, times a scale, to numbers_.
-    void read(const query_block& block, const stored_view<const T>& queries, T scale) {
+    void read(const query_block& block, const auto& queries, T scale) {
         const auto rows_from = [&](index_t row) {
             return queries.rows(block.batch, block.head_of(row), block.token_of(row)).every(block.tokens.step);
         };
