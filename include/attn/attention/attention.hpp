@@ -50,11 +50,15 @@ concept Attention = requires(const A& op, const inputs<float>& in, const outputs
 namespace detail {
 
 /// Throws shape_error: "softmax_attention: k has shape (1, 2, 9, 63), but q has (1, 2, 9, 64): channels differ".
-[[noreturn]] inline void refuse(std::string_view operation, std::string_view argument, const shape& has, std::string_view other,
-                                const shape& other_has, std::string_view problem) {
+[[noreturn, gnu::cold]] inline void refuse(std::string_view operation, std::string_view argument, const shape& has, std::string_view other,
+                                           const shape& other_has, std::string_view problem) {
     throw shape_error(operation, argument,
-                      "has shape " + to_string(has) + ", but " + std::string(other) + " has " + to_string(other_has) + ": " +
-                          std::string(problem));
+                      joined({"has shape ", to_string(has), ", but ", other, " has ", to_string(other_has), ": ", problem}));
+}
+
+[[noreturn, gnu::cold]] inline void refuse_result(std::string_view operation, std::string_view argument, const shape& has,
+                                                  const shape& expected) {
+    throw shape_error(operation, argument, joined({"has shape ", to_string(has), ", but the result has ", to_string(expected)}));
 }
 
 /// Throws shape_error if the memory that a call writes overlaps its inputs.
@@ -71,8 +75,7 @@ void check_apart_of_inputs(const inputs<T>& in, const output_memory& memory) {
 template <Scalar T>
 void check_output(std::string_view operation, std::string_view argument, const auto& out, const shape& expected, const inputs<T>& in) {
     check_view(operation, argument, out);
-    if (out.shape() != expected)
-        throw shape_error(operation, argument, "has shape " + to_string(out.shape()) + ", but the result has " + to_string(expected));
+    if (out.shape() != expected) refuse_result(operation, argument, out.shape(), expected);
     check_writable(operation, argument, out);
     check_apart_of_inputs(in, output_memory(operation, argument, out));
 }
@@ -84,14 +87,14 @@ void check_tensors(std::string_view operation, const inputs<T>& in) {
     check_view(operation, "q", in.queries);
     check_view(operation, "k", in.keys);
     check_view(operation, "v", in.values);
-    if (q.channels == 0) throw shape_error(operation, "q", "has shape " + to_string(q) + ": a score needs at least one channel");
+    if (q.channels == 0) throw shape_error(operation, "q", joined({"has shape ", to_string(q), ": a score needs at least one channel"}));
     if (k.batch != q.batch) refuse(operation, "k", k, "q", q, "the batches differ");
     if (v.batch != q.batch) refuse(operation, "v", v, "q", q, "the batches differ");
     if (k.channels != q.channels) refuse(operation, "k", k, "q", q, "the channels differ");
     if (v.tokens != k.tokens) refuse(operation, "v", v, "k", k, "the tokens differ");
     const auto check_each = [&](std::string_view name, const per_batch& p, index_t rows) {
         if (!p.fits(q.batch))
-            throw shape_error(operation, name, "has " + std::to_string(p.count()) + " entries, but q has shape " + to_string(q));
+            throw shape_error(operation, name, joined({"has ", std::to_string(p.count()), " entries, but q has shape ", to_string(q)}));
         for (index_t b = 0; b < std::max<index_t>(1, p.count()); ++b) check_positions(operation, name, p[b], rows);
     };
     check_each("positions.first_query", in.positions.first_query, q.tokens);

@@ -51,7 +51,8 @@ struct softmax_attention {
         check_inputs(name, in);
         const auto& q = in.queries.shape();
         if (!sinks.empty() && std::ssize(sinks) != q.heads)
-            throw shape_error(name, "sinks", "has " + std::to_string(sinks.size()) + " entries, but q has shape " + to_string(q));
+            throw shape_error(name, "sinks",
+                              detail::joined({"has ", std::to_string(sinks.size()), " entries, but q has shape ", to_string(q)}));
         if (scale) detail::check_number<T>(name, "scale", *scale);
         const auto context = detail::pattern_context_of(name, in.positions, shapes_of(in), q.heads);
         attn::check(pattern, context);
@@ -65,7 +66,7 @@ struct softmax_attention {
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
     template <Scalar T>
     std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        return scheduler<T>::workspace_bytes(s, max_passes<P> > 1, concurrency, false);
+        return scheduler<T, unnarrowed_storage>::workspace_bytes(s, max_passes<P> > 1, concurrency, false);
     }
     /// Bytes of workspace for a result of 16-bit numbers, whose rows are rounded when their last key has been seen.
     template <Scalar T>

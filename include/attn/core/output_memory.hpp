@@ -31,9 +31,11 @@ public:
 
 private:
     void require_apart(std::string_view name, const detail::footprint& other, const shape& other_shape) const {
-        if (shape_.size() > 0 && detail::overlap(memory_, other))
-            throw shape_error(operation_, argument_,
-                              "of shape " + to_string(shape_) + " overlaps " + std::string(name) + " of shape " + to_string(other_shape));
+        if (shape_.size() > 0 && detail::overlap(memory_, other)) refuse(name, other_shape);
+    }
+    [[noreturn, gnu::cold]] void refuse(std::string_view name, const shape& other) const {
+        throw shape_error(operation_, argument_,
+                          detail::joined({"of shape ", to_string(shape_), " overlaps ", name, " of shape ", to_string(other)}));
     }
 
     std::string_view operation_, argument_;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <utility>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
@@ -20,9 +21,9 @@ struct footprint {
     std::int64_t first = 0, bytes = 0;
     std::array<address_dimension, 4> dimensions{};
 
-    explicit footprint(const AnyView auto& v) : first(reinterpret_cast<std::int64_t>(v.data())), bytes(v.element_bytes()) {
-        const auto& n = v.shape();
-        const auto& s = v.strides();
+    explicit footprint(const AnyView auto& v) : footprint(v.data(), v.element_bytes(), v.shape(), v.strides()) {}
+    [[gnu::noinline]] footprint(const void* data, index_t element_bytes, const shape& n, const strides& s)
+        : first(reinterpret_cast<std::int64_t>(data)), bytes(element_bytes) {
         dimensions = {{{s.batch, n.batch}, {s.heads, n.heads}, {s.tokens, n.tokens}, {s.channels, n.channels}}};
         for (auto& d : dimensions) {
             if (d.extent <= 1) d = {0, 1};
@@ -32,7 +33,8 @@ struct footprint {
                 d.stride = -d.stride;
             }
         }
-        std::ranges::sort(dimensions, std::ranges::greater{}, &address_dimension::stride);
+        for (auto end = dimensions.begin() + 1; end != dimensions.end(); ++end) // four of them, which std::sort is much code for
+            for (auto at = end; at != dimensions.begin() && at[-1].stride < at->stride; --at) std::swap(at[-1], *at);
     }
     /// Bytes from the first element to the end of the last, over the dimensions whose stride is below `limit`.
     std::int64_t span_below(std::int64_t limit) const {
@@ -40,6 +42,15 @@ struct footprint {
         for (const auto& d : dimensions)
             if (d.stride < limit) span += d.stride * (d.extent - 1);
         return span;
+    }
+    /// Whether two elements may share an address.
+    bool overlaps_itself() const {
+        auto limit = INT64_MAX;
+        for (const auto& d : dimensions) {
+            if (d.extent > 1 && (span_below(d.stride) > d.stride || d.stride == limit)) return true;
+            if (d.extent > 1) limit = d.stride;
+        }
+        return false;
     }
 };
 
@@ -70,23 +81,17 @@ bool overlap(const A& a, const B& b) noexcept {
 /// True if two elements of the view may share an address, so that it cannot be written to.
 template <detail::AnyView V>
 bool overlaps_itself(const V& v) noexcept {
-    if (v.shape().size() == 0) return false;
-    const detail::footprint f(v);
-    auto limit = INT64_MAX;
-    for (const auto& d : f.dimensions) {
-        if (d.extent <= 1) continue;
-        if (f.span_below(d.stride) > d.stride || d.stride == limit) return true;
-        limit = d.stride;
-    }
-    return false;
+    return v.shape().size() > 0 && detail::footprint(v).overlaps_itself();
 }
 
 namespace detail {
 
+[[noreturn, gnu::cold]] inline void refuse_overlapping(std::string_view operation, std::string_view argument, const shape& s) {
+    throw shape_error(operation, argument, joined({"of shape ", to_string(s), " has strides by which its elements overlap"}));
+}
 /// Throws shape_error if two elements of the view may share an address.
 void check_writable(std::string_view operation, std::string_view argument, const AnyView auto& view) {
-    if (overlaps_itself(view))
-        throw shape_error(operation, argument, "of shape " + to_string(view.shape()) + " has strides by which its elements overlap");
+    if (overlaps_itself(view)) refuse_overlapping(operation, argument, view.shape());
 }
 
 } // namespace detail

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <initializer_list>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -45,11 +46,22 @@ struct shape {
     friend constexpr bool operator==(const shape&, const shape&) = default;
 };
 
+namespace detail {
+
+/// Pieces of text as one. What is said to callers in long sentences is put together here, out of the way of what computes.
+[[gnu::cold, gnu::noinline]] inline std::string joined(std::initializer_list<std::string_view> pieces) {
+    std::string text;
+    for (const auto piece : pieces) text += piece;
+    return text;
+}
+
+} // namespace detail
+
 /// "(2, 8, 197, 64)": batch, heads, tokens, channels.
-inline std::string to_string(const shape& s) {
-    std::string text = "("; // appended to: gcc 12 warns wrongly of a "(" + string
-    for (auto extent : {s.batch, s.heads, s.tokens}) text.append(std::to_string(extent)).append(", ");
-    return text.append(std::to_string(s.channels)).append(")");
+[[gnu::cold]] inline std::string to_string(const shape& s) {
+    std::string text;
+    for (auto extent : {s.batch, s.heads, s.tokens, s.channels}) text.append(text.empty() ? "(" : ", ").append(std::to_string(extent));
+    return text.append(")");
 }
 
 /// What attn throws: "operation: argument problem".
@@ -57,7 +69,7 @@ struct attention_error : std::invalid_argument {
     using std::invalid_argument::invalid_argument;
     /// An error whose message has operation, argument and problem.
     attention_error(std::string_view operation, std::string_view argument, std::string_view problem)
-        : std::invalid_argument(std::string(operation) + ": " + std::string(argument) + " " + std::string(problem)) {}
+        : std::invalid_argument(detail::joined({operation, ": ", argument, " ", problem})) {}
 };
 
 /// An argument's shape, strides or memory do not fit: "softmax_attention: k has shape (1, 2, 9, 63), but q has (1, 2, 9, 64): channels
@@ -76,11 +88,11 @@ namespace detail {
 /// Why no tensor can be of that shape: it has a negative extent, or its elements take more than max_bytes. Empty if one can. Extents of 0
 /// count as 1, so that what loops over the others ends: 2^32 batch entries of 2^32 heads without tokens are too many too.
 inline std::string problem_of(const shape& s, std::size_t bytes_of_element) {
-    if (std::min({s.batch, s.heads, s.tokens, s.channels}) < 0) return "has the negative shape " + to_string(s);
+    if (std::min({s.batch, s.heads, s.tokens, s.channels}) < 0) return joined({"has the negative shape ", to_string(s)});
     const auto at_least_one = [](index_t extent) { return std::max<index_t>(1, extent); };
     const auto bytes = product(at_least_one(s.batch), at_least_one(s.heads), at_least_one(s.tokens), at_least_one(s.channels),
                                static_cast<index_t>(bytes_of_element));
-    return bytes > max_bytes ? "has shape " + to_string(s) + ", which is more than 2^48 bytes" : std::string();
+    return bytes > max_bytes ? joined({"has shape ", to_string(s), ", which is more than 2^48 bytes"}) : std::string();
 }
 
 /// Throws shape_error if no tensor of T can be of that shape.

@@ -215,27 +215,30 @@ void fill_zero(const tensor_view<T>& view) {
                 for (index_t c = 0; c < s.channels; ++c) view(b, h, i, c) = T{0};
 }
 
-/// Why no kernel can read the view: no tensor has its shape, it has elements but no memory, or strides beyond what can be addressed. Empty
-/// if one can.
-std::string problem_of(const AnyView auto& view) {
-    const auto& n = view.shape();
-    const auto& s = view.strides();
-    const auto size = view.element_bytes();
+/// Why no kernel can read such a view: no tensor has its shape, it has elements but no memory, or strides beyond what can be addressed.
+/// Empty if one can.
+inline std::string problem_of(const void* data, index_t size, const shape& n, const strides& s) {
     if (auto problem = problem_of(n, static_cast<std::size_t>(size)); !problem.empty() || n.size() == 0) return problem;
-    if (!view.data()) return "has shape " + to_string(n) + " but no memory (a null pointer)";
+    if (!data) return joined({"has shape ", to_string(n), " but no memory (a null pointer)"});
     const auto reaches_far = [size](index_t stride, index_t extent) {
         if (extent <= 1) return false;
         return stride < -max_bytes || stride > max_bytes || product(std::abs(stride), extent - 1, size) > max_bytes;
     };
     if (reaches_far(s.batch, n.batch) || reaches_far(s.heads, n.heads) || reaches_far(s.tokens, n.tokens) ||
         reaches_far(s.channels, n.channels))
-        return "of shape " + to_string(n) + " has strides that reach beyond 2^48 bytes";
+        return joined({"of shape ", to_string(n), " has strides that reach beyond 2^48 bytes"});
     return {};
 }
+/// Why no kernel can read the view.
+std::string problem_of(const AnyView auto& view) { return problem_of(view.data(), view.element_bytes(), view.shape(), view.strides()); }
 
 /// Throws shape_error if no kernel can read, or write, the view.
+[[gnu::noinline]] inline void check_view(std::string_view operation, std::string_view argument, const void* data, index_t size,
+                                         const shape& n, const strides& s) {
+    if (const auto problem = problem_of(data, size, n, s); !problem.empty()) throw shape_error(operation, argument, problem);
+}
 void check_view(std::string_view operation, std::string_view argument, const AnyView auto& view) {
-    if (const auto problem = problem_of(view); !problem.empty()) throw shape_error(operation, argument, problem);
+    check_view(operation, argument, view.data(), view.element_bytes(), view.shape(), view.strides());
 }
 
 } // namespace detail

@@ -65,16 +65,19 @@ public:
     /// An array of as many elements as the product of the counts.
     template <class T>
     T* take(std::integral auto... counts) {
-        const auto at = used_, bytes = product(static_cast<index_t>(counts)..., static_cast<index_t>(sizeof(T)));
-        if (std::min({static_cast<index_t>(counts)...}) < 0 || bytes > max_bytes - used_) refuse();
-        used_ += (bytes + line - 1) / line * line;
-        return begin_ ? reinterpret_cast<T*>(begin_ + at) : nullptr;
+        const bool fits = std::min({static_cast<index_t>(counts)...}) >= 0;
+        return reinterpret_cast<T*>(take_bytes(fits ? product(static_cast<index_t>(counts)..., static_cast<index_t>(sizeof(T))) : -1));
     }
     std::size_t used_bytes() const { return static_cast<std::size_t>(used_); }
 
 private:
     static constexpr auto line = static_cast<index_t>(alignment);
 
+    [[gnu::noinline]] std::byte* take_bytes(index_t bytes) {
+        if (bytes < 0 || bytes > max_bytes - used_) refuse();
+        const auto at = std::exchange(used_, used_ + (bytes + line - 1) / line * line);
+        return begin_ ? begin_ + at : nullptr;
+    }
     [[noreturn, gnu::cold, gnu::noinline]] static void refuse() {
         throw argument_error("workspace", "size", "for such shapes would be more than 2^48 bytes, or negative");
     }

@@ -124,10 +124,7 @@ public:
     void reserve(std::string_view operation, std::string_view what, const shape& s, std::size_t bytes) const {
         auto& memory = workspace();
         if (grows_) memory.reserve(bytes);
-        else if (memory.size_bytes() < bytes)
-            throw argument_error(operation, "workspace",
-                                 "has " + std::to_string(memory.size_bytes()) + " bytes, but " + std::string(what) + " of shape " +
-                                     to_string(s) + " on " + std::to_string(concurrency_) + " threads needs " + std::to_string(bytes));
+        else if (memory.size_bytes() < bytes) refuse(operation, what, s, bytes);
     }
 
     /// Calls body(task, slice) for every task in [0, count). At any moment no two running bodies have the same slice, and
@@ -175,6 +172,13 @@ private:
         };
         parallel_for_(executor_, slices, work);
         failure.rethrow();
+    }
+
+    [[noreturn, gnu::cold]] void refuse(std::string_view operation, std::string_view what, const shape& s, std::size_t bytes) const {
+        throw argument_error(
+            operation, "workspace",
+            detail::joined({"has ", std::to_string(workspace().size_bytes()), " bytes, but ", what, " of shape ", to_string(s), " on ",
+                            std::to_string(concurrency_), " threads needs ", std::to_string(bytes)}));
     }
 
     void* executor_;

@@ -22,7 +22,7 @@ struct pattern_context {
     index_t keys = 0;     ///< of each batch entry
 
     /// Throws argument_error. `pattern` is the pattern with its numbers, "strided{0}".
-    [[noreturn]] void refuse(const std::string& pattern, const std::string& problem) const {
+    [[noreturn, gnu::cold]] void refuse(const std::string& pattern, const std::string& problem) const {
         throw argument_error(operation, "pattern", pattern + " " + problem);
     }
     /// Throws argument_error unless a parameter is at least `least`. Here and below name() gives the pattern with its numbers: only a
@@ -39,13 +39,15 @@ struct pattern_context {
     /// Throws argument_error if it is open how queries stand beside keys: nothing was given, and there are not as many of both. what:
     /// "pattern" or "score", which compares them.
     void require_positions(const char* what) const {
-        if (where.given() || queries == keys || queries == 0 || keys == 0) return;
+        if (!where.given() && queries != keys && queries != 0 && keys != 0) refuse_positions(what);
+    }
+    [[noreturn, gnu::cold]] void refuse_positions(const char* what) const {
         const auto n = std::to_string(queries), m = std::to_string(keys);
-        throw argument_error(
-            operation, "positions",
-            "are not given, but q has " + n + " tokens and k " + m + ", and the " + what +
-                " compares their positions: attn::top_left() puts the first query beside the first key, attn::bottom_right(" + n + ", " +
-                m + ") the last beside the last");
+        throw argument_error(operation, "positions",
+                             detail::joined({"are not given, but q has ", n, " tokens and k ", m, ", and the ", what,
+                                             " compares their positions: attn::top_left() puts the first query beside the first key, "
+                                             "attn::bottom_right(",
+                                             n, ", ", m, ") the last beside the last"}));
     }
     /// Whether so many entries of a table serve all batch entries, image after image.
     bool repeats(index_t entries) const { return entries > 0 ? batch % entries == 0 : batch == 0; }
