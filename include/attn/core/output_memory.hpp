@@ -19,7 +19,7 @@ public:
     /// Throws shape_error if the output overlaps other memory, which the message calls `name`.
     template <detail::AnyView V>
     void require_apart(std::string_view name, const V& other) const {
-        if (other.data() && other.shape().size() > 0) require_apart(name, detail::footprint(other), other.shape());
+        require_apart(name, other.data(), other.element_bytes(), other.shape(), other.strides());
     }
     /// Throws shape_error if the output overlaps numbers side by side, called `name`.
     template <class T>
@@ -30,8 +30,10 @@ public:
     void require_apart(std::string_view name, const per_batch& numbers) const { require_apart(name, numbers.each()); }
 
 private:
-    void require_apart(std::string_view name, const detail::footprint& other, const shape& other_shape) const {
-        if (shape_.size() > 0 && detail::overlap(memory_, other)) refuse(name, other_shape);
+    [[gnu::noinline]] void require_apart(std::string_view name, const void* data, index_t element_bytes, const shape& n,
+                                         const strides& s) const {
+        if (!data || n.size() == 0 || shape_.size() == 0) return;
+        if (detail::overlap(memory_, detail::footprint(data, element_bytes, n, s))) refuse(name, n);
     }
     [[noreturn, gnu::cold]] void refuse(std::string_view name, const shape& other) const {
         throw shape_error(operation_, argument_,

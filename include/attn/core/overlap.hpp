@@ -44,7 +44,7 @@ struct footprint {
         return span;
     }
     /// Whether two elements may share an address.
-    bool overlaps_itself() const {
+    [[gnu::noinline]] bool overlaps_itself() const {
         auto limit = INT64_MAX;
         for (const auto& d : dimensions) {
             if (d.extent > 1 && (span_below(d.stride) > d.stride || d.stride == limit)) return true;

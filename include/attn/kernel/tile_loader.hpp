@@ -132,13 +132,20 @@ void for_each_transposed(row_block<const V> from, index_t rows, index_t channels
         }
     }
 }
-/// Writes to[c * to_stride + r] = factor * from(r, c); rows from `rows` up to a whole register become zero.
+/// Writes to[c * to_stride + r] = factor * from(r, c); rows from `rows` up to a whole register become zero. asks_ahead: rows may lie pages
+/// apart, so the next are asked for beside each.
+template <class V, Scalar T>
+void transpose_as_they_lie(row_block<const V> from, index_t rows, index_t channels, T factor, T* to, index_t to_stride, bool asks_ahead) {
+    using lanes = simd::lanes<T>;
+    for_each_transposed(from, rows, channels, factor, [from, to, to_stride, asks_ahead](index_t c, index_t first, lanes column) {
+        if (asks_ahead) simd::prefetch(from.address(first + lanes::size + c % lanes::size, c - c % lanes::size));
+        column.store(to + c * to_stride + first);
+    });
+}
+/// The same of rows as they are stored, which lie near each other.
 template <Scalar T>
 void transpose_rows(const auto& from, index_t rows, index_t channels, T factor, T* to, index_t to_stride) {
-    as_they_lie(from, [&](const auto& own) {
-        for_each_transposed(own, rows, channels, factor,
-                            [to, to_stride](index_t c, index_t first, simd::lanes<T> column) { column.store(to + c * to_stride + first); });
-    });
+    as_they_lie(from, [&](const auto& own) { transpose_as_they_lie(own, rows, channels, factor, to, to_stride, false); });
 }
 
 template <class V, Scalar T>
@@ -153,19 +160,13 @@ void copy_as_they_lie(row_block<const V> from, index_t rows, index_t channels, T
         std::fill(to + channels, to + padded, T{0});
     }
 }
-/// Copies rows of `channels` numbers to rows of `padded` numbers, the rest zero. Column-major rows, what
-/// Eigen has by default and a linear's weight is, go through registers; the columns may lie pages apart, so the next are asked for beside
-/// each.
+/// Copies rows of `channels` numbers to rows of `padded` numbers, the rest zero. Column-major rows, what Eigen has by default and a linear's
+/// weight is, go through registers.
 template <Scalar T>
 void copy_rows(const auto& from, index_t rows, index_t channels, T* to, index_t padded) {
-    using lanes = simd::lanes<T>;
     if (from.row_stride == 1 && from.channel_stride != 1 && padded == whole_registers<T>(channels))
-        return as_they_lie(from.transposed(), [&](auto columns) {
-            for_each_transposed(columns, channels, rows, T{1}, [columns, to, padded](index_t r, index_t first, lanes row) {
-                simd::prefetch(columns.address(first + lanes::size + r % lanes::size, r - r % lanes::size));
-                row.store(to + r * padded + first);
-            });
-        });
+        return as_they_lie(from.transposed(),
+                           [&](const auto& columns) { transpose_as_they_lie(columns, channels, rows, T{1}, to, padded, true); });
     as_they_lie(from, [&](const auto& own) { copy_as_they_lie(own, rows, channels, to, padded); });
 }
 
