@@ -191,6 +191,16 @@ TEST_CASE("tensor_view: zero strides repeat, negative ones walk back", "[core]")
     CHECK(backwards(0, 0, 0, 2) == 1);
 }
 
+TEST_CASE("stored_view: types tell whether anything may be stored in 16 bits", "[core]") {
+    using detail::sixteen_bits, detail::storage_of;
+    STATIC_REQUIRE(std::same_as<storage_of<float, tensor<float>, tensor_view<float>, tensor_view<const float>>, unnarrowed_storage>);
+    STATIC_REQUIRE(std::same_as<storage_of<double, tensor<double>>, unnarrowed_storage>);
+    STATIC_REQUIRE(std::same_as<storage_of<float, tensor<float>, tensor<sixteen_bits>>, any_storage>);
+    STATIC_REQUIRE(std::same_as<storage_of<float, tensor_view<const sixteen_bits>, tensor<float>>, any_storage>);
+    STATIC_REQUIRE(std::same_as<storage_of<float, tensor<float>, stored_view<const float>>, any_storage>);
+    STATIC_REQUIRE(std::same_as<storage_of<float, stored_view<float>>, any_storage>);
+}
+
 TEST_CASE("tensor_view: converts to a view of const, and not back", "[core]") {
     using to_const = tensor_view<const float>;
     STATIC_REQUIRE(std::is_convertible_v<tensor_view<float>, to_const>);

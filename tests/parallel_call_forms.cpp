@@ -60,6 +60,7 @@ TEST_CASE("calls: every operation takes an execution, an executor or nothing, an
         check_forms(attend(op, in), [&](auto& out, auto&... how) { attend(op, in, outputs<float>{out}, how...); });
         check_forms(attend(op, x, y.view(), y), [&](auto& out, auto&... how) { attend(op, x, y, y.view(), out, how...); });
         CHECK(same_bits(attend(op, in, thread_pool(2)), attend(op, x, y.view(), y)));
+        CHECK(same_bits(attend(op, in), attend(op, x, stored_view<const float>(y), y)));
         CHECK(same_bits(attend(op, in, thread_pool(2)), attend(op, x, y, y, thread_pool(2))));
     }
     SECTION("attend on Eigen matrices") {

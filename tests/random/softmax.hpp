@@ -9,7 +9,6 @@
 #include <attn/attention/softmax_attention.hpp>
 #include <attn/attention/softmax_backward.hpp>
 #include <attn/attention/sparse_attention.hpp>
-#include <attn/attention/sparse_backward.hpp>
 #include <attn/pattern/neighborhood.hpp>
 #include <attn/pattern/selected.hpp>
 #include <attn/reference/softmax.hpp>

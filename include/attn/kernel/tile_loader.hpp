@@ -106,7 +106,7 @@ void write_row(const T* from, index_t channels, T factor, T share, T* to, index_
 /// Calls put(c, first, register of factor * from(first, c), factor * from(first + 1, c), ...) for each channel c and each register of rows,
 /// which are transposed a square of registers at a time; rows from `rows` up to a whole register are zero.
 template <class V, Scalar T, class F>
-void for_each_transposed(row_block<const V> from, index_t rows, index_t channels, T factor, const F& put) {
+void for_each_transposed(row_block<V> from, index_t rows, index_t channels, T factor, const F& put) {
     using lanes = simd::lanes<T>;
     constexpr index_t size = lanes::size;
     for (index_t first = 0; first < rows; first += size) {
@@ -135,7 +135,7 @@ void for_each_transposed(row_block<const V> from, index_t rows, index_t channels
 /// Writes to[c * to_stride + r] = factor * from(r, c); rows from `rows` up to a whole register become zero. asks_ahead: rows may lie pages
 /// apart, so the next are asked for beside each.
 template <class V, Scalar T>
-void transpose_as_they_lie(row_block<const V> from, index_t rows, index_t channels, T factor, T* to, index_t to_stride, bool asks_ahead) {
+void transpose_as_they_lie(row_block<V> from, index_t rows, index_t channels, T factor, T* to, index_t to_stride, bool asks_ahead) {
     using lanes = simd::lanes<T>;
     for_each_transposed(from, rows, channels, factor, [from, to, to_stride, asks_ahead](index_t c, index_t first, lanes column) {
         if (asks_ahead) simd::prefetch(from.address(first + lanes::size + c % lanes::size, c - c % lanes::size));
@@ -149,7 +149,7 @@ void transpose_rows(const auto& from, index_t rows, index_t channels, T factor, 
 }
 
 template <class V, Scalar T>
-void copy_as_they_lie(row_block<const V> from, index_t rows, index_t channels, T* to, index_t padded) {
+void copy_as_they_lie(row_block<V> from, index_t rows, index_t channels, T* to, index_t padded) {
     using lanes = simd::lanes<T>;
     if (from.channel_stride == 1 && padded == channels && from.row_stride == channels)
         channels = padded = channels * std::exchange(rows, 1);
