@@ -13,6 +13,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// - `check_gradients(in, wanted, check)`: calls check(name, view, shape) for each of the additional views; throws if one cannot be wanted.
 /// - `backward_workspace_bytes<T>(shapes, concurrency)`: the scratch memory that `backward` needs.
 /// - `backward(in, saved, d_out, wanted, run)`: computes. Everything has been checked; it allocates nothing and writes only to `wanted`.
+/// What computes the gradient of attn's own operators is an include apart from them: attention/softmax_backward.hpp, and so on.
 template <class A>
 concept DifferentiableAttention =
     Attention<A> && requires(const A& op, const inputs<float>& in, const saved_outputs<float>& saved, const output_gradients<float>& d_out,

@@ -25,8 +25,8 @@ constexpr index_t saturating_sum(index_t a, index_t b) {
 inline void check_positions(std::string_view operation, std::string_view argument, index_t first, index_t count) {
     if (first >= -farthest_position && first <= farthest_position - std::max<index_t>(count - 1, 0)) return;
     throw argument_error(operation, argument,
-                         "is " + std::to_string(first) + " for " + std::to_string(count) +
-                             " rows, but positions lie between -2^60 and 2^60 (attn::farthest_position)");
+                         joined({"is ", std::to_string(first), " for ", std::to_string(count),
+                                 " rows, but positions lie between -2^60 and 2^60 (attn::farthest_position)"}));
 }
 
 } // namespace detail

@@ -112,7 +112,7 @@ template <Scalar T>
 void check_number(std::string_view operation, std::string_view argument, double number) {
     if (std::isfinite(static_cast<T>(number))) return;
     throw argument_error(operation, argument,
-                         std::isfinite(number) ? "is " + text_of(number) + ", which is not finite as a float" : "is not finite");
+                         std::isfinite(number) ? joined({"is ", text_of(number), ", which is not finite as a float"}) : "is not finite");
 }
 
 } // namespace detail

@@ -40,7 +40,7 @@ public:
     void reserve(std::size_t bytes) {
         if (bytes <= size_) return;
         if (bytes > static_cast<std::size_t>(max_bytes))
-            throw argument_error("workspace", "size", "of " + std::to_string(bytes) + " bytes is more than 2^48");
+            throw argument_error("workspace", "size", detail::joined({"of ", std::to_string(bytes), " bytes is more than 2^48"}));
         own_.reset(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{alignment})));
         begin_ = own_.get();
         size_ = bytes;
@@ -73,7 +73,7 @@ public:
 private:
     static constexpr auto line = static_cast<index_t>(alignment);
 
-    [[gnu::noinline]] std::byte* take_bytes(index_t bytes) {
+    std::byte* take_bytes(index_t bytes) {
         if (bytes < 0 || bytes > max_bytes - used_) refuse();
         const auto at = std::exchange(used_, used_ + (bytes + line - 1) / line * line);
         return begin_ ? begin_ + at : nullptr;
