@@ -10,6 +10,7 @@ template <Scalar T>
 class eigen_forms final : public testing::naive_forms<T> {
 public:
     void softmax(const inputs<T>& in, const outputs<T>& out, T scale, const testing::adjust_row<T>& adjust, std::span<const double> sinks) const override;
+    void pointwise(const inputs<T>& in, const outputs<T>& out, T scale, const testing::adjust_row<T>& weigh) const override;
     tensor<T> projection(const tensor_view<const T>& matrix, const tensor_view<const T>& tokens) const override;
     void talking_heads(const inputs<T>& in, const outputs<T>& out, T scale, const testing::naive_mixings& mixings,
                        const testing::adjust_row<T>& adjust) const override;

@@ -39,6 +39,20 @@ void eigen_forms<T>::softmax(const inputs<T>& in, const outputs<T>& out, T scale
 }
 
 template <Scalar T>
+void eigen_forms<T>::pointwise(const inputs<T>& in, const outputs<T>& out, T scale, const adjust_row<T>& weigh) const {
+    const auto& q = in.queries.shape();
+    const auto group = q.heads / in.keys.shape().heads;
+    for (index_t b = 0; b < q.batch; ++b)
+        for (index_t h = 0; h < q.heads; ++h) {
+            matrix<T> scores = head_of(in.queries.numbers(), b, h) * head_of(in.keys.numbers(), b, h / group).transpose();
+            scores *= scale;
+            for (index_t i = 0; i < scores.rows(); ++i)
+                weigh(b, h, in.positions.first_query[b] + i, in.positions.first_key[b], scores.row(i).data(), scores.cols());
+            head_of(out.values.numbers(), b, h) = scores * head_of(in.values.numbers(), b, h / group);
+        }
+}
+
+template <Scalar T>
 tensor<T> eigen_forms<T>::projection(const tensor_view<const T>& matrix, const tensor_view<const T>& tokens) const {
     const auto& s = tokens.shape();
     tensor<T> projected({s.batch, s.heads, matrix.shape().tokens, s.channels});
@@ -50,6 +64,8 @@ tensor<T> eigen_forms<T>::projection(const tensor_view<const T>& matrix, const t
 
 template void eigen_forms<float>::softmax(const inputs<float>&, const outputs<float>&, float, const adjust_row<float>&, std::span<const double>) const;
 template void eigen_forms<double>::softmax(const inputs<double>&, const outputs<double>&, double, const adjust_row<double>&, std::span<const double>) const;
+template void eigen_forms<float>::pointwise(const inputs<float>&, const outputs<float>&, float, const adjust_row<float>&) const;
+template void eigen_forms<double>::pointwise(const inputs<double>&, const outputs<double>&, double, const adjust_row<double>&) const;
 template tensor<float> eigen_forms<float>::projection(const tensor_view<const float>&, const tensor_view<const float>&) const;
 template tensor<double> eigen_forms<double>::projection(const tensor_view<const double>&, const tensor_view<const double>&) const;
 

@@ -15,6 +15,8 @@
 #include "attention/lsh_attention.hpp"
 #include "attention/lsh_backward.hpp"
 #include "attention/merge.hpp"
+#include "attention/pointwise_attention.hpp"
+#include "attention/pointwise_backward.hpp"
 #include "attention/pooling.hpp"
 #include "attention/project.hpp"
 #include "attention/ragged.hpp"

@@ -31,6 +31,8 @@ class naive_forms {
 public:
     /// An n x m matrix of scores for each head. `adjust` may be empty. sinks: one per head, or none.
     virtual void softmax(const inputs<T>& in, const outputs<T>& out, T scale, const adjust_row<T>& adjust, std::span<const double> sinks) const = 0;
+    /// The same, where `weigh` makes weights of the scaled scores of one query, 0 of hidden keys.
+    virtual void pointwise(const inputs<T>& in, const outputs<T>& out, T scale, const adjust_row<T>& weigh) const = 0;
     /// matrix (1, 1, rows, tokens or more) times the tokens of every batch entry and head.
     virtual tensor<T> projection(const tensor_view<const T>& matrix, const tensor_view<const T>& tokens) const = 0;
     /// The n x m scores of all heads as the rows of one matrix, so that a mixing is a product. Queries go in pieces only where such a matrix would

@@ -12,6 +12,7 @@ std::vector<family> all_families() {
             {"softmax", check_softmax},
             {"softmax", check_softmax},
             {"softmax", check_softmax},
+            {"pointwise", check_pointwise},
             {"talking_heads", check_talking_heads},
             {"linear", check_linear},
             {"convolved", check_convolved},

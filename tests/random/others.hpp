@@ -6,6 +6,7 @@
 namespace attn::fuzz {
 
 outcome check_softmax(draw&);
+outcome check_pointwise(draw&);
 outcome check_talking_heads(draw&);
 /// Linear attention, causal or not, with feature maps and patterns of the library's.
 outcome check_linear(draw&);

@@ -28,8 +28,9 @@ struct relu {
     static constexpr bool idempotent = true;
     template <class S>
     constexpr S operator()(S x) const {
+        using attn::select;
         if constexpr (requires { max_or_second(x, x); }) return max_or_second(S(0), x); // one instruction, of lanes
-        else return x < S(0) ? S(0) : x;
+        else return select(x < S(0), S(0), x);
     }
     /// The slope of ReLU, 0 at 0.
     template <class S>

@@ -25,7 +25,7 @@ void write_sums(const T* sums, T unit, index_t channels, T factor, T share, T* t
 
 /// Rows of the result of one query block: out holds o / l over the spans and passes that have been, and m and l stand here. A result of
 /// 16-bit numbers is rounded to at the end: until then its rows, of d_v channels, lie in `wide`, or with those that are kept.
-template <Scalar T, class Stored = any_storage>
+template <Scalar T, class Stored = any_storage, class State = softmax_state<T>>
 class epilogue {
 public:
     using lanes = simd::lanes<T>;
@@ -73,7 +73,7 @@ public:
         for (index_t first = 0; first < bit_end(rows); first += lanes::size) {
             const auto own = rows >> first & simd::lane_bits::first(lanes::size).value;
             const auto m = lanes::load(maximum_ + first), l = lanes::load(sum_ + first), span_sum = lanes::load(span.sum + first);
-            const softmax_merge<T> merged(m, l, lanes::load(span.maximum + first), span_sum);
+            const typename State::merge merged(m, l, lanes::load(span.maximum + first), span_sum);
             select(simd::lane_bits{own}, merged.maximum, m).store(maximum_ + first);
             select(simd::lane_bits{own}, merged.sum, l).store(sum_ + first);
             T of_out[lanes::size], of_span[lanes::size];

@@ -35,13 +35,14 @@ struct softmax_call {
 };
 
 /// One thread's memory, and its work on one query block after the other.
-/// E: what queries and keys, weights and values are multiplied as.
-template <Scalar T, class E = T, class Stored = any_storage>
+/// E: what queries and keys, weights and values are multiplied as. Stored: how the tensors may be stored. State: what scores become weights
+/// and sums in.
+template <Scalar T, class E, class Stored, class State>
 class mainloop {
 public:
     using lanes = simd::lanes<T>;
     using traits = query_block_traits<T, E>;
-    using state_type = softmax_state<T>;
+    using state_type = State;
     static constexpr index_t block_keys = softmax_call<T>::block_keys;
 
     mainloop(detail::scratch& memory, const softmax_call<T>& call)
@@ -81,7 +82,7 @@ public:
                     ask_for_next(last ? blocks.run(span_->end(), std::min(span_->end() + 1, end)) : (&part)[1].keys);
                     push(part, how.masked);
                 }
-                const auto non_finite = how.is_last() ? 0 : epilogue<T>::non_finite_rows(state_, rows);
+                const auto non_finite = how.is_last() ? 0 : epilogue<T, Stored, State>::non_finite_rows(state_, rows);
                 end_of_span(std::as_const(state_), rows & ~non_finite);
                 return non_finite;
             });
@@ -92,7 +93,7 @@ private:
     mainloop(detail::scratch& memory, const softmax_call<T>* call, const shape& keys, const shape& values)
         : call_(call), queries_(memory, keys.channels), keys_(memory, block_keys, keys.channels, false),
           values_(memory, block_keys, values.channels, true),
-          state_(state_type::take(memory, traits::max_rows, whole_registers<T>(values.channels))),
+          state_{softmax_state<T>::take(memory, traits::max_rows, whole_registers<T>(values.channels))},
           scores_(memory.take<T>(block_keys * traits::max_rows)), scratch_(memory.take<T>(block_keys * traits::max_rows)),
           seen_(memory.take<std::uint64_t>(block_keys)) {
         for (auto& span : spans_) span = visible_span(memory, block_keys);

@@ -7,10 +7,11 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// Softmax attention of any pattern and score function: out = softmax(score(scale * q k^T), keys hidden by the pattern left out) v; all at
-/// once, or as Resumable rows, which the passes of a union are too. Where there are fewer tasks than threads could do, and spans of keys
-/// are more, threads share the spans. E: what queries and keys, weights and values are multiplied as. Stored: how the tensors may be stored.
-template <Scalar T, class E = T, class Stored = any_storage>
+/// Softmax attention of any pattern and score function: out = softmax(score(scale * q k^T), keys hidden by the pattern left out) v; or,
+/// with another State than the softmax's, what that makes of scores. All at once, or as Resumable rows, which the passes of a union are too.
+/// Where there are fewer tasks than threads could do, and spans of keys are more, threads share the spans. E: what queries and keys, weights
+/// and values are multiplied as. Stored: how the tensors may be stored.
+template <Scalar T, class E = T, class Stored = any_storage, class State = softmax_state<T>>
 class softmax_scheduler {
 public:
     /// resumes: keys come in runs, or passes. narrow: the result is of 16-bit numbers.
@@ -42,8 +43,8 @@ public:
 private:
     using grid_type = task_grid<T, E>;
     using walk_type = typename grid_type::walk;
-    using mainloop_type = mainloop<T, E, Stored>;
-    using epilogue_type = epilogue<T, Stored>;
+    using mainloop_type = mainloop<T, E, Stored, State>;
+    using epilogue_type = epilogue<T, Stored, State>;
     using state_type = softmax_state<T>;
 
     /// The memory of a call.

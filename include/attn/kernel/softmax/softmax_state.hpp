@@ -13,6 +13,9 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
+template <Scalar T>
+struct softmax_merge;
+
 /// (m, l, o) for each row, over the keys seen so far, with scores x:
 ///     m = max x,   l = sum e^(x - m),   o = unit sum e^(x - m) v
 /// The rules for rows that see nothing, for infinities and for NaN live here:
@@ -24,6 +27,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 template <Scalar T>
 struct softmax_state {
     using lanes = simd::lanes<T>;
+    using merge = softmax_merge<T>;
     static constexpr T nothing = std::numeric_limits<T>::lowest(), hidden = -std::numeric_limits<T>::infinity();
 
     index_t value_stride = 0; ///< numbers between rows of `values`: value channels padded to whole registers

@@ -18,6 +18,10 @@ struct gradient_rows {
     T delta[max_block_rows]; ///< dL - D, D = dO . out
 };
 
+/// What a row of pointwise attention needs instead: nothing, since its weights are not divided by their sum.
+template <Scalar T>
+struct no_rows {};
+
 /// Whether a log_sum_exp is so large that rounding it has changed the weights e^(x - log_sum_exp) by more than a few units in the last
 /// place, all of a row's alike: half a unit of the last place is their relative error. The weights of such a row are summed again.
 template <Scalar T>
@@ -93,6 +97,19 @@ void weigh_gradients(const gradient_rows<T>& rows, T* x, T* dp, const T* slopes,
             if (slopes) gradient = gradient * lanes::load(slopes + at);
             select(is_hidden, zero, gradient).store(dp + at);
         }
+    }
+}
+/// x, whose numbers are weights but for hidden keys, becomes the weights P, dp becomes dS = slope dp; both are 0 for keys whose number is
+/// -infinity.
+template <Scalar T>
+void weigh_gradients(const no_rows<T>&, T* x, T* dp, const T* slopes, index_t keys, index_t stride) {
+    using lanes = simd::lanes<T>;
+    const lanes hidden = -std::numeric_limits<T>::infinity(), zero = T{0};
+    for (index_t at = 0; at < keys * stride; at += lanes::size) {
+        const auto weight = lanes::load(x + at);
+        const auto is_hidden = weight == hidden;
+        select(is_hidden, zero, weight).store(x + at);
+        select(is_hidden, zero, lanes::load(slopes + at) * lanes::load(dp + at)).store(dp + at);
     }
 }
 

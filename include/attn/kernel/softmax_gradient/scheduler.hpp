@@ -16,7 +16,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 /// A task is a kv head, whose five products on visible pairs give all of it; or, where these are too few for the threads, a part of its
 /// rows, of queries or of keys, which take seven in all: with the same bits. One more where there are shares. Memory: two numbers a row,
 /// and that of the threads, which does not grow with the call.
-template <Scalar T>
+template <Scalar T, class Rows = gradient_rows<T>>
 class softmax_gradient_scheduler {
 public:
     /// has_parameters: the score function has parameters with gradients.
@@ -31,11 +31,13 @@ public:
         detail::scratch memory(run.workspace().bytes().data());
         const layout own(memory, s, run.concurrency(), has_parameters);
         const auto heads = s.queries.heads;
-        run.for_each(s.queries.batch * heads, [&](index_t head, index_t) { find_delta(call, head / heads, head % heads, own.delta); });
-        call.delta = own.delta;
-        if (!call.share) {
-            find_shares(call, sinks, own, run);
-            call.share = own.share;
+        if constexpr (is_softmax) {
+            run.for_each(s.queries.batch * heads, [&](index_t head, index_t) { find_delta(call, head / heads, head % heads, own.delta); });
+            call.delta = own.delta;
+            if (!call.share) {
+                find_shares(call, sinks, own, run);
+                call.share = own.share;
+            }
         }
 
         const grid tasks(call, run.concurrency());
@@ -76,7 +78,8 @@ public:
     }
 
 private:
-    using worker_type = softmax_gradient_worker<T>;
+    using worker_type = softmax_gradient_worker<T, Rows>;
+    static constexpr bool is_softmax = std::same_as<Rows, gradient_rows<T>>;
     using lanes = simd::lanes<T>;
 
     struct layout {
@@ -85,8 +88,8 @@ private:
         detail::slices slices;
 
         layout(detail::scratch& memory, const input_shapes& s, index_t concurrency, bool has_parameters)
-            : delta(memory.take<T>(s.queries.batch, s.queries.heads, s.queries.tokens)),
-              share(memory.take<T>(s.queries.batch, s.queries.heads, s.queries.tokens)),
+            : delta(memory.take<T>(s.queries.batch, s.queries.heads, is_softmax ? s.queries.tokens : 0)),
+              share(memory.take<T>(s.queries.batch, s.queries.heads, is_softmax ? s.queries.tokens : 0)),
               sums(memory.take<T>(s.queries.batch, s.queries.heads, has_parameters ? s.queries.tokens + s.keys.tokens : 0)),
               slices(memory, concurrency, worker_type::bytes(s)) {}
     };

@@ -36,8 +36,9 @@ struct gradient_task {
 
 /// Each gradient is one chain of multiply-adds: of a query over the keys in order, of a key over heads, passes and queries in order. So its
 /// bits are the same in any task that computes it. A sum of pairs goes over batch entries, heads, passes and
-/// keys in order. Sums lie where the gradients go, so that the memory of a worker does not grow with the call.
-template <Scalar T>
+/// keys in order. Sums lie where the gradients go, so that the memory of a worker does not grow with the call. Rows: what makes weights of
+/// adjusted scores, gradient_rows or no_rows.
+template <Scalar T, class Rows>
 class softmax_gradient_worker {
 public:
     using lanes = simd::lanes<T>;
@@ -100,6 +101,7 @@ public:
 
 private:
     static constexpr index_t block_keys = 256;
+    static constexpr bool is_softmax = std::same_as<Rows, gradient_rows<T>>;
 
     softmax_gradient_worker(detail::scratch& memory, const softmax_gradient_call<T>* call, const input_shapes& s)
         : call_(call), key_stride_(whole_registers<T>(s.keys.channels)), value_stride_(whole_registers<T>(s.values.channels)),
@@ -179,7 +181,8 @@ private:
         const auto& wanted = call_->wanted;
         const auto* const slopes = call_->slopes;
         const auto known = rows_at(block);
-        if (sums_ && std::ranges::none_of(known.log_sum_exp, loses_sum<T>)) return;
+        if constexpr (is_softmax)
+            if (sums_ && std::ranges::none_of(known.log_sum_exp, loses_sum<T>)) return;
         no_prefetch ahead;
         const auto rows = block.rows(), count = keys.count;
         const auto k = keys_.read(keys);
@@ -188,7 +191,8 @@ private:
         queries_.multiply(k, count, visible, scores_, ahead);
         if (slopes) (*slopes)({block, keys, scores_, stride, scratch_}, slopes_, pairs_ ? pairs_->sum->by : derived_by{});
         if (visible) hide_scores<T>(scores_, count, stride, visible);
-        if (sums_) return add_to_sums(block, known, count, stride);
+        if constexpr (is_softmax)
+            if (sums_) return add_to_sums(block, known, count, stride);
         d_out_.begin(block, d_out.values, 1);
         d_out_.multiply(values_.read(keys), count, visible, products_, ahead);
 
@@ -234,16 +238,18 @@ private:
             if (loses_sum(known.log_sum_exp[r])) sums_[block.token_of(r)] += of_rows[r];
     }
 
-    gradient_rows<T> rows_at(const query_block& block) const {
-        gradient_rows<T> rows{};
-        const auto& s = call_->in.queries.shape();
-        const auto first = (block.batch * s.heads + block.first_head) * s.tokens;
-        for (index_t r = 0; r < block.rows(); ++r) {
-            const auto token = block.token_of(r);
-            rows.log_sum_exp[r] = call_->saved.log_sum_exp(block.batch, block.first_head, token, 0);
-            if (sums_) continue; // the rest is not known yet
-            rows.share[r] = call_->share[first + token];
-            rows.delta[r] = call_->delta[first + token];
+    Rows rows_at(const query_block& block) const {
+        Rows rows{};
+        if constexpr (is_softmax) {
+            const auto& s = call_->in.queries.shape();
+            const auto first = (block.batch * s.heads + block.first_head) * s.tokens;
+            for (index_t r = 0; r < block.rows(); ++r) {
+                const auto token = block.token_of(r);
+                rows.log_sum_exp[r] = call_->saved.log_sum_exp(block.batch, block.first_head, token, 0);
+                if (sums_) continue; // the rest is not known yet
+                rows.share[r] = call_->share[first + token];
+                rows.delta[r] = call_->delta[first + token];
+            }
         }
         return rows;
     }
