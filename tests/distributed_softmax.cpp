@@ -5,6 +5,7 @@
 #include "rank_checks.hpp"
 #include "sequence_checks.hpp"
 
+#include <attn/attention/pointwise_attention.hpp>
 #include <attn/attention/sparse_attention.hpp>
 #include <attn/distributed/thread_communicator.hpp>
 #include <attn/pattern/causal.hpp>
@@ -88,6 +89,15 @@ TEST_CASE("ranks: score functions and sinks", "[distributed]") {
         check_op(softmax_attention{.pattern = causal{} & local{700, 0}, .sinks = sinks}, inputs<float>(in), some);
         check_op(softmax_attention{.pattern = strided{7} | predicate{[](auto i, auto j) { return j < i - 900; }}, .sinks = sinks}, inputs<float>(in), some);
     }
+}
+
+TEST_CASE("ranks: pointwise attention", "[distributed]") {
+    const index_t n = 2'500;
+    const auto in = random_given<float>({1, 2, 1, n, n, 8, 4});
+    const auto check = [&](const auto& op) { check_over(op, inputs<float>(in), partitions(op.pattern, inputs<float>(in), {2, 5}), false); };
+    check(pointwise_attention{.weight = sigmoid{-6}, .pattern = causal{}});
+    check(pointwise_attention{.weight = squared_relu{}, .pattern = causal{} & (local{9} | strided{3}), .score = soft_cap{3}});
+    check(pointwise_attention{.weight = relu_over{2500}, .pattern = predicate{[](auto i, auto j) { return j < i - 900; }}});
 }
 
 TEST_CASE("ranks: queries beside other keys than theirs say where they stand", "[distributed]") {

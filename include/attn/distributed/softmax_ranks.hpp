@@ -1,15 +1,17 @@
-// Softmax attention over ranks: keys and values travel.
+// Softmax attention over ranks, and what else takes its keys in runs: keys and values travel.
 #pragma once
 
+#include "../attention/pointwise_attention.hpp"
 #include "../attention/softmax_attention.hpp"
 #include "key_stream.hpp"
 #include "sequence_parallel.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
-template <Pattern P, ScoreFunction S, Products R, Scalar T>
-struct rank_call<softmax_attention<P, S, R>, T> {
-    using operation = softmax_attention<P, S, R>;
+template <Attention A, Scalar T>
+    requires HasResumable<A, T>
+struct rank_call<A, T> {
+    using operation = A;
     using rows_type = resumable<operation, T>;
 
     rank_call(const operation& op, const partition& parts, index_t rank, const inputs<T>& in)
@@ -45,7 +47,7 @@ private:
     const operation& op_;
     const partition& parts_;
     positions where_;
-    kernel::visible_keys_of<T, P> visible_;
+    kernel::visible_keys_of<T, decltype(A::pattern)> visible_;
     key_plan plan_;
     stream_memory<T> memory_;
 };

@@ -30,6 +30,9 @@ namespace detail {
 ///   numbers.
 template <class Op, Scalar T>
 class resumable;
+/// An operator whose keys may come in runs.
+template <class Op, class T>
+concept HasResumable = requires { resumable<Op, T>::workspace_bytes(input_shapes{}, index_t{1}, false); };
 
 /// The gradient of an operator whose keys may come in runs: specialised likewise.
 /// - `resumable_gradient{op}`;
