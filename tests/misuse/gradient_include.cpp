@@ -1,10 +1,12 @@
-// expect: attn/attention/softmax_backward.hpp.*talking_heads_backward.hpp.*linformer_backward.hpp.*lsh_backward.hpp.*/linear_backward.hpp.*simplified_linear_backward.hpp.*focused_linear_backward.hpp
+// expect: attn/attention/softmax_backward.hpp.*talking_heads_backward.hpp.*linformer_backward.hpp.*lsh_backward.hpp.*/linear_backward.hpp.*simplified_linear_backward.hpp.*focused_linear_backward.hpp.*pointwise_backward.hpp
+// alone: attn.hpp has what is missing here
 // Gradients of operators whose headers for the forward call alone are included.
 #ifdef ATTN_MISUSE
 #include <attn/attention/focused_linear_attention.hpp>
 #include <attn/attention/linear_attention.hpp>
 #include <attn/attention/linformer_attention.hpp>
 #include <attn/attention/lsh_attention.hpp>
+#include <attn/attention/pointwise_attention.hpp>
 #include <attn/attention/simplified_linear_attention.hpp>
 #include <attn/attention/softmax_attention.hpp>
 #include <attn/attention/talking_heads_attention.hpp>
@@ -13,6 +15,7 @@
 #include <attn/attention/linear_backward.hpp>
 #include <attn/attention/linformer_backward.hpp>
 #include <attn/attention/lsh_backward.hpp>
+#include <attn/attention/pointwise_backward.hpp>
 #include <attn/attention/simplified_linear_backward.hpp>
 #include <attn/attention/softmax_backward.hpp>
 #include <attn/attention/talking_heads_backward.hpp>
@@ -26,4 +29,5 @@ void backward(const attn::inputs<float>& in, const attn::saved_outputs<float>& s
     attn::backward(attn::linear_attention{}, in, saved, d_out, {});
     attn::backward(attn::simplified_linear_attention<>{}, in, saved, d_out, {});
     attn::backward(attn::focused_linear_attention<>{}, in, saved, d_out, {});
+    attn::backward(attn::pointwise_attention{.weight = attn::squared_relu{}}, in, saved, d_out, {});
 }

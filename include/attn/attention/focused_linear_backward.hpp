@@ -21,7 +21,8 @@ struct focused_linear_attention<P, U>::gradient_work {
 
     gradient_work(detail::scratch& memory, const focused_linear_attention& op, const input_shapes& s, index_t concurrency)
         : kernels(detail::local_backward<T, U>(op).take_memory(
-              memory, kernel::linear_gradient<T, identity_features, P>::workspace_bytes(s, concurrency), s, op.output_shape(s), concurrency)),
+              memory, kernel::linear_gradient<T, identity_features, P>::workspace_bytes(s, concurrency), s, op.output_shape(s),
+              concurrency)),
           queries(memory, s.queries, s.queries.heads, !op.scale.empty(), concurrency),
           keys(memory, s.keys, s.queries.heads, !op.scale.empty(), concurrency) {}
 };

@@ -15,7 +15,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 template <class F>
 concept PointwiseWeight = FeatureMap<F>;
 
-/// The sigmoid of a score and a bias: 1 / (1 + e^-(x + bias)). bias: about -log of the number of keys, so that a row's weights begin near 1.
+/// The sigmoid of a score and a bias: 1 / (1 + e^-(x + bias)). bias: about -log of the number of keys, so that a row's weights sum to about
+/// 1 at first.
 /// Ramapuram et al. 2024, "Theory, Analysis, and Best Practices for Sigmoid Self-Attention".
 struct sigmoid {
     double bias = 0;
@@ -32,6 +33,7 @@ struct sigmoid {
         const S power = falling(x + static_cast<S>(bias)), both = S(1) + power;
         return power / (both * both);
     }
+    /// The slope by the bias, which is that by x.
     template <class S>
     S parameter_slope(index_t, S x) const {
         return derivative(x);
@@ -71,6 +73,7 @@ struct relu_over {
     S operator()(S x) const {
         return relu()(x) * static_cast<S>(1 / keys);
     }
+    /// 1 / keys where x > 0, else 0.
     template <class S>
     S derivative(S x) const {
         return relu().derivative(x) * static_cast<S>(1 / keys);
@@ -88,6 +91,7 @@ struct squared_relu {
         const S positive = relu()(x);
         return positive * positive;
     }
+    /// 2 max(x, 0).
     template <class S>
     S derivative(S x) const {
         return S(2) * relu()(x);
@@ -135,8 +139,8 @@ struct weight_of_score {
 ///     x[b, h, i, j] = score(scale * q[b, h, i] . k[b, h, j], i, j)           for the keys j that the pattern shows to query i
 ///     out[b, h, i]  = sum_j weight(x[b, h, i, j]) v[b, h, j]
 /// Ready weights are sigmoid, relu_over and squared_relu; your own generic lambda is one. A hidden key never influences a row, whatever it
-/// holds; a score of -infinity hides its key too, whatever the weight makes of it, and so does a weight of -infinity. A row that sees no key
-/// gives 0. There is no denominator, so no log_sum_exp and no sinks.
+/// holds; a score of -infinity hides its key too, whatever the weight makes of it, and so does a weight of -infinity. A row that sees no
+/// key gives 0. There is no denominator, so no log_sum_exp and no sinks.
 ///
 /// Time: 2 (d_k + d_v) flops for each pair that the pattern's schedule visits. Memory and bits as softmax_attention's.
 /// Ramapuram et al. 2024 (sigmoid), Wortsman et al. 2023 (relu).
@@ -184,8 +188,8 @@ struct pointwise_attention {
     /// The gradients of the inputs, of the weight's own parameters, and of the score function's: see pointwise_backward.hpp.
     template <Scalar T>
     struct gradients : input_gradients<T> {
-        score_gradients<F, T> weight = {};
-        score_gradients<S, T> score = {};
+        score_gradients<F, T> weight = {}; ///< of the weight's own parameters
+        score_gradients<S, T> score = {};  ///< of the score function's own parameters
     };
     template <Scalar T>
     void check_gradients(const inputs<T>&, const gradients<T>& wanted, const auto& check) const {

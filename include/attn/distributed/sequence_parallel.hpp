@@ -12,9 +12,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// All make the same call, `attend(op, communicator, own inputs, ...)`, each with its own rows.
 /// The result has the bits of the operator's call on one machine with all rows, for every number of ranks, every partition and every
 /// communicator.
-/// - softmax_attention and pointwise_attention, of any pattern and score function: keys and values travel to where the pattern's range arithmetic says that they
-///   are seen, a piece of a few thousand keys at a time while the one before is computed with. What several see goes round those who have
-///   about as many queries. A window is an exchange of halos, documents stay at home. Tables that the pattern refers to must cover all
+/// - softmax_attention and pointwise_attention, of any pattern and score function: keys and values travel to where the pattern's range
+///   arithmetic says that they are seen, a piece of a few thousand keys at a time while the one before is computed with. What several see
+///   goes round those who have about as many queries. A window is an exchange of halos, documents stay at home. Tables that the pattern refers to must cover all
 ///   queries and keys, those of the score function the rank's queries and all keys. Memory beyond that of the call: two pieces of keys, the
 ///   rank's own keys that others see once more, and two numbers a row.
 /// - linear_attention, of any feature map and pattern: sums over the keys go from rank to rank, and where all queries see the same keys
