@@ -38,7 +38,7 @@ template <Pattern P>
 struct without_prefetch : softmax_attention<P> {
     seen_keys seen;
 
-    template <Scalar T>
+    template <class Stored = any_storage, Scalar T>
     void forward(const inputs<T>& in, const outputs<T>& out, const execution&) const {
         const auto s = shapes_of(in);
         attend_without_prefetch({seen, s.queries.batch, s.queries.heads, s.keys.heads, s.queries.tokens, s.keys.tokens, s.keys.channels, s.values.channels,

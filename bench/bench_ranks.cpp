@@ -67,7 +67,7 @@ template <Pattern P>
 struct over_ranks : softmax_attention<P> {
     std::shared_ptr<rank_setup<P>> setup;
 
-    template <Scalar T>
+    template <class Stored = any_storage, Scalar T>
     void forward(const inputs<T>& in, const outputs<T>& out, const execution&) const {
         setup->ranks.run([&](thread_communicator& ranks) {
             const auto& parts = setup->op.partition;

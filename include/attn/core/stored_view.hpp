@@ -237,9 +237,11 @@ inline constexpr bool computed_alike = (std::same_as<computed_t<First>, computed
 
 /// How the tensors of a call may be stored: each in its own way, which is known as the program runs.
 struct any_storage {
+    /// Rows of T.
     template <class T>
     using rows = stored_rows<T>;
 
+    /// The view as it is.
     template <class T>
     static const stored_view<T>& view(const stored_view<T>& of) {
         return of;
@@ -247,9 +249,11 @@ struct any_storage {
 };
 /// As numbers of T, all of them, which is known as it is compiled: so a call is half as much code.
 struct unnarrowed_storage {
+    /// Rows of T.
     template <class T>
     using rows = row_block<T>;
 
+    /// The view of its numbers.
     template <class T>
     static tensor_view<T> view(const stored_view<T>& of) {
         return of.numbers();

@@ -85,8 +85,9 @@ struct row_block {
     constexpr row_block every(index_t step) const { return {data, row_stride * step, channel_stride}; }
     /// The channels as rows.
     constexpr row_block transposed() const { return {data, channel_stride, row_stride}; }
-    /// As stored_rows has them: rows of T are what they are.
+    /// Whether the rows are stored in 16 bits, as stored_rows may be.
     static constexpr bool is_narrow() { return false; }
+    /// The rows, of numbers that are stored in T.
     constexpr row_block numbers() const { return *this; }
 
     constexpr operator row_block<const T>() const

@@ -41,6 +41,7 @@ struct pattern_context {
     void require_positions(const char* what) const {
         if (!where.given() && queries != keys && queries != 0 && keys != 0) refuse_positions(what);
     }
+    /// Throws argument_error: it is open how queries stand beside keys.
     [[noreturn, gnu::cold]] void refuse_positions(const char* what) const {
         const auto n = std::to_string(queries), m = std::to_string(keys);
         throw argument_error(operation, "positions",
