@@ -14,9 +14,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// communicator.
 /// - softmax_attention and pointwise_attention, of any pattern and score function: keys and values travel to where the pattern's range
 ///   arithmetic says that they are seen, a piece of a few thousand keys at a time while the one before is computed with. What several see
-///   goes round those who have about as many queries. A window is an exchange of halos, documents stay at home. Tables that the pattern refers to must cover all
-///   queries and keys, those of the score function the rank's queries and all keys. Memory beyond that of the call: two pieces of keys, the
-///   rank's own keys that others see once more, and two numbers a row.
+///   goes round those who have about as many queries. A window is an exchange of halos, documents stay at home. Tables that the pattern
+///   refers to must cover all queries and keys, those of the score function the rank's queries and all keys. Memory beyond that of the
+///   call: two pieces of keys, the rank's own keys that others see once more, and two numbers a row.
 /// - linear_attention, of any feature map and pattern: sums over the keys go from rank to rank, and where all queries see the same keys
 ///   then to all. Where they see different ones, each rank adds its keys to the sum of those before, a head after the other, so that fewer
 ///   heads than ranks leave ranks waiting. Keys travel as far as a block of a sum, of 16 or 2,048 keys, reaches over a rank's border, and

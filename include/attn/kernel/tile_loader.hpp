@@ -160,8 +160,8 @@ void copy_as_they_lie(row_block<V> from, index_t rows, index_t channels, T* to, 
         std::fill(to + channels, to + padded, T{0});
     }
 }
-/// Copies rows of `channels` numbers to rows of `padded` numbers, the rest zero. Column-major rows, what Eigen has by default and a linear's
-/// weight is, go through registers.
+/// Copies rows of `channels` numbers to rows of `padded` numbers, the rest zero. Column-major rows, what Eigen has by default and a
+/// linear's weight is, go through registers.
 template <Scalar T>
 void copy_rows(const auto& from, index_t rows, index_t channels, T* to, index_t padded) {
     if (from.row_stride == 1 && from.channel_stride != 1 && padded == whole_registers<T>(channels))

@@ -53,8 +53,9 @@ void pointwise(const inputs<T>& in, const tensor_view<T>& out, const auto& weigh
 /// The gradient of pointwise attention by its formulas, everything in T: with s_ij as in `pointwise` and a given gradient dO of out,
 ///     dw_ij = sum_c dO[i,c] v[j,c],      ds_ij = weight'(s_ij) dw_ij,      dx_ij = score'(x_ij) ds_ij
 ///     dv_j = sum_i weight(s_ij) dO_i,      dq_i = scale sum_j dx_ij k_j,      dk_j = scale sum_i dx_ij q_i
-/// over the pairs that are seen, with dk and dv summed over the query heads that share them. A view without memory is not wanted; the others
-/// hold zeros before. of_pair(b, h, i, j, x, ds, s, dw) is called for each pair, with positions: what gradients of parameters are made of.
+/// over the pairs that are seen, with dk and dv summed over the query heads that share them. A view without memory is not wanted; the
+/// others hold zeros before. of_pair(b, h, i, j, x, ds, s, dw) is called for each pair, with positions: what gradients of parameters are
+/// made of.
 template <class T>
 void pointwise_gradients(const inputs<T>& in, const tensor_view<const T>& d_out, const input_gradients<T>& wanted, const auto& weight,
                          double scale, const ScoreFunction auto& score, const Pattern auto& pattern, const auto& of_pair) {

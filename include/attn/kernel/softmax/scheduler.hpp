@@ -8,9 +8,9 @@
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Softmax attention of any pattern and score function: out = softmax(score(scale * q k^T), keys hidden by the pattern left out) v; or,
-/// with another State than the softmax's, what that makes of scores. All at once, or as Resumable rows, which the passes of a union are too.
-/// Where there are fewer tasks than threads could do, and spans of keys are more, threads share the spans. E: what queries and keys, weights
-/// and values are multiplied as. Stored: how the tensors may be stored.
+/// with another State than the softmax's, what that makes of scores. All at once, or as Resumable rows, which the passes of a union are
+/// too. Where there are fewer tasks than threads could do, and spans of keys are more, threads share the spans. E: what queries and keys,
+/// weights and values are multiplied as. Stored: how the tensors may be stored.
 template <Scalar T, class E = T, class Stored = any_storage, class State = softmax_state<T>>
 class softmax_scheduler {
 public:
