@@ -45,8 +45,8 @@ public:
         T* const partial = sums(shared);
         worker(counted, grid_, d_out_.channels);
         const auto worker_of = [&](index_t slice) {
-            detail::scratch own(memory + shared.used_bytes() + static_cast<std::size_t>(slice) * counted.used_bytes());
-            return worker(own, grid_, d_out_.channels);
+            auto slice_memory = detail::slices(memory + shared.used_bytes(), counted.used_bytes())[slice];
+            return worker(slice_memory, grid_, d_out_.channels);
         };
         if (wanted.input.data() && input_.size() > 0) {
             const auto of_a_task = chunks_.of_a_task(task_tokens), tasks = (chunks_.count() + of_a_task - 1) / of_a_task;

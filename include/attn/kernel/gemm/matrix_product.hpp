@@ -26,8 +26,8 @@ public:
     void operator()(const row_block<const T>& a, const stored_rows<const T>& b, const row_block<const T>& start, const row_block<T>& c,
                     std::byte* memory, const execution& run) const {
         run.for_each(task_count(), [&](index_t task, index_t slice) {
-            detail::scratch own(memory + static_cast<std::size_t>(slice) * task_bytes());
-            run_task(task, own, a, b, start, c);
+            auto slice_memory = detail::slices(memory, task_bytes())[slice];
+            run_task(task, slice_memory, a, b, start, c);
         });
     }
     std::size_t workspace_bytes(index_t concurrency) const { return static_cast<std::size_t>(concurrency) * task_bytes(); }

@@ -80,8 +80,8 @@ private:
 
         std::size_t bytes() const { return detail::bytes_for<worker>(shapes, grid, causal); }
         void with(index_t slice, const auto& f) const {
-            detail::scratch own(memory + static_cast<std::size_t>(slice) * bytes());
-            worker w(own, shapes, grid, causal);
+            auto slice_memory = detail::slices(memory, bytes())[slice];
+            worker w(slice_memory, shapes, grid, causal);
             f(w);
         }
     };

@@ -141,8 +141,9 @@ struct linformer_work {
             const auto b = p.b + head / p.kv_heads, g = p.g + head % p.kv_heads, channels = to.shape().channels;
             const auto x = rows.tokens_of(from.slice({.batch = {b, 1}, .heads = {g, 1}}), head);
             rows.for_each_kept(head, first_row, first_row + rows_of_block, [&](index_t row, index_t count, index_t at) {
-                detail::scratch own(shared + task_bytes * static_cast<std::size_t>(slice));
-                f(projection, x, g, row, count, row_block<T>{to.data() + (head * rows.max_rows + at) * channels, channels, 1}, own);
+                auto slice_memory = detail::slices(shared, task_bytes)[slice];
+                f(projection, x, g, row, count, row_block<T>{to.data() + (head * rows.max_rows + at) * channels, channels, 1},
+                  slice_memory);
             });
         });
     }

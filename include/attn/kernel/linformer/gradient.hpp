@@ -119,8 +119,9 @@ private:
         const auto b = p.b + head / p.kv_heads, g = p.g + head % p.kv_heads, channels = s.d_out.shape().channels;
         const auto x = projected.rows.tokens_of(s.from.slice({.batch = {b, 1}, .heads = {g, 1}}), head);
         projected.rows.for_each_kept(head, 0, projected.rows.max_rows, [&](index_t row, index_t count, index_t first) {
-            detail::scratch own(projected.shared + task_bytes * static_cast<std::size_t>(slice));
-            f(x, g, row, count, row_block<const T>{s.d_out.data() + (head * projected.rows.max_rows + first) * channels, channels, 1}, own);
+            auto slice_memory = detail::slices(projected.shared, task_bytes)[slice];
+            f(x, g, row, count, row_block<const T>{s.d_out.data() + (head * projected.rows.max_rows + first) * channels, channels, 1},
+              slice_memory);
         });
     }
     template <class P, class G>

@@ -74,8 +74,8 @@ private:
             slices = detail::slices(memory, concurrency, mainloop_type::bytes(s.keys, s.values));
         }
         mainloop_type loop_of(const softmax_call<T>& call, index_t slice) const {
-            auto own = slices[slice];
-            return mainloop_type(own, call);
+            auto slice_memory = slices[slice];
+            return mainloop_type(slice_memory, call);
         }
     };
 

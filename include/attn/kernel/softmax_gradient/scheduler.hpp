@@ -42,8 +42,8 @@ public:
 
         const grid tasks(call, run.concurrency());
         run.for_each(tasks.count(), [&](index_t task, index_t slice) {
-            auto mine = own.slices[slice];
-            worker_type(mine, call)(tasks[task]);
+            auto slice_memory = own.slices[slice];
+            worker_type(slice_memory, call)(tasks[task]);
         });
         if (has_parameters) call.slopes->find_parameters(summation(call, own, run));
         for (index_t h = 0; of_sinks.data() && h < heads; ++h)
@@ -165,8 +165,8 @@ private:
                 pair_task<T> task{&sum, {s, plane / s.heads, plane % s.heads}, 0, queries, 0, keys};
                 (by_query ? task.first_query : task.first_key) = cut(by_query ? queries : keys, part);
                 (by_query ? task.end_query : task.end_key) = cut(by_query ? queries : keys, part + 1);
-                auto mine = own_.slices[slice];
-                worker_type(mine, call_)(task);
+                auto slice_memory = own_.slices[slice];
+                worker_type(slice_memory, call_)(task);
             });
         }
 
@@ -193,8 +193,8 @@ private:
             for (auto row = task.first_query; row < task.end_query; ++row)
                 any = any || loses_sum(call.saved.log_sum_exp(batch, head, row, 0));
             if (!any) return;
-            auto mine = own.slices[slice];
-            worker_type(mine, call).add_weights(task, head, sums + plane * s.tokens);
+            auto slice_memory = own.slices[slice];
+            worker_type(slice_memory, call).add_weights(task, head, sums + plane * s.tokens);
         });
     }
     static void find_shares(const softmax_gradient_call<T>& call, std::span<const double> sinks, const layout& own, const execution& run) {

@@ -88,8 +88,8 @@ public:
         run.for_each(batch * tasks, [&](index_t task, index_t slice) {
             const auto b = task / tasks, t = task % tasks, step = step_of_entry(b);
             if (t >= blocks_of(step)) return;
-            auto own = slices[slice];
-            loop_type(own, call).run(b, tile_at(t, in.positions.first_query[b], n, max_queries, step, loop_type::lanes::size));
+            auto slice_memory = slices[slice];
+            loop_type(slice_memory, call).run(b, tile_at(t, in.positions.first_query[b], n, max_queries, step, loop_type::lanes::size));
         });
     }
 

@@ -58,8 +58,8 @@ public:
         const auto& cut = own.cut;
         const auto batch = shapes.queries.batch;
         const auto in_worker = [&](index_t slice, const auto& f) {
-            auto mine = own.slices[slice];
-            worker_type worker(mine, call);
+            auto slice_memory = own.slices[slice];
+            worker_type worker(slice_memory, call);
             f(worker);
         };
         run.for_each(batch * cut.query_parts, [&](index_t part, index_t slice) {
