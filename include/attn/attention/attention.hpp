@@ -56,11 +56,6 @@ namespace detail {
                       joined({"has shape ", to_string(has), ", but ", other, " has ", to_string(other_has), ": ", problem}));
 }
 
-[[noreturn, gnu::cold]] inline void refuse_result(std::string_view operation, std::string_view argument, const shape& has,
-                                                  const shape& expected) {
-    throw shape_error(operation, argument, joined({"has shape ", to_string(has), ", but the result has ", to_string(expected)}));
-}
-
 /// Throws shape_error if the memory that a call writes overlaps its inputs.
 template <Scalar T>
 void check_apart_of_inputs(const inputs<T>& in, const output_memory& memory) {

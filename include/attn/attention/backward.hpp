@@ -44,8 +44,7 @@ void check_read_by_gradient(std::string_view operation, const saved_outputs<T>& 
                             const shape& values, const std::optional<shape>& rows) {
     const auto check = [&](std::string_view argument, const tensor_view<const T>& view, const shape& expected) {
         check_view(operation, argument, view);
-        if (view.shape() != expected)
-            throw shape_error(operation, argument, "has shape " + to_string(view.shape()) + ", but the result has " + to_string(expected));
+        if (view.shape() != expected) refuse_result(operation, argument, view.shape(), expected);
     };
     check("saved.values", saved.values, values);
     check("d_out.values", d_out.values, values);

@@ -95,6 +95,12 @@ inline std::string problem_of(const shape& s, std::size_t bytes_of_element) {
     return bytes > max_bytes ? joined({"has shape ", to_string(s), ", which is more than 2^48 bytes"}) : std::string();
 }
 
+/// Throws shape_error: what a call writes, or a gradient of it, has another shape than the result.
+[[noreturn, gnu::cold]] inline void refuse_result(std::string_view operation, std::string_view argument, const shape& has,
+                                                  const shape& expected) {
+    throw shape_error(operation, argument, joined({"has shape ", to_string(has), ", but the result has ", to_string(expected)}));
+}
+
 /// Throws shape_error if no tensor of T can be of that shape.
 template <class T>
 void check_shape(std::string_view operation, std::string_view argument, const shape& s) {

@@ -80,7 +80,7 @@ void check_layer_backward(const L& layer, const layer_inputs<typename L::scalar>
     layer.check(in);
     check_rows(L::name, "d_out", d_out);
     if (const auto expected = layer.output_shape(in.tokens.shape()); d_out.shape() != expected)
-        throw shape_error(L::name, "d_out", "has shape " + to_string(d_out.shape()) + ", but the result has " + to_string(expected));
+        refuse_result(L::name, "d_out", d_out.shape(), expected);
     check_kept(layer, in, kept);
     if (wanted.context.data() && !in.context.data())
         throw argument_error(L::name, "wanted.context", "is asked for, but there is no context");

@@ -103,13 +103,12 @@ template <Layer L>
 void check_layer_output(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out,
                         const shape& expected) {
     using T = typename L::scalar;
-    const auto needs = [](std::string_view argument, const std::string& problem) { throw shape_error(L::name, argument, problem); };
     check_rows(L::name, "out", out);
-    if (out.shape() != expected) needs("out", "has shape " + to_string(out.shape()) + ", but the result has " + to_string(expected));
+    if (out.shape() != expected) refuse_result(L::name, "out", out.shape(), expected);
     check_writable(L::name, "out", out);
     const auto apart = [&](std::string_view name, const tensor_view<const T>& input, bool may_be_out) {
         if (may_be_out && out.data() == input.data() && out.strides() == input.strides() && out.shape() == input.shape()) return;
-        if (overlap(out, input)) needs("out", "of shape " + to_string(out.shape()) + " overlaps " + std::string(name));
+        if (overlap(out, input)) throw shape_error(L::name, "out", joined({"of shape ", to_string(out.shape()), " overlaps ", name}));
     };
     const output_memory memory(L::name, "out", out);
     layer.check_apart(memory);
@@ -120,8 +119,7 @@ void check_layer_output(const L& layer, const layer_inputs<typename L::scalar>& 
     apart("value_context", in.value_context, false);
     if (in.residual.data()) {
         check_rows(L::name, "residual", in.residual);
-        if (in.residual.shape() != expected)
-            needs("residual", "has shape " + to_string(in.residual.shape()) + ", but the result has " + to_string(expected));
+        if (in.residual.shape() != expected) refuse_result(L::name, "residual", in.residual.shape(), expected);
         apart("residual", in.residual, true);
     }
 }

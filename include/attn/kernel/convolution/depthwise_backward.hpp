@@ -29,10 +29,9 @@ public:
         : grid_(grid), input_(input), d_out_(d_out), chunks_(token_chunks::of(grid, target_tokens, max_tokens)) {}
 
     std::size_t workspace_bytes(index_t concurrency) const {
-        detail::scratch shared, own;
+        detail::scratch shared;
         sums(shared);
-        worker(own, grid_, d_out_.channels);
-        return shared.used_bytes() + static_cast<std::size_t>(concurrency) * own.used_bytes();
+        return shared.used_bytes() + static_cast<std::size_t>(concurrency) * worker_bytes();
     }
 
     /// Computes all that is wanted. present(b): the tokens of batch entry b's input that are there, others count as outside the grid (their
@@ -41,11 +40,11 @@ public:
     void operator()(const convolution_parameters<U>& parameters, const tensor_view<const T>& input, const tensor_view<const T>& d_out,
                     const convolution_gradients<T, U>& wanted, const Present& present, std::byte* memory, const execution& run) const {
         if (d_out_.channels == 0) return;
-        detail::scratch shared(memory), counted;
+        detail::scratch shared(memory);
         T* const partial = sums(shared);
-        worker(counted, grid_, d_out_.channels);
+        const detail::slices slices(memory + shared.used_bytes(), worker_bytes());
         const auto worker_of = [&](index_t slice) {
-            auto slice_memory = detail::slices(memory + shared.used_bytes(), counted.used_bytes())[slice];
+            auto slice_memory = slices[slice];
             return worker(slice_memory, grid_, d_out_.channels);
         };
         if (wanted.input.data() && input_.size() > 0) {
@@ -84,6 +83,7 @@ private:
         tap_sums<T> sums;
         T* result;
     };
+    std::size_t worker_bytes() const { return detail::bytes_for<worker>(grid_, d_out_.channels); }
 
     index_t group() const { return d_out_.heads / std::max<index_t>(1, input_.heads); }
     /// Enough parts for many threads; few, where a kernel has many taps.

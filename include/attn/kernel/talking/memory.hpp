@@ -109,9 +109,7 @@ struct talking_heads_memory {
 
 private:
     index_t copied_bytes(index_t channels, bool pads) const {
-        detail::scratch memory;
-        block_reader<T>(memory, block_keys, channels, pads);
-        return static_cast<index_t>(memory.used_bytes());
+        return static_cast<index_t>(detail::bytes_for<block_reader<T>>(block_keys, channels, pads));
     }
 };
 
