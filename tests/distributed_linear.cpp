@@ -23,7 +23,7 @@ void check_linear(const auto& op, const inputs<T>& in, const std::vector<index_t
 
 } // namespace
 
-TEMPLATE_TEST_CASE("ranks: linear attention", "[distributed][parallel]", ATTN_TEST_NUMBERS) {
+TEMPLATE_TEST_CASE("ranks: linear attention", "[distributed]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     const std::vector<index_t> ranks{1, 2, 3, 4, 5, 6, 7}, some{2, 3, 7};
     for (const index_t n : {0, 1, 6, 97, 333, 1500}) {
@@ -56,7 +56,7 @@ TEST_CASE("ranks: linear attention at other positions, of other keys than querie
     check_linear(simplified_linear_attention{.convolution = {.weights = weights, .height = 60, .width = 50}}, inputs<float>{in.queries, k, in.values}, some);
 }
 
-TEMPLATE_TEST_CASE("ranks: simplified and focused linear attention, whose convolution reads beyond a rank's tokens", "[distributed][parallel]", ATTN_TEST_NUMBERS) {
+TEMPLATE_TEST_CASE("ranks: simplified and focused linear attention, whose convolution reads beyond a rank's tokens", "[distributed]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     const std::vector<index_t> ranks{1, 2, 3, 4, 5, 6, 7}, some{2, 3, 7};
     for (const index_t channels : {16, 11}) { // read where they lie, and copied
@@ -88,7 +88,7 @@ TEMPLATE_TEST_CASE("ranks: simplified and focused linear attention, whose convol
     check_linear(focused_linear_attention<dense, T>{.convolution = {.weights = kernel, .height = 20, .width = 20}, .convolution_input = input}, inputs<T>(fewer), some);
 }
 
-TEST_CASE("ranks: a linear attention that fails on one rank fails on all", "[distributed][parallel]") {
+TEST_CASE("ranks: a linear attention that fails on one rank fails on all", "[distributed]") {
     const index_t n = 5'000;
     const auto in = random_given<float>({1, 2, 2, n, n, 8, 8});
     const auto weights = random_tensor<float>({1, 8, 3, 3}, 3);

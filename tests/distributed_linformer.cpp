@@ -123,7 +123,7 @@ struct projections {
 
 } // namespace
 
-TEMPLATE_TEST_CASE("ranks: Linformer of any projection, n that nothing divides", "[distributed][parallel]", ATTN_TEST_NUMBERS) {
+TEMPLATE_TEST_CASE("ranks: Linformer of any projection, n that nothing divides", "[distributed]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     const std::vector<index_t> ranks{1, 2, 3, 4, 5, 6, 7};
     for (const index_t n : {0, 1, 6, 97, 1500}) {
@@ -161,7 +161,7 @@ TEST_CASE("ranks: Linformer, convolutions that mix channels, and a projection fo
     check_linformer(linformer_attention<per_head, pools_per_head>{.key_projection = {each}, .value_projection = {pools}}, all);
 }
 
-TEMPLATE_TEST_CASE("ranks: Linformer, tokens that are hidden may be anything", "[distributed][parallel]", ATTN_TEST_NUMBERS) {
+TEMPLATE_TEST_CASE("ranks: Linformer, tokens that are hidden may be anything", "[distributed]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     const index_t n = 700, m = 1'733;
     const std::vector<index_t> lengths_of{300, 1'500};
@@ -238,7 +238,7 @@ TEST_CASE("ranks: Linformer, layouts and kinds of storage", "[distributed]") {
     }));
 }
 
-TEST_CASE("ranks: Linformer, who throws makes all throw", "[distributed][parallel]") {
+TEST_CASE("ranks: Linformer, who throws makes all throw", "[distributed]") {
     const index_t n = 1'000, ranks = 4;
     const auto in = random_given<float>({1, 2, 2, n, n, 8, 4});
     const inputs<float> all(in);

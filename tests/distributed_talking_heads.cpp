@@ -34,7 +34,7 @@ struct mixings {
 
 } // namespace
 
-TEMPLATE_TEST_CASE("ranks: talking heads of any pattern, n that nothing divides", "[distributed][parallel]", ATTN_TEST_NUMBERS) {
+TEMPLATE_TEST_CASE("ranks: talking heads of any pattern, n that nothing divides", "[distributed]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     const mixings mix;
     for (const index_t n : {0, 1, 6, 97, 700}) {
@@ -109,7 +109,7 @@ TEST_CASE("ranks: talking heads, hidden keys may be anything", "[distributed]") 
     check_talking(talking_heads_attention<causal>{.logits_mix = mix.logits, .weights_mix = mix.weights}, inputs<float>(in), {2, 5}, false); // here they are seen
 }
 
-TEST_CASE("ranks: talking heads, what is wrong on one rank is thrown on all", "[distributed][parallel]") {
+TEST_CASE("ranks: talking heads, what is wrong on one rank is thrown on all", "[distributed]") {
     const mixings mix;
     const index_t n = 100, ranks = 3;
     const given<float> in{random_tensor<float>({1, 4, n, 8}, 1), random_tensor<float>({1, 2, n, 8}, 2), random_tensor<float>({1, 3, n, 4}, 3)};
