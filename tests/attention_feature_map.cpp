@@ -3,6 +3,7 @@
 #include "catch.hpp"
 
 #include <attn/attention/feature_map.hpp>
+#include <attn/simd/elementary.hpp>
 #include <attn/simd/lanes.hpp>
 
 namespace attn::testing {

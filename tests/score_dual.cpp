@@ -3,6 +3,7 @@
 #include <attn/score/dual.hpp>
 #include <attn/score/kerple.hpp>
 #include <attn/score/soft_cap.hpp>
+#include <attn/simd/elementary.hpp>
 #include <attn/simd/positions.hpp>
 
 #include "catch.hpp"

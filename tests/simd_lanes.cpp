@@ -1,7 +1,7 @@
 // Registers against numbers, lane by lane.
 #include "catch.hpp"
 
-#include <attn/simd/lanes.hpp>
+#include <attn/simd/elementary.hpp>
 #include <attn/simd/transpose.hpp>
 #include <attn/simd/unroll.hpp>
 
@@ -142,7 +142,7 @@ TEMPLATE_TEST_CASE("lanes: functions at the ends of their ranges are the standar
         check("erf", x, [](auto y) { using std::erf; return erf(y); });
         check("pow to 2", x, [](auto y) { using std::pow; return pow(y, decltype(y)(T{2})); });
         check("pow to 3", x, [](auto y) { using std::pow; return pow(y, decltype(y)(T{3})); });
-        if (x != -infinity) check("pow to 1/2", x, [](auto y) { using std::pow; return pow(y, decltype(y)(T(0.5))); }); // infinity, says the standard
+        check("pow to 1/2", x, [](auto y) { using std::pow; return pow(y, decltype(y)(T(0.5))); });
         check("pow to -1", x, [](auto y) { using std::pow; return pow(y, decltype(y)(T{-1})); });
         check("pow to 0", x, [](auto y) { using std::pow; return pow(y, decltype(y)(T{0})); });
     }

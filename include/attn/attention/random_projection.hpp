@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../core/overlap.hpp"
+#include "../simd/elementary.hpp"
 
 #include <cmath>
 #include <cstdint>
@@ -27,8 +28,8 @@ void fill_random_projection(const tensor_view<T>& matrix, std::uint64_t seed) {
         for (index_t h = 0; h < s.heads; ++h)
             for (index_t r = 0; r < s.tokens; ++r)
                 for (index_t j = 0; j < s.channels; ++j) {
-                    const auto radius = std::sqrt(-2 * std::log(next()) / static_cast<double>(s.tokens));
-                    matrix(b, h, r, j) = static_cast<T>(radius * std::cos(2 * std::numbers::pi * next()));
+                    const auto radius = std::sqrt(-2 * simd::log(next()) / static_cast<double>(s.tokens));
+                    matrix(b, h, r, j) = static_cast<T>(radius * simd::cos(2 * std::numbers::pi * next()));
                 }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../score/dual.hpp"
+#include "../simd/elementary.hpp"
 #include "activation.hpp"
 #include "linear.hpp"
 

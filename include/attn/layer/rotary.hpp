@@ -1,6 +1,7 @@
 // Rotary positions: pairs of channels turned by an angle that grows with the position, so that scores depend on distances.
 #pragma once
 
+#include "../simd/elementary.hpp"
 #include "layer.hpp"
 #include "rotary_frequencies.hpp"
 #include "rotary_positions.hpp"
@@ -35,7 +36,7 @@ public:
         for (index_t t = 0; t < max_positions_; ++t)
             for (const auto frequency : f.values) {
                 const auto angle = static_cast<double>(t) * frequency;
-                turns_.push_back({static_cast<T>(f.magnitude * std::cos(angle)), static_cast<T>(f.magnitude * std::sin(angle))});
+                turns_.push_back({static_cast<T>(f.magnitude * simd::cos(angle)), static_cast<T>(f.magnitude * simd::sin(angle))});
             }
     }
     /// Given cosines and sines (1, 1, positions, c / 2), which are copied: what ONNX' RotaryEmbedding calls its caches.

@@ -3,6 +3,7 @@
 
 #include "../core/scalar.hpp"
 #include "../core/shape.hpp"
+#include "../simd/elementary.hpp"
 
 #include <cmath>
 #include <vector>
@@ -21,7 +22,7 @@ struct rotary_frequencies {
         check(channels, base, 1);
         rotary_frequencies f;
         for (index_t p = 0; p < channels / 2; ++p)
-            f.values.push_back(std::pow(base, -2.0 * static_cast<double>(p) / static_cast<double>(channels)));
+            f.values.push_back(simd::pow(base, -2.0 * static_cast<double>(p) / static_cast<double>(channels)));
         return f;
     }
     /// f_p / factor: position interpolation. Chen et al. 2023, "Extending Context Window of Large Language Models via Positional
@@ -39,7 +40,7 @@ struct rotary_frequencies {
         if (channels < 4)
             throw argument_error("rotary_frequencies", "channels", "are " + std::to_string(channels) + ", but ntk needs 4 at least");
         const auto c = static_cast<double>(channels);
-        return geometric(channels, base * std::pow(factor, c / (c - 2)));
+        return geometric(channels, base * simd::pow(factor, c / (c - 2)));
     }
     /// YaRN: pairs that turn more than beta_fast times in the training length L stay, those that turn less than beta_slow times are
     /// interpolated, those between are mixed linearly in p:
@@ -56,7 +57,7 @@ struct rotary_frequencies {
         constexpr double two_pi = 6.283185307179586;
         const auto c = static_cast<double>(channels);
         const auto length = static_cast<double>(training_length);
-        const auto pair_of = [&](double turns) { return c * std::log(length / (turns * two_pi)) / (2 * std::log(base)); };
+        const auto pair_of = [&](double turns) { return c * simd::log(length / (turns * two_pi)) / (2 * simd::log(base)); };
         const auto low = std::max(std::floor(pair_of(beta_fast)), 0.0);
         auto high = std::min(std::ceil(pair_of(beta_slow)), c - 1);
         if (low == high) high += 0.001;
@@ -65,7 +66,7 @@ struct rotary_frequencies {
             const auto slow = std::clamp((static_cast<double>(p) - low) / (high - low), 0.0, 1.0);
             f.values[p] = f.values[p] / factor * slow + f.values[p] * (1 - slow);
         }
-        if (factor > 1) f.magnitude = 0.1 * std::log(factor) + 1;
+        if (factor > 1) f.magnitude = 0.1 * simd::log(factor) + 1;
         return f;
     }
 

@@ -3,6 +3,7 @@
 
 #include "../core/position.hpp"
 #include "../norm/norm.hpp"
+#include "../simd/elementary.hpp"
 
 #include <cmath>
 
@@ -25,8 +26,8 @@ void fill_sinusoidal_positions(const tensor_view<T>& table, index_t first = 0, d
     for (index_t r = 0; r < s.tokens; ++r)
         for (index_t c = 0; c < s.channels; ++c) {
             const auto angle =
-                static_cast<double>(first + r) / std::pow(base, static_cast<double>(c / 2 * 2) / static_cast<double>(s.channels));
-            table(0, 0, r, c) = static_cast<T>(c % 2 == 0 ? std::sin(angle) : std::cos(angle));
+                static_cast<double>(first + r) / simd::pow(base, static_cast<double>(c / 2 * 2) / static_cast<double>(s.channels));
+            table(0, 0, r, c) = static_cast<T>(c % 2 == 0 ? simd::sin(angle) : simd::cos(angle));
         }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../core/scalar.hpp"
+#include "../simd/elementary.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -52,7 +53,7 @@ struct cosine_schedule {
     std::optional<double> operator()(std::int64_t step) const {
         const auto part = detail::passed(step, warm_up, steps);
         if (!part || *part >= 1) return part ? std::optional(0.0) : part;
-        return from * (1 + std::cos(std::numbers::pi * *part)) / 2;
+        return from * (1 + simd::cos(std::numbers::pi * *part)) / 2;
     }
 };
 

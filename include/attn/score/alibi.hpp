@@ -76,9 +76,15 @@ inline std::vector<double> alibi_slopes(index_t heads) {
     std::vector<double> slopes;
     slopes.reserve(static_cast<std::size_t>(heads));
     const auto below = static_cast<index_t>(std::bit_floor(static_cast<std::size_t>(heads)));
-    for (index_t h = 0; h < below; ++h) slopes.push_back(std::exp2(-8.0 * static_cast<double>(h + 1) / static_cast<double>(below)));
-    for (index_t h = 0; h < heads - below; ++h)
-        slopes.push_back(std::exp2(-4.0 * static_cast<double>(2 * h + 1) / static_cast<double>(below)));
+    // 2^(-8 k / of), of a power of two: the product of some of the roots 2^-8, 2^-4, 2^-2, ..., each the square root of the one before.
+    const auto slope = [](index_t k, index_t of) {
+        double product = 1, root = 0x1p-8;
+        for (auto left = of; left > 0; left /= 2, root = std::sqrt(root))
+            if (k & left) product *= root;
+        return product;
+    };
+    for (index_t h = 0; h < below; ++h) slopes.push_back(slope(h + 1, below));
+    for (index_t h = 0; h < heads - below; ++h) slopes.push_back(slope(2 * h + 1, 2 * below));
     return slopes;
 }
 

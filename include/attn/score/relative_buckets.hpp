@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../core/tensor.hpp"
+#include "../simd/elementary.hpp"
 #include "score_function.hpp"
 
 #include <algorithm>
@@ -30,7 +31,7 @@ struct bucket_rule {
         const auto offset = bidirectional && distance > 0 ? of_one : 0;
         const auto away = bidirectional ? abs(distance) : std::max<index_t>(0, -distance);
         if (away < exact) return offset + away;
-        const auto ratio = [&](index_t x) { return std::log(static_cast<double>(x) / static_cast<double>(exact)); };
+        const auto ratio = [&](index_t x) { return simd::log(static_cast<double>(x) / static_cast<double>(exact)); };
         const auto share = static_cast<float>(ratio(away)) / static_cast<float>(ratio(max_distance)) * static_cast<float>(of_one - exact);
         return offset + std::min(of_one - 1, exact + static_cast<index_t>(share));
     }

@@ -42,6 +42,27 @@ inline void finish_streaming() {
 using neon_floats = xsimd::batch<float, xsimd::neon64>;
 #endif
 
+/// True where a register is the compiler's own vector, and no array that emulates one.
+template <class Batch>
+inline constexpr bool is_native = !std::is_class_v<typename Batch::register_type>;
+
+/// A product that the compiler does not know for one.
+template <class Batch>
+[[gnu::always_inline]] inline Batch unfused(Batch product) {
+#if defined(__FMA__) || defined(__AVX512F__) || defined(__aarch64__)
+    if constexpr (is_native<Batch>) {
+        auto value = static_cast<typename Batch::register_type>(product);
+#if defined(__aarch64__)
+        asm("" : "+w"(value));
+#else
+        asm("" : "+v"(value));
+#endif
+        return Batch(value);
+    }
+#endif
+    return product;
+}
+
 /// A register of T. Numbers convert to it by broadcast, so score functions written for doubles run on it unchanged.
 template <Scalar T>
 struct lanes {
@@ -102,14 +123,18 @@ struct lanes {
 
     friend lanes operator+(lanes a, lanes b) { return a.value + b.value; }
     friend lanes operator-(lanes a, lanes b) { return a.value - b.value; }
-    friend lanes operator*(lanes a, lanes b) { return a.value * b.value; }
+    /// Rounded by itself: compilers would fuse it with a sum that it goes into (-ffp-contract=fast), or not; fma says where.
+    friend lanes operator*(lanes a, lanes b) { return unfused(a.value * b.value); }
     friend lanes operator/(lanes a, lanes b) {
 #if defined(__aarch64__)
         if constexpr (std::same_as<batch, neon_floats>) return batch(vdivq_f32(a.value, b.value)); // xsimd estimates it
 #endif
         return a.value / b.value;
     }
-    friend lanes operator-(lanes a) { return -a.value; }
+    friend lanes operator-(lanes a) {
+        if constexpr (is_native<batch>) return batch(-static_cast<typename batch::register_type>(a.value)); // in xsimd 8.1, 0 of 0
+        else return -a.value;
+    }
     lanes& operator+=(lanes b) { return *this = *this + b; }
     lanes& operator-=(lanes b) { return *this = *this - b; }
     lanes& operator*=(lanes b) { return *this = *this * b; }
@@ -164,28 +189,6 @@ struct lanes {
 #endif
         return xsimd::sqrt(a.value);
     }
-    friend lanes exp(lanes a) { return xsimd::exp(a.value); }
-    [[gnu::flatten]] friend lanes log(lanes a) { return of(xsimd::log(a.integral())); } // or gcc 12 warns of it where no pragma reaches
-    friend lanes tanh(lanes a) { return xsimd::tanh(a.value); }
-    /// xsimd's is 0 for 0 to the power of 0, and NaN for infinity.
-    friend lanes pow(lanes a, lanes b) { return select(b == lanes(T{0}), lanes(T{1}), of(xsimd::pow(a.integral(), b.integral()))); }
-    /// xsimd's of doubles is NaN far from 0, where it is 1 or -1.
-    friend lanes erf(lanes a) {
-        const lanes limit = T{30}, kept = select(a > limit, limit, select(a < -limit, -limit, a));
-        return xsimd::erf(kept.value);
-    }
-
-private:
-    // What log and pow select integers in. Without optimisation gcc's intrinsics are macros, and xsimd 8.1 hands those of AVX-512BW what
-    // they do not convert; the set below has the same code for floats.
-#if defined(__AVX512BW__) && !defined(__OPTIMIZE__)
-    using integral_batch =
-        std::conditional_t<std::is_base_of_v<xsimd::avx512bw, xsimd::default_arch>, xsimd::batch<T, xsimd::avx512dq>, batch>;
-#else
-    using integral_batch = batch;
-#endif
-    integral_batch integral() const { return integral_batch(static_cast<typename batch::register_type>(value)); }
-    static lanes of(integral_batch x) { return batch(static_cast<typename batch::register_type>(x)); }
 };
 
 /// What a multiply-add takes: numbers, or what holds several of them. Its register has as many operands as a register of sums has numbers.

@@ -1,6 +1,7 @@
 // Brings rows of queries or keys into the layout of features: phi of each channel, in whole registers.
 #pragma once
 
+#include "../../simd/elementary.hpp"
 #include "../tile_loader.hpp"
 #include "state.hpp"
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../parallel/executor.hpp"
+#include "../../simd/elementary.hpp"
 #include "feature_loader.hpp"
 
 #include <algorithm>
@@ -50,7 +51,7 @@ struct focused_features {
                 const double s =
                     scale.empty() || c >= channels ? 0.0 : static_cast<double>(scale[static_cast<std::size_t>(h * channels + c)]);
                 inverse_scale[h * padded + c] =
-                    c < channels ? static_cast<T>(1 / (std::max(s, 0.0) + std::log1p(std::exp(-std::abs(s))))) : T{0};
+                    c < channels ? static_cast<T>(1 / (std::max(s, 0.0) + simd::log1p(simd::exp(-std::abs(s))))) : T{0};
             }
         for_each_task(run, [&](index_t, index_t entry, index_t first, index_t end, index_t slice) {
             for (auto token = first; token < end; token += block)

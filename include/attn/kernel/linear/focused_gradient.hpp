@@ -1,6 +1,7 @@
 // The way back through focused features: from the gradients of the features of all heads of a token to those of its channels and the scale.
 #pragma once
 
+#include "../../simd/elementary.hpp"
 #include "../tile_loader.hpp"
 #include "focused_features.hpp"
 
@@ -58,7 +59,7 @@ public:
             for (index_t c = 0; c < channels; ++c) {
                 const auto at = static_cast<std::size_t>(head * channels + c);
                 const T of_softplus = queries.sum_over_tasks(head, c) + keys.sum_over_tasks(head, c);
-                to[at] = static_cast<U>(of_softplus * static_cast<T>(1 / (1 + std::exp(-static_cast<double>(scale[at])))));
+                to[at] = static_cast<U>(of_softplus * static_cast<T>(1 / (1 + simd::exp(-static_cast<double>(scale[at])))));
             }
         });
     }

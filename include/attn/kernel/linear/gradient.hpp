@@ -4,6 +4,7 @@
 #include "../../core/gradients.hpp"
 #include "../../parallel/executor.hpp"
 #include "../../score/dual.hpp"
+#include "../../simd/elementary.hpp"
 #include "../gemm/tile_product.hpp"
 #include "attention.hpp"
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../pattern/bit_table.hpp"
+#include "../../simd/elementary.hpp"
 #include "../softmax/scheduler.hpp"
 #include "bucket_hash.hpp"
 
@@ -207,7 +208,7 @@ private:
         const auto row = row_of(out, head, i);
         if (log == nothing) {
             const T score = detail::score_scale<T>(op.scale, row_shape.channels) * length[head * tokens + i];
-            log = score + static_cast<T>(std::log(static_cast<double>(op.rotations.shape().batch)));
+            log = score + static_cast<T>(simd::log(static_cast<double>(op.rotations.shape().batch)));
             for (index_t c = 0; c < result_shape.channels; ++c)
                 row.data[c * row.channel_stride] = std::isnan(score) ? score : in.values(0, head, i, c);
         }

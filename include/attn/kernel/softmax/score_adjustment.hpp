@@ -3,6 +3,7 @@
 
 #include "../../score/additive_bias.hpp"
 #include "../../score/composed_score.hpp"
+#include "../../simd/elementary.hpp"
 #include "../tile_loader.hpp"
 #include "query_block.hpp"
 

@@ -3,6 +3,7 @@
 
 #include "../../core/stored_view.hpp"
 #include "../../core/workspace.hpp"
+#include "../../simd/elementary.hpp"
 #include "../../simd/exp.hpp"
 
 #include <bit>
@@ -155,7 +156,7 @@ struct softmax_merge {
         b = select(no_b, zero, select(no_a, one, weight_b / both));
     }
     /// ln(l) + m.
-    static T log_sum_exp(T maximum, T sum) { return sum == 0 ? -std::numeric_limits<T>::infinity() : maximum + std::log(sum); }
+    static T log_sum_exp(T maximum, T sum) { return sum == 0 ? -std::numeric_limits<T>::infinity() : maximum + simd::log(sum); }
 };
 
 /// The weights e^(x - maximum) of a row, summed. The sum is 0 where nothing was seen.

@@ -2,8 +2,9 @@
 #pragma once
 
 #include "../../core/tensor_view.hpp"
-#include "../softmax/query_block.hpp"
+#include "../../simd/elementary.hpp"
 #include "../../simd/exp.hpp"
+#include "../softmax/query_block.hpp"
 
 #include <cmath>
 #include <limits>
@@ -37,7 +38,7 @@ T share_of(T log_sum_exp, T sum_of_weights) {
 template <Scalar T>
 T weight_of_sink(T sink, T log_sum_exp) {
     if (sink == -std::numeric_limits<T>::infinity()) return 0;
-    return sink == log_sum_exp ? T{1} : std::exp(sink - log_sum_exp); // infinity - infinity is NaN
+    return sink == log_sum_exp ? T{1} : simd::exp(sink - log_sum_exp); // infinity - infinity is NaN
 }
 
 /// The gradient of a head's sink: the sum over its rows of P_sink (dL - D), P_sink = share e^(sink - log_sum_exp). share, delta: (batch,

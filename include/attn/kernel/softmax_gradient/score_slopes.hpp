@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../score/dual.hpp"
+#include "../../simd/elementary.hpp"
 #include "../softmax/score_adjustment.hpp"
 #include "pair_sums.hpp"
 
