@@ -120,8 +120,7 @@ template <Scalar T>
 tensor<T> random_tensor(const shape& s, unsigned seed, T limit = 2) {
     tensor<T> result(s);
     std::mt19937 random(seed);
-    std::uniform_real_distribution<T> number(-limit, limit);
-    std::generate_n(result.data(), s.size(), [&] { return number(random); });
+    std::generate_n(result.data(), s.size(), [&] { return random_number(random, limit); });
     return result;
 }
 

@@ -5,6 +5,7 @@
 #include "attn/attention/backward.hpp"
 #include "attn/reference/widen.hpp"
 #include "../numbers.hpp"
+#include "../random_numbers.hpp"
 #include "naive_forms.hpp"
 
 #include <any>

@@ -6,8 +6,6 @@
 #include "attn/reference/depthwise_gradients.hpp"
 #include "linear_case.hpp"
 
-#include <random>
-
 namespace attn::testing {
 
 /// Parameters of a case, random.
@@ -20,11 +18,11 @@ struct convolved {
     convolved(const problem& p, const shape& kernel)
         : weights(kernel), positional_encoding({1, p.kv_heads, p.keys, p.key_dim}), input({p.batch, p.kv_heads, p.queries, p.value_dim}) {
         std::mt19937 random(23);
-        std::normal_distribution<T> normal(0, T(0.3));
+        const auto number = [&] { return random_parameter(random, T(0.3)); };
         for (auto* t : {&weights, &positional_encoding, &input})
-            std::generate_n(t->data(), t->shape().size(), [&] { return normal(random); });
+            std::generate_n(t->data(), t->shape().size(), number);
         bias.resize(static_cast<std::size_t>(kernel.batch * kernel.heads));
-        std::ranges::generate(bias, [&] { return normal(random); });
+        std::ranges::generate(bias, number);
     }
 };
 

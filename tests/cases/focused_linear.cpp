@@ -16,8 +16,7 @@ struct focused_parameters : convolved<T> {
     focused_parameters(const problem& p, const shape& kernel, index_t heads_of_scale)
         : convolved<T>(p, kernel), scale(static_cast<std::size_t>(heads_of_scale * p.key_dim)) {
         std::mt19937 random(29);
-        std::normal_distribution<T> normal(0, T(0.3));
-        std::ranges::generate(scale, [&] { return normal(random); });
+        std::ranges::generate(scale, [&] { return random_parameter(random, T(0.3)); });
     }
     /// How many keys the queries of a batch entry see.
     template <Scalar S>

@@ -9,7 +9,6 @@
 #include "attn/reference/linformer_gradients.hpp"
 
 #include <array>
-#include <random>
 
 namespace attn::testing {
 
@@ -262,8 +261,7 @@ template <class T>
 std::shared_ptr<tensor<T>> random_parameter(const shape& s, unsigned seed, double deviation) {
     auto t = std::make_shared<tensor<T>>(s);
     std::mt19937 random(seed);
-    std::normal_distribution<double> normal(0, deviation);
-    std::generate_n(t->data(), s.size(), [&] { return static_cast<T>(normal(random)); });
+    std::generate_n(t->data(), s.size(), [&] { return static_cast<T>(testing::random_parameter(random, deviation)); });
     return t;
 }
 

@@ -6,8 +6,6 @@
 #include "attn/pattern/strided.hpp"
 #include "attn/pattern/tiles.hpp"
 
-#include <random>
-
 namespace attn::testing {
 
 using namespace pattern;

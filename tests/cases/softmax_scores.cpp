@@ -6,8 +6,6 @@
 #include "attn/score/soft_cap.hpp"
 #include "attn/score/composed_score.hpp"
 
-#include <random>
-
 namespace attn::testing {
 
 namespace {
@@ -17,8 +15,7 @@ template <class T>
 std::shared_ptr<tensor<T>> random_bias(const problem& p, index_t batch, index_t heads) {
     auto bias = std::make_shared<tensor<T>>(shape{batch, heads, p.queries, p.keys});
     std::mt19937 random(7);
-    std::normal_distribution<T> normal;
-    std::generate_n(bias->data(), bias->shape().size(), [&] { return normal(random); });
+    std::generate_n(bias->data(), bias->shape().size(), [&] { return random_parameter(random, T(1)); });
     return bias;
 }
 

@@ -8,16 +8,13 @@
 #include "attn/reference/talking_heads_gradients.hpp"
 #include "case.hpp"
 
-#include <random>
-
 namespace attn::testing {
 
 template <Scalar T>
 tensor<T> random_numbers(const shape& s, unsigned seed) {
     tensor<T> numbers(s);
     std::mt19937 random(seed);
-    std::normal_distribution<T> normal;
-    std::generate_n(numbers.data(), s.size(), [&] { return normal(random); });
+    std::generate_n(numbers.data(), s.size(), [&] { return random_parameter(random, T(1)); });
     return numbers;
 }
 

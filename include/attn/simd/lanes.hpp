@@ -63,6 +63,20 @@ template <class Batch>
     return product;
 }
 
+/// Adds the upper half of a vector of the compiler's to the lower, and so on; the last two numbers where they are, in 16 bytes.
+template <class T, class Vector, std::size_t... half>
+[[gnu::always_inline]] inline T sum_of_halves(Vector v, std::index_sequence<half...>) {
+    constexpr auto count = sizeof...(half);
+    if constexpr (count == 1) {
+        return v[0] + v[1];
+    } else if constexpr (sizeof(Vector) == 16) {
+        return sum_of_halves<T>(v + __builtin_shufflevector(v, v, (half + count)..., half...), std::make_index_sequence<count / 2>());
+    } else {
+        const auto low = __builtin_shufflevector(v, v, half...), high = __builtin_shufflevector(v, v, (half + count)...);
+        return sum_of_halves<T>(low + high, std::make_index_sequence<count / 2>());
+    }
+}
+
 /// A register of T. Numbers convert to it by broadcast, so score functions written for doubles run on it unchanged.
 template <Scalar T>
 struct lanes {
@@ -178,10 +192,17 @@ struct lanes {
     friend lanes min(lanes a, lanes b) { return xsimd::min(a.value, b.value); }
     friend lanes max(lanes a, lanes b) { return xsimd::max(a.value, b.value); }
     friend lanes abs(lanes a) { return xsimd::abs(a.value); }
-    /// The sum over the lanes, in an order of the instruction set.
+    /// The sum over the lanes: halves are added until one number is left.
     friend T sum(lanes a) {
-        if constexpr (requires { reduce_add(a.value); }) return reduce_add(a.value);
-        else return hadd(a.value); // its name before xsimd 10
+        if constexpr (is_native<batch>) {
+            return sum_of_halves<T>(static_cast<typename batch::register_type>(a.value), std::make_index_sequence<size / 2>());
+        } else {
+            std::array<T, size> all;
+            a.store(all.data());
+            for (auto half = size / 2; half > 0; half /= 2)
+                for (int l = 0; l < half; ++l) all[l] += all[l + half];
+            return all[0];
+        }
     }
     friend lanes sqrt(lanes a) {
 #if defined(__aarch64__)
