@@ -3,6 +3,10 @@
 #include "answers.hpp"
 #include "storage.hpp"
 
+#include <attn/norm/layer_norm.hpp>
+#include <attn/norm/rep_batch_norm.hpp>
+#include <attn/norm/rms_norm.hpp>
+#include <attn/norm/train_backward.hpp>
 #include <attn/parallel/thread_pool.hpp>
 
 #include <cstdio>
@@ -19,8 +23,11 @@ class fingerprint {
 public:
     template <class T>
     void add(const tensor<T>& t) {
-        for (index_t e = 0; e < t.shape().size(); ++e) {
-            const T x = t.data()[e];
+        if (t.data()) add(std::span<const T>(t.data(), static_cast<std::size_t>(t.shape().size())));
+    }
+    template <class T>
+    void add(std::span<const T> numbers) {
+        for (const T x : numbers) {
             using bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
             hash_ = (hash_ ^ std::bit_cast<bits>(std::isnan(x) ? std::numeric_limits<T>::quiet_NaN() : x)) * 0x100000001b3u;
         }
@@ -36,8 +43,11 @@ private:
 };
 
 /// Few queries and many, keys in several blocks and spans, channels that no register divides, shared heads.
-const std::vector<problem> problems{
-    {2, 4, 2, 97, 150, 16, 20}, {1, 1, 1, 5, 9, 3, 2}, {1, 2, 1, 1, 129, 8, 8, {.first_query = 128}}, {1, 2, 2, 290, 290, 64, 64}, {1, 1, 1, 33, 2200, 37, 35}};
+const std::vector<problem> problems{{2, 4, 2, 97, 150, 16, 20},
+                                    {1, 1, 1, 5, 9, 3, 2},
+                                    {1, 2, 1, 1, 129, 8, 8, {.first_query = 128}},
+                                    {1, 2, 2, 290, 290, 64, 64},
+                                    {1, 1, 1, 33, 2200, 37, 35}};
 
 template <Scalar T>
 class prints_of_case {
@@ -82,7 +92,9 @@ private:
     }
     void add_stored(const instance<T>& op, const problem& p, narrow_format format) {
         const auto s = p.shapes();
-        const auto stored = [&](const shape& of, unsigned seed) { return stored_tensor(random_tensor<float>(of, seed), format, layout::head_major); };
+        const auto stored = [&](const shape& of, unsigned seed) {
+            return stored_tensor(random_tensor<float>(of, seed), format, layout::head_major);
+        };
         auto q = stored(s.queries, 1), k = stored(s.keys, 2), v = stored(s.values, 3), out = stored(op.output_shape(s), 4);
         workspace memory(op.narrow_workspace_bytes(s, pool_.concurrency()));
         op.attend({q.view(), k.view(), v.view(), p.positions}, {out.view(), {}}, execution(pool_, memory));
@@ -94,14 +106,73 @@ private:
     std::map<std::string, fingerprint> prints_;
 };
 
+/// Norms of rows of several lengths: results, gradients, statistics of a batch and what a training step makes of them.
+template <Scalar T>
+class prints_of_norms {
+public:
+    explicit prints_of_norms(index_t channels) : s_{2, 1, 67, channels}, x_(random_tensor<T>(s_, 1)), d_out_(random_tensor<T>(s_, 2)) {
+        std::mt19937 random(3);
+        for (index_t c = 0; c < channels; ++c) {
+            weight_.push_back(random_number(random, T(2)));
+            bias_.push_back(random_number(random, T(2)));
+            mean_.push_back(random_number(random, 2.0));
+            variance_.push_back(2.5 + random_number(random, 2.0));
+        }
+    }
+    void add(std::map<std::string, fingerprint>& prints) const {
+        const batch_norm<T> batch{weight_, bias_, mean_, variance_};
+        each(prints, "layer_norm", layer_norm<T>{weight_, bias_});
+        each(prints, "rms_norm", rms_norm<T>{weight_});
+        forward(prints, "batch_norm", batch);
+        forward(prints, "rep_batch_norm", rep_batch_norm<T>{batch, 0.7});
+        const batch_norm<T> training{.weight = weight_, .bias = bias_, .batch_statistics = true};
+        forward(prints, "batch_norm_training", training);
+        tensor<T> of_x(s_);
+        std::vector<T> of_weight(weight_.size()), of_bias(bias_.size());
+        train_backward(training, x_, d_out_, {of_x, of_weight, of_bias});
+        put(prints["batch_norm_training backward"], of_x, of_weight, of_bias);
+    }
+
+private:
+    static void put(fingerprint& print, const tensor<T>& t, const auto&... more) {
+        print.add(t);
+        (print.add(std::span<const T>(more)), ...);
+    }
+    void forward(std::map<std::string, fingerprint>& prints, const std::string& name, const auto& norm) const {
+        tensor<T> out(s_);
+        normalise(norm, x_, out);
+        put(prints[name + " forward"], out);
+    }
+    template <class N>
+    void each(std::map<std::string, fingerprint>& prints, const std::string& name, const N& norm) const {
+        forward(prints, name, norm);
+        tensor<T> of_x(s_);
+        std::vector<T> of_weight(weight_.size()), of_bias(N::adds_bias ? bias_.size() : 0);
+        backward(norm, x_, d_out_, norm_gradients<T>{of_x, of_weight, of_bias});
+        put(prints[name + " backward"], of_x, of_weight, of_bias);
+    }
+
+    shape s_;
+    tensor<T> x_, d_out_;
+    std::vector<T> weight_, bias_;
+    std::vector<double> mean_, variance_;
+};
+
 /// "softmax_causal float forward", and the hash.
 template <Scalar T>
 void add_lines(std::map<std::string, std::string>& table) {
-    if constexpr (is_tested<T>)
+    if constexpr (is_tested<T>) {
+        std::map<std::string, fingerprint> of_norms;
+        for (const index_t channels : {1, 5, 16, 37, 64, 150, 768}) prints_of_norms<T>(channels).add(of_norms);
+        for (const auto& [name, print] : of_norms) {
+            const auto space = name.find(' ');
+            table[name.substr(0, space) + (sizeof(T) == 4 ? " float" : " double") + name.substr(space)] = print.text();
+        }
         for (const auto& c : all_cases())
             if (sizeof(T) == 4 || c.make_double)
                 for (const auto& [what, hash] : prints_of_case<T>(c).lines())
                     table[c.name + (sizeof(T) == 4 ? " float " : " double ") + what] = hash;
+    }
 }
 
 /// What the file says; where there is none, nothing.
@@ -137,7 +208,8 @@ int main(int count, char** arguments) {
         const auto at = wanted.find(line);
         if (at != wanted.end() && at->second == hash) continue;
         ++wrong;
-        std::cout << line << ' ' << hash << (at == wanted.end() ? ", which the table does not have" : ", but the table has " + at->second) << '\n';
+        std::cout << line << ' ' << hash << (at == wanted.end() ? ", which the table does not have" : ", but the table has " + at->second)
+                  << '\n';
     }
     std::cout << found.size() << " fingerprints, " << wrong << " of them not those of " << path << '\n';
     return wrong != 0;
