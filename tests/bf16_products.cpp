@@ -4,6 +4,7 @@
 #include "softmax_checks.hpp"
 
 #include <Eigen/Core>
+#include <attn/attention/products.hpp>
 #include <attn/attention/softmax_attention.hpp>
 #include <attn/pattern/causal.hpp>
 #include <attn/pattern/local.hpp>

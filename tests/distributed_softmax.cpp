@@ -6,6 +6,7 @@
 #include "sequence_checks.hpp"
 
 #include <attn/attention/pointwise_attention.hpp>
+#include <attn/attention/products.hpp>
 #include <attn/attention/sparse_attention.hpp>
 #include <attn/distributed/thread_communicator.hpp>
 #include <attn/pattern/causal.hpp>

@@ -3,6 +3,7 @@
 #include "executors.hpp"
 #include "softmax_checks.hpp"
 
+#include <attn/attention/resumable.hpp>
 #include <attn/parallel/thread_pool.hpp>
 #include <attn/pattern/causal.hpp>
 #include <attn/pattern/local.hpp>
@@ -112,7 +113,6 @@ TEST_CASE("softmax: keys that come in runs, in whose midst the calling thread pa
         for_each_executor([&](auto& executor, const std::string& name) {
             INFO(name);
             using rows_type = detail::resumable<std::remove_cvref_t<decltype(op)>, float>;
-            STATIC_REQUIRE(kernel::Resumable<rows_type, float>);
             auto resumed = no_answer<float>(op.output_shape(shapes), true);
             workspace memory(rows_type::workspace_bytes(shapes, executor.concurrency(), false));
             const execution run(executor, memory);

@@ -18,6 +18,7 @@
 #include "attention/pointwise_attention.hpp"
 #include "attention/pointwise_backward.hpp"
 #include "attention/pooling.hpp"
+#include "attention/products.hpp"
 #include "attention/project.hpp"
 #include "attention/ragged.hpp"
 #include "attention/random_projection.hpp"

@@ -1,5 +1,6 @@
 // expect: attn: bf16_products are of tensors of float or of 16-bit numbers
 // Tensors of double where products are rounded to 16 bits.
+#include <attn/attention/products.hpp>
 #include <attn/attention/softmax_attention.hpp>
 
 int main() {

@@ -1,5 +1,6 @@
 // expect: constraints not satisfied
 // The gradient of an operator whose products are rounded.
+#include <attn/attention/products.hpp>
 #include <attn/attention/softmax_backward.hpp>
 
 int main() {

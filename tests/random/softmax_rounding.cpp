@@ -1,5 +1,7 @@
 #include "softmax.hpp"
 
+#include <attn/attention/products.hpp>
+
 namespace attn::fuzz {
 
 operation<float> softmax_rounding(softmax_kind kind, const softmax_drawn<float>& d, const slice& s) {

@@ -17,6 +17,16 @@ struct attention_traits {
     bool keys_are_queries = false;      ///< so that a layer makes no others
 };
 
+/// The products of an operator as its numbers are: their operands are not rounded.
+struct unrounded_products {
+    template <Scalar T>
+    using operand = T;
+};
+
+/// How an operator multiplies: unrounded_products, or bf16_products (products.hpp).
+template <class R>
+concept Products = requires { typename R::template operand<float>; };
+
 /// A const value that computes out[b, h, i] = sum over j of A[b, h, i, j] v[b, h, j] from queries, keys and values.
 /// - `name`: what errors call it.
 /// - `traits`: which of the optional members it has: see attention_traits. It has those that it names, and no others.

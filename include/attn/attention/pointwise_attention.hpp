@@ -88,10 +88,7 @@ struct pointwise_attention {
     }
     template <class Stored = any_storage, Scalar T>
     void forward(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
-        const kernel::visible_keys_of<T, P> visible(pattern, shapes_of(in), in.positions);
-        const auto weights = weights_of_scores();
-        const kernel::score_adjustment_of<T, decltype(weights)> adjustment(weights);
-        scheduler<T, Stored>::attend({in, out, visible, &adjustment, detail::score_scale<T>(scale, in.queries.shape().channels), {}}, run);
+        detail::forward_by_softmax_kernel<Stored>(*this, in, out, run);
     }
 
     /// The gradients of the inputs, of the weight's own parameters, and of the score function's: see pointwise_backward.hpp.
@@ -114,45 +111,21 @@ struct pointwise_attention {
     template <Scalar T>
     void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const gradients<T>& wanted,
                   const execution& run) const;
-    /// The score function, and behind it the weight.
-    auto weights_of_scores() const {
+
+    /// What a scaled score goes through: the score function, and behind it the weight.
+    auto score_chain() const {
         const detail::weight_of_score<F> last{weight};
         if constexpr (std::same_as<S, identity_score>) return last;
         else return composed_score<S, detail::weight_of_score<F>>(score, last);
     }
+    /// What computes it.
+    template <Scalar T, class Stored = any_storage>
+    using scheduler = kernel::softmax_scheduler<T, T, Stored, kernel::weight_sums<T>>;
 
 private:
     template <Scalar T>
     std::size_t gradient_bytes(const input_shapes& s, index_t concurrency) const;
-    template <Scalar T, class Stored = any_storage>
-    using scheduler = kernel::softmax_scheduler<T, T, Stored, kernel::weight_sums<T>>;
 };
-
-namespace detail {
-
-template <PointwiseWeight F, Pattern P, ScoreFunction S, Scalar T>
-class resumable<pointwise_attention<F, P, S>, T> {
-    using operation = pointwise_attention<F, P, S>;
-    using weights_type = decltype(std::declval<const operation&>().weights_of_scores());
-    using rows_type = kernel::softmax_scheduler<T, T, any_storage, kernel::weight_sums<T>>;
-
-public:
-    static std::size_t workspace_bytes(const input_shapes& s, index_t concurrency, bool narrow) {
-        return rows_type::workspace_bytes(s, true, concurrency, narrow);
-    }
-    resumable(const operation& op, const kernel::visible_keys& visible, const inputs<T>& in, const outputs<T>& out, const execution& run)
-        : weights_(op.weights_of_scores()), adjustment_(weights_),
-          rows_({in, out, visible, &adjustment_, score_scale<T>(op.scale, in.queries.shape().channels), {}}, run) {}
-    void add_keys(const inputs<T>& in, index_t pass) { rows_.add_keys(in, pass); }
-    void finish() { rows_.finish(); }
-
-private:
-    weights_type weights_;
-    kernel::score_adjustment_of<T, weights_type> adjustment_;
-    rows_type rows_;
-};
-
-} // namespace detail
 
 /// What a call costs: as that of a softmax attention with the same pattern.
 template <PointwiseWeight F, Pattern P, ScoreFunction S>

@@ -1,27 +1,19 @@
 // The gradient of pointwise attention.
 #pragma once
 
-#include "../kernel/softmax_gradient/scheduler.hpp"
 #include "pointwise_attention.hpp"
+#include "softmax_backward.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
 template <PointwiseWeight F, Pattern P, ScoreFunction S>
 inline constexpr bool detail::includes_backward<pointwise_attention<F, P, S>> = true;
 
-namespace detail {
-
-/// Whether a score function or a weight has parameters with gradients.
-template <class F, Scalar T>
-inline constexpr bool has_parameters = !std::same_as<score_gradients<F, T>, no_gradients>;
-
-} // namespace detail
-
 template <PointwiseWeight F, Pattern P, ScoreFunction S>
 template <Scalar T>
 std::size_t pointwise_attention<F, P, S>::gradient_bytes(const input_shapes& s, index_t concurrency) const {
     return kernel::softmax_gradient_scheduler<T, kernel::no_rows<T>>::workspace_bytes(
-        s, concurrency, detail::has_parameters<S, T> || detail::has_parameters<F, T>);
+        s, concurrency, detail::has_gradients<S, T> || detail::has_gradients<F, T>);
 }
 
 template <PointwiseWeight F, Pattern P, ScoreFunction S>
@@ -35,7 +27,7 @@ void pointwise_attention<F, P, S>::backward(const inputs<T>& in, const saved_out
     const kernel::score_slopes_of<T, weights_type> slopes(weights, of_weights);
     kernel::softmax_gradient_scheduler<T, kernel::no_rows<T>>()(
         {in, saved, d_out, wanted, visible, &slopes, detail::score_scale<T>(scale, in.queries.shape().channels)}, {}, {},
-        detail::has_parameters<S, T> || detail::has_parameters<F, T>, run);
+        detail::has_gradients<S, T> || detail::has_gradients<F, T>, run);
 }
 
 } // namespace attn

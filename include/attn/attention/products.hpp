@@ -1,15 +1,10 @@
-// What the operands of products are rounded to: attn::softmax_attention{.products = attn::bf16_products{}}, and of a linear.
+// Products of bfloat16: attn::softmax_attention{.products = attn::bf16_products{}}, and of a linear.
 #pragma once
 
 #include "../kernel/bf16_rows.hpp"
+#include "attention.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
-
-/// The products of an operator as its numbers are: their operands are not rounded.
-struct unrounded_products {
-    template <Scalar T>
-    using operand = T;
-};
 
 /// Products of bfloat16, summed in float, of tensors of float or 16-bit numbers. bf16 rounds to the nearest bfloat16, of two the even one.
 /// Softmax attention:
@@ -36,10 +31,6 @@ template <>
 struct bf16_products::of<float> {
     using operand = simd::bf16_pair;
 };
-
-/// How an operator multiplies: unrounded_products, or bf16_products.
-template <class R>
-concept Products = requires { typename R::template operand<float>; };
 
 /// How an operator that computes in T multiplies, chosen as a program runs.
 template <Scalar T>

@@ -3,7 +3,6 @@
 
 #include "../kernel/softmax/scheduler.hpp"
 #include "backward.hpp"
-#include "products.hpp"
 
 #include <optional>
 
@@ -11,12 +10,24 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 namespace detail {
 
-/// What the kernel makes of softmax attention of some keys.
-template <Scalar T, class Op>
+/// What the kernel makes of a call of softmax attention, or of another operator of its kernels: it has a `pattern`, a `scale`, perhaps `sinks`,
+/// a `score_chain()` of functions that a score goes through, and a `scheduler`.
+template <Scalar T, class Op, class Chain>
 kernel::softmax_call<T> softmax_call_of(const Op& op, const inputs<T>& in, const outputs<T>& out, const kernel::visible_keys& visible,
-                                        const kernel::score_adjustment<T>& adjustment) {
-    constexpr bool adjusts = !std::same_as<decltype(op.score), identity_score>;
-    return {in, out, visible, adjusts ? &adjustment : nullptr, score_scale<T>(op.scale, in.queries.shape().channels), op.sinks};
+                                        const kernel::score_adjustment_of<T, Chain>& adjustment) {
+    std::span<const double> sinks;
+    if constexpr (requires { op.sinks; }) sinks = op.sinks;
+    constexpr bool adjusts = !std::same_as<Chain, identity_score>;
+    return {in, out, visible, adjusts ? &adjustment : nullptr, score_scale<T>(op.scale, in.queries.shape().channels), sinks};
+}
+
+/// Computes such an operator.
+template <class Stored, Scalar T, class Op>
+void forward_by_softmax_kernel(const Op& op, const inputs<T>& in, const outputs<T>& out, const execution& run) {
+    const kernel::visible_keys_of<T, decltype(op.pattern)> visible(op.pattern, shapes_of(in), in.positions);
+    const auto& chain = op.score_chain();
+    const kernel::score_adjustment_of<T, std::remove_cvref_t<decltype(chain)>> adjustment(chain);
+    Op::template scheduler<T, Stored>::attend(softmax_call_of(op, in, out, visible, adjustment), run);
 }
 
 } // namespace detail
@@ -44,7 +55,7 @@ struct softmax_attention {
     S score = {};                      ///< what happens to a scaled score before the softmax
     P pattern = {};                    ///< which keys a query may see
     borrowed<const double> sinks = {}; ///< one per head, or none: exp(sink) joins the denominator
-    R products = {};                   ///< what operands of products are rounded to
+    R products = {};                   ///< what operands of products are rounded to: see products.hpp
 
     template <Scalar T>
     void check(const inputs<T>& in) const {
@@ -75,10 +86,7 @@ struct softmax_attention {
     }
     template <class Stored = any_storage, Scalar T>
     void forward(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
-        const auto shapes = shapes_of(in);
-        const kernel::visible_keys_of<T, P> visible(pattern, shapes, in.positions);
-        const kernel::score_adjustment_of<T, S> adjustment(score);
-        scheduler<T, Stored>::attend(detail::softmax_call_of(*this, in, out, visible, adjustment), run);
+        detail::forward_by_softmax_kernel<Stored>(*this, in, out, run);
     }
 
     /// The gradients of the inputs, of the sinks, (1, heads, 1, 1), and of the score function: see softmax_backward.hpp.
@@ -105,35 +113,16 @@ struct softmax_attention {
                   const execution& run) const
         requires std::same_as<R, unrounded_products>; // rounding has no gradient
 
+    /// What a scaled score goes through: the score function.
+    const S& score_chain() const { return score; }
+    /// What computes it.
+    template <Scalar T, class Stored = any_storage>
+    using scheduler = kernel::softmax_scheduler<T, typename R::template operand<T>, Stored>;
+
 private:
     template <Scalar T>
     std::size_t gradient_bytes(const input_shapes& s, index_t concurrency) const;
-    template <Scalar T, class Stored = any_storage>
-    using scheduler = kernel::softmax_scheduler<T, typename R::template operand<T>, Stored>;
 };
-
-namespace detail {
-
-template <Pattern P, ScoreFunction S, Products R, Scalar T>
-class resumable<softmax_attention<P, S, R>, T> {
-    using rows_type = kernel::softmax_scheduler<T, typename R::template operand<T>>;
-
-public:
-    static std::size_t workspace_bytes(const input_shapes& s, index_t concurrency, bool narrow) {
-        return rows_type::workspace_bytes(s, true, concurrency, narrow);
-    }
-    resumable(const softmax_attention<P, S, R>& op, const kernel::visible_keys& visible, const inputs<T>& in, const outputs<T>& out,
-              const execution& run)
-        : adjustment_(op.score), rows_(softmax_call_of(op, in, out, visible, adjustment_), run) {}
-    void add_keys(const inputs<T>& in, index_t pass) { rows_.add_keys(in, pass); }
-    void finish() { rows_.finish(); }
-
-private:
-    kernel::score_adjustment_of<T, S> adjustment_;
-    rows_type rows_;
-};
-
-} // namespace detail
 
 /// What a call costs: the (query, key) pairs that the pattern makes visible, and those that its schedule visits, over all batch entries
 /// and heads. The kernel spends 2 (d_k + d_v) flops on a visited pair. Throws attention_error if the pattern or the positions do not fit.

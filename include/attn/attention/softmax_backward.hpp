@@ -12,16 +12,25 @@ inline constexpr bool detail::includes_backward<softmax_attention<P, S, R>> = tr
 
 namespace detail {
 
-template <Pattern P, ScoreFunction S, Scalar T>
-struct resumable_gradient<softmax_attention<P, S>, T> {
+/// Whether a score function or a weight has parameters with gradients.
+template <class F, Scalar T>
+inline constexpr bool has_gradients = !std::same_as<score_gradients<F, T>, no_gradients>;
+
+/// The gradient of softmax attention, whose keys may come in runs.
+template <class Op, Scalar T>
+struct resumable_gradient {
     using scheduler = kernel::softmax_gradient_scheduler<T>;
-    using wanted_type = typename softmax_attention<P, S>::template gradients<T>;
+    using wanted_type = typename Op::template gradients<T>;
 
-    const softmax_attention<P, S>& op;
+    const Op& op;
 
+    /// Adds the weights of a run of the keys to their sums (batch, heads, n), of the rows whose log_sum_exp does not tell them well enough.
+    /// When all keys have come, kernel::softmax_gradient_scheduler::to_shares makes shares of these.
     void add_weights(const inputs<T>& in, const saved_outputs<T>& saved, T* sums, const execution& run) const {
         with_call(in, saved, {}, {}, nullptr, [&](const auto& call) { scheduler().add_weights(call, sums, has_parameters, run); });
     }
+    /// The gradient of a run of the keys, where share (batch, heads, n) multiplies the weights of each row. No share: the keys are all there
+    /// are.
     void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const wanted_type& wanted,
                   const T* share, const execution& run) const {
         with_call(in, saved, d_out, wanted, share,
@@ -29,13 +38,14 @@ struct resumable_gradient<softmax_attention<P, S>, T> {
     }
 
 private:
-    static constexpr bool has_parameters = !std::same_as<score_gradients<S, T>, no_gradients>;
+    using score_type = decltype(Op::score);
+    static constexpr bool has_parameters = has_gradients<score_type, T>;
 
     void with_call(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const wanted_type& wanted,
                    const T* share, const auto& f) const {
-        const kernel::visible_keys_of<T, P> visible(op.pattern, shapes_of(in), in.positions);
-        const kernel::score_slopes_of<T, S> slopes(op.score, wanted.score);
-        constexpr bool adjusts = !std::same_as<S, identity_score>;
+        const kernel::visible_keys_of<T, decltype(Op::pattern)> visible(op.pattern, shapes_of(in), in.positions);
+        const kernel::score_slopes_of<T, score_type> slopes(op.score, wanted.score);
+        constexpr bool adjusts = !std::same_as<score_type, identity_score>;
         f(kernel::softmax_gradient_call<T>{in, saved, d_out, wanted, visible, adjusts ? &slopes : nullptr,
                                            score_scale<T>(op.scale, in.queries.shape().channels), share});
     }
@@ -46,8 +56,7 @@ private:
 template <Pattern P, ScoreFunction S, Products R>
 template <Scalar T>
 std::size_t softmax_attention<P, S, R>::gradient_bytes(const input_shapes& s, index_t concurrency) const {
-    constexpr bool has_parameters = !std::same_as<score_gradients<S, T>, no_gradients>;
-    return kernel::softmax_gradient_scheduler<T>::workspace_bytes(s, concurrency, has_parameters);
+    return kernel::softmax_gradient_scheduler<T>::workspace_bytes(s, concurrency, detail::has_gradients<S, T>);
 }
 
 template <Pattern P, ScoreFunction S, Products R>

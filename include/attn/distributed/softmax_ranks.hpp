@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../attention/pointwise_attention.hpp"
-#include "../attention/softmax_attention.hpp"
+#include "../attention/resumable.hpp"
 #include "key_stream.hpp"
 #include "sequence_parallel.hpp"
 

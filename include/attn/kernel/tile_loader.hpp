@@ -103,6 +103,22 @@ void write_row(const T* from, index_t channels, T factor, T share, T* to, index_
     }
 }
 
+/// Whether no number of some rows is NaN or infinity. channels: whole registers.
+template <Scalar T>
+bool are_finite(const row_block<const T>& rows, index_t count, index_t channels) {
+    using lanes = simd::lanes<T>;
+    lanes zero[4] = {T{0}, T{0}, T{0}, T{0}}; // four chains: one would wait for its own last step
+    for (index_t r = 0; r < count; ++r) {
+        const T* at = rows.address(r);
+        auto left = channels / lanes::size;
+        for (; left >= 4; left -= 4)
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; ++i, at += lanes::size) zero[i] = fma(lanes::load(at), lanes(T{0}), zero[i]);
+        for (; left > 0; --left, at += lanes::size) zero[0] = fma(lanes::load(at), lanes(T{0}), zero[0]);
+    }
+    return (zero[0] + zero[1] + (zero[2] + zero[3]) == lanes(T{0})).bits() == simd::lane_bits::first(lanes::size);
+}
+
 /// Calls put(c, first, register of factor * from(first, c), factor * from(first + 1, c), ...) for each channel c and each register of rows,
 /// which are transposed a square of registers at a time; rows from `rows` up to a whole register are zero.
 template <class V, Scalar T, class F>

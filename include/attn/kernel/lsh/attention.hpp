@@ -3,6 +3,7 @@
 
 #include "../../pattern/bit_table.hpp"
 #include "../../simd/elementary.hpp"
+#include "../softmax/merge_row.hpp"
 #include "../softmax/scheduler.hpp"
 #include "bucket_hash.hpp"
 

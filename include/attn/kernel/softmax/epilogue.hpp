@@ -30,34 +30,27 @@ class epilogue {
 public:
     using lanes = simd::lanes<T>;
 
-    /// The rows of a block of which no key has been seen; a sink per head is a key without a value, and is there from the start.
-    epilogue(const query_block& block, const outputs<T>& out, T* wide, const row_sums<T>& known, std::span<const double> sinks)
-        : epilogue(block, out, wide, known, 0) {
-        std::fill_n(maximum_, max_block_rows, std::numeric_limits<T>::lowest());
+    /// The rows of a block. begins: no key of them has been seen; a sink per head is a key without a value, and is there from the start. Else
+    /// they have been kept, with their maxima and sums.
+    epilogue(const query_block& block, const outputs<T>& out, T* wide, const row_sums<T>& known, std::span<const double> sinks, bool begins)
+        : block_(block), out_(out), channel_stride_(out.values.is_narrow() ? 1 : out.values.strides().channels),
+          written_(begins ? 0 : bit_range(0, block.rows())) {
+        std::fill_n(maximum_, max_block_rows, softmax_state<T>::nothing);
         std::fill_n(sum_, max_block_rows, T{0});
-        for (index_t row = 0; !sinks.empty() && row < block.rows(); ++row)
-            std::tie(maximum_[row], sum_[row]) = softmax_state<T>::at_start(sinks, block.head_of(row));
-    }
-    /// The rows of a block that have been kept, with their maxima and sums.
-    epilogue(const query_block& block, const outputs<T>& out, T* wide, const row_sums<T>& known) : epilogue(block, out, wide, known, 0) {
-        written_ = bit_range(0, block.rows());
         for (index_t row = 0; row < block.rows(); ++row) {
-            maximum_[row] = known.maximum[number_of(row)];
-            sum_[row] = known.sum[number_of(row)];
+            const auto number = number_of(row), head = block.head_of(row);
+            std::tie(maximum_[row], sum_[row]) =
+                begins ? softmax_state<T>::at_start(sinks, head) : std::pair(known.maximum[number], known.sum[number]);
+            rows_[row] = !out.values.is_narrow() ? out.values.rows(block.batch, head, block.token_of(row)).numbers().data
+                         : known.values          ? known.values + number * channels()
+                                                 : wide + row * channels();
         }
     }
 
     /// The rows, as bits, whose sums hold an infinity or a NaN that no score put there.
     static std::uint64_t non_finite_rows(const softmax_state<T>& span, std::uint64_t rows) {
-        const auto finite = [&](index_t row, index_t count) { // four chains: one would wait for its own last step
-            const T* values = span.values + row * span.value_stride;
-            lanes zero[4] = {T{0}, T{0}, T{0}, T{0}};
-            auto left = count * span.value_stride / lanes::size;
-            for (; left >= 4; left -= 4)
-#pragma GCC unroll 4
-                for (int i = 0; i < 4; ++i, values += lanes::size) zero[i] = fma(lanes::load(values), lanes(T{0}), zero[i]);
-            for (; left > 0; --left, values += lanes::size) zero[0] = fma(lanes::load(values), lanes(T{0}), zero[0]);
-            return (zero[0] + zero[1] + (zero[2] + zero[3]) == lanes(T{0})).bits() == simd::lane_bits::first(lanes::size);
+        const auto finite = [&](index_t row, index_t count) {
+            return are_finite<T>({span.values + row * span.value_stride, 0, 1}, 1, count * span.value_stride);
         };
         const auto end = bit_end(rows);
         if (rows == bit_range(0, end) && finite(0, end)) return 0;
@@ -84,9 +77,9 @@ public:
                 const auto row = first + lane;
                 const T* const values = span.values + row * span.value_stride;
                 if (!(written_ >> row & 1))
-                    write_sums<false, T>(values, span.unit[row], channels(), of_span[lane], T{0}, rows_[row], channel_stride());
+                    write_sums<false, T>(values, span.unit[row], channels(), of_span[lane], T{0}, rows_[row], channel_stride_);
                 else if (span.sum[row] != 0)
-                    write_sums<true, T>(values, span.unit[row], channels(), of_span[lane], of_out[lane], rows_[row], channel_stride());
+                    write_sums<true, T>(values, span.unit[row], channels(), of_span[lane], of_out[lane], rows_[row], channel_stride_);
             }
         }
         written_ |= rows;
@@ -112,23 +105,14 @@ public:
     }
 
 private:
-    epilogue(const query_block& block, const outputs<T>& out, T* wide, const row_sums<T>& known, int)
-        : block_(block), out_(out), channel_stride_(out.values.is_narrow() ? 1 : out.values.strides().channels) {
-        for (index_t row = 0; row < block.rows(); ++row)
-            rows_[row] = !out.values.is_narrow() ? out.values.rows(block.batch, block.head_of(row), block.token_of(row)).numbers().data
-                         : known.values          ? known.values + number_of(row) * channels()
-                                                 : wide + row * channels();
-    }
-
     /// Rows that have seen no key at all are 0.
     void write_unseen() const {
         for (auto rows = ~written_ & bit_range(0, block_.rows()); rows != 0; rows &= rows - 1) {
             T* const to = rows_[std::countr_zero(rows)];
-            for (index_t c = 0; c < channels(); ++c) to[c * channel_stride()] = T{0};
+            for (index_t c = 0; c < channels(); ++c) to[c * channel_stride_] = T{0};
         }
     }
     index_t channels() const { return out_.values.shape().channels; }
-    index_t channel_stride() const { return channel_stride_; }
     index_t number_of(index_t row) const {
         const auto& s = out_.values.shape();
         return (block_.batch * s.heads + block_.head_of(row)) * s.tokens + block_.token_of(row);
@@ -137,7 +121,7 @@ private:
     query_block block_;
     const outputs<T>& out_;
     index_t channel_stride_;
-    std::uint64_t written_ = 0;                       ///< rows of out
+    std::uint64_t written_;                           ///< rows of out
     T* rows_[max_block_rows];                         ///< of out
     T maximum_[max_block_rows], sum_[max_block_rows]; ///< m and l
 };

@@ -4,11 +4,10 @@
 #include "../prefetch.hpp"
 #include "epilogue.hpp"
 #include "key_reader.hpp"
-#include "masked_recompute.hpp"
 #include "score_adjustment.hpp"
 #include "score_stage.hpp"
 #include "value_stage.hpp"
-#include "visible_span.hpp"
+#include "visit.hpp"
 
 #include <utility>
 
@@ -45,13 +44,14 @@ public:
     using state_type = State;
     static constexpr index_t block_keys = softmax_call<T>::block_keys;
 
-    mainloop(detail::scratch& memory, const softmax_call<T>& call)
-        : mainloop(memory, &call, call.in.keys.shape(), call.in.values.shape()) {}
-    /// Bytes that the mainloop takes of the memory.
-    static std::size_t bytes(const shape& keys, const shape& values) {
-        detail::scratch memory;
-        mainloop(memory, nullptr, keys, values);
-        return memory.used_bytes();
+    /// call: may be left out to tell how much memory there is to be.
+    mainloop(detail::scratch& memory, const input_shapes& s, const softmax_call<T>* call = nullptr)
+        : call_(call), queries_(memory, s.keys.channels), keys_(memory, block_keys, s.keys.channels, false),
+          values_(memory, block_keys, s.values.channels, true),
+          state_{softmax_state<T>::take(memory, traits::max_rows, whole_registers<T>(s.values.channels))},
+          scores_(memory.take<T>(block_keys * traits::max_rows)), scratch_(memory.take<T>(block_keys * traits::max_rows)),
+          seen_(memory.take<std::uint64_t>(block_keys)) {
+        for (auto& span : spans_) span = visible_span(memory, block_keys);
     }
 
     /// next: the query block after it, or null.
@@ -90,15 +90,6 @@ public:
     }
 
 private:
-    mainloop(detail::scratch& memory, const softmax_call<T>* call, const shape& keys, const shape& values)
-        : call_(call), queries_(memory, keys.channels), keys_(memory, block_keys, keys.channels, false),
-          values_(memory, block_keys, values.channels, true),
-          state_{softmax_state<T>::take(memory, traits::max_rows, whole_registers<T>(values.channels))},
-          scores_(memory.take<T>(block_keys * traits::max_rows)), scratch_(memory.take<T>(block_keys * traits::max_rows)),
-          seen_(memory.take<std::uint64_t>(block_keys)) {
-        for (auto& span : spans_) span = visible_span(memory, block_keys);
-    }
-
     /// Begins with the block's queries and keys.
     void read() {
         queries_.begin(*block_, Stored::view(call_->in.queries), call_->scale);

@@ -2,14 +2,13 @@
 #pragma once
 
 #include "../../parallel/executor.hpp"
-#include "../resumable.hpp"
 #include "task_grid.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Softmax attention of any pattern and score function: out = softmax(score(scale * q k^T), keys hidden by the pattern left out) v; or,
-/// with another State than the softmax's, what that makes of scores. All at once, or as Resumable rows, which the passes of a union are
-/// too. Where there are fewer tasks than threads could do, and spans of keys are more, threads share the spans. E: what queries and keys,
+/// with another State than the softmax's, what that makes of scores. All at once, or by runs of keys, which the passes of a union are too.
+/// Where there are fewer tasks than threads could do, and spans of keys are more, threads share the spans. E: what queries and keys,
 /// weights and values are multiplied as. Stored: how the tensors may be stored.
 template <Scalar T, class E = T, class Stored = any_storage, class State = softmax_state<T>>
 class softmax_scheduler {
@@ -71,11 +70,11 @@ private:
                 const auto state = state_type::take(memory, query_block_traits<T, E>::max_rows, whole_registers<T>(s.values.channels));
                 if (spans) spans[i] = state;
             }
-            slices = detail::slices(memory, concurrency, mainloop_type::bytes(s.keys, s.values));
+            slices = detail::slices(memory, concurrency, detail::bytes_for<mainloop_type>(s));
         }
         mainloop_type loop_of(const softmax_call<T>& call, index_t slice) const {
             auto slice_memory = slices[slice];
-            return mainloop_type(slice_memory, call);
+            return mainloop_type(slice_memory, shapes_of(call.in), &call);
         }
     };
 
@@ -114,9 +113,7 @@ private:
     }
 
     epilogue_type begin_rows(const step& now, const query_block& block, index_t slice) const {
-        T* const wide = own_.wide + slice * own_.wide_size;
-        if (now.begins) return {block, call_.out, wide, own_.known, call_.sinks};
-        return {block, call_.out, wide, own_.known};
+        return {block, call_.out, own_.wide + slice * own_.wide_size, own_.known, call_.sinks, now.begins};
     }
     void end_rows(const step& now, const epilogue_type& rows) const {
         if (now.finishes) rows.finish();

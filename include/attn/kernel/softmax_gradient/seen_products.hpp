@@ -7,17 +7,6 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// Whether no number of some rows is NaN or infinity. channels: whole registers.
-template <Scalar T>
-bool are_finite(const row_block<const T>& rows, index_t count, index_t channels) {
-    using lanes = simd::lanes<T>;
-    lanes zero[4] = {T{0}, T{0}, T{0}, T{0}}; // four chains: one would wait for its own last step
-    for (index_t r = 0; r < count; ++r)
-        for (index_t c = 0; c < channels; c += lanes::size)
-            zero[r % 4] = fma(lanes::load(rows.data + r * rows.row_stride + c), lanes(T{0}), zero[r % 4]);
-    return (zero[0] + zero[1] + (zero[2] + zero[3]) == lanes(T{0})).bits() == simd::lane_bits::first(lanes::size);
-}
-
 /// `rows` rows of a product that adds to C, of so many channels in whole registers. seen: null if numbers are finite; else one bit per
 /// query for each key, and hidden pairs, 0 in A, are not touched: beside NaN 0 would be NaN. The bits are the same. by_query: rows are
 /// queries and the depth is keys, or the other way round.

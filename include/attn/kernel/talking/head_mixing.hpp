@@ -3,7 +3,7 @@
 
 #include "../../core/tensor_view.hpp"
 #include "../../core/workspace.hpp"
-#include "../gemm/tile_traits.hpp"
+#include "../gemm/matrix_tile.hpp"
 
 #include <array>
 #include <span>

@@ -3,10 +3,8 @@
 
 #include "../prefetch.hpp"
 #include "../softmax/epilogue.hpp"
-#include "../softmax/masked_recompute.hpp"
 #include "../softmax/score_adjustment.hpp"
 #include "../softmax/value_stage.hpp"
-#include "../softmax/visit.hpp"
 #include "head_mixing.hpp"
 #include "memory.hpp"
 

@@ -4,10 +4,29 @@
 #include "../softmax/key_reader.hpp"
 #include "../softmax/score_stage.hpp"
 #include "../softmax/softmax_state.hpp"
+#include "../softmax/visit.hpp"
 
 #include <memory>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
+
+/// What the rows of the heads of a query block see of a run: visible [heads, or 1 if they see the same][block_keys], and `seen` of any of
+/// them, [block_keys]. How many keys there are up to the last that any row sees.
+inline index_t find_visible_heads(const visible_keys& pattern, const query_block& queries, const key_run& keys, bool heads_alike,
+                                  index_t block_keys, std::uint64_t* visible, std::uint64_t* seen) {
+    auto head = queries;
+    head.heads = 1;
+    std::fill_n(seen, keys.count, 0);
+    for (index_t h = 0; h < (heads_alike ? std::min<index_t>(1, queries.heads) : queries.heads); ++h, visible += block_keys) {
+        head.first_head = queries.first_head + h;
+        if (keys.full) std::fill_n(visible, keys.count, bit_range(0, queries.tokens.count));
+        else pattern.find(head, visible_keys::whole, keys, visible);
+        for (index_t j = 0; j < keys.count; ++j) seen[j] |= visible[j];
+    }
+    auto count = keys.count;
+    while (count > 0 && seen[count - 1] == 0) --count;
+    return count;
+}
 
 /// How many heads there are, of how many channels, how many keys, and what happens to a score.
 struct talking_heads_shape {
