@@ -6,6 +6,7 @@
 #include "measure.hpp"
 #include "read_bandwidth.hpp"
 
+#include "attn/attention/products.hpp"
 #include "attn/attention/sparse_attention.hpp"
 #include "attn/layer/windows.hpp"
 #include "attn/pattern/block_diagonal.hpp"

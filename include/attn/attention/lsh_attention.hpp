@@ -60,13 +60,11 @@ struct lsh_attention {
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
     template <Scalar S>
     std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        detail::check_rotations(name, rotations, s.queries);
         return bytes(s, concurrency, false);
     }
     /// Bytes of workspace for a result of 16-bit numbers, whose rounds are rounded when the last has been added.
     template <Scalar S>
     std::size_t narrow_workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        detail::check_rotations(name, rotations, s.queries);
         return bytes(s, concurrency, true);
     }
     template <Scalar S>
@@ -112,6 +110,7 @@ private:
     template <Scalar S>
     std::size_t gradient_bytes(const input_shapes& s, index_t concurrency) const;
     std::size_t bytes(const input_shapes& s, index_t concurrency, bool narrow) const {
+        detail::check_rotations(name, rotations, s.queries);
         return detail::bytes_for<work>(*this, s, concurrency, narrow);
     }
 };

@@ -30,6 +30,9 @@ struct sorted_window {
     }
 };
 
+template <Scalar T, class Op>
+struct lsh_segment;
+
 /// The memory of a call, and its steps for some heads of a batch entry: as many as have some thousands of tokens together. A round hashes
 /// and sorts them, and then attends in segments of some chunks, which a thread copies, attends to and adds to the rounds before.
 template <Scalar T, class Op>
@@ -57,7 +60,8 @@ struct lsh_work {
           softmax_bytes(softmax::workspace_bytes({row_shape, row_shape, result_shape}, true, 1, false)) {
         const auto half = op.rotations.shape().channels;
         slices = {memory, concurrency,
-                  std::max({detail::bytes_for<segment_memory>(*this), hash::task_bytes(s.queries.channels, half), least_slice})};
+                  std::max({detail::bytes_for<lsh_segment<T, Op>>(*this, softmax_bytes), hash::task_bytes(s.queries.channels, half),
+                            least_slice})};
         for (auto* const each : {&bucket, &order}) *each = memory.take<index_t>(heads, tokens);
         bucket_end = memory.take<index_t>(heads, 2 * half + 1);
         length = memory.take<T>(heads, tokens);
@@ -75,12 +79,10 @@ struct lsh_work {
         for (index_t round = 0; round < op.rotations.shape().batch; ++round) {
             find_order(op, in.queries, run, h, count, round);
             for_each_piece(run, count, segment, [&](index_t head, index_t begin, index_t end, detail::scratch memory) {
-                segment_memory(memory, *this).attend(*this, op, in, out, head, begin, end, round == 0);
+                attend({memory, *this, softmax_bytes}, op, in, out, head, begin, end, round == 0);
             });
         }
-        for_each_piece(run, count, rows_of_task, [&](index_t head, index_t i, index_t end, const detail::scratch&) {
-            for (; i < end; ++i) finish(op, in, out, head, i);
-        });
+        for_each_token(run, count, [&](index_t head, index_t i) { finish(op, in, out, head, i); });
     }
 
     /// Calls f(head, first, end, memory) for pieces of so many tokens of each head.
@@ -91,10 +93,17 @@ struct lsh_work {
             f(task / pieces, begin, std::min(tokens, begin + size), slices[slice]);
         });
     }
+    /// Calls f(head, token) for all tokens of so many heads.
+    void for_each_token(const execution& run, index_t count, const auto& f) const {
+        for_each_piece(run, count, rows_of_task, [&](index_t head, index_t i, index_t end, const detail::scratch&) {
+            for (; i < end; ++i) f(head, i);
+        });
+    }
     /// |q| of all tokens of so many heads.
     void find_lengths(const stored_view<const T>& q, const execution& run, index_t count) const {
         for_each_piece(run, count, segment, [&](index_t head, index_t i, index_t end, detail::scratch memory) {
-            for (const segment_memory own(memory, *this); i < end; ++i) length[head * tokens + i] = own.length_of(q, head, i);
+            for (const lsh_segment<T, Op> own(memory, *this, softmax_bytes); i < end; ++i)
+                length[head * tokens + i] = own.length_of(q, head, i);
         });
     }
     /// Buckets and sorted order of a round, of heads h .. h + count - 1, which q holds.
@@ -116,78 +125,31 @@ struct lsh_work {
     }
 
 private:
-    /// A segment's tokens as they are sorted, and the chunk's before it.
-    struct segment_memory {
-        std::byte* of_softmax;
-        T *queries, *keys, *values, *out;
-        index_t *first, *end;
-
-        segment_memory(detail::scratch& memory, const lsh_work& w)
-            : of_softmax(memory.take<std::byte>(static_cast<index_t>(w.softmax_bytes))),
-              queries(memory.take<T>(w.segment, w.row_shape.channels)), keys(memory.take<T>(w.row_shape.tokens, w.row_shape.channels)),
-              values(memory.take<T>(w.row_shape.tokens, w.result_shape.channels)), out(memory.take<T>(w.segment, w.result_shape.channels)),
-              first(memory.take<index_t>(w.segment)), end(memory.take<index_t>(w.segment)) {}
-
-        /// |q|, which no square overflows. Of a copy: a strided row would be summed in another order.
-        T length_of(const stored_view<const T>& x, index_t head, index_t i) const {
-            const auto channels = x.shape().channels;
-            double largest = 0, sum = 0;
-            for (index_t c = 0; c < channels; ++c) queries[c] = x(0, head, i, c);
-            for (index_t c = 0; c < channels; ++c) largest = std::max(largest, std::abs(static_cast<double>(queries[c])));
-            if (largest == 0) largest = 1; // zeros, or NaN
-            for (index_t c = 0; c < channels; ++c) {
-                const auto part = static_cast<double>(queries[c]) / largest;
-                sum += part * part;
-            }
-            return static_cast<T>(largest * std::sqrt(sum));
-        }
-        /// The sorted places from `at` to stop - 1, which are whole chunks.
-        void attend(const lsh_work& w, const Op& op, const inputs<T>& in, const outputs<T>& to, index_t head, index_t at, index_t stop,
-                    bool is_first) const {
-            const auto before = std::min(at, w.chunk), rows = stop - at;
-            const auto* const placed = w.order + head * w.tokens;
-            for (auto place = at - before; place < stop; ++place) copy(w, in, head, placed[place], place - at, before);
-            w.find_windows(op, head, at, stop, first, end);
-            const auto view = [](T* data, index_t count, index_t channels) { return head_major(data, {1, 1, count, channels}); };
-            const auto d_k = w.row_shape.channels, d_v = w.result_shape.channels;
-            const inputs<T> sorted{view(queries, rows, d_k),
-                                   view(keys, before + rows, d_k),
-                                   view(values, before + rows, d_v),
-                                   {.first_query = at, .first_key = at - before}};
-            const sorted_window window{at, first, end};
-            const visible_keys_of<T, sorted_window> visible(window, shapes_of(sorted), sorted.positions);
-            sequential here;
-            workspace memory(std::span(of_softmax, w.softmax_bytes));
-            const execution run(here, memory);
-            const outputs<T> result{view(out, rows, d_v)};
-            softmax round({sorted, result, visible, nullptr, detail::score_scale<T>(op.scale, d_k), {}}, run);
-            round.add_keys(sorted, 0);
-            const auto weights = round.sums();
-            for (index_t r = 0; r < rows; ++r) {
-                const auto token = placed[at + r];
-                const auto into = w.row_of(to, head, token);
-                auto& so_far = w.known[head * w.tokens + token];
-                const row_weights<T> added{weights.maximum[r], weights.sum[r]};
-                if (is_first) {
-                    for (index_t c = 0; c < d_v; ++c) into.data[c * into.channel_stride] = out[r * d_v + c];
-                    so_far = added;
-                } else {
-                    so_far = merge_row<T>(into, so_far, row_block<const T>{out + r * d_v, 0, 1}, added, d_v);
-                }
-            }
-        }
-        /// A token to row r; of those before the segment, which are keys only, r < 0.
-        void copy(const lsh_work& w, const inputs<T>& in, index_t head, index_t token, index_t r, index_t before) const {
-            const auto d_k = w.row_shape.channels, d_v = w.result_shape.channels;
-            const T norm = w.length[head * w.tokens + token], divisor = norm == 0 ? T{1} : norm;
-            auto* const key = keys + (before + r) * d_k;
-            for (index_t c = 0; c < d_k; ++c) key[c] = in.queries(0, head, token, c);
-            if (r >= 0) std::copy_n(key, d_k, queries + r * d_k);
-            for (index_t c = 0; c < d_k; ++c) key[c] /= divisor;
-            for (index_t c = 0; c < d_v; ++c) values[(before + r) * d_v + c] = in.values(0, head, token, c);
-        }
-    };
-
+    /// The sorted places from `at` to stop - 1, which are whole chunks, in one round.
+    void attend(const lsh_segment<T, Op>& segment_memory, const Op& op, const inputs<T>& in, const outputs<T>& to, index_t head, index_t at,
+                index_t stop, bool is_first) const {
+        segment_memory.with_sorted(*this, op, in, head, at, stop,
+                                   [&](const auto& sorted, const auto& visible, T scale, const execution& run) {
+                                       const auto channels = result_shape.channels;
+                                       const outputs<T> result{head_major(segment_memory.out, {1, 1, stop - at, channels})};
+                                       softmax round({sorted, result, visible, nullptr, scale, {}}, run);
+                                       round.add_keys(sorted, 0);
+                                       const auto weights = round.sums();
+                                       for (index_t r = 0; r < stop - at; ++r) {
+                                           const auto token = order[head * tokens + at + r];
+                                           const T* const from = segment_memory.out + r * channels;
+                                           const auto into = row_of(to, head, token);
+                                           auto& so_far = known[head * tokens + token];
+                                           const row_weights<T> added{weights.maximum[r], weights.sum[r]};
+                                           if (is_first) {
+                                               for (index_t c = 0; c < channels; ++c) into.data[c * into.channel_stride] = from[c];
+                                               so_far = added;
+                                           } else {
+                                               so_far = merge_row<T>(into, so_far, row_block<const T>{from, 0, 1}, added, channels);
+                                           }
+                                       }
+                                   });
+    }
     /// The row of a token while rounds are added to it.
     row_block<T> row_of(const outputs<T>& out, index_t head, index_t token) const {
         if (wide) return {wide + (head * tokens + token) * result_shape.channels, 0, 1};
@@ -215,6 +177,65 @@ private:
         }
         if (wide) store_row<T>(row.data, result_shape.channels, out.values.rows(0, head, i));
         if (out.log_sum_exp.data()) out.log_sum_exp(0, head, i, 0) = log;
+    }
+};
+
+/// A segment's tokens as they are sorted, and the chunk's before it: what softmax attention reads of them.
+template <Scalar T, class Op>
+struct lsh_segment {
+    using work = lsh_work<T, Op>;
+
+    std::span<std::byte> of_softmax;
+    T *queries, *keys, *values, *out;
+    index_t *first, *end;
+
+    lsh_segment(detail::scratch& memory, const work& w, std::size_t softmax_bytes)
+        : of_softmax(memory.take<std::byte>(static_cast<index_t>(softmax_bytes)), softmax_bytes),
+          queries(memory.take<T>(w.segment, w.row_shape.channels)), keys(memory.take<T>(w.row_shape.tokens, w.row_shape.channels)),
+          values(memory.take<T>(w.row_shape.tokens, w.result_shape.channels)), out(memory.take<T>(w.segment, w.result_shape.channels)),
+          first(memory.take<index_t>(w.segment)), end(memory.take<index_t>(w.segment)) {}
+
+    /// |q|, which no square overflows. Of a copy: a strided row would be summed in another order.
+    T length_of(const stored_view<const T>& x, index_t head, index_t i) const {
+        const auto channels = x.shape().channels;
+        double largest = 0, sum = 0;
+        for (index_t c = 0; c < channels; ++c) queries[c] = x(0, head, i, c);
+        for (index_t c = 0; c < channels; ++c) largest = std::max(largest, std::abs(static_cast<double>(queries[c])));
+        if (largest == 0) largest = 1; // zeros, or NaN
+        for (index_t c = 0; c < channels; ++c) {
+            const auto part = static_cast<double>(queries[c]) / largest;
+            sum += part * part;
+        }
+        return static_cast<T>(largest * std::sqrt(sum));
+    }
+    /// f(what softmax attention reads, the keys that it sees, the scale, how to run it) of the sorted places from `at` to stop - 1, which are
+    /// whole chunks.
+    void with_sorted(const work& w, const Op& op, const inputs<T>& in, index_t head, index_t at, index_t stop, const auto& f) const {
+        const auto before = std::min(at, w.chunk), d_k = w.row_shape.channels, d_v = w.result_shape.channels;
+        for (auto place = at - before; place < stop; ++place) copy(w, in, head, w.order[head * w.tokens + place], place - at, before);
+        w.find_windows(op, head, at, stop, first, end);
+        const auto view = [](T* data, index_t count, index_t channels) { return head_major(data, {1, 1, count, channels}); };
+        const inputs<T> sorted{view(queries, stop - at, d_k),
+                               view(keys, before + stop - at, d_k),
+                               view(values, before + stop - at, d_v),
+                               {.first_query = at, .first_key = at - before}};
+        const sorted_window window{at, first, end};
+        const visible_keys_of<T, sorted_window> visible(window, shapes_of(sorted), sorted.positions);
+        sequential here;
+        workspace memory(of_softmax);
+        f(sorted, visible, detail::score_scale<T>(op.scale, d_k), execution(here, memory));
+    }
+
+private:
+    /// A token to row r; of those before the segment, which are keys only, r < 0.
+    void copy(const work& w, const inputs<T>& in, index_t head, index_t token, index_t r, index_t before) const {
+        const auto d_k = w.row_shape.channels, d_v = w.result_shape.channels;
+        const T norm = w.length[head * w.tokens + token], divisor = norm == 0 ? T{1} : norm;
+        auto* const key = keys + (before + r) * d_k;
+        for (index_t c = 0; c < d_k; ++c) key[c] = in.queries(0, head, token, c);
+        if (r >= 0) std::copy_n(key, d_k, queries + r * d_k);
+        for (index_t c = 0; c < d_k; ++c) key[c] /= divisor;
+        for (index_t c = 0; c < d_v; ++c) values[(before + r) * d_v + c] = in.values(0, head, token, c);
     }
 };
 

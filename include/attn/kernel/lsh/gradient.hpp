@@ -33,9 +33,7 @@ struct lsh_gradient {
         const call own{
             op, all.slice(some, some), saved.slice(some), d_out.slice(some), {to.queries.slice(some), {}, to.values.slice(some)}};
         tokens.find_lengths(own.in.queries, run, count);
-        tokens.for_each_piece(run, count, work::rows_of_task, [&](index_t head, index_t i, index_t end, const detail::scratch&) {
-            for (; i < end; ++i) clear(own, head, i);
-        });
+        tokens.for_each_token(run, count, [&](index_t head, index_t i) { clear(own, head, i); });
         find_shares(own, run, h, count);
         for (index_t round = 0; round < op.rotations.shape().batch; ++round) {
             tokens.find_order(op, own.in.queries, run, h, count, round);
@@ -44,9 +42,7 @@ struct lsh_gradient {
                     if (begin / tokens.segment % 2 == turn) segment_memory(memory, tokens).add(*this, own, head, begin, end);
                 });
         }
-        tokens.for_each_piece(run, count, work::rows_of_task, [&](index_t head, index_t i, index_t end, const detail::scratch&) {
-            for (; i < end; ++i) finish(own, head, i);
-        });
+        tokens.for_each_token(run, count, [&](index_t head, index_t i) { finish(own, head, i); });
     }
 
 private:
@@ -75,21 +71,16 @@ private:
         return detail::bytes_for<segment_memory>(work(counted, op, s, 1, false));
     }
 
-    /// A segment's tokens as they are sorted, and the chunk's before it: what they hold, and what their gradients are.
-    struct segment_memory {
-        std::size_t softmax_bytes;
-        std::byte* of_softmax;
-        T *queries, *keys, *values, *out, *of_out, *log_sum_exp, *of_log_sum_exp, *shares, *of_queries, *of_keys, *of_values;
-        index_t *first, *end;
+    /// A segment, what was saved of it, and its gradients.
+    struct segment_memory : lsh_segment<T, Op> {
+        T *of_out, *log_sum_exp, *of_log_sum_exp, *shares, *of_queries, *of_keys, *of_values;
 
         segment_memory(detail::scratch& memory, const work& w)
-            : softmax_bytes(softmax::workspace_bytes({w.row_shape, w.row_shape, w.result_shape}, 1, false)),
-              of_softmax(memory.take<std::byte>(static_cast<index_t>(softmax_bytes))) {
+            : lsh_segment<T, Op>(memory, w, softmax::workspace_bytes({w.row_shape, w.row_shape, w.result_shape}, 1, false)) {
             const auto rows = w.row_shape.tokens, d_k = w.row_shape.channels, d_v = w.result_shape.channels;
-            for (auto* const each : {&queries, &keys, &of_queries, &of_keys}) *each = memory.take<T>(rows, d_k);
-            for (auto* const each : {&values, &out, &of_out, &of_values}) *each = memory.take<T>(rows, d_v);
+            for (auto* const each : {&of_queries, &of_keys}) *each = memory.take<T>(rows, d_k);
+            for (auto* const each : {&of_out, &of_values}) *each = memory.take<T>(rows, d_v);
             for (auto* const each : {&log_sum_exp, &of_log_sum_exp, &shares}) *each = memory.take<T>(rows);
-            for (auto* const each : {&first, &end}) *each = memory.take<index_t>(rows);
         }
 
         /// The sorted places from `at` to stop - 1, which are whole chunks.
@@ -105,8 +96,8 @@ private:
             }
             if (c.to.values.data()) wanted.values = view(of_values, before + rows, d_v);
             for (index_t r = 0; r < rows; ++r) shares[r] = all.share[head * w.tokens + placed[at + r]];
-            with_sorted(w, c, head, at, stop, wanted,
-                        [&](const auto& sorted, const execution& run) { softmax()(sorted, {}, {}, false, run); });
+            with_call(w, c, head, at, stop, wanted,
+                      [&](const auto& sorted, const execution& run) { softmax()(sorted, {}, {}, false, run); });
             for (index_t r = 0; r < rows; ++r)
                 if (end[r] - first[r] > (c.op.causal ? 0 : 1)) all.met[head * w.tokens + placed[at + r]] = true;
 
@@ -122,43 +113,28 @@ private:
         void add_weights(const lsh_gradient& all, const call& c, index_t head, index_t at, index_t stop) const {
             const auto& w = all.tokens;
             std::fill_n(shares, stop - at, T{0});
-            with_sorted(w, c, head, at, stop, {},
-                        [&](const auto& sorted, const execution& run) { softmax().add_weights(sorted, shares, false, run); });
+            with_call(w, c, head, at, stop, {},
+                      [&](const auto& sorted, const execution& run) { softmax().add_weights(sorted, shares, false, run); });
             for (index_t r = 0; r < stop - at; ++r) all.share[head * w.tokens + w.order[head * w.tokens + at + r]] += shares[r];
         }
 
     private:
+        using lsh_segment<T, Op>::first, lsh_segment<T, Op>::end, lsh_segment<T, Op>::keys, lsh_segment<T, Op>::out;
+
         static tensor_view<T> view(T* data, index_t count, index_t channels) { return head_major(data, {1, 1, count, channels}); }
         /// f(the gradient of softmax attention of the sorted tokens, how to run it).
-        void with_sorted(const work& w, const call& c, index_t head, index_t at, index_t stop, const input_gradients<T>& wanted,
-                         const auto& f) const {
-            const auto before = std::min(at, w.chunk), rows = stop - at, d_k = w.row_shape.channels, d_v = w.result_shape.channels;
-            const auto* const placed = w.order + head * w.tokens;
-            for (index_t r = 0; r < before + rows; ++r) copy_key(w, c, head, placed[at - before + r], r);
-            for (index_t r = 0; r < rows; ++r) copy_query(c, head, placed[at + r], r);
-            w.find_windows(c.op, head, at, stop, first, end);
-            const inputs<T> sorted{view(queries, rows, d_k),
-                                   view(keys, before + rows, d_k),
-                                   view(values, before + rows, d_v),
-                                   {.first_query = at, .first_key = at - before}};
-            const saved_outputs<T> saved{view(out, rows, d_v), view(log_sum_exp, rows, 1)};
-            const output_gradients<T> d_out{view(of_out, rows, d_v), view(of_log_sum_exp, rows, 1)};
-            const sorted_window window{at, first, end};
-            const visible_keys_of<T, sorted_window> visible(window, shapes_of(sorted), sorted.positions);
-            sequential here;
-            workspace memory(std::span(of_softmax, softmax_bytes));
-            f(softmax_gradient_call<T>{sorted, saved, d_out, wanted, visible, nullptr, detail::score_scale<T>(c.op.scale, d_k), shares},
-              execution(here, memory));
+        void with_call(const work& w, const call& c, index_t head, index_t at, index_t stop, const input_gradients<T>& wanted,
+                       const auto& f) const {
+            for (auto place = at; place < stop; ++place) copy_saved(c, head, w.order[head * w.tokens + place], place - at);
+            this->with_sorted(w, c.op, c.in, head, at, stop, [&](const auto& sorted, const auto& visible, T scale, const execution& run) {
+                const auto rows = stop - at, d_v = w.result_shape.channels;
+                const saved_outputs<T> saved{view(out, rows, d_v), view(log_sum_exp, rows, 1)};
+                const output_gradients<T> d_out{view(of_out, rows, d_v), view(of_log_sum_exp, rows, 1)};
+                f(softmax_gradient_call<T>{sorted, saved, d_out, wanted, visible, nullptr, scale, shares}, run);
+            });
         }
-        void copy_key(const work& w, const call& c, index_t head, index_t token, index_t r) const {
-            const auto d_k = w.row_shape.channels, d_v = w.result_shape.channels;
-            const T norm = w.length[head * w.tokens + token], divisor = norm == 0 ? T{1} : norm;
-            for (index_t e = 0; e < d_k; ++e) keys[r * d_k + e] = c.in.queries(0, head, token, e) / divisor;
-            for (index_t e = 0; e < d_v; ++e) values[r * d_v + e] = c.in.values(0, head, token, e);
-        }
-        void copy_query(const call& c, index_t head, index_t token, index_t r) const {
-            const auto d_k = c.in.queries.shape().channels, d_v = c.in.values.shape().channels;
-            for (index_t e = 0; e < d_k; ++e) queries[r * d_k + e] = c.in.queries(0, head, token, e);
+        void copy_saved(const call& c, index_t head, index_t token, index_t r) const {
+            const auto d_v = c.in.values.shape().channels;
             for (index_t e = 0; e < d_v; ++e) {
                 out[r * d_v + e] = c.saved.values(0, head, token, e);
                 of_out[r * d_v + e] = c.d_out.values(0, head, token, e);
