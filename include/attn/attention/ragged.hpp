@@ -72,8 +72,7 @@ inline bool is_long(const ragged& batch, index_t e, index_t concurrency) {
     return concurrency > 1 && 2 * concurrency * batch.queries(e).count > batch.starts.back();
 }
 /// Calls f(entry, execution) for each: the long ones one after the other with all threads, then the others.
-template <class F>
-void for_each_entry(const ragged& batch, std::size_t bytes_of_a_thread, const execution& run, const F& f) {
+void for_each_entry(const ragged& batch, std::size_t bytes_of_a_thread, const execution& run, const auto& f) {
     for (index_t e = 0; e < batch.entries(); ++e)
         if (is_long(batch, e, run.concurrency())) f(e, run);
     run.for_each(batch.entries(), [&](index_t e, index_t slice) {

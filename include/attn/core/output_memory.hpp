@@ -46,8 +46,7 @@ private:
 };
 
 /// Throws shape_error if `out` overlaps memory that a value refers to, if it has a member that says so.
-template <class V>
-void check_apart(const V& value, const output_memory& out) {
+void check_apart(const auto& value, const output_memory& out) {
     if constexpr (requires { value.check_apart(out); }) value.check_apart(out);
 }
 

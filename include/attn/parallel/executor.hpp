@@ -34,8 +34,7 @@ namespace detail {
 /// The first exception of bodies that run at once, kept until all of them are done: until then nothing that they refer to may be unwound.
 class first_exception {
 public:
-    template <class F>
-    void keep_of(const F& body) noexcept {
+    void keep_of(const auto& body) noexcept {
         try {
             body();
         } catch (...) {
@@ -151,8 +150,7 @@ protected:
 
 private:
     /// Calls body(task, slice) for the tasks first .. end - 1.
-    template <class Body>
-    void hand_out(index_t first, index_t end, const Body& body) const {
+    void hand_out(index_t first, index_t end, const auto& body) const {
         const auto slices = std::min(end - first, concurrency_);
         if (slices <= 1) {
             for (auto task = first; task < end; ++task) body(task, index_t{0});

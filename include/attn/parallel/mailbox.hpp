@@ -56,14 +56,12 @@ public:
         return post({from, to, tag, nullptr, bytes.data(), bytes.size(), end::waits});
     }
     /// Whether a message is done. Calls on_failure if it never will be.
-    template <class F>
-    bool test(request& asked, const F& on_failure) {
+    bool test(request& asked, const auto& on_failure) {
         if (!asked.box_) return true;
         std::unique_lock lock(mutex_);
         return settle(asked, lock, on_failure);
     }
-    template <class F>
-    void wait(request& asked, const F& on_failure) {
+    void wait(request& asked, const auto& on_failure) {
         if (!asked.box_) return;
         std::unique_lock lock(mutex_);
         changed_.wait(lock, [&] { return asked.end_->state == end::done || (failed_ && asked.end_->state == end::waits); });
@@ -97,8 +95,7 @@ private:
         }
         return {*this, own};
     }
-    template <class F>
-    bool settle(request& asked, std::unique_lock<std::mutex>& lock, const F& on_failure) {
+    bool settle(request& asked, std::unique_lock<std::mutex>& lock, const auto& on_failure) {
         if (asked.end_->state == end::done) {
             ends_.erase(asked.end_);
             asked.box_ = nullptr;
@@ -124,8 +121,7 @@ private:
 
 /// Calls body(0) ... body(count - 1), each on a thread of its own, and at the first exception on_failure(); that exception reaches the
 /// caller when all are done.
-template <class Body, class F>
-void run_on_threads(index_t count, const Body& body, const F& on_failure) {
+void run_on_threads(index_t count, const auto& body, const auto& on_failure) {
     first_exception failure;
     std::vector<std::thread> threads;
     threads.reserve(static_cast<std::size_t>(std::max<index_t>(0, count)));

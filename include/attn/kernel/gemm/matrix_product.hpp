@@ -50,16 +50,14 @@ public:
     }
     /// A task over only some of the depth: terms(first, count, visit) calls visit(first, count) for each run of terms of a piece of the
     /// depth that take part. The others are not multiplied, if an operand is one term.
-    template <class Terms>
     void run_task(index_t task, detail::scratch& memory, const row_block<const T>& a, const stored_rows<const T>& b,
-                  const row_block<const T>& start, const row_block<T>& c, const Terms& terms) const {
+                  const row_block<const T>& start, const row_block<T>& c, const auto& terms) const {
         run_task(task, memory, a, b, start, c, terms, {0, depth_pieces(depth_)});
     }
     /// A task over only some pieces of the depth, of which the others are added before, to what is the start here, or afterwards: that
     /// reads no other terms.
-    template <class Terms>
     void run_task(index_t task, detail::scratch& memory, const row_block<const T>& a, const stored_rows<const T>& b,
-                  const row_block<const T>& start, const row_block<T>& c, const Terms& terms, const extent& pieces) const {
+                  const row_block<const T>& start, const row_block<T>& c, const auto& terms, const extent& pieces) const {
         const blocks block(memory, *this);
         const auto [first_row, rows] = piece(rows_, row_blocks(), task % row_blocks());
         const auto [first_column, columns] = piece(columns_, column_blocks(), task / row_blocks());

@@ -93,16 +93,14 @@ template <int Max, class F>
 
 /// Cuts [0, count) into pieces of at most `max_size`, as even as they come, and calls f(first, size, pieces) for those of each size,
 /// which follow each other: a tail of one row would leave the micro-kernel waiting for its own adders.
-template <class F>
-[[gnu::always_inline]] inline void for_each_size(index_t count, index_t max_size, F&& f) {
+[[gnu::always_inline]] inline void for_each_size(index_t count, index_t max_size, const auto& f) {
     if (count <= 0) return;
     const auto pieces = (count + max_size - 1) / max_size, larger = count % pieces;
     index_t size = count / pieces, same = pieces - larger;
     for (index_t first = 0; first < count; first += size * same, ++size, same = larger) f(first, size, same);
 }
 /// Cuts [0, count) into pieces of at most `max_size`, as even as they come, and calls f(first, size) for each piece.
-template <class F>
-[[gnu::always_inline]] inline void for_each_piece(index_t count, index_t max_size, F&& f) {
+[[gnu::always_inline]] inline void for_each_piece(index_t count, index_t max_size, const auto& f) {
     for_each_size(count, max_size, [&](index_t first, index_t size, index_t pieces) {
         for (; pieces > 0; --pieces, first += size) f(first, size);
     });

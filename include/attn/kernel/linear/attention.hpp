@@ -185,9 +185,8 @@ private:
     }
 
     /// Sums over the keys first, in spans; then the queries, in tasks of any size.
-    template <class WithWorker>
-    void run_dense(const inputs<T>& in, const outputs<T>& out, const execution& run, const span_sums<T>& sums,
-                   const WithWorker& with_worker, const linear_states<T>* summed) const {
+    void run_dense(const inputs<T>& in, const outputs<T>& out, const execution& run, const span_sums<T>& sums, const auto& with_worker,
+                   const linear_states<T>* summed) const {
         const auto &q = in.queries.shape(), &k = in.keys.shape();
         const auto group = q.heads / k.heads, target = worker::target_rows(shapes_of(in));
         const auto chunks = grid() ? token_chunks::of(*grid(), target, worker::max_queries) : token_chunks::even(q.tokens, target);

@@ -162,8 +162,7 @@ private:
                          own_.value_width);
         }
         /// Calls f(first, count) with blocks of the keys first .. end - 1, loaded.
-        template <class G>
-        void for_each_block(index_t first, index_t end, const G& f) const {
+        void for_each_block(index_t first, index_t end, const auto& f) const {
             for (; first < end; first += max_keys) {
                 const auto count = std::min(max_keys, end - first);
                 load_keys(first, count);
@@ -223,8 +222,7 @@ private:
             });
         }
         /// Calls f(key, e, v) for the keys from `shared` on that a query sees.
-        template <class G>
-        void for_each_own_key(index_t query, index_t shared, const G& f) const {
+        void for_each_own_key(index_t query, index_t shared, const auto& f) const {
             if constexpr (causal) {
                 const auto end = seen_by(query);
                 for (auto j = shared; j < end; ++j) {

@@ -56,8 +56,7 @@ struct linear_keys {
         return b;
     }
     /// Calls f(first key, count) for the blocks that the keys first .. end - 1 fall into: they begin at absolute multiples of `size`.
-    template <class F>
-    void for_each(index_t first, index_t end, index_t size, const F& f) const {
+    void for_each(index_t first, index_t end, index_t size, const auto& f) const {
         while (first < end) {
             const auto stop = std::min(end, order.block_end(batch, first, size));
             f(first, stop - first);

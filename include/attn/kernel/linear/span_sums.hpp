@@ -29,8 +29,7 @@ public:
     state_type of(index_t head) const { return slot(head, 0); }
 
     /// Makes the sums of `heads` heads. spans(head): how many there are; push(head, span, slice, state) takes the keys of one of them in.
-    template <class Spans, class Push>
-    void make(index_t heads, const execution& run, const Spans& spans, const Push& push) const {
+    void make(index_t heads, const execution& run, const auto& spans, const auto& push) const {
         index_t last = 0;
         for (index_t head = 0; head < heads; ++head) last = std::max<index_t>(last, spans(head));
         for (index_t first = 0, count = 0; first < last; first += count) {

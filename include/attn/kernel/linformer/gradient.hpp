@@ -31,8 +31,7 @@ struct linformer_gradient_work {
         values = like(projected.values);
     }
 
-    template <class G>
-    static void clear_parameters(const Op& op, const G& wanted) {
+    static void clear_parameters(const Op& op, const auto& wanted) {
         const auto clear = [](std::string_view, const tensor_view<T>& view, const auto&) { detail::fill_zero(view); };
         for_each_gradient(op.key_projection, wanted.key_projection, clear);
         for_each_gradient(op.for_values(), for_values(wanted), clear);
@@ -42,8 +41,7 @@ struct linformer_gradient_work {
     }
 
     /// Finds all gradients of a part.
-    template <class G>
-    void find_some(const Op& op, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const G& wanted,
+    void find_some(const Op& op, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const auto& wanted,
                    const execution& run, const part& p) const {
         projected.project_some(op, in, run, p);
         const bool of_keys = any_wanted(op.key_projection, wanted.key_projection),
@@ -86,13 +84,11 @@ private:
         const tensor_view<T>& to;    ///< of the tokens
     };
 
-    template <class G>
-    static const auto& for_values(const G& wanted) {
+    static const auto& for_values(const auto& wanted) {
         if constexpr (shares) return wanted.key_projection;
         else return wanted.value_projection;
     }
-    template <class P, class G>
-    static bool any_wanted(const P& projection, const G& wanted) {
+    static bool any_wanted(const auto& projection, const auto& wanted) {
         bool any = false;
         for_each_gradient(projection, wanted, [&](std::string_view, const tensor_view<T>& view, const auto&) { any = any || view.data(); });
         return any;

@@ -26,8 +26,7 @@ struct token_rows {
     T operator()(index_t token, index_t channel) const { return rows(token, channel); }
 
     /// Calls visit(first, count) for each run of visible tokens of first .. end - 1.
-    template <class F>
-    void for_each_run(index_t first, index_t end, F&& visit) const {
+    void for_each_run(index_t first, index_t end, const auto& visit) const {
         if (!seen) return visit(first, end - first);
         while (first < end) {
             const auto* const from = std::find(seen + first, seen + end, true);

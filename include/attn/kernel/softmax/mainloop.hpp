@@ -69,8 +69,7 @@ public:
     }
     /// Calls end_of_span(state, rows) for each span of key blocks first .. end - 1 that the pattern does not rule out, in order. Rows
     /// come once each, as bits; some are done again first (recompute_masked).
-    template <class F>
-    void run(index_t first, index_t end, F&& end_of_span) {
+    void run(index_t first, index_t end, const auto& end_of_span) {
         const auto blocks = call_->blocks_of(*block_);
         for (; sees(first, end); first = span_->end()) {
             if (!std::exchange(has_read_, true)) read();

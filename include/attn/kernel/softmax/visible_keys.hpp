@@ -113,8 +113,7 @@ public:
 
 private:
     /// f(pattern, step) for one pass of one head, if the head has that many.
-    template <class F>
-    void on_pass(index_t batch, index_t head, index_t pass, F&& f) const {
+    void on_pass(index_t batch, index_t head, index_t pass, const auto& f) const {
         if (pass == whole) {
             const auto pattern = at(pattern_, batch, head);
             return f(pattern, step_of(pattern));
@@ -126,8 +125,7 @@ private:
                       });
     }
     /// f(head, copies): each head of the block, or its first for all if they see the same.
-    template <class F>
-    void for_each_head(const query_block& queries, F&& f) const {
+    void for_each_head(const query_block& queries, const auto& f) const {
         const index_t copies = attn::heads_alike(pattern_) ? queries.heads : 1;
         for (index_t head = 0; head < queries.heads; head += copies) f(queries.first_head + head, copies);
     }

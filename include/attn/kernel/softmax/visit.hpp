@@ -13,8 +13,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Calls f(number, full) for those of the numbers from .. end - 1 of which something is seen, in order, found by bisection: box(from, end)
 /// tells what is known of some of them together. full: all of it is seen.
-template <class Box, class F>
-void for_each_visible(index_t from, index_t end, const Box& box, const F& f) {
+void for_each_visible(index_t from, index_t end, const auto& box, const auto& f) {
     if (from >= end) return;
     const visibility seen = box(from, end);
     if (seen.is_none()) return;
@@ -29,9 +28,8 @@ void for_each_visible(index_t from, index_t end, const Box& box, const F& f) {
 
 /// Calls f(keys) for those of the key blocks from .. end - 1 that some row of some head sees something of, in order. keys.full: all rows
 /// see all of it.
-template <class F>
 void for_each_visible_block(const visible_keys& pattern, const query_block& queries, index_t pass, const key_blocks& blocks, index_t from,
-                            index_t end, const F& f) {
+                            index_t end, const auto& f) {
     const auto box = [&](index_t first, index_t last) { return pattern.of_box(queries, pass, blocks.run(first, last).positions()); };
     for_each_visible(from, end, box, [&](index_t block, bool full) {
         auto keys = blocks.run(block, block + 1);

@@ -63,20 +63,14 @@ void begin_slopes(const F& function, const scored_block<T>& tile, T* slopes, ind
 }
 
 /// Calls f(function) for the functions of a chain, or for one that is none.
-template <class S, class F>
-void for_each_function(const S& score, const F& f) {
-    f(score);
-}
+void for_each_function(const auto& score, const auto& f) { f(score); }
 template <class... S, class F>
 void for_each_function(const composed_score<S...>& chain, const F& f) {
     std::apply([&](const auto&... each) { (for_each_function(each, f), ...); }, chain.functions);
 }
 
 /// Calls f(function, wanted gradients of it) for the functions of a chain, or for one that is none.
-template <class S, class G, class F>
-void for_each_function(const S& score, const G& wanted, const F& f) {
-    f(score, wanted);
-}
+void for_each_function(const auto& score, const auto& wanted, const auto& f) { f(score, wanted); }
 template <class... S, class... G, class F>
 void for_each_function(const composed_score<S...>& chain, const std::tuple<G...>& wanted, const F& f) {
     [&]<std::size_t... n>(std::index_sequence<n...>) {

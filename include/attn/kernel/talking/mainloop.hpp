@@ -83,8 +83,7 @@ private:
         for (index_t e = 0; e < call_.shape.value_heads; ++e) memory_.sums[e].has_values = false;
     }
     /// Calls f(block) for the key blocks that any head sees.
-    template <class F>
-    void for_each_block(const pass_through<T>& how, F&& f) {
+    void for_each_block(const pass_through<T>& how, const auto& f) {
         const key_blocks blocks(memory_type::keys_of_block, call_.in.positions.first_key[block_.batch], call_.shape.keys, block_.tokens);
         const auto first = blocks.first_block(), end = blocks.end_block();
         index_t number = 0;
@@ -95,8 +94,7 @@ private:
         });
     }
     /// Calls f(head, rows) for the heads that share the heads of keys or values, with a block of these. pads: in whole registers.
-    template <class F>
-    void for_each_head(const stored_view<const T>& tensor, bool pads, index_t heads, const key_run& keys, F&& f) {
+    void for_each_head(const stored_view<const T>& tensor, bool pads, index_t heads, const key_run& keys, const auto& f) {
         const auto& s = tensor.shape();
         auto reader = memory_.reader(s.channels, pads);
         for (index_t head = 0; head < s.heads; ++head) {

@@ -22,8 +22,7 @@ protected:
         : call_(call), s_(call.shape), memory_(memory, call.shape) {}
 
     /// Calls f() for the query blocks of a task.
-    template <class F>
-    void for_each_query_block(const talking_gradient_task& task, const F& f) {
+    void for_each_query_block(const talking_gradient_task& task, const auto& f) {
         task_ = task;
         const auto first_query = call_.in.positions.first_query[task.batch], n = call_.in.queries.shape().tokens;
         for (auto t = task.first_block; t < task.end_block; ++t) {
@@ -44,8 +43,7 @@ protected:
         }
     }
     /// Calls f(keys) with the tiles of those that any head sees, computed.
-    template <class F>
-    void for_each_key_block(const F& f) {
+    void for_each_key_block(const auto& f) {
         const key_blocks blocks(memory_type::keys_of_block, call_.in.positions.first_key[block_.batch] + task_.first_key,
                                 task_.end_key - task_.first_key, block_.tokens);
         const auto first = blocks.first_block(), end = blocks.end_block();
@@ -59,8 +57,8 @@ protected:
         });
     }
     /// Calls f(head, rows) for the heads that share the heads of keys or values.
-    template <class F>
-    void for_each_head(const stored_view<const T>& tensor, block_reader<T> reader, index_t heads, const key_run& keys, const F& f) const {
+    void for_each_head(const stored_view<const T>& tensor, block_reader<T> reader, index_t heads, const key_run& keys,
+                       const auto& f) const {
         const auto shared = tensor.shape().heads;
         for (index_t head = 0; head < shared; ++head) {
             reader.begin(tensor.rows(block_.batch, head), call_.in.positions.first_key[block_.batch]);
