@@ -22,8 +22,8 @@ namespace {
     kernel::row_pairs::copy(row_block<const float>{b, columns, 1}, depth, 0, columns, right.data(), columns);
     kernel::no_prefetch nothing;
     kernel::multiply_wide<float, simd::bf16_pair>(rows, columns / simd::lanes<float>::size,
-                                                  {.a = left.data(), .a_row = pairs, .a_depth = 1, .b = right.data(), .b_depth = columns,
-                                                   .depth = (depth + 1) / 2, .c = product, .c_row = columns},
+                                                  {.a = {left.data(), pairs, 1}, .b = {right.data(), columns, 1},
+                                                   .depth = (depth + 1) / 2, .c = {product, columns, 1}},
                                                   nothing);
 }
 

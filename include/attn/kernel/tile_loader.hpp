@@ -46,6 +46,16 @@ auto load_lanes(const row_block<V>& rows, index_t row, index_t channel) {
     return simd::operand_lanes<std::remove_const_t<V>>::load(rows.data + row * rows.row_stride + channel);
 }
 
+/// One register of a row's channels from channel c on, `present` of them: the same numbers whatever the layout.
+template <Scalar T>
+[[gnu::always_inline]] inline simd::lanes<T> load_channels(const T* row, index_t channel_stride, index_t c, index_t present) {
+    using lanes = simd::lanes<T>;
+    if (channel_stride == 1) return present >= lanes::size ? lanes::load(row + c) : lanes::load_first(row + c, present);
+    T numbers[lanes::size] = {};
+    for (index_t l = 0; l < std::min<index_t>(present, lanes::size); ++l) numbers[l] = row[(c + l) * channel_stride];
+    return lanes::load(numbers);
+}
+
 /// Stores a register of numbers, rounded to what is stored. streaming: past the caches, to whole cache lines; then finish_streaming.
 template <bool streaming, Scalar T>
 void store_stored(simd::lanes<T> x, T* to) {

@@ -1,6 +1,7 @@
 // The micro-kernel of attention: a tile of sums that stays in registers while its depth goes by.
 #pragma once
 
+#include "../../core/tensor_view.hpp"
 #include "matrix_tile.hpp"
 
 #include <array>
@@ -9,24 +10,22 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// C = diag(scale) C + A B, or A B, or C + A B, on a few rows. A number of A is broadcast, a register of B is loaded, and C stays in
 /// registers:
-///     c[i][n] = scale[i] c[i][n] + sum over k < depth of a[i * a_row + k * a_depth] b[k * b_depth + n]
+///     c(i, n) = scale[i] c(i, n) + sum over k < depth of a(i, k) b(k, n)
 /// Each element is one chain of multiply-adds in the order of k, whatever tile computes it: so its bits are its own. A and B hold numbers
-/// of T, or other operands E; B perhaps numbers as they are stored, which become operands as they are loaded.
+/// of T, or other operands E; B perhaps numbers as they are stored, which become operands as they are loaded. Rows of B and C are contiguous.
 template <Scalar T, class E = T, class B = E>
 struct tile_product {
-    const E* a;
-    index_t a_row, a_depth;
-    const B* b;
-    index_t b_depth, depth;
-    T* c;
-    index_t c_row;
+    row_block<const E> a;
+    row_block<const B> b;
+    index_t depth;
+    row_block<T> c;
     const T* scale = nullptr; ///< one number a row; none: C begins as 0, and is not read,
     bool adds = false;        ///< or as it is
 
     /// Goes on to the product of the rows from row `rows` on.
     void skip(index_t rows) {
-        a += rows * a_row;
-        c += rows * c_row;
+        a = a.from(rows);
+        c = c.from(rows);
         if (scale) scale += rows;
     }
 };
@@ -35,11 +34,11 @@ struct tile_product {
 template <int Rows, int Columns, Scalar T, class E, class B>
 [[gnu::noinline]] void multiply_tile(const tile_product<T, E, B>& p) {
     matrix_tile<Rows, Columns, T> tile;
-    if (p.scale) tile.load(p.c, p.c_row, p.scale);
-    else if (p.adds) tile.load(p.c, p.c_row);
+    if (p.scale) tile.load(p.c.data, p.c.row_stride, p.scale);
+    else if (p.adds) tile.load(p.c.data, p.c.row_stride);
     else tile.zero();
-    tile.multiply_add(p.a, p.a_row, p.a_depth, p.b, p.b_depth, p.depth);
-    tile.store(p.c, p.c_row);
+    tile.multiply_add(p.a.data, p.a.row_stride, p.a.channel_stride, p.b.data, p.b.row_stride, p.depth);
+    tile.store(p.c.data, p.c.row_stride);
 }
 
 /// The product on any number of rows, of `columns` registers, 1 to max_columns: the tallest tile as often as it fits, then smaller ones.
@@ -80,12 +79,12 @@ void multiply(index_t rows, index_t columns, tile_product<T, E, B> p, auto& ahea
 template <Scalar T, class E = T>
 void multiply_wide(index_t rows, index_t registers, tile_product<T, E> p, auto& ahead) {
     constexpr index_t wide = tile_traits<T>::max_columns, lane_count = simd::lanes<T>::size;
-    const auto* const b = p.b;
-    T* const c = p.c;
+    const auto b = p.b;
+    const auto c = p.c;
     for (index_t pieces = (registers + wide - 1) / wide, piece = 0; piece < pieces; ++piece) {
         const auto left = registers * piece / pieces, right = registers * (piece + 1) / pieces;
-        p.b = b + left * lane_count;
-        p.c = c + left * lane_count;
+        p.b = b.from(0, left * lane_count);
+        p.c = c.from(0, left * lane_count);
         multiply<T, E>(rows, right - left, p, ahead);
     }
 }

@@ -127,8 +127,8 @@ private:
                 if (causal) load_keys(shared, std::min(max_keys, seen_by(first + count - 1) - shared));
                 for (index_t r = 0; r < count; ++r) find_factor(first + r, r, shared);
                 load_d_out(head, first, count);
-                multiply_rows(own_.d_out, own_.value_width, count, own_.sums, own_.key_width, call_.in.values.shape().channels,
-                              own_.of_queries, false);
+                multiply(count, {own_.d_out, own_.value_width, 1}, call_.in.values.shape().channels, {own_.sums, own_.key_width, 1},
+                         own_.of_queries, false);
                 for (index_t r = 0; r < count; ++r) finish_query(first + r, r, shared);
                 write_queries(head, first, count);
             }
@@ -145,8 +145,8 @@ private:
                 end = shared;
                 load_queries(head, first, count);
                 load_d_out(head, first, count);
-                add_outer_products(count, own_.queries, own_.key_width, call_.in.keys.shape().channels, own_.d_out, own_.value_width,
-                                   own_.of_sums);
+                multiply(call_.in.keys.shape().channels, {own_.queries, 1, own_.key_width}, count, {own_.d_out, own_.value_width, 1},
+                         own_.of_sums, true);
                 for (index_t r = 0; r < count; ++r)
                     add(own_.of_key_sum, own_.shares[first + r], own_.queries + r * own_.key_width, own_.key_width);
             }
@@ -185,8 +185,8 @@ private:
 
         /// Adds the keys that are loaded to S^T and z.
         void add_keys(index_t count) const {
-            add_outer_products(count, own_.values, own_.value_width, call_.in.values.shape().channels, own_.keys, own_.key_width,
-                               own_.sums);
+            multiply(call_.in.values.shape().channels, {own_.values, 1, own_.value_width}, count, {own_.keys, own_.key_width, 1}, own_.sums,
+                     true);
             for (index_t j = 0; j < count; ++j) add(own_.key_sum, T{1}, own_.keys + j * own_.key_width, own_.key_width);
         }
         /// The factor of a query's gradient, and its weights with the keys from `shared` on.
@@ -237,27 +237,17 @@ private:
             transpose_rows<T>(row_block<const T>{own_.of_sums, own_.value_width, 1}, own_.key_width, d_v, T{1}, own_.of_sums_transposed,
                               own_.key_width);
             for_each_block(first, end, [&](index_t key, index_t count) {
-                multiply_rows(own_.values, own_.value_width, count, own_.of_sums_transposed, own_.key_width, d_v,
-                              own_.of_keys + key * own_.key_width, true);
+                multiply(count, {own_.values, own_.value_width, 1}, d_v, {own_.of_sums_transposed, own_.key_width, 1},
+                         own_.of_keys + key * own_.key_width, true);
                 for (index_t j = 0; j < count; ++j) add(own_.of_keys + (key + j) * own_.key_width, T{1}, own_.of_key_sum, own_.key_width);
-                multiply_rows(own_.keys, own_.key_width, count, own_.of_sums, own_.value_width, d_k,
-                              own_.of_values + key * own_.value_width, true);
+                multiply(count, {own_.keys, own_.key_width, 1}, d_k, {own_.of_sums, own_.value_width, 1},
+                         own_.of_values + key * own_.value_width, true);
             });
         }
-        /// Rows times a matrix of `depth` rows of `width` numbers.
-        static void multiply_rows(const T* rows, index_t row_stride, index_t count, const T* matrix, index_t width, index_t depth, T* to,
-                                  bool adds) {
-            multiply(count, rows, row_stride, 1, depth, matrix, width, to, adds);
-        }
-        /// Adds the outer products of the first channels of `count` rows with as many rows of `width` numbers.
-        static void add_outer_products(index_t count, const T* rows, index_t row_stride, index_t channels, const T* others, index_t width,
-                                       T* to) {
-            multiply(channels, rows, 1, row_stride, count, others, width, to, true);
-        }
-        static void multiply(index_t rows, const T* a, index_t a_row, index_t a_depth, index_t depth, const T* b, index_t width, T* to,
-                             bool adds) {
+        /// The product of `rows` rows of a and as wide rows of b, `depth` of them; or adds it.
+        static void multiply(index_t rows, const row_block<const T>& a, index_t depth, const row_block<const T>& b, T* to, bool adds) {
             no_prefetch ahead;
-            multiply_wide<T>(rows, width / lanes::size, {a, a_row, a_depth, b, width, depth, to, width, nullptr, adds}, ahead);
+            multiply_wide<T>(rows, b.row_stride / lanes::size, {a, b, depth, {to, b.row_stride, 1}, nullptr, adds}, ahead);
         }
 
         void write_queries(index_t head, index_t first, index_t count) const {

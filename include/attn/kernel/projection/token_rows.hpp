@@ -47,16 +47,6 @@ index_t most_rows(const auto& projection, const shape& tokens) {
     return most;
 }
 
-/// One register of a token's channels from channel c on, `present` of them: the same numbers whatever the layout.
-template <Scalar T>
-[[gnu::always_inline]] inline simd::lanes<T> load_channels(const T* row, index_t channel_stride, index_t c, index_t present) {
-    using lanes = simd::lanes<T>;
-    if (channel_stride == 1) return present >= lanes::size ? lanes::load(row + c) : lanes::load_first(row + c, present);
-    T numbers[lanes::size] = {};
-    for (index_t l = 0; l < std::min<index_t>(present, lanes::size); ++l) numbers[l] = row[(c + l) * channel_stride];
-    return lanes::load(numbers);
-}
-
 /// One register of the channels of token number `token` from channel c on, `present` of them: the same numbers whatever the layout.
 template <Scalar T>
 [[gnu::always_inline]] inline simd::lanes<T> load_channels(const token_rows<T>& tokens, index_t token, index_t c, index_t present) {

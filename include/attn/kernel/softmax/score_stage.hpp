@@ -114,16 +114,11 @@ private:
     }
     void multiply_many(const row_block<const E>& keys, index_t first, index_t count, index_t left, index_t right, T* scores,
                        auto& ahead) const {
-        const auto lane = left * lanes::size;
         kernel::multiply<T, E>(count, right - left,
-                               {.a = keys.data + first * keys.row_stride,
-                                .a_row = keys.row_stride,
-                                .a_depth = 1,
-                                .b = queries_ + lane,
-                                .b_depth = stride_,
+                               {.a = {keys.address(first), keys.row_stride, 1},
+                                .b = {queries_ + left * lanes::size, stride_, 1},
                                 .depth = depth_,
-                                .c = scores + first * stride_ + lane,
-                                .c_row = stride_},
+                                .c = {scores + first * stride_ + left * lanes::size, stride_, 1}},
                                ahead);
     }
     /// Keys of E or of 16-bit numbers, a register of them at a time.

@@ -36,14 +36,10 @@ void add_weighted_values(softmax_state<T>& state, index_t rows, const E* weights
         const auto left = registers * piece / pieces, columns = registers * (piece + 1) / pieces - left, channel = left * lane_count;
         const auto add = [&](index_t row, index_t count, index_t first, index_t depth) {
             multiply<T, E, V>(count, columns,
-                              {.a = weights + first * stride + row,
-                               .a_row = 1,
-                               .a_depth = stride,
-                               .b = values.data + first * values.row_stride + channel,
-                               .b_depth = values.row_stride,
+                              {.a = {weights + first * stride + row, 1, stride},
+                               .b = values.from(first, channel),
                                .depth = depth,
-                               .c = state.values + row * state.value_stride + channel,
-                               .c_row = state.value_stride,
+                               .c = {state.values + row * state.value_stride + channel, state.value_stride, 1},
                                .scale = state.has_values ? state.factor + row : nullptr},
                               ahead);
         };

@@ -31,7 +31,7 @@ template <Scalar T>
 struct pair_task {
     const pair_sum<T>* sum;
     attn::detail::table_place place;
-    index_t first_query, end_query, first_key, end_key;
+    row_range queries, keys; ///< rows
 };
 
 /// Adds a tile of gradients, which lies key by key while a table lies query by query. scratch: as much as a tile of so many keys.

@@ -35,7 +35,9 @@ public:
             run.for_each(s.queries.batch * heads, [&](index_t head, index_t) { find_delta(call, head / heads, head % heads, own.delta); });
             call.delta = own.delta;
             if (!call.share) {
-                find_shares(call, sinks, own, run);
+                std::fill_n(own.share, s.queries.batch * heads * s.queries.tokens, T{0});
+                add_weights(call, own.share, own, run);
+                to_shares(call.saved.log_sum_exp, sinks, own.share);
                 call.share = own.share;
             }
         }
@@ -43,7 +45,7 @@ public:
         const grid tasks(call, run.concurrency());
         run.for_each(tasks.count(), [&](index_t task, index_t slice) {
             auto slice_memory = own.slices[slice];
-            worker_type(slice_memory, call)(tasks[task]);
+            worker_type(slice_memory, s, &call)(tasks[task]);
         });
         if (has_parameters) call.slopes->find_parameters(summation(call, own, run));
         for (index_t h = 0; of_sinks.data() && h < heads; ++h)
@@ -91,7 +93,7 @@ private:
             : delta(memory.take<T>(s.queries.batch, s.queries.heads, is_softmax ? s.queries.tokens : 0)),
               share(memory.take<T>(s.queries.batch, s.queries.heads, is_softmax ? s.queries.tokens : 0)),
               sums(memory.take<T>(s.queries.batch, s.queries.heads, has_parameters ? s.queries.tokens + s.keys.tokens : 0)),
-              slices(memory, concurrency, worker_type::bytes(s)) {}
+              slices(memory, concurrency, detail::bytes_for<worker_type>(s)) {}
     };
 
     /// The tasks of a call. What they are changes no bit.
@@ -110,26 +112,16 @@ private:
         index_t count() const { return heads_ * parts(); }
         gradient_task operator[](index_t number) const {
             const auto head = number / parts(), part = number % parts();
-            gradient_task task{.batch = head / kv_heads_,
-                               .kv_head = head % kv_heads_,
-                               .first_query = 0,
-                               .end_query = queries_,
-                               .first_key = 0,
-                               .end_key = keys_,
-                               .of_queries = wants_queries_,
-                               .of_keys = wants_keys_};
+            gradient_task task{head / kv_heads_, head % kv_heads_, {0, queries_}, {0, keys_}, wants_queries_, wants_keys_};
             if (joint_) return task;
             task.of_queries = wants_queries_ && part < query_parts_;
             task.of_keys = !task.of_queries;
-            const auto cut = [](index_t all, index_t p, index_t parts) { return p == parts ? all : all * p / parts / grain * grain; };
-            if (task.of_queries) {
-                task.first_query = cut(queries_, part, query_parts_);
-                task.end_query = cut(queries_, part + 1, query_parts_);
-            } else {
-                const auto p = wants_queries_ ? part - query_parts_ : part;
-                task.first_key = cut(keys_, p, key_parts_);
-                task.end_key = cut(keys_, p + 1, key_parts_);
-            }
+            const auto cut = [](index_t all, index_t p, index_t parts) {
+                const auto border = [&](index_t n) { return n == parts ? all : all * n / parts / grain * grain; };
+                return row_range{border(p), border(p + 1) - border(p)};
+            };
+            if (task.of_queries) task.queries = cut(queries_, part, query_parts_);
+            else task.keys = cut(keys_, wants_queries_ ? part - query_parts_ : part, key_parts_);
             return task;
         }
 
@@ -161,12 +153,12 @@ private:
             const auto parts = !apart || (!by_query && s.channels == 1) ? 1 : std::max<index_t>(1, (by_query ? queries : keys) / grain);
             run_.for_each(s.batch * s.heads * parts, [&](index_t number, index_t slice) {
                 const auto plane = number / parts, part = number % parts;
-                const auto cut = [&](index_t all, index_t p) { return p == parts ? all : std::min(all, p * grain); };
-                pair_task<T> task{&sum, {s, plane / s.heads, plane % s.heads}, 0, queries, 0, keys};
-                (by_query ? task.first_query : task.first_key) = cut(by_query ? queries : keys, part);
-                (by_query ? task.end_query : task.end_key) = cut(by_query ? queries : keys, part + 1);
+                pair_task<T> task{&sum, {s, plane / s.heads, plane % s.heads}, {0, queries}, {0, keys}};
+                auto& own = by_query ? task.queries : task.keys;
+                own.first = std::min(own.count, part * grain);
+                own.count = (part + 1 == parts ? own.count : std::min(own.count, own.first + grain)) - own.first;
                 auto slice_memory = own_.slices[slice];
-                worker_type(slice_memory, call_)(task);
+                worker_type(slice_memory, this->shapes, &call_)(task);
             });
         }
 
@@ -181,45 +173,24 @@ private:
         const auto heads_of_group = s.heads / std::max<index_t>(1, call.in.keys.shape().heads), parts = (s.tokens + grain - 1) / grain;
         run.for_each(s.batch * s.heads * parts, [&](index_t number, index_t slice) {
             const auto plane = number / parts, first = number % parts * grain, batch = plane / s.heads, head = plane % s.heads;
-            const gradient_task task{.batch = batch,
-                                     .kv_head = head / heads_of_group,
-                                     .first_query = first,
-                                     .end_query = std::min(s.tokens, first + grain),
-                                     .first_key = 0,
-                                     .end_key = call.in.keys.shape().tokens,
-                                     .of_queries = false,
-                                     .of_keys = false};
-            bool any = false;
-            for (auto row = task.first_query; row < task.end_query; ++row)
-                any = any || loses_sum(call.saved.log_sum_exp(batch, head, row, 0));
-            if (!any) return;
+            const gradient_task task{
+                batch, head / heads_of_group, {first, std::min(grain, s.tokens - first)}, {0, call.in.keys.shape().tokens}};
+            if (!any_loses_sum(call.saved.log_sum_exp.slice({.batch = {batch, 1}, .heads = {head, 1}, .tokens = task.queries}))) return;
             auto slice_memory = own.slices[slice];
-            worker_type(slice_memory, call).add_weights(task, head, sums + plane * s.tokens);
+            worker_type(slice_memory, shapes_of(call.in), &call).add_weights(task, head, sums + plane * s.tokens);
         });
-    }
-    static void find_shares(const softmax_gradient_call<T>& call, std::span<const double> sinks, const layout& own, const execution& run) {
-        const auto& s = call.in.queries.shape();
-        std::fill_n(own.share, s.batch * s.heads * s.tokens, T{0});
-        add_weights(call, own.share, own, run);
-        to_shares(call.saved.log_sum_exp, sinks, own.share);
     }
     static void find_delta(const softmax_gradient_call<T>& call, index_t batch, index_t head, T* delta) {
         const auto& s = call.in.queries.shape();
         const auto out = call.saved.values.rows(batch, head), d_out = call.d_out.values.rows(batch, head);
         const auto channels = call.saved.values.shape().channels;
-        const auto read = [](const row_block<const T>& from, index_t row, index_t c, index_t count) {
-            const T* const at = from.data + row * from.row_stride + c * from.channel_stride;
-            if (from.channel_stride == 1) return lanes::load_first(at, count);
-            T numbers[std::size_t{lanes::size}]{};
-            for (index_t l = 0; l < count; ++l) numbers[l] = at[l * from.channel_stride];
-            return lanes::load(numbers);
+        const auto read = [](const row_block<const T>& from, index_t row, index_t c, index_t present) {
+            return load_channels<T>(from.address(row), from.channel_stride, c, present);
         };
         for (index_t row = 0; row < s.tokens; ++row) {
             lanes products = T{0};
-            for (index_t c = 0; c < channels; c += lanes::size) {
-                const auto count = std::min<index_t>(lanes::size, channels - c);
-                products = fma(read(out, row, c, count), read(d_out, row, c, count), products);
-            }
+            for (index_t c = 0; c < channels; c += lanes::size)
+                products = fma(read(out, row, c, channels - c), read(d_out, row, c, channels - c), products);
             const T of_log_sum_exp = call.d_out.log_sum_exp.data() ? call.d_out.log_sum_exp(batch, head, row, 0) : T{0};
             delta[(batch * s.heads + head) * s.tokens + row] = of_log_sum_exp - sum(products);
         }

@@ -16,12 +16,11 @@ void add_products(tile_product<T> product, index_t rows, index_t channels, const
     if (seen) {
         for (index_t i = 0; i < rows; ++i)
             for (index_t c = 0; c < channels; c += lanes::size) {
-                T* const at = product.c + i * product.c_row + c;
+                T* const at = product.c.address(i, c);
                 auto sum = lanes::load(at);
                 for (index_t d = 0; d < product.depth; ++d)
                     if (by_query ? seen[d] >> i & 1 : seen[i] >> d & 1)
-                        sum = fma(lanes(product.a[i * product.a_row + d * product.a_depth]),
-                                  lanes::load(product.b + d * product.b_depth + c), sum);
+                        sum = fma(lanes(product.a(i, d)), lanes::load(product.b.address(d, c)), sum);
                 sum.store(at);
             }
         return;

@@ -22,14 +22,13 @@ public:
         in_place_ = rows_.channel_stride == 1 && channels_ == stride_;
         is_copied_ = false;
     }
-    /// Number r of the rows that were begun with, in whole registers.
-    T* row(index_t r) {
-        if (in_place_) return rows_.data + r * rows_.row_stride;
+    /// The rows that were begun with, from number r on, in whole registers.
+    row_block<T> from(index_t r) {
+        if (in_place_) return rows_.from(r);
         if (!is_copied_) copy_rows<T>(rows_, count_, channels_, copy_, stride_);
         is_copied_ = true;
-        return copy_ + r * stride_;
+        return {copy_ + r * stride_, stride_, 1};
     }
-    index_t row_stride() const { return in_place_ ? rows_.row_stride : stride_; }
     index_t width() const { return stride_; }
     /// Writes back what was added to copies.
     void end() const {
@@ -38,17 +37,15 @@ public:
     }
 
     /// Makes zeros of rows, before all is added. Nothing without memory.
-    static void clear(const tensor_view<T>& to, index_t batch, index_t head, index_t first, index_t count) {
-        if (!to.data()) return;
-        for (auto r = first; r < first + count; ++r)
-            for (index_t c = 0; c < to.shape().channels; ++c) to(batch, head, r, c) = T{0};
+    static void clear(const tensor_view<T>& to, index_t batch, index_t head, const row_range& rows) {
+        detail::fill_zero(to.slice({.batch = {batch, 1}, .heads = {head, 1}, .tokens = rows}));
     }
     /// Multiplies rows by a factor, after all has been added. Nothing without memory.
-    void scale(const tensor_view<T>& to, index_t batch, index_t head, index_t first, index_t count, T factor) {
+    void scale(const tensor_view<T>& to, index_t batch, index_t head, const row_range& rows, T factor) {
         if (!to.data()) return;
-        for (auto r = first; r < first + count; ++r) {
+        for (auto r = rows.first; r < rows.end(); ++r) {
             begin(to, batch, head, r, 1, 1);
-            write_row<false, T>(row(0), channels_, factor, T{0}, rows_.data, rows_.channel_stride);
+            write_row<false, T>(from(0).data, channels_, factor, T{0}, rows_.data, rows_.channel_stride);
         }
     }
 

@@ -30,8 +30,8 @@ struct softmax_gradient_call {
 /// values, or both come of them: sums of queries need all keys, sums of keys all queries.
 struct gradient_task {
     index_t batch, kv_head;
-    index_t first_query, end_query, first_key, end_key; ///< rows
-    bool of_queries, of_keys;
+    row_range queries, keys;
+    bool of_queries = false, of_keys = false;
 };
 
 /// Each gradient is one chain of multiply-adds: of a query over the keys in order, of a key over heads, passes and queries in order. So its
@@ -44,30 +44,32 @@ public:
     using lanes = simd::lanes<T>;
     using traits = query_block_traits<T>;
 
-    softmax_gradient_worker(detail::scratch& memory, const softmax_gradient_call<T>& call)
-        : softmax_gradient_worker(memory, &call, shapes_of(call.in)) {}
-    /// Bytes that the worker takes of the memory.
-    static std::size_t bytes(const input_shapes& s) {
-        detail::scratch memory;
-        softmax_gradient_worker(memory, nullptr, s);
-        return memory.used_bytes();
+    /// call: may be left out to tell how much memory there is to be.
+    softmax_gradient_worker(detail::scratch& memory, const input_shapes& s, const softmax_gradient_call<T>* call = nullptr)
+        : call_(call), key_stride_(whole_registers<T>(s.keys.channels)), value_stride_(whole_registers<T>(s.values.channels)),
+          queries_(memory, s.keys.channels), d_out_(memory, s.values.channels), keys_(memory, block_keys, s.keys.channels, true),
+          values_(memory, block_keys, s.values.channels, false), query_rows_(memory, traits::max_rows, s.keys.channels, true),
+          d_out_rows_(memory, traits::max_rows, s.values.channels, true), of_queries_(memory, traits::max_rows, s.keys.channels),
+          of_keys_(memory, block_keys, s.keys.channels), of_values_(memory, block_keys, s.values.channels),
+          seen_(memory.take<std::uint64_t>(block_keys)) {
+        for (T** tile : {&scores_, &products_, &slopes_, &scratch_}) *tile = memory.take<T>(block_keys * traits::max_rows);
     }
 
     void operator()(const gradient_task& task) {
-        const auto heads = begin(task), queries = task.end_query - task.first_query, keys = task.end_key - task.first_key;
+        const auto heads = begin(task);
         const auto& wanted = call_->wanted;
         if (task.of_keys) {
-            summed_rows<T>::clear(wanted.keys, task.batch, task.kv_head, task.first_key, keys);
-            summed_rows<T>::clear(wanted.values, task.batch, task.kv_head, task.first_key, keys);
+            summed_rows<T>::clear(wanted.keys, task.batch, task.kv_head, task.keys);
+            summed_rows<T>::clear(wanted.values, task.batch, task.kv_head, task.keys);
         }
         for (auto head = task.kv_head * heads; head < (task.kv_head + 1) * heads; ++head) {
-            if (task.of_queries) summed_rows<T>::clear(wanted.queries, task.batch, head, task.first_query, queries);
+            if (task.of_queries) summed_rows<T>::clear(wanted.queries, task.batch, head, task.queries);
             add_head(head);
-            if (task.of_queries) of_queries_.scale(wanted.queries, task.batch, head, task.first_query, queries, call_->scale);
+            if (task.of_queries) of_queries_.scale(wanted.queries, task.batch, head, task.queries, call_->scale);
         }
         if (!task.of_keys) return;
-        of_keys_.scale(wanted.keys, task.batch, task.kv_head, task.first_key, keys, call_->scale);
-        of_values_.scale(wanted.values, task.batch, task.kv_head, task.first_key, keys, T{1});
+        of_keys_.scale(wanted.keys, task.batch, task.kv_head, task.keys, call_->scale);
+        of_values_.scale(wanted.values, task.batch, task.kv_head, task.keys, T{1});
     }
     /// Adds up the weights e^(x - log_sum_exp) of the task's queries in one head, with its keys: sums (n), in blocks of keys in order. Of
     /// blocks of queries none of which loses_sum, nothing is added.
@@ -85,14 +87,7 @@ public:
             for (index_t head = 0; head < s.heads; ++head) {
                 const attn::detail::table_place place(task.sum->to.shape(), b, head);
                 if (place.entry != task.place.entry || place.head != task.place.head) continue;
-                const gradient_task own{b,
-                                        head / (s.heads / call_->in.keys.shape().heads),
-                                        task.first_query,
-                                        task.end_query,
-                                        task.first_key,
-                                        task.end_key,
-                                        false,
-                                        false};
+                const gradient_task own{b, head / (s.heads / call_->in.keys.shape().heads), task.queries, task.keys};
                 begin(own);
                 add_head(head);
             }
@@ -102,16 +97,6 @@ public:
 private:
     static constexpr index_t block_keys = 256;
     static constexpr bool is_softmax = std::same_as<Rows, gradient_rows<T>>;
-
-    softmax_gradient_worker(detail::scratch& memory, const softmax_gradient_call<T>* call, const input_shapes& s)
-        : call_(call), key_stride_(whole_registers<T>(s.keys.channels)), value_stride_(whole_registers<T>(s.values.channels)),
-          queries_(memory, s.keys.channels), d_out_(memory, s.values.channels), keys_(memory, block_keys, s.keys.channels, true),
-          values_(memory, block_keys, s.values.channels, false), query_rows_(memory, traits::max_rows, s.keys.channels, true),
-          d_out_rows_(memory, traits::max_rows, s.values.channels, true), of_queries_(memory, traits::max_rows, s.keys.channels),
-          of_keys_(memory, block_keys, s.keys.channels), of_values_(memory, block_keys, s.values.channels),
-          seen_(memory.take<std::uint64_t>(block_keys)) {
-        for (T** tile : {&scores_, &products_, &slopes_, &scratch_}) *tile = memory.take<T>(block_keys * traits::max_rows);
-    }
 
     /// Begins a task. How many heads share its keys.
     index_t begin(const gradient_task& task) {
@@ -127,23 +112,20 @@ private:
         d_out_rows_.begin(call_->d_out.values.rows(task_->batch, head), in.positions.first_query[task_->batch]);
         for (index_t pass = 0; pass < call_->pattern.passes(); ++pass) {
             const auto step = call_->pattern.step(task_->batch, head, pass);
-            for (index_t residue = 0; residue < std::min(step, task_->end_query - task_->first_query); ++residue)
-                add_class(head, pass, residue, step);
+            for (index_t residue = 0; residue < std::min(step, task_->queries.count); ++residue) add_class(head, pass, residue, step);
         }
     }
     /// The queries of one residue class, with the keys that they share.
     void add_class(index_t head, index_t pass, index_t residue, index_t step) {
-        const auto first = call_->in.positions.first_query[task_->batch] + task_->first_query + residue;
-        const query_tile all{first, (task_->end_query - task_->first_query - residue + step - 1) / step, step};
-        const key_blocks blocks(block_keys, call_->in.positions.first_key[task_->batch] + task_->first_key,
-                                task_->end_key - task_->first_key, all);
+        const auto first_key = call_->in.positions.first_key[task_->batch];
+        const query_tile all{call_->in.positions.first_query[task_->batch] + task_->queries.first + residue,
+                             (task_->queries.count - residue + step - 1) / step, step};
+        const key_blocks blocks(block_keys, first_key + task_->keys.first, task_->keys.count, all);
         for (auto block = blocks.first_block(); block < blocks.end_block(); ++block) {
             const auto run = blocks.run(block, block + 1);
             first_key_ = run.first;
             const auto sum_to = [&](summed_rows<T>& sums, const tensor_view<T>& to) {
-                if (task_->of_keys && to.data())
-                    sums.begin(to, task_->batch, task_->kv_head, run.first - call_->in.positions.first_key[task_->batch], run.step,
-                               run.count);
+                if (task_->of_keys && to.data()) sums.begin(to, task_->batch, task_->kv_head, run.first - first_key, run.step, run.count);
             };
             sum_to(of_keys_, call_->wanted.keys);
             sum_to(of_values_, call_->wanted.values);
@@ -209,25 +191,16 @@ private:
         weigh_gradients<T>(known, scores_, products_, slopes ? slopes_ : nullptr, count, stride);
 
         const auto key = (keys.first - first_key_) / keys.step;
-        const auto add_to = [&](summed_rows<T>& sums, index_t row, index_t of_rows, const T* a, index_t a_row, index_t a_depth,
-                                const auto& b, index_t depth) {
-            T* const to = sums.row(row);
-            const tile_product<T> product{.a = a,
-                                          .a_row = a_row,
-                                          .a_depth = a_depth,
-                                          .b = b.data,
-                                          .b_depth = b.row_stride,
-                                          .depth = depth,
-                                          .c = to,
-                                          .c_row = sums.row_stride(),
-                                          .adds = true};
-            add_products<T>(product, of_rows, sums.width(), careful ? seen_ : nullptr, a_row == 1);
+        const auto add_to = [&](summed_rows<T>& sums, index_t row, index_t of_rows, const row_block<const T>& a, const auto& b,
+                                index_t depth) {
+            add_products<T>({.a = a, .b = b, .depth = depth, .c = sums.from(row), .adds = true}, of_rows, sums.width(),
+                            careful ? seen_ : nullptr, a.row_stride == 1);
         };
-        if (task_->of_keys && wanted.values.data()) add_to(of_values_, key, count, scores_, stride, 1, d_out_rows, rows);
-        if (task_->of_keys && wanted.keys.data()) add_to(of_keys_, key, count, products_, stride, 1, q, rows);
+        if (task_->of_keys && wanted.values.data()) add_to(of_values_, key, count, {scores_, stride, 1}, d_out_rows, rows);
+        if (task_->of_keys && wanted.keys.data()) add_to(of_keys_, key, count, {products_, stride, 1}, q, rows);
         if (!task_->of_queries) return;
         of_queries_.begin(wanted.queries, task_->batch, block.first_head, block.first_row, tokens.step, rows);
-        add_to(of_queries_, 0, rows, products_, 1, stride, k, count);
+        add_to(of_queries_, 0, rows, {products_, 1, stride}, k, count);
         of_queries_.end();
     }
     /// Adds the weights of one tile to the sums of those rows whose log_sum_exp does not tell them.

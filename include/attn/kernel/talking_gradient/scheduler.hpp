@@ -79,14 +79,13 @@ public:
                     return;
                 }
                 const auto b = (number - query_tasks) / cut.key_parts, part = (number - query_tasks) % cut.key_parts;
-                worker.begin_keys(b, cut.key(part), cut.key(part + 1));
+                worker.begin_keys(b, cut.keys_of(part));
                 for (index_t queries = 0; queries < cut.query_parts; ++queries) {
                     auto task = task_of(call, cut, b, queries);
-                    task.first_key = cut.key(part);
-                    task.end_key = cut.key(part + 1);
+                    task.keys = cut.keys_of(part);
                     worker(task, cut.joint, true, cut.joint ? own.sums_of(wanted, b * cut.query_parts + queries) : mixing_sums{});
                 }
-                worker.end_keys(b, cut.key(part), cut.key(part + 1));
+                worker.end_keys(b, cut.keys_of(part));
             });
         });
         own.write_mixings(wanted, batch);
@@ -110,8 +109,10 @@ private:
             query_parts = std::clamp<index_t>(blocks, 1, 64);
             key_parts = joint || batch == 0 ? 1 : std::clamp<index_t>(4 * concurrency / batch, 1, std::max<index_t>(1, keys / grain));
         }
-        /// The first key of a part.
-        index_t key(index_t part) const { return part == key_parts ? keys : keys * part / key_parts / grain * grain; }
+        row_range keys_of(index_t part) const {
+            const auto border = [&](index_t n) { return n == key_parts ? keys : keys * n / key_parts / grain * grain; };
+            return {border(part), border(part + 1) - border(part)};
+        }
 
     private:
         static constexpr index_t grain = talking_gradient_memory<T>::keys_of_block;
@@ -187,7 +188,7 @@ private:
             step = std::gcd(step, call.pattern.step(b, c, visible_keys::whole));
         step = std::max<index_t>(step, 1);
         const auto blocks = tile_count(call.in.queries.shape().tokens, worker_type::max_queries, step);
-        return {b, step, blocks * part / cut.query_parts, blocks * (part + 1) / cut.query_parts, 0, cut.keys};
+        return {b, step, blocks * part / cut.query_parts, blocks * (part + 1) / cut.query_parts, {0, cut.keys}};
     }
 };
 
