@@ -147,14 +147,8 @@ private:
         return {parameters_for(s)};
     }
     kernel::talking_heads_parameters parameters_for(const input_shapes& s) const {
-        return {detail::score_scale<double>(scale, s.queries.channels),
-                sinks,
-                logits_mix,
-                logits_bias,
-                weights_mix,
-                weights_bias,
-                heads_alike(pattern),
-                scored};
+        const auto factor = detail::score_scale<double>(scale, s.queries.channels);
+        return {factor, sinks, logits_mix, logits_bias, weights_mix, weights_bias, heads_alike(pattern), scored};
     }
     static void check_mixing(std::string_view argument, const tensor_view<const double>& mix, std::string_view other,
                              const shape& other_shape, index_t columns) {

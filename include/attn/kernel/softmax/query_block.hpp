@@ -28,6 +28,8 @@ struct query_block {
     index_t masks = 0;         ///< the place, less than kept_masks, where its visible keys are kept
     bool shares_masks = false; ///< another head's block has put them there
 
+    /// The rows of one head.
+    query_block of_head(index_t head) const { return {.batch = batch, .first_head = head, .tokens = tokens, .first_row = first_row}; }
     index_t rows() const { return heads * tokens.count; }
     index_t head_of(index_t row) const { return first_head + row / tokens.count; }
     index_t token_of(index_t row) const { return first_row + row % tokens.count * tokens.step; }

@@ -5,7 +5,6 @@
 #include "../softmax/epilogue.hpp"
 #include "../softmax/score_adjustment.hpp"
 #include "../softmax/value_stage.hpp"
-#include "head_mixing.hpp"
 #include "memory.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
@@ -18,10 +17,9 @@ struct talking_heads_call {
     talking_heads_shape shape;
     const visible_keys& pattern;
     const score_adjustment<T>* adjustment; ///< none if scores stay as they are
-    T scale;
-    std::span<const double> sinks;
-    head_mixing<T> logits_mix, weights_mix;
-    bool has_weights_bias, keeps_weights;
+    const talking_heads_parameters& with;
+    const head_mixings<T>& mix;
+    bool keeps_weights;
 };
 
 /// One thread's memory, and its work on one query block. Beside the tiles of one head the keys or values of the next are asked for: all
@@ -34,14 +32,13 @@ public:
 
     talking_heads_mainloop(detail::scratch& memory, const talking_heads_call<T>& call)
         : call_(call), memory_(memory, call.shape, call.keeps_weights) {}
-    /// Bytes that the mainloop takes of the memory.
-    static std::size_t bytes(const talking_heads_shape& s, bool keeps_weights) { return detail::bytes_for<memory_type>(s, keeps_weights); }
 
     /// tokens: so many as memory_type::max_queries at most.
     void run(index_t batch, const query_tile& tokens) {
         const auto& s = call_.shape;
         block_ = {.batch = batch, .heads = s.heads, .tokens = tokens, .first_row = tokens.first - call_.in.positions.first_query[batch]};
-        for (index_t a = 0; a < s.query_heads; ++a) memory_.queries[a].begin(of_head(a), call_.in.queries, call_.scale);
+        const auto scale = static_cast<T>(call_.with.scale);
+        for (index_t a = 0; a < s.query_heads; ++a) memory_.queries[a].begin(block_.of_head(a), call_.in.queries, scale);
         const auto all = bit_range(0, tokens.count);
         std::fill_n(memory_.unwritten, s.value_heads, all);
         recompute_masked<T>(all, [&](std::uint64_t, const pass_through<T>& how) {
@@ -66,17 +63,13 @@ public:
 
 private:
     index_t stride() const { return whole_registers<T>(block_.tokens.count); }
-    /// The rows of one head, of the queries or of those that are mixed.
-    query_block of_head(index_t head) const {
-        return {.batch = block_.batch, .first_head = head, .heads = 1, .tokens = block_.tokens, .first_row = block_.first_row};
-    }
     /// Weights of one head, and scores until they become weights.
     T* weights(const weight_block<T>& block, index_t head) const { return block.weights + head * memory_.head_stride; }
     head_block as_heads(const weight_block<T>& block) const {
         return {block.keys.count, stride() / lanes::size, memory_.head_stride, block.visible()};
     }
     /// Whether a score of -infinity must be told from a low one: where values of hidden keys are left out, or get no bias.
-    bool looks_at_scores(const pass_through<T>& how) const { return how.masked || call_.has_weights_bias; }
+    bool looks_at_scores(const pass_through<T>& how) const { return how.masked || !call_.with.weights_bias.empty(); }
 
     void begin(const pass_through<T>& how) {
         for (index_t c = 0; c < call_.shape.heads; ++c) memory_.states[c].begin(stride(), how.unit);
@@ -123,10 +116,10 @@ private:
         for_each_head(call_.in.keys, false, s.query_heads, block.keys, [&](index_t a, const auto& rows) {
             memory_.queries[a].multiply(rows, block.keys.count, block.visible(), logits + a * memory_.head_stride, ahead_);
         });
-        if (s.mixes_logits) call_.logits_mix(as_heads(block), logits, block.weights);
+        if (s.mixes_logits) call_.mix.logits(as_heads(block), logits, block.weights);
         for (index_t c = 0; c < s.heads; ++c) {
             T* const scores = weights(block, c);
-            if (call_.adjustment) (*call_.adjustment)({of_head(c), block.keys, scores, stride(), memory_.scratch});
+            if (call_.adjustment) (*call_.adjustment)({block_.of_head(c), block.keys, scores, stride(), memory_.scratch});
             if (!block.keys.full) hide_scores<T>(scores, block.keys.count, stride(), visible(c));
         }
         if (looks_at_scores(how)) find_seen(block);
@@ -155,7 +148,7 @@ private:
         const auto& log_sum_exp = call_.out.log_sum_exp;
         for (index_t c = 0; c < call_.shape.heads; ++c) {
             const auto& state = memory_.states[c];
-            const auto [maximum_at_start, sum_at_start] = state.at_start(call_.sinks, c);
+            const auto [maximum_at_start, sum_at_start] = state.at_start(call_.with.sinks, c);
             T maximum[memory_type::max_queries], sum[memory_type::max_queries];
             for (index_t q = 0; q < stride(); q += lanes::size) {
                 const auto m = lanes::load(state.maximum + q), l = lanes::load(state.sum + q);
@@ -178,7 +171,7 @@ private:
                 const auto below = simd::exp_nonpositive(lanes::load(block.maximum + at) - lanes::load(memory_.last_maximum + at));
                 (below * lanes::load(memory_.share + at)).store(memory_.block_share + at);
             }
-        call_.weights_mix(as_heads(block), block.weights, memory_.mixed, memory_.block_share, memory_type::max_queries);
+        call_.mix.weights(as_heads(block), block.weights, memory_.mixed, memory_.block_share, memory_type::max_queries);
     }
     void add_values(const weight_block<T>& block, const T* weights, const pass_through<T>& how) {
         const auto queries = block_.tokens.count, keys = block.keys.count;

@@ -5,8 +5,11 @@
 #include "../softmax/score_stage.hpp"
 #include "../softmax/softmax_state.hpp"
 #include "../softmax/visit.hpp"
+#include "head_mixing.hpp"
 
 #include <memory>
+#include <numeric>
+#include <span>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
@@ -14,13 +17,10 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 /// them, [block_keys]. How many keys there are up to the last that any row sees.
 inline index_t find_visible_heads(const visible_keys& pattern, const query_block& queries, const key_run& keys, bool heads_alike,
                                   index_t block_keys, std::uint64_t* visible, std::uint64_t* seen) {
-    auto head = queries;
-    head.heads = 1;
     std::fill_n(seen, keys.count, 0);
     for (index_t h = 0; h < (heads_alike ? std::min<index_t>(1, queries.heads) : queries.heads); ++h, visible += block_keys) {
-        head.first_head = queries.first_head + h;
         if (keys.full) std::fill_n(visible, keys.count, bit_range(0, queries.tokens.count));
-        else pattern.find(head, visible_keys::whole, keys, visible);
+        else pattern.find(queries.of_head(queries.first_head + h), visible_keys::whole, keys, visible);
         for (index_t j = 0; j < keys.count; ++j) seen[j] |= visible[j];
     }
     auto count = keys.count;
@@ -36,6 +36,66 @@ struct talking_heads_shape {
     bool mixes_logits, mixes_weights;
     bool heads_alike; ///< all mixed heads have the same pattern
     bool scored;      ///< by a function
+};
+
+/// What an operator is made of, as in talking_heads_attention.
+struct talking_heads_parameters {
+    double scale;
+    std::span<const double> sinks;
+    tensor_view<const double> logits_mix;
+    std::span<const double> logits_bias;
+    tensor_view<const double> weights_mix;
+    std::span<const double> weights_bias;
+    bool heads_alike; ///< all mixed heads have the same pattern
+    bool scored;      ///< by a function
+
+    /// How many heads and channels there are of everything.
+    talking_heads_shape shape_of(const input_shapes& s) const {
+        const bool mixes_logits = logits_mix.data(), mixes_weights = weights_mix.data();
+        const auto heads = mixes_logits ? logits_mix.shape().tokens : s.queries.heads;
+        return {.query_heads = s.queries.heads,
+                .heads = heads,
+                .value_heads = mixes_weights ? weights_mix.shape().tokens : heads,
+                .key_channels = s.queries.channels,
+                .value_channels = s.values.channels,
+                .keys = s.keys.tokens,
+                .mixes_logits = mixes_logits,
+                .mixes_weights = mixes_weights,
+                .heads_alike = heads_alike,
+                .scored = scored};
+    }
+};
+
+/// The step of the query blocks of a batch entry, which the patterns of all mixed heads promise.
+inline index_t common_step(const visible_keys& pattern, const talking_heads_shape& s, index_t batch) {
+    index_t step = 0;
+    for (index_t c = 0; c < (s.heads_alike ? 1 : s.heads); ++c) step = std::gcd(step, pattern.step(batch, c, visible_keys::whole));
+    return std::max<index_t>(step, 1);
+}
+
+/// The mixings of a call, or their transposes.
+template <Scalar T>
+struct head_mixings {
+    head_mixing<T> logits, weights;
+
+    /// is_back: gradients go through them, from the mixed heads to the others.
+    head_mixings(detail::scratch& memory, const talking_heads_shape& s, bool is_back = false)
+        : logits(take(memory, s.mixes_logits, s.heads, s.query_heads, is_back)),
+          weights(take(memory, s.mixes_weights, s.value_heads, s.heads, is_back)) {}
+    void load(const talking_heads_parameters& with, bool is_back = false) {
+        if (with.logits_mix.data()) load(logits, with.logits_mix, with.logits_bias, is_back);
+        if (with.weights_mix.data()) load(weights, with.weights_mix, with.weights_bias, is_back);
+    }
+
+private:
+    static head_mixing<T> take(detail::scratch& memory, bool mixes, index_t rows, index_t columns, bool is_back) {
+        if (is_back) std::swap(rows, columns);
+        return head_mixing<T>::take(memory, mixes ? rows : 0, mixes ? columns : 0);
+    }
+    static void load(head_mixing<T>& to, const tensor_view<const double>& mix, std::span<const double> bias, bool is_back) {
+        if (is_back) to.load(mix.transposed(), {});
+        else to.load(mix, bias);
+    }
 };
 
 /// A key block: its weights in every head, and what was known when these were computed.

@@ -22,18 +22,15 @@ struct talking_gradient_call {
     talking_heads_shape shape;
     const visible_keys& pattern;
     const score_slopes<T>* slopes; ///< none if scores stay as they are
-    T scale;
-    head_mixing<T> logits_mix, weights_mix;           ///< as forward mixes
-    head_mixing<T> logits_mix_back, weights_mix_back; ///< their transposes, which gradients go through
-    std::span<const double> sinks;                    ///< of the mixed heads, or none
-    bool sums_weights;                                ///< D is summed over the keys, or else comes of the saved output
-    T *share, *delta;                                 ///< of each row (batch, heads, n) what multiplies its weights, and dZ - D
+    const talking_heads_parameters& with;
+    const head_mixings<T>&mix, &back; ///< as forward mixes, and their transposes, which gradients go through
+    bool sums_weights;                ///< D is summed over the keys, or else comes of the saved output
+    T *share, *delta;                 ///< of each row (batch, heads, n) what multiplies its weights, and dZ - D
 
     /// The weight e^(sink - log_sum_exp) of a head's sink in a row, before the row's share.
     T weight_of_sink(index_t batch, index_t head, index_t row) const {
-        return sinks.empty()
-                   ? T{0}
-                   : kernel::weight_of_sink(static_cast<T>(sinks[static_cast<std::size_t>(head)]), saved.log_sum_exp(batch, head, row, 0));
+        if (with.sinks.empty()) return T{0};
+        return kernel::weight_of_sink(static_cast<T>(with.sinks[static_cast<std::size_t>(head)]), saved.log_sum_exp(batch, head, row, 0));
     }
 };
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "../../parallel/executor.hpp"
-#include "../talking/talking_heads.hpp"
 #include "worker.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
@@ -30,31 +29,11 @@ public:
         detail::scratch memory(run.workspace().bytes().data());
         layout own(memory, *this, shapes, run.concurrency());
         const auto& s = own.shape;
-        if (s.mixes_logits) {
-            own.logits_mix.load(with.logits_mix, with.logits_bias);
-            own.logits_mix_back.load(with.logits_mix.transposed(), {});
-        }
-        if (s.mixes_weights) {
-            own.weights_mix.load(with.weights_mix, with.weights_bias);
-            own.weights_mix_back.load(with.weights_mix.transposed(), {});
-        }
+        own.mix.load(with);
+        own.back.load(with, true);
         const bool sums_weights = s.mixes_weights || !with.logits_bias.empty();
-        const talking_gradient_call<T> call{in,
-                                            saved,
-                                            d_out,
-                                            wanted,
-                                            s,
-                                            pattern,
-                                            slopes,
-                                            static_cast<T>(with.scale),
-                                            own.logits_mix,
-                                            own.weights_mix,
-                                            own.logits_mix_back,
-                                            own.weights_mix_back,
-                                            with.sinks,
-                                            sums_weights,
-                                            own.share,
-                                            own.delta};
+        const talking_gradient_call<T> call{in,   saved,   d_out,    wanted,       s,         pattern,  slopes,
+                                            with, own.mix, own.back, sums_weights, own.share, own.delta};
         const auto& cut = own.cut;
         const auto batch = shapes.queries.batch;
         const auto in_worker = [&](index_t slice, const auto& f) {
@@ -121,18 +100,14 @@ private:
     struct layout {
         talking_heads_shape shape;
         parts cut;
-        head_mixing<T> logits_mix, logits_mix_back, weights_mix, weights_mix_back;
+        head_mixings<T> mix, back;
         T *share, *delta;      ///< (batch, heads, n)
         index_t sums_count[4]; ///< of logits_mix, logits_bias, weights_mix, weights_bias
         double* sums;          ///< [batch][query_parts] of these
         detail::slices slices;
 
         layout(detail::scratch& memory, const talking_gradient_scheduler& owner, const input_shapes& s, index_t concurrency)
-            : shape(talking_heads_scheduler<T>{owner.with}.shape_of(s)), cut(s, concurrency),
-              logits_mix(take(memory, shape.mixes_logits, shape.heads, shape.query_heads)),
-              logits_mix_back(take(memory, shape.mixes_logits, shape.query_heads, shape.heads)),
-              weights_mix(take(memory, shape.mixes_weights, shape.value_heads, shape.heads)),
-              weights_mix_back(take(memory, shape.mixes_weights, shape.heads, shape.value_heads)),
+            : shape(owner.with.shape_of(s)), cut(s, concurrency), mix(memory, shape), back(memory, shape, true),
               share(memory.take<T>(s.queries.batch, shape.heads, s.queries.tokens)),
               delta(memory.take<T>(s.queries.batch, shape.heads, s.queries.tokens)),
               sums_count{shape.mixes_logits ? shape.heads * shape.query_heads : 0, shape.mixes_logits ? shape.heads : 0,
@@ -171,11 +146,6 @@ private:
                 first += sums_count[number++];
             }
         }
-
-    private:
-        static head_mixing<T> take(detail::scratch& memory, bool mixes, index_t rows, index_t columns) {
-            return head_mixing<T>::take(memory, mixes ? rows : 0, mixes ? columns : 0);
-        }
     };
 
     static bool wants_mixings(const mixed_head_gradients<T>& wanted) {
@@ -183,10 +153,7 @@ private:
     }
     /// A part of the queries of an entry, with all keys.
     static talking_gradient_task task_of(const talking_gradient_call<T>& call, const parts& cut, index_t b, index_t part) {
-        index_t step = 0; // which all heads promise
-        for (index_t c = 0; c < (call.shape.heads_alike ? 1 : call.shape.heads); ++c)
-            step = std::gcd(step, call.pattern.step(b, c, visible_keys::whole));
-        step = std::max<index_t>(step, 1);
+        const auto step = common_step(call.pattern, call.shape, b);
         const auto blocks = tile_count(call.in.queries.shape().tokens, worker_type::max_queries, step);
         return {b, step, blocks * part / cut.query_parts, blocks * (part + 1) / cut.query_parts, {0, cut.keys}};
     }

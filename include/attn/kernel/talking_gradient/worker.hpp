@@ -19,7 +19,7 @@ public:
     static constexpr auto max_queries = memory_type::max_queries;
 
     talking_gradient_worker(detail::scratch& memory, const talking_gradient_call<T>& call)
-        : call_(call), s_(call.shape), memory_(memory, call.shape) {}
+        : call_(call), s_(call.shape), scale_(static_cast<T>(call.with.scale)), memory_(memory, call.shape) {}
 
     /// dZ - D of the query blocks, and the shares of their weights.
     void find_delta(const talking_gradient_task& task) {
@@ -58,8 +58,8 @@ public:
             const auto& to = call_.wanted.queries;
             for (index_t a = 0; of_queries_ && a < s_.query_heads; ++a)
                 for (index_t r = 0; r < block_.tokens.count; ++r)
-                    write_row<false, T>(memory_.of_queries + (a * max_queries + r) * memory_.key_stride, to.shape().channels, call_.scale,
-                                        T{0}, to.row(task.batch, a, block_.token_of(r)), to.strides().channels);
+                    write_row<false, T>(memory_.of_queries + (a * max_queries + r) * memory_.key_stride, to.shape().channels, scale_, T{0},
+                                        to.row(task.batch, a, block_.token_of(r)), to.strides().channels);
         });
     }
     /// Begins some keys, before the first query block; end_keys comes after the last.
@@ -69,7 +69,7 @@ public:
     }
     void end_keys(index_t batch, const row_range& rows) {
         const auto &keys = call_.wanted.keys, &values = call_.wanted.values;
-        for (index_t h = 0; h < keys.shape().heads; ++h) memory_.of_keys.scale(keys, batch, h, rows, call_.scale);
+        for (index_t h = 0; h < keys.shape().heads; ++h) memory_.of_keys.scale(keys, batch, h, rows, scale_);
         for (index_t h = 0; h < values.shape().heads; ++h) memory_.of_values.scale(values, batch, h, rows, T{1});
     }
 
@@ -83,8 +83,8 @@ private:
             block_ = {.batch = task.batch, .heads = s_.heads, .tokens = tokens, .first_row = tokens.first - first_query};
             finite_queries_ = copy(memory_.query_rows, memory_.key_stride, call_.in.queries.numbers());
             finite_d_out_ = copy(memory_.d_out_rows, memory_.value_stride, call_.d_out.values);
-            for (index_t a = 0; a < s_.query_heads; ++a) memory_.queries[a].begin(of_head(a), call_.in.queries, call_.scale);
-            for (index_t e = 0; e < s_.value_heads; ++e) memory_.d_out[e].begin(of_head(e), call_.d_out.values, 1);
+            for (index_t a = 0; a < s_.query_heads; ++a) memory_.queries[a].begin(block_.of_head(a), call_.in.queries, scale_);
+            for (index_t e = 0; e < s_.value_heads; ++e) memory_.d_out[e].begin(block_.of_head(e), call_.d_out.values, 1);
             for (index_t c = 0; c < s_.heads; ++c) {
                 auto& rows = memory_.rows[c] = {};
                 for (index_t r = 0; r < tokens.count; ++r) {
@@ -121,9 +121,6 @@ private:
     }
 
     index_t stride() const { return whole_registers<T>(block_.tokens.count); }
-    query_block of_head(index_t head) const {
-        return {.batch = block_.batch, .first_head = head, .heads = 1, .tokens = block_.tokens, .first_row = block_.first_row};
-    }
     T* tile(T* all, index_t head) const { return all + head * memory_.head_stride; }
     T* delta_of(index_t head) const { return call_.delta + first_row(head); }
     T* share_of(index_t head) const { return call_.share + first_row(head); }
@@ -149,10 +146,10 @@ private:
             memory_.queries[a].multiply(rows, count, all_visible_ ? nullptr : memory_.seen, tile(memory_.logits, a), ahead);
         });
         all_seen_ = all_visible_;
-        if (s_.mixes_logits) call_.logits_mix(as_heads(keys), memory_.logits, memory_.scores);
+        if (s_.mixes_logits) call_.mix.logits(as_heads(keys), memory_.logits, memory_.scores);
         for (index_t c = 0; c < s_.heads; ++c) {
             T* const scores = tile(memory_.scores, c);
-            if (call_.slopes) (*call_.slopes)({of_head(c), keys, scores, stride(), memory_.scratch}, tile(memory_.slopes, c), {});
+            if (call_.slopes) (*call_.slopes)({block_.of_head(c), keys, scores, stride(), memory_.scratch}, tile(memory_.slopes, c), {});
             if (!all_visible_) hide_scores<T>(scores, count, stride(), memory_.visible_to(s_.heads_alike ? 0 : c));
         }
         find_seen(count);
@@ -161,7 +158,7 @@ private:
             memory_.d_out[e].multiply(rows, count, seen(), tile(memory_.of_mixed, e), ahead);
         });
         forget_unseen(memory_.of_mixed, s_.value_heads, count);
-        if (s_.mixes_weights) call_.weights_mix_back(as_heads(keys), memory_.of_mixed, memory_.of_scores);
+        if (s_.mixes_weights) call_.back.weights(as_heads(keys), memory_.of_mixed, memory_.of_scores);
     }
     /// Which keys count for which query: those whose score is not -infinity in every head.
     void find_seen(index_t count) {
@@ -246,7 +243,7 @@ private:
 
         if (of_values_) {
             const auto wide = memory_.value_stride;
-            if (s_.mixes_weights) call_.weights_mix(heads, memory_.scores, memory_.of_mixed);
+            if (s_.mixes_weights) call_.mix.weights(heads, memory_.scores, memory_.of_mixed);
             for (index_t e = 0; e < s_.value_heads; ++e)
                 add_to_keys(tile(s_.mixes_weights ? memory_.of_mixed : memory_.scores, e), keys,
                             memory_.d_out_rows + e * max_queries * wide, wide, memory_.of_values, call_.wanted.values,
@@ -254,7 +251,7 @@ private:
         }
         if (!of_queries_ && !of_keys_) return;
         T* const products = s_.mixes_logits ? memory_.logits : memory_.of_scores;
-        if (s_.mixes_logits) call_.logits_mix_back(heads, memory_.of_scores, products);
+        if (s_.mixes_logits) call_.back.logits(heads, memory_.of_scores, products);
         for_each_head(call_.in.keys, memory_.keys, s_.query_heads, keys, [&](index_t a, index_t kv_head, const auto& rows) {
             const auto wide = memory_.key_stride;
             if (of_keys_)
@@ -281,6 +278,7 @@ private:
 
     const talking_gradient_call<T>& call_;
     const talking_heads_shape& s_;
+    T scale_;
     memory_type memory_;
     talking_gradient_task task_{};
     query_block block_;
