@@ -88,8 +88,8 @@ struct depthwise_convolution {
         const auto [batch, heads, tokens, channels] = out.shape();
         if (out.shape().size() == 0) return;
         const auto g = grid(tokens);
-        const auto chunks = kernel::token_chunks::of(g, 64, worker::max_tokens);
-        const auto group = heads / x.shape().heads, chunks_of_a_task = chunks.of_a_task(1024),
+        const auto chunks = kernel::token_chunks::of(g, worker::target_tokens, worker::max_tokens);
+        const auto group = heads / x.shape().heads, chunks_of_a_task = chunks.of_a_task(worker::task_tokens),
                    tasks = (chunks.count() + chunks_of_a_task - 1) / chunks_of_a_task;
         const detail::slices slices(run.workspace().bytes().data(), workspace_bytes(x.shape(), 1));
         run.for_each(batch * heads * tasks, [&](index_t task, index_t slice) {
@@ -97,15 +97,8 @@ struct depthwise_convolution {
             auto memory = slices[slice];
             worker w(memory, g, channels);
             w.tile.load_weights(kernel::convolution_parameters<T>{g, kernels(channels), bias}, h);
-            const auto from_rows = x.rows(b, h / group);
-            const auto to_rows = out.rows(b, h);
-            for (auto chunk = from; chunk < std::min(from + chunks_of_a_task, chunks.count()); ++chunk) {
-                const auto first = chunks.first(chunk), count = chunks.end(chunk) - first;
-                w.tile(from_rows, tokens, first, count, w.result);
-                for (index_t t = 0; t < count; ++t)
-                    kernel::write_row<true, T>(w.result + t * w.tile.padded(), channels, T{1}, T{1},
-                                               to_rows.data + (first + t) * to_rows.row_stride, to_rows.channel_stride);
-            }
+            for (auto chunk = from; chunk < std::min(from + chunks_of_a_task, chunks.count()); ++chunk)
+                w.write(x.rows(b, h / group), tokens, chunks, chunk, tokens, true, out.rows(b, h), channels);
         });
     }
 
@@ -113,15 +106,7 @@ private:
     /// The largest extent of a kernel or a grid: far from where sums of their places would overflow.
     static constexpr index_t max_size = index_t{1} << 40;
 
-    struct worker {
-        static constexpr index_t max_tokens = 96;
-
-        worker(detail::scratch& memory, const kernel::convolution_grid& grid, index_t channels)
-            : tile(memory, grid, channels, max_tokens), result(memory.take<T>(max_tokens * tile.padded())) {}
-
-        kernel::convolution_tile<T> tile;
-        T* result;
-    };
+    using worker = kernel::convolution_worker<T>;
 };
 
 /// Deduces a depthwise_convolution of its weights' scalar type.

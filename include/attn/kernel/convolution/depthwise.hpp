@@ -256,4 +256,30 @@ private:
     index_t staged_begin_ = 0, staged_end_ = 0;
 };
 
+/// What one thread convolves with: a tile and its results.
+template <Scalar T>
+struct convolution_worker {
+    /// Tokens of a chunk, as token_chunks cuts them, and of a task.
+    static constexpr index_t target_tokens = 64, max_tokens = 96, task_tokens = 1024;
+
+    convolution_tile<T> tile;
+    T* result;
+
+    convolution_worker(detail::scratch& memory, const convolution_grid& grid, index_t channels)
+        : tile(memory, grid, channels, max_tokens), result(memory.take<T>(max_tokens, tile.padded())) {}
+
+    /// Writes a chunk's outputs to the rows of its tokens, or adds them to these: of tokens from `there` on, zeros.
+    void write(const stored_rows<const T>& in, index_t present, const token_chunks& chunks, index_t chunk, index_t there, bool added,
+               const row_block<T>& to, index_t channels) {
+        const auto first = chunks.first(chunk), count = chunks.end(chunk) - first;
+        tile(in, present, first, count, result);
+        for (index_t t = 0; t < count; ++t) {
+            T *const from = result + t * tile.padded(), *const row = to.address(first + t);
+            if (first + t >= there) std::fill_n(from, tile.padded(), T{0});
+            if (added) write_row<true, T>(from, channels, T{1}, T{1}, row, to.channel_stride);
+            else write_row<false, T>(from, channels, T{1}, T{0}, row, to.channel_stride);
+        }
+    }
+};
+
 } // namespace attn::kernel

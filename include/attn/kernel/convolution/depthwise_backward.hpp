@@ -26,7 +26,7 @@ class depthwise_backward {
 public:
     /// input, d_out: the shapes of tensors.
     depthwise_backward(const convolution_grid& grid, const shape& input, const shape& d_out)
-        : grid_(grid), input_(input), d_out_(d_out), chunks_(token_chunks::of(grid, target_tokens, max_tokens)) {}
+        : grid_(grid), input_(input), d_out_(d_out), chunks_(token_chunks::of(grid, convolution::target_tokens, convolution::max_tokens)) {}
 
     std::size_t workspace_bytes(index_t concurrency) const {
         detail::scratch shared;
@@ -48,7 +48,7 @@ public:
             return worker(slice_memory, grid_, d_out_.channels);
         };
         if (wanted.input.data() && input_.size() > 0) {
-            const auto of_a_task = chunks_.of_a_task(task_tokens), tasks = (chunks_.count() + of_a_task - 1) / of_a_task;
+            const auto of_a_task = chunks_.of_a_task(convolution::task_tokens), tasks = (chunks_.count() + of_a_task - 1) / of_a_task;
             run.for_each(input_.batch * input_.heads * tasks, [&](index_t task, index_t slice) {
                 const auto b = task / (input_.heads * tasks), head = task / tasks % input_.heads, from = task % tasks * of_a_task;
                 auto own = worker_of(slice);
@@ -72,16 +72,14 @@ public:
     }
 
 private:
-    static constexpr index_t target_tokens = 64, max_tokens = 96, task_tokens = 1024;
+    using convolution = convolution_worker<T>;
 
     struct worker {
         worker(detail::scratch& memory, const convolution_grid& grid, index_t channels)
-            : tile(memory, flipped(grid), channels, max_tokens), sums(memory, grid, channels, max_tokens),
-              result(memory.take<T>(max_tokens, tile.padded())) {}
+            : backwards(memory, flipped(grid), channels), sums(memory, grid, channels, convolution::max_tokens) {}
 
-        convolution_tile<T> tile;
+        convolution backwards;
         tap_sums<T> sums;
-        T* result;
     };
     std::size_t worker_bytes() const { return detail::bytes_for<worker>(grid_, d_out_.channels); }
 
@@ -89,7 +87,7 @@ private:
     /// Enough parts for many threads; few, where a kernel has many taps.
     index_t parts() const {
         constexpr index_t most = 64;
-        return std::clamp<index_t>(d_out_.batch * d_out_.tokens / std::max(task_tokens, grid_.taps()), 1, most);
+        return std::clamp<index_t>(d_out_.batch * d_out_.tokens / std::max(convolution::task_tokens, grid_.taps()), 1, most);
     }
     index_t padded() const { return whole_registers<T>(d_out_.channels); }
     index_t sums_of_a_part() const { return (1 + grid_.taps()) * padded(); }
@@ -102,18 +100,9 @@ private:
     void input_gradient(worker& own, const convolution_parameters<U>& parameters, const tensor_view<const T>& d_out, index_t b,
                         index_t input_head, index_t from, index_t end, index_t present, bool added, const row_block<T>& to) const {
         for (auto head = input_head * group(); head < (input_head + 1) * group(); ++head, added = true) {
-            own.tile.load_weights(parameters, head);
-            for (auto chunk = from; chunk < end; ++chunk) {
-                const auto first = chunks_.first(chunk), count = chunks_.end(chunk) - first,
-                           there = std::clamp<index_t>(present - first, 0, count);
-                own.tile(d_out.rows(b, head), d_out_.tokens, first, count, own.result);
-                std::fill(own.result + there * padded(), own.result + count * padded(), T{0});
-                for (index_t t = 0; t < count; ++t) {
-                    T* const row = to.data + (first + t) * to.row_stride;
-                    if (added) write_row<true, T>(own.result + t * padded(), d_out_.channels, T{1}, T{1}, row, to.channel_stride);
-                    else write_row<false, T>(own.result + t * padded(), d_out_.channels, T{1}, T{0}, row, to.channel_stride);
-                }
-            }
+            own.backwards.tile.load_weights(parameters, head);
+            for (auto chunk = from; chunk < end; ++chunk)
+                own.backwards.write(d_out.rows(b, head), d_out_.tokens, chunks_, chunk, present, added, to, d_out_.channels);
         }
     }
 

@@ -3,6 +3,7 @@
 
 #include "../../parallel/executor.hpp"
 #include "../../simd/unroll.hpp"
+#include "../gemm/matrix_tile.hpp"
 #include "depthwise.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
@@ -36,8 +37,6 @@ public:
         : grid_(grid), channels_(channels), padded_(whole_registers<T>(channels)),
           staged_width_(std::min(grid.width, max_tokens + grid.kernel_width - 1)), d_out_(memory.take<T>(max_tokens, padded_)),
           staged_(memory.take<T>(rows_at_once(max_tokens), staged_width_, padded_)) {}
-
-    index_t padded() const { return padded_; }
 
     /// Adds what outputs first ... first + count - 1 give to `sums`, 1 + taps rows of `padded` numbers; with of_taps false to the first row
     /// only. Of the input, tokens from `present` on are not there.
@@ -108,28 +107,14 @@ private:
 
     /// Taps (ky, kx) and some to the right of it, side by side; returns how many.
     index_t add_taps(const piece& here, index_t ky, index_t kx, index_t channel, T* sums) const {
-        const auto left = grid_.kernel_width - kx;
-        switch (left <= most_taps ? left : taps_at_a_time) {
-        case 1:
-            return add_some<1>(here, ky, kx, channel, sums);
-        case 2:
-            return add_some<2>(here, ky, kx, channel, sums);
-        case 3:
-            return add_some<3>(here, ky, kx, channel, sums);
-        case 4:
-            return add_some<4>(here, ky, kx, channel, sums);
-        case 5:
-            return add_some<5>(here, ky, kx, channel, sums);
-        case 6:
-            return add_some<6>(here, ky, kx, channel, sums);
-        default:
-            return add_some<7>(here, ky, kx, channel, sums);
-        }
+        const auto left = grid_.kernel_width - kx, taps = left <= most_taps ? left : taps_at_a_time;
+        with_constant<most_taps>(taps, [&](auto some) { add_some<some()>(here, ky, kx, channel, sums); });
+        return taps;
     }
     /// One register of channels. Outputs all of whose taps meet inputs are taken together, those at an end of a row tap by
     /// tap.
     template <int Taps>
-    [[gnu::noinline]] index_t add_some(const piece& here, index_t ky, index_t kx, index_t channel, T* sums) const {
+    [[gnu::noinline]] void add_some(const piece& here, index_t ky, index_t kx, index_t channel, T* sums) const {
         lanes sum[std::size_t{chains<Taps>}][std::size_t{Taps}];
         simd::unroll<chains<Taps>, Taps>([&](auto chain, auto tap) { sum[chain][tap] = lanes(T{0}); });
         for (index_t line = 0; line < here.height; ++line) {
@@ -171,7 +156,6 @@ private:
             if constexpr (chains<Taps> == 2) sum[0][tap] += sum[1][tap];
             add(sum[0][tap], sums + tap * padded_);
         });
-        return Taps;
     }
 
     convolution_grid grid_;

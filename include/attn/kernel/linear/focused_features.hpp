@@ -35,9 +35,7 @@ struct focused_features {
         focused_features f;
         f.padded = linear_state<T>::whole(s.channels);
         f.inverse_scale = memory.take<T>(std::max<index_t>(heads, 1), f.padded); // one that all share is there even without heads
-        f.inverse_largest = memory.take<T>(s.batch, s.tokens);
-        f.norm = memory.take<T>(s.batch, s.tokens);
-        f.factor = memory.take<T>(s.batch, s.tokens);
+        for (T** of_tokens : {&f.inverse_largest, &f.norm, &f.factor}) *of_tokens = memory.take<T>(s.batch, s.tokens);
         f.rows = memory.take<T>(concurrency, block, f.padded);
         return f;
     }

@@ -46,9 +46,7 @@ public:
             const auto present = std::clamp<index_t>(taking_part(batch), first, end);
             for (auto token = first; token < present; token += map::block)
                 pull_back(batch, token, std::min(map::block, present - token), to, sums, slice);
-            for (index_t h = 0; to.data() && h < shape_.heads; ++h)
-                for (auto token = present; token < end; ++token)
-                    for (index_t c = 0; c < shape_.channels; ++c) to(batch, h, token, c) = 0;
+            detail::fill_zero(to.slice({.batch = {batch, 1}, .tokens = {present, end - present}}));
         });
     }
     /// Writes the gradient of the scale, of queries and keys together.

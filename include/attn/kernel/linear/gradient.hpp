@@ -67,16 +67,11 @@ private:
 
         layout(detail::scratch& memory, const input_shapes& s)
             : key_width(linear_state<T>::whole(s.keys.channels)), value_width(whole_registers<T>(s.values.channels)) {
-            sums = memory.take<T>(value_width, key_width);
-            of_sums = memory.take<T>(key_width, value_width);
-            of_sums_transposed = memory.take<T>(value_width, key_width);
-            key_sum = memory.take<T>(key_width);
-            of_key_sum = memory.take<T>(key_width);
-            queries = memory.take<T>(max_queries, key_width);
-            of_queries = memory.take<T>(max_queries, key_width);
-            plain = memory.take<T>(max_keys, key_width);
+            for (T** matrix : {&sums, &of_sums, &of_sums_transposed}) *matrix = memory.take<T>(value_width, key_width);
+            for (T** row : {&key_sum, &of_key_sum}) *row = memory.take<T>(key_width);
+            for (T** rows : {&queries, &of_queries}) *rows = memory.take<T>(max_queries, key_width);
+            for (T** rows : {&plain, &keys}) *rows = memory.take<T>(max_keys, key_width);
             d_out = memory.take<T>(max_queries, value_width);
-            keys = memory.take<T>(max_keys, key_width);
             values = memory.take<T>(max_keys, value_width);
             for (T** numbers : {&factors, &shares}) *numbers = memory.take<T>(s.queries.tokens);
             for (T** numbers : {&weights, &products}) *numbers = memory.take<T>(s.keys.tokens);
@@ -113,9 +108,7 @@ private:
 
         /// df of every query, and what its pairs that are taken one by one give to the keys.
         void forwards(index_t head) {
-            const auto& q = call_.in.queries;
-            for (index_t row = 0; call_.wanted.queries.data() && row < first_; ++row)
-                for (index_t c = 0; c < q.shape().channels; ++c) call_.wanted.queries(batch_, head, row, c) = 0;
+            detail::fill_zero(call_.wanted.queries.slice({.batch = {batch_, 1}, .heads = {head, 1}, .tokens = {0, first_}}));
             std::fill_n(own_.sums, own_.value_width * own_.key_width, T{0});
             std::fill_n(own_.key_sum, own_.key_width, T{0});
             index_t absorbed = 0;
@@ -130,7 +123,8 @@ private:
                 multiply(count, {own_.d_out, own_.value_width, 1}, call_.in.values.shape().channels, {own_.sums, own_.key_width, 1},
                          own_.of_queries, false);
                 for (index_t r = 0; r < count; ++r) finish_query(first + r, r, shared);
-                write_queries(head, first, count);
+                if (call_.wanted.queries.data())
+                    write({call_.in.queries, std::identity{}, {}}, own_.of_queries, call_.wanted.queries, head, first, count);
             }
         }
         /// de and dv of the keys that are in the sums: those that later chunks see beyond a chunk's own, before it joins.
@@ -224,11 +218,8 @@ private:
         /// Calls f(key, e, v) for the keys from `shared` on that a query sees.
         void for_each_own_key(index_t query, index_t shared, const auto& f) const {
             if constexpr (causal) {
-                const auto end = seen_by(query);
-                for (auto j = shared; j < end; ++j) {
-                    const auto at = j - shared;
-                    f(j, own_.keys + at * own_.key_width, own_.values + at * own_.value_width);
-                }
+                for (auto j = shared, end = seen_by(query); j < end; ++j)
+                    f(j, own_.keys + (j - shared) * own_.key_width, own_.values + (j - shared) * own_.value_width);
             }
         }
         /// de and dv of keys from the sums over their queries.
@@ -250,23 +241,16 @@ private:
             multiply_wide<T>(rows, b.row_stride / lanes::size, {a, b, depth, {to, b.row_stride, 1}, nullptr, adds}, ahead);
         }
 
-        void write_queries(index_t head, index_t first, index_t count) const {
-            if (!call_.wanted.queries.data()) return;
-            write({call_.in.queries, std::identity{}, {}}, own_.of_queries, call_.wanted.queries, head, first, count);
-        }
         void write_keys() const {
-            if (call_.wanted.keys.data()) {
-                for (index_t first = 0; first < seen_; first += max_keys)
-                    write({call_.in.keys, std::identity{}, call_.encoding}, own_.of_keys + first * own_.key_width, call_.wanted.keys,
-                          kv_head_, first, std::min(max_keys, seen_ - first));
-            }
+            for (index_t first = 0; call_.wanted.keys.data() && first < seen_; first += max_keys)
+                write({call_.in.keys, std::identity{}, call_.encoding}, own_.of_keys + first * own_.key_width, call_.wanted.keys, kv_head_,
+                      first, std::min(max_keys, seen_ - first));
             const auto& to = call_.wanted.values;
             for (index_t j = 0; to.data() && j < seen_; ++j)
                 write_row<false, T>(own_.of_values + j * own_.value_width, to.shape().channels, T{1}, T{0}, to.row(batch_, kv_head_, j),
                                     to.strides().channels);
-            for (const auto* unseen : {&call_.wanted.keys, &to})
-                for (auto j = seen_; unseen->data() && j < unseen->shape().tokens; ++j)
-                    for (index_t c = 0; c < unseen->shape().channels; ++c) (*unseen)(batch_, kv_head_, j, c) = 0;
+            const tensor_part unseen{.batch = {batch_, 1}, .heads = {kv_head_, 1}, .tokens = {seen_, call_.in.keys.shape().tokens - seen_}};
+            for (const auto* view : {&call_.wanted.keys, &to}) detail::fill_zero(view->slice(unseen));
         }
         /// Gradients of features, times the map's slopes.
         void write(const mapped_features<T, std::identity>& read, T* of_features, const tensor_view<T>& to, index_t head, index_t first,

@@ -16,12 +16,8 @@ public:
     static constexpr index_t span = 2048;
 
     span_sums(detail::scratch& memory, const input_shapes& s, index_t concurrency)
-        : slots_(slot_count(s, concurrency)), heads_(heads_at_once(s, concurrency)) {
-        const auto before = memory.used_bytes();
-        first_ = state_type::take(memory, s.keys.channels, s.values.channels);
-        distance_ = static_cast<index_t>((memory.used_bytes() - before) / sizeof(T));
-        for (index_t n = 1; n < heads_ * slots_; ++n) state_type::take(memory, s.keys.channels, s.values.channels);
-    }
+        : slots_(slot_count(s, concurrency)), heads_(heads_at_once(s, concurrency)),
+          sums_(linear_states<T>::take(memory, heads_ * slots_, s.keys.channels, s.values.channels)) {}
 
     /// How many heads there is room for.
     index_t heads() const { return heads_; }
@@ -62,15 +58,10 @@ private:
         const auto wanted = concurrency == 1 ? 1 : std::max<index_t>(1, max_slots * concurrency / slot_count(s, concurrency));
         return std::min(wanted, s.keys.batch * s.keys.heads);
     }
-    state_type slot(index_t head, index_t number) const {
-        auto state = first_;
-        state.sums += (head * slots_ + number) * distance_;
-        state.key_sum += (head * slots_ + number) * distance_;
-        return state;
-    }
+    state_type slot(index_t head, index_t number) const { return sums_.of(head * slots_ + number); }
 
-    index_t slots_, heads_, distance_ = 0;
-    state_type first_;
+    index_t slots_, heads_;
+    linear_states<T> sums_;
 };
 
 } // namespace attn::kernel
