@@ -99,21 +99,19 @@ struct focused_linear_attention {
     template <Scalar T>
     std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {
         static_assert(
-            detail::includes_backward<focused_linear_attention>,
+            detail::HasBackward<focused_linear_attention, T>,
             "attn: the gradient of focused linear attention has an include of its own: attn/attention/focused_linear_backward.hpp");
-        return gradient_bytes<T>(s, concurrency);
+        return detail::backward_of<focused_linear_attention, T>::workspace_bytes(*this, s, concurrency);
     }
     template <Scalar T>
     void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const gradients<T>& wanted,
-                  const execution& run) const;
+                  const execution& run) const {
+        detail::backward_of<focused_linear_attention, T>::run(*this, in, saved, d_out, wanted, run);
+    }
 
 private:
     template <Scalar T>
     using local = detail::local_arguments<T, U>;
-    template <class T>
-    struct gradient_work;
-    template <Scalar T>
-    std::size_t gradient_bytes(const input_shapes& s, index_t concurrency) const;
 
     template <Scalar T>
     using features = kernel::focused_features<T, relu, U>;

@@ -66,17 +66,17 @@ struct linear_attention {
     void check_gradients(const inputs<T>&, const gradients<T>&, const auto&) const {} // of parameters it has none
     template <Scalar T>
     std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        static_assert(detail::includes_backward<linear_attention>,
+        static_assert(detail::HasBackward<linear_attention, T>,
                       "attn: the gradient of linear attention has an include of its own: attn/attention/linear_backward.hpp");
-        return gradient_bytes<T>(s, concurrency);
+        return detail::backward_of<linear_attention, T>::workspace_bytes(*this, s, concurrency);
     }
     template <Scalar T>
     void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const gradients<T>& wanted,
-                  const execution& run) const;
+                  const execution& run) const {
+        detail::backward_of<linear_attention, T>::run(*this, in, saved, d_out, wanted, run);
+    }
 
 private:
-    template <Scalar T>
-    std::size_t gradient_bytes(const input_shapes& s, index_t concurrency) const;
     template <Scalar T>
     using features = kernel::mapped_features<T, F>;
     template <Scalar T>

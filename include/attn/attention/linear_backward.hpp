@@ -7,21 +7,17 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-template <FeatureMap F, Pattern P>
-inline constexpr bool detail::includes_backward<linear_attention<F, P>> = true;
+template <FeatureMap F, Pattern P, Scalar T>
+struct detail::backward_of<linear_attention<F, P>, T> {
+    using kernel_type = kernel::linear_gradient<T, F, P>;
 
-template <FeatureMap F, Pattern P>
-template <Scalar T>
-std::size_t linear_attention<F, P>::gradient_bytes(const input_shapes& s, index_t concurrency) const {
-    return kernel::linear_gradient<T, F, P>::workspace_bytes(s, concurrency);
-}
-
-template <FeatureMap F, Pattern P>
-template <Scalar T>
-void linear_attention<F, P>::backward(const inputs<T>& in, const saved_outputs<T>&, const output_gradients<T>& d_out,
-                                      const gradients<T>& wanted, const execution& run) const {
-    kernel::linear_gradient<T, F, P>()(
-        {in, d_out.values, wanted, feature_map, pattern, {}, {.normalise = normalise, .eps = eps, .scale = scale}}, run);
-}
+    static std::size_t workspace_bytes(const auto&, const input_shapes& s, index_t concurrency) {
+        return kernel_type::workspace_bytes(s, concurrency);
+    }
+    static void run(const auto& op, const inputs<T>& in, const auto&, const output_gradients<T>& d_out, const auto& wanted,
+                    const execution& run) {
+        kernel_type()({in, d_out.values, wanted, op.feature_map, op.pattern, {}, {op.normalise, op.eps, op.scale}}, run);
+    }
+};
 
 } // namespace attn

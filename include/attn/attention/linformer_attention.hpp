@@ -133,13 +133,15 @@ struct linformer_attention {
     template <Scalar T>
         requires detail::HasProjectionGradients<E> && detail::HasProjectionGradients<F>
     std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        static_assert(detail::includes_backward<linformer_attention>,
+        static_assert(detail::HasBackward<linformer_attention, T>,
                       "attn: the gradient of Linformer has an include of its own: attn/attention/linformer_backward.hpp");
-        return gradient_bytes<T>(s, concurrency);
+        return detail::backward_of<linformer_attention, T>::workspace_bytes(*this, s, concurrency);
     }
     template <Scalar T>
     void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const gradients<T>& wanted,
-                  const execution& run) const;
+                  const execution& run) const {
+        detail::backward_of<linformer_attention, T>::run(*this, in, saved, d_out, wanted, run);
+    }
 
     /// The projection of the values: that of the keys unless another is given.
     const auto& for_values() const {
@@ -184,8 +186,6 @@ private:
 
     template <Scalar T>
     using work = kernel::linformer_work<T, linformer_attention>;
-    template <Scalar T>
-    std::size_t gradient_bytes(const input_shapes& s, index_t concurrency) const;
 };
 
 } // namespace attn

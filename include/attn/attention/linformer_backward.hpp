@@ -6,25 +6,22 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-template <class E, class F, Pattern P>
-inline constexpr bool detail::includes_backward<linformer_attention<E, F, P>> = true;
+template <class E, class F, Pattern P, Scalar T>
+struct detail::backward_of<linformer_attention<E, F, P>, T> {
+    using work = kernel::linformer_gradient_work<T, linformer_attention<E, F, P>>;
 
-template <class E, class F, Pattern P>
-template <Scalar T>
-std::size_t linformer_attention<E, F, P>::gradient_bytes(const input_shapes& s, index_t concurrency) const {
-    return detail::bytes_for<kernel::linformer_gradient_work<T, linformer_attention>>(*this, s, concurrency);
-}
-
-template <class E, class F, Pattern P>
-template <Scalar T>
-void linformer_attention<E, F, P>::backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out,
-                                            const gradients<T>& wanted, const execution& run) const {
-    const auto s = shapes_of(in);
-    detail::scratch memory(run.workspace().bytes().data());
-    const kernel::linformer_gradient_work<T, linformer_attention> w(memory, *this, s, run.concurrency());
-    w.clear_parameters(*this, wanted);
-    if (s.queries.size() == 0) return w.clear(wanted);
-    w.projected.for_each_part(s.keys, [&](const auto& part) { w.find_some(*this, in, saved, d_out, wanted, run, part); });
-}
+    static std::size_t workspace_bytes(const auto& op, const input_shapes& s, index_t concurrency) {
+        return bytes_for<work>(op, s, concurrency);
+    }
+    static void run(const auto& op, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out,
+                    const auto& wanted, const execution& run) {
+        const auto s = shapes_of(in);
+        scratch memory(run.workspace().bytes().data());
+        const work w(memory, op, s, run.concurrency());
+        w.clear_parameters(op, wanted);
+        if (s.queries.size() == 0) return w.clear(wanted);
+        w.projected.for_each_part(s.keys, [&](const auto& part) { w.find_some(op, in, saved, d_out, wanted, run, part); });
+    }
+};
 
 } // namespace attn

@@ -90,13 +90,15 @@ struct lsh_attention {
     }
     template <Scalar S>
     std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        static_assert(detail::includes_backward<lsh_attention>,
+        static_assert(detail::HasBackward<lsh_attention, S>,
                       "attn: the gradient of LSH attention has an include of its own: attn/attention/lsh_backward.hpp");
-        return gradient_bytes<S>(s, concurrency);
+        return detail::backward_of<lsh_attention, S>::workspace_bytes(*this, s, concurrency);
     }
     template <Scalar S>
     void backward(const inputs<S>& in, const saved_outputs<S>& saved, const output_gradients<S>& d_out, const gradients<S>& wanted,
-                  const execution& run) const;
+                  const execution& run) const {
+        detail::backward_of<lsh_attention, S>::run(*this, in, saved, d_out, wanted, run);
+    }
 
     /// Tokens in a chunk of n: as given, or 2 n / buckets rounded up. There are rotations.
     index_t chunk_of(index_t n) const {
@@ -107,8 +109,6 @@ struct lsh_attention {
 private:
     using work = kernel::lsh_work<T, lsh_attention>;
 
-    template <Scalar S>
-    std::size_t gradient_bytes(const input_shapes& s, index_t concurrency) const;
     std::size_t bytes(const input_shapes& s, index_t concurrency, bool narrow) const {
         detail::check_rotations(name, rotations, s.queries);
         return detail::bytes_for<work>(*this, s, concurrency, narrow);

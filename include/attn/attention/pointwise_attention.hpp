@@ -104,13 +104,15 @@ struct pointwise_attention {
     }
     template <Scalar T>
     std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        static_assert(detail::includes_backward<pointwise_attention>,
+        static_assert(detail::HasBackward<pointwise_attention, T>,
                       "attn: the gradient of pointwise attention has an include of its own: attn/attention/pointwise_backward.hpp");
-        return gradient_bytes<T>(s, concurrency);
+        return detail::backward_of<pointwise_attention, T>::workspace_bytes(*this, s, concurrency);
     }
     template <Scalar T>
     void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const gradients<T>& wanted,
-                  const execution& run) const;
+                  const execution& run) const {
+        detail::backward_of<pointwise_attention, T>::run(*this, in, saved, d_out, wanted, run);
+    }
 
     /// What a scaled score goes through: the score function, and behind it the weight.
     auto score_chain() const {
@@ -121,10 +123,6 @@ struct pointwise_attention {
     /// What computes it.
     template <Scalar T, class Stored = any_storage>
     using scheduler = kernel::softmax_scheduler<T, T, Stored, kernel::weight_sums<T>>;
-
-private:
-    template <Scalar T>
-    std::size_t gradient_bytes(const input_shapes& s, index_t concurrency) const;
 };
 
 /// What a call costs: as that of a softmax attention with the same pattern.

@@ -6,28 +6,24 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-template <PointwiseWeight F, Pattern P, ScoreFunction S>
-inline constexpr bool detail::includes_backward<pointwise_attention<F, P, S>> = true;
+template <PointwiseWeight F, Pattern P, ScoreFunction S, Scalar T>
+struct detail::backward_of<pointwise_attention<F, P, S>, T> {
+    using scheduler = kernel::softmax_gradient_scheduler<T, kernel::no_rows<T>>;
+    static constexpr bool has_parameters = has_gradients<S, T> || has_gradients<F, T>;
 
-template <PointwiseWeight F, Pattern P, ScoreFunction S>
-template <Scalar T>
-std::size_t pointwise_attention<F, P, S>::gradient_bytes(const input_shapes& s, index_t concurrency) const {
-    return kernel::softmax_gradient_scheduler<T, kernel::no_rows<T>>::workspace_bytes(
-        s, concurrency, detail::has_gradients<S, T> || detail::has_gradients<F, T>);
-}
-
-template <PointwiseWeight F, Pattern P, ScoreFunction S>
-template <Scalar T>
-void pointwise_attention<F, P, S>::backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out,
-                                            const gradients<T>& wanted, const execution& run) const {
-    using weights_type = composed_score<S, detail::weight_of_score<F>>;
-    const kernel::visible_keys_of<T, P> visible(pattern, shapes_of(in), in.positions);
-    const weights_type weights(score, {weight});
-    const score_gradients<weights_type, T> of_weights(wanted.score, wanted.weight);
-    const kernel::score_slopes_of<T, weights_type> slopes(weights, of_weights);
-    kernel::softmax_gradient_scheduler<T, kernel::no_rows<T>>()(
-        {in, saved, d_out, wanted, visible, &slopes, detail::score_scale<T>(scale, in.queries.shape().channels)}, {}, {},
-        detail::has_gradients<S, T> || detail::has_gradients<F, T>, run);
-}
+    static std::size_t workspace_bytes(const auto&, const input_shapes& s, index_t concurrency) {
+        return scheduler::workspace_bytes(s, concurrency, has_parameters);
+    }
+    static void run(const auto& op, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out,
+                    const auto& wanted, const execution& run) {
+        using weights_type = composed_score<S, weight_of_score<F>>;
+        const kernel::visible_keys_of<T, P> visible(op.pattern, shapes_of(in), in.positions);
+        const weights_type weights(op.score, {op.weight});
+        const score_gradients<weights_type, T> of_weights(wanted.score, wanted.weight);
+        const kernel::score_slopes_of<T, weights_type> slopes(weights, of_weights);
+        scheduler()({in, saved, d_out, wanted, visible, &slopes, score_scale<T>(op.scale, in.queries.shape().channels)}, {}, {},
+                    has_parameters, run);
+    }
+};
 
 } // namespace attn

@@ -104,24 +104,23 @@ struct softmax_attention {
     }
     template <Scalar T>
     std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        static_assert(detail::includes_backward<softmax_attention>,
+        static_assert(detail::HasBackward<softmax_attention, T>,
                       "attn: the gradient of softmax attention has an include of its own: attn/attention/softmax_backward.hpp");
-        return gradient_bytes<T>(s, concurrency);
+        return detail::backward_of<softmax_attention, T>::workspace_bytes(*this, s, concurrency);
     }
     template <Scalar T>
     void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const gradients<T>& wanted,
                   const execution& run) const
-        requires std::same_as<R, unrounded_products>; // rounding has no gradient
+        requires std::same_as<R, unrounded_products> // rounding has no gradient
+    {
+        detail::backward_of<softmax_attention, T>::run(*this, in, saved, d_out, wanted, run);
+    }
 
     /// What a scaled score goes through: the score function.
     const S& score_chain() const { return score; }
     /// What computes it.
     template <Scalar T, class Stored = any_storage>
     using scheduler = kernel::softmax_scheduler<T, typename R::template operand<T>, Stored>;
-
-private:
-    template <Scalar T>
-    std::size_t gradient_bytes(const input_shapes& s, index_t concurrency) const;
 };
 
 /// What a call costs: the (query, key) pairs that the pattern makes visible, and those that its schedule visits, over all batch entries

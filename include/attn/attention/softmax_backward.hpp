@@ -7,9 +7,6 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-template <Pattern P, ScoreFunction S, Products R>
-inline constexpr bool detail::includes_backward<softmax_attention<P, S, R>> = true;
-
 namespace detail {
 
 /// Whether a score function or a weight has parameters with gradients.
@@ -51,21 +48,17 @@ private:
     }
 };
 
+template <Pattern P, ScoreFunction S, Products R, Scalar T>
+struct backward_of<softmax_attention<P, S, R>, T> {
+    static std::size_t workspace_bytes(const auto&, const input_shapes& s, index_t concurrency) {
+        return kernel::softmax_gradient_scheduler<T>::workspace_bytes(s, concurrency, has_gradients<S, T>);
+    }
+    static void run(const auto& op, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out,
+                    const auto& wanted, const execution& run) {
+        resumable_gradient<softmax_attention<P, S, R>, T>{op}.backward(in, saved, d_out, wanted, nullptr, run);
+    }
+};
+
 } // namespace detail
-
-template <Pattern P, ScoreFunction S, Products R>
-template <Scalar T>
-std::size_t softmax_attention<P, S, R>::gradient_bytes(const input_shapes& s, index_t concurrency) const {
-    return kernel::softmax_gradient_scheduler<T>::workspace_bytes(s, concurrency, detail::has_gradients<S, T>);
-}
-
-template <Pattern P, ScoreFunction S, Products R>
-template <Scalar T>
-void softmax_attention<P, S, R>::backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out,
-                                          const gradients<T>& wanted, const execution& run) const
-    requires std::same_as<R, unrounded_products>
-{
-    detail::resumable_gradient<softmax_attention, T>{*this}.backward(in, saved, d_out, wanted, nullptr, run);
-}
 
 } // namespace attn

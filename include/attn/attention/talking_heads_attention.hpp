@@ -126,17 +126,23 @@ struct talking_heads_attention {
     }
     template <Scalar T>
     std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        static_assert(detail::includes_backward<talking_heads_attention>,
+        static_assert(detail::HasBackward<talking_heads_attention, T>,
                       "attn: the gradient of talking-heads attention has an include of its own: attn/attention/talking_heads_backward.hpp");
-        return gradient_bytes<T>(s, concurrency);
+        return detail::backward_of<talking_heads_attention, T>::workspace_bytes(*this, s, concurrency);
     }
     template <Scalar T>
     void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const gradients<T>& wanted,
-                  const execution& run) const;
+                  const execution& run) const {
+        detail::backward_of<talking_heads_attention, T>::run(*this, in, saved, d_out, wanted, run);
+    }
+
+    /// What the kernel is told of it.
+    kernel::talking_heads_parameters parameters_for(const input_shapes& s) const {
+        const auto factor = detail::score_scale<double>(scale, s.queries.channels);
+        return {factor, sinks, logits_mix, logits_bias, weights_mix, weights_bias, heads_alike(pattern), scored};
+    }
 
 private:
-    template <Scalar T>
-    std::size_t gradient_bytes(const input_shapes& s, index_t concurrency) const;
     index_t mixed_heads(const input_shapes& s) const { return logits_mix.data() ? logits_mix.shape().tokens : s.queries.heads; }
     index_t value_heads(const input_shapes& s) const { return weights_mix.data() ? weights_mix.shape().tokens : mixed_heads(s); }
 
@@ -145,10 +151,6 @@ private:
     template <Scalar T>
     kernel::talking_heads_scheduler<T> kernel_for(const input_shapes& s) const {
         return {parameters_for(s)};
-    }
-    kernel::talking_heads_parameters parameters_for(const input_shapes& s) const {
-        const auto factor = detail::score_scale<double>(scale, s.queries.channels);
-        return {factor, sinks, logits_mix, logits_bias, weights_mix, weights_bias, heads_alike(pattern), scored};
     }
     static void check_mixing(std::string_view argument, const tensor_view<const double>& mix, std::string_view other,
                              const shape& other_shape, index_t columns) {

@@ -7,24 +7,19 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-template <Pattern P, ScoreFunction S>
-inline constexpr bool detail::includes_backward<talking_heads_attention<P, S>> = true;
-
-template <Pattern P, ScoreFunction S>
-template <Scalar T>
-std::size_t talking_heads_attention<P, S>::gradient_bytes(const input_shapes& s, index_t concurrency) const {
-    return kernel::talking_gradient_scheduler<T>{parameters_for(s)}.workspace_bytes(s, concurrency);
-}
-
-template <Pattern P, ScoreFunction S>
-template <Scalar T>
-void talking_heads_attention<P, S>::backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out,
-                                             const gradients<T>& wanted, const execution& run) const {
-    const auto shapes = shapes_of(in);
-    const kernel::visible_keys_of<T, P> visible(pattern, shapes, in.positions);
-    const score_gradients<S, T> of_score{}; // not wanted
-    const kernel::score_slopes_of<T, S> slopes(score, of_score);
-    kernel::talking_gradient_scheduler<T>{parameters_for(shapes)}(in, saved, d_out, wanted, visible, scored ? &slopes : nullptr, run);
-}
+template <Pattern P, ScoreFunction S, Scalar T>
+struct detail::backward_of<talking_heads_attention<P, S>, T> {
+    static std::size_t workspace_bytes(const auto& op, const input_shapes& s, index_t concurrency) {
+        return kernel::talking_gradient_scheduler<T>{op.parameters_for(s)}.workspace_bytes(s, concurrency);
+    }
+    static void run(const auto& op, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out,
+                    const auto& wanted, const execution& run) {
+        const auto parameters = op.parameters_for(shapes_of(in));
+        const kernel::visible_keys_of<T, P> visible(op.pattern, shapes_of(in), in.positions);
+        const score_gradients<S, T> of_score{}; // not wanted
+        const kernel::score_slopes_of<T, S> slopes(op.score, of_score);
+        kernel::talking_gradient_scheduler<T>{parameters}(in, saved, d_out, wanted, visible, parameters.scored ? &slopes : nullptr, run);
+    }
+};
 
 } // namespace attn

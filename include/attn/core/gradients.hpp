@@ -53,9 +53,16 @@ struct mixed_head_gradients : input_gradients<T> {
 
 namespace detail {
 
-/// Whether the header that defines the `backward` of an operator is included, which says so here.
-template <class Op>
-inline constexpr bool includes_backward = false;
+/// What computes the gradient of an operator: specialised by the header that has it, with `workspace_bytes` and `run` of the operator and of
+/// what its members of that name are given. Without that header nothing does.
+template <class Op, class T>
+struct backward_of {
+    using missing = void;
+    static std::size_t workspace_bytes(const auto&...);
+    static void run(const auto&...);
+};
+template <class Op, class T>
+concept HasBackward = !requires { typename backward_of<Op, T>::missing; };
 
 /// "wanted.attention.q.weight" of "attention" and "wanted.q.weight", without allocating; a name that is too long is cut.
 class nested_name {
