@@ -138,38 +138,6 @@ void check_pattern(std::string_view operation, const P& pattern, const input_sha
     attn::check(pattern, pattern_context_of(operation, where, s, heads));
 }
 
-} // namespace detail
-
-/// Throws shape_error unless q (batch, heads, n, d_k), k (batch, kv_heads, m, d_k) and v (batch, kv_heads, m, d_v) fit each other: the
-/// batches equal, kv_heads a divisor of heads, d_k at least 1, and positions given for all batch entries or for none, none beyond
-/// farthest_position.
-template <Scalar T>
-void check_inputs(std::string_view operation, const inputs<T>& in) {
-    detail::check_tensors(operation, in);
-    const auto &q = in.queries.shape(), &k = in.keys.shape(), &v = in.values.shape();
-    if (v.heads != k.heads) detail::refuse(operation, "v", v, "k", k, "the heads differ");
-    if (!detail::divides(k.heads, q.heads)) detail::refuse(operation, "k", k, "q", q, "the heads of k and v must divide the heads of q");
-}
-
-namespace detail {
-
-/// One number for each row.
-inline shape rows_of(shape values) {
-    values.channels = 1;
-    return values;
-}
-
-} // namespace detail
-
-/// The shape (batch, heads, n, 1) of the operator's log_sum_exp, or of the rows of one that has none.
-template <Attention A>
-shape log_sum_exp_shape(const A& op, const input_shapes& shapes) {
-    if constexpr (A::traits.has_log_sum_exp_shape) return op.log_sum_exp_shape(shapes);
-    else return detail::rows_of(op.output_shape(shapes));
-}
-
-namespace detail {
-
 /// Workspace for a result that is stored in S.
 template <Storage S, Attention A>
 std::size_t workspace_bytes_for(const A& op, const input_shapes& shapes, index_t concurrency) {
@@ -194,6 +162,26 @@ void check_shapes(std::string_view operation, const input_shapes& shapes) {
 }
 
 } // namespace detail
+
+/// Throws shape_error unless q (batch, heads, n, d_k), k (batch, kv_heads, m, d_k) and v (batch, kv_heads, m, d_v) fit each other: the
+/// batches equal, kv_heads a divisor of heads, d_k at least 1, and positions given for all batch entries or for none, none beyond
+/// farthest_position.
+template <Scalar T>
+void check_inputs(std::string_view operation, const inputs<T>& in) {
+    detail::check_tensors(operation, in);
+    const auto &q = in.queries.shape(), &k = in.keys.shape(), &v = in.values.shape();
+    if (v.heads != k.heads) detail::refuse(operation, "v", v, "k", k, "the heads differ");
+    if (!detail::divides(k.heads, q.heads)) detail::refuse(operation, "k", k, "q", q, "the heads of k and v must divide the heads of q");
+}
+
+/// The shape (batch, heads, n, 1) of the operator's log_sum_exp, or of the rows of one that has none.
+template <Attention A>
+shape log_sum_exp_shape(const A& op, const input_shapes& shapes) {
+    auto rows = op.output_shape(shapes);
+    rows.channels = 1;
+    if constexpr (A::traits.has_log_sum_exp_shape) rows = op.log_sum_exp_shape(shapes);
+    return rows;
+}
 
 /// Bytes of workspace that a call of `op` on such shapes needs with such an executor or execution, if its result is stored in T. Throws
 /// attention_error if it cannot tell: no tensors have such shapes, or the operator lacks what its size depends on.

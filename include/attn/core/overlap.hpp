@@ -68,6 +68,14 @@ inline bool overlap(const footprint& x, const footprint& y) {
     return true;
 }
 
+[[noreturn, gnu::cold]] inline void refuse_overlapping(std::string_view operation, std::string_view argument, const shape& s) {
+    throw shape_error(operation, argument, joined({"of shape ", to_string(s), " has strides by which its elements overlap"}));
+}
+/// Throws shape_error if two elements of the view may share an address.
+void check_writable(std::string_view operation, std::string_view argument, const AnyView auto& view) {
+    if (view.shape().size() > 0 && footprint(view).overlaps_itself()) refuse_overlapping(operation, argument, view.shape());
+}
+
 } // namespace detail
 
 /// True unless the two views provably share no byte. Interleaved views (the q, k, v and out columns of one buffer) count as
@@ -83,17 +91,5 @@ template <detail::AnyView V>
 bool overlaps_itself(const V& v) noexcept {
     return v.shape().size() > 0 && detail::footprint(v).overlaps_itself();
 }
-
-namespace detail {
-
-[[noreturn, gnu::cold]] inline void refuse_overlapping(std::string_view operation, std::string_view argument, const shape& s) {
-    throw shape_error(operation, argument, joined({"of shape ", to_string(s), " has strides by which its elements overlap"}));
-}
-/// Throws shape_error if two elements of the view may share an address.
-void check_writable(std::string_view operation, std::string_view argument, const AnyView auto& view) {
-    if (overlaps_itself(view)) refuse_overlapping(operation, argument, view.shape());
-}
-
-} // namespace detail
 
 } // namespace attn

@@ -30,6 +30,13 @@ constexpr index_t product(std::same_as<index_t> auto... counts) noexcept {
     return result;
 }
 
+/// Pieces of text as one. What is said to callers in long sentences is put together here, out of the way of what computes.
+[[gnu::cold, gnu::noinline]] inline std::string joined(std::initializer_list<std::string_view> pieces) {
+    std::string text;
+    for (const auto piece : pieces) text += piece;
+    return text;
+}
+
 } // namespace detail
 
 /// Extents of a tensor (batch, heads, tokens, channels). A matrix of one head is {.tokens = n, .channels = d}.
@@ -45,17 +52,6 @@ struct shape {
     constexpr shape transposed() const noexcept { return {batch, heads, channels, tokens}; }
     friend constexpr bool operator==(const shape&, const shape&) = default;
 };
-
-namespace detail {
-
-/// Pieces of text as one. What is said to callers in long sentences is put together here, out of the way of what computes.
-[[gnu::cold, gnu::noinline]] inline std::string joined(std::initializer_list<std::string_view> pieces) {
-    std::string text;
-    for (const auto piece : pieces) text += piece;
-    return text;
-}
-
-} // namespace detail
 
 /// "(2, 8, 197, 64)": batch, heads, tokens, channels.
 [[gnu::cold]] inline std::string to_string(const shape& s) {

@@ -37,15 +37,6 @@ template <>
 inline constexpr narrow_format narrow_format_of<std::float16_t> = narrow_format::half;
 #endif
 
-namespace detail {
-
-/// Stands for any 16-bit type where none is named.
-enum class sixteen_bits : std::uint16_t {};
-
-} // namespace detail
-template <>
-inline constexpr narrow_format narrow_format_of<detail::sixteen_bits> = narrow_format::bfloat16;
-
 /// A 16-bit type that tensors may be stored in: Eigen::bfloat16, Eigen::half, std::bfloat16_t, std::float16_t, or one that says its format.
 /// It is computed in float.
 template <class T>
@@ -57,14 +48,8 @@ concept Storage = Scalar<T> || Narrow<T>;
 
 namespace detail {
 
-template <Storage S>
-struct computed {
-    using type = S;
-};
-template <Narrow S>
-struct computed<S> {
-    using type = float;
-};
+/// Stands for any 16-bit type where none is named.
+enum class sixteen_bits : std::uint16_t {};
 
 /// The number of 16 bits, exact: subnormals and infinities stay what they are, NaN is NaN, a quiet one of half.
 template <narrow_format format>
@@ -114,11 +99,13 @@ struct [[gnu::may_alias]] narrow_number {
 
 } // namespace detail
 
+template <>
+inline constexpr narrow_format narrow_format_of<detail::sixteen_bits> = narrow_format::bfloat16;
 template <narrow_format format>
 inline constexpr narrow_format narrow_format_of<detail::narrow_number<format>> = format;
 
 /// What a storage type is computed in: float for a 16-bit one, else itself.
 template <Storage S>
-using computed_in = typename detail::computed<std::remove_cv_t<S>>::type;
+using computed_in = std::conditional_t<Narrow<S>, float, std::remove_cv_t<S>>;
 
 } // namespace attn

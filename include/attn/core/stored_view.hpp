@@ -5,7 +5,6 @@
 #include "tensor.hpp"
 
 #include <cstddef>
-#include <cstring>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
@@ -15,11 +14,8 @@ namespace detail {
 template <class T>
 T loaded(const std::byte* at, narrow_format format) {
     if constexpr (std::same_as<T, float>) {
-        if (format != narrow_format::none) {
-            std::uint16_t bits;
-            std::memcpy(&bits, at, sizeof bits);
-            return format == narrow_format::half ? widened<narrow_format::half>(bits) : widened<narrow_format::bfloat16>(bits);
-        }
+        if (format == narrow_format::bfloat16) return *reinterpret_cast<const narrow_number<narrow_format::bfloat16>*>(at);
+        if (format == narrow_format::half) return *reinterpret_cast<const narrow_number<narrow_format::half>*>(at);
     }
     return *reinterpret_cast<const T*>(at);
 }
@@ -27,12 +23,8 @@ T loaded(const std::byte* at, narrow_format format) {
 template <class T>
 void stored(T number, std::byte* at, narrow_format format) {
     if constexpr (std::same_as<T, float>) {
-        if (format != narrow_format::none) {
-            const auto bits =
-                format == narrow_format::half ? narrowed<narrow_format::half>(number) : narrowed<narrow_format::bfloat16>(number);
-            std::memcpy(at, &bits, sizeof bits);
-            return;
-        }
+        if (format == narrow_format::bfloat16) return void(*reinterpret_cast<narrow_number<narrow_format::bfloat16>*>(at) = number);
+        if (format == narrow_format::half) return void(*reinterpret_cast<narrow_number<narrow_format::half>*>(at) = number);
     }
     *reinterpret_cast<T*>(at) = number;
 }
@@ -196,44 +188,9 @@ private:
     attn::strides strides_;
 };
 
-namespace detail {
-
-/// What a call reads and does not keep, as it is stored, of numbers that are computed with in T, which is known from other arguments.
-template <class T>
-using read_stored = std::type_identity_t<call_argument<stored_view<const T>>>;
-
-/// Calls f with the type that a view's numbers are stored in, of those of 16 bits one for all.
-template <class T>
-auto with_storage(const stored_view<T>& view, const auto& f) {
-    if constexpr (std::same_as<T, float> || std::same_as<T, const float>)
-        if (view.is_narrow()) return f(std::type_identity<sixteen_bits>{});
-    return f(std::type_identity<std::remove_const_t<T>>{});
-}
-/// Throws shape_error unless the view can be read, or written, and the channels of a row lie side by side.
-void check_rows(std::string_view operation, std::string_view argument, const AnyView auto& view) {
-    check_view(operation, argument, view);
-    if (view.shape().channels > 1 && view.strides().channels != 1)
-        throw shape_error(operation, argument,
-                          "of shape " + to_string(view.shape()) + " has a channel stride of " + std::to_string(view.strides().channels) +
-                              ": the channels of a row must lie side by side");
-}
-
-} // namespace detail
-
 /// A tensor, or what views one, of numbers that attn computes in or of 16 bits.
 template <class V>
 concept StoredTensor = std::convertible_to<const V&, stored_view<const float>> || std::convertible_to<const V&, stored_view<const double>>;
-
-namespace detail {
-
-/// The type that a StoredTensor is computed with in.
-template <StoredTensor V>
-using computed_t = std::conditional_t<std::convertible_to<const V&, stored_view<const float>>, float, double>;
-/// Whether such tensors are computed in one type.
-template <StoredTensor First, StoredTensor... Others>
-inline constexpr bool computed_alike = (std::same_as<computed_t<First>, computed_t<Others>> && ...);
-
-} // namespace detail
 
 /// How the tensors of a call may be stored: each in its own way, which is known as the program runs.
 struct any_storage {
@@ -261,6 +218,33 @@ struct unnarrowed_storage {
 };
 
 namespace detail {
+
+/// What a call reads and does not keep, as it is stored, of numbers that are computed with in T, which is known from other arguments.
+template <class T>
+using read_stored = std::type_identity_t<call_argument<stored_view<const T>>>;
+
+/// Calls f with the type that a view's numbers are stored in, of those of 16 bits one for all.
+template <class T>
+auto with_storage(const stored_view<T>& view, const auto& f) {
+    if constexpr (std::same_as<T, float> || std::same_as<T, const float>)
+        if (view.is_narrow()) return f(std::type_identity<sixteen_bits>{});
+    return f(std::type_identity<std::remove_const_t<T>>{});
+}
+/// Throws shape_error unless the view can be read, or written, and the channels of a row lie side by side.
+void check_rows(std::string_view operation, std::string_view argument, const AnyView auto& view) {
+    check_view(operation, argument, view);
+    if (view.shape().channels > 1 && view.strides().channels != 1)
+        throw shape_error(operation, argument,
+                          "of shape " + to_string(view.shape()) + " has a channel stride of " + std::to_string(view.strides().channels) +
+                              ": the channels of a row must lie side by side");
+}
+
+/// The type that a StoredTensor is computed with in.
+template <StoredTensor V>
+using computed_t = std::conditional_t<std::convertible_to<const V&, stored_view<const float>>, float, double>;
+/// Whether such tensors are computed in one type.
+template <StoredTensor First, StoredTensor... Others>
+inline constexpr bool computed_alike = (std::same_as<computed_t<First>, computed_t<Others>> && ...);
 
 template <class V>
 inline constexpr bool is_stored_view = false;

@@ -29,6 +29,25 @@ private:
     void (*call_)(void*, index_t);
 };
 
+/// Runs bodies in parallel.
+/// - `concurrency()`: how many bodies can run at once, at least 1, the same number for the executor's lifetime.
+/// - `parallel_for(count, body)`, count <= concurrency(): calls body(0) ... body(count - 1), each once, in any order, on any
+///   threads, and returns when all are done. The bodies that attn gives it do not throw; attn's own executors wait for all bodies even
+///   if one throws, and then pass on the first exception.
+template <class E>
+concept Executor = requires(E& executor, index_t count, function_ref body) {
+    { executor.concurrency() } -> std::convertible_to<index_t>;
+    executor.parallel_for(count, body);
+};
+
+/// Runs everything on the calling thread.
+struct sequential {
+    index_t concurrency() const noexcept { return 1; }
+    void parallel_for(index_t count, function_ref body) const {
+        for (index_t i = 0; i < count; ++i) body(i);
+    }
+};
+
 namespace detail {
 
 /// The first exception of bodies that run at once, kept until all of them are done: until then nothing that they refer to may be unwound.
@@ -52,29 +71,6 @@ private:
     std::atomic_flag thrown_;
     std::exception_ptr exception_;
 };
-
-} // namespace detail
-
-/// Runs bodies in parallel.
-/// - `concurrency()`: how many bodies can run at once, at least 1, the same number for the executor's lifetime.
-/// - `parallel_for(count, body)`, count <= concurrency(): calls body(0) ... body(count - 1), each once, in any order, on any
-///   threads, and returns when all are done. The bodies that attn gives it do not throw; attn's own executors wait for all bodies even
-///   if one throws, and then pass on the first exception.
-template <class E>
-concept Executor = requires(E& executor, index_t count, function_ref body) {
-    { executor.concurrency() } -> std::convertible_to<index_t>;
-    executor.parallel_for(count, body);
-};
-
-/// Runs everything on the calling thread.
-struct sequential {
-    index_t concurrency() const noexcept { return 1; }
-    void parallel_for(index_t count, function_ref body) const {
-        for (index_t i = 0; i < count; ++i) body(i);
-    }
-};
-
-namespace detail {
 
 /// So many bodies are handed to an executor at most, whatever it says: each has memory of its own.
 inline constexpr index_t most_threads = 4096;
