@@ -55,15 +55,11 @@ struct focused_linear_attention {
     }
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
     template <Scalar T>
-    std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        return workspace_bytes(s, detail::rows_of_shapes<T>(s), concurrency);
-    }
-    template <Scalar T>
-    std::size_t workspace_bytes(const input_shapes& s, const detail::linear_rows<T>& rows, index_t concurrency) const {
-        const auto grid = convolution.grid(rows.queries);
+    std::size_t workspace_bytes(const input_shapes& s, index_t concurrency, const detail::linear_rows<T>* rows = nullptr) const {
+        const auto grid = convolution.grid(rows ? rows->queries : s.queries.tokens);
         detail::scratch own;
         features<T>::take(own, s.queries, s.queries.heads, concurrency);
-        features<T>::take(own, rows.keys.shape(), s.queries.heads, concurrency);
+        features<T>::take(own, rows ? rows->keys.shape() : s.keys, s.queries.heads, concurrency);
         return own.used_bytes() + kernel_of<T>::workspace_bytes(s, concurrency, convolution.present() ? &grid : nullptr);
     }
     template <Scalar T>

@@ -41,11 +41,7 @@ struct linear_attention {
     void check_apart(const output_memory& out) const { attn::check_apart(pattern, out); }
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
     template <Scalar T>
-    std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        return workspace_bytes(s, detail::linear_rows<T>{}, concurrency);
-    }
-    template <Scalar T>
-    std::size_t workspace_bytes(const input_shapes& s, const detail::linear_rows<T>&, index_t concurrency) const {
+    std::size_t workspace_bytes(const input_shapes& s, index_t concurrency, const detail::linear_rows<T>* = nullptr) const {
         return kernel_of<T>::workspace_bytes(s, concurrency, nullptr);
     }
     template <Scalar T>

@@ -44,12 +44,6 @@ template <Scalar T>
 linear_rows<T> all_rows(const inputs<T>& in) {
     return {in.keys, 0, in.queries.shape().tokens};
 }
-/// All rows of a call of such shapes, without memory, to tell how much memory they need.
-template <Scalar T>
-linear_rows<T> rows_of_shapes(const input_shapes& s) {
-    return {{nullptr, s.keys, {}}, 0, s.queries.tokens};
-}
-
 /// Throws attention_error if a gradient is asked for of what the operator has not.
 inline void check_present(std::string_view operation, std::string_view argument, bool is_wanted, bool is_there) {
     if (is_wanted && !is_there) throw argument_error(operation, argument, "is asked for, but the operator has none");

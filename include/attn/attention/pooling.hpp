@@ -29,8 +29,7 @@ struct mean_pooling {
         using lanes = simd::lanes<T>;
         for (index_t r = 0; r < count; ++r) {
             const auto bin = range(head, first + r, x.count);
-            index_t seen = 0;
-            x.for_each_run(bin.first, bin.end, [&](index_t, index_t tokens) { seen += tokens; });
+            const auto seen = x.count_visible(bin);
             kernel::reduce_tokens<T>(
                 x, bin, to.data + r * to.row_stride, [](index_t, index_t) { return lanes(T{0}); },
                 [](lanes sum, index_t, lanes token, index_t, index_t) { return sum + token; },
@@ -50,8 +49,7 @@ struct mean_pooling {
         using lanes = simd::lanes<T>;
         for (index_t r = 0; r < count; ++r) {
             const auto bin = range(head, first + r, x.count);
-            index_t seen = 0;
-            x.for_each_run(bin.first, bin.end, [&](index_t, index_t tokens) { seen += tokens; });
+            const auto seen = x.count_visible(bin);
             for (auto j = bin.first; j < bin.end; ++j) {
                 if (!x.visible(j)) continue;
                 kernel::update_channels(

@@ -155,10 +155,7 @@ struct mixing_convolution {
 
     /// The gradients of the weights and the bias, in their shapes.
     template <Scalar U>
-    struct gradients {
-        tensor_view<U> weights = {}; ///< of the weights
-        tensor_view<U> bias = {};    ///< of the bias
-    };
+    using gradients = typename channel_convolution<U>::template gradients<U>;
     void for_each_gradient(const gradients<T>& wanted, const auto& f) const {
         f("wanted.weights", wanted.weights, weights);
         f("wanted.bias", wanted.bias, bias);

@@ -51,7 +51,8 @@ public:
         const plan_type plan(op.pattern, parts);
         auto keys = parts.shapes().keys;
         keys.tokens = plan.key_rows()[static_cast<std::size_t>(rank)].count;
-        return op.workspace_bytes(plan.shapes(rank), linear_rows<T>{{nullptr, keys, {}}, 0, parts.shapes().queries.tokens}, concurrency);
+        const linear_rows<T> rows{{nullptr, keys, {}}, 0, parts.shapes().queries.tokens};
+        return op.workspace_bytes(plan.shapes(rank), concurrency, &rows);
     }
 
     template <Communicator C>

@@ -137,14 +137,21 @@ struct linformer_work {
     /// Calls f(projection, tokens, kv_head, row, count, to, memory) for the runs of rows that are kept of a block. They lie one after the
     /// other.
     void for_each_run(const Op& op, const inputs<T>& in, const part& p, index_t number, index_t slice, const auto& f) const {
-        with_block(op, in, number, [&](const auto& projection, const auto& from, const auto& to, index_t head, index_t first_row) {
-            const auto b = p.b + head / p.kv_heads, g = p.g + head % p.kv_heads, channels = to.shape().channels;
-            const auto x = rows.tokens_of(from.slice({.batch = {b, 1}, .heads = {g, 1}}), head);
-            rows.for_each_kept(head, first_row, first_row + rows_of_block, [&](index_t row, index_t count, index_t at) {
-                auto slice_memory = detail::slices(shared, task_bytes)[slice];
-                f(projection, x, g, row, count, row_block<T>{to.data() + (head * rows.max_rows + at) * channels, channels, 1},
-                  slice_memory);
-            });
+        with_block(op, in, number, [&](const auto& projection, const auto& from, const auto& to, index_t head, index_t first) {
+            for_each_run(p, from, to, head, {first, rows_of_block}, detail::slices(shared, task_bytes)[slice],
+                         [&](const auto& x, auto&&... run) { f(projection, x, run...); });
+        });
+    }
+    /// Calls f(tokens, kv_head, row, count, rows, memory) for the runs of rows that are kept of one head, as many of the kept ones as `some`
+    /// says: rows are those of `projected`.
+    template <class U>
+    void for_each_run(const part& p, const stored_view<const T>& from, const tensor_view<U>& projected, index_t head, const row_range& some,
+                      const detail::scratch& memory, const auto& f) const {
+        const auto b = p.b + head / p.kv_heads, g = p.g + head % p.kv_heads, channels = projected.shape().channels;
+        const auto x = rows.tokens_of(from.slice({.batch = {b, 1}, .heads = {g, 1}}), head);
+        rows.for_each_kept(head, some.first, some.end(), [&](index_t row, index_t count, index_t at) {
+            auto own = memory;
+            f(x, g, row, count, row_block<U>{projected.data() + (head * rows.max_rows + at) * channels, channels, 1}, own);
         });
     }
     /// Attends to the projected rows of a part.

@@ -80,8 +80,8 @@ private:
         const P& projection;
         const G& wanted;
         const tensor_view<const T>& from;
-        const tensor_view<T>& d_out; ///< of what was projected
-        const tensor_view<T>& to;    ///< of the tokens
+        tensor_view<const T> d_out; ///< of what was projected
+        const tensor_view<T>& to;   ///< of the tokens
     };
 
     static const auto& for_values(const auto& wanted) {
@@ -112,13 +112,8 @@ private:
     /// f(tokens, kv_head, row, count, d_out, memory) for the runs of projected rows of a head of the part.
     template <class P, class G>
     void for_each_run(const side<P, G>& s, const part& p, index_t head, index_t slice, const auto& f) const {
-        const auto b = p.b + head / p.kv_heads, g = p.g + head % p.kv_heads, channels = s.d_out.shape().channels;
-        const auto x = projected.rows.tokens_of(s.from.slice({.batch = {b, 1}, .heads = {g, 1}}), head);
-        projected.rows.for_each_kept(head, 0, projected.rows.max_rows, [&](index_t row, index_t count, index_t first) {
-            auto slice_memory = detail::slices(projected.shared, task_bytes)[slice];
-            f(x, g, row, count, row_block<const T>{s.d_out.data() + (head * projected.rows.max_rows + first) * channels, channels, 1},
-              slice_memory);
-        });
+        projected.for_each_run(p, s.from, s.d_out, head, {0, projected.rows.max_rows}, detail::slices(projected.shared, task_bytes)[slice],
+                               f);
     }
     template <class P, class G>
     void find_tokens(const side<P, G>& s, const part& p, index_t head, index_t slice) const {

@@ -23,6 +23,7 @@ struct token_rows {
     bool any_visible(const token_range& r) const {
         return seen ? std::find(seen + r.first, seen + r.end, true) != seen + r.end : r.first < r.end;
     }
+    index_t count_visible(const token_range& r) const { return seen ? std::count(seen + r.first, seen + r.end, true) : r.end - r.first; }
     T operator()(index_t token, index_t channel) const { return rows(token, channel); }
 
     /// Calls visit(first, count) for each run of visible tokens of first .. end - 1.
