@@ -80,10 +80,11 @@ struct linear_projection {
                        const row_block<T>& to, detail::scratch& memory) const {
         row_block<const T> start{to.data, to.row_stride, 1};
         if (first_part == 0) start = detail::rows_of_head(bias, head, first), start.channel_stride = 0;
-        detail::run_tasks(
-            product(count, x.count, x.channels), memory, detail::rows_of_head(matrix, head, first), x.rows, start, to,
-            [&](index_t from, index_t terms, auto&& visit) { x.for_each_run(from, from + terms, visit); },
-            typename product::extent{first_part, end_part - first_part});
+        product(count, x.count, x.channels)
+            .run_all(
+                memory, detail::rows_of_head(matrix, head, first), x.rows, start, to,
+                [&](index_t from, index_t terms, auto&& visit) { x.for_each_run(from, from + terms, visit); },
+                typename product::extent{first_part, end_part - first_part});
     }
 
     /// The gradients of the matrix and the bias, in their shapes.
@@ -111,8 +112,7 @@ struct linear_projection {
             for_each_run_of_part(x, part, [&](index_t token, index_t tokens) {
                 auto weights = detail::rows_of_head(matrix, head, first);
                 weights.data += token * weights.channel_stride;
-                detail::run_tasks(product(tokens, count, x.channels), memory, weights.transposed(), d_out, {nullptr, 0, 1},
-                                  {sums, x.channels, 1});
+                product(tokens, count, x.channels).run_all(memory, weights.transposed(), d_out, {nullptr, 0, 1}, {sums, x.channels, 1});
                 for (index_t j = 0; j < tokens; ++j)
                     kernel::update_channels(to.data + (token + j) * to.row_stride, to.channel_stride, x.channels,
                                             [&](auto sum, index_t c, index_t present) {
@@ -128,8 +128,9 @@ struct linear_projection {
             for_each_run_of_part(x, part, [&](index_t token, index_t tokens) {
                 auto sums = detail::rows_of_head(wanted.matrix, head, first);
                 sums.data += token;
-                detail::run_tasks(product(count, x.channels, tokens), memory, d_out, x.rows.from(token).transposed(),
-                                  {sums.data, sums.row_stride, 1}, {sums.data, sums.row_stride, 1});
+                product(count, x.channels, tokens)
+                    .run_all(memory, d_out, x.rows.from(token).transposed(), {sums.data, sums.row_stride, 1},
+                             {sums.data, sums.row_stride, 1});
             });
         const auto of_bias = detail::rows_of_head(wanted.bias, head, first);
         for (index_t r = 0; part == 0 && of_bias.data && r < count; ++r)

@@ -95,17 +95,6 @@ row_block<T> rows_of_head(const tensor_view<T>& parameter, index_t head, index_t
     return parameter.rows(plane, parameter.shape().heads == 1 ? 0 : head, first);
 }
 
-/// All tasks of a product, one after the other.
-template <Scalar T>
-void run_tasks(const kernel::matrix_product<T>& product, const scratch& memory, const std::type_identity_t<row_block<const T>>& a,
-               const std::type_identity_t<stored_rows<const T>>& b, const std::type_identity_t<row_block<const T>>& start,
-               const std::type_identity_t<row_block<T>>& c, const auto&... terms) {
-    for (index_t task = 0; task < product.task_count(); ++task) {
-        auto own = memory;
-        product.run_task(task, own, a, b, start, c, terms...);
-    }
-}
-
 } // namespace detail
 
 /// The shape of projected tokens: as many rows as the head with most has.

@@ -175,9 +175,9 @@ struct mixing_convolution {
         for (index_t done = 0; done < count; done += max_rows)
             for (index_t t = 0; t < kernel; ++t) {
                 const auto rows = std::min(max_rows, count - done);
-                detail::run_tasks(kernel::matrix_product<T>(rows, x.channels, x.channels), memory,
-                                  {d_out.data + done * d_out.row_stride, d_out.row_stride, 1}, detail::rows_of_head(weights, head, 0, t),
-                                  {nullptr, 0, 1}, {sums, x.channels, 1});
+                kernel::matrix_product<T>(rows, x.channels, x.channels)
+                    .run_all(memory, {d_out.data + done * d_out.row_stride, d_out.row_stride, 1}, detail::rows_of_head(weights, head, 0, t),
+                             {nullptr, 0, 1}, {sums, x.channels, 1});
                 for (index_t r = 0; r < rows; ++r) {
                     const auto token = (first + done + r) * kernel + t;
                     if (!x.visible(token)) continue;
@@ -195,13 +195,13 @@ struct mixing_convolution {
         const auto kernel = weights.shape().batch, token = first * kernel + part;
         const auto of_weights = detail::rows_of_head(wanted.weights, head, 0, part);
         if (of_weights.data)
-            detail::run_tasks(kernel::matrix_product<T>(x.channels, count, x.channels), memory, d_out.transposed(),
-                              x.rows.from(token).every(kernel), {of_weights.data, of_weights.row_stride, 1},
-                              {of_weights.data, of_weights.row_stride, 1}, [&](index_t from, index_t terms, auto&& visit) {
-                                  if (!x.seen) return visit(from, terms);
-                                  for (auto r = from; r < from + terms; ++r)
-                                      if (x.visible(token + r * kernel)) visit(r, index_t{1});
-                              });
+            kernel::matrix_product<T>(x.channels, count, x.channels)
+                .run_all(memory, d_out.transposed(), x.rows.from(token).every(kernel), {of_weights.data, of_weights.row_stride, 1},
+                         {of_weights.data, of_weights.row_stride, 1}, [&](index_t from, index_t terms, auto&& visit) {
+                             if (!x.seen) return visit(from, terms);
+                             for (auto r = from; r < from + terms; ++r)
+                                 if (x.visible(token + r * kernel)) visit(r, index_t{1});
+                         });
         if (part == 0) channel_convolution<T>::add_bias_gradients(x.channels, count, d_out, detail::rows_of_head(wanted.bias, head));
     }
 
@@ -221,9 +221,9 @@ private:
         auto start = detail::rows_of_head(bias, head);
         start.row_stride = 0;
         for (index_t t = 0; t < kernel; ++t) {
-            detail::run_tasks(kernel::matrix_product<T>(count, x.channels, x.channels), memory,
-                              {windows.data + t * windows.row_stride, kernel * windows.row_stride, windows.channel_stride},
-                              detail::rows_of_head(weights, head, 0, t).transposed(), start, to);
+            kernel::matrix_product<T>(count, x.channels, x.channels)
+                .run_all(memory, {windows.data + t * windows.row_stride, kernel * windows.row_stride, windows.channel_stride},
+                         detail::rows_of_head(weights, head, 0, t).transposed(), start, to);
             start = {to.data, to.row_stride, 1};
         }
     }

@@ -74,28 +74,14 @@ public:
         while (count > 0) {
             const auto y = first / grid_.width, x = first % grid_.width, here = std::min(count, grid_.width - x);
             const auto above = std::max<index_t>(0, y - grid_.top), below = std::min(grid_.height, y - grid_.top + grid_.kernel_height);
-            if (in_place) {
-                add_row({{in.numbers().data, grid_.width * in.row_stride, in.row_stride, 0, grid_.height, above},
-                         y,
-                         x,
-                         here,
-                         above,
-                         below,
-                         present},
-                        to);
-            } else {
+            input_rows from{in.numbers().data, grid_.width * in.row_stride, in.row_stride, 0, grid_.height, above};
+            if (!in_place) {
                 const auto left = std::max<index_t>(0, x - grid_.left),
                            right = std::min(grid_.width, x + here - grid_.left + grid_.kernel_width - 1);
                 stage(in, {in.data, present, left, right}, above, below);
-                add_row({{staged_, staged_width_ * padded_, padded_, left, staged_rows_, above % staged_rows_},
-                         y,
-                         x,
-                         here,
-                         above,
-                         below,
-                         present},
-                        to);
+                from = {staged_, staged_width_ * padded_, padded_, left, staged_rows_, above % staged_rows_};
             }
+            add_row({from, y, x, here, above, below, present}, to);
             first += here;
             count -= here;
             to += here * padded_;

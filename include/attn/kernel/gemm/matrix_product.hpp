@@ -5,6 +5,7 @@
 #include "../tile_loader.hpp"
 #include "matrix_tile.hpp"
 
+#include <limits>
 #include <span>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
@@ -35,6 +36,10 @@ public:
     struct extent {
         index_t first, count;
     };
+    /// All terms of a piece of the depth.
+    struct all_terms {
+        void operator()(index_t first, index_t count, const auto& visit) const { visit(first, count); }
+    };
     /// How many pieces a depth is cut into, each a chain that is added when it is complete, in order: one at least.
     static index_t depth_pieces(index_t depth) { return std::max<index_t>(1, (depth + max_block_depth - 1) / max_block_depth); }
     /// The terms of one piece of a depth.
@@ -44,27 +49,20 @@ public:
     index_t task_count() const { return row_blocks() * column_blocks(); }
     /// Memory of one running task.
     std::size_t task_bytes() const { return detail::bytes_for<blocks>(*this); }
+    /// terms(first, count, visit) calls visit(first, count) for each run of terms of a piece of the depth that take part: all of them if it is
+    /// not given. The others are not multiplied, if an operand is one term. pieces: of the depth; the others are added before, to what is the
+    /// start here, or afterwards: that reads no other terms.
+    template <class Terms = all_terms>
     void run_task(index_t task, detail::scratch& memory, const row_block<const T>& a, const stored_rows<const T>& b,
-                  const row_block<const T>& start, const row_block<T>& c) const {
-        run_task(task, memory, a, b, start, c, [](index_t first, index_t count, auto&& visit) { visit(first, count); });
-    }
-    /// A task over only some of the depth: terms(first, count, visit) calls visit(first, count) for each run of terms of a piece of the
-    /// depth that take part. The others are not multiplied, if an operand is one term.
-    void run_task(index_t task, detail::scratch& memory, const row_block<const T>& a, const stored_rows<const T>& b,
-                  const row_block<const T>& start, const row_block<T>& c, const auto& terms) const {
-        run_task(task, memory, a, b, start, c, terms, {0, depth_pieces(depth_)});
-    }
-    /// A task over only some pieces of the depth, of which the others are added before, to what is the start here, or afterwards: that
-    /// reads no other terms.
-    void run_task(index_t task, detail::scratch& memory, const row_block<const T>& a, const stored_rows<const T>& b,
-                  const row_block<const T>& start, const row_block<T>& c, const auto& terms, const extent& pieces) const {
+                  const row_block<const T>& start, const row_block<T>& c, const Terms& terms = {},
+                  const extent& pieces = {0, std::numeric_limits<index_t>::max()}) const {
         const blocks block(memory, *this);
         const auto [first_row, rows] = piece(rows_, row_blocks(), task % row_blocks());
         const auto [first_column, columns] = piece(columns_, column_blocks(), task / row_blocks());
         const row_block<T> to{c.data + first_row * c.row_stride + first_column, c.row_stride, 1};
         begin(start.from(first_row, first_column), to, rows, columns);
         std::array<depth_run, static_cast<std::size_t>(max_block_depth)> runs;
-        for (auto p = pieces.first; p < pieces.first + pieces.count; ++p) {
+        for (auto p = pieces.first; p < std::min(depth_pieces(depth_), pieces.first + pieces.count); ++p) {
             const auto within = depth_piece(depth_, p);
             std::size_t count = 0;
             terms(within.first, within.count, [&](index_t first, index_t in_run) {
@@ -72,6 +70,15 @@ public:
             });
             block.multiply(a.from(first_row, within.first), b.from(within.first, first_column), to, rows, within.count, columns,
                            std::span(runs.data(), count));
+        }
+    }
+
+    /// All tasks, one after the other.
+    void run_all(const detail::scratch& memory, const row_block<const T>& a, const stored_rows<const T>& b, const row_block<const T>& start,
+                 const row_block<T>& c, const auto&... terms) const {
+        for (index_t task = 0; task < task_count(); ++task) {
+            auto own = memory;
+            run_task(task, own, a, b, start, c, terms...);
         }
     }
 

@@ -81,12 +81,11 @@ void multiply_wide(index_t rows, index_t registers, tile_product<T, E> p, auto& 
     constexpr index_t wide = tile_traits<T>::max_columns, lane_count = simd::lanes<T>::size;
     const auto b = p.b;
     const auto c = p.c;
-    for (index_t pieces = (registers + wide - 1) / wide, piece = 0; piece < pieces; ++piece) {
-        const auto left = registers * piece / pieces, right = registers * (piece + 1) / pieces;
+    for_each_piece(registers, wide, [&](index_t left, index_t columns) {
         p.b = b.from(0, left * lane_count);
         p.c = c.from(0, left * lane_count);
-        multiply<T, E>(rows, right - left, p, ahead);
-    }
+        multiply<T, E>(rows, columns, p, ahead);
+    });
 }
 
 } // namespace attn::kernel

@@ -29,11 +29,7 @@ struct bucket_hash {
         auto* const wide = widened_rows(memory, channels);
         if (x.is_narrow()) copy_rows<T>(x, rows, channels, wide, channels);
         const auto tokens = x.is_narrow() ? row_block<const T>{wide, channels, 1} : x.numbers();
-        const auto multiply = product_of(rows, channels, half);
-        for (index_t task = 0; task < multiply.task_count(); ++task) {
-            auto own = memory;
-            multiply.run_task(task, own, tokens, rotations, {nullptr, 0, 0}, {turned, half, 1});
-        }
+        product_of(rows, channels, half).run_all(memory, tokens, rotations, {nullptr, 0, 0}, {turned, half, 1});
         for (index_t r = 0; r < rows; ++r) buckets[r * stride] = bucket_of(turned + r * half);
     }
 

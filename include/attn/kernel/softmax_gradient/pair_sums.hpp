@@ -81,13 +81,7 @@ class parameter_sums {
 public:
     parameter_sums(const pair_summation<T>& find, index_t function) : find_(find), function_(function) {}
 
-    static void clear(const tensor_view<T>& view) {
-        const auto& s = view.shape();
-        for (index_t b = 0; b < s.batch; ++b)
-            for (index_t h = 0; h < s.heads; ++h)
-                for (index_t i = 0; i < s.tokens; ++i)
-                    for (index_t c = 0; c < s.channels; ++c) view(b, h, i, c) = 0;
-    }
+    static void clear(const tensor_view<T>& view) { detail::fill_zero(view); }
     /// A table that is added: (entries, heads or 1, queries or 1, keys or 1), as an additive_bias has it.
     void of_table(const tensor_view<T>& to, const per_batch& first_query, const per_batch& first_key) const {
         if (!to.data()) return;

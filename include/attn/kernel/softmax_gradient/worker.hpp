@@ -7,7 +7,6 @@
 #include "../softmax/visit.hpp"
 #include "gradient_tile.hpp"
 #include "score_slopes.hpp"
-#include "seen_products.hpp"
 #include "summed_rows.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {

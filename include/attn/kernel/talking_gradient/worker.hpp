@@ -3,7 +3,6 @@
 #pragma once
 
 #include "../softmax/visit.hpp"
-#include "../softmax_gradient/seen_products.hpp"
 #include "memory.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
