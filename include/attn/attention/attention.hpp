@@ -111,12 +111,9 @@ constexpr bool divides(index_t kv_heads, index_t heads) { return kv_heads == 0 ?
 
 /// What patterns and score functions for so many heads are checked against.
 inline pattern_context pattern_context_of(std::string_view operation, const positions& where, const input_shapes& s, index_t heads) {
-    pattern_context context{.operation = operation,
-                            .batch = s.queries.batch,
-                            .heads = heads,
-                            .where = where,
-                            .queries = s.queries.tokens,
-                            .keys = s.keys.tokens};
+    pattern_context context{.operation = operation, .batch = s.queries.batch, .heads = heads, .where = where};
+    context.queries = s.queries.tokens;
+    context.keys = s.keys.tokens;
     const bool shared = where.first_query.shared() && where.first_key.shared();
     for (index_t b = 0; b < (shared ? std::min<index_t>(s.queries.batch, 1) : s.queries.batch); ++b) {
         const auto i = where.first_query[b], j = where.first_key[b];

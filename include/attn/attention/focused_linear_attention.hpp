@@ -88,9 +88,8 @@ struct focused_linear_attention {
     template <Scalar T>
     void check_gradients(const inputs<T>&, const gradients<T>& wanted, const auto& check) const {
         local<T>(*this).check_gradients(name, wanted, check);
-        const auto of_scale = detail::as_row(wanted.scale);
-        detail::check_present(name, "wanted.scale", of_scale.data(), !scale.empty());
-        check("wanted.scale", of_scale, shape{.tokens = 1, .channels = std::ssize(scale)});
+        const shape expected{.tokens = 1, .channels = std::ssize(scale)};
+        detail::check_wanted(name, "wanted.scale", detail::as_row(wanted.scale), !scale.empty(), expected, check);
     }
     template <Scalar T>
     std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {

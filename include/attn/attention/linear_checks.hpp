@@ -44,9 +44,11 @@ template <Scalar T>
 linear_rows<T> all_rows(const inputs<T>& in) {
     return {in.keys, 0, in.queries.shape().tokens};
 }
-/// Throws attention_error if a gradient is asked for of what the operator has not.
-inline void check_present(std::string_view operation, std::string_view argument, bool is_wanted, bool is_there) {
-    if (is_wanted && !is_there) throw argument_error(operation, argument, "is asked for, but the operator has none");
+/// Checks the wanted gradient of what an operator may have, as its check_gradients does.
+void check_wanted(std::string_view operation, std::string_view argument, const auto& wanted, bool is_there, const shape& expected,
+                  const auto& check) {
+    if (wanted.data() && !is_there) throw argument_error(operation, argument, "is asked for, but the operator has none");
+    check(argument, wanted, expected);
 }
 
 /// What a linear attention of vision transformers has besides queries, keys and values.
@@ -90,15 +92,14 @@ struct local_arguments {
     /// Checks the wanted gradients of the convolution and the encoding, as an operator's check_gradients does.
     void check_gradients(std::string_view operation, const local_gradients<T>& wanted, const auto& check) const {
         const auto& own = wanted.convolution;
-        const auto bias = as_row(own.bias);
-        check_present(operation, "wanted.positional_encoding", wanted.positional_encoding.data(), positional_encoding.data());
-        check_present(operation, "wanted.convolution.input", own.input.data(), convolution_input.data());
-        check_present(operation, "wanted.convolution.weights", own.weights.data(), convolution.present());
-        check_present(operation, "wanted.convolution.bias", bias.data(), !convolution.bias.empty());
-        check("wanted.positional_encoding", wanted.positional_encoding, positional_encoding.shape());
-        check("wanted.convolution.input", own.input, convolution_input.shape());
-        check("wanted.convolution.weights", own.weights, convolution.weights.shape());
-        check("wanted.convolution.bias", bias, shape{.tokens = 1, .channels = std::ssize(convolution.bias)});
+        const auto check_one = [&](std::string_view argument, const auto& view, bool is_there, const shape& expected) {
+            check_wanted(operation, argument, view, is_there, expected, check);
+        };
+        check_one("wanted.positional_encoding", wanted.positional_encoding, positional_encoding.data(), positional_encoding.shape());
+        check_one("wanted.convolution.input", own.input, convolution_input.data(), convolution_input.shape());
+        check_one("wanted.convolution.weights", own.weights, convolution.present(), convolution.weights.shape());
+        check_one("wanted.convolution.bias", as_row(own.bias), !convolution.bias.empty(),
+                  {.tokens = 1, .channels = std::ssize(convolution.bias)});
     }
     /// Whether the convolution reads the values, as it does without a `convolution_input`.
     bool reads_values() const { return !convolution_input.data(); }

@@ -10,12 +10,10 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// Bytes of workspace that `project` needs for tokens of that shape with such an executor or execution.
 template <Scalar T, Projection<T> P>
 std::size_t workspace_bytes(const P& projection, const shape& tokens, const detail::call_execution& run = {}) {
-    detail::scratch memory;
-    for (index_t slice = 0; slice < run.concurrency(); ++slice) {
-        memory.take<bool>(tokens.tokens);
-        memory.take<std::byte>(projection.template workspace_bytes<T>(tokens.tokens, tokens.channels));
-    }
-    return memory.used_bytes();
+    detail::scratch slice;
+    slice.take<bool>(tokens.tokens);
+    slice.take<std::byte>(projection.template workspace_bytes<T>(tokens.tokens, tokens.channels));
+    return static_cast<std::size_t>(run.concurrency()) * slice.used_bytes();
 }
 
 namespace detail {
@@ -54,12 +52,12 @@ void project(const P& projection, const X& from, const tensor_view<detail::scala
     attn::check(pattern, pattern_context{.operation = name, .batch = s.batch, .heads = s.heads, .end_query = 1, .end_key = s.tokens});
     const auto needed = workspace_bytes<T>(projection, s, run);
     run.reserve(name, "x", s, needed);
+    const detail::slices slices(run.workspace().bytes().data(), needed / static_cast<std::size_t>(run.concurrency()));
 
     const auto max_rows = out.shape().tokens, blocks = (max_rows + kernel::projected_rows_of_task - 1) / kernel::projected_rows_of_task;
     run.for_each(s.batch * s.heads * blocks, [&](index_t task, index_t slice) {
         const auto batch = task / blocks / s.heads, head = task / blocks % s.heads, first = task % blocks * kernel::projected_rows_of_task;
-        detail::scratch memory(run.workspace().bytes().data() +
-                               needed / static_cast<std::size_t>(run.concurrency()) * static_cast<std::size_t>(slice));
+        auto memory = slices[slice];
         bool* const seen = memory.take<bool>(s.tokens);
         kernel::token_rows<T> tokens{x.rows(batch, head), s.tokens, s.channels};
         if constexpr (!std::same_as<V, dense>) {

@@ -108,21 +108,17 @@ struct talking_heads_attention {
     template <Scalar T>
     void check_gradients(const inputs<T>& in, const gradients<T>& wanted, const auto& check) const {
         const auto shapes = shapes_of(in);
-        const auto require = [](const tensor_view<T>& view, std::string_view argument, bool is_there, std::string_view missing) {
-            if (view.data() && !is_there) throw argument_error(name, argument, "is asked for, but there is no " + std::string(missing));
-        };
         const auto heads = mixed_heads(shapes), out_heads = value_heads(shapes);
-        require(wanted.logits_mix, "wanted.logits_mix", logits_mix.data(), "logits_mix");
-        require(wanted.logits_bias, "wanted.logits_bias", !logits_bias.empty(), "logits_bias");
-        require(wanted.weights_mix, "wanted.weights_mix", weights_mix.data(), "weights_mix");
-        require(wanted.weights_bias, "wanted.weights_bias", !weights_bias.empty(), "weights_bias");
-        if (wanted.sinks.data() && sinks.empty() && heads > 0)
-            throw argument_error(name, "wanted.sinks", "is asked for, but there are no sinks");
-        check("wanted.logits_mix", wanted.logits_mix, shape{1, 1, heads, shapes.queries.heads});
-        check("wanted.logits_bias", wanted.logits_bias, shape{1, heads, 1, 1});
-        check("wanted.weights_mix", wanted.weights_mix, shape{1, 1, out_heads, heads});
-        check("wanted.weights_bias", wanted.weights_bias, shape{1, out_heads, 1, 1});
-        check("wanted.sinks", wanted.sinks, shape{1, heads, 1, 1});
+        const auto check_one = [&](std::string_view argument, const tensor_view<T>& view, bool is_there, std::string_view missing,
+                                   const shape& expected) {
+            if (view.data() && !is_there) throw argument_error(name, argument, "is asked for, but there " + std::string(missing));
+            check(argument, view, expected);
+        };
+        check_one("wanted.logits_mix", wanted.logits_mix, logits_mix.data(), "is no logits_mix", {1, 1, heads, shapes.queries.heads});
+        check_one("wanted.logits_bias", wanted.logits_bias, !logits_bias.empty(), "is no logits_bias", {1, heads, 1, 1});
+        check_one("wanted.weights_mix", wanted.weights_mix, weights_mix.data(), "is no weights_mix", {1, 1, out_heads, heads});
+        check_one("wanted.weights_bias", wanted.weights_bias, !weights_bias.empty(), "is no weights_bias", {1, out_heads, 1, 1});
+        check_one("wanted.sinks", wanted.sinks, !sinks.empty() || heads == 0, "are no sinks", {1, heads, 1, 1});
     }
     template <Scalar T>
     std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {

@@ -8,7 +8,6 @@
 #include <exception>
 #include <memory>
 #include <optional>
-#include <utility>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 

@@ -3,7 +3,6 @@
 
 #include "../../simd/lanes.hpp"
 
-#include <algorithm>
 #include <functional>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {

@@ -5,9 +5,6 @@
 #include "../softmax_gradient/scheduler.hpp"
 #include "attention.hpp"
 
-#include <cmath>
-#include <limits>
-
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// The memory of a gradient, and its steps for some heads of a batch entry. With out and log_sum_exp of all rounds together, the weights

@@ -3,8 +3,6 @@
 
 #include "mainloop.hpp"
 
-#include <utility>
-
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// The query blocks of one pass, by its shape and pattern alone: a place is a head, or some that share a block; the tokens of a place are

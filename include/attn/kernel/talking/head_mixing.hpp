@@ -5,7 +5,6 @@
 #include "../../core/workspace.hpp"
 #include "../gemm/matrix_tile.hpp"
 
-#include <array>
 #include <span>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
