@@ -42,10 +42,9 @@ void check_projection_gradients(std::string_view operation, std::string_view mem
 /// learned matrices (Linformer), pooling, strided convolutions, the identity, your own; they hold views, so that heads, keys and values,
 /// and the operators of many layers can refer to one matrix.
 ///
-/// The pattern says which tokens exist: a hidden one is left out of the projection and never read. It must show a key to all queries of
-/// its batch entry or to none, for a projected row is the same to every query: causal attention has no such form and is refused. A
-/// projected row none of whose tokens is visible is left out of the softmax; a query that is left with none gives 0, and log_sum_exp
-/// -infinity.
+/// The pattern says which tokens exist: a hidden one is left out of the projection and never read. It must show a key to all queries of its
+/// batch entry or to none, for a projected row is the same to every query: causal attention has no such form and is refused. A projected
+/// row none of whose tokens is visible is left out of the softmax; a query that is left with none gives 0, and log_sum_exp -infinity.
 ///
 /// It has a gradient if its projections have one (see DifferentiableProjection).
 ///

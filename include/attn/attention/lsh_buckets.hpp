@@ -45,9 +45,8 @@ template <StoredTensor X, TensorLike R>
         for (index_t h = 0; h < s.heads; ++h)
             for (index_t round = 0; round < turns.shape().batch; ++round)
                 for (index_t i = 0; i < s.tokens; i += hash::rows_of_task)
-                    kernel::hash_of(turns, round, h)(tokens.rows(b, h, i), std::min(s.tokens - i, hash::rows_of_task),
-                                                     &buckets(b, h, i, round), buckets.shape().channels,
-                                                     detail::scratch(memory.bytes().data()));
+                    hash(turns, round, h)(tokens.rows(b, h, i), std::min(s.tokens - i, hash::rows_of_task), &buckets(b, h, i, round),
+                                          buckets.shape().channels, detail::scratch(memory.bytes().data()));
     return buckets;
 }
 

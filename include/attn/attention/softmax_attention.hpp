@@ -10,8 +10,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 namespace detail {
 
-/// What the kernel makes of a call of softmax attention, or of another operator of its kernels: it has a `pattern`, a `scale`, perhaps `sinks`,
-/// a `score_chain()` of functions that a score goes through, and a `scheduler`.
+/// What the kernel makes of a call of softmax attention, or of another operator of its kernels: it has a `pattern`, a `scale`, perhaps
+/// `sinks`, a `score_chain()` of functions that a score goes through, and a `scheduler`.
 template <Scalar T, class Op, class Chain>
 kernel::softmax_call<T> softmax_call_of(const Op& op, const inputs<T>& in, const outputs<T>& out, const kernel::visible_keys& visible,
                                         const kernel::score_adjustment_of<T, Chain>& adjustment) {

@@ -26,8 +26,8 @@ struct resumable_gradient {
     void add_weights(const inputs<T>& in, const saved_outputs<T>& saved, T* sums, const execution& run) const {
         with_call(in, saved, {}, {}, nullptr, [&](const auto& call) { scheduler().add_weights(call, sums, has_parameters, run); });
     }
-    /// The gradient of a run of the keys, where share (batch, heads, n) multiplies the weights of each row. No share: the keys are all there
-    /// are.
+    /// The gradient of a run of the keys, where share (batch, heads, n) multiplies the weights of each row. No share: the keys are all
+    /// there are.
     void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const wanted_type& wanted,
                   const T* share, const execution& run) const {
         with_call(in, saved, d_out, wanted, share,

@@ -53,8 +53,8 @@ struct mixed_head_gradients : input_gradients<T> {
 
 namespace detail {
 
-/// What computes the gradient of an operator: specialised by the header that has it, with `workspace_bytes` and `run` of the operator and of
-/// what its members of that name are given. Without that header nothing does.
+/// What computes the gradient of an operator: specialised by the header that has it, with `workspace_bytes` and `run` of the operator and
+/// of what its members of that name are given. Without that header nothing does.
 template <class Op, class T>
 struct backward_of {
     using missing = void;

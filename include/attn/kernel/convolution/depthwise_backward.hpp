@@ -111,8 +111,7 @@ private:
         with_constant<most_taps>(taps, [&](auto some) { add_some<some()>(here, ky, kx, channel, sums); });
         return taps;
     }
-    /// One register of channels. Outputs all of whose taps meet inputs are taken together, those at an end of a row tap by
-    /// tap.
+    /// One register of channels. Outputs all of whose taps meet inputs are taken together, those at an end of a row tap by tap.
     template <int Taps>
     [[gnu::noinline]] void add_some(const piece& here, index_t ky, index_t kx, index_t channel, T* sums) const {
         lanes sum[std::size_t{chains<Taps>}][std::size_t{Taps}];

@@ -49,9 +49,9 @@ public:
     index_t task_count() const { return row_blocks() * column_blocks(); }
     /// Memory of one running task.
     std::size_t task_bytes() const { return detail::bytes_for<blocks>(*this); }
-    /// terms(first, count, visit) calls visit(first, count) for each run of terms of a piece of the depth that take part: all of them if it is
-    /// not given. The others are not multiplied, if an operand is one term. pieces: of the depth; the others are added before, to what is the
-    /// start here, or afterwards: that reads no other terms.
+    /// terms(first, count, visit) calls visit(first, count) for each run of terms of a piece of the depth that take part: all of them if it
+    /// is not given. The others are not multiplied, if an operand is one term. pieces: of the depth; the others are added before, to what
+    /// is the start here, or afterwards: that reads no other terms.
     template <class Terms = all_terms>
     void run_task(index_t task, detail::scratch& memory, const row_block<const T>& a, const stored_rows<const T>& b,
                   const row_block<const T>& start, const row_block<T>& c, const Terms& terms = {},

@@ -12,7 +12,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 /// registers:
 ///     c(i, n) = scale[i] c(i, n) + sum over k < depth of a(i, k) b(k, n)
 /// Each element is one chain of multiply-adds in the order of k, whatever tile computes it: so its bits are its own. A and B hold numbers
-/// of T, or other operands E; B perhaps numbers as they are stored, which become operands as they are loaded. Rows of B and C are contiguous.
+/// of T, or other operands E; B perhaps numbers as they are stored, which become operands as they are loaded. Rows of B and C are
+/// contiguous.
 template <Scalar T, class E = T, class B = E>
 struct tile_product {
     row_block<const E> a;

@@ -35,12 +35,8 @@ public:
                           stride_);
         multiply(queries, block);
         add_sums(queries.count, block.seen, denominators);
-        for_each_piece(padded_ / lanes::size, traits::max_columns, [&](index_t reg, index_t columns) {
-            with_constant<traits::max_columns>(columns, [&](auto c) {
-                for_each_rows<c(), T>(queries.count, [&](auto rows, index_t row) {
-                    add_values<rows(), c()>(block, row, reg * lanes::size, first, numerators);
-                });
-            });
+        for_each_tile<T>(queries.count, padded_ / lanes::size, traits::max_columns, [&](auto rows, auto columns, index_t row, index_t reg) {
+            add_values<rows(), columns()>(block, row, reg * lanes::size, first, numerators);
         });
     }
 
@@ -49,12 +45,9 @@ private:
     void multiply(const feature_rows<T>& queries, const scored_keys<T>& block) const {
         const bool seen_by_all = block.seen[0] > block.keys.count - lanes::size;
         const auto registers = whole_registers<T>(block.keys.count) / lanes::size;
-        for_each_piece(registers, seen_by_all ? traits::max_columns : 1, [&](index_t reg, index_t columns) {
-            with_constant<traits::max_columns>(columns, [&](auto c) {
-                for_each_rows<c(), T>(queries.count, [&](auto rows, index_t row) {
-                    if (block.seen[row + rows() - 1] > reg * lanes::size) multiply_rows<rows(), c()>(queries, row, reg * lanes::size);
-                });
-            });
+        const auto wide = seen_by_all ? traits::max_columns : 1;
+        for_each_tile<T>(queries.count, registers, wide, [&](auto rows, auto columns, index_t row, index_t reg) {
+            if (block.seen[row + rows() - 1] > reg * lanes::size) multiply_rows<rows(), columns()>(queries, row, reg * lanes::size);
         });
     }
     template <int Rows, int Columns>

@@ -28,6 +28,16 @@ template <int Columns, Scalar T, class F>
     }
 }
 
+/// Covers [0, count) rows of `registers` with tiles of at most `wide` registers and calls f(rows, columns, first row, first register): how
+/// many rows and columns are integral constants.
+template <Scalar T>
+[[gnu::always_inline]] inline void for_each_tile(index_t count, index_t registers, int wide, const auto& f) {
+    for_each_piece(registers, wide, [&](index_t reg, index_t width) {
+        with_constant<tile_traits<T>::max_columns>(
+            width, [&](auto columns) { for_each_rows<columns(), T>(count, [&](auto rows, index_t row) { f(rows, columns, row, reg); }); });
+    });
+}
+
 /// The features of some tokens, rows of `stride` numbers: whole registers, the last filled up with zeros. What is written there is still
 /// to be mapped by phi.
 template <Scalar T, class Phi = std::identity>
@@ -85,13 +95,9 @@ struct linear_state {
     template <class Phi>
     void push(const feature_rows<T, Phi>& keys, const T* values, index_t value_stride, auto& ahead) const {
         add_features(keys);
-        for_each_piece(padded / lanes::size, traits::max_columns, [&](index_t first, index_t columns) {
-            with_constant<traits::max_columns>(columns, [&](auto c) {
-                for_each_rows<c(), T>(key_channels, [&](auto rows, index_t row) {
-                    add_products<rows(), c()>(as_read<c()>(keys), row, values + first * lanes::size, value_stride, first * lanes::size,
-                                              ahead);
-                });
-            });
+        for_each_tile<T>(key_channels, padded / lanes::size, traits::max_columns, [&](auto rows, auto columns, index_t row, index_t reg) {
+            const auto channel = reg * lanes::size;
+            add_products<rows(), columns()>(as_read<columns()>(keys), row, values + channel, value_stride, channel, ahead);
         });
     }
     void merge(const linear_state& other) const {
@@ -121,20 +127,14 @@ struct linear_state {
     /// whole registers of T.
     template <class Phi>
     void finish(const feature_rows<T, Phi>& queries, const linear_result<T>& result, T* spare, auto& ahead) const {
-        for_each_piece(padded / lanes::size, traits::max_columns, [&](index_t first, index_t columns) {
-            with_constant<traits::max_columns>(columns, [&](auto c) {
-                for_each_rows<c(), T>(queries.count, [&](auto rows, index_t row) {
-                    const auto channel = first * lanes::size;
-                    const auto present = std::min<index_t>(queries.count - row, rows()),
-                               there = std::min<index_t>(c() * lanes::size, result.channels - channel);
-                    const auto out = result.out.from(row, channel);
-                    if (present == rows() && there == c() * lanes::size && !out.is_narrow() && out.channel_stride == 1)
-                        return finish_rows<rows(), c()>(as_read<c()>(queries), row, channel, result, out.numbers().data, out.row_stride,
-                                                        ahead);
-                    finish_rows<rows(), c()>(as_read<c()>(queries), row, channel, result, spare, padded, ahead);
-                    store_rows<T>(spare, padded, present, there, out);
-                });
-            });
+        for_each_tile<T>(queries.count, padded / lanes::size, traits::max_columns, [&](auto rows, auto columns, index_t row, index_t reg) {
+            const index_t channel = reg * lanes::size, wide = columns() * lanes::size;
+            const auto present = std::min<index_t>(queries.count - row, rows()), there = std::min(wide, result.channels - channel);
+            const auto out = result.out.from(row, channel);
+            const bool in_place = present == rows() && there == wide && !out.is_narrow() && out.channel_stride == 1;
+            finish_rows<rows(), columns()>(as_read<columns()>(queries), row, channel, result, in_place ? out.numbers().data : spare,
+                                           in_place ? out.row_stride : padded, ahead);
+            if (!in_place) store_rows<T>(spare, padded, present, there, out);
         });
     }
 

@@ -142,8 +142,8 @@ struct linformer_work {
                          [&](const auto& x, auto&&... run) { f(projection, x, run...); });
         });
     }
-    /// Calls f(tokens, kv_head, row, count, rows, memory) for the runs of rows that are kept of one head, as many of the kept ones as `some`
-    /// says: rows are those of `projected`.
+    /// Calls f(tokens, kv_head, row, count, rows, memory) for the runs of rows that are kept of one head, as many of the kept ones as
+    /// `some` says: rows are those of `projected`.
     template <class U>
     void for_each_run(const part& p, const stored_view<const T>& from, const tensor_view<U>& projected, index_t head, const row_range& some,
                       const detail::scratch& memory, const auto& f) const {

@@ -109,7 +109,7 @@ struct lsh_work {
     /// Buckets and sorted order of a round, of heads h .. h + count - 1, which q holds.
     void find_order(const Op& op, const stored_view<const T>& q, const execution& run, index_t h, index_t count, index_t round) const {
         for_each_piece(run, count, rows_of_task, [&](index_t head, index_t i, index_t end, const detail::scratch& memory) {
-            hash_of(op.rotations, round, h + head)(q.rows(0, head, i), end - i, bucket + head * tokens + i, 1, memory);
+            hash(op.rotations, round, h + head)(q.rows(0, head, i), end - i, bucket + head * tokens + i, 1, memory);
         });
         run.for_each(count, [&](index_t head, index_t) { sort(op, head); });
     }
@@ -208,8 +208,8 @@ struct lsh_segment {
         }
         return static_cast<T>(largest * std::sqrt(sum));
     }
-    /// f(what softmax attention reads, the keys that it sees, the scale, how to run it) of the sorted places from `at` to stop - 1, which are
-    /// whole chunks.
+    /// f(what softmax attention reads, the keys that it sees, the scale, how to run it) of the sorted places from `at` to stop - 1, which
+    /// are whole chunks.
     void with_sorted(const work& w, const Op& op, const inputs<T>& in, index_t head, index_t at, index_t stop, const auto& f) const {
         const auto before = std::min(at, w.chunk), d_k = w.row_shape.channels, d_v = w.result_shape.channels;
         for (auto place = at - before; place < stop; ++place) copy(w, in, head, w.order[head * w.tokens + place], place - at, before);

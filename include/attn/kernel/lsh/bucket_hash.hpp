@@ -9,7 +9,7 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// The hash of a head in one round.
+/// The hash of LSH attention.
 template <Scalar T>
 struct bucket_hash {
     static constexpr index_t rows_of_task = 128;
@@ -17,6 +17,9 @@ struct bucket_hash {
     row_block<const T> rotations; ///< (channels, half)
     index_t channels, half;       ///< half the buckets
 
+    /// That of a head in a round.
+    bucket_hash(const tensor_view<const T>& all, index_t round, index_t head)
+        : rotations(all.rows(round, all.shape().heads == 1 ? 0 : head)), channels(all.shape().tokens), half(all.shape().channels) {}
     static std::size_t task_bytes(index_t channels, index_t half) {
         detail::scratch memory;
         (void)rotated(memory, half);
@@ -62,12 +65,5 @@ private:
         return at == y + half ? 0 : (at - y) + (opposite ? half : 0);
     }
 };
-
-/// The hash of a round and head.
-template <Scalar T>
-bucket_hash<T> hash_of(const tensor_view<const T>& rotations, index_t round, index_t head) {
-    const auto& r = rotations.shape();
-    return {rotations.rows(round, r.heads == 1 ? 0 : head), r.tokens, r.channels};
-}
 
 } // namespace attn::kernel

@@ -30,8 +30,8 @@ class epilogue {
 public:
     using lanes = simd::lanes<T>;
 
-    /// The rows of a block. begins: no key of them has been seen; a sink per head is a key without a value, and is there from the start. Else
-    /// they have been kept, with their maxima and sums.
+    /// The rows of a block. begins: no key of them has been seen; a sink per head is a key without a value, and is there from the start.
+    /// Else they have been kept, with their maxima and sums.
     epilogue(const query_block& block, const outputs<T>& out, T* wide, const row_sums<T>& known, std::span<const double> sinks, bool begins)
         : block_(block), out_(out), channel_stride_(out.values.is_narrow() ? 1 : out.values.strides().channels),
           written_(begins ? 0 : bit_range(0, block.rows())) {

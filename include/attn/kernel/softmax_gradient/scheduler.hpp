@@ -36,7 +36,7 @@ public:
             call.delta = own.delta;
             if (!call.share) {
                 std::fill_n(own.share, s.queries.batch * heads * s.queries.tokens, T{0});
-                add_weights(call, own.share, own, run);
+                add_weights(call, own.share, has_parameters, run);
                 to_shares(call.saved.log_sum_exp, sinks, own.share);
                 call.share = own.share;
             }
@@ -54,9 +54,20 @@ public:
     }
 
     /// Adds to sums (batch, heads, n) the weights e^(x - log_sum_exp) of the rows whose log_sum_exp loses_sum.
-    void add_weights(const softmax_gradient_call<T>& call, T* sums, bool has_parameters, const execution& run) const {
+    static void add_weights(const softmax_gradient_call<T>& call, T* sums, bool has_parameters, const execution& run) {
         detail::scratch memory(run.workspace().bytes().data());
-        add_weights(call, sums, layout(memory, shapes_of(call.in), run.concurrency(), has_parameters), run);
+        const layout own(memory, shapes_of(call.in), run.concurrency(), has_parameters);
+        constexpr index_t grain = 256;
+        const auto& s = call.in.queries.shape();
+        const auto heads_of_group = s.heads / std::max<index_t>(1, call.in.keys.shape().heads), parts = (s.tokens + grain - 1) / grain;
+        run.for_each(s.batch * s.heads * parts, [&](index_t number, index_t slice) {
+            const auto plane = number / parts, first = number % parts * grain, batch = plane / s.heads, head = plane % s.heads;
+            const gradient_task task{
+                batch, head / heads_of_group, {first, std::min(grain, s.tokens - first)}, {0, call.in.keys.shape().tokens}};
+            if (!any_loses_sum(call.saved.log_sum_exp.slice({.batch = {batch, 1}, .heads = {head, 1}, .tokens = task.queries}))) return;
+            auto slice_memory = own.slices[slice];
+            worker_type(slice_memory, shapes_of(call.in), &call).add_weights(task, head, sums + plane * s.tokens);
+        });
     }
     /// Whether there is any row whose log_sum_exp loses_sum.
     static bool any_loses_sum(const tensor_view<const T>& log_sum_exp) {
@@ -167,19 +178,6 @@ private:
         const layout& own_;
         const execution& run_;
     };
-    static void add_weights(const softmax_gradient_call<T>& call, T* sums, const layout& own, const execution& run) {
-        constexpr index_t grain = 256;
-        const auto& s = call.in.queries.shape();
-        const auto heads_of_group = s.heads / std::max<index_t>(1, call.in.keys.shape().heads), parts = (s.tokens + grain - 1) / grain;
-        run.for_each(s.batch * s.heads * parts, [&](index_t number, index_t slice) {
-            const auto plane = number / parts, first = number % parts * grain, batch = plane / s.heads, head = plane % s.heads;
-            const gradient_task task{
-                batch, head / heads_of_group, {first, std::min(grain, s.tokens - first)}, {0, call.in.keys.shape().tokens}};
-            if (!any_loses_sum(call.saved.log_sum_exp.slice({.batch = {batch, 1}, .heads = {head, 1}, .tokens = task.queries}))) return;
-            auto slice_memory = own.slices[slice];
-            worker_type(slice_memory, shapes_of(call.in), &call).add_weights(task, head, sums + plane * s.tokens);
-        });
-    }
     static void find_delta(const softmax_gradient_call<T>& call, index_t batch, index_t head, T* delta) {
         const auto& s = call.in.queries.shape();
         const auto out = call.saved.values.rows(batch, head), d_out = call.d_out.values.rows(batch, head);

@@ -28,6 +28,19 @@ inline index_t find_visible_heads(const visible_keys& pattern, const query_block
     return count;
 }
 
+/// seen[keys]: which queries a key counts for: those whose score is not -infinity in every head. scores: [heads][keys][queries], whole
+/// registers of these. Whether every key counts for all.
+template <Scalar T>
+bool find_seen(const T* scores, index_t heads, index_t head_stride, index_t keys, index_t queries, std::uint64_t* seen) {
+    bool all = true;
+    for (index_t j = 0; j < keys; ++j) {
+        seen[j] = 0;
+        for (index_t c = 0; c < heads; ++c) seen[j] |= rows_not_hidden<T>(scores + c * head_stride + j * queries, queries);
+        all = all && seen[j] == bit_range(0, queries);
+    }
+    return all;
+}
+
 /// How many heads there are, of how many channels, how many keys, and what happens to a score.
 struct talking_heads_shape {
     index_t query_heads, heads, value_heads;

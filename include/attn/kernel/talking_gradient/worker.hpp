@@ -8,8 +8,8 @@
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Each gradient of a token is one chain of multiply-adds: of a query over the keys in order, of a key over query blocks, heads and queries
-/// in order. So its bits are the same in any task that computes it. Pairs that a head does not see, and the padding of a block, have scores of
-/// -infinity; what no head sees is 0 before it gets to a mixing's sums.
+/// in order. So its bits are the same in any task that computes it. Pairs that a head does not see, and the padding of a block, have scores
+/// of -infinity; what no head sees is 0 before it gets to a mixing's sums.
 template <Scalar T>
 class talking_gradient_worker {
 public:
@@ -98,15 +98,14 @@ private:
     void for_each_key_block(const auto& f) {
         const key_blocks blocks(memory_type::keys_of_block, call_.in.positions.first_key[block_.batch] + task_.keys.first, task_.keys.count,
                                 block_.tokens);
-        const auto first = blocks.first_block(), end = blocks.end_block();
-        if (first == end) return;
-        for_each_visible_block(call_.pattern, block_, visible_keys::whole, blocks, first, end, [&](key_run keys) {
+        const auto visit = [&](key_run keys) {
             all_visible_ = keys.full && block_.tokens.count == stride();
             keys.count = find_visible_heads(call_.pattern, block_, keys, s_.heads_alike, memory_.block_keys, memory_.visible, memory_.seen);
             if (keys.count == 0) return;
             compute(keys);
             f(keys);
-        });
+        };
+        for_each_visible_block(call_.pattern, block_, visible_keys::whole, blocks, blocks.first_block(), blocks.end_block(), visit);
     }
     /// Calls f(head, rows) for the heads that share the heads of keys or values.
     void for_each_head(const stored_view<const T>& tensor, block_reader<T> reader, index_t heads, const key_run& keys,
@@ -151,23 +150,13 @@ private:
             if (call_.slopes) (*call_.slopes)({block_.of_head(c), keys, scores, stride(), memory_.scratch}, tile(memory_.slopes, c), {});
             if (!all_visible_) hide_scores<T>(scores, count, stride(), memory_.visible_to(s_.heads_alike ? 0 : c));
         }
-        find_seen(count);
+        all_seen_ = find_seen(memory_.scores, s_.heads, memory_.head_stride, count, stride(), memory_.seen);
         if (s_.mixes_logits) forget_unseen(memory_.logits, s_.query_heads, count);
         for_each_head(call_.in.values, memory_.values, s_.value_heads, keys, [&](index_t e, index_t, const auto& rows) {
             memory_.d_out[e].multiply(rows, count, seen(), tile(memory_.of_mixed, e), ahead);
         });
         forget_unseen(memory_.of_mixed, s_.value_heads, count);
         if (s_.mixes_weights) call_.back.weights(as_heads(keys), memory_.of_mixed, memory_.of_scores);
-    }
-    /// Which keys count for which query: those whose score is not -infinity in every head.
-    void find_seen(index_t count) {
-        all_seen_ = true;
-        for (index_t j = 0; j < count; ++j) {
-            std::uint64_t of_any = 0;
-            for (index_t c = 0; c < s_.heads; ++c) of_any |= rows_not_hidden<T>(tile(memory_.scores, c) + j * stride(), stride());
-            memory_.seen[j] = of_any;
-            all_seen_ = all_seen_ && of_any == bit_range(0, stride());
-        }
     }
     /// Makes 0 of what no head sees, whatever it was.
     void forget_unseen(T* tiles, index_t heads, index_t count) const {
