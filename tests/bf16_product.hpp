@@ -2,7 +2,7 @@
 #pragma once
 
 #include <attn/kernel/bf16_rows.hpp>
-#include <attn/kernel/gemm/tile_product.hpp>
+#include <attn/kernel/gemm/matrix_tile.hpp>
 #include <attn/kernel/prefetch.hpp>
 
 #include <vector>

@@ -1,6 +1,6 @@
 #include "catch.hpp"
 
-#include <attn/core/overlap.hpp>
+#include <attn/core/output_memory.hpp>
 #include <attn/core/tensor.hpp>
 #include <attn/core/workspace.hpp>
 #include <attn/parallel/thread_pool.hpp>

@@ -1,7 +1,7 @@
 // How tokens are cut into chunks: what the convolution and linear attention rely on.
 #include "catch.hpp"
 
-#include <attn/kernel/convolution/grid.hpp>
+#include <attn/kernel/convolution/depthwise.hpp>
 
 namespace attn::testing {
 

@@ -1,6 +1,7 @@
 // Random projections along the sequence, for a linear_projection.
 #pragma once
 
+#include "../core/output_memory.hpp"
 #include "../core/overlap.hpp"
 #include "../simd/elementary.hpp"
 

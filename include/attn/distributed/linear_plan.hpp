@@ -1,7 +1,7 @@
 // Which keys of linear attention a rank takes as a sum, which it reads one by one, and what a convolution reads around its queries.
 #pragma once
 
-#include "../kernel/convolution/grid.hpp"
+#include "../kernel/convolution/depthwise.hpp"
 #include "../kernel/linear/order.hpp"
 #include "../kernel/linear/span_sums.hpp"
 #include "partition.hpp"

@@ -3,7 +3,7 @@
 
 #include "../../core/workspace.hpp"
 #include "../../simd/narrow_pairs.hpp"
-#include "../gemm/tile_product.hpp"
+#include "../gemm/matrix_tile.hpp"
 #include "../prefetch.hpp"
 #include "key_reader.hpp"
 #include "query_block.hpp"

@@ -1,7 +1,7 @@
 // The value stage: O = diag(factor) O + P V for one query block and one key block, and how it is done again where O is not finite.
 #pragma once
 
-#include "../gemm/tile_product.hpp"
+#include "../gemm/matrix_tile.hpp"
 #include "../prefetch.hpp"
 #include "query_block.hpp"
 #include "softmax_state.hpp"

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../../core/workspace.hpp"
-#include "../gemm/tile_product.hpp"
+#include "../gemm/matrix_tile.hpp"
 #include "../prefetch.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
