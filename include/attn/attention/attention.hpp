@@ -126,8 +126,7 @@ inline pattern_context pattern_context_of(std::string_view operation, const posi
 }
 
 /// Throws attention_error unless a pattern can be asked about calls of such shapes at such positions, of which only the shapes are known.
-template <Pattern P>
-void check_pattern(std::string_view operation, const P& pattern, const input_shapes& s, const positions& where, index_t heads) {
+void check_pattern(std::string_view operation, const Pattern auto& pattern, const input_shapes& s, const positions& where, index_t heads) {
     check_shape<float>(operation, "q", s.queries);
     check_shape<float>(operation, "k", s.keys);
     if (!where.first_query.fits(s.queries.batch) || !where.first_key.fits(s.queries.batch))

@@ -22,8 +22,7 @@ concept EigenMatrix = std::derived_from<std::remove_cvref_t<M>, Eigen::DenseBase
                       };
 
 /// Views a matrix (tokens, channels) as a tensor (1, 1, tokens, channels).
-template <EigenMatrix M>
-auto view(M& m) {
+auto view(EigenMatrix auto& m) {
     return tensor_view(m.data(), shape{.tokens = m.rows(), .channels = m.cols()}, strides{0, 0, m.rowStride(), m.colStride()});
 }
 

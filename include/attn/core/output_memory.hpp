@@ -80,17 +80,13 @@ void check_writable(std::string_view operation, std::string_view argument, const
 
 /// True unless the two views provably share no byte. Interleaved views (the q, k, v and out columns of one buffer) count as
 /// disjoint: modulo a stride that both walk by, their inner blocks lie beside each other.
-template <detail::AnyView A, detail::AnyView B>
-bool overlap(const A& a, const B& b) noexcept {
+bool overlap(const detail::AnyView auto& a, const detail::AnyView auto& b) noexcept {
     if (a.shape().size() == 0 || b.shape().size() == 0) return false;
     return detail::overlap(detail::footprint(a), detail::footprint(b));
 }
 
 /// True if two elements of the view may share an address, so that it cannot be written to.
-template <detail::AnyView V>
-bool overlaps_itself(const V& v) noexcept {
-    return v.shape().size() > 0 && detail::footprint(v).overlaps_itself();
-}
+bool overlaps_itself(const detail::AnyView auto& v) noexcept { return v.shape().size() > 0 && detail::footprint(v).overlaps_itself(); }
 
 /// One output of a call. Operators, projections, norms and layers have a member, and patterns and score functions that refer to memory,
 ///     void check_apart(const output_memory& out) const { out.require_apart("bias", bias); }
@@ -98,13 +94,11 @@ bool overlaps_itself(const V& v) noexcept {
 class output_memory {
 public:
     /// The memory that `out`, an argument of `operation`, is written to.
-    template <detail::AnyView V>
-    output_memory(std::string_view operation, std::string_view argument, const V& out)
+    output_memory(std::string_view operation, std::string_view argument, const detail::AnyView auto& out)
         : operation_(operation), argument_(argument), shape_(out.shape()), memory_(out) {}
 
     /// Throws shape_error if the output overlaps other memory, which the message calls `name`.
-    template <detail::AnyView V>
-    void require_apart(std::string_view name, const V& other) const {
+    void require_apart(std::string_view name, const detail::AnyView auto& other) const {
         require_apart(name, other.data(), other.element_bytes(), other.shape(), other.strides());
     }
     /// Throws shape_error if the output overlaps numbers side by side, called `name`.

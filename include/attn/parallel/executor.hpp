@@ -75,10 +75,7 @@ private:
 inline constexpr index_t most_threads = 4096;
 
 /// How many bodies of an executor run at once: 1 for one that says fewer.
-template <Executor E>
-index_t concurrency_of(E& executor) {
-    return std::clamp<index_t>(executor.concurrency(), 1, most_threads);
-}
+index_t concurrency_of(Executor auto& executor) { return std::clamp<index_t>(executor.concurrency(), 1, most_threads); }
 
 /// What runs on the calling thread where no executor is given.
 inline constexpr sequential calling_thread;
@@ -100,8 +97,7 @@ public:
           parallel_for_([](void* e, index_t count, function_ref body) { static_cast<E*>(e)->parallel_for(count, body); }),
           concurrency_(detail::concurrency_of(executor)) {}
     /// An executor and a workspace, which both outlive it.
-    template <Executor E>
-    execution(E& executor, attn::workspace& workspace) : execution(executor) {
+    execution(Executor auto& executor, attn::workspace& workspace) : execution(executor) {
         lent_ = &workspace;
         grows_ = false;
     }

@@ -24,8 +24,7 @@ struct sorted_window {
         return {apart && first[i.last - begin] <= j.first && j.last < end[i.first - begin],
                 j.last < first[i.first - begin] || end[i.last - begin] <= j.first};
     }
-    template <QueryLanes Index>
-    auto visible(const Index& i, index_t j) const {
+    auto visible(const QueryLanes auto& i, index_t j) const {
         return detail::mask_of_each(i, [&](index_t query) { return visible(query, j); });
     }
 };

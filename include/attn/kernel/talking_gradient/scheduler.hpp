@@ -124,12 +124,10 @@ private:
                 at += count;
                 return own;
             };
-            mixing_sums result;
-            result.logits_mix = next(wanted.logits_mix, sums_count[0]);
-            result.logits_bias = next(wanted.logits_bias, sums_count[1]);
-            result.weights_mix = next(wanted.weights_mix, sums_count[2]);
-            result.weights_bias = next(wanted.weights_bias, sums_count[3]);
-            return result;
+            return {.logits_mix = next(wanted.logits_mix, sums_count[0]),
+                    .logits_bias = next(wanted.logits_bias, sums_count[1]),
+                    .weights_mix = next(wanted.weights_mix, sums_count[2]),
+                    .weights_bias = next(wanted.weights_bias, sums_count[3])};
         }
         /// Writes the gradients of the mixings: the sums added over all parts, in order.
         void write_mixings(const mixed_head_gradients<T>& wanted, index_t batch) const {
