@@ -58,8 +58,7 @@ struct focused_linear_attention {
     std::size_t workspace_bytes(const input_shapes& s, index_t concurrency, const detail::linear_rows<T>* rows = nullptr) const {
         const auto grid = convolution.grid(rows ? rows->queries : s.queries.tokens);
         detail::scratch own;
-        features<T>::take(own, s.queries, s.queries.heads, concurrency);
-        features<T>::take(own, rows ? rows->keys.shape() : s.keys, s.queries.heads, concurrency);
+        for (const auto& read : {s.queries, rows ? rows->keys.shape() : s.keys}) features<T>(own, read, s.queries.heads, concurrency);
         return own.used_bytes() + kernel_of<T>::workspace_bytes(s, concurrency, convolution.present() ? &grid : nullptr);
     }
     template <Scalar T>
@@ -72,8 +71,7 @@ struct focused_linear_attention {
         std::byte* const memory = run.workspace().bytes().data();
         const auto heads = in.queries.shape().heads;
         detail::scratch own(memory);
-        auto queries = features<T>::take(own, in.queries.shape(), heads, run.concurrency()),
-             keys = features<T>::take(own, rows.keys.shape(), heads, run.concurrency());
+        features<T> queries(own, in.queries.shape(), heads, run.concurrency()), keys(own, rows.keys.shape(), heads, run.concurrency());
         queries.prepare({in.queries, relu{}}, power, scale, run);
         keys.prepare({rows.keys, relu{}, positional_encoding, rows.first_key}, power, scale, run);
         f(kernel_of<T>(queries, keys, pattern, {.eps = eps, .eps_per_key = true}, local<T>(*this).term(in, rows)),

@@ -19,37 +19,33 @@ public:
     explicit workspace(std::span<std::byte> lent) noexcept {
         void* begin = lent.data();
         std::size_t size = lent.size();
-        if (std::align(alignment, 0, begin, size)) begin_ = static_cast<std::byte*>(begin), size_ = size;
+        if (std::align(alignment, 0, begin, size)) bytes_ = {static_cast<std::byte*>(begin), size};
     }
     /// Takes the memory of another.
-    workspace(workspace&& other) noexcept
-        : own_(std::move(other.own_)), begin_(std::exchange(other.begin_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    workspace(workspace&& other) noexcept : own_(std::move(other.own_)), bytes_(std::exchange(other.bytes_, {})) {}
     workspace& operator=(workspace&& other) noexcept {
         own_ = std::move(other.own_);
-        begin_ = std::exchange(other.begin_, nullptr);
-        size_ = std::exchange(other.size_, 0);
+        bytes_ = std::exchange(other.bytes_, {});
         return *this;
     }
 
     /// How many bytes there are.
-    std::size_t size_bytes() const noexcept { return size_; }
+    std::size_t size_bytes() const noexcept { return bytes_.size(); }
     /// The bytes.
-    std::span<std::byte> bytes() const noexcept { return {begin_, size_}; }
+    std::span<std::byte> bytes() const noexcept { return bytes_; }
 
     /// Grows to at least `bytes`, in memory of its own; never shrinks. Throws argument_error if that is more than max_bytes.
     void reserve(std::size_t bytes) {
-        if (bytes <= size_) return;
+        if (bytes <= size_bytes()) return;
         if (bytes > static_cast<std::size_t>(max_bytes))
             throw argument_error("workspace", "size", detail::joined({"of ", std::to_string(bytes), " bytes is more than 2^48"}));
         own_.reset(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{alignment})));
-        begin_ = own_.get();
-        size_ = bytes;
+        bytes_ = {own_.get(), bytes};
     }
 
 private:
     std::unique_ptr<std::byte, detail::aligned_delete> own_;
-    std::byte* begin_ = nullptr;
-    std::size_t size_ = 0;
+    std::span<std::byte> bytes_;
 };
 
 namespace detail {

@@ -45,14 +45,13 @@ public:
         const auto s = shapes_of(in);
         if (s.queries.batch * s.queries.heads * s.queries.tokens * s.values.channels == 0) return;
         const worker_memory workers{memory, s, grid()};
-        const auto with_worker = [&](index_t slice, auto&& f) { workers.with(slice, f); };
         if constexpr (causal) {
             run.for_each(s.queries.batch * s.queries.heads, [&](index_t task, index_t slice) {
-                with_worker(slice, [&](worker& w) { run_causal(w, in, out, task / s.queries.heads, task % s.queries.heads, summed); });
+                workers.with(slice, [&](worker& w) { run_causal(w, in, out, task / s.queries.heads, task % s.queries.heads, summed); });
             });
         } else {
             detail::scratch shared(memory + static_cast<std::size_t>(run.concurrency()) * workers.bytes());
-            run_dense(in, out, run, span_sums<T>(shared, s, run.concurrency()), with_worker, summed);
+            run_dense(in, out, run, span_sums<T>(shared, s, run.concurrency()), workers, summed);
         }
     }
     /// Adds the keys first .. end - 1 of one batch entry and head to a sum, as the call of all of them would: where queries see different
@@ -185,7 +184,7 @@ private:
     }
 
     /// Sums over the keys first, in spans; then the queries, in tasks of any size.
-    void run_dense(const inputs<T>& in, const outputs<T>& out, const execution& run, const span_sums<T>& sums, const auto& with_worker,
+    void run_dense(const inputs<T>& in, const outputs<T>& out, const execution& run, const span_sums<T>& sums, const worker_memory& workers,
                    const linear_states<T>* summed) const {
         const auto &q = in.queries.shape(), &k = in.keys.shape();
         const auto group = q.heads / k.heads, target = worker::target_rows(shapes_of(in));
@@ -206,14 +205,14 @@ private:
             if (!summed)
                 sums.make(now, run, spans, [&](index_t number, index_t n, index_t slice, const state_type& state) {
                     const auto batch = batch_of(number), end = std::min(order(in).absorbed_by(batch, 0), span_begin(batch, n + 1));
-                    with_worker(slice, [&](worker& w) {
+                    workers.with(slice, [&](worker& w) {
                         keys_of(in, batch, (begin + number) % k.heads).push(w, span_begin(batch, n), end, target, state);
                     });
                 });
             run.for_each(now * group * tasks, [&](index_t task, index_t slice) {
                 const auto number = task / (group * tasks), batch = batch_of(number);
                 const auto head = (begin + number) % k.heads * group + task / tasks % group;
-                with_worker(slice, [&](worker& w) {
+                workers.with(slice, [&](worker& w) {
                     load_weights(w, head);
                     const auto from = task % tasks * chunks_of_a_task;
                     for (auto chunk = from; chunk < std::min(from + chunks_of_a_task, chunks.count()); ++chunk)

@@ -21,9 +21,9 @@ struct focused_features {
 
     source x = {};
     int power = 3;
-    index_t padded = 0;
+    index_t padded;
     index_t heads_of_scale = 1;
-    T* inverse_scale = nullptr;   ///< 1 / softplus(scale) [heads][padded], 0 past the channels
+    T* inverse_scale;             ///< 1 / softplus(scale) [heads][padded], 0 past the channels
     T* inverse_largest = nullptr; ///< 1 / max u [batch][tokens]
     T* norm = nullptr;            ///< |w| [batch][tokens]
     T* factor = nullptr;          ///< |u| / |w^p| [batch][tokens]
@@ -31,13 +31,11 @@ struct focused_features {
     static constexpr index_t block = 16;
     static constexpr index_t tokens_of_a_task = 16 * block;
 
-    static focused_features take(detail::scratch& memory, const shape& s, index_t heads, index_t concurrency) {
-        focused_features f;
-        f.padded = linear_state<T>::whole(s.channels);
-        f.inverse_scale = memory.take<T>(std::max<index_t>(heads, 1), f.padded); // one that all share is there even without heads
-        for (T** of_tokens : {&f.inverse_largest, &f.norm, &f.factor}) *of_tokens = memory.take<T>(s.batch, s.tokens);
-        f.rows = memory.take<T>(concurrency, block, f.padded);
-        return f;
+    focused_features(detail::scratch& memory, const shape& s, index_t heads, index_t concurrency)
+        : padded(linear_state<T>::whole(s.channels)),
+          inverse_scale(memory.take<T>(std::max<index_t>(heads, 1), padded)) { // one that all share is there even without heads
+        for (T** of_tokens : {&inverse_largest, &norm, &factor}) *of_tokens = memory.take<T>(s.batch, s.tokens);
+        rows = memory.take<T>(concurrency, block, padded);
     }
     void prepare(const source& from, int p, std::span<const U> scale, const execution& run) {
         x = from;

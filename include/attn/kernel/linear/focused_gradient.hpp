@@ -19,7 +19,7 @@ public:
 
     /// `heads`: at most so many have a scale of their own.
     focused_gradient(detail::scratch& memory, const shape& s, index_t heads, bool has_scale, index_t concurrency)
-        : shape_(s), map_(map::take(memory, s, heads, concurrency)), features_(memory.take<T>(s.batch, s.heads, s.tokens, map_.padded)),
+        : shape_(s), map_(memory, s, heads, concurrency), features_(memory.take<T>(s.batch, s.heads, s.tokens, map_.padded)),
           of_features_(memory.take<T>(s.size())), d_out_(memory.take<T>(concurrency, map::block, map_.padded)),
           of_scale_(memory.take<T>(has_scale ? map::tasks(s) : 0, std::max<index_t>(heads, 1), map_.padded)) {}
 

@@ -230,15 +230,11 @@ struct linear_states {
     index_t distance = 0; ///< between them, in numbers
 
     static linear_states take(detail::scratch& memory, index_t count, index_t key_channels, index_t value_channels) {
-        detail::scratch counted;
-        auto state = linear_state<T>::take(counted, key_channels, value_channels);
-        const auto distance = static_cast<index_t>(counted.used_bytes() / sizeof(T));
-        T* const numbers = memory.take<T>(count, distance);
-        if (numbers) {
-            detail::scratch own(reinterpret_cast<std::byte*>(numbers));
-            state = linear_state<T>::take(own, key_channels, value_channels);
-        }
-        return {state, distance};
+        const auto before = memory.used_bytes();
+        const auto first = linear_state<T>::take(memory, key_channels, value_channels);
+        const auto distance = static_cast<index_t>((memory.used_bytes() - before) / sizeof(T));
+        for (index_t n = 1; n < count; ++n) linear_state<T>::take(memory, key_channels, value_channels);
+        return {first, distance};
     }
     linear_state<T> of(index_t number) const {
         auto state = first;

@@ -13,8 +13,29 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
+/// Joins the softmax of two disjoint sets of keys, each finished: out = o / l, with m and l. Their shares are
+///     a = l_a e^(m_a - m) / l,   b = l_b e^(m_b - m) / l,   m = max(m_a, m_b),   l = l_a e^(m_a - m) + l_b e^(m_b - m)
+/// and out = a out_a + b out_b. One that saw nothing (l = 0) leaves the other's bits alone; two of them make a row of zeros. A maximum of
+/// +infinity takes all, NaN stays NaN.
 template <Scalar T>
-struct softmax_merge;
+struct softmax_merge {
+    using lanes = simd::lanes<T>;
+    lanes maximum, sum, a, b;
+
+    softmax_merge(lanes m_a, lanes l_a, lanes m_b, lanes l_b) {
+        const lanes zero = T{0}, one = T{1};
+        const auto top = max_or_second(m_a, m_b);
+        const auto below = [&](lanes m) { return select(m == top, one, simd::exp_nonpositive(m - top)); };
+        const auto weight_a = l_a * below(m_a), weight_b = l_b * below(m_b), both = weight_a + weight_b;
+        const auto no_a = l_a == zero, no_b = l_b == zero;
+        maximum = select(no_a, m_b, select(no_b, m_a, top));
+        sum = select(no_a, l_b, select(no_b, l_a, both));
+        a = select(no_a, zero, select(no_b, one, weight_a / both));
+        b = select(no_b, zero, select(no_a, one, weight_b / both));
+    }
+    /// ln(l) + m.
+    static T log_sum_exp(T maximum, T sum) { return sum == 0 ? -std::numeric_limits<T>::infinity() : maximum + simd::log(sum); }
+};
 
 /// (m, l, o) for each row, over the keys seen so far, with scores x:
 ///     m = max x,   l = sum e^(x - m),   o = unit sum e^(x - m) v
@@ -132,30 +153,6 @@ private:
 template <Scalar T>
 struct row_sums {
     T *maximum = nullptr, *sum = nullptr, *values = nullptr;
-};
-
-/// Joins the softmax of two disjoint sets of keys, each finished: out = o / l, with m and l. Their shares are
-///     a = l_a e^(m_a - m) / l,   b = l_b e^(m_b - m) / l,   m = max(m_a, m_b),   l = l_a e^(m_a - m) + l_b e^(m_b - m)
-/// and out = a out_a + b out_b. One that saw nothing (l = 0) leaves the other's bits alone; two of them make a row of zeros. A maximum of
-/// +infinity takes all, NaN stays NaN.
-template <Scalar T>
-struct softmax_merge {
-    using lanes = simd::lanes<T>;
-    lanes maximum, sum, a, b;
-
-    softmax_merge(lanes m_a, lanes l_a, lanes m_b, lanes l_b) {
-        const lanes zero = T{0}, one = T{1};
-        const auto top = max_or_second(m_a, m_b);
-        const auto below = [&](lanes m) { return select(m == top, one, simd::exp_nonpositive(m - top)); };
-        const auto weight_a = l_a * below(m_a), weight_b = l_b * below(m_b), both = weight_a + weight_b;
-        const auto no_a = l_a == zero, no_b = l_b == zero;
-        maximum = select(no_a, m_b, select(no_b, m_a, top));
-        sum = select(no_a, l_b, select(no_b, l_a, both));
-        a = select(no_a, zero, select(no_b, one, weight_a / both));
-        b = select(no_b, zero, select(no_a, one, weight_b / both));
-    }
-    /// ln(l) + m.
-    static T log_sum_exp(T maximum, T sum) { return sum == 0 ? -std::numeric_limits<T>::infinity() : maximum + simd::log(sum); }
 };
 
 } // namespace attn::kernel

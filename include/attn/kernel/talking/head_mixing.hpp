@@ -24,15 +24,9 @@ class head_mixing {
 public:
     using lanes = simd::lanes<T>;
 
-    static head_mixing take(detail::scratch& memory, index_t rows, index_t columns) {
-        head_mixing result;
-        result.rows_ = rows;
-        result.columns_ = columns;
-        result.stride_ = rows + max_rows;
-        result.matrix_ = memory.take<T>(columns, result.stride_);
-        result.bias_ = memory.take<T>(result.stride_);
-        return result;
-    }
+    head_mixing(detail::scratch& memory, index_t rows, index_t columns)
+        : rows_(rows), columns_(columns), stride_(rows + max_rows), matrix_(memory.take<T>(columns, stride_)),
+          bias_(memory.take<T>(stride_)) {}
     void load(const tensor_view<const double>& matrix, std::span<const double> bias) {
         std::fill_n(matrix_, columns_ * stride_, T{0});
         std::fill_n(bias_, stride_, T{0});
@@ -115,9 +109,9 @@ private:
         }
     }
 
-    index_t rows_ = 0, columns_ = 0, stride_ = 0;
-    T* matrix_ = nullptr; ///< [columns][stride], the rows of a column and zeros
-    T* bias_ = nullptr;   ///< [stride]
+    index_t rows_, columns_, stride_;
+    T* matrix_; ///< [columns][stride], the rows of a column and zeros
+    T* bias_;   ///< [stride]
 };
 
 } // namespace attn::kernel

@@ -103,7 +103,7 @@ struct head_mixings {
 private:
     static head_mixing<T> take(detail::scratch& memory, bool mixes, index_t rows, index_t columns, bool is_back) {
         if (is_back) std::swap(rows, columns);
-        return head_mixing<T>::take(memory, mixes ? rows : 0, mixes ? columns : 0);
+        return {memory, mixes ? rows : 0, mixes ? columns : 0};
     }
     static void load(head_mixing<T>& to, const tensor_view<const double>& mix, std::span<const double> bias, bool is_back) {
         if (is_back) to.load(mix.transposed(), {});
