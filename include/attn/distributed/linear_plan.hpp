@@ -3,7 +3,7 @@
 
 #include "../kernel/convolution/depthwise.hpp"
 #include "../kernel/linear/order.hpp"
-#include "../kernel/linear/span_sums.hpp"
+#include "../kernel/linear/state.hpp"
 #include "partition.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::detail {

@@ -3,7 +3,6 @@
 
 #include "../../parallel/executor.hpp"
 #include "keys.hpp"
-#include "span_sums.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 

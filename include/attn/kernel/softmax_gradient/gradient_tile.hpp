@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <limits>
+#include <span>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
@@ -34,27 +35,31 @@ template <Scalar T>
 T share_of(T log_sum_exp, T sum_of_weights) {
     return loses_sum(log_sum_exp) && sum_of_weights != 0 ? 1 / sum_of_weights : T{1};
 }
-/// The weight e^(sink - log_sum_exp) of a sink, before the row's share.
+/// The weight e^(sink - log_sum_exp) of a head's sink in a row, before the row's share; 0 without sinks.
 template <Scalar T>
-T weight_of_sink(T sink, T log_sum_exp) {
+T weight_of_sink(std::span<const double> sinks, index_t head, T log_sum_exp) {
+    const T sink = sinks.empty() ? -std::numeric_limits<T>::infinity() : static_cast<T>(sinks[static_cast<std::size_t>(head)]);
     if (sink == -std::numeric_limits<T>::infinity()) return 0;
     return sink == log_sum_exp ? T{1} : simd::exp(sink - log_sum_exp); // infinity - infinity is NaN
 }
 
-/// The gradient of a head's sink: the sum over its rows of P_sink (dL - D), P_sink = share e^(sink - log_sum_exp). share, delta: (batch,
-/// heads, n), those of the rows of log_sum_exp.
+/// The gradients of sinks, of each head the sum over its rows of P_sink (dL - D), P_sink = share e^(sink - log_sum_exp). share, delta:
+/// (batch, heads, n), those of the rows of log_sum_exp. to: (1, heads, 1, 1), which may have no memory.
 template <Scalar T>
-T gradient_of_sink(const tensor_view<const T>& log_sum_exp, index_t head, T sink, const T* share, const T* delta) {
+void find_sink_gradients(const tensor_view<const T>& log_sum_exp, std::span<const double> sinks, const T* share, const T* delta,
+                         const tensor_view<T>& to) {
     const auto& s = log_sum_exp.shape();
-    double sum = 0;
-    if (sink == -std::numeric_limits<T>::infinity()) return 0;
-    for (index_t b = 0; b < s.batch; ++b)
-        for (index_t row = 0; row < s.tokens; ++row) {
-            const auto at = (b * s.heads + head) * s.tokens + row;
-            const T weight = share[at] * weight_of_sink(sink, log_sum_exp(b, head, row, 0));
-            sum += static_cast<double>(weight) * static_cast<double>(delta[at]);
-        }
-    return static_cast<T>(sum);
+    for (index_t h = 0; to.data() && h < s.heads; ++h) {
+        const bool hidden = static_cast<T>(sinks[static_cast<std::size_t>(h)]) == -std::numeric_limits<T>::infinity();
+        double sum = 0;
+        for (index_t b = 0; !hidden && b < s.batch; ++b)
+            for (index_t row = 0; row < s.tokens; ++row) {
+                const auto at = (b * s.heads + h) * s.tokens + row;
+                const T weight = share[at] * weight_of_sink(sinks, h, log_sum_exp(b, h, row, 0));
+                sum += static_cast<double>(weight) * static_cast<double>(delta[at]);
+            }
+        to(0, h, 0, 0) = static_cast<T>(sum);
+    }
 }
 
 /// Whether so many tasks that each give all gradients, by five products on visible pairs, are done before threads that share parts of them

@@ -48,9 +48,7 @@ public:
             worker_type(slice_memory, s, &call)(tasks[task]);
         });
         if (has_parameters) call.slopes->find_parameters(summation(call, own, run));
-        for (index_t h = 0; of_sinks.data() && h < heads; ++h)
-            of_sinks(0, h, 0, 0) =
-                gradient_of_sink<T>(call.saved.log_sum_exp, h, static_cast<T>(sinks[static_cast<std::size_t>(h)]), call.share, call.delta);
+        find_sink_gradients(call.saved.log_sum_exp, sinks, call.share, call.delta, of_sinks);
     }
 
     /// Adds to sums (batch, heads, n) the weights e^(x - log_sum_exp) of the rows whose log_sum_exp loses_sum.
@@ -85,8 +83,7 @@ public:
             for (index_t h = 0; h < s.heads; ++h)
                 for (index_t row = 0; row < s.tokens; ++row, ++sums) {
                     const T all = log_sum_exp(b, h, row, 0);
-                    const T of_sink = sinks.empty() ? T{0} : weight_of_sink(static_cast<T>(sinks[static_cast<std::size_t>(h)]), all);
-                    *sums = share_of(all, *sums + of_sink);
+                    *sums = share_of(all, *sums + weight_of_sink(sinks, h, all));
                 }
     }
 

@@ -26,12 +26,6 @@ struct talking_gradient_call {
     const head_mixings<T>&mix, &back; ///< as forward mixes, and their transposes, which gradients go through
     bool sums_weights;                ///< D is summed over the keys, or else comes of the saved output
     T *share, *delta;                 ///< of each row (batch, heads, n) what multiplies its weights, and dZ - D
-
-    /// The weight e^(sink - log_sum_exp) of a head's sink in a row, before the row's share.
-    T weight_of_sink(index_t batch, index_t head, index_t row) const {
-        if (with.sinks.empty()) return T{0};
-        return kernel::weight_of_sink(static_cast<T>(with.sinks[static_cast<std::size_t>(head)]), saved.log_sum_exp(batch, head, row, 0));
-    }
 };
 
 /// Some query blocks, and some key rows.

@@ -68,9 +68,7 @@ public:
             });
         });
         own.write_mixings(wanted, batch);
-        for (index_t c = 0; wanted.sinks.data() && c < s.heads; ++c)
-            wanted.sinks(0, c, 0, 0) =
-                gradient_of_sink<T>(saved.log_sum_exp, c, static_cast<T>(with.sinks[static_cast<std::size_t>(c)]), own.share, own.delta);
+        find_sink_gradients<T>(saved.log_sum_exp, with.sinks, own.share, own.delta, wanted.sinks);
     }
 
 private:

@@ -37,7 +37,7 @@ public:
                     const auto row = block_.token_of(r);
                     const T of_log_sum_exp = call_.d_out.log_sum_exp.data() ? call_.d_out.log_sum_exp(task.batch, c, row, 0) : T{0};
                     const auto at = c * max_queries + r;
-                    const T weights = memory_.totals[at] + call_.weight_of_sink(task.batch, c, row),
+                    const T weights = memory_.totals[at] + weight_of_sink(call_.with.sinks, c, memory_.rows[c].log_sum_exp[r]),
                             all = call_.sums_weights ? weights : T{1};
                     delta_of(c)[row] = of_log_sum_exp - (all == 0 ? T{0} : memory_.sums[at] / all);
                     share_of(c)[row] = kernel::share_of(memory_.rows[c].log_sum_exp[r], weights);
