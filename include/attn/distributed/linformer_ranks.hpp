@@ -42,7 +42,8 @@ struct rank_call<linformer_attention<E, F, P>, T> {
     static std::size_t workspace_bytes(const operation& op, const partition& parts, index_t rank, index_t concurrency) {
         const auto& k = parts.shapes().keys;
         scratch memory, of_rows;
-        work(memory, op, shapes(parts, rank), concurrency, rows_type(of_rows, op, k, k.batch, k.heads));
+        const rows_type found(of_rows, op, k, k.batch, k.heads);
+        work(memory, op, shapes(parts, rank), concurrency, 0, &found);
         return memory.used_bytes();
     }
 
@@ -58,7 +59,7 @@ struct rank_call<linformer_attention<E, F, P>, T> {
         stream.run([&](index_t, const auto&... piece) { gather(piece...); });
 
         scratch memory(run.workspace().bytes().data());
-        const work w(memory, op_, shapes(parts_, rank_), run.concurrency(), rows_);
+        const work w(memory, op_, shapes(parts_, rank_), run.concurrency(), 0, &rows_);
         const auto failure = project(ranks, w, own, run); // who has failed still passes on what others wait for
         exchange(ranks, w);
         if (failure) std::rethrow_exception(failure);

@@ -79,13 +79,11 @@ struct linformer_work {
     rows_type rows;
     tensor_view<T> keys, values;
 
-    /// least: bytes that `shared` has in any case.
-    linformer_work(detail::scratch& memory, const Op& op, const input_shapes& s, index_t concurrency, std::size_t least = 0)
+    /// least: bytes that `shared` has in any case. found: the rows of all heads, if they have been found.
+    linformer_work(detail::scratch& memory, const Op& op, const input_shapes& s, index_t concurrency, std::size_t least = 0,
+                   const rows_type* found = nullptr)
         : task_bytes(bytes_of_task(op, s)), shared(take_shared(memory, s, concurrency, least)),
-          rows(rows_at_once(memory, op, s, concurrency)), keys(take_rows(memory, s.keys)), values(take_rows(memory, s.values)) {}
-    /// The memory for the heads whose rows have been found.
-    linformer_work(detail::scratch& memory, const Op& op, const input_shapes& s, index_t concurrency, const rows_type& found)
-        : task_bytes(bytes_of_task(op, s)), shared(take_shared(memory, s, concurrency, 0)), rows(found), keys(take_rows(memory, s.keys)),
+          rows(found ? *found : rows_at_once(memory, op, s, concurrency)), keys(take_rows(memory, s.keys)),
           values(take_rows(memory, s.values)) {}
 
     /// Batch entries b .. b + entries - 1, and heads g .. g + kv_heads - 1 of their keys and values.

@@ -57,15 +57,10 @@ public:
             return;
         }
         const auto registers = stride_ / lanes::size;
-        constexpr index_t wide = tile_traits<T>::max_columns;
-        for (index_t pieces = (registers + wide - 1) / wide, piece = 0; piece < pieces; ++piece) { // as even as they come
-            const auto left = registers * piece / pieces, right = registers * (piece + 1) / pieces;
-            if (!visible) {
-                multiply_many(keys, 0, count, left, right, scores, ahead);
-                continue;
-            }
+        for_each_piece(registers, tile_traits<T>::max_columns, [&](index_t left, index_t columns) {
+            if (!visible) return multiply_many(keys, 0, count, left, left + columns, scores, ahead);
             const auto seen_from = [&](index_t first) {
-                return seen_registers(visible + first, std::min(grain, count - first), left, right);
+                return seen_registers(visible + first, std::min(grain, count - first), left, left + columns);
             };
             for (index_t first = 0, next; first < count; first = next) { // grains alike are one run: a tall tile does with fewer loads
                 const auto seen = seen_from(first);
@@ -73,7 +68,7 @@ public:
                 next = std::min(next, count);
                 if (seen != 0) multiply_many(keys, first, next - first, left + std::countr_zero(seen), left + bit_end(seen), scores, ahead);
             }
-        }
+        });
     }
 
     /// Whether the rows are few: a copy of a key would be made for a few multiply-adds.

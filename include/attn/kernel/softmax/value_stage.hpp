@@ -32,8 +32,8 @@ void add_weighted_values(softmax_state<T>& state, index_t rows, const E* weights
     constexpr index_t lane_count = traits::lane_count, terms = simd::terms_of<E>;
     const auto operands = (before + keys + terms - 1) / terms;
     const auto registers = state.value_stride / lane_count;
-    for (index_t pieces = (registers + traits::max_columns - 1) / traits::max_columns, piece = 0; piece < pieces; ++piece) {
-        const auto left = registers * piece / pieces, columns = registers * (piece + 1) / pieces - left, channel = left * lane_count;
+    for_each_piece(registers, traits::max_columns, [&](index_t left, index_t columns) {
+        const auto channel = left * lane_count;
         const auto add = [&](index_t row, index_t count, index_t first, index_t depth) {
             multiply<T, E, V>(count, columns,
                               {.a = {weights + first * stride + row, 1, stride},
@@ -55,7 +55,7 @@ void add_weighted_values(softmax_state<T>& state, index_t rows, const E* weights
             while (first < end && hidden(end - 1)) --end;
             add(row, count, first, end - first);
         }
-    }
+    });
     state.has_values = true;
 }
 

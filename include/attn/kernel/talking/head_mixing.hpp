@@ -38,15 +38,14 @@ public:
     }
     /// factor: [columns][factor_stride] a number per query, or null for none. Registers of queries that see none of two keys become 0.
     void operator()(const head_block& block, const T* from, T* to, const T* factor = nullptr, index_t factor_stride = 0) const {
-        for (index_t pieces = (rows_ + max_rows - 1) / max_rows, piece = 0; piece < pieces; ++piece) { // as even as they come
-            const auto row = rows_ * piece / pieces, count = rows_ * (piece + 1) / pieces - row;
+        for_each_piece(rows_, max_rows, [&](index_t row, index_t count) {
             const tile t{row, count, from, to, factor, factor_stride};
             count <= 2   ? mix<2>(block, t)
             : count <= 4 ? mix<4>(block, t)
             : count <= 6 ? mix<6>(block, t)
             : count <= 8 ? mix<std::min(8, max_rows)>(block, t)
                          : mix<max_rows>(block, t);
-        }
+        });
     }
 
 private:
