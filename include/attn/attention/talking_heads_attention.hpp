@@ -81,24 +81,24 @@ struct talking_heads_attention {
     shape log_sum_exp_shape(const input_shapes& s) const { return {s.queries.batch, mixed_heads(s), s.queries.tokens, 1}; }
     template <Scalar T>
     std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        return kernel_for<T>(s).workspace_bytes(s, concurrency, true);
+        return scheduler<T>{parameters_for(s)}.workspace_bytes(s, concurrency, true);
     }
     /// Enough for the same result in two passes: independent of n and m.
     template <Scalar T>
     std::size_t least_workspace_bytes(const input_shapes& s, index_t concurrency) const {
-        return kernel_for<T>(s).workspace_bytes(s, concurrency, false);
+        return scheduler<T>{parameters_for(s)}.workspace_bytes(s, concurrency, false);
     }
     /// Whether forward, on such shapes and with this workspace, computes scores but once.
     template <Scalar T>
     bool keeps_weights(const input_shapes& s, const execution& run) const {
-        return !weights_mix.data() || kernel_for<T>(s).keeps_weights(s, run);
+        return !weights_mix.data() || scheduler<T>{parameters_for(s)}.keeps_weights(s, run);
     }
     template <Scalar T>
     void forward(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
         const auto shapes = shapes_of(in);
         const kernel::visible_keys_of<T, P> visible(pattern, shapes, in.positions);
         const kernel::score_adjustment_of<T, S> adjustment(score);
-        kernel_for<T>(shapes)(in, out, visible, scored ? &adjustment : nullptr, run);
+        scheduler<T>{parameters_for(shapes)}(in, out, visible, scored ? &adjustment : nullptr, run);
     }
 
     /// The gradients of the inputs, and of both mixings, their biases, and the sinks, each of these summed over the batch: see
@@ -145,9 +145,7 @@ private:
     static constexpr bool scored = !std::same_as<S, identity_score>;
 
     template <Scalar T>
-    kernel::talking_heads_scheduler<T> kernel_for(const input_shapes& s) const {
-        return {parameters_for(s)};
-    }
+    using scheduler = kernel::talking_heads_scheduler<T>;
     static void check_mixing(std::string_view argument, const tensor_view<const double>& mix, std::string_view other,
                              const shape& other_shape, index_t columns) {
         const auto& m = mix.shape();

@@ -34,9 +34,9 @@ struct gradient_task {
 };
 
 /// Each gradient is one chain of multiply-adds: of a query over the keys in order, of a key over heads, passes and queries in order. So its
-/// bits are the same in any task that computes it. A sum of pairs goes over batch entries, heads, passes and
-/// keys in order. Sums lie where the gradients go, so that the memory of a worker does not grow with the call. Rows: what makes weights of
-/// adjusted scores, gradient_rows or no_rows.
+/// bits are the same in any task that computes it. A sum of pairs goes over batch entries, heads, passes and keys in order. Sums lie where
+/// the gradients go, so that the memory of a worker does not grow with the call. Rows: what makes weights of adjusted scores, gradient_rows
+/// or no_rows.
 template <Scalar T, class Rows>
 class softmax_gradient_worker {
 public:

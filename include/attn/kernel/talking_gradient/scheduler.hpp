@@ -41,9 +41,9 @@ public:
             worker_type worker(slice_memory, call);
             f(worker);
         };
-        run.for_each(batch * cut.query_parts, [&](index_t part, index_t slice) {
-            in_worker(slice,
-                      [&](worker_type& worker) { worker.find_delta(task_of(call, cut, part / cut.query_parts, part % cut.query_parts)); });
+        run.for_each(batch * cut.query_parts, [&](index_t number, index_t slice) {
+            const auto task = task_of(call, cut, number / cut.query_parts, number % cut.query_parts);
+            in_worker(slice, [&](worker_type& worker) { worker.find_delta(task); });
         });
 
         const bool of_queries = wanted.queries.data() || wants_mixings(wanted);
