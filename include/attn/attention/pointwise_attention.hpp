@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../kernel/softmax/weight_sums.hpp"
+#include "../score/dual.hpp"
 #include "pointwise_weight.hpp"
 #include "softmax_attention.hpp"
 

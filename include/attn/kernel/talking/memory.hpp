@@ -86,28 +86,27 @@ inline index_t common_step(const visible_keys& pattern, const talking_heads_shap
     return std::max<index_t>(step, 1);
 }
 
-/// The mixings of a call, or their transposes.
+/// The mixings of a call; or, if is_back, their transposes, by which gradients go from the mixed heads to the others.
 template <Scalar T>
 struct head_mixings {
+    bool is_back;
     head_mixing<T> logits, weights;
 
-    /// is_back: gradients go through them, from the mixed heads to the others.
-    head_mixings(detail::scratch& memory, const talking_heads_shape& s, bool is_back = false)
-        : logits(take(memory, s.mixes_logits, s.heads, s.query_heads, is_back)),
-          weights(take(memory, s.mixes_weights, s.value_heads, s.heads, is_back)) {}
-    void load(const talking_heads_parameters& with, bool is_back = false) {
-        if (with.logits_mix.data()) load(logits, with.logits_mix, with.logits_bias, is_back);
-        if (with.weights_mix.data()) load(weights, with.weights_mix, with.weights_bias, is_back);
+    head_mixings(detail::scratch& memory, const talking_heads_shape& s, bool back = false)
+        : is_back(back), logits(take(memory, s.mixes_logits, s.heads, s.query_heads)),
+          weights(take(memory, s.mixes_weights, s.value_heads, s.heads)) {}
+    void load(const talking_heads_parameters& with) {
+        const auto load_one = [&](head_mixing<T>& to, const tensor_view<const double>& mix, std::span<const double> bias) {
+            if (mix.data()) is_back ? to.load(mix.transposed(), {}) : to.load(mix, bias);
+        };
+        load_one(logits, with.logits_mix, with.logits_bias);
+        load_one(weights, with.weights_mix, with.weights_bias);
     }
 
 private:
-    static head_mixing<T> take(detail::scratch& memory, bool mixes, index_t rows, index_t columns, bool is_back) {
+    head_mixing<T> take(detail::scratch& memory, bool mixes, index_t rows, index_t columns) const {
         if (is_back) std::swap(rows, columns);
         return {memory, mixes ? rows : 0, mixes ? columns : 0};
-    }
-    static void load(head_mixing<T>& to, const tensor_view<const double>& mix, std::span<const double> bias, bool is_back) {
-        if (is_back) to.load(mix.transposed(), {});
-        else to.load(mix, bias);
     }
 };
 

@@ -30,7 +30,7 @@ public:
         layout own(memory, *this, shapes, run.concurrency());
         const auto& s = own.shape;
         own.mix.load(with);
-        own.back.load(with, true);
+        own.back.load(with);
         const bool sums_weights = s.mixes_weights || !with.logits_bias.empty();
         const talking_gradient_call<T> call{in,   saved,   d_out,    wanted,       s,         pattern,  slopes,
                                             with, own.mix, own.back, sums_weights, own.share, own.delta};
