@@ -30,11 +30,9 @@ struct linear_order {
     index_t absorbed_by(index_t batch, index_t row) const {
         const auto seen = seen_by(batch, row);
         if (prefers_scores(seen)) return 0;
-        return causal ? block_begin(batch, seen - 1, causal_block) : seen;
+        return causal ? std::max<index_t>(0, seen - 1 - offset(batch, seen - 1, causal_block)) : seen; // where its last key's block begins
     }
-    /// The first key of the block that holds a key, blocks beginning at absolute multiples of `block`; 0 for the first.
-    index_t block_begin(index_t batch, index_t key, index_t block) const { return std::max<index_t>(0, key - offset(batch, key, block)); }
-    /// The end of that block, be there so many keys or not.
+    /// The end of the block that holds a key, be there so many keys or not. Blocks begin at absolute multiples of `block`.
     index_t block_end(index_t batch, index_t key, index_t block) const { return key - offset(batch, key, block) + block; }
 
 private:

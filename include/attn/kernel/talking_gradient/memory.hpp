@@ -90,8 +90,6 @@ struct talking_gradient_memory {
         construct(queries, s.query_heads, s.key_channels);
         construct(d_out, s.value_heads, s.value_channels);
     }
-
-    std::uint64_t* visible_to(index_t head) const { return visible + head * block_keys; }
 };
 
 } // namespace attn::kernel

@@ -46,7 +46,8 @@ public:
             in_worker(slice, [&](worker_type& worker) { worker.find_delta(task); });
         });
 
-        const bool of_queries = wanted.queries.data() || wants_mixings(wanted);
+        const bool of_queries = wanted.queries.data() || wanted.logits_mix.data() || wanted.logits_bias.data() ||
+                                wanted.weights_mix.data() || wanted.weights_bias.data();
         const bool of_keys = wanted.keys.data() || wanted.values.data();
         const auto query_tasks = of_queries && !cut.joint ? batch * cut.query_parts : 0;
         const auto key_tasks = of_keys || (of_queries && cut.joint) ? batch * cut.key_parts : 0;
@@ -144,9 +145,6 @@ private:
         }
     };
 
-    static bool wants_mixings(const mixed_head_gradients<T>& wanted) {
-        return wanted.logits_mix.data() || wanted.logits_bias.data() || wanted.weights_mix.data() || wanted.weights_bias.data();
-    }
     /// A part of the queries of an entry, with all keys.
     static talking_gradient_task task_of(const talking_gradient_call<T>& call, const parts& cut, index_t b, index_t part) {
         const auto step = common_step(call.pattern, call.shape, b);

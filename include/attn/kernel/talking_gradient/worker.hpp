@@ -148,7 +148,7 @@ private:
         for (index_t c = 0; c < s_.heads; ++c) {
             T* const scores = tile(memory_.scores, c);
             if (call_.slopes) (*call_.slopes)({block_.of_head(c), keys, scores, stride(), memory_.scratch}, tile(memory_.slopes, c), {});
-            if (!all_visible_) hide_scores<T>(scores, count, stride(), memory_.visible_to(s_.heads_alike ? 0 : c));
+            if (!all_visible_) hide_scores<T>(scores, count, stride(), memory_.visible + (s_.heads_alike ? 0 : c) * memory_.block_keys);
         }
         all_seen_ = find_seen(memory_.scores, s_.heads, memory_.head_stride, count, stride(), memory_.seen);
         if (s_.mixes_logits) forget_unseen(memory_.logits, s_.query_heads, count);
