@@ -2,7 +2,6 @@
 #pragma once
 
 #include "../core/output_memory.hpp"
-#include "../core/overlap.hpp"
 #include "../simd/elementary.hpp"
 
 #include <cmath>

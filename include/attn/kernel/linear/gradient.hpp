@@ -5,7 +5,6 @@
 #include "../../parallel/executor.hpp"
 #include "../../score/dual.hpp"
 #include "../../simd/elementary.hpp"
-#include "../gemm/tile_product.hpp"
 #include "attention.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
