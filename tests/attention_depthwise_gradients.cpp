@@ -5,7 +5,7 @@
 #include "errors.hpp"
 
 #include <attn/attention/depthwise_backward.hpp>
-#include <attn/reference/depthwise_gradients.hpp>
+#include <attn/reference/depthwise_convolution.hpp>
 
 namespace attn::testing {
 

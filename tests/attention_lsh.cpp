@@ -9,7 +9,6 @@
 #include <attn/attention/lsh_buckets.hpp>
 #include <attn/attention/random_projection.hpp>
 #include <attn/reference/lsh_attention.hpp>
-#include <attn/reference/lsh_gradients.hpp>
 
 namespace attn::testing {
 

@@ -8,7 +8,6 @@
 #include <attn/pattern/causal.hpp>
 #include <attn/pattern/strided.hpp>
 #include <attn/reference/talking_heads.hpp>
-#include <attn/reference/talking_heads_gradients.hpp>
 #include <attn/score/soft_cap.hpp>
 
 namespace attn::testing {

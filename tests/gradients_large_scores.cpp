@@ -11,9 +11,9 @@
 #include <attn/pattern/causal.hpp>
 #include <attn/pattern/local.hpp>
 #include <attn/pattern/strided.hpp>
-#include <attn/reference/lsh_gradients.hpp>
-#include <attn/reference/softmax_gradients.hpp>
-#include <attn/reference/talking_heads_gradients.hpp>
+#include <attn/reference/lsh_attention.hpp>
+#include <attn/reference/softmax.hpp>
+#include <attn/reference/talking_heads.hpp>
 #include <attn/score/additive_bias.hpp>
 
 namespace attn::testing {

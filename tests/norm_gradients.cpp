@@ -6,7 +6,7 @@
 
 #include <attn/norm/layer_norm.hpp>
 #include <attn/norm/rms_norm.hpp>
-#include <attn/reference/norm_gradients.hpp>
+#include <attn/reference/norms.hpp>
 
 namespace attn::testing {
 

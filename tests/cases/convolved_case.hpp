@@ -3,7 +3,6 @@
 
 #include "attn/attention/depthwise_convolution.hpp"
 #include "attn/reference/depthwise_convolution.hpp"
-#include "attn/reference/depthwise_gradients.hpp"
 #include "linear_case.hpp"
 
 namespace attn::testing {

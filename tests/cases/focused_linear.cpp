@@ -2,7 +2,7 @@
 
 #include "attn/attention/focused_linear_attention.hpp"
 #include "attn/attention/focused_linear_backward.hpp"
-#include "attn/reference/linear_gradients.hpp"
+#include "attn/reference/linear_attention.hpp"
 
 namespace attn::testing {
 

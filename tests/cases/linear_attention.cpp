@@ -2,7 +2,7 @@
 
 #include "attn/attention/linear_attention.hpp"
 #include "attn/attention/linear_backward.hpp"
-#include "attn/reference/linear_gradients.hpp"
+#include "attn/reference/linear_attention.hpp"
 
 namespace attn::testing {
 

@@ -6,7 +6,7 @@
 #include "attn/attention/pooling.hpp"
 #include "attn/pattern/lengths.hpp"
 #include "attn/pattern/predicate.hpp"
-#include "attn/reference/linformer_gradients.hpp"
+#include "attn/reference/linformer.hpp"
 
 #include <array>
 

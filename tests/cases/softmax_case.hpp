@@ -5,7 +5,6 @@
 #include "attn/attention/softmax_backward.hpp"
 #include "attn/reference/score_gradients.hpp"
 #include "attn/reference/softmax.hpp"
-#include "attn/reference/softmax_gradients.hpp"
 #include "case.hpp"
 
 namespace attn::testing {

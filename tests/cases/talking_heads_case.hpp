@@ -5,7 +5,6 @@
 #include "attn/attention/talking_heads_backward.hpp"
 #include "attn/pattern/passes.hpp"
 #include "attn/reference/talking_heads.hpp"
-#include "attn/reference/talking_heads_gradients.hpp"
 #include "case.hpp"
 
 namespace attn::testing {

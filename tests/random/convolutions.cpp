@@ -6,7 +6,7 @@
 
 #include <attn/attention/depthwise_backward.hpp>
 #include <attn/parallel/thread_pool.hpp>
-#include <attn/reference/depthwise_gradients.hpp>
+#include <attn/reference/depthwise_convolution.hpp>
 
 namespace attn::fuzz {
 

@@ -8,8 +8,8 @@
 #include <attn/attention/simplified_linear_attention.hpp>
 #include <attn/attention/simplified_linear_backward.hpp>
 #include <attn/pattern/lengths.hpp>
-#include <attn/reference/depthwise_gradients.hpp>
-#include <attn/reference/linear_gradients.hpp>
+#include <attn/reference/depthwise_convolution.hpp>
+#include <attn/reference/linear_attention.hpp>
 #include <attn/reference/widen.hpp>
 
 #include <algorithm>

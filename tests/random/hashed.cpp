@@ -12,7 +12,7 @@
 #include <attn/attention/lsh_backward.hpp>
 #include <attn/attention/random_projection.hpp>
 #include <attn/parallel/thread_pool.hpp>
-#include <attn/reference/lsh_gradients.hpp>
+#include <attn/reference/lsh_attention.hpp>
 
 namespace attn::fuzz {
 

@@ -7,7 +7,7 @@
 #include <attn/attention/linear_backward.hpp>
 #include <attn/pattern/lengths.hpp>
 #include <attn/pattern/prefix.hpp>
-#include <attn/reference/linear_gradients.hpp>
+#include <attn/reference/linear_attention.hpp>
 #include <attn/reference/widen.hpp>
 
 namespace attn::fuzz {

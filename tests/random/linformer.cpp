@@ -7,7 +7,7 @@
 #include <attn/attention/linformer_attention.hpp>
 #include <attn/attention/linformer_backward.hpp>
 #include <attn/attention/pooling.hpp>
-#include <attn/reference/linformer_gradients.hpp>
+#include <attn/reference/linformer.hpp>
 #include <attn/reference/widen.hpp>
 
 #include <array>

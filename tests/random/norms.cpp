@@ -11,7 +11,7 @@
 #include <attn/norm/rms_norm.hpp>
 #include <attn/norm/train_backward.hpp>
 #include <attn/parallel/thread_pool.hpp>
-#include <attn/reference/norm_gradients.hpp>
+#include <attn/reference/norms.hpp>
 
 #include <cmath>
 #include <cstring>

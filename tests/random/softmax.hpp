@@ -13,7 +13,6 @@
 #include <attn/pattern/selected.hpp>
 #include <attn/reference/softmax.hpp>
 #include <attn/reference/score_gradients.hpp>
-#include <attn/reference/softmax_gradients.hpp>
 #include <attn/reference/widen.hpp>
 
 namespace attn::fuzz {

@@ -4,7 +4,7 @@
 
 #include <attn/attention/talking_heads_attention.hpp>
 #include <attn/attention/talking_heads_backward.hpp>
-#include <attn/reference/talking_heads_gradients.hpp>
+#include <attn/reference/talking_heads.hpp>
 
 namespace attn::fuzz {
 

@@ -4,7 +4,6 @@
 #include <attn/reference/linear_attention.hpp>
 #include <attn/reference/norms.hpp>
 #include <attn/reference/softmax.hpp>
-#include <attn/reference/softmax_gradients.hpp>
 #include <attn/reference/widen.hpp>
 
 #include <cmath>

@@ -1,8 +1,10 @@
-// The definition of the depthwise convolution: a direct sum.
+// The definition of the depthwise convolution and its gradient: direct sums.
 #pragma once
 
 #include "../core/tensor_view.hpp"
 
+#include <algorithm>
+#include <limits>
 #include <span>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::reference {
@@ -11,6 +13,23 @@ namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 struct grid {
     index_t height, width, top, left;
 };
+
+namespace detail {
+
+/// Calls f(token of the input, ky, kx) for the inputs inside the grid, and before `present`, that output t reads.
+void for_each_tap(const grid& g, index_t t, index_t kernel_height, index_t kernel_width, index_t present, const auto& f) {
+    for (index_t ky = 0; ky < kernel_height; ++ky)
+        for (index_t kx = 0; kx < kernel_width; ++kx) {
+            const auto y = t / g.width - g.top + ky, x = t % g.width - g.left + kx;
+            if (y >= 0 && y < g.height && x >= 0 && x < g.width && y * g.width + x < present) f(y * g.width + x, ky, kx);
+        }
+}
+/// How many tokens of a batch entry there are: all, if that is not given.
+inline index_t present_in(std::span<const index_t> present, index_t batch) {
+    return present.empty() ? std::numeric_limits<index_t>::max() : present[static_cast<std::size_t>(batch)];
+}
+
+} // namespace detail
 
 /// out[b,h,(y,x),c] += bias[h,c] + sum over (ky, kx) of weights[h,c,ky,kx] in[b,g,(y - top + ky, x - left + kx),c]     g = h / (heads /
 /// in's heads) over the inputs inside the grid that are before token present[b] (all, if that is empty). weights: (1 or heads, channels,
@@ -26,18 +45,43 @@ void add_depthwise_convolution(const tensor_view<const T>& in, const tensor_view
         for (index_t h = 0; h < heads; ++h)
             for (index_t r = 0; r < rows; ++r)
                 for (index_t c = 0; c < channels; ++c) {
-                    const auto t = first + r;
+                    const auto kernel = kernels == 1 ? 0 : h, head = h / (heads / in.shape().heads);
                     const auto own_bias = static_cast<std::size_t>(std::ssize(bias) > channels ? h * channels + c : c);
                     T sum = bias.empty() ? T{0} : static_cast<T>(bias[own_bias]);
-                    for (index_t ky = 0; ky < kernel_height; ++ky)
-                        for (index_t kx = 0; kx < kernel_width; ++kx) {
-                            const auto y = t / g.width - g.top + ky, x = t % g.width - g.left + kx;
-                            if (y < 0 || y >= g.height || x < 0 || x >= g.width) continue;
-                            if (!present.empty() && y * g.width + x >= present[static_cast<std::size_t>(b)]) continue;
-                            sum += static_cast<T>(weights(kernels == 1 ? 0 : h, c, ky, kx)) *
-                                   in(b, h / (heads / in.shape().heads), y * g.width + x, c);
-                        }
+                    const auto add = [&](index_t token, index_t ky, index_t kx) {
+                        sum += static_cast<T>(weights(kernel, c, ky, kx)) * in(b, head, token, c);
+                    };
+                    detail::for_each_tap(g, first + r, kernel_height, kernel_width, detail::present_in(present, b), add);
                     out(b, h, r, c) += sum;
+                }
+}
+
+/// The gradients of add_depthwise_convolution from `d_out`, that of out (batch, heads, n, channels): every term weights[h,c,ky,kx]
+/// in[b,g,(y - top + ky, x - left + kx),c] of out[b,h,(y,x),c] gives
+///     weights[h,c,ky,kx] d_out[b,h,(y,x),c] to of_input[b,g,(y - top + ky, x - left + kx),c],
+///     in[b,g,(y - top + ky, x - left + kx),c] d_out[b,h,(y,x),c] to of_weights[h,c,ky,kx]
+/// and the bias gets d_out[b,h,(y,x),c]. Of their shapes; those without memory are left out. Everything in T.
+template <class T, class U>
+void depthwise_gradients(const tensor_view<const T>& in, const tensor_view<const T>& d_out, const grid& g,
+                         const tensor_view<const U>& weights, const tensor_view<T>& of_input, const tensor_view<T>& of_weights,
+                         std::span<T> of_bias, std::span<const index_t> present = {}) {
+    attn::detail::fill_zero(of_input);
+    attn::detail::fill_zero(of_weights);
+    std::ranges::fill(of_bias, T{0});
+    const auto [batch, heads, tokens, channels] = d_out.shape();
+    const auto [kernels, kernel_channels, kernel_height, kernel_width] = weights.shape();
+    for (index_t b = 0; b < batch; ++b)
+        for (index_t h = 0; h < heads; ++h)
+            for (index_t t = 0; t < tokens; ++t)
+                for (index_t c = 0; c < channels; ++c) {
+                    const auto kernel = kernels == 1 ? 0 : h, head = h / (heads / in.shape().heads);
+                    const T own = d_out(b, h, t, c);
+                    if (!of_bias.empty()) of_bias[static_cast<std::size_t>(std::ssize(of_bias) > channels ? h * channels + c : c)] += own;
+                    const auto add = [&](index_t token, index_t ky, index_t kx) {
+                        if (of_input.data()) of_input(b, head, token, c) += static_cast<T>(weights(kernel, c, ky, kx)) * own;
+                        if (of_weights.data()) of_weights(kernel, c, ky, kx) += in(b, head, token, c) * own;
+                    };
+                    detail::for_each_tap(g, t, kernel_height, kernel_width, detail::present_in(present, b), add);
                 }
 }
 

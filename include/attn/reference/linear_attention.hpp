@@ -1,61 +1,132 @@
-// The definition of linear attention: its n x m weights, one query at a time.
+// The definition of linear attention and its gradient: its n x m weights, one query at a time.
 #pragma once
 
-#include "../core/inputs.hpp"
 #include "../core/tensor.hpp"
-#include "number.hpp"
 #include "pairs.hpp"
-
-#include <algorithm>
-#include <span>
-#include <vector>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 
 namespace detail {
 
-/// What a feature map makes of a number.
+/// What a feature map makes of a number, or its slope there.
 template <class T>
 using feature_of = std::function<T(const T& x)>;
-template <class T, class F>
-feature_of<T> map_of(const F& phi) {
-    return [&phi](const T& x) { return static_cast<T>(phi(x)); };
+/// A key that a query sees, and its weight.
+template <class T>
+struct weighed_key {
+    index_t row;
+    T weight;
+};
+
+/// f of each number of x.
+template <class T>
+tensor<T> features_of(const stored_view<const T>& x, const feature_of<T>& f) {
+    tensor<T> result(x.shape());
+    for (index_t b = 0; b < x.shape().batch; ++b)
+        for (index_t h = 0; h < x.shape().heads; ++h)
+            for (index_t i = 0; i < x.shape().tokens; ++i)
+                for (index_t c = 0; c < x.shape().channels; ++c) result(b, h, i, c) = f(x(b, h, i, c));
+    return result;
+}
+/// Calls visit(b, h, g, i, weighed keys that query i sees) for each query, of features f of the queries and e of the keys.
+template <class T>
+void for_each_linear_row(const inputs<T>& in, const tensor<T>& f, const tensor<T>& e, const of_head<visible_pairs>& pattern,
+                         const auto& visit) {
+    std::vector<weighed_key<T>> seen;
+    for (index_t b = 0; b < f.shape().batch; ++b)
+        for (index_t h = 0; h < f.shape().heads; ++h) {
+            const auto g = h / (f.shape().heads / in.values.shape().heads);
+            const auto visible = pattern(b, h);
+            for (index_t i = 0; i < f.shape().tokens; ++i) {
+                seen.clear();
+                for (index_t j = 0; j < in.values.shape().tokens; ++j) {
+                    if (!visible(in.positions.first_query[b] + i, in.positions.first_key[b] + j)) continue;
+                    T weight = 0;
+                    for (index_t c = 0; c < f.shape().channels; ++c) weight += f(b, h, i, c) * e(b, g, j, c);
+                    seen.push_back({j, weight});
+                }
+                visit(b, h, g, i, seen);
+            }
+        }
 }
 
 /// What `linear_attention` computes.
 template <class T>
 void linear_attention_of_pairs(const inputs<T>& in, const outputs<T>& out, const feature_of<T>& phi, const of_head<visible_pairs>& pattern,
                                bool normalise, double eps, double scale) {
-    const auto [batch, heads, n, d_k] = in.queries.shape();
-    const auto [kv_batch, kv_heads, m, d_v] = in.values.shape();
-    std::vector<T> sum(static_cast<std::size_t>(d_v)), query(static_cast<std::size_t>(d_k));
-    for (index_t b = 0; b < batch; ++b)
-        for (index_t h = 0; h < heads; ++h) {
-            const auto g = h / (heads / kv_heads);
-            const auto visible = pattern(b, h);
-            tensor<T> keys({1, 1, m, d_k});
-            for (index_t j = 0; j < m; ++j)
-                for (index_t c = 0; c < d_k; ++c) keys(0, 0, j, c) = phi(in.keys(b, g, j, c));
-            for (index_t i = 0; i < n; ++i) {
-                for (index_t c = 0; c < d_k; ++c) query[static_cast<std::size_t>(c)] = phi(in.queries(b, h, i, c));
-                std::ranges::fill(sum, T{0});
-                T denominator = 0;
-                bool sees_one = false;
-                for (index_t j = 0; j < m; ++j) {
-                    if (!visible(in.positions.first_query[b] + i, in.positions.first_key[b] + j)) continue;
-                    sees_one = true;
-                    T weight = 0;
-                    for (index_t c = 0; c < d_k; ++c) weight += query[static_cast<std::size_t>(c)] * keys(0, 0, j, c);
-                    denominator += weight;
-                    for (index_t c = 0; c < d_v; ++c) sum[static_cast<std::size_t>(c)] += weight * in.values(b, g, j, c);
-                }
-                for (index_t c = 0; c < d_v; ++c) {
-                    const auto numerator = sum[static_cast<std::size_t>(c)];
-                    out.values(b, h, i, c) = !sees_one   ? T{0}
-                                             : normalise ? numerator / (denominator + static_cast<T>(eps))
-                                                         : static_cast<T>(scale) * numerator;
-                }
-            }
+    const auto f = features_of(in.queries, phi), e = features_of(in.keys, phi);
+    for_each_linear_row(in, f, e, pattern, [&](index_t b, index_t h, index_t g, index_t i, const std::vector<weighed_key<T>>& seen) {
+        T denominator = 0;
+        for (const auto& k : seen) denominator += k.weight;
+        for (index_t c = 0; c < in.values.shape().channels; ++c) {
+            T sum = 0;
+            for (const auto& k : seen) sum += k.weight * in.values(b, g, k.row, c);
+            out.values(b, h, i, c) = seen.empty() ? T{0}
+                                     : normalise  ? sum / (denominator + static_cast<T>(eps))
+                                                  : static_cast<T>(scale) * sum;
+        }
+    });
+}
+
+/// What `linear_gradients` computes. slope: that of phi.
+template <class T>
+void linear_gradients_of_pairs(const inputs<T>& in, const tensor_view<const T>& d_out, const input_gradients<T>& wanted,
+                               const feature_of<T>& phi, const feature_of<T>& slope, const of_head<visible_pairs>& pattern, bool normalise,
+                               double eps, double scale) {
+    const auto d_k = in.keys.shape().channels, d_v = in.values.shape().channels;
+    const auto f = features_of(in.queries, phi), e = features_of(in.keys, phi);
+    tensor<T> of_f(f.shape()), of_e(e.shape()), of_values(in.values.shape());
+    for (auto* t : {&of_f, &of_e, &of_values}) std::fill_n(t->data(), t->shape().size(), T{0});
+    tensor<char> is_seen({e.shape().batch, e.shape().heads, e.shape().tokens, 1}),
+        sees({f.shape().batch, f.shape().heads, f.shape().tokens, 1});
+
+    for_each_linear_row(in, f, e, pattern, [&](index_t b, index_t h, index_t g, index_t i, const std::vector<weighed_key<T>>& seen) {
+        T denominator = static_cast<T>(eps);
+        for (const auto& k : seen) denominator += k.weight;
+        const T factor = normalise ? 1 / denominator : static_cast<T>(scale);
+        const auto d_out_by_value = [&](index_t j) {
+            T product = 0;
+            for (index_t c = 0; c < d_v; ++c) product += d_out(b, h, i, c) * in.values(b, g, j, c);
+            return product;
+        };
+        T of_denominator = 0; // dO_i . out_i
+        for (const auto& k : seen)
+            if (normalise) of_denominator += k.weight * factor * d_out_by_value(k.row);
+        for (const auto& [j, weight] : seen) {
+            is_seen(b, g, j, 0) = sees(b, h, i, 0) = 1;
+            const T of_weight = (d_out_by_value(j) - of_denominator) * factor;
+            for (index_t c = 0; c < d_v; ++c) of_values(b, g, j, c) += weight * factor * d_out(b, h, i, c);
+            for (index_t c = 0; c < d_k; ++c) of_f(b, h, i, c) += of_weight * e(b, g, j, c);
+            for (index_t c = 0; c < d_k; ++c) of_e(b, g, j, c) += of_weight * f(b, h, i, c);
+        }
+    });
+
+    // What is not seen gives 0, whatever it holds.
+    const auto write = [](const tensor_view<T>& to, const tensor<char>& takes_part, const auto& gradient) {
+        const auto& s = to.shape();
+        for (index_t b = 0; to.data() && b < s.batch; ++b)
+            for (index_t h = 0; h < s.heads; ++h)
+                for (index_t i = 0; i < s.tokens; ++i)
+                    for (index_t c = 0; c < s.channels; ++c) to(b, h, i, c) = takes_part(b, h, i, 0) ? gradient(b, h, i, c) : T{0};
+    };
+    const auto through = [&](const tensor<T>& of_features, const auto& x) {
+        return [&](index_t b, index_t h, index_t i, index_t c) { return of_features(b, h, i, c) * slope(x(b, h, i, c)); };
+    };
+    write(wanted.queries, sees, through(of_f, in.queries));
+    write(wanted.keys, is_seen, through(of_e, in.keys));
+    write(wanted.values, is_seen, of_values);
+}
+
+/// Calls f(h, c, number of the scale, relu(x) + 1e-6, softplus(scale)) for each channel of each head of a token, whose focused features are
+/// asked for.
+template <class T, class U>
+void for_each_focused(const tensor_view<const T>& x, std::span<const U> scale, index_t b, index_t i, const auto& f) {
+    const auto [batch, heads, n, d] = x.shape();
+    for (index_t h = 0; h < heads; ++h)
+        for (index_t c = 0; c < d; ++c) {
+            const auto own = static_cast<std::size_t>(std::ssize(scale) > d ? h * d + c : c);
+            const T s = scale.empty() ? T{0} : static_cast<T>(scale[own]), y = x(b, h, i, c);
+            f(h, c, own, (y < 0 ? T{0} : y) + static_cast<T>(1e-6), max(s, T{0}) + log1p(exp(-abs(s))));
         }
 }
 
@@ -68,7 +139,23 @@ void linear_attention_of_pairs(const inputs<T>& in, const outputs<T>& out, const
 template <class T, class F, Pattern P>
 void linear_attention(const inputs<T>& in, const outputs<T>& out, const F& phi, const P& pattern, bool normalise, double eps,
                       double scale) {
-    detail::linear_attention_of_pairs<T>(in, out, detail::map_of<T>(phi), detail::visible_pairs_of(pattern), normalise, eps, scale);
+    detail::linear_attention_of_pairs<T>(
+        in, out, [&phi](const T& x) { return static_cast<T>(phi(x)); }, detail::visible_pairs_of(pattern), normalise, eps, scale);
+}
+
+/// The gradient of linear attention by its formulas, everything in T. With A_ij = phi(q_i) . phi(k_j) for the keys j that query i sees,
+/// given gradients dO of out, and N_i = sum_j A_ij + eps (without `normalise` N_i = 1 / scale, a constant):
+///     dv_j = sum_i A_ij / N_i dO_i,      dA_ij = (dO_i . v_j - dO_i . out_i) / N_i         (without `normalise` scale dO_i . v_j)
+///     dq_i = phi'(q_i) sum_j dA_ij phi(k_j),      dk_j = phi'(k_j) sum_i dA_ij phi(q_i)         (channel by channel)
+/// with dk and dv summed over the query heads that share them. phi' is phi's slope by its text on dual numbers, or what its member
+/// `derivative` says. A view without memory is not wanted. Shapes and pattern are taken as checked.
+template <class T, class F, Pattern P>
+void linear_gradients(const inputs<T>& in, const tensor_view<const T>& d_out, const input_gradients<T>& wanted, const F& phi,
+                      const P& pattern, bool normalise, double eps, double scale) {
+    detail::linear_gradients_of_pairs<T>(
+        in, d_out, wanted, [&phi](const T& x) { return static_cast<T>(phi(x)); },
+        [&phi](const T& x) { return attn::detail::differentiated(phi, x).derivative; }, detail::visible_pairs_of(pattern), normalise, eps,
+        scale);
 }
 
 /// x + added, for x (batch, heads, n, d) and added (batch or 1, heads or 1, n, d).
@@ -94,18 +181,13 @@ tensor<T> sum_of(const tensor_view<const T>& x, const tensor_view<const U>& adde
 /// Han et al. 2023, "FLatten Transformer".
 template <class T, class U>
 tensor<T> focused_features(const tensor_view<const T>& x, int power, std::span<const U> scale) {
-    const auto [batch, heads, n, d] = x.shape();
     tensor<T> result(x.shape());
-    for (index_t b = 0; b < batch; ++b)
-        for (index_t i = 0; i < n; ++i) {
+    for (index_t b = 0; b < x.shape().batch; ++b)
+        for (index_t i = 0; i < x.shape().tokens; ++i) {
             T largest = 0, squares = 0, squares_of_powers = 0;
-            const auto each = [&](auto&& f) {
-                for (index_t h = 0; h < heads; ++h)
-                    for (index_t c = 0; c < d; ++c) {
-                        const auto own = static_cast<std::size_t>(std::ssize(scale) > d ? h * d + c : c);
-                        const T s = scale.empty() ? T{0} : static_cast<T>(scale[own]), y = x(b, h, i, c);
-                        f(h, c, ((y < 0 ? T{0} : y) + static_cast<T>(1e-6)) / (max(s, T{0}) + log1p(exp(-abs(s)))));
-                    }
+            const auto each = [&](const auto& f) {
+                detail::for_each_focused<T>(x, scale, b, i,
+                                            [&](index_t h, index_t c, std::size_t, T relu_x, T softplus) { f(h, c, relu_x / softplus); });
             };
             each([&](index_t, index_t, T u) { squares += u * u; });
             // u^p / |u^p| is that of u / max u, whose norm no power takes out of range.
@@ -116,6 +198,45 @@ tensor<T> focused_features(const tensor_view<const T>& x, int power, std::span<c
             });
         }
     return result;
+}
+
+/// The gradient of focused features by its formula, everything in T: what x (batch, heads, n, d) and the scale get of g, that of f. With
+/// w = u / max u, M = |w^p|, N = |w|, and sums over all channels of all heads of a token:
+///     du = w s / N + N (p w^(p - 1) / M g - s p w^(2 p - 1) / M^2),      s = sum g w^p / M
+///     dx = du / softplus(scale) where x > 0,      d scale = - sum over tokens of du u / softplus(scale) sigmoid(scale)
+/// d scale is added to of_scale, which may be empty. Tokens from present[batch] on, if that is given, get 0 and give nothing.
+template <class T, class U>
+void focused_gradients(const tensor_view<const T>& x, int power, std::span<const U> scale, const tensor_view<const T>& d_out,
+                       std::span<const index_t> present, const tensor_view<T>& to, std::span<T> of_scale) {
+    for (index_t b = 0; b < x.shape().batch; ++b)
+        for (index_t i = 0; i < x.shape().tokens; ++i) {
+            const bool takes_part = present.empty() || i < present[static_cast<std::size_t>(b)];
+            T largest = 0, squares = 0, squares_of_powers = 0, s = 0;
+            const auto each = [&](const auto& f) { detail::for_each_focused<T>(x, scale, b, i, f); };
+            const auto raised = [](T w, int exponent) { return pow(w, static_cast<T>(exponent)); };
+            each([&](index_t, index_t, std::size_t, T relu_x, T softplus) { largest = max(largest, relu_x / softplus); });
+            each([&](index_t, index_t, std::size_t, T relu_x, T softplus) {
+                const T w = relu_x / softplus / largest;
+                squares += w * w;
+                squares_of_powers += raised(w, 2 * power);
+            });
+            const T norm = sqrt(squares), norm_of_powers = sqrt(squares_of_powers);
+            each([&](index_t h, index_t c, std::size_t, T relu_x, T softplus) {
+                if (takes_part) s += d_out(b, h, i, c) * raised(relu_x / softplus / largest, power) / norm_of_powers;
+            });
+            each([&](index_t h, index_t c, std::size_t own, T relu_x, T softplus) {
+                if (!takes_part) {
+                    to(b, h, i, c) = 0;
+                    return;
+                }
+                const T u = relu_x / softplus, w = u / largest, p = static_cast<T>(power);
+                const T through_power =
+                    p * raised(w, power - 1) / norm_of_powers * d_out(b, h, i, c) - s * p * raised(w, 2 * power - 1) / squares_of_powers;
+                const T of_u = w * s / norm + norm * through_power;
+                to(b, h, i, c) = of_u / softplus * (x(b, h, i, c) > 0 ? T{1} : T{0});
+                if (!of_scale.empty()) of_scale[own] -= of_u * u / softplus / (1 + exp(-static_cast<T>(scale[own])));
+            });
+        }
 }
 
 } // namespace attn::reference

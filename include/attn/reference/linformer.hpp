@@ -1,7 +1,7 @@
-// The definition of projected attention: the projections by their formulas, one row at a time, then softmax attention over them.
+// The definition of projected attention and its gradient: the projections by their formulas, one row at a time, and softmax attention over
+// the projected rows.
 #pragma once
 
-#include "number.hpp"
 #include "softmax.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::reference {
@@ -39,10 +39,7 @@ using projected_tokens = std::vector<std::optional<std::vector<T>>>;
 namespace detail {
 
 /// The row of a parameter's own head, or of the one that serves all.
-template <class U>
-index_t head_of(const tensor_view<const U>& parameter, index_t head) {
-    return parameter.shape().heads == 1 ? 0 : head;
-}
+index_t head_of(const auto& parameter, index_t head) { return parameter.shape().heads == 1 ? 0 : head; }
 
 /// `count` rows; row r is write(r, numbers) on zeros if range(r) = {first, end} holds a visible token.
 template <class T>
@@ -57,6 +54,12 @@ projected_tokens<T> project_each(const tokens<T>& x, index_t count, const auto& 
     }
     return rows;
 }
+/// Calls f(r, gradient of row r) for the rows that are there.
+template <class T>
+void for_each_row(const projected_tokens<T>& d_out, const auto& f) {
+    for (std::size_t r = 0; r < d_out.size(); ++r)
+        if (d_out[r]) f(static_cast<index_t>(r), [&row = *d_out[r]](index_t c) { return row[static_cast<std::size_t>(c)]; });
+}
 
 } // namespace detail
 
@@ -68,6 +71,15 @@ projected_tokens<T> identity_projection(const tokens<T>& x) {
         [&](index_t r, std::vector<T>& row) {
             for (index_t c = 0; c < x.channels(); ++c) row[static_cast<std::size_t>(c)] = x(r, c);
         });
+}
+
+/// The gradients of identity_projection, from the gradients g of the rows that it gives: dx[r, c] += g[r, c]. Here and below of_x is (1, 1,
+/// m, channels); what has no memory is left out.
+template <class T>
+void identity_projection_gradients(const tokens<T>& x, const projected_tokens<T>& d_out, const tensor_view<T>& of_x) {
+    detail::for_each_row(d_out, [&](index_t r, const auto& g) {
+        for (index_t c = 0; c < x.channels(); ++c) of_x(0, 0, r, c) += g(c);
+    });
 }
 
 /// projected[r, c] = sum over visible j of matrix[r, j] x[j, c] + bias[r]; matrix (1, heads or 1, projected, m or more), bias
@@ -82,6 +94,23 @@ projected_tokens<T> linear_projection(const tokens<T>& x, const tensor_view<cons
         });
         if (bias.data())
             for (auto& number : row) number += static_cast<T>(bias(0, detail::head_of(bias, x.head), r, 0));
+    });
+}
+
+/// The gradients of linear_projection, over the visible j:
+///     dx[j, c] += matrix[r, j] g[r, c],      dmatrix[r, j] += sum_c g[r, c] x[j, c],      dbias[r] += sum_c g[r, c]
+template <class T, class U>
+void linear_projection_gradients(const tokens<T>& x, const projected_tokens<T>& d_out, const tensor_view<T>& of_x,
+                                 const tensor_view<const U>& matrix, const tensor_view<T>& of_matrix, const tensor_view<T>& of_bias) {
+    const auto head = detail::head_of(matrix, x.head);
+    detail::for_each_row(d_out, [&](index_t r, const auto& g) {
+        x.for_each_visible(0, x.count(), [&](index_t j) {
+            for (index_t c = 0; c < x.channels(); ++c) {
+                of_x(0, 0, j, c) += static_cast<T>(matrix(0, head, r, j)) * g(c);
+                if (of_matrix.data()) of_matrix(0, head, r, j) += g(c) * x(j, c);
+            }
+        });
+        for (index_t c = 0; of_bias.data() && c < x.channels(); ++c) of_bias(0, detail::head_of(of_bias, x.head), r, 0) += g(c);
     });
 }
 
@@ -105,6 +134,19 @@ projected_tokens<T> mean_pooling(const tokens<T>& x, index_t projected) {
     });
 }
 
+/// The gradient of mean_pooling: dx[j, c] += g[r, c] / (visible tokens of bin r) for the visible j of bin r.
+template <class T>
+void mean_pooling_gradients(const tokens<T>& x, const projected_tokens<T>& d_out, const tensor_view<T>& of_x) {
+    detail::for_each_row(d_out, [&](index_t r, const auto& g) {
+        const auto [first, end] = pooling_bin(r, x.count(), std::ssize(d_out));
+        T seen = 0;
+        x.for_each_visible(first, end, [&](index_t) { seen += 1; });
+        x.for_each_visible(first, end, [&](index_t j) {
+            for (index_t c = 0; c < x.channels(); ++c) of_x(0, 0, j, c) += g(c) / seen;
+        });
+    });
+}
+
 /// The largest number of each channel over the visible tokens of each bin, NaN if one is.
 template <class T>
 projected_tokens<T> max_pooling(const tokens<T>& x, index_t projected) {
@@ -120,6 +162,23 @@ projected_tokens<T> max_pooling(const tokens<T>& x, index_t projected) {
     });
 }
 
+/// The gradient of max_pooling: dx[j, c] += g[r, c] for the visible j of bin r whose number is the largest, of equal ones the first, of NaN
+/// the last.
+template <class T>
+void max_pooling_gradients(const tokens<T>& x, const projected_tokens<T>& d_out, const tensor_view<T>& of_x) {
+    detail::for_each_row(d_out, [&](index_t r, const auto& g) {
+        const auto [first, end] = pooling_bin(r, x.count(), std::ssize(d_out));
+        for (index_t c = 0; c < x.channels(); ++c) {
+            T largest = -std::numeric_limits<T>::infinity();
+            index_t taken = -1;
+            x.for_each_visible(first, end, [&](index_t j) {
+                if (x(j, c) > largest || isnan(x(j, c))) largest = x(j, c), taken = j;
+            });
+            if (taken >= 0) of_x(0, 0, taken, c) += g(c);
+        }
+    });
+}
+
 /// projected[r, c] = bias[c] + sum over visible taps t of weights[t, c] x[kernel r + t, c]; weights (1, heads or 1, kernel, channels).
 template <class T, class U>
 projected_tokens<T> channel_convolution(const tokens<T>& x, const tensor_view<const U>& weights, const tensor_view<const U>& bias) {
@@ -132,6 +191,23 @@ projected_tokens<T> channel_convolution(const tokens<T>& x, const tensor_view<co
             x.for_each_visible(r * kernel, (r + 1) * kernel, [&](index_t j) {
                 sum += static_cast<T>(weights(0, detail::head_of(weights, x.head), j - r * kernel, c)) * x(j, c);
             });
+        }
+    });
+}
+
+/// The gradients of channel_convolution, with j = kernel r + t visible:
+///     dx[j, c] += weights[t, c] g[r, c],      dweights[t, c] += g[r, c] x[j, c],      dbias[c] += g[r, c]
+template <class T, class U>
+void channel_convolution_gradients(const tokens<T>& x, const projected_tokens<T>& d_out, const tensor_view<T>& of_x,
+                                   const tensor_view<const U>& weights, const tensor_view<T>& of_weights, const tensor_view<T>& of_bias) {
+    const auto kernel = weights.shape().tokens, head = detail::head_of(weights, x.head);
+    detail::for_each_row(d_out, [&](index_t r, const auto& g) {
+        for (index_t c = 0; c < x.channels(); ++c) {
+            x.for_each_visible(r * kernel, (r + 1) * kernel, [&](index_t j) {
+                of_x(0, 0, j, c) += static_cast<T>(weights(0, head, j - r * kernel, c)) * g(c);
+                if (of_weights.data()) of_weights(0, head, j - r * kernel, c) += g(c) * x(j, c);
+            });
+            if (of_bias.data()) of_bias(0, detail::head_of(of_bias, x.head), 0, c) += g(c);
         }
     });
 }
@@ -154,6 +230,25 @@ projected_tokens<T> mixing_convolution(const tokens<T>& x, const tensor_view<con
     });
 }
 
+/// The gradients of mixing_convolution, with j = kernel r + t visible:
+///     dx[j, c] += sum_o weights[t, o, c] g[r, o],      dweights[t, o, c] += g[r, o] x[j, c],      dbias[o] += g[r, o]
+template <class T, class U>
+void mixing_convolution_gradients(const tokens<T>& x, const projected_tokens<T>& d_out, const tensor_view<T>& of_x,
+                                  const tensor_view<const U>& weights, const tensor_view<T>& of_weights, const tensor_view<T>& of_bias) {
+    const auto kernel = weights.shape().batch, head = detail::head_of(weights, x.head);
+    detail::for_each_row(d_out, [&](index_t r, const auto& g) {
+        for (index_t o = 0; o < x.channels(); ++o) {
+            x.for_each_visible(r * kernel, (r + 1) * kernel, [&](index_t j) {
+                for (index_t c = 0; c < x.channels(); ++c) {
+                    of_x(0, 0, j, c) += static_cast<T>(weights(j - r * kernel, head, o, c)) * g(o);
+                    if (of_weights.data()) of_weights(j - r * kernel, head, o, c) += g(o) * x(j, c);
+                }
+            });
+            if (of_bias.data()) of_bias(0, detail::head_of(of_bias, x.head), 0, o) += g(o);
+        }
+    });
+}
+
 /// Which tokens of a batch entry and a head of keys the first query sees, as they all do.
 template <class T, Pattern P>
 std::vector<bool> visible_tokens(const inputs<T>& in, const P& pattern, index_t batch, index_t kv_head) {
@@ -164,6 +259,47 @@ std::vector<bool> visible_tokens(const inputs<T>& in, const P& pattern, index_t 
     return visible;
 }
 
+namespace detail {
+
+/// The tokens of one batch entry and head of keys, the numbers of the projected rows that keys and values both have, and these rows.
+template <class T>
+struct projected_head {
+    index_t batch, kv_head;
+    tokens<T> keys, values;
+    std::vector<std::size_t> rows;
+    std::size_t all_rows; ///< with those that either lacks
+    std::vector<T> k, v;
+
+    /// What its query heads read: of queries and keys as they are here.
+    inputs<T> inputs_of(const stored_view<const T>& queries) const {
+        const auto count = std::ssize(rows);
+        return {queries, head_major(k.data(), {1, 1, count, keys.channels()}), head_major(v.data(), {1, 1, count, values.channels()})};
+    }
+};
+
+/// Calls f(projected_head, part of the query heads that read it) for each batch entry and head of keys.
+template <class T>
+void for_each_projected_head(const inputs<T>& in, const auto& project_keys, const auto& project_values, const Pattern auto& pattern,
+                             const auto& f) {
+    for (index_t b = 0; b < in.keys.shape().batch; ++b)
+        for (index_t g = 0; g < in.keys.shape().heads; ++g) {
+            const auto group = in.queries.shape().heads / in.keys.shape().heads;
+            const auto visible = visible_tokens(in, pattern, b, g);
+            projected_head<T> own{b, g, {in.keys, b, g, visible}, {in.values, b, g, visible}, {}, 0, {}, {}};
+            const auto keys = project_keys(own.keys), values = project_values(own.values);
+            own.all_rows = keys.size();
+            for (std::size_t r = 0; r < keys.size(); ++r) {
+                if (!keys[r] || !values[r]) continue;
+                own.rows.push_back(r);
+                own.k.insert(own.k.end(), keys[r]->begin(), keys[r]->end());
+                own.v.insert(own.v.end(), values[r]->begin(), values[r]->end());
+            }
+            f(std::as_const(own), tensor_part{.batch = {b, 1}, .heads = {g * group, group}});
+        }
+}
+
+} // namespace detail
+
 /// Linformer: softmax attention over projected keys and values.
 ///     out[b, h] = softmax(scale * q[b, h] (E k[b, g])^T) (F v[b, g])        g = h / (heads / kv_heads)
 /// project_keys(tokens) and project_values(tokens) give the projected rows of one batch entry and head; those that either lacks are left
@@ -172,28 +308,39 @@ std::vector<bool> visible_tokens(const inputs<T>& in, const P& pattern, index_t 
 template <class T, Pattern P = dense>
 void linformer(const inputs<T>& in, const outputs<T>& out, const auto& project_keys, const auto& project_values,
                std::optional<double> scale = {}, const P& pattern = {}) {
-    const auto [batch, heads, n, d_k] = in.queries.shape();
-    const auto [kv_batch, kv_heads, m, d_v] = in.values.shape();
-    if (n == 0) return;
-    for (index_t b = 0; b < batch; ++b)
-        for (index_t g = 0; g < kv_heads; ++g) {
-            const auto group = heads / kv_heads;
-            const auto visible = visible_tokens(in, pattern, b, g);
-            const auto keys = project_keys(tokens<T>{in.keys, b, g, visible}), values = project_values(tokens<T>{in.values, b, g, visible});
-            std::vector<T> k, v;
-            for (std::size_t r = 0; r < keys.size(); ++r) {
-                if (!keys[r] || !values[r]) continue;
-                k.insert(k.end(), keys[r]->begin(), keys[r]->end());
-                v.insert(v.end(), values[r]->begin(), values[r]->end());
-            }
-            const auto rows = static_cast<index_t>(k.size()) / d_k;
-            for (index_t h = g * group; h < (g + 1) * group; ++h) {
-                const tensor_part one_head{.batch = {b, 1}, .heads = {h, 1}};
-                const inputs<T> projected{in.queries.slice(one_head), head_major<const T>(k.data(), {1, 1, rows, d_k}),
-                                          head_major<const T>(v.data(), {1, 1, rows, d_v})};
-                softmax<T>(projected, out.slice(one_head), scale);
-            }
-        }
+    if (in.queries.shape().tokens == 0) return;
+    detail::for_each_projected_head(in, project_keys, project_values, pattern,
+                                    [&](const detail::projected_head<T>& own, const tensor_part& part) {
+                                        softmax<T>(own.inputs_of(in.queries.slice(part)), out.slice(part), scale);
+                                    });
+}
+
+/// The gradient of `linformer`: that of softmax attention over the projected rows, dk' and dv' of them, then
+///     of_key_projection(tokens, dk', dk),      of_value_projection(tokens, dv', dv)
+/// for each batch entry and head, which add to dk and dv (1, 1, m, channels), zeros before, and to the gradients of their parameters. A row
+/// that is left out has no gradient. A view of `wanted` without memory is not wanted.
+template <class T, Pattern P = dense>
+void linformer_gradients(const inputs<T>& in, const output_gradients<T>& d_out, const input_gradients<T>& wanted, const auto& project_keys,
+                         const auto& project_values, const auto& of_key_projection, const auto& of_value_projection,
+                         std::optional<double> scale = {}, const P& pattern = {}) {
+    const auto find_one = [&](const detail::projected_head<T>& own, const tensor_part& part) {
+        const auto projected = own.inputs_of(in.queries.slice(part));
+        tensor<T> of_k(projected.keys.shape()), of_v(projected.values.shape());
+        softmax_gradients<T>(projected, d_out.slice(part), {wanted.queries.slice(part), of_k, of_v}, {}, scale);
+        const auto find = [&](const auto& projection, const tokens<T>& x, const tensor<T>& of_projected, const tensor_view<T>& to) {
+            projected_tokens<T> of_rows(own.all_rows);
+            auto* next = of_projected.data();
+            for (const auto r : own.rows) of_rows[r].emplace(next, next + x.channels()), next += x.channels();
+            tensor<T> of_tokens({1, 1, x.count(), x.channels()});
+            attn::detail::fill_zero(of_tokens.view());
+            projection(x, of_rows, of_tokens.view());
+            for (index_t j = 0; to.data() && j < x.count(); ++j)
+                for (index_t c = 0; c < x.channels(); ++c) to(own.batch, own.kv_head, j, c) = of_tokens(0, 0, j, c);
+        };
+        find(of_key_projection, own.keys, of_k, wanted.keys);
+        find(of_value_projection, own.values, of_v, wanted.values);
+    };
+    detail::for_each_projected_head(in, project_keys, project_values, pattern, find_one);
 }
 
 } // namespace attn::reference

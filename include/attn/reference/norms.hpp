@@ -1,9 +1,10 @@
-// The definitions of the norms: the printed formulas, one number at a time.
+// The definitions of the norms and their gradients: the printed formulas, one number at a time.
 #pragma once
 
 #include "../core/tensor_view.hpp"
 #include "number.hpp"
 
+#include <algorithm>
 #include <span>
 #include <vector>
 
@@ -22,6 +23,9 @@ void for_each_row(const shape& s, const F& f) {
 template <class T>
 T entry(std::span<const T> parameter, index_t c, T otherwise) {
     return parameter.empty() ? otherwise : parameter[static_cast<std::size_t>(c)];
+}
+inline bool counts(const tensor_view<const bool>& mask, index_t b, index_t h, index_t i) {
+    return !mask.data() || mask(b, mask.shape().heads == 1 ? 0 : h, i, 0);
 }
 
 } // namespace detail
@@ -65,7 +69,7 @@ struct channel_statistics {
         : mean(static_cast<std::size_t>(x.shape().channels)), variance(mean.size()) {
         const auto counted = [&](const auto& f) {
             detail::for_each_row(x.shape(), [&](index_t b, index_t h, index_t i) {
-                if (!mask.data() || mask(b, mask.shape().heads == 1 ? 0 : h, i, 0)) f(b, h, i);
+                if (detail::counts(mask, b, h, i)) f(b, h, i);
             });
         };
         counted([&](index_t, index_t, index_t) { ++tokens; });
@@ -89,14 +93,96 @@ void rep_batch_norm(const tensor_view<const T>& x, const tensor_view<T>& out, st
                     std::span<const T> weight = {}, std::span<const T> bias = {}, T eta = 0, T eps = T(1e-5),
                     const tensor_view<const bool>& mask = {}) {
     detail::for_each_row(x.shape(), [&](index_t b, index_t h, index_t i) {
-        const bool hidden = mask.data() && !mask(b, mask.shape().heads == 1 ? 0 : h, i, 0);
         for (index_t c = 0; c < x.shape().channels; ++c) {
             const auto at = static_cast<std::size_t>(c);
             const T value = x(b, h, i, c);
             const T normal = (value - mean[at]) / sqrt(variance[at] + eps) * detail::entry(weight, c, T{1}) + detail::entry(bias, c, T{0});
-            out(b, h, i, c) = (hidden ? value : normal) + eta * value;
+            out(b, h, i, c) = (detail::counts(mask, b, h, i) ? normal : value) + eta * value;
         }
     });
+}
+
+/// The gradients of a loss by what a norm of rows read, everything in T: x (batch, heads, tokens, channels), weight and bias (channels)
+/// each.
+template <class T>
+struct row_norm_gradients {
+    tensor_view<T> x;
+    std::span<T> weight; ///< or empty
+    std::span<T> bias;   ///< or empty
+};
+
+/// The gradients of layer_norm, or with `centred` false of rms_norm. With y = (x - mean) / sqrt(variance + eps), or x / sqrt(mean(x^2) +
+/// eps), r that denominator, dO the gradient given, and g = dO weight:
+///     dx = (g - mean(g) - y mean(g y)) / r,      dweight = sum over rows of dO y,      dbias = sum over rows of dO
+/// means over the channels of a row, and without mean(g) for rms_norm.
+template <class T>
+void row_norm_backward(bool centred, const tensor_view<const T>& x, const tensor_view<const T>& d_out, const row_norm_gradients<T>& wanted,
+                       std::span<const T> weight = {}, T eps = T(1e-5)) {
+    const auto channels = x.shape().channels;
+    const auto count = static_cast<T>(channels);
+    std::vector<T> y(static_cast<std::size_t>(channels)), g(y.size());
+    std::ranges::fill(wanted.weight, T{0});
+    std::ranges::fill(wanted.bias, T{0});
+    detail::for_each_row(x.shape(), [&](index_t b, index_t h, index_t i) {
+        T mean = 0, squares = 0;
+        for (index_t c = 0; centred && c < channels; ++c) mean += x(b, h, i, c) / count;
+        for (index_t c = 0; c < channels; ++c) squares += (x(b, h, i, c) - mean) * (x(b, h, i, c) - mean) / count;
+        const T root = sqrt(squares + eps);
+        T of_g = 0, of_product = 0;
+        for (index_t c = 0; c < channels; ++c) {
+            const auto at = static_cast<std::size_t>(c);
+            y[at] = (x(b, h, i, c) - mean) / root;
+            g[at] = d_out(b, h, i, c) * detail::entry(weight, c, T{1});
+            if (centred) of_g += g[at] / count;
+            of_product += g[at] * y[at] / count;
+            if (!wanted.weight.empty()) wanted.weight[at] += d_out(b, h, i, c) * y[at];
+            if (!wanted.bias.empty()) wanted.bias[at] += d_out(b, h, i, c);
+        }
+        for (index_t c = 0; c < channels; ++c) {
+            const auto at = static_cast<std::size_t>(c);
+            wanted.x(b, h, i, c) = (g[at] - of_g - y[at] * of_product) / root;
+        }
+    });
+}
+
+/// The gradients of a loss by what a training step of a RepBN, or with eta = 0 of a BatchNorm, read.
+template <class T>
+struct rep_norm_gradients {
+    tensor_view<T> x;
+    std::span<T> weight; ///< or empty
+    std::span<T> bias;   ///< or empty
+    T* eta = nullptr;    ///< or null
+};
+
+/// The gradients of rep_batch_norm with the statistics of the batch. With the N tokens that the mask counts, y = (x - mean) / r, r =
+/// sqrt(variance + eps), and dO the gradient given, for each channel
+///     dbias = sum dO,      dweight = sum dO y,      deta = sum over all tokens and channels of dO x
+///     dx = weight / r (dO - dbias / N - y dweight / N) + eta dO;      of a token that does not count dO + eta dO
+template <class T>
+void rep_batch_norm_backward(const tensor_view<const T>& x, const tensor_view<const T>& d_out, const rep_norm_gradients<T>& wanted,
+                             std::span<const T> weight = {}, T eta = 0, T eps = T(1e-5), const tensor_view<const bool>& mask = {}) {
+    const channel_statistics<T> seen(x, mask);
+    const auto tokens = static_cast<T>(seen.tokens);
+    if (wanted.eta) *wanted.eta = 0;
+    for (index_t c = 0; c < x.shape().channels; ++c) {
+        const auto at = static_cast<std::size_t>(c);
+        const T root = sqrt(seen.variance[at] + eps);
+        const auto y = [&](index_t b, index_t h, index_t i) { return (x(b, h, i, c) - seen.mean[at]) / root; };
+        T of_bias = 0, of_weight = 0;
+        detail::for_each_row(x.shape(), [&](index_t b, index_t h, index_t i) {
+            if (wanted.eta) *wanted.eta += d_out(b, h, i, c) * x(b, h, i, c);
+            if (!detail::counts(mask, b, h, i)) return;
+            of_bias += d_out(b, h, i, c);
+            of_weight += d_out(b, h, i, c) * y(b, h, i);
+        });
+        if (!wanted.bias.empty()) wanted.bias[at] = of_bias;
+        if (!wanted.weight.empty()) wanted.weight[at] = of_weight;
+        detail::for_each_row(x.shape(), [&](index_t b, index_t h, index_t i) {
+            const T g = d_out(b, h, i, c);
+            const T normal = detail::entry(weight, c, T{1}) / root * (g - of_bias / tokens - y(b, h, i) * of_weight / tokens);
+            wanted.x(b, h, i, c) = (detail::counts(mask, b, h, i) ? normal : g) + eta * g;
+        });
+    }
 }
 
 } // namespace attn::reference

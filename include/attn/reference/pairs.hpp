@@ -2,22 +2,23 @@
 // once for the type that it computes in.
 #pragma once
 
+#include "../core/gradients.hpp"
 #include "../pattern/pattern.hpp"
 #include "../score/dual.hpp"
-#include "../score/score_function.hpp"
+#include "number.hpp"
 
 #include <functional>
+#include <optional>
+#include <span>
+#include <vector>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::reference::detail {
 
 /// Whether query i sees key j, by their positions, in a batch entry and head.
 using visible_pairs = std::function<bool(index_t i, index_t j)>;
-/// What a score becomes, there.
+/// What a score becomes, there; and the derivative of that by the score, where it is asked for.
 template <class T>
-using pair_scores = std::function<T(const T& score, index_t i, index_t j)>;
-/// What a score becomes, and the derivative of that by the score.
-template <class T>
-using pair_slopes = std::function<dual_numbers::dual<T>(const T& score, index_t i, index_t j)>;
+using pair_scores = std::function<dual<T>(const T& score, index_t i, index_t j)>;
 /// One of these for each batch entry and head.
 template <class F>
 using of_head = std::function<F(index_t batch, index_t head)>;
@@ -29,19 +30,38 @@ of_head<visible_pairs> visible_pairs_of(const P& pattern) {
         return [here = at(pattern, b, h)](index_t i, index_t j) -> bool { return here.visible(i, j); };
     };
 }
-/// Of a score function, which outlives them.
-template <class T, ScoreFunction S>
+/// Of a score function, which outlives them: without derivatives, 0 stands for them.
+template <class T, bool differentiated, ScoreFunction S>
 of_head<pair_scores<T>> pair_scores_of(const S& score) {
     return [&score](index_t b, index_t h) -> pair_scores<T> {
-        return [here = score_at(score, b, h)](const T& x, index_t i, index_t j) { return static_cast<T>(here(x, i, j)); };
+        return [here = score_at(score, b, h)](const T& x, index_t i, index_t j) -> dual<T> {
+            if constexpr (differentiated) return attn::detail::differentiated(here, x, i, j);
+            else return {static_cast<T>(here(x, i, j)), T{0}};
+        };
     };
 }
-/// Of a score function, which outlives them.
-template <class T, ScoreFunction S>
-of_head<pair_slopes<T>> pair_slopes_of(const S& score) {
-    return [&score](index_t b, index_t h) -> pair_slopes<T> {
-        return [here = score_at(score, b, h)](const T& x, index_t i, index_t j) { return attn::detail::differentiated(here, x, i, j); };
-    };
+
+/// scale * sum_c q[b,h,row,c] k[b,g,key,c]
+template <class T>
+T scaled_product(const inputs<T>& in, T scale, index_t b, index_t h, index_t g, index_t row, index_t key) {
+    T product = 0;
+    for (index_t c = 0; c < in.queries.shape().channels; ++c) product += in.queries(b, h, row, c) * in.keys(b, g, key, c);
+    return scale * product;
+}
+/// What products are multiplied by: 1 / sqrt(d_k) if nothing is given.
+template <class T>
+T scale_of(const inputs<T>& in, const std::optional<double>& given) {
+    return static_cast<T>(given.value_or(1 / sqrt(static_cast<double>(in.queries.shape().channels))));
+}
+/// The sink of a head; -infinity if there is none.
+template <class T>
+T sink_of(std::span<const double> sinks, index_t head) {
+    return sinks.empty() ? -std::numeric_limits<T>::infinity() : static_cast<T>(sinks[static_cast<std::size_t>(head)]);
+}
+/// What a sink adds to the denominator of a row whose largest score, with the sink, is `largest`.
+template <class T>
+T sink_share(T sink, T largest) {
+    return sink == -std::numeric_limits<T>::infinity() ? 0 : sink == largest ? 1 : exp(sink - largest); // infinity - infinity is NaN
 }
 
 } // namespace attn::reference::detail

@@ -1,34 +1,27 @@
 // The definition of pointwise attention and its gradient: the printed formulas, one pair at a time.
 #pragma once
 
-#include "../core/gradients.hpp"
-#include "../score/dual.hpp"
-#include "number.hpp"
-
-#include <optional>
+#include "pairs.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 
 namespace detail {
 
-/// Calls f(b, h, g, row, key, x, s) for each pair that is seen: x is the scaled product, s what the score function makes of it, with its
-/// slope.
+/// Calls f(b, h, g, row, key, x, s) for each pair that is seen: x is the scaled product, s what the score function makes of it.
 template <class T>
-void for_each_seen_pair(const inputs<T>& in, double scale, const ScoreFunction auto& score, const Pattern auto& pattern, const auto& f) {
-    const auto& [batch, heads, n, d_k] = in.queries.shape();
-    for (index_t b = 0; b < batch; ++b)
-        for (index_t h = 0; h < heads; ++h) {
-            const auto g = h / (heads / in.keys.shape().heads);
-            const auto adjust = score_at(score, b, h);
-            const auto shown = at(pattern, b, h);
-            for (index_t row = 0; row < n; ++row)
+void for_each_seen_pair(const inputs<T>& in, double scale, const of_head<pair_scores<T>>& scores, const of_head<visible_pairs>& pattern,
+                        const auto& f) {
+    for (index_t b = 0; b < in.queries.shape().batch; ++b)
+        for (index_t h = 0; h < in.queries.shape().heads; ++h) {
+            const auto g = h / (in.queries.shape().heads / in.keys.shape().heads);
+            const auto score = scores(b, h);
+            const auto visible = pattern(b, h);
+            for (index_t row = 0; row < in.queries.shape().tokens; ++row)
                 for (index_t key = 0; key < in.keys.shape().tokens; ++key) {
                     const auto i = in.positions.first_query[b] + row, j = in.positions.first_key[b] + key;
-                    if (!shown.visible(i, j)) continue;
-                    T product = 0;
-                    for (index_t c = 0; c < d_k; ++c) product += in.queries(b, h, row, c) * in.keys(b, g, key, c);
-                    const T x = static_cast<T>(scale) * product;
-                    const auto s = attn::detail::differentiated(adjust, x, i, j);
+                    if (!visible(i, j)) continue;
+                    const T x = scaled_product(in, static_cast<T>(scale), b, h, g, row, key);
+                    const auto s = score(x, i, j);
                     if (s.value != -std::numeric_limits<T>::infinity()) f(b, h, g, row, key, x, s);
                 }
         }
@@ -44,10 +37,11 @@ void for_each_seen_pair(const inputs<T>& in, double scale, const ScoreFunction a
 template <class T>
 void pointwise(const inputs<T>& in, const tensor_view<T>& out, const auto& weight, double scale, const ScoreFunction auto& score,
                const Pattern auto& pattern) {
-    detail::for_each_seen_pair(in, scale, score, pattern, [&](index_t b, index_t h, index_t g, index_t row, index_t key, T, const auto& s) {
+    const auto add = [&](index_t b, index_t h, index_t g, index_t row, index_t key, T, const dual<T>& s) {
         const T w = static_cast<T>(weight(s.value));
         for (index_t c = 0; c < out.shape().channels; ++c) out(b, h, row, c) += w * in.values(b, g, key, c);
-    });
+    };
+    detail::for_each_seen_pair<T>(in, scale, detail::pair_scores_of<T, false>(score), detail::visible_pairs_of(pattern), add);
 }
 
 /// The gradient of pointwise attention by its formulas, everything in T: with s_ij as in `pointwise` and a given gradient dO of out,
@@ -60,20 +54,17 @@ template <class T>
 void pointwise_gradients(const inputs<T>& in, const tensor_view<const T>& d_out, const input_gradients<T>& wanted, const auto& weight,
                          double scale, const ScoreFunction auto& score, const Pattern auto& pattern, const auto& of_pair) {
     const auto d_k = in.queries.shape().channels, d_v = in.values.shape().channels;
-    detail::for_each_seen_pair(in, scale, score, pattern,
-                               [&](index_t b, index_t h, index_t g, index_t row, index_t key, T x, const auto& s) {
-                                   const auto w = attn::detail::differentiated(weight, s.value);
-                                   T dw = 0;
-                                   for (index_t c = 0; c < d_v; ++c) dw += d_out(b, h, row, c) * in.values(b, g, key, c);
-                                   const T ds = dw * w.derivative, dx = static_cast<T>(scale) * (s.derivative * ds);
-                                   of_pair(b, h, in.positions.first_query[b] + row, in.positions.first_key[b] + key, x, ds, s.value, dw);
-                                   for (index_t c = 0; wanted.values.data() && c < d_v; ++c)
-                                       wanted.values(b, g, key, c) += w.value * d_out(b, h, row, c);
-                                   for (index_t c = 0; wanted.keys.data() && c < d_k; ++c)
-                                       wanted.keys(b, g, key, c) += dx * in.queries(b, h, row, c);
-                                   for (index_t c = 0; wanted.queries.data() && c < d_k; ++c)
-                                       wanted.queries(b, h, row, c) += dx * in.keys(b, g, key, c);
-                               });
+    const auto add = [&](index_t b, index_t h, index_t g, index_t row, index_t key, T x, const dual<T>& s) {
+        const auto w = attn::detail::differentiated(weight, s.value);
+        T dw = 0;
+        for (index_t c = 0; c < d_v; ++c) dw += d_out(b, h, row, c) * in.values(b, g, key, c);
+        const T ds = dw * w.derivative, dx = static_cast<T>(scale) * (s.derivative * ds);
+        of_pair(b, h, in.positions.first_query[b] + row, in.positions.first_key[b] + key, x, ds, s.value, dw);
+        for (index_t c = 0; wanted.values.data() && c < d_v; ++c) wanted.values(b, g, key, c) += w.value * d_out(b, h, row, c);
+        for (index_t c = 0; wanted.keys.data() && c < d_k; ++c) wanted.keys(b, g, key, c) += dx * in.queries(b, h, row, c);
+        for (index_t c = 0; wanted.queries.data() && c < d_k; ++c) wanted.queries(b, h, row, c) += dx * in.keys(b, g, key, c);
+    };
+    detail::for_each_seen_pair<T>(in, scale, detail::pair_scores_of<T, true>(score), detail::visible_pairs_of(pattern), add);
 }
 
 } // namespace attn::reference

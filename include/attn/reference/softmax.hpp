@@ -1,68 +1,109 @@
-// The definition of softmax attention: the printed formula, one query at a time.
+// The definition of softmax attention and its gradient: the printed formulas, one query at a time.
 #pragma once
 
-#include "../core/inputs.hpp"
-#include "number.hpp"
 #include "pairs.hpp"
-
-#include <algorithm>
-#include <optional>
-#include <span>
-#include <vector>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 
 namespace detail {
 
-/// A key that a query sees: its row, its score after the score function, and the exponential of that, relative to the largest.
+/// A key that a query sees: its row, the scaled product, what the score function makes of that, and the weight.
 template <class T>
 struct seen_key {
     index_t row;
-    T score, exponential;
+    T product;
+    dual<T> score;
+    T weight;
 };
+/// A row of softmax attention: where it is, the keys that it sees, and the denominator of their weights, relative to the largest score.
+template <class T>
+struct softmax_row {
+    index_t batch, head, kv_head, row;
+    T sink, largest, of_sink, denominator; ///< of_sink: its share of the denominator
+    std::vector<seen_key<T>> seen;
+};
+/// What the gradient of a pair's score is given to.
+template <class T>
+using pair_gradients = std::function<void(index_t b, index_t h, index_t i, index_t j, const T& x, const T& dx)>;
+
+/// Calls f(softmax_row) for each row.
+template <class T>
+void for_each_softmax_row(const inputs<T>& in, const std::optional<double>& scale, const of_head<pair_scores<T>>& scores,
+                          const of_head<visible_pairs>& pattern, std::span<const double> sinks, const auto& f) {
+    const auto [batch, heads, n, d_k] = in.queries.shape();
+    const auto factor = scale_of(in, scale);
+    softmax_row<T> own;
+    for (index_t b = 0; b < batch; ++b)
+        for (index_t h = 0; h < heads; ++h) {
+            const auto g = h / (heads / in.values.shape().heads);
+            const auto score = scores(b, h);
+            const auto visible = pattern(b, h);
+            own.sink = sink_of<T>(sinks, h);
+            for (index_t row = 0; row < n; ++row) {
+                const auto i = in.positions.first_query[b] + row;
+                own.batch = b, own.head = h, own.kv_head = g, own.row = row;
+                own.seen.clear();
+                own.largest = own.sink;
+                for (index_t key = 0; key < in.values.shape().tokens; ++key) {
+                    const auto j = in.positions.first_key[b] + key;
+                    if (!visible(i, j)) continue;
+                    const T product = scaled_product(in, factor, b, h, g, row, key);
+                    const auto s = score(product, i, j);
+                    if (s.value == -std::numeric_limits<T>::infinity()) continue;
+                    own.seen.push_back({key, product, s, 0});
+                    own.largest = max(own.largest, s.value);
+                }
+                own.denominator = own.of_sink = sink_share(own.sink, own.largest);
+                for (auto& k : own.seen) own.denominator += k.weight = exp(k.score.value - own.largest);
+                for (auto& k : own.seen) k.weight /= own.denominator;
+                f(std::as_const(own));
+            }
+        }
+}
 
 /// What `softmax` computes.
 template <class T>
-void softmax_of_pairs(const inputs<T>& in, const outputs<T>& out, std::optional<double> scale, const of_head<pair_scores<T>>& scores,
+void softmax_of_pairs(const inputs<T>& in, const outputs<T>& out, const std::optional<double>& scale, const of_head<pair_scores<T>>& scores,
                       const of_head<visible_pairs>& pattern, std::span<const double> sinks) {
-    const auto [batch, heads, n, d_k] = in.queries.shape();
-    const auto [kv_batch, kv_heads, m, d_v] = in.values.shape();
-    const auto factor = static_cast<T>(scale.value_or(1 / sqrt(static_cast<double>(d_k))));
-    constexpr auto nothing = -std::numeric_limits<T>::infinity();
-    std::vector<seen_key<T>> seen;
-
-    for (index_t b = 0; b < batch; ++b)
-        for (index_t h = 0; h < heads; ++h) {
-            const auto g = h / (heads / kv_heads);
-            const auto score = scores(b, h);
-            const auto visible = pattern(b, h);
-            const T sink = sinks.empty() ? nothing : static_cast<T>(sinks[static_cast<std::size_t>(h)]);
-
-            for (index_t row = 0; row < n; ++row) {
-                const auto i = in.positions.first_query[b] + row;
-                seen.clear();
-                for (index_t key = 0; key < m; ++key) {
-                    const auto j = in.positions.first_key[b] + key;
-                    if (!visible(i, j)) continue;
-                    T product = 0;
-                    for (index_t c = 0; c < d_k; ++c) product += in.queries(b, h, row, c) * in.keys(b, g, key, c);
-                    const T s = score(factor * product, i, j);
-                    if (s != nothing) seen.push_back({key, s, 0});
-                }
-
-                T largest = sink;
-                for (const auto& k : seen) largest = max(largest, k.score);
-                T denominator = sink == nothing ? 0 : sink == largest ? 1 : exp(sink - largest); // infinity - infinity is NaN
-                for (auto& k : seen) denominator += k.exponential = exp(k.score - largest);
-
-                for (index_t c = 0; c < d_v; ++c) {
-                    T sum = 0;
-                    for (const auto& k : seen) sum += k.exponential / denominator * in.values(b, g, k.row, c);
-                    out.values(b, h, row, c) = sum;
-                }
-                if (out.log_sum_exp.data()) out.log_sum_exp(b, h, row, 0) = largest + log(denominator);
-            }
+    for_each_softmax_row<T>(in, scale, scores, pattern, sinks, [&](const softmax_row<T>& r) {
+        for (index_t c = 0; c < in.values.shape().channels; ++c) {
+            T sum = 0;
+            for (const auto& k : r.seen) sum += k.weight * in.values(r.batch, r.kv_head, k.row, c);
+            out.values(r.batch, r.head, r.row, c) = sum;
         }
+        if (out.log_sum_exp.data()) out.log_sum_exp(r.batch, r.head, r.row, 0) = r.largest + log(r.denominator);
+    });
+}
+
+/// What `softmax_gradients` computes.
+template <class T>
+void softmax_gradients_of_pairs(const inputs<T>& in, const output_gradients<T>& d_out, const input_gradients<T>& wanted,
+                                const tensor_view<T>& of_sinks, const std::optional<double>& scale, const of_head<pair_scores<T>>& scores,
+                                const of_head<visible_pairs>& pattern, std::span<const double> sinks, const pair_gradients<T>& of_score) {
+    const auto d_k = in.keys.shape().channels, d_v = in.values.shape().channels;
+    const auto factor = scale_of(in, scale);
+    for (const auto* view : {&wanted.queries, &wanted.keys, &wanted.values, &of_sinks}) attn::detail::fill_zero(*view);
+
+    for_each_softmax_row<T>(in, scale, scores, pattern, sinks, [&](const softmax_row<T>& r) {
+        const auto b = r.batch, h = r.head, g = r.kv_head, row = r.row;
+        T shift = d_out.log_sum_exp.data() ? d_out.log_sum_exp(b, h, row, 0) : T{0}; // dL - D
+        for (index_t c = 0; c < d_v; ++c) {
+            T out = 0;
+            for (const auto& k : r.seen) out += k.weight * in.values(b, g, k.row, c);
+            shift -= d_out.values(b, h, row, c) * out;
+        }
+        if (of_sinks.data() && r.sink != -std::numeric_limits<T>::infinity()) of_sinks(0, h, 0, 0) += r.of_sink / r.denominator * shift;
+        for (const auto& k : r.seen) {
+            T product = 0;
+            for (index_t c = 0; c < d_v; ++c) product += d_out.values(b, h, row, c) * in.values(b, g, k.row, c);
+            const T of_this = k.weight * (product + shift), of_product = factor * k.score.derivative * of_this;
+            if (of_score) of_score(b, h, in.positions.first_query[b] + row, in.positions.first_key[b] + k.row, k.product, of_this);
+            for (index_t c = 0; wanted.values.data() && c < d_v; ++c)
+                wanted.values(b, g, k.row, c) += k.weight * d_out.values(b, h, row, c);
+            for (index_t c = 0; wanted.keys.data() && c < d_k; ++c) wanted.keys(b, g, k.row, c) += of_product * in.queries(b, h, row, c);
+            for (index_t c = 0; wanted.queries.data() && c < d_k; ++c) wanted.queries(b, h, row, c) += of_product * in.keys(b, g, k.row, c);
+        }
+    });
 }
 
 } // namespace detail
@@ -80,7 +121,25 @@ void softmax_of_pairs(const inputs<T>& in, const outputs<T>& out, std::optional<
 template <class T, ScoreFunction S = identity_score, Pattern P = dense>
 void softmax(const inputs<T>& in, const outputs<T>& out, std::optional<double> scale = {}, const S& score = {}, const P& pattern = {},
              std::span<const double> sinks = {}) {
-    detail::softmax_of_pairs<T>(in, out, scale, detail::pair_scores_of<T>(score), detail::visible_pairs_of(pattern), sinks);
+    detail::softmax_of_pairs<T>(in, out, scale, detail::pair_scores_of<T, false>(score), detail::visible_pairs_of(pattern), sinks);
+}
+
+/// The gradient of softmax attention by its formulas, everything in T: what `softmax` computes is s_ij, Z_i and out_i; then, with given
+/// gradients dO of out and dL of log_sum_exp (0 without memory),
+///     P_ij = exp(s_ij) / Z_i,      D_i = sum_c dO[i,c] out[i,c]
+///     dv_j = sum_i P_ij dO_i,      dx_ij = P_ij (sum_c dO[i,c] v[j,c] - D_i + dL_i) score'(x_ij)
+///     dq_i = scale sum_j dx_ij k_j,      dk_j = scale sum_i dx_ij q_i,      dsink_h = sum_i exp(sink_h) / Z_i (dL_i - D_i)
+/// over the pairs that are seen, with dk and dv summed over the query heads that share them, and dsink over the batch. score' is the
+/// derivative of the score function, by its text on dual numbers, or what its member `derivative` says. A view without memory is not
+/// wanted. of_sinks: (1, heads, 1, 1). of_score(b, h, i, j, x, dx) is called for each pair, with positions, the scaled product x and the
+/// gradient by what the score function makes of it, P_ij (sum_c dO[i,c] v[j,c] - D_i + dL_i): what gradients of its parameters are made of.
+/// Shapes, pattern and score function are taken as checked.
+template <class T, ScoreFunction S = identity_score, Pattern P = dense>
+void softmax_gradients(const inputs<T>& in, const output_gradients<T>& d_out, const input_gradients<T>& wanted,
+                       const tensor_view<T>& of_sinks = {}, std::optional<double> scale = {}, const S& score = {}, const P& pattern = {},
+                       std::span<const double> sinks = {}, const detail::pair_gradients<T>& of_score = {}) {
+    detail::softmax_gradients_of_pairs<T>(in, d_out, wanted, of_sinks, scale, detail::pair_scores_of<T, true>(score),
+                                          detail::visible_pairs_of(pattern), sinks, of_score);
 }
 
 } // namespace attn::reference

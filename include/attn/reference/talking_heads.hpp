@@ -1,14 +1,7 @@
-// The definition of talking-heads attention: the printed formula, one query at a time.
+// The definition of talking-heads attention and its gradient: the printed formulas, one query at a time.
 #pragma once
 
-#include "../core/inputs.hpp"
-#include "number.hpp"
 #include "pairs.hpp"
-
-#include <algorithm>
-#include <optional>
-#include <span>
-#include <vector>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 
@@ -30,63 +23,161 @@ std::vector<T> mixed_heads(const tensor_view<const double>& matrix, std::span<co
     return to;
 }
 
-/// What `talking_heads` computes.
+/// What a call says beside its tensors.
 template <class T>
-void talking_heads_of_pairs(const inputs<T>& in, const outputs<T>& out, tensor_view<const double> logits_mix,
-                            std::span<const double> logits_bias, tensor_view<const double> weights_mix,
-                            std::span<const double> weights_bias, std::optional<double> scale, const of_head<pair_scores<T>>& scores,
-                            const of_head<visible_pairs>& pattern, std::span<const double> sinks) {
-    const auto [batch, query_heads, n, d_k] = in.queries.shape();
-    const auto [kv_batch, value_heads, m, d_v] = in.values.shape();
-    const auto heads = logits_mix.data() ? logits_mix.shape().tokens : query_heads, out_heads = out.values.shape().heads;
-    const auto factor = static_cast<T>(scale.value_or(1 / sqrt(static_cast<double>(d_k))));
-    constexpr auto nothing = -std::numeric_limits<T>::infinity();
+struct talking_call {
+    tensor_view<const double> logits_mix;
+    std::span<const double> logits_bias;
+    tensor_view<const double> weights_mix;
+    std::span<const double> weights_bias;
+    std::optional<double> scale;
+    of_head<pair_scores<T>> scores;
+    of_head<visible_pairs> pattern;
+    std::span<const double> sinks;
+};
+/// A row of all heads. Numbers of heads and keys are [head][key].
+template <class T>
+struct talking_row {
+    index_t batch, row, keys;
+    std::vector<T> logits, weights, slopes; ///< L, P and the score function's slopes; weights are mixed scores at first
+    std::vector<bool> seen, seen_by;        ///< which keys any head sees, and each
+    std::vector<T> largest, of_sink, denominator;
 
+    auto at(auto& all, index_t head, index_t key) const -> decltype(all[0]) { return all[static_cast<std::size_t>(head * keys + key)]; }
+    bool sees(index_t head, index_t key) const { return at(seen_by, head, key); }
+    bool any_sees(index_t key) const { return at(seen, 0, key); }
+};
+
+/// Calls f(talking_row) for each row.
+template <class T>
+void for_each_talking_row(const inputs<T>& in, const talking_call<T>& call, const auto& f) {
+    const auto [batch, query_heads, n, d_k] = in.queries.shape();
+    const auto heads = call.logits_mix.data() ? call.logits_mix.shape().tokens : query_heads, m = in.values.shape().tokens;
+    const auto factor = scale_of(in, call.scale);
+    constexpr auto nothing = -std::numeric_limits<T>::infinity();
     for (index_t b = 0; b < batch; ++b)
         for (index_t row = 0; row < n; ++row) {
-            const auto i = in.positions.first_query[b] + row;
-            std::vector<T> logits;
+            talking_row<T> own{.batch = b, .row = row, .keys = m};
             for (index_t a = 0; a < query_heads; ++a)
-                for (index_t key = 0; key < m; ++key) {
-                    const auto kv = a / (query_heads / in.keys.shape().heads);
-                    T product = 0;
-                    for (index_t x = 0; x < d_k; ++x) product += in.queries(b, a, row, x) * in.keys(b, kv, key, x);
-                    logits.push_back(factor * product);
-                }
-
-            auto weights = mixed_heads(logits_mix, logits_bias, logits, m);
-            std::vector<bool> seen(static_cast<std::size_t>(m));
+                for (index_t key = 0; key < m; ++key)
+                    own.logits.push_back(scaled_product(in, factor, b, a, a / (query_heads / in.keys.shape().heads), row, key));
+            own.weights = mixed_heads(call.logits_mix, call.logits_bias, own.logits, m);
+            own.slopes.resize(own.weights.size());
+            own.seen_by.resize(own.weights.size());
+            own.seen.resize(static_cast<std::size_t>(m));
             for (index_t c = 0; c < heads; ++c) {
-                T* const head = weights.data() + c * m;
-                const auto score = scores(b, c);
-                const auto visible = pattern(b, c);
-                const T sink = sinks.empty() ? nothing : static_cast<T>(sinks[static_cast<std::size_t>(c)]);
+                const auto score = call.scores(b, c);
+                const auto visible = call.pattern(b, c);
+                const T sink = sink_of<T>(call.sinks, c);
                 T largest = sink;
                 bool sees_any = false;
                 for (index_t key = 0; key < m; ++key) {
-                    const auto j = in.positions.first_key[b] + key;
-                    head[key] = visible(i, j) ? score(head[key], i, j) : nothing;
-                    if (head[key] != nothing) sees_any = seen[static_cast<std::size_t>(key)] = true;
-                    largest = max(largest, head[key]);
+                    const auto i = in.positions.first_query[b] + row, j = in.positions.first_key[b] + key;
+                    T& x = own.at(own.weights, c, key);
+                    const auto scored = visible(i, j) ? score(x, i, j) : dual<T>(nothing, T{0});
+                    x = scored.value;
+                    own.at(own.slopes, c, key) = scored.derivative;
+                    if (x != nothing) sees_any = own.at(own.seen_by, c, key) = own.at(own.seen, 0, key) = true;
+                    largest = max(largest, x);
                 }
-                T denominator = sink == nothing ? 0 : sink == largest ? 1 : exp(sink - largest); // infinity - infinity is NaN
-                for (index_t key = 0; key < m; ++key) denominator += head[key] = head[key] == nothing ? 0 : exp(head[key] - largest);
+                T denominator = sink_share(sink, largest);
+                own.of_sink.push_back(denominator);
+                for (index_t key = 0; key < m; ++key) {
+                    T& x = own.at(own.weights, c, key);
+                    denominator += x = x == nothing ? 0 : exp(x - largest);
+                }
                 // A row that sees nothing has weights 0, whatever the sink is. NaN in another reaches all keys, and so the whole row.
-                for (index_t key = 0; key < m; ++key)
-                    if (sees_any) head[key] /= denominator;
-                if (out.log_sum_exp.data()) out.log_sum_exp(b, c, row, 0) = largest + log(denominator);
+                for (index_t key = 0; sees_any && key < m; ++key) own.at(own.weights, c, key) /= denominator;
+                own.largest.push_back(largest);
+                own.denominator.push_back(denominator);
             }
-
-            weights = mixed_heads(weights_mix, weights_bias, weights, m);
-            for (index_t e = 0; e < out_heads; ++e)
-                for (index_t x = 0; x < d_v; ++x) {
-                    T sum = 0;
-                    for (index_t key = 0; key < m; ++key)
-                        if (seen[static_cast<std::size_t>(key)])
-                            sum += weights[static_cast<std::size_t>(e * m + key)] * in.values(b, e / (out_heads / value_heads), key, x);
-                    out.values(b, e, row, x) = sum;
-                }
+            f(std::as_const(own));
         }
+}
+
+/// What `talking_heads` computes.
+template <class T>
+void talking_heads_of_pairs(const inputs<T>& in, const outputs<T>& out, const talking_call<T>& call) {
+    const auto [batch, value_heads, m, d_v] = in.values.shape();
+    const auto group = out.values.shape().heads / value_heads;
+    for_each_talking_row<T>(in, call, [&](const talking_row<T>& r) {
+        for (std::size_t c = 0; out.log_sum_exp.data() && c < r.largest.size(); ++c)
+            out.log_sum_exp(r.batch, static_cast<index_t>(c), r.row, 0) = r.largest[c] + log(r.denominator[c]);
+        const auto weights = mixed_heads(call.weights_mix, call.weights_bias, r.weights, m);
+        for (index_t e = 0; e < out.values.shape().heads; ++e)
+            for (index_t x = 0; x < d_v; ++x) {
+                T sum = 0;
+                for (index_t key = 0; key < m; ++key)
+                    if (r.any_sees(key)) sum += r.at(weights, e, key) * in.values(r.batch, e / group, key, x);
+                out.values(r.batch, e, r.row, x) = sum;
+            }
+    });
+}
+
+/// What `talking_heads_gradients` computes.
+template <class T>
+void talking_heads_gradients_of_pairs(const inputs<T>& in, const output_gradients<T>& d_out, const mixed_head_gradients<T>& wanted,
+                                      const talking_call<T>& call) {
+    const auto [batch, value_heads, m, d_v] = in.values.shape();
+    const auto query_heads = in.queries.shape().heads, d_k = in.queries.shape().channels, out_heads = d_out.values.shape().heads;
+    const auto factor = scale_of(in, call.scale);
+    for (const auto* view : {&wanted.queries, &wanted.keys, &wanted.values, &wanted.logits_mix, &wanted.logits_bias, &wanted.weights_mix,
+                             &wanted.weights_bias, &wanted.sinks})
+        attn::detail::fill_zero(*view);
+
+    for_each_talking_row<T>(in, call, [&](const talking_row<T>& r) {
+        const auto b = r.batch, row = r.row, heads = std::ssize(r.of_sink);
+        // d matrix[row, column] and d bias[row] grow by what one pair gives them.
+        const auto add_to_mixing = [&](const tensor_view<T>& mix, const tensor_view<T>& bias, index_t to, T gradient,
+                                       const std::vector<T>& from, index_t key) {
+            for (index_t column = 0; mix.data() && column < mix.shape().channels; ++column)
+                mix(0, 0, to, column) += gradient * r.at(from, column, key);
+            if (bias.data()) bias(0, to, 0, 0) += gradient;
+        };
+        const auto mixed = mixed_heads(call.weights_mix, call.weights_bias, r.weights, m);
+        std::vector<T> of_mixed(static_cast<std::size_t>(out_heads * m));
+        for (index_t e = 0; e < out_heads; ++e)
+            for (index_t key = 0; key < m; ++key) {
+                if (!r.any_sees(key)) continue;
+                const auto kv = e / (out_heads / value_heads);
+                T product = 0;
+                for (index_t x = 0; x < d_v; ++x) product += d_out.values(b, e, row, x) * in.values(b, kv, key, x);
+                r.at(of_mixed, e, key) = product;
+                for (index_t x = 0; wanted.values.data() && x < d_v; ++x)
+                    wanted.values(b, kv, key, x) += r.at(mixed, e, key) * d_out.values(b, e, row, x);
+                add_to_mixing(wanted.weights_mix, wanted.weights_bias, e, product, r.weights, key);
+            }
+        auto of_weights = mixed_heads(call.weights_mix.transposed(), {}, of_mixed, m);
+        for (index_t c = 0; c < heads; ++c) {
+            T shift = d_out.log_sum_exp.data() ? d_out.log_sum_exp(b, c, row, 0) : T{0}; // dZ - D
+            for (index_t key = 0; call.weights_mix.data() && key < m; ++key)
+                if (r.sees(c, key)) shift -= r.at(r.weights, c, key) * r.at(of_weights, c, key);
+            for (index_t x = 0; !call.weights_mix.data() && x < d_v; ++x) {
+                T out = 0;
+                for (index_t key = 0; key < m; ++key)
+                    if (r.any_sees(key)) out += r.at(r.weights, c, key) * in.values(b, c / (heads / value_heads), key, x);
+                shift -= d_out.values(b, c, row, x) * out;
+            }
+            const auto at = static_cast<std::size_t>(c);
+            if (wanted.sinks.data() && sink_of<T>(call.sinks, c) != -std::numeric_limits<T>::infinity())
+                wanted.sinks(0, c, 0, 0) += (r.of_sink[at] == 0 ? 0 : r.of_sink[at] / r.denominator[at]) * shift;
+            for (index_t key = 0; key < m; ++key) {
+                T& x = r.at(of_weights, c, key);
+                x = r.sees(c, key) ? r.at(r.weights, c, key) * (x + shift) * r.at(r.slopes, c, key) : 0; // now by the mixed score
+                if (r.any_sees(key)) add_to_mixing(wanted.logits_mix, wanted.logits_bias, c, x, r.logits, key);
+            }
+        }
+        const auto of_logits = mixed_heads(call.logits_mix.transposed(), {}, of_weights, m);
+        for (index_t a = 0; a < query_heads; ++a)
+            for (index_t key = 0; key < m; ++key) {
+                if (!r.any_sees(key)) continue;
+                const auto kv = a / (query_heads / in.keys.shape().heads);
+                const T of_product = factor * r.at(of_logits, a, key);
+                for (index_t x = 0; wanted.queries.data() && x < d_k; ++x)
+                    wanted.queries(b, a, row, x) += of_product * in.keys(b, kv, key, x);
+                for (index_t x = 0; wanted.keys.data() && x < d_k; ++x) wanted.keys(b, kv, key, x) += of_product * in.queries(b, a, row, x);
+            }
+    });
 }
 
 } // namespace detail
@@ -106,8 +197,32 @@ template <class T, ScoreFunction S = identity_score, Pattern P = dense>
 void talking_heads(const inputs<T>& in, const outputs<T>& out, tensor_view<const double> logits_mix, std::span<const double> logits_bias,
                    tensor_view<const double> weights_mix, std::span<const double> weights_bias, std::optional<double> scale = {},
                    const S& score = {}, const P& pattern = {}, std::span<const double> sinks = {}) {
-    detail::talking_heads_of_pairs<T>(in, out, logits_mix, logits_bias, weights_mix, weights_bias, scale, detail::pair_scores_of<T>(score),
-                                      detail::visible_pairs_of(pattern), sinks);
+    detail::talking_heads_of_pairs<T>(in, out,
+                                      {logits_mix, logits_bias, weights_mix, weights_bias, scale, detail::pair_scores_of<T, false>(score),
+                                       detail::visible_pairs_of(pattern), sinks});
+}
+
+/// The gradient of talking-heads attention by its formulas, everything in T: L, P and W as `talking_heads` computes them; then, with given
+/// gradients dO of out and dZ of log_sum_exp (0 without memory),
+///     dW[e,i,j] = sum_x dO[e,i,x] v[e,j,x]                       dP[c,i,j] = sum_e weights_mix[e,c] dW[e,i,j]
+///     D[c,i]    = sum_j P[c,i,j] dP[c,i,j]                       dX[c,i,j] = P[c,i,j] (dP[c,i,j] - D[c,i] + dZ[c,i]) score'
+///     dL[a,i,j] = sum_c logits_mix[c,a] dX[c,i,j]
+///     dv[j] = sum_i W[i,j] dO[i],        dq[i] = scale sum_j dL[i,j] k[j],        dk[j] = scale sum_i dL[i,j] q[i]
+///     d weights_mix[e,c] = sum_ij dW[e,i,j] P[c,i,j],            d weights_bias[e] = sum_ij dW[e,i,j]
+///     d logits_mix[c,a]  = sum_ij dX[c,i,j] L[a,i,j],            d logits_bias[c]  = sum_ij dX[c,i,j]
+///     d sinks[c] = sum_i exp(sinks[c]) / Z[c,i] (dZ[c,i] - D[c,i])     with Z the denominator of P
+/// with D[c,i] = sum_x dO[c,i,x] out[c,i,x], the same number, where weights are not mixed,
+/// over the pairs that any mixed head sees, where those that a head does not see have P and dX 0; dk and dv are summed over the heads that
+/// share them, those of parameters over the batch. score' is the derivative of the score function by the mixed score. A view without memory
+/// is not wanted. Shapes, pattern and score function are taken as checked. Time and memory: some times those of `talking_heads`.
+template <class T, ScoreFunction S = identity_score, Pattern P = dense>
+void talking_heads_gradients(const inputs<T>& in, const output_gradients<T>& d_out, const mixed_head_gradients<T>& wanted,
+                             tensor_view<const double> logits_mix, std::span<const double> logits_bias,
+                             tensor_view<const double> weights_mix, std::span<const double> weights_bias, std::optional<double> scale = {},
+                             const S& score = {}, const P& pattern = {}, std::span<const double> sinks = {}) {
+    detail::talking_heads_gradients_of_pairs<T>(in, d_out, wanted,
+                                                {logits_mix, logits_bias, weights_mix, weights_bias, scale,
+                                                 detail::pair_scores_of<T, true>(score), detail::visible_pairs_of(pattern), sinks});
 }
 
 } // namespace attn::reference

@@ -6,7 +6,7 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// The gradient of talking-heads attention of any pattern, score function and mixings: see reference/talking_heads_gradients.hpp. Scores
+/// The gradient of talking-heads attention of any pattern, score function and mixings: see reference/talking_heads.hpp. Scores
 /// and weights are computed again tile by tile. A first sweep over the keys finds D, which the saved outputs do not tell once weights are
 /// mixed, and not well enough for the gradient of a logits_bias, which all but cancels; a second adds to the gradients.
 /// A task is a batch entry; or, where these are too few for the threads, a part of its queries or of its keys, which compute scores for
