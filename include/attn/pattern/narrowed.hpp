@@ -47,24 +47,15 @@ constexpr auto narrowed(const P& p, const position_range&, const position_range&
     return p;
 }
 
-/// The intersection of two patterns on one box of queries and keys, without one that sees all of the box.
-template <Pattern A, Pattern B>
-constexpr auto narrowed(const pattern::both<A, B>& p, const position_range& queries, const position_range& keys) {
+/// Two combined patterns on one box of queries and keys: an intersection without one that sees all of the box, a union without one that sees
+/// none.
+template <Pattern A, Pattern B, bool is_union>
+constexpr auto narrowed(const pattern::combined<A, B, is_union>& p, const position_range& queries, const position_range& keys) {
     auto a = narrowed(p.a, queries, keys);
     auto b = narrowed(p.b, queries, keys);
-    const visibility of_a = p.a.visible(queries, keys), of_b = p.b.visible(queries, keys);
-    const bool needs_b = !of_b.is_all() || of_a.is_all();
-    return detail::narrowed_pair<decltype(a), decltype(b), false>{a, b, !of_a.is_all(), needs_b};
-}
-
-/// The union of two patterns on one box of queries and keys, without one that sees none of the box.
-template <Pattern A, Pattern B>
-constexpr auto narrowed(const pattern::either<A, B>& p, const position_range& queries, const position_range& keys) {
-    auto a = narrowed(p.a, queries, keys);
-    auto b = narrowed(p.b, queries, keys);
-    const visibility of_a = p.a.visible(queries, keys), of_b = p.b.visible(queries, keys);
-    const bool needs_b = !of_b.is_none() || of_a.is_none();
-    return detail::narrowed_pair<decltype(a), decltype(b), true>{a, b, !of_a.is_none(), needs_b};
+    const auto is_needed = [](const visibility& seen) { return is_union ? !seen.is_none() : !seen.is_all(); };
+    const bool needs_a = is_needed(p.a.visible(queries, keys)), needs_b = is_needed(p.b.visible(queries, keys)) || !needs_a;
+    return detail::narrowed_pair<decltype(a), decltype(b), is_union>{a, b, needs_a, needs_b};
 }
 
 /// What hides the keys of a pattern, narrowed as the pattern is.

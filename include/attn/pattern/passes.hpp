@@ -15,6 +15,8 @@ struct union_terms {
     Stepless stepless;
     std::tuple<Stepped...> stepped;
 };
+template <class Stepless, class... Stepped>
+union_terms(Stepless, std::tuple<Stepped...>) -> union_terms<Stepless, Stepped...>;
 
 struct hidden {
     constexpr bool visible(auto, auto) const { return false; }
@@ -39,36 +41,22 @@ constexpr auto both_each(const A& a, const std::tuple<B...>& terms) {
     else return std::apply([&](const B&... b) { return std::tuple<pattern::both<A, B>...>(pattern::both<A, B>{a, b}...); }, terms);
 }
 
-template <class Stepless, class... Stepped>
-constexpr union_terms<Stepless, Stepped...> make_terms(const Stepless& stepless, const std::tuple<Stepped...>& stepped) {
-    return {stepless, stepped};
-}
-
-template <class A, class B>
-constexpr auto terms_of(const pattern::either<A, B>& p);
-template <class A, class B>
-constexpr auto terms_of(const pattern::both<A, B>& p);
-
 template <class P>
 constexpr auto terms_of(const P& p) {
     if constexpr (HasStep<P>) return union_terms<hidden, P>{{}, {p}};
     else return union_terms<P>{p, {}};
 }
-
-template <class A, class B>
-constexpr auto terms_of(const pattern::either<A, B>& p) {
+template <class A, class B, bool is_union>
+constexpr auto terms_of(const pattern::combined<A, B, is_union>& p) {
     const auto a = terms_of(p.a);
     const auto b = terms_of(p.b);
-    return make_terms(either_term(a.stepless, b.stepless), std::tuple_cat(a.stepped, b.stepped));
-}
-
-template <class A, class B>
-constexpr auto terms_of(const pattern::both<A, B>& p) {
-    const auto a = terms_of(p.a);
-    const auto b = terms_of(p.b);
-    const auto cross = std::apply([&](const auto&... term) { return std::tuple_cat(both_each(term, b.stepped)...); }, a.stepped);
-    return make_terms(both_term(a.stepless, b.stepless),
-                      std::tuple_cat(both_each(a.stepless, b.stepped), both_each(b.stepless, a.stepped), cross));
+    if constexpr (is_union) {
+        return union_terms{either_term(a.stepless, b.stepless), std::tuple_cat(a.stepped, b.stepped)};
+    } else {
+        const auto cross = std::apply([&](const auto&... term) { return std::tuple_cat(both_each(term, b.stepped)...); }, a.stepped);
+        return union_terms{both_term(a.stepless, b.stepless),
+                           std::tuple_cat(both_each(a.stepless, b.stepped), both_each(b.stepless, a.stepped), cross)};
+    }
 }
 
 template <class P>

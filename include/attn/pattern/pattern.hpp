@@ -24,14 +24,6 @@ concept HasStep = requires(const P& p) {
     { p.step() } -> std::convertible_to<index_t>;
 };
 
-template <class P>
-concept HasHeadsAlike = requires(const P& p) {
-    { p.heads_alike() } -> std::convertible_to<bool>;
-};
-
-template <class P>
-concept HasCheck = requires(const P& p, const pattern_context& c) { p.check(c); };
-
 /// i = j modulo two steps is i = j modulo their least common multiple. One that does not fit an index leaves the larger promise.
 constexpr index_t common_multiple(index_t a, index_t b) {
     const auto factor = a / std::gcd(a, b);
@@ -51,19 +43,16 @@ constexpr auto at(const P& p, index_t batch, index_t head) {
 /// True if all heads of a batch entry have the same pattern, for all that its type and its promise tell.
 template <class P>
 constexpr bool heads_alike(const P& p) {
-    if constexpr (detail::HasHeadsAlike<P>) return p.heads_alike();
+    if constexpr (requires { p.heads_alike(); }) return p.heads_alike();
     else return !detail::HasAt<P>;
 }
 
 /// Whether a pattern or a score function compares the positions of queries with those of keys: so is each that does not say otherwise.
 template <class P>
-inline constexpr bool compares_positions = [] {
-    if constexpr (requires {
-                      { P::compares_positions } -> std::convertible_to<bool>;
-                  })
-        return P::compares_positions;
-    else return true;
-}();
+inline constexpr bool compares_positions = true;
+template <class P>
+    requires requires { P::compares_positions; }
+inline constexpr bool compares_positions<P> = P::compares_positions;
 
 /// A value with one generic member `visible(i, j)` on absolute positions of a query and a key. The same text is evaluated on
 /// integers, on ranges, and on lanes of queries with one integer key. Optional members:
@@ -109,7 +98,7 @@ constexpr index_t step_of(const P& p) {
 /// compares positions that nobody gave.
 template <Pattern P>
 void check(const P& p, const pattern_context& context) {
-    if constexpr (detail::HasCheck<P>) p.check(context);
+    if constexpr (requires { p.check(context); }) p.check(context);
     if constexpr (compares_positions<P>) context.require_positions("pattern");
 }
 
@@ -123,67 +112,46 @@ struct dense {
     constexpr bool visible(auto, auto) const { return true; }
 };
 
+/// What two patterns both show, or what one of them shows.
+template <class A, class B, bool is_union>
+struct combined {
+    static constexpr bool compares_positions = attn::compares_positions<A> || attn::compares_positions<B>;
+    A a;
+    B b;
+
+    constexpr auto visible(const auto& i, const auto& j) const {
+        if constexpr (is_union) return a.visible(i, j) || b.visible(i, j);
+        else return a.visible(i, j) && b.visible(i, j);
+    }
+    constexpr auto at(index_t batch, index_t head) const
+        requires(detail::HasAt<A> || detail::HasAt<B>)
+    {
+        auto left = attn::at(a, batch, head);
+        auto right = attn::at(b, batch, head);
+        return combined<decltype(left), decltype(right), is_union>{left, right};
+    }
+    constexpr bool heads_alike() const { return attn::heads_alike(a) && attn::heads_alike(b); }
+    constexpr index_t step() const
+        requires(is_union ? detail::HasStep<A> && detail::HasStep<B> : detail::HasStep<A> || detail::HasStep<B>)
+    {
+        return is_union ? detail::common_step(step_of(a), step_of(b)) : detail::common_multiple(step_of(a), step_of(b));
+    }
+    void check(const pattern_context& context) const {
+        attn::check(a, context);
+        attn::check(b, context);
+    }
+    void check_apart(const output_memory& out) const {
+        attn::check_apart(a, out);
+        attn::check_apart(b, out);
+    }
+};
+
 /// a & b: visible to both.
 template <class A, class B>
-struct both {
-    static constexpr bool compares_positions = attn::compares_positions<A> || attn::compares_positions<B>;
-    A a;
-    B b;
-
-    constexpr auto visible(const auto& i, const auto& j) const { return a.visible(i, j) && b.visible(i, j); }
-    constexpr auto at(index_t batch, index_t head) const
-        requires(detail::HasAt<A> || detail::HasAt<B>)
-    {
-        auto left = attn::at(a, batch, head);
-        auto right = attn::at(b, batch, head);
-        return both<decltype(left), decltype(right)>{left, right};
-    }
-    constexpr bool heads_alike() const { return attn::heads_alike(a) && attn::heads_alike(b); }
-    constexpr index_t step() const
-        requires(detail::HasStep<A> || detail::HasStep<B>)
-    {
-        return detail::common_multiple(step_of(a), step_of(b));
-    }
-    void check(const pattern_context& context) const {
-        attn::check(a, context);
-        attn::check(b, context);
-    }
-    void check_apart(const output_memory& out) const {
-        attn::check_apart(a, out);
-        attn::check_apart(b, out);
-    }
-};
-
+using both = combined<A, B, false>;
 /// a | b: visible to one of them or to both.
 template <class A, class B>
-struct either {
-    static constexpr bool compares_positions = attn::compares_positions<A> || attn::compares_positions<B>;
-    A a;
-    B b;
-
-    constexpr auto visible(const auto& i, const auto& j) const { return a.visible(i, j) || b.visible(i, j); }
-    constexpr auto at(index_t batch, index_t head) const
-        requires(detail::HasAt<A> || detail::HasAt<B>)
-    {
-        auto left = attn::at(a, batch, head);
-        auto right = attn::at(b, batch, head);
-        return either<decltype(left), decltype(right)>{left, right};
-    }
-    constexpr bool heads_alike() const { return attn::heads_alike(a) && attn::heads_alike(b); }
-    constexpr index_t step() const
-        requires(detail::HasStep<A> && detail::HasStep<B>)
-    {
-        return detail::common_step(step_of(a), step_of(b));
-    }
-    void check(const pattern_context& context) const {
-        attn::check(a, context);
-        attn::check(b, context);
-    }
-    void check_apart(const output_memory& out) const {
-        attn::check_apart(a, out);
-        attn::check_apart(b, out);
-    }
-};
+using either = combined<A, B, true>;
 
 /// !a: hidden by a.
 template <class A>

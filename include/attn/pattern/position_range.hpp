@@ -27,10 +27,10 @@ public:
 
 namespace detail {
 
-/// Two ranges, or a range and an integer: templates, so that every integral type matches exactly.
-template <class A, class B>
-concept Ranges = (std::same_as<A, position_range> && (std::same_as<B, position_range> || std::integral<B>)) ||
-                 (std::integral<A> && std::same_as<B, position_range>);
+/// What makes two ranges, or a range and an integer, with A: for templates, so that every integral type matches exactly.
+template <class B, class A>
+concept RangeWith = (std::same_as<A, position_range> && (std::same_as<B, position_range> || std::integral<B>)) ||
+                    (std::integral<A> && std::same_as<B, position_range>);
 
 constexpr index_t common_step(index_t a, index_t b) {
     if (a == b || b == 0) return a;
@@ -133,24 +133,21 @@ constexpr auto abs(const L& a) {
 }
 
 /// All sums of a position of each.
-template <class A, class B>
-    requires detail::Ranges<A, B>
+template <class A, detail::RangeWith<A> B>
 constexpr position_range operator+(A x, B y) {
     const position_range a(x), b(y);
     return {a.first + b.first, a.last + b.last, detail::common_step(a.step, b.step)};
 }
 
 /// All differences of a position of each.
-template <class A, class B>
-    requires detail::Ranges<A, B>
+template <class A, detail::RangeWith<A> B>
 constexpr position_range operator-(A x, B y) {
     const position_range a(x), b(y);
     return {a.first - b.last, a.last - b.first, detail::common_step(a.step, b.step)};
 }
 
 /// All products of a position of each.
-template <class A, class B>
-    requires detail::Ranges<A, B>
+template <class A, detail::RangeWith<A> B>
 constexpr position_range operator*(A x, B y) {
     const position_range a(x), b(y);
     const auto [low, high] = std::minmax({a.first * b.first, a.first * b.last, a.last * b.first, a.last * b.last});
@@ -178,16 +175,14 @@ constexpr position_range operator%(position_range a, std::integral auto c) {
 }
 
 /// Whether for all, some or none of the pairs x < y.
-template <class A, class B>
-    requires detail::Ranges<A, B>
+template <class A, detail::RangeWith<A> B>
 constexpr visibility operator<(A x, B y) {
     const position_range a(x), b(y);
     return {a.last < b.first, a.first >= b.last};
 }
 
 /// Whether all, some or none of the pairs are equal.
-template <class A, class B>
-    requires detail::Ranges<A, B>
+template <class A, detail::RangeWith<A> B>
 constexpr visibility operator==(A x, B y) {
     const position_range a(x), b(y);
     if (a.last < b.first || b.last < a.first) return visibility::none;
@@ -197,29 +192,25 @@ constexpr visibility operator==(A x, B y) {
 }
 
 /// Whether for all, some or none of the pairs x > y.
-template <class A, class B>
-    requires detail::Ranges<A, B>
+template <class A, detail::RangeWith<A> B>
 constexpr visibility operator>(A x, B y) {
     return y < x;
 }
 
 /// Whether for all, some or none of the pairs x <= y.
-template <class A, class B>
-    requires detail::Ranges<A, B>
+template <class A, detail::RangeWith<A> B>
 constexpr visibility operator<=(A x, B y) {
     return !(y < x);
 }
 
 /// Whether for all, some or none of the pairs x >= y.
-template <class A, class B>
-    requires detail::Ranges<A, B>
+template <class A, detail::RangeWith<A> B>
 constexpr visibility operator>=(A x, B y) {
     return !(x < y);
 }
 
 /// Whether for all, some or none of the pairs x != y.
-template <class A, class B>
-    requires detail::Ranges<A, B>
+template <class A, detail::RangeWith<A> B>
 constexpr visibility operator!=(A x, B y) {
     return !(x == y);
 }

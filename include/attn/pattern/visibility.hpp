@@ -59,37 +59,34 @@ inline constexpr visibility visibility::none{false}, visibility::some{false, fal
 
 namespace detail {
 
-template <class A, class B>
-concept Visibilities = (std::same_as<A, visibility> && (std::same_as<B, visibility> || std::same_as<B, bool>)) ||
-                       (std::same_as<A, bool> && std::same_as<B, visibility>);
+/// What makes two visibilities, or one and a bool, with A.
+template <class B, class A>
+concept VisibilityWith = (std::same_as<A, visibility> && (std::same_as<B, visibility> || std::same_as<B, bool>)) ||
+                         (std::same_as<A, bool> && std::same_as<B, visibility>);
 
 } // namespace detail
 
 /// What both show.
-template <class A, class B>
-    requires detail::Visibilities<A, B>
+template <class A, detail::VisibilityWith<A> B>
 constexpr visibility operator&&(A x, B y) {
     return visibility::least(x, y);
 }
 
 /// What one of them shows.
-template <class A, class B>
-    requires detail::Visibilities<A, B>
+template <class A, detail::VisibilityWith<A> B>
 constexpr visibility operator||(A x, B y) {
     return visibility::greatest(x, y);
 }
 
 /// The visibility of pairs that both show, or both hide.
-template <class A, class B>
-    requires detail::Visibilities<A, B>
+template <class A, detail::VisibilityWith<A> B>
 constexpr visibility operator==(A x, B y) {
     const visibility a(x), b(y);
     return (a && b) || (!a && !b);
 }
 
 /// The visibility of pairs that one shows and the other hides.
-template <class A, class B>
-    requires detail::Visibilities<A, B>
+template <class A, detail::VisibilityWith<A> B>
 constexpr visibility operator!=(A x, B y) {
     return !(x == y);
 }

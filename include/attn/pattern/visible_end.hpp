@@ -17,29 +17,16 @@ constexpr index_t visible_end(const dense&, index_t) { return everything; }
 constexpr index_t visible_end(const causal&, index_t i) { return i + 1; }
 constexpr index_t visible_end(const shorter_than& p, index_t) { return std::min(p.length, everything); }
 constexpr index_t visible_end(const pattern::prefix& p, index_t i) { return std::clamp(p.length, i + 1, everything); }
-template <class A, class B>
-constexpr index_t visible_end(const pattern::both<A, B>& p, index_t i);
-template <class A, class B>
-constexpr index_t visible_end(const pattern::either<A, B>& p, index_t i);
+template <class A, class B, bool is_union>
+constexpr index_t visible_end(const pattern::combined<A, B, is_union>& p, index_t i) {
+    const auto a = visible_end(p.a, i), b = visible_end(p.b, i);
+    return is_union ? std::max(a, b) : std::min(a, b);
+}
 
 template <class P>
-concept HasVisibleEnd = requires(const P& p, index_t i) { visible_end(p, i); };
-
-template <class P>
-inline constexpr bool shows_beginnings = HasVisibleEnd<P>;
-template <class A, class B>
-inline constexpr bool shows_beginnings<pattern::both<A, B>> = shows_beginnings<A> && shows_beginnings<B>;
-template <class A, class B>
-inline constexpr bool shows_beginnings<pattern::either<A, B>> = shows_beginnings<A> && shows_beginnings<B>;
-
-template <class A, class B>
-constexpr index_t visible_end(const pattern::both<A, B>& p, index_t i) {
-    return std::min(visible_end(p.a, i), visible_end(p.b, i));
-}
-template <class A, class B>
-constexpr index_t visible_end(const pattern::either<A, B>& p, index_t i) {
-    return std::max(visible_end(p.a, i), visible_end(p.b, i));
-}
+inline constexpr bool shows_beginnings = requires(const P& p, index_t i) { visible_end(p, i); };
+template <class A, class B, bool is_union>
+inline constexpr bool shows_beginnings<pattern::combined<A, B, is_union>> = shows_beginnings<A> && shows_beginnings<B>;
 
 /// False if every query sees the same keys.
 template <class P>
@@ -48,10 +35,8 @@ template <>
 inline constexpr bool follows_queries<dense> = false;
 template <>
 inline constexpr bool follows_queries<shorter_than> = false;
-template <class A, class B>
-inline constexpr bool follows_queries<pattern::both<A, B>> = follows_queries<A> || follows_queries<B>;
-template <class A, class B>
-inline constexpr bool follows_queries<pattern::either<A, B>> = follows_queries<A> || follows_queries<B>;
+template <class A, class B, bool is_union>
+inline constexpr bool follows_queries<pattern::combined<A, B, is_union>> = follows_queries<A> || follows_queries<B>;
 
 } // namespace detail
 
