@@ -13,7 +13,7 @@ struct block_diagonal {
     constexpr auto visible(const auto& i, const auto& j) const { return floor_div(i, block) == floor_div(j, block); }
 
     void check(const pattern_context& context) const {
-        context.require_at_least(1, block, [&] { return "block_diagonal{" + std::to_string(block) + "}"; }, "block");
+        context.require_at_least(1, block, detail::named("block_diagonal", block), "block");
     }
 };
 

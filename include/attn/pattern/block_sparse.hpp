@@ -49,9 +49,7 @@ struct block_sparse {
 
     void check(const pattern_context& context) const {
         const auto& size = blocks.shape();
-        const auto name = [&] {
-            return "block_sparse{" + to_string(size) + ", " + std::to_string(query_block) + ", " + std::to_string(key_block) + "}";
-        };
+        const auto name = detail::named("block_sparse", size, query_block, key_block);
         context.require_at_least(1, query_block, name, "query block");
         context.require_at_least(1, key_block, name, "key block");
         if (const auto problem = detail::problem_of(blocks); !problem.empty()) context.refuse(name(), problem);

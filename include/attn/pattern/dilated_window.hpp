@@ -18,7 +18,7 @@ struct dilated_window {
     constexpr index_t step() const { return dilation; }
 
     void check(const pattern_context& context) const {
-        const auto name = [&] { return "dilated_window{" + std::to_string(window) + ", " + std::to_string(dilation) + "}"; };
+        const auto name = detail::named("dilated_window", window, dilation);
         context.require_at_least(0, window, name, "window");
         context.require_at_least(1, dilation, name, "dilation");
         if (window > std::numeric_limits<index_t>::max() / dilation) context.refuse(name(), "reaches further than positions do");

@@ -35,9 +35,7 @@ struct fixed {
     }
 
     void check(const pattern_context& context) const {
-        const auto name = [&] {
-            return "fixed{" + std::to_string(block) + ", " + std::to_string(width) + ", " + std::to_string(sub) + "}";
-        };
+        const auto name = detail::named("fixed", block, width, sub);
         context.require_at_least(1, block, name, "block");
         context.require_at_least(1, width, name, "width");
         context.require_at_least(0, sub, name, "sub-block");

@@ -11,9 +11,7 @@ struct global {
 
     constexpr auto visible(const auto& i, const auto& j) const { return i < count || j < count; }
 
-    void check(const pattern_context& context) const {
-        context.require_at_least(0, count, [&] { return "global{" + std::to_string(count) + "}"; }, "count");
-    }
+    void check(const pattern_context& context) const { context.require_at_least(0, count, detail::named("global", count), "count"); }
 };
 
 } // namespace attn::pattern

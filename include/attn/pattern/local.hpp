@@ -14,7 +14,7 @@ struct local {
     constexpr auto visible(const auto& i, const auto& j) const { return i - j <= before && j - i <= after; }
 
     void check(const pattern_context& context) const {
-        const auto name = [&] { return "local{" + std::to_string(before) + ", " + std::to_string(after) + "}"; };
+        const auto name = detail::named("local", before, after);
         context.require_at_least(0, before, name, "window");
         context.require_at_least(0, after, name, "window");
     }

@@ -25,8 +25,7 @@ struct on_heads {
     constexpr detail::everything_or_nothing at(index_t, index_t head) const { return {first <= head && head < end}; }
 
     void check(const pattern_context& context) const {
-        if (first < 0 || end < first)
-            context.refuse("on_heads{" + std::to_string(first) + ", " + std::to_string(end) + "}", "is no range of heads");
+        if (first < 0 || end < first) context.refuse(detail::named("on_heads", first, end)(), "is no range of heads");
     }
 };
 

@@ -73,6 +73,16 @@ struct pattern_context {
 
 namespace detail {
 
+/// A function that says "local{3, 4}": what refusals call a pattern of such numbers.
+auto named(const char* pattern, const auto&... numbers) {
+    return [=] {
+        using std::to_string;
+        std::string text(pattern);
+        ((text.append(text.find('{') == text.npos ? "{" : ", ").append(to_string(numbers))), ...);
+        return text.append("}");
+    };
+}
+
 /// Where a table that serves all batch entries and heads, as require_broadcast has it, holds the numbers of one of each.
 struct table_place {
     index_t entry, head;

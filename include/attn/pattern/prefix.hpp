@@ -11,9 +11,7 @@ struct prefix {
 
     constexpr auto visible(const auto& i, const auto& j) const { return j < length || j <= i; }
 
-    void check(const pattern_context& context) const {
-        context.require_at_least(0, length, [&] { return "prefix{" + std::to_string(length) + "}"; }, "length");
-    }
+    void check(const pattern_context& context) const { context.require_at_least(0, length, detail::named("prefix", length), "length"); }
 };
 
 } // namespace attn::pattern

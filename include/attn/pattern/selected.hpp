@@ -76,9 +76,7 @@ public:
     }
     bool heads_alike() const { return size_.heads == 1; }
     void check(const pattern_context& context) const {
-        const auto name = [&] {
-            return "selected{" + to_string(size_) + ", " + std::to_string(query_block_) + ", " + std::to_string(key_block_) + "}";
-        };
+        const auto name = detail::named("selected", size_, query_block_, key_block_);
         context.require_broadcast(size_, name);
         context.require_inside(0, detail::product(size_.tokens, query_block_), 0, farthest_position, name);
     }

@@ -13,9 +13,7 @@ struct strided {
     constexpr auto visible(const auto& i, const auto& j) const { return (i - j) % stride == 0; }
     constexpr index_t step() const { return stride; }
 
-    void check(const pattern_context& context) const {
-        context.require_at_least(1, stride, [&] { return "strided{" + std::to_string(stride) + "}"; }, "stride");
-    }
+    void check(const pattern_context& context) const { context.require_at_least(1, stride, detail::named("strided", stride), "stride"); }
 };
 
 } // namespace attn::pattern

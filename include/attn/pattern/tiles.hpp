@@ -109,7 +109,7 @@ public:
     bool heads_alike() const { return size_.heads == 1; }
 
     void check(const pattern_context& context) const {
-        const auto name = [&] { return "tiles{" + to_string(size_) + "}"; };
+        const auto name = detail::named("tiles", size_);
         context.require_broadcast(size_, name);
         const auto check_entry = [&](const pattern_context& c, index_t first_query, index_t first_key) {
             c.require_inside(any_query_ ? c.first_query : first_query,
