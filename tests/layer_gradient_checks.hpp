@@ -63,7 +63,7 @@ typename linear<T>::gradients named(const gradient_store<T>& store, const std::s
 }
 template <Scalar T, class N>
 auto named_norm(const gradient_store<T>& store, const std::string& name, const N&) {
-    detail::gradients_of_norm<N> g{};
+    detail::parameter_gradients<N> g{};
     if constexpr (requires { g.rep; }) {
         g.norm = {{}, store.row(name + ".norm.weight"), store.row(name + ".norm.bias")};
         g.rep = {{{}, store.row(name + ".weight"), store.row(name + ".bias")}, store.row(name + ".eta")};

@@ -169,7 +169,7 @@ TEST_CASE("layers: what does not fit is refused by layer, argument and shapes", 
     workspace none;
     CHECK_THAT(error_of([&] { forward(l, {.tokens = x}, out.view(), execution(here, none)); }),
                StartsWith("linear: workspace has 0 bytes"));
-    workspace some(l.workspace_bytes(x.shape(), 1));
+    workspace some(l.workspace_bytes(x.shape(), {}, 1));
     CHECK_THAT(error_of([&] { forward(l, {.tokens = x}, head_major(const_cast<float*>(x.data()), out.shape()), execution(here, some)); }),
                Contains("overlaps tokens"));
     CHECK_THAT(error_of([&] {

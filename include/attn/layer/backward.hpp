@@ -1,7 +1,8 @@
 // Training of layers: a forward that keeps what the gradient needs, and the gradient.
 #pragma once
 
-#include "../core/gradients.hpp"
+#include "../norm/backward.hpp"
+#include "../norm/identity_norm.hpp"
 #include "layer.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
@@ -38,21 +39,41 @@ concept DifferentiableLayer =
 
 namespace detail {
 
-/// What stands for the gradients of parameters where a layer has none.
-struct no_parameter_gradients {};
-
-/// The gradients of a layer's parameters; of one that has no gradient, none.
+/// The gradients of the parameters of a layer or a norm; of one that has no gradient, none.
 template <class L>
-struct gradients_of_layer_type {
-    using type = no_parameter_gradients;
+struct parameter_gradients_type {
+    using type = no_gradients;
 };
 template <class L>
     requires requires { typename L::gradients; }
-struct gradients_of_layer_type<L> {
+struct parameter_gradients_type<L> {
     using type = typename L::gradients;
 };
 template <class L>
-using gradients_of_layer = typename gradients_of_layer_type<L>::type;
+using parameter_gradients = typename parameter_gradients_type<L>::type;
+
+/// A norm that a layer can be trained with.
+template <class N>
+concept TrainableNorm = DifferentiableNorm<N> || std::same_as<N, identity_norm<typename N::scalar>>;
+
+/// Bytes of workspace that a layer or a norm inside needs for such tokens and context, in a forward or in its gradient.
+template <bool backward, class L>
+std::size_t inner_bytes(const L& inner, const shape& tokens, const shape& context, index_t concurrency) {
+    if constexpr (Norm<L> && !backward) return inner.workspace_bytes(tokens, concurrency);
+    else if constexpr (DifferentiableNorm<L>) return inner.backward_workspace_bytes(tokens, concurrency);
+    else if constexpr (Norm<L>) return 0;
+    else if constexpr (backward) return inner.backward_workspace_bytes(tokens, context, concurrency);
+    else return inner.workspace_bytes(tokens, context, concurrency);
+}
+
+/// Runs a layer inside, which keeps what its gradient needs if there is memory for that.
+template <Layer L>
+void forward_inside(const L& inner, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out, std::byte* kept,
+                    const execution& run) {
+    if constexpr (DifferentiableLayer<L>)
+        if (kept) return inner.forward(in, out, kept, run);
+    inner.forward(in, out, run);
+}
 
 /// A visitor of the gradients of a member.
 template <class V>
@@ -60,6 +81,22 @@ auto visit_member(std::string_view member, const V& visit) {
     return [member, &visit](std::string_view name, const auto& view, const shape& expected, bool rows) {
         visit(nested_name(member, name), view, expected, rows);
     };
+}
+
+/// Calls visit(name, view, shape, rows) for the gradients of a norm's parameters, as a layer does for its own.
+template <class N, class G, class V>
+void for_each_norm_gradient(const G& wanted, index_t channels, const V& visit) {
+    const auto row = [&](std::string_view name, const auto& numbers, index_t count) {
+        visit(name, as_row(numbers), shape{.tokens = 1, .channels = count}, true);
+    };
+    if constexpr (requires { wanted.rep; }) { // a progressive norm's
+        for_each_norm_gradient<decltype(N::norm.norm)>(wanted.norm, channels, visit_member("norm", visit));
+        for_each_norm_gradient<decltype(N::norm.rep)>(wanted.rep, channels, visit_member("rep", visit));
+    } else if constexpr (requires { wanted.weight; }) {
+        row("wanted.weight", wanted.weight, channels);
+        row("wanted.bias", wanted.bias, N::adds_bias ? channels : 0);
+        if constexpr (requires { wanted.eta; }) row("wanted.eta", wanted.eta, 1);
+    }
 }
 
 /// Throws argument_error if the memory for what is kept is too small.
@@ -119,16 +156,12 @@ std::size_t kept_bytes(const L& layer, const layer_inputs<typename L::scalar>& i
 template <DifferentiableLayer L>
 void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out, workspace& kept,
              const detail::call_execution& run = {}) {
-    using T = typename L::scalar;
-    layer.check(in);
-    const auto expected = layer.output_shape(in.tokens.shape());
-    detail::check_shape<T>(L::name, "the result", expected);
-    detail::check_layer_output(layer, in, out, expected);
+    detail::check_forward(layer, in, out);
     const output_memory memory(L::name, "out", out);
     memory.require_apart("tokens", in.tokens);
     memory.require_apart("kept", kept.bytes());
     detail::check_kept(layer, in, kept);
-    run.reserve(L::name, "tokens", in.tokens.shape(), layer.workspace_bytes(in.tokens.shape(), in.context.shape(), run.concurrency()));
+    detail::reserve_forward(layer, in, run);
     layer.forward(in, out, kept.bytes().data(), run);
 }
 

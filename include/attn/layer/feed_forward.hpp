@@ -41,15 +41,7 @@ struct feed_forward {
     std::size_t workspace_bytes(const shape& tokens, const shape&, index_t concurrency) const {
         return detail::bytes_for<work>(*this, std::min(max_rows, tokens.batch * tokens.tokens), concurrency);
     }
-    void forward(const layer_inputs<T>& in, const tensor_view<T>& out, const execution& run) const {
-        const detail::row_matrices matrices(in.tokens.shape(), in.tokens, in.residual, out);
-        for (index_t b = 0; b < matrices.count; ++b)
-            for (index_t first = 0; first < matrices.rows; first += max_rows) {
-                const auto count = std::min(max_rows, matrices.rows - first);
-                const auto part = [&](const auto& t) { return t.slice({.batch = {b, 1}, .tokens = {first, count}}); };
-                forward_some(part(in.tokens), part(in.residual), part(out), run);
-            }
-    }
+    void forward(const layer_inputs<T>& in, const tensor_view<T>& out, const execution& run) const { compute(in, {}, out, run); }
 
     /// The gradients of the linears' parameters.
     struct gradients {
@@ -70,21 +62,7 @@ struct feed_forward {
     }
     void forward(const layer_inputs<T>& in, const tensor_view<T>& out, std::byte* kept, const execution& run) const {
         detail::scratch memory(kept);
-        const auto h = take_hidden(memory, in.tokens.shape());
-        up.forward(in.tokens, {}, h.up, run);
-        if (gated()) gate.forward(in.tokens, {}, h.gate, run);
-        const auto& s = in.tokens.shape();
-        for (index_t b = 0; b < s.batch; ++b)
-            for (index_t first = 0; first < s.tokens; first += max_rows) {
-                const auto part = [&, count = std::min(max_rows, s.tokens - first)](const auto& t) {
-                    return t.slice({.batch = {b, 1}, .tokens = {first, count}});
-                };
-                detail::scratch own(run.workspace().bytes().data());
-                const auto activated = work(own, *this, std::min(max_rows, s.batch * s.tokens), run.concurrency()).hidden;
-                const auto rows = head_major(activated, part(h.up).shape());
-                activate(part(h.up), part(h.gate), rows, run);
-                down.forward(rows, part(in.residual), part(out), run);
-            }
+        compute(in, take_hidden(memory, in.tokens.shape()), out, run);
     }
     std::size_t backward_workspace_bytes(const shape& tokens, const shape&, index_t concurrency) const {
         return detail::bytes_for<gradient_work>(*this, tokens, concurrency);
@@ -137,22 +115,31 @@ private:
 
         work(detail::scratch& memory, const feed_forward& layer, index_t rows, index_t concurrency) {
             const shape in{1, 1, rows, layer.up.inputs()}, within{1, 1, rows, layer.up.outputs()};
-            memory.take<std::byte>(std::max(layer.up.workspace_bytes(in, concurrency), layer.down.workspace_bytes(within, concurrency)));
+            memory.take<std::byte>(
+                std::max(layer.up.workspace_bytes(in, {}, concurrency), layer.down.workspace_bytes(within, {}, concurrency)));
             hidden = memory.take<T>(within.size());
             gates = layer.gated() ? memory.take<T>(within.size()) : nullptr;
         }
     };
 
-    void forward_some(const tensor_view<const T>& x, const tensor_view<const T>& residual, const tensor_view<T>& out,
-                      const execution& run) const {
+    /// kept: where the hidden channels stay as they are before the activation; in the workspace, some rows at a time, without memory.
+    void compute(const layer_inputs<T>& in, const hidden_channels& kept, const tensor_view<T>& out, const execution& run) const {
+        const detail::row_matrices matrices(in.tokens.shape(), in.tokens, in.residual, out);
         detail::scratch memory(run.workspace().bytes().data());
-        const shape within{1, 1, x.shape().tokens, up.outputs()};
-        const work own(memory, *this, within.tokens, run.concurrency());
-        const auto hidden = head_major(own.hidden, within), gates = head_major(own.gates, within);
-        up.forward(x, {}, hidden, run);
-        if (gated()) gate.forward(x, {}, gates, run);
-        activate(hidden, gated() ? gates : tensor_view<T>{}, hidden, run);
-        down.forward(hidden, residual, out, run);
+        const work own(memory, *this, std::min(max_rows, in.tokens.shape().batch * in.tokens.shape().tokens), run.concurrency());
+        for (index_t b = 0; b < matrices.count; ++b)
+            for (index_t first = 0; first < matrices.rows; first += max_rows) {
+                const auto count = std::min(max_rows, matrices.rows - first);
+                const auto part = [&](const auto& t) { return t.slice({.batch = {b, 1}, .tokens = {first, count}}); };
+                const shape within{1, 1, count, up.outputs()};
+                const auto activated = head_major(own.hidden, within);
+                const auto h = kept.up.data() ? hidden_channels{part(kept.up), part(kept.gate)}
+                                              : hidden_channels{activated, head_major(own.gates, within)};
+                up.forward({.tokens = part(in.tokens)}, h.up, run);
+                if (gated()) gate.forward({.tokens = part(in.tokens)}, h.gate, run);
+                activate(h.up, h.gate, activated, run);
+                down.forward({.tokens = activated, .residual = part(in.residual)}, part(out), run);
+            }
     }
     /// Writes the activated rows f(hidden), or f(gate) * hidden; they may be written where they are.
     void activate(const tensor_view<const T>& hidden, const tensor_view<const T>& gates, const tensor_view<T>& to,

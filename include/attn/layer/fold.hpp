@@ -7,17 +7,26 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
+namespace detail {
+
+/// New parameters of the sizes of a linear's, of that name.
+template <Scalar T>
+linear_view<T> new_linear(parameters& to, const std::string& name, const linear<T>& like) {
+    const auto weight = to.add<T>(name + ".weight", {like.outputs(), like.inputs()}), bias = to.add<T>(name + ".bias", {like.outputs()});
+    return {weight, std::span<T>(bias.data(), static_cast<std::size_t>(like.outputs()))};
+}
+
+} // namespace detail
+
 /// The layer that equals `norm` and then `layer`, for norms over tokens with running statistics (batch_norm, rep_batch_norm,
 /// progressive_rep_batch_norm). The linears that read its tokens get new weights and biases, in `folded`, called `name`.q.weight,
 /// `name`.up.bias, ...; the others stay. Keys and values must come of the tokens, not of a context. Throws attention_error if norm and
 /// layer do not fit or the norm has no statistics; parameter_error if a name is taken.
 template <FoldableNorm N, Scalar T>
 linear<T> fold_into(const N& norm, const linear<T>& layer, parameters& folded, const std::string& name) {
-    const auto weight = folded.add<T>(name + ".weight", {layer.outputs(), layer.inputs()}),
-               bias = folded.add<T>(name + ".bias", {layer.outputs()});
-    const std::span<T> biases(bias.data(), static_cast<std::size_t>(layer.outputs()));
-    fold(norm, layer.view(), linear_view<T>{weight, biases});
-    return {weight, biases, layer.products};
+    const auto own = detail::new_linear(folded, name, layer);
+    fold(norm, layer.view(), own);
+    return {own.weight, own.bias, layer.products};
 }
 /// The feed_forward that equals `norm` and then `layer`: `up` is folded, and `gate` if there is one. Throws as for a linear.
 template <FoldableNorm N, Scalar T, class F>
@@ -30,17 +39,15 @@ feed_forward<T, F> fold_into(const N& norm, feed_forward<T, F> layer, parameters
 template <FoldableNorm N, Scalar T, Norm Own>
 spatial_reduction<T, Own> fold_into(const N& norm, spatial_reduction<T, Own> layer, parameters& folded, const std::string& name) {
     const auto& from = layer.projection;
-    const auto weight = folded.add<T>(name + ".weight", {from.outputs(), from.inputs()}),
-               bias = folded.add<T>(name + ".bias", {from.outputs()});
-    const std::span<T> biases(bias.data(), static_cast<std::size_t>(from.outputs()));
-    std::ranges::copy(from.bias, biases.begin());
+    const auto own = detail::new_linear(folded, name, from);
+    std::ranges::copy(from.bias, own.bias.begin());
     const auto channels = from.inputs() / layer.grid.window_tokens();
     // Token by token of the window, each a linear of its own that adds to the same bias.
     for (index_t t = 0; t < layer.grid.window_tokens(); ++t) {
         const tensor_part part{.channels = {t * channels, channels}};
-        fold(norm, linear_view<const T>{from.weight.slice(part), biases}, linear_view<T>{weight.slice(part), biases});
+        fold(norm, linear_view<const T>{from.weight.slice(part), own.bias}, linear_view<T>{own.weight.slice(part), own.bias});
     }
-    layer.projection = {weight, biases, from.products};
+    layer.projection = {own.weight, own.bias, from.products};
     return layer;
 }
 /// The multi_head that equals `norm` and then `layer`: folded are `q`, and `k` and `v`, or the layer in front of them.

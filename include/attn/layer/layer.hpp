@@ -123,6 +123,19 @@ void check_layer_output(const L& layer, const layer_inputs<typename L::scalar>& 
         apart("residual", in.residual, true);
     }
 }
+/// Throws attention_error unless the layer can be run.
+template <Layer L>
+void check_forward(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out) {
+    layer.check(in);
+    const auto expected = layer.output_shape(in.tokens.shape());
+    check_shape<typename L::scalar>(L::name, "the result", expected);
+    check_layer_output(layer, in, out, expected);
+}
+/// Sees to the workspace of a forward.
+template <Layer L>
+void reserve_forward(const L& layer, const layer_inputs<typename L::scalar>& in, const execution& run) {
+    run.reserve(L::name, "tokens", in.tokens.shape(), layer.workspace_bytes(in.tokens.shape(), in.context.shape(), run.concurrency()));
+}
 
 } // namespace detail
 
@@ -139,12 +152,8 @@ std::size_t workspace_bytes(const L& layer, const layer_inputs<typename L::scala
 template <Layer L>
 void forward(const L& layer, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out,
              const detail::call_execution& run = {}) {
-    using T = typename L::scalar;
-    layer.check(in);
-    const auto expected = layer.output_shape(in.tokens.shape());
-    detail::check_shape<T>(L::name, "the result", expected);
-    detail::check_layer_output(layer, in, out, expected);
-    run.reserve(L::name, "tokens", in.tokens.shape(), layer.workspace_bytes(in.tokens.shape(), in.context.shape(), run.concurrency()));
+    detail::check_forward(layer, in, out);
+    detail::reserve_forward(layer, in, run);
     layer.forward(in, out, run);
 }
 

@@ -49,16 +49,25 @@ struct linear {
         out.require_apart("the bias of a linear", bias);
     }
     shape output_shape(const shape& tokens) const { return {tokens.batch, 1, tokens.tokens, outputs()}; }
-    std::size_t workspace_bytes(const shape& tokens, index_t concurrency) const {
+    std::size_t workspace_bytes(const shape& tokens, const shape&, index_t concurrency) const {
         return products.with_operand([&]<class E>(std::type_identity<E>) {
             return kernel::matrix_product<T, E>(tokens.batch * tokens.tokens, inputs(), outputs()).workspace_bytes(concurrency);
         });
     }
-    std::size_t workspace_bytes(const shape& tokens, const shape&, index_t concurrency) const {
-        return workspace_bytes(tokens, concurrency);
-    }
     void forward(const layer_inputs<T>& in, const tensor_view<T>& out, const execution& run) const {
-        forward(in.tokens, in.residual, out, run);
+        const auto &x = in.tokens, &residual = in.residual;
+        const detail::row_matrices matrices(x.shape(), x, residual, out);
+        products.with_operand([&]<class E>(std::type_identity<E>) {
+            const kernel::matrix_product<T, E> product(matrices.rows, inputs(), outputs());
+            for (index_t b = 0; b < matrices.count; ++b) {
+                const auto to = out.rows(b, 0);
+                const auto start = residual.data() ? residual.rows(b, 0) : row_block<const T>{bias.empty() ? nullptr : bias.data(), 0, 1};
+                product(x.rows(b, 0), weight.rows(0, 0).transposed(), {start.data, start.row_stride, 1}, {to.data, to.row_stride, 1},
+                        run.workspace().bytes().data(), run);
+            }
+        });
+        if (!residual.data() || bias.empty()) return;
+        detail::for_each_row(out, run, [&](T* row, index_t, index_t) { detail::add_rows(row, bias.data(), row, outputs()); });
     }
 
     /// The gradients of the weight, (1, 1, outputs, inputs), and the bias, (outputs).
@@ -83,30 +92,12 @@ struct linear {
         backward(in.tokens, d_out, wanted.tokens, false, wanted.parameters, run);
     }
 
-    /// The layer on tokens x, of which everything has been checked.
-    void forward(const tensor_view<const T>& x, const tensor_view<const T>& residual, const tensor_view<T>& out,
-                 const execution& run) const {
-        const detail::row_matrices matrices(x.shape(), x, residual, out);
-        const auto block = [](const auto& t, index_t b) { return t.rows(b, 0); };
-        products.with_operand([&]<class E>(std::type_identity<E>) {
-            const kernel::matrix_product<T, E> product(matrices.rows, inputs(), outputs());
-            for (index_t b = 0; b < matrices.count; ++b) {
-                const auto to = block(out, b);
-                const auto start = residual.data() ? block(residual, b) : row_block<const T>{bias.empty() ? nullptr : bias.data(), 0, 1};
-                product(block(x, b), block(weight, 0).transposed(), {start.data, start.row_stride, 1}, {to.data, to.row_stride, 1},
-                        run.workspace().bytes().data(), run);
-            }
-        });
-        if (!residual.data() || bias.empty()) return;
-        detail::for_each_row(out, run, [&](T* row, index_t, index_t) { detail::add_rows(row, bias.data(), row, outputs()); });
-    }
     /// The gradient of the layer; that of the tokens is added to what is there if it `adds`.
     void backward(const tensor_view<const T>& x, const tensor_view<const T>& d_out, const tensor_view<T>& of_tokens, bool adds,
                   const gradients& wanted, const execution& run) const {
         const detail::row_matrices matrices(x.shape(), x, d_out, of_tokens);
         const gradient_products product(matrices.rows, *this);
         auto* const memory = run.workspace().bytes().data();
-        const auto block = [](const auto& t, index_t b) { return t.rows(b, 0); };
         const auto add = [&](const auto& factors, const auto& a, const auto& b, const row_block<T>& sums) {
             factors(a, b, {sums.data, sums.row_stride, 1}, {sums.data, sums.row_stride, 1}, memory, run);
         };
@@ -115,13 +106,13 @@ struct linear {
         std::ranges::fill(wanted.bias, T{0});
         for (index_t b = 0; b < matrices.count; ++b) {
             if (of_tokens.data()) {
-                const auto to = block(of_tokens, b);
-                product.of_tokens(block(d_out, b), block(weight, 0), {adds ? to.data : nullptr, to.row_stride, 1},
+                const auto to = of_tokens.rows(b, 0);
+                product.of_tokens(d_out.rows(b, 0), weight.rows(0, 0), {adds ? to.data : nullptr, to.row_stride, 1},
                                   {to.data, to.row_stride, 1}, memory, run);
             }
-            if (wanted.weight.data()) add(product.of_weight, block(d_out, b).transposed(), block(x, b), block(wanted.weight, 0));
+            if (wanted.weight.data()) add(product.of_weight, d_out.rows(b, 0).transposed(), x.rows(b, 0), wanted.weight.rows(0, 0));
             if (!wanted.bias.empty())
-                add(product.of_bias, row_block<const T>{&one, 0, 0}, block(d_out, b), row_block<T>{wanted.bias.data(), 0, 1});
+                add(product.of_bias, row_block<const T>{&one, 0, 0}, d_out.rows(b, 0), row_block<T>{wanted.bias.data(), 0, 1});
         }
     }
 

@@ -3,9 +3,7 @@
 
 #include "../attention/softmax_backward.hpp"
 #include "../core/heads.hpp"
-#include "../norm/identity_norm.hpp"
 #include "linear.hpp"
-#include "norm_gradients.hpp"
 #include "rotary.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
@@ -15,7 +13,7 @@ namespace detail {
 /// The gradients of an attention operator; of one that has no gradient, none.
 template <class A, Scalar T>
 struct gradients_of_attention_type {
-    using type = no_parameter_gradients;
+    using type = no_gradients;
 };
 template <DifferentiableAttention A, Scalar T>
 struct gradients_of_attention_type<A, T> {
@@ -110,14 +108,14 @@ struct multi_head {
     std::size_t workspace_bytes(const shape& tokens, const shape& context, index_t concurrency) const {
         const auto& source = context.size() > 0 ? context : tokens;
         detail::scratch memory;
-        memory.take<std::byte>(forward_bytes(tokens, source, concurrency));
+        memory.take<std::byte>(inner_bytes<false>(tokens, source, concurrency));
         tensors(memory, *this, tokens, source, false);
         return memory.used_bytes();
     }
     void forward(const layer_inputs<T>& in, const tensor_view<T>& result, const execution& run) const {
         detail::scratch memory(run.workspace().bytes().data());
         const auto tokens = in.tokens.shape(), source = source_of(in).shape();
-        memory.take<std::byte>(forward_bytes(tokens, source, run.concurrency()));
+        memory.take<std::byte>(inner_bytes<false>(tokens, source, run.concurrency()));
         compute(in, {memory, *this, tokens, source, false}, result, run);
     }
 
@@ -128,9 +126,9 @@ struct multi_head {
         typename linear<T>::gradients v = {};                ///< of v
         typename linear<T>::gradients out = {};              ///< of out
         detail::gradients_of_attention<A, T> attention = {}; ///< of the attention's parameters
-        detail::gradients_of_layer<R> reduce = {};           ///< of reduce
-        detail::gradients_of_norm<N> query_norm = {};        ///< of query_norm
-        detail::gradients_of_norm<N> key_norm = {};          ///< of key_norm
+        detail::parameter_gradients<R> reduce = {};          ///< of reduce
+        detail::parameter_gradients<N> query_norm = {};      ///< of query_norm
+        detail::parameter_gradients<N> key_norm = {};        ///< of key_norm
     };
     void for_each_gradient(const layer_inputs<T>& in, const gradients& wanted, const auto& visit) const {
         q.for_each_gradient(in, wanted.q, detail::visit_member("q", visit));
@@ -177,10 +175,7 @@ struct multi_head {
         of_attention.values = g.of.values;
         attention.backward(inputs<T>{t.queries, t.keys, t.values, in.positions}, {t.attended, t.log_sum_exp}, {g.of.attended}, of_attention,
                            run);
-        if (rotation) {
-            rotation->backward(g.of.queries, places(token_positions, in.positions.first_query), g.of.queries, run);
-            if constexpr (!shares_queries) rotation->backward(g.of.keys, places(key_positions(in), in.positions.first_key), g.of.keys, run);
-        }
+        rotate(in, g.of, [&](const auto& x, const rotary_positions& where) { rotation->backward(x, where, x, run); });
         if constexpr (normalises) {
             const auto through = [&](const N& norm, auto of_norm, const tensor_view<const T>& x, const tensor_view<const T>& of_y,
                                      const tensor_view<T>& of_x) {
@@ -218,6 +213,12 @@ private:
     }
     const tensor_view<const index_t>& key_positions(const layer_inputs<T>& in) const {
         return in.context.data() || context_positions.data() ? context_positions : token_positions;
+    }
+    /// Calls turn(x, positions) for queries and keys, if there is a rotation; keys that are queries are turned once.
+    void rotate(const layer_inputs<T>& in, const auto& t, const auto& turn) const {
+        if (!rotation) return;
+        turn(t.queries, places(token_positions, in.positions.first_query));
+        if (!shares_queries) turn(t.keys, places(key_positions(in), in.positions.first_key));
     }
     void check_shared(const layer_inputs<T>& in) const {
         if (k.weight.data() || !k.bias.empty())
@@ -291,63 +292,40 @@ private:
         tensors of;
 
         gradient_work(detail::scratch& memory, const multi_head& layer, const shape& tokens, const shape& source, index_t concurrency)
-            : of_source(take_inner(memory, layer, tokens, source, concurrency)), of(memory, layer, tokens, source, true) {}
-
-    private:
-        static tensor_view<T> take_inner(detail::scratch& memory, const multi_head& layer, const shape& tokens, const shape& source,
-                                         index_t concurrency) {
-            memory.take<std::byte>(layer.backward_bytes(tokens, source, concurrency));
-            return head_major(reduces ? memory.take<T>(source.size()) : nullptr, source);
-        }
+            : of_source((memory.take<std::byte>(layer.inner_bytes<true>(tokens, source, concurrency)),
+                         head_major(reduces ? memory.take<T>(source.size()) : nullptr, source))),
+              of(memory, layer, tokens, source, true) {}
     };
     shape joined(const input_shapes& s) const {
         const auto of_out = attention.output_shape(s);
         return {of_out.batch, 1, of_out.tokens, of_out.heads * of_out.channels};
     }
     /// What the layers and the operator inside need, one after the other.
-    std::size_t forward_bytes(const shape& tokens, const shape& source, index_t concurrency) const {
+    template <bool backward>
+    std::size_t inner_bytes(const shape& tokens, const shape& source, index_t concurrency) const {
         const auto s = shapes(tokens, source);
         const auto from = reduced(source);
-        std::size_t reducing = 0;
-        if constexpr (reduces) reducing = reduce.workspace_bytes(source, {}, concurrency);
-        return std::max({reducing, q.workspace_bytes(tokens, concurrency), k.workspace_bytes(from, concurrency),
-                         v.workspace_bytes(from, concurrency), query_norm.workspace_bytes(s.queries, concurrency),
-                         key_norm.workspace_bytes(s.keys, concurrency), attention.template workspace_bytes<T>(s, concurrency),
-                         out.workspace_bytes(joined(s), concurrency)});
-    }
-    std::size_t backward_bytes(const shape& tokens, const shape& source, index_t concurrency) const {
-        const auto s = shapes(tokens, source);
-        const auto from = reduced(source);
-        std::size_t reducing = 0;
-        if constexpr (reduces) reducing = reduce.backward_workspace_bytes(source, {}, concurrency);
-        return std::max(
-            {reducing, q.backward_workspace_bytes(tokens, {}, concurrency), k.backward_workspace_bytes(from, {}, concurrency),
-             v.backward_workspace_bytes(from, {}, concurrency), detail::backward_workspace_of(query_norm, s.queries, concurrency),
-             detail::backward_workspace_of(key_norm, s.keys, concurrency), attention.template backward_workspace_bytes<T>(s, concurrency),
-             out.backward_workspace_bytes(joined(s), {}, concurrency)});
+        const auto of = [&](const auto& inner, const shape& x) { return detail::inner_bytes<backward>(inner, x, {}, concurrency); };
+        auto most =
+            std::max({of(q, tokens), of(k, from), of(v, from), of(query_norm, s.queries), of(key_norm, s.keys), of(out, joined(s))});
+        if constexpr (reduces) most = std::max(most, of(reduce, source));
+        if constexpr (backward) return std::max(most, attention.template backward_workspace_bytes<T>(s, concurrency));
+        else return std::max(most, attention.template workspace_bytes<T>(s, concurrency));
     }
     void compute(const layer_inputs<T>& in, const tensors& t, const tensor_view<T>& result, const execution& run) const {
         auto source = source_of(in);
         if constexpr (reduces) {
-            if constexpr (is_differentiable) {
-                if (t.of_reduce) reduce.forward({source}, t.reduced, t.of_reduce, run);
-                else reduce.forward({source}, t.reduced, run);
-            } else {
-                reduce.forward({source}, t.reduced, run);
-            }
+            detail::forward_inside(reduce, {source}, t.reduced, t.of_reduce, run);
             source = t.reduced;
         }
-        q.forward(in.tokens, {}, join_heads(t.plain_queries), run);
-        if constexpr (!shares_queries) k.forward(source, {}, join_heads(t.plain_keys), run);
-        v.forward(in.value_context.data() ? in.value_context : source, {}, join_heads(t.values), run);
+        q.forward({in.tokens}, join_heads(t.plain_queries), run);
+        if constexpr (!shares_queries) k.forward({source}, join_heads(t.plain_keys), run);
+        v.forward({in.value_context.data() ? in.value_context : source}, join_heads(t.values), run);
         query_norm.forward(t.plain_queries, t.queries, run);
         if constexpr (!shares_queries) key_norm.forward(t.plain_keys, t.keys, run);
-        if (rotation) {
-            rotation->forward(t.queries, places(token_positions, in.positions.first_query), t.queries, run);
-            if constexpr (!shares_queries) rotation->forward(t.keys, places(key_positions(in), in.positions.first_key), t.keys, run);
-        }
+        rotate(in, t, [&](const auto& x, const rotary_positions& where) { rotation->forward(x, where, x, run); });
         attention.forward(inputs<T>{t.queries, t.keys, t.values, in.positions}, outputs<T>{t.attended, t.log_sum_exp}, run);
-        out.forward(join_heads(t.attended), in.residual, result, run);
+        out.forward({.tokens = join_heads(t.attended), .residual = in.residual}, result, run);
     }
 };
 

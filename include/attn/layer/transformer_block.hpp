@@ -3,7 +3,6 @@
 
 #include "feed_forward.hpp"
 #include "multi_head.hpp"
-#include "norm_gradients.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
@@ -58,29 +57,15 @@ struct transformer_block {
     void forward(const layer_inputs<scalar>& in, const tensor_view<scalar>& out, const execution& run) const {
         detail::scratch memory(run.workspace().bytes().data());
         const auto normal = take_normal(memory, in.tokens.shape(), in.context.shape(), run.concurrency());
-        const auto normalised = [&](const N& norm, const tensor_view<const scalar>& x) -> tensor_view<const scalar> {
-            if constexpr (has_norms) {
-                norm.forward(x, normal, run);
-                return normal;
-            } else {
-                return x;
-            }
-        };
-        attention.forward({.tokens = normalised(attention_norm, in.tokens),
-                           .residual = in.tokens,
-                           .context = in.context,
-                           .value_context = in.value_context,
-                           .positions = in.positions},
-                          out, run);
-        feed_forward.forward({.tokens = normalised(feed_forward_norm, out), .residual = out}, out, run);
+        compute(in, {normal, out, has_norms ? normal : out}, out, run);
     }
 
     /// The gradients of all parts' parameters. The norms' own x are left empty.
     struct gradients {
-        detail::gradients_of_norm<N> attention_norm = {};    ///< of attention_norm
-        detail::gradients_of_layer<M> attention = {};        ///< of attention
-        detail::gradients_of_norm<N> feed_forward_norm = {}; ///< of feed_forward_norm
-        detail::gradients_of_layer<F> feed_forward = {};     ///< of feed_forward
+        detail::parameter_gradients<N> attention_norm = {};    ///< of attention_norm
+        detail::parameter_gradients<M> attention = {};         ///< of attention
+        detail::parameter_gradients<N> feed_forward_norm = {}; ///< of feed_forward_norm
+        detail::parameter_gradients<F> feed_forward = {};      ///< of feed_forward
     };
     void for_each_gradient(const layer_inputs<scalar>& in, const gradients& wanted, const auto& visit) const {
         const auto channels = in.tokens.shape().channels;
@@ -97,13 +82,7 @@ struct transformer_block {
         requires is_differentiable
     {
         detail::scratch memory(kept);
-        const kept_tensors k(memory, *this, in.tokens.shape(), in.context.shape());
-        if constexpr (has_norms) attention_norm.forward(in.tokens, k.attention_tokens, run);
-        auto to_attention = inputs_of_attention(in, k);
-        to_attention.residual = in.tokens;
-        attention.forward(to_attention, k.between, k.attention, run);
-        if constexpr (has_norms) feed_forward_norm.forward(k.between, k.feed_forward_tokens, run);
-        feed_forward.forward({.tokens = k.feed_forward_tokens, .residual = k.between}, out, k.feed_forward, run);
+        compute(in, kept_tensors(memory, *this, in.tokens.shape(), in.context.shape()), out, run);
     }
     std::size_t backward_workspace_bytes(const shape& tokens, const shape& context, index_t concurrency) const {
         return detail::bytes_for<gradient_work>(*this, tokens, context, concurrency);
@@ -139,20 +118,29 @@ struct transformer_block {
     }
 
 private:
-    /// What a forward keeps.
-    struct kept_tensors {
+    /// What the norms make, and what comes between; and what attention and feed_forward keep, if there is memory for that.
+    struct inner_tensors {
         tensor_view<scalar> attention_tokens, between, feed_forward_tokens; ///< without norms, the last are those between
-        std::byte *attention, *feed_forward;
-
+        std::byte *attention = nullptr, *feed_forward = nullptr;
+    };
+    struct kept_tensors : inner_tensors {
         kept_tensors(detail::scratch& memory, const transformer_block& block, const shape& s, const shape& context) {
             const auto take = [&] { return head_major(memory.take<scalar>(s.size()), s); };
-            between = feed_forward_tokens = take();
-            if (has_norms) attention_tokens = take(), feed_forward_tokens = take();
-            attention = memory.take<std::byte>(static_cast<index_t>(block.attention.kept_bytes(s, context)));
-            feed_forward = memory.take<std::byte>(static_cast<index_t>(block.feed_forward.kept_bytes(s, {})));
+            this->between = this->feed_forward_tokens = take();
+            if (has_norms) this->attention_tokens = take(), this->feed_forward_tokens = take();
+            this->attention = memory.take<std::byte>(static_cast<index_t>(block.attention.kept_bytes(s, context)));
+            this->feed_forward = memory.take<std::byte>(static_cast<index_t>(block.feed_forward.kept_bytes(s, {})));
         }
     };
-    static layer_inputs<scalar> inputs_of_attention(const layer_inputs<scalar>& in, const kept_tensors& k) {
+    void compute(const layer_inputs<scalar>& in, const inner_tensors& t, const tensor_view<scalar>& out, const execution& run) const {
+        if constexpr (has_norms) attention_norm.forward(in.tokens, t.attention_tokens, run);
+        auto to_attention = inputs_of_attention(in, t);
+        to_attention.residual = in.tokens;
+        detail::forward_inside(attention, to_attention, t.between, t.attention, run);
+        if constexpr (has_norms) feed_forward_norm.forward(t.between, t.feed_forward_tokens, run);
+        detail::forward_inside(feed_forward, {.tokens = t.feed_forward_tokens, .residual = t.between}, out, t.feed_forward, run);
+    }
+    static layer_inputs<scalar> inputs_of_attention(const layer_inputs<scalar>& in, const inner_tensors& k) {
         auto inner = in;
         if (has_norms) inner.tokens = k.attention_tokens;
         return inner;
@@ -162,24 +150,24 @@ private:
         tensor_view<scalar> of_branch, of_between, of_norm;
 
         gradient_work(detail::scratch& memory, const transformer_block& block, const shape& s, const shape& context, index_t concurrency) {
-            memory.take<std::byte>(std::max({detail::backward_workspace_of(block.attention_norm, s, concurrency),
-                                             detail::backward_workspace_of(block.feed_forward_norm, s, concurrency),
-                                             block.attention.backward_workspace_bytes(s, context, concurrency),
-                                             block.feed_forward.backward_workspace_bytes(s, {}, concurrency)}));
+            memory.take<std::byte>(block.inner_bytes<true>(s, context, concurrency));
             const auto take = [&] { return head_major(memory.take<scalar>(s.size()), s); };
             of_branch = take();
             of_between = take();
             if (has_norms) of_norm = take();
         }
     };
+    template <bool backward>
+    std::size_t inner_bytes(const shape& s, const shape& context, index_t concurrency) const {
+        const auto of = [&](const auto& inner, const shape& y) { return detail::inner_bytes<backward>(inner, s, y, concurrency); };
+        return std::max({of(attention_norm, {}), of(attention, context), of(feed_forward_norm, {}), of(feed_forward, {})});
+    }
     static void check_kept(std::string_view argument, const shape& result, const shape& tokens) {
         if (result != tokens) throw shape_error(name, argument, "makes " + to_string(result) + " of tokens of shape " + to_string(tokens));
     }
     /// The normalised tokens, behind the memory of what is inside.
     tensor_view<scalar> take_normal(detail::scratch& memory, const shape& s, const shape& context, index_t concurrency) const {
-        memory.take<std::byte>(static_cast<index_t>(
-            std::max({attention_norm.workspace_bytes(s, concurrency), feed_forward_norm.workspace_bytes(s, concurrency),
-                      attention.workspace_bytes(s, context, concurrency), feed_forward.workspace_bytes(s, {}, concurrency)})));
+        memory.take<std::byte>(inner_bytes<false>(s, context, concurrency));
         return head_major(has_norms ? memory.take<scalar>(s.size()) : nullptr, s);
     }
 };

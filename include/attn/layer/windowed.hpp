@@ -2,10 +2,8 @@
 #pragma once
 
 #include "../attention/attention.hpp"
-#include "../norm/identity_norm.hpp"
 #include "../score/score_function.hpp"
 #include "linear.hpp"
-#include "norm_gradients.hpp"
 #include "windows.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
@@ -94,27 +92,27 @@ struct windowed {
         return detail::bytes_for<work>(*this, tokens, concurrency);
     }
     void forward(const layer_inputs<scalar>& in, const tensor_view<scalar>& out, const execution& run) const {
-        detail::scratch memory(run.workspace().bytes().data());
-        const work w(memory, *this, in.tokens.shape(), run.concurrency());
-        detail::copy_to_windows(grid, in.tokens, w.before, run);
-        layer.forward({.tokens = w.before, .positions = in.positions}, w.after, run);
-        write(in, w, out, run);
+        forward(in, out, nullptr, run);
     }
 
     /// The gradients of the parameters of the layer inside.
-    using gradients = detail::gradients_of_layer<L>;
+    using gradients = detail::parameter_gradients<L>;
     void for_each_gradient(const layer_inputs<scalar>& in, const gradients& wanted, const auto& visit) const {
         layer.for_each_gradient({.tokens = planned_windows(in), .positions = in.positions}, wanted, visit);
     }
     std::size_t kept_bytes(const shape& tokens, const shape&) const { return layer.kept_bytes(grid.windows_of(tokens), {}); }
-    void forward(const layer_inputs<scalar>& in, const tensor_view<scalar>& out, std::byte* kept, const execution& run) const
-        requires DifferentiableLayer<L>
-    {
+    /// Keeps nothing without memory for it.
+    void forward(const layer_inputs<scalar>& in, const tensor_view<scalar>& out, std::byte* kept, const execution& run) const {
         detail::scratch memory(run.workspace().bytes().data());
         const work w(memory, *this, in.tokens.shape(), run.concurrency());
-        detail::copy_to_windows(grid, in.tokens, w.before, run);
-        layer.forward({.tokens = w.before, .positions = in.positions}, w.after, kept, run);
-        write(in, w, out, run);
+        detail::copy_windows(grid, in.tokens, w.before, true, run);
+        detail::forward_inside(layer, {.tokens = w.before, .positions = in.positions}, w.after, kept, run);
+        const auto channels = out.shape().channels;
+        detail::for_each_window_token(grid, out.shape().batch, run, [&](index_t b, index_t to, index_t entry, index_t from) {
+            const scalar* const row = w.after.row(entry, 0, from);
+            if (in.residual.data()) detail::add_rows(in.residual.row(b, 0, to), row, out.row(b, 0, to), channels);
+            else std::copy_n(row, channels, out.row(b, 0, to));
+        });
     }
     std::size_t backward_workspace_bytes(const shape& tokens, const shape&, index_t concurrency) const {
         return detail::bytes_for<gradient_work>(*this, tokens, concurrency);
@@ -125,48 +123,39 @@ struct windowed {
     {
         detail::scratch memory(run.workspace().bytes().data());
         const gradient_work g(memory, *this, in.tokens.shape(), run.concurrency());
-        detail::copy_to_windows(grid, in.tokens, g.before, run);
-        detail::copy_to_windows(grid, d_out, g.of_after, run);
+        detail::copy_windows(grid, in.tokens, g.before, true, run);
+        detail::copy_windows(grid, d_out, g.after, true, run);
         const auto of_before = wanted.tokens.data() ? g.of_before : tensor_view<scalar>{};
-        layer.backward({.tokens = g.before, .positions = in.positions}, kept, g.of_after,
+        layer.backward({.tokens = g.before, .positions = in.positions}, kept, g.after,
                        {.tokens = of_before, .parameters = wanted.parameters}, run);
-        if (wanted.tokens.data()) detail::copy_from_windows<scalar>(grid, g.of_before, wanted.tokens, run);
+        if (wanted.tokens.data()) detail::copy_windows<scalar>(grid, g.of_before, wanted.tokens, false, run);
     }
 
 private:
     tensor_view<const scalar> planned_windows(const layer_inputs<scalar>& in) const {
         return detail::planned(head_major(static_cast<const scalar*>(nullptr), grid.windows_of(in.tokens.shape())));
     }
-    /// The result of the windows, where they were cut from.
-    void write(const layer_inputs<scalar>& in, const auto& w, const tensor_view<scalar>& out, const execution& run) const {
-        const auto channels = out.shape().channels;
-        detail::for_each_window_token(grid, out.shape().batch, run, [&](index_t b, index_t to, index_t entry, index_t from) {
-            const scalar* const row = w.after.row(entry, 0, from);
-            if (in.residual.data()) detail::add_rows(in.residual.row(b, 0, to), row, out.row(b, 0, to), channels);
-            else std::copy_n(row, channels, out.row(b, 0, to));
-        });
-    }
-
+    /// The memory of a forward, or of its gradient, behind that of the layer inside.
     struct work {
         tensor_view<scalar> before, after;
 
-        work(detail::scratch& memory, const windowed& outer, const shape& tokens, index_t concurrency) {
+        work(detail::scratch& memory, const windowed& outer, const shape& tokens, index_t concurrency)
+            : work(memory, detail::inner_bytes<false>(outer.layer, outer.grid.windows_of(tokens), {}, concurrency), outer, tokens) {}
+
+    protected:
+        work(detail::scratch& memory, std::size_t inner, const windowed& outer, const shape& tokens) {
             const auto in = outer.grid.windows_of(tokens), result = outer.layer.output_shape(in);
-            memory.take<std::byte>(static_cast<index_t>(outer.layer.workspace_bytes(in, {}, concurrency)));
+            memory.take<std::byte>(inner);
             before = head_major(memory.take<scalar>(in.size()), in);
             after = head_major(memory.take<scalar>(result.size()), result);
         }
     };
-    struct gradient_work {
-        tensor_view<scalar> before, of_before, of_after;
+    struct gradient_work : work {
+        tensor_view<scalar> of_before;
 
-        gradient_work(detail::scratch& memory, const windowed& outer, const shape& tokens, index_t concurrency) {
-            const auto in = outer.grid.windows_of(tokens), result = outer.layer.output_shape(in);
-            memory.take<std::byte>(static_cast<index_t>(outer.layer.backward_workspace_bytes(in, {}, concurrency)));
-            before = head_major(memory.take<scalar>(in.size()), in);
-            of_before = head_major(memory.take<scalar>(in.size()), in);
-            of_after = head_major(memory.take<scalar>(result.size()), result);
-        }
+        gradient_work(detail::scratch& memory, const windowed& outer, const shape& tokens, index_t concurrency)
+            : work(memory, detail::inner_bytes<true>(outer.layer, outer.grid.windows_of(tokens), {}, concurrency), outer, tokens),
+              of_before(head_major(memory.take<scalar>(this->before.shape().size()), this->before.shape())) {}
     };
 };
 
@@ -204,20 +193,12 @@ struct spatial_reduction {
         if (moves_statistics) take_projected(memory, tokens);
         return memory.used_bytes();
     }
-    void forward(const layer_inputs<T>& in, const tensor_view<T>& out, const execution& run) const {
-        detail::scratch memory(run.workspace().bytes().data());
-        const auto& s = in.tokens.shape();
-        const auto windows = take_windows(memory, s, run.concurrency());
-        detail::copy_to_windows(grid, in.tokens, windows, run);
-        const auto projected = moves_statistics ? take_projected(memory, s) : out;
-        projection.forward(head_major(windows.data(), joined(s)), {}, projected, run);
-        if constexpr (has_norm) norm.forward(projected, out, run);
-    }
+    void forward(const layer_inputs<T>& in, const tensor_view<T>& out, const execution& run) const { forward(in, out, nullptr, run); }
 
     /// The gradients of the parameters of the projection and the norm.
     struct gradients {
         typename linear<T>::gradients projection = {}; ///< of projection
-        detail::gradients_of_norm<N> norm = {};        ///< of norm
+        detail::parameter_gradients<N> norm = {};      ///< of norm
     };
     void for_each_gradient(const layer_inputs<T>& in, const gradients& wanted, const auto& visit) const {
         projection.for_each_gradient(in, wanted.projection, detail::visit_member("projection", visit));
@@ -229,13 +210,14 @@ struct spatial_reduction {
         take_projected(memory, tokens);
         return memory.used_bytes();
     }
+    /// Keeps nothing without memory for it.
     void forward(const layer_inputs<T>& in, const tensor_view<T>& out, std::byte* kept, const execution& run) const {
         detail::scratch memory(run.workspace().bytes().data()), held(kept);
         const auto& s = in.tokens.shape();
         const auto windows = take_windows(memory, s, run.concurrency());
-        const auto projected = has_norm ? take_projected(held, s) : out;
-        detail::copy_to_windows(grid, in.tokens, windows, run);
-        projection.forward(head_major(windows.data(), joined(s)), {}, projected, run);
+        const auto projected = has_norm && kept ? take_projected(held, s) : moves_statistics ? take_projected(memory, s) : out;
+        detail::copy_windows(grid, in.tokens, windows, true, run);
+        projection.forward({head_major(windows.data(), joined(s))}, projected, run);
         if constexpr (has_norm) norm.forward(projected, out, run);
     }
     std::size_t backward_workspace_bytes(const shape& tokens, const shape&, index_t concurrency) const {
@@ -255,10 +237,10 @@ struct spatial_reduction {
             norm.backward(take_projected(held, s), d_out, of_norm, run);
             of_projected = g.of_projected;
         }
-        detail::copy_to_windows(grid, in.tokens, g.windows, run);
+        detail::copy_windows(grid, in.tokens, g.windows, true, run);
         const auto of_windows = wanted.tokens.data() ? head_major(g.of_windows.data(), joined(s)) : tensor_view<T>{};
         projection.backward(head_major(g.windows.data(), joined(s)), of_projected, of_windows, false, wanted.parameters.projection, run);
-        if (wanted.tokens.data()) detail::copy_from_windows<T>(grid, g.of_windows, wanted.tokens, run);
+        if (wanted.tokens.data()) detail::copy_windows<T>(grid, g.of_windows, wanted.tokens, false, run);
     }
 
 private:
@@ -272,17 +254,20 @@ private:
         tensor_view<T> windows, of_windows, of_projected;
 
         gradient_work(detail::scratch& memory, const spatial_reduction& layer, const shape& s, index_t concurrency) {
-            memory.take<std::byte>(std::max(layer.projection.backward_workspace_bytes(layer.joined(s), {}, concurrency),
-                                            detail::backward_workspace_of(layer.norm, layer.output_shape(s), concurrency)));
+            memory.take<std::byte>(layer.inner_bytes<true>(s, concurrency));
             windows = head_major(memory.take<T>(s.size()), layer.grid.windows_of(s));
             of_windows = head_major(memory.take<T>(s.size()), layer.grid.windows_of(s));
             of_projected = layer.take_projected(memory, s);
         }
     };
+    template <bool backward>
+    std::size_t inner_bytes(const shape& s, index_t concurrency) const {
+        return std::max(detail::inner_bytes<backward>(projection, joined(s), {}, concurrency),
+                        detail::inner_bytes<backward>(norm, output_shape(s), {}, concurrency));
+    }
     shape joined(const shape& s) const { return {s.batch, 1, grid.windows(), grid.window_tokens() * s.channels}; }
     tensor_view<T> take_windows(detail::scratch& memory, const shape& s, index_t concurrency) const {
-        memory.take<std::byte>(static_cast<index_t>(
-            std::max(projection.workspace_bytes(joined(s), concurrency), norm.workspace_bytes(output_shape(s), concurrency))));
+        memory.take<std::byte>(inner_bytes<false>(s, concurrency));
         return head_major(memory.take<T>(s.size()), grid.windows_of(s));
     }
 };

@@ -101,10 +101,12 @@ struct window_grid {
 
 namespace detail {
 
-/// Throws shape_error unless windows and images of such shapes belong together, and `to` can be written. Either is what is read.
+/// Throws shape_error unless windows and images belong together, one of which is read, and the other can be written.
 template <class T>
-void check_windows(const window_grid& grid, std::string_view operation, const shape& image, const shape& windows,
-                   const tensor_view<const T>& from, std::string_view from_name, const tensor_view<T>& to, std::string_view to_name) {
+void check_windows(const window_grid& grid, const tensor_view<const T>& from, const tensor_view<T>& to, bool to_windows) {
+    const std::string_view operation = to_windows ? "window_partition" : "window_reverse";
+    const std::string_view from_name = to_windows ? "image" : "windows", to_name = to_windows ? "windows" : "image";
+    const auto &image = to_windows ? from.shape() : to.shape(), &windows = to_windows ? to.shape() : from.shape();
     check_view(operation, from_name, from);
     check_view(operation, to_name, to);
     grid.check_tokens(operation, "image", image);
@@ -142,19 +144,14 @@ void copy_token(const tensor_view<const T>& from, index_t from_batch, index_t fr
     }
 }
 
-/// window_partition, of which everything has been checked.
+/// window_partition, or window_reverse, of which everything has been checked.
 template <class T>
-void copy_to_windows(const window_grid& grid, const tensor_view<const T>& image, const tensor_view<T>& windows, const execution& run) {
-    for_each_window_token(grid, image.shape().batch, run, [&](index_t b, index_t of_image, index_t entry, index_t of_window) {
-        copy_token(image, b, of_image, windows, entry, of_window);
-    });
-}
-
-/// window_reverse, of which everything has been checked.
-template <class T>
-void copy_from_windows(const window_grid& grid, const tensor_view<const T>& windows, const tensor_view<T>& image, const execution& run) {
-    for_each_window_token(grid, image.shape().batch, run, [&](index_t b, index_t of_image, index_t entry, index_t of_window) {
-        copy_token(windows, entry, of_window, image, b, of_image);
+void copy_windows(const window_grid& grid, const tensor_view<const T>& from, const tensor_view<T>& to, bool to_windows,
+                  const execution& run) {
+    const auto images = (to_windows ? from.shape() : to.shape()).batch;
+    for_each_window_token(grid, images, run, [&](index_t b, index_t of_image, index_t entry, index_t of_window) {
+        if (to_windows) copy_token(from, b, of_image, to, entry, of_window);
+        else copy_token(from, entry, of_window, to, b, of_image);
     });
 }
 
@@ -166,8 +163,8 @@ template <TensorLike V>
 void window_partition(const window_grid& grid, const V& image, const tensor_view<detail::scalar_t<V>>& windows,
                       const detail::call_execution& run = {}) {
     const tensor_view<const detail::scalar_t<V>> from = image;
-    detail::check_windows(grid, "window_partition", from.shape(), windows.shape(), from, "image", windows, "windows");
-    detail::copy_to_windows(grid, from, windows, run);
+    detail::check_windows(grid, from, windows, true);
+    detail::copy_windows(grid, from, windows, true, run);
 }
 
 /// The windows of images, to a new tensor: see window_partition(grid, image, windows, run).
@@ -184,8 +181,8 @@ template <TensorLike V>
 void window_reverse(const window_grid& grid, const V& windows, const tensor_view<detail::scalar_t<V>>& image,
                     const detail::call_execution& run = {}) {
     const tensor_view<const detail::scalar_t<V>> from = windows;
-    detail::check_windows(grid, "window_reverse", image.shape(), from.shape(), from, "windows", image, "image");
-    detail::copy_from_windows(grid, from, image, run);
+    detail::check_windows(grid, from, image, false);
+    detail::copy_windows(grid, from, image, false, run);
 }
 
 /// The images of windows, to a new tensor: see window_reverse(grid, windows, image, run).

@@ -47,8 +47,8 @@ constexpr auto narrowed(const P& p, const position_range&, const position_range&
     return p;
 }
 
-/// Two combined patterns on one box of queries and keys: an intersection without one that sees all of the box, a union without one that sees
-/// none.
+/// Two combined patterns on one box of queries and keys: an intersection without one that sees all of the box, a union without one that
+/// sees none.
 template <Pattern A, Pattern B, bool is_union>
 constexpr auto narrowed(const pattern::combined<A, B, is_union>& p, const position_range& queries, const position_range& keys) {
     auto a = narrowed(p.a, queries, keys);

@@ -39,9 +39,9 @@ struct talking_call {
 template <class T>
 struct talking_row {
     index_t batch, row, keys;
-    std::vector<T> logits, weights, slopes; ///< L, P and the score function's slopes; weights are mixed scores at first
-    std::vector<bool> seen, seen_by;        ///< which keys any head sees, and each
-    std::vector<T> largest, of_sink, denominator;
+    std::vector<T> logits = {}, weights = {}, slopes = {}; ///< L, P and the score function's slopes; weights are mixed scores at first
+    std::vector<bool> seen = {}, seen_by = {};             ///< which keys any head sees, and each
+    std::vector<T> largest = {}, of_sink = {}, denominator = {};
 
     auto at(auto& all, index_t head, index_t key) const -> decltype(all[0]) { return all[static_cast<std::size_t>(head * keys + key)]; }
     bool sees(index_t head, index_t key) const { return at(seen_by, head, key); }
