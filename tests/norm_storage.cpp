@@ -4,7 +4,7 @@
 #include "layouts.hpp"
 #include "storage.hpp"
 
-#include <attn/norm/identity_norm.hpp>
+#include <attn/norm/norm.hpp>
 #include <attn/norm/layer_norm.hpp>
 #include <attn/norm/progressive_rep_batch_norm.hpp>
 #include <attn/norm/rms_norm.hpp>

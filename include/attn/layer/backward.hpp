@@ -2,7 +2,6 @@
 #pragma once
 
 #include "../norm/backward.hpp"
-#include "../norm/identity_norm.hpp"
 #include "layer.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {

@@ -149,7 +149,7 @@ struct batch_norm {
         const auto rows = s.batch * s.heads * s.tokens;
         run.for_each((rows + rows_of_a_task - 1) / rows_of_a_task, [&](index_t task, index_t) {
             for (index_t r = task * rows_of_a_task; r < std::min(rows, (task + 1) * rows_of_a_task); ++r) {
-                const auto b = r / (s.heads * s.tokens), h = r / s.tokens % s.heads, i = r % s.tokens;
+                const auto [b, h, i] = detail::row_place(s, r);
                 const auto from = x.rows(b, h, i);
                 const auto to = out.rows(b, h, i);
                 if (!detail::counts(mask, b, h, i))
@@ -182,11 +182,12 @@ void check_training(std::string_view operation, const tensor_view<const T>& x, c
     if (std::ssize(statistics.mean) != s.channels || std::ssize(statistics.variance) != s.channels)
         throw shape_error(operation, "statistics",
                           "are of " + std::to_string(statistics.mean.size()) + " channels, but x has shape " + to_string(s));
-    if (!takes_statistics) return;
-    if (const auto tokens = counted_tokens(mask, s); tokens < 2)
-        throw shape_error(operation, "x",
-                          "of shape " + to_string(s) + " has " + std::to_string(tokens) +
-                              " tokens that count, but training needs two for a variance");
+    if (takes_statistics) check_tokens_for_variance(operation, mask, s);
+}
+/// Throws argument_error if gamma is given, but not between 0 and 1.
+inline void check_gamma(std::string_view operation, const std::optional<double>& gamma) {
+    if (gamma && !(*gamma >= 0 && *gamma <= 1))
+        throw argument_error(operation, "gamma", "is " + std::to_string(*gamma) + ", but must lie between 0 and 1");
 }
 
 /// Bytes of workspace that a training call of the norm needs.
@@ -203,6 +204,20 @@ std::size_t training_workspace_bytes(const N& norm, const shape& x, const detail
     return detail::training_bytes(norm, x, run.concurrency());
 }
 
+namespace detail {
+
+/// Checks a training call, and sees to its workspace.
+template <Scalar T, FoldableNorm N>
+void prepare_training(const N& norm, const tensor_view<const T>& x, const tensor_view<T>& out, const batch_norm_statistics& statistics,
+                      const execution& run, const token_mask& mask, bool takes_statistics = true) {
+    check_training<T>(N::name, x, out, statistics, mask, takes_statistics);
+    norm.check_parameters(N::name, x.shape());
+    norm.check_apart(output_memory(N::name, "out", out));
+    run.reserve(N::name, "x", x.shape(), training_bytes(norm, x.shape(), run.concurrency()));
+}
+
+} // namespace detail
+
 /// Training of a batch_norm: out = BN(x) with the statistics of this batch, by which the running `statistics` move. Tokens that the mask
 /// leaves out are no part of the statistics, and are copied. The same bits for any executor and strides; `run` as in `attend`.
 /// Throws attention_error, before anything is written: what `normalise` does, an out that is x, statistics or a mask of another shape,
@@ -210,10 +225,7 @@ std::size_t training_workspace_bytes(const N& norm, const shape& x, const detail
 template <Scalar T>
 void train(const batch_norm<T>& norm, const std::type_identity_t<tensor_view<const T>>& x, const std::type_identity_t<tensor_view<T>>& out,
            batch_norm_statistics& statistics, const detail::call_execution& run = {}, const token_mask& mask = {}) {
-    detail::check_training<T>(norm.name, x, out, statistics, mask);
-    norm.check_parameters(norm.name, x.shape());
-    norm.check_apart(output_memory(norm.name, "out", out));
-    run.reserve(norm.name, "x", x.shape(), training_workspace_bytes(norm, x.shape(), run));
+    detail::prepare_training<T>(norm, x, out, statistics, run, mask);
     norm.train(x, out, statistics, run, mask, 0, 0);
 }
 

@@ -26,13 +26,12 @@ namespace detail {
 
 template <FoldableNorm N>
 std::vector<channel_map> maps_to_fold(std::string_view operation, const N& norm, index_t channels) {
-    if constexpr (requires { norm.mean; }) {
-        if (norm.mean.empty()) throw argument_error(operation, "norm", "has no running statistics to fold");
-    } else if constexpr (requires { norm.batch; }) {
-        if (norm.batch.mean.empty()) throw argument_error(operation, "norm", "has no running statistics to fold");
-    } else {
-        if (norm.rep.batch.mean.empty()) throw argument_error(operation, "norm", "has no running statistics to fold");
-    }
+    const auto& statistics = [&]() -> const auto& {
+        if constexpr (requires { norm.rep; }) return norm.rep.batch;
+        else if constexpr (requires { norm.batch; }) return norm.batch;
+        else return norm;
+    }();
+    if (statistics.mean.empty()) throw argument_error(operation, "norm", "has no running statistics to fold");
     norm.check({.tokens = 1, .channels = channels});
     std::vector<channel_map> maps;
     for (index_t c = 0; c < channels; ++c) maps.push_back(norm.map_of(c));
@@ -89,10 +88,11 @@ double output_of(const linear_view<T>& linear, index_t o, const F& in) {
     return sum;
 }
 
-/// Calls f(row) with each row of the probe, widened.
+/// Calls f(row) with each row of the probe, if there is one, widened.
 template <class T, class F>
 void for_each_probe(std::string_view operation, const tensor_view<T>& probe, index_t inputs, const F& f) {
     const auto& s = probe.shape();
+    if (!probe.data()) return;
     if (s.channels != inputs)
         throw shape_error(operation, "probe", "has shape " + to_string(s) + ", but the linear has " + std::to_string(inputs) + " inputs");
     std::vector<double> row(static_cast<std::size_t>(inputs));
@@ -106,30 +106,39 @@ void for_each_probe(std::string_view operation, const tensor_view<T>& probe, ind
 
 inline double applied(const channel_map& map, double x) { return (x - map.mean) * map.scale + map.offset; }
 
-/// Folds by fold(o), which writes row o of the folded linear, and returns the largest deviation on the probe from unfolded(o, in), which is
-/// taken before, for `folded` may be `linear`.
-template <Scalar T, class Unfolded, class Fold>
-double fold_and_compare(std::string_view operation, const linear_view<T>& folded, const tensor_view<const T>& probe,
-                        const Unfolded& unfolded, const Fold& fold) {
-    const auto [one, heads, outputs, inputs] = folded.weight.shape();
+/// The two ways to fold: a norm of the inputs, or of the outputs. Returns the largest deviation on the probe from what is not folded, which
+/// is found before, for `folded` may be `linear`.
+template <FoldableNorm N, Scalar T>
+double fold(const N& norm, const linear_view<const T>& linear, const linear_view<T>& folded, const tensor_view<const T>& probe,
+            bool of_inputs) {
+    constexpr std::string_view operation = "fold";
+    check_folded<T>(operation, linear, folded, probe);
+    const auto [one, heads, outputs, inputs] = linear.weight.shape();
+    const auto maps = maps_to_fold(operation, norm, of_inputs ? inputs : outputs);
+    const auto map = [&](index_t c) -> const channel_map& { return maps[static_cast<std::size_t>(c)]; };
+    const auto unfolded = [&](index_t o, const auto& in) {
+        if (!of_inputs) return applied(map(o), output_of(linear, o, in));
+        return output_of(linear, o, [&](index_t i) { return applied(map(i), in(i)); });
+    };
     std::vector<double> expected;
-    const bool asked = probe.data() != nullptr;
-    if (asked) {
-        for_each_probe(operation, probe, inputs, [&](const auto& in) {
-            for (index_t o = 0; o < outputs; ++o) expected.push_back(unfolded(o, in));
-        });
+    for_each_probe(operation, probe, inputs, [&](const auto& in) {
+        for (index_t o = 0; o < outputs; ++o) expected.push_back(unfolded(o, in));
+    });
+    for (index_t o = 0; o < outputs; ++o) {
+        const auto bias =
+            of_inputs ? output_of(linear, o, [&](index_t i) { return map(i).at_zero(); }) : applied(map(o), bias_of(linear, o));
+        for (index_t i = 0; i < inputs; ++i)
+            folded.weight(0, 0, o, i) = static_cast<T>(static_cast<double>(linear.weight(0, 0, o, i)) * map(of_inputs ? i : o).scale);
+        folded.bias[static_cast<std::size_t>(o)] = static_cast<T>(bias);
     }
-    for (index_t o = 0; o < outputs; ++o) fold(o);
     double largest = 0;
-    if (asked) {
-        auto at = expected.begin();
-        for_each_probe(operation, probe, inputs, [&](const auto& in) {
-            for (index_t o = 0; o < outputs; ++o) {
-                const auto deviation = std::abs(output_of(folded, o, in) - *at++);
-                if (!(deviation <= largest)) largest = deviation;
-            }
-        });
-    }
+    auto at = expected.begin();
+    for_each_probe(operation, probe, inputs, [&](const auto& in) {
+        for (index_t o = 0; o < outputs; ++o) {
+            const auto deviation = std::abs(output_of(folded, o, in) - *at++);
+            if (!(deviation <= largest)) largest = deviation;
+        }
+    });
     return largest;
 }
 
@@ -143,21 +152,7 @@ double fold_and_compare(std::string_view operation, const linear_view<T>& folded
 template <FoldableNorm N>
 double fold(const N& norm, const linear_view<const typename N::scalar>& linear, const linear_view<typename N::scalar>& folded,
             const tensor_view<const typename N::scalar>& probe = {}) {
-    using T = typename N::scalar;
-    constexpr std::string_view operation = "fold";
-    detail::check_folded<T>(operation, linear, folded, probe);
-    const auto inputs = linear.weight.shape().channels;
-    const auto maps = detail::maps_to_fold(operation, norm, inputs);
-    const auto map = [&](index_t c) -> const channel_map& { return maps[static_cast<std::size_t>(c)]; };
-    return detail::fold_and_compare<T>(
-        operation, folded, probe,
-        [&](index_t o, const auto& in) { return detail::output_of(linear, o, [&](index_t i) { return detail::applied(map(i), in(i)); }); },
-        [&](index_t o) {
-            const auto bias = detail::output_of(linear, o, [&](index_t i) { return map(i).at_zero(); });
-            for (index_t i = 0; i < inputs; ++i)
-                folded.weight(0, 0, o, i) = static_cast<T>(static_cast<double>(linear.weight(0, 0, o, i)) * map(i).scale);
-            folded.bias[static_cast<std::size_t>(o)] = static_cast<T>(bias);
-        });
+    return detail::fold<N, typename N::scalar>(norm, linear, folded, probe, true);
 }
 
 /// The linear that equals `linear` and then `norm`, over the outputs of which the norm is:
@@ -166,18 +161,7 @@ double fold(const N& norm, const linear_view<const typename N::scalar>& linear, 
 template <FoldableNorm N>
 double fold(const linear_view<const typename N::scalar>& linear, const N& norm, const linear_view<typename N::scalar>& folded,
             const tensor_view<const typename N::scalar>& probe = {}) {
-    using T = typename N::scalar;
-    constexpr std::string_view operation = "fold";
-    detail::check_folded<T>(operation, linear, folded, probe);
-    const auto maps = detail::maps_to_fold(operation, norm, linear.weight.shape().tokens);
-    const auto map = [&](index_t c) -> const channel_map& { return maps[static_cast<std::size_t>(c)]; };
-    return detail::fold_and_compare<T>(
-        operation, folded, probe, [&](index_t o, const auto& in) { return detail::applied(map(o), detail::output_of(linear, o, in)); },
-        [&](index_t o) {
-            for (index_t i = 0; i < linear.weight.shape().channels; ++i)
-                folded.weight(0, 0, o, i) = static_cast<T>(static_cast<double>(linear.weight(0, 0, o, i)) * map(o).scale);
-            folded.bias[static_cast<std::size_t>(o)] = static_cast<T>(detail::applied(map(o), detail::bias_of(linear, o)));
-        });
+    return detail::fold<N, typename N::scalar>(norm, linear, folded, probe, false);
 }
 
 } // namespace attn

@@ -22,11 +22,10 @@ concept GammaSchedule = requires(const S& schedule, std::int64_t step) {
 
 namespace detail {
 
-/// The part of `steps` that has passed after the warm-up, from 0 to 1; none during the warm-up.
-inline std::optional<double> passed(std::int64_t step, std::int64_t warm_up, std::int64_t steps) {
+/// gamma(t) of the step t = step - warm_up; none during the warm-up, and 0 from t = steps on.
+std::optional<double> scheduled(std::int64_t step, std::int64_t warm_up, std::int64_t steps, const auto& gamma) {
     if (step < warm_up) return std::nullopt;
-    const auto t = step - warm_up;
-    return t >= steps ? 1.0 : static_cast<double>(t) / static_cast<double>(steps);
+    return step - warm_up >= steps ? 0.0 : gamma(step - warm_up);
 }
 
 } // namespace detail
@@ -38,9 +37,8 @@ struct linear_schedule {
     double from = 1;
 
     std::optional<double> operator()(std::int64_t step) const {
-        if (step < warm_up) return std::nullopt;
-        const auto left = std::max<std::int64_t>(0, steps - (step - warm_up));
-        return left == 0 ? 0 : from * static_cast<double>(left) / static_cast<double>(steps);
+        return detail::scheduled(step, warm_up, steps,
+                                 [&](std::int64_t t) { return from * static_cast<double>(steps - t) / static_cast<double>(steps); });
     }
 };
 
@@ -51,9 +49,9 @@ struct cosine_schedule {
     double from = 1;
 
     std::optional<double> operator()(std::int64_t step) const {
-        const auto part = detail::passed(step, warm_up, steps);
-        if (!part || *part >= 1) return part ? std::optional(0.0) : part;
-        return from * (1 + simd::cos(std::numbers::pi * *part)) / 2;
+        return detail::scheduled(step, warm_up, steps, [&](std::int64_t t) {
+            return from * (1 + simd::cos(std::numbers::pi * (static_cast<double>(t) / static_cast<double>(steps)))) / 2;
+        });
     }
 };
 
@@ -65,9 +63,9 @@ struct step_schedule {
     double from = 1;
 
     std::optional<double> operator()(std::int64_t step) const {
-        if (step < warm_up) return std::nullopt;
-        const auto t = step - warm_up;
-        return t >= steps ? 0 : from * static_cast<double>(stairs - t * stairs / steps) / static_cast<double>(stairs);
+        return detail::scheduled(step, warm_up, steps, [&](std::int64_t t) {
+            return from * static_cast<double>(stairs - t * stairs / steps) / static_cast<double>(stairs);
+        });
     }
 };
 

@@ -7,18 +7,12 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 namespace detail {
 
-template <class N>
-struct training_gradients {
-    using type = norm_gradients<typename N::scalar>;
-};
 template <Scalar T>
-struct training_gradients<rep_batch_norm<T>> {
-    using type = rep_norm_gradients<T>;
-};
+norm_gradients<T> training_gradients_of(const batch_norm<T>&);
+template <Scalar T>
+rep_norm_gradients<T> training_gradients_of(const rep_batch_norm<T>&);
 template <class N>
-struct training_gradients<progressive_rep_batch_norm<N>> {
-    using type = progressive_norm_gradients<typename N::scalar>;
-};
+progressive_norm_gradients<typename N::scalar> training_gradients_of(const progressive_rep_batch_norm<N>&);
 
 } // namespace detail
 
@@ -30,7 +24,7 @@ struct training_gradients<progressive_rep_batch_norm<N>> {
 template <FoldableNorm N>
 struct in_training {
     using scalar = typename N::scalar;
-    using gradients = typename detail::training_gradients<N>::type;
+    using gradients = decltype(detail::training_gradients_of(std::declval<const N&>()));
     static constexpr std::string_view name = N::name;
     static constexpr bool moves_statistics = true, adds_bias = true;
     static constexpr bool is_progressive = std::same_as<gradients, progressive_norm_gradients<scalar>>;
@@ -44,15 +38,9 @@ struct in_training {
         if (std::ssize(statistics->mean) != x.channels)
             throw shape_error(name, "statistics",
                               "have " + std::to_string(statistics->mean.size()) + " channels, but x has shape " + to_string(x));
-        if constexpr (is_progressive) {
-            norm.norm.check(x);
-            norm.rep.check_parameters(name, x);
-        } else {
-            norm.check_parameters(name, x);
-            if (gamma) throw argument_error(name, "gamma", "is given, but only a progressive norm has one");
-        }
-        if (gamma && !(*gamma >= 0 && *gamma <= 1))
-            throw argument_error(name, "gamma", "is " + std::to_string(*gamma) + ", but must lie between 0 and 1");
+        norm.check_parameters(name, x);
+        if (gamma && !is_progressive) throw argument_error(name, "gamma", "is given, but only a progressive norm has one");
+        detail::check_gamma(name, gamma);
         if (const auto tokens = x.batch * x.heads * x.tokens; (gamma || !is_progressive) && tokens < 2)
             throw shape_error(name, "x", "of shape " + to_string(x) + " has fewer than two tokens, but training needs two for a variance");
     }

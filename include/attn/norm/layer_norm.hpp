@@ -38,15 +38,7 @@ struct layer_norm {
     }
 
     void forward(const stored_view<const T>& x, const stored_view<T>& out, const execution& run) const {
-        const detail::rows_in_and_out<T> pairs(x, out, run.workspace().bytes().data());
-        const auto forward_as = [&]<class E>(std::type_identity<E>, auto streaming, auto has_weight, auto has_bias) {
-            const detail::row_operation<true, has_weight(), has_bias(), streaming(), T, E> op{x.shape().channels, weight.data(),
-                                                                                              bias.data()};
-            pairs.template for_each_run_in<E>(run, [&](const row_block<const E>& rows, const row_block<E>& out_rows, index_t count) {
-                detail::normalise_rows(op, rows, out_rows, count, eps);
-            });
-        };
-        detail::with_formats<T>(x, out, forward_as, !weight.empty(), !bias.empty());
+        detail::normalise_tokens<true, T>(x, out, weight, bias, eps, run, !weight.empty(), !bias.empty());
     }
 
     using gradients = norm_gradients<T>;

@@ -32,6 +32,25 @@ concept Norm = requires(const N& norm, const shape& s, const stored_view<const t
 
 namespace detail {
 
+/// Where a row of a tensor is, of rows numbered over batch, heads and tokens.
+struct row_place {
+    index_t batch, head, token;
+
+    constexpr row_place(const shape& s, index_t row)
+        : batch(row / (s.heads * s.tokens)), head(row / s.tokens % s.heads), token(row % s.tokens) {}
+};
+
+/// Parts that rows are summed in, one after the other: enough for many threads, few enough to be summed at the end.
+struct row_parts {
+    index_t rows, count;
+
+    explicit constexpr row_parts(const shape& s) : rows(s.batch * s.heads * s.tokens), count(std::clamp<index_t>(rows / 16, 1, 64)) {}
+    /// Calls f(row) for the rows of a part.
+    void for_each_row(index_t part, const auto& f) const {
+        for (auto r = rows * part / count; r < rows * (part + 1) / count; ++r) f(r);
+    }
+};
+
 /// An input and an output: of one shape, and either exactly one memory, where that is allowed, or apart.
 template <class T>
 void check_same_or_apart(std::string_view operation, const stored_view<const T>& x, const stored_view<T>& out, bool in_place_allowed) {
@@ -106,5 +125,26 @@ template <Norm N>
     normalise(norm, x, stored_view<typename N::scalar>(out), run);
     return out;
 }
+
+/// No norm: out = x, for x (batch, heads, tokens, channels). A transformer_block with it reads its tokens where they are.
+template <Scalar T>
+struct identity_norm {
+    using scalar = T;
+    static constexpr std::string_view name = "identity_norm";
+    static constexpr bool moves_statistics = false;
+
+    void check(const shape&) const {}
+    void check_apart(const output_memory&) const {}
+    std::size_t workspace_bytes(const shape&, index_t) const { return 0; }
+    std::size_t narrow_workspace_bytes(const shape&, index_t) const { return 0; }
+    void forward(const stored_view<const T>& x, const stored_view<T>& out, const execution&) const {
+        if (out.data() == x.data()) return;
+        const auto [batch, heads, tokens, channels] = x.shape();
+        for (index_t b = 0; b < batch; ++b)
+            for (index_t h = 0; h < heads; ++h)
+                for (index_t i = 0; i < tokens; ++i)
+                    for (index_t c = 0; c < channels; ++c) out(b, h, i, c) = x(b, h, i, c);
+    }
+};
 
 } // namespace attn

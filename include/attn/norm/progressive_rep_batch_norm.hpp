@@ -23,6 +23,11 @@ struct progressive_rep_batch_norm {
     rep_batch_norm<scalar> rep = {};
 
     void check(const shape& x) const { rep.check(name, x); }
+    /// Throws attention_error unless the parameters fit: all that is checked for training, which needs no statistics.
+    void check_parameters(std::string_view operation, const shape& x) const {
+        rep.check_parameters(operation, x);
+        norm.check(x);
+    }
     void check_apart(const output_memory& out) const {
         norm.check_apart(out);
         rep.check_apart(out);
@@ -53,13 +58,8 @@ template <Norm N>
 void train(const progressive_rep_batch_norm<N>& norm, const tensor_view<const typename N::scalar>& x,
            const tensor_view<typename N::scalar>& out, batch_norm_statistics& statistics, std::optional<double> gamma,
            const detail::call_execution& run = {}, const token_mask& mask = {}) {
-    detail::check_training<typename N::scalar>(norm.name, x, out, statistics, mask, gamma.has_value());
-    norm.rep.check_parameters(norm.name, x.shape());
-    norm.norm.check(x.shape());
-    norm.check_apart(output_memory(norm.name, "out", out));
-    if (gamma && !(*gamma >= 0 && *gamma <= 1))
-        throw argument_error(norm.name, "gamma", "is " + std::to_string(*gamma) + ", but must lie between 0 and 1");
-    run.reserve(norm.name, "x", x.shape(), training_workspace_bytes(norm, x.shape(), run));
+    detail::check_gamma(norm.name, gamma);
+    detail::prepare_training<typename N::scalar>(norm, x, out, statistics, run, mask, gamma.has_value());
     norm.norm.forward(x, out, run);
     if (gamma) norm.rep.batch.train(x, out, statistics, run, mask, norm.rep.eta, *gamma);
 }

@@ -43,10 +43,7 @@ template <Scalar T>
 void train(const rep_batch_norm<T>& norm, const std::type_identity_t<tensor_view<const T>>& x,
            const std::type_identity_t<tensor_view<T>>& out, batch_norm_statistics& statistics, const detail::call_execution& run = {},
            const token_mask& mask = {}) {
-    detail::check_training<T>(norm.name, x, out, statistics, mask);
-    norm.check_parameters(norm.name, x.shape());
-    norm.check_apart(output_memory(norm.name, "out", out));
-    run.reserve(norm.name, "x", x.shape(), training_workspace_bytes(norm, x.shape(), run));
+    detail::prepare_training<T>(norm, x, out, statistics, run, mask);
     norm.batch.train(x, out, statistics, run, mask, norm.eta, 0);
 }
 

@@ -33,14 +33,7 @@ struct rms_norm {
     }
 
     void forward(const stored_view<const T>& x, const stored_view<T>& out, const execution& run) const {
-        const detail::rows_in_and_out<T> pairs(x, out, run.workspace().bytes().data());
-        const auto forward_as = [&]<class E>(std::type_identity<E>, auto streaming, auto has_weight) {
-            const detail::row_operation<false, has_weight(), false, streaming(), T, E> op{x.shape().channels, weight.data(), nullptr};
-            pairs.template for_each_run_in<E>(run, [&](const row_block<const E>& rows, const row_block<E>& out_rows, index_t count) {
-                detail::normalise_rows(op, rows, out_rows, count, eps);
-            });
-        };
-        detail::with_formats<T>(x, out, forward_as, !weight.empty());
+        detail::normalise_tokens<false, T>(x, out, weight, {}, eps, run, !weight.empty());
     }
 
     using gradients = norm_gradients<T>;

@@ -68,6 +68,13 @@ inline index_t counted_tokens(const token_mask& mask, const shape& x) {
             for (index_t i = 0; i < x.tokens; ++i) count += counts(mask, b, h, i);
     return count;
 }
+/// Throws shape_error if too few tokens count.
+inline void check_tokens_for_variance(std::string_view operation, const token_mask& mask, const shape& x) {
+    if (const auto tokens = counted_tokens(mask, x); tokens < 2)
+        throw shape_error(operation, "x",
+                          "of shape " + to_string(x) + " has " + std::to_string(tokens) +
+                              " tokens that count, but training needs two for a variance");
+}
 
 /// Adds a few rows to moments. In lanes, the sums of x - shift and of its squares, where shift is x of the first row; should that lie far
 /// from the others, whose differences then all but cancel, the mean that these sums tell. Then, in double, the merge.
@@ -190,7 +197,7 @@ public:
             moments.clear(s.channels);
             row_group<T> group(sums_ + slice * row_group<T>::scratch_rows * padded(s.channels), padded(s.channels));
             for (index_t r = pieces.first(piece); r < pieces.first(piece + 1); ++r) {
-                const auto b = r / (s.heads * s.tokens), h = r / s.tokens % s.heads, i = r % s.tokens;
+                const auto [b, h, i] = row_place(s, r);
                 if (!counts(mask, b, h, i)) continue;
                 const auto row = x.rows(b, h, i);
                 if (!x.is_narrow()) {
