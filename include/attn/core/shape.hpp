@@ -60,12 +60,27 @@ struct shape {
     return text.append(")");
 }
 
+namespace detail {
+
+/// What may be said in an error, as text.
+inline std::string_view piece_of(std::string_view text) { return text; }
+template <class Number>
+    requires std::is_arithmetic_v<Number>
+std::string piece_of(Number number) {
+    return std::to_string(number);
+}
+inline std::string piece_of(const shape& s) { return to_string(s); }
+
+} // namespace detail
+
 /// What attn throws: "operation: argument problem".
 struct attention_error : std::invalid_argument {
     using std::invalid_argument::invalid_argument;
-    /// An error whose message has operation, argument and problem.
-    attention_error(std::string_view operation, std::string_view argument, std::string_view problem)
-        : std::invalid_argument(detail::joined({operation, ": ", argument, " ", problem})) {}
+    /// An error whose message has operation, argument and the pieces of a problem: texts, numbers and shapes.
+    template <class... Pieces>
+        requires(sizeof...(Pieces) > 0)
+    [[gnu::cold]] attention_error(std::string_view operation, std::string_view argument, const Pieces&... problem)
+        : std::invalid_argument(detail::joined({operation, ": ", argument, " ", detail::piece_of(problem)...})) {}
 };
 
 /// An argument's shape, strides or memory do not fit: "softmax_attention: k has shape (1, 2, 9, 63), but q has (1, 2, 9, 64): channels

@@ -50,9 +50,8 @@ void agree(C& ranks, std::string_view operation, const std::exception_ptr& failu
     for (std::size_t i = 0; i < numbers.size(); ++i)
         for (std::size_t r = 1; r < all.size(); ++r)
             if (all[r].numbers[i] != all[0].numbers[i])
-                throw argument_error(operation, "ranks",
-                                     "0 and " + std::to_string(r) + " differ in " + numbers.begin()[i].first + ": " +
-                                         std::to_string(all[0].numbers[i]) + " and " + std::to_string(all[r].numbers[i]));
+                throw argument_error(operation, "ranks", "0 and ", r, " differ in ", numbers.begin()[i].first, ": ", all[0].numbers[i],
+                                     " and ", all[r].numbers[i]);
 }
 
 /// What f throws, if anything.

@@ -32,7 +32,7 @@ public:
         MPI_Finalized(&finalised);
         if (!initialised || finalised) throw argument_error(name, "MPI", "is not running: MPI_Init comes first");
         if (longest_ < 1 || longest_ > std::numeric_limits<int>::max())
-            throw argument_error(name, "longest_message", "must be 1 to 2^31 - 1 bytes, not " + std::to_string(longest_));
+            throw argument_error(name, "longest_message", "must be 1 to 2^31 - 1 bytes, not ", longest_);
         check(MPI_Comm_dup(processes, &processes_));
         check(MPI_Comm_set_errhandler(processes_, MPI_ERRORS_RETURN));
         int number = 0;

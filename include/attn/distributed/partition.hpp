@@ -18,7 +18,7 @@ public:
     /// or if batch entries stand at different positions.
     template <Pattern P>
     partition(const P& pattern, const input_shapes& whole, index_t ranks, const positions& where = {}) : partition(pattern, whole, where) {
-        if (ranks < 1) throw argument_error(name, "ranks", "must be at least 1, not " + std::to_string(ranks));
+        if (ranks < 1) throw argument_error(name, "ranks", "must be at least 1, not ", ranks);
         const auto n = whole.queries.tokens, m = whole.keys.tokens;
         queries_.cuts = cuts_of(pattern, ranks);
         if (n == m && where_.first_query[0] == where_.first_key[0]) keys_ = queries_;
@@ -35,8 +35,7 @@ public:
         check_cuts("query_cuts", query_cuts, whole.queries.tokens);
         check_cuts("key_cuts", key_cuts, whole.keys.tokens);
         if (query_cuts.size() != key_cuts.size())
-            throw shape_error(name, "key_cuts",
-                              "are " + std::to_string(key_cuts.size()) + ", but query_cuts are " + std::to_string(query_cuts.size()));
+            throw shape_error(name, "key_cuts", "are ", key_cuts.size(), ", but query_cuts are ", query_cuts.size());
         queries_.cuts = std::move(query_cuts);
         keys_.cuts = std::move(key_cuts);
         find_work(pattern);
@@ -99,8 +98,7 @@ private:
     }
     static void check_cuts(std::string_view argument, const std::vector<index_t>& cuts, index_t tokens) {
         if (cuts.size() < 2 || cuts.front() != 0 || cuts.back() != tokens || !std::ranges::is_sorted(cuts))
-            throw shape_error(name, argument,
-                              "must rise from 0 to the " + std::to_string(tokens) + " tokens, one more than there are ranks");
+            throw shape_error(name, argument, "must rise from 0 to the ", tokens, " tokens, one more than there are ranks");
     }
 
     /// Visible pairs of some rows.

@@ -67,17 +67,14 @@ inputs<T> own_inputs(const sequence_parallel<A>& op, index_t rank, index_t ranks
     constexpr auto name = sequence_parallel<A>::name;
     const auto& parts = op.partition;
     if (parts.ranks() != ranks)
-        throw argument_error(name, "partition",
-                             "is for " + std::to_string(parts.ranks()) + " ranks, but the communicator has " + std::to_string(ranks));
+        throw argument_error(name, "partition", "is for ", parts.ranks(), " ranks, but the communicator has ", ranks);
     if (!in.positions.first_query.shared() || !in.positions.first_key.shared() || in.positions.first_query[0] != 0 ||
         in.positions.first_key[0] != 0)
         throw argument_error(name, "positions", "are given, but they are the partition's");
     const auto own = parts.shapes(rank), given = shapes_of(in);
     const auto check = [&](std::string_view argument, const shape& has, const shape& expected) {
         if (has != expected)
-            throw shape_error(name, argument,
-                              "has shape " + to_string(has) + ", but rank " + std::to_string(rank) + " of the partition holds " +
-                                  to_string(expected));
+            throw shape_error(name, argument, "has shape ", has, ", but rank ", rank, " of the partition holds ", expected);
     };
     check("q", given.queries, own.queries);
     check("k", given.keys, own.keys);

@@ -33,7 +33,7 @@ private:
 /// throws rank_error, and the first exception reaches the caller. Throws argument_error unless there is a rank.
 template <class Body>
 void on_thread_ranks(index_t ranks, const Body& body) {
-    if (ranks < 1) throw argument_error("on_thread_ranks", "ranks", "must be at least 1, not " + std::to_string(ranks));
+    if (ranks < 1) throw argument_error("on_thread_ranks", "ranks", "must be at least 1, not ", ranks);
     detail::mailbox box;
     detail::run_on_threads(
         ranks,

@@ -103,9 +103,8 @@ template <DifferentiableLayer L>
 void check_kept(const L& layer, const layer_inputs<typename L::scalar>& in, const workspace& kept) {
     const auto needed = layer.kept_bytes(in.tokens.shape(), in.context.shape());
     if (kept.size_bytes() < needed)
-        throw argument_error(L::name, "kept",
-                             "has " + std::to_string(kept.size_bytes()) + " bytes, but the gradient for tokens of shape " +
-                                 to_string(in.tokens.shape()) + " needs " + std::to_string(needed));
+        throw argument_error(L::name, "kept", "has ", kept.size_bytes(), " bytes, but the gradient for tokens of shape ", in.tokens.shape(),
+                             " needs ", needed);
 }
 
 /// Throws attention_error unless the gradients of a call can be computed.

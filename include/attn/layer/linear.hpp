@@ -36,9 +36,8 @@ struct linear {
     void check(std::string_view operation, std::string_view argument, index_t needed_outputs, index_t needed_inputs) const {
         detail::check_linear(operation, argument, view());
         if (inputs() != needed_inputs || outputs() != needed_outputs)
-            throw shape_error(operation, argument,
-                              "has a weight of shape " + to_string(weight.shape()) + ", but " + std::to_string(needed_outputs) +
-                                  " outputs of " + std::to_string(needed_inputs) + " inputs are needed");
+            throw shape_error(operation, argument, "has a weight of shape ", weight.shape(), ", but ", needed_outputs, " outputs of ",
+                              needed_inputs, " inputs are needed");
     }
     void check(const layer_inputs<T>& in) const {
         detail::check_linear(name, "weight", view());

@@ -68,17 +68,14 @@ struct multi_head {
     N key_norm = {};                                   ///< the same of the keys
 
     void check(const layer_inputs<T>& in) const {
-        if (heads < 1 || kv_heads < 1)
-            throw argument_error(name, "heads",
-                                 "are " + std::to_string(heads) + " and " + std::to_string(kv_heads) + ": one at least is needed");
+        if (heads < 1 || kv_heads < 1) throw argument_error(name, "heads", "are ", heads, " and ", kv_heads, ": one at least is needed");
         detail::check_tokens(name, "tokens", in.tokens, q.inputs());
         const auto& source = source_of(in);
         if constexpr (shares_queries) check_shared(in);
         else if constexpr (reduces) reduce.check({source});
         else detail::check_tokens(name, in.context.data() ? "context" : "tokens", source, k.inputs());
         if (source.shape().batch != in.tokens.shape().batch)
-            throw shape_error(name, "context",
-                              "has shape " + to_string(source.shape()) + ", but tokens have " + to_string(in.tokens.shape()));
+            throw shape_error(name, "context", "has shape ", source.shape(), ", but tokens have ", in.tokens.shape());
         if (in.value_context.data()) check_value_context(in);
         check_projection("q", q, q.inputs(), heads);
         if constexpr (!shares_queries) check_projection("k", k, reduced(source.shape()).channels, kv_heads);
@@ -222,13 +219,11 @@ private:
     }
     void check_shared(const layer_inputs<T>& in) const {
         if (k.weight.data() || !k.bias.empty())
-            throw argument_error(name, "k", "is given, but the keys of " + std::string(A::name) + " are its queries: leave it out");
+            throw argument_error(name, "k", "is given, but the keys of ", A::name, " are its queries: leave it out");
         if (kv_heads != heads)
-            throw argument_error(name, "kv_heads",
-                                 "are " + std::to_string(kv_heads) + ", but the keys of " + std::string(A::name) + " are its queries, of " +
-                                     std::to_string(heads) + " heads");
-        if (in.context.data())
-            throw argument_error(name, "context", "is given, but the keys of " + std::string(A::name) + " are its queries");
+            throw argument_error(name, "kv_heads", "are ", kv_heads, ", but the keys of ", A::name, " are its queries, of ", heads,
+                                 " heads");
+        if (in.context.data()) throw argument_error(name, "context", "is given, but the keys of ", A::name, " are its queries");
     }
     void check_value_context(const layer_inputs<T>& in) const {
         const auto &keys = in.context.shape(), &values = in.value_context.shape();
@@ -238,7 +233,7 @@ private:
                                          : "is given without a context, of the keys");
         detail::check_tokens(name, "value_context", in.value_context, v.inputs());
         if (values.batch != keys.batch || values.tokens != keys.tokens)
-            throw shape_error(name, "value_context", "has shape " + to_string(values) + ", but the context has " + to_string(keys));
+            throw shape_error(name, "value_context", "has shape ", values, ", but the context has ", keys);
     }
     static tensor_view<const T> source_of(const layer_inputs<T>& in) { return in.context.data() ? in.context : in.tokens; }
     shape reduced(const shape& source) const {
@@ -248,9 +243,7 @@ private:
     static void check_projection(std::string_view argument, const linear<T>& l, index_t inputs, index_t heads) {
         l.check(name, argument, l.outputs(), inputs);
         if (l.outputs() % heads != 0)
-            throw shape_error(name, argument,
-                              "has a weight of shape " + to_string(l.weight.shape()) + ", whose outputs do not make " +
-                                  std::to_string(heads) + " heads");
+            throw shape_error(name, argument, "has a weight of shape ", l.weight.shape(), ", whose outputs do not make ", heads, " heads");
     }
     input_shapes shapes(const shape& tokens, const shape& source) const {
         const auto m = reduced(source).tokens;

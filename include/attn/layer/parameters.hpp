@@ -72,9 +72,9 @@ public:
     template <Scalar T>
     tensor_view<const T> get(const std::string& name, const extents& size) const& {
         const auto& e = find(entries_, name);
-        if (!e.other_type.empty()) refuse(name, "holds numbers of type " + e.other_type + ", which are kept as bytes");
+        if (!e.other_type.empty()) refuse(name, "holds numbers of type ", e.other_type, ", which are kept as bytes");
         check_size(name, e, size);
-        if (!holds<T>(e)) refuse(name, "holds " + e.type() + ", and const parameters convert nothing");
+        if (!holds<T>(e)) refuse(name, "holds ", e.type(), ", and const parameters convert nothing");
         return numbers<T>(e).view();
     }
     /// The tensor of that name, as it lies if T is float and it is stored in 16 bits; else as get has it.
@@ -148,8 +148,8 @@ public:
         return text.append(")");
     }
     /// Throws parameter_error about the tensor.
-    [[noreturn]] static void refuse(const std::string& name, const std::string& problem) {
-        throw parameter_error("tensor \"" + name + "\" " + problem);
+    [[noreturn, gnu::cold]] static void refuse(std::string_view name, const auto&... problem) {
+        throw parameter_error(detail::joined({"tensor \"", name, "\" ", detail::piece_of(problem)...}));
     }
 
 private:
@@ -189,7 +189,7 @@ private:
         return result;
     }
     static void check_size(const std::string& name, const entry& e, const extents& needed) {
-        if (e.size != needed) refuse(name, "has shape " + text_of(e.size) + ", but " + text_of(needed) + " is needed");
+        if (e.size != needed) refuse(name, "has shape ", text_of(e.size), ", but ", text_of(needed), " is needed");
     }
     template <Scalar T>
     static stored_view<const T> stored_of(auto& self, const std::string& name, const extents& size) {
@@ -228,11 +228,11 @@ private:
         index_t* const last_first[] = {&s.channels, &s.tokens, &s.heads, &s.batch};
         for (std::size_t i = 0; i < size.size(); ++i) {
             const auto extent = size[size.size() - 1 - i];
-            if (extent < 0) refuse(name, "has the negative shape " + text_of(size));
+            if (extent < 0) refuse(name, "has the negative shape ", text_of(size));
             auto& joined = *last_first[std::min<std::size_t>(i, 3)];
             joined = detail::product(joined, extent);
         }
-        if (!detail::problem_of(s, sizeof(double)).empty()) refuse(name, "has shape " + text_of(size) + ", which is more than 2^48 bytes");
+        if (!detail::problem_of(s, sizeof(double)).empty()) refuse(name, "has shape ", text_of(size), ", which is more than 2^48 bytes");
         return s;
     }
 

@@ -45,9 +45,8 @@ public:
         detail::check_view(name, "cosines", cosines);
         detail::check_view(name, "sines", sines);
         const auto &c = cosines.shape(), &s = sines.shape();
-        if (c.batch != 1 || c.heads != 1)
-            throw shape_error(name, "cosines", "have shape " + to_string(c) + ", but (1, 1, positions, pairs) is needed");
-        if (s != c) throw shape_error(name, "sines", "have shape " + to_string(s) + ", but the cosines have " + to_string(c));
+        if (c.batch != 1 || c.heads != 1) throw shape_error(name, "cosines", "have shape ", c, ", but (1, 1, positions, pairs) is needed");
+        if (s != c) throw shape_error(name, "sines", "have shape ", s, ", but the cosines have ", c);
         reserve();
         for (index_t t = 0; t < c.tokens; ++t)
             for (index_t p = 0; p < c.channels; ++p) turns_.push_back({cosines(0, 0, t, p), sines(0, 0, t, p)});
@@ -56,9 +55,8 @@ public:
     /// Throws attention_error if x has fewer channels, or positions that the table has not.
     void check(std::string_view operation, std::string_view argument, const shape& x, const rotary_positions& where) const {
         if (x.channels < detail::product(where.axes(), channels_))
-            throw shape_error(operation, argument,
-                              "has shape " + to_string(x) + ", but rotary turns " + std::to_string(channels_) + " channels" +
-                                  (where.axes() > 1 ? " for each of " + std::to_string(where.axes()) + " axes" : ""));
+            throw shape_error(operation, argument, "has shape ", x, ", but rotary turns ", channels_, " channels",
+                              (where.axes() > 1 ? " for each of " + std::to_string(where.axes()) + " axes" : ""));
         where.check(operation, argument, x, max_positions_);
     }
     void check_apart(const output_memory& out) const {

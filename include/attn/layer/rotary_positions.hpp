@@ -31,14 +31,11 @@ public:
     void check(std::string_view operation, std::string_view argument, const shape& x, index_t count) const {
         if (in_table_) return check_table(operation, argument, x, count);
         if (!first_.fits(x.batch))
-            throw shape_error(operation, argument,
-                              "has shape " + to_string(x) + ", but there are " + std::to_string(first_.count()) + " positions");
+            throw shape_error(operation, argument, "has shape ", x, ", but there are ", first_.count(), " positions");
         for (index_t b = 0; b < (first_.shared() ? std::min<index_t>(x.batch, 1) : x.batch); ++b)
             if (x.tokens > 0 && (first_[b] < 0 || first_[b] > count - x.tokens))
-                throw argument_error(operation, argument,
-                                     "lies at positions " + std::to_string(first_[b]) + " to " +
-                                         std::to_string(detail::saturating_sum(first_[b], x.tokens - 1)) + ", but rotary has 0 to " +
-                                         std::to_string(count - 1));
+                throw argument_error(operation, argument, "lies at positions ", first_[b], " to ",
+                                     detail::saturating_sum(first_[b], x.tokens - 1), ", but rotary has 0 to ", count - 1);
     }
     void check_apart(const output_memory& out) const {
         if (in_table_) out.require_apart("the positions", of_tokens_);
@@ -50,15 +47,12 @@ private:
         const auto& s = of_tokens_.shape();
         detail::check_view(operation, "positions", of_tokens_);
         if ((s.batch != 1 && s.batch != x.batch) || s.heads != 1 || s.tokens != x.tokens || s.channels < 1)
-            throw shape_error(operation, "positions",
-                              "have shape " + to_string(s) + ", but " + std::string(argument) + " has " + to_string(x));
+            throw shape_error(operation, "positions", "have shape ", s, ", but ", argument, " has ", x);
         for (index_t b = 0; b < s.batch; ++b)
             for (index_t r = 0; r < s.tokens; ++r)
                 for (index_t a = 0; a < s.channels; ++a)
                     if (const auto p = of_tokens_(b, 0, r, a); p < 0 || p >= count)
-                        throw argument_error(operation, argument,
-                                             "has a token at position " + std::to_string(p) + ", but rotary has 0 to " +
-                                                 std::to_string(count - 1));
+                        throw argument_error(operation, argument, "has a token at position ", p, ", but rotary has 0 to ", count - 1);
     }
 
     per_batch first_ = 0;

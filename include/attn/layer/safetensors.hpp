@@ -72,13 +72,13 @@ struct file_header {
 /// Reads the header of a file of so many bytes: read(to, count) has the next ones of them. What it says fits the file: all is checked here.
 template <class Read>
 file_header read_header(std::uint64_t file_bytes, Read& read) {
-    const auto refuse = [](const std::string& problem) { throw parameter_error("safetensors: " + problem); };
-    if (file_bytes < 8) refuse("the file has " + std::to_string(file_bytes) + " bytes, too few for a header");
+    const auto refuse = [](const auto&... problem) { throw parameter_error(joined({"safetensors: ", piece_of(problem)...})); };
+    if (file_bytes < 8) refuse("the file has ", file_bytes, " bytes, too few for a header");
     char length[8];
     read(length, 8);
     const auto header_bytes = from_little_endian(length);
     if (header_bytes > max_header || header_bytes > file_bytes - 8)
-        refuse("the header would have " + std::to_string(header_bytes) + " bytes, the file has " + std::to_string(file_bytes));
+        refuse("the header would have ", header_bytes, " bytes, the file has ", file_bytes);
     std::string text(static_cast<std::size_t>(header_bytes), '\0');
     read(text.data(), text.size());
     if (!text.starts_with('{')) refuse("the header does not begin with {");
@@ -90,14 +90,12 @@ file_header read_header(std::uint64_t file_bytes, Read& read) {
     for (const auto& t : header.tensors) {
         const auto bytes = bytes_of_type(t.type);
         if (t.offsets[0] != end || t.offsets[1] < end) parameters::refuse(t.name, "does not begin where the one before it ends");
-        if (t.offsets[1] > data_bytes)
-            parameters::refuse(t.name,
-                               "ends at byte " + std::to_string(t.offsets[1]) + " of the data, which has " + std::to_string(data_bytes));
+        if (t.offsets[1] > data_bytes) parameters::refuse(t.name, "ends at byte ", t.offsets[1], " of the data, which has ", data_bytes);
         end = t.offsets[1];
         if (const auto needed = count_of(t) * bytes; bytes > 0 && end - t.offsets[0] != needed)
-            parameters::refuse(t.name, "has " + std::to_string(end - t.offsets[0]) + " bytes, which is not what its shape needs");
+            parameters::refuse(t.name, "has ", end - t.offsets[0], " bytes, which is not what its shape needs");
     }
-    if (end != data_bytes) refuse(std::to_string(data_bytes - end) + " bytes follow the last tensor");
+    if (end != data_bytes) refuse(data_bytes - end, " bytes follow the last tensor");
     return header;
 }
 
@@ -182,7 +180,7 @@ inline parameters read_shards(const std::string& path, file_reader& index) {
         for (const auto& t : header.tensors) {
             if (missing.erase(t.name) == 1) continue;
             const auto at = file_of.find(t.name);
-            parameters::refuse(t.name, "is here, but " + (at == file_of.end() ? "not in the index" : "by the index in " + at->second));
+            parameters::refuse(t.name, "is here, but ", (at == file_of.end() ? "not in the index" : "by the index in " + at->second));
         }
         if (!missing.empty()) parameters::refuse(*missing.begin(), "is missing, which by the index is here");
     });

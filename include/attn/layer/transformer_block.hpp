@@ -163,7 +163,7 @@ private:
         return std::max({of(attention_norm, {}), of(attention, context), of(feed_forward_norm, {}), of(feed_forward, {})});
     }
     static void check_kept(std::string_view argument, const shape& result, const shape& tokens) {
-        if (result != tokens) throw shape_error(name, argument, "makes " + to_string(result) + " of tokens of shape " + to_string(tokens));
+        if (result != tokens) throw shape_error(name, argument, "makes ", result, " of tokens of shape ", tokens);
     }
     /// The normalised tokens, behind the memory of what is inside.
     tensor_view<scalar> take_normal(detail::scratch& memory, const shape& s, const shape& context, index_t concurrency) const {

@@ -43,10 +43,9 @@ void check_edges(std::string_view operation, const window_grid& grid, const L& l
                 for (const auto& [i, j] : {std::pair{a, b}, std::pair{b, a}})
                     if (shows(layer.attention, window, h, where.first_query[window] + i, where.first_key[window] + j))
                         throw argument_error(
-                            operation, "layer",
-                            "shows token " + std::to_string(j) + " of window " + std::to_string(window) + " to token " + std::to_string(i) +
-                                ", but the shift of " + std::to_string(grid.shift_height) + " x " + std::to_string(grid.shift_width) +
-                                " took them from opposite edges of the grid: its attention needs the pattern grid.shift_segments()");
+                            operation, "layer", "shows token ", j, " of window ", window, " to token ", i, ", but the shift of ",
+                            grid.shift_height, " x ", grid.shift_width,
+                            " took them from opposite edges of the grid: its attention needs the pattern grid.shift_segments()");
         };
         const auto across = grid.width / grid.window_width, width = grid.window_width;
         const auto row = (grid.window_height - grid.shift_height) * width, column = width - grid.shift_width; // the first that were shifted

@@ -39,8 +39,7 @@ void check_norm_gradients(std::string_view operation, const tensor_view<const T>
                           const auto& for_each, const auto& require_apart) {
     check_rows(operation, "x", x);
     check_rows(operation, "d_out", d_out);
-    if (d_out.shape() != x.shape())
-        throw shape_error(operation, "d_out", "has shape " + to_string(d_out.shape()) + ", but x has " + to_string(x.shape()));
+    if (d_out.shape() != x.shape()) throw shape_error(operation, "d_out", "has shape ", d_out.shape(), ", but x has ", x.shape());
     check_gradients<T>(operation, for_each, [&](const output_memory& memory) {
         memory.require_apart("x", x);
         memory.require_apart("d_out", d_out);

@@ -104,7 +104,7 @@ struct batch_norm {
                                  "is missing: mean and variance are given together, or neither");
         detail::check_eps(operation, eps);
         if (momentum && !(*momentum >= 0 && *momentum <= 1))
-            throw argument_error(operation, "momentum", "is " + std::to_string(*momentum) + ", but must lie between 0 and 1");
+            throw argument_error(operation, "momentum", "is ", *momentum, ", but must lie between 0 and 1");
     }
     static std::size_t workspace_bytes(const shape& x, index_t concurrency, bool takes_statistics, bool narrow = false) {
         detail::scratch counted;
@@ -180,14 +180,12 @@ void check_training(std::string_view operation, const tensor_view<const T>& x, c
     memory.require_apart("statistics.mean", std::span(statistics.mean));
     memory.require_apart("statistics.variance", std::span(statistics.variance));
     if (std::ssize(statistics.mean) != s.channels || std::ssize(statistics.variance) != s.channels)
-        throw shape_error(operation, "statistics",
-                          "are of " + std::to_string(statistics.mean.size()) + " channels, but x has shape " + to_string(s));
+        throw shape_error(operation, "statistics", "are of ", statistics.mean.size(), " channels, but x has shape ", s);
     if (takes_statistics) check_tokens_for_variance(operation, mask, s);
 }
 /// Throws argument_error if gamma is given, but not between 0 and 1.
 inline void check_gamma(std::string_view operation, const std::optional<double>& gamma) {
-    if (gamma && !(*gamma >= 0 && *gamma <= 1))
-        throw argument_error(operation, "gamma", "is " + std::to_string(*gamma) + ", but must lie between 0 and 1");
+    if (gamma && !(*gamma >= 0 && *gamma <= 1)) throw argument_error(operation, "gamma", "is ", *gamma, ", but must lie between 0 and 1");
 }
 
 /// Bytes of workspace that a training call of the norm needs.

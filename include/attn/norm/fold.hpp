@@ -43,10 +43,9 @@ void check_linear(std::string_view operation, std::string_view argument, const l
     const auto& s = linear.weight.shape();
     check_view(operation, argument, linear.weight);
     if (s.batch != 1 || s.heads != 1)
-        throw shape_error(operation, argument, "has a weight of shape " + to_string(s) + ", not a matrix (1, 1, outputs, inputs)");
+        throw shape_error(operation, argument, "has a weight of shape ", s, ", not a matrix (1, 1, outputs, inputs)");
     if (!linear.bias.empty() && std::ssize(linear.bias) != s.tokens)
-        throw shape_error(operation, argument,
-                          "has a bias of " + std::to_string(linear.bias.size()) + " entries, but a weight of shape " + to_string(s));
+        throw shape_error(operation, argument, "has a bias of ", linear.bias.size(), " entries, but a weight of shape ", s);
 }
 
 template <Scalar T>
@@ -57,10 +56,9 @@ void check_folded(std::string_view operation, const linear_view<const T>& linear
     check_linear(operation, "folded", folded);
     const auto& s = linear.weight.shape();
     if (folded.weight.shape() != s)
-        throw shape_error(operation, "folded",
-                          "has a weight of shape " + to_string(folded.weight.shape()) + ", but linear has " + to_string(s));
+        throw shape_error(operation, "folded", "has a weight of shape ", folded.weight.shape(), ", but linear has ", s);
     if (std::ssize(folded.bias) != s.tokens)
-        throw shape_error(operation, "folded", "has no bias, but the norm's goes there: " + std::to_string(s.tokens) + " entries");
+        throw shape_error(operation, "folded", "has no bias, but the norm's goes there: ", s.tokens, " entries");
     if (overlaps_itself(folded.weight)) throw shape_error(operation, "folded", "has a weight with strides by which its elements overlap");
     const output_memory weight(operation, "folded.weight", folded.weight),
         bias(operation, "folded.bias", head_major(folded.bias.data(), {.tokens = 1, .channels = s.tokens}));
@@ -93,8 +91,7 @@ template <class T, class F>
 void for_each_probe(std::string_view operation, const tensor_view<T>& probe, index_t inputs, const F& f) {
     const auto& s = probe.shape();
     if (!probe.data()) return;
-    if (s.channels != inputs)
-        throw shape_error(operation, "probe", "has shape " + to_string(s) + ", but the linear has " + std::to_string(inputs) + " inputs");
+    if (s.channels != inputs) throw shape_error(operation, "probe", "has shape ", s, ", but the linear has ", inputs, " inputs");
     std::vector<double> row(static_cast<std::size_t>(inputs));
     for (index_t b = 0; b < s.batch; ++b)
         for (index_t h = 0; h < s.heads; ++h)

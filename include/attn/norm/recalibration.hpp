@@ -36,9 +36,7 @@ public:
         detail::check_rows(name, "x", x);
         detail::check_mask(name, mask, x.shape());
         if (x.shape().channels != std::ssize(mean_))
-            throw shape_error(name, "x",
-                              "has shape " + to_string(x.shape()) + ", but the statistics are of " + std::to_string(mean_.size()) +
-                                  " channels");
+            throw shape_error(name, "x", "has shape ", x.shape(), ", but the statistics are of ", mean_.size(), " channels");
         run.reserve(name, "x", x.shape(), workspace_bytes<T>(x.shape(), run));
         if (x.shape().size() == 0) return;
         detail::scratch memory(run.workspace().bytes().data());
@@ -48,7 +46,7 @@ public:
     }
     /// Throws attention_error if fewer than two tokens were added.
     batch_norm_statistics statistics() const {
-        if (count_ < 2) throw shape_error(name, "x", "has given " + std::to_string(count_) + " tokens, but a variance needs two");
+        if (count_ < 2) throw shape_error(name, "x", "has given ", count_, " tokens, but a variance needs two");
         batch_norm_statistics result;
         result.mean = mean_;
         for (const auto squares : squares_) result.variance.push_back(squares / static_cast<double>(count_ - 1));

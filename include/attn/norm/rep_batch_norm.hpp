@@ -59,8 +59,7 @@ batch_norm<T> reparameterised(const rep_batch_norm<T>& norm, std::span<T> weight
     norm.check(channels);
     for (const auto& [argument, memory] : {std::pair("weight'", weight), std::pair("bias'", bias)})
         if (memory.size() != from.mean.size())
-            throw shape_error(norm.name, argument,
-                              "has " + std::to_string(memory.size()) + " entries, but the norm has " + std::to_string(from.mean.size()));
+            throw shape_error(norm.name, argument, "has ", memory.size(), " entries, but the norm has ", from.mean.size());
     for (std::size_t c = 0; c < weight.size(); ++c) {
         const auto old_weight = from.weight.empty() ? 1 : static_cast<double>(from.weight[c]),
                    old_bias = from.bias.empty() ? 0 : static_cast<double>(from.bias[c]);

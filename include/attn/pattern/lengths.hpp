@@ -26,12 +26,12 @@ struct lengths {
 
     void check(const pattern_context& context) const {
         const auto name = [&] { return "lengths{" + std::to_string(length.size()) + " values}"; };
-        if (std::ssize(length) != context.batch) context.refuse(name(), "is for another batch than " + std::to_string(context.batch));
+        if (std::ssize(length) != context.batch) context.refuse(name(), "is for another batch than ", context.batch);
         for (const auto value : length) {
-            if (value < 0) context.refuse(name(), "holds the length " + std::to_string(value));
+            if (value < 0) context.refuse(name(), "holds the length ", value);
             if (value > context.end_key && !context.where.given())
-                context.refuse(name(), "holds the length " + std::to_string(value) + ", but there are " + std::to_string(context.end_key) +
-                                           " keys; if they are some of a longer sequence, give their positions");
+                context.refuse(name(), "holds the length ", value, ", but there are ", context.end_key,
+                               " keys; if they are some of a longer sequence, give their positions");
         }
     }
     void check_apart(const output_memory& out) const { out.require_apart("the lengths of the pattern", length); }

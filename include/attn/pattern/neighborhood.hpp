@@ -206,15 +206,15 @@ private:
         return at;
     }
     void check_rule() const {
-        const auto refuse = [&](const std::string& problem) {
-            throw argument_error("neighborhood", "rule",
-                                 "of the grid " + text_of(rule_.grid) + " and the window " + text_of(rule_.window) + " " + problem);
+        const auto refuse = [&](const auto&... problem) {
+            throw argument_error("neighborhood", "rule", "of the grid ", text_of(rule_.grid), " and the window ", text_of(rule_.window),
+                                 " ", problem...);
         };
         for (std::size_t a = 0; a < D; ++a) {
             if (std::min({rule_.grid[a], rule_.window[a], rule_.dilation[a], rule_.tile[a]}) < 1) refuse("has a number below 1");
             if (rule_.grid[a] > largest || rule_.window[a] > rule_.grid[a] / rule_.dilation[a])
                 refuse("has a window that is longer than its axis, or an axis beyond 2^24");
-            if (rule_.grid[a] % rule_.tile[a] != 0) refuse("has a tile " + text_of(rule_.tile) + " that does not divide the grid");
+            if (rule_.grid[a] % rule_.tile[a] != 0) refuse("has a tile ", text_of(rule_.tile), " that does not divide the grid");
             if (rule_.dilation[a] * rule_.grid[a] > std::numeric_limits<std::int32_t>::max()) refuse("has too large a dilation");
         }
         if (tokens() > largest) refuse("has more than 2^24 tokens");

@@ -22,19 +22,19 @@ struct pattern_context {
     index_t keys = 0;     ///< of each batch entry
 
     /// Throws argument_error. `pattern` is the pattern with its numbers, "strided{0}".
-    [[noreturn, gnu::cold]] void refuse(const std::string& pattern, const std::string& problem) const {
-        throw argument_error(operation, "pattern", pattern + " " + problem);
+    [[noreturn, gnu::cold]] void refuse(std::string_view pattern, const auto&... problem) const {
+        throw argument_error(operation, "pattern", pattern, " ", problem...);
     }
     /// Throws argument_error unless a parameter is at least `least`. Here and below name() gives the pattern with its numbers: only a
     /// refusal spells it out, a call that is fine allocates nothing.
     void require_at_least(index_t least, index_t value, const auto& name, const char* parameter) const {
-        if (value < least) refuse(name(), "needs a " + std::string(parameter) + " of at least " + std::to_string(least));
+        if (value < least) refuse(name(), "needs a ", parameter, " of at least ", least);
     }
     /// Throws argument_error unless a table of that many batch entries and heads serves all: its batch entries are repeated, image after
     /// image, and its heads are 1 or the context's number.
     void require_broadcast(const shape& table, const auto& name) const {
-        if (!repeats(table.batch)) refuse(name(), "is for another batch than " + std::to_string(batch));
-        if (table.heads != 1 && table.heads != heads) refuse(name(), "is for another number of heads than " + std::to_string(heads));
+        if (!repeats(table.batch)) refuse(name(), "is for another batch than ", batch);
+        if (table.heads != 1 && table.heads != heads) refuse(name(), "is for another number of heads than ", heads);
     }
     /// Throws argument_error if it is open how queries stand beside keys: nothing was given, and there are not as many of both. what:
     /// "pattern" or "score", which compares them.
@@ -44,11 +44,10 @@ struct pattern_context {
     /// Throws argument_error: it is open how queries stand beside keys.
     [[noreturn, gnu::cold]] void refuse_positions(const char* what) const {
         const auto n = std::to_string(queries), m = std::to_string(keys);
-        throw argument_error(operation, "positions",
-                             detail::joined({"are not given, but q has ", n, " tokens and k ", m, ", and the ", what,
-                                             " compares their positions: attn::top_left() puts the first query beside the first key, "
-                                             "attn::bottom_right(",
-                                             n, ", ", m, ") the last beside the last"}));
+        throw argument_error(operation, "positions", "are not given, but q has ", n, " tokens and k ", m, ", and the ", what,
+                             " compares their positions: attn::top_left() puts the first query beside the first key, "
+                             "attn::bottom_right(",
+                             n, ", ", m, ") the last beside the last");
     }
     /// Whether so many entries of a table serve all batch entries, image after image.
     bool repeats(index_t entries) const { return entries > 0 ? batch % entries == 0 : batch == 0; }
@@ -63,8 +62,7 @@ struct pattern_context {
     void require_inside(index_t query_begin, index_t query_end, index_t key_begin, index_t key_end, const auto& name) const {
         const auto outside = [&](const char* what, index_t first, index_t end, index_t begin, index_t limit) {
             if (first < end && (first < begin || end > limit))
-                refuse(name(), "is for " + std::string(what) + " " + std::to_string(begin) + " .. " + std::to_string(limit - 1) + ", not " +
-                                   std::to_string(first) + " .. " + std::to_string(end - 1));
+                refuse(name(), "is for ", what, " ", begin, " .. ", limit - 1, ", not ", first, " .. ", end - 1);
         };
         outside("queries", first_query, end_query, query_begin, query_end);
         outside("keys", first_key, end_key, key_begin, key_end);
@@ -76,9 +74,8 @@ namespace detail {
 /// A function that says "local{3, 4}": what refusals call a pattern of such numbers.
 auto named(const char* pattern, const auto&... numbers) {
     return [=] {
-        using std::to_string;
         std::string text(pattern);
-        ((text.append(text.find('{') == text.npos ? "{" : ", ").append(to_string(numbers))), ...);
+        ((text.append(text.find('{') == text.npos ? "{" : ", ").append(piece_of(numbers))), ...);
         return text.append("}");
     };
 }

@@ -96,9 +96,8 @@ public:
         detail::check_positions("segments", "first_query", first_query, 0);
         detail::check_positions("segments", "first_key", first_key, 0);
         if (entries < 1 || std::ssize(query_ids) % entries != 0 || std::ssize(key_ids) % entries != 0)
-            throw shape_error("segments", "ids",
-                              "(" + std::to_string(query_ids.size()) + " for queries, " + std::to_string(key_ids.size()) +
-                                  " for keys) do not fall into " + std::to_string(entries) + " entries");
+            throw shape_error("segments", "ids", "(", query_ids.size(), " for queries, ", key_ids.size(), " for keys) do not fall into ",
+                              entries, " entries");
         const auto made = std::make_shared<tables>();
         made->queries = trees(query_ids, entries);
         made->keys = trees(key_ids, entries);
@@ -124,7 +123,7 @@ public:
             return "segments{" + std::to_string(entries_) + " x " + std::to_string(queries_.count) + " queries, " +
                    std::to_string(keys_.count) + " keys}";
         };
-        if (context.batch % entries_ != 0) context.refuse(name(), "is for another batch than " + std::to_string(context.batch));
+        if (context.batch % entries_ != 0) context.refuse(name(), "is for another batch than ", context.batch);
         context.require_inside(queries_.first, queries_.first + queries_.count, keys_.first, keys_.first + keys_.count, name);
     }
 

@@ -57,9 +57,7 @@ public:
         : size_(table.shape()), query_block_(query_block), key_block_(key_block) {
         detail::check_view("selected", "table", table);
         if (query_block < 1 || key_block < 1)
-            throw argument_error("selected", "blocks",
-                                 "are of " + std::to_string(query_block) + " queries and " + std::to_string(key_block) +
-                                     " keys: 1 at least is needed");
+            throw argument_error("selected", "blocks", "are of ", query_block, " queries and ", key_block, " keys: 1 at least is needed");
         std::vector<index_t> lists;
         lists.reserve(static_cast<std::size_t>(size_.size()));
         for (index_t b = 0; b < size_.batch; ++b)
@@ -88,9 +86,7 @@ private:
         for (index_t e = 0; e < table.shape().channels; ++e) lists.push_back(table(b, h, row, e) < 0 ? none : table(b, h, row, e));
         std::sort(lists.begin() + begin, lists.end());
         const auto twice = std::adjacent_find(lists.begin() + begin, lists.end(), [](index_t x, index_t y) { return x == y && x != none; });
-        if (twice != lists.end())
-            throw argument_error("selected", "table",
-                                 "names block " + std::to_string(*twice) + " twice for query block " + std::to_string(row));
+        if (twice != lists.end()) throw argument_error("selected", "table", "names block ", *twice, " twice for query block ", row);
     }
 
     shape size_;

@@ -118,8 +118,7 @@ public:
         };
         for (const auto* first : {&planes_->first_queries, &planes_->first_keys})
             if (!context.repeats(std::ssize(*first)) && first->size() != 1)
-                context.refuse(name(),
-                               "has " + std::to_string(first->size()) + " positions for a batch of " + std::to_string(context.batch));
+                context.refuse(name(), "has ", first->size(), " positions for a batch of ", context.batch);
         if (planes_->first_queries.size() == 1 && planes_->first_keys.size() == 1)
             return check_entry(context, planes_->first_query(0), planes_->first_key(0));
         for (index_t b = 0; b < context.batch; ++b) check_entry(context.entry(b), planes_->first_query(b), planes_->first_key(b));

@@ -40,17 +40,15 @@ struct alibi {
 
     detail::alibi_of_head at(index_t, index_t head) const {
         if (head >= std::ssize(slopes)) [[unlikely]] // workspace_bytes asks before anything is checked
-            throw argument_error("alibi", "slopes", "are " + std::to_string(slopes.size()) + ", none for head " + std::to_string(head));
+            throw argument_error("alibi", "slopes", "are ", slopes.size(), ", none for head ", head);
         return {slopes[static_cast<std::size_t>(head)]};
     }
     void check(const score_context& context) const {
         if (std::ssize(slopes) != context.heads)
-            context.refuse("alibi with " + std::to_string(slopes.size()) + " slopes",
-                           "needs one for each of " + std::to_string(context.heads) + " heads");
+            context.refuse("alibi with " + std::to_string(slopes.size()) + " slopes", "needs one for each of ", context.heads, " heads");
         for (std::size_t h = 0; h < slopes.size(); ++h)
             if (!std::isfinite(static_cast<float>(slopes[h])))
-                context.refuse("alibi", "has the slope " + detail::text_of(slopes[h]) + " for head " + std::to_string(h) +
-                                            ", which is no number of float");
+                context.refuse("alibi", "has the slope ", detail::text_of(slopes[h]), " for head ", h, ", which is no number of float");
     }
     void check_apart(const output_memory& out) const { out.require_apart("the slopes of alibi", slopes); }
 

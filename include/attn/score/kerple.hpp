@@ -42,9 +42,7 @@ struct kerple {
 
     kerple_of_head<logarithmic> at(index_t, index_t head) const {
         if (head >= std::ssize(r1) || head >= std::ssize(r2)) [[unlikely]] // workspace_bytes asks before anything is checked
-            throw argument_error(name, "r1",
-                                 "and r2 have " + std::to_string(r1.size()) + " and " + std::to_string(r2.size()) +
-                                     " numbers, none for head " + std::to_string(head));
+            throw argument_error(name, "r1", "and r2 have ", r1.size(), " and ", r2.size(), " numbers, none for head ", head);
         return {r1[static_cast<std::size_t>(head)], r2[static_cast<std::size_t>(head)]};
     }
     void check(const score_context& context) const {
@@ -52,14 +50,13 @@ struct kerple {
             return std::string(name) + " with " + std::to_string(r1.size()) + " and " + std::to_string(r2.size()) + " numbers";
         };
         if (std::ssize(r1) != context.heads || std::ssize(r2) != context.heads)
-            context.refuse(of(), "needs two for each of " + std::to_string(context.heads) + " heads");
+            context.refuse(of(), "needs two for each of ", context.heads, " heads");
         for (std::size_t h = 0; h < r1.size(); ++h) {
             const auto fits = [](double x) { return static_cast<float>(x) > 0 && std::isfinite(static_cast<float>(x)); };
             const bool is_right = fits(r1[h]) && fits(r2[h]) && (logarithmic || r2[h] <= 2);
             if (!is_right)
-                context.refuse(of(), "has r1 = " + std::to_string(r1[h]) + " and r2 = " + std::to_string(r2[h]) + " for head " +
-                                         std::to_string(h) +
-                                         (logarithmic ? ": both are above 0" : ": both are above 0, and r2 is at most 2"));
+                context.refuse(of(), "has r1 = ", r1[h], " and r2 = ", r2[h], " for head ", h,
+                               (logarithmic ? ": both are above 0" : ": both are above 0, and r2 is at most 2"));
         }
     }
     void check_apart(const output_memory& out) const {

@@ -12,27 +12,23 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// What a score function is about to be used on: as for patterns, with errors that speak of the score.
 struct score_context : pattern_context {
     /// Throws argument_error. `function` is the score function with its numbers, "soft_cap{0}".
-    [[noreturn]] void refuse(const std::string& function, const std::string& problem) const {
-        throw argument_error(operation, "score", function + " " + problem);
+    [[noreturn, gnu::cold]] void refuse(std::string_view function, const auto&... problem) const {
+        throw argument_error(operation, "score", function, " ", problem...);
     }
     /// Throws argument_error unless a table of that many batch entries and heads serves all: its batch entries are repeated, image after
     /// image, and its heads are 1 or the context's number.
     void require_broadcast(const shape& table, const auto& name) const {
-        if (!repeats(table.batch))
-            refuse(name(), "has " + std::to_string(table.batch) + " batch entries, which do not divide " + std::to_string(batch));
-        if (table.heads != 1 && table.heads != heads)
-            refuse(name(), "has " + std::to_string(table.heads) + " heads, where 1 or " + std::to_string(heads) + " are needed");
+        if (!repeats(table.batch)) refuse(name(), "has ", table.batch, " batch entries, which do not divide ", batch);
+        if (table.heads != 1 && table.heads != heads) refuse(name(), "has ", table.heads, " heads, where 1 or ", heads, " are needed");
     }
     /// Throws argument_error unless the positions that occur lie in a table for `count` of them from `first` on. `what`: "query" or "key".
     void require_covered(const auto& name, const std::string& what, index_t first, index_t count, index_t needed_first,
                          index_t needed_end) const {
         if (first < -farthest_position || first > farthest_position)
-            refuse(name(), "begins at " + what + " position " + std::to_string(first) +
-                               ", but positions lie between -2^60 and 2^60 (attn::farthest_position)");
+            refuse(name(), "begins at ", what, " position ", first, ", but positions lie between -2^60 and 2^60 (attn::farthest_position)");
         const auto end = detail::saturating_sum(first, count);
         if (needed_first >= needed_end || (first <= needed_first && needed_end <= end)) return;
-        refuse(name(), "covers " + what + " positions " + std::to_string(first) + " to " + std::to_string(end - 1) + ", where " +
-                           std::to_string(needed_first) + " to " + std::to_string(needed_end - 1) + " occur");
+        refuse(name(), "covers ", what, " positions ", first, " to ", end - 1, ", where ", needed_first, " to ", needed_end - 1, " occur");
     }
 
     /// Calls f(context, b) for each batch entry b, or once for all of them if a table lies at the same positions for all. Throws
@@ -41,8 +37,7 @@ struct score_context : pattern_context {
     void for_each_entry(const auto& name, const per_batch& queries_from, const per_batch& keys_from, F&& f) const {
         for (const auto* first : {&queries_from, &keys_from})
             if (!first->shared() && !repeats(first->count()))
-                refuse(name(), "has " + std::to_string(first->count()) + " positions, which do not divide " + std::to_string(batch) +
-                                   " batch entries");
+                refuse(name(), "has ", first->count(), " positions, which do not divide ", batch, " batch entries");
         if (queries_from.shared() && keys_from.shared()) return f(*this, 0);
         for (index_t b = 0; b < batch; ++b) f(score_context{entry(b)}, b);
     }

@@ -21,9 +21,8 @@ template <TensorLike V>
     const auto across = 2 * width - 1, down = 2 * height - 1;
     if (height < 1 || width < 1 || s.batch != 1 || s.heads != 1 ||
         s.tokens != detail::product(std::max<index_t>(down, 0), std::max<index_t>(across, 0)))
-        throw shape_error("window_bias", "table",
-                          "has shape " + to_string(s) + ", but a window of " + std::to_string(height) + " x " + std::to_string(width) +
-                              " needs (1, 1, " + std::to_string(down) + " x " + std::to_string(across) + ", heads)");
+        throw shape_error("window_bias", "table", "has shape ", s, ", but a window of ", height, " x ", width, " needs (1, 1, ", down,
+                          " x ", across, ", heads)");
     const auto heads = s.channels, tokens = height * width;
     tensor<T> bias({1, heads, tokens, tokens});
     for (index_t h = 0; h < heads; ++h)
