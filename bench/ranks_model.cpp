@@ -89,7 +89,7 @@ double modelled_seconds(const P& pattern, const partition& parts, const options&
     const auto s = parts.shapes();
     const auto where = parts.positions();
     const kernel::visible_keys_of<float, P> visible(pattern, s, where);
-    const detail::key_plan plan(visible, s.queries, 0, 0, parts.query_cuts(), parts.key_cuts());
+    const detail::key_plan plan({visible, s.queries, 0, 0}, parts.query_cuts(), parts.key_cuts());
     const auto latency = 1e-6 * how.microseconds, seconds_per_key = static_cast<double>(2 * how.heads * how.channels) * sizeof(float) / (1e9 * how.gigabytes);
 
     struct rank_times {

@@ -157,7 +157,7 @@ TEST_CASE("ranks: a rank's own rows leave before it gets to them", "[distributed
     const positions where;
     const kernel::visible_keys_of<float, std::remove_const_t<decltype(pattern)>> visible(pattern, {s, s, s}, where);
     const detail::row_cuts cuts{{0, n / 2, n}};
-    const detail::key_plan plan(visible, s, 0, 0, cuts, cuts);
+    const detail::key_plan plan({visible, s, 0, 0}, cuts, cuts);
     tensor<float> numbers(s);
     std::iota(numbers.data(), numbers.data() + n, 0.f);
     std::atomic<bool> is_done = false;

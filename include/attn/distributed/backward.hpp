@@ -96,8 +96,7 @@ private:
     static key_plan plan_of(const operation& op, const partition& parts) {
         const auto where = parts.positions();
         const kernel::visible_keys_of<T, P> visible(op.pattern, parts.shapes(), where);
-        return key_plan::of_all_passes(visible, parts.shapes().queries, where.first_query[0], where.first_key[0], parts.query_cuts(),
-                                       parts.key_cuts());
+        return {{visible, parts.shapes().queries, where.first_query[0], where.first_key[0]}, parts.query_cuts(), parts.key_cuts(), true};
     }
     /// For each piece of the keys, a rank's queries from the first that sees any of it to the last.
     std::vector<row_range> seeing(const operation& op, const partition& parts, index_t rank) const {

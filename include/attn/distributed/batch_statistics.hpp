@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../norm/rep_batch_norm.hpp"
-#include "agreement.hpp"
+#include "communicator.hpp"
 #include "partition.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {

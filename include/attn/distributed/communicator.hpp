@@ -1,10 +1,16 @@
-// What a communicator is: ranks that send each other bytes, by MPI, by threads, or by what a user has.
+// What a communicator is: ranks that send each other bytes, by MPI, by threads, or by what a user has; and what they tell each other before
+// they send anything else, and when they are done: whether all are well, and call the same.
 #pragma once
 
 #include "../core/shape.hpp"
 
+#include <array>
 #include <cstddef>
+#include <cstring>
+#include <exception>
+#include <initializer_list>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
@@ -67,6 +73,65 @@ void broadcast(C& ranks, index_t root, std::span<std::byte> bytes) {
                                      : ranks.receive((ranks.rank() - know + size) % size, 0, bytes);
         ranks.wait(message);
     }
+}
+
+/// A number that all ranks must have alike, and what errors call it.
+using agreed_number = std::pair<const char*, index_t>;
+
+/// What one rank says; of one size, whatever is called.
+struct rank_report {
+    index_t failed = 0;
+    std::array<index_t, 30> numbers{};
+    std::array<char, 264> reason{}; ///< of a failure
+};
+
+inline std::string reason_of(const std::exception_ptr& failure) {
+    try {
+        std::rethrow_exception(failure);
+    } catch (const std::exception& error) { return error.what(); } catch (...) {
+        return "an exception that is no std::exception";
+    }
+}
+
+/// What a rank says of itself.
+inline rank_report report_of(const std::exception_ptr& failure, std::initializer_list<agreed_number> numbers) {
+    rank_report own;
+    std::transform(numbers.begin(), numbers.end(), own.numbers.begin(), [](const auto& number) { return number.second; });
+    if (!failure) return own;
+    own.failed = 1;
+    const auto reason = reason_of(failure);
+    std::copy_n(reason.data(), std::min(reason.size(), own.reason.size() - 1), own.reason.begin());
+    return own;
+}
+/// Throws what the reports of all ranks, as bytes, say: rank_error if one has failed, argument_error if they differ in a number.
+inline void check_reports(std::string_view operation, std::initializer_list<agreed_number> numbers, std::span<const std::byte> bytes) {
+    std::vector<rank_report> all(bytes.size() / sizeof(rank_report));
+    std::memcpy(all.data(), bytes.data(), bytes.size());
+    for (std::size_t r = 0; r < all.size(); ++r)
+        if (all[r].failed)
+            throw rank_error(std::string(operation) + ": rank " + std::to_string(r) + " has failed: " + all[r].reason.data());
+    for (std::size_t i = 0; i < numbers.size(); ++i)
+        for (std::size_t r = 1; r < all.size(); ++r)
+            if (all[r].numbers[i] != all[0].numbers[i])
+                throw argument_error(operation, "ranks", "0 and ", r, " differ in ", numbers.begin()[i].first, ": ", all[0].numbers[i],
+                                     " and ", all[r].numbers[i]);
+}
+/// Returns on all ranks, or throws on all: its own failure, if there is one; else what the reports say.
+template <Communicator C>
+void agree(C& ranks, std::string_view operation, const std::exception_ptr& failure, std::initializer_list<agreed_number> numbers = {}) {
+    const auto own = report_of(failure, numbers);
+    const auto all = all_gather(ranks, std::as_bytes(std::span(&own, 1)));
+    if (failure) std::rethrow_exception(failure);
+    check_reports(operation, numbers, all);
+}
+
+/// What f throws, if anything.
+template <class F>
+std::exception_ptr failure_of(const F& f) {
+    try {
+        f();
+    } catch (...) { return std::current_exception(); }
+    return nullptr;
 }
 
 } // namespace detail

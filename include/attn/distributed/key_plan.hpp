@@ -38,6 +38,16 @@ row_range possible_rows(const row_range& all, const auto& none_of) {
     return rows_between(first, -first_possible(-all.end(), -first, from_end));
 }
 
+/// A number of numbers, which ranks compare to see that they have the same.
+class mixed_numbers {
+public:
+    void mix(std::same_as<index_t> auto... numbers) { ((sum_ = (sum_ ^ static_cast<std::uint64_t>(numbers)) * 0x100000001b3), ...); }
+    index_t number() const { return static_cast<index_t>(sum_ >> 1); }
+
+private:
+    std::uint64_t sum_ = 0xcbf29ce484222325;
+};
+
 /// Rows that each of some ranks holds: those between neighbouring cuts.
 struct row_cuts {
     std::vector<index_t> cuts; ///< ranks + 1
@@ -91,27 +101,17 @@ public:
     /// Keys of a piece at least, unless there are fewer: so many that they are worth a message.
     static constexpr index_t usual_keys = 4096;
 
-    key_plan() = default;
-    /// A plan of the same pieces for all passes: of a call that takes them in any order, and all passes of one at a time.
-    static key_plan of_all_passes(const kernel::visible_keys& visible, const shape& queries, index_t first_query, index_t first_key,
-                                  const row_cuts& query_cuts, const row_cuts& key_cuts) {
-        key_plan plan;
-        plan.key_cuts_ = key_cuts;
-        plan.set_paces(query_cuts);
-        plan.add_pieces({visible, queries, first_query, first_key}, query_cuts, 0, visible.passes(), 1);
-        return plan;
-    }
-    /// visible: of the whole sequence, whose first query and key stand at these positions.
-    key_plan(const kernel::visible_keys& visible, const shape& queries, index_t first_query, index_t first_key, const row_cuts& query_cuts,
-             const row_cuts& key_cuts)
+    /// The plan of a call on the whole sequence: of pieces for each pass, or of the same for all passes, where a call takes them in any order
+    /// and all passes of one at a time.
+    key_plan(const call_visibility& call, const row_cuts& query_cuts, const row_cuts& key_cuts, bool all_passes_at_once = false)
         : key_cuts_(key_cuts) {
-        set_paces(query_cuts);
-        const call_visibility call{visible, queries, first_query, first_key};
-        for (index_t pass = 0; pass < visible.passes(); ++pass) {
+        for (index_t rank = 0; rank < query_cuts.ranks(); ++rank) paces_.push_back(pace_of(query_cuts.of(rank).count));
+        if (all_passes_at_once) add_pieces(call, query_cuts, 0, call.visible.passes(), 1);
+        for (index_t pass = 0; pass < call.visible.passes() && !all_passes_at_once; ++pass) {
             index_t step = 0;
-            for (index_t b = 0; b < queries.batch; ++b)
+            for (index_t b = 0; b < call.queries.batch; ++b)
                 for (index_t h = 0; h < call.heads(); ++h)
-                    if (const auto own = visible.step(b, h, pass); own > 0) step = step == 0 ? own : common_multiple(step, own);
+                    if (const auto own = call.visible.step(b, h, pass); own > 0) step = step == 0 ? own : common_multiple(step, own);
             if (step > 0) add_pieces(call, query_cuts, pass, pass + 1, step);
         }
     }
@@ -128,12 +128,11 @@ public:
     row_range seen(index_t number, index_t rank) const { return seen_[static_cast<std::size_t>(number * key_cuts_.ranks() + rank)]; }
     /// A number that ranks compare to see that they have the same plan.
     index_t fingerprint() const {
-        std::uint64_t sum = 0xcbf29ce484222325;
-        const auto mix = [&](index_t number) { sum = (sum ^ static_cast<std::uint64_t>(number)) * 0x100000001b3; };
-        for (const auto cut : key_cuts_.cuts) mix(cut);
-        for (const auto& [pass, rows] : pieces_) mix(pass), mix(rows.first), mix(rows.count);
-        for (const auto& rows : seen_) mix(rows.first), mix(rows.count);
-        return static_cast<index_t>(sum >> 1);
+        mixed_numbers all;
+        for (const auto cut : key_cuts_.cuts) all.mix(cut);
+        for (const auto& [pass, rows] : pieces_) all.mix(pass, rows.first, rows.count);
+        for (const auto& rows : seen_) all.mix(rows.first, rows.count);
+        return all.number();
     }
     /// Calls f(transfer) for the transfers of a piece: each rank receives what it sees and does not hold. What several see goes round from
     /// one to the next, beginning with who holds it, so that none has to send it to all. A round goes at the pace of its slowest rank, who
@@ -177,12 +176,9 @@ public:
 private:
     /// The pace of a rank, a number that those of about as many queries share: their first four binary digits, and how many there are.
     index_t pace(index_t rank) const { return paces_.empty() ? 0 : paces_[static_cast<std::size_t>(rank)]; }
-    void set_paces(const row_cuts& queries) {
-        for (index_t rank = 0; rank < queries.ranks(); ++rank) {
-            const auto count = static_cast<std::uint64_t>(queries.of(rank).count);
-            const auto dropped = std::max(0, static_cast<int>(std::bit_width(count)) - 4);
-            paces_.push_back(16 * dropped + static_cast<index_t>(count >> dropped));
-        }
+    static index_t pace_of(index_t queries) {
+        const auto dropped = std::max(0, static_cast<int>(std::bit_width(static_cast<std::uint64_t>(queries))) - 4);
+        return 16 * dropped + (queries >> dropped);
     }
     /// Adds the pieces of which some rank sees something, in the passes first_pass .. end_pass - 1.
     void add_pieces(const call_visibility& call, const row_cuts& query_cuts, index_t first_pass, index_t end_pass, index_t step) {

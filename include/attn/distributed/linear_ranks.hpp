@@ -5,22 +5,123 @@
 #include "../attention/focused_linear_attention.hpp"
 #include "../attention/linear_attention.hpp"
 #include "../attention/simplified_linear_attention.hpp"
+#include "../kernel/convolution/grid.hpp"
+#include "../kernel/linear/order.hpp"
+#include "../kernel/linear/span_sums.hpp"
 #include "key_stream.hpp"
-#include "linear_plan.hpp"
 #include "sequence_parallel.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
-/// How a rank does its part of linear attention, of an operator that has a `with_kernel`.
-template <class Op, Pattern P, Scalar T>
-class linear_rank_call {
-    using plan_type = linear_plan<T, P>;
+/// Which keys of linear attention a rank takes as a sum, and which one by one, by a partition and a pattern; the same on every rank.
+template <Scalar T, Pattern P>
+class linear_plan {
+public:
+    using order = kernel::linear_order<T, P>;
+    static constexpr index_t keys_of_span() { return kernel::span_sums<T>::span; }
+
+    linear_plan(const P& pattern, const partition& parts) : pattern_(pattern), parts_(parts) {}
+
+    /// All keys, and a rank's queries.
+    input_shapes shapes(index_t rank) const {
+        auto s = parts_.shapes();
+        s.queries.tokens = parts_.queries(rank).count;
+        return s;
+    }
+    /// The keys that the first row of a rank takes as a sum.
+    index_t summed(index_t rank, index_t b) const {
+        return with_order(rank, [&](const order& rows) { return rows.absorbed_by(b, 0); });
+    }
+    index_t first_with_queries() const { return with_queries_after(-1); }
+    /// The next rank that has rows; as many as there are ranks if none has.
+    index_t with_queries_after(index_t rank) const {
+        for (++rank; rank < parts_.ranks() && parts_.queries(rank).count == 0;) ++rank;
+        return rank;
+    }
+    /// The last rank before another that has rows; the first that has any if there is none.
+    index_t with_queries_before(index_t rank) const {
+        auto before = first_with_queries();
+        while (before < rank && with_queries_after(before) < rank) before = with_queries_after(before);
+        return before;
+    }
+    /// The spans that begin where a rank holds the keys.
+    row_range spans_of(index_t rank) const { return rows_between(border(parts_.keys(rank).first), border(parts_.keys(rank).end())); }
+    /// How many spans a rank has at most, whatever it holds.
+    index_t span_count(index_t rank) const { return (spans_of(rank).count + keys_of_span() - 1) / keys_of_span() + 1; }
+    /// The keys of one of a rank's spans.
+    row_range span_rows(index_t rank, index_t number) const {
+        const auto all = spans_of(rank);
+        auto first = all.first;
+        for (; number > 0 && first < all.end(); --number) first = border(first + 1);
+        return common_rows(rows_between(first, border(first + 1)), all);
+    }
+    /// The keys that each rank reads.
+    std::vector<row_range> key_rows() const {
+        std::vector<row_range> all(static_cast<std::size_t>(parts_.ranks()));
+        if (parts_.shapes().queries.size() == 0) return all;
+        for (index_t rank = 0; rank < parts_.ranks(); ++rank) {
+            auto& rows = all[static_cast<std::size_t>(rank)];
+            const auto own = parts_.queries(rank);
+            for (index_t b = 0; b < parts_.shapes().queries.batch; ++b) {
+                const auto first = summed(rank, b);
+                const auto end = own.count == 0 ? 0 : with_order(rank, [&](const order& o) { return o.seen_by(b, own.count - 1); });
+                if (!order::causal) rows = spanned_rows(rows, common_rows(spans_of(rank), {0, first}));
+                rows = spanned_rows(rows, rows_between(order::causal && rank == first_with_queries() ? 0 : first, end));
+            }
+        }
+        return all;
+    }
+    /// The tokens of a grid that each rank's convolution reads: its halo, with what lies between.
+    std::vector<row_range> convolved_rows(const kernel::convolution_grid& grid) const {
+        std::vector<row_range> all(static_cast<std::size_t>(parts_.ranks()));
+        for (index_t rank = 0; rank < parts_.ranks(); ++rank) {
+            const auto own = parts_.queries(rank);
+            if (own.count == 0) continue;
+            const auto y = own.first / grid.width, last_y = (own.end() - 1) / grid.width;
+            const auto above = std::max<index_t>(0, y - grid.top), below = std::min(grid.height, last_y - grid.top + grid.kernel_height);
+            const auto left = own.first % grid.width - grid.left, right = (own.end() - 1) % grid.width - grid.left + grid.kernel_width;
+            const bool one_line = y == last_y; // of several, those between are read from end to end
+            all[static_cast<std::size_t>(rank)] =
+                rows_between(above * grid.width + (one_line ? std::max<index_t>(0, left) : 0),
+                             (below - 1) * grid.width + (one_line ? std::min(grid.width, right) : grid.width));
+        }
+        return all;
+    }
+
+private:
+    /// f(order of a rank's rows).
+    auto with_order(index_t rank, const auto& f) const {
+        const auto s = shapes(rank);
+        const inputs<T> in{{nullptr, s.queries, {}},
+                           {nullptr, s.keys, {}},
+                           {nullptr, s.values, {}},
+                           {parts_.positions().first_query[0] + parts_.queries(rank).first, parts_.positions().first_key}};
+        return f(order{in, pattern_});
+    }
+    /// The first border of spans at or behind a key.
+    index_t border(index_t key) const {
+        if (key == 0) return 0;
+        return std::min(parts_.shapes().keys.tokens, key + floor_mod(-(parts_.positions().first_key[0] + key), keys_of_span()));
+    }
+
+    const P& pattern_;
+    const partition& parts_;
+};
+
+/// An operator that is a linear attention, of the rows of keys that a rank has.
+template <class Op, class T>
+concept TakesLinearRows = requires(const Op& op, const linear_rows<T>& rows) { op.workspace_bytes(input_shapes{}, rows, index_t{1}); };
+
+template <Attention Op, Scalar T>
+    requires TakesLinearRows<Op, T>
+class rank_call<Op, T> {
+    using plan_type = linear_plan<T, std::remove_cvref_t<decltype(Op::pattern)>>;
     using states = kernel::linear_states<T>;
     static constexpr bool causal = plan_type::order::causal;
     static constexpr bool has_convolution = requires(const Op& op) { op.convolution; };
 
 public:
-    linear_rank_call(const Op& op, const partition& parts, index_t rank, const inputs<T>& in)
+    rank_call(const Op& op, const partition& parts, index_t rank, const inputs<T>& in)
         : op_(op), parts_(parts), rank_(rank), plan_(op.pattern, parts), key_plan_(parts.key_cuts(), plan_.key_rows()),
           memory_(key_plan_, rank, in), convolved_(convolved(in)), halo_plan_(halo_plan()), halo_(halo_plan_, rank, convolved_) {
         scratch counted;
@@ -207,19 +308,6 @@ private:
     states sums_;  ///< of each batch entry and head: what the rank's rows take
     states spans_; ///< of the rank's spans
     states next_;  ///< what the next rank is given
-};
-
-template <FeatureMap F, Pattern P, Scalar T>
-struct rank_call<linear_attention<F, P>, T> : linear_rank_call<linear_attention<F, P>, P, T> {
-    using rank_call::linear_rank_call::linear_rank_call;
-};
-template <Pattern P, class U, Scalar T>
-struct rank_call<simplified_linear_attention<P, U>, T> : linear_rank_call<simplified_linear_attention<P, U>, P, T> {
-    using rank_call::linear_rank_call::linear_rank_call;
-};
-template <Pattern P, class U, Scalar T>
-struct rank_call<focused_linear_attention<P, U>, T> : linear_rank_call<focused_linear_attention<P, U>, P, T> {
-    using rank_call::linear_rank_call::linear_rank_call;
 };
 
 } // namespace attn::detail

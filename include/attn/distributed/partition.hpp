@@ -151,7 +151,7 @@ private:
     template <Pattern P>
     void find_work(const P& pattern) {
         const kernel::visible_keys_of<float, P> visible(pattern, whole_, where_);
-        const detail::key_plan plan(visible, whole_.queries, where_.first_query[0], where_.first_key[0], queries_, keys_);
+        const detail::key_plan plan({visible, whole_.queries, where_.first_query[0], where_.first_key[0]}, queries_, keys_);
         work_.resize(static_cast<std::size_t>(ranks()));
         for (index_t rank = 0; rank < ranks(); ++rank) work_[static_cast<std::size_t>(rank)].pairs = pairs_of(pattern, queries(rank));
         for (index_t number = 0; number < plan.pieces(); ++number)

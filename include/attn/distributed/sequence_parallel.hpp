@@ -1,7 +1,7 @@
 // Attention over a sequence whose tokens lie on several ranks.
 #pragma once
 
-#include "agreement.hpp"
+#include "communicator.hpp"
 #include "partition.hpp"
 
 #include <optional>
@@ -62,14 +62,13 @@ struct rank_call {
 };
 
 /// The rank's inputs, at their positions. Throws attention_error unless they are what the partition says.
-template <Attention A, Scalar T>
-inputs<T> own_inputs(const sequence_parallel<A>& op, index_t rank, index_t ranks, const inputs<T>& in) {
-    constexpr auto name = sequence_parallel<A>::name;
-    const auto& parts = op.partition;
+template <Scalar T>
+inputs<T> own_inputs(std::string_view operation, const partition& parts, index_t rank, index_t ranks, const inputs<T>& in) {
+    constexpr std::string_view name = "sequence_parallel";
     if (parts.ranks() != ranks)
         throw argument_error(name, "partition", "is for ", parts.ranks(), " ranks, but the communicator has ", ranks);
-    if (!in.positions.first_query.shared() || !in.positions.first_key.shared() || in.positions.first_query[0] != 0 ||
-        in.positions.first_key[0] != 0)
+    const auto &first_query = in.positions.first_query, &first_key = in.positions.first_key;
+    if (!first_query.shared() || !first_key.shared() || first_query[0] != 0 || first_key[0] != 0)
         throw argument_error(name, "positions", "are given, but they are the partition's");
     const auto own = parts.shapes(rank), given = shapes_of(in);
     const auto check = [&](std::string_view argument, const shape& has, const shape& expected) {
@@ -82,8 +81,7 @@ inputs<T> own_inputs(const sequence_parallel<A>& op, index_t rank, index_t ranks
     auto placed = in;
     placed.positions = {.first_query = parts.positions().first_query[0] + parts.queries(rank).first,
                         .first_key = parts.positions().first_key[0] + parts.keys(rank).first};
-    check_tensors(A::name, placed);
-    rank_call<A, T>::check(op.op, parts, rank, placed);
+    check_tensors(operation, placed);
     return placed;
 }
 
@@ -113,25 +111,15 @@ void check_with_all_keys(const A& op, const partition& parts, const inputs<T>& i
 /// All rows of a call, of which a rank has those from `first` on: as if the others lay before and behind, which are never read.
 inline tensor_part as_rows_from(index_t first, index_t all) { return {.tokens = {-first, all}}; }
 
-/// Makes a Call(op, partition, rank, in, more...), calls check(in at its positions) and, when all ranks have agreed, compute(call, in at
-/// its positions). Returns when all have been well. asked: a number of what is to be computed.
-template <class Call, Attention A, Scalar T, Communicator C, class Check, class Compute>
-void on_all_ranks(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, index_t asked, const Check& check, const Compute& compute,
-                  const auto&... more) {
-    constexpr auto name = sequence_parallel<A>::name;
-    const index_t rank = ranks.rank();
-    std::optional<inputs<T>> placed;
-    std::optional<Call> call;
-    const auto unfit = failure_of([&] {
-        placed = own_inputs(op, rank, ranks.size(), in);
-        check(*placed);
-        call.emplace(op.op, op.partition, rank, *placed, more...);
-    });
-    const auto& whole = op.partition.shapes();
-    const auto where = op.partition.positions();
+/// Throws on all ranks unless all are well and make the same call of an operator. asked, fingerprint: numbers of what is to be computed, and
+/// of what else must be alike.
+template <Scalar T, Communicator C>
+void agree_on_call(C& ranks, const std::exception_ptr& unfit, std::string_view operation, const partition& parts, const inputs<T>& in,
+                   index_t asked, index_t fingerprint) {
+    const auto& whole = parts.shapes();
     index_t kind = 0; // of the operator
-    for (const char letter : A::name) kind = kind * 31 % 1'000'003 + letter;
-    agree(ranks, name, unfit,
+    for (const char letter : operation) kind = kind * 31 % 1'000'003 + letter;
+    agree(ranks, "sequence_parallel", unfit,
           {{"the operator", kind},
            {"what is asked of it, a number of which is", asked},
            {"the bytes of a number", static_cast<index_t>(sizeof(T))},
@@ -145,10 +133,27 @@ void on_all_ranks(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in,
            {"the tokens of k", whole.keys.tokens},
            {"the channels of k", whole.keys.channels},
            {"the channels of v", whole.values.channels},
-           {"first_query", where.first_query[0]},
-           {"first_key", where.first_key[0]},
-           {"their cuts or patterns, a number of which is", unfit ? 0 : call->fingerprint()}});
-    agree(ranks, name, failure_of([&] { compute(*call, *placed); }));
+           {"first_query", parts.positions().first_query[0]},
+           {"first_key", parts.positions().first_key[0]},
+           {"their cuts or patterns, a number of which is", fingerprint}});
+}
+
+/// Makes a Call(op, partition, rank, in, more...), calls check(in at its positions) and, when all ranks have agreed, compute(call, in at
+/// its positions). Returns when all have been well. asked: a number of what is to be computed.
+template <class Call, Attention A, Scalar T, Communicator C>
+void on_all_ranks(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, index_t asked, const auto& check, const auto& compute,
+                  const auto&... more) {
+    const index_t rank = ranks.rank();
+    std::optional<inputs<T>> placed;
+    std::optional<Call> call;
+    const auto unfit = failure_of([&] {
+        placed = own_inputs(A::name, op.partition, rank, ranks.size(), in);
+        rank_call<A, T>::check(op.op, op.partition, rank, *placed);
+        check(*placed);
+        call.emplace(op.op, op.partition, rank, *placed, more...);
+    });
+    agree_on_call(ranks, unfit, A::name, op.partition, in, asked, unfit ? 0 : call->fingerprint());
+    agree(ranks, op.name, failure_of([&] { compute(*call, *placed); }));
 }
 
 /// A result, asked of all ranks. outputs_for(in at its positions): what a rank writes, checked.
@@ -200,4 +205,3 @@ std::size_t workspace_bytes(const sequence_parallel<A>& op, index_t rank, const 
 #include "linear_ranks.hpp"
 #include "linformer_ranks.hpp"
 #include "softmax_ranks.hpp"
-#include "talking_heads_ranks.hpp"
