@@ -30,13 +30,6 @@ constexpr index_t product(std::same_as<index_t> auto... counts) noexcept {
     return result;
 }
 
-/// Pieces of text as one. What is said to callers in long sentences is put together here, out of the way of what computes.
-[[gnu::cold, gnu::noinline]] inline std::string joined(std::initializer_list<std::string_view> pieces) {
-    std::string text;
-    for (const auto piece : pieces) text += piece;
-    return text;
-}
-
 } // namespace detail
 
 /// Extents of a tensor (batch, heads, tokens, channels). A matrix of one head is {.tokens = n, .channels = d}.
@@ -52,6 +45,30 @@ struct shape {
     constexpr shape transposed() const noexcept { return {batch, heads, channels, tokens}; }
     friend constexpr bool operator==(const shape&, const shape&) = default;
 };
+
+namespace detail {
+
+/// Calls f(batch, head, token) for each row of a tensor.
+constexpr void for_each_row(const shape& s, const auto& f) {
+    for (index_t b = 0; b < s.batch; ++b)
+        for (index_t h = 0; h < s.heads; ++h)
+            for (index_t i = 0; i < s.tokens; ++i) f(b, h, i);
+}
+/// Calls f(batch, head, token, channel) for each number of a tensor.
+constexpr void for_each_number(const shape& s, const auto& f) {
+    for_each_row(s, [&](index_t b, index_t h, index_t i) {
+        for (index_t c = 0; c < s.channels; ++c) f(b, h, i, c);
+    });
+}
+
+/// Pieces of text as one. What is said to callers in long sentences is put together here, out of the way of what computes.
+[[gnu::cold, gnu::noinline]] inline std::string joined(std::initializer_list<std::string_view> pieces) {
+    std::string text;
+    for (const auto piece : pieces) text += piece;
+    return text;
+}
+
+} // namespace detail
 
 /// "(2, 8, 197, 64)": batch, heads, tokens, channels.
 [[gnu::cold]] inline std::string to_string(const shape& s) {

@@ -127,11 +127,7 @@ private:
     void for_each_number(const wanted_type& wanted, const auto& f) {
         auto sum = parameters_.begin();
         for_each_parameter(wanted, [&](const tensor_view<T>& view) {
-            const auto& s = view.shape();
-            for (index_t b = 0; b < s.batch; ++b)
-                for (index_t h = 0; h < s.heads; ++h)
-                    for (index_t i = 0; i < s.tokens; ++i)
-                        for (index_t c = 0; c < s.channels; ++c) f(view(b, h, i, c), *sum++);
+            attn::detail::for_each_number(view.shape(), [&](index_t b, index_t h, index_t i, index_t c) { f(view(b, h, i, c), *sum++); });
         });
     }
     inputs<T> seen_inputs(const inputs<T>& in, const row_range& see, const row_range& rows, const stored_view<const T>& keys,

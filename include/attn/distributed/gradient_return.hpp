@@ -10,15 +10,11 @@ namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 /// to += from, tensors of one shape; `from` has its channels side by side.
 template <Scalar T>
 void add_tensor(const tensor_view<T>& to, const tensor_view<const T>& from) {
-    const auto& s = to.shape();
-    for (index_t b = 0; b < s.batch; ++b)
-        for (index_t h = 0; h < s.heads; ++h)
-            for (index_t i = 0; i < s.tokens; ++i) {
-                const T* const row = from.row(b, h, i);
-                kernel::update_channels(to.row(b, h, i), to.strides().channels, s.channels, [&](auto sum, index_t c, index_t present) {
-                    return sum + kernel::load_channels<T>(row, 1, c, present);
-                });
-            }
+    for_each_row(to.shape(), [&](index_t b, index_t h, index_t i) {
+        const T* const row = from.row(b, h, i);
+        kernel::update_channels(to.row(b, h, i), to.strides().channels, to.shape().channels,
+                                [&](auto sum, index_t c, index_t present) { return sum + kernel::load_channels<T>(row, 1, c, present); });
+    });
 }
 /// Room for a rank's part of the sums of any piece, and for what others send.
 template <Scalar T>

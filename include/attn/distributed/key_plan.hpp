@@ -101,8 +101,8 @@ public:
     /// Keys of a piece at least, unless there are fewer: so many that they are worth a message.
     static constexpr index_t usual_keys = 4096;
 
-    /// The plan of a call on the whole sequence: of pieces for each pass, or of the same for all passes, where a call takes them in any order
-    /// and all passes of one at a time.
+    /// The plan of a call on the whole sequence: of pieces for each pass, or of the same for all passes, where a call takes them in any
+    /// order and all passes of one at a time.
     key_plan(const call_visibility& call, const row_cuts& query_cuts, const row_cuts& key_cuts, bool all_passes_at_once = false)
         : key_cuts_(key_cuts) {
         for (index_t rank = 0; rank < query_cuts.ranks(); ++rank) paces_.push_back(pace_of(query_cuts.of(rank).count));

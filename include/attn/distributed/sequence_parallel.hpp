@@ -111,8 +111,8 @@ void check_with_all_keys(const A& op, const partition& parts, const inputs<T>& i
 /// All rows of a call, of which a rank has those from `first` on: as if the others lay before and behind, which are never read.
 inline tensor_part as_rows_from(index_t first, index_t all) { return {.tokens = {-first, all}}; }
 
-/// Throws on all ranks unless all are well and make the same call of an operator. asked, fingerprint: numbers of what is to be computed, and
-/// of what else must be alike.
+/// Throws on all ranks unless all are well and make the same call of an operator. asked, fingerprint: numbers of what is to be computed,
+/// and of what else must be alike.
 template <Scalar T, Communicator C>
 void agree_on_call(C& ranks, const std::exception_ptr& unfit, std::string_view operation, const partition& parts, const inputs<T>& in,
                    index_t asked, index_t fingerprint) {

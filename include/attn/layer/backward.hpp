@@ -40,16 +40,12 @@ namespace detail {
 
 /// The gradients of the parameters of a layer or a norm; of one that has no gradient, none.
 template <class L>
-struct parameter_gradients_type {
-    using type = no_gradients;
-};
+no_gradients gradients_inside();
 template <class L>
     requires requires { typename L::gradients; }
-struct parameter_gradients_type<L> {
-    using type = typename L::gradients;
-};
+typename L::gradients gradients_inside();
 template <class L>
-using parameter_gradients = typename parameter_gradients_type<L>::type;
+using parameter_gradients = decltype(gradients_inside<L>());
 
 /// A norm that a layer can be trained with.
 template <class N>

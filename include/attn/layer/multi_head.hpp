@@ -12,15 +12,9 @@ namespace detail {
 
 /// The gradients of an attention operator; of one that has no gradient, none.
 template <class A, Scalar T>
-struct gradients_of_attention_type {
-    using type = no_gradients;
-};
+no_gradients gradients_of_operator();
 template <DifferentiableAttention A, Scalar T>
-struct gradients_of_attention_type<A, T> {
-    using type = gradients_of<A, T>;
-};
-template <class A, Scalar T>
-using gradients_of_attention = typename gradients_of_attention_type<A, T>::type;
+gradients_of<A, T> gradients_of_operator();
 
 } // namespace detail
 
@@ -118,14 +112,14 @@ struct multi_head {
 
     /// The gradients of all parts' parameters; of the attention's, the queries, keys and values are left empty, and of the norms' the x.
     struct gradients {
-        typename linear<T>::gradients q = {};                ///< of q
-        typename linear<T>::gradients k = {};                ///< of k
-        typename linear<T>::gradients v = {};                ///< of v
-        typename linear<T>::gradients out = {};              ///< of out
-        detail::gradients_of_attention<A, T> attention = {}; ///< of the attention's parameters
-        detail::parameter_gradients<R> reduce = {};          ///< of reduce
-        detail::parameter_gradients<N> query_norm = {};      ///< of query_norm
-        detail::parameter_gradients<N> key_norm = {};        ///< of key_norm
+        typename linear<T>::gradients q = {};                           ///< of q
+        typename linear<T>::gradients k = {};                           ///< of k
+        typename linear<T>::gradients v = {};                           ///< of v
+        typename linear<T>::gradients out = {};                         ///< of out
+        decltype(detail::gradients_of_operator<A, T>()) attention = {}; ///< of the attention's parameters
+        detail::parameter_gradients<R> reduce = {};                     ///< of reduce
+        detail::parameter_gradients<N> query_norm = {};                 ///< of query_norm
+        detail::parameter_gradients<N> key_norm = {};                   ///< of key_norm
     };
     void for_each_gradient(const layer_inputs<T>& in, const gradients& wanted, const auto& visit) const {
         q.for_each_gradient(in, wanted.q, detail::visit_member("q", visit));

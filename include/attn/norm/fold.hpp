@@ -93,12 +93,10 @@ void for_each_probe(std::string_view operation, const tensor_view<T>& probe, ind
     if (!probe.data()) return;
     if (s.channels != inputs) throw shape_error(operation, "probe", "has shape ", s, ", but the linear has ", inputs, " inputs");
     std::vector<double> row(static_cast<std::size_t>(inputs));
-    for (index_t b = 0; b < s.batch; ++b)
-        for (index_t h = 0; h < s.heads; ++h)
-            for (index_t i = 0; i < s.tokens; ++i) {
-                for (index_t c = 0; c < inputs; ++c) row[static_cast<std::size_t>(c)] = static_cast<double>(probe(b, h, i, c));
-                f([&](index_t c) { return row[static_cast<std::size_t>(c)]; });
-            }
+    for_each_row(s, [&](index_t b, index_t h, index_t i) {
+        for (index_t c = 0; c < inputs; ++c) row[static_cast<std::size_t>(c)] = static_cast<double>(probe(b, h, i, c));
+        f([&](index_t c) { return row[static_cast<std::size_t>(c)]; });
+    });
 }
 
 inline double applied(const channel_map& map, double x) { return (x - map.mean) * map.scale + map.offset; }

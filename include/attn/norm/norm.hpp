@@ -136,11 +136,7 @@ struct identity_norm {
     std::size_t narrow_workspace_bytes(const shape&, index_t) const { return 0; }
     void forward(const stored_view<const T>& x, const stored_view<T>& out, const execution&) const {
         if (out.data() == x.data()) return;
-        const auto [batch, heads, tokens, channels] = x.shape();
-        for (index_t b = 0; b < batch; ++b)
-            for (index_t h = 0; h < heads; ++h)
-                for (index_t i = 0; i < tokens; ++i)
-                    for (index_t c = 0; c < channels; ++c) out(b, h, i, c) = x(b, h, i, c);
+        detail::for_each_number(x.shape(), [&](index_t b, index_t h, index_t i, index_t c) { out(b, h, i, c) = x(b, h, i, c); });
     }
 };
 

@@ -1,5 +1,5 @@
-// What layer_norm and rms_norm compute of one row, how they write it, and their gradient: of each row by itself, and of weight and bias over
-// all rows.
+// What layer_norm and rms_norm compute of one row, how they write it, and their gradient: of each row by itself, and of weight and bias
+// over all rows.
 #pragma once
 
 #include "../kernel/tile_loader.hpp"

@@ -62,9 +62,7 @@ inline bool counts(const token_mask& mask, index_t b, index_t h, index_t i) {
 inline index_t counted_tokens(const token_mask& mask, const shape& x) {
     if (!mask.data()) return x.batch * x.heads * x.tokens;
     index_t count = 0;
-    for (index_t b = 0; b < x.batch; ++b)
-        for (index_t h = 0; h < x.heads; ++h)
-            for (index_t i = 0; i < x.tokens; ++i) count += counts(mask, b, h, i);
+    for_each_row(x, [&](index_t b, index_t h, index_t i) { count += counts(mask, b, h, i); });
     return count;
 }
 /// Throws shape_error if too few tokens count.

@@ -2,16 +2,6 @@
 
 #include "pattern.hpp"
 
-namespace attn::inline ATTN_INSTRUCTION_SET::detail {
-
-struct everything_or_nothing {
-    bool everything;
-
-    constexpr bool visible(auto, auto) const { return everything; }
-};
-
-} // namespace attn::detail
-
 namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 
 /// Everything on the heads first <= head < end, nothing on others, so that heads differ in one call:
@@ -22,7 +12,13 @@ struct on_heads {
     index_t first;
     index_t end;
 
-    constexpr detail::everything_or_nothing at(index_t, index_t head) const { return {first <= head && head < end}; }
+    /// The pattern of one head.
+    struct of_head {
+        bool everything;
+
+        constexpr bool visible(auto, auto) const { return everything; }
+    };
+    constexpr of_head at(index_t, index_t head) const { return {first <= head && head < end}; }
 
     void check(const pattern_context& context) const {
         if (first < 0 || end < first) context.refuse(detail::named("on_heads", first, end)(), "is no range of heads");

@@ -24,6 +24,9 @@ concept HasStep = requires(const P& p) {
     { p.step() } -> std::convertible_to<index_t>;
 };
 
+/// Longer steps are no promise: a tile of them would hold one query, and the queries that pad it out would lie beyond all positions.
+inline constexpr index_t longest_step = farthest_position >> 6;
+
 /// i = j modulo two steps is i = j modulo their least common multiple. One that does not fit an index leaves the larger promise.
 constexpr index_t common_multiple(index_t a, index_t b) {
     const auto factor = a / std::gcd(a, b);
@@ -79,13 +82,6 @@ concept QueryLanes = requires(const Index& i) {
     Index::size;
     Index::mask_from_bits(std::uint64_t{});
 };
-
-namespace detail {
-
-/// Longer steps are no promise: a tile of them would hold one query, and the queries that pad it out would lie beyond all positions.
-inline constexpr index_t longest_step = farthest_position >> 6;
-
-} // namespace detail
 
 /// step() of a pattern, 1 if it promises nothing.
 template <Pattern P>

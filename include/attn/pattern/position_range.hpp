@@ -11,19 +11,7 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-/// The positions first, first + step, ..., last; a single one has step 0. Arithmetic encloses: the result holds every value that the
-/// operands' elements can give, so a comparison never claims `all` or `none` wrongly. `/` and `%` truncate, as C++ does.
-class position_range : public detail::no_value<position_range, index_t> {
-public:
-    index_t first, last, step;
-
-    /// A single position.
-    constexpr position_range(std::integral auto at) : first(static_cast<index_t>(at)), last(first), step(0) {}
-    /// Positions `from` to `to`, `by` apart.
-    constexpr position_range(index_t from, index_t to, index_t by) : first(from), last(to), step(from == to ? 0 : by) {}
-
-    friend constexpr position_range operator-(position_range a) { return {-a.last, -a.first, a.step}; }
-};
+class position_range;
 
 namespace detail {
 
@@ -75,6 +63,20 @@ constexpr auto magnitude(const auto& a) { return abs(a); }
 } // namespace found_by_argument
 
 } // namespace detail
+
+/// The positions first, first + step, ..., last; a single one has step 0. Arithmetic encloses: the result holds every value that the
+/// operands' elements can give, so a comparison never claims `all` or `none` wrongly. `/` and `%` truncate, as C++ does.
+class position_range : public detail::no_value<position_range, index_t> {
+public:
+    index_t first, last, step;
+
+    /// A single position.
+    constexpr position_range(std::integral auto at) : first(static_cast<index_t>(at)), last(first), step(0) {}
+    /// Positions `from` to `to`, `by` apart.
+    constexpr position_range(index_t from, index_t to, index_t by) : first(from), last(to), step(from == to ? 0 : by) {}
+
+    friend constexpr position_range operator-(position_range a) { return {-a.last, -a.first, a.step}; }
+};
 
 /// a / c rounded towards minus infinity, so that blocks of c positions continue below zero. c > 0.
 constexpr index_t floor_div(std::integral auto a, std::integral auto c) {

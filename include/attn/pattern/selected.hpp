@@ -60,9 +60,7 @@ public:
             throw argument_error("selected", "blocks", "are of ", query_block, " queries and ", key_block, " keys: 1 at least is needed");
         std::vector<index_t> lists;
         lists.reserve(static_cast<std::size_t>(size_.size()));
-        for (index_t b = 0; b < size_.batch; ++b)
-            for (index_t h = 0; h < size_.heads; ++h)
-                for (index_t row = 0; row < size_.tokens; ++row) add_list(table, b, h, row, lists);
+        detail::for_each_row(size_, [&](index_t b, index_t h, index_t row) { add_list(table, b, h, row, lists); });
         lists_ = std::make_shared<const std::vector<index_t>>(std::move(lists));
     }
     /// Blocks of keys as long as those of queries.

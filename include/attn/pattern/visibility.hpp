@@ -7,17 +7,21 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
+class visibility;
+
 namespace detail {
 
-template <class>
-inline constexpr bool never = false;
+/// What makes two visibilities, or one and a bool, with A.
+template <class B, class A>
+concept VisibilityWith = (std::same_as<A, visibility> && (std::same_as<B, visibility> || std::same_as<B, bool>)) ||
+                         (std::same_as<A, bool> && std::same_as<B, visibility>);
 
 // A base, so above its users. Its conversion is no template, so that built-in operators, subscripts and standard functions all
 // find it, and is a member of one, so that it fails only where it is used.
 template <class Self, class Value>
 struct no_value {
     operator Value() const {
-        static_assert(never<Self>,
+        static_assert(!std::same_as<Self, Self>,
                       "attn: this predicate cannot be evaluated on ranges of positions: use + - * / % and comparisons of i and j, "
                       "joined by && || !, without table[j], if, ?: or conversions; "
                       "attn::pattern::tiles(mask, n, m) makes a pattern of an opaque mask");
@@ -56,15 +60,6 @@ private:
 };
 
 inline constexpr visibility visibility::none{false}, visibility::some{false, false}, visibility::all{true};
-
-namespace detail {
-
-/// What makes two visibilities, or one and a bool, with A.
-template <class B, class A>
-concept VisibilityWith = (std::same_as<A, visibility> && (std::same_as<B, visibility> || std::same_as<B, bool>)) ||
-                         (std::same_as<A, bool> && std::same_as<B, visibility>);
-
-} // namespace detail
 
 /// What both show.
 template <class A, detail::VisibilityWith<A> B>

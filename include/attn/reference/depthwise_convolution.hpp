@@ -4,7 +4,6 @@
 #include "../core/tensor_view.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <span>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::reference {
@@ -16,17 +15,14 @@ struct grid {
 
 namespace detail {
 
-/// Calls f(token of the input, ky, kx) for the inputs inside the grid, and before `present`, that output t reads.
-void for_each_tap(const grid& g, index_t t, index_t kernel_height, index_t kernel_width, index_t present, const auto& f) {
-    for (index_t ky = 0; ky < kernel_height; ++ky)
-        for (index_t kx = 0; kx < kernel_width; ++kx) {
-            const auto y = t / g.width - g.top + ky, x = t % g.width - g.left + kx;
-            if (y >= 0 && y < g.height && x >= 0 && x < g.width && y * g.width + x < present) f(y * g.width + x, ky, kx);
+/// Calls f(token of the input, ky, kx) for the inputs that output t reads: inside the grid, and before present[batch], if that is given.
+void for_each_tap(const grid& g, index_t t, const shape& weights, std::span<const index_t> present, index_t batch, const auto& f) {
+    for (index_t ky = 0; ky < weights.tokens; ++ky)
+        for (index_t kx = 0; kx < weights.channels; ++kx) {
+            const auto y = t / g.width - g.top + ky, x = t % g.width - g.left + kx, token = y * g.width + x;
+            if (y < 0 || y >= g.height || x < 0 || x >= g.width) continue;
+            if (present.empty() || token < present[static_cast<std::size_t>(batch)]) f(token, ky, kx);
         }
-}
-/// How many tokens of a batch entry there are: all, if that is not given.
-inline index_t present_in(std::span<const index_t> present, index_t batch) {
-    return present.empty() ? std::numeric_limits<index_t>::max() : present[static_cast<std::size_t>(batch)];
 }
 
 } // namespace detail
@@ -39,21 +35,15 @@ template <class T, class U>
 void add_depthwise_convolution(const tensor_view<const T>& in, const tensor_view<T>& out, const grid& g,
                                const tensor_view<const U>& weights, std::span<const U> bias, std::span<const index_t> present = {},
                                index_t first = 0) {
-    const auto [batch, heads, rows, channels] = out.shape();
-    const auto [kernels, kernel_channels, kernel_height, kernel_width] = weights.shape();
-    for (index_t b = 0; b < batch; ++b)
-        for (index_t h = 0; h < heads; ++h)
-            for (index_t r = 0; r < rows; ++r)
-                for (index_t c = 0; c < channels; ++c) {
-                    const auto kernel = kernels == 1 ? 0 : h, head = h / (heads / in.shape().heads);
-                    const auto own_bias = static_cast<std::size_t>(std::ssize(bias) > channels ? h * channels + c : c);
-                    T sum = bias.empty() ? T{0} : static_cast<T>(bias[own_bias]);
-                    const auto add = [&](index_t token, index_t ky, index_t kx) {
-                        sum += static_cast<T>(weights(kernel, c, ky, kx)) * in(b, head, token, c);
-                    };
-                    detail::for_each_tap(g, first + r, kernel_height, kernel_width, detail::present_in(present, b), add);
-                    out(b, h, r, c) += sum;
-                }
+    const auto heads = out.shape().heads, channels = out.shape().channels;
+    attn::detail::for_each_number(out.shape(), [&](index_t b, index_t h, index_t r, index_t c) {
+        const auto own_bias = static_cast<std::size_t>(std::ssize(bias) > channels ? h * channels + c : c);
+        T sum = bias.empty() ? T{0} : static_cast<T>(bias[own_bias]);
+        detail::for_each_tap(g, first + r, weights.shape(), present, b, [&](index_t token, index_t ky, index_t kx) {
+            sum += static_cast<T>(weights(weights.shape().batch == 1 ? 0 : h, c, ky, kx)) * in(b, h / (heads / in.shape().heads), token, c);
+        });
+        out(b, h, r, c) += sum;
+    });
 }
 
 /// The gradients of add_depthwise_convolution from `d_out`, that of out (batch, heads, n, channels): every term weights[h,c,ky,kx]
@@ -68,21 +58,16 @@ void depthwise_gradients(const tensor_view<const T>& in, const tensor_view<const
     attn::detail::fill_zero(of_input);
     attn::detail::fill_zero(of_weights);
     std::ranges::fill(of_bias, T{0});
-    const auto [batch, heads, tokens, channels] = d_out.shape();
-    const auto [kernels, kernel_channels, kernel_height, kernel_width] = weights.shape();
-    for (index_t b = 0; b < batch; ++b)
-        for (index_t h = 0; h < heads; ++h)
-            for (index_t t = 0; t < tokens; ++t)
-                for (index_t c = 0; c < channels; ++c) {
-                    const auto kernel = kernels == 1 ? 0 : h, head = h / (heads / in.shape().heads);
-                    const T own = d_out(b, h, t, c);
-                    if (!of_bias.empty()) of_bias[static_cast<std::size_t>(std::ssize(of_bias) > channels ? h * channels + c : c)] += own;
-                    const auto add = [&](index_t token, index_t ky, index_t kx) {
-                        if (of_input.data()) of_input(b, head, token, c) += static_cast<T>(weights(kernel, c, ky, kx)) * own;
-                        if (of_weights.data()) of_weights(kernel, c, ky, kx) += in(b, head, token, c) * own;
-                    };
-                    detail::for_each_tap(g, t, kernel_height, kernel_width, detail::present_in(present, b), add);
-                }
+    const auto heads = d_out.shape().heads, channels = d_out.shape().channels;
+    attn::detail::for_each_number(d_out.shape(), [&](index_t b, index_t h, index_t t, index_t c) {
+        const auto kernel = weights.shape().batch == 1 ? 0 : h, head = h / (heads / in.shape().heads);
+        const T own = d_out(b, h, t, c);
+        if (!of_bias.empty()) of_bias[static_cast<std::size_t>(std::ssize(of_bias) > channels ? h * channels + c : c)] += own;
+        detail::for_each_tap(g, t, weights.shape(), present, b, [&](index_t token, index_t ky, index_t kx) {
+            if (of_input.data()) of_input(b, head, token, c) += static_cast<T>(weights(kernel, c, ky, kx)) * own;
+            if (of_weights.data()) of_weights(kernel, c, ky, kx) += in(b, head, token, c) * own;
+        });
+    });
 }
 
 } // namespace attn::reference

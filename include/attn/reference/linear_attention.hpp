@@ -22,10 +22,7 @@ struct weighed_key {
 template <class T>
 tensor<T> features_of(const stored_view<const T>& x, const feature_of<T>& f) {
     tensor<T> result(x.shape());
-    for (index_t b = 0; b < x.shape().batch; ++b)
-        for (index_t h = 0; h < x.shape().heads; ++h)
-            for (index_t i = 0; i < x.shape().tokens; ++i)
-                for (index_t c = 0; c < x.shape().channels; ++c) result(b, h, i, c) = f(x(b, h, i, c));
+    attn::detail::for_each_number(x.shape(), [&](index_t b, index_t h, index_t i, index_t c) { result(b, h, i, c) = f(x(b, h, i, c)); });
     return result;
 }
 /// Calls visit(b, h, g, i, weighed keys that query i sees) for each query, of features f of the queries and e of the keys.
@@ -103,11 +100,10 @@ void linear_gradients_of_pairs(const inputs<T>& in, const tensor_view<const T>& 
 
     // What is not seen gives 0, whatever it holds.
     const auto write = [](const tensor_view<T>& to, const tensor<char>& takes_part, const auto& gradient) {
-        const auto& s = to.shape();
-        for (index_t b = 0; to.data() && b < s.batch; ++b)
-            for (index_t h = 0; h < s.heads; ++h)
-                for (index_t i = 0; i < s.tokens; ++i)
-                    for (index_t c = 0; c < s.channels; ++c) to(b, h, i, c) = takes_part(b, h, i, 0) ? gradient(b, h, i, c) : T{0};
+        if (!to.data()) return;
+        attn::detail::for_each_number(to.shape(), [&](index_t b, index_t h, index_t i, index_t c) {
+            to(b, h, i, c) = takes_part(b, h, i, 0) ? gradient(b, h, i, c) : T{0};
+        });
     };
     const auto through = [&](const tensor<T>& of_features, const auto& x) {
         return [&](index_t b, index_t h, index_t i, index_t c) { return of_features(b, h, i, c) * slope(x(b, h, i, c)); };
@@ -161,17 +157,12 @@ void linear_gradients(const inputs<T>& in, const tensor_view<const T>& d_out, co
 /// x + added, for x (batch, heads, n, d) and added (batch or 1, heads or 1, n, d).
 template <class T, class U>
 tensor<T> sum_of(const tensor_view<const T>& x, const tensor_view<const U>& added) {
-    const auto [batch, heads, n, d] = x.shape();
     tensor<T> result(x.shape());
-    for (index_t b = 0; b < batch; ++b)
-        for (index_t h = 0; h < heads; ++h)
-            for (index_t i = 0; i < n; ++i)
-                for (index_t c = 0; c < d; ++c) {
-                    result(b, h, i, c) = x(b, h, i, c);
-                    if (added.data())
-                        result(b, h, i, c) +=
-                            static_cast<T>(added(added.shape().batch == 1 ? 0 : b, added.shape().heads == 1 ? 0 : h, i, c));
-                }
+    attn::detail::for_each_number(x.shape(), [&](index_t b, index_t h, index_t i, index_t c) {
+        result(b, h, i, c) = x(b, h, i, c);
+        if (!added.data()) return;
+        result(b, h, i, c) += static_cast<T>(added(added.shape().batch == 1 ? 0 : b, added.shape().heads == 1 ? 0 : h, i, c));
+    });
     return result;
 }
 

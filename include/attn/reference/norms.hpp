@@ -14,12 +14,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 /// tokens, channels), of any strides; parameters are (channels), or empty. All is taken as checked.
 namespace detail {
 
-template <class F>
-void for_each_row(const shape& s, const F& f) {
-    for (index_t b = 0; b < s.batch; ++b)
-        for (index_t h = 0; h < s.heads; ++h)
-            for (index_t i = 0; i < s.tokens; ++i) f(b, h, i);
-}
+using attn::detail::for_each_row;
 template <class T>
 T entry(std::span<const T> parameter, index_t c, T otherwise) {
     return parameter.empty() ? otherwise : parameter[static_cast<std::size_t>(c)];

@@ -12,11 +12,8 @@ template <class V>
     }
 tensor<double> widen(const V& from) {
     tensor<double> to(from.shape());
-    const auto [batch, heads, tokens, channels] = from.shape();
-    for (index_t b = 0; b < batch; ++b)
-        for (index_t h = 0; h < heads; ++h)
-            for (index_t i = 0; i < tokens; ++i)
-                for (index_t c = 0; c < channels; ++c) to(b, h, i, c) = static_cast<double>(from(b, h, i, c));
+    attn::detail::for_each_number(
+        from.shape(), [&](index_t b, index_t h, index_t i, index_t c) { to(b, h, i, c) = static_cast<double>(from(b, h, i, c)); });
     return to;
 }
 

@@ -46,16 +46,6 @@ private:
     using pattern_context::require_at_least; // it would blame the pattern
 };
 
-namespace detail {
-
-/// What products of queries and keys of so many channels are multiplied by: 1 / sqrt(channels), if nothing is given.
-template <Scalar T>
-T score_scale(const std::optional<double>& given, index_t channels) {
-    return static_cast<T>(given.value_or(1 / std::sqrt(static_cast<double>(channels))));
-}
-
-} // namespace detail
-
 /// Apart, so that calls with dual numbers find their functions and nothing that attn has for others.
 namespace dual_numbers {
 
@@ -68,8 +58,11 @@ using dual_numbers::dual;
 
 namespace detail {
 
-template <class F>
-concept HasScoreCheck = requires(const F& f, const score_context& c) { f.check(c); };
+/// What products of queries and keys of so many channels are multiplied by: 1 / sqrt(channels), if nothing is given.
+template <Scalar T>
+T score_scale(const std::optional<double>& given, index_t channels) {
+    return static_cast<T>(given.value_or(1 / std::sqrt(static_cast<double>(channels))));
+}
 
 template <class F, class T>
 concept HasBiasRowOf = requires(const F& f, index_t i, T* to) { f.bias_row(i, i, i, i, to); };
@@ -92,6 +85,28 @@ template <ScoreNumber S>
 constexpr S plus_bias(S score, S bias) {
     const auto hidden = static_cast<S>(-std::numeric_limits<float>::infinity());
     return bias == hidden ? hidden : score + bias;
+}
+
+template <class S, class T>
+no_gradients gradients_of_score();
+template <class S, class T>
+    requires requires { typename S::template gradients<T>; }
+typename S::template gradients<T> gradients_of_score();
+
+/// A score function, not a chain of them, with parameters that have gradients.
+template <class F, class T>
+concept HasGradients = requires(const F& f, const typename F::template gradients<T>& wanted) {
+    f.check_gradients(wanted, [](const char*, const tensor_view<T>&, const shape&) {});
+};
+
+/// What is left of it for a head, with numbers that are no tables.
+template <class F>
+concept HasParameterSlopes = requires(const F& f, double score, index_t i) { f.parameter_slope(i, score, i, i); };
+
+/// Calls check(name, view, shape) for each of a score function's gradients.
+template <class S, class G>
+void check_score_gradients(const S& score, const G& wanted, const auto& check) {
+    if constexpr (requires { score.check_gradients(wanted, check); }) score.check_gradients(wanted, check);
 }
 
 } // namespace detail
@@ -134,43 +149,9 @@ concept ScoreFunction = std::copy_constructible<F> && requires(const F& f, doubl
     { score_at(f, i, i)(score, i, i) } -> std::convertible_to<double>;
 };
 
-namespace detail {
-
-template <class S, class T>
-struct score_gradients_of {
-    using type = no_gradients;
-};
-template <class S, class T>
-    requires requires { typename S::template gradients<T>; }
-struct score_gradients_of<S, T> {
-    using type = typename S::template gradients<T>;
-};
-
-} // namespace detail
-
 /// The gradients of a score function's parameters: its member template `gradients<T>`, of views that may have no memory; or none.
 template <class S, class T>
-using score_gradients = typename detail::score_gradients_of<S, T>::type;
-
-namespace detail {
-
-/// A score function, not a chain of them, with parameters that have gradients.
-template <class F, class T>
-concept HasGradients = requires(const F& f, const typename F::template gradients<T>& wanted) {
-    f.check_gradients(wanted, [](const char*, const tensor_view<T>&, const shape&) {});
-};
-
-/// What is left of it for a head, with numbers that are no tables.
-template <class F>
-concept HasParameterSlopes = requires(const F& f, double score, index_t i) { f.parameter_slope(i, score, i, i); };
-
-/// Calls check(name, view, shape) for each of a score function's gradients.
-template <class S, class G>
-void check_score_gradients(const S& score, const G& wanted, const auto& check) {
-    if constexpr (requires { score.check_gradients(wanted, check); }) score.check_gradients(wanted, check);
-}
-
-} // namespace detail
+using score_gradients = decltype(detail::gradients_of_score<S, T>());
 
 /// No score function: scores as they are.
 struct identity_score {
@@ -182,7 +163,7 @@ struct identity_score {
 /// compares positions that nobody gave.
 template <ScoreFunction F>
 void check(const F& f, const pattern_context& context) {
-    if constexpr (detail::HasScoreCheck<F>) f.check(score_context{context});
+    if constexpr (requires(const score_context& c) { f.check(c); }) f.check(score_context{context});
     if constexpr (compares_positions<F>) context.require_positions("score");
 }
 
