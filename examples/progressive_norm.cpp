@@ -1,8 +1,7 @@
 // PRepBN step by step: training moves from LayerNorm to RepBN, inference is RepBN, and RepBN folds into the linear layer behind it.
 #include <attn/norm/fold.hpp>
-#include <attn/norm/gamma_schedule.hpp>
-#include <attn/norm/layer_norm.hpp>
 #include <attn/norm/progressive_rep_batch_norm.hpp>
+#include <attn/norm/layer_norm.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -3,7 +3,7 @@
 #include "layer_formulas.hpp"
 #include "norm_checks.hpp"
 
-#include <attn/layer/activation.hpp>
+#include <attn/layer/feed_forward.hpp>
 #include <attn/layer/rotary.hpp>
 #include <attn/layer/sinusoidal.hpp>
 #include <attn/score/dual.hpp>

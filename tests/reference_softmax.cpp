@@ -2,7 +2,7 @@
 #include <attn/pattern/causal.hpp>
 #include <attn/pattern/predicate.hpp>
 #include <attn/reference/softmax.hpp>
-#include <attn/reference/widen.hpp>
+#include <attn/reference/number.hpp>
 #include <attn/score/additive_bias.hpp>
 #include <attn/score/composed_score.hpp>
 

@@ -6,7 +6,6 @@
 #include <attn/score/forgetting.hpp>
 #include <attn/score/kerple.hpp>
 #include <attn/score/relative_buckets.hpp>
-#include <attn/score/window_bias.hpp>
 #include <attn/simd/positions.hpp>
 
 #include "catch.hpp"

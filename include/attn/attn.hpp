@@ -34,10 +34,9 @@
 #include "core/tensor.hpp"
 #include "norm/backward.hpp"
 #include "norm/fold.hpp"
-#include "norm/gamma_schedule.hpp"
+#include "norm/progressive_rep_batch_norm.hpp"
 #include "norm/in_training.hpp"
 #include "norm/layer_norm.hpp"
-#include "norm/progressive_rep_batch_norm.hpp"
 #include "norm/recalibration.hpp"
 #include "norm/rep_batch_norm.hpp"
 #include "norm/rms_norm.hpp"
@@ -68,7 +67,6 @@
 #include "score/kerple.hpp"
 #include "score/relative_buckets.hpp"
 #include "score/soft_cap.hpp"
-#include "score/window_bias.hpp"
 #include "version.hpp"
 
 /// Attention operators for CPUs, and what they are made of: patterns, score functions, projections, feature maps, norms, layers, executors.

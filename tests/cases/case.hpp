@@ -3,7 +3,7 @@
 #pragma once
 
 #include "attn/attention/backward.hpp"
-#include "attn/reference/widen.hpp"
+#include "attn/reference/number.hpp"
 #include "../numbers.hpp"
 #include "../random_numbers.hpp"
 #include "naive_forms.hpp"

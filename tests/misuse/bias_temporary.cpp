@@ -1,7 +1,6 @@
 // expect: deleted
 // A bias that is gone before the operator reads it.
 #include <attn/score/additive_bias.hpp>
-#include <attn/score/window_bias.hpp>
 
 int main() {
     const attn::tensor<float> table({1, 1, 9, 3});

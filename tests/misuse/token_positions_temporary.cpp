@@ -1,6 +1,6 @@
 // expect: deleted
 // Positions of tokens that are gone before the call reads them.
-#include <attn/layer/rotary_positions.hpp>
+#include <attn/layer/rotary.hpp>
 
 int main() {
 #ifdef ATTN_MISUSE

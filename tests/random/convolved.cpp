@@ -10,7 +10,7 @@
 #include <attn/pattern/lengths.hpp>
 #include <attn/reference/depthwise_convolution.hpp>
 #include <attn/reference/linear_attention.hpp>
-#include <attn/reference/widen.hpp>
+#include <attn/reference/number.hpp>
 
 #include <algorithm>
 

@@ -8,7 +8,7 @@
 #include <attn/pattern/lengths.hpp>
 #include <attn/pattern/prefix.hpp>
 #include <attn/reference/linear_attention.hpp>
-#include <attn/reference/widen.hpp>
+#include <attn/reference/number.hpp>
 
 namespace attn::fuzz {
 

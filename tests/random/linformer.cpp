@@ -8,7 +8,7 @@
 #include <attn/attention/linformer_backward.hpp>
 #include <attn/attention/pooling.hpp>
 #include <attn/reference/linformer.hpp>
-#include <attn/reference/widen.hpp>
+#include <attn/reference/number.hpp>
 
 #include <array>
 

@@ -13,7 +13,7 @@
 #include <attn/pattern/selected.hpp>
 #include <attn/reference/softmax.hpp>
 #include <attn/reference/score_gradients.hpp>
-#include <attn/reference/widen.hpp>
+#include <attn/reference/number.hpp>
 
 namespace attn::fuzz {
 

@@ -4,7 +4,7 @@
 #include <attn/reference/linear_attention.hpp>
 #include <attn/reference/norms.hpp>
 #include <attn/reference/softmax.hpp>
-#include <attn/reference/widen.hpp>
+#include <attn/reference/number.hpp>
 
 #include <cmath>
 #include <cstdio>

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "../kernel/talking/talking_heads.hpp"
-#include "../pattern/over_heads.hpp"
 #include "../pattern/passes.hpp"
 #include "backward.hpp"
 

@@ -1,7 +1,7 @@
-// What the definitions ask of the numbers that they compute with.
+// What the definitions ask of the numbers that they compute with, and how those come from others.
 #pragma once
 
-#include "../core/scalar.hpp"
+#include "../core/tensor.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -13,5 +13,18 @@ namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 /// judged against, or a number of one's own, with arithmetic, comparisons and std::numeric_limits, made from other numbers by static_cast:
 /// an interval, or one that remembers its rounding errors. Its functions are found by its namespace, those of float and double here.
 using std::abs, std::exp, std::isnan, std::log, std::log1p, std::max, std::pow, std::sqrt, std::tanh;
+
+/// A contiguous copy in double of a view (batch, heads, tokens, channels), exact: what the reference of a float or 16-bit input is computed
+/// from.
+template <class V>
+    requires requires(const V& from) {
+        { from(0, 0, 0, 0) } -> std::convertible_to<double>;
+    }
+tensor<double> widen(const V& from) {
+    tensor<double> to(from.shape());
+    attn::detail::for_each_number(
+        from.shape(), [&](index_t b, index_t h, index_t i, index_t c) { to(b, h, i, c) = static_cast<double>(from(b, h, i, c)); });
+    return to;
+}
 
 } // namespace attn::reference
