@@ -64,8 +64,7 @@ private:
     index_t padded() const { return (channels_ + 63) / 64 * 64; }
 
     /// f(rank, first row, end) for the parts of a piece that lie on one rank, of one batch entry and head each.
-    template <class F>
-    void for_each_segment(index_t piece, const F& f) const {
+    void for_each_segment(index_t piece, const auto& f) const {
         const auto tokens = cuts_.cuts.back();
         for (auto row = pieces_.first(piece); row < pieces_.first(piece + 1);) {
             const auto rank = std::ranges::upper_bound(cuts_.cuts, row % tokens) - cuts_.cuts.begin() - 1;

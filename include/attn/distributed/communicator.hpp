@@ -44,8 +44,7 @@ concept Communicator =
 namespace detail {
 
 /// What every rank gives, as many bytes each and at least one, in the order of ranks. In log2(size) rounds (Bruck et al. 1997).
-template <Communicator C>
-std::vector<std::byte> all_gather(C& ranks, std::span<const std::byte> own) {
+std::vector<std::byte> all_gather(Communicator auto& ranks, std::span<const std::byte> own) {
     const index_t size = ranks.size(), rank = ranks.rank(), each = std::ssize(own);
     std::vector<std::byte> turned(static_cast<std::size_t>(size * each)), all(turned.size()); // turned: from the own rank on
     std::ranges::copy(own, turned.begin());
@@ -64,8 +63,7 @@ std::vector<std::byte> all_gather(C& ranks, std::span<const std::byte> own) {
 }
 
 /// The bytes of `root`, at least one, reach all others, which have as much memory for them.
-template <Communicator C>
-void broadcast(C& ranks, index_t root, std::span<std::byte> bytes) {
+void broadcast(Communicator auto& ranks, index_t root, std::span<std::byte> bytes) {
     const index_t size = ranks.size(), behind = (ranks.rank() - root + size) % size;
     for (index_t know = 1; know < size; know *= 2) {
         if (behind >= 2 * know || (behind < know && behind + know >= size)) continue;
@@ -117,8 +115,8 @@ inline void check_reports(std::string_view operation, std::initializer_list<agre
                                      " and ", all[r].numbers[i]);
 }
 /// Returns on all ranks, or throws on all: its own failure, if there is one; else what the reports say.
-template <Communicator C>
-void agree(C& ranks, std::string_view operation, const std::exception_ptr& failure, std::initializer_list<agreed_number> numbers = {}) {
+void agree(Communicator auto& ranks, std::string_view operation, const std::exception_ptr& failure,
+           std::initializer_list<agreed_number> numbers = {}) {
     const auto own = report_of(failure, numbers);
     const auto all = all_gather(ranks, std::as_bytes(std::span(&own, 1)));
     if (failure) std::rethrow_exception(failure);
@@ -126,8 +124,7 @@ void agree(C& ranks, std::string_view operation, const std::exception_ptr& failu
 }
 
 /// What f throws, if anything.
-template <class F>
-std::exception_ptr failure_of(const F& f) {
+std::exception_ptr failure_of(const auto& f) {
     try {
         f();
     } catch (...) { return std::current_exception(); }

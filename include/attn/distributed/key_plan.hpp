@@ -138,8 +138,7 @@ public:
     /// one to the next, beginning with who holds it, so that none has to send it to all. A round goes at the pace of its slowest rank, who
     /// keeps a piece until the next one takes it: so it ends, and the holder begins another one, before a rank with fewer or more queries,
     /// by an eighth or so; and before one who sees what the one before it does not.
-    template <class F>
-    void for_each_transfer(index_t number, const F& f) const {
+    void for_each_transfer(index_t number, const auto& f) const {
         const auto ranks = key_cuts_.ranks();
         for (index_t owner = 0; owner < ranks; ++owner) {
             const auto held = common_rows(piece(number).rows, key_cuts_.of(owner));
@@ -156,8 +155,7 @@ public:
         }
     }
     /// Calls f(transfer) for those transfers of a piece that go from a rank or to it.
-    template <class F>
-    void for_each_transfer_of(index_t number, index_t rank, const F& f) const {
+    void for_each_transfer_of(index_t number, index_t rank, const auto& f) const {
         for_each_transfer(number, [&](const key_transfer& t) {
             if (t.from == rank || t.to == rank) f(t);
         });

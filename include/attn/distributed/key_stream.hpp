@@ -97,8 +97,7 @@ public:
 
     /// Calls compute(number, rows, keys, values) for each piece of which the rank sees something, and progress() is to be called now and
     /// then meanwhile; before each of them, and when all are done, before_piece(its number, or that of one behind all).
-    template <class F, class B>
-    void run(const F& compute, const B& before_piece) {
+    void run(const auto& compute, const auto& before_piece) {
         send_own();
         if (!numbers_.empty()) prepare(0);
         for (std::size_t at = 0; at < numbers_.size(); ++at) {
@@ -115,8 +114,7 @@ public:
         before_piece(std::numeric_limits<index_t>::max());
         for (auto* own : {&slots_[0], &slots_[1], &leaving_}) finish(*own);
     }
-    template <class F>
-    void run(const F& compute) {
+    void run(const auto& compute) {
         run(compute, [](index_t) {});
     }
     /// Moves on the messages that are under way.
@@ -200,8 +198,7 @@ private:
     /// Between two ranks, what has the same tag is sent and received in the order of pieces.
     static index_t tag_of(const key_transfer& t, index_t part) { return 2 * (t.owner % 16'000) + part + 1; }
     /// f(bytes, number) of the keys, 0, and of the values, 1, if they have any.
-    template <class F>
-    void each_part(slot& own, const key_transfer& t, const F& f) const {
+    void each_part(slot& own, const key_transfer& t, const auto& f) const {
         const auto part = [&](const workspace& memory, index_t row_bytes, index_t number) {
             if (row_bytes == 0) return;
             f(memory.bytes().subspan(static_cast<std::size_t>((t.rows.first - own.rows.first) * row_bytes),

@@ -258,8 +258,7 @@ private:
         if (failure) std::rethrow_exception(failure);
     }
     /// All queries see the same keys: spans are summed where they are, added up from rank to rank, and the sum is everyone's.
-    template <Communicator C>
-    void share(C& ranks, const auto& add_keys, const execution& run) {
+    void share(Communicator auto& ranks, const auto& add_keys, const execution& run) {
         const auto count = plan_.span_count(rank_);
         const auto add = [&](index_t task, index_t slice) {
             const auto number = task / count;

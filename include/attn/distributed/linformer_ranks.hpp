@@ -254,8 +254,7 @@ private:
         }
     }
     /// Exchanges the projected rows, until every rank has those of all.
-    template <Communicator C>
-    void exchange(C& ranks, const work& w) const {
+    void exchange(Communicator auto& ranks, const work& w) const {
         if (parts_.ranks() == 1) return;
         std::vector<std::size_t> count(static_cast<std::size_t>(parts_.ranks())), begin(count.size());
         for_each_row(w, [&](index_t maker, const auto& numbers) { count[static_cast<std::size_t>(maker)] += numbers.size(); });

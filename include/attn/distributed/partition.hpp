@@ -16,8 +16,8 @@ class partition {
 public:
     /// The partition of a call of these shapes and positions. Throws attention_error if the pattern does not fit them, if there is no rank,
     /// or if batch entries stand at different positions.
-    template <Pattern P>
-    partition(const P& pattern, const input_shapes& whole, index_t ranks, const positions& where = {}) : partition(pattern, whole, where) {
+    partition(const Pattern auto& pattern, const input_shapes& whole, index_t ranks, const positions& where = {})
+        : partition(pattern, whole, where) {
         if (ranks < 1) throw argument_error(name, "ranks", "must be at least 1, not ", ranks);
         const auto n = whole.queries.tokens, m = whole.keys.tokens;
         queries_.cuts = cuts_of(pattern, ranks);
@@ -28,8 +28,7 @@ public:
     }
     /// The partition with cuts of one's own: rank r holds the rows cuts[r] to cuts[r + 1] - 1. Throws attention_error as without them, and
     /// shape_error unless they rise from 0 to the number of tokens, as many of the queries as of the keys.
-    template <Pattern P>
-    partition(const P& pattern, const input_shapes& whole, std::vector<index_t> query_cuts, std::vector<index_t> key_cuts,
+    partition(const Pattern auto& pattern, const input_shapes& whole, std::vector<index_t> query_cuts, std::vector<index_t> key_cuts,
               const positions& where = {})
         : partition(pattern, whole, where) {
         check_cuts("query_cuts", query_cuts, whole.queries.tokens);
@@ -86,8 +85,7 @@ private:
         index_t sent = 0, received = 0; ///< keys
     };
 
-    template <Pattern P>
-    partition(const P& pattern, const input_shapes& whole, const attn::positions& where) : whole_(whole), where_(where) {
+    partition(const Pattern auto& pattern, const input_shapes& whole, const attn::positions& where) : whole_(whole), where_(where) {
         if (!where.first_query.shared() || !where.first_key.shared())
             throw argument_error(name, "positions", "are given for each batch entry, but ranks hold the same tokens of all");
         detail::check_shape<float>(name, "v", whole.values);
@@ -102,8 +100,7 @@ private:
     }
 
     /// Visible pairs of some rows.
-    template <Pattern P>
-    index_t pairs_of(const P& pattern, const row_range& rows) const {
+    index_t pairs_of(const Pattern auto& pattern, const row_range& rows) const {
         index_t pairs = 0;
         const auto &q = whole_.queries, &k = whole_.keys;
         const index_t alike = heads_alike(pattern) ? std::max<index_t>(1, q.heads) : 1;
@@ -115,8 +112,7 @@ private:
         return pairs;
     }
     /// The cuts between ranks: each is where the pairs before it are nearest to the share of the ranks before it.
-    template <Pattern P>
-    std::vector<index_t> cuts_of(const P& pattern, index_t ranks) const {
+    std::vector<index_t> cuts_of(const Pattern auto& pattern, index_t ranks) const {
         const auto n = whole_.queries.tokens;
         std::vector<index_t> blocks; // pairs of each, and then cuts
         index_t total = 0;

@@ -31,8 +31,7 @@ private:
 
 /// Calls body(communicator) on `ranks` threads at once, each a rank, and returns when all are done. If one throws, what the others wait for
 /// throws rank_error, and the first exception reaches the caller. Throws argument_error unless there is a rank.
-template <class Body>
-void on_thread_ranks(index_t ranks, const Body& body) {
+void on_thread_ranks(index_t ranks, const auto& body) {
     if (ranks < 1) throw argument_error("on_thread_ranks", "ranks", "must be at least 1, not ", ranks);
     detail::mailbox box;
     detail::run_on_threads(

@@ -71,8 +71,7 @@ void forward_inside(const L& inner, const layer_inputs<typename L::scalar>& in, 
 }
 
 /// A visitor of the gradients of a member.
-template <class V>
-auto visit_member(std::string_view member, const V& visit) {
+auto visit_member(std::string_view member, const auto& visit) {
     return [member, &visit](std::string_view name, const auto& view, const shape& expected, bool rows) {
         visit(nested_name(member, name), view, expected, rows);
     };

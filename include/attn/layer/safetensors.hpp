@@ -70,8 +70,7 @@ struct file_header {
 };
 
 /// Reads the header of a file of so many bytes: read(to, count) has the next ones of them. What it says fits the file: all is checked here.
-template <class Read>
-file_header read_header(std::uint64_t file_bytes, Read& read) {
+file_header read_header(std::uint64_t file_bytes, auto& read) {
     const auto refuse = [](const auto&... problem) { throw parameter_error(joined({"safetensors: ", piece_of(problem)...})); };
     if (file_bytes < 8) refuse("the file has ", file_bytes, " bytes, too few for a header");
     char length[8];
@@ -100,8 +99,7 @@ file_header read_header(std::uint64_t file_bytes, Read& read) {
 }
 
 /// Adds the tensors of a file, whose numbers go from what reads it to where they stay.
-template <class Read>
-void add_tensors(parameters& to, const std::vector<stored_tensor>& tensors, Read& read) {
+void add_tensors(parameters& to, const std::vector<stored_tensor>& tensors, auto& read) {
     for (const auto& t : tensors) {
         const auto bytes = static_cast<std::size_t>(t.offsets[1] - t.offsets[0]);
         const parameters::extents size(t.size.begin(), t.size.end());
@@ -121,8 +119,7 @@ void add_tensors(parameters& to, const std::vector<stored_tensor>& tensors, Read
 }
 
 /// All that is in one file.
-template <class Read>
-parameters read_file(std::uint64_t bytes, Read& read) {
+parameters read_file(std::uint64_t bytes, auto& read) {
     auto header = read_header(bytes, read);
     parameters result;
     add_tensors(result, header.tensors, read);
@@ -153,8 +150,7 @@ private:
 };
 
 /// What f() returns; its errors get the name of the file.
-template <class F>
-auto with_name_of(const std::string& path, const F& f) {
+auto with_name_of(const std::string& path, const auto& f) {
     try {
         return f();
     } catch (const parameter_error& error) { throw parameter_error(path + ": " + error.what()); }
@@ -217,8 +213,7 @@ public:
     /// The size of the file.
     std::size_t bytes() const { return header_.size() + data_bytes_; }
     /// Gives all bytes of it, in order, to put(std::string_view).
-    template <class Put>
-    void write(const Put& put) const {
+    void write(const auto& put) const {
         put(std::string_view(header_));
         for (const auto& t : tensors_) {
             if (is_in_file_order || !is_computed_type(t.type)) {

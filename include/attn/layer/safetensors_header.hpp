@@ -105,8 +105,7 @@ private:
         return text_[at_++];
     }
     /// Calls member(key) at each value of an object. A key may not come twice.
-    template <class F>
-    void object(const F& member) {
+    void object(const auto& member) {
         take('{');
         if (take_if('}')) return;
         std::vector<std::string> keys;
@@ -120,8 +119,7 @@ private:
         if (const auto twice = std::ranges::adjacent_find(keys); twice != keys.end()) fail("the key \"" + *twice + "\" comes twice");
     }
     /// Calls element() at each value of an array.
-    template <class F>
-    void array(const F& element) {
+    void array(const auto& element) {
         take('[');
         if (take_if(']')) return;
         do element();

@@ -18,8 +18,7 @@ void check_grid(std::string_view operation, const window_grid& grid, const tenso
 }
 
 /// Whether an operator lets query i see key j, by its pattern and by its score of an ordinary pair. One that has no pattern lets it.
-template <Attention A>
-bool shows(const A& op, index_t batch, index_t head, index_t i, index_t j) {
+bool shows(const Attention auto& op, index_t batch, index_t head, index_t i, index_t j) {
     if constexpr (requires { at(op.pattern, batch, head); })
         if (!at(op.pattern, batch, head).visible(i, j)) return false;
     if constexpr (requires { score_at(op.score, batch, head)(0.0, i, j); })
@@ -29,8 +28,7 @@ bool shows(const A& op, index_t batch, index_t head, index_t i, index_t j) {
 
 /// Throws argument_error if attention inside a layer joins opposite edges of a shifted grid. It is asked about neighbours in the windows of
 /// the first image that hold such edges: whatever knows nothing of the edges shows some of them. What it refers to has been checked.
-template <class L>
-void check_edges(std::string_view operation, const window_grid& grid, const L& layer, const positions& where) {
+void check_edges(std::string_view operation, const window_grid& grid, const auto& layer, const positions& where) {
     if constexpr (requires {
                       requires Attention<std::remove_cvref_t<decltype(layer.attention)>>;
                       layer.heads;

@@ -45,8 +45,7 @@ struct window_grid {
     }
 
     /// Calls f(token of the grid, token of the window) for each token of a window, in the window's order: grid_token without divisions.
-    template <class F>
-    void for_each_token(index_t window, F&& f) const {
+    void for_each_token(index_t window, auto&& f) const {
         const auto across = width / window_width;
         const auto top = window / across * window_height + shift_height, left = window % across * window_width + shift_width;
         for (index_t y = 0; y < window_height; ++y) {
@@ -117,8 +116,7 @@ void check_windows(const window_grid& grid, const tensor_view<const T>& from, co
 
 /// Calls f(image, token of the image, window, token of the window) for each token, in parallel: window w of image b is entry b windows() +
 /// w.
-template <class F>
-void for_each_window_token(const window_grid& grid, index_t images, const execution& run, const F& f) {
+void for_each_window_token(const window_grid& grid, index_t images, const execution& run, const auto& f) {
     run.for_each(images * grid.windows(), [&](index_t entry, index_t) {
         grid.for_each_token(entry % grid.windows(),
                             [&](index_t of_image, index_t of_window) { f(entry / grid.windows(), of_image, entry, of_window); });

@@ -197,8 +197,7 @@ std::size_t training_bytes(const N&, const shape& x, index_t concurrency) {
 } // namespace detail
 
 /// Bytes of workspace that a training call of a norm for tokens of that shape needs with such an executor or execution.
-template <FoldableNorm N>
-std::size_t training_workspace_bytes(const N& norm, const shape& x, const detail::call_execution& run = {}) {
+std::size_t training_workspace_bytes(const FoldableNorm auto& norm, const shape& x, const detail::call_execution& run = {}) {
     return detail::training_bytes(norm, x, run.concurrency());
 }
 

@@ -42,8 +42,7 @@ struct channel_maps {
     }
 
     /// The map of channel c is map_of(c), times `share`.
-    template <class F>
-    void set(index_t channels, double share, const F& map_of) const {
+    void set(index_t channels, double share, const auto& map_of) const {
         for (index_t c = 0; c < channels; ++c) {
             const channel_map map = map_of(c);
             centre[c] = static_cast<T>(map.mean);

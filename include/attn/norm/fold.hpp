@@ -24,8 +24,7 @@ struct linear_view {
 
 namespace detail {
 
-template <FoldableNorm N>
-std::vector<channel_map> maps_to_fold(std::string_view operation, const N& norm, index_t channels) {
+std::vector<channel_map> maps_to_fold(std::string_view operation, const FoldableNorm auto& norm, index_t channels) {
     const auto& statistics = [&]() -> const auto& {
         if constexpr (requires { norm.rep; }) return norm.rep.batch;
         else if constexpr (requires { norm.batch; }) return norm.batch;

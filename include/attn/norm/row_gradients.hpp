@@ -39,8 +39,7 @@ struct row_operation {
     const T* bias;
 
     /// ((x - centre) * scale + offset) * weight + bias.
-    template <class Load>
-    [[gnu::always_inline]] lanes mapped(lanes x, lanes centre, lanes scale, lanes offset, index_t c, const Load& load) const {
+    [[gnu::always_inline]] lanes mapped(lanes x, lanes centre, lanes scale, lanes offset, index_t c, const auto& load) const {
         if constexpr (centred) x = fma(x - centre, scale, offset);
         else x = x * scale;
         if constexpr (has_weight && has_bias) return fma(x, load(weight + c), load(bias + c));

@@ -24,10 +24,7 @@ bool worth_streaming(const stored_view<const T>& x, const stored_view<T>& out, n
 }
 
 /// Calls f with std::bool_constant for each of some conditions, known when the program runs.
-template <class F>
-void with_conditions(const F& f) {
-    f();
-}
+void with_conditions(const auto& f) { f(); }
 template <class F, class... Rest>
 void with_conditions(const F& f, bool first, Rest... rest) {
     if (first) with_conditions([&](auto... known) { f(std::true_type{}, known...); }, rest...);
@@ -68,8 +65,7 @@ public:
     index_t count() const { return loops_[0].extent * loops_[1].extent * loops_[2].extent; }
 
     /// Calls f(rows of x, rows of out, count) until rows [first, first + count) are done.
-    template <class F>
-    void for_each_run(index_t first, index_t count, const F& f) const {
+    void for_each_run(index_t first, index_t count, const auto& f) const {
         const auto& [a, b, c] = loops_;
         while (count > 0) {
             const auto i = first / (b.extent * c.extent), j = first / c.extent % b.extent, k = first % c.extent;
@@ -117,8 +113,7 @@ private:
     }
     static index_t padded(index_t channels) { return kernel::whole_registers<T>(channels); }
     static index_t thread_size(index_t channels) { return rows_at_once(channels) * padded(channels); }
-    template <class F>
-    void widened(const stored_rows<const T>& x, const stored_rows<T>& out, index_t count, T* memory, const F& f) const {
+    void widened(const stored_rows<const T>& x, const stored_rows<T>& out, index_t count, T* memory, const auto& f) const {
         const auto size = rows_at_once(channels_), width = padded(channels_);
         for (index_t first = 0; first < count; first += size) {
             const auto rows = std::min(size, count - first);

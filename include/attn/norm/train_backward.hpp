@@ -127,8 +127,7 @@ private:
             store(sum, to + c);
         });
     }
-    template <class Load>
-    [[gnu::always_inline]] static lanes normal(const layout& own, lanes x, index_t c, const Load& load) {
+    [[gnu::always_inline]] static lanes normal(const layout& own, lanes x, index_t c, const auto& load) {
         return fma(x - load(own.normal.centre + c), load(own.normal.scale + c), load(own.normal.offset + c));
     }
 };
@@ -171,8 +170,7 @@ std::size_t train_backward_bytes(const progressive_rep_batch_norm<N>& norm, cons
 } // namespace detail
 
 /// Bytes of workspace that the gradient of a training step of a norm over tokens of that shape needs with such an executor or execution.
-template <FoldableNorm N>
-std::size_t train_backward_workspace_bytes(const N& norm, const shape& x, const detail::call_execution& run = {}) {
+std::size_t train_backward_workspace_bytes(const FoldableNorm auto& norm, const shape& x, const detail::call_execution& run = {}) {
     return detail::train_backward_bytes(norm, x, run.concurrency());
 }
 

@@ -38,16 +38,14 @@ constexpr auto mask_of(const Index&, std::uint64_t bits) {
 }
 
 /// The mask of lanes whose queries are asked one by one: sees(query).
-template <QueryLanes Index>
-constexpr auto mask_of_each(const Index& i, const auto& sees) {
+constexpr auto mask_of_each(const QueryLanes auto& i, const auto& sees) {
     std::uint64_t bits = 0;
     for (index_t l = 0; l < i.count; ++l) bits |= std::uint64_t{sees(i.first + l * i.step)} << l;
     return mask_of(i, bits);
 }
 
 /// The mask of lanes whose queries see the same within a block of `size` positions: sees(block) is asked once for each block.
-template <QueryLanes Index>
-constexpr auto mask_of_blocks(const Index& i, index_t size, const auto& sees) {
+constexpr auto mask_of_blocks(const QueryLanes auto& i, index_t size, const auto& sees) {
     std::uint64_t bits = 0;
     for (index_t l = 0; l < i.count;) {
         const auto query = i.first + l * i.step, block = floor_div(query, size), left = (block + 1) * size - query;

@@ -19,8 +19,7 @@ struct block_plane {
                 if (block(row, column) != seen) return visibility::some;
         return seen;
     }
-    template <QueryLanes Index>
-    constexpr auto visible(const Index& i, index_t j) const {
+    constexpr auto visible(const QueryLanes auto& i, index_t j) const {
         return mask_of_blocks(i, query_block, [&](index_t row) { return visible(row * query_block, j); });
     }
 };

@@ -42,10 +42,7 @@ private:
 /// The pattern on one box of queries and keys, without the parts that the box decides: a residue-class tile need not divide to learn
 /// that it is strided, nor a tile inside the window compare with its edges. What is left is equal to p on the box, for integers and
 /// for lanes; `visible` of lanes with `mask_from_bits` is then always a mask.
-template <Pattern P>
-constexpr auto narrowed(const P& p, const position_range&, const position_range&) {
-    return p;
-}
+constexpr auto narrowed(const Pattern auto& p, const position_range&, const position_range&) { return p; }
 
 /// Two combined patterns on one box of queries and keys: an intersection without one that sees all of the box, a union without one that
 /// sees none.

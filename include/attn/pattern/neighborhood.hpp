@@ -73,8 +73,7 @@ public:
         }
         return seen;
     }
-    template <QueryLanes Index>
-    auto visible(const Index& i, index_t j) const {
+    auto visible(const QueryLanes auto& i, index_t j) const {
         if (i.step != 1) return detail::mask_of_each(i, [&](index_t query) { return visible(query, j); });
         auto bits = ~std::uint64_t{0};
         for (const auto& axis : *places_) bits &= axis.queries_that_see(axis.place[index(j)], i.first);
@@ -91,8 +90,7 @@ public:
         /// What the pattern says.
         auto visible(const auto& i, const auto& j) const { return pattern_->visible(i, j); }
         /// The mask of lanes of queries that see one key; for queries side by side, those of a place are found once.
-        template <QueryLanes Index>
-        auto visible(const Index& i, index_t j) const {
+        auto visible(const QueryLanes auto& i, index_t j) const {
             if (i.step != 1) return pattern_->visible(i, j);
             if (i.first != first_) {
                 first_ = i.first;

@@ -95,8 +95,7 @@ constexpr auto terms_of(const pattern::combined<A, B, is_union>& p) {
     }
 }
 
-template <class P>
-constexpr bool sees_anything(const P& p, const position_range& queries, const position_range& keys) {
+constexpr bool sees_anything(const auto& p, const position_range& queries, const position_range& keys) {
     return !visibility(p.visible(queries, keys)).is_none();
 }
 
@@ -154,9 +153,8 @@ constexpr void for_each_pass(const P& p, index_t first_query, index_t queries, i
 /// The pairs of a pattern (after `at`): how many are visible, and how many its schedule visits with tiles of `tile` queries (and a
 /// unit, see tile_at) and runs of `grain` keys. Full runs are counted by multiplication, partial ones pair by pair. Throws attention_error
 /// if the pattern is wrong.
-template <Pattern P>
-constexpr pair_count visited_pairs(const P& p, index_t first_query, index_t queries, index_t first_key, index_t keys, index_t tile,
-                                   index_t grain, index_t unit = 0) {
+constexpr pair_count visited_pairs(const Pattern auto& p, index_t first_query, index_t queries, index_t first_key, index_t keys,
+                                   index_t tile, index_t grain, index_t unit = 0) {
     attn::check(p, pattern_context{.operation = "visited_pairs",
                                    .first_query = first_query,
                                    .end_query = first_query + queries,

@@ -117,22 +117,13 @@ constexpr position_range abs(position_range a) {
 }
 
 /// floor_div on lanes, for which a qualified name does not find what they bring along.
-template <detail::found_by_argument::Lanes L>
-constexpr auto floor_div(const L& a, index_t c) {
-    return detail::found_by_argument::divide(a, c);
-}
+constexpr auto floor_div(const detail::found_by_argument::Lanes auto& a, index_t c) { return detail::found_by_argument::divide(a, c); }
 
 /// floor_mod on lanes.
-template <detail::found_by_argument::Lanes L>
-constexpr auto floor_mod(const L& a, index_t c) {
-    return detail::found_by_argument::rest(a, c);
-}
+constexpr auto floor_mod(const detail::found_by_argument::Lanes auto& a, index_t c) { return detail::found_by_argument::rest(a, c); }
 
 /// abs on lanes.
-template <detail::found_by_argument::Lanes L>
-constexpr auto abs(const L& a) {
-    return detail::found_by_argument::magnitude(a);
-}
+constexpr auto abs(const detail::found_by_argument::Lanes auto& a) { return detail::found_by_argument::magnitude(a); }
 
 /// All sums of a position of each.
 template <class A, detail::RangeWith<A> B>

@@ -59,8 +59,7 @@ constexpr query_tile tile_at(index_t t, index_t first_query, index_t n, index_t 
 /// Calls visit(key_run) for the runs of the `keys` keys from first_key that the tile visits, in rising order, disjoint, neighbours
 /// differing in fullness or apart. A tile of step s visits keys of its own residue class, in steps of s: the pattern must promise
 /// that step. Runs begin and end at multiples of `grain` keys from the first, or at the last. Nothing is allocated.
-template <Pattern P, class F>
-constexpr void for_each_run(const P& p, const query_tile& tile, index_t first_key, index_t keys, index_t grain, F&& visit) {
+constexpr void for_each_run(const Pattern auto& p, const query_tile& tile, index_t first_key, index_t keys, index_t grain, auto&& visit) {
     const auto skip = tile.step > 1 ? floor_mod(tile.first - first_key, tile.step) : 0;
     if (tile.count <= 0 || keys <= skip) return;
     const auto queries = tile.positions();

@@ -41,8 +41,7 @@ struct segments_of_entry {
         const auto a = queries.bounds(i), b = keys.bounds(j);
         return {a.low == b.high && a.high == b.low, a.high < b.low || b.high < a.low};
     }
-    template <QueryLanes Index>
-    constexpr auto visible(const Index& i, index_t j) const {
+    constexpr auto visible(const QueryLanes auto& i, index_t j) const {
         if (equal.words) return mask_of(i, equal.bits(i.first - queries.first, i.step, i.count, j - keys.first));
         const auto id = keys[j];
         return mask_of_each(i, [&](index_t query) { return queries[query] == id; });
@@ -57,8 +56,7 @@ struct segments_of_box {
     mutable bool has_last = false;
 
     constexpr auto visible(const auto& i, const auto& j) const { return segments.visible(i, j); }
-    template <QueryLanes Index>
-    constexpr auto visible(const Index& i, index_t j) const {
+    constexpr auto visible(const QueryLanes auto& i, index_t j) const {
         if (segments.equal.words) return segments.visible(i, j);
         const auto id = segments.keys[j];
         if (!has_last || id != last_id) {

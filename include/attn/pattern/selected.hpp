@@ -32,8 +32,7 @@ struct block_lists {
         }
         return {all, none};
     }
-    template <QueryLanes Index>
-    auto visible(const Index& i, index_t j) const {
+    auto visible(const QueryLanes auto& i, index_t j) const {
         return mask_of_blocks(i, query_block, [&](index_t row) { return visible(row * query_block, j); });
     }
 };

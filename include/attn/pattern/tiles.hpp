@@ -53,8 +53,7 @@ struct tile_plane {
         return {(all & mask) == mask, (any & mask) == 0};
     }
 
-    template <QueryLanes Index>
-    constexpr auto visible(const Index& i, index_t j) const {
+    constexpr auto visible(const QueryLanes auto& i, index_t j) const {
         if (any_query) return mask_of(i, table.bit(0, j - first_key) ? ~std::uint64_t{0} : 0);
         return mask_of(i, table.bits(i.first - first_query, i.step, i.count, j - first_key));
     }
@@ -163,8 +162,7 @@ private:
     }
 
     /// read(batch, head, row, line) writes a row of the mask as bytes 0 and 1.
-    template <class Read>
-    void look(const per_batch& first_query, const per_batch& first_key, const Read& read) {
+    void look(const per_batch& first_query, const per_batch& first_key, const auto& read) {
         const auto made = std::make_shared<planes>();
         made->first_queries = checked("first_query", first_query);
         made->first_keys = checked("first_key", first_key);

@@ -25,8 +25,7 @@ struct tokens {
         return false;
     }
     /// Calls f(j) for the visible tokens of first .. end - 1.
-    template <class F>
-    void for_each_visible(index_t first, index_t end, const F& f) const {
+    void for_each_visible(index_t first, index_t end, const auto& f) const {
         for (auto j = first; j < end; ++j)
             if (visible[static_cast<std::size_t>(j)]) f(j);
     }

@@ -24,8 +24,7 @@ template <class F>
 using of_head = std::function<F(index_t batch, index_t head)>;
 
 /// Of a pattern, which outlives them.
-template <Pattern P>
-of_head<visible_pairs> visible_pairs_of(const P& pattern) {
+of_head<visible_pairs> visible_pairs_of(const Pattern auto& pattern) {
     return [&pattern](index_t b, index_t h) -> visible_pairs {
         return [here = at(pattern, b, h)](index_t i, index_t j) -> bool { return here.visible(i, j); };
     };

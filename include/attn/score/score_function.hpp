@@ -33,8 +33,7 @@ struct score_context : pattern_context {
 
     /// Calls f(context, b) for each batch entry b, or once for all of them if a table lies at the same positions for all. Throws
     /// argument_error unless the positions are one for all, or as many as divide the batch entries.
-    template <class F>
-    void for_each_entry(const auto& name, const per_batch& queries_from, const per_batch& keys_from, F&& f) const {
+    void for_each_entry(const auto& name, const per_batch& queries_from, const per_batch& keys_from, auto&& f) const {
         for (const auto* first : {&queries_from, &keys_from})
             if (!first->shared() && !repeats(first->count()))
                 refuse(name(), "has ", first->count(), " positions, which do not divide ", batch, " batch entries");
@@ -104,8 +103,7 @@ template <class F>
 concept HasParameterSlopes = requires(const F& f, double score, index_t i) { f.parameter_slope(i, score, i, i); };
 
 /// Calls check(name, view, shape) for each of a score function's gradients.
-template <class S, class G>
-void check_score_gradients(const S& score, const G& wanted, const auto& check) {
+void check_score_gradients(const auto& score, const auto& wanted, const auto& check) {
     if constexpr (requires { score.check_gradients(wanted, check); }) score.check_gradients(wanted, check);
 }
 
