@@ -23,7 +23,7 @@ public:
         queries_.cuts = cuts_of(pattern, ranks);
         if (n == m && where_.first_query[0] == where_.first_key[0]) keys_ = queries_;
         else
-            for (index_t r = 0; r <= ranks; ++r) keys_.cuts.push_back(m / ranks * r + m % ranks * r / ranks);
+            for (index_t r = 0; r <= ranks; ++r) keys_.cuts.push_back(share_of(m, r, ranks));
         find_work(pattern);
     }
     /// The partition with cuts of one's own: rank r holds the rows cuts[r] to cuts[r + 1] - 1. Throws attention_error as without them, and
@@ -99,6 +99,8 @@ private:
             throw shape_error(name, argument, "must rise from 0 to the ", tokens, " tokens, one more than there are ranks");
     }
 
+    /// What the first `rank` of `ranks` have of a number.
+    static index_t share_of(index_t all, index_t rank, index_t ranks) { return all / ranks * rank + all % ranks * rank / ranks; }
     /// Visible pairs of some rows.
     index_t pairs_of(const Pattern auto& pattern, const row_range& rows) const {
         index_t pairs = 0;
@@ -125,10 +127,10 @@ private:
                 of_rows = 0; // the block, the pairs before it, a row of it and the pairs of those before that
         for (index_t rank = 1; rank < ranks; ++rank) {
             if (total == 0) {
-                cuts.push_back(n / ranks * rank + n % ranks * rank / ranks);
+                cuts.push_back(share_of(n, rank, ranks));
                 continue;
             }
-            const auto share = total / ranks * rank + total % ranks * rank / ranks;
+            const auto share = share_of(total, rank, ranks);
             while (before + blocks[static_cast<std::size_t>(block)] < share) {
                 before += blocks[static_cast<std::size_t>(block++)];
                 row = of_rows = 0;

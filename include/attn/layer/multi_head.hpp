@@ -140,9 +140,7 @@ struct multi_head {
     std::size_t kept_bytes(const shape& tokens, const shape& context) const {
         return detail::bytes_for<tensors>(*this, tokens, context.size() > 0 ? context : tokens, true);
     }
-    void forward(const layer_inputs<T>& in, const tensor_view<T>& result, std::byte* kept, const execution& run) const
-        requires is_differentiable
-    {
+    void forward(const layer_inputs<T>& in, const tensor_view<T>& result, std::byte* kept, const execution& run) const {
         detail::scratch memory(kept);
         compute(in, {memory, *this, in.tokens.shape(), source_of(in).shape(), true}, result, run);
     }

@@ -78,9 +78,7 @@ struct transformer_block {
     std::size_t kept_bytes(const shape& tokens, const shape& context) const {
         return detail::bytes_for<kept_tensors>(*this, tokens, context);
     }
-    void forward(const layer_inputs<scalar>& in, const tensor_view<scalar>& out, std::byte* kept, const execution& run) const
-        requires is_differentiable
-    {
+    void forward(const layer_inputs<scalar>& in, const tensor_view<scalar>& out, std::byte* kept, const execution& run) const {
         detail::scratch memory(kept);
         compute(in, kept_tensors(memory, *this, in.tokens.shape(), in.context.shape()), out, run);
     }

@@ -69,8 +69,7 @@ template <Layer L>
 struct windowed {
     using scalar = typename L::scalar;
     static constexpr std::string_view name = "windowed";
-    static constexpr bool in_place = true;
-    static constexpr bool moves_statistics = L::moves_statistics;
+    static constexpr bool in_place = true, moves_statistics = L::moves_statistics;
 
     window_grid grid;
     L layer;
@@ -165,8 +164,7 @@ template <Scalar T, Norm N = identity_norm<T>>
 struct spatial_reduction {
     using scalar = T;
     static constexpr std::string_view name = "spatial_reduction";
-    static constexpr bool in_place = false;
-    static constexpr bool moves_statistics = N::moves_statistics;
+    static constexpr bool in_place = false, moves_statistics = N::moves_statistics;
 
     window_grid grid; ///< not shifted
     linear<T> projection;

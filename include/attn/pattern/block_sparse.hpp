@@ -3,29 +3,6 @@
 #include "../core/tensor_view.hpp"
 #include "bit_table.hpp"
 
-namespace attn::inline ATTN_INSTRUCTION_SET::detail {
-
-struct block_plane {
-    const bool* blocks;
-    index_t row_stride, column_stride, query_block, key_block;
-
-    constexpr bool block(index_t row, index_t column) const { return blocks[row * row_stride + column * column_stride]; }
-    constexpr bool visible(index_t i, index_t j) const { return block(i / query_block, j / key_block); }
-    constexpr visibility visible(const position_range& i, const position_range& j) const {
-        const auto rows = floor_div(i, query_block), columns = floor_div(j, key_block);
-        const bool seen = block(rows.first, columns.first);
-        for (auto row = rows.first; row <= rows.last; ++row)
-            for (auto column = columns.first; column <= columns.last; ++column)
-                if (block(row, column) != seen) return visibility::some;
-        return seen;
-    }
-    constexpr auto visible(const QueryLanes auto& i, index_t j) const {
-        return mask_of_blocks(i, query_block, [&](index_t row) { return visible(row * query_block, j); });
-    }
-};
-
-} // namespace attn::detail
-
 namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 
 /// A bool matrix over blocks of queries and keys: blocks(floor(i / query_block), floor(j / key_block)). The blocks are the caller's
@@ -38,7 +15,27 @@ struct block_sparse {
     index_t query_block;
     index_t key_block = query_block;
 
-    constexpr detail::block_plane at(index_t batch, index_t head) const {
+    /// The blocks of one batch entry and head.
+    struct block_plane {
+        const bool* blocks;
+        index_t row_stride, column_stride, query_block, key_block;
+
+        constexpr bool block(index_t row, index_t column) const { return blocks[row * row_stride + column * column_stride]; }
+        constexpr bool visible(index_t i, index_t j) const { return block(i / query_block, j / key_block); }
+        constexpr visibility visible(const position_range& i, const position_range& j) const {
+            const auto rows = floor_div(i, query_block), columns = floor_div(j, key_block);
+            const bool seen = block(rows.first, columns.first);
+            for (auto row = rows.first; row <= rows.last; ++row)
+                for (auto column = columns.first; column <= columns.last; ++column)
+                    if (block(row, column) != seen) return visibility::some;
+            return seen;
+        }
+        constexpr auto visible(const QueryLanes auto& i, index_t j) const {
+            return detail::mask_of_blocks(i, query_block, [&](index_t row) { return visible(row * query_block, j); });
+        }
+    };
+
+    constexpr block_plane at(index_t batch, index_t head) const {
         const auto& size = blocks.shape();
         const detail::table_place at(size, batch, head);
         return {blocks.row(at.entry, at.head, 0), blocks.strides().tokens, blocks.strides().channels, query_block, key_block};

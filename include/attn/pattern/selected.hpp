@@ -7,38 +7,6 @@
 #include <memory>
 #include <vector>
 
-namespace attn::inline ATTN_INSTRUCTION_SET::detail {
-
-/// The lists of one batch entry and head, each in rising order; what is left of a list is filled with `no_block`.
-struct block_lists {
-    static constexpr index_t no_block = std::numeric_limits<index_t>::max();
-
-    const index_t* lists;
-    index_t length, query_block, key_block;
-
-    /// How many of a list's blocks lie in first .. last.
-    index_t count(index_t row, index_t first, index_t last) const {
-        const auto *const begin = lists + row * length, *const end = begin + length;
-        return std::upper_bound(begin, end, last) - std::lower_bound(begin, end, first);
-    }
-    bool visible(index_t i, index_t j) const { return count(i / query_block, j / key_block, j / key_block) > 0; }
-    visibility visible(const position_range& i, const position_range& j) const {
-        const auto rows = floor_div(i, query_block), columns = floor_div(j, key_block);
-        bool all = true, none = true;
-        for (auto row = rows.first; row <= rows.last && (all || none); ++row) {
-            const auto seen = count(row, columns.first, columns.last);
-            all = all && seen == columns.last - columns.first + 1;
-            none = none && seen == 0;
-        }
-        return {all, none};
-    }
-    auto visible(const QueryLanes auto& i, index_t j) const {
-        return mask_of_blocks(i, query_block, [&](index_t row) { return visible(row * query_block, j); });
-    }
-};
-
-} // namespace attn::detail
-
 namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 
 /// Selected key blocks: query i sees key j if the block floor(j / key_block) is in the list of the block floor(i / query_block).
@@ -50,6 +18,34 @@ namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 class selected {
 public:
     static constexpr bool compares_positions = false;
+
+    /// The lists of one batch entry and head, each in rising order; what is left of a list is filled with `no_block`.
+    struct block_lists {
+        static constexpr index_t no_block = std::numeric_limits<index_t>::max();
+
+        const index_t* lists;
+        index_t length, query_block, key_block;
+
+        /// How many of a list's blocks lie in first .. last.
+        index_t count(index_t row, index_t first, index_t last) const {
+            const auto *const begin = lists + row * length, *const end = begin + length;
+            return std::upper_bound(begin, end, last) - std::lower_bound(begin, end, first);
+        }
+        bool visible(index_t i, index_t j) const { return count(i / query_block, j / key_block, j / key_block) > 0; }
+        visibility visible(const position_range& i, const position_range& j) const {
+            const auto rows = floor_div(i, query_block), columns = floor_div(j, key_block);
+            bool all = true, none = true;
+            for (auto row = rows.first; row <= rows.last && (all || none); ++row) {
+                const auto seen = count(row, columns.first, columns.last);
+                all = all && seen == columns.last - columns.first + 1;
+                none = none && seen == 0;
+            }
+            return {all, none};
+        }
+        auto visible(const QueryLanes auto& i, index_t j) const {
+            return detail::mask_of_blocks(i, query_block, [&](index_t row) { return visible(row * query_block, j); });
+        }
+    };
 
     /// Blocks of so many queries, and of so many keys.
     selected(const attn::detail::read_view<index_t>& table, index_t query_block, index_t key_block)
@@ -65,7 +61,7 @@ public:
     /// Blocks of keys as long as those of queries.
     selected(const attn::detail::read_view<index_t>& table, index_t block) : selected(table, block, block) {}
 
-    detail::block_lists at(index_t batch, index_t head) const {
+    block_lists at(index_t batch, index_t head) const {
         const auto plane = detail::table_place(size_, batch, head).plane(size_);
         return {lists_->data() + plane * size_.tokens * size_.channels, size_.channels, query_block_, key_block_};
     }
@@ -78,7 +74,7 @@ public:
 
 private:
     static void add_list(const tensor_view<const index_t>& table, index_t b, index_t h, index_t row, std::vector<index_t>& lists) {
-        constexpr auto none = detail::block_lists::no_block;
+        constexpr auto none = block_lists::no_block;
         const auto begin = std::ssize(lists);
         for (index_t e = 0; e < table.shape().channels; ++e) lists.push_back(table(b, h, row, e) < 0 ? none : table(b, h, row, e));
         std::sort(lists.begin() + begin, lists.end());

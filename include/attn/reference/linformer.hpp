@@ -72,15 +72,6 @@ projected_tokens<T> identity_projection(const tokens<T>& x) {
         });
 }
 
-/// The gradients of identity_projection, from the gradients g of the rows that it gives: dx[r, c] += g[r, c]. Here and below of_x is (1, 1,
-/// m, channels); what has no memory is left out.
-template <class T>
-void identity_projection_gradients(const tokens<T>& x, const projected_tokens<T>& d_out, const tensor_view<T>& of_x) {
-    detail::for_each_row(d_out, [&](index_t r, const auto& g) {
-        for (index_t c = 0; c < x.channels(); ++c) of_x(0, 0, r, c) += g(c);
-    });
-}
-
 /// projected[r, c] = sum over visible j of matrix[r, j] x[j, c] + bias[r]; matrix (1, heads or 1, projected, m or more), bias
 /// (1, heads or 1, projected, 1) or without data.
 template <class T, class U>
@@ -96,7 +87,8 @@ projected_tokens<T> linear_projection(const tokens<T>& x, const tensor_view<cons
     });
 }
 
-/// The gradients of linear_projection, over the visible j:
+/// The gradients of linear_projection, from the gradients g of the rows that it gives, over the visible j. Here and below of_x is (1, 1, m,
+/// channels); what has no memory is left out.
 ///     dx[j, c] += matrix[r, j] g[r, c],      dmatrix[r, j] += sum_c g[r, c] x[j, c],      dbias[r] += sum_c g[r, c]
 template <class T, class U>
 void linear_projection_gradients(const tokens<T>& x, const projected_tokens<T>& d_out, const tensor_view<T>& of_x,
