@@ -2,8 +2,7 @@
 #include "bench_no_prefetch.hpp"
 
 #include "attn/attention/softmax_attention.hpp"
-#include "attn/pattern/causal.hpp"
-#include "attn/pattern/local.hpp"
+#include "attn/pattern/formulas.hpp"
 
 namespace attn::bench {
 

@@ -4,8 +4,7 @@
 
 #include "attn/distributed/sequence_parallel.hpp"
 #include "attn/distributed/thread_communicator.hpp"
-#include "attn/pattern/causal.hpp"
-#include "attn/pattern/local.hpp"
+#include "attn/pattern/formulas.hpp"
 
 #include <barrier>
 #include <functional>

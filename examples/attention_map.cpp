@@ -3,8 +3,7 @@
 //     example_attention_map [TEXT FILE [PICTURE]]
 #include <attn/attention/eigen.hpp>
 #include <attn/attention/softmax_attention.hpp>
-#include <attn/pattern/causal.hpp>
-#include <attn/pattern/local.hpp>
+#include <attn/pattern/formulas.hpp>
 
 #include <algorithm>
 #include <cctype>

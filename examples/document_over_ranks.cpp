@@ -3,8 +3,7 @@
 #include <attn/distributed/mpi.hpp>
 #include <attn/distributed/sequence_parallel.hpp>
 #include <attn/parallel/thread_pool.hpp>
-#include <attn/pattern/causal.hpp>
-#include <attn/pattern/local.hpp>
+#include <attn/pattern/formulas.hpp>
 
 #include <cmath>
 #include <cstdio>

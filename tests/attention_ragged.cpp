@@ -15,8 +15,7 @@
 #include <attn/layer/transformer_block.hpp>
 #include <attn/layer/windowed.hpp>
 #include <attn/norm/layer_norm.hpp>
-#include <attn/pattern/causal.hpp>
-#include <attn/pattern/local.hpp>
+#include <attn/pattern/formulas.hpp>
 
 namespace attn::testing {
 

@@ -4,7 +4,7 @@
 #include "executors.hpp"
 
 #include <attn/attention/softmax_attention.hpp>
-#include <attn/pattern/predicate.hpp>
+#include <attn/pattern/formulas.hpp>
 
 namespace attn::testing {
 

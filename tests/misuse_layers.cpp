@@ -20,7 +20,7 @@
 #include <attn/norm/progressive_rep_batch_norm.hpp>
 #include <attn/norm/recalibration.hpp>
 #include <attn/norm/rms_norm.hpp>
-#include <attn/pattern/strided.hpp>
+#include <attn/pattern/formulas.hpp>
 
 namespace attn::testing {
 

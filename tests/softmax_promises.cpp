@@ -3,8 +3,7 @@
 #include "softmax_checks.hpp"
 
 #include <attn/attention/merge.hpp>
-#include <attn/pattern/local.hpp>
-#include <attn/pattern/strided.hpp>
+#include <attn/pattern/formulas.hpp>
 
 namespace attn::testing {
 

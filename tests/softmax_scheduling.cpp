@@ -5,10 +5,8 @@
 
 #include <attn/attention/resumable.hpp>
 #include <attn/parallel/thread_pool.hpp>
-#include <attn/pattern/causal.hpp>
-#include <attn/pattern/local.hpp>
+#include <attn/pattern/formulas.hpp>
 #include <attn/pattern/segments.hpp>
-#include <attn/pattern/strided.hpp>
 
 #include <atomic>
 

@@ -1,6 +1,6 @@
 #include "softmax_case.hpp"
 
-#include "attn/pattern/causal.hpp"
+#include "attn/pattern/formulas.hpp"
 
 namespace attn::testing {
 

@@ -3,10 +3,8 @@
 #include "softmax_case.hpp"
 
 #include "attn/attention/sparse_attention.hpp"
-#include "attn/pattern/block_diagonal.hpp"
+#include "attn/pattern/formulas.hpp"
 #include "attn/pattern/block_sparse.hpp"
-#include "attn/pattern/dilated_window.hpp"
-#include "attn/pattern/prefix.hpp"
 
 namespace attn::testing {
 

@@ -1,7 +1,6 @@
 // expect: attn: this predicate cannot be evaluated on ranges of positions.*attn::pattern::tiles\(mask, n, m\)
 // A lambda that subscripts a pointer.
-#include <attn/pattern/local.hpp>
-#include <attn/pattern/predicate.hpp>
+#include <attn/pattern/formulas.hpp>
 
 bool mask[64];
 

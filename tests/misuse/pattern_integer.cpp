@@ -1,8 +1,7 @@
 // expect: attn: this predicate cannot be evaluated on ranges of positions.*attn::pattern::tiles\(mask, n, m\)
 // flags: -Wno-conversion
 // A lambda that takes its positions as int.
-#include <attn/pattern/causal.hpp>
-#include <attn/pattern/predicate.hpp>
+#include <attn/pattern/formulas.hpp>
 
 int main() {
 #ifdef ATTN_MISUSE

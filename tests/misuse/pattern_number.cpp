@@ -1,7 +1,6 @@
 // expect: attn: a predicate returns a comparison, not a number
 // A lambda whose result is a number.
-#include <attn/pattern/causal.hpp>
-#include <attn/pattern/predicate.hpp>
+#include <attn/pattern/formulas.hpp>
 
 int main() {
     const attn::pattern::predicate p{[](auto i, auto j) {

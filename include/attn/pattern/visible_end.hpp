@@ -1,9 +1,8 @@
 // Patterns that show each query the first keys, up to a position that never falls from query to query.
 #pragma once
 
-#include "causal.hpp"
+#include "formulas.hpp"
 #include "lengths.hpp"
-#include "prefix.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
