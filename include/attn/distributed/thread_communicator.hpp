@@ -40,7 +40,7 @@ void on_thread_ranks(index_t ranks, const auto& body) {
             thread_communicator own(box, rank, ranks);
             body(own);
         },
-        [&] { box.fail(); });
+        [&](index_t) { box.fail(); });
 }
 
 } // namespace attn

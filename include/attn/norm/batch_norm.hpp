@@ -66,9 +66,8 @@ struct batch_norm {
         out.require_apart("mean", mean);
         out.require_apart("variance", variance);
     }
-    std::size_t workspace_bytes(const shape& x, index_t concurrency) const { return workspace_bytes(x, concurrency, mean.empty()); }
-    std::size_t narrow_workspace_bytes(const shape& x, index_t concurrency) const {
-        return workspace_bytes(x, concurrency, mean.empty(), true) + detail::rows_in_and_out<T>::narrow_bytes(x, concurrency);
+    std::size_t workspace_bytes(const shape& x, index_t concurrency, bool narrow = false) const {
+        return workspace_bytes(x, concurrency, narrow, mean.empty());
     }
     void forward(const stored_view<const T>& x, const stored_view<T>& out, const execution& run) const { forward(x, out, run, 0); }
 
@@ -106,11 +105,11 @@ struct batch_norm {
         if (momentum && !(*momentum >= 0 && *momentum <= 1))
             throw argument_error(operation, "momentum", "is ", *momentum, ", but must lie between 0 and 1");
     }
-    static std::size_t workspace_bytes(const shape& x, index_t concurrency, bool takes_statistics, bool narrow = false) {
+    static std::size_t workspace_bytes(const shape& x, index_t concurrency, bool narrow, bool takes_statistics) {
         detail::scratch counted;
         detail::channel_maps<T>::in(counted, x.channels);
         if (takes_statistics) detail::token_statistics<T>::in(counted, x, concurrency, narrow);
-        return counted.used_bytes();
+        return counted.used_bytes() + (narrow ? detail::rows_in_and_out<T>::narrow_bytes(x, concurrency) : 0);
     }
     /// out = BN(x) + eta x.
     void forward(const stored_view<const T>& x, const stored_view<T>& out, const execution& run, double eta) const {
@@ -191,17 +190,8 @@ inline void check_gamma(std::string_view operation, const std::optional<double>&
 /// Bytes of workspace that a training call of the norm needs.
 template <FoldableNorm N>
 std::size_t training_bytes(const N&, const shape& x, index_t concurrency) {
-    return batch_norm<typename N::scalar>::workspace_bytes(x, concurrency, true);
+    return batch_norm<typename N::scalar>::workspace_bytes(x, concurrency, false, true);
 }
-
-} // namespace detail
-
-/// Bytes of workspace that a training call of a norm for tokens of that shape needs with such an executor or execution.
-std::size_t training_workspace_bytes(const FoldableNorm auto& norm, const shape& x, const detail::call_execution& run = {}) {
-    return detail::training_bytes(norm, x, run.concurrency());
-}
-
-namespace detail {
 
 /// Checks a training call, and sees to its workspace.
 template <Scalar T, FoldableNorm N>
@@ -214,6 +204,11 @@ void prepare_training(const N& norm, const tensor_view<const T>& x, const tensor
 }
 
 } // namespace detail
+
+/// Bytes of workspace that a training call of a norm for tokens of that shape needs with such an executor or execution.
+std::size_t training_workspace_bytes(const FoldableNorm auto& norm, const shape& x, const detail::call_execution& run = {}) {
+    return detail::training_bytes(norm, x, run.concurrency());
+}
 
 /// Training of a batch_norm: out = BN(x) with the statistics of this batch, by which the running `statistics` move. Tokens that the mask
 /// leaves out are no part of the statistics, and are copied. The same bits for any executor and strides; `run` as in `attend`.

@@ -44,8 +44,9 @@ struct in_training {
             throw shape_error(name, "x", "of shape ", x, " has fewer than two tokens, but training needs two for a variance");
     }
     void check_apart(const output_memory& out) const { norm.check_apart(out); }
-    std::size_t workspace_bytes(const shape& x, index_t concurrency) const { return detail::training_bytes(norm, x, concurrency); }
-    std::size_t narrow_workspace_bytes(const shape& x, index_t concurrency) const { return workspace_bytes(x, concurrency); }
+    std::size_t workspace_bytes(const shape& x, index_t concurrency, bool = false) const {
+        return detail::training_bytes(norm, x, concurrency);
+    }
     void forward(const tensor_view<const scalar>& x, const tensor_view<scalar>& out, const execution& run) const {
         if constexpr (is_progressive) train(norm, x, out, *statistics, gamma, run);
         else train(norm, x, out, *statistics, run);

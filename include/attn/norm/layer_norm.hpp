@@ -32,9 +32,8 @@ struct layer_norm {
         out.require_apart("weight", weight);
         out.require_apart("bias", bias);
     }
-    std::size_t workspace_bytes(const shape&, index_t) const { return 0; }
-    std::size_t narrow_workspace_bytes(const shape& x, index_t concurrency) const {
-        return detail::rows_in_and_out<T>::narrow_bytes(x, concurrency);
+    std::size_t workspace_bytes(const shape& x, index_t concurrency, bool narrow = false) const {
+        return narrow ? detail::rows_in_and_out<T>::narrow_bytes(x, concurrency) : 0;
     }
 
     void forward(const stored_view<const T>& x, const stored_view<T>& out, const execution& run) const {

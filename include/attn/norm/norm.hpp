@@ -12,8 +12,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// - `scalar`, `name`: what it computes in, and what errors call it.
 /// - `check(shape)`: throws attention_error if its parameters do not fit tensors of that shape. Reads no element.
 /// - `check_apart(out)`: throws, by out.require_apart, if an output overlaps what the norm refers to; nothing if it refers to nothing.
-/// - `workspace_bytes(shape, concurrency)`: the scratch memory that `forward` needs.
-/// - `narrow_workspace_bytes(shape, concurrency)`: what it needs where tokens, or what they become, are stored in 16 bits.
+/// - `workspace_bytes(shape, concurrency, narrow = false)`: the scratch memory that `forward` needs; narrow: where tokens, or what they become, are
+///   stored in 16 bits. No less then than without.
 /// - `forward(x, out, run)`: computes. Everything has been checked; it allocates nothing and writes only to `out`, which may be `x`.
 /// - `moves_statistics`: whether `forward` is a step of training that moves statistics, which is not done in place, nor by two threads.
 /// Training is another call, `train`, of the norms that have it; nothing here changes any state.
@@ -26,7 +26,7 @@ concept Norm = requires(const N& norm, const shape& s, const stored_view<const t
     { N::moves_statistics } -> std::convertible_to<bool>;
     norm.check_apart(memory);
     { norm.workspace_bytes(s, index_t{1}) } -> std::same_as<std::size_t>;
-    { norm.narrow_workspace_bytes(s, index_t{1}) } -> std::same_as<std::size_t>;
+    { norm.workspace_bytes(s, index_t{1}, true) } -> std::same_as<std::size_t>;
     norm.forward(x, out, run);
 };
 
@@ -90,9 +90,7 @@ template <Storage S, Norm N>
     requires std::same_as<computed_in<S>, typename N::scalar>
 std::size_t workspace_bytes(const N& norm, const shape& x, const detail::call_execution& run = {}) {
     detail::check_shape<S>(N::name, "x", x);
-    const auto bytes = norm.workspace_bytes(x, run.concurrency());
-    if constexpr (Narrow<S>) return std::max(bytes, norm.narrow_workspace_bytes(x, run.concurrency()));
-    else return bytes;
+    return norm.workspace_bytes(x, run.concurrency(), Narrow<S>);
 }
 
 /// Normalises tokens: out = norm(x) for x and out (batch, heads, tokens, channels), of any row strides, channels side by side; out may be
@@ -132,8 +130,7 @@ struct identity_norm {
 
     void check(const shape&) const {}
     void check_apart(const output_memory&) const {}
-    std::size_t workspace_bytes(const shape&, index_t) const { return 0; }
-    std::size_t narrow_workspace_bytes(const shape&, index_t) const { return 0; }
+    std::size_t workspace_bytes(const shape&, index_t, bool = false) const { return 0; }
     void forward(const stored_view<const T>& x, const stored_view<T>& out, const execution&) const {
         if (out.data() == x.data()) return;
         detail::for_each_number(x.shape(), [&](index_t b, index_t h, index_t i, index_t c) { out(b, h, i, c) = x(b, h, i, c); });

@@ -98,8 +98,9 @@ struct progressive_rep_batch_norm {
         norm.check_apart(out);
         rep.check_apart(out);
     }
-    std::size_t workspace_bytes(const shape& x, index_t concurrency) const { return rep.workspace_bytes(x, concurrency); }
-    std::size_t narrow_workspace_bytes(const shape& x, index_t concurrency) const { return rep.narrow_workspace_bytes(x, concurrency); }
+    std::size_t workspace_bytes(const shape& x, index_t concurrency, bool narrow = false) const {
+        return rep.workspace_bytes(x, concurrency, narrow);
+    }
     void forward(const stored_view<const scalar>& x, const stored_view<scalar>& out, const execution& run) const {
         rep.forward(x, out, run);
     }
@@ -112,7 +113,7 @@ namespace detail {
 /// Enough for either norm, which run one after the other.
 template <Norm N>
 std::size_t training_bytes(const progressive_rep_batch_norm<N>& norm, const shape& x, index_t concurrency) {
-    return std::max(norm.norm.workspace_bytes(x, concurrency), training_bytes(norm.rep, x, concurrency));
+    return std::max(norm.norm.workspace_bytes(x, concurrency, false), training_bytes(norm.rep, x, concurrency));
 }
 
 } // namespace detail

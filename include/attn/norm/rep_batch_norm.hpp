@@ -31,8 +31,9 @@ struct rep_batch_norm {
         batch.check_parameters(operation, x);
         detail::check_number<T>(operation, "eta", eta);
     }
-    std::size_t workspace_bytes(const shape& x, index_t concurrency) const { return batch.workspace_bytes(x, concurrency); }
-    std::size_t narrow_workspace_bytes(const shape& x, index_t concurrency) const { return batch.narrow_workspace_bytes(x, concurrency); }
+    std::size_t workspace_bytes(const shape& x, index_t concurrency, bool narrow = false) const {
+        return batch.workspace_bytes(x, concurrency, narrow);
+    }
     void forward(const stored_view<const T>& x, const stored_view<T>& out, const execution& run) const { batch.forward(x, out, run, eta); }
     /// What inference does to channel c.
     channel_map map_of(index_t c) const { return batch.map_of(c, eta); }

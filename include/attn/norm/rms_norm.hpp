@@ -27,9 +27,8 @@ struct rms_norm {
         detail::check_eps(name, eps);
     }
     void check_apart(const output_memory& out) const { out.require_apart("weight", weight); }
-    std::size_t workspace_bytes(const shape&, index_t) const { return 0; }
-    std::size_t narrow_workspace_bytes(const shape& x, index_t concurrency) const {
-        return detail::rows_in_and_out<T>::narrow_bytes(x, concurrency);
+    std::size_t workspace_bytes(const shape& x, index_t concurrency, bool narrow = false) const {
+        return narrow ? detail::rows_in_and_out<T>::narrow_bytes(x, concurrency) : 0;
     }
 
     void forward(const stored_view<const T>& x, const stored_view<T>& out, const execution& run) const {

@@ -167,15 +167,6 @@ std::size_t train_backward_bytes(const progressive_rep_batch_norm<N>& norm, cons
     return std::max(norm.norm.backward_workspace_bytes(x, concurrency), train_backward_bytes(norm.rep, x, concurrency));
 }
 
-} // namespace detail
-
-/// Bytes of workspace that the gradient of a training step of a norm over tokens of that shape needs with such an executor or execution.
-std::size_t train_backward_workspace_bytes(const FoldableNorm auto& norm, const shape& x, const detail::call_execution& run = {}) {
-    return detail::train_backward_bytes(norm, x, run.concurrency());
-}
-
-namespace detail {
-
 /// The gradient of a training step of a norm that is a batch_norm plus eta times its input.
 template <Scalar T, FoldableNorm N>
 void train_backward_of(const N& norm, const batch_norm<T>& batch, double eta, const tensor_view<const T>& x,
@@ -190,6 +181,11 @@ void train_backward_of(const N& norm, const batch_norm<T>& batch, double eta, co
 }
 
 } // namespace detail
+
+/// Bytes of workspace that the gradient of a training step of a norm over tokens of that shape needs with such an executor or execution.
+std::size_t train_backward_workspace_bytes(const FoldableNorm auto& norm, const shape& x, const detail::call_execution& run = {}) {
+    return detail::train_backward_bytes(norm, x, run.concurrency());
+}
 
 /// The gradient of a training step of a batch_norm, out = BN(x) with the statistics of this batch, through these statistics: from x and the
 /// gradient of the loss by out, a pure function. A token that the mask leaves out was copied, and passes on what it is given.

@@ -119,9 +119,9 @@ private:
     bool failed_ = false;
 };
 
-/// Calls body(0) ... body(count - 1), each on a thread of its own, and at the first exception on_failure(); that exception reaches the
-/// caller when all are done.
-void run_on_threads(index_t count, const auto& body, const auto& on_failure) {
+/// Calls body(0) ... body(count - 1), each on a thread of its own, and at an exception on_failure(its number); the first exception reaches
+/// the caller when all are done.
+inline void run_on_threads(index_t count, function_ref body, function_ref on_failure) {
     first_exception failure;
     std::vector<std::thread> threads;
     threads.reserve(static_cast<std::size_t>(std::max<index_t>(0, count)));
@@ -129,11 +129,11 @@ void run_on_threads(index_t count, const auto& body, const auto& on_failure) {
         for (index_t i = 0; i < count; ++i)
             threads.emplace_back([&, i] {
                 failure.keep_of([&] { body(i); });
-                if (failure.any()) on_failure();
+                if (failure.any()) on_failure(i);
             });
     } catch (...) { // no thread left to have
         failure.keep_of([] { throw; });
-        on_failure();
+        on_failure(std::ssize(threads));
     }
     for (auto& thread : threads) thread.join();
     failure.rethrow();

@@ -75,7 +75,8 @@ public:
     /// key first_key: one number, or some that are repeated likewise. The tensor and they are not needed afterwards. Throws attention_error
     /// if it has no memory.
     explicit tiles(const attn::detail::read_view<bool>& mask, const per_batch& first_query = 0, const per_batch& first_key = 0)
-        : size_(distinct(readable(mask))), any_query_(size_.tokens == 1) {
+        : size_(distinct(mask)), any_query_(size_.tokens == 1) {
+        detail::check_view("tiles", "mask", mask);
         look(first_query, first_key, [&](index_t batch, index_t head, index_t row, std::uint8_t* line) {
             const auto* from = mask.row(batch, head, row);
             if (const auto stride = mask.strides().channels; stride == 1)
@@ -90,7 +91,8 @@ public:
     template <class F>
         requires std::predicate<const F&, index_t, index_t>
     tiles(const F& visible, index_t n, index_t m, index_t first_query = 0, index_t first_key = 0)
-        : size_(possible({.tokens = n, .channels = m})), any_query_(false) {
+        : size_{.tokens = n, .channels = m}, any_query_(false) {
+        detail::check_shape<bool>("tiles", "size", size_);
         look(first_query, first_key, [&](index_t, index_t, index_t row, std::uint8_t* line) {
             for (index_t column = 0; column < m; ++column) line[column] = visible(first_query + row, first_key + column) ? 1 : 0;
         });
@@ -133,14 +135,6 @@ private:
         index_t first_key(index_t batch) const { return first_keys[static_cast<std::size_t>(batch % std::ssize(first_keys))]; }
     };
 
-    static const tensor_view<const bool>& readable(const tensor_view<const bool>& mask) {
-        detail::check_view("tiles", "mask", mask);
-        return mask;
-    }
-    static shape possible(const shape& size) {
-        detail::check_shape<bool>("tiles", "size", size);
-        return size;
-    }
     static shape distinct(const tensor_view<const bool>& mask) {
         auto size = mask.shape();
         if (mask.strides().batch == 0) size.batch = std::min<index_t>(size.batch, 1);
