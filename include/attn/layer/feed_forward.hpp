@@ -83,7 +83,9 @@ struct feed_forward {
     }
     shape output_shape(const shape& tokens) const { return {tokens.batch, 1, tokens.tokens, down.outputs()}; }
     std::size_t workspace_bytes(const shape& tokens, const shape&, index_t concurrency) const {
-        return detail::bytes_for<work>(*this, std::min(max_rows, tokens.batch * tokens.tokens), concurrency);
+        detail::scratch memory;
+        take_work(memory, std::min(max_rows, tokens.batch * tokens.tokens), concurrency);
+        return memory.used_bytes();
     }
     void forward(const layer_inputs<T>& in, const tensor_view<T>& out, const execution& run) const { compute(in, {}, out, run); }
 
@@ -154,31 +156,25 @@ private:
     /// Two blocks of the matrix product: enough that packing the weights costs little, few enough that the hidden channels stay in a cache.
     static constexpr index_t max_rows = 768;
 
-    struct work {
-        T *hidden, *gates;
-
-        work(detail::scratch& memory, const feed_forward& layer, index_t rows, index_t concurrency) {
-            const shape in{1, 1, rows, layer.up.inputs()}, within{1, 1, rows, layer.up.outputs()};
-            memory.take<std::byte>(
-                std::max(layer.up.workspace_bytes(in, {}, concurrency), layer.down.workspace_bytes(within, {}, concurrency)));
-            hidden = memory.take<T>(within.size());
-            gates = layer.gated() ? memory.take<T>(within.size()) : nullptr;
-        }
-    };
-
+    /// The hidden channels of so many rows, behind the memory of the linears.
+    hidden_channels take_work(detail::scratch& memory, index_t rows, index_t concurrency) const {
+        const shape in{1, 1, rows, up.inputs()}, within{1, 1, rows, up.outputs()};
+        memory.take<std::byte>(std::max(up.workspace_bytes(in, {}, concurrency), down.workspace_bytes(within, {}, concurrency)));
+        return take_hidden(memory, in);
+    }
     /// kept: where the hidden channels stay as they are before the activation; in the workspace, some rows at a time, without memory.
     void compute(const layer_inputs<T>& in, const hidden_channels& kept, const tensor_view<T>& out, const execution& run) const {
         const detail::row_matrices matrices(in.tokens.shape(), in.tokens, in.residual, out);
         detail::scratch memory(run.workspace().bytes().data());
-        const work own(memory, *this, std::min(max_rows, in.tokens.shape().batch * in.tokens.shape().tokens), run.concurrency());
+        const auto own = take_work(memory, std::min(max_rows, in.tokens.shape().batch * in.tokens.shape().tokens), run.concurrency());
         for (index_t b = 0; b < matrices.count; ++b)
             for (index_t first = 0; first < matrices.rows; first += max_rows) {
                 const auto count = std::min(max_rows, matrices.rows - first);
                 const auto part = [&](const auto& t) { return t.slice({.batch = {b, 1}, .tokens = {first, count}}); };
                 const shape within{1, 1, count, up.outputs()};
-                const auto activated = head_major(own.hidden, within);
+                const auto activated = head_major(own.up.data(), within);
                 const auto h = kept.up.data() ? hidden_channels{part(kept.up), part(kept.gate)}
-                                              : hidden_channels{activated, head_major(own.gates, within)};
+                                              : hidden_channels{activated, head_major(own.gate.data(), within)};
                 up.forward({.tokens = part(in.tokens)}, h.up, run);
                 if (gated()) gate.forward({.tokens = part(in.tokens)}, h.gate, run);
                 activate(h.up, h.gate, activated, run);

@@ -18,16 +18,6 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 namespace detail {
 
-/// The length of a header, which comes first in a file: 8 bytes, the lowest first, on machines of any order.
-inline std::uint64_t from_little_endian(const char* bytes) {
-    std::uint64_t value = 0;
-    for (std::size_t i = 0; i < sizeof(value); ++i) value |= std::uint64_t{static_cast<unsigned char>(bytes[i])} << 8 * i;
-    return value;
-}
-inline void append_little_endian(std::string& to, std::uint64_t value) {
-    for (std::size_t i = 0; i < sizeof(value); ++i) to += static_cast<char>(static_cast<unsigned char>(value >> 8 * i & 0xff));
-}
-
 /// Whether numbers lie in memory as in a file, the lowest byte first.
 inline constexpr bool is_in_file_order = std::endian::native == std::endian::little;
 /// Turns numbers of so many bytes each from the order of a file to the other, or back.
@@ -73,9 +63,10 @@ struct file_header {
 file_header read_header(std::uint64_t file_bytes, auto& read) {
     const auto refuse = [](const auto&... problem) { throw parameter_error(joined({"safetensors: ", piece_of(problem)...})); };
     if (file_bytes < 8) refuse("the file has ", file_bytes, " bytes, too few for a header");
-    char length[8];
+    std::uint64_t header_bytes = 0; // comes first, the lowest byte first
+    const auto length = reinterpret_cast<char*>(&header_bytes);
     read(length, 8);
-    const auto header_bytes = from_little_endian(length);
+    if constexpr (!is_in_file_order) reverse_each(length, 8, 8);
     if (header_bytes > max_header || header_bytes > file_bytes - 8)
         refuse("the header would have ", header_bytes, " bytes, the file has ", file_bytes);
     std::string text(static_cast<std::size_t>(header_bytes), '\0');
@@ -207,8 +198,10 @@ public:
         }
         text += "}";
         text.append((8 - text.size() % 8) % 8, ' '); // numbers begin on a multiple of 8 bytes
-        append_little_endian(header_, text.size());
-        header_ += text;
+        std::uint64_t size = text.size();
+        const auto length = reinterpret_cast<char*>(&size);
+        if constexpr (!is_in_file_order) reverse_each(length, 8, 8);
+        header_ = std::string(length, 8) + text;
     }
     /// The size of the file.
     std::size_t bytes() const { return header_.size() + data_bytes_; }

@@ -12,8 +12,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// - `scalar`, `name`: what it computes in, and what errors call it.
 /// - `check(shape)`: throws attention_error if its parameters do not fit tensors of that shape. Reads no element.
 /// - `check_apart(out)`: throws, by out.require_apart, if an output overlaps what the norm refers to; nothing if it refers to nothing.
-/// - `workspace_bytes(shape, concurrency, narrow = false)`: the scratch memory that `forward` needs; narrow: where tokens, or what they become, are
-///   stored in 16 bits. No less then than without.
+/// - `workspace_bytes(shape, concurrency, narrow = false)`: the scratch memory that `forward` needs; narrow: where tokens, or what they
+///   become, are stored in 16 bits.
 /// - `forward(x, out, run)`: computes. Everything has been checked; it allocates nothing and writes only to `out`, which may be `x`.
 /// - `moves_statistics`: whether `forward` is a step of training that moves statistics, which is not done in place, nor by two threads.
 /// Training is another call, `train`, of the norms that have it; nothing here changes any state.
