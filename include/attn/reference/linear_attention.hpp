@@ -27,8 +27,7 @@ tensor<T> features_of(const stored_view<const T>& x, const feature_of<T>& f) {
 }
 /// Calls visit(b, h, g, i, weighed keys that query i sees) for each query, of features f of the queries and e of the keys.
 template <class T>
-void for_each_linear_row(const inputs<T>& in, const tensor<T>& f, const tensor<T>& e, const of_head<visible_pairs>& pattern,
-                         const auto& visit) {
+void for_each_linear_row(const inputs<T>& in, const tensor<T>& f, const tensor<T>& e, const visible_pairs& pattern, const auto& visit) {
     std::vector<weighed_key<T>> seen;
     for (index_t b = 0; b < f.shape().batch; ++b)
         for (index_t h = 0; h < f.shape().heads; ++h) {
@@ -49,7 +48,7 @@ void for_each_linear_row(const inputs<T>& in, const tensor<T>& f, const tensor<T
 
 /// What `linear_attention` computes.
 template <class T>
-void linear_attention_of_pairs(const inputs<T>& in, const outputs<T>& out, const feature_of<T>& phi, const of_head<visible_pairs>& pattern,
+void linear_attention_of_pairs(const inputs<T>& in, const outputs<T>& out, const feature_of<T>& phi, const visible_pairs& pattern,
                                bool normalise, double eps, double scale) {
     const auto f = features_of(in.queries, phi), e = features_of(in.keys, phi);
     for_each_linear_row(in, f, e, pattern, [&](index_t b, index_t h, index_t g, index_t i, const std::vector<weighed_key<T>>& seen) {
@@ -68,7 +67,7 @@ void linear_attention_of_pairs(const inputs<T>& in, const outputs<T>& out, const
 /// What `linear_gradients` computes. slope: that of phi.
 template <class T>
 void linear_gradients_of_pairs(const inputs<T>& in, const tensor_view<const T>& d_out, const input_gradients<T>& wanted,
-                               const feature_of<T>& phi, const feature_of<T>& slope, const of_head<visible_pairs>& pattern, bool normalise,
+                               const feature_of<T>& phi, const feature_of<T>& slope, const visible_pairs& pattern, bool normalise,
                                double eps, double scale) {
     const auto d_k = in.keys.shape().channels, d_v = in.values.shape().channels;
     const auto f = features_of(in.queries, phi), e = features_of(in.keys, phi);
@@ -135,8 +134,7 @@ void for_each_focused(const tensor_view<const T>& x, std::span<const U> scale, i
 template <class T, class F, Pattern P>
 void linear_attention(const inputs<T>& in, const outputs<T>& out, const F& phi, const P& pattern, bool normalise, double eps,
                       double scale) {
-    detail::linear_attention_of_pairs<T>(
-        in, out, [&phi](const T& x) { return static_cast<T>(phi(x)); }, detail::visible_pairs_of(pattern), normalise, eps, scale);
+    detail::linear_attention_of_pairs<T>(in, out, [&phi](const T& x) { return static_cast<T>(phi(x)); }, pattern, normalise, eps, scale);
 }
 
 /// The gradient of linear attention by its formulas, everything in T. With A_ij = phi(q_i) . phi(k_j) for the keys j that query i sees,
@@ -150,8 +148,7 @@ void linear_gradients(const inputs<T>& in, const tensor_view<const T>& d_out, co
                       const P& pattern, bool normalise, double eps, double scale) {
     detail::linear_gradients_of_pairs<T>(
         in, d_out, wanted, [&phi](const T& x) { return static_cast<T>(phi(x)); },
-        [&phi](const T& x) { return attn::detail::differentiated(phi, x).derivative; }, detail::visible_pairs_of(pattern), normalise, eps,
-        scale);
+        [&phi](const T& x) { return attn::detail::differentiated(phi, x).derivative; }, pattern, normalise, eps, scale);
 }
 
 /// x + added, for x (batch, heads, n, d) and added (batch or 1, heads or 1, n, d).

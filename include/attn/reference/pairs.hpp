@@ -14,31 +14,27 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::reference::detail {
 
-/// Whether query i sees key j, by their positions, in a batch entry and head.
-using visible_pairs = std::function<bool(index_t i, index_t j)>;
-/// What a score becomes, there; and the derivative of that by the score, where it is asked for.
-template <class T>
-using pair_scores = std::function<dual<T>(const T& score, index_t i, index_t j)>;
-/// One of these for each batch entry and head.
-template <class F>
-using of_head = std::function<F(index_t batch, index_t head)>;
-
-/// Of a pattern, which outlives them.
-of_head<visible_pairs> visible_pairs_of(const Pattern auto& pattern) {
-    return [&pattern](index_t b, index_t h) -> visible_pairs {
-        return [here = at(pattern, b, h)](index_t i, index_t j) -> bool { return here.visible(i, j); };
-    };
-}
-/// Of a score function, which outlives them: without derivatives, 0 stands for them.
-template <class T, bool differentiated, ScoreFunction S>
-of_head<pair_scores<T>> pair_scores_of(const S& score) {
-    return [&score](index_t b, index_t h) -> pair_scores<T> {
-        return [here = score_at(score, b, h)](const T& x, index_t i, index_t j) -> dual<T> {
-            if constexpr (differentiated) return attn::detail::differentiated(here, x, i, j);
-            else return {static_cast<T>(here(x, i, j)), T{0}};
-        };
-    };
-}
+/// A pattern, which outlives it: whether query i sees key j, by their positions, in a batch entry and head.
+struct visible_pairs : std::function<std::function<bool(index_t i, index_t j)>(index_t batch, index_t head)> {
+    template <Pattern P>
+    visible_pairs(const P& pattern)
+        : function([&pattern](index_t b, index_t h) {
+              return [here = at(pattern, b, h)](index_t i, index_t j) -> bool { return here.visible(i, j); };
+          }) {}
+};
+/// A score function, which outlives it: what a score becomes, in a batch entry and head, and the derivative of that by the score, for which
+/// 0 stands where it is not asked for.
+template <class T, bool differentiated>
+struct pair_scores : std::function<std::function<dual<T>(const T& score, index_t i, index_t j)>(index_t batch, index_t head)> {
+    template <ScoreFunction S>
+    pair_scores(const S& score)
+        : pair_scores::function([&score](index_t b, index_t h) {
+              return [here = score_at(score, b, h)](const T& x, index_t i, index_t j) -> dual<T> {
+                  if constexpr (differentiated) return attn::detail::differentiated(here, x, i, j);
+                  else return {static_cast<T>(here(x, i, j)), T{0}};
+              };
+          }) {}
+};
 
 /// scale * sum_c q[b,h,row,c] k[b,g,key,c]
 template <class T>

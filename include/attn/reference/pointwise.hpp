@@ -9,8 +9,7 @@ namespace detail {
 
 /// Calls f(b, h, g, row, key, x, s) for each pair that is seen: x is the scaled product, s what the score function makes of it.
 template <class T>
-void for_each_seen_pair(const inputs<T>& in, double scale, const of_head<pair_scores<T>>& scores, const of_head<visible_pairs>& pattern,
-                        const auto& f) {
+void for_each_seen_pair(const inputs<T>& in, double scale, const auto& scores, const visible_pairs& pattern, const auto& f) {
     for (index_t b = 0; b < in.queries.shape().batch; ++b)
         for (index_t h = 0; h < in.queries.shape().heads; ++h) {
             const auto g = h / (in.queries.shape().heads / in.keys.shape().heads);
@@ -35,13 +34,13 @@ void for_each_seen_pair(const inputs<T>& in, double scale, const of_head<pair_sc
 /// A key is seen if the pattern says so and its score is not -infinity; what is not seen is never multiplied. A row that sees nothing is 0.
 /// out holds zeros before. Shapes: as in inputs. They, the pattern and the score function are taken as checked. Time O(n m (d_k + d_v)).
 template <class T>
-void pointwise(const inputs<T>& in, const tensor_view<T>& out, const auto& weight, double scale, const ScoreFunction auto& score,
-               const Pattern auto& pattern) {
+void pointwise(const inputs<T>& in, const tensor_view<T>& out, const auto& weight, double scale, const detail::pair_scores<T, false>& score,
+               const detail::visible_pairs& pattern) {
     const auto add = [&](index_t b, index_t h, index_t g, index_t row, index_t key, T, const dual<T>& s) {
         const T w = static_cast<T>(weight(s.value));
         for (index_t c = 0; c < out.shape().channels; ++c) out(b, h, row, c) += w * in.values(b, g, key, c);
     };
-    detail::for_each_seen_pair<T>(in, scale, detail::pair_scores_of<T, false>(score), detail::visible_pairs_of(pattern), add);
+    detail::for_each_seen_pair<T>(in, scale, score, pattern, add);
 }
 
 /// The gradient of pointwise attention by its formulas, everything in T: with s_ij as in `pointwise` and a given gradient dO of out,
@@ -52,7 +51,8 @@ void pointwise(const inputs<T>& in, const tensor_view<T>& out, const auto& weigh
 /// made of.
 template <class T>
 void pointwise_gradients(const inputs<T>& in, const tensor_view<const T>& d_out, const input_gradients<T>& wanted, const auto& weight,
-                         double scale, const ScoreFunction auto& score, const Pattern auto& pattern, const auto& of_pair) {
+                         double scale, const detail::pair_scores<T, true>& score, const detail::visible_pairs& pattern,
+                         const auto& of_pair) {
     const auto d_k = in.queries.shape().channels, d_v = in.values.shape().channels;
     const auto add = [&](index_t b, index_t h, index_t g, index_t row, index_t key, T x, const dual<T>& s) {
         const auto w = attn::detail::differentiated(weight, s.value);
@@ -64,7 +64,7 @@ void pointwise_gradients(const inputs<T>& in, const tensor_view<const T>& d_out,
         for (index_t c = 0; wanted.keys.data() && c < d_k; ++c) wanted.keys(b, g, key, c) += dx * in.queries(b, h, row, c);
         for (index_t c = 0; wanted.queries.data() && c < d_k; ++c) wanted.queries(b, h, row, c) += dx * in.keys(b, g, key, c);
     };
-    detail::for_each_seen_pair<T>(in, scale, detail::pair_scores_of<T, true>(score), detail::visible_pairs_of(pattern), add);
+    detail::for_each_seen_pair<T>(in, scale, score, pattern, add);
 }
 
 } // namespace attn::reference

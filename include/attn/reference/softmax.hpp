@@ -28,8 +28,8 @@ using pair_gradients = std::function<void(index_t b, index_t h, index_t i, index
 
 /// Calls f(softmax_row) for each row.
 template <class T>
-void for_each_softmax_row(const inputs<T>& in, const std::optional<double>& scale, const of_head<pair_scores<T>>& scores,
-                          const of_head<visible_pairs>& pattern, std::span<const double> sinks, const auto& f) {
+void for_each_softmax_row(const inputs<T>& in, const std::optional<double>& scale, const auto& scores, const visible_pairs& pattern,
+                          std::span<const double> sinks, const auto& f) {
     const auto [batch, heads, n, d_k] = in.queries.shape();
     const auto factor = scale_of(in, scale);
     softmax_row<T> own;
@@ -61,11 +61,23 @@ void for_each_softmax_row(const inputs<T>& in, const std::optional<double>& scal
         }
 }
 
-/// What `softmax` computes.
+} // namespace detail
+
+/// Softmax attention by its formula, everything in T: with double the reference, with float the textbook that kernels are judged against.
+///     s_ij = score(scale * sum_c q[b,h,i,c] k[b,g,j,c], i, j)      g = h / (heads / kv_heads)
+///     Z_i  = exp(sink_h) + sum over seen j of exp(s_ij)
+///     out[b,h,i,:] = sum over seen j of exp(s_ij) / Z_i * v[b,g,j,:],      log_sum_exp[b,h,i] = log Z_i
+/// A key is seen if the pattern says so and its score is not -infinity; what is not seen is never multiplied. A row that sees
+/// nothing is zero, with the sink as its log_sum_exp, -infinity without one. A NaN score makes its row NaN, and so does a NaN sink; one of
+/// +infinity leaves no weight to the keys.
+/// Shapes: as in inputs and outputs. They, the pattern and the score function are taken as checked.
+/// scale: 1 / sqrt(d_k) if not given. sinks: none, or one per head. Time O(n m (d_k + d_v)) a head, memory O(m).
+/// Vaswani et al. 2017, "Attention Is All You Need"; sinks: OpenAI 2025, gpt-oss.
 template <class T>
-void softmax_of_pairs(const inputs<T>& in, const outputs<T>& out, const std::optional<double>& scale, const of_head<pair_scores<T>>& scores,
-                      const of_head<visible_pairs>& pattern, std::span<const double> sinks) {
-    for_each_softmax_row<T>(in, scale, scores, pattern, sinks, [&](const softmax_row<T>& r) {
+void softmax(const inputs<T>& in, const outputs<T>& out, std::optional<double> scale = {},
+             const detail::pair_scores<T, false>& score = identity_score{}, const detail::visible_pairs& pattern = dense{},
+             std::span<const double> sinks = {}) {
+    detail::for_each_softmax_row<T>(in, scale, score, pattern, sinks, [&](const detail::softmax_row<T>& r) {
         for (index_t c = 0; c < in.values.shape().channels; ++c) {
             T sum = 0;
             for (const auto& k : r.seen) sum += k.weight * in.values(r.batch, r.kv_head, k.row, c);
@@ -75,16 +87,26 @@ void softmax_of_pairs(const inputs<T>& in, const outputs<T>& out, const std::opt
     });
 }
 
-/// What `softmax_gradients` computes.
+/// The gradient of softmax attention by its formulas, everything in T: what `softmax` computes is s_ij, Z_i and out_i; then, with given
+/// gradients dO of out and dL of log_sum_exp (0 without memory),
+///     P_ij = exp(s_ij) / Z_i,      D_i = sum_c dO[i,c] out[i,c]
+///     dv_j = sum_i P_ij dO_i,      dx_ij = P_ij (sum_c dO[i,c] v[j,c] - D_i + dL_i) score'(x_ij)
+///     dq_i = scale sum_j dx_ij k_j,      dk_j = scale sum_i dx_ij q_i,      dsink_h = sum_i exp(sink_h) / Z_i (dL_i - D_i)
+/// over the pairs that are seen, with dk and dv summed over the query heads that share them, and dsink over the batch. score' is the
+/// derivative of the score function, by its text on dual numbers, or what its member `derivative` says. A view without memory is not
+/// wanted. of_sinks: (1, heads, 1, 1). of_score(b, h, i, j, x, dx) is called for each pair, with positions, the scaled product x and the
+/// gradient by what the score function makes of it, P_ij (sum_c dO[i,c] v[j,c] - D_i + dL_i): what gradients of its parameters are made of.
+/// Shapes, pattern and score function are taken as checked.
 template <class T>
-void softmax_gradients_of_pairs(const inputs<T>& in, const output_gradients<T>& d_out, const input_gradients<T>& wanted,
-                                const tensor_view<T>& of_sinks, const std::optional<double>& scale, const of_head<pair_scores<T>>& scores,
-                                const of_head<visible_pairs>& pattern, std::span<const double> sinks, const pair_gradients<T>& of_score) {
+void softmax_gradients(const inputs<T>& in, const output_gradients<T>& d_out, const input_gradients<T>& wanted,
+                       const tensor_view<T>& of_sinks = {}, std::optional<double> scale = {},
+                       const detail::pair_scores<T, true>& score = identity_score{}, const detail::visible_pairs& pattern = dense{},
+                       std::span<const double> sinks = {}, const detail::pair_gradients<T>& of_score = {}) {
     const auto d_k = in.keys.shape().channels, d_v = in.values.shape().channels;
-    const auto factor = scale_of(in, scale);
+    const auto factor = detail::scale_of(in, scale);
     for (const auto* view : {&wanted.queries, &wanted.keys, &wanted.values, &of_sinks}) attn::detail::fill_zero(*view);
 
-    for_each_softmax_row<T>(in, scale, scores, pattern, sinks, [&](const softmax_row<T>& r) {
+    detail::for_each_softmax_row<T>(in, scale, score, pattern, sinks, [&](const detail::softmax_row<T>& r) {
         const auto b = r.batch, h = r.head, g = r.kv_head, row = r.row;
         T shift = d_out.log_sum_exp.data() ? d_out.log_sum_exp(b, h, row, 0) : T{0}; // dL - D
         for (index_t c = 0; c < d_v; ++c) {
@@ -104,42 +126,6 @@ void softmax_gradients_of_pairs(const inputs<T>& in, const output_gradients<T>& 
             for (index_t c = 0; wanted.queries.data() && c < d_k; ++c) wanted.queries(b, h, row, c) += of_product * in.keys(b, g, k.row, c);
         }
     });
-}
-
-} // namespace detail
-
-/// Softmax attention by its formula, everything in T: with double the reference, with float the textbook that kernels are judged against.
-///     s_ij = score(scale * sum_c q[b,h,i,c] k[b,g,j,c], i, j)      g = h / (heads / kv_heads)
-///     Z_i  = exp(sink_h) + sum over seen j of exp(s_ij)
-///     out[b,h,i,:] = sum over seen j of exp(s_ij) / Z_i * v[b,g,j,:],      log_sum_exp[b,h,i] = log Z_i
-/// A key is seen if the pattern says so and its score is not -infinity; what is not seen is never multiplied. A row that sees
-/// nothing is zero, with the sink as its log_sum_exp, -infinity without one. A NaN score makes its row NaN, and so does a NaN sink; one of
-/// +infinity leaves no weight to the keys.
-/// Shapes: as in inputs and outputs. They, the pattern and the score function are taken as checked.
-/// scale: 1 / sqrt(d_k) if not given. sinks: none, or one per head. Time O(n m (d_k + d_v)) a head, memory O(m).
-/// Vaswani et al. 2017, "Attention Is All You Need"; sinks: OpenAI 2025, gpt-oss.
-template <class T, ScoreFunction S = identity_score, Pattern P = dense>
-void softmax(const inputs<T>& in, const outputs<T>& out, std::optional<double> scale = {}, const S& score = {}, const P& pattern = {},
-             std::span<const double> sinks = {}) {
-    detail::softmax_of_pairs<T>(in, out, scale, detail::pair_scores_of<T, false>(score), detail::visible_pairs_of(pattern), sinks);
-}
-
-/// The gradient of softmax attention by its formulas, everything in T: what `softmax` computes is s_ij, Z_i and out_i; then, with given
-/// gradients dO of out and dL of log_sum_exp (0 without memory),
-///     P_ij = exp(s_ij) / Z_i,      D_i = sum_c dO[i,c] out[i,c]
-///     dv_j = sum_i P_ij dO_i,      dx_ij = P_ij (sum_c dO[i,c] v[j,c] - D_i + dL_i) score'(x_ij)
-///     dq_i = scale sum_j dx_ij k_j,      dk_j = scale sum_i dx_ij q_i,      dsink_h = sum_i exp(sink_h) / Z_i (dL_i - D_i)
-/// over the pairs that are seen, with dk and dv summed over the query heads that share them, and dsink over the batch. score' is the
-/// derivative of the score function, by its text on dual numbers, or what its member `derivative` says. A view without memory is not
-/// wanted. of_sinks: (1, heads, 1, 1). of_score(b, h, i, j, x, dx) is called for each pair, with positions, the scaled product x and the
-/// gradient by what the score function makes of it, P_ij (sum_c dO[i,c] v[j,c] - D_i + dL_i): what gradients of its parameters are made of.
-/// Shapes, pattern and score function are taken as checked.
-template <class T, ScoreFunction S = identity_score, Pattern P = dense>
-void softmax_gradients(const inputs<T>& in, const output_gradients<T>& d_out, const input_gradients<T>& wanted,
-                       const tensor_view<T>& of_sinks = {}, std::optional<double> scale = {}, const S& score = {}, const P& pattern = {},
-                       std::span<const double> sinks = {}, const detail::pair_gradients<T>& of_score = {}) {
-    detail::softmax_gradients_of_pairs<T>(in, d_out, wanted, of_sinks, scale, detail::pair_scores_of<T, true>(score),
-                                          detail::visible_pairs_of(pattern), sinks, of_score);
 }
 
 } // namespace attn::reference

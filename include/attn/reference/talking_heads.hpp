@@ -23,18 +23,6 @@ std::vector<T> mixed_heads(const tensor_view<const double>& matrix, std::span<co
     return to;
 }
 
-/// What a call says beside its tensors.
-template <class T>
-struct talking_call {
-    tensor_view<const double> logits_mix;
-    std::span<const double> logits_bias;
-    tensor_view<const double> weights_mix;
-    std::span<const double> weights_bias;
-    std::optional<double> scale;
-    of_head<pair_scores<T>> scores;
-    of_head<visible_pairs> pattern;
-    std::span<const double> sinks;
-};
 /// A row of all heads. Numbers of heads and keys are [head][key].
 template <class T>
 struct talking_row {
@@ -50,10 +38,12 @@ struct talking_row {
 
 /// Calls f(talking_row) for each row.
 template <class T>
-void for_each_talking_row(const inputs<T>& in, const talking_call<T>& call, const auto& f) {
+void for_each_talking_row(const inputs<T>& in, const tensor_view<const double>& logits_mix, std::span<const double> logits_bias,
+                          const std::optional<double>& scale, const auto& scores, const visible_pairs& pattern,
+                          std::span<const double> sinks, const auto& f) {
     const auto [batch, query_heads, n, d_k] = in.queries.shape();
-    const auto heads = call.logits_mix.data() ? call.logits_mix.shape().tokens : query_heads, m = in.values.shape().tokens;
-    const auto factor = scale_of(in, call.scale);
+    const auto heads = logits_mix.data() ? logits_mix.shape().tokens : query_heads, m = in.values.shape().tokens;
+    const auto factor = scale_of(in, scale);
     constexpr auto nothing = -std::numeric_limits<T>::infinity();
     for (index_t b = 0; b < batch; ++b)
         for (index_t row = 0; row < n; ++row) {
@@ -61,14 +51,14 @@ void for_each_talking_row(const inputs<T>& in, const talking_call<T>& call, cons
             for (index_t a = 0; a < query_heads; ++a)
                 for (index_t key = 0; key < m; ++key)
                     own.logits.push_back(scaled_product(in, factor, b, a, a / (query_heads / in.keys.shape().heads), row, key));
-            own.weights = mixed_heads(call.logits_mix, call.logits_bias, own.logits, m);
+            own.weights = mixed_heads(logits_mix, logits_bias, own.logits, m);
             own.slopes.resize(own.weights.size());
             own.seen_by.resize(own.weights.size());
             own.seen.resize(static_cast<std::size_t>(m));
             for (index_t c = 0; c < heads; ++c) {
-                const auto score = call.scores(b, c);
-                const auto visible = call.pattern(b, c);
-                const T sink = sink_of<T>(call.sinks, c);
+                const auto score = scores(b, c);
+                const auto visible = pattern(b, c);
+                const T sink = sink_of<T>(sinks, c);
                 T largest = sink;
                 bool sees_any = false;
                 for (index_t key = 0; key < m; ++key) {
@@ -95,91 +85,6 @@ void for_each_talking_row(const inputs<T>& in, const talking_call<T>& call, cons
         }
 }
 
-/// What `talking_heads` computes.
-template <class T>
-void talking_heads_of_pairs(const inputs<T>& in, const outputs<T>& out, const talking_call<T>& call) {
-    const auto [batch, value_heads, m, d_v] = in.values.shape();
-    const auto group = out.values.shape().heads / value_heads;
-    for_each_talking_row<T>(in, call, [&](const talking_row<T>& r) {
-        for (std::size_t c = 0; out.log_sum_exp.data() && c < r.largest.size(); ++c)
-            out.log_sum_exp(r.batch, static_cast<index_t>(c), r.row, 0) = r.largest[c] + log(r.denominator[c]);
-        const auto weights = mixed_heads(call.weights_mix, call.weights_bias, r.weights, m);
-        for (index_t e = 0; e < out.values.shape().heads; ++e)
-            for (index_t x = 0; x < d_v; ++x) {
-                T sum = 0;
-                for (index_t key = 0; key < m; ++key)
-                    if (r.any_sees(key)) sum += r.at(weights, e, key) * in.values(r.batch, e / group, key, x);
-                out.values(r.batch, e, r.row, x) = sum;
-            }
-    });
-}
-
-/// What `talking_heads_gradients` computes.
-template <class T>
-void talking_heads_gradients_of_pairs(const inputs<T>& in, const output_gradients<T>& d_out, const mixed_head_gradients<T>& wanted,
-                                      const talking_call<T>& call) {
-    const auto [batch, value_heads, m, d_v] = in.values.shape();
-    const auto query_heads = in.queries.shape().heads, d_k = in.queries.shape().channels, out_heads = d_out.values.shape().heads;
-    const auto factor = scale_of(in, call.scale);
-    for (const auto* view : {&wanted.queries, &wanted.keys, &wanted.values, &wanted.logits_mix, &wanted.logits_bias, &wanted.weights_mix,
-                             &wanted.weights_bias, &wanted.sinks})
-        attn::detail::fill_zero(*view);
-
-    for_each_talking_row<T>(in, call, [&](const talking_row<T>& r) {
-        const auto b = r.batch, row = r.row, heads = std::ssize(r.of_sink);
-        // d matrix[row, column] and d bias[row] grow by what one pair gives them.
-        const auto add_to_mixing = [&](const tensor_view<T>& mix, const tensor_view<T>& bias, index_t to, T gradient,
-                                       const std::vector<T>& from, index_t key) {
-            for (index_t column = 0; mix.data() && column < mix.shape().channels; ++column)
-                mix(0, 0, to, column) += gradient * r.at(from, column, key);
-            if (bias.data()) bias(0, to, 0, 0) += gradient;
-        };
-        const auto mixed = mixed_heads(call.weights_mix, call.weights_bias, r.weights, m);
-        std::vector<T> of_mixed(static_cast<std::size_t>(out_heads * m));
-        for (index_t e = 0; e < out_heads; ++e)
-            for (index_t key = 0; key < m; ++key) {
-                if (!r.any_sees(key)) continue;
-                const auto kv = e / (out_heads / value_heads);
-                T product = 0;
-                for (index_t x = 0; x < d_v; ++x) product += d_out.values(b, e, row, x) * in.values(b, kv, key, x);
-                r.at(of_mixed, e, key) = product;
-                for (index_t x = 0; wanted.values.data() && x < d_v; ++x)
-                    wanted.values(b, kv, key, x) += r.at(mixed, e, key) * d_out.values(b, e, row, x);
-                add_to_mixing(wanted.weights_mix, wanted.weights_bias, e, product, r.weights, key);
-            }
-        auto of_weights = mixed_heads(call.weights_mix.transposed(), {}, of_mixed, m);
-        for (index_t c = 0; c < heads; ++c) {
-            T shift = d_out.log_sum_exp.data() ? d_out.log_sum_exp(b, c, row, 0) : T{0}; // dZ - D
-            for (index_t key = 0; call.weights_mix.data() && key < m; ++key)
-                if (r.sees(c, key)) shift -= r.at(r.weights, c, key) * r.at(of_weights, c, key);
-            for (index_t x = 0; !call.weights_mix.data() && x < d_v; ++x) {
-                T out = 0;
-                for (index_t key = 0; key < m; ++key)
-                    if (r.any_sees(key)) out += r.at(r.weights, c, key) * in.values(b, c / (heads / value_heads), key, x);
-                shift -= d_out.values(b, c, row, x) * out;
-            }
-            const auto at = static_cast<std::size_t>(c);
-            if (wanted.sinks.data() && sink_of<T>(call.sinks, c) != -std::numeric_limits<T>::infinity())
-                wanted.sinks(0, c, 0, 0) += (r.of_sink[at] == 0 ? 0 : r.of_sink[at] / r.denominator[at]) * shift;
-            for (index_t key = 0; key < m; ++key) {
-                T& x = r.at(of_weights, c, key);
-                x = r.sees(c, key) ? r.at(r.weights, c, key) * (x + shift) * r.at(r.slopes, c, key) : 0; // now by the mixed score
-                if (r.any_sees(key)) add_to_mixing(wanted.logits_mix, wanted.logits_bias, c, x, r.logits, key);
-            }
-        }
-        const auto of_logits = mixed_heads(call.logits_mix.transposed(), {}, of_weights, m);
-        for (index_t a = 0; a < query_heads; ++a)
-            for (index_t key = 0; key < m; ++key) {
-                if (!r.any_sees(key)) continue;
-                const auto kv = a / (query_heads / in.keys.shape().heads);
-                const T of_product = factor * r.at(of_logits, a, key);
-                for (index_t x = 0; wanted.queries.data() && x < d_k; ++x)
-                    wanted.queries(b, a, row, x) += of_product * in.keys(b, kv, key, x);
-                for (index_t x = 0; wanted.keys.data() && x < d_k; ++x) wanted.keys(b, kv, key, x) += of_product * in.queries(b, a, row, x);
-            }
-    });
-}
-
 } // namespace detail
 
 /// Talking-heads attention by its formula, everything in T: with double the reference, with float the textbook that kernels are judged
@@ -193,13 +98,25 @@ void talking_heads_gradients_of_pairs(const inputs<T>& in, const output_gradient
 /// Shapes, pattern and score function are taken as checked. scale: 1 / sqrt(d_k) if not given. Sinks and biases: none, or one per head.
 /// Time O(n m (h_k d_k + h_v d_v + h (h_k + h_v))), memory O(m (h_k + h + h_v)).
 /// Shazeer et al. 2020, "Talking-Heads Attention".
-template <class T, ScoreFunction S = identity_score, Pattern P = dense>
+template <class T>
 void talking_heads(const inputs<T>& in, const outputs<T>& out, tensor_view<const double> logits_mix, std::span<const double> logits_bias,
                    tensor_view<const double> weights_mix, std::span<const double> weights_bias, std::optional<double> scale = {},
-                   const S& score = {}, const P& pattern = {}, std::span<const double> sinks = {}) {
-    detail::talking_heads_of_pairs<T>(in, out,
-                                      {logits_mix, logits_bias, weights_mix, weights_bias, scale, detail::pair_scores_of<T, false>(score),
-                                       detail::visible_pairs_of(pattern), sinks});
+                   const detail::pair_scores<T, false>& score = identity_score{}, const detail::visible_pairs& pattern = dense{},
+                   std::span<const double> sinks = {}) {
+    const auto [batch, value_heads, m, d_v] = in.values.shape();
+    const auto group = out.values.shape().heads / value_heads;
+    detail::for_each_talking_row<T>(in, logits_mix, logits_bias, scale, score, pattern, sinks, [&](const detail::talking_row<T>& r) {
+        for (std::size_t c = 0; out.log_sum_exp.data() && c < r.largest.size(); ++c)
+            out.log_sum_exp(r.batch, static_cast<index_t>(c), r.row, 0) = r.largest[c] + log(r.denominator[c]);
+        const auto weights = detail::mixed_heads(weights_mix, weights_bias, r.weights, m);
+        for (index_t e = 0; e < out.values.shape().heads; ++e)
+            for (index_t x = 0; x < d_v; ++x) {
+                T sum = 0;
+                for (index_t key = 0; key < m; ++key)
+                    if (r.any_sees(key)) sum += r.at(weights, e, key) * in.values(r.batch, e / group, key, x);
+                out.values(r.batch, e, r.row, x) = sum;
+            }
+    });
 }
 
 /// The gradient of talking-heads attention by its formulas, everything in T: L, P and W as `talking_heads` computes them; then, with given
@@ -215,14 +132,72 @@ void talking_heads(const inputs<T>& in, const outputs<T>& out, tensor_view<const
 /// over the pairs that any mixed head sees, where those that a head does not see have P and dX 0; dk and dv are summed over the heads that
 /// share them, those of parameters over the batch. score' is the derivative of the score function by the mixed score. A view without memory
 /// is not wanted. Shapes, pattern and score function are taken as checked. Time and memory: some times those of `talking_heads`.
-template <class T, ScoreFunction S = identity_score, Pattern P = dense>
+template <class T>
 void talking_heads_gradients(const inputs<T>& in, const output_gradients<T>& d_out, const mixed_head_gradients<T>& wanted,
                              tensor_view<const double> logits_mix, std::span<const double> logits_bias,
                              tensor_view<const double> weights_mix, std::span<const double> weights_bias, std::optional<double> scale = {},
-                             const S& score = {}, const P& pattern = {}, std::span<const double> sinks = {}) {
-    detail::talking_heads_gradients_of_pairs<T>(in, d_out, wanted,
-                                                {logits_mix, logits_bias, weights_mix, weights_bias, scale,
-                                                 detail::pair_scores_of<T, true>(score), detail::visible_pairs_of(pattern), sinks});
+                             const detail::pair_scores<T, true>& score = identity_score{}, const detail::visible_pairs& pattern = dense{},
+                             std::span<const double> sinks = {}) {
+    const auto [batch, value_heads, m, d_v] = in.values.shape();
+    const auto query_heads = in.queries.shape().heads, d_k = in.queries.shape().channels, out_heads = d_out.values.shape().heads;
+    const auto factor = detail::scale_of(in, scale);
+    for (const auto* view : {&wanted.queries, &wanted.keys, &wanted.values, &wanted.logits_mix, &wanted.logits_bias, &wanted.weights_mix,
+                             &wanted.weights_bias, &wanted.sinks})
+        attn::detail::fill_zero(*view);
+
+    detail::for_each_talking_row<T>(in, logits_mix, logits_bias, scale, score, pattern, sinks, [&](const detail::talking_row<T>& r) {
+        const auto b = r.batch, row = r.row, heads = std::ssize(r.of_sink);
+        // d matrix[row, column] and d bias[row] grow by what one pair gives them.
+        const auto add_to_mixing = [&](const tensor_view<T>& mix, const tensor_view<T>& bias, index_t to, T gradient,
+                                       const std::vector<T>& from, index_t key) {
+            for (index_t column = 0; mix.data() && column < mix.shape().channels; ++column)
+                mix(0, 0, to, column) += gradient * r.at(from, column, key);
+            if (bias.data()) bias(0, to, 0, 0) += gradient;
+        };
+        const auto mixed = detail::mixed_heads(weights_mix, weights_bias, r.weights, m);
+        std::vector<T> of_mixed(static_cast<std::size_t>(out_heads * m));
+        for (index_t e = 0; e < out_heads; ++e)
+            for (index_t key = 0; key < m; ++key) {
+                if (!r.any_sees(key)) continue;
+                const auto kv = e / (out_heads / value_heads);
+                T product = 0;
+                for (index_t x = 0; x < d_v; ++x) product += d_out.values(b, e, row, x) * in.values(b, kv, key, x);
+                r.at(of_mixed, e, key) = product;
+                for (index_t x = 0; wanted.values.data() && x < d_v; ++x)
+                    wanted.values(b, kv, key, x) += r.at(mixed, e, key) * d_out.values(b, e, row, x);
+                add_to_mixing(wanted.weights_mix, wanted.weights_bias, e, product, r.weights, key);
+            }
+        auto of_weights = detail::mixed_heads(weights_mix.transposed(), {}, of_mixed, m);
+        for (index_t c = 0; c < heads; ++c) {
+            T shift = d_out.log_sum_exp.data() ? d_out.log_sum_exp(b, c, row, 0) : T{0}; // dZ - D
+            for (index_t key = 0; weights_mix.data() && key < m; ++key)
+                if (r.sees(c, key)) shift -= r.at(r.weights, c, key) * r.at(of_weights, c, key);
+            for (index_t x = 0; !weights_mix.data() && x < d_v; ++x) {
+                T out = 0;
+                for (index_t key = 0; key < m; ++key)
+                    if (r.any_sees(key)) out += r.at(r.weights, c, key) * in.values(b, c / (heads / value_heads), key, x);
+                shift -= d_out.values(b, c, row, x) * out;
+            }
+            const auto at = static_cast<std::size_t>(c);
+            if (wanted.sinks.data() && detail::sink_of<T>(sinks, c) != -std::numeric_limits<T>::infinity())
+                wanted.sinks(0, c, 0, 0) += (r.of_sink[at] == 0 ? 0 : r.of_sink[at] / r.denominator[at]) * shift;
+            for (index_t key = 0; key < m; ++key) {
+                T& x = r.at(of_weights, c, key);
+                x = r.sees(c, key) ? r.at(r.weights, c, key) * (x + shift) * r.at(r.slopes, c, key) : 0; // now by the mixed score
+                if (r.any_sees(key)) add_to_mixing(wanted.logits_mix, wanted.logits_bias, c, x, r.logits, key);
+            }
+        }
+        const auto of_logits = detail::mixed_heads(logits_mix.transposed(), {}, of_weights, m);
+        for (index_t a = 0; a < query_heads; ++a)
+            for (index_t key = 0; key < m; ++key) {
+                if (!r.any_sees(key)) continue;
+                const auto kv = a / (query_heads / in.keys.shape().heads);
+                const T of_product = factor * r.at(of_logits, a, key);
+                for (index_t x = 0; wanted.queries.data() && x < d_k; ++x)
+                    wanted.queries(b, a, row, x) += of_product * in.keys(b, kv, key, x);
+                for (index_t x = 0; wanted.keys.data() && x < d_k; ++x) wanted.keys(b, kv, key, x) += of_product * in.queries(b, a, row, x);
+            }
+    });
 }
 
 } // namespace attn::reference
