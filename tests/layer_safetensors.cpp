@@ -24,9 +24,7 @@ namespace {
 
 /// A file of a header and data; its length in front.
 std::string file_of(const std::string& header, const std::string& data) {
-    std::string file;
-    detail::append_little_endian(file, static_cast<std::uint64_t>(header.size()));
-    return file + header + data;
+    return detail::bytes_of_length(header.size()) + header + data;
 }
 std::string problem_of(const auto& call) { return error_of<parameter_error>(call); }
 /// A folder for the files of one test.

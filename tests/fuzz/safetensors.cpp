@@ -34,8 +34,7 @@ extern "C" int LLVMFuzzerTestOneInput(const unsigned char* data, std::size_t siz
     const std::string_view bytes(reinterpret_cast<const char*>(data), size);
     read_and_write(bytes);
     const auto line = std::min(bytes.find('\n'), bytes.size());
-    std::string file;
-    attn::detail::append_little_endian(file, static_cast<std::uint64_t>(line));
+    auto file = attn::detail::bytes_of_length(line);
     file.append(bytes.substr(0, line));
     if (line < bytes.size()) file.append(bytes.substr(line + 1));
     read_and_write(file);

@@ -25,6 +25,13 @@ inline void reverse_each(char* numbers, std::size_t bytes, std::size_t bytes_of_
     for (std::size_t at = 0; at < bytes; at += bytes_of_number) std::reverse(numbers + at, numbers + at + bytes_of_number);
 }
 
+/// The length of a header, as it comes first in a file.
+inline std::string bytes_of_length(std::uint64_t length) {
+    std::string bytes(reinterpret_cast<const char*>(&length), 8);
+    if constexpr (!is_in_file_order) reverse_each(bytes.data(), 8, 8);
+    return bytes;
+}
+
 /// Whether numbers of a type are computed with.
 constexpr bool is_computed_type(std::string_view type) { return type == "F64" || type == "F32" || type == "F16" || type == "BF16"; }
 /// Bytes of a number; 0 of a type that is not known, or has several numbers in a byte.
@@ -63,7 +70,7 @@ struct file_header {
 file_header read_header(std::uint64_t file_bytes, auto& read) {
     const auto refuse = [](const auto&... problem) { throw parameter_error(joined({"safetensors: ", piece_of(problem)...})); };
     if (file_bytes < 8) refuse("the file has ", file_bytes, " bytes, too few for a header");
-    std::uint64_t header_bytes = 0; // comes first, the lowest byte first
+    std::uint64_t header_bytes = 0;
     const auto length = reinterpret_cast<char*>(&header_bytes);
     read(length, 8);
     if constexpr (!is_in_file_order) reverse_each(length, 8, 8);
@@ -198,10 +205,7 @@ public:
         }
         text += "}";
         text.append((8 - text.size() % 8) % 8, ' '); // numbers begin on a multiple of 8 bytes
-        std::uint64_t size = text.size();
-        const auto length = reinterpret_cast<char*>(&size);
-        if constexpr (!is_in_file_order) reverse_each(length, 8, 8);
-        header_ = std::string(length, 8) + text;
+        header_ = bytes_of_length(text.size()) + text;
     }
     /// The size of the file.
     std::size_t bytes() const { return header_.size() + data_bytes_; }
