@@ -8,9 +8,16 @@ namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 
 namespace detail {
 
-/// What a feature map makes of a number, or its slope there.
-template <class T>
-using feature_of = std::function<T(const T& x)>;
+/// A feature map, which outlives it: what it makes of a number, and its slope there, if that is asked for.
+template <class T, bool differentiated>
+struct feature_function {
+    std::function<T(const T& x)> value, slope = {};
+
+    template <class F>
+    feature_function(const F& phi) : value([&phi](const T& x) { return static_cast<T>(phi(x)); }) {
+        if constexpr (differentiated) slope = [&phi](const T& x) { return attn::detail::differentiated(phi, x).derivative; };
+    }
+};
 /// A key that a query sees, and its weight.
 template <class T>
 struct weighed_key {
@@ -20,7 +27,7 @@ struct weighed_key {
 
 /// f of each number of x.
 template <class T>
-tensor<T> features_of(const stored_view<const T>& x, const feature_of<T>& f) {
+tensor<T> features_of(const stored_view<const T>& x, const std::function<T(const T&)>& f) {
     tensor<T> result(x.shape());
     attn::detail::for_each_number(x.shape(), [&](index_t b, index_t h, index_t i, index_t c) { result(b, h, i, c) = f(x(b, h, i, c)); });
     return result;
@@ -46,72 +53,6 @@ void for_each_linear_row(const inputs<T>& in, const tensor<T>& f, const tensor<T
         }
 }
 
-/// What `linear_attention` computes.
-template <class T>
-void linear_attention_of_pairs(const inputs<T>& in, const outputs<T>& out, const feature_of<T>& phi, const visible_pairs& pattern,
-                               bool normalise, double eps, double scale) {
-    const auto f = features_of(in.queries, phi), e = features_of(in.keys, phi);
-    for_each_linear_row(in, f, e, pattern, [&](index_t b, index_t h, index_t g, index_t i, const std::vector<weighed_key<T>>& seen) {
-        T denominator = 0;
-        for (const auto& k : seen) denominator += k.weight;
-        for (index_t c = 0; c < in.values.shape().channels; ++c) {
-            T sum = 0;
-            for (const auto& k : seen) sum += k.weight * in.values(b, g, k.row, c);
-            out.values(b, h, i, c) = seen.empty() ? T{0}
-                                     : normalise  ? sum / (denominator + static_cast<T>(eps))
-                                                  : static_cast<T>(scale) * sum;
-        }
-    });
-}
-
-/// What `linear_gradients` computes. slope: that of phi.
-template <class T>
-void linear_gradients_of_pairs(const inputs<T>& in, const tensor_view<const T>& d_out, const input_gradients<T>& wanted,
-                               const feature_of<T>& phi, const feature_of<T>& slope, const visible_pairs& pattern, bool normalise,
-                               double eps, double scale) {
-    const auto d_k = in.keys.shape().channels, d_v = in.values.shape().channels;
-    const auto f = features_of(in.queries, phi), e = features_of(in.keys, phi);
-    tensor<T> of_f(f.shape()), of_e(e.shape()), of_values(in.values.shape());
-    for (auto* t : {&of_f, &of_e, &of_values}) std::fill_n(t->data(), t->shape().size(), T{0});
-    tensor<char> is_seen({e.shape().batch, e.shape().heads, e.shape().tokens, 1}),
-        sees({f.shape().batch, f.shape().heads, f.shape().tokens, 1});
-
-    for_each_linear_row(in, f, e, pattern, [&](index_t b, index_t h, index_t g, index_t i, const std::vector<weighed_key<T>>& seen) {
-        T denominator = static_cast<T>(eps);
-        for (const auto& k : seen) denominator += k.weight;
-        const T factor = normalise ? 1 / denominator : static_cast<T>(scale);
-        const auto d_out_by_value = [&](index_t j) {
-            T product = 0;
-            for (index_t c = 0; c < d_v; ++c) product += d_out(b, h, i, c) * in.values(b, g, j, c);
-            return product;
-        };
-        T of_denominator = 0; // dO_i . out_i
-        for (const auto& k : seen)
-            if (normalise) of_denominator += k.weight * factor * d_out_by_value(k.row);
-        for (const auto& [j, weight] : seen) {
-            is_seen(b, g, j, 0) = sees(b, h, i, 0) = 1;
-            const T of_weight = (d_out_by_value(j) - of_denominator) * factor;
-            for (index_t c = 0; c < d_v; ++c) of_values(b, g, j, c) += weight * factor * d_out(b, h, i, c);
-            for (index_t c = 0; c < d_k; ++c) of_f(b, h, i, c) += of_weight * e(b, g, j, c);
-            for (index_t c = 0; c < d_k; ++c) of_e(b, g, j, c) += of_weight * f(b, h, i, c);
-        }
-    });
-
-    // What is not seen gives 0, whatever it holds.
-    const auto write = [](const tensor_view<T>& to, const tensor<char>& takes_part, const auto& gradient) {
-        if (!to.data()) return;
-        attn::detail::for_each_number(to.shape(), [&](index_t b, index_t h, index_t i, index_t c) {
-            to(b, h, i, c) = takes_part(b, h, i, 0) ? gradient(b, h, i, c) : T{0};
-        });
-    };
-    const auto through = [&](const tensor<T>& of_features, const auto& x) {
-        return [&](index_t b, index_t h, index_t i, index_t c) { return of_features(b, h, i, c) * slope(x(b, h, i, c)); };
-    };
-    write(wanted.queries, sees, through(of_f, in.queries));
-    write(wanted.keys, is_seen, through(of_e, in.keys));
-    write(wanted.values, is_seen, of_values);
-}
-
 /// Calls f(h, c, number of the scale, relu(x) + 1e-6, softplus(scale)) for each channel of each head of a token, whose focused features are
 /// asked for.
 template <class T, class U>
@@ -131,10 +72,22 @@ void for_each_focused(const tensor_view<const T>& x, std::span<const U> scale, i
 ///     out_i = sum_j A_ij v_j / (sum_j A_ij + eps),     or scale * sum_j A_ij v_j if not `normalise`
 /// A row that sees nothing is zero; what is not seen is never multiplied. Shapes: as in inputs and outputs, taken as checked.
 /// Time O(n m (d_k + d_v)) a head. Katharopoulos et al. 2020, "Transformers are RNNs".
-template <class T, class F, Pattern P>
-void linear_attention(const inputs<T>& in, const outputs<T>& out, const F& phi, const P& pattern, bool normalise, double eps,
-                      double scale) {
-    detail::linear_attention_of_pairs<T>(in, out, [&phi](const T& x) { return static_cast<T>(phi(x)); }, pattern, normalise, eps, scale);
+template <class T>
+void linear_attention(const inputs<T>& in, const outputs<T>& out, const detail::feature_function<T, false>& phi,
+                      const detail::visible_pairs& pattern, bool normalise, double eps, double scale) {
+    const auto f = detail::features_of(in.queries, phi.value), e = detail::features_of(in.keys, phi.value);
+    detail::for_each_linear_row(in, f, e, pattern,
+                                [&](index_t b, index_t h, index_t g, index_t i, const std::vector<detail::weighed_key<T>>& seen) {
+                                    T denominator = 0;
+                                    for (const auto& k : seen) denominator += k.weight;
+                                    for (index_t c = 0; c < in.values.shape().channels; ++c) {
+                                        T sum = 0;
+                                        for (const auto& k : seen) sum += k.weight * in.values(b, g, k.row, c);
+                                        out.values(b, h, i, c) = seen.empty() ? T{0}
+                                                                 : normalise  ? sum / (denominator + static_cast<T>(eps))
+                                                                              : static_cast<T>(scale) * sum;
+                                    }
+                                });
 }
 
 /// The gradient of linear attention by its formulas, everything in T. With A_ij = phi(q_i) . phi(k_j) for the keys j that query i sees,
@@ -143,12 +96,52 @@ void linear_attention(const inputs<T>& in, const outputs<T>& out, const F& phi, 
 ///     dq_i = phi'(q_i) sum_j dA_ij phi(k_j),      dk_j = phi'(k_j) sum_i dA_ij phi(q_i)         (channel by channel)
 /// with dk and dv summed over the query heads that share them. phi' is phi's slope by its text on dual numbers, or what its member
 /// `derivative` says. A view without memory is not wanted. Shapes and pattern are taken as checked.
-template <class T, class F, Pattern P>
-void linear_gradients(const inputs<T>& in, const tensor_view<const T>& d_out, const input_gradients<T>& wanted, const F& phi,
-                      const P& pattern, bool normalise, double eps, double scale) {
-    detail::linear_gradients_of_pairs<T>(
-        in, d_out, wanted, [&phi](const T& x) { return static_cast<T>(phi(x)); },
-        [&phi](const T& x) { return attn::detail::differentiated(phi, x).derivative; }, pattern, normalise, eps, scale);
+template <class T>
+void linear_gradients(const inputs<T>& in, const tensor_view<const T>& d_out, const input_gradients<T>& wanted,
+                      const detail::feature_function<T, true>& phi, const detail::visible_pairs& pattern, bool normalise, double eps,
+                      double scale) {
+    const auto d_k = in.keys.shape().channels, d_v = in.values.shape().channels;
+    const auto f = detail::features_of(in.queries, phi.value), e = detail::features_of(in.keys, phi.value);
+    tensor<T> of_f(f.shape()), of_e(e.shape()), of_values(in.values.shape());
+    for (auto* t : {&of_f, &of_e, &of_values}) std::fill_n(t->data(), t->shape().size(), T{0});
+    tensor<char> is_seen({e.shape().batch, e.shape().heads, e.shape().tokens, 1}),
+        sees({f.shape().batch, f.shape().heads, f.shape().tokens, 1});
+
+    detail::for_each_linear_row(in, f, e, pattern,
+                                [&](index_t b, index_t h, index_t g, index_t i, const std::vector<detail::weighed_key<T>>& seen) {
+                                    T denominator = static_cast<T>(eps);
+                                    for (const auto& k : seen) denominator += k.weight;
+                                    const T factor = normalise ? 1 / denominator : static_cast<T>(scale);
+                                    const auto d_out_by_value = [&](index_t j) {
+                                        T product = 0;
+                                        for (index_t c = 0; c < d_v; ++c) product += d_out(b, h, i, c) * in.values(b, g, j, c);
+                                        return product;
+                                    };
+                                    T of_denominator = 0; // dO_i . out_i
+                                    for (const auto& k : seen)
+                                        if (normalise) of_denominator += k.weight * factor * d_out_by_value(k.row);
+                                    for (const auto& [j, weight] : seen) {
+                                        is_seen(b, g, j, 0) = sees(b, h, i, 0) = 1;
+                                        const T of_weight = (d_out_by_value(j) - of_denominator) * factor;
+                                        for (index_t c = 0; c < d_v; ++c) of_values(b, g, j, c) += weight * factor * d_out(b, h, i, c);
+                                        for (index_t c = 0; c < d_k; ++c) of_f(b, h, i, c) += of_weight * e(b, g, j, c);
+                                        for (index_t c = 0; c < d_k; ++c) of_e(b, g, j, c) += of_weight * f(b, h, i, c);
+                                    }
+                                });
+
+    // What is not seen gives 0, whatever it holds.
+    const auto write = [](const tensor_view<T>& to, const tensor<char>& takes_part, const auto& gradient) {
+        if (!to.data()) return;
+        attn::detail::for_each_number(to.shape(), [&](index_t b, index_t h, index_t i, index_t c) {
+            to(b, h, i, c) = takes_part(b, h, i, 0) ? gradient(b, h, i, c) : T{0};
+        });
+    };
+    const auto through = [&](const tensor<T>& of_features, const auto& x) {
+        return [&](index_t b, index_t h, index_t i, index_t c) { return of_features(b, h, i, c) * phi.slope(x(b, h, i, c)); };
+    };
+    write(wanted.queries, sees, through(of_f, in.queries));
+    write(wanted.keys, is_seen, through(of_e, in.keys));
+    write(wanted.values, is_seen, of_values);
 }
 
 /// x + added, for x (batch, heads, n, d) and added (batch or 1, heads or 1, n, d).
