@@ -24,6 +24,7 @@ progressive_norm_gradients<typename N::scalar> training_gradients_of(const progr
 template <FoldableNorm N>
 struct in_training {
     using scalar = typename N::scalar;
+    /// Those of the norm's training step.
     using gradients = decltype(detail::training_gradients_of(std::declval<const N&>()));
     static constexpr std::string_view name = N::name;
     static constexpr bool moves_statistics = true, adds_bias = true;

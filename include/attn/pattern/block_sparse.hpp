@@ -15,6 +15,26 @@ struct block_sparse {
     index_t query_block;
     index_t key_block = query_block;
 
+    constexpr auto at(index_t batch, index_t head) const {
+        const auto& size = blocks.shape();
+        const detail::table_place at(size, batch, head);
+        return block_plane{blocks.row(at.entry, at.head, 0), blocks.strides().tokens, blocks.strides().channels, query_block, key_block};
+    }
+
+    constexpr bool heads_alike() const { return blocks.shape().heads == 1; }
+
+    void check(const pattern_context& context) const {
+        const auto& size = blocks.shape();
+        const auto name = detail::named("block_sparse", size, query_block, key_block);
+        context.require_at_least(1, query_block, name, "query block");
+        context.require_at_least(1, key_block, name, "key block");
+        if (const auto problem = detail::problem_of(blocks); !problem.empty()) context.refuse(name(), problem);
+        context.require_broadcast(size, name);
+        context.require_inside(0, detail::product(size.tokens, query_block), 0, detail::product(size.channels, key_block), name);
+    }
+    void check_apart(const output_memory& out) const { out.require_apart("the blocks of the pattern", blocks); }
+
+private:
     /// The blocks of one batch entry and head.
     struct block_plane {
         const bool* blocks;
@@ -34,25 +54,6 @@ struct block_sparse {
             return detail::mask_of_blocks(i, query_block, [&](index_t row) { return visible(row * query_block, j); });
         }
     };
-
-    constexpr block_plane at(index_t batch, index_t head) const {
-        const auto& size = blocks.shape();
-        const detail::table_place at(size, batch, head);
-        return {blocks.row(at.entry, at.head, 0), blocks.strides().tokens, blocks.strides().channels, query_block, key_block};
-    }
-
-    constexpr bool heads_alike() const { return blocks.shape().heads == 1; }
-
-    void check(const pattern_context& context) const {
-        const auto& size = blocks.shape();
-        const auto name = detail::named("block_sparse", size, query_block, key_block);
-        context.require_at_least(1, query_block, name, "query block");
-        context.require_at_least(1, key_block, name, "key block");
-        if (const auto problem = detail::problem_of(blocks); !problem.empty()) context.refuse(name(), problem);
-        context.require_broadcast(size, name);
-        context.require_inside(0, detail::product(size.tokens, query_block), 0, detail::product(size.channels, key_block), name);
-    }
-    void check_apart(const output_memory& out) const { out.require_apart("the blocks of the pattern", blocks); }
 };
 
 } // namespace attn::pattern

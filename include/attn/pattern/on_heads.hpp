@@ -12,17 +12,18 @@ struct on_heads {
     index_t first;
     index_t end;
 
-    /// The pattern of one head.
+    constexpr auto at(index_t, index_t head) const { return of_head{first <= head && head < end}; }
+
+    void check(const pattern_context& context) const {
+        if (first < 0 || end < first) context.refuse(detail::named("on_heads", first, end)(), "is no range of heads");
+    }
+
+private:
     struct of_head {
         bool everything;
 
         constexpr bool visible(auto, auto) const { return everything; }
     };
-    constexpr of_head at(index_t, index_t head) const { return {first <= head && head < end}; }
-
-    void check(const pattern_context& context) const {
-        if (first < 0 || end < first) context.refuse(detail::named("on_heads", first, end)(), "is no range of heads");
-    }
 };
 
 } // namespace attn::pattern

@@ -53,6 +53,7 @@ constexpr bool heads_alike(const P& p) {
 /// Whether a pattern or a score function compares the positions of queries with those of keys: so is each that does not say otherwise.
 template <class P>
 inline constexpr bool compares_positions = true;
+/// What it says otherwise.
 template <class P>
     requires requires { P::compares_positions; }
 inline constexpr bool compares_positions<P> = P::compares_positions;

@@ -19,6 +19,32 @@ class selected {
 public:
     static constexpr bool compares_positions = false;
 
+    /// Blocks of so many queries, and of so many keys.
+    selected(const attn::detail::read_view<index_t>& table, index_t query_block, index_t key_block)
+        : size_(table.shape()), query_block_(query_block), key_block_(key_block) {
+        detail::check_view("selected", "table", table);
+        if (query_block < 1 || key_block < 1)
+            throw argument_error("selected", "blocks", "are of ", query_block, " queries and ", key_block, " keys: 1 at least is needed");
+        std::vector<index_t> lists;
+        lists.reserve(static_cast<std::size_t>(size_.size()));
+        detail::for_each_row(size_, [&](index_t b, index_t h, index_t row) { add_list(table, b, h, row, lists); });
+        lists_ = std::make_shared<const std::vector<index_t>>(std::move(lists));
+    }
+    /// Blocks of keys as long as those of queries.
+    selected(const attn::detail::read_view<index_t>& table, index_t block) : selected(table, block, block) {}
+
+    auto at(index_t batch, index_t head) const {
+        const auto plane = detail::table_place(size_, batch, head).plane(size_);
+        return block_lists{lists_->data() + plane * size_.tokens * size_.channels, size_.channels, query_block_, key_block_};
+    }
+    bool heads_alike() const { return size_.heads == 1; }
+    void check(const pattern_context& context) const {
+        const auto name = detail::named("selected", size_, query_block_, key_block_);
+        context.require_broadcast(size_, name);
+        context.require_inside(0, detail::product(size_.tokens, query_block_), 0, farthest_position, name);
+    }
+
+private:
     /// The lists of one batch entry and head, each in rising order; what is left of a list is filled with `no_block`.
     struct block_lists {
         static constexpr index_t no_block = std::numeric_limits<index_t>::max();
@@ -47,32 +73,6 @@ public:
         }
     };
 
-    /// Blocks of so many queries, and of so many keys.
-    selected(const attn::detail::read_view<index_t>& table, index_t query_block, index_t key_block)
-        : size_(table.shape()), query_block_(query_block), key_block_(key_block) {
-        detail::check_view("selected", "table", table);
-        if (query_block < 1 || key_block < 1)
-            throw argument_error("selected", "blocks", "are of ", query_block, " queries and ", key_block, " keys: 1 at least is needed");
-        std::vector<index_t> lists;
-        lists.reserve(static_cast<std::size_t>(size_.size()));
-        detail::for_each_row(size_, [&](index_t b, index_t h, index_t row) { add_list(table, b, h, row, lists); });
-        lists_ = std::make_shared<const std::vector<index_t>>(std::move(lists));
-    }
-    /// Blocks of keys as long as those of queries.
-    selected(const attn::detail::read_view<index_t>& table, index_t block) : selected(table, block, block) {}
-
-    block_lists at(index_t batch, index_t head) const {
-        const auto plane = detail::table_place(size_, batch, head).plane(size_);
-        return {lists_->data() + plane * size_.tokens * size_.channels, size_.channels, query_block_, key_block_};
-    }
-    bool heads_alike() const { return size_.heads == 1; }
-    void check(const pattern_context& context) const {
-        const auto name = detail::named("selected", size_, query_block_, key_block_);
-        context.require_broadcast(size_, name);
-        context.require_inside(0, detail::product(size_.tokens, query_block_), 0, farthest_position, name);
-    }
-
-private:
     static void add_list(const tensor_view<const index_t>& table, index_t b, index_t h, index_t row, std::vector<index_t>& lists) {
         constexpr auto none = block_lists::no_block;
         const auto begin = std::ssize(lists);
