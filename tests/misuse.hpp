@@ -52,8 +52,7 @@ struct checks_of_norm {
 
     void check(const shape& x) const { norm.check(x); }
     void check_apart(const output_memory& out) const { norm.check_apart(out); }
-    std::size_t workspace_bytes(const shape&, index_t) const { return 0; }
-    std::size_t narrow_workspace_bytes(const shape&, index_t) const { return 0; }
+    std::size_t workspace_bytes(const shape&, index_t, bool = false) const { return 0; }
     void forward(const tensor_view<const scalar>&, const tensor_view<scalar>&, const execution&) const { throw nothing_refused(); }
 };
 template <Layer L>
