@@ -156,13 +156,13 @@ void on_all_ranks(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in,
     agree(ranks, op.name, failure_of([&] { compute(*call, *placed); }));
 }
 
-/// A result, asked of all ranks. outputs_for(in at its positions): what a rank writes, checked.
-template <Attention A, Scalar T, Communicator C, class Outputs>
-void attend_on_all(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, const execution& run, const Outputs& outputs_for) {
+/// A result, asked of all ranks: written to `out`, or to `made`, if that is given, a tensor that is made for it.
+template <Attention A, Scalar T, Communicator C>
+void attend_on_all(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, outputs<T> out, tensor<T>* made, const execution& run) {
     using call_type = rank_call<A, T>;
-    outputs<T> out;
     const auto check = [&](const inputs<T>& own) {
-        out = outputs_for(own);
+        if (made) *made = tensor<T>(op.op.output_shape(shapes_of(own))), out = outputs<T>{*made};
+        else check_outputs(op.op, own, out);
         with_storage(out.values, [&]<Storage S>(std::type_identity<S>) {
             run.reserve(op.name, "q", own.queries.shape(),
                         call_type::template workspace_bytes<S>(op.op, op.partition, ranks.rank(), run.concurrency()));
@@ -177,20 +177,14 @@ void attend_on_all(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in
 /// read or written, naming what does not fit, and rank_error if that, or another exception, is another rank's.
 template <Attention A, Scalar T, Communicator C>
 void attend(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, const outputs<T>& out, const detail::call_execution& run = {}) {
-    detail::attend_on_all(op, ranks, in, run, [&](const inputs<T>& own) {
-        detail::check_outputs(op.op, own, out);
-        return out;
-    });
+    detail::attend_on_all<A, T>(op, ranks, in, out, nullptr, run);
 }
 
 /// Attention over ranks, to a new tensor of the rank's rows: see attend(op, ranks, in, out, run).
 template <Attention A, Scalar T, Communicator C>
 [[nodiscard]] tensor<T> attend(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, const detail::call_execution& run = {}) {
     tensor<T> out;
-    detail::attend_on_all(op, ranks, in, run, [&](const inputs<T>& own) {
-        out = tensor<T>(op.op.output_shape(shapes_of(own)));
-        return outputs<T>{out};
-    });
+    detail::attend_on_all<A, T>(op, ranks, in, outputs<T>{}, &out, run);
     return out;
 }
 
