@@ -5,7 +5,7 @@
 #include <attn/attention/simplified_linear_attention.hpp>
 #include <attn/attention/simplified_linear_backward.hpp>
 #include <attn/layer/fold.hpp>
-#include <attn/norm/in_training.hpp>
+#include <attn/norm/train_backward.hpp>
 #include <attn/norm/layer_norm.hpp>
 #include <attn/parallel/thread_pool.hpp>
 

@@ -11,7 +11,6 @@
 #include <attn/attention/random_projection.hpp>
 #include <attn/attention/softmax_attention.hpp>
 #include <attn/pattern/formulas.hpp>
-#include <attn/pattern/on_heads.hpp>
 
 namespace attn::testing {
 

@@ -6,7 +6,6 @@
 #include <attn/attention/softmax_attention.hpp>
 #include <attn/attention/talking_heads_attention.hpp>
 #include <attn/pattern/formulas.hpp>
-#include <attn/pattern/on_heads.hpp>
 
 namespace attn::testing {
 

@@ -10,7 +10,6 @@
 #include <attn/parallel/thread_pool.hpp>
 #include <attn/pattern/formulas.hpp>
 #include <attn/pattern/lengths.hpp>
-#include <attn/pattern/on_heads.hpp>
 
 namespace attn::testing {
 

@@ -6,7 +6,6 @@
 #include <attn/distributed/partition.hpp>
 #include <attn/pattern/formulas.hpp>
 #include <attn/pattern/lengths.hpp>
-#include <attn/pattern/on_heads.hpp>
 #include <attn/pattern/segments.hpp>
 
 namespace attn::testing {

@@ -10,7 +10,6 @@
 #include <attn/attention/sparse_attention.hpp>
 #include <attn/distributed/thread_communicator.hpp>
 #include <attn/pattern/formulas.hpp>
-#include <attn/pattern/on_heads.hpp>
 #include <attn/pattern/segments.hpp>
 #include <attn/score/additive_bias.hpp>
 #include <attn/score/alibi.hpp>

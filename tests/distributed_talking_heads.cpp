@@ -7,7 +7,6 @@
 #include <attn/parallel/thread_pool.hpp>
 #include <attn/pattern/formulas.hpp>
 #include <attn/pattern/lengths.hpp>
-#include <attn/pattern/on_heads.hpp>
 #include <attn/score/additive_bias.hpp>
 #include <attn/score/alibi.hpp>
 #include <attn/score/soft_cap.hpp>

@@ -7,7 +7,6 @@
 #include <attn/attention/talking_heads_attention.hpp>
 #include <attn/norm/progressive_rep_batch_norm.hpp>
 #include <attn/pattern/formulas.hpp>
-#include <attn/pattern/on_heads.hpp>
 #include <attn/reference/depthwise_convolution.hpp>
 #include <attn/reference/linear_attention.hpp>
 #include <attn/reference/linformer.hpp>

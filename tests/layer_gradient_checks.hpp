@@ -6,7 +6,7 @@
 
 #include <attn/layer/transformer_block.hpp>
 #include <attn/layer/windowed.hpp>
-#include <attn/norm/in_training.hpp>
+#include <attn/norm/train_backward.hpp>
 #include <attn/norm/layer_norm.hpp>
 
 #include <functional>

@@ -5,7 +5,6 @@
 #include <attn/pattern/formulas.hpp>
 #include <attn/pattern/block_sparse.hpp>
 #include <attn/pattern/lengths.hpp>
-#include <attn/pattern/on_heads.hpp>
 #include <attn/pattern/segments.hpp>
 #include <attn/pattern/tiles.hpp>
 

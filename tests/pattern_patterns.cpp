@@ -4,7 +4,6 @@
 
 #include <attn/pattern/formulas.hpp>
 #include <attn/pattern/lengths.hpp>
-#include <attn/pattern/on_heads.hpp>
 
 namespace {
 

@@ -2,7 +2,6 @@
 #include "pattern_checks.hpp"
 
 #include <attn/pattern/formulas.hpp>
-#include <attn/pattern/on_heads.hpp>
 
 namespace {
 

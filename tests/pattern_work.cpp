@@ -2,7 +2,6 @@
 #include "catch.hpp"
 
 #include <attn/pattern/formulas.hpp>
-#include <attn/pattern/on_heads.hpp>
 #include <attn/pattern/passes.hpp>
 
 #include <cmath>

@@ -1,7 +1,6 @@
 #include "talking_heads_case.hpp"
 
 #include "attn/pattern/formulas.hpp"
-#include "attn/pattern/on_heads.hpp"
 #include "attn/score/additive_bias.hpp"
 #include "attn/score/alibi.hpp"
 #include "attn/score/soft_cap.hpp"

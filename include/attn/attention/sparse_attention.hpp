@@ -2,7 +2,6 @@
 #pragma once
 
 #include "../pattern/formulas.hpp"
-#include "../pattern/on_heads.hpp"
 
 #include <limits>
 #include <string>

@@ -1,4 +1,4 @@
-// Patterns that are formulas of the positions of a query and a key.
+// Patterns that are formulas of the positions of a query and a key, or of the head.
 #pragma once
 
 #include "narrowed.hpp"
@@ -154,6 +154,28 @@ struct predicate {
 /// Deduces the predicate of a lambda.
 template <class F>
 predicate(F) -> predicate<F>;
+
+/// Everything on the heads first <= head < end, nothing on others, so that heads differ in one call:
+///     (on_heads{0, 2} & local{5}) | (on_heads{2, 4} & strided{6})
+/// Refused: first < 0, end < first.
+struct on_heads {
+    static constexpr bool compares_positions = false;
+    index_t first;
+    index_t end;
+
+    constexpr auto at(index_t, index_t head) const { return of_head{first <= head && head < end}; }
+
+    void check(const pattern_context& context) const {
+        if (first < 0 || end < first) context.refuse(detail::named("on_heads", first, end)(), "is no range of heads");
+    }
+
+private:
+    struct of_head {
+        bool everything;
+
+        constexpr bool visible(auto, auto) const { return everything; }
+    };
+};
 
 } // namespace pattern
 
