@@ -202,7 +202,7 @@ void add_product(index_t rows, index_t depth, index_t columns) {
         for (auto* t : {&x, &w}) std::generate_n(t->data(), t->shape().size(), [&] { return number(random); });
         const linear<float> layer{std::as_const(w).view()};
         thread_pool one(1);
-        workspace memory(layer.workspace_bytes(x.shape(), 1));
+        workspace memory(layer.workspace_bytes(x.shape(), {}, 1));
         const execution run(one, memory);
         const auto call = [&] { forward(layer, {.tokens = x}, out.view(), run); };
         call();

@@ -165,8 +165,7 @@ TEST_CASE("workspace_bytes: takes what the call takes", "[parallel]") {
 
     const layer_norm<float> norm;
     CHECK(workspace_bytes<float>(norm, tokens) == norm.workspace_bytes(tokens, 1));
-    CHECK(workspace_bytes<Eigen::bfloat16>(norm, tokens, thread_pool(2)) ==
-          std::max(norm.workspace_bytes(tokens, 2), norm.narrow_workspace_bytes(tokens, 2)));
+    CHECK(workspace_bytes<Eigen::bfloat16>(norm, tokens, thread_pool(2)) == norm.workspace_bytes(tokens, 2, true));
     CHECK(workspace_bytes<float>(mean_pooling{4}, tokens, thread_pool(2)) == 2 * workspace_bytes<float>(mean_pooling{4}, tokens));
     CHECK(backward_workspace_bytes<float>(op, s, thread_pool(2)) == op.backward_workspace_bytes<float>(s, 2));
     CHECK(backward_workspace_bytes(norm, tokens, thread_pool(2)) == norm.backward_workspace_bytes(tokens, 2));
