@@ -2,7 +2,8 @@
 #include "bench_no_prefetch.hpp"
 
 #include "attn/attention/softmax_attention.hpp"
-#include "attn/pattern/formulas.hpp"
+#include "attn/pattern/causal.hpp"
+#include "attn/pattern/local.hpp"
 
 namespace attn::bench {
 

@@ -4,7 +4,8 @@
 
 #include "attn/distributed/sequence_parallel.hpp"
 #include "attn/distributed/thread_communicator.hpp"
-#include "attn/pattern/formulas.hpp"
+#include "attn/pattern/causal.hpp"
+#include "attn/pattern/local.hpp"
 
 #include <barrier>
 #include <functional>

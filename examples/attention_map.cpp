@@ -3,7 +3,8 @@
 //     example_attention_map [TEXT FILE [PICTURE]]
 #include <attn/attention/eigen.hpp>
 #include <attn/attention/softmax_attention.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
+#include <attn/pattern/local.hpp>
 
 #include <algorithm>
 #include <cctype>

@@ -3,7 +3,7 @@
 #include <attn/attention/backward.hpp>
 #include <attn/attention/softmax_attention.hpp>
 #include <attn/attention/softmax_backward.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/local.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,7 @@
 // A decoder: grouped heads, causal, with ALiBi. A prompt in one call, then token by token beside a cache of keys and values.
 // decoder [float | bfloat16 | half]: what the cache is stored in.
 #include <attn/attention/softmax_attention.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
 #include <attn/score/alibi.hpp>
 
 #include <Eigen/Core>

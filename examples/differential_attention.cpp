@@ -3,7 +3,7 @@
 #include <attn/attention/softmax_attention.hpp>
 #include <attn/attention/talking_heads_attention.hpp>
 #include <attn/norm/rms_norm.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -3,7 +3,8 @@
 #include <attn/distributed/mpi.hpp>
 #include <attn/distributed/sequence_parallel.hpp>
 #include <attn/parallel/thread_pool.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
+#include <attn/pattern/local.hpp>
 
 #include <cmath>
 #include <cstdio>

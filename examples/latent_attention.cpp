@@ -3,7 +3,7 @@
 // DeepSeek-AI 2024, DeepSeek-V2 (there: 128 heads, a latent of 512, 64 rotary channels).
 #include <attn/attention/softmax_attention.hpp>
 #include <attn/layer/rotary.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,6 @@
 // Your ranks have a way to send bytes already: attention over a sequence goes by it. A communicator is two numbers and four functions.
 #include <attn/distributed/sequence_parallel.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
 
 #include <algorithm>
 #include <array>

@@ -1,7 +1,7 @@
 // Attention on memory of your own: three layouts of the same numbers, threads, and a call that allocates nothing.
 #include <attn/attention/softmax_attention.hpp>
 #include <attn/parallel/thread_pool.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
 
 #include <algorithm>
 #include <cstdio>

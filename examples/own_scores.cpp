@@ -1,7 +1,9 @@
 // Your own score function and your own mask: scores that are capped and decay with distance, documents packed into one sequence, a window.
 #include <attn/attention/eigen.hpp>
 #include <attn/attention/softmax_attention.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
+#include <attn/pattern/local.hpp>
+#include <attn/pattern/predicate.hpp>
 #include <attn/score/soft_cap.hpp>
 #include <attn/score/composed_score.hpp>
 

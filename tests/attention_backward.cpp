@@ -8,7 +8,7 @@
 #include <attn/attention/softmax_attention.hpp>
 #include <attn/attention/softmax_backward.hpp>
 #include <attn/parallel/thread_pool.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
 
 namespace attn::testing {
 

@@ -5,7 +5,7 @@
 #include <attn/attention/eigen.hpp>
 #include <attn/attention/softmax_attention.hpp>
 #include <attn/parallel/thread_pool.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
 
 namespace attn::testing {
 

@@ -10,7 +10,9 @@
 #include <attn/attention/projection.hpp>
 #include <attn/attention/random_projection.hpp>
 #include <attn/attention/softmax_attention.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
+#include <attn/pattern/on_heads.hpp>
+#include <attn/pattern/predicate.hpp>
 
 namespace attn::testing {
 

@@ -10,7 +10,7 @@
 #include <attn/attention/pooling.hpp>
 #include <attn/attention/softmax_backward.hpp>
 #include <attn/pattern/lengths.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/predicate.hpp>
 
 namespace attn::testing {
 

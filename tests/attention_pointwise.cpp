@@ -5,7 +5,7 @@
 
 #include <attn/attention/pointwise_backward.hpp>
 #include <attn/attention/pointwise_weight.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
 #include <attn/reference/pointwise.hpp>
 #include <attn/score/additive_bias.hpp>
 

@@ -15,7 +15,8 @@
 #include <attn/layer/transformer_block.hpp>
 #include <attn/layer/windowed.hpp>
 #include <attn/norm/layer_norm.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
+#include <attn/pattern/local.hpp>
 
 namespace attn::testing {
 

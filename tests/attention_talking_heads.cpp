@@ -5,7 +5,10 @@
 
 #include <attn/attention/softmax_attention.hpp>
 #include <attn/attention/talking_heads_attention.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
+#include <attn/pattern/local.hpp>
+#include <attn/pattern/on_heads.hpp>
+#include <attn/pattern/strided.hpp>
 
 namespace attn::testing {
 

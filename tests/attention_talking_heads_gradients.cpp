@@ -5,7 +5,8 @@
 
 #include <attn/attention/talking_heads_attention.hpp>
 #include <attn/attention/talking_heads_backward.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
+#include <attn/pattern/strided.hpp>
 #include <attn/reference/talking_heads.hpp>
 #include <attn/score/soft_cap.hpp>
 

@@ -4,7 +4,7 @@
 #include "executors.hpp"
 
 #include <attn/attention/softmax_attention.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/predicate.hpp>
 
 namespace attn::testing {
 

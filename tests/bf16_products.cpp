@@ -6,7 +6,9 @@
 #include <Eigen/Core>
 #include <attn/attention/products.hpp>
 #include <attn/attention/softmax_attention.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
+#include <attn/pattern/local.hpp>
+#include <attn/pattern/strided.hpp>
 #include <attn/score/alibi.hpp>
 #include <attn/score/composed_score.hpp>
 #include <attn/score/soft_cap.hpp>

@@ -9,7 +9,10 @@
 #include <attn/distributed/backward.hpp>
 #include <attn/distributed/thread_communicator.hpp>
 #include <attn/parallel/thread_pool.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
+#include <attn/pattern/local.hpp>
+#include <attn/pattern/predicate.hpp>
+#include <attn/pattern/strided.hpp>
 #include <attn/score/additive_bias.hpp>
 
 namespace attn::testing {

@@ -6,7 +6,8 @@
 
 #include <attn/distributed/thread_communicator.hpp>
 #include <attn/parallel/thread_pool.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
+#include <attn/pattern/prefix.hpp>
 #include <attn/pattern/lengths.hpp>
 
 namespace attn::testing {

@@ -8,7 +8,9 @@
 #include <attn/attention/random_projection.hpp>
 #include <attn/distributed/thread_communicator.hpp>
 #include <attn/parallel/thread_pool.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
+#include <attn/pattern/on_heads.hpp>
+#include <attn/pattern/predicate.hpp>
 #include <attn/pattern/lengths.hpp>
 
 namespace attn::testing {

@@ -4,7 +4,13 @@
 
 #include <Eigen/Core>
 #include <attn/distributed/partition.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/block_diagonal.hpp>
+#include <attn/pattern/causal.hpp>
+#include <attn/pattern/global.hpp>
+#include <attn/pattern/local.hpp>
+#include <attn/pattern/on_heads.hpp>
+#include <attn/pattern/predicate.hpp>
+#include <attn/pattern/strided.hpp>
 #include <attn/pattern/lengths.hpp>
 #include <attn/pattern/segments.hpp>
 

@@ -9,7 +9,12 @@
 #include <attn/attention/products.hpp>
 #include <attn/attention/sparse_attention.hpp>
 #include <attn/distributed/thread_communicator.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
+#include <attn/pattern/global.hpp>
+#include <attn/pattern/local.hpp>
+#include <attn/pattern/on_heads.hpp>
+#include <attn/pattern/predicate.hpp>
+#include <attn/pattern/strided.hpp>
 #include <attn/pattern/segments.hpp>
 #include <attn/score/additive_bias.hpp>
 #include <attn/score/alibi.hpp>

@@ -5,7 +5,11 @@
 
 #include <attn/distributed/thread_communicator.hpp>
 #include <attn/parallel/thread_pool.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
+#include <attn/pattern/local.hpp>
+#include <attn/pattern/on_heads.hpp>
+#include <attn/pattern/predicate.hpp>
+#include <attn/pattern/strided.hpp>
 #include <attn/pattern/lengths.hpp>
 #include <attn/score/additive_bias.hpp>
 #include <attn/score/alibi.hpp>

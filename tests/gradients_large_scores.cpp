@@ -8,7 +8,9 @@
 #include <attn/attention/softmax_backward.hpp>
 #include <attn/attention/talking_heads_attention.hpp>
 #include <attn/attention/talking_heads_backward.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
+#include <attn/pattern/local.hpp>
+#include <attn/pattern/strided.hpp>
 #include <attn/reference/lsh_attention.hpp>
 #include <attn/reference/softmax.hpp>
 #include <attn/reference/talking_heads.hpp>

@@ -6,7 +6,9 @@
 
 #include <attn/attention/softmax_attention.hpp>
 #include <attn/attention/softmax_backward.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
+#include <attn/pattern/local.hpp>
+#include <attn/pattern/strided.hpp>
 #include <attn/reference/softmax.hpp>
 #include <attn/score/alibi.hpp>
 #include <attn/score/forgetting.hpp>

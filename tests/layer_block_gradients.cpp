@@ -4,7 +4,7 @@
 #include "errors.hpp"
 #include "layer_gradient_checks.hpp"
 
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
 
 namespace attn::testing {
 

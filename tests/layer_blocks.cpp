@@ -4,7 +4,7 @@
 #include "catch.hpp"
 
 #include <attn/norm/rms_norm.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
 
 namespace attn::testing {
 

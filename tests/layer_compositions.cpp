@@ -6,7 +6,8 @@
 #include <attn/attention/simplified_linear_attention.hpp>
 #include <attn/attention/talking_heads_attention.hpp>
 #include <attn/norm/progressive_rep_batch_norm.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/local.hpp>
+#include <attn/pattern/on_heads.hpp>
 #include <attn/reference/depthwise_convolution.hpp>
 #include <attn/reference/linear_attention.hpp>
 #include <attn/reference/linformer.hpp>

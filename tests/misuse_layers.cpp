@@ -20,7 +20,7 @@
 #include <attn/norm/progressive_rep_batch_norm.hpp>
 #include <attn/norm/batch_norm.hpp>
 #include <attn/norm/rms_norm.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/strided.hpp>
 
 namespace attn::testing {
 

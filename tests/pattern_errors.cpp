@@ -2,7 +2,16 @@
 #include "catch.hpp"
 #include "errors.hpp"
 
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/block_diagonal.hpp>
+#include <attn/pattern/causal.hpp>
+#include <attn/pattern/dilated_window.hpp>
+#include <attn/pattern/fixed.hpp>
+#include <attn/pattern/global.hpp>
+#include <attn/pattern/local.hpp>
+#include <attn/pattern/on_heads.hpp>
+#include <attn/pattern/predicate.hpp>
+#include <attn/pattern/prefix.hpp>
+#include <attn/pattern/strided.hpp>
 #include <attn/pattern/block_sparse.hpp>
 #include <attn/pattern/lengths.hpp>
 #include <attn/pattern/segments.hpp>

@@ -3,7 +3,9 @@
 #include "pattern_checks.hpp"
 
 #include <attn/attention/sparse_attention.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/block_diagonal.hpp>
+#include <attn/pattern/dilated_window.hpp>
+#include <attn/pattern/prefix.hpp>
 #include <attn/pattern/lengths.hpp>
 #include <attn/simd/positions.hpp>
 

@@ -1,7 +1,12 @@
 #include "catch.hpp"
 #include "pattern_checks.hpp"
 
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
+#include <attn/pattern/dilated_window.hpp>
+#include <attn/pattern/global.hpp>
+#include <attn/pattern/local.hpp>
+#include <attn/pattern/on_heads.hpp>
+#include <attn/pattern/strided.hpp>
 
 namespace {
 

@@ -5,7 +5,8 @@
 
 #include <attn/core/tensor.hpp>
 #include <attn/pattern/block_sparse.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
+#include <attn/pattern/strided.hpp>
 #include <attn/pattern/segments.hpp>
 #include <attn/pattern/tiles.hpp>
 

@@ -1,7 +1,12 @@
 // How much a schedule visits.
 #include "catch.hpp"
 
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
+#include <attn/pattern/fixed.hpp>
+#include <attn/pattern/global.hpp>
+#include <attn/pattern/local.hpp>
+#include <attn/pattern/on_heads.hpp>
+#include <attn/pattern/strided.hpp>
 #include <attn/pattern/passes.hpp>
 
 #include <cmath>

@@ -1,5 +1,6 @@
 #include <attn/core/tensor.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
+#include <attn/pattern/predicate.hpp>
 #include <attn/reference/softmax.hpp>
 #include <attn/reference/number.hpp>
 #include <attn/score/additive_bias.hpp>

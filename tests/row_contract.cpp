@@ -8,7 +8,7 @@
 #include <attn/norm/layer_norm.hpp>
 #include <attn/norm/progressive_rep_batch_norm.hpp>
 #include <attn/norm/rms_norm.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
 
 namespace attn::testing {
 

@@ -3,7 +3,8 @@
 #include "softmax_checks.hpp"
 
 #include <attn/attention/merge.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/local.hpp>
+#include <attn/pattern/strided.hpp>
 
 namespace attn::testing {
 

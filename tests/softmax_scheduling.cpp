@@ -5,7 +5,9 @@
 
 #include <attn/attention/resumable.hpp>
 #include <attn/parallel/thread_pool.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
+#include <attn/pattern/local.hpp>
+#include <attn/pattern/strided.hpp>
 #include <attn/pattern/segments.hpp>
 
 #include <atomic>

@@ -4,7 +4,9 @@
 
 #include "core/inputs.hpp"
 #include "parallel/executor.hpp"
-#include "pattern/formulas.hpp"
+#include "pattern/causal.hpp"
+#include "pattern/local.hpp"
+#include "pattern/strided.hpp"
 #include "score/additive_bias.hpp"
 #include "score/alibi.hpp"
 #include "score/soft_cap.hpp"

@@ -5,7 +5,7 @@
 #include "attn/attention/linformer_backward.hpp"
 #include "attn/attention/pooling.hpp"
 #include "attn/pattern/lengths.hpp"
-#include "attn/pattern/formulas.hpp"
+#include "attn/pattern/predicate.hpp"
 #include "attn/reference/linformer.hpp"
 
 #include <array>

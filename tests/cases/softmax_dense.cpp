@@ -1,6 +1,6 @@
 #include "softmax_case.hpp"
 
-#include "attn/pattern/formulas.hpp"
+#include "attn/pattern/causal.hpp"
 
 namespace attn::testing {
 

@@ -1,6 +1,8 @@
 #include "softmax_case.hpp"
 
-#include "attn/pattern/formulas.hpp"
+#include "attn/pattern/causal.hpp"
+#include "attn/pattern/local.hpp"
+#include "attn/pattern/strided.hpp"
 #include "attn/pattern/lengths.hpp"
 #include "attn/pattern/tiles.hpp"
 

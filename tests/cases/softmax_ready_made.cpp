@@ -3,7 +3,9 @@
 #include "softmax_case.hpp"
 #include "../problems.hpp"
 
-#include "attn/pattern/formulas.hpp"
+#include "attn/pattern/causal.hpp"
+#include "attn/pattern/local.hpp"
+#include "attn/pattern/predicate.hpp"
 #include "attn/pattern/segments.hpp"
 #include "attn/score/alibi.hpp"
 #include "attn/score/forgetting.hpp"

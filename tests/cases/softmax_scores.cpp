@@ -1,6 +1,6 @@
 #include "softmax_case.hpp"
 
-#include "attn/pattern/formulas.hpp"
+#include "attn/pattern/causal.hpp"
 #include "attn/score/additive_bias.hpp"
 #include "attn/score/alibi.hpp"
 #include "attn/score/soft_cap.hpp"

@@ -3,7 +3,9 @@
 #include "softmax_case.hpp"
 
 #include "attn/attention/sparse_attention.hpp"
-#include "attn/pattern/formulas.hpp"
+#include "attn/pattern/block_diagonal.hpp"
+#include "attn/pattern/dilated_window.hpp"
+#include "attn/pattern/prefix.hpp"
 #include "attn/pattern/block_sparse.hpp"
 
 namespace attn::testing {

@@ -1,6 +1,8 @@
 #include "talking_heads_case.hpp"
 
-#include "attn/pattern/formulas.hpp"
+#include "attn/pattern/causal.hpp"
+#include "attn/pattern/local.hpp"
+#include "attn/pattern/on_heads.hpp"
 #include "attn/score/additive_bias.hpp"
 #include "attn/score/alibi.hpp"
 #include "attn/score/soft_cap.hpp"

@@ -1,7 +1,7 @@
 // More of talking heads: see softmax_ready_made.cpp.
 #include "talking_heads_case.hpp"
 
-#include "attn/pattern/formulas.hpp"
+#include "attn/pattern/causal.hpp"
 
 namespace attn::testing {
 

@@ -2,7 +2,7 @@
 // A pattern where an operator is expected.
 #include <attn/attention/eigen.hpp>
 #include <attn/attention/softmax_attention.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
 
 int main() {
     const Eigen::MatrixXf x = Eigen::MatrixXf::Zero(4, 8);

@@ -1,7 +1,7 @@
 // expect: Pattern
 // A lambda as a pattern, not wrapped in predicate{}.
 #include <attn/attention/softmax_attention.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/predicate.hpp>
 
 int main() {
     const auto seen = [](auto i, auto j) { return j <= i; };

@@ -1,6 +1,7 @@
 // expect: attn: this predicate cannot be evaluated on ranges of positions.*attn::pattern::tiles\(mask, n, m\)
 // A lambda that subscripts a pointer.
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/local.hpp>
+#include <attn/pattern/predicate.hpp>
 
 bool mask[64];
 

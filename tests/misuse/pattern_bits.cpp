@@ -1,6 +1,7 @@
 // expect: attn: this predicate cannot be evaluated on ranges of positions.*attn::pattern::tiles\(mask, n, m\)
 // A lambda that looks at bits of a position.
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
+#include <attn/pattern/predicate.hpp>
 
 int main() {
     const attn::pattern::predicate p{[](auto i, auto j) {

@@ -1,6 +1,6 @@
 // expect: attn: this predicate cannot be evaluated on ranges of positions.*attn::pattern::tiles\(mask, n, m\)
 // A lambda that chooses with ?:.
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/predicate.hpp>
 
 static_assert([] {
     const attn::pattern::predicate p{[](auto i, auto j) {

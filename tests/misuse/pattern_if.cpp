@@ -1,6 +1,6 @@
 // expect: attn: this predicate cannot be evaluated on ranges of positions.*attn::pattern::tiles\(mask, n, m\)
 // A lambda that branches on a comparison.
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/predicate.hpp>
 #include <attn/pattern/schedule.hpp>
 
 int main() {

@@ -1,7 +1,8 @@
 // expect: attn: this predicate cannot be evaluated on ranges of positions.*attn::pattern::tiles\(mask, n, m\)
 // flags: -Wno-conversion
 // A lambda that takes its positions as int.
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
+#include <attn/pattern/predicate.hpp>
 
 int main() {
 #ifdef ATTN_MISUSE

@@ -1,6 +1,7 @@
 // expect: attn: a predicate returns a comparison, not a number
 // A lambda whose result is a number.
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/causal.hpp>
+#include <attn/pattern/predicate.hpp>
 
 int main() {
     const attn::pattern::predicate p{[](auto i, auto j) {

@@ -1,6 +1,6 @@
 // expect: attn: this predicate cannot be evaluated on ranges of positions.*attn::pattern::tiles\(mask, n, m\)
 // A lambda that looks positions up in a table.
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/predicate.hpp>
 #include <attn/pattern/schedule.hpp>
 
 #include <vector>

@@ -6,7 +6,7 @@
 #include <attn/attention/linear_attention.hpp>
 #include <attn/attention/linear_backward.hpp>
 #include <attn/pattern/lengths.hpp>
-#include <attn/pattern/formulas.hpp>
+#include <attn/pattern/prefix.hpp>
 #include <attn/reference/linear_attention.hpp>
 #include <attn/reference/number.hpp>
 

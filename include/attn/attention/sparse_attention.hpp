@@ -1,7 +1,12 @@
 // The sparse patterns of the papers by name, for softmax_attention and talking_heads_attention alike.
 #pragma once
 
-#include "../pattern/formulas.hpp"
+#include "../pattern/causal.hpp"
+#include "../pattern/fixed.hpp"
+#include "../pattern/global.hpp"
+#include "../pattern/local.hpp"
+#include "../pattern/on_heads.hpp"
+#include "../pattern/strided.hpp"
 
 #include <limits>
 #include <string>

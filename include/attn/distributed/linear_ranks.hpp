@@ -5,9 +5,9 @@
 #include "../attention/focused_linear_attention.hpp"
 #include "../attention/linear_attention.hpp"
 #include "../attention/simplified_linear_attention.hpp"
-#include "../kernel/convolution/grid.hpp"
+#include "../kernel/convolution/depthwise.hpp"
 #include "../kernel/linear/order.hpp"
-#include "../kernel/linear/span_sums.hpp"
+#include "../kernel/linear/state.hpp"
 #include "key_stream.hpp"
 #include "sequence_parallel.hpp"
 

@@ -4,7 +4,6 @@
 #include "../attention/feature_map.hpp"
 #include "../score/dual.hpp"
 #include "../simd/elementary.hpp"
-#include "activation.hpp"
 #include "linear.hpp"
 
 #include <cmath>

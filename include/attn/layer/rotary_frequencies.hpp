@@ -1,7 +1,6 @@
 // How fast the pairs of channels of rotary positions turn, and how that is stretched to longer sequences.
 #pragma once
 
-#include "../core/scalar.hpp"
 #include "../core/shape.hpp"
 #include "../simd/elementary.hpp"
 

@@ -74,10 +74,7 @@ struct step_counter {
     std::int64_t step = 0;
 
     /// The schedule's gamma for this step; the next call is of the next step.
-    template <GammaSchedule S>
-    std::optional<double> next(const S& schedule) {
-        return schedule(step++);
-    }
+    std::optional<double> next(const GammaSchedule auto& schedule) { return schedule(step++); }
 };
 
 } // namespace attn

@@ -1,7 +1,8 @@
 // Patterns that show each query the first keys, up to a position that never falls from query to query.
 #pragma once
 
-#include "formulas.hpp"
+#include "causal.hpp"
+#include "prefix.hpp"
 #include "lengths.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
