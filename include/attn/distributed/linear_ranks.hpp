@@ -110,7 +110,7 @@ private:
 
 /// An operator that is a linear attention, of the rows of keys that a rank has.
 template <class Op, class T>
-concept TakesLinearRows = requires(const Op& op, const linear_rows<T>& rows) { op.workspace_bytes(input_shapes{}, rows, index_t{1}); };
+concept TakesLinearRows = requires(const Op& op, const linear_rows<T>& rows) { op.workspace_bytes(input_shapes{}, index_t{1}, &rows); };
 
 template <Attention Op, Scalar T>
     requires TakesLinearRows<Op, T>
