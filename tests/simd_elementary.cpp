@@ -32,19 +32,12 @@ struct tested_function {
     T farthest = std::numeric_limits<T>::infinity(); ///< beyond, it is NaN
 };
 
-constexpr bool fuses =
-#if defined(__FMA__) || defined(__AVX512F__) || defined(__aarch64__)
-    true;
-#else
-    false;
-#endif
-
 template <Scalar T>
 std::vector<tested_function<T>> tested_functions() {
     using X = registers<T>;
     using W = wider_number<T>;
     const auto far = static_cast<T>(sizeof(T) == 4 ? 0x1p40 : 0x1p64);
-    const double of_pow = fuses ? 3 : 8, most = sizeof(T) == 4 ? 105 : 746, farthest = sizeof(T) == 4 ? 1e6 : 1e15;
+    const double of_pow = simd::fuses ? 3 : 8, most = sizeof(T) == 4 ? 105 : 746, farthest = sizeof(T) == 4 ? 1e6 : 1e15;
     std::vector<tested_function<T>> all{
         {"exp", [](X x) { return exp(x); }, [](W x) { return std::exp(x); }, 1, {{-1, 1}, {-most, most}}},
         {"log", [](X x) { return log(x); }, [](W x) { return std::log(x); }, 1, {{0, 4}, {0.9, 1.1}}},
@@ -173,7 +166,7 @@ TEMPLATE_TEST_CASE("elementary functions: the same bits on every instruction set
     CAPTURE(hash);
     constexpr std::uint64_t fused = sizeof(TestType) == 4 ? 0x71816b8bea395aafu : 0xa8bc68318c161430u,
                             rounded_twice = sizeof(TestType) == 4 ? 0x1b198d5c2b0980cau : 0xdec0662f0807a2fau;
-    CHECK(hash == (fuses ? fused : rounded_twice));
+    CHECK(hash == (simd::fuses ? fused : rounded_twice));
 }
 
 } // namespace attn::testing

@@ -189,11 +189,7 @@ std::map<std::string, std::string> read(const std::string& path) {
 
 int main(int count, char** arguments) {
     using namespace attn::testing;
-#if defined(__FMA__) || defined(__AVX512F__) || defined(__aarch64__)
-    const std::string name = "fused.txt";
-#else
-    const std::string name = "sse2.txt";
-#endif
+    const std::string name = attn::simd::fuses ? "fused.txt" : "sse2.txt";
     std::map<std::string, std::string> found;
     add_lines<float>(found);
     add_lines<double>(found);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../simd/elementary.hpp"
+#include "../simd/unfused.hpp"
 #include "layer.hpp"
 #include "rotary_frequencies.hpp"
 
@@ -186,8 +187,8 @@ private:
             const auto left = (axis * half + p) * step, right = left + apart;
             const T a = row.from[left * row.from_stride], c = row.from[right * row.from_stride];
             const T sine = direction * turns[p].sine;
-            row.to[left * row.to_stride] = a * turns[p].cosine - c * sine;
-            row.to[right * row.to_stride] = a * sine + c * turns[p].cosine;
+            row.to[left * row.to_stride] = simd::multiply_add(a, turns[p].cosine, -(c * sine));
+            row.to[right * row.to_stride] = simd::multiply_add(a, sine, c * turns[p].cosine);
         }
     }
 

@@ -3,6 +3,7 @@
 
 #include "../core/shape.hpp"
 #include "../simd/elementary.hpp"
+#include "../simd/unfused.hpp"
 
 #include <cmath>
 #include <vector>
@@ -62,9 +63,9 @@ struct rotary_frequencies {
         auto f = geometric(channels, base);
         for (std::size_t p = 0; p < f.values.size(); ++p) {
             const auto slow = std::clamp((static_cast<double>(p) - low) / (high - low), 0.0, 1.0);
-            f.values[p] = f.values[p] / factor * slow + f.values[p] * (1 - slow);
+            f.values[p] = simd::unfused(f.values[p] / factor * slow) + simd::unfused(f.values[p] * (1 - slow));
         }
-        if (factor > 1) f.magnitude = 0.1 * simd::log(factor) + 1;
+        if (factor > 1) f.magnitude = simd::unfused(0.1 * simd::log(factor)) + 1;
         return f;
     }
 

@@ -1,6 +1,7 @@
 // BatchNorm: every channel to mean 0 and variance 1, over the tokens; and its running statistics, taken anew from data.
 #pragma once
 
+#include "../simd/unfused.hpp"
 #include "channel_map.hpp"
 #include "token_moments.hpp"
 
@@ -29,8 +30,8 @@ struct batch_norm_statistics {
         ++batches;
         const auto part = momentum.value_or(1 / static_cast<double>(batches));
         for (std::size_t c = 0; c < mean.size(); ++c) {
-            mean[c] += part * (batch.mean[c] - mean[c]);
-            variance[c] += part * (batch.variance(static_cast<index_t>(c), true) - variance[c]);
+            mean[c] += simd::unfused(part * (batch.mean[c] - mean[c]));
+            variance[c] += simd::unfused(part * (batch.variance(static_cast<index_t>(c), true) - variance[c]));
         }
     }
 };
@@ -153,7 +154,7 @@ struct batch_norm {
                 const auto to = out.rows(b, h, i);
                 if (!detail::counts(mask, b, h, i))
                     for (index_t c = 0; c < s.channels; ++c)
-                        to.data[c] = slope_hidden * from.data[c] + (kept == 0 ? T{0} : share * to.data[c]);
+                        to.data[c] = simd::unfused(slope_hidden * from.data[c]) + (kept == 0 ? T{0} : simd::unfused(share * to.data[c]));
                 else if (kept == 0) detail::map_rows<false, false, 1>(from, to, s.channels, maps, share);
                 else detail::map_rows<true, false, 1>(from, to, s.channels, maps, share);
             }

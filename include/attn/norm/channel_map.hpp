@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../simd/lanes.hpp"
+#include "../simd/unfused.hpp"
 #include "../simd/unroll.hpp"
 #include "norm.hpp"
 #include "rows_in_and_out.hpp"
@@ -15,7 +16,7 @@ struct channel_map {
     double mean = 0, scale = 1, offset = 0;
 
     /// The value at 0.
-    double at_zero() const { return offset - mean * scale; }
+    double at_zero() const { return offset - simd::unfused(mean * scale); }
 };
 
 /// A norm that is one line per channel in inference: batch_norm, rep_batch_norm and progressive_rep_batch_norm with running statistics.
@@ -26,7 +27,7 @@ concept FoldableNorm = Norm<N> && requires(const N& norm, index_t c) {
 
 /// BN(x) + eta x at one channel: slope weight / sqrt(variance + eps) + eta.
 inline channel_map batch_norm_map(double mean, double variance, double weight, double bias, double eps, double eta) {
-    return {mean, weight / std::sqrt(variance + eps) + eta, bias + eta * mean};
+    return {mean, weight / std::sqrt(variance + eps) + eta, bias + simd::unfused(eta * mean)};
 }
 
 namespace detail {
@@ -47,7 +48,7 @@ struct channel_maps {
             const channel_map map = map_of(c);
             centre[c] = static_cast<T>(map.mean);
             scale[c] = static_cast<T>(share * map.scale);
-            offset[c] = static_cast<T>(share * (map.offset + (static_cast<double>(centre[c]) - map.mean) * map.scale));
+            offset[c] = static_cast<T>(share * (map.offset + simd::unfused((static_cast<double>(centre[c]) - map.mean) * map.scale)));
         }
     }
 };

@@ -1,8 +1,9 @@
 // A norm with fixed statistics and the linear beside it, as one linear.
 #pragma once
 
-#include "norm.hpp"
+#include "../simd/unfused.hpp"
 #include "channel_map.hpp"
+#include "norm.hpp"
 
 #include <vector>
 
@@ -98,7 +99,7 @@ void for_each_probe(std::string_view operation, const tensor_view<T>& probe, ind
     });
 }
 
-inline double applied(const channel_map& map, double x) { return (x - map.mean) * map.scale + map.offset; }
+inline double applied(const channel_map& map, double x) { return simd::unfused((x - map.mean) * map.scale) + map.offset; }
 
 /// The two ways to fold: a norm of the inputs, or of the outputs. Returns the largest deviation on the probe from what is not folded, which
 /// is found before, for `folded` may be `linear`.

@@ -1,6 +1,7 @@
 // RepBN: BatchNorm with a learned share of its input, which folds into a BatchNorm.
 #pragma once
 
+#include "../simd/unfused.hpp"
 #include "batch_norm.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
@@ -64,8 +65,8 @@ batch_norm<T> reparameterised(const rep_batch_norm<T>& norm, std::span<T> weight
     for (std::size_t c = 0; c < weight.size(); ++c) {
         const auto old_weight = from.weight.empty() ? 1 : static_cast<double>(from.weight[c]),
                    old_bias = from.bias.empty() ? 0 : static_cast<double>(from.bias[c]);
-        weight[c] = static_cast<T>(old_weight + norm.eta * std::sqrt(from.variance[c] + from.eps));
-        bias[c] = static_cast<T>(old_bias + norm.eta * from.mean[c]);
+        weight[c] = static_cast<T>(old_weight + simd::unfused(norm.eta * std::sqrt(from.variance[c] + from.eps)));
+        bias[c] = static_cast<T>(old_bias + simd::unfused(norm.eta * from.mean[c]));
     }
     auto plain = from;
     plain.weight = weight;

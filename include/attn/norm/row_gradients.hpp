@@ -3,8 +3,8 @@
 #pragma once
 
 #include "../kernel/tile_loader.hpp"
-#include "../simd/lanes.hpp"
-#include "../simd/unroll.hpp"
+#include "../simd/unfused.hpp"
+#include "../simd/wide_sum.hpp"
 #include "backward.hpp"
 #include "rows_in_and_out.hpp"
 
@@ -49,46 +49,36 @@ struct row_operation {
     }
 
     /// Sums the row `next` (if sums), while it writes the row `x` (if writes), which may be `out`. Reading one row from memory beside the
-    /// writing of another keeps both streams of memory busy; a row that is summed and then written makes them take turns. Four chains
-    /// of sums hide the latency of adding, and keep partial sums short.
+    /// writing of another keeps both streams of memory busy; a row that is summed and then written makes them take turns. Chains of sums
+    /// hide the latency of adding, and keep partial sums short.
     template <bool sums, bool writes>
     [[gnu::always_inline]] row_sums<T> pass(const E* next, T from, const E* x, E* out, const row_map<T>& map) const {
-        constexpr int chains = 4, size = lanes::size, bytes_ahead = 6144;
+        constexpr index_t ahead = 6144 / sizeof(E);
         const lanes shift(from), centre(map.centre), scale(map.scale), offset(map.offset);
-        lanes total[chains], squares[chains];
-        simd::unroll<chains>([&](auto k) { total[k] = squares[k] = lanes(0); });
-        const auto whole = [](const T* p) { return lanes::load(p); };
-        const auto step = [&](auto k, index_t at) __attribute__((always_inline)) {
+        simd::wide_sum<T, 128> total, squares;
+        simd::for_each_part<T, 128>(channels, [&](index_t c, auto part, index_t count) __attribute__((always_inline)) {
+            const bool is_whole = count == lanes::size;
             if constexpr (sums) {
-                auto d = operand::load(next + at);
-                if constexpr (centred) d -= shift, total[k] += d;
-                squares[k] = fma(d, d, squares[k]);
-                simd::prefetch(next + at + bytes_ahead / static_cast<index_t>(sizeof(E)));
+                auto d = is_whole ? operand::load(next + c) : operand::load_first(next + c, count);
+                if constexpr (centred) {
+                    d = is_whole ? d - shift : select(simd::lane_bits::first(count), d - shift, lanes(0));
+                    total.add(part, d);
+                }
+                squares.add(part, d, d);
+                if (is_whole) simd::prefetch(next + c + ahead);
             }
             if constexpr (writes) {
-                const auto y = mapped(operand::load(x + at), centre, scale, offset, at, whole);
-                kernel::store_stored<streaming>(y, out + at);
+                if (is_whole) {
+                    const auto load = [](const T* p) { return lanes::load(p); };
+                    kernel::store_stored<streaming>(mapped(operand::load(x + c), centre, scale, offset, c, load), out + c);
+                } else {
+                    const auto load = [count](const T* p) { return lanes::load_first(p, count); };
+                    kernel::store_first_stored(mapped(operand::load_first(x + c, count), centre, scale, offset, c, load), out + c, count);
+                }
             }
-        };
-        index_t c = 0;
-        for (; c + chains * size <= channels; c += chains * size) simd::unroll<chains>([&](auto k) { step(k, c + k * size); });
-        for (; c + size <= channels; c += size) step(std::integral_constant<int, 0>{}, c);
-        if (const auto left = channels - c; left > 0) {
-            if constexpr (sums) {
-                auto d = operand::load_first(next + c, left);
-                if constexpr (centred) d = select(simd::lane_bits::first(left), d - shift, lanes(0)), total[1] += d;
-                squares[1] = fma(d, d, squares[1]);
-            }
-            if constexpr (writes) {
-                const auto part = [left](const T* p) { return lanes::load_first(p, left); };
-                const auto last = operand::load_first(x + c, left);
-                kernel::store_first_stored(mapped(last, centre, scale, offset, c, part), out + c, left);
-            }
-        }
+        });
         if constexpr (!sums) return {};
-        else
-            return {centred ? sum((total[0] + total[1]) + (total[2] + total[3])) : T{0},
-                    sum((squares[0] + squares[1]) + (squares[2] + squares[3]))};
+        else return {centred ? total.total() : T{0}, squares.total()};
     }
 };
 
@@ -141,15 +131,16 @@ template <class Op, Scalar T>
 [[gnu::always_inline]] inline row_map<T> centred_map(const Op& op, const typename Op::stored* x, row_sums<T> sums, double eps) {
     const auto count = static_cast<double>(op.channels), part = 1 / count;
     T shift = x[0];
-    auto from_shift = static_cast<double>(sums.total) * part;
-    if (const auto lost = from_shift * from_shift * count; lost > 8 * (static_cast<double>(sums.squares) - lost)) [[unlikely]] {
+    auto from_shift = simd::unfused(static_cast<double>(sums.total) * part);
+    if (const auto lost = simd::unfused(from_shift * from_shift * count); lost > 8 * (static_cast<double>(sums.squares) - lost))
+        [[unlikely]] {
         shift = static_cast<T>(static_cast<double>(shift) + from_shift);
         sums = op.template pass<true, false>(x, shift, nullptr, nullptr, {});
-        from_shift = static_cast<double>(sums.total) * part;
+        from_shift = simd::unfused(static_cast<double>(sums.total) * part);
     }
     if (!squares_in_range(sums.squares, eps)) [[unlikely]]
         return careful_row_map(op, x, eps);
-    const auto variance = std::max(0.0, static_cast<double>(sums.squares) * part - from_shift * from_shift);
+    const auto variance = std::max(0.0, simd::unfused(static_cast<double>(sums.squares) * part) - simd::unfused(from_shift * from_shift));
     const auto scale = 1 / std::sqrt(variance + eps);
     const auto centre = static_cast<T>(static_cast<double>(shift) + from_shift);
     const auto rest = static_cast<double>(shift - centre) + from_shift;
@@ -281,52 +272,40 @@ private:
             if constexpr (centred) return fma(value - centre, scale, offset);
             else return value * scale;
         };
-        constexpr int chains = 4, size = lanes::size; // which hide the latency of adding
-        lanes total[chains], products[chains];
-        simd::unroll<chains>([&](auto k) { total[k] = products[k] = lanes(0); });
-        const auto step = [&](auto k, index_t c, lanes value, lanes d_out_here, lanes weight) __attribute__((always_inline)) {
-            const auto y = y_of(value), g = d_out_here * weight;
-            if constexpr (centred) total[k] += g;
-            products[k] = fma(g, y, products[k]);
+        simd::wide_sum<T, 128> total, products;
+        const auto weight_at = [&](index_t c, index_t count) {
+            return !weight_ ? lanes(1) : count == lanes::size ? lanes::load(weight_ + c) : lanes::load_first(weight_ + c, count);
+        };
+        // d_out is 0 behind the row, and x is what it is elsewhere in it: a number.
+        const auto x_at = [&](index_t c, index_t count) {
+            return count == lanes::size ? lanes::load(x + c)
+                                        : select(simd::lane_bits::first(count), lanes::load_first(x + c, count), centre);
+        };
+        const auto d_out_at = [&](index_t c, index_t count) {
+            return count == lanes::size ? lanes::load(d_out + c) : lanes::load_first(d_out + c, count);
+        };
+        simd::for_each_part<T, 128>(s.channels, [&](index_t c, auto part, index_t count) __attribute__((always_inline)) {
+            const auto y = y_of(x_at(c, count)), d_out_here = d_out_at(c, count), g = d_out_here * weight_at(c, count);
+            if constexpr (centred) total.add(part, g);
+            products.add(part, g, y);
             fma(d_out_here, y, lanes::load(of_weight + c)).store(of_weight + c);
             (lanes::load(of_bias + c) + d_out_here).store(of_bias + c);
-        };
-        const auto weight_at = [&](index_t c) { return weight_ ? lanes::load(weight_ + c) : lanes(1); };
-        index_t c = 0;
-        for (; c + chains * size <= s.channels; c += chains * size)
-            simd::unroll<chains>([&](auto k) {
-                const auto here = c + k * size;
-                step(k, here, lanes::load(x + here), lanes::load(d_out + here), weight_at(here));
-            });
-        for (; c + size <= s.channels; c += size)
-            step(std::integral_constant<int, 0>{}, c, lanes::load(x + c), lanes::load(d_out + c), weight_at(c));
-        const auto left = s.channels - c;
-        if (left > 0) { // d_out is 0 behind the row, and x is what it is elsewhere in it: a number
-            const auto in_row = simd::lane_bits::first(left);
-            const auto weight = weight_ ? lanes::load_first(weight_ + c, left) : lanes(1);
-            step(std::integral_constant<int, 1>{}, c, select(in_row, lanes::load_first(x + c, left), centre),
-                 lanes::load_first(d_out + c, left), weight);
-        }
+        });
         if (!wanted_.x.data()) return;
 
         const auto count = static_cast<T>(s.channels);
-        const lanes mean(sum((total[0] + total[1]) + (total[2] + total[3])) / count),
-            slope(sum((products[0] + products[1]) + (products[2] + products[3])) / count);
+        const lanes mean(total.total() / count), slope(products.total() / count);
         const auto gradient = [&](lanes value, lanes d_out_here, lanes weight) {
             const auto g = d_out_here * weight;
             if constexpr (centred) return scale * fma(-y_of(value), slope, g - mean);
             else return scale * fma(-y_of(value), slope, g);
         };
         T* const to = wanted_.x.row(b, h, i);
-        for (c = 0; c + size <= s.channels; c += size) {
-            const auto result = gradient(lanes::load(x + c), lanes::load(d_out + c), weight_at(c));
-            if constexpr (streaming) result.store_streaming(to + c);
-            else result.store(to + c);
-        }
-        if (left > 0)
-            gradient(lanes::load_first(x + c, left), lanes::load_first(d_out + c, left),
-                     weight_ ? lanes::load_first(weight_ + c, left) : lanes(1))
-                .store_first(to + c, left);
+        simd::for_each_register<T>(s.channels, [&](index_t c, auto load, auto store) {
+            const auto result = gradient(load(x + c), load(d_out + c), weight_ ? load(weight_ + c) : lanes(1));
+            if constexpr (streaming) c + lanes::size <= s.channels ? result.store_streaming(to + c) : store(result, to + c);
+            else store(result, to + c);
+        });
     }
 
     tensor_view<const T> x_, d_out_;

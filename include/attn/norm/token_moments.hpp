@@ -1,10 +1,11 @@
 // Mean and variance of each channel over many tokens.
 #pragma once
 
-#include "norm.hpp"
 #include "../kernel/tile_loader.hpp"
 #include "../simd/lanes.hpp"
+#include "../simd/unfused.hpp"
 #include "../simd/unroll.hpp"
+#include "norm.hpp"
 
 #include <array>
 
@@ -25,8 +26,8 @@ struct moments_view {
     void merge(index_t channel, index_t more, double their_mean, double their_squares) {
         const auto a = static_cast<double>(count), b = static_cast<double>(more);
         const auto apart = their_mean - mean[channel];
-        mean[channel] += apart * (b / (a + b));
-        squares[channel] += their_squares + apart * apart * (a * b / (a + b));
+        mean[channel] += simd::unfused(apart * (b / (a + b)));
+        squares[channel] += their_squares + simd::unfused(apart * apart * (a * b / (a + b)));
     }
     /// Adds the tokens of another set.
     void merge(const moments_view& other, index_t channels) {
@@ -103,7 +104,8 @@ public:
                 continue;
             }
             const auto from_shift = static_cast<double>(total_[c]) / n;
-            const auto deviation = std::max(0.0, static_cast<double>(squares_[c]) - static_cast<double>(total_[c]) * from_shift);
+            const auto deviation =
+                std::max(0.0, static_cast<double>(squares_[c]) - simd::unfused(static_cast<double>(total_[c]) * from_shift));
             into.merge(c, count_, static_cast<double>(shift_[c]) + from_shift, deviation);
         }
         into.count += count_;

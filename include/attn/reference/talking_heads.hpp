@@ -104,7 +104,6 @@ void talking_heads(const inputs<T>& in, const outputs<T>& out, tensor_view<const
                    const detail::pair_scores<T, false>& score = identity_score{}, const detail::visible_pairs& pattern = dense{},
                    std::span<const double> sinks = {}) {
     const auto [batch, value_heads, m, d_v] = in.values.shape();
-    const auto group = out.values.shape().heads / value_heads;
     detail::for_each_talking_row<T>(in, logits_mix, logits_bias, scale, score, pattern, sinks, [&](const detail::talking_row<T>& r) {
         for (std::size_t c = 0; out.log_sum_exp.data() && c < r.largest.size(); ++c)
             out.log_sum_exp(r.batch, static_cast<index_t>(c), r.row, 0) = r.largest[c] + log(r.denominator[c]);
@@ -113,7 +112,8 @@ void talking_heads(const inputs<T>& in, const outputs<T>& out, tensor_view<const
             for (index_t x = 0; x < d_v; ++x) {
                 T sum = 0;
                 for (index_t key = 0; key < m; ++key)
-                    if (r.any_sees(key)) sum += r.at(weights, e, key) * in.values(r.batch, e / group, key, x);
+                    if (r.any_sees(key))
+                        sum += r.at(weights, e, key) * in.values(r.batch, e / (out.values.shape().heads / value_heads), key, x);
                 out.values(r.batch, e, r.row, x) = sum;
             }
     });

@@ -64,16 +64,16 @@ struct rounded_lanes {
 /// What a product lost when it was rounded: a b - product.
 template <Scalar T>
 [[gnu::always_inline]] inline lanes<T> lost_by(lanes<T> product, lanes<T> a, lanes<T> b) {
-#if defined(__FMA__) || defined(__AVX512F__) || defined(__aarch64__)
-    return fma(a, b, -product);
-#else // Dekker: halves, whose products are exact
-    const auto half = [](lanes<T> x) {
-        const auto far = x * lanes<T>(static_cast<T>((integer_of<T>{1} << (mantissa_bits<T> / 2 + 1)) + 1));
-        return far - (far - x);
-    };
-    const auto a1 = half(a), a2 = a - a1, b1 = half(b), b2 = b - b1;
-    return ((a1 * b1 - product) + a1 * b2 + a2 * b1) + a2 * b2;
-#endif
+    if constexpr (fuses) {
+        return fma(a, b, -product);
+    } else { // Dekker: halves, whose products are exact
+        const auto half = [](lanes<T> x) {
+            const auto far = x * lanes<T>(static_cast<T>((integer_of<T>{1} << (mantissa_bits<T> / 2 + 1)) + 1));
+            return far - (far - x);
+        };
+        const auto a1 = half(a), a2 = a - a1, b1 = half(b), b2 = b - b1;
+        return ((a1 * b1 - product) + a1 * b2 + a2 * b1) + a2 * b2;
+    }
 }
 
 /// ln 2 as a number whose product with an exponent is exact, and what that lacks of it.

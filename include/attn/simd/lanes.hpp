@@ -1,7 +1,7 @@
 // A SIMD register as a value: the one seam between attn and xsimd (8.1 to the newest).
 #pragma once
 
-#include "lane_mask.hpp"
+#include "unfused.hpp"
 
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
@@ -41,27 +41,6 @@ inline void finish_streaming() {
 #if defined(__aarch64__)
 using neon_floats = xsimd::batch<float, xsimd::neon64>;
 #endif
-
-/// True where a register is the compiler's own vector, and no array that emulates one.
-template <class Batch>
-inline constexpr bool is_native = !std::is_class_v<typename Batch::register_type>;
-
-/// A product that the compiler does not know for one.
-template <class Batch>
-[[gnu::always_inline]] inline Batch unfused(Batch product) {
-#if defined(__FMA__) || defined(__AVX512F__) || defined(__aarch64__)
-    if constexpr (is_native<Batch>) {
-        auto value = static_cast<typename Batch::register_type>(product);
-#if defined(__aarch64__)
-        asm("" : "+w"(value));
-#else
-        asm("" : "+v"(value));
-#endif
-        return Batch(value);
-    }
-#endif
-    return product;
-}
 
 /// Adds the upper half of a vector of the compiler's to the lower, and so on; the last two numbers where they are, in 16 bytes.
 template <class T, class Vector, std::size_t... half>
@@ -138,7 +117,11 @@ struct lanes {
     friend lanes operator+(lanes a, lanes b) { return a.value + b.value; }
     friend lanes operator-(lanes a, lanes b) { return a.value - b.value; }
     /// Rounded by itself: compilers would fuse it with a sum that it goes into (-ffp-contract=fast), or not; fma says where.
-    friend lanes operator*(lanes a, lanes b) { return unfused(a.value * b.value); }
+    friend lanes operator*(lanes a, lanes b) {
+        const batch product = a.value * b.value;
+        if constexpr (is_native<batch>) return batch(unfused(static_cast<typename batch::register_type>(product)));
+        else return product;
+    }
     friend lanes operator/(lanes a, lanes b) {
 #if defined(__aarch64__)
         if constexpr (std::same_as<batch, neon_floats>) return batch(vdivq_f32(a.value, b.value)); // xsimd estimates it

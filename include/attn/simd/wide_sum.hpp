@@ -6,32 +6,45 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::simd {
 
-/// Sums of 16 floats (8 doubles) at a time: number c of a row is added in place c modulo 16, be that one register or four, and the places are
-/// added as a tree of halves.
-template <Scalar T>
+/// Sums of so many bytes of numbers at a time, in places: number c of a row of floats is added in place c modulo 16 of 64 bytes, be they
+/// one register or four; and the places are added as a tree of halves.
+template <Scalar T, int bytes = 64>
 struct wide_sum {
     using lanes = simd::lanes<T>;
-    static constexpr int size = 64 / sizeof(T), parts = size / lanes::size;
+    static constexpr int size = bytes / sizeof(T), parts = size / lanes::size;
     std::array<lanes, static_cast<std::size_t>(parts)> part;
 
     wide_sum() { part.fill(lanes(T{0})); }
 
-    T total() const {
+    /// The part of the register from number c of a row on.
+    static constexpr std::size_t part_of(index_t c) { return static_cast<std::size_t>(c / lanes::size % parts); }
+    /// Adds numbers, or their products, to a part.
+    void add(std::size_t to, lanes x) { part[to] += x; }
+    void add(std::size_t to, lanes a, lanes b) { part[to] = fma(a, b, part[to]); }
+
+    /// The sum of 64 bytes of places.
+    lanes folded() const {
         auto sums = part;
         for (auto half = sums.size() / 2; half > 0; half /= 2)
             for (std::size_t k = 0; k < half; ++k) sums[k] += sums[k + half];
-        return sum(sums[0]);
+        return sums[0];
     }
+    T total() const { return sum(folded()); }
 };
 
-/// Calls f(c, part) for the registers of a row of so many numbers, c = 0, lanes<T>::size, ...; part, of a wide_sum, is a constant.
-template <Scalar T>
-[[gnu::always_inline]] inline void for_each_part(index_t count, const auto& f) {
-    constexpr index_t size = lanes<T>::size;
-    for (index_t c = 0; c < count; c += wide_sum<T>::size)
-        unroll<wide_sum<T>::parts>([&](auto k) {
-            if (c + k() * size < count) f(c + k() * size, std::integral_constant<std::size_t, static_cast<std::size_t>(k())>());
-        });
+/// Calls f(c, part, count) for the registers of a row of so many numbers, c = 0, lanes<T>::size, ...: part, of a wide_sum, is a constant,
+/// and count says how many numbers the register has: all, but of the last.
+template <Scalar T, int bytes = 64>
+[[gnu::always_inline]] inline void for_each_part(index_t channels, const auto& f) {
+    constexpr index_t size = lanes<T>::size, wide = wide_sum<T, bytes>::size;
+    const auto call = [&](auto k, index_t c, index_t count) __attribute__((always_inline)) {
+        f(c, std::integral_constant<std::size_t, static_cast<std::size_t>(k())>(), count);
+    };
+    index_t c = 0;
+    for (; c + wide <= channels; c += wide) unroll<wide_sum<T, bytes>::parts>([&](auto k) { call(k, c + k() * size, size); });
+    unroll<wide_sum<T, bytes>::parts>([&](auto k) {
+        if (const auto left = channels - (c + k() * size); left > 0) call(k, c + k() * size, std::min(left, size));
+    });
 }
 
 } // namespace attn::simd

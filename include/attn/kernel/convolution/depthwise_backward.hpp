@@ -59,10 +59,11 @@ public:
     }
 
 private:
-    /// Taps whose sums stay in registers, each in two where there are enough, beside an input and two outputs.
+    /// Taps whose sums stay in registers, each in two where there are enough, beside an input and two outputs: of 16, which all instruction
+    /// sets have, so that their order is the same.
     static constexpr int most_taps = 7, taps_at_a_time = 4;
     template <int Taps>
-    static constexpr int chains = 2 * Taps + 3 <= simd::register_count ? 2 : 1;
+    static constexpr int chains = 2 * Taps + 3 <= 16 ? 2 : 1;
 
     /// Tokens as they lie: token (y, x) at data + y * row_stride + x * token_stride, counted from where `data` is.
     struct rows {

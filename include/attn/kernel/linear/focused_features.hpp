@@ -3,6 +3,7 @@
 
 #include "../../parallel/executor.hpp"
 #include "../../simd/elementary.hpp"
+#include "../../simd/wide_sum.hpp"
 #include "feature_loader.hpp"
 
 #include <algorithm>
@@ -100,27 +101,29 @@ private:
             for (index_t h = 0; h < x.x.shape().heads; ++h) {
                 x(batch, h, first, count, features);
                 for (index_t r = 0; r < count; ++r)
-                    for (index_t c = 0; c < padded; c += lanes::size)
-                        f(r, focus(lanes::load(features + r * padded + c), lanes::load(scale_of(h) + c)));
+                    simd::for_each_part<T>(padded, [&](index_t c, auto part, index_t) {
+                        f(r, part, focus(lanes::load(features + r * padded + c), lanes::load(scale_of(h) + c)));
+                    });
             }
         };
-        lanes largest[block], squares[block], squares_of_powers[block];
-        for (auto* of_rows : {largest, squares, squares_of_powers}) std::fill_n(of_rows, block, lanes(T{0}));
-        each([&](index_t r, lanes u) { largest[r] = max(largest[r], u); });
+        lanes largest[block];
+        simd::wide_sum<T> squares[block], squares_of_powers[block];
+        std::fill_n(largest, block, lanes(T{0}));
+        each([&](index_t r, auto, lanes u) { largest[r] = max(largest[r], u); });
         for (index_t r = 0; r < count; ++r) {
             T of_lanes[static_cast<std::size_t>(lanes::size)];
             largest[r].store(of_lanes);
             inverse_largest[number_of(batch, first + r)] = 1 / *std::ranges::max_element(of_lanes);
         }
-        each([&](index_t r, lanes u) {
+        each([&](index_t r, auto part, lanes u) {
             const auto w = u * lanes(inverse_largest[number_of(batch, first + r)]), power_of_w = raised(w, power);
-            squares[r] = fma(w, w, squares[r]);
-            squares_of_powers[r] = fma(power_of_w, power_of_w, squares_of_powers[r]);
+            squares[r].add(part, w, w);
+            squares_of_powers[r].add(part, power_of_w, power_of_w);
         });
         for (index_t r = 0; r < count; ++r) {
             const auto at = number_of(batch, first + r);
-            norm[at] = std::sqrt(sum(squares[r]));
-            factor[at] = norm[at] / inverse_largest[at] / std::sqrt(sum(squares_of_powers[r]));
+            norm[at] = std::sqrt(squares[r].total());
+            factor[at] = norm[at] / inverse_largest[at] / std::sqrt(squares_of_powers[r].total());
         }
     }
 };

@@ -87,13 +87,12 @@ private:
                     f(r, c, relu_x, inverse, lanes::load(d_out + r * padded + c), map::focus(relu_x, inverse));
                 }
         };
-        lanes sums[map::block];
-        std::fill_n(sums, map::block, lanes(T{0}));
+        simd::wide_sum<T> sums[map::block];
         for (index_t h = 0; h < shape_.heads; ++h)
-            each(h, [&](index_t r, index_t, lanes, lanes, lanes g, lanes u) {
-                sums[r] = fma(g, map::raised(u * lanes(inverse_largest[r]), map_.power), sums[r]);
+            each(h, [&](index_t r, index_t c, lanes, lanes, lanes g, lanes u) {
+                sums[r].add(sums[r].part_of(c), g, map::raised(u * lanes(inverse_largest[r]), map_.power));
             });
-        for (index_t r = 0; r < count; ++r) a[r] = sum(sums[r]) * inverse_power[r];
+        for (index_t r = 0; r < count; ++r) a[r] = sums[r].total() * inverse_power[r];
 
         const lanes power = static_cast<T>(map_.power);
         for (index_t h = 0; h < shape_.heads; ++h) {

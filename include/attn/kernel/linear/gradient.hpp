@@ -5,6 +5,7 @@
 #include "../../parallel/executor.hpp"
 #include "../../score/dual.hpp"
 #include "../../simd/elementary.hpp"
+#include "../../simd/wide_sum.hpp"
 #include "attention.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
@@ -267,9 +268,10 @@ private:
         }
 
         static T dot(const T* a, const T* b, index_t count) {
-            lanes products = T{0};
-            for (index_t c = 0; c < count; c += lanes::size) products = fma(lanes::load(a + c), lanes::load(b + c), products);
-            return sum(products);
+            simd::wide_sum<T> products;
+            simd::for_each_part<T>(count,
+                                   [&](index_t c, auto part, index_t) { products.add(part, lanes::load(a + c), lanes::load(b + c)); });
+            return products.total();
         }
         /// to += factor from.
         static void add(T* to, T factor, const T* from, index_t count) {

@@ -1,6 +1,7 @@
 // Linear attention in its other order of evaluation: weights of query-key pairs first, then weighted values.
 #pragma once
 
+#include "../../simd/wide_sum.hpp"
 #include "../tile_loader.hpp"
 #include "state.hpp"
 
@@ -62,12 +63,12 @@ private:
             const auto rows = std::min<index_t>(lanes::size, queries - first);
             lanes sum[lanes::size];
             for (index_t r = 0; r < lanes::size; ++r) {
-                sum[r] = lanes(T{0});
-                for (index_t j = 0; r < rows && j < seen[first + r]; j += lanes::size) {
+                simd::wide_sum<T> weights;
+                simd::for_each_part<T>(r < rows ? seen[first + r] : 0, [&](index_t j, auto part, index_t count) {
                     const auto weight = lanes::load(weights_ + (first + r) * stride_ + j);
-                    sum[r] += j + lanes::size <= seen[first + r] ? weight
-                                                                 : select(simd::lane_bits::first(seen[first + r] - j), weight, lanes(T{0}));
-                }
+                    weights.add(part, count == lanes::size ? weight : select(simd::lane_bits::first(count), weight, lanes(T{0})));
+                });
+                sum[r] = weights.folded();
             }
             (lanes::load(denominators + first) + simd::sum_each<T>(sum)).store(denominators + first);
         }

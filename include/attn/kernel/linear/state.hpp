@@ -3,6 +3,7 @@
 
 #include "../../core/inputs.hpp"
 #include "../../parallel/executor.hpp"
+#include "../../simd/wide_sum.hpp"
 #include "../gemm/matrix_tile.hpp"
 #include "../prefetch.hpp"
 
@@ -111,15 +112,20 @@ struct linear_state {
     /// to[r] += phi(q_r) . z, for rows up to a whole register of them; those beyond the last hold nothing of use.
     template <class Phi>
     void add_denominators(const feature_rows<T, Phi>& queries, T* to) const {
+        constexpr int at_once =
+            std::max(1, lanes::size / simd::wide_sum<T>::parts); // rows, whose sums are as many registers as one has numbers
         for (index_t first = 0; first < queries.count; first += lanes::size) {
             lanes sum[lanes::size];
+            for (int from = 0; from < lanes::size; from += at_once) {
+                simd::wide_sum<T> products[at_once];
+                simd::for_each_part<T>(key_padded, [&](index_t c, auto part, index_t) {
+                    const auto z = lanes::load(key_sum + c);
+                    const T* row = queries.data + (first + from) * queries.stride + c; // not an address for each row, as below
 #pragma GCC unroll 16
-            for (int r = 0; r < lanes::size; ++r) sum[r] = lanes(T{0});
-            for (index_t c = 0; c < key_padded; c += lanes::size) {
-                const auto z = lanes::load(key_sum + c);
-                const T* row = queries.data + first * queries.stride + c; // not an address for each row, as below
+                    for (int r = 0; r < at_once; ++r, row += queries.stride) products[r].add(part, queries.phi(lanes::load(row)), z);
+                });
 #pragma GCC unroll 16
-                for (int r = 0; r < lanes::size; ++r, row += queries.stride) sum[r] = fma(queries.phi(lanes::load(row)), z, sum[r]);
+                for (int r = 0; r < at_once; ++r) sum[from + r] = products[r].folded();
             }
             (lanes::load(to + first) + simd::sum_each<T>(sum)).store(to + first);
         }

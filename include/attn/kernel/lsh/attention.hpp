@@ -3,6 +3,7 @@
 
 #include "../../pattern/bit_table.hpp"
 #include "../../simd/elementary.hpp"
+#include "../../simd/unfused.hpp"
 #include "../softmax/merge_row.hpp"
 #include "../softmax/scheduler.hpp"
 #include "bucket_hash.hpp"
@@ -203,7 +204,7 @@ struct lsh_segment {
         if (largest == 0) largest = 1; // zeros, or NaN
         for (index_t c = 0; c < channels; ++c) {
             const auto part = static_cast<double>(queries[c]) / largest;
-            sum += part * part;
+            sum += simd::unfused(part * part);
         }
         return static_cast<T>(largest * std::sqrt(sum));
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../core/gradients.hpp"
+#include "../../simd/unfused.hpp"
 #include "../softmax_gradient/scheduler.hpp"
 #include "attention.hpp"
 
@@ -145,8 +146,8 @@ private:
             const auto d_k = c.in.queries.shape().channels;
             const T *const key = keys + r * d_k, *const of_key = of_keys + r * d_k;
             T along = 0;
-            for (index_t e = 0; e < d_k; ++e) along += key[e] * of_key[e];
-            for (index_t e = 0; e < d_k; ++e) c.to.queries(0, head, token, e) += (of_key[e] - along * key[e]) / norm;
+            for (index_t e = 0; e < d_k; ++e) along += simd::unfused(key[e] * of_key[e]);
+            for (index_t e = 0; e < d_k; ++e) c.to.queries(0, head, token, e) += (of_key[e] - simd::unfused(along * key[e])) / norm;
         }
     };
 
@@ -163,12 +164,13 @@ private:
         const T norm = tokens.length[head * tokens.tokens + i];
         if (!c.to.queries.data()) return;
         T product = 0;
-        for (index_t e = 0; e < c.in.values.shape().channels; ++e) product += c.d_out.values(0, head, i, e) * c.in.values(0, head, i, e);
+        for (index_t e = 0; e < c.in.values.shape().channels; ++e)
+            product += simd::unfused(c.d_out.values(0, head, i, e) * c.in.values(0, head, i, e));
         T delta = product - product; // dO . v - dO . out: NaN where the formula is
         if (c.d_out.log_sum_exp.data()) delta += c.d_out.log_sum_exp(0, head, i, 0);
         const T factor = detail::score_scale<T>(c.op.scale, tokens.row_shape.channels) * delta, divisor = norm == 0 ? T{1} : norm;
         for (index_t e = 0; e < c.to.queries.shape().channels; ++e)
-            c.to.queries(0, head, i, e) += factor * (c.in.queries(0, head, i, e) / divisor);
+            c.to.queries(0, head, i, e) += simd::unfused(factor * (c.in.queries(0, head, i, e) / divisor));
     }
 };
 

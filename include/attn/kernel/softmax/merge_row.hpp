@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../core/stored_view.hpp"
+#include "../../simd/unfused.hpp"
 #include "softmax_state.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
@@ -27,7 +28,9 @@ row_weights<T> merge_row(const stored_rows<T>& into, const row_weights<T>& known
     };
     const T a_share = number(merged.a), b_share = number(merged.b);
     const bool reads_into = known.sum != 0, reads_from = added.sum != 0;
-    const auto merged_number = [&](T a, T b) { return (reads_into ? a_share * a : T{0}) + (reads_from ? b_share * b : T{0}); };
+    const auto merged_number = [&](T a, T b) {
+        return (reads_into ? simd::unfused(a_share * a) : T{0}) + (reads_from ? simd::unfused(b_share * b) : T{0});
+    };
     if (into.is_narrow() || from.is_narrow()) {
         for (index_t c = 0; c < channels; ++c) into.set(0, c, merged_number(into(0, c), from(0, c)));
     } else {

@@ -35,13 +35,13 @@ struct query_block {
     index_t token_of(index_t row) const { return first_row + row % tokens.count * tokens.step; }
 };
 
-/// How many rows a block may have with an instruction set: so many that queries, scores and results stay in the nearest caches. A few more
-/// where that makes one block of all, so that a window of 49 reads its keys but once; and where products are not of numbers but of operands
-/// E, which are made of the keys for each block anew.
+/// How many rows a block may have, with any instruction set: so many that queries, scores and results stay in the nearest caches. A few
+/// more where that makes one block of all, so that a window of 49 reads its keys but once; and where products are not of numbers but of
+/// operands E, which are made of the keys for each block anew.
 template <Scalar T, class E = T>
 struct query_block_traits {
     static constexpr index_t lane_count = simd::lanes<T>::size;
-    static constexpr index_t max_registers = simd::register_count >= 32 ? 4 : 8;
+    static constexpr index_t max_registers = 256 / (lane_count * static_cast<index_t>(sizeof(T)));
     static constexpr index_t usual_registers = std::same_as<E, T> ? max_registers * 3 / 4 : max_registers;
     static constexpr index_t max_rows = max_registers * lane_count;
     static_assert(max_rows <= max_block_rows);

@@ -4,6 +4,7 @@
 #include "../../core/tensor_view.hpp"
 #include "../../simd/elementary.hpp"
 #include "../../simd/exp.hpp"
+#include "../../simd/unfused.hpp"
 #include "../softmax/query_block.hpp"
 
 #include <cmath>
@@ -56,7 +57,7 @@ void find_sink_gradients(const tensor_view<const T>& log_sum_exp, std::span<cons
             for (index_t row = 0; row < s.tokens; ++row) {
                 const auto at = (b * s.heads + h) * s.tokens + row;
                 const T weight = share[at] * weight_of_sink(sinks, h, log_sum_exp(b, h, row, 0));
-                sum += static_cast<double>(weight) * static_cast<double>(delta[at]);
+                sum += simd::unfused(static_cast<double>(weight) * static_cast<double>(delta[at]));
             }
         to(0, h, 0, 0) = static_cast<T>(sum);
     }

@@ -1,10 +1,11 @@
 // Sums of the gradients of pairs over tables, rows, keys or distances: what gradients of a score function's parameters are made of.
 #pragma once
 
-#include "../softmax/query_block.hpp"
-#include "../tile_loader.hpp"
 #include "../../core/tensor_view.hpp"
 #include "../../score/score_function.hpp"
+#include "../../simd/wide_sum.hpp"
+#include "../softmax/query_block.hpp"
+#include "../tile_loader.hpp"
 
 #include <algorithm>
 
@@ -49,10 +50,13 @@ void add_pairs(const pair_task<T>& task, const query_block& block, const key_run
         T* const row = &to(task.place.entry, task.place.head, one_row ? 0 : query, column);
         index_t j = 0;
         if (one_key) {
-            lanes all = T{0};
-            for (; j + lanes::size <= keys.count; j += lanes::size) all = all + lanes::load(from + j);
-            *row += sum(all);
-        } else if (step == 1) {
+            simd::wide_sum<T> all;
+            simd::for_each_part<T>(keys.count,
+                                   [&](index_t c, auto part, index_t) { all.add(part, load_channels<T>(from, 1, c, keys.count - c)); });
+            *row += all.total();
+            continue;
+        }
+        if (step == 1) {
             for (; j + lanes::size <= keys.count; j += lanes::size) (lanes::load(row + j) + lanes::load(from + j)).store(row + j);
         }
         for (; j < keys.count; ++j) row[j * step] += from[j];

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../parallel/executor.hpp"
+#include "../../simd/wide_sum.hpp"
 #include "worker.hpp"
 
 #include <cmath>
@@ -183,11 +184,12 @@ private:
             return load_channels<T>(from.address(row), from.channel_stride, c, present);
         };
         for (index_t row = 0; row < s.tokens; ++row) {
-            lanes products = T{0};
-            for (index_t c = 0; c < channels; c += lanes::size)
-                products = fma(read(out, row, c, channels - c), read(d_out, row, c, channels - c), products);
+            simd::wide_sum<T> products;
+            simd::for_each_part<T>(channels, [&](index_t c, auto part, index_t) {
+                products.add(part, read(out, row, c, channels - c), read(d_out, row, c, channels - c));
+            });
             const T of_log_sum_exp = call.d_out.log_sum_exp.data() ? call.d_out.log_sum_exp(batch, head, row, 0) : T{0};
-            delta[(batch * s.heads + head) * s.tokens + row] = of_log_sum_exp - sum(products);
+            delta[(batch * s.heads + head) * s.tokens + row] = of_log_sum_exp - products.total();
         }
     }
 };

@@ -1,6 +1,7 @@
 // The gradients of a mixing of heads: sums over the pairs of a tile.
 #pragma once
 
+#include "../../simd/wide_sum.hpp"
 #include "../talking/head_mixing.hpp"
 
 #include <algorithm>
@@ -11,8 +12,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 template <Scalar T>
 void add_head_products(const head_block& block, const T* a, index_t rows, const T* b, index_t columns, double* sums) {
     using lanes = simd::lanes<T>;
-    constexpr index_t side = 4; // of a square of sums in registers
-    const auto numbers = block.keys * block.registers * lanes::size;
+    constexpr index_t side = simd::wide_sum<T>::parts == 1 ? 4 : 2; // of a square of sums in registers
+    const auto queries = block.registers * lanes::size;
     for (index_t row = 0; row < rows; row += side)
         for (index_t column = 0; column < columns; column += side) {
             const T *of_row[side], *of_column[side];
@@ -20,25 +21,23 @@ void add_head_products(const head_block& block, const T* a, index_t rows, const 
                 of_row[s] = a + std::min(row + s, rows - 1) * block.head_stride;
                 of_column[s] = b + std::min(column + s, columns - 1) * block.head_stride;
             }
-            lanes square[side][side];
+            simd::wide_sum<T> square[side][side];
+            for (index_t key = 0; key < block.keys; ++key)
+                simd::for_each_part<T>(queries, [&](index_t q, auto part, index_t) {
+                    const auto x = key * queries + q;
+                    lanes right[side];
 #pragma GCC unroll 4
-            for (index_t r = 0; r < side; ++r)
+                    for (index_t c = 0; c < side; ++c) right[c] = lanes::load(of_column[c] + x);
 #pragma GCC unroll 4
-                for (index_t c = 0; c < side; ++c) square[r][c] = lanes(T{0});
-            for (index_t x = 0; x < numbers; x += lanes::size) {
-                lanes right[side];
+                    for (index_t r = 0; r < side; ++r) {
+                        const auto left = lanes::load(of_row[r] + x);
 #pragma GCC unroll 4
-                for (index_t c = 0; c < side; ++c) right[c] = lanes::load(of_column[c] + x);
-#pragma GCC unroll 4
-                for (index_t r = 0; r < side; ++r) {
-                    const auto left = lanes::load(of_row[r] + x);
-#pragma GCC unroll 4
-                    for (index_t c = 0; c < side; ++c) square[r][c] = fma(left, right[c], square[r][c]);
-                }
-            }
+                        for (index_t c = 0; c < side; ++c) square[r][c].add(part, left, right[c]);
+                    }
+                });
             for (index_t r = 0; r < std::min(side, rows - row); ++r)
                 for (index_t c = 0; c < std::min(side, columns - column); ++c)
-                    sums[(row + r) * columns + column + c] += static_cast<double>(sum(square[r][c]));
+                    sums[(row + r) * columns + column + c] += static_cast<double>(square[r][c].total());
         }
 }
 
@@ -48,9 +47,11 @@ void add_head_sums(const head_block& block, const T* a, index_t rows, double* su
     using lanes = simd::lanes<T>;
     for (index_t row = 0; row < rows; ++row) {
         const T* const from = a + row * block.head_stride;
-        lanes all = T{0};
-        for (index_t x = 0; x < block.keys * block.registers * lanes::size; x += lanes::size) all = all + lanes::load(from + x);
-        sums[row] += static_cast<double>(sum(all));
+        const auto queries = block.registers * lanes::size;
+        simd::wide_sum<T> all;
+        for (index_t key = 0; key < block.keys; ++key)
+            simd::for_each_part<T>(queries, [&](index_t q, auto part, index_t) { all.add(part, lanes::load(from + key * queries + q)); });
+        sums[row] += static_cast<double>(all.total());
     }
 }
 
