@@ -49,12 +49,15 @@ std::vector<tested_function<T>> tested_functions() {
     };
     for (const double y : {2.0, 0.5, -1.5, 3.7, 10.0}) {
         const auto exponent = static_cast<T>(y);
-        all.push_back(
-            {"pow", [=](X x) { return pow(x, exponent); }, [=](W x) { return std::pow(x, W{exponent}); }, of_pow, {{0, 10}, {0, 1e3}}});
+        all.push_back({"pow",
+                       [=](X x) { return pow(x, exponent); },
+                       [=](W x) { return std::pow(x, static_cast<W>(exponent)); },
+                       of_pow,
+                       {{0, 10}, {0, 1e3}}});
         const auto base = static_cast<T>(std::abs(y));
         all.push_back({"pow of a number",
                        [=](X x) { return pow(base, x); },
-                       [=](W x) { return std::pow(W{base}, x); },
+                       [=](W x) { return std::pow(static_cast<W>(base), x); },
                        of_pow,
                        {{-2, 2}, {-most, most}}});
     }
@@ -129,7 +132,7 @@ TEMPLATE_TEST_CASE("elementary functions: errors and special values", "[simd][po
             TestType at{};
             for (std::size_t i = 0; i < x.size(); ++i) {
                 if (std::abs(x[i]) > f.farthest && std::isnan(found[i])) continue;
-                const auto error = error_of(found[i], f.exact(x[i]));
+                const auto error = error_of(found[i], f.exact(static_cast<wider_number<TestType>>(x[i])));
                 if (error > worst) worst = error, at = x[i];
             }
             CAPTURE(f.name, at, worst);

@@ -50,7 +50,7 @@ template <Scalar T>
 /// 2^(i / 16) for the i in the four lowest bits of each number. Registers hold the table where an instruction looks numbers up in them.
 template <Scalar T>
 [[gnu::always_inline]] inline lanes<T> exp2_of_sixteenth(lanes<T> shifted) {
-    using batch = typename lanes<T>::batch;
+    using batch [[maybe_unused]] = typename lanes<T>::batch;
     const T* const table = exp2_of_sixteenths<T>.data();
 #if defined(__AVX512F__)
     // Unmasked forms make gcc 12 warn in its own header.

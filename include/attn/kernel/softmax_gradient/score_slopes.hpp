@@ -62,6 +62,12 @@ void begin_slopes(const F& function, const scored_block<T>& tile, T* slopes, ind
             });
 }
 
+/// Calls f(function) for the functions of a chain, or for one that is none: also of what is a chain for a head only.
+void for_each_function(const auto& score, const auto& f) { f(score); }
+template <class... S>
+void for_each_function(const composed_score<S...>& chain, const auto& f) {
+    std::apply([&](const auto&... each) { (for_each_function(each, f), ...); }, chain.functions);
+}
 /// Calls f(function, wanted gradients of it) for the functions of a chain, or for one that is none.
 void for_each_function(const auto& score, const auto& wanted, const auto& f) { f(score, wanted); }
 template <class... S, class... G, class F>
@@ -79,7 +85,7 @@ public:
     void operator()(const scored_block<T>& tile, T* slopes, const derived_by& by) const override {
         if (by.function < 0) std::fill_n(slopes, tile.keys.count * tile.stride, T{1});
         index_t number = 0;
-        for_each_function(score_at(score_, tile.queries.batch, tile.queries.first_head), wanted_, [&](const auto& f, const auto&) {
+        for_each_function(score_at(score_, tile.queries.batch, tile.queries.first_head), [&](const auto& f) {
             if (number == by.function) begin_slopes<T>(f, tile, slopes, by.parameter);
             if (number <= by.function) adjust_scores<T>(f, tile, 0);
             else apply_slopes<T>(f, tile, slopes);
