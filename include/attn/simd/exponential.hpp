@@ -68,8 +68,8 @@ template <Scalar T>
         return fma(a, b, -product);
     } else { // Dekker: halves, whose products are exact
         const auto half = [](lanes<T> x) {
-            const auto far = x * lanes<T>(static_cast<T>((integer_of<T>{1} << (mantissa_bits<T> / 2 + 1)) + 1));
-            return far - (far - x);
+            const auto high = x * lanes<T>(static_cast<T>((integer_of<T>{1} << (mantissa_bits<T> / 2 + 1)) + 1));
+            return high - (high - x);
         };
         const auto a1 = half(a), a2 = a - a1, b1 = half(b), b2 = b - b1;
         return ((a1 * b1 - product) + a1 * b2 + a2 * b1) + a2 * b2;
@@ -160,7 +160,7 @@ template <Scalar T>
 template <Scalar T>
 [[gnu::always_inline]] inline lanes<T> erf(lanes<T> x) {
     using lanes = simd::lanes<T>;
-    constexpr auto near = [] {
+    constexpr auto inner = [] {
         if constexpr (sizeof(T) == 4)
             return std::array<T, 7>{0.1283791661f,   -0.3761263192f,    0.1128366366f, -0.02685770579f,
                                     0.005196951795f, -0.0008097700775f, 8.18508197e-5f};
@@ -170,7 +170,7 @@ template <Scalar T>
                                      1.64609728211846718e-6, -1.63500252600550955e-7,  1.46578800519936594e-8,  -1.1365666624567702e-9,
                                      5.94526264075395473e-11};
     }();
-    constexpr auto far = [] {
+    constexpr auto outer = [] {
         if constexpr (sizeof(T) == 4)
             return std::array<T, 6>{0.2553956807f, -0.4271858633f, 0.2416565418f, -0.07899460196f, 0.003701833077f, 0.007178603671f};
         else
@@ -182,8 +182,8 @@ template <Scalar T>
     const lanes centre = sizeof(T) == 4 ? T(2) : T(3), border = sizeof(T) == 4 ? T(0.95) : T(1);
     const auto size = detail::kept_within<T>(abs(x), T(0), sizeof(T) == 4 ? T(4) : T(6)); // 1 beyond
     const auto square = size * size;
-    const auto below = fma(size, detail::polynomial(near, square), size);
-    const auto complement = exp(-square) * detail::polynomial(far, (size - centre) / (size + centre));
+    const auto below = fma(size, detail::polynomial(inner, square), size);
+    const auto complement = exp(-square) * detail::polynomial(outer, (size - centre) / (size + centre));
     return detail::with_sign_of(select(size < border, below, lanes(T{1}) - complement), x);
 }
 

@@ -178,12 +178,13 @@ struct lanes {
     /// The sum over the lanes: halves are added until one number is left.
     friend T sum(lanes a) {
         if constexpr (is_native<batch>) {
-            return sum_of_halves<T>(static_cast<typename batch::register_type>(a.value), std::make_index_sequence<size / 2>());
+            return sum_of_halves<T>(static_cast<typename batch::register_type>(a.value),
+                                    std::make_index_sequence<static_cast<std::size_t>(size / 2)>());
         } else {
-            std::array<T, size> all;
+            std::array<T, static_cast<std::size_t>(size)> all;
             a.store(all.data());
-            for (auto half = size / 2; half > 0; half /= 2)
-                for (int l = 0; l < half; ++l) all[l] += all[l + half];
+            for (auto half = all.size() / 2; half > 0; half /= 2)
+                for (std::size_t l = 0; l < half; ++l) all[l] += all[l + half];
             return all[0];
         }
     }

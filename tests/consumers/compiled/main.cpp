@@ -143,9 +143,11 @@ int main() {
         const auto others = std::exchange(bits, 0);
         narrow.run(where);
         wide.run(where);
-        if (bits != others) continue; // which round in another order
+        // AVX-512 has the bits of AVX2, which fuses products with sums as SSE2 does not.
+        if ((bits == others) == (where == target::avx512)) continue;
         ++failures;
-        std::printf("instruction set %d runs the code of the one before it\n", static_cast<int>(where));
+        std::printf("instruction set %d %s\n", static_cast<int>(where),
+                    bits == others ? "runs the code of the one before it" : "has other bits than AVX2");
     }
     check_errors();
     std::printf("%d comparisons, %d failures\n", compared, failures);

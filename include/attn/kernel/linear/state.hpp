@@ -117,7 +117,7 @@ struct linear_state {
         for (index_t first = 0; first < queries.count; first += lanes::size) {
             lanes sum[lanes::size];
             for (int from = 0; from < lanes::size; from += at_once) {
-                simd::wide_sum<T> products[at_once];
+                simd::wide_sum<T> products[std::size_t{at_once}];
                 simd::for_each_part<T>(key_padded, [&](index_t c, auto part, index_t) {
                     const auto z = lanes::load(key_sum + c);
                     const T* row = queries.data + (first + from) * queries.stride + c; // not an address for each row, as below

@@ -16,16 +16,16 @@ void add_head_products(const head_block& block, const T* a, index_t rows, const 
     const auto queries = block.registers * lanes::size;
     for (index_t row = 0; row < rows; row += side)
         for (index_t column = 0; column < columns; column += side) {
-            const T *of_row[side], *of_column[side];
+            const T *of_row[std::size_t{side}], *of_column[std::size_t{side}];
             for (index_t s = 0; s < side; ++s) { // beyond the last head it is taken again
                 of_row[s] = a + std::min(row + s, rows - 1) * block.head_stride;
                 of_column[s] = b + std::min(column + s, columns - 1) * block.head_stride;
             }
-            simd::wide_sum<T> square[side][side];
+            simd::wide_sum<T> square[std::size_t{side}][std::size_t{side}];
             for (index_t key = 0; key < block.keys; ++key)
                 simd::for_each_part<T>(queries, [&](index_t q, auto part, index_t) {
                     const auto x = key * queries + q;
-                    lanes right[side];
+                    lanes right[std::size_t{side}];
 #pragma GCC unroll 4
                     for (index_t c = 0; c < side; ++c) right[c] = lanes::load(of_column[c] + x);
 #pragma GCC unroll 4
