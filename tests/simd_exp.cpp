@@ -18,11 +18,7 @@ using lanes = simd::lanes<T>;
 /// What the error may be, in units in the last place: two, and |x| times the error of log2(e), or of a product with it that is rounded by itself.
 template <Scalar T>
 double allowed(T x) {
-#if defined(__FMA__) || defined(__aarch64__)
-    constexpr double of_log2e = 0.5;
-#else
-    constexpr double of_log2e = 1.5;
-#endif
+    constexpr double of_log2e = simd::fuses ? 0.5 : 1.5;
     return 2 + of_log2e * std::abs(static_cast<double>(x));
 }
 

@@ -274,18 +274,16 @@ private:
         };
         simd::wide_sum<T, 128> total, products;
         const auto weight_at = [&](index_t c, index_t count) {
-            return !weight_ ? lanes(1) : count == lanes::size ? lanes::load(weight_ + c) : lanes::load_first(weight_ + c, count);
+            return weight_ ? kernel::load_channels<T>(weight_, 1, c, count) : lanes(1);
         };
         // d_out is 0 behind the row, and x is what it is elsewhere in it: a number.
         const auto x_at = [&](index_t c, index_t count) {
             return count == lanes::size ? lanes::load(x + c)
                                         : select(simd::lane_bits::first(count), lanes::load_first(x + c, count), centre);
         };
-        const auto d_out_at = [&](index_t c, index_t count) {
-            return count == lanes::size ? lanes::load(d_out + c) : lanes::load_first(d_out + c, count);
-        };
         simd::for_each_part<T, 128>(s.channels, [&](index_t c, auto part, index_t count) __attribute__((always_inline)) {
-            const auto y = y_of(x_at(c, count)), d_out_here = d_out_at(c, count), g = d_out_here * weight_at(c, count);
+            const auto y = y_of(x_at(c, count)), d_out_here = kernel::load_channels<T>(d_out, 1, c, count),
+                       g = d_out_here * weight_at(c, count);
             if constexpr (centred) total.add(part, g);
             products.add(part, g, y);
             fma(d_out_here, y, lanes::load(of_weight + c)).store(of_weight + c);

@@ -9,10 +9,6 @@ namespace attn::inline ATTN_INSTRUCTION_SET::simd {
 
 namespace detail {
 
-/// Adding it rounds to a sixteenth and leaves its number in the low bits.
-template <Scalar T>
-inline constexpr T sixteenths = static_cast<T>(std::int64_t{3} << (std::numeric_limits<T>::digits - 6));
-
 /// 2^(i / 16).
 template <Scalar T>
 inline constexpr std::array<T, 16> exp2_of_sixteenths{T(1.0L),
@@ -93,7 +89,8 @@ template <Scalar T>
 template <Scalar T>
 [[gnu::always_inline]] inline lanes<T> exp_nonpositive(lanes<T> x) {
     using lanes = simd::lanes<T>;
-    const lanes log2e = std::numbers::log2e_v<T>, magic = detail::sixteenths<T>;
+    const lanes log2e = std::numbers::log2e_v<T>;
+    const lanes magic = detail::rounded_lanes<T>::magic / 16; // adding it rounds to a sixteenth, and leaves its number in the low bits
     const lanes lowest = static_cast<T>((std::numeric_limits<T>::min_exponent - 1 + 0.0625) * std::numbers::ln2_v<double>);
     const lanes shifted = fma(x, log2e, magic), k = shifted - magic, f = fma(x, log2e, -k);
     const lanes power = detail::exp2_of_sixteenth(shifted);
@@ -107,8 +104,7 @@ template <Scalar T>
     else return batch(_mm512_maskz_scalef_pd(_mm512_cmp_pd_mask(x.value, lowest.value, _CMP_NLT_UQ), p.value, k.value));
 #else
     // The exponent is what the bits of k hold above its sixteenths.
-    constexpr auto mantissa = (detail::integer_of<T>{1} << detail::mantissa_bits<T>)-1;
-    const auto exponent = (detail::bits_of(shifted) << (detail::mantissa_bits<T> - 4)) & ~mantissa;
+    const auto exponent = (detail::bits_of(shifted) << (detail::mantissa_bits<T> - 4)) & ~detail::mantissa_mask<T>;
     const lanes result = detail::number_of<T>(detail::bits_of(p) + exponent);
     // The bits of a NaN may have become those of a number: 0 times it is NaN still.
     return select(x < lowest, lanes(T{0}), fma(x, lanes(T{0}), result));

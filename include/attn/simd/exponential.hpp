@@ -2,7 +2,6 @@
 #pragma once
 
 #include "lanes.hpp"
-#include "unroll.hpp"
 
 #include <limits>
 #include <numbers>
@@ -11,25 +10,27 @@ namespace attn::inline ATTN_INSTRUCTION_SET::simd {
 
 namespace detail {
 
-/// The bits of a register's numbers, as the compiler's own vector of unsigned integers: so that no version of xsimd has a say in them.
 template <Scalar T>
-struct bit_vector {
-    using integer = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
-    using type [[gnu::vector_size(sizeof(typename lanes<T>::batch))]] = integer;
-};
+using integer_of = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
+/// The bits of a register's numbers, as the compiler's own vector: so that no version of xsimd has a say in them.
 template <Scalar T>
-using integer_of = typename bit_vector<T>::integer;
+using bit_vector = typename vector_of<integer_of<T>, lanes<T>::size>::type;
 template <Scalar T>
 [[gnu::always_inline]] inline auto bits_of(lanes<T> x) {
-    return std::bit_cast<typename bit_vector<T>::type>(x.value);
+    return std::bit_cast<bit_vector<T>>(x.value);
 }
 template <Scalar T>
-[[gnu::always_inline]] inline lanes<T> number_of(typename bit_vector<T>::type bits) {
+[[gnu::always_inline]] inline lanes<T> number_of(bit_vector<T> bits) {
     return lanes<T>(std::bit_cast<typename lanes<T>::batch>(bits));
 }
 
 template <Scalar T>
 inline constexpr int mantissa_bits = std::numeric_limits<T>::digits - 1;
+template <Scalar T>
+inline constexpr auto mantissa_mask = static_cast<integer_of<T>>((integer_of<T>{1} << mantissa_bits<T>)-1);
+/// From here on all numbers are whole.
+template <Scalar T>
+inline constexpr T first_whole = static_cast<T>(mantissa_mask<T>) + 1;
 template <Scalar T>
 inline constexpr auto one_bits = std::bit_cast<integer_of<T>>(T{1});
 template <Scalar T>
@@ -46,7 +47,8 @@ template <Scalar T>
 template <Scalar T, std::size_t N>
 [[gnu::always_inline]] inline lanes<T> polynomial(const std::array<T, N>& c, lanes<T> x) {
     lanes<T> sum = c[N - 1];
-    unroll<static_cast<int>(N - 1)>([&](auto k) { sum = fma(sum, x, lanes<T>(c[N - 2 - static_cast<std::size_t>(k())])); });
+#pragma GCC unroll 16
+    for (std::size_t k = 1; k < N; ++k) sum = fma(sum, x, lanes<T>(c[N - 1 - k]));
     return sum;
 }
 
@@ -54,11 +56,11 @@ template <Scalar T, std::size_t N>
 template <Scalar T>
 struct rounded_lanes {
     lanes<T> shifted;
-    static constexpr T magic = static_cast<T>(integer_of<T>{3} << (mantissa_bits<T> - 1));
+    static constexpr T magic = first_whole<T> * T{1.5};
 
     lanes<T> value() const { return shifted - lanes<T>(magic); }
     /// 2 to its power, which must be normal.
-    lanes<T> power() const { return number_of<T>((bits_of(shifted) << mantissa_bits<T>)+one_bits<T>); }
+    lanes<T> power() const { return number_of<T>(one_bits<T> + (bits_of(shifted) << mantissa_bits<T>)); }
 };
 
 /// What a product lost when it was rounded: a b - product.

@@ -16,15 +16,13 @@ struct log_argument {
     explicit log_argument(lanes<T> x) {
         constexpr int raised = mantissa_bits<T> + 2;
         constexpr auto root_half = std::bit_cast<integer_of<T>>(static_cast<T>(std::numbers::sqrt2 / 2));
-        constexpr auto mantissa = (integer_of<T>{1} << mantissa_bits<T>)-1;
-        constexpr T whole = static_cast<T>(integer_of<T>{1} << mantissa_bits<T>);
         const auto subnormal = x < lanes<T>(std::numeric_limits<T>::min());
-        const auto bits =
-            bits_of(select(subnormal, x * lanes<T>(static_cast<T>(integer_of<T>{1} << raised)), x)) + (one_bits<T> - root_half);
-        const auto biased = number_of<T>((bits >> mantissa_bits<T>) | std::bit_cast<integer_of<T>>(whole)) - lanes<T>(whole);
+        const auto bits = bits_of(select(subnormal, x * lanes<T>(first_whole<T> * T{4}), x)) + (one_bits<T> - root_half);
+        const auto biased =
+            number_of<T>((bits >> mantissa_bits<T>) | std::bit_cast<integer_of<T>>(first_whole<T>)) - lanes<T>(first_whole<T>);
         constexpr T bias = std::numeric_limits<T>::max_exponent - 1;
         k = biased - select(subnormal, lanes<T>(bias + raised), lanes<T>(bias));
-        f = number_of<T>((bits & mantissa) + root_half) - lanes<T>(T{1});
+        f = number_of<T>((bits & mantissa_mask<T>)+root_half) - lanes<T>(T{1});
         s = f / (lanes<T>(T{2}) + f);
         const auto z = s * s;
         constexpr auto q = [] {
@@ -66,8 +64,7 @@ template <Scalar T>
 template <Scalar T>
 [[gnu::always_inline]] inline lanes<T> pow(lanes<T> x, std::type_identity_t<lanes<T>> y) {
     using lanes = simd::lanes<T>;
-    const lanes zero = T{0}, one = T{1}, half = T{0.5}, all = detail::infinity<T>,
-                whole = static_cast<T>(detail::integer_of<T>{1} << detail::mantissa_bits<T>);
+    const lanes zero = T{0}, one = T{1}, half = T{0.5}, all = detail::infinity<T>, whole = detail::first_whole<T>;
     const auto size = abs(x);
     const detail::log_argument<T> a(size);
     // s has an error, which a division by the same number finds.

@@ -10,7 +10,7 @@ namespace detail {
 /// The nearest integer, of any size.
 template <Scalar T>
 [[gnu::always_inline]] inline lanes<T> nearest_integer(lanes<T> x) {
-    const lanes<T> whole = static_cast<T>(integer_of<T>{1} << mantissa_bits<T>), size = abs(x);
+    const lanes<T> whole = first_whole<T>, size = abs(x);
     return with_sign_of(select(size < whole, (size + whole) - whole, size), x);
 }
 

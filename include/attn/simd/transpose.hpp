@@ -10,12 +10,6 @@ namespace attn::inline ATTN_INSTRUCTION_SET::simd {
 
 namespace detail {
 
-/// gcc 12 forgets the attribute of a type that is not named so.
-template <class T, int Size>
-struct vector_of {
-    typedef T type __attribute__((vector_size(Size * sizeof(T))));
-};
-
 /// Alternates the lanes of two registers, beginning at lane Begin of each: a0 b0 a1 b1 ...
 template <int Begin, class V, int... Index>
 [[gnu::always_inline]] inline V zip(V a, V b, std::integer_sequence<int, Index...>) {

@@ -19,6 +19,16 @@ inline constexpr bool fuses =
 template <class Batch>
 inline constexpr bool is_native = !std::is_class_v<typename Batch::register_type>;
 
+namespace detail {
+
+/// The compiler's own vector. gcc 12 forgets the attribute of a type that is not named so.
+template <class T, int Size>
+struct vector_of {
+    typedef T type __attribute__((vector_size(Size * sizeof(T))));
+};
+
+} // namespace detail
+
 /// A product, a number or a vector of the compiler's, that is rounded by itself: the compiler does not know it for one.
 template <class Product>
 [[gnu::always_inline]] inline Product unfused(Product product) {

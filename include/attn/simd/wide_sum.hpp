@@ -16,8 +16,6 @@ struct wide_sum {
 
     wide_sum() { part.fill(lanes(T{0})); }
 
-    /// The part of the register from number c of a row on.
-    static constexpr std::size_t part_of(index_t c) { return static_cast<std::size_t>(c / lanes::size % parts); }
     /// Adds numbers, or their products, to a part.
     void add(std::size_t to, lanes x) { part[to] += x; }
     void add(std::size_t to, lanes a, lanes b) { part[to] = fma(a, b, part[to]); }

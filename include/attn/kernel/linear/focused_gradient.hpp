@@ -76,28 +76,28 @@ private:
             norm[r] = map_.norm[at];
             inverse_power[r] = map_.factor[at] * inverse_largest[r] / norm[r]; // 1 / |w^p|
         }
-        // Calls f(row, where, relu(x), 1 / softplus, g, u) with registers of one head.
+        // Calls f(row, where, part of a sum, relu(x), 1 / softplus, g, u) with registers of one head.
         const auto each = [&](index_t head, const auto& f) {
             const T* const inverse_scale = map_.scale_of(head);
             map_.x(batch, head, first, count, x);
             copy_rows<T>(tensor_view<const T>(of_features()).rows(batch, head, first), count, shape_.channels, d_out, padded);
             for (index_t r = 0; r < count; ++r)
-                for (index_t c = 0; c < padded; c += lanes::size) {
+                simd::for_each_part<T>(padded, [&](index_t c, auto part, index_t) {
                     const auto relu_x = lanes::load(x + r * padded + c), inverse = lanes::load(inverse_scale + c);
-                    f(r, c, relu_x, inverse, lanes::load(d_out + r * padded + c), map::focus(relu_x, inverse));
-                }
+                    f(r, c, part, relu_x, inverse, lanes::load(d_out + r * padded + c), map::focus(relu_x, inverse));
+                });
         };
         simd::wide_sum<T> sums[map::block];
         for (index_t h = 0; h < shape_.heads; ++h)
-            each(h, [&](index_t r, index_t c, lanes, lanes, lanes g, lanes u) {
-                sums[r].add(sums[r].part_of(c), g, map::raised(u * lanes(inverse_largest[r]), map_.power));
+            each(h, [&](index_t r, index_t, auto part, lanes, lanes, lanes g, lanes u) {
+                sums[r].add(part, g, map::raised(u * lanes(inverse_largest[r]), map_.power));
             });
         for (index_t r = 0; r < count; ++r) a[r] = sums[r].total() * inverse_power[r];
 
         const lanes power = static_cast<T>(map_.power);
         for (index_t h = 0; h < shape_.heads; ++h) {
             T* const of_scale_here = of_scale ? of_scale + (map_.heads_of_scale == 1 ? 0 : h * padded) : nullptr;
-            each(h, [&](index_t r, index_t c, lanes relu_x, lanes inverse, lanes g, lanes u) {
+            each(h, [&](index_t r, index_t c, auto, lanes relu_x, lanes inverse, lanes g, lanes u) {
                 const auto w = u * lanes(inverse_largest[r]), slope = map::raised(w, map_.power - 1) * lanes(inverse_power[r]);
                 const auto of_u = fma(lanes(a[r] / norm[r]), w, power * lanes(norm[r]) * slope * (g - lanes(a[r]) * (slope * w)));
                 (of_u * inverse * map_.x.phi.derivative(relu_x)).store(x + r * padded + c);
