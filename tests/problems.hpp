@@ -116,14 +116,6 @@ void for_each_case(const std::vector<problem>& problems, F&& f) {
             if (const auto fitting = adapted(c, p); c.supports(fitting)) f(c, fitting);
 }
 
-template <Scalar T>
-tensor<T> random_tensor(const shape& s, unsigned seed, T limit = 2) {
-    tensor<T> result(s);
-    std::mt19937 random(seed);
-    std::generate_n(result.data(), s.size(), [&] { return random_number(random, limit); });
-    return result;
-}
-
 /// The tensors of one call.
 template <Scalar T>
 struct given {

@@ -13,10 +13,7 @@ namespace {
 /// A random bias (batch or 1, heads or 1, queries, keys) whose rows reach every position of the problem.
 template <class T>
 std::shared_ptr<tensor<T>> random_bias(const problem& p, index_t batch, index_t heads) {
-    auto bias = std::make_shared<tensor<T>>(shape{batch, heads, p.queries, p.keys});
-    std::mt19937 random(7);
-    std::generate_n(bias->data(), bias->shape().size(), [&] { return random_parameter(random, T(1)); });
-    return bias;
+    return std::make_shared<tensor<T>>(random_parameters<T>({batch, heads, p.queries, p.keys}, 7));
 }
 
 template <class T>

@@ -14,13 +14,13 @@ using namespace pattern;
 
 std::shared_ptr<mixings> mixings_of(const problem& p, index_t heads, index_t value_heads) {
     const auto near_identity = [](index_t rows, index_t columns, unsigned seed) {
-        auto matrix = random_numbers<double>({1, 1, rows, columns}, seed);
+        auto matrix = random_parameters<double>({1, 1, rows, columns}, seed);
         for (index_t r = 0; r < rows; ++r)
             for (index_t c = 0; c < columns; ++c) matrix(0, 0, r, c) = 0.3 * matrix(0, 0, r, c) + (r % std::max<index_t>(1, columns) == c);
         return matrix;
     };
     const auto bias = [](index_t count, unsigned seed) {
-        const auto numbers = random_numbers<double>({1, 1, 1, count}, seed);
+        const auto numbers = random_parameters<double>({1, 1, 1, count}, seed);
         return std::vector<double>(numbers.data(), numbers.data() + count);
     };
     return std::make_shared<mixings>(
@@ -51,7 +51,7 @@ static const auto talking_composed_case = talking_heads_case(
         };
         auto own = std::make_shared<parameters>(parameters{mixings_of(p, p.heads + 1, p.heads), alibi_slopes(p.heads + 1),
                                                            std::vector<double>(static_cast<std::size_t>(p.heads + 1), 0.5),
-                                                           random_numbers<T>({1, p.heads + 1, p.queries, p.keys}, 7)});
+                                                           random_parameters<T>({1, p.heads + 1, p.queries, p.keys}, 7)});
         const additive_bias<T> bias{own->bias.view(), p.positions.first_query[0], p.positions.first_key[0]};
         return made{talking_heads_attention{.logits_mix = own->mix->logits,
                                             .logits_bias = own->mix->logits_bias,

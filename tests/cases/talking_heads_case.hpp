@@ -9,14 +9,6 @@
 
 namespace attn::testing {
 
-template <Scalar T>
-tensor<T> random_numbers(const shape& s, unsigned seed) {
-    tensor<T> numbers(s);
-    std::mt19937 random(seed);
-    std::generate_n(numbers.data(), s.size(), [&] { return random_parameter(random, T(1)); });
-    return numbers;
-}
-
 /// A matrix near the identity, as trained mixings are, for each of the two, and biases.
 struct mixings {
     tensor<double> logits, weights;

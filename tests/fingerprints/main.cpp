@@ -1,6 +1,7 @@
 // attn_fingerprints [FOLDER]: the bits of every operator's results and gradients, a hash for each, as a table; or those that are not
 // in the folder's. One table holds for all processors that fuse products with sums, another for SSE2.
 #include "answers.hpp"
+#include "fingerprint.hpp"
 #include "storage.hpp"
 
 #include <attn/norm/layer_norm.hpp>
@@ -18,28 +19,30 @@ namespace attn::testing {
 
 namespace {
 
-/// FNV-1a over the bits of numbers. All NaN are one: which of two comes out of a sum is the processor's.
-class fingerprint {
+/// The fingerprints of results, by "softmax_causal float forward".
+class named_prints {
 public:
-    template <class T>
-    void add(const tensor<T>& t) {
-        if (t.data()) add(std::span<const T>(t.data(), static_cast<std::size_t>(t.shape().size())));
+    template <Scalar T>
+    void add(const std::string& name, const std::string& what, std::span<const T> numbers) {
+        prints_[name + (sizeof(T) == 4 ? " float " : " double ") + what].add(numbers);
     }
-    template <class T>
-    void add(std::span<const T> numbers) {
-        for (const T x : numbers) {
-            using bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
-            hash_ = (hash_ ^ std::bit_cast<bits>(std::isnan(x) ? std::numeric_limits<T>::quiet_NaN() : x)) * 0x100000001b3u;
+    template <Scalar T>
+    void add(const std::string& name, const std::string& what, const tensor<T>& t) {
+        add(name, what, std::span<const T>(t.data(), static_cast<std::size_t>(t.data() ? t.shape().size() : 0)));
+    }
+    /// Names, and hashes in sixteen digits.
+    std::map<std::string, std::string> table() const {
+        std::map<std::string, std::string> lines;
+        for (const auto& [name, print] : prints_) {
+            char digits[17];
+            std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(print.value()));
+            lines[name] = digits;
         }
-    }
-    std::string text() const {
-        char digits[17];
-        std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(hash_));
-        return digits;
+        return lines;
     }
 
 private:
-    std::uint64_t hash_ = 0xcbf29ce484222325u;
+    std::map<std::string, fingerprint> prints_;
 };
 
 /// Few queries and many, keys in several blocks and spans, channels that no register divides, shared heads.
@@ -49,68 +52,60 @@ const std::vector<problem> problems{{2, 4, 2, 97, 150, 16, 20},
                                     {1, 2, 2, 290, 290, 64, 64},
                                     {1, 1, 1, 33, 2200, 37, 35}};
 
+/// A case in one problem: results, gradients, and what is stored in 16 bits.
 template <Scalar T>
-class prints_of_case {
+class printed_problem {
 public:
-    explicit prints_of_case(const attention_case& c) : case_(c) {
-        for (const auto& p : problems)
-            if (const auto fitting = adapted(c, p); c.supports(fitting)) add(fitting);
-    }
-    /// "forward" and its hash, ...
-    std::map<std::string, std::string> lines() const {
-        std::map<std::string, std::string> all;
-        for (const auto& [what, print] : prints_) all[what] = print.text();
-        return all;
+    printed_problem(named_prints& prints, const attention_case& c, const problem& p)
+        : prints_(prints), case_(c), problem_(p), shapes_(p.shapes()), op_(c.template make<T>(p)) {}
+
+    void print() {
+        const auto in = random_given<T>(problem_);
+        const auto result = attend(*op_, inputs<T>(in), case_.has_log_sum_exp, pool_);
+        for (const auto* t : {&result.values, &result.log_sum_exp}) prints_.add(case_.name, "forward", *t);
+        if (op_->has_gradient()) print_gradients(in, result);
+        if constexpr (std::same_as<T, float>)
+            for (const auto format : {narrow_format::bfloat16, narrow_format::half}) print_stored(format);
     }
 
 private:
-    void add(const problem& p) {
-        const auto op = case_.template make<T>(p);
-        const auto in = random_given<T>(p);
-        const auto result = attend(*op, inputs<T>(in), case_.has_log_sum_exp, pool_);
-        add("forward", result);
-        if (op->has_gradient()) add_gradients(*op, p, in, result);
-        if constexpr (std::same_as<T, float>)
-            for (const auto format : {narrow_format::bfloat16, narrow_format::half}) add_stored(*op, p, format);
-    }
-    void add(const std::string& what, const answer<T>& result) {
-        prints_[what].add(result.values);
-        prints_[what].add(result.log_sum_exp);
-    }
-    void add_gradients(const instance<T>& op, const problem& p, const given<T>& in, const answer<T>& saved) {
-        const auto s = p.shapes();
+    void print_gradients(const given<T>& in, const answer<T>& saved) {
         const auto d_values = random_tensor<T>(saved.values.shape(), 5), d_rows = random_tensor<T>(saved.log_sum_exp.shape(), 6);
         std::vector<tensor<T>> found;
-        for (const auto& of_input : {s.queries, s.keys, s.values}) found.emplace_back(of_input);
-        for (const auto& of_parameter : op.parameter_shapes(s)) found.emplace_back(of_parameter);
+        for (const auto& of_input : {shapes_.queries, shapes_.keys, shapes_.values}) found.emplace_back(of_input);
+        for (const auto& of_parameter : op_->parameter_shapes(shapes_)) found.emplace_back(of_parameter);
         const wanted_gradients<T> wanted{{found[0], found[1], found[2]}, {found.begin() + 3, found.end()}};
-        workspace memory(op.backward_workspace_bytes(s, pool_.concurrency()));
+        workspace memory(op_->backward_workspace_bytes(shapes_, pool_.concurrency()));
         const bool has_rows = case_.has_log_sum_exp;
-        op.backward(inputs<T>(in), {saved.values, has_rows ? saved.log_sum_exp.view() : tensor_view<const T>()},
-                    {d_values, has_rows ? d_rows.view() : tensor_view<const T>()}, wanted, execution(pool_, memory));
-        for (const auto& gradient : found) prints_["backward"].add(gradient);
+        op_->backward(inputs<T>(in), {saved.values, has_rows ? saved.log_sum_exp.view() : tensor_view<const T>()},
+                      {d_values, has_rows ? d_rows.view() : tensor_view<const T>()}, wanted, execution(pool_, memory));
+        for (const auto& gradient : found) prints_.add(case_.name, "backward", gradient);
     }
-    void add_stored(const instance<T>& op, const problem& p, narrow_format format) {
-        const auto s = p.shapes();
+    void print_stored(narrow_format format) {
         const auto stored = [&](const shape& of, unsigned seed) {
             return stored_tensor(random_tensor<float>(of, seed), format, layout::head_major);
         };
-        auto q = stored(s.queries, 1), k = stored(s.keys, 2), v = stored(s.values, 3), out = stored(op.output_shape(s), 4);
-        workspace memory(op.narrow_workspace_bytes(s, pool_.concurrency()));
-        op.attend({q.view(), k.view(), v.view(), p.positions}, {out.view(), {}}, execution(pool_, memory));
-        prints_[name_of(format)].add(out.copy());
+        auto q = stored(shapes_.queries, 1), k = stored(shapes_.keys, 2), v = stored(shapes_.values, 3),
+             out = stored(op_->output_shape(shapes_), 4);
+        workspace memory(op_->narrow_workspace_bytes(shapes_, pool_.concurrency()));
+        op_->attend({q.view(), k.view(), v.view(), problem_.positions}, {out.view(), {}}, execution(pool_, memory));
+        prints_.add(case_.name, name_of(format), out.copy());
     }
 
+    named_prints& prints_;
     const attention_case& case_;
+    const problem& problem_;
+    input_shapes shapes_;
+    std::unique_ptr<instance<T>> op_;
     thread_pool pool_{2};
-    std::map<std::string, fingerprint> prints_;
 };
 
-/// Norms of rows of several lengths: results, gradients, statistics of a batch and what a training step makes of them.
+/// Norms of rows of so many channels: results, gradients, and what a training step makes of a batch.
 template <Scalar T>
-class prints_of_norms {
+class printed_norms {
 public:
-    explicit prints_of_norms(index_t channels) : s_{2, 1, 67, channels}, x_(random_tensor<T>(s_, 1)), d_out_(random_tensor<T>(s_, 2)) {
+    printed_norms(named_prints& prints, index_t channels)
+        : prints_(prints), s_{2, 1, 67, channels}, x_(random_tensor<T>(s_, 1)), d_out_(random_tensor<T>(s_, 2)) {
         std::mt19937 random(3);
         for (index_t c = 0; c < channels; ++c) {
             weight_.push_back(random_number(random, T(2)));
@@ -119,59 +114,49 @@ public:
             variance_.push_back(2.5 + random_number(random, 2.0));
         }
     }
-    void add(std::map<std::string, fingerprint>& prints) const {
-        const batch_norm<T> batch{weight_, bias_, mean_, variance_};
-        each(prints, "layer_norm", layer_norm<T>{weight_, bias_});
-        each(prints, "rms_norm", rms_norm<T>{weight_});
-        forward(prints, "batch_norm", batch);
-        forward(prints, "rep_batch_norm", rep_batch_norm<T>{batch, 0.7});
-        const batch_norm<T> training{.weight = weight_, .bias = bias_, .batch_statistics = true};
-        forward(prints, "batch_norm_training", training);
-        tensor<T> of_x(s_);
-        std::vector<T> of_weight(weight_.size()), of_bias(bias_.size());
-        train_backward(training, x_, d_out_, {of_x, of_weight, of_bias});
-        put(prints["batch_norm_training backward"], of_x, of_weight, of_bias);
+    void print() {
+        const layer_norm<T> centred{weight_, bias_};
+        const rms_norm<T> uncentred{weight_};
+        const batch_norm<T> batch{weight_, bias_, mean_, variance_}, training{.weight = weight_, .bias = bias_, .batch_statistics = true};
+        print_result("layer_norm", centred);
+        print_result("rms_norm", uncentred);
+        print_result("batch_norm", batch);
+        print_result("rep_batch_norm", rep_batch_norm<T>{batch, 0.7});
+        print_result("batch_norm_training", training);
+        print_gradients<true>("layer_norm", [&](const auto& wanted) { backward(centred, x_, d_out_, wanted); });
+        print_gradients<false>("rms_norm", [&](const auto& wanted) { backward(uncentred, x_, d_out_, wanted); });
+        print_gradients<true>("batch_norm_training", [&](const auto& wanted) { train_backward(training, x_, d_out_, wanted); });
     }
 
 private:
-    static void put(fingerprint& print, const tensor<T>& t, const auto&... more) {
-        print.add(t);
-        (print.add(std::span<const T>(more)), ...);
-    }
-    void forward(std::map<std::string, fingerprint>& prints, const std::string& name, const auto& norm) const {
+    void print_result(const std::string& name, const auto& norm) {
         tensor<T> out(s_);
         normalise(norm, x_, out);
-        put(prints[name + " forward"], out);
+        prints_.add(name, "forward", out);
     }
-    template <class N>
-    void each(std::map<std::string, fingerprint>& prints, const std::string& name, const N& norm) const {
-        forward(prints, name, norm);
+    template <bool has_bias>
+    void print_gradients(const std::string& name, const auto& find) {
         tensor<T> of_x(s_);
-        std::vector<T> of_weight(weight_.size()), of_bias(N::adds_bias ? bias_.size() : 0);
-        backward(norm, x_, d_out_, norm_gradients<T>{of_x, of_weight, of_bias});
-        put(prints[name + " backward"], of_x, of_weight, of_bias);
+        std::vector<T> of_weight(weight_.size()), of_bias(has_bias ? bias_.size() : 0);
+        find(norm_gradients<T>{of_x, of_weight, of_bias});
+        prints_.add(name, "backward", of_x);
+        for (const auto* numbers : {&of_weight, &of_bias}) prints_.add(name, "backward", std::span<const T>(*numbers));
     }
 
+    named_prints& prints_;
     shape s_;
     tensor<T> x_, d_out_;
     std::vector<T> weight_, bias_;
     std::vector<double> mean_, variance_;
 };
 
-/// "softmax_causal float forward", and the hash.
 template <Scalar T>
-void add_lines(std::map<std::string, std::string>& table) {
+void print_all(named_prints& prints) {
     if constexpr (is_tested<T>) {
-        std::map<std::string, fingerprint> of_norms;
-        for (const index_t channels : {1, 5, 16, 37, 64, 150, 768}) prints_of_norms<T>(channels).add(of_norms);
-        for (const auto& [name, print] : of_norms) {
-            const auto space = name.find(' ');
-            table[name.substr(0, space) + (sizeof(T) == 4 ? " float" : " double") + name.substr(space)] = print.text();
-        }
-        for (const auto& c : all_cases())
-            if (sizeof(T) == 4 || c.make_double)
-                for (const auto& [what, hash] : prints_of_case<T>(c).lines())
-                    table[c.name + (sizeof(T) == 4 ? " float " : " double ") + what] = hash;
+        for (const index_t channels : {1, 5, 16, 37, 64, 150, 768}) printed_norms<T>(prints, channels).print();
+        for_each_case(problems, [&](const attention_case& c, const problem& p) {
+            if (std::same_as<T, float> || c.make_double) printed_problem<T>(prints, c, p).print();
+        });
     }
 }
 
@@ -190,9 +175,10 @@ std::map<std::string, std::string> read(const std::string& path) {
 int main(int count, char** arguments) {
     using namespace attn::testing;
     const std::string name = attn::simd::fuses ? "fused.txt" : "sse2.txt";
-    std::map<std::string, std::string> found;
-    add_lines<float>(found);
-    add_lines<double>(found);
+    named_prints prints;
+    print_all<float>(prints);
+    print_all<double>(prints);
+    const auto found = prints.table();
     if (count < 2) {
         for (const auto& [line, hash] : found) std::cout << line << ' ' << hash << '\n';
         return 0;
