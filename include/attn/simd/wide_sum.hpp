@@ -12,20 +12,22 @@ template <Scalar T, int bytes = 64>
 struct wide_sum {
     using lanes = simd::lanes<T>;
     static constexpr int size = bytes / sizeof(T), parts = size / lanes::size;
-    std::array<lanes, static_cast<std::size_t>(parts)> part;
+    lanes part[std::size_t{parts}];
 
-    wide_sum() { part.fill(lanes(T{0})); }
+    wide_sum() {
+        unroll<parts>([&](auto k) { part[k] = lanes(T{0}); });
+    }
 
     /// Adds numbers, or their products, to a part.
-    void add(std::size_t to, lanes x) { part[to] += x; }
-    void add(std::size_t to, lanes a, lanes b) { part[to] = fma(a, b, part[to]); }
+    [[gnu::always_inline]] void add(std::size_t to, lanes x) { part[to] += x; }
+    [[gnu::always_inline]] void add(std::size_t to, lanes a, lanes b) { part[to] = fma(a, b, part[to]); }
 
     /// The sum of 64 bytes of places.
-    lanes folded() const {
-        auto sums = part;
-        for (auto half = sums.size() / 2; half > 0; half /= 2)
-            for (std::size_t k = 0; k < half; ++k) sums[k] += sums[k + half];
-        return sums[0];
+    [[gnu::always_inline]] lanes folded() const {
+        if constexpr (parts == 1) return part[0];
+        else if constexpr (parts == 2) return part[0] + part[1];
+        else if constexpr (parts == 4) return (part[0] + part[2]) + (part[1] + part[3]);
+        else return ((part[0] + part[4]) + (part[2] + part[6])) + ((part[1] + part[5]) + (part[3] + part[7]));
     }
     T total() const { return sum(folded()); }
 };
@@ -39,9 +41,12 @@ template <Scalar T, int bytes = 64>
         f(c, std::integral_constant<std::size_t, static_cast<std::size_t>(k())>(), count);
     };
     index_t c = 0;
-    for (; c + wide <= channels; c += wide) unroll<wide_sum<T, bytes>::parts>([&](auto k) { call(k, c + k() * size, size); });
-    unroll<wide_sum<T, bytes>::parts>([&](auto k) {
-        if (const auto left = channels - (c + k() * size); left > 0) call(k, c + k() * size, std::min(left, size));
+    for (; c + wide <= channels; c += wide)
+        unroll<wide_sum<T, bytes>::parts>([&](auto k) __attribute__((always_inline)) { call(k, c + k() * size, size); });
+    unroll<wide_sum<T, bytes>::parts>([&](auto k) __attribute__((always_inline)) {
+        const auto left = channels - (c + k() * size);
+        if (left >= size) call(k, c + k() * size, size);
+        else if (left > 0) call(k, c + k() * size, left);
     });
 }
 

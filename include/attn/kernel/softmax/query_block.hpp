@@ -44,6 +44,8 @@ struct query_block_traits {
     static constexpr index_t max_registers = 256 / (lane_count * static_cast<index_t>(sizeof(T)));
     static constexpr index_t usual_registers = std::same_as<E, T> ? max_registers * 3 / 4 : max_registers;
     static constexpr index_t max_rows = max_registers * lane_count;
+    static constexpr index_t unit =
+        64 / sizeof(T); ///< what the rows of gradients' blocks are multiples of: sums over them keep their order
     static_assert(max_rows <= max_block_rows);
 
     /// The rows of a block of so many queries that are there.

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "../../core/gradients.hpp"
-#include "../../simd/wide_sum.hpp"
 #include "../softmax/key_reader.hpp"
 #include "../softmax/score_stage.hpp"
 #include "../softmax/visit.hpp"
@@ -138,7 +137,7 @@ private:
     void visit(index_t head, index_t pass, const query_tile& all, const key_run& keys) {
         const auto rows = traits::rows_of(all.count);
         const auto block_of = [&](index_t from, index_t end) {
-            const auto tile = [&](index_t t) { return tile_at(t, 0, all.count, rows, 1, simd::wide_sum<T>::size); };
+            const auto tile = [&](index_t t) { return tile_at(t, 0, all.count, rows, 1, traits::unit); };
             const auto first = tile(from), last = tile(end - 1);
             const auto tokens = all.part(first.first, last.first + last.count - first.first);
             return query_block{.batch = task_->batch,

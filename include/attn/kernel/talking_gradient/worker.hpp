@@ -2,7 +2,6 @@
 // together.
 #pragma once
 
-#include "../../simd/wide_sum.hpp"
 #include "../softmax/visit.hpp"
 #include "memory.hpp"
 
@@ -79,7 +78,7 @@ private:
         task_ = task;
         const auto first_query = call_.in.positions.first_query[task.batch], n = call_.in.queries.shape().tokens;
         for (auto t = task.first_block; t < task.end_block; ++t) {
-            const auto tokens = tile_at(t, first_query, n, max_queries, task.step, simd::wide_sum<T>::size);
+            const auto tokens = tile_at(t, first_query, n, max_queries, task.step, query_block_traits<T>::unit);
             block_ = {.batch = task.batch, .heads = s_.heads, .tokens = tokens, .first_row = tokens.first - first_query};
             finite_queries_ = copy(memory_.query_rows, memory_.key_stride, call_.in.queries.numbers());
             finite_d_out_ = copy(memory_.d_out_rows, memory_.value_stride, call_.d_out.values);
