@@ -2,6 +2,7 @@
 
 #include "bit_table.hpp"
 
+#include <algorithm>
 #include <memory>
 #include <span>
 #include <vector>
@@ -13,14 +14,16 @@ struct id_bounds {
 };
 
 /// Ids of consecutive positions, with a tree of their bounds: node k spans nodes 2 k and 2 k + 1, and the ids are the nodes from
-/// `count` on. It answers for any interval in O(log count).
+/// `count` on. It answers for any interval in O(log count); where ids rise, as those of packed sequences, the ends tell.
 struct id_sequence {
     const id_bounds* nodes;
     index_t count, first;
+    bool rising;
 
     constexpr std::int32_t operator[](index_t position) const { return nodes[count + position - first].low; }
     constexpr id_bounds bounds(const position_range& positions) const {
         auto a = count + positions.first - first, b = count + positions.last - first;
+        if (rising) return {nodes[a].low, nodes[b].low};
         auto found = nodes[a];
         const auto include = [&](const id_bounds& node) { found = {std::min(found.low, node.low), std::max(found.high, node.high)}; };
         for (++b; a < b; a /= 2, b /= 2) {
@@ -99,8 +102,8 @@ public:
         const auto made = std::make_shared<tables>();
         made->queries = trees(query_ids, entries);
         made->keys = trees(key_ids, entries);
-        queries_ = {made->queries.data(), std::ssize(query_ids) / entries, first_query};
-        keys_ = {made->keys.data(), std::ssize(key_ids) / entries, first_key};
+        queries_ = {made->queries.data(), std::ssize(query_ids) / entries, first_query, rise(query_ids, entries)};
+        keys_ = {made->keys.data(), std::ssize(key_ids) / entries, first_key, rise(key_ids, entries)};
         if (queries_.count <= max_bit_rows) made->equal = equal_ids();
         tables_ = made;
     }
@@ -145,6 +148,13 @@ private:
                 tree[k] = {std::min(tree[2 * k].low, tree[2 * k + 1].low), std::max(tree[2 * k].high, tree[2 * k + 1].high)};
         }
         return nodes;
+    }
+
+    static bool rise(std::span<const std::int32_t> ids, index_t entries) {
+        const auto count = ids.size() / static_cast<std::size_t>(entries);
+        for (; !ids.empty(); ids = ids.subspan(count))
+            if (!std::ranges::is_sorted(ids.first(count))) return false;
+        return true;
     }
 
     std::vector<std::uint64_t> equal_ids() const {

@@ -38,13 +38,26 @@ void for_each_visible_block(const visible_keys& pattern, const query_block& quer
     });
 }
 
-/// The first of the key blocks from .. end - 1 that some row of some head sees something of, found by bisection; `end` if there is none.
+/// The first of the key blocks from .. end - 1 that some row of some head sees something of; `end` if there is none. It is looked for in twice
+/// as many blocks each time, and in half as many where something is seen: at once from the guess, if nothing is seen before that.
 inline index_t first_visible_block(const visible_keys& pattern, const query_block& queries, index_t pass, const key_blocks& blocks,
-                                   index_t from, index_t end) {
-    if (from >= end || pattern.of_box(queries, pass, blocks.run(from, end).positions()).is_none()) return end;
-    if (end - from == 1) return from;
-    const auto middle = from + (end - from) / 2, found = first_visible_block(pattern, queries, pass, blocks, from, middle);
-    return found < middle ? found : first_visible_block(pattern, queries, pass, blocks, middle, end);
+                                   index_t from, index_t end, index_t guess = 0) {
+    const auto sees_none = [&](index_t first, index_t last) {
+        return pattern.of_box(queries, pass, blocks.run(first, last).positions()).is_none();
+    };
+    if (from < guess && guess < end && sees_none(from, guess)) from = guess;
+    for (index_t width = 1; from < end;) {
+        const auto last = std::min(from + width, end);
+        if (sees_none(from, last)) {
+            from = last;
+            width *= 2;
+        } else if (last - from == 1) {
+            return from;
+        } else {
+            width = (last - from) / 2;
+        }
+    }
+    return end;
 }
 
 /// Keys, and what the rows of a query block see of them.
@@ -86,7 +99,7 @@ public:
                 const auto part = visible_run_of(pattern, queries, pass, keys, bits_ + count_ * block_keys_);
                 if (part.keys.count > 0) parts_[count_++] = part;
             });
-            from = count_ > 0 ? end_ : first_visible_block(pattern, queries, pass, blocks, end_, end);
+            if (count_ == 0) from = guess_ = first_visible_block(pattern, queries, pass, blocks, end_, end, guess_);
         }
         if (count_ == 0 || (end_ < end && pattern.of_box(queries, pass, blocks.run(end_, end).positions()).is_none())) end_ = end;
         return count_ > 0;
@@ -103,6 +116,7 @@ private:
     index_t block_keys_ = 0;
     std::uint64_t* bits_ = nullptr;
     index_t asked_from_ = none, end_ = 0, count_ = 0;
+    index_t guess_ = 0; // where something was found last: neighbouring query blocks often begin to see at neighbouring key blocks
     visible_run parts_[max_blocks];
 };
 
