@@ -212,7 +212,7 @@ struct lsh_call {
 
 } // namespace
 
-TEST_CASE("lsh_attention: its gradient over many chunks and segments is the definition's, on any threads", "[attention][portable]") {
+TEST_CASE("lsh_attention: its gradient over many chunks and segments is the definition's, on any threads", "[attention][portable][arithmetic]") {
     for (const bool causal : {false, true})
         for (const index_t chunk : {5, 130, 2000}) {
             INFO("chunk " << chunk << (causal ? ", causal" : ""));

@@ -147,7 +147,7 @@ softmax_attention<P, S> attention_of(const S& score, const P& pattern = {}) {
 
 } // namespace
 
-TEST_CASE("score gradients: numbers for each head, or for all", "[attention][portable]") {
+TEST_CASE("score gradients: numbers for each head, or for all", "[attention][portable][arithmetic]") {
     for (const auto& p : score_problems) {
         check_parameters(p, random_numbers(4, 0.1, 0.6), [](const numbers& x, const auto& use) { use(attention_of(alibi(x))); });
         check_parameters(p, {1.5}, [](const numbers& x, const auto& use) { use(attention_of(soft_cap{x[0]})); });
@@ -158,7 +158,7 @@ TEST_CASE("score gradients: numbers for each head, or for all", "[attention][por
     }
 }
 
-TEST_CASE("score gradients: tables of buckets", "[attention][portable]") {
+TEST_CASE("score gradients: tables of buckets", "[attention][portable][arithmetic]") {
     for (const auto& p : score_problems)
         for (const index_t heads : {1, 4})
             for (const bool both : {true, false})
@@ -167,7 +167,7 @@ TEST_CASE("score gradients: tables of buckets", "[attention][portable]") {
                 });
 }
 
-TEST_CASE("score gradients: gates", "[attention][portable]") {
+TEST_CASE("score gradients: gates", "[attention][portable][arithmetic]") {
     for (const auto& p : score_problems)
         for (const shape s : {shape{p.batch, p.heads, 280, 1}, shape{1, p.heads, 280, 1}, shape{1, 1, 280, 1}})
             for (const bool zeros : {false, true}) {
