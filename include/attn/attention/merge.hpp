@@ -1,7 +1,7 @@
 // Joins results of softmax attention over disjoint sets of keys.
 #pragma once
 
-#include "../kernel/softmax/merge_row.hpp"
+#include "../kernel/attend/merge_row.hpp"
 #include "attention.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {

@@ -1,7 +1,7 @@
 // Pointwise attention: each key has a weight of its own, a function of its score, and nothing divides by their sum.
 #pragma once
 
-#include "../kernel/softmax/weight_sums.hpp"
+#include "../kernel/attend/weight_sums.hpp"
 #include "../score/dual.hpp"
 #include "pointwise_weight.hpp"
 #include "softmax_attention.hpp"

@@ -1,7 +1,7 @@
 // The gradient of softmax attention.
 #pragma once
 
-#include "../kernel/softmax_gradient/scheduler.hpp"
+#include "../kernel/backward/scheduler.hpp"
 #include "backward.hpp"
 #include "softmax_attention.hpp"
 

@@ -1,7 +1,7 @@
 // The gradient of talking-heads attention.
 #pragma once
 
-#include "../kernel/talking_gradient/scheduler.hpp"
+#include "../kernel/talking/gradient_scheduler.hpp"
 #include "backward.hpp"
 #include "talking_heads_attention.hpp"
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../../core/gradients.hpp"
-#include "../softmax_gradient/scheduler.hpp"
+#include "../backward/scheduler.hpp"
 #include "attention.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {

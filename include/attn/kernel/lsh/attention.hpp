@@ -4,7 +4,7 @@
 #include "../../pattern/bit_table.hpp"
 #include "../../simd/elementary.hpp"
 #include "../../simd/unfused.hpp"
-#include "../softmax/merge_row.hpp"
+#include "../attend/merge_row.hpp"
 #include "../softmax/scheduler.hpp"
 #include "bucket_hash.hpp"
 

@@ -3,7 +3,7 @@
 
 #include "../../core/gradients.hpp"
 #include "../../simd/unfused.hpp"
-#include "../softmax_gradient/scheduler.hpp"
+#include "../backward/scheduler.hpp"
 #include "attention.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {

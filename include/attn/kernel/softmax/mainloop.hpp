@@ -2,12 +2,12 @@
 #pragma once
 
 #include "../prefetch.hpp"
-#include "epilogue.hpp"
-#include "key_reader.hpp"
-#include "score_adjustment.hpp"
-#include "score_stage.hpp"
-#include "value_stage.hpp"
-#include "visit.hpp"
+#include "../attend/epilogue.hpp"
+#include "../attend/key_reader.hpp"
+#include "../attend/score_adjustment.hpp"
+#include "../attend/score_stage.hpp"
+#include "../attend/value_stage.hpp"
+#include "../attend/visit.hpp"
 
 #include <utility>
 

@@ -1,10 +1,10 @@
 // What one thread of talking-heads attention keeps in memory: a query block and a key block in all heads.
 #pragma once
 
-#include "../softmax/key_reader.hpp"
-#include "../softmax/score_stage.hpp"
-#include "../softmax/softmax_state.hpp"
-#include "../softmax/visit.hpp"
+#include "../attend/key_reader.hpp"
+#include "../attend/score_stage.hpp"
+#include "../attend/softmax_state.hpp"
+#include "../attend/visit.hpp"
 #include "head_mixing.hpp"
 
 #include <memory>

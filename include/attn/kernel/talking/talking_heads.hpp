@@ -4,9 +4,9 @@
 
 #include "../../parallel/executor.hpp"
 #include "../prefetch.hpp"
-#include "../softmax/epilogue.hpp"
-#include "../softmax/score_adjustment.hpp"
-#include "../softmax/value_stage.hpp"
+#include "../attend/epilogue.hpp"
+#include "../attend/score_adjustment.hpp"
+#include "../attend/value_stage.hpp"
 #include "memory.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {

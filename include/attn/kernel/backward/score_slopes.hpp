@@ -3,7 +3,7 @@
 
 #include "../../score/dual.hpp"
 #include "../../simd/elementary.hpp"
-#include "../softmax/score_adjustment.hpp"
+#include "../attend/score_adjustment.hpp"
 #include "pair_sums.hpp"
 
 #include <algorithm>

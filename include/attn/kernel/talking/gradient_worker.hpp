@@ -2,8 +2,8 @@
 // together.
 #pragma once
 
-#include "../softmax/visit.hpp"
-#include "memory.hpp"
+#include "../attend/visit.hpp"
+#include "gradient_memory.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 

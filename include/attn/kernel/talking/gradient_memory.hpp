@@ -3,11 +3,11 @@
 #pragma once
 
 #include "../../core/gradients.hpp"
-#include "../softmax/visible_keys.hpp"
-#include "../softmax_gradient/gradient_tile.hpp"
-#include "../softmax_gradient/score_slopes.hpp"
-#include "../softmax_gradient/summed_rows.hpp"
-#include "../talking/memory.hpp"
+#include "../attend/visible_keys.hpp"
+#include "../backward/gradient_tile.hpp"
+#include "../backward/score_slopes.hpp"
+#include "../backward/summed_rows.hpp"
+#include "memory.hpp"
 #include "head_products.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {

@@ -5,7 +5,7 @@
 #include "../../simd/elementary.hpp"
 #include "../../simd/exp.hpp"
 #include "../../simd/unfused.hpp"
-#include "../softmax/query_block.hpp"
+#include "../attend/query_block.hpp"
 
 #include <cmath>
 #include <limits>

@@ -4,7 +4,7 @@
 #include "../../core/tensor_view.hpp"
 #include "../../score/score_function.hpp"
 #include "../../simd/wide_sum.hpp"
-#include "../softmax/query_block.hpp"
+#include "../attend/query_block.hpp"
 #include "../tile_loader.hpp"
 
 #include <algorithm>

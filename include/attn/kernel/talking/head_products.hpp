@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../../simd/wide_sum.hpp"
-#include "../talking/head_mixing.hpp"
+#include "head_mixing.hpp"
 
 #include <algorithm>
 

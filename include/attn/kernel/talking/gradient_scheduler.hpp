@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../../parallel/executor.hpp"
-#include "worker.hpp"
+#include "gradient_worker.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 

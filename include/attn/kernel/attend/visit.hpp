@@ -38,8 +38,8 @@ void for_each_visible_block(const visible_keys& pattern, const query_block& quer
     });
 }
 
-/// The first of the key blocks from .. end - 1 that some row of some head sees something of; `end` if there is none. It is looked for in twice
-/// as many blocks each time, and in half as many where something is seen: at once from the guess, if nothing is seen before that.
+/// The first of the key blocks from .. end - 1 that some row of some head sees something of; `end` if there is none. It is looked for in
+/// twice as many blocks each time, and in half as many where something is seen: at once from the guess, if nothing is seen before that.
 inline index_t first_visible_block(const visible_keys& pattern, const query_block& queries, index_t pass, const key_blocks& blocks,
                                    index_t from, index_t end, index_t guess = 0) {
     const auto sees_none = [&](index_t first, index_t last) {

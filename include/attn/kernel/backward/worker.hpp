@@ -2,9 +2,9 @@
 #pragma once
 
 #include "../../core/gradients.hpp"
-#include "../softmax/key_reader.hpp"
-#include "../softmax/score_stage.hpp"
-#include "../softmax/visit.hpp"
+#include "../attend/key_reader.hpp"
+#include "../attend/score_stage.hpp"
+#include "../attend/visit.hpp"
 #include "gradient_tile.hpp"
 #include "score_slopes.hpp"
 #include "summed_rows.hpp"
