@@ -105,7 +105,7 @@ TEST_CASE("bf16_lanes: pairs are rounded to nearest even, and their products add
     }
 }
 
-TEST_CASE("bf16_products: at most twice the error of the textbook formula with the same rounding", "[attention][portable]") {
+TEST_CASE("bf16_products: at most twice the error of the textbook formula with the same rounding", "[attention][portable][arithmetic]") {
     constexpr std::array slopes{0.5, 0.25, 0.1, 0.01};
     constexpr std::array sinks{0.5, -1.0, 30.0, -std::numeric_limits<double>::infinity()};
     for (const index_t channels : {1, 17, 64, 65, 128})

@@ -43,7 +43,7 @@ void check_formats(const N& norm, const shape& s, layout where, bool special, E&
 
 } // namespace
 
-TEST_CASE("every norm: 16-bit tokens are widened first and rounded last", "[norm][portable]") {
+TEST_CASE("every norm: 16-bit tokens are widened first and rounded last", "[norm][portable][arithmetic]") {
     thread_pool pool(3);
     sequential here;
     for (const index_t channels : {0, 1, 3, 7, 17, 31, 64, 65, 769, 3000})

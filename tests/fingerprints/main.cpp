@@ -1,7 +1,7 @@
 // attn_fingerprints [FOLDER]: the bits of every operator's results and gradients, a hash for each, as a table; or those that are not
 // in the folder's. One table holds for all processors that fuse products with sums, another for SSE2.
 #include "answers.hpp"
-#include "fingerprint.hpp"
+#include "prints.hpp"
 #include "storage.hpp"
 
 #include <attn/norm/layer_norm.hpp>
@@ -10,40 +10,12 @@
 #include <attn/norm/train_backward.hpp>
 #include <attn/parallel/thread_pool.hpp>
 
-#include <cstdio>
 #include <fstream>
 #include <iostream>
-#include <map>
 
 namespace attn::testing {
 
 namespace {
-
-/// The fingerprints of results, by "softmax_causal float forward".
-class named_prints {
-public:
-    template <Scalar T>
-    void add(const std::string& name, const std::string& what, std::span<const T> numbers) {
-        prints_[name + (sizeof(T) == 4 ? " float " : " double ") + what].add(numbers);
-    }
-    template <Scalar T>
-    void add(const std::string& name, const std::string& what, const tensor<T>& t) {
-        add(name, what, std::span<const T>(t.data(), static_cast<std::size_t>(t.data() ? t.shape().size() : 0)));
-    }
-    /// Names, and hashes in sixteen digits.
-    std::map<std::string, std::string> table() const {
-        std::map<std::string, std::string> lines;
-        for (const auto& [name, print] : prints_) {
-            char digits[17];
-            std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(print.value()));
-            lines[name] = digits;
-        }
-        return lines;
-    }
-
-private:
-    std::map<std::string, fingerprint> prints_;
-};
 
 /// Few queries and many, keys in several blocks and spans, channels that no register divides, shared heads.
 const std::vector<problem> problems{{2, 4, 2, 97, 150, 16, 20},
@@ -178,6 +150,7 @@ int main(int count, char** arguments) {
     named_prints prints;
     print_all<float>(prints);
     print_all<double>(prints);
+    print_layers(prints);
     const auto found = prints.table();
     if (count < 2) {
         for (const auto& [line, hash] : found) std::cout << line << ' ' << hash << '\n';
