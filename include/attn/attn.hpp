@@ -30,6 +30,7 @@
 #include "attention/sparse_attention.hpp"
 #include "attention/talking_heads_attention.hpp"
 #include "attention/talking_heads_backward.hpp"
+#include "cache/attend.hpp"
 #include "core/heads.hpp"
 #include "core/tensor.hpp"
 #include "norm/backward.hpp"

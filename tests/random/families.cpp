@@ -23,6 +23,7 @@ std::vector<family> all_families() {
             {"hashed", check_hashed},
             {"rotation", check_rotation},
             {"merge", check_merge},
+            {"cache", check_cache},
             {"ranks", check_ranks}};
 }
 

@@ -6,20 +6,24 @@
 
 namespace attn::fuzz {
 
+/// f(executor) of so many threads, and what it returns.
+template <class F>
+auto with_executor(index_t threads, const F& f) {
+    static thread_pool pools[] = {thread_pool(2), thread_pool(3), thread_pool(4)};
+    sequential here;
+    return threads == 1 ? f(here) : f(pools[threads - 2]);
+}
+
 /// f(execution) with so many threads, and what it returns.
 template <class F>
 auto on_threads(index_t threads, workspace& memory, const F& f) {
-    static thread_pool pools[] = {thread_pool(2), thread_pool(3), thread_pool(4)};
-    sequential here;
-    if (threads == 1) return f(execution(here, memory));
-    return f(execution(pools[threads - 2], memory));
+    return with_executor(threads, [&](auto& executor) { return f(execution(executor, memory)); });
 }
 
-/// The same, with a workspace that f has no need of.
+/// The same, with a workspace that grows.
 template <class F>
 auto on_threads(index_t threads, const F& f) {
-    workspace none;
-    return on_threads(threads, none, f);
+    return with_executor(threads, [&](auto& executor) { return f(execution(executor)); });
 }
 
 } // namespace attn::fuzz

@@ -25,6 +25,8 @@ outcome check_hashed(draw&);
 outcome check_rotation(draw&);
 /// Two halves of the keys, merged.
 outcome check_merge(draw&);
+/// Programs on caches.
+outcome check_cache(draw&);
 /// Attention over ranks.
 outcome check_ranks(draw&);
 

@@ -19,6 +19,8 @@ struct ragged {
     row_range queries(index_t entry) const { return between(starts, entry); }
     /// The tokens of a sequence that its keys and values are of.
     row_range keys(index_t entry) const { return between(of_keys(), entry); }
+    /// How much work a sequence is, beside the others: its queries.
+    index_t work(index_t entry) const { return queries(entry).count; }
 
 private:
     static row_range between(std::span<const index_t> starts, index_t entry) {
@@ -67,16 +69,28 @@ inputs<T> inputs_of_entry(const ragged& batch, const inputs<T>& in, index_t e) {
     return own;
 }
 
-/// Which sequences have so many tokens that all threads work on one at a time; the others are handed out, one to a thread.
-inline bool is_long(const ragged& batch, index_t e, index_t concurrency) {
-    return concurrency > 1 && 2 * concurrency * batch.queries(e).count > batch.starts.back();
-}
+/// Which sequences of a batch are so much of its work that all threads do one at a time; the others are handed out, one to a thread.
+template <class Batch>
+class long_entries {
+public:
+    long_entries(const Batch& batch, index_t concurrency) : batch_(batch) {
+        index_t all = 0;
+        for (index_t e = 0; e < batch.entries(); ++e) all += batch.work(e);
+        limit_ = concurrency > 1 ? all / (2 * concurrency) : all;
+    }
+    bool contains(index_t e) const { return batch_.work(e) > limit_; }
+
+private:
+    const Batch& batch_;
+    index_t limit_;
+};
 /// Calls f(entry, execution) for each: the long ones one after the other with all threads, then the others.
-void for_each_entry(const ragged& batch, std::size_t bytes_of_a_thread, const execution& run, const auto& f) {
+void for_each_entry(const auto& batch, std::size_t bytes_of_a_thread, const execution& run, const auto& f) {
+    const long_entries is_long(batch, run.concurrency());
     for (index_t e = 0; e < batch.entries(); ++e)
-        if (is_long(batch, e, run.concurrency())) f(e, run);
+        if (is_long.contains(e)) f(e, run);
     run.for_each(batch.entries(), [&](index_t e, index_t slice) {
-        if (is_long(batch, e, run.concurrency())) return;
+        if (is_long.contains(e)) return;
         sequential here;
         workspace piece(run.workspace().bytes().subspan(static_cast<std::size_t>(slice) * bytes_of_a_thread, bytes_of_a_thread));
         f(e, execution(here, piece));
@@ -86,9 +100,10 @@ void for_each_entry(const ragged& batch, std::size_t bytes_of_a_thread, const ex
 struct ragged_bytes {
     std::size_t of_a_thread = 0, all = 0;
 
-    ragged_bytes(const ragged& batch, index_t concurrency, const auto& bytes) {
+    ragged_bytes(const auto& batch, index_t concurrency, const auto& bytes) {
+        const long_entries is_long(batch, concurrency);
         for (index_t e = 0; e < batch.entries(); ++e) {
-            if (is_long(batch, e, concurrency)) all = std::max(all, bytes(e, concurrency));
+            if (is_long.contains(e)) all = std::max(all, bytes(e, concurrency));
             else of_a_thread = std::max(of_a_thread, bytes(e, index_t{1}));
         }
         of_a_thread = (of_a_thread + alignment - 1) / alignment * alignment;

@@ -101,6 +101,7 @@ struct row_block {
     constexpr operator stored_rows<U>() const {
         return {reinterpret_cast<typename stored_rows<U>::byte*>(data), narrow_format::none, row_stride, channel_stride};
     }
+    friend constexpr bool operator==(const row_block&, const row_block&) = default;
 };
 
 /// A non-owning tensor (batch, heads, tokens, channels). A view of T converts to a view of const T. So does an mdspan of 4 extents, of 3

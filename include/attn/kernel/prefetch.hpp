@@ -23,7 +23,7 @@ public:
     void clear() { first_ = end_ = 0; }
     template <class T>
     void add(const row_block<T>& rows, index_t count, index_t channels) {
-        if (end_ == capacity || count <= 0 || channels <= 0 || rows.channel_stride != 1) return;
+        if (end_ == capacity || count <= 0 || channels <= 0 || rows.channel_stride != 1 || !rows.data) return;
         constexpr auto size = static_cast<index_t>(sizeof(T));
         queue_[end_++] = rows.row_stride == channels
                              ? block{reinterpret_cast<const std::byte*>(rows.data), 0, 1, count * channels * size}

@@ -42,35 +42,57 @@ index_t keys_before(const key_run& keys) {
     else return floor_mod(floor_div(keys.first, keys.step), simd::terms_of<E>);
 }
 
+/// Rows first, first + step, ... of a head that lies in one tensor.
+template <class Rows>
+Rows rows_in_place(const Rows& head, index_t first, index_t, index_t step) {
+    return head.from(first).every(step);
+}
+/// Whether some rows of a head are no rows of a stride, but copied to be that: see pages.hpp.
+template <class Head>
+inline constexpr bool gathers = false;
+
 /// The rows of one head, keys or values, a block at a time: as they lie, or copied where the micro-kernel could not read them so, or
 /// slowly; 16-bit numbers become T, or what Rows makes of them. A few copies are kept: the query blocks of a residue class follow each
 /// other, and rows of a stride lie in few sets of the caches.
-template <Scalar T, class Rows = number_rows<T>, class Stored = any_storage>
+/// Head: how they lie, in one tensor or in pages.
+template <Scalar T, class Rows = number_rows<T>, class Head = stored_rows<const T>>
 class block_reader {
 public:
     using operand = typename Rows::operand;
-    using rows_type = typename Stored::template rows<const T>;
+    using rows_type = decltype(rows_in_place(std::declval<const Head&>(), 0, 0, 0));
 
     /// pads: rows are read in whole registers.
     block_reader(detail::scratch& memory, index_t block_keys, index_t channels, bool pads)
         : block_keys_(block_keys), channels_(channels), padded_(Rows::width(channels)), pads_(pads && padded_ != channels),
-          copies_(memory.take<operand>(slot_count, Rows::rows(block_keys), padded_)) {}
+          copies_(memory.take<operand>(slot_count, Rows::rows(block_keys), padded_)),
+          gathered_(memory.take<std::byte>(gathers<Head> ? block_keys : 0, channels, static_cast<index_t>(sizeof(T)))) {}
 
     /// Goes on to another head, whose row 0 stands at first_key.
-    void begin(const rows_type& rows, index_t first_key) {
+    void begin(const Head& rows, index_t first_key) {
         rows_ = rows;
         first_key_ = first_key;
     }
     /// Whether rows of 16 bits can be read as they are stored: whole registers of numbers side by side.
     bool can_widen(const rows_type& own) const { return std::same_as<operand, T> && !pads_ && own.is_narrow() && own.channel_stride == 1; }
-    /// The rows of a run as they lie.
-    rows_type stored(const key_run& keys) const { return rows_.from(keys.first - first_key_).every(keys.step); }
+    /// The rows of a run as they are stored, or in memory of the reader's.
+    rows_type stored(const key_run& keys) {
+        const auto first = keys.first - first_key_;
+        const auto own = rows_in_place(rows_, first, keys.count, keys.step);
+        if constexpr (gathers<Head>) {
+            if (own.data) return own;
+            const copy wanted{rows_, first, keys.step, keys.count, 0};
+            if (gathered_run_ == wanted) return gathered_copy_;
+            gathered_run_ = wanted;
+            return gathered_copy_ = gathered_rows(rows_, first, keys.count, keys.step, gathered_);
+        }
+        return own;
+    }
     /// The rows of a run of at most a block. before: of the first operand, rows that are not in the run.
     row_block<const operand> read(const key_run& keys, index_t before = 0) {
         const auto own = stored(keys);
         if constexpr (!Rows::are_copies)
             if (!pads_ && readable_in_place(own)) return own.numbers();
-        const copy wanted{own.data, own.row_stride, keys.count, before};
+        const copy wanted{rows_, keys.first - first_key_, keys.step, keys.count, before};
         for (index_t slot = 0; slot < slot_count; ++slot)
             if (copied_[slot] == wanted) return {copy_of(slot), padded_, 1};
         copied_[next_] = wanted;
@@ -85,17 +107,19 @@ private:
     operand* copy_of(index_t slot) const { return copies_ + slot * Rows::rows(block_keys_) * padded_; }
 
     struct copy {
-        const void* from = nullptr;
-        index_t row_stride = 0, count = 0, before = 0;
+        Head head{};
+        index_t first = 0, step = 0, count = 0, before = 0;
         bool operator==(const copy&) const = default;
     };
 
     index_t block_keys_, channels_, padded_;
     bool pads_;
     operand* copies_;
-    rows_type rows_{};
+    std::byte* gathered_; ///< memory for a run that is copied
+    Head rows_{};
     index_t first_key_ = 0, next_ = 0;
-    copy copied_[slot_count];
+    copy copied_[slot_count], gathered_run_;
+    rows_type gathered_copy_{};
 };
 
 } // namespace attn::kernel

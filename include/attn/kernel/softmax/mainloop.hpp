@@ -3,7 +3,7 @@
 
 #include "../prefetch.hpp"
 #include "../attend/epilogue.hpp"
-#include "../attend/key_reader.hpp"
+#include "../attend/pages.hpp"
 #include "../attend/score_adjustment.hpp"
 #include "../attend/score_stage.hpp"
 #include "../attend/value_stage.hpp"
@@ -25,9 +25,10 @@ struct softmax_call {
     const score_adjustment<T>* adjustment; ///< none if scores stay as they are
     T scale;
     std::span<const double> sinks;
+    const sequence_pages<T>* pages = nullptr; ///< where keys and values lie, of which `in` then tells the shapes only
 
     /// The same with other keys and values.
-    softmax_call of_keys(const inputs<T>& other) const { return {other, out, pattern, adjustment, scale, sinks}; }
+    softmax_call of_keys(const inputs<T>& other) const { return {other, out, pattern, adjustment, scale, sinks, pages}; }
     key_blocks blocks_of(const query_block& queries) const {
         return {block_keys, in.positions.first_key[queries.batch], in.keys.shape().tokens, queries.tokens};
     }
@@ -89,12 +90,23 @@ public:
     }
 
 private:
+    static constexpr bool is_paged = std::same_as<Stored, paged_storage>;
+    using key_rows = head_rows<Stored, T>;
+
     /// Begins with the block's queries and keys.
     void read() {
         queries_.begin(*block_, Stored::view(call_->in.queries), call_->scale);
         const auto first_key = call_->in.positions.first_key[block_->batch];
-        keys_.begin(Stored::view(call_->in.keys).rows(block_->batch, block_->kv_head), first_key);
-        values_.begin(Stored::view(call_->in.values).rows(block_->batch, block_->kv_head), first_key);
+        keys_.begin(keys_of(*block_), first_key);
+        values_.begin(values_of(*block_), first_key);
+    }
+    key_rows keys_of(const query_block& block) const {
+        if constexpr (is_paged) return call_->pages->keys_of(block.kv_head);
+        else return Stored::view(call_->in.keys).rows(block.batch, block.kv_head);
+    }
+    key_rows values_of(const query_block& block) const {
+        if constexpr (is_paged) return call_->pages->values_of(block.kv_head);
+        else return Stored::view(call_->in.values).rows(block.batch, block.kv_head);
     }
 
     /// What is read next and may still be in memory: where rows are few, and memory is what they wait for, the next keys; after the last,
@@ -102,14 +114,13 @@ private:
     void ask_for_next(const key_run& coming) {
         ahead_.clear();
         const auto& in = call_->in;
-        const auto add = [&](const auto& of_keys, const auto& of_values, const query_tile& tokens) {
-            ahead_.add(of_keys.every(tokens.step), tokens.count, in.keys.shape().channels);
-            ahead_.add(of_values.every(tokens.step), tokens.count, in.values.shape().channels);
-        };
         const auto add_keys = [&](const query_block& of, const key_run& keys) {
             const auto first = keys.first - in.positions.first_key[of.batch];
-            add(Stored::view(in.keys).rows(of.batch, of.kv_head, first), Stored::view(in.values).rows(of.batch, of.kv_head, first),
-                {first, keys.count, keys.step});
+            const auto add = [&](const key_rows& head, index_t channels) {
+                ahead_.add(rows_in_place(head, first, keys.count, keys.step), keys.count, channels);
+            };
+            add(keys_of(of), in.keys.shape().channels);
+            add(values_of(of), in.values.shape().channels);
         };
         if (coming.count > 0) {
             if (block_->rows() <= lanes::size) add_keys(*block_, coming);
@@ -123,10 +134,12 @@ private:
             } else if (!same_keys) {
                 add_keys(*next_, of_next.run(of_next.first_block(), of_next.first_block() + 1));
             }
-            const auto rows = [&](const auto& tensor) {
-                return Stored::view(tensor).rows(next_->batch, next_->first_head, next_->first_row);
+            const auto add_rows = [&](const auto& tensor, index_t channels) {
+                const auto rows = Stored::view(tensor).rows(next_->batch, next_->first_head, next_->first_row);
+                ahead_.add(rows.every(next_->tokens.step), next_->tokens.count, channels);
             };
-            add(rows(in.queries), rows(call_->out.values), next_->tokens);
+            add_rows(in.queries, in.keys.shape().channels);
+            add_rows(call_->out.values, in.values.shape().channels);
         }
     }
 
@@ -161,8 +174,8 @@ private:
     index_t pass_ = 0;
     bool has_read_ = false; ///< the block's queries
     score_stage<T, E> queries_;
-    block_reader<T, typename operand_rows<T, E>::of_channels, Stored> keys_;
-    block_reader<T, typename operand_rows<T, E>::of_rows, Stored> values_;
+    block_reader<T, typename operand_rows<T, E>::of_channels, key_rows> keys_;
+    block_reader<T, typename operand_rows<T, E>::of_rows, key_rows> values_;
     state_type state_;
     T *scores_, *scratch_;
     std::uint64_t* seen_; ///< [block_keys] where hidden keys are left out

@@ -1,0 +1,388 @@
+// A sequence of keys and values that grows token by token, in the pages of a pool.
+#pragma once
+
+#include "key_value_pool.hpp"
+
+#include <array>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+namespace attn::inline ATTN_INSTRUCTION_SET {
+
+/// The keys and values of one sequence, whose tokens stand at the positions 0, 1, 2, ... They lie in pages of a pool, which outlives it and
+/// gets them back when it dies. What is appended is stored in the pool's format, rounded to the nearest. Sequences that were forked share
+/// pages until one of them writes.
+///
+///     key_value_pool<float> pool({.kv_heads = 8, .key_channels = 128, .value_channels = 128}, 64);
+///     sequence<float> tokens(pool);
+///     tokens.append(k, v);                                            // (1, 8, n, 128) each
+///     auto out = attend(softmax_attention{.pattern = causal{}}, q, tokens);    // q: the last tokens' queries
+template <Scalar T>
+class sequence {
+public:
+    static constexpr std::string_view name = "sequence";
+
+    /// A sequence without tokens.
+    explicit sequence(key_value_pool<T>& pool) : pool_(&pool) {}
+    /// Takes the tokens of another, which may then only be assigned to, or die.
+    sequence(sequence&& other) noexcept { swap(other); }
+    sequence& operator=(sequence&& other) noexcept {
+        sequence taken(std::move(other));
+        swap(taken);
+        return *this;
+    }
+    ~sequence() { drop_pages(0); }
+
+    /// How many tokens were appended, and not dropped from the end: the position of the next one.
+    index_t size() const { return tokens_; }
+    /// The positions that are evicted, in order, none of which touches another.
+    std::span<const row_range> evicted() const { return evicted_; }
+    /// How many pages it uses, by itself or with others.
+    index_t pages() const { return std::ssize(pages_) - std::count(pages_.begin(), pages_.end(), nullptr); }
+
+    /// Appends tokens: keys (1, kv_heads, n, d_k) and values (1, kv_heads, n, d_v). Throws attention_error, and changes nothing, if the
+    /// shapes do not fit, or the pool has too few pages.
+    void append(const detail::read_stored<T>& keys, const detail::read_stored<T>& values) {
+        check_rows("keys", keys, pool_->layout_.key_channels);
+        check_rows("values", values, pool_->layout_.value_channels);
+        const auto count = keys.shape().tokens;
+        if (values.shape().tokens != count)
+            throw shape_error("sequence::append", "values", "have shape ", values.shape(), ", but keys have ", keys.shape());
+        detail::check_positions("sequence::append", "keys", tokens_, count);
+        check_finite("keys", keys, pool_->places_.keys.format);
+        check_finite("values", values, pool_->places_.values.format);
+        if (count == 0) return;
+        const auto row = tokens_ % page_tokens();
+        const bool has_last = row > 0 && pages_.back();
+        const bool copies = has_last && pool_->uses(pages_.back()) > 1;
+        const auto all = (tokens_ + count + page_tokens() - 1) / page_tokens();
+        const auto needed = all - std::ssize(pages_) + (copies || (row > 0 && !has_last));
+        if (needed > pool_->free_pages())
+            throw argument_error("sequence::append", "keys", "of shape ", keys.shape(), " need ", needed, " pages, but of the pool's ",
+                                 pool_->pages(), " only ", pool_->free_pages(), " are free");
+        pages_.reserve(static_cast<std::size_t>(all));
+        keep_exact(keys, values);
+        if (copies) {
+            auto* const own = pool_->take();
+            std::copy_n(pages_.back(), pool_->places_.bytes, own);
+            pool_->give_back(std::exchange(pages_.back(), own));
+        } else if (row > 0 && !has_last) {
+            pages_.back() = pool_->take();
+        }
+        while (std::ssize(pages_) < all) pages_.push_back(pool_->take());
+        for (index_t first = 0; first < count;) {
+            const auto at = (tokens_ + first) % page_tokens(), rows = std::min(page_tokens() - at, count - first);
+            auto* const page = pages_[static_cast<std::size_t>((tokens_ + first) / page_tokens())];
+            write(keys, first, rows, page, at, pool_->places_.keys);
+            write(values, first, rows, page, at, pool_->places_.values);
+            first += rows;
+        }
+        tokens_ += count;
+    }
+
+    /// Drops all tokens from position `tokens` on. Throws argument_error if there are fewer.
+    void truncate(index_t tokens) {
+        if (tokens < 0 || tokens > tokens_)
+            throw argument_error("sequence::truncate", "tokens", "are ", tokens, ", but the sequence has ", tokens_);
+        drop_pages((tokens + page_tokens() - 1) / page_tokens());
+        tokens_ = tokens;
+        while (!evicted_.empty() && evicted_.back().first >= tokens) evicted_.pop_back();
+        if (!evicted_.empty()) evicted_.back().count = std::min(evicted_.back().count, tokens - evicted_.back().first);
+    }
+
+    /// A sequence of the same tokens, whose pages both use.
+    [[nodiscard]] sequence fork() const {
+        sequence other(*pool_);
+        other.pages_ = pages_;
+        other.evicted_ = evicted_;
+        other.tokens_ = tokens_;
+        other.exact_ = exact_;
+        for (const auto* page : pages_)
+            if (page) ++pool_->uses(page);
+        return other;
+    }
+
+    /// Forgets the tokens at some positions: nobody sees them any more; the others stay where they are. Pages that hold no others are given
+    /// back. Throws argument_error if there are no such tokens.
+    void evict(const row_range& positions) {
+        if (positions.first < 0 || positions.count < 0 || positions.first > tokens_ || positions.count > tokens_ - positions.first)
+            throw argument_error("sequence::evict", "positions", "are ", positions.first, " .. ", positions.first + positions.count - 1,
+                                 ", but the sequence has those before ", tokens_);
+        if (positions.count == 0) return;
+        auto joined = positions;
+        std::vector<row_range> all;
+        for (const auto& range : evicted_) {
+            if (range.end() < joined.first || joined.end() < range.first) {
+                all.push_back(range);
+            } else {
+                const auto first = std::min(range.first, joined.first);
+                joined = {first, std::max(range.end(), joined.end()) - first};
+            }
+        }
+        all.insert(std::ranges::find_if(all, [&](const row_range& range) { return range.first > joined.first; }), joined);
+        evicted_ = std::move(all);
+        const auto first_page = (joined.first + page_tokens() - 1) / page_tokens();
+        for (auto page = first_page; (page + 1) * page_tokens() <= joined.end(); ++page)
+            if (auto* const own = std::exchange(pages_[static_cast<std::size_t>(page)], nullptr)) pool_->give_back(own);
+    }
+
+    /// Evicts the full pages of which no later query, at position size() or beyond, sees anything, as the pattern proves: so a window is a
+    /// ring. Throws attention_error if the pattern is wrong, or is not for such positions.
+    void release(const Pattern auto& pattern, index_t heads = 1) {
+        constexpr auto last = farthest_position;
+        attn::check(pattern, pattern_context{.operation = "sequence::release",
+                                             .heads = heads,
+                                             .first_query = tokens_,
+                                             .end_query = last + 1,
+                                             .end_key = tokens_,
+                                             .where = top_left(),
+                                             .queries = last + 1 - tokens_,
+                                             .keys = tokens_});
+        for (index_t page = 0; (page + 1) * page_tokens() <= tokens_; ++page) {
+            if (!pages_[static_cast<std::size_t>(page)]) continue;
+            const row_range keys{page * page_tokens(), page_tokens()};
+            bool seen = false;
+            for (index_t head = 0; head < heads; ++head)
+                seen = seen ||
+                       !visibility(
+                            at(pattern, 0, head).visible(position_range{tokens_, last, 1}, position_range{keys.first, keys.end() - 1, 1}))
+                            .is_none();
+            if (!seen) evict(keys);
+        }
+    }
+
+    /// The sequence as bytes, to be kept outside of the program: shapes, format and version, then the rows that are left, as they are
+    /// stored.
+    std::vector<std::byte> save() const {
+        const auto header = header_of();
+        std::vector<std::byte> bytes(static_cast<std::size_t>(saved_bytes(header, evicted_)));
+        auto* to = bytes.data();
+        const auto put = [&](const void* from, index_t count) {
+            std::memcpy(to, from, static_cast<std::size_t>(count));
+            to += count;
+        };
+        put(&header, sizeof header);
+        put(evicted_.data(), static_cast<index_t>(evicted_.size() * sizeof(row_range)));
+        if (header.exact_rows > 0) {
+            put(exact_->keys.data(), static_cast<index_t>(exact_->keys.size() * sizeof(T)));
+            put(exact_->values.data(), static_cast<index_t>(exact_->values.size() * sizeof(T)));
+        }
+        for_each_row(*this, [&](const std::byte* row, index_t size) { put(row, size); });
+        return bytes;
+    }
+    /// The sequence that was saved as bytes, in pages of a pool, perhaps of another size. Throws argument_error if the bytes are none, or
+    /// end early, or are of another version, order, layout or type, or if the pool has too few pages.
+    [[nodiscard]] static sequence load(key_value_pool<T>& pool, std::span<const std::byte> bytes) {
+        const auto refuse = [](const auto&... problem) { throw argument_error("sequence::load", "bytes", problem...); };
+        sequence loaded(pool);
+        header_type header;
+        if (bytes.size() < sizeof header) refuse("end early: they are ", bytes.size());
+        std::memcpy(&header, bytes.data(), sizeof header);
+        const auto wanted = loaded.header_of();
+        if (header.mark != wanted.mark) refuse("are no saved sequence, or one of another version or order of bytes");
+        if (header.number_bytes != wanted.number_bytes || header.format != wanted.format || header.layout != wanted.layout)
+            refuse("are of another type, format or layout than the pool: kv_heads ", header.layout[0], ", key_channels ", header.layout[1],
+                   ", value_channels ", header.layout[2], ", exact_tokens ", header.layout[3]);
+        const auto room = static_cast<index_t>(bytes.size() - sizeof header);
+        const bool counts = header.tokens >= 0 && header.tokens <= farthest_position && header.evicted >= 0 &&
+                            header.evicted <= room / static_cast<index_t>(sizeof(row_range)) &&
+                            (header.exact_rows == 0 || header.exact_rows == header.layout[3]);
+        if (!counts) refuse("end early, or are damaged");
+        const auto* from = bytes.data() + sizeof header;
+        const auto get = [&](void* to, index_t count) {
+            if (count > 0) std::memcpy(to, from, static_cast<std::size_t>(count));
+            from += count;
+        };
+        loaded.evicted_.resize(static_cast<std::size_t>(header.evicted));
+        get(loaded.evicted_.data(), header.evicted * static_cast<index_t>(sizeof(row_range)));
+        index_t end = -1;
+        for (const auto& range : loaded.evicted_) {
+            if (range.first <= end || range.count <= 0 || range.count > header.tokens - range.first) refuse("are damaged");
+            end = range.end();
+        }
+        if (static_cast<index_t>(bytes.size()) != loaded.saved_bytes(header, loaded.evicted_))
+            refuse("end early, or are damaged: they are ", bytes.size());
+        loaded.tokens_ = header.tokens;
+        if (header.exact_rows > 0) {
+            auto own = std::make_shared<exact_rows>();
+            for (auto [numbers, channels] : {std::pair{&own->keys, header.layout[1]}, {&own->values, header.layout[2]}}) {
+                numbers->resize(static_cast<std::size_t>(header.layout[0] * header.exact_rows * channels));
+                get(numbers->data(), static_cast<index_t>(numbers->size() * sizeof(T)));
+            }
+            loaded.exact_ = std::move(own);
+        }
+        const auto all = (header.tokens + loaded.page_tokens() - 1) / loaded.page_tokens();
+        std::vector<index_t> taken;
+        loaded.for_each_left([&](const row_range& left) {
+            for (auto page = left.first / loaded.page_tokens(); page * loaded.page_tokens() < left.end(); ++page)
+                if (taken.empty() || taken.back() != page) taken.push_back(page);
+        });
+        if (std::ssize(taken) > pool.free_pages())
+            refuse("need ", taken.size(), " pages, but of the pool's ", pool.pages(), " only ", pool.free_pages(), " are free");
+        loaded.pages_.resize(static_cast<std::size_t>(all));
+        for (const auto page : taken) loaded.pages_[static_cast<std::size_t>(page)] = pool.take();
+        for_each_row(loaded, [&](std::byte* row, index_t size) { get(row, size); });
+        return loaded;
+    }
+
+    /// What is read of it: the pages from that of the first token that is left on.
+    kernel::sequence_pages<T> view() const {
+        const auto first = first_page();
+        return {&pool_->places_,
+                pages_.data() + first,
+                exact_ ? exact_->keys.data() : nullptr,
+                exact_ ? exact_->values.data() : nullptr,
+                exact_ ? pool_->layout_.exact_tokens : 0,
+                first * page_tokens()};
+    }
+    /// The positions that a call reads: from the first page that is left to the last token.
+    row_range positions() const {
+        const auto first = first_page() * page_tokens();
+        return {first, tokens_ - first};
+    }
+    /// Where its pages are from.
+    const key_value_pool<T>& pool() const { return *pool_; }
+
+private:
+    /// The first tokens, as they were given: [heads][exact_tokens][channels].
+    struct exact_rows {
+        std::vector<T> keys, values;
+    };
+
+    /// What saved bytes begin with.
+    struct header_type {
+        std::uint64_t mark = 0x6174746e'00000001; ///< "attn", and the version; other orders of bytes have another
+        index_t number_bytes = sizeof(T), format = 0;
+        std::array<index_t, 4> layout{};
+        index_t tokens = 0, evicted = 0, exact_rows = 0;
+    };
+    header_type header_of() const {
+        const auto& l = pool_->layout_;
+        header_type header;
+        header.format = static_cast<index_t>(l.format);
+        header.layout = {l.kv_heads, l.key_channels, l.value_channels, l.exact_tokens};
+        header.tokens = tokens_;
+        header.evicted = std::ssize(evicted_);
+        header.exact_rows = exact_ ? l.exact_tokens : 0;
+        return header;
+    }
+    /// Bytes of a saved sequence; the largest index if they are more than memory can hold.
+    index_t saved_bytes(const header_type& header, const std::vector<row_range>& evicted) const {
+        const auto& l = pool_->layout_;
+        auto left = header.tokens;
+        for (const auto& range : evicted) left -= range.count;
+        const auto rows = detail::product(l.kv_heads, pool_->places_.keys.row_bytes + pool_->places_.values.row_bytes, left);
+        const auto exact =
+            detail::product(l.kv_heads, header.exact_rows, l.key_channels + l.value_channels, static_cast<index_t>(sizeof(T)));
+        if (rows > max_bytes || exact > max_bytes) return std::numeric_limits<index_t>::max();
+        return static_cast<index_t>(sizeof header + evicted.size() * sizeof(row_range)) + exact + rows;
+    }
+    /// f(range) for the positions that are not evicted.
+    void for_each_left(const auto& f) const {
+        index_t first = 0;
+        for (const auto& range : evicted_) {
+            if (range.first > first) f(row_range{first, range.first - first});
+            first = range.end();
+        }
+        if (first < tokens_) f(row_range{first, tokens_ - first});
+    }
+    /// f(row, bytes) for each row of a token that is left: keys, then values, head after head.
+    static void for_each_row(auto& of, const auto& f) {
+        for (const auto* part : {&of.pool_->places_.keys, &of.pool_->places_.values})
+            for (index_t head = 0; head < of.pool_->layout_.kv_heads; ++head)
+                of.for_each_left([&](const row_range& left) {
+                    for (auto i = left.first; i < left.end(); ++i)
+                        f(of.pages_[static_cast<std::size_t>(i / of.page_tokens())] + part->offset + head * part->head_bytes +
+                              i % of.page_tokens() * part->row_bytes,
+                          part->row_bytes);
+                });
+    }
+
+    index_t page_tokens() const { return pool_->layout_.page_tokens; }
+    index_t first_page() const {
+        const auto found = std::ranges::find_if(pages_, [](const std::byte* page) { return page != nullptr; }) - pages_.begin();
+        return std::min<index_t>(found, tokens_ / page_tokens());
+    }
+    void check_rows(const char* what, const stored_view<const T>& rows, index_t channels) const {
+        detail::check_view("sequence::append", what, rows);
+        const shape wanted{1, pool_->layout_.kv_heads, rows.shape().tokens, channels};
+        if (rows.shape() != wanted)
+            throw shape_error("sequence::append", what, "have shape ", rows.shape(), ", but the pool wants ", wanted);
+    }
+    /// What is quantised is finite.
+    void check_finite(const char* what, const stored_view<const T>& rows, const kernel::row_format& format) const {
+        if (!format.is_quantised()) return;
+        std::vector<T> row(static_cast<std::size_t>(format.channels));
+        std::vector<std::byte> bytes(static_cast<std::size_t>(format.quantised().row_bytes()));
+        detail::for_each_row(rows.shape(), [&](index_t b, index_t h, index_t i) {
+            copy_row(rows.rows(b, h, i), row);
+            if (!format.quantised().write(row.data(), bytes.data()))
+                throw argument_error("sequence::append", what, "have numbers in row ", i, " of head ", h,
+                                     " that are not finite, or too large to be quantised");
+        });
+    }
+    static void copy_row(const stored_rows<const T>& from, std::vector<T>& to) {
+        kernel::copy_rows<T>(from, 1, std::ssize(to), to.data(), std::ssize(to));
+    }
+
+    /// Keeps those of new tokens that are not quantised.
+    void keep_exact(const stored_view<const T>& keys, const stored_view<const T>& values) {
+        const auto& l = pool_->layout_;
+        if (tokens_ >= l.exact_tokens || !pool_->places_.keys.format.is_quantised()) return;
+        const auto size = [&](index_t channels) { return static_cast<std::size_t>(l.kv_heads * l.exact_tokens * channels); };
+        auto own = std::make_shared<exact_rows>();
+        if (exact_) *own = *exact_; // a fork may have the others
+        own->keys.resize(size(l.key_channels));
+        own->values.resize(size(l.value_channels));
+        const auto copy = [&](const stored_view<const T>& from, std::vector<T>& to, index_t channels) {
+            const auto count = std::min(from.shape().tokens, l.exact_tokens - tokens_);
+            for (index_t head = 0; head < l.kv_heads; ++head)
+                kernel::copy_rows<T>(from.rows(0, head), count, channels, to.data() + (head * l.exact_tokens + tokens_) * channels,
+                                     channels);
+        };
+        copy(keys, own->keys, l.key_channels);
+        copy(values, own->values, l.value_channels);
+        exact_ = std::move(own);
+    }
+    void write(const stored_view<const T>& from, index_t first, index_t count, std::byte* page, index_t row,
+               const kernel::page_layout::part& part) const {
+        const auto channels = part.format.channels;
+        std::vector<T> numbers(static_cast<std::size_t>(part.format.is_quantised() ? channels : 0));
+        for (index_t head = 0; head < from.shape().heads; ++head) {
+            auto* const to = page + part.offset + head * part.head_bytes + row * part.row_bytes;
+            const auto rows = from.rows(0, head, first);
+            if (!part.format.is_quantised()) {
+                copy_stored(rows, count, stored_rows<T>{to, part.format.narrow, channels, 1}, channels);
+                continue;
+            }
+            for (index_t r = 0; r < count; ++r) {
+                copy_row(rows.from(r), numbers);
+                part.format.quantised().write(numbers.data(), to + r * part.row_bytes);
+            }
+        }
+    }
+    static void copy_stored(const stored_rows<const T>& from, index_t count, const stored_rows<T>& to, index_t channels) {
+        for (index_t r = 0; r < count; ++r)
+            for (index_t c = 0; c < channels; ++c) to.set(r, c, from(r, c));
+    }
+    void drop_pages(index_t from) {
+        for (; std::ssize(pages_) > from; pages_.pop_back())
+            if (pages_.back()) pool_->give_back(pages_.back());
+    }
+    void swap(sequence& other) noexcept {
+        std::swap(pool_, other.pool_);
+        std::swap(pages_, other.pages_);
+        std::swap(evicted_, other.evicted_);
+        std::swap(tokens_, other.tokens_);
+        std::swap(exact_, other.exact_);
+    }
+
+    key_value_pool<T>* pool_ = nullptr;
+    std::vector<std::byte*> pages_; ///< by number; null where all of it is evicted
+    std::vector<row_range> evicted_;
+    index_t tokens_ = 0;
+    std::shared_ptr<const exact_rows> exact_; ///< none if all tokens are in the pages only
+};
+
+} // namespace attn
