@@ -20,14 +20,14 @@ namespace attn::testing {
 
 namespace {
 
-constexpr cache_layout small_layout{.kv_heads = 2, .key_channels = 6, .value_channels = 5};
+constexpr cache_layout small_cache{.kv_heads = 2, .key_channels = 6, .value_channels = 5};
 
 /// Queries, keys and values of a sequence of so many tokens.
 template <Scalar T>
-struct tokens {
+struct cached_tokens {
     tensor<T> queries, keys, values;
 
-    explicit tokens(index_t count, unsigned seed = 1)
+    explicit cached_tokens(index_t count, unsigned seed = 1)
         : queries(random_tensor<T>({1, 4, count, 6}, seed)), keys(random_tensor<T>({1, 2, count, 6}, seed + 1)),
           values(random_tensor<T>({1, 2, count, 5}, seed + 2)) {}
     void append_to(sequence<T>& to, index_t first, index_t count) const {
@@ -38,7 +38,7 @@ struct tokens {
 
 /// The last rows of a result.
 template <Scalar T>
-tensor<T> last_rows(const tensor<T>& all, index_t count) {
+tensor<T> last_rows_of(const tensor<T>& all, index_t count) {
     const auto& s = all.shape();
     tensor<T> rows({s.batch, s.heads, count, s.channels});
     detail::for_each_number(rows.shape(), [&](index_t b, index_t h, index_t i, index_t c) { rows(b, h, i, c) = all(b, h, s.tokens - count + i, c); });
@@ -47,13 +47,13 @@ tensor<T> last_rows(const tensor<T>& all, index_t count) {
 
 /// Attention to a sequence, with any executor and any number of its last queries, has the bits of attention to its tokens as tensors.
 template <class Op, Scalar T>
-void check_bits(const Op& op, const tokens<T>& all, const sequence<T>& of) {
+void check_cached_bits(const Op& op, const cached_tokens<T>& all, const sequence<T>& of) {
     const auto exact = attend(op, all.queries, all.keys, all.values);
     for (const index_t count : {index_t{1}, index_t{3}, index_t{130}, of.size()})
         for_each_executor([&](auto& executor, const std::string& name) {
             INFO(count << " queries on " << name);
-            const auto ours = attend(op, last_rows(all.queries, count), of, executor);
-            CHECK(same_bits(ours, last_rows(exact, count)));
+            const auto ours = attend(op, last_rows_of(all.queries, count), of, executor);
+            CHECK(same_bits(ours, last_rows_of(exact, count)));
         });
 }
 
@@ -61,25 +61,25 @@ void check_bits(const Op& op, const tokens<T>& all, const sequence<T>& of) {
 
 TEMPLATE_TEST_CASE("cache: attention to a sequence has the bits of attention to one tensor, however it was appended", "[cache][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
-    const tokens<T> all(901);
-    auto layout = small_layout;
+    const cached_tokens<T> all(901);
+    auto layout = small_cache;
     for (const index_t page : {128, 384}) {
         layout.page_tokens = page;
         key_value_pool<T> pool(layout, 8);
         sequence<T> ours(pool);
         for (index_t first = 0, count = 1; first < 901; first += count, count = std::min(2 * count + 1, 901 - first)) all.append_to(ours, first, count);
         const std::vector<double> slopes{0.5, 0.25, 0.125, 0.0625};
-        check_bits(softmax_attention{.pattern = causal{}}, all, ours);
-        check_bits(softmax_attention{.score = alibi(slopes), .pattern = sliding_window(200) | (causal{} & pattern::global{3})}, all, ours);
-        check_bits(softmax_attention{.pattern = causal{} & (pattern::local{5, 0} | pattern::strided{7})}, all, ours);
-        check_bits(pointwise_attention{.weight = sigmoid{-2}, .pattern = causal{}}, all, ours);
+        check_cached_bits(softmax_attention{.pattern = causal{}}, all, ours);
+        check_cached_bits(softmax_attention{.score = alibi(slopes), .pattern = sliding_window(200) | (causal{} & pattern::global{3})}, all, ours);
+        check_cached_bits(softmax_attention{.pattern = causal{} & (pattern::local{5, 0} | pattern::strided{7})}, all, ours);
+        check_cached_bits(pointwise_attention{.weight = sigmoid{-2}, .pattern = causal{}}, all, ours);
     }
 }
 
 TEST_CASE("cache: 16-bit formats hold what tensors of that type would", "[cache][portable]") {
-    const tokens<float> all(300);
+    const cached_tokens<float> all(300);
     for (const auto format : {narrow_format::bfloat16, narrow_format::half}) {
-        auto layout = small_layout;
+        auto layout = small_cache;
         layout.format = format == narrow_format::half ? cache_format::half : cache_format::bfloat16;
         key_value_pool<float> pool(layout, 3);
         sequence<float> ours(pool);
@@ -89,13 +89,13 @@ TEST_CASE("cache: 16-bit formats hold what tensors of that type would", "[cache]
         const softmax_attention op{.pattern = causal{}};
         const auto exact = attend(op, inputs<float>{all.queries, k.view(), v.view()});
         CHECK(same_bits(attend(op, all.queries, ours), exact));
-        CHECK(same_bits(attend(op, last_rows(all.queries, 1), ours), last_rows(exact, 1)));
+        CHECK(same_bits(attend(op, last_rows_of(all.queries, 1), ours), last_rows_of(exact, 1)));
     }
 }
 
 TEST_CASE("cache: pages are taken as tokens come, shared by forks, and given back", "[cache]") {
-    const tokens<float> all(400), other(400, 7);
-    key_value_pool<float> pool(small_layout, 6);
+    const cached_tokens<float> all(400), other(400, 7);
+    key_value_pool<float> pool(small_cache, 6);
     CHECK(pool.pages() == 6);
     const softmax_attention op{.pattern = causal{}};
     {
@@ -119,8 +119,8 @@ TEST_CASE("cache: pages are taken as tokens come, shared by forks, and given bac
 }
 
 TEST_CASE("cache: a window is a ring, beside sinks that stay", "[cache]") {
-    const tokens<float> all(5000);
-    key_value_pool<float> pool(small_layout, 4);
+    const cached_tokens<float> all(5000);
+    key_value_pool<float> pool(small_cache, 4);
     sequence<float> ours(pool);
     const auto pattern = sliding_window(100) | (causal{} & pattern::global{4});
     const softmax_attention op{.pattern = pattern};
@@ -139,8 +139,8 @@ TEST_CASE("cache: a window is a ring, beside sinks that stay", "[cache]") {
 }
 
 TEST_CASE("cache: what is evicted is seen no more, wherever it lay", "[cache][portable]") {
-    const tokens<float> all(700);
-    key_value_pool<float> pool(small_layout, 6);
+    const cached_tokens<float> all(700);
+    key_value_pool<float> pool(small_cache, 6);
     sequence<float> ours(pool);
     all.append_to(ours, 0, 700);
     ours.evict({100, 200});
@@ -156,15 +156,15 @@ TEST_CASE("cache: what is evicted is seen no more, wherever it lay", "[cache][po
     CHECK(ours.evicted()[1] == row_range{650, 3});
     ours.evict({0, 653});
     CHECK(ours.pages() == 1); // its last, which is not full
-    const auto nothing = attend(softmax_attention{.pattern = causal{}}, last_rows(all.queries, 2), ours);
+    const auto nothing = attend(softmax_attention{.pattern = causal{}}, last_rows_of(all.queries, 2), ours);
     CHECK(std::all_of(nothing.data(), nothing.data() + nothing.shape().size(), [](float x) { return x == 0; }));
     all.append_to(ours, 653, 47);
     CHECK(ours.size() == 700);
 }
 
 TEST_CASE("cache: a batch of sequences has the bits of a call for each", "[cache][portable]") {
-    const tokens<float> all(900);
-    key_value_pool<float> pool(small_layout, 20);
+    const cached_tokens<float> all(900);
+    key_value_pool<float> pool(small_cache, 20);
     std::vector<sequence<float>> sequences;
     std::vector<const sequence<float>*> of;
     const std::vector<index_t> sizes{1, 300, 0, 900, 129}, starts{0, 1, 3, 3, 203, 204};
@@ -189,24 +189,24 @@ TEST_CASE("cache: a batch of sequences has the bits of a call for each", "[cache
 
 TEST_CASE("cache: what is wrong is refused by name, and changes nothing", "[cache]") {
     const auto said = [](const auto& call) { return error_of(call); };
-    auto layout = small_layout;
+    auto layout = small_cache;
     layout.page_tokens = 100;
     check_says(said([&] { key_value_pool<float> pool(layout, 1); }), {"pool_bytes", "page_tokens", "100"});
-    layout = small_layout;
+    layout = small_cache;
     layout.format = cache_format::half;
     check_says(said([&] { key_value_pool<double> pool(layout, 1); }), {"pool_bytes", "format", "16 bits"});
-    check_says(said([&] { key_value_pool<float> pool(small_layout, -1); }), {"pool_bytes", "pages", "-1"});
-    check_says(said([&] { key_value_pool<float> pool(small_layout, index_t{1} << 50); }), {"pool_bytes", "pages"});
+    check_says(said([&] { key_value_pool<float> pool(small_cache, -1); }), {"pool_bytes", "pages", "-1"});
+    check_says(said([&] { key_value_pool<float> pool(small_cache, index_t{1} << 50); }), {"pool_bytes", "pages"});
 
-    const tokens<float> all(400);
-    key_value_pool<float> pool(small_layout, 3);
+    const cached_tokens<float> all(400);
+    key_value_pool<float> pool(small_cache, 3);
     sequence<float> ours(pool);
     all.append_to(ours, 0, 130);
     const auto unchanged = [&] { return ours.size() == 130 && ours.pages() == 2 && pool.free_pages() == 1; };
     check_says(said([&] { all.append_to(ours, 0, 400); }), {"sequence::append", "keys", "(1, 2, 400, 6)", "3 pages", "only 1 are free"});
     check_says(said([&] { ours.append(all.queries, all.values); }), {"sequence::append", "keys", "(1, 4, 400, 6)", "(1, 2, 400, 6)"});
     check_says(said([&] { ours.append(all.keys, all.keys); }), {"sequence::append", "values", "(1, 2, 400, 6)"});
-    check_says(said([&] { ours.append(all.keys, last_rows(all.values, 3)); }), {"sequence::append", "values", "(1, 2, 3, 5)", "(1, 2, 400, 6)"});
+    check_says(said([&] { ours.append(all.keys, last_rows_of(all.values, 3)); }), {"sequence::append", "values", "(1, 2, 3, 5)", "(1, 2, 400, 6)"});
     check_says(said([&] { ours.truncate(131); }), {"sequence::truncate", "131", "130"});
     check_says(said([&] { ours.evict({129, 2}); }), {"sequence::evict", "129 .. 130", "130"});
     const std::vector<std::int32_t> ids(200);
@@ -220,18 +220,18 @@ TEST_CASE("cache: what is wrong is refused by name, and changes nothing", "[cach
     check_says(said([&] { static_cast<void>(attend(op, random_tensor<float>({1, 4, 1, 7}, 1), ours)); }), {"softmax_attention", "k", "channels"});
     check_says(said([&] { static_cast<void>(attend(op, random_tensor<float>({2, 4, 1, 6}, 1), ours)); }), {"softmax_attention", "q", "one batch entry"});
     tensor<float> out({1, 4, 1, 6});
-    check_says(said([&] { attend(op, last_rows(all.queries, 1), ours, {out}); }), {"softmax_attention", "out", "(1, 4, 1, 6)", "(1, 4, 1, 5)"});
+    check_says(said([&] { attend(op, last_rows_of(all.queries, 1), ours, {out}); }), {"softmax_attention", "out", "(1, 4, 1, 6)", "(1, 4, 1, 5)"});
     const std::vector<const sequence<float>*> two{&ours, nullptr};
-    check_says(said([&] { attend(op, last_rows(all.queries, 2), sequence_batch<float>{two}, {out}); }), {"softmax_attention", "sequences", "null"});
-    check_says(said([&] { attend(op, last_rows(all.queries, 3), sequence_batch<float>{two}, {out}); }), {"softmax_attention", "sequences", "2", "3"});
+    check_says(said([&] { attend(op, last_rows_of(all.queries, 2), sequence_batch<float>{two}, {out}); }), {"softmax_attention", "sequences", "null"});
+    check_says(said([&] { attend(op, last_rows_of(all.queries, 3), sequence_batch<float>{two}, {out}); }), {"softmax_attention", "sequences", "2", "3"});
     CHECK(unchanged());
 }
 
 TEST_CASE("cache: a pool in the caller's memory has the pages that fit, and a step allocates nothing but for a page's place", "[cache]") {
-    const auto bytes = pool_bytes<float>(small_layout, 2);
+    const auto bytes = pool_bytes<float>(small_cache, 2);
     CHECK(bytes == 2 * 128 * 2 * 11 * sizeof(float));
     std::vector<std::byte> memory(bytes + alignment);
-    key_value_pool<float> pool(small_layout, memory);
+    key_value_pool<float> pool(small_cache, memory);
     CHECK(pool.pages() == 2);
 }
 

@@ -84,11 +84,12 @@ public:
                    .value_channels = size_.value_dim,
                    .page_tokens = 128 * random.number(1, 2),
                    .format = formats[random.number(0, std::same_as<T, float> ? 4 : 2)],
-                   .exact_tokens = random.one_in(2) ? random.number(0, 200) : 0};
+                   .exact_tokens = random.one_in(2) ? random.number(0, 200) : 0,
+                   .rotates_keys = random.one_in(3)};
         pages_ = random.one_in(3) ? random.number(0, 6) : 40;
         name_ = (std::same_as<T, float> ? "float; " : "double; ") + describe(size_) + "; pages of " + std::to_string(layout_.page_tokens) + ", " +
                 std::to_string(pages_) + " of them, format " + std::to_string(static_cast<int>(layout_.format)) + " but for " +
-                std::to_string(layout_.exact_tokens) + "; tree " + d_.tree->name() +
+                std::to_string(layout_.exact_tokens) + (layout_.rotates_keys ? ", rotated" : "") + "; tree " + d_.tree->name() +
                 "; stepped " + d_.stepped->name() + "; steps " + d_.steps->name() + ";";
     }
     outcome run() {
@@ -158,6 +159,7 @@ private:
             attn::detail::for_each_row(from.shape(), [&](index_t, index_t h, index_t i) {
                 auto* const row = to.view().row(0, h, m.size() + i);
                 std::copy_n(from.view().row(0, h, i), from.shape().channels, row);
+                if (&to == &m.keys) rotate(row);
                 if (!quantises || m.size() + i >= layout_.exact_tokens)
                     store_as<T>(layout_.format, std::span(row, static_cast<std::size_t>(from.shape().channels)));
             });
@@ -202,11 +204,16 @@ private:
     softmax_attention<P, random_score> op_of(const P& pattern) const {
         return {.score = d_.steps_of(whole()), .pattern = pattern};
     }
+    /// A row of keys or queries, as the cache has it.
+    void rotate(T* row) const {
+        if (layout_.rotates_keys) rotate_hadamard(std::span(row, static_cast<std::size_t>(size_.key_dim)));
+    }
     tensor<T> draw_queries(index_t count) {
         return filled<T>({1, size_.heads, count, size_.key_dim}, [&] { return random_.real(-2, 2); });
     }
     /// What attention to the model gives.
-    testing::answer<T> expected(const modelled<T>& m, const tensor<T>& q) const {
+    testing::answer<T> expected(const modelled<T>& m, tensor<T> q) const {
+        attn::detail::for_each_row(q.shape(), [&](index_t, index_t h, index_t i) { rotate(q.view().row(0, h, i)); });
         const auto op = op_of(pattern() & left_over{&m.kept});
         const tensor_part tokens{.tokens = {0, m.size()}};
         inputs<T> in{q, m.keys.view().slice(tokens), m.values.view().slice(tokens)};
@@ -224,7 +231,7 @@ private:
         say("attend with " + std::to_string(q.shape().tokens));
         auto ours = testing::no_answer<T>({1, size_.heads, q.shape().tokens, size_.value_dim}, true);
         on_threads(random_.number(1, 4), [&](const execution& run) { attend(op_of(pattern()), q, m.ours, ours.out(), run); });
-        compare(ours, expected(m, q));
+        compare(ours, expected(m, tokens_of(q, 0, q.shape().tokens)));
     }
     void attend_to_all(const std::vector<modelled<T>>& all) {
         std::vector<const sequence<T>*> sequences;

@@ -81,27 +81,43 @@ public:
         check_outputs(op_, in_, out_);
     }
     std::size_t workspace_bytes(index_t concurrency) const {
-        return scheduler::workspace_bytes(shapes_of(in_), max_passes<decltype(op_.pattern)> > 1, concurrency, out_.values.is_narrow());
+        scratch memory;
+        take_queries(memory, concurrency);
+        return memory.used_bytes();
     }
     /// Computes. All has been checked.
     void run(const execution& on) const {
         if (out_.values.shape().size() == 0 && out_.log_sum_exp.shape().size() == 0) return;
         const auto left = std::ranges::find_if(of_.evicted(), [&](const row_range& range) { return range.end() > of_.positions().first; });
         const std::span<const row_range> evicted(left, of_.evicted().end());
-        if (evicted.empty()) run_with(op_.pattern, on);
-        else run_with(op_.pattern & kept_keys{evicted}, on);
+        auto in = in_;
+        if (of_.pool().layout().rotates_keys) {
+            scratch memory(on.workspace().bytes().data());
+            const auto rotated = take_queries(memory, on.concurrency());
+            rotate_rows(in_.queries, rotated);
+            in.queries = rotated;
+        }
+        if (evicted.empty()) run_with(op_.pattern, in, on);
+        else run_with(op_.pattern & kept_keys{evicted}, in, on);
     }
 
 private:
     using scheduler = typename Op::template scheduler<T, kernel::paged_storage>;
     static constexpr T nowhere{};
 
+    /// The queries as a cache rotates them, behind the memory of what computes.
+    tensor_view<T> take_queries(scratch& memory, index_t concurrency) const {
+        const auto& q = in_.queries.shape();
+        memory.take<std::byte>(
+            scheduler::workspace_bytes(shapes_of(in_), max_passes<decltype(op_.pattern)> > 1, concurrency, out_.values.is_narrow()));
+        return head_major(of_.pool().layout().rotates_keys ? memory.take<T>(q.size()) : nullptr, q);
+    }
     template <Pattern P>
-    void run_with(const P& pattern, const execution& on) const {
-        const kernel::visible_keys_of<T, P> visible(pattern, shapes_of(in_), in_.positions);
+    void run_with(const P& pattern, const inputs<T>& in, const execution& on) const {
+        const kernel::visible_keys_of<T, P> visible(pattern, shapes_of(in), in.positions);
         const auto& chain = op_.score_chain();
         const kernel::score_adjustment_of<T, std::remove_cvref_t<decltype(chain)>> adjustment(chain);
-        auto call = softmax_call_of(op_, in_, out_, visible, adjustment);
+        auto call = softmax_call_of(op_, in, out_, visible, adjustment);
         const auto pages = of_.view();
         call.pages = &pages;
         scheduler::attend(call, on);

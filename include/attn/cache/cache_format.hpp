@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../core/borrowed.hpp"
+#include "../kernel/attend/hadamard.hpp"
 #include "../kernel/attend/pages.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
@@ -30,6 +31,16 @@ inline kernel::row_format row_format_of(cache_format format, index_t channels) {
     default:
         return {channels};
     }
+}
+
+/// Rows of a tensor, turned by the Hadamard matrix.
+template <Scalar T>
+void rotate_rows(const stored_view<const T>& from, const tensor_view<T>& to) {
+    const auto channels = from.shape().channels;
+    for_each_row(from.shape(), [&](index_t b, index_t h, index_t i) {
+        kernel::copy_rows<T>(from.rows(b, h, i), 1, channels, to.row(b, h, i), channels);
+        kernel::rotate_hadamard(to.row(b, h, i), channels);
+    });
 }
 
 /// Throws argument_error unless a format is one of fewer bits than 16, and there is so much memory for a row of numbers as it needs.
@@ -61,6 +72,13 @@ void quantise(cache_format format, std::span<const T> numbers, std::span<std::by
 template <Scalar T>
 void dequantise(cache_format format, std::span<const std::byte> bytes, std::span<T> numbers) {
     detail::check_quantised("dequantise", format, numbers.size(), bytes.size()).read(bytes.data(), numbers.data());
+}
+
+/// Turns a row of d numbers by the Hadamard matrix of b rows, divided by sqrt(b), in blocks of b, the largest power of two that divides d:
+/// what a cache that rotates keys does to keys and queries. Twice, it is the row again, to rounding.
+template <Scalar T>
+void rotate_hadamard(std::span<T> row) {
+    if (!row.empty()) kernel::rotate_hadamard(row.data(), static_cast<index_t>(row.size()));
 }
 
 } // namespace attn

@@ -15,7 +15,8 @@ struct cache_layout {
     index_t value_channels = 0; ///< d_v
     index_t page_tokens = 128;  ///< the tokens of a page: a multiple of 128
     cache_format format = cache_format::full;
-    index_t exact_tokens = 0; ///< how many first tokens of a sequence are not quantised, such as sinks
+    index_t exact_tokens = 0;  ///< how many first tokens of a sequence are not quantised, such as sinks
+    bool rotates_keys = false; ///< by a Hadamard matrix, queries too, so that channels that stand out cost the others no digits
 };
 
 namespace detail {

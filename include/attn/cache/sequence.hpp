@@ -41,44 +41,27 @@ public:
     /// How many pages it uses, by itself or with others.
     index_t pages() const { return std::ssize(pages_) - std::count(pages_.begin(), pages_.end(), nullptr); }
 
+    /// Throws attention_error if keys and values of such shapes could not be appended.
+    void check_append(const shape& keys, const shape& values) const {
+        check_shape("keys", keys, pool_->layout_.key_channels);
+        check_shape("values", values, pool_->layout_.value_channels);
+        if (values.tokens != keys.tokens) throw shape_error("sequence::append", "values", "have shape ", values, ", but keys have ", keys);
+        detail::check_positions("sequence::append", "keys", tokens_, keys.tokens);
+        if (const auto needed = pages_for(keys.tokens); needed > pool_->free_pages())
+            throw argument_error("sequence::append", "keys", "of shape ", keys, " need ", needed, " pages, but of the pool's ",
+                                 pool_->pages(), " only ", pool_->free_pages(), " are free");
+    }
+
     /// Appends tokens: keys (1, kv_heads, n, d_k) and values (1, kv_heads, n, d_v). Throws attention_error, and changes nothing, if the
     /// shapes do not fit, or the pool has too few pages.
     void append(const detail::read_stored<T>& keys, const detail::read_stored<T>& values) {
-        check_rows("keys", keys, pool_->layout_.key_channels);
-        check_rows("values", values, pool_->layout_.value_channels);
-        const auto count = keys.shape().tokens;
-        if (values.shape().tokens != count)
-            throw shape_error("sequence::append", "values", "have shape ", values.shape(), ", but keys have ", keys.shape());
-        detail::check_positions("sequence::append", "keys", tokens_, count);
-        check_finite("keys", keys, pool_->places_.keys.format);
-        check_finite("values", values, pool_->places_.values.format);
-        if (count == 0) return;
-        const auto row = tokens_ % page_tokens();
-        const bool has_last = row > 0 && pages_.back();
-        const bool copies = has_last && pool_->uses(pages_.back()) > 1;
-        const auto all = (tokens_ + count + page_tokens() - 1) / page_tokens();
-        const auto needed = all - std::ssize(pages_) + (copies || (row > 0 && !has_last));
-        if (needed > pool_->free_pages())
-            throw argument_error("sequence::append", "keys", "of shape ", keys.shape(), " need ", needed, " pages, but of the pool's ",
-                                 pool_->pages(), " only ", pool_->free_pages(), " are free");
-        pages_.reserve(static_cast<std::size_t>(all));
-        keep_exact(keys, values);
-        if (copies) {
-            auto* const own = pool_->take();
-            std::copy_n(pages_.back(), pool_->places_.bytes, own);
-            pool_->give_back(std::exchange(pages_.back(), own));
-        } else if (row > 0 && !has_last) {
-            pages_.back() = pool_->take();
-        }
-        while (std::ssize(pages_) < all) pages_.push_back(pool_->take());
-        for (index_t first = 0; first < count;) {
-            const auto at = (tokens_ + first) % page_tokens(), rows = std::min(page_tokens() - at, count - first);
-            auto* const page = pages_[static_cast<std::size_t>((tokens_ + first) / page_tokens())];
-            write(keys, first, rows, page, at, pool_->places_.keys);
-            write(values, first, rows, page, at, pool_->places_.values);
-            first += rows;
-        }
-        tokens_ += count;
+        detail::check_view("sequence::append", "keys", keys);
+        detail::check_view("sequence::append", "values", values);
+        check_append(keys.shape(), values.shape());
+        if (!pool_->layout_.rotates_keys) return append_rows(keys, values);
+        tensor<T> rotated(keys.shape());
+        detail::rotate_rows<T>(keys, rotated);
+        append_rows(rotated, values);
     }
 
     /// Drops all tokens from position `tokens` on. Throws argument_error if there are fewer.
@@ -304,11 +287,42 @@ private:
         const auto found = std::ranges::find_if(pages_, [](const std::byte* page) { return page != nullptr; }) - pages_.begin();
         return std::min<index_t>(found, tokens_ / page_tokens());
     }
-    void check_rows(const char* what, const stored_view<const T>& rows, index_t channels) const {
-        detail::check_view("sequence::append", what, rows);
-        const shape wanted{1, pool_->layout_.kv_heads, rows.shape().tokens, channels};
-        if (rows.shape() != wanted)
-            throw shape_error("sequence::append", what, "have shape ", rows.shape(), ", but the pool wants ", wanted);
+    /// Appends keys and values that fit.
+    void append_rows(const stored_view<const T>& keys, const stored_view<const T>& values) {
+        const auto count = keys.shape().tokens;
+        check_finite("keys", keys, pool_->places_.keys.format);
+        check_finite("values", values, pool_->places_.values.format);
+        if (count == 0) return;
+        const auto all = (tokens_ + count + page_tokens() - 1) / page_tokens();
+        pages_.reserve(static_cast<std::size_t>(all));
+        keep_exact(keys, values);
+        if (needs_other_last()) {
+            auto* const own = pool_->take();
+            if (const auto* const shared = std::exchange(pages_.back(), own)) {
+                std::copy_n(shared, pool_->places_.bytes, own);
+                pool_->give_back(shared);
+            }
+        }
+        while (std::ssize(pages_) < all) pages_.push_back(pool_->take());
+        for (index_t first = 0; first < count;) {
+            const auto at = (tokens_ + first) % page_tokens(), rows = std::min(page_tokens() - at, count - first);
+            auto* const page = pages_[static_cast<std::size_t>((tokens_ + first) / page_tokens())];
+            write(keys, first, rows, page, at, pool_->places_.keys);
+            write(values, first, rows, page, at, pool_->places_.values);
+            first += rows;
+        }
+        tokens_ += count;
+    }
+    void check_shape(const char* what, const shape& rows, index_t channels) const {
+        const shape wanted{1, pool_->layout_.kv_heads, rows.tokens, channels};
+        if (rows != wanted) throw shape_error("sequence::append", what, "have shape ", rows, ", but the pool wants ", wanted);
+    }
+    /// Whether the last page is not full, and is evicted, or others use it too.
+    bool needs_other_last() const { return tokens_ % page_tokens() > 0 && (!pages_.back() || pool_->uses(pages_.back()) > 1); }
+    /// How many pages more tokens take.
+    index_t pages_for(index_t count) const {
+        if (count == 0) return 0;
+        return (tokens_ + count + page_tokens() - 1) / page_tokens() - std::ssize(pages_) + needs_other_last();
     }
     /// What is quantised is finite.
     void check_finite(const char* what, const stored_view<const T>& rows, const kernel::row_format& format) const {

@@ -8,6 +8,20 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
+template <Scalar T>
+class sequence;
+
+namespace detail {
+
+// What attention with a cache is: defined in cached.hpp, which includes caches.
+template <class A, Scalar T>
+std::size_t cached_attention_bytes(const A& attention, const shape& queries, const sequence<T>& cache, index_t concurrency);
+template <class A, Scalar T>
+void append_and_attend(const A& attention, const tensor_view<const T>& q, const tensor_view<const T>& k, const tensor_view<const T>& v,
+                       sequence<T>& cache, const tensor_view<T>& out, const execution& run);
+
+} // namespace detail
+
 namespace detail {
 
 /// The gradients of an attention operator; of one that has no gradient, none.
@@ -110,6 +124,32 @@ struct multi_head {
         compute(in, {memory, *this, tokens, source, false}, result, run);
     }
 
+    // On the next tokens of a sequence, whose keys and values a cache keeps: see cached.hpp.
+    void check_cached(const layer_inputs<T>& in, const auto& cache) const {
+        static_assert(!reduces && !shares_queries, "attn: keys that are reduced, or queries, are not kept in a cache");
+        if (in.context.data()) throw argument_error(name, "context", "is given, but a cache has the keys and values of the tokens");
+        if (in.positions.given()) throw argument_error(name, "positions", "are given, but a cache has those of the tokens");
+        if (in.tokens.shape().batch != 1)
+            throw shape_error(name, "tokens", "has shape ", in.tokens.shape(), ", but a cache is of one sequence");
+        check(placed(in, cache));
+        const auto s = shapes(in.tokens.shape(), in.tokens.shape());
+        cache.check_append(s.keys, s.values);
+    }
+    std::size_t cached_workspace_bytes(const shape& tokens, const auto& cache, index_t concurrency) const {
+        detail::scratch memory;
+        memory.take<std::byte>(cached_inner_bytes(tokens, cache, concurrency));
+        tensors(memory, *this, tokens, tokens, false);
+        return memory.used_bytes();
+    }
+    void forward_cached(const layer_inputs<T>& in, auto& cache, const tensor_view<T>& result, const execution& run) const {
+        const auto& tokens = in.tokens.shape();
+        detail::scratch memory(run.workspace().bytes().data());
+        memory.take<std::byte>(cached_inner_bytes(tokens, cache, run.concurrency()));
+        const tensors t(memory, *this, tokens, tokens, false);
+        compute(placed(in, cache), t, result, run,
+                [&] { detail::append_and_attend<A, T>(attention, t.queries, t.keys, t.values, cache, t.attended, run); });
+    }
+
     /// The gradients of all parts' parameters; of the attention's, the queries, keys and values are left empty, and of the norms' the x.
     struct gradients {
         typename linear<T>::gradients q = {};                           ///< of q
@@ -195,6 +235,18 @@ struct multi_head {
     }
 
 private:
+    /// The inputs at the positions after those in a cache.
+    static layer_inputs<T> placed(const layer_inputs<T>& in, const auto& cache) {
+        auto next = in;
+        next.positions = {.first_query = cache.size(), .first_key = cache.size()};
+        return next;
+    }
+    std::size_t cached_inner_bytes(const shape& tokens, const auto& cache, index_t concurrency) const {
+        const auto of_queries = shapes(tokens, tokens).queries;
+        return std::max(inner_bytes<false>(tokens, tokens, concurrency),
+                        detail::cached_attention_bytes<A, T>(attention, of_queries, cache, concurrency));
+    }
+
     static constexpr bool normalises = !std::same_as<N, identity_norm<T>>;
 
     static rotary_positions places(const tensor_view<const index_t>& of_tokens, const per_batch& first) {
@@ -298,6 +350,13 @@ private:
         else return std::max(most, attention.template workspace_bytes<T>(s, concurrency));
     }
     void compute(const layer_inputs<T>& in, const tensors& t, const tensor_view<T>& result, const execution& run) const {
+        compute(in, t, result, run, [&] {
+            attention.forward(inputs<T>{t.queries, t.keys, t.values, in.positions}, outputs<T>{t.attended, t.log_sum_exp}, run);
+        });
+    }
+    /// attends: computes t.attended from queries, keys and values.
+    void compute(const layer_inputs<T>& in, const tensors& t, const tensor_view<T>& result, const execution& run,
+                 const auto& attends) const {
         auto source = source_of(in);
         if constexpr (reduces) {
             detail::forward_inside(reduce, {source}, t.reduced, t.of_reduce, run);
@@ -309,7 +368,7 @@ private:
         query_norm.forward(t.plain_queries, t.queries, run);
         if constexpr (!shares_queries) key_norm.forward(t.plain_keys, t.keys, run);
         rotate(in, t, [&](const auto& x, const rotary_positions& where) { rotation->forward(x, where, x, run); });
-        attention.forward(inputs<T>{t.queries, t.keys, t.values, in.positions}, outputs<T>{t.attended, t.log_sum_exp}, run);
+        attends();
         out.forward({.tokens = join_heads(t.attended), .residual = in.residual}, result, run);
     }
 };

@@ -36,9 +36,9 @@ struct transformer_block {
         const auto& s = in.tokens.shape();
         attention_norm.check(s);
         feed_forward_norm.check(s);
-        const auto within = has_norms ? head_major(in.tokens.data(), s) : in.tokens;
-        attention.check({.tokens = within, .context = in.context, .value_context = in.value_context, .positions = in.positions});
-        feed_forward.check({.tokens = within});
+        const auto within = inside(in);
+        attention.check(within);
+        feed_forward.check({.tokens = within.tokens});
         check_kept("attention", attention.output_shape(s), s);
         check_kept("feed_forward", feed_forward.output_shape(s), s);
     }
@@ -58,6 +58,26 @@ struct transformer_block {
         detail::scratch memory(run.workspace().bytes().data());
         const auto normal = take_normal(memory, in.tokens.shape(), in.context.shape(), run.concurrency());
         compute(in, {normal, out, has_norms ? normal : out}, out, run);
+    }
+
+    // On the next tokens of a sequence, whose keys and values a cache keeps: see cached.hpp.
+    void check_cached(const layer_inputs<scalar>& in, const auto& cache) const {
+        auto plain = in;
+        plain.positions = {.first_query = cache.size(), .first_key = cache.size()};
+        check(plain);
+        attention.check_cached(inside(in), cache);
+    }
+    std::size_t cached_workspace_bytes(const shape& tokens, const auto& cache, index_t concurrency) const {
+        detail::scratch memory;
+        take_cached(memory, tokens, cache, concurrency);
+        return memory.used_bytes();
+    }
+    void forward_cached(const layer_inputs<scalar>& in, auto& cache, const tensor_view<scalar>& out, const execution& run) const {
+        detail::scratch memory(run.workspace().bytes().data());
+        const auto normal = take_cached(memory, in.tokens.shape(), cache, run.concurrency());
+        compute(in, {normal, out, has_norms ? normal : out}, out, run, [&](const layer_inputs<scalar>& to_attention, const auto& between) {
+            attention.forward_cached(to_attention, cache, between, run);
+        });
     }
 
     /// The gradients of all parts' parameters. The norms' own x are left empty.
@@ -116,6 +136,18 @@ struct transformer_block {
     }
 
 private:
+    /// What attention reads, where norms write it.
+    static layer_inputs<scalar> inside(const layer_inputs<scalar>& in) {
+        return {.tokens = has_norms ? head_major(in.tokens.data(), in.tokens.shape()) : in.tokens,
+                .context = in.context,
+                .value_context = in.value_context,
+                .positions = in.positions};
+    }
+    /// The normalised tokens, behind the memory of what is inside, if attention has a cache.
+    tensor_view<scalar> take_cached(detail::scratch& memory, const shape& s, const auto& cache, index_t concurrency) const {
+        memory.take<std::byte>(std::max(inner_bytes<false>(s, {}, concurrency), attention.cached_workspace_bytes(s, cache, concurrency)));
+        return head_major(has_norms ? memory.take<scalar>(s.size()) : nullptr, s);
+    }
     /// What the norms make, and what comes between; and what attention and feed_forward keep, if there is memory for that.
     struct inner_tensors {
         tensor_view<scalar> attention_tokens, between, feed_forward_tokens; ///< without norms, the last are those between
@@ -131,10 +163,17 @@ private:
         }
     };
     void compute(const layer_inputs<scalar>& in, const inner_tensors& t, const tensor_view<scalar>& out, const execution& run) const {
+        compute(in, t, out, run, [&](const layer_inputs<scalar>& to_attention, const tensor_view<scalar>& between) {
+            detail::forward_inside(attention, to_attention, between, t.attention, run);
+        });
+    }
+    /// attends: runs the attention on its inputs.
+    void compute(const layer_inputs<scalar>& in, const inner_tensors& t, const tensor_view<scalar>& out, const execution& run,
+                 const auto& attends) const {
         if constexpr (has_norms) attention_norm.forward(in.tokens, t.attention_tokens, run);
         auto to_attention = inputs_of_attention(in, t);
         to_attention.residual = in.tokens;
-        detail::forward_inside(attention, to_attention, t.between, t.attention, run);
+        attends(to_attention, t.between);
         if constexpr (has_norms) feed_forward_norm.forward(t.between, t.feed_forward_tokens, run);
         detail::forward_inside(feed_forward, {.tokens = t.feed_forward_tokens, .residual = t.between}, out, t.feed_forward, run);
     }

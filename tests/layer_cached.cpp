@@ -1,0 +1,87 @@
+// Layers with caches: a sequence in chunks has the bits of one call, and what is wrong is refused.
+#include "block_checks.hpp"
+#include "catch.hpp"
+#include "errors.hpp"
+
+#include <attn/attention/linear_attention.hpp>
+#include <attn/layer/cached.hpp>
+#include <attn/layer/rotary.hpp>
+#include <attn/pattern/causal.hpp>
+#include <attn/pattern/local.hpp>
+
+namespace attn::testing {
+
+namespace {
+
+/// Runs tokens in chunks: 1, 1, 7, 40, ... of them.
+template <CachedLayer L>
+tensor<float> in_chunks(const L& layer, sequence<float>& cache, const tensor<float>& x, const execution& run) {
+    const auto& s = x.shape();
+    tensor<float> out(s);
+    index_t chunk = 0;
+    static constexpr index_t sizes[] = {1, 1, 7, 40, 130, 3};
+    for (index_t first = 0; first < s.tokens; ++chunk) {
+        const tensor_part part{.tokens = {first, std::min(sizes[chunk % 6], s.tokens - first)}};
+        forward(layer, cache, {x.view().slice(part)}, out.view().slice(part), run);
+        first += part.tokens.count;
+    }
+    return out;
+}
+
+} // namespace
+
+TEST_CASE("layers with caches: however tokens are cut, a block has the bits of one call", "[layer]") {
+    parameters weights;
+    const rotary<float> rotation(400, 6);
+    const softmax_attention op{.pattern = causal{} & pattern::local{150, 0}};
+    auto attention = random_multi_head<float>(weights, "attention", 20, 4, 2, 6, 5, op);
+    attention.rotation = &rotation;
+    const transformer_block<layer_norm<float>, decltype(attention), feed_forward<float>> block{
+        random_layer_norm(weights, "norm1", 20), attention, random_layer_norm(weights, "norm2", 20), random_feed_forward(weights, "mlp", 20, 33)};
+    const auto x = random_tensor<float>({1, 1, 400, 20}, 1);
+    const auto exact = forward(block, {x});
+    key_value_pool<float> pool({.kv_heads = 2, .key_channels = 6, .value_channels = 5}, 4);
+    for_each_executor([&](auto& executor, const std::string& name) {
+        INFO(name);
+        sequence<float> cache(pool);
+        CHECK(same_bits(in_chunks(block, cache, x, execution(executor)), exact));
+        CHECK(cache.size() == 400);
+    });
+    sequence<float> cache(pool);
+    CHECK(same_bits(forward(block, cache, {x}), exact));
+
+
+    cache = sequence<float>(pool);
+    workspace memory(workspace_bytes(attention, cache, {x}));
+    sequential here;
+    tensor<float> out(x.shape());
+    forward(attention, cache, {x}, out.view(), execution(here, memory));
+    CHECK(same_bits(out, forward(attention, {x})));
+}
+
+TEST_CASE("layers with caches: what is wrong is refused, and the cache is as it was", "[layer]") {
+    parameters weights;
+    const auto attention = random_multi_head<float>(weights, "attention", 20, 4, 2, 6, 5, softmax_attention{.pattern = causal{}});
+    key_value_pool<float> pool({.kv_heads = 2, .key_channels = 6, .value_channels = 5}, 1), other({.kv_heads = 2, .key_channels = 7, .value_channels = 5}, 1);
+    sequence<float> cache(pool), wrong(other);
+    const auto x = random_tensor<float>({1, 1, 100, 20}, 1), two = random_tensor<float>({2, 1, 3, 20}, 1), narrow = random_tensor<float>({1, 1, 3, 19}, 1);
+    static_cast<void>(forward(attention, cache, {x}));
+    const auto said = [&](auto& to, const layer_inputs<float>& in) { return error_of([&] { static_cast<void>(forward(attention, to, in)); }); };
+    check_says(said(cache, {x}), {"sequence::append", "keys", "(1, 2, 100, 6)", "need 1 pages", "only 0 are free"});
+    check_says(said(cache, {two}), {"multi_head", "tokens", "(2, 1, 3, 20)", "one sequence"});
+    check_says(said(cache, {narrow}), {"multi_head", "tokens", "(1, 1, 3, 19)"});
+    check_says(said(cache, {.tokens = x, .context = x}), {"multi_head", "context", "a cache"});
+    check_says(said(cache, {.tokens = x, .positions = {.first_query = 3}}), {"multi_head", "positions", "a cache"});
+    check_says(said(wrong, {x}), {"sequence::append", "keys", "(1, 2, 100, 6)", "(1, 2, 100, 7)"});
+    CHECK((cache.size() == 100 && wrong.size() == 0));
+
+    const auto throwing = random_multi_head<float>(weights, "throwing", 20, 4, 2, 6, 5, softmax_attention{.score = [](auto score, auto, auto) {
+        throw std::runtime_error("a user's");
+        return score;
+    }, .pattern = causal{}});
+    const auto three = random_tensor<float>({1, 1, 3, 20}, 1);
+    CHECK(error_of<std::runtime_error>([&] { static_cast<void>(forward(throwing, cache, {three})); }) == "a user's");
+    CHECK(cache.size() == 100);
+}
+
+} // namespace attn::testing
