@@ -67,7 +67,7 @@ public:
         const auto keys = of.positions();
         const shape of_keys{1, l.kv_heads, keys.count, l.key_channels}, of_values{1, l.kv_heads, keys.count, l.value_channels};
         // Shapes only: where the rows lie, the pages say.
-        in_ = {queries, {&nowhere, of_keys, {0, 0, 0, 1}}, {&nowhere, of_values, {0, 0, 0, 1}}};
+        in_ = {queries, {&nowhere, of_keys, {0, 0, 0, 0}}, {&nowhere, of_values, {0, 0, 0, 0}}};
         in_.positions = {.first_query = of.size() - queries.shape().tokens, .first_key = keys.first};
     }
     /// Throws attention_error unless all fits.

@@ -123,8 +123,12 @@ public:
                                              .queries = last + 1 - tokens_,
                                              .keys = tokens_});
         for (index_t page = 0; (page + 1) * page_tokens() <= tokens_; ++page) {
-            if (!pages_[static_cast<std::size_t>(page)]) continue;
             const row_range keys{page * page_tokens(), page_tokens()};
+            const auto gone = std::ranges::partition_point(evicted_, [&](const row_range& range) { return range.end() <= keys.first; });
+            if (gone != evicted_.end() && gone->first <= keys.first && keys.end() <= gone->end()) {
+                page = gone->end() / page_tokens() - 1;
+                continue;
+            }
             bool seen = false;
             for (index_t head = 0; head < heads; ++head)
                 seen = seen ||
@@ -283,10 +287,7 @@ private:
     }
 
     index_t page_tokens() const { return pool_->layout_.page_tokens; }
-    index_t first_page() const {
-        const auto found = std::ranges::find_if(pages_, [](const std::byte* page) { return page != nullptr; }) - pages_.begin();
-        return std::min<index_t>(found, tokens_ / page_tokens());
-    }
+    index_t first_page() const { return evicted_.empty() || evicted_[0].first > 0 ? 0 : evicted_[0].end() / page_tokens(); }
     /// Appends keys and values that fit.
     void append_rows(const stored_view<const T>& keys, const stored_view<const T>& values) {
         const auto count = keys.shape().tokens;
@@ -295,7 +296,8 @@ private:
         if (count == 0) return;
         const auto all = (tokens_ + count + page_tokens() - 1) / page_tokens();
         pages_.reserve(static_cast<std::size_t>(all));
-        keep_exact(keys, values);
+        std::vector<T> numbers(static_cast<std::size_t>(std::max(keys.shape().channels, values.shape().channels)));
+        keep_exact(keys, values); // nothing throws from here on
         if (needs_other_last()) {
             auto* const own = pool_->take();
             if (const auto* const shared = std::exchange(pages_.back(), own)) {
@@ -307,8 +309,8 @@ private:
         for (index_t first = 0; first < count;) {
             const auto at = (tokens_ + first) % page_tokens(), rows = std::min(page_tokens() - at, count - first);
             auto* const page = pages_[static_cast<std::size_t>((tokens_ + first) / page_tokens())];
-            write(keys, first, rows, page, at, pool_->places_.keys);
-            write(values, first, rows, page, at, pool_->places_.values);
+            write(keys, first, rows, page, at, pool_->places_.keys, numbers.data());
+            write(values, first, rows, page, at, pool_->places_.values, numbers.data());
             first += rows;
         }
         tokens_ += count;
@@ -330,16 +332,12 @@ private:
         std::vector<T> row(static_cast<std::size_t>(format.channels));
         std::vector<std::byte> bytes(static_cast<std::size_t>(format.quantised().row_bytes()));
         detail::for_each_row(rows.shape(), [&](index_t b, index_t h, index_t i) {
-            copy_row(rows.rows(b, h, i), row);
+            kernel::copy_rows<T>(rows.rows(b, h, i), 1, format.channels, row.data(), format.channels);
             if (!format.quantised().write(row.data(), bytes.data()))
                 throw argument_error("sequence::append", what, "have numbers in row ", i, " of head ", h,
                                      " that are not finite, or too large to be quantised");
         });
     }
-    static void copy_row(const stored_rows<const T>& from, std::vector<T>& to) {
-        kernel::copy_rows<T>(from, 1, std::ssize(to), to.data(), std::ssize(to));
-    }
-
     /// Keeps those of new tokens that are not quantised.
     void keep_exact(const stored_view<const T>& keys, const stored_view<const T>& values) {
         const auto& l = pool_->layout_;
@@ -360,9 +358,8 @@ private:
         exact_ = std::move(own);
     }
     void write(const stored_view<const T>& from, index_t first, index_t count, std::byte* page, index_t row,
-               const kernel::page_layout::part& part) const {
+               const kernel::page_layout::part& part, T* numbers) const {
         const auto channels = part.format.channels;
-        std::vector<T> numbers(static_cast<std::size_t>(part.format.is_quantised() ? channels : 0));
         for (index_t head = 0; head < from.shape().heads; ++head) {
             auto* const to = page + part.offset + head * part.head_bytes + row * part.row_bytes;
             const auto rows = from.rows(0, head, first);
@@ -371,8 +368,8 @@ private:
                 continue;
             }
             for (index_t r = 0; r < count; ++r) {
-                copy_row(rows.from(r), numbers);
-                part.format.quantised().write(numbers.data(), to + r * part.row_bytes);
+                kernel::copy_rows<T>(rows.from(r), 1, channels, numbers, channels);
+                part.format.quantised().write(numbers, to + r * part.row_bytes);
             }
         }
     }
