@@ -1,73 +1,70 @@
 // A decoder: grouped heads, causal, with ALiBi. A prompt in one call, then token by token beside a cache of keys and values.
-// decoder [float | bfloat16 | half]: what the cache is stored in.
-#include <attn/attention/softmax_attention.hpp>
+// decoder [float | bfloat16 | half | int8 | int4]: what the cache is stored in.
+#include <attn/cache/attend.hpp>
 #include <attn/pattern/causal.hpp>
 #include <attn/score/alibi.hpp>
 
-#include <Eigen/Core>
-
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
+#include <map>
 #include <random>
 #include <string_view>
 
 namespace {
 
-constexpr attn::index_t heads = 8, kv_heads = 2, channels = 32, prompt = 20, max_tokens = 32;
+constexpr attn::index_t heads = 8, kv_heads = 2, channels = 32, prompt = 20, max_tokens = 200;
 
-template <class S>
-attn::tensor<S> random_tensor(const attn::shape& shape, std::uint32_t seed) {
-    attn::tensor<S> x(shape);
+attn::tensor<float> random_tensor(const attn::shape& shape, std::uint32_t seed) {
+    attn::tensor<float> x(shape);
     std::mt19937 random(seed);
-    std::generate_n(x.data(), shape.size(), [&] { return static_cast<S>(static_cast<float>(random()) / 0x1p31f - 1); });
+    std::generate_n(x.data(), shape.size(), [&] { return static_cast<float>(random()) / 0x1p31f - 1; });
     return x;
 }
 
-/// With a cache of numbers that are stored in S; the queries and the result are float.
-template <class S>
-int decode() {
-    // Room for the longest sequence. Four query heads share a head of keys and values, so the cache is a quarter of the size.
-    const auto q = random_tensor<float>({.heads = heads, .tokens = max_tokens, .channels = channels}, 1);
-    const auto keys = random_tensor<S>({.heads = kv_heads, .tokens = max_tokens, .channels = channels}, 2);
-    const auto values = random_tensor<S>({.heads = kv_heads, .tokens = max_tokens, .channels = channels}, 3);
+} // namespace
+
+int main(int count, char** arguments) {
+    using attn::cache_format;
+    const std::map<std::string_view, cache_format> formats{{"float", cache_format::full},
+                                                           {"bfloat16", cache_format::bfloat16},
+                                                           {"half", cache_format::half},
+                                                           {"int8", cache_format::int8},
+                                                           {"int4", cache_format::int4}};
+    const auto format = formats.find(count > 1 ? arguments[1] : "float");
+    if (format == formats.end()) {
+        std::fprintf(stderr, "usage: decoder [float | bfloat16 | half | int8 | int4]\n");
+        return 1;
+    }
+    const auto q = random_tensor({.heads = heads, .tokens = max_tokens, .channels = channels}, 1);
+    const auto keys = random_tensor({.heads = kv_heads, .tokens = max_tokens, .channels = channels}, 2);
+    const auto values = random_tensor({.heads = kv_heads, .tokens = max_tokens, .channels = channels}, 3);
 
     const auto slopes = attn::alibi_slopes(heads); // the operator refers to them
     const auto op = attn::softmax_attention{.score = attn::alibi{slopes}, .pattern = attn::causal{}};
     std::printf("slopes:");
     for (const auto slope : slopes) std::printf(" %g", slope);
 
-    // The whole sequence at once, to compare with.
-    const auto whole = attn::attend(op, q, keys, values);
+    // Four query heads share a head of keys and values, so the cache is a quarter of the size. Its pages are taken as tokens come.
+    attn::key_value_pool<float> pool(
+        {.kv_heads = kv_heads, .key_channels = channels, .value_channels = channels, .format = format->second}, 4);
+    attn::sequence<float> all(pool), tokens(pool);
 
-    // The prompt at once, then one query at a time. bottom_right says where a query stands: beside the last key.
-    float largest = 0;
-    const auto compare = [&](const attn::tensor<float>& out, attn::index_t first) {
+    // The whole sequence at once, to compare with.
+    all.append(keys, values);
+    const auto whole = attn::attend(op, q, all);
+
+    // The prompt at once, then one token at a time: its query is that of the sequence's last token.
+    bool same = true;
+    for (attn::index_t first = 0; first < max_tokens;) {
+        const attn::tensor_part next{.tokens = {first, first == 0 ? prompt : 1}}; // nothing is copied
+        tokens.append(keys.view().slice(next), values.view().slice(next));
+        const auto out = attn::attend(op, q.view().slice(next), tokens);
         for (attn::index_t h = 0; h < heads; ++h)
-            for (attn::index_t i = 0; i < out.shape().tokens; ++i)
-                for (attn::index_t c = 0; c < channels; ++c)
-                    largest = std::max(largest, std::abs(out(0, h, i, c) - whole(0, h, first + i, c)));
-    };
-    const auto first = [](const auto& x, attn::index_t count) { return x.view().slice({.tokens = {0, count}}); }; // nothing is copied
-    compare(attn::attend(op, first(q, prompt), first(keys, prompt), first(values, prompt)), 0);
-    for (attn::index_t at = prompt; at < max_tokens; ++at) {
-        const auto cached = at + 1; // its own key among them
-        compare(attn::attend(op, q.view().slice({.tokens = {at, 1}}), first(keys, cached), first(values, cached),
-                             attn::bottom_right(1, cached)),
-                at);
+            for (attn::index_t i = 0; i < next.tokens.count; ++i)
+                same = same && std::equal(&out(0, h, i, 0), &out(0, h, i, 0) + channels, &whole(0, h, first + i, 0));
+        first = next.tokens.end();
     }
     std::printf("\n%td tokens of prompt, %td more one by one: %s\n", prompt, max_tokens - prompt,
-                largest < 1e-6f ? "the same as all at once" : "DIFFERENT from all at once");
+                same ? "the same bits as all at once" : "DIFFERENT from all at once");
     return 0;
-}
-
-} // namespace
-
-int main(int count, char** arguments) {
-    const std::string_view stored_in = count > 1 ? arguments[1] : "float";
-    if (stored_in == "float") return decode<float>();
-    if (stored_in == "bfloat16") return decode<Eigen::bfloat16>();
-    if (stored_in == "half") return decode<Eigen::half>();
-    std::fprintf(stderr, "usage: decoder [float | bfloat16 | half]\n");
-    return 1;
 }
