@@ -9,11 +9,13 @@
 #include <attn/attention/sparse_attention.hpp>
 #include <attn/cache/attend.hpp>
 #include <attn/pattern/causal.hpp>
+#include <attn/pattern/draft_tree.hpp>
 #include <attn/pattern/global.hpp>
 #include <attn/pattern/local.hpp>
 #include <attn/pattern/predicate.hpp>
 #include <attn/pattern/segments.hpp>
 #include <attn/pattern/strided.hpp>
+#include <attn/pattern/tiles.hpp>
 #include <attn/score/alibi.hpp>
 
 namespace attn::testing {
@@ -185,6 +187,46 @@ TEST_CASE("cache: a batch of sequences has the bits of a call for each", "[cache
             });
         }
     });
+}
+
+TEST_CASE("cache: drafts of a tree see their ancestors, and the accepted path is kept", "[cache][portable]") {
+    const cached_tokens<float> all(140);
+    key_value_pool<float> pool(small_cache, 6);
+    sequence<float> ours(pool);
+    all.append_to(ours, 0, 140); // 130 settled tokens, and 10 drafts, across the end of a page
+    const std::vector<index_t> parents{-1, -1, 0, 0, 2, 1, 4, -1, 5, 6};
+    const auto is_ancestor = [&](index_t t, index_t j) {
+        for (; t >= 0; t = parents[static_cast<std::size_t>(t)])
+            if (t == j) return true;
+        return false;
+    };
+    const pattern::tiles mask([&](index_t i, index_t j) { return i < 130 || j < 130 ? j <= i : is_ancestor(i - 130, j - 130); }, 140, 140);
+    const softmax_attention op{.pattern = pattern::draft_tree(parents, 130)};
+    const auto exact = attend(softmax_attention{.pattern = mask}, all.queries, all.keys, all.values);
+    CHECK(same_bits(attend(op, all.queries, all.keys, all.values), exact));
+    CHECK(same_bits(attend(op, last_rows_of(all.queries, 10), ours), last_rows_of(exact, 10)));
+
+    const auto other = ours.fork();
+    const std::vector<index_t> path{0, 2, 4, 6, 9};
+    ours.keep(130, path);
+    CHECK((ours.size() == 135 && other.size() == 140 && pool.free_pages() == 3));
+    sequence<float> expected(pool);
+    all.append_to(expected, 0, 130);
+    for (const auto t : path) all.append_to(expected, 130 + t, 1);
+    const auto q = random_tensor<float>({1, 4, 7, 6}, 8);
+    CHECK(same_bits(attend(softmax_attention{.pattern = causal{}}, q, ours), attend(softmax_attention{.pattern = causal{}}, q, expected)));
+    CHECK(same_bits(attend(op, last_rows_of(all.queries, 10), other), last_rows_of(exact, 10)));
+
+    const auto said = [](const auto& call) { return error_of(call); };
+    check_says(said([&] { ours.keep(136, path); }), {"sequence::keep", "first", "136", "135 tokens"});
+    check_says(said([&] { ours.keep(131, path); }), {"sequence::keep", "numbers", "hold 4 behind 2", "4 tokens"});
+    check_says(said([&] { ours.keep(100, std::vector<index_t>{3, 3}); }), {"sequence::keep", "numbers", "hold 3 behind 3"});
+    check_says(said([&] { pattern::draft_tree(std::vector<index_t>{-1, 1}, 5); }), {"draft_tree", "parents", "draft 1 follows 1"});
+    check_says(said([&] { static_cast<void>(attend(op, all.queries, all.keys, all.values, positions{.first_query = 1, .first_key = 0})); }),
+               {"softmax_attention", "draft_tree{10, 130}", "140"});
+    ours.evict({100, 3});
+    check_says(said([&] { ours.keep(99, std::vector<index_t>{}); }), {"sequence::keep", "evicted", "102"});
+    CHECK(ours.size() == 135);
 }
 
 TEST_CASE("cache: what is wrong is refused by name, and changes nothing", "[cache]") {

@@ -48,6 +48,7 @@
 #include "pattern/block_sparse.hpp"
 #include "pattern/causal.hpp"
 #include "pattern/dilated_window.hpp"
+#include "pattern/draft_tree.hpp"
 #include "pattern/fixed.hpp"
 #include "pattern/global.hpp"
 #include "pattern/lengths.hpp"

@@ -112,7 +112,7 @@ private:
 
     void step(key_value_pool<T>& pool, std::vector<modelled<T>>& all) {
         auto& m = all[static_cast<std::size_t>(random_.number(0, std::ssize(all) - 1))];
-        switch (random_.number(0, 11)) {
+        switch (random_.number(0, 12)) {
         default: return append(pool, m);
         case 4: {
             const auto tokens = random_.number(0, m.size());
@@ -139,6 +139,7 @@ private:
         case 8: return attend_to(m);
         case 9: return attend_to_all(all);
         case 10: return save_and_load(pool, m);
+        case 11: return keep(pool, m);
         }
     }
     void append(const key_value_pool<T>& pool, modelled<T>& m) {
@@ -167,6 +168,26 @@ private:
         copy(k, m.keys);
         copy(v, m.values);
         m.kept.resize(m.kept.size() + static_cast<std::size_t>(count), true);
+    }
+    void keep(const key_value_pool<T>& pool, modelled<T>& m) {
+        const auto first = random_.number(std::max<index_t>(0, m.size() - 200), m.size());
+        std::vector<index_t> numbers;
+        for (index_t number = 0; number < m.size() - first; ++number)
+            if (random_.one_in(2)) numbers.push_back(number);
+        say("keep " + std::to_string(numbers.size()) + " from " + std::to_string(first) + " on");
+        const auto free = pool.free_pages();
+        try {
+            m.ours.keep(first, numbers);
+        } catch (const argument_error&) {
+            say("(refused)");
+            if (m.ours.size() != m.size() || pool.free_pages() != free) problem_ = "a refused keep changed something";
+            return;
+        }
+        for (auto* all : {&m.keys, &m.values})
+            for (index_t h = 0; h < size_.kv_heads; ++h)
+                for (std::size_t n = 0; n < numbers.size(); ++n)
+                    std::copy_n(all->view().row(0, h, first + numbers[n]), all->shape().channels, all->view().row(0, h, first + static_cast<index_t>(n)));
+        m.kept.resize(static_cast<std::size_t>(first) + numbers.size());
     }
     /// To the same pool, and from a part of the bytes not at all.
     void save_and_load(key_value_pool<T>& pool, modelled<T>& m) {

@@ -74,6 +74,31 @@ public:
         if (!evicted_.empty()) evicted_.back().count = std::min(evicted_.back().count, tokens - evicted_.back().first);
     }
 
+    /// Of the tokens from position `first` on, keeps those numbered, counted from there, in rising order, and moves them together: the
+    /// accepted path of a draft_tree. Throws argument_error, and changes nothing, if there are no such tokens, some of them are evicted, or
+    /// pages that others use as well cannot be copied.
+    void keep(index_t first, std::span<const index_t> numbers) {
+        if (first < 0 || first > tokens_)
+            throw argument_error("sequence::keep", "first", "is ", first, ", but the sequence has ", tokens_, " tokens");
+        index_t last = -1;
+        for (const auto number : numbers) {
+            if (number <= last || number >= tokens_ - first)
+                throw argument_error("sequence::keep", "numbers", "hold ", number, " behind ", last, ", for ", tokens_ - first, " tokens");
+            last = number;
+        }
+        if (!evicted_.empty() && evicted_.back().end() > first)
+            throw argument_error("sequence::keep", "first", "is ", first, ", but tokens up to ", evicted_.back().end() - 1, " are evicted");
+        own_pages(first / page_tokens());
+        if (exact_ && first < pool_->layout_.exact_tokens) move_exact(first, numbers);
+        for (const auto* part : {&pool_->places_.keys, &pool_->places_.values})
+            for (index_t head = 0; head < pool_->layout_.kv_heads; ++head)
+                for (index_t to = first; const auto number : numbers) {
+                    if (to != first + number) std::copy_n(row(*part, head, first + number), part->row_bytes, row(*part, head, to));
+                    ++to;
+                }
+        truncate(first + std::ssize(numbers));
+    }
+
     /// A sequence of the same tokens, whose pages both use.
     [[nodiscard]] sequence fork() const {
         sequence other(*pool_);
@@ -145,10 +170,7 @@ public:
         const auto header = header_of();
         std::vector<std::byte> bytes(static_cast<std::size_t>(saved_bytes(header, evicted_)));
         auto* to = bytes.data();
-        const auto put = [&](const void* from, index_t count) {
-            std::memcpy(to, from, static_cast<std::size_t>(count));
-            to += count;
-        };
+        const auto put = [&](const void* from, index_t count) { to = std::copy_n(static_cast<const std::byte*>(from), count, to); };
         put(&header, sizeof header);
         put(evicted_.data(), static_cast<index_t>(evicted_.size() * sizeof(row_range)));
         if (header.exact_rows > 0) {
@@ -178,7 +200,7 @@ public:
         if (!counts) refuse("end early, or are damaged");
         const auto* from = bytes.data() + sizeof header;
         const auto get = [&](void* to, index_t count) {
-            if (count > 0) std::memcpy(to, from, static_cast<std::size_t>(count));
+            std::copy_n(from, count, static_cast<std::byte*>(to));
             from += count;
         };
         loaded.evicted_.resize(static_cast<std::size_t>(header.evicted));
@@ -279,10 +301,7 @@ private:
         for (const auto* part : {&of.pool_->places_.keys, &of.pool_->places_.values})
             for (index_t head = 0; head < of.pool_->layout_.kv_heads; ++head)
                 of.for_each_left([&](const row_range& left) {
-                    for (auto i = left.first; i < left.end(); ++i)
-                        f(of.pages_[static_cast<std::size_t>(i / of.page_tokens())] + part->offset + head * part->head_bytes +
-                              i % of.page_tokens() * part->row_bytes,
-                          part->row_bytes);
+                    for (auto i = left.first; i < left.end(); ++i) f(of.row(*part, head, i), part->row_bytes);
                 });
     }
 
@@ -337,6 +356,46 @@ private:
                 throw argument_error("sequence::append", what, "have numbers in row ", i, " of head ", h,
                                      " that are not finite, or too large to be quantised");
         });
+    }
+    /// Where a token's row lies.
+    std::byte* row(const kernel::page_layout::part& part, index_t head, index_t position) const {
+        return pages_[static_cast<std::size_t>(position / page_tokens())] + part.offset + head * part.head_bytes +
+               position % page_tokens() * part.row_bytes;
+    }
+    /// Copies the pages from one on that others use too.
+    void own_pages(index_t from) {
+        const auto shared = [&](const std::byte* page) { return page && pool_->uses(page) > 1; };
+        const auto begin = pages_.begin() + std::min<index_t>(from, std::ssize(pages_));
+        if (const auto needed = std::count_if(begin, pages_.end(), shared); needed > pool_->free_pages())
+            throw argument_error("sequence::keep", "first", "asks for ", needed, " pages of its own, but of the pool's ", pool_->pages(),
+                                 " only ", pool_->free_pages(), " are free");
+        for (auto page = begin; page != pages_.end(); ++page) {
+            if (!shared(*page)) continue;
+            auto* const own = pool_->take();
+            std::copy_n(*page, pool_->places_.bytes, own);
+            pool_->give_back(std::exchange(*page, own));
+        }
+    }
+    /// Moves the rows that are not quantised as `keep` does.
+    void move_exact(index_t first, std::span<const index_t> numbers) {
+        const auto& l = pool_->layout_;
+        auto own = std::make_shared<exact_rows>(*exact_);
+        const auto move = [&](std::vector<T>& rows, const kernel::page_layout::part& part) {
+            const auto channels = part.format.channels;
+            for (index_t head = 0; head < l.kv_heads; ++head) {
+                auto* const of_head = rows.data() + head * l.exact_tokens * channels;
+                for (index_t to = first; const auto number : numbers) {
+                    const auto from = first + number;
+                    if (to >= l.exact_tokens) break;
+                    if (from >= l.exact_tokens) part.format.quantised().read(row(part, head, from), of_head + to * channels);
+                    else if (to != from) std::copy_n(of_head + from * channels, channels, of_head + to * channels);
+                    ++to;
+                }
+            }
+        };
+        move(own->keys, pool_->places_.keys);
+        move(own->values, pool_->places_.values);
+        exact_ = std::move(own);
     }
     /// Keeps those of new tokens that are not quantised.
     void keep_exact(const stored_view<const T>& keys, const stored_view<const T>& values) {

@@ -4,7 +4,7 @@
 #include "key_reader.hpp"
 #include "quantised.hpp"
 
-#include <cstring>
+#include <algorithm>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
@@ -57,16 +57,16 @@ template <class T>
 stored_rows<T> gathered_rows(const paged_rows<T>& head, index_t first, index_t count, index_t step, std::byte* to) {
     using number = std::remove_const_t<T>;
     const auto channels = head.format.channels;
-    const auto size = static_cast<std::size_t>(head.format.is_quantised() ? channels * static_cast<index_t>(sizeof(T)) : head.row_bytes);
+    const auto size = head.format.is_quantised() ? channels * static_cast<index_t>(sizeof(T)) : head.row_bytes;
     for (index_t j = 0; j < count; ++j) {
         const auto row = first + j * step;
-        auto* const own = to + static_cast<std::size_t>(j) * size;
+        auto* const own = to + j * size;
         const auto* const page = head.pages[row / head.page_rows];
         const auto* const from = page ? page + head.offset + row % head.page_rows * head.row_bytes : nullptr;
-        if (row < head.exact_end) std::memcpy(own, head.exact + row * channels, size);
-        else if (!from) std::memset(own, 0, size);
+        if (row < head.exact_end) std::copy_n(reinterpret_cast<const std::byte*>(head.exact + row * channels), size, own);
+        else if (!from) std::fill_n(own, size, std::byte{});
         else if (head.format.is_quantised()) head.format.quantised().read(from, reinterpret_cast<number*>(own));
-        else std::memcpy(own, from, size);
+        else std::copy_n(from, size, own);
     }
     return {to, head.format.narrow, channels, 1};
 }
