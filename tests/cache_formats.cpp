@@ -124,6 +124,10 @@ TEST_CASE("cache: what is saved is loaded, into pages of any size, and nothing e
     layout.format = cache_format::int8;
     key_value_pool<float> eight(layout, 2);
     check_says(refused(eight, bytes), {"sequence::load", "another type, format or layout", "kv_heads 2", "key_channels 6", "value_channels 5"});
+    layout.format = cache_format::int4;
+    layout.rotates_keys = true;
+    key_value_pool<float> turned(layout, 2);
+    check_says(refused(turned, bytes), {"sequence::load", "another type, format or layout", "rotates_keys 0"});
 }
 
 } // namespace attn::testing

@@ -192,7 +192,7 @@ public:
         if (header.mark != wanted.mark) refuse("are no saved sequence, or one of another version or order of bytes");
         if (header.number_bytes != wanted.number_bytes || header.format != wanted.format || header.layout != wanted.layout)
             refuse("are of another type, format or layout than the pool: kv_heads ", header.layout[0], ", key_channels ", header.layout[1],
-                   ", value_channels ", header.layout[2], ", exact_tokens ", header.layout[3]);
+                   ", value_channels ", header.layout[2], ", exact_tokens ", header.layout[3], ", rotates_keys ", header.layout[4]);
         const auto room = static_cast<index_t>(bytes.size() - sizeof header);
         const bool counts = header.tokens >= 0 && header.tokens <= farthest_position && header.evicted >= 0 &&
                             header.evicted <= room / static_cast<index_t>(sizeof(row_range)) &&
@@ -263,14 +263,14 @@ private:
     struct header_type {
         std::uint64_t mark = 0x6174746e'00000001; ///< "attn", and the version; other orders of bytes have another
         index_t number_bytes = sizeof(T), format = 0;
-        std::array<index_t, 4> layout{};
+        std::array<index_t, 5> layout{};
         index_t tokens = 0, evicted = 0, exact_rows = 0;
     };
     header_type header_of() const {
         const auto& l = pool_->layout_;
         header_type header;
         header.format = static_cast<index_t>(l.format);
-        header.layout = {l.kv_heads, l.key_channels, l.value_channels, l.exact_tokens};
+        header.layout = {l.kv_heads, l.key_channels, l.value_channels, l.exact_tokens, l.rotates_keys};
         header.tokens = tokens_;
         header.evicted = std::ssize(evicted_);
         header.exact_rows = exact_ ? l.exact_tokens : 0;
