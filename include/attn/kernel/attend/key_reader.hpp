@@ -47,9 +47,18 @@ template <class Rows>
 Rows rows_in_place(const Rows& head, index_t first, index_t, index_t step) {
     return head.from(first).every(step);
 }
-/// Whether some rows of a head are no rows of a stride, but copied to be that: see pages.hpp.
+/// Whether some rows of a head are no rows of a stride, but copied to be that.
 template <class Head>
 inline constexpr bool gathers = false;
+/// How the rows of a head are found where tensors are stored so.
+template <class Stored, class T>
+struct head_rows {
+    using type = typename Stored::template rows<const T>;
+    static constexpr bool are_paged = false;
+};
+/// Keys and values in the pages of a cache, whose rows are another kind: see pages.hpp.
+template <class T>
+struct sequence_pages;
 
 /// The rows of one head, keys or values, a block at a time: as they lie, or copied where the micro-kernel could not read them so, or
 /// slowly; 16-bit numbers become T, or what Rows makes of them. A few copies are kept: the query blocks of a residue class follow each

@@ -107,8 +107,10 @@ private:
 /// Keys and values lie in pages; other tensors in any way.
 struct paged_storage : any_storage {};
 
-/// How the rows of one head are found.
-template <class Stored, class T>
-using head_rows = std::conditional_t<std::same_as<Stored, paged_storage>, paged_rows<const T>, typename Stored::template rows<const T>>;
+template <class T>
+struct head_rows<paged_storage, T> {
+    using type = paged_rows<const T>;
+    static constexpr bool are_paged = true;
+};
 
 } // namespace attn::kernel

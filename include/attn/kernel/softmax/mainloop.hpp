@@ -3,7 +3,7 @@
 
 #include "../prefetch.hpp"
 #include "../attend/epilogue.hpp"
-#include "../attend/pages.hpp"
+#include "../attend/key_reader.hpp"
 #include "../attend/score_adjustment.hpp"
 #include "../attend/score_stage.hpp"
 #include "../attend/value_stage.hpp"
@@ -90,8 +90,8 @@ public:
     }
 
 private:
-    static constexpr bool is_paged = std::same_as<Stored, paged_storage>;
-    using key_rows = head_rows<Stored, T>;
+    static constexpr bool is_paged = head_rows<Stored, T>::are_paged;
+    using key_rows = typename head_rows<Stored, T>::type;
 
     /// Begins with the block's queries and keys.
     void read() {
