@@ -4,6 +4,8 @@
 #include "errors.hpp"
 
 #include <attn/cache/attend.hpp>
+#include <attn/cache/cache_format.hpp>
+#include <attn/cache/sequence.hpp>
 #include <attn/pattern/causal.hpp>
 
 namespace attn::testing {

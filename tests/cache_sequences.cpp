@@ -8,6 +8,7 @@
 #include <attn/attention/pointwise_attention.hpp>
 #include <attn/attention/sparse_attention.hpp>
 #include <attn/cache/attend.hpp>
+#include <attn/cache/key_value_pool.hpp>
 #include <attn/pattern/causal.hpp>
 #include <attn/pattern/draft_tree.hpp>
 #include <attn/pattern/global.hpp>

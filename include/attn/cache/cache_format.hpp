@@ -65,8 +65,9 @@ inline std::size_t quantised_bytes(cache_format format, index_t channels) {
 /// number is not finite, or too large.
 template <Scalar T>
 void quantise(cache_format format, std::span<const T> numbers, std::span<std::byte> bytes) {
-    if (!detail::check_quantised("quantise", format, numbers.size(), bytes.size()).write(numbers.data(), bytes.data()))
-        throw argument_error("quantise", "numbers", "are not finite, or too large to be quantised");
+    const auto row = detail::check_quantised("quantise", format, numbers.size(), bytes.size());
+    if (!row.fits(numbers.data())) throw argument_error("quantise", "numbers", "are not finite, or too large to be quantised");
+    row.write(numbers.data(), bytes.data());
 }
 /// The numbers of a quantised row. Throws argument_error if there are fewer bytes than they take.
 template <Scalar T>

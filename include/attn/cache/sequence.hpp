@@ -21,8 +21,6 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 template <Scalar T>
 class sequence {
 public:
-    static constexpr std::string_view name = "sequence";
-
     /// A sequence without tokens.
     explicit sequence(key_value_pool<T>& pool) : pool_(&pool) {}
     /// Takes the tokens of another, which may then only be assigned to, or die.
@@ -349,10 +347,9 @@ private:
     void check_finite(const char* what, const stored_view<const T>& rows, const kernel::row_format& format) const {
         if (!format.is_quantised()) return;
         std::vector<T> row(static_cast<std::size_t>(format.channels));
-        std::vector<std::byte> bytes(static_cast<std::size_t>(format.quantised().row_bytes()));
         detail::for_each_row(rows.shape(), [&](index_t b, index_t h, index_t i) {
             kernel::copy_rows<T>(rows.rows(b, h, i), 1, format.channels, row.data(), format.channels);
-            if (!format.quantised().write(row.data(), bytes.data()))
+            if (!format.quantised().fits(row.data()))
                 throw argument_error("sequence::append", what, "have numbers in row ", i, " of head ", h,
                                      " that are not finite, or too large to be quantised");
         });
@@ -416,25 +413,20 @@ private:
         copy(values, own->values, l.value_channels);
         exact_ = std::move(own);
     }
+    /// Writes some tokens to the rows of a page from one on. numbers: memory for a row.
     void write(const stored_view<const T>& from, index_t first, index_t count, std::byte* page, index_t row,
                const kernel::page_layout::part& part, T* numbers) const {
         const auto channels = part.format.channels;
         for (index_t head = 0; head < from.shape().heads; ++head) {
             auto* const to = page + part.offset + head * part.head_bytes + row * part.row_bytes;
             const auto rows = from.rows(0, head, first);
-            if (!part.format.is_quantised()) {
-                copy_stored(rows, count, stored_rows<T>{to, part.format.narrow, channels, 1}, channels);
-                continue;
-            }
             for (index_t r = 0; r < count; ++r) {
+                auto* const own = to + r * part.row_bytes;
                 kernel::copy_rows<T>(rows.from(r), 1, channels, numbers, channels);
-                part.format.quantised().write(numbers, to + r * part.row_bytes);
+                if (part.format.is_quantised()) part.format.quantised().write(numbers, own);
+                else kernel::store_row<T>(numbers, channels, stored_rows<T>{own, part.format.narrow, channels, 1});
             }
         }
-    }
-    static void copy_stored(const stored_rows<const T>& from, index_t count, const stored_rows<T>& to, index_t channels) {
-        for (index_t r = 0; r < count; ++r)
-            for (index_t c = 0; c < channels; ++c) to.set(r, c, from(r, c));
     }
     void drop_pages(index_t from) {
         for (; std::ssize(pages_) > from; pages_.pop_back())

@@ -31,16 +31,7 @@ struct transformer_block {
     F feed_forward;
 
     void check(const layer_inputs<scalar>& in) const {
-        if (in.residual.data()) throw argument_error(name, "residual", "is given, but a block adds its own tokens");
-        detail::check_tokens(name, "tokens", in.tokens, in.tokens.shape().channels);
-        const auto& s = in.tokens.shape();
-        attention_norm.check(s);
-        feed_forward_norm.check(s);
-        const auto within = inside(in);
-        attention.check(within);
-        feed_forward.check({.tokens = within.tokens});
-        check_kept("attention", attention.output_shape(s), s);
-        check_kept("feed_forward", feed_forward.output_shape(s), s);
+        check(in, [&](const layer_inputs<scalar>& to_attention) { attention.check(to_attention); });
     }
     void check_apart(const output_memory& out) const {
         attention_norm.check_apart(out);
@@ -62,10 +53,7 @@ struct transformer_block {
 
     // On the next tokens of a sequence, whose keys and values a cache keeps: see cached.hpp.
     void check_cached(const layer_inputs<scalar>& in, const auto& cache) const {
-        auto plain = in;
-        plain.positions = {.first_query = cache.size(), .first_key = cache.size()};
-        check(plain);
-        attention.check_cached(inside(in), cache);
+        check(in, [&](const layer_inputs<scalar>& to_attention) { attention.check_cached(to_attention, cache); });
     }
     std::size_t cached_workspace_bytes(const shape& tokens, const auto& cache, index_t concurrency) const {
         detail::scratch memory;
@@ -136,6 +124,19 @@ struct transformer_block {
     }
 
 private:
+    /// check_attention: checks the attention's inputs.
+    void check(const layer_inputs<scalar>& in, const auto& check_attention) const {
+        if (in.residual.data()) throw argument_error(name, "residual", "is given, but a block adds its own tokens");
+        detail::check_tokens(name, "tokens", in.tokens, in.tokens.shape().channels);
+        const auto& s = in.tokens.shape();
+        attention_norm.check(s);
+        feed_forward_norm.check(s);
+        const auto within = inside(in);
+        check_attention(within);
+        feed_forward.check({.tokens = within.tokens});
+        check_kept("attention", attention.output_shape(s), s);
+        check_kept("feed_forward", feed_forward.output_shape(s), s);
+    }
     /// What attention reads, where norms write it.
     static layer_inputs<scalar> inside(const layer_inputs<scalar>& in) {
         return {.tokens = has_norms ? head_major(in.tokens.data(), in.tokens.shape()) : in.tokens,

@@ -3,6 +3,7 @@
 
 #include "../../simd/lanes.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -48,8 +49,8 @@ struct quantised_rows {
                 }
             }
             using lanes = simd::lanes<T>;
-            const lanes scale = static_cast<T>(number(row, g * scales() / groups())),
-                        least = bits == 8 ? T{0} : static_cast<T>(number(row, 2 * g + 1));
+            const lanes scale = static_cast<T>(number(row, scale_at(g))),
+                        least = bits == 8 ? T{0} : static_cast<T>(number(row, scale_at(g) + 1));
             index_t c = 0;
             const auto at = [&](index_t channel) {
                 const auto product = scale * lanes::load(numbers.data() + channel);
@@ -59,43 +60,48 @@ struct quantised_rows {
             if (c < count) at(c).store_first(to + first + c, count - c);
         }
     }
-    /// Writes a row of finite numbers; multiples are rounded to the nearest, of two to the even one. Numbers that are all equal are exact.
-    /// False, and nothing is written, if one of them is not finite, or beyond what a scale can be.
+    /// Whether a row can be written: all its numbers are finite, and none is beyond what a scale can be.
     template <Scalar T>
-    bool write(const T* from, std::byte* row) const {
-        for (const bool writes : {false, true}) {
-            for (index_t g = 0; g < groups(); ++g) {
-                const auto first = g * group, count = std::min(group, channels - first);
-                double low = std::numeric_limits<double>::infinity(), high = -low, finite = 0;
-                for (index_t c = 0; c < count; ++c) {
-                    const auto x = static_cast<double>(from[first + c]);
-                    low = std::min(low, x);
-                    high = std::max(high, x);
-                    finite += x - x;
-                }
-                const auto largest = std::max(std::abs(low), std::abs(high));
-                // 64 times a power of two is exact where 127 times a 127th is not.
-                const float scale = static_cast<float>(bits == 4 ? (high - low) / 15 : low == high ? largest / 64 : largest / 127);
-                const float least = bits == 4 ? static_cast<float>(low) : 0;
-                if (!writes) {
-                    if (finite != 0 || !std::isfinite(scale) || !std::isfinite(least)) return false;
-                    continue;
-                }
-                set_number(row, g * scales() / groups(), scale);
-                if (bits == 4) set_number(row, 2 * g + 1, least);
-                for (index_t c = 0; c < count; ++c) {
-                    const auto multiple = scale == 0 ? 0
-                                                     : std::nearbyint((static_cast<double>(from[first + c]) - static_cast<double>(least)) /
-                                                                      static_cast<double>(scale));
-                    set(row, first + c, multiple);
-                }
-            }
+    bool fits(const T* from) const {
+        for (index_t g = 0; g < groups(); ++g) {
+            const auto [scale, least] = steps_of(from, g);
+            for (auto c = g * group; c < end_of(g); ++c)
+                if (!std::isfinite(from[c])) return false;
+            if (!std::isfinite(scale) || !std::isfinite(least)) return false;
         }
         return true;
+    }
+    /// Writes a row that fits; multiples are rounded to the nearest, of two to the even one. Numbers that are all equal are exact.
+    template <Scalar T>
+    void write(const T* from, std::byte* row) const {
+        for (index_t g = 0; g < groups(); ++g) {
+            const auto [scale, least] = steps_of(from, g);
+            set_number(row, scale_at(g), scale);
+            if (bits == 4) set_number(row, scale_at(g) + 1, least);
+            for (auto c = g * group; c < end_of(g); ++c) {
+                const auto above = static_cast<double>(from[c]) - static_cast<double>(least);
+                set(row, c, scale == 0 ? 0 : std::nearbyint(above / static_cast<double>(scale)));
+            }
+        }
     }
     friend bool operator==(const quantised_rows&, const quantised_rows&) = default;
 
 private:
+    /// What the numbers of a group are multiples of, and the least of them in 4 bits, else 0.
+    struct steps {
+        float scale, least;
+    };
+    template <Scalar T>
+    steps steps_of(const T* from, index_t g) const {
+        const auto [low, high] = std::minmax_element(from + g * group, from + end_of(g));
+        const auto a = static_cast<double>(*low), b = static_cast<double>(*high);
+        if (bits == 4) return {static_cast<float>((b - a) / 15), static_cast<float>(a)};
+        // 64 times a 64th is exact where 127 times a 127th is not.
+        return {static_cast<float>(std::max(std::abs(a), std::abs(b)) / (a == b ? 64 : 127)), 0};
+    }
+    index_t end_of(index_t g) const { return std::min((g + 1) * group, channels); }
+    /// Which float is the scale of a group.
+    index_t scale_at(index_t g) const { return bits == 8 ? g : 2 * g; }
     static float number(const std::byte* row, index_t at) {
         float x;
         std::memcpy(&x, row + at * 4, 4);
