@@ -84,14 +84,19 @@ void report::print_row(const std::string& name, std::map<std::string, std::vecto
                                   fixed_text(median("times_the_base"), 2) + "x", " of Eigen/Core + xsimd"});
     if (!values.contains("peak") && !values.contains("bytes_per_second")) {
         results_[name].seconds = quartiles_of(values["seconds"]);
+        if (values.contains("vs_plain"))
+            return print_cells(name, {time_text(results_[name].seconds.median / median("calls")), ratio_text(median("vs_plain")), "of loops"});
         return print_cells(name, {time_text(results_[name].seconds.median)});
     }
     if (!values.contains("peak")) { // bound by memory: beside a copy of the same bytes
         const auto seconds = quartiles_of(values["seconds"]);
         results_[name].seconds = seconds;
-        return print_cells(name, {time_text(seconds.median), percent_text(seconds.spread()),
-                                  fixed_text(median("bytes_per_second") / 1e9, 1) + " GB/s", ratio_text(median("vs_memcpy")), "of memcpy",
-                                  percent_text(median("bandwidth")), "of memory"});
+        std::vector<std::string> cells{time_text(seconds.median), percent_text(seconds.spread()),
+                                       fixed_text(median("bytes_per_second") / 1e9, 1) + " GB/s"};
+        for (const auto& [counter, text] : {std::pair("vs_memcpy", "of memcpy"), std::pair("vs_eigen", "of Eigen"), std::pair("vs_full", "of full")})
+            if (values.contains(counter)) cells.insert(cells.end(), {ratio_text(median(counter)), text});
+        if (values.contains("bandwidth")) cells.insert(cells.end(), {percent_text(median("bandwidth")), "of memory"});
+        return print_cells(name, cells);
     }
     const auto& r = results_[name] = {quartiles_of(values["seconds"]), quartiles_of(values["peak"]), quartiles_of(values["flops"]),
                                       median("useful_share")};

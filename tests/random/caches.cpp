@@ -69,9 +69,12 @@ class cache_program {
 public:
     explicit cache_program(draw& random) : random_(random) {
         size_.kv_heads = random.number(1, 3);
-        size_.key_dim = random.number(1, random.one_in(3) ? 70 : 9);
-        size_.value_dim = random.number(0, random.one_in(3) ? 70 : 9);
-        size_.heads = size_.kv_heads * random.number(1, 4);
+        const auto channels = [&](index_t least) { // or groups of them that are whole
+            return random.one_in(3) ? 32 * random.number(1, 4) : random.number(least, random.one_in(2) ? 70 : 9);
+        };
+        size_.key_dim = channels(1);
+        size_.value_dim = channels(0);
+        size_.heads = size_.kv_heads * random.number(1, random.one_in(3) ? 9 : 4);
         size_.queries = size_.keys = random.number(1, 700); // positions that patterns and scores have to know
         size_.first_query = size_.first_key = {0};
         d_.size = size_;

@@ -44,7 +44,7 @@ page_places page_places_of(std::string_view operation, const cache_layout& l) {
         throw argument_error(operation, "format", "is of 16 bits, which are computed with in float");
     page_places places;
     places.page_rows = l.page_tokens;
-    const auto place = [&](kernel::page_layout::part& part, index_t channels) {
+    const auto place = [&](kernel::page_part& part, index_t channels) {
         part.offset = places.bytes;
         part.format = row_format_of(l.format, channels);
         part.row_bytes = part.format.template row_bytes<T>();
@@ -55,6 +55,7 @@ page_places page_places_of(std::string_view operation, const cache_layout& l) {
         places.bytes = (places.bytes + bytes + line - 1) / line * line;
     };
     place(places.keys, l.key_channels);
+    places.keys.in_columns = true;
     place(places.values, l.value_channels);
     return places;
 }

@@ -87,11 +87,15 @@ public:
         if (!evicted_.empty() && evicted_.back().end() > first)
             throw argument_error("sequence::keep", "first", "is ", first, ", but tokens up to ", evicted_.back().end() - 1, " are evicted");
         own_pages(first / page_tokens());
-        if (exact_ && first < pool_->layout_.exact_tokens) move_exact(first, numbers);
+        auto memory = memory_of_row();
+        if (exact_ && first < pool_->layout_.exact_tokens) move_exact(first, numbers, memory.data());
         for (const auto* part : {&pool_->places_.keys, &pool_->places_.values})
             for (index_t head = 0; head < pool_->layout_.kv_heads; ++head)
                 for (index_t to = first; const auto number : numbers) {
-                    if (to != first + number) std::copy_n(row(*part, head, first + number), part->row_bytes, row(*part, head, to));
+                    if (to != first + number) {
+                        read_row(*part, head, first + number, memory.data());
+                        write_row(*part, head, to, memory.data());
+                    }
                     ++to;
                 }
         truncate(first + std::ssize(numbers));
@@ -175,7 +179,10 @@ public:
             put(exact_->keys.data(), static_cast<index_t>(exact_->keys.size() * sizeof(T)));
             put(exact_->values.data(), static_cast<index_t>(exact_->values.size() * sizeof(T)));
         }
-        for_each_row(*this, [&](const std::byte* row, index_t size) { put(row, size); });
+        for_each_row([&](const auto& part, index_t head, index_t position) {
+            read_row(part, head, position, to);
+            to += part.row_bytes;
+        });
         return bytes;
     }
     /// The sequence that was saved as bytes, in pages of a pool, perhaps of another size. Throws argument_error if the bytes are none, or
@@ -229,7 +236,10 @@ public:
             refuse("need ", taken.size(), " pages, but of the pool's ", pool.pages(), " only ", pool.free_pages(), " are free");
         loaded.pages_.resize(static_cast<std::size_t>(all));
         for (const auto page : taken) loaded.pages_[static_cast<std::size_t>(page)] = pool.take();
-        for_each_row(loaded, [&](std::byte* row, index_t size) { get(row, size); });
+        loaded.for_each_row([&](const auto& part, index_t head, index_t position) {
+            loaded.write_row(part, head, position, from);
+            from += part.row_bytes;
+        });
         return loaded;
     }
 
@@ -294,12 +304,12 @@ private:
         }
         if (first < tokens_) f(row_range{first, tokens_ - first});
     }
-    /// f(row, bytes) for each row of a token that is left: keys, then values, head after head.
-    static void for_each_row(auto& of, const auto& f) {
-        for (const auto* part : {&of.pool_->places_.keys, &of.pool_->places_.values})
-            for (index_t head = 0; head < of.pool_->layout_.kv_heads; ++head)
-                of.for_each_left([&](const row_range& left) {
-                    for (auto i = left.first; i < left.end(); ++i) f(of.row(*part, head, i), part->row_bytes);
+    /// f(part, head, position) for each row of a token that is left: keys, then values, head after head.
+    void for_each_row(const auto& f) const {
+        for (const auto* part : {&pool_->places_.keys, &pool_->places_.values})
+            for (index_t head = 0; head < pool_->layout_.kv_heads; ++head)
+                for_each_left([&](const row_range& left) {
+                    for (auto i = left.first; i < left.end(); ++i) f(*part, head, i);
                 });
     }
 
@@ -314,6 +324,7 @@ private:
         const auto all = (tokens_ + count + page_tokens() - 1) / page_tokens();
         pages_.reserve(static_cast<std::size_t>(all));
         std::vector<T> numbers(static_cast<std::size_t>(std::max(keys.shape().channels, values.shape().channels)));
+        auto memory = memory_of_row();
         keep_exact(keys, values); // nothing throws from here on
         if (needs_other_last()) {
             auto* const own = pool_->take();
@@ -326,8 +337,8 @@ private:
         for (index_t first = 0; first < count;) {
             const auto at = (tokens_ + first) % page_tokens(), rows = std::min(page_tokens() - at, count - first);
             auto* const page = pages_[static_cast<std::size_t>((tokens_ + first) / page_tokens())];
-            write(keys, first, rows, page, at, pool_->places_.keys, numbers.data());
-            write(values, first, rows, page, at, pool_->places_.values, numbers.data());
+            write(keys, first, rows, page, at, pool_->places_.keys, numbers.data(), memory.data());
+            write(values, first, rows, page, at, pool_->places_.values, numbers.data(), memory.data());
             first += rows;
         }
         tokens_ += count;
@@ -354,10 +365,16 @@ private:
                                      " that are not finite, or too large to be quantised");
         });
     }
-    /// Where a token's row lies.
-    std::byte* row(const kernel::page_layout::part& part, index_t head, index_t position) const {
-        return pages_[static_cast<std::size_t>(position / page_tokens())] + part.offset + head * part.head_bytes +
-               position % page_tokens() * part.row_bytes;
+    /// A row of keys or values side by side, as it is stored.
+    void read_row(const kernel::page_part& part, index_t head, index_t position, std::byte* to) const {
+        part.of_head(head).template read_row<T>(page_of(position), position % page_tokens(), to);
+    }
+    void write_row(const kernel::page_part& part, index_t head, index_t position, const std::byte* from) const {
+        part.of_head(head).template write_row<T>(from, position % page_tokens(), page_of(position));
+    }
+    std::byte* page_of(index_t position) const { return pages_[static_cast<std::size_t>(position / page_tokens())]; }
+    std::vector<std::byte> memory_of_row() const {
+        return std::vector<std::byte>(static_cast<std::size_t>(std::max(pool_->places_.keys.row_bytes, pool_->places_.values.row_bytes)));
     }
     /// Copies the pages from one on that others use too.
     void own_pages(index_t from) {
@@ -373,19 +390,21 @@ private:
             pool_->give_back(std::exchange(*page, own));
         }
     }
-    /// Moves the rows that are not quantised as `keep` does.
-    void move_exact(index_t first, std::span<const index_t> numbers) {
+    /// Moves the rows that are not quantised as `keep` does. memory: of a row.
+    void move_exact(index_t first, std::span<const index_t> numbers, std::byte* memory) {
         const auto& l = pool_->layout_;
         auto own = std::make_shared<exact_rows>(*exact_);
-        const auto move = [&](std::vector<T>& rows, const kernel::page_layout::part& part) {
+        const auto move = [&](std::vector<T>& rows, const kernel::page_part& part) {
             const auto channels = part.format.channels;
             for (index_t head = 0; head < l.kv_heads; ++head) {
                 auto* const of_head = rows.data() + head * l.exact_tokens * channels;
                 for (index_t to = first; const auto number : numbers) {
                     const auto from = first + number;
                     if (to >= l.exact_tokens) break;
-                    if (from >= l.exact_tokens) part.format.quantised().read(row(part, head, from), of_head + to * channels);
-                    else if (to != from) std::copy_n(of_head + from * channels, channels, of_head + to * channels);
+                    if (from >= l.exact_tokens) {
+                        read_row(part, head, from, memory);
+                        part.format.quantised().read(memory, of_head + to * channels);
+                    } else if (to != from) std::copy_n(of_head + from * channels, channels, of_head + to * channels);
                     ++to;
                 }
             }
@@ -413,18 +432,17 @@ private:
         copy(values, own->values, l.value_channels);
         exact_ = std::move(own);
     }
-    /// Writes some tokens to the rows of a page from one on. numbers: memory for a row.
-    void write(const stored_view<const T>& from, index_t first, index_t count, std::byte* page, index_t row,
-               const kernel::page_layout::part& part, T* numbers) const {
+    /// Writes some tokens to the rows of a page from one on. numbers, memory: of a row, and of one as it is stored.
+    void write(const stored_view<const T>& from, index_t first, index_t count, std::byte* page, index_t row, const kernel::page_part& part,
+               T* numbers, std::byte* memory) const {
         const auto channels = part.format.channels;
         for (index_t head = 0; head < from.shape().heads; ++head) {
-            auto* const to = page + part.offset + head * part.head_bytes + row * part.row_bytes;
             const auto rows = from.rows(0, head, first);
             for (index_t r = 0; r < count; ++r) {
-                auto* const own = to + r * part.row_bytes;
                 kernel::copy_rows<T>(rows.from(r), 1, channels, numbers, channels);
-                if (part.format.is_quantised()) part.format.quantised().write(numbers, own);
-                else kernel::store_row<T>(numbers, channels, stored_rows<T>{own, part.format.narrow, channels, 1});
+                if (part.format.is_quantised()) part.format.quantised().write(numbers, memory);
+                else kernel::store_row<T>(numbers, channels, stored_rows<T>{memory, part.format.narrow, channels, 1});
+                part.of_head(head).template write_row<T>(memory, row + r, page);
             }
         }
     }

@@ -9,6 +9,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 struct no_prefetch {
     static void clear() {}
     static void add(const auto&, index_t, index_t) {}
+    static void add_bytes(const std::byte*, index_t) {}
     static void beside(index_t) {}
 };
 
@@ -28,6 +29,9 @@ public:
         queue_[end_++] = rows.row_stride == channels
                              ? block{reinterpret_cast<const std::byte*>(rows.data), 0, 1, count * channels * size}
                              : block{reinterpret_cast<const std::byte*>(rows.data), rows.row_stride * size, count, channels * size};
+    }
+    void add_bytes(const std::byte* from, index_t count) {
+        if (end_ < capacity) queue_[end_++] = {from, 0, 1, count};
     }
     template <class T>
     void add(const stored_rows<T>& rows, index_t count, index_t channels) {

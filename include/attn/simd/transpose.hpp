@@ -18,28 +18,45 @@ template <int Begin, class V, int... Index>
 
 } // namespace detail
 
-/// Swaps rows and columns of a square, rows[0 .. size): lane c of rows[r] becomes lane r of rows[c]. log2(size) rounds of zipping row r
-/// with row r + size / 2 do it; each round is `size` shuffles. Registers of anything as wide as T.
-template <Scalar T, class Register = lanes<T>>
-[[gnu::always_inline]] inline void transpose(Register* rows) {
+/// Puts the lanes 0 of some registers side by side, a power of two of them, then their lanes 1, and so on: as one run of memory, to[lane *
+/// Rows + r] = rows[r][lane]. log2(Rows) rounds of zipping row r with row r + Rows / 2 do it; each round is `Rows` shuffles. Registers of
+/// anything as wide as T.
+template <int Rows, Scalar T, class Register = lanes<T>>
+[[gnu::always_inline]] inline void interleave(Register* rows) {
     constexpr int size = lanes<T>::size;
     using vector = typename detail::vector_of<T, size>::type;
     constexpr auto lane = std::make_integer_sequence<int, size>{};
-    vector from[static_cast<std::size_t>(size)], to[static_cast<std::size_t>(size)];
+    vector from[static_cast<std::size_t>(Rows)], to[static_cast<std::size_t>(Rows)];
 #pragma GCC unroll 16
-    for (int r = 0; r < size; ++r) from[r] = std::bit_cast<vector>(rows[r]);
+    for (int r = 0; r < Rows; ++r) from[r] = std::bit_cast<vector>(rows[r]);
 #pragma GCC unroll 4
-    for (int round = 1; round < size; round *= 2) {
+    for (int round = 1; round < Rows; round *= 2) {
 #pragma GCC unroll 8
-        for (int r = 0; r < size / 2; ++r) {
-            to[2 * r] = detail::zip<0>(from[r], from[r + size / 2], lane);
-            to[2 * r + 1] = detail::zip<size / 2>(from[r], from[r + size / 2], lane);
+        for (int r = 0; r < Rows / 2; ++r) {
+            to[2 * r] = detail::zip<0>(from[r], from[r + Rows / 2], lane);
+            to[2 * r + 1] = detail::zip<size / 2>(from[r], from[r + Rows / 2], lane);
         }
 #pragma GCC unroll 16
-        for (int r = 0; r < size; ++r) from[r] = to[r];
+        for (int r = 0; r < Rows; ++r) from[r] = to[r];
     }
 #pragma GCC unroll 16
-    for (int r = 0; r < size; ++r) rows[r] = std::bit_cast<Register>(from[r]);
+    for (int r = 0; r < Rows; ++r) rows[r] = std::bit_cast<Register>(from[r]);
+}
+/// Swaps rows and columns of a square, rows[0 .. size): lane c of rows[r] becomes lane r of rows[c].
+template <Scalar T, class Register = lanes<T>>
+[[gnu::always_inline]] inline void transpose(Register* rows) {
+    interleave<lanes<T>::size, T>(rows);
+}
+
+/// Stores the columns first .. end - 1 of some rows, a power of two of them that a register holds: to[c * stride] = lane c of each row,
+/// then zeros up to a register. The rows are overwritten.
+template <int Rows, Scalar T>
+[[gnu::always_inline]] inline void store_columns(lanes<T>* rows, index_t first, index_t end, T* to, index_t stride) {
+    interleave<Rows, T>(rows);
+    T columns[std::size_t{lanes<T>::size * Rows}];
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) rows[r].store(columns + r * lanes<T>::size);
+    for (auto c = first; c < end; ++c) lanes<T>::load_first(columns + c * Rows, Rows).store(to + c * stride);
 }
 
 /// The sum over the lanes of each row of a square, rows[0 .. size), which are overwritten: lane r is that of rows[r]. Half the shuffles of

@@ -47,6 +47,11 @@ template <class Rows>
 Rows rows_in_place(const Rows& head, index_t first, index_t, index_t step) {
     return head.from(first).every(step);
 }
+/// Asks for them, in time.
+template <class Rows>
+void add_coming(auto& ahead, const Rows& head, index_t first, index_t count, index_t step, index_t channels) {
+    ahead.add(rows_in_place(head, first, count, step), count, channels);
+}
 /// Whether some rows of a head are no rows of a stride, but copied to be that.
 template <class Head>
 inline constexpr bool gathers = false;
@@ -55,6 +60,7 @@ template <class Stored, class T>
 struct head_rows {
     using type = typename Stored::template rows<const T>;
     static constexpr bool are_paged = false;
+    static constexpr index_t few_rows = std::max<index_t>(1, simd::lanes<T>::size / 4); ///< rows that are few: see score_stage
 };
 /// Keys and values in the pages of a cache, whose rows are another kind: see pages.hpp.
 template <class T>
@@ -74,7 +80,8 @@ public:
     block_reader(detail::scratch& memory, index_t block_keys, index_t channels, bool pads)
         : block_keys_(block_keys), channels_(channels), padded_(Rows::width(channels)), pads_(pads && padded_ != channels),
           copies_(memory.take<operand>(slot_count, Rows::rows(block_keys), padded_)),
-          gathered_(memory.take<std::byte>(gathers<Head> ? block_keys : 0, channels, static_cast<index_t>(sizeof(T)))) {}
+          gathered_(memory.take<std::byte>(gathers<Head> ? block_keys : 0, channels, static_cast<index_t>(sizeof(T)))),
+          row_(memory.take<std::byte>(gathers<Head> ? 2 * channels + 2 : 0, static_cast<index_t>(sizeof(T)))) {}
 
     /// Goes on to another head, whose row 0 stands at first_key.
     void begin(const Head& rows, index_t first_key) {
@@ -92,7 +99,7 @@ public:
             const copy wanted{rows_, first, keys.step, keys.count, 0};
             if (gathered_run_ == wanted) return gathered_copy_;
             gathered_run_ = wanted;
-            return gathered_copy_ = gathered_rows(rows_, first, keys.count, keys.step, gathered_);
+            return gathered_copy_ = gathered_rows(rows_, first, keys.count, keys.step, gathered_, row_);
         }
         return own;
     }
@@ -101,15 +108,22 @@ public:
         const auto own = stored(keys);
         if constexpr (!Rows::are_copies)
             if (!pads_ && readable_in_place(own)) return own.numbers();
-        const copy wanted{rows_, keys.first - first_key_, keys.step, keys.count, before};
-        for (index_t slot = 0; slot < slot_count; ++slot)
-            if (copied_[slot] == wanted) return {copy_of(slot), padded_, 1};
-        copied_[next_] = wanted;
-        operand* const to = copy_of(next_);
-        Rows::copy(own, keys.count, before, channels_, to, padded_);
-        next_ = (next_ + 1) % slot_count;
-        return {to, padded_, 1};
+        const auto* const copied =
+            copy_once(keys, before, [&](operand* to) { Rows::copy(own, keys.count, before, channels_, to, padded_); });
+        return {copied, padded_, 1};
     }
+    /// The keys of a run as a cache keeps them, if they lie so.
+    auto columns(const key_run& keys) const { return columns_in_place(rows_, keys, first_key_, coming_); }
+    /// Their numbers.
+    auto read(const key_run& keys, const auto& columns) {
+        if (const auto own = columns.numbers(); own.blocks) return own;
+        return columns.numbers(copy_once(keys, 0, [&](operand* to) { columns.read(keys.count, to); }));
+    }
+    /// f(values of a run), if they can be read as a cache keeps them.
+    bool stream(const key_run& keys, const auto& f) const { return stream_rows(rows_, keys, first_key_, coming_, f); }
+    /// What columns and streams ask for beside themselves: rows of a head.
+    void expect(const Head& head, index_t first, index_t count, index_t step) { coming_ = head.in_one_page(first, count, step); }
+    void expect_nothing() { coming_ = nullptr; }
 
 private:
     static constexpr index_t slot_count = 3;
@@ -120,11 +134,23 @@ private:
         index_t first = 0, step = 0, count = 0, before = 0;
         bool operator==(const copy&) const = default;
     };
+    /// A copy that make(to) has made of a run, now or before.
+    const operand* copy_once(const key_run& keys, index_t before, const auto& make) {
+        const copy wanted{rows_, keys.first - first_key_, keys.step, keys.count, before};
+        for (index_t slot = 0; slot < slot_count; ++slot)
+            if (copied_[slot] == wanted) return copy_of(slot);
+        copied_[next_] = wanted;
+        operand* const to = copy_of(next_);
+        make(to);
+        next_ = (next_ + 1) % slot_count;
+        return to;
+    }
 
     index_t block_keys_, channels_, padded_;
     bool pads_;
     operand* copies_;
-    std::byte* gathered_; ///< memory for a run that is copied
+    std::byte *gathered_, *row_;        ///< memory for a run that is copied, and for one row of it as it is stored
+    const std::byte* coming_ = nullptr; ///< where what is read next lies
     Head rows_{};
     index_t first_key_ = 0, next_ = 0;
     copy copied_[slot_count], gathered_run_;

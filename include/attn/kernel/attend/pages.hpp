@@ -1,87 +1,144 @@
 // Keys and values that lie in the pages of a cache: what the reader of key blocks reads there.
 #pragma once
 
+#include "../prefetch.hpp"
+#include "column_scores.hpp"
 #include "key_reader.hpp"
-#include "quantised.hpp"
+#include "streamed_rows.hpp"
 
 #include <algorithm>
+#include <optional>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// How the rows of a page lie: of numbers side by side, or quantised.
-struct row_format {
-    index_t channels = 0;
-    narrow_format narrow = narrow_format::none;
-    int bits = 0; ///< of a number that is quantised, else 0
+/// Where the keys or the values of a page lie: rows one after the other, or, in columns, blocks of 16 of them (key_columns).
+struct page_part {
+    index_t offset = 0;     ///< of the first row, in bytes
+    index_t head_bytes = 0; ///< from one head to the next
+    index_t row_bytes = 0;
+    row_format format = {};
+    bool in_columns = false;
 
-    bool is_quantised() const { return bits != 0; }
-    quantised_rows quantised() const { return {bits, channels}; }
-    /// Bytes of a row whose numbers are computed with in T.
-    template <class T>
-    index_t row_bytes() const {
-        if (is_quantised()) return quantised().row_bytes();
-        return channels * (narrow == narrow_format::none ? static_cast<index_t>(sizeof(T)) : 2);
+    bool operator==(const page_part&) const = default;
+
+    page_part of_head(index_t head) const {
+        auto part = *this;
+        part.offset += head * head_bytes;
+        return part;
     }
-    friend bool operator==(const row_format&, const row_format&) = default;
+    /// Where a row of a page lies, or its block.
+    index_t place(index_t row) const { return offset + (row - in_block(row)) * row_bytes; }
+    /// A row of a page as it is stored, side by side.
+    template <Scalar T>
+    void read_row(const std::byte* page, index_t row, std::byte* to) const {
+        if (in_columns) gather_row<T>(page + place(row), in_block(row), format, to);
+        else std::copy_n(page + place(row), row_bytes, to);
+    }
+    template <Scalar T>
+    void write_row(const std::byte* from, index_t row, std::byte* page) const {
+        if (in_columns) scatter_row<T>(from, format, page + place(row), in_block(row));
+        else std::copy_n(from, row_bytes, page + place(row));
+    }
+
+private:
+    index_t in_block(index_t row) const { return in_columns ? row % column_block : 0; }
 };
 
-/// The rows of one head, so many in each page, one after the other. Pages of which nothing is seen may be missing. The first rows of a
-/// sequence may be kept as they are beside quantised ones.
+/// The rows of one head, so many in each page. Pages of which nothing is seen may be missing. The first rows of a sequence may be kept as
+/// they are beside quantised ones.
 template <class T>
 struct paged_rows {
+    using number = std::remove_const_t<T>;
+
     const std::byte* const* pages = nullptr; ///< null where one is missing
     index_t page_rows = 1;
-    index_t offset = 0; ///< of the head's first row in a page, in bytes
-    row_format format = {};
-    index_t row_bytes = 0;
+    page_part part = {};      ///< of the head
     const T* exact = nullptr; ///< the rows before exact_end
     index_t exact_end = 0;
 
     bool operator==(const paged_rows&) const = default;
+
+    const std::byte* page_of(index_t row) const { return pages[row / page_rows]; }
+    /// Bytes of a row that is copied: as numbers if it is quantised, else as it is stored.
+    index_t copied_bytes() const {
+        return part.format.is_quantised() ? part.format.channels * static_cast<index_t>(sizeof(T)) : part.row_bytes;
+    }
+    /// Copies a row; zeros, if its page is missing. memory: of a row as it is stored.
+    void copy(index_t row, std::byte* to, std::byte* memory) const {
+        const auto& format = part.format;
+        if (row < exact_end) {
+            std::copy_n(reinterpret_cast<const std::byte*>(exact + row * format.channels), copied_bytes(), to);
+        } else if (const auto* const page = page_of(row); !page) {
+            std::fill_n(to, copied_bytes(), std::byte{});
+        } else if (format.is_quantised()) {
+            part.template read_row<number>(page, row % page_rows, memory);
+            format.quantised().read(memory, reinterpret_cast<number*>(to));
+        } else {
+            part.template read_row<number>(page, row % page_rows, to);
+        }
+    }
+    /// Where the rows first, first + step, ... lie, if they are in one page, and none is exact.
+    const std::byte* in_one_page(index_t first, index_t count, index_t step) const {
+        const auto last = first + (count - 1) * step;
+        const bool is_one = count > 0 && first >= exact_end && first / page_rows == last / page_rows;
+        return is_one && page_of(first) ? page_of(first) + part.place(first % page_rows) : nullptr;
+    }
 };
 template <class T>
 inline constexpr bool gathers<paged_rows<T>> = true;
 
-/// Rows first, first + step, ... as they lie: without data if they are not in one page, or quantised.
+/// Rows first, first + step, ... as they lie: without data if they are not in one page, or quantised, or in columns.
 template <class T>
 stored_rows<T> rows_in_place(const paged_rows<T>& head, index_t first, index_t count, index_t step) {
-    const auto page_of = [&](index_t row) { return row / head.page_rows; };
-    const stored_rows<T> none{nullptr, head.format.narrow, head.format.channels * step, 1};
-    if (count <= 0 || head.format.is_quantised() || page_of(first) != page_of(first + (count - 1) * step)) return none;
-    const auto* const page = head.pages[page_of(first)];
-    if (!page) return none;
-    return {page + head.offset + first % head.page_rows * head.row_bytes, head.format.narrow, head.format.channels * step, 1};
+    const auto& format = head.part.format;
+    const bool are_rows = !format.is_quantised() && !head.part.in_columns;
+    return {are_rows ? head.in_one_page(first, count, step) : nullptr, format.narrow, format.channels * step, 1};
 }
 /// Copies them to memory: quantised ones as numbers, others as they are stored; zeros of missing pages.
 template <class T>
-stored_rows<T> gathered_rows(const paged_rows<T>& head, index_t first, index_t count, index_t step, std::byte* to) {
+stored_rows<T> gathered_rows(const paged_rows<T>& head, index_t first, index_t count, index_t step, std::byte* to, std::byte* memory) {
+    for (index_t j = 0; j < count; ++j) head.copy(first + j * step, to + j * head.copied_bytes(), memory);
+    return {to, head.part.format.narrow, head.part.format.channels, 1};
+}
+/// Asks for them, in time.
+template <class T>
+void add_coming(prefetch_next& ahead, const paged_rows<T>& head, index_t first, index_t count, index_t step, index_t) {
+    if (const auto* const from = step == 1 ? head.in_one_page(first, count, step) : nullptr)
+        ahead.add_bytes(from, count * head.part.row_bytes);
+}
+/// Bytes to what is read next, if that is known, else 0.
+inline index_t bytes_between(const std::byte* from, const std::byte* next) {
+    return next ? reinterpret_cast<std::intptr_t>(next) - reinterpret_cast<std::intptr_t>(from) : 0;
+}
+/// The keys of a run as they lie, if they lie together in columns.
+template <class T>
+std::optional<key_columns<std::remove_const_t<T>>> columns_in_place(const paged_rows<T>& head, const key_run& run, index_t first_key,
+                                                                    const std::byte* next) {
+    const auto first = run.first - first_key;
+    const auto* const from = head.part.in_columns && run.step == 1 ? head.in_one_page(first, run.count, 1) : nullptr;
+    if (!from) return {};
+    return key_columns<std::remove_const_t<T>>{from, first % column_block, head.part.format, column_block * head.part.row_bytes,
+                                               bytes_between(from, next)};
+}
+
+/// Calls f(the values of a run) and returns true if they can be read as they lie. next: where what is read next lies, or null.
+template <class T>
+bool stream_rows(const paged_rows<T>& head, const key_run& run, index_t first_key, const std::byte* next, const auto& f) {
     using number = std::remove_const_t<T>;
-    const auto channels = head.format.channels;
-    const auto size = head.format.is_quantised() ? channels * static_cast<index_t>(sizeof(T)) : head.row_bytes;
-    for (index_t j = 0; j < count; ++j) {
-        const auto row = first + j * step;
-        auto* const own = to + j * size;
-        const auto* const page = head.pages[row / head.page_rows];
-        const auto* const from = page ? page + head.offset + row % head.page_rows * head.row_bytes : nullptr;
-        if (row < head.exact_end) std::copy_n(reinterpret_cast<const std::byte*>(head.exact + row * channels), size, own);
-        else if (!from) std::fill_n(own, size, std::byte{});
-        else if (head.format.is_quantised()) head.format.quantised().read(from, reinterpret_cast<number*>(own));
-        else std::copy_n(from, size, own);
-    }
-    return {to, head.format.narrow, channels, 1};
+    const auto& format = head.part.format;
+    if (format.channels % (format.is_quantised() ? quantised_rows::group : simd::lanes<number>::size) != 0) return false;
+    const auto* const from = head.in_one_page(run.first - first_key, run.count, run.step);
+    if (!from) return false;
+    with_columns<number>(format, [&]<class V>(std::type_identity<V>) {
+        f(streamed_rows<V, number>(from, format, head.part.row_bytes * run.step, bytes_between(from, next)));
+    });
+    return true;
 }
 
 /// How the pages of a cache are laid out, each with the rows of all heads.
 struct page_layout {
-    /// The rows of a tensor.
-    struct part {
-        index_t offset = 0;     ///< of the first head, in bytes
-        index_t head_bytes = 0; ///< from one head to the next
-        index_t row_bytes = 0;
-        row_format format = {};
-    };
     index_t page_rows = 1;
-    part keys, values;
+    page_part keys, values;
 };
 /// The keys and values of one sequence.
 template <class T>
@@ -96,11 +153,10 @@ struct sequence_pages {
     paged_rows<const T> values_of(index_t head) const { return rows(layout->values, head, exact_values); }
 
 private:
-    paged_rows<const T> rows(const page_layout::part& part, index_t head, const T* exact) const {
+    paged_rows<const T> rows(const page_part& part, index_t head, const T* exact) const {
         const auto exact_end = std::max<index_t>(0, exact_rows - first_key);
-        return {pages,       layout->page_rows, part.offset + head * part.head_bytes,
-                part.format, part.row_bytes,    exact_end > 0 ? exact + (head * exact_rows + first_key) * part.format.channels : nullptr,
-                exact_end};
+        const auto* const first = exact_end > 0 ? exact + (head * exact_rows + first_key) * part.format.channels : nullptr;
+        return {pages, layout->page_rows, part.of_head(head), first, exact_end};
     }
 };
 
@@ -111,6 +167,7 @@ template <class T>
 struct head_rows<paged_storage, T> {
     using type = paged_rows<const T>;
     static constexpr bool are_paged = true;
+    static constexpr index_t few_rows = few_rows_of_columns<T>;
 };
 
 } // namespace attn::kernel

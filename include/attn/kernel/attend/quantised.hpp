@@ -1,18 +1,32 @@
 // Rows of numbers in 8 or 4 bits, in groups of channels that have a scale each.
 #pragma once
 
-#include "../../simd/lanes.hpp"
+#include "../../simd/small_integers.hpp"
 
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
+/// A register of numbers from multiples in 8 or 4 bits.
+template <int Bits, Scalar T>
+struct dequantised_lanes {
+    using lanes = simd::lanes<T>;
+    using integers = simd::small_integers<T>;
+    lanes scale, least;
+
+    /// From the multiples of a register; shift: which bit of a byte is the first.
+    [[gnu::always_inline]] lanes operator()(const std::byte* multiples, int shift) const {
+        if constexpr (Bits == 8) return scale * integers::template load<true>(multiples).numbers();
+        else return fma(scale, integers::template load<false>(multiples).four_bits(shift).numbers(), least);
+    }
+};
+
 /// How a row of channels lies in so many bits a number: for each group of 32 channels, the last of which may have fewer, what its numbers
 /// are multiples of, a float, and in 4 bits the least of them, another; then the multiples q, of all groups.
-///     8 bits: x = scale q, q = -127 .. 127                4 bits: x = least + scale q, q = 0 .. 15, two of neighbouring channels in a byte
+///     8 bits    x = scale q,          q = -127 .. 127
+///     4 bits    x = least + scale q,  q = 0 .. 15, rounded once; a byte holds one of each half of the group, the first in the lower bits
 struct quantised_rows {
     static constexpr index_t group = 32;
     int bits = 8;
@@ -21,44 +35,32 @@ struct quantised_rows {
     index_t groups() const { return (channels + group - 1) / group; }
     /// Floats before the multiples.
     index_t scales() const { return groups() * (bits == 8 ? 1 : 2); }
+    /// Which float is the scale of a group; the least of its numbers is the next.
+    index_t scale_at(index_t g) const { return bits == 8 ? g : 2 * g; }
     /// Bytes of a row, whole floats.
     index_t row_bytes() const {
         const auto size = bits == 8 ? channels : (channels + 1) / 2;
         return scales() * 4 + (size + 3) / 4 * 4;
     }
+    /// Channels whose multiples lie side by side, and have one scale.
+    struct run {
+        index_t group;
+        index_t byte; ///< of the row, where the first multiple lies
+        int shift;    ///< which bit of it is the first
+        index_t end;  ///< the channel after them
+    };
+    run run_from(index_t channel) const {
+        const auto g = channel / group, first = g * group, end = std::min(first + group, channels), multiples = scales() * 4;
+        if (bits == 8) return {g, multiples + channel, 0, end};
+        const auto half = first + (end - first + 1) / 2, byte = multiples + first / 2 + channel;
+        return channel < half ? run{g, byte - first, 0, half} : run{g, byte - half, 4, end};
+    }
 
     /// to[c] = the numbers of a row.
     template <Scalar T>
     void read(const std::byte* row, T* to) const {
-        const auto* const multiples = row + scales() * 4;
-        for (index_t g = 0; g < groups(); ++g) {
-            const auto first = g * group, count = std::min(group, channels - first);
-            std::array<T, group> numbers;
-            if (bits == 8) {
-                std::array<std::int8_t, group> q{};
-                if (count == group) std::memcpy(q.data(), multiples + first, group); // of a size that is known: registers, no call
-                else std::memcpy(q.data(), multiples + first, static_cast<std::size_t>(count));
-                for (std::size_t c = 0; c < group; ++c) numbers[c] = static_cast<T>(q[c]);
-            } else {
-                std::array<std::uint8_t, group / 2> q{};
-                if (count == group) std::memcpy(q.data(), multiples + first / 2, group / 2);
-                else std::memcpy(q.data(), multiples + first / 2, static_cast<std::size_t>(count + 1) / 2);
-                for (std::size_t c = 0; c < group / 2; ++c) {
-                    numbers[2 * c] = static_cast<T>(q[c] & 15);
-                    numbers[2 * c + 1] = static_cast<T>(q[c] >> 4);
-                }
-            }
-            using lanes = simd::lanes<T>;
-            const lanes scale = static_cast<T>(number(row, scale_at(g))),
-                        least = bits == 8 ? T{0} : static_cast<T>(number(row, scale_at(g) + 1));
-            index_t c = 0;
-            const auto at = [&](index_t channel) {
-                const auto product = scale * lanes::load(numbers.data() + channel);
-                return bits == 8 ? product : product + least;
-            };
-            for (; c + lanes::size <= count; c += lanes::size) at(c).store(to + first + c);
-            if (c < count) at(c).store_first(to + first + c, count - c);
-        }
+        if (bits == 8) read<8>(row, to);
+        else read<4>(row, to);
     }
     /// Whether a row can be written: all its numbers are finite, and none is beyond what a scale can be.
     template <Scalar T>
@@ -87,6 +89,23 @@ struct quantised_rows {
     friend bool operator==(const quantised_rows&, const quantised_rows&) = default;
 
 private:
+    template <int Bits, Scalar T>
+    void read(const std::byte* row, T* to) const {
+        constexpr index_t size = simd::lanes<T>::size;
+        for (index_t c = 0; c < channels;) {
+            const auto now = run_from(c);
+            const auto scale = static_cast<T>(number(row, scale_at(now.group)));
+            const auto least = Bits == 8 ? T{0} : static_cast<T>(number(row, scale_at(now.group) + 1));
+            const dequantised_lanes<Bits, T> numbers{scale, least};
+            const auto* from = row + now.byte;
+            for (; c + size <= now.end; c += size, from += size) numbers(from, now.shift).store(to + c);
+            if (c == now.end) continue;
+            std::array<std::byte, std::size_t{size}> rest{};
+            std::copy_n(from, now.end - c, rest.data());
+            numbers(rest.data(), now.shift).store_first(to + c, now.end - c);
+            c = now.end;
+        }
+    }
     /// What the numbers of a group are multiples of, and the least of them in 4 bits, else 0.
     struct steps {
         float scale, least;
@@ -100,8 +119,6 @@ private:
         return {static_cast<float>(std::max(std::abs(a), std::abs(b)) / (a == b ? 64 : 127)), 0};
     }
     index_t end_of(index_t g) const { return std::min((g + 1) * group, channels); }
-    /// Which float is the scale of a group.
-    index_t scale_at(index_t g) const { return bits == 8 ? g : 2 * g; }
     static float number(const std::byte* row, index_t at) {
         float x;
         std::memcpy(&x, row + at * 4, 4);
@@ -109,13 +126,13 @@ private:
     }
     static void set_number(std::byte* row, index_t at, float x) { std::memcpy(row + at * 4, &x, 4); }
     void set(std::byte* row, index_t channel, double multiple) const {
-        auto* const multiples = row + scales() * 4;
+        const auto at = run_from(channel);
+        auto& byte = row[at.byte];
         if (bits == 8) {
-            multiples[channel] = static_cast<std::byte>(static_cast<std::int8_t>(std::clamp(multiple, -127.0, 127.0)));
+            byte = static_cast<std::byte>(static_cast<std::int8_t>(std::clamp(multiple, -127.0, 127.0)));
         } else {
             const auto q = static_cast<unsigned>(std::clamp(multiple, 0.0, 15.0));
-            auto& both = multiples[channel / 2];
-            both = static_cast<std::byte>(channel % 2 == 0 ? q : (std::to_integer<unsigned>(both) & 15) | q << 4);
+            byte = static_cast<std::byte>(at.shift == 0 ? q : (std::to_integer<unsigned>(byte) & 15) | q << 4);
         }
     }
 };

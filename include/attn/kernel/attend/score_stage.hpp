@@ -12,13 +12,20 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
+/// f(rows, first, count) for some keys of a run, so many at a time as lie alike: here all of them.
+template <class E>
+void for_each_tile(const row_block<const E>& keys, index_t first, index_t count, const auto& f) {
+    f(keys.from(first), first, count);
+}
+
 /// Queries of one block, laid out for one of two ways to make a tile of scores[keys][rows], bit by bit the same: a score is one chain of
 /// multiply-adds over the channels in order.
 ///   many rows   lanes are rows: only Q is transposed, K is broadcast as it lies, one number at a time
 ///   few rows    lanes are keys: squares of K are transposed in registers, the finished scores transposed back. So a decoding step's heads
 ///               are scored, where lanes of rows would be mostly empty
-/// E: what the channels of queries and keys are multiplied as.
-template <Scalar T, class E = T>
+/// E: what the channels of queries and keys are multiplied as. Few: the most rows that are few, which depends on how keys lie: a copy of a
+/// key would be made for a few multiply-adds, and so many chains of them take less time than a register of lanes that are mostly empty.
+template <Scalar T, class E = T, index_t Few = head_rows<any_storage, T>::few_rows>
 class score_stage {
 public:
     using lanes = simd::lanes<T>;
@@ -51,9 +58,9 @@ public:
 
     /// scores[j * stride()] for the keys of a block. visible: one bit per row and key, or null if all see all; what nobody of a register
     /// sees may be left out, and holds any number.
-    void multiply(const row_block<const E>& keys, index_t count, const std::uint64_t* visible, T* scores, auto& ahead) const {
+    void multiply(const auto& keys, index_t count, const std::uint64_t* visible, T* scores, auto& ahead) const {
         if (is_few()) {
-            multiply_few(keys, count, scores, ahead);
+            if constexpr (std::convertible_to<decltype(keys), row_block<const E>>) multiply_few(keys, count, scores, ahead);
             return;
         }
         const auto registers = stride_ / lanes::size;
@@ -71,13 +78,17 @@ public:
         });
     }
 
-    /// Whether the rows are few: a copy of a key would be made for a few multiply-adds.
-    bool is_few() const { return rows_ <= max_few; }
+    /// Whether the rows are few.
+    bool is_few() const { return rows_ <= Few; }
     /// The scores of keys that are stored in 16 bits, for few rows: the keys are read as they lie.
     void multiply_stored(const auto& keys, index_t count, T* scores, auto& ahead) const {
         as_they_lie(keys, [&]<class V>(const row_block<const V>& own) {
             if constexpr (Narrow<V> && std::same_as<E, T>) multiply_few(own, count, scores, ahead);
         });
+    }
+    /// The scores of keys that lie in columns, for few rows.
+    void multiply_columns(const auto& keys, index_t count, T* scores, auto& ahead) const {
+        score_columns(numbers_, rows_, keys, count, scores, stride_, ahead);
     }
 
 private:
@@ -92,12 +103,12 @@ private:
             const auto from = rows_from(row);
             for (index_t c = 0; c < channels_; ++c) numbers_[row * row_stride + c * channel_stride] = scale * from(0, c);
         }
-        if (!is_few())
+        if (is_few()) // zeros up to a power of two
+            std::fill(numbers_ + rows_ * channels_,
+                      numbers_ + static_cast<index_t>(std::bit_ceil(static_cast<std::size_t>(rows_))) * channels_, T{0});
+        else
             for (index_t c = 0; c < channels_; ++c) std::fill(numbers_ + c * stride_ + rows_, numbers_ + (c + 1) * stride_, T{0});
     }
-
-    /// The most rows that are few: so many chains of multiply-adds take less time than a register of lanes that are mostly empty.
-    static constexpr index_t max_few = std::max<index_t>(1, lanes::size / 4);
 
     /// One bit for each of the registers left .. right - 1 that sees one of the keys.
     static std::uint64_t seen_registers(const std::uint64_t* visible, index_t keys, index_t left, index_t right) {
@@ -107,14 +118,15 @@ private:
             registers |= std::uint64_t{(rows & bit_range(reg * lanes::size, lanes::size)) != 0} << (reg - left);
         return registers;
     }
-    void multiply_many(const row_block<const E>& keys, index_t first, index_t count, index_t left, index_t right, T* scores,
-                       auto& ahead) const {
-        kernel::multiply<T, E>(count, right - left,
-                               {.a = {keys.address(first), keys.row_stride, 1},
-                                .b = {queries_ + left * lanes::size, stride_, 1},
-                                .depth = depth_,
-                                .c = {scores + first * stride_ + left * lanes::size, stride_, 1}},
-                               ahead);
+    void multiply_many(const auto& keys, index_t first, index_t count, index_t left, index_t right, T* scores, auto& ahead) const {
+        for_each_tile(keys, first, count, [&](const row_block<const E>& some, index_t from, index_t size) {
+            kernel::multiply<T, E>(size, right - left,
+                                   {.a = some,
+                                    .b = {queries_ + left * lanes::size, stride_, 1},
+                                    .depth = depth_,
+                                    .c = {scores + from * stride_ + left * lanes::size, stride_, 1}},
+                                   ahead);
+        });
     }
     /// Keys of E or of 16-bit numbers, a register of them at a time.
     template <class V>
@@ -131,13 +143,13 @@ private:
         const V* rows[std::size_t{size}];
 #pragma GCC unroll 16
         for (int j = 0; j < size; ++j) rows[j] = keys + std::min<index_t>(j, count - 1) * key_stride;
-        lanes sum[std::size_t{size}];
-#pragma GCC unroll 16
-        for (int q = 0; q < size; ++q) sum[q] = lanes(T{0});
+        lanes sum[std::size_t{Few}];
+#pragma GCC unroll 8
+        for (index_t q = 0; q < Few; ++q) sum[q] = lanes(T{0});
         const auto add = [&](const operand* square, index_t c) __attribute__((always_inline)) { // one chain for each query
             const E* const query = queries_ + c;
-#pragma GCC unroll 4
-            for (index_t q = 0; q < max_few; ++q) {
+#pragma GCC unroll 8
+            for (index_t q = 0; q < Few; ++q) {
                 if (q >= rows_) break;
 #pragma GCC unroll 16
                 for (int i = 0; i < size; ++i) sum[q] = fma(square[i], operand(query[q * depth_ + i]), sum[q]);
@@ -182,8 +194,7 @@ private:
                 for (index_t i = 0; i < rest; ++i)
                     sum[q] = fma(operand::load(columns + i * size), operand(queries_[q * depth_ + c + i]), sum[q]);
         }
-        simd::transpose<T>(sum);
-        for (index_t j = 0; j < count; ++j) sum[j].store(scores + j * stride_);
+        simd::store_columns<static_cast<int>(Few)>(sum, 0, count, scores, stride_);
     }
 
     index_t channels_, depth_, rows_ = 0, stride_ = 0;

@@ -25,9 +25,9 @@ std::uint64_t seen_of(index_t operand, index_t keys, const std::uint64_t* visibl
 /// them, values are read as they lie. A value's sum is one chain of multiply-adds over the keys in order. A row's hidden keys are left out
 /// or have a weight of 0. visible: one bit per row and key, or null if all see all. Operands of several keys begin `before` keys before the
 /// first.
-template <Scalar T, class E, class V>
-void add_weighted_values(softmax_state<T>& state, index_t rows, const E* weights, index_t stride, const row_block<const V>& values,
-                         index_t keys, const std::uint64_t* visible, auto& ahead, index_t before = 0) {
+template <Scalar T, class E, class Values>
+void add_weighted_values(softmax_state<T>& state, index_t rows, const E* weights, index_t stride, const Values& values, index_t keys,
+                         const std::uint64_t* visible, auto& ahead, index_t before = 0) {
     using traits = tile_traits<T>;
     constexpr index_t lane_count = traits::lane_count, terms = simd::terms_of<E>;
     const auto operands = (before + keys + terms - 1) / terms;
@@ -35,13 +35,13 @@ void add_weighted_values(softmax_state<T>& state, index_t rows, const E* weights
     for_each_piece(registers, traits::max_columns, [&](index_t left, index_t columns) {
         const auto channel = left * lane_count;
         const auto add = [&](index_t row, index_t count, index_t first, index_t depth) {
-            multiply<T, E, V>(count, columns,
-                              {.a = {weights + first * stride + row, 1, stride},
-                               .b = values.from(first, channel),
-                               .depth = depth,
-                               .c = {state.values + row * state.value_stride + channel, state.value_stride, 1},
-                               .scale = state.has_values ? state.factor + row : nullptr},
-                              ahead);
+            multiply<T, E, Values>(count, columns,
+                                   {.a = {weights + first * stride + row, 1, stride},
+                                    .b = values.from(first, channel),
+                                    .depth = depth,
+                                    .c = {state.values + row * state.value_stride + channel, state.value_stride, 1},
+                                    .scale = state.has_values ? state.factor + row : nullptr},
+                                   ahead);
         };
         // Only rows of one tile leave out what is before the first key that any of them sees, and after the last.
         const index_t group = visible ? traits::max_rows(static_cast<int>(columns)) : rows;

@@ -25,6 +25,12 @@ struct tile_traits {
 /// A stride that is known to be one, so that the micro-kernel addresses without multiplying.
 using unit_stride = std::integral_constant<index_t, 1>;
 
+/// A register of operands that begins so many numbers after one.
+template <class B>
+[[gnu::always_inline]] inline auto load_operands(const B* from, index_t after) {
+    return simd::operand_lanes<B>::load(from + after);
+}
+
 /// Rows x Columns registers of sums.
 template <int Rows, int Columns, Scalar T>
 struct matrix_tile {
@@ -64,16 +70,16 @@ struct matrix_tile {
     }
     /// sum[i][c] += sum over k < depth of phi(a(i, k)) * b(k, c), where a(i, k) = a[i * a_row + k * a_depth] is a number and b(k, c) the
     /// register at b + k * b_depth + c * lanes::size, both of T or of other operands; b perhaps of numbers that become operands as they are
-    /// loaded. Each lane is one chain of multiply-adds in the order of k: its result is the same in a tile of any size. Rows are addressed
-    /// as they are: with a pointer for every three of them clang keeps these in vector registers, and sums in memory.
-    template <class E, class B, class Phi = std::identity>
-    [[gnu::always_inline]] void multiply_add(const E* a, auto a_row, auto a_depth, const B* b, index_t b_depth, index_t depth,
+    /// loaded (load_operands). Each lane is one chain of multiply-adds in the order of k: its result is the same in a tile of any size.
+    /// Rows are addressed as they are: with a pointer for every three of them clang keeps these in vector registers, and sums in memory.
+    template <class E, class Phi = std::identity>
+    [[gnu::always_inline]] void multiply_add(const E* a, auto a_row, auto a_depth, auto b, index_t b_depth, index_t depth,
                                              const Phi& phi = {}) {
         using operand = simd::operand_lanes<E>;
         for (; depth > 0; --depth, a += a_depth, b += b_depth) {
             operand right[std::size_t{Columns}];
 #pragma GCC unroll 4
-            for (int c = 0; c < Columns; ++c) right[c] = simd::operand_lanes<B>::load(b + c * lanes::size);
+            for (int c = 0; c < Columns; ++c) right[c] = load_operands(b, c * lanes::size);
 #pragma GCC unroll 16
             for (int i = 0; i < Rows; ++i) {
                 const operand left = phi(operand(a[i * a_row]));
@@ -112,11 +118,11 @@ template <int Max, class F>
 ///     c(i, n) = scale[i] c(i, n) + sum over k < depth of a(i, k) b(k, n)
 /// Each element is one chain of multiply-adds in the order of k, whatever tile computes it: so its bits are its own. A and B hold numbers
 /// of T, or other operands E; B perhaps numbers as they are stored, which become operands as they are loaded. Rows of B and C are
-/// contiguous.
-template <Scalar T, class E = T, class B = E>
+/// contiguous. B: the rows of the right operand.
+template <Scalar T, class E = T, class B = row_block<const E>>
 struct tile_product {
     row_block<const E> a;
-    row_block<const B> b;
+    B b;
     index_t depth;
     row_block<T> c;
     const T* scale = nullptr; ///< one number a row; none: C begins as 0, and is not read,
@@ -144,7 +150,7 @@ template <int Rows, int Columns, Scalar T, class E, class B>
 /// The product on any number of rows, of `columns` registers, 1 to max_columns: the tallest tile as often as it fits, then smaller ones.
 /// ahead: what comes next is asked for between tiles. Numbers that become operands as they are loaded are for few rows, and so are their
 /// tiles.
-template <Scalar T, class E = T, class B = E>
+template <Scalar T, class E = T, class B = row_block<const E>>
 void multiply(index_t rows, index_t columns, tile_product<T, E, B> p, auto& ahead) {
     using traits = tile_traits<T>;
     struct tiles_of {
@@ -152,7 +158,7 @@ void multiply(index_t rows, index_t columns, tile_product<T, E, B> p, auto& ahea
         std::array<void (*)(const tile_product<T, E, B>&), 5> rows; ///< the tallest, then 8, 4, 2, 1
     };
     constexpr auto of = []<int Columns>(std::integral_constant<int, Columns>) -> tiles_of {
-        constexpr int tallest = std::same_as<B, E> ? traits::max_rows(Columns) : 4;
+        constexpr int tallest = std::same_as<B, row_block<const E>> ? traits::max_rows(Columns) : 4;
         return {tallest,
                 {multiply_tile<tallest, Columns, T, E, B>, multiply_tile<(tallest > 8 ? 8 : 4), Columns, T, E, B>,
                  multiply_tile<4, Columns, T, E, B>, multiply_tile<2, Columns, T, E, B>, multiply_tile<1, Columns, T, E, B>}};

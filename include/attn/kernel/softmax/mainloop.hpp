@@ -113,14 +113,19 @@ private:
     /// the queries and results of the next query block, with its keys: what is known that it sees beyond these, or another head's first.
     void ask_for_next(const key_run& coming) {
         ahead_.clear();
+        keys_.expect_nothing();
+        values_.expect_nothing();
         const auto& in = call_->in;
         const auto add_keys = [&](const query_block& of, const key_run& keys) {
             const auto first = keys.first - in.positions.first_key[of.batch];
-            const auto add = [&](const key_rows& head, index_t channels) {
-                ahead_.add(rows_in_place(head, first, keys.count, keys.step), keys.count, channels);
-            };
-            add(keys_of(of), in.keys.shape().channels);
-            add(values_of(of), in.values.shape().channels);
+            if constexpr (is_paged)
+                if (queries_.is_few()) {
+                    keys_.expect(keys_of(of), first, keys.count, keys.step);
+                    values_.expect(values_of(of), first, keys.count, keys.step);
+                    return;
+                }
+            add_coming(ahead_, keys_of(of), first, keys.count, keys.step, in.keys.shape().channels);
+            add_coming(ahead_, values_of(of), first, keys.count, keys.step, in.values.shape().channels);
         };
         if (coming.count > 0) {
             if (block_->rows() <= lanes::size) add_keys(*block_, coming);
@@ -149,31 +154,48 @@ private:
         const auto stride = queries_.stride();
         const auto before = keys_before<E>(keys);
         T* const scores = scores_ + before * stride;
-        const auto stored_keys = keys_.stored(keys), stored_values = values_.stored(keys);
-        if (queries_.is_few() && keys_.can_widen(stored_keys)) queries_.multiply_stored(stored_keys, keys.count, scores, ahead_);
-        else queries_.multiply(keys_.read(keys), keys.count, visible, scores, ahead_);
+        make_scores(part, scores);
         if (call_->adjustment) (*call_->adjustment)({*block_, keys, scores, stride, scratch_});
         if (visible) hide_scores<T>(scores, keys.count, stride, visible);
         for (index_t j = 0; masked && j < keys.count; ++j)
             seen_[j] = rows_not_hidden<T>(scores + j * stride, stride) & bit_range(0, block_->rows());
         std::fill(scores_, scores, state_type::hidden);
         const E* const weights = state_.template push<E>(scores_, before + keys.count, stride);
-        const auto add = [&](const auto& values) {
-            add_weighted_values(state_, block_->rows(), weights, stride, values, keys.count, visible, ahead_, before);
-        };
         if (masked) add_seen_values(state_, block_->rows(), weights, stride, values_.read(keys, before), keys.count, seen_, before);
-        else if (queries_.is_few() && values_.can_widen(stored_values))
-            as_they_lie(stored_values, [&]<class V>(const row_block<const V>& values) {
-                if constexpr (Narrow<V> && std::same_as<E, T>) add(values);
+        else
+            with_values(keys, before, [&](const auto& values) {
+                add_weighted_values(state_, block_->rows(), weights, stride, values, keys.count, visible, ahead_, before);
             });
-        else add(values_.read(keys, before));
+    }
+    /// Keys are read as they are stored where rows are few, or columns of numbers.
+    void make_scores(const visible_run& part, T* scores) {
+        const auto& [keys, visible] = part;
+        if constexpr (is_paged)
+            if (const auto columns = keys_.columns(keys)) {
+                if (queries_.is_few()) queries_.multiply_columns(*columns, keys.count, scores, ahead_);
+                else queries_.multiply(keys_.read(keys, *columns), keys.count, visible, scores, ahead_);
+                return;
+            }
+        const auto stored = keys_.stored(keys);
+        if (queries_.is_few() && keys_.can_widen(stored)) queries_.multiply_stored(stored, keys.count, scores, ahead_);
+        else queries_.multiply(keys_.read(keys), keys.count, visible, scores, ahead_);
+    }
+    /// f(the values of a run): as they are stored where rows are few.
+    void with_values(const key_run& keys, index_t before, const auto& f) {
+        if constexpr (is_paged)
+            if (queries_.is_few() && values_.stream(keys, f)) return;
+        if (const auto stored = values_.stored(keys); queries_.is_few() && values_.can_widen(stored))
+            as_they_lie(stored, [&]<class V>(const row_block<const V>& values) {
+                if constexpr (Narrow<V> && std::same_as<E, T>) f(values);
+            });
+        else f(values_.read(keys, before));
     }
 
     const softmax_call<T>* call_;
     const query_block *block_ = nullptr, *next_ = nullptr;
     index_t pass_ = 0;
     bool has_read_ = false; ///< the block's queries
-    score_stage<T, E> queries_;
+    score_stage<T, E, head_rows<Stored, T>::few_rows> queries_;
     block_reader<T, typename operand_rows<T, E>::of_channels, key_rows> keys_;
     block_reader<T, typename operand_rows<T, E>::of_rows, key_rows> values_;
     state_type state_;
