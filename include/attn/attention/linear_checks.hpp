@@ -39,6 +39,10 @@ struct linear_rows {
     stored_view<const T> convolution_input = {}; ///< as the convolution's grid numbers them, or none
 };
 
+/// An operator that is a linear attention, of some rows of a longer sequence.
+template <class Op, class T>
+concept TakesLinearRows = requires(const Op& op, const linear_rows<T>& rows) { op.workspace_bytes(input_shapes{}, index_t{1}, &rows); };
+
 /// All rows of a call.
 template <Scalar T>
 linear_rows<T> all_rows(const inputs<T>& in) {

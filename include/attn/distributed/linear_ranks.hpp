@@ -108,10 +108,6 @@ private:
     const partition& parts_;
 };
 
-/// An operator that is a linear attention, of the rows of keys that a rank has.
-template <class Op, class T>
-concept TakesLinearRows = requires(const Op& op, const linear_rows<T>& rows) { op.workspace_bytes(input_shapes{}, index_t{1}, &rows); };
-
 template <Attention Op, Scalar T>
     requires TakesLinearRows<Op, T>
 class rank_call<Op, T> {

@@ -37,8 +37,8 @@ public:
         return sums.used_bytes() + static_cast<std::size_t>(concurrency) * slice.used_bytes();
     }
 
-    /// memory: workspace_bytes of it. summed: null, or of each batch entry and head of keys the sum that its first row takes; keys before
-    /// that are not read.
+    /// memory: workspace_bytes of it. summed: null, or of each batch entry and head of keys the sum that its first row takes, or begins
+    /// with; the keys in it are not read.
     void operator()(const inputs<T>& in, const outputs<T>& out, const execution& run, std::byte* memory,
                     const linear_states<T>* summed = nullptr) const {
         const auto s = shapes_of(in);
@@ -225,8 +225,8 @@ private:
         }
     }
 
-    /// The sum over the keys grows block by block, as far as rows want it. The block in which a chunk's keys end is scored, and pushed when
-    /// that is done.
+    /// The sum over the keys grows block by block, as far as rows want it: a given one is read where it lies, until then. The block in which
+    /// a chunk's keys end is scored, and pushed when that is done.
     void run_causal(worker& w, const inputs<T>& in, const outputs<T>& out, index_t batch, index_t head,
                     const linear_states<T>* summed) const {
         constexpr index_t size = linear_order<T, P>::causal_block;
@@ -234,18 +234,28 @@ private:
         const auto keys = keys_of(in, batch, head / (in.queries.shape().heads / in.keys.shape().heads));
         const auto tokens = in.queries.shape().tokens, target = worker::target_rows(shapes_of(in));
         load_weights(w, head);
-        w.state.reset();
-        index_t absorbed = summed ? rows.absorbed_by(batch, 0) : 0;
-        if (absorbed > 0) w.state.merge(summed->of(batch * in.keys.shape().heads + keys.kv_head));
+        index_t absorbed = summed ? std::min(rows.absorbed_by(batch, 0), summed->keys) : 0;
+        const bool begun = absorbed > 0;
+        auto sum = begun ? summed->of(batch * in.keys.shape().heads + keys.kv_head) : w.state;
+        if (!begun) sum.reset();
+        const auto grow = [&] { // in the worker's own memory
+            if (sum.sums == w.state.sums) return;
+            w.state.reset();
+            w.state.merge(sum);
+            sum = w.state;
+        };
         for (index_t first = 0, end = 0; first < tokens; first = end) {
-            const auto wanted = rows.absorbed_by(batch, first);
-            keys.push(w, absorbed, wanted, size, w.state);
-            absorbed = wanted;
+            if (const auto wanted = rows.absorbed_by(batch, first); absorbed < wanted) {
+                grow();
+                keys.push(w, absorbed, wanted, size, sum);
+                absorbed = wanted;
+            }
             for (end = first + 1; end < tokens && end - first < target && rows.absorbed_by(batch, end) == absorbed;) ++end;
-            const auto own = run_chunk(w, in, out, batch, head, first, end, w.state, absorbed);
+            const auto own = run_chunk(w, in, out, batch, head, first, end, sum, absorbed);
             const bool whole = own.rows.count > 0 && own.first == absorbed && own.end() == rows.block_end(batch, absorbed, size);
             if (end == tokens || !whole || rows.absorbed_by(batch, end) < own.end()) continue;
-            keys.push(w, own, w.state);
+            grow();
+            keys.push(w, own, sum);
             absorbed = own.end();
         }
     }

@@ -7,6 +7,7 @@
 #include "../gemm/matrix_tile.hpp"
 #include "../prefetch.hpp"
 
+#include <limits>
 #include <span>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
@@ -235,6 +236,8 @@ template <Scalar T>
 struct linear_states {
     linear_state<T> first;
     index_t distance = 0; ///< between them, in numbers
+    /// Of how many keys they are, from a head's first on, where its first row takes more.
+    index_t keys = std::numeric_limits<index_t>::max();
 
     static linear_states take(detail::scratch& memory, index_t count, index_t key_channels, index_t value_channels) {
         const auto before = memory.used_bytes();

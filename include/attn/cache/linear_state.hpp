@@ -1,0 +1,349 @@
+// The state of causal linear attention, which takes the place of a cache: it grows token by token, and its size stays.
+#pragma once
+
+#include "../attention/linear_checks.hpp"
+
+#include <memory>
+
+namespace attn::inline ATTN_INSTRUCTION_SET {
+
+/// What a linear_state is given of each token: rows of keys and of values for every kv head.
+struct state_layout {
+    index_t kv_heads = 1;
+    index_t key_channels = 0;   ///< d_k
+    index_t value_channels = 0; ///< d_v
+};
+
+namespace detail {
+
+/// A causal linear attention: what lies behind its queries is a sum over keys.
+template <class Op, class T>
+concept HasLinearState = Attention<Op> && TakesLinearRows<Op, T> && std::same_as<decltype(Op::pattern), causal>;
+
+/// Throws argument_error if the operator refers to something of every token, or reads what comes later.
+void check_state_operator(std::string_view operation, const auto& op) {
+    if constexpr (requires { op.convolution; }) {
+        if (op.positional_encoding.data())
+            throw argument_error(operation, "positional_encoding", "is of all tokens, but a state has some: add it to the keys");
+        if (op.convolution_input.data())
+            throw argument_error(operation, "convolution_input", "is of all tokens, but a state has some: it convolves its values");
+        if (op.convolution.present() && !op.convolution.causal)
+            throw argument_error(operation, "convolution", "is not causal, but the pattern is");
+    }
+}
+/// How many tokens before its own a causal operator's convolution reads.
+index_t convolved_before(const auto& op) {
+    if constexpr (requires { op.convolution; })
+        if (op.convolution.present()) return op.convolution.grid(0).left;
+    return 0;
+}
+
+/// Rows of keys or values of a sequence's last tokens.
+template <Scalar T>
+class last_rows {
+public:
+    last_rows(index_t heads, index_t channels) : numbers_({1, heads, least_room, channels}) {}
+    last_rows(const last_rows& other) : numbers_(other.numbers_.shape()), first_(other.first_), count_(other.count_) {
+        std::copy_n(other.numbers_.data(), numbers_.shape().size(), numbers_.data());
+    }
+    last_rows(last_rows&&) noexcept = default;
+    last_rows& operator=(last_rows&&) noexcept = default;
+
+    /// The token of the first row.
+    index_t first() const { return first_; }
+    /// The rows that are there.
+    stored_view<const T> rows() const { return numbers_.view().slice({.tokens = {0, count_}}); }
+    /// As many rows as the sequence has tokens, of which only those may be read that are there.
+    stored_view<const T> of_sequence(index_t tokens) const { return numbers_.view().slice({.tokens = {-first_, tokens}}); }
+
+    /// Memory for the rows from one on and so many more; none if there is room where they are.
+    tensor<T> room_for(index_t first, index_t more) const {
+        const auto [batch, heads, room, channels] = numbers_.shape();
+        const auto wanted = std::max(first_ + count_ - first + more, least_room);
+        if (wanted > room) return tensor<T>({batch, heads, std::max(wanted, 2 * room), channels});
+        return wanted < room / 8 ? tensor<T>({batch, heads, wanted, channels}) : tensor<T>();
+    }
+    /// Drops the rows before one. room: of room_for, where the others move to.
+    void drop_before(index_t first, tensor<T> room) {
+        const auto &from = numbers_.shape(), &to = room.data() ? room.shape() : from;
+        const auto dropped = first - first_, left = count_ - dropped;
+        if (!room.data() && dropped == 0) return;
+        T* const begin = room.data() ? room.data() : numbers_.data();
+        for (index_t head = 0; head < from.heads; ++head)
+            std::copy_n(numbers_.data() + (head * from.tokens + dropped) * from.channels, left * from.channels,
+                        begin + head * to.tokens * to.channels);
+        if (room.data()) numbers_ = std::move(room);
+        first_ = first;
+        count_ = left;
+    }
+    /// Adds rows, for which there is room.
+    void append(const stored_view<const T>& more) {
+        const auto& s = numbers_.shape();
+        for (index_t head = 0; head < s.heads; ++head)
+            kernel::copy_rows<T>(more.rows(0, head), more.shape().tokens, s.channels, numbers_.view().row(0, head, count_), s.channels);
+        count_ += more.shape().tokens;
+    }
+    /// Drops the rows from a token on.
+    void drop_from(index_t token) { count_ = std::max<index_t>(0, token - first_), first_ = std::min(first_, token); }
+
+private:
+    static constexpr index_t least_room = 64;
+
+    tensor<T> numbers_;
+    index_t first_ = 0, count_ = 0;
+};
+
+template <class Op, Scalar T>
+class state_call;
+
+} // namespace detail
+
+/// What causal linear attention keeps of one sequence, whose tokens stand at the positions 0, 1, 2, ...: S and z, for each kv head, of the
+/// keys up to the block of 16 in which the last append began, and the keys and values since; of the first tokens, while they are fewer than
+/// 2 d_k d_v / (d_k + d_v), all of them; and of values as many more as a convolution reads. For linear_attention and
+/// simplified_linear_attention, with `causal`.
+///
+///     const linear_attention op{.pattern = causal{}};
+///     linear_state<float> state(op, {.kv_heads = 8, .key_channels = 64, .value_channels = 64});
+///     state.append(k, v);                  // (1, 8, n, 64) each
+///     auto out = attend(op, q, state);     // q: the last tokens' queries
+template <Scalar T>
+class linear_state {
+public:
+    /// The state of no tokens, of an operator, which is copied: what it refers to is not read here. Throws argument_error if that is not
+    /// causal throughout, or refers to something of all tokens, or there can be no such state.
+    template <class Op>
+    linear_state(const Op& op, const state_layout& layout)
+        : layout_(checked(op, layout)), keys_(layout.kv_heads, layout.key_channels), values_(layout.kv_heads, layout.value_channels),
+          op_(std::make_shared<const Op>(op)), add_keys_(add_keys_of<Op>), convolved_before_(detail::convolved_before(op)) {
+        reserve_sums();
+        forget();
+    }
+    /// Takes the tokens of another, which may then only be assigned to, or die.
+    linear_state(linear_state&&) noexcept = default;
+    linear_state& operator=(linear_state&&) noexcept = default;
+
+    /// How many tokens were appended, and not dropped from the end: the position of the next one.
+    index_t size() const { return tokens_; }
+    /// What it is given of each token.
+    const state_layout& layout() const { return layout_; }
+
+    /// Appends tokens: keys (1, kv_heads, n, d_k) and values (1, kv_heads, n, d_v). Those of earlier calls are summed, as far as later
+    /// queries do not meet them one by one. `run` as in attend. Allocates nothing but a workspace that has to grow, and room for more
+    /// tokens at once than before. Throws attention_error, and changes nothing, if the shapes do not fit.
+    void append(const detail::read_stored<T>& keys, const detail::read_stored<T>& values, const detail::call_execution& run = {}) {
+        check_rows("keys", keys, layout_.key_channels);
+        check_rows("values", values, layout_.value_channels);
+        const auto count = keys.shape().tokens;
+        if (values.shape().tokens != count)
+            throw shape_error("linear_state::append", "values", "have shape ", values.shape(), ", but keys have ", keys.shape());
+        detail::check_positions("linear_state::append", "keys", tokens_, count);
+        if (count == 0) return;
+        const auto summed = summed_before(tokens_), convolved = std::max(values_.first(), summed - convolved_before_);
+        auto of_keys = keys_.room_for(summed, count), of_values = values_.room_for(convolved, count);
+        if (summed > sums_.keys) add_keys_(op_.get(), *this, summed, run);
+        sums_.keys = summed; // nothing throws from here on
+        keys_.drop_before(summed, std::move(of_keys));
+        values_.drop_before(convolved, std::move(of_values));
+        keys_.append(keys);
+        values_.append(values);
+        tokens_ += count;
+    }
+
+    /// Drops all tokens from position `tokens` on, such as those of a draft: all, or some of the last append. Throws argument_error if there
+    /// are fewer, or those before it are in the sums already, which cannot be undone.
+    void truncate(index_t tokens) {
+        if (tokens < 0 || tokens > tokens_)
+            throw argument_error("linear_state::truncate", "tokens", "are ", tokens, ", but the state has ", tokens_);
+        if (tokens == 0) forget();
+        else if (!reaches(tokens))
+            throw argument_error("linear_state::truncate", "tokens", "are ", tokens, ", but of ", tokens_, " the first ", sums_.keys,
+                                 " are summed: only tokens of the last append can be dropped");
+        keys_.drop_from(tokens);
+        values_.drop_from(tokens);
+        tokens_ = tokens;
+    }
+
+    /// A state of the same tokens, with memory of its own.
+    [[nodiscard]] linear_state fork() const {
+        linear_state other(*this, forked{});
+        std::ranges::copy(memory_.bytes(), other.memory_.bytes().begin());
+        return other;
+    }
+
+private:
+    template <class Op, Scalar U>
+    friend class detail::state_call;
+    using states = kernel::linear_states<T>;
+
+    struct forked {};
+    linear_state(const linear_state& other, forked)
+        : layout_(other.layout_), keys_(other.keys_), values_(other.values_), tokens_(other.tokens_), op_(other.op_),
+          add_keys_(other.add_keys_), convolved_before_(other.convolved_before_) {
+        reserve_sums();
+        sums_.keys = other.sums_.keys;
+    }
+    template <class Op>
+    static const state_layout& checked(const Op& op, const state_layout& l) {
+        static_assert(detail::HasLinearState<Op, T>, "attn: this operator has no linear_state: linear_attention and "
+                                                     "simplified_linear_attention with pattern = causal{} have one");
+        constexpr index_t most = index_t{1} << 40;
+        const auto require = [&](const char* what, index_t number, index_t least) {
+            if (number < least || number > most)
+                throw argument_error("linear_state", what, "is ", number, ", not in ", least, " .. ", most);
+        };
+        require("kv_heads", l.kv_heads, 1);
+        require("key_channels", l.key_channels, 1);
+        require("value_channels", l.value_channels, 0);
+        if (detail::product(l.kv_heads, l.key_channels + 64, l.value_channels + 64, static_cast<index_t>(sizeof(T))) > max_bytes)
+            throw argument_error("linear_state", "kv_heads", "are ", l.kv_heads, " of ", l.key_channels, " x ", l.value_channels,
+                                 " channels: more than 2^48 bytes");
+        detail::check_state_operator("linear_state", op);
+        return l;
+    }
+    void check_rows(const char* what, const stored_view<const T>& rows, index_t channels) const {
+        detail::check_view("linear_state::append", what, rows);
+        const auto& s = rows.shape();
+        if (const shape wanted{1, layout_.kv_heads, s.tokens, channels}; s != wanted)
+            throw shape_error("linear_state::append", what, "have shape ", s, ", but the state wants ", wanted);
+    }
+
+    states take_sums(detail::scratch& memory) const {
+        return states::take(memory, layout_.kv_heads, layout_.key_channels, layout_.value_channels);
+    }
+    void reserve_sums() {
+        detail::scratch counted;
+        take_sums(counted);
+        memory_.reserve(counted.used_bytes());
+        detail::scratch own(memory_.bytes().data());
+        sums_ = take_sums(own);
+    }
+    /// The sums of no keys.
+    void forget() {
+        for (index_t head = 0; head < layout_.kv_heads; ++head) sums_.of(head).reset();
+        sums_.keys = 0;
+    }
+    /// How many keys the query at a position meets as a sum.
+    index_t summed_before(index_t position) const {
+        const causal pattern;
+        const inputs<T> in{{nullptr, {1, 1, 1, layout_.key_channels}, {}},
+                           {nullptr, {1, 1, position + 1, layout_.key_channels}, {}},
+                           {nullptr, {1, 1, position + 1, layout_.value_channels}, {}},
+                           {.first_query = position, .first_key = 0}};
+        return kernel::linear_order<T, causal>{in, pattern}.absorbed_by(0, 0);
+    }
+    /// Whether there is what the query at a position meets one by one.
+    bool reaches(index_t position) const { return summed_before(position) >= sums_.keys; }
+    /// What a call with such queries of the last tokens reads, and which rows of it are there.
+    std::pair<inputs<T>, detail::linear_rows<T>> call_of(const stored_view<const T>& queries) const {
+        const auto first = tokens_ - queries.shape().tokens;
+        return {{queries, keys_.of_sequence(tokens_), values_.of_sequence(tokens_), {.first_query = first, .first_key = 0}},
+                {keys_.rows(), keys_.first(), tokens_, first}};
+    }
+    /// Adds the keys before one to the sums, as an operator does: in the workspace, so that an executor that throws spoils nothing.
+    template <class Op>
+    static void add_keys_of(const void* op, const linear_state& to, index_t end, const execution& run) {
+        const auto& own = *static_cast<const Op*>(op);
+        const auto [in, rows] = to.call_of({nullptr, {1, to.layout_.kv_heads, 1, to.layout_.key_channels}, {}});
+        const auto bytes = own.workspace_bytes(shapes_of(in), run.concurrency(), &rows), of_sums = to.memory_.size_bytes();
+        run.reserve("linear_state::append", "keys", rows.keys.shape(), bytes + of_sums);
+        std::byte* const behind = run.workspace().bytes().data() + bytes;
+        detail::scratch memory_of_sums(behind);
+        const auto sums = to.take_sums(memory_of_sums);
+        std::copy_n(to.memory_.bytes().data(), of_sums, behind);
+        own.with_kernel(in, rows, run, [&](const auto& kernel, std::byte* memory) {
+            run.for_each(to.layout_.kv_heads, [&](index_t head, index_t slice) {
+                kernel.add_keys(in, 0, head, to.sums_.keys, end, slice, memory, sums.of(head));
+            });
+        });
+        std::copy_n(behind, of_sums, to.memory_.bytes().data());
+    }
+
+    state_layout layout_;
+    detail::last_rows<T> keys_, values_;
+    index_t tokens_ = 0;
+    std::shared_ptr<const void> op_;
+    void (*add_keys_)(const void* op, const linear_state& to, index_t end, const execution& run); ///< knows the operator's type
+    index_t convolved_before_ = 0;
+    workspace memory_;
+    states sums_;
+};
+
+namespace detail {
+
+/// A call of linear attention on the last tokens of a state.
+template <class Op, Scalar T>
+class state_call {
+public:
+    state_call(const Op& op, const stored_view<const T>& queries, const linear_state<T>& of, const outputs<T>& out)
+        : op_(op), queries_(queries), of_(of), out_(out) {
+        static_assert(HasLinearState<Op, T>, "attn: this operator has no linear_state: linear_attention and simplified_linear_attention "
+                                             "with pattern = causal{} have one");
+    }
+    /// Throws attention_error unless all fits.
+    void check() const {
+        const auto& q = queries_.shape();
+        check_view(Op::name, "q", queries_);
+        if (q.batch != 1) throw shape_error(Op::name, "q", "has shape ", q, ": a state is of one batch entry");
+        if (q.tokens > of_.size())
+            throw shape_error(Op::name, "q", "has shape ", q, ", but the state has ", of_.size(), " tokens: they are of its last");
+        if (!of_.reaches(of_.size() - q.tokens))
+            throw shape_error(Op::name, "q", "has shape ", q, ", but of ", of_.size(), " tokens the first ", of_.sums_.keys,
+                              " are summed: queries are those of the last append");
+        if (of_.add_keys_ != &linear_state<T>::template add_keys_of<Op> || convolved_before(op_) > of_.convolved_before_)
+            throw argument_error(Op::name, "state", "was made for another operator");
+        check_state_operator(Op::name, op_);
+        // As if there were all tokens; shapes only.
+        const auto& l = of_.layout();
+        const shape all{1, q.heads, of_.size(), q.channels}, of_keys{1, l.kv_heads, of_.size(), l.key_channels},
+            of_values{1, l.kv_heads, of_.size(), l.value_channels};
+        const auto shaped = [](const shape& s) { return stored_view<const T>(tensor_view<const T>(&nowhere, s, {0, 0, 0, 0})); };
+        op_.check(inputs<T>{shaped(all), shaped(of_keys), shaped(of_values)});
+        check_outputs(op_, inputs<T>{queries_, shaped(of_keys), shaped(of_values)}, out_);
+    }
+    std::size_t workspace_bytes(index_t concurrency) const {
+        const auto [in, rows] = of_.call_of(queries_);
+        return op_.workspace_bytes(shapes_of(in), concurrency, &rows);
+    }
+    /// Computes. All has been checked.
+    void run(const execution& on) const {
+        if (out_.values.shape().size() == 0) return;
+        const auto [in, rows] = of_.call_of(queries_);
+        op_.with_kernel(in, rows, on, [&](const auto& kernel, std::byte* memory) { kernel(in, out_, on, memory, &of_.sums_); });
+    }
+
+private:
+    static constexpr T nowhere{};
+
+    const Op& op_;
+    stored_view<const T> queries_;
+    const linear_state<T>& of_;
+    outputs<T> out_;
+};
+
+} // namespace detail
+
+/// Linear attention of the queries of a state's last tokens, q (1, heads, n, d_k), with the operator that the state was made for: out (1,
+/// heads, n, d_v) has the bits of attention to all tokens as one tensor, however they were appended. Queries are of tokens of the last
+/// append. Time: one query reads S once, and at most 16 keys (of the first tokens, all). `run` as in attend(op, in, out, run). Throws
+/// attention_error, before anything is read or written, as that does, and if there are no such tokens.
+template <Attention A, Scalar T>
+void attend(const A& op, const detail::read_stored<T>& q, const linear_state<T>& of, const std::type_identity_t<outputs<T>>& out,
+            const detail::call_execution& run = {}) {
+    const detail::state_call<A, T> call(op, q, of, out);
+    call.check();
+    run.reserve(A::name, "q", q.shape(), call.workspace_bytes(run.concurrency()));
+    call.run(run);
+}
+
+/// Linear attention to a state, to a new tensor: see attend(op, q, of, out, run).
+template <Attention A, Scalar T>
+[[nodiscard]] tensor<T> attend(const A& op, const detail::read_stored<T>& q, const linear_state<T>& of,
+                               const detail::call_execution& run = {}) {
+    detail::check_view(A::name, "q", q);
+    tensor<T> out({q.shape().batch, q.shape().heads, q.shape().tokens, of.layout().value_channels});
+    attend(op, q, of, outputs<T>{out}, run);
+    return out;
+}
+
+} // namespace attn
