@@ -24,6 +24,7 @@ std::vector<family> all_families() {
             {"rotation", check_rotation},
             {"merge", check_merge},
             {"cache", check_cache},
+            {"linear_state", check_linear_state},
             {"ranks", check_ranks}};
 }
 

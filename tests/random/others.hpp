@@ -27,6 +27,8 @@ outcome check_rotation(draw&);
 outcome check_merge(draw&);
 /// Programs on caches.
 outcome check_cache(draw&);
+/// Programs on states of linear attention.
+outcome check_linear_state(draw&);
 /// Attention over ranks.
 outcome check_ranks(draw&);
 
