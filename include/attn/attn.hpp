@@ -31,6 +31,7 @@
 #include "attention/talking_heads_attention.hpp"
 #include "attention/talking_heads_backward.hpp"
 #include "cache/attend.hpp"
+#include "cache/linear_state.hpp"
 #include "core/heads.hpp"
 #include "core/tensor.hpp"
 #include "norm/backward.hpp"
