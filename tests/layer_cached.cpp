@@ -59,6 +59,57 @@ TEST_CASE("layers with caches: however tokens are cut, a block has the bits of o
     CHECK(same_bits(out, forward(attention, {x})));
 }
 
+TEST_CASE("layers with caches: the keys and values of a context are made once, and stay", "[layer]") {
+    parameters weights;
+    const rotary<float> rotation(400, 6);
+    auto attention = random_multi_head<float>(weights, "attention", 20, 4, 2, 6, 5, softmax_attention{.pattern = causal{} | pattern::local{9, 200}});
+    attention.rotation = &rotation;
+    const transformer_block<layer_norm<float>, decltype(attention), feed_forward<float>> block{
+        random_layer_norm(weights, "norm1", 20), attention, random_layer_norm(weights, "norm2", 20), random_feed_forward(weights, "mlp", 20, 33)};
+    const auto x = random_tensor<float>({1, 1, 90, 20}, 1), y = random_tensor<float>({1, 1, 250, 20}, 2), z = random_tensor<float>(y.shape(), 3);
+    tensor<float> gone(y.shape());
+    std::fill_n(gone.data(), gone.shape().size(), guard<float>);
+    key_value_pool<float> pool({.kv_heads = 2, .key_channels = 6, .value_channels = 5}, 2);
+    const auto check = [&](const auto& layer, const tensor_view<const float>& of_values, const tensor_view<const float>& later) {
+        const auto exact = forward(layer, {.tokens = x, .context = y, .value_context = of_values, .positions = top_left()});
+        for_each_executor([&](auto& executor, const std::string& name) {
+            INFO(name);
+            const execution run(executor);
+            sequence<float> cache(pool);
+            tensor<float> out(x.shape());
+            for (index_t first = 0, count = 1; first < 90; first += count, count = std::min<index_t>(3 * count, 90 - first)) {
+                const tensor_part part{.tokens = {first, count}};
+                const bool begins = first == 0;
+                forward(layer, cache,
+                        {.tokens = x.view().slice(part),
+                         .context = begins ? y : gone,
+                         .value_context = begins ? of_values : later,
+                         .positions = {.first_query = first, .first_key = 0}},
+                        out.view().slice(part), run);
+                REQUIRE(cache.size() == 250);
+            }
+            CHECK(same_bits(out, exact));
+        });
+    };
+    check(attention, {}, {});
+    check(attention, z, gone);
+    check(block, {}, {});
+
+    sequence<float> cache(pool);
+    const layer_inputs<float> in{.tokens = x, .context = y, .positions = top_left()};
+    const auto first_bytes = workspace_bytes(block, cache, in);
+    sequential here;
+    tensor<float> out(x.shape());
+    workspace for_first(first_bytes);
+    forward(block, cache, in, out.view(), execution(here, for_first));
+    CHECK(same_bits(out, forward(block, in)));
+    const auto later_bytes = workspace_bytes(block, cache, in);
+    CHECK(later_bytes < first_bytes);
+    workspace for_later(later_bytes);
+    forward(block, cache, in, out.view(), execution(here, for_later));
+    CHECK(same_bits(out, forward(block, in)));
+}
+
 TEST_CASE("layers with caches: what is wrong is refused, and the cache is as it was", "[layer]") {
     parameters weights;
     const auto attention = random_multi_head<float>(weights, "attention", 20, 4, 2, 6, 5, softmax_attention{.pattern = causal{}});
@@ -70,7 +121,11 @@ TEST_CASE("layers with caches: what is wrong is refused, and the cache is as it 
     check_says(said(cache, {x}), {"sequence::append", "keys", "(1, 2, 100, 6)", "need 1 pages", "only 0 are free"});
     check_says(said(cache, {two}), {"multi_head", "tokens", "(2, 1, 3, 20)", "one sequence"});
     check_says(said(cache, {narrow}), {"multi_head", "tokens", "(1, 1, 3, 19)"});
-    check_says(said(cache, {.tokens = x, .context = x}), {"multi_head", "context", "a cache"});
+    const auto context = random_tensor<float>({1, 1, 30, 20}, 2);
+    check_says(said(cache, {.tokens = x, .context = context, .positions = top_left()}), {"multi_head", "context", "(1, 1, 30, 20)", "100 tokens of another"});
+    check_says(said(wrong, {.tokens = x, .context = context, .positions = {.first_key = 3}}), {"multi_head", "positions.first_key", "is 3", "begin at 0"});
+    check_says(said(wrong, {.tokens = x, .context = context, .positions = top_left()}), {"sequence::append", "keys", "(1, 2, 30, 6)", "(1, 2, 30, 7)"});
+    check_says(said(wrong, {.tokens = x, .context = two, .positions = top_left()}), {"multi_head", "context", "(2, 1, 3, 20)"});
     check_says(said(cache, {.tokens = x, .positions = {.first_query = 3}}), {"multi_head", "positions", "a cache"});
     check_says(said(wrong, {x}), {"sequence::append", "keys", "(1, 2, 100, 6)", "(1, 2, 100, 7)"});
     CHECK((cache.size() == 100 && wrong.size() == 0));

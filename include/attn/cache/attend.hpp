@@ -56,11 +56,15 @@ private:
 template <class Op, class T>
 concept KnowsPages = Attention<Op> && HasResumable<Op, T>;
 
-/// A call of attention on the last tokens of a sequence.
+/// A call of attention to a sequence.
 template <class Op, Scalar T>
 class sequence_call {
 public:
+    /// Queries of the sequence's last tokens.
     sequence_call(const Op& op, const stored_view<const T>& queries, const sequence<T>& of, const outputs<T>& out)
+        : sequence_call(op, queries, of.size() - queries.shape().tokens, of, out) {}
+    /// Queries at the positions from first_query on, of whatever tokens.
+    sequence_call(const Op& op, const stored_view<const T>& queries, index_t first_query, const sequence<T>& of, const outputs<T>& out)
         : op_(op), of_(of), out_(out) {
         static_assert(KnowsPages<Op, T>, "attn: this operator cannot attend to a cache: softmax, sparse and pointwise attention can");
         const auto& l = of.pool().layout();
@@ -68,15 +72,21 @@ public:
         const shape of_keys{1, l.kv_heads, keys.count, l.key_channels}, of_values{1, l.kv_heads, keys.count, l.value_channels};
         // Shapes only: where the rows lie, the pages say.
         in_ = {queries, {&nowhere, of_keys, {0, 0, 0, 0}}, {&nowhere, of_values, {0, 0, 0, 0}}};
-        in_.positions = {.first_query = of.size() - queries.shape().tokens, .first_key = keys.first};
+        in_.positions = {.first_query = first_query, .first_key = keys.first};
+    }
+    /// Throws attention_error unless all fits, and the queries are of tokens of the sequence.
+    void check_last() const {
+        const auto& q = in_.queries.shape();
+        check_view(Op::name, "q", in_.queries);
+        if (q.tokens > of_.size())
+            throw shape_error(Op::name, "q", "has shape ", q, ", but the sequence has ", of_.size(), " tokens: they are of its last");
+        check();
     }
     /// Throws attention_error unless all fits.
     void check() const {
         const auto& q = in_.queries.shape();
         check_view(Op::name, "q", in_.queries);
         if (q.batch != 1) throw shape_error(Op::name, "q", "has shape ", q, ": a sequence is one batch entry");
-        if (q.tokens > of_.size())
-            throw shape_error(Op::name, "q", "has shape ", q, ", but the sequence has ", of_.size(), " tokens: they are of its last");
         op_.check(in_);
         check_outputs(op_, in_, out_);
     }
@@ -150,7 +160,7 @@ template <Attention A, Scalar T>
 void attend(const A& op, const detail::read_stored<T>& q, const sequence<T>& of, const std::type_identity_t<outputs<T>>& out,
             const detail::call_execution& run = {}) {
     const detail::sequence_call<A, T> call(op, q, of, out);
-    call.check();
+    call.check_last();
     run.reserve(A::name, "q", q.shape(), call.workspace_bytes(run.concurrency()));
     call.run(run);
 }
@@ -177,7 +187,7 @@ void attend(const A& op, const detail::read_stored<T>& q, const sequence_batch<T
         return detail::sequence_call<A, T>(op, q.slice(rows), batch[e], out.slice(rows));
     };
     if (out.values.shape().tokens != q.shape().tokens) detail::refuse_result(A::name, "out", out.values.shape(), q.shape());
-    for (index_t e = 0; e < batch.entries(); ++e) call(e).check();
+    for (index_t e = 0; e < batch.entries(); ++e) call(e).check_last();
     const detail::ragged_bytes bytes(batch, run.concurrency(),
                                      [&](index_t e, index_t threads) { return call(e).workspace_bytes(threads); });
     run.reserve(A::name, "q", q.shape(), bytes.all);

@@ -17,8 +17,7 @@ namespace detail {
 template <class A, Scalar T>
 std::size_t cached_attention_bytes(const A& attention, const shape& queries, const sequence<T>& cache, index_t concurrency);
 template <class A, Scalar T>
-void append_and_attend(const A& attention, const tensor_view<const T>& q, const tensor_view<const T>& k, const tensor_view<const T>& v,
-                       sequence<T>& cache, const tensor_view<T>& out, const execution& run);
+void append_and_attend(const A& attention, const inputs<T>& in, sequence<T>& cache, const tensor_view<T>& out, const execution& run);
 
 } // namespace detail
 
@@ -124,30 +123,38 @@ struct multi_head {
         compute(in, {memory, *this, tokens, source, false}, result, run);
     }
 
-    // On the next tokens of a sequence, whose keys and values a cache keeps: see cached.hpp.
+    // On the next tokens of a sequence, whose keys and values, or those of a context, a cache keeps: see cached.hpp.
     void check_cached(const layer_inputs<T>& in, const auto& cache) const {
         static_assert(!reduces && !shares_queries, "attn: keys that are reduced, or queries, are not kept in a cache");
-        if (in.context.data()) throw argument_error(name, "context", "is given, but a cache has the keys and values of the tokens");
-        if (in.positions.given()) throw argument_error(name, "positions", "are given, but a cache has those of the tokens");
+        const auto& context = in.context.shape();
         if (in.tokens.shape().batch != 1)
             throw shape_error(name, "tokens", "has shape ", in.tokens.shape(), ", but a cache is of one sequence");
-        check(placed(in, cache));
-        const auto s = shapes(in.tokens.shape(), in.tokens.shape());
+        if (!in.context.data() && in.positions.given())
+            throw argument_error(name, "positions", "are given, but a cache has those of the tokens");
+        check(in.context.data() ? in : beside(in, cache));
+        if (in.context.data() && in.positions.first_key[0] != 0)
+            throw argument_error(name, "positions.first_key", "is ", in.positions.first_key[0], ", but the keys of a cache begin at 0");
+        if (in.context.data() && cache.size() > 0 && cache.size() != context.tokens)
+            throw shape_error(name, "context", "has shape ", context, ", but the cache has ", cache.size(), " tokens of another");
+        const auto s = shapes(in.tokens.shape(), source_of(beside(in, cache)).shape());
         cache.check_append(s.keys, s.values);
     }
-    std::size_t cached_workspace_bytes(const shape& tokens, const auto& cache, index_t concurrency) const {
+    std::size_t cached_workspace_bytes(const shape& tokens, const shape& context, const auto& cache, index_t concurrency) const {
+        auto source = context.size() > 0 ? context : tokens;
+        if (context.size() > 0 && cache.size() > 0) source.tokens = 0;
         detail::scratch memory;
-        memory.take<std::byte>(cached_inner_bytes(tokens, cache, concurrency));
-        tensors(memory, *this, tokens, tokens, false);
+        memory.take<std::byte>(cached_inner_bytes(tokens, source, cache, concurrency));
+        tensors(memory, *this, tokens, source, false);
         return memory.used_bytes();
     }
     void forward_cached(const layer_inputs<T>& in, auto& cache, const tensor_view<T>& result, const execution& run) const {
-        const auto& tokens = in.tokens.shape();
+        const auto own = beside(in, cache);
+        const auto tokens = own.tokens.shape(), source = source_of(own).shape();
         detail::scratch memory(run.workspace().bytes().data());
-        memory.take<std::byte>(cached_inner_bytes(tokens, cache, run.concurrency()));
-        const tensors t(memory, *this, tokens, tokens, false);
-        compute(placed(in, cache), t, result, run,
-                [&] { detail::append_and_attend<A, T>(attention, t.queries, t.keys, t.values, cache, t.attended, run); });
+        memory.take<std::byte>(cached_inner_bytes(tokens, source, cache, run.concurrency()));
+        const tensors t(memory, *this, tokens, source, false);
+        compute(own, t, result, run,
+                [&] { detail::append_and_attend<A, T>(attention, {t.queries, t.keys, t.values, own.positions}, cache, t.attended, run); });
     }
 
     /// The gradients of all parts' parameters; of the attention's, the queries, keys and values are left empty, and of the norms' the x.
@@ -235,15 +242,17 @@ struct multi_head {
     }
 
 private:
-    /// The inputs at the positions after those in a cache.
-    static layer_inputs<T> placed(const layer_inputs<T>& in, const auto& cache) {
+    /// What is new beside a cache: tokens, at the positions after those in it; of a context that it has, nothing.
+    static layer_inputs<T> beside(const layer_inputs<T>& in, const auto& cache) {
         auto next = in;
-        next.positions = {.first_query = cache.size(), .first_key = cache.size()};
+        if (!in.context.data()) next.positions = {.first_query = cache.size(), .first_key = cache.size()};
+        else if (cache.size() > 0)
+            for (auto* kept : {&next.context, &next.value_context}) *kept = kept->slice({.tokens = {}});
         return next;
     }
-    std::size_t cached_inner_bytes(const shape& tokens, const auto& cache, index_t concurrency) const {
-        const auto of_queries = shapes(tokens, tokens).queries;
-        return std::max(inner_bytes<false>(tokens, tokens, concurrency),
+    std::size_t cached_inner_bytes(const shape& tokens, const shape& source, const auto& cache, index_t concurrency) const {
+        const auto of_queries = shapes(tokens, source).queries;
+        return std::max(inner_bytes<false>(tokens, source, concurrency),
                         detail::cached_attention_bytes<A, T>(attention, of_queries, cache, concurrency));
     }
 

@@ -51,18 +51,18 @@ struct transformer_block {
         compute(in, {normal, out, has_norms ? normal : out}, out, run);
     }
 
-    // On the next tokens of a sequence, whose keys and values a cache keeps: see cached.hpp.
+    // On the next tokens of a sequence, whose keys and values, or those of a context, a cache keeps: see cached.hpp.
     void check_cached(const layer_inputs<scalar>& in, const auto& cache) const {
         check(in, [&](const layer_inputs<scalar>& to_attention) { attention.check_cached(to_attention, cache); });
     }
-    std::size_t cached_workspace_bytes(const shape& tokens, const auto& cache, index_t concurrency) const {
+    std::size_t cached_workspace_bytes(const shape& tokens, const shape& context, const auto& cache, index_t concurrency) const {
         detail::scratch memory;
-        take_cached(memory, tokens, cache, concurrency);
+        take_cached(memory, tokens, context, cache, concurrency);
         return memory.used_bytes();
     }
     void forward_cached(const layer_inputs<scalar>& in, auto& cache, const tensor_view<scalar>& out, const execution& run) const {
         detail::scratch memory(run.workspace().bytes().data());
-        const auto normal = take_cached(memory, in.tokens.shape(), cache, run.concurrency());
+        const auto normal = take_cached(memory, in.tokens.shape(), in.context.shape(), cache, run.concurrency());
         compute(in, {normal, out, has_norms ? normal : out}, out, run, [&](const layer_inputs<scalar>& to_attention, const auto& between) {
             attention.forward_cached(to_attention, cache, between, run);
         });
@@ -145,8 +145,10 @@ private:
                 .positions = in.positions};
     }
     /// The normalised tokens, behind the memory of what is inside, if attention has a cache.
-    tensor_view<scalar> take_cached(detail::scratch& memory, const shape& s, const auto& cache, index_t concurrency) const {
-        memory.take<std::byte>(std::max(inner_bytes<false>(s, {}, concurrency), attention.cached_workspace_bytes(s, cache, concurrency)));
+    tensor_view<scalar> take_cached(detail::scratch& memory, const shape& s, const shape& context, const auto& cache,
+                                    index_t concurrency) const {
+        memory.take<std::byte>(
+            std::max(inner_bytes<false>(s, {}, concurrency), attention.cached_workspace_bytes(s, context, cache, concurrency)));
         return head_major(has_norms ? memory.take<scalar>(s.size()) : nullptr, s);
     }
     /// What the norms make, and what comes between; and what attention and feed_forward keep, if there is memory for that.
