@@ -279,6 +279,12 @@ TEST_CASE("linear_state: what cannot be right is refused", "[cache][linear][erro
         CHECK(error_of<argument_error>([&] { static_cast<void>(attend(from, all.queries_of(59, 1), other)); }) != nothing_thrown);
         return error;
     };
+    const taps<float> none(1, 8, 0);
+    linear_state<float> of_none(none.op(), all.layout());
+    all.append_to(of_none, 0, 32);
+    all.append_to(of_none, 32, 28);
+    check_says(error_of<shape_error>([&] { static_cast<void>(attend(none.op(), all.queries_of(59, 1), of_none)); }),
+               {"simplified_linear_attention", "weights", "(1, 8, 1, 0)"});
     convolved.convolution.causal = false;
     check_says(made(convolved), {"linear_state", "convolution", "is not causal"});
     convolved = narrow.op();

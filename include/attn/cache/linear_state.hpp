@@ -31,10 +31,10 @@ void check_state_operator(std::string_view operation, const auto& op) {
             throw argument_error(operation, "convolution", "is not causal, but the pattern is");
     }
 }
-/// How many tokens before its own a causal operator's convolution reads.
+/// How many tokens before its own a causal operator's convolution reads; of one that attend refuses, at least none.
 index_t convolved_before(const auto& op) {
     if constexpr (requires { op.convolution; })
-        if (op.convolution.present()) return op.convolution.grid(0).left;
+        if (op.convolution.present()) return std::max<index_t>(0, op.convolution.grid(0).left);
     return 0;
 }
 
@@ -129,8 +129,9 @@ public:
     const state_layout& layout() const { return layout_; }
 
     /// Appends tokens: keys (1, kv_heads, n, d_k) and values (1, kv_heads, n, d_v). Those of earlier calls are summed, as far as later
-    /// queries do not meet them one by one. `run` as in attend. Allocates nothing but a workspace that has to grow, and room for more
-    /// tokens at once than before. Throws attention_error, and changes nothing, if the shapes do not fit.
+    /// queries do not meet them one by one: 2 d_k d_v flops a token and head. `run` as in attend. Allocates nothing but a workspace that has
+    /// to grow, and other room where a call has more tokens than any before, or far fewer. Throws attention_error, and changes nothing, if
+    /// the shapes do not fit.
     void append(const detail::read_stored<T>& keys, const detail::read_stored<T>& values, const detail::call_execution& run = {}) {
         check_rows("keys", keys, layout_.key_channels);
         check_rows("values", values, layout_.value_channels);
