@@ -6,12 +6,12 @@
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// Rows of values as they are stored in V, for the micro-kernel: each load asks for what lies so many bytes after, the same place of what
-/// is read next, so that memory is asked evenly.
-template <class V, Scalar T>
+/// is read next, so that memory is asked evenly. Whole: channels are whole registers.
+template <class V, Scalar T, bool Whole = true>
 struct streamed_rows {
     struct place {
         const std::byte* row;
-        index_t channel, next;
+        index_t channels, channel, next;
 
         place& operator+=(index_t bytes) {
             row += bytes;
@@ -20,12 +20,16 @@ struct streamed_rows {
         [[gnu::always_inline]] friend simd::lanes<T> load_operands(const place& at, index_t after) {
             const auto* const from = reinterpret_cast<const V*>(at.row) + at.channel + after;
             if (after * static_cast<index_t>(sizeof(V)) % 64 == 0) simd::prefetch_far(reinterpret_cast<const std::byte*>(from) + at.next);
+            if constexpr (!Whole)
+                if (const auto left = at.channels - at.channel - after; left < simd::lanes<T>::size)
+                    return simd::operand_lanes<V>::load_first(from, left);
             return simd::operand_lanes<V>::load(from);
         }
     } data;
     index_t row_stride; ///< in bytes
 
-    streamed_rows(const std::byte* rows, const row_format&, index_t stride, index_t next) : data{rows, 0, next}, row_stride(stride) {}
+    streamed_rows(const std::byte* rows, const row_format& format, index_t stride, index_t next)
+        : data{rows, format.channels, 0, next}, row_stride(stride) {}
     streamed_rows from(index_t row, index_t channel) const {
         auto rows = *this;
         rows.data.row += row * row_stride;
