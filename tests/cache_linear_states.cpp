@@ -51,11 +51,11 @@ void check_pieces(const Op& op, const stated_tokens<T>& all, index_t longest, co
     std::mt19937 random(seed);
     linear_state<T> state(op, all.layout());
     for (index_t first = 0; first < all.count();) {
-        const auto more = std::min<index_t>(all.count() - first, 1 + random() % longest);
+        const auto more = std::min(all.count() - first, 1 + static_cast<index_t>(random()) % longest);
         all.append_to(state, first, more, run);
         first += more;
         REQUIRE(state.size() == first);
-        const auto asked = random() % 3 == 0 ? static_cast<index_t>(random() % (more + 1)) : more;
+        const auto asked = random() % 3 == 0 ? static_cast<index_t>(random()) % (more + 1) : more;
         INFO(asked << " queries of " << more << " tokens before " << first);
         REQUIRE(same_bits(attend(op, all.queries_of(first - asked, asked), state, run), rows_of(exact, first - asked, asked)));
     }
