@@ -33,8 +33,10 @@ inline void check_config(const model_config& c, const std::string& path) {
     require("positions", c.positions);
     if (c.window) require("tokens of the window", *c.window);
     if (c.heads % c.kv_heads != 0)
-        throw file_error(path + ": " + std::to_string(c.heads) + " heads cannot share " + std::to_string(c.kv_heads) + " of keys and values");
-    if (c.head_channels % 2 != 0) throw file_error(path + ": a head has " + std::to_string(c.head_channels) + " channels, which are turned in pairs");
+        throw file_error(path + ": " + std::to_string(c.heads) + " heads cannot share " + std::to_string(c.kv_heads) +
+                         " of keys and values");
+    if (c.head_channels % 2 != 0)
+        throw file_error(path + ": a head has " + std::to_string(c.head_channels) + " channels, which are turned in pairs");
 }
 
 /// How fast pairs turn: geometric, or as the configuration scales that.
@@ -59,7 +61,8 @@ inline model_config read_config(const std::string& path) {
     const auto file = json::read(path);
     const auto& type = file.at("model_type").text();
     if (type != "llama" && type != "mistral") throw file_error(path + ": model_type \"" + type + "\" is not known, but llama and mistral");
-    if (const auto& f = file["hidden_act"]; !f.is_null() && f.text() != "silu") throw file_error(path + ": hidden_act is " + f.text() + ", not silu");
+    if (const auto& f = file["hidden_act"]; !f.is_null() && f.text() != "silu")
+        throw file_error(path + ": hidden_act is " + f.text() + ", not silu");
     model_config c;
     c.channels = file.at("hidden_size").whole();
     c.hidden = file.at("intermediate_size").whole();
@@ -88,8 +91,8 @@ inline void check_weights(const model_config& c, const attn::parameters& weights
         if (!weights.contains(name) && !is_needed) return;
         if (!weights.contains(name)) throw file_error(path + ": the tensor \"" + name + "\" is missing");
         if (const auto& found = weights.size(name); found != size)
-            throw file_error(path + ": the tensor \"" + name + "\" has shape " + attn::parameters::text_of(found) + ", but by the configuration " +
-                             attn::parameters::text_of(size));
+            throw file_error(path + ": the tensor \"" + name + "\" has shape " + attn::parameters::text_of(found) +
+                             ", but by the configuration " + attn::parameters::text_of(size));
     };
     expect(embedding_name, {c.vocabulary, c.channels});
     expect(head_name, {c.vocabulary, c.channels}, !c.is_tied);
@@ -124,7 +127,8 @@ inline checkpoint read_llama2c(const std::string& path) {
     static_assert(std::endian::native == std::endian::little, "the file's numbers have their lowest byte first");
     std::ifstream in(path, std::ios::binary);
     std::array<std::int32_t, 7> header{};
-    if (!in.read(reinterpret_cast<char*>(header.data()), sizeof header)) throw file_error(path + ": cannot be read, or ends within the header");
+    if (!in.read(reinterpret_cast<char*>(header.data()), sizeof header))
+        throw file_error(path + ": cannot be read, or ends within the header");
     checkpoint all;
     auto& c = all.config;
     c.channels = header[0], c.hidden = header[1], c.layers = header[2], c.heads = header[3], c.kv_heads = header[4];
@@ -133,7 +137,8 @@ inline checkpoint read_llama2c(const std::string& path) {
     c.head_channels = c.channels / std::max<index_t>(1, c.heads);
     c.pairs = attn::rotary_pairs::interleaved;
     check_config(c, path);
-    if (c.channels % c.heads != 0) throw file_error(path + ": " + std::to_string(c.channels) + " channels cannot be shared by " + std::to_string(c.heads) + " heads");
+    if (c.channels % c.heads != 0)
+        throw file_error(path + ": " + std::to_string(c.channels) + " channels cannot be shared by " + std::to_string(c.heads) + " heads");
     c.frequencies = attn::rotary_frequencies::geometric(c.head_channels);
     c.ends = {llama2c_tokenizer::beginning, llama2c_tokenizer::end};
 
@@ -161,7 +166,8 @@ inline checkpoint read_llama2c(const std::string& path) {
     for (const auto& p : pieces) numbers += static_cast<double>(p.size[0]) * static_cast<double>(p.size.size() > 1 ? p.size[1] : 1);
     const auto bytes = std::filesystem::file_size(path);
     if (const auto needed = sizeof header + sizeof(float) * numbers; needed != static_cast<double>(bytes))
-        throw file_error(path + ": has " + std::to_string(bytes) + " bytes, but the sizes in its header need " + std::to_string(static_cast<std::uint64_t>(needed)));
+        throw file_error(path + ": has " + std::to_string(bytes) + " bytes, but the sizes in its header need " +
+                         std::to_string(static_cast<std::uint64_t>(needed)));
     for (const auto& p : pieces) {
         if (p.name.empty()) {
             in.seekg(static_cast<std::streamoff>(sizeof(float)) * p.size[0] * p.size[1], std::ios::cur);

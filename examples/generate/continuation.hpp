@@ -9,10 +9,10 @@
 namespace generate {
 
 struct continuation {
-    index_t tokens = 200;    ///< at most
-    double temperature = 0;  ///< 0: the token of the highest score
-    std::uint64_t seed = 1;  ///< of the random numbers
-    index_t drafts = 0;      ///< tokens that are guessed at a time, at most
+    index_t tokens = 200;   ///< at most
+    double temperature = 0; ///< 0: the token of the highest score
+    std::uint64_t seed = 1; ///< of the random numbers
+    index_t drafts = 0;     ///< tokens that are guessed at a time, at most
 };
 
 /// How long it took, and what the drafts were worth.
@@ -21,15 +21,13 @@ struct speed {
     double prompt_seconds = 0, seconds = 0;
 };
 
-/// A number of [0, 1) that depends on the seed and the position alone, by which splitmix64 (Steele et al. 2014) is what it is: so the text
-/// is the same in whatever calls its tokens are scored.
+/// A number of [0, 1) that depends on the seed and the position alone, so that a text is the same in whatever calls its tokens are scored:
+/// splitmix64's (Steele et al. 2014, "Fast Splittable Pseudorandom Number Generators").
 inline double random_number(std::uint64_t seed, index_t position) {
     auto bits = seed * 0xd1342543de82ef95 + static_cast<std::uint64_t>(position) * 0x9e3779b97f4a7c15;
-    for (const int shift : {30, 27, 31}) {
-        bits ^= bits >> shift;
-        bits *= shift == 30 ? 0xbf58476d1ce4e5b9 : shift == 27 ? 0x94d049bb133111eb : 1;
-    }
-    return static_cast<double>(bits >> 11) * 0x1p-53;
+    bits = (bits ^ bits >> 30) * 0xbf58476d1ce4e5b9;
+    bits = (bits ^ bits >> 27) * 0x94d049bb133111eb;
+    return static_cast<double>((bits ^ bits >> 31) >> 11) * 0x1p-53;
 }
 
 /// The token at a position, of the scores for it.
@@ -45,8 +43,8 @@ inline index_t choose(std::span<const float> scores, const continuation& how, in
     return best - scores.begin(); // rounding
 }
 
-/// What came next where the last tokens have been before: behind the place that shares most of them, of several the last. So many tokens at
-/// most, and fewer than it shares, for a short n-gram tells little. A place near the end says that the text goes in circles, and so do these.
+/// What came next where the last tokens have been before: behind the place that shares most of them, of several the last. So many tokens
+/// at most, and fewer than it shares, for a short n-gram tells little. If the text goes in circles, so do they.
 inline std::vector<index_t> draft(const std::vector<index_t>& tokens, index_t count) {
     const auto size = std::ssize(tokens);
     const auto at = [&](index_t i) { return tokens[static_cast<std::size_t>(i)]; };
@@ -61,9 +59,9 @@ inline std::vector<index_t> draft(const std::vector<index_t>& tokens, index_t co
     return guesses;
 }
 
-/// Continues a text, of which the model has read nothing yet: appends to its tokens, and says each (say(previous, token)). Drafts are scored
-/// in one call beside the token before them; the first that is not what is chosen there ends them, and the model forgets what it has read of
-/// them. A row of attn's has the same bits whatever else is in the call, so the text is the same with drafts and without.
+/// Continues a text, of which the model has read nothing yet: appends to its tokens, and calls say(previous, token) for each. Drafts are
+/// scored in one call beside the token before them; the first that is not what is chosen there ends them, and the model forgets it and
+/// those behind it. A row of attn's has the same bits whatever else is in the call, so the text is the same with drafts and without.
 speed proceed(model& m, std::vector<index_t>& tokens, const std::vector<index_t>& ends, const continuation& how, const auto& say) {
     using clock = std::chrono::steady_clock;
     const auto seconds_since = [](clock::time_point began) { return std::chrono::duration<double>(clock::now() - began).count(); };
@@ -78,7 +76,8 @@ speed proceed(model& m, std::vector<index_t>& tokens, const std::vector<index_t>
     for (bool is_open = how.tokens > 0; is_open;) {
         bool agrees = true;
         for (index_t row = 0; is_open && agrees; ++row) {
-            const auto next = choose({scores.view().row(0, 0, row), static_cast<std::size_t>(scores.shape().channels)}, how, std::ssize(tokens));
+            const auto next =
+                choose({scores.view().row(0, 0, row), static_cast<std::size_t>(scores.shape().channels)}, how, std::ssize(tokens));
             if (std::ranges::find(ends, next) != ends.end()) {
                 is_open = false;
                 break;

@@ -17,7 +17,7 @@ using attn::index_t;
 /// What a config.json says.
 struct model_config {
     index_t channels = 0, hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_channels = 0, vocabulary = 0;
-    index_t positions = 0;             ///< the longest text
+    index_t positions = 0;              ///< the longest text
     std::optional<index_t> window = {}; ///< how many tokens a token sees, itself too, if not all before
     double eps = 1e-5;
     attn::rotary_frequencies frequencies = {};
@@ -27,7 +27,8 @@ struct model_config {
 };
 
 /// LLaMA 3's: what turns slowly is interpolated, as if the text were `factor` times shorter; fast pairs stay, and those between are mixed.
-inline attn::rotary_frequencies llama3_frequencies(attn::rotary_frequencies f, double factor, double low, double high, double trained_length) {
+inline attn::rotary_frequencies llama3_frequencies(attn::rotary_frequencies f, double factor, double low, double high,
+                                                   double trained_length) {
     for (auto& frequency : f.values) {
         const auto turns = trained_length * frequency / (2 * std::numbers::pi);
         const auto stays = std::clamp((turns - low) / (high - low), 0.0, 1.0);
@@ -48,12 +49,12 @@ struct matrix_name {
 };
 inline std::vector<matrix_name> matrices_of(const model_config& c) {
     const auto q = c.heads * c.head_channels, kv = c.kv_heads * c.head_channels;
-    return {{".self_attn.q_proj", q, c.channels},   {".self_attn.k_proj", kv, c.channels}, {".self_attn.v_proj", kv, c.channels},
-            {".self_attn.o_proj", c.channels, q},   {".mlp.gate_proj", c.hidden, c.channels}, {".mlp.up_proj", c.hidden, c.channels},
+    return {{".self_attn.q_proj", q, c.channels},    {".self_attn.k_proj", kv, c.channels},    {".self_attn.v_proj", kv, c.channels},
+            {".self_attn.o_proj", c.channels, q},    {".mlp.gate_proj", c.hidden, c.channels}, {".mlp.up_proj", c.hidden, c.channels},
             {".mlp.down_proj", c.channels, c.hidden}};
 }
-inline constexpr const char *attention_norm = ".input_layernorm", *feed_forward_norm = ".post_attention_layernorm", *last_norm = "model.norm",
-                            *embedding_name = "model.embed_tokens.weight", *head_name = "lm_head.weight";
+inline constexpr const char *attention_norm = ".input_layernorm", *feed_forward_norm = ".post_attention_layernorm",
+                            *last_norm = "model.norm", *embedding_name = "model.embed_tokens.weight", *head_name = "lm_head.weight";
 
 inline attn::rms_norm<float> norm_of(const model_config& c, attn::parameters& weights, const std::string& name) {
     return {weights.get_vector<float>(name + ".weight", c.channels), c.eps};
@@ -99,18 +100,17 @@ class model {
 public:
     /// For texts of so many tokens at most. The weights outlive the model.
     model(const model_config& config, attn::parameters& weights, index_t tokens, attn::cache_format format, attn::thread_pool& threads)
-        : rotation_(tokens, config.frequencies, config.pairs), embedding_(embedding_of(config, weights)), blocks_(blocks_of(config, weights, rotation_)),
-          norm_(norm_of(config, weights, last_norm)), head_(head_of(config, weights)),
-          pool_({.kv_heads = config.kv_heads, .key_channels = config.head_channels, .value_channels = config.head_channels, .format = format},
-                config.layers * ((tokens + 127) / 128)),
+        : rotation_(tokens, config.frequencies, config.pairs), embedding_(embedding_of(config, weights)),
+          blocks_(blocks_of(config, weights, rotation_)), norm_(norm_of(config, weights, last_norm)), head_(head_of(config, weights)),
+          pool_(
+              {.kv_heads = config.kv_heads, .key_channels = config.head_channels, .value_channels = config.head_channels, .format = format},
+              config.layers * ((tokens + 127) / 128)),
           run_(threads) {
         for (index_t l = 0; l < config.layers; ++l) caches_.emplace_back(pool_);
     }
     model(const model&) = delete;
     model& operator=(const model&) = delete;
 
-    /// How many tokens it has read.
-    index_t size() const { return caches_[0].size(); }
     /// Reads the next tokens. Of the last `count` of them, a score for each token that may follow: (1, 1, count, vocabulary).
     attn::tensor<float> read(std::span<const index_t> tokens, index_t count) {
         attn::tensor<float> x({.tokens = std::ssize(tokens), .channels = embedding_.shape().channels});

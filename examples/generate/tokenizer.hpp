@@ -73,9 +73,9 @@ std::vector<token> join_pairs(const std::vector<token>& parts, const auto& pair_
     return result;
 }
 
-/// How a text is cut into words, which are encoded one by one: the regular expression of GPT-2, or that of LLaMA 3 with so many digits a word.
-/// Simplified: letters are a .. z, A .. Z and all beyond U+00BF but U+00D7, U+00F7, U+2000 .. U+2BFF and U+3000 .. U+303F; digits and spaces
-/// are ASCII's. So other alphabets' digits are letters here, and rare symbols may be too.
+/// How a text is cut into words, which are encoded one by one: the regular expression of GPT-2, or that of LLaMA 3 with so many digits a
+/// word. Simplified: letters are a .. z, A .. Z and all from U+00C0 on but U+00D7, U+00F7, U+2000 .. U+2BFF and U+3000 .. U+303F; digits
+/// and spaces are ASCII's. So other alphabets' digits are letters here, and rare symbols may be too.
 struct word_rule {
     bool is_gpt2 = true;
     std::size_t digits = std::numeric_limits<std::size_t>::max();
@@ -126,7 +126,8 @@ private:
         const auto length = length_at(text, i);
         std::uint32_t code = length < 2 ? 0 : byte & (0xffU >> (length + 1));
         for (std::size_t k = 1; k < length; ++k) code = code << 6 | (static_cast<unsigned char>(text[i + k]) & 0x3fU);
-        const bool is_other = code < 0xc0 || code == 0xd7 || code == 0xf7 || (code >= 0x2000 && code < 0x2c00) || (code >= 0x3000 && code < 0x3040);
+        const bool is_other =
+            code < 0xc0 || code == 0xd7 || code == 0xf7 || (code >= 0x2000 && code < 0x2c00) || (code >= 0x3000 && code < 0x3040);
         return is_other ? kind::other : kind::letter;
     }
     /// The bytes of 's, 't, 're and so on at the beginning; LLaMA 3 takes capitals too.
@@ -172,7 +173,8 @@ public:
         for (const auto& merge : model.at("merges").elements()) {
             const auto [a, b] = parts_of(merge);
             const auto left = ids.find(a), right = ids.find(b), whole = ids.find(a + b);
-            if (left == ids.end() || right == ids.end() || whole == ids.end()) refuse("merges \"" + a + "\" and \"" + b + "\", but the vocabulary has not all three");
+            if (left == ids.end() || right == ids.end() || whole == ids.end())
+                refuse("merges \"" + a + "\" and \"" + b + "\", but the vocabulary has not all three");
             merges_.emplace(std::pair(left->second, right->second), joined_pair{rank++, whole->second});
         }
         read_beginning(file["post_processor"]);
@@ -254,10 +256,11 @@ private:
                 const bool is_split = type == "Split" && expression.is_text();
                 words_.is_gpt2 = false;
                 words_.digits = is_split && expression.text() == std::string(llama3_begin) + "{1,3}" + std::string(llama3_end) ? 3
-                                : is_split && expression.text() == std::string(llama3_begin) + std::string(llama3_end)          ? 1
-                                                                                                                                 : 0;
+                                : is_split && expression.text() == std::string(llama3_begin) + std::string(llama3_end)         ? 1
+                                                                                                                               : 0;
                 if (words_.digits == 0)
-                    throw file_error(path + ": the pre_tokenizer " + type + " is not known, but ByteLevel, Digits, and Split by LLaMA 3's expression");
+                    throw file_error(path + ": the pre_tokenizer " + type +
+                                     " is not known, but ByteLevel, Digits, and Split by LLaMA 3's expression");
                 has_words_ = true;
             }
         };
@@ -302,7 +305,8 @@ private:
         std::vector<token> parts;
         for (const char byte : word) {
             const auto at = ids_.find(std::string(1, byte));
-            if (at == ids_.end()) throw std::runtime_error("tokenizer.json has no token for the byte " + std::to_string(static_cast<unsigned char>(byte)));
+            if (at == ids_.end())
+                throw std::runtime_error("tokenizer.json has no token for the byte " + std::to_string(static_cast<unsigned char>(byte)));
             parts.push_back(at->second);
         }
         const auto joined = join_pairs(parts, [&](token a, token b) -> std::optional<joined_pair> {
@@ -328,13 +332,15 @@ private:
 /// llama2.c's tokenizer.bin: the pieces of a SentencePiece model and their scores. Pairs of the highest score are joined first.
 class llama2c_tokenizer : public tokenizer {
 public:
-    /// Reads the pieces of so many tokens: the length of the longest, then of each a float, its score, an int32, its bytes' count, and they.
+    /// Reads the pieces of so many tokens: the length of the longest, then of each its score, a float, its number of bytes, an int32, and
+    /// its bytes.
     llama2c_tokenizer(const std::string& path, token tokens) {
         const auto file = read_file(path);
         std::size_t at = sizeof(std::int32_t);
         const auto take = [&](void* to, std::size_t bytes) {
             if (at > file.size() || bytes > file.size() - at)
-                throw file_error(path + ": ends within the piece " + std::to_string(pieces_.size()) + ", but the model has " + std::to_string(tokens));
+                throw file_error(path + ": ends within the piece " + std::to_string(pieces_.size()) + ", but the model has " +
+                                 std::to_string(tokens));
             std::memcpy(to, file.data() + at, bytes);
             at += bytes;
         };
@@ -343,7 +349,8 @@ public:
             std::int32_t length = 0;
             take(&score, sizeof score);
             take(&length, sizeof length);
-            if (length < 0 || static_cast<std::size_t>(length) > file.size()) throw file_error(path + ": a piece has " + std::to_string(length) + " bytes");
+            if (length < 0 || static_cast<std::size_t>(length) > file.size())
+                throw file_error(path + ": a piece has " + std::to_string(length) + " bytes");
             std::string piece(static_cast<std::size_t>(length), '\0');
             take(piece.data(), piece.size());
             ids_.try_emplace(piece, std::ssize(pieces_));

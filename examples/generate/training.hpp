@@ -14,7 +14,8 @@ namespace generate {
 
 /// The character model: four blocks of 128 channels, and a window of 256 bytes, which a text may be longer than.
 inline model_config character_model() {
-    model_config c{.channels = 128, .hidden = 344, .layers = 4, .heads = 4, .kv_heads = 4, .head_channels = 32, .vocabulary = 256, .positions = 65536};
+    model_config c{
+        .channels = 128, .hidden = 344, .layers = 4, .heads = 4, .kv_heads = 4, .head_channels = 32, .vocabulary = 256, .positions = 65536};
     c.window = 256;
     c.frequencies = attn::rotary_frequencies::geometric(c.head_channels);
     c.is_tied = true;
@@ -25,11 +26,13 @@ inline model_config character_model() {
 class trainer {
 public:
     trainer(const model_config& config, index_t batch, index_t context, attn::thread_pool& threads)
-        : config_(config), batch_(batch), context_(context), threads_(threads), run_(threads), rotation_(context, config.frequencies, config.pairs) {
+        : config_(config), batch_(batch), context_(context), threads_(threads), run_(threads),
+          rotation_(context, config.frequencies, config.pairs) {
         const auto spread_of = [](index_t inputs) { return 1 / std::sqrt(static_cast<float>(inputs)); };
         add(embedding_name, {config.vocabulary, config.channels}, 0.05f);
         for (index_t l = 0; l < config.layers; ++l) {
-            for (const auto& m : matrices_of(config)) add(block_name(l) + m.name + ".weight", {m.outputs, m.inputs}, spread_of(m.inputs) / 2);
+            for (const auto& m : matrices_of(config))
+                add(block_name(l) + m.name + ".weight", {m.outputs, m.inputs}, spread_of(m.inputs) / 2);
             for (const auto* norm : {attention_norm, feed_forward_norm}) add(block_name(l) + norm + ".weight", {config.channels}, 0);
         }
         add(std::string(last_norm) + ".weight", {config.channels}, 0);
@@ -47,27 +50,32 @@ public:
         const auto embedding = embedding_of(config_, weights_);
         const auto norm = norm_of(config_, weights_, last_norm);
         const auto head = head_of(config_, weights_);
-        for (index_t b = 0; b < batch_; ++b) embed(embedding, texts.subspan(place(b), static_cast<std::size_t>(context_)), x_[0].view().row(b, 0, 0));
+        for (index_t b = 0; b < batch_; ++b)
+            embed(embedding, texts.subspan(place(b), static_cast<std::size_t>(context_)), x_[0].view().row(b, 0, 0));
         for (std::size_t l = 0; l < blocks_.size(); ++l) attn::forward(blocks_[l], {.tokens = x_[l]}, x_[l + 1], kept_[l], run_);
         attn::normalise(norm, x_.back(), normal_, run_);
         attn::forward(head, {.tokens = normal_}, of_scores_, run_);
         const auto loss = differentiate_loss(texts);
 
         const auto of_embedding = gradient(embedding_name);
-        attn::backward(head, {.tokens = normal_}, nothing_, of_scores_, {.tokens = of_previous_, .parameters = {.weight = of_embedding}}, run_);
+        attn::backward(head, {.tokens = normal_}, nothing_, of_scores_, {.tokens = of_previous_, .parameters = {.weight = of_embedding}},
+                       run_);
         attn::backward(norm, x_.back(), of_previous_, norm_gradients(last_norm, of_x_), run_);
         for (auto l = blocks_.size(); l-- > 0; std::swap(of_x_, of_previous_))
-            attn::backward(blocks_[l], {.tokens = x_[l]}, kept_[l], of_x_, {.tokens = of_previous_, .parameters = block_gradients(static_cast<index_t>(l))}, run_);
+            attn::backward(blocks_[l], {.tokens = x_[l]}, kept_[l], of_x_,
+                           {.tokens = of_previous_, .parameters = block_gradients(static_cast<index_t>(l))}, run_);
         for (index_t b = 0; b < batch_; ++b)
             for (index_t i = 0; i < context_; ++i)
-                for (index_t c = 0; c < config_.channels; ++c) of_embedding(0, 0, texts[place(b) + static_cast<std::size_t>(i)], c) += of_x_(b, 0, i, c);
+                for (index_t c = 0; c < config_.channels; ++c)
+                    of_embedding(0, 0, texts[place(b) + static_cast<std::size_t>(i)], c) += of_x_(b, 0, i, c);
         return loss;
     }
     /// One step against the gradient.
     void learn(float rate) {
         constexpr float slow = 0.9f, slower = 0.99f, decay = 0.1f;
         ++steps_;
-        const auto scale = rate / (1 - std::pow(slow, static_cast<float>(steps_))), square_scale = 1 / (1 - std::pow(slower, static_cast<float>(steps_)));
+        const auto scale = rate / (1 - std::pow(slow, static_cast<float>(steps_))),
+                   square_scale = 1 / (1 - std::pow(slower, static_cast<float>(steps_)));
         in_parts([&](index_t part, index_t parts) {
             for (auto& w : learnt_) {
                 const auto count = w.value.shape().size();
@@ -111,7 +119,9 @@ private:
     }
     block::gradients block_gradients(index_t layer) const {
         const auto matrices = matrices_of(config_);
-        const auto linear = [&](std::size_t m) { return attn::linear<float>::gradients{.weight = gradient(block_name(layer) + matrices[m].name + ".weight")}; };
+        const auto linear = [&](std::size_t m) {
+            return attn::linear<float>::gradients{.weight = gradient(block_name(layer) + matrices[m].name + ".weight")};
+        };
         return {.attention_norm = norm_gradients(block_name(layer) + attention_norm, {}),
                 .attention = {.q = linear(0), .k = linear(1), .v = linear(2), .out = linear(3)},
                 .feed_forward_norm = norm_gradients(block_name(layer) + feed_forward_norm, {}),
@@ -166,8 +176,8 @@ struct trained {
     double loss = 0; ///< the mean of the last fifty steps, in nats a byte
 };
 
-/// Learns a text for so many minutes at most, or so many steps. The rate rises, and falls to nothing as the time does. tell(step, loss, minutes
-/// left), now and then.
+/// Learns a text for so many minutes at most, or so many steps. The rate rises, and falls to nothing as the time does. Calls
+/// tell(step, loss, minutes left) every second.
 inline trained train(trainer& learner, std::string_view text, double minutes, index_t most_steps,
                      const std::function<void(index_t, double, double)>& tell) {
     const auto context = learner.context();
@@ -185,9 +195,11 @@ inline trained train(trainer& learner, std::string_view text, double minutes, in
         texts.clear();
         for (index_t b = 0; b < learner.batch(); ++b) {
             const auto first = random() % static_cast<std::size_t>(std::ssize(text) - context);
-            for (const char byte : text.substr(first, static_cast<std::size_t>(context + 1))) texts.push_back(static_cast<unsigned char>(byte));
+            for (const char byte : text.substr(first, static_cast<std::size_t>(context + 1)))
+                texts.push_back(static_cast<unsigned char>(byte));
         }
-        const auto rate = 3e-3 * std::min(1.0, 0.001 + static_cast<double>(result.steps) / 50) * (1 + std::cos(std::numbers::pi * part)) / 2;
+        const auto rate =
+            3e-3 * std::min(1.0, 0.001 + static_cast<double>(result.steps) / 50) * (1 + std::cos(std::numbers::pi * part)) / 2;
         losses.push_back(learner.differentiate(texts));
         learner.learn(static_cast<float>(rate));
         const auto latest = std::span(losses).last(std::min<std::size_t>(50, losses.size()));
@@ -208,7 +220,9 @@ inline void write_character_model(const std::string& folder, const model_config&
         if (std::ofstream out(path, std::ios::binary); !(out << text).flush()) throw file_error(path + ": cannot be written");
     };
     std::string config = std::string("{\n  \"model_type\": ") + (c.window ? "\"mistral\"" : "\"llama\"");
-    const auto add = [&](const char* name, const std::string& value) { config.append(",\n  \"").append(name).append("\": ").append(value); };
+    const auto add = [&](const char* name, const std::string& value) {
+        config.append(",\n  \"").append(name).append("\": ").append(value);
+    };
     add("hidden_size", std::to_string(c.channels));
     add("intermediate_size", std::to_string(c.hidden));
     add("num_hidden_layers", std::to_string(c.layers));
@@ -230,19 +244,22 @@ inline void write_character_model(const std::string& folder, const model_config&
         if (byte == '"' || byte == '\\') name.insert(0, "\\");
         vocabulary.append(vocabulary.empty() ? "" : ", ").append("\"" + name + "\": " + std::to_string(static_cast<unsigned char>(byte)));
     }
-    write("tokenizer.json", "{\n  \"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false},\n  \"model\": {\"type\": \"BPE\", \"vocab\": {" +
-                                vocabulary + "}, \"merges\": []}\n}\n");
+    write("tokenizer.json",
+          "{\n  \"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false},\n  \"model\": {\"type\": \"BPE\", \"vocab\": {" +
+              vocabulary + "}, \"merges\": []}\n}\n");
     attn::write_safetensors(folder + "/model.safetensors", weights);
 }
 
-/// All files of a folder, one after the other; links are left out, which lead to others of them.
+/// All files of a folder, one after the other, without what lines are indented by; links are left out, which lead to others of them.
 inline std::string read_texts(const std::string& folder) {
     if (!std::filesystem::is_directory(folder)) throw file_error(folder + ": is no folder of texts to learn");
     std::set<std::string> files;
     for (const auto& entry : std::filesystem::directory_iterator(folder))
         if (entry.is_regular_file() && !entry.is_symlink()) files.insert(entry.path().string());
     std::string all;
-    for (const auto& file : files) all += read_file(file);
+    for (const auto& file : files)
+        for (const char c : read_file(file) + "\n")
+            if (const bool begins = all.empty() || all.back() == '\n'; !begins || (c != ' ' && c != '\t')) all += c;
     return all;
 }
 
