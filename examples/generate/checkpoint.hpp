@@ -150,14 +150,16 @@ inline checkpoint read_llama2c(const std::string& path) {
     const auto each_layer = [&](const std::string& name, const attn::parameters::extents& size) {
         for (index_t l = 0; l < c.layers; ++l) pieces.push_back({block_name(l) + name + ".weight", size});
     };
-    const auto matrix = [&](std::size_t number) {
-        const auto m = matrices_of(c)[number];
-        each_layer(m.name, {m.outputs, m.inputs});
+    const auto each_matrix = [&](std::initializer_list<matrix::number> numbers) {
+        for (const auto number : numbers) {
+            const auto m = matrices_of(c)[number];
+            each_layer(m.name, {m.outputs, m.inputs});
+        }
     };
     each_layer(attention_norm, {c.channels});
-    for (const std::size_t m : {0, 1, 2, 3}) matrix(m);
+    each_matrix({matrix::q, matrix::k, matrix::v, matrix::out});
     each_layer(feed_forward_norm, {c.channels});
-    for (const std::size_t m : {4, 6, 5}) matrix(m);
+    each_matrix({matrix::gate, matrix::down, matrix::up});
     pieces.push_back({std::string(last_norm) + ".weight", {c.channels}});
     pieces.push_back({"", {c.positions, c.head_channels}}); // cosines and sines
     if (!c.is_tied) pieces.push_back({head_name, {c.vocabulary, c.channels}});

@@ -43,11 +43,12 @@ using block = attn::transformer_block<attn::rms_norm<float>, attn::multi_head<fl
 
 /// The name of a block, and those of its linears and norms within it.
 inline std::string block_name(index_t layer) { return "model.layers." + std::to_string(layer); }
-struct matrix_name {
+struct matrix {
+    enum number : std::size_t { q, k, v, out, gate, up, down }; ///< among matrices_of
     const char* name;
     index_t outputs, inputs;
 };
-inline std::vector<matrix_name> matrices_of(const model_config& c) {
+inline std::vector<matrix> matrices_of(const model_config& c) {
     const auto q = c.heads * c.head_channels, kv = c.kv_heads * c.head_channels;
     return {{".self_attn.q_proj", q, c.channels},    {".self_attn.k_proj", kv, c.channels},    {".self_attn.v_proj", kv, c.channels},
             {".self_attn.o_proj", c.channels, q},    {".mlp.gate_proj", c.hidden, c.channels}, {".mlp.up_proj", c.hidden, c.channels},
@@ -64,20 +65,21 @@ inline std::vector<block> blocks_of(const model_config& c, attn::parameters& wei
     std::vector<block> all;
     const auto matrices = matrices_of(c);
     for (index_t l = 0; l < c.layers; ++l) {
-        const auto linear = [&](std::size_t m) {
+        const auto linear = [&](matrix::number m) {
             return weights.get_linear<float>(block_name(l) + matrices[m].name, matrices[m].outputs, matrices[m].inputs);
         };
-        all.push_back({.attention_norm = norm_of(c, weights, block_name(l) + attention_norm),
-                       .attention = {.heads = c.heads,
-                                     .kv_heads = c.kv_heads,
-                                     .q = linear(0),
-                                     .k = linear(1),
-                                     .v = linear(2),
-                                     .out = linear(3),
-                                     .attention = {.pattern = attn::sliding_window(c.window.value_or(attn::farthest_position))},
-                                     .rotation = &rotation},
-                       .feed_forward_norm = norm_of(c, weights, block_name(l) + feed_forward_norm),
-                       .feed_forward = {.up = linear(5), .down = linear(6), .gate = linear(4), .activation = {}}});
+        all.push_back(
+            {.attention_norm = norm_of(c, weights, block_name(l) + attention_norm),
+             .attention = {.heads = c.heads,
+                           .kv_heads = c.kv_heads,
+                           .q = linear(matrix::q),
+                           .k = linear(matrix::k),
+                           .v = linear(matrix::v),
+                           .out = linear(matrix::out),
+                           .attention = {.pattern = attn::sliding_window(c.window.value_or(attn::farthest_position))},
+                           .rotation = &rotation},
+             .feed_forward_norm = norm_of(c, weights, block_name(l) + feed_forward_norm),
+             .feed_forward = {.up = linear(matrix::up), .down = linear(matrix::down), .gate = linear(matrix::gate), .activation = {}}});
     }
     return all;
 }

@@ -499,7 +499,7 @@ void test_training(const std::string& folder, attn::thread_pool& threads) {
 
 } // namespace
 
-int main(int count, char** arguments) {
+int main(int count, char** arguments) try {
     if (count != 2) {
         std::fprintf(stderr, "usage: example_generate_test PROGRAM\n");
         return 2;
@@ -530,4 +530,7 @@ int main(int count, char** arguments) {
     std::filesystem::remove_all(folder);
     std::printf(failures ? "%d failures\n" : "generate: all is well\n", failures);
     return failures ? 1 : 0;
+} catch (const std::exception& problem) {
+    std::printf("FAILED: %s\n", problem.what());
+    return 1;
 }

@@ -119,13 +119,13 @@ private:
     }
     block::gradients block_gradients(index_t layer) const {
         const auto matrices = matrices_of(config_);
-        const auto linear = [&](std::size_t m) {
+        const auto linear = [&](matrix::number m) {
             return attn::linear<float>::gradients{.weight = gradient(block_name(layer) + matrices[m].name + ".weight")};
         };
         return {.attention_norm = norm_gradients(block_name(layer) + attention_norm, {}),
-                .attention = {.q = linear(0), .k = linear(1), .v = linear(2), .out = linear(3)},
+                .attention = {.q = linear(matrix::q), .k = linear(matrix::k), .v = linear(matrix::v), .out = linear(matrix::out)},
                 .feed_forward_norm = norm_gradients(block_name(layer) + feed_forward_norm, {}),
-                .feed_forward = {.up = linear(5), .down = linear(6), .gate = linear(4)}};
+                .feed_forward = {.up = linear(matrix::up), .down = linear(matrix::down), .gate = linear(matrix::gate)}};
     }
     /// Calls f(part, parts) for each part of what is to do, each on its thread.
     void in_parts(const auto& f) {
