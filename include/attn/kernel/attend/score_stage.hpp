@@ -2,9 +2,9 @@
 #pragma once
 
 #include "../../core/workspace.hpp"
-#include "../../simd/narrow_pairs.hpp"
 #include "../gemm/matrix_tile.hpp"
 #include "../prefetch.hpp"
+#include "../transposed_columns.hpp"
 #include "key_reader.hpp"
 #include "query_block.hpp"
 
@@ -138,62 +138,17 @@ private:
     /// The scores of a register of keys. Where there are fewer the last is read again, and its scores are for nobody.
     template <class V>
     void multiply_register(const V* keys, index_t key_stride, index_t count, T* scores, auto& ahead) const {
-        constexpr int size = lanes::size;
-        using read = simd::operand_lanes<V>;
-        const V* rows[std::size_t{size}];
-#pragma GCC unroll 16
-        for (int j = 0; j < size; ++j) rows[j] = keys + std::min<index_t>(j, count - 1) * key_stride;
         lanes sum[std::size_t{Few}];
 #pragma GCC unroll 8
         for (index_t q = 0; q < Few; ++q) sum[q] = lanes(T{0});
-        const auto add = [&](const operand* square, index_t c) __attribute__((always_inline)) { // one chain for each query
-            const E* const query = queries_ + c;
+        const auto add = [&](index_t c, const operand& column) __attribute__((always_inline)) { // one chain for each query
 #pragma GCC unroll 8
             for (index_t q = 0; q < Few; ++q) {
                 if (q >= rows_) break;
-#pragma GCC unroll 16
-                for (int i = 0; i < size; ++i) sum[q] = fma(square[i], operand(query[q * depth_ + i]), sum[q]);
+                sum[q] = fma(column, operand(queries_[q * depth_ + c]), sum[q]);
             }
         };
-        const auto transpose = [&](auto* square) __attribute__((always_inline)) {
-            ahead.beside(16 * size * simd::terms_of<E>);
-            simd::transpose<T>(square);
-            ahead.beside(16 * size * simd::terms_of<E>); // a row of keys and one of values for each of these
-        };
-        index_t c = 0;
-        if constexpr (Narrow<V>) {
-            for (; c + 2 * size <= depth_; c += 2 * size) {
-                simd::narrow_pairs<narrow_format_of<V>> pairs[std::size_t{size}];
-#pragma GCC unroll 16
-                for (int j = 0; j < size; ++j) pairs[j] = pairs[j].load(rows[j] + c);
-                transpose(pairs);
-                for (int half = 0; half < size; half += size / 2) {
-                    operand square[std::size_t{size}];
-#pragma GCC unroll 8
-                    for (int i = 0; i < size / 2; ++i)
-                        square[2 * i] = pairs[half + i].first(), square[2 * i + 1] = pairs[half + i].second();
-                    add(square, c + 2 * half);
-                }
-            }
-        }
-        for (; c + size <= depth_; c += size) {
-            operand square[std::size_t{size}];
-#pragma GCC unroll 16
-            for (int j = 0; j < size; ++j) square[j] = read::load(rows[j] + c);
-            transpose(square);
-            add(square, c);
-        }
-        if (const auto rest = depth_ - c; rest > 0) {
-            operand square[std::size_t{size}];
-#pragma GCC unroll 16
-            for (int j = 0; j < size; ++j) square[j] = read::load_first(rows[j] + c, rest);
-            simd::transpose<T>(square);
-            E columns[std::size_t{size * size}];
-            for (int i = 0; i < size; ++i) square[i].store(columns + i * size);
-            for (index_t q = 0; q < rows_; ++q)
-                for (index_t i = 0; i < rest; ++i)
-                    sum[q] = fma(operand::load(columns + i * size), operand(queries_[q * depth_ + c + i]), sum[q]);
-        }
+        for_each_column<T, E>(keys, key_stride, count, depth_, ahead, add);
         simd::store_columns<static_cast<int>(Few)>(sum, 0, count, scores, stride_);
     }
 

@@ -2,7 +2,8 @@
 #pragma once
 
 #include "../../parallel/executor.hpp"
-#include "../tile_loader.hpp"
+#include "../prefetch.hpp"
+#include "../transposed_columns.hpp"
 #include "matrix_tile.hpp"
 
 #include <limits>
@@ -61,6 +62,9 @@ public:
         const auto [first_column, columns] = piece(columns_, column_blocks(), task / row_blocks());
         const row_block<T> to{c.data + first_row * c.row_stride + first_column, c.row_stride, 1};
         begin(start.from(first_row, first_column), to, rows, columns);
+        if constexpr (std::same_as<E, T> && std::same_as<Terms, all_terms>)
+            if (rows_ <= max_few && !b.is_narrow() && b.row_stride == 1 && b.channel_stride != 1)
+                return multiply_few(a, b.numbers().from(0, first_column).transposed(), to, columns, pieces);
         std::array<depth_run, static_cast<std::size_t>(max_block_depth)> runs;
         for (auto p = pieces.first; p < std::min(depth_pieces(depth_), pieces.first + pieces.count); ++p) {
             const auto within = depth_piece(depth_, p);
@@ -170,6 +174,43 @@ private:
             else
                 for (index_t n = 0; n < columns; ++n) to[n] = from[n * start.channel_stride];
         }
+    }
+
+    /// Rows of A at most that are few: blocks of B that were packed for them would be read but once.
+    static constexpr index_t max_few = 4;
+    /// C += A B for few rows, from the columns of B, whose numbers lie side by side: a square of them after the other is transposed in
+    /// registers, down the whole depth, so that memory is read in order.
+    void multiply_few(const row_block<const T>& a, const row_block<const T>& columns_of_b, const row_block<T>& c, index_t columns,
+                      const extent& pieces) const {
+        with_constant<max_few>(rows_, [&]<int Rows>(std::integral_constant<int, Rows>) {
+            for (index_t first = 0; first < columns; first += lane_count)
+                multiply_register<Rows>(a, columns_of_b.from(first), c.from(0, first), std::min(lane_count, columns - first), pieces);
+        });
+    }
+    /// Of a register of columns.
+    template <int Rows>
+    void multiply_register(const row_block<const T>& a, const row_block<const T>& b, const row_block<T>& c, index_t present,
+                           const extent& pieces) const {
+        no_prefetch none;
+        lanes total[std::size_t{Rows}];
+#pragma GCC unroll 4
+        for (int r = 0; r < Rows; ++r) total[r] = lanes::load_first(c.address(r), present);
+        for (auto p = pieces.first; p < std::min(depth_pieces(depth_), pieces.first + pieces.count); ++p) {
+            const auto within = depth_piece(depth_, p);
+            const T* const left = a.address(0, within.first);
+            lanes sum[std::size_t{Rows}];
+#pragma GCC unroll 4
+            for (int r = 0; r < Rows; ++r) sum[r] = lanes(T{0});
+            const auto add = [&](index_t k, const lanes& column) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+                for (int r = 0; r < Rows; ++r) sum[r] = fma(lanes(left[r * a.row_stride + k * a.channel_stride]), column, sum[r]);
+            };
+            for_each_column<T, T>(b.address(0, within.first), b.row_stride, present, within.count, none, add);
+#pragma GCC unroll 4
+            for (int r = 0; r < Rows; ++r) total[r] += sum[r];
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < Rows; ++r) total[r].store_first(c.address(r), present);
     }
 
     /// C += A B for the runs of one piece of the depth.
