@@ -1,8 +1,8 @@
 // Rotary positions: pairs of channels turned by an angle that grows with the position, so that scores depend on distances.
 #pragma once
 
+#include "../kernel/rotary_table.hpp"
 #include "../simd/elementary.hpp"
-#include "../simd/unfused.hpp"
 #include "layer.hpp"
 #include "rotary_frequencies.hpp"
 
@@ -136,18 +136,14 @@ public:
         turn(d_out, where, wanted, T{-1}, run);
     }
 
-private:
-    struct cosine_and_sine {
-        T cosine, sine;
-    };
-    struct row_pair {
-        const T* from;
-        T* to;
-        index_t from_stride, to_stride;
-    };
+    /// A view of the table, for a cache that turns keys when they are read (rotary_reading): this outlives it.
+    operator kernel::rotary_table<T>() const& { return {turns_.data(), max_positions_, channels_ / 2, pairs_ == rotary_pairs::half_split}; }
+    /// A temporary would be gone before it is read: name it first.
+    operator kernel::rotary_table<T>() const&& = delete;
 
+private:
     static void check_table(index_t max_positions, index_t channels) {
-        detail::check_shape<cosine_and_sine>(name, "table", {.tokens = max_positions, .channels = channels / 2});
+        detail::check_shape<kernel::cosine_and_sine<T>>(name, "table", {.tokens = max_positions, .channels = channels / 2});
     }
     /// A table that no memory holds is refused before there are frequencies for it.
     static rotary_frequencies geometric(index_t max_positions, index_t channels, double base) {
@@ -161,6 +157,7 @@ private:
     /// direction: 1, or -1 to turn back.
     void turn(const tensor_view<const T>& x, const rotary_positions& where, const tensor_view<T>& out, T direction,
               const execution& run) const {
+        const kernel::rotary_table<T> table = *this;
         const auto batch = x.shape().batch, heads = x.shape().heads, tokens = x.shape().tokens;
         constexpr index_t tokens_of_a_task = 32;
         const auto chunks = (tokens + tokens_of_a_task - 1) / tokens_of_a_task;
@@ -168,8 +165,8 @@ private:
             const auto b = task / chunks, begin = task % chunks * tokens_of_a_task;
             for (index_t i = begin; i < std::min(tokens, begin + tokens_of_a_task); ++i)
                 for (index_t h = 0; h < heads; ++h) {
-                    const row_pair row{x.row(b, h, i), out.row(b, h, i), x.strides().channels, out.strides().channels};
-                    for (index_t a = 0; a < where.axes(); ++a) turn_pairs(row, where(b, i, a), a, where.axes(), direction);
+                    const kernel::turned_row<T> row{x.row(b, h, i), out.row(b, h, i), x.strides().channels, out.strides().channels};
+                    for (index_t a = 0; a < where.axes(); ++a) table.turn(row, where(b, i, a), a, where.axes(), direction);
                     if (row.from == row.to) continue;
                     for (index_t c = where.axes() * channels_; c < x.shape().channels; ++c)
                         row.to[c * row.to_stride] = row.from[c * row.from_stride];
@@ -177,24 +174,9 @@ private:
         });
     }
 
-    /// Turns the pairs of one axis.
-    void turn_pairs(const row_pair& row, index_t position, index_t axis, index_t axes, T direction) const {
-        const auto half = channels_ / 2;
-        const bool split = pairs_ == rotary_pairs::half_split;
-        const auto apart = split ? axes * half : index_t{1}, step = split ? index_t{1} : index_t{2};
-        const auto* const turns = turns_.data() + position * half;
-        for (index_t p = 0; p < half; ++p) {
-            const auto left = (axis * half + p) * step, right = left + apart;
-            const T a = row.from[left * row.from_stride], c = row.from[right * row.from_stride];
-            const T sine = direction * turns[p].sine;
-            row.to[left * row.to_stride] = simd::multiply_add(a, turns[p].cosine, -(c * sine));
-            row.to[right * row.to_stride] = simd::multiply_add(a, sine, c * turns[p].cosine);
-        }
-    }
-
     index_t max_positions_, channels_;
     rotary_pairs pairs_;
-    std::vector<cosine_and_sine> turns_; ///< (positions, pairs)
+    std::vector<kernel::cosine_and_sine<T>> turns_; ///< (positions, pairs)
 };
 
 namespace detail {
