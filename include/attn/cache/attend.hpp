@@ -89,6 +89,8 @@ public:
         if (q.batch != 1) throw shape_error(Op::name, "q", "has shape ", q, ": a sequence is one batch entry");
         op_.check(in_);
         check_outputs(op_, in_, out_);
+        check_turns(of_.turns_from(0), of_.size());
+        check_turns(query_turns(), q.tokens);
     }
     std::size_t workspace_bytes(index_t concurrency) const {
         scratch memory;
@@ -101,10 +103,10 @@ public:
         const auto left = std::ranges::find_if(of_.evicted(), [&](const row_range& range) { return range.end() > of_.positions().first; });
         const std::span<const row_range> evicted(left, of_.evicted().end());
         auto in = in_;
-        if (of_.pool().layout().rotates_keys) {
+        if (rotates_queries()) {
             scratch memory(on.workspace().bytes().data());
             const auto rotated = take_queries(memory, on.concurrency());
-            rotate_rows(in_.queries, rotated);
+            rotate_queries(rotated);
             in.queries = rotated;
         }
         if (evicted.empty()) run_with(op_.pattern, in, on);
@@ -115,12 +117,37 @@ private:
     using scheduler = typename Op::template scheduler<T, kernel::paged_storage>;
     static constexpr T nowhere{};
 
+    bool rotates_queries() const { return of_.pool().layout().rotates_keys || query_turns().turn_rows(); }
+    kernel::row_turns<T> query_turns() const { return of_.turns_from(in_.positions.first_query[0]); }
+    /// Throws argument_error unless the table has the positions of so many rows.
+    void check_turns(const kernel::row_turns<T>& turns, index_t rows) const {
+        if (!turns.turn_rows() || rows == 0) return;
+        const auto check_row = [&](index_t row) {
+            turns.for_each_place(row, 1, 1, [&](index_t, index_t place) {
+                if (place < 0 || place >= turns.table.positions)
+                    throw argument_error(Op::name, "q", "has shape ", in_.queries.shape(),
+                                         ", for which a query or key is turned as at position ", place, ", but the pool's rotary has 0 to ",
+                                         turns.table.positions - 1);
+            });
+        };
+        check_row(0);
+        check_row(rows - 1);
+    }
+    /// The queries, as the cache has keys.
+    void rotate_queries(const tensor_view<T>& to) const {
+        if (of_.pool().layout().rotates_keys) return rotate_rows(in_.queries, to);
+        const auto& q = in_.queries.shape();
+        for (index_t h = 0; h < q.heads; ++h) {
+            kernel::copy_rows<T>(in_.queries.rows(0, h), q.tokens, q.channels, to.row(0, h, 0), q.channels);
+            query_turns().turn(0, q.tokens, 1, 1, [&](index_t i) { return to.row(0, h, i); });
+        }
+    }
     /// The queries as a cache rotates them, behind the memory of what computes.
     tensor_view<T> take_queries(scratch& memory, index_t concurrency) const {
         const auto& q = in_.queries.shape();
         memory.take<std::byte>(
             scheduler::workspace_bytes(shapes_of(in_), max_passes<decltype(op_.pattern)> > 1, concurrency, out_.values.is_narrow()));
-        return head_major(of_.pool().layout().rotates_keys ? memory.take<T>(q.size()) : nullptr, q);
+        return head_major(rotates_queries() ? memory.take<T>(q.size()) : nullptr, q);
     }
     template <Pattern P>
     void run_with(const P& pattern, const inputs<T>& in, const execution& on) const {
@@ -153,9 +180,10 @@ void check_sequences(std::string_view operation, const sequence_batch<T>& batch,
 } // namespace detail
 
 /// Attention of the queries of a sequence's last tokens, q (1, heads, n, d_k), to all of its tokens that are not evicted: out (1, heads, n,
-/// d_v) has the bits of attention to them as one tensor at their positions. What a page costs is what the pattern shows of it. `run` as in
-/// attend(op, in, out, run). Throws attention_error, before anything is read or written, as that does, and if the sequence is shorter than
-/// q.
+/// d_v) has the bits of attention to them as one tensor at their positions, keys and queries turned before if the pool has a
+/// rotary_reading. What a page costs is what the pattern shows of it. `run` as in attend(op, in, out, run). Throws attention_error, before
+/// anything is read or written, as that does, and if the sequence is shorter than q, or has positions that the rotary_reading's table has
+/// not.
 template <Attention A, Scalar T>
 void attend(const A& op, const detail::read_stored<T>& q, const sequence<T>& of, const std::type_identity_t<outputs<T>>& out,
             const detail::call_execution& run = {}) {

@@ -19,6 +19,19 @@ struct cache_layout {
     bool rotates_keys = false; ///< by a Hadamard matrix, queries too, so that channels that stand out cost the others no digits
 };
 
+/// Rotary positions that a cache turns keys by when they are read, and queries alike: what is appended, kept and saved are keys before
+/// them. The key of the token at position j, and the query of that at i, become what rotary<T>::forward makes of them at p(j) and p(i):
+///     p(j) = j,      or, where evicted tokens are skipped,      p(j) = how many tokens before j are not evicted
+/// Then those that are left stand side by side, so that a window with sinks has no greater distances than it has tokens, and what follows a
+/// prompt that is cut short is as near as if it had been short. Patterns and score functions compare positions in the sequence, always.
+/// Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding"; Xiao et al. 2023, "Efficient Streaming Language Models
+/// with Attention Sinks".
+template <Scalar T>
+struct rotary_reading {
+    kernel::rotary_table<T> table = {}; ///< a rotary<T>, which outlives the cache, with all positions p; none, and nothing is turned
+    bool skips_evicted = false;         ///< whether positions count the tokens that are left
+};
+
 namespace detail {
 
 /// Where the rows of a page lie, the keys of all heads and then the values; and how many bytes it has, in whole cache lines.
@@ -60,6 +73,17 @@ page_places page_places_of(std::string_view operation, const cache_layout& l) {
     return places;
 }
 
+/// Throws argument_error unless keys of such a layout can be turned when they are read.
+template <Scalar T>
+const rotary_reading<T>& check_reading(const cache_layout& l, const rotary_reading<T>& reading) {
+    constexpr auto name = "key_value_pool";
+    const auto channels = 2 * reading.table.pairs;
+    if (channels > l.key_channels) throw argument_error(name, "reading", "turns ", channels, " channels, but keys have ", l.key_channels);
+    if (channels > 0 && l.rotates_keys)
+        throw argument_error(name, "reading", "turns keys, but the layout rotates_keys: a Hadamard matrix mixes their channels before");
+    return reading;
+}
+
 } // namespace detail
 
 /// Bytes of memory for so many pages of keys and values. Throws argument_error if the layout is wrong, or they are more than 2^48.
@@ -79,15 +103,20 @@ class sequence;
 template <Scalar T>
 class key_value_pool {
 public:
-    /// A pool of so many pages. Throws argument_error if the layout is wrong, or there can be no such memory.
-    key_value_pool(const cache_layout& layout, index_t pages) : key_value_pool(layout, workspace(pool_bytes<T>(layout, pages))) {}
+    /// A pool of so many pages. Throws argument_error if the layout is wrong, there can be no such memory, or `reading` turns more channels
+    /// than keys have, or those that a Hadamard matrix has mixed (rotates_keys).
+    key_value_pool(const cache_layout& layout, index_t pages, const rotary_reading<T>& reading = {})
+        : key_value_pool(layout, detail::check_reading(layout, reading), workspace(pool_bytes<T>(layout, pages))) {}
     /// A pool of as many pages as fit the memory, from its first cache line on. It outlives the pool.
-    key_value_pool(const cache_layout& layout, std::span<std::byte> memory) : key_value_pool(layout, workspace(memory)) {}
+    key_value_pool(const cache_layout& layout, std::span<std::byte> memory, const rotary_reading<T>& reading = {})
+        : key_value_pool(layout, detail::check_reading(layout, reading), workspace(memory)) {}
     key_value_pool(const key_value_pool&) = delete;
     key_value_pool& operator=(const key_value_pool&) = delete;
 
     /// What its pages hold, and how.
     const cache_layout& layout() const { return layout_; }
+    /// What its keys are turned by when they are read.
+    const rotary_reading<T>& reading() const { return reading_; }
     /// How many pages there are, taken or not.
     index_t pages() const { return std::ssize(uses_); }
     /// How many nobody has taken.
@@ -96,8 +125,8 @@ public:
 private:
     friend class sequence<T>;
 
-    key_value_pool(const cache_layout& layout, workspace memory)
-        : layout_(layout), places_(detail::page_places_of<T>("key_value_pool", layout)), memory_(std::move(memory)),
+    key_value_pool(const cache_layout& layout, const rotary_reading<T>& reading, workspace memory)
+        : layout_(layout), reading_(reading), places_(detail::page_places_of<T>("key_value_pool", layout)), memory_(std::move(memory)),
           uses_(memory_.size_bytes() / static_cast<std::size_t>(places_.bytes)) {
         free_.reserve(uses_.size());
         for (auto page = pages(); page > 0; --page) free_.push_back(page - 1);
@@ -117,6 +146,7 @@ private:
     }
 
     cache_layout layout_;
+    rotary_reading<T> reading_;
     detail::page_places places_;
     workspace memory_;
     std::vector<index_t> uses_, free_;

@@ -113,8 +113,8 @@ public:
         return other;
     }
 
-    /// Forgets the tokens at some positions: nobody sees them any more; the others stay where they are. Pages that hold no others are given
-    /// back. Throws argument_error if there are no such tokens.
+    /// Forgets the tokens at some positions: nobody sees them any more; the others stay where they are (rotary_reading may count without
+    /// them). Pages that hold no others are given back. Throws argument_error if there are no such tokens.
     void evict(const row_range& positions) {
         if (positions.first < 0 || positions.count < 0 || positions.first > tokens_ || positions.count > tokens_ - positions.first)
             throw argument_error("sequence::evict", "positions", "are ", positions.first, " .. ", positions.first + positions.count - 1,
@@ -251,7 +251,13 @@ public:
                 exact_ ? exact_->keys.data() : nullptr,
                 exact_ ? exact_->values.data() : nullptr,
                 exact_ ? pool_->layout_.exact_tokens : 0,
-                first * page_tokens()};
+                first * page_tokens(),
+                turns_from(first * page_tokens())};
+    }
+    /// How keys, or queries, of tokens from a position on are turned when they are read.
+    kernel::row_turns<T> turns_from(index_t position) const {
+        const auto& [table, skips_evicted] = pool_->reading_;
+        return {table, skips_evicted ? evicted() : std::span<const row_range>(), position};
     }
     /// The positions that a call reads: from the first page that is left to the last token.
     row_range positions() const {

@@ -58,6 +58,11 @@ struct key_columns {
     }
     /// Reads the blocks of so many keys as numbers.
     void read(index_t count, T* to) const;
+    /// The same keys, where their numbers lie in memory: they are what is asked for.
+    key_columns of_numbers(const T* memory) const {
+        return {
+            reinterpret_cast<const std::byte*>(memory), first, {format.channels}, column_block * format.channels * index_t{sizeof(T)}, 0};
+    }
 };
 
 /// Calls f(from, to, bytes) for what a row of a key is made of: the byte in the row, that in its block, and how many stand there.

@@ -112,8 +112,16 @@ public:
             copy_once(keys, before, [&](operand* to) { Rows::copy(own, keys.count, before, channels_, to, padded_); });
         return {copied, padded_, 1};
     }
-    /// The keys of a run as a cache keeps them, if they lie so.
-    auto columns(const key_run& keys) const { return columns_in_place(rows_, keys, first_key_, coming_); }
+    /// The keys of a run as a cache keeps them, if they lie so; those that are turned, as numbers in memory of the reader's.
+    auto columns(const key_run& keys) {
+        auto found = columns_in_place(rows_, keys, first_key_, coming_);
+        if (found && rows_.turns)
+            found = found->of_numbers(copy_once(keys, 0, [&](operand* to) {
+                found->read(keys.count, to);
+                turn_columns(rows_, keys, first_key_, found->first, to);
+            }));
+        return found;
+    }
     /// Their numbers.
     auto read(const key_run& keys, const auto& columns) {
         if (const auto own = columns.numbers(); own.blocks) return own;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../prefetch.hpp"
+#include "../rotary_table.hpp"
 #include "column_scores.hpp"
 #include "key_reader.hpp"
 #include "streamed_rows.hpp"
@@ -45,7 +46,7 @@ private:
 };
 
 /// The rows of one head, so many in each page. Pages of which nothing is seen may be missing. The first rows of a sequence may be kept as
-/// they are beside quantised ones.
+/// they are beside quantised ones. Keys may be turned by their positions when they are read, as numbers.
 template <class T>
 struct paged_rows {
     using number = std::remove_const_t<T>;
@@ -55,24 +56,29 @@ struct paged_rows {
     page_part part = {};      ///< of the head
     const T* exact = nullptr; ///< the rows before exact_end
     index_t exact_end = 0;
+    const row_turns<number>* turns = nullptr; ///< null if rows are read as they are
 
     bool operator==(const paged_rows&) const = default;
 
     const std::byte* page_of(index_t row) const { return pages[row / page_rows]; }
-    /// Bytes of a row that is copied: as numbers if it is quantised, else as it is stored.
-    index_t copied_bytes() const {
-        return part.format.is_quantised() ? part.format.channels * static_cast<index_t>(sizeof(T)) : part.row_bytes;
-    }
-    /// Copies a row; zeros, if its page is missing. memory: of a row as it is stored.
+    /// Whether rows are copied as numbers, else as they are stored.
+    bool copies_numbers() const { return part.format.is_quantised() || turns; }
+    /// Bytes of a row that is copied.
+    index_t copied_bytes() const { return copies_numbers() ? part.format.channels * static_cast<index_t>(sizeof(T)) : part.row_bytes; }
+    /// Copies a row, not turned; zeros, if its page is missing. memory: of a row as it is stored.
     void copy(index_t row, std::byte* to, std::byte* memory) const {
         const auto& format = part.format;
         if (row < exact_end) {
             std::copy_n(reinterpret_cast<const std::byte*>(exact + row * format.channels), copied_bytes(), to);
         } else if (const auto* const page = page_of(row); !page) {
             std::fill_n(to, copied_bytes(), std::byte{});
-        } else if (format.is_quantised()) {
+        } else if (copies_numbers()) {
+            auto* const numbers = reinterpret_cast<number*>(to);
             part.template read_row<number>(page, row % page_rows, memory);
-            format.quantised().read(memory, reinterpret_cast<number*>(to));
+            if (format.is_quantised()) format.quantised().read(memory, numbers);
+            else
+                copy_rows<number>(stored_rows<const number>{memory, format.narrow, format.channels, 1}, 1, format.channels, numbers,
+                                  format.channels);
         } else {
             part.template read_row<number>(page, row % page_rows, to);
         }
@@ -94,11 +100,14 @@ stored_rows<T> rows_in_place(const paged_rows<T>& head, index_t first, index_t c
     const bool are_rows = !format.is_quantised() && !head.part.in_columns;
     return {are_rows ? head.in_one_page(first, count, step) : nullptr, format.narrow, format.channels * step, 1};
 }
-/// Copies them to memory: quantised ones as numbers, others as they are stored; zeros of missing pages.
+/// Copies them to memory: those that are quantised or turned as numbers, others as they are stored; zeros of missing pages.
 template <class T>
 stored_rows<T> gathered_rows(const paged_rows<T>& head, index_t first, index_t count, index_t step, std::byte* to, std::byte* memory) {
     for (index_t j = 0; j < count; ++j) head.copy(first + j * step, to + j * head.copied_bytes(), memory);
-    return {to, head.part.format.narrow, head.part.format.channels, 1};
+    const auto channels = head.part.format.channels;
+    if (auto* const numbers = reinterpret_cast<std::remove_const_t<T>*>(to); head.turns)
+        head.turns->turn(first, count, step, 1, [&](index_t j) { return numbers + j * channels; });
+    return {to, head.copies_numbers() ? narrow_format::none : head.part.format.narrow, channels, 1};
 }
 /// Asks for them, in time.
 template <class T>
@@ -119,6 +128,14 @@ std::optional<key_columns<std::remove_const_t<T>>> columns_in_place(const paged_
     if (!from) return {};
     return key_columns<std::remove_const_t<T>>{from, first % column_block, head.part.format, column_block * head.part.row_bytes,
                                                bytes_between(from, next)};
+}
+/// Turns the numbers of such keys, in blocks.
+template <class T>
+void turn_columns(const paged_rows<const T>& head, const key_run& run, index_t first_key, index_t first_in_block, T* blocks) {
+    head.turns->turn(run.first - first_key, run.count, 1, column_block, [&](index_t j) {
+        const auto at = first_in_block + j, key = at % column_block;
+        return blocks + (at - key) * head.part.format.channels + key;
+    });
 }
 
 /// Calls f(the values of a run) and returns true if they can be read as they lie. next: where what is read next lies, or null.
@@ -150,8 +167,13 @@ struct sequence_pages {
     const T *exact_keys, *exact_values; ///< [heads][exact_rows][channels] rows that are kept as they are
     index_t exact_rows;
     index_t first_key;
+    row_turns<T> turns; ///< of the keys
 
-    paged_rows<const T> keys_of(index_t head) const { return rows(layout->keys, head, exact_keys); }
+    paged_rows<const T> keys_of(index_t head) const {
+        auto keys = rows(layout->keys, head, exact_keys);
+        if (turns.turn_rows()) keys.turns = &turns;
+        return keys;
+    }
     paged_rows<const T> values_of(index_t head) const { return rows(layout->values, head, exact_values); }
 
 private:
