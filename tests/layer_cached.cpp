@@ -59,6 +59,24 @@ TEST_CASE("layers with caches: however tokens are cut, a block has the bits of o
     CHECK(same_bits(out, forward(attention, {x})));
 }
 
+TEST_CASE("layers with caches: a cache that turns keys when they are read is a rotation of the layer's", "[layer]") {
+    parameters weights;
+    const rotary<float> rotation(400, 6);
+    auto attention = random_multi_head<float>(weights, "attention", 20, 4, 2, 6, 5, softmax_attention{.pattern = causal{}});
+    const auto x = random_tensor<float>({1, 1, 400, 20}, 1);
+    attention.rotation = &rotation;
+    const auto exact = forward(attention, {x});
+    key_value_pool<float> pool({.kv_heads = 2, .key_channels = 6, .value_channels = 5}, 4, {.table = rotation});
+    sequence<float> cache(pool);
+    sequential here;
+    check_says(error_of([&] { in_chunks(attention, cache, x, execution(here)); }), {"multi_head", "rotation", "cache turns"});
+    attention.rotation = nullptr;
+    CHECK(same_bits(in_chunks(attention, cache, x, execution(here)), exact));
+    const auto next = random_tensor<float>({1, 1, 1, 20}, 2);
+    check_says(error_of([&] { static_cast<void>(forward(attention, cache, {next})); }), {"softmax_attention", "position 400", "0 to 399"});
+    CHECK(cache.size() == 400);
+}
+
 TEST_CASE("layers with caches: the keys and values of a context are made once, and stay", "[layer]") {
     parameters weights;
     const rotary<float> rotation(400, 6);

@@ -131,6 +131,8 @@ struct multi_head {
             throw shape_error(name, "tokens", "has shape ", in.tokens.shape(), ", but a cache is of one sequence");
         if (!in.context.data() && in.positions.given())
             throw argument_error(name, "positions", "are given, but a cache has those of the tokens");
+        if (rotation && cache.turns_from(0).turn_rows())
+            throw argument_error(name, "rotation", "is given, but the cache turns queries and keys itself");
         check(in.context.data() ? in : beside(in, cache));
         if (in.context.data() && in.positions.first_key[0] != 0)
             throw argument_error(name, "positions.first_key", "is ", in.positions.first_key[0], ", but the keys of a cache begin at 0");
