@@ -5,8 +5,10 @@
 #include "softmax.hpp"
 
 #include <attn/cache/attend.hpp>
+#include <attn/layer/rotary.hpp>
 
 #include <numeric>
+#include <optional>
 
 namespace attn::fuzz {
 
@@ -89,14 +91,22 @@ public:
                    .format = formats[random.number(0, std::same_as<T, float> ? 4 : 2)],
                    .exact_tokens = random.one_in(2) ? random.number(0, 200) : 0,
                    .rotates_keys = random.one_in(3)};
+        if (!layout_.rotates_keys && random.one_in(2)) {
+            const auto pairs = random.one_in(2) ? rotary_pairs::interleaved : rotary_pairs::half_split;
+            turns_.emplace(size_.keys, 2 * random.number(0, size_.key_dim / 2), pairs);
+            skips_evicted_ = random.one_in(2);
+        }
         pages_ = random.one_in(3) ? random.number(0, 6) : 40;
         name_ = (std::same_as<T, float> ? "float; " : "double; ") + describe(size_) + "; pages of " + std::to_string(layout_.page_tokens) + ", " +
                 std::to_string(pages_) + " of them, format " + std::to_string(static_cast<int>(layout_.format)) + " but for " +
-                std::to_string(layout_.exact_tokens) + (layout_.rotates_keys ? ", rotated" : "") + "; tree " + d_.tree->name() +
+                std::to_string(layout_.exact_tokens) + (layout_.rotates_keys ? ", rotated" : "") +
+                (turns_ ? skips_evicted_ ? ", turned on reading by places among those left" : ", turned on reading" : "") + "; tree " + d_.tree->name() +
                 "; stepped " + d_.stepped->name() + "; steps " + d_.steps->name() + ";";
     }
     outcome run() {
-        key_value_pool<T> pool(layout_, pages_);
+        rotary_reading<T> reading{.skips_evicted = skips_evicted_};
+        if (turns_) reading.table = *turns_;
+        key_value_pool<T> pool(layout_, pages_, reading);
         {
             std::vector<modelled<T>> all;
             all.push_back(fresh(pool));
@@ -235,12 +245,22 @@ private:
     tensor<T> draw_queries(index_t count) {
         return filled<T>({1, size_.heads, count, size_.key_dim}, [&] { return random_.real(-2, 2); });
     }
+    /// Turns the rows of tokens from one on as the cache does when they are read.
+    void turn(const modelled<T>& m, index_t first, tensor<T>& rows) const {
+        if (!turns_) return;
+        tensor<index_t> places({.tokens = rows.shape().tokens, .channels = 1});
+        for (index_t i = 0; i < places.shape().tokens; ++i)
+            places(0, 0, i, 0) = skips_evicted_ ? std::count(m.kept.begin(), m.kept.begin() + first + i, true) : first + i;
+        attn::rotate(*turns_, rows.view(), places, rows.view());
+    }
     /// What attention to the model gives.
     testing::answer<T> expected(const modelled<T>& m, tensor<T> q) const {
         attn::detail::for_each_row(q.shape(), [&](index_t, index_t h, index_t i) { rotate(q.view().row(0, h, i)); });
+        turn(m, m.size() - q.shape().tokens, q);
+        auto k = tokens_of(m.keys, 0, m.size());
+        turn(m, 0, k);
         const auto op = op_of(pattern() & left_over{&m.kept});
-        const tensor_part tokens{.tokens = {0, m.size()}};
-        inputs<T> in{q, m.keys.view().slice(tokens), m.values.view().slice(tokens)};
+        inputs<T> in{q, k, m.values.view().slice({.tokens = {0, m.size()}})};
         in.positions = {.first_query = m.size() - q.shape().tokens, .first_key = 0};
         auto result = testing::no_answer<T>(op.output_shape(shapes_of(in)), true);
         attend(op, in, result.out());
@@ -281,6 +301,8 @@ private:
     sizes size_;
     softmax_drawn<T> d_;
     cache_layout layout_;
+    std::optional<rotary<T>> turns_ = {};
+    bool skips_evicted_ = false;
     index_t pages_ = 0;
     std::string name_, problem_;
 };
