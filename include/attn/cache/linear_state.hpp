@@ -129,9 +129,9 @@ public:
     const state_layout& layout() const { return layout_; }
 
     /// Appends tokens: keys (1, kv_heads, n, d_k) and values (1, kv_heads, n, d_v). Those of earlier calls are summed, as far as later
-    /// queries do not meet them one by one: 2 d_k d_v flops a token and head. `run` as in attend. Allocates nothing but a workspace that has
-    /// to grow, and other room where a call has more tokens than any before, or far fewer. Throws attention_error, and changes nothing, if
-    /// the shapes do not fit.
+    /// queries do not meet them one by one: 2 d_k d_v flops a token and head. `run` as in attend. Allocates nothing but a workspace that
+    /// has to grow, and other room where a call has more tokens than any before, or far fewer. Throws attention_error, and changes nothing,
+    /// if the shapes do not fit.
     void append(const detail::read_stored<T>& keys, const detail::read_stored<T>& values, const detail::call_execution& run = {}) {
         check_rows("keys", keys, layout_.key_channels);
         check_rows("values", values, layout_.value_channels);
@@ -151,8 +151,8 @@ public:
         tokens_ += count;
     }
 
-    /// Drops all tokens from position `tokens` on, such as those of a draft: all, or some of the last append. Throws argument_error if there
-    /// are fewer, or those before it are in the sums already, which cannot be undone.
+    /// Drops all tokens from position `tokens` on, such as those of a draft: all, or some of the last append. Throws argument_error if
+    /// there are fewer, or those before it are in the sums already, which cannot be undone.
     void truncate(index_t tokens) {
         if (tokens < 0 || tokens > tokens_)
             throw argument_error("linear_state::truncate", "tokens", "are ", tokens, ", but the state has ", tokens_);

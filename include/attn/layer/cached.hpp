@@ -32,8 +32,8 @@ void append_and_attend(const A& attention, const inputs<T>& in, sequence<T>& cac
 /// A layer that can keep keys and values in a cache: a multi_head of softmax, sparse or pointwise attention, or a transformer_block of one.
 /// - `check_cached(in, cache)`: throws attention_error if shapes do not fit, or the cache has no room for the tokens, or the context.
 /// - `cached_workspace_bytes(tokens, context, cache, concurrency)`: the scratch memory that `forward_cached` needs.
-/// - `forward_cached(in, cache, out, run)`: as `forward`, for tokens that come next; their keys and values go to the cache, or once those of
-///   the context.
+/// - `forward_cached(in, cache, out, run)`: as `forward`, for tokens that come next; their keys and values go to the cache, or once those
+///   of the context.
 template <class L>
 concept CachedLayer = Layer<L> && requires(const L& layer, sequence<typename L::scalar>& cache, const layer_inputs<typename L::scalar>& in,
                                            const tensor_view<typename L::scalar>& out, const shape& s, const execution& run) {
@@ -55,8 +55,8 @@ std::size_t workspace_bytes(const L& layer, const sequence<typename L::scalar>& 
 /// those of a call on all tokens, however they are cut (with a cache that is not quantised).
 /// With a context, (1, 1, m, channels), the cache has its keys and values: the first call appends them, later ones read them, and of the
 /// context no more than its shape; another one wants another cache. Positions are given as without a cache, the first key's 0.
-/// `run` as in attend. Throws attention_error, before anything is written, if shapes do not fit, or the cache's pool has too few pages; then
-/// the cache is as it was.
+/// `run` as in attend. Throws attention_error, before anything is written, if shapes do not fit, or the cache's pool has too few pages;
+/// then the cache is as it was.
 template <CachedLayer L>
 void forward(const L& layer, sequence<typename L::scalar>& cache, const layer_inputs<typename L::scalar>& in,
              const std::type_identity_t<tensor_view<typename L::scalar>>& out, const detail::call_execution& run = {}) {

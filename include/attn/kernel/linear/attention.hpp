@@ -225,8 +225,8 @@ private:
         }
     }
 
-    /// The sum over the keys grows block by block, as far as rows want it: a given one is read where it lies, until then. The block in which
-    /// a chunk's keys end is scored, and pushed when that is done.
+    /// The sum over the keys grows block by block, as far as rows want it: a given one is read where it lies, until then. The block in
+    /// which a chunk's keys end is scored, and pushed when that is done.
     void run_causal(worker& w, const inputs<T>& in, const outputs<T>& out, index_t batch, index_t head,
                     const linear_states<T>* summed) const {
         constexpr index_t size = linear_order<T, P>::causal_block;
