@@ -94,6 +94,10 @@ std::size_t pool_bytes(const cache_layout& layout, index_t pages) {
     return static_cast<std::size_t>(bytes);
 }
 
+namespace detail {
+template <Scalar T>
+class saved_sequence;
+}
 template <Scalar T>
 class sequence;
 
@@ -124,6 +128,7 @@ public:
 
 private:
     friend class sequence<T>;
+    friend class detail::saved_sequence<T>;
 
     key_value_pool(const cache_layout& layout, const rotary_reading<T>& reading, workspace memory)
         : layout_(layout), reading_(reading), places_(detail::page_places_of<T>("key_value_pool", layout)), memory_(std::move(memory)),

@@ -1,11 +1,8 @@
 // A sequence of keys and values that grows token by token, in the pages of a pool.
 #pragma once
 
-#include "key_value_pool.hpp"
+#include "saved_sequence.hpp"
 
-#include <array>
-#include <cstring>
-#include <memory>
 #include <utility>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
@@ -88,7 +85,13 @@ public:
             throw argument_error("sequence::keep", "first", "is ", first, ", but tokens up to ", evicted_.back().end() - 1, " are evicted");
         own_pages(first / page_tokens());
         auto memory = memory_of_row();
-        if (exact_ && first < pool_->layout_.exact_tokens) move_exact(first, numbers, memory.data());
+        const auto read_quantised = [&](const kernel::page_part& part) {
+            return [&](index_t head, index_t position, T* to) {
+                read_row(part, head, position, memory.data());
+                part.format.quantised().read(memory.data(), to);
+            };
+        };
+        exact_.keep(pool_->layout_, first, numbers, read_quantised(pool_->places_.keys), read_quantised(pool_->places_.values));
         for (const auto* part : {&pool_->places_.keys, &pool_->places_.values})
             for (index_t head = 0; head < pool_->layout_.kv_heads; ++head)
                 for (index_t to = first; const auto number : numbers) {
@@ -168,79 +171,11 @@ public:
 
     /// The sequence as bytes, to be kept outside of the program: shapes, format and version, then the rows that are left, as they are
     /// stored.
-    std::vector<std::byte> save() const {
-        const auto header = header_of();
-        std::vector<std::byte> bytes(static_cast<std::size_t>(saved_bytes(header, evicted_)));
-        auto* to = bytes.data();
-        const auto put = [&](const void* from, index_t count) { to = std::copy_n(static_cast<const std::byte*>(from), count, to); };
-        put(&header, sizeof header);
-        put(evicted_.data(), static_cast<index_t>(evicted_.size() * sizeof(row_range)));
-        if (header.exact_rows > 0) {
-            put(exact_->keys.data(), static_cast<index_t>(exact_->keys.size() * sizeof(T)));
-            put(exact_->values.data(), static_cast<index_t>(exact_->values.size() * sizeof(T)));
-        }
-        for_each_row([&](const auto& part, index_t head, index_t position) {
-            read_row(part, head, position, to);
-            to += part.row_bytes;
-        });
-        return bytes;
-    }
+    std::vector<std::byte> save() const { return detail::saved_sequence<T>::save(*this); }
     /// The sequence that was saved as bytes, in pages of a pool, perhaps of another size. Throws argument_error if the bytes are none, or
     /// end early, or are of another version, order, layout or type, or if the pool has too few pages.
     [[nodiscard]] static sequence load(key_value_pool<T>& pool, std::span<const std::byte> bytes) {
-        const auto refuse = [](const auto&... problem) { throw argument_error("sequence::load", "bytes", problem...); };
-        sequence loaded(pool);
-        header_type header;
-        if (bytes.size() < sizeof header) refuse("end early: they are ", bytes.size());
-        std::memcpy(&header, bytes.data(), sizeof header);
-        const auto wanted = loaded.header_of();
-        if (header.mark != wanted.mark) refuse("are no saved sequence, or one of another version or order of bytes");
-        if (header.number_bytes != wanted.number_bytes || header.format != wanted.format || header.layout != wanted.layout)
-            refuse("are of another type, format or layout than the pool: kv_heads ", header.layout[0], ", key_channels ", header.layout[1],
-                   ", value_channels ", header.layout[2], ", exact_tokens ", header.layout[3], ", rotates_keys ", header.layout[4]);
-        const auto room = static_cast<index_t>(bytes.size() - sizeof header);
-        const bool counts = header.tokens >= 0 && header.tokens <= farthest_position && header.evicted >= 0 &&
-                            header.evicted <= room / static_cast<index_t>(sizeof(row_range)) &&
-                            (header.exact_rows == 0 || header.exact_rows == header.layout[3]);
-        if (!counts) refuse("end early, or are damaged");
-        const auto* from = bytes.data() + sizeof header;
-        const auto get = [&](void* to, index_t count) {
-            std::copy_n(from, count, static_cast<std::byte*>(to));
-            from += count;
-        };
-        loaded.evicted_.resize(static_cast<std::size_t>(header.evicted));
-        get(loaded.evicted_.data(), header.evicted * static_cast<index_t>(sizeof(row_range)));
-        index_t end = -1;
-        for (const auto& range : loaded.evicted_) {
-            if (range.first <= end || range.count <= 0 || range.count > header.tokens - range.first) refuse("are damaged");
-            end = range.end();
-        }
-        if (static_cast<index_t>(bytes.size()) != loaded.saved_bytes(header, loaded.evicted_))
-            refuse("end early, or are damaged: they are ", bytes.size());
-        loaded.tokens_ = header.tokens;
-        if (header.exact_rows > 0) {
-            auto own = std::make_shared<exact_rows>();
-            for (auto [numbers, channels] : {std::pair{&own->keys, header.layout[1]}, {&own->values, header.layout[2]}}) {
-                numbers->resize(static_cast<std::size_t>(header.layout[0] * header.exact_rows * channels));
-                get(numbers->data(), static_cast<index_t>(numbers->size() * sizeof(T)));
-            }
-            loaded.exact_ = std::move(own);
-        }
-        const auto all = (header.tokens + loaded.page_tokens() - 1) / loaded.page_tokens();
-        std::vector<index_t> taken;
-        loaded.for_each_left([&](const row_range& left) {
-            for (auto page = left.first / loaded.page_tokens(); page * loaded.page_tokens() < left.end(); ++page)
-                if (taken.empty() || taken.back() != page) taken.push_back(page);
-        });
-        if (std::ssize(taken) > pool.free_pages())
-            refuse("need ", taken.size(), " pages, but of the pool's ", pool.pages(), " only ", pool.free_pages(), " are free");
-        loaded.pages_.resize(static_cast<std::size_t>(all));
-        for (const auto page : taken) loaded.pages_[static_cast<std::size_t>(page)] = pool.take();
-        loaded.for_each_row([&](const auto& part, index_t head, index_t position) {
-            loaded.write_row(part, head, position, from);
-            from += part.row_bytes;
-        });
-        return loaded;
+        return detail::saved_sequence<T>::load(pool, bytes);
     }
 
     /// What is read of it: the pages from that of the first token that is left on.
@@ -248,9 +183,9 @@ public:
         const auto first = first_page();
         return {&pool_->places_,
                 pages_.data() + first,
-                exact_ ? exact_->keys.data() : nullptr,
-                exact_ ? exact_->values.data() : nullptr,
-                exact_ ? pool_->layout_.exact_tokens : 0,
+                exact_.keys(),
+                exact_.values(),
+                exact_.rows(pool_->layout_),
                 first * page_tokens(),
                 turns_from(first * page_tokens())};
     }
@@ -268,39 +203,8 @@ public:
     const key_value_pool<T>& pool() const { return *pool_; }
 
 private:
-    /// The first tokens, as they were given: [heads][exact_tokens][channels].
-    struct exact_rows {
-        std::vector<T> keys, values;
-    };
+    friend class detail::saved_sequence<T>;
 
-    /// What saved bytes begin with.
-    struct header_type {
-        std::uint64_t mark = 0x6174746e'00000001; ///< "attn", and the version; other orders of bytes have another
-        index_t number_bytes = sizeof(T), format = 0;
-        std::array<index_t, 5> layout{};
-        index_t tokens = 0, evicted = 0, exact_rows = 0;
-    };
-    header_type header_of() const {
-        const auto& l = pool_->layout_;
-        header_type header;
-        header.format = static_cast<index_t>(l.format);
-        header.layout = {l.kv_heads, l.key_channels, l.value_channels, l.exact_tokens, l.rotates_keys};
-        header.tokens = tokens_;
-        header.evicted = std::ssize(evicted_);
-        header.exact_rows = exact_ ? l.exact_tokens : 0;
-        return header;
-    }
-    /// Bytes of a saved sequence; the largest index if they are more than memory can hold.
-    index_t saved_bytes(const header_type& header, const std::vector<row_range>& evicted) const {
-        const auto& l = pool_->layout_;
-        auto left = header.tokens;
-        for (const auto& range : evicted) left -= range.count;
-        const auto rows = detail::product(l.kv_heads, pool_->places_.keys.row_bytes + pool_->places_.values.row_bytes, left);
-        const auto exact =
-            detail::product(l.kv_heads, header.exact_rows, l.key_channels + l.value_channels, static_cast<index_t>(sizeof(T)));
-        if (rows > max_bytes || exact > max_bytes) return std::numeric_limits<index_t>::max();
-        return static_cast<index_t>(sizeof header + evicted.size() * sizeof(row_range)) + exact + rows;
-    }
     /// f(range) for the positions that are not evicted.
     void for_each_left(const auto& f) const {
         index_t first = 0;
@@ -331,7 +235,7 @@ private:
         pages_.reserve(static_cast<std::size_t>(all));
         std::vector<T> numbers(static_cast<std::size_t>(std::max(keys.shape().channels, values.shape().channels)));
         auto memory = memory_of_row();
-        keep_exact(keys, values); // nothing throws from here on
+        if (pool_->places_.keys.format.is_quantised()) exact_.put(pool_->layout_, tokens_, keys, values); // nothing throws from here on
         if (needs_other_last()) {
             auto* const own = pool_->take();
             if (const auto* const shared = std::exchange(pages_.back(), own)) {
@@ -396,48 +300,6 @@ private:
             pool_->give_back(std::exchange(*page, own));
         }
     }
-    /// Moves the rows that are not quantised as `keep` does. memory: of a row.
-    void move_exact(index_t first, std::span<const index_t> numbers, std::byte* memory) {
-        const auto& l = pool_->layout_;
-        auto own = std::make_shared<exact_rows>(*exact_);
-        const auto move = [&](std::vector<T>& rows, const kernel::page_part& part) {
-            const auto channels = part.format.channels;
-            for (index_t head = 0; head < l.kv_heads; ++head) {
-                auto* const of_head = rows.data() + head * l.exact_tokens * channels;
-                for (index_t to = first; const auto number : numbers) {
-                    const auto from = first + number;
-                    if (to >= l.exact_tokens) break;
-                    if (from >= l.exact_tokens) {
-                        read_row(part, head, from, memory);
-                        part.format.quantised().read(memory, of_head + to * channels);
-                    } else if (to != from) std::copy_n(of_head + from * channels, channels, of_head + to * channels);
-                    ++to;
-                }
-            }
-        };
-        move(own->keys, pool_->places_.keys);
-        move(own->values, pool_->places_.values);
-        exact_ = std::move(own);
-    }
-    /// Keeps those of new tokens that are not quantised.
-    void keep_exact(const stored_view<const T>& keys, const stored_view<const T>& values) {
-        const auto& l = pool_->layout_;
-        if (tokens_ >= l.exact_tokens || !pool_->places_.keys.format.is_quantised()) return;
-        const auto size = [&](index_t channels) { return static_cast<std::size_t>(l.kv_heads * l.exact_tokens * channels); };
-        auto own = std::make_shared<exact_rows>();
-        if (exact_) *own = *exact_; // a fork may have the others
-        own->keys.resize(size(l.key_channels));
-        own->values.resize(size(l.value_channels));
-        const auto copy = [&](const stored_view<const T>& from, std::vector<T>& to, index_t channels) {
-            const auto count = std::min(from.shape().tokens, l.exact_tokens - tokens_);
-            for (index_t head = 0; head < l.kv_heads; ++head)
-                kernel::copy_rows<T>(from.rows(0, head), count, channels, to.data() + (head * l.exact_tokens + tokens_) * channels,
-                                     channels);
-        };
-        copy(keys, own->keys, l.key_channels);
-        copy(values, own->values, l.value_channels);
-        exact_ = std::move(own);
-    }
     /// Writes some tokens to the rows of a page from one on. numbers, memory: of a row, and of one as it is stored.
     void write(const stored_view<const T>& from, index_t first, index_t count, std::byte* page, index_t row, const kernel::page_part& part,
                T* numbers, std::byte* memory) const {
@@ -468,7 +330,7 @@ private:
     std::vector<std::byte*> pages_; ///< by number; null where all of it is evicted
     std::vector<row_range> evicted_;
     index_t tokens_ = 0;
-    std::shared_ptr<const exact_rows> exact_; ///< none if all tokens are in the pages only
+    detail::exact_rows<T> exact_;
 };
 
 } // namespace attn

@@ -1,6 +1,11 @@
 // Elementary functions of registers and of numbers: exp, log, log1p, tanh, erf, pow, sin, cos. They are additions, multiplications,
 // divisions, fused multiply-adds, comparisons and steps of integers only: the same bits on every processor that fuses, with any compiler
-// and library.
+// and library. Largest errors found, in units in the last place, of all floats (log1p, sin, cos, pow: of a million) and of 10^8 doubles:
+//
+//     | | exp | log | log1p | tanh | erf | sin, cos | pow |
+//     |---|---|---|---|---|---|---|---|
+//     | float | 0.99 | 0.84 | 1.44 | 2.42 | 1.13 | 0.78 | 2.5 |
+//     | double | 0.98 | 0.84 | 1.44 | 2.60 | 1.18 | 0.79 | 1.52 |
 #pragma once
 
 #include "exponential.hpp"
