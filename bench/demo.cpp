@@ -1,4 +1,5 @@
 // attn_demo: every operator over the words of a text file. A table of what each costs, and a picture of what each looks at.
+#include "demo_caches.hpp"
 #include "demo_picture.hpp"
 #include "demo_words.hpp"
 #include "fma_peak.hpp"
@@ -157,6 +158,8 @@ int run(const options& o) {
               << "\nmax |error|: the largest difference of a number of the result from the reference in double, absolute, over "
               << (result.queries_checked < count ? std::to_string(result.queries_checked) + " of the " + n : "all")
               << " queries\n             (the largest of the values is " << fixed_text(largest_of(words->values), 1) << ")\n";
+
+    std::cout << "\nthe words one by one:\n\n" << table_text(cache_table(words->queries), 1) << '\n';
 
     const auto shown = std::min<index_t>(words_in_picture, count);
     const auto first_words = "the first " + words_text(shown);
