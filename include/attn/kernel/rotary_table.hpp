@@ -1,8 +1,8 @@
 // Rotary positions as a table of angles, and rows whose pairs of channels are turned by it.
 #pragma once
 
-#include "../core/tensor_view.hpp"
-#include "../simd/unfused.hpp"
+#include "prefetch.hpp"
+#include "transposed_columns.hpp"
 
 #include <algorithm>
 #include <span>
@@ -41,6 +41,24 @@ struct rotary_table {
             row.to[right * row.to_stride] = simd::multiply_add(a, sine, c * at_position[p].cosine);
         }
     }
+    /// Turns rows that lie in columns[channel][stride], whole registers of them, row r by position + r, `count` of them: lanes are rows.
+    void turn_columns(T* columns, index_t stride, index_t position, index_t count) const {
+        using lanes = simd::lanes<T>;
+        const auto apart = is_split ? pairs : index_t{1}, step = is_split ? index_t{1} : index_t{2};
+        no_prefetch none;
+        for (index_t row = 0; row < count; row += lanes::size) {
+            lanes cosine;
+            for_each_column<T, T>(&turns[(position + row) * pairs].cosine, 2 * pairs, std::min<index_t>(lanes::size, count - row),
+                                  2 * pairs, none, [&](index_t c, const lanes& column) {
+                                      if (c % 2 == 0) return static_cast<void>(cosine = column);
+                                      T* const left = columns + c / 2 * step * stride + row;
+                                      T* const right = left + apart * stride;
+                                      const auto a = lanes::load(left), b = lanes::load(right);
+                                      fma(a, cosine, -(b * column)).store(left);
+                                      fma(a, column, b * cosine).store(right);
+                                  });
+        }
+    }
 };
 
 /// How the rows of a sequence from a position on are turned when they are read: by their positions, without those before them that are
@@ -62,6 +80,13 @@ struct row_turns {
             for (; range != skipped.end() && range->end() <= position; ++range) gone += range->count;
             f(j, (range == skipped.end() ? position : std::min(position, range->first)) - gone);
         }
+    }
+    /// The place of a row, if so many from it on have one after the other; else -1.
+    index_t place_of_neighbours(index_t row, index_t count) const {
+        index_t from = 0, to = 0;
+        for_each_place(row, 1, 1, [&](index_t, index_t place) { from = place; });
+        for_each_place(row + count - 1, 1, 1, [&](index_t, index_t place) { to = place; });
+        return to - from == count - 1 ? from : -1;
     }
     /// Turns the numbers of rows row, row + step, ... where they lie. row_of(j): where those of the j-th begin, `stride` apart.
     void turn(index_t row, index_t count, index_t step, index_t stride, const auto& row_of) const {

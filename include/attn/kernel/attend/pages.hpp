@@ -129,13 +129,19 @@ std::optional<key_columns<std::remove_const_t<T>>> columns_in_place(const paged_
     return key_columns<std::remove_const_t<T>>{from, first % column_block, head.part.format, column_block * head.part.row_bytes,
                                                bytes_between(from, next)};
 }
-/// Turns the numbers of such keys, in blocks.
+/// Turns the numbers of such keys, in blocks: a register of them at a time where they stand at neighbouring places.
 template <class T>
 void turn_columns(const paged_rows<const T>& head, const key_run& run, index_t first_key, index_t first_in_block, T* blocks) {
-    head.turns->turn(run.first - first_key, run.count, 1, column_block, [&](index_t j) {
+    const auto& turns = *head.turns;
+    const auto first = run.first - first_key;
+    for (index_t j = 0, count; j < run.count; j += count) {
         const auto at = first_in_block + j, key = at % column_block;
-        return blocks + (at - key) * head.part.format.channels + key;
-    });
+        count = std::min(column_block - key, run.count - j);
+        T* const block = blocks + (at - key) * head.part.format.channels;
+        if (const auto place = turns.place_of_neighbours(first + j, count); key == 0 && place >= 0)
+            turns.table.turn_columns(block, column_block, place, count);
+        else turns.turn(first + j, count, 1, column_block, [&](index_t i) { return block + key + i; });
+    }
 }
 
 /// Calls f(the values of a run) and returns true if they can be read as they lie. next: where what is read next lies, or null.
