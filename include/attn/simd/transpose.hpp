@@ -5,6 +5,7 @@
 #include "unroll.hpp"
 
 #include <bit>
+#include <cstring>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::simd {
 
@@ -52,11 +53,19 @@ template <Scalar T, class Register = lanes<T>>
 /// then zeros up to a register. The rows are overwritten.
 template <int Rows, Scalar T>
 [[gnu::always_inline]] inline void store_columns(lanes<T>* rows, index_t first, index_t end, T* to, index_t stride) {
+    constexpr int size = lanes<T>::size;
     interleave<Rows, T>(rows);
-    T columns[std::size_t{lanes<T>::size * Rows}];
+    T columns[std::size_t{size * Rows}];
 #pragma GCC unroll 16
-    for (int r = 0; r < Rows; ++r) rows[r].store(columns + r * lanes<T>::size);
-    for (auto c = first; c < end; ++c) lanes<T>::load_first(columns + c * Rows, Rows).store(to + c * stride);
+    for (int r = 0; r < Rows; ++r) rows[r].store(columns + r * size);
+    for (auto c = first; c < end; ++c) {
+#if defined(__AVX512F__) // loads what is less than a register as fast as one
+        lanes<T>::load_first(columns + c * Rows, Rows).store(to + c * stride);
+#else
+        lanes<T>(T{0}).store(to + c * stride);
+        std::memcpy(to + c * stride, columns + c * Rows, Rows * sizeof(T));
+#endif
+    }
 }
 
 /// The sum over the lanes of each row of a square, rows[0 .. size), which are overwritten: lane r is that of rows[r]. Half the shuffles of
