@@ -5,7 +5,6 @@
 #include "key_columns.hpp"
 
 #include <array>
-#include <bit>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
@@ -53,7 +52,7 @@ template <int Rows, class V, Scalar T>
 }
 /// The same for queries[row][channels] of so many rows that they are few, memory for a power of two of them.
 template <Scalar T>
-void score_columns(T* queries, index_t rows, const key_columns<T>& keys, index_t count, T* scores, index_t stride, auto& ahead) {
+void score_columns(const T* queries, index_t rows, const key_columns<T>& keys, index_t count, T* scores, index_t stride, auto& ahead) {
     constexpr auto most = static_cast<int>(few_rows_of_columns<T>);
     with_columns<T>(keys.format, [&]<class V>(std::type_identity<V>) {
         if (rows == 1) multiply_columns<1, V, T>(queries, keys, count, scores, stride, ahead);

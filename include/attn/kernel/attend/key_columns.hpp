@@ -4,8 +4,6 @@
 #include "../tile_loader.hpp"
 #include "quantised.hpp"
 
-#include <utility>
-
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
 /// How the rows of a page are stored: of numbers side by side, or quantised.
@@ -15,6 +13,8 @@ struct row_format {
     int bits = 0; ///< of a number that is quantised, else 0
 
     bool is_quantised() const { return bits != 0; }
+    /// Whether its numbers are stored as they are computed with.
+    bool are_numbers() const { return !is_quantised() && narrow == narrow_format::none; }
     quantised_rows quantised() const { return {bits, channels}; }
     /// Bytes of a row whose numbers are computed with in T.
     template <class T>
@@ -52,10 +52,7 @@ struct key_columns {
 
     /// The keys as numbers, in memory or as they lie.
     number_columns<T> numbers(const T* memory) const { return {memory, first, format.channels}; }
-    number_columns<T> numbers() const {
-        const bool are_numbers = !format.is_quantised() && format.narrow == narrow_format::none;
-        return numbers(are_numbers ? reinterpret_cast<const T*>(blocks) : nullptr);
-    }
+    number_columns<T> numbers() const { return numbers(format.are_numbers() ? reinterpret_cast<const T*>(blocks) : nullptr); }
     /// Reads the blocks of so many keys as numbers.
     void read(index_t count, T* to) const;
     /// The same keys, where their numbers lie in memory: they are what is asked for.

@@ -150,13 +150,12 @@ bool stream_rows(const paged_rows<T>& head, const key_run& run, index_t first_ke
     using number = std::remove_const_t<T>;
     const auto& format = head.part.format;
     const bool is_whole = format.channels % (format.is_quantised() ? quantised_rows::group : simd::lanes<number>::size) == 0;
-    const bool are_numbers = !format.is_quantised() && format.narrow == narrow_format::none;
-    const auto* const from = is_whole || are_numbers ? head.in_one_page(run.first - first_key, run.count, run.step) : nullptr;
+    const auto* const from = is_whole || format.are_numbers() ? head.in_one_page(run.first - first_key, run.count, run.step) : nullptr;
     if (!from) return false;
     const auto stride = head.part.row_bytes * run.step, to_next = bytes_between(from, next);
     if (is_whole)
-        with_columns<number>(format, [&]<class V>(std::type_identity<V>) { f(streamed_rows<V, number>(from, format, stride, to_next)); });
-    else f(streamed_rows<number, number, false>(from, format, stride, to_next));
+        with_columns<number>(format, [&]<class V>(std::type_identity<V>) { f(streamed_rows<V, number>{{from, format, to_next}, stride}); });
+    else f(streamed_rows<number, number, false>{{from, format, to_next}, stride});
     return true;
 }
 
