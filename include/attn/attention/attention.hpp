@@ -15,6 +15,7 @@ struct attention_traits {
     bool has_least_workspace = false;   ///< least_workspace_bytes<T>(shapes, concurrency): what forward can do with, in more time
     bool knows_storage = false;         ///< forward<unnarrowed_storage>(in, out, run): of tensors none of which is stored in 16 bits
     bool keys_are_queries = false;      ///< so that a layer makes no others
+    bool writes_beside_values = false;  ///< forward writes more than the result, and is called for an empty one too
 };
 
 /// The products of an operator as its numbers are: their operands are not rounded.
@@ -215,7 +216,7 @@ void check_outputs(const A& op, const inputs<T>& in, const outputs<T>& out) {
 template <class Stored = any_storage, Attention A, Scalar T>
 void forward_checked(const A& op, const inputs<T>& in, const outputs<T>& out, const execution& run) {
     const bool any_rows = out.log_sum_exp.data() && out.log_sum_exp.shape().size() > 0;
-    if (!any_rows && out.values.shape().size() == 0) return;
+    if (!A::traits.writes_beside_values && !any_rows && out.values.shape().size() == 0) return;
     if constexpr (A::traits.knows_storage) op.template forward<Stored>(in, out, run);
     else op.forward(in, out, run);
 }

@@ -1,0 +1,91 @@
+// What recurrent attention refuses.
+#pragma once
+
+#include "attention.hpp"
+#include "recurrent_rule.hpp"
+
+namespace attn::inline ATTN_INSTRUCTION_SET::detail {
+
+/// Calls f(name, view, whether it may have a number for each channel) for what a rule takes of each token.
+void for_each_term(const auto& rule, const auto& f) {
+    if constexpr (requires { rule.log_decay; }) f("rule.log_decay", rule.log_decay, true);
+    if constexpr (requires { rule.beta; }) f("rule.beta", rule.beta, false);
+    if constexpr (requires { rule.a; }) {
+        f("rule.a", rule.a, true);
+        f("rule.b", rule.b, true);
+    }
+}
+
+/// Throws attention_error unless queries and keys are of the same tokens.
+template <Scalar T>
+void check_recurrent_tokens(std::string_view operation, const inputs<T>& in) {
+    const auto &q = in.queries.shape(), &k = in.keys.shape();
+    if (q.tokens != k.tokens) refuse(operation, "k", k, "q", q, "the tokens differ");
+    for (index_t b = 0; b < q.batch; ++b)
+        if (in.positions.first_query[b] != in.positions.first_key[b])
+            throw argument_error(operation, "positions", "of queries begin at ", in.positions.first_query[b], ", but of keys at ",
+                                 in.positions.first_key[b], ": they are of the same tokens");
+}
+
+/// Throws argument_error unless all numbers of a view lie in a range, but for NaN, which is a result's affair.
+template <Scalar T>
+void check_range(std::string_view operation, std::string_view argument, const tensor_view<const T>& view, T low, T high,
+                 std::string_view wanted) {
+    const auto& s = view.shape();
+    for (index_t b = 0; b < s.batch; ++b)
+        for (index_t h = 0; h < s.heads; ++h)
+            for (index_t i = 0; i < s.tokens; ++i) {
+                const T* const row = view.row(b, h, i);
+                bool outside = false;
+                for (index_t c = 0; c < s.channels; ++c) {
+                    const T x = row[c * view.strides().channels];
+                    outside |= x < low || x > high;
+                }
+                if (outside)
+                    throw argument_error(operation, argument, "of shape ", s, " has a number for token ", i, " of head ", h,
+                                         ", batch entry ", b, ", that is not ", wanted);
+            }
+}
+
+/// Throws attention_error unless what the rule takes of each token fits the shapes of a call, and its numbers are what they must be.
+void check_recurrent_terms(std::string_view operation, const auto& rule, const input_shapes& s) {
+    const auto& k = s.keys;
+    for_each_term(rule, [&](std::string_view argument, const auto& view, bool by_channel) {
+        check_view(operation, argument, view);
+        const auto& own = view.shape();
+        const bool of_vectors = argument == "rule.a" || argument == "rule.b";
+        const bool channels_fit = (own.channels == 1 && !of_vectors) || (by_channel && own.channels == k.channels);
+        if ((own.batch != 1 && own.batch != k.batch) || (own.heads != 1 && own.heads != k.heads) || own.tokens != k.tokens || !channels_fit)
+            refuse(operation, argument, own, "k", k,
+                   of_vectors   ? "(batch or 1, kv_heads or 1, n, d_k) is needed"
+                   : by_channel ? "(batch or 1, kv_heads or 1, n, 1 or d_k) is needed"
+                                : "(batch or 1, kv_heads or 1, n, 1) is needed");
+    });
+    using T = typename std::remove_cvref_t<decltype(rule)>::scalar;
+    constexpr T lowest = -std::numeric_limits<T>::infinity();
+    if constexpr (requires { rule.log_decay; }) check_range<T>(operation, "rule.log_decay", rule.log_decay, lowest, 0, "0 or less");
+    if constexpr (requires { rule.beta; }) check_range<T>(operation, "rule.beta", rule.beta, 0, 2, "in 0 .. 2");
+}
+
+/// Throws attention_error unless the states have the shape (batch, kv_heads, d_k, d_v), and the last can be written while the rest is read.
+template <Scalar T>
+void check_recurrent_states(std::string_view operation, const inputs<T>& in, const auto& rule, const tensor_view<const T>& first,
+                            const tensor_view<T>& last) {
+    const auto& k = in.keys.shape();
+    const shape wanted{k.batch, k.heads, k.channels, in.values.shape().channels};
+    const auto check = [&](std::string_view argument, const auto& view) {
+        if (!view.data()) return;
+        check_view(operation, argument, view);
+        if (view.shape() != wanted) throw shape_error(operation, argument, "has shape ", view.shape(), ", but ", wanted, " is needed");
+    };
+    check("first_state", first);
+    check("last_state", last);
+    if (!last.data()) return;
+    check_writable(operation, "last_state", last);
+    const output_memory memory(operation, "last_state", last);
+    check_apart_of_inputs(in, memory);
+    for_each_term(rule, [&](std::string_view argument, const auto& view, bool) { memory.require_apart(argument, view); });
+    if (first.data() != last.data() || first.strides() != last.strides()) memory.require_apart("first_state", first);
+}
+
+} // namespace attn::detail

@@ -1,0 +1,152 @@
+// Tiles of recurrent attention: what some rows of vectors read from a state, and the values that correct it.
+#pragma once
+
+#include "../../simd/unroll.hpp"
+#include "../gemm/matrix_tile.hpp"
+
+namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
+
+/// Tokens of a chunk: the state grows once for so many. Their pairs cost chunk / 2 (d_k + d_v) products a token where the state takes 2 d_k
+/// d_v, and the state is read and written once a chunk.
+inline constexpr index_t recurrent_chunk = 16;
+
+/// Weights of a chunk's tokens, rows of recurrent_chunk numbers, and the rows of values that they weigh.
+template <Scalar T>
+struct weighted_values {
+    const T* weights = nullptr;
+    const T* values = nullptr;
+    index_t stride = 0;
+
+    /// From a row of weights and a column of values on.
+    weighted_values from(index_t row, index_t channel) const {
+        if (!weights) return {};
+        return {weights + row * recurrent_chunk, values + channel, stride};
+    }
+};
+
+/// Rows of vectors x_r that read a state S, and with it the first of a chunk's tokens:
+///     y_r = factor_r x_r S + sum over j < seen_r of weight_rj value_j
+/// Each is one chain of multiply-adds: over the channels in order, then over the tokens, of the first values and then of others.
+template <Scalar T>
+struct recurrent_rows {
+    row_block<const T> vectors;
+    const T* factors;          ///< null: of 1
+    weighted_values<T> values; ///< those whose rows are known
+    weighted_values<T> others; ///< those behind them; of what is solved, the solution
+    index_t seen;              ///< of row 0
+    bool alike;                ///< seen_r is that of row 0, or one more for each row
+
+    recurrent_rows from(index_t row, index_t channel) const {
+        return {vectors.from(row),         factors ? factors + row : nullptr, values.from(row, channel),
+                others.from(row, channel), alike ? seen : seen + row,         alike};
+    }
+};
+
+/// What a solution z_r = beta_r (v_r - y_r) is made of, or z_r = -y_r: the rows of z follow those that are `seen`.
+template <Scalar T>
+struct corrected_values {
+    const T* beta; ///< null: -y
+    const T* values;
+    T* solution;
+};
+
+/// Some columns of a state: key_channels rows, `stride` apart.
+template <Scalar T>
+struct state_columns {
+    const T* sums;
+    index_t key_channels, stride;
+};
+
+/// Rows x Columns registers of what rows read.
+template <int Rows, int Columns, Scalar T>
+struct recurrent_tile {
+    using lanes = simd::lanes<T>;
+    matrix_tile<Rows, Columns, T> tile;
+
+    [[gnu::always_inline]] void read(const recurrent_rows<T>& rows, const state_columns<T>& s) {
+        tile.zero();
+        tile.multiply_add(rows.vectors.data, rows.vectors.row_stride, rows.vectors.channel_stride, s.sums, s.stride, s.key_channels);
+        if (rows.factors)
+#pragma GCC unroll 16
+            for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+                for (int c = 0; c < Columns; ++c) tile.sum[r][c] *= lanes(rows.factors[r]);
+    }
+    /// Adds the values that all rows see, and those that only later rows do.
+    [[gnu::always_inline]] void add(const weighted_values<T>& w, index_t seen, bool alike) {
+        if (!w.weights) return;
+        tile.multiply_add(w.weights, recurrent_chunk, unit_stride{}, w.values, w.stride, seen);
+        if (alike) return;
+        simd::unroll<Rows - 1>([&](auto s) __attribute__((always_inline)) {
+            lanes value[std::size_t{Columns}];
+#pragma GCC unroll 4
+            for (int c = 0; c < Columns; ++c) value[c] = lanes::load(w.values + (seen + s()) * w.stride + c * lanes::size);
+            add_later<s()>(w.weights + seen, value);
+        });
+    }
+    /// Adds the value of the token that row `First` stands for to the rows behind it. weights: of row 0, from that of its own token on.
+    template <int First>
+    [[gnu::always_inline]] void add_later(const T* weights, const lanes* value) {
+#pragma GCC unroll 16
+        for (int r = First + 1; r < Rows; ++r)
+#pragma GCC unroll 4
+            for (int c = 0; c < Columns; ++c) tile.sum[r][c] = fma(lanes(weights[r * recurrent_chunk + First]), value[c], tile.sum[r][c]);
+    }
+    /// The rows of z one after the other, each beside those before it.
+    [[gnu::always_inline]] void solve(const weighted_values<T>& own, index_t seen, const corrected_values<T>& by) {
+        tile.multiply_add(own.weights, recurrent_chunk, unit_stride{}, own.values, own.stride, seen);
+        simd::unroll<Rows>([&](auto s) __attribute__((always_inline)) {
+            lanes z[std::size_t{Columns}];
+#pragma GCC unroll 4
+            for (int c = 0; c < Columns; ++c) {
+                const auto at = s() * own.stride + c * lanes::size;
+                z[c] = by.beta ? lanes(by.beta[s()]) * (lanes::load(by.values + at) - tile.sum[s()][c]) : -tile.sum[s()][c];
+                z[c].store(by.solution + at);
+            }
+            add_later<s()>(own.weights + seen, z);
+        });
+    }
+};
+
+template <int Rows, int Columns, Scalar T>
+[[gnu::noinline]] void read_tile(const recurrent_rows<T>& rows, const state_columns<T>& s, T scale, T* out, index_t out_stride) {
+    recurrent_tile<Rows, Columns, T> t;
+    t.read(rows, s);
+    t.add(rows.values, rows.seen, rows.alike);
+    t.add(rows.others, rows.seen, rows.alike);
+    simd::unroll<Rows, Columns>([&](auto r, auto c) { t.tile.sum[r][c] *= simd::lanes<T>(scale); });
+    t.tile.store(out, out_stride);
+}
+template <int Rows, int Columns, Scalar T>
+[[gnu::noinline]] void solve_tile(const recurrent_rows<T>& rows, const state_columns<T>& s, const corrected_values<T>& by) {
+    recurrent_tile<Rows, Columns, T> t;
+    t.read(rows, s);
+    t.add(rows.values, rows.seen, false);
+    t.solve(rows.others, rows.seen, by);
+}
+
+/// Calls f(rows, columns, row, register) for the tiles that so many rows and registers fall into, powers of two but for the tallest of the
+/// widest: how many rows and columns are integral constants. All rows of some columns come in order.
+template <Scalar T>
+[[gnu::always_inline]] inline void for_each_recurrent_tile(index_t count, index_t registers, const auto& f) {
+    constexpr int widest = tile_traits<T>::max_columns;
+    index_t reg = 0;
+    const auto columns_of = [&]<int Columns>(std::integral_constant<int, Columns> columns) {
+        constexpr int tallest = std::min(tile_traits<T>::max_rows(Columns), 8);
+        for (; reg + Columns <= registers; reg += Columns) {
+            index_t row = 0;
+            const auto rows_of = [&](auto rows) {
+                for (; row + rows() <= count; row += rows()) f(rows, columns, row, reg);
+            };
+            rows_of(std::integral_constant<int, tallest>{});
+            rows_of(std::integral_constant<int, 4>{});
+            rows_of(std::integral_constant<int, 2>{});
+            rows_of(std::integral_constant<int, 1>{});
+        }
+    };
+    if constexpr (widest > 2) columns_of(std::integral_constant<int, 4>{});
+    columns_of(std::integral_constant<int, 2>{});
+    columns_of(std::integral_constant<int, 1>{});
+}
+
+} // namespace attn::kernel

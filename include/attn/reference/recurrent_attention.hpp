@@ -1,0 +1,79 @@
+// The definition of recurrent attention: its state, token by token.
+#pragma once
+
+#include "../core/inputs.hpp"
+#include "number.hpp"
+
+#include <vector>
+
+namespace attn::inline ATTN_INSTRUCTION_SET::reference {
+
+/// What a rule of recurrent attention takes of each token and kv head, as recurrent_attention's members of these names; none without
+/// memory. beta makes it a delta rule; a and b the general rule.
+template <class T>
+struct recurrent_terms {
+    tensor_view<const T> log_decay = {}, beta = {}, a = {}, b = {};
+
+    /// A number of one of them, whose batch, heads and channels may be 1 for all.
+    static T at(const tensor_view<const T>& of, index_t batch, index_t head, index_t token, index_t channel) {
+        const auto& s = of.shape();
+        return of(s.batch == 1 ? 0 : batch, s.heads == 1 ? 0 : head, token, s.channels == 1 ? 0 : channel);
+    }
+};
+
+/// Takes a token into a state [d_k][d_v] of one batch entry and kv head, everything in T, with E = e^log_decay and y = (E S)^T k, or S^T b
+/// before it decays:
+///     S = E S + k v^T,      S = E S + beta k (v - y)^T,      S = E S - a y^T + k v^T
+template <class T>
+void recurrent_step(const recurrent_terms<T>& terms, const inputs<T>& in, index_t batch, index_t head, index_t token,
+                    std::vector<T>& state) {
+    const auto d_k = in.keys.shape().channels, d_v = in.values.shape().channels;
+    const auto s = [&](index_t c, index_t n) -> T& { return state[static_cast<std::size_t>(c * d_v + n)]; };
+    std::vector<T> y(static_cast<std::size_t>(d_v), T{0});
+    const auto read = [&](const auto& by) {
+        for (index_t c = 0; c < d_k; ++c)
+            for (index_t n = 0; n < d_v; ++n) y[static_cast<std::size_t>(n)] += by(c) * s(c, n);
+    };
+    const auto term = [&](const tensor_view<const T>& of, index_t c) { return recurrent_terms<T>::at(of, batch, head, token, c); };
+    if (terms.b.data()) read([&](index_t c) { return term(terms.b, c); });
+    for (index_t c = 0; terms.log_decay.data() && c < d_k; ++c) {
+        const T decay = exp(term(terms.log_decay, c));
+        for (index_t n = 0; n < d_v; ++n) s(c, n) = decay * s(c, n);
+    }
+    if (terms.beta.data()) read([&](index_t c) { return static_cast<T>(in.keys(batch, head, token, c)); });
+    for (index_t c = 0; c < d_k; ++c)
+        for (index_t n = 0; n < d_v; ++n) {
+            const T key = in.keys(batch, head, token, c), value = in.values(batch, head, token, n), own = y[static_cast<std::size_t>(n)];
+            if (terms.b.data()) s(c, n) = s(c, n) - term(terms.a, c) * own + key * value;
+            else s(c, n) += terms.beta.data() ? term(terms.beta, 0) * key * (value - own) : key * value;
+        }
+}
+
+/// out_i = scale q_i^T S_i of the state after each token, everything in T; the first state is zero or given, the last is written if it has
+/// memory. Shapes as in recurrent_attention, taken as checked. Time O(n d_k d_v) a head, and as much for each query head.
+template <class T>
+void recurrent_attention(const recurrent_terms<T>& terms, double scale, const inputs<T>& in, const outputs<T>& out,
+                         const tensor_view<const T>& first_state = {}, const tensor_view<T>& last_state = {}) {
+    const auto [batch, heads, n, d_k] = in.queries.shape();
+    const auto kv_heads = in.keys.shape().heads, d_v = in.values.shape().channels;
+    for (index_t b = 0; b < batch; ++b)
+        for (index_t g = 0; g < kv_heads; ++g) {
+            std::vector<T> state(static_cast<std::size_t>(d_k * d_v), T{0});
+            const auto s = [&](index_t c, index_t m) -> T& { return state[static_cast<std::size_t>(c * d_v + m)]; };
+            for (index_t c = 0; first_state.data() && c < d_k; ++c)
+                for (index_t m = 0; m < d_v; ++m) s(c, m) = first_state(b, g, c, m);
+            for (index_t i = 0; i < n; ++i) {
+                recurrent_step(terms, in, b, g, i, state);
+                for (auto h = g * (heads / kv_heads); h < (g + 1) * (heads / kv_heads); ++h)
+                    for (index_t m = 0; m < d_v; ++m) {
+                        T sum = 0;
+                        for (index_t c = 0; c < d_k; ++c) sum += in.queries(b, h, i, c) * s(c, m);
+                        out.values(b, h, i, m) = static_cast<T>(scale) * sum;
+                    }
+            }
+            for (index_t c = 0; last_state.data() && c < d_k; ++c)
+                for (index_t m = 0; m < d_v; ++m) last_state(b, g, c, m) = s(c, m);
+        }
+}
+
+} // namespace attn::reference
