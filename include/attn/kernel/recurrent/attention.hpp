@@ -49,7 +49,7 @@ struct recurrent_worker {
           probes(memory.take<T>(chunk, key_padded)), probe_weights(memory.take<T>(chunk, chunk)),
           probe_erased(memory.take<T>(sizes.erases ? chunk : 0, chunk)),
           token_decays(memory.take<T>(sizes.by_channel ? chunk : 1, key_padded + chunk)), beta(memory.take<T>(chunk)),
-          spare(memory.take<T>(chunk * padded + key_padded)),
+          spare(reinterpret_cast<T*>(memory.take<std::byte>(static_cast<index_t>(recurrent_state<T>::bytes_to_close(sizes))))),
           state(keeps_state ? recurrent_state<T>{} : recurrent_state<T>::take(memory, sizes)) {}
 
     index_t padded, key_padded;

@@ -14,6 +14,7 @@ struct recurrent_sizes {
     index_t key_channels = 0, value_channels = 0;
     bool by_channel = false; ///< keys decay channel by channel; else each token's decay is one number
     bool decays = false, erases = false;
+    friend bool operator==(const recurrent_sizes&, const recurrent_sizes&) = default;
 };
 
 /// S at the border of a chunk, and the tokens since. A token adds k z^T to the state, and in the general rule a y^T with another vector:
@@ -46,13 +47,18 @@ struct recurrent_state {
         if (sizes.erases) s.erased = memory.take<T>(d_k, chunk), s.removed = memory.take<T>(chunk, padded);
         return s;
     }
+    /// Bytes that closing a chunk takes.
+    static std::size_t bytes_to_close(const recurrent_sizes& sizes) {
+        return sizeof(T) *
+               static_cast<std::size_t>(chunk * whole_registers<T>(sizes.value_channels) + whole_registers<T>(sizes.key_channels));
+    }
     /// Begins with a state (d_k, d_v), or with zero.
     void begin(const row_block<const T>& first) {
         if (first.data) copy_rows<T>(first, sizes.key_channels, sizes.value_channels, sums, padded);
         else std::fill_n(sums, sizes.key_channels * padded, T{0});
         empty_chunk();
     }
-    /// Takes the tokens since the border into S. z: where their rows are. spare: [chunk][padded], and [d_k].
+    /// Takes the tokens since the border into S. z: where their rows are. spare: of bytes_to_close.
     void close(row_block<const T> z, T* spare, auto& ahead) {
         if (count == 0) return;
         const T* factors = nullptr;

@@ -1,0 +1,178 @@
+// The state of recurrent attention, which takes the place of a cache: its size stays while the context grows.
+#pragma once
+
+#include "../attention/recurrent_attention.hpp"
+
+#include <vector>
+
+namespace attn::inline ATTN_INSTRUCTION_SET {
+
+namespace detail {
+
+template <class Rule, Scalar T>
+class recurrent_call;
+
+} // namespace detail
+
+/// What recurrent attention keeps of the sequences of a batch: of each kv head a state S (d_k, d_v), and what the tokens since the last
+/// multiple of 16 left, from which the next tokens go on. A sequence has the bits of one call, however it is cut.
+///
+///     recurrent_state<float> state({1, kv_heads, d_k, d_v});
+///     auto out = attend(recurrent_attention{.rule = rule::gated{g}}, q, k, v, state);     // of one token or of many
+///
+/// Memory: 4 (d_k + 16) d_v bytes and a little for each batch entry and head.
+template <Scalar T>
+class recurrent_state {
+public:
+    /// The state of no tokens, of a shape (batch, kv_heads, d_k, d_v). Throws shape_error if there can be none.
+    explicit recurrent_state(const attn::shape& shape) : shape_(shape) {
+        detail::check_shape<T>("recurrent_state", "shape", shape);
+        if (shape.channels > 0 && shape.tokens == 0)
+            throw shape_error("recurrent_state", "shape", "is ", shape, ": keys need at least one channel");
+        reserve();
+        for (auto& head : heads_) head.begin({nullptr, 0, 0});
+    }
+    /// A state that begins with S (batch, kv_heads, d_k, d_v), such as the last_state of a call.
+    explicit recurrent_state(const detail::read_view<T>& first) : recurrent_state(first.shape()) {
+        detail::check_view("recurrent_state", "first", first);
+        for_each_head([&](kernel::recurrent_state<T>& head, index_t b, index_t h) { head.begin(first.rows(b, h)); });
+    }
+    recurrent_state(recurrent_state&&) noexcept = default;
+    recurrent_state& operator=(recurrent_state&&) noexcept = default;
+
+    /// (batch, kv_heads, d_k, d_v).
+    const attn::shape& shape() const { return shape_; }
+    /// How many tokens it has taken.
+    index_t size() const { return tokens_; }
+
+    /// Takes tokens that nobody queries, such as those of a prompt, by the operator's rule: keys (batch, kv_heads, n, d_k) and values (batch,
+    /// kv_heads, n, d_v). As attend to it, which see, but of no queries.
+    template <class Rule>
+    void append(const recurrent_attention<Rule>& op, const detail::read_stored<T>& keys, const detail::read_stored<T>& values,
+                const detail::call_execution& run = {}) {
+        const auto& k = keys.shape();
+        const stored_view<const T> none(static_cast<const T*>(nullptr), {k.batch, 0, k.tokens, k.channels}, {});
+        detail::recurrent_call<Rule, T>(op, {none, keys, values}, *this)({}, run);
+    }
+    /// S, after the tokens so far: of every batch entry and kv head.
+    [[nodiscard]] tensor<T> sums() const {
+        auto copy = fork();
+        tensor<T> result(shape_);
+        kernel::no_prefetch none;
+        workspace memory(kernel::recurrent_state<T>::bytes_to_close(sizes()));
+        copy.for_each_head([&](kernel::recurrent_state<T>& head, index_t b, index_t h) {
+            head.close({head.values, head.padded, 1}, reinterpret_cast<T*>(memory.bytes().data()), none);
+            kernel::store_rows<T>(head.sums, head.padded, shape_.tokens, shape_.channels, result.view().rows(b, h));
+        });
+        return result;
+    }
+    /// A state of the same tokens, with memory of its own: of a prompt that several sequences go on with, or before a draft.
+    [[nodiscard]] recurrent_state fork() const {
+        check_whole();
+        recurrent_state other(shape_, forked{});
+        std::ranges::copy(memory_.bytes(), other.memory_.bytes().begin());
+        for (std::size_t n = 0; n < heads_.size(); ++n) {
+            other.heads_[n].sizes = heads_[n].sizes;
+            other.heads_[n].count = heads_[n].count;
+        }
+        other.tokens_ = tokens_;
+        return other;
+    }
+
+private:
+    template <class Rule, Scalar U>
+    friend class detail::recurrent_call;
+
+    struct forked {};
+    recurrent_state(const attn::shape& shape, forked) : shape_(shape) { reserve(); }
+
+    /// What any rule may want.
+    kernel::recurrent_sizes sizes() const { return {shape_.tokens, shape_.channels, false, false, true}; }
+    void reserve() {
+        const auto take = [&](detail::scratch& memory, const auto& keep) {
+            for (index_t n = 0; n < shape_.batch * shape_.heads; ++n) keep(kernel::recurrent_state<T>::take(memory, sizes()));
+        };
+        detail::scratch counted;
+        take(counted, [](const auto&) {});
+        memory_.reserve(counted.used_bytes());
+        heads_.reserve(static_cast<std::size_t>(shape_.batch * shape_.heads));
+        detail::scratch own(memory_.bytes().data());
+        take(own, [&](const kernel::recurrent_state<T>& head) { heads_.push_back(head); });
+    }
+    void for_each_head(const auto& f) {
+        for (index_t b = 0; b < shape_.batch; ++b)
+            for (index_t h = 0; h < shape_.heads; ++h) f(heads_[static_cast<std::size_t>(b * shape_.heads + h)], b, h);
+    }
+    void check_whole() const {
+        if (tokens_ < 0) throw argument_error("recurrent_state", "state", "was left by a call that threw: only its death is defined");
+    }
+
+    attn::shape shape_;
+    index_t tokens_ = 0; ///< -1 while a call changes it
+    workspace memory_;
+    std::vector<kernel::recurrent_state<T>> heads_;
+};
+
+namespace detail {
+
+/// A call of recurrent attention that goes on from a state.
+template <class Rule, Scalar T>
+class recurrent_call {
+public:
+    recurrent_call(const recurrent_attention<Rule>& op, const inputs<T>& in, recurrent_state<T>& state) : op_(op), in_(in), state_(state) {}
+
+    /// Throws attention_error unless all fits; else computes.
+    void operator()(const outputs<T>& out, const execution& run) const {
+        op_.check(in_);
+        const auto s = shapes_of(in_);
+        constexpr auto name = recurrent_attention<Rule>::name;
+        if (s.queries.heads > 0) check_outputs(op_, in_, out);
+        state_.check_whole();
+        if (const shape wanted{s.keys.batch, s.keys.heads, s.keys.channels, s.values.channels}; state_.shape() != wanted)
+            throw shape_error(name, "state", "has shape ", state_.shape(), ", but k of shape ", s.keys, " and v want ", wanted);
+        if (op_.first_state.data() || op_.last_state.data())
+            throw argument_error(name, op_.first_state.data() ? "first_state" : "last_state",
+                                 "is given, but a call that goes on from a state has its own");
+        check_positions(name, "state", state_.size(), s.keys.tokens);
+        auto sizes = op_.rule.terms().sizes(s);
+        if (state_.size() > 0 && !state_.heads_.empty() && state_.heads_[0].sizes != sizes)
+            throw argument_error(name, "rule", "is another than that of the tokens that the state has taken");
+        const kernel::recurrent_attention<T> kernel(in_, out.values, op_.rule.terms(), op_.scale_for(s.keys.channels));
+        run.reserve(name, "k", s.keys, kernel.workspace_bytes(s, op_.rule.terms(), run.concurrency(), true));
+        if (s.keys.tokens == 0) return;
+        for (auto& head : state_.heads_) head.sizes = sizes;
+        const auto tokens = std::exchange(state_.tokens_, -1);
+        kernel({.kept = state_.heads_}, run, run.workspace().bytes().data());
+        state_.tokens_ = tokens + s.keys.tokens;
+    }
+
+private:
+    const recurrent_attention<Rule>& op_;
+    inputs<T> in_;
+    recurrent_state<T>& state_;
+};
+
+} // namespace detail
+
+/// Recurrent attention of the tokens that come next, which the state takes: of q (batch, heads, n, d_k), k (batch, kv_heads, n, d_k) and v
+/// (batch, kv_heads, n, d_v), with the operator's rule, whose numbers are of these tokens. Time of one token: S is read once, and read and
+/// written every 16 tokens. `run` as in attend(op, in, out, run). Throws attention_error, and changes nothing, as that does, and if the state
+/// has another shape, or its tokens came by a rule of another kind. If an executor throws, the state is lost.
+template <class Rule, Scalar T>
+void attend(const recurrent_attention<Rule>& op, const inputs<T>& in, const std::type_identity_t<outputs<T>>& out,
+            recurrent_state<T>& state, const detail::call_execution& run = {}) {
+    detail::recurrent_call<Rule, T>(op, in, state)(out, run);
+}
+
+/// Recurrent attention of the tokens that come next to a new tensor: see attend(op, in, out, state, run).
+template <class Rule, Scalar T>
+[[nodiscard]] tensor<T> attend(const recurrent_attention<Rule>& op, const detail::read_stored<T>& q, const detail::read_stored<T>& k,
+                               const detail::read_stored<T>& v, recurrent_state<T>& state, const detail::call_execution& run = {}) {
+    const inputs<T> in{q, k, v};
+    op.check(in);
+    tensor<T> out(op.output_shape(shapes_of(in)));
+    attend(op, in, outputs<T>{out}, state, run);
+    return out;
+}
+
+} // namespace attn
