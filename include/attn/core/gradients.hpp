@@ -51,6 +51,18 @@ struct mixed_head_gradients : input_gradients<T> {
     tensor_view<T> sinks = {};        ///< (1, h, 1, 1)
 };
 
+/// The gradient of the loss with respect to what recurrent attention reads, in the same shapes: what the rule takes of each token is summed
+/// over the batch entries and heads that share it.
+template <class T>
+struct recurrent_gradients : input_gradients<T> {
+    tensor_view<T> log_decay = {};
+    tensor_view<T> beta = {};
+    tensor_view<T> a = {};
+    tensor_view<T> b = {};
+    tensor_view<T> first_state = {};
+    tensor_view<const T> d_last_state = {}; ///< is read: the gradient of the loss with respect to the last state, 0 if it is not given
+};
+
 namespace detail {
 
 /// What computes the gradient of an operator: specialised by the header that has it, with `workspace_bytes` and `run` of the operator and

@@ -1,32 +1,10 @@
-// The kernel of recurrent attention: chunks of tokens, whose pairs are weighed, whose values are corrected, and whose states are read.
+// The kernel of recurrent attention.
 #pragma once
 
-#include "../../core/inputs.hpp"
 #include "../../parallel/executor.hpp"
-#include "pairs.hpp"
-
-#include <span>
-#include <utility>
+#include "chunks.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
-
-/// What the rule of a recurrent attention takes of each token and kv head; none without memory. log_decay (.., n, 1 or d_k), beta (.., n,
-/// 1), erase and read (.., n, d_k); batch and heads may be 1, for all.
-template <Scalar T>
-struct recurrent_terms {
-    tensor_view<const T> log_decay = {}, beta = {}, erase = {}, read = {};
-
-    bool erases() const { return erase.data() != nullptr; }
-    bool corrects() const { return beta.data() != nullptr; }
-    recurrent_sizes sizes(const input_shapes& s) const {
-        const bool decays = log_decay.data() != nullptr;
-        return {s.keys.channels, s.values.channels, erases() || (decays && log_decay.shape().channels > 1), decays, erases()};
-    }
-    /// The rows of one batch entry and head, from a token on.
-    static row_block<const T> rows(const tensor_view<const T>& of, index_t batch, index_t head, index_t token) {
-        return of.rows(of.shape().batch == 1 ? 0 : batch, of.shape().heads == 1 ? 0 : head, token);
-    }
-};
 
 /// Where the states of a call are: those of all batch entries and kv heads, which go on; or none, which begin with `first` and end in
 /// `last` (batch, kv_heads, d_k, d_v), if that has memory.
@@ -35,33 +13,6 @@ struct recurrent_states {
     std::span<recurrent_state<T>> kept = {};
     tensor_view<const T> first = {};
     tensor_view<T> last = {};
-};
-
-/// What one thread works in.
-template <Scalar T>
-struct recurrent_worker {
-    static constexpr index_t chunk = recurrent_chunk;
-
-    recurrent_worker(detail::scratch& memory, const recurrent_sizes& sizes, index_t group, bool keeps_state)
-        : padded(whole_registers<T>(sizes.value_channels)), key_padded(whole_registers<T>(sizes.key_channels)),
-          queries(memory.take<T>(group * chunk, key_padded)), weights(memory.take<T>(group * chunk, chunk)),
-          erased_weights(memory.take<T>(sizes.erases ? group * chunk : 0, chunk)), factors(memory.take<T>(std::max(group, chunk))),
-          probes(memory.take<T>(chunk, key_padded)), probe_weights(memory.take<T>(chunk, chunk)),
-          probe_erased(memory.take<T>(sizes.erases ? chunk : 0, chunk)),
-          token_decays(memory.take<T>(sizes.by_channel ? chunk : 1, key_padded + chunk)), beta(memory.take<T>(chunk)),
-          spare(reinterpret_cast<T*>(memory.take<std::byte>(static_cast<index_t>(recurrent_state<T>::bytes_to_close(sizes))))),
-          state(keeps_state ? recurrent_state<T>{} : recurrent_state<T>::take(memory, sizes)) {}
-
-    index_t padded, key_padded;
-    T *queries, *weights, *erased_weights; ///< row head count + i is query i of a head of the group
-    row_block<const T> query_rows, values; ///< where those are that are read
-    T* factors;                            ///< how much of the state at the border is left, of each row that is read at once
-    T *probes, *probe_weights, *probe_erased;
-    T* token_decays; ///< of each token a row of d_k, or one number
-    T* beta;
-    T* spare; ///< room for a chunk of values and a row of keys
-    recurrent_state<T> state;
-    prefetch_next ahead; ///< what the next chunk reads
 };
 
 /// out_i = scale q_i^T S_i of the state after each token, by one of these rules, where E is a token's decay:
@@ -74,224 +25,82 @@ public:
     static constexpr index_t chunk = recurrent_chunk;
 
     recurrent_attention(const inputs<T>& in, const stored_view<T>& out, const recurrent_terms<T>& terms, double scale)
-        : in_(in), out_(out), terms_(terms), scale_(static_cast<T>(scale)), shapes_(shapes_of(in)), sizes_(terms.sizes(shapes_)),
-          group_(shapes_.keys.heads == 0 ? 0 : shapes_.queries.heads / shapes_.keys.heads) {}
+        : chunks_(in, terms), in_(in), out_(out), scale_(static_cast<T>(scale)) {}
 
     static std::size_t workspace_bytes(const input_shapes& s, const recurrent_terms<T>& terms, index_t concurrency, bool keeps_state) {
-        const auto group = s.keys.heads == 0 ? 0 : s.queries.heads / s.keys.heads;
-        return static_cast<std::size_t>(concurrency) * detail::bytes_for<recurrent_worker<T>>(terms.sizes(s), group, keeps_state);
+        return static_cast<std::size_t>(concurrency) *
+               detail::bytes_for<recurrent_worker<T>>(terms.sizes(s), recurrent_chunks<T>::group_of(s), keeps_state);
     }
 
     /// memory: workspace_bytes of it.
     void operator()(const recurrent_states<T>& states, const execution& run, std::byte* memory) const {
         const bool keeps = !states.kept.empty();
-        const auto bytes = detail::bytes_for<recurrent_worker<T>>(sizes_, group_, keeps);
-        run.for_each(shapes_.keys.batch * shapes_.keys.heads, [&](index_t task, index_t slice) {
-            auto slice_memory = detail::slices(memory, bytes)[slice];
-            recurrent_worker<T> w(slice_memory, sizes_, group_, keeps);
-            const auto batch = task / shapes_.keys.heads, head = task % shapes_.keys.heads;
+        const auto& k = in_.keys.shape();
+        const detail::slices slices(memory, detail::bytes_for<recurrent_worker<T>>(chunks_.sizes(), chunks_.group(), keeps));
+        run.for_each(k.batch * k.heads, [&](index_t task, index_t slice) {
+            auto own = slices[slice];
+            recurrent_worker<T> w(own, chunks_.sizes(), chunks_.group(), keeps);
+            const auto batch = task / k.heads, head = task % k.heads;
             auto& state = keeps ? states.kept[static_cast<std::size_t>(task)] : w.state;
             if (!keeps) state.begin(states.first.data() ? states.first.rows(batch, head) : row_block<const T>{nullptr, 0, 0});
-            for (index_t token = 0; token < shapes_.keys.tokens;) {
-                const auto count = std::min(chunk - state.count, shapes_.keys.tokens - token);
-                take(w, state, batch, head, token, count);
-                token += count;
-            }
+            chunks_.for_each(state, k.tokens, [&](index_t first, index_t count) {
+                chunks_.load(w, state, batch, head, first, count);
+                ask_for_next(w, batch, head, first + count);
+                chunks_.weigh_and_correct(w, state, count);
+                if (w.padded > 0) read(w, state, batch, head, first, count);
+                chunks_.finish(w, state, count);
+            });
             if (!states.last.data()) return;
             state.close({state.values, state.padded, 1}, w.spare, w.ahead);
-            store_rows<T>(state.sums, state.padded, sizes_.key_channels, sizes_.value_channels, states.last.rows(batch, head));
+            store_rows<T>(state.sums, state.padded, k.channels, in_.values.shape().channels, states.last.rows(batch, head));
         });
     }
 
 private:
-    /// The tokens of a call first .. first + count - 1, which go on with the chunk of the state.
-    void take(recurrent_worker<T>& w, recurrent_state<T>& state, index_t batch, index_t head, index_t first, index_t count) const {
-        load(w, state, batch, head, first, count);
-        ask_for_next(w, batch, head, first + count);
-        if (sizes_.by_channel) weigh_by_channel(w, state, count);
-        else weigh(w, state, count);
-        const auto registers = w.padded / lanes::size;
-        const bool solves = terms_.corrects() || sizes_.erases;
-        if (registers > 0 && solves) correct(w, state, count);
-        if (registers > 0) read(w, state, batch, head, first, count);
-        state.count += count;
-        if (state.count == chunk) state.close(w.values, w.spare, w.ahead);
-    }
     /// What is read, and where results go, from a token on.
     void ask_for_next(recurrent_worker<T>& w, index_t batch, index_t head, index_t first) const {
         w.ahead.clear();
-        const auto count = std::min(chunk, shapes_.keys.tokens - first);
-        w.ahead.add(in_.keys.rows(batch, head, first), count, sizes_.key_channels);
-        w.ahead.add(in_.values.rows(batch, head, first), count, sizes_.value_channels);
-        for (auto h = head * group_; h < (head + 1) * group_; ++h) {
-            w.ahead.add(in_.queries.rows(batch, h, first), count, sizes_.key_channels);
-            w.ahead.add(out_.rows(batch, h, first), count, sizes_.value_channels);
+        const auto count = std::min(chunk, in_.keys.shape().tokens - first);
+        w.ahead.add(in_.keys.rows(batch, head, first), count, in_.keys.shape().channels);
+        w.ahead.add(in_.values.rows(batch, head, first), count, in_.values.shape().channels);
+        for (auto h = head * chunks_.group(); h < (head + 1) * chunks_.group(); ++h) {
+            w.ahead.add(in_.queries.rows(batch, h, first), count, in_.keys.shape().channels);
+            w.ahead.add(out_.rows(batch, h, first), count, in_.values.shape().channels);
         }
     }
 
-    /// Queries, keys, values and what else the rule takes.
-    void load(recurrent_worker<T>& w, recurrent_state<T>& state, index_t batch, index_t head, index_t first, index_t count) const {
-        const auto d_k = sizes_.key_channels, begun = state.count;
-        w.query_rows = queries(w, batch, head, first, count);
-        load_columns(in_.keys.rows(batch, head, first), begun, count, state.keys);
-        const auto values = in_.values.rows(batch, head, first);
-        const bool in_place = count == chunk && !terms_.corrects() && w.padded == sizes_.value_channels && readable_in_place(values);
-        if (in_place) w.values = values.numbers();
-        else {
-            w.values = {state.values, state.padded, 1};
-            copy_rows<T>(values, count, sizes_.value_channels, state.values + begun * state.padded, state.padded);
-        }
-        if (terms_.corrects()) {
-            const auto beta = recurrent_terms<T>::rows(terms_.beta, batch, head, first);
-            for (index_t i = 0; i < count; ++i) w.beta[i] = beta(i, 0);
-            if (sizes_.by_channel) copy_rows<T>(in_.keys.rows(batch, head, first), count, d_k, w.probes, w.key_padded);
-        }
-        if (sizes_.erases) {
-            load_columns(stored_rows<const T>(recurrent_terms<T>::rows(terms_.erase, batch, head, first)), begun, count, state.erased);
-            copy_rows<T>(recurrent_terms<T>::rows(terms_.read, batch, head, first), count, d_k, w.probes, w.key_padded);
-        }
-        if (sizes_.decays) load_decays(w, recurrent_terms<T>::rows(terms_.log_decay, batch, head, first), count);
-        else if (sizes_.by_channel) std::fill_n(w.token_decays, count * w.key_padded, T{1});
-    }
-    /// Rows of queries, head after head: where they lie if that will do, and nothing is to decay in them.
-    row_block<const T> queries(const recurrent_worker<T>& w, index_t batch, index_t head, index_t first, index_t count) const {
-        const auto rows = in_.queries.rows(batch, head * group_, first);
-        if (group_ == 1 && !sizes_.by_channel && readable_in_place(rows)) return rows.numbers();
-        for (index_t h = 0; h < group_; ++h)
-            copy_rows<T>(in_.queries.rows(batch, head * group_ + h, first), count, sizes_.key_channels,
-                         w.queries + h * count * w.key_padded, w.key_padded);
-        return {w.queries, w.key_padded, 1};
-    }
-    /// Rows as columns of a chunk, from column `begun` on.
-    void load_columns(const stored_rows<const T>& rows, index_t begun, index_t count, T* columns) const {
-        if (begun == 0) return transpose_rows<T>(rows, count, sizes_.key_channels, T{1}, columns, chunk);
-        for (index_t i = 0; i < count; ++i)
-            for (index_t c = 0; c < sizes_.key_channels; ++c) columns[c * chunk + begun + i] = rows(i, c);
-    }
-    /// e^log_decay: a row of d_k numbers for each token, or one number.
-    void load_decays(recurrent_worker<T>& w, const row_block<const T>& logs, index_t count) const {
-        const auto exponentiate = [](T* at, index_t numbers) {
-            for (index_t c = 0; c < numbers; c += lanes::size) exp(lanes::load(at + c)).store(at + c);
-        };
-        if (!sizes_.by_channel) {
-            std::fill_n(w.token_decays, chunk, T{0});
-            for (index_t i = 0; i < count; ++i) w.token_decays[i] = logs(i, 0);
-            return exponentiate(w.token_decays, count);
-        }
-        for (index_t i = 0; i < count; ++i) {
-            T* const row = w.token_decays + i * w.key_padded;
-            if (terms_.log_decay.shape().channels > 1) copy_rows<T>(logs.from(i), 1, sizes_.key_channels, row, w.key_padded);
-            else std::fill_n(row, w.key_padded, logs(i, 0));
-            exponentiate(row, w.key_padded);
-        }
-    }
-
-    /// Weights of pairs where a token's decay is one number, or none.
-    void weigh(recurrent_worker<T>& w, recurrent_state<T>& state, index_t count) const {
-        const row_block<const T> columns{state.keys, chunk, 1};
-        const auto multiply_pairs = [&](const row_block<const T>& rows, index_t row_count, T* weights) {
-            multiply_wide<T>(row_count, chunk / lanes::size, {rows, columns, sizes_.key_channels, {weights, chunk, 1}}, w.ahead);
-        };
-        multiply_pairs(w.query_rows, group_ * count, w.weights);
-        if (terms_.corrects()) multiply_pairs(columns.transposed().from(state.count), count, w.probe_weights);
-        if (!sizes_.decays) return;
-        pair_decays<T> decays(state.decays);
-        for (index_t i = 0; i < count; ++i) {
-            const auto decay = w.token_decays[i];
-            decays.step(state.count + i, decay);
-            state.decay[0] = pair_decays<T>::normal(state.decay[0] * decay);
-            for (index_t h = 0; h < group_; ++h) decays.scale(w.weights + (h * count + i) * chunk);
-            std::fill_n(w.factors + i, count == 1 ? std::max<index_t>(group_, 1) : 1, state.decay[0]);
-            if (terms_.corrects()) decays.scale(w.probe_weights + i * chunk);
-        }
-        decays.store(state.decays);
-    }
-    /// Weights of pairs where each channel decays by itself: keys decay token by token. Queries and probes become what reads the state at
-    /// the chunk's border.
-    void weigh_by_channel(recurrent_worker<T>& w, recurrent_state<T>& state, index_t count) const {
-        const auto d_k = sizes_.key_channels;
-        for (index_t i = 0; i < count; ++i) {
-            const auto token = state.count + i;
-            const T* const decay = w.token_decays + i * w.key_padded;
-            T* const probe = w.probes + i * w.key_padded;
-            const auto query = [&](index_t h) { return w.queries + (h * count + i) * w.key_padded; };
-            const auto weights = [&](T* of, index_t h) { return of + (h * count + i) * chunk; };
-            if (sizes_.erases) { // what the token reads before it decays
-                multiply_decayed<1, T>(state.keys, d_k, nullptr, token, {probe}, {weights(w.probe_weights, 0)});
-                multiply_decayed<1, T>(state.erased, d_k, nullptr, token, {probe}, {weights(w.probe_erased, 0)});
-                scale(probe, state.decay);
-                multiply_decayed<0, T>(state.erased, d_k, decay, token, {}, {});
-            }
-            if (terms_.corrects()) multiply_decayed<1, T>(state.keys, d_k, decay, token, {probe}, {weights(w.probe_weights, 0)});
-            else multiply_decayed<0, T>(state.keys, d_k, decay, token, {}, {});
-            for (index_t c = 0; c < d_k; ++c) state.decay[c] = pair_decays<T>::normal(state.decay[c] * decay[c]);
-            if (terms_.corrects()) scale(probe, state.decay);
-            for (index_t h = 0; h < group_; ++h) {
-                multiply_decayed<1, T>(state.keys, d_k, nullptr, token, {query(h)}, {weights(w.weights, h)});
-                if (sizes_.erases) multiply_decayed<1, T>(state.erased, d_k, nullptr, token, {query(h)}, {weights(w.erased_weights, h)});
-                scale(query(h), state.decay);
-            }
-        }
-    }
-    void scale(T* row, const T* factors) const {
-        for (index_t c = 0; c < sizes_.key_channels; ++c) row[c] *= factors[c];
-    }
-
-    /// The values of the tokens become z = beta (v - y); or y, which is removed, becomes -y.
-    void correct(recurrent_worker<T>& w, recurrent_state<T>& state, index_t count) const {
-        const bool decays_as_one = sizes_.decays && !sizes_.by_channel;
-        const auto vectors =
-            sizes_.by_channel ? row_block<const T>{w.probes, w.key_padded, 1} : row_block<const T>{state.keys + state.count, 1, chunk};
-        for_each_recurrent_tile<T>(count, w.padded / lanes::size, [&](auto rows, auto columns, index_t row, index_t reg) {
-            const auto channel = reg * lanes::size;
-            const auto at = (state.count + row) * state.padded + channel;
-            recurrent_rows<T> r{vectors,     decays_as_one ? w.factors : nullptr,
-                                {},          {w.probe_weights, w.values.data, w.values.row_stride},
-                                state.count, false};
-            corrected_values<T> by{w.beta + row, state.values + at, state.values + at};
-            if (sizes_.erases) {
-                r.values = std::exchange(r.others, {w.probe_erased, state.removed, state.padded});
-                by = {nullptr, nullptr, state.removed + at};
-            }
-            w.ahead.beside(rows() * columns() * sizes_.key_channels);
-            solve_tile<rows(), columns(), T>(r.from(row, channel), {state.sums + channel, sizes_.key_channels, state.padded}, by);
-        });
-    }
     /// What queries read, of each head of the group, or of all of them where each has but one.
     void read(recurrent_worker<T>& w, recurrent_state<T>& state, index_t batch, index_t head, index_t first, index_t count) const {
-        const bool alike = count == 1, decays_as_one = sizes_.decays && !sizes_.by_channel;
-        for (index_t h = 0; h < (alike ? std::min<index_t>(group_, 1) : group_); ++h) {
+        const auto& sizes = chunks_.sizes();
+        const auto group = chunks_.group();
+        const bool alike = count == 1, decays_as_one = sizes.decays && !sizes.by_channel;
+        for (index_t h = 0; h < (alike ? std::min<index_t>(group, 1) : group); ++h) {
             const auto from = h * count;
-            const recurrent_rows<T> all{w.query_rows.from(from),
-                                        decays_as_one ? w.factors : nullptr,
-                                        {w.weights + from * chunk, w.values.data, w.values.row_stride},
-                                        {sizes_.erases ? w.erased_weights + from * chunk : nullptr, state.removed, state.padded},
-                                        state.count + 1,
-                                        alike};
-            auto out = out_.rows(batch, head * group_ + h, first);
+            const std::array<weighted_values<T>, 2> terms{
+                {{w.weights + from * chunk, w.values.data, w.values.row_stride, state.count + 1},
+                 {sizes.erases ? w.erased_weights + from * chunk : nullptr, state.removed, state.padded, state.count + 1}}};
+            const recurrent_rows<T> rows{
+                w.query_rows.from(from), decays_as_one ? w.factors : nullptr, {terms.data(), sizes.erases ? 2U : 1U}, alike};
+            auto out = out_.rows(batch, head * group + h, first);
             if (alike) out.row_stride = out_.strides().heads;
             for_each_recurrent_tile<T>(
-                alike ? group_ : count, w.padded / lanes::size, [&](auto rows, auto columns, index_t row, index_t reg) {
+                alike ? group : count, w.padded / lanes::size, [&](auto height, auto columns, index_t row, index_t reg) {
                     const index_t channel = reg * lanes::size, wide = columns() * lanes::size;
-                    const auto there = std::min(wide, sizes_.value_channels - channel);
-                    const state_columns<T> sums{state.sums + channel, sizes_.key_channels, state.padded};
+                    const auto there = std::min(wide, sizes.value_channels - channel);
                     const auto to = out.from(row, channel);
                     const bool in_place = there == wide && !to.is_narrow() && to.channel_stride == 1;
-                    w.ahead.beside(rows() * columns() * sizes_.key_channels);
-                    read_tile<rows(), columns(), T>(all.from(row, channel), sums, scale_, in_place ? to.numbers().data : w.spare,
-                                                    in_place ? to.row_stride : wide);
-                    if (!in_place) store_rows<T>(w.spare, wide, rows(), there, to);
+                    w.ahead.beside(height() * columns() * sizes.key_channels);
+                    read_tile<height(), columns(), T>(rows, state.columns(), row, channel, scale_, in_place ? to.numbers().data : w.spare,
+                                                      in_place ? to.row_stride : wide);
+                    if (!in_place) store_rows<T>(w.spare, wide, height(), there, to);
                 });
         }
     }
 
+    recurrent_chunks<T> chunks_;
     inputs<T> in_;
     stored_view<T> out_;
-    recurrent_terms<T> terms_;
     T scale_;
-    input_shapes shapes_;
-    recurrent_sizes sizes_;
-    index_t group_;
 };
 
 } // namespace attn::kernel

@@ -58,6 +58,7 @@ struct recurrent_state {
         else std::fill_n(sums, sizes.key_channels * padded, T{0});
         empty_chunk();
     }
+    state_columns<T> columns() const { return {sums, sizes.key_channels, padded}; }
     /// Takes the tokens since the border into S. z: where their rows are. spare: of bytes_to_close.
     void close(row_block<const T> z, T* spare, auto& ahead) {
         if (count == 0) return;
