@@ -31,7 +31,7 @@ concept Products = requires { typename R::template operand<float>; };
 /// A const value that computes out[b, h, i] = sum over j of A[b, h, i, j] v[b, h, j] from queries, keys and values.
 /// - `name`: what errors call it.
 /// - `traits`: which of the optional members it has: see attention_traits. It has those that it names, and no others.
-/// - `check(in)`: throws attention_error if shapes, positions or parameters do not fit. Reads no element.
+/// - `check(in)`: throws attention_error if shapes, positions or parameters do not fit. Reads no element of queries, keys and values.
 /// - `check_apart(out)`: throws, by out.require_apart, if an output overlaps what the operator refers to; nothing if it refers to nothing.
 /// - `output_shape(shapes)`: of the values it writes.
 /// - `workspace_bytes<T>(shapes, concurrency)`: the scratch memory that `forward` needs.

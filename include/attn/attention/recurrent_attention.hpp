@@ -1,7 +1,7 @@
 // Recurrent attention: linear attention whose state decays, forgets and is corrected.
 #pragma once
 
-#include "attention.hpp"
+#include "backward.hpp"
 #include "recurrent_checks.hpp"
 
 #include <cmath>
@@ -18,8 +18,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 ///     recurrent_attention{.rule = rule::gated_delta{.log_decay = g, .beta = beta}}
 ///
 /// Computed in chunks of 16 tokens: inside one by products of pairs, the delta rules by a triangular solve; decays are products of numbers
-/// in 0 .. 1 only, so that no length and no decay overflows. Time: 4 d_k d_v flops a token and head, 6 with a delta rule, and some 16 (d_k +
-/// d_v) for the pairs. Heads of keys are computed beside each other. A row of the result depends on the tokens up to its own, bit by bit:
+/// in 0 .. 1 only, so that no length and no decay overflows. Time: 4 d_k d_v flops a token and head, 6 with a delta rule, and some
+/// 16 (d_k + d_v) for the pairs. Heads of keys are computed beside each other. A row of the result depends on the tokens up to its own, bit by bit:
 /// not on executor, threads, strides or the rest of the batch. Of a sequence in pieces that begin at multiples of 16 tokens, the last state
 /// of each handed on as the first of the next, the bits are those of the whole; a recurrent_state has them wherever it is cut.
 /// Positions are not used: tokens of q and of k are the same ones.
@@ -59,6 +59,25 @@ struct recurrent_attention {
     void forward(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
         kernel::recurrent_attention<T>(in, out.values, rule.terms(), scale_for(in.keys.shape().channels))(
             {{}, first_state, last_state}, run, run.workspace().bytes().data());
+    }
+
+    /// The gradients of the inputs, of what the rule takes of each token, and of the first state: see recurrent_backward.hpp.
+    template <Scalar T>
+    using gradients = recurrent_gradients<T>;
+    template <Scalar T>
+    void check_gradients(const inputs<T>& in, const gradients<T>& wanted, const auto& check) const {
+        detail::check_recurrent_gradients(name, in, rule, first_state, wanted, check);
+    }
+    template <Scalar T>
+    std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {
+        static_assert(detail::HasBackward<recurrent_attention, T>,
+                      "attn: the gradient of recurrent attention has an include of its own: attn/attention/recurrent_backward.hpp");
+        return detail::backward_of<recurrent_attention, T>::workspace_bytes(*this, s, concurrency);
+    }
+    template <Scalar T>
+    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const gradients<T>& wanted,
+                  const execution& run) const {
+        detail::backward_of<recurrent_attention, T>::run(*this, in, saved, d_out, wanted, run);
     }
 
     /// The scale of keys of so many channels.

@@ -1,6 +1,7 @@
 // What recurrent attention refuses.
 #pragma once
 
+#include "../core/gradients.hpp"
 #include "attention.hpp"
 #include "recurrent_rule.hpp"
 
@@ -86,6 +87,32 @@ void check_recurrent_states(std::string_view operation, const inputs<T>& in, con
     check_apart_of_inputs(in, memory);
     for_each_term(rule, [&](std::string_view argument, const auto& view, bool) { memory.require_apart(argument, view); });
     if (first.data() != last.data() || first.strides() != last.strides()) memory.require_apart("first_state", first);
+}
+
+/// Checks the wanted gradients of what a rule takes of each token and of the first state, as an operator's check_gradients does.
+template <Scalar T>
+void check_recurrent_gradients(std::string_view operation, const inputs<T>& in, const auto& rule, const tensor_view<const T>& first,
+                               const recurrent_gradients<T>& wanted, const auto& check) {
+    const auto &k = in.keys.shape(), &v = in.values.shape();
+    const shape of_states{k.batch, k.heads, k.channels, v.channels};
+    const auto visit = [&](std::string_view argument, const tensor_view<T>& view, const tensor_view<const T>& of, const shape& expected) {
+        if (view.data() && !of.data()) throw argument_error(operation, argument, "is asked for, but the operator has none");
+        check(argument, view, expected);
+        if (view.data()) output_memory(operation, argument, view).require_apart("wanted.d_last_state", wanted.d_last_state);
+    };
+    const auto terms = rule.terms();
+    visit("wanted.log_decay", wanted.log_decay, terms.log_decay, terms.log_decay.shape());
+    visit("wanted.beta", wanted.beta, terms.beta, terms.beta.shape());
+    visit("wanted.a", wanted.a, terms.erase, terms.erase.shape());
+    visit("wanted.b", wanted.b, terms.read, terms.read.shape());
+    check("wanted.first_state", wanted.first_state, of_states);
+    static_cast<void>(first);
+    if (!wanted.d_last_state.data()) return;
+    check_view(operation, "wanted.d_last_state", wanted.d_last_state);
+    if (wanted.d_last_state.shape() != of_states)
+        throw shape_error(operation, "wanted.d_last_state", "has shape ", wanted.d_last_state.shape(), ", but ", of_states, " is needed");
+    for (const auto* view : {&wanted.queries, &wanted.keys, &wanted.values, &wanted.first_state})
+        if (view->data()) output_memory(operation, "wanted", *view).require_apart("wanted.d_last_state", wanted.d_last_state);
 }
 
 } // namespace attn::detail

@@ -3,12 +3,13 @@
 
 #include "../core/tensor.hpp"
 #include "../kernel/recurrent/attention.hpp"
+#include "../simd/elementary.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// The rules of recurrent_attention. Each says how a state S (d_k, d_v) takes a token with key k and value v. They refer to numbers of each
-/// token and kv head, of which a batch or heads of 1 are for all: log_decay (batch, kv_heads, n, 1), one number a head, or (.., n, d_k), one
-/// for each channel of the keys, 0 or less; beta (batch, kv_heads, n, 1), from 0 to 2.
+/// token and kv head, of which a batch or heads of 1 are for all: log_decay, 0 or less, (batch, kv_heads, n, 1), one number a head, or (..,
+/// n, d_k), one for each channel of the keys; beta (batch, kv_heads, n, 1), from 0 to 2.
 namespace rule {
 
 /// S = S + k v^T: linear attention without features and without a denominator. Katharopoulos et al. 2020.
@@ -28,8 +29,8 @@ struct gated {
     kernel::recurrent_terms<U> terms() const { return {.log_decay = log_decay}; }
 };
 
-/// S = S + beta k (v - S^T k)^T: the delta rule, which replaces what the state has for a key. Keys of length 1 are wanted (unit_norm). Yang et
-/// al. 2024, "Parallelizing Linear Transformers with the Delta Rule over Sequence Length".
+/// S = S + beta k (v - S^T k)^T: the delta rule, which replaces what the state has for a key. Keys of length 1 are wanted. Yang et al. 2024,
+/// "Parallelizing Linear Transformers with the Delta Rule over Sequence Length".
 template <Scalar U = float>
 struct delta {
     using scalar = U;
@@ -46,8 +47,8 @@ struct gated_delta {
     kernel::recurrent_terms<U> terms() const { return {.log_decay = log_decay, .beta = beta}; }
 };
 
-/// S = (diag(e^g) - a b^T) S + k v^T with vectors a and b (batch, kv_heads, n, d_k) of each token: RWKV-7, whose a is the removal key times the
-/// learning rate and b the normalised removal key. Peng et al. 2025, "RWKV-7 Goose with Expressive Dynamic State Evolution".
+/// S = (diag(e^g) - a b^T) S + k v^T with vectors a and b (batch, kv_heads, n, d_k) of each token: RWKV-7, whose b is the normalised removal
+/// key, and a that times the learning rate in each channel. Peng et al. 2025, "RWKV-7 Goose with Expressive Dynamic State Evolution".
 template <Scalar U = float>
 struct general {
     using scalar = U;
@@ -66,5 +67,15 @@ template <TensorLike G, TensorLike A, TensorLike B>
 general(const G&, const A&, const B&) -> general<detail::scalar_t<G>>;
 
 } // namespace rule
+
+/// The log decays of retention, constants of each head h, for gated: log(1 - 2^(-5 - h)), of shape (1, heads, tokens, 1). Sun et al. 2023,
+/// "Retentive Network: A Successor to Transformer for Large Language Models". Throws shape_error if no tensor has that shape.
+template <Scalar T>
+[[nodiscard]] tensor<T> retention_log_decays(index_t heads, index_t tokens) {
+    tensor<T> decays({1, heads, tokens, 1});
+    for (index_t h = 0; h < heads; ++h)
+        std::fill_n(decays.data() + h * tokens, tokens, static_cast<T>(simd::log1p(-simd::pow(2.0, static_cast<double>(-5 - h)))));
+    return decays;
+}
 
 } // namespace attn

@@ -45,8 +45,8 @@ public:
     /// How many tokens it has taken.
     index_t size() const { return tokens_; }
 
-    /// Takes tokens that nobody queries, such as those of a prompt, by the operator's rule: keys (batch, kv_heads, n, d_k) and values (batch,
-    /// kv_heads, n, d_v). As attend to it, which see, but of no queries.
+    /// Takes tokens that nobody queries, such as those of a prompt, by the operator's rule: keys (batch, kv_heads, n, d_k) and values
+    /// (batch, kv_heads, n, d_v). As attend(op, in, out, state, run), but without queries.
     template <class Rule>
     void append(const recurrent_attention<Rule>& op, const detail::read_stored<T>& keys, const detail::read_stored<T>& values,
                 const detail::call_execution& run = {}) {
@@ -156,8 +156,8 @@ private:
 
 /// Recurrent attention of the tokens that come next, which the state takes: of q (batch, heads, n, d_k), k (batch, kv_heads, n, d_k) and v
 /// (batch, kv_heads, n, d_v), with the operator's rule, whose numbers are of these tokens. Time of one token: S is read once, and read and
-/// written every 16 tokens. `run` as in attend(op, in, out, run). Throws attention_error, and changes nothing, as that does, and if the state
-/// has another shape, or its tokens came by a rule of another kind. If an executor throws, the state is lost.
+/// written every 16 tokens. `run` as in attend(op, in, out, run). Throws attention_error, and changes nothing, as that does, and if the
+/// state has another shape, or its tokens came by a rule of another kind. If an executor throws, the state is lost.
 template <class Rule, Scalar T>
 void attend(const recurrent_attention<Rule>& op, const inputs<T>& in, const std::type_identity_t<outputs<T>>& out,
             recurrent_state<T>& state, const detail::call_execution& run = {}) {

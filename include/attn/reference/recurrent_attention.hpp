@@ -89,12 +89,12 @@ void add_to_shared(const tensor_view<T>& to, index_t batch, index_t head, index_
 
 } // namespace detail
 
-/// The gradient of recurrent attention by its formulas, token by token from the last, everything in T. With G the gradient of the state after
-/// a token, which begins as the given gradient of the last state, and dO' = scale dO:
+/// The gradient of recurrent attention by its formulas, token by token from the last, everything in T. With G the gradient of the state
+/// after a token, which begins as the given gradient of the last state, and dO' = scale dO:
 ///     G += q dO'^T,   dq = S dO',   dk = G v,   dv = G^T k,   and before the token: G = E G,   dg = sum of (E S) G
-/// A delta rule, with R = E S, y = R^T k and w = G^T k, has d_beta = w . (v - y), dv = beta w, dy = -beta w, dk = beta G (v - y) + R dy, and
-/// R's gradient G + k dy^T; the general rule da = -G y, dy = -G^T a, db = S dy, and before the token G = E G + b dy^T. A view without memory is
-/// not wanted. Shapes are taken as checked. Memory: all states of a head.
+/// A delta rule, with R = E S, y = R^T k and w = G^T k, has d_beta = w . (v - y), dv = beta w, dy = -beta w, dk = beta G (v - y) + R dy,
+/// and R's gradient G + k dy^T; the general rule da = -G y, dy = -G^T a, db = S dy, and before the token G = E G + b dy^T. A view without
+/// memory is not wanted. Shapes are taken as checked. Memory: all states of a head.
 template <class T>
 void recurrent_gradients_of(const recurrent_terms<T>& terms, double scale, const inputs<T>& in, const tensor_view<const T>& d_out,
                             const recurrent_gradients<T>& wanted, const tensor_view<const T>& first_state = {}) {
@@ -156,8 +156,8 @@ void recurrent_gradients_of(const recurrent_terms<T>& terms, double scale, const
                         const auto own = static_cast<std::size_t>(m);
                         T& s = given[at(c, m)];
                         if (wanted.keys.data())
-                            wanted.keys(b, g, i, c) += corrects ? term(terms.beta, 0) * s * (value(m) - y[own]) + decayed[at(c, m)] * dy[own]
-                                                                : s * value(m);
+                            wanted.keys(b, g, i, c) +=
+                                corrects ? term(terms.beta, 0) * s * (value(m) - y[own]) + decayed[at(c, m)] * dy[own] : s * value(m);
                         if (erases) {
                             detail::add_to_shared<T>(wanted.a, b, g, i, c, -s * y[own]);
                             detail::add_to_shared<T>(wanted.b, b, g, i, c, before[at(c, m)] * dy[own]);

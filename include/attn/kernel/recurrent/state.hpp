@@ -56,7 +56,7 @@ struct recurrent_state {
     void begin(const row_block<const T>& first) {
         if (first.data) copy_rows<T>(first, sizes.key_channels, sizes.value_channels, sums, padded);
         else std::fill_n(sums, sizes.key_channels * padded, T{0});
-        empty_chunk();
+        open();
     }
     state_columns<T> columns() const { return {sums, sizes.key_channels, padded}; }
     /// Takes the tokens since the border into S. z: where their rows are. spare: of bytes_to_close.
@@ -80,13 +80,13 @@ struct recurrent_state {
         };
         add(keys, z, factors);
         if (sizes.erases) add(erased, {removed, padded, 1}, nullptr);
-        empty_chunk();
+        open();
     }
 
-private:
-    void empty_chunk() {
+    /// Begins a chunk: no token has come since the border.
+    void open() {
         count = 0;
-        std::fill_n(decay, sizes.by_channel ? sizes.key_channels : 1, T{1});
+        std::fill_n(decay, sizes.key_channels, T{1});
         std::fill_n(decays, chunk, T{1});
     }
 };
