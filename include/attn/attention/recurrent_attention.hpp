@@ -19,9 +19,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 ///
 /// Computed in chunks of 16 tokens: inside one by products of pairs, the delta rules by a triangular solve; decays are products of numbers
 /// in 0 .. 1 only, so that no length and no decay overflows. Time: 4 d_k d_v flops a token and head, 6 with a delta rule, and some
-/// 16 (d_k + d_v) for the pairs. Heads of keys are computed beside each other. A row of the result depends on the tokens up to its own, bit by bit:
-/// not on executor, threads, strides or the rest of the batch. Of a sequence in pieces that begin at multiples of 16 tokens, the last state
-/// of each handed on as the first of the next, the bits are those of the whole; a recurrent_state has them wherever it is cut.
+/// 16 (d_k + d_v) for the pairs. Heads of keys are computed beside each other. A row of the result depends on the tokens up to its own, bit
+/// by bit: not on executor, threads, strides or the rest of the batch. Of a sequence in pieces that begin at multiples of 16 tokens, the
+/// last state of each handed on as the first of the next, the bits are those of the whole; a recurrent_state has them wherever it is cut.
 /// Positions are not used: tokens of q and of k are the same ones.
 template <class Rule = rule::linear<>>
 struct recurrent_attention {

@@ -29,8 +29,8 @@ struct gated {
     kernel::recurrent_terms<U> terms() const { return {.log_decay = log_decay}; }
 };
 
-/// S = S + beta k (v - S^T k)^T: the delta rule, which replaces what the state has for a key. Keys of length 1 are wanted. Yang et al. 2024,
-/// "Parallelizing Linear Transformers with the Delta Rule over Sequence Length".
+/// S = S + beta k (v - S^T k)^T: the delta rule, which replaces what the state has for a key. Keys of length 1 are wanted. Yang et al.
+/// 2024, "Parallelizing Linear Transformers with the Delta Rule over Sequence Length".
 template <Scalar U = float>
 struct delta {
     using scalar = U;
@@ -47,8 +47,8 @@ struct gated_delta {
     kernel::recurrent_terms<U> terms() const { return {.log_decay = log_decay, .beta = beta}; }
 };
 
-/// S = (diag(e^g) - a b^T) S + k v^T with vectors a and b (batch, kv_heads, n, d_k) of each token: RWKV-7, whose b is the normalised removal
-/// key, and a that times the learning rate in each channel. Peng et al. 2025, "RWKV-7 Goose with Expressive Dynamic State Evolution".
+/// S = (diag(e^g) - a b^T) S + k v^T with vectors a and b (batch, kv_heads, n, d_k) of each token: RWKV-7, whose b is the normalised
+/// removal key, and a that times the learning rate in each channel. Peng et al. 2025, "RWKV-7 Goose with Expressive Dynamic State Evolution".
 template <Scalar U = float>
 struct general {
     using scalar = U;

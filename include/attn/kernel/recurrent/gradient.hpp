@@ -51,7 +51,7 @@ private:
         const state_segments segments(tokens);
         auto& state = w.forward.state;
         state.begin(first_.data() ? first_.rows(batch, head) : row_block<const T>{nullptr, 0, 0});
-        const auto save = [&](T* to) { std::copy_n(state.sums, w.state_size, to); };
+        const auto save = [&](T* at) { std::copy_n(state.sums, w.state_size, at); };
         const auto advance = [&](index_t chunk_number) {
             const auto first = chunk_number * chunk, count = std::min(chunk, tokens - first);
             advances_.load(w.forward, state, batch, head, first, count);

@@ -6,7 +6,7 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// How the states of a call are kept: those at the borders of segments of chunks, of all, and those at the borders of chunks, of one segment.
+/// How the states of a call are kept: all of those at the borders of segments of chunks, and of one segment those at its chunks' borders.
 struct state_segments {
     static constexpr index_t chunks_of_a_segment = 64;
 
