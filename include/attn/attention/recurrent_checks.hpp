@@ -32,19 +32,20 @@ void check_recurrent_tokens(std::string_view operation, const inputs<T>& in) {
 template <Scalar T>
 void check_range(std::string_view operation, std::string_view argument, const tensor_view<const T>& view, T low, T high,
                  std::string_view wanted) {
-    const auto& s = view.shape();
+    using lanes = simd::lanes<T>;
+    const auto rows = view.shape().channels == 1 ? view.transposed() : view;
+    const auto& s = rows.shape();
     for (index_t b = 0; b < s.batch; ++b)
         for (index_t h = 0; h < s.heads; ++h)
             for (index_t i = 0; i < s.tokens; ++i) {
-                const T* const row = view.row(b, h, i);
-                bool outside = false;
-                for (index_t c = 0; c < s.channels; ++c) {
-                    const T x = row[c * view.strides().channels];
-                    outside |= x < low || x > high;
+                simd::lane_bits outside;
+                for (index_t c = 0; c < s.channels; c += lanes::size) {
+                    const auto x = kernel::load_channels<T>(rows.row(b, h, i), rows.strides().channels, c, s.channels - c);
+                    outside = outside || (x < lanes(low)).bits() || (x > lanes(high)).bits();
                 }
-                if (outside)
-                    throw argument_error(operation, argument, "of shape ", s, " has a number for token ", i, " of head ", h,
-                                         ", batch entry ", b, ", that is not ", wanted);
+                if (outside.value != 0)
+                    throw argument_error(operation, argument, "of shape ", view.shape(), " has a number, of batch entry ", b, " and head ",
+                                         h, ", that is not ", wanted);
             }
 }
 

@@ -47,8 +47,9 @@ struct gated_delta {
     kernel::recurrent_terms<U> terms() const { return {.log_decay = log_decay, .beta = beta}; }
 };
 
-/// S = (diag(e^g) - a b^T) S + k v^T with vectors a and b (batch, kv_heads, n, d_k) of each token: RWKV-7, whose b is the normalised
-/// removal key, and a that times the learning rate in each channel. Peng et al. 2025, "RWKV-7 Goose with Expressive Dynamic State Evolution".
+/// S = (diag(e^g) - a b^T) S + k v^T with vectors a and b (batch, kv_heads, n, d_k) of each token: RWKV-7, whose b is the
+/// normalised removal key, and a that times the learning rate in each channel. Peng et al. 2025, "RWKV-7 Goose with Expressive Dynamic
+/// State Evolution".
 template <Scalar U = float>
 struct general {
     using scalar = U;

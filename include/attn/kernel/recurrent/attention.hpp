@@ -63,6 +63,7 @@ private:
         const auto count = std::min(chunk, in_.keys.shape().tokens - first);
         w.ahead.add(in_.keys.rows(batch, head, first), count, in_.keys.shape().channels);
         w.ahead.add(in_.values.rows(batch, head, first), count, in_.values.shape().channels);
+        chunks_.ask_for_terms(w.ahead, batch, head, first, count);
         for (auto h = head * chunks_.group(); h < (head + 1) * chunks_.group(); ++h) {
             w.ahead.add(in_.queries.rows(batch, h, first), count, in_.keys.shape().channels);
             w.ahead.add(out_.rows(batch, h, first), count, in_.values.shape().channels);

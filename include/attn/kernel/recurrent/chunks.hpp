@@ -107,6 +107,11 @@ public:
         else weigh(w, state, count);
         if (w.padded > 0 && (terms_.corrects() || sizes_.erases)) correct(w, state, count);
     }
+    /// Asks for the terms that are rows.
+    void ask_for_terms(prefetch_next& ahead, index_t batch, index_t head, index_t first, index_t count) const {
+        for (const auto* term : {&terms_.log_decay, &terms_.erase, &terms_.read})
+            if (term->shape().channels > 1) ahead.add(recurrent_terms<T>::rows(*term, batch, head, first), count, term->shape().channels);
+    }
     /// Counts the tokens, and closes the chunk if it is full.
     void finish(recurrent_worker<T>& w, recurrent_state<T>& state, index_t count) const {
         state.count += count;
@@ -175,27 +180,43 @@ private:
             const auto token = state.count + i;
             const T* const decay = w.token_decays + i * w.key_padded;
             T* const probe = w.probes + i * w.key_padded;
+            T *const of_probe = w.probe_weights + i * chunk, *const erased_of_probe = w.probe_erased + i * chunk;
             const auto query = [&](index_t h) { return w.queries + (h * count + i) * w.key_padded; };
-            const auto weights = [&](T* of, index_t h) { return of + (h * count + i) * chunk; };
+            const auto weights = [&](index_t h) { return w.weights + (h * count + i) * chunk; };
+            const auto erased_weights = [&](index_t h) { return w.erased_weights + (h * count + i) * chunk; };
             if (sizes_.erases) { // what the token reads before it decays
-                multiply_decayed<1, T>(state.keys, d_k, nullptr, token, {probe}, {weights(w.probe_weights, 0)});
-                multiply_decayed<1, T>(state.erased, d_k, nullptr, token, {probe}, {weights(w.probe_erased, 0)});
+                multiply_decayed<1, T>(state.keys, d_k, nullptr, token, {probe}, {of_probe});
+                multiply_decayed<1, T>(state.erased, d_k, nullptr, token, {probe}, {erased_of_probe});
                 scale(probe, state.decay);
-                multiply_decayed<0, T>(state.erased, d_k, decay, token, {}, {});
             }
-            if (terms_.corrects()) multiply_decayed<1, T>(state.keys, d_k, decay, token, {probe}, {weights(w.probe_weights, 0)});
+            // The first query of a group is multiplied while the keys decay.
+            const bool queried = group_ > 0;
+            if (terms_.corrects() && queried)
+                multiply_decayed<2, T>(state.keys, d_k, decay, token, {probe, query(0)}, {of_probe, weights(0)});
+            else if (terms_.corrects()) multiply_decayed<1, T>(state.keys, d_k, decay, token, {probe}, {of_probe});
+            else if (queried) multiply_decayed<1, T>(state.keys, d_k, decay, token, {query(0)}, {weights(0)});
             else multiply_decayed<0, T>(state.keys, d_k, decay, token, {}, {});
-            for (index_t c = 0; c < d_k; ++c) state.decay[c] = pair_decays<T>::normal(state.decay[c] * decay[c]);
+            if (sizes_.erases && queried) multiply_decayed<1, T>(state.erased, d_k, decay, token, {query(0)}, {erased_weights(0)});
+            else if (sizes_.erases) multiply_decayed<0, T>(state.erased, d_k, decay, token, {}, {});
+            decay_further(state.decay, decay);
             if (terms_.corrects()) scale(probe, state.decay);
             for (index_t h = 0; h < group_; ++h) {
-                multiply_decayed<1, T>(state.keys, d_k, nullptr, token, {query(h)}, {weights(w.weights, h)});
-                if (sizes_.erases) multiply_decayed<1, T>(state.erased, d_k, nullptr, token, {query(h)}, {weights(w.erased_weights, h)});
+                if (h > 0) multiply_decayed<1, T>(state.keys, d_k, nullptr, token, {query(h)}, {weights(h)});
+                if (h > 0 && sizes_.erases) multiply_decayed<1, T>(state.erased, d_k, nullptr, token, {query(h)}, {erased_weights(h)});
                 scale(query(h), state.decay);
             }
         }
     }
+    /// Rows of whole registers, as a worker's are; a state's row of decays ends where it ends.
     void scale(T* row, const T* factors) const {
-        for (index_t c = 0; c < sizes_.key_channels; ++c) row[c] *= factors[c];
+        simd::for_each_register<T>(sizes_.key_channels, [&](index_t c, const auto& load, const auto& store) {
+            store(load(row + c) * load(factors + c), row + c);
+        });
+    }
+    void decay_further(T* decays, const T* by) const {
+        simd::for_each_register<T>(sizes_.key_channels, [&](index_t c, const auto& load, const auto& store) {
+            store(pair_decays<T>::normal(load(decays + c) * load(by + c)), decays + c);
+        });
     }
 
     /// The values of the tokens become z = beta (v - y); or y, which is removed, becomes -y.
