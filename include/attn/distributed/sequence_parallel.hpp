@@ -23,6 +23,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 ///   where rows see few; keys before the first query to its rank.
 /// - simplified_linear_attention and focused_linear_attention: the same, and the convolution's halo. Every rank has the whole positional
 ///   encoding, and of convolution_input what it has of the queries.
+/// - recurrent_attention: its states go from rank to rank, a head after the other, so that fewer heads than ranks leave ranks waiting. What
+///   the rule takes of each token a rank has of its own tokens; the first rank's first state is used, and the last rank's last state
+///   written. Queries and keys are cut alike.
 /// - talking_heads_attention: the keys and values that a rank's queries see, from the first to the last, are gathered there before it
 ///   computes, and lie in its memory: of a window few, but where queries see all keys, these on every rank. Tables are as those of softmax
 ///   attention.
@@ -198,4 +201,5 @@ std::size_t workspace_bytes(const sequence_parallel<A>& op, index_t rank, const 
 
 #include "linear_ranks.hpp"
 #include "linformer_ranks.hpp"
+#include "recurrent_ranks.hpp"
 #include "softmax_ranks.hpp"

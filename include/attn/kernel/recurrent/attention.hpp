@@ -34,10 +34,15 @@ public:
 
     /// memory: workspace_bytes of it.
     void operator()(const recurrent_states<T>& states, const execution& run, std::byte* memory) const {
+        (*this)(states, {0, in_.keys.shape().batch * in_.keys.shape().heads}, run, memory);
+    }
+    /// Of some of the batch entries and kv heads, counted head by head.
+    void operator()(const recurrent_states<T>& states, const row_range& heads, const execution& run, std::byte* memory) const {
         const bool keeps = !states.kept.empty();
         const auto& k = in_.keys.shape();
         const detail::slices slices(memory, detail::bytes_for<recurrent_worker<T>>(chunks_.sizes(), chunks_.group(), keeps));
-        run.for_each(k.batch * k.heads, [&](index_t task, index_t slice) {
+        run.for_each(heads.count, [&](index_t number, index_t slice) {
+            const auto task = heads.first + number;
             auto own = slices[slice];
             recurrent_worker<T> w(own, chunks_.sizes(), chunks_.group(), keeps);
             const auto batch = task / k.heads, head = task % k.heads;

@@ -1,0 +1,107 @@
+// Recurrent attention over ranks: the state goes from one to the next, wherever the sequence is cut.
+#pragma once
+
+#include "../attention/recurrent_attention.hpp"
+#include "sequence_parallel.hpp"
+
+namespace attn::inline ATTN_INSTRUCTION_SET::detail {
+
+template <class Rule, Scalar T>
+class rank_call<recurrent_attention<Rule>, T> {
+    using operation = recurrent_attention<Rule>;
+    using state = kernel::recurrent_state<T>;
+
+public:
+    rank_call(const operation& op, const partition& parts, index_t rank, const inputs<T>& in)
+        : op_(op), parts_(parts), rank_(rank), sizes_(op.rule.terms().sizes(shapes_of(in))) {
+        scratch counted;
+        state::take(counted, sizes_);
+        bytes_of_state_ = counted.used_bytes();
+        const auto count = static_cast<std::size_t>(in.keys.shape().batch * in.keys.shape().heads);
+        memory_.reserve(count * bytes_of_state_);
+        for (std::size_t n = 0; n < count; ++n) {
+            scratch own(memory_.bytes().data() + n * bytes_of_state_);
+            states_.push_back(state::take(own, sizes_));
+        }
+    }
+
+    /// Checks a rank's part as a call of its own: what the rule takes of each token is a rank's as its keys are.
+    static void check(const operation& op, const partition& parts, index_t, const inputs<T>& in) {
+        if (parts.query_cuts().cuts != parts.key_cuts().cuts)
+            throw argument_error(operation::name, "partition", "cuts queries and keys at different tokens, but they are of the same ones");
+        op.check(in);
+    }
+    index_t fingerprint() const { return sizes_.by_channel * 4 + sizes_.decays * 2 + sizes_.erases; }
+    template <Storage S>
+    static std::size_t workspace_bytes(const operation& op, const partition& parts, index_t rank, index_t concurrency) {
+        return kernel::recurrent_attention<T>::workspace_bytes(parts.shapes(rank), op.rule.terms(), concurrency, true);
+    }
+
+    /// The first rank with tokens begins with the first state, the last one has the last state.
+    template <Communicator C>
+    void run(C& ranks, const inputs<T>& in, const outputs<T>& out, const execution& run) {
+        const auto own = parts_.keys(rank_);
+        if (own.count == 0) return;
+        const auto before = with_tokens(rank_, -1), next = with_tokens(rank_, 1);
+        const kernel::recurrent_attention<T> kernel(in, out.values, op_.rule.terms(), op_.scale_for(in.keys.shape().channels));
+        std::exception_ptr failure;
+        std::vector<typename C::request> sending;
+        const auto heads = std::ssize(states_);
+        // Some heads at a time, each a message of its own, for ranks may have other executors.
+        for (index_t begin = 0; begin < heads; begin += run.concurrency()) {
+            const auto end = std::min(heads, begin + run.concurrency());
+            for (auto number = begin; number < end; ++number) {
+                auto& head = states_[static_cast<std::size_t>(number)];
+                if (before < 0) {
+                    const auto batch = number / in.keys.shape().heads, own_head = number % in.keys.shape().heads;
+                    const auto& first = op_.first_state;
+                    head.begin(first.data() ? first.rows(batch, own_head) : row_block<const T>{nullptr, 0, 0});
+                    continue;
+                }
+                auto message = ranks.receive(before, 1, bytes_of(number));
+                ranks.wait(message);
+                head.count = own.first % kernel::recurrent_chunk;
+            }
+            // Who has failed still passes on what others wait for.
+            if (!failure)
+                failure = failure_of([&] { kernel({.kept = states_}, {begin, end - begin}, run, run.workspace().bytes().data()); });
+            for (auto number = begin; number < end && next < parts_.ranks(); ++number)
+                sending.push_back(ranks.send(next, 1, bytes_of(number)));
+        }
+        for (auto& message : sending) ranks.wait(message);
+        if (failure) std::rethrow_exception(failure);
+        if (next == parts_.ranks()) write_last_state(in);
+    }
+
+private:
+    /// The next rank that has tokens in a direction; -1, or as many as there are ranks, if none has.
+    index_t with_tokens(index_t rank, index_t direction) const {
+        for (rank += direction; rank >= 0 && rank < parts_.ranks() && parts_.keys(rank).count == 0;) rank += direction;
+        return rank;
+    }
+    std::span<std::byte> bytes_of(index_t number) const {
+        return memory_.bytes().subspan(static_cast<std::size_t>(number) * bytes_of_state_, bytes_of_state_);
+    }
+    void write_last_state(const inputs<T>& in) {
+        const auto& last = op_.last_state;
+        if (!last.data()) return;
+        kernel::no_prefetch none;
+        workspace spare(state::bytes_to_close(sizes_));
+        for (index_t number = 0; number < std::ssize(states_); ++number) {
+            auto& head = states_[static_cast<std::size_t>(number)];
+            head.close({head.values, head.padded, 1}, reinterpret_cast<T*>(spare.bytes().data()), none);
+            kernel::store_rows<T>(head.sums, head.padded, sizes_.key_channels, sizes_.value_channels,
+                                  last.rows(number / in.keys.shape().heads, number % in.keys.shape().heads));
+        }
+    }
+
+    const operation& op_;
+    const partition& parts_;
+    index_t rank_;
+    kernel::recurrent_sizes sizes_;
+    std::size_t bytes_of_state_ = 0;
+    workspace memory_;
+    std::vector<state> states_; ///< of each batch entry and kv head
+};
+
+} // namespace attn::detail
