@@ -59,6 +59,7 @@ private:
             advances_.finish(w.forward, state, count);
         };
         constexpr auto length = state_segments::chunks_of_a_segment;
+        T* const own_sums = state.sums;
         for (index_t n = 0; n < (segments.count() - 1) * length; ++n) {
             if (n % length == 0) save(w.segment_states + n / length * w.state_size);
             advance(n);
@@ -69,6 +70,7 @@ private:
         else std::fill_n(w.of_state, w.state_size, T{0});
         for (auto segment = segments.count() - 1; segment >= 0; --segment) {
             const auto begin = segment * length, end = std::min(segments.chunks, begin + length);
+            state.sums = own_sums;
             std::copy_n(w.segment_states + segment * w.state_size, w.state_size, state.sums);
             state.open();
             for (auto n = begin; n < end; ++n) {
@@ -77,7 +79,7 @@ private:
             }
             for (auto n = end - 1; n >= begin; --n) {
                 state.open();
-                std::copy_n(w.chunk_states + (n - begin) * w.state_size, w.state_size, state.sums);
+                state.sums = w.chunk_states + (n - begin) * w.state_size;
                 differentiate(w, batch, head, n * chunk, std::min(chunk, tokens - n * chunk), to);
             }
         }
