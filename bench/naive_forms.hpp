@@ -15,6 +15,8 @@ public:
     void talking_heads(const inputs<T>& in, const outputs<T>& out, T scale, const testing::naive_mixings& mixings,
                        const testing::adjust_row<T>& adjust) const override;
     void linear(const inputs<T>& in, const outputs<T>& out, const testing::map_numbers<T>& phi, const testing::sees_key& sees, T eps) const override;
+    void recurrent(const inputs<T>& in, const outputs<T>& out, const reference::recurrent_terms<T>& terms, T scale,
+                   const tensor_view<const T>& first_state) const override;
     void add_convolution(const tensor_view<const T>& in, const tensor_view<T>& out, const reference::grid& grid, const tensor_view<const T>& weights,
                          std::span<const T> bias) const override;
 };

@@ -4,6 +4,7 @@
 #include "attn/core/inputs.hpp"
 #include "attn/core/tensor.hpp"
 #include "attn/reference/depthwise_convolution.hpp"
+#include "attn/reference/recurrent_attention.hpp"
 
 #include <functional>
 
@@ -40,6 +41,9 @@ public:
     virtual void talking_heads(const inputs<T>& in, const outputs<T>& out, T scale, const naive_mixings& mixings, const adjust_row<T>& adjust) const = 0;
     /// Three products, phi(q) (phi(k)^T v) and phi(q) z; with `sees`, an n x m matrix of weights instead. eps < 0: not normalised.
     virtual void linear(const inputs<T>& in, const outputs<T>& out, const map_numbers<T>& phi, const sees_key& sees, T eps) const = 0;
+    /// A state for each head of keys, token by token: products of a matrix and a vector, and of two vectors.
+    virtual void recurrent(const inputs<T>& in, const outputs<T>& out, const reference::recurrent_terms<T>& terms, T scale,
+                           const tensor_view<const T>& first_state) const = 0;
     /// out += DWC(in): one product of rows for each token and tap.
     virtual void add_convolution(const tensor_view<const T>& in, const tensor_view<T>& out, const reference::grid& grid, const tensor_view<const T>& weights,
                                  std::span<const T> bias) const = 0;
