@@ -25,6 +25,8 @@ std::vector<family> all_families() {
             {"merge", check_merge},
             {"cache", check_cache},
             {"linear_state", check_linear_state},
+            {"recurrent", check_recurrent},
+            {"recurrent_state", check_recurrent_state},
             {"ranks", check_ranks}};
 }
 

@@ -29,6 +29,12 @@ outcome check_merge(draw&);
 outcome check_cache(draw&);
 /// Programs on states of linear attention.
 outcome check_linear_state(draw&);
+/// Recurrent attention, by every rule.
+outcome check_recurrent(draw&);
+/// Programs on states of recurrent attention.
+outcome check_recurrent_state(draw&);
+/// Log decays of a kind, 0 .. 3.
+double draw_log_decay(draw&, index_t kind);
 /// Attention over ranks.
 outcome check_ranks(draw&);
 
