@@ -1,7 +1,7 @@
 // Recurrent attention by each of its rules, on sequences whose tokens are queries and keys.
 #include "linear_case.hpp"
 
-#include "attn/attention/recurrent_attention.hpp"
+#include "attn/attention/recurrent_backward.hpp"
 #include "attn/reference/recurrent_attention.hpp"
 
 namespace attn::testing {
@@ -35,6 +35,48 @@ tensor<S> in_numbers(const tensor_view<const T>& from) {
     return to;
 }
 
+/// What an operator refers to that has a gradient; without memory what it has not.
+template <class Op>
+auto recurrent_parameters(const Op& op) {
+    const auto terms = op.rule.terms();
+    return std::array{terms.log_decay, terms.beta, terms.erase, terms.read, op.first_state};
+}
+/// Gradients of what it has, as the operator takes them.
+template <Scalar T, class Op>
+recurrent_gradients<T> recurrent_wanted(const Op& op, const wanted_gradients<T>& all) {
+    recurrent_gradients<T> g;
+    static_cast<input_gradients<T>&>(g) = all;
+    tensor_view<T>* const to[] = {&g.log_decay, &g.beta, &g.a, &g.b, &g.first_state};
+    std::size_t number = 0, there = 0;
+    for (const auto& view : recurrent_parameters(op)) {
+        if (view.data()) *to[number] = all.parameter(there++);
+        ++number;
+    }
+    return g;
+}
+
+/// A rule and its definition, with gradients.
+template <class Made, class Gradients>
+class recurrent_with_gradients : public Made {
+public:
+    Gradients gradients;
+
+    recurrent_with_gradients(Made made, Gradients of) : Made(std::move(made)), gradients(std::move(of)) {}
+
+    std::vector<shape> parameter_shapes() const {
+        std::vector<shape> shapes;
+        for (const auto& view : recurrent_parameters(this->op))
+            if (view.data()) shapes.push_back(view.shape());
+        return shapes;
+    }
+    template <Scalar T>
+    recurrent_gradients<T> wanted(const wanted_gradients<T>& all) const {
+        return recurrent_wanted(this->op, all);
+    }
+    /// Nothing cancels by the formula.
+    std::vector<double> terms(const inputs<double>&, const tensor_view<const double>&) const { return {}; }
+};
+
 template <Scalar T, class Op>
 auto recurrent_with_definition(const problem& p, const Op& op, const std::shared_ptr<recurrent_numbers<T>>& own) {
     const auto reference = [op, p]<Scalar S>(const inputs<S>& in, const outputs<S>& out) {
@@ -58,7 +100,14 @@ auto recurrent_with_definition(const problem& p, const Op& op, const std::shared
         const auto terms = op.rule.terms();
         by.recurrent(in, out, {terms.log_decay, terms.beta, terms.erase, terms.read}, static_cast<T>(op.scale_for(p.key_dim)), op.first_state);
     };
-    return made_linear{op, reference, naive, linear_flops(p), own};
+    const auto gradients = [op, p]<Scalar S>(const inputs<S>& in, const output_gradients<S>& given, const wanted_gradients<S>& all) {
+        const auto terms = op.rule.terms();
+        const auto log_decay = in_numbers<S>(terms.log_decay), beta = in_numbers<S>(terms.beta), a = in_numbers<S>(terms.erase), b = in_numbers<S>(terms.read),
+                   first = in_numbers<S>(op.first_state);
+        const auto view = [](const tensor<S>& t) { return t.data() ? t.view() : tensor_view<const S>(); };
+        reference::recurrent_gradients_of<S>({view(log_decay), view(beta), view(a), view(b)}, op.scale_for(p.key_dim), in, given.values, recurrent_wanted(op, all), view(first));
+    };
+    return recurrent_with_gradients(made_linear{op, reference, naive, linear_flops(p), own}, gradients);
 }
 
 bool is_a_sequence(const problem& p) {
