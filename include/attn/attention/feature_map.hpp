@@ -40,6 +40,23 @@ struct relu {
     }
 };
 
+/// SiLU: x / (1 + e^-x), also called swish. With a gate it makes SwiGLU (Shazeer 2020, "GLU Variants Improve Transformer").
+struct silu {
+    template <class S>
+    S operator()(S x) const {
+        using std::abs, std::exp, attn::select;
+        const S power = exp(-abs(x)); // of what is not positive: e^-x leaves the range of S where x e^x does not
+        return x * (select(x < S(0), power, S(1)) / (S(1) + power));
+    }
+    /// s (1 + x (1 - s)) with s = 1 / (1 + e^-x), both shares without cancellation.
+    template <class S>
+    S derivative(S x) const {
+        using std::abs, std::exp, attn::select;
+        const S power = exp(-abs(x)), smaller = power / (S(1) + power), larger = S(1) / (S(1) + power);
+        return select(x < S(0), smaller, larger) * (S(1) + x * select(x < S(0), larger, smaller));
+    }
+};
+
 /// ELU plus one: x + 1 for positive x, else e^x: positive everywhere. Katharopoulos et al. 2020, "Transformers are RNNs".
 struct elu_plus_one {
     template <class S>

@@ -1,4 +1,4 @@
-// The feed-forward layer: two linears with an activation between them, or three with a gate. `relu` is an activation too.
+// The feed-forward layer: two linears with an activation between them, or three with a gate. `relu` and `silu` are activations too.
 #pragma once
 
 #include "../attention/feature_map.hpp"
@@ -31,23 +31,6 @@ struct gelu_tanh {
         using std::tanh;
         constexpr auto root = 0.79788456080286535588; // sqrt(2 / pi)
         return S(0.5) * x * (S(1) + tanh(S(root) * (x + S(0.044715) * x * x * x)));
-    }
-};
-
-/// SiLU: x / (1 + e^-x), also called swish. With a gate it makes SwiGLU (Shazeer 2020, "GLU Variants Improve Transformer").
-struct silu {
-    template <class S>
-    S operator()(S x) const {
-        using std::abs, std::exp, attn::select;
-        const S power = exp(-abs(x)); // of what is not positive: e^-x leaves the range of S where x e^x does not
-        return x * (select(x < S(0), power, S(1)) / (S(1) + power));
-    }
-    /// s (1 + x (1 - s)) with s = 1 / (1 + e^-x), both shares without cancellation.
-    template <class S>
-    S derivative(S x) const {
-        using std::abs, std::exp, attn::select;
-        const S power = exp(-abs(x)), smaller = power / (S(1) + power), larger = S(1) / (S(1) + power);
-        return select(x < S(0), smaller, larger) * (S(1) + x * select(x < S(0), larger, smaller));
     }
 };
 
