@@ -24,6 +24,9 @@ TEMPLATE_TEST_CASE("class templates deduce their scalar type from tensors, views
 
     check_is<depthwise_convolution<T>>(depthwise_convolution{.weights = kernel, .height = 2, .width = 4});
     check_is<depthwise_convolution<T>>(depthwise_convolution{.weights = kernel.view(), .bias = numbers});
+    const tensor<T> conv1d({1, 8, 1, 4});
+    check_is<causal_convolution<T>>(causal_convolution{.weights = conv1d, .first_state = matrix});
+    check_is<causal_convolution<T, silu>>(causal_convolution{.weights = conv1d.view(), .bias = numbers, .activation = silu{}, .last_state = matrix});
     check_is<linear_projection<T>>(linear_projection{.matrix = constant});
     check_is<channel_convolution<T>>(channel_convolution{.weights = matrix.view(), .bias = matrix});
     check_is<mixing_convolution<T>>(mixing_convolution{.weights = matrix});

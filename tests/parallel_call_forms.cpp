@@ -3,6 +3,7 @@
 #include "catch.hpp"
 #include "norm_checks.hpp"
 
+#include <attn/attention/causal_convolution.hpp>
 #include <attn/attention/depthwise_convolution.hpp>
 #include <attn/attention/eigen.hpp>
 #include <attn/attention/merge.hpp>
@@ -103,6 +104,12 @@ TEST_CASE("calls: every operation takes an execution, an executor or nothing, an
         const auto weights = random_rows<float>({1, 8, 1, 3}, 3);
         const depthwise_convolution<float> op{.weights = weights};
         check_forms(convolve(op, x), [&](auto& out, auto&... how) { add_convolution(op, x, out, how...); });
+        CHECK(same_bits(convolve(op, x.view(), thread_pool(2)), convolve(op, x)));
+    }
+    SECTION("causal convolution") {
+        const auto weights = random_rows<float>({1, 24, 1, 4}, 3);
+        const causal_convolution op{.weights = weights, .activation = silu{}};
+        check_forms(convolve(op, x), [&](auto& out, auto&... how) { convolve(op, x, out, how...); });
         CHECK(same_bits(convolve(op, x.view(), thread_pool(2)), convolve(op, x)));
     }
     SECTION("rotate") {

@@ -4,6 +4,8 @@
 
 #include "attention/attention.hpp"
 #include "attention/backward.hpp"
+#include "attention/causal_backward.hpp"
+#include "attention/causal_convolution.hpp"
 #include "attention/depthwise_backward.hpp"
 #include "attention/eigen.hpp"
 #include "attention/focused_linear_attention.hpp"

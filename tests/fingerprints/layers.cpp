@@ -1,6 +1,8 @@
+#include "numbers.hpp"
 #include "prints.hpp"
 #include "random_numbers.hpp"
 
+#include <attn/attention/causal_backward.hpp>
 #include <attn/layer/backward.hpp>
 #include <attn/layer/feed_forward.hpp>
 #include <attn/layer/multi_head.hpp>
@@ -46,9 +48,25 @@ private:
     std::deque<std::vector<float>> numbers_, gradients_;
 };
 
+/// Of several parts of sums, chunks of tokens, and channels that no register divides.
+template <Scalar T>
+void print_causal_convolution(named_prints& prints) {
+    const shape s{2, 3, 1100, 37}, of_states{2, 3, 3, 37};
+    const auto x = random_tensor<T>(s, 1), weights = random_tensor<T>({1, 111, 1, 4}, 2), bias = random_tensor<T>({1, 1, 1, 111}, 3),
+               state = random_tensor<T>(of_states, 4), d_out = random_tensor<T>(s, 5), d_last_state = random_tensor<T>(of_states, 6);
+    tensor<T> out(s), of_x(s), of_weights(weights.shape()), of_bias(bias.shape()), of_state(of_states);
+    const causal_convolution op{.weights = weights, .bias = std::span(bias.data(), 111), .activation = silu{}, .first_state = state};
+    convolve(op, x, out);
+    prints.add("causal_convolution", "forward", out);
+    backward(op, x, d_out, {of_x, of_weights, std::span(of_bias.data(), 111), of_state, d_last_state});
+    for (const auto* gradient : {&of_x, &of_weights, &of_bias, &of_state}) prints.add("causal_convolution", "backward", *gradient);
+}
+
 } // namespace
 
 void print_layers(named_prints& prints) {
+    print_causal_convolution<float>(prints);
+    if constexpr (is_tested<double>) print_causal_convolution<double>(prints);
     constexpr index_t channels = 48, heads = 4, kv_heads = 2, d = 12, tokens = 37;
     tensor<float> places({1, 1, tokens, channels});
     fill_sinusoidal_positions<float>(places, 1000);

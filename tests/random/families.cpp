@@ -20,6 +20,7 @@ std::vector<family> all_families() {
             {"pattern", check_pattern},
             {"norm", check_norm},
             {"convolution", check_convolution},
+            {"causal_convolution", check_causal_convolution},
             {"hashed", check_hashed},
             {"rotation", check_rotation},
             {"merge", check_merge},

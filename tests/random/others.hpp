@@ -19,6 +19,8 @@ outcome check_pattern(draw&);
 outcome check_norm(draw&);
 /// The depthwise convolution by itself.
 outcome check_convolution(draw&);
+/// The causal convolution with its states, whole, in pieces and ragged.
+outcome check_causal_convolution(draw&);
 /// LSH attention.
 outcome check_hashed(draw&);
 /// Rotary positions.

@@ -217,15 +217,15 @@ struct operand_rows {
     using of_rows = number_rows<T>;
 };
 
-/// Writes rows of numbers, `from_stride` apart, as they are stored.
-template <Scalar T>
+/// Writes rows of numbers, `from_stride` apart, as they are stored. streaming: past the caches, to aligned rows; then finish_streaming.
+template <Scalar T, bool streaming = false>
 void store_rows(const T* from, index_t from_stride, index_t rows, index_t channels, const auto& to) {
     using lanes = simd::lanes<T>;
     as_they_lie(to, [&](auto own) {
         const auto whole = own.channel_stride == 1 ? channels / lanes::size * lanes::size : 0;
         const T* row = from;
         for (index_t r = 0; r < rows; ++r, row += from_stride) {
-            for (index_t c = 0; c < whole; c += lanes::size) store_stored<false>(lanes::load(row + c), own.address(r) + c);
+            for (index_t c = 0; c < whole; c += lanes::size) store_stored<streaming>(lanes::load(row + c), own.address(r) + c);
             for (auto c = whole; c < channels; ++c) own(r, c) = row[c];
         }
     });

@@ -16,6 +16,11 @@ template <int Begin, class V, int... Index>
 [[gnu::always_inline]] inline V zip(V a, V b, std::integer_sequence<int, Index...>) {
     return __builtin_shufflevector(a, b, (Begin + Index / 2 + Index % 2 * static_cast<int>(sizeof...(Index)))...);
 }
+/// Every second lane of two registers, beginning at lane Begin: what zip made one of.
+template <int Begin, class V, int... Index>
+[[gnu::always_inline]] inline V unzip(V a, V b, std::integer_sequence<int, Index...>) {
+    return __builtin_shufflevector(a, b, (Begin + 2 * Index)...);
+}
 
 } // namespace detail
 
@@ -42,6 +47,21 @@ template <int Rows, Scalar T, class Register = lanes<T>>
     }
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) rows[r] = std::bit_cast<Register>(from[r]);
+}
+/// The other way round: rows[r][lane] = from[lane * Rows + r], of a run of memory that a power of two of registers holds.
+template <int Rows, Scalar T>
+[[gnu::always_inline]] inline void deinterleave(lanes<T>* rows) {
+    using vector = typename detail::vector_of<T, lanes<T>::size>::type;
+    constexpr auto lane = std::make_integer_sequence<int, lanes<T>::size>{};
+    for (int round = 1; round < Rows; round *= 2) {
+        lanes<T> to[std::size_t{Rows}];
+        unroll<Rows / 2>([&](auto r) {
+            const auto a = std::bit_cast<vector>(rows[2 * r]), b = std::bit_cast<vector>(rows[2 * r + 1]);
+            to[r] = std::bit_cast<lanes<T>>(detail::unzip<0>(a, b, lane));
+            to[r + Rows / 2] = std::bit_cast<lanes<T>>(detail::unzip<1>(a, b, lane));
+        });
+        unroll<Rows>([&](auto r) { rows[r] = to[r]; });
+    }
 }
 /// Swaps rows and columns of a square, rows[0 .. size): lane c of rows[r] becomes lane r of rows[c].
 template <Scalar T, class Register = lanes<T>>
