@@ -2,10 +2,13 @@
 //     norm/<norm>/rows:4096/channels:768/threads:1          in a cache that holds input and output, if it does
 //     norm/<norm>/rows:4096/channels:768/memory/threads:1   from memory: a different one of many inputs and outputs in every call; with
 //                                                           input and output in 16 bits: bf16 or half behind it
+//     convolution/causal_silu/rows:4096/...                 the same of a causal convolution of 4 taps with silu, of one token, and of the loops
+//                                                           that one writes
 #include "bench_report.hpp"
 #include "measure.hpp"
 #include "read_bandwidth.hpp"
 
+#include "attn/attention/causal_backward.hpp"
 #include "attn/norm/backward.hpp"
 #include "attn/norm/fold.hpp"
 #include "attn/norm/layer_norm.hpp"
@@ -31,13 +34,13 @@ template <Storage S = float>
 struct norm_problem {
     index_t rows, channels;
     std::vector<tensor<S>> in, out;
-    std::vector<float> weight, bias, of_weight = {}, of_bias = {};
+    std::vector<float> weight, bias, of_weight = {}, of_bias = {}, taps; ///< taps: four of each channel
     std::vector<double> mean, variance;
     std::size_t at = 0;
 
     norm_problem(index_t n, index_t d, bool from_memory)
         : rows(n), channels(d), weight(static_cast<std::size_t>(d), 1.25F), bias(static_cast<std::size_t>(d), 0.5F),
-          mean(static_cast<std::size_t>(d), 0.25), variance(static_cast<std::size_t>(d), 1.5) {
+          taps(4 * static_cast<std::size_t>(d), 0.25F), mean(static_cast<std::size_t>(d), 0.25), variance(static_cast<std::size_t>(d), 1.5) {
         std::mt19937 random(5);
         std::normal_distribution<float> normal;
         const shape s{.tokens = rows, .channels = channels};
@@ -80,6 +83,49 @@ call<> gradient_of(F make) {
                 backward(make(p), p.x(), p.given(), {p.y(), p.of_weight, p.of_bias}, run);
             },
             3};
+}
+/// A causal convolution, and its gradient.
+template <class F>
+causal_convolution<float, F> convolution_of(const auto& p) {
+    return {head_major(p.taps.data(), {1, p.channels, 1, 4}), p.bias, {}};
+}
+template <class F, Storage S = float>
+call<S> convolution() {
+    return {[](norm_problem<S>& p, const execution& run) { convolve(convolution_of<F>(p), p.x(), p.y(), run); }};
+}
+/// One token after another, the state handed on.
+template <class F>
+call<> convolution_by_token() {
+    return {[](norm_problem<>& p, const execution& run) {
+        tensor<float> state({1, 1, 3, p.channels});
+        auto op = convolution_of<F>(p);
+        op.first_state = op.last_state = state;
+        for (index_t i = 0; i < p.rows; ++i) {
+            const tensor_part token{.tokens = {i, 1}};
+            convolve(op, p.x().view().slice(token), p.y().view().slice(token), run);
+        }
+    }};
+}
+call<> convolution_gradient() {
+    return {[](norm_problem<>& p, const execution& run) {
+                p.of_weight.resize(p.taps.size());
+                p.of_bias.resize(p.bias.size());
+                backward(convolution_of<silu>(p), p.x(), p.given(),
+                         {.x = p.y(), .weights = head_major(p.of_weight.data(), {1, p.channels, 1, 4}), .bias = p.of_bias}, run);
+            },
+            3};
+}
+/// The loops that one writes: over tokens, channels and taps.
+template <class F>
+void plain_convolution(norm_problem<>& p, const execution&) {
+    const auto *const x = p.x().data(), *const taps = p.taps.data(), *const bias = p.bias.data();
+    auto* const y = p.y().data();
+    for (index_t i = 0; i < p.rows; ++i)
+        for (index_t c = 0; c < p.channels; ++c) {
+            float sum = bias[c];
+            for (index_t t = std::max<index_t>(0, 3 - i); t < 4; ++t) sum += taps[4 * c + t] * x[(i - 3 + t) * p.channels + c];
+            y[i * p.channels + c] = F{}(sum);
+        }
 }
 constexpr auto layer_norm_of = [](const auto& p) -> layer_norm<float> { return {p.weight, p.bias}; };
 constexpr auto rms_norm_of = [](const auto& p) -> rms_norm<float> { return {p.weight}; };
@@ -135,7 +181,7 @@ void time_beside_memcpy(benchmark::State& state, index_t rows, index_t channels,
 
 template <Storage S>
 void add(const std::string& name, index_t rows, index_t channels, bool from_memory, index_t threads, const call<S>& timed) {
-    const auto full = "norm/" + name + "/rows:" + std::to_string(rows) + "/channels:" + std::to_string(channels) +
+    const auto full = name + "/rows:" + std::to_string(rows) + "/channels:" + std::to_string(channels) +
                       (from_memory ? "/memory" : "") + "/threads:" + std::to_string(threads) + format_suffix(narrow_format_of<S>);
     benchmark::RegisterBenchmark(full.c_str(), [=](benchmark::State& state) {
         time_beside_memcpy(state, rows, channels, from_memory, threads, timed);
@@ -176,20 +222,29 @@ const bool added = [] {
     const auto layer = ours(layer_norm_of), rms = ours(rms_norm_of), batch = ours(batch_norm_of), rep = ours(rep_batch_norm_of);
     for (const bool from_memory : {false, true})
         for (const index_t threads : {1, 2}) {
-            add("layer_norm", 4096, 768, from_memory, threads, layer);
-            add("rms_norm", 4096, 768, from_memory, threads, rms);
-            add("batch_norm", 4096, 768, from_memory, threads, batch);
-            add("rep_batch_norm", 4096, 768, from_memory, threads, rep);
+            add("norm/layer_norm", 4096, 768, from_memory, threads, layer);
+            add("norm/rms_norm", 4096, 768, from_memory, threads, rms);
+            add("norm/batch_norm", 4096, 768, from_memory, threads, batch);
+            add("norm/rep_batch_norm", 4096, 768, from_memory, threads, rep);
             if (threads > 1) continue;
-            add("eigen_layer_norm", 4096, 768, from_memory, threads, call<>{eigen_layer_norm});
-            add("eigen_batch_norm", 4096, 768, from_memory, threads, call<>{eigen_batch_norm});
+            add("norm/eigen_layer_norm", 4096, 768, from_memory, threads, call<>{eigen_layer_norm});
+            add("norm/eigen_batch_norm", 4096, 768, from_memory, threads, call<>{eigen_batch_norm});
             if (!from_memory) continue;
-            add("layer_norm", 4096, 768, from_memory, threads, ours<Eigen::bfloat16>(layer_norm_of));
-            add("rms_norm", 4096, 768, from_memory, threads, ours<Eigen::bfloat16>(rms_norm_of));
-            add("layer_norm", 4096, 768, from_memory, threads, ours<Eigen::half>(layer_norm_of));
-            add("rms_norm", 4096, 768, from_memory, threads, ours<Eigen::half>(rms_norm_of));
+            add("norm/layer_norm", 4096, 768, from_memory, threads, ours<Eigen::bfloat16>(layer_norm_of));
+            add("norm/rms_norm", 4096, 768, from_memory, threads, ours<Eigen::bfloat16>(rms_norm_of));
+            add("norm/layer_norm", 4096, 768, from_memory, threads, ours<Eigen::half>(layer_norm_of));
+            add("norm/rms_norm", 4096, 768, from_memory, threads, ours<Eigen::half>(rms_norm_of));
         }
-    for (const index_t threads : {1, 2}) add("layer_norm_backward", 4096, 768, true, threads, gradient_of(layer_norm_of));
+    for (const index_t threads : {1, 2}) add("norm/layer_norm_backward", 4096, 768, true, threads, gradient_of(layer_norm_of));
+    for (const bool from_memory : {false, true}) {
+        add("convolution/causal", 4096, 2048, from_memory, 1, convolution<identity_features>());
+        add("convolution/plain", 4096, 2048, from_memory, 1, call<>{plain_convolution<identity_features>});
+        add("convolution/causal_silu_by_token", 64, 2048, from_memory, 1, convolution_by_token<silu>());
+        for (const index_t threads : {1, 2}) add("convolution/causal_silu", 4096, 2048, from_memory, threads, convolution<silu>());
+        add("convolution/causal_silu", 4096, 2048, from_memory, 1, convolution<silu, Eigen::bfloat16>());
+        add("convolution/plain_silu", 4096, 2048, from_memory, 1, call<>{plain_convolution<silu>});
+        add("convolution/causal_silu_backward", 4096, 2048, from_memory, 1, convolution_gradient());
+    }
     add_before_linear("deit_tiny", 8 * 197, 192);
     for (const auto& [tokens, channels] : {std::pair<index_t, index_t>{3136, 96}, {784, 192}, {196, 384}, {49, 768}})
         add_before_linear("swin_tiny", 8 * tokens, channels);
