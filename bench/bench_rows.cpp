@@ -175,6 +175,8 @@ constexpr crossover crossovers[] = {{"sliding_window_256", "softmax_causal"},
                                     {"lsh", "softmax"},
                                     {"linear", "softmax"},
                                     {"linear_causal", "softmax_causal"},
+                                    {"recurrent_gated", "softmax_causal"},
+                                    {"recurrent_gated_delta", "softmax_causal"},
                                     {"simplified_linear", "softmax"},
                                     {"focused_linear", "softmax"},
                                     {"talking_heads", "softmax"}};
@@ -205,6 +207,8 @@ void add_groups(std::vector<row>& rows) {
             add("sparse_transformer", c, problem_of({line.n, 64, sparse_heads}));
     for (const auto& s : talking_sizes)
         for (const auto& c : {"softmax", "talking_heads"}) add("talking_heads_overhead", c, problem_of(s));
+    for (const auto& c : {"recurrent_linear", "recurrent_gated", "recurrent_gated_channel", "recurrent_delta", "recurrent_gated_delta", "recurrent_kda", "recurrent_general"})
+        for (const index_t d : {64, 128}) add("recurrent", c, problem_of({4096, d, 12}));
     for (const auto key_dim : key_sizes) add("key_size", "softmax", key_size_problem(key_dim));
     for (const index_t keys : {4096, 32768})
         for (const index_t threads : {1, 2}) add("decode", "softmax", decoding(keys), threads);
