@@ -9,6 +9,7 @@
 #include <attn/attention/linear_attention.hpp>
 #include <attn/attention/linformer_attention.hpp>
 #include <attn/attention/ragged.hpp>
+#include <attn/attention/recurrent_attention.hpp>
 #include <attn/attention/simplified_linear_attention.hpp>
 #include <attn/attention/talking_heads_attention.hpp>
 #include <attn/layer/ragged.hpp>
@@ -178,6 +179,36 @@ TEST_CASE("a workspace of lent memory begins at a cache line and grows into memo
     CHECK(moved.bytes().data() != lent.data() + 64);
     CHECK(workspace(std::span<std::byte>()).size_bytes() == 0);
     CHECK(workspace(all.subspan(1, 20)).size_bytes() == 0);
+}
+
+TEST_CASE("ragged: recurrent attention, whose rule has numbers of every token and whose states are of every sequence", "[ragged]") {
+    const auto n = starts.back(), entries = std::ssize(starts) - 1;
+    const auto q = random_tensor<float>({1, 4, n, 8}, 1), k = random_tensor<float>({1, 2, n, 8}, 2), v = random_tensor<float>({1, 2, n, 11}, 3), first = random_tensor<float>({entries, 2, 8, 11}, 4);
+    auto log_decay = random_tensor<float>({1, 2, n, 1}, 5), beta = random_tensor<float>({1, 1, n, 1}, 6);
+    for (index_t e = 0; e < log_decay.shape().size(); ++e) log_decay.data()[e] = -std::abs(log_decay.data()[e]);
+    for (index_t e = 0; e < beta.shape().size(); ++e) beta.data()[e] = 0.1f * std::abs(beta.data()[e]);
+    tensor<float> last(first.shape());
+    const auto op = [&](tensor_view<const float> g, tensor_view<const float> b, tensor_view<const float> from, tensor_view<float> to) {
+        return recurrent_attention<rule::gated_delta<float>>{.rule = {g, b}, .first_state = from, .last_state = to};
+    };
+    const inputs<float> in{q, k, v};
+    for_each_executor([&](auto& executor, const std::string& name) {
+        INFO(name);
+        std::fill_n(last.data(), last.shape().size(), guard<float>);
+        const auto out = attend(op(log_decay, beta, first, last), ragged{.starts = starts}, in, executor);
+        for (std::size_t e = 0; e + 1 < starts.size(); ++e) {
+            const auto entry = static_cast<index_t>(e);
+            const auto eq = entry_of(q, starts, e), ek = entry_of(k, starts, e), ev = entry_of(v, starts, e), eg = entry_of(log_decay, starts, e), eb = entry_of(beta, starts, e);
+            tensor<float> own_last({1, 2, 8, 11});
+            CHECK(same_bits(entry_of(out, starts, e), attend(op(eg, eb, first.view().slice({.batch = {entry, 1}}), own_last), inputs<float>{eq, ek, ev})));
+            CHECK(std::equal(own_last.data(), own_last.data() + own_last.shape().size(), last.view().row(entry, 0, 0)));
+        }
+    });
+    const ragged batch{.starts = starts};
+    const auto error = [&](const auto& wrong) { return error_of([&] { static_cast<void>(attend(wrong, batch, in)); }); };
+    const auto short_decay = random_tensor<float>({1, 2, 5, 1}, 5), one_state = random_tensor<float>({1, 2, 8, 11}, 4);
+    CHECK(error(op(short_decay, beta, first, last)) == "recurrent_attention: rule.log_decay has shape (1, 2, 5, 1), but one batch entry of 200 tokens is needed");
+    CHECK(error(op(log_decay, beta, one_state, last)) == "recurrent_attention: first_state has shape (1, 2, 8, 11), but there are 6 sequences");
 }
 
 } // namespace attn::testing

@@ -61,6 +61,13 @@ inline void check_starts_apart(const ragged& batch, const output_memory& out) {
     out.require_apart("key_starts", batch.key_starts);
 }
 
+/// The operator for entry e: as it is, but where it has something of every token.
+template <Attention A>
+decltype(auto) operator_of_entry(const A& op, const ragged& batch, index_t e) {
+    if constexpr (requires { op.of_entry(e, e, row_range{}, e); })
+        return op.of_entry(e, batch.entries(), batch.keys(e), batch.of_keys().back());
+    else return (op);
+}
 /// Entry e of what a call reads.
 template <Scalar T>
 inputs<T> inputs_of_entry(const ragged& batch, const inputs<T>& in, index_t e) {
@@ -113,8 +120,9 @@ struct ragged_bytes {
 
 template <Storage S, Attention A, Scalar T>
 ragged_bytes ragged_bytes_of(const A& op, const ragged& batch, const inputs<T>& in, index_t concurrency) {
-    return {batch, concurrency,
-            [&](index_t e, index_t threads) { return workspace_bytes_for<S>(op, shapes_of(inputs_of_entry(batch, in, e)), threads); }};
+    return {batch, concurrency, [&](index_t e, index_t threads) {
+                return workspace_bytes_for<S>(operator_of_entry(op, batch, e), shapes_of(inputs_of_entry(batch, in, e)), threads);
+            }};
 }
 
 template <Attention A, Scalar T>
@@ -123,7 +131,7 @@ void check_ragged(const A& op, const ragged& batch, const inputs<T>& in) {
     check_starts(A::name, "key_starts", batch.of_keys(), "k", in.keys);
     check_starts(A::name, "key_starts", batch.of_keys(), "v", in.values);
     check_counts(A::name, batch, in.positions);
-    for (index_t e = 0; e < batch.entries(); ++e) op.check(inputs_of_entry(batch, in, e));
+    for (index_t e = 0; e < batch.entries(); ++e) operator_of_entry(op, batch, e).check(inputs_of_entry(batch, in, e));
 }
 
 } // namespace detail
@@ -138,9 +146,10 @@ std::size_t workspace_bytes(const A& op, const ragged& batch, const inputs<T>& i
 
 /// Calls an operator on each sequence of a ragged batch: the bits are those of a call for each, whose batch is 1. Patterns and score
 /// functions see the positions of its tokens within their sequence, beginning where in.positions says: one number for all, or one for each;
-/// what they have for each batch entry they have for entry 0. Long sequences are computed by all threads, one after the other, short ones
-/// one on each. out: (1, heads, all tokens, d_v), log_sum_exp likewise. `run` as in `attend`. Throws attention_error, before anything is
-/// read or written, as attend does for any of the sequences.
+/// what they have for each batch entry they have for entry 0. What recurrent_attention's rule takes of each token lies as the tokens do,
+/// and of each sequence it has a state: (sequences, kv_heads, d_k, d_v). Long sequences are computed by all threads, one after the other,
+/// short ones one on each. out: (1, heads, all tokens, d_v), log_sum_exp likewise. `run` as in `attend`. Throws attention_error, before
+/// anything is read or written, as attend does for any of the sequences.
 template <Attention A, Scalar T>
 void attend(const A& op, const ragged& batch, const inputs<T>& in, const outputs<T>& out, const detail::call_execution& run = {}) {
     detail::check_ragged(op, batch, in);
@@ -151,7 +160,8 @@ void attend(const A& op, const ragged& batch, const inputs<T>& in, const outputs
         out.values, [&]<Storage S>(std::type_identity<S>) { return detail::ragged_bytes_of<S>(op, batch, in, run.concurrency()); });
     run.reserve(A::name, "q", in.queries.shape(), bytes.all);
     detail::for_each_entry(batch, bytes.of_a_thread, run, [&](index_t e, const execution& on) {
-        detail::forward_checked(op, detail::inputs_of_entry(batch, in, e), out.slice({.tokens = batch.queries(e)}), on);
+        detail::forward_checked(detail::operator_of_entry(op, batch, e), detail::inputs_of_entry(batch, in, e),
+                                out.slice({.tokens = batch.queries(e)}), on);
     });
 }
 

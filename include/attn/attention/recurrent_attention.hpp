@@ -80,6 +80,11 @@ struct recurrent_attention {
         detail::backward_of<recurrent_attention, T>::run(*this, in, saved, d_out, wanted, run);
     }
 
+    /// The operator for one sequence of a ragged batch, of whose tokens the rule has its numbers and of whose sequences the states are.
+    recurrent_attention of_entry(index_t entry, index_t entries, const row_range& tokens, index_t all) const {
+        return detail::recurrent_entry(*this, entry, entries, tokens, all);
+    }
+
     /// The scale of keys of so many channels.
     double scale_for(index_t key_channels) const { return scale.value_or(1 / std::sqrt(static_cast<double>(key_channels))); }
 };

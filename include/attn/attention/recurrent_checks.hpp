@@ -8,13 +8,33 @@
 namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
 /// Calls f(name, view, whether it may have a number for each channel) for what a rule takes of each token.
-void for_each_term(const auto& rule, const auto& f) {
+void for_each_term(auto& rule, const auto& f) {
     if constexpr (requires { rule.log_decay; }) f("rule.log_decay", rule.log_decay, true);
     if constexpr (requires { rule.beta; }) f("rule.beta", rule.beta, false);
     if constexpr (requires { rule.a; }) {
         f("rule.a", rule.a, true);
         f("rule.b", rule.b, true);
     }
+}
+
+/// An operator for one sequence of a ragged batch: what the rule takes of its tokens, and its states. Throws shape_error unless there are
+/// as many tokens and states as in the batch.
+auto recurrent_entry(const auto& op, index_t entry, index_t entries, const row_range& tokens, index_t all) {
+    auto own = op;
+    for_each_term(own.rule, [&](std::string_view argument, auto& view, bool) {
+        if (view.shape().batch != 1 || view.shape().tokens != all)
+            throw shape_error(op.name, argument, "has shape ", view.shape(), ", but one batch entry of ", all, " tokens is needed");
+        view = view.slice({.tokens = tokens});
+    });
+    const auto take = [&](std::string_view argument, auto& view) {
+        if (!view.data()) return;
+        if (view.shape().batch != entries)
+            throw shape_error(op.name, argument, "has shape ", view.shape(), ", but there are ", entries, " sequences");
+        view = view.slice({.batch = {entry, 1}});
+    };
+    take("first_state", own.first_state);
+    take("last_state", own.last_state);
+    return own;
 }
 
 /// Throws attention_error unless queries and keys are of the same tokens.

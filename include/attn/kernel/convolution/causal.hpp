@@ -83,8 +83,8 @@ public:
     /// The bias of the channels from one on, as rows that outputs start from.
     row_block<const T> bias(index_t channel) const { return {rows_[0] + channel, 0, 1}; }
 
-    /// to(i, c) = f(start(i, c) + sum over t of weight(c, t) from(i + t, c)), in the order of t, for so many channels from `channel` on. All
-    /// are rows of channels side by side, those of `start` in whole registers; what is written is not read.
+    /// to(i, c) = f(start(i, c) + sum over t of weight(c, t) from(i + t, c)), in the order of t, for so many channels from `channel` on.
+    /// All are rows of channels side by side, those of `start` in whole registers; what is written is not read.
     template <bool streaming = false, class E>
     void operator()(const row_block<const E>& from, const row_block<const T>& start, const row_block<E>& to, index_t count, index_t channel,
                     index_t channels, const auto& f) const {
