@@ -206,12 +206,12 @@ TEST_CASE("recurrent_attention: what does not fit is refused", "[recurrent][port
 
     // Numbers.
     t.log_decay(1, 0, 7, 0) = 1e-9F;
-    says(delta, "rule.log_decay of shape (2, 2, 9, 1) has a number for token 7 of head 0, batch entry 1, that is not 0 or less");
+    says(delta, "rule.log_decay of shape (2, 2, 9, 1) has a number, of batch entry 1 and head 0, that is not 0 or less");
     t.log_decay(1, 0, 7, 0) = -0.0F;
     t.beta(0, 1, 8, 0) = 2.0001F;
-    says(delta, "rule.beta of shape (2, 2, 9, 1) has a number for token 8 of head 1, batch entry 0, that is not in 0 .. 2");
+    says(delta, "rule.beta of shape (2, 2, 9, 1) has a number, of batch entry 0 and head 1, that is not in 0 .. 2");
     t.beta(0, 1, 8, 0) = -1e-9F;
-    says(rule::delta<float>{t.beta}, "rule.beta of shape (2, 2, 9, 1) has a number for token 8 of head 1, batch entry 0, that is not in 0 .. 2");
+    says(rule::delta<float>{t.beta}, "rule.beta of shape (2, 2, 9, 1) has a number, of batch entry 0 and head 1, that is not in 0 .. 2");
     t.beta(0, 1, 8, 0) = 2;
     says(delta, "");
 

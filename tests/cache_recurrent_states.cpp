@@ -213,7 +213,7 @@ TEST_CASE("recurrent_state: what cannot be right is refused, and changes nothing
     sequential here;
     check_says(error_of([&] { attend(op, in, outputs<float>{out}, state, execution(here, little)); }), {"recurrent_attention", "workspace", "has 64 bytes"});
     t.beta(1, 1, 40, 0) = 3;
-    check_says(refused(op, in, out), {"rule.beta of shape (2, 2, 10, 1)", "token 3 of head 1, batch entry 1"});
+    check_says(refused(op, in, out), {"rule.beta of shape (2, 2, 10, 1)", "of batch entry 1 and head 1"});
     t.beta(1, 1, 40, 0) = recurrent_tokens<float>(stated_sizes).beta(1, 1, 40, 0);
 
     CHECK(state.size() == 37);
