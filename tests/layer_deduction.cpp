@@ -34,6 +34,8 @@ TEMPLATE_TEST_CASE("class templates deduce their scalar type from tensors, views
     check_is<additive_bias<T>>(additive_bias{.bias = constant.view(), .first_query = 3});
     check_is<layer_norm<T>>(layer_norm{.weight = numbers, .bias = numbers});
     check_is<rms_norm<T>>(rms_norm{.weight = std::span(numbers), .eps = 1e-6});
+    check_is<dynamic_tanh<T>>(dynamic_tanh{.weight = numbers, .alpha = 0.7});
+    check_is<dynamic_erf<T>>(dynamic_erf{.weight = numbers, .bias = numbers, .shift = 0.1});
     check_is<batch_norm<T>>(batch_norm{.weight = numbers, .bias = numbers, .mean = moments, .variance = moments});
 
     const linear by_matrix{.weight = matrix, .bias = numbers};

@@ -71,6 +71,8 @@ auto named_norm(const gradient_store<T>& store, const std::string& name, const N
         g.weight = store.row(name + ".weight");
         g.bias = store.row(name + ".bias");
         if constexpr (requires { g.eta; }) g.eta = store.row(name + ".eta");
+        if constexpr (requires { g.alpha; }) g.alpha = store.row(name + ".alpha");
+        if constexpr (requires { g.shift; }) g.shift = store.row(name + ".shift");
     }
     return g;
 }

@@ -6,6 +6,8 @@
 #include <attn/attention/lsh_attention.hpp>
 #include <attn/attention/lsh_backward.hpp>
 #include <attn/attention/random_projection.hpp>
+#include <attn/norm/dynamic_tanh.hpp>
+#include <attn/norm/unit_norm.hpp>
 #include <attn/score/additive_bias.hpp>
 
 namespace attn::testing {
@@ -28,6 +30,32 @@ TEST_CASE("gradients of layers: multi_head with norms of queries and keys, rotar
             return layer;
         },
         {2, 1, 9, 12});
+}
+
+// Swin v2's: cosines of queries and keys, over a temperature.
+TEST_CASE("gradients of layers: multi_head of cosines", "[layer][portable]") {
+    check_layer_gradients(
+        random_weights().attention("", 12, 4, 2, 5, 3),
+        []<Scalar T>(parameters& w) { return multi_head_of<T, softmax_attention<>, identity_reduction, unit_norm<T>>(w, "layer", 4, 2, {.scale = 5}); }, {2, 1, 9, 12});
+}
+
+TEST_CASE("gradients of layers: transformer_block with curves for norms", "[layer][portable]") {
+    auto weights = random_weights().attention(".attention", 12, 4, 2, 5, 3).feed_forward(".feed_forward", 12, 20);
+    for (const std::string name : {".attention_norm", ".feed_forward_norm"}) weights.norm(name, 12).tensor(name + ".alpha", {1}).tensor(name + ".shift", {1});
+    check_layer_gradients(
+        weights,
+        []<Scalar T>(parameters& w) {
+            const auto norm_of = [&](const std::string& name) {
+                const auto vector = [&](const std::string& part, index_t count) { return w.template get_vector<T>(name + part, count); };
+                const auto number = [&](const std::string& part) { return static_cast<double>(vector(part, 1)[0]); };
+                return dynamic_erf<T>{vector(".weight", 12), vector(".bias", 12), number(".alpha"), number(".shift")};
+            };
+            return transformer_block<dynamic_erf<T>, multi_head<T>, feed_forward<T>>{.attention_norm = norm_of("layer.attention_norm"),
+                                                                                      .attention = multi_head_of<T>(w, "layer.attention", 4, 2),
+                                                                                      .feed_forward_norm = norm_of("layer.feed_forward_norm"),
+                                                                                      .feed_forward = feed_forward_of<T>(w, "layer.feed_forward")};
+        },
+        {2, 1, 11, 12});
 }
 
 // The Reformer's layer: one linear makes queries and keys.

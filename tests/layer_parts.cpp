@@ -5,6 +5,7 @@
 #include "layer_checks.hpp"
 
 #include <attn/norm/rms_norm.hpp>
+#include <attn/norm/unit_norm.hpp>
 
 namespace attn::testing {
 
@@ -95,6 +96,20 @@ TEMPLATE_TEST_CASE("multi_head: grouped heads, sizes of keys and values, context
     auto narrow = normed;
     narrow.key_norm.weight = gain.first(9);
     CHECK(error_of([&] { (void)result_of(narrow, x); }) == "rms_norm: weight has 9 entries, but x has shape (2, 2, 19, 10)");
+
+    // Cosine attention: Swin v2's.
+    const multi_head cosines{.heads = 4, .kv_heads = 2, .q = grouped.q, .k = grouped.k, .v = grouped.v, .out = grouped.out,
+                             .query_norm = unit_norm<T>{}, .key_norm = unit_norm<T>{}};
+    const auto to_unit = [&](tensor<double>& t, index_t) {
+        for (index_t row = 0; row < t.shape().size() / 10; ++row) {
+            double* const from = t.data() + row * 10;
+            double squares = 0;
+            for (index_t c = 0; c < 10; ++c) squares += from[c] * from[c];
+            for (index_t c = 0; c < 10; ++c) from[c] /= std::sqrt(squares);
+        }
+    };
+    CHECK(close(result_of(cosines, x), plain_multi_head(wide(x), wide(x), cosines, plain_softmax(), to_unit)));
+    check_bits(cosines, x);
 
     for (const bool interleaved : {false, true}) {
         const rotary<T> turns(64, 6, interleaved ? rotary_pairs::interleaved : rotary_pairs::half_split);

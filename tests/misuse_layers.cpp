@@ -16,10 +16,12 @@
 #include <attn/layer/transformer_block.hpp>
 #include <attn/layer/windowed.hpp>
 #include <attn/norm/fold.hpp>
+#include <attn/norm/dynamic_tanh.hpp>
 #include <attn/norm/layer_norm.hpp>
 #include <attn/norm/progressive_rep_batch_norm.hpp>
 #include <attn/norm/batch_norm.hpp>
 #include <attn/norm/rms_norm.hpp>
+#include <attn/norm/unit_norm.hpp>
 #include <attn/pattern/strided.hpp>
 
 namespace attn::testing {
@@ -97,6 +99,9 @@ linear<float> linear_at(index_t n, index_t outputs, index_t inputs) { return {at
 TEST_CASE("misuse: norms", "[misuse][portable]") {
     check_norm(layer_norm<float>{});
     check_norm(rms_norm<float>{});
+    check_norm(unit_norm<float>{});
+    check_norm(dynamic_tanh<float>{});
+    check_norm(dynamic_erf<float>{});
     const batch_norm<float> batch{.mean = four_doubles, .variance = four_doubles};
     check_norm(batch);
     check_norm(rep_batch_norm<float>{batch});
@@ -109,6 +114,8 @@ TEST_CASE("misuse: norms", "[misuse][portable]") {
     check_refused({
         {"weight", onto(four.data(), layer_norm<float>{.weight = four}), {"layer_norm: out ", "overlaps weight"}},
         {"bias", onto(four.data(), layer_norm<float>{.bias = four}), {"layer_norm: out ", "overlaps bias"}},
+        {"tanh weight", onto(four.data(), dynamic_tanh<float>{.weight = four}), {"dynamic_tanh: out ", "overlaps weight"}},
+        {"erf bias", onto(four.data(), dynamic_erf<float>{.bias = four}), {"dynamic_erf: out ", "overlaps bias"}},
         {"rms weight", onto(four.data(), rms_norm<float>{.weight = four}), {"rms_norm: out ", "overlaps weight"}},
         {"mean", onto(four_doubles.data(), rep_batch_norm<float>{batch}), {"rep_batch_norm: out ", "overlaps mean"}},
         {"of both", onto(four.data(), progressive_rep_batch_norm<layer_norm<float>>{.norm = {.weight = four}, .rep = {batch}}), {"overlaps weight"}},

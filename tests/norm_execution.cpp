@@ -5,9 +5,11 @@
 #include "norm_checks.hpp"
 
 #include <attn/core/eigen.hpp>
+#include <attn/norm/dynamic_tanh.hpp>
 #include <attn/norm/layer_norm.hpp>
 #include <attn/norm/progressive_rep_batch_norm.hpp>
 #include <attn/norm/rms_norm.hpp>
+#include <attn/norm/unit_norm.hpp>
 
 namespace attn::testing {
 
@@ -28,6 +30,9 @@ struct every_norm {
         const batch_norm<T> batch{weight, bias, mean, variance};
         f(layer_norm<T>{weight, bias});
         f(rms_norm<T>{weight});
+        f(unit_norm<T>{});
+        f(dynamic_tanh<T>{weight, bias});
+        f(dynamic_erf<T>{.weight = weight, .shift = 0.25});
         f(batch);
         f(batch_norm<T>{.weight = weight, .bias = bias, .batch_statistics = true});
         f(rep_batch_norm<T>{batch, 0.7});

@@ -5,9 +5,11 @@
 #include "storage.hpp"
 
 #include <attn/norm/norm.hpp>
+#include <attn/norm/dynamic_tanh.hpp>
 #include <attn/norm/layer_norm.hpp>
 #include <attn/norm/progressive_rep_batch_norm.hpp>
 #include <attn/norm/rms_norm.hpp>
+#include <attn/norm/unit_norm.hpp>
 
 namespace attn::testing {
 
@@ -59,6 +61,9 @@ TEST_CASE("every norm: 16-bit tokens are widened first and rounded last", "[norm
             check(layer_norm<float>{.weight = w, .bias = b});
             check(layer_norm<float>{});
             check(rms_norm<float>{.weight = w});
+            check(unit_norm<float>{});
+            check(dynamic_tanh<float>{w, b});
+            check(dynamic_erf<float>{.bias = b, .shift = 0.25});
             check(batch_norm<float>{.weight = w, .bias = b, .mean = mean, .variance = variance});
             check(batch_norm<float>{.weight = w, .batch_statistics = true}, false);
             check(rep_batch_norm<float>{.batch = {.weight = w, .bias = b, .mean = mean, .variance = variance}, .eta = 0.3});

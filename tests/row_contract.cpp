@@ -5,9 +5,11 @@
 
 #include <attn/attention/linear_attention.hpp>
 #include <attn/layer/transformer_block.hpp>
+#include <attn/norm/dynamic_tanh.hpp>
 #include <attn/norm/layer_norm.hpp>
 #include <attn/norm/progressive_rep_batch_norm.hpp>
 #include <attn/norm/rms_norm.hpp>
+#include <attn/norm/unit_norm.hpp>
 #include <attn/pattern/causal.hpp>
 
 namespace attn::testing {
@@ -52,6 +54,9 @@ TEMPLATE_TEST_CASE("the contract of a row: norms", "[norm][portable]", ATTN_TEST
         const batch_norm<T> batch{weight, bias, mean, variance};
         check(layer_norm<T>{weight, bias});
         check(rms_norm<T>{weight});
+        check(unit_norm<T>{});
+        check(dynamic_tanh<T>{weight, bias});
+        check(dynamic_erf<T>{.weight = weight, .shift = 0.25});
         check(batch);
         check(rep_batch_norm<T>{batch, 0.7});
         check(progressive_rep_batch_norm<layer_norm<T>>{{weight, bias}, {batch, 0.7}});

@@ -4,9 +4,11 @@
 #include "prints.hpp"
 #include "storage.hpp"
 
+#include <attn/norm/dynamic_tanh.hpp>
 #include <attn/norm/layer_norm.hpp>
 #include <attn/norm/rep_batch_norm.hpp>
 #include <attn/norm/rms_norm.hpp>
+#include <attn/norm/unit_norm.hpp>
 #include <attn/norm/train_backward.hpp>
 #include <attn/parallel/thread_pool.hpp>
 
@@ -89,14 +91,21 @@ public:
     void print() {
         const layer_norm<T> centred{weight_, bias_};
         const rms_norm<T> uncentred{weight_};
+        const dynamic_tanh<T> by_tanh{weight_, bias_, 0.75};
+        const dynamic_erf<T> by_erf{weight_, bias_, 0.75, 0.25};
         const batch_norm<T> batch{weight_, bias_, mean_, variance_}, training{.weight = weight_, .bias = bias_, .batch_statistics = true};
         print_result("layer_norm", centred);
         print_result("rms_norm", uncentred);
+        print_result("unit_norm", unit_norm<T>{});
+        print_result("dynamic_tanh", by_tanh);
+        print_result("dynamic_erf", by_erf);
         print_result("batch_norm", batch);
         print_result("rep_batch_norm", rep_batch_norm<T>{batch, 0.7});
         print_result("batch_norm_training", training);
         print_gradients<true>("layer_norm", [&](const auto& wanted) { backward(centred, x_, d_out_, wanted); });
         print_gradients<false>("rms_norm", [&](const auto& wanted) { backward(uncentred, x_, d_out_, wanted); });
+        print_gradients<true>("dynamic_tanh", [&](const auto& wanted) { backward(by_tanh, x_, d_out_, {wanted}); });
+        print_gradients<true>("dynamic_erf", [&](const auto& wanted) { backward(by_erf, x_, d_out_, {{wanted}}); });
         print_gradients<true>("batch_norm_training", [&](const auto& wanted) { train_backward(training, x_, d_out_, wanted); });
     }
 

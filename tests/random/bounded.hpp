@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <numbers>
 
 namespace attn::fuzz {
 
@@ -85,6 +86,10 @@ public:
     friend bounded tanh(const bounded& a) {
         const auto y = std::tanh(a.value_), nearest = std::max(0.0, magnitude(a.value_) - a.error());
         return of(y, a.error() * (1 - std::tanh(nearest) * std::tanh(nearest)));
+    }
+    friend bounded erf(const bounded& a) {
+        const auto nearest = std::max(0.0, magnitude(a.value_) - a.error());
+        return of(std::erf(a.value_), a.error() * 2 * std::numbers::inv_sqrtpi * std::exp(-nearest * nearest));
     }
     /// Of a base above 0; the exponent is exact.
     friend bounded pow(const bounded& a, const bounded& b) {

@@ -6,10 +6,12 @@
 #include "sizes.hpp"
 #include "stored.hpp"
 
+#include <attn/norm/dynamic_tanh.hpp>
 #include <attn/norm/layer_norm.hpp>
 #include <attn/norm/rep_batch_norm.hpp>
 #include <attn/norm/rms_norm.hpp>
 #include <attn/norm/train_backward.hpp>
+#include <attn/norm/unit_norm.hpp>
 #include <attn/parallel/thread_pool.hpp>
 #include <attn/reference/norms.hpp>
 
@@ -59,6 +61,12 @@ std::string broken(draw& random, const N& norm, const tensor<T>& x, const tensor
     return {};
 }
 
+/// The gradients of every norm: `eta` is also a dynamic norm's alpha.
+template <Scalar T>
+struct any_gradients : rep_norm_gradients<T> {
+    std::span<T> shift = {};
+};
+
 /// What a norm's gradients are given and give, with room for what the definition says.
 template <Scalar T>
 struct gradient_problem {
@@ -71,7 +79,7 @@ struct gradient_problem {
         : x(from), given(filled<T>(from.shape(), [&] { return random.real(-1, 1); })), bounded_x(bounded_copy<T>(x)), bounded_given(bounded_copy<T>(given)) {
         defined.push_back({"input", tensor<bounded<T>>(x.shape()), lies::in_rows});
         for (const auto* name : parameters)
-            defined.push_back({name, tensor<bounded<T>>({1, 1, 1, std::strcmp(name, "eta") == 0 ? 1 : x.shape().channels}), lies::in_one_piece});
+            defined.push_back({name, tensor<bounded<T>>({1, 1, 1, defined.size() < 3 ? x.shape().channels : 1}), lies::in_one_piece}); // weight, bias, numbers
     }
     std::span<bounded<T>> row(std::size_t parameter) {
         auto& of = defined[parameter].exact;
@@ -83,8 +91,8 @@ struct gradient_problem {
         testing::placed<T> other_x(x, draw_row_layout(random)), other_given(given, draw_row_layout(random));
         return broken_gradient<T>(random, defined, workspace_bytes, [&](const std::vector<tensor_view<T>>& wanted, bool elsewhere, const execution& run) {
             const auto row_of = [&](std::size_t at) { return at < wanted.size() ? std::span<T>(wanted[at].data(), static_cast<std::size_t>(wanted[at].shape().size())) : std::span<T>(); };
-            rep_norm_gradients<T> to;
-            to.x = wanted[0], to.weight = row_of(1), to.bias = row_of(2), to.eta = row_of(3);
+            any_gradients<T> to;
+            to.x = wanted[0], to.weight = row_of(1), to.bias = row_of(2), to.eta = row_of(3), to.shift = row_of(4);
             if (elsewhere) call(tensor_view<const T>(other_x.view()), tensor_view<const T>(other_given.view()), to, run);
             else call(x.view(), given.view(), to, run);
         });
@@ -100,6 +108,31 @@ std::string broken_row_gradient(draw& random, const auto& norm, const tensor<T>&
                                              weight, norm.eps);
     return p.broken(random, [&](index_t concurrency) { return norm.backward_workspace_bytes(x.shape(), concurrency); },
                     [&](const auto& from, const auto& given, const norm_gradients<T>& wanted, const execution& run) { attn::backward(norm, from, given, wanted, run); });
+}
+
+template <Scalar T>
+std::string broken_row_gradient(draw& random, const unit_norm<T>& norm, const tensor<T>& x) {
+    gradient_problem<T> p(random, x, {});
+    reference::unit_norm_backward<bounded<T>>(p.bounded_x.view(), p.bounded_given.view(), p.defined[0].exact.view(), norm.eps);
+    return p.broken(random, [&](index_t concurrency) { return norm.backward_workspace_bytes(x.shape(), concurrency); },
+                    [&](const auto& from, const auto& given, const any_gradients<T>& wanted, const execution& run) { attn::backward(norm, from, given, {wanted.x}, run); });
+}
+
+/// Of dynamic_tanh and dynamic_erf.
+template <class N, Scalar T = typename N::scalar>
+std::string broken_curve_gradient(draw& random, const N& norm, const tensor<T>& x, double shift) {
+    constexpr bool shifts = requires { norm.shift; };
+    gradient_problem<T> p(random, x, shifts ? std::vector{"weight", "bias", "alpha", "shift"} : std::vector{"weight", "bias", "alpha"});
+    const std::vector<bounded<T>> weight(norm.weight.begin(), norm.weight.end());
+    reference::dynamic_curve_backward<bounded<T>>(shifts ? reference::curve::erf : reference::curve::tanh, p.bounded_x.view(), p.bounded_given.view(),
+                                                  {{p.defined[0].exact, p.row(1), p.row(2)}, p.row(3).data(), shifts ? p.row(4).data() : nullptr}, norm.alpha, shift, weight);
+    return p.broken(random, [&](index_t concurrency) { return norm.backward_workspace_bytes(x.shape(), concurrency); },
+                    [&](const auto& from, const auto& given, const any_gradients<T>& wanted, const execution& run) {
+                        typename N::gradients to;
+                        to.x = wanted.x, to.weight = wanted.weight, to.bias = wanted.bias, to.alpha = wanted.eta;
+                        if constexpr (shifts) to.shift = wanted.shift;
+                        attn::backward(norm, from, given, to, run);
+                    });
 }
 
 /// Of a training step, some tokens of which may not count.
@@ -122,8 +155,46 @@ std::string broken_training_gradient(draw& random, const rep_batch_norm<T>& norm
                     });
 }
 
+/// Norms whose definition's bounds are enough: unit_norm, dynamic_tanh and dynamic_erf.
+template <Scalar T>
+outcome attempt_bounded(draw& random) {
+    const shape s{random.number(0, 3), random.number(1, 3), random.size(100), std::max<index_t>(1, random.size(800))};
+    const auto kind = random.number(0, 2);
+    const double deviation = random.one_in(4) ? random.real(0.01, 50) : 1;
+    const auto x = filled<T>(s, [&] { return deviation * random.real(-1.7, 1.7); });
+    const auto numbers = [&] {
+        std::vector<T> v(random.one_in(3) ? 0 : static_cast<std::size_t>(s.channels));
+        std::ranges::generate(v, [&] { return static_cast<T>(random.real(-2, 2)); });
+        return v;
+    };
+    const auto weight = numbers(), bias = numbers();
+    // Half of the rows may be shorter than eps.
+    const double alpha = random.real(-2, 2), shift = kind == 2 ? random.real(-1, 1) : 0, eps = random.one_in(3) ? deviation * std::sqrt(static_cast<double>(s.channels)) : 1e-12;
+    const auto bounded_x = bounded_copy<T>(x);
+    tensor<bounded<T>> defined(s);
+    const std::vector<bounded<T>> w(weight.begin(), weight.end()), b(bias.begin(), bias.end());
+    if (kind == 0) reference::unit_norm<bounded<T>>(bounded_x.view(), defined.view(), eps);
+    else reference::dynamic_curve<bounded<T>>(kind == 1 ? reference::curve::tanh : reference::curve::erf, bounded_x.view(), defined.view(), alpha, shift, w, b);
+    tensor<double> exact(s), bounds(s);
+    for (index_t e = 0; e < s.size(); ++e) exact.data()[e] = defined.data()[e].value(), bounds.data()[e] = defined.data()[e].error();
+    static constexpr const char* names[] = {"unit_norm", "dynamic_tanh", "dynamic_erf"};
+    outcome result{std::string(names[kind]) + " " + to_string(s) + ", deviation " + std::to_string(deviation) + ", alpha " + std::to_string(alpha), {}};
+    const auto judge = [&](const auto& norm, const auto& of_gradient) {
+        result.problem = broken(random, norm, x, exact, bounds);
+        if (!result.problem.empty()) return;
+        const auto problem = of_gradient(norm);
+        if (!problem.empty()) result.problem = "gradient of the " + problem;
+    };
+    const auto of_curve = [&](const auto& norm) { return broken_curve_gradient(random, norm, x, shift); };
+    if (kind == 0) judge(unit_norm<T>{eps}, [&](const auto& norm) { return broken_row_gradient(random, norm, x); });
+    if (kind == 1) judge(dynamic_tanh<T>{weight, bias, alpha}, of_curve);
+    if (kind == 2) judge(dynamic_erf<T>{weight, bias, alpha, shift}, of_curve);
+    return result;
+}
+
 template <Scalar T>
 outcome attempt(draw& random) {
+    if (random.one_in(3)) return attempt_bounded<T>(random);
     const auto kind = random.number(0, 3);
     const shape s{random.number(0, 3), random.number(1, 3), random.size(100), std::max<index_t>(1, random.size(800))};
     const double mean = random.one_in(2) ? random.real(-3, 3) : 0, deviation = random.one_in(4) ? random.real(0.01, 50) : 1;

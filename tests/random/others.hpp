@@ -15,7 +15,7 @@ outcome check_convolved(draw&);
 outcome check_linformer(draw&);
 /// Patterns composed at random: integers, ranges, lanes, schedules and passes agree.
 outcome check_pattern(draw&);
-/// Layer, RMS, batch and rep batch norm.
+/// Layer, RMS, unit, batch and rep batch norm, and the curves in their place.
 outcome check_norm(draw&);
 /// The depthwise convolution by itself.
 outcome check_convolution(draw&);

@@ -89,7 +89,7 @@ void for_each_norm_gradient(const G& wanted, index_t channels, const V& visit) {
     } else if constexpr (requires { wanted.weight; }) {
         row("wanted.weight", wanted.weight, channels);
         row("wanted.bias", wanted.bias, N::adds_bias ? channels : 0);
-        if constexpr (requires { wanted.eta; }) row("wanted.eta", wanted.eta, 1);
+        visit_single_numbers(wanted, visit);
     }
 }
 

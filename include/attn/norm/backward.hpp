@@ -8,6 +8,12 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
+/// The gradient of a loss with respect to what a norm without parameters read: x (batch, heads, tokens, channels).
+template <Scalar T>
+struct token_gradients {
+    tensor_view<T> x = {};
+};
+
 /// The gradients of a loss with respect to what a norm read: x (batch, heads, tokens, channels), weight and bias (channels). What has no
 /// memory is not wanted, and not computed.
 template <Scalar T>
@@ -18,7 +24,7 @@ struct norm_gradients {
 };
 
 /// A norm that has a gradient.
-/// - `gradients`: norm_gradients, or what else names its parameters, and x.
+/// - `gradients`: norm_gradients, token_gradients, or what else names its parameters, and x.
 /// - `backward_workspace_bytes(shape, concurrency)`: the scratch memory that `backward` needs.
 /// - `backward(x, d_out, wanted, run)`: computes. Everything has been checked; it allocates nothing and writes only to `wanted`.
 /// - `adds_bias`: false if it knows no bias.
@@ -55,6 +61,15 @@ void visit_parameters(std::string_view operation, std::array<std::string_view, 2
     visit(names[0], as_row(wanted.weight), shape{.tokens = 1, .channels = channels}, true);
     visit(names[1], as_row(wanted.bias), shape{.tokens = 1, .channels = channels}, true);
 }
+/// Visits the gradients of what is one number, of norms that have such a parameter.
+void visit_single_numbers(const auto& wanted, const auto& visit) {
+    const auto one = [&](std::string_view name, const auto& number) {
+        visit(name, as_row(number), shape{.tokens = 1, .channels = 1}, true);
+    };
+    if constexpr (requires { wanted.eta; }) one("wanted.eta", wanted.eta);
+    if constexpr (requires { wanted.alpha; }) one("wanted.alpha", wanted.alpha);
+    if constexpr (requires { wanted.shift; }) one("wanted.shift", wanted.shift);
+}
 
 } // namespace detail
 
@@ -71,12 +86,16 @@ std::size_t backward_workspace_bytes(const N& norm, const shape& x, const detail
 /// Throws attention_error, before anything is read or written: shapes that do not fit, a gradient that overlaps what is read or another
 /// gradient, a given workspace too small.
 template <DifferentiableNorm N>
-    requires std::same_as<typename N::gradients, norm_gradients<typename N::scalar>>
+    requires std::same_as<typename N::gradients, token_gradients<typename N::scalar>> ||
+             std::derived_from<typename N::gradients, norm_gradients<typename N::scalar>>
 void backward(const N& norm, const tensor_view<const typename N::scalar>& x, const tensor_view<const typename N::scalar>& d_out,
-              const norm_gradients<typename N::scalar>& wanted, const detail::call_execution& run = {}) {
+              const typename N::gradients& wanted, const detail::call_execution& run = {}) {
+    using T = typename N::scalar;
     const auto for_each = [&](const auto& visit) {
         visit("wanted.x", wanted.x, x.shape(), true);
-        detail::visit_parameters(N::name, {"wanted.weight", "wanted.bias"}, wanted, x.shape().channels, N::adds_bias, visit);
+        if constexpr (std::derived_from<typename N::gradients, norm_gradients<T>>)
+            detail::visit_parameters<T>(N::name, {"wanted.weight", "wanted.bias"}, wanted, x.shape().channels, N::adds_bias, visit);
+        detail::visit_single_numbers(wanted, visit);
     };
     detail::check_norm_gradients(N::name, x, d_out, for_each, [&](const output_memory& memory) { norm.check_apart(memory); });
     norm.check(x.shape());

@@ -37,14 +37,16 @@ struct layer_norm {
     }
 
     void forward(const stored_view<const T>& x, const stored_view<T>& out, const execution& run) const {
-        detail::normalise_tokens<true, T>(x, out, weight, bias, eps, run, !weight.empty(), !bias.empty());
+        detail::normalise_tokens<detail::row_norm::centred, T>(x, out, weight, bias, eps, run, !weight.empty(), !bias.empty());
     }
 
     using gradients = norm_gradients<T>;
-    std::size_t backward_workspace_bytes(const shape& x, index_t) const { return detail::row_gradients<true, T>::workspace_bytes(x); }
+    std::size_t backward_workspace_bytes(const shape& x, index_t) const {
+        return detail::row_gradients<detail::row_norm::centred, T>::workspace_bytes(x);
+    }
     void backward(const tensor_view<const T>& x, const tensor_view<const T>& d_out, const norm_gradients<T>& wanted,
                   const execution& run) const {
-        detail::row_gradients<true, T>(x, d_out, wanted, weight, eps)(run);
+        detail::row_gradients<detail::row_norm::centred, T>(x, d_out, wanted, weight, eps)(run);
     }
 };
 

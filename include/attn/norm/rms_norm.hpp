@@ -32,14 +32,16 @@ struct rms_norm {
     }
 
     void forward(const stored_view<const T>& x, const stored_view<T>& out, const execution& run) const {
-        detail::normalise_tokens<false, T>(x, out, weight, {}, eps, run, !weight.empty());
+        detail::normalise_tokens<detail::row_norm::root_mean_square, T>(x, out, weight, {}, eps, run, !weight.empty());
     }
 
     using gradients = norm_gradients<T>;
-    std::size_t backward_workspace_bytes(const shape& x, index_t) const { return detail::row_gradients<false, T>::workspace_bytes(x); }
+    std::size_t backward_workspace_bytes(const shape& x, index_t) const {
+        return detail::row_gradients<detail::row_norm::root_mean_square, T>::workspace_bytes(x);
+    }
     void backward(const tensor_view<const T>& x, const tensor_view<const T>& d_out, const norm_gradients<T>& wanted,
                   const execution& run) const {
-        detail::row_gradients<false, T>(x, d_out, wanted, weight, eps)(run);
+        detail::row_gradients<detail::row_norm::root_mean_square, T>(x, d_out, wanted, weight, eps)(run);
     }
 };
 

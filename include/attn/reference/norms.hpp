@@ -5,6 +5,7 @@
 #include "number.hpp"
 
 #include <algorithm>
+#include <numbers>
 #include <span>
 #include <vector>
 
@@ -50,6 +51,31 @@ void rms_norm(const tensor_view<const T>& x, const tensor_view<T>& out, std::spa
         for (index_t c = 0; c < channels; ++c) squares += x(b, h, i, c) * x(b, h, i, c);
         const T root = sqrt(squares / static_cast<T>(channels) + eps);
         for (index_t c = 0; c < channels; ++c) out(b, h, i, c) = x(b, h, i, c) / root * detail::entry(weight, c, T{1});
+    });
+}
+
+/// out = x / max(|x|, eps), |x| = sqrt(sum(x^2)) over the channels of a row.
+template <class T>
+void unit_norm(const tensor_view<const T>& x, const tensor_view<T>& out, T eps = T(1e-12)) {
+    const auto channels = x.shape().channels;
+    detail::for_each_row(x.shape(), [&](index_t b, index_t h, index_t i) {
+        T squares = 0;
+        for (index_t c = 0; c < channels; ++c) squares += x(b, h, i, c) * x(b, h, i, c);
+        const T length = max(sqrt(squares), eps);
+        for (index_t c = 0; c < channels; ++c) out(b, h, i, c) = x(b, h, i, c) / length;
+    });
+}
+
+/// What takes the place of a norm: tanh (Zhu et al. 2025), erf (Chen et al. 2025).
+enum class curve { tanh, erf };
+
+/// out = weight f(alpha x + shift) + bias of each number, f the curve.
+template <class T>
+void dynamic_curve(curve f, const tensor_view<const T>& x, const tensor_view<T>& out, T alpha, T shift, std::span<const T> weight = {},
+                   std::span<const T> bias = {}) {
+    attn::detail::for_each_number(x.shape(), [&](index_t b, index_t h, index_t i, index_t c) {
+        const T u = alpha * x(b, h, i, c) + shift, y = f == curve::tanh ? tanh(u) : erf(u);
+        out(b, h, i, c) = detail::entry(weight, c, T{1}) * y + detail::entry(bias, c, T{0});
     });
 }
 
@@ -137,6 +163,49 @@ void row_norm_backward(bool centred, const tensor_view<const T>& x, const tensor
             const auto at = static_cast<std::size_t>(c);
             wanted.x(b, h, i, c) = (g[at] - of_g - y[at] * of_product) / root;
         }
+    });
+}
+
+/// The gradient of unit_norm. With y = x / max(|x|, eps) and dO the gradient given:
+///     dx = (dO - y sum(dO y)) / |x|,      and of a row shorter than eps dO / eps
+template <class T>
+void unit_norm_backward(const tensor_view<const T>& x, const tensor_view<const T>& d_out, const tensor_view<T>& wanted, T eps = T(1e-12)) {
+    const auto channels = x.shape().channels;
+    detail::for_each_row(x.shape(), [&](index_t b, index_t h, index_t i) {
+        T squares = 0, product = 0;
+        for (index_t c = 0; c < channels; ++c) squares += x(b, h, i, c) * x(b, h, i, c);
+        const T length = max(sqrt(squares), eps);
+        for (index_t c = 0; c < channels; ++c) product += d_out(b, h, i, c) * (x(b, h, i, c) / length);
+        if (!(length > eps)) product = 0;
+        for (index_t c = 0; c < channels; ++c) wanted(b, h, i, c) = (d_out(b, h, i, c) - x(b, h, i, c) / length * product) / length;
+    });
+}
+
+/// The gradients of a loss by what a dynamic_curve read.
+template <class T>
+struct dynamic_curve_gradients : row_norm_gradients<T> {
+    T* alpha = nullptr; ///< or null
+    T* shift = nullptr; ///< or null
+};
+
+/// The gradients of dynamic_curve. With u = alpha x + shift, dO the gradient given and s = dO weight f'(u):
+///     dx = alpha s,   dweight = sum dO f(u),   dbias = sum dO,      over rows
+///     dalpha = sum s x,   dshift = sum s,      over all numbers
+template <class T>
+void dynamic_curve_backward(curve f, const tensor_view<const T>& x, const tensor_view<const T>& d_out,
+                            const dynamic_curve_gradients<T>& wanted, T alpha, T shift, std::span<const T> weight = {}) {
+    for (const auto sums : {wanted.weight, wanted.bias}) std::ranges::fill(sums, T{0});
+    for (T* const sum : {wanted.alpha, wanted.shift})
+        if (sum) *sum = 0;
+    attn::detail::for_each_number(x.shape(), [&](index_t b, index_t h, index_t i, index_t c) {
+        const T value = x(b, h, i, c), u = alpha * value + shift, given = d_out(b, h, i, c), y = f == curve::tanh ? tanh(u) : erf(u);
+        const T slope = f == curve::tanh ? T{1} - y * y : static_cast<T>(2 * std::numbers::inv_sqrtpi) * exp(-(u * u));
+        const T s = given * detail::entry(weight, c, T{1}) * slope;
+        if (!wanted.weight.empty()) wanted.weight[static_cast<std::size_t>(c)] += given * y;
+        if (!wanted.bias.empty()) wanted.bias[static_cast<std::size_t>(c)] += given;
+        if (wanted.alpha) *wanted.alpha += s * value;
+        if (wanted.shift) *wanted.shift += s;
+        wanted.x(b, h, i, c) = alpha * s;
     });
 }
 

@@ -12,7 +12,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 /// Definitions are templates of the type T that everything is computed in: double for a reference, float for the textbook that a kernel is
 /// judged against, or a number of one's own, with arithmetic, comparisons and std::numeric_limits, made from other numbers by static_cast:
 /// an interval, or one that remembers its rounding errors. Its functions are found by its namespace, those of float and double here.
-using std::abs, std::exp, std::isnan, std::log, std::log1p, std::max, std::pow, std::sqrt, std::tanh;
+using std::abs, std::erf, std::exp, std::isnan, std::log, std::log1p, std::max, std::pow, std::sqrt, std::tanh;
 
 /// A contiguous copy in double of a view (batch, heads, tokens, channels), exact: what the reference of a float or 16-bit input is computed
 /// from.
