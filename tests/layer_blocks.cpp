@@ -92,9 +92,11 @@ TEST_CASE("fold: a block without its norms is the same block", "[layer]") {
     parameters weights, folded;
     const index_t channels = 24;
     const random_statistics first(weights, "norm1", channels), second(weights, "norm2", channels);
+    auto attention = random_multi_head<float>(weights, "attention", channels, 3, 1, 8, 8, {}, false);
+    attention.gate = random_linear<float>(weights, "output gate", 3, channels, false);
     const transformer_block<rep_batch_norm<float>, multi_head<float>, feed_forward<float>> block{
         .attention_norm = first.norm(),
-        .attention = random_multi_head<float>(weights, "attention", channels, 3, 1, 8, 8, {}, false),
+        .attention = attention,
         .feed_forward_norm = second.norm(),
         .feed_forward = {.up = random_linear<float>(weights, "up", 50, channels),
                          .down = random_linear<float>(weights, "down", channels, 50),
@@ -107,7 +109,7 @@ TEST_CASE("fold: a block without its norms is the same block", "[layer]") {
     CHECK(close(result_of(block, x), exact));
     CHECK(close(result_of(fast, x), exact));
     check_bits(fast, x, false);
-    CHECK(folded.names() == std::vector<std::string>{"b.attention.k.bias", "b.attention.k.weight", "b.attention.q.bias",
+    CHECK(folded.names() == std::vector<std::string>{"b.attention.gate.bias", "b.attention.gate.weight", "b.attention.k.bias", "b.attention.k.weight", "b.attention.q.bias",
                                                      "b.attention.q.weight", "b.attention.v.bias", "b.attention.v.weight",
                                                      "b.feed_forward.gate.bias", "b.feed_forward.gate.weight", "b.feed_forward.up.bias",
                                                      "b.feed_forward.up.weight"});

@@ -97,7 +97,15 @@ tensor<double> plain_multi_head(const tensor<double>& x, const tensor<double>& y
     const auto v = heads_of(plain_linear(y, layer.v), layer.kv_heads);
     turn(q, where.first_query[0]);
     turn(k, where.first_key[0]);
-    return plain_linear(rows_of_heads(attend(q, k, v)), layer.out);
+    auto attended = rows_of_heads(attend(q, k, v));
+    if (layer.gate.weight.data()) {
+        const auto gates = plain_linear(x, layer.gate);
+        const auto& s = attended.shape();
+        for (index_t row = 0; row < s.batch * s.tokens; ++row)
+            for (index_t c = 0; c < s.channels; ++c)
+                attended.data()[row * s.channels + c] /= 1 + std::exp(-gates.data()[row * gates.shape().channels + c * gates.shape().channels / s.channels]);
+    }
+    return plain_linear(attended, layer.out);
 }
 template <class M, class F>
 tensor<double> plain_multi_head(const tensor<double>& x, const M& layer, const F& attend) {

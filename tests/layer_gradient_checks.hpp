@@ -89,7 +89,8 @@ typename multi_head<T, A, R, N>::gradients named(const gradient_store<T>& store,
     typename multi_head<T, A, R, N>::gradients g{.q = named(store, name + ".q", l.q),
                                                  .k = named(store, name + ".k", l.k),
                                                  .v = named(store, name + ".v", l.v),
-                                                 .out = named(store, name + ".out", l.out)};
+                                                 .out = named(store, name + ".out", l.out),
+                                                 .gate = named(store, name + ".gate", l.gate)};
     if constexpr (multi_head<T, A, R, N>::reduces) g.reduce = named(store, name + ".reduce", l.reduce);
     if constexpr (requires { g.attention.score.bias; }) g.attention.score.bias = store.view(name + ".attention.bias");
     g.query_norm = named_norm<T>(store, name + ".query_norm", l.query_norm);

@@ -32,6 +32,18 @@ TEST_CASE("gradients of layers: multi_head with norms of queries and keys, rotar
         {2, 1, 9, 12});
 }
 
+TEST_CASE("gradients of layers: multi_head with a gate of each number, and of each head", "[layer][portable]") {
+    const auto make = []<Scalar T>(parameters& w) {
+        auto layer = multi_head_of<T>(w, "layer", 4, 2);
+        layer.gate = linear_of<T>(w, "layer.gate");
+        return layer;
+    };
+    for (const index_t outputs : {4, 4 * 19}) {
+        check_layer_gradients(random_weights().attention("", 12, 4, 2, 5, 19).linear(".gate", outputs, 12, outputs == 4), make, {2, 1, 9, 12});
+        check_layer_gradients(random_weights().attention("", 12, 4, 2, 5, 19, 7).linear(".gate", outputs, 12), make, {2, 1, 9, 12}, {2, 1, 6, 7});
+    }
+}
+
 // Swin v2's: cosines of queries and keys, over a temperature.
 TEST_CASE("gradients of layers: multi_head of cosines", "[layer][portable]") {
     check_layer_gradients(

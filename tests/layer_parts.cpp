@@ -97,6 +97,22 @@ TEMPLATE_TEST_CASE("multi_head: grouped heads, sizes of keys and values, context
     narrow.key_norm.weight = gain.first(9);
     CHECK(error_of([&] { (void)result_of(narrow, x); }) == "rms_norm: weight has 9 entries, but x has shape (2, 2, 19, 10)");
 
+    // Gates: one for each number of the result, or one for each head.
+    for (const index_t outputs : {4 * 7, 4}) {
+        auto gated = grouped;
+        gated.gate = random_linear<T>(weights, "gate" + std::to_string(outputs), outputs, 24);
+        CHECK(close(result_of(gated, x), plain_multi_head(wide(x), gated, plain_softmax())));
+        CHECK(close(forward(gated, {.tokens = x, .context = y}), plain_multi_head(wide(x), wide(y), gated, plain_softmax(), [](auto&, index_t) {})));
+        check_bits(gated, x);
+    }
+    auto wrong = grouped;
+    wrong.gate = random_linear<T>(weights, "gate of two", 2, 24);
+    CHECK(error_of([&] { (void)result_of(wrong, x); }) ==
+          "multi_head: gate has a weight of shape (1, 1, 2, 24), but 28 outputs are needed, or 4, one a head");
+    wrong.gate = random_linear<T>(weights, "gate of other tokens", 4, 23);
+    CHECK(error_of([&] { (void)result_of(wrong, x); }) ==
+          "multi_head: gate has a weight of shape (1, 1, 4, 23), but 4 outputs of 24 inputs are needed");
+
     // Cosine attention: Swin v2's.
     const multi_head cosines{.heads = 4, .kv_heads = 2, .q = grouped.q, .k = grouped.k, .v = grouped.v, .out = grouped.out,
                              .query_norm = unit_norm<T>{}, .key_norm = unit_norm<T>{}};

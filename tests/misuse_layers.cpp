@@ -143,12 +143,12 @@ TEST_CASE("misuse: layers", "[misuse][portable]") {
     const auto square = linear_at(1000, 4, 4);
     const std::string of_linear = "the weight of a linear";
     const rotary<float> rotation(16, 4);
-    const multi_head<float> heads{.q = square, .k = square, .v = square, .out = linear_at(1200, 4, 4), .rotation = &rotation};
+    const multi_head<float> heads{.q = square, .k = square, .v = square, .out = linear_at(1200, 4, 4), .rotation = &rotation, .gate = linear_at(1250, 1, 4)};
     const feed_forward<float> mlp{.up = linear_at(1300, 8, 4), .down = linear_at(1400, 4, 8), .gate = linear_at(1500, 8, 4)};
     const window_grid grid{.height = 3, .width = 3, .window_height = 3, .window_width = 1};
     check_layer(linear<float>{square.weight, four}, {{of_linear, &memory[1000]}, {"the bias of a linear", four.data()}});
     check_layer(mlp, {{of_linear, &memory[1300]}, {of_linear, &memory[1400]}, {of_linear, &memory[1500]}});
-    check_layer(heads, {{of_linear, &memory[1000]}, {of_linear, &memory[1200]}});
+    check_layer(heads, {{of_linear, &memory[1000]}, {of_linear, &memory[1200]}, {of_linear, &memory[1250]}});
     check_layer(windowed<feed_forward<float>>{grid, mlp}, {{of_linear, &memory[1300]}});
     check_layer(spatial_reduction<float>{grid, linear_at(1600, 4, 12)}, {{of_linear, &memory[1600]}});
     check_layer(transformer_block<layer_norm<float>, multi_head<float>, feed_forward<float>>{{.weight = four}, heads, {}, mlp},

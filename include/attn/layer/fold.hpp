@@ -50,10 +50,12 @@ spatial_reduction<T, Own> fold_into(const N& norm, spatial_reduction<T, Own> lay
     layer.projection = {own.weight, own.bias, from.products};
     return layer;
 }
-/// The multi_head that equals `norm` and then `layer`: folded are `q`, and `k` and `v`, or the layer in front of them.
+/// The multi_head that equals `norm` and then `layer`: folded are `q`, `gate` if there is one, and `k` and `v`, or the layer in
+/// front of them.
 template <FoldableNorm N, Scalar T, Attention A, class R, Norm M>
 multi_head<T, A, R, M> fold_into(const N& norm, multi_head<T, A, R, M> layer, parameters& folded, const std::string& name) {
     layer.q = fold_into(norm, layer.q, folded, name + ".q");
+    if (layer.gated()) layer.gate = fold_into(norm, layer.gate, folded, name + ".gate");
     if constexpr (layer.reduces) {
         layer.reduce = fold_into(norm, layer.reduce, folded, name + ".reduce");
     } else {

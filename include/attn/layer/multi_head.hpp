@@ -4,6 +4,8 @@
 #include "../attention/softmax_backward.hpp"
 #include "../core/heads.hpp"
 #include "linear.hpp"
+#include "multi_head_checks.hpp"
+#include "output_gate.hpp"
 #include "rotary.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
@@ -39,14 +41,15 @@ struct identity_reduction {
 /// Multi-head attention: linears around any operator.
 /// For tokens x (batch, 1, n, c) and context y (batch, 1, m, c'), which is x if none is given:
 ///     Q = q(x) as (batch, heads, n, d_k),   K = k(y') as (batch, kv_heads, m, d_k),   V = v(y'') as (batch, kv_heads, m, d_v)
-///     result = out(attention(Q, K, V)) (+ residual)
+///     result = out(attention(Q, K, V)) (+ residual),      with a gate   out(attention(Q, K, V) * sigmoid(gate(x))) (+ residual)
 /// q, k, v, out: linears; d_k and d_v are what their outputs are over the heads, free of c. y' is y, or what a layer makes of it (`reduce`:
 /// see spatial_reduction); y'' is y', or a context of its own for the values. Norms, if any, take each token and head of Q and K over its
-/// d_k channels (Henry et al. 2020, "Query-Key Normalization for Transformers"); rotary positions, if any, turn them then. An operator
-/// whose keys are its queries, as the Reformer's (lsh_attention), takes Q for K: then k stays empty, heads are kv_heads, and there is no
-/// context, no `reduce` and no norm; anything else is refused. Projections write heads side by side, as the attention reads and writes
-/// them: nothing is transposed or copied in between. Time: that of the projections and of the operator. Memory: Q, K, V, the attention's
-/// result, and what the operator needs. Vaswani et al. 2017, "Attention Is All You Need".
+/// d_k channels (Henry et al. 2020, "Query-Key Normalization for Transformers"); rotary positions, if any, turn them then. A gate has
+/// an output for each number of a token's result, or for each head, whose channels share it (Qiu et al. 2025, "Gated Attention for Large
+/// Language Models"). An operator whose keys are its queries, as the Reformer's (lsh_attention), takes Q for K: then k stays empty, heads
+/// are kv_heads, and there is no context, no `reduce` and no norm; anything else is refused. Projections write heads side by side, as the
+/// attention reads and writes them: nothing is transposed or copied in between. Time: that of the projections and of the operator. Memory:
+/// Q, K, V, the attention's result, the gates, and what the operator needs. Vaswani et al. 2017, "Attention Is All You Need".
 template <Scalar T, Attention A = softmax_attention<>, class R = identity_reduction, Norm N = identity_norm<T>>
 struct multi_head {
     using scalar = T;
@@ -73,32 +76,38 @@ struct multi_head {
     R reduce = {};                                     ///< a layer that tokens go through before k and v, or none
     N query_norm = {};                                 ///< of each token and head of the queries, or none
     N key_norm = {};                                   ///< the same of the keys
+    linear<T> gate = {};                               ///< of the tokens, or none: a logit for each number of the result, or head
+
+    /// Whether there is a gate.
+    bool gated() const { return gate.weight.data() != nullptr; }
 
     void check(const layer_inputs<T>& in) const {
         if (heads < 1 || kv_heads < 1) throw argument_error(name, "heads", "are ", heads, " and ", kv_heads, ": one at least is needed");
         detail::check_tokens(name, "tokens", in.tokens, q.inputs());
         const auto& source = source_of(in);
-        if constexpr (shares_queries) check_shared(in);
+        if constexpr (shares_queries) detail::check_shared_keys(name, A::name, k, heads, kv_heads, in);
         else if constexpr (reduces) reduce.check({source});
         else detail::check_tokens(name, in.context.data() ? "context" : "tokens", source, k.inputs());
         if (source.shape().batch != in.tokens.shape().batch)
             throw shape_error(name, "context", "has shape ", source.shape(), ", but tokens have ", in.tokens.shape());
-        if (in.value_context.data()) check_value_context(in);
-        check_projection("q", q, q.inputs(), heads);
-        if constexpr (!shares_queries) check_projection("k", k, reduced(source.shape()).channels, kv_heads);
-        check_projection("v", v, in.value_context.data() ? v.inputs() : reduced(source.shape()).channels, kv_heads);
+        if (in.value_context.data()) detail::check_value_context(name, in, v.inputs(), reduces);
+        detail::check_heads(name, "q", q, q.inputs(), heads);
+        if constexpr (!shares_queries) detail::check_heads(name, "k", k, reduced(source.shape()).channels, kv_heads);
+        detail::check_heads(name, "v", v, in.value_context.data() ? v.inputs() : reduced(source.shape()).channels, kv_heads);
         const auto s = shapes(in.tokens.shape(), source.shape());
         query_norm.check(s.queries);
         key_norm.check(s.keys);
         attention.check(planned(s, in.positions));
-        out.check(name, "out", out.outputs(), attention.output_shape(s).heads * attention.output_shape(s).channels);
+        const auto attended = attention.output_shape(s);
+        out.check(name, "out", out.outputs(), attended.heads * attended.channels);
+        if (gated()) detail::output_gate<T>::check(name, gate, q.inputs(), attended);
         if (rotation) {
             rotation->check(name, "q", s.queries, places(token_positions, in.positions.first_query));
             rotation->check(name, "k", s.keys, places(key_positions(in), in.positions.first_key));
         }
     }
     void check_apart(const output_memory& result) const {
-        for (const auto* projection : {&q, &k, &v, &out}) projection->check_apart(result);
+        for (const auto* projection : {&q, &k, &v, &out, &gate}) projection->check_apart(result);
         attention.check_apart(result);
         if constexpr (reduces) reduce.check_apart(result);
         query_norm.check_apart(result);
@@ -165,6 +174,7 @@ struct multi_head {
         typename linear<T>::gradients k = {};                           ///< of k
         typename linear<T>::gradients v = {};                           ///< of v
         typename linear<T>::gradients out = {};                         ///< of out
+        typename linear<T>::gradients gate = {};                        ///< of gate
         decltype(detail::gradients_of_operator<A, T>()) attention = {}; ///< of the attention's parameters
         detail::parameter_gradients<R> reduce = {};                     ///< of reduce
         detail::parameter_gradients<N> query_norm = {};                 ///< of query_norm
@@ -175,6 +185,7 @@ struct multi_head {
         k.for_each_gradient(in, wanted.k, detail::visit_member("k", visit));
         v.for_each_gradient(in, wanted.v, detail::visit_member("v", visit));
         out.for_each_gradient(in, wanted.out, detail::visit_member("out", visit));
+        gate.for_each_gradient(in, wanted.gate, detail::visit_member("gate", visit));
         const auto s = shapes(in.tokens.shape(), source_of(in).shape());
         if constexpr (DifferentiableAttention<A>)
             attention.check_gradients(planned(s, in.positions), wanted.attention,
@@ -206,7 +217,8 @@ struct multi_head {
         const gradient_work g(memory, *this, in.tokens.shape(), source.shape(), run.concurrency());
         const auto& p = wanted.parameters;
 
-        out.backward(join_heads(t.attended), d_out, join_heads(g.of.attended), false, p.out, run);
+        out.backward(join_heads(t.gated), d_out, join_heads(g.of.gated), false, p.out, run);
+        if (gated()) detail::output_gate<T>(t.gates, t.attended, run).backward(g.of.gated, g.of.attended, g.of.gates);
         auto of_attention = p.attention;
         of_attention.queries = g.of.queries;
         if constexpr (!shares_queries) of_attention.keys = g.of.keys;
@@ -226,6 +238,7 @@ struct multi_head {
 
         // What several projections read has the sum of what they give.
         q.backward(in.tokens, join_heads(g.of.plain_queries), wanted.tokens, false, p.q, run);
+        if (gated()) gate.backward(in.tokens, g.of.gates, wanted.tokens, true, p.gate, run);
         const bool is_tokens = !in.context.data();
         const auto of_source = is_tokens ? wanted.tokens : wanted.context;
         const auto read = reduces ? tensor_view<const T>(t.reduced) : source;
@@ -272,33 +285,10 @@ private:
         turn(t.queries, places(token_positions, in.positions.first_query));
         if (!shares_queries) turn(t.keys, places(key_positions(in), in.positions.first_key));
     }
-    void check_shared(const layer_inputs<T>& in) const {
-        if (k.weight.data() || !k.bias.empty())
-            throw argument_error(name, "k", "is given, but the keys of ", A::name, " are its queries: leave it out");
-        if (kv_heads != heads)
-            throw argument_error(name, "kv_heads", "are ", kv_heads, ", but the keys of ", A::name, " are its queries, of ", heads,
-                                 " heads");
-        if (in.context.data()) throw argument_error(name, "context", "is given, but the keys of ", A::name, " are its queries");
-    }
-    void check_value_context(const layer_inputs<T>& in) const {
-        const auto &keys = in.context.shape(), &values = in.value_context.shape();
-        if (reduces || !in.context.data())
-            throw argument_error(name, "value_context",
-                                 reduces ? "is given, but what is reduced is both keys and values"
-                                         : "is given without a context, of the keys");
-        detail::check_tokens(name, "value_context", in.value_context, v.inputs());
-        if (values.batch != keys.batch || values.tokens != keys.tokens)
-            throw shape_error(name, "value_context", "has shape ", values, ", but the context has ", keys);
-    }
     static tensor_view<const T> source_of(const layer_inputs<T>& in) { return in.context.data() ? in.context : in.tokens; }
     shape reduced(const shape& source) const {
         if constexpr (reduces) return reduce.output_shape(source);
         else return source;
-    }
-    static void check_projection(std::string_view argument, const linear<T>& l, index_t inputs, index_t heads) {
-        l.check(name, argument, l.outputs(), inputs);
-        if (l.outputs() % heads != 0)
-            throw shape_error(name, argument, "has a weight of shape ", l.weight.shape(), ", whose outputs do not make ", heads, " heads");
     }
     input_shapes shapes(const shape& tokens, const shape& source) const {
         const auto m = reduced(source).tokens;
@@ -316,6 +306,7 @@ private:
     struct tensors {
         tensor_view<T> queries, keys, values, attended, reduced;
         tensor_view<T> plain_queries, plain_keys; ///< before norms
+        tensor_view<T> gates, gated;              ///< what `gate` makes, and what that makes of the attention's result
         tensor_view<T> log_sum_exp;
         std::byte* of_reduce = nullptr; ///< what `reduce` keeps
 
@@ -325,10 +316,12 @@ private:
             queries = plain_queries = take(s.queries);
             keys = plain_keys = shares_queries ? queries : take(s.keys);
             values = take(s.values);
-            attended = take(layer.attention.output_shape(s));
+            attended = gated = take(layer.attention.output_shape(s));
+            if (layer.gated()) gates = take({tokens.batch, 1, tokens.tokens, layer.gate.outputs()});
             if constexpr (reduces) reduced = take(layer.reduced(source));
             if (normalises && (kept || N::moves_statistics)) plain_queries = take(s.queries), plain_keys = take(s.keys);
             if (!kept) return;
+            if (layer.gated()) gated = take(attended.shape());
             if constexpr (A::traits.has_log_sum_exp) log_sum_exp = take(log_sum_exp_shape(layer.attention, s));
             if constexpr (reduces && is_differentiable)
                 of_reduce = memory.take<std::byte>(static_cast<index_t>(layer.reduce.kept_bytes(source, {})));
@@ -354,8 +347,8 @@ private:
         const auto s = shapes(tokens, source);
         const auto from = reduced(source);
         const auto of = [&](const auto& inner, const shape& x) { return detail::inner_bytes<backward>(inner, x, {}, concurrency); };
-        auto most =
-            std::max({of(q, tokens), of(k, from), of(v, from), of(query_norm, s.queries), of(key_norm, s.keys), of(out, joined(s))});
+        auto most = std::max({of(q, tokens), of(k, from), of(v, from), of(query_norm, s.queries), of(key_norm, s.keys), of(out, joined(s)),
+                              of(gate, tokens)});
         if constexpr (reduces) most = std::max(most, of(reduce, source));
         if constexpr (backward) return std::max(most, attention.template backward_workspace_bytes<T>(s, concurrency));
         else return std::max(most, attention.template workspace_bytes<T>(s, concurrency));
@@ -380,7 +373,11 @@ private:
         if constexpr (!shares_queries) key_norm.forward(t.plain_keys, t.keys, run);
         rotate(in, t, [&](const auto& x, const rotary_positions& where) { rotation->forward(x, where, x, run); });
         attends();
-        out.forward({.tokens = join_heads(t.attended), .residual = in.residual}, result, run);
+        if (gated()) {
+            gate.forward({in.tokens}, t.gates, run);
+            detail::output_gate<T>(t.gates, t.attended, run).forward(t.gated);
+        }
+        out.forward({.tokens = join_heads(t.gated), .residual = in.residual}, result, run);
     }
 };
 
