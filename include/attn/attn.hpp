@@ -17,6 +17,7 @@
 #include "attention/lsh_attention.hpp"
 #include "attention/lsh_backward.hpp"
 #include "attention/merge.hpp"
+#include "attention/performer_features.hpp"
 #include "attention/pointwise_attention.hpp"
 #include "attention/pointwise_backward.hpp"
 #include "attention/pooling.hpp"

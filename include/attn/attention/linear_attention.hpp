@@ -5,6 +5,7 @@
 #include "backward.hpp"
 #include "feature_map.hpp"
 #include "linear_checks.hpp"
+#include "mapped_vectors.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
@@ -14,19 +15,22 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 ///     out_i = phi(q_i) S / (phi(q_i) . z + eps),      S = sum_j phi(k_j)^T v_j  (d_k, d_v),      z = sum_j phi(k_j)  (d_k)
 /// over the keys j that query i sees; without `normalise`, out_i = scale phi(q_i) S. A row that sees no key is 0. Where phi is never
 /// negative and eps > 0, a query orthogonal to all its keys gives 0. A hidden key never influences a row, whatever it holds. Patterns:
-/// dense, causal, lengths, prefix, and what & and | make of them; the sums are then running sums, which go from chunk to chunk.
+/// dense, causal, lengths, prefix, and what & and | make of them; the sums are then running sums, which go from chunk to chunk. phi is a
+/// map of each channel, or one of whole vectors (VectorFeatureMap: performer_features, cosformer_features, your own): then d_k above is
+/// the number of its features; the gradient keeps them, and theirs, in the workspace.
 ///
 /// Time: 2 d_k d_v flops for each key and each query, O(n); causal, some more for the pairs inside a block of 16 keys. Rows that see few
 /// keys, at most 2 d_k d_v / (d_k + d_v), are computed in the other order, (phi(q) phi(k)^T) v. Memory: the workspace, some 100 kB a
 /// thread at d = 64. Causal heads are computed one by one, others also in parallel over tokens. A row of the result depends on its query,
 /// the keys that it sees and where they lie, bit by bit: not on the number of queries in the call, executor, threads, strides or the rest
 /// of the batch. Katharopoulos et al. 2020, "Transformers are RNNs: Fast Autoregressive Transformers with Linear Attention".
-template <FeatureMap F = elu_plus_one, Pattern P = dense>
+template <class F = elu_plus_one, Pattern P = dense>
+    requires FeatureMap<F> || VectorFeatureMap<F>
 struct linear_attention {
     static constexpr std::string_view name = "linear_attention";
     static constexpr attention_traits traits{.has_log_sum_exp = false};
 
-    F feature_map = {};    ///< phi, applied to each channel of q and k
+    F feature_map = {};    ///< phi, applied to each channel, or to each token, of q and k
     P pattern = {};        ///< which keys a query sees
     bool normalise = true; ///< divides by the sum of the weights
     double eps = 1e-6;     ///< is added to that sum
@@ -36,24 +40,49 @@ struct linear_attention {
     void check(const inputs<T>& in) const {
         detail::check_linear_attention(name, in, pattern, eps);
         detail::check_number<T>(name, "scale", scale);
+        if constexpr (requires { feature_map.check(name, index_t{}); }) feature_map.check(name, in.keys.shape().channels);
         if (normalise && scale != 1) throw argument_error(name, "scale", "is for sums that are not normalised");
     }
-    void check_apart(const output_memory& out) const { attn::check_apart(pattern, out); }
+    void check_apart(const output_memory& out) const {
+        attn::check_apart(pattern, out);
+        if constexpr (requires { feature_map.check_apart(out); }) feature_map.check_apart(out);
+    }
     shape output_shape(const input_shapes& s) const { return {s.queries.batch, s.queries.heads, s.queries.tokens, s.values.channels}; }
     template <Scalar T>
+        requires FeatureMap<F>
     std::size_t workspace_bytes(const input_shapes& s, index_t concurrency, const detail::linear_rows<T>* = nullptr) const {
         return kernel_of<T>::workspace_bytes(s, concurrency, nullptr);
     }
     template <Scalar T>
+        requires VectorFeatureMap<F>
+    std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const {
+        detail::scratch own;
+        const vectors<T> mapped(own, feature_map, s, concurrency);
+        return own.used_bytes() +
+               kernel_of_vectors<T>::workspace_bytes(vectors<T>::shapes(s, mapped.count), concurrency, nullptr, mapped.keys.staged());
+    }
+    template <Scalar T>
     void forward(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
-        with_kernel(in, detail::all_rows(in), run, [&](const auto& kernel, std::byte* memory) { kernel(in, out, run, memory); });
+        if constexpr (FeatureMap<F>) {
+            with_kernel(in, detail::all_rows(in), run, [&](const auto& kernel, std::byte* memory) { kernel(in, out, run, memory); });
+        } else {
+            std::byte* const memory = run.workspace().bytes().data();
+            detail::scratch own(memory);
+            vectors<T> mapped(own, feature_map, shapes_of(in), run.concurrency());
+            mapped.prepare(in, pattern, run);
+            kernel_of_vectors<T>(mapped.queries, mapped.keys, pattern, normalisation())(mapped.unread(in), out, run,
+                                                                                        memory + own.used_bytes());
+        }
     }
     /// f(what computes it: a kernel::linear_attention; the memory for it).
     template <Scalar T>
+        requires FeatureMap<F>
     void with_kernel(const inputs<T>& in, const detail::linear_rows<T>& rows, const execution& run, const auto& f) const {
         const features<T> queries{in.queries, feature_map}, keys{rows.keys, feature_map, {}, rows.first_key};
-        f(kernel_of<T>(queries, keys, pattern, {.normalise = normalise, .eps = eps, .scale = scale}), run.workspace().bytes().data());
+        f(kernel_of<T>(queries, keys, pattern, normalisation()), run.workspace().bytes().data());
     }
+    /// What the denominator is.
+    kernel::linear_normalisation normalisation() const { return {.normalise = normalise, .eps = eps, .scale = scale}; }
 
     /// The gradients of the inputs: see linear_backward.hpp.
     template <Scalar T>
@@ -77,6 +106,10 @@ private:
     using features = kernel::mapped_features<T, F>;
     template <Scalar T>
     using kernel_of = kernel::linear_attention<T, features<T>, features<T>, P>;
+    template <Scalar T>
+    using vectors = detail::mapped_vectors<T, F, P>;
+    template <Scalar T>
+    using kernel_of_vectors = kernel::linear_attention<T, typename vectors<T>::features_type, typename vectors<T>::features_type, P>;
 };
 
 } // namespace attn

@@ -68,6 +68,71 @@ void for_each_focused(const tensor_view<const T>& x, std::span<const U> scale, i
 
 } // namespace detail
 
+namespace detail {
+
+/// Linear attention of features that are there.
+template <class T>
+void attend_to_features(const inputs<T>& in, const tensor<T>& f, const tensor<T>& e, const outputs<T>& out, const visible_pairs& pattern,
+                        bool normalise, double eps, double scale) {
+    for_each_linear_row(in, f, e, pattern, [&](index_t b, index_t h, index_t g, index_t i, const std::vector<weighed_key<T>>& seen) {
+        T denominator = 0;
+        for (const auto& k : seen) denominator += k.weight;
+        for (index_t c = 0; c < in.values.shape().channels; ++c) {
+            T sum = 0;
+            for (const auto& k : seen) sum += k.weight * in.values(b, g, k.row, c);
+            out.values(b, h, i, c) = seen.empty() ? T{0}
+                                     : normalise  ? sum / (denominator + static_cast<T>(eps))
+                                                  : static_cast<T>(scale) * sum;
+        }
+    });
+}
+
+/// The gradients of linear attention by features of queries and keys, and by values; and who takes part: what is not seen does not.
+template <class T>
+struct feature_gradients {
+    tensor<T> of_f, of_e, of_values;
+    tensor<char> sees, is_seen;
+
+    feature_gradients(const inputs<T>& in, const tensor<T>& f, const tensor<T>& e, const tensor_view<const T>& d_out,
+                      const visible_pairs& pattern, bool normalise, double eps, double scale)
+        : of_f(f.shape()), of_e(e.shape()), of_values(in.values.shape()), sees(tokens_of(f)), is_seen(tokens_of(e)) {
+        const auto features = f.shape().channels, d_v = in.values.shape().channels;
+        for (auto* t : {&of_f, &of_e, &of_values}) std::fill_n(t->data(), t->shape().size(), T{0});
+        for_each_linear_row(in, f, e, pattern, [&](index_t b, index_t h, index_t g, index_t i, const std::vector<weighed_key<T>>& seen) {
+            T denominator = static_cast<T>(eps);
+            for (const auto& k : seen) denominator += k.weight;
+            const T factor = normalise ? 1 / denominator : static_cast<T>(scale);
+            const auto d_out_by_value = [&](index_t j) {
+                T product = 0;
+                for (index_t c = 0; c < d_v; ++c) product += d_out(b, h, i, c) * in.values(b, g, j, c);
+                return product;
+            };
+            T of_denominator = 0; // dO_i . out_i
+            for (const auto& k : seen)
+                if (normalise) of_denominator += k.weight * factor * d_out_by_value(k.row);
+            for (const auto& [j, weight] : seen) {
+                is_seen(b, g, j, 0) = sees(b, h, i, 0) = 1;
+                const T of_weight = (d_out_by_value(j) - of_denominator) * factor;
+                for (index_t c = 0; c < d_v; ++c) of_values(b, g, j, c) += weight * factor * d_out(b, h, i, c);
+                for (index_t c = 0; c < features; ++c) of_f(b, h, i, c) += of_weight * e(b, g, j, c);
+                for (index_t c = 0; c < features; ++c) of_e(b, g, j, c) += of_weight * f(b, h, i, c);
+            }
+        });
+    }
+    /// Writes gradient(b, h, i, c) for what takes part, and 0 for the rest, whatever it holds. To no memory nothing.
+    static void write(const tensor_view<T>& to, const tensor<char>& takes_part, const auto& gradient) {
+        if (!to.data()) return;
+        attn::detail::for_each_number(to.shape(), [&](index_t b, index_t h, index_t i, index_t c) {
+            to(b, h, i, c) = takes_part(b, h, i, 0) ? gradient(b, h, i, c) : T{0};
+        });
+    }
+
+private:
+    static shape tokens_of(const tensor<T>& t) { return {t.shape().batch, t.shape().heads, t.shape().tokens, 1}; }
+};
+
+} // namespace detail
+
 /// With A_ij = phi(q_i) . phi(k_j) for the keys j that query i sees, everything in T:
 ///     out_i = sum_j A_ij v_j / (sum_j A_ij + eps),     or scale * sum_j A_ij v_j if not `normalise`
 /// A row that sees nothing is zero; what is not seen is never multiplied. Shapes: as in inputs and outputs, taken as checked.
@@ -76,18 +141,7 @@ template <class T>
 void linear_attention(const inputs<T>& in, const outputs<T>& out, const detail::feature_function<T, false>& phi,
                       const detail::visible_pairs& pattern, bool normalise, double eps, double scale) {
     const auto f = detail::features_of(in.queries, phi.value), e = detail::features_of(in.keys, phi.value);
-    detail::for_each_linear_row(in, f, e, pattern,
-                                [&](index_t b, index_t h, index_t g, index_t i, const std::vector<detail::weighed_key<T>>& seen) {
-                                    T denominator = 0;
-                                    for (const auto& k : seen) denominator += k.weight;
-                                    for (index_t c = 0; c < in.values.shape().channels; ++c) {
-                                        T sum = 0;
-                                        for (const auto& k : seen) sum += k.weight * in.values(b, g, k.row, c);
-                                        out.values(b, h, i, c) = seen.empty() ? T{0}
-                                                                 : normalise  ? sum / (denominator + static_cast<T>(eps))
-                                                                              : static_cast<T>(scale) * sum;
-                                    }
-                                });
+    detail::attend_to_features(in, f, e, out, pattern, normalise, eps, scale);
 }
 
 /// The gradient of linear attention by its formulas, everything in T. With A_ij = phi(q_i) . phi(k_j) for the keys j that query i sees,
@@ -100,48 +154,14 @@ template <class T>
 void linear_gradients(const inputs<T>& in, const tensor_view<const T>& d_out, const input_gradients<T>& wanted,
                       const detail::feature_function<T, true>& phi, const detail::visible_pairs& pattern, bool normalise, double eps,
                       double scale) {
-    const auto d_k = in.keys.shape().channels, d_v = in.values.shape().channels;
     const auto f = detail::features_of(in.queries, phi.value), e = detail::features_of(in.keys, phi.value);
-    tensor<T> of_f(f.shape()), of_e(e.shape()), of_values(in.values.shape());
-    for (auto* t : {&of_f, &of_e, &of_values}) std::fill_n(t->data(), t->shape().size(), T{0});
-    tensor<char> is_seen({e.shape().batch, e.shape().heads, e.shape().tokens, 1}),
-        sees({f.shape().batch, f.shape().heads, f.shape().tokens, 1});
-
-    detail::for_each_linear_row(in, f, e, pattern,
-                                [&](index_t b, index_t h, index_t g, index_t i, const std::vector<detail::weighed_key<T>>& seen) {
-                                    T denominator = static_cast<T>(eps);
-                                    for (const auto& k : seen) denominator += k.weight;
-                                    const T factor = normalise ? 1 / denominator : static_cast<T>(scale);
-                                    const auto d_out_by_value = [&](index_t j) {
-                                        T product = 0;
-                                        for (index_t c = 0; c < d_v; ++c) product += d_out(b, h, i, c) * in.values(b, g, j, c);
-                                        return product;
-                                    };
-                                    T of_denominator = 0; // dO_i . out_i
-                                    for (const auto& k : seen)
-                                        if (normalise) of_denominator += k.weight * factor * d_out_by_value(k.row);
-                                    for (const auto& [j, weight] : seen) {
-                                        is_seen(b, g, j, 0) = sees(b, h, i, 0) = 1;
-                                        const T of_weight = (d_out_by_value(j) - of_denominator) * factor;
-                                        for (index_t c = 0; c < d_v; ++c) of_values(b, g, j, c) += weight * factor * d_out(b, h, i, c);
-                                        for (index_t c = 0; c < d_k; ++c) of_f(b, h, i, c) += of_weight * e(b, g, j, c);
-                                        for (index_t c = 0; c < d_k; ++c) of_e(b, g, j, c) += of_weight * f(b, h, i, c);
-                                    }
-                                });
-
-    // What is not seen gives 0, whatever it holds.
-    const auto write = [](const tensor_view<T>& to, const tensor<char>& takes_part, const auto& gradient) {
-        if (!to.data()) return;
-        attn::detail::for_each_number(to.shape(), [&](index_t b, index_t h, index_t i, index_t c) {
-            to(b, h, i, c) = takes_part(b, h, i, 0) ? gradient(b, h, i, c) : T{0};
-        });
-    };
+    const detail::feature_gradients<T> of(in, f, e, d_out, pattern, normalise, eps, scale);
     const auto through = [&](const tensor<T>& of_features, const auto& x) {
         return [&](index_t b, index_t h, index_t i, index_t c) { return of_features(b, h, i, c) * phi.slope(x(b, h, i, c)); };
     };
-    write(wanted.queries, sees, through(of_f, in.queries));
-    write(wanted.keys, is_seen, through(of_e, in.keys));
-    write(wanted.values, is_seen, of_values);
+    of.write(wanted.queries, of.sees, through(of.of_f, in.queries));
+    of.write(wanted.keys, of.is_seen, through(of.of_e, in.keys));
+    of.write(wanted.values, of.is_seen, of.of_values);
 }
 
 /// x + added, for x (batch, heads, n, d) and added (batch or 1, heads or 1, n, d).

@@ -30,10 +30,11 @@ public:
                      const linear_normalisation& normalisation, const Local& local = {})
         : query_features_(query_features), key_features_(key_features), pattern_(pattern), normalisation_(normalisation), local_(local) {}
 
-    static std::size_t workspace_bytes(const input_shapes& s, index_t concurrency, const convolution_grid* grid) {
+    /// staged: numbers that features need at a time, if they say so.
+    static std::size_t workspace_bytes(const input_shapes& s, index_t concurrency, const convolution_grid* grid, index_t staged = 0) {
         detail::scratch sums, slice;
         if (!causal) span_sums<T>(sums, s, concurrency);
-        worker(slice, s, grid, causal);
+        worker(slice, s, grid, causal, staged);
         return sums.used_bytes() + static_cast<std::size_t>(concurrency) * slice.used_bytes();
     }
 
@@ -43,7 +44,7 @@ public:
                     const linear_states<T>* summed = nullptr) const {
         const auto s = shapes_of(in);
         if (s.queries.batch * s.queries.heads * s.queries.tokens * s.values.channels == 0) return;
-        const worker_memory workers{memory, s, grid()};
+        const worker_memory workers{memory, s, grid(), staged()};
         if constexpr (causal) {
             run.for_each(s.queries.batch * s.queries.heads, [&](index_t task, index_t slice) {
                 workers.with(slice, [&](worker& w) { run_causal(w, in, out, task / s.queries.heads, task % s.queries.heads, summed); });
@@ -58,7 +59,7 @@ public:
     void add_keys(const inputs<T>& in, index_t batch, index_t kv_head, index_t first, index_t end, index_t slice, std::byte* memory,
                   const state_type& state) const {
         const auto s = shapes_of(in);
-        worker_memory{memory, s, grid()}.with(slice, [&](worker& w) {
+        worker_memory{memory, s, grid(), staged()}.with(slice, [&](worker& w) {
             keys_of(in, batch, kv_head).push(w, first, end, causal ? linear_order<T, P>::causal_block : worker::target_rows(s), state);
         });
     }
@@ -75,11 +76,12 @@ private:
         std::byte* memory;
         const input_shapes& shapes;
         const convolution_grid* grid;
+        index_t staged;
 
-        std::size_t bytes() const { return detail::bytes_for<worker>(shapes, grid, causal); }
+        std::size_t bytes() const { return detail::bytes_for<worker>(shapes, grid, causal, staged); }
         void with(index_t slice, const auto& f) const {
             auto slice_memory = detail::slices(memory, bytes())[slice];
-            worker w(slice_memory, shapes, grid, causal);
+            worker w(slice_memory, shapes, grid, causal, staged);
             f(w);
         }
     };
@@ -87,6 +89,10 @@ private:
     const convolution_grid* grid() const {
         if constexpr (has_local) return local_.convolution.present() ? &local_.convolution.grid : nullptr;
         else return nullptr;
+    }
+    index_t staged() const {
+        if constexpr (requires { key_features_.staged(); }) return key_features_.staged();
+        else return 0;
     }
     /// The token of the grid that the first row is; without one, rows are counted from it.
     index_t first_query() const {

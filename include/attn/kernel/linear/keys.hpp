@@ -26,8 +26,8 @@ struct linear_worker {
                                    max_keys);
     }
 
-    /// grid: of the convolution, or null.
-    linear_worker(detail::scratch& memory, const input_shapes& s, const convolution_grid* grid, bool has_state)
+    /// grid: of the convolution, or null. staged_numbers: what features are made of.
+    linear_worker(detail::scratch& memory, const input_shapes& s, const convolution_grid* grid, bool has_state, index_t staged_numbers)
         : key_padded(state_type::whole(s.keys.channels)), padded(whole_registers<T>(s.values.channels)),
           queries(memory.take<T>(max_queries * key_padded)), keys(memory.take<T>(max_keys * key_padded)),
           packed_values(memory.take<T>(max_keys * padded)), numerators(memory.take<T>(max_queries * padded)),
@@ -35,7 +35,8 @@ struct linear_worker {
           factors(memory.take<T>(max_queries)), seen(memory.take<index_t>(max_queries)),
           scores(memory, max_queries, max_keys, s.keys.channels, padded),
           state(has_state ? state_type::take(memory, s.keys.channels, s.values.channels) : state_type{}),
-          convolution(memory, grid ? *grid : convolution_grid{}, grid ? s.values.channels : 0, max_queries) {}
+          convolution(memory, grid ? *grid : convolution_grid{}, grid ? s.values.channels : 0, max_queries),
+          staged(memory.take<T>(staged_numbers)) {}
 
     index_t key_padded, padded; ///< d_k and d_v in whole registers
     T *queries, *keys;          ///< features
@@ -44,6 +45,7 @@ struct linear_worker {
     linear_scores<T> scores;
     state_type state; ///< of a head whose sum grows from chunk to chunk
     convolution_tile<T> convolution;
+    T* staged;           ///< rows that features are made of
     prefetch_next ahead; ///< what is read next
 };
 
@@ -52,7 +54,10 @@ struct linear_worker {
 template <bool causal, Scalar T, class Features>
 auto load_features(const Features& features, index_t batch, index_t head, index_t first, index_t count, const linear_worker<T>& w, T* to,
                    bool written) {
-    if constexpr (causal) {
+    if constexpr (requires { features.staged(); }) {
+        features(batch, head, first, count, to, w.staged);
+        return feature_rows<T>{to, count, w.key_padded};
+    } else if constexpr (causal) {
         features(batch, head, first, count, to);
         return feature_rows<T>{to, count, w.key_padded};
     } else {

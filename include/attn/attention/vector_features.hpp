@@ -1,0 +1,106 @@
+// Feature maps of whole vectors, for linear attention: of all channels of a token and of its position, to any number of features.
+#pragma once
+
+#include "../kernel/linear/vector_features.hpp"
+#include "../simd/elementary.hpp"
+#include "feature_map.hpp"
+
+#include <numbers>
+
+namespace attn::inline ATTN_INSTRUCTION_SET {
+
+/// A map from a token's channels x, of one head, and its position to features, for the weights phi(q_i) . phi(k_j) of linear_attention.
+/// - `features(channels)`: how many a vector of so many channels has.
+/// - `operator()(x, position, to)`: writes the features, of spans of one type of numbers, float or double, or the reference's own.
+/// - `gradient(x, position, of_features, to)`: writes the gradient of x, given that of the features.
+/// Both are called by several threads at a time. Optional: `check(operation, channels)`, which throws attention_error if a parameter does
+/// not fit, and `check_apart(out)`. The kernel calls what is given, so bits are the same everywhere if these texts' are: by fma as it is
+/// written, and attn::simd's exp, cos and so on.
+template <class F>
+concept VectorFeatureMap =
+    std::copy_constructible<F> && requires(const F& phi, std::span<const double> x, index_t position, std::span<double> to) {
+        { phi.features(index_t{}) } -> std::convertible_to<index_t>;
+        phi(x, position, to);
+        phi.gradient(x, position, x, to);
+    };
+
+/// cosFormer's features: of each channel two, so that the weight of a key falls with its distance,
+///     phi(x)_c = relu(x_c) cos(pi i / 2 M),   phi(x)_(d + c) = relu(x_c) sin(pi i / 2 M),      c < d channels, i the position
+///     phi(q_i) . phi(k_j) = relu(q_i) . relu(k_j) cos(pi (i - j) / 2 M)
+/// M: the length, at least that of the sequence; farther apart weights are negative. Qin et al. 2022, "cosFormer: Rethinking Softmax in
+/// Attention".
+struct cosformer_features {
+    index_t length = 1; ///< M
+
+    index_t features(index_t channels) const { return 2 * channels; }
+    void check(std::string_view operation, index_t) const {
+        if (length < 1 || length > index_t{1} << 48)
+            throw argument_error(operation, "feature_map.length", "is ", length, ", but must be at least 1 and at most 2^48");
+    }
+    template <class S>
+    void operator()(std::span<const S> x, index_t position, std::span<S> to) const {
+        const auto [cosine, sine] = turn(position);
+        for (std::size_t c = 0; c < x.size(); ++c) {
+            to[c] = relu{}(x[c]) * static_cast<S>(cosine);
+            to[c + x.size()] = relu{}(x[c]) * static_cast<S>(sine);
+        }
+    }
+    template <class S>
+    void gradient(std::span<const S> x, index_t position, std::span<const S> of_features, std::span<S> to) const {
+        const auto [cosine, sine] = turn(position);
+        for (std::size_t c = 0; c < x.size(); ++c)
+            to[c] = relu{}.derivative(x[c]) * (static_cast<S>(cosine) * of_features[c] + static_cast<S>(sine) * of_features[c + x.size()]);
+    }
+
+    /// How the kernel makes them: see kernel::token_map.
+    template <Scalar T>
+    class rows {
+        using lanes = simd::lanes<T>;
+
+    public:
+        static constexpr bool has_maxima = false;
+
+        rows(detail::scratch&, const cosformer_features& phi, index_t channels) : phi_(phi), channels_(channels) {}
+        void prepare() const {}
+        void begin(const kernel::vector_rows<T>& of, T*) const {
+            each(of, [&](index_t r, lanes cosine, lanes sine) {
+                const T* const x = of.x + r * of.width;
+                T* const to = of.features + r * of.feature_width;
+                std::fill(to + 2 * channels_, to + of.feature_width, T{0});
+                simd::for_each_register<T>(channels_, [&](index_t c, const auto& load, const auto& store) {
+                    const auto y = relu{}(load(x + c));
+                    store(y * cosine, to + c);
+                    store(y * sine, to + channels_ + c);
+                });
+            });
+        }
+        void gradient(const kernel::vector_rows<T>& of, const T*, T* of_features, T* to) const {
+            each(of, [&](index_t r, lanes cosine, lanes sine) {
+                const T *const x = of.x + r * of.width, *const given = of_features + r * of.feature_width;
+                simd::for_each_register<T>(channels_, [&](index_t c, const auto& load, const auto& store) {
+                    const auto sum = fma(cosine, load(given + c), sine * load(given + channels_ + c));
+                    store(relu{}.derivative(load(x + c)) * sum, to + r * of.width + c);
+                });
+            });
+        }
+
+    private:
+        void each(const kernel::vector_rows<T>& of, const auto& f) const {
+            for (index_t r = 0; r < of.count; ++r) {
+                const auto [cosine, sine] = phi_.turn(of.position + r);
+                f(r, lanes(static_cast<T>(cosine)), lanes(static_cast<T>(sine)));
+            }
+        }
+        const cosformer_features& phi_;
+        index_t channels_;
+    };
+
+private:
+    /// cos and sin of pi i / 2 M.
+    std::pair<double, double> turn(index_t position) const {
+        const auto angle = static_cast<double>(position % (4 * length)) * (std::numbers::pi / 2 / static_cast<double>(length));
+        return {simd::cos(angle), simd::sin(angle)};
+    }
+};
+
+} // namespace attn
