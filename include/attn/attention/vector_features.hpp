@@ -24,6 +24,13 @@ concept VectorFeatureMap =
         phi.gradient(x, position, x, to);
     };
 
+namespace detail {
+
+template <Scalar T>
+class cosformer_rows;
+
+} // namespace detail
+
 /// cosFormer's features: of each channel two, so that the weight of a key falls with its distance,
 ///     phi(x)_c = relu(x_c) cos(pi i / 2 M),   phi(x)_(d + c) = relu(x_c) sin(pi i / 2 M),      c < d channels, i the position
 ///     phi(q_i) . phi(k_j) = relu(q_i) . relu(k_j) cos(pi (i - j) / 2 M)
@@ -52,55 +59,65 @@ struct cosformer_features {
             to[c] = relu{}.derivative(x[c]) * (static_cast<S>(cosine) * of_features[c] + static_cast<S>(sine) * of_features[c + x.size()]);
     }
 
-    /// How the kernel makes them: see kernel::token_map.
+    /// How the kernel makes them.
     template <Scalar T>
-    class rows {
-        using lanes = simd::lanes<T>;
-
-    public:
-        static constexpr bool has_maxima = false;
-
-        rows(detail::scratch&, const cosformer_features& phi, index_t channels) : phi_(phi), channels_(channels) {}
-        void prepare() const {}
-        void begin(const kernel::vector_rows<T>& of, T*) const {
-            each(of, [&](index_t r, lanes cosine, lanes sine) {
-                const T* const x = of.x + r * of.width;
-                T* const to = of.features + r * of.feature_width;
-                std::fill(to + 2 * channels_, to + of.feature_width, T{0});
-                simd::for_each_register<T>(channels_, [&](index_t c, const auto& load, const auto& store) {
-                    const auto y = relu{}(load(x + c));
-                    store(y * cosine, to + c);
-                    store(y * sine, to + channels_ + c);
-                });
-            });
-        }
-        void gradient(const kernel::vector_rows<T>& of, const T*, T* of_features, T* to) const {
-            each(of, [&](index_t r, lanes cosine, lanes sine) {
-                const T *const x = of.x + r * of.width, *const given = of_features + r * of.feature_width;
-                simd::for_each_register<T>(channels_, [&](index_t c, const auto& load, const auto& store) {
-                    const auto sum = fma(cosine, load(given + c), sine * load(given + channels_ + c));
-                    store(relu{}.derivative(load(x + c)) * sum, to + r * of.width + c);
-                });
-            });
-        }
-
-    private:
-        void each(const kernel::vector_rows<T>& of, const auto& f) const {
-            for (index_t r = 0; r < of.count; ++r) {
-                const auto [cosine, sine] = phi_.turn(of.position + r);
-                f(r, lanes(static_cast<T>(cosine)), lanes(static_cast<T>(sine)));
-            }
-        }
-        const cosformer_features& phi_;
-        index_t channels_;
-    };
+    using rows = detail::cosformer_rows<T>;
 
 private:
+    template <Scalar T>
+    friend class detail::cosformer_rows;
     /// cos and sin of pi i / 2 M.
     std::pair<double, double> turn(index_t position) const {
         const auto angle = static_cast<double>(position % (4 * length)) * (std::numbers::pi / 2 / static_cast<double>(length));
         return {simd::cos(angle), simd::sin(angle)};
     }
 };
+
+namespace detail {
+
+/// How the kernel makes cosFormer's features: see kernel::token_map.
+template <Scalar T>
+class cosformer_rows {
+    using lanes = simd::lanes<T>;
+
+public:
+    static constexpr bool has_maxima = false;
+
+    cosformer_rows(scratch&, const cosformer_features& phi, index_t channels) : phi_(phi), channels_(channels) {}
+    void prepare() const {}
+    void begin(const kernel::vector_rows<T>& of, T*) const {
+        each(of, [&](index_t r, lanes cosine, lanes sine) {
+            const T* const x = of.x + r * of.width;
+            T* const to = of.features + r * of.feature_width;
+            std::fill(to + 2 * channels_, to + of.feature_width, T{0});
+            simd::for_each_register<T>(channels_, [&](index_t c, const auto& load, const auto& store) {
+                const auto y = relu{}(load(x + c));
+                store(y * cosine, to + c);
+                store(y * sine, to + channels_ + c);
+            });
+        });
+    }
+    void gradient(const kernel::vector_rows<T>& of, const T*, T* of_features, T* to) const {
+        each(of, [&](index_t r, lanes cosine, lanes sine) {
+            const T *const x = of.x + r * of.width, *const given = of_features + r * of.feature_width;
+            simd::for_each_register<T>(channels_, [&](index_t c, const auto& load, const auto& store) {
+                const auto sum = fma(cosine, load(given + c), sine * load(given + channels_ + c));
+                store(relu{}.derivative(load(x + c)) * sum, to + r * of.width + c);
+            });
+        });
+    }
+
+private:
+    void each(const kernel::vector_rows<T>& of, const auto& f) const {
+        for (index_t r = 0; r < of.count; ++r) {
+            const auto [cosine, sine] = phi_.turn(of.position + r);
+            f(r, lanes(static_cast<T>(cosine)), lanes(static_cast<T>(sine)));
+        }
+    }
+    const cosformer_features& phi_;
+    index_t channels_;
+};
+
+} // namespace detail
 
 } // namespace attn
