@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../kernel/linear/gradient.hpp"
+#include "../kernel/linear/vector_gradient.hpp"
 #include "backward.hpp"
 #include "linear_attention.hpp"
 

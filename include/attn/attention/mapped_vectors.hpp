@@ -1,4 +1,4 @@
-// The features of whole vectors of a call of linear attention, and the way back through them.
+// The features of whole vectors of a call of linear attention.
 #pragma once
 
 #include "vector_features.hpp"
