@@ -3,6 +3,8 @@
 #include "others.hpp"
 #include "recurrent_checks.hpp"
 
+#include <attn/attention/recurrent_backward.hpp>
+
 namespace attn::fuzz {
 
 namespace {
@@ -17,6 +19,7 @@ struct drawn_terms {
     tensor<T> log_decay, beta, a, b, first_state;
     bool by_channel = false, from_first = false;
     bool along_b = false; ///< a is b times a number of 0 .. 1
+    bool has_gradient = false; ///< whose definition keeps all states
     std::optional<double> scale;
 };
 
@@ -157,6 +160,39 @@ operation<T> recurrent_operation(const Rule& rule, const some_terms<T>& terms) {
             error_of_states<T>({q, k, v}, defined, first, scale, own->second.all->along_b, bounds.values.numbers());
         });
     };
+    if (!terms.all->has_gradient) return result;
+    const auto parameters = [](const op_type& op) {
+        const auto of = op.rule.terms();
+        return std::array{of.log_decay, of.beta, of.erase, of.read, op.first_state};
+    };
+    result.parameter_shapes = [own, parameters](const input_shapes&) {
+        std::vector<shape> shapes;
+        for (const auto& view : parameters(own->first))
+            if (view.data()) shapes.push_back(view.shape());
+        return shapes;
+    };
+    const auto wanted_of = [parameters]<class S>(const op_type& op, const testing::wanted_gradients<S>& all) {
+        recurrent_gradients<S> wanted;
+        static_cast<input_gradients<S>&>(wanted) = all;
+        tensor_view<S>* const to[] = {&wanted.log_decay, &wanted.beta, &wanted.a, &wanted.b, &wanted.first_state};
+        std::size_t number = 0, there = 0;
+        for (const auto& view : parameters(op)) {
+            if (view.data()) *to[number] = all.parameter(there++);
+            ++number;
+        }
+        return wanted;
+    };
+    result.backward = [own, wanted_of](const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given,
+                                       const testing::wanted_gradients<T>& wanted, const execution& run) {
+        attn::backward(own->first, in, saved, given, wanted_of(own->first, wanted), run);
+    };
+    result.backward_workspace_bytes = [own](const input_shapes& s, index_t concurrency) { return own->first.template backward_workspace_bytes<T>(s, concurrency); };
+    result.reference_gradients = [own, wanted_of](const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given,
+                                                  const testing::wanted_gradients<bounded<T>>& wanted) {
+        own->second.template with_definition<bounded<T>>([&](const auto& defined, const auto& first) {
+            reference::recurrent_gradients_of<bounded<T>>(defined, own->second.scale(in.keys.shape().channels), in, given.values, wanted_of(own->first, wanted), first);
+        });
+    };
     return result;
 }
 
@@ -208,6 +244,7 @@ trial<T> draw_recurrent(draw& random) {
     all->by_channel = random.one_in(2);
     all->from_first = random.one_in(2);
     all->along_b = random.one_in(2);
+    all->has_gradient = s.queries * s.key_dim * s.value_dim <= 40'000;
     if (random.one_in(3)) all->scale = random.real(-1, 1);
     const auto term = [&](index_t channels) { return shape{random.one_in(3) ? 1 : s.batch, random.one_in(3) ? 1 : s.kv_heads, s.keys, channels}; };
     const auto decays = random.number(0, 3);

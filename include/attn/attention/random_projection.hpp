@@ -51,8 +51,8 @@ void fill_random_projection(const tensor_view<T>& matrix, std::uint64_t seed) {
                 for (index_t j = 0; j < s.channels; ++j) matrix(b, h, r, j) = static_cast<T>(normal(static_cast<double>(s.tokens)));
 }
 
-/// Fills the directions (1, 1, features, d) of performer_features: rows of which d after d are orthogonal to each other, and each as long as
-/// one of d independent N(0, 1). The same numbers for a seed in every run. Throws shape_error if the directions cannot be written.
+/// Fills the directions (1, 1, features, d) of performer_features: rows of which d after d are orthogonal to each other, and each as long
+/// as one of d independent N(0, 1). The same numbers for a seed in every run. Throws shape_error if the directions cannot be written.
 /// Choromanski et al. 2021, "Rethinking Attention with Performers".
 template <Scalar T>
 void fill_orthogonal_directions(const tensor_view<T>& directions, std::uint64_t seed) {

@@ -57,13 +57,16 @@ struct general {
     kernel::recurrent_terms<U> terms() const { return {.log_decay = log_decay, .erase = a, .read = b}; }
 };
 
-/// Deduces a rule's scalar type from tensors or views of its numbers.
+/// Deduces a rule's scalar type from a tensor or view of its numbers.
 template <TensorLike G>
 gated(const G&) -> gated<detail::scalar_t<G>>;
+/// Deduces a rule's scalar type from a tensor or view of its numbers.
 template <TensorLike B>
 delta(const B&) -> delta<detail::scalar_t<B>>;
+/// Deduces a rule's scalar type from a tensor or view of its numbers.
 template <TensorLike G, TensorLike B>
 gated_delta(const G&, const B&) -> gated_delta<detail::scalar_t<G>>;
+/// Deduces a rule's scalar type from a tensor or view of its numbers.
 template <TensorLike G, TensorLike A, TensorLike B>
 general(const G&, const A&, const B&) -> general<detail::scalar_t<G>>;
 

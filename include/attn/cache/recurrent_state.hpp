@@ -37,6 +37,7 @@ public:
         detail::check_view("recurrent_state", "first", first);
         for_each_head([&](kernel::recurrent_state<T>& head, index_t b, index_t h) { head.begin(first.rows(b, h)); });
     }
+    /// Takes the tokens of another, which may then only be assigned to, or die.
     recurrent_state(recurrent_state&&) noexcept = default;
     recurrent_state& operator=(recurrent_state&&) noexcept = default;
 

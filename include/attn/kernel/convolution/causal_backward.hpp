@@ -15,8 +15,8 @@ struct causal_gradients {
     std::span<T> bias;
 };
 
-/// The gradient of a causal convolution y = f(z), F being `unchanged` for one without f. With g = d_out f'(z), 0 outside the tokens, z being
-/// computed again; X the state and the tokens behind it, and d X that of the last state added where it is of them:
+/// The gradient of a causal convolution y = f(z), F being `unchanged` for one without f. With g = d_out f'(z), 0 outside the tokens, z
+/// being computed again; X the state and the tokens behind it, and d X that of the last state added where it is of them:
 ///     d X[e] = d_last_state[e - n] + sum over t of weight(t) g[e - t],   in this order: of a sequence in pieces, that of the whole
 ///     d weight(t) = sum over batch, i of g[i] X[i + t],      d bias = sum over batch, i of g[i]
 /// Tokens are summed in parts that depend on the shapes only, and parts one after the other: so threads and strides change no bit.
