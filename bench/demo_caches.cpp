@@ -5,9 +5,10 @@
 #include "attn/attention/linear_attention.hpp"
 #include "attn/cache/attend.hpp"
 #include "attn/cache/linear_state.hpp"
+#include "attn/cache/recurrent_state.hpp"
 #include "attn/pattern/causal.hpp"
 
-#include <cstring>
+#include <bit>
 
 namespace attn::bench {
 
@@ -16,7 +17,8 @@ namespace {
 /// How two results differ, in words.
 std::string difference_text(const tensor<float>& a, const tensor<float>& b) {
     const auto size = a.shape().size();
-    if (std::memcmp(a.data(), b.data(), static_cast<std::size_t>(size) * sizeof(float)) == 0) return "the same bits";
+    const auto same = [](float x, float y) { return std::bit_cast<std::uint32_t>(x) == std::bit_cast<std::uint32_t>(y); };
+    if (std::equal(a.data(), a.data() + size, b.data(), same)) return "the same bits";
     float largest = 0;
     for (index_t e = 0; e < size; ++e) largest = std::max(largest, std::abs(a.data()[e] - b.data()[e]));
     char text[32];
@@ -24,18 +26,24 @@ std::string difference_text(const tensor<float>& a, const tensor<float>& b) {
     return text;
 }
 
-/// A row: append and attend with one word after the other.
-std::vector<std::string> row_of(const std::string& name, const auto& op, auto& cache, double bytes, const tensor<float>& x) {
+/// A row: one word after the other, whose attention attend_to(where it is, its row, out, execution) finds.
+std::vector<std::string> row_of(const std::string& name, const auto& op, double bytes, const tensor<float>& x, const auto& attend_to) {
     tensor<float> out(x.shape());
     const execution run;
     const auto seconds = seconds_of([&] {
         for (index_t i = 0; i < x.shape().tokens; ++i) {
-            const auto word = x.view().slice({.tokens = {i, 1}});
-            cache.append(word, word);
-            attend(op, word, cache, outputs<float>{out.view().slice({.tokens = {i, 1}})}, run);
+            const tensor_part word{.tokens = {i, 1}};
+            attend_to(word, x.view().slice(word), outputs<float>{out.view().slice(word)}, run);
         }
     });
     return {name, time_text(seconds / static_cast<double>(x.shape().tokens)), bytes_text(bytes), difference_text(out, attend(op, x, x, x))};
+}
+/// Of what is appended to, and then attended to.
+std::vector<std::string> row_of(const std::string& name, const auto& op, auto& cache, double bytes, const tensor<float>& x) {
+    return row_of(name, op, bytes, x, [&](const tensor_part&, const tensor_view<const float>& word, const outputs<float>& out, const execution& run) {
+        cache.append(word, word);
+        attend(op, word, cache, out, run);
+    });
 }
 
 } // namespace
@@ -59,6 +67,13 @@ std::vector<std::vector<std::string>> cache_table(const tensor<float>& x) {
     linear_state<float> state(linear, {.kv_heads = s.heads, .key_channels = s.channels, .value_channels = s.channels});
     const auto of_state = static_cast<double>(s.heads * s.channels * (s.channels + 1) * index_t{sizeof(float)}); // S and z
     rows.push_back(row_of("linear attention's state", linear, state, of_state, x));
+    const auto decays = retention_log_decays<float>(s.heads, s.tokens);
+    const auto retention = [](const tensor_view<const float>& of) { return recurrent_attention{.rule = rule::gated{of}}; };
+    recurrent_state<float> retained({1, s.heads, s.channels, s.channels});
+    rows.push_back(row_of("retention's state", retention(decays), of_state, x,
+                          [&](const tensor_part& word, const tensor_view<const float>& row, const outputs<float>& out, const execution& run) {
+                              attend(retention(decays.view().slice(word)), inputs<float>{row, row, row}, out, retained, run);
+                          }));
     return rows;
 }
 
