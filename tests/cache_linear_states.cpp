@@ -83,7 +83,7 @@ TEMPLATE_TEST_CASE("linear_state: pieces of a sequence have the bits of the whol
         for (const auto& [d_k, d_v] : {std::pair<index_t, index_t>{8, 5}, {64, 32}, {17, 70}}) {
             const stated_tokens<T> all(333, d_k, d_v);
             const taps<T> short_taps(1, d_v, 4), long_taps(4, d_v, 40);
-            for (const index_t longest : {1, 7, 150}) {
+            for (const index_t longest : name == "sequential" ? std::vector<index_t>{1, 7, 150} : std::vector<index_t>{40}) {
                 INFO(d_k << " and " << d_v << " channels, up to " << longest << " tokens at once");
                 check_pieces(linear_attention{.pattern = causal{}}, all, longest, run, ++seed);
                 check_pieces(

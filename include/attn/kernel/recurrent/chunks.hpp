@@ -38,7 +38,7 @@ struct recurrent_worker {
           erased_weights(memory.take<T>(sizes.erases ? group * chunk : 0, chunk)), factors(memory.take<T>(std::max(group, chunk))),
           probes(memory.take<T>(chunk, key_padded)), probe_weights(memory.take<T>(chunk, chunk)),
           probe_erased(memory.take<T>(sizes.erases ? chunk : 0, chunk)),
-          token_decays(memory.take<T>(sizes.by_channel ? chunk : 1, key_padded + chunk)), beta(memory.take<T>(chunk)),
+          token_decays(memory.take<T>(chunk, sizes.by_channel ? key_padded : 1)), beta(memory.take<T>(chunk)),
           spare(reinterpret_cast<T*>(memory.take<std::byte>(static_cast<index_t>(recurrent_state<T>::bytes_to_close(sizes))))),
           state(keeps_state ? recurrent_state<T>{} : recurrent_state<T>::take(memory, sizes)) {}
 
