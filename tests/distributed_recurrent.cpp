@@ -83,7 +83,7 @@ TEST_CASE("ranks: recurrent attention wants one cut for queries and keys, and no
     on_thread_ranks(2, [&](auto& ranks) {
         const tensor_part q{.tokens = uneven.queries(ranks.rank())}, k{.tokens = uneven.keys(ranks.rank())};
         CHECK_THROWS_WITH(attend(sequence_parallel{recurrent_attention{}, uneven}, ranks, inputs<float>(in).slice(q, k)),
-                          Catch::Contains("cuts queries and keys at different tokens") || Catch::Contains("has failed"));
+                          Contains("cuts queries and keys at different tokens") || Contains("has failed"));
     });
     const partition parts(causal{}, s, 3);
     check_failures("sequence_parallel", 3, [&](auto& ranks, auto& executor) {
