@@ -112,8 +112,8 @@ void check_recurrent_states(std::string_view operation, const inputs<T>& in, con
 
 /// Checks the wanted gradients of what a rule takes of each token and of the first state, as an operator's check_gradients does.
 template <Scalar T>
-void check_recurrent_gradients(std::string_view operation, const inputs<T>& in, const auto& rule, const tensor_view<const T>& first,
-                               const recurrent_gradients<T>& wanted, const auto& check) {
+void check_recurrent_gradients(std::string_view operation, const inputs<T>& in, const auto& rule, const recurrent_gradients<T>& wanted,
+                               const auto& check) {
     const auto &k = in.keys.shape(), &v = in.values.shape();
     const shape of_states{k.batch, k.heads, k.channels, v.channels};
     const auto visit = [&](std::string_view argument, const tensor_view<T>& view, const tensor_view<const T>& of, const shape& expected) {
@@ -127,7 +127,6 @@ void check_recurrent_gradients(std::string_view operation, const inputs<T>& in, 
     visit("wanted.a", wanted.a, terms.erase, terms.erase.shape());
     visit("wanted.b", wanted.b, terms.read, terms.read.shape());
     check("wanted.first_state", wanted.first_state, of_states);
-    static_cast<void>(first);
     if (!wanted.d_last_state.data()) return;
     check_view(operation, "wanted.d_last_state", wanted.d_last_state);
     if (wanted.d_last_state.shape() != of_states)

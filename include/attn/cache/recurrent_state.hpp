@@ -30,12 +30,12 @@ public:
         if (shape.channels > 0 && shape.tokens == 0)
             throw shape_error("recurrent_state", "shape", "is ", shape, ": keys need at least one channel");
         reserve();
-        for (auto& head : heads_) head.begin({nullptr, 0, 0});
+        for (auto& head : heads_) head.begin({}, 0, 0);
     }
     /// A state that begins with S (batch, kv_heads, d_k, d_v), such as the last_state of a call.
     explicit recurrent_state(const detail::read_view<T>& first) : recurrent_state(first.shape()) {
         detail::check_view("recurrent_state", "first", first);
-        for_each_head([&](kernel::recurrent_state<T>& head, index_t b, index_t h) { head.begin(first.rows(b, h)); });
+        for_each_head([&](kernel::recurrent_state<T>& head, index_t b, index_t h) { head.begin(first, b, h); });
     }
     /// Takes the tokens of another, which may then only be assigned to, or die.
     recurrent_state(recurrent_state&&) noexcept = default;
@@ -62,8 +62,7 @@ public:
         kernel::no_prefetch none;
         workspace memory(kernel::recurrent_state<T>::bytes_to_close(sizes()));
         copy.for_each_head([&](kernel::recurrent_state<T>& head, index_t b, index_t h) {
-            head.close({head.values, head.padded, 1}, reinterpret_cast<T*>(memory.bytes().data()), none);
-            kernel::store_rows<T>(head.sums, head.padded, shape_.tokens, shape_.channels, result.view().rows(b, h));
+            head.end(result, b, h, reinterpret_cast<T*>(memory.bytes().data()), none);
         });
         return result;
     }

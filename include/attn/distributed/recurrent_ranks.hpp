@@ -53,9 +53,7 @@ public:
             for (auto number = begin; number < end; ++number) {
                 auto& head = states_[static_cast<std::size_t>(number)];
                 if (before < 0) {
-                    const auto batch = number / in.keys.shape().heads, own_head = number % in.keys.shape().heads;
-                    const auto& first = op_.first_state;
-                    head.begin(first.data() ? first.rows(batch, own_head) : row_block<const T>{nullptr, 0, 0});
+                    head.begin(op_.first_state, number / in.keys.shape().heads, number % in.keys.shape().heads);
                     continue;
                 }
                 auto message = ranks.receive(before, 1, bytes_of(number));
@@ -87,12 +85,9 @@ private:
         if (!last.data()) return;
         kernel::no_prefetch none;
         workspace spare(state::bytes_to_close(sizes_));
-        for (index_t number = 0; number < std::ssize(states_); ++number) {
-            auto& head = states_[static_cast<std::size_t>(number)];
-            head.close({head.values, head.padded, 1}, reinterpret_cast<T*>(spare.bytes().data()), none);
-            kernel::store_rows<T>(head.sums, head.padded, sizes_.key_channels, sizes_.value_channels,
-                                  last.rows(number / in.keys.shape().heads, number % in.keys.shape().heads));
-        }
+        for (index_t number = 0; number < std::ssize(states_); ++number)
+            states_[static_cast<std::size_t>(number)].end(last, number / in.keys.shape().heads, number % in.keys.shape().heads,
+                                                          reinterpret_cast<T*>(spare.bytes().data()), none);
     }
 
     const operation& op_;

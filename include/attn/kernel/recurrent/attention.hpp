@@ -47,7 +47,7 @@ public:
             recurrent_worker<T> w(own, chunks_.sizes(), chunks_.group(), keeps);
             const auto batch = task / k.heads, head = task % k.heads;
             auto& state = keeps ? states.kept[static_cast<std::size_t>(task)] : w.state;
-            if (!keeps) state.begin(states.first.data() ? states.first.rows(batch, head) : row_block<const T>{nullptr, 0, 0});
+            if (!keeps) state.begin(states.first, batch, head);
             chunks_.for_each(state, k.tokens, [&](index_t first, index_t count) {
                 chunks_.load(w, state, batch, head, first, count);
                 ask_for_next(w, batch, head, first + count);
@@ -55,9 +55,7 @@ public:
                 if (w.padded > 0) read(w, state, batch, head, first, count);
                 chunks_.finish(w, state, count);
             });
-            if (!states.last.data()) return;
-            state.close({state.values, state.padded, 1}, w.spare, w.ahead);
-            store_rows<T>(state.sums, state.padded, k.channels, in_.values.shape().channels, states.last.rows(batch, head));
+            if (states.last.data()) state.end(states.last, batch, head, w.spare, w.ahead);
         });
     }
 
@@ -79,14 +77,14 @@ private:
     void read(recurrent_worker<T>& w, recurrent_state<T>& state, index_t batch, index_t head, index_t first, index_t count) const {
         const auto& sizes = chunks_.sizes();
         const auto group = chunks_.group();
-        const bool alike = count == 1, decays_as_one = sizes.decays && !sizes.by_channel;
+        const bool alike = count == 1;
         for (index_t h = 0; h < (alike ? std::min<index_t>(group, 1) : group); ++h) {
             const auto from = h * count;
             const std::array<weighted_values<T>, 2> terms{
                 {{w.weights + from * chunk, w.values.data, w.values.row_stride, state.count + 1},
                  {sizes.erases ? w.erased_weights + from * chunk : nullptr, state.removed, state.padded, state.count + 1}}};
             const recurrent_rows<T> rows{
-                w.query_rows.from(from), decays_as_one ? w.factors : nullptr, {terms.data(), sizes.erases ? 2U : 1U}, alike};
+                w.query_rows.from(from), sizes.decay_as_one() ? w.factors : nullptr, {terms.data(), sizes.erases ? 2U : 1U}, alike};
             auto out = out_.rows(batch, head * group + h, first);
             if (alike) out.row_stride = out_.strides().heads;
             for_each_recurrent_tile<T>(

@@ -221,12 +221,11 @@ private:
 
     /// The values of the tokens become z = beta (v - y); or y, which is removed, becomes -y.
     void correct(recurrent_worker<T>& w, recurrent_state<T>& state, index_t count) const {
-        const bool decays_as_one = sizes_.decays && !sizes_.by_channel;
         const auto vectors =
             sizes_.by_channel ? row_block<const T>{w.probes, w.key_padded, 1} : row_block<const T>{state.keys + state.count, 1, chunk};
         const weighted_values<T> known{w.probe_weights, w.values.data, w.values.row_stride, state.count};
         const auto row = state.count * state.padded;
-        recurrent_rows<T> rows{vectors, decays_as_one ? w.factors : nullptr, {}, false};
+        recurrent_rows<T> rows{vectors, sizes_.decay_as_one() ? w.factors : nullptr, {}, false};
         corrected_values<T> by{known, w.beta, state.values + row, state.values + row, w.differences};
         if (sizes_.erases) {
             rows.terms = {&known, 1};

@@ -50,7 +50,7 @@ private:
         const auto tokens = in_.keys.shape().tokens;
         const state_segments segments(tokens);
         auto& state = w.forward.state;
-        state.begin(first_.data() ? first_.rows(batch, head) : row_block<const T>{nullptr, 0, 0});
+        state.begin(first_, batch, head);
         const auto save = [&](T* at) { std::copy_n(state.sums, w.state_size, at); };
         const auto advance = [&](index_t chunk_number) {
             const auto first = chunk_number * chunk, count = std::min(chunk, tokens - first);

@@ -14,6 +14,8 @@ struct recurrent_sizes {
     index_t key_channels = 0, value_channels = 0;
     bool by_channel = false; ///< keys decay channel by channel; else each token's decay is one number
     bool decays = false, erases = false;
+    /// Whether all channels of a key decay by the same number.
+    bool decay_as_one() const { return decays && !by_channel; }
     friend bool operator==(const recurrent_sizes&, const recurrent_sizes&) = default;
 };
 
@@ -52,18 +54,23 @@ struct recurrent_state {
         return sizeof(T) *
                static_cast<std::size_t>(chunk * whole_registers<T>(sizes.value_channels) + whole_registers<T>(sizes.key_channels));
     }
-    /// Begins with a state (d_k, d_v), or with zero.
-    void begin(const row_block<const T>& first) {
-        if (first.data) copy_rows<T>(first, sizes.key_channels, sizes.value_channels, sums, padded);
+    /// Begins with the state of a batch entry and head, of (batch, heads, d_k, d_v); with zero, if that has no memory.
+    void begin(const tensor_view<const T>& first, index_t batch, index_t head) {
+        if (first.data()) copy_rows<T>(first.rows(batch, head), sizes.key_channels, sizes.value_channels, sums, padded);
         else std::fill_n(sums, sizes.key_channels * padded, T{0});
         open();
+    }
+    /// Takes all tokens into S, and writes that of a batch entry and head. spare: of bytes_to_close.
+    void end(const tensor_view<T>& last, index_t batch, index_t head, T* spare, auto& ahead) {
+        close({values, padded, 1}, spare, ahead);
+        store_rows<T>(sums, padded, sizes.key_channels, sizes.value_channels, last.rows(batch, head));
     }
     state_columns<T> columns() const { return {sums, sizes.key_channels, padded}; }
     /// Takes the tokens since the border into S. z: where their rows are. spare: of bytes_to_close.
     void close(row_block<const T> z, T* spare, auto& ahead) {
         if (count == 0) return;
         const T* factors = nullptr;
-        if (sizes.decays && !sizes.by_channel) {
+        if (sizes.decay_as_one()) {
             for (index_t j = 0; j < count; ++j)
                 for (index_t c = 0; c < padded; c += lanes::size)
                     (lanes::load(z.address(j, c)) * lanes(decays[j])).store(spare + j * padded + c);
