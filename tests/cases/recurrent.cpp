@@ -77,15 +77,23 @@ public:
     std::vector<double> terms(const inputs<double>&, const tensor_view<const double>&) const { return {}; }
 };
 
+/// f(what the definition takes of the rule, the first state), in numbers of S.
+template <Scalar S, class Op>
+void with_terms(const Op& op, const auto& f) {
+    const auto terms = op.rule.terms();
+    const auto log_decay = in_numbers<S>(terms.log_decay), beta = in_numbers<S>(terms.beta), a = in_numbers<S>(terms.erase), b = in_numbers<S>(terms.read),
+               first = in_numbers<S>(op.first_state);
+    const auto view = [](const tensor<S>& t) { return t.data() ? t.view() : tensor_view<const S>(); };
+    f(reference::recurrent_terms<S>{view(log_decay), view(beta), view(a), view(b)}, view(first));
+}
+
 template <Scalar T, class Op>
 auto recurrent_with_definition(const problem& p, const Op& op, const std::shared_ptr<recurrent_numbers<T>>& own) {
     const auto reference = [op, p]<Scalar S>(const inputs<S>& in, const outputs<S>& out) {
-        const auto terms = op.rule.terms();
-        const auto log_decay = in_numbers<S>(terms.log_decay), beta = in_numbers<S>(terms.beta), a = in_numbers<S>(terms.erase), b = in_numbers<S>(terms.read),
-                   first = in_numbers<S>(op.first_state);
-        const auto view = [](const tensor<S>& t) { return t.data() ? t.view() : tensor_view<const S>(); };
         const auto all = [&](const inputs<S>& tokens, const outputs<S>& to) {
-            reference::recurrent_attention<S>({view(log_decay), view(beta), view(a), view(b)}, op.scale_for(p.key_dim), tokens, to, view(first));
+            with_terms<S>(op, [&](const auto& terms, const auto& first) {
+                reference::recurrent_attention<S>(terms, op.scale_for(p.key_dim), tokens, to, first);
+            });
         };
         const auto& q = in.queries.shape();
         if (q.tokens == p.queries) return all(in, out);
@@ -101,11 +109,9 @@ auto recurrent_with_definition(const problem& p, const Op& op, const std::shared
         by.recurrent(in, out, {terms.log_decay, terms.beta, terms.erase, terms.read}, static_cast<T>(op.scale_for(p.key_dim)), op.first_state);
     };
     const auto gradients = [op, p]<Scalar S>(const inputs<S>& in, const output_gradients<S>& given, const wanted_gradients<S>& all) {
-        const auto terms = op.rule.terms();
-        const auto log_decay = in_numbers<S>(terms.log_decay), beta = in_numbers<S>(terms.beta), a = in_numbers<S>(terms.erase), b = in_numbers<S>(terms.read),
-                   first = in_numbers<S>(op.first_state);
-        const auto view = [](const tensor<S>& t) { return t.data() ? t.view() : tensor_view<const S>(); };
-        reference::recurrent_gradients_of<S>({view(log_decay), view(beta), view(a), view(b)}, op.scale_for(p.key_dim), in, given.values, recurrent_wanted(op, all), view(first));
+        with_terms<S>(op, [&](const auto& terms, const auto& first) {
+            reference::recurrent_gradients_of<S>(terms, op.scale_for(p.key_dim), in, given.values, recurrent_wanted(op, all), first);
+        });
     };
     return recurrent_with_gradients(made_linear{op, reference, naive, linear_flops(p), own}, gradients);
 }

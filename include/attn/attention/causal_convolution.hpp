@@ -9,17 +9,6 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-namespace detail {
-
-/// Throws shape_error unless a view without memory, or of `expected`, is given.
-void check_optional(std::string_view operation, std::string_view argument, const AnyView auto& view, const shape& expected) {
-    if (!view.data()) return;
-    check_view(operation, argument, view);
-    if (view.shape() != expected) throw shape_error(operation, argument, "has shape ", view.shape(), ", but ", expected, " is needed");
-}
-
-} // namespace detail
-
 /// A depthwise convolution of 2 to 8 taps over tokens, of the past and the present only, with an activation behind it if you like.
 /// For x (batch, heads, n, channels), channel c of head h having taps and a bias of its own:
 ///     out[i, c] = activation(bias[c] + sum over t < taps of weights[c, t] x[i - taps + 1 + t, c])

@@ -48,12 +48,6 @@ template <Scalar T>
 linear_rows<T> all_rows(const inputs<T>& in) {
     return {in.keys, 0, in.queries.shape().tokens};
 }
-/// Checks the wanted gradient of what an operator may have, as its check_gradients does.
-void check_wanted(std::string_view operation, std::string_view argument, const auto& wanted, bool is_there, const shape& expected,
-                  const auto& check) {
-    if (wanted.data() && !is_there) throw argument_error(operation, argument, "is asked for, but the operator has none");
-    check(argument, wanted, expected);
-}
 
 /// What a linear attention of vision transformers has besides queries, keys and values.
 template <Scalar T, class U>

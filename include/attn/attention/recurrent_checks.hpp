@@ -95,13 +95,8 @@ void check_recurrent_states(std::string_view operation, const inputs<T>& in, con
                             const tensor_view<T>& last) {
     const auto& k = in.keys.shape();
     const shape wanted{k.batch, k.heads, k.channels, in.values.shape().channels};
-    const auto check = [&](std::string_view argument, const auto& view) {
-        if (!view.data()) return;
-        check_view(operation, argument, view);
-        if (view.shape() != wanted) throw shape_error(operation, argument, "has shape ", view.shape(), ", but ", wanted, " is needed");
-    };
-    check("first_state", first);
-    check("last_state", last);
+    check_optional(operation, "first_state", first, wanted);
+    check_optional(operation, "last_state", last, wanted);
     if (!last.data()) return;
     check_writable(operation, "last_state", last);
     const output_memory memory(operation, "last_state", last);
@@ -116,21 +111,17 @@ void check_recurrent_gradients(std::string_view operation, const inputs<T>& in, 
                                const auto& check) {
     const auto &k = in.keys.shape(), &v = in.values.shape();
     const shape of_states{k.batch, k.heads, k.channels, v.channels};
-    const auto visit = [&](std::string_view argument, const tensor_view<T>& view, const tensor_view<const T>& of, const shape& expected) {
-        if (view.data() && !of.data()) throw argument_error(operation, argument, "is asked for, but the operator has none");
-        check(argument, view, expected);
+    const auto visit = [&](std::string_view argument, const tensor_view<T>& view, const tensor_view<const T>& of) {
+        check_wanted(operation, argument, view, of.data(), of.shape(), check);
         if (view.data()) output_memory(operation, argument, view).require_apart("wanted.d_last_state", wanted.d_last_state);
     };
     const auto terms = rule.terms();
-    visit("wanted.log_decay", wanted.log_decay, terms.log_decay, terms.log_decay.shape());
-    visit("wanted.beta", wanted.beta, terms.beta, terms.beta.shape());
-    visit("wanted.a", wanted.a, terms.erase, terms.erase.shape());
-    visit("wanted.b", wanted.b, terms.read, terms.read.shape());
+    visit("wanted.log_decay", wanted.log_decay, terms.log_decay);
+    visit("wanted.beta", wanted.beta, terms.beta);
+    visit("wanted.a", wanted.a, terms.erase);
+    visit("wanted.b", wanted.b, terms.read);
     check("wanted.first_state", wanted.first_state, of_states);
-    if (!wanted.d_last_state.data()) return;
-    check_view(operation, "wanted.d_last_state", wanted.d_last_state);
-    if (wanted.d_last_state.shape() != of_states)
-        throw shape_error(operation, "wanted.d_last_state", "has shape ", wanted.d_last_state.shape(), ", but ", of_states, " is needed");
+    check_optional(operation, "wanted.d_last_state", wanted.d_last_state, of_states);
     for (const auto* view : {&wanted.queries, &wanted.keys, &wanted.values, &wanted.first_state})
         if (view->data()) output_memory(operation, "wanted", *view).require_apart("wanted.d_last_state", wanted.d_last_state);
 }

@@ -242,6 +242,12 @@ std::string problem_of(const AnyView auto& view) { return problem_of(view.data()
 void check_view(std::string_view operation, std::string_view argument, const AnyView auto& view) {
     check_view(operation, argument, view.data(), view.element_bytes(), view.shape(), view.strides());
 }
+/// Throws shape_error unless a view without memory, or of `expected`, is given.
+void check_optional(std::string_view operation, std::string_view argument, const AnyView auto& view, const shape& expected) {
+    if (!view.data()) return;
+    check_view(operation, argument, view);
+    if (view.shape() != expected) throw shape_error(operation, argument, "has shape ", view.shape(), ", but ", expected, " is needed");
+}
 
 } // namespace detail
 
