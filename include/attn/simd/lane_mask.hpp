@@ -24,7 +24,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::simd {
 
 // Registers are those of the best instruction set this translation unit is compiled for. One program may hold several: all of attn lives in
 // an inline namespace named after the set (core/instruction_set.hpp), so objects for two sets share none of its symbols, and types of two
-// sets differ. What std and Eigen instantiate in both objects they do share: README, "Versions and small print".
+// sets differ. What std and Eigen instantiate in both objects they do share: cmake/README.md, "Versions and small print".
 #if defined(__AVX512F__)
 static_assert(std::is_base_of_v<xsimd::avx512f, xsimd::default_arch>,
               "attn: XSIMD_DEFAULT_ARCH is another instruction set than the compiler's");
