@@ -20,7 +20,7 @@ struct mean_pooling {
         return 0;
     }
     void check(const projection_context& context) const {
-        if (projected < 1) context.refuse("pools to " + std::to_string(projected) + " rows: at least one is needed");
+        if (projected < 1) context.refuse("pools to ", projected, " rows: at least one is needed");
     }
     void check_apart(const output_memory&) const {}
     template <Scalar T>
@@ -94,10 +94,7 @@ struct max_pooling {
     using gradients = no_gradients;
     template <Scalar T>
     std::size_t backward_workspace_bytes(index_t, index_t channels) const {
-        detail::scratch memory;
-        memory.take<T>(channels);
-        memory.take<index_t>(channels);
-        return memory.used_bytes();
+        return detail::bytes_taken([&](detail::scratch& memory) { return memory.take<T>(channels), memory.take<index_t>(channels); });
     }
     /// Adds the gradient of each row to the token whose number was taken: of equal ones the first, of NaN the last.
     template <Scalar T>

@@ -93,9 +93,7 @@ public:
         check_turns(query_turns(), q.tokens);
     }
     std::size_t workspace_bytes(index_t concurrency) const {
-        scratch memory;
-        take_queries(memory, concurrency);
-        return memory.used_bytes();
+        return bytes_taken([&](scratch& memory) { return take_queries(memory, concurrency); });
     }
     /// Computes. All has been checked.
     void run(const execution& on) const {

@@ -159,11 +159,7 @@ private:
         return states::take(memory, layout_.kv_heads, layout_.key_channels, layout_.value_channels);
     }
     void reserve_sums() {
-        detail::scratch counted;
-        take_sums(counted);
-        memory_.reserve(counted.used_bytes());
-        detail::scratch own(memory_.bytes().data());
-        sums_ = take_sums(own);
+        sums_ = detail::taken_of(memory_, [&](detail::scratch& memory) { return take_sums(memory); });
     }
     /// The sums of no keys.
     void forget() {

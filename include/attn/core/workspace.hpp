@@ -97,12 +97,24 @@ private:
     std::size_t bytes_ = 0;
 };
 
+/// Bytes that take(scratch) takes.
+std::size_t bytes_taken(const auto& take) {
+    scratch counted;
+    static_cast<void>(take(counted));
+    return counted.used_bytes();
+}
 /// Bytes that a Layout(scratch, of...) takes.
 template <class Layout>
 std::size_t bytes_for(const auto&... of) {
     scratch counted;
     static_cast<void>(Layout(counted, of...));
     return counted.used_bytes();
+}
+/// What take(scratch) takes of a workspace, which grows to hold it.
+auto taken_of(workspace& memory, const auto& take) {
+    memory.reserve(bytes_taken(take));
+    scratch own(memory.bytes().data());
+    return take(own);
 }
 
 } // namespace detail

@@ -17,11 +17,7 @@ public:
     moments_over_ranks(C& ranks, const row_cuts& cuts, const tensor_view<const T>& x, const token_mask& mask)
         : ranks_(ranks), cuts_(cuts), x_(x), mask_(mask), channels_(x.shape().channels),
           pieces_(x.shape().batch * x.shape().heads * cuts.cuts.back()) {
-        scratch counted;
-        lay_out(counted);
-        memory_.reserve(counted.used_bytes());
-        scratch own(memory_.bytes().data());
-        lay_out(own);
+        taken_of(memory_, [&](scratch& memory) { lay_out(memory); });
         all_count_ = all_ + 2 * channels_;
         piece_count_ = piece_ + 2 * channels_;
         waiting_ = piece_count_ + 1;

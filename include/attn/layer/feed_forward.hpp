@@ -65,9 +65,8 @@ struct feed_forward {
     }
     shape output_shape(const shape& tokens) const { return {tokens.batch, 1, tokens.tokens, down.outputs()}; }
     std::size_t workspace_bytes(const shape& tokens, const shape&, index_t concurrency) const {
-        detail::scratch memory;
-        take_work(memory, std::min(max_rows, tokens.batch * tokens.tokens), concurrency);
-        return memory.used_bytes();
+        const auto rows = std::min(max_rows, tokens.batch * tokens.tokens);
+        return detail::bytes_taken([&](detail::scratch& memory) { return take_work(memory, rows, concurrency); });
     }
     void forward(const layer_inputs<T>& in, const tensor_view<T>& out, const execution& run) const { compute(in, {}, out, run); }
 
@@ -84,9 +83,7 @@ struct feed_forward {
     }
     /// Bytes that the gradient needs kept: the hidden channels, before the activation.
     std::size_t kept_bytes(const shape& tokens, const shape&) const {
-        detail::scratch memory;
-        take_hidden(memory, tokens);
-        return memory.used_bytes();
+        return detail::bytes_taken([&](detail::scratch& memory) { return take_hidden(memory, tokens); });
     }
     void forward(const layer_inputs<T>& in, const tensor_view<T>& out, std::byte* kept, const execution& run) const {
         detail::scratch memory(kept);

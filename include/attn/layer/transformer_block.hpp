@@ -41,9 +41,7 @@ struct transformer_block {
     }
     shape output_shape(const shape& tokens) const { return tokens; }
     std::size_t workspace_bytes(const shape& tokens, const shape& context, index_t concurrency) const {
-        detail::scratch memory;
-        take_normal(memory, tokens, context, concurrency);
-        return memory.used_bytes();
+        return detail::bytes_taken([&](detail::scratch& memory) { return take_normal(memory, tokens, context, concurrency); });
     }
     void forward(const layer_inputs<scalar>& in, const tensor_view<scalar>& out, const execution& run) const {
         detail::scratch memory(run.workspace().bytes().data());
@@ -56,9 +54,7 @@ struct transformer_block {
         check(in, [&](const layer_inputs<scalar>& to_attention) { attention.check_cached(to_attention, cache); });
     }
     std::size_t cached_workspace_bytes(const shape& tokens, const shape& context, const auto& cache, index_t concurrency) const {
-        detail::scratch memory;
-        take_cached(memory, tokens, context, cache, concurrency);
-        return memory.used_bytes();
+        return detail::bytes_taken([&](detail::scratch& memory) { return take_cached(memory, tokens, context, cache, concurrency); });
     }
     void forward_cached(const layer_inputs<scalar>& in, auto& cache, const tensor_view<scalar>& out, const execution& run) const {
         detail::scratch memory(run.workspace().bytes().data());

@@ -201,9 +201,7 @@ struct spatial_reduction {
     }
     /// Bytes that the gradient needs kept: what the norm reads.
     std::size_t kept_bytes(const shape& tokens, const shape&) const {
-        detail::scratch memory;
-        take_projected(memory, tokens);
-        return memory.used_bytes();
+        return detail::bytes_taken([&](detail::scratch& memory) { return take_projected(memory, tokens); });
     }
     /// Keeps nothing without memory for it.
     void forward(const layer_inputs<T>& in, const tensor_view<T>& out, std::byte* kept, const execution& run) const {

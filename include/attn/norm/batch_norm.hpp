@@ -242,9 +242,7 @@ public:
     /// Bytes of workspace that `add` needs for tokens of that shape with such an executor or execution.
     template <Scalar T>
     static std::size_t workspace_bytes(const shape& x, const detail::call_execution& run = {}) {
-        detail::scratch counted;
-        detail::token_statistics<T>::in(counted, x, run.concurrency());
-        return counted.used_bytes();
+        return detail::bytes_taken([&](auto& memory) { return detail::token_statistics<T>::in(memory, x, run.concurrency()); });
     }
     /// Adds the tokens of x (batch, heads, tokens, channels) that count. `run` as in `attend`.
     /// Throws attention_error if x or the mask do not fit, or a given workspace is too small.

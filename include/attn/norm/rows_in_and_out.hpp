@@ -57,9 +57,7 @@ public:
     }
 
     static std::size_t narrow_bytes(const shape& x, index_t concurrency) {
-        scratch counted;
-        counted.take<T>(concurrency, thread_size(x.channels));
-        return counted.used_bytes();
+        return bytes_taken([&](scratch& memory) { return memory.take<T>(concurrency, thread_size(x.channels)); });
     }
 
     index_t count() const { return loops_[0].extent * loops_[1].extent * loops_[2].extent; }

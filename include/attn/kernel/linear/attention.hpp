@@ -32,10 +32,8 @@ public:
 
     /// staged: numbers that features need at a time, if they say so.
     static std::size_t workspace_bytes(const input_shapes& s, index_t concurrency, const convolution_grid* grid, index_t staged = 0) {
-        detail::scratch sums, slice;
-        if (!causal) span_sums<T>(sums, s, concurrency);
-        worker(slice, s, grid, causal, staged);
-        return sums.used_bytes() + static_cast<std::size_t>(concurrency) * slice.used_bytes();
+        const auto sums = causal ? 0 : detail::bytes_for<span_sums<T>>(s, concurrency);
+        return sums + static_cast<std::size_t>(concurrency) * detail::bytes_for<worker>(s, grid, causal, staged);
     }
 
     /// memory: workspace_bytes of it. summed: null, or of each batch entry and head of keys the sum that its first row takes, or begins

@@ -21,9 +21,8 @@ public:
           advances_({in.queries.slice({.heads = {0, 0}}), in.keys, in.values}, terms) {}
 
     static std::size_t workspace_bytes(const input_shapes& s, const recurrent_terms<T>& terms, index_t concurrency) {
-        detail::scratch shared;
-        term_gradients<T>(terms, {}, s.keys).take(shared);
-        return static_cast<std::size_t>(concurrency) * bytes_of_worker(s, terms) + shared.used_bytes();
+        const auto shared = detail::bytes_taken([&](detail::scratch& memory) { term_gradients<T>(terms, {}, s.keys).take(memory); });
+        return static_cast<std::size_t>(concurrency) * bytes_of_worker(s, terms) + shared;
     }
 
     /// memory: workspace_bytes of it.
