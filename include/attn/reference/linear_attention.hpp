@@ -44,9 +44,7 @@ void for_each_linear_row(const inputs<T>& in, const tensor<T>& f, const tensor<T
                 seen.clear();
                 for (index_t j = 0; j < in.values.shape().tokens; ++j) {
                     if (!visible(in.positions.first_query[b] + i, in.positions.first_key[b] + j)) continue;
-                    T weight = 0;
-                    for (index_t c = 0; c < f.shape().channels; ++c) weight += f(b, h, i, c) * e(b, g, j, c);
-                    seen.push_back({j, weight});
+                    seen.push_back({j, sum_over<T>(f.shape().channels, [&](index_t c) { return f(b, h, i, c) * e(b, g, j, c); })});
                 }
                 visit(b, h, g, i, seen);
             }
@@ -66,20 +64,14 @@ void for_each_focused(const tensor_view<const T>& x, std::span<const U> scale, i
         }
 }
 
-} // namespace detail
-
-namespace detail {
-
 /// Linear attention of features that are there.
 template <class T>
 void attend_to_features(const inputs<T>& in, const tensor<T>& f, const tensor<T>& e, const outputs<T>& out, const visible_pairs& pattern,
                         bool normalise, double eps, double scale) {
     for_each_linear_row(in, f, e, pattern, [&](index_t b, index_t h, index_t g, index_t i, const std::vector<weighed_key<T>>& seen) {
-        T denominator = 0;
-        for (const auto& k : seen) denominator += k.weight;
+        const auto denominator = sum_over<T>(seen, [](const auto& k) { return k.weight; });
         for (index_t c = 0; c < in.values.shape().channels; ++c) {
-            T sum = 0;
-            for (const auto& k : seen) sum += k.weight * in.values(b, g, k.row, c);
+            const auto sum = sum_over<T>(seen, [&](const auto& k) { return k.weight * in.values(b, g, k.row, c); });
             out.values(b, h, i, c) = seen.empty() ? T{0}
                                      : normalise  ? sum / (denominator + static_cast<T>(eps))
                                                   : static_cast<T>(scale) * sum;
@@ -103,13 +95,10 @@ struct feature_gradients {
             for (const auto& k : seen) denominator += k.weight;
             const T factor = normalise ? 1 / denominator : static_cast<T>(scale);
             const auto d_out_by_value = [&](index_t j) {
-                T product = 0;
-                for (index_t c = 0; c < d_v; ++c) product += d_out(b, h, i, c) * in.values(b, g, j, c);
-                return product;
+                return sum_over<T>(d_v, [&](index_t c) { return d_out(b, h, i, c) * in.values(b, g, j, c); });
             };
-            T of_denominator = 0; // dO_i . out_i
-            for (const auto& k : seen)
-                if (normalise) of_denominator += k.weight * factor * d_out_by_value(k.row);
+            const auto share = [&](const auto& k) { return normalise ? k.weight * factor * d_out_by_value(k.row) : T{0}; };
+            const auto of_denominator = sum_over<T>(seen, share); // dO_i . out_i
             for (const auto& [j, weight] : seen) {
                 is_seen(b, g, j, 0) = sees(b, h, i, 0) = 1;
                 const T of_weight = (d_out_by_value(j) - of_denominator) * factor;

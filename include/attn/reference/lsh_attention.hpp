@@ -44,8 +44,7 @@ void for_each_lsh_head(const tensor_view<const index_t>& buckets, index_t chunk,
 /// The length by which a token is divided to be a key; 1 for zeros.
 template <class T>
 T lsh_length(const stored_view<const T>& q, index_t b, index_t h, index_t j) {
-    T squares = 0;
-    for (index_t c = 0; c < q.shape().channels; ++c) squares += q(b, h, j, c) * q(b, h, j, c);
+    const auto squares = sum_over<T>(q.shape().channels, [&](index_t c) { return q(b, h, j, c) * q(b, h, j, c); });
     return squares == 0 ? T{1} : sqrt(squares);
 }
 /// The weights of some keys of a query, and the logarithm of their denominator.
@@ -57,15 +56,19 @@ struct lsh_weights {
     lsh_weights(const stored_view<const T>& q, index_t b, index_t h, index_t i, const std::vector<index_t>& keys, double scale) {
         for (const auto j : keys) {
             const T length = lsh_length(q, b, h, j);
-            T product = 0;
-            for (index_t c = 0; c < q.shape().channels; ++c) product += q(b, h, i, c) * (q(b, h, j, c) / length);
-            of_keys.push_back(static_cast<T>(scale) * product);
+            const auto term = [&](index_t c) { return q(b, h, i, c) * (q(b, h, j, c) / length); };
+            of_keys.push_back(static_cast<T>(scale) * sum_over<T>(q.shape().channels, term));
         }
         const T largest = *std::ranges::max_element(of_keys);
         T denominator = 0;
         for (auto& w : of_keys) denominator += w = exp(w - largest);
         for (auto& w : of_keys) w /= denominator;
         log_sum_exp = largest + log(denominator);
+    }
+    /// What they make of a channel of the keys' values.
+    T of_values(const stored_view<const T>& v, index_t b, index_t h, const std::vector<index_t>& keys, index_t c) const {
+        auto weight = of_keys.begin();
+        return sum_over<T>(keys, [&](index_t j) { return *weight++ * v(b, h, j, c); });
     }
 };
 
@@ -85,11 +88,7 @@ void lsh_attention(const inputs<T>& in, const outputs<T>& out, const tensor_view
         for (index_t i = 0; i < std::ssize(seen); ++i) {
             const auto& keys = seen[static_cast<std::size_t>(i)];
             const detail::lsh_weights<T> weights(in.queries, b, h, i, keys, scale);
-            for (index_t c = 0; c < d_v; ++c) {
-                T sum = 0;
-                for (std::size_t e = 0; e < keys.size(); ++e) sum += weights.of_keys[e] * in.values(b, h, keys[e], c);
-                out.values(b, h, i, c) = sum;
-            }
+            for (index_t c = 0; c < d_v; ++c) out.values(b, h, i, c) = weights.of_values(in.values, b, h, keys, c);
             if (out.log_sum_exp.data()) out.log_sum_exp(b, h, i, 0) = weights.log_sum_exp;
         }
     });
@@ -116,19 +115,15 @@ void lsh_gradients(const inputs<T>& in, const output_gradients<T>& d_out, const 
         const auto unit = [&](index_t j, index_t c) { return q(b, h, j, c) / detail::lsh_length(q, b, h, j); };
         for (index_t i = 0; i < n; ++i) {
             const auto& keys = seen[static_cast<std::size_t>(i)];
-            const auto weights = detail::lsh_weights<T>(q, b, h, i, keys, scale).of_keys;
+            const detail::lsh_weights<T> weights(q, b, h, i, keys, scale);
             T shift = d_out.log_sum_exp.data() ? d_out.log_sum_exp(b, h, i, 0) : T{0}; // dL - dO . out
-            for (index_t c = 0; c < d_v; ++c) {
-                T out = 0;
-                for (std::size_t e = 0; e < keys.size(); ++e) out += weights[e] * in.values(b, h, keys[e], c);
-                shift -= d_out.values(b, h, i, c) * out;
-            }
+            for (index_t c = 0; c < d_v; ++c) shift -= d_out.values(b, h, i, c) * weights.of_values(in.values, b, h, keys, c);
             for (std::size_t e = 0; e < keys.size(); ++e) {
                 const auto j = keys[e];
-                T product = 0;
-                for (index_t c = 0; c < d_v; ++c) product += d_out.values(b, h, i, c) * in.values(b, h, j, c);
-                const T of_score = static_cast<T>(scale) * weights[e] * (product + shift);
-                for (index_t c = 0; c < d_v; ++c) at(of_values, j, c, d_v) += weights[e] * d_out.values(b, h, i, c);
+                const T weight = weights.of_keys[e];
+                const auto product = detail::sum_over<T>(d_v, [&](index_t c) { return d_out.values(b, h, i, c) * in.values(b, h, j, c); });
+                const T of_score = static_cast<T>(scale) * weight * (product + shift);
+                for (index_t c = 0; c < d_v; ++c) at(of_values, j, c, d_v) += weight * d_out.values(b, h, i, c);
                 for (index_t c = 0; c < d_k; ++c) {
                     at(of_keys, j, c, d_k) += of_score * q(b, h, i, c);
                     at(of_queries, i, c, d_k) += of_score * unit(j, c);
@@ -136,11 +131,8 @@ void lsh_gradients(const inputs<T>& in, const output_gradients<T>& d_out, const 
             }
         }
         for (index_t i = 0; i < n; ++i) {
-            T along = 0, squares = 0;
-            for (index_t c = 0; c < d_k; ++c) {
-                along += unit(i, c) * at(of_keys, i, c, d_k);
-                squares += q(b, h, i, c) * q(b, h, i, c);
-            }
+            const auto along = detail::sum_over<T>(d_k, [&](index_t c) { return unit(i, c) * at(of_keys, i, c, d_k); });
+            const auto squares = detail::sum_over<T>(d_k, [&](index_t c) { return q(b, h, i, c) * q(b, h, i, c); });
             for (index_t c = 0; to.queries.data() && c < d_k; ++c) {
                 const T as_key = squares == 0 ? T{0} : (at(of_keys, i, c, d_k) - unit(i, c) * along) / detail::lsh_length(q, b, h, i);
                 to.queries(b, h, i, c) = at(of_queries, i, c, d_k) + as_key;

@@ -20,6 +20,11 @@ template <class T>
 T entry(std::span<const T> parameter, index_t c, T otherwise) {
     return parameter.empty() ? otherwise : parameter[static_cast<std::size_t>(c)];
 }
+/// The sum of the squares of a row.
+template <class T>
+T squares_of(const tensor_view<const T>& x, index_t b, index_t h, index_t i) {
+    return sum_over<T>(x.shape().channels, [&](index_t c) { return x(b, h, i, c) * x(b, h, i, c); });
+}
 inline bool counts(const tensor_view<const bool>& mask, index_t b, index_t h, index_t i) {
     return !mask.data() || mask(b, mask.shape().heads == 1 ? 0 : h, i, 0);
 }
@@ -32,13 +37,11 @@ void layer_norm(const tensor_view<const T>& x, const tensor_view<T>& out, std::s
                 T eps = T(1e-5)) {
     const auto channels = x.shape().channels;
     detail::for_each_row(x.shape(), [&](index_t b, index_t h, index_t i) {
-        T mean = 0, variance = 0;
-        for (index_t c = 0; c < channels; ++c) mean += x(b, h, i, c);
-        mean /= static_cast<T>(channels);
-        for (index_t c = 0; c < channels; ++c) variance += (x(b, h, i, c) - mean) * (x(b, h, i, c) - mean);
-        variance /= static_cast<T>(channels);
+        const T mean = detail::sum_over<T>(channels, [&](index_t c) { return x(b, h, i, c); }) / static_cast<T>(channels);
+        const auto apart = [&](index_t c) { return x(b, h, i, c) - mean; };
+        const T variance = detail::sum_over<T>(channels, [&](index_t c) { return apart(c) * apart(c); }) / static_cast<T>(channels);
         for (index_t c = 0; c < channels; ++c)
-            out(b, h, i, c) = (x(b, h, i, c) - mean) / sqrt(variance + eps) * detail::entry(weight, c, T{1}) + detail::entry(bias, c, T{0});
+            out(b, h, i, c) = apart(c) / sqrt(variance + eps) * detail::entry(weight, c, T{1}) + detail::entry(bias, c, T{0});
     });
 }
 
@@ -47,9 +50,7 @@ template <class T>
 void rms_norm(const tensor_view<const T>& x, const tensor_view<T>& out, std::span<const T> weight = {}, T eps = T(1e-5)) {
     const auto channels = x.shape().channels;
     detail::for_each_row(x.shape(), [&](index_t b, index_t h, index_t i) {
-        T squares = 0;
-        for (index_t c = 0; c < channels; ++c) squares += x(b, h, i, c) * x(b, h, i, c);
-        const T root = sqrt(squares / static_cast<T>(channels) + eps);
+        const T root = sqrt(detail::squares_of(x, b, h, i) / static_cast<T>(channels) + eps);
         for (index_t c = 0; c < channels; ++c) out(b, h, i, c) = x(b, h, i, c) / root * detail::entry(weight, c, T{1});
     });
 }
@@ -59,9 +60,7 @@ template <class T>
 void unit_norm(const tensor_view<const T>& x, const tensor_view<T>& out, T eps = T(1e-12)) {
     const auto channels = x.shape().channels;
     detail::for_each_row(x.shape(), [&](index_t b, index_t h, index_t i) {
-        T squares = 0;
-        for (index_t c = 0; c < channels; ++c) squares += x(b, h, i, c) * x(b, h, i, c);
-        const T length = max(sqrt(squares), eps);
+        const T length = max(sqrt(detail::squares_of(x, b, h, i)), eps);
         for (index_t c = 0; c < channels; ++c) out(b, h, i, c) = x(b, h, i, c) / length;
     });
 }
@@ -172,10 +171,8 @@ template <class T>
 void unit_norm_backward(const tensor_view<const T>& x, const tensor_view<const T>& d_out, const tensor_view<T>& wanted, T eps = T(1e-12)) {
     const auto channels = x.shape().channels;
     detail::for_each_row(x.shape(), [&](index_t b, index_t h, index_t i) {
-        T squares = 0, product = 0;
-        for (index_t c = 0; c < channels; ++c) squares += x(b, h, i, c) * x(b, h, i, c);
-        const T length = max(sqrt(squares), eps);
-        for (index_t c = 0; c < channels; ++c) product += d_out(b, h, i, c) * (x(b, h, i, c) / length);
+        const T length = max(sqrt(detail::squares_of(x, b, h, i)), eps);
+        T product = detail::sum_over<T>(channels, [&](index_t c) { return d_out(b, h, i, c) * (x(b, h, i, c) / length); });
         if (!(length > eps)) product = 0;
         for (index_t c = 0; c < channels; ++c) wanted(b, h, i, c) = (d_out(b, h, i, c) - x(b, h, i, c) / length * product) / length;
     });

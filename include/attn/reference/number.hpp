@@ -14,6 +14,26 @@ namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 /// an interval, or one that remembers its rounding errors. Its functions are found by its namespace, those of float and double here.
 using std::abs, std::erf, std::exp, std::isnan, std::log, std::log1p, std::max, std::pow, std::sqrt, std::tanh;
 
+namespace detail {
+
+/// The sum of term(0) ... term(count - 1), in this order.
+template <class T>
+T sum_over(index_t count, const auto& term) {
+    T sum = 0;
+    for (index_t i = 0; i < count; ++i) sum += term(i);
+    return sum;
+}
+/// The sum of the terms of a range, in its order.
+template <class T, class Range>
+    requires requires(const Range& range) { range.begin(); }
+T sum_over(const Range& range, const auto& term) {
+    T sum = 0;
+    for (const auto& each : range) sum += term(each);
+    return sum;
+}
+
+} // namespace detail
+
 /// A contiguous copy in double of a view (batch, heads, tokens, channels), exact: what the reference of a float or 16-bit input is computed
 /// from.
 template <class V>

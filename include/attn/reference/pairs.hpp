@@ -39,9 +39,7 @@ struct pair_scores : std::function<std::function<dual<T>(const T& score, index_t
 /// scale * sum_c q[b,h,row,c] k[b,g,key,c]
 template <class T>
 T scaled_product(const inputs<T>& in, T scale, index_t b, index_t h, index_t g, index_t row, index_t key) {
-    T product = 0;
-    for (index_t c = 0; c < in.queries.shape().channels; ++c) product += in.queries(b, h, row, c) * in.keys(b, g, key, c);
-    return scale * product;
+    return scale * sum_over<T>(in.queries.shape().channels, [&](index_t c) { return in.queries(b, h, row, c) * in.keys(b, g, key, c); });
 }
 /// What products are multiplied by: 1 / sqrt(d_k) if nothing is given.
 template <class T>

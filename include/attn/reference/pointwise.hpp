@@ -56,8 +56,7 @@ void pointwise_gradients(const inputs<T>& in, const tensor_view<const T>& d_out,
     const auto d_k = in.queries.shape().channels, d_v = in.values.shape().channels;
     const auto add = [&](index_t b, index_t h, index_t g, index_t row, index_t key, T x, const dual<T>& s) {
         const auto w = attn::detail::differentiated(weight, s.value);
-        T dw = 0;
-        for (index_t c = 0; c < d_v; ++c) dw += d_out(b, h, row, c) * in.values(b, g, key, c);
+        const auto dw = detail::sum_over<T>(d_v, [&](index_t c) { return d_out(b, h, row, c) * in.values(b, g, key, c); });
         const T ds = dw * w.derivative, dx = static_cast<T>(scale) * (s.derivative * ds);
         of_pair(b, h, in.positions.first_query[b] + row, in.positions.first_key[b] + key, x, ds, s.value, dw);
         for (index_t c = 0; wanted.values.data() && c < d_v; ++c) wanted.values(b, g, key, c) += w.value * d_out(b, h, row, c);

@@ -66,11 +66,9 @@ void recurrent_attention(const recurrent_terms<T>& terms, double scale, const in
             for (index_t i = 0; i < n; ++i) {
                 recurrent_step(terms, in, b, g, i, state);
                 for (auto h = g * (heads / kv_heads); h < (g + 1) * (heads / kv_heads); ++h)
-                    for (index_t m = 0; m < d_v; ++m) {
-                        T sum = 0;
-                        for (index_t c = 0; c < d_k; ++c) sum += in.queries(b, h, i, c) * s(c, m);
-                        out.values(b, h, i, m) = static_cast<T>(scale) * sum;
-                    }
+                    for (index_t m = 0; m < d_v; ++m)
+                        out.values(b, h, i, m) =
+                            static_cast<T>(scale) * detail::sum_over<T>(d_k, [&](index_t c) { return in.queries(b, h, i, c) * s(c, m); });
             }
             for (index_t c = 0; last_state.data() && c < d_k; ++c)
                 for (index_t m = 0; m < d_v; ++m) last_state(b, g, c, m) = s(c, m);

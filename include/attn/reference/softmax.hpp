@@ -21,6 +21,11 @@ struct softmax_row {
     index_t batch, head, kv_head, row;
     T sink, largest, of_sink, denominator; ///< of_sink: its share of the denominator
     std::vector<seen_key<T>> seen;
+
+    /// The mean of a channel of the values, by the weights of the keys that it sees.
+    T mean(const stored_view<const T>& values, index_t c) const {
+        return sum_over<T>(seen, [&](const auto& k) { return k.weight * values(batch, kv_head, k.row, c); });
+    }
 };
 /// What the gradient of a pair's score is given to.
 template <class T>
@@ -78,11 +83,7 @@ void softmax(const inputs<T>& in, const outputs<T>& out, std::optional<double> s
              const detail::pair_scores<T, false>& score = identity_score{}, const detail::visible_pairs& pattern = dense{},
              std::span<const double> sinks = {}) {
     detail::for_each_softmax_row<T>(in, scale, score, pattern, sinks, [&](const detail::softmax_row<T>& r) {
-        for (index_t c = 0; c < in.values.shape().channels; ++c) {
-            T sum = 0;
-            for (const auto& k : r.seen) sum += k.weight * in.values(r.batch, r.kv_head, k.row, c);
-            out.values(r.batch, r.head, r.row, c) = sum;
-        }
+        for (index_t c = 0; c < in.values.shape().channels; ++c) out.values(r.batch, r.head, r.row, c) = r.mean(in.values, c);
         if (out.log_sum_exp.data()) out.log_sum_exp(r.batch, r.head, r.row, 0) = r.largest + log(r.denominator);
     });
 }
@@ -109,15 +110,11 @@ void softmax_gradients(const inputs<T>& in, const output_gradients<T>& d_out, co
     detail::for_each_softmax_row<T>(in, scale, score, pattern, sinks, [&](const detail::softmax_row<T>& r) {
         const auto b = r.batch, h = r.head, g = r.kv_head, row = r.row;
         T shift = d_out.log_sum_exp.data() ? d_out.log_sum_exp(b, h, row, 0) : T{0}; // dL - D
-        for (index_t c = 0; c < d_v; ++c) {
-            T out = 0;
-            for (const auto& k : r.seen) out += k.weight * in.values(b, g, k.row, c);
-            shift -= d_out.values(b, h, row, c) * out;
-        }
+        for (index_t c = 0; c < d_v; ++c) shift -= d_out.values(b, h, row, c) * r.mean(in.values, c);
         if (of_sinks.data() && r.sink != -std::numeric_limits<T>::infinity()) of_sinks(0, h, 0, 0) += r.of_sink / r.denominator * shift;
         for (const auto& k : r.seen) {
-            T product = 0;
-            for (index_t c = 0; c < d_v; ++c) product += d_out.values(b, h, row, c) * in.values(b, g, k.row, c);
+            const auto product =
+                detail::sum_over<T>(d_v, [&](index_t c) { return d_out.values(b, h, row, c) * in.values(b, g, k.row, c); });
             const T of_this = k.weight * (product + shift), of_product = factor * k.score.derivative * of_this;
             if (of_score) of_score(b, h, in.positions.first_query[b] + row, in.positions.first_key[b] + k.row, k.product, of_this);
             for (index_t c = 0; wanted.values.data() && c < d_v; ++c)

@@ -34,6 +34,11 @@ struct talking_row {
     auto at(auto& all, index_t head, index_t key) const -> decltype(all[0]) { return all[static_cast<std::size_t>(head * keys + key)]; }
     bool sees(index_t head, index_t key) const { return at(seen_by, head, key); }
     bool any_sees(index_t key) const { return at(seen, 0, key); }
+    /// The sum of a channel of the values of the keys that any head sees, by the weights of a head.
+    T sum(const std::vector<T>& of_keys, index_t head, const stored_view<const T>& values, index_t value_head, index_t channel) const {
+        return sum_over<T>(
+            keys, [&](index_t key) { return any_sees(key) ? at(of_keys, head, key) * values(batch, value_head, key, channel) : T{0}; });
+    }
 };
 
 /// Calls f(talking_row) for each row.
@@ -109,13 +114,8 @@ void talking_heads(const inputs<T>& in, const outputs<T>& out, tensor_view<const
             out.log_sum_exp(r.batch, static_cast<index_t>(c), r.row, 0) = r.largest[c] + log(r.denominator[c]);
         const auto weights = detail::mixed_heads(weights_mix, weights_bias, r.weights, m);
         for (index_t e = 0; e < out.values.shape().heads; ++e)
-            for (index_t x = 0; x < d_v; ++x) {
-                T sum = 0;
-                for (index_t key = 0; key < m; ++key)
-                    if (r.any_sees(key))
-                        sum += r.at(weights, e, key) * in.values(r.batch, e / (out.values.shape().heads / value_heads), key, x);
-                out.values(r.batch, e, r.row, x) = sum;
-            }
+            for (index_t x = 0; x < d_v; ++x)
+                out.values(r.batch, e, r.row, x) = r.sum(weights, e, in.values, e / (out.values.shape().heads / value_heads), x);
     });
 }
 
@@ -160,8 +160,8 @@ void talking_heads_gradients(const inputs<T>& in, const output_gradients<T>& d_o
             for (index_t key = 0; key < m; ++key) {
                 if (!r.any_sees(key)) continue;
                 const auto kv = e / (out_heads / value_heads);
-                T product = 0;
-                for (index_t x = 0; x < d_v; ++x) product += d_out.values(b, e, row, x) * in.values(b, kv, key, x);
+                const auto product =
+                    detail::sum_over<T>(d_v, [&](index_t x) { return d_out.values(b, e, row, x) * in.values(b, kv, key, x); });
                 r.at(of_mixed, e, key) = product;
                 for (index_t x = 0; wanted.values.data() && x < d_v; ++x)
                     wanted.values(b, kv, key, x) += r.at(mixed, e, key) * d_out.values(b, e, row, x);
@@ -172,12 +172,8 @@ void talking_heads_gradients(const inputs<T>& in, const output_gradients<T>& d_o
             T shift = d_out.log_sum_exp.data() ? d_out.log_sum_exp(b, c, row, 0) : T{0}; // dZ - D
             for (index_t key = 0; weights_mix.data() && key < m; ++key)
                 if (r.sees(c, key)) shift -= r.at(r.weights, c, key) * r.at(of_weights, c, key);
-            for (index_t x = 0; !weights_mix.data() && x < d_v; ++x) {
-                T out = 0;
-                for (index_t key = 0; key < m; ++key)
-                    if (r.any_sees(key)) out += r.at(r.weights, c, key) * in.values(b, c / (heads / value_heads), key, x);
-                shift -= d_out.values(b, c, row, x) * out;
-            }
+            for (index_t x = 0; !weights_mix.data() && x < d_v; ++x)
+                shift -= d_out.values(b, c, row, x) * r.sum(r.weights, c, in.values, c / (heads / value_heads), x);
             const auto at = static_cast<std::size_t>(c);
             if (wanted.sinks.data() && detail::sink_of<T>(sinks, c) != -std::numeric_limits<T>::infinity())
                 wanted.sinks(0, c, 0, 0) += (r.of_sink[at] == 0 ? 0 : r.of_sink[at] / r.denominator[at]) * shift;
