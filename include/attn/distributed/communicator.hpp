@@ -130,6 +130,33 @@ std::exception_ptr failure_of(const auto& f) {
     } catch (...) { return std::current_exception(); }
     return nullptr;
 }
+/// Bytes on their way from rank to rank: from whom they come and to whom they go on, if there is somebody, and where they lie.
+struct relayed_bytes {
+    index_t before = -1, next = -1;
+    std::span<std::byte> received, sent;
+};
+/// A rank's part in pieces that go from one rank to the next: some are received, from whom piece(number) says, add(first, end) adds its own
+/// to them, and they go on. Each is a message of its own, for ranks may take more or fewer at once. Returns what `add` has thrown: who has
+/// failed still passes on what others wait for.
+template <Communicator C>
+std::exception_ptr relay(C& ranks, index_t count, index_t at_once, const auto& piece, const auto& add) {
+    std::exception_ptr failure;
+    std::vector<typename C::request> sending;
+    for (index_t first = 0; first < count; first += at_once) {
+        const auto end = std::min(count, first + at_once);
+        for (auto number = first; number < end; ++number)
+            if (const relayed_bytes own = piece(number); own.before >= 0 && !own.received.empty()) {
+                auto message = ranks.receive(own.before, 1, own.received);
+                ranks.wait(message);
+            }
+        if (!failure) failure = failure_of([&] { add(first, end); });
+        for (auto number = first; number < end; ++number)
+            if (const relayed_bytes own = piece(number); own.next >= 0 && !own.sent.empty())
+                sending.push_back(ranks.send(own.next, 1, own.sent));
+    }
+    for (auto& message : sending) ranks.wait(message);
+    return failure;
+}
 
 } // namespace detail
 

@@ -120,11 +120,7 @@ public:
     rank_call(const Op& op, const partition& parts, index_t rank, const inputs<T>& in)
         : op_(op), parts_(parts), rank_(rank), plan_(op.pattern, parts), key_plan_(parts.key_cuts(), plan_.key_rows()),
           memory_(key_plan_, rank, in), convolved_(convolved(in)), halo_plan_(halo_plan()), halo_(halo_plan_, rank, convolved_) {
-        scratch counted;
-        lay_out(counted);
-        sums_memory_.reserve(counted.used_bytes());
-        scratch own(sums_memory_.bytes().data());
-        lay_out(own);
+        taken_of(sums_memory_, [&](scratch& memory) { lay_out(memory); });
     }
 
     /// Checks the operator against all rows, of which a rank has some: positional encodings are those of all keys, and the convolution's
@@ -222,35 +218,26 @@ private:
     }
 
     /// Queries see different keys: each rank takes the sum of the keys before, and gives it with its own to the next, some heads at a time.
-    template <Communicator C>
-    void hand_on(C& ranks, const auto& add_keys, const execution& run) {
-        const auto first = plan_.first_with_queries();
+    void hand_on(Communicator auto& ranks, const auto& add_keys, const execution& run) {
         if (parts_.queries(rank_).count == 0) return;
         const auto next = plan_.with_queries_after(rank_), before = plan_.with_queries_before(rank_);
-        // Who has failed still passes on what others wait for.
-        std::exception_ptr failure;
-        std::vector<typename C::request> sending;
-        for (index_t begin = 0; begin < numbers(); begin += run.concurrency()) { // one message for each, for ranks may have other executors
-            const auto end = std::min(numbers(), begin + run.concurrency());
-            for (auto number = begin; number < end && rank_ != first; ++number) {
-                auto receiving = ranks.receive(before, 1, bytes_of(sums_, number, 1));
-                ranks.wait(receiving);
+        const bool is_first = rank_ == plan_.first_with_queries(), is_last = next == parts_.ranks();
+        const auto piece = [&](index_t number) {
+            return relayed_bytes{is_first ? -1 : before, is_last ? -1 : next, bytes_of(sums_, number, 1), bytes_of(next_, number, 1)};
+        };
+        const auto add = [&](index_t number, index_t slice) {
+            const auto own = summed(rank_, number);
+            if (is_first) {
+                sums_.of(number).reset();
+                add_keys(number, 0, own, slice, sums_.of(number));
             }
-            const auto add = [&](index_t task, index_t slice) {
-                const auto number = begin + task, own = summed(rank_, number);
-                if (rank_ == first) {
-                    sums_.of(number).reset();
-                    add_keys(number, 0, own, slice, sums_.of(number));
-                }
-                if (next == parts_.ranks()) return;
-                std::ranges::copy(sums_.numbers(number), next_.numbers(number).begin());
-                add_keys(number, own, summed(next, number), slice, next_.of(number));
-            };
-            if (!failure) failure = failure_of([&] { run.for_each(end - begin, add); });
-            for (auto number = begin; number < end && next < parts_.ranks(); ++number)
-                sending.push_back(ranks.send(next, 1, bytes_of(next_, number, 1)));
-        }
-        for (auto& message : sending) ranks.wait(message);
+            if (is_last) return;
+            std::ranges::copy(sums_.numbers(number), next_.numbers(number).begin());
+            add_keys(number, own, summed(next, number), slice, next_.of(number));
+        };
+        const auto failure = relay(ranks, numbers(), run.concurrency(), piece, [&](index_t first, index_t end) {
+            run.for_each(end - first, [&](index_t task, index_t slice) { add(first + task, slice); });
+        });
         if (failure) std::rethrow_exception(failure);
     }
     /// All queries see the same keys: spans are summed where they are, added up from rank to rank, and the sum is everyone's.

@@ -169,9 +169,7 @@ private:
     /// The projected rows that there are, in all heads.
     rows_type find_rows(const inputs<T>& in) {
         const auto& k = parts_.shapes().keys;
-        rows_memory_.reserve(bytes_for<rows_type>(op_, k, k.batch, k.heads));
-        scratch own(rows_memory_.bytes().data());
-        const rows_type rows(own, op_, k, k.batch, k.heads);
+        const auto rows = taken_of(rows_memory_, [&](scratch& memory) { return rows_type(memory, op_, k, k.batch, k.heads); });
         for (index_t head = 0; head < heads(); ++head) rows.find(op_, whole_inputs(parts_, in), head / kv_heads(), head % kv_heads(), head);
         return rows;
     }
@@ -185,38 +183,20 @@ private:
     }
 
     /// The rows that are made here, and the rank's part of sums. Returns a failure.
-    template <Communicator C>
-    std::exception_ptr project(C& ranks, const work& w, const inputs<T>& in, const execution& run) const {
-        std::exception_ptr failure;
-        std::vector<typename C::request> sending;
-        const auto blocks = w.block_count(all()),
-                   at_once = any_sums ? run.concurrency() : blocks; // one message for each, for ranks may have other executors
-        const auto link_of_block = [&](index_t number) {
+    std::exception_ptr project(Communicator auto& ranks, const work& w, const inputs<T>& in, const execution& run) const {
+        const auto piece = [&](index_t number) {
+            const auto bytes = bytes_of(w, in, number);
             return w.with_block(op_, in, number, [&](const auto& projection, const auto&, const auto&, index_t head, index_t) {
-                return shares_of(projection, head).link_of(rank_);
+                const auto link = shares_of(projection, head).link_of(rank_);
+                return relayed_bytes{link.before, link.next, bytes, bytes};
             });
         };
-        for (index_t begin = 0; begin < blocks; begin += at_once) {
-            const auto end = std::min(blocks, begin + at_once);
-            for (auto number = begin; number < end; ++number) {
-                const auto bytes = bytes_of(w, in, number);
-                const auto before = link_of_block(number).before;
-                if (bytes.empty() || before < 0) continue;
-                auto receiving = ranks.receive(before, 1, bytes);
-                ranks.wait(receiving);
-            }
-            const auto add = [&](index_t task, index_t slice) {
-                w.for_each_run(op_, in, all(), begin + task, slice, [&](const auto&... of_run) { project_run(of_run...); });
-            };
-            if (!failure) failure = failure_of([&] { run.for_each(end - begin, add); });
-            for (auto number = begin; number < end; ++number) {
-                const auto bytes = bytes_of(w, in, number);
-                if (const auto next = link_of_block(number).next; !bytes.empty() && next >= 0)
-                    sending.push_back(ranks.send(next, 1, bytes));
-            }
-        }
-        for (auto& message : sending) ranks.wait(message);
-        return failure;
+        const auto blocks = w.block_count(all());
+        return relay(ranks, blocks, any_sums ? run.concurrency() : blocks, piece, [&](index_t first, index_t end) {
+            run.for_each(end - first, [&](index_t task, index_t slice) {
+                w.for_each_run(op_, in, all(), first + task, slice, [&](const auto&... of_run) { project_run(of_run...); });
+            });
+        });
     }
     /// Projects what is the rank's of a run of rows of a head.
     void project_run(const auto& projection, const kernel::token_rows<T>& x, index_t head, index_t row, index_t count,

@@ -14,15 +14,11 @@ class rank_call<recurrent_attention<Rule>, T> {
 public:
     rank_call(const operation& op, const partition& parts, index_t rank, const inputs<T>& in)
         : op_(op), parts_(parts), rank_(rank), sizes_(op.rule.terms().sizes(shapes_of(in))) {
-        scratch counted;
-        state::take(counted, sizes_);
-        bytes_of_state_ = counted.used_bytes();
-        const auto count = static_cast<std::size_t>(in.keys.shape().batch * in.keys.shape().heads);
-        memory_.reserve(count * bytes_of_state_);
-        for (std::size_t n = 0; n < count; ++n) {
-            scratch own(memory_.bytes().data() + n * bytes_of_state_);
-            states_.push_back(state::take(own, sizes_));
-        }
+        bytes_of_state_ = bytes_taken([&](scratch& memory) { return state::take(memory, sizes_); });
+        states_.resize(static_cast<std::size_t>(in.keys.shape().batch * in.keys.shape().heads));
+        taken_of(memory_, [&](scratch& memory) {
+            for (auto& own : states_) own = state::take(memory, sizes_);
+        });
     }
 
     /// Checks a rank's part as a call of its own: what the rule takes of each token is a rank's as its keys are.
@@ -38,37 +34,23 @@ public:
     }
 
     /// The first rank with tokens begins with the first state, the last one has the last state.
-    template <Communicator C>
-    void run(C& ranks, const inputs<T>& in, const outputs<T>& out, const execution& run) {
+    void run(Communicator auto& ranks, const inputs<T>& in, const outputs<T>& out, const execution& run) {
         const auto own = parts_.keys(rank_);
         if (own.count == 0) return;
         const auto before = with_tokens(rank_, -1), next = with_tokens(rank_, 1);
         const kernel::recurrent_attention<T> kernel(in, out.values, op_.rule.terms(), op_.scale_for(in.keys.shape().channels));
-        std::exception_ptr failure;
-        std::vector<typename C::request> sending;
-        const auto heads = std::ssize(states_);
-        // Some heads at a time, each a message of its own, for ranks may have other executors.
-        for (index_t begin = 0; begin < heads; begin += run.concurrency()) {
-            const auto end = std::min(heads, begin + run.concurrency());
-            for (auto number = begin; number < end; ++number) {
-                auto& head = states_[static_cast<std::size_t>(number)];
-                if (before < 0) {
-                    head.begin(op_.first_state, number / in.keys.shape().heads, number % in.keys.shape().heads);
-                    continue;
-                }
-                auto message = ranks.receive(before, 1, bytes_of(number));
-                ranks.wait(message);
-                head.count = own.first % kernel::recurrent_chunk;
-            }
-            // Who has failed still passes on what others wait for.
-            if (!failure)
-                failure = failure_of([&] { kernel({.kept = states_}, {begin, end - begin}, run, run.workspace().bytes().data()); });
-            for (auto number = begin; number < end && next < parts_.ranks(); ++number)
-                sending.push_back(ranks.send(next, 1, bytes_of(number)));
+        const bool is_last = next == parts_.ranks();
+        for (index_t number = 0; number < std::ssize(states_); ++number) {
+            auto& head = states_[static_cast<std::size_t>(number)];
+            if (before < 0) head.begin(op_.first_state, number / in.keys.shape().heads, number % in.keys.shape().heads);
+            else head.count = own.first % kernel::recurrent_chunk;
         }
-        for (auto& message : sending) ranks.wait(message);
+        const auto piece = [&](index_t number) { return relayed_bytes{before, is_last ? -1 : next, bytes_of(number), bytes_of(number)}; };
+        const auto failure = relay(ranks, std::ssize(states_), run.concurrency(), piece, [&](index_t first, index_t end) {
+            kernel({.kept = states_}, {first, end - first}, run, run.workspace().bytes().data());
+        });
         if (failure) std::rethrow_exception(failure);
-        if (next == parts_.ranks()) write_last_state(in);
+        if (is_last) write_last_state(in);
     }
 
 private:
