@@ -221,10 +221,9 @@ void forward_checked(const A& op, const inputs<T>& in, const outputs<T>& out, co
     else op.forward(in, out, run);
 }
 
-/// The call of an operator on tensors that may be stored so.
+/// The call of an operator on tensors that may be stored so, whose inputs it has checked.
 template <class Stored, Attention A, Scalar T>
-void attend(const A& op, const inputs<T>& in, const outputs<T>& out, const call_execution& run) {
-    op.check(in);
+void attend_checked(const A& op, const inputs<T>& in, const outputs<T>& out, const call_execution& run) {
     check_outputs(op, in, out);
     const auto shapes = shapes_of(in);
     const auto reserve = [&]<Storage S>(std::type_identity<S>) {
@@ -237,12 +236,17 @@ void attend(const A& op, const inputs<T>& in, const outputs<T>& out, const call_
     forward_checked<Stored>(op, in, out, run);
 }
 
+template <class Stored, Attention A, Scalar T>
+void attend(const A& op, const inputs<T>& in, const outputs<T>& out, const call_execution& run) {
+    op.check(in);
+    attend_checked<Stored>(op, in, out, run);
+}
 /// The call of an operator to a new tensor.
 template <class Stored, Attention A, Scalar T>
 tensor<T> attend(const A& op, const inputs<T>& in, const call_execution& run) {
     op.check(in);
     tensor<T> out(op.output_shape(shapes_of(in)));
-    attend<Stored>(op, in, outputs<T>{out}, run);
+    attend_checked<Stored>(op, in, outputs<T>{out}, run);
     return out;
 }
 

@@ -53,7 +53,9 @@ public:
                 const detail::call_execution& run = {}) {
         const auto& k = keys.shape();
         const stored_view<const T> none(static_cast<const T*>(nullptr), {k.batch, 0, k.tokens, k.channels}, {});
-        detail::recurrent_call<Rule, T>(op, {none, keys, values}, *this)({}, run);
+        const inputs<T> in{none, keys, values};
+        op.check(in);
+        detail::recurrent_call<Rule, T>(op, in, *this)({}, run);
     }
     /// S, after the tokens so far: of every batch entry and kv head.
     [[nodiscard]] tensor<T> sums() const {
@@ -89,15 +91,10 @@ private:
     /// What any rule may want.
     kernel::recurrent_sizes sizes() const { return {shape_.tokens, shape_.channels, false, false, true}; }
     void reserve() {
-        const auto take = [&](detail::scratch& memory, const auto& keep) {
-            for (index_t n = 0; n < shape_.batch * shape_.heads; ++n) keep(kernel::recurrent_state<T>::take(memory, sizes()));
-        };
-        detail::scratch counted;
-        take(counted, [](const auto&) {});
-        memory_.reserve(counted.used_bytes());
-        heads_.reserve(static_cast<std::size_t>(shape_.batch * shape_.heads));
-        detail::scratch own(memory_.bytes().data());
-        take(own, [&](const kernel::recurrent_state<T>& head) { heads_.push_back(head); });
+        heads_.resize(static_cast<std::size_t>(shape_.batch * shape_.heads));
+        detail::taken_of(memory_, [&](detail::scratch& memory) {
+            for (auto& head : heads_) head = kernel::recurrent_state<T>::take(memory, sizes());
+        });
     }
     void for_each_head(const auto& f) {
         for (index_t b = 0; b < shape_.batch; ++b)
@@ -115,7 +112,7 @@ private:
 
 namespace detail {
 
-/// A call of recurrent attention that goes on from a state.
+/// A call of recurrent attention that goes on from a state; the operator has checked its inputs.
 template <class Rule, Scalar T>
 class recurrent_call {
 public:
@@ -123,7 +120,6 @@ public:
 
     /// Throws attention_error unless all fits; else computes.
     void operator()(const outputs<T>& out, const execution& run) const {
-        op_.check(in_);
         const auto s = shapes_of(in_);
         constexpr auto name = recurrent_attention<Rule>::name;
         if (s.queries.heads > 0) check_outputs(op_, in_, out);
@@ -161,6 +157,7 @@ private:
 template <class Rule, Scalar T>
 void attend(const recurrent_attention<Rule>& op, const inputs<T>& in, const std::type_identity_t<outputs<T>>& out,
             recurrent_state<T>& state, const detail::call_execution& run = {}) {
+    op.check(in);
     detail::recurrent_call<Rule, T>(op, in, state)(out, run);
 }
 
@@ -171,7 +168,7 @@ template <class Rule, Scalar T>
     const inputs<T> in{q, k, v};
     op.check(in);
     tensor<T> out(op.output_shape(shapes_of(in)));
-    attend(op, in, outputs<T>{out}, state, run);
+    detail::recurrent_call<Rule, T>(op, in, state)(outputs<T>{out}, run);
     return out;
 }
 

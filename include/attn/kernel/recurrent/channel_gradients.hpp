@@ -14,19 +14,19 @@ struct chunk_gradients {
     chunk_gradients(detail::scratch& memory, const recurrent_sizes& sizes, index_t group)
         : key_padded(whole_registers<T>(sizes.key_channels)), decays(memory.take<T>(chunk, key_padded)),
           left(memory.take<T>(chunk, key_padded)), queries(memory.take<T>(group * chunk, key_padded)),
-          probes(memory.take<T>(chunk, key_padded)), keys(memory.take<T>(chunk, key_padded)), erased(memory.take<T>(chunk, key_padded)),
-          d_queries(memory.take<T>(group * chunk, key_padded)), d_probes(memory.take<T>(chunk, key_padded)),
-          d_keys(memory.take<T>(chunk, key_padded)), d_erased(memory.take<T>(chunk, key_padded)),
-          d_log_decays(memory.take<T>(chunk, key_padded)), state_products(memory.take<T>(key_padded)),
-          whole_decay(memory.take<T>(key_padded)), d_weights(memory.take<T>(group * chunk, chunk)),
-          d_erased_weights(memory.take<T>(group * chunk, chunk)), d_probe_weights(memory.take<T>(chunk, chunk)),
-          d_probe_erased(memory.take<T>(chunk, chunk)) {}
+          probes(memory.take<T>(chunk, key_padded)), keys(memory.take<T>(chunk, key_padded)),
+          erased(memory.take<T>(sizes.erases ? chunk : 0, key_padded)), d_queries(memory.take<T>(group * chunk, key_padded)),
+          d_probes(memory.take<T>(chunk, key_padded)), d_keys(memory.take<T>(chunk, key_padded)),
+          d_erased(memory.take<T>(sizes.erases ? chunk : 0, key_padded)), d_log_decays(memory.take<T>(chunk, key_padded)),
+          state_products(memory.take<T>(key_padded)), whole_decay(memory.take<T>(key_padded)),
+          d_weights(memory.take<T>(group * chunk, chunk)), d_erased_weights(memory.take<T>(sizes.erases ? group * chunk : 0, chunk)),
+          d_probe_weights(memory.take<T>(chunk, chunk)), d_probe_erased(memory.take<T>(sizes.erases ? chunk : 0, chunk)) {}
 
     index_t key_padded;
     T* decays;           ///< of each token
     T* left;             ///< how much of a token's key is left at the end of the chunk
     T *queries, *probes; ///< x
-    T *keys, *erased;    ///< k and a
+    T *keys, *erased;    ///< k and a; of a rule that erases, as all that is called so
     T *d_queries, *d_probes, *d_keys, *d_erased;
     T* d_log_decays;
     T* state_products; ///< of each channel sum over n of G S, of the state at the border and the gradient of that at the end

@@ -29,7 +29,7 @@ struct recurrent_gradient_worker {
           state_columns(memory.take<T>(sizes.value_channels, rows.key_padded)),
           of_state_columns(memory.take<T>(sizes.value_channels, rows.key_padded)), d_out(memory.take<T>(group * chunk, padded)),
           terms(memory.take<weighted_values<T>>(group + 1)), weights(memory.take<T>(group + 1, chunk * chunk)),
-          erased_weights(memory.take<T>(group + 1, chunk * chunk)), differences(memory.take<T>(chunk, padded)),
+          erased_weights(memory.take<T>(sizes.erases ? group + 1 : 0, chunk * chunk)), differences(memory.take<T>(chunk, padded)),
           negated(memory.take<T>(chunk, padded)), d_values(memory.take<T>(chunk, padded)),
           value_columns(memory.take<T>(sizes.value_channels, chunk)), scaled(memory.take<T>(chunk, rows.key_padded)) {}
 
