@@ -61,9 +61,8 @@ void check_backward(const A& op, const inputs<T>& in, const saved_outputs<T>& sa
     const auto shapes = shapes_of(in);
     const auto require_wide = [&](std::string_view argument, const stored_view<const T>& view) {
         if (view.is_narrow())
-            throw argument_error(A::name, argument,
-                                 "of shape " + to_string(view.shape()) +
-                                     " is stored in 16 bits: gradients are computed of numbers that are not");
+            throw argument_error(A::name, argument, "of shape ", view.shape(),
+                                 " is stored in 16 bits: gradients are computed of numbers that are not");
     };
     require_wide("q", in.queries);
     require_wide("k", in.keys);

@@ -24,7 +24,7 @@ void check_linear_attention(std::string_view operation, const inputs<T>& in, con
     static_assert(BeginningsPattern<P>, "attn: linear attention sums keys from the first on: its patterns are dense, causal, lengths, "
                                         "prefix, and what & and | make of them");
     if (!(eps >= 0 && std::isfinite(static_cast<T>(eps))))
-        throw argument_error(operation, "eps", "is " + std::to_string(eps) + ", but must be at least 0 and finite");
+        throw argument_error(operation, "eps", "is ", eps, ", but must be at least 0 and finite");
     attn::check(pattern, pattern_context_of(operation, in.positions, shapes_of(in), in.queries.shape().heads));
 }
 

@@ -21,9 +21,8 @@ void merge(const outputs<T>& into, const outputs<T>& from, const detail::call_ex
     detail::check_view(name, "from", from.values);
     if (from.values.shape() != s) detail::refuse(name, "from", from.values.shape(), "into", s, "the shapes differ");
     if (into.log_sum_exp.shape() != rows || from.log_sum_exp.shape() != rows)
-        throw shape_error(name, "log_sum_exp",
-                          "has shapes " + to_string(into.log_sum_exp.shape()) + " and " + to_string(from.log_sum_exp.shape()) +
-                              ", but both must have " + to_string(rows));
+        throw shape_error(name, "log_sum_exp", "has shapes ", into.log_sum_exp.shape(), " and ", from.log_sum_exp.shape(),
+                          ", but both must have ", rows);
     detail::check_view(name, "into.log_sum_exp", into.log_sum_exp);
     detail::check_view(name, "from.log_sum_exp", from.log_sum_exp);
     const auto &into_log = into.log_sum_exp, &from_log = from.log_sum_exp;

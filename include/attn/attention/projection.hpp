@@ -54,12 +54,11 @@ struct linear_projection {
         detail::check_view(context.operation, context.argument, bias);
         context.require_heads("matrix", matrix.shape());
         if (matrix.shape().channels < context.tokens)
-            context.refuse("matrix has shape " + to_string(matrix.shape()) + ", made for fewer than " + std::to_string(context.tokens) +
-                           " tokens");
+            context.refuse("matrix has shape ", matrix.shape(), ", made for fewer than ", context.tokens, " tokens");
         if (!bias.data()) return;
         context.require_heads("bias", bias.shape());
         if (bias.shape().tokens != matrix.shape().tokens || bias.shape().channels != 1)
-            context.refuse("bias has shape " + to_string(bias.shape()) + ", but matrix has " + to_string(matrix.shape()));
+            context.refuse("bias has shape ", bias.shape(), ", but matrix has ", matrix.shape());
     }
     void check_apart(const output_memory& out) const {
         out.require_apart("the matrix of a projection", matrix);
@@ -165,8 +164,7 @@ struct projection_per_head {
     }
     void check(const projection_context& context) const {
         if (std::ssize(each) != context.heads)
-            context.refuse("has " + std::to_string(each.size()) + " projections, but there are " + std::to_string(context.heads) +
-                           " heads of keys and values");
+            context.refuse("has ", each.size(), " projections, but there are ", context.heads, " heads of keys and values");
         for (const auto& p : each) p.check(context);
     }
     void check_apart(const output_memory& out) const {
@@ -201,9 +199,8 @@ struct projection_per_head {
     void for_each_gradient(const gradients<T>& wanted, const auto& f) const {
         if (wanted.each.empty()) return;
         if (wanted.each.size() != each.size())
-            throw shape_error("projection_per_head", "wanted.each",
-                              "has " + std::to_string(wanted.each.size()) + " entries, but there are " + std::to_string(each.size()) +
-                                  " projections");
+            throw shape_error("projection_per_head", "wanted.each", "has ", wanted.each.size(), " entries, but there are ", each.size(),
+                              " projections");
         if constexpr (!std::same_as<typename P::template gradients<T>, no_gradients>)
             for (std::size_t h = 0; h < each.size(); ++h) each[h].for_each_gradient(wanted.each[h], f);
     }
@@ -235,8 +232,7 @@ struct projection_per_head {
 private:
     const P& of(index_t head) const {
         if (head >= std::ssize(each)) [[unlikely]] // sizes are asked for before anything is checked
-            throw shape_error("projection_per_head", "each",
-                              "has " + std::to_string(each.size()) + " projections, none for head " + std::to_string(head));
+            throw shape_error("projection_per_head", "each", "has ", each.size(), " projections, none for head ", head);
         return each[static_cast<std::size_t>(head)];
     }
 };

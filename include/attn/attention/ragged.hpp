@@ -36,24 +36,19 @@ inline void check_starts(std::string_view operation, std::string_view argument, 
                          const auto& tokens) {
     check_view(operation, of, tokens);
     const auto& x = tokens.shape();
-    const auto refuse = [&](const std::string& problem) {
-        throw shape_error(operation, argument, problem + ", for tokens of shape " + to_string(x));
-    };
+    const auto refuse = [&](const auto&... problem) { throw shape_error(operation, argument, problem..., ", for tokens of shape ", x); };
     if (x.batch != 1) refuse("cut one batch entry into sequences");
     if (starts.empty() || starts.front() != 0 || starts.back() != x.tokens || !std::ranges::is_sorted(starts))
-        refuse("do not rise from 0 to " + std::to_string(x.tokens));
+        refuse("do not rise from 0 to ", x.tokens);
 }
 
 /// Throws shape_error unless there are as many sequences of keys, and positions for each or for all.
 inline void check_counts(std::string_view operation, const ragged& batch, const positions& where) {
     if (batch.of_keys().size() != batch.starts.size())
-        throw shape_error(operation, "key_starts",
-                          "are " + std::to_string(batch.of_keys().size()) + ", but starts are " + std::to_string(batch.starts.size()));
+        throw shape_error(operation, "key_starts", "are ", batch.of_keys().size(), ", but starts are ", batch.starts.size());
     for (const auto* first : {&where.first_query, &where.first_key})
         if (!first->shared() && first->count() != batch.entries())
-            throw shape_error(operation, "positions",
-                              "are " + std::to_string(first->count()) + ", but there are " + std::to_string(batch.entries()) +
-                                  " sequences");
+            throw shape_error(operation, "positions", "are ", first->count(), ", but there are ", batch.entries(), " sequences");
 }
 
 inline void check_starts_apart(const ragged& batch, const output_memory& out) {

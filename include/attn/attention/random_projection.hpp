@@ -45,10 +45,8 @@ void fill_random_projection(const tensor_view<T>& matrix, std::uint64_t seed) {
     detail::check_view("fill_random_projection", "matrix", matrix);
     detail::check_writable("fill_random_projection", "matrix", matrix);
     detail::normal_numbers normal{seed};
-    for (index_t b = 0; b < s.batch; ++b)
-        for (index_t h = 0; h < s.heads; ++h)
-            for (index_t r = 0; r < s.tokens; ++r)
-                for (index_t j = 0; j < s.channels; ++j) matrix(b, h, r, j) = static_cast<T>(normal(static_cast<double>(s.tokens)));
+    detail::for_each_number(
+        s, [&](index_t b, index_t h, index_t r, index_t j) { matrix(b, h, r, j) = static_cast<T>(normal(static_cast<double>(s.tokens))); });
 }
 
 /// Fills the directions (1, 1, features, d) of performer_features: rows of which d after d are orthogonal to each other, and each as long

@@ -93,7 +93,7 @@ struct channel_convolution {
     /// The kernel of either convolution, in tokens. Throws shape_error without one: sizes are asked for before anything is checked.
     static index_t kernel_of(index_t tokens) {
         if (tokens < 1) [[unlikely]]
-            throw shape_error("convolution", "weights", "have a kernel of " + std::to_string(tokens) + " tokens");
+            throw shape_error("convolution", "weights", "have a kernel of ", tokens, " tokens");
         return tokens;
     }
     static void check_apart(const output_memory& out, const tensor_view<const T>& weights, const tensor_view<const T>& bias) {
@@ -107,13 +107,11 @@ struct channel_convolution {
         detail::check_view(context.operation, context.argument, bias);
         context.require_heads("weights", weights.shape());
         if (kernel < 1 || weights.shape().channels != context.channels)
-            context.refuse("weights have shape " + to_string(weights.shape()) + ", but tokens have " + std::to_string(context.channels) +
-                           " channels");
+            context.refuse("weights have shape ", weights.shape(), ", but tokens have ", context.channels, " channels");
         if (!bias.data()) return;
         context.require_heads("bias", bias.shape());
         if (bias.shape().tokens != 1 || bias.shape().channels != context.channels)
-            context.refuse("bias has shape " + to_string(bias.shape()) + ", but tokens have " + std::to_string(context.channels) +
-                           " channels");
+            context.refuse("bias has shape ", bias.shape(), ", but tokens have ", context.channels, " channels");
     }
 };
 
@@ -142,7 +140,7 @@ struct mixing_convolution {
     void check(const projection_context& context) const {
         channel_convolution<T>::check_convolution(context, weights, weights.shape().batch, bias);
         if (weights.shape().tokens != context.channels)
-            context.refuse("weights have shape " + to_string(weights.shape()) + ": as many channels must come out as go in");
+            context.refuse("weights have shape ", weights.shape(), ": as many channels must come out as go in");
     }
     void check_apart(const output_memory& out) const { channel_convolution<T>::check_apart(out, weights, bias); }
     void project(const kernel::token_rows<T>& x, index_t head, index_t first, index_t count, const row_block<T>& to,

@@ -103,8 +103,7 @@ void check_gradients(std::string_view operation, const auto& for_each, const aut
         const auto own = number++;
         if (!view.data()) return;
         check_view(operation, argument, view);
-        if (view.shape() != expected)
-            throw shape_error(operation, argument, "has shape " + to_string(view.shape()) + ", but " + to_string(expected) + " is needed");
+        if (view.shape() != expected) throw shape_error(operation, argument, "has shape ", view.shape(), ", but ", expected, " is needed");
         if (rows) check_rows(operation, argument, view);
         check_writable(operation, argument, view);
         const output_memory memory(operation, argument, view);

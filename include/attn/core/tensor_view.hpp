@@ -210,11 +210,7 @@ concept AnyView = requires(const V& view) {
 /// Writes 0 to all numbers of a view; nothing to one without memory.
 template <class T>
 void fill_zero(const tensor_view<T>& view) {
-    const auto& s = view.shape();
-    for (index_t b = 0; view.data() && b < s.batch; ++b)
-        for (index_t h = 0; h < s.heads; ++h)
-            for (index_t i = 0; i < s.tokens; ++i)
-                for (index_t c = 0; c < s.channels; ++c) view(b, h, i, c) = T{0};
+    if (view.data()) for_each_number(view.shape(), [&](index_t b, index_t h, index_t i, index_t c) { view(b, h, i, c) = T{0}; });
 }
 
 /// Why no kernel can read such a view: no tensor has its shape, it has elements but no memory, or strides beyond what can be addressed.

@@ -106,8 +106,7 @@ private:
     static index_t hardware_threads() { return std::max<index_t>(1, std::thread::hardware_concurrency()); }
     static index_t checked(index_t threads) {
         if (threads < 1 || threads > max_threads)
-            throw argument_error("thread_pool", "threads",
-                                 "must be 1 to " + std::to_string(max_threads) + ", not " + std::to_string(threads));
+            throw argument_error("thread_pool", "threads", "must be 1 to ", max_threads, ", not ", threads);
         return threads;
     }
 
