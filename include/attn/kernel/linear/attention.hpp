@@ -1,8 +1,8 @@
 // The kernel behind every linear attention: sums over the keys, chunks of queries, and what becomes of them.
 #pragma once
 
-#include "../../parallel/executor.hpp"
 #include "keys.hpp"
+#include "span_sums.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
