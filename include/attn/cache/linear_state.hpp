@@ -1,43 +1,14 @@
 // The state of causal linear attention, which takes the place of a cache: it grows token by token, and its size stays.
 #pragma once
 
-#include "../attention/linear_checks.hpp"
 #include "last_rows.hpp"
+#include "state_operator.hpp"
 
 #include <memory>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-/// What a linear_state is given of each token: rows of keys and of values for every kv head.
-struct state_layout {
-    index_t kv_heads = 1;
-    index_t key_channels = 0;   ///< d_k
-    index_t value_channels = 0; ///< d_v
-};
-
 namespace detail {
-
-/// A causal linear attention: what lies behind its queries is a sum over keys.
-template <class Op, class T>
-concept HasLinearState = Attention<Op> && TakesLinearRows<Op, T> && std::same_as<decltype(Op::pattern), causal>;
-
-/// Throws argument_error if the operator refers to something of every token, or reads what comes later.
-void check_state_operator(std::string_view operation, const auto& op) {
-    if constexpr (requires { op.convolution; }) {
-        if (op.positional_encoding.data())
-            throw argument_error(operation, "positional_encoding", "is of all tokens, but a state has some: add it to the keys");
-        if (op.convolution_input.data())
-            throw argument_error(operation, "convolution_input", "is of all tokens, but a state has some: it convolves its values");
-        if (op.convolution.present() && !op.convolution.causal)
-            throw argument_error(operation, "convolution", "is not causal, but the pattern is");
-    }
-}
-/// How many tokens before its own a causal operator's convolution reads; of one that attend refuses, at least none.
-index_t convolved_before(const auto& op) {
-    if constexpr (requires { op.convolution; })
-        if (op.convolution.present()) return std::max<index_t>(0, op.convolution.grid(0).left);
-    return 0;
-}
 
 template <class Op, Scalar T>
 class state_call;
@@ -134,17 +105,7 @@ private:
     static const state_layout& checked(const Op& op, const state_layout& l) {
         static_assert(detail::HasLinearState<Op, T>, "attn: this operator has no linear_state: linear_attention and "
                                                      "simplified_linear_attention with pattern = causal{} have one");
-        constexpr index_t most = index_t{1} << 40;
-        const auto require = [&](const char* what, index_t number, index_t least) {
-            if (number < least || number > most)
-                throw argument_error("linear_state", what, "is ", number, ", not in ", least, " .. ", most);
-        };
-        require("kv_heads", l.kv_heads, 1);
-        require("key_channels", l.key_channels, 1);
-        require("value_channels", l.value_channels, 0);
-        if (detail::product(l.kv_heads, l.key_channels + 64, l.value_channels + 64, static_cast<index_t>(sizeof(T))) > max_bytes)
-            throw argument_error("linear_state", "kv_heads", "are ", l.kv_heads, " of ", l.key_channels, " x ", l.value_channels,
-                                 " channels: more than 2^48 bytes");
+        detail::check_layout("linear_state", l, sizeof(T));
         detail::check_state_operator("linear_state", op);
         return l;
     }

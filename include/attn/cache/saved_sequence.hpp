@@ -1,6 +1,7 @@
 // How a sequence is kept as bytes.
 #pragma once
 
+#include "evicted_positions.hpp"
 #include "exact_rows.hpp"
 
 #include <array>
@@ -14,11 +15,11 @@ class saved_sequence {
 public:
     static std::vector<std::byte> save(const sequence<T>& of) {
         const auto header = header_of(of);
-        std::vector<std::byte> bytes(static_cast<std::size_t>(bytes_of(of, header, of.evicted_)));
+        std::vector<std::byte> bytes(static_cast<std::size_t>(bytes_of(of, header)));
         auto* to = bytes.data();
         const auto put = [&](const void* from, index_t count) { to = std::copy_n(static_cast<const std::byte*>(from), count, to); };
         put(&header, sizeof header);
-        put(of.evicted_.data(), static_cast<index_t>(of.evicted_.size() * sizeof(row_range)));
+        put(of.evicted().data(), static_cast<index_t>(of.evicted().size_bytes()));
         const auto& l = of.pool_->layout();
         const auto exact = l.kv_heads * header.exact_rows * static_cast<index_t>(sizeof(T));
         if (exact > 0) {
@@ -43,15 +44,15 @@ public:
             std::copy_n(from, count, static_cast<std::byte*>(to));
             from += count;
         };
-        loaded.evicted_.resize(static_cast<std::size_t>(header.evicted));
-        get(loaded.evicted_.data(), header.evicted * static_cast<index_t>(sizeof(row_range)));
+        std::vector<row_range> evicted(static_cast<std::size_t>(header.evicted));
+        get(evicted.data(), header.evicted * static_cast<index_t>(sizeof(row_range)));
         index_t end = -1;
-        for (const auto& range : loaded.evicted_) {
+        for (const auto& range : evicted) {
             if (range.first <= end || range.count <= 0 || range.count > header.tokens - range.first) refuse("are damaged");
             end = range.end();
         }
-        if (static_cast<index_t>(bytes.size()) != bytes_of(loaded, header, loaded.evicted_))
-            refuse("end early, or are damaged: they are ", bytes.size());
+        loaded.evicted_ = evicted_positions(std::move(evicted));
+        if (static_cast<index_t>(bytes.size()) != bytes_of(loaded, header)) refuse("end early, or are damaged: they are ", bytes.size());
         loaded.tokens_ = header.tokens;
         if (header.exact_rows > 0) loaded.exact_.fill(pool.layout(), get);
         take_pages(loaded);
@@ -75,19 +76,19 @@ private:
         header.format = static_cast<index_t>(l.format);
         header.layout = {l.kv_heads, l.key_channels, l.value_channels, l.exact_tokens, l.rotates_keys};
         header.tokens = of.tokens_;
-        header.evicted = std::ssize(of.evicted_);
+        header.evicted = std::ssize(of.evicted());
         header.exact_rows = of.exact_.rows(l);
         return header;
     }
     /// Bytes of a saved sequence; the largest index if they are more than memory can hold.
-    static index_t bytes_of(const sequence<T>& of, const header_type& header, const std::vector<row_range>& evicted) {
+    static index_t bytes_of(const sequence<T>& of, const header_type& header) {
         const auto& places = of.pool_->places_;
         auto left = header.tokens;
-        for (const auto& range : evicted) left -= range.count;
+        for (const auto& range : of.evicted()) left -= range.count;
         const auto rows = product(of.pool_->layout().kv_heads, places.keys.row_bytes + places.values.row_bytes, left);
         const auto exact = exact_rows<T>::bytes(of.pool_->layout(), header.exact_rows);
         if (rows > max_bytes || exact > max_bytes) return std::numeric_limits<index_t>::max();
-        return static_cast<index_t>(sizeof header + evicted.size() * sizeof(row_range)) + exact + rows;
+        return static_cast<index_t>(sizeof header + of.evicted().size_bytes()) + exact + rows;
     }
 
     [[noreturn]] static void refuse(const auto&... problem) { throw argument_error("sequence::load", "bytes", problem...); }
@@ -106,7 +107,7 @@ private:
     static void take_pages(sequence<T>& loaded) {
         auto& pool = *loaded.pool_;
         std::vector<index_t> taken;
-        loaded.for_each_left([&](const row_range& left) {
+        loaded.evicted_.for_each_left(loaded.tokens_, [&](const row_range& left) {
             for (auto page = left.first / loaded.page_tokens(); page * loaded.page_tokens() < left.end(); ++page)
                 if (taken.empty() || taken.back() != page) taken.push_back(page);
         });

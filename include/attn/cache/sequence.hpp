@@ -1,6 +1,7 @@
 // A sequence of keys and values that grows token by token, in the pages of a pool.
 #pragma once
 
+#include "page_rows.hpp"
 #include "saved_sequence.hpp"
 
 #include <utility>
@@ -32,7 +33,7 @@ public:
     /// How many tokens were appended, and not dropped from the end: the position of the next one.
     index_t size() const { return tokens_; }
     /// The positions that are evicted, in order, none of which touches another.
-    std::span<const row_range> evicted() const { return evicted_; }
+    std::span<const row_range> evicted() const { return evicted_.ranges(); }
     /// How many pages it uses, by itself or with others.
     index_t pages() const { return std::ssize(pages_) - std::count(pages_.begin(), pages_.end(), nullptr); }
 
@@ -65,8 +66,7 @@ public:
             throw argument_error("sequence::truncate", "tokens", "are ", tokens, ", but the sequence has ", tokens_);
         drop_pages((tokens + page_tokens() - 1) / page_tokens());
         tokens_ = tokens;
-        while (!evicted_.empty() && evicted_.back().first >= tokens) evicted_.pop_back();
-        if (!evicted_.empty()) evicted_.back().count = std::min(evicted_.back().count, tokens - evicted_.back().first);
+        evicted_.truncate(tokens);
     }
 
     /// Of the tokens from position `first` on, keeps those numbered, counted from there, in rising order, and moves them together: the
@@ -81,8 +81,8 @@ public:
                 throw argument_error("sequence::keep", "numbers", "hold ", number, " behind ", last, ", for ", tokens_ - first, " tokens");
             last = number;
         }
-        if (!evicted_.empty() && evicted_.back().end() > first)
-            throw argument_error("sequence::keep", "first", "is ", first, ", but tokens up to ", evicted_.back().end() - 1, " are evicted");
+        if (evicted_.end() > first)
+            throw argument_error("sequence::keep", "first", "is ", first, ", but tokens up to ", evicted_.end() - 1, " are evicted");
         own_pages(first / page_tokens());
         auto memory = memory_of_row();
         const auto read_quantised = [&](const kernel::page_part& part) {
@@ -123,20 +123,9 @@ public:
             throw argument_error("sequence::evict", "positions", "are ", positions.first, " .. ", positions.first + positions.count - 1,
                                  ", but the sequence has those before ", tokens_);
         if (positions.count == 0) return;
-        auto joined = positions;
-        std::vector<row_range> all;
-        for (const auto& range : evicted_) {
-            if (range.end() < joined.first || joined.end() < range.first) {
-                all.push_back(range);
-            } else {
-                const auto first = std::min(range.first, joined.first);
-                joined = {first, std::max(range.end(), joined.end()) - first};
-            }
-        }
-        all.insert(std::ranges::find_if(all, [&](const row_range& range) { return range.first > joined.first; }), joined);
-        evicted_ = std::move(all);
-        const auto first_page = (joined.first + page_tokens() - 1) / page_tokens();
-        for (auto page = first_page; (page + 1) * page_tokens() <= joined.end(); ++page)
+        const auto gone = evicted_.add(positions);
+        const auto first_page = (gone.first + page_tokens() - 1) / page_tokens();
+        for (auto page = first_page; (page + 1) * page_tokens() <= gone.end(); ++page)
             if (auto* const own = std::exchange(pages_[static_cast<std::size_t>(page)], nullptr)) pool_->give_back(own);
     }
 
@@ -154,8 +143,7 @@ public:
                                              .keys = tokens_});
         for (index_t page = 0; (page + 1) * page_tokens() <= tokens_; ++page) {
             const row_range keys{page * page_tokens(), page_tokens()};
-            const auto gone = std::ranges::partition_point(evicted_, [&](const row_range& range) { return range.end() <= keys.first; });
-            if (gone != evicted_.end() && gone->first <= keys.first && keys.end() <= gone->end()) {
+            if (const auto* const gone = evicted_.around(keys)) {
                 page = gone->end() / page_tokens() - 1;
                 continue;
             }
@@ -205,31 +193,22 @@ public:
 private:
     friend class detail::saved_sequence<T>;
 
-    /// f(range) for the positions that are not evicted.
-    void for_each_left(const auto& f) const {
-        index_t first = 0;
-        for (const auto& range : evicted_) {
-            if (range.first > first) f(row_range{first, range.first - first});
-            first = range.end();
-        }
-        if (first < tokens_) f(row_range{first, tokens_ - first});
-    }
     /// f(part, head, position) for each row of a token that is left: keys, then values, head after head.
     void for_each_row(const auto& f) const {
         for (const auto* part : {&pool_->places_.keys, &pool_->places_.values})
             for (index_t head = 0; head < pool_->layout_.kv_heads; ++head)
-                for_each_left([&](const row_range& left) {
+                evicted_.for_each_left(tokens_, [&](const row_range& left) {
                     for (auto i = left.first; i < left.end(); ++i) f(*part, head, i);
                 });
     }
 
     index_t page_tokens() const { return pool_->layout_.page_tokens; }
-    index_t first_page() const { return evicted_.empty() || evicted_[0].first > 0 ? 0 : evicted_[0].end() / page_tokens(); }
+    index_t first_page() const { return evicted_.first_left() / page_tokens(); }
     /// Appends keys and values that fit.
     void append_rows(const stored_view<const T>& keys, const stored_view<const T>& values) {
         const auto count = keys.shape().tokens;
-        check_finite("keys", keys, pool_->places_.keys.format);
-        check_finite("values", values, pool_->places_.values.format);
+        detail::check_finite("keys", keys, pool_->places_.keys.format);
+        detail::check_finite("values", values, pool_->places_.values.format);
         if (count == 0) return;
         const auto all = (tokens_ + count + page_tokens() - 1) / page_tokens();
         pages_.reserve(static_cast<std::size_t>(all));
@@ -247,8 +226,8 @@ private:
         for (index_t first = 0; first < count;) {
             const auto at = (tokens_ + first) % page_tokens(), rows = std::min(page_tokens() - at, count - first);
             auto* const page = pages_[static_cast<std::size_t>((tokens_ + first) / page_tokens())];
-            write(keys, first, rows, page, at, pool_->places_.keys, numbers.data(), memory.data());
-            write(values, first, rows, page, at, pool_->places_.values, numbers.data(), memory.data());
+            detail::write_tokens(keys, {first, rows}, page, at, pool_->places_.keys, numbers.data(), memory.data());
+            detail::write_tokens(values, {first, rows}, page, at, pool_->places_.values, numbers.data(), memory.data());
             first += rows;
         }
         tokens_ += count;
@@ -263,17 +242,6 @@ private:
     index_t pages_for(index_t count) const {
         if (count == 0) return 0;
         return (tokens_ + count + page_tokens() - 1) / page_tokens() - std::ssize(pages_) + needs_other_last();
-    }
-    /// What is quantised is finite.
-    void check_finite(const char* what, const stored_view<const T>& rows, const kernel::row_format& format) const {
-        if (!format.is_quantised()) return;
-        std::vector<T> row(static_cast<std::size_t>(format.channels));
-        detail::for_each_row(rows.shape(), [&](index_t b, index_t h, index_t i) {
-            kernel::copy_rows<T>(rows.rows(b, h, i), 1, format.channels, row.data(), format.channels);
-            if (!format.quantised().fits(row.data()))
-                throw argument_error("sequence::append", what, "have numbers in row ", i, " of head ", h,
-                                     " that are not finite, or too large to be quantised");
-        });
     }
     /// A row of keys or values side by side, as it is stored.
     void read_row(const kernel::page_part& part, index_t head, index_t position, std::byte* to) const {
@@ -300,20 +268,6 @@ private:
             pool_->give_back(std::exchange(*page, own));
         }
     }
-    /// Writes some tokens to the rows of a page from one on. numbers, memory: of a row, and of one as it is stored.
-    void write(const stored_view<const T>& from, index_t first, index_t count, std::byte* page, index_t row, const kernel::page_part& part,
-               T* numbers, std::byte* memory) const {
-        const auto channels = part.format.channels;
-        for (index_t head = 0; head < from.shape().heads; ++head) {
-            const auto rows = from.rows(0, head, first);
-            for (index_t r = 0; r < count; ++r) {
-                kernel::copy_rows<T>(rows.from(r), 1, channels, numbers, channels);
-                if (part.format.is_quantised()) part.format.quantised().write(numbers, memory);
-                else kernel::store_row<T>(numbers, channels, stored_rows<T>{memory, part.format.narrow, channels, 1});
-                part.of_head(head).template write_row<T>(memory, row + r, page);
-            }
-        }
-    }
     void drop_pages(index_t from) {
         for (; std::ssize(pages_) > from; pages_.pop_back())
             if (pages_.back()) pool_->give_back(pages_.back());
@@ -328,7 +282,7 @@ private:
 
     key_value_pool<T>* pool_ = nullptr;
     std::vector<std::byte*> pages_; ///< by number; null where all of it is evicted
-    std::vector<row_range> evicted_;
+    detail::evicted_positions evicted_;
     index_t tokens_ = 0;
     detail::exact_rows<T> exact_;
 };
