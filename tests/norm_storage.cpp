@@ -76,8 +76,8 @@ TEST_CASE("norms: large 16-bit results, which go past the caches, are those of s
     const strides in_lines{0, 0, 1056, 1};
     tensor<float> numbers({1, 1, 4200, 1056});
     tensor<std::uint16_t> x(numbers.shape()), large(numbers.shape()), small(numbers.shape());
+    const auto given = tokens(numbers.shape(), true);
     for (const auto format : {narrow_format::bfloat16, narrow_format::half}) {
-        const auto given = tokens(numbers.shape(), true);
         for (index_t e = 0; e < given.shape().size(); ++e) x.data()[e] = narrowed(given.data()[e], format);
         const auto check = [&](const auto& norm) {
             const auto run = [&](index_t token, const shape& of, tensor<std::uint16_t>& out) {
