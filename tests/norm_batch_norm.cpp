@@ -183,7 +183,7 @@ TEMPLATE_TEST_CASE("training: statistics where the first of the tokens taken tog
         }
 }
 
-TEST_CASE("training: a million tokens in small steps lose no digits", "[norm]") {
+TEST_CASE("training: a million tokens in small steps lose no digits", "[norm][arithmetic]") {
     // Every batch has the mean 1000 + 1/1024 and the biased variance 1: the running ones end there.
     tensor<float> x({1, 1, 100, 2});
     for (index_t i = 0; i < 200; ++i) x.data()[i] = 1000 + 1.0F / 1024 + (i / 2 % 2 == 0 ? 1.0F : -1.0F);

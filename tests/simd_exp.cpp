@@ -64,7 +64,7 @@ T exp_of(T x) {
 
 TEST_CASE("exp_nonpositive: floats from 0 to the smallest results", "[simd][portable]") { CHECK(largest_error_of_floats(9973) <= 1); }
 
-TEST_CASE("exp_nonpositive: every 37th float", "[simd]") { CHECK(largest_error_of_floats(37) <= 1); }
+TEST_CASE("exp_nonpositive: every 37th float", "[simd][arithmetic]") { CHECK(largest_error_of_floats(37) <= 1); }
 
 TEST_CASE("exp_nonpositive: doubles from 0 to the smallest normal result", "[simd][portable]") {
     std::mt19937_64 random(3);
