@@ -39,7 +39,12 @@ struct pair_scores : std::function<std::function<dual<T>(const T& score, index_t
 /// scale * sum_c q[b,h,row,c] k[b,g,key,c]
 template <class T>
 T scaled_product(const inputs<T>& in, T scale, index_t b, index_t h, index_t g, index_t row, index_t key) {
-    return scale * sum_over<T>(in.queries.shape().channels, [&](index_t c) { return in.queries(b, h, row, c) * in.keys(b, g, key, c); });
+    const auto q = in.queries.rows(b, h, row), k = in.keys.rows(b, g, key);
+    const auto product = [&](const auto& x, const auto& y) {
+        return sum_over<T>(in.queries.shape().channels, [&](index_t c) { return x(0, c) * y(0, c); });
+    };
+    // As they lie, if they are stored in T: these sums are most of what a definition costs.
+    return scale * (q.is_narrow() || k.is_narrow() ? product(q, k) : product(q.numbers(), k.numbers()));
 }
 /// What products are multiplied by: 1 / sqrt(d_k) if nothing is given.
 template <class T>

@@ -32,8 +32,10 @@ void recurrent_step(const recurrent_terms<T>& terms, const inputs<T>& in, index_
     const auto s = [&](index_t c, index_t n) -> T& { return state[static_cast<std::size_t>(c * d_v + n)]; };
     std::vector<T> y(static_cast<std::size_t>(d_v), T{0});
     const auto read = [&](const auto& by) {
-        for (index_t c = 0; c < d_k; ++c)
-            for (index_t n = 0; n < d_v; ++n) y[static_cast<std::size_t>(n)] += by(c) * s(c, n);
+        for (index_t c = 0; c < d_k; ++c) {
+            const T factor = by(c);
+            for (index_t n = 0; n < d_v; ++n) y[static_cast<std::size_t>(n)] += factor * s(c, n);
+        }
     };
     const auto term = [&](const tensor_view<const T>& of, index_t c) { return recurrent_terms<T>::at(of, batch, head, token, c); };
     if (terms.b.data()) read([&](index_t c) { return term(terms.b, c); });
@@ -42,12 +44,15 @@ void recurrent_step(const recurrent_terms<T>& terms, const inputs<T>& in, index_
         for (index_t n = 0; n < d_v; ++n) s(c, n) = decay * s(c, n);
     }
     if (terms.beta.data()) read([&](index_t c) { return static_cast<T>(in.keys(batch, head, token, c)); });
-    for (index_t c = 0; c < d_k; ++c)
+    const T beta = terms.beta.data() ? term(terms.beta, 0) : T{0};
+    for (index_t c = 0; c < d_k; ++c) {
+        const T key = in.keys(batch, head, token, c), a = terms.b.data() ? term(terms.a, c) : T{0};
         for (index_t n = 0; n < d_v; ++n) {
-            const T key = in.keys(batch, head, token, c), value = in.values(batch, head, token, n), own = y[static_cast<std::size_t>(n)];
-            if (terms.b.data()) s(c, n) = s(c, n) - term(terms.a, c) * own + key * value;
-            else s(c, n) += terms.beta.data() ? term(terms.beta, 0) * key * (value - own) : key * value;
+            const T value = in.values(batch, head, token, n), own = y[static_cast<std::size_t>(n)];
+            if (terms.b.data()) s(c, n) = s(c, n) - a * own + key * value;
+            else s(c, n) += terms.beta.data() ? beta * key * (value - own) : key * value;
         }
+    }
 }
 
 /// out_i = scale q_i^T S_i of the state after each token, everything in T; the first state is zero or given, the last is written if it has
