@@ -22,6 +22,11 @@ target_compile_options(attn_own INTERFACE
   $<$<BOOL:$<TARGET_PROPERTY:UNITY_BUILD>>:-Wno-shadow$<$<CXX_COMPILER_ID:GNU>:$<SEMICOLON>-Wno-subobject-linkage>>)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU") # its collector runs less often, which saves a tenth of the time
   target_compile_options(attn_own INTERFACE --param=ggc-min-heapsize=500000 --param=ggc-min-expand=300)
+  # Below -O2 gcc leaves the upper halves of registers in use when it calls a function, vzeroupper being among these optimisations; std::exp and
+  # its kin, which definitions call for each pair, then take up to thirty times as long. Textbooks' formulas go on rounding each product.
+  if(CMAKE_CXX_FLAGS_RELEASE MATCHES "-O1|-Og" AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    target_compile_options(attn_own INTERFACE -fexpensive-optimizations -ffp-contract=off)
+  endif()
 endif()
 
 # attn_compile: how checks and benchmarks call the compiler, as own programs are compiled.
