@@ -10,10 +10,12 @@
 
 #include "attn/attention/causal_backward.hpp"
 #include "attn/norm/backward.hpp"
+#include "attn/norm/dynamic_tanh.hpp"
 #include "attn/norm/fold.hpp"
 #include "attn/norm/layer_norm.hpp"
 #include "attn/norm/rep_batch_norm.hpp"
 #include "attn/norm/rms_norm.hpp"
+#include "attn/norm/unit_norm.hpp"
 #include "attn/parallel/thread_pool.hpp"
 
 #include <Eigen/Core>
@@ -129,6 +131,9 @@ void plain_convolution(norm_problem<>& p, const execution&) {
 }
 constexpr auto layer_norm_of = [](const auto& p) -> layer_norm<float> { return {p.weight, p.bias}; };
 constexpr auto rms_norm_of = [](const auto& p) -> rms_norm<float> { return {p.weight}; };
+constexpr auto dynamic_tanh_of = [](const auto& p) -> dynamic_tanh<float> { return {p.weight, p.bias}; };
+constexpr auto dynamic_erf_of = [](const auto& p) -> dynamic_erf<float> { return {p.weight, p.bias}; };
+constexpr auto unit_norm_of = [](const auto&) -> unit_norm<float> { return {}; };
 constexpr auto batch_norm_of = [](const auto& p) -> batch_norm<float> { return {p.weight, p.bias, p.mean, p.variance}; };
 constexpr auto rep_batch_norm_of = [](const auto& p) -> rep_batch_norm<float> { return {batch_norm_of(p), 0.5}; };
 
@@ -227,6 +232,9 @@ const bool added = [] {
             add("norm/batch_norm", 4096, 768, from_memory, threads, batch);
             add("norm/rep_batch_norm", 4096, 768, from_memory, threads, rep);
             if (threads > 1) continue;
+            add("norm/dynamic_tanh", 4096, 768, from_memory, threads, ours(dynamic_tanh_of));
+            add("norm/dynamic_erf", 4096, 768, from_memory, threads, ours(dynamic_erf_of));
+            add("norm/unit_norm", 4096, 768, from_memory, threads, ours(unit_norm_of));
             add("norm/eigen_layer_norm", 4096, 768, from_memory, threads, call<>{eigen_layer_norm});
             add("norm/eigen_batch_norm", 4096, 768, from_memory, threads, call<>{eigen_batch_norm});
             if (!from_memory) continue;

@@ -8,7 +8,7 @@ set(attn_warnings
   -Werror -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wdouble-promotion -Wold-style-cast
   -Wnon-virtual-dtor -Woverloaded-virtual -Wcast-align -Wimplicit-fallthrough -Wextra-semi)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  list(APPEND attn_warnings -Wno-maybe-uninitialized) # gcc 12 warns in its own AVX-512 header wherever Eigen uses it
+  list(APPEND attn_warnings -Wno-maybe-uninitialized -Wno-uninitialized) # gcc 12 warns in its own AVX-512 header wherever Eigen uses it
 else() # clang 19 warns of what -march=native finds on processors with AVX10.1, whatever it compiles; others do not know the warning
   list(APPEND attn_warnings -Wno-unknown-warning-option -Wno-invalid-feature-combination)
 endif()
