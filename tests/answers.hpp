@@ -35,6 +35,16 @@ bool same_bits(const tensor<T>& a, const tensor<T>& b) {
     return a.shape() == b.shape() && (count == 0 || std::memcmp(a.data(), b.data(), count * sizeof(T)) == 0);
 }
 
+/// Some tokens of a tensor.
+template <class T>
+tensor<T> rows_of(const tensor<T>& all, index_t first, index_t count) {
+    const auto& s = all.shape();
+    tensor<T> rows({s.batch, s.heads, count, s.channels});
+    for (index_t head = 0; head < s.batch * s.heads; ++head)
+        std::copy_n(all.data() + (head * s.tokens + first) * s.channels, count * s.channels, rows.data() + head * count * s.channels);
+    return rows;
+}
+
 /// A result; log_sum_exp is empty where it was not asked for.
 template <Scalar T>
 struct answer {

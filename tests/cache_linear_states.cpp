@@ -36,15 +36,6 @@ struct stated_tokens {
     tensor_view<const T> queries_of(index_t first, index_t more) const { return queries.view().slice({.tokens = {first, more}}); }
 };
 
-template <class T>
-tensor<T> rows_of(const tensor<T>& all, index_t first, index_t count) {
-    const auto& s = all.shape();
-    tensor<T> rows({s.batch, s.heads, count, s.channels});
-    for (index_t head = 0; head < s.batch * s.heads; ++head)
-        std::copy_n(all.data() + (head * s.tokens + first) * s.channels, count * s.channels, rows.data() + head * count * s.channels);
-    return rows;
-}
-
 /// A sequence in pieces of up to `longest` tokens, some of whose queries attend, has the bits of the whole call.
 template <class Op, Scalar T>
 void check_pieces(const Op& op, const stated_tokens<T>& all, index_t longest, const execution& run, unsigned seed) {

@@ -73,12 +73,6 @@ struct rotated_tokens {
         ours.evict(positions);
         std::fill_n(kept.begin() + positions.first, positions.count, false);
     }
-    /// Some rows of a tensor.
-    static tensor<T> rows_of(const tensor<T>& t, index_t first, index_t count) {
-        tensor<T> rows({1, t.shape().heads, count, t.shape().channels});
-        for (index_t h = 0; h < t.shape().heads; ++h) std::copy_n(t.view().row(0, h, first), count * t.shape().channels, rows.view().row(0, h, 0));
-        return rows;
-    }
     /// Where its tokens stand, one by one.
     tensor<index_t> places() const {
         tensor<index_t> all({.tokens = ours.size(), .channels = 1});
@@ -111,9 +105,9 @@ struct rotated_tokens {
                 for_each_executor(check);
             } else { // of many, which take long, a thread has some whichever executor it is
                 sequential one;
-                thread_pool pool(3);
+                thread_pool threads(3);
                 check(one, "sequential");
-                check(pool, "thread_pool of 3");
+                check(threads, "thread_pool of 3");
             }
         }
     }
@@ -186,8 +180,8 @@ TEST_CASE("cache: behind a document that is gone, a prompt is what it would be w
     const std::vector<index_t> starts{0, 3, 7};
     tensor<float> out({1, 2, 7, 3});
     attend(op, q, sequence_batch<float>{both, starts}, {out});
-    CHECK(same_bits(rotated_tokens<float>::rows_of(out, 0, 3), attend(op, rotated_tokens<float>::rows_of(q, 0, 3), all.ours)));
-    CHECK(same_bits(rotated_tokens<float>::rows_of(out, 3, 4), attend(op, rotated_tokens<float>::rows_of(q, 3, 4), fork)));
+    CHECK(same_bits(rows_of(out, 0, 3), attend(op, rows_of(q, 0, 3), all.ours)));
+    CHECK(same_bits(rows_of(out, 3, 4), attend(op, rows_of(q, 3, 4), fork)));
 }
 
 TEST_CASE("cache: keys that cannot be turned are refused", "[cache]") {

@@ -42,10 +42,7 @@ struct cached_tokens {
 /// The last rows of a result.
 template <Scalar T>
 tensor<T> last_rows_of(const tensor<T>& all, index_t count) {
-    const auto& s = all.shape();
-    tensor<T> rows({s.batch, s.heads, count, s.channels});
-    detail::for_each_number(rows.shape(), [&](index_t b, index_t h, index_t i, index_t c) { rows(b, h, i, c) = all(b, h, s.tokens - count + i, c); });
-    return rows;
+    return rows_of(all, all.shape().tokens - count, count);
 }
 
 /// Attention to a sequence, with any executor and any number of its last queries, has the bits of attention to its tokens as tensors.

@@ -102,8 +102,7 @@ void check_gradients(std::string_view operation, const auto& for_each, const aut
     for_each([&](std::string_view argument, const tensor_view<T>& view, const shape& expected, bool rows = false) {
         const auto own = number++;
         if (!view.data()) return;
-        check_view(operation, argument, view);
-        if (view.shape() != expected) throw shape_error(operation, argument, "has shape ", view.shape(), ", but ", expected, " is needed");
+        check_optional(operation, argument, view, expected);
         if (rows) check_rows(operation, argument, view);
         check_writable(operation, argument, view);
         const output_memory memory(operation, argument, view);

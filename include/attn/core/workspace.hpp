@@ -106,9 +106,7 @@ std::size_t bytes_taken(const auto& take) {
 /// Bytes that a Layout(scratch, of...) takes.
 template <class Layout>
 std::size_t bytes_for(const auto&... of) {
-    scratch counted;
-    static_cast<void>(Layout(counted, of...));
-    return counted.used_bytes();
+    return bytes_taken([&](scratch& memory) { return Layout(memory, of...); });
 }
 /// What take(scratch) takes of a workspace, which grows to hold it.
 auto taken_of(workspace& memory, const auto& take) {
