@@ -22,21 +22,15 @@ namespace {
 
 using T = std::conditional_t<testing::is_tested<float>, float, double>;
 
-void for_each_element(const shape& s, const auto& f) {
-    for (index_t b = 0; b < s.batch; ++b)
-        for (index_t h = 0; h < s.heads; ++h)
-            for (index_t i = 0; i < s.tokens; ++i)
-                for (index_t c = 0; c < s.channels; ++c) f(b, h, i, c);
-}
 tensor<T> rows_of(const tensor<T>& all, const row_range& rows) {
     auto s = all.shape();
     s.tokens = rows.count;
     tensor<T> own(s);
-    for_each_element(s, [&](index_t b, index_t h, index_t i, index_t c) { own(b, h, i, c) = all(b, h, rows.first + i, c); });
+    detail::for_each_number(s, [&](index_t b, index_t h, index_t i, index_t c) { own(b, h, i, c) = all(b, h, rows.first + i, c); });
     return own;
 }
 void put_rows(tensor<T>& all, const row_range& rows, const tensor<T>& own) {
-    for_each_element(own.shape(), [&](index_t b, index_t h, index_t i, index_t c) { all(b, h, rows.first + i, c) = own(b, h, i, c); });
+    detail::for_each_number(own.shape(), [&](index_t b, index_t h, index_t i, index_t c) { all(b, h, rows.first + i, c) = own(b, h, i, c); });
 }
 
 /// Softmax attention has a gradient over ranks.
