@@ -101,13 +101,11 @@ template <Scalar T>
 void map_channels(const stored_view<const T>& x, const stored_view<T>& out, const channel_maps<T>& maps, const execution& run,
                   std::byte* memory) {
     const rows_in_and_out<T> pairs(x, out, memory);
-    with_conditions(
-        [&](auto streaming) {
-            pairs.template for_each_run_in<T>(run, [&](const row_block<const T>& from, const row_block<T>& to, index_t count) {
-                map_run<false, streaming()>(from, to, count, x.shape().channels, maps, T{0});
-            });
-        },
-        worth_streaming(x, out));
+    with_condition(worth_streaming(x, out), [&](auto streaming) {
+        pairs.template for_each_run_in<T>(run, [&](const row_block<const T>& from, const row_block<T>& to, index_t count) {
+            map_run<false, streaming()>(from, to, count, x.shape().channels, maps, T{0});
+        });
+    });
 }
 
 } // namespace detail

@@ -50,14 +50,12 @@ public:
     void forward(const stored_view<const T>& x, const stored_view<T>& out, const execution& run) const {
         const rows_in_and_out<T> pairs(x, out, run.workspace().bytes().data());
         const auto channels = x.shape().channels;
-        with_conditions(
-            [&](auto streaming) {
-                pairs.template for_each_run_in<T>(run, [&](const row_block<const T>& from, const row_block<T>& to, index_t count) {
-                    for (index_t r = 0; r < count; ++r) write_row<streaming()>(from.address(r), to.address(r), channels);
-                    if constexpr (streaming()) simd::finish_streaming();
-                });
-            },
-            worth_streaming(x, out));
+        with_condition(worth_streaming(x, out), [&](auto streaming) {
+            pairs.template for_each_run_in<T>(run, [&](const row_block<const T>& from, const row_block<T>& to, index_t count) {
+                for (index_t r = 0; r < count; ++r) write_row<streaming()>(from.address(r), to.address(r), channels);
+                if constexpr (streaming()) simd::finish_streaming();
+            });
+        });
     }
 
     static std::size_t workspace_bytes(const shape& x) { return bytes_for<layout>(x); }

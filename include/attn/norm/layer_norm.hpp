@@ -37,7 +37,7 @@ struct layer_norm {
     }
 
     void forward(const stored_view<const T>& x, const stored_view<T>& out, const execution& run) const {
-        detail::normalise_tokens<detail::row_norm::centred, T>(x, out, weight, bias, eps, run, !weight.empty(), !bias.empty());
+        detail::normalise_tokens<detail::row_norm::centred, T>(x, out, weight, bias, eps, run);
     }
 
     using gradients = norm_gradients<T>;

@@ -32,7 +32,7 @@ struct rms_norm {
     }
 
     void forward(const stored_view<const T>& x, const stored_view<T>& out, const execution& run) const {
-        detail::normalise_tokens<detail::row_norm::root_mean_square, T>(x, out, weight, {}, eps, run, !weight.empty());
+        detail::normalise_tokens<detail::row_norm::root_mean_square, T>(x, out, weight, {}, eps, run);
     }
 
     using gradients = norm_gradients<T>;

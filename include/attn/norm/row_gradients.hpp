@@ -40,7 +40,7 @@ public:
                 if constexpr (streaming()) simd::finish_streaming();
             });
         };
-        with_conditions(add_parts, wanted_.x.data() && worth_streaming<T>(x_, wanted_.x));
+        with_condition(wanted_.x.data() && worth_streaming<T>(x_, wanted_.x), add_parts);
         for (const bool of_bias : {false, true}) {
             const auto to = of_bias ? wanted_.bias : wanted_.weight;
             for (index_t c = 0; c < std::ssize(to); ++c) {
@@ -61,8 +61,8 @@ private:
     static index_t whole(index_t channels) { return (channels + lanes::size - 1) / lanes::size * lanes::size; }
 
     row_map<T> map_of(const T* row) const {
-        const row_operation<kind, false, false, false, T> op{x_.shape().channels, nullptr, nullptr};
-        const auto sums = op.template pass<true, false>(row, row[0], nullptr, nullptr, {});
+        const row_operation<kind, T> op{x_.shape().channels};
+        const auto sums = op.sums_of(row, row[0]);
         if constexpr (centred) return centred_map(op, row, sums, eps_);
         else return scaling_map(op, row, sums.squares, eps_);
     }

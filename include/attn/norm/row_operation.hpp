@@ -27,18 +27,21 @@ struct row_sums {
     T total, squares;
 };
 
-/// What a pass over rows does with them: weight and bias are (channels), or null where the template says so. Rows are widened on their way
-/// to registers, and rounded on the way back.
-template <row_norm kind, bool has_weight_, bool has_bias_, bool streaming_, Scalar T, class E = T>
+/// What a row is multiplied by after its norm, and what is then added.
+enum class affine { none, weight, bias };
+
+/// What a pass over rows does with them. weight and bias are (channels), or null: of `affine::bias` the weight may be. Rows are widened on
+/// their way to registers, and rounded on the way back.
+template <row_norm kind, Scalar T, class E = T, affine has = affine::none>
 struct row_operation {
     using lanes = simd::lanes<T>;
     using stored = E; ///< what the rows are
     using operand = simd::operand_lanes<E>;
-    static constexpr bool centred = kind == row_norm::centred, is_unit = kind == row_norm::unit, has_weight = has_weight_,
-                          has_bias = has_bias_, streaming = streaming_;
+    static constexpr bool centred = kind == row_norm::centred, is_unit = kind == row_norm::unit;
     index_t channels;
-    const T* weight;
-    const T* bias;
+    const T* weight = nullptr;
+    const T* bias = nullptr;
+    bool streaming = false; ///< whether the result goes past the caches
 
     /// What a row is multiplied by, of the sum of its squares and their number. `eps` is added to a mean, but a least norm.
     static double scale_of(double squares, double count, double eps) {
@@ -52,43 +55,55 @@ struct row_operation {
     [[gnu::always_inline]] lanes mapped(lanes x, lanes centre, lanes scale, lanes offset, index_t c, const auto& load) const {
         if constexpr (centred) x = fma(x - centre, scale, offset);
         else x = x * scale;
-        if constexpr (has_weight && has_bias) return fma(x, load(weight + c), load(bias + c));
-        else if constexpr (has_weight) return x * load(weight + c);
-        else if constexpr (has_bias) return x + load(bias + c);
+        if constexpr (has == affine::bias) return fma(x, weight ? load(weight + c) : lanes(1), load(bias + c));
+        else if constexpr (has == affine::weight) return x * load(weight + c);
         else return x;
     }
 
     /// Sums the row `next` (if sums), while it writes the row `x` (if writes), which may be `out`. Reading one row from memory beside the
     /// writing of another keeps both streams of memory busy; a row that is summed and then written makes them take turns. Chains of sums
     /// hide the latency of adding, and keep partial sums short.
-    template <bool sums, bool writes>
+    template <bool sums, bool writes, bool past_caches = false>
     [[gnu::always_inline]] row_sums<T> pass(const E* next, T from, const E* x, E* out, const row_map<T>& map) const {
         constexpr index_t ahead = 6144 / sizeof(E);
         const lanes shift(from), centre(map.centre), scale(map.scale), offset(map.offset);
         simd::wide_sum<T, 128> total, squares;
-        simd::for_each_part<T, 128>(channels, [&](index_t c, auto part, index_t count) __attribute__((always_inline)) {
-            const bool is_whole = count == lanes::size;
-            if constexpr (sums) {
-                auto d = is_whole ? operand::load(next + c) : operand::load_first(next + c, count);
+        simd::for_each_part<T, 128>(channels, [&](index_t c, auto part, auto count) __attribute__((always_inline)) {
+            constexpr bool is_whole = !std::same_as<decltype(count), index_t>;
+            if constexpr (sums && is_whole) {
+                auto d = operand::load(next + c);
                 if constexpr (centred) {
-                    d = is_whole ? d - shift : select(simd::lane_bits::first(count), d - shift, lanes(0));
+                    d = d - shift;
                     total.add(part, d);
                 }
                 squares.add(part, d, d);
-                if (is_whole) simd::prefetch(next + c + ahead);
-            }
-            if constexpr (writes) {
-                if (is_whole) {
-                    const auto load = [](const T* p) { return lanes::load(p); };
-                    kernel::store_stored<streaming>(mapped(operand::load(x + c), centre, scale, offset, c, load), out + c);
-                } else {
-                    const auto load = [count](const T* p) { return lanes::load_first(p, count); };
-                    kernel::store_first_stored(mapped(operand::load_first(x + c, count), centre, scale, offset, c, load), out + c, count);
+                simd::prefetch(next + c + ahead);
+            } else if constexpr (sums) {
+                auto d = operand::load_first(next + c, count);
+                if constexpr (centred) {
+                    d = select(simd::lane_bits::first(count), d - shift, lanes(0));
+                    total.add(part, d);
                 }
+                squares.add(part, d, d);
+            }
+            if constexpr (writes && is_whole) {
+                const auto y = mapped(operand::load(x + c), centre, scale, offset, c, [](const T* p) { return lanes::load(p); });
+                kernel::store_stored<past_caches>(y, out + c);
+            } else if constexpr (writes) {
+                const auto load = [count](const T* p) { return lanes::load_first(p, count); };
+                kernel::store_first_stored(mapped(operand::load_first(x + c, count), centre, scale, offset, c, load), out + c, count);
             }
         });
         if constexpr (!sums) return {};
         else return {centred ? total.total() : T{0}, squares.total()};
+    }
+    /// The sums of a row by themselves.
+    [[gnu::noinline]] row_sums<T> sums_of(const E* row, T from) const { return pass<true, false>(row, from, nullptr, nullptr, {}); }
+    /// Writes a row by itself.
+    [[gnu::noinline]] void write(const E* x, E* out, const row_map<T>& map) const { pass<false, true>(nullptr, T{0}, x, out, map); }
+    /// Both.
+    row_sums<T> sum_and_write(const E* next, const E* x, E* out, const row_map<T>& map) const {
+        return streaming ? pass<true, true, true>(next, next[0], x, out, map) : pass<true, true>(next, next[0], x, out, map);
     }
 };
 
@@ -145,7 +160,7 @@ template <class Op, Scalar T>
     if (const auto lost = simd::unfused(from_shift * from_shift * count); lost > 8 * (static_cast<double>(sums.squares) - lost))
         [[unlikely]] {
         shift = static_cast<T>(static_cast<double>(shift) + from_shift);
-        sums = op.template pass<true, false>(x, shift, nullptr, nullptr, {});
+        sums = op.sums_of(x, shift);
         from_shift = simd::unfused(static_cast<double>(sums.total) * part);
     }
     if (!squares_in_range(sums.squares, eps)) [[unlikely]]
@@ -177,40 +192,37 @@ void normalise_rows(const Op& op, const row_block<const E>& x, const row_block<E
     };
     for (index_t r = 0; r < std::min(ahead, count); ++r) {
         const auto* const row = x.address(r);
-        maps[r] = map_of(row, op.template pass<true, false>(row, row[0], nullptr, nullptr, {}));
+        maps[r] = map_of(row, op.sums_of(row, row[0]));
     }
     for (index_t r = 0; r < count; ++r) {
         auto& map = maps[r % ahead];
         if (r + ahead < count) {
             const auto* const next = x.address(r + ahead);
-            map = map_of(next, op.template pass<true, true>(next, next[0], x.address(r), out.address(r), map));
+            map = map_of(next, op.sum_and_write(next, x.address(r), out.address(r), map));
         } else {
-            op.template pass<false, true>(nullptr, T{0}, x.address(r), out.address(r), map);
+            op.write(x.address(r), out.address(r), map);
         }
     }
-    if constexpr (Op::streaming) simd::finish_streaming();
+    if (op.streaming) simd::finish_streaming();
 }
 
-/// Calls f(std::type_identity of what both are stored as, or of T, streaming, the other conditions...), all constants.
-template <Scalar T, class F>
-void with_formats(const stored_view<const T>& x, const stored_view<T>& out, const F& f, auto... conditions) {
-    kernel::with_format<T>(x.format() == out.format() ? x.format() : narrow_format::none, [&]<class E>(std::type_identity<E> stored) {
-        with_conditions([&](auto... known) { f(stored, known...); }, worth_streaming(x, out, narrow_format_of<E>), conditions...);
-    });
-}
-
-/// The forward of a norm of rows: of weight and bias, (channels) each or empty, by the conditions that each is there, which are constants.
+/// The forward of a norm of rows. weight, bias: (channels) each, or empty.
 template <row_norm kind, Scalar T>
 void normalise_tokens(const stored_view<const T>& x, const stored_view<T>& out, std::span<const T> weight, std::span<const T> bias,
-                      double eps, const execution& run, std::same_as<bool> auto... given) {
+                      double eps, const execution& run) {
     const rows_in_and_out<T> pairs(x, out, run.workspace().bytes().data());
-    const auto forward_as = [&]<class E>(std::type_identity<E>, auto streaming, auto has_weight, auto... has_bias) {
-        const row_operation<kind, has_weight(), (has_bias() || ...), streaming(), T, E> op{x.shape().channels, weight.data(), bias.data()};
+    const auto forward_as = [&]<class E, affine has>(std::type_identity<E>, std::integral_constant<affine, has>) {
+        const row_operation<kind, T, E, has> op{x.shape().channels, weight.empty() ? nullptr : weight.data(), bias.data(),
+                                                worth_streaming(x, out, narrow_format_of<E>)};
         pairs.template for_each_run_in<E>(run, [&](const row_block<const E>& rows, const row_block<E>& out_rows, index_t count) {
             normalise_rows(op, rows, out_rows, count, eps);
         });
     };
-    with_formats<T>(x, out, forward_as, given...);
+    kernel::with_format<T>(x.format() == out.format() ? x.format() : narrow_format::none, [&](auto stored) {
+        if (kind == row_norm::centred && !bias.empty()) forward_as(stored, std::integral_constant<affine, affine::bias>());
+        else if (!weight.empty()) forward_as(stored, std::integral_constant<affine, affine::weight>());
+        else forward_as(stored, std::integral_constant<affine, affine::none>());
+    });
 }
 
 } // namespace attn::detail

@@ -23,12 +23,10 @@ bool worth_streaming(const stored_view<const T>& x, const stored_view<T>& out, n
            aligned(s.heads * size) && aligned(s.tokens * size);
 }
 
-/// Calls f with std::bool_constant for each of some conditions, known when the program runs.
-void with_conditions(const auto& f) { f(); }
-template <class F, class... Rest>
-void with_conditions(const F& f, bool first, Rest... rest) {
-    if (first) with_conditions([&](auto... known) { f(std::true_type{}, known...); }, rest...);
-    else with_conditions([&](auto... known) { f(std::false_type{}, known...); }, rest...);
+/// Calls f(std::bool_constant) of a condition, known when the program runs.
+void with_condition(bool condition, const auto& f) {
+    if (condition) f(std::true_type{});
+    else f(std::false_type{});
 }
 
 /// The token rows of x and out (batch, heads, tokens, channels) in the order in which x lies in memory, for work that treats every row

@@ -32,7 +32,7 @@ struct unit_norm {
     }
 
     void forward(const stored_view<const T>& x, const stored_view<T>& out, const execution& run) const {
-        detail::normalise_tokens<detail::row_norm::unit, T>(x, out, {}, {}, eps, run, false);
+        detail::normalise_tokens<detail::row_norm::unit, T>(x, out, {}, {}, eps, run);
     }
 
     using gradients = token_gradients<T>;

@@ -4,6 +4,8 @@
 #include "lanes.hpp"
 #include "unroll.hpp"
 
+#include <concepts>
+
 namespace attn::inline ATTN_INSTRUCTION_SET::simd {
 
 /// Sums of so many bytes of numbers at a time, in places: number c of a row of floats is added in place c modulo 16 of 64 bytes, be they
@@ -19,8 +21,12 @@ struct wide_sum {
     }
 
     /// Adds numbers, or their products, to a part.
-    [[gnu::always_inline]] void add(std::size_t to, lanes x) { part[to] += x; }
-    [[gnu::always_inline]] void add(std::size_t to, lanes a, lanes b) { part[to] = fma(a, b, part[to]); }
+    [[gnu::always_inline]] void add(auto to, lanes x) {
+        change(to, [&](lanes& sum) __attribute__((always_inline)) { sum += x; });
+    }
+    [[gnu::always_inline]] void add(auto to, lanes a, lanes b) {
+        change(to, [&](lanes& sum) __attribute__((always_inline)) { sum = fma(a, b, sum); });
+    }
 
     /// The sum of 64 bytes of places.
     [[gnu::always_inline]] lanes folded() const {
@@ -30,24 +36,31 @@ struct wide_sum {
         else return ((part[0] + part[4]) + (part[2] + part[6])) + ((part[1] + part[5]) + (part[3] + part[7]));
     }
     T total() const { return sum(folded()); }
+
+private:
+    /// An index that is no constant would put the parts into memory, so it is compared with those that are.
+    [[gnu::always_inline]] void change(auto to, const auto& f) {
+        if constexpr (!std::integral<decltype(to)>) f(part[to()]);
+        else if constexpr (parts == 1) f(part[0]);
+        else
+            unroll<parts>([&](auto k) __attribute__((always_inline)) {
+                if (to == k()) f(part[k]);
+            });
+    }
 };
 
-/// Calls f(c, part, count) for the registers of a row of so many numbers, c = 0, lanes<T>::size, ...: part, of a wide_sum, is a constant,
-/// and count says how many numbers the register has: all, but of the last.
+/// Calls f(c, part, count) for the registers of a row of so many numbers, c = 0, lanes<T>::size, ...: part of a wide_sum, and how many numbers
+/// the register has. Both are constants in whole rounds of parts; behind them the part is a number, and so is the count of the last.
 template <Scalar T, int bytes = 64>
 [[gnu::always_inline]] inline void for_each_part(index_t channels, const auto& f) {
     constexpr index_t size = lanes<T>::size, wide = wide_sum<T, bytes>::size;
-    const auto call = [&](auto k, index_t c, index_t count) __attribute__((always_inline)) {
-        f(c, std::integral_constant<std::size_t, static_cast<std::size_t>(k())>(), count);
-    };
+    constexpr std::integral_constant<index_t, size> all;
     index_t c = 0;
     for (; c + wide <= channels; c += wide)
-        unroll<wide_sum<T, bytes>::parts>([&](auto k) __attribute__((always_inline)) { call(k, c + k() * size, size); });
-    unroll<wide_sum<T, bytes>::parts>([&](auto k) __attribute__((always_inline)) {
-        const auto left = channels - (c + k() * size);
-        if (left >= size) call(k, c + k() * size, size);
-        else if (left > 0) call(k, c + k() * size, left);
-    });
+        unroll<wide_sum<T, bytes>::parts>([&](auto k) __attribute__((always_inline)) { f(c + k() * size, k, all); });
+    int part = 0;
+    for (; c + size <= channels; c += size) f(c, part++, all);
+    if (c < channels) f(c, part, channels - c);
 }
 
 } // namespace attn::simd
