@@ -23,7 +23,7 @@ namespace {
 const std::vector<problem> problems{{2, 4, 2, 97, 150, 16, 20},
                                     {1, 1, 1, 5, 9, 3, 2},
                                     {1, 2, 1, 1, 129, 8, 8, {.first_query = 128}},
-                                    {1, 2, 2, 290, 290, 64, 64},
+                                    {1, 1, 1, 290, 290, 64, 64},
                                     {1, 1, 1, 33, 2200, 37, 35}};
 
 /// A case in one problem: results, gradients, and what is stored in 16 bits.
