@@ -101,8 +101,8 @@ void check_backward_over(const auto& op, const inputs<T>& in, std::vector<partit
 
 } // namespace
 
-TEMPLATE_TEST_CASE("ranks: the gradient of softmax attention is that of one machine", "[distributed][parallel]", ATTN_TEST_NUMBERS) {
-    using T = TestType;
+TEST_CASE("ranks: the gradient of softmax attention is that of one machine", "[distributed][parallel]") {
+    using T = float;
     for (const index_t n : {0, 1, 6, 97, 900}) {
         const auto given = random_given<T>({1, 2, 1, n, n, 9, 5});
         const inputs<T> in(given);

@@ -34,8 +34,8 @@ struct mixings {
 
 } // namespace
 
-TEMPLATE_TEST_CASE("ranks: talking heads of any pattern, n that nothing divides", "[distributed]", ATTN_TEST_NUMBERS) {
-    using T = TestType;
+TEST_CASE("ranks: talking heads of any pattern, n that nothing divides", "[distributed]") {
+    using T = float;
     const mixings mix;
     for (const index_t n : {0, 1, 6, 97, 700}) {
         const given<T> in{random_tensor<T>({2, 4, n, 9}, 1), random_tensor<T>({2, 2, n, 9}, 2), random_tensor<T>({2, 3, n, 5}, 3)};
