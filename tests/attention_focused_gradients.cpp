@@ -73,7 +73,7 @@ focused_answer<T> backward(const focused_call<T>& c, int power) {
 
 } // namespace
 
-TEST_CASE("focused_linear_attention: gradients are what finite differences say", "[linear][gradients][portable]") {
+TEST_CASE("focused_linear_attention: gradients are what finite differences say", "[linear][gradients][portable][arithmetic]") {
     struct sizes {
         int power;
         index_t heads, kv_heads, heads_of_scale, batch_of_encoding, heads_of_encoding;

@@ -98,7 +98,7 @@ struct good_call {
 
 } // namespace
 
-TEST_CASE("linformer gradient: matrices and biases are what finite differences say, shared or not", "[linformer][portable]") {
+TEST_CASE("linformer gradient: matrices and biases are what finite differences say, shared or not", "[linformer][portable][arithmetic]") {
     for (const index_t heads : {1, 2}) { // of the matrices; there are two of keys
         auto e = random_tensor<double>({1, heads, 5, 14}, 1), f = random_tensor<double>({1, 1, 5, 12}, 2), bias = random_tensor<double>({1, 3 - heads, 5, 1}, 3);
         auto of_e = zeros<double>(e.shape()), of_f = zeros<double>(f.shape()), of_bias = zeros<double>(bias.shape());

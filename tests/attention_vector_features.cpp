@@ -79,7 +79,7 @@ void check_defined(const Op& op, const vector_problem<T>& p, bool causal) {
 
 } // namespace
 
-TEMPLATE_TEST_CASE("vector features: linear attention is what its definition says, with every map and pattern", "[linear][portable]", ATTN_TEST_NUMBERS) {
+TEMPLATE_TEST_CASE("vector features: linear attention is what its definition says, with every map and pattern", "[linear][portable][arithmetic]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     const std::vector<index_t> length{28, 0};
     for (const auto& [channels, features] : {std::array<index_t, 2>{5, 19}, {16, 40}, {33, 8}}) {

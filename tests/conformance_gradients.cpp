@@ -205,7 +205,7 @@ TEST_CASE("every gradient's definition is what finite differences say", "[confor
     });
 }
 
-TEST_CASE("every gradient: accuracy on small problems", "[conformance][portable]") {
+TEST_CASE("every gradient: accuracy on small problems", "[conformance][portable][arithmetic]") {
     auto problems = sample_problems(14, 11);
     std::erase_if(problems, [](const problem& p) { return p.batch * p.heads * p.queries * p.keys > 8000; });
     check_gradients(problems);

@@ -181,7 +181,7 @@ TEST_CASE("score gradients: gates", "[attention][portable][arithmetic]") {
             }
 }
 
-TEST_CASE("score gradients: in chains, with patterns and sinks", "[attention][portable]") {
+TEST_CASE("score gradients: in chains, with patterns and sinks", "[attention][portable][arithmetic]") {
     const problem p{2, 4, 2, 21, 33, 5, 6};
     const numbers sinks{0.1, -0.4, 0.7, 0.2};
     // cap, 4 slopes, a cap, 8 numbers of kerple, 32 of buckets, 40 gates, 21 x 33 biases, a cap, a slope

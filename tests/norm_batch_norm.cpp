@@ -93,7 +93,7 @@ TEMPLATE_TEST_CASE("batch_norm: NaN stays where it is in inference, and in its c
         }
 }
 
-TEMPLATE_TEST_CASE("training: output and running statistics after n steps are the definition's", "[norm][portable]", ATTN_TEST_NUMBERS) {
+TEMPLATE_TEST_CASE("training: output and running statistics after n steps are the definition's", "[norm][portable][arithmetic]", ATTN_TEST_NUMBERS) {
     for (const auto& s : {shape{2, 3, 7, 5}, shape{1, 1, 2, 17}, shape{4, 1, 197, 33}, shape{1, 2, 600, 64}})
         for (const auto momentum : {std::optional(0.1), std::optional(1.0), std::optional<double>()})
             for (const int masked : {0, 1, 2}) {
