@@ -25,7 +25,10 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU") # its collector runs less often, which 
   # Below -O2 gcc leaves the upper halves of registers in use when it calls a function, vzeroupper being among these optimisations; std::exp and
   # its kin, which definitions call for each pair, then take up to thirty times as long. Textbooks' formulas go on rounding each product.
   if(CMAKE_CXX_FLAGS_RELEASE MATCHES "-O1|-Og" AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-    target_compile_options(attn_own INTERFACE -fexpensive-optimizations -ffp-contract=off)
+    target_compile_options(attn_own INTERFACE -fexpensive-optimizations)
+    if(NOT CMAKE_CXX_FLAGS_RELEASE MATCHES "-ffp-contract")
+      target_compile_options(attn_own INTERFACE -ffp-contract=off)
+    endif()
   endif()
 endif()
 
