@@ -7,19 +7,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <map>
-#include <random>
 #include <string_view>
 
 namespace {
 
 constexpr attn::index_t heads = 8, kv_heads = 2, channels = 32, prompt = 20, max_tokens = 200;
-
-attn::tensor<float> random_tensor(const attn::shape& shape, std::uint32_t seed) {
-    attn::tensor<float> x(shape);
-    std::mt19937 random(seed);
-    std::generate_n(x.data(), shape.size(), [&] { return static_cast<float>(random()) / 0x1p31f - 1; });
-    return x;
-}
 
 } // namespace
 
@@ -35,9 +27,9 @@ int main(int count, char** arguments) {
         std::fprintf(stderr, "usage: decoder [float | bfloat16 | half | int8 | int4]\n");
         return 1;
     }
-    const auto q = random_tensor({.heads = heads, .tokens = max_tokens, .channels = channels}, 1);
-    const auto keys = random_tensor({.heads = kv_heads, .tokens = max_tokens, .channels = channels}, 2);
-    const auto values = random_tensor({.heads = kv_heads, .tokens = max_tokens, .channels = channels}, 3);
+    const auto q = attn::tensor<float>::random({.heads = heads, .tokens = max_tokens, .channels = channels}, 1);
+    const auto keys = attn::tensor<float>::random({.heads = kv_heads, .tokens = max_tokens, .channels = channels}, 2);
+    const auto values = attn::tensor<float>::random({.heads = kv_heads, .tokens = max_tokens, .channels = channels}, 3);
 
     const auto slopes = attn::alibi_slopes(heads); // the operator refers to them
     const auto op = attn::softmax_attention{.score = attn::alibi{slopes}, .pattern = attn::causal{}};

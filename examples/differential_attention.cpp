@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <random>
 
 namespace {
 
@@ -16,19 +15,12 @@ using attn::index_t, attn::tensor;
 
 constexpr index_t heads = 4, key_channels = 16, value_channels = 32, tokens = 50;
 
-tensor<float> random_tensor(const attn::shape& shape, std::uint32_t seed) {
-    tensor<float> x(shape);
-    std::mt19937 random(seed);
-    std::generate_n(x.data(), shape.size(), [&] { return static_cast<float>(random()) / 0x1p31f - 1; });
-    return x;
-}
-
 } // namespace
 
 int main() {
-    const auto q = random_tensor({.heads = 2 * heads, .tokens = tokens, .channels = key_channels}, 1);
-    const auto k = random_tensor({.heads = 2 * heads, .tokens = tokens, .channels = key_channels}, 2);
-    const auto v = random_tensor({.heads = heads, .tokens = tokens, .channels = value_channels}, 3);
+    const auto q = tensor<float>::random({.heads = 2 * heads, .tokens = tokens, .channels = key_channels}, 1);
+    const auto k = tensor<float>::random({.heads = 2 * heads, .tokens = tokens, .channels = key_channels}, 2);
+    const auto v = tensor<float>::random({.heads = heads, .tokens = tokens, .channels = value_channels}, 3);
     const double initial = 0.8 - 0.6 * std::exp(-0.3 * 4), lambda = initial; // of the fifth layer, before training moves it
 
     tensor<double> difference({.tokens = heads, .channels = 2 * heads});

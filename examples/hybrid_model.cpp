@@ -13,9 +13,9 @@
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -27,10 +27,8 @@ using rows = attn::tensor_view<const float>;
 constexpr index_t width = 256, heads = 4, channels = width / heads, taps = 4;
 
 attn::tensor<float> random_tensor(const attn::shape& shape, float limit) {
-    static std::mt19937 random(1);
-    attn::tensor<float> x(shape);
-    std::generate_n(x.data(), shape.size(), [&] { return limit * (static_cast<float>(random()) / 0x1p31f - 1); });
-    return x;
+    static std::uint64_t seed = 0;
+    return attn::tensor<float>::random(shape, ++seed, limit);
 }
 attn::tensor<float> random_matrix(index_t outputs, index_t inputs) {
     return random_tensor({1, 1, outputs, inputs}, std::sqrt(3 / static_cast<float>(inputs)));

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <random>
 
 namespace {
 
@@ -16,12 +15,6 @@ using attn::index_t, attn::tensor, attn::tensor_view;
 
 constexpr index_t heads = 8, latent = 64, turned = 16, plain = 32, values = 32, prompt = 28, tokens = 40;
 
-tensor<float> random_tensor(const attn::shape& shape, std::uint32_t seed) {
-    tensor<float> x(shape);
-    std::mt19937 random(seed);
-    std::generate_n(x.data(), shape.size(), [&] { return static_cast<float>(random()) / 0x1p31f - 1; });
-    return x;
-}
 /// out[h, i] = W[h] x[h, i], or of its transpose; heads of x that are fewer are shared.
 void multiply(const tensor<float>& w, bool transposed, const tensor_view<const float>& x, const tensor_view<float>& out) {
     const auto& s = out.shape();
@@ -38,15 +31,15 @@ void multiply(const tensor<float>& w, bool transposed, const tensor_view<const f
 } // namespace
 
 int main() {
-    const auto up_keys = random_tensor({.heads = heads, .tokens = plain, .channels = latent}, 1);
-    const auto up_values = random_tensor({.heads = heads, .tokens = values, .channels = latent}, 2);
+    const auto up_keys = tensor<float>::random({.heads = heads, .tokens = plain, .channels = latent}, 1);
+    const auto up_values = tensor<float>::random({.heads = heads, .tokens = values, .channels = latent}, 2);
     const attn::rotary<float> rotation(tokens, turned);
 
     // The cache: a row of latent and rotary channels for each token, one head for all.
-    auto cache = random_tensor({.tokens = tokens, .channels = latent + turned}, 3);
+    auto cache = tensor<float>::random({.tokens = tokens, .channels = latent + turned}, 3);
     const auto rotary_keys = cache.view().slice({.channels = {latent, turned}});
     attn::rotate(rotation, rotary_keys, 0, rotary_keys);
-    auto queries = random_tensor({.heads = heads, .tokens = tokens, .channels = plain + turned}, 4);
+    auto queries = tensor<float>::random({.heads = heads, .tokens = tokens, .channels = plain + turned}, 4);
     const auto rotary_queries = queries.view().slice({.channels = {plain, turned}});
     attn::rotate(rotation, rotary_queries, 0, rotary_queries);
     const attn::softmax_attention op{.scale = 1 / std::sqrt(double{plain + turned}), .pattern = attn::causal{}};

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <random>
 #include <vector>
 
 namespace {
@@ -57,11 +56,8 @@ void forward(const layer& l, tensor& x) {
 } // namespace
 
 int main() {
-    std::mt19937 random(1);
-    const auto random_tensor = [&](attn::index_t rows, attn::index_t columns, float size) {
-        tensor t({.tokens = rows, .channels = columns});
-        std::generate_n(t.data(), t.shape().size(), [&] { return size * (static_cast<float>(random()) / 0x1p31f - 1); });
-        return t;
+    auto random_matrix = [seed = 0u](attn::index_t rows, attn::index_t columns, float limit) mutable {
+        return tensor::random({.tokens = rows, .channels = columns}, ++seed, limit);
     };
 
     // One matrix E (64 x 1024) for keys and values, all heads and all layers: the operators are views of it.
@@ -71,14 +67,14 @@ int main() {
 
     std::vector<layer> encoder;
     for (attn::index_t l = 0; l < layers; ++l)
-        encoder.push_back({random_tensor(width, width, .2f),
-                           random_tensor(width, width, .2f),
-                           random_tensor(width, width, .2f),
-                           random_tensor(4 * width, width, .2f),
-                           random_tensor(width, 4 * width, .1f),
+        encoder.push_back({random_matrix(width, width, .2f),
+                           random_matrix(width, width, .2f),
+                           random_matrix(width, width, .2f),
+                           random_matrix(4 * width, width, .2f),
+                           random_matrix(width, 4 * width, .1f),
                            {.key_projection = shared}});
 
-    auto x = random_tensor(n, width, 1);
+    auto x = random_matrix(n, width, 1);
     for (const auto& l : encoder) forward(l, x);
 
     const bool finite = std::all_of(x.data(), x.data() + x.shape().size(), [](float value) { return std::isfinite(value); });

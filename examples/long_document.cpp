@@ -9,7 +9,6 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <random>
 
 namespace {
 
@@ -33,9 +32,7 @@ int main(int count, char** arguments) {
     const attn::index_t n = count > 1 ? std::atol(arguments[1]) : 16384;
     if (n < 1) return std::puts("usage: example_long_document [TOKENS]"), 1;
     const auto stride = static_cast<attn::index_t>(std::lround(std::sqrt(static_cast<double>(n))));
-    attn::tensor<float> x({.tokens = n, .channels = 64});
-    std::mt19937 random(1);
-    std::generate_n(x.data(), x.shape().size(), [&] { return static_cast<float>(random()) / 0x1p31f - 1; });
+    const auto x = attn::tensor<float>::random({.tokens = n, .channels = 64}, 1);
     const attn::inputs<float> in{x, x, x};
     attn::thread_pool threads;
 

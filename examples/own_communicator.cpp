@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <map>
 #include <mutex>
-#include <random>
 #include <thread>
 #include <vector>
 
@@ -76,9 +75,7 @@ static_assert(attn::Communicator<my_communicator>);
 
 int main() {
     constexpr index_t ranks = 3, heads = 2, n = 1000, d = 16;
-    attn::tensor<float> x({.heads = heads, .tokens = n, .channels = d});
-    std::mt19937 random(1);
-    std::generate_n(x.data(), x.shape().size(), [&] { return static_cast<float>(random()) / 0x1p31f - 1; });
+    const auto x = attn::tensor<float>::random({.heads = heads, .tokens = n, .channels = d}, 1);
     const attn::inputs<float> in{x, x, x};
     const attn::softmax_attention op{.pattern = attn::causal{}};
     const auto whole = attn::attend(op, in);

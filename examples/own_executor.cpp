@@ -8,7 +8,6 @@
 #include <functional>
 #include <latch>
 #include <mutex>
-#include <random>
 #include <thread>
 #include <vector>
 
@@ -69,9 +68,7 @@ static_assert(attn::Executor<my_executor>);
 } // namespace
 
 int main() {
-    attn::tensor<float> x({.batch = 2, .heads = 3, .tokens = 200, .channels = 32});
-    std::mt19937 random(1);
-    std::generate_n(x.data(), x.shape().size(), [&] { return static_cast<float>(random()) / 0x1p31f - 1; });
+    const auto x = attn::tensor<float>::random({.batch = 2, .heads = 3, .tokens = 200, .channels = 32}, 1);
     const attn::inputs<float> in{x, x, x};
 
     my_pool pool(3);

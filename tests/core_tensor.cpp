@@ -6,6 +6,7 @@
 #include <attn/parallel/thread_pool.hpp>
 
 #include <algorithm>
+#include <cmath>
 
 namespace attn::testing {
 
@@ -23,6 +24,24 @@ TEMPLATE_TEST_CASE("tensor: aligned, contiguous and zero", "[core][portable]", f
         CHECK(t.view().strides() == head_major(t.data(), s).strides());
         CHECK(std::all_of(t.data(), t.data() + s.size(), [](TestType x) { return x == TestType{}; }));
     }
+}
+
+TEMPLATE_TEST_CASE("tensor: random numbers of a seed, within a limit, the same everywhere", "[core][portable]", float, double) {
+    const shape s{2, 3, 50, 7};
+    const auto a = tensor<TestType>::random(s, 1), again = tensor<TestType>::random(s, 1), other = tensor<TestType>::random(s, 2), wide = tensor<TestType>::random(s, 1, 8);
+    double sum = 0, squares = 0;
+    for (index_t e = 0; e < s.size(); ++e) {
+        REQUIRE(a.data()[e] == again.data()[e]);
+        REQUIRE(std::abs(a.data()[e]) <= 1);
+        REQUIRE(wide.data()[e] == 8 * a.data()[e]);
+        sum += static_cast<double>(a.data()[e]), squares += static_cast<double>(a.data()[e]) * static_cast<double>(a.data()[e]);
+    }
+    const auto count = static_cast<double>(s.size());
+    CHECK(std::abs(sum / count) < 4 / std::sqrt(3 * count)); // four deviations of the mean
+    CHECK(squares / count == Approx(1.0 / 3).epsilon(0.1));
+    CHECK(!std::equal(a.data(), a.data() + s.size(), other.data()));
+    CHECK(a.data()[0] == TestType(2 * (static_cast<double>(0x910a2dec89025cc1u >> 11) * 0x1p-53 + 0x1p-54) - 1)); // splitmix64's first of seed 1
+    CHECK_THROWS_AS(tensor<TestType>::random({1, 1, -1, 1}, 1), shape_error);
 }
 
 TEST_CASE("what only looks, or moves, throws nothing", "[core]") {

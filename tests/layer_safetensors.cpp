@@ -80,6 +80,50 @@ TEST_CASE("parameters: by name, converted, refused by name", "[layer]") {
     CHECK(problem_of([&] { weights.add<float>("n", {-1}); }) == "tensor \"n\" has the negative shape (-1)");
 }
 
+TEST_CASE("parameters: linears of whatever size they have, of several side by side, of a convolution's patches", "[layer]") {
+    parameters weights;
+    add_random<float>(weights, "qkv.weight", {12, 5}, 1);
+    add_random<float>(weights, "qkv.bias", {12}, 2);
+    add_random<float>(weights, "patches.weight", {6, 3, 2, 2}, 3);
+    const auto qkv = weights.get_linear<float>("qkv");
+    CHECK(qkv.weight.shape() == shape{1, 1, 12, 5});
+    CHECK(weights.get_vector<float>("qkv.bias").size() == 12);
+
+    const auto x = random_rows<float>({2, 1, 7, 5}, 4);
+    const auto all = result_of(qkv, x);
+    const auto parts = split_outputs<3>(qkv), uneven = split_outputs<3>(qkv, {6, 4, 2});
+    index_t first = 0, first_uneven = 0;
+    for (std::size_t i = 0; i < 3; ++i) {
+        for (const auto& [part, from] : {std::pair{parts[i], first}, std::pair{uneven[i], first_uneven}}) {
+            const auto own = result_of(part, x);
+            detail::for_each_number(own.shape(), [&](index_t b, index_t h, index_t r, index_t c) { CHECK(own(b, h, r, c) == all(b, h, r, from + c)); });
+        }
+        first += parts[i].outputs(), first_uneven += uneven[i].outputs();
+    }
+    CHECK(first == 12);
+    CHECK(first_uneven == 12);
+
+    const auto patches = weights.get_linear<float>("patches", 6, 12);
+    CHECK(patches.weight.shape() == shape{1, 1, 6, 12});
+    CHECK(patches.bias.empty());
+    CHECK(patches.weight.numbers()(0, 0, 4, 2 * 4 + 1 * 2 + 1) == weights.get<float>("patches.weight", {6, 3, 2, 2})(4, 2, 1, 1));
+
+    CHECK(problem_of([&] { weights.get_linear<float>("qkv", 12, 6); }) == "tensor \"qkv.weight\" has shape (12, 5), but (12, 6) is needed");
+    CHECK(problem_of([&] { weights.get_linear<float>("qkv", 3); }) == "tensor \"qkv.weight\" has shape (12, 5), but (3, any) is needed");
+    weights.add<float>("flat.weight", {4});
+    CHECK(problem_of([&] { weights.get_linear<float>("flat"); }) == "tensor \"flat.weight\" has shape (4), but (any, any) is needed");
+    CHECK(problem_of([&] { weights.get_vector<float>("qkv.weight"); }) == "tensor \"qkv.weight\" has shape (12, 5), but one dimension is needed");
+    const auto problem_of_parts = [&](const std::array<index_t, 2>& outputs) {
+        try {
+            static_cast<void>(split_outputs<2>(qkv, outputs));
+        } catch (const shape_error& e) { return std::string(e.what()); }
+        return std::string();
+    };
+    for (const auto& wrong : {std::array<index_t, 2>{12, 1}, {6, 5}, {-1, 13}, {13, -1}})
+        CHECK(problem_of_parts(wrong) == "split_outputs: outputs do not add up to the 12 of the linear");
+    CHECK_THROWS_AS(split_outputs<5>(qkv), shape_error);
+}
+
 TEST_CASE("safetensors: a file by hand, with every type", "[layer]") {
     const std::string header =
         " {\"__metadata__\":{\"format\":\"pt\"}, \"a.\\u00e9\\ud83d\\ude00\\\"\" : "

@@ -31,7 +31,7 @@ std::pair<place, place> place_of(const window_grid& g, index_t token) {
             place_of(token % g.width, g.width, g.window_width, g.shift_width)};
 }
 
-const std::vector<window_grid> grids{{.height = 8, .width = 12, .window_height = 4, .window_width = 4},
+const std::vector<window_grid> grids{window_grid::square(6, 3), window_grid::square(6, 2, 1), {.height = 8, .width = 12, .window_height = 4, .window_width = 4},
                                      {.height = 8, .width = 12, .window_height = 4, .window_width = 4, .shift_height = 2, .shift_width = 2},
                                      {.height = 6, .width = 15, .window_height = 3, .window_width = 5, .shift_height = 1, .shift_width = 4},
                                      {.height = 7, .width = 7, .window_height = 7, .window_width = 7, .shift_height = 3, .shift_width = 0},

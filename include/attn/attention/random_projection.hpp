@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../core/output_memory.hpp"
+#include "../core/random_numbers.hpp"
 #include "../simd/elementary.hpp"
 #include "../simd/unfused.hpp"
 
@@ -16,21 +17,12 @@ namespace detail {
 
 /// Independent normal numbers from a seed, the same in every run.
 struct normal_numbers {
-    std::uint64_t seed;
+    random_numbers uniform;
 
     /// One of N(0, 1 / parts).
     double operator()(double parts) {
-        const auto radius = std::sqrt(-2 * simd::log(next()) / parts);
-        return radius * simd::cos(2 * std::numbers::pi * next());
-    }
-
-private:
-    /// splitmix64, to a number in (0, 1].
-    double next() {
-        auto x = seed += 0x9e3779b97f4a7c15u;
-        x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-        x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-        return static_cast<double>((x ^ x >> 31) >> 11) * 0x1p-53 + 0x1p-54;
+        const auto radius = std::sqrt(-2 * simd::log(uniform()) / parts);
+        return radius * simd::cos(2 * std::numbers::pi * uniform());
     }
 };
 
@@ -44,7 +36,7 @@ void fill_random_projection(const tensor_view<T>& matrix, std::uint64_t seed) {
     const auto& s = matrix.shape();
     detail::check_view("fill_random_projection", "matrix", matrix);
     detail::check_writable("fill_random_projection", "matrix", matrix);
-    detail::normal_numbers normal{seed};
+    detail::normal_numbers normal{{seed}};
     detail::for_each_number(
         s, [&](index_t b, index_t h, index_t r, index_t j) { matrix(b, h, r, j) = static_cast<T>(normal(static_cast<double>(s.tokens))); });
 }
@@ -57,7 +49,7 @@ void fill_orthogonal_directions(const tensor_view<T>& directions, std::uint64_t 
     const auto& s = directions.shape();
     detail::check_view("fill_orthogonal_directions", "directions", directions);
     detail::check_writable("fill_orthogonal_directions", "directions", directions);
-    detail::normal_numbers normal{seed};
+    detail::normal_numbers normal{{seed}};
     const auto d = static_cast<std::size_t>(s.channels);
     const auto product = [d](const double* a, const double* b) {
         double sum = 0;

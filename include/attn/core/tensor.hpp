@@ -1,9 +1,11 @@
 // A tensor that owns its memory: what `attend` returns.
 #pragma once
 
+#include "random_numbers.hpp"
 #include "scalar.hpp"
 #include "tensor_view.hpp"
 
+#include <algorithm>
 #include <memory>
 #include <new>
 #include <utility>
@@ -33,6 +35,16 @@ public:
         const auto bytes = bytes_of(shape);
         data_.reset(static_cast<T*>(::operator new(bytes, std::align_val_t{alignment})));
         std::uninitialized_value_construct_n(data_.get(), bytes / sizeof(T));
+    }
+    /// A tensor of random numbers between -limit and limit, all equally likely, to try an operator with or to begin a training: the same for a
+    /// seed on every machine. Throws shape_error as the constructor.
+    [[nodiscard]] static tensor random(const attn::shape& shape, std::uint64_t seed, T limit = T(1))
+        requires Scalar<T>
+    {
+        tensor result(shape);
+        detail::random_numbers uniform{seed};
+        std::generate_n(result.data(), shape.size(), [&] { return static_cast<T>(2 * uniform() - 1) * limit; });
+        return result;
     }
     /// Takes the memory of another, which is empty afterwards.
     tensor(tensor&& other) noexcept : shape_(std::exchange(other.shape_, {})), data_(std::move(other.data_)) {}

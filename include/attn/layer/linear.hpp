@@ -6,6 +6,9 @@
 #include "../norm/fold.hpp"
 #include "backward.hpp"
 
+#include <array>
+#include <span>
+
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// A linear layer: weight and bias, applied to every token.
@@ -132,5 +135,25 @@ private:
 /// Deduces a linear of its weight's scalar type; of a 16-bit one, float.
 template <StoredTensor W, class... Others>
 linear(const W&, const Others&...) -> linear<detail::computed_t<W>>;
+
+/// The linears that one holds side by side, of the same inputs: views of its weight's rows, one after the other, and of its bias.
+///     const auto [q, k, v] = split_outputs<3>(weights.get_linear<float>("attn.qkv"));
+/// outputs: of each; as many for all if none are given. Throws shape_error unless they add up to those of the one.
+template <std::size_t count, Scalar T>
+[[nodiscard]] std::array<linear<T>, count> split_outputs(const linear<T>& all, std::array<index_t, count> outputs = {}) {
+    const auto given = all.outputs(), parts = static_cast<index_t>(count);
+    if (outputs == std::array<index_t, count>{} && given % parts == 0) outputs.fill(given / parts);
+    index_t left = given;
+    for (const auto part : outputs) left = part < 0 || part > left ? -1 : left - part;
+    if (left != 0) throw shape_error("split_outputs", "outputs", "do not add up to the ", given, " of the linear");
+    std::array<linear<T>, count> result;
+    index_t first = 0;
+    for (std::size_t i = 0; i < count; first += outputs[i++]) {
+        result[i] = {.weight = all.weight.slice({.tokens = {first, outputs[i]}}), .products = all.products};
+        if (!all.bias.empty())
+            result[i].bias = std::span<const T>(all.bias).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(outputs[i]));
+    }
+    return result;
+}
 
 } // namespace attn

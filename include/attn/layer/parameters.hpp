@@ -25,6 +25,8 @@ struct parameter_error : attention_error {
 class parameters {
 public:
     using extents = std::vector<index_t>;
+    /// A size that is not asked for: whatever the tensor has.
+    static constexpr index_t as_stored = -1;
 
     /// A new tensor of zeros, to be filled. Throws parameter_error if there is one of that name.
     template <Storage S>
@@ -87,25 +89,26 @@ public:
     stored_view<const T> get_stored(const std::string& name, const extents& size) const& {
         return stored_of<T>(*this, name, size);
     }
-    /// The tensor of that name and one dimension.
+    /// The tensor of that name and one dimension, of as many numbers as it has if no count is given.
     template <Scalar T>
-    std::span<const T> get_vector(const std::string& name, index_t count) & {
+    std::span<const T> get_vector(const std::string& name, index_t count = as_stored) & {
         return vector_of<T>(*this, name, count);
     }
     /// The tensor of that name and one dimension, as get of const parameters has it, which converts nothing.
     template <Scalar T>
-    std::span<const T> get_vector(const std::string& name, index_t count) const& {
+    std::span<const T> get_vector(const std::string& name, index_t count = as_stored) const& {
         return vector_of<T>(*this, name, count);
     }
     /// The linear whose weight (outputs, inputs) is `name`.weight, as get_stored has it, and whose bias (outputs), if it has one, is
-    /// `name`.bias.
+    /// `name`.bias. Dimensions behind the outputs are joined: a convolution's (outputs, channels, height, width) is a linear of patches.
+    /// Throws parameter_error as get, and if the sizes are not those that are given, if any are.
     template <Scalar T>
-    linear<T> get_linear(const std::string& name, index_t outputs, index_t inputs) & {
+    linear<T> get_linear(const std::string& name, index_t outputs = as_stored, index_t inputs = as_stored) & {
         return linear_of<T>(*this, name, outputs, inputs);
     }
     /// The linear of that name, as get_linear has it, but of const parameters, which convert nothing.
     template <Scalar T>
-    linear<T> get_linear(const std::string& name, index_t outputs, index_t inputs) const& {
+    linear<T> get_linear(const std::string& name, index_t outputs = as_stored, index_t inputs = as_stored) const& {
         return linear_of<T>(*this, name, outputs, inputs);
     }
     // What they give lies in the parameters, so these are to have a name.
@@ -114,9 +117,9 @@ public:
     template <Scalar T>
     void get_stored(const std::string&, const extents&) const&& = delete;
     template <Scalar T>
-    void get_vector(const std::string&, index_t) const&& = delete;
+    void get_vector(const std::string&, index_t = as_stored) const&& = delete;
     template <Scalar T>
-    void get_linear(const std::string&, index_t, index_t) const&& = delete;
+    void get_linear(const std::string&, index_t = as_stored, index_t = as_stored) const&& = delete;
 
     /// Whether there is a tensor of that name.
     bool contains(const std::string& name) const { return entries_.contains(name); }
@@ -202,12 +205,24 @@ private:
     }
     template <Scalar T>
     static std::span<const T> vector_of(auto& self, const std::string& name, index_t count) {
-        return {self.template get<T>(name, {count}).data(), static_cast<std::size_t>(count)};
+        const auto& size = find(self.entries_, name).size;
+        if (count != as_stored || size.size() == 1) check_size(name, find(self.entries_, name), {count == as_stored ? size[0] : count});
+        else refuse(name, "has shape ", text_of(size), ", but one dimension is needed");
+        return {self.template get<T>(name, size).data(), static_cast<std::size_t>(size[0])};
     }
     template <Scalar T>
     static linear<T> linear_of(auto& self, const std::string& name, index_t outputs, index_t inputs) {
-        linear<T> l{stored_of<T>(self, name + ".weight", {outputs, inputs})};
-        if (self.contains(name + ".bias")) l.bias = vector_of<T>(self, name + ".bias", outputs);
+        const auto weight = name + ".weight";
+        const auto size = find(self.entries_, weight).size;
+        const auto needed = [](index_t extent) { return extent == as_stored ? std::string("any") : std::to_string(extent); };
+        index_t joined = 1;
+        for (std::size_t i = 1; i < size.size(); ++i) joined = detail::product(joined, size[i]);
+        if (size.size() < 2 || (outputs != as_stored && outputs != size[0]) || (inputs != as_stored && inputs != joined))
+            refuse(weight, "has shape ", text_of(size), ", but (", needed(outputs), ", ", needed(inputs), ") is needed");
+        const auto stored = stored_of<T>(self, weight, size);
+        const shape rows{1, 1, size[0], joined};
+        linear<T> l{{stored.data(), stored.format(), rows, {rows.size(), rows.size(), joined, 1}}};
+        if (self.contains(name + ".bias")) l.bias = vector_of<T>(self, name + ".bias", size[0]);
         return l;
     }
     entry& new_entry(const std::string& name, const extents& size) {

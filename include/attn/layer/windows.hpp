@@ -18,7 +18,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 ///     shift_width) mod width)
 /// Windows become batch entries: window w of image b is entry b windows() + w. Attention over shifted windows must not join the grid's
 /// opposite edges, which lie side by side in its last windows: `shift_segments` is the pattern that keeps them apart.
-///     const window_grid grid{.height = 56, .width = 56, .window_height = 7, .window_width = 7, .shift_height = 3, .shift_width = 3};
+///     const auto grid = window_grid::square(56, 7, 3);
 ///     const auto windows = window_partition(grid, q);    // and k, v
 ///     const auto out = attend(softmax_attention{.pattern = grid.shift_segments()}, windows, ...);
 ///     const auto result = window_reverse(grid, out);
@@ -28,6 +28,11 @@ struct window_grid {
     index_t height, width;
     index_t window_height, window_width;
     index_t shift_height = 0, shift_width = 0;
+
+    /// A square grid in square windows, shifted by as much down as to the right.
+    static constexpr window_grid square(index_t side, index_t window, index_t shift = 0) {
+        return {side, side, window, window, shift, shift};
+    }
 
     /// Windows of one image.
     index_t windows() const {
