@@ -81,7 +81,8 @@ void report::print_row(const std::string& name, std::map<std::string, std::vecto
     }
     if (values.contains("times_the_base")) // compiling
         return print_cells(name, {time_text(quartiles_of(values["seconds"]).median), percent_text(quartiles_of(values["seconds"]).spread()),
-                                  fixed_text(median("times_the_base"), 2) + "x", " of Eigen/Core + xsimd"});
+                                  fixed_text(median("times_the_base"), 2) + "x", " of Eigen/Core + xsimd",
+                                  values.contains("object_bytes") ? ", object of " + fixed_text(median("object_bytes") / 1e3, 0) + " kB" : ""});
     if (!values.contains("peak") && !values.contains("bytes_per_second")) {
         results_[name].seconds = quartiles_of(values["seconds"]);
         if (values.contains("vs_plain"))

@@ -1,4 +1,4 @@
-// expect: no matching function for call to .*attend.*EigenMatrix
+// expect: attn: q, k and v are matrices of float, double or 16-bit numbers
 // Matrices of int.
 #include <attn/attention/eigen.hpp>
 #include <attn/attention/softmax_attention.hpp>

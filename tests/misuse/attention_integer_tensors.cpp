@@ -1,4 +1,4 @@
-// expect: no matching function for call to .*attend.*StoredTensor
+// expect: attn: q, k and v are tensors of float, double or 16-bit numbers
 // Tensors of int.
 #include <attn/attention/softmax_attention.hpp>
 

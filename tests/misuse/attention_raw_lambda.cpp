@@ -1,4 +1,4 @@
-// expect: Pattern
+// expect: attn: a pattern is one of attn.s, or a function of .i, j. in attn::pattern::predicate
 // A lambda as a pattern, not wrapped in predicate{}.
 #include <attn/attention/softmax_attention.hpp>
 #include <attn/pattern/predicate.hpp>

@@ -1,4 +1,4 @@
-// expect: ScoreFunction
+// expect: attn: a score function makes a number of a score and two positions
 // A score function that does not return a number.
 #include <attn/attention/softmax_attention.hpp>
 

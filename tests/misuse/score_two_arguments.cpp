@@ -1,4 +1,4 @@
-// expect: ScoreFunction
+// expect: attn: a score function makes a number of a score and two positions
 // A score function without the key.
 #include <attn/attention/softmax_attention.hpp>
 

@@ -208,4 +208,32 @@ template <Attention A, StoredTensor Q, StoredTensor K, StoredTensor V>
     return attend(op, q, k, v, detail::call_execution(), where);
 }
 
+namespace detail {
+
+/// A tensor, or a view of one, of numbers that no operator reads.
+template <class V>
+concept OtherTensor = !StoredTensor<V> && requires(const V& tensor) {
+    tensor.data();
+    { tensor.shape() } -> std::same_as<const shape&>;
+};
+
+} // namespace detail
+
+/// No call: tensors of other numbers, such as whole ones, are refused in one sentence when the program is compiled.
+template <Attention A, class Q, class K, class V, class... Others>
+    requires(detail::OtherTensor<Q> || detail::OtherTensor<K> || detail::OtherTensor<V>)
+tensor<float> attend(const A&, const Q&, const K&, const V&, const Others&...) {
+    constexpr bool readable = StoredTensor<Q> && StoredTensor<K> && StoredTensor<V>;
+    static_assert(readable, "attn: q, k and v are tensors of float, double or 16-bit numbers");
+    return {};
+}
+/// No call: a number where an executor is to be is refused in one sentence when the program is compiled.
+template <Attention A, class... Arguments>
+    requires(std::integral<Arguments> || ...)
+tensor<float> attend(const A&, const Arguments&...) {
+    static_assert(sizeof...(Arguments) == 0,
+                  "attn: what runs a call is an executor, such as attn::thread_pool(2), or an execution, no number");
+    return {};
+}
+
 } // namespace attn

@@ -38,4 +38,22 @@ template <Attention A, EigenMatrix Q, EigenMatrix K, EigenMatrix V>
     return attend(op, q, k, v, detail::call_execution(), where);
 }
 
+namespace detail {
+
+/// Something of Eigen's that has no memory of its own, or holds numbers that no operator reads.
+template <class M>
+concept EigenExpression = std::derived_from<M, Eigen::EigenBase<M>> && !EigenMatrix<M>;
+
+} // namespace detail
+
+/// No call: expressions are refused in one sentence when the program is compiled, and so are matrices of other numbers.
+template <Attention A, class Q, class K, class V, class... Others>
+    requires(detail::EigenExpression<Q> || detail::EigenExpression<K> || detail::EigenExpression<V>)
+Eigen::MatrixXf attend(const A&, const Q&, const K&, const V&, const Others&...) {
+    constexpr bool readable = EigenMatrix<Q> && EigenMatrix<K> && EigenMatrix<V>;
+    static_assert(readable,
+                  "attn: q, k and v are matrices of float, double or 16-bit numbers; evaluate an expression first: (2 * x).eval()");
+    return {};
+}
+
 } // namespace attn

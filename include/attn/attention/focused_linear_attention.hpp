@@ -21,8 +21,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// bit: not on the number of queries in the call, executor, threads, strides or the rest of the batch.
 /// U, the scalar type of its arrays, is that of the tokens.
 /// Han et al. 2023, "FLatten Transformer: Vision Transformer using Focused Linear Attention".
-template <Pattern P = dense, Scalar U = float>
+template <class P = dense, Scalar U = float>
 struct focused_linear_attention {
+    static_assert(detail::require_pattern<P>());
     static constexpr std::string_view name = "focused_linear_attention";
     static constexpr attention_traits traits{.has_log_sum_exp = false};
 

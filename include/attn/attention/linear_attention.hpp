@@ -24,9 +24,10 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// thread at d = 64. Causal heads are computed one by one, others also in parallel over tokens. A row of the result depends on its query,
 /// the keys that it sees and where they lie, bit by bit: not on the number of queries in the call, executor, threads, strides or the rest
 /// of the batch. Katharopoulos et al. 2020, "Transformers are RNNs: Fast Autoregressive Transformers with Linear Attention".
-template <class F = elu_plus_one, Pattern P = dense>
+template <class F = elu_plus_one, class P = dense>
     requires FeatureMap<F> || VectorFeatureMap<F>
 struct linear_attention {
+    static_assert(detail::require_pattern<P>());
     static constexpr std::string_view name = "linear_attention";
     static constexpr attention_traits traits{.has_log_sum_exp = false};
 

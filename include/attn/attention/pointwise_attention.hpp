@@ -54,8 +54,9 @@ struct weight_of_score {
 ///
 /// Time: 2 (d_k + d_v) flops for each pair that the pattern's schedule visits. Memory and bits as softmax_attention's.
 /// Ramapuram et al. 2024 (sigmoid), Wortsman et al. 2023 (relu).
-template <PointwiseWeight F, Pattern P = dense, ScoreFunction S = identity_score>
+template <PointwiseWeight F, class P = dense, class S = identity_score>
 struct pointwise_attention {
+    static_assert(detail::require_pattern<P>() && detail::require_score_function<S>());
     static constexpr std::string_view name = "pointwise_attention";
     static constexpr attention_traits traits{.has_log_sum_exp = false, .has_narrow_workspace = true, .knows_storage = true};
 

@@ -46,8 +46,9 @@ void forward_by_softmax_kernel(const Op& op, const inputs<T>& in, const outputs<
 /// independent of n and m, plus two numbers a row if a union of patterns with different steps runs as several passes.
 /// The result does not depend on executor, threads, strides or the rest of the batch, bit by bit.
 /// Vaswani et al. 2017, "Attention Is All You Need"; the online softmax is Milakov and Gimelshein 2018.
-template <Pattern P = dense, ScoreFunction S = identity_score, Products R = unrounded_products>
+template <class P = dense, class S = identity_score, Products R = unrounded_products>
 struct softmax_attention {
+    static_assert(detail::require_pattern<P>() && detail::require_score_function<S>());
     static constexpr std::string_view name = "softmax_attention";
     static constexpr attention_traits traits{.has_narrow_workspace = true, .knows_storage = true};
 

@@ -28,8 +28,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// smaller workspace, down to least_workspace_bytes, does without these: scores are then computed twice, to the same bits. keeps_weights
 /// tells which. Shazeer et al. 2020, "Talking-Heads Attention"; the first mixing alone: Su 2020; both, with biases: Touvron et al. 2021,
 /// CaiT.
-template <Pattern P = dense, ScoreFunction S = identity_score>
+template <class P = dense, class S = identity_score>
 struct talking_heads_attention {
+    static_assert(detail::require_pattern<P>() && detail::require_score_function<S>());
     static constexpr std::string_view name = "talking_heads_attention";
     static constexpr attention_traits traits{.has_log_sum_exp_shape = true, .has_least_workspace = true};
 

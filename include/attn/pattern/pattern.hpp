@@ -74,6 +74,18 @@ concept Pattern = requires(const P& p, index_t i, position_range r) {
     { attn::at(p, i, i).visible(r, r) } -> std::convertible_to<visibility>;
 };
 
+namespace detail {
+
+/// True, or the program is not compiled, and one sentence says why.
+template <class P>
+consteval bool require_pattern() {
+    constexpr bool is_pattern = Pattern<P>;
+    static_assert(is_pattern, "attn: a pattern is one of attn's, or a function of (i, j) in attn::pattern::predicate");
+    return true;
+}
+
+} // namespace detail
+
 /// Lanes of query positions as patterns with a memory see them: lane l < count is at position first + l * step.
 template <class Index>
 concept QueryLanes = requires(const Index& i) {

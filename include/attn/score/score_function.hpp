@@ -147,6 +147,19 @@ concept ScoreFunction = std::copy_constructible<F> && requires(const F& f, doubl
     { score_at(f, i, i)(score, i, i) } -> std::convertible_to<double>;
 };
 
+namespace detail {
+
+/// True, or the program is not compiled, and one sentence says why.
+template <class S>
+consteval bool require_score_function() {
+    constexpr bool is_score = ScoreFunction<S>;
+    static_assert(is_score,
+                  "attn: a score function makes a number of a score and two positions: [](auto score, auto query, auto key) { ... }");
+    return true;
+}
+
+} // namespace detail
+
 /// The gradients of a score function's parameters: its member template `gradients<T>`, of views that may have no memory; or none.
 template <class S, class T>
 using score_gradients = decltype(detail::gradients_of_score<S, T>());

@@ -52,12 +52,15 @@ template <Scalar T, class F>
 void adjust_scores(const F& function, const scored_block<T>& tile, index_t head) {
     using lanes = simd::lanes<T>;
     const auto& tokens = tile.queries.tokens;
-    adjust_registers<T>(tile, head, [&](index_t row) {
-        const auto queries = positions_of<T, lanes::size>(tokens, head * tokens.count - row);
-        return [=, &tile](lanes score, index_t j) {
-            return static_cast<lanes>(function(score, queries, tile.keys.first + j * tile.keys.step));
-        };
-    });
+    constexpr bool is_generic = std::invocable<const F&, lanes, decltype(positions_of<T, lanes::size>(tokens, 0)), index_t>;
+    static_assert(is_generic, "attn: a score function takes numbers of any type: [](auto score, auto query, auto key) { ... }");
+    if constexpr (is_generic)
+        adjust_registers<T>(tile, head, [&](index_t row) {
+            const auto queries = positions_of<T, lanes::size>(tokens, head * tokens.count - row);
+            return [=, &tile](lanes score, index_t j) {
+                return static_cast<lanes>(function(score, queries, tile.keys.first + j * tile.keys.step));
+            };
+        });
 }
 
 /// Scores with a bias. One of -infinity hides the key whatever it holds.
