@@ -36,8 +36,8 @@ public:
         data_.reset(static_cast<T*>(::operator new(bytes, std::align_val_t{alignment})));
         std::uninitialized_value_construct_n(data_.get(), bytes / sizeof(T));
     }
-    /// A tensor of random numbers between -limit and limit, all equally likely, to try an operator with or to begin a training: the same for a
-    /// seed on every machine. Throws shape_error as the constructor.
+    /// A tensor of random numbers between -limit and limit, all equally likely, to try an operator with or to begin a training: the same
+    /// for a seed on every machine. Throws shape_error as the constructor.
     [[nodiscard]] static tensor random(const attn::shape& shape, std::uint64_t seed, T limit = T(1))
         requires Scalar<T>
     {

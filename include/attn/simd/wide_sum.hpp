@@ -49,8 +49,8 @@ private:
     }
 };
 
-/// Calls f(c, part, count) for the registers of a row of so many numbers, c = 0, lanes<T>::size, ...: part of a wide_sum, and how many numbers
-/// the register has. Both are constants in whole rounds of parts; behind them the part is a number, and so is the count of the last.
+/// Calls f(c, part, count) for the registers of a row of so many numbers, c = 0, lanes<T>::size, ...: part of a wide_sum, and how many
+/// numbers the register has. Both are constants in whole rounds of parts; behind them the part is a number, and so is the last count.
 template <Scalar T, int bytes = 64>
 [[gnu::always_inline]] inline void for_each_part(index_t channels, const auto& f) {
     constexpr index_t size = lanes<T>::size, wide = wide_sum<T, bytes>::size;
