@@ -67,6 +67,7 @@ struct pointwise_attention {
 
     template <Scalar T>
     void check(const inputs<T>& in) const {
+        static_assert(kernel::require_generic_score<T, S>());
         check_inputs(name, in);
         if (scale) detail::check_number<T>(name, "scale", *scale);
         if constexpr (requires { weight.check(name); }) weight.check(name);

@@ -60,6 +60,7 @@ struct softmax_attention {
 
     template <Scalar T>
     void check(const inputs<T>& in) const {
+        static_assert(kernel::require_generic_score<T, S>());
         check_inputs(name, in);
         const auto& q = in.queries.shape();
         if (!sinks.empty() && std::ssize(sinks) != q.heads)

@@ -45,6 +45,7 @@ struct talking_heads_attention {
 
     template <Scalar T>
     void check(const inputs<T>& in) const {
+        static_assert(kernel::require_generic_score<T, S>());
         detail::check_tensors(name, in);
         const auto shapes = shapes_of(in);
         check_mixing("logits_mix", logits_mix, "q", shapes.queries, shapes.queries.heads);

@@ -47,14 +47,23 @@ void adjust_registers(const scored_block<T>& tile, index_t head, const F& f) {
     }
 }
 
+/// Whether adjust_scores takes a function. One that is called with registers has to take numbers of any type.
+template <Scalar T, class F>
+inline constexpr bool adjusts =
+    attn::detail::HasBiasRow<F> ||
+    std::invocable<const F&, simd::lanes<T>, decltype(positions_of<T, simd::lanes<T>::size>(std::declval<const query_block&>().tokens, 0)),
+                   index_t>;
+template <Scalar T, Scalar U>
+inline constexpr bool adjusts<T, head_bias<U>> = true;
+template <Scalar T, class... F>
+inline constexpr bool adjusts<T, composed_score<F...>> = (adjusts<T, F> && ...);
+
 /// A function of scores and positions computes in registers.
 template <Scalar T, class F>
 void adjust_scores(const F& function, const scored_block<T>& tile, index_t head) {
     using lanes = simd::lanes<T>;
     const auto& tokens = tile.queries.tokens;
-    constexpr bool is_generic = std::invocable<const F&, lanes, decltype(positions_of<T, lanes::size>(tokens, 0)), index_t>;
-    static_assert(is_generic, "attn: a score function takes numbers of any type: [](auto score, auto query, auto key) { ... }");
-    if constexpr (is_generic)
+    if constexpr (adjusts<T, F>) // else the operator's check has said so
         adjust_registers<T>(tile, head, [&](index_t row) {
             const auto queries = positions_of<T, lanes::size>(tokens, head * tokens.count - row);
             return [=, &tile](lanes score, index_t j) {
@@ -118,6 +127,14 @@ void adjust_scores(const F& function, const scored_block<T>& tile, index_t head)
 template <Scalar T, class... F>
 void adjust_scores(const composed_score<F...>& chain, const scored_block<T>& tile, index_t head) {
     std::apply([&](const auto&... f) { (adjust_scores<T>(f, tile, head), ...); }, chain.functions);
+}
+
+/// True, or the program is not compiled, and one sentence says why.
+template <Scalar T, class S>
+consteval bool require_generic_score() {
+    constexpr bool is_generic = adjusts<T, std::remove_cvref_t<decltype(score_at(std::declval<const S&>(), 0, 0))>>;
+    static_assert(is_generic, "attn: a score function takes numbers of any type: [](auto score, auto query, auto key) { ... }");
+    return true;
 }
 
 template <Scalar T, ScoreFunction S>
