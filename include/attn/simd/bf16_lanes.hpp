@@ -70,7 +70,10 @@ struct bf16_lanes {
 #endif
     }
 
-    static bf16_lanes load(const bf16_pair* from) { return bf16_lanes(vector(*reinterpret_cast<const stored*>(from))); }
+    static bf16_lanes load(const bf16_pair* from) {
+        const vector whole = *reinterpret_cast<const stored*>(from); // gcc 14 for AArch64 fails where an argument is aligned by hand
+        return bf16_lanes(whole);
+    }
     void store(bf16_pair* to) const { *reinterpret_cast<stored*>(to) = bits; }
     /// Loads the first `count` lanes; the others are 0.
     static bf16_lanes load_first(const bf16_pair* from, index_t count) {
