@@ -205,10 +205,12 @@ private:
     }
     template <Scalar T>
     static std::span<const T> vector_of(auto& self, const std::string& name, index_t count) {
-        const auto& size = find(self.entries_, name).size;
-        if (count != as_stored || size.size() == 1) check_size(name, find(self.entries_, name), {count == as_stored ? size[0] : count});
-        else refuse(name, "has shape ", text_of(size), ", but one dimension is needed");
-        return {self.template get<T>(name, size).data(), static_cast<std::size_t>(size[0])};
+        if (count == as_stored) {
+            const auto& size = find(self.entries_, name).size;
+            if (size.size() != 1) refuse(name, "has shape ", text_of(size), ", but one dimension is needed");
+            count = size[0];
+        }
+        return {self.template get<T>(name, {count}).data(), static_cast<std::size_t>(count)};
     }
     template <Scalar T>
     static linear<T> linear_of(auto& self, const std::string& name, index_t outputs, index_t inputs) {

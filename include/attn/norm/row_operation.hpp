@@ -70,28 +70,28 @@ struct row_operation {
         simd::wide_sum<T, 128> total, squares;
         simd::for_each_part<T, 128>(channels, [&](index_t c, auto part, auto count) __attribute__((always_inline)) {
             constexpr bool is_whole = !std::same_as<decltype(count), index_t>;
-            if constexpr (sums && is_whole) {
-                auto d = operand::load(next + c);
+            const auto read = [count](const E* p) __attribute__((always_inline)) {
+                if constexpr (is_whole) return operand::load(p);
+                else return operand::load_first(p, count);
+            };
+            const auto load = [count](const T* p) __attribute__((always_inline)) {
+                if constexpr (is_whole) return lanes::load(p);
+                else return lanes::load_first(p, count);
+            };
+            if constexpr (sums) {
+                lanes d = read(next + c);
                 if constexpr (centred) {
                     d = d - shift;
+                    if constexpr (!is_whole) d = select(simd::lane_bits::first(count), d, lanes(0));
                     total.add(part, d);
                 }
                 squares.add(part, d, d);
-                simd::prefetch(next + c + ahead);
-            } else if constexpr (sums) {
-                auto d = operand::load_first(next + c, count);
-                if constexpr (centred) {
-                    d = select(simd::lane_bits::first(count), d - shift, lanes(0));
-                    total.add(part, d);
-                }
-                squares.add(part, d, d);
+                if constexpr (is_whole) simd::prefetch(next + c + ahead);
             }
-            if constexpr (writes && is_whole) {
-                const auto y = mapped(operand::load(x + c), centre, scale, offset, c, [](const T* p) { return lanes::load(p); });
-                kernel::store_stored<past_caches>(y, out + c);
-            } else if constexpr (writes) {
-                const auto load = [count](const T* p) { return lanes::load_first(p, count); };
-                kernel::store_first_stored(mapped(operand::load_first(x + c, count), centre, scale, offset, c, load), out + c, count);
+            if constexpr (writes) {
+                const auto y = mapped(read(x + c), centre, scale, offset, c, load);
+                if constexpr (is_whole) kernel::store_stored<past_caches>(y, out + c);
+                else kernel::store_first_stored(y, out + c, count);
             }
         });
         if constexpr (!sums) return {};
