@@ -17,7 +17,6 @@
 
 #include <benchmark/benchmark.h>
 
-#include <random>
 
 namespace attn::bench {
 
@@ -28,13 +27,6 @@ constexpr std::pair<const char*, cache_format> formats[] = {{"full", cache_forma
                                                             {"half", cache_format::half},
                                                             {"int8", cache_format::int8},
                                                             {"int4", cache_format::int4}};
-
-tensor<float> random_tensor(const shape& s, std::uint32_t seed) {
-    tensor<float> x(s);
-    std::mt19937 random(seed);
-    std::generate_n(x.data(), s.size(), [&] { return static_cast<float>(random()) / 0x1p31F - 1; });
-    return x;
-}
 
 struct step {
     index_t heads, kv_heads, keys, head_dim;
@@ -53,7 +45,7 @@ public:
     filled_caches(const step& s, cache_format format)
         : pool_({.kv_heads = s.kv_heads, .key_channels = s.head_dim, .value_channels = s.head_dim, .format = format},
                 count(s) * ((s.keys + 127) / 128)) {
-        const auto k = random_tensor(s.rows(), 1), v = random_tensor(s.rows(), 2);
+        const auto k = tensor<float>::random(s.rows(), 1), v = tensor<float>::random(s.rows(), 2);
         for (index_t i = 0; i < count(s); ++i) {
             all_.emplace_back(pool_);
             all_.back().append(k, v);
@@ -77,8 +69,8 @@ class eigen_step {
 public:
     explicit eigen_step(const step& s) {
         for (index_t i = 0; i < filled_caches::count(s); ++i) {
-            keys_.push_back(random_tensor(s.rows(), 1));
-            values_.push_back(random_tensor(s.rows(), 2));
+            keys_.push_back(tensor<float>::random(s.rows(), 1));
+            values_.push_back(tensor<float>::random(s.rows(), 2));
         }
     }
     void run(const tensor_view<const float>& q, const tensor_view<float>& out) {
@@ -121,7 +113,7 @@ void add_step(const step& s, const std::string& format_name, cache_format format
     benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) {
         thread_pool pool(threads);
         const execution run(pool);
-        const auto q = random_tensor(s.query(), 3);
+        const auto q = tensor<float>::random(s.query(), 3);
         tensor<float> out(s.query());
         const softmax_attention op{.pattern = causal{}};
         filled_caches caches(s, format);
@@ -147,7 +139,7 @@ void add_window(index_t position) {
     benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) {
         label(state);
         const step s{8, 2, 1000, 128};
-        const auto rows = random_tensor(s.rows(), 1), q = random_tensor(s.query(), 3);
+        const auto rows = tensor<float>::random(s.rows(), 1), q = tensor<float>::random(s.query(), 3);
         key_value_pool<float> pool({.kv_heads = 2, .key_channels = 128, .value_channels = 128}, 20);
         sequence<float> tokens(pool);
         const softmax_attention op{.pattern = sliding_window(1024)};
@@ -164,7 +156,7 @@ void add_window(index_t position) {
 void add_small() {
     const step s{8, 8, 101, 8};
     benchmark::RegisterBenchmark(("cache/small/" + s.name() + "/threads:1").c_str(), [=](benchmark::State& state) {
-        const auto k = random_tensor(s.rows(), 1), v = random_tensor(s.rows(), 2), q = random_tensor(s.query(), 3);
+        const auto k = tensor<float>::random(s.rows(), 1), v = tensor<float>::random(s.rows(), 2), q = tensor<float>::random(s.query(), 3);
         key_value_pool<float> pool({.kv_heads = s.kv_heads, .key_channels = s.head_dim, .value_channels = s.head_dim}, 1);
         sequence<float> tokens(pool);
         tokens.append(k, v);
@@ -194,7 +186,7 @@ void add_append(const std::string& format_name, cache_format format) {
     benchmark::RegisterBenchmark(("cache/append/" + format_name + "/kv:8/d:128/threads:1").c_str(), [=](benchmark::State& state) {
         label(state);
         const step s{8, 8, 1, 128};
-        const auto k = random_tensor(s.rows(), 1), v = random_tensor(s.rows(), 2);
+        const auto k = tensor<float>::random(s.rows(), 1), v = tensor<float>::random(s.rows(), 2);
         key_value_pool<float> pool({.kv_heads = 8, .key_channels = 128, .value_channels = 128, .format = format}, 1);
         sequence<float> tokens(pool);
         for ([[maybe_unused]] auto _ : state) {

@@ -8,7 +8,7 @@
 #include <benchmark/benchmark.h>
 
 #include <cstdlib>
-#include <fstream>
+#include <filesystem>
 
 namespace attn::bench {
 
@@ -16,41 +16,35 @@ namespace {
 
 const std::string base = "#include <Eigen/Core>\n#include <xsimd/xsimd.hpp>\n";
 
-/// Compiles a file of these lines, with options beside those of this program. False if that fails.
+const std::string object = ATTN_BENCH_FOLDER "/compiled.o";
+
+/// Compiles a file of these lines to the object, with options beside those of this program. False if that fails.
 bool compiles(const std::string& lines, const std::string& options) {
-    const auto command = "printf '" + lines + "' | " ATTN_BENCH_COMPILE " " + options + " -x c++ -c - 2>/dev/null";
+    const auto command = "printf '" + lines + "' | " ATTN_BENCH_COMPILE " " + options + " -x c++ -c -o '" + object + "' - 2>/dev/null";
     return std::system(command.c_str()) == 0;
 }
 
-/// Times a file beside the base by turns: `times_the_base` is how many times as long it takes.
-void time_beside_base(benchmark::State& state, const std::string& lines, const std::string& options) {
+/// Times a file beside the base by turns: `times_the_base` is how many times as long it takes; `object_bytes`, of a call, is what it becomes,
+/// names for the linker and all.
+void time_beside_base(benchmark::State& state, const std::string& lines, const std::string& options, bool is_call) {
     label(state);
     bool works = true;
     double of_base = 0, whole = 0;
     for ([[maybe_unused]] auto _ : state) {
-        of_base += seconds_of([&] { works = works && compiles(base, options + " -o /dev/null"); });
-        const auto seconds = seconds_of([&] { works = works && compiles(lines, options + " -o /dev/null"); });
+        of_base += seconds_of([&] { works = works && compiles(base, options); });
+        const auto seconds = seconds_of([&] { works = works && compiles(lines, options); });
         whole += seconds;
         state.SetIterationTime(seconds);
     }
     if (!works) return state.SkipWithError("the compiler of this program is not there any more");
     state.counters["times_the_base"] = whole / of_base;
-}
-
-/// Bytes of an object, names for the linker and all.
-double object_bytes(const std::string& lines, const std::string& options) {
-    const auto path = ATTN_BENCH_FOLDER "/call.o";
-    if (!compiles(lines, options + " -o " + path)) return 0;
-    std::ifstream object(path, std::ios::binary | std::ios::ate);
-    return static_cast<double>(object.tellg());
+    if (is_call) state.counters["object_bytes"] = static_cast<double>(std::filesystem::file_size(object));
 }
 
 void add(const std::string& name, const std::string& lines, const std::string& options, bool is_call) {
-    const auto run = [=](benchmark::State& state) {
-        time_beside_base(state, lines, options);
-        if (is_call) state.counters["object_bytes"] = object_bytes(lines, options);
-    };
-    benchmark::RegisterBenchmark(("compile/" + name).c_str(), run)->UseManualTime()->Repetitions(3);
+    benchmark::RegisterBenchmark(("compile/" + name).c_str(), [=](benchmark::State& state) { time_beside_base(state, lines, options, is_call); })
+        ->UseManualTime()
+        ->Repetitions(3);
 }
 
 const bool added = [] {
