@@ -70,11 +70,11 @@ struct row_operation {
         simd::wide_sum<T, 128> total, squares;
         simd::for_each_part<T, 128>(channels, [&](index_t c, auto part, auto count) __attribute__((always_inline)) {
             constexpr bool is_whole = !std::same_as<decltype(count), index_t>;
-            const auto read = [count](const E* p) __attribute__((always_inline)) {
+            const auto read = [&](const E* p) __attribute__((always_inline)) {
                 if constexpr (is_whole) return operand::load(p);
                 else return operand::load_first(p, count);
             };
-            const auto load = [count](const T* p) __attribute__((always_inline)) {
+            const auto load = [&](const T* p) __attribute__((always_inline)) {
                 if constexpr (is_whole) return lanes::load(p);
                 else return lanes::load_first(p, count);
             };
