@@ -62,7 +62,7 @@ struct timing {
 
 /// Medians over rounds of ours, naive Eigen and the peak, one after the other, so that what else the machine does meets them all.
 timing timed(subject& s) {
-    constexpr int max_rounds = 15;
+    constexpr int max_rounds = 7;
     constexpr double enough = 1.5, enough_naive = 0.5;
     std::vector<double> ours, naive, shares;
     double spent = 0, spent_naive = 0;
