@@ -100,8 +100,9 @@ public:
         return vector_of<T>(*this, name, count);
     }
     /// The linear whose weight (outputs, inputs) is `name`.weight, as get_stored has it, and whose bias (outputs), if it has one, is
-    /// `name`.bias. Dimensions behind the outputs are joined: a convolution's (outputs, channels, height, width) is a linear of patches.
-    /// Throws parameter_error as get, and if the sizes are not those that are given, if any are.
+    /// `name`.bias; or `name`_weight and `name`_bias, as PyTorch calls in_proj's. Dimensions behind the outputs are joined: a convolution's
+    /// (outputs, channels, height, width) is a linear of patches. Throws parameter_error as get, and if the sizes are not those that are
+    /// given, if any are.
     template <Scalar T>
     linear<T> get_linear(const std::string& name, index_t outputs = as_stored, index_t inputs = as_stored) & {
         return linear_of<T>(*this, name, outputs, inputs);
@@ -214,7 +215,8 @@ private:
     }
     template <Scalar T>
     static linear<T> linear_of(auto& self, const std::string& name, index_t outputs, index_t inputs) {
-        const auto weight = name + ".weight";
+        const std::string end = self.contains(name + "_weight") && !self.contains(name + ".weight") ? "_" : ".";
+        const auto weight = name + end + "weight", bias = name + end + "bias";
         const auto size = find(self.entries_, weight).size;
         const auto needed = [](index_t extent) { return extent == as_stored ? std::string("any") : std::to_string(extent); };
         index_t joined = 1;
@@ -224,7 +226,7 @@ private:
         const auto stored = stored_of<T>(self, weight, size);
         const shape rows{1, 1, size[0], joined};
         linear<T> l{{stored.data(), stored.format(), rows, {rows.size(), rows.size(), joined, 1}}};
-        if (self.contains(name + ".bias")) l.bias = vector_of<T>(self, name + ".bias", size[0]);
+        if (self.contains(bias)) l.bias = vector_of<T>(self, bias, size[0]);
         return l;
     }
     entry& new_entry(const std::string& name, const extents& size) {

@@ -1,0 +1,114 @@
+// Layers from the names that PyTorch, timm, diffusers and LLaMA give to their weights.
+#pragma once
+
+#include "../attention/softmax_attention.hpp"
+#include "feed_forward.hpp"
+#include "multi_head.hpp"
+#include "parameters.hpp"
+
+#include <array>
+
+namespace attn::inline ATTN_INSTRUCTION_SET {
+
+namespace detail {
+
+/// Parameters that stay where they are, const or not.
+template <class P>
+concept NamedTensors = std::same_as<std::remove_const_t<P>, parameters>;
+
+/// The names of the linears that make up a layer, in one order; "" is of one that it has not.
+template <std::size_t count>
+using linear_names = std::array<const char*, count>;
+
+/// The linear `name` of a layer is there.
+inline bool has_linear(const parameters& weights, const std::string& name) {
+    return weights.contains(name + ".weight") || weights.contains(name + "_weight");
+}
+/// The one of several sets of names of which a layer has the first. Throws parameter_error if it is none, or more.
+template <std::size_t count>
+linear_names<count> names_in(const parameters& weights, const std::string& prefix, std::span<const linear_names<count>> known) {
+    const linear_names<count>* found = nullptr;
+    std::string all;
+    for (const auto& names : known) {
+        all += (all.empty() ? "" : ", ") + std::string(names[0]);
+        if (!has_linear(weights, prefix + names[0])) continue;
+        if (found) parameters::refuse(prefix + names[0] + ".weight", "is there beside \"", prefix, (*found)[0], "\": which one is meant?");
+        found = &names;
+    }
+    if (!found) parameters::refuse(prefix + known.front()[0] + ".weight", "is missing, and the layer has no other name of these: ", all);
+    return *found;
+}
+
+} // namespace detail
+
+/// The multi-head attention whose linears are `prefix` and one of these names:
+///     queries, keys and values     q k v,  q_proj k_proj v_proj,  query key value,  to_q to_k to_v,  wq wk wv;
+///                                  or one linear of all queries, then all keys, then all values:  qkv, Wqkv, qkv_proj, in_proj
+///     the result                   out,  out_proj,  o_proj,  proj,  to_out.0,  wo
+/// Each is a `.weight` (outputs, inputs) and, if there is one, a `.bias`; so a file of PyTorch's MultiheadAttention ("self_attn."), timm's
+/// ("blocks.0.attn.") or LLaMA's ("model.layers.0.self_attn.") is read as it is. heads: of the queries; those of keys and values are as
+/// many as have the size of a query's head. What else a layer has, such as rotation, norms or a gate, is a member to be set. A linear in
+/// which heads or columns lie otherwise (GPT-NeoX, GPT-2) has none of these names. The layer refers to the parameters, which it does not
+/// outlive. Throws parameter_error as get_linear does, if none of the names is there or two are, or if the outputs are not so many heads.
+template <Scalar T, Attention A = softmax_attention<>, detail::NamedTensors P>
+[[nodiscard]] multi_head<T, A> get_multi_head(P& weights, const std::string& prefix, index_t heads, const A& attention = {}) {
+    static_assert(!A::traits.keys_are_queries, "attn: get_multi_head reads keys, and this operator's are its queries");
+    using names = detail::linear_names<3>;
+    static constexpr std::array known{names{"q", "k", "v"},           names{"q_proj", "k_proj", "v_proj"},
+                                      names{"query", "key", "value"}, names{"to_q", "to_k", "to_v"},
+                                      names{"wq", "wk", "wv"},        names{"qkv", "", ""},
+                                      names{"Wqkv", "", ""},          names{"qkv_proj", "", ""},
+                                      names{"in_proj", "", ""}};
+    using result_name = detail::linear_names<1>;
+    static constexpr std::array results{result_name{"out"},  result_name{"out_proj"}, result_name{"o_proj"},
+                                        result_name{"proj"}, result_name{"to_out.0"}, result_name{"wo"}};
+    if (heads < 1) throw argument_error("get_multi_head", "heads", "are ", heads, ": one at least is needed");
+    const auto name = detail::names_in<3>(weights, prefix, known);
+    const auto linear_of = [&](const char* own) { return weights.template get_linear<T>(prefix + own); };
+    multi_head<T, A> layer{.heads = heads, .q = linear_of(name[0]), .v = {}, .out = {}, .attention = attention};
+    layer.out = linear_of(detail::names_in<1>(weights, prefix, results)[0]);
+    const bool is_one = name[1][0] == '\0';
+    const auto head = (is_one ? layer.out.inputs() : layer.q.outputs()) / heads;
+    const auto refuse = [&](const char* own, const linear<T>& of) {
+        parameters::refuse(prefix + own + ".weight", "has ", of.outputs(), " outputs, which are not those of ", heads, " heads of queries");
+    };
+    if (is_one) {
+        const auto all = layer.q;
+        const auto others = head > 0 ? all.outputs() / head - heads : 0;
+        layer.kv_heads = others / 2;
+        if (layer.kv_heads < 1 || (heads + 2 * layer.kv_heads) * head != all.outputs()) refuse(name[0], all);
+        const auto parts = split_outputs<3>(all, {heads * head, layer.kv_heads * head, layer.kv_heads * head});
+        layer.q = parts[0], layer.k = parts[1], layer.v = parts[2];
+    } else {
+        if (head < 1 || heads * head != layer.q.outputs()) refuse(name[0], layer.q);
+        layer.k = linear_of(name[1]), layer.v = linear_of(name[2]);
+        layer.kv_heads = layer.k.outputs() / head;
+        if (layer.kv_heads < 1 || layer.kv_heads * head != layer.k.outputs()) refuse(name[1], layer.k);
+    }
+    return layer;
+}
+
+/// The feed-forward layer whose linears are `prefix` and one of these rows of names:
+///     up down gate,  up_proj down_proj gate_proj (LLaMA),  w3 w2 w1,  fc1_x fc2 fc1_g,  fc1 fc2 (timm),  linear1 linear2 (PyTorch)
+/// A gate is read where there is one. activation: gelu unless another is given; LLaMA's is silu. The layer refers to the parameters, which
+/// it does not outlive. Throws parameter_error as get_linear does, and if none of the names is there or two are.
+template <Scalar T, Activation F = gelu, detail::NamedTensors P>
+[[nodiscard]] feed_forward<T, F> get_feed_forward(P& weights, const std::string& prefix, const F& activation = {}) {
+    using names = detail::linear_names<3>;
+    static constexpr std::array known{names{"up", "down", "gate"}, names{"up_proj", "down_proj", "gate_proj"},
+                                      names{"w3", "w2", "w1"},     names{"fc1_x", "fc2", "fc1_g"},
+                                      names{"fc1", "fc2", ""},     names{"linear1", "linear2", ""}};
+    const auto name = detail::names_in<3>(weights, prefix, known);
+    const auto linear_of = [&](const char* own) { return weights.template get_linear<T>(prefix + own); };
+    feed_forward<T, F> layer{.up = linear_of(name[0]), .down = linear_of(name[1]), .activation = activation};
+    if (name[2][0] != '\0' && detail::has_linear(weights, prefix + name[2])) layer.gate = linear_of(name[2]);
+    return layer;
+}
+
+// Layers refer to the parameters, so these are to have a name.
+template <Scalar T>
+void get_multi_head(const parameters&&, auto&&...) = delete;
+template <Scalar T>
+void get_feed_forward(const parameters&&, auto&&...) = delete;
+
+} // namespace attn
