@@ -56,5 +56,11 @@ tensor<double> plain_block(const tensor<double>& x, const N1& norm1, const M& at
     const auto y = plain_sum(x, attention(norm1(x)));
     return plain_sum(y, feed_forward(norm2(y)));
 }
+/// y = norm1(x + attention(x)), out = norm2(y + feed_forward(y)).
+template <class N1, class M, class N2, class F>
+tensor<double> plain_post_norm_block(const tensor<double>& x, const N1& norm1, const M& attention, const N2& norm2, const F& feed_forward) {
+    const auto y = norm1(plain_sum(x, attention(x)));
+    return norm2(plain_sum(y, feed_forward(y)));
+}
 
 } // namespace attn::testing

@@ -136,6 +136,13 @@ TEST_CASE("gradients of layers: transformer_block, with norms of rows, without, 
     };
     check_layer_gradients(normed, block, {2, 1, 11, 12});
     check_layer_gradients(normed, block, {2, 1, 11, 12}, {2, 1, 6, 12});
+    const auto post_norm_block = [=]<Scalar T>(parameters& w) {
+        auto own = block.template operator()<T>(w);
+        own.post_norm = true;
+        return own;
+    };
+    check_layer_gradients(normed, post_norm_block, {2, 1, 11, 12});
+    check_layer_gradients(normed, post_norm_block, {2, 1, 11, 12}, {2, 1, 6, 12});
 }
 
 TEST_CASE("gradients of layers: a layer of an operator without a gradient has none, and still runs", "[layer]") {

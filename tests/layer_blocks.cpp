@@ -33,6 +33,31 @@ TEST_CASE("transformer_block: the plain one, on every executor, in place, beside
     CHECK(close(forward(block, {.tokens = x, .context = y}), crossed));
 }
 
+TEST_CASE("transformer_block: BERT's, its norms behind the sums, on every executor, in place, with a context", "[layer]") {
+    parameters weights;
+    const index_t channels = 48;
+    const transformer_block<layer_norm<float>, multi_head<float>, feed_forward<float>> block{
+        .attention_norm = random_layer_norm(weights, "norm1", channels),
+        .attention = random_multi_head<float>(weights, "attention", channels, 4, 4, 12, 12),
+        .feed_forward_norm = random_layer_norm(weights, "norm2", channels),
+        .feed_forward = random_feed_forward(weights, "mlp", channels, 4 * channels),
+        .post_norm = true};
+    const auto x = random_rows<float>({3, 1, 37, channels}, 3), y = random_rows<float>({3, 1, 11, channels}, 4);
+    const auto mlp = [&](const auto& t) { return plain_feed_forward(t, block.feed_forward, plain_gelu); };
+    const auto alone = [&](const auto& t) { return plain_multi_head(t, block.attention, plain_softmax()); };
+    const auto crossed = [&](const auto& t) { return plain_multi_head(t, wide(y), block.attention, plain_softmax(), [](auto&, index_t) {}); };
+    const auto norm1 = plain_layer_norm(block.attention_norm), norm2 = plain_layer_norm(block.feed_forward_norm);
+    CHECK(close(result_of(block, x), plain_post_norm_block(wide(x), norm1, alone, norm2, mlp)));
+    check_bits(block, x, false);
+    CHECK(close(forward(block, {.tokens = x, .context = y}), plain_post_norm_block(wide(x), norm1, crossed, norm2, mlp)));
+
+    // Without norms there is nothing that could come behind.
+    transformer_block<identity_norm<float>, multi_head<float>, feed_forward<float>> bare{.attention = block.attention, .feed_forward = block.feed_forward};
+    const auto plain = result_of(bare, x);
+    bare.post_norm = true;
+    CHECK(same_bits(result_of(bare, x), plain));
+}
+
 TEST_CASE("transformer_block: Llama's, at once and in chunks of positions", "[layer]") {
     parameters weights;
     const index_t channels = 64;
@@ -115,6 +140,9 @@ TEST_CASE("fold: a block without its norms is the same block", "[layer]") {
                                                      "b.feed_forward.up.weight"});
     CHECK(fast.feed_forward.down.weight.data() == block.feed_forward.down.weight.data());
     CHECK_THROWS_AS(fold(block, folded, "b"), parameter_error);
+    auto behind = block;
+    behind.post_norm = true;
+    CHECK(error_of<argument_error>([&] { fold(behind, folded, "d"); }) == "fold: post_norm is true, but only norms in front of linears go into them");
     auto untrained = block;
     untrained.attention_norm.batch.mean = untrained.attention_norm.batch.variance = {};
     CHECK(error_of([&] { fold(untrained, folded, "c"); }) == "fold: norm has no running statistics to fold");

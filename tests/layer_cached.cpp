@@ -37,7 +37,7 @@ TEST_CASE("layers with caches: however tokens are cut, a block has the bits of o
     auto attention = random_multi_head<float>(weights, "attention", 20, 4, 2, 6, 5, op);
     attention.rotation = &rotation;
     attention.gate = random_linear<float>(weights, "gate", 4 * 5, 20);
-    const transformer_block<layer_norm<float>, decltype(attention), feed_forward<float>> block{
+    transformer_block<layer_norm<float>, decltype(attention), feed_forward<float>> block{
         random_layer_norm(weights, "norm1", 20), attention, random_layer_norm(weights, "norm2", 20), random_feed_forward(weights, "mlp", 20, 33)};
     const auto x = random_tensor<float>({1, 1, 400, 20}, 1);
     const auto exact = forward(block, {x});
@@ -50,6 +50,9 @@ TEST_CASE("layers with caches: however tokens are cut, a block has the bits of o
     });
     sequence<float> cache(pool);
     CHECK(same_bits(forward(block, cache, {x}), exact));
+    block.post_norm = true;
+    cache = sequence<float>(pool);
+    CHECK(same_bits(in_chunks(block, cache, x, {}), forward(block, {x})));
 
 
     cache = sequence<float>(pool);
@@ -84,7 +87,7 @@ TEST_CASE("layers with caches: the keys and values of a context are made once, a
     auto attention = random_multi_head<float>(weights, "attention", 20, 4, 2, 6, 5, softmax_attention{.pattern = causal{} | pattern::local{9, 200}});
     attention.rotation = &rotation;
     attention.gate = random_linear<float>(weights, "gate", 4, 20);
-    const transformer_block<layer_norm<float>, decltype(attention), feed_forward<float>> block{
+    transformer_block<layer_norm<float>, decltype(attention), feed_forward<float>> block{
         random_layer_norm(weights, "norm1", 20), attention, random_layer_norm(weights, "norm2", 20), random_feed_forward(weights, "mlp", 20, 33)};
     const auto x = random_tensor<float>({1, 1, 90, 20}, 1), y = random_tensor<float>({1, 1, 250, 20}, 2), z = random_tensor<float>(y.shape(), 3);
     tensor<float> gone(y.shape());
@@ -113,6 +116,8 @@ TEST_CASE("layers with caches: the keys and values of a context are made once, a
     };
     check(attention, {}, {});
     check(attention, z, gone);
+    check(block, {}, {});
+    block.post_norm = true;
     check(block, {}, {});
 
     sequence<float> cache(pool);

@@ -118,10 +118,10 @@ TEST_CASE("gradients of layers: multi_head of LSH attention, whose keys are its 
 TEST_CASE("gradients of layers: transformer_block with norms over tokens, in training", "[layer][portable]") {
     auto weights = random_weights().attention(".attention", 12, 4, 2, 5, 3).feed_forward(".feed_forward", 12, 20);
     for (const std::string name : {".attention_norm", ".feed_forward_norm"}) weights.norm(name, 12).norm(name + ".norm", 12).tensor(name + ".eta", {1});
-    for (const std::optional<double> gamma : {std::optional(0.3), std::optional(0.0)})
+    for (const auto& [gamma, post_norm] : {std::pair{std::optional(0.3), false}, {std::optional(0.0), false}, {std::optional(0.3), true}})
         check_layer_gradients(
             weights,
-            [=]<Scalar T>(parameters& w) {
+            [gamma = gamma, post_norm = post_norm]<Scalar T>(parameters& w) {
                 using norm = in_training<progressive_rep_batch_norm<layer_norm<T>>>;
                 static batch_norm_statistics first(12), second(12);
                 const auto norm_of = [&](const std::string& name, batch_norm_statistics& statistics) {
@@ -136,7 +136,8 @@ TEST_CASE("gradients of layers: transformer_block with norms over tokens, in tra
                 return transformer_block<norm, multi_head<T>, feed_forward<T>>{.attention_norm = norm_of("layer.attention_norm", first),
                                                                                .attention = multi_head_of<T>(w, "layer.attention", 4, 2),
                                                                                .feed_forward_norm = norm_of("layer.feed_forward_norm", second),
-                                                                               .feed_forward = feed_forward_of<T>(w, "layer.feed_forward")};
+                                                                               .feed_forward = feed_forward_of<T>(w, "layer.feed_forward"),
+                                                                               .post_norm = post_norm};
             },
             {2, 1, 11, 12});
 }

@@ -73,10 +73,12 @@ windowed<L> fold_into(const N& norm, windowed<L> outer, parameters& folded, cons
 
 /// The block that equals `block`, to rounding, without norms: what a block trained with batch_norm, rep_batch_norm or
 /// progressive_rep_batch_norm becomes for inference. New weights are in `folded`, `name`.attention.q.weight and so on; those that do not
-/// change are where they were. Throws as fold_into does. Guo et al. 2024, "SLAB".
+/// change are where they were. Throws as fold_into does, and argument_error if the block has post_norm: what its norms make is read by the
+/// sums too. Guo et al. 2024, "SLAB".
 template <FoldableNorm N, Layer M, Layer F>
 transformer_block<identity_norm<typename M::scalar>, M, F> fold(const transformer_block<N, M, F>& block, parameters& folded,
                                                                 const std::string& name = "block") {
+    if (block.post_norm) throw argument_error("fold", "post_norm", "is true, but only norms in front of linears go into them");
     return {.attention = fold_into(block.attention_norm, block.attention, folded, name + ".attention"),
             .feed_forward = fold_into(block.feed_forward_norm, block.feed_forward, folded, name + ".feed_forward")};
 }

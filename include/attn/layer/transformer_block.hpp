@@ -1,4 +1,4 @@
-// The pre-norm transformer block, over any attention layer, norm and feed-forward layer.
+// The transformer block, with its norms in front or behind, over any attention layer, norm and feed-forward layer.
 #pragma once
 
 #include "feed_forward.hpp"
@@ -6,9 +6,11 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-/// A transformer block: attention and a feed-forward network, each behind a norm and added to its input.
+/// A transformer block: attention and a feed-forward network, each added to its input, with a norm in front of each or behind.
 /// For tokens x (batch, 1, n, c):
 ///     y   = x + attention(attention_norm(x)),       out = y + feed_forward(feed_forward_norm(y))
+/// and with post_norm, as in the first Transformer and in BERT,
+///     y   = attention_norm(x + attention(x)),       out = feed_forward_norm(y + feed_forward(y))
 /// attention: a multi_head, a windowed one, or any layer that keeps the shape; a context, from which it takes keys and values, is not
 /// normalised. A learned scale of a branch (CaiT's LayerScale) is the last linear with its rows scaled. out may be the tokens themselves.
 /// The residuals are its own: it adds no other. Memory: one more copy of the tokens, and what attention and feed_forward need. Vaswani et
@@ -29,6 +31,7 @@ struct transformer_block {
     M attention;
     N feed_forward_norm = {};
     F feed_forward;
+    bool post_norm = false; ///< whether the norms come behind the sums
 
     void check(const layer_inputs<scalar>& in) const {
         check(in, [&](const layer_inputs<scalar>& to_attention) { attention.check(to_attention); });
@@ -97,29 +100,47 @@ struct transformer_block {
         const kept_tensors k(held, *this, in.tokens.shape(), in.context.shape());
         const gradient_work g(memory, *this, in.tokens.shape(), in.context.shape(), run.concurrency());
         const auto& p = wanted.parameters;
-        const auto add_branch = [&](const N& norm, auto of_norm, const tensor_view<const scalar>& x,
-                                    const tensor_view<const scalar>& of_skipped, const tensor_view<scalar>& to) {
-            auto branch = g.of_branch;
-            if constexpr (has_norms) {
-                of_norm.x = to.data() ? g.of_norm : to;
-                norm.backward(x, g.of_branch, of_norm, run);
-                branch = g.of_norm;
-            }
+        const auto through = [&](const auto& norm, auto of_norm, const tensor_view<const scalar>& x,
+                                 const tensor_view<const scalar>& d_norm, const tensor_view<scalar>& to) {
+            of_norm.x = to;
+            norm.backward(x, d_norm, of_norm, run);
+        };
+        const auto add = [&](const tensor_view<scalar>& branch, const tensor_view<const scalar>& skipped, const tensor_view<scalar>& to) {
             if (!to.data()) return;
             detail::for_each_row(to, run, [&](scalar* row, index_t b, index_t i) {
-                detail::add_rows(of_skipped.row(b, 0, i), branch.row(b, 0, i), row, to.shape().channels);
+                detail::add_rows(skipped.row(b, 0, i), branch.row(b, 0, i), row, to.shape().channels);
             });
         };
-        feed_forward.backward({.tokens = k.feed_forward_tokens}, k.feed_forward, d_out,
-                              {.tokens = g.of_branch, .parameters = p.feed_forward}, run);
-        add_branch(feed_forward_norm, p.feed_forward_norm, k.between, d_out, g.of_between);
-        attention.backward(
-            inputs_of_attention(in, k), k.attention, g.of_between,
-            {.tokens = g.of_branch, .context = wanted.context, .value_context = wanted.value_context, .parameters = p.attention}, run);
-        add_branch(attention_norm, p.attention_norm, in.tokens, g.of_between, wanted.tokens);
+        const auto of_feed_forward = [&](const tensor_view<const scalar>& tokens, const tensor_view<const scalar>& d) {
+            feed_forward.backward({.tokens = tokens}, k.feed_forward, d, {.tokens = g.of_branch, .parameters = p.feed_forward}, run);
+        };
+        const auto of_attention = [&](const tensor_view<const scalar>& d) {
+            attention.backward(
+                inputs_of_attention(in, k), k.attention, d,
+                {.tokens = g.of_branch, .context = wanted.context, .value_context = wanted.value_context, .parameters = p.attention}, run);
+        };
+        if (is_post()) {
+            if constexpr (has_norms) {
+                through(feed_forward_norm, p.feed_forward_norm, k.feed_forward_tokens, d_out, g.of_norm);
+                of_feed_forward(k.between, g.of_norm);
+                add(g.of_branch, g.of_norm, g.of_between);
+                through(attention_norm, p.attention_norm, k.attention_tokens, g.of_between, g.of_norm);
+                of_attention(g.of_norm);
+                add(g.of_branch, g.of_norm, wanted.tokens);
+            }
+            return;
+        }
+        of_feed_forward(k.feed_forward_tokens, d_out);
+        if constexpr (has_norms) through(feed_forward_norm, p.feed_forward_norm, k.between, g.of_branch, g.of_norm);
+        add(has_norms ? g.of_norm : g.of_branch, d_out, g.of_between);
+        of_attention(g.of_between);
+        if constexpr (has_norms)
+            through(attention_norm, p.attention_norm, in.tokens, g.of_branch, wanted.tokens.data() ? g.of_norm : wanted.tokens);
+        add(has_norms ? g.of_norm : g.of_branch, g.of_between, wanted.tokens);
     }
 
 private:
+    bool is_post() const { return has_norms && post_norm; }
     /// check_attention: checks the attention's inputs.
     void check(const layer_inputs<scalar>& in, const auto& check_attention) const {
         if (in.residual.data()) throw argument_error(name, "residual", "is given, but a block adds its own tokens");
@@ -133,9 +154,9 @@ private:
         check_kept("attention", attention.output_shape(s), s);
         check_kept("feed_forward", feed_forward.output_shape(s), s);
     }
-    /// What attention reads, where norms write it.
-    static layer_inputs<scalar> inside(const layer_inputs<scalar>& in) {
-        return {.tokens = has_norms ? head_major(in.tokens.data(), in.tokens.shape()) : in.tokens,
+    /// What attention reads, where norms write it if they come first.
+    layer_inputs<scalar> inside(const layer_inputs<scalar>& in) const {
+        return {.tokens = has_norms && !post_norm ? head_major(in.tokens.data(), in.tokens.shape()) : in.tokens,
                 .context = in.context,
                 .value_context = in.value_context,
                 .positions = in.positions};
@@ -147,7 +168,8 @@ private:
             std::max(inner_bytes<false>(s, {}, concurrency), attention.cached_workspace_bytes(s, context, cache, concurrency)));
         return head_major(has_norms ? memory.take<scalar>(s.size()) : nullptr, s);
     }
-    /// What the norms make, and what comes between; and what attention and feed_forward keep, if there is memory for that.
+    /// What the norms make, or with post_norm what they read, and y between; and what attention and feed_forward keep, if there is memory
+    /// for that.
     struct inner_tensors {
         tensor_view<scalar> attention_tokens, between, feed_forward_tokens; ///< without norms, the last are those between
         std::byte *attention = nullptr, *feed_forward = nullptr;
@@ -169,16 +191,23 @@ private:
     /// attends: runs the attention on its inputs.
     void compute(const layer_inputs<scalar>& in, const inner_tensors& t, const tensor_view<scalar>& out, const execution& run,
                  const auto& attends) const {
-        if constexpr (has_norms) attention_norm.forward(in.tokens, t.attention_tokens, run);
+        if constexpr (has_norms)
+            if (!post_norm) attention_norm.forward(in.tokens, t.attention_tokens, run);
         auto to_attention = inputs_of_attention(in, t);
         to_attention.residual = in.tokens;
-        attends(to_attention, t.between);
-        if constexpr (has_norms) feed_forward_norm.forward(t.between, t.feed_forward_tokens, run);
-        detail::forward_inside(feed_forward, {.tokens = t.feed_forward_tokens, .residual = t.between}, out, t.feed_forward, run);
+        attends(to_attention, is_post() ? t.attention_tokens : t.between);
+        if constexpr (has_norms) {
+            if (post_norm) attention_norm.forward(t.attention_tokens, t.between, run);
+            else feed_forward_norm.forward(t.between, t.feed_forward_tokens, run);
+        }
+        detail::forward_inside(feed_forward, {.tokens = is_post() ? t.between : t.feed_forward_tokens, .residual = t.between},
+                               is_post() ? t.feed_forward_tokens : out, t.feed_forward, run);
+        if constexpr (has_norms)
+            if (post_norm) feed_forward_norm.forward(t.feed_forward_tokens, out, run);
     }
-    static layer_inputs<scalar> inputs_of_attention(const layer_inputs<scalar>& in, const inner_tensors& k) {
+    layer_inputs<scalar> inputs_of_attention(const layer_inputs<scalar>& in, const inner_tensors& k) const {
         auto inner = in;
-        if (has_norms) inner.tokens = k.attention_tokens;
+        if (has_norms && !post_norm) inner.tokens = k.attention_tokens;
         return inner;
     }
     /// The memory of a gradient, behind that of what is inside.
