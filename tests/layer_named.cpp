@@ -63,7 +63,8 @@ TEST_CASE("named layers: attention is what its linears make, by each of their na
                                                            {{"qkv", "", ""}, "proj"},
                                                            {{"Wqkv", "", ""}, "out"},
                                                            {{"qkv_proj", "", ""}, "o_proj"},
-                                                           {{"in_proj", "", ""}, "out_proj"}};
+                                                           {{"in_proj", "", ""}, "out_proj"},
+                                                           {{"self.query", "self.key", "self.value"}, "output.dense"}};
     for (const auto& [own, out] : files)
         for (const index_t kv_heads : {named_heads, index_t{2}, index_t{1}})
             for (const bool has_bias : {true, false}) {
@@ -89,9 +90,9 @@ TEST_CASE("named layers: attention is what its linears make, by each of their na
 TEST_CASE("named layers: feed-forward is what its linears make, by each of their names, gated or not", "[layer]") {
     const auto x = random_rows<float>({2, 1, 5, named_channels}, 3);
     using names = std::array<std::string, 3>;
-    for (const auto& own :
-         {names{"up", "down", "gate"}, names{"up", "down", ""}, names{"up_proj", "down_proj", "gate_proj"}, names{"w3", "w2", "w1"},
-          names{"fc1_x", "fc2", "fc1_g"}, names{"fc1", "fc2", ""}, names{"linear1", "linear2", ""}}) {
+    for (const auto& own : {names{"up", "down", "gate"}, names{"up", "down", ""}, names{"up_proj", "down_proj", "gate_proj"},
+                            names{"w3", "w2", "w1"}, names{"fc1_x", "fc2", "fc1_g"}, names{"fc1", "fc2", ""},
+                            names{"linear1", "linear2", ""}, names{"intermediate.dense", "output.dense", ""}}) {
         INFO(own[0]);
         parameters weights;
         feed_forward<float, silu> by_hand{.up = random_linear<float>(weights, "mlp." + own[0], named_hidden, named_channels),
@@ -106,13 +107,16 @@ TEST_CASE("named layers: feed-forward is what its linears make, by each of their
 TEST_CASE("named layers: what is not there, or there twice, or of another size, is refused by name", "[layer]") {
     parameters weights;
     CHECK(named_problem([&] { (void)get_multi_head<float>(weights, "a.", 2); }) ==
-          "tensor \"a.q.weight\" is missing, and the layer has no other name of these: q, q_proj, query, to_q, wq, qkv, Wqkv, qkv_proj, "
+          "tensor \"a.q.weight\" is missing, and the layer has no other name of these: q, q_proj, query, self.query, to_q, wq, qkv, Wqkv, "
+          "qkv_proj, "
           "in_proj");
     CHECK(named_problem([&] { (void)get_feed_forward<float>(weights, "a."); }) ==
-          "tensor \"a.up.weight\" is missing, and the layer has no other name of these: up, up_proj, w3, fc1_x, fc1, linear1");
+          "tensor \"a.up.weight\" is missing, and the layer has no other name of these: up, up_proj, w3, fc1_x, fc1, linear1, "
+          "intermediate.dense");
     weights.add<float>("a.q.weight", {6, 5});
     CHECK(named_problem([&] { (void)get_multi_head<float>(weights, "a.", 2); }) ==
-          "tensor \"a.out.weight\" is missing, and the layer has no other name of these: out, out_proj, o_proj, proj, to_out.0, wo");
+          "tensor \"a.out.weight\" is missing, and the layer has no other name of these: out, out_proj, o_proj, o, proj, output.dense, "
+          "to_out.0, wo");
     weights.add<float>("a.proj.weight", {5, 6});
     CHECK(named_problem([&] { (void)get_multi_head<float>(weights, "a.", 2); }) == "tensor \"a.k.weight\" is missing");
     weights.add<float>("a.k.weight", {4, 5});

@@ -1,4 +1,4 @@
-// Layers from the names that PyTorch, timm, diffusers and LLaMA give to their weights.
+// Layers from the names that PyTorch, timm, diffusers, BERT and LLaMA give to their weights.
 #pragma once
 
 #include "../attention/softmax_attention.hpp"
@@ -42,26 +42,27 @@ linear_names<count> names_in(const parameters& weights, const std::string& prefi
 } // namespace detail
 
 /// The multi-head attention whose linears are `prefix` and one of these names:
-///     queries, keys and values     q k v,  q_proj k_proj v_proj,  query key value,  to_q to_k to_v,  wq wk wv;
-///                                  or one linear of all queries, then all keys, then all values:  qkv, Wqkv, qkv_proj, in_proj
-///     the result                   out,  out_proj,  o_proj,  proj,  to_out.0,  wo
+///     queries, keys and values     q k v,  q_proj k_proj v_proj,  query key value,  self.query self.key self.value,  to_q to_k to_v,
+///                                  wq wk wv;  or one linear of all queries, then all keys, then all values:  qkv, Wqkv, qkv_proj, in_proj
+///     the result                   out,  out_proj,  o_proj,  o,  proj,  output.dense,  to_out.0,  wo
 /// Each is a `.weight` (outputs, inputs) and, if there is one, a `.bias`; so a file of PyTorch's MultiheadAttention ("self_attn."), timm's
-/// ("blocks.0.attn.") or LLaMA's ("model.layers.0.self_attn.") is read as it is. heads: of the queries; those of keys and values are as
-/// many as have the size of a query's head. What else a layer has, such as rotation, norms or a gate, is a member to be set. A linear in
-/// which heads or columns lie otherwise (GPT-NeoX, GPT-2) has none of these names. The layer refers to the parameters, which it does not
-/// outlive. Throws parameter_error as get_linear does, if none of the names is there or two are, or if the outputs are not so many heads.
+/// ("blocks.0.attn."), BERT's ("encoder.layer.0.attention.") or LLaMA's ("model.layers.0.self_attn.") is read as it is. heads: of the
+/// queries; those of keys and values are as many as have the size of a query's head. What else a layer has, such as rotation, norms or a
+/// gate, is a member to be set. A linear in which heads or columns lie otherwise (GPT-NeoX, GPT-2) has none of these names. The layer
+/// refers to the parameters, which it does not outlive. Throws parameter_error as get_linear does, if none of the names is there or two
+/// are, or if the outputs are not so many heads.
 template <Scalar T, Attention A = softmax_attention<>, detail::NamedTensors P>
 [[nodiscard]] multi_head<T, A> get_multi_head(P& weights, const std::string& prefix, index_t heads, const A& attention = {}) {
     static_assert(!A::traits.keys_are_queries, "attn: get_multi_head reads keys, and this operator's are its queries");
     using names = detail::linear_names<3>;
     static constexpr std::array known{names{"q", "k", "v"},           names{"q_proj", "k_proj", "v_proj"},
-                                      names{"query", "key", "value"}, names{"to_q", "to_k", "to_v"},
-                                      names{"wq", "wk", "wv"},        names{"qkv", "", ""},
-                                      names{"Wqkv", "", ""},          names{"qkv_proj", "", ""},
-                                      names{"in_proj", "", ""}};
+                                      names{"query", "key", "value"}, names{"self.query", "self.key", "self.value"},
+                                      names{"to_q", "to_k", "to_v"},  names{"wq", "wk", "wv"},
+                                      names{"qkv", "", ""},           names{"Wqkv", "", ""},
+                                      names{"qkv_proj", "", ""},      names{"in_proj", "", ""}};
     using result_name = detail::linear_names<1>;
-    static constexpr std::array results{result_name{"out"},  result_name{"out_proj"}, result_name{"o_proj"},
-                                        result_name{"proj"}, result_name{"to_out.0"}, result_name{"wo"}};
+    static constexpr std::array results{result_name{"out"},  result_name{"out_proj"},     result_name{"o_proj"},   result_name{"o"},
+                                        result_name{"proj"}, result_name{"output.dense"}, result_name{"to_out.0"}, result_name{"wo"}};
     if (heads < 1) throw argument_error("get_multi_head", "heads", "are ", heads, ": one at least is needed");
     const auto name = detail::names_in<3>(weights, prefix, known);
     const auto linear_of = [&](const char* own) { return weights.template get_linear<T>(prefix + own); };
@@ -89,15 +90,20 @@ template <Scalar T, Attention A = softmax_attention<>, detail::NamedTensors P>
 }
 
 /// The feed-forward layer whose linears are `prefix` and one of these rows of names:
-///     up down gate,  up_proj down_proj gate_proj (LLaMA),  w3 w2 w1,  fc1_x fc2 fc1_g,  fc1 fc2 (timm),  linear1 linear2 (PyTorch)
+///     up down gate,  up_proj down_proj gate_proj (LLaMA),  w3 w2 w1,  fc1_x fc2 fc1_g,  fc1 fc2 (timm),  linear1 linear2 (PyTorch),
+///     intermediate.dense output.dense (BERT)
 /// A gate is read where there is one. activation: gelu unless another is given; LLaMA's is silu. The layer refers to the parameters, which
 /// it does not outlive. Throws parameter_error as get_linear does, and if none of the names is there or two are.
 template <Scalar T, Activation F = gelu, detail::NamedTensors P>
 [[nodiscard]] feed_forward<T, F> get_feed_forward(P& weights, const std::string& prefix, const F& activation = {}) {
     using names = detail::linear_names<3>;
-    static constexpr std::array known{names{"up", "down", "gate"}, names{"up_proj", "down_proj", "gate_proj"},
-                                      names{"w3", "w2", "w1"},     names{"fc1_x", "fc2", "fc1_g"},
-                                      names{"fc1", "fc2", ""},     names{"linear1", "linear2", ""}};
+    static constexpr std::array known{names{"up", "down", "gate"},
+                                      names{"up_proj", "down_proj", "gate_proj"},
+                                      names{"w3", "w2", "w1"},
+                                      names{"fc1_x", "fc2", "fc1_g"},
+                                      names{"fc1", "fc2", ""},
+                                      names{"linear1", "linear2", ""},
+                                      names{"intermediate.dense", "output.dense", ""}};
     const auto name = detail::names_in<3>(weights, prefix, known);
     const auto linear_of = [&](const char* own) { return weights.template get_linear<T>(prefix + own); };
     feed_forward<T, F> layer{.up = linear_of(name[0]), .down = linear_of(name[1]), .activation = activation};
