@@ -6,6 +6,7 @@
 #include "executors.hpp"
 #include "layer_checks.hpp"
 
+#include <attn/attention/any_attention.hpp>
 #include <attn/attention/linear_attention.hpp>
 #include <attn/attention/linformer_attention.hpp>
 #include <attn/attention/ragged.hpp>
@@ -69,6 +70,7 @@ TEST_CASE("ragged: every operator computes each sequence as if it were alone", "
     using namespace pattern;
     check_operator(softmax_attention<>{}, 4, 2, true);
     check_operator(softmax_attention{.pattern = causal{} & local{20}}, 3, 3, false);
+    check_operator(any_attention<float>(softmax_attention{.pattern = causal{}}), 4, 2, true);
     check_operator(linear_attention<elu_plus_one, causal>{}, 2, 1, true);
     const auto mixing = random_tensor<double>({1, 1, 3, 3}, 5);
     check_operator(talking_heads_attention<>{.logits_mix = mixing.view(), .weights_mix = mixing.view()}, 3, 3, true);

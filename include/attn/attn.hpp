@@ -2,6 +2,7 @@
 // Single headers may be included instead; each compiles alone.
 #pragma once
 
+#include "attention/any_attention.hpp"
 #include "attention/attention.hpp"
 #include "attention/backward.hpp"
 #include "attention/causal_backward.hpp"

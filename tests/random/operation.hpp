@@ -6,6 +6,8 @@
 
 #include "cases/case.hpp"
 
+#include <attn/attention/any_attention.hpp>
+
 #include <functional>
 #include <memory>
 
@@ -34,7 +36,9 @@ struct operation {
 template <Scalar T, class Op>
 operation<T> operation_of(const std::shared_ptr<const Op>& op) {
     operation<T> result;
-    result.attend = [op](const inputs<T>& in, const outputs<T>& out, const execution& run) { attn::attend(*op, in, out, run); };
+    const auto attend = [](const auto& own, const inputs<T>& in, const outputs<T>& out, const execution& run) { attn::attend(own, in, out, run); };
+    if constexpr (Op::traits.has_least_workspace) result.attend = [op, attend](const auto&... arguments) { attend(*op, arguments...); };
+    else result.attend = [op, attend, any = any_attention<T>(*op)](const auto&... arguments) { attend(any, arguments...); };
     const auto bytes_for = [op]<Storage S>(std::type_identity<S>) {
         return [op](const input_shapes& s, index_t concurrency) {
             return concurrency < 0 ? attn::detail::least_workspace_bytes_for<S>(*op, s, -concurrency) : attn::detail::workspace_bytes_for<S>(*op, s, concurrency);
